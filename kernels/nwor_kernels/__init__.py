@@ -1,0 +1,11 @@
+"""Kernels of nwor-bench, registered as `torch.library` operators in the namespace `nwor`.
+
+One folder an operator: `reference.py` is the readable torch definition that every faster
+implementation is tested against. Importing this package registers the operators.
+"""
+
+from nwor_kernels.commit import commit_staged_kv_cache
+from nwor_kernels.mask import acceptance_mask
+from nwor_kernels.stage import stage_kv_cache
+
+__all__ = ["acceptance_mask", "commit_staged_kv_cache", "stage_kv_cache"]

@@ -1,0 +1,41 @@
+"""Acceptance mask: which drafts did rejection sampling keep? Torch reference."""
+
+from torch import Tensor
+
+
+def acceptance_mask_reference(
+    sampled_token_ids: Tensor,
+    num_draft_tokens: Tensor,
+    vocab_size: int,
+    accepted: Tensor,
+    num_accepted: Tensor,
+) -> None:
+    """Fill the mask of a window's drafts and the number accepted per request.
+
+    Rejection sampling returns, per request, the accepted drafts and then one more token
+    (corrected or bonus), padded with -1: m valid ids mean m - 1 accepted drafts. An id is
+    valid when 0 <= id < vocab_size, as in vLLM's `RejectionSampler.parse_output`. A request
+    with no valid id (a chunked prefill) has accepted nothing, nor more than it has drafts.
+
+    Args:
+        sampled_token_ids: [requests, width] int; width may be less than drafts + 1, then at
+            most width - 1 drafts can be accepted. Width 0 is allowed.
+        num_draft_tokens: [requests] int32, drafts of each request; draft j of request r is
+            entry sum(num_draft_tokens[:r]) + j of the mask.
+        vocab_size: size of the target's vocabulary.
+        accepted: [capacity] bool, overwritten: True where draft j < number accepted; False
+            past the window's drafts.
+        num_accepted: [requests] int32, overwritten.
+    """
+    if num_draft_tokens.numel() == 0:
+        accepted.fill_(False)
+        return
+    valid = (sampled_token_ids >= 0) & (sampled_token_ids < vocab_size)
+    counts = (valid.sum(dim=1) - 1).clamp_(min=0)
+    num_accepted.copy_(counts.minimum(num_draft_tokens))
+    ends = num_draft_tokens.cumsum(0)
+    starts = ends - num_draft_tokens
+    position = accepted.new_ones(accepted.shape, dtype=ends.dtype).cumsum_(0) - 1
+    request = (position[:, None] >= ends[None, :]).sum(dim=1).clamp_(max=len(ends) - 1)
+    draft = position - starts[request]
+    accepted.copy_((draft < num_accepted[request]) & (position < ends[-1]))

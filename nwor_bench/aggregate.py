@@ -1,0 +1,135 @@
+"""From a run's records to one summary a cell.
+
+Counters and times come from the batches of phase "timed" and their windows; parity may be
+broken by a batch of any phase. What was never timed has None, not 0.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from nwor_bench.cell_data import REFERENCE, CellData, gather_cells
+from nwor_bench.invariants import CellKey, check_invariants, find_violations
+from nwor_bench.judge import judge
+from nwor_bench.records import CellResult, Verdict
+from nwor_bench.store import RunData
+
+__all__ = ["REFERENCE", "check_invariants", "summarise"]
+
+
+def summarise(run: RunData) -> list[CellResult]:
+    """One summary a cell that ran, by pair, then NWOR mode, then SCV mode (off first)."""
+    violations: dict[CellKey, str] = {}
+    for violation in find_violations(run):
+        violations.setdefault(violation.cell, violation.text)
+    cells = gather_cells(run)
+    baselines = {
+        cell.key[0]: cell
+        for cell in cells
+        if cell.is_baseline and cell.parity != Verdict.INVALID and cell.key not in violations
+    }
+    seed = int((run.header.get("spec") or {}).get("seed") or 0)
+    return [
+        _result(cell, baselines.get(cell.key[0]), violations.get(cell.key), seed) for cell in cells
+    ]
+
+
+def _result(
+    cell: CellData, baseline: CellData | None, violation: str | None, seed: int
+) -> CellResult:
+    judgement = judge(cell, baseline, violation=violation, seed=seed)
+    pair, nwor_mode, scv_mode = cell.key
+    return CellResult(
+        pair=pair,
+        nwor_mode=nwor_mode,
+        scv_mode=scv_mode,
+        batches=len(cell.timed),
+        windows=sum(batch.windows for batch in cell.timed),
+        requests=sum(batch.requests for batch in cell.timed),
+        output_tokens=sum(batch.output_tokens for batch in cell.timed),
+        parity=cell.parity,
+        scv_status=cell.scv_status,
+        fallbacks=cell.fallbacks,
+        scv_fallbacks=cell.scv_fallbacks,
+        **_counts(cell),
+        **_bytes(cell),
+        **_acceptance(cell),
+        **_times(cell, trusted=judgement.verdict != Verdict.INVALID),
+        **vars(judgement),
+    )
+
+
+def _counts(cell: CellData) -> dict[str, Any]:
+    counts = {
+        "draft_tokens": sum(batch.draft_tokens for batch in cell.timed),
+        "accepted_tokens": sum(batch.accepted_tokens for batch in cell.timed),
+        "nwor_total_staged": cell.staged,
+        "nwor_total_committed": sum(window.committed_tokens for window in cell.windows),
+        "nwor_total_rejected": sum(window.rejected_tokens for window in cell.windows),
+        "nwor_stage_operations": sum(window.stage_operations for window in cell.windows),
+        # Each token once, however many layers staged it.
+        "nwor_unique_tokens": cell.staged,
+        "nwor_fallback_count": sum(cell.fallbacks.values()),
+        **cell.scv_counters,
+    }
+    return dict(counts) if cell.timed else dict.fromkeys(counts)
+
+
+def _bytes(cell: CellData) -> dict[str, Any]:
+    return {
+        "bytes_staged": _known_sum([window.bytes_staged for window in cell.windows]),
+        "bytes_committed": _known_sum([window.bytes_committed for window in cell.windows]),
+        "bytes_avoided": _known_sum([window.bytes_avoided for window in cell.windows]),
+    }
+
+
+def _acceptance(cell: CellData) -> dict[str, Any]:
+    """Acceptance by position is None or empty unless every window recorded its positions."""
+    drafts = sum(batch.draft_tokens for batch in cell.timed)
+    accepted = sum(batch.accepted_tokens for batch in cell.timed)
+    length: float | None = None
+    rates: tuple[float, ...] = ()
+    if cell.windows and all(window.drafts_per_position for window in cell.windows):
+        drafted = _by_position([window.drafts_per_position for window in cell.windows])
+        taken = _by_position([window.accepted_per_position for window in cell.windows])
+        taken += [0] * (len(drafted) - len(taken))
+        # Requests with a draft at the first position: a request's windows.
+        length = 1 + sum(taken) / drafted[0] if drafted[0] else None
+        rates = tuple(a / d for a, d in zip(taken, drafted, strict=True) if d)
+    return {
+        "acceptance_rate": _ratio(accepted, drafts),
+        "mean_accepted_per_window": _ratio(accepted, sum(b.windows for b in cell.timed)),
+        "acceptance_length": length,
+        "acceptance_per_position": rates,
+    }
+
+
+def _times(cell: CellData, *, trusted: bool) -> dict[str, Any]:
+    """Times in ms and tokens per second; all None for a cell that may carry none."""
+    latencies = [batch.latency_ms for batch in cell.timed] if trusted else []
+    windows = [w.wall_ms for w in cell.windows if w.wall_ms is not None] if trusted else []
+    tokens = sum(batch.output_tokens for batch in cell.timed)
+    return {
+        "latency_ms_p50": float(np.percentile(latencies, 50)) if latencies else None,
+        "latency_ms_p95": float(np.percentile(latencies, 95)) if latencies else None,
+        "window_ms_mean": float(np.mean(windows)) if windows else None,
+        "tokens_per_s": _ratio(1000 * tokens, sum(latencies)),
+    }
+
+
+def _by_position(rows: Sequence[Sequence[int]]) -> list[int]:
+    sums = [0] * max(map(len, rows))
+    for row in rows:
+        for position, count in enumerate(row):
+            sums[position] += count
+    return sums
+
+
+def _ratio(above: float, below: float) -> float | None:
+    return above / below if below else None
+
+
+def _known_sum(values: Sequence[int | None]) -> int | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if known else None

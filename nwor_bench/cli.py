@@ -1,0 +1,47 @@
+"""The command line: parse, call, print errors. Heavy imports happen inside the commands."""
+
+import sys
+
+import typer
+
+from nwor_bench import __version__
+from nwor_bench.commands import pairs, report, scenarios, sweep
+from nwor_bench.errors import BenchError, ExitCode
+
+app = typer.Typer(
+    help="What happens to the KV cache in speculative decoding, measured on stock vLLM.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command("sweep")(sweep.sweep)
+app.command("report")(report.report)
+app.add_typer(pairs.app, name="pairs")
+app.add_typer(scenarios.app, name="scenarios")
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"nwor-bench {__version__}")
+        raise typer.Exit()
+
+
+@app.callback()
+def _options(
+    version: bool = typer.Option(
+        False, "--version", help="Show the version and exit.", callback=_print_version, is_eager=True
+    ),
+) -> None:
+    """What happens to the KV cache in speculative decoding, measured on stock vLLM."""
+
+
+def main() -> None:
+    """Entry point of `nwor-bench`: a BenchError becomes one message and its exit code."""
+    try:
+        app()
+    except BenchError as error:
+        typer.secho(f"nwor-bench: {error}", fg="red", err=True)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        typer.secho("nwor-bench: interrupted", fg="red", err=True)
+        sys.exit(ExitCode.INTERRUPTED)

@@ -1,0 +1,130 @@
+"""`nwor-bench sweep`: the command line of a sweep, and nothing else."""
+
+from pathlib import Path
+from typing import Annotated, Optional
+
+import typer
+
+Text = Optional[str]
+Whole = Optional[int]
+Number = Optional[float]
+
+WORKLOAD = "Workload (default: the scenario's value)"
+MODELS = "Models"
+MODES = "Modes"
+VLLM = "vLLM"
+
+
+def sweep(
+    scenario: Annotated[
+        str, typer.Option(help="A scenario's name, or the path of a scenario's .toml file.")
+    ] = "short",
+    pair: Annotated[
+        Text, typer.Option(help="A model pair's name or .toml file (default: smollm2).",
+                           rich_help_panel=MODELS)
+    ] = None,
+    target_model: Annotated[
+        Text, typer.Option(envvar="TARGET_MODEL", rich_help_panel=MODELS,
+                           help="A local folder or hub name, instead of --pair.")
+    ] = None,
+    draft_model: Annotated[
+        Text, typer.Option(envvar="DRAFT_MODEL", rich_help_panel=MODELS,
+                           help="The drafter: a local folder or hub name.")
+    ] = None,
+    method: Annotated[
+        Text, typer.Option(help="How to draft: ngram, draft_model, eagle or eagle3.",
+                           rich_help_panel=MODELS)
+    ] = None,
+    nwor_modes: Annotated[
+        str, typer.Option(help="off, stage: where drafts' K/V goes.", rich_help_panel=MODES)
+    ] = "off,stage",
+    scv_modes: Annotated[
+        str, typer.Option(help="off, graph, adaptive: who validates.", rich_help_panel=MODES)
+    ] = "off,graph,adaptive",
+    requests: Annotated[
+        Whole, typer.Option(help="Requests a batch.", rich_help_panel=WORKLOAD)
+    ] = None,
+    batches: Annotated[
+        Whole, typer.Option(help="Timed blocks.", rich_help_panel=WORKLOAD)
+    ] = None,
+    warmup: Annotated[
+        Whole, typer.Option(help="Untimed batches first.", rich_help_panel=WORKLOAD)
+    ] = None,
+    draft_tokens: Annotated[
+        Whole, typer.Option(help="Drafts a request and window.", rich_help_panel=WORKLOAD)
+    ] = None,
+    max_new_tokens: Annotated[
+        Whole, typer.Option(help="Tokens to generate a request.", rich_help_panel=WORKLOAD)
+    ] = None,
+    temperature: Annotated[
+        Number, typer.Option(help="0 is greedy.", rich_help_panel=WORKLOAD)
+    ] = None,
+    max_model_len: Annotated[
+        Whole, typer.Option(help="Prompt plus output, tokens.", rich_help_panel=WORKLOAD)
+    ] = None,
+    seed: Annotated[
+        Whole, typer.Option(help="Seed of prompts, order, sampling (default: 0).",
+                            rich_help_panel=WORKLOAD)
+    ] = None,
+    dtype: Annotated[
+        Text, typer.Option(help="auto, bfloat16, float16 or float32 (default: the pair's).",
+                           rich_help_panel=VLLM)
+    ] = None,
+    block_size: Annotated[
+        Whole, typer.Option(help="Tokens a cache block.", rich_help_panel=VLLM)
+    ] = None,
+    kv_cache_gib: Annotated[
+        Number, typer.Option(help="KV-cache size (default: what the requests need).",
+                             rich_help_panel=VLLM)
+    ] = None,
+    tensor_parallel_size: Annotated[
+        int, typer.Option(help="Ranks that share the target.", rich_help_panel=VLLM)
+    ] = 1,
+    speculative_config: Annotated[
+        Text, typer.Option(help="vLLM's JSON, on top of the pair's.", rich_help_panel=VLLM)
+    ] = None,
+    engine_args: Annotated[
+        Text, typer.Option(help="More arguments of vLLM's LLM(), as JSON.", rich_help_panel=VLLM)
+    ] = None,
+    output: Annotated[
+        Optional[Path],
+        typer.Option(help="Run folder (default: runs/TIME-SCENARIO-PAIR)."),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show what would run, and stop.")
+    ] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Leave vLLM's log on the terminal.")
+    ] = False,
+) -> None:  # fmt: skip
+    """Sweep NWOR x SCV over one model pair, in one engine.
+
+    Exit codes: 0 done, 1 failed, 2 bad input, 3 correctness broken,
+    130 interrupted (what was measured is kept).
+    """
+    from nwor_bench.config import Overrides, load_scenario, resolve
+    from nwor_bench.session import PairChoice, run_session
+
+    spec = resolve(
+        load_scenario(scenario),
+        Overrides(
+            requests=requests,
+            batches=batches,
+            warmup=warmup,
+            draft_tokens=draft_tokens,
+            max_new_tokens=max_new_tokens,
+            temperature=temperature,
+            max_model_len=max_model_len,
+            seed=seed,
+        ),
+        nwor_modes=nwor_modes,
+        scv_modes=scv_modes,
+        dtype=dtype,
+        block_size=block_size,
+        tensor_parallel_size=tensor_parallel_size,
+        speculative_config=speculative_config,
+        engine_args=engine_args,
+        kv_cache_gib=kv_cache_gib,
+    )
+    choice = PairChoice(pair, target_model, draft_model, method)
+    raise typer.Exit(run_session(spec, choice, output, dry_run=dry_run, verbose=verbose))

@@ -1,0 +1,224 @@
+"""The persistent engine: one vLLM per pair, modes switched live. Alone here imports vLLM."""
+
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from nwor_bench.config import SweepSpec
+from nwor_bench.engine_log import log_to_file
+from nwor_bench.errors import BenchError, ConfigError, EngineError
+from nwor_bench.pairs import ResolvedPair
+from nwor_bench.records import Cell
+from nwor_bench.versions import require_supported_vllm
+
+WORKER_EXTENSION = "nwor_bench.plugin.worker.NworWorkerExtension"
+
+_COUNTERS = {
+    "vllm:spec_decode_num_drafts": "num_drafts",
+    "vllm:spec_decode_num_draft_tokens": "draft_tokens",
+    "vllm:spec_decode_num_accepted_tokens": "accepted_tokens",
+}
+_PER_POSITION = "vllm:spec_decode_num_accepted_tokens_per_pos"
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How a batch samples; request i of a batch uses seed + i."""
+
+    max_new_tokens: int
+    temperature: float
+    top_p: float
+    seed: int
+    ignore_eos: bool
+
+
+@dataclass(frozen=True)
+class VllmCounters:
+    """vLLM's own spec_decode counters (a difference over one batch)."""
+
+    num_drafts: int = 0
+    draft_tokens: int = 0
+    accepted_tokens: int = 0
+    accepted_per_position: tuple[int, ...] = ()
+
+    def minus(self, before: "VllmCounters") -> "VllmCounters":
+        """What was counted since `before`."""
+        earlier = before.accepted_per_position or (0,) * len(self.accepted_per_position)
+        return VllmCounters(
+            self.num_drafts - before.num_drafts,
+            self.draft_tokens - before.draft_tokens,
+            self.accepted_tokens - before.accepted_tokens,
+            tuple(now - then for now, then in zip(self.accepted_per_position, earlier)),
+        )
+
+
+@dataclass(frozen=True)
+class BatchOutput:
+    """What one batch returned and counted. `windows` are the worker's plain dicts."""
+
+    token_ids: tuple[tuple[int, ...], ...]
+    latency_ms: float
+    windows: list[dict[str, Any]]
+    counters: VllmCounters
+    scv_counters: dict[str, int] = field(default_factory=dict)
+
+
+class Engine(Protocol):
+    """What the sweep needs of an engine."""
+
+    def status(self) -> dict[str, Any]:
+        """Facts for run.json: device, layers, block size, what is attached."""
+
+    def set_modes(self, cell: Cell) -> None:
+        """Switch both modes live."""
+
+    def generate(self, prompts: Sequence[Sequence[int]], sampling: Sampling) -> BatchOutput:
+        """Run one batch to its end from an empty prefix cache."""
+
+    def close(self) -> None:
+        """Release the engine's memory."""
+
+
+class VllmEngine:
+    """Stock vLLM in this process, with the plugin attached.
+
+    Args:
+        pair: ready models.
+        spec: the sweep.
+        log: file that receives vLLM's own messages; None leaves them on the terminal.
+
+    Raises:
+        ConfigError: vLLM refuses the configuration, or the device is not supported.
+        EngineError: vLLM did not start.
+    """
+
+    starts = 0
+    """Engines started in this process; a sweep of one pair must count one."""
+
+    def __init__(self, pair: ResolvedPair, spec: SweepSpec, log: Path | None = None):
+        self._log = log
+        started = time.perf_counter()
+        _set_environment()
+        with log_to_file(log):
+            self._llm = _start(pair, spec)
+        self.start_seconds = time.perf_counter() - started
+        VllmEngine.starts += 1
+        self._status = {**self._rpc("nwor_status"), "vllm": require_supported_vllm()}
+
+    def status(self) -> dict[str, Any]:
+        """Device, layers, block size, number of starts and what is attached."""
+        starts = {"start_count": VllmEngine.starts, "start_seconds": round(self.start_seconds, 2)}
+        return {**self._status, **starts}
+
+    def set_modes(self, cell: Cell) -> None:
+        """Switch both modes live; call it between batches."""
+        self._rpc("nwor_set_modes", str(cell.nwor_mode), str(cell.scv_mode))
+
+    def generate(self, prompts: Sequence[Sequence[int]], sampling: Sampling) -> BatchOutput:
+        """Run one batch to its end from an empty prefix cache; counters are read around it."""
+        from vllm import SamplingParams
+
+        params = [
+            SamplingParams(
+                max_tokens=sampling.max_new_tokens,
+                temperature=sampling.temperature,
+                top_p=sampling.top_p,
+                seed=sampling.seed + i,
+                ignore_eos=sampling.ignore_eos,
+                detokenize=False,
+            )
+            for i in range(len(prompts))
+        ]
+        inputs = [{"prompt_token_ids": list(prompt)} for prompt in prompts]
+        if not self._llm.reset_prefix_cache():
+            raise EngineError("vLLM could not reset its prefix cache between batches")
+        self._rpc("nwor_drain")  # windows of an interrupted batch do not belong to this one
+        before = self._read_counters()
+        started = time.perf_counter()
+        outputs = self._llm.generate(inputs, params, use_tqdm=False)
+        latency_ms = (time.perf_counter() - started) * 1e3
+        drained = self._rpc("nwor_drain")
+        return BatchOutput(
+            token_ids=tuple(tuple(output.outputs[0].token_ids) for output in outputs),
+            latency_ms=latency_ms,
+            windows=drained["windows"],
+            counters=self._read_counters().minus(before),
+            scv_counters=drained["scv_counters"],
+        )
+
+    def set_hooks(self, attached: bool) -> None:
+        """Wrap or unwrap the runner, to measure what the hooks themselves cost."""
+        self._rpc("nwor_attach" if attached else "nwor_detach")
+
+    def close(self) -> None:
+        """Shut the engine core down and let go of its memory."""
+        llm = self.__dict__.pop("_llm", None)
+        if llm is not None:
+            llm.llm_engine.engine_core.shutdown()
+
+    def _rpc(self, method: str, *args: Any) -> Any:
+        """Call a worker method; the first rank's answer."""
+        return self._llm.collective_rpc(method, args=args)[0]
+
+    def _read_counters(self) -> VllmCounters:
+        found: dict[str, int] = {}
+        per_position: tuple[int, ...] = ()
+        for metric in self._llm.get_metrics():
+            if metric.name in _COUNTERS:
+                found[_COUNTERS[metric.name]] = int(metric.value)
+            elif metric.name == _PER_POSITION:
+                per_position = tuple(int(value) for value in metric.values)
+        return VllmCounters(**found, accepted_per_position=per_position)
+
+
+def _set_environment() -> None:
+    """Switch the plugin on and keep the engine core in this process."""
+    fixed = {
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "VLLM_USE_V2_MODEL_RUNNER": "0",
+        "VLLM_NWOR_MODE": "off",
+        "VLLM_SCV_MODE": "off",
+        "VLLM_NO_USAGE_STATS": "1",
+    }
+    os.environ.update(fixed)
+
+
+def _start(pair: ResolvedPair, spec: SweepSpec) -> Any:
+    try:
+        from vllm import LLM
+
+        return LLM(**engine_arguments(pair, spec))
+    except (BenchError, KeyboardInterrupt):
+        raise
+    except (ValueError, TypeError, NotImplementedError, AssertionError) as error:
+        first_line = str(error).strip().splitlines() or [type(error).__name__]
+        raise ConfigError(f"vLLM refuses this configuration: {' '.join(first_line[:3])}") from error
+    except Exception as error:
+        raise EngineError(f"vLLM did not start: {type(error).__name__}: {error}") from error
+
+
+def engine_arguments(pair: ResolvedPair, spec: SweepSpec) -> dict[str, Any]:
+    """The arguments of vLLM's `LLM`: the sweep's own, then `--engine-args` on top."""
+    from nwor_bench.memory import kv_cache_bytes
+
+    scenario = spec.scenario
+    config = {**pair.speculative_config(scenario.draft_tokens), **(spec.speculative_config or {})}
+    arguments: dict[str, Any] = {
+        "model": pair.target,
+        "dtype": spec.dtype or pair.dtype,
+        "max_model_len": scenario.max_model_len,
+        "max_num_seqs": scenario.requests,
+        "tensor_parallel_size": spec.tensor_parallel_size,
+        "seed": spec.seed,
+        "speculative_config": config,
+        "kv_cache_memory_bytes": kv_cache_bytes(pair, spec),
+        "enforce_eager": True,
+        "disable_log_stats": False,
+        "worker_extension_cls": WORKER_EXTENSION,
+    }
+    if spec.block_size is not None:
+        arguments["block_size"] = spec.block_size
+    return {**arguments, **spec.engine_args}

@@ -1,0 +1,47 @@
+"""Keep vLLM's messages out of the sweep's output, and in the run folder."""
+
+import logging
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+@contextmanager
+def log_to_file(path: Path | None) -> Iterator[None]:
+    """Send vLLM's log to `path`, for good; and while inside, all of stderr too.
+
+    Libraries below vLLM write to the file descriptor itself while models load, so that is
+    what is redirected. With None nothing is touched.
+    """
+    if path is None:
+        yield
+        return
+    _log_vllm_to(path)
+    sys.stderr.flush()
+    saved = os.dup(2)
+    with path.open("ab") as file:
+        os.dup2(file.fileno(), 2)
+    try:
+        yield
+    finally:
+        sys.stderr.flush()
+        os.dup2(saved, 2)
+        os.close(saved)
+
+
+def _log_vllm_to(path: Path) -> None:
+    """A file handler in place of vLLM's own handlers, which it must not configure again."""
+    os.environ["VLLM_CONFIGURE_LOGGING"] = "0"
+    logger = logging.getLogger("vllm")
+    for handler in list(logger.handlers):
+        logger.removeHandler(handler)
+        handler.close()
+    file_handler = logging.FileHandler(path)
+    file_handler.setFormatter(
+        logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s", "%H:%M:%S")
+    )
+    logger.addHandler(file_handler)
+    logger.setLevel(logging.INFO)
+    logger.propagate = False

@@ -1,0 +1,25 @@
+"""Model pairs: a target and the way in which its tokens are drafted.
+
+Importing this pulls in neither numpy nor torch nor vLLM; only building a packaged pair needs
+torch. Tests make pairs of other shapes and noise with `pairs.tiny.generate_tiny`.
+"""
+
+from nwor_bench.pairs.cache import cache_root, pair_folder
+from nwor_bench.pairs.catalogue import DEFAULT_PAIR, load_pair, pair_names
+from nwor_bench.pairs.fetch import fetch_pair, resolve_pair
+from nwor_bench.pairs.local import read_model_config
+from nwor_bench.pairs.model import METHODS, ModelPair, ResolvedPair
+
+__all__ = [
+    "DEFAULT_PAIR",
+    "METHODS",
+    "ModelPair",
+    "ResolvedPair",
+    "cache_root",
+    "fetch_pair",
+    "load_pair",
+    "pair_folder",
+    "pair_names",
+    "read_model_config",
+    "resolve_pair",
+]

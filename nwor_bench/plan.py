@@ -1,0 +1,63 @@
+"""Which batches run, in which order: decided before anything starts, from a seed. Pure."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from random import Random
+
+from nwor_bench.config import SweepSpec
+from nwor_bench.prompts import Prompt, select_block
+from nwor_bench.records import Cell
+
+GATE_BLOCK = 0
+"""Number of the block on which parity is checked; timed blocks count from 1."""
+
+
+@dataclass(frozen=True)
+class Block:
+    """One set of prompts on which every cell runs once, in this order."""
+
+    number: int
+    order: tuple[Cell, ...]
+    prompts: tuple[Prompt, ...]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A sweep's batches: `warmup` untimed ones, the gate (baseline first), the timed blocks."""
+
+    cells: tuple[Cell, ...]
+    warmup: int
+    gate: Block
+    blocks: tuple[Block, ...]
+
+    @property
+    def baseline(self) -> Cell:
+        """The cell off x off."""
+        return next(cell for cell in self.cells if cell.is_baseline)
+
+    @property
+    def num_batches(self) -> int:
+        """All batches that will run, warm-up and gate included."""
+        return self.warmup + len(self.cells) * (1 + len(self.blocks))
+
+
+def make_plan(spec: SweepSpec, pair_name: str, prompts: Sequence[Prompt]) -> Plan:
+    """Randomised complete blocks: every cell once a block, in an order drawn per block.
+
+    The same spec, prompts and seed give the same plan. In the gate the baseline runs first,
+    since the other cells are compared with it.
+    """
+    cells = spec.cells(pair_name)
+    scenario = spec.scenario
+
+    def block(number: int, order: Sequence[Cell]) -> Block:
+        chosen = select_block(prompts, scenario.requests, number, spec.seed)
+        return Block(number, tuple(order), tuple(chosen))
+
+    gate_order = sorted(cells, key=lambda cell: not cell.is_baseline)
+    blocks = []
+    for number in range(1, scenario.batches + 1):
+        order = list(cells)
+        Random(f"{spec.seed}:order:{number}").shuffle(order)
+        blocks.append(block(number, order))
+    return Plan(cells, scenario.warmup, block(GATE_BLOCK, gate_order), tuple(blocks))

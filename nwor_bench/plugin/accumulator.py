@@ -1,0 +1,78 @@
+"""What a worker remembers about its windows until the harness drains it."""
+
+from collections import Counter, deque
+from dataclasses import dataclass, field
+from typing import Any
+
+MAX_UNDRAINED = 100_000
+"""Windows kept when nobody drains (`vllm serve`); older ones leave only their totals."""
+
+
+@dataclass
+class WindowTimes:
+    """Host times of one window in ms; None where a phase did not run."""
+
+    wall_ms: float | None = None
+    forward_ms: float | None = None
+    sample_ms: float | None = None
+    mask_ms: float | None = None
+    commit_ms: float | None = None
+
+
+@dataclass
+class WindowCounts:
+    """One window's counts, as they cross the process border (a plain dict by then)."""
+
+    num_reqs: int
+    draft_tokens: int
+    accepted_tokens: int
+    staged_tokens: int = 0
+    committed_tokens: int = 0
+    rejected_tokens: int = 0
+    stage_operations: int = 0
+    uncounted_draft_tokens: int = 0
+    uncounted_accepted_tokens: int = 0
+    fallback_reason: str | None = None
+    scv_path: str | None = None
+    scv_fallback_reason: str | None = None
+    accepted_per_position: tuple[int, ...] = ()
+    drafts_per_position: tuple[int, ...] = ()
+
+
+@dataclass
+class Accumulator:
+    """Per-window records and running totals of one worker. Plain host numbers only."""
+
+    windows: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=MAX_UNDRAINED))
+    totals: Counter[str] = field(default_factory=Counter)
+    fallbacks: Counter[str] = field(default_factory=Counter)
+
+    def add(self, counts: WindowCounts, times: WindowTimes) -> None:
+        """Remember one finished window."""
+        self.windows.append({**vars(counts), **vars(times)})
+        self.totals["windows"] += 1
+        self.totals["draft_tokens"] += counts.draft_tokens
+        self.totals["accepted_tokens"] += counts.accepted_tokens
+        self.totals["nwor_total_staged"] += counts.staged_tokens
+        self.totals["nwor_total_committed"] += counts.committed_tokens
+        self.totals["nwor_total_rejected"] += counts.rejected_tokens
+        self.totals["nwor_stage_operations"] += counts.stage_operations
+        if counts.fallback_reason:
+            self.totals["nwor_fallback_count"] += 1
+            self.fallbacks[counts.fallback_reason] += 1
+
+    def drain(self) -> list[dict[str, Any]]:
+        """Hand out the windows since the last drain, oldest first, and forget them."""
+        drained = list(self.windows)
+        self.windows.clear()
+        return drained
+
+
+def per_position(
+    num_draft_tokens: tuple[int, ...], num_accepted: list[int]
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Requests that accepted draft j, and requests that had a draft j, for each j."""
+    depth = max(num_draft_tokens, default=0)
+    accepted = tuple(sum(1 for a in num_accepted if a > j) for j in range(depth))
+    drafted = tuple(sum(1 for n in num_draft_tokens if n > j) for j in range(depth))
+    return accepted, drafted

@@ -1,0 +1,138 @@
+"""Attention backends that know staging. On a CPU: a reference backend of our own.
+
+The stock CPU backend packs its cache per instruction set, so staged tokens cannot be mixed
+in. This one keeps vLLM's name and its place behind CPU_ATTN, owns both the write and the
+read, and keeps the cache in the GPU's layout, [blocks, kv_heads, block_size, 2 * head_dim].
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from vllm.v1.attention.backend import AttentionType
+from vllm.v1.attention.backends.cpu_attn import (
+    CPUAttentionBackend,
+    CPUAttentionBackendImpl,
+    CPUAttentionMetadata,
+)
+
+from nwor_bench.plugin.staging import StagingBuffers, write_kv_cache
+from nwor_bench.plugin.window import Window
+from nwor_kernels.verify_attention import (
+    AttentionPlan,
+    plan_attention,
+    verify_attention_reference,
+)
+
+
+@dataclass(frozen=True)
+class LayerStaging:
+    """What a target layer's attention needs to stage: the window, and the layer's number."""
+
+    window: Window
+    buffers: StagingBuffers
+    layer: int
+
+
+class ReferenceCPUAttentionImpl(CPUAttentionBackendImpl):
+    """Writes and reads the paged cache in torch; stages where the runner hook asks for it."""
+
+    staging: LayerStaging | None = None
+    """Set by the runner hook on target layers only; drafter layers keep None."""
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        if self.attn_type != AttentionType.DECODER or self.is_fp8_kv_cache:
+            raise NotImplementedError(
+                "nwor-bench's CPU attention serves decoder layers with an unquantised cache; "
+                f"this model asks for {self.attn_type}, kv_cache_dtype={self.kv_cache_dtype}"
+            )
+
+    def do_kv_cache_update(
+        self,
+        layer: torch.nn.Module,
+        key: Tensor,
+        value: Tensor,
+        kv_cache: Tensor,
+        slot_mapping: Tensor,
+    ) -> None:
+        """Write the step's K/V, but stage the window's drafts when a window is open."""
+        staging = self.staging
+        if staging is not None and staging.window.is_staging:
+            batch = staging.window.batch
+            if staging.window.stage(staging.layer, key, value) and batch is not None:
+                slot_mapping = batch.direct_slots
+        num_tokens = slot_mapping.shape[0]
+        write_kv_cache(key[:num_tokens], value[:num_tokens], kv_cache, slot_mapping)
+
+    def forward(
+        self,
+        layer: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        kv_cache: Tensor,
+        attn_metadata: CPUAttentionMetadata | None,
+        output: Tensor,
+        output_scale: Tensor | None = None,
+        output_block_scale: Tensor | None = None,
+    ) -> Tensor:
+        """Attention of one layer; see the stock backend for shapes. Writes `output`."""
+        if output_scale is not None or output_block_scale is not None:
+            raise NotImplementedError("fused output quantisation is not supported on a CPU")
+        if attn_metadata is None:  # a warm-up run
+            return output
+        staging = self._open_staging()
+        verify_attention_reference(
+            query,
+            kv_cache,
+            self._plan(attn_metadata, kv_cache.shape[2], staging),
+            output,
+            scale=self.scale,
+            staged_key=staging.buffers.key[staging.layer] if staging else None,
+            staged_value=staging.buffers.value[staging.layer] if staging else None,
+            softcap=self.logits_soft_cap,
+            alibi_slopes=self.alibi_slopes,
+            sinks=self.sinks,
+        )
+        return output
+
+    def _open_staging(self) -> LayerStaging | None:
+        """This layer's staging if its drafts are staged right now."""
+        staging = self.staging
+        return staging if staging is not None and staging.window.is_staging else None
+
+    def _plan(
+        self, metadata: CPUAttentionMetadata, block_size: int, staging: LayerStaging | None
+    ) -> AttentionPlan:
+        """The step's index tensors, made by the first layer and kept for the others.
+
+        The key holds whether the layer is staged: after an abort in mid-forward, and for a
+        drafter that shares the metadata, the plan without staged rows is another one.
+        """
+        rows = staging.window.batch.rows if staging and staging.window.batch else None
+        plans: dict[Any, AttentionPlan] = metadata.__dict__.setdefault("nwor_plans", {})
+        plan_key = (rows is None, self.sliding_window)
+        if plan_key not in plans:
+            if metadata.dynamic_causal is not None:
+                raise NotImplementedError("per-request causality is not supported on a CPU")
+            plans[plan_key] = plan_attention(
+                metadata.query_start_loc,
+                metadata.seq_lens,
+                metadata.block_table,
+                block_size,
+                causal=metadata.causal,
+                sliding_window=self.sliding_window,
+                staged_token_rows=rows,
+            )
+        return plans[plan_key]
+
+
+class ReferenceCPUAttentionBackend(CPUAttentionBackend):
+    """The stock CPU backend with our implementation behind it."""
+
+    @staticmethod
+    def get_impl_cls() -> type[CPUAttentionBackendImpl]:
+        """The implementation that can stage."""
+        return ReferenceCPUAttentionImpl

@@ -1,0 +1,100 @@
+"""Reversible patches: a patch knows its target, refuses to half-apply, and undoes exactly."""
+
+from typing import Any, Callable, Iterable
+
+from nwor_bench.errors import BenchError
+
+Wrapper = Callable[[Callable[..., Any]], Callable[..., Any]]
+"""Takes the original callable and returns the one that replaces it."""
+
+
+class PatchError(BenchError):
+    """A patch's target is missing, already patched, or changed by somebody else."""
+
+
+class Patch:
+    """Replace one attribute of a class or an instance, and put it back.
+
+    Args:
+        target: the class or instance that owns the attribute.
+        name: the attribute's name; it must exist and be callable.
+        wrapper: builds the replacement from the original.
+    """
+
+    def __init__(self, target: Any, name: str, wrapper: Wrapper):
+        self._target = target
+        self._name = name
+        self._wrapper = wrapper
+        self._replacement: Callable[..., Any] | None = None
+        self._own_value: Any = None
+        self._was_own = False
+
+    @property
+    def applied(self) -> bool:
+        """True between apply() and undo()."""
+        return self._replacement is not None
+
+    def check(self) -> None:
+        """Raise PatchError if the target cannot be patched; changes nothing."""
+        if not callable(getattr(self._target, self._name, None)):
+            raise PatchError(
+                f"cannot attach to {self._describe()}: no such method in this vLLM; "
+                "nwor-bench needs vLLM 0.32"
+            )
+
+    def apply(self) -> None:
+        """Put the replacement in place; raises PatchError if applied twice or missing."""
+        if self.applied:
+            raise PatchError(f"{self._describe()} is already patched")
+        self.check()
+        self._was_own = self._name in vars(self._target)
+        self._own_value = vars(self._target).get(self._name)
+        self._replacement = self._wrapper(getattr(self._target, self._name))
+        setattr(self._target, self._name, self._replacement)
+
+    def undo(self) -> None:
+        """Restore what was there before; raises PatchError if it is no longer ours."""
+        if not self.applied:
+            return
+        if vars(self._target).get(self._name) is not self._replacement:
+            raise PatchError(f"{self._describe()} was patched again by somebody else")
+        if self._was_own:
+            setattr(self._target, self._name, self._own_value)
+        else:
+            delattr(self._target, self._name)
+        self._replacement = self._own_value = None
+
+    def _describe(self) -> str:
+        owner = self._target if isinstance(self._target, type) else type(self._target)
+        return f"{owner.__name__}.{self._name}"
+
+
+class PatchSet:
+    """Several patches that apply together or not at all."""
+
+    def __init__(self, patches: Iterable[Patch]):
+        self._patches = list(patches)
+
+    @property
+    def applied(self) -> bool:
+        """True when every patch is in place."""
+        return bool(self._patches) and all(patch.applied for patch in self._patches)
+
+    def apply(self) -> None:
+        """Check every target first, then apply all; on a failure undo what was applied."""
+        for patch in self._patches:
+            patch.check()
+        done: list[Patch] = []
+        try:
+            for patch in self._patches:
+                patch.apply()
+                done.append(patch)
+        except BaseException:
+            for patch in reversed(done):
+                patch.undo()
+            raise
+
+    def undo(self) -> None:
+        """Undo all, last applied first."""
+        for patch in reversed(self._patches):
+            patch.undo()

@@ -1,0 +1,282 @@
+"""vLLM's V1 model runner, translated into windows.
+
+Four methods of one runner instance are wrapped: `execute_model` tells what was scheduled,
+`_model_forward` runs with the forward context set (begin), `_sample` returns the sampled ids
+(accept, commit), `sample_tokens` ends the step (record). A step without scheduled draft
+tokens is no window and passes through.
+"""
+
+import logging
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any, Callable
+
+import numpy as np
+import torch
+from vllm.forward_context import get_forward_context
+
+from nwor_bench.plugin.accumulator import Accumulator, WindowCounts, WindowTimes, per_position
+from nwor_bench.plugin.attention import LayerStaging
+from nwor_bench.plugin.layers import attention_layers, stageable_layers
+from nwor_bench.plugin.patching import Patch, PatchSet
+from nwor_bench.plugin.staging import StagingBuffers, StagingUnavailable
+from nwor_bench.plugin.validation import (
+    Validation,
+    ValidationRefused,
+    Validator,
+    accepted_on_host,
+)
+from nwor_bench.plugin.window import Window, WindowBatch
+from nwor_bench.records import NworMode, ScvMode
+
+logger = logging.getLogger("vllm.nwor_bench")
+
+
+@dataclass
+class Step:
+    """A window while the runner works on it."""
+
+    num_draft_tokens: tuple[int, ...]
+    invalid_drafts: int
+    started: float
+    times: WindowTimes = field(default_factory=WindowTimes)
+    fallback_reason: str | None = None
+    validation: Validation | None = None
+    scv_fallback_reason: str | None = None
+
+
+class V1RunnerHook:
+    """Owns the window of one V1 runner: attach, switch modes, read back, detach."""
+
+    def __init__(self, runner: Any, debug: bool = False):
+        self.runner = runner
+        self.nwor_mode = NworMode.OFF
+        self.accumulator = Accumulator()
+        self.target_layers, self.drafter_layers = attention_layers(runner)
+        self._debug = debug
+        self._step: Step | None = None
+        self._scheduler_output: Any = None
+        self._vocab_size = runner.model_config.get_vocab_size()
+        capacity = runner.max_num_reqs * runner.num_spec_tokens
+        self.validator = Validator(capacity, self._vocab_size, runner.device)
+        self.buffers, self.staging_unavailable = self._make_buffers(capacity)
+        self.window = Window(self.buffers) if self.buffers else None
+        self._patches = PatchSet(
+            [
+                Patch(runner, "execute_model", self._wrap_execute_model),
+                Patch(runner, "_model_forward", self._wrap_model_forward),
+                Patch(runner, "_sample", self._wrap_sample),
+                Patch(runner, "sample_tokens", self._wrap_sample_tokens),
+            ]
+        )
+
+    def _make_buffers(self, capacity: int) -> tuple[StagingBuffers | None, str | None]:
+        try:
+            layers = stageable_layers(self.runner, self.target_layers)
+            return StagingBuffers(layers, capacity), None
+        except StagingUnavailable as unavailable:
+            return None, str(unavailable)
+
+    @property
+    def attached(self) -> bool:
+        """True while the runner's methods are wrapped."""
+        return self._patches.applied
+
+    def attach(self) -> None:
+        """Wrap the runner and give its target layers the window; nothing on a failure."""
+        self._patches.apply()
+        self._set_layer_staging(attach=True)
+
+    def detach(self) -> None:
+        """Leave runner and layers as they were found."""
+        self._patches.undo()
+        self._set_layer_staging(attach=False)
+
+    def _set_layer_staging(self, attach: bool) -> None:
+        if self.window is None or self.buffers is None:
+            return
+        context = self.runner.compilation_config.static_forward_context
+        for number, layer in enumerate(self.buffers.layers):
+            staging = LayerStaging(self.window, self.buffers, number) if attach else None
+            context[layer.name].impl.staging = staging
+
+    def set_modes(self, nwor_mode: NworMode, scv_mode: ScvMode) -> None:
+        """Switch modes between steps; the counters of the old mode start again at zero."""
+        self.nwor_mode = nwor_mode
+        self.validator.mode = scv_mode
+        self.validator.counters = Counter()
+        self.validator.fallbacks = Counter()
+
+    # The four wrappers, in the order in which a step meets them.
+
+    def _wrap_execute_model(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def execute_model(scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
+            self._close_leftover()
+            self._scheduler_output = scheduler_output
+            started = time.perf_counter()
+            try:
+                if scheduler_output.scheduled_spec_decode_tokens:
+                    invalid = scheduler_output.num_invalid_spec_tokens or {}
+                    self._step = Step((), sum(invalid.values()), started)
+                return original(scheduler_output, *args, **kwargs)
+            finally:
+                self._scheduler_output = None
+
+        return execute_model
+
+    def _wrap_model_forward(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def _model_forward(*args: Any, **kwargs: Any) -> Any:
+            step = self._step
+            if step is None or self._scheduler_output is None:
+                return original(*args, **kwargs)
+            self._begin(step)
+            started = time.perf_counter()
+            output = original(*args, **kwargs)
+            step.times.forward_ms = _ms_since(started)
+            return output
+
+        return _model_forward
+
+    def _wrap_sample(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def _sample(*args: Any, **kwargs: Any) -> Any:
+            step = self._step
+            if step is None:
+                return original(*args, **kwargs)
+            started = time.perf_counter()
+            output = original(*args, **kwargs)
+            step.times.sample_ms = _ms_since(started)
+            self._validate_and_commit(step, output.sampled_token_ids)
+            return output
+
+        return _sample
+
+    def _wrap_sample_tokens(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def sample_tokens(*args: Any, **kwargs: Any) -> Any:
+            output = original(*args, **kwargs)
+            step, self._step = self._step, None
+            if step is not None:
+                step.times.wall_ms = _ms_since(step.started)
+                self._record(step, output.sampled_token_ids)
+            return output
+
+        return sample_tokens
+
+    # One window: begin, validate and commit, record.
+
+    def _begin(self, step: Step) -> None:
+        """Read the window off the scheduler's word, and open it when staging is on."""
+        drafts = self._scheduler_output.scheduled_spec_decode_tokens
+        req_ids = self.runner.input_batch.req_ids
+        step.num_draft_tokens = tuple(len(drafts.get(req_id, ())) for req_id in req_ids)
+        if self.nwor_mode is not NworMode.STAGE:
+            return
+        if self.window is None:
+            step.fallback_reason = self.staging_unavailable
+            return
+        slot_mapping = get_forward_context().slot_mapping
+        if not isinstance(slot_mapping, dict):
+            step.fallback_reason = "micro_batches"
+            return
+        self.window.begin(self._window_batch(step, slot_mapping[self.target_layers[0]]))
+        if self._debug:
+            per_request = dict(zip(req_ids, step.num_draft_tokens))
+            logger.info("nwor begin: drafts per request %s", per_request)
+
+    def _window_batch(self, step: Step, slot_mapping: torch.Tensor) -> WindowBatch:
+        """Rows and slots of the drafts: a request's drafts are its last rows."""
+        ends = self.runner.query_start_loc.np[1 : len(step.num_draft_tokens) + 1]
+        spans = [np.arange(end - n, end) for end, n in zip(ends, step.num_draft_tokens)]
+        rows = torch.from_numpy(np.concatenate(spans)).long().to(slot_mapping.device)
+        direct_slots = slot_mapping.clone()
+        direct_slots[rows] = -1
+        return WindowBatch(step.num_draft_tokens, rows, slot_mapping[rows], direct_slots)
+
+    def _validate_and_commit(self, step: Step, sampled_token_ids: torch.Tensor) -> None:
+        """Decide what was accepted, if any mode asks for it, and commit what is staged."""
+        window = self.window
+        staged = window is not None and window.batch is not None
+        if not staged and self.validator.mode is ScvMode.OFF:
+            return  # off x off: no device work, no synchronisation
+        started = time.perf_counter()
+        try:
+            step.validation = self.validator.validate(sampled_token_ids, step.num_draft_tokens)
+            step.scv_fallback_reason = step.validation.fallback_reason
+        except ValidationRefused as refusal:
+            self._refuse(step, str(refusal))
+            return
+        finally:
+            step.times.mask_ms = _ms_since(started)
+        if window is not None and staged:
+            started = time.perf_counter()
+            accepted_tokens = sum(step.validation.num_accepted)
+            if window.accept(step.validation.accepted, accepted_tokens):
+                window.commit()
+            step.times.commit_ms = _ms_since(started)
+
+    def _refuse(self, step: Step, reason: str) -> None:
+        """The sampled ids do not fit the window: keep every draft, count the fallback."""
+        if self.validator.mode is not ScvMode.OFF:
+            self.validator.count_fallback(reason)
+            step.scv_fallback_reason = reason
+        if self.window is not None:
+            self.window.abort(f"validate:{reason}")
+
+    def _record(self, step: Step, sampled_token_ids: list[list[int]]) -> None:
+        """Write the window down from host data that the runner has returned anyway."""
+        num_accepted = accepted_on_host(sampled_token_ids, step.num_draft_tokens, self._vocab_size)
+        accepted_at, drafted_at = per_position(step.num_draft_tokens, num_accepted)
+        counts = WindowCounts(
+            num_reqs=sum(1 for n in step.num_draft_tokens if n),
+            draft_tokens=sum(step.num_draft_tokens),
+            accepted_tokens=sum(num_accepted),
+            uncounted_draft_tokens=step.invalid_drafts,
+            fallback_reason=step.fallback_reason,
+            scv_path=step.validation.path if step.validation else None,
+            scv_fallback_reason=step.scv_fallback_reason,
+            accepted_per_position=accepted_at,
+            drafts_per_position=drafted_at,
+        )
+        if self.window is not None and self.window.batch is not None:
+            outcome = self.window.close()
+            counts.staged_tokens = outcome.staged_tokens
+            counts.committed_tokens = outcome.committed_tokens
+            counts.rejected_tokens = outcome.rejected_tokens
+            counts.stage_operations = outcome.staged_tokens * len(self.target_layers)
+            counts.fallback_reason = outcome.fallback_reason
+        self.accumulator.add(counts, step.times)
+        if self._debug:
+            self._log_window(counts, num_accepted)
+
+    def _log_window(self, counts: WindowCounts, num_accepted: list[int]) -> None:
+        logger.info(
+            "nwor commit: accepted per request %s; staged %d, committed %d, rejected %d%s",
+            dict(zip(self.runner.input_batch.req_ids, num_accepted)),
+            counts.staged_tokens,
+            counts.committed_tokens,
+            counts.rejected_tokens,
+            f", fallback {counts.fallback_reason}" if counts.fallback_reason else "",
+        )
+
+    def _close_leftover(self) -> None:
+        """A step that died between its calls leaves a window open: write it, count it."""
+        step, self._step = self._step, None
+        if self.window is not None and self.window.batch is not None:
+            self.window.abort("step_not_finished")
+            reason = self.window.close().fallback_reason
+        else:
+            reason = "step_not_finished"
+        if step is not None:
+            drafts = sum(step.num_draft_tokens)
+            counts = WindowCounts(
+                num_reqs=sum(1 for n in step.num_draft_tokens if n),
+                draft_tokens=drafts,
+                accepted_tokens=0,
+                uncounted_draft_tokens=drafts,
+                fallback_reason=reason,
+            )
+            self.accumulator.add(counts, step.times)
+
+
+def _ms_since(started: float) -> float:
+    return (time.perf_counter() - started) * 1e3

@@ -1,0 +1,189 @@
+"""The life of one window: begin -> stage -> accept -> commit, or abort. Knows no vLLM.
+
+The runner hook owns the life cycle, once a window; attention only stages. Whatever goes
+wrong, the cache ends up as stock vLLM would have left it: a window is committed in every
+layer, or every draft token that was staged is written directly before anyone reads it.
+"""
+
+import logging
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Callable, Protocol
+
+from torch import Tensor
+
+logger = logging.getLogger("vllm.nwor_bench")
+
+
+class WindowError(RuntimeError):
+    """The life cycle was called out of order: a bug in a hook, never bad data."""
+
+
+class State(Enum):
+    """Where a window stands."""
+
+    IDLE = "idle"
+    OPEN = "open"
+    ACCEPTED = "accepted"
+    DIRECT = "direct"
+    COMMITTED = "committed"
+
+
+@dataclass(frozen=True)
+class WindowBatch:
+    """What the scheduler says about one window.
+
+    Attributes:
+        num_draft_tokens: drafts of each request of the batch, in batch order (0 for a
+            request that only prefills).
+        rows: [N] int64, the draft tokens' rows in the batch.
+        slots: [N] int64, their cache slots, the same for every layer.
+        direct_slots: [num_tokens] int64, the step's slots with -1 for the drafts: what is
+            written to the cache at once.
+    """
+
+    num_draft_tokens: tuple[int, ...]
+    rows: Tensor
+    slots: Tensor
+    direct_slots: Tensor
+
+    @property
+    def total(self) -> int:
+        """Draft tokens of the window."""
+        return sum(self.num_draft_tokens)
+
+
+class Staging(Protocol):
+    """Where staged K/V is held. Methods return an empty string, or what went wrong."""
+
+    num_layers: int
+
+    def reset(self) -> None:
+        """Forget the last window."""
+
+    def stage(self, layer: int, key: Tensor, value: Tensor, rows: Tensor) -> str:
+        """Hold the rows' K/V of one layer."""
+
+    def commit(self, slots: Tensor, accepted: Tensor) -> str:
+        """Write the accepted rows of all layers, or nothing."""
+
+    def write_directly(self, layers: list[int], slots: Tensor) -> None:
+        """Write every staged row of these layers to the cache."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a window ended; `fallback_reason` is None when it was committed."""
+
+    staged_tokens: int
+    committed_tokens: int
+    fallback_reason: str | None
+
+    @property
+    def rejected_tokens(self) -> int:
+        """Staged and dropped."""
+        return self.staged_tokens - self.committed_tokens
+
+
+@dataclass
+class Window:
+    """The window in flight. One object lives as long as the engine and is used again."""
+
+    staging: Staging
+    state: State = State.IDLE
+    batch: WindowBatch | None = None
+    _staged_layers: set[int] = field(default_factory=set)
+    _accepted: Tensor | None = None
+    _committed_tokens: int = 0
+    _reason: str | None = None
+
+    @property
+    def is_staging(self) -> bool:
+        """True while attention must stage instead of write."""
+        return self.state is State.OPEN
+
+    def begin(self, batch: WindowBatch) -> None:
+        """Open a window; raises WindowError if one is still in flight."""
+        if self.state is not State.IDLE:
+            raise WindowError(f"begin() while a window is {self.state.value}")
+        self.staging.reset()
+        self.batch = batch
+        self.state = State.OPEN
+
+    def stage(self, layer: int, key: Tensor, value: Tensor) -> bool:
+        """Hold one layer's drafts. False: the window fell back, write this layer directly."""
+        if self.state is not State.OPEN or self.batch is None:
+            raise WindowError(f"stage() while the window is {self.state.value}")
+        if layer in self._staged_layers:
+            problem = "layer_staged_twice"
+        else:
+            rows = self.batch.rows
+            problem = _attempt(lambda: self.staging.stage(layer, key, value, rows))
+        if problem:
+            self.abort(f"stage:{problem}")
+            return False
+        self._staged_layers.add(layer)
+        return True
+
+    def accept(self, accepted: Tensor, accepted_tokens: int) -> bool:
+        """Take the mask of accepted drafts ([N] bool). False: the window fell back."""
+        if self.state is State.DIRECT:
+            return False
+        if self.state is not State.OPEN or self.batch is None:
+            raise WindowError(f"accept() while the window is {self.state.value}")
+        if len(self._staged_layers) != self.staging.num_layers:
+            self.abort("accept:layer_not_staged")
+            return False
+        if accepted.shape != self.batch.slots.shape:
+            self.abort("accept:mask_shape")
+            return False
+        self._accepted = accepted
+        self._committed_tokens = accepted_tokens
+        self.state = State.ACCEPTED
+        return True
+
+    def commit(self) -> bool:
+        """Write the accepted drafts to every layer. False: the window fell back."""
+        if self.state is State.DIRECT:
+            return False
+        if self.state is not State.ACCEPTED or self.batch is None or self._accepted is None:
+            raise WindowError(f"commit() while the window is {self.state.value}")
+        slots, accepted = self.batch.slots, self._accepted
+        problem = _attempt(lambda: self.staging.commit(slots, accepted))
+        if problem:
+            self.abort(f"commit:{problem}")
+            return False
+        self.state = State.COMMITTED
+        return True
+
+    def abort(self, reason: str) -> None:
+        """Return to direct mode with the cache valid; allowed at any point before commit."""
+        if self.state in (State.IDLE, State.DIRECT):
+            return
+        if self.state is State.COMMITTED or self.batch is None:
+            raise WindowError("abort() after commit")
+        self.staging.write_directly(sorted(self._staged_layers), self.batch.slots)
+        self.state = State.DIRECT
+        self._reason = reason
+
+    def close(self) -> Outcome:
+        """End the window and say how it went; raises WindowError if it is not decided."""
+        if self.state not in (State.COMMITTED, State.DIRECT) or self.batch is None:
+            raise WindowError(f"close() while the window is {self.state.value}")
+        staged = self.batch.total if self.state is State.COMMITTED else 0
+        committed = self._committed_tokens if self.state is State.COMMITTED else 0
+        outcome = Outcome(staged, committed, self._reason)
+        self.state = State.IDLE
+        self.batch = self._accepted = self._reason = None
+        self._committed_tokens = 0
+        self._staged_layers.clear()
+        return outcome
+
+
+def _attempt(action: Callable[[], str]) -> str:
+    """Run a staging action; an exception becomes a fallback reason, its traceback is logged."""
+    try:
+        return action()
+    except Exception as fault:
+        logger.exception("staging failed; the window is written directly")
+        return type(fault).__name__

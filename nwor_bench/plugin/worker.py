@@ -1,0 +1,89 @@
+"""The harness's hand in every worker: methods that `llm.collective_rpc` can call.
+
+Everything returned is a plain dict or list, since results may cross a process border.
+"""
+
+from typing import Any
+
+from nwor_bench.errors import BenchError
+from nwor_bench.plugin import register
+from nwor_bench.plugin.runner_v1 import V1RunnerHook
+from nwor_bench.plugin.settings import read_settings
+from nwor_bench.records import NworMode, ScvMode
+
+register()
+
+HOOK = "nwor_hook"
+"""Attribute of a worker that holds its runner's hook."""
+
+
+def attach_hook(worker: Any) -> None:
+    """Wrap the worker's runner in the modes that the environment asks for."""
+    settings = read_settings()
+    if settings is None or worker.vllm_config.speculative_config is None:
+        return  # without speculation there are no windows
+    hook = V1RunnerHook(worker.model_runner, debug=settings.debug)
+    hook.attach()
+    hook.set_modes(settings.nwor_mode, settings.scv_mode)
+    setattr(worker, HOOK, hook)
+
+
+class NworWorkerExtension:
+    """Mixed into vLLM's worker class through `worker_extension_cls`."""
+
+    def nwor_set_modes(self, nwor_mode: str, scv_mode: str) -> None:
+        """Switch modes; call it between batches."""
+        _hook(self).set_modes(NworMode(nwor_mode), ScvMode(scv_mode))
+
+    def nwor_drain(self) -> dict[str, Any]:
+        """Windows and counters since the last drain; no device synchronisation."""
+        hook = _hook(self)
+        return {
+            "windows": hook.accumulator.drain(),
+            "scv_counters": dict(hook.validator.counters),
+            "scv_fallbacks": dict(hook.validator.fallbacks),
+        }
+
+    def nwor_status(self) -> dict[str, Any]:
+        """What is attached to what, for run.json and the cross-checks."""
+        hook = _hook(self)
+        config = self.vllm_config  # type: ignore[attr-defined]
+        return {
+            "attached": hook.attached,
+            "runner": "V1",
+            "device": str(hook.runner.device),
+            "target_layers": len(hook.target_layers),
+            "drafter_layers": len(hook.drafter_layers),
+            "staging_buffers": hook.buffers.num_layers if hook.buffers else 0,
+            "staging_capacity": hook.buffers.capacity if hook.buffers else 0,
+            "staging_unavailable": hook.staging_unavailable,
+            "bytes_per_token": hook.buffers.bytes_per_token if hook.buffers else None,
+            "block_size": config.cache_config.block_size,
+            "num_gpu_blocks": config.cache_config.num_gpu_blocks,
+            "dtype": str(hook.runner.dtype).removeprefix("torch."),
+            "attention_backend": _backend_name(hook),
+            "totals": dict(hook.accumulator.totals),
+        }
+
+    def nwor_attach(self) -> None:
+        """Wrap the runner again after nwor_detach."""
+        _hook(self).attach()
+
+    def nwor_detach(self) -> None:
+        """Unwrap the runner: stock methods, for measuring what the hooks cost."""
+        _hook(self).detach()
+
+
+def _hook(worker: Any) -> V1RunnerHook:
+    hook = getattr(worker, HOOK, None)
+    if hook is None:
+        raise BenchError(
+            "the nwor-bench plugin is not attached to this worker; it needs VLLM_NWOR_MODE or "
+            "VLLM_SCV_MODE in the environment and speculation switched on"
+        )
+    return hook  # type: ignore[no-any-return]
+
+
+def _backend_name(hook: V1RunnerHook) -> str:
+    context = hook.runner.compilation_config.static_forward_context
+    return type(context[hook.target_layers[0]].impl).__name__

@@ -1,0 +1,212 @@
+"""What a sweep writes down: one record a window, one a batch, one summary a cell.
+
+Records are frozen and plain (numbers, strings, tuples), so that they cross process
+borders and JSON without their types. A value that was not measured is None, never 0.
+"""
+
+from dataclasses import asdict, dataclass, field, fields
+from enum import StrEnum
+from typing import Any
+
+FORMAT_VERSION = 1
+"""Version of run.json and records.jsonl; a reader refuses versions that it does not know."""
+
+
+class NworMode(StrEnum):
+    """Where a draft token's K/V goes: straight to the cache, or staged until it is accepted."""
+
+    OFF = "off"
+    STAGE = "stage"
+
+
+class ScvMode(StrEnum):
+    """Who decides which drafts were accepted: the host, a graph-replayed kernel, or adaptively."""
+
+    OFF = "off"
+    GRAPH = "graph"
+    ADAPTIVE = "adaptive"
+
+
+class Verdict(StrEnum):
+    """What a cell's numbers allow one to say."""
+
+    SAME = "SAME"
+    FASTER = "FASTER"
+    SLOWER = "SLOWER"
+    AMBIGUOUS = "AMBIGUOUS"
+    INEFFECTIVE = "INEFFECTIVE"
+    INVALID = "INVALID"
+
+
+class RunStatus(StrEnum):
+    """How a run ended."""
+
+    COMPLETE = "complete"
+    PARTIAL = "partial"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One (pair, NWOR mode, SCV mode); `pair` is the pair's name."""
+
+    pair: str
+    nwor_mode: NworMode
+    scv_mode: ScvMode
+
+    @property
+    def is_baseline(self) -> bool:
+        """True for off x off, against which every other cell is compared."""
+        return self.nwor_mode is NworMode.OFF and self.scv_mode is ScvMode.OFF
+
+    @property
+    def label(self) -> str:
+        """For people: `stage x graph`."""
+        return f"{self.nwor_mode} x {self.scv_mode}"
+
+
+@dataclass(frozen=True)
+class WindowRecord:
+    """One verification step with at least one draft token. Times in ms, sizes in bytes.
+
+    `staged_tokens = committed_tokens + rejected_tokens` always; a window that was written
+    directly (mode off, or a fallback) has staged_tokens 0 and its acceptance is in
+    `accepted_tokens`. `stage_operations = staged_tokens x target layers`.
+    `accepted_per_position[j]` counts requests whose draft j was accepted, and
+    `drafts_per_position[j]` requests that had a draft j.
+    """
+
+    pair: str
+    nwor_mode: str
+    scv_mode: str
+    block: int
+    batch: int
+    window: int
+    num_reqs: int
+    draft_tokens: int
+    staged_tokens: int
+    committed_tokens: int
+    rejected_tokens: int
+    stage_operations: int
+    bytes_staged: int | None
+    bytes_committed: int | None
+    bytes_avoided: int | None
+    fallback_reason: str | None
+    wall_ms: float | None
+    forward_ms: float | None
+    sample_ms: float | None
+    mask_ms: float | None
+    commit_ms: float | None
+    accepted_tokens: int = 0
+    uncounted_draft_tokens: int = 0
+    uncounted_accepted_tokens: int = 0
+    accepted_per_position: tuple[int, ...] = ()
+    drafts_per_position: tuple[int, ...] = ()
+    scv_path: str | None = None
+    scv_fallback_reason: str | None = None
+
+
+@dataclass(frozen=True)
+class BatchRecord:
+    """One `generate` call of one cell: a block's prompts, submitted together.
+
+    `phase` is "gate" (greedy, untimed use), "warmup" or "timed". `order` is the cell's place
+    in the block's random order. `vllm_*` are vLLM's own spec_decode counters over this
+    batch, read while the engine lives. `token_digests` has one digest a request of its
+    output token ids (parity evidence); `prompt_digest` identifies the block's prompts.
+    """
+
+    pair: str
+    nwor_mode: str
+    scv_mode: str
+    phase: str
+    block: int
+    batch: int
+    order: int
+    requests: int
+    prompt_tokens: int
+    output_tokens: int
+    latency_ms: float
+    tokens_per_s: float
+    windows: int
+    draft_tokens: int
+    accepted_tokens: int
+    staged_tokens: int
+    committed_tokens: int
+    vllm_num_drafts: int | None
+    vllm_draft_tokens: int | None
+    vllm_accepted_tokens: int | None
+    vllm_accepted_per_position: tuple[int, ...] | None
+    parity: str | None
+    prompt_digest: str
+    token_digests: tuple[str, ...]
+    temperature: float
+    seed: int
+    started_at: str
+    fallbacks: dict[str, int] = field(default_factory=dict)
+    scv_counters: dict[str, int] = field(default_factory=dict)
+    first_mismatch: str | None = None
+
+
+@dataclass(frozen=True)
+class CellResult:
+    """A cell's summary: sums over its timed batches and a paired ratio to off x off.
+
+    `ratio_to_off` is batch latency over the baseline's on the same prompts, block by block;
+    it is None where the cell is INEFFECTIVE or INVALID, and for the baseline itself.
+    `scv_status` judges SCV alone: "off", "ok" or "INEFFECTIVE".
+    `scv_status` is "not measured", and the counts of tokens, stage operations and fallbacks are
+    None, for a cell that was never timed.
+    `parity` is "reference", "exact", "INVALID" or None (not checked).
+    `verdict` is one of `Verdict`, or "reference" for the baseline.
+    """
+
+    pair: str
+    nwor_mode: str
+    scv_mode: str
+    batches: int
+    windows: int
+    requests: int
+    output_tokens: int
+    draft_tokens: int | None
+    accepted_tokens: int | None
+    acceptance_rate: float | None
+    mean_accepted_per_window: float | None
+    nwor_total_staged: int | None
+    nwor_total_committed: int | None
+    nwor_total_rejected: int | None
+    nwor_stage_operations: int | None
+    nwor_fallback_count: int | None
+    bytes_staged: int | None
+    bytes_committed: int | None
+    bytes_avoided: int | None
+    latency_ms_p50: float | None
+    latency_ms_p95: float | None
+    window_ms_mean: float | None
+    tokens_per_s: float | None
+    ratio_to_off: float | None
+    ratio_ci_low: float | None
+    ratio_ci_high: float | None
+    parity: str | None
+    verdict: str
+    acceptance_length: float | None = None
+    acceptance_per_position: tuple[float, ...] = ()
+    nwor_unique_tokens: int | None = None
+    scv_status: str = "off"
+    scv_graph_hits: int | None = None
+    scv_graph_captures: int | None = None
+    scv_fallback_count: int | None = None
+    scv_device_validations: int | None = None
+    fallbacks: dict[str, int] = field(default_factory=dict)
+    scv_fallbacks: dict[str, int] = field(default_factory=dict)
+    reason: str | None = None
+
+
+def columns(record_type: type) -> list[str]:
+    """Field names of a record type, in their fixed order (the CSV header)."""
+    return [f.name for f in fields(record_type)]
+
+
+def to_dict(record: Any) -> dict[str, Any]:
+    """A record as a plain dict, ready for JSON."""
+    return asdict(record)

@@ -1,0 +1,91 @@
+"""A run's report files, all made from its records: run.json, three CSV tables, two documents."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from nwor_bench.aggregate import summarise
+from nwor_bench.invariants import check_invariants
+from nwor_bench.records import BatchRecord, CellResult, WindowRecord, columns, to_dict
+from nwor_bench.report.content import build_document
+from nwor_bench.report.html import render_html
+from nwor_bench.report.markdown import render_markdown
+from nwor_bench.store import RUN_FILE, RunData, read_run, write_atomically, write_header
+
+
+@dataclass(frozen=True)
+class ReportPaths:
+    """Where the files of a run are."""
+
+    run_json: Path
+    cells_csv: Path
+    batches_csv: Path
+    windows_csv: Path
+    markdown: Path
+    html: Path
+
+
+def write_reports(folder: Path) -> ReportPaths:
+    """Read a run's records and make all its report files anew.
+
+    Raises ConfigError if the folder holds no run, StoreError if it cannot be read or written.
+    """
+    run = read_run(folder)
+    return write_files(folder, run, summarise(run))
+
+
+def write_files(folder: Path, run: RunData, cells: Sequence[CellResult]) -> ReportPaths:
+    """Write the report files of a run that has been read and summarised already."""
+    paths = ReportPaths(
+        run_json=folder / RUN_FILE,
+        cells_csv=folder / "cells.csv",
+        batches_csv=folder / "batches.csv",
+        windows_csv=folder / "windows.csv",
+        markdown=folder / "report.md",
+        html=folder / "report.html",
+    )
+    write_header(folder, with_summaries(run, cells))
+    write_atomically(paths.cells_csv, to_csv(CellResult, cells))
+    write_atomically(paths.batches_csv, to_csv(BatchRecord, run.batches))
+    write_atomically(paths.windows_csv, to_csv(WindowRecord, run.windows))
+    document = build_document(run, cells)
+    write_atomically(paths.markdown, render_markdown(document))
+    write_atomically(paths.html, render_html(document))
+    return paths
+
+
+def with_summaries(run: RunData, cells: Sequence[CellResult]) -> dict[str, Any]:
+    """run.json's content: the header with the cells' summaries and what is wrong, if anything."""
+    return {
+        **run.header,
+        "cells": [to_dict(cell) for cell in cells],
+        "violations": check_invariants(run),
+        "warnings": list(run.warnings),
+    }
+
+
+def to_csv(
+    record_type: type,
+    records: Sequence[CellResult] | Sequence[BatchRecord] | Sequence[WindowRecord],
+) -> str:
+    """Records as CSV text with their fields as columns.
+
+    None is an empty field; lists are joined by semicolons, mappings are JSON.
+    """
+    names = columns(record_type)
+    rows = [[_field(getattr(record, name)) for name in names] for record in records]
+    # dtype=object keeps a column of whole numbers whole where one of them is missing.
+    frame = pd.DataFrame(rows, columns=names, dtype=object)
+    return frame.to_csv(index=False, lineterminator="\n")
+
+
+def _field(value: Any) -> Any:
+    if isinstance(value, dict):
+        return json.dumps(value, sort_keys=True)
+    if isinstance(value, tuple | list):
+        return ";".join(str(item) for item in value)
+    return value

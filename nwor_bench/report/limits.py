@@ -1,0 +1,88 @@
+"""What a run's numbers do not show: read off the run itself, so that it cannot be forgotten."""
+
+from collections.abc import Iterator, Sequence
+
+from nwor_bench.aggregate import REFERENCE
+from nwor_bench.records import CellResult, ScvMode
+from nwor_bench.report.text import joined, label, plural
+from nwor_bench.report.verdicts import on_cpu
+from nwor_bench.stats import MIN_BLOCKS
+from nwor_bench.store import RunData
+
+FEW_BLOCKS = 10
+"""Below this an interval rests on too little to be tight, and the report says so."""
+
+CPU_LIMIT = (
+    "These timings judge the harness, never NWOR: on a CPU both modes run on a reference attention "
+    "backend of nwor-bench's own, because the stock CPU cache cannot be read in part. Tokens, "
+    "acceptance and counts hold; speed does not carry over to a GPU in either direction."
+)
+
+
+def limits(run: RunData, cells: Sequence[CellResult]) -> tuple[str, ...]:
+    """One sentence or two for each thing that a reader might wrongly conclude."""
+    return (*_device(run, cells), *_time(run, cells), *_work(run, cells), *_always())
+
+
+def _device(run: RunData, cells: Sequence[CellResult]) -> Iterator[str]:
+    if not on_cpu(run.header):
+        return
+    yield CPU_LIMIT
+    if any(cell.scv_mode != ScvMode.OFF for cell in cells):
+        yield (
+            "SCV graphs cannot be captured without CUDA: graph and adaptive ran the device path "
+            "eagerly, and nothing here says what a graph would save."
+        )
+
+
+def _time(run: RunData, cells: Sequence[CellResult]) -> Iterator[str]:
+    blocks = len({batch.block for batch in run.batches if batch.phase == "timed"})
+    if blocks < MIN_BLOCKS:
+        yield (
+            f"{plural(blocks, 'timed block')}: too few for an interval (it needs {MIN_BLOCKS}), so "
+            "no cell can be called faster or slower."
+        )
+    elif blocks < FEW_BLOCKS:
+        yield (
+            f"{blocks} timed blocks are few: the intervals are honest but wide, and they assume "
+            "that the blocks' log ratios are about normal. More blocks narrow them."
+        )
+    if run.header.get("noise_floor") is None:
+        yield (
+            "The noise floor (off x off against itself) was not measured, so a difference of a "
+            "per cent or so may be drift of the machine."
+        )
+    yield "A verdict holds for this pair, these prompts and this machine; other loads may differ."
+    if any(cell.latency_ms_p95 is not None and cell.batches < 20 for cell in cells):
+        yield "The 95th percentile of fewer than 20 batches is close to their maximum, no more."
+
+
+def _work(run: RunData, cells: Sequence[CellResult]) -> Iterator[str]:
+    baseline = next((cell for cell in cells if cell.verdict == REFERENCE), None)
+    if baseline is not None:
+        unequal = [
+            label(cell)
+            for cell in cells
+            if cell.ratio_to_off is not None and cell.output_tokens != baseline.output_tokens
+        ]
+        if unequal:
+            yield (
+                f"Not the same number of output tokens as off x off: {joined(unequal)}. Their "
+                "latency ratios compare unequal work."
+            )
+    if any(batch.phase == "timed" and batch.temperature > 0 for batch in run.batches):
+        yield (
+            "Timed batches were sampled at a temperature above 0; parity was checked greedily "
+            "and says nothing of the sampled text."
+        )
+
+
+def _always() -> Iterator[str]:
+    yield (
+        "Equal tokens were shown for the gate's prompts and this data type. That is strong "
+        "evidence of the same computation, not a proof for every input."
+    )
+    yield (
+        "Tokens saved are not bytes saved, and bytes saved are not time saved: the bytes here are "
+        "computed from token counts, no DRAM traffic was measured, and staging moves bytes too."
+    )

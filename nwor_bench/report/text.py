@@ -1,0 +1,82 @@
+"""How values read in reports: one way for each kind of number."""
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from nwor_bench.records import CellResult
+
+NOT_MEASURED = "–"  # noqa: RUF001 - an en dash is meant
+"""Stands where nothing was measured; the CSV files leave the field empty."""
+
+_UNITS = ((10**12, "TB"), (10**9, "GB"), (10**6, "MB"), (10**3, "kB"))
+
+
+def label(cell: CellResult) -> str:
+    """`stage x graph`."""
+    return f"{cell.nwor_mode} x {cell.scv_mode}"
+
+
+def count(value: int | None) -> str:
+    """A whole number with thousands set apart."""
+    return NOT_MEASURED if value is None else f"{value:,}"
+
+
+def decimal(value: float | None, digits: int = 1) -> str:
+    """A number with that many decimals."""
+    return NOT_MEASURED if value is None else f"{value:,.{digits}f}"
+
+
+def percent(value: float | None) -> str:
+    """A fraction as a percentage."""
+    return NOT_MEASURED if value is None else f"{100 * value:.1f} %"
+
+
+def size(value: int | None) -> str:
+    """Bytes in decimal units (1 MB = 1,000,000 bytes)."""
+    if value is None:
+        return NOT_MEASURED
+    for unit, name in _UNITS:
+        if value >= unit:
+            return f"{value / unit:,.1f} {name}"
+    return f"{value:,} B"
+
+
+def ratio(cell: CellResult) -> str:
+    """The ratio with its interval: `1.059 [1.054, 1.063]`."""
+    if cell.ratio_to_off is None:
+        return NOT_MEASURED
+    if cell.ratio_ci_low is None or cell.ratio_ci_high is None:
+        return f"{cell.ratio_to_off:.3f}"
+    return f"{cell.ratio_to_off:.3f} [{cell.ratio_ci_low:.3f}, {cell.ratio_ci_high:.3f}]"
+
+
+def joined(words: Sequence[str]) -> str:
+    """`a, b and c`."""
+    return " and ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))
+
+
+def plural(number: int, noun: str) -> str:
+    """`1 block`, `2 blocks`, `2 batches`."""
+    ending = "es" if noun.endswith(("ch", "s", "x")) else "s"
+    return f"{number:,} {noun}{'' if number == 1 else ending}"
+
+
+def settings(values: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Nested settings as (dotted name, text); what is None or empty is left out."""
+    if isinstance(values, dict):
+        for name, value in values.items():
+            yield from settings(value, f"{prefix}.{name}" if prefix else str(name))
+    elif isinstance(values, list) and any(isinstance(value, dict) for value in values):
+        for number, value in enumerate(values):
+            yield from settings(value, f"{prefix}.{number}")
+    elif values is not None and values != []:
+        yield prefix, _setting(prefix, values)
+
+
+def _setting(name: str, value: Any) -> str:
+    if name.endswith("_bytes") and isinstance(value, int):
+        return size(value)
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return value if isinstance(value, str) else json.dumps(value)

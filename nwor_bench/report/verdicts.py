@@ -1,0 +1,73 @@
+"""The sentences that a hurried reader takes away."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from nwor_bench.aggregate import REFERENCE
+from nwor_bench.records import CellResult, Verdict
+from nwor_bench.report.text import joined, label
+from nwor_bench.stats import DEFAULT_MARGIN
+
+CPU_SENTENCE = "On a CPU these times judge the harness, never NWOR."
+
+_PHRASES = {
+    Verdict.FASTER: "faster",
+    Verdict.SLOWER: "slower",
+    Verdict.SAME: f"the same within {100 * DEFAULT_MARGIN:g} %",
+    Verdict.AMBIGUOUS: "too uncertain to call",
+    Verdict.INEFFECTIVE: "never fired, so not compared",
+}
+
+
+def on_cpu(header: dict[str, Any]) -> bool:
+    """True if the engine ran on a CPU."""
+    return (header.get("engine") or {}).get("device") == "cpu"
+
+
+def verdict_sentence(header: dict[str, Any], cells: Sequence[CellResult]) -> str:
+    """Is it correct, and does it pay? Two or three plain sentences."""
+    sentences = [_correctness(cells), _effect(cells)]
+    if on_cpu(header):
+        sentences.append(CPU_SENTENCE)
+    return " ".join(filter(None, sentences))
+
+
+def _correctness(cells: Sequence[CellResult]) -> str:
+    if not cells:
+        return "Nothing was measured."
+    invalid = [cell for cell in cells if cell.verdict == Verdict.INVALID]
+    if invalid:
+        why = "; ".join(f"{label(cell)}: {cell.reason}".rstrip(".") for cell in invalid)
+        return f"INVALID, and nothing timed there counts: {why}."
+    compared = [cell for cell in cells if cell.verdict != REFERENCE]
+    unchecked = [label(cell) for cell in compared if cell.parity is None]
+    if unchecked:
+        return f"Not checked for the same output as off x off: {joined(unchecked)}."
+    if not compared:
+        return "Only off x off ran, so there is nothing to compare."
+    if all(cell.parity == "exact" for cell in compared):
+        return "Every cell gave exactly the tokens of off x off in the parity gate."
+    return "No cell broke parity with off x off; the parity section tells how far they agree."
+
+
+def _effect(cells: Sequence[CellResult]) -> str:
+    """What became of the latency, the cells of one verdict together."""
+    groups: dict[str, list[CellResult]] = {}
+    for name, phrase in _PHRASES.items():
+        for cell in cells:
+            if cell.verdict == name:
+                idle = name == Verdict.AMBIGUOUS and cell.ratio_to_off is None
+                groups.setdefault("not compared" if idle else phrase, []).append(cell)
+    parts = [
+        f"{joined([label(cell) for cell in group])} {phrase}{_range(group)}"
+        for phrase, group in groups.items()
+    ]
+    return f"Latency against off x off: {'; '.join(parts)}." if parts else ""
+
+
+def _range(cells: Sequence[CellResult]) -> str:
+    ratios = [cell.ratio_to_off for cell in cells if cell.ratio_to_off is not None]
+    if not ratios:
+        return ""
+    low, high = f"{min(ratios):.3f}", f"{max(ratios):.3f}"
+    return f" (ratio {low})" if low == high else f" (ratios {low} to {high})"

@@ -1,0 +1,210 @@
+"""A run folder: `run.json` (what ran, how it ended) and `records.jsonl` (one record a line).
+
+A batch is written as one append: its windows' lines, then its own. The batch's line is what
+makes its windows count, so a run that dies in the middle of an append loses that batch only.
+"""
+
+import json
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from nwor_bench.errors import ConfigError, StoreError
+from nwor_bench.record_lines import BatchKey, batch_key, event_line, parse_records, record_line
+from nwor_bench.records import FORMAT_VERSION, BatchRecord, RunStatus, WindowRecord
+
+RUN_FILE = "run.json"
+RECORDS_FILE = "records.jsonl"
+READABLE_VERSIONS = (FORMAT_VERSION,)
+
+
+@dataclass(frozen=True)
+class RunData:
+    """Everything that a run folder holds. `warnings` are sentences for the top of a report."""
+
+    header: dict[str, Any]
+    batches: tuple[BatchRecord, ...]
+    windows: tuple[WindowRecord, ...]
+    events: tuple[dict[str, Any], ...] = ()
+    warnings: tuple[str, ...] = ()
+
+
+class RunStore:
+    """Writes one run folder, a batch at a time; each append is on the disk when it returns."""
+
+    def __init__(self, folder: Path, header: dict[str, Any], keys: set[BatchKey]) -> None:
+        """Use `create` or `open` instead."""
+        self.folder = folder
+        self.header = header
+        self._keys = keys
+
+    @classmethod
+    def create(cls, folder: Path, header: dict[str, Any]) -> "RunStore":
+        """Start a run in `folder` (made with its parents), with status "partial" until it ends.
+
+        Raises ConfigError if the folder already holds a run or cannot be written.
+        """
+        if (folder / RUN_FILE).exists():
+            raise _holds_a_run(folder)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / RECORDS_FILE).touch(exist_ok=False)
+        except FileExistsError as error:
+            if (folder / RECORDS_FILE).exists():
+                raise _holds_a_run(folder) from error
+            raise _not_writable(folder, error) from error
+        except OSError as error:
+            raise _not_writable(folder, error) from error
+        full = {"format_version": FORMAT_VERSION, "status": str(RunStatus.PARTIAL), **header}
+        write_header(folder, full)
+        return cls(folder, full, set())
+
+    @classmethod
+    def open(cls, folder: Path) -> "RunStore":
+        """Reopen a run to add to it; half-written records at its end are cut off.
+
+        Raises ConfigError if there is no run, StoreError if it is damaged or of another version.
+        """
+        header = _read_header(folder)
+        path = folder / RECORDS_FILE
+        records = parse_records(path, _read_bytes(path))
+        try:
+            os.truncate(path, records.whole_bytes)
+        except OSError as error:
+            raise StoreError(f"{path}: cannot be written ({error.strerror})") from error
+        return cls(folder, header, {batch_key(batch) for batch in records.batches})
+
+    def append_batch(self, batch: BatchRecord, windows: Sequence[WindowRecord]) -> None:
+        """Add a batch with its windows.
+
+        Raises StoreError if the disk refuses it, a value has no JSON form (NaN), the cell
+        already has a batch of this block and number, or a window belongs to another batch.
+        """
+        key = batch_key(batch)
+        if key in self._keys:
+            raise StoreError(f"batch {key} is already in the run; number a cell's batches apart")
+        strangers = [window for window in windows if batch_key(window) != key]
+        if strangers:
+            raise StoreError(f"a window of {batch_key(strangers[0])} came with batch {key}")
+        lines = [record_line(window) for window in windows]
+        self._append(b"".join([*lines, record_line(batch)]))
+        self._keys.add(key)
+
+    def append_event(self, event: dict[str, Any]) -> None:
+        """Add anything else worth keeping, as a plain dict (a start, a retry, an interruption).
+
+        Raises StoreError if the disk refuses it or the event has a field of the name "kind".
+        """
+        self._append(event_line(event))
+
+    def update(self, changes: dict[str, Any]) -> None:
+        """Set top-level fields of run.json and rewrite it atomically."""
+        header = {**self.header, **changes}
+        write_header(self.folder, header)
+        self.header = header
+
+    def finish(self, status: RunStatus, summary: dict[str, Any]) -> None:
+        """Set the final status and the summary's fields in run.json."""
+        self.update({**summary, "status": str(status)})
+
+    def _append(self, data: bytes) -> None:
+        path = self.folder / RECORDS_FILE
+        try:
+            with path.open("ab") as file:
+                before = file.tell()
+                try:
+                    file.write(data)
+                    file.flush()
+                    os.fsync(file.fileno())
+                except BaseException:
+                    # Ctrl-C or a full disk: leave no half line for the next append to run into.
+                    os.truncate(path, before)
+                    raise
+        except OSError as error:
+            raise StoreError(f"{path}: cannot be written ({error.strerror})") from error
+
+
+def read_run(folder: Path) -> RunData:
+    """Read a run back; what a crash left half-written is skipped and named in `warnings`.
+
+    Raises ConfigError if the folder holds no run, StoreError if the run is damaged or was
+    written in a format that this version does not read.
+    """
+    header = _read_header(folder)
+    path = folder / RECORDS_FILE
+    records = parse_records(path, _read_bytes(path))
+    return RunData(
+        header=header,
+        batches=tuple(records.batches),
+        windows=tuple(records.windows),
+        events=tuple(records.events),
+        warnings=tuple(records.warnings),
+    )
+
+
+def default_folder(root: Path, scenario: str, pair: str, now: datetime) -> Path:
+    """`root/<UTC time>-<scenario>-<pair>`, with names made safe for a file system."""
+    time = now.astimezone(UTC).strftime("%Y%m%dT%H%M%SZ")
+    names = [re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.") for name in (scenario, pair)]
+    return root / "-".join([time, *(name for name in names if name)])
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Replace a file's content in one step. Raises StoreError if the disk refuses it."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("w", encoding="utf-8", newline="\n") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise StoreError(f"{path}: cannot be written ({error.strerror})") from error
+
+
+def write_header(folder: Path, header: dict[str, Any]) -> None:
+    """Write run.json atomically."""
+    write_atomically(folder / RUN_FILE, json.dumps(header, indent=2, allow_nan=False) + "\n")
+
+
+def _read_bytes(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise StoreError(f"{path}: cannot be read ({error.strerror})") from error
+
+
+def _read_header(folder: Path) -> dict[str, Any]:
+    path = folder / RUN_FILE
+    if not path.is_file():
+        raise ConfigError.for_field(
+            "run folder", str(folder), f"name a folder that holds a {RUN_FILE}"
+        )
+    try:
+        header = json.loads(_read_bytes(path))
+    except ValueError as error:
+        raise StoreError(f"{path}: not valid JSON ({error})") from error
+    version = header.get("format_version") if isinstance(header, dict) else None
+    if version not in READABLE_VERSIONS:
+        known = ", ".join(str(v) for v in READABLE_VERSIONS)
+        raise StoreError(
+            f"{path}: format_version {version!r} is unknown; this nwor-bench reads {known}"
+        )
+    return header
+
+
+def _holds_a_run(folder: Path) -> ConfigError:
+    return ConfigError.for_field(
+        "--output", str(folder), "it already holds a run; name a new folder or use --resume"
+    )
+
+
+def _not_writable(folder: Path, error: OSError) -> ConfigError:
+    return ConfigError.for_field(
+        "--output", str(folder), f"it cannot be written ({error.strerror}); name another folder"
+    )

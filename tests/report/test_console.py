@@ -1,0 +1,112 @@
+"""The terminal's tables fit and keep their digits; the command's exit code tells of INVALID."""
+
+from dataclasses import replace
+
+import pytest
+import typer
+from rich.console import Console
+from typer.testing import CliRunner
+
+from nwor_bench.aggregate import summarise
+from nwor_bench.commands.report import report
+from nwor_bench.errors import ConfigError
+from nwor_bench.report import cells_table, print_summary
+from tests.synthetic_run import change_batches, make_run, save_run
+
+
+def shown(renderable, width: int) -> list[str]:
+    console = Console(width=width, color_system=None, force_terminal=False)
+    with console.capture() as capture:
+        console.print(renderable)
+    return capture.get().splitlines()
+
+
+def big_cells():
+    """Cells with the largest numbers that a long sweep would give."""
+    return [
+        replace(
+            cell,
+            nwor_total_staged=12_345_678,
+            nwor_total_committed=9_876_543,
+            nwor_fallback_count=1_234_567,
+            latency_ms_p50=123_456.7,
+            tokens_per_s=98_765.4,
+            ratio_to_off=11.111,
+            ratio_ci_low=10.222,
+            ratio_ci_high=12.333,
+        )
+        for cell in summarise(make_run())
+    ]
+
+
+@pytest.mark.parametrize("width", [80, 120])
+@pytest.mark.parametrize("cells", [summarise(make_run()), big_cells()], ids=["usual", "big"])
+def test_tables_fit_and_cut_no_number(cells, width):
+    lines = shown(cells_table(cells), width)
+    assert max(len(line.rstrip()) for line in lines) <= width
+    text = "\n".join(lines)
+    assert "…" not in text
+    for cell in cells:
+        row = next(
+            line for line in lines if line.startswith(f"{cell.nwor_mode} x {cell.scv_mode} ")
+        )
+        assert cell.verdict in row
+        assert f"{cell.tokens_per_s:,.1f}" in row
+        assert f"{cell.nwor_total_staged:,}" in text
+        if cell.ratio_to_off is not None:
+            ends = f"[{cell.ratio_ci_low:.3f}, {cell.ratio_ci_high:.3f}]"
+            assert f"{cell.ratio_to_off:.3f} {ends}" in row
+
+
+def test_the_summary_ends_with_verdict_and_folder(tmp_path):
+    run = replace(make_run(), warnings=("one line was torn",))
+    folder = tmp_path / ("deep" * 30)
+    console = Console(width=80, color_system=None, force_terminal=False)
+    with console.capture() as capture:
+        print_summary(console, run, summarise(run), folder)
+    text = capture.get()
+    assert text.splitlines()[-1] == f"Run folder: {folder}"
+    assert "Warning: one line was torn" in text
+    assert "judge the harness" in text.replace("\n", " ")
+
+
+def test_square_brackets_in_a_reason_are_not_markup():
+    run = make_run()
+    bad = change_batches(
+        run, lambda b: b.nwor_mode == "stage", parity="INVALID", first_mismatch="[red]token[/red]"
+    )
+    console = Console(width=200, color_system=None, force_terminal=False)
+    with console.capture() as capture:
+        print_summary(console, bad, summarise(bad), "run")
+    assert "[red]token[/red]" in capture.get()
+
+
+@pytest.fixture
+def app():
+    app = typer.Typer()
+    app.command()(report)
+    return app
+
+
+def test_the_command_rebuilds_the_reports(app, tmp_path):
+    save_run(make_run(), tmp_path / "run")
+    result = CliRunner().invoke(app, [str(tmp_path / "run")])
+    assert result.exit_code == 0, result.output
+    assert "stage x off" in result.output
+    names = {"run.json", "cells.csv", "batches.csv", "windows.csv", "report.md", "report.html"}
+    assert names <= {path.name for path in (tmp_path / "run").iterdir()}
+
+
+def test_the_command_exits_with_3_if_a_cell_is_invalid(app, tmp_path):
+    run = change_batches(
+        make_run(), lambda b: b.nwor_mode == "stage" and b.phase == "gate", parity="INVALID"
+    )
+    save_run(run, tmp_path / "run")
+    result = CliRunner().invoke(app, [str(tmp_path / "run")])
+    assert result.exit_code == 3
+    assert "INVALID" in result.output
+
+
+def test_the_command_refuses_a_folder_without_a_run(app, tmp_path):
+    result = CliRunner().invoke(app, [str(tmp_path)])
+    assert isinstance(result.exception, ConfigError)

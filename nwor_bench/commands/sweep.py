@@ -103,6 +103,9 @@ def sweep(
     130 interrupted (what was measured is kept).
     """
     from nwor_bench.config import Overrides, load_scenario, resolve
+    from nwor_bench.preload import run_under_one_openmp
+
+    run_under_one_openmp()
     from nwor_bench.session import PairChoice, run_session
 
     spec = resolve(

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +51,7 @@ def write_files(folder: Path, run: RunData, cells: Sequence[CellResult]) -> Repo
     write_header(folder, with_summaries(run, cells))
     write_atomically(paths.cells_csv, to_csv(CellResult, cells))
     write_atomically(paths.batches_csv, to_csv(BatchRecord, run.batches))
-    write_atomically(paths.windows_csv, to_csv(WindowRecord, run.windows))
+    write_atomically(paths.windows_csv, to_csv(WindowRecord, [_all_fallbacks(w) for w in run.windows]))
     document = build_document(run, cells)
     write_atomically(paths.markdown, render_markdown(document))
     write_atomically(paths.html, render_html(document))
@@ -81,6 +81,13 @@ def to_csv(
     # dtype=object keeps a column of whole numbers whole where one of them is missing.
     frame = pd.DataFrame(rows, columns=names, dtype=object)
     return frame.to_csv(index=False, lineterminator="\n")
+
+
+def _all_fallbacks(window: WindowRecord) -> WindowRecord:
+    """The window with SCV's fallback beside NWOR's in the one column that readers look at."""
+    scv = f"scv:{window.scv_fallback_reason}" if window.scv_fallback_reason else None
+    reasons = [reason for reason in (window.fallback_reason, scv) if reason]
+    return replace(window, fallback_reason="; ".join(reasons) or None)
 
 
 def _field(value: Any) -> Any:

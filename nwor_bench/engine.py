@@ -26,7 +26,7 @@ _PER_POSITION = "vllm:spec_decode_num_accepted_tokens_per_pos"
 
 @dataclass(frozen=True)
 class Sampling:
-    """How a batch samples; request i of a batch uses seed + i."""
+    """How a batch samples. The engine's random stream starts anew from `seed` every batch."""
 
     max_new_tokens: int
     temperature: float
@@ -121,20 +121,17 @@ class VllmEngine:
         """Run one batch to its end from an empty prefix cache; counters are read around it."""
         from vllm import SamplingParams
 
-        params = [
-            SamplingParams(
-                max_tokens=sampling.max_new_tokens,
-                temperature=sampling.temperature,
-                top_p=sampling.top_p,
-                seed=sampling.seed + i,
-                ignore_eos=sampling.ignore_eos,
-                detokenize=False,
-            )
-            for i in range(len(prompts))
-        ]
+        params = SamplingParams(
+            max_tokens=sampling.max_new_tokens,
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            ignore_eos=sampling.ignore_eos,
+            detokenize=False,
+        )
         inputs = [{"prompt_token_ids": list(prompt)} for prompt in prompts]
         if not self._llm.reset_prefix_cache():
             raise EngineError("vLLM could not reset its prefix cache between batches")
+        self._rpc("nwor_seed", sampling.seed)
         self._rpc("nwor_drain")  # windows of an interrupted batch do not belong to this one
         before = self._read_counters()
         started = time.perf_counter()
@@ -151,7 +148,7 @@ class VllmEngine:
 
     def set_hooks(self, attached: bool) -> None:
         """Wrap or unwrap the runner, to measure what the hooks themselves cost."""
-        self._rpc("nwor_attach" if attached else "nwor_detach")
+        self._rpc("nwor_set_hooks", attached)
 
     def close(self) -> None:
         """Shut the engine core down and let go of its memory."""

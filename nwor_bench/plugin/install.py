@@ -1,4 +1,4 @@
-"""Put the plugin's two class-level hooks in place: the backend, and the end of warm-up."""
+"""Put the plugin's class-level hooks in place: the backend, and the end of warm-up."""
 
 from typing import Any, Callable
 
@@ -6,11 +6,11 @@ from vllm.platforms import current_platform
 from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 
 from nwor_bench.errors import ConfigError
-from nwor_bench.plugin.patching import Patch
+from nwor_bench.plugin.patching import Patch, PatchSet
 
 CPU_BACKEND = "nwor_bench.plugin.attention.ReferenceCPUAttentionBackend"
 
-_worker_patch: Patch | None = None
+_patches: PatchSet | None = None
 
 
 def install() -> None:
@@ -21,8 +21,8 @@ def install() -> None:
     Raises:
         ConfigError: on a platform for which no hook exists yet.
     """
-    global _worker_patch
-    if _worker_patch is not None:
+    global _patches
+    if _patches is not None:
         return
     if not current_platform.is_cpu():
         raise ConfigError.for_field(
@@ -34,17 +34,22 @@ def install() -> None:
     from vllm.v1.worker.cpu_worker import CPUWorker
 
     register_backend(AttentionBackendEnum.CPU_ATTN, CPU_BACKEND)
-    _worker_patch = Patch(CPUWorker, "compile_or_warm_up_model", _attach_after)
-    _worker_patch.apply()
+    _patches = PatchSet(
+        [
+            Patch(CPUWorker, "compile_or_warm_up_model", _attach_after),
+            Patch(type(current_platform), "register_triton_kernel_overrides", _once),
+        ]
+    )
+    _patches.apply()
 
 
 def uninstall() -> None:
     """Give vLLM its own backend and worker back; engines already started keep theirs."""
-    global _worker_patch
-    if _worker_patch is None:
+    global _patches
+    if _patches is None:
         return
-    _worker_patch.undo()
-    _worker_patch = None
+    _patches.undo()
+    _patches = None
     AttentionBackendEnum.CPU_ATTN.clear_override()
 
 
@@ -57,3 +62,20 @@ def _attach_after(original: Callable[..., Any]) -> Callable[..., Any]:
         return result
 
     return compile_or_warm_up_model
+
+
+def _once(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Register vLLM's CPU kernels once a process, not once an engine.
+
+    Registering scans every loaded module, and in vLLM 0.32 the scan fails on llvmlite, which
+    prompt lookup loads: without this the second engine of a process would not start.
+    """
+    done = False
+
+    def register_triton_kernel_overrides(*_: Any) -> None:
+        nonlocal done
+        if not done:
+            original()
+            done = True
+
+    return register_triton_kernel_overrides

@@ -49,8 +49,9 @@ class Patch:
         self.check()
         self._was_own = self._name in vars(self._target)
         self._own_value = vars(self._target).get(self._name)
-        self._replacement = self._wrapper(getattr(self._target, self._name))
-        setattr(self._target, self._name, self._replacement)
+        replacement = self._wrapper(getattr(self._target, self._name))
+        setattr(self._target, self._name, replacement)
+        self._replacement = replacement
 
     def undo(self) -> None:
         """Restore what was there before; raises PatchError if it is no longer ours."""

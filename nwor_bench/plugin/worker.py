@@ -5,7 +5,10 @@ Everything returned is a plain dict or list, since results may cross a process b
 
 from typing import Any
 
-from nwor_bench.errors import BenchError
+import torch
+from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+
+from nwor_bench.errors import BenchError, ConfigError
 from nwor_bench.plugin import register
 from nwor_bench.plugin.runner_v1 import V1RunnerHook
 from nwor_bench.plugin.settings import read_settings
@@ -22,6 +25,12 @@ def attach_hook(worker: Any) -> None:
     settings = read_settings()
     if settings is None or worker.vllm_config.speculative_config is None:
         return  # without speculation there are no windows
+    if not isinstance(worker.model_runner, GPUModelRunner):
+        raise ConfigError.for_field(
+            "VLLM_USE_V2_MODEL_RUNNER",
+            "1",
+            "this version of nwor-bench hooks vLLM's V1 model runner; write 0",
+        )
     hook = V1RunnerHook(worker.model_runner, debug=settings.debug)
     hook.attach()
     hook.set_modes(settings.nwor_mode, settings.scv_mode)
@@ -34,6 +43,15 @@ class NworWorkerExtension:
     def nwor_set_modes(self, nwor_mode: str, scv_mode: str) -> None:
         """Switch modes; call it between batches."""
         _hook(self).set_modes(NworMode(nwor_mode), ScvMode(scv_mode))
+
+    def nwor_seed(self, seed: int) -> None:
+        """Seed the worker's own random stream: equal batches then sample equally.
+
+        Not through `SamplingParams(seed=...)`: with prefill in chunks vLLM 0.32 rewinds a
+        request's generator, which a CPU generator cannot do ("CPU Generator does not use
+        offset").
+        """
+        torch.manual_seed(seed)
 
     def nwor_drain(self) -> dict[str, Any]:
         """Windows and counters since the last drain; no device synchronisation."""
@@ -65,13 +83,13 @@ class NworWorkerExtension:
             "totals": dict(hook.accumulator.totals),
         }
 
-    def nwor_attach(self) -> None:
-        """Wrap the runner again after nwor_detach."""
-        _hook(self).attach()
-
-    def nwor_detach(self) -> None:
-        """Unwrap the runner: stock methods, for measuring what the hooks cost."""
-        _hook(self).detach()
+    def nwor_set_hooks(self, attached: bool) -> None:
+        """Wrap the runner, or give it its stock methods back; nothing if it is so already."""
+        hook = _hook(self)
+        if attached and not hook.attached:
+            hook.attach()
+        elif not attached:
+            hook.detach()
 
 
 def _hook(worker: Any) -> V1RunnerHook:

@@ -31,7 +31,7 @@ def stage_kv_cache_reference(
     if rows.numel() > staged_key.shape[0]:
         layer_metadata[ERROR_FLAG] = ERROR_OVERFLOW
         return
-    if rows.numel() and int(rows.max()) >= key.shape[0]:
+    if rows.numel() and int(rows.max()) >= min(key.shape[0], value.shape[0]):
         layer_metadata[ERROR_FLAG] = ERROR_ROW_RANGE
         return
     real = (rows >= 0).nonzero(as_tuple=True)[0]

@@ -1,0 +1,57 @@
+"""What do the hooks themselves cost? off x off attached against detached, interleaved.
+
+    .venv/bin/python tests/benchmarks/hook_cost.py [--pair smollm2] [--blocks 20]
+
+One engine; each block runs the same prompts with the hooks on and off, in an order drawn per
+block. Prints the ratio of latencies, attached over detached, with its 95 % interval.
+"""
+
+import argparse
+import random
+from pathlib import Path
+from tempfile import mkdtemp
+
+from nwor_bench.preload import run_under_one_openmp
+
+run_under_one_openmp()
+
+from nwor_bench.config import Overrides, load_scenario, resolve  # noqa: E402
+from nwor_bench.engine import Sampling, VllmEngine  # noqa: E402
+from nwor_bench.pairs import resolve_pair  # noqa: E402
+from nwor_bench.prompts import encode, load_prompts, load_tokenizer, select_block  # noqa: E402
+from nwor_bench.stats import paired_ratio  # noqa: E402
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--pair", default="smollm2")
+    parser.add_argument("--blocks", type=int, default=20)
+    args = parser.parse_args()
+    spec = resolve(load_scenario("short"), Overrides())
+    scenario = spec.scenario
+    pair = resolve_pair(args.pair)
+    tokenizer = load_tokenizer(pair.target)
+    prompts = load_prompts(scenario)
+    engine = VllmEngine(pair, spec, Path(mkdtemp()) / "engine.log")
+    sampling = Sampling(scenario.max_new_tokens, 0.0, 1.0, spec.seed, True)
+    latencies: dict[bool, list[float]] = {True: [], False: []}
+    for block in range(args.blocks + 1):
+        chosen = select_block(prompts, scenario.requests, block, spec.seed)
+        ids = encode(chosen, tokenizer, scenario.max_model_len, scenario.max_new_tokens)
+        for attached in random.Random(block).sample([True, False], 2):
+            engine.set_hooks(attached)
+            output = engine.generate(ids, sampling)
+            if block:  # the first block warms up
+                latencies[attached].append(output.latency_ms)
+        engine.set_hooks(True)
+    interval = paired_ratio(latencies[True], latencies[False], seed=spec.seed)
+    assert interval is not None
+    print(
+        f"{args.pair}, {args.blocks} blocks: attached / detached = {interval.ratio:.4f} "
+        f"[{interval.low:.4f}, {interval.high:.4f}]"
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,65 @@
+"""Generated models, prompts, and a way to run one cell on a real engine."""
+
+from pathlib import Path
+from typing import Any
+
+from nwor_bench.config import Overrides, SweepSpec, load_scenario, resolve
+from nwor_bench.engine import BatchOutput, Sampling, VllmEngine
+from nwor_bench.pairs import ResolvedPair
+from nwor_bench.pairs.tiny import generate_tiny
+from nwor_bench.records import Cell, NworMode, ScvMode
+
+NGRAM = {"prompt_lookup_max": 3, "prompt_lookup_min": 1}
+
+
+def tiny_pair(folder: Path, method: str, noise: float = 0.05) -> ResolvedPair:
+    """A generated pair in float32; for ngram without its drafter."""
+    target, draft = generate_tiny(folder, noise=noise)
+    if method == "ngram":
+        return ResolvedPair("tiny", "ngram", str(target), None, "float32", NGRAM)
+    return ResolvedPair("tiny", "draft_model", str(target), str(draft), "float32")
+
+
+def tiny_spec(**changes: Any) -> SweepSpec:
+    """Eight short requests; `changes` are Overrides, or keywords of `resolve`."""
+    overrides = {"requests": 8, "max_new_tokens": 40, "max_model_len": 512, "batches": 3}
+    names = set(Overrides.__dataclass_fields__)
+    overrides |= {name: changes.pop(name) for name in list(changes) if name in names}
+    return resolve(load_scenario("short"), Overrides(**overrides), **changes)
+
+
+def prompts_of(lengths: list[int], seed: int = 1) -> list[list[int]]:
+    """Pseudo-random byte tokens with repeats in them, so that prompt lookup finds drafts."""
+    phrase = [(seed * 37 + 11 * i) % 200 + 32 for i in range(12)]
+    return [[(r + 40) % 256] + (phrase * (n // 12 + 1))[: n - 1] for r, n in enumerate(lengths)]
+
+
+def run_cell(
+    engine: VllmEngine,
+    nwor: str,
+    scv: str,
+    prompts: list[list[int]],
+    max_new_tokens: int = 40,
+    temperature: float = 0.0,
+) -> BatchOutput:
+    """One batch of one cell."""
+    engine.set_modes(Cell("tiny", NworMode(nwor), ScvMode(scv)))
+    return engine.generate(prompts, Sampling(max_new_tokens, temperature, 1.0, 7, True))
+
+
+def total(output: BatchOutput, name: str) -> int:
+    """Sum of one count over a batch's windows."""
+    return sum(window[name] for window in output.windows)
+
+
+def worker_of(engine: VllmEngine) -> Any:
+    """The engine's worker, in this process."""
+    core = engine._llm.llm_engine.engine_core.engine_core
+    return core.model_executor.driver_worker.worker
+
+
+def abort_requests(engine: VllmEngine) -> None:
+    """Drop the requests that a failed batch left in vLLM, as a server does."""
+    llm_engine = engine._llm.llm_engine
+    llm_engine.abort_request(list(llm_engine.output_processor.request_states), internal=True)
+    worker_of(engine).model_runner.execute_model_state = None

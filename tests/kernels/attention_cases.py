@@ -1,0 +1,168 @@
+"""Random steps for the attention tests: a paged cache, its tokens, and the slow definition."""
+
+import math
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from kernel_inputs import generator
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Request:
+    """`cached` tokens came in earlier steps; of `queries` new ones the last `drafts` are drafts."""
+
+    cached: int
+    queries: int
+    drafts: int = 0
+
+    @property
+    def length(self) -> int:
+        return self.cached + self.queries
+
+
+@dataclass
+class Step:
+    """One step of an engine, with the K/V of every token known apart from the cache.
+
+    `key[r][t]` and `value[r][t]` are request r's token t, already rounded to the dtype.
+    """
+
+    requests: list[Request]
+    query: Tensor
+    query_start_loc: Tensor
+    seq_lens: Tensor
+    block_table: Tensor
+    block_size: int
+    kv_cache: Tensor
+    key: list[Tensor] = field(default_factory=list)
+    value: list[Tensor] = field(default_factory=list)
+
+    @property
+    def scale(self) -> float:
+        return self.query.shape[2] ** -0.5
+
+    @property
+    def owned_rows(self) -> int:
+        """Rows of the batch that belong to a request; padding follows."""
+        return int(self.query_start_loc[-1])
+
+    def drafts(self) -> list[tuple[int, int, int]]:
+        """(row of the batch, request, position) of every draft token."""
+        return [
+            (int(self.query_start_loc[r + 1]) - back, r, request.length - back)
+            for r, request in enumerate(self.requests)
+            for back in range(request.drafts, 0, -1)
+        ]
+
+    def slot(self, request: int, position: int) -> tuple[int, int]:
+        """(block, offset) of a token."""
+        block, offset = divmod(position, self.block_size)
+        return int(self.block_table[request, block]), offset
+
+
+def make_step(
+    requests: list[Request],
+    *,
+    heads: int = 4,
+    kv_heads: int = 2,
+    head_dim: int = 8,
+    block_size: int = 16,
+    dtype: torch.dtype = torch.float32,
+    padding_rows: int = 2,
+    seed: int = 0,
+) -> Step:
+    """A step whose blocks lie scattered in the cache; padding rows of the query are NaN."""
+    rng = generator(seed)
+    starts = np.cumsum([0] + [r.queries for r in requests])
+    query = torch.randn(int(starts[-1]) + padding_rows, heads, head_dim, generator=rng).to(dtype)
+    query[int(starts[-1]) :] = float("nan")
+    per_request = [-(-r.length // block_size) for r in requests]
+    num_blocks = sum(per_request) + 3
+    scattered = (torch.randperm(num_blocks - 1, generator=rng) + 1).tolist()
+    table = torch.full((len(requests), max(per_request) + 2), num_blocks + 99, dtype=torch.int32)
+    # Block numbers past a request's last block are junk in an engine too: never to be followed.
+    for r, count in enumerate(per_request):
+        table[r, :count] = torch.tensor([scattered.pop() for _ in range(count)])
+    shape = (num_blocks, kv_heads, block_size, 2 * head_dim)
+    step = Step(
+        requests=requests,
+        query=query,
+        query_start_loc=torch.tensor(starts, dtype=torch.int32),
+        seq_lens=torch.tensor([r.length for r in requests], dtype=torch.int32),
+        block_table=table,
+        block_size=block_size,
+        kv_cache=torch.randn(shape, generator=rng).to(dtype),  # what earlier requests left there
+    )
+    for r, request in enumerate(requests):
+        kv = torch.randn(request.length, kv_heads, 2 * head_dim, generator=rng).to(dtype)
+        step.key.append(kv[..., :head_dim])
+        step.value.append(kv[..., head_dim:])
+        for position in range(request.length):
+            block, offset = step.slot(r, position)
+            step.kv_cache[block, :, offset] = kv[position]
+    return step
+
+
+def staged_rows(step: Step, order: list[int], spare: int = 2) -> tuple[Tensor, Tensor, Tensor]:
+    """(rows, staged key, staged value) of the step's drafts in this order; NaN past them."""
+    drafts = [step.drafts()[i] for i in order]
+    shape = (len(drafts) + spare, *step.key[0].shape[1:])
+    key = torch.full(shape, float("nan"), dtype=step.kv_cache.dtype)
+    value = torch.full_like(key, float("nan"))
+    for i, (_, request, position) in enumerate(drafts):
+        key[i] = step.key[request][position]
+        value[i] = step.value[request][position]
+    return torch.tensor([row for row, _, _ in drafts]).long(), key, value
+
+
+def poison_drafts(step: Step) -> Tensor:
+    """The cache with NaN in the drafts' slots, and only there."""
+    cache = step.kv_cache.clone()
+    for _, request, position in step.drafts():
+        block, offset = step.slot(request, position)
+        cache[block, :, offset] = float("nan")
+    return cache
+
+
+def attend_slowly(
+    step: Step,
+    *,
+    causal: bool = True,
+    sliding_window: int = -1,
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    sinks: Tensor | None = None,
+) -> np.ndarray:
+    """Attention from its definition in float64, one query row, head and token at a time."""
+    query = step.query.double().numpy()
+    output = np.full(query.shape, np.nan)
+    heads, ratio = query.shape[1], query.shape[1] // step.key[0].shape[1]
+    for r, request in enumerate(step.requests):
+        keys, values = step.key[r].double().numpy(), step.value[r].double().numpy()
+        for q in range(request.queries):
+            position = request.cached + q
+            row = int(step.query_start_loc[r]) + q
+            seen = [
+                t
+                for t in range(request.length)
+                if (not causal or t <= position)
+                and (sliding_window <= 0 or position - t < sliding_window)
+            ]
+            for h in range(heads):
+                weights, total = [], 0.0
+                for t in seen:
+                    score = float(query[row, h] @ keys[t, h // ratio]) * step.scale
+                    if softcap:
+                        score = softcap * math.tanh(score / softcap)
+                    if alibi_slopes is not None:
+                        score += float(alibi_slopes[h]) * (t - position)
+                    weights.append(math.exp(score))
+                    total += weights[-1]
+                if sinks is not None:
+                    total += math.exp(float(sinks[h]))
+                output[row, h] = sum(
+                    w / total * values[t, h // ratio] for w, t in zip(weights, seen, strict=True)
+                )
+    return output

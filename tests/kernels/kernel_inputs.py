@@ -1,0 +1,64 @@
+"""Random tensors for the kernel tests, laid out in memory as engines do and poisoned with NaN."""
+
+import torch
+from hypothesis import strategies as st
+from torch import Tensor
+
+SEEDS = st.integers(0, 2**32 - 1)
+
+FLOAT_DTYPES = st.sampled_from([torch.float32, torch.float64, torch.bfloat16, torch.float16])
+
+CACHE_LAYOUTS = ("dense", "layers_interleaved", "tokens_before_heads", "cut_from_larger")
+
+
+def generator(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def random_kv(
+    num_tokens: int,
+    kv_heads: int,
+    widths: tuple[int, int],
+    dtype: torch.dtype,
+    rng: torch.Generator,
+    *,
+    fused: bool,
+) -> tuple[Tensor, Tensor]:
+    """K and V of a step: tensors of their own, or two views of one fused QKV output."""
+    head_dim, value_dim = widths
+    split = kv_heads * head_dim
+    packed = torch.randn(num_tokens, split + kv_heads * value_dim + 5, generator=rng).to(dtype)
+    key = packed[:, 5 : 5 + split].view(num_tokens, kv_heads, head_dim)
+    value = packed[:, 5 + split :].view(num_tokens, kv_heads, value_dim)
+    return (key, value) if fused else (key.contiguous(), value.contiguous())
+
+
+def nan_caches(
+    layers: int, shape: tuple[int, int, int, int], dtype: torch.dtype, layout: str
+) -> tuple[Tensor, list[Tensor]]:
+    """(memory, one cache a layer): NaN caches [blocks, kv_heads, block_size, width] in `memory`."""
+    blocks, kv_heads, block_size, width = shape
+    nan = float("nan")
+    if layout == "dense":
+        memory = torch.full((layers, *shape), nan, dtype=dtype)
+        return memory, list(memory)
+    if layout == "layers_interleaved":
+        memory = torch.full((blocks, layers, kv_heads, block_size, width), nan, dtype=dtype)
+        return memory, [memory[:, layer] for layer in range(layers)]
+    if layout == "tokens_before_heads":
+        memory = torch.full((layers, blocks, block_size, kv_heads, width), nan, dtype=dtype)
+        return memory, [cache.transpose(1, 2) for cache in memory]
+    assert layout == "cut_from_larger"
+    larger = (layers, 2 * blocks + 1, kv_heads + 1, block_size + 2, 2 * width)
+    memory = torch.full(larger, nan, dtype=dtype)
+    return memory, [cache[1::2, 1:, 1:-1, ::2] for cache in memory]
+
+
+def assert_same(actual: Tensor, expected: Tensor) -> None:
+    """Equal values in equal places, NaN (never written) included."""
+    torch.testing.assert_close(actual, expected, rtol=0, atol=0, equal_nan=True)
+
+
+def num_written(memory: Tensor) -> int:
+    """Elements that no longer hold the poison."""
+    return int((~memory.isnan()).sum())

@@ -1,0 +1,104 @@
+"""Acceptance mask: against a loop over what rejection sampling returned."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nwor_kernels import acceptance_mask
+
+VOCAB = 10
+
+TOKEN_IDS = st.integers(-2, VOCAB + 3)  # -1 is padding; past the vocabulary is never valid
+
+
+def looped_mask(
+    sampled: list[list[int]], drafts: list[int], vocab_size: int, capacity: int
+) -> tuple[list[bool], list[int]]:
+    mask, counts = [], []
+    for ids, num_drafts in zip(sampled, drafts, strict=True):
+        valid = 0
+        for token in ids:
+            if 0 <= token < vocab_size:
+                valid += 1
+        kept = valid - 1 if valid > 0 else 0
+        kept = kept if kept < num_drafts else num_drafts
+        counts.append(kept)
+        for draft in range(num_drafts):
+            mask.append(draft < kept)
+    return mask + [False] * (capacity - len(mask)), counts
+
+
+def run_mask(sampled, drafts, width, capacity, *, dtype=torch.int64, vocab_size=VOCAB, junk=True):
+    """Call the operator on outputs full of junk, so that what it leaves unwritten shows."""
+    ids = torch.tensor(sampled, dtype=dtype).reshape(len(drafts), width)
+    accepted = torch.full((capacity,), junk, dtype=torch.bool)
+    num_accepted = torch.full((len(drafts),), -7, dtype=torch.int32)
+    counts = torch.tensor(drafts, dtype=torch.int32)
+    acceptance_mask(ids, counts, vocab_size, accepted, num_accepted)
+    return accepted.tolist(), num_accepted.tolist()
+
+
+@settings(deadline=None, max_examples=200)
+@given(
+    drafts=st.lists(st.integers(0, 5), max_size=6),
+    width=st.integers(0, 7),
+    spare=st.integers(0, 4),
+    dtype=st.sampled_from([torch.int64, torch.int32]),
+    junk=st.booleans(),
+    data=st.data(),
+)
+def test_any_ids_of_any_width_give_what_the_loop_gives(drafts, width, spare, dtype, junk, data):
+    row = st.lists(TOKEN_IDS, min_size=width, max_size=width)
+    sampled = [data.draw(row) for _ in drafts]
+    capacity = sum(drafts) + spare
+    assert run_mask(sampled, drafts, width, capacity, dtype=dtype, junk=junk) == looped_mask(
+        sampled, drafts, VOCAB, capacity
+    )
+
+
+@settings(deadline=None, max_examples=100)
+@given(drafts=st.lists(st.integers(0, 6), min_size=1, max_size=6), data=st.data())
+def test_what_rejection_sampling_returns_is_read_back(drafts, data):
+    kept = [data.draw(st.integers(0, n)) for n in drafts]
+    width = max(drafts) + 1
+    sampled = [[3] * (m + 1) + [-1] * (width - m - 1) for m in kept]
+    mask, counts = run_mask(sampled, drafts, width, sum(drafts))
+    assert counts == kept
+    assert sum(mask) == sum(kept)
+
+
+@pytest.mark.parametrize(
+    ("sampled", "drafts", "mask", "counts"),
+    [
+        ([[5, 6, 7]], [2], [1, 1], [2]),  # all accepted, and the bonus token
+        ([[5, -1, -1]], [2], [0, 0], [0]),  # all rejected: the corrected token alone
+        ([[-1, -1, -1]], [2], [0, 0], [0]),  # a chunked prefill samples nothing
+        ([[5, 6, 7]], [0], [], [0]),  # no drafts, nothing to accept
+        ([[0, 9, 10]], [2], [1, 0], [1]),  # id 0 and the last id are valid, vocab_size is not
+        ([[5, 6], [5, 6]], [4, 3], [1, 0, 0, 0, 1, 0, 0], [1, 1]),  # narrower than the drafts
+        ([[5], [5]], [2, 1], [0, 0, 0], [0, 0]),
+        ([[], []], [2, 1], [0, 0, 0], [0, 0]),
+        ([[5, 6], [-1, -1], [7, 8]], [1, 0, 1], [1, 1], [1, 0, 1]),  # a request in between
+        ([[-1, -1], [5, 6]], [0, 1], [1], [0, 1]),
+    ],
+)
+def test_known_windows(sampled, drafts, mask, counts):
+    got_mask, got_counts = run_mask(sampled, drafts, len(sampled[0]), sum(drafts))
+    assert (got_mask, got_counts) == ([bool(m) for m in mask], counts)
+
+
+@pytest.mark.parametrize("width", [0, 3])
+def test_a_window_without_requests_clears_the_mask(width):
+    assert run_mask([], [], width, 4) == ([False] * 4, [])
+
+
+def test_strided_ids_counts_and_outputs():
+    ids = torch.tensor([[1, 99, 2, 99, 3], [4, 99, -1, 99, -1]])[:, ::2]
+    drafts = torch.tensor([2, 99, 2, 99], dtype=torch.int32)[::2]
+    mask_memory = torch.ones(12, dtype=torch.bool)
+    count_memory = torch.full((4,), -7, dtype=torch.int32)
+    acceptance_mask(ids, drafts, VOCAB, mask_memory[::2], count_memory[1::2])
+    assert mask_memory[::2].tolist() == [True, True, False, False, False, False]
+    assert mask_memory[1::2].all()
+    assert count_memory.tolist() == [-7, 2, -7, 0]

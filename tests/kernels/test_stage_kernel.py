@@ -1,0 +1,110 @@
+"""Stage: drafts' rows go to the staging buffer, and nothing else is touched."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from kernel_inputs import FLOAT_DTYPES, SEEDS, assert_same, generator, num_written, random_kv
+
+from nwor_kernels import stage_kv_cache
+from nwor_kernels.metadata import ERROR_OVERFLOW, ERROR_ROW_RANGE, error_names
+
+UNTOUCHED = [77, 77]
+
+
+def nan_staging(capacity, kv_heads, width, dtype, *, strided):
+    """(memory, view): staging rows full of NaN, the view with gaps around it when strided."""
+    if not strided:
+        memory = torch.full((capacity, kv_heads, width), float("nan"), dtype=dtype)
+        return memory, memory
+    larger = (2 * capacity + 1, kv_heads + 1, width + 3)
+    memory = torch.full(larger, float("nan"), dtype=dtype)
+    return memory, memory[1::2, 1:, 2:-1]
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    seed=SEEDS,
+    num_tokens=st.integers(1, 12),
+    kv_heads=st.integers(1, 3),
+    widths=st.tuples(st.integers(1, 5), st.integers(1, 5)),
+    spare=st.integers(0, 3),
+    fused=st.booleans(),
+    strided=st.booleans(),
+    dtype=FLOAT_DTYPES,
+    data=st.data(),
+)
+def test_each_row_is_copied_and_padding_is_left_alone(
+    seed, num_tokens, kv_heads, widths, spare, fused, strided, dtype, data
+):
+    rows = data.draw(st.lists(st.integers(-2, num_tokens - 1), max_size=8))
+    key, value = random_kv(num_tokens, kv_heads, widths, dtype, generator(seed), fused=fused)
+    capacity = len(rows) + spare
+    key_memory, staged_key = nan_staging(capacity, kv_heads, widths[0], dtype, strided=strided)
+    value_memory, staged_value = nan_staging(capacity, kv_heads, widths[1], dtype, strided=strided)
+    metadata = torch.tensor(UNTOUCHED, dtype=torch.int32)
+
+    stage_kv_cache(key, value, torch.tensor(rows).long(), staged_key, staged_value, metadata)
+
+    for i in range(capacity):
+        row = rows[i] if i < len(rows) else -1
+        for staged, source in ((staged_key, key), (staged_value, value)):
+            if row < 0:
+                assert staged[i].isnan().all()
+            else:
+                assert staged[i].double().tolist() == source[row].double().tolist()
+    real = sum(row >= 0 for row in rows)
+    assert num_written(key_memory) == real * kv_heads * widths[0]
+    assert num_written(value_memory) == real * kv_heads * widths[1]
+    assert metadata.tolist() == [real, 0]
+
+
+def test_strided_rows_and_a_strided_metadata_row_are_followed():
+    key, value = random_kv(6, 1, (2, 2), torch.float32, generator(1), fused=False)
+    rows = torch.tensor([4, 9, 0, 9])[::2]
+    metadata = torch.full((4, 3), 77, dtype=torch.int32)
+    staged_key, staged_value = torch.full((2, 2, 1, 2), float("nan"))
+    stage_kv_cache(key, value, rows, staged_key, staged_value, metadata[1, ::2])
+    assert_same(staged_key, key[[4, 0]])
+    assert metadata.tolist() == [[77] * 3, [2, 77, 0], [77] * 3, [77] * 3]
+
+
+@pytest.mark.parametrize(
+    ("key_rows", "value_rows", "rows", "flag"),
+    [
+        (4, 4, [0, 1, 2, 3], ERROR_OVERFLOW),
+        (4, 4, [-1, -1, -1, -1], ERROR_OVERFLOW),
+        (4, 4, [0, 4], ERROR_ROW_RANGE),
+        (4, 4, [99, 0], ERROR_ROW_RANGE),
+        (4, 3, [0, 3], ERROR_ROW_RANGE),
+        (3, 4, [0, 3], ERROR_ROW_RANGE),
+        (0, 0, [0], ERROR_ROW_RANGE),
+    ],
+)
+def test_what_does_not_fit_is_flagged_and_nothing_is_staged(key_rows, value_rows, rows, flag):
+    staged_key = torch.full((3, 2, 4), float("nan"))
+    staged_value = torch.full((3, 2, 4), float("nan"))
+    metadata = torch.tensor(UNTOUCHED, dtype=torch.int32)
+    key, value = torch.ones(key_rows, 2, 4), torch.ones(value_rows, 2, 4)
+    stage_kv_cache(key, value, torch.tensor(rows), staged_key, staged_value, metadata)
+    assert metadata.tolist() == [0, flag]
+    assert num_written(staged_key) == num_written(staged_value) == 0
+
+
+def test_a_full_buffer_is_no_overflow_and_an_empty_window_is_sound():
+    staged_key, staged_value = torch.full((2, 3, 1, 2), float("nan"))
+    key = torch.arange(6.0).view(3, 1, 2)
+    metadata = torch.tensor(UNTOUCHED, dtype=torch.int32)
+    stage_kv_cache(key, key, torch.tensor([]).long(), staged_key, staged_value, metadata)
+    assert metadata.tolist() == [0, 0]
+    assert num_written(staged_key) == 0
+    stage_kv_cache(key, key, torch.tensor([2, 1, 0]), staged_key, staged_value, metadata)
+    assert metadata.tolist() == [3, 0]
+    assert_same(staged_key, key.flip(0))
+
+
+def test_flags_read_as_words():
+    assert error_names(0) == ""
+    assert error_names(1) == "overflow"
+    assert error_names(2 | 4) == "row_range+count_mismatch"
+    assert error_names(1 | 2 | 4 | 8) == "overflow+row_range+count_mismatch+slot_range"

@@ -1,0 +1,277 @@
+"""Verification attention: against its definition, and staged against written bit by bit."""
+
+import pytest
+import torch
+from attention_cases import (
+    Request,
+    Step,
+    attend_slowly,
+    make_step,
+    poison_drafts,
+    staged_rows,
+)
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from kernel_inputs import SEEDS
+from torch import Tensor
+
+from nwor_kernels.verify_attention import plan_attention, verify_attention_reference
+from nwor_kernels.verify_attention.reference import BATCHED_QUERY_LIMIT
+
+MIXED = [
+    Request(cached=29, queries=5, drafts=4),  # a decode window across a block border
+    Request(cached=0, queries=BATCHED_QUERY_LIMIT + 7),  # a prompt's first chunk
+    Request(cached=3, queries=1),  # a plain decode
+    Request(cached=40, queries=BATCHED_QUERY_LIMIT + 1),  # a later chunk
+    Request(cached=5, queries=0),  # scheduled with nothing
+    Request(cached=15, queries=BATCHED_QUERY_LIMIT, drafts=BATCHED_QUERY_LIMIT - 1),
+    Request(cached=16, queries=3, drafts=2),
+]
+
+REQUESTS = st.lists(
+    st.builds(
+        lambda cached, queries, drafts: Request(cached, queries, min(drafts, max(queries - 1, 0))),
+        cached=st.integers(0, 40),
+        queries=st.one_of(st.integers(1, 6), st.integers(0, 20)),
+        drafts=st.integers(0, 5),
+    ),
+    min_size=1,
+    max_size=4,
+)
+
+FEATURES = ["plain", "softcap", "alibi", "sinks", "all"]
+
+
+def score_options(feature: str, heads: int) -> dict[str, object]:
+    options: dict[str, object] = {}
+    if feature in ("softcap", "all"):
+        options["softcap"] = 1.5
+    if feature in ("alibi", "all"):
+        options["alibi_slopes"] = torch.linspace(-0.2, 0.1, heads)
+    if feature in ("sinks", "all"):
+        options["sinks"] = torch.linspace(-1.0, 2.0, heads)
+    return options
+
+
+def attend(
+    step: Step,
+    kv_cache: Tensor | None = None,
+    *,
+    staged: tuple[Tensor, Tensor, Tensor] | None = None,
+    causal: bool = True,
+    sliding_window: int = -1,
+    **options,
+) -> Tensor:
+    """Run the reference on NaN output, so that rows it leaves out show."""
+    rows, key, value = staged or (None, None, None)
+    plan = plan_attention(
+        step.query_start_loc,
+        step.seq_lens,
+        step.block_table,
+        step.block_size,
+        causal=causal,
+        sliding_window=sliding_window,
+        staged_token_rows=rows,
+    )
+    output = torch.full_like(step.query, float("nan"))
+    verify_attention_reference(
+        step.query,
+        step.kv_cache if kv_cache is None else kv_cache,
+        plan,
+        output,
+        scale=step.scale,
+        staged_key=key,
+        staged_value=value,
+        **options,
+    )
+    return output
+
+
+def assert_close_to_definition(output: Tensor, step: Step, **options) -> None:
+    tolerance = 3e-2 if output.dtype is torch.bfloat16 else 2e-5
+    expected = torch.from_numpy(attend_slowly(step, **options))
+    torch.testing.assert_close(
+        output.double(), expected, rtol=tolerance, atol=tolerance, equal_nan=True
+    )
+
+
+def assert_equal_bits(one: Tensor, other: Tensor) -> None:
+    bits = {2: torch.int16, 4: torch.int32, 8: torch.int64}[one.element_size()]
+    assert one.dtype == other.dtype
+    assert torch.equal(one.view(bits), other.view(bits))
+
+
+@pytest.mark.parametrize("feature", FEATURES)
+@pytest.mark.parametrize("ratio", [1, 3, 4, 7])
+def test_a_mixed_batch_against_the_definition(ratio, feature):
+    step = make_step(MIXED, heads=2 * ratio, kv_heads=2, head_dim=4, seed=ratio)
+    options = score_options(feature, 2 * ratio)
+    assert_close_to_definition(attend(step, **options), step, **options)
+
+
+@pytest.mark.parametrize("block_size", [16, 32, 64])
+@pytest.mark.parametrize("sliding_window", [-1, 1, 7, 1000])
+@pytest.mark.parametrize("causal", [True, False])
+def test_block_sizes_windows_and_causality(block_size, sliding_window, causal):
+    step = make_step(MIXED, block_size=block_size, head_dim=4, seed=block_size)
+    options = {"causal": causal, "sliding_window": sliding_window}
+    assert_close_to_definition(attend(step, **options), step, **options)
+
+
+@pytest.mark.parametrize("feature", FEATURES)
+def test_sliding_window_and_no_causality_reach_the_written_out_formula(feature):
+    step = make_step(MIXED, heads=6, head_dim=4, seed=11)
+    for causal in (True, False):
+        options = {**score_options(feature, 6), "causal": causal, "sliding_window": 9}
+        assert_close_to_definition(attend(step, **options), step, **options)
+
+
+@pytest.mark.parametrize("feature", FEATURES)
+def test_bfloat16_against_the_definition(feature):
+    step = make_step(MIXED, heads=6, dtype=torch.bfloat16, seed=3)
+    options = score_options(feature, 6)
+    assert_close_to_definition(attend(step, **options), step, **options)
+
+
+@settings(deadline=None, max_examples=50)
+@given(
+    requests=REQUESTS,
+    ratio=st.sampled_from([1, 3, 4, 7]),
+    kv_heads=st.integers(1, 2),
+    block_size=st.sampled_from([16, 32, 64]),
+    sliding_window=st.sampled_from([-1, 4]),
+    causal=st.booleans(),
+    feature=st.sampled_from(FEATURES),
+    seed=SEEDS,
+)
+def test_any_batch_staged_against_the_definition(
+    requests, ratio, kv_heads, block_size, sliding_window, causal, feature, seed
+):
+    heads = ratio * kv_heads
+    step = make_step(
+        requests, heads=heads, kv_heads=kv_heads, head_dim=4, block_size=block_size, seed=seed
+    )
+    options = {
+        **score_options(feature, heads),
+        "causal": causal,
+        "sliding_window": sliding_window,
+    }
+    staged = staged_rows(step, list(range(len(step.drafts()))))
+    output = attend(step, poison_drafts(step), staged=staged, **options)
+    assert_close_to_definition(output, step, **options)
+
+
+@settings(deadline=None, max_examples=150)
+@given(
+    requests=REQUESTS,
+    ratio=st.sampled_from([1, 3, 4, 7]),
+    block_size=st.sampled_from([16, 32, 64]),
+    sliding_window=st.sampled_from([-1, 1, 5]),
+    causal=st.booleans(),
+    feature=st.sampled_from(FEATURES),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16]),
+    seed=SEEDS,
+    data=st.data(),
+)
+def test_staged_tokens_attend_bit_by_bit_like_written_ones(
+    requests, ratio, block_size, sliding_window, causal, feature, dtype, seed, data
+):
+    step = make_step(requests, heads=2 * ratio, block_size=block_size, dtype=dtype, seed=seed)
+    options = {
+        **score_options(feature, 2 * ratio),
+        "causal": causal,
+        "sliding_window": sliding_window,
+    }
+    order = data.draw(st.permutations(range(len(step.drafts()))))
+    staged = attend(step, poison_drafts(step), staged=staged_rows(step, order), **options)
+    assert_equal_bits(staged, attend(step, **options))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_mixed_batch_staged_bit_by_bit(dtype):
+    step = make_step(MIXED, dtype=dtype, seed=21)
+    everything = list(range(len(step.drafts())))
+    staged = attend(step, poison_drafts(step), staged=staged_rows(step, everything))
+    assert_equal_bits(staged, attend(step))
+    assert not staged[: step.owned_rows].isnan().any()
+    assert staged[step.owned_rows :].isnan().all()
+
+
+def test_a_long_window_is_staged_too():
+    # More query rows than are batched together, so that the request is attended alone.
+    step = make_step([Request(cached=9, queries=BATCHED_QUERY_LIMIT + 6, drafts=20)], seed=2)
+    staged = staged_rows(step, list(range(20)))
+    assert_equal_bits(attend(step, poison_drafts(step), staged=staged), attend(step))
+
+
+def test_padding_among_the_staged_rows_belongs_to_nobody():
+    step = make_step([Request(30, 4, 3), Request(7, 3, 2)], seed=4)
+    rows, key, value = staged_rows(step, list(range(5)))
+    padded = torch.cat([torch.tensor([-1]), rows, torch.tensor([-1, -1])])
+    nan = torch.full_like(key[:1], float("nan"))
+    key, value = torch.cat([nan, key]), torch.cat([nan, value])
+    output = attend(step, poison_drafts(step), staged=(padded, key, value))
+    assert_equal_bits(output, attend(step))
+
+
+@settings(deadline=None, max_examples=80)
+@given(
+    requests=REQUESTS,
+    feature=st.sampled_from(FEATURES),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16]),
+    seed=SEEDS,
+)
+def test_reading_stale_slots_instead_changes_every_draft(requests, feature, dtype, seed):
+    step = make_step(requests, heads=4, dtype=dtype, seed=seed)
+    drafts = step.drafts()
+    assume(drafts)
+    options = score_options(feature, 4)
+    stale_cache = step.kv_cache.clone()
+    for _, request, position in drafts:
+        block, offset = step.slot(request, position)
+        stale_cache[block, :, offset] += 1.0
+        stale_cache[block, :, offset, step.query.shape[2] :] += 50.0  # more than rounding hides
+    right, stale = attend(step, **options), attend(step, stale_cache, **options)
+    draft_rows = {row for row, _, _ in drafts}
+    for row in range(step.owned_rows):
+        # A draft sees at least itself; tokens before the drafts see none of them.
+        assert torch.equal(right[row], stale[row]) == (row not in draft_rows)
+    repaired = attend(
+        step, stale_cache, staged=staged_rows(step, list(range(len(drafts)))), **options
+    )
+    assert_equal_bits(repaired, right)
+
+
+def test_the_cache_and_the_staged_rows_are_only_read():
+    step = make_step(MIXED, seed=6)
+    cache = poison_drafts(step)
+    staged = staged_rows(step, list(range(len(step.drafts()))))
+    copies = [cache.clone(), *(tensor.clone() for tensor in staged)]
+    attend(step, cache, staged=staged)
+    for tensor, copy in zip((cache, *staged), copies, strict=True):
+        torch.testing.assert_close(tensor, copy, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("layout", ["layers_interleaved", "tokens_before_heads"])
+def test_a_cache_with_gaps_and_a_fused_query_give_the_same_bits(layout):
+    step = make_step(MIXED, seed=8)
+    right = attend(step)
+    if layout == "layers_interleaved":
+        step.kv_cache = torch.stack([step.kv_cache, -step.kv_cache], dim=1)[:, 0]
+    else:
+        step.kv_cache = step.kv_cache.transpose(1, 2).contiguous().transpose(1, 2)
+    fused = torch.cat([step.query, step.query], dim=1)
+    step.query = fused[:, : step.query.shape[1]]
+    assert not step.kv_cache.is_contiguous()
+    assert not step.query.is_contiguous()
+    assert_equal_bits(attend(step).contiguous(), right)
+
+
+def test_a_step_without_queries_plans_nothing():
+    plan = plan_attention(
+        torch.zeros(3, dtype=torch.int32),
+        torch.tensor([4, 5], dtype=torch.int32),
+        torch.zeros(2, 1, dtype=torch.int32),
+        16,
+    )
+    assert list(plan) == []

@@ -1,0 +1,234 @@
+"""Staging buffers over real caches: sizes, refusals, and direct writes as stock vLLM's."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nwor_bench.plugin.staging import (
+    LayerCache,
+    StagingBuffers,
+    StagingUnavailable,
+    write_kv_cache,
+)
+from nwor_bench.plugin.window import Outcome, Window, WindowBatch
+
+NAN = float("nan")
+
+
+def layer_cache(
+    name="layer", *, blocks=3, kv_heads=2, block_size=4, widths=(3, 5), dtype=torch.float32, **kw
+):
+    cache_dtype = kw.pop("cache_dtype", dtype)
+    shape = (blocks, kv_heads, block_size, sum(widths))
+    return LayerCache(name, torch.full(shape, NAN, dtype=cache_dtype), widths[0], dtype)
+
+
+def make_buffers(layers=3, capacity=4, **kw):
+    return StagingBuffers([layer_cache(f"layer{i}", **kw) for i in range(layers)], capacity)
+
+
+def kv_of_layer(layer, num_tokens=6, kv_heads=2, widths=(3, 5)):
+    rng = torch.Generator().manual_seed(layer)
+    return (
+        torch.randn(num_tokens, kv_heads, widths[0], generator=rng),
+        torch.randn(num_tokens, kv_heads, widths[1], generator=rng),
+    )
+
+
+def slot_of(cache, slot):
+    block, offset = divmod(slot, cache.shape[2])
+    return cache[block, :, offset]
+
+
+def assert_cache_holds(cache, entries):
+    """Exactly these slots hold (key row, value row); all others were never written."""
+    for slot in range(cache.shape[0] * cache.shape[2]):
+        if slot in entries:
+            assert torch.equal(slot_of(cache, slot), torch.cat(entries[slot], dim=-1))
+        else:
+            assert slot_of(cache, slot).isnan().all()
+
+
+def test_one_buffer_a_target_layer_of_the_layers_shape():
+    buffers = make_buffers(layers=3, capacity=7, dtype=torch.bfloat16)
+    assert buffers.num_layers == 3
+    assert buffers.capacity == 7
+    assert buffers.key.shape == (3, 7, 2, 3)
+    assert buffers.value.shape == (3, 7, 2, 5)
+    assert buffers.key.dtype is buffers.value.dtype is torch.bfloat16
+    assert buffers.metadata.tolist() == [[0, 0]] * 3
+
+
+@pytest.mark.parametrize(
+    ("kw", "by_hand"),
+    [
+        # layers x heads x (K width + V width) x bytes of the cache's dtype
+        ({"layers": 3}, 3 * 2 * 8 * 4),
+        ({"layers": 28, "kv_heads": 8, "widths": (128, 128), "dtype": torch.bfloat16}, 114_688),
+        ({"layers": 1, "dtype": torch.float32, "cache_dtype": torch.bfloat16}, 2 * 8 * 2),
+        ({"layers": 2, "dtype": torch.bfloat16, "cache_dtype": torch.float8_e4m3fn}, 2 * 2 * 8),
+    ],
+)
+def test_bytes_per_token_are_the_caches_over_all_layers(kw, by_hand):
+    assert make_buffers(blocks=1, **kw).bytes_per_token == by_hand
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"kv_heads": 1},
+        {"widths": (4, 5)},
+        {"widths": (4, 4)},  # the same cache, cut in another place
+        {"block_size": 8},
+        {"blocks": 2},
+        {"dtype": torch.bfloat16, "cache_dtype": torch.float32},
+        {"cache_dtype": torch.bfloat16},
+    ],
+)
+def test_layers_that_differ_cannot_share_a_buffer(other):
+    with pytest.raises(StagingUnavailable, match="^layer_shapes_differ$"):
+        StagingBuffers([layer_cache(), layer_cache(**other)], 4)
+
+
+def test_no_layers_at_all():
+    with pytest.raises(StagingUnavailable, match="^no_target_layers$"):
+        StagingBuffers([], 4)
+
+
+def test_stage_holds_rows_and_says_nothing():
+    buffers = make_buffers()
+    key, value = kv_of_layer(1)
+    assert buffers.stage(1, key, value, torch.tensor([5, 2])) == ""
+    assert torch.equal(buffers.key[1, :2], key[[5, 2]])
+    assert torch.equal(buffers.value[1, :2], value[[5, 2]])
+    assert buffers.metadata.tolist() == [[0, 0], [2, 0], [0, 0]]
+    buffers.reset()
+    assert buffers.metadata.tolist() == [[0, 0]] * 3
+
+
+@pytest.mark.parametrize(
+    ("key_shape", "value_shape"),
+    [
+        ((6, 2, 4), (6, 2, 5)),
+        ((6, 2, 3), (6, 2, 3)),
+        ((6, 1, 3), (6, 2, 5)),
+        ((6, 2, 3), (6, 1, 5)),
+        ((6, 6), (6, 10)),
+    ],
+)
+def test_stage_refuses_another_shape(key_shape, value_shape):
+    buffers = make_buffers()
+    buffers.key.fill_(NAN)
+    said = buffers.stage(0, torch.ones(key_shape), torch.ones(value_shape), torch.tensor([0]))
+    assert said == "kv_shape"
+    assert buffers.key.isnan().all()
+    assert buffers.metadata.tolist() == [[0, 0]] * 3
+
+
+def test_stage_passes_on_the_kernels_words():
+    buffers = make_buffers(capacity=2)
+    key, value = kv_of_layer(0)
+    assert buffers.stage(0, key, value, torch.tensor([1, 2, 3])) == "overflow"
+    assert buffers.stage(1, key, value, torch.tensor([6])) == "row_range"
+
+
+def test_commit_writes_the_accepted_rows_of_every_layer():
+    buffers = make_buffers()
+    slots = torch.tensor([11, 0, 6])
+    for layer in range(3):
+        assert buffers.stage(layer, *kv_of_layer(layer), torch.tensor([1, 2, 4])) == ""
+    assert buffers.commit(slots, torch.tensor([True, False, True])) == ""
+    for layer, cache in enumerate(buffers.layers):
+        key, value = kv_of_layer(layer)
+        entries = {11: (key[1], value[1]), 6: (key[4], value[4])}
+        assert_cache_holds(cache.kv_cache, entries)
+
+
+def test_commit_names_every_problem_and_writes_nothing():
+    buffers = make_buffers(capacity=2)
+    rows = torch.tensor([1, 2])
+    buffers.stage(0, *kv_of_layer(0), rows)
+    buffers.stage(1, *kv_of_layer(1), torch.tensor([1, 2, 3]))
+    said = buffers.commit(torch.tensor([0, 12]), torch.tensor([True, True]))
+    assert said == "overflow+count_mismatch+slot_range"
+    for layer in buffers.layers:
+        assert_cache_holds(layer.kv_cache, {})
+
+
+def test_write_directly_writes_the_named_layers_and_skips_padding():
+    buffers = make_buffers()
+    for layer in range(3):
+        buffers.stage(layer, *kv_of_layer(layer), torch.tensor([1, 2, 4]))
+    buffers.write_directly([0, 2], torch.tensor([9, -1, 2]))
+    for layer, cache in enumerate(buffers.layers):
+        key, value = kv_of_layer(layer)
+        entries = {9: (key[1], value[1]), 2: (key[4], value[4])}
+        assert_cache_holds(cache.kv_cache, entries if layer != 1 else {})
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    kv_heads=st.integers(1, 3),
+    widths=st.tuples(st.integers(1, 4), st.integers(1, 4)),
+    block_size=st.integers(1, 4),
+    cache_dtype=st.sampled_from([torch.float32, torch.bfloat16]),
+    strided=st.booleans(),
+    data=st.data(),
+)
+def test_write_kv_cache_writes_each_row_to_its_slot(
+    kv_heads, widths, block_size, cache_dtype, strided, data
+):
+    blocks = 3
+    every_slot = data.draw(st.permutations(range(blocks * block_size)))
+    slots = every_slot[: data.draw(st.integers(0, len(every_slot)))]
+    for at in data.draw(st.lists(st.integers(0, len(slots)), max_size=3)):
+        slots.insert(at, -1)
+    key, value = kv_of_layer(7, len(slots), kv_heads, widths)
+    memory = torch.full((blocks, 2, block_size, kv_heads, sum(widths)), NAN, dtype=cache_dtype)
+    cache = memory[:, 0].transpose(1, 2)
+    if not strided:
+        cache = cache.contiguous()
+
+    write_kv_cache(key, value, cache, torch.tensor(slots).long())
+
+    rows = {slot: i for i, slot in enumerate(slots) if slot >= 0}
+    entries = {
+        slot: (key[i].to(cache_dtype), value[i].to(cache_dtype)) for slot, i in rows.items()
+    }
+    assert_cache_holds(cache, entries)
+    assert memory[:, 1].isnan().all()
+
+
+@pytest.mark.parametrize("fault_at", [None, 0, 1, 2, "commit"])
+def test_a_window_over_real_buffers_leaves_the_cache_that_stock_vllm_leaves(fault_at):
+    buffers = make_buffers()
+    window = Window(buffers)
+    step_slots = torch.tensor([4, 5, 6, 0, 1, -1])  # two requests: rows 0-2 and 3-4, padding
+    rows = torch.tensor([1, 2, 4])
+    direct_slots = step_slots.clone()
+    direct_slots[rows] = -1
+    window.begin(WindowBatch((2, 1), rows, step_slots[rows], direct_slots))
+    for layer, cache in enumerate(buffers.layers):
+        key, value = kv_of_layer(layer)
+        given_key = key[:, :, :2] if layer == fault_at else key
+        staged = window.is_staging and window.stage(layer, given_key, value)
+        write_kv_cache(key, value, cache.kv_cache, direct_slots if staged else step_slots)
+    if fault_at == "commit":
+        buffers.metadata[1, 0] = 2
+    window.accept(torch.tensor([True, False, True]), 2)
+    window.commit()
+
+    committed = fault_at is None
+    expected = Outcome(3, 2, None)
+    if not committed:
+        problem = "commit:count_mismatch" if fault_at == "commit" else "stage:kv_shape"
+        expected = Outcome(0, 0, problem)
+    assert window.close() == expected
+    for layer, cache in enumerate(buffers.layers):
+        key, value = kv_of_layer(layer)
+        held = {4: 0, 5: 1, 6: 2, 0: 3, 1: 4}
+        if committed:
+            del held[6]
+        entries = {slot: (key[row], value[row]) for slot, row in held.items()}
+        assert_cache_holds(cache.kv_cache, entries)

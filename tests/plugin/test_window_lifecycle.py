@@ -1,0 +1,155 @@
+"""One window's life, step by step: what is said, what is counted, what is logged."""
+
+import logging
+
+import pytest
+import torch
+from window_model import ModelEngine
+
+from nwor_bench.plugin.window import Outcome, State, WindowError
+
+LAYERS = 3
+
+
+def open_window(num_draft_tokens=(2, 0, 1)):
+    engine = ModelEngine(LAYERS)
+    engine.window.begin(engine.batch(num_draft_tokens))
+    return engine
+
+
+def staged_window(num_draft_tokens=(2, 0, 1)):
+    engine = open_window(num_draft_tokens)
+    assert all(engine.forward(layer) for layer in range(LAYERS))
+    return engine
+
+
+def assert_all_written(engine):
+    for layer in range(LAYERS):
+        assert engine.in_cache(layer) == engine.expected(layer)
+
+
+def test_a_window_that_goes_well():
+    engine = staged_window()
+    assert engine.window.accept(torch.tensor([True, False, True]), 2)
+    assert engine.window.commit()
+    assert engine.window.close() == Outcome(3, 2, None)
+    first, _, last = engine.slots
+    for layer in range(LAYERS):
+        everything = engine.expected(layer)
+        assert engine.in_cache(layer) == {slot: everything[slot] for slot in (first, last)}
+
+
+def test_the_same_window_serves_again_and_remembers_nothing():
+    engine = staged_window()
+    engine.window.accept(torch.tensor([True, True, True]), 3)
+    engine.window.commit()
+    engine.window.close()
+    engine.window.begin(engine.batch((1,)))
+    engine.window.abort("why")
+    assert engine.window.close() == Outcome(0, 0, "why")
+    engine.window.begin(engine.batch((1,)))
+    assert all(engine.forward(layer) for layer in range(LAYERS))
+    assert engine.window.accept(torch.tensor([False]), 0)
+    assert engine.window.commit()
+    assert engine.window.close() == Outcome(1, 0, None)
+
+
+@pytest.mark.parametrize("num_draft_tokens", [(), (0,), (0, 0)])
+def test_an_empty_window_commits_nothing(num_draft_tokens):
+    engine = staged_window(num_draft_tokens)
+    assert engine.window.accept(torch.zeros(0, dtype=torch.bool), 0)
+    assert engine.window.commit()
+    assert engine.window.close() == Outcome(0, 0, None)
+
+
+@pytest.mark.parametrize("faulty", range(LAYERS))
+@pytest.mark.parametrize("fault", ["overflow+row_range", RuntimeError("no")])
+def test_a_fault_in_any_layer_writes_the_window_directly(faulty, fault):
+    engine = open_window()
+    engine.staging.stage_faults.extend([None] * faulty + [fault])
+    taken = [engine.forward(layer) for layer in range(LAYERS)]
+    assert taken == [layer < faulty for layer in range(LAYERS)]
+    assert_all_written(engine)
+    assert not engine.window.accept(torch.tensor([True, True, True]), 3)
+    assert not engine.window.commit()
+    word = fault if isinstance(fault, str) else "RuntimeError"
+    assert engine.window.close() == Outcome(0, 0, f"stage:{word}")
+
+
+@pytest.mark.parametrize("layers_done", range(LAYERS + 1))
+def test_a_commit_cut_off_between_layers_writes_the_window_directly(layers_done):
+    engine = staged_window()
+    engine.window.accept(torch.tensor([True, False, False]), 1)
+    engine.staging.commit_fault = ValueError("no")
+    engine.staging.layers_before_commit_fault = layers_done
+    assert not engine.window.commit()
+    assert_all_written(engine)
+    assert engine.window.close() == Outcome(0, 0, "commit:ValueError")
+
+
+def test_a_fault_is_logged_with_its_traceback(caplog):
+    engine = open_window()
+    engine.staging.stage_faults.append(RuntimeError("the disk is on fire"))
+    with caplog.at_level(logging.ERROR, logger="vllm.nwor_bench"):
+        engine.forward(0)
+    assert "the disk is on fire" in caplog.text
+    assert "Traceback" in caplog.text
+
+
+def test_an_interrupt_is_no_fallback():
+    engine = open_window()
+    engine.staging.stage_faults.append(KeyboardInterrupt())
+    engine.staging._fail = lambda fault: (_ for _ in ()).throw(fault)
+    with pytest.raises(KeyboardInterrupt):
+        engine.forward(0)
+
+
+def test_a_layer_left_out_of_the_forward_pass_is_no_window_to_commit():
+    engine = open_window()
+    engine.forward(0)
+    engine.forward(2)
+    assert not engine.window.accept(torch.tensor([True, True, True]), 3)
+    assert engine.window.close().fallback_reason == "accept:layer_not_staged"
+    assert engine.in_cache(0) == engine.expected(0)
+    assert engine.in_cache(1) == {}
+
+
+@pytest.mark.parametrize("shape", [(2,), (4,), (0,), (3, 1), ()])
+def test_a_mask_of_another_shape_is_refused(shape):
+    engine = staged_window()
+    assert not engine.window.accept(torch.ones(shape, dtype=torch.bool), 1)
+    assert_all_written(engine)
+    assert engine.window.close().fallback_reason == "accept:mask_shape"
+
+
+def test_the_first_reason_is_kept():
+    engine = staged_window()
+    engine.window.abort("first")
+    engine.window.abort("second")
+    assert engine.window.close().fallback_reason == "first"
+
+
+def test_a_direct_write_that_fails_is_not_swallowed():
+    engine = staged_window()
+
+    def broken(layers, slots):
+        raise OSError("no cache")
+
+    engine.staging.write_directly = broken
+    with pytest.raises(OSError, match="no cache"):
+        engine.window.abort("why")
+    assert engine.window.state is State.OPEN
+
+
+def test_an_error_of_order_names_the_call_and_the_state():
+    engine = open_window()
+    with pytest.raises(WindowError, match=r"commit\(\) while the window is open"):
+        engine.window.commit()
+    with pytest.raises(WindowError, match=r"begin\(\) while a window is open"):
+        engine.window.begin(engine.window.batch)
+
+
+def test_a_batch_totals_its_drafts():
+    engine = ModelEngine(1)
+    assert engine.batch((2, 0, 3)).total == 5
+    assert engine.batch(()).total == 0

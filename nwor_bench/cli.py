@@ -1,14 +1,29 @@
 """The command line: parse, call, print errors. Heavy imports happen inside the commands."""
 
 import sys
+from typing import Any
 
 import typer
+from typer.core import TyperGroup
 
 from nwor_bench import __version__
 from nwor_bench.commands import pairs, report, scenarios, sweep
 from nwor_bench.errors import BenchError, ExitCode
 
+
+class _Commands(TyperGroup):
+    """Says so when a command is interrupted; without this the prompt comes back in silence."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            typer.secho("nwor-bench: interrupted", fg="red", err=True)
+            raise typer.Exit(ExitCode.INTERRUPTED) from None
+
+
 app = typer.Typer(
+    cls=_Commands,
     help="What happens to the KV cache in speculative decoding, measured on stock vLLM.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -29,7 +44,11 @@ def _print_version(wanted: bool) -> None:
 @app.callback()
 def _options(
     version: bool = typer.Option(
-        False, "--version", help="Show the version and exit.", callback=_print_version, is_eager=True
+        False,
+        "--version",
+        help="Show the version and exit.",
+        callback=_print_version,
+        is_eager=True,
     ),
 ) -> None:
     """What happens to the KV cache in speculative decoding, measured on stock vLLM."""
@@ -42,6 +61,3 @@ def main() -> None:
     except BenchError as error:
         typer.secho(f"nwor-bench: {error}", fg="red", err=True)
         sys.exit(error.exit_code)
-    except KeyboardInterrupt:
-        typer.secho("nwor-bench: interrupted", fg="red", err=True)
-        sys.exit(ExitCode.INTERRUPTED)

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from enum import StrEnum
 from itertools import product
+from math import inf
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
@@ -37,8 +38,12 @@ _OWNED_ENGINE_ARGS = {
     "speculative_config": "use --speculative-config",
     "max_model_len": "use --max-model-len",
     "tensor_parallel_size": "use --tensor-parallel-size",
+    "dtype": "use --dtype",
+    "block_size": "use --block-size",
+    "kv_cache_memory_bytes": "use --kv-cache-gib",
     "seed": "use --seed",
     "worker_extension_cls": "nwor-bench sets it itself",
+    "disable_log_stats": "nwor-bench reads vLLM's counters",
 }
 """Engine arguments that have a flag of their own, or that the harness must set."""
 
@@ -212,7 +217,9 @@ def _check(spec: SweepSpec) -> None:
     if spec.block_size is not None:
         _check_range("--block-size", spec.block_size, spec.block_size > 0)
     if spec.kv_cache_gib is not None:
-        _check_range("--kv-cache-gib", spec.kv_cache_gib, spec.kv_cache_gib > 0, "more than 0")
+        _check_range(
+            "--kv-cache-gib", spec.kv_cache_gib, 0 < spec.kv_cache_gib < inf, "more than 0"
+        )
     if spec.dtype is not None and spec.dtype not in DTYPES:
         raise ConfigError.unknown("--dtype", spec.dtype, DTYPES)
     _check_engine_args(spec.engine_args)

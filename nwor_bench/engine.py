@@ -2,10 +2,14 @@
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Protocol
+
+from pydantic import ValidationError
 
 from nwor_bench.config import SweepSpec
 from nwor_bench.engine_log import log_to_file
@@ -51,7 +55,7 @@ class VllmCounters:
             self.num_drafts - before.num_drafts,
             self.draft_tokens - before.draft_tokens,
             self.accepted_tokens - before.accepted_tokens,
-            tuple(now - then for now, then in zip(self.accepted_per_position, earlier)),
+            tuple(now - then for now, then in zip(self.accepted_per_position, earlier, strict=True)),
         )
 
 
@@ -183,18 +187,50 @@ def _set_environment() -> None:
     os.environ.update(fixed)
 
 
+def check_arguments(pair: ResolvedPair, spec: SweepSpec) -> None:
+    """Have vLLM judge the configuration before anything is started or written.
+
+    Raises ConfigError with vLLM's own reason if it refuses.
+    """
+    _set_environment()
+    with TemporaryDirectory() as folder, log_to_file(Path(folder) / "vllm.log"), _refusals():
+        from vllm import EngineArgs
+
+        EngineArgs(**engine_arguments(pair, spec)).create_engine_config()
+
+
 def _start(pair: ResolvedPair, spec: SweepSpec) -> Any:
     try:
-        from vllm import LLM
+        with _refusals():
+            from vllm import LLM
 
-        return LLM(**engine_arguments(pair, spec))
-    except (BenchError, KeyboardInterrupt):
+            return LLM(**engine_arguments(pair, spec))
+    except BenchError:
         raise
-    except (ValueError, TypeError, NotImplementedError, AssertionError) as error:
-        first_line = str(error).strip().splitlines() or [type(error).__name__]
-        raise ConfigError(f"vLLM refuses this configuration: {' '.join(first_line[:3])}") from error
     except Exception as error:
         raise EngineError(f"vLLM did not start: {type(error).__name__}: {error}") from error
+
+
+@contextmanager
+def _refusals() -> Iterator[None]:
+    """Turn what vLLM raises for a configuration that it does not take into a ConfigError."""
+    try:
+        yield
+    except BenchError:
+        raise
+    except (ValueError, TypeError, NotImplementedError, AssertionError) as error:
+        raise ConfigError(f"vLLM refuses this configuration: {_reason(error)}") from error
+
+
+def _reason(error: Exception) -> str:
+    """What vLLM says, in one line and without the objects that its validator prints."""
+    if isinstance(error, ValidationError):
+        faults = error.errors(include_url=False, include_input=False, include_context=False)
+        where = [".".join(map(str, fault["loc"])) for fault in faults]
+        what = [fault["msg"].removeprefix("Value error, ") for fault in faults]
+        return "; ".join(f"{a}: {b}" if a else b for a, b in zip(where, what, strict=True))
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return " ".join(lines[:3])
 
 
 def engine_arguments(pair: ResolvedPair, spec: SweepSpec) -> dict[str, Any]:

@@ -1,8 +1,8 @@
 """Errors that a user can act on. Each message says what to change; the CLI prints it and exits."""
 
+from collections.abc import Iterable
 from difflib import get_close_matches
 from enum import IntEnum
-from typing import Iterable
 
 
 class ExitCode(IntEnum):

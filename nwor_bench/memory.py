@@ -31,16 +31,19 @@ def kv_cache_bytes(pair: ResolvedPair, spec: SweepSpec) -> int:
 
 
 def cache_bytes_per_token(pair: ResolvedPair) -> int | None:
-    """K and V of one token over all layers of target and drafter; None for a hub model.
+    """K and V of one token over all layers of target and drafter; None for a hub model,
+    and for a config.json that names its sizes otherwise.
 
     2 x layers x kv heads x head dim x bytes an element, at 4 bytes (float32) to be safe.
     """
     total = 0
     for model in (pair.target, pair.draft):
-        config = read_model_config(model) if model else None
-        if model is not None and config is None:
+        if model is None:
+            continue
+        elements = _cache_elements(read_model_config(model) or {})
+        if elements == 0:
             return None
-        total += _cache_elements(config or {}) * 4
+        total += elements * 4
     return total
 
 
@@ -61,9 +64,14 @@ def require_memory(pair: ResolvedPair, spec: SweepSpec) -> None:
     needed = cache + _weight_bytes(pair) + RUNTIME_BYTES
     free = psutil.virtual_memory().available
     if needed > free:
+        if spec.kv_cache_gib is not None:
+            field, value = "--kv-cache-gib", f"{spec.kv_cache_gib:g}"
+        else:
+            field = "--requests x --max-model-len"
+            value = f"{spec.scenario.requests} x {spec.scenario.max_model_len}"
         raise ConfigError.for_field(
-            "--kv-cache-gib",
-            round(cache / GIB, 2),
+            field,
+            value,
             f"no free memory for the cache: {needed / GIB:.1f} GiB needed with the weights, "
             f"{free / GIB:.1f} GiB free; write a smaller --kv-cache-gib, fewer --requests or a "
             "shorter --max-model-len",
@@ -75,5 +83,3 @@ def _weight_bytes(pair: ResolvedPair) -> int:
     folders = [Path(model) for model in (pair.target, pair.draft) if model]
     files = [file for folder in folders if folder.is_dir() for file in folder.glob("*.safetensors")]
     return 2 * sum(file.stat().st_size for file in files)
-
-

@@ -21,14 +21,14 @@ def first_mismatch(
     """Where two batches' output first differs, in words; None if it is equal everywhere."""
     if len(tokens) != len(reference):
         return f"{len(tokens)} requests answered, {len(reference)} expected"
-    differing = [i for i, (ours, theirs) in enumerate(zip(tokens, reference)) if ours != theirs]
+    pairs = enumerate(zip(tokens, reference, strict=True))
+    differing = [i for i, (ours, theirs) in pairs if ours != theirs]
     if not differing:
         return None
     request = differing[0]
     ours, theirs = tokens[request], reference[request]
-    at = next(
-        (i for i, (a, b) in enumerate(zip(ours, theirs)) if a != b), min(len(ours), len(theirs))
-    )
+    shared = min(len(ours), len(theirs))
+    at = next((i for i in range(shared) if ours[i] != theirs[i]), shared)
     got = ours[at] if at < len(ours) else "the end"
     wanted = theirs[at] if at < len(theirs) else "the end"
     return (

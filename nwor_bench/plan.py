@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from random import Random
 
 from nwor_bench.config import SweepSpec
-from nwor_bench.prompts import Prompt, select_block
+from nwor_bench.prompts import Prompt, select_blocks
 from nwor_bench.records import Cell
 
 GATE_BLOCK = 0
@@ -49,15 +49,13 @@ def make_plan(spec: SweepSpec, pair_name: str, prompts: Sequence[Prompt]) -> Pla
     """
     cells = spec.cells(pair_name)
     scenario = spec.scenario
+    chosen = select_blocks(prompts, scenario.requests, 1 + scenario.batches, spec.seed)
 
-    def block(number: int, order: Sequence[Cell]) -> Block:
-        chosen = select_block(prompts, scenario.requests, number, spec.seed)
-        return Block(number, tuple(order), tuple(chosen))
+    def block(number: int) -> Block:
+        order = sorted(cells, key=lambda cell: not cell.is_baseline)
+        if number != GATE_BLOCK:
+            Random(f"{spec.seed}:order:{number}").shuffle(order)
+        return Block(number, tuple(order), tuple(chosen[number]))
 
-    gate_order = sorted(cells, key=lambda cell: not cell.is_baseline)
-    blocks = []
-    for number in range(1, scenario.batches + 1):
-        order = list(cells)
-        Random(f"{spec.seed}:order:{number}").shuffle(order)
-        blocks.append(block(number, order))
-    return Plan(cells, scenario.warmup, block(GATE_BLOCK, gate_order), tuple(blocks))
+    gate, *timed = map(block, range(1 + scenario.batches))
+    return Plan(cells, scenario.warmup, gate, tuple(timed))

@@ -33,7 +33,9 @@ def preload_environment(environ: Mapping[str, str]) -> dict[str, str] | None:
     preloaded = environ.get("LD_PRELOAD", "")
     if library is None or LIBRARY in preloaded or DONE in environ:
         return None
-    return {**environ, "LD_PRELOAD": ":".join(filter(None, [str(library), preloaded])), DONE: "1"}
+    both = ":".join(filter(None, [str(library), preloaded]))
+    # Intel's runtime prints a notice on a call of PyTorch's that it calls deprecated.
+    return {"KMP_WARNINGS": "0", **environ, "LD_PRELOAD": both, DONE: "1"}
 
 
 def run_under_one_openmp() -> None:

@@ -159,13 +159,20 @@ def select_block(prompts: Sequence[Prompt], requests: int, block: int, seed: int
     while unused ones are left, and over the blocks the least used come first, so that later
     blocks bring new text as long as there is any.
     """
+    return select_blocks(prompts, requests, block + 1, seed)[block]
+
+
+def select_blocks(
+    prompts: Sequence[Prompt], requests: int, blocks: int, seed: int
+) -> list[list[Prompt]]:
+    """The prompts of blocks 0 to `blocks` - 1, each as `select_block` gives it."""
     if not prompts:
         raise ConfigError("there are no prompts to choose from")
     used: Counter[str] = Counter()
-    chosen: list[Prompt] = []
-    for earlier in range(block + 1):
-        chosen = _choose(prompts, requests, used, Random(f"{seed}:{earlier}"))
-        used.update(prompt.id for prompt in chosen)
+    chosen: list[list[Prompt]] = []
+    for block in range(blocks):
+        chosen.append(_choose(prompts, requests, used, Random(f"{seed}:{block}")))
+        used.update(prompt.id for prompt in chosen[block])
     return chosen
 
 

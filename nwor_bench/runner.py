@@ -167,5 +167,3 @@ def blocks_for_header(plan: Plan) -> list[dict[str, Any]]:
 
 def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="milliseconds")
-
-

@@ -50,13 +50,14 @@ class Scenario(StrictModel):
 
     `batches` is the number of timed blocks: in each, every cell runs once on the same
     `requests` prompts. `warmup` counts untimed batches a cell. Lengths without "chars" in
-    their name are in tokens.
+    their name are in tokens. The upper limits catch slips of the keyboard before their prompts
+    fill the memory.
     """
 
     name: str = Field(default="", pattern=r"^([A-Za-z0-9][A-Za-z0-9._-]*)?$")
     description: str = ""
-    requests: int = Field(ge=1)
-    batches: int = Field(ge=1)
+    requests: int = Field(ge=1, le=100_000)
+    batches: int = Field(ge=1, le=10_000)
     warmup: int = Field(default=1, ge=0)
     draft_tokens: int = Field(ge=1)
     max_new_tokens: int = Field(ge=1)

@@ -1,11 +1,12 @@
 """A sweep from the spec to the reports: check everything, start one engine, run, report."""
 
+import shlex
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from types import FrameType
@@ -16,17 +17,18 @@ from rich.console import Console
 from nwor_bench import environment
 from nwor_bench.aggregate import summarise
 from nwor_bench.config import SweepSpec
-from nwor_bench.engine import Engine, VllmEngine
-from nwor_bench.errors import BenchError, ExitCode
-from nwor_bench.memory import GIB, kv_cache_bytes, require_memory
+from nwor_bench.dry_run import plan_lines
+from nwor_bench.engine import Engine, VllmEngine, check_arguments
+from nwor_bench.errors import ConfigError, ExitCode
+from nwor_bench.memory import require_memory
 from nwor_bench.pairs import ResolvedPair, resolve_pair
 from nwor_bench.plan import Plan, make_plan
-from nwor_bench.progress import make_progress
+from nwor_bench.progress import Progress, make_progress
 from nwor_bench.prompts import encode, load_prompts, load_tokenizer
 from nwor_bench.records import RunStatus, Verdict
 from nwor_bench.report import print_summary, write_files
 from nwor_bench.runner import Encode, Sweep, blocks_for_header
-from nwor_bench.store import RunStore, default_folder, read_run
+from nwor_bench.store import RunStore, check_output, default_folder, read_run
 from nwor_bench.versions import require_supported_vllm
 
 RUNS = Path("runs")
@@ -43,6 +45,28 @@ class PairChoice:
     draft_model: str | None = None
     method: str | None = None
 
+    def with_config(self, config: Mapping[str, Any] | None) -> "PairChoice":
+        """Take the method and the drafter from vLLM's speculative_config where no flag names them.
+
+        Raises ConfigError where a flag says otherwise.
+        """
+        draft_model = _agreed("--draft-model", self.draft_model, config, "model")
+        method = _agreed("--method", self.method, config, "method")
+        return replace(self, draft_model=draft_model, method=method)
+
+
+def _agreed(
+    flag: str, given: str | None, config: Mapping[str, Any] | None, name: str
+) -> str | None:
+    value = (config or {}).get(name)
+    if value is not None and not isinstance(value, str):
+        raise ConfigError.for_field(f"--speculative-config: {name}", value, "write a text")
+    if value is not None and given not in (None, value):
+        raise ConfigError.for_field(
+            flag, given, f"--speculative-config says {name} {value!r}; give one of the two"
+        )
+    return given if value is None else value
+
 
 def run_session(
     spec: SweepSpec,
@@ -52,14 +76,18 @@ def run_session(
     dry_run: bool = False,
     verbose: bool = False,
     engine_factory: EngineFactory = VllmEngine,
+    check_engine: Callable[[ResolvedPair, SweepSpec], None] = check_arguments,
 ) -> ExitCode:
     """Run one sweep and write its reports; returns the exit code.
 
-    Raises ConfigError before anything expensive starts; EngineError if vLLM fails (what was
-    measured until then is kept and reported as partial).
+    Raises ConfigError before anything is started or written. Whatever is raised later, such as
+    EngineError, passes on after what was measured until then is stored and reported.
     """
     console = Console()
     require_supported_vllm()
+    if output is not None:
+        check_output(output)
+    choice = choice.with_config(spec.speculative_config)
     pair = resolve_pair(
         choice.pair,
         target_model=choice.target_model,
@@ -67,30 +95,43 @@ def run_session(
         method=choice.method,
         progress=lambda line: console.print(line, highlight=False, markup=False),
     )
+    require_memory(pair, spec)
     plan = make_plan(spec, pair.name, load_prompts(spec.scenario))
     encoder = _encode_all(plan, spec, pair)
-    require_memory(pair, spec)
     if dry_run:
-        _print_plan(console, plan, spec, pair)
+        for line in plan_lines(plan, spec, pair):
+            console.print(line, highlight=False, markup=False)
         return ExitCode.OK
+    check_engine(pair, spec)
     started_at = datetime.now(UTC)
     folder = output or default_folder(RUNS, spec.scenario.name, pair.name, started_at)
     store = RunStore.create(folder, _header(plan, spec, pair, started_at))
-    status = _run(plan, spec, pair, store, encoder, console, verbose, engine_factory)
-    return _finish(store, status, console)
+    log = None if verbose else folder / "engine.log"
+
+    def measure(progress: Progress) -> None:
+        progress.say(f"starting vLLM with {pair.name} (log: {log or 'this terminal'})")
+        engine = engine_factory(pair, spec, log)
+        try:
+            _measure(Sweep(plan, spec, engine, store, encoder, progress), engine, store, progress)
+        finally:
+            engine.close()
+
+    with make_progress(console, plan.cells, plan.num_batches) as progress, _stop_on_sigterm():
+        status, failure = _guarded(measure, store, progress)
+    code = _finish(store, status, console)
+    if failure is not None:
+        raise failure
+    return code
 
 
 def _encode_all(plan: Plan, spec: SweepSpec, pair: ResolvedPair) -> Encode:
-    """Tokenise every block now, so that a prompt that does not fit is refused before a start."""
+    """Tokenise every prompt now, so that one that does not fit is refused before a start."""
     tokenizer = load_tokenizer(pair.target)
     scenario = spec.scenario
-    encoded = {
-        block.prompts: encode(
-            block.prompts, tokenizer, scenario.max_model_len, scenario.max_new_tokens
-        )
-        for block in (plan.gate, *plan.blocks)
-    }
-    return encoded.__getitem__
+    prompts = list(dict.fromkeys(p for b in (plan.gate, *plan.blocks) for p in b.prompts))
+    ids = encode(prompts, tokenizer, scenario.max_model_len, scenario.max_new_tokens)
+    encoded = dict(zip(prompts, ids, strict=True))
+    return lambda block: [encoded[prompt] for prompt in block]
 
 
 def _header(
@@ -105,50 +146,41 @@ def _header(
         "parity": None,
         "noise_floor": None,
         "blocks": blocks_for_header(plan),
-        "command": " ".join(["nwor-bench", *sys.argv[1:]]),
+        "command": shlex.join(["nwor-bench", *sys.argv[1:]]),
         "started_at": started_at.isoformat(timespec="seconds"),
         "finished_at": None,
     }
 
 
-def _run(
-    plan: Plan,
-    spec: SweepSpec,
-    pair: ResolvedPair,
-    store: RunStore,
-    encoder: Encode,
-    console: Console,
-    verbose: bool,
-    engine_factory: EngineFactory,
-) -> RunStatus:
-    """Start the engine and run the plan; an interruption leaves a partial run."""
-    with make_progress(console, plan.cells, plan.num_batches) as progress, _stop_on_sigterm():
-        try:
-            log = None if verbose else store.folder / "engine.log"
-            progress.say(f"starting vLLM with {pair.name} (log: {log or 'this terminal'})")
-            engine = engine_factory(pair, spec, log)
-            status = engine.status()
-            store.update({"engine": status})
-            progress.say(
-                f"engine start {status['start_count']}: {status['start_seconds']:.1f} s, "
-                f"{status['target_layers']} target layers, {status['attention_backend']}"
-            )
-            began = time.perf_counter()
-            sweep = Sweep(plan, spec, engine, store, encoder, progress)
-            try:
-                sweep.run()
-            finally:
-                store.update({"parity": _parity(sweep), "measuring_s": _since(began)})
-            engine.close()
-        except KeyboardInterrupt:
-            progress.say("interrupted: keeping what was measured")
-            store.append_event({"event": "interrupted", "at": _now()})
-            return RunStatus.PARTIAL
-        except BenchError as error:
-            store.append_event({"event": "failed", "at": _now(), "error": str(error)})
-            _finish(store, RunStatus.FAILED, console)
-            raise
-    return RunStatus.COMPLETE
+def _measure(sweep: Sweep, engine: Engine, store: RunStore, progress: Progress) -> None:
+    """Run the plan on a started engine; what the gate found is stored however it ends."""
+    status = engine.status()
+    store.update({"engine": status})
+    progress.say(
+        f"engine start {status['start_count']}: {status['start_seconds']:.1f} s, "
+        f"{status['target_layers']} target layers, {status['attention_backend']}"
+    )
+    began = time.perf_counter()
+    try:
+        sweep.run()
+    finally:
+        store.update({"parity": _parity(sweep), "measuring_s": _since(began)})
+
+
+def _guarded(
+    measure: Callable[[Progress], None], store: RunStore, progress: Progress
+) -> tuple[RunStatus, Exception | None]:
+    """How measuring ended, noted in the records; the run is reported before an error goes on."""
+    try:
+        measure(progress)
+    except KeyboardInterrupt:
+        progress.say("interrupted: keeping what was measured")
+        store.append_event({"event": "interrupted", "at": _now()})
+        return RunStatus.PARTIAL, None
+    except Exception as error:
+        store.append_event({"event": "failed", "at": _now(), "error": str(error) or repr(error)})
+        return RunStatus.FAILED, error
+    return RunStatus.COMPLETE, None
 
 
 def _parity(sweep: Sweep) -> dict[str, Any]:
@@ -168,23 +200,6 @@ def _finish(store: RunStore, status: RunStatus, console: Console) -> ExitCode:
     if any(cell.verdict == Verdict.INVALID for cell in cells):
         return ExitCode.CORRECTNESS_BROKEN
     return ExitCode.INTERRUPTED if status is RunStatus.PARTIAL else ExitCode.OK
-
-
-def _print_plan(console: Console, plan: Plan, spec: SweepSpec, pair: ResolvedPair) -> None:
-    lines = [
-        f"pair {pair.name}: {pair.method}, {spec.dtype or pair.dtype}, one engine start, "
-        f"{kv_cache_bytes(pair, spec) / GIB:.2f} GiB of KV cache",
-        f"scenario {spec.scenario.name}: {spec.scenario.requests} requests x "
-        f"{spec.scenario.max_new_tokens} new tokens, {spec.scenario.draft_tokens} drafts",
-        f"{plan.num_batches} batches: {plan.warmup} to warm up, {len(plan.cells)} for the gate, "
-        f"{len(plan.blocks)} blocks x {len(plan.cells)} cells",
-    ]
-    lines += [
-        f"block {block.number}: " + ", ".join(cell.label for cell in block.order)
-        for block in plan.blocks
-    ]
-    for line in lines:
-        console.print(line, highlight=False, markup=False)
 
 
 @contextmanager

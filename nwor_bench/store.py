@@ -10,6 +10,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from errno import ENOTDIR
+from os import strerror
 from pathlib import Path
 from typing import Any
 
@@ -48,14 +50,11 @@ class RunStore:
 
         Raises ConfigError if the folder already holds a run or cannot be written.
         """
-        if (folder / RUN_FILE).exists():
-            raise _holds_a_run(folder)
+        check_output(folder)
         try:
             folder.mkdir(parents=True, exist_ok=True)
             (folder / RECORDS_FILE).touch(exist_ok=False)
         except FileExistsError as error:
-            if (folder / RECORDS_FILE).exists():
-                raise _holds_a_run(folder) from error
             raise _not_writable(folder, error) from error
         except OSError as error:
             raise _not_writable(folder, error) from error
@@ -128,6 +127,24 @@ class RunStore:
             raise StoreError(f"{path}: cannot be written ({error.strerror})") from error
 
 
+def check_output(folder: Path) -> None:
+    """Refuse early what `RunStore.create` would refuse later, writing nothing.
+
+    Raises ConfigError if the folder holds a run, or a file is in its way.
+    """
+    try:
+        holds_run = (folder / RUN_FILE).exists() or (folder / RECORDS_FILE).exists()
+        nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    except OSError as error:  # a name too long, a folder that may not be looked into
+        raise _not_writable(folder, error) from error
+    if holds_run:
+        raise ConfigError.for_field(
+            "--output", str(folder), "it already holds a run; name a new folder"
+        )
+    if not nearest.is_dir():
+        raise _not_writable(folder, NotADirectoryError(ENOTDIR, strerror(ENOTDIR)))
+
+
 def read_run(folder: Path) -> RunData:
     """Read a run back; what a crash left half-written is skipped and named in `warnings`.
 
@@ -196,12 +213,6 @@ def _read_header(folder: Path) -> dict[str, Any]:
             f"{path}: format_version {version!r} is unknown; this nwor-bench reads {known}"
         )
     return header
-
-
-def _holds_a_run(folder: Path) -> ConfigError:
-    return ConfigError.for_field(
-        "--output", str(folder), "it already holds a run; name a new folder or use --resume"
-    )
 
 
 def _not_writable(folder: Path, error: OSError) -> ConfigError:

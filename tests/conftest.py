@@ -1,6 +1,7 @@
 """What all tests share: GPU tests are skipped where there is no CUDA device."""
 
 from functools import cache
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +12,12 @@ def cuda_is_available() -> bool:
     import torch
 
     return torch.cuda.is_available()
+
+
+@pytest.fixture(scope="session")
+def pair_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache of pairs for NWOR_BENCH_CACHE, so that the generated ones are built once."""
+    return tmp_path_factory.mktemp("pairs")
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -1,13 +1,15 @@
 """`nwor-bench sweep`: the command line of a sweep, and nothing else."""
 
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import Annotated
 
 import typer
 
-Text = Optional[str]
-Whole = Optional[int]
-Number = Optional[float]
+from nwor_bench.errors import ConfigError
+
+Text = str | None
+Whole = int | None
+Number = float | None
 
 WORKLOAD = "Workload (default: the scenario's value)"
 MODELS = "Models"
@@ -87,8 +89,7 @@ def sweep(
         Text, typer.Option(help="More arguments of vLLM's LLM(), as JSON.", rich_help_panel=VLLM)
     ] = None,
     output: Annotated[
-        Optional[Path],
-        typer.Option(help="Run folder (default: runs/TIME-SCENARIO-PAIR)."),
+        Text, typer.Option(help="Run folder (default: runs/TIME-SCENARIO-PAIR).")
     ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show what would run, and stop.")
@@ -130,4 +131,7 @@ def sweep(
         kv_cache_gib=kv_cache_gib,
     )
     choice = PairChoice(pair, target_model, draft_model, method)
-    raise typer.Exit(run_session(spec, choice, output, dry_run=dry_run, verbose=verbose))
+    if output == "":
+        raise ConfigError.for_field("--output", output, "name a new folder")
+    folder = None if output is None else Path(output)
+    raise typer.Exit(run_session(spec, choice, folder, dry_run=dry_run, verbose=verbose))

@@ -4,6 +4,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from nwor_bench.errors import ConfigError
 from nwor_bench.pairs.cache import Progress, build_once, pair_folder
 from nwor_bench.pairs.catalogue import DEFAULT_PAIR, load_pair
 from nwor_bench.pairs.drafting import PROMPT_LOOKUP, check_vocabulary, choose_method
@@ -44,10 +45,15 @@ def resolve_pair(
     """
     draft = None if draft_model is None else locate_model("draft_model", draft_model)
     if target_model is not None:
+        if name is not None:
+            raise ConfigError.for_field(
+                "pair", name, "--target-model (or TARGET_MODEL in the environment) names the "
+                "target already; give one of the two",
+            )  # fmt: skip
         target = locate_model("target_model", target_model)
         chosen = choose_method(method, draft)
         return _resolved(None, Path(target).name, chosen, target, draft)
-    pair = load_pair(name or DEFAULT_PAIR)
+    pair = load_pair(DEFAULT_PAIR if name is None else name)
     if draft is None:
         return _drafting_itself(pair, method or pair.method, cache_dir, progress or _silent)
     chosen = choose_method(method, draft)

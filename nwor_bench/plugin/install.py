@@ -1,6 +1,7 @@
 """Put the plugin's class-level hooks in place: the backend, and the end of warm-up."""
 
-from typing import Any, Callable
+from collections.abc import Callable
+from typing import Any
 
 from vllm.platforms import current_platform
 from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend

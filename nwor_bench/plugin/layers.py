@@ -15,9 +15,7 @@ def attention_layers(runner: Any) -> tuple[list[str], list[str]]:
     """Names of (target, drafter) layers that have a KV cache, each in the runner's order."""
     drafter = getattr(runner, "drafter", None)
     draft_names = set(getattr(drafter, "_draft_attn_layer_names", None) or ())
-    names = [
-        name for group in runner.kv_cache_config.kv_cache_groups for name in group.layer_names
-    ]
+    names = [name for group in runner.kv_cache_config.kv_cache_groups for name in group.layer_names]
     target = [name for name in names if name not in draft_names]
     return target, [name for name in names if name in draft_names]
 

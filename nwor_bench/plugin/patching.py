@@ -1,6 +1,7 @@
 """Reversible patches: a patch knows its target, refuses to half-apply, and undoes exactly."""
 
-from typing import Any, Callable, Iterable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 from nwor_bench.errors import BenchError
 

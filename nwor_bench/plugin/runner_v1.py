@@ -9,8 +9,9 @@ tokens is no window and passes through.
 import logging
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Callable
+from typing import Any
 
 import numpy as np
 import torch
@@ -180,13 +181,15 @@ class V1RunnerHook:
             return
         self.window.begin(self._window_batch(step, slot_mapping[self.target_layers[0]]))
         if self._debug:
-            per_request = dict(zip(req_ids, step.num_draft_tokens))
+            per_request = dict(zip(req_ids, step.num_draft_tokens, strict=True))
             logger.info("nwor begin: drafts per request %s", per_request)
 
     def _window_batch(self, step: Step, slot_mapping: torch.Tensor) -> WindowBatch:
         """Rows and slots of the drafts: a request's drafts are its last rows."""
         ends = self.runner.query_start_loc.np[1 : len(step.num_draft_tokens) + 1]
-        spans = [np.arange(end - n, end) for end, n in zip(ends, step.num_draft_tokens)]
+        spans = [
+            np.arange(end - n, end) for end, n in zip(ends, step.num_draft_tokens, strict=True)
+        ]
         rows = torch.from_numpy(np.concatenate(spans)).long().to(slot_mapping.device)
         direct_slots = slot_mapping.clone()
         direct_slots[rows] = -1
@@ -251,7 +254,7 @@ class V1RunnerHook:
     def _log_window(self, counts: WindowCounts, num_accepted: list[int]) -> None:
         logger.info(
             "nwor commit: accepted per request %s; staged %d, committed %d, rejected %d%s",
-            dict(zip(self.runner.input_batch.req_ids, num_accepted)),
+            dict(zip(self.runner.input_batch.req_ids, num_accepted, strict=True)),
             counts.staged_tokens,
             counts.committed_tokens,
             counts.rejected_tokens,

@@ -1,8 +1,9 @@
 """The plugin's switches: three environment variables, read once per process."""
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Mapping, TypeVar
+from typing import TypeVar
 
 from nwor_bench.errors import ConfigError
 from nwor_bench.records import NworMode, ScvMode

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 import nwor_kernels
-from nwor_kernels.metadata import ERROR_FLAG, error_names
 from nwor_bench.errors import BenchError
+from nwor_kernels.metadata import ERROR_FLAG, error_names
 
 
 class StagingUnavailable(BenchError):

@@ -83,7 +83,7 @@ class Validator:
         num_accepted = accepted_on_host(ids.tolist(), num_draft_tokens, self._vocab_size)
         mask = [
             draft < accepted
-            for drafts, accepted in zip(num_draft_tokens, num_accepted)
+            for drafts, accepted in zip(num_draft_tokens, num_accepted, strict=True)
             for draft in range(drafts)
         ]
         accepted = torch.tensor(mask, dtype=torch.bool, device=self._device)
@@ -117,7 +117,7 @@ def accepted_on_host(
     it has drafts.
     """
     accepted = []
-    for ids, drafts in zip(sampled_token_ids, num_draft_tokens):
+    for ids, drafts in zip(sampled_token_ids, num_draft_tokens, strict=True):
         valid = sum(1 for token in ids if 0 <= token < vocab_size)
         accepted.append(min(max(valid - 1, 0), drafts))
     return accepted

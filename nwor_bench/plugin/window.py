@@ -6,9 +6,10 @@ layer, or every draft token that was staged is written directly before anyone re
 """
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Callable, Protocol
+from typing import Protocol
 
 from torch import Tensor
 

@@ -99,7 +99,7 @@ def _hook(worker: Any) -> V1RunnerHook:
             "the nwor-bench plugin is not attached to this worker; it needs VLLM_NWOR_MODE or "
             "VLLM_SCV_MODE in the environment and speculation switched on"
         )
-    return hook  # type: ignore[no-any-return]
+    return hook
 
 
 def _backend_name(hook: V1RunnerHook) -> str:

@@ -51,7 +51,9 @@ def write_files(folder: Path, run: RunData, cells: Sequence[CellResult]) -> Repo
     write_header(folder, with_summaries(run, cells))
     write_atomically(paths.cells_csv, to_csv(CellResult, cells))
     write_atomically(paths.batches_csv, to_csv(BatchRecord, run.batches))
-    write_atomically(paths.windows_csv, to_csv(WindowRecord, [_all_fallbacks(w) for w in run.windows]))
+    write_atomically(
+        paths.windows_csv, to_csv(WindowRecord, [_all_fallbacks(w) for w in run.windows])
+    )
     document = build_document(run, cells)
     write_atomically(paths.markdown, render_markdown(document))
     write_atomically(paths.html, render_html(document))

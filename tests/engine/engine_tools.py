@@ -1,7 +1,11 @@
 """Generated models, prompts, and a way to run one cell on a real engine."""
 
+import json
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+from safetensors.numpy import load_file, save_file
 
 from nwor_bench.config import Overrides, SweepSpec, load_scenario, resolve
 from nwor_bench.engine import BatchOutput, Sampling, VllmEngine
@@ -31,7 +35,7 @@ def tiny_spec(**changes: Any) -> SweepSpec:
 def prompts_of(lengths: list[int], seed: int = 1) -> list[list[int]]:
     """Pseudo-random byte tokens with repeats in them, so that prompt lookup finds drafts."""
     phrase = [(seed * 37 + 11 * i) % 200 + 32 for i in range(12)]
-    return [[(r + 40) % 256] + (phrase * (n // 12 + 1))[: n - 1] for r, n in enumerate(lengths)]
+    return [[(r + 40) % 256, *(phrase * (n // 12 + 1))[: n - 1]] for r, n in enumerate(lengths)]
 
 
 def run_cell(
@@ -63,3 +67,23 @@ def abort_requests(engine: VllmEngine) -> None:
     llm_engine = engine._llm.llm_engine
     llm_engine.abort_request(list(llm_engine.output_processor.request_states), internal=True)
     worker_of(engine).model_runner.execute_model_state = None
+
+
+def eagle_pair(folder: Path) -> ResolvedPair:
+    """The tiny target with an EAGLE head made of its first layer: vLLM names it layer 3."""
+    target = Path(tiny_pair(folder, "ngram").target)
+    weights = load_file(target / "model.safetensors")
+    hidden = weights["model.embed_tokens.weight"].shape[1]
+    head = {
+        name.removeprefix("model."): tensor
+        for name, tensor in weights.items()
+        if name.startswith("model.layers.0.") and "input_layernorm" not in name
+    }
+    head["fc.weight"] = np.hstack([np.eye(hidden), np.zeros((hidden, hidden))]).astype(np.float32)
+    config = json.loads((target / "config.json").read_text())
+    config |= {"num_hidden_layers": 1, "architectures": ["EagleLlamaForCausalLM"]}
+    eagle = folder / "eagle"
+    eagle.mkdir()
+    (eagle / "config.json").write_text(json.dumps(config))
+    save_file(head, eagle / "model.safetensors", metadata={"format": "pt"})
+    return ResolvedPair("tiny", "eagle", str(target), str(eagle), "float32")

@@ -5,7 +5,15 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from engine_tools import abort_requests, prompts_of, run_cell, tiny_pair, tiny_spec, total, worker_of
+from engine_tools import (
+    abort_requests,
+    prompts_of,
+    run_cell,
+    tiny_pair,
+    tiny_spec,
+    total,
+    worker_of,
+)
 
 from nwor_bench.engine import BatchOutput, VllmEngine
 

@@ -62,9 +62,7 @@ def test_a_sound_run_passes(tmp_path: Path) -> None:
     stage = cells[cells.nwor_mode == "stage"]
     assert set(cells.parity) == {"reference", "exact"}
     assert (stage.nwor_total_staged > 0).all()
-    assert (
-        stage.nwor_total_staged == stage.nwor_total_committed + stage.nwor_total_rejected
-    ).all()
+    assert (stage.nwor_total_staged == stage.nwor_total_committed + stage.nwor_total_rejected).all()
     assert (stage.nwor_total_committed == stage.accepted_tokens).all()
     windows = pd.read_csv(tmp_path / "run" / "windows.csv", keep_default_na=False)
     assert set(windows[windows.scv_mode == "graph"].fallback_reason) == {"scv:no_cuda"}

@@ -31,8 +31,7 @@ SETTINGS = [
 
 STEADY = prompts_of([24, 31, 18, 40, 27, 22, 35, 29])
 MIXED = prompts_of([300, 20, 150, 25, 260, 33, 18, 90])
-SHARED = [prompt[:1] + [65] * 130 + prompt[1:] for prompt in prompts_of([20] * 8)]
-SHARED = [[66] + prompt[1:] for prompt in SHARED]
+SHARED = [[66] + [65] * 130 + prompt[1:] for prompt in prompts_of([20] * 8)]
 BATCHES = {
     "one request": STEADY[:1],
     "several requests": STEADY,

@@ -65,8 +65,8 @@ def make_window(
         rows[:, :window] = torch.randn(layers, window, kv_heads, width, generator=rng).to(dtype)
         staged.append(rows)
     padding = torch.tensor(slots).long() < 0
-    for rows in staged:  # what stage() leaves in a padded row is anything at all
-        rows[:, :window][:, padding] = float("nan")
+    for rows in staged:  # a padded row holds anything at all; NaN would not show in NaN caches
+        rows[:, :window][:, padding] = 99.0
     cache_shape = (blocks, kv_heads, block_size, sum(widths))
     memory, kv_caches = nan_caches(layers, cache_shape, cache_dtype or dtype, layout)
     metadata = torch.zeros(layers, 2, dtype=torch.int32)

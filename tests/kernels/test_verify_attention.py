@@ -204,6 +204,13 @@ def test_a_long_window_is_staged_too():
     assert_equal_bits(attend(step, poison_drafts(step), staged=staged), attend(step))
 
 
+def test_a_staged_row_belongs_to_one_request_alone():
+    # The first request ends with its block, so that one row too many has no place to go.
+    step = make_step([Request(12, 4), Request(3, 2, drafts=2), Request(0, 16)], seed=5)
+    staged = staged_rows(step, [0, 1])
+    assert_equal_bits(attend(step, poison_drafts(step), staged=staged), attend(step))
+
+
 def test_padding_among_the_staged_rows_belongs_to_nobody():
     step = make_step([Request(30, 4, 3), Request(7, 3, 2)], seed=4)
     rows, key, value = staged_rows(step, list(range(5)))

@@ -87,12 +87,12 @@ def test_bytes_per_token_are_the_caches_over_all_layers(kw, by_hand):
     ],
 )
 def test_layers_that_differ_cannot_share_a_buffer(other):
-    with pytest.raises(StagingUnavailable, match="^layer_shapes_differ$"):
+    with pytest.raises(StagingUnavailable, match=r"^layer_shapes_differ$"):
         StagingBuffers([layer_cache(), layer_cache(**other)], 4)
 
 
 def test_no_layers_at_all():
-    with pytest.raises(StagingUnavailable, match="^no_target_layers$"):
+    with pytest.raises(StagingUnavailable, match=r"^no_target_layers$"):
         StagingBuffers([], 4)
 
 
@@ -193,9 +193,7 @@ def test_write_kv_cache_writes_each_row_to_its_slot(
     write_kv_cache(key, value, cache, torch.tensor(slots).long())
 
     rows = {slot: i for i, slot in enumerate(slots) if slot >= 0}
-    entries = {
-        slot: (key[i].to(cache_dtype), value[i].to(cache_dtype)) for slot, i in rows.items()
-    }
+    entries = {slot: (key[i].to(cache_dtype), value[i].to(cache_dtype)) for slot, i in rows.items()}
     assert_cache_holds(cache, entries)
     assert memory[:, 1].isnan().all()
 

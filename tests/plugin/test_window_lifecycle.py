@@ -87,6 +87,24 @@ def test_a_commit_cut_off_between_layers_writes_the_window_directly(layers_done)
     assert engine.window.close() == Outcome(0, 0, "commit:ValueError")
 
 
+def test_the_faulty_layer_is_left_to_its_attention():
+    engine = open_window()
+    engine.forward(0)
+    engine.staging.stage_faults.append("overflow")
+    assert not engine.window.stage(1, engine.kv(1), engine.kv(1))
+    assert engine.in_cache(0) == engine.expected(0)
+    assert engine.in_cache(1) == {}  # whatever a failed copy left must not be written
+
+
+def test_an_abort_after_the_commit_is_refused():
+    engine = staged_window()
+    engine.window.accept(torch.tensor([True, False, False]), 1)
+    engine.window.commit()
+    with pytest.raises(WindowError, match="after commit"):
+        engine.window.abort("too late")
+    assert engine.window.close() == Outcome(3, 1, None)
+
+
 def test_a_fault_is_logged_with_its_traceback(caplog):
     engine = open_window()
     engine.staging.stage_faults.append(RuntimeError("the disk is on fire"))
@@ -99,7 +117,6 @@ def test_a_fault_is_logged_with_its_traceback(caplog):
 def test_an_interrupt_is_no_fallback():
     engine = open_window()
     engine.staging.stage_faults.append(KeyboardInterrupt())
-    engine.staging._fail = lambda fault: (_ for _ in ()).throw(fault)
     with pytest.raises(KeyboardInterrupt):
         engine.forward(0)
 

@@ -8,7 +8,21 @@ from window_model import ModelEngine
 
 from nwor_bench.plugin.window import State, WindowError
 
-FAULTS = st.sampled_from(["overflow", RuntimeError("fault"), MemoryError("fault")])
+FAULTS = ["overflow", RuntimeError("fault"), MemoryError("fault")]
+
+ALLOWED = {
+    "begin": {"idle"},
+    "stage": {"open"},
+    "accept": {"open", "direct"},
+    "commit": {"accepted", "direct"},
+    "abort": {"idle", "open", "accepted", "direct"},
+    "close": {"committed", "direct"},
+}
+"""The states in which each call is in order."""
+
+
+def in_order(call):
+    return precondition(lambda machine: machine.state in ALLOWED[call])
 
 
 class WindowMachine(RuleBasedStateMachine):
@@ -27,8 +41,20 @@ class WindowMachine(RuleBasedStateMachine):
         self.mask: list[bool] = []
         self.reason = None
 
-    def refused(self, call, *arguments):
-        """Out of order: it must raise and change nothing."""
+    @rule(data=st.data())
+    def out_of_order(self, data):
+        """Any call that does not belong here must raise and change nothing."""
+        window, kv, mask = self.engine.window, torch.zeros(1), torch.ones(1).bool()
+        arguments = {
+            "begin": (window.batch,),
+            "stage": (0, kv, kv),
+            "accept": (mask, 1),
+            "abort": ("too late",),
+        }
+        name = data.draw(st.sampled_from([c for c in ALLOWED if self.state not in ALLOWED[c]]))
+        self.assert_refused(getattr(window, name), *arguments.get(name, ()))
+
+    def assert_refused(self, call, *arguments):
         cache = [dict(layer) for layer in self.engine.staging.cache]
         state = self.engine.window.state
         try:
@@ -44,17 +70,14 @@ class WindowMachine(RuleBasedStateMachine):
         self.state = "direct"
         self.reason = reason
 
+    @in_order("begin")
     @rule(drafts=st.lists(st.integers(0, 3), max_size=3))
     def begin(self, drafts):
-        if self.state != "idle":
-            batch = self.engine.window.batch
-            self.refused(self.engine.window.begin, batch)
-            return
         self.engine.window.begin(self.engine.batch(tuple(drafts)))
         self.state = "open"
 
     @precondition(lambda self: self.state in ("open", "direct"))
-    @rule(data=st.data(), fault=st.one_of(st.none(), st.none(), st.none(), FAULTS))
+    @rule(data=st.data(), fault=st.sampled_from([None] * 4 + FAULTS))
     def forward(self, data, fault):
         """Attention of one layer; most often one that has not run yet."""
         layers = set(range(self.engine.staging.num_layers))
@@ -89,25 +112,33 @@ class WindowMachine(RuleBasedStateMachine):
             assert taken
             self.staged.add(layer)
 
-    @precondition(lambda self: self.state != "open")
-    @rule()
-    def stage_out_of_order(self):
-        kv = torch.zeros(1)
-        self.refused(self.engine.window.stage, 0, kv, kv)
+    @in_order("begin")
+    @rule(data=st.data(), drafts=st.lists(st.integers(0, 3), max_size=3), upto=st.integers(0, 2))
+    def most_of_a_window(self, data, drafts, upto):
+        """A good window as far as its forward pass, its mask or its commit, to go on from."""
+        self.begin(drafts)
+        self.forward_all()
+        if upto > 0:
+            self.take_mask(self.draw_mask(data, len(self.engine.slots)))
+        if upto > 1:
+            self.write_accepted(None, 0)
 
-    @rule(data=st.data(), right_shape=st.integers(0, 5).map(bool))
-    def accept(self, data, right_shape):
-        count = len(self.engine.slots) + (not right_shape)
-        mask = data.draw(st.lists(st.booleans(), min_size=count, max_size=count))
+    @in_order("accept")
+    @rule(data=st.data(), surplus=st.sampled_from([0, 0, 0, 1]))
+    def accept(self, data, surplus):
+        self.take_mask(self.draw_mask(data, len(self.engine.slots) + surplus))
+
+    def draw_mask(self, data, count):
+        return data.draw(st.lists(st.booleans(), min_size=count, max_size=count))
+
+    def take_mask(self, mask):
         arguments = torch.tensor(mask, dtype=torch.bool), sum(mask)
         if self.state == "direct":
             assert not self.engine.window.accept(*arguments)
-        elif self.state != "open":
-            self.refused(self.engine.window.accept, *arguments)
         elif len(self.staged) < self.engine.staging.num_layers:
             assert not self.engine.window.accept(*arguments)
             self.falls_back("accept:layer_not_staged")
-        elif not right_shape:
+        elif len(mask) != len(self.engine.slots):
             assert not self.engine.window.accept(*arguments)
             self.falls_back("accept:mask_shape")
         else:
@@ -115,27 +146,28 @@ class WindowMachine(RuleBasedStateMachine):
             self.mask = mask
             self.state = "accepted"
 
-    @rule(data=st.data(), fault=st.one_of(st.none(), st.none(), FAULTS))
+    @in_order("commit")
+    @rule(data=st.data(), fault=st.sampled_from([None] * 2 + FAULTS))
     def commit(self, data, fault):
+        layers_done = data.draw(st.integers(0, self.engine.staging.num_layers))
+        self.write_accepted(fault, layers_done)
+
+    def write_accepted(self, fault, layers_done):
         if self.state == "direct":
             assert not self.engine.window.commit()
-        elif self.state != "accepted":
-            self.refused(self.engine.window.commit)
         elif fault is None:
             assert self.engine.window.commit()
             self.state = "committed"
         else:
             staging = self.engine.staging
             staging.commit_fault = fault
-            staging.layers_before_commit_fault = data.draw(st.integers(0, staging.num_layers))
+            staging.layers_before_commit_fault = layers_done
             assert not self.engine.window.commit()
             self.falls_back(f"commit:{fault if isinstance(fault, str) else type(fault).__name__}")
 
+    @in_order("abort")
     @rule(times=st.integers(1, 2))
     def abort(self, times):
-        if self.state == "committed":
-            self.refused(self.engine.window.abort, "too_late")
-            return
         before = self.engine.staging.direct_writes
         for _ in range(times):
             self.engine.window.abort("asked_to")
@@ -145,11 +177,9 @@ class WindowMachine(RuleBasedStateMachine):
         else:
             assert self.engine.staging.direct_writes == before
 
+    @in_order("close")
     @rule()
     def close(self):
-        if self.state not in ("committed", "direct"):
-            self.refused(self.engine.window.close)
-            return
         outcome = self.engine.window.close()
         assert outcome.staged_tokens == outcome.committed_tokens + outcome.rejected_tokens
         if self.state == "committed":
@@ -196,4 +226,4 @@ class WindowMachine(RuleBasedStateMachine):
 
 
 TestWindowMachine = WindowMachine.TestCase
-TestWindowMachine.settings = settings(deadline=None, max_examples=150, stateful_step_count=25)
+TestWindowMachine.settings = settings(deadline=None, max_examples=150, stateful_step_count=40)

@@ -21,8 +21,8 @@ class ModelStaging:
         self.num_layers = num_layers
         self.cache: list[dict[int, int]] = [{} for _ in range(num_layers)]
         self.held: dict[int, list[int]] = {}
-        self.stage_faults: deque[str | Exception | None] = deque()
-        self.commit_fault: str | Exception | None = None
+        self.stage_faults: deque[str | BaseException | None] = deque()
+        self.commit_fault: str | BaseException | None = None
         self.layers_before_commit_fault = 0
         self.direct_writes = 0
 
@@ -30,6 +30,7 @@ class ModelStaging:
         self.held = {}
 
     def stage(self, layer: int, key: Tensor, value: Tensor, rows: Tensor) -> str:
+        assert layer not in self.held, "the last window was not forgotten"
         fault = self.stage_faults.popleft() if self.stage_faults else None
         if fault is not None:
             self.held[layer] = [WRITTEN_BY_OTHERS] * rows.numel()  # a copy cut off half-way
@@ -41,7 +42,7 @@ class ModelStaging:
     def commit(self, slots: Tensor, accepted: Tensor) -> str:
         fault, self.commit_fault = self.commit_fault, None
         layers = range(self.num_layers)
-        if isinstance(fault, Exception):  # an exception may come between two layers
+        if isinstance(fault, BaseException):  # an exception may come between two layers
             layers = range(self.layers_before_commit_fault)
         if not isinstance(fault, str):
             for layer in layers:
@@ -55,8 +56,8 @@ class ModelStaging:
             self.cache[layer].update(zip(slots.tolist(), self.held[layer], strict=True))
 
     @staticmethod
-    def _fail(fault: str | Exception) -> str:
-        if isinstance(fault, Exception):
+    def _fail(fault: str | BaseException) -> str:
+        if isinstance(fault, BaseException):
             raise fault
         return fault
 

@@ -1,6 +1,6 @@
 """`nwor::commit_staged_kv_cache`: accepted drafts into every target layer's cache at once."""
 
-from typing import Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor

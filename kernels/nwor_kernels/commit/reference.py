@@ -1,6 +1,6 @@
 """Commit: write the accepted staged tokens to every layer's cache. Torch reference."""
 
-from typing import Sequence
+from collections.abc import Sequence
 
 from torch import Tensor
 

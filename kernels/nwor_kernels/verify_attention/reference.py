@@ -9,8 +9,9 @@ Like vLLM's kernels it relies on unwritten cache memory being finite (new blocks
 masked positions are multiplied by a weight of exactly zero.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Sequence
+from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
@@ -78,7 +79,7 @@ def plan_attention(
     """
     starts = query_start_loc.tolist()
     lengths = seq_lens.tolist()
-    queries = [end - start for start, end in zip(starts, starts[1:])]
+    queries = [end - start for start, end in pairwise(starts)]
     short = [r for r, n in enumerate(queries) if 0 < n <= BATCHED_QUERY_LIMIT]
     groups = [short] if short else []
     groups += [[r] for r, n in enumerate(queries) if n > BATCHED_QUERY_LIMIT]
@@ -202,7 +203,8 @@ def gather_kv(
     gathered = kv_cache[group.blocks].transpose(1, 2)
     gathered = gathered.reshape(requests, kv_heads, num_blocks * block_size, width)
     if group.staged is not None:
-        assert staged_key is not None and staged_value is not None
+        assert staged_key is not None
+        assert staged_value is not None
         at = (group.staged.request, slice(None), group.staged.position)
         from_row = group.staged.staging_row
         gathered[(*at, slice(0, head_dim))] = staged_key[from_row].to(kv_cache.dtype)

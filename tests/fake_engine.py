@@ -1,0 +1,159 @@
+"""A stand-in for vLLM: answers from a hash, counts as vLLM would, and fails where a test asks."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from nwor_bench.config import SweepSpec
+from nwor_bench.engine import BatchOutput, Sampling, VllmCounters
+from nwor_bench.pairs import ResolvedPair
+from nwor_bench.records import Cell, NworMode, ScvMode
+
+LAYERS = 3
+BYTES_PER_TOKEN = 1536
+DRAFTS = 4
+
+Tokens = tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True)
+class Call:
+    """One `generate`: what the sweep asked for."""
+
+    cell: Cell
+    prompts: Tokens
+    sampling: Sampling
+
+
+@dataclass
+class FakeEngine:
+    """Greedy answers depend on the prompt alone, sampled ones on prompt, seed and place.
+
+    Args:
+        wrong: says which calls (number, cell) answer with one token changed.
+        failing: what to raise in which call, by its number from 0.
+        before: called at the start of every `generate` with the call's number.
+        bytes_per_token: as `status` tells it.
+    """
+
+    wrong: Callable[[int, Cell], bool] = lambda number, cell: False
+    failing: dict[int, BaseException] = field(default_factory=dict)
+    before: Callable[[int], None] = lambda number: None
+    bytes_per_token: int | None = BYTES_PER_TOKEN
+    calls: list[Call] = field(default_factory=list)
+    closed: int = 0
+    cell: Cell | None = None
+
+    def status(self) -> dict[str, Any]:
+        return {
+            "device": "cpu",
+            "attention_backend": "CPU_ATTN",
+            "runner": "V1",
+            "target_layers": LAYERS,
+            "drafter_layers": 0,
+            "bytes_per_token": self.bytes_per_token,
+            "block_size": 32,
+            "num_gpu_blocks": 64,
+            "start_count": 1,
+            "start_seconds": 0.5,
+        }
+
+    def set_modes(self, cell: Cell) -> None:
+        self.cell = cell
+
+    def generate(self, prompts: Sequence[Sequence[int]], sampling: Sampling) -> BatchOutput:
+        assert self.cell is not None, "no mode was set"
+        number = len(self.calls)
+        asked = tuple(tuple(prompt) for prompt in prompts)
+        self.calls.append(Call(self.cell, asked, sampling))
+        self.before(number)
+        if number in self.failing:
+            raise self.failing[number]
+        tokens = [_answer(prompt, place, sampling) for place, prompt in enumerate(asked)]
+        if self.wrong(number, self.cell):
+            last = tokens[-1]
+            tokens[-1] = (*last[:-1], last[-1] + 1)
+        windows = [_window(self.cell, asked, step) for step in range(3)]
+        return BatchOutput(
+            token_ids=tuple(tokens),
+            latency_ms=100.0 + Random(str((asked, self.cell.label))).random(),
+            windows=windows,
+            counters=_counters(windows),
+            scv_counters=_scv_counters(self.cell, len(windows)),
+        )
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+@dataclass
+class FakeFactory:
+    """What `run_session` takes in place of VllmEngine; keeps the engine for the test."""
+
+    engine: FakeEngine = field(default_factory=FakeEngine)
+    starts: int = 0
+
+    def __call__(self, pair: ResolvedPair, spec: SweepSpec, log: Path | None = None) -> FakeEngine:
+        self.starts += 1
+        return self.engine
+
+
+def accept_arguments(pair: ResolvedPair, spec: SweepSpec) -> None:
+    """In place of vLLM's own check of its arguments."""
+
+
+def _answer(prompt: tuple[int, ...], place: int, sampling: Sampling) -> tuple[int, ...]:
+    seed = (prompt,) if sampling.temperature == 0 else (prompt, place, sampling.seed)
+    random = Random(str(seed))
+    return tuple(random.randrange(256) for _ in range(sampling.max_new_tokens))
+
+
+def _window(cell: Cell, prompts: Tokens, step: int) -> dict[str, Any]:
+    random = Random(str((prompts, step)))
+    accepted = [random.randint(0, DRAFTS) for _ in prompts]
+    drafts = DRAFTS * len(prompts)
+    staged = drafts if cell.nwor_mode is NworMode.STAGE else 0
+    committed = sum(accepted) if staged else 0
+    return {
+        "num_reqs": len(prompts),
+        "draft_tokens": drafts,
+        "accepted_tokens": sum(accepted),
+        "staged_tokens": staged,
+        "committed_tokens": committed,
+        "rejected_tokens": staged - committed,
+        "stage_operations": staged * LAYERS,
+        "fallback_reason": None,
+        "wall_ms": 10.0 + step,
+        "forward_ms": 8.0,
+        "sample_ms": 1.0,
+        "mask_ms": None,
+        "commit_ms": 0.5 if staged else None,
+        "uncounted_draft_tokens": 0,
+        "uncounted_accepted_tokens": 0,
+        "accepted_per_position": [sum(a > j for a in accepted) for j in range(DRAFTS)],
+        "drafts_per_position": [len(prompts)] * DRAFTS,
+        "scv_path": "host" if cell.scv_mode is ScvMode.OFF else "eager",
+        "scv_fallback_reason": None if cell.scv_mode is ScvMode.OFF else "no_cuda",
+    }
+
+
+def _counters(windows: list[dict[str, Any]]) -> VllmCounters:
+    columns = zip(*(window["accepted_per_position"] for window in windows), strict=True)
+    return VllmCounters(
+        num_drafts=sum(window["num_reqs"] for window in windows),
+        draft_tokens=sum(window["draft_tokens"] for window in windows),
+        accepted_tokens=sum(window["accepted_tokens"] for window in windows),
+        accepted_per_position=tuple(map(sum, columns)),
+    )
+
+
+def _scv_counters(cell: Cell, windows: int) -> dict[str, int]:
+    on = windows if cell.scv_mode is not ScvMode.OFF else 0
+    return {
+        "scv_device_validations": on,
+        "scv_graph_hits": 0,
+        "scv_graph_captures": 0,
+        "scv_fallback_count": on,
+    }

@@ -1,0 +1,265 @@
+"""Patches: apply together or not at all, and leave no trace."""
+
+import pytest
+
+from nwor_bench.plugin.patching import Patch, PatchError, PatchSet
+
+
+class Base:
+    def inherited(self):
+        return "inherited"
+
+
+class Runner(Base):
+    def __init__(self):
+        self.hook = lambda: "own"
+        self.number = 3
+
+    def method(self, x=0):
+        return ("stock", x)
+
+    @staticmethod
+    def static(x):
+        return ("static", x)
+
+    @classmethod
+    def of_class(cls, x):
+        return (cls.__name__, x)
+
+
+class Refusing:
+    """Nothing can be set on it."""
+
+    def method(self):
+        return "stock"
+
+    def __setattr__(self, name, value):
+        raise AttributeError(f"{name} is read-only")
+
+
+def wrapped(original):
+    def replacement(*args, **kwargs):
+        return ("wrapped", original(*args, **kwargs))
+
+    return replacement
+
+
+def failing(original):
+    raise RuntimeError("the wrapper failed")
+
+
+@pytest.fixture(autouse=True)
+def stock_classes():
+    before = dict(vars(Runner))
+    yield
+    assert dict(vars(Runner)) == before
+
+
+def test_an_instances_inherited_method_is_wrapped_on_that_instance_alone():
+    runner, other = Runner(), Runner()
+    before = dict(vars(runner))
+    patch = Patch(runner, "method", wrapped)
+    assert not patch.applied
+    patch.apply()
+    assert patch.applied
+    assert runner.method(7) == ("wrapped", ("stock", 7))
+    assert other.method(7) == ("stock", 7)
+    patch.undo()
+    assert not patch.applied
+    assert vars(runner) == before
+    assert runner.method(7) == ("stock", 7)
+
+
+def test_an_instances_own_callable_is_put_back_itself():
+    runner = Runner()
+    own = runner.hook
+    patch = Patch(runner, "hook", wrapped)
+    patch.apply()
+    assert runner.hook() == ("wrapped", "own")
+    patch.undo()
+    assert runner.hook is own
+
+
+@pytest.mark.parametrize("name", ["method", "static", "of_class"])
+def test_a_class_gets_back_the_very_object_that_it_had(name):
+    own = vars(Runner)[name]
+    patch = Patch(Runner, name, wrapped)
+    patch.apply()
+    assert vars(Runner)[name] is not own
+    patch.undo()
+    assert vars(Runner)[name] is own
+
+
+def test_a_class_method_wrapped_reaches_every_instance():
+    patch = Patch(Runner, "method", wrapped)
+    patch.apply()
+    try:
+        assert Runner().method(1) == ("wrapped", ("stock", 1))
+    finally:
+        patch.undo()
+
+
+def test_a_class_that_inherits_the_method_has_none_of_its_own_again():
+    patch = Patch(Runner, "inherited", wrapped)
+    patch.apply()
+    assert Runner().inherited() == ("wrapped", "inherited")
+    assert Base().inherited() == "inherited"
+    patch.undo()
+    assert "inherited" not in vars(Runner)
+
+
+def test_apply_and_undo_again():
+    runner = Runner()
+    patch = Patch(runner, "method", wrapped)
+    for _ in range(2):
+        patch.apply()
+        assert runner.method() == ("wrapped", ("stock", 0))
+        patch.undo()
+        assert runner.method() == ("stock", 0)
+    patch.undo()  # nothing to undo
+    assert "method" not in vars(runner)
+
+
+@pytest.mark.parametrize("name", ["missing", "number"])
+def test_a_target_that_is_no_method_is_refused_and_nothing_changes(name):
+    runner = Runner()
+    before = dict(vars(runner))
+    patch = Patch(runner, name, wrapped)
+    for act in (patch.check, patch.apply):
+        with pytest.raises(PatchError, match=rf"Runner\.{name}.*vLLM 0\.32"):
+            act()
+    assert not patch.applied
+    assert vars(runner) == before
+
+
+def test_a_class_is_named_in_the_message_too():
+    with pytest.raises(PatchError, match=r"Runner\.missing"):
+        Patch(Runner, "missing", wrapped).check()
+
+
+def test_applying_twice_is_refused_and_the_first_stays():
+    runner = Runner()
+    patch = Patch(runner, "method", wrapped)
+    patch.apply()
+    with pytest.raises(PatchError, match="already patched"):
+        patch.apply()
+    assert runner.method() == ("wrapped", ("stock", 0))
+    patch.undo()
+    assert runner.method() == ("stock", 0)
+
+
+def test_what_somebody_else_patched_since_is_left_to_them():
+    runner = Runner()
+    patch = Patch(runner, "method", wrapped)
+    patch.apply()
+    ours = runner.method
+
+    def theirs():
+        return "theirs"
+
+    runner.method = theirs
+    with pytest.raises(PatchError, match="somebody else"):
+        patch.undo()
+    assert runner.method is theirs
+    assert patch.applied
+    runner.method = ours  # they undo theirs, then ours can go
+    patch.undo()
+    assert "method" not in vars(runner)
+
+
+def test_what_somebody_else_removed_is_refused_too():
+    runner = Runner()
+    patch = Patch(runner, "method", wrapped)
+    patch.apply()
+    del runner.method
+    with pytest.raises(PatchError, match="somebody else"):
+        patch.undo()
+
+
+@pytest.mark.parametrize(
+    ("target", "wrapper", "error"),
+    [(Runner(), failing, RuntimeError), (Refusing(), wrapped, AttributeError)],
+)
+def test_a_patch_that_fails_is_not_applied(target, wrapper, error):
+    before = dict(vars(target))
+    patch = Patch(target, "method", wrapper)
+    with pytest.raises(error):
+        patch.apply()
+    assert not patch.applied
+    assert vars(target) == before
+    patch.undo()  # nothing to undo
+
+
+def test_a_set_applies_and_undoes_all():
+    runner = Runner()
+    before = dict(vars(runner))
+    patches = PatchSet([Patch(runner, "method", wrapped), Patch(runner, "hook", wrapped)])
+    assert not patches.applied
+    patches.apply()
+    assert patches.applied
+    assert runner.method() == ("wrapped", ("stock", 0))
+    assert runner.hook() == ("wrapped", "own")
+    patches.undo()
+    assert not patches.applied
+    assert vars(runner) == before
+
+
+def test_a_set_checks_every_target_before_the_first_change():
+    runner, built = Runner(), []
+
+    def recording(original):
+        built.append(original)
+        return wrapped(original)
+
+    patches = PatchSet([Patch(runner, "method", recording), Patch(runner, "missing", wrapped)])
+    with pytest.raises(PatchError, match="missing"):
+        patches.apply()
+    assert built == []
+    assert not patches.applied
+
+
+@pytest.mark.parametrize(
+    "culprit", [Patch(Runner(), "method", failing), Patch(Refusing(), "method", wrapped)]
+)
+def test_a_set_that_fails_half_way_undoes_what_it_did(culprit):
+    runner = Runner()
+    before = dict(vars(runner))
+    parts = [Patch(runner, "method", wrapped), Patch(runner, "hook", wrapped), culprit]
+    with pytest.raises((RuntimeError, AttributeError)):
+        PatchSet(parts).apply()
+    assert vars(runner) == before
+    assert not any(part.applied for part in parts)
+
+
+def test_a_set_that_fails_takes_wraps_of_one_method_off_in_reverse():
+    runner = Runner()
+    parts = [Patch(runner, "method", wrapped), Patch(runner, "method", wrapped)]
+    with pytest.raises(RuntimeError, match="the wrapper failed"):
+        PatchSet([*parts, Patch(runner, "hook", failing)]).apply()
+    assert "method" not in vars(runner)
+
+
+def test_a_set_applied_twice_is_refused_and_stays():
+    runner = Runner()
+    patches = PatchSet([Patch(runner, "method", wrapped), Patch(runner, "hook", wrapped)])
+    patches.apply()
+    with pytest.raises(PatchError, match="already patched"):
+        patches.apply()
+    assert patches.applied
+    assert runner.method() == ("wrapped", ("stock", 0))
+    patches.undo()
+
+
+def test_two_wraps_of_one_method_come_off_in_reverse():
+    runner = Runner()
+    patches = PatchSet([Patch(runner, "method", wrapped), Patch(runner, "method", wrapped)])
+    patches.apply()
+    assert runner.method() == ("wrapped", ("wrapped", ("stock", 0)))
+    patches.undo()
+    assert "method" not in vars(runner)
+
+
+def test_an_empty_set_is_never_applied():
+    patches = PatchSet([])
+    patches.apply()
+    assert not patches.applied

@@ -1,0 +1,130 @@
+"""The plugin's switches, and that without them it imports nothing of vLLM."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from nwor_bench.errors import ConfigError, ExitCode
+from nwor_bench.plugin.settings import PluginSettings, read_settings
+from nwor_bench.records import NworMode, ScvMode
+
+ROOT = Path(__file__).parents[2]
+
+HEAVY = "assert not {'vllm', 'torch'} & set(sys.modules), 'something heavy was imported'\n"
+
+REGISTER_AND_SAY = """\
+import sys
+import nwor_bench.versions
+{prepare}
+from nwor_bench.errors import BenchError
+from nwor_bench.plugin import register
+try:
+    register()
+except BenchError as error:
+    print(error)
+"""
+
+
+def run_python(code: str, **environ: str) -> str:
+    """Standard output of a fresh interpreter that knows none of our variables but these."""
+    own = {k: v for k, v in os.environ.items() if not k.startswith(("VLLM_NWOR", "VLLM_SCV"))}
+    own["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(ROOT / "kernels")])
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=own | environ, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [
+        {},
+        {"VLLM_NWOR_MODE": ""},
+        {"VLLM_NWOR_MODE": "", "VLLM_SCV_MODE": ""},
+        {"VLLM_NWOR_DEBUG": "1"},
+        {"NWOR_MODE": "stage"},
+    ],
+)
+def test_without_a_mode_there_are_no_settings(environ):
+    assert read_settings(environ) is None
+
+
+@pytest.mark.parametrize(
+    ("environ", "nwor_mode", "scv_mode"),
+    [
+        ({"VLLM_NWOR_MODE": "stage"}, NworMode.STAGE, ScvMode.OFF),
+        ({"VLLM_NWOR_MODE": "off"}, NworMode.OFF, ScvMode.OFF),
+        ({"VLLM_SCV_MODE": "graph"}, NworMode.OFF, ScvMode.GRAPH),
+        ({"VLLM_NWOR_MODE": "", "VLLM_SCV_MODE": "adaptive"}, NworMode.OFF, ScvMode.ADAPTIVE),
+        ({"VLLM_NWOR_MODE": "stage", "VLLM_SCV_MODE": "off"}, NworMode.STAGE, ScvMode.OFF),
+    ],
+)
+def test_one_mode_is_enough_and_the_other_is_off(environ, nwor_mode, scv_mode):
+    assert read_settings(environ) == PluginSettings(nwor_mode, scv_mode, debug=False)
+
+
+@pytest.mark.parametrize(
+    ("value", "debug"), [("1", True), ("yes", True), ("0", False), ("", False), (None, False)]
+)
+def test_debug(value, debug):
+    environ = {"VLLM_NWOR_MODE": "stage"} | ({} if value is None else {"VLLM_NWOR_DEBUG": value})
+    assert read_settings(environ).debug is debug
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "nearest"),
+    [
+        ("VLLM_NWOR_MODE", "stag", "'stage'"),
+        ("VLLM_NWOR_MODE", "STAGE", "known: off, stage"),
+        ("VLLM_NWOR_MODE", "graph", "known: off, stage"),
+        ("VLLM_SCV_MODE", "adaptiv", "'adaptive'"),
+        ("VLLM_SCV_MODE", "stage", "known: adaptive, graph, off"),
+    ],
+)
+def test_an_unknown_mode_names_the_variable_the_value_and_what_is_known(variable, value, nearest):
+    with pytest.raises(ConfigError) as caught:
+        read_settings({variable: value})
+    message = str(caught.value)
+    assert message.startswith(f"{variable}: ")
+    assert repr(value) in message
+    assert nearest in message
+    assert "\n" not in message
+    assert caught.value.exit_code is ExitCode.BAD_USAGE
+
+
+def test_the_process_environment_is_the_default(monkeypatch):
+    monkeypatch.setenv("VLLM_NWOR_MODE", "stage")
+    monkeypatch.setenv("VLLM_SCV_MODE", "graph")
+    monkeypatch.setenv("VLLM_NWOR_DEBUG", "1")
+    assert read_settings() == PluginSettings(NworMode.STAGE, ScvMode.GRAPH, debug=True)
+
+
+def test_without_the_variables_register_imports_neither_vllm_nor_torch():
+    code = "import sys\nfrom nwor_bench.plugin import register\nregister()\n" + HEAVY
+    assert run_python(code) == ""
+    assert run_python(code, VLLM_NWOR_DEBUG="1", VLLM_NWOR_MODE="") == ""
+
+
+@pytest.mark.parametrize(
+    ("prepare", "expected"),
+    [
+        ("nwor_bench.versions.version = lambda name: '0.31.2'", "0.31.2"),
+        ("nwor_bench.versions.DISTRIBUTIONS = ('no-such-distribution',)", "not installed"),
+    ],
+)
+def test_an_unsupported_vllm_is_one_clear_line_before_anything_is_imported(prepare, expected):
+    code = REGISTER_AND_SAY.format(prepare=prepare) + HEAVY
+    said = run_python(code, VLLM_NWOR_MODE="stage")
+    assert said.count("\n") == 1
+    assert expected in said
+    assert "make" in said
+
+
+def test_an_unknown_mode_is_refused_before_anything_is_imported():
+    said = run_python(REGISTER_AND_SAY.format(prepare="") + HEAVY, VLLM_SCV_MODE="grap")
+    assert said.count("\n") == 1
+    assert "VLLM_SCV_MODE" in said

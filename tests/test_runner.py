@@ -1,0 +1,230 @@
+"""The sweep on a stand-in engine: gate first and greedy, every batch stored as it ends."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_engine import FakeEngine
+from synthetic_run import make_header
+
+from nwor_bench.aggregate import summarise
+from nwor_bench.config import Overrides, SweepSpec, resolve
+from nwor_bench.plan import Plan, make_plan
+from nwor_bench.prompts import Prompt
+from nwor_bench.records import BatchRecord, Cell, NworMode, ScvMode, Verdict
+from nwor_bench.runner import Sweep, blocks_for_header
+from nwor_bench.scenario import Scenario
+from nwor_bench.store import RunData, RunStore, read_run
+
+SCENARIO = Scenario(
+    name="toy", requests=2, batches=3, warmup=1, draft_tokens=4, max_new_tokens=8,
+    max_model_len=64, top_p=0.9,
+)  # fmt: skip
+POOL = [Prompt(f"chat-{i}", "chat", "x" * (i + 1)) for i in range(20)]
+STAGE = Cell("toy", NworMode.STAGE, ScvMode.OFF)
+BASELINE = Cell("toy", NworMode.OFF, ScvMode.OFF)
+
+
+class Log:
+    """Progress that a test reads."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.done: list[tuple[Cell, BatchRecord]] = []
+
+    def say(self, line: str) -> None:
+        self.lines.append(line)
+
+    def batch_done(self, cell: Cell, record: BatchRecord) -> None:
+        self.done.append((cell, record))
+
+
+class Runner:
+    """One sweep of the toy scenario on a stand-in engine."""
+
+    def __init__(self, folder: Path, engine: FakeEngine, **overrides: Any) -> None:
+        self.spec: SweepSpec = resolve(SCENARIO, Overrides(**overrides))
+        self.plan: Plan = make_plan(self.spec, "toy", POOL)
+        self.engine = engine
+        self.log = Log()
+        self.folder = folder
+        header = make_header(blocks_for_header(self.plan))
+        header.pop("status")
+        header["engine"] = engine.status()
+        self.sweep = Sweep(
+            self.plan, self.spec, engine, RunStore.create(folder, header), encode, self.log
+        )
+
+    def run(self) -> RunData:
+        self.sweep.run()
+        return read_run(self.folder)
+
+
+def encode(prompts: tuple[Prompt, ...]) -> list[list[int]]:
+    return [[len(prompt.text), 1] for prompt in prompts]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "run"
+
+
+def of_phase(run: RunData, phase: str) -> list[BatchRecord]:
+    return [batch for batch in run.batches if batch.phase == phase]
+
+
+def cell_of(batch: BatchRecord) -> Cell:
+    return Cell(batch.pair, NworMode(batch.nwor_mode), ScvMode(batch.scv_mode))
+
+
+def test_warm_up_then_gate_then_blocks_in_the_planned_order(folder: Path) -> None:
+    runner = Runner(folder, FakeEngine(), warmup=2)
+    run = runner.run()
+    planned = [BASELINE] * 2 + [c for b in (runner.plan.gate, *runner.plan.blocks) for c in b.order]
+    assert [call.cell for call in runner.engine.calls] == planned
+    assert [cell_of(batch) for batch in run.batches] == planned
+    assert [batch.phase for batch in run.batches] == ["warmup"] * 2 + ["gate"] * 6 + ["timed"] * 18
+    assert [batch.batch for batch in run.batches] == list(range(26))
+    assert [batch.order for batch in run.batches] == [0, 0] + list(range(6)) * 4
+    assert len(runner.log.done) == runner.plan.num_batches == 26
+
+
+def test_the_order_in_run_json_is_the_order_that_ran(folder: Path) -> None:
+    run = Runner(folder, FakeEngine()).run()
+    for entry in run.header["blocks"]:
+        phase = "gate" if entry["block"] == 0 else "timed"
+        ran = [b for b in of_phase(run, phase) if b.block == entry["block"]]
+        assert entry["order"] == [cell_of(batch).label for batch in ran]
+        assert len(entry["prompt_ids"]) == 2
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_the_gate_is_greedy_whatever_the_temperature(folder: Path, temperature: float) -> None:
+    runner = Runner(folder, FakeEngine(), temperature=temperature)
+    run = runner.run()
+    gate = runner.engine.calls[1:7]
+    assert {(c.sampling.temperature, c.sampling.top_p) for c in gate} == {(0.0, 1.0)}
+    timed = runner.engine.calls[7:]
+    assert {(c.sampling.temperature, c.sampling.top_p) for c in timed} == {(temperature, 0.9)}
+    assert {batch.temperature for batch in of_phase(run, "gate")} == {0.0}
+    assert [b.parity for b in of_phase(run, "gate")] == ["reference"] + ["exact"] * 5
+
+
+def test_all_cells_of_a_block_get_the_same_prompts_and_seed(folder: Path) -> None:
+    runner = Runner(folder, FakeEngine(), temperature=0.8, seed=5)
+    run = runner.run()
+    asked: dict[int, set[Any]] = {}
+    for batch, call in zip(run.batches, runner.engine.calls, strict=True):
+        if batch.phase == "timed":
+            asked.setdefault(batch.block, set()).add((call.prompts, call.sampling))
+    assert sorted(asked) == [1, 2, 3]
+    assert all(len(what) == 1 for what in asked.values())
+    assert len({next(iter(what))[1].seed for what in asked.values()}) == 3
+    digests = {(b.block, b.prompt_digest) for b in run.batches if b.phase == "timed"}
+    assert len(digests) == 3
+    for block in runner.plan.blocks:
+        prompts, sampling = next(iter(asked[block.number]))
+        assert [list(p) for p in prompts] == encode(block.prompts)
+        assert sampling.max_new_tokens == 8
+
+
+def test_every_block_has_a_seed_of_its_own(folder: Path) -> None:
+    runner = Runner(folder, FakeEngine(), temperature=0.8, seed=5)
+    runner.run()
+    assert sorted({call.sampling.seed for call in runner.engine.calls}) == [5, 7, 9, 11]
+
+
+def test_a_cell_with_other_tokens_is_invalid_and_never_timed(folder: Path) -> None:
+    runner = Runner(folder, FakeEngine(wrong=lambda number, cell: cell == STAGE))
+    run = runner.run()
+    gate = {cell_of(batch): batch for batch in of_phase(run, "gate")}
+    assert gate[STAGE].parity == "INVALID"
+    assert "1 of 2 requests differ; first: request 1, output token 7" in str(
+        gate[STAGE].first_mismatch
+    )
+    assert {b.parity for c, b in gate.items() if c != STAGE} == {"reference", "exact"}
+    assert STAGE not in {cell_of(batch) for batch in of_phase(run, "timed")}
+    assert len(of_phase(run, "timed")) == 5 * 3
+    assert list(runner.sweep.broken) == [STAGE]
+    assert any("gate: 5 of 6 cells" in line for line in runner.log.lines)
+    assert any("stage x off is INVALID" in line for line in runner.log.lines)
+    verdicts = {(c.nwor_mode, c.scv_mode): c for c in summarise(run)}
+    broken = verdicts["stage", "off"]
+    assert broken.verdict == Verdict.INVALID
+    assert broken.latency_ms_p50 is broken.ratio_to_off is broken.tokens_per_s is None
+
+
+def test_other_acceptance_is_a_broken_gate_too(folder: Path) -> None:
+    class OtherAcceptance(FakeEngine):
+        def generate(self, prompts: Any, sampling: Any) -> Any:
+            output = super().generate(prompts, sampling)
+            if self.cell == STAGE:
+                counters = output.counters
+                first, *rest = counters.accepted_per_position
+                object.__setattr__(counters, "accepted_per_position", (first - 1, *rest))
+            return output
+
+    runner = Runner(folder, OtherAcceptance())
+    run = runner.run()
+    assert "accepted per position" in runner.sweep.broken[STAGE]
+    assert STAGE not in {cell_of(batch) for batch in of_phase(run, "timed")}
+
+
+def test_parity_that_breaks_later_is_found_and_stops_the_cell(folder: Path) -> None:
+    number_of_block_2 = 1 + 6 + 6
+
+    def wrong(number: int, cell: Cell) -> bool:
+        return cell == STAGE and number >= number_of_block_2
+
+    runner = Runner(folder, FakeEngine(wrong=wrong))
+    run = runner.run()
+    timed = [batch.block for batch in of_phase(run, "timed") if cell_of(batch) == STAGE]
+    assert timed == [1, 2]
+    assert [cell_of(b) for b in of_phase(run, "timed")].count(BASELINE) == 3
+    (event,) = run.events
+    assert {k: event[k] for k in ("event", "pair", "nwor_mode", "scv_mode", "block")} == {
+        "event": "parity_broken", "pair": "toy", "nwor_mode": "stage", "scv_mode": "off",
+        "block": 2,
+    }  # fmt: skip
+    verdicts = {(c.nwor_mode, c.scv_mode): c.verdict for c in summarise(run)}
+    assert verdicts["stage", "off"] == Verdict.INVALID
+    assert list(verdicts.values()).count(Verdict.INVALID) == 1
+
+
+def test_sampled_blocks_are_not_compared(folder: Path) -> None:
+    """Above temperature 0 equal seeds need not give equal tokens; only the gate judges."""
+    runner = Runner(folder, FakeEngine(wrong=lambda number, cell: number > 6), temperature=0.8)
+    run = runner.run()
+    assert run.events == ()
+    assert runner.sweep.broken == {}
+    assert len(of_phase(run, "timed")) == 18
+
+
+@pytest.mark.parametrize("n", [0, 1, 4, 7, 20])
+def test_a_crash_leaves_every_batch_before_it(folder: Path, n: int) -> None:
+    runner = Runner(folder, FakeEngine(failing={n: RuntimeError("gone")}))
+    with pytest.raises(RuntimeError, match="gone"):
+        runner.run()
+    run = read_run(folder)
+    assert len(run.batches) == n
+    assert len(run.windows) == 3 * n
+    assert run.warnings == ()
+    assert run.header["status"] == "partial"
+
+
+def test_windows_are_stored_with_bytes_only_where_they_are_known(folder: Path) -> None:
+    run = Runner(folder, FakeEngine(bytes_per_token=None)).run()
+    assert {window.bytes_staged for window in run.windows} == {None}
+    assert any(window.staged_tokens for window in run.windows)
+
+
+def test_a_sound_run_has_five_comparable_cells(folder: Path) -> None:
+    cells = summarise(Runner(folder, FakeEngine()).run())
+    assert len(cells) == 6
+    assert Verdict.INVALID not in {cell.verdict for cell in cells}
+    staged = [c for c in cells if c.nwor_mode == "stage"]
+    assert all(c.nwor_total_staged == 3 * 3 * 2 * 4 for c in staged)
+    for cell in staged:
+        assert cell.nwor_total_committed is not None
+        assert cell.nwor_total_rejected is not None
+        assert cell.nwor_total_staged == cell.nwor_total_committed + cell.nwor_total_rejected

@@ -55,7 +55,9 @@ class VllmCounters:
             self.num_drafts - before.num_drafts,
             self.draft_tokens - before.draft_tokens,
             self.accepted_tokens - before.accepted_tokens,
-            tuple(now - then for now, then in zip(self.accepted_per_position, earlier, strict=True)),
+            tuple(
+                now - then for now, then in zip(self.accepted_per_position, earlier, strict=True)
+            ),
         )
 
 

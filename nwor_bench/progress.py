@@ -42,7 +42,8 @@ class PlainProgress:
         self._done += 1
         where = record.phase if record.phase != "timed" else f"block {record.block}"
         self.say(
-            f"[{self._done}/{self._num_batches}] {where:8} {cell.label:16} "
+            f"[{self._done:{len(str(self._num_batches))}}/{self._num_batches}] "
+            f"{where:8} {cell.label:16} "
             f"{record.latency_ms / 1e3:6.2f} s  {record.tokens_per_s:6.0f} tokens/s  "
             f"accepted {record.accepted_tokens}/{record.draft_tokens}"
             + (f"  parity {record.parity}" if record.parity else "")

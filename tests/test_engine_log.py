@@ -30,6 +30,10 @@ def stderr_is() -> tuple[int, int]:
     return found.st_dev, found.st_ino
 
 
+def open_descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
 def test_messages_go_to_the_file_also_afterwards(
     tmp_path: Path, vllm_logger: logging.Logger, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -58,13 +62,17 @@ def test_what_libraries_write_to_the_descriptor_goes_there_too(
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
 def test_stderr_comes_back_after_an_exception(tmp_path: Path, error: type[BaseException]) -> None:
-    before, descriptors = stderr_is(), len(os.listdir("/proc/self/fd"))
-    with pytest.raises(error), log_to_file(tmp_path / "engine.log"):
-        assert stderr_is() != before
-        raise error
+    def fail() -> None:
+        with log_to_file(tmp_path / "engine.log"):
+            assert stderr_is() != before
+            raise error
+
+    before, descriptors = stderr_is(), open_descriptors()
+    with pytest.raises(error):
+        fail()
     assert stderr_is() == before
     # The file handler stays open, and nothing else.
-    assert len(os.listdir("/proc/self/fd")) == descriptors + 1
+    assert open_descriptors() == descriptors + 1
 
 
 def test_a_second_log_takes_over(tmp_path: Path, vllm_logger: logging.Logger) -> None:

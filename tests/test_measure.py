@@ -85,9 +85,7 @@ def test_vllms_counters_stand_beside_ours(output: BatchOutput) -> None:
 
 def test_fallbacks_are_counted_by_reason(output: BatchOutput) -> None:
     reasons = ["mixed_batch", None, "mixed_batch"]
-    windows = [
-        {**w, "fallback_reason": r} for w, r in zip(output.windows, reasons, strict=True)
-    ]
+    windows = [{**w, "fallback_reason": r} for w, r in zip(output.windows, reasons, strict=True)]
     record = batch_record(PLACE, replace(output, windows=windows), PROMPTS, SAMPLING)
     assert record.fallbacks == {"mixed_batch": 2}
 

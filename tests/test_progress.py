@@ -29,18 +29,16 @@ def test_a_terminal_gets_the_live_table_and_a_log_gets_lines() -> None:
 
 def test_plain_lines_count_up_and_carry_the_numbers() -> None:
     out = console(False)
-    timed = replace(
-        TIMED, latency_ms=1500.0, tokens_per_s=321.4, accepted_tokens=7, draft_tokens=9
-    )
+    timed = replace(TIMED, latency_ms=1500.0, tokens_per_s=321.4, accepted_tokens=7, draft_tokens=9)
     with PlainProgress(out, 12) as progress:
         progress.say("[bold]not markup[/bold]")
         progress.batch_done(CELLS[4], replace(GATE, parity="exact"))
         progress.batch_done(CELLS[0], timed)
     said, gate, block = text_of(out).splitlines()
     assert said == "[bold]not markup[/bold]"
-    assert gate.startswith("[1/12] gate     stage x graph ")
+    assert gate.startswith("[ 1/12] gate     stage x graph ")
     assert gate.endswith("parity exact")
-    assert block.startswith(f"[2/12] block {timed.block}  off x off ")
+    assert block.startswith(f"[ 2/12] block {timed.block}  off x off ")
     assert "1.50 s" in block
     assert "321 tokens/s" in block
     assert block.endswith("accepted 7/9")

@@ -21,9 +21,7 @@ GATE_ENDS = 1 + 6  # one warm-up, six cells
 
 
 @pytest.fixture(autouse=True)
-def own_surroundings(
-    pair_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def own_surroundings(pair_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NWOR_BENCH_CACHE", str(pair_cache))
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.chdir(tmp_path)
@@ -157,10 +155,13 @@ def test_an_error_is_raised_after_the_reports_are_written(error: Exception) -> N
     (event,) = run.events
     assert event["event"] == "failed"
     assert event["error"] in ("the engine died", "MemoryError()")
+    assert event["error"] in Path("run/report.md").read_text()
     assert engine.closed == 1
 
 
-def test_an_engine_that_does_not_start_leaves_a_failed_run() -> None:
+def test_an_engine_that_does_not_start_leaves_a_failed_run(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     def broken(pair: ResolvedPair, spec: SweepSpec, log: Path | None) -> FakeEngine:
         raise EngineError("vLLM did not start: no luck")
 
@@ -171,6 +172,9 @@ def test_an_engine_that_does_not_start_leaves_a_failed_run() -> None:
         )  # fmt: skip
     run, cells = reported()
     assert (run.header["status"], len(run.batches), len(cells)) == ("failed", 0, 0)
+    out = capsys.readouterr().out
+    assert "Nothing was measured" in out
+    assert "Verdict" not in out  # no table without a line
 
 
 def test_what_vllm_refuses_leaves_no_run_folder() -> None:

@@ -97,6 +97,12 @@ class PatchSet:
             raise
 
     def undo(self) -> None:
-        """Undo all, last applied first."""
+        """Undo all, last applied first; those that cannot be are named after the others are."""
+        problems = []
         for patch in reversed(self._patches):
-            patch.undo()
+            try:
+                patch.undo()
+            except PatchError as problem:
+                problems.append(str(problem))
+        if problems:
+            raise PatchError("; ".join(problems))

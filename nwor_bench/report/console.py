@@ -34,7 +34,8 @@ def print_summary(
     console: Console, run: RunData, cells: Sequence[CellResult], folder: Path
 ) -> None:
     """Print the tables, what is wrong with the run, its verdict, and where its files are."""
-    console.print(cells_table(cells))
+    if cells:
+        console.print(cells_table(cells))
     for warning in warnings(run):
         console.print(Text(f"Warning: {warning}", style="yellow"))
     console.print(Text(verdict_sentence(run.header, cells)))

@@ -50,10 +50,11 @@ def warnings(run: RunData) -> list[str]:
     status = run.header.get("status")
     found = list(run.warnings)
     if status != RunStatus.COMPLETE:
+        why = "".join(f"; {event['error']}" for event in run.events if "error" in event)
         found.insert(
             0,
-            f"This run did not end as planned (status: {status or 'unknown'}): the numbers rest "
-            "on what was measured until then.",
+            f"This run did not end as planned (status: {status or 'unknown'}{why}): the numbers "
+            "rest on what was measured until then.",
         )
     return found
 

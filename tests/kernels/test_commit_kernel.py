@@ -203,3 +203,13 @@ def test_the_staged_counts_are_left_as_they_are():
     window = make_window(slots=[2, -1, 4], accepted=[True, True, False])
     window.commit()
     assert window.metadata.tolist() == [[2, 0]] * 3
+
+
+def test_a_smaller_later_cache_stops_all_layers() -> None:
+    key = torch.randn(2, 4, 1, 8)
+    caches = [torch.full((2, 1, 4, 16), torch.nan), torch.full((1, 1, 4, 16), torch.nan)]
+    metadata = torch.tensor([[1, 0], [1, 0]], dtype=torch.int32)
+    slots, accepted = torch.tensor([5]), torch.tensor([True])
+    torch.ops.nwor.commit_staged_kv_cache(key, key, caches, slots, accepted, metadata)
+    assert metadata[:, 1].tolist() == [0, 8]
+    assert all(cache.isnan().all() for cache in caches)

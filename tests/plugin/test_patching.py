@@ -263,3 +263,22 @@ def test_an_empty_set_is_never_applied():
     patches = PatchSet([])
     patches.apply()
     assert not patches.applied
+
+
+def test_a_set_undoes_all_that_it_can_before_it_complains() -> None:
+    class Target:
+        def first(self) -> str:
+            return "stock"
+
+        def second(self) -> str:
+            return "stock"
+
+    patches = PatchSet(
+        [Patch(Target, name, lambda _: lambda self: "ours") for name in ("first", "second")]
+    )
+    patches.apply()
+    Target.second = lambda self: "somebody else's"  # type: ignore[method-assign]
+    with pytest.raises(PatchError, match=r"Target\.second"):
+        patches.undo()
+    assert Target().first() == "stock"
+    assert Target().second() == "somebody else's"

@@ -30,18 +30,21 @@ def commit_staged_kv_cache_reference(
         staged_key: [layers, capacity, kv_heads, head_dim].
         staged_value: [layers, capacity, kv_heads, value_head_dim].
         kv_caches: one tensor a layer, [blocks, kv_heads, block_size, head_dim +
-            value_head_dim], K then V in the last dimension; written in place, any strides.
+            value_head_dim], K then V in the last dimension; written in place, any strides;
+            all of one block size.
         slots: [num_staged] int64, block * block_size + offset, the same for every layer;
             a negative slot is padding and is never indexed.
         accepted: [num_staged] bool.
         layer_metadata: [layers, 2] int32, (staged count, error flags); flags are added here.
     """
     num_staged = int((slots >= 0).sum())
-    blocks, _, block_size, _ = kv_caches[0].shape
+    block_size = kv_caches[0].shape[2]
+    last_slot = int(slots.max()) if slots.numel() else -1
     mismatch = layer_metadata[:, STAGED_COUNT] != num_staged
     layer_metadata[mismatch, ERROR_FLAG] |= ERROR_COUNT_MISMATCH
-    if slots.numel() and int(slots.max()) >= blocks * block_size:
-        layer_metadata[:, ERROR_FLAG] |= ERROR_SLOT_RANGE
+    for layer, kv_cache in enumerate(kv_caches):
+        if last_slot >= kv_cache.shape[0] * block_size:
+            layer_metadata[layer, ERROR_FLAG] |= ERROR_SLOT_RANGE
     if bool(layer_metadata[:, ERROR_FLAG].any()):
         return
     rows = (accepted & (slots >= 0)).nonzero(as_tuple=True)[0]

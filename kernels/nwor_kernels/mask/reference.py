@@ -38,4 +38,5 @@ def acceptance_mask_reference(
     position = accepted.new_ones(accepted.shape, dtype=ends.dtype).cumsum_(0) - 1
     request = (position[:, None] >= ends[None, :]).sum(dim=1).clamp_(max=len(ends) - 1)
     draft = position - starts[request]
-    accepted.copy_((draft < num_accepted[request]) & (position < ends[-1]))
+    # Past the last draft the last request's drafts are exceeded, so the tail is False.
+    accepted.copy_(draft < num_accepted[request])

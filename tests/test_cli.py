@@ -1,0 +1,210 @@
+"""The commands as a user meets them: at once, within 80 columns, with the promised exit codes."""
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from fake_engine import FakeEngine, FakeFactory, accept_arguments
+
+from nwor_bench import __version__, cli
+from nwor_bench.errors import ExitCode
+from nwor_bench.session import run_session
+
+CHECKOUT = Path(__file__).resolve().parent.parent
+HEAVY = ("torch", "vllm", "pandas", "scipy", "transformers", "plotly", "numpy")
+TINY = ("sweep", "--pair", "tiny", "--requests", "2", "--batches", "2", "--max-new-tokens", "6")
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture(autouse=True)
+def own_surroundings(pair_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NWOR_BENCH_CACHE", str(pair_cache))
+    monkeypatch.setenv("NWOR_BENCH_PRELOADED", "1")
+    monkeypatch.setenv("COLUMNS", "80")
+    for name in ("TARGET_MODEL", "DRAFT_MODEL"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Run a command line in this process: exit code, stdout, stderr."""
+
+    def invoke(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["nwor-bench", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        captured = capsys.readouterr()
+        code = 0 if ended.value.code is None else int(ended.value.code)
+        return code, captured.out, captured.err
+
+    return invoke
+
+
+@pytest.fixture
+def engine(monkeypatch: pytest.MonkeyPatch) -> FakeEngine:
+    """Sweeps of this test run on this stand-in."""
+    defaults = run_session.__kwdefaults__
+    fake = FakeEngine()
+    monkeypatch.setitem(defaults, "engine_factory", FakeFactory(fake))
+    monkeypatch.setitem(defaults, "check_engine", accept_arguments)
+    return fake
+
+
+def widest(text: str) -> int:
+    return max(map(len, text.splitlines()))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "heavy"),
+    [
+        (["--help"], (*HEAVY, "pydantic")),
+        (["--version"], (*HEAVY, "pydantic")),
+        # typer itself loads pydantic when it has come as far as a command
+        (["sweep", "--help"], HEAVY),
+        (["report", "--help"], HEAVY),
+        (["pairs", "--help"], HEAVY),
+        (["scenarios", "--help"], HEAVY),
+    ],
+)
+def test_help_loads_nothing_heavy(arguments: list[str], heavy: tuple[str, ...]) -> None:
+    script = (
+        "import sys\n"
+        "from nwor_bench.cli import main\n"
+        "try:\n    main()\n"
+        "except SystemExit as end:\n    assert not end.code, end.code\n"
+        f"loaded = [name for name in {heavy!r} if name in sys.modules]\n"
+        "assert not loaded, loaded\n"
+    )
+    environ = {**os.environ, "PYTHONPATH": f"{CHECKOUT}:{CHECKOUT / 'kernels'}"}
+    command = [sys.executable, "-c", script, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, env=environ)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip()
+
+
+def test_version(run: Run) -> None:
+    assert run("--version") == (0, f"nwor-bench {__version__}\n", "")
+
+
+def test_no_command_shows_the_help_and_is_bad_usage(run: Run) -> None:
+    code, out, err = run()
+    assert code == ExitCode.BAD_USAGE
+    assert all(command in out + err for command in ("sweep", "report", "pairs", "scenarios"))
+
+
+def test_the_flags_of_the_sweep_are_all_explained(run: Run) -> None:
+    code, out, _ = run("sweep", "--help")
+    assert code == 0
+    assert widest(out) <= 80
+    flags = (
+        "--scenario --pair --target-model --draft-model --method --nwor-modes --scv-modes "
+        "--requests --batches --warmup --draft-tokens --max-new-tokens --temperature "
+        "--max-model-len --seed --dtype --block-size --kv-cache-gib --tensor-parallel-size "
+        "--speculative-config --engine-args --output --dry-run --verbose"
+    )
+    assert [flag for flag in flags.split() if flag not in out] == []
+    for words in ("TARGET_MODEL", "DRAFT_MODEL", "130 interrupted", "3 correctness broken"):
+        assert words in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("pairs", "list"), "smollm2 (default)"),
+        (("pairs", "show", "tiny"), "generated.noise"),
+        (("pairs", "show", "smollm2"), "packaged.version"),
+        (("scenarios", "list"), "mixed"),
+        (("scenarios", "show", "short"), "max_new_tokens"),
+        (("scenarios", "show", "long"), "summarising"),
+        ((*TINY, "--dry-run"), "19 batches"),
+    ],
+)
+def test_output_fits_80_columns(run: Run, arguments: tuple[str, ...], words: str) -> None:
+    code, out, err = run(*arguments)
+    assert (code, err) == (0, "")
+    assert words in out
+    assert widest(out) <= 80
+
+
+def test_fetch_makes_the_tiny_pair(run: Run, pair_cache: Path) -> None:
+    code, out, _ = run("pairs", "fetch", "tiny")
+    assert code == 0
+    lines = dict(line.split(": ", 1) for line in out.splitlines())
+    for model in (lines["target"], lines["drafter"]):
+        assert (Path(model) / "config.json").is_file()
+        assert Path(model).is_relative_to(pair_cache)
+
+
+def test_a_dry_run_writes_nothing(run: Run, engine: FakeEngine, tmp_path: Path) -> None:
+    code, _, _ = run(*TINY, "--dry-run", "--output", "run")
+    assert code == 0
+    assert engine.calls == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_sweep_and_its_report_again(run: Run, engine: FakeEngine, tmp_path: Path) -> None:
+    code, out, err = run(*TINY, "--output", "run", "--seed", "4")
+    assert (code, err) == (0, "")
+    folder = tmp_path / "run"
+    written = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+    csvs = {"cells.csv", "batches.csv", "windows.csv"}
+    assert csvs | {"report.md", "report.html", "run.json", "records.jsonl"} <= set(written)
+    for name in (*csvs, "report.md", "report.html"):
+        (folder / name).unlink()
+    code, again, _ = run("report", "run")
+    assert code == 0
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == written
+    # The summary on the terminal is the same too.
+    assert out.endswith(again)
+
+
+def test_a_report_does_not_depend_on_where_the_run_lies(
+    run: Run, engine: FakeEngine, tmp_path: Path
+) -> None:
+    run(*TINY, "--output", "run")
+    shutil.copytree("run", "elsewhere/copied")
+    run("report", "elsewhere/copied")
+    for path in (tmp_path / "run").iterdir():
+        assert (tmp_path / "elsewhere/copied" / path.name).read_bytes() == path.read_bytes()
+
+
+def test_a_broken_run_ends_with_3_and_so_does_its_report(run: Run, engine: FakeEngine) -> None:
+    engine.wrong = lambda number, cell: cell.label == "stage x off"
+    code, out, _ = run(*TINY, "--output", "run")
+    assert code == ExitCode.CORRECTNESS_BROKEN
+    assert "INVALID" in out
+    assert run("report", "run")[0] == ExitCode.CORRECTNESS_BROKEN
+
+
+def test_ctrl_c_while_measuring_ends_with_130(run: Run, engine: FakeEngine) -> None:
+    engine.failing[9] = KeyboardInterrupt()
+    code, out, _ = run(*TINY, "--output", "run")
+    assert code == ExitCode.INTERRUPTED
+    assert "interrupted: keeping what was measured" in out
+    assert run("report", "run")[0] == 0
+
+
+def test_ctrl_c_before_anything_was_measured_says_so(
+    run: Run, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setitem(run_session.__kwdefaults__, "check_engine", interrupt)
+    code, _, err = run(*TINY, "--output", "run")
+    assert (code, err) == (ExitCode.INTERRUPTED, "nwor-bench: interrupted\n")
+    assert not Path("run").exists()
+
+
+def test_a_failing_engine_ends_with_1_in_one_line(run: Run, engine: FakeEngine) -> None:
+    from nwor_bench.errors import EngineError
+
+    engine.failing[9] = EngineError("vLLM stopped answering")
+    code, _, err = run(*TINY, "--output", "run")
+    assert (code, err) == (ExitCode.FAILED, "nwor-bench: vLLM stopped answering\n")

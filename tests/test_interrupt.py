@@ -1,0 +1,97 @@
+"""Ctrl-C and SIGTERM on a real sweep: it ends soon, and what was measured is there."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from nwor_bench.errors import ExitCode
+from nwor_bench.store import RunData, read_run
+
+pytestmark = pytest.mark.engine
+
+CHECKOUT = Path(__file__).resolve().parent.parent
+SWEEP = "sweep --pair tiny --requests 4 --batches 500 --max-new-tokens 40 --output run"
+ENDS_WITHIN_S = 10
+REPORTS = ("cells.csv", "batches.csv", "windows.csv", "report.md", "report.html")
+
+Sweep = subprocess.Popen[str]
+
+
+@pytest.fixture
+def sweep(tmp_path: Path, pair_cache: Path) -> Iterator[Sweep]:
+    """A sweep that would take minutes, in a process of its own."""
+    command = [sys.executable, "-c", "from nwor_bench.cli import main; main()", *SWEEP.split()]
+    environ = {name: v for name, v in os.environ.items() if not name.startswith("NWOR_BENCH_")}
+    environ |= {
+        "PYTHONPATH": f"{CHECKOUT}:{CHECKOUT / 'kernels'}",
+        "NWOR_BENCH_CACHE": str(pair_cache),
+    }
+    process = subprocess.Popen(
+        command, cwd=tmp_path, env=environ, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, preexec_fn=heed_ctrl_c,
+    )  # fmt: skip
+    yield process
+    process.kill()
+    process.communicate()
+
+
+def heed_ctrl_c() -> None:
+    """A shell has its background jobs, and so their children, ignore SIGINT."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def wait_until(process: Sweep, happened: Callable[[], bool]) -> None:
+    """Two minutes are for a slow machine's first import of vLLM."""
+    deadline = time.monotonic() + 120
+    while not happened():
+        if process.poll() is not None or time.monotonic() > deadline:
+            process.kill()
+            raise AssertionError(f"it did not come so far:\n{process.communicate()[0]}")
+        time.sleep(0.05)
+
+
+def stop(process: Sweep, how: signal.Signals, folder: Path) -> tuple[str, RunData]:
+    """Send the signal; the output and the run, once everything that must hold does."""
+    process.send_signal(how)
+    out, _ = process.communicate(timeout=ENDS_WITHIN_S)
+    assert process.returncode == ExitCode.INTERRUPTED, out
+    assert "Traceback" not in out
+    assert "interrupted: keeping what was measured" in out
+    run = read_run(folder)
+    assert run.header["status"] == "partial"
+    assert [event["event"] for event in run.events] == ["interrupted"]
+    assert run.warnings == ()
+    assert [name for name in REPORTS if not (folder / name).is_file()] == []
+    assert len(pd.read_csv(folder / "batches.csv")) == len(run.batches)
+    assert json.loads((folder / "run.json").read_text())["finished_at"]
+    return out, run
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
+def test_stopped_while_it_measures(sweep: Sweep, tmp_path: Path, how: signal.Signals) -> None:
+    folder = tmp_path / "run"
+    records = folder / "records.jsonl"
+    wait_until(sweep, lambda: records.is_file() and b'"phase":"timed"' in records.read_bytes())
+    _, run = stop(sweep, how, folder)
+    assert [b.phase for b in run.batches[:8]] == ["warmup"] + ["gate"] * 6 + ["timed"]
+    assert len(run.batches) < 3000
+    assert {b.parity for b in run.batches if b.phase == "gate"} == {"reference", "exact"}
+    assert len(run.windows) == sum(batch.windows for batch in run.batches)
+    assert len(pd.read_csv(folder / "cells.csv")) == 6
+
+
+def test_stopped_while_the_engine_starts(sweep: Sweep, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    log = folder / "engine.log"
+    wait_until(sweep, lambda: log.is_file() and log.stat().st_size > 0)
+    _, run = stop(sweep, signal.SIGINT, folder)
+    assert run.batches == ()
+    assert run.header["engine"] is None

@@ -193,7 +193,11 @@ def test_parity_that_breaks_later_is_found_and_stops_the_cell(folder: Path) -> N
 
 def test_sampled_blocks_are_not_compared(folder: Path) -> None:
     """Above temperature 0 equal seeds need not give equal tokens; only the gate judges."""
-    runner = Runner(folder, FakeEngine(wrong=lambda number, cell: number > 6), temperature=0.8)
+
+    def wrong(number: int, cell: Cell) -> bool:
+        return cell == STAGE and number > 6
+
+    runner = Runner(folder, FakeEngine(wrong=wrong), temperature=0.8)
     run = runner.run()
     assert run.events == ()
     assert runner.sweep.broken == {}

@@ -18,6 +18,7 @@ def vllm_logger(monkeypatch: pytest.MonkeyPatch) -> Iterator[logging.Logger]:
     logger = logging.getLogger("vllm")
     before = (list(logger.handlers), logger.level, logger.propagate)
     logger.handlers = [logging.StreamHandler(sys.stderr)]
+    logger.propagate = True
     yield logger
     for handler in logger.handlers:
         handler.close()
@@ -35,7 +36,7 @@ def open_descriptors() -> int:
 
 
 def test_messages_go_to_the_file_also_afterwards(
-    tmp_path: Path, vllm_logger: logging.Logger, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     log = tmp_path / "engine.log"
     with log_to_file(log):
@@ -45,6 +46,7 @@ def test_messages_go_to_the_file_also_afterwards(
     assert "INFO vllm.engine: while it starts" in text
     assert "WARNING vllm.engine: while it runs" in text
     assert capfd.readouterr() == ("", "")
+    assert caplog.records == []  # nor to the root logger's handlers
     assert os.environ["VLLM_CONFIGURE_LOGGING"] == "0"
 
 
@@ -76,9 +78,13 @@ def test_stderr_comes_back_after_an_exception(tmp_path: Path, error: type[BaseEx
 
 
 def test_a_second_log_takes_over(tmp_path: Path, vllm_logger: logging.Logger) -> None:
-    for name in ("check.log", "engine.log"):
-        with log_to_file(tmp_path / name):
-            vllm_logger.info("to %s", name)
+    with log_to_file(tmp_path / "check.log"):
+        vllm_logger.info("checking")
+    (first,) = vllm_logger.handlers
+    assert isinstance(first, logging.FileHandler)
+    with log_to_file(tmp_path / "engine.log"):
+        vllm_logger.info("starting")
+    assert first.stream is None  # closed
     vllm_logger.info("later")
     assert len(vllm_logger.handlers) == 1
     assert "later" not in (tmp_path / "check.log").read_text()

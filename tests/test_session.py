@@ -1,6 +1,7 @@
 """A whole session on a stand-in engine: however it ends, what was measured is reported."""
 
 import json
+import sys
 import os
 import signal
 from pathlib import Path
@@ -258,12 +259,13 @@ def test_flags_and_speculative_config_must_agree(
     assert caught.value.exit_code == ExitCode.BAD_USAGE
 
 
-def test_run_json_tells_what_ran() -> None:
+def test_run_json_tells_what_ran(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["/bin/nwor-bench", "sweep", "--output", "my run"])
     session(FakeEngine(), seed=9)
     header = json.loads(Path("run/run.json").read_text())
     assert header["pair"]["name"] == "tiny"
     assert header["spec"]["seed"] == 9
     assert header["scenario"]["requests"] == 2
-    assert header["command"].startswith("nwor-bench ")
+    assert header["command"] == "nwor-bench sweep --output 'my run'"
     assert header["environment"]["python"]
     assert [block["block"] for block in header["blocks"]] == [0, 1, 2]

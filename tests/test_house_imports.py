@@ -14,7 +14,9 @@ CHECKOUT = Path(__file__).resolve().parent.parent
 SOURCE_ROOTS = {"nwor_bench": Path("nwor_bench"), "nwor_kernels": Path("kernels/nwor_kernels")}
 
 PURE = (
-    *("nwor_bench.advice", "nwor_bench.aggregate", "nwor_bench.cell_data", "nwor_bench.compare"),
+    *("nwor_bench.advice", "nwor_bench.aggregate", "nwor_bench.breakeven", "nwor_bench.cell_data"),
+    *("nwor_bench.compare", "nwor_bench.model_config", "nwor_bench.model_shape"),
+    *("nwor_bench.plan_text", "nwor_bench.planning", "nwor_bench.strategies"),
     *("nwor_bench.config", "nwor_bench.errors", "nwor_bench.invariants", "nwor_bench.judge"),
     *("nwor_bench.parity", "nwor_bench.plan", "nwor_bench.record_lines", "nwor_bench.records"),
     *("nwor_bench.resources", "nwor_bench.scenario", "nwor_bench.stats", "nwor_bench.store"),

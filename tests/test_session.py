@@ -1,9 +1,9 @@
 """A whole session on a stand-in engine: however it ends, what was measured is reported."""
 
 import json
-import sys
 import os
 import signal
+import sys
 from pathlib import Path
 from typing import Any
 

@@ -1,0 +1,133 @@
+"""What the byte model must know about a decoder: layers, heads, experts. Pure arithmetic.
+
+Parameters are counted in matrices; norms and biases are left out (under 0.1 % of any model).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Mla:
+    """Multi-head latent attention (DeepSeek-V2 and later): the cache holds one latent row."""
+
+    q_rank: int | None
+    kv_rank: int
+    rope_dim: int
+    nope_dim: int
+    v_dim: int
+
+
+@dataclass(frozen=True)
+class Experts:
+    """A mixture-of-experts MLP: `shared_width` is that of the part which every token takes."""
+
+    count: int
+    per_token: int
+    width: int
+    shared_width: int = 0
+
+    def expected_distinct(self, tokens: int) -> float:
+        """How many experts of a layer `tokens` tokens touch together, on average.
+
+        Assumes uniform, independent routing: a token misses a given expert with probability
+        1 - per_token / count, so all tokens miss it with that to the power of `tokens`. Real
+        routers are skewed and touch fewer, so the weights read are over-estimated.
+        """
+        return self.count * (1 - (1 - self.per_token / self.count) ** tokens)
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One decoder layer: `window` caps the context it attends to; `sparse` if it has experts."""
+
+    window: int | None = None
+    sparse: bool = False
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """A decoder's shape. `dtype` is the activations' type; `weight_bits` the size of a matrix
+    element in bits, None where a quantisation does not say."""
+
+    model_type: str
+    hidden: int
+    vocab: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    mlp_width: int
+    layers: tuple[Layer, ...]
+    dtype: str
+    weight_bits: int | None
+    tied_embeddings: bool = False
+    mla: Mla | None = None
+    experts: Experts | None = None
+
+    def fits_ranks(self, ranks: int) -> bool:
+        """Whether vLLM can split the model: heads divide evenly, KV heads divide or repeat."""
+        kv_fits = self.kv_heads % ranks == 0 or ranks % self.kv_heads == 0
+        return self.heads % ranks == 0 and (kv_fits or self.mla is not None)
+
+    def cache_row_elements(self, ranks: int = 1) -> int:
+        """Elements that one token puts into one layer's cache, on one of `ranks` ranks.
+
+        K and V of the rank's KV heads, at least one; with MLA one latent row, the same on
+        every rank.
+        """
+        if self.mla is not None:
+            return self.mla.kv_rank + self.mla.rope_dim
+        return 2 * self._kv_heads_of(ranks) * self.head_dim
+
+    def attention_parameters(self, ranks: int = 1) -> float:
+        """Parameters of one layer's attention matrices on one rank.
+
+        Heads are shared out; the down-projections of MLA and repeated KV heads are not.
+        """
+        heads = self.heads / ranks
+        if self.mla is None:
+            rows = 2 * heads + 2 * self._kv_heads_of(ranks)  # query and output, key and value
+            return self.hidden * rows * self.head_dim
+        mla = self.mla
+        query_dim = mla.nope_dim + mla.rope_dim
+        if mla.q_rank is None:
+            query = self.hidden * heads * query_dim
+        else:
+            query = self.hidden * mla.q_rank + mla.q_rank * heads * query_dim
+        latent = self.hidden * (mla.kv_rank + mla.rope_dim)
+        expand = mla.kv_rank * heads * (mla.nope_dim + mla.v_dim)
+        return query + latent + expand + heads * mla.v_dim * self.hidden
+
+    def block_parameters(self, touched_experts: float, ranks: int = 1) -> float:
+        """Parameters of all layers' attention and MLPs on one rank, gated MLPs assumed.
+
+        `touched_experts` experts are counted in each sparse layer, besides the shared part.
+        """
+        dense = self._mlp(self.mlp_width) / ranks
+        sparse = 0.0
+        if self.experts is not None:
+            routed = touched_experts * self._mlp(self.experts.width)
+            sparse = (routed + self._mlp(self.experts.shared_width)) / ranks
+        attention = self.attention_parameters(ranks)
+        return self._over_layers(lambda layer: attention + (sparse if layer.sparse else dense))
+
+    def unquantised_parameters(self, ranks: int = 1) -> float:
+        """Parameters on one rank that quantised checkpoints leave alone: lm_head and routers."""
+        router = 0 if self.experts is None else self.hidden * self.experts.count
+        routers = self._over_layers(lambda layer: router if layer.sparse else 0)
+        return self.vocab * self.hidden / ranks + routers
+
+    def parameters(self) -> int:
+        """All matrices of the model; compare it with the published count."""
+        experts = 0 if self.experts is None else self.experts.count
+        embedding = 0 if self.tied_embeddings else self.vocab * self.hidden
+        return round(self.block_parameters(experts) + self.unquantised_parameters()) + embedding
+
+    def _kv_heads_of(self, ranks: int) -> int:
+        return max(1, self.kv_heads // ranks)
+
+    def _mlp(self, width: int) -> int:
+        return 3 * self.hidden * width  # gate, up, down
+
+    def _over_layers(self, parameters: Callable[[Layer], float]) -> float:
+        return sum(map(parameters, self.layers))

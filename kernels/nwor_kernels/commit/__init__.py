@@ -29,6 +29,23 @@ def commit_staged_kv_cache(
     )
 
 
+@commit_staged_kv_cache.register_kernel("cuda")
+def _(
+    staged_key: Tensor,
+    staged_value: Tensor,
+    kv_caches: Sequence[Tensor],
+    slots: Tensor,
+    accepted: Tensor,
+    layer_metadata: Tensor,
+) -> None:
+    """One Triton launch; Triton is imported by the first call, which only a GPU makes."""
+    from nwor_kernels.commit.kernel import commit_staged_kv_cache_triton
+
+    commit_staged_kv_cache_triton(
+        staged_key, staged_value, kv_caches, slots, accepted, layer_metadata
+    )
+
+
 @commit_staged_kv_cache.register_fake
 def _(
     staged_key: Tensor,

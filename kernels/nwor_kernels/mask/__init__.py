@@ -24,6 +24,20 @@ def acceptance_mask(
     )
 
 
+@acceptance_mask.register_kernel("cuda")
+def _(
+    sampled_token_ids: Tensor,
+    num_draft_tokens: Tensor,
+    vocab_size: int,
+    accepted: Tensor,
+    num_accepted: Tensor,
+) -> None:
+    """One Triton launch; Triton is imported by the first call, which only a GPU makes."""
+    from nwor_kernels.mask.kernel import acceptance_mask_triton
+
+    acceptance_mask_triton(sampled_token_ids, num_draft_tokens, vocab_size, accepted, num_accepted)
+
+
 @acceptance_mask.register_fake
 def _(
     sampled_token_ids: Tensor,

@@ -25,6 +25,21 @@ def stage_kv_cache(
     stage_kv_cache_reference(key, value, rows, staged_key, staged_value, layer_metadata)
 
 
+@stage_kv_cache.register_kernel("cuda")
+def _(
+    key: Tensor,
+    value: Tensor,
+    rows: Tensor,
+    staged_key: Tensor,
+    staged_value: Tensor,
+    layer_metadata: Tensor,
+) -> None:
+    """One Triton launch; Triton is imported by the first call, which only a GPU makes."""
+    from nwor_kernels.stage.kernel import stage_kv_cache_triton
+
+    stage_kv_cache_triton(key, value, rows, staged_key, staged_value, layer_metadata)
+
+
 @stage_kv_cache.register_fake
 def _(
     key: Tensor,

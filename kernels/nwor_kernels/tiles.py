@@ -1,0 +1,61 @@
+"""What the copy kernels share: how rows of K and V are cut into tiles, and the check of a window.
+
+A tile is `TOKENS` rows by `COLUMNS` columns, and column `head * head_dim + d` of a row is
+element d of a head. Neighbouring threads therefore touch neighbouring elements of one head, and
+a thread's share is 16 bytes wherever strides and addresses allow it, head dims that are no power
+of two included. Everything else about a layout is in its strides.
+"""
+
+from typing import NamedTuple
+
+import triton
+import triton.language as tl
+
+MAX_COLUMNS = 2048
+"""Widest tile in elements; wider rows are spread over several programs."""
+
+
+class Tiling(NamedTuple):
+    """How a launch cuts [rows, width] into programs, and how many warps each has."""
+
+    tokens: int
+    columns: int
+    grid: tuple[int, int]
+    num_warps: int
+
+
+def tiling(num_rows: int, width: int, tokens: int) -> Tiling:
+    """Cut `num_rows` rows of `width` elements into tiles of about `tokens` rows.
+
+    Short rows are gathered until a program has something to do. There is always one program,
+    for whoever has to report on an empty window.
+    """
+    columns = min(triton.next_power_of_2(width), MAX_COLUMNS)
+    tokens = max(tokens, min(1024 // columns, triton.next_power_of_2(max(num_rows, 1))))
+    grid = (max(triton.cdiv(num_rows, tokens), 1), triton.cdiv(width, columns))
+    return Tiling(tokens, columns, grid, min(max(tokens * columns // 256, 1), 8))
+
+
+def check_chunk(num_rows: int) -> int:
+    """Entries that one pass of `count_and_largest` reads: few sizes, so that few are compiled."""
+    return next((size for size in (32, 256) if num_rows <= size), 1024)
+
+
+@triton.jit
+def head_offsets(columns, HEAD_DIM: tl.constexpr, stride_head, stride_dim):
+    """Where each column of a row lies, in elements from the row's start."""
+    return (columns // HEAD_DIM).to(tl.int64) * stride_head + (columns % HEAD_DIM) * stride_dim
+
+
+@triton.jit
+def count_and_largest(entries, stride, num_entries, CHUNK: tl.constexpr):
+    """How many entries are not negative (padding is), and the largest one, or -1."""
+    lanes = tl.arange(0, CHUNK)
+    count = tl.zeros([CHUNK], tl.int32)
+    largest = tl.full([CHUNK], -1, tl.int64)
+    for start in range(0, num_entries, CHUNK):
+        at = start + lanes
+        entry = tl.load(entries + at * stride, mask=at < num_entries, other=-1).to(tl.int64)
+        count += (entry >= 0).to(tl.int32)
+        largest = tl.maximum(largest, entry)
+    return tl.sum(count, axis=0), tl.max(largest, axis=0)

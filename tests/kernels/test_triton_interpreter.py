@@ -1,0 +1,66 @@
+"""The Triton kernels' tests in Triton's interpreter, in a process of their own: the variable that
+turns it on is read when a kernel is defined, and would reach every engine started from here."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import nwor_kernels
+
+HERE = Path(__file__).resolve().parent
+CHECKOUT = HERE.parent.parent
+
+
+def run_python(*arguments: str, **more_env: str) -> subprocess.CompletedProcess[str]:
+    """Run Python in the checkout with both source roots on its path."""
+    roots = os.pathsep.join([str(CHECKOUT), str(CHECKOUT / "kernels")])
+    env = {**os.environ, "PYTHONPATH": roots, **more_env}
+    command = [sys.executable, *arguments]
+    return subprocess.run(
+        command, cwd=CHECKOUT, env=env, capture_output=True, text=True, check=False
+    )
+
+
+def test_kernels_in_the_interpreter() -> None:
+    pytest.importorskip("triton")
+    tests = [str(HERE / f"test_triton_{kernel}.py") for kernel in ("commit", "stage", "mask")]
+    options = ("-q", "-p", "no:cacheprovider", "-m", "not gpu")
+    done = run_python("-m", "pytest", *tests, *options, TRITON_INTERPRET="1")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert " passed" in done.stdout
+    assert "skipped" not in done.stdout
+
+
+def test_the_interpreter_is_not_on_here() -> None:
+    assert "TRITON_INTERPRET" not in os.environ
+
+
+def test_the_package_imports_and_runs_on_a_cpu_without_triton() -> None:
+    done = run_python(
+        "-c",
+        "import sys; sys.modules['triton'] = None\n"
+        "import torch, nwor_kernels\n"
+        "row, metadata = torch.full((1, 1, 2), torch.nan), torch.zeros(2, dtype=torch.int32)\n"
+        "one = torch.ones(1, 1, 2)\n"
+        "nwor_kernels.stage_kv_cache(one, one, torch.tensor([0]), row, row.clone(), metadata)\n"
+        "assert row.equal(one)",
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_importing_the_package_imports_no_kernel_file() -> None:
+    done = run_python(
+        "-c",
+        "import sys, nwor_kernels\n"
+        "assert not [m for m in sys.modules if m.endswith('.kernel') and 'nwor' in m]",
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("name", sorted(nwor_kernels.__all__))
+def test_the_operator_has_a_cuda_kernel(name: str) -> None:
+    assert torch._C._dispatch_has_kernel_for_dispatch_key(f"nwor::{name}", "CUDA")

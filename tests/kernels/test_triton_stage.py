@@ -1,0 +1,145 @@
+"""Stage in Triton against the torch reference: interpreted, or on a GPU."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from kernel_inputs import SEEDS, assert_same, generator, num_written, random_kv
+
+pytest.importorskip("triton")
+
+from nwor_kernels.stage.kernel import stage_kv_cache_triton
+from nwor_kernels.stage.reference import stage_kv_cache_reference
+
+DTYPES = st.sampled_from([torch.float32, torch.bfloat16, torch.float16])
+
+
+def nan_staging(capacity, kv_heads, width, dtype, device, *, strided):
+    """(memory, view): staging rows full of NaN, the view with gaps around it when strided."""
+    larger = (2 * capacity + 1, kv_heads + 1, width + 3) if strided else (capacity, kv_heads, width)
+    memory = torch.full(larger, float("nan"), dtype=dtype, device=device)
+    return memory, memory[1::2, 1:, 2:-1] if strided else memory
+
+
+def compare(key, value, rows, capacity, device, *, strided=False, tokens_per_program=1):
+    """Both implementations on NaN buffers; returns the metadata that both wrote."""
+    results = []
+    for stage, where, options in (
+        (stage_kv_cache_reference, torch.device("cpu"), {}),
+        (stage_kv_cache_triton, device, {"tokens_per_program": tokens_per_program}),
+    ):
+        to_key, to_value = (
+            nan_staging(capacity, *source.shape[1:], source.dtype, where, strided=strided)
+            for source in (key, value)
+        )
+        metadata = torch.full((2, 3), 77, dtype=torch.int32, device=where)
+        inputs = (tensor.to(where) for tensor in (key, value, torch.tensor(rows).long()))
+        stage(*inputs, to_key[1], to_value[1], metadata[1, ::2], **options)
+        results.append((to_key[0].cpu(), to_value[0].cpu(), metadata.cpu()))
+    for expected, actual in zip(*results, strict=True):
+        assert_same(actual, expected)
+    if results[0][2][1, 2]:
+        assert num_written(results[1][0]) == num_written(results[1][1]) == 0
+    return results[1][2][1, ::2].tolist()
+
+
+@settings(deadline=None, max_examples=30)
+@given(
+    seed=SEEDS,
+    num_tokens=st.integers(1, 12),
+    kv_heads=st.integers(1, 3),
+    widths=st.sampled_from([(64, 64), (96, 96), (128, 128), (3, 5), (24, 16)]),
+    spare=st.integers(0, 3),
+    fused=st.booleans(),
+    strided=st.booleans(),
+    dtype=DTYPES,
+    tokens_per_program=st.sampled_from([1, 4]),
+    data=st.data(),
+)
+def test_any_window_is_staged_as_by_the_reference(
+    triton_device,
+    seed,
+    num_tokens,
+    kv_heads,
+    widths,
+    spare,
+    fused,
+    strided,
+    dtype,
+    tokens_per_program,
+    data,
+):
+    rows = data.draw(st.lists(st.integers(-2, num_tokens - 1), max_size=8))
+    key, value = random_kv(num_tokens, kv_heads, widths, dtype, generator(seed), fused=fused)
+    metadata = compare(
+        key,
+        value,
+        rows,
+        len(rows) + spare,
+        triton_device,
+        strided=strided,
+        tokens_per_program=tokens_per_program,
+    )
+    assert metadata == [sum(row >= 0 for row in rows), 0]
+
+
+@pytest.mark.parametrize(
+    ("num_rows", "kv_heads", "head_dim"),
+    [
+        pytest.param(5, 10, 256, id="a row wider than a program"),
+        pytest.param(40, 8, 128, id="more rows than one warp checks"),
+        pytest.param(1100, 1, 4, id="more rows than one pass checks"),
+    ],
+)
+def test_large_windows(triton_device, num_rows, kv_heads, head_dim):
+    rng = generator(num_rows)
+    key, value = random_kv(30, kv_heads, (head_dim, head_dim), torch.bfloat16, rng, fused=True)
+    rows = torch.randint(-1, 30, (num_rows,), generator=rng)
+    compare(key, value, rows.tolist(), num_rows, triton_device)
+    rows[-1] = 30  # the last entry is out of range: the first programs must know
+    assert compare(key, value, rows.tolist(), num_rows, triton_device) == [0, 2]
+
+
+@pytest.mark.parametrize(
+    ("key_rows", "value_rows", "rows"),
+    [
+        (4, 4, [0, 1, 2, 3]),
+        (4, 4, [-1, -1, -1, -1]),
+        (4, 4, [9, 9, 9, 9]),
+        (4, 4, [0, 4]),
+        (4, 4, [99, 0]),
+        (4, 3, [0, 3]),
+        (3, 4, [0, 3]),
+        (0, 0, [0]),
+        (0, 0, [-1]),
+        (4, 4, []),
+        (4, 4, [3, 0, 3]),
+    ],
+)
+def test_what_does_not_fit_is_flagged_as_by_the_reference(
+    triton_device, key_rows, value_rows, rows
+):
+    key, value = torch.ones(key_rows, 2, 4), torch.ones(value_rows, 2, 4)
+    compare(key, value, rows, 3, triton_device)
+
+
+@pytest.mark.gpu
+def test_a_captured_stage_follows_new_rows_without_capturing_anew():
+    key, value = (torch.randn(8, 8, 128, device="cuda").bfloat16() for _ in range(2))
+    rows = torch.full((6,), -1, device="cuda")
+    staged = torch.full((2, 6, 8, 128), float("nan"), device="cuda").bfloat16()
+    metadata = torch.full((2,), 77, dtype=torch.int32, device="cuda")
+    arguments = (key, value, rows, staged[0], staged[1], metadata)
+    torch.ops.nwor.stage_kv_cache(*arguments)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        torch.ops.nwor.stage_kv_cache(*arguments)
+    rows.copy_(torch.tensor([7, 0, -1, 3, -1, -1]))
+    graph.replay()
+    assert metadata.tolist() == [3, 0]
+    assert_same(staged[0][[0, 1, 3]], key[[7, 0, 3]])
+    assert_same(staged[1][[0, 1, 3]], value[[7, 0, 3]])
+    assert staged[:, [2, 4, 5]].isnan().all()
+    rows[5] = 8
+    graph.replay()
+    assert metadata.tolist() == [0, 2]

@@ -23,3 +23,14 @@ def pair_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.get_closest_marker("gpu") and not cuda_is_available():
         pytest.skip("needs a CUDA device")
+
+
+@pytest.fixture
+def own_surroundings(pair_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A command line in a folder of its own: tiny is built, nothing comes from outside."""
+    monkeypatch.setenv("NWOR_BENCH_CACHE", str(pair_cache))
+    monkeypatch.setenv("NWOR_BENCH_PRELOADED", "1")
+    monkeypatch.setenv("COLUMNS", "80")
+    for name in ("TARGET_MODEL", "DRAFT_MODEL"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.chdir(tmp_path)

@@ -20,15 +20,7 @@ TINY = ("sweep", "--pair", "tiny", "--requests", "2", "--batches", "2", "--max-n
 
 Run = Callable[..., tuple[int, str, str]]
 
-
-@pytest.fixture(autouse=True)
-def own_surroundings(pair_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("NWOR_BENCH_CACHE", str(pair_cache))
-    monkeypatch.setenv("NWOR_BENCH_PRELOADED", "1")
-    monkeypatch.setenv("COLUMNS", "80")
-    for name in ("TARGET_MODEL", "DRAFT_MODEL"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("own_surroundings")
 
 
 @pytest.fixture

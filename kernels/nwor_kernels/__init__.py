@@ -5,7 +5,12 @@ implementation is tested against. Importing this package registers the operators
 """
 
 from nwor_kernels.commit import commit_staged_kv_cache
-from nwor_kernels.mask import acceptance_mask
+from nwor_kernels.mask import acceptance_mask, acceptance_mask_from_counts
 from nwor_kernels.stage import stage_kv_cache
 
-__all__ = ["acceptance_mask", "commit_staged_kv_cache", "stage_kv_cache"]
+__all__ = [
+    "acceptance_mask",
+    "acceptance_mask_from_counts",
+    "commit_staged_kv_cache",
+    "stage_kv_cache",
+]

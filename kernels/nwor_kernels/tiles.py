@@ -33,7 +33,7 @@ def tiling(num_rows: int, width: int, tokens: int) -> Tiling:
     columns = min(triton.next_power_of_2(width), MAX_COLUMNS)
     tokens = max(tokens, min(1024 // columns, triton.next_power_of_2(max(num_rows, 1))))
     grid = (max(triton.cdiv(num_rows, tokens), 1), triton.cdiv(width, columns))
-    return Tiling(tokens, columns, grid, min(max(tokens * columns // 256, 1), 8))
+    return Tiling(tokens, columns, grid, min(max(tokens * columns // 256, 1), 4))
 
 
 def check_chunk(num_rows: int) -> int:

@@ -8,6 +8,8 @@ SEEDS = st.integers(0, 2**32 - 1)
 
 FLOAT_DTYPES = st.sampled_from([torch.float32, torch.float64, torch.bfloat16, torch.float16])
 
+E4M3_NAN = 0x7F
+
 CACHE_LAYOUTS = ("dense", "layers_interleaved", "tokens_before_heads", "cut_from_larger")
 
 
@@ -33,12 +35,28 @@ def random_kv(
     return (key, value) if fused else (key.contiguous(), value.contiguous())
 
 
+def kv_of_layers(
+    layers: int,
+    num_tokens: int,
+    kv_heads: int,
+    widths: tuple[int, int],
+    dtype: torch.dtype,
+    rng: torch.Generator,
+) -> tuple[list[Tensor], list[Tensor]]:
+    """K and V of every layer: views of each layer's own fused QKV output."""
+    pairs = [random_kv(num_tokens, kv_heads, widths, dtype, rng, fused=True) for _ in range(layers)]
+    return [key for key, _ in pairs], [value for _, value in pairs]
+
+
 def nan_caches(
     layers: int, shape: tuple[int, int, int, int], dtype: torch.dtype, layout: str
 ) -> tuple[Tensor, list[Tensor]]:
-    """(memory, one cache a layer): NaN caches [blocks, kv_heads, block_size, width] in `memory`."""
+    """(memory, one cache a layer): NaN caches [blocks, kv_heads, block_size, width] in `memory`.
+
+    An fp8 cache's bytes, uint8, are poisoned with e4m3's NaN.
+    """
     blocks, kv_heads, block_size, width = shape
-    nan = float("nan")
+    nan = E4M3_NAN if dtype is torch.uint8 else float("nan")
     if layout == "dense":
         memory = torch.full((layers, *shape), nan, dtype=dtype)
         return memory, list(memory)
@@ -61,4 +79,6 @@ def assert_same(actual: Tensor, expected: Tensor) -> None:
 
 def num_written(memory: Tensor) -> int:
     """Elements that no longer hold the poison."""
+    if memory.dtype is torch.uint8:
+        return int((memory != E4M3_NAN).sum())
     return int((~memory.isnan()).sum())

@@ -39,10 +39,25 @@ def mask_inputs():
     )
 
 
+def counts_inputs():
+    return (
+        torch.tensor([2, 1], dtype=torch.int32),
+        None,
+        torch.ones(4, dtype=torch.bool),
+        torch.zeros(2, dtype=torch.int32),
+        2,
+    )
+
+
 OPERATORS = {
     "stage_kv_cache": (nwor_kernels.stage_kv_cache, stage_inputs, (3, 4, 5)),
     "commit_staged_kv_cache": (nwor_kernels.commit_staged_kv_cache, commit_inputs, (2, 5)),
     "acceptance_mask": (nwor_kernels.acceptance_mask, mask_inputs, (3, 4)),
+    "acceptance_mask_from_counts": (
+        nwor_kernels.acceptance_mask_from_counts,
+        counts_inputs,
+        (2, 3),
+    ),
 }
 
 each_operator = pytest.mark.parametrize("name", OPERATORS)

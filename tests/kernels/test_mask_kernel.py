@@ -4,8 +4,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from kernel_inputs import SEEDS, generator
 
-from nwor_kernels import acceptance_mask
+from nwor_kernels import acceptance_mask, acceptance_mask_from_counts
 
 VOCAB = 10
 
@@ -102,3 +103,51 @@ def test_strided_ids_counts_and_outputs():
     assert mask_memory[::2].tolist() == [True, True, False, False, False, False]
     assert mask_memory[1::2].all()
     assert count_memory.tolist() == [-7, 2, -7, 0]
+
+
+@settings(deadline=None, max_examples=100)
+@given(
+    requests=st.integers(0, 5),
+    drafts=st.integers(0, 4),
+    spare=st.integers(0, 3),
+    uniform=st.booleans(),
+    data=st.data(),
+)
+def test_counts_give_what_the_loop_over_as_many_ids_gives(requests, drafts, spare, uniform, data):
+    sampled = data.draw(st.lists(st.integers(-1, 7), min_size=requests, max_size=requests))
+    ids = [[3] * max(count, 0) for count in sampled]
+    capacity = requests * drafts + spare
+    accepted = torch.full((capacity,), True)
+    num_accepted = torch.full((requests,), -7, dtype=torch.int32)
+    acceptance_mask_from_counts(
+        torch.tensor(sampled, dtype=torch.int32),
+        None if uniform else torch.full((requests,), drafts, dtype=torch.int32),
+        accepted,
+        num_accepted,
+        drafts if uniform else None,
+    )
+    expected = looped_mask(ids, [drafts] * requests, VOCAB, capacity)
+    assert (accepted.tolist(), num_accepted.tolist()) == expected
+
+
+@settings(deadline=None, max_examples=60)
+@given(requests=st.integers(0, 5), drafts=st.integers(0, 4), width=st.integers(0, 6), seed=SEEDS)
+def test_equal_drafts_may_be_told_by_number(requests, drafts, width, seed):
+    ids = torch.randint(-1, VOCAB + 2, (requests, width), generator=generator(seed))
+    results = []
+    for counts, uniform in (
+        (torch.full((requests,), drafts, dtype=torch.int32), None),
+        (None, drafts),
+    ):
+        accepted = torch.full((requests * drafts + 2,), True)
+        num_accepted = torch.full((requests,), -7, dtype=torch.int32)
+        acceptance_mask(ids, counts, VOCAB, accepted, num_accepted, uniform)
+        results.append((accepted.tolist(), num_accepted.tolist()))
+    assert results[0] == results[1]
+
+
+def test_the_drafts_are_told_once():
+    ones, mask = torch.ones(2, dtype=torch.int32), torch.zeros(2, dtype=torch.bool)
+    for counts, uniform in ((None, None), (ones, 1)):
+        with pytest.raises(ValueError, match="either num_draft_tokens or drafts_per_request"):
+            acceptance_mask_from_counts(ones, counts, mask, ones.clone(), uniform)

@@ -13,6 +13,7 @@ import nwor_kernels
 
 HERE = Path(__file__).resolve().parent
 CHECKOUT = HERE.parent.parent
+KERNELS = ("commit", "commit_windows", "commit_fp8", "stage", "mask")
 
 
 def run_python(*arguments: str, **more_env: str) -> subprocess.CompletedProcess[str]:
@@ -27,7 +28,7 @@ def run_python(*arguments: str, **more_env: str) -> subprocess.CompletedProcess[
 
 def test_kernels_in_the_interpreter() -> None:
     pytest.importorskip("triton")
-    tests = [str(HERE / f"test_triton_{kernel}.py") for kernel in ("commit", "stage", "mask")]
+    tests = [str(HERE / f"test_triton_{kernel}.py") for kernel in KERNELS]
     options = ("-q", "-p", "no:cacheprovider", "-m", "not gpu")
     done = run_python("-m", "pytest", *tests, *options, TRITON_INTERPRET="1")
     assert done.returncode == 0, done.stdout + done.stderr

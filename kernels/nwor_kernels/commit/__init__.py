@@ -39,7 +39,7 @@ def _(
     layer_metadata: Tensor,
 ) -> None:
     """One Triton launch; Triton is imported by the first call, which only a GPU makes."""
-    from nwor_kernels.commit.kernel import commit_staged_kv_cache_triton
+    from nwor_kernels.commit.operator import commit_staged_kv_cache_triton
 
     commit_staged_kv_cache_triton(
         staged_key, staged_value, kv_caches, slots, accepted, layer_metadata

@@ -2,11 +2,15 @@
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
+from nwor_kernels.fp8 import E4M3_CACHE_DTYPES, quantize_e4m3
 from nwor_kernels.metadata import (
     ERROR_COUNT_MISMATCH,
     ERROR_FLAG,
+    ERROR_OVERFLOW,
+    ERROR_ROW_RANGE,
     ERROR_SLOT_RANGE,
     STAGED_COUNT,
 )
@@ -37,19 +41,109 @@ def commit_staged_kv_cache_reference(
         accepted: [num_staged] bool.
         layer_metadata: [layers, 2] int32, (staged count, error flags); flags are added here.
     """
-    num_staged = int((slots >= 0).sum())
+    commit_windows_reference(
+        list(staged_key),
+        list(staged_value),
+        kv_caches,
+        slots,
+        accepted,
+        layer_metadata[:, ERROR_FLAG],
+        layer_metadata=layer_metadata,
+    )
+
+
+def commit_windows_reference(
+    keys: Sequence[Tensor],
+    values: Sequence[Tensor],
+    kv_caches: Sequence[Tensor],
+    slots: Tensor,
+    accepted: Tensor,
+    errors: Tensor,
+    *,
+    rows: Tensor | None = None,
+    layer_metadata: Tensor | None = None,
+    k_scales: Sequence[Tensor] | None = None,
+    v_scales: Sequence[Tensor] | None = None,
+) -> None:
+    """Write source row i (or `rows[i]`) of every layer to slot `slots[i]` where `accepted[i]`.
+
+    A bad slot or row, padding apart, stops the commit in every layer, even where it is not
+    accepted.
+
+    Args:
+        keys: one tensor a layer, [rows, kv_heads, head_dim].
+        values: one tensor a layer, [rows, kv_heads, value_head_dim].
+        kv_caches: as for `commit_staged_kv_cache_reference`; uint8 and float8_e4m3fn caches are
+            written quantised (`quantize_e4m3`).
+        slots: [N] int64; negative is padding.
+        accepted: [N] bool; `accepted_rows` makes it from counts.
+        errors: [layers] int32, flags are or-ed in.
+        rows: [N] int, where each row stands in the sources; negative is never written. Without
+            it row i is the i-th.
+        layer_metadata: [layers, 2] int32 as staging wrote it; a layer whose count is not the
+            window's or whose flag is set stops the commit.
+        k_scales, v_scales: one float32 tensor a layer, [1] or [kv_heads]; fp8 caches only.
+    """
     block_size = kv_caches[0].shape[2]
+    real = slots >= 0
+    source = torch.arange(len(slots), device=slots.device) if rows is None else rows.long()
+    flags = torch.zeros_like(errors)
+    if layer_metadata is not None:
+        flags |= layer_metadata[:, ERROR_FLAG]
+        flags[layer_metadata[:, STAGED_COUNT] != real.sum()] |= ERROR_COUNT_MISMATCH
     last_slot = int(slots.max()) if slots.numel() else -1
-    mismatch = layer_metadata[:, STAGED_COUNT] != num_staged
-    layer_metadata[mismatch, ERROR_FLAG] |= ERROR_COUNT_MISMATCH
+    past_the_end = ERROR_OVERFLOW if rows is None else ERROR_ROW_RANGE
+    num_rows = min(len(tensor) for tensor in (*keys, *values))
+    if bool((source[real] >= num_rows).any()):
+        flags |= past_the_end
     for layer, kv_cache in enumerate(kv_caches):
         if last_slot >= kv_cache.shape[0] * block_size:
-            layer_metadata[layer, ERROR_FLAG] |= ERROR_SLOT_RANGE
-    if bool(layer_metadata[:, ERROR_FLAG].any()):
+            flags[layer] |= ERROR_SLOT_RANGE
+    errors |= flags
+    if bool(flags.any()):
         return
-    rows = (accepted & (slots >= 0)).nonzero(as_tuple=True)[0]
-    block, offset = slots[rows] // block_size, slots[rows] % block_size
-    head_dim = staged_key.shape[-1]
+    kept = (accepted & real & (source >= 0)).nonzero(as_tuple=True)[0]
+    block, offset = slots[kept] // block_size, slots[kept] % block_size
+    head_dim = keys[0].shape[-1]
     for layer, kv_cache in enumerate(kv_caches):
-        kv_cache[block, :, offset, :head_dim] = staged_key[layer, rows].to(kv_cache.dtype)
-        kv_cache[block, :, offset, head_dim:] = staged_value[layer, rows].to(kv_cache.dtype)
+        for tensors, scales, columns in (
+            (keys, k_scales, slice(head_dim)),
+            (values, v_scales, slice(head_dim, None)),
+        ):
+            written = tensors[layer][source[kept]]
+            if kv_cache.dtype in E4M3_CACHE_DTYPES:
+                assert scales is not None
+                written = quantize_e4m3(written, scales[layer]).view(torch.uint8)
+                kv_cache.view(torch.uint8)[block, :, offset, columns] = written
+            else:
+                kv_cache[block, :, offset, columns] = written.to(kv_cache.dtype)
+
+
+def accepted_rows(
+    num_sampled: Tensor,
+    num_rows: int,
+    *,
+    certain: int = 0,
+    tokens_per_request: int | None = None,
+    row_request: Tensor | None = None,
+    row_index: Tensor | None = None,
+) -> Tensor:
+    """[num_rows] bool: which rows of a launch are below their request's count.
+
+    Row i is number `row_index[i]` of the window of request `row_request[i]`, or number
+    `i % tokens_per_request` of request `i // tokens_per_request`, and is accepted when that
+    number is below `num_sampled[request] + certain`. A request that is negative or has no count
+    (padding of a captured shape) has no accepted rows.
+    """
+    if tokens_per_request is not None:
+        row = torch.arange(num_rows, device=num_sampled.device)
+        request, index = row // tokens_per_request, row % tokens_per_request
+    else:
+        assert row_request is not None
+        assert row_index is not None
+        request, index = row_request, row_index
+    known = (request >= 0) & (request < num_sampled.numel())
+    if not num_sampled.numel():
+        return known
+    count = num_sampled[request.long().clamp(0, num_sampled.numel() - 1)]
+    return known & (index < count + certain)

@@ -1,81 +1,157 @@
-"""Acceptance mask in Triton: one warp a request, one launch, one round of loads.
+"""Acceptance mask in Triton: one launch, one round of loads.
 
-A request's first entry in the mask is the sum of the drafts before it; each program forms that
-sum by itself from all draft counts (4 bytes a request), so no program waits for another.
+Where all requests have as many drafts, a program takes many requests and loads nothing but what
+was sampled. Else a program takes one request and adds up the drafts before it from all draft
+counts (4 bytes a request), so no program waits for another.
 """
 
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_wait
+
+from nwor_kernels.launch import Launch, starts_early
+from nwor_kernels.mask.reference import check_drafts
+
+REQUESTS_PER_PROGRAM = 128
+"""Requests that one program masks where all have as many drafts."""
 
 
 def acceptance_mask_triton(
     sampled_token_ids: Tensor,
-    num_draft_tokens: Tensor,
+    num_draft_tokens: Tensor | None,
     vocab_size: int,
     accepted: Tensor,
     num_accepted: Tensor,
+    drafts_per_request: int | None = None,
 ) -> None:
     """`acceptance_mask_reference` in one launch; safe inside a CUDA graph."""
-    num_requests, width = sampled_token_ids.shape
-    _mask_kernel[(max(num_requests, 1),)](
-        sampled_token_ids,
-        num_draft_tokens,
-        accepted,
-        num_accepted,
-        vocab_size,
-        num_requests,
-        width if num_requests else 0,  # the one program of an empty window reads no ids
-        accepted.numel(),
-        *sampled_token_ids.stride(),
-        num_draft_tokens.stride(0),
-        accepted.stride(0),
-        num_accepted.stride(0),
-        REQUESTS=max(triton.next_power_of_2(num_requests), 128),
-        WIDTH=max(triton.next_power_of_2(width), 32),
-        num_warps=1,
-        num_stages=1,
+    _launch(
+        sampled_token_ids, num_draft_tokens, vocab_size, accepted, num_accepted, drafts_per_request
     )
 
 
-@triton.jit(do_not_specialize=["vocab_size", "num_requests", "width", "capacity"])
+def acceptance_mask_from_counts_triton(
+    num_sampled: Tensor,
+    num_draft_tokens: Tensor | None,
+    accepted: Tensor,
+    num_accepted: Tensor,
+    drafts_per_request: int | None = None,
+) -> None:
+    """`acceptance_mask_from_counts_reference` in one launch; safe inside a CUDA graph."""
+    _launch(num_sampled, num_draft_tokens, None, accepted, num_accepted, drafts_per_request)
+
+
+_launches: dict[object, Launch] = {}
+
+
+def _launch(
+    sampled: Tensor,
+    num_draft_tokens: Tensor | None,
+    vocab_size: int | None,
+    accepted: Tensor,
+    num_accepted: Tensor,
+    drafts_per_request: int | None,
+) -> None:
+    tensors = (sampled, num_draft_tokens, accepted, num_accepted)
+    key = (
+        vocab_size,
+        drafts_per_request,
+        sampled.device,
+        sampled.shape,
+        *[None if tensor is None else (tensor.dtype, tensor.stride()) for tensor in tensors],
+    )
+    launch = _launches.get(key)
+    if launch is None:
+        check_drafts(num_draft_tokens, drafts_per_request)
+        strides = [0 if tensor is None else tensor.stride(0) for tensor in tensors[1:]]
+        launch = _launches[key] = _prepare(sampled, strides, vocab_size, drafts_per_request)
+    launch(*tensors, sampled.shape[0], accepted.numel())
+
+
+def _prepare(
+    sampled: Tensor, strides: list[int], vocab_size: int | None, drafts_per_request: int | None
+) -> Launch:
+    num_requests = sampled.shape[0]
+    most = triton.next_power_of_2(max(num_requests, 1))
+    requests = 1 if drafts_per_request is None else min(most, REQUESTS_PER_PROGRAM)
+    starts = starts_early(sampled.device)
+    constants = {
+        "STRIDES": (*strides, *sampled.stride()),
+        "VOCAB_SIZE": vocab_size,
+        "WIDTH": sampled.shape[1] if sampled.dim() == 2 else 1,
+        "DRAFTS": drafts_per_request,
+        "REQUESTS": requests,
+        "EVERY": max(most, 128),
+        "LANES": triton.next_power_of_2(max(drafts_per_request or 32, 1)),
+        "STARTS_EARLY": starts,
+    }
+    num_warps = 1 if drafts_per_request is None else 4
+    grid = (triton.cdiv(max(num_requests, 1), requests), 1, 1)
+    return Launch(_mask_kernel, grid, constants, num_warps=num_warps, launch_pdl=starts)
+
+
+@triton.jit(
+    do_not_specialize=["num_requests", "capacity"],
+    do_not_specialize_on_alignment=["sampled", "drafts", "accepted", "num_accepted"],
+)
 def _mask_kernel(
     sampled,
     drafts,
     accepted,
     num_accepted,
-    vocab_size,
     num_requests,
-    width,
     capacity,
-    sampled_row,
-    sampled_one,
-    drafts_stride,
-    accepted_stride,
-    num_accepted_stride,
-    REQUESTS: tl.constexpr,
+    STRIDES: tl.constexpr,
+    VOCAB_SIZE: tl.constexpr,
     WIDTH: tl.constexpr,
+    DRAFTS: tl.constexpr,
+    REQUESTS: tl.constexpr,
+    EVERY: tl.constexpr,
+    LANES: tl.constexpr,
+    STARTS_EARLY: tl.constexpr,
 ):
-    request = tl.program_id(0)
-    lane = tl.arange(0, WIDTH)
-    every = tl.arange(0, REQUESTS)
-    ids = sampled + request.to(tl.int64) * sampled_row + lane * sampled_one
-    token = tl.load(ids, mask=lane < width, other=-1)
-    counts = tl.load(drafts + every * drafts_stride, mask=every < num_requests, other=0)
+    """One program: REQUESTS requests, LANES drafts of each at a time.
 
-    valid = tl.sum(((token >= 0) & (token < vocab_size)).to(tl.int32), axis=0)
-    own = tl.sum(tl.where(every == request, counts, 0), axis=0)
-    first = tl.sum(tl.where(every < request, counts, 0), axis=0)
+    STRIDES are those of drafts, accepted, num_accepted and sampled.
+    """
+    if STARTS_EARLY:
+        gdc_wait()
+    request = tl.program_id(0) * REQUESTS + tl.arange(0, REQUESTS)
+    exists = request < num_requests
+    ids = sampled + request.to(tl.int64) * STRIDES[3]
+    if VOCAB_SIZE is None:
+        valid = tl.load(ids, mask=exists, other=0)
+    else:
+        place = tl.arange(0, triton.next_power_of_2(WIDTH + (WIDTH == 0)))
+        in_width = exists[:, None] & (place < WIDTH)[None, :]
+        token = tl.load(ids[:, None] + (place * STRIDES[4])[None, :], mask=in_width, other=-1)
+        valid = tl.sum(((token >= 0) & (token < VOCAB_SIZE)).to(tl.int32), axis=1)
+    if DRAFTS is not None:
+        own = DRAFTS
+        most = DRAFTS
+        first = request * DRAFTS
+        total = num_requests * DRAFTS
+    else:
+        every = tl.arange(0, EVERY)
+        counts = tl.load(drafts + every * STRIDES[0], mask=every < num_requests, other=0)
+        own = tl.sum(tl.where(every[None, :] == request[:, None], counts[None, :], 0), axis=1)
+        most = tl.max(own, axis=0)
+        first = tl.sum(tl.where(every[None, :] < request[:, None], counts[None, :], 0), axis=1)
+        total = tl.sum(counts, axis=0)
     kept = tl.minimum(tl.maximum(valid - 1, 0), own)
-    if request < num_requests:
-        tl.store(num_accepted + request * num_accepted_stride, kept)
-    for start in range(0, own, WIDTH):
-        draft = start + lane
-        inside = (draft < own) & (first + draft < capacity)
-        tl.store(accepted + (first + draft) * accepted_stride, draft < kept, mask=inside)
+    tl.store(num_accepted + request * STRIDES[2], kept, mask=exists)
+
+    lane = tl.arange(0, LANES)
+    for start in range(0, most, LANES):
+        draft = start + lane[None, :]
+        entry = first[:, None] + draft
+        inside = exists[:, None] & (draft < (own if DRAFTS is not None else own[:, None]))
+        inside = inside & (entry < capacity)
+        tl.store(accepted + entry * STRIDES[1], draft < kept[:, None], mask=inside)
 
     # Past the window's drafts: the programs share the tail out between them.
-    tail = tl.sum(counts, axis=0) + request * WIDTH
-    for start in range(tail, capacity, tl.num_programs(0) * WIDTH):
-        at = start + lane
-        tl.store(accepted + at * accepted_stride, at < 0, mask=at < capacity)
+    spare = tl.arange(0, 128)
+    for start in range(total + tl.program_id(0) * 128, capacity, tl.num_programs(0) * 128):
+        at = start + spare
+        tl.store(accepted + at * STRIDES[1], at < 0, mask=at < capacity)

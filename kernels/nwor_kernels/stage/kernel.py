@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from nwor_kernels.launch import Launch
 from nwor_kernels.metadata import ERROR_FLAG, ERROR_OVERFLOW, ERROR_ROW_RANGE, STAGED_COUNT
 from nwor_kernels.tiles import check_chunk, count_and_largest, head_offsets, tiling
 
@@ -29,36 +30,56 @@ def stage_kv_cache_triton(
     tokens_per_program: int = 1,
 ) -> None:
     """`stage_kv_cache_reference` in one launch; safe inside a CUDA graph."""
-    num_rows, (_, heads, key_dim), value_dim = rows.numel(), key.shape, value.shape[-1]
+    tensors = (key, value, rows, staged_key, staged_value, layer_metadata)
+    num_rows, value_dim = rows.numel(), value.shape[2]
+    # The alignment of rows and metadata makes no other kernel, but Triton looks at the rest.
+    layouts = [
+        (tensor.dtype, tensor.stride(), tensor.data_ptr() % 16 == 0 or tensor.dim() == 1)
+        for tensor in tensors
+    ]
+    launch_key = (rows.device, num_rows, key.shape[1:], value_dim, tokens_per_program, *layouts)
+    launch = _launches.get(launch_key)
+    if launch is None:
+        launch = _launches[launch_key] = _prepare(*tensors, tokens_per_program)
+    launch(*tensors, num_rows, min(key.shape[0], value.shape[0]), staged_key.shape[0])
+
+
+_launches: dict[object, Launch] = {}
+
+
+def _prepare(
+    key: Tensor,
+    value: Tensor,
+    rows: Tensor,
+    staged_key: Tensor,
+    staged_value: Tensor,
+    layer_metadata: Tensor,
+    tokens_per_program: int,
+) -> Launch:
+    (_, heads, key_dim), value_dim = key.shape, value.shape[2]
+    num_rows = rows.numel()
     tile = tiling(num_rows, heads * max(key_dim, value_dim), tokens_per_program)
-    _stage_kernel[tile.grid](
-        key,
-        value,
-        rows,
-        staged_key,
-        staged_value,
-        layer_metadata,
-        num_rows,
-        min(key.shape[0], value.shape[0]),
-        staged_key.shape[0],
-        rows.stride(0),
-        layer_metadata.stride(0),
-        *key.stride(),
-        *value.stride(),
-        *staged_key.stride(),
-        *staged_value.stride(),
-        HEADS=heads,
-        KEY_DIM=key_dim,
-        VALUE_DIM=value_dim,
-        TOKENS=tile.tokens,
-        COLUMNS=tile.columns,
-        CHUNK=check_chunk(num_rows),
-        num_warps=tile.num_warps,
-        num_stages=1,
-    )
+    constants = {
+        "STRIDES": (rows.stride(0), layer_metadata.stride(0)),
+        "KEY_STRIDES": key.stride(),
+        "VALUE_STRIDES": value.stride(),
+        "TO_KEY_STRIDES": staged_key.stride(),
+        "TO_VALUE_STRIDES": staged_value.stride(),
+        "HEADS": heads,
+        "KEY_DIM": key_dim,
+        "VALUE_DIM": value_dim,
+        "TOKENS": tile.tokens,
+        "COLUMNS": tile.columns,
+        "CHUNK": check_chunk(num_rows),
+    }
+    grid = (*tile.grid, 1)
+    return Launch(_stage_kernel, grid, constants, num_warps=tile.num_warps, num_stages=1)
 
 
-@triton.jit(do_not_specialize=["num_rows", "num_tokens", "capacity"])
+@triton.jit(
+    do_not_specialize=["num_rows", "num_tokens", "capacity"],
+    do_not_specialize_on_alignment=["rows", "metadata"],  # it changes from call to call
+)
 def _stage_kernel(
     key,
     value,
@@ -69,20 +90,11 @@ def _stage_kernel(
     num_rows,
     num_tokens,
     capacity,
-    rows_stride,
-    metadata_stride,
-    key_row,
-    key_head,
-    key_one,
-    value_row,
-    value_head,
-    value_one,
-    to_key_row,
-    to_key_head,
-    to_key_one,
-    to_value_row,
-    to_value_head,
-    to_value_one,
+    STRIDES: tl.constexpr,
+    KEY_STRIDES: tl.constexpr,
+    VALUE_STRIDES: tl.constexpr,
+    TO_KEY_STRIDES: tl.constexpr,
+    TO_VALUE_STRIDES: tl.constexpr,
     HEADS: tl.constexpr,
     KEY_DIM: tl.constexpr,
     VALUE_DIM: tl.constexpr,
@@ -90,9 +102,10 @@ def _stage_kernel(
     COLUMNS: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
+    """One program: TOKENS rows by COLUMNS columns. STRIDES are those of rows and metadata."""
     entry = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     reports = (tl.program_id(0) == 0) & (tl.program_id(1) == 0)
-    row = tl.load(rows + entry * rows_stride, mask=entry < num_rows, other=-1).to(tl.int64)
+    row = tl.load(rows + entry * STRIDES[0], mask=entry < num_rows, other=-1).to(tl.int64)
     real = (row >= 0) & (row < num_tokens)
     if (tl.max(real.to(tl.int32), axis=0) == 0) & (not reports):
         return  # padding only
@@ -100,24 +113,30 @@ def _stage_kernel(
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     in_key = real[:, None] & (column < HEADS * KEY_DIM)[None, :]
     in_value = real[:, None] & (column < HEADS * VALUE_DIM)[None, :]
-    from_key = head_offsets(column, KEY_DIM, key_head, key_one)
-    from_value = head_offsets(column, VALUE_DIM, value_head, value_one)
-    key_tile = tl.load(key + (row * key_row)[:, None] + from_key[None, :], mask=in_key)
-    value_tile = tl.load(value + (row * value_row)[:, None] + from_value[None, :], mask=in_value)
+    from_key = head_offsets(column, KEY_DIM, KEY_STRIDES[1], KEY_STRIDES[2])
+    from_value = head_offsets(column, VALUE_DIM, VALUE_STRIDES[1], VALUE_STRIDES[2])
+    key_tile = tl.load(key + (row * KEY_STRIDES[0])[:, None] + from_key[None, :], mask=in_key)
+    value_tile = tl.load(
+        value + (row * VALUE_STRIDES[0])[:, None] + from_value[None, :], mask=in_value
+    )
 
-    count, largest = count_and_largest(rows, rows_stride, num_rows, CHUNK)
+    count, largest = count_and_largest(rows, STRIDES[0], num_rows, CHUNK)
     flags = tl.where(largest >= num_tokens, _ROW_RANGE, 0)
     flags = tl.where(num_rows > capacity, _OVERFLOW, flags)
     if reports:
-        tl.store(metadata + _STAGED_COUNT * metadata_stride, tl.where(flags == 0, count, 0))
-        tl.store(metadata + _ERROR_FLAG * metadata_stride, flags)
+        tl.store(metadata + _STAGED_COUNT * STRIDES[1], tl.where(flags == 0, count, 0))
+        tl.store(metadata + _ERROR_FLAG * STRIDES[1], flags)
     if flags != 0:
         return
 
     to = entry.to(tl.int64)
-    to_key = head_offsets(column, KEY_DIM, to_key_head, to_key_one)
-    to_value = head_offsets(column, VALUE_DIM, to_value_head, to_value_one)
-    tl.store(staged_key + (to * to_key_row)[:, None] + to_key[None, :], key_tile, mask=in_key)
+    to_key = head_offsets(column, KEY_DIM, TO_KEY_STRIDES[1], TO_KEY_STRIDES[2])
+    to_value = head_offsets(column, VALUE_DIM, TO_VALUE_STRIDES[1], TO_VALUE_STRIDES[2])
     tl.store(
-        staged_value + (to * to_value_row)[:, None] + to_value[None, :], value_tile, mask=in_value
+        staged_key + (to * TO_KEY_STRIDES[0])[:, None] + to_key[None, :], key_tile, mask=in_key
+    )
+    tl.store(
+        staged_value + (to * TO_VALUE_STRIDES[0])[:, None] + to_value[None, :],
+        value_tile,
+        mask=in_value,
     )

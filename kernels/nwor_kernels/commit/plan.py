@@ -1,0 +1,215 @@
+"""Where a commit writes: the caches of all layers, as a table on the device, and the launch."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+import triton.language as tl
+from torch import Tensor
+
+from nwor_kernels.commit.kernel import commit_kernel
+from nwor_kernels.commit.sources import FLOATS, StagedSources, alignment_of, known_element
+from nwor_kernels.fp8 import E4M3_CACHE_DTYPES
+from nwor_kernels.launch import Launch, starts_early
+from nwor_kernels.tiles import check_chunk, tiling
+
+_CACHE_ELEMENTS = {**FLOATS, **dict.fromkeys(E4M3_CACHE_DTYPES, tl.float8e4nv)}
+
+MANY_ROWS = 8192
+"""Rows x layers from which a program takes two rows: the GPU is full without more programs."""
+
+
+class _Options(NamedTuple):
+    """Numbers that choose another binary."""
+
+    is_mask: bool
+    tokens_per_request: int | None
+    certain: int
+    tokens_per_program: int | None
+
+
+class CommitPlan:
+    """The caches of all target layers, ready to be committed to.
+
+    It holds addresses, not tensors: keep caches and scales alive for as long as it is used.
+    Building it copies the table to the device, so build it outside any graph capture.
+
+    Args:
+        kv_caches: one tensor a layer, [blocks, kv_heads, block_size, head_dim +
+            value_head_dim]; dtype, strides and all sizes but `blocks` the same in every layer.
+            uint8 and float8_e4m3fn caches are written quantised: see `quantize_e4m3`.
+        k_scales, v_scales: one float32 tensor a layer on the device, [1] or [kv_heads]; for fp8
+            caches, and read anew by every commit.
+
+    Raises:
+        ValueError: caches or scales that one launch cannot serve.
+    """
+
+    def __init__(
+        self,
+        kv_caches: Sequence[Tensor],
+        k_scales: Sequence[Tensor] | None = None,
+        v_scales: Sequence[Tensor] | None = None,
+    ):
+        layouts = {(c.dtype, c.device, c.stride(), c.shape[1:]) for c in kv_caches}
+        if len(layouts) != 1:
+            raise ValueError(f"kv_caches must share dtype, device, strides and shape: {layouts}")
+        first = kv_caches[0]
+        self._element = known_element(first.dtype, _CACHE_ELEMENTS, "kv_caches")
+        _, self.kv_heads, self.block_size, self.width = first.shape
+        self.num_layers = len(kv_caches)
+        scales = [self._scales(first, k_scales, "k"), self._scales(first, v_scales, "v")]
+        self._num_scales = [number for number, _ in scales]
+        self._strides = first.stride()
+        addresses = [cache.data_ptr() for cache in kv_caches]
+        self._alignment = alignment_of(addresses)
+        slots = [cache.shape[0] * self.block_size for cache in kv_caches]
+        table = list(zip(addresses, slots, *(column for _, column in scales), strict=True))
+        self._table = torch.tensor(table, dtype=torch.int64, device=first.device)
+        self._launches: dict[object, Launch] = {}
+
+    def commit_windows(
+        self,
+        sources: StagedSources,
+        slots: Tensor,
+        num_sampled: Tensor | None,
+        errors: Tensor,
+        *,
+        certain: int = 0,
+        tokens_per_request: int | None = None,
+        row_request: Tensor | None = None,
+        row_index: Tensor | None = None,
+        rows: Tensor | None = None,
+        accepted: Tensor | None = None,
+        layer_metadata: Tensor | None = None,
+        tokens_per_program: int | None = None,
+    ) -> None:
+        """Write the accepted rows of all layers in one launch.
+
+        Row i of the launch takes source row i (or `rows[i]`) to slot `slots[i]` of every layer
+        if its place in its request's window is below `num_sampled[request] + certain`. All or
+        nothing: a bad slot or row in any layer, padding apart, commits nothing, whether it is
+        accepted or not. Waits for nothing; safe in a CUDA graph.
+
+        Args:
+            sources: K and V of every layer.
+            slots: [N] int64, block * block_size + offset, the same for every layer; negative is
+                padding and never indexed.
+            num_sampled: [requests] int32, rows accepted of each request, with vLLM's
+                `num_sampled` the certain first token and the accepted drafts. A request past its
+                end (padding of a captured shape) commits nothing. None where `accepted` is given.
+            errors: [layers] int32; ERROR_* flags are or-ed in, by one program, and never cleared.
+            certain: rows of each request that `num_sampled` does not count.
+            tokens_per_request: rows of every window (drafts + 1) where all are equal: row i is
+                number i % tokens_per_request of request i // tokens_per_request.
+            row_request: otherwise [N] int32, the request of each row; negative is padding.
+            row_index: [N] int32, the place of each row in its request's window.
+            rows: [N] int, where each row stands in the sources; negative is never written.
+            accepted: [N] bool, a mask instead of counts.
+            layer_metadata: [layers, 2] int32 as `stage_kv_cache` wrote it: a layer that staged
+                another number of rows, or has a flag, commits nothing in any layer.
+            tokens_per_program: rows of a program; None: chosen by the size of the window.
+
+        Raises:
+            ValueError: sources that do not fit the caches, or not one way to tell what is
+                accepted.
+        """
+        if (accepted is None) == (num_sampled is None):
+            raise ValueError("give num_sampled or accepted")
+        counts = num_sampled if accepted is None else accepted
+        assert counts is not None
+        options = _Options(accepted is not None, tokens_per_request, certain, tokens_per_program)
+        small = (slots, counts, row_request, row_index, rows, errors, layer_metadata)
+        layouts = [None if tensor is None else (tensor.dtype, tensor.stride()) for tensor in small]
+        key = (slots.numel(), options, sources.layout, *layouts)
+        launch = self._launches.get(key)
+        if launch is None:
+            launch = self._launches[key] = self._prepare(sources, small, options)
+        launch(sources.table, self._table, *small, slots.numel(), sources.num_rows, counts.numel())
+
+    def _prepare(
+        self, sources: StagedSources, small: tuple[Tensor | None, ...], options: _Options
+    ) -> Launch:
+        """Check what is the same in all launches of a kind, and choose the kernel's tiles."""
+        slots, _, row_request, row_index, _, _, layer_metadata = small
+        assert slots is not None
+        tokens_per_request = options.tokens_per_request
+        ways = (options.is_mask, tokens_per_request is not None, row_request is not None)
+        if sum(ways) != 1 or (row_request is None) != (row_index is None):
+            raise ValueError(
+                "give accepted, or num_sampled with either tokens_per_request or row_request and "
+                "row_index"
+            )
+        self._check_fit(sources)
+        heads, key_dim, value_dim = sources.kv_heads, sources.key_dim, sources.value_dim
+        num_rows = slots.numel()
+        many = num_rows * self.num_layers >= MANY_ROWS
+        tokens = options.tokens_per_program or (2 if many else 1)
+        tile = tiling(num_rows, heads * max(key_dim, value_dim), tokens)
+        strides = [0 if tensor is None else tensor.stride(0) for tensor in small]
+        starts = starts_early(slots.device)
+        constants = {
+            "STRIDES": (*strides, 0 if layer_metadata is None else layer_metadata.stride(1)),
+            "KEY_STRIDES": sources.key_strides,
+            "VALUE_STRIDES": sources.value_strides,
+            "CACHE_STRIDES": self._strides,
+            "SOURCE_ELEMENT": FLOATS[sources.dtype],
+            "CACHE_ELEMENT": self._element,
+            "SOURCE_ALIGNMENT": sources.alignment,
+            "CACHE_ALIGNMENT": self._alignment,
+            "K_SCALES": self._num_scales[0],
+            "V_SCALES": self._num_scales[1],
+            "IS_MASK": options.is_mask,
+            "TOKENS_PER_REQUEST": tokens_per_request,
+            "CERTAIN": options.certain,
+            "BLOCK_SIZE": self.block_size,
+            "HEADS": heads,
+            "KEY_DIM": key_dim,
+            "VALUE_DIM": value_dim,
+            "NUM_LAYERS": self.num_layers,
+            "TOKENS": tile.tokens,
+            "COLUMNS": tile.columns,
+            "CHUNK": check_chunk(num_rows),
+            "STARTS_EARLY": starts,
+        }
+        grid = (*tile.grid, self.num_layers)
+        return Launch(
+            commit_kernel,
+            grid,
+            constants,
+            num_warps=tile.num_warps,
+            num_stages=1,
+            launch_pdl=starts,
+        )
+
+    def _check_fit(self, sources: StagedSources) -> None:
+        width = sources.key_dim + sources.value_dim
+        given = (sources.num_layers, sources.kv_heads, width)
+        if given != (self.num_layers, self.kv_heads, self.width):
+            raise ValueError(
+                f"{sources.num_layers} layers of {sources.kv_heads} heads with K and V of "
+                f"{sources.key_dim} and {sources.value_dim} do not fit {self.num_layers} caches "
+                f"of {self.kv_heads} heads and width {self.width}"
+            )
+
+    def _scales(
+        self, cache: Tensor, scales: Sequence[Tensor] | None, name: str
+    ) -> tuple[int, list[int]]:
+        """(Scales of a layer, address of each layer's); 0 where the cache is not quantised."""
+        if cache.dtype not in E4M3_CACHE_DTYPES:
+            if scales is not None:
+                raise ValueError(f"{name}_scales are for fp8 caches; kv_caches are {cache.dtype}")
+            return 0, [0] * self.num_layers
+        layouts = {(s.dtype, s.device, s.numel(), s.is_contiguous()) for s in scales or ()}
+        numbers = (1, self.kv_heads)
+        if (
+            scales is None
+            or len(scales) != self.num_layers
+            or len(layouts) != 1
+            or not any((torch.float32, cache.device, n, True) in layouts for n in numbers)
+        ):
+            raise ValueError(
+                f"an fp8 cache needs {name}_scales, one contiguous float32 tensor a layer with 1 "
+                f"or {self.kv_heads} elements on {cache.device}: {layouts or scales}"
+            )
+        return scales[0].numel(), [scale.data_ptr() for scale in scales]

@@ -1,0 +1,380 @@
+"""Commit of whole windows by reference in Triton: interpreted, or on a GPU."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from kernel_inputs import CACHE_LAYOUTS, SEEDS, assert_same, num_written
+
+pytest.importorskip("triton")
+
+from window_cases import Windows, WindowShape, compare_windows, make_windows
+
+from nwor_kernels.commit.plan import CommitPlan
+from nwor_kernels.commit.sources import StagedSources
+from nwor_kernels.metadata import ERROR_COUNT_MISMATCH, ERROR_OVERFLOW, ERROR_SLOT_RANGE
+
+
+def by_index(windows: Windows) -> None:
+    """Say of every row whose it is, instead of how many rows each window has."""
+    tokens = windows.options.pop("tokens_per_request")
+    row = torch.arange(windows.slots.numel(), dtype=torch.int32, device=windows.slots.device)
+    row_request = row // tokens
+    row_request[row_request >= windows.num_sampled.numel()] = -1
+    windows.options |= {"row_request": row_request, "row_index": row % tokens}
+
+
+def by_mask(windows: Windows) -> None:
+    """A mask that no count could give."""
+    windows.options.pop("tokens_per_request")
+    row = torch.arange(windows.slots.numel(), device=windows.slots.device)
+    windows.options["accepted"] = row % 3 != 1
+
+
+def by_row(windows: Windows) -> None:
+    """Sources in another order, a negative one among them."""
+    rows = torch.arange(windows.slots.numel(), device=windows.slots.device).flip(0)
+    rows[::4] = -1
+    windows.options["rows"] = rows
+
+
+def with_certain_row(windows: Windows) -> None:
+    """Counts of drafts alone."""
+    windows.options["certain"] = 1
+
+
+CHANGES = {"equal": (), "indexed": (by_index,), "masked": (by_mask,), "rows": (by_row,)}
+
+
+@settings(deadline=None, max_examples=15)
+@given(
+    seed=SEEDS,
+    requests=st.integers(0, 4),
+    tokens=st.integers(1, 4),
+    padding=st.integers(0, 5),
+    layers=st.integers(1, 3),
+    kv_heads=st.integers(1, 3),
+    widths=st.sampled_from([(64, 64), (3, 5), (24, 16)]),
+    block_size=st.sampled_from([1, 3, 16]),
+    dtypes=st.sampled_from(
+        [
+            (torch.float32, torch.float32),
+            (torch.bfloat16, torch.bfloat16),
+            (torch.float16, torch.float16),
+            (torch.bfloat16, torch.float32),
+        ]
+    ),
+    layout=st.sampled_from(CACHE_LAYOUTS),
+    how=st.sampled_from(sorted(CHANGES)),
+    certain=st.booleans(),
+    tokens_per_program=st.sampled_from([None, 1, 4]),
+)
+def test_any_windows_are_committed_as_by_the_reference(
+    triton_device,
+    seed,
+    requests,
+    tokens,
+    padding,
+    layers,
+    kv_heads,
+    widths,
+    block_size,
+    dtypes,
+    layout,
+    how,
+    certain,
+    tokens_per_program,
+):
+    shape = WindowShape(
+        requests, tokens, padding, layers, kv_heads, widths, block_size, *dtypes, layout
+    )
+
+    def change(windows):
+        for step in (*CHANGES[how], *([with_certain_row] if certain else [])):
+            step(windows)
+        windows.options |= {} if how != "masked" else {"certain": 0}
+
+    windows = compare_windows(shape, seed, triton_device, change, tokens_per_program)
+    assert not windows.errors.any()
+
+
+@pytest.mark.parametrize("how", sorted(CHANGES))
+def test_what_is_written_is_what_was_sampled(triton_device, how):
+    """By hand: two requests of three rows, one row of the first and all of the second."""
+    windows = make_windows(WindowShape(requests=2, padding=1, layers=2), 3, triton_device)
+    windows.slots[:] = torch.tensor([8, 1, 2, 3, -1, 5, -1])
+    windows.num_sampled[:] = torch.tensor([1, 3])
+    written = {0: 8, 3: 3, 5: 5}
+    for step in CHANGES[how]:
+        step(windows)
+    if how == "masked":
+        windows.options["accepted"] = torch.tensor([1, 0, 0, 1, 1, 1, 1]).bool().to(triton_device)
+    source = {row: row for row in written}
+    if how == "rows":
+        windows.options["rows"] = torch.tensor([4, 0, 0, -1, 1, 2, 3], device=triton_device)
+        source, written = {0: 4, 5: 2}, {0: 8, 5: 5}
+    windows.launch()
+    for layer, cache in enumerate(windows.kv_caches):
+        for row, slot in written.items():
+            at = cache[slot // 4, :, slot % 4]
+            assert_same(at[:, :3], windows.keys[layer][source[row]])
+            assert_same(at[:, 3:], windows.values[layer][source[row]])
+    assert num_written(windows.memory) == len(written) * 2 * 2 * 8
+
+
+def test_a_request_without_a_count_commits_nothing(triton_device):
+    def cut(windows):  # what stands behind the counts would accept every row
+        windows.num_sampled[:] = 99
+        windows.num_sampled = windows.num_sampled[:2]
+
+    for certain in ((), (with_certain_row,)):
+        windows = compare_windows(
+            WindowShape(requests=3, padding=0, layout="tokens_before_heads"), 5, triton_device,
+            lambda w, certain=certain: [step(w) for step in (cut, *certain)],
+        )  # fmt: skip
+        real = int((windows.slots[:6] >= 0).sum())
+        assert num_written(windows.memory) == real * 2 * 2 * 8
+
+
+@pytest.mark.parametrize("slot", [16, 17, 2**40])  # 12 rows: 4 blocks of 4, slots 0..15
+@pytest.mark.parametrize("how", sorted(CHANGES))
+def test_a_bad_slot_commits_nothing_and_adds_its_flag(triton_device, how, slot):
+    def spoil(windows):
+        for step in CHANGES[how]:
+            step(windows)
+        windows.num_sampled[:] = 3
+        windows.slots[4] = slot
+        windows.errors[:] = torch.tensor([0, 64])
+
+    windows = compare_windows(WindowShape(padding=3), 2, triton_device, spoil)
+    assert num_written(windows.memory) == 0
+    assert windows.errors.tolist() == [ERROR_SLOT_RANGE, 64 | ERROR_SLOT_RANGE]
+
+
+def test_an_older_flag_stops_nothing_and_stays(triton_device):
+    def flag(windows):
+        windows.num_sampled[:] = 3
+        windows.errors[:] = torch.tensor([ERROR_SLOT_RANGE, 64])
+
+    windows = compare_windows(WindowShape(), 2, triton_device, flag)
+    assert num_written(windows.memory) > 0
+    assert windows.errors.tolist() == [ERROR_SLOT_RANGE, 64]
+
+
+@pytest.mark.parametrize("num_rows", [5, 9])
+def test_rows_past_the_sources_are_an_overflow_unless_they_are_padding(triton_device, num_rows):
+    def cut(windows):
+        windows.num_sampled[:] = 3
+        windows.slots[:] = torch.tensor([0, 1, 2, 3, 4, 5, 6, 7, 8, -1, -1])
+        windows.keys = [key[:num_rows] for key in windows.keys]
+        windows.values = [value[:num_rows] for value in windows.values]
+
+    windows = compare_windows(WindowShape(), 2, triton_device, cut)
+    assert windows.errors.tolist() == ([ERROR_OVERFLOW] * 2 if num_rows == 5 else [0, 0])
+    assert num_written(windows.memory) == (0 if num_rows == 5 else 9 * 2 * 2 * 8)
+
+
+@pytest.mark.parametrize("layer", [0, 1])
+def test_a_layer_that_staged_another_number_stops_all(triton_device, layer):
+    def spoil(windows):
+        windows.num_sampled[:] = 3
+        metadata = torch.zeros(2, 2, dtype=torch.int32)
+        metadata[:, 0] = (windows.slots >= 0).sum()
+        metadata[layer, 0] -= 1
+        windows.options["layer_metadata"] = metadata.to(windows.slots.device)
+
+    windows = compare_windows(WindowShape(), 2, triton_device, spoil)
+    assert num_written(windows.memory) == 0
+    assert windows.errors[layer] == ERROR_COUNT_MISMATCH
+    assert windows.errors[1 - layer] == 0
+
+
+def test_strided_inputs_are_followed(triton_device):
+    def apart(tensor, other):
+        return torch.stack([tensor, torch.full_like(tensor, other)], dim=1)[:, 0]
+
+    def spread(windows):
+        by_index(windows)
+        by_row(windows)
+        for name, other in (("row_request", 0), ("row_index", 0), ("rows", 0)):
+            windows.options[name] = apart(windows.options[name], other)
+        windows.slots = apart(windows.slots, 0)
+        windows.num_sampled = apart(windows.num_sampled, 99)
+        windows.errors = apart(windows.errors, 64)
+        windows.keys = [key.flip(2) for key in windows.keys]
+
+    assert num_written(compare_windows(WindowShape(), 3, triton_device, spread).memory) > 0
+
+
+def test_refilled_sources_take_other_tensors_rows_and_strides(triton_device):
+    first, second = (make_windows(WindowShape(), seed, triton_device) for seed in (1, 2))
+    sources = StagedSources(first.keys, first.values)
+    table = sources.table.data_ptr()
+    keys = [torch.cat([key, key.new_full((3, 2, 3), 7.0)]) for key in second.keys]
+    sources.refill(keys, second.values)
+    assert sources.table.data_ptr() == table
+    CommitPlan(second.kv_caches).commit_windows(
+        sources, second.slots, second.num_sampled, second.errors, tokens_per_request=3
+    )
+    expected = make_windows(WindowShape(), 2, "cpu")
+    expected.commit_by_reference()
+    assert_same(second.memory.cpu(), expected.memory)
+
+
+def test_one_plan_serves_every_kind_of_window(triton_device):
+    """A launch is kept for its like: nothing that matters may be missing from what tells them."""
+    shape = WindowShape(padding=4, dtype=torch.bfloat16)
+    actual = make_windows(shape, 1, triton_device)
+    plan = CommitPlan(actual.kv_caches)
+    kinds = [
+        *CHANGES.values(),
+        (with_certain_row,),
+        (by_index, by_row),
+        (by_index, with_certain_row),
+    ]
+    for seed, kind in enumerate([*kinds, *kinds]):
+        windows, expected = (make_windows(shape, seed, on) for on in (triton_device, "cpu"))
+        for step in kind:
+            step(windows)
+            step(expected)
+        if seed % 2:  # another layout, and fewer rows in the launch and in the sources
+            for each in (windows, expected):
+                each.slots = each.slots[:9]
+                each.keys = [key[:10].contiguous() for key in each.keys]
+                each.values = [value[:10].contiguous() for value in each.values]
+                for name in {"rows", "accepted", "row_request", "row_index"} & set(each.options):
+                    each.options[name] = each.options[name][-9:]
+        actual.memory.fill_(torch.nan)
+        counts = None if "accepted" in windows.options else windows.num_sampled
+        plan.commit_windows(
+            StagedSources(windows.keys, windows.values),
+            windows.slots,
+            counts,
+            actual.errors,
+            **windows.options,
+        )
+        expected.commit_by_reference()
+        assert_same(actual.memory.cpu(), expected.memory)
+        assert not actual.errors.any()
+
+
+def test_sources_that_one_launch_cannot_serve_are_refused(triton_device):
+    def make(layers=2, rows=4, heads=2, width=3, dtype=torch.float32):
+        return [torch.zeros(rows, heads, width, dtype=dtype, device=triton_device)] * layers
+
+    for keys, values, word in (
+        ([*make(1), *make(1, rows=5)], make(), "keys of all layers must share"),
+        (make(), [*make(1), *make(1, width=4)], "values of all layers must share"),
+        ([], [], "must share"),
+        (make(), make(3), "one of each a layer"),
+        (make(), make(dtype=torch.float16), "of one dtype"),
+        (make(), make(heads=3), "heads must be the same"),
+        (make(dtype=torch.int32), make(dtype=torch.int32), "torch.int32"),
+    ):
+        with pytest.raises(ValueError, match=word):
+            StagedSources(keys, values)
+    sources = StagedSources(make(), make(width=5))
+    for keys, values in (
+        (make(3), make(3, width=5)),
+        (make(), make()),
+        (make(heads=1), make(heads=1, width=5)),
+        (make(dtype=torch.float16), make(dtype=torch.float16, width=5)),
+    ):
+        with pytest.raises(ValueError, match="cannot take the place"):
+            sources.refill(keys, values)
+
+
+@pytest.mark.parametrize(
+    "change", [{"layers": 3}, {"kv_heads": 1}, {"widths": (3, 4)}], ids=["layers", "heads", "width"]
+)
+def test_sources_that_do_not_fit_the_caches_are_refused(triton_device, change):
+    windows = make_windows(WindowShape(), 1, triton_device)
+    other = make_windows(WindowShape(**change), 1, triton_device)
+    windows.keys, windows.values = other.keys, other.values
+    with pytest.raises(ValueError, match="do not fit"):
+        windows.launch()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"tokens_per_request": 3, "accepted": torch.ones(11, dtype=torch.bool)},
+        {"tokens_per_request": 3, "row_request": torch.zeros(11), "row_index": torch.zeros(11)},
+        {"row_request": torch.zeros(11)},
+    ],
+)
+def test_one_way_to_tell_what_is_accepted(triton_device, options):
+    windows = make_windows(WindowShape(), 1, triton_device)
+    windows.options = options
+    with pytest.raises(ValueError, match="give"):
+        windows.launch()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    "shape",
+    [
+        pytest.param(WindowShape(260, 5, 36, 3, 1, (4, 4), 16), id="two passes to check the rows"),
+        pytest.param(WindowShape(5, 3, 0, 2, 10, (256, 256)), id="a row wider than a program"),
+        pytest.param(WindowShape(20, 4, 8, 120, 1, (2, 2), 16), id="many layers"),
+    ],
+)
+@pytest.mark.parametrize("how", sorted(CHANGES))
+def test_large_windows(triton_device, shape, how):
+    def change(windows):
+        for step in CHANGES[how]:
+            step(windows)
+
+    def spoil(windows):  # the last real row: every program must know
+        change(windows)
+        windows.slots[shape.requests * shape.tokens - 1] = 10**6
+
+    assert num_written(compare_windows(shape, 7, triton_device, change).memory) > 0
+    assert num_written(compare_windows(shape, 7, triton_device, spoil).memory) == 0
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("head_dim", [64, 96, 128, 256])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("layout", ["dense", "tokens_before_heads"])
+def test_the_shapes_of_real_models(triton_device, head_dim, dtype, layout):
+    """Every block size and number of heads with every head dim, in turn."""
+    for block_size, kv_heads in ((16, 1), (32, 8), (64, 3), (128, 4)):
+        shape = WindowShape(
+            9, 5, 3, 3, kv_heads, (head_dim, head_dim), block_size, dtype, layout=layout
+        )
+        assert num_written(compare_windows(shape, head_dim, triton_device).memory) > 0
+
+
+@pytest.mark.gpu
+def test_a_captured_commit_follows_new_counts_slots_and_sources():
+    shape = WindowShape(4, 5, 12, 3, 8, (128, 128), 16, torch.bfloat16)
+    first, second = (make_windows(shape, seed, "cuda") for seed in (1, 2))
+    sources, plan = StagedSources(first.keys, first.values), CommitPlan(first.kv_caches)
+    num_sampled, slots = torch.zeros_like(first.num_sampled), torch.full_like(first.slots, -1)
+
+    def commit() -> None:
+        plan.commit_windows(sources, slots, num_sampled, first.errors, tokens_per_request=5)
+
+    commit()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        commit()
+    assert num_written(first.memory) == 0
+    expected = make_windows(shape, 1, "cpu")
+    for windows in (first, second):  # the second writes over the first
+        num_sampled.copy_(windows.num_sampled)
+        slots.copy_(windows.slots)
+        sources.refill(windows.keys, windows.values)
+        graph.replay()
+        step = make_windows(shape, 1 if windows is first else 2, "cpu")
+        step.kv_caches = expected.kv_caches
+        step.commit_by_reference()
+        assert_same(first.memory.cpu(), expected.memory)
+    slots[3] = 10**6
+    before = first.memory.clone()
+    num_sampled.fill_(5)
+    graph.replay()
+    assert_same(first.memory, before)
+    assert first.errors.tolist() == [ERROR_SLOT_RANGE] * 3

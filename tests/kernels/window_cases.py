@@ -1,0 +1,132 @@
+"""Whole windows for the commit tests: K and V of every layer, slots, counts, NaN caches."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from kernel_inputs import assert_same, generator, kv_of_layers, nan_caches
+from torch import Tensor
+
+from nwor_kernels.commit.plan import CommitPlan
+from nwor_kernels.commit.reference import accepted_rows, commit_windows_reference
+from nwor_kernels.commit.sources import StagedSources
+
+E4M3_DTYPES = (torch.uint8, torch.float8_e4m3fn)
+
+
+@dataclass(frozen=True)
+class WindowShape:
+    """Windows of `tokens` rows each; `padding` more rows at the end belong to no request."""
+
+    requests: int = 3
+    tokens: int = 3
+    padding: int = 2
+    layers: int = 2
+    kv_heads: int = 2
+    widths: tuple[int, int] = (3, 5)
+    block_size: int = 4
+    dtype: torch.dtype = torch.float32
+    cache_dtype: torch.dtype | None = None
+    layout: str = "dense"
+    scales: int = 0
+
+    @property
+    def rows(self) -> int:
+        return self.requests * self.tokens + self.padding
+
+
+@dataclass
+class Windows:
+    """Random windows; random slots of which some are padding; all rows hold finite numbers."""
+
+    keys: list[Tensor]
+    values: list[Tensor]
+    memory: Tensor
+    kv_caches: list[Tensor]
+    slots: Tensor
+    num_sampled: Tensor
+    errors: Tensor
+    k_scales: list[Tensor] | None
+    v_scales: list[Tensor] | None
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def launch(self, tokens_per_program: int | None = None) -> None:
+        """Commit with the Triton kernel."""
+        counts = None if "accepted" in self.options else self.num_sampled
+        CommitPlan(self.kv_caches, self.k_scales, self.v_scales).commit_windows(
+            StagedSources(self.keys, self.values),
+            self.slots,
+            counts,
+            self.errors,
+            tokens_per_program=tokens_per_program,
+            **self.options,
+        )
+
+    def commit_by_reference(self) -> None:
+        """Commit with the torch reference."""
+        options = dict(self.options)
+        both = {name: options.pop(name, None) for name in ("rows", "layer_metadata")}
+        accepted = options.pop("accepted", None)
+        if accepted is None:
+            accepted = accepted_rows(self.num_sampled, self.slots.numel(), **options)
+        commit_windows_reference(
+            self.keys,
+            self.values,
+            self.kv_caches,
+            self.slots,
+            accepted,
+            self.errors,
+            k_scales=self.k_scales,
+            v_scales=self.v_scales,
+            **both,
+        )
+
+
+def make_windows(shape: WindowShape, seed: int, device: torch.device | str) -> Windows:
+    """The same windows for the same seed on any device; `options` say they are all equal."""
+    rng = generator(seed)
+    blocks = -(-shape.rows // shape.block_size) + 1
+    kv = kv_of_layers(shape.layers, shape.rows, shape.kv_heads, shape.widths, shape.dtype, rng)
+    keys, values = ([tensor.to(device) for tensor in tensors] for tensors in kv)
+    slots = torch.randperm(blocks * shape.block_size, generator=rng)[: shape.rows]
+    slots[torch.rand(shape.rows, generator=rng) < 0.1] = -1
+    slots[shape.requests * shape.tokens :] = -1
+    num_sampled = torch.randint(0, shape.tokens + 1, (shape.requests,), generator=rng)
+    scales = [
+        [torch.rand(shape.scales, generator=rng).add(0.02).to(device) for _ in range(shape.layers)]
+        for _ in range(2)
+    ]
+    dtype = shape.cache_dtype or shape.dtype
+    poison = torch.uint8 if dtype in E4M3_DTYPES else dtype
+    cache_shape = (blocks, shape.kv_heads, shape.block_size, sum(shape.widths))
+    with torch.device(device):
+        memory, caches = nan_caches(shape.layers, cache_shape, poison, shape.layout)
+    return Windows(
+        keys,
+        values,
+        memory,
+        [cache.view(dtype) for cache in caches],
+        slots.to(device),
+        num_sampled.int().to(device),
+        torch.zeros(shape.layers, dtype=torch.int32, device=device),
+        *(scales if shape.scales else (None, None)),
+        {"tokens_per_request": shape.tokens},
+    )
+
+
+def compare_windows(
+    shape: WindowShape,
+    seed: int,
+    device: torch.device | str,
+    change: Any = lambda windows: None,
+    tokens_per_program: int | None = None,
+) -> Windows:
+    """Commit the same windows both ways, compare all memory, return the Triton ones."""
+    expected, actual = make_windows(shape, seed, "cpu"), make_windows(shape, seed, device)
+    change(expected)
+    change(actual)
+    expected.commit_by_reference()
+    actual.launch(tokens_per_program)
+    assert_same(actual.memory.cpu(), expected.memory)
+    assert_same(actual.errors.cpu(), expected.errors)
+    return actual

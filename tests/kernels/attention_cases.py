@@ -1,12 +1,14 @@
 """Random steps for the attention tests: a paged cache, its tokens, and the slow definition."""
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
 from kernel_inputs import generator
 from torch import Tensor
+
+from nwor_kernels.fp8 import quantize_e4m3
 
 
 @dataclass(frozen=True)
@@ -167,3 +169,79 @@ def attend_slowly(
                     w / total * values[t, h // ratio] for w, t in zip(weights, seen, strict=True)
                 )
     return output
+
+
+@dataclass
+class Staged:
+    """Rows of K/V that are not in the cache, and which of them are whose."""
+
+    key: Tensor
+    value: Tensor
+    start: Tensor
+    end: Tensor
+
+
+def stage_step(step: Step, whole: bool) -> Staged:
+    """K/V rows as slices of a step's fused QKV output, NaN where nothing is staged.
+
+    Staged are each request's drafts or, if `whole`, all query rows of a request with drafts.
+    """
+    heads, width = step.key[0].shape[1:]
+    fused = torch.full((step.query.shape[0], 3 * heads * width), float("nan")).to(step.key[0].dtype)
+    key, value = (part.unflatten(1, (heads, width)) for part in fused.chunk(3, dim=1)[1:])
+    starts, ends = [], []
+    for r, request in enumerate(step.requests):
+        last = int(step.query_start_loc[r + 1])
+        staged = request.queries if whole and request.drafts else request.drafts
+        if staged:
+            key[last - staged : last] = step.key[r][-staged:]
+            value[last - staged : last] = step.value[r][-staged:]
+        starts.append(last - staged)
+        ends.append(last)
+    return Staged(key, value, *(torch.tensor(rows).int() for rows in (starts, ends)))
+
+
+def committed_only(step: Step, staged: Staged) -> Tensor:
+    """The cache with NaN wherever no committed token of a request lies: nothing else is read."""
+    cache = torch.full_like(step.kv_cache, float("nan"))
+    for r, request in enumerate(step.requests):
+        for position in range(request.length - int(staged.end[r] - staged.start[r])):
+            block, offset = step.slot(r, position)
+            cache[block, :, offset] = step.kv_cache[block, :, offset]
+    return cache
+
+
+@dataclass
+class Scales:
+    """Of an fp8 cache; `q` where queries are quantised too. float32, [1] or [kv_heads]."""
+
+    k: Tensor
+    v: Tensor
+    q: Tensor | None = None
+
+
+def quantised_step(step: Step, scales: Scales) -> tuple[Step, Tensor, Tensor]:
+    """(what attention should see, the query to pass, the cache's values in e4m3 bytes).
+
+    The first step's K/V (and query) went through e4m3 and back; its cache did not.
+    """
+    seen = replace(step, key=[], value=[])
+    for name, scale in (("key", scales.k), ("value", scales.v)):
+        for rows in getattr(step, name):
+            back = quantize_e4m3(rows, scale).double() * scale.double().reshape(1, -1, 1)
+            getattr(seen, name).append(back)
+    query = step.query
+    if scales.q is not None:
+        query = quantize_e4m3(step.query, scales.q)
+        seen.query = query.double() * scales.q.double()
+    return seen, query, as_e4m3_cache(step.kv_cache, scales)
+
+
+def as_e4m3_cache(cache: Tensor, scales: Scales) -> Tensor:
+    """[blocks, kv_heads, block_size, 2 * head_dim] uint8 of a cache in another dtype."""
+    tokens = cache.transpose(1, 2)
+    halves = [
+        quantize_e4m3(half.flatten(0, 1), scale).view(torch.uint8)
+        for half, scale in zip(tokens.chunk(2, dim=-1), (scales.k, scales.v), strict=True)
+    ]
+    return torch.cat(halves, dim=-1).view(tokens.shape).transpose(1, 2).contiguous()

@@ -35,6 +35,14 @@ def random_kv(
     return (key, value) if fused else (key.contiguous(), value.contiguous())
 
 
+def to_device(tensor: Tensor, device: torch.device | str) -> Tensor:
+    """A copy on a device with the strides that the tensor has; `Tensor.to` makes views dense."""
+    empty = torch.empty_strided(
+        tensor.shape, tensor.stride(), dtype=tensor.dtype, device=torch.device(device)
+    )
+    return empty.copy_(tensor)
+
+
 def kv_of_layers(
     layers: int,
     num_tokens: int,

@@ -9,7 +9,7 @@ is seen. Nothing is compared here: the tests do that.
 """
 
 import torch
-from kernel_inputs import generator, random_kv
+from kernel_inputs import generator, random_kv, to_device
 from window_cases import WindowShape, make_windows
 
 from nwor_kernels.mask.kernel import acceptance_mask_from_counts_triton, acceptance_mask_triton
@@ -47,7 +47,7 @@ def commit(shape: WindowShape, spoiled: str) -> None:
 def stage(num_rows: int, capacity: int, past: int) -> None:
     """Rows of 20 tokens; the last one may lie past them."""
     key, value = (
-        tensor.cuda()
+        to_device(tensor, "cuda")
         for tensor in random_kv(20, 8, (128, 128), torch.bfloat16, generator(1), fused=True)
     )
     rows = torch.arange(num_rows, device="cuda") % 20
@@ -80,7 +80,7 @@ def main() -> None:
         for spoiled in ("", "slot", "rows", "overflow"):
             commit(shape, spoiled)
             launches += 1
-        far = 100_000  # further than the next allocation
+    far = 100_000  # further than the next allocation
     for num_rows, capacity, past in ((6, 6, 0), (600, 600, 0), (6, 9, 0), (6, 6, far), (7, 6, 0)):
         stage(num_rows, capacity, past)
         launches += 1

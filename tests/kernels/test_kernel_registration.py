@@ -5,6 +5,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 import nwor_kernels
+from nwor_kernels.verify_attention import verify_attention
 
 
 def stage_inputs():
@@ -49,6 +50,24 @@ def counts_inputs():
     )
 
 
+def attention_inputs():
+    return (
+        torch.randn(5, 4, 8),
+        torch.randn(5, 2, 8),
+        torch.randn(5, 2, 8),
+        torch.randn(3, 2, 16, 16),
+        torch.tensor([0, 3, 5], dtype=torch.int32),
+        torch.tensor([20, 2], dtype=torch.int32),
+        torch.tensor([[2, 0], [1, 9]], dtype=torch.int32),
+        torch.tensor([1, 3], dtype=torch.int32),
+        torch.tensor([3, 5], dtype=torch.int32),
+        torch.zeros(5, 4, 8),
+        0.3,
+        3,
+        32,
+    )
+
+
 OPERATORS = {
     "stage_kv_cache": (nwor_kernels.stage_kv_cache, stage_inputs, (3, 4, 5)),
     "commit_staged_kv_cache": (nwor_kernels.commit_staged_kv_cache, commit_inputs, (2, 5)),
@@ -58,6 +77,7 @@ OPERATORS = {
         counts_inputs,
         (2, 3),
     ),
+    "verify_attention": (verify_attention, attention_inputs, (9,)),
 }
 
 each_operator = pytest.mark.parametrize("name", OPERATORS)

@@ -1,5 +1,7 @@
 """Commit of whole windows by reference in Triton: interpreted, or on a GPU."""
 
+from itertools import product
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -8,6 +10,9 @@ from kernel_inputs import CACHE_LAYOUTS, SEEDS, assert_same, num_written
 
 pytest.importorskip("triton")
 
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents
 from window_cases import Windows, WindowShape, compare_windows, make_windows
 
 from nwor_kernels.commit.plan import CommitPlan
@@ -223,7 +228,7 @@ def test_refilled_sources_take_other_tensors_rows_and_strides(triton_device):
 
 def test_one_plan_serves_every_kind_of_window(triton_device):
     """A launch is kept for its like: nothing that matters may be missing from what tells them."""
-    shape = WindowShape(padding=4, dtype=torch.bfloat16)
+    shape = WindowShape(requests=2, padding=7, dtype=torch.bfloat16)
     actual = make_windows(shape, 1, triton_device)
     plan = CommitPlan(actual.kv_caches)
     kinds = [
@@ -232,18 +237,18 @@ def test_one_plan_serves_every_kind_of_window(triton_device):
         (by_index, by_row),
         (by_index, with_certain_row),
     ]
-    for seed, kind in enumerate([*kinds, *kinds]):
+    for seed, (fewer, contiguous, kind) in enumerate(product((False, True), (False, True), kinds)):
         windows, expected = (make_windows(shape, seed, on) for on in (triton_device, "cpu"))
-        for step in kind:
-            step(windows)
-            step(expected)
-        if seed % 2:  # another layout, and fewer rows in the launch and in the sources
-            for each in (windows, expected):
+        for each in (windows, expected):
+            for step in kind:
+                step(each)
+            if fewer:
                 each.slots = each.slots[:9]
-                each.keys = [key[:10].contiguous() for key in each.keys]
-                each.values = [value[:10].contiguous() for value in each.values]
                 for name in {"rows", "accepted", "row_request", "row_index"} & set(each.options):
                     each.options[name] = each.options[name][-9:]
+            if contiguous:
+                each.keys = [key.contiguous() for key in each.keys]
+                each.values = [value.contiguous() for value in each.values]
         actual.memory.fill_(torch.nan)
         counts = None if "accepted" in windows.options else windows.num_sampled
         plan.commit_windows(
@@ -378,3 +383,28 @@ def test_a_captured_commit_follows_new_counts_slots_and_sources():
     graph.replay()
     assert_same(first.memory, before)
     assert first.errors.tolist() == [ERROR_SLOT_RANGE] * 3
+
+
+@triton.jit
+def _write_late(counts, value, rounds: tl.constexpr):
+    gdc_launch_dependents()  # the next kernel may start now
+    zero = 0
+    for _ in range(rounds):
+        zero += tl.load(counts, volatile=True)
+    tl.store(counts, zero + value)
+
+
+@pytest.mark.gpu
+def test_a_commit_waits_for_the_kernel_before_it():
+    """It may start before that one has finished, and must not read before it has."""
+    windows = make_windows(WindowShape(1, 5, 0, 2, 8, (128, 128), 16, torch.bfloat16), 1, "cuda")
+    windows.slots[:] = torch.arange(5)
+    plan, sources = CommitPlan(windows.kv_caches), StagedSources(windows.keys, windows.values)
+    for _ in range(3):  # the first time compiles both kernels
+        windows.memory.fill_(torch.nan)
+        windows.num_sampled.zero_()
+        _write_late[(1,)](windows.num_sampled, 5, rounds=2000)
+        plan.commit_windows(
+            sources, windows.slots, windows.num_sampled, windows.errors, tokens_per_request=5
+        )
+        assert num_written(windows.memory) == 2 * 5 * 8 * 256

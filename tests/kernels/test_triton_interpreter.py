@@ -13,7 +13,7 @@ import nwor_kernels
 
 HERE = Path(__file__).resolve().parent
 CHECKOUT = HERE.parent.parent
-KERNELS = ("commit", "commit_windows", "commit_fp8", "stage", "mask")
+KERNELS = ("commit", "commit_windows", "commit_fp8", "stage", "mask", "verify_attention")
 
 
 def run_python(*arguments: str, **more_env: str) -> subprocess.CompletedProcess[str]:

@@ -4,7 +4,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kernel_inputs import SEEDS, assert_same, generator, num_written, random_kv
+from kernel_inputs import SEEDS, assert_same, generator, num_written, random_kv, to_device
 
 pytest.importorskip("triton")
 
@@ -33,7 +33,7 @@ def compare(key, value, rows, capacity, device, *, strided=False, tokens_per_pro
             for source in (key, value)
         )
         metadata = torch.full((2, 3), 77, dtype=torch.int32, device=where)
-        inputs = (tensor.to(where) for tensor in (key, value, torch.tensor(rows).long()))
+        inputs = (to_device(tensor, where) for tensor in (key, value, torch.tensor(rows).long()))
         stage(*inputs, to_key[1], to_value[1], metadata[1, ::2], **options)
         results.append((to_key[0].cpu(), to_value[0].cpu(), metadata.cpu()))
     for expected, actual in zip(*results, strict=True):

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from kernel_inputs import assert_same, generator, kv_of_layers, nan_caches
+from kernel_inputs import assert_same, generator, kv_of_layers, nan_caches, to_device
 from torch import Tensor
 
 from nwor_kernels.commit.plan import CommitPlan
@@ -87,7 +87,7 @@ def make_windows(shape: WindowShape, seed: int, device: torch.device | str) -> W
     rng = generator(seed)
     blocks = -(-shape.rows // shape.block_size) + 1
     kv = kv_of_layers(shape.layers, shape.rows, shape.kv_heads, shape.widths, shape.dtype, rng)
-    keys, values = ([tensor.to(device) for tensor in tensors] for tensors in kv)
+    keys, values = ([to_device(tensor, device) for tensor in tensors] for tensors in kv)
     slots = torch.randperm(blocks * shape.block_size, generator=rng)[: shape.rows]
     slots[torch.rand(shape.rows, generator=rng) < 0.1] = -1
     slots[shape.requests * shape.tokens :] = -1

@@ -97,7 +97,7 @@ def launch_shape(
 
 def _row_tiling(max_query_len: int, ratio: int, head_dim: int) -> tuple[int, int, int]:
     """(query rows of a tile, tiles, padded head dim)."""
-    dim = max(16, triton.next_power_of_2(head_dim))
+    dim = max(32, triton.next_power_of_2(head_dim))
     folded = max_query_len * ratio
     rows = min(max(16, triton.next_power_of_2(folded)), MAX_TILE // dim)
     return rows, triton.cdiv(folded, rows), dim

@@ -21,8 +21,11 @@ def pair_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    if item.get_closest_marker("gpu") and not cuda_is_available():
+    on_gpu = item.get_closest_marker("gpu") is not None
+    if on_gpu and not cuda_is_available():
         pytest.skip("needs a CUDA device")
+    if item.get_closest_marker("engine") and not on_gpu and cuda_is_available():
+        pytest.skip("needs vLLM's CPU build")
 
 
 @pytest.fixture

@@ -39,12 +39,12 @@ def cache_root(cache_dir: str | Path | None = None) -> Path:
 
 def pair_folder(pair: ModelPair, cache_dir: str | Path | None = None) -> Path:
     """Where `pair` is kept. Another source (version, seed, noise ...) is another folder."""
-    source = pair.packaged or pair.generated
+    source = pair.packaged or pair.generated or pair.shape
     if source is None:
         raise ValueError(f"pair {pair.name} names folders of its own; nothing of it is cached")
     recipe = json.dumps([_RECIPE, pair.source, source.model_dump()], sort_keys=True)
     digest = hashlib.sha256(recipe.encode()).hexdigest()[:12]
-    stem = pair.packaged.package if pair.packaged else "generated"
+    stem = pair.packaged.package if pair.packaged else pair.source
     return cache_root(cache_dir) / f"{stem}-{digest}"
 
 

@@ -10,6 +10,7 @@ from nwor_bench.pairs.catalogue import DEFAULT_PAIR, load_pair
 from nwor_bench.pairs.drafting import PROMPT_LOOKUP, check_vocabulary, choose_method
 from nwor_bench.pairs.local import locate_model
 from nwor_bench.pairs.model import ModelPair, PackagedSource, ResolvedPair
+from nwor_bench.pairs.shape import LOAD_FORMAT, check_shape, write_shape
 
 
 def _silent(_: str) -> None:
@@ -65,7 +66,8 @@ def _drafting_itself(
     pair: ModelPair, method: str, cache_dir: str | Path | None, progress: Progress
 ) -> ResolvedPair:
     """The pair with what it has of its own: its drafter for `method`, or none for ngram."""
-    has_drafter = pair.generated is not None or bool(pair.folder and pair.folder.draft)
+    parts = pair.shape or pair.folder
+    has_drafter = pair.generated is not None or bool(parts and parts.draft)
     uses_drafter = has_drafter and method != "ngram"
     choose_method(method, pair.name if uses_drafter else None)  # refuse before fetching
     target, draft = _models(pair, cache_dir, progress)
@@ -85,6 +87,11 @@ def _models(
         source = pair.packaged
         build_once(folder, lambda work: _build_packaged(source, work, progress), progress)
         return str(folder), None
+    if pair.shape is not None:
+        shapes = pair.shape
+        check_shape(shapes)
+        build_once(folder, lambda work: write_shape(work, shapes), progress)
+        return str(folder / "target"), str(folder / "draft") if shapes.draft else None
     assert pair.generated is not None  # the model's validator holds this
     shape = pair.generated.model_dump()
     build_once(folder, lambda work: _build_generated(shape, work, progress), progress)
@@ -126,4 +133,5 @@ def _resolved(
         dtype="auto" if pair is None else pair.dtype,
         speculative=speculative,
         description="" if pair is None else pair.description,
+        load_format=LOAD_FORMAT if pair is not None and pair.shape is not None else None,
     )

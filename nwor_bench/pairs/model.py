@@ -45,6 +45,13 @@ class GeneratedSource(StrictModel):
         return self
 
 
+class ShapeSource(StrictModel):
+    """config.json of a target, and of its drafter, without weights: vLLM makes up random ones."""
+
+    target: dict[str, Any]
+    draft: dict[str, Any] | None = None
+
+
 class FolderSource(StrictModel):
     """Models that exist already: each a local folder or a hub name such as org/name."""
 
@@ -61,17 +68,23 @@ class ModelPair(StrictModel):
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
     description: str
-    source: Literal["packaged", "generated", "folder"]
+    source: Literal["packaged", "generated", "shape", "folder"]
     method: Method
     dtype: Literal["float32", "bfloat16", "auto"] = "auto"
     speculative: dict[str, int | float | str | bool] = Field(default_factory=dict)
     packaged: PackagedSource | None = None
     generated: GeneratedSource | None = None
+    shape: ShapeSource | None = None
     folder: FolderSource | None = None
 
     @model_validator(mode="after")
     def _one_source(self) -> Self:
-        tables = {"packaged": self.packaged, "generated": self.generated, "folder": self.folder}
+        tables = {
+            "packaged": self.packaged,
+            "generated": self.generated,
+            "shape": self.shape,
+            "folder": self.folder,
+        }
         present = [name for name, table in tables.items() if table is not None]
         if present != [self.source]:
             found = ", ".join(present) or "none"
@@ -82,7 +95,10 @@ class ModelPair(StrictModel):
 
 @dataclass(frozen=True)
 class ResolvedPair:
-    """A pair that is ready to load. `target` and `draft` are absolute folders or hub names."""
+    """A pair that is ready to load. `target` and `draft` are absolute folders or hub names.
+
+    `load_format` is vLLM's: "dummy" for a shape without weights; None is its default.
+    """
 
     name: str
     method: str
@@ -91,6 +107,7 @@ class ResolvedPair:
     dtype: str
     speculative: dict[str, Any] = field(default_factory=dict)
     description: str = ""
+    load_format: str | None = None
 
     def speculative_config(self, draft_tokens: int) -> dict[str, Any]:
         """vLLM's speculative_config for `draft_tokens` drafts a window.

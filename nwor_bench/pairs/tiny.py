@@ -24,6 +24,9 @@ CHAT_TEMPLATE = (
 )
 _BYTES = 256
 
+BYTE_VOCABULARY = _BYTES + len(SPECIAL_TOKENS)
+"""Tokens of a tokenizer of bytes."""
+
 
 def generate_tiny(
     folder: Path,
@@ -43,10 +46,10 @@ def generate_tiny(
     `noise` is relative: the standard deviation added to a weight matrix is `noise` times that
     matrix's own. Files are the same, byte for byte, for the same arguments.
     """
-    if vocab < _BYTES + len(SPECIAL_TOKENS) or heads % kv_heads or noise < 0:
+    if vocab < BYTE_VOCABULARY or heads % kv_heads or noise < 0:
         raise ValueError(
             f"vocab {vocab}, heads {heads}, kv_heads {kv_heads}, noise {noise}: vocab must be at "
-            f"least {_BYTES + len(SPECIAL_TOKENS)}, heads a multiple of kv_heads, noise >= 0"
+            f"least {BYTE_VOCABULARY}, heads a multiple of kv_heads, noise >= 0"
         )
     config = _config(layers, hidden, heads, kv_heads, head_dim, vocab, max_positions)
     target_weights = _random_weights(np.random.default_rng([seed, 0]), config)
@@ -149,10 +152,10 @@ def _write_model(folder: Path, config: dict[str, Any], weights: Weights) -> None
     tokens = {key: config[key] for key in ("eos_token_id", "pad_token_id")}
     write_json(folder / "generation_config.json", tokens)
     save_file(weights, str(folder / "model.safetensors"), metadata={"format": "pt"})
-    _write_byte_tokenizer(folder, config["vocab_size"])
+    write_byte_tokenizer(folder, config["vocab_size"])
 
 
-def _write_byte_tokenizer(folder: Path, vocab: int) -> None:
+def write_byte_tokenizer(folder: Path, vocab: int = BYTE_VOCABULARY) -> None:
     """A tokenizer of single bytes: any text becomes its UTF-8, one token a byte."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
@@ -160,7 +163,7 @@ def _write_byte_tokenizer(folder: Path, vocab: int) -> None:
     tokenizer = Tokenizer(models.BPE({s: i for i, s in enumerate(symbols)}, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
-    reserved = range(vocab - _BYTES - len(SPECIAL_TOKENS))
+    reserved = range(vocab - BYTE_VOCABULARY)
     names = [*SPECIAL_TOKENS, *(f"<|reserved_{i}|>" for i in reserved)]
     tokenizer.add_special_tokens([AddedToken(n, special=True, normalized=False) for n in names])
     tokenizer.save(str(folder / "tokenizer.json"))

@@ -10,13 +10,18 @@ MAX_UNDRAINED = 100_000
 
 @dataclass
 class WindowTimes:
-    """Host times of one window in ms; None where a phase did not run."""
+    """Times of one window in ms; None where a phase did not run or was not measured.
+
+    `hook_ms` is host time that the hooks added, `scv_host_ms` the validation's part of it.
+    """
 
     wall_ms: float | None = None
     forward_ms: float | None = None
     sample_ms: float | None = None
     mask_ms: float | None = None
     commit_ms: float | None = None
+    hook_ms: float | None = None
+    scv_host_ms: float | None = None
 
 
 @dataclass

@@ -62,6 +62,7 @@ class ReferenceCPUAttentionImpl(CPUAttentionBackendImpl):
         if staging is not None and staging.window.is_staging:
             batch = staging.window.batch
             if staging.window.stage(staging.layer, key, value) and batch is not None:
+                assert batch.direct_slots is not None
                 slot_mapping = batch.direct_slots
         num_tokens = slot_mapping.shape[0]
         write_kv_cache(key[:num_tokens], value[:num_tokens], kv_cache, slot_mapping)

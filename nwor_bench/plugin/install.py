@@ -15,33 +15,41 @@ _patches: PatchSet | None = None
 
 
 def install() -> None:
-    """Override the CPU attention backend and attach to every worker after its warm-up.
+    """Attach to every worker after its warm-up; on a CPU override the attention backend too.
 
     Hooks come after warm-up on purpose: warm-up runs on dummy tensors and must not be staged.
+    On a GPU no class of vLLM's attention is replaced.
 
     Raises:
-        ConfigError: on a platform for which no hook exists yet.
+        ConfigError: on a platform for which no hook exists.
     """
     global _patches
     if _patches is not None:
         return
-    if not current_platform.is_cpu():
+    if current_platform.is_cpu():
+        _patches = PatchSet(_cpu_patches())
+        register_backend(AttentionBackendEnum.CPU_ATTN, CPU_BACKEND)
+    elif current_platform.is_cuda():
+        from vllm.v1.worker.gpu_worker import Worker
+
+        _patches = PatchSet([Patch(Worker, "compile_or_warm_up_model", _attach_after)])
+    else:
         raise ConfigError.for_field(
             "device",
             current_platform.device_name,
-            "this version of nwor-bench hooks vLLM's CPU build; unset VLLM_NWOR_MODE and "
+            "nwor-bench hooks vLLM on NVIDIA GPUs and on CPUs; unset VLLM_NWOR_MODE and "
             "VLLM_SCV_MODE to run vLLM alone",
         )
+    _patches.apply()
+
+
+def _cpu_patches() -> list[Patch]:
     from vllm.v1.worker.cpu_worker import CPUWorker
 
-    register_backend(AttentionBackendEnum.CPU_ATTN, CPU_BACKEND)
-    _patches = PatchSet(
-        [
-            Patch(CPUWorker, "compile_or_warm_up_model", _attach_after),
-            Patch(type(current_platform), "register_triton_kernel_overrides", _once),
-        ]
-    )
-    _patches.apply()
+    return [
+        Patch(CPUWorker, "compile_or_warm_up_model", _attach_after),
+        Patch(type(current_platform), "register_triton_kernel_overrides", _once),
+    ]
 
 
 def uninstall() -> None:
@@ -51,7 +59,8 @@ def uninstall() -> None:
         return
     _patches.undo()
     _patches = None
-    AttentionBackendEnum.CPU_ATTN.clear_override()
+    if current_platform.is_cpu():
+        AttentionBackendEnum.CPU_ATTN.clear_override()
 
 
 def _attach_after(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -7,40 +7,75 @@ models were loaded.
 
 from typing import Any
 
-from nwor_bench.plugin.attention import ReferenceCPUAttentionImpl
+from torch import Tensor
+
 from nwor_bench.plugin.staging import LayerCache, StagingUnavailable
 
 
 def attention_layers(runner: Any) -> tuple[list[str], list[str]]:
-    """Names of (target, drafter) layers that have a KV cache, each in the runner's order."""
+    """Names of (target, drafter) layers that have a KV cache, each in the runner's order.
+
+    V1 keeps the drafter's names in `drafter`, V2 in `speculator`; prompt lookup has none.
+    """
     drafter = getattr(runner, "drafter", None)
+    speculator = getattr(runner, "speculator", None)
     draft_names = set(getattr(drafter, "_draft_attn_layer_names", None) or ())
+    draft_names |= set(getattr(speculator, "draft_attn_layer_names", None) or ())
     names = [name for group in runner.kv_cache_config.kv_cache_groups for name in group.layer_names]
     target = [name for name in names if name not in draft_names]
     return target, [name for name in names if name in draft_names]
 
 
-def stageable_layers(runner: Any, target_names: list[str]) -> list[LayerCache]:
-    """The target's layers as the staging buffers need them.
+def one_group_of(runner: Any, target_names: list[str]) -> int:
+    """Number of the KV-cache group that holds the target's layers.
 
     Raises:
-        StagingUnavailable: with the fallback reason, where windows must be written directly.
+        StagingUnavailable: with the fallback reason, where windows must be written directly:
+            layers in several groups, or layers that share another layer's K/V.
     """
     groups = runner.kv_cache_config.kv_cache_groups
-    if sum(1 for g in groups if set(g.layer_names) & set(target_names)) > 1:
+    holding = [n for n, g in enumerate(groups) if set(g.layer_names) & set(target_names)]
+    if len(holding) > 1:
         raise StagingUnavailable("several_kv_cache_groups")
+    if not holding:
+        raise StagingUnavailable("no_target_layers")
     context = runner.compilation_config.static_forward_context
-    sharing = [
-        layer
-        for layer in context.values()
-        if getattr(layer, "kv_sharing_target_layer_name", None) is not None
-    ]
-    if sharing:
-        raise StagingUnavailable("layers_share_kv")
+    for layer in context.values():
+        if getattr(layer, "kv_sharing_target_layer_name", None) is not None:
+            raise StagingUnavailable("layers_share_kv")
+    return holding[0]
+
+
+def stageable_layers(runner: Any, target_names: list[str]) -> list[LayerCache]:
+    """The target's layers as the CPU's staging buffers need them.
+
+    Raises StagingUnavailable with the fallback reason, where windows must be written directly.
+    """
+    one_group_of(runner, target_names)
+    context = runner.compilation_config.static_forward_context
     return [_layer_cache(name, context[name], runner.dtype) for name in target_names]
 
 
+def target_caches(
+    runner: Any, target_names: list[str]
+) -> tuple[list[LayerCache], tuple[list[Tensor], list[Tensor]] | None]:
+    """The target's caches on a GPU, and the K and V scales of each if they are fp8."""
+    context = runner.compilation_config.static_forward_context
+    layers = [context[name] for name in target_names]
+    caches = [
+        LayerCache(name, layer.kv_cache, layer.head_size, runner.dtype)
+        for name, layer in zip(target_names, layers, strict=True)
+    ]
+    if not any(layer.impl.kv_cache_dtype.startswith("fp8") for layer in layers):
+        return caches, None
+    keys = [layer._k_scale.view(-1) for layer in layers]
+    values = [layer._v_scale.view(-1) for layer in layers]
+    return caches, (keys, values)
+
+
 def _layer_cache(name: str, layer: Any, dtype: Any) -> LayerCache:
+    from nwor_bench.plugin.attention import ReferenceCPUAttentionImpl
+
     if not isinstance(layer.impl, ReferenceCPUAttentionImpl):
         raise StagingUnavailable(f"unsupported_attention:{type(layer.impl).__name__}")
     return LayerCache(name, layer.kv_cache, layer.head_size, dtype)

@@ -50,6 +50,9 @@ class Step:
 class V1RunnerHook:
     """Owns the window of one V1 runner: attach, switch modes, read back, detach."""
 
+    name = "V1"
+    has_probe = False
+
     def __init__(self, runner: Any, debug: bool = False):
         self.runner = runner
         self.nwor_mode = NworMode.OFF
@@ -108,6 +111,21 @@ class V1RunnerHook:
         self.validator.mode = scv_mode
         self.validator.counters = Counter()
         self.validator.fallbacks = Counter()
+
+    def drain(self, output_lengths: dict[str, int] | None) -> list[dict[str, Any]]:
+        """Windows since the last drain; this runner runs none of requests that have finished."""
+        return self.accumulator.drain()
+
+    def device_errors(self) -> list[str]:
+        """None: every launch is checked as it returns, and a fault is a counted fallback."""
+        return []
+
+    def set_probe(self, on: bool) -> None:
+        """Nothing to switch: this runner's phases are timed on the host."""
+
+    def graph_facts(self) -> dict[str, Any] | None:
+        """None: windows under this runner's CUDA graphs are written directly."""
+        return None
 
     # The four wrappers, in the order in which a step meets them.
 
@@ -243,8 +261,8 @@ class V1RunnerHook:
         if self.window is not None and self.window.batch is not None:
             outcome = self.window.close()
             counts.staged_tokens = outcome.staged_tokens
-            counts.committed_tokens = outcome.committed_tokens
-            counts.rejected_tokens = outcome.rejected_tokens
+            counts.committed_tokens = outcome.committed_tokens or 0
+            counts.rejected_tokens = outcome.rejected_tokens or 0
             counts.stage_operations = outcome.staged_tokens * len(self.target_layers)
             counts.fallback_reason = outcome.fallback_reason
         self.accumulator.add(counts, step.times)

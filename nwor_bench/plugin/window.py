@@ -40,18 +40,22 @@ class WindowBatch:
         rows: [N] int64, the draft tokens' rows in the batch.
         slots: [N] int64, their cache slots, the same for every layer.
         direct_slots: [num_tokens] int64, the step's slots with -1 for the drafts: what is
-            written to the cache at once.
+            written to the cache at once; None: nothing is, the whole step waits for the commit.
     """
 
     num_draft_tokens: tuple[int, ...]
     rows: Tensor
     slots: Tensor
-    direct_slots: Tensor
+    direct_slots: Tensor | None
 
     @property
     def total(self) -> int:
         """Draft tokens of the window."""
         return sum(self.num_draft_tokens)
+
+    def fits(self, accepted: Tensor) -> bool:
+        """Can this acceptance belong to this window? By default: a mask of its staged rows."""
+        return accepted.shape == self.slots.shape
 
 
 class Staging(Protocol):
@@ -74,15 +78,20 @@ class Staging(Protocol):
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a window ended; `fallback_reason` is None when it was committed."""
+    """How a window ended; `fallback_reason` is None when it was committed.
+
+    `committed_tokens` is None while only the device knows it.
+    """
 
     staged_tokens: int
-    committed_tokens: int
+    committed_tokens: int | None
     fallback_reason: str | None
 
     @property
-    def rejected_tokens(self) -> int:
+    def rejected_tokens(self) -> int | None:
         """Staged and dropped."""
+        if self.committed_tokens is None:
+            return None
         return self.staged_tokens - self.committed_tokens
 
 
@@ -95,27 +104,39 @@ class Window:
     batch: WindowBatch | None = None
     _staged_layers: set[int] = field(default_factory=set)
     _accepted: Tensor | None = None
-    _committed_tokens: int = 0
+    _committed_tokens: int | None = 0
     _reason: str | None = None
+    _repeats: bool = False
 
     @property
     def is_staging(self) -> bool:
         """True while attention must stage instead of write."""
         return self.state is State.OPEN
 
-    def begin(self, batch: WindowBatch) -> None:
-        """Open a window; raises WindowError if one is still in flight."""
+    def begin(self, batch: WindowBatch, *, repeats: bool = False) -> None:
+        """Open a window; raises WindowError if one is still in flight.
+
+        `repeats` is for a graph capture, which runs the forward more than once: a layer may
+        then stage again.
+        """
         if self.state is not State.IDLE:
             raise WindowError(f"begin() while a window is {self.state.value}")
         self.staging.reset()
         self.batch = batch
         self.state = State.OPEN
+        self._repeats = repeats
+
+    def forget(self) -> None:
+        """Drop a window whose tokens were never real: a capture's dummy batch."""
+        self.state = State.IDLE
+        self.batch = self._accepted = self._reason = None
+        self._staged_layers.clear()
 
     def stage(self, layer: int, key: Tensor, value: Tensor) -> bool:
         """Hold one layer's drafts. False: the window fell back, write this layer directly."""
         if self.state is not State.OPEN or self.batch is None:
             raise WindowError(f"stage() while the window is {self.state.value}")
-        if layer in self._staged_layers:
+        if layer in self._staged_layers and not self._repeats:
             problem = "layer_staged_twice"
         else:
             rows = self.batch.rows
@@ -126,8 +147,19 @@ class Window:
         self._staged_layers.add(layer)
         return True
 
-    def accept(self, accepted: Tensor, accepted_tokens: int) -> bool:
-        """Take the mask of accepted drafts ([N] bool). False: the window fell back."""
+    def replayed(self) -> None:
+        """A captured graph ran the forward: it staged every layer without calling stage()."""
+        if self.state is not State.OPEN:
+            raise WindowError(f"replayed() while the window is {self.state.value}")
+        self._staged_layers = set(range(self.staging.num_layers))
+
+    def accept(self, accepted: Tensor, accepted_tokens: int | None) -> bool:
+        """Take what was accepted. False: the window fell back.
+
+        Args:
+            accepted: as the staging's commit wants it, usually the mask of accepted rows.
+            accepted_tokens: how many drafts that is; None while only the device knows.
+        """
         if self.state is State.DIRECT:
             return False
         if self.state is not State.OPEN or self.batch is None:
@@ -135,7 +167,7 @@ class Window:
         if len(self._staged_layers) != self.staging.num_layers:
             self.abort("accept:layer_not_staged")
             return False
-        if accepted.shape != self.batch.slots.shape:
+        if not self.batch.fits(accepted):
             self.abort("accept:mask_shape")
             return False
         self._accepted = accepted

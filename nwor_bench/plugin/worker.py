@@ -5,12 +5,11 @@ Everything returned is a plain dict or list, since results may cross a process b
 
 from typing import Any
 
+import numpy as np
 import torch
-from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
-from nwor_bench.errors import BenchError, ConfigError
+from nwor_bench.errors import BenchError
 from nwor_bench.plugin import register
-from nwor_bench.plugin.runner_v1 import V1RunnerHook
 from nwor_bench.plugin.settings import read_settings
 from nwor_bench.records import NworMode, ScvMode
 
@@ -25,16 +24,23 @@ def attach_hook(worker: Any) -> None:
     settings = read_settings()
     if settings is None or worker.vllm_config.speculative_config is None:
         return  # without speculation there are no windows
-    if not isinstance(worker.model_runner, GPUModelRunner):
-        raise ConfigError.for_field(
-            "VLLM_USE_V2_MODEL_RUNNER",
-            "1",
-            "this version of nwor-bench hooks vLLM's V1 model runner; write 0",
-        )
-    hook = V1RunnerHook(worker.model_runner, debug=settings.debug)
+    hook = _make_hook(worker.model_runner, settings.debug)
     hook.attach()
     hook.set_modes(settings.nwor_mode, settings.scv_mode)
     setattr(worker, HOOK, hook)
+
+
+def _make_hook(runner: Any, debug: bool) -> Any:
+    """The hook for vLLM's V1 or V2 runner; each is imported where it is used."""
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+
+    if isinstance(runner, GPUModelRunner):
+        from nwor_bench.plugin.runner_v1 import V1RunnerHook
+
+        return V1RunnerHook(runner, debug=debug)
+    from nwor_bench.plugin.runner_v2 import V2RunnerHook
+
+    return V2RunnerHook(runner, debug=debug)
 
 
 class NworWorkerExtension:
@@ -52,15 +58,27 @@ class NworWorkerExtension:
         offset").
         """
         torch.manual_seed(seed)
+        # The V2 runner draws the seed of a request that brings none from numpy.
+        np.random.seed(seed % 2**32)
 
-    def nwor_drain(self) -> dict[str, Any]:
-        """Windows and counters since the last drain; no device synchronisation."""
+    def nwor_drain(self, output_lengths: dict[str, int] | None = None) -> dict[str, Any]:
+        """Windows and counters since the last drain. On a GPU this waits for the device.
+
+        Args:
+            output_lengths: tokens that each finished request returned, by its name: windows that
+                ran past them are counted apart, as vLLM does not count them.
+        """
         hook = _hook(self)
         return {
-            "windows": hook.accumulator.drain(),
+            "windows": hook.drain(output_lengths),
             "scv_counters": dict(hook.validator.counters),
             "scv_fallbacks": dict(hook.validator.fallbacks),
+            "device_errors": hook.device_errors(),
         }
+
+    def nwor_set_probe(self, on: bool) -> None:
+        """Time each window's phases with CUDA events, or stop doing so."""
+        _hook(self).set_probe(on)
 
     def nwor_status(self) -> dict[str, Any]:
         """What is attached to what, for run.json and the cross-checks."""
@@ -68,7 +86,7 @@ class NworWorkerExtension:
         config = self.vllm_config  # type: ignore[attr-defined]
         return {
             "attached": hook.attached,
-            "runner": "V1",
+            "runner": hook.name,
             "device": str(hook.runner.device),
             "target_layers": len(hook.target_layers),
             "drafter_layers": len(hook.drafter_layers),
@@ -76,10 +94,14 @@ class NworWorkerExtension:
             "staging_capacity": hook.buffers.capacity if hook.buffers else 0,
             "staging_unavailable": hook.staging_unavailable,
             "bytes_per_token": hook.buffers.bytes_per_token if hook.buffers else None,
+            "rejection_sample_method": config.speculative_config.rejection_sample_method,
             "block_size": config.cache_config.block_size,
             "num_gpu_blocks": config.cache_config.num_gpu_blocks,
             "dtype": str(hook.runner.dtype).removeprefix("torch."),
+            "kv_cache_dtype": str(config.cache_config.cache_dtype),
             "attention_backend": _backend_name(hook),
+            "cuda_graphs": hook.graph_facts(),
+            "has_probe": hook.has_probe,
             "totals": dict(hook.accumulator.totals),
         }
 
@@ -92,7 +114,7 @@ class NworWorkerExtension:
             hook.detach()
 
 
-def _hook(worker: Any) -> V1RunnerHook:
+def _hook(worker: Any) -> Any:
     hook = getattr(worker, HOOK, None)
     if hook is None:
         raise BenchError(
@@ -102,6 +124,6 @@ def _hook(worker: Any) -> V1RunnerHook:
     return hook
 
 
-def _backend_name(hook: V1RunnerHook) -> str:
+def _backend_name(hook: Any) -> str:
     context = hook.runner.compilation_config.static_forward_context
     return type(context[hook.target_layers[0]].impl).__name__

@@ -1,0 +1,246 @@
+"""Speculative cache validation on a GPU: which drafts of this window were accepted?
+
+vLLM's V2 sampler leaves `num_sampled` on the device. Mode `off` copies it to the host and loops,
+the reference. Mode `graph` replays a CUDA graph of the kernel, one a bucketed shape, captured
+when the shape is first seen. Mode `adaptive` launches the kernel eagerly until a shape has
+recurred `TRIALS` times, then replays it as often, and from then on does what took the host less
+time. What each window did is counted.
+"""
+
+import logging
+import time
+from collections import Counter, OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from statistics import median
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from nwor_bench.records import ScvMode
+from nwor_kernels.mask.kernel import acceptance_mask_from_counts_triton
+
+logger = logging.getLogger("vllm.nwor_bench")
+
+TRIALS = 8
+"""Adaptive: eager launches of a shape before it is captured, and replays before it is judged."""
+
+MOST_GRAPHS = 32
+"""Captured shapes kept; the one longest unused is evicted for a new one."""
+
+Shape = tuple[str, int, int]
+"""What is launched, and the two numbers that its launches have in common."""
+
+
+@dataclass(frozen=True)
+class DeviceValidation:
+    """What was decided about one window.
+
+    Attributes:
+        num_accepted: [requests] int32 on the device, accepted drafts of each request.
+        path: "host", "device" (launched eagerly), "capture" (launched eagerly, then captured
+            for the next window) or "graph".
+        fallback_reason: why the mode's own path was not taken; None if it was.
+    """
+
+    num_accepted: Tensor
+    path: str
+    fallback_reason: str | None = None
+
+
+@dataclass
+class _Trial:
+    """Adaptive's knowledge of one shape: host seconds of each way, and which one pays."""
+
+    eager: list[float] = field(default_factory=list)
+    replayed: list[float] = field(default_factory=list)
+
+    @property
+    def replay_pays(self) -> bool:
+        """True until as many replays have been tried as launches, then by their medians."""
+        if len(self.replayed) < TRIALS:
+            return True
+        return median(self.replayed) < median(self.eager)
+
+
+@dataclass
+class _Captured:
+    """A graph and the buffer that its input is copied to."""
+
+    graph: torch.cuda.CUDAGraph
+    num_sampled: Tensor
+
+
+class DeviceValidator:
+    """Validates windows in one SCV mode at a time and counts how.
+
+    Args:
+        drafts: most drafts of a request.
+        max_requests: most requests of a step.
+        device: a CUDA device.
+    """
+
+    def __init__(self, drafts: int, max_requests: int, device: torch.device):
+        self.mode = ScvMode.OFF
+        self.counters: Counter[str] = Counter()
+        self.fallbacks: Counter[str] = Counter()
+        self._device = device
+        most = _bucket(max_requests)
+        self._mask = torch.empty(most * drafts, dtype=torch.bool, device=device)
+        self._num_accepted = torch.zeros(most, dtype=torch.int32, device=device)
+        self._graphs: OrderedDict[Shape, _Captured] = OrderedDict()
+        self._trials: dict[Shape, _Trial] = {}
+        self._cannot_capture: str | None = None
+
+    def switch(self, mode: ScvMode) -> None:
+        """Start a mode anew: counters at zero, adaptive's memory of shapes empty.
+
+        Captured graphs are kept, since a graph is the same in both modes.
+        """
+        self.mode = mode
+        self.counters = Counter()
+        self.fallbacks = Counter()
+
+    def validate(self, num_sampled: Tensor, drafts: np.ndarray) -> DeviceValidation:
+        """Decide which drafts were accepted.
+
+        Args:
+            num_sampled: [requests] int32 on the device: accepted drafts + 1, or 0 for a
+                request that only prefills.
+            drafts: [requests] int32 on the host, drafts of each request.
+        """
+        if self.mode is ScvMode.OFF:
+            return self._on_host(num_sampled, drafts)
+        num_accepted = self._num_accepted[: len(drafts)]
+        uniform = int(drafts[0])
+        if not (drafts == uniform).all():
+            self._count_fallback("uneven_windows")
+            self._launch_uneven(num_sampled, drafts, num_accepted)
+            return DeviceValidation(num_accepted, "device", "uneven_windows")
+        requests = _bucket(len(drafts))
+        path, reason = self.run(
+            ("mask", requests, uniform),
+            requests,
+            partial(self._launch_mask, uniform),
+            num_sampled,
+        )
+        return DeviceValidation(num_accepted, path, reason)
+
+    def run(
+        self, shape: Shape, requests: int, launch: Callable[[Tensor], None], num_sampled: Tensor
+    ) -> tuple[str, str | None]:
+        """Launch a kernel that decides on `num_sampled`, as this mode does.
+
+        Args:
+            shape: names the launch; equal shapes differ in their counts alone.
+            requests: most counts that a launch of this shape takes.
+            launch: launches the kernel for these counts; captured with counts of its own.
+            num_sampled: [up to `requests`] int32 on the device.
+
+        Returns:
+            The path taken and the fallback reason, as in `DeviceValidation`.
+        """
+        captured = self._graphs.get(shape)
+        adaptive = self.mode is ScvMode.ADAPTIVE
+        trial = self._trials.setdefault(shape, _Trial()) if adaptive else _Trial()
+        untried = adaptive and len(trial.eager) < TRIALS
+        if captured is not None and not untried and trial.replay_pays:
+            began = time.perf_counter()
+            self._replay(shape, captured, num_sampled)
+            if len(trial.replayed) < TRIALS:
+                trial.replayed.append(time.perf_counter() - began)
+            return "graph", None
+        began = time.perf_counter()
+        launch(num_sampled)
+        if untried:
+            trial.eager.append(time.perf_counter() - began)
+        self.counters["scv_device_validations"] += 1
+        self.counters["scv_launches"] += 1
+        if captured is not None:
+            self.counters["scv_kept_eager"] += 1
+            return "device", None
+        self.counters["scv_graph_misses"] += 1
+        if self._cannot_capture:
+            self._count_fallback(self._cannot_capture)
+            return "device", self._cannot_capture
+        if adaptive and len(trial.eager) < TRIALS:
+            return "device", None
+        # The launch above served this window, and was the warm-up that a capture needs.
+        self._cannot_capture = problem = self._capture(shape, requests, launch)
+        if problem:
+            self._count_fallback(problem)
+            return "device", problem
+        return "capture", None
+
+    def _replay(self, shape: Shape, captured: _Captured, num_sampled: Tensor) -> None:
+        self._graphs.move_to_end(shape)
+        self.counters["scv_graph_hits"] += 1
+        self.counters["scv_launches"] += 2  # the copy of the counts, and the graph
+        _copy_counts(captured.num_sampled, num_sampled)
+        captured.graph.replay()
+
+    def _on_host(self, num_sampled: Tensor, drafts: np.ndarray) -> DeviceValidation:
+        """Copy to the host (which waits for the device), loop, copy back."""
+        counts = num_sampled.tolist()
+        accepted = [
+            min(max(sampled - 1, 0), allowed)
+            for sampled, allowed in zip(counts, drafts.tolist(), strict=True)
+        ]
+        self.counters["scv_host_syncs"] += 1
+        num_accepted = torch.tensor(accepted, dtype=torch.int32).pin_memory()
+        return DeviceValidation(num_accepted.to(self._device, non_blocking=True), "host")
+
+    def _launch_mask(self, drafts: int, num_sampled: Tensor) -> None:
+        requests = num_sampled.numel()
+        # Not through the operator, whose dispatch takes the host longer than the launch.
+        acceptance_mask_from_counts_triton(
+            num_sampled,
+            None,
+            self._mask[: requests * drafts],
+            self._num_accepted[:requests],
+            drafts_per_request=drafts,
+        )
+
+    def _launch_uneven(self, num_sampled: Tensor, drafts: np.ndarray, num_accepted: Tensor) -> None:
+        self.counters["scv_device_validations"] += 1
+        self.counters["scv_launches"] += 1
+        pinned = torch.from_numpy(np.ascontiguousarray(drafts, dtype=np.int32)).pin_memory()
+        on_device = pinned.to(self._device, non_blocking=True)
+        mask = self._mask[: int(drafts.sum())]
+        acceptance_mask_from_counts_triton(num_sampled, on_device, mask, num_accepted)
+
+    def _capture(self, shape: Shape, requests: int, launch: Callable[[Tensor], None]) -> str | None:
+        """Capture a launch with counts of its own; the fallback reason if that fails."""
+        if len(self._graphs) >= MOST_GRAPHS:
+            self._graphs.popitem(last=False)
+            self.counters["scv_graph_evictions"] += 1
+        num_sampled = torch.zeros(requests, dtype=torch.int32, device=self._device)
+        graph = torch.cuda.CUDAGraph()
+        try:
+            torch.cuda.synchronize()
+            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+                launch(num_sampled)
+        except (RuntimeError, torch.OutOfMemoryError) as fault:
+            logger.exception("nwor: validation could not be captured; it runs eagerly")
+            return f"graph_capture:{type(fault).__name__}"
+        self._graphs[shape] = _Captured(graph, num_sampled)
+        self.counters["scv_graph_captures"] += 1
+        return None
+
+    def _count_fallback(self, reason: str) -> None:
+        self.counters["scv_fallback_count"] += 1
+        self.fallbacks[reason] += 1
+
+
+def _bucket(requests: int) -> int:
+    """Requests rounded up to a power of two: few shapes, so few graphs."""
+    return 1 << max(requests - 1, 0).bit_length()
+
+
+def _copy_counts(kept: Tensor, given: Tensor) -> None:
+    """Fill the first of the captured counts; the rest belongs to padding, which nobody commits."""
+    if given.numel() != kept.numel():  # making a view takes the host longer than the comparison
+        kept = kept[: given.numel()]
+    kept.copy_(given)

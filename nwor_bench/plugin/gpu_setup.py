@@ -1,0 +1,90 @@
+"""What staging on a GPU consists of, or why this model or runner must be written directly."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from nwor_bench.plugin.gpu_attention import StagingAttention, why_unsupported
+from nwor_bench.plugin.gpu_plan import WindowPlanner
+from nwor_bench.plugin.gpu_staging import GpuStaging
+from nwor_bench.plugin.graph_sets import StagingGraphs
+from nwor_bench.plugin.layers import one_group_of, target_caches
+from nwor_bench.plugin.patching import Patch, PatchSet
+from nwor_bench.plugin.staging import StagingUnavailable
+from nwor_bench.plugin.window import Window
+from nwor_kernels.verify_attention.kernel import VerifyWorkspace
+
+
+@dataclass(frozen=True)
+class StagingParts:
+    """Staging for one runner; `attention` is applied while the mode is `stage`."""
+
+    window: Window
+    staging: GpuStaging
+    graphs: StagingGraphs
+    planner: WindowPlanner
+    attention: PatchSet
+
+
+def set_up_staging(runner: Any, target_names: list[str]) -> tuple[StagingParts | None, str | None]:
+    """Everything that staging needs from vLLM's V2 runner, or None and the fallback reason."""
+    try:
+        return _parts(runner, target_names), None
+    except StagingUnavailable as unavailable:
+        return None, str(unavailable)
+
+
+def _parts(runner: Any, target_names: list[str]) -> StagingParts:
+    reason = why_runner_cannot_stage(runner)
+    length = runner.num_speculative_steps + 1
+    context = runner.compilation_config.static_forward_context
+    for name in target_names:
+        reason = reason or why_unsupported(context[name], length, runner.dtype)
+    if reason:
+        raise StagingUnavailable(reason)
+    group = one_group_of(runner, target_names)
+    caches, scales = target_caches(runner, target_names)
+    staging = GpuStaging(caches, runner.max_num_reqs * (length - 1), scales)
+    window = Window(staging)
+    graphs = StagingGraphs(runner, window, staging)
+    planner = WindowPlanner(length, group, runner.max_num_reqs, graphs, runner.device)
+    layers = [context[name] for name in target_names]
+    return StagingParts(
+        window,
+        staging,
+        graphs,
+        planner,
+        _attention_patches(runner, layers, length, window, staging),
+    )
+
+
+def _attention_patches(
+    runner: Any, layers: list[Any], length: int, window: Window, staging: GpuStaging
+) -> PatchSet:
+    impl = layers[0].impl
+    workspace = VerifyWorkspace.create(
+        max_requests=runner.max_num_reqs,
+        num_heads=impl.num_heads,
+        num_kv_heads=impl.num_kv_heads,
+        head_dim=impl.head_size,
+        max_query_len=length,
+        device=runner.device,
+    )
+    patches: list[Patch] = []
+    for number, layer in enumerate(layers):
+        patches += StagingAttention(number, layer, window, staging, workspace).patches()
+    return PatchSet(patches)
+
+
+def why_runner_cannot_stage(runner: Any) -> str | None:
+    """The fallback reason of a runner whose steps are more than this hook follows, or None."""
+    config = runner.vllm_config
+    reasons = {
+        "data_parallel": runner.parallel_config.data_parallel_size > 1,
+        "pipeline_parallel": runner.use_pp,
+        "context_parallel": runner.dcp_size > 1 or runner.pcp_manager is not None,
+        "kv_transfer": config.kv_transfer_config is not None,  # reads the cache within a step
+        "adaptive_verification": runner.adaptive_verification is not None,
+        "micro_batches": runner.ubatch_runner is not None,
+        "lora": runner.lora_config is not None,
+    }
+    return next((reason for reason, holds in reasons.items() if holds), None)

@@ -1,0 +1,227 @@
+"""Staging on a GPU: by reference where the step's K/V stay put, by copy where they do not.
+
+Eagerly, and inside a full CUDA graph that was captured for staging, the K/V activations of a
+step live until the commit, so they are only pointed at. Between piecewise CUDA graphs the next
+piece overwrites them, so the drafts are copied into buffers. Either way one launch commits all
+layers, and nothing waits for the device: what a kernel has to complain about is read late.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+import nwor_kernels
+from nwor_bench.plugin.staging import LayerCache, StagingUnavailable
+from nwor_bench.plugin.window import WindowBatch
+from nwor_kernels.commit.plan import CommitPlan
+from nwor_kernels.commit.sources import StagedSources
+from nwor_kernels.metadata import error_names
+
+Launch = Callable[[Tensor], None]
+"""Launches a commit for these counts, [requests] int32 on the device."""
+
+EVERY_ROW = 1 << 20
+"""A count above any window's: whoever commits with it commits every staged row."""
+
+
+@dataclass(frozen=True)
+class GpuWindowBatch(WindowBatch):
+    """A window on a GPU, planned by the V2 runner's hook.
+
+    Attributes:
+        max_query_len: most query rows of a request with a window.
+        staged_start, staged_end: [requests] int32, a request's staged rows in the source; None:
+            the whole step is staged, and the step's `query_start_loc` tells.
+        tokens_per_request: rows of every window where all are equal and the whole step is
+            staged, the certain first token included; else None, and the next two say whose
+            each row is.
+        row_request, row_index: [N] int32, request and place in its window of each staged row.
+        sources: addresses of a captured graph's K/V; None: collected layer by layer.
+        copied: K/V are copied into buffers because they will not stay put.
+    """
+
+    max_query_len: int = 1
+    staged_start: Tensor | None = None
+    staged_end: Tensor | None = None
+    tokens_per_request: int | None = None
+    row_request: Tensor | None = None
+    row_index: Tensor | None = None
+    sources: StagedSources | None = None
+    copied: bool = False
+
+    def fits(self, accepted: Tensor) -> bool:
+        """`accepted` holds one count a request, not a mask."""
+        return accepted.dim() == 1 and accepted.numel() >= len(self.num_draft_tokens)
+
+
+class GpuStaging:
+    """The target layers' K/V of the window in flight, and the one launch that commits them.
+
+    Args:
+        layers: the target layers, all of one shape and dtype.
+        capacity: most draft tokens that a window can have (requests x k).
+        scales: K and V scales of each layer, [1] or [kv_heads] float32; None for a cache that
+            is not quantised.
+
+    Raises:
+        StagingUnavailable: layers of differing shapes or dtypes, which one launch cannot serve.
+    """
+
+    def __init__(
+        self,
+        layers: list[LayerCache],
+        capacity: int,
+        scales: tuple[list[Tensor], list[Tensor]] | None = None,
+    ):
+        if not layers:
+            raise StagingUnavailable("no_target_layers")
+        shapes = {(c.kv_cache.shape[1:], c.kv_cache.stride(), c.head_dim, c.dtype) for c in layers}
+        if len(shapes) != 1:
+            raise StagingUnavailable("layer_shapes_differ")
+        self.layers = layers
+        self.num_layers = len(layers)
+        self.capacity = capacity
+        self._scales = scales
+        caches = [layer.kv_cache for layer in layers]
+        try:
+            self._plan = CommitPlan(caches, *(scales or (None, None)))
+        except ValueError as refusal:
+            raise StagingUnavailable(f"commit:{refusal}") from refusal
+        self._cache = caches[0]
+        device = self._cache.device
+        self._counts_of_all = torch.full((capacity,), EVERY_ROW, dtype=torch.int32, device=device)
+        self.errors = torch.zeros(self.num_layers, dtype=torch.int32, device=device)
+        self._batch: GpuWindowBatch | None = None
+        self._through: Callable[[Launch, Tensor], None] | None = None
+        self.keys: list[Tensor] = []
+        self.values: list[Tensor] = []
+        self._collected: StagedSources | None = None
+        self._buffers: tuple[Tensor, Tensor, Tensor, StagedSources] | None = None
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Cache bytes of one token over all target layers."""
+        cache = self._cache
+        return self.num_layers * cache.shape[1] * cache.shape[3] * cache.element_size()
+
+    @property
+    def buffer_bytes(self) -> int:
+        """Device memory of the buffers that copies are staged in; 0 until the first copy."""
+        if self._buffers is None:
+            return 0
+        return sum(buffer.nbytes for buffer in self._buffers[:2])
+
+    def open(self, batch: GpuWindowBatch) -> None:
+        """Take the window that the next stage and commit belong to."""
+        self._batch = batch
+        self._through = None
+
+    def validate_in_commit(self, through: Callable[[Launch, Tensor], None]) -> None:
+        """Let this window's commit decide by itself what was accepted.
+
+        It is then given vLLM's `num_sampled`, and `through` launches it (perhaps as a graph).
+        """
+        self._through = through
+
+    def reset(self) -> None:
+        """Forget the last window."""
+        self.keys = [self._cache] * self.num_layers
+        self.values = [self._cache] * self.num_layers
+
+    def stage(self, layer: int, key: Tensor, value: Tensor, rows: Tensor) -> str:
+        """Point at one layer's K/V, or copy its drafts; returns what went wrong, or ''."""
+        batch = self._batch
+        assert batch is not None
+        if not batch.copied:
+            self.keys[layer], self.values[layer] = key, value
+            return ""
+        keys, values, metadata, _ = self._buffers or self._make_buffers(key, value)
+        nwor_kernels.stage_kv_cache(key, value, rows, keys[layer], values[layer], metadata[layer])
+        self.keys[layer], self.values[layer] = keys[layer], values[layer]
+        return ""
+
+    def commit(self, slots: Tensor, accepted: Tensor) -> str:
+        """Write the accepted rows of all layers.
+
+        `accepted` is [requests] int32, accepted drafts of each request; vLLM's `num_sampled`,
+        which counts the certain first token too, where the commit decides by itself.
+        """
+        if self._through is None:
+            self._commit(slots, accepted, certain=1)
+        else:
+            self._through(partial(self._commit, slots, certain=0), accepted)
+        return ""
+
+    def write_directly(self, layers: list[int], slots: Tensor) -> None:
+        """Write every staged row, as stock vLLM would have done at once."""
+        if len(layers) == self.num_layers:
+            self._commit(slots, self._counts_of_all, certain=0)
+            return
+        for layer in layers:
+            self._write_layer(layer, slots)
+
+    def _commit(self, slots: Tensor, counts: Tensor, certain: int) -> None:
+        batch = self._batch
+        assert batch is not None
+        self._plan.commit_windows(
+            self._sources(batch),
+            slots,
+            counts,
+            self.errors,
+            certain=certain if batch.tokens_per_request else 0,
+            tokens_per_request=batch.tokens_per_request,
+            row_request=batch.row_request,
+            row_index=batch.row_index,
+            rows=None if batch.copied or batch.tokens_per_request else batch.rows,
+            layer_metadata=self._buffers[2] if batch.copied and self._buffers else None,
+        )
+
+    def _sources(self, batch: GpuWindowBatch) -> StagedSources:
+        if batch.sources is not None:
+            return batch.sources
+        if batch.copied:
+            assert self._buffers is not None
+            return self._buffers[3]
+        if self._collected is None:
+            self._collected = StagedSources(self.keys, self.values)
+        else:
+            self._collected.refill(self.keys, self.values)
+        return self._collected
+
+    def _write_layer(self, layer: int, slots: Tensor) -> None:
+        """One layer of a window that fell back before all layers were staged."""
+        batch, cache = self._batch, self.layers[layer].kv_cache
+        assert batch is not None
+        scales = ([column[layer]] for column in self._scales) if self._scales else (None, None)
+        plan = CommitPlan([cache], *scales)
+        plan.commit_windows(
+            StagedSources([self.keys[layer]], [self.values[layer]]),
+            slots,
+            self._counts_of_all,
+            self.errors[layer : layer + 1],
+            tokens_per_request=batch.tokens_per_request,
+            row_request=batch.row_request,
+            row_index=batch.row_index,
+            rows=None if batch.copied or batch.tokens_per_request else batch.rows,
+        )
+
+    def _make_buffers(
+        self, key: Tensor, value: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor, StagedSources]:
+        shape = (self.num_layers, self.capacity)
+        keys = key.new_empty(*shape, *key.shape[1:])
+        values = value.new_empty(*shape, *value.shape[1:])
+        metadata = torch.zeros(self.num_layers, 2, dtype=torch.int32, device=key.device)
+        sources = StagedSources(list(keys), list(values))
+        self._buffers = (keys, values, metadata, sources)
+        return self._buffers
+
+    def take_errors(self) -> list[str]:
+        """What commits complained about since the last call; waits for the device."""
+        flags = self.errors.tolist()
+        if any(flags):
+            self.errors.zero_()
+        return [f"layer {n}: {error_names(flag)}" for n, flag in enumerate(flags) if flag]

@@ -1,0 +1,277 @@
+"""vLLM's V2 model runner (the default on a GPU), translated into windows.
+
+Four methods of the runner are wrapped, and two of its CUDA graph manager: `execute_model` tells
+what was scheduled, `dispatch` which graph will run it, `prepare_attn` the slots (begin),
+`run_fullgraph` is the forward under a full graph, `sample` gives the accepted counts on the
+device (accept, commit). Counts are read by the host when the harness drains them, never here.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from nwor_bench.plugin.accumulator import Accumulator
+from nwor_bench.plugin.device_validation import DeviceValidator
+from nwor_bench.plugin.gpu_setup import set_up_staging
+from nwor_bench.plugin.gpu_staging import GpuWindowBatch
+from nwor_bench.plugin.late_counts import LateCounts, PendingStep
+from nwor_bench.plugin.layers import attention_layers
+from nwor_bench.plugin.patching import Patch, PatchSet
+from nwor_bench.plugin.probe import Probe
+from nwor_bench.records import NworMode, ScvMode
+
+
+@dataclass
+class Step:
+    """A step while the runner works on it."""
+
+    pending: PendingStep
+    has_window: bool
+    batch: GpuWindowBatch | None = None
+
+
+class V2RunnerHook:
+    """Owns the window of one V2 runner: attach, switch modes, read back, detach."""
+
+    name = "V2"
+    has_probe = True
+
+    def __init__(self, runner: Any, debug: bool = False):
+        self.runner = runner
+        self.nwor_mode = NworMode.OFF
+        self.target_layers, self.drafter_layers = attention_layers(runner)
+        self.accumulator = Accumulator()
+        self.late = LateCounts(self.accumulator, len(self.target_layers), debug)
+        self.probe = Probe()
+        self._step: Step | None = None
+        self._descriptor: Any = None
+        k = runner.num_speculative_steps
+        self.validator = DeviceValidator(k, runner.max_num_reqs, runner.device)
+        self._parts, self.staging_unavailable = set_up_staging(runner, self.target_layers)
+        self.window = self._parts.window if self._parts else None
+        self.buffers = self._parts.staging if self._parts else None
+        self.graphs = self._parts.graphs if self._parts else None
+        self._patches = self._runner_patches()
+
+    def _runner_patches(self) -> PatchSet:
+        runner = self.runner
+        patches = [
+            Patch(runner, "execute_model", self._wrap_execute_model),
+            Patch(runner, "prepare_attn", self._wrap_prepare_attn),
+            Patch(runner, "sample", self._wrap_sample),
+        ]
+        if runner.cudagraph_manager is not None:
+            patches += [
+                Patch(runner.cudagraph_manager, "dispatch", self._wrap_dispatch),
+                Patch(runner.cudagraph_manager, "run_fullgraph", self._wrap_run_fullgraph),
+            ]
+        return PatchSet(patches)
+
+    @property
+    def attached(self) -> bool:
+        """True while the runner's methods are wrapped."""
+        return self._patches.applied
+
+    def attach(self) -> None:
+        """Wrap the runner; the target layers follow when staging is switched on."""
+        self._patches.apply()
+
+    def detach(self) -> None:
+        """Leave runner and layers as they were found."""
+        self._patches.undo()
+        if self._parts is not None and self._parts.attention.applied:
+            self._parts.attention.undo()
+
+    def set_modes(self, nwor_mode: NworMode, scv_mode: ScvMode) -> None:
+        """Switch modes between steps; staging captures its graphs the first time.
+
+        In mode off the target layers are the stock objects again.
+        """
+        self._close_leftover()
+        self.nwor_mode = nwor_mode
+        self.validator.switch(scv_mode)
+        if self._parts is None:
+            return
+        patches = self._parts.attention
+        if nwor_mode is NworMode.STAGE and not patches.applied:
+            patches.apply()
+            self._parts.graphs.capture()
+        elif nwor_mode is NworMode.OFF and patches.applied:
+            patches.undo()
+
+    # The wrappers, in the order in which a step meets them.
+
+    def _wrap_execute_model(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def execute_model(scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
+            if kwargs.get("dummy_run") or not scheduler_output.total_num_scheduled_tokens:
+                return original(scheduler_output, *args, **kwargs)
+            self._close_leftover()
+            now = time.perf_counter()
+            self.late.step_started(now)
+            has_window = bool(scheduler_output.scheduled_spec_decode_tokens)
+            invalid = scheduler_output.num_invalid_spec_tokens or {}
+            pending = PendingStep(started=now, invalid_drafts=sum(invalid.values()))
+            self._step = Step(pending, has_window)
+            return original(scheduler_output, *args, **kwargs)
+
+        return execute_model
+
+    def _wrap_dispatch(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def dispatch(*args: Any, **kwargs: Any) -> Any:
+            self._descriptor = original(*args, **kwargs)
+            return self._descriptor
+
+        return dispatch
+
+    def _wrap_prepare_attn(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def prepare_attn(input_batch: Any) -> Any:
+            tables, slot_mappings = original(input_batch)
+            step = self._step
+            if step is not None:
+                began = time.perf_counter()
+                step.pending.req_ids = input_batch.req_ids
+                if step.has_window:
+                    self._begin(step, input_batch, slot_mappings)
+                    self.probe.mark("forward_start")
+                step.pending.hook_s += time.perf_counter() - began
+            return tables, slot_mappings
+
+        return prepare_attn
+
+    def _wrap_run_fullgraph(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def run_fullgraph(desc: Any) -> Any:
+            if self.window is None or self.graphs is None or not self.window.is_staging:
+                return original(desc)
+            self.window.replayed()
+            return self.graphs.replay(desc)
+
+        return run_fullgraph
+
+    def _wrap_sample(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def sample(*args: Any, **kwargs: Any) -> Any:
+            step = self._step
+            if step is None:
+                return original(*args, **kwargs)
+            if step.has_window:
+                self.probe.mark("sample_start")
+            output = original(*args, **kwargs)
+            began = time.perf_counter()
+            step.pending.num_sampled = output[1]
+            if step.has_window:
+                self.probe.mark("sample_end")
+                self._validate_and_commit(step, output[1])
+                step.pending.marks = self.probe.take()
+            self._step = None
+            self.late.add(step.pending)
+            step.pending.hook_s += time.perf_counter() - began
+            return output
+
+        return sample
+
+    # One window: begin, validate and commit.
+
+    def _begin(self, step: Step, input_batch: Any, slot_mappings: Tensor) -> None:
+        """Note the drafts of each request, and open the window when staging is on."""
+        drafts = input_batch.num_draft_tokens_per_req
+        if drafts is None:
+            drafts = np.zeros(input_batch.num_reqs, dtype=np.int32)
+        step.pending.drafts = drafts
+        if self.nwor_mode is not NworMode.STAGE:
+            return
+        if self._parts is None:
+            step.pending.fallback_reason = self.staging_unavailable
+            return
+        batch, reason = self._parts.planner.plan(input_batch, slot_mappings, self._descriptor)
+        if batch is None:
+            step.pending.fallback_reason = reason
+            return
+        step.batch = batch
+        self._parts.staging.open(batch)
+        self._parts.window.begin(batch)
+
+    def _validate_and_commit(self, step: Step, num_sampled: Tensor) -> None:
+        """Decide what was accepted, if any mode asks for it, and commit what is staged."""
+        window = self.window
+        staged = window is not None and window.batch is not None
+        validator = self.validator
+        if not staged and validator.mode is ScvMode.OFF:
+            return  # off x off: no device work, no synchronisation
+        assert step.pending.drafts is not None
+        began = time.perf_counter()
+        pending, batch = step.pending, step.batch
+        accepted = num_sampled
+        if staged and batch is not None and batch.sources and validator.mode is not ScvMode.OFF:
+            self._validate_in_commit(pending, batch)
+        else:
+            validation = validator.validate(num_sampled, step.pending.drafts)
+            self.probe.mark("mask_end")
+            accepted = validation.num_accepted
+            pending.scv_path = validation.path
+            pending.scv_fallback_reason = validation.fallback_reason
+            pending.scv_s = time.perf_counter() - began
+        if window is None or not staged:
+            return
+        self.probe.mark("commit_start")
+        if window.accept(accepted, None):
+            window.commit()
+        self.probe.mark("commit_end")
+        outcome = window.close()
+        pending.staged_tokens = outcome.staged_tokens
+        pending.fallback_reason = outcome.fallback_reason
+
+    def _validate_in_commit(self, pending: PendingStep, batch: GpuWindowBatch) -> None:
+        """One launch decides and commits: a captured window's addresses never change."""
+        assert self.buffers is not None
+        tokens, length = batch.slots.numel(), batch.tokens_per_request or 1
+
+        def through(launch: Callable[[Tensor], None], num_sampled: Tensor) -> None:
+            began = time.perf_counter()
+            shape = ("commit", tokens, length)
+            path, reason = self.validator.run(shape, tokens // length, launch, num_sampled)
+            pending.scv_path, pending.scv_fallback_reason = path, reason
+            pending.scv_s = time.perf_counter() - began
+
+        self.buffers.validate_in_commit(through)
+
+    def _close_leftover(self) -> None:
+        """A step that died between its calls leaves a window open: write it, count it."""
+        step, self._step = self._step, None
+        if self.window is not None and self.window.batch is not None:
+            self.window.abort("step_not_finished")
+            reason = self.window.close().fallback_reason
+        else:
+            reason = "step_not_finished"
+        if step is not None and step.has_window:
+            step.pending.fallback_reason = reason
+            self.late.add(step.pending)
+
+    # For the worker extension.
+
+    def drain(self, output_lengths: dict[str, int] | None) -> list[dict[str, Any]]:
+        """Windows since the last drain; waits for the device once."""
+        self.late.resolve(output_lengths)
+        return self.accumulator.drain()
+
+    def device_errors(self) -> list[str]:
+        """What commits complained about since the last call; waits for the device."""
+        return self.buffers.take_errors() if self.buffers else []
+
+    def set_probe(self, on: bool) -> None:
+        """Time each window's phases with CUDA events, or stop doing so."""
+        self.probe.on = on
+
+    def graph_facts(self) -> dict[str, Any]:
+        """Both graph sets: their sizes must be equal, and what the second one took."""
+        stock, graphs = self.runner.cudagraph_manager, self.graphs
+        wanted = graphs.wanted() if graphs else []
+        return {
+            "mode": None if stock is None else stock.cudagraph_mode.name,
+            "stock_window_sizes": sorted(desc.num_tokens for desc in wanted),
+            "stage_window_sizes": graphs.capture_sizes if graphs else [],
+            "stage_memory_bytes": graphs.memory_bytes if graphs else None,
+            "stage_unavailable": graphs.unavailable if graphs else None,
+        }

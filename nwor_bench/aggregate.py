@@ -4,18 +4,19 @@ Counters and times come from the batches of phase "timed" and their windows; par
 broken by a batch of any phase. What was never timed has None, not 0.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import groupby
 from typing import Any
 
 import numpy as np
 
 from nwor_bench.cell_data import REFERENCE, CellData, gather_cells
 from nwor_bench.invariants import CellKey, check_invariants, find_violations
-from nwor_bench.judge import judge
-from nwor_bench.records import CellResult, Verdict
+from nwor_bench.judge import Judgement, judge_cells
+from nwor_bench.records import AA, CellResult, Verdict
 from nwor_bench.store import RunData
 
-__all__ = ["REFERENCE", "check_invariants", "summarise"]
+__all__ = ["REFERENCE", "check_invariants", "noise_floor", "summarise"]
 
 
 def summarise(run: RunData) -> list[CellResult]:
@@ -23,27 +24,54 @@ def summarise(run: RunData) -> list[CellResult]:
     violations: dict[CellKey, str] = {}
     for violation in find_violations(run):
         violations.setdefault(violation.cell, violation.text)
-    cells = gather_cells(run)
-    baselines = {
-        cell.key[0]: cell
-        for cell in cells
-        if cell.is_baseline and cell.parity != Verdict.INVALID and cell.key not in violations
-    }
-    seed = int((run.header.get("spec") or {}).get("seed") or 0)
-    return [
-        _result(cell, baselines.get(cell.key[0]), violations.get(cell.key), seed) for cell in cells
-    ]
+    results = []
+    for _, group in groupby(gather_cells(run), key=lambda cell: cell.key[0]):
+        cells = list(group)
+        faults = [violations.get(cell.key) for cell in cells]
+        judgements = judge_cells(cells, _baseline(cells, violations), faults)
+        results += [_result(*both) for both in zip(cells, judgements, strict=True)]
+    return results
 
 
-def _result(
-    cell: CellData, baseline: CellData | None, violation: str | None, seed: int
-) -> CellResult:
-    judgement = judge(cell, baseline, violation=violation, seed=seed)
-    pair, nwor_mode, scv_mode = cell.key
+def noise_floor(cells: Sequence[CellResult]) -> dict[str, Any] | None:
+    """What the A/A arm shows, for run.json; None if it has no interval.
+
+    `half_width` is half its interval, `floor` how far the interval reaches from 1: an effect
+    below it may be noise. Both are fractions.
+    """
+    for cell in cells:
+        low, high = cell.ratio_ci_low, cell.ratio_ci_high
+        if cell.arm == AA and low is not None and high is not None:
+            return {
+                "cell": cell.label,
+                "compared": cell.compared,
+                "blocks": cell.batches,
+                "ratio": cell.ratio_to_off,
+                "low": low,
+                "high": high,
+                "half_width": (high - low) / 2,
+                "floor": max(abs(low - 1), abs(high - 1)),
+                "smallest_effect": cell.smallest_effect,
+                "verdict": cell.verdict,
+            }
+    return None
+
+
+def _baseline(cells: Sequence[CellData], violations: Mapping[CellKey, str]) -> CellData | None:
+    """off x off, if its output and counts can be trusted."""
+    for cell in cells:
+        if cell.is_baseline and cell.parity != Verdict.INVALID and cell.key not in violations:
+            return cell
+    return None
+
+
+def _result(cell: CellData, judgement: Judgement) -> CellResult:
+    pair, nwor_mode, scv_mode, arm = cell.key
     return CellResult(
         pair=pair,
         nwor_mode=nwor_mode,
         scv_mode=scv_mode,
+        arm=arm,
         batches=len(cell.timed),
         windows=sum(batch.windows for batch in cell.timed),
         requests=sum(batch.requests for batch in cell.timed),

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from nwor_bench.invariants import CellKey, cell_key, cell_order, windows_by_batch
 from nwor_bench.record_lines import batch_key
-from nwor_bench.records import BatchRecord, NworMode, ScvMode, Verdict, WindowRecord
+from nwor_bench.records import AA, BatchRecord, NworMode, ScvMode, Verdict, WindowRecord
 from nwor_bench.store import RunData
 
 REFERENCE = "reference"
@@ -27,7 +27,7 @@ class CellData:
     """One cell's records.
 
     Attributes:
-        key: (pair, NWOR mode, SCV mode).
+        key: (pair, NWOR mode, SCV mode, arm).
         batches: all its batches, of every phase.
         timed: those of phase "timed", which alone count for times and counters.
         windows: the windows of the timed batches.
@@ -43,7 +43,12 @@ class CellData:
     @property
     def is_baseline(self) -> bool:
         """True for off x off."""
-        return self.key[1:] == (NworMode.OFF, ScvMode.OFF)
+        return self.key[1:] == (NworMode.OFF, ScvMode.OFF, None)
+
+    @property
+    def is_aa(self) -> bool:
+        """True for the second off x off."""
+        return self.key[3] == AA
 
     @property
     def staged(self) -> int:
@@ -117,6 +122,6 @@ def _found_later(run: RunData) -> dict[CellKey, str]:
     found: dict[CellKey, str] = {}
     for event in run.events:
         if event.get("event") == "parity_broken":
-            key = (event["pair"], event["nwor_mode"], event["scv_mode"])
+            key = (event["pair"], event["nwor_mode"], event["scv_mode"], event.get("arm"))
             found.setdefault(key, event["reason"])
     return found

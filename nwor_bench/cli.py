@@ -7,7 +7,7 @@ import typer
 from typer.core import TyperGroup
 
 from nwor_bench import __version__
-from nwor_bench.commands import pairs, plan, report, scenarios, sweep
+from nwor_bench.commands import compare, pairs, plan, report, scenarios, sweep
 from nwor_bench.errors import BenchError, ExitCode
 
 
@@ -31,6 +31,7 @@ app = typer.Typer(
 )
 app.command("sweep")(sweep.sweep)
 app.command("report")(report.report)
+app.command("compare")(compare.compare)
 app.command("plan")(plan.plan)
 app.add_typer(pairs.app, name="pairs")
 app.add_typer(scenarios.app, name="scenarios")

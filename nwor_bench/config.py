@@ -11,8 +11,9 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from nwor_bench.errors import ConfigError
-from nwor_bench.records import Cell, NworMode, ScvMode
+from nwor_bench.records import AA, Cell, NworMode, ScvMode
 from nwor_bench.scenario import PromptSource, Scenario, load_scenario, scenario_names
+from nwor_bench.stopping import MAX_BLOCKS, StoppingRule, parse_fraction, parse_seconds
 from nwor_bench.toml_file import remedy
 
 __all__ = [
@@ -29,6 +30,7 @@ __all__ = [
 DEFAULT_NWOR_MODES = "off,stage"
 DEFAULT_SCV_MODES = "off,graph,adaptive"
 DEFAULT_SEED = 0
+DEFAULT_MAX_WARMUP = 15
 
 DTYPES = ("auto", "bfloat16", "float16", "float32")
 
@@ -88,11 +90,33 @@ class SweepSpec:
     speculative_config: dict[str, Any] | None = None
     engine_args: dict[str, Any] = field(default_factory=dict)
     kv_cache_gib: float | None = None
+    ci_width: float | None = None
+    max_blocks: int | None = None
+    time_budget_s: float | None = None
+    max_warmup: int | None = None
 
     def cells(self, pair_name: str) -> tuple[Cell, ...]:
-        """Every combination of the modes, in the order given; off x off is among them."""
+        """Every combination of the modes, in the order given, and last the A/A arm: off x off
+        once more. off x off itself is among them."""
         modes = product(self.nwor_modes, self.scv_modes)
-        return tuple(Cell(pair_name, nwor, scv) for nwor, scv in modes)
+        cells = [Cell(pair_name, nwor, scv) for nwor, scv in modes]
+        return (*cells, Cell(pair_name, NworMode.OFF, ScvMode.OFF, AA))
+
+    @property
+    def stopping(self) -> StoppingRule:
+        """How many timed blocks to run."""
+        blocks = self.scenario.batches
+        if self.ci_width is None and self.time_budget_s is None:
+            return StoppingRule(blocks, blocks)
+        most = self.max_blocks or max(blocks, MAX_BLOCKS)
+        return StoppingRule(blocks, most, self.ci_width, self.time_budget_s)
+
+    @property
+    def warmup_batches(self) -> tuple[int, int]:
+        """Warm-up batches, at least and at most: in between, until their times are steady."""
+        least = self.scenario.warmup
+        most = max(least, DEFAULT_MAX_WARMUP) if self.max_warmup is None else self.max_warmup
+        return least, most
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for run.json."""
@@ -115,11 +139,16 @@ def resolve(
     speculative_config: str | None = None,
     engine_args: str | None = None,
     kv_cache_gib: float | None = None,
+    ci_width: str | None = None,
+    max_blocks: int | None = None,
+    time_budget: str | None = None,
+    max_warmup: int | None = None,
 ) -> SweepSpec:
     """Merge a scenario with the command line's values and check the whole.
 
     Modes are comma-separated names; `speculative_config` and `engine_args` are JSON objects
-    as vLLM takes them. Raises ConfigError that names the flag, the value, and what to write.
+    as vLLM takes them; `ci_width` is a text such as 0.5%, `time_budget` such as 60s.
+    Raises ConfigError that names the flag, the value, and what to write.
     """
     config = _json_object("--speculative-config", speculative_config)
     overrides = _drafts_from(config, overrides)
@@ -134,6 +163,10 @@ def resolve(
         speculative_config=config,
         engine_args=_json_object("--engine-args", engine_args) or {},
         kv_cache_gib=kv_cache_gib,
+        ci_width=None if ci_width is None else parse_fraction("--ci-width", ci_width),
+        max_blocks=max_blocks,
+        time_budget_s=None if time_budget is None else parse_seconds("--time-budget", time_budget),
+        max_warmup=max_warmup,
     )
     _check(spec)
     return spec
@@ -220,9 +253,27 @@ def _check(spec: SweepSpec) -> None:
         _check_range(
             "--kv-cache-gib", spec.kv_cache_gib, 0 < spec.kv_cache_gib < inf, "more than 0"
         )
+    _check_amount(spec)
     if spec.dtype is not None and spec.dtype not in DTYPES:
         raise ConfigError.unknown("--dtype", spec.dtype, DTYPES)
     _check_engine_args(spec.engine_args)
+
+
+def _check_amount(spec: SweepSpec) -> None:
+    """How much to measure: the flags must not contradict each other."""
+    batches, warmup = spec.scenario.batches, spec.scenario.warmup
+    if spec.max_blocks is not None:
+        if spec.ci_width is None and spec.time_budget_s is None:
+            raise ConfigError.for_field(
+                "--max-blocks",
+                spec.max_blocks,
+                "it bounds --ci-width and --time-budget; write one of them too, or --batches alone",
+            )
+        wanted = f"{batches} (--batches) or more"
+        _check_range("--max-blocks", spec.max_blocks, spec.max_blocks >= batches, wanted)
+    if spec.max_warmup is not None:
+        wanted = f"{warmup} (--warmup) or more"
+        _check_range("--max-warmup", spec.max_warmup, spec.max_warmup >= warmup, wanted)
 
 
 def _check_range(flag: str, value: float, is_fine: bool, wanted: str = "1 or more") -> None:

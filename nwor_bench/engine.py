@@ -84,6 +84,9 @@ class Engine(Protocol):
     def generate(self, prompts: Sequence[Sequence[int]], sampling: Sampling) -> BatchOutput:
         """Run one batch to its end from an empty prefix cache."""
 
+    def set_probe(self, on: bool) -> None:
+        """Time each window's phases on the device, if `status()["has_probe"]`."""
+
     def close(self) -> None:
         """Release the engine's memory."""
 
@@ -143,7 +146,10 @@ class VllmEngine:
         started = time.perf_counter()
         outputs = self._llm.generate(inputs, params, use_tqdm=False)
         latency_ms = (time.perf_counter() - started) * 1e3
-        drained = self._rpc("nwor_drain")
+        lengths = {output.request_id: len(output.outputs[0].token_ids) for output in outputs}
+        drained = self._rpc("nwor_drain", lengths)
+        if drained["device_errors"]:
+            raise EngineError(f"a commit was refused on the device: {drained['device_errors']}")
         return BatchOutput(
             token_ids=tuple(tuple(output.outputs[0].token_ids) for output in outputs),
             latency_ms=latency_ms,
@@ -155,6 +161,10 @@ class VllmEngine:
     def set_hooks(self, attached: bool) -> None:
         """Wrap or unwrap the runner, to measure what the hooks themselves cost."""
         self._rpc("nwor_set_hooks", attached)
+
+    def set_probe(self, on: bool) -> None:
+        """Time each window's phases on the device, or stop; costs host time (see the report)."""
+        self._rpc("nwor_set_probe", on)
 
     def close(self) -> None:
         """Shut the engine core down and let go of its memory."""
@@ -178,15 +188,26 @@ class VllmEngine:
 
 
 def _set_environment() -> None:
-    """Switch the plugin on and keep the engine core in this process."""
+    """Switch the plugin on and keep the engine core in this process.
+
+    Which model runner serves a GPU is vLLM's choice, or VLLM_USE_V2_MODEL_RUNNER's.
+    """
     fixed = {
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-        "VLLM_USE_V2_MODEL_RUNNER": "0",
         "VLLM_NWOR_MODE": "off",
         "VLLM_SCV_MODE": "off",
         "VLLM_NO_USAGE_STATS": "1",
     }
+    if on_cpu():
+        fixed["VLLM_USE_V2_MODEL_RUNNER"] = "0"
     os.environ.update(fixed)
+
+
+def on_cpu() -> bool:
+    """Does the installed vLLM run on the CPU?"""
+    from vllm.platforms import current_platform
+
+    return bool(current_platform.is_cpu())
 
 
 def check_arguments(pair: ResolvedPair, spec: SweepSpec) -> None:
@@ -250,10 +271,12 @@ def engine_arguments(pair: ResolvedPair, spec: SweepSpec) -> dict[str, Any]:
         "seed": spec.seed,
         "speculative_config": config,
         "kv_cache_memory_bytes": kv_cache_bytes(pair, spec),
-        "enforce_eager": True,
+        "enforce_eager": on_cpu(),
         "disable_log_stats": False,
         "worker_extension_cls": WORKER_EXTENSION,
     }
+    if pair.load_format is not None:
+        arguments["load_format"] = pair.load_format
     if spec.block_size is not None:
         arguments["block_size"] = spec.block_size
     return {**arguments, **spec.engine_args}

@@ -56,6 +56,12 @@ class ParityError(BenchError):
     exit_code = ExitCode.CORRECTNESS_BROKEN
 
 
+class NotComparableError(BenchError):
+    """Two runs that did not do the same work on the same machine."""
+
+    exit_code = ExitCode.INCONCLUSIVE
+
+
 class StoreError(BenchError):
     """A run folder cannot be read or written."""
 

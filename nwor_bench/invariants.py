@@ -5,11 +5,13 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any
 
+from nwor_bench.parity import ParityRule
 from nwor_bench.record_lines import BatchKey, batch_key
-from nwor_bench.records import BatchRecord, NworMode, ScvMode, WindowRecord
+from nwor_bench.records import BatchRecord, CellResult, NworMode, ScvMode, WindowRecord, label_of
 from nwor_bench.store import RunData
 
-CellKey = tuple[str, str, str]
+CellKey = tuple[str, str, str, str | None]
+"""(pair, NWOR mode, SCV mode, arm)."""
 
 _NWOR_ORDER = {str(mode): place for place, mode in enumerate(NworMode)}
 _SCV_ORDER = {str(mode): place for place, mode in enumerate(ScvMode)}
@@ -43,20 +45,22 @@ class CounterCheck:
         return None if self.ours is None or self.vllm is None else self.ours == self.vllm
 
 
-def cell_key(record: BatchRecord | WindowRecord) -> CellKey:
-    """The cell that a record belongs to: (pair, NWOR mode, SCV mode)."""
-    return (record.pair, record.nwor_mode, record.scv_mode)
+def cell_key(record: BatchRecord | WindowRecord | CellResult) -> CellKey:
+    """The cell that a record belongs to: (pair, NWOR mode, SCV mode, arm)."""
+    return (record.pair, record.nwor_mode, record.scv_mode, record.arm)
 
 
 def cell_label(cell: CellKey) -> str:
     """For people: `stage x graph`."""
-    return f"{cell[1]} x {cell[2]}"
+    return label_of(*cell[1:])
 
 
 def cell_order(cell: CellKey) -> tuple[Any, ...]:
-    """Sort key: by pair, then NWOR mode, then SCV mode, each in its declared order (off first)."""
-    pair, nwor, scv = cell
-    return (pair, _NWOR_ORDER.get(nwor, _LAST), nwor, _SCV_ORDER.get(scv, _LAST), scv)
+    """Sort key: by pair, then NWOR mode, then SCV mode, each in its declared order (off first);
+    the A/A arm follows off x off."""
+    pair, nwor, scv, arm = cell
+    modes = (_NWOR_ORDER.get(nwor, _LAST), nwor, _SCV_ORDER.get(scv, _LAST), scv)
+    return (pair, *modes, arm or "")
 
 
 def windows_by_batch(run: RunData) -> dict[BatchKey, list[WindowRecord]]:
@@ -193,11 +197,14 @@ def _prompt_violations(run: RunData) -> list[Violation]:
 
 def _output_violations(run: RunData) -> list[Violation]:
     """Greedy batches of a block must have said the same in every cell, timed ones too."""
+    rule = (run.header.get("parity") or {}).get("rule", ParityRule.EXACT)
+    if rule != ParityRule.EXACT:
+        return []  # other tokens are allowed, and were judged while the run had them
     greedy = [batch for batch in run.batches if batch.temperature == 0]
     baseline = {
         (batch.pair, batch.phase, batch.block): batch.token_digests
         for batch in greedy
-        if (batch.nwor_mode, batch.scv_mode) == (NworMode.OFF, ScvMode.OFF)
+        if cell_key(batch)[1:] == (NworMode.OFF, ScvMode.OFF, None)
     }
     found = []
     for batch in greedy:

@@ -49,6 +49,7 @@ def _window_record(
         block=place.block.number,
         batch=place.batch,
         window=number,
+        arm=place.cell.arm,
         bytes_staged=in_bytes(window["staged_tokens"]),
         bytes_committed=in_bytes(window["committed_tokens"]),
         bytes_avoided=in_bytes(window["rejected_tokens"]),
@@ -61,8 +62,7 @@ def batch_record(
     output: BatchOutput,
     prompts: Sequence[Sequence[int]],
     sampling: Sampling,
-    parity: str | None = None,
-    first_mismatch: str | None = None,
+    conditions: dict[str, float],
 ) -> BatchRecord:
     """The batch's record, with vLLM's counters beside our sums."""
     output_tokens = sum(len(tokens) for tokens in output.token_ids)
@@ -89,16 +89,22 @@ def batch_record(
         vllm_draft_tokens=output.counters.draft_tokens,
         vllm_accepted_tokens=output.counters.accepted_tokens,
         vllm_accepted_per_position=output.counters.accepted_per_position,
-        parity=parity,
-        prompt_digest=digest([token for prompt in prompts for token in (*prompt, -1)]),
+        parity=None,
+        prompt_digest=prompt_digest(prompts),
         token_digests=tuple(digest(tokens) for tokens in output.token_ids),
         temperature=sampling.temperature,
         seed=sampling.seed,
         started_at=place.started_at,
         fallbacks=_count_fallbacks(windows, "fallback_reason"),
         scv_counters=output.scv_counters,
-        first_mismatch=first_mismatch,
+        arm=place.cell.arm,
+        conditions=conditions,
     )
+
+
+def prompt_digest(prompts: Sequence[Sequence[int]]) -> str:
+    """A short fingerprint of a block's prompts, token by token."""
+    return digest([token for prompt in prompts for token in (*prompt, -1)])
 
 
 def _count_fallbacks(windows: list[dict[str, Any]], name: str) -> dict[str, int]:

@@ -23,10 +23,15 @@ class Block:
 
 @dataclass(frozen=True)
 class Plan:
-    """A sweep's batches: `warmup` untimed ones, the gate (baseline first), the timed blocks."""
+    """A sweep's batches: untimed ones, the gate (baseline first), the timed blocks.
+
+    There are `warmup` to `max_warmup` untimed ones, and the stopping rule may leave out the last
+    of the blocks.
+    """
 
     cells: tuple[Cell, ...]
     warmup: int
+    max_warmup: int
     gate: Block
     blocks: tuple[Block, ...]
 
@@ -37,8 +42,8 @@ class Plan:
 
     @property
     def num_batches(self) -> int:
-        """All batches that will run, warm-up and gate included."""
-        return self.warmup + len(self.cells) * (1 + len(self.blocks))
+        """All batches that may run, warm-up and gate included."""
+        return self.max_warmup + len(self.cells) * (1 + len(self.blocks))
 
 
 def make_plan(spec: SweepSpec, pair_name: str, prompts: Sequence[Prompt]) -> Plan:
@@ -49,7 +54,8 @@ def make_plan(spec: SweepSpec, pair_name: str, prompts: Sequence[Prompt]) -> Pla
     """
     cells = spec.cells(pair_name)
     scenario = spec.scenario
-    chosen = select_blocks(prompts, scenario.requests, 1 + scenario.batches, spec.seed)
+    most = spec.stopping.max_blocks
+    chosen = select_blocks(prompts, scenario.requests, 1 + most, spec.seed)
 
     def block(number: int) -> Block:
         order = sorted(cells, key=lambda cell: not cell.is_baseline)
@@ -57,5 +63,5 @@ def make_plan(spec: SweepSpec, pair_name: str, prompts: Sequence[Prompt]) -> Pla
             Random(f"{spec.seed}:order:{number}").shuffle(order)
         return Block(number, tuple(order), tuple(chosen[number]))
 
-    gate, *timed = map(block, range(1 + scenario.batches))
-    return Plan(cells, scenario.warmup, gate, tuple(timed))
+    gate, *timed = map(block, range(1 + most))
+    return Plan(cells, *spec.warmup_batches, gate, tuple(timed))

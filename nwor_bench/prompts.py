@@ -198,14 +198,21 @@ def _choose(
 
 
 def encode(
-    prompts: Sequence[Prompt], tokenizer: Any, max_model_len: int, max_new_tokens: int
+    prompts: Sequence[Prompt],
+    tokenizer: Any,
+    max_model_len: int,
+    max_new_tokens: int,
+    tokens: int | None = None,
 ) -> list[list[int]]:
     """Token ids of each prompt, through the tokenizer's chat template where it has one.
+
+    With `tokens` each is repeated or cut to that length; prompts that differ in their first
+    tokens stay different.
 
     Raises ConfigError, naming the longest prompt, when one of them and `max_new_tokens` do
     not fit into `max_model_len` together (all in tokens).
     """
-    encoded = [_token_ids(tokenizer, prompt) for prompt in prompts]
+    encoded = [_of_length(_token_ids(tokenizer, prompt), tokens) for prompt in prompts]
     longest = max(range(len(encoded)), key=lambda i: len(encoded[i]), default=None)
     if longest is None:
         return []
@@ -232,6 +239,12 @@ def _token_ids(tokenizer: Any, prompt: Prompt) -> list[int]:
     if len(ids) == 0:
         raise ConfigError(f"prompt {prompt.id!r} has no tokens; write some text in it")
     return list(ids)
+
+
+def _of_length(ids: list[int], tokens: int | None) -> list[int]:
+    if tokens is None:
+        return ids
+    return (ids * (tokens // len(ids) + 1))[:tokens]
 
 
 def load_tokenizer(target: str | Path) -> Any:

@@ -8,8 +8,14 @@ from dataclasses import asdict, dataclass, field, fields
 from enum import StrEnum
 from typing import Any
 
-FORMAT_VERSION = 1
-"""Version of run.json and records.jsonl; a reader refuses versions that it does not know."""
+FORMAT_VERSION = 2
+"""Version of run.json and records.jsonl; a reader refuses versions that it does not know.
+
+1: first. 2: the A/A arm (`arm`), the machine's conditions a batch, findings.
+"""
+
+AA = "A/A"
+"""`arm` of the second off x off: what it differs from the first by is noise."""
 
 
 class NworMode(StrEnum):
@@ -48,21 +54,32 @@ class RunStatus(StrEnum):
 
 @dataclass(frozen=True)
 class Cell:
-    """One (pair, NWOR mode, SCV mode); `pair` is the pair's name."""
+    """One (pair, NWOR mode, SCV mode); `pair` is the pair's name.
+
+    `arm` is "A/A" for the second off x off, which is run and compared like any other cell so
+    that the run shows its own noise floor; else None.
+    """
 
     pair: str
     nwor_mode: NworMode
     scv_mode: ScvMode
+    arm: str | None = None
 
     @property
     def is_baseline(self) -> bool:
         """True for off x off, against which every other cell is compared."""
-        return self.nwor_mode is NworMode.OFF and self.scv_mode is ScvMode.OFF
+        off = self.nwor_mode is NworMode.OFF and self.scv_mode is ScvMode.OFF
+        return off and self.arm is None
 
     @property
     def label(self) -> str:
         """For people: `stage x graph`."""
-        return f"{self.nwor_mode} x {self.scv_mode}"
+        return label_of(self.nwor_mode, self.scv_mode, self.arm)
+
+
+def label_of(nwor_mode: str, scv_mode: str, arm: str | None) -> str:
+    """A cell's name for people: `stage x graph`, `off x off (A/A)`."""
+    return f"{nwor_mode} x {scv_mode}" + (f" ({arm})" if arm else "")
 
 
 @dataclass(frozen=True)
@@ -73,7 +90,8 @@ class WindowRecord:
     directly (mode off, or a fallback) has staged_tokens 0 and its acceptance is in
     `accepted_tokens`. `stage_operations = staged_tokens x target layers`.
     `accepted_per_position[j]` counts requests whose draft j was accepted, and
-    `drafts_per_position[j]` requests that had a draft j.
+    `drafts_per_position[j]` requests that had a draft j. `hook_ms` is host time that the hooks
+    added, `scv_host_ms` the part of it that decided what was accepted (waiting included).
     """
 
     pair: str
@@ -104,6 +122,9 @@ class WindowRecord:
     drafts_per_position: tuple[int, ...] = ()
     scv_path: str | None = None
     scv_fallback_reason: str | None = None
+    hook_ms: float | None = None
+    scv_host_ms: float | None = None
+    arm: str | None = None
 
 
 @dataclass(frozen=True)
@@ -114,6 +135,7 @@ class BatchRecord:
     in the block's random order. `vllm_*` are vLLM's own spec_decode counters over this
     batch, read while the engine lives. `token_digests` has one digest a request of its
     output token ids (parity evidence); `prompt_digest` identifies the block's prompts.
+    `conditions` is what the machine did meanwhile (see `conditions.py`), empty if not watched.
     """
 
     pair: str
@@ -146,14 +168,24 @@ class BatchRecord:
     fallbacks: dict[str, int] = field(default_factory=dict)
     scv_counters: dict[str, int] = field(default_factory=dict)
     first_mismatch: str | None = None
+    arm: str | None = None
+    conditions: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class CellResult:
     """A cell's summary: sums over its timed batches and a paired ratio to off x off.
 
-    `ratio_to_off` is batch latency over the baseline's on the same prompts, block by block;
+    `ratio_to_off` is the cell's time over the baseline's on the same prompts, block by block;
     it is None where the cell is INEFFECTIVE or INVALID, and for the baseline itself.
+    `compared` says which time: "window_ms", the mean time of windows of equal batch size and
+    context (`matched_windows` of the cell's, `unmatched_windows` of both cells' left out), or
+    "latency_ms" of whole batches where no window can be matched or was timed.
+    `p_value` belongs to the ratio's interval, `wilcoxon_p` to the signed rank test on the
+    blocks; `_holm` is adjusted for the number of cells that are compared. `smallest_effect` is
+    the smallest relative effect that the run could have seen in this cell, `outlier_blocks` the
+    blocks whose ratio stands apart (they count all the same).
+    `arm` is "A/A" for the second off x off.
     `scv_status` judges SCV alone: "off", "ok" or "INEFFECTIVE".
     `scv_status` is "not measured", and the counts of tokens, stage operations and fallbacks are
     None, for a cell that was never timed.
@@ -200,6 +232,28 @@ class CellResult:
     fallbacks: dict[str, int] = field(default_factory=dict)
     scv_fallbacks: dict[str, int] = field(default_factory=dict)
     reason: str | None = None
+    arm: str | None = None
+    compared: str | None = None
+    matched_windows: int | None = None
+    unmatched_windows: int | None = None
+    p_value: float | None = None
+    p_value_holm: float | None = None
+    wilcoxon_p: float | None = None
+    wilcoxon_p_holm: float | None = None
+    smallest_effect: float | None = None
+    outlier_blocks: tuple[int, ...] = ()
+
+    @property
+    def half_width(self) -> float | None:
+        """Half the ratio's interval, a fraction; None if there is none."""
+        if self.ratio_ci_low is None or self.ratio_ci_high is None:
+            return None
+        return (self.ratio_ci_high - self.ratio_ci_low) / 2
+
+    @property
+    def label(self) -> str:
+        """For people: `stage x graph`."""
+        return label_of(self.nwor_mode, self.scv_mode, self.arm)
 
 
 def columns(record_type: type) -> list[str]:

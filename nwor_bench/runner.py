@@ -1,19 +1,42 @@
-"""Run a plan: warm-up, gate, timed blocks; every batch is stored as it ends."""
+"""Run a plan: warm-up, gate, timed blocks; every batch is stored as it ends.
 
+A run that was cut short goes on from its records: what is stored is not run again, and the
+order and the seeds are the plan's. Only warm-up is always done anew, for the engine is cold.
+"""
+
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from statistics import fmean
 from typing import Any
 
+from nwor_bench.aggregate import summarise
+from nwor_bench.conditions import ConditionMonitor
 from nwor_bench.config import SweepSpec
 from nwor_bench.engine import Engine, Sampling
 from nwor_bench.measure import BatchPlace, batch_record, window_records
-from nwor_bench.parity import EXACT, INVALID, REFERENCE, acceptance_mismatch, first_mismatch
+from nwor_bench.parity import (
+    ACCEPTANCE_ONLY,
+    EXACT,
+    INVALID,
+    REFERENCE,
+    Comparison,
+    GapSource,
+    ParityRule,
+    acceptance_mismatch,
+    compare_lengths,
+    digest_mismatch,
+    explain_tokens,
+    first_mismatch,
+    parity_rule,
+)
 from nwor_bench.plan import Block, Plan
 from nwor_bench.progress import Progress
 from nwor_bench.prompts import Prompt
-from nwor_bench.records import BatchRecord, Cell
-from nwor_bench.store import RunStore
+from nwor_bench.records import BatchRecord, Cell, NworMode, ScvMode, WindowRecord
+from nwor_bench.store import RunStore, read_run
+from nwor_bench.trend import WARMUP_LOOKBACK, not_steady
 
 Encode = Callable[[tuple[Prompt, ...]], list[list[int]]]
 """Prompts to token ids, with the target's tokenizer."""
@@ -21,10 +44,10 @@ Encode = Callable[[tuple[Prompt, ...]], list[list[int]]]
 
 @dataclass(frozen=True)
 class Answer:
-    """One batch: what was recorded, and the tokens themselves for the gate."""
+    """One batch: what was recorded, and the tokens themselves unless it was read back."""
 
     record: BatchRecord
-    token_ids: tuple[tuple[int, ...], ...]
+    token_ids: tuple[tuple[int, ...], ...] | None
 
 
 class Sweep:
@@ -34,9 +57,12 @@ class Sweep:
         plan: what to run.
         spec: how to sample.
         engine: started, in any mode.
-        store: receives every batch as it ends.
+        store: receives every batch as it ends; batches that it holds are not run again.
         encode: prompts to token ids.
         progress: is told what happens.
+        monitor: watches the machine.
+        gaps: explains differing tokens of precisions below float32; None if nobody can.
+        monitor: watches the machine during batches; None records no conditions.
     """
 
     def __init__(
@@ -47,30 +73,43 @@ class Sweep:
         store: RunStore,
         encode: Encode,
         progress: Progress,
+        monitor: ConditionMonitor | None = None,
+        gaps: GapSource | None = None,
     ):
         self.plan = plan
         self.spec = spec
         self.broken: dict[Cell, str] = {}
+        self.stopped: str | None = None
         self._engine = engine
         self._store = store
         self._encode = encode
         self._progress = progress
+        self._monitor = monitor
+        self._gaps = gaps
+        self.rule = _rule_of(engine.status(), spec, gaps is not None)
+        self._stored: dict[tuple[str, int, Cell], Answer] = {}
         self._num_batches = 0
+        self._last_latency_ms = 0.0
+        self._timed_ms: dict[int, float] = defaultdict(float)
         self._bytes_per_token = engine.status()["bytes_per_token"]
+        self._restore()
 
     def run(self) -> None:
         """Warm up, gate, then time; cells that break parity are not run further."""
-        for _ in range(self.plan.warmup):
-            self._run_batch(self.plan.baseline, "warmup", self.plan.gate, order=0)
+        self._warm_up()
         self.gate()
         for block in self.plan.blocks:
             self._timed_block(block)
+            self.stopped = self._why_stop(block.number)
+            if self.stopped is not None:
+                self._progress.say(f"stopped after {block.number} blocks: {self.stopped}")
+                break
 
     def gate(self) -> None:
         """Greedy tokens and per-position acceptance of every cell against off x off."""
         reference: Answer | None = None
         for order, cell in enumerate(self.plan.gate.order):
-            answer = self._run_batch(cell, "gate", self.plan.gate, order, reference)
+            answer = self._answer(cell, "gate", self.plan.gate, order, reference)
             reference = reference or answer
         for cell, reason in self.broken.items():
             self._progress.say(f"gate: {cell.label} is INVALID: {reason}")
@@ -80,11 +119,46 @@ class Sweep:
             "of off x off"
         )
 
+    def _restore(self) -> None:
+        """Take over what the store holds already."""
+        run = read_run(self._store.folder)
+        for batch in run.batches:
+            self._num_batches = max(self._num_batches, batch.batch + 1)
+            cell = _cell_of(batch.pair, batch.nwor_mode, batch.scv_mode, batch.arm)
+            self._count(batch)
+            if batch.phase != "warmup":
+                self._stored[batch.phase, batch.block, cell] = Answer(batch, None)
+            if batch.parity == INVALID:
+                self.broken[cell] = batch.first_mismatch or "its output differs"
+        for event in run.events:
+            if event.get("event") == "parity_broken":
+                modes = (event["pair"], event["nwor_mode"], event["scv_mode"])
+                self.broken.setdefault(_cell_of(*modes, event.get("arm")), event["reason"])
+
+    def _count(self, batch: BatchRecord) -> None:
+        if batch.phase == "timed":
+            self._timed_ms[batch.block] += batch.latency_ms
+
+    def _warm_up(self) -> None:
+        """Batches of off x off until their window times are steady, within the plan's bounds."""
+        times: list[float] = []
+        while len(times) < self.plan.max_warmup:
+            if len(times) >= self.plan.warmup and not_steady(times) is None:
+                break
+            windows = self._run_batch(self.plan.baseline, "warmup", self.plan.gate, 0)[1]
+            walls = [window.wall_ms for window in windows if window.wall_ms is not None]
+            times.append(fmean(walls) if walls else self._last_latency_ms)
+        unsteady = not_steady(times)
+        facts = {"batches": len(times), "lookback": WARMUP_LOOKBACK, "not_steady": unsteady}
+        self._store.update({"warmup": facts})
+        how = "window times are steady" if unsteady is None else f"not steady: {unsteady}"
+        self._progress.say(f"warm-up: {len(times)} batches, {how}")
+
     def _timed_block(self, block: Block) -> None:
         answers: dict[Cell, Answer] = {}
         for order, cell in enumerate(block.order):
             if cell not in self.broken:
-                answers[cell] = self._run_batch(cell, "timed", block, order)
+                answers[cell] = self._answer(cell, "timed", block, order)
         if self.spec.scenario.temperature == 0:
             self._recheck(block, answers)
 
@@ -92,8 +166,9 @@ class Sweep:
         """A timed block at temperature 0 is one more gate, at no cost."""
         reference = answers[self.plan.baseline]
         for cell, answer in answers.items():
-            mismatch = _mismatch(answer, reference)
-            if mismatch is not None:
+            found = self._compare(answer, reference, block)
+            if found.parity == INVALID:
+                mismatch = found.difference or "its output differs"
                 self.broken[cell] = mismatch
                 self._store.append_event(
                     {
@@ -101,38 +176,84 @@ class Sweep:
                         "pair": cell.pair,
                         "nwor_mode": str(cell.nwor_mode),
                         "scv_mode": str(cell.scv_mode),
+                        "arm": cell.arm,
                         "block": block.number,
                         "reason": mismatch,
                     }
                 )
                 self._progress.say(f"block {block.number}: {cell.label} is INVALID: {mismatch}")
 
-    def _run_batch(
+    def _why_stop(self, done: int) -> str | None:
+        """What the stopping rule says after `done` blocks, from the records up to there alone.
+
+        A resumed run so comes to the same answer as one that was never cut short.
+        """
+        rule = self.spec.stopping
+        spent = sum(ms for block, ms in self._timed_ms.items() if block <= done) / 1e3
+        return rule.stop(done, self._half_widths(done) if done in rule.looks else [], spent)
+
+    def _half_widths(self, done: int) -> list[float | None]:
+        """Half the interval of every cell that is compared; None for one without."""
+        run = read_run(self._store.folder)
+        batches = tuple(batch for batch in run.batches if batch.block <= done)
+        windows = tuple(window for window in run.windows if window.block <= done)
+        cells = summarise(replace(run, batches=batches, windows=windows))
+        return [cell.half_width for cell in cells if cell.ratio_to_off is not None]
+
+    def _answer(
         self, cell: Cell, phase: str, block: Block, order: int, reference: Answer | None = None
     ) -> Answer:
+        """The stored batch, or else a new one."""
+        stored = self._stored.get((phase, block.number, cell))
+        return stored or self._run_batch(cell, phase, block, order, reference)[0]
+
+    def _run_batch(
+        self, cell: Cell, phase: str, block: Block, order: int, reference: Answer | None = None
+    ) -> tuple[Answer, list[WindowRecord]]:
         prompts = self._encode(block.prompts)
         sampling = self._sampling(phase, block)
         place = BatchPlace(cell, phase, block, self._num_batches, order, _now())
         self._engine.set_modes(cell)
+        if self._monitor is not None:
+            self._monitor.begin()
         output = self._engine.generate(prompts, sampling)
+        conditions = {} if self._monitor is None else self._monitor.end()
         self._num_batches += 1
-        answer = Answer(batch_record(place, output, prompts, sampling), output.token_ids)
+        self._last_latency_ms = output.latency_ms
+        record = batch_record(place, output, prompts, sampling, conditions)
+        answer = Answer(record, output.token_ids)
         if phase == "gate":
             answer = self._judge(cell, answer, reference)
-        self._store.append_batch(
-            answer.record, window_records(place, output, self._bytes_per_token)
-        )
+        windows = window_records(place, output, self._bytes_per_token)
+        self._store.append_batch(answer.record, windows)
+        self._count(answer.record)
         self._progress.batch_done(cell, answer.record)
-        return answer
+        return answer, windows
 
     def _judge(self, cell: Cell, answer: Answer, reference: Answer | None) -> Answer:
         """Set the parity of a gate batch, and remember a cell that broke it."""
-        mismatch = None if reference is None else _mismatch(answer, reference)
-        if mismatch is not None:
-            self.broken[cell] = mismatch
-        parity = REFERENCE if reference is None else INVALID if mismatch else EXACT
-        record = replace(answer.record, parity=parity, first_mismatch=mismatch)
+        found = Comparison(REFERENCE)
+        if reference is not None:
+            found = self._compare(answer, reference, self.plan.gate)
+        if found.parity == INVALID:
+            self.broken[cell] = found.difference or "its output differs"
+        record = replace(answer.record, parity=found.parity, first_mismatch=found.difference)
         return Answer(record, answer.token_ids)
+
+    def _compare(self, answer: Answer, reference: Answer, block: Block) -> Comparison:
+        """Judge one batch by the run's parity rule."""
+        tokens, expected = answer.token_ids, reference.token_ids
+        acceptance = acceptance_mismatch(answer.record, reference.record)
+        if self.rule is ParityRule.ACCEPTANCE_ONLY:
+            lengths = compare_lengths(tokens, expected) if tokens and expected else None
+            difference = lengths or acceptance
+            return Comparison(INVALID if difference else ACCEPTANCE_ONLY, difference)
+        if self.rule is ParityRule.EXPLAINED and self._gaps is not None and tokens and expected:
+            found = explain_tokens(self._encode(block.prompts), tokens, expected, self._gaps)
+            if found.difference is not None:
+                return found
+        difference = _token_mismatch(answer, reference) or acceptance
+        return Comparison(INVALID if difference else EXACT, difference)
 
     def _sampling(self, phase: str, block: Block) -> Sampling:
         """The gate is greedy whatever the scenario's temperature; seeds depend on the block."""
@@ -147,10 +268,21 @@ class Sweep:
         )
 
 
-def _mismatch(answer: Answer, reference: Answer) -> str | None:
-    return first_mismatch(answer.token_ids, reference.token_ids) or acceptance_mismatch(
-        answer.record, reference.record
-    )
+def _rule_of(status: dict[str, Any], spec: SweepSpec, can_explain: bool) -> ParityRule:
+    """The parity rule of a run: by its device, dtype, and how drafts are accepted."""
+    synthetic = status.get("rejection_sample_method") == "synthetic"
+    dtype = str(status.get("dtype", "float32"))
+    return parity_rule(str(status.get("device", "cpu")), dtype, synthetic, can_explain)
+
+
+def _cell_of(pair: str, nwor_mode: str, scv_mode: str, arm: str | None) -> Cell:
+    return Cell(pair, NworMode(nwor_mode), ScvMode(scv_mode), arm)
+
+
+def _token_mismatch(answer: Answer, reference: Answer) -> str | None:
+    if answer.token_ids is None or reference.token_ids is None:
+        return digest_mismatch(answer.record.token_digests, reference.record.token_digests)
+    return first_mismatch(answer.token_ids, reference.token_ids)
 
 
 def blocks_for_header(plan: Plan) -> list[dict[str, Any]]:

@@ -15,7 +15,10 @@ from nwor_bench.toml_file import StrictModel, read_toml
 
 
 class PromptSource(StrictModel):
-    """Where a scenario's prompts come from, and how long they may be (in characters)."""
+    """Where a scenario's prompts come from, and how long they may be (in characters).
+
+    With `tokens` each prompt is cut or repeated to exactly that many tokens.
+    """
 
     source: Literal["builtin", "hub", "jsonl"] = "builtin"
     categories: tuple[str, ...] = ()
@@ -29,6 +32,7 @@ class PromptSource(StrictModel):
     where: dict[str, str] = Field(default_factory=dict)
     instruction: str | None = None
     limit: int = Field(default=200, ge=1)
+    tokens: int | None = Field(default=None, ge=1, le=10_000_000)
 
     @model_validator(mode="after")
     def _fits_its_source(self) -> "PromptSource":

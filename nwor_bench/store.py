@@ -4,10 +4,12 @@ A batch is written as one append: its windows' lines, then its own. The batch's 
 makes its windows count, so a run that dies in the middle of an append loses that batch only.
 """
 
+import fcntl
 import json
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from errno import ENOTDIR
@@ -21,7 +23,8 @@ from nwor_bench.records import FORMAT_VERSION, BatchRecord, RunStatus, WindowRec
 
 RUN_FILE = "run.json"
 RECORDS_FILE = "records.jsonl"
-READABLE_VERSIONS = (FORMAT_VERSION,)
+READABLE_VERSIONS = (1, FORMAT_VERSION)
+"""Version 1 had no A/A arm, conditions or findings; its records read as they are."""
 
 
 @dataclass(frozen=True)
@@ -68,11 +71,13 @@ class RunStore:
 
         Raises ConfigError if there is no run, StoreError if it is damaged or of another version.
         """
-        header = _read_header(folder)
+        header = read_header(folder)
         path = folder / RECORDS_FILE
         records = parse_records(path, _read_bytes(path))
         try:
             os.truncate(path, records.whole_bytes)
+            for leftover in folder.glob(".*.tmp"):  # of `write_atomically`, cut short
+                leftover.unlink()
         except OSError as error:
             raise StoreError(f"{path}: cannot be written ({error.strerror})") from error
         return cls(folder, header, {batch_key(batch) for batch in records.batches})
@@ -127,6 +132,22 @@ class RunStore:
             raise StoreError(f"{path}: cannot be written ({error.strerror})") from error
 
 
+@contextmanager
+def only_writer(folder: Path) -> Iterator[None]:
+    """Keep other processes from writing this run meanwhile; a dead one holds nothing back.
+
+    Raises ConfigError if another process is writing it.
+    """
+    with (folder / RECORDS_FILE).open("ab") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise ConfigError.for_field(
+                "run folder", str(folder), "another process is writing it; wait until that ends"
+            ) from error
+        yield
+
+
 def check_output(folder: Path) -> None:
     """Refuse early what `RunStore.create` would refuse later, writing nothing.
 
@@ -151,7 +172,7 @@ def read_run(folder: Path) -> RunData:
     Raises ConfigError if the folder holds no run, StoreError if the run is damaged or was
     written in a format that this version does not read.
     """
-    header = _read_header(folder)
+    header = read_header(folder)
     path = folder / RECORDS_FILE
     records = parse_records(path, _read_bytes(path))
     return RunData(
@@ -196,7 +217,12 @@ def _read_bytes(path: Path) -> bytes:
         raise StoreError(f"{path}: cannot be read ({error.strerror})") from error
 
 
-def _read_header(folder: Path) -> dict[str, Any]:
+def read_header(folder: Path) -> dict[str, Any]:
+    """run.json's content.
+
+    Raises ConfigError if the folder holds no run, StoreError if it is not JSON or of a format
+    version that this one does not read.
+    """
     path = folder / RUN_FILE
     if not path.is_file():
         raise ConfigError.for_field(

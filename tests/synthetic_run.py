@@ -10,6 +10,7 @@ from typing import Any
 
 from nwor_bench.record_lines import batch_key
 from nwor_bench.records import (
+    AA,
     FORMAT_VERSION,
     BatchRecord,
     Cell,
@@ -24,12 +25,19 @@ LAYERS = 30
 BYTES_PER_TOKEN = 23_040
 DRAFTS = 4
 CELLS = tuple(Cell("toy", nwor, scv) for nwor in NworMode for scv in ScvMode)
+AA_CELL = Cell("toy", NworMode.OFF, ScvMode.OFF, AA)
 SLOWDOWN = {NworMode.OFF: 1.0, NworMode.STAGE: 1.06}
 
 
-def make_run(blocks: int = 6, seed: int = 7, windows: int = 8, device: str = "cpu") -> RunData:
-    """A whole run of six cells: one gate batch and `blocks` timed ones a cell."""
+def make_run(
+    blocks: int = 6, seed: int = 7, windows: int = 8, device: str = "cpu", aa: bool = False
+) -> RunData:
+    """A whole run of six cells: one gate batch and `blocks` timed ones a cell.
+
+    With `aa` the A/A arm is the seventh cell, as in every real sweep.
+    """
     rng = Random(seed)
+    cells = (*CELLS, AA_CELL) if aa else CELLS
     batches: list[BatchRecord] = []
     records: list[WindowRecord] = []
     orders = []
@@ -38,13 +46,14 @@ def make_run(blocks: int = 6, seed: int = 7, windows: int = 8, device: str = "cp
         base_ms = rng.uniform(800, 1600)
         shape = Random(rng.random())
         drawn = [_draw_window(shape) for _ in range(windows)]
-        order = rng.sample(CELLS, len(CELLS))
+        order = rng.sample(cells, len(cells))
         orders.append(
             {"block": block, "order": [c.label for c in order], "prompt_ids": [f"chat-{block}"]}
         )
         for place, cell in enumerate(order):
-            own = [_window(cell, block, i, drawn[i], rng, device) for i in range(windows)]
-            latency = base_ms * SLOWDOWN[cell.nwor_mode] * rng.uniform(0.995, 1.005)
+            factor = SLOWDOWN[cell.nwor_mode] * rng.uniform(0.995, 1.005)
+            own = [_window(cell, block, i, drawn[i], rng, device, factor) for i in range(windows)]
+            latency = base_ms * factor
             batches.append(_batch(cell, block, phase, place, own, latency, device))
             records += own
     return RunData(make_header(orders, device), tuple(batches), tuple(records))
@@ -113,7 +122,13 @@ def _draw_window(rng: Random) -> list[tuple[int, int]]:
 
 
 def _window(
-    cell: Cell, block: int, index: int, drawn: list[tuple[int, int]], rng: Random, device: str
+    cell: Cell,
+    block: int,
+    index: int,
+    drawn: list[tuple[int, int]],
+    rng: Random,
+    device: str,
+    factor: float,
 ) -> WindowRecord:
     drafts = sum(d for d, _ in drawn)
     accepted = sum(a for _, a in drawn)
@@ -127,8 +142,9 @@ def _window(
         pair=cell.pair,
         nwor_mode=str(cell.nwor_mode),
         scv_mode=str(cell.scv_mode),
+        arm=cell.arm,
         block=block,
-        batch=block,
+        batch=block if cell.arm is None else 1000 + block,
         window=index,
         num_reqs=len(drawn),
         draft_tokens=drafts,
@@ -140,7 +156,7 @@ def _window(
         bytes_committed=committed * in_bytes if in_bytes else None,
         bytes_avoided=(staged - committed) * in_bytes if in_bytes else None,
         fallback_reason="mixed_batch" if fell_back else None,
-        wall_ms=rng.uniform(20, 30),
+        wall_ms=(20 + index) * factor,
         forward_ms=rng.uniform(15, 18),
         sample_ms=rng.uniform(0.5, 1.0),
         mask_ms=rng.uniform(0.01, 0.02) if staged else None,
@@ -171,9 +187,10 @@ def _batch(
         pair=cell.pair,
         nwor_mode=str(cell.nwor_mode),
         scv_mode=str(cell.scv_mode),
+        arm=cell.arm,
         phase=phase,
         block=block,
-        batch=block,
+        batch=block if cell.arm is None else 1000 + block,
         order=place,
         requests=2,
         prompt_tokens=100,

@@ -308,7 +308,7 @@ def test_counters_that_were_not_read_are_no_violation(run):
         run, of("stage", "off"), vllm_draft_tokens=None, vllm_accepted_tokens=None
     )
     assert check_invariants(unread) == []
-    checks = [c for c in counter_checks(unread) if c.cell == ("toy", "stage", "off")]
+    checks = [c for c in counter_checks(unread) if c.cell == ("toy", "stage", "off", None)]
     assert [(check.vllm, check.agrees) for check in checks] == [(None, None)] * 2
 
 

@@ -60,6 +60,7 @@ def widest(text: str) -> int:
         # typer itself loads pydantic when it has come as far as a command
         (["sweep", "--help"], HEAVY),
         (["report", "--help"], HEAVY),
+        (["compare", "--help"], HEAVY),
         (["pairs", "--help"], HEAVY),
         (["scenarios", "--help"], HEAVY),
     ],
@@ -98,7 +99,8 @@ def test_the_flags_of_the_sweep_are_all_explained(run: Run) -> None:
         "--scenario --pair --target-model --draft-model --method --nwor-modes --scv-modes "
         "--requests --batches --warmup --draft-tokens --max-new-tokens --temperature "
         "--max-model-len --seed --dtype --block-size --kv-cache-gib --tensor-parallel-size "
-        "--speculative-config --engine-args --output --dry-run --verbose"
+        "--speculative-config --engine-args --output --dry-run --verbose "
+        "--max-warmup --ci-width --max-blocks --time-budget --resume --file --continue-on-error"
     )
     assert [flag for flag in flags.split() if flag not in out] == []
     for words in ("TARGET_MODEL", "DRAFT_MODEL", "130 interrupted", "3 correctness broken"):
@@ -114,7 +116,7 @@ def test_the_flags_of_the_sweep_are_all_explained(run: Run) -> None:
         (("scenarios", "list"), "mixed"),
         (("scenarios", "show", "short"), "max_new_tokens"),
         (("scenarios", "show", "long"), "summarising"),
-        ((*TINY, "--dry-run"), "19 batches"),
+        ((*TINY, "--dry-run"), "2 blocks x 7 cells"),
     ],
 )
 def test_output_fits_80_columns(run: Run, arguments: tuple[str, ...], words: str) -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from nwor_bench.config import Overrides, Scenario, SweepSpec, flag_of, load_scenario, resolve
 from nwor_bench.errors import ConfigError
-from nwor_bench.records import Cell, NworMode, ScvMode
+from nwor_bench.records import AA, Cell, NworMode, ScvMode
 from nwor_bench.scenario import scenario_names
 
 SCENARIO = Scenario(
@@ -67,7 +67,8 @@ def test_flags_replace_the_scenarios_values() -> None:
 
 def test_cells_are_every_combination_with_the_baseline_among_them() -> None:
     cells = resolve(SCENARIO).cells("tiny")
-    assert len(cells) == 6
+    assert len(cells) == 7
+    assert cells[6] == Cell("tiny", NworMode.OFF, ScvMode.OFF, AA)
     assert cells[0] == Cell("tiny", NworMode.OFF, ScvMode.OFF)
     assert {(c.nwor_mode, c.scv_mode) for c in cells} == {
         (nwor, scv) for nwor in NworMode for scv in ScvMode
@@ -77,6 +78,7 @@ def test_cells_are_every_combination_with_the_baseline_among_them() -> None:
         "off x graph",
         "stage x off",
         "stage x graph",
+        "off x off (A/A)",
     ]
 
 
@@ -234,7 +236,7 @@ def test_a_faulty_file(tmp_path: Path, old: str, new: str, line: int, words: str
 
 
 def test_shipped_scenarios() -> None:
-    assert scenario_names() == ("long", "medium", "mixed", "short")
+    assert scenario_names() == ("ctx-1k", "long", "medium", "mixed", "short")
     lengths = {name: load_scenario(name).prompts for name in scenario_names()}
     assert lengths["short"].max_chars == 800
     assert (lengths["medium"].min_chars, lengths["medium"].max_chars) == (800, 4000)

@@ -15,6 +15,10 @@ SOURCE_ROOTS = {"nwor_bench": Path("nwor_bench"), "nwor_kernels": Path("kernels/
 
 PURE = (
     *("nwor_bench.advice", "nwor_bench.aggregate", "nwor_bench.breakeven", "nwor_bench.cell_data"),
+    *("nwor_bench.advice_machine", "nwor_bench.conditions", "nwor_bench.finding"),
+    *("nwor_bench.paired", "nwor_bench.stopping", "nwor_bench.sweep_file", "nwor_bench.trend"),
+    *("nwor_bench.changes", "nwor_bench.comparable", "nwor_bench.compare_rules"),
+    *("nwor_bench.csv_records", "nwor_bench.stored_run", "nwor_bench.unpaired"),
     *("nwor_bench.compare", "nwor_bench.model_config", "nwor_bench.model_shape"),
     *("nwor_bench.plan_text", "nwor_bench.planning", "nwor_bench.strategies"),
     *("nwor_bench.config", "nwor_bench.errors", "nwor_bench.invariants", "nwor_bench.judge"),

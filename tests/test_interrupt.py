@@ -1,4 +1,5 @@
-"""Ctrl-C and SIGTERM on a real sweep: it ends soon, and what was measured is there."""
+"""Ctrl-C, SIGTERM and kill -9 on a real sweep: it ends soon, what was measured is there, and a
+killed run goes on."""
 
 import json
 import os
@@ -20,27 +21,46 @@ pytestmark = pytest.mark.engine
 CHECKOUT = Path(__file__).resolve().parent.parent
 SWEEP = "sweep --pair tiny --requests 4 --batches 500 --max-new-tokens 40 --output run"
 ENDS_WITHIN_S = 10
+TIMED = b'"phase":"timed"'
 REPORTS = ("cells.csv", "batches.csv", "windows.csv", "report.md", "report.html")
 
 Sweep = subprocess.Popen[str]
 
 
+Start = Callable[[str], Sweep]
+
+
 @pytest.fixture
-def sweep(tmp_path: Path, pair_cache: Path) -> Iterator[Sweep]:
-    """A sweep that would take minutes, in a process of its own."""
-    command = [sys.executable, "-c", "from nwor_bench.cli import main; main()", *SWEEP.split()]
+def start(tmp_path: Path, pair_cache: Path) -> Iterator[Start]:
+    """Starts command lines in processes of their own, and ends those that still run."""
     environ = {name: v for name, v in os.environ.items() if not name.startswith("NWOR_BENCH_")}
     environ |= {
         "PYTHONPATH": f"{CHECKOUT}:{CHECKOUT / 'kernels'}",
         "NWOR_BENCH_CACHE": str(pair_cache),
     }
-    process = subprocess.Popen(
-        command, cwd=tmp_path, env=environ, text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, preexec_fn=heed_ctrl_c,
-    )  # fmt: skip
-    yield process
-    process.kill()
-    process.communicate()
+    started: list[Sweep] = []
+
+    def begin(arguments: str) -> Sweep:
+        command = [sys.executable, "-c", "from nwor_bench.cli import main; main()"]
+        process = subprocess.Popen(
+            [*command, *arguments.split()], cwd=tmp_path, env=environ, text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, preexec_fn=heed_ctrl_c,
+        )  # fmt: skip
+        started.append(process)
+        return process
+
+    yield begin
+    for process in started:
+        process.kill()
+        process.wait()
+        if process.stdout is not None:
+            process.stdout.close()
+
+
+@pytest.fixture
+def sweep(start: Start) -> Sweep:
+    """A sweep that would take minutes."""
+    return start(SWEEP)
 
 
 def heed_ctrl_c() -> None:
@@ -79,13 +99,16 @@ def stop(process: Sweep, how: signal.Signals, folder: Path) -> tuple[str, RunDat
 def test_stopped_while_it_measures(sweep: Sweep, tmp_path: Path, how: signal.Signals) -> None:
     folder = tmp_path / "run"
     records = folder / "records.jsonl"
-    wait_until(sweep, lambda: records.is_file() and b'"phase":"timed"' in records.read_bytes())
+    # Two: the last one may not have reached the disk yet, and goes when its append is cut short.
+    wait_until(sweep, lambda: records.is_file() and records.read_bytes().count(TIMED) > 1)
     _, run = stop(sweep, how, folder)
-    assert [b.phase for b in run.batches[:8]] == ["warmup"] + ["gate"] * 6 + ["timed"]
-    assert len(run.batches) < 3000
+    phases = [batch.phase for batch in run.batches]
+    warmup = phases.count("warmup")
+    assert phases[: warmup + 8] == ["warmup"] * warmup + ["gate"] * 7 + ["timed"]
+    assert len(run.batches) < 3500
     assert {b.parity for b in run.batches if b.phase == "gate"} == {"reference", "exact"}
     assert len(run.windows) == sum(batch.windows for batch in run.batches)
-    assert len(pd.read_csv(folder / "cells.csv")) == 6
+    assert len(pd.read_csv(folder / "cells.csv")) == 7
 
 
 def test_stopped_while_the_engine_starts(sweep: Sweep, tmp_path: Path) -> None:
@@ -95,3 +118,28 @@ def test_stopped_while_the_engine_starts(sweep: Sweep, tmp_path: Path) -> None:
     _, run = stop(sweep, signal.SIGINT, folder)
     assert run.batches == ()
     assert run.header["engine"] is None
+
+
+def test_killed_and_resumed(start: Start, tmp_path: Path) -> None:
+    """kill -9 in the middle of the timed blocks of a short sweep; the rest is measured later."""
+    whole = "--pair tiny --requests 2 --batches 3 --max-new-tokens 12 --max-warmup 1"
+    folder = tmp_path / "run"
+    records = folder / "records.jsonl"
+    first = start(f"sweep {whole} --output run")
+    wait_until(first, lambda: records.is_file() and b'"block":2' in records.read_bytes())
+    first.kill()
+    first.wait()
+    before = records.read_bytes().count(b'"kind":"batch"')
+    second = start("sweep --resume run")
+    out, _ = second.communicate(timeout=180)
+    assert second.returncode == 0, out
+    assert "batches are stored; going on" in out
+    run = read_run(folder)
+    assert run.header["status"] == "complete"
+    phases = [batch.phase for batch in run.batches]
+    assert (phases.count("gate"), phases.count("timed")) == (7, 21)
+    assert phases.count("warmup") == 2  # a new engine is cold
+    assert len(run.batches) > before
+    assert len({batch.batch for batch in run.batches}) == len(run.batches)
+    greedy = {(b.phase, b.block): b.token_digests for b in run.batches}
+    assert all(b.token_digests == greedy[b.phase, b.block] for b in run.batches)

@@ -58,7 +58,7 @@ def test_unknown_stays_unknown(output: BatchOutput) -> None:
 
 
 def test_a_batch_sums_its_windows(output: BatchOutput) -> None:
-    record = batch_record(PLACE, output, PROMPTS, SAMPLING)
+    record = batch_record(PLACE, output, PROMPTS, SAMPLING, {"cpu_other": 0.25})
     for name in ("draft_tokens", "accepted_tokens", "staged_tokens", "committed_tokens"):
         assert getattr(record, name) == sum(window[name] for window in output.windows)
     assert (record.windows, record.requests, record.prompt_tokens) == (3, 2, 5)
@@ -70,13 +70,15 @@ def test_a_batch_sums_its_windows(output: BatchOutput) -> None:
 
 def test_throughput_is_output_tokens_over_latency(output: BatchOutput) -> None:
     slow = replace(output, token_ids=((1, 2, 3), (4,)), latency_ms=500.0)
-    record = batch_record(PLACE, slow, PROMPTS, SAMPLING)
+    record = batch_record(PLACE, slow, PROMPTS, SAMPLING, {"cpu_other": 0.25})
     assert (record.output_tokens, record.tokens_per_s) == (4, 8.0)
 
 
 def test_vllms_counters_stand_beside_ours(output: BatchOutput) -> None:
     counters = VllmCounters(2, 9, 7, (4, 3))
-    record = batch_record(PLACE, replace(output, counters=counters), PROMPTS, SAMPLING)
+    record = batch_record(
+        PLACE, replace(output, counters=counters), PROMPTS, SAMPLING, {"cpu_other": 0.25}
+    )
     found = (record.vllm_num_drafts, record.vllm_draft_tokens, record.vllm_accepted_tokens)
     assert found == (2, 9, 7)
     assert record.vllm_accepted_per_position == (4, 3)
@@ -86,18 +88,20 @@ def test_vllms_counters_stand_beside_ours(output: BatchOutput) -> None:
 def test_fallbacks_are_counted_by_reason(output: BatchOutput) -> None:
     reasons = ["mixed_batch", None, "mixed_batch"]
     windows = [{**w, "fallback_reason": r} for w, r in zip(output.windows, reasons, strict=True)]
-    record = batch_record(PLACE, replace(output, windows=windows), PROMPTS, SAMPLING)
+    record = batch_record(
+        PLACE, replace(output, windows=windows), PROMPTS, SAMPLING, {"cpu_other": 0.25}
+    )
     assert record.fallbacks == {"mixed_batch": 2}
 
 
 def test_digests_identify_prompts_and_answers(output: BatchOutput) -> None:
     def prompt_digest(prompts: list[list[int]]) -> str:
-        return batch_record(PLACE, output, prompts, SAMPLING).prompt_digest
+        return batch_record(PLACE, output, prompts, SAMPLING, {}).prompt_digest
 
     assert prompt_digest([[1, 2], [3]]) != prompt_digest([[1], [2, 3]])
     assert prompt_digest(PROMPTS) == prompt_digest([list(p) for p in PROMPTS])
     same = replace(output, token_ids=((1, 2), (1, 2), (2, 1)))
-    one, two, three = batch_record(PLACE, same, PROMPTS, SAMPLING).token_digests
+    one, two, three = batch_record(PLACE, same, PROMPTS, SAMPLING, {}).token_digests
     assert one == two != three
 
 

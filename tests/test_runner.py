@@ -21,6 +21,7 @@ SCENARIO = Scenario(
     max_model_len=64, top_p=0.9,
 )  # fmt: skip
 POOL = [Prompt(f"chat-{i}", "chat", "x" * (i + 1)) for i in range(20)]
+FLAGS = {"max_warmup", "ci_width", "max_blocks", "time_budget"}
 STAGE = Cell("toy", NworMode.STAGE, ScvMode.OFF)
 BASELINE = Cell("toy", NworMode.OFF, ScvMode.OFF)
 
@@ -43,7 +44,9 @@ class Runner:
     """One sweep of the toy scenario on a stand-in engine."""
 
     def __init__(self, folder: Path, engine: FakeEngine, **overrides: Any) -> None:
-        self.spec: SweepSpec = resolve(SCENARIO, Overrides(**overrides))
+        warmup = overrides.get("warmup", SCENARIO.warmup)
+        flags = {"max_warmup": warmup, **{f: overrides.pop(f) for f in FLAGS & overrides.keys()}}
+        self.spec: SweepSpec = resolve(SCENARIO, Overrides(**overrides), **flags)
         self.plan: Plan = make_plan(self.spec, "toy", POOL)
         self.engine = engine
         self.log = Log()
@@ -74,7 +77,7 @@ def of_phase(run: RunData, phase: str) -> list[BatchRecord]:
 
 
 def cell_of(batch: BatchRecord) -> Cell:
-    return Cell(batch.pair, NworMode(batch.nwor_mode), ScvMode(batch.scv_mode))
+    return Cell(batch.pair, NworMode(batch.nwor_mode), ScvMode(batch.scv_mode), batch.arm)
 
 
 def test_warm_up_then_gate_then_blocks_in_the_planned_order(folder: Path) -> None:
@@ -83,10 +86,10 @@ def test_warm_up_then_gate_then_blocks_in_the_planned_order(folder: Path) -> Non
     planned = [BASELINE] * 2 + [c for b in (runner.plan.gate, *runner.plan.blocks) for c in b.order]
     assert [call.cell for call in runner.engine.calls] == planned
     assert [cell_of(batch) for batch in run.batches] == planned
-    assert [batch.phase for batch in run.batches] == ["warmup"] * 2 + ["gate"] * 6 + ["timed"] * 18
-    assert [batch.batch for batch in run.batches] == list(range(26))
-    assert [batch.order for batch in run.batches] == [0, 0] + list(range(6)) * 4
-    assert len(runner.log.done) == runner.plan.num_batches == 26
+    assert [batch.phase for batch in run.batches] == ["warmup"] * 2 + ["gate"] * 7 + ["timed"] * 21
+    assert [batch.batch for batch in run.batches] == list(range(30))
+    assert [batch.order for batch in run.batches] == [0, 0] + list(range(7)) * 4
+    assert len(runner.log.done) == runner.plan.num_batches == 30
 
 
 def test_the_order_in_run_json_is_the_order_that_ran(folder: Path) -> None:
@@ -102,12 +105,12 @@ def test_the_order_in_run_json_is_the_order_that_ran(folder: Path) -> None:
 def test_the_gate_is_greedy_whatever_the_temperature(folder: Path, temperature: float) -> None:
     runner = Runner(folder, FakeEngine(), temperature=temperature)
     run = runner.run()
-    gate = runner.engine.calls[1:7]
+    gate = runner.engine.calls[1:8]
     assert {(c.sampling.temperature, c.sampling.top_p) for c in gate} == {(0.0, 1.0)}
-    timed = runner.engine.calls[7:]
+    timed = runner.engine.calls[8:]
     assert {(c.sampling.temperature, c.sampling.top_p) for c in timed} == {(temperature, 0.9)}
     assert {batch.temperature for batch in of_phase(run, "gate")} == {0.0}
-    assert [b.parity for b in of_phase(run, "gate")] == ["reference"] + ["exact"] * 5
+    assert [b.parity for b in of_phase(run, "gate")] == ["reference"] + ["exact"] * 6
 
 
 def test_all_cells_of_a_block_get_the_same_prompts_and_seed(folder: Path) -> None:
@@ -144,9 +147,9 @@ def test_a_cell_with_other_tokens_is_invalid_and_never_timed(folder: Path) -> No
     )
     assert {b.parity for c, b in gate.items() if c != STAGE} == {"reference", "exact"}
     assert STAGE not in {cell_of(batch) for batch in of_phase(run, "timed")}
-    assert len(of_phase(run, "timed")) == 5 * 3
+    assert len(of_phase(run, "timed")) == 6 * 3
     assert list(runner.sweep.broken) == [STAGE]
-    assert any("gate: 5 of 6 cells" in line for line in runner.log.lines)
+    assert any("gate: 6 of 7 cells" in line for line in runner.log.lines)
     assert any("stage x off is INVALID" in line for line in runner.log.lines)
     verdicts = {(c.nwor_mode, c.scv_mode): c for c in summarise(run)}
     broken = verdicts["stage", "off"]
@@ -171,7 +174,7 @@ def test_other_acceptance_is_a_broken_gate_too(folder: Path) -> None:
 
 
 def test_parity_that_breaks_later_is_found_and_stops_the_cell(folder: Path) -> None:
-    number_of_block_2 = 1 + 6 + 6
+    number_of_block_2 = 1 + 7 + 7
 
     def wrong(number: int, cell: Cell) -> bool:
         return cell == STAGE and number >= number_of_block_2
@@ -186,8 +189,8 @@ def test_parity_that_breaks_later_is_found_and_stops_the_cell(folder: Path) -> N
         "event": "parity_broken", "pair": "toy", "nwor_mode": "stage", "scv_mode": "off",
         "block": 2,
     }  # fmt: skip
-    verdicts = {(c.nwor_mode, c.scv_mode): c.verdict for c in summarise(run)}
-    assert verdicts["stage", "off"] == Verdict.INVALID
+    verdicts = {(c.nwor_mode, c.scv_mode, c.arm): c.verdict for c in summarise(run)}
+    assert verdicts["stage", "off", None] == Verdict.INVALID
     assert list(verdicts.values()).count(Verdict.INVALID) == 1
 
 
@@ -195,13 +198,13 @@ def test_sampled_blocks_are_not_compared(folder: Path) -> None:
     """Above temperature 0 equal seeds need not give equal tokens; only the gate judges."""
 
     def wrong(number: int, cell: Cell) -> bool:
-        return cell == STAGE and number > 6
+        return cell == STAGE and number > 7
 
     runner = Runner(folder, FakeEngine(wrong=wrong), temperature=0.8)
     run = runner.run()
     assert run.events == ()
     assert runner.sweep.broken == {}
-    assert len(of_phase(run, "timed")) == 18
+    assert len(of_phase(run, "timed")) == 21
 
 
 @pytest.mark.parametrize("n", [0, 1, 4, 7, 20])
@@ -222,9 +225,9 @@ def test_windows_are_stored_with_bytes_only_where_they_are_known(folder: Path) -
     assert any(window.staged_tokens for window in run.windows)
 
 
-def test_a_sound_run_has_five_comparable_cells(folder: Path) -> None:
+def test_a_sound_run_has_six_comparable_cells(folder: Path) -> None:
     cells = summarise(Runner(folder, FakeEngine()).run())
-    assert len(cells) == 6
+    assert len(cells) == 7
     assert Verdict.INVALID not in {cell.verdict for cell in cells}
     staged = [c for c in cells if c.nwor_mode == "stage"]
     assert all(c.nwor_total_staged == 3 * 3 * 2 * 4 for c in staged)

@@ -18,7 +18,7 @@ from nwor_bench.session import PairChoice, run_session
 from nwor_bench.store import RunData, read_run
 
 REPORTS = ("run.json", "cells.csv", "batches.csv", "windows.csv", "report.md", "report.html")
-GATE_ENDS = 1 + 6  # one warm-up, six cells
+GATE_ENDS = 1 + 7  # one warm-up, six cells and the A/A arm
 
 
 @pytest.fixture(autouse=True)
@@ -30,7 +30,7 @@ def own_surroundings(pair_cache: Path, tmp_path: Path, monkeypatch: pytest.Monke
 
 def spec_of(**overrides: Any) -> SweepSpec:
     small = {"requests": 2, "batches": 2, "max_new_tokens": 6, **overrides}
-    return resolve(load_scenario("short"), Overrides(**small))
+    return resolve(load_scenario("short"), Overrides(**small), max_warmup=1)
 
 
 def session(engine: FakeEngine, output: Path | None = Path("run"), **overrides: Any) -> ExitCode:
@@ -58,14 +58,15 @@ def test_a_sound_session(capsys: pytest.CaptureFixture[str]) -> None:
     assert session(engine) is ExitCode.OK
     run, cells = reported()
     assert run.header["status"] == "complete"
-    assert len(run.batches) == GATE_ENDS + 2 * 6
-    assert list(cells["parity"]) == ["reference"] + ["exact"] * 5
+    assert len(run.batches) == GATE_ENDS + 2 * 7
+    assert list(cells["parity"]) == ["reference"] + ["exact"] * 6
+    assert list(cells["arm"]) == ["", "A/A"] + [""] * 5
     assert run.header["engine"]["start_count"] == 1
     assert run.header["parity"]["broken"] == {}
     assert run.header["measuring_s"] >= 0
     assert engine.closed == 1
     text = capsys.readouterr().out
-    assert "gate: 6 of 6 cells" in text
+    assert "gate: 7 of 7 cells" in text
     assert "Run folder: run" in text
     assert max(len(line) for line in text.splitlines() if "Run folder" not in line) <= 100
 
@@ -152,7 +153,7 @@ def test_an_error_is_raised_after_the_reports_are_written(error: Exception) -> N
     run, cells = reported()
     assert run.header["status"] == "failed"
     assert len(run.batches) == 10
-    assert len(cells) == 6
+    assert len(cells) == 7
     (event,) = run.events
     assert event["event"] == "failed"
     assert event["error"] in ("the engine died", "MemoryError()")
@@ -207,10 +208,11 @@ def test_a_dry_run_starts_and_writes_nothing(capsys: pytest.CaptureFixture[str])
     labels = [f"  {i}  {n} x {s}" for i, (n, s) in enumerate(
         [(n, s) for n in ("off", "stage") for s in ("off", "graph", "adaptive")], start=1
     )]  # fmt: skip
+    labels.append("  7  off x off (A/A)")
     assert [line for line in lines if line in labels] == labels
     orders = {line.split(":")[0].strip(): line.split(":")[1].split() for line in lines[-4:]}
     assert list(orders) == ["gate", "block 1", "block 2", "block 3"]
-    assert all(sorted(order) == list("123456") for order in orders.values())
+    assert all(sorted(order) == list("1234567") for order in orders.values())
 
 
 def test_the_dry_runs_order_is_the_order_of_the_run(capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,9 +5,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
+    from typing import Any
 
     from nwor_bench.pairs import ModelPair
+    from nwor_bench.pairs.model import ShapeSource
 
 app = typer.Typer(help="Model pairs: which there are, and making one ready.", no_args_is_help=True)
 
@@ -27,7 +30,8 @@ def list_pairs() -> None:
         pair = load_pair(name)
         label = f"{name} (default)" if name == DEFAULT_PAIR else name
         ready = "yes" if _is_ready(pair) else "no"
-        table.add_row(label, pair.method, pair.dtype, ready, pair.description)
+        weights = "; no weights" if pair.shape is not None else ""
+        table.add_row(label, pair.method, pair.dtype, ready, f"{pair.description}{weights}")
     Console().print(table)
 
 
@@ -49,8 +53,11 @@ def show(name: Name) -> None:
         table.add_row(key, escape(str(value)))
     source = getattr(pair, pair.source).model_dump(exclude_none=True)
     for group, values in (("speculative", pair.speculative), (pair.source, source)):
-        for key, value in values.items():
-            table.add_row(f"{group}.{key}", escape(str(value)))
+        for key, value in _rows(group, values):
+            table.add_row(key, escape(str(value)))
+    if pair.shape is not None:
+        for key, value in _without_weights(pair.shape):
+            table.add_row(key, value)
     if (folder := _cached_folder(pair)) is not None:
         table.add_row("ready", f"yes, in {folder}" if folder.is_dir() else f"no ({folder})")
     Console().print(table)
@@ -75,6 +82,29 @@ def fetch(name: Name = "smollm2") -> None:
     typer.echo(f"{pair.name}: {'already there' if was_ready else 'ready'}")
     typer.echo(f"target: {resolved.target}")
     typer.echo(f"drafter: {resolved.draft or 'none (prompt lookup)'}")
+    if resolved.load_format is not None:
+        from nwor_bench.pairs.shape import WITHOUT_WEIGHTS
+
+        typer.echo(f"weights: {WITHOUT_WEIGHTS}")
+
+
+def _rows(group: str, values: "dict[str, Any]") -> "Iterator[tuple[str, Any]]":
+    """One row a value, and one for each entry of a config.json that stands in the pair."""
+    for key, value in values.items():
+        if isinstance(value, dict):
+            yield from ((f"{group}.{key}.{entry}", inner) for entry, inner in value.items())
+        else:
+            yield f"{group}.{key}", value
+
+
+def _without_weights(shape: "ShapeSource") -> "Iterator[tuple[str, str]]":
+    from nwor_bench.pairs.shape import WITHOUT_WEIGHTS, shape_parameters
+
+    yield "weights", WITHOUT_WEIGHTS
+    for name, config in (("target", shape.target), ("draft", shape.draft)):
+        if config is not None:
+            millions = shape_parameters(config, f"shape.{name}") / 1e6
+            yield f"{name} parameters", f"about {millions:,.0f} million"
 
 
 def _cached_folder(pair: "ModelPair") -> "Path | None":

@@ -10,7 +10,11 @@ from nwor_bench.errors import ExitCode
 
 def report(
     run: Annotated[Path, typer.Argument(help="A run folder, as `nwor-bench sweep` wrote it.")],
-) -> None:
+    github_summary: Annotated[
+        bool, typer.Option("--github-summary",
+                           help="Append report.md to the job's summary on GitHub.")
+    ] = False,
+) -> None:  # fmt: skip
     """Rebuild all reports of RUN from its records and show its cells.
 
     Exits with 3 if a cell is INVALID.
@@ -20,11 +24,16 @@ def report(
     from nwor_bench.aggregate import summarise
     from nwor_bench.records import Verdict
     from nwor_bench.report import print_summary, write_files
+    from nwor_bench.report.github import append_github_summary, github_summary_file
     from nwor_bench.store import read_run
 
+    if github_summary:
+        github_summary_file()  # refuse before anything is written
     data = read_run(run)
     cells = summarise(data)
-    write_files(run, data, cells)
+    paths = write_files(run, data, cells)
     print_summary(Console(), data, cells, run)
+    if github_summary:
+        append_github_summary(paths.markdown.read_text(encoding="utf-8"))
     if any(cell.verdict == Verdict.INVALID for cell in cells):
         raise typer.Exit(ExitCode.CORRECTNESS_BROKEN)

@@ -1,7 +1,7 @@
 """`nwor-bench sweep`: the command line of a sweep, and nothing else."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -14,10 +14,13 @@ Number = float | None
 WORKLOAD = "Workload (default: the scenario's value)"
 MODELS = "Models"
 MODES = "Modes"
+PRECISION = "When to stop"
+FILES = "Files"
 VLLM = "vLLM"
 
 
 def sweep(
+    context: typer.Context,
     scenario: Annotated[
         str, typer.Option(help="A scenario's name, or the path of a scenario's .toml file.")
     ] = "short",
@@ -47,10 +50,12 @@ def sweep(
         Whole, typer.Option(help="Requests a batch.", rich_help_panel=WORKLOAD)
     ] = None,
     batches: Annotated[
-        Whole, typer.Option(help="Timed blocks.", rich_help_panel=WORKLOAD)
+        Whole, typer.Option(help="Timed blocks (with --ci-width: at least).",
+                            rich_help_panel=WORKLOAD)
     ] = None,
     warmup: Annotated[
-        Whole, typer.Option(help="Untimed batches first.", rich_help_panel=WORKLOAD)
+        Whole, typer.Option(help="Untimed batches first, at least: more until times are steady.",
+                            rich_help_panel=WORKLOAD)
     ] = None,
     draft_tokens: Annotated[
         Whole, typer.Option(help="Drafts a request and window.", rich_help_panel=WORKLOAD)
@@ -63,6 +68,22 @@ def sweep(
     ] = None,
     max_model_len: Annotated[
         Whole, typer.Option(help="Prompt plus output, tokens.", rich_help_panel=WORKLOAD)
+    ] = None,
+    max_warmup: Annotated[
+        Whole, typer.Option(help="Untimed batches at most (default: 15).",
+                            rich_help_panel=PRECISION)
+    ] = None,
+    ci_width: Annotated[
+        Text, typer.Option(help="Stop when every interval is within +- this much, e.g. 0.5%.",
+                           rich_help_panel=PRECISION)
+    ] = None,
+    max_blocks: Annotated[
+        Whole, typer.Option(help="Timed blocks at most, with the above or below (default: 200).",
+                            rich_help_panel=PRECISION)
+    ] = None,
+    time_budget: Annotated[
+        Text, typer.Option(help="Time in timed batches at most, e.g. 60s, 5m.",
+                           rich_help_panel=PRECISION)
     ] = None,
     seed: Annotated[
         Whole, typer.Option(help="Seed of prompts, order, sampling (default: 0).",
@@ -89,8 +110,21 @@ def sweep(
         Text, typer.Option(help="More arguments of vLLM's LLM(), as JSON.", rich_help_panel=VLLM)
     ] = None,
     output: Annotated[
-        Text, typer.Option(help="Run folder (default: runs/TIME-SCENARIO-PAIR).")
+        Text, typer.Option(help="Run folder (default: runs/TIME-SCENARIO-PAIR).",
+                           rich_help_panel=FILES)
     ] = None,
+    resume: Annotated[
+        Text, typer.Option(help="Go on with the run (or sweep) in this folder.",
+                           rich_help_panel=FILES)
+    ] = None,
+    file: Annotated[
+        Text, typer.Option(help="A sweep file (sweeps/*.toml): many runs, one engine where one "
+                                "will do.", rich_help_panel=FILES)
+    ] = None,
+    continue_on_error: Annotated[
+        bool, typer.Option("--continue-on-error", rich_help_panel=FILES,
+                           help="With --file: go on with the next run when one fails.")
+    ] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show what would run, and stop.")
     ] = False,
@@ -107,7 +141,25 @@ def sweep(
     from nwor_bench.preload import run_under_one_openmp
 
     run_under_one_openmp()
-    from nwor_bench.session import PairChoice, run_session
+    from nwor_bench.session import PairChoice, resume_session, run_session
+
+    given = _given(context)
+    if output == "":
+        raise ConfigError.for_field("--output", output, "name a new folder")
+    folder = None if output is None else Path(output)
+    how: dict[str, Any] = {"dry_run": dry_run, "verbose": verbose}
+    if file is not None or (resume is not None and (Path(resume) / "sweep.json").is_file()):
+        from nwor_bench.sweep_run import check_flags, resume_sweep, run_sweep
+
+        check_flags(given)
+        how["continue_on_error"] = continue_on_error
+        if resume is None:
+            raise typer.Exit(run_sweep(Path(str(file)), folder, **how))
+        raise typer.Exit(resume_sweep(Path(resume), None if file is None else Path(file), **how))
+    if continue_on_error:
+        raise ConfigError.for_field("--continue-on-error", True, "it needs --file")
+    if resume is not None:
+        raise typer.Exit(resume_session(Path(resume), given, **how))
 
     spec = resolve(
         load_scenario(scenario),
@@ -129,9 +181,20 @@ def sweep(
         speculative_config=speculative_config,
         engine_args=engine_args,
         kv_cache_gib=kv_cache_gib,
+        ci_width=ci_width,
+        max_blocks=max_blocks,
+        time_budget=time_budget,
+        max_warmup=max_warmup,
     )
     choice = PairChoice(pair, target_model, draft_model, method)
-    if output == "":
-        raise ConfigError.for_field("--output", output, "name a new folder")
-    folder = None if output is None else Path(output)
-    raise typer.Exit(run_session(spec, choice, folder, dry_run=dry_run, verbose=verbose))
+    raise typer.Exit(run_session(spec, choice, folder, **how))
+
+
+def _given(context: typer.Context) -> dict[str, Any]:
+    """What was written on the command line, by parameter name."""
+    sources = {name: context.get_parameter_source(name) for name in context.params}
+    return {
+        name: context.params[name]
+        for name, source in sources.items()
+        if source is not None and source.name == "COMMANDLINE"
+    }

@@ -9,6 +9,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from nwor_bench.advice import Severity, findings
 from nwor_bench.records import CellResult, Verdict
 from nwor_bench.report.content import warnings
 from nwor_bench.report.text import count, decimal, label, percent, ratio
@@ -23,6 +24,8 @@ _STYLES = {
     Verdict.INEFFECTIVE: "magenta",
     Verdict.INVALID: "bold red",
 }
+
+_SEVERITIES = {Severity.ERROR: "bold red", Severity.WARNING: "yellow", Severity.NOTE: "dim"}
 
 
 def cells_table(cells: Sequence[CellResult]) -> RenderableType:
@@ -39,12 +42,15 @@ def print_summary(
     for warning in warnings(run):
         console.print(Text(f"Warning: {warning}", style="yellow"))
     console.print(Text(verdict_sentence(run.header, cells)))
+    for finding in findings(run, cells):
+        line = f"{finding.severity}: {finding.message} {finding.remedy}"
+        console.print(Text(line, style=_SEVERITIES[finding.severity]))
     # Unwrapped, so that the path can be copied from a narrow terminal too.
     console.print(Text(f"Run folder: {folder}"), soft_wrap=True)
 
 
 def _times(cells: Sequence[CellResult]) -> Table:
-    table = _new_table("Latency / off x off\n[95 % interval]", "p50 ms", "tokens/s", verdict=True)
+    table = _new_table("Time / off x off\n[95 % interval]", "p50 ms", "tokens/s", verdict=True)
     for cell in cells:
         verdict = Text(cell.verdict, style=_style(cell.verdict))
         numbers = (ratio(cell), decimal(cell.latency_ms_p50), decimal(cell.tokens_per_s))

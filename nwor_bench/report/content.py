@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+from nwor_bench.advice import findings
 from nwor_bench.invariants import cell_key, cell_label
 from nwor_bench.records import CellResult, RunStatus
 from nwor_bench.report.document import (
@@ -24,7 +25,19 @@ from nwor_bench.report.evidence import (
     parity_section,
 )
 from nwor_bench.report.limits import CPU_LIMIT, limits
-from nwor_bench.report.text import NOT_MEASURED, count, decimal, joined, label, ratio, settings
+from nwor_bench.report.phases import phase_section
+from nwor_bench.report.text import (
+    NOT_MEASURED,
+    count,
+    decimal,
+    joined,
+    label,
+    p_value,
+    percent,
+    plural,
+    ratio,
+    settings,
+)
 from nwor_bench.report.verdicts import on_cpu, verdict_sentence
 from nwor_bench.stats import DEFAULT_MARGIN
 from nwor_bench.store import RunData
@@ -32,8 +45,9 @@ from nwor_bench.store import RunData
 
 def build_document(run: RunData, cells: Sequence[CellResult]) -> Document:
     """The whole report of a run, from its records and nothing else."""
-    sections = [_what_ran(run), _cells(run, cells), parity_section(run, cells)]
+    sections = [_what_ran(run), _cells(run, cells), _ruler(run, cells), parity_section(run, cells)]
     sections += [acceptance_section(cells), fallback_section(cells), counter_section(run)]
+    sections += [section for section in (phase_section(run),) if section]
     sections += [bytes_section(run, cells), _configuration(run), _environment(run), _order(run)]
     sections.append(Section("What the numbers do not show", (Bullets(limits(run, cells)),)))
     return Document(title(run.header), tuple(_lead(run, cells)), tuple(sections))
@@ -90,7 +104,7 @@ def _what_ran(run: RunData) -> Section:
 
 def _cells(run: RunData, cells: Sequence[CellResult]) -> Section:
     times = table(
-        ["Cell", "Verdict", "Latency over off x off [95 % interval]", "p50 ms", "p95 ms",
+        ["Cell", "Verdict", "Time over off x off [95 % interval]", "p50 ms", "p95 ms",
          "Window ms", "Tokens/s", "Batches"],
         [
             [label(c), c.verdict, ratio(c), decimal(c.latency_ms_p50), decimal(c.latency_ms_p95),
@@ -121,13 +135,61 @@ def _cells(run: RunData, cells: Sequence[CellResult]) -> Section:
     return Section("Cells", tuple(blocks))
 
 
+def _ruler(run: RunData, cells: Sequence[CellResult]) -> Section:
+    """How fine the run could measure, and what weakens it."""
+    compared = [cell for cell in cells if cell.ratio_to_off is not None]
+    rows = [
+        [label(c), c.compared or NOT_MEASURED, count(c.matched_windows),
+         count(c.unmatched_windows), percent(c.half_width, 2), percent(c.smallest_effect, 2),
+         p_value(c.p_value_holm if c.p_value_holm is not None else c.p_value),
+         p_value(c.wilcoxon_p_holm if c.wilcoxon_p_holm is not None else c.wilcoxon_p),
+         ", ".join(map(str, c.outlier_blocks)) or NOT_MEASURED]
+        for c in compared
+    ]  # fmt: skip
+    heads = ["Cell", "Compared", "Matched windows", "Left out", "Interval +-",
+             "Smallest effect to be seen", "p", "p (Wilcoxon)", "Outlying blocks"]  # fmt: skip
+    note = (
+        "The A/A arm's row is the noise floor. p belongs to the interval, p (Wilcoxon) to the "
+        "signed rank test on the blocks; both are corrected for the number of cells (Holm), but "
+        "for the A/A arm's. The smallest effect to be seen would have been called in four of "
+        "five such runs. Outlying blocks count like the others."
+    )
+    blocks: list[Block] = [table(heads, rows, numbers_from=2), Paragraph(note)] if rows else []
+    facts = _warm_up_and_stop(run)
+    if facts:
+        blocks.append(Paragraph(facts))
+    found = findings(run, cells)
+    blocks.append(
+        Bullets(tuple(f"{f.severity.upper()}: {f.message} {f.remedy}" for f in found))
+        if found
+        else Paragraph("Nothing was found that weakens the numbers.")
+    )
+    return Section("How fine the ruler was", tuple(blocks))
+
+
+def _warm_up_and_stop(run: RunData) -> str:
+    warmup, stopped = run.header.get("warmup") or {}, run.header.get("stopped")
+    parts = []
+    if warmup:
+        unsteady = warmup.get("not_steady")
+        how = f"not steady ({unsteady})" if unsteady else "steady (no trend, spread within 10 %)"
+        parts.append(f"Warm-up took {plural(warmup['batches'], 'batch')}; then times were {how}.")
+    if stopped:
+        parts.append(f"Blocks ended by {stopped}.")
+    return " ".join(parts)
+
+
 def _how_to_read() -> str:
     return (
-        "The ratio is the geometric mean over blocks of a cell's batch latency over that of "
-        "off x off on the same prompts: above 1 is slower. Its interval is the wider of a paired "
-        "bootstrap over blocks and Student's t on the log ratios. SAME means that the whole "
-        f"interval lies within {100 * DEFAULT_MARGIN:g} % of 1; AMBIGUOUS that it holds 1 and is "
-        f"wider than that, or that there is none. {NOT_MEASURED} stands where nothing was measured."
+        "The ratio is the geometric mean over blocks of a cell's mean window time over that of "
+        "off x off on the same prompts, windows of equal batch size and context matched: above 1 "
+        "is slower. Its interval is Student's t on the blocks' log ratios, widened where they "
+        "are autocorrelated. SAME: the whole interval lies within "
+        f"{100 * DEFAULT_MARGIN:g} % of 1. "
+        "FASTER and SLOWER: it excludes 1, does so after Holm's correction for the number of "
+        "cells, and the ratio is farther from 1 than the noise floor. AMBIGUOUS: all else. "
+        "off x off (A/A) is off x off once more, run and compared like any other cell: what it "
+        f"differs by is noise. {NOT_MEASURED} stands where nothing was measured."
     )
 
 

@@ -131,8 +131,7 @@ def _parity_row(cell: CellResult, batches: list[BatchRecord]) -> list[str]:
 
 
 def _batches(run: RunData, cell: CellResult) -> list[BatchRecord]:
-    key = (cell.pair, cell.nwor_mode, cell.scv_mode)
-    return [batch for batch in run.batches if cell_key(batch) == key]
+    return [batch for batch in run.batches if cell_key(batch) == cell_key(cell)]
 
 
 def _fallback_rows(cell: CellResult) -> list[list[str]]:

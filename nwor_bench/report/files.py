@@ -8,7 +8,8 @@ from typing import Any
 
 import pandas as pd
 
-from nwor_bench.aggregate import summarise
+from nwor_bench.advice import findings
+from nwor_bench.aggregate import noise_floor, summarise
 from nwor_bench.invariants import check_invariants
 from nwor_bench.records import BatchRecord, CellResult, WindowRecord, columns, to_dict
 from nwor_bench.report.content import build_document
@@ -64,6 +65,8 @@ def with_summaries(run: RunData, cells: Sequence[CellResult]) -> dict[str, Any]:
     """run.json's content: the header with the cells' summaries and what is wrong, if anything."""
     return {
         **run.header,
+        "noise_floor": noise_floor(cells),
+        "findings": [finding.to_dict() for finding in findings(run, cells)],
         "cells": [to_dict(cell) for cell in cells],
         "violations": check_invariants(run),
         "warnings": list(run.warnings),

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from nwor_bench.aggregate import REFERENCE
+from nwor_bench.aggregate import REFERENCE, noise_floor
 from nwor_bench.records import CellResult, ScvMode
 from nwor_bench.report.text import joined, label, plural
 from nwor_bench.report.verdicts import on_cpu
@@ -44,10 +44,10 @@ def _time(run: RunData, cells: Sequence[CellResult]) -> Iterator[str]:
         )
     elif blocks < FEW_BLOCKS:
         yield (
-            f"{blocks} timed blocks are few: the intervals are honest but wide, and they assume "
-            "that the blocks' log ratios are about normal. More blocks narrow them."
+            f"{blocks} timed blocks are few: the intervals are honest but wide. More blocks narrow "
+            "them."
         )
-    if run.header.get("noise_floor") is None:
+    if noise_floor(cells) is None:
         yield (
             "The noise floor (off x off against itself) was not measured, so a difference of a "
             "per cent or so may be drift of the machine."
@@ -68,7 +68,7 @@ def _work(run: RunData, cells: Sequence[CellResult]) -> Iterator[str]:
         if unequal:
             yield (
                 f"Not the same number of output tokens as off x off: {joined(unequal)}. Their "
-                "latency ratios compare unequal work."
+                "batch latencies and tokens/s compare unequal work; windows are matched one by one."
             )
     if any(batch.phase == "timed" and batch.temperature > 0 for batch in run.batches):
         yield (

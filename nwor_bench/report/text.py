@@ -14,7 +14,7 @@ _UNITS = ((10**12, "TB"), (10**9, "GB"), (10**6, "MB"), (10**3, "kB"))
 
 def label(cell: CellResult) -> str:
     """`stage x graph`."""
-    return f"{cell.nwor_mode} x {cell.scv_mode}"
+    return cell.label
 
 
 def count(value: int | None) -> str:
@@ -27,9 +27,16 @@ def decimal(value: float | None, digits: int = 1) -> str:
     return NOT_MEASURED if value is None else f"{value:,.{digits}f}"
 
 
-def percent(value: float | None) -> str:
-    """A fraction as a percentage."""
-    return NOT_MEASURED if value is None else f"{100 * value:.1f} %"
+def percent(value: float | None, digits: int = 1) -> str:
+    """A fraction as a percentage with that many decimals."""
+    return NOT_MEASURED if value is None else f"{100 * value:.{digits}f} %"
+
+
+def p_value(value: float | None) -> str:
+    """A p value to three decimals; what is smaller says so."""
+    if value is None:
+        return NOT_MEASURED
+    return "< 0.001" if value < 0.001 else f"{value:.3f}"
 
 
 def size(value: int | None) -> str:

@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
-from nwor_bench.aggregate import REFERENCE
+from nwor_bench.aggregate import REFERENCE, noise_floor
+from nwor_bench.paired import LATENCY_MS
 from nwor_bench.records import CellResult, Verdict
 from nwor_bench.report.text import joined, label
 from nwor_bench.stats import DEFAULT_MARGIN
@@ -25,8 +26,8 @@ def on_cpu(header: dict[str, Any]) -> bool:
 
 
 def verdict_sentence(header: dict[str, Any], cells: Sequence[CellResult]) -> str:
-    """Is it correct, and does it pay? Two or three plain sentences."""
-    sentences = [_correctness(cells), _effect(cells)]
+    """Is it correct, does it pay, and how fine was the ruler? A few plain sentences."""
+    sentences = [_correctness(cells), _effect(cells), _floor(cells)]
     if on_cpu(header):
         sentences.append(CPU_SENTENCE)
     return " ".join(filter(None, sentences))
@@ -39,7 +40,7 @@ def _correctness(cells: Sequence[CellResult]) -> str:
     if invalid:
         why = "; ".join(f"{label(cell)}: {cell.reason}".rstrip(".") for cell in invalid)
         return f"INVALID, and nothing timed there counts: {why}."
-    compared = [cell for cell in cells if cell.verdict != REFERENCE]
+    compared = [cell for cell in cells if cell.verdict != REFERENCE and cell.arm is None]
     unchecked = [label(cell) for cell in compared if cell.parity is None]
     if unchecked:
         return f"Not checked for the same output as off x off: {joined(unchecked)}."
@@ -51,18 +52,31 @@ def _correctness(cells: Sequence[CellResult]) -> str:
 
 
 def _effect(cells: Sequence[CellResult]) -> str:
-    """What became of the latency, the cells of one verdict together."""
+    """What became of the time, the cells of one verdict together."""
     groups: dict[str, list[CellResult]] = {}
     for name, phrase in _PHRASES.items():
         for cell in cells:
-            if cell.verdict == name:
+            if cell.verdict == name and cell.arm is None:
                 idle = name == Verdict.AMBIGUOUS and cell.ratio_to_off is None
                 groups.setdefault("not compared" if idle else phrase, []).append(cell)
     parts = [
         f"{joined([label(cell) for cell in group])} {phrase}{_range(group)}"
         for phrase, group in groups.items()
     ]
-    return f"Latency against off x off: {'; '.join(parts)}." if parts else ""
+    return f"{_what(cells)} against off x off: {'; '.join(parts)}." if parts else ""
+
+
+def _what(cells: Sequence[CellResult]) -> str:
+    compared = {cell.compared for cell in cells if cell.compared is not None}
+    return "Batch latency" if compared == {LATENCY_MS} else "Time per window"
+
+
+def _floor(cells: Sequence[CellResult]) -> str:
+    found = noise_floor(cells)
+    if found is None:
+        return ""
+    low, high = 100 * (found["low"] - 1), 100 * (found["high"] - 1)
+    return f"Noise floor: off x off against itself came out at {low:+.2f} % to {high:+.2f} %."
 
 
 def _range(cells: Sequence[CellResult]) -> str:

@@ -48,7 +48,7 @@ def main() -> None:
             for attached, total in sums.items():
                 latencies[attached].append(total)
         engine.set_hooks(True)
-    interval = paired_ratio(latencies[True], latencies[False], seed=spec.seed)
+    interval = paired_ratio(latencies[True], latencies[False])
     assert interval is not None
     print(
         f"{args.pair}, {args.blocks} blocks: attached / detached = {interval.ratio:.4f} "

@@ -1,0 +1,223 @@
+"""Conduct a sweep that has been checked: engine, batches, records, reports, however it ends."""
+
+import shlex
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from rich.console import Console
+
+from nwor_bench import environment, resume
+from nwor_bench.aggregate import summarise
+from nwor_bench.conditions import ConditionMonitor
+from nwor_bench.config import SweepSpec
+from nwor_bench.engine import Engine
+from nwor_bench.errors import ExitCode
+from nwor_bench.logit_gap import LogitGaps
+from nwor_bench.pairs import ResolvedPair
+from nwor_bench.parity import ParityRule
+from nwor_bench.plan import Plan
+from nwor_bench.progress import Progress, make_progress
+from nwor_bench.records import RunStatus, Verdict
+from nwor_bench.report import print_summary, write_files
+from nwor_bench.runner import Encode, Sweep, blocks_for_header
+from nwor_bench.store import RunData, RunStore, only_writer, read_run
+
+EngineFactory = Callable[[ResolvedPair, SweepSpec, Path | None], Engine]
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A sweep that has been checked and can start: what runs, on which pair, in which order.
+
+    `choice` is the pair as the command line named it, `pair` what that came to.
+    """
+
+    spec: SweepSpec
+    choice: dict[str, str | None]
+    pair: ResolvedPair
+    plan: Plan
+    encode: Encode
+
+
+EngineSource = Callable[[Path | None], AbstractContextManager[Engine]]
+"""Gives the engine for one run, started already or now; the path is for vLLM's log."""
+
+
+def own_engine(prepared: Prepared, engine_factory: EngineFactory) -> EngineSource:
+    """An engine for one run: started when asked for, closed when the run ends."""
+
+    @contextmanager
+    def source(log: Path | None) -> Iterator[Engine]:
+        engine = engine_factory(prepared.pair, prepared.spec, log)
+        try:
+            yield engine
+        finally:
+            engine.close()
+
+    return source
+
+
+def run_prepared(
+    prepared: Prepared,
+    folder: Path,
+    source: EngineSource,
+    console: Console,
+    *,
+    verbose: bool = False,
+    resumed: RunData | None = None,
+) -> ExitCode:
+    """Measure into `folder`, a new one or that of the run `resumed`, and write the reports."""
+    plan, pair = prepared.plan, prepared.pair
+    if resumed is None:
+        RunStore.create(folder, _header(prepared, datetime.now(UTC)))
+    with only_writer(folder):
+        store = RunStore.open(folder)
+        if resumed is not None:
+            store.append_event(
+                {"event": "resumed", "at": _now(), "warnings": list(resumed.warnings)}
+            )
+        log = None if verbose else folder / "engine.log"
+
+        def measure(progress: Progress) -> None:
+            progress.say(f"vLLM with {pair.name} (log: {log or 'this terminal'})")
+            with source(log) as engine:
+                status = engine.status()
+                if resumed is not None:
+                    resume.check_engine(resumed, status)
+                monitor = ConditionMonitor(gpus=str(status["device"]).startswith("cuda"))
+                sweep = Sweep(
+                    plan,
+                    prepared.spec,
+                    engine,
+                    store,
+                    prepared.encode,
+                    progress,
+                    monitor,
+                    _gaps(pair, status),
+                )
+                _measure(sweep, status, store, progress)
+
+        with make_progress(console, plan.cells, plan.num_batches) as progress, _stop_on_sigterm():
+            status, failure = _guarded(measure, store, progress)
+        code = _finish(store, status, console)
+    if failure is not None:
+        raise failure
+    return code
+
+
+def _gaps(pair: ResolvedPair, status: dict[str, Any]) -> LogitGaps | None:
+    """What explains differing tokens, where the target's weights are at hand."""
+    if not LogitGaps.can_explain(pair.target, pair.load_format):
+        return None
+    return LogitGaps(pair.target, str(status.get("dtype", "float32")))
+
+
+def _header(prepared: Prepared, started_at: datetime) -> dict[str, Any]:
+    spec = prepared.spec.to_dict()
+    return {
+        "scenario": spec["scenario"],
+        "pair": asdict(prepared.pair),
+        "choice": prepared.choice,
+        "spec": spec,
+        "engine": None,
+        "environment": environment.collect(),
+        "parity": None,
+        "noise_floor": None,
+        "warmup": None,
+        "stopped": None,
+        "blocks": blocks_for_header(prepared.plan),
+        "command": shlex.join(["nwor-bench", *sys.argv[1:]]),
+        "started_at": started_at.isoformat(timespec="seconds"),
+        "finished_at": None,
+    }
+
+
+def _measure(sweep: Sweep, status: dict[str, Any], store: RunStore, progress: Progress) -> None:
+    """Run the plan on a started engine; what the gate found is stored however it ends."""
+    store.update({"engine": status})
+    progress.say(
+        f"engine start {status['start_count']}: {status['start_seconds']:.1f} s, "
+        f"{status['target_layers']} target layers, {status['attention_backend']}"
+    )
+    began = time.perf_counter()
+    try:
+        sweep.run()
+    finally:
+        spent = (store.header.get("measuring_s") or 0.0) + _since(began)
+        facts = {"parity": _parity(sweep), "measuring_s": spent, "stopped": sweep.stopped}
+        store.update(facts)
+
+
+def _guarded(
+    measure: Callable[[Progress], None], store: RunStore, progress: Progress
+) -> tuple[RunStatus, Exception | None]:
+    """How measuring ended, noted in the records; the run is reported before an error goes on."""
+    try:
+        measure(progress)
+    except KeyboardInterrupt:
+        progress.say("interrupted: keeping what was measured")
+        store.append_event({"event": "interrupted", "at": _now()})
+        return RunStatus.PARTIAL, None
+    except Exception as error:
+        store.append_event({"event": "failed", "at": _now(), "error": str(error) or repr(error)})
+        return RunStatus.FAILED, error
+    return RunStatus.COMPLETE, None
+
+
+COMPARED = {
+    ParityRule.EXACT: "greedy tokens and per-position acceptance, request by request",
+    ParityRule.EXPLAINED: "greedy tokens, request by request; where one differs, the float32 "
+    "logits of both candidates must be closer than the run's precision can tell apart",
+    ParityRule.ACCEPTANCE_ONLY: "output lengths and per-position acceptance: vLLM accepts drafts "
+    "by the dice here, so tokens do not follow the target",
+}
+
+
+def _parity(sweep: Sweep) -> dict[str, Any]:
+    return {
+        "rule": str(sweep.rule),
+        "compared": COMPARED[sweep.rule],
+        "broken": {cell.label: reason for cell, reason in sweep.broken.items()},
+    }
+
+
+def _finish(store: RunStore, status: RunStatus, console: Console) -> ExitCode:
+    """Final status, reports, the table on the terminal."""
+    store.finish(status, {"finished_at": _now()})
+    run = read_run(store.folder)
+    cells = summarise(run)
+    write_files(store.folder, run, cells)
+    print_summary(console, run, cells, store.folder)
+    if any(cell.verdict == Verdict.INVALID for cell in cells):
+        return ExitCode.CORRECTNESS_BROKEN
+    return ExitCode.INTERRUPTED if status is RunStatus.PARTIAL else ExitCode.OK
+
+
+@contextmanager
+def _stop_on_sigterm() -> Iterator[None]:
+    """Treat SIGTERM like Ctrl-C, so that a CI runner's stop keeps what was measured too."""
+
+    def interrupt(_signal: int, _frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    previous = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+
+
+def _since(began: float) -> float:
+    return round(time.perf_counter() - began, 3)
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")

@@ -1,0 +1,103 @@
+"""When has a sweep measured enough? By the intervals' width or by the clock, never the verdict.
+
+To look at a verdict again and again until it says something finds a difference where there is
+none in a quarter of runs (simulated: tests/benchmarks/coverage.py). Whether an interval is
+narrow does not tell where it lies, so a run may stop on it (Chow and Robbins, Annals of
+Mathematical Statistics 36, 1965). What remains is that a narrow interval is also a lucky one; a
+first look after FIRST_LOOK blocks and looks that lie LOOK_STEP apart keep the interval's
+coverage at the stop between 93 and 97 % (simulated likewise). The clock knows no ratio at all.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import ceil
+
+from nwor_bench.errors import ConfigError
+
+FIRST_LOOK = 10
+"""Fewest blocks on whose intervals a run may stop."""
+
+LOOK_STEP = 1.2
+"""Blocks at a look over those at the look before."""
+
+MAX_BLOCKS = 200
+"""Blocks at which a run ends that neither the width nor the clock has ended."""
+
+_UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
+
+
+@dataclass(frozen=True)
+class StoppingRule:
+    """How many timed blocks a sweep runs.
+
+    Attributes:
+        blocks: without `ci_width` and `time_budget_s` exactly so many, else at least (the clock
+            may end it before).
+        max_blocks: at most so many.
+        ci_width: stop when the half-width of every ratio's interval is at most this fraction.
+        time_budget_s: start no block that would end after so many seconds in timed batches.
+    """
+
+    blocks: int
+    max_blocks: int
+    ci_width: float | None = None
+    time_budget_s: float | None = None
+
+    @property
+    def looks(self) -> tuple[int, ...]:
+        """Numbers of blocks after which the widths are looked at, the last one aside."""
+        if self.ci_width is None:
+            return ()
+        found = [max(self.blocks, FIRST_LOOK)]
+        while found[-1] < self.max_blocks:
+            found.append(ceil(found[-1] * LOOK_STEP))
+        return tuple(look for look in found if look < self.max_blocks)
+
+    def stop(self, done: int, half_widths: Sequence[float | None], spent_s: float) -> str | None:
+        """Why to stop after `done` blocks, or None to go on.
+
+        `half_widths` are those of the compared cells (None: no interval) and count at looks only;
+        `spent_s` is the time in timed batches so far.
+        """
+        if done >= self.max_blocks:
+            return None if self.max_blocks == self.blocks else f"--max-blocks {self.max_blocks}"
+        if self.time_budget_s is not None and done:
+            expected = spent_s * (done + 1) / done
+            if expected > self.time_budget_s:
+                return f"--time-budget {self.time_budget_s:g}s: {spent_s:.1f} s were spent"
+        known = [width for width in half_widths if width is not None]
+        if (
+            self.ci_width is not None
+            and done in self.looks
+            and known
+            and len(known) == len(half_widths)
+            and max(known) <= self.ci_width
+        ):
+            widest = f"{100 * max(known):.2f} %"
+            return f"--ci-width {100 * self.ci_width:g}%: every ratio is known to +- {widest}"
+        return None
+
+
+def parse_fraction(flag: str, text: str) -> float:
+    """`0.5%` or `0.005`. Raises ConfigError unless it lies between 0 and 1."""
+    found = re.fullmatch(r"\s*([0-9.]+)\s*(%?)\s*", text)
+    try:
+        value = float(found.group(1)) / (100 if found.group(2) else 1) if found else 0.0
+    except ValueError:
+        value = 0.0
+    if not 0 < value < 1:
+        raise ConfigError.for_field(flag, text, "write for example 0.5% (half the interval)")
+    return value
+
+
+def parse_seconds(flag: str, text: str) -> float:
+    """`60s`, `5m`, `1h` or a number of seconds. Raises ConfigError unless it is more than 0."""
+    found = re.fullmatch(r"\s*([0-9.]+)\s*([a-z]*)\s*", text)
+    try:
+        value = float(found.group(1)) * _UNITS[found.group(2)] if found else 0.0
+    except (ValueError, KeyError):
+        value = 0.0
+    if not value > 0:
+        raise ConfigError.for_field(flag, text, "write for example 60s, 5m or 1h")
+    return value

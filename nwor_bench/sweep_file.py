@@ -1,0 +1,211 @@
+"""Sweeps as files: axes in TOML, and the runs that they span, grouped by engine. Pure."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from nwor_bench.config import Overrides, SweepSpec, resolve
+from nwor_bench.errors import ConfigError
+from nwor_bench.pairs.catalogue import DEFAULT_PAIR
+from nwor_bench.records import NworMode, ScvMode
+from nwor_bench.resources import resource_dir
+from nwor_bench.scenario import load_scenario
+from nwor_bench.toml_file import StrictModel, read_toml
+
+Dtype = Literal["auto", "bfloat16", "float16", "float32"]
+
+
+class Axes(StrictModel):
+    """What varies. Every combination is a run; the modes are the cells of each run.
+
+    An axis that is left out has one value: the scenario's, the pair's, or the default.
+    """
+
+    pairs: tuple[str, ...] = Field(default=(DEFAULT_PAIR,), min_length=1)
+    scenarios: tuple[str, ...] = Field(default=("short",), min_length=1)
+    draft_tokens: tuple[int, ...] = ()
+    requests: tuple[int, ...] = ()
+    temperature: tuple[float, ...] = ()
+    dtype: tuple[Dtype, ...] = ()
+    nwor_modes: tuple[NworMode, ...] = tuple(NworMode)
+    scv_modes: tuple[ScvMode, ...] = tuple(ScvMode)
+
+    @model_validator(mode="after")
+    def _each_once(self) -> "Axes":
+        for name in type(self).model_fields:
+            values = getattr(self, name)
+            if len(set(values)) < len(values):
+                raise ValueError(f"write each value of {name} once")
+        return self
+
+
+class Settings(StrictModel):
+    """What all runs share; the names and values are those of `nwor-bench sweep`'s flags."""
+
+    batches: int | None = None
+    warmup: int | None = None
+    max_warmup: int | None = None
+    max_new_tokens: int | None = None
+    max_model_len: int | None = None
+    ci_width: str | None = None
+    max_blocks: int | None = None
+    time_budget: str | None = None
+    seed: int | None = None
+    block_size: int | None = None
+    kv_cache_gib: float | None = None
+    tensor_parallel_size: int = 1
+
+
+class SweepFile(StrictModel):
+    """One sweeps/NAME.toml."""
+
+    name: str = Field(default="", pattern=r"^([A-Za-z0-9][A-Za-z0-9._-]*)?$")
+    description: str = ""
+    axes: Axes = Axes()
+    settings: Settings = Settings()
+
+
+@dataclass(frozen=True)
+class Point:
+    """One run of a sweep: its number from 1, its place on the axes, its configuration."""
+
+    number: int
+    pair: str
+    scenario: str
+    spec: SweepSpec
+
+    @property
+    def axes(self) -> dict[str, str | int | float | None]:
+        """Its place on the axes, by name."""
+        scenario = self.spec.scenario
+        return {
+            "pair": self.pair,
+            "scenario": self.scenario,
+            "draft_tokens": scenario.draft_tokens,
+            "requests": scenario.requests,
+            "temperature": scenario.temperature,
+            "dtype": self.spec.dtype,
+        }
+
+    @property
+    def label(self) -> str:
+        """For people: `tiny short, 4 drafts, 8 requests, temperature 0, float32`."""
+        scenario = self.spec.scenario
+        dtype = self.spec.dtype or "the pair's dtype"
+        return (
+            f"{Path(self.pair).stem} {scenario.name}, {scenario.draft_tokens} drafts, "
+            f"{scenario.requests} requests, temperature {scenario.temperature:g}, {dtype}"
+        )
+
+    @property
+    def folder(self) -> str:
+        """Its run folder within the sweep's: `03-tiny-short-k4-r8`."""
+        scenario = self.spec.scenario
+        parts = [f"{self.number:02d}", Path(self.pair).stem, scenario.name]
+        parts += [f"k{scenario.draft_tokens}", f"r{scenario.requests}"]
+        parts += [f"t{scenario.temperature:g}", self.spec.dtype or ""]
+        return "-".join(part for part in parts if part)
+
+
+@dataclass(frozen=True)
+class EngineGroup:
+    """Runs that one engine serves, and the configuration that it is started with.
+
+    `spec` is that of the largest run: room for the most requests and the longest of them.
+    """
+
+    number: int
+    spec: SweepSpec
+    points: tuple[Point, ...]
+
+
+def load_sweep(path: Path) -> SweepFile:
+    """Read a sweep file; a shipped one by its name alone too.
+
+    Raises ConfigError naming file, line and field of all that is wrong in it.
+    """
+    shipped = resource_dir("sweeps")
+    if path.suffix != ".toml":
+        names = sorted(file.stem for file in shipped.glob("*.toml"))
+        if str(path) not in names:
+            raise ConfigError.unknown("--file", str(path), names)
+        path = shipped / f"{path}.toml"
+    sweep = read_toml(path, SweepFile)
+    return sweep.model_copy(update={"name": sweep.name or path.stem})
+
+
+def make_points(sweep: SweepFile) -> tuple[Point, ...]:
+    """Every combination of the axes, in the file's order, the last axis fastest.
+
+    Raises ConfigError as `resolve` does, with the run that it concerns.
+    """
+    axes = sweep.axes
+    points = []
+    combinations = product(
+        axes.pairs,
+        axes.scenarios,
+        axes.dtype or (None,),
+        axes.draft_tokens or (None,),
+        axes.requests or (None,),
+        axes.temperature or (None,),
+    )
+    for number, (pair, scenario, dtype, drafts, requests, heat) in enumerate(combinations, start=1):
+        values = Overrides(draft_tokens=drafts, requests=requests, temperature=heat)
+        points.append(Point(number, pair, scenario, _spec(sweep, scenario, dtype, values)))
+    return tuple(points)
+
+
+def _spec(sweep: SweepFile, scenario: str, dtype: str | None, values: Overrides) -> SweepSpec:
+    shared = sweep.settings
+    overrides = replace(
+        values,
+        batches=shared.batches,
+        warmup=shared.warmup,
+        max_new_tokens=shared.max_new_tokens,
+        max_model_len=shared.max_model_len,
+        seed=shared.seed,
+    )
+    return resolve(
+        load_scenario(scenario),
+        overrides,
+        nwor_modes=",".join(sweep.axes.nwor_modes),
+        scv_modes=",".join(sweep.axes.scv_modes),
+        dtype=dtype,
+        block_size=shared.block_size,
+        tensor_parallel_size=shared.tensor_parallel_size,
+        kv_cache_gib=shared.kv_cache_gib,
+        ci_width=shared.ci_width,
+        max_blocks=shared.max_blocks,
+        time_budget=shared.time_budget,
+        max_warmup=shared.max_warmup,
+    )
+
+
+def group_by_engine(points: Sequence[Point]) -> tuple[EngineGroup, ...]:
+    """The fewest engines: runs whose engine differs in nothing but its room share one.
+
+    Pair, dtype and draft tokens (vLLM's speculative_config) need an engine of their own;
+    requests, scenarios and temperature do not. Groups and their runs keep the order of the
+    points.
+    """
+    groups: dict[tuple[object, ...], list[Point]] = {}
+    for point in points:
+        key = (point.pair, point.spec.dtype, point.spec.scenario.draft_tokens)
+        groups.setdefault(key, []).append(point)
+    return tuple(
+        EngineGroup(number, _roomiest(own), tuple(own))
+        for number, own in enumerate(groups.values(), start=1)
+    )
+
+
+def _roomiest(points: Sequence[Point]) -> SweepSpec:
+    spec = points[0].spec
+    room = {
+        "requests": max(point.spec.scenario.requests for point in points),
+        "max_model_len": max(point.spec.scenario.max_model_len for point in points),
+    }
+    return replace(spec, scenario=spec.scenario.model_copy(update=room))

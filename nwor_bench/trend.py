@@ -1,0 +1,68 @@
+"""Is a series of times steady? Trend tests for warm-up and for drift. Pure.
+
+The trend is Mann and Kendall's (Kendall's tau against time; exact for short series without
+ties, scipy.stats.kendalltau), its size that of Theil and Sen's slope (scipy.stats.theilslopes).
+Both rest on ranks and medians: one wild value moves neither.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy import stats
+
+WARMUP_LOOKBACK = 5
+"""Batches that must be steady. Five rising or falling in a row have p = 0.017, four 0.083."""
+
+MAX_DRIFT = 0.01
+"""A certain trend of less than this over the whole series is no trend that matters."""
+
+MAX_SPREAD = 0.10
+"""Longest over shortest of the steady batches, less 1."""
+
+_SIGNIFICANCE = 0.05
+
+
+@dataclass(frozen=True)
+class Trend:
+    """A series' drift from its first to its last value, as a fraction of its median."""
+
+    p_value: float
+    drift: float
+
+    @property
+    def matters(self) -> bool:
+        """True if there is a trend (p < 0.05) of more than MAX_DRIFT."""
+        return self.p_value < _SIGNIFICANCE and abs(self.drift) > MAX_DRIFT
+
+
+def trend(values: Sequence[float]) -> Trend:
+    """The trend of positive values that were measured one after the other.
+
+    Fewer than three, or equal ones, have none (p = 1).
+    """
+    count = len(values)
+    if count < 3 or len(set(values)) == 1:
+        return Trend(1.0, 0.0)
+    places = np.arange(count)
+    p_value = float(stats.kendalltau(places, values).pvalue)
+    slope = float(stats.theilslopes(values, places).slope)
+    return Trend(p_value, slope * (count - 1) / float(np.median(values)))
+
+
+def not_steady(values: Sequence[float], lookback: int = WARMUP_LOOKBACK) -> str | None:
+    """Why the last `lookback` values are not steady, in words; None if they are.
+
+    Steady means: there are that many, they show no trend that matters, and the longest is at
+    most MAX_SPREAD over the shortest.
+    """
+    if len(values) < lookback:
+        return f"only {len(values)} of the {lookback} batches that it takes to tell"
+    last = list(values[-lookback:])
+    found = trend(last)
+    if found.matters:
+        return f"a trend of {100 * found.drift:+.1f} % over {lookback} batches"
+    spread = max(last) / min(last) - 1
+    if spread > MAX_SPREAD:
+        return f"a spread of {100 * spread:.0f} % over {lookback} batches"
+    return None

@@ -1,0 +1,76 @@
+"""Made-up runs that differ from `make_run` in a known way, for tests of `compare`."""
+
+import shutil
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from nwor_bench.aggregate import summarise
+from nwor_bench.cell_data import gather_cells
+from nwor_bench.invariants import cell_key
+from nwor_bench.report import write_reports
+from nwor_bench.store import RunData
+from nwor_bench.stored_run import StoredRun
+from tests.synthetic_run import save_run
+
+Factors = Mapping[tuple[str, str], float]
+
+
+def slowed(
+    run: RunData, factors: Factors, *, machine: float = 1.0, noise: float = 0.002, seed: int = 1
+) -> RunData:
+    """The run again with other noise, all of it `machine` times as slow, cells by their factor.
+
+    A factor's key is (NWOR mode, SCV mode); it leaves the A/A arm alone. The noise is one factor
+    a batch, in the windows and the latency alike, of 1 +- `noise`.
+    """
+    rng = Random(seed)
+    drawn: dict[Any, float] = {}
+
+    def factor(record: Any) -> float:
+        place = (cell_key(record), record.batch)
+        chance = drawn.setdefault(place, rng.uniform(1 - noise, 1 + noise))
+        own = 1.0 if record.arm else factors.get((record.nwor_mode, record.scv_mode), 1.0)
+        return machine * own * chance
+
+    return replace(
+        run,
+        batches=tuple(replace(b, latency_ms=b.latency_ms * factor(b)) for b in run.batches),
+        windows=tuple(replace(w, wall_ms=(w.wall_ms or 0) * factor(w)) for w in run.windows),
+    )
+
+
+def with_header(run: RunData, part: str, **values: Any) -> RunData:
+    """The run with fields of one part of its header changed."""
+    return replace(run, header={**run.header, part: {**run.header[part], **values}})
+
+
+def other_prompts(run: RunData) -> RunData:
+    """The run as if it had drawn other prompts."""
+    batches = tuple(replace(b, prompt_digest=f"other {b.prompt_digest}") for b in run.batches)
+    return replace(run, batches=batches)
+
+
+def stored(run: RunData) -> StoredRun:
+    """The run as `load_stored` gives it, without a folder."""
+    return StoredRun(
+        folder=Path("somewhere"),
+        header=run.header,
+        cells={cell_key(cell): cell for cell in summarise(run)},
+        data={cell.key: cell for cell in gather_cells(run)},
+        source="records.jsonl",
+        warnings=(),
+    )
+
+
+def save_baseline(run: RunData, folder: Path, *files: str) -> Path:
+    """The run with its reports, of which only run.json and the files named are kept."""
+    whole = folder.with_name(f"{folder.name}-whole")
+    save_run(run, whole)
+    write_reports(whole)
+    folder.mkdir()
+    for name in ("run.json", *files):
+        shutil.copy(whole / name, folder)
+    return folder

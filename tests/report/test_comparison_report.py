@@ -1,0 +1,187 @@
+"""A comparison as people and programs read it."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from nwor_bench.compare import DecideBy, compare_runs
+from nwor_bench.report.comparison import comparison_json, comparison_markdown, print_comparison
+from nwor_bench.report.comparison_text import headline, how_decided, notes, reasons
+from tests.changed_run import other_prompts, slowed, stored, with_header
+from tests.synthetic_run import change_batches, change_windows, make_run
+
+RUN = make_run(blocks=12, device="cuda", aa=True)
+BASE = stored(RUN)
+WORSE = slowed(RUN, {("stage", "graph"): 1.05}, machine=1.2)
+
+
+def is_adaptive(record) -> bool:
+    return (record.nwor_mode, record.scv_mode) == ("stage", "adaptive")
+
+
+def compare(new, **options):
+    return compare_runs(BASE, stored(new), **options)
+
+
+def shown(comparison, width: int) -> str:
+    console = Console(width=width, color_system=None, force_terminal=False)
+    with console.capture() as capture:
+        print_comparison(console, comparison)
+    return capture.get()
+
+
+def big(comparison):
+    """The comparison with the largest numbers that a long sweep would give."""
+    values = {"window_ms_mean": 123.45, "tokens_per_s": 98765.4, "acceptance_rate": 1.0}
+    cells = [
+        replace(c, base=replace(c.base, **values), new=replace(c.new, **values, parity="INVALID"))
+        for c in comparison.cells
+    ]
+    return replace(comparison, cells=tuple(cells))
+
+
+@pytest.mark.parametrize("width", [80, 120])
+@pytest.mark.parametrize("change", [lambda c: c, big], ids=["usual", "big"])
+def test_the_terminal_shows_every_number_in_80_columns(width: int, change) -> None:
+    comparison = change(compare(WORSE))
+    text = shown(comparison, width)
+    assert max(len(line.rstrip()) for line in text.splitlines()) <= width
+    assert "…" not in text
+    for cell in comparison.cells:
+        rows = [line for line in text.splitlines() if line.startswith(f"{cell.label}  ")]
+        assert str(cell.outcome) in rows[0]
+        assert f"{cell.time.ratio:.3f} [{cell.time.interval.low:.3f}, " in rows[0]
+        assert f"{cell.base.window_ms_mean:.2f} → {cell.new.window_ms_mean:.2f}" in rows[1]
+        rates = [side.tokens_per_s for side in (cell.base, cell.new)]
+        digits = 0 if min(rates) > 1000 else 1
+        assert " → ".join(f"{rate:,.{digits}f}" for rate in rates) in rows[1]
+    assert " ".join(headline(comparison).split()) in " ".join(text.split())
+
+
+def test_the_headline_says_which_way_and_how_sure() -> None:
+    assert headline(compare(WORSE)).startswith("1 regression: stage x graph got worse; ")
+    assert headline(compare(RUN)).startswith("No regression: ")
+    noisy = headline(compare(slowed(RUN, {}, noise=0.2)))
+    assert noisy.startswith("No regression was shown, and none can be ruled out: ")
+    alone = replace(
+        RUN,
+        batches=tuple(b for b in RUN.batches if b.scv_mode == b.nwor_mode == "off"),
+        windows=tuple(w for w in RUN.windows if w.scv_mode == w.nwor_mode == "off"),
+    )
+    assert headline(compare_runs(stored(alone), stored(alone))).startswith("Nothing was compared: ")
+
+
+def test_the_output_says_which_number_decides() -> None:
+    assert "ratio to off x off decides" in how_decided(compare(WORSE))
+    assert "The time itself decides" in how_decided(compare(WORSE, decide_by=DecideBy.TIME))
+    assert "above 1 % (--threshold)" in how_decided(compare(WORSE))
+    assert "above 5 % (--threshold)" in how_decided(compare(WORSE, threshold=0.05))
+    loud = slowed(RUN, {}, noise=0.1)
+    floor = compare(loud).noise_floor
+    assert floor > 0.01
+    assert f"above {100 * floor:.3g} %: so far from 1" in how_decided(compare(loud))
+
+
+def test_notes_tell_what_weakens_the_numbers() -> None:
+    def told(new, base=BASE, **options) -> str:
+        return " ".join(notes(compare_runs(base, stored(new), **options)))
+
+    assert "12 blocks of the same prompts" in told(WORSE)
+    assert "times as long as in BASE, more than the blocks' noise explains" in told(WORSE)
+    assert "which the blocks' noise explains" in told(slowed(RUN, {}, seed=3))
+    assert "not paired" in told(other_prompts(WORSE))
+    assert "not paired" not in told(WORSE)
+    assert "whole batches" in told(change_windows(WORSE, lambda w: True, wall_ms=None))
+    assert "another start" not in told(WORSE)
+    assert "one start of one process" in told(WORSE)
+    assert "judge the harness" in told(with_header(RUN, "engine", device="cpu"), force=True)
+    assert "device: BASE cuda, NEW cpu" in told(
+        with_header(RUN, "engine", device="cpu"), force=True
+    )
+    assert "seed: BASE 3, NEW 8" in told(with_header(RUN, "spec", seed=8))
+    summaries = replace(BASE, data={}, source="cell summaries")
+    assert "BASE kept only cell summaries: times have no interval" in told(RUN, summaries)
+    cut = replace(BASE, warnings=("it did not end as planned (status: partial)",))
+    assert "BASE: it did not end as planned (status: partial)." in told(RUN, cut)
+
+
+def test_other_acceptance_on_the_same_prompts_is_told() -> None:
+    def accepting_less(run):
+        new = stored(run)
+        key = next(key for key in new.cells if key[1:3] == ("stage", "adaptive"))
+        return replace(new, cells={**new.cells, key: replace(new.cells[key], acceptance_rate=0.01)})
+
+    found = notes(compare_runs(BASE, accepting_less(WORSE)))
+    assert any("share of drafts was accepted: stage x adaptive." in note for note in found)
+    for new in (accepting_less(other_prompts(WORSE)), stored(WORSE)):
+        assert not any("another share" in note for note in notes(compare_runs(BASE, new)))
+
+
+def test_reasons_name_the_cells_that_share_them() -> None:
+    broken = change_batches(RUN, is_adaptive, parity="INVALID", first_mismatch="token 3")
+    found = reasons(compare(broken))
+    assert any(
+        line.startswith("REGRESSION: stage x adaptive: INVALID in NEW: ") and "token 3" in line
+        for line in found
+    )
+    noisy = [line for line in reasons(compare(slowed(RUN, {}, noise=0.2))) if "holds 1" in line]
+    assert len(noisy) == 1
+    assert "stage x off, stage x graph and stage x adaptive" in noisy[0]
+
+
+def test_markdown_puts_the_verdict_first_and_every_cell_in_both_tables() -> None:
+    comparison = compare(WORSE)
+    text = comparison_markdown(comparison)
+    assert text.splitlines()[2] == f"**{headline(comparison)}**"
+    for cell in comparison.cells:
+        rows = [line for line in text.splitlines() if line.startswith("|")]
+        assert [line.split("|")[1].strip() for line in rows].count(cell.label) == 2
+    cell = next(c for c in comparison.cells if c.label == "stage x graph")
+    row = next(line for line in text.splitlines() if "| REGRESSION " in line)
+    change = cell.ratio.interval
+    assert f"{cell.ratio.ratio:.3f} [{change.low:.3f}, {change.high:.3f}]" in row
+    assert f"{cell.base.window_ms_mean:.2f} → {cell.new.window_ms_mean:.2f}" in text
+    assert "git 0123abc" in text
+
+
+def test_json_holds_the_whole_comparison() -> None:
+    few = compare_runs(stored(make_run(blocks=2)), stored(make_run(blocks=2)))
+    for comparison in (compare(WORSE), few):
+        content = json.loads(comparison_json(comparison, strict=True))
+        assert content["comparison_version"] == 1
+        assert content["exit_code"] == comparison.exit_code(strict=True)
+        assert len(content["cells"]) == len(comparison.cells)
+        for written, cell in zip(content["cells"], comparison.cells, strict=True):
+            assert written["outcome"] == cell.outcome
+            assert written["p_value_holm"] == cell.p_value_holm
+            for name, change in (("ratio_change", cell.ratio), ("time_change", cell.time)):
+                if change is None:
+                    assert written[name] is None
+                    continue
+                interval = change.interval
+                assert written[name]["ratio"] == change.ratio
+                assert written[name]["low"] == (interval and interval.low)
+                assert written[name]["paired"] is change.paired
+    assert few.cells[0].time.interval is None
+
+
+def test_two_pairs_are_told_apart() -> None:
+    def both(run):
+        other = tuple(replace(b, pair="other") for b in run.batches)
+        windows = tuple(replace(w, pair="other") for w in run.windows)
+        return replace(run, batches=run.batches + other, windows=run.windows + windows)
+
+    comparison = compare_runs(stored(both(RUN)), stored(both(WORSE)))
+    assert len(comparison.cells) == 14
+    assert "other: stage x graph and toy: stage x graph got worse" in headline(comparison)
+    text = shown(comparison, 80)
+    assert max(len(line.rstrip()) for line in text.splitlines()) <= 80
+
+
+def test_the_folders_can_be_copied_from_a_narrow_terminal() -> None:
+    long = replace(BASE, folder=Path("/a" * 60))
+    comparison = compare_runs(long, stored(RUN))
+    assert f"BASE {'/a' * 60}\n" in shown(comparison, 80)

@@ -1,0 +1,299 @@
+"""Sweep files: faults named by line, the fewest engines, every run in its folder."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from fake_engine import FakeEngine, accept_arguments
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nwor_bench.config import SweepSpec
+from nwor_bench.errors import ConfigError, EngineError, ExitCode, StoreError
+from nwor_bench.pairs import ResolvedPair
+from nwor_bench.records import NworMode, ScvMode
+from nwor_bench.store import read_run
+from nwor_bench.sweep_file import Axes, SweepFile, group_by_engine, load_sweep, make_points
+from nwor_bench.sweep_run import check_flags, resume_sweep, run_sweep
+
+SMALL = """
+name = "small"
+[axes]
+pairs = ["tiny", "tiny-ngram"]
+requests = [1, 2]
+nwor_modes = ["off", "stage"]
+scv_modes = ["off"]
+[settings]
+batches = 3
+max_new_tokens = 6
+max_warmup = 1
+"""
+
+
+@pytest.fixture
+def small(tmp_path: Path, own_surroundings: None) -> Path:
+    path = tmp_path / "small.toml"
+    path.write_text(SMALL)
+    return path
+
+
+class Engines:
+    """Gives a new stand-in for every start, and remembers what each was started with."""
+
+    def __init__(self, failing: dict[int, BaseException] | None = None) -> None:
+        self.failing = failing or {}
+        self.started: list[FakeEngine] = []
+        self.specs: list[SweepSpec] = []
+
+    def __call__(self, pair: ResolvedPair, spec: SweepSpec, log: Path | None) -> FakeEngine:
+        assert not self.started or self.started[-1].closed == 1, "two engines at once"
+        self.specs.append(spec)
+        fault = self.failing.pop(len(self.started), None)
+        self.started.append(FakeEngine(failing={} if fault is None else {5: fault}))
+        return self.started[-1]
+
+
+def sweep(path: Path, engines: Engines, **flags: Any) -> ExitCode:
+    return run_sweep(
+        path, Path("out"), engine_factory=engines, check_engine=accept_arguments, **flags
+    )
+
+
+def index() -> dict[str, Any]:
+    content: dict[str, Any] = json.loads(Path("out/sweep.json").read_text())
+    return content
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("drafts = [2]", r"s\.toml:3: axes\.drafts.*did you mean 'draft_tokens'"),
+        ("requests = 4", r"s\.toml:3: axes\.requests: 4 .* write"),
+        ("requests = []\npairs = []", r"s\.toml:4: axes\.pairs"),
+        ('dtype = ["float8"]', r"s\.toml:3: axes\.dtype"),
+        ("requests = [1, 2, 1]", r"write each value of requests once"),
+        ("[setting]\nbatches = 2", r"s\.toml:3: setting .*did you mean 'settings'"),
+        ("[settings]\nci_with = '1%'", r"settings\.ci_with.*did you mean 'ci_width'"),
+    ],
+)
+def test_faults_are_named_by_line_and_nearest_name(tmp_path: Path, line: str, words: str) -> None:
+    path = tmp_path / "s.toml"
+    path.write_text(f"# a comment\n[axes]\n{line}\n")
+    with pytest.raises(ConfigError, match=words):
+        load_sweep(path)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ("ci_width = 'half'", "--ci-width: 'half'"),
+        ("batches = 0", "--batches: 0"),
+        ("max_blocks = 9", "--max-blocks: 9"),
+    ],
+)
+def test_values_meet_the_rules_of_the_flags(tmp_path: Path, settings: str, words: str) -> None:
+    path = tmp_path / "s.toml"
+    path.write_text(f"[settings]\n{settings}\n")
+    with pytest.raises(ConfigError, match=words):
+        make_points(load_sweep(path))
+
+
+def test_a_sweep_without_off_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "s.toml"
+    path.write_text('[axes]\nnwor_modes = ["stage"]\n')
+    with pytest.raises(ConfigError, match="every cell is compared with off x off"):
+        make_points(load_sweep(path))
+
+
+def test_unknown_names_are_refused_with_the_nearest() -> None:
+    with pytest.raises(ConfigError, match="did you mean 'quick'"):
+        load_sweep(Path("quik"))
+
+
+@pytest.mark.parametrize("name", ["quick", "full"])
+def test_the_shipped_sweeps_are_sound(name: str) -> None:
+    shipped = load_sweep(Path(name))
+    assert shipped.name == name
+    assert make_points(shipped)
+    assert load_sweep(Path(f"sweeps/{name}.toml")) == shipped
+
+
+def axis(values: list[Any]) -> st.SearchStrategy[tuple[Any, ...]]:
+    return st.lists(st.sampled_from(values), unique=True, max_size=3).map(tuple)
+
+
+@given(
+    pairs=axis(["tiny", "smollm2", "tiny-ngram"]).filter(bool),
+    scenarios=axis(["short", "medium", "mixed"]).filter(bool),
+    draft_tokens=axis([2, 4, 8]),
+    requests=axis([1, 8, 32]),
+    temperature=axis([0.0, 0.8]),
+    dtype=axis(["float32", "bfloat16"]),
+)
+def test_every_combination_runs_once_and_engines_start_least(**axes: Any) -> None:
+    points = make_points(SweepFile(axes=Axes(**axes)))
+    count = 1
+    for values in axes.values():
+        count *= max(1, len(values))
+    assert len({point.label for point in points}) == len(points) == count
+    assert len({point.folder for point in points}) == count
+    assert [point.number for point in points] == list(range(1, count + 1))
+    groups = group_by_engine(points)
+    assert sorted(p.number for g in groups for p in g.points) == list(range(1, count + 1))
+    # One engine for every pair, dtype and number of drafts is the least that there can be.
+    drafts = axes["draft_tokens"] or {p.spec.scenario.draft_tokens for p in points}
+    assert len(groups) == len(axes["pairs"]) * max(1, len(axes["dtype"])) * len(drafts)
+    for group in groups:
+        assert {(p.pair, p.spec.dtype, p.spec.scenario.draft_tokens) for p in group.points} == {
+            (group.points[0].pair, group.spec.dtype, group.spec.scenario.draft_tokens)
+        }
+        for point in group.points:  # every run fits into its engine
+            assert point.spec.scenario.requests <= group.spec.scenario.requests
+            assert point.spec.scenario.max_model_len <= group.spec.scenario.max_model_len
+
+
+def test_a_sweep_leaves_a_run_folder_each_an_index_and_a_summary(small: Path) -> None:
+    engines = Engines()
+    assert sweep(small, engines) is ExitCode.OK
+    assert [spec.scenario.requests for spec in engines.specs] == [2, 2]
+    assert [engine.closed for engine in engines.started] == [1, 1]
+    runs = index()["runs"]
+    assert [(r["pair"], r["requests"], r["engine"]) for r in runs] == [
+        ("tiny", 1, 1), ("tiny", 2, 1), ("tiny-ngram", 1, 2), ("tiny-ngram", 2, 2),
+    ]  # fmt: skip
+    assert {run["status"] for run in runs} == {"done"}
+    for run in runs:
+        data = read_run(Path("out") / run["folder"])
+        assert data.header["status"] == "complete"
+        assert data.header["scenario"]["requests"] == run["requests"]
+        assert {batch.requests for batch in data.batches} == {run["requests"]}
+        assert (Path("out") / run["folder"] / "report.html").is_file()
+    summary = pd.read_csv("out/summary.csv")
+    assert len(summary) == 4 * 3  # off x off, stage x off, the A/A arm
+    assert set(summary.requests) == {1, 2}
+    assert "off x off (A/A)" in Path("out/summary.md").read_text()
+    assert index()["finished_at"]
+
+
+def test_a_dry_run_tells_cells_engines_time_and_memory_and_writes_nothing(
+    small: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    before = sorted(tmp_path.iterdir())
+
+    def refuse(*_: object) -> Any:
+        raise AssertionError("something was started")
+
+    code = run_sweep(small, None, dry_run=True, engine_factory=refuse, check_engine=refuse)
+    out = capsys.readouterr().out
+    assert code is ExitCode.OK
+    assert "sweep small: 4 runs, engine starts: 2" in out
+    assert "off x off, stage x off, off x off (A/A)" in out
+    assert out.count("GiB of KV cache") == 2
+    assert out.count("at most 3 blocks, 13 batches, about ") == 4
+    assert " in all" in out
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_a_failing_run_ends_the_sweep_and_the_index_says_so(small: Path) -> None:
+    with pytest.raises(EngineError, match="no luck"):
+        sweep(small, Engines({0: EngineError("no luck")}))
+    runs = index()["runs"]
+    assert [run["status"] for run in runs] == ["failed"] + ["pending"] * 3
+    assert (runs[0]["error"], runs[0]["exit_code"]) == ("no luck", 1)
+    assert index()["finished_at"] is None
+
+
+def test_a_failing_run_may_be_passed_over(small: Path) -> None:
+    """The engine whose batch failed serves no further run."""
+    engines = Engines({0: EngineError("no luck")})
+    assert sweep(small, engines, continue_on_error=True) is ExitCode.FAILED
+    assert [run["status"] for run in index()["runs"]] == ["failed"] + ["done"] * 3
+    assert len(engines.started) == 3
+    assert "no luck" in Path("out/summary.md").read_text() or Path("out/summary.csv").is_file()
+
+
+def test_an_interrupted_sweep_goes_on(small: Path) -> None:
+    assert sweep(small, Engines({1: KeyboardInterrupt()})) is ExitCode.INTERRUPTED
+    assert [run["status"] for run in index()["runs"]] == [
+        "done", "done", "interrupted", "pending",
+    ]  # fmt: skip
+    engines = Engines()
+    code = resume_sweep(
+        Path("out"), small, engine_factory=engines, check_engine=accept_arguments
+    )  # fmt: skip
+    assert code is ExitCode.OK
+    assert len(engines.started) == 1
+    assert {run["status"] for run in index()["runs"]} == {"done"}
+    third = read_run(Path("out") / index()["runs"][2]["folder"])
+    assert [event["event"] for event in third.events] == ["interrupted", "resumed"]
+    assert len(third.batches) == 2 + 3 * 4
+    with pytest.raises(ConfigError, match="all of its runs are done"):
+        resume_sweep(Path("out"), engine_factory=engines, check_engine=accept_arguments)
+
+
+def test_an_interruption_of_a_broken_run_ends_the_sweep_too(small: Path) -> None:
+    """Exit code 3 is the run's, and nobody may take it for leave to start the next one."""
+    engines = Engines({0: KeyboardInterrupt()})
+    original = engines.__call__
+
+    class Broken(Engines):
+        def __call__(self, *arguments: Any) -> FakeEngine:
+            engine = original(*arguments)
+            engine.wrong = lambda number, cell: cell.label == "stage x off"
+            return engine
+
+    assert sweep(small, Broken()) is ExitCode.INTERRUPTED
+    assert [run["status"] for run in index()["runs"]] == ["interrupted"] + ["pending"] * 3
+
+
+def test_a_sweep_goes_on_with_its_own_contents_only(small: Path) -> None:
+    sweep(small, Engines({1: KeyboardInterrupt()}))
+    small.write_text(SMALL.replace("batches = 3", "batches = 4"))
+    with pytest.raises(ConfigError, match="begun with other contents"):
+        resume_sweep(Path("out"), small, engine_factory=Engines(), check_engine=accept_arguments)
+
+
+def test_wrong_numbers_are_worse_than_none(small: Path) -> None:
+    engines = Engines({0: EngineError("no luck")})
+    broken = Engines.__call__
+
+    def call(self: Engines, *arguments: Any) -> FakeEngine:
+        engine = broken(self, *arguments)
+        if len(self.started) == 3:
+            engine.wrong = lambda number, cell: cell.label == "stage x off"
+        return engine
+
+    factory = type("Broken", (Engines,), {"__call__": call})(engines.failing)
+    assert sweep(small, factory, continue_on_error=True) is ExitCode.CORRECTNESS_BROKEN
+
+
+def test_a_folder_that_holds_a_sweep_is_refused(small: Path) -> None:
+    sweep(small, Engines())
+    with pytest.raises(ConfigError, match=r"--output.*already holds a sweep"):
+        sweep(small, Engines())
+
+
+def test_an_index_of_another_version_is_refused(small: Path) -> None:
+    sweep(small, Engines())
+    path = Path("out/sweep.json")
+    path.write_text(json.dumps({**index(), "format_version": 7}))
+    with pytest.raises(StoreError, match="format_version 7 is unknown"):
+        resume_sweep(Path("out"))
+
+
+def test_flags_that_the_file_decides_are_refused() -> None:
+    check_flags({"file": "x", "output": "y", "dry_run": True, "verbose": False})
+    with pytest.raises(ConfigError, match=r"--requests: 4 .* write it under \[axes\]"):
+        check_flags({"file": "x", "requests": 4})
+
+
+def test_modes_are_the_cells_of_every_run() -> None:
+    axes = Axes(nwor_modes=(NworMode.OFF,), scv_modes=(ScvMode.OFF, ScvMode.GRAPH))
+    (point,) = make_points(SweepFile(axes=axes))
+    assert [cell.label for cell in point.spec.cells("p")] == [
+        "off x off", "off x graph", "off x off (A/A)",
+    ]  # fmt: skip
+    assert replace(point, number=7).folder.startswith("07-smollm2-short")

@@ -2,7 +2,8 @@
 
 vLLM's V2 sampler leaves `num_sampled` on the device. Mode `off` copies it to the host and loops,
 the reference. Mode `graph` replays a CUDA graph of the kernel, one a bucketed shape, captured
-when the shape is first seen. Mode `adaptive` launches the kernel eagerly until a shape has
+when the shape is first seen; it reads a copy of the counts, or the counts themselves once vLLM
+has put them at the same address `RECURS` times. Mode `adaptive` launches the kernel eagerly until a shape has
 recurred `TRIALS` times, then replays it as often, and from then on does what took the host less
 time. What each window did is counted.
 """
@@ -12,7 +13,6 @@ import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
 from statistics import median
 
 import numpy as np
@@ -30,8 +30,17 @@ TRIALS = 8
 MOST_GRAPHS = 32
 """Captured shapes kept; the one longest unused is evicted for a new one."""
 
+RECURS = 4
+"""Times that a shape's counts lay at an address before a graph reads them there."""
+
+MOST_IN_PLACE = 4
+"""Addresses of counts that a shape is captured for."""
+
 Shape = tuple[str, int, int]
 """What is launched, and the two numbers that its launches have in common."""
+
+Place = tuple[int, int]
+"""Where counts lie: their address, and how many they are."""
 
 
 @dataclass(frozen=True)
@@ -52,10 +61,11 @@ class DeviceValidation:
 
 @dataclass
 class _Trial:
-    """Adaptive's knowledge of one shape: host seconds of each way, and which one pays."""
+    """What is known of one shape: where its counts lay, and adaptive's host seconds each way."""
 
     eager: list[float] = field(default_factory=list)
     replayed: list[float] = field(default_factory=list)
+    places: Counter[Place] = field(default_factory=Counter)
 
     @property
     def replay_pays(self) -> bool:
@@ -67,10 +77,15 @@ class _Trial:
 
 @dataclass
 class _Captured:
-    """A graph and the buffer that its input is copied to."""
+    """A shape's graphs: one that reads a buffer of its own, and some that read vLLM's counts.
+
+    PyTorch's allocator hands out the same few addresses for a step's counts again and again. A
+    graph that reads such an address needs no copy, and is replayed only while counts lie there.
+    """
 
     graph: torch.cuda.CUDAGraph
     num_sampled: Tensor
+    in_place: dict[Place, torch.cuda.CUDAGraph] = field(default_factory=dict)
 
 
 class DeviceValidator:
@@ -93,6 +108,7 @@ class DeviceValidator:
         self._graphs: OrderedDict[Shape, _Captured] = OrderedDict()
         self._trials: dict[Shape, _Trial] = {}
         self._cannot_capture: str | None = None
+        self._mask_launches: dict[int, Callable[[Tensor], None]] = {}
 
     def switch(self, mode: ScvMode) -> None:
         """Start a mode anew: counters at zero, adaptive's memory of shapes empty.
@@ -103,30 +119,32 @@ class DeviceValidator:
         self.counters = Counter()
         self.fallbacks = Counter()
 
-    def validate(self, num_sampled: Tensor, drafts: np.ndarray) -> DeviceValidation:
+    def validate(
+        self, num_sampled: Tensor, drafts: np.ndarray, uniform: int | None
+    ) -> DeviceValidation:
         """Decide which drafts were accepted.
 
         Args:
             num_sampled: [requests] int32 on the device: accepted drafts + 1, or 0 for a
                 request that only prefills.
             drafts: [requests] int32 on the host, drafts of each request.
+            uniform: drafts of every request where all have as many.
         """
         if self.mode is ScvMode.OFF:
             return self._on_host(num_sampled, drafts)
         num_accepted = self._num_accepted[: len(drafts)]
-        uniform = int(drafts[0])
-        if not (drafts == uniform).all():
+        if uniform is None:
             self._count_fallback("uneven_windows")
             self._launch_uneven(num_sampled, drafts, num_accepted)
             return DeviceValidation(num_accepted, "device", "uneven_windows")
         requests = _bucket(len(drafts))
-        path, reason = self.run(
-            ("mask", requests, uniform),
-            requests,
-            partial(self._launch_mask, uniform),
-            num_sampled,
-        )
+        shape = ("mask", requests, uniform)
+        path, reason = self.run(shape, requests, self._mask_launch(uniform), num_sampled)
         return DeviceValidation(num_accepted, path, reason)
+
+    def warm_up(self, drafts: int) -> None:
+        """Compile what validates windows of this length, so that no window waits for that."""
+        self._mask_launch(drafts)(torch.zeros(1, dtype=torch.int32, device=self._device))
 
     def run(
         self, shape: Shape, requests: int, launch: Callable[[Tensor], None], num_sampled: Tensor
@@ -144,14 +162,18 @@ class DeviceValidator:
         """
         captured = self._graphs.get(shape)
         adaptive = self.mode is ScvMode.ADAPTIVE
-        trial = self._trials.setdefault(shape, _Trial()) if adaptive else _Trial()
+        trial = self._trials.setdefault(shape, _Trial())
+        place = (num_sampled.data_ptr(), num_sampled.numel())
         untried = adaptive and len(trial.eager) < TRIALS
-        if captured is not None and not untried and trial.replay_pays:
+        if captured is not None and not untried and (trial.replay_pays or not adaptive):
             began = time.perf_counter()
-            self._replay(shape, captured, num_sampled)
-            if len(trial.replayed) < TRIALS:
+            path = self._replay(shape, captured, num_sampled, place)
+            if path == "copy":
+                path = self._capture_in_place(captured, trial, launch, num_sampled, place)
+            if adaptive and path == "graph" and len(trial.replayed) < TRIALS:
                 trial.replayed.append(time.perf_counter() - began)
-            return "graph", None
+            return path, None
+        trial.places[place] += 1
         began = time.perf_counter()
         launch(num_sampled)
         if untried:
@@ -168,18 +190,54 @@ class DeviceValidator:
         if adaptive and len(trial.eager) < TRIALS:
             return "device", None
         # The launch above served this window, and was the warm-up that a capture needs.
-        self._cannot_capture = problem = self._capture(shape, requests, launch)
-        if problem:
-            self._count_fallback(problem)
-            return "device", problem
+        counts = torch.zeros(requests, dtype=torch.int32, device=self._device)
+        graph = self._capture(launch, counts)
+        if isinstance(graph, str):
+            self._cannot_capture = graph
+            self._count_fallback(graph)
+            return "device", graph
+        if len(self._graphs) >= MOST_GRAPHS:
+            self._graphs.popitem(last=False)
+            self.counters["scv_graph_evictions"] += 1
+        self._graphs[shape] = _Captured(graph, counts)
         return "capture", None
 
-    def _replay(self, shape: Shape, captured: _Captured, num_sampled: Tensor) -> None:
+    def _replay(self, shape: Shape, captured: _Captured, num_sampled: Tensor, place: Place) -> str:
+        """Validate by a graph: "graph" where it read the counts in place, else "copy"."""
         self._graphs.move_to_end(shape)
         self.counters["scv_graph_hits"] += 1
-        self.counters["scv_launches"] += 2  # the copy of the counts, and the graph
+        self.counters["scv_launches"] += 1
+        in_place = captured.in_place.get(place)
+        if in_place is not None:
+            in_place.replay()
+            return "graph"
+        self.counters["scv_launches"] += 1  # the copy of the counts
         _copy_counts(captured.num_sampled, num_sampled)
         captured.graph.replay()
+        return "copy"
+
+    def _capture_in_place(
+        self,
+        captured: _Captured,
+        trial: _Trial,
+        launch: Callable[[Tensor], None],
+        num_sampled: Tensor,
+        place: Place,
+    ) -> str:
+        """Capture for counts that lie where they often lay; the path of this window.
+
+        This window has been validated; the graph is for those to come.
+        """
+        trial.places[place] += 1
+        if trial.places[place] < RECURS or len(captured.in_place) >= MOST_IN_PLACE:
+            return "graph"
+        graph = self._capture(launch, num_sampled)
+        if isinstance(graph, str):
+            self._count_fallback(graph)
+            trial.places[place] = -(1 << 30)  # not again
+            return "graph"
+        captured.in_place[place] = graph
+        return "capture"
 
     def _on_host(self, num_sampled: Tensor, drafts: np.ndarray) -> DeviceValidation:
         """Copy to the host (which waits for the device), loop, copy back."""
@@ -192,16 +250,20 @@ class DeviceValidator:
         num_accepted = torch.tensor(accepted, dtype=torch.int32).pin_memory()
         return DeviceValidation(num_accepted.to(self._device, non_blocking=True), "host")
 
-    def _launch_mask(self, drafts: int, num_sampled: Tensor) -> None:
-        requests = num_sampled.numel()
-        # Not through the operator, whose dispatch takes the host longer than the launch.
-        acceptance_mask_from_counts_triton(
-            num_sampled,
-            None,
-            self._mask[: requests * drafts],
-            self._num_accepted[:requests],
-            drafts_per_request=drafts,
-        )
+    def _mask_launch(self, drafts: int) -> Callable[[Tensor], None]:
+        """What launches the mask kernel on counts of windows of this length."""
+        known = self._mask_launches.get(drafts)
+        if known is not None:
+            return known
+
+        def launch(num_sampled: Tensor) -> None:
+            # Not through the operator, whose dispatch takes the host longer than the launch.
+            acceptance_mask_from_counts_triton(
+                num_sampled, None, self._mask, self._num_accepted, drafts_per_request=drafts
+            )
+
+        self._mask_launches[drafts] = launch
+        return launch
 
     def _launch_uneven(self, num_sampled: Tensor, drafts: np.ndarray, num_accepted: Tensor) -> None:
         self.counters["scv_device_validations"] += 1
@@ -211,12 +273,10 @@ class DeviceValidator:
         mask = self._mask[: int(drafts.sum())]
         acceptance_mask_from_counts_triton(num_sampled, on_device, mask, num_accepted)
 
-    def _capture(self, shape: Shape, requests: int, launch: Callable[[Tensor], None]) -> str | None:
-        """Capture a launch with counts of its own; the fallback reason if that fails."""
-        if len(self._graphs) >= MOST_GRAPHS:
-            self._graphs.popitem(last=False)
-            self.counters["scv_graph_evictions"] += 1
-        num_sampled = torch.zeros(requests, dtype=torch.int32, device=self._device)
+    def _capture(
+        self, launch: Callable[[Tensor], None], num_sampled: Tensor
+    ) -> torch.cuda.CUDAGraph | str:
+        """A launch on these counts as a graph; the fallback reason if that fails."""
         graph = torch.cuda.CUDAGraph()
         try:
             torch.cuda.synchronize()
@@ -225,9 +285,8 @@ class DeviceValidator:
         except (RuntimeError, torch.OutOfMemoryError) as fault:
             logger.exception("nwor: validation could not be captured; it runs eagerly")
             return f"graph_capture:{type(fault).__name__}"
-        self._graphs[shape] = _Captured(graph, num_sampled)
         self.counters["scv_graph_captures"] += 1
-        return None
+        return graph
 
     def _count_fallback(self, reason: str) -> None:
         self.counters["scv_fallback_count"] += 1

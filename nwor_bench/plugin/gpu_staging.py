@@ -96,6 +96,7 @@ class GpuStaging:
         self.errors = torch.zeros(self.num_layers, dtype=torch.int32, device=device)
         self._batch: GpuWindowBatch | None = None
         self._through: Callable[[Launch, Tensor], None] | None = None
+        self._bound: dict[tuple[StagedSources, int, int], Launch] = {}
         self.keys: list[Tensor] = []
         self.values: list[Tensor] = []
         self._collected: StagedSources | None = None
@@ -150,10 +151,39 @@ class GpuStaging:
         which counts the certain first token too, where the commit decides by itself.
         """
         if self._through is None:
-            self._commit(slots, accepted, certain=1)
+            self._launch(slots, certain=1)(accepted)
         else:
-            self._through(partial(self._commit, slots, certain=0), accepted)
+            self._through(self._launch(slots, certain=0), accepted)
         return ""
+
+    def warm_up(self, batch: GpuWindowBatch) -> None:
+        """Compile what commits windows of this shape, so that no window waits for that.
+
+        `batch` is captured and all padding (slots of -1): nothing is written.
+        """
+        self.open(batch)
+        requests = len(batch.num_draft_tokens)
+        for certain in (0, 1):
+            self._launch(batch.slots, certain)(self._counts_of_all[:requests])
+        self._bound.clear()
+
+    def _launch(self, slots: Tensor, certain: int) -> Launch:
+        """What commits the window in flight, given its counts."""
+        batch = self._batch
+        assert batch is not None
+        if batch.sources is None or batch.tokens_per_request is None:
+            return partial(self._commit, slots, certain=certain)
+        key = (batch.sources, slots.numel(), certain)
+        bound = self._bound.get(key)
+        if bound is None:
+            bound = self._bound[key] = self._plan.bind(
+                batch.sources,
+                slots,
+                self.errors,
+                certain=certain,
+                tokens_per_request=batch.tokens_per_request,
+            )
+        return bound
 
     def write_directly(self, layers: list[int], slots: Tensor) -> None:
         """Write every staged row, as stock vLLM would have done at once."""

@@ -7,7 +7,7 @@ K/V there until the next replay from the pool, which is after the commit.
 """
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -143,6 +143,7 @@ class StagingGraphs:
         # Built after the capture: the last forward is the one that was captured. The tensors
         # themselves are let go, so that the next shape can have their memory.
         shape = CapturedShape(rows, StagedSources(self._staging.keys, self._staging.values))
+        self._staging.warm_up(replace(batch, sources=shape.sources))
         self._staging.reset()
         return shape
 

@@ -29,10 +29,14 @@ class PendingStep:
 
     `drafts` [requests] is None for a step without drafts, which only tells how far each request
     has come. Times on the host in seconds.
+
+    `period_s` is the time to the start of the next step. The host runs ahead of the device by a
+    step, so behind a prefill it holds what was left of that: such a window gets no time.
     """
 
     started: float
     invalid_drafts: int = 0
+    num_tokens: int = 0
     req_ids: list[str] = field(default_factory=list)
     drafts: np.ndarray | None = None
     num_sampled: Tensor | None = None
@@ -44,6 +48,13 @@ class PendingStep:
     hook_s: float = 0.0
     period_s: float | None = None
     marks: Marks = field(default_factory=dict)
+
+    @property
+    def is_window_alone(self) -> bool:
+        """True for a step without prefill: each request runs its drafts and the token before."""
+        if self.drafts is None:
+            return False
+        return self.num_tokens == int(self.drafts.sum()) + len(self.drafts)
 
 
 class LateCounts:
@@ -62,6 +73,7 @@ class LateCounts:
         self._pending: deque[PendingStep] = deque()
         self._sampled_before: dict[str, int] = {}
         self._last: PendingStep | None = None
+        self._after_window = False
 
     def step_started(self, now: float) -> None:
         """A step begins on the host: the one before it lasted until now."""
@@ -91,6 +103,7 @@ class LateCounts:
         if output_lengths is not None:
             self._sampled_before.clear()
             self._last = None
+            self._after_window = False
 
     def _resolve_step(
         self, step: PendingStep, num_sampled: list[int], lengths: dict[str, int] | None
@@ -98,8 +111,11 @@ class LateCounts:
         before = [self._sampled_before.get(req_id, 0) for req_id in step.req_ids]
         for req_id, already, new in zip(step.req_ids, before, num_sampled, strict=False):
             self._sampled_before[req_id] = already + new
+        steady, self._after_window = self._after_window, step.is_window_alone
         if step.drafts is None:
             return
+        if not steady:
+            step.period_s = None
         drafts = step.drafts.tolist()
         accepted = [
             min(max(n - 1, 0), d)

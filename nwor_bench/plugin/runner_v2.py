@@ -32,6 +32,8 @@ class Step:
     pending: PendingStep
     has_window: bool
     batch: GpuWindowBatch | None = None
+    uniform: int | None = None
+    """Drafts of every request where all have as many as there can be."""
 
 
 class V2RunnerHook:
@@ -94,6 +96,8 @@ class V2RunnerHook:
         self._close_leftover()
         self.nwor_mode = nwor_mode
         self.validator.switch(scv_mode)
+        if scv_mode is not ScvMode.OFF:
+            self.validator.warm_up(self.runner.num_speculative_steps)
         if self._parts is None:
             return
         patches = self._parts.attention
@@ -134,6 +138,7 @@ class V2RunnerHook:
             if step is not None:
                 began = time.perf_counter()
                 step.pending.req_ids = input_batch.req_ids
+                step.pending.num_tokens = input_batch.num_tokens
                 if step.has_window:
                     self._begin(step, input_batch, slot_mappings)
                     self.probe.mark("forward_start")
@@ -180,6 +185,9 @@ class V2RunnerHook:
         if drafts is None:
             drafts = np.zeros(input_batch.num_reqs, dtype=np.int32)
         step.pending.drafts = drafts
+        most = self.runner.num_speculative_steps
+        if input_batch.num_draft_tokens == input_batch.num_reqs * most:
+            step.uniform = most
         if self.nwor_mode is not NworMode.STAGE:
             return
         if self._parts is None:
@@ -207,7 +215,7 @@ class V2RunnerHook:
         if staged and batch is not None and batch.sources and validator.mode is not ScvMode.OFF:
             self._validate_in_commit(pending, batch)
         else:
-            validation = validator.validate(num_sampled, step.pending.drafts)
+            validation = validator.validate(num_sampled, step.pending.drafts, step.uniform)
             self.probe.mark("mask_end")
             accepted = validation.num_accepted
             pending.scv_path = validation.path

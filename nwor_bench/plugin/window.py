@@ -9,6 +9,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import cached_property
 from typing import Protocol
 
 from torch import Tensor
@@ -48,7 +49,7 @@ class WindowBatch:
     slots: Tensor
     direct_slots: Tensor | None
 
-    @property
+    @cached_property
     def total(self) -> int:
         """Draft tokens of the window."""
         return sum(self.num_draft_tokens)

@@ -83,19 +83,40 @@ def test_invalid_drafts_are_not_vllms():
     assert window["uncounted_draft_tokens"] == 3
 
 
-def test_a_step_lasts_until_the_next_one_begins():
+def walls(*steps):
     accumulator = Accumulator()
     late = LateCounts(accumulator, LAYERS)
-    late.step_started(10.0)
-    late.add(PendingStep(started=10.0, req_ids=["a-x"], drafts=np.array([2], dtype=np.int32)))
-    late.step_started(10.25)
-    late.add(PendingStep(started=10.25, req_ids=["a-x"], drafts=np.array([2], dtype=np.int32)))
+    for place, one in enumerate(steps):
+        one.started = 10.0 + place / 4
+        late.step_started(one.started)
+        late.add(one)
     late.resolve({})
-    first, last = accumulator.drain()
-    assert first["wall_ms"] == 250.0
-    assert last["wall_ms"] is None  # nobody saw its end
+    windows = accumulator.drain()
     late.step_started(99.0)  # the next batch is no part of it
     assert accumulator.drain() == []
+    return [window["wall_ms"] for window in windows]
+
+
+def alone():
+    return step(["a-x"], [1], [2], num_tokens=3)
+
+
+def test_a_window_lasts_until_the_next_step_begins():
+    # The first has no window before it, and nobody saw the end of the last.
+    assert walls(alone(), alone(), alone()) == [None, 250.0, None]
+
+
+def test_a_window_behind_a_prefill_has_no_time_of_its_own():
+    prefill = step(["a-x"], [1], num_tokens=30)
+    beside_prefill = step(["a-x", "b-y"], [1, 0], [2, 0], num_tokens=20)
+    assert walls(alone(), alone(), prefill, alone(), alone(), alone()) == [
+        None,
+        250.0,
+        None,
+        250.0,
+        None,
+    ]
+    assert walls(alone(), beside_prefill, alone(), alone()) == [None, 250.0, None, None]
 
 
 def test_nobody_draining_does_not_pile_up_device_memory():

@@ -1,6 +1,6 @@
 """Where a commit writes: the caches of all layers, as a table on the device, and the launch."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -126,6 +126,36 @@ class CommitPlan:
         if launch is None:
             launch = self._launches[key] = self._prepare(sources, small, options)
         launch(sources.table, self._table, *small, slots.numel(), sources.num_rows, counts.numel())
+
+    def bind(
+        self,
+        sources: StagedSources,
+        slots: Tensor,
+        errors: Tensor,
+        *,
+        certain: int,
+        tokens_per_request: int,
+    ) -> Callable[[Tensor], None]:
+        """`commit_windows` for equal windows with all but the counts fixed: the least host time.
+
+        Args:
+            sources, slots, errors, certain, tokens_per_request: as in `commit_windows`; all of
+                them must keep their addresses and layouts.
+
+        Returns:
+            What commits, given [requests] int32 on the device, contiguous.
+        """
+        small = (slots, errors, None, None, None, errors, None)
+        launch = self._prepare(sources, small, _Options(False, tokens_per_request, certain, None))
+        before = (sources.table, self._table, slots)
+        after = (None, None, None, errors, None, slots.numel(), sources.num_rows)
+
+        def commit(num_sampled: Tensor) -> None:
+            if num_sampled.dtype is not torch.int32 or not num_sampled.is_contiguous():
+                raise ValueError(f"counts must be contiguous int32, not {num_sampled.dtype}")
+            launch(*before, num_sampled, *after, num_sampled.numel())
+
+        return commit
 
     def _prepare(
         self, sources: StagedSources, small: tuple[Tensor | None, ...], options: _Options

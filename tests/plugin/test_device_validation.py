@@ -1,0 +1,131 @@
+"""Which way a validation is launched: eagerly, by a graph with a copy, or by one in place.
+
+The captures are stand-ins that run their launch on the CPU; tests/engine/test_gpu_windows.py has
+the real ones.
+"""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from nwor_bench.plugin import device_validation
+from nwor_bench.plugin.device_validation import MOST_IN_PLACE, RECURS, TRIALS, DeviceValidator
+from nwor_bench.records import ScvMode
+
+SHAPE = ("mask", 4, 2)
+
+
+class StandInGraph:
+    def __init__(self, launch: Callable[[Tensor], None], counts: Tensor):
+        self.replay = lambda: launch(counts)
+
+
+class Bench:
+    """A validator whose graphs are stand-ins, and what its launches were given."""
+
+    def __init__(self, mode: ScvMode, can_capture: bool = True):
+        self.validator = DeviceValidator(2, 4, torch.device("cpu"))
+        self.validator.switch(mode)
+        self.validator._capture = self.capture
+        self.can_capture = can_capture
+        self.given: list[list[int]] = []
+        self.kept = [torch.zeros(4, dtype=torch.int32) for _ in range(8)]
+
+    def capture(self, launch, counts):
+        if not self.can_capture:
+            return "graph_capture:RuntimeError"
+        self.validator.counters["scv_graph_captures"] += 1
+        return StandInGraph(launch, counts)
+
+    def launch(self, counts: Tensor) -> None:
+        self.given.append(counts.tolist())
+
+    def window(self, place: int = 0, shape=SHAPE) -> str:
+        """One window whose counts lie at this place; checks that it was validated on them."""
+        counts = self.kept[place].random_(0, 100)
+        seen = len(self.given)
+        path, _ = self.validator.run(shape, 4, self.launch, counts)
+        assert self.given[seen:] == [counts.tolist()]
+        return path
+
+
+def test_graph_captures_a_shape_when_it_is_first_seen_and_then_replays():
+    bench = Bench(ScvMode.GRAPH)
+    assert [bench.window(place) for place in (0, 1, 2)] == ["capture", "graph", "graph"]
+    assert bench.window(0, ("mask", 2, 2)) == "capture"
+    counters = bench.validator.counters
+    assert (counters["scv_graph_misses"], counters["scv_graph_hits"]) == (2, 2)
+    assert counters["scv_launches"] == 2 + 2 * 2  # a replay of copied counts is two launches
+
+
+def test_counts_that_recur_at_an_address_are_read_there():
+    bench = Bench(ScvMode.GRAPH)
+    paths = [bench.window() for _ in range(RECURS)]
+    assert paths == ["capture", *["graph"] * (RECURS - 2), "capture"]
+    before = bench.validator.counters["scv_launches"]
+    assert [bench.window(), bench.window()] == ["graph", "graph"]
+    assert bench.validator.counters["scv_launches"] == before + 2
+    # Elsewhere they are copied again: a graph never reads an address that is not given.
+    assert bench.window(1) == "graph"
+    assert bench.validator.counters["scv_launches"] == before + 4
+
+
+def test_only_so_many_addresses_are_captured():
+    bench = Bench(ScvMode.GRAPH)
+    for place in range(MOST_IN_PLACE + 2):
+        for _ in range(RECURS + 1):
+            bench.window(place)
+    assert bench.validator.counters["scv_graph_captures"] == 1 + MOST_IN_PLACE
+
+
+@pytest.mark.parametrize(("eager_s", "replay_s", "wins"), [(9e-6, 5e-6, True), (5e-6, 9e-6, False)])
+def test_adaptive_tries_both_ways_and_keeps_the_cheaper(monkeypatch, eager_s, replay_s, wins):
+    bench = Bench(ScvMode.ADAPTIVE)
+    now = [0.0]
+    monkeypatch.setattr(device_validation.time, "perf_counter", lambda: now[0])
+    run = bench.launch
+
+    def eager(counts):
+        now[0] += eager_s
+        run(counts)
+
+    bench.launch = eager
+    original = bench.validator._replay
+
+    def replay(*arguments):
+        before = now[0]
+        path = original(*arguments)
+        now[0] = before + replay_s
+        return path
+
+    bench.validator._replay = replay
+    paths = [bench.window() for _ in range(3 * TRIALS + 2)]
+    assert paths[: TRIALS - 1] == ["device"] * (TRIALS - 1)
+    assert paths[TRIALS - 1 : TRIALS + 1] == ["capture", "capture"]
+    assert set(paths[TRIALS + 1 : 2 * TRIALS + 1]) == {"graph"}
+    assert set(paths[2 * TRIALS + 1 :]) == {"graph" if wins else "device"}
+    assert bench.validator.counters["scv_kept_eager"] == (0 if wins else TRIALS + 1)
+
+
+@pytest.mark.parametrize("mode", [ScvMode.GRAPH, ScvMode.ADAPTIVE])
+def test_a_failed_capture_leaves_eager_launches_and_is_counted(mode):
+    bench = Bench(mode, can_capture=False)
+    assert {bench.window() for _ in range(TRIALS + 3)} == {"device"}
+    validator = bench.validator
+    expected = TRIALS + 3 if mode is ScvMode.GRAPH else 4
+    assert validator.fallbacks == {"graph_capture:RuntimeError": expected}
+    assert validator.counters["scv_fallback_count"] == expected
+
+
+def test_a_shape_too_many_evicts_the_one_longest_unused(monkeypatch):
+    monkeypatch.setattr(device_validation, "MOST_GRAPHS", 2)
+    bench = Bench(ScvMode.GRAPH)
+    shapes = [("mask", n, 2) for n in (1, 2, 4)]
+    assert [bench.window(0, shape) for shape in shapes[:2]] == ["capture", "capture"]
+    assert bench.window(1, shapes[0]) == "graph"
+    assert bench.window(0, shapes[2]) == "capture"
+    assert bench.validator.counters["scv_graph_evictions"] == 1
+    assert bench.window(1, shapes[0]) == "graph"
+    assert bench.window(1, shapes[1]) == "capture"

@@ -1,10 +1,11 @@
 """Sweeps as files: axes in TOML, and the runs that they span, grouped by engine. Pure."""
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -31,6 +32,10 @@ class Axes(StrictModel):
     requests: tuple[int, ...] = ()
     temperature: tuple[float, ...] = ()
     dtype: tuple[Dtype, ...] = ()
+    cache_dtype: tuple[str, ...] = ()
+    """vLLM's kv_cache_dtype: auto (the model's), fp8, ..."""
+    acceptance_length: tuple[float, ...] = ()
+    """For pairs that accept drafts by the dice: tokens that a request gains a window."""
     nwor_modes: tuple[NworMode, ...] = tuple(NworMode)
     scv_modes: tuple[ScvMode, ...] = tuple(ScvMode)
 
@@ -58,6 +63,7 @@ class Settings(StrictModel):
     block_size: int | None = None
     kv_cache_gib: float | None = None
     tensor_parallel_size: int = 1
+    engine_args: dict[str, Any] = Field(default_factory=dict)
 
 
 class SweepFile(StrictModel):
@@ -89,17 +95,34 @@ class Point:
             "requests": scenario.requests,
             "temperature": scenario.temperature,
             "dtype": self.spec.dtype,
+            "cache_dtype": self.cache_dtype,
+            "acceptance_length": self.acceptance_length,
         }
+
+    @property
+    def cache_dtype(self) -> str | None:
+        """vLLM's kv_cache_dtype, where the file names one."""
+        return self.spec.engine_args.get("kv_cache_dtype")
+
+    @property
+    def acceptance_length(self) -> float | None:
+        """The synthetic acceptance length, where the file names one."""
+        return (self.spec.speculative_config or {}).get("synthetic_acceptance_length")
 
     @property
     def label(self) -> str:
         """For people: `tiny short, 4 drafts, 8 requests, temperature 0, float32`."""
         scenario = self.spec.scenario
         dtype = self.spec.dtype or "the pair's dtype"
-        return (
+        text = (
             f"{Path(self.pair).stem} {scenario.name}, {scenario.draft_tokens} drafts, "
             f"{scenario.requests} requests, temperature {scenario.temperature:g}, {dtype}"
         )
+        if self.cache_dtype is not None:
+            text += f", {self.cache_dtype} cache"
+        if self.acceptance_length is not None:
+            text += f", acceptance length {self.acceptance_length:g}"
+        return text
 
     @property
     def folder(self) -> str:
@@ -108,6 +131,10 @@ class Point:
         parts = [f"{self.number:02d}", Path(self.pair).stem, scenario.name]
         parts += [f"k{scenario.draft_tokens}", f"r{scenario.requests}"]
         parts += [f"t{scenario.temperature:g}", self.spec.dtype or ""]
+        if self.cache_dtype is not None:
+            parts.append(f"kv{self.cache_dtype}")
+        if self.acceptance_length is not None:
+            parts.append(f"a{self.acceptance_length:g}")
         return "-".join(part for part in parts if part)
 
 
@@ -152,15 +179,30 @@ def make_points(sweep: SweepFile) -> tuple[Point, ...]:
         axes.draft_tokens or (None,),
         axes.requests or (None,),
         axes.temperature or (None,),
+        axes.cache_dtype or (None,),
+        axes.acceptance_length or (None,),
     )
-    for number, (pair, scenario, dtype, drafts, requests, heat) in enumerate(combinations, start=1):
-        values = Overrides(draft_tokens=drafts, requests=requests, temperature=heat)
-        points.append(Point(number, pair, scenario, _spec(sweep, scenario, dtype, values)))
+    for number, values in enumerate(combinations, start=1):
+        pair, scenario, dtype, drafts, requests, heat, *engine = values
+        overrides = Overrides(draft_tokens=drafts, requests=requests, temperature=heat)
+        spec = _spec(sweep, scenario, dtype, overrides, *engine)
+        points.append(Point(number, pair, scenario, spec))
     return tuple(points)
 
 
-def _spec(sweep: SweepFile, scenario: str, dtype: str | None, values: Overrides) -> SweepSpec:
+def _spec(
+    sweep: SweepFile,
+    scenario: str,
+    dtype: str | None,
+    values: Overrides,
+    cache_dtype: str | None,
+    acceptance_length: float | None,
+) -> SweepSpec:
     shared = sweep.settings
+    engine_args = dict(shared.engine_args)
+    if cache_dtype is not None:
+        engine_args["kv_cache_dtype"] = cache_dtype
+    length = {"synthetic_acceptance_length": acceptance_length}
     overrides = replace(
         values,
         batches=shared.batches,
@@ -178,6 +220,8 @@ def _spec(sweep: SweepFile, scenario: str, dtype: str | None, values: Overrides)
         block_size=shared.block_size,
         tensor_parallel_size=shared.tensor_parallel_size,
         kv_cache_gib=shared.kv_cache_gib,
+        engine_args=json.dumps(engine_args),
+        speculative_config=None if acceptance_length is None else json.dumps(length),
         ci_width=shared.ci_width,
         max_blocks=shared.max_blocks,
         time_budget=shared.time_budget,
@@ -188,13 +232,15 @@ def _spec(sweep: SweepFile, scenario: str, dtype: str | None, values: Overrides)
 def group_by_engine(points: Sequence[Point]) -> tuple[EngineGroup, ...]:
     """The fewest engines: runs whose engine differs in nothing but its room share one.
 
-    Pair, dtype and draft tokens (vLLM's speculative_config) need an engine of their own;
+    Pair, dtypes, draft tokens and acceptance length need an engine of their own;
     requests, scenarios and temperature do not. Groups and their runs keep the order of the
     points.
     """
     groups: dict[tuple[object, ...], list[Point]] = {}
     for point in points:
-        key = (point.pair, point.spec.dtype, point.spec.scenario.draft_tokens)
+        spec = point.spec
+        vllm = json.dumps([spec.engine_args, spec.speculative_config], sort_keys=True)
+        key = (point.pair, spec.dtype, spec.scenario.draft_tokens, vllm)
         groups.setdefault(key, []).append(point)
     return tuple(
         EngineGroup(number, _roomiest(own), tuple(own))

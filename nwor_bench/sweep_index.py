@@ -97,9 +97,9 @@ def write_summary(index: SweepIndex) -> None:
     """summary.csv (one row a run and cell) and summary.md, from the runs' records."""
     rows, lines = [], []
     for run in index.content["runs"]:
-        place = {name: run[name] for name in
+        place = {name: run.get(name) for name in
                  ("number", "pair", "scenario", "draft_tokens", "requests", "temperature",
-                  "dtype", "status")}  # fmt: skip
+                  "dtype", "cache_dtype", "acceptance_length", "status")}  # fmt: skip
         folder = index.folder / run["folder"]
         cells = summarise(read_run(folder)) if (folder / "run.json").is_file() else []
         for cell in cells:
@@ -113,7 +113,9 @@ def write_summary(index: SweepIndex) -> None:
                           "time over off x off": ""})  # fmt: skip
     frame = pd.DataFrame(rows, dtype=object)
     write_atomically(index.folder / "summary.csv", frame.to_csv(index=False, lineterminator="\n"))
-    table = pd.DataFrame(lines, dtype=object).fillna("").astype(str)
+    # An axis that the file leaves to its defaults tells a reader nothing.
+    table = pd.DataFrame(lines, dtype=object).dropna(axis="columns", how="all")
+    table = table.fillna("").astype(str)
     text = table.to_markdown(index=False, tablefmt="pipe", disable_numparse=True)
     title = f"# nwor-bench sweep: {index.content['name']}\n\n"
     write_atomically(index.folder / "summary.md", f"{title}{text}\n")

@@ -100,7 +100,8 @@ class CellData:
         if not self.timed:
             return "not measured"
         counters = self.scv_counters
-        fired = counters["scv_device_validations"] > counters["scv_fallback_count"]
+        validated = counters["scv_graph_hits"] + counters["scv_device_validations"]
+        fired = validated > counters["scv_fallback_count"]
         return "ok" if fired else str(Verdict.INEFFECTIVE)
 
 

@@ -183,9 +183,9 @@ def make_points(sweep: SweepFile) -> tuple[Point, ...]:
         axes.acceptance_length or (None,),
     )
     for number, values in enumerate(combinations, start=1):
-        pair, scenario, dtype, drafts, requests, heat, *engine = values
+        pair, scenario, dtype, drafts, requests, heat, cache_dtype, length = values
         overrides = Overrides(draft_tokens=drafts, requests=requests, temperature=heat)
-        spec = _spec(sweep, scenario, dtype, overrides, *engine)
+        spec = _spec(sweep, scenario, dtype, overrides, cache_dtype, length)
         points.append(Point(number, pair, scenario, spec))
     return tuple(points)
 

@@ -246,6 +246,14 @@ def test_scv_that_fired_is_judged_by_its_latency():
     assert cell(once, "off", "graph").scv_status == "ok"
 
 
+@pytest.mark.parametrize(("fallbacks", "status"), [(0, "ok"), (8, "INEFFECTIVE")])
+def test_a_cell_that_only_replays_has_fired(fallbacks, status):
+    counters = {"scv_graph_hits": 8, "scv_fallback_count": fallbacks}
+    run = make_run(device="cuda", blocks=8)
+    replayed = change_batches(run, of("off", "graph"), scv_counters=counters)
+    assert cell(replayed, "off", "graph").scv_status == status
+
+
 def test_a_sound_run_has_no_violation(run):
     assert check_invariants(run) == []
     assert all(check.agrees for check in counter_checks(run))

@@ -5,6 +5,7 @@ from functools import cache
 from typing import Any
 
 import torch
+from torch import Tensor
 
 
 class Launch:
@@ -44,6 +45,34 @@ class Launch:
         compiled = self._kernel[self._grid](*arguments, **self._by_name)
         if compiled is not None:  # Triton's interpreter compiles nothing
             self._again = compiled[self._grid]
+
+    def bind(self, *arguments: object, at: int) -> Callable[[Tensor, int], None]:
+        """Launches with all arguments fixed but one tensor, its dtype and strides too.
+
+        Binaries take addresses as plain integers, which spares the driver a question for every
+        tensor; the fixed tensors are kept alive.
+
+        Args:
+            arguments: as for a launch, without the tensor and without the number that comes last.
+            at: the tensor's place among them.
+
+        Returns:
+            What launches, given the tensor and the last number.
+        """
+        before, after = arguments[:at], arguments[at:]
+        first, last = _addresses(before), _addresses(after)
+
+        def launch(tensor: Tensor, number: int) -> None:
+            if self._again is None:
+                self(*before, tensor, *after, number)
+            else:
+                self._again(*first, tensor.data_ptr(), *last, number, *self._in_order)
+
+        return launch
+
+
+def _addresses(arguments: tuple[object, ...]) -> list[object]:
+    return [given.data_ptr() if isinstance(given, Tensor) else given for given in arguments]
 
 
 @cache

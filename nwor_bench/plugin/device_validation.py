@@ -2,8 +2,7 @@
 
 vLLM's V2 sampler leaves `num_sampled` on the device. Mode `off` copies it to the host and loops,
 the reference. Mode `graph` replays a CUDA graph of the kernel, one a bucketed shape, captured
-when the shape is first seen; it reads a copy of the counts, or the counts themselves once vLLM
-has put them at the same address `RECURS` times. Mode `adaptive` launches the kernel eagerly until a shape has
+when the shape is first seen. Mode `adaptive` launches the kernel eagerly until a shape has
 recurred `TRIALS` times, then replays it as often, and from then on does what took the host less
 time. What each window did is counted.
 """
@@ -20,7 +19,7 @@ import torch
 from torch import Tensor
 
 from nwor_bench.records import ScvMode
-from nwor_kernels.mask.kernel import acceptance_mask_from_counts_triton
+from nwor_kernels.mask.kernel import acceptance_mask_from_counts_triton, bind_mask
 
 logger = logging.getLogger("vllm.nwor_bench")
 
@@ -30,17 +29,8 @@ TRIALS = 8
 MOST_GRAPHS = 32
 """Captured shapes kept; the one longest unused is evicted for a new one."""
 
-RECURS = 4
-"""Times that a shape's counts lay at an address before a graph reads them there."""
-
-MOST_IN_PLACE = 4
-"""Addresses of counts that a shape is captured for."""
-
 Shape = tuple[str, int, int]
 """What is launched, and the two numbers that its launches have in common."""
-
-Place = tuple[int, int]
-"""Where counts lie: their address, and how many they are."""
 
 
 @dataclass(frozen=True)
@@ -61,11 +51,10 @@ class DeviceValidation:
 
 @dataclass
 class _Trial:
-    """What is known of one shape: where its counts lay, and adaptive's host seconds each way."""
+    """Adaptive's knowledge of one shape: host seconds of each way, and which one pays."""
 
     eager: list[float] = field(default_factory=list)
     replayed: list[float] = field(default_factory=list)
-    places: Counter[Place] = field(default_factory=Counter)
 
     @property
     def replay_pays(self) -> bool:
@@ -77,15 +66,10 @@ class _Trial:
 
 @dataclass
 class _Captured:
-    """A shape's graphs: one that reads a buffer of its own, and some that read vLLM's counts.
-
-    PyTorch's allocator hands out the same few addresses for a step's counts again and again. A
-    graph that reads such an address needs no copy, and is replayed only while counts lie there.
-    """
+    """A graph and the buffer that its input is copied to."""
 
     graph: torch.cuda.CUDAGraph
     num_sampled: Tensor
-    in_place: dict[Place, torch.cuda.CUDAGraph] = field(default_factory=dict)
 
 
 class DeviceValidator:
@@ -162,18 +146,14 @@ class DeviceValidator:
         """
         captured = self._graphs.get(shape)
         adaptive = self.mode is ScvMode.ADAPTIVE
-        trial = self._trials.setdefault(shape, _Trial())
-        place = (num_sampled.data_ptr(), num_sampled.numel())
+        trial = self._trials.setdefault(shape, _Trial()) if adaptive else _Trial()
         untried = adaptive and len(trial.eager) < TRIALS
-        if captured is not None and not untried and (trial.replay_pays or not adaptive):
+        if captured is not None and not untried and trial.replay_pays:
             began = time.perf_counter()
-            path = self._replay(shape, captured, num_sampled, place)
-            if path == "copy":
-                path = self._capture_in_place(captured, trial, launch, num_sampled, place)
-            if adaptive and path == "graph" and len(trial.replayed) < TRIALS:
+            self._replay(shape, captured, num_sampled)
+            if len(trial.replayed) < TRIALS:
                 trial.replayed.append(time.perf_counter() - began)
-            return path, None
-        trial.places[place] += 1
+            return "graph", None
         began = time.perf_counter()
         launch(num_sampled)
         if untried:
@@ -190,54 +170,18 @@ class DeviceValidator:
         if adaptive and len(trial.eager) < TRIALS:
             return "device", None
         # The launch above served this window, and was the warm-up that a capture needs.
-        counts = torch.zeros(requests, dtype=torch.int32, device=self._device)
-        graph = self._capture(launch, counts)
-        if isinstance(graph, str):
-            self._cannot_capture = graph
-            self._count_fallback(graph)
-            return "device", graph
-        if len(self._graphs) >= MOST_GRAPHS:
-            self._graphs.popitem(last=False)
-            self.counters["scv_graph_evictions"] += 1
-        self._graphs[shape] = _Captured(graph, counts)
+        self._cannot_capture = problem = self._capture(shape, requests, launch)
+        if problem:
+            self._count_fallback(problem)
+            return "device", problem
         return "capture", None
 
-    def _replay(self, shape: Shape, captured: _Captured, num_sampled: Tensor, place: Place) -> str:
-        """Validate by a graph: "graph" where it read the counts in place, else "copy"."""
+    def _replay(self, shape: Shape, captured: _Captured, num_sampled: Tensor) -> None:
         self._graphs.move_to_end(shape)
         self.counters["scv_graph_hits"] += 1
-        self.counters["scv_launches"] += 1
-        in_place = captured.in_place.get(place)
-        if in_place is not None:
-            in_place.replay()
-            return "graph"
-        self.counters["scv_launches"] += 1  # the copy of the counts
+        self.counters["scv_launches"] += 2  # the copy of the counts, and the graph
         _copy_counts(captured.num_sampled, num_sampled)
         captured.graph.replay()
-        return "copy"
-
-    def _capture_in_place(
-        self,
-        captured: _Captured,
-        trial: _Trial,
-        launch: Callable[[Tensor], None],
-        num_sampled: Tensor,
-        place: Place,
-    ) -> str:
-        """Capture for counts that lie where they often lay; the path of this window.
-
-        This window has been validated; the graph is for those to come.
-        """
-        trial.places[place] += 1
-        if trial.places[place] < RECURS or len(captured.in_place) >= MOST_IN_PLACE:
-            return "graph"
-        graph = self._capture(launch, num_sampled)
-        if isinstance(graph, str):
-            self._count_fallback(graph)
-            trial.places[place] = -(1 << 30)  # not again
-            return "graph"
-        captured.in_place[place] = graph
-        return "capture"
 
     def _on_host(self, num_sampled: Tensor, drafts: np.ndarray) -> DeviceValidation:
         """Copy to the host (which waits for the device), loop, copy back."""
@@ -256,12 +200,8 @@ class DeviceValidator:
         if known is not None:
             return known
 
-        def launch(num_sampled: Tensor) -> None:
-            # Not through the operator, whose dispatch takes the host longer than the launch.
-            acceptance_mask_from_counts_triton(
-                num_sampled, None, self._mask, self._num_accepted, drafts_per_request=drafts
-            )
-
+        # Not through the operator, whose dispatch takes the host longer than the launch.
+        launch = bind_mask(self._mask, self._num_accepted, drafts)
         self._mask_launches[drafts] = launch
         return launch
 
@@ -273,10 +213,12 @@ class DeviceValidator:
         mask = self._mask[: int(drafts.sum())]
         acceptance_mask_from_counts_triton(num_sampled, on_device, mask, num_accepted)
 
-    def _capture(
-        self, launch: Callable[[Tensor], None], num_sampled: Tensor
-    ) -> torch.cuda.CUDAGraph | str:
-        """A launch on these counts as a graph; the fallback reason if that fails."""
+    def _capture(self, shape: Shape, requests: int, launch: Callable[[Tensor], None]) -> str | None:
+        """Capture a launch with counts of its own; the fallback reason if that fails."""
+        if len(self._graphs) >= MOST_GRAPHS:
+            self._graphs.popitem(last=False)
+            self.counters["scv_graph_evictions"] += 1
+        num_sampled = torch.zeros(requests, dtype=torch.int32, device=self._device)
         graph = torch.cuda.CUDAGraph()
         try:
             torch.cuda.synchronize()
@@ -285,8 +227,9 @@ class DeviceValidator:
         except (RuntimeError, torch.OutOfMemoryError) as fault:
             logger.exception("nwor: validation could not be captured; it runs eagerly")
             return f"graph_capture:{type(fault).__name__}"
+        self._graphs[shape] = _Captured(graph, num_sampled)
         self.counters["scv_graph_captures"] += 1
-        return graph
+        return None
 
     def _count_fallback(self, reason: str) -> None:
         self.counters["scv_fallback_count"] += 1

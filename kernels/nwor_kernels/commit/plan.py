@@ -147,13 +147,14 @@ class CommitPlan:
         """
         small = (slots, errors, None, None, None, errors, None)
         launch = self._prepare(sources, small, _Options(False, tokens_per_request, certain, None))
-        before = (sources.table, self._table, slots)
+        tables = (sources.table, self._table, slots)
         after = (None, None, None, errors, None, slots.numel(), sources.num_rows)
+        bound = launch.bind(*tables, *after, at=len(tables))
 
         def commit(num_sampled: Tensor) -> None:
             if num_sampled.dtype is not torch.int32 or not num_sampled.is_contiguous():
                 raise ValueError(f"counts must be contiguous int32, not {num_sampled.dtype}")
-            launch(*before, num_sampled, *after, num_sampled.numel())
+            bound(num_sampled, num_sampled.numel())
 
         return commit
 

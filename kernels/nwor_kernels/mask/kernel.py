@@ -5,6 +5,9 @@ was sampled. Else a program takes one request and adds up the drafts before it f
 counts (4 bytes a request), so no program waits for another.
 """
 
+from collections.abc import Callable
+
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -40,6 +43,36 @@ def acceptance_mask_from_counts_triton(
 ) -> None:
     """`acceptance_mask_from_counts_reference` in one launch; safe inside a CUDA graph."""
     _launch(num_sampled, num_draft_tokens, None, accepted, num_accepted, drafts_per_request)
+
+
+def bind_mask(
+    accepted: Tensor, num_accepted: Tensor, drafts_per_request: int
+) -> Callable[[Tensor], None]:
+    """`acceptance_mask_from_counts_triton` for equal windows, all but the counts fixed.
+
+    Args:
+        accepted: [most requests * drafts_per_request] bool, the mask.
+        num_accepted: [most requests] int32.
+        drafts_per_request: drafts of each request.
+
+    Returns:
+        What masks, given `num_sampled` [requests] int32, contiguous: the least host time.
+    """
+    bound: dict[int, Callable[[Tensor, int], None]] = {}
+
+    def mask(num_sampled: Tensor) -> None:
+        requests = num_sampled.shape[0]
+        launch = bound.get(requests)
+        if launch is None:
+            if num_sampled.dtype is not torch.int32 or not num_sampled.is_contiguous():
+                raise ValueError(f"counts must be contiguous int32, not {num_sampled.dtype}")
+            strides = [0, accepted.stride(0), num_accepted.stride(0)]
+            prepared = _prepare(num_sampled, strides, None, drafts_per_request)
+            fixed = (None, accepted, num_accepted, requests)
+            launch = bound[requests] = prepared.bind(*fixed, at=0)
+        launch(num_sampled, requests * drafts_per_request)
+
+    return mask
 
 
 _launches: dict[object, Launch] = {}

@@ -64,6 +64,10 @@ class _Trial:
         return median(self.replayed) < median(self.eager)
 
 
+_NO_TRIAL = _Trial()
+"""For mode `graph`, which tries nothing: it stays empty, so replaying pays."""
+
+
 @dataclass
 class _Captured:
     """A graph and the buffer that its input is copied to."""
@@ -146,15 +150,14 @@ class DeviceValidator:
         """
         captured = self._graphs.get(shape)
         adaptive = self.mode is ScvMode.ADAPTIVE
-        trial = self._trials.setdefault(shape, _Trial()) if adaptive else _Trial()
+        trial = self._trial_of(shape) if adaptive else _NO_TRIAL
         untried = adaptive and len(trial.eager) < TRIALS
+        began = time.perf_counter()
         if captured is not None and not untried and trial.replay_pays:
-            began = time.perf_counter()
             self._replay(shape, captured, num_sampled)
-            if len(trial.replayed) < TRIALS:
+            if adaptive and len(trial.replayed) < TRIALS:
                 trial.replayed.append(time.perf_counter() - began)
             return "graph", None
-        began = time.perf_counter()
         launch(num_sampled)
         if untried:
             trial.eager.append(time.perf_counter() - began)
@@ -175,6 +178,12 @@ class DeviceValidator:
             self._count_fallback(problem)
             return "device", problem
         return "capture", None
+
+    def _trial_of(self, shape: Shape) -> _Trial:
+        trial = self._trials.get(shape)
+        if trial is None:
+            trial = self._trials[shape] = _Trial()
+        return trial
 
     def _replay(self, shape: Shape, captured: _Captured, num_sampled: Tensor) -> None:
         self._graphs.move_to_end(shape)

@@ -9,6 +9,7 @@ device (accept, commit). Counts are read by the host when the harness drains the
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from torch import Tensor
 from nwor_bench.plugin.accumulator import Accumulator
 from nwor_bench.plugin.device_validation import DeviceValidator
 from nwor_bench.plugin.gpu_setup import set_up_staging
-from nwor_bench.plugin.gpu_staging import GpuWindowBatch
+from nwor_bench.plugin.gpu_staging import GpuWindowBatch, Launch
 from nwor_bench.plugin.late_counts import LateCounts, PendingStep
 from nwor_bench.plugin.layers import attention_layers
 from nwor_bench.plugin.patching import Patch, PatchSet
@@ -234,16 +235,17 @@ class V2RunnerHook:
     def _validate_in_commit(self, pending: PendingStep, batch: GpuWindowBatch) -> None:
         """One launch decides and commits: a captured window's addresses never change."""
         assert self.buffers is not None
+        self.buffers.validate_in_commit(partial(self._launch_commit, pending, batch))
+
+    def _launch_commit(
+        self, pending: PendingStep, batch: GpuWindowBatch, launch: Launch, num_sampled: Tensor
+    ) -> None:
+        began = time.perf_counter()
         tokens, length = batch.slots.numel(), batch.tokens_per_request or 1
-
-        def through(launch: Callable[[Tensor], None], num_sampled: Tensor) -> None:
-            began = time.perf_counter()
-            shape = ("commit", tokens, length)
-            path, reason = self.validator.run(shape, tokens // length, launch, num_sampled)
-            pending.scv_path, pending.scv_fallback_reason = path, reason
-            pending.scv_s = time.perf_counter() - began
-
-        self.buffers.validate_in_commit(through)
+        shape = ("commit", tokens, length)
+        path, reason = self.validator.run(shape, tokens // length, launch, num_sampled)
+        pending.scv_path, pending.scv_fallback_reason = path, reason
+        pending.scv_s = time.perf_counter() - began
 
     def _close_leftover(self) -> None:
         """A step that died between its calls leaves a window open: write it, count it."""

@@ -116,7 +116,7 @@ def _change(measure: str, base: _Side, new: _Side, same: Collection[int]) -> Cha
     if base.interval is not None and new.interval is not None:
         both = unpaired_ratio(new.interval, base.interval)
     why = None if both is not None else _too_few(base, new)
-    return Change(measure, base.ratio / new.ratio, both, False, below, above, why)
+    return Change(measure, new.ratio / base.ratio, both, False, below, above, why)
 
 
 def _too_few(base: _Side, new: _Side) -> str:

@@ -7,7 +7,17 @@ import typer
 from typer.core import TyperGroup
 
 from nwor_bench import __version__
-from nwor_bench.commands import compare, pairs, plan, report, scenarios, sweep
+from nwor_bench.commands import (
+    compare,
+    doctor,
+    kernels,
+    pairs,
+    plan,
+    profile,
+    report,
+    scenarios,
+    sweep,
+)
 from nwor_bench.errors import BenchError, ExitCode
 
 
@@ -33,6 +43,9 @@ app.command("sweep")(sweep.sweep)
 app.command("report")(report.report)
 app.command("compare")(compare.compare)
 app.command("plan")(plan.plan)
+app.command("doctor")(doctor.doctor)
+app.command("kernels")(kernels.kernels)
+app.add_typer(profile.app, name="profile")
 app.add_typer(pairs.app, name="pairs")
 app.add_typer(scenarios.app, name="scenarios")
 

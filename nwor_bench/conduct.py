@@ -27,7 +27,7 @@ from nwor_bench.plan import Plan
 from nwor_bench.progress import Progress, make_progress
 from nwor_bench.records import RunStatus, Verdict
 from nwor_bench.report import print_summary, write_files
-from nwor_bench.runner import Encode, Sweep, blocks_for_header
+from nwor_bench.runner import Encode, OnBatch, Sweep, blocks_for_header
 from nwor_bench.store import RunData, RunStore, only_writer, read_run
 
 EngineFactory = Callable[[ResolvedPair, SweepSpec, Path | None], Engine]
@@ -73,8 +73,12 @@ def run_prepared(
     *,
     verbose: bool = False,
     resumed: RunData | None = None,
+    on_batch: OnBatch | None = None,
 ) -> ExitCode:
-    """Measure into `folder`, a new one or that of the run `resumed`, and write the reports."""
+    """Measure into `folder`, a new one or that of the run `resumed`, and write the reports.
+
+    `on_batch` is told of every batch once it is stored.
+    """
     plan, pair = prepared.plan, prepared.pair
     if resumed is None:
         RunStore.create(folder, _header(prepared, datetime.now(UTC)))
@@ -102,10 +106,14 @@ def run_prepared(
                     progress,
                     monitor,
                     _gaps(pair, status),
+                    on_batch,
                 )
                 _measure(sweep, status, store, progress)
+                # Staging captured its graphs on the way: what they took is known only now.
+                store.update({"engine": engine.status()})
 
-        with make_progress(console, plan.cells, plan.num_batches) as progress, _stop_on_sigterm():
+        total = plan.num_batches + sum(prepared.spec.counted_blocks.values()) * len(plan.cells)
+        with make_progress(console, plan.cells, total) as progress, _stop_on_sigterm():
             status, failure = _guarded(measure, store, progress)
         code = _finish(store, status, console)
     if failure is not None:

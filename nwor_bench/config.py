@@ -94,6 +94,8 @@ class SweepSpec:
     max_blocks: int | None = None
     time_budget_s: float | None = None
     max_warmup: int | None = None
+    dram_counters: bool = False
+    launch_counts: bool = False
 
     def cells(self, pair_name: str) -> tuple[Cell, ...]:
         """Every combination of the modes, in the order given, and last the A/A arm: off x off
@@ -117,6 +119,15 @@ class SweepSpec:
         least = self.scenario.warmup
         most = max(least, DEFAULT_MAX_WARMUP) if self.max_warmup is None else self.max_warmup
         return least, most
+
+    @property
+    def counted_blocks(self) -> dict[str, int]:
+        """Blocks that run once more, untimed, for each kind of counters: DRAM bytes need as many
+        as times do, launches are the same in every block."""
+        return {
+            "counters": self.scenario.batches if self.dram_counters else 0,
+            "launches": 1 if self.launch_counts else 0,
+        }
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for run.json."""
@@ -143,6 +154,8 @@ def resolve(
     max_blocks: int | None = None,
     time_budget: str | None = None,
     max_warmup: int | None = None,
+    dram_counters: bool = False,
+    launch_counts: bool = False,
 ) -> SweepSpec:
     """Merge a scenario with the command line's values and check the whole.
 
@@ -167,6 +180,8 @@ def resolve(
         max_blocks=max_blocks,
         time_budget_s=None if time_budget is None else parse_seconds("--time-budget", time_budget),
         max_warmup=max_warmup,
+        dram_counters=dram_counters,
+        launch_counts=launch_counts,
     )
     _check(spec)
     return spec

@@ -15,6 +15,7 @@ from nwor_bench.config import SweepSpec
 from nwor_bench.engine_log import log_to_file
 from nwor_bench.errors import BenchError, ConfigError, EngineError
 from nwor_bench.pairs import ResolvedPair
+from nwor_bench.profiling.pm_sampling import check_counters
 from nwor_bench.records import Cell
 from nwor_bench.versions import require_supported_vllm
 
@@ -63,13 +64,17 @@ class VllmCounters:
 
 @dataclass(frozen=True)
 class BatchOutput:
-    """What one batch returned and counted. `windows` are the worker's plain dicts."""
+    """What one batch returned and counted. `windows` are the worker's plain dicts.
+
+    `counter_facts` says how well what counters put into `windows` is known; None without any.
+    """
 
     token_ids: tuple[tuple[int, ...], ...]
     latency_ms: float
     windows: list[dict[str, Any]]
     counters: VllmCounters
     scv_counters: dict[str, int] = field(default_factory=dict)
+    counter_facts: dict[str, Any] | None = None
 
 
 class Engine(Protocol):
@@ -86,6 +91,9 @@ class Engine(Protocol):
 
     def set_probe(self, on: bool) -> None:
         """Time each window's phases on the device, if `status()["has_probe"]`."""
+
+    def set_counters(self, kind: str, on: bool) -> None:
+        """Count each window's DRAM bytes ("counters") or CUDA calls ("launches"), or stop."""
 
     def close(self) -> None:
         """Release the engine's memory."""
@@ -115,6 +123,7 @@ class VllmEngine:
             self._llm = _start(pair, spec)
         self.start_seconds = time.perf_counter() - started
         VllmEngine.starts += 1
+        self._counting: str | None = None
         self._status = {**self._rpc("nwor_status"), "vllm": require_supported_vllm()}
 
     def status(self) -> dict[str, Any]:
@@ -143,6 +152,8 @@ class VllmEngine:
         self._rpc("nwor_seed", sampling.seed)
         self._rpc("nwor_drain")  # windows of an interrupted batch do not belong to this one
         before = self._read_counters()
+        if self._counting:
+            self._rpc("nwor_start_counters", self._counting)
         started = time.perf_counter()
         outputs = self._llm.generate(inputs, params, use_tqdm=False)
         latency_ms = (time.perf_counter() - started) * 1e3
@@ -150,21 +161,45 @@ class VllmEngine:
         drained = self._rpc("nwor_drain", lengths)
         if drained["device_errors"]:
             raise EngineError(f"a commit was refused on the device: {drained['device_errors']}")
+        windows = drained["windows"]
+        facts = self._add_counters(self._counting, windows) if self._counting else None
         return BatchOutput(
             token_ids=tuple(tuple(output.outputs[0].token_ids) for output in outputs),
             latency_ms=latency_ms,
-            windows=drained["windows"],
+            windows=windows,
             counters=self._read_counters().minus(before),
             scv_counters=drained["scv_counters"],
+            counter_facts=facts,
         )
 
     def set_hooks(self, attached: bool) -> None:
         """Wrap or unwrap the runner, to measure what the hooks themselves cost."""
         self._rpc("nwor_set_hooks", attached)
 
+    def set_nvtx(self, on: bool) -> None:
+        """Put NVTX ranges around windows, or take them away."""
+        self._rpc("nwor_set_nvtx", on)
+
     def set_probe(self, on: bool) -> None:
         """Time each window's phases on the device, or stop; costs host time (see the report)."""
         self._rpc("nwor_set_probe", on)
+
+    def set_counters(self, kind: str, on: bool) -> None:
+        """Count each window's DRAM bytes or CUDA calls, or stop (first rank's)."""
+        self._rpc("nwor_set_counters", kind, on)
+        self._counting = kind if on else None
+
+    def _add_counters(self, kind: str, windows: list[dict[str, Any]]) -> dict[str, Any]:
+        """Put what was counted into the windows; how well it is known."""
+        taken = self._rpc("nwor_take_counters", kind)
+        if len(taken["windows"]) != len(windows):
+            raise EngineError(
+                f"{len(windows)} windows ran and {len(taken['windows'])} were marked for "
+                f"{kind}: what was counted cannot be told apart"
+            )
+        for window, counted in zip(windows, taken["windows"], strict=True):
+            window.update(counted)
+        return dict(taken["facts"])
 
     def close(self) -> None:
         """Shut the engine core down and let go of its memory."""
@@ -196,6 +231,7 @@ def _set_environment() -> None:
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "VLLM_NWOR_MODE": "off",
         "VLLM_SCV_MODE": "off",
+        "VLLM_NWOR_METRICS": "0",  # the sweep has its own
         "VLLM_NO_USAGE_STATS": "1",
     }
     if on_cpu():
@@ -210,12 +246,25 @@ def on_cpu() -> bool:
     return bool(current_platform.is_cpu())
 
 
+def _has_gpu() -> bool:
+    """Can this vLLM run on a CUDA device of this machine?"""
+    import torch
+
+    return not on_cpu() and torch.cuda.is_available()
+
+
 def check_arguments(pair: ResolvedPair, spec: SweepSpec) -> None:
     """Have vLLM judge the configuration before anything is started or written.
 
     Raises ConfigError with vLLM's own reason if it refuses.
     """
     _set_environment()
+    if spec.dram_counters:
+        check_counters(_has_gpu)
+    if spec.launch_counts and not _has_gpu():
+        raise ConfigError.for_field(
+            "--launch-counts", True, "there is no CUDA device here, so there is nothing to count"
+        )
     with TemporaryDirectory() as folder, log_to_file(Path(folder) / "vllm.log"), _refusals():
         from vllm import EngineArgs
 

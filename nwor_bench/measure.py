@@ -102,6 +102,21 @@ def batch_record(
     )
 
 
+def counter_event(place: BatchPlace, facts: dict[str, Any]) -> dict[str, Any]:
+    """How well what was counted in a batch is known, for the records."""
+    cell = place.cell
+    return {
+        "event": place.phase,
+        "pair": cell.pair,
+        "nwor_mode": str(cell.nwor_mode),
+        "scv_mode": str(cell.scv_mode),
+        "arm": cell.arm,
+        "block": place.block.number,
+        "batch": place.batch,
+        **facts,
+    }
+
+
 def prompt_digest(prompts: Sequence[Sequence[int]]) -> str:
     """A short fingerprint of a block's prompts, token by token."""
     return digest([token for prompt in prompts for token in (*prompt, -1)])

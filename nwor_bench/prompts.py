@@ -4,6 +4,7 @@ import json
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from importlib import import_module
 from itertools import islice
 from pathlib import Path
@@ -247,8 +248,12 @@ def _of_length(ids: list[int], tokens: int | None) -> list[int]:
     return (ids * (tokens // len(ids) + 1))[:tokens]
 
 
+@lru_cache(maxsize=4)
 def load_tokenizer(target: str | Path) -> Any:
-    """The tokenizer of a model folder or hub name; ConfigError when there is none."""
+    """The tokenizer of a model folder or hub name; ConfigError when there is none.
+
+    Kept, since the runs of a sweep file share a target or two.
+    """
     from transformers import AutoTokenizer
 
     try:

@@ -92,6 +92,9 @@ class WindowRecord:
     `accepted_per_position[j]` counts requests whose draft j was accepted, and
     `drafts_per_position[j]` requests that had a draft j. `hook_ms` is host time that the hooks
     added, `scv_host_ms` the part of it that decided what was accepted (waiting included).
+    `dram_*_bytes` and `l2_bytes` are what the GPU's counters counted from the window's start to
+    the next step's, in batches of phase "counters" alone; the launches, waits of the host and
+    copies are those of the host's calls meanwhile, in batches of phase "launches".
     """
 
     pair: str
@@ -125,16 +128,24 @@ class WindowRecord:
     hook_ms: float | None = None
     scv_host_ms: float | None = None
     arm: str | None = None
+    dram_read_bytes: int | None = None
+    dram_write_bytes: int | None = None
+    l2_bytes: int | None = None
+    kernel_launches: int | None = None
+    graph_launches: int | None = None
+    host_syncs: int | None = None
+    async_copies: int | None = None
 
 
 @dataclass(frozen=True)
 class BatchRecord:
     """One `generate` call of one cell: a block's prompts, submitted together.
 
-    `phase` is "gate" (greedy, untimed use), "warmup" or "timed". `order` is the cell's place
-    in the block's random order. `vllm_*` are vLLM's own spec_decode counters over this
-    batch, read while the engine lives. `token_digests` has one digest a request of its
-    output token ids (parity evidence); `prompt_digest` identifies the block's prompts.
+    `phase` is "gate" (greedy, untimed use), "warmup", "timed", "counters" or "launches".
+    `order` is the cell's place in the block's random order. `vllm_*` are vLLM's own spec_decode
+    counters over this batch, read while the engine lives. `token_digests` has one digest a
+    request of its output token ids (parity evidence); `prompt_digest` identifies the block's
+    prompts.
     `conditions` is what the machine did meanwhile (see `conditions.py`), empty if not watched.
     """
 

@@ -22,7 +22,7 @@ _SCENARIO_FLAGS = (
 )  # fmt: skip
 _SPEC_FLAGS = (
     "seed", "dtype", "block_size", "tensor_parallel_size", "kv_cache_gib", "max_blocks",
-    "max_warmup",
+    "max_warmup", "dram_counters", "launch_counts",
 )  # fmt: skip
 _PAIR_FLAGS = ("pair", "target_model", "draft_model", "method")
 _READ: dict[str, Callable[[str], Any]] = {

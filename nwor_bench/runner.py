@@ -5,7 +5,7 @@ order and the seeds are the plan's. Only warm-up is always done anew, for the en
 """
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from statistics import fmean
@@ -15,7 +15,7 @@ from nwor_bench.aggregate import summarise
 from nwor_bench.conditions import ConditionMonitor
 from nwor_bench.config import SweepSpec
 from nwor_bench.engine import Engine, Sampling
-from nwor_bench.measure import BatchPlace, batch_record, window_records
+from nwor_bench.measure import BatchPlace, batch_record, counter_event, window_records
 from nwor_bench.parity import (
     ACCEPTANCE_ONLY,
     EXACT,
@@ -32,6 +32,7 @@ from nwor_bench.parity import (
     parity_rule,
 )
 from nwor_bench.plan import Block, Plan
+from nwor_bench.profiling.nvtx_ranges import ranges_if_wanted, span
 from nwor_bench.progress import Progress
 from nwor_bench.prompts import Prompt
 from nwor_bench.records import BatchRecord, Cell, NworMode, ScvMode, WindowRecord
@@ -40,6 +41,9 @@ from nwor_bench.trend import WARMUP_LOOKBACK, not_steady
 
 Encode = Callable[[tuple[Prompt, ...]], list[list[int]]]
 """Prompts to token ids, with the target's tokenizer."""
+
+OnBatch = Callable[[BatchRecord, Iterable[WindowRecord]], None]
+"""Is told of every batch once it is stored, with its windows."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +67,7 @@ class Sweep:
         monitor: watches the machine.
         gaps: explains differing tokens of precisions below float32; None if nobody can.
         monitor: watches the machine during batches; None records no conditions.
+        on_batch: is told of every batch once it is stored.
     """
 
     def __init__(
@@ -75,6 +80,7 @@ class Sweep:
         progress: Progress,
         monitor: ConditionMonitor | None = None,
         gaps: GapSource | None = None,
+        on_batch: OnBatch | None = None,
     ):
         self.plan = plan
         self.spec = spec
@@ -86,6 +92,8 @@ class Sweep:
         self._progress = progress
         self._monitor = monitor
         self._gaps = gaps
+        self._on_batch = on_batch
+        self._ranges = ranges_if_wanted()
         self.rule = _rule_of(engine.status(), spec, gaps is not None)
         self._stored: dict[tuple[str, int, Cell], Answer] = {}
         self._num_batches = 0
@@ -96,6 +104,10 @@ class Sweep:
 
     def run(self) -> None:
         """Warm up, gate, then time; cells that break parity are not run further."""
+        with span(self._ranges, "sweep", self.plan.num_batches):
+            self._run()
+
+    def _run(self) -> None:
         self._warm_up()
         self.gate()
         for block in self.plan.blocks:
@@ -104,6 +116,9 @@ class Sweep:
             if self.stopped is not None:
                 self._progress.say(f"stopped after {block.number} blocks: {self.stopped}")
                 break
+        for phase, blocks in self.spec.counted_blocks.items():
+            if blocks:
+                self._count_in(phase, blocks)
 
     def gate(self) -> None:
         """Greedy tokens and per-position acceptance of every cell against off x off."""
@@ -162,6 +177,18 @@ class Sweep:
         if self.spec.scenario.temperature == 0:
             self._recheck(block, answers)
 
+    def _count_in(self, phase: str, blocks: int) -> None:
+        """The first blocks once more with counters on, which timing never sees."""
+        self._progress.say(f"{phase}: {blocks} blocks once more, untimed")
+        self._engine.set_counters(phase, True)
+        try:
+            for block in self.plan.blocks[:blocks]:
+                for order, cell in enumerate(block.order):
+                    if cell not in self.broken:
+                        self._answer(cell, phase, block, order)
+        finally:
+            self._engine.set_counters(phase, False)
+
     def _recheck(self, block: Block, answers: dict[Cell, Answer]) -> None:
         """A timed block at temperature 0 is one more gate, at no cost."""
         reference = answers[self.plan.baseline]
@@ -213,11 +240,13 @@ class Sweep:
         prompts = self._encode(block.prompts)
         sampling = self._sampling(phase, block)
         place = BatchPlace(cell, phase, block, self._num_batches, order, _now())
-        self._engine.set_modes(cell)
-        if self._monitor is not None:
-            self._monitor.begin()
-        output = self._engine.generate(prompts, sampling)
-        conditions = {} if self._monitor is None else self._monitor.end()
+        with span(self._ranges, "cell", order, cell.label):
+            self._engine.set_modes(cell)
+            if self._monitor is not None:
+                self._monitor.begin()
+            with span(self._ranges, "batch", place.batch, cell.label):
+                output = self._engine.generate(prompts, sampling)
+            conditions = {} if self._monitor is None else self._monitor.end()
         self._num_batches += 1
         self._last_latency_ms = output.latency_ms
         record = batch_record(place, output, prompts, sampling, conditions)
@@ -226,6 +255,10 @@ class Sweep:
             answer = self._judge(cell, answer, reference)
         windows = window_records(place, output, self._bytes_per_token)
         self._store.append_batch(answer.record, windows)
+        if self._on_batch is not None:
+            self._on_batch(answer.record, windows)
+        if output.counter_facts is not None:
+            self._store.append_event(counter_event(place, output.counter_facts))
         self._count(answer.record)
         self._progress.batch_done(cell, answer.record)
         return answer, windows

@@ -24,7 +24,7 @@ from nwor_bench.memory import require_memory
 from nwor_bench.pairs import ResolvedPair, resolve_pair
 from nwor_bench.plan import Plan, make_plan
 from nwor_bench.prompts import encode, load_prompts, load_tokenizer
-from nwor_bench.runner import Encode
+from nwor_bench.runner import Encode, OnBatch
 from nwor_bench.store import RunData, check_output, default_folder, read_run
 from nwor_bench.versions import require_supported_vllm
 
@@ -70,6 +70,7 @@ def run_session(
     *,
     dry_run: bool = False,
     verbose: bool = False,
+    on_batch: OnBatch | None = None,
     engine_factory: EngineFactory = VllmEngine,
     check_engine: Callable[[ResolvedPair, SweepSpec], None] = check_arguments,
 ) -> ExitCode:
@@ -92,7 +93,7 @@ def run_session(
     started_at = datetime.now(UTC)
     folder = output or default_folder(RUNS, spec.scenario.name, prepared.pair.name, started_at)
     source = own_engine(prepared, engine_factory)
-    return run_prepared(prepared, folder, source, console, verbose=verbose)
+    return run_prepared(prepared, folder, source, console, verbose=verbose, on_batch=on_batch)
 
 
 def resume_session(
@@ -101,6 +102,7 @@ def resume_session(
     *,
     dry_run: bool = False,
     verbose: bool = False,
+    on_batch: OnBatch | None = None,
     engine_factory: EngineFactory = VllmEngine,
     check_engine: Callable[[ResolvedPair, SweepSpec], None] = check_arguments,
 ) -> ExitCode:
@@ -123,7 +125,7 @@ def resume_session(
         return ExitCode.OK
     check_engine(prepared.pair, spec)
     source = own_engine(prepared, engine_factory)
-    return resume_prepared(prepared, folder, source, console, verbose=verbose)
+    return resume_prepared(prepared, folder, source, console, verbose=verbose, on_batch=on_batch)
 
 
 def resume_prepared(
@@ -133,11 +135,13 @@ def resume_prepared(
     console: Console,
     *,
     verbose: bool = False,
+    on_batch: OnBatch | None = None,
 ) -> ExitCode:
     """Go on with the run in `folder`. Raises ConfigError if it was begun with anything else."""
     run = read_run(folder)
     _check_resumable(run, prepared, folder, console)
-    return run_prepared(prepared, folder, source, console, verbose=verbose, resumed=run)
+    how: dict[str, Any] = {"verbose": verbose, "resumed": run, "on_batch": on_batch}
+    return run_prepared(prepared, folder, source, console, **how)
 
 
 def _check_resumable(run: RunData, prepared: Prepared, folder: Path, console: Console) -> None:

@@ -17,6 +17,7 @@ from nwor_bench.estimate import ENGINE_START_S, duration, run_seconds, this_mach
 from nwor_bench.memory import GIB, kv_cache_bytes, require_memory
 from nwor_bench.pairs import ResolvedPair
 from nwor_bench.records import RunStatus
+from nwor_bench.runner import OnBatch
 from nwor_bench.session import RUNS, PairChoice, prepare, resume_prepared
 from nwor_bench.store import RUN_FILE, default_folder, read_run
 from nwor_bench.sweep_file import (
@@ -37,7 +38,10 @@ from nwor_bench.sweep_index import (
 )
 from nwor_bench.versions import require_supported_vllm
 
-ALLOWED_FLAGS = ("file", "output", "resume", "dry_run", "verbose", "continue_on_error")
+ALLOWED_FLAGS = (
+    *("file", "output", "resume", "dry_run", "verbose", "continue_on_error"),
+    *("nvtx", "prometheus_port", "prometheus_textfile"),
+)
 
 CheckEngine = Callable[[ResolvedPair, SweepSpec], None]
 
@@ -58,6 +62,7 @@ def run_sweep(
     dry_run: bool = False,
     verbose: bool = False,
     continue_on_error: bool = False,
+    on_batch: OnBatch | None = None,
     engine_factory: EngineFactory = VllmEngine,
     check_engine: CheckEngine = check_arguments,
 ) -> ExitCode:
@@ -84,7 +89,8 @@ def run_sweep(
             "--output", str(folder), "it already holds a sweep or a run; name a new folder"
         )
     index = SweepIndex.create(folder, sweep, groups, now.isoformat(timespec="seconds"))
-    conductor = _Conductor(index, prepared, console, engine_factory, verbose, continue_on_error)
+    how = {"verbose": verbose, "on_batch": on_batch}
+    conductor = _Conductor(index, prepared, console, engine_factory, how, continue_on_error)
     return conductor.run(groups)
 
 
@@ -95,6 +101,7 @@ def resume_sweep(
     dry_run: bool = False,
     verbose: bool = False,
     continue_on_error: bool = False,
+    on_batch: OnBatch | None = None,
     engine_factory: EngineFactory = VllmEngine,
     check_engine: CheckEngine = check_arguments,
 ) -> ExitCode:
@@ -122,7 +129,8 @@ def resume_sweep(
         return ExitCode.OK
     for group in left:
         check_engine(prepared[group.points[0].number].pair, group.spec)
-    conductor = _Conductor(index, prepared, console, engine_factory, verbose, continue_on_error)
+    how = {"verbose": verbose, "on_batch": on_batch}
+    conductor = _Conductor(index, prepared, console, engine_factory, how, continue_on_error)
     return conductor.run(left)
 
 
@@ -135,14 +143,14 @@ class _Conductor:
         prepared: Mapping[int, Prepared],
         console: Console,
         engine_factory: EngineFactory,
-        verbose: bool,
+        how: Mapping[str, Any],
         continue_on_error: bool,
     ):
         self._index = index
         self._prepared = prepared
         self._console = console
         self._factory = engine_factory
-        self._verbose = verbose
+        self._how = how
         self._continue = continue_on_error
         self._engine: Engine | None = None
         self._codes: list[ExitCode] = []
@@ -198,8 +206,8 @@ class _Conductor:
         if (folder / RUN_FILE).is_file():
             if read_run(folder).header.get("status") == RunStatus.COMPLETE:
                 return ExitCode.OK  # it ended just before the index was written
-            return resume_prepared(prepared, folder, source, self._console, verbose=self._verbose)
-        return run_prepared(prepared, folder, source, self._console, verbose=self._verbose)
+            return resume_prepared(prepared, folder, source, self._console, **self._how)
+        return run_prepared(prepared, folder, source, self._console, **self._how)
 
     def _close(self) -> None:
         engine, self._engine = self._engine, None

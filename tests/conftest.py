@@ -1,7 +1,9 @@
 """What all tests share: GPU tests are skipped where there is no CUDA device."""
 
+import os
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -28,9 +30,30 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         pytest.skip("needs vLLM's CPU build")
 
 
+@pytest.fixture(scope="session")
+def checkout_facts() -> dict[str, Any]:
+    """What git says of the checkout, asked once: three processes for each run add up."""
+    from nwor_bench import environment
+
+    return environment._git(Path(environment.__file__))
+
+
 @pytest.fixture
-def own_surroundings(pair_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A command line in a folder of its own: tiny is built, nothing comes from outside."""
+def own_surroundings(
+    pair_cache: Path,
+    checkout_facts: dict[str, Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A command line in a folder of its own: tiny is built, nothing comes from outside.
+
+    What is written need not outlive the machine, and waiting for a busy disk is most of the time
+    that such a test takes; test_store.py holds that records are synchronised.
+    """
+    from nwor_bench import environment
+
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+    monkeypatch.setattr(environment, "_git", lambda source: checkout_facts)
     monkeypatch.setenv("NWOR_BENCH_CACHE", str(pair_cache))
     monkeypatch.setenv("NWOR_BENCH_PRELOADED", "1")
     monkeypatch.setenv("COLUMNS", "80")

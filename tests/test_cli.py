@@ -60,6 +60,7 @@ def widest(text: str) -> int:
         # typer itself loads pydantic when it has come as far as a command
         (["sweep", "--help"], HEAVY),
         (["report", "--help"], HEAVY),
+        (["doctor", "--help"], HEAVY),
         (["compare", "--help"], HEAVY),
         (["pairs", "--help"], HEAVY),
         (["scenarios", "--help"], HEAVY),
@@ -100,6 +101,7 @@ def test_the_flags_of_the_sweep_are_all_explained(run: Run) -> None:
         "--requests --batches --warmup --draft-tokens --max-new-tokens --temperature "
         "--max-model-len --seed --dtype --block-size --kv-cache-gib --tensor-parallel-size "
         "--speculative-config --engine-args --output --dry-run --verbose "
+        "--nvtx --prometheus-port --prometheus-textfile "
         "--max-warmup --ci-width --max-blocks --time-budget --resume --file --continue-on-error"
     )
     assert [flag for flag in flags.split() if flag not in out] == []

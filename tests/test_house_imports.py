@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,8 @@ PURE = (
     *("nwor_bench.config", "nwor_bench.errors", "nwor_bench.invariants", "nwor_bench.judge"),
     *("nwor_bench.parity", "nwor_bench.plan", "nwor_bench.record_lines", "nwor_bench.records"),
     *("nwor_bench.resources", "nwor_bench.scenario", "nwor_bench.stats", "nwor_bench.store"),
+    *("nwor_bench.microbench.cases", "nwor_bench.microbench.goals", "nwor_bench.microbench.rounds"),
+    *("nwor_bench.microbench.rows", "nwor_bench.microbench.run", "nwor_bench.microbench.text"),
     *("nwor_bench.toml_file", "nwor_bench.toml_lines", "nwor_bench.traffic"),
 )
 HEAVY = ("torch", "vllm", "pandas", "scipy", "pydantic", "transformers", "plotly")
@@ -66,7 +69,7 @@ RULES = [
     Rule(
         "vllm stays in engine and plugin",
         ("nwor_bench", "nwor_kernels"),
-        but=("nwor_bench.engine", "nwor_bench.plugin"),
+        but=("nwor_bench.engine", "nwor_bench.plugin", "nwor_bench.microbench.vllm_peers"),
         never=("vllm",),
     ),
     Rule(
@@ -111,6 +114,7 @@ RULES = [
         never=("nwor_bench.engine", "nwor_bench.runner", "nwor_bench.plugin", "torch"),
         never_loaded=("nwor_bench.engine", "nwor_bench.runner", "nwor_bench.plugin", "torch"),
     ),
+    Rule("nvtx waits until it is wanted", ("nwor_bench",), never_loaded=("nvtx",)),
     Rule("help answers at once", ("nwor_bench.cli", "nwor_bench.commands"), never_loaded=HEAVY),
 ]
 
@@ -190,10 +194,16 @@ def loaded_by(module: str, imports: dict[str, list[Import]]) -> dict[str, str]:
     return chains
 
 
+@cache
+def read_sources(checkout: Path) -> tuple[dict[str, Path], dict[str, list[Import]]]:
+    """All modules under `checkout` and what each imports, read once for all rules."""
+    modules = find_modules(checkout)
+    return modules, {module: read_imports(module, modules) for module in modules}
+
+
 def broken(rule: Rule, checkout: Path) -> list[str]:
     """One line for each import under `checkout` that the rule forbids."""
-    modules = find_modules(checkout)
-    imports = {module: read_imports(module, modules) for module in modules}
+    modules, imports = read_sources(checkout)
     ours = tuple(SOURCE_ROOTS)
     lines = []
     for module in modules:
@@ -268,6 +278,13 @@ PLANTED = [
     (
         "report sees results only",
         {"nwor_bench/report/html.py": "from nwor_bench.runner import run"},
+    ),
+    (
+        "nvtx waits until it is wanted",
+        {
+            "nwor_bench/runner.py": "from nwor_bench.ranges import span",
+            "nwor_bench/ranges.py": "import nvtx",
+        },
     ),
     (
         "help answers at once",

@@ -144,6 +144,16 @@ def test_a_failed_append_leaves_no_half_line(store, monkeypatch, failure):
     assert (store.folder / RECORDS_FILE).read_bytes() == whole
 
 
+def test_what_was_appended_is_on_the_disk_before_the_next_batch(store, monkeypatch):
+    path = store.folder / RECORDS_FILE
+    synchronised: list[bytes] = []
+    monkeypatch.setattr(os, "fsync", lambda descriptor: synchronised.append(path.read_bytes()))
+    store.append_batch(BATCH, WINDOWS)
+    assert synchronised == [LINES]
+    store.append_event({"event": "kept"})
+    assert synchronised[1:] == [path.read_bytes()]
+
+
 LINES = b"".join(map(record_line, [*WINDOWS, BATCH]))
 SECOND = replace(BATCH, batch=77)
 SECOND_WINDOWS = [replace(window, batch=77) for window in WINDOWS]

@@ -16,6 +16,7 @@ MODELS = "Models"
 MODES = "Modes"
 PRECISION = "When to stop"
 FILES = "Files"
+PROFILING = "Profiling"
 VLLM = "vLLM"
 
 
@@ -125,6 +126,26 @@ def sweep(
         bool, typer.Option("--continue-on-error", rich_help_panel=FILES,
                            help="With --file: go on with the next run when one fails.")
     ] = False,
+    dram_counters: Annotated[
+        bool, typer.Option("--dram-counters", rich_help_panel=PROFILING,
+                           help="Count DRAM bytes a window, in passes of their own (GPU).")
+    ] = False,
+    nvtx: Annotated[
+        bool, typer.Option("--nvtx", rich_help_panel=PROFILING,
+                           help="Name sweep, cells, batches and windows for a profiler.")
+    ] = False,
+    prometheus_port: Annotated[
+        Whole, typer.Option(help="Serve the counters at this port's /metrics; 0: a free one.",
+                            rich_help_panel=PROFILING)
+    ] = None,
+    prometheus_textfile: Annotated[
+        Text, typer.Option(help="Write the counters for node exporter's textfile collector.",
+                           rich_help_panel=PROFILING)
+    ] = None,
+    launch_counts: Annotated[
+        bool, typer.Option("--launch-counts", rich_help_panel=PROFILING,
+                           help="Count launches and host waits a window, in one more block.")
+    ] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show what would run, and stop.")
     ] = False,
@@ -141,13 +162,24 @@ def sweep(
     from nwor_bench.preload import run_under_one_openmp
 
     run_under_one_openmp()
+    if dram_counters:
+        from nwor_bench.profiling.cupti_library import run_under_own_cupti
+
+        run_under_own_cupti()
+    if nvtx:
+        from nwor_bench.profiling.nvtx_ranges import switch_on
+
+        switch_on()
+    from nwor_bench.report.prometheus import sweep_metrics
     from nwor_bench.session import PairChoice, resume_session, run_session
 
     given = _given(context)
     if output == "":
         raise ConfigError.for_field("--output", output, "name a new folder")
     folder = None if output is None else Path(output)
-    how: dict[str, Any] = {"dry_run": dry_run, "verbose": verbose}
+    textfile = None if prometheus_textfile is None else Path(prometheus_textfile)
+    metrics = context.with_resource(sweep_metrics(prometheus_port, textfile, typer.echo))
+    how: dict[str, Any] = {"dry_run": dry_run, "verbose": verbose, "on_batch": metrics}
     if file is not None or (resume is not None and (Path(resume) / "sweep.json").is_file()):
         from nwor_bench.sweep_run import check_flags, resume_sweep, run_sweep
 
@@ -185,6 +217,8 @@ def sweep(
         max_blocks=max_blocks,
         time_budget=time_budget,
         max_warmup=max_warmup,
+        dram_counters=dram_counters,
+        launch_counts=launch_counts,
     )
     choice = PairChoice(pair, target_model, draft_model, method)
     raise typer.Exit(run_session(spec, choice, folder, **how))

@@ -20,5 +20,7 @@ def register() -> None:
 
     require_supported_vllm()
     from nwor_bench.plugin.install import install
+    from nwor_bench.plugin.metrics import share_folder
 
     install()
+    share_folder()

@@ -1,6 +1,7 @@
 """What a worker remembers about its windows until the harness drains it."""
 
 from collections import Counter, deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -46,11 +47,15 @@ class WindowCounts:
 
 @dataclass
 class Accumulator:
-    """Per-window records and running totals of one worker. Plain host numbers only."""
+    """Per-window records and running totals of one worker. Plain host numbers only.
+
+    `listener` is told of every window as it is added (the metrics of `vllm serve`).
+    """
 
     windows: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=MAX_UNDRAINED))
     totals: Counter[str] = field(default_factory=Counter)
     fallbacks: Counter[str] = field(default_factory=Counter)
+    listener: Callable[[WindowCounts], None] | None = None
 
     def add(self, counts: WindowCounts, times: WindowTimes) -> None:
         """Remember one finished window."""
@@ -65,6 +70,8 @@ class Accumulator:
         if counts.fallback_reason:
             self.totals["nwor_fallback_count"] += 1
             self.fallbacks[counts.fallback_reason] += 1
+        if self.listener is not None:
+            self.listener(counts)
 
     def drain(self) -> list[dict[str, Any]]:
         """Hand out the windows since the last drain, oldest first, and forget them."""

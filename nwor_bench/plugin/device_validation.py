@@ -131,8 +131,16 @@ class DeviceValidator:
         return DeviceValidation(num_accepted, path, reason)
 
     def warm_up(self, drafts: int) -> None:
-        """Compile what validates windows of this length, so that no window waits for that."""
-        self._mask_launch(drafts)(torch.zeros(1, dtype=torch.int32, device=self._device))
+        """Compile what validates windows of this length, so that no window waits for that.
+
+        The kernel has a binary for every power of two of requests.
+        """
+        if drafts in self._mask_launches:
+            return
+        launch, requests = self._mask_launch(drafts), self._num_accepted.numel()
+        while requests:
+            launch(torch.zeros(requests, dtype=torch.int32, device=self._device))
+            requests //= 2
 
     def run(
         self, shape: Shape, requests: int, launch: Callable[[Tensor], None], num_sampled: Tensor

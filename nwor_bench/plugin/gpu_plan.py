@@ -6,15 +6,16 @@ other tokens are written at once, and the device is told which rows are whose (`
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from vllm.config.compilation import CUDAGraphMode
 
 from nwor_bench.plugin.gpu_staging import GpuWindowBatch
-from nwor_bench.plugin.graph_sets import StagingGraphs
+
+if TYPE_CHECKING:  # importing it loads vLLM, which takes seconds and nothing here needs
+    from nwor_bench.plugin.graph_sets import StagingGraphs
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ class WindowPlanner:
         length: int,
         group: int,
         max_requests: int,
-        graphs: StagingGraphs,
+        graphs: "StagingGraphs",
         device: torch.device,
     ):
         self._length = length
@@ -75,18 +76,19 @@ class WindowPlanner:
             slot_mappings: [groups, num_tokens, padded] int64, vLLM's own buffer.
             descriptor: which CUDA graph will run the step; None without graphs.
         """
-        mode = CUDAGraphMode.NONE if descriptor is None else descriptor.cg_mode
-        if mode is CUDAGraphMode.FULL:
+        # By the names of vLLM's CUDAGraphMode.
+        mode = "NONE" if descriptor is None else descriptor.cg_mode.name
+        if mode == "FULL":
             return self._replay(input_batch, slot_mappings, descriptor)
         if input_batch.num_draft_tokens == 0:
             return None, "no_drafts"
         counts = DraftCounts(input_batch.num_draft_tokens_per_req, input_batch.num_tokens)
         slot_mapping = slot_mappings[self._group]
         length = counts.uniform_length()
-        if mode is CUDAGraphMode.NONE and length is not None and length <= self._length:
+        if mode == "NONE" and length is not None and length <= self._length:
             rows = self._rows[: counts.num_tokens]
             return whole_step(counts, length, rows, slot_mapping[: counts.num_tokens]), None
-        copied = mode is CUDAGraphMode.PIECEWISE
+        copied = mode == "PIECEWISE"
         batch = drafts_only(counts, input_batch.query_start_loc_np, slot_mapping, copied=copied)
         if batch.max_query_len > self._length:
             return None, "window_beside_prefill_of_its_request"

@@ -9,14 +9,31 @@ import numpy as np
 import torch
 
 from nwor_bench.errors import BenchError
-from nwor_bench.plugin import register
+from nwor_bench.plugin import metrics, register
+from nwor_bench.plugin.counted_windows import CountedWindows
+from nwor_bench.plugin.launch_windows import LaunchWindows
+from nwor_bench.plugin.nvtx_patches import WindowRanges
 from nwor_bench.plugin.settings import read_settings
+from nwor_bench.profiling import nvtx_ranges
 from nwor_bench.records import NworMode, ScvMode
 
 register()
 
 HOOK = "nwor_hook"
 """Attribute of a worker that holds its runner's hook."""
+
+RANGES = "nwor_ranges"
+"""Attribute of a worker that holds its NVTX ranges, which are off unless asked for."""
+
+
+COUNTED = "nwor_counted"
+"""Attribute of a worker that holds what counts its windows, once it was asked for."""
+
+COUNTERS: dict[str, type[CountedWindows] | type[LaunchWindows]] = {
+    "counters": CountedWindows,
+    "launches": LaunchWindows,
+}
+"""What counts, by the name of the phase that it is for."""
 
 
 def attach_hook(worker: Any) -> None:
@@ -25,6 +42,10 @@ def attach_hook(worker: Any) -> None:
     if settings is None or worker.vllm_config.speculative_config is None:
         return  # without speculation there are no windows
     hook = _make_hook(worker.model_runner, settings.debug)
+    metrics.publish(hook, worker, settings)
+    ranges = WindowRanges(hook)
+    ranges.switch(nvtx_ranges.wanted())
+    setattr(worker, RANGES, ranges)
     hook.attach()
     hook.set_modes(settings.nwor_mode, settings.scv_mode)
     setattr(worker, HOOK, hook)
@@ -79,6 +100,30 @@ class NworWorkerExtension:
     def nwor_set_probe(self, on: bool) -> None:
         """Time each window's phases with CUDA events, or stop doing so."""
         _hook(self).set_probe(on)
+
+    def nwor_set_nvtx(self, on: bool) -> None:
+        """Put NVTX ranges around windows, or take them away; call it between batches."""
+        _hook(self)
+        getattr(self, RANGES).switch(on)
+
+    def nwor_set_counters(self, kind: str, on: bool) -> None:
+        """Count what windows move in DRAM ("counters") or call ("launches"), or stop.
+
+        Call it between batches.
+        """
+        counted = getattr(self, COUNTED, None) or {}
+        setattr(self, COUNTED, counted)
+        if kind not in counted:
+            counted[kind] = COUNTERS[kind](_hook(self))
+        counted[kind].switch(on)
+
+    def nwor_start_counters(self, kind: str) -> None:
+        """Begin to count a batch."""
+        getattr(self, COUNTED)[kind].start()
+
+    def nwor_take_counters(self, kind: str) -> dict[str, Any]:
+        """End the batch: its windows' counts, in their order, and how well they are known."""
+        return dict(getattr(self, COUNTED)[kind].take())
 
     def nwor_status(self) -> dict[str, Any]:
         """What is attached to what, for run.json and the cross-checks."""

@@ -1,56 +1,77 @@
-"""What a report says, in order: verdict, what ran, cells, evidence, environment, limits."""
+"""What a report says, in order: the answer, cells, evidence, the run itself, the glossary."""
 
 from collections.abc import Sequence
 from typing import Any
 
 from nwor_bench.advice import findings
 from nwor_bench.invariants import cell_key, cell_label
-from nwor_bench.records import CellResult, RunStatus
+from nwor_bench.records import CellResult, RunStatus, Verdict
+from nwor_bench.report.acceptance import acceptance_section
+from nwor_bench.report.answers import questions
+from nwor_bench.report.bytes import bytes_section
+from nwor_bench.report.cells import cell_section, ruler_section
 from nwor_bench.report.document import (
     Block,
     Bullets,
     Callout,
     Code,
+    Definitions,
     Document,
-    IntervalChart,
+    Headline,
     Paragraph,
     Section,
     table,
 )
-from nwor_bench.report.evidence import (
-    acceptance_section,
-    bytes_section,
-    counter_section,
-    fallback_section,
-    parity_section,
-)
+from nwor_bench.report.dram import dram_section
+from nwor_bench.report.evidence import counter_section, parity_section
+from nwor_bench.report.fallbacks import fallback_section
+from nwor_bench.report.glossary import glossary
+from nwor_bench.report.launches import launch_section
 from nwor_bench.report.limits import CPU_LIMIT, limits
 from nwor_bench.report.phases import phase_section
-from nwor_bench.report.text import (
-    NOT_MEASURED,
-    count,
-    decimal,
-    joined,
-    label,
-    p_value,
-    percent,
-    plural,
-    ratio,
-    settings,
-)
-from nwor_bench.report.verdicts import on_cpu, verdict_sentence
-from nwor_bench.stats import DEFAULT_MARGIN
+from nwor_bench.report.text import NOT_MEASURED, joined, settings
+from nwor_bench.report.verdicts import answer, on_cpu
+from nwor_bench.report.window_times import window_time_section
 from nwor_bench.store import RunData
+
+ORIENTATION = (
+    "NWOR is an option for serving language models with vLLM: it keeps the data of guessed tokens "
+    "out of the model's cache until they turn out right. Its settings have names like stage x "
+    "graph; off x off is serving without it."
+)
+BACKGROUND = (
+    "A language model can be made faster by guessing several tokens ahead (drafts) and letting the "
+    "model check them all in one step, a window. Stock vLLM writes the K/V data of every draft "
+    "into its cache, rejected ones too. NWOR (no-write-on-reject) writes only those that the model "
+    "accepted; SCV decides on the GPU which ones these are. This page says whether that saves "
+    "time, for one pair of models on one machine. Each cell is an NWOR mode x an SCV mode, and off "
+    "x off is vLLM with neither. The glossary at the end explains every word and column."
+)
 
 
 def build_document(run: RunData, cells: Sequence[CellResult]) -> Document:
     """The whole report of a run, from its records and nothing else."""
-    sections = [_what_ran(run), _cells(run, cells), _ruler(run, cells), parity_section(run, cells)]
-    sections += [acceptance_section(cells), fallback_section(cells), counter_section(run)]
-    sections += [section for section in (phase_section(run),) if section]
-    sections += [bytes_section(run, cells), _configuration(run), _environment(run), _order(run)]
-    sections.append(Section("What the numbers do not show", (Bullets(limits(run, cells)),)))
-    return Document(title(run.header), tuple(_lead(run, cells)), tuple(sections))
+    sections = (
+        _what_ran(run),
+        cell_section(cells),
+        ruler_section(run, cells),
+        window_time_section(run, cells),
+        acceptance_section(cells),
+        phase_section(run, cells),
+        bytes_section(run, cells),
+        *(section for section in (dram_section(run), launch_section(run)) if section),
+        fallback_section(cells),
+        _findings(run, cells),
+        parity_section(run, cells),
+        counter_section(run),
+        Section("What the numbers do not show", (Bullets(limits(run, cells)),)),
+        _order(run),
+        _configuration(run),
+        _environment(run),
+        _repeat(run),
+        glossary(),
+    )
+    return Document(title(run.header), tuple(_lead(run, cells)), sections)
 
 
 def title(header: dict[str, Any]) -> str:
@@ -74,123 +95,53 @@ def warnings(run: RunData) -> list[str]:
 
 
 def _lead(run: RunData, cells: Sequence[CellResult]) -> list[Block]:
-    lead: list[Block] = [Callout("Incomplete", text) for text in warnings(run)]
-    lead.append(Paragraph(verdict_sentence(run.header, cells), strong=True))
+    found = answer(run.header, cells)
+    kind = found.badge.lower() if found.badge in set(Verdict) else "none"
+    lead: list[Block] = [Headline(found.badge, found.sentence, kind), Paragraph(ORIENTATION)]
+    lead += [Callout("Incomplete", text) for text in warnings(run)]
     if on_cpu(run.header):
         lead.append(Callout("Measured on a CPU", CPU_LIMIT))
+    lead.append(questions(run, cells))
     return lead
 
 
 def _what_ran(run: RunData) -> Section:
     header = run.header
-    pair, engine = header.get("pair") or {}, header.get("engine") or {}
+    scenario, pair = header.get("scenario") or {}, header.get("pair") or {}
+    engine, environment = header.get("engine") or {}, header.get("environment") or {}
+    gpus = joined([str(gpu.get("name")) for gpu in environment.get("gpus") or []])
     facts = {
         "target": pair.get("target"),
         "drafts by": pair.get("method"),
         "data type": pair.get("dtype"),
-        "device": engine.get("device"),
+        "requests at a time": scenario.get("requests"),
+        "device": " ".join(filter(None, [engine.get("device"), gpus and f"({gpus})"])) or None,
         "runner": engine.get("runner"),
         "engine starts": engine.get("start_count"),
         "started": header.get("started_at"),
         "finished": header.get("finished_at"),
     }
     known = [f"{name} {value}" for name, value in facts.items() if value is not None]
-    blocks: list[Block] = [Code(str(header["command"]))] if header.get("command") else []
+    blocks: list[Block] = [Paragraph(BACKGROUND)]
     if known:
         sentence = ", ".join(known)
         blocks.append(Paragraph(f"{sentence[0].upper()}{sentence[1:]}."))
     return Section("What ran", tuple(blocks))
 
 
-def _cells(run: RunData, cells: Sequence[CellResult]) -> Section:
-    times = table(
-        ["Cell", "Verdict", "Time over off x off [95 % interval]", "p50 ms", "p95 ms",
-         "Window ms", "Tokens/s", "Batches"],
-        [
-            [label(c), c.verdict, ratio(c), decimal(c.latency_ms_p50), decimal(c.latency_ms_p95),
-             decimal(c.window_ms_mean, 2), decimal(c.tokens_per_s), count(c.batches)]
-            for c in cells
-        ],
-        numbers_from=2,
-    )  # fmt: skip
-    tokens = table(
-        ["Cell", "SCV", "Windows", "Drafts", "Accepted", "Staged", "Committed", "Rejected",
-         "Stage operations", "NWOR fallbacks"],
-        [
-            [label(c), c.scv_status, count(c.windows), count(c.draft_tokens),
-             count(c.accepted_tokens), count(c.nwor_total_staged), count(c.nwor_total_committed),
-             count(c.nwor_total_rejected), count(c.nwor_stage_operations),
-             count(c.nwor_fallback_count)]
-            for c in cells
-        ],
-        numbers_from=2,
-    )  # fmt: skip
-    blocks: list[Block] = [times]
-    if any(cell.ratio_to_off is not None for cell in cells):
-        blocks.append(IntervalChart(tuple(cells), DEFAULT_MARGIN))
-    blocks += [Paragraph(_how_to_read()), tokens]
-    reasons = [f"{label(c)} ({c.verdict}): {c.reason.rstrip('.')}." for c in cells if c.reason]
-    if reasons:
-        blocks.append(Bullets(tuple(reasons)))
-    return Section("Cells", tuple(blocks))
+def _findings(run: RunData, cells: Sequence[CellResult]) -> Section:
+    found = tuple((f"{f.severity.upper()}: {f.message}", f.remedy) for f in findings(run, cells))
+    if not found:
+        nothing = Paragraph("Nothing was found that weakens the numbers.")
+        return Section("Findings", (nothing,), brief=True)
+    note = Paragraph("What weakens the numbers, the severest first, each with what to do about it.")
+    return Section("Findings", (note, Definitions(found)), brief=True)
 
 
-def _ruler(run: RunData, cells: Sequence[CellResult]) -> Section:
-    """How fine the run could measure, and what weakens it."""
-    compared = [cell for cell in cells if cell.ratio_to_off is not None]
-    rows = [
-        [label(c), c.compared or NOT_MEASURED, count(c.matched_windows),
-         count(c.unmatched_windows), percent(c.half_width, 2), percent(c.smallest_effect, 2),
-         p_value(c.p_value_holm if c.p_value_holm is not None else c.p_value),
-         p_value(c.wilcoxon_p_holm if c.wilcoxon_p_holm is not None else c.wilcoxon_p),
-         ", ".join(map(str, c.outlier_blocks)) or NOT_MEASURED]
-        for c in compared
-    ]  # fmt: skip
-    heads = ["Cell", "Compared", "Matched windows", "Left out", "Interval +-",
-             "Smallest effect to be seen", "p", "p (Wilcoxon)", "Outlying blocks"]  # fmt: skip
-    note = (
-        "The A/A arm's row is the noise floor. p belongs to the interval, p (Wilcoxon) to the "
-        "signed rank test on the blocks; both are corrected for the number of cells (Holm), but "
-        "for the A/A arm's. The smallest effect to be seen would have been called in four of "
-        "five such runs. Outlying blocks count like the others."
-    )
-    blocks: list[Block] = [table(heads, rows, numbers_from=2), Paragraph(note)] if rows else []
-    facts = _warm_up_and_stop(run)
-    if facts:
-        blocks.append(Paragraph(facts))
-    found = findings(run, cells)
-    blocks.append(
-        Bullets(tuple(f"{f.severity.upper()}: {f.message} {f.remedy}" for f in found))
-        if found
-        else Paragraph("Nothing was found that weakens the numbers.")
-    )
-    return Section("How fine the ruler was", tuple(blocks))
-
-
-def _warm_up_and_stop(run: RunData) -> str:
-    warmup, stopped = run.header.get("warmup") or {}, run.header.get("stopped")
-    parts = []
-    if warmup:
-        unsteady = warmup.get("not_steady")
-        how = f"not steady ({unsteady})" if unsteady else "steady (no trend, spread within 10 %)"
-        parts.append(f"Warm-up took {plural(warmup['batches'], 'batch')}; then times were {how}.")
-    if stopped:
-        parts.append(f"Blocks ended by {stopped}.")
-    return " ".join(parts)
-
-
-def _how_to_read() -> str:
-    return (
-        "The ratio is the geometric mean over blocks of a cell's mean window time over that of "
-        "off x off on the same prompts, windows of equal batch size and context matched: above 1 "
-        "is slower. Its interval is Student's t on the blocks' log ratios, widened where they "
-        "are autocorrelated. SAME: the whole interval lies within "
-        f"{100 * DEFAULT_MARGIN:g} % of 1. "
-        "FASTER and SLOWER: it excludes 1, does so after Holm's correction for the number of "
-        "cells, and the ratio is farther from 1 than the noise floor. AMBIGUOUS: all else. "
-        "off x off (A/A) is off x off once more, run and compared like any other cell: what it "
-        f"differs by is noise. {NOT_MEASURED} stands where nothing was measured."
-    )
+def _repeat(run: RunData) -> Section:
+    command = run.header.get("command")
+    body: Block = Code(str(command)) if command else Paragraph("The command was not recorded.")
+    return Section("To repeat this run", (body,), brief=True)
 
 
 def _configuration(run: RunData) -> Section:
@@ -198,14 +149,16 @@ def _configuration(run: RunData) -> Section:
     values = {part: run.header.get(part) or {} for part in parts}
     values["spec"] = {k: v for k, v in values["spec"].items() if k != "scenario"}  # shown above
     rows = [(part, *row) for part in parts for row in settings(values[part])]
-    return Section("Configuration", (table(["Part", "Setting", "Value"], rows, numbers_from=3),))
+    caption = "What was asked for, and what the engine made of it"
+    heads = ["Part", "Setting", "Value"]
+    return Section("Configuration", (table(heads, rows, numbers_from=3, caption=caption),))
 
 
 def _environment(run: RunData) -> Section:
     rows = list(settings(run.header.get("environment")))
-    note = Paragraph("What could not be read is left out.")
-    body: tuple[Block, ...] = (table(["What", "Value"], rows, numbers_from=2), note)
-    return Section("Environment", body if rows else (Paragraph("Nothing was recorded."),))
+    caption = "The machine and its software; what could not be read is left out"
+    body: Block = table(["What", "Value"], rows, numbers_from=2, caption=caption)
+    return Section("Environment", (body if rows else Paragraph("Nothing was recorded."),))
 
 
 def _order(run: RunData) -> Section:
@@ -222,6 +175,5 @@ def _order(run: RunData) -> Section:
     ]  # fmt: skip
     note = "Every timed block runs each cell once on the same prompts, in an order drawn at random."
     heads = ["Block", "Phase", "Order", "Prompts"]
-    return Section(
-        "Order of cells in each block", (Paragraph(note), table(heads, rows, numbers_from=4))
-    )
+    order = table(heads, rows, numbers_from=4, caption="Cells in the order in which they ran")
+    return Section("Order of cells in each block", (Paragraph(note), order))

@@ -1,17 +1,28 @@
-"""A report as data: headings, sentences and tables, before anyone decides how to draw them.
+"""A report as data: headings, sentences, tables and figures, before anyone decides how to draw it.
 
 All text is plain; whoever renders it escapes it.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from nwor_bench.records import CellResult
+
+@dataclass(frozen=True)
+class Headline:
+    """The one sentence that a hurried reader must see, with a word for what it says.
+
+    `kind` names the badge's colour: a verdict in lower case, or "none".
+    """
+
+    badge: str
+    text: str
+    kind: str
 
 
 @dataclass(frozen=True)
 class Paragraph:
-    """Sentences; `strong` for the one that a hurried reader must see."""
+    """Sentences; `strong` for those that stand out."""
 
     text: str
     strong: bool = False
@@ -33,6 +44,13 @@ class Bullets:
 
 
 @dataclass(frozen=True)
+class Definitions:
+    """Terms or questions, each with what there is to say about it."""
+
+    entries: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True)
 class Code:
     """Text to be copied as it stands."""
 
@@ -46,25 +64,40 @@ class Table:
     headers: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     numbers_from: int = 1
+    caption: str = ""
 
 
 @dataclass(frozen=True)
-class IntervalChart:
-    """The cells' ratios with their intervals on one axis; a medium without figures omits it."""
+class Figure:
+    """A figure as plotly reads it; a medium without figures omits it, its numbers are in tables.
 
-    cells: tuple[CellResult, ...]
-    margin: float
+    Attributes:
+        name: identifies it on the page: small letters and hyphens.
+        caption: how to read it.
+        alternative: what it shows, for who cannot see it.
+        data: plotly traces. Colours are `colour(...)`; texts have gone through `plot_text`.
+        layout: plotly layout.
+        height: in CSS pixels.
+    """
+
+    name: str
+    caption: str
+    alternative: str
+    data: tuple[dict[str, Any], ...]
+    layout: dict[str, Any]
+    height: int
 
 
-Block = Paragraph | Callout | Bullets | Code | Table | IntervalChart
+Block = Headline | Paragraph | Callout | Bullets | Definitions | Code | Table | Figure
 
 
 @dataclass(frozen=True)
 class Section:
-    """A heading and what stands under it."""
+    """A heading and what stands under it; `brief` ones belong to the short report too."""
 
     title: str
     blocks: tuple[Block, ...]
+    brief: bool = False
 
 
 @dataclass(frozen=True)
@@ -75,10 +108,20 @@ class Document:
     lead: tuple[Block, ...]
     sections: tuple[Section, ...]
 
+    def shortened(self, note: str) -> "Document":
+        """The same without the sections that are not brief; the note says where those are."""
+        kept = tuple(section for section in self.sections if section.brief)
+        return Document(self.title, (*self.lead, Paragraph(note)), kept)
 
-def table(headers: Sequence[str], rows: Sequence[Sequence[str]], numbers_from: int = 1) -> Table:
+
+def table(
+    headers: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    numbers_from: int = 1,
+    caption: str = "",
+) -> Table:
     """A Table from any sequences. Raises ValueError if a row's length is not the header's."""
     for row in rows:
         if len(row) != len(headers):
             raise ValueError(f"{len(row)} values under {len(headers)} headers: {row}")
-    return Table(tuple(headers), tuple(tuple(row) for row in rows), numbers_from)
+    return Table(tuple(headers), tuple(tuple(row) for row in rows), numbers_from, caption)

@@ -17,6 +17,8 @@ from nwor_bench.report.html import render_html
 from nwor_bench.report.markdown import render_markdown
 from nwor_bench.store import RUN_FILE, RunData, read_run, write_atomically, write_header
 
+THE_REST = "Figures, evidence and a glossary are in report.html beside this file."
+
 
 @dataclass(frozen=True)
 class ReportPaths:
@@ -56,7 +58,7 @@ def write_files(folder: Path, run: RunData, cells: Sequence[CellResult]) -> Repo
         paths.windows_csv, to_csv(WindowRecord, [_all_fallbacks(w) for w in run.windows])
     )
     document = build_document(run, cells)
-    write_atomically(paths.markdown, render_markdown(document))
+    write_atomically(paths.markdown, render_markdown(document.shortened(THE_REST)))
     write_atomically(paths.html, render_html(document))
     return paths
 

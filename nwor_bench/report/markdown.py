@@ -9,8 +9,10 @@ from nwor_bench.report.document import (
     Bullets,
     Callout,
     Code,
+    Definitions,
     Document,
-    IntervalChart,
+    Figure,
+    Headline,
     Paragraph,
     Table,
 )
@@ -36,17 +38,21 @@ def escape(text: str) -> str:
 
 def _block(block: Block) -> str:
     match block:
+        case Headline(badge, text):
+            return f"**{escape(f'{badge}: {text}')}**"
         case Paragraph(text, strong):
             return f"**{escape(text)}**" if strong else escape(text)
         case Callout(title, text):
             return f"> **{escape(title)}.** {escape(text)}"
         case Bullets(items):
             return "\n".join(f"- {escape(item)}" for item in items)
+        case Definitions(entries):
+            return "\n".join(f"- **{escape(term)}** {escape(text)}" for term, text in entries)
         case Code(text):
             return _fenced(text)
         case Table():
             return _table(block)
-        case IntervalChart():
+        case Figure():
             return ""
 
 
@@ -62,4 +68,5 @@ def _table(table: Table) -> str:
     headers = [escape(header) for header in table.headers]
     frame = pd.DataFrame([[escape(value) for value in row] for row in table.rows], columns=headers)
     align = ["right" if i >= table.numbers_from else "left" for i in range(len(headers))]
-    return frame.to_markdown(index=False, tablefmt="pipe", disable_numparse=True, colalign=align)
+    grid = frame.to_markdown(index=False, tablefmt="pipe", disable_numparse=True, colalign=align)
+    return f"{escape(table.caption)}:\n\n{grid}" if table.caption else grid

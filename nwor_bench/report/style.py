@@ -4,14 +4,14 @@ CSS = """
 :root {
   color-scheme: light dark;
   --page: #fcfcfb; --text: #1c1f23; --soft: #5c6570; --line: #d9dde2; --head: #f1f3f5;
-  --callout: #fff6e0; --callout-line: #d99a1b; --band: #e6eaee;
+  --callout: #fff6e0; --callout-line: #d99a1b; --band: #e3e7ec; --link: #1f5f9c;
   --same: #2f7d4f; --faster: #1f6fb2; --slower: #b4541a; --ambiguous: #6b7280;
   --ineffective: #8a4bb0; --invalid: #c02634; --reference: #1c1f23;
 }
 @media (prefers-color-scheme: dark) {
   :root {
     --page: #15181c; --text: #e4e7ea; --soft: #9aa4af; --line: #343b43; --head: #1e2329;
-    --callout: #2c2512; --callout-line: #c9932c; --band: #262c33;
+    --callout: #2c2512; --callout-line: #c9932c; --band: #2b323a; --link: #7fb8ee;
     --same: #6cc48f; --faster: #6db3ec; --slower: #f09a5c; --ambiguous: #a3acb8;
     --ineffective: #c594e6; --invalid: #ff7b86; --reference: #e4e7ea;
   }
@@ -27,41 +27,63 @@ h2 {
   font-size: 1.15rem; margin: 2.5rem 0 .75rem; padding-bottom: .3rem;
   border-bottom: 1px solid var(--line);
 }
-p, ul { margin: .75rem 0; max-width: 46rem; overflow-wrap: anywhere; }
+a { color: var(--link); }
+p, ul, dl { margin: .75rem 0; max-width: 46rem; overflow-wrap: anywhere; }
 ul { padding-left: 1.2rem; }
 li { margin: .35rem 0; }
+dt { font-weight: 600; margin-top: .7rem; }
+dd { margin: 0 0 0 1rem; }
 .strong { font-size: 1.08rem; font-weight: 600; }
+.headline { font-size: 1.15rem; font-weight: 600; line-height: 1.45; }
+.badge {
+  display: inline-block; padding: .05rem .5rem; border-radius: 4px; font-size: .85em;
+  color: var(--page); background: var(--soft);
+}
+.b-same { background: var(--same); } .b-faster { background: var(--faster); }
+.b-slower { background: var(--slower); } .b-ineffective { background: var(--ineffective); }
+.b-invalid { background: var(--invalid); }
+nav { margin: 1.5rem 0; font-size: .875rem; max-width: 46rem; }
+nav ul { display: flex; flex-wrap: wrap; gap: .35rem 1rem; padding: 0; list-style: none; }
+nav li { margin: 0; }
 .callout {
   margin: 1rem 0; padding: .7rem 1rem; max-width: 46rem; background: var(--callout);
-  border-left: 4px solid var(--callout-line); border-radius: 0 4px 4px 0;
+  border-left: 4px solid var(--callout-line); border-radius: 0 4px 4px 0; overflow-wrap: anywhere;
 }
 .callout strong { display: block; }
 .scroll {
   overflow-x: auto; margin: 1rem 0; border: 1px solid var(--line); border-radius: 6px;
   width: fit-content; max-width: 100%;
 }
-table { border-collapse: collapse; font-size: .875rem; font-variant-numeric: tabular-nums; }
+table {
+  border-collapse: separate; border-spacing: 0; font-size: .875rem;
+  font-variant-numeric: tabular-nums;
+}
+caption {
+  text-align: left; padding: .4rem .7rem; color: var(--soft); font-size: .8125rem;
+  border-bottom: 1px solid var(--line);
+}
+caption span {  /* stays in sight where the table scrolls */
+  display: block; position: sticky; left: .7rem; width: min(100%, 100vw - 3.6rem);
+}
 th, td { padding: .4rem .7rem; text-align: left; white-space: nowrap; vertical-align: top; }
 th { background: var(--head); font-weight: 600; white-space: normal; vertical-align: bottom; }
-tr + tr td { border-top: 1px solid var(--line); }
+tbody th { background: var(--page); white-space: nowrap; vertical-align: top; }
+thead th:first-child, tbody th { position: sticky; left: 0; }
+tr + tr td, tr + tr th { border-top: 1px solid var(--line); }
 td.long { white-space: normal; min-width: 16rem; overflow-wrap: anywhere; }
+th.long { white-space: normal; min-width: 9rem; overflow-wrap: anywhere; }
+.words td { white-space: normal; min-width: 6rem; }
+.words td.long { min-width: 11rem; }
 .number { text-align: right; }
 pre {
   overflow-x: auto; margin: 1rem 0; padding: .7rem 1rem; background: var(--head);
   border-radius: 6px; font: .85rem/1.5 ui-monospace, "DejaVu Sans Mono", monospace;
+  white-space: pre-wrap; overflow-wrap: anywhere;
 }
 .verdict { font-weight: 600; }
-.intervals { display: block; margin: 1.5rem 0 .5rem; max-width: 46rem; overflow: visible; }
-.intervals text { font-size: .8125rem; fill: var(--text); }
-.intervals .value { text-anchor: end; font-variant-numeric: tabular-nums; fill: var(--soft); }
-.intervals .scale { text-anchor: middle; fill: var(--soft); font-size: .75rem; }
-.intervals .band { fill: var(--band); }
-.intervals .one { stroke: var(--soft); stroke-dasharray: 3 3; }
-.intervals .tick { stroke: var(--soft); }
-.intervals .ci, .intervals .cap { stroke-width: 2; stroke: currentColor; }
-.intervals .dot { fill: currentColor; }
-figcaption { color: var(--soft); font-size: .8125rem; max-width: 46rem; }
-figure { margin: 0; }
+figure { margin: 1rem 0; max-width: 46rem; }
+.plot { width: 100%; overflow: hidden; }
+figcaption { color: var(--soft); font-size: .8125rem; max-width: 46rem; margin-top: .4rem; }
 .v-same { color: var(--same); } .v-faster { color: var(--faster); }
 .v-slower { color: var(--slower); } .v-ambiguous { color: var(--ambiguous); }
 .v-ineffective { color: var(--ineffective); } .v-invalid { color: var(--invalid); }

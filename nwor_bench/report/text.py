@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from nwor_bench.paired import LATENCY_MS
 from nwor_bench.records import CellResult
 
 NOT_MEASURED = "–"  # noqa: RUF001 - an en dash is meant
@@ -87,3 +88,31 @@ def _setting(name: str, value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     return value if isinstance(value, str) else json.dumps(value)
+
+
+def compared_time(cells: Sequence[CellResult]) -> str:
+    """What the ratios of these cells are ratios of, in words."""
+    compared = {cell.compared for cell in cells if cell.compared is not None}
+    return "time per batch" if compared == {LATENCY_MS} else "time per window"
+
+
+def change(ratio: float) -> str:
+    """A time ratio as `2.1 % less` or `0.43 % more`."""
+    return f"{_off_by(ratio)} {_side(ratio)}"
+
+
+def change_range(low: float, high: float) -> str:
+    """An interval of time ratios, the smaller change first: `1.8 % to 2.4 % less`."""
+    if _side(low) == _side(high):
+        ends = sorted((low, high), key=lambda end: abs(end - 1))
+        return f"{_off_by(ends[0])} to {_off_by(ends[1])} {_side(low)}"
+    return f"anywhere from {change(low)} to {change(high)}"
+
+
+def _side(ratio: float) -> str:
+    return "less" if ratio < 1 else "more"
+
+
+def _off_by(ratio: float) -> str:
+    away = 100 * abs(ratio - 1)
+    return f"{away:.{2 if away < 1 else 1}f} %"

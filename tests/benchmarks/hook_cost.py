@@ -1,10 +1,11 @@
 """What do the hooks themselves cost? off x off attached against detached, interleaved.
 
-    .venv/bin/python tests/benchmarks/hook_cost.py [--pair smollm2] [--blocks 20]
+    .venv/bin/python tests/benchmarks/hook_cost.py [--pair smollm2] [--blocks 20] [--what nvtx]
 
 One engine; each block runs the same prompts on, off, off, on (or the reverse, in turns), so
 that a drift within the block cancels. Prints the ratio of latencies, attached over detached,
-with its 95 % interval.
+with its 95 % interval. With `--what nvtx` NVTX ranges are what is switched, the hooks stay; run
+it under a profiler (or with NVTX_INJECTION64_PATH), since ranges that nobody hears cost less.
 """
 
 import argparse
@@ -27,6 +28,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--pair", default="smollm2")
     parser.add_argument("--blocks", type=int, default=20)
+    parser.add_argument("--what", choices=("hooks", "nvtx"), default="hooks")
     args = parser.parse_args()
     spec = resolve(load_scenario("short"), Overrides())
     scenario = spec.scenario
@@ -34,6 +36,7 @@ def main() -> None:
     tokenizer = load_tokenizer(pair.target)
     prompts = load_prompts(scenario)
     engine = VllmEngine(pair, spec, Path(mkdtemp()) / "engine.log")
+    switch = {"hooks": engine.set_hooks, "nvtx": engine.set_nvtx}[args.what]
     sampling = Sampling(scenario.max_new_tokens, 0.0, 1.0, spec.seed, True)
     latencies: dict[bool, list[float]] = {True: [], False: []}
     for block in range(args.blocks + 1):
@@ -42,16 +45,16 @@ def main() -> None:
         sums = {True: 0.0, False: 0.0}
         first = block % 2 == 0
         for attached in (first, not first, not first, first):
-            engine.set_hooks(attached)
+            switch(attached)
             sums[attached] += engine.generate(ids, sampling).latency_ms
         if block:  # the first block warms up
             for attached, total in sums.items():
                 latencies[attached].append(total)
-        engine.set_hooks(True)
+        switch(True)
     interval = paired_ratio(latencies[True], latencies[False])
     assert interval is not None
     print(
-        f"{args.pair}, {args.blocks} blocks: attached / detached = {interval.ratio:.4f} "
+        f"{args.pair}, {args.blocks} blocks: {args.what} on / off = {interval.ratio:.4f} "
         f"[{interval.low:.4f}, {interval.high:.4f}]"
     )
 

@@ -107,8 +107,7 @@ def _prepare(
 ) -> Launch:
     num_requests = sampled.shape[0]
     most = triton.next_power_of_2(max(num_requests, 1))
-    # With equal windows one binary serves any number of requests: none is compiled in mid-run.
-    requests = 1 if drafts_per_request is None else REQUESTS_PER_PROGRAM
+    requests = 1 if drafts_per_request is None else min(most, REQUESTS_PER_PROGRAM)
     starts = starts_early(sampled.device)
     constants = {
         "STRIDES": (*strides, *sampled.stride()),
@@ -116,7 +115,7 @@ def _prepare(
         "WIDTH": sampled.shape[1] if sampled.dim() == 2 else 1,
         "DRAFTS": drafts_per_request,
         "REQUESTS": requests,
-        "EVERY": max(most, 128) if drafts_per_request is None else 128,
+        "EVERY": max(most, 128),
         "LANES": triton.next_power_of_2(max(drafts_per_request or 32, 1)),
         "STARTS_EARLY": starts,
     }

@@ -1,0 +1,120 @@
+"""`nwor-bench profile`: a sweep under Nsight Compute or Nsight Systems, and what they saw."""
+
+import shlex
+import subprocess
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(
+    help="Run a sweep under one of NVIDIA's profilers: profile ncu -- sweep ...",
+    no_args_is_help=True,
+)
+
+PASSED_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
+
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the command line, and stop.")]
+Report = Annotated[
+    Path, typer.Option(help="Report's path without its ending; tables are written beside it.")
+]
+Read = Annotated[
+    Path | None, typer.Option(help="Read this report (or export) instead of running anything.")
+]
+
+
+@app.command("ncu", context_settings=PASSED_ON)
+def ncu(
+    context: typer.Context,
+    windows: Annotated[int, typer.Option(help="Windows to measure.")] = 20,
+    skip: Annotated[
+        int, typer.Option(help="Windows before them: warm-up and gate (see windows.csv).")
+    ] = 100,
+    report: Report = Path("nwor-ncu"),
+    read: Read = None,
+    dry_run: DryRun = False,
+) -> None:
+    """DRAM and L2 counters of chosen windows, by Nsight Compute: profile ncu -- sweep ...
+
+    Each window is measured as a whole, the sweep being run once a pass.
+    """
+    from nwor_bench.profiling.ncu_command import graph_warning, ncu_command
+    from nwor_bench.profiling.ncu_read import load_module, read_report
+    from nwor_bench.profiling.tables import print_table, write_table
+    from nwor_bench.profiling.tools import check_version, find_tool
+
+    if dry_run:
+        tool = Path("ncu")
+        typer.echo(shlex.join(ncu_command(tool, context.args, report, windows, skip)))
+        return
+    tool = find_tool("ncu")
+    if read is None:
+        command = ncu_command(tool, context.args, report, windows, skip)
+        check_version("ncu", tool)
+        _warn(graph_warning(context.args))
+        _run("ncu", command)
+    source = read or report.with_name(f"{report.name}.ncu-rep")
+    rows = [window.row() for window in read_report(source, load_module(tool), skip)]
+    write_table(source.with_suffix(".csv"), rows)
+    print_table("Windows as Nsight Compute counted them", rows)
+
+
+@app.command("nsys", context_settings=PASSED_ON)
+def nsys(
+    context: typer.Context,
+    capture: Annotated[
+        str, typer.Option(help="What to capture, its first: sweep, cell or batch.")
+    ] = "sweep",
+    gpu_metrics: Annotated[
+        bool, typer.Option("--gpu-metrics", help="Sample the GPU's metrics too.")
+    ] = False,
+    report: Report = Path("nwor-nsys"),
+    read: Read = None,
+    dry_run: DryRun = False,
+) -> None:
+    """Launches, waits, idle time and bandwidth of each window, by Nsight Systems."""
+    from nwor_bench.errors import ConfigError
+    from nwor_bench.profiling.nsys_command import export_command, nsys_command
+    from nwor_bench.profiling.nsys_export import read_export
+    from nwor_bench.profiling.nsys_windows import windows_of
+    from nwor_bench.profiling.nvtx_ranges import HARNESS_RANGES
+    from nwor_bench.profiling.tables import by_cell, print_table, write_table
+    from nwor_bench.profiling.tools import check_version, find_tool
+
+    if capture not in HARNESS_RANGES:
+        raise ConfigError.unknown("--capture", capture, HARNESS_RANGES)
+    profile, export = report.with_name(f"{report.name}.nsys-rep"), read
+    if dry_run:
+        tool = Path("nsys")
+        typer.echo(shlex.join(nsys_command(tool, context.args, report, capture, gpu_metrics)))
+        typer.echo(shlex.join(export_command(tool, profile, report.with_suffix(".sqlite"))))
+        return
+    if export is None:
+        tool = find_tool("nsys")
+        command = nsys_command(tool, context.args, report, capture, gpu_metrics)
+        check_version("nsys", tool)
+        _run("nsys", command)
+        export = report.with_suffix(".sqlite")
+        _run("nsys", export_command(tool, profile, export))
+    rows = [window.row() for window in windows_of(read_export(export))]
+    write_table(export.with_suffix(".csv"), rows)
+    print_table("Windows as Nsight Systems saw them, means", by_cell(rows))
+
+
+def _run(tool: str, command: list[str]) -> None:
+    """Run the profiler. Raises ConfigError where it fails: no report, no numbers."""
+    from nwor_bench.errors import ConfigError
+
+    typer.echo(shlex.join(command), err=True)
+    code = subprocess.run(command, check=False).returncode
+    if code:
+        raise ConfigError(
+            f"profile {tool}: it ended with exit code {code}; its messages above say why. Without "
+            "permission for the counters run as root, or load the driver with "
+            "NVreg_RestrictProfilingToAdminUsers=0"
+        )
+
+
+def _warn(sentence: str | None) -> None:
+    if sentence is not None:
+        typer.secho(f"nwor-bench: {sentence}", fg="yellow", err=True)

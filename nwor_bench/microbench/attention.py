@@ -1,0 +1,183 @@
+"""Verification attention against one-pass FlashAttention 3, as vLLM calls it under full graphs."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nwor_bench.microbench import vllm_peers
+from nwor_bench.microbench.baselines import make_baseline
+from nwor_bench.microbench.cases import COPY, EMPTY, OURS, PEERS, Group, Shape, bytes_moved
+from nwor_bench.microbench.inputs import count_sets
+from nwor_bench.microbench.subject import Call, Contest, Subject, contest
+from nwor_kernels.fp8 import quantize_e4m3
+from nwor_kernels.verify_attention import verify_attention_varlen_reference
+from nwor_kernels.verify_attention.kernel import VerifyWorkspace, verify_attention_triton
+
+SCALE = 0.02
+"""Of queries, K and V where the cache is fp8."""
+
+MAX_SEQ_LEN = 16_384
+"""What graphs are captured for, at least; the lengths that they meet are shorter."""
+
+MAX_SPLITS = 32
+"""vLLM's flash_attn_max_num_splits_for_cuda_graph."""
+
+TOLERANCE = {"bf16": 1e-2, "fp8": 6e-2}
+"""Relative error allowed; FlashAttention rounds its weights to e4m3 for an fp8 cache."""
+
+
+def attention_contest(group: Group, shape: Shape, device: torch.device, seed: int) -> Contest:
+    """Our kernel reads the window from its K/V, FlashAttention from the cache."""
+    torch.manual_seed(seed)
+    moved = bytes_moved(group, shape)
+    sets = [_Buffers(group, shape, device) for _ in range(count_sets(moved, most=16))]
+    wanted = sets[0].expected()
+
+    def peer(name: str) -> Subject:
+        if name in (EMPTY, COPY):
+            return make_baseline(name, moved, len(sets), device)
+        calls = [each.flash_call() for each in sets]
+        return Subject(name, 1, moved, calls, lambda: sets[0].wrong(calls[0], wanted))
+
+    return contest(_ours(group, shape, sets, wanted), PEERS["verify_attention"], peer)
+
+
+def _ours(group: Group, shape: Shape, sets: "list[_Buffers]", wanted: Tensor) -> Subject:
+    workspace = VerifyWorkspace.create(
+        max_requests=group.window.requests,
+        num_heads=shape.heads,
+        num_kv_heads=shape.kv_heads,
+        head_dim=shape.head_dim,
+        max_query_len=group.window.drafts + 1,
+        device=sets[0].query.device,
+    )
+    calls = [each.our_call(workspace) for each in sets]
+
+    def check() -> str:
+        sets[0].poison_window()
+        wrong = sets[0].wrong(calls[0], wanted)
+        sets[0].write_window()
+        return wrong
+
+    return Subject(OURS, 1, bytes_moved(group, shape), calls, check)
+
+
+class _Buffers:
+    """One step of attention; the cache holds every token, the window's too."""
+
+    def __init__(self, group: Group, shape: Shape, device: torch.device):
+        self.shape, self.fp8 = shape, group.cache_dtype == "fp8"
+        self.requests, self.rows = group.window.requests, group.window.drafts + 1
+        self.context = group.context or 0
+        length = self.context + self.rows
+        self.max_seq_len = max(MAX_SEQ_LEN, length)
+        blocks_each = -(-length // shape.block_size)
+        blocks, dim = self.requests * blocks_each, shape.head_dim
+        self.scale = torch.full((1,), SCALE, device=device)
+        cache = torch.randn(
+            blocks, shape.kv_heads, shape.block_size, 2 * dim, device=device, dtype=torch.bfloat16
+        )
+        self.cache = (cache / self.scale).to(torch.float8_e4m3fn) if self.fp8 else cache
+        fused = torch.randn(
+            self.requests * self.rows, shape.heads + 2 * shape.kv_heads, dim,
+            device=device, dtype=torch.bfloat16,
+        )  # fmt: skip
+        parts = [shape.heads, shape.kv_heads, shape.kv_heads]
+        query, self.key, self.value = torch.split(fused, parts, dim=1)
+        self.query = quantize_e4m3(query, self.scale) if self.fp8 else query
+        self.table = torch.randperm(blocks, device=device).int().view(self.requests, -1)
+        self.starts = torch.arange(self.requests + 1, device=device, dtype=torch.int32) * self.rows
+        self.seq_lens = torch.full((self.requests,), length, device=device, dtype=torch.int32)
+        self.output = torch.empty(query.shape, device=device, dtype=torch.bfloat16)
+        self.write_window()
+
+    def our_call(self, workspace: VerifyWorkspace) -> Call:
+        """One launch; the whole window is staged."""
+        keywords = {
+            "max_query_len": self.rows,
+            "max_seq_len": self.max_seq_len,
+            "workspace": workspace,
+        }
+        return self._bind(verify_attention_triton, self.output, **keywords)
+
+    def flash_call(self) -> Call:
+        """One call of FlashAttention 3 with the scheduler's metadata made beforehand."""
+        attend, make_metadata = vllm_peers.flash_attention()
+        shape = self.shape
+        common = {
+            "max_seqlen_q": self.rows,
+            "max_seqlen_k": self.max_seq_len,
+            "cu_seqlens_q": self.starts,
+            "causal": True,
+            "num_splits": MAX_SPLITS,
+        }
+        metadata = make_metadata(
+            **common,
+            batch_size=self.requests,
+            num_heads_q=shape.heads,
+            num_heads_kv=shape.kv_heads,
+            headdim=shape.head_dim,
+            cache_seqlens=self.seq_lens,
+            qkv_dtype=self.query.dtype,
+            page_size=shape.block_size,
+            window_size=(-1, -1),
+        )
+        key, value = self.cache.transpose(1, 2).chunk(2, dim=-1)
+        scale = self.scale.expand(self.requests, shape.kv_heads) if self.fp8 else None
+        return lambda: attend(
+            q=self.query,
+            k=key,
+            v=value,
+            out=self.output,
+            seqused_k=self.seq_lens,
+            softmax_scale=shape.head_dim**-0.5,
+            block_table=self.table,
+            scheduler_metadata=metadata,
+            q_descale=scale,
+            k_descale=scale,
+            v_descale=scale,
+            fa_version=3,
+            **common,
+        )
+
+    def expected(self) -> Tensor:
+        """Attention in float32 by the kernel's torch reference."""
+        output = torch.empty_like(self.output, dtype=torch.float32)
+        self._bind(verify_attention_varlen_reference, output)()
+        return output
+
+    def wrong(self, call: Call, wanted: Tensor) -> str:
+        """What is wrong with the output of a call, or nothing."""
+        self.output.fill_(float("nan"))
+        call()
+        error = float((self.output.float() - wanted).norm() / wanted.norm())
+        allowed = TOLERANCE["fp8" if self.fp8 else "bf16"]
+        return "" if error < allowed else f"relative error {error:.1e}, more than {allowed:g}"
+
+    def write_window(self) -> None:
+        """The window's K/V into the cache, as a stock write does it."""
+        rows = torch.cat([self.key, self.value], dim=-1)
+        self._fill(quantize_e4m3(rows, self.scale) if self.fp8 else rows)
+
+    def poison_window(self) -> None:
+        """NaN where the window's K/V would be: our kernel must not read it."""
+        sizes = (self.query.shape[0], self.shape.kv_heads, 2 * self.shape.head_dim)
+        self._fill(torch.full(sizes, float("nan"), device=self.query.device).to(self.cache.dtype))
+
+    def _fill(self, rows: Tensor) -> None:
+        position = self.context + torch.arange(self.rows, device=rows.device)
+        block = self.table[:, position // self.shape.block_size].flatten().long()
+        offset = (position % self.shape.block_size).repeat(self.requests)
+        self.cache.transpose(1, 2).view(torch.uint8)[block, offset] = rows.view(torch.uint8)
+
+    def _bind(self, attend: Callable[..., None], output: Tensor, **more: Any) -> Call:
+        """`attend` with the arguments that our kernel and its reference share."""
+        starts, scale = self.starts, self.scale if self.fp8 else None
+        return partial(
+            attend, self.query, self.key, self.value, self.cache, starts, self.seq_lens, self.table,
+            starts[:-1], starts[1:], output, scale=self.shape.head_dim**-0.5,
+            q_scale=scale, k_scale=scale, v_scale=scale, **more,
+        )  # fmt: skip

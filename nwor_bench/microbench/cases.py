@@ -1,0 +1,224 @@
+"""What `nwor-bench kernels` times: kernels, peers, windows, and how long it will take. Pure."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import product
+
+from nwor_bench.errors import ConfigError
+
+OURS = "nwor"
+COPY = "copy"
+EMPTY = "empty"
+STOCK = "vllm_cuda"
+FLASH = "flash_attention_3"
+
+_WRITES = (STOCK, "vllm_triton", "flashinfer", "torch_index_copy", EMPTY, COPY)
+
+PEERS: dict[str, tuple[str, ...]] = {
+    "commit": _WRITES,
+    "stage": _WRITES,
+    "mask": (EMPTY, COPY),
+    "verify_attention": (FLASH, EMPTY, COPY),
+}
+"""Each kernel's peers. vLLM, FlashInfer and torch write one layer's cache at a time, so a commit
+of all layers meets one write a layer. Nobody else has a mask kernel."""
+
+CACHE_DTYPES = ("bf16", "fp8")
+
+SETUP_S = 0.7
+"""About what one group takes besides its rounds: buffers, compiling, checks, captures."""
+
+
+class L2(StrEnum):
+    """What the timed calls find in the L2 cache: nothing of theirs, or what the last call left."""
+
+    COLD = "cold"
+    WARM = "warm"
+
+
+class LaunchMode(StrEnum):
+    """How the timed calls get to the device: replayed from a CUDA graph, or one by one."""
+
+    GRAPH = "graph"
+    EAGER = "eager"
+
+
+@dataclass(frozen=True)
+class Window:
+    """Requests in a step and drafts of each."""
+
+    requests: int
+    drafts: int
+
+    @property
+    def tokens(self) -> int:
+        """Staged tokens of the window."""
+        return self.requests * self.drafts
+
+    def __str__(self) -> str:
+        return f"{self.requests}x{self.drafts}"
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A target model's attention layers and its cache's blocks."""
+
+    layers: int = 28
+    heads: int = 24
+    kv_heads: int = 8
+    head_dim: int = 128
+    block_size: int = 16
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one layer's K and V of one token in bf16."""
+        return self.kv_heads * 2 * self.head_dim * 2
+
+
+@dataclass(frozen=True)
+class Group:
+    """What shares one set of inputs; it is timed for every state of L2 and way to launch.
+
+    Attributes:
+        acceptance: accepted drafts over drafts; None where the kernel's work does not depend on it.
+        context: committed tokens a request; None but for attention.
+    """
+
+    kernel: str
+    cache_dtype: str
+    window: Window
+    acceptance: float | None = None
+    context: int | None = None
+
+    @property
+    def accepted(self) -> int:
+        """Accepted tokens of the window; all of them where acceptance does not matter."""
+        return accepted_tokens(self.window, self.acceptance)
+
+    @property
+    def label(self) -> str:
+        """`commit 8x4 bf16, acceptance 0.5`."""
+        more = [] if self.acceptance is None else [f"acceptance {self.acceptance:g}"]
+        more += [] if self.context is None else [f"context {self.context}"]
+        return ", ".join([f"{self.kernel} {self.window} {self.cache_dtype}", *more])
+
+
+@dataclass(frozen=True)
+class Spec:
+    """Everything that the command line chose."""
+
+    kernels: tuple[str, ...] = tuple(PEERS)
+    windows: tuple[Window, ...] = (Window(8, 4), Window(64, 4), Window(64, 8), Window(256, 8))
+    acceptances: tuple[float, ...] = (0.1, 0.5, 0.9)
+    contexts: tuple[int, ...] = (1024,)
+    cache_dtypes: tuple[str, ...] = CACHE_DTYPES
+    l2: tuple[L2, ...] = tuple(L2)
+    launch: tuple[LaunchMode, ...] = tuple(LaunchMode)
+    shape: Shape = Shape()
+    max_rounds: int = 30
+    ci_width: float = 0.01
+    time_budget_s: float | None = None
+    seed: int = 0
+
+
+def accepted_tokens(window: Window, acceptance: float | None) -> int:
+    """Tokens of the window that are accepted, at least one: nothing accepted is nothing to do."""
+    return window.tokens if acceptance is None else max(1, round(acceptance * window.tokens))
+
+
+def expand(spec: Spec) -> list[Group]:
+    """Every group, kernel by kernel in the order given. A mask knows no cache, so it has one."""
+    groups = []
+    for kernel in spec.kernels:
+        dtypes = spec.cache_dtypes[:1] if kernel == "mask" else spec.cache_dtypes
+        depends = kernel in ("commit", "mask")
+        acceptances: Sequence[float | None] = spec.acceptances if depends else (None,)
+        contexts: Sequence[int | None] = spec.contexts if kernel == "verify_attention" else (None,)
+        groups += [
+            Group(kernel, dtype, window, acceptance, context)
+            for dtype, window, acceptance, context in product(
+                dtypes, spec.windows, acceptances, contexts
+            )
+        ]
+    return groups
+
+
+def bytes_moved(group: Group, shape: Shape) -> int:
+    """Bytes that one call must read and write, each once.
+
+    A commit reads the accepted rows in bf16 and writes them in the cache's dtype; a stage copies
+    the staged rows of one layer; a mask reads a count and writes another and its mask; attention
+    reads context and window once, its queries and outputs aside.
+    """
+    cache_bytes = shape.row_bytes if group.cache_dtype == "bf16" else shape.row_bytes // 2
+    if group.kernel == "commit":
+        return shape.layers * group.accepted * (shape.row_bytes + cache_bytes)
+    if group.kernel == "stage":
+        return group.window.tokens * 2 * shape.row_bytes
+    if group.kernel == "mask":
+        return group.window.requests * 8 + group.window.tokens
+    rows = group.window.requests * (group.window.drafts + 1)
+    return group.window.requests * (group.context or 0) * cache_bytes + rows * shape.row_bytes
+
+
+def estimate_s(group: Group, spec: Spec) -> float:
+    """About how many seconds a group takes, from 3 us a launch and 2 TB/s; a rough guide."""
+    moved = bytes_moved(group, spec.shape)
+    launches = spec.shape.layers if group.kernel == "commit" else 1
+    calls = max(2, min(32, (512 << 20) // max(moved, 1)))
+    implementations = len(PEERS[group.kernel]) + 1
+    round_us = implementations * (calls * (3 * launches / 2 + moved / 2e6) + 150)
+    modes = len(spec.l2) * len(spec.launch)
+    return SETUP_S + modes * spec.max_rounds * round_us / 1e6
+
+
+def parse_windows(text: str) -> tuple[Window, ...]:
+    """`8x4,64x8`: requests x drafts. Raises ConfigError."""
+    return tuple(_window(part) for part in _parts("--windows", text))
+
+
+def _window(text: str) -> Window:
+    numbers = text.lower().split("x")
+    if len(numbers) != 2 or not all(n.isdecimal() and int(n) > 0 for n in numbers):
+        raise ConfigError.for_field("--windows", text, "write requests x drafts such as 8x4,64x8")
+    window = Window(*map(int, numbers))
+    if window.drafts > 15:
+        raise ConfigError.for_field("--windows", text, "write at most 15 drafts a request")
+    return window
+
+
+def parse_acceptances(text: str) -> tuple[float, ...]:
+    """`0.1,0.5`: fractions above 0 up to 1. Raises ConfigError."""
+    try:
+        values = tuple(float(part) for part in _parts("--acceptance", text))
+    except ValueError:
+        values = ()
+    if not values or not all(0 < value <= 1 for value in values):
+        raise ConfigError.for_field("--acceptance", text, "write fractions such as 0.1,0.5,0.9")
+    return values
+
+
+def parse_counts(flag: str, text: str) -> tuple[int, ...]:
+    """`1024,8192`: whole numbers from 1. Raises ConfigError."""
+    parts = _parts(flag, text)
+    if not all(part.isdecimal() and int(part) > 0 for part in parts):
+        raise ConfigError.for_field(flag, text, "write whole numbers such as 1024,8192")
+    return tuple(map(int, parts))
+
+
+def parse_names(flag: str, text: str, known: Sequence[str]) -> tuple[str, ...]:
+    """Some of the known names, in the order given. Raises ConfigError."""
+    names = _parts(flag, text)
+    for name in names:
+        if name not in known:
+            raise ConfigError.unknown(flag, name, known)
+    return names
+
+
+def _parts(flag: str, text: str) -> tuple[str, ...]:
+    """The parts between commas, each once, in order. Raises ConfigError if there is none."""
+    parts = tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
+    if not parts:
+        raise ConfigError.for_field(flag, text, "name at least one, parted by commas")
+    return parts

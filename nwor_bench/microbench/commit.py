@@ -1,0 +1,121 @@
+"""Commit: the accepted rows of all layers in one launch, against one write a layer."""
+
+import torch
+from torch import Tensor
+
+from nwor_bench.microbench.baselines import make_baseline
+from nwor_bench.microbench.cases import COPY, EMPTY, OURS, PEERS, Group, Shape, bytes_moved
+from nwor_bench.microbench.inputs import (
+    Rows,
+    SlotPool,
+    WindowSet,
+    count_sets,
+    difference,
+    leading,
+    make_caches,
+    make_set,
+    poison,
+    spread,
+)
+from nwor_bench.microbench.subject import Call, Contest, Subject, contest
+from nwor_bench.microbench.writers import Writer, make_writer
+from nwor_kernels.commit.plan import CommitPlan
+from nwor_kernels.commit.reference import commit_windows_reference
+from nwor_kernels.commit.sources import StagedSources
+
+SCALE = 0.37
+"""Of fp8 caches; some numbers of random rows are beyond what e4m3 holds."""
+
+
+def commit_contest(group: Group, shape: Shape, device: torch.device, seed: int) -> Contest:
+    """The commit of a window staged by reference, and writes of its accepted rows alone."""
+    return _CommitInputs(group, shape, device, seed).contest()
+
+
+class _CommitInputs:
+    """Sets of windows and one cache a layer that all implementations write."""
+
+    def __init__(self, group: Group, shape: Shape, device: torch.device, seed: int):
+        self.group, self.shape, self.device = group, shape, device
+        generator = torch.Generator().manual_seed(seed)
+        window = group.window
+        self.bytes = bytes_moved(group, shape)
+        sets = count_sets(self.bytes)
+        pool = SlotPool(window, shape.block_size, sets, generator)
+        self.sets: list[tuple[WindowSet, Tensor]] = []
+        for _ in range(sets):
+            counts = spread(group.accepted, window, generator)
+            choice = leading(counts, window.drafts)
+            one = make_set(shape, window.tokens, pool.take(), choice, device)
+            self.sets.append((one, counts.to(device)))
+        self.caches = make_caches(shape, pool.num_blocks, group.cache_dtype, device)
+        self.scale = torch.full((1,), SCALE, device=device)
+        fp8 = group.cache_dtype == "fp8"
+        self.scales = [[self.scale] * shape.layers] * 2 if fp8 else []
+        self.expected = self._expected()
+
+    def contest(self) -> Contest:
+        """Ours and the peers."""
+        return contest(self._ours(), PEERS["commit"], self._peer)
+
+    def _expected(self) -> list[Tensor]:
+        """The caches after a commit of the first set, by the torch reference."""
+        expected = [cache.clone() for cache in self.caches]
+        one, _ = self.sets[0]
+        accepted = torch.zeros(one.all.slots.numel(), dtype=torch.bool, device=self.device)
+        accepted[one.choice] = True
+        errors = torch.zeros(self.shape.layers, dtype=torch.int32, device=self.device)
+        k_scales, v_scales = self.scales or (None, None)
+        commit_windows_reference(
+            one.all.keys, one.all.values, expected, one.all.slots, accepted, errors,
+            k_scales=k_scales, v_scales=v_scales,
+        )  # fmt: skip
+        return expected
+
+    def _ours(self) -> Subject:
+        plan = CommitPlan(self.caches, *self.scales)
+        errors = torch.zeros(self.shape.layers, dtype=torch.int32, device=self.device)
+
+        def bind(rows: Rows, counts: Tensor) -> Call:
+            sources = StagedSources(rows.keys, rows.values)
+            return lambda: plan.commit_windows(
+                sources,
+                rows.slots,
+                counts,
+                errors,
+                tokens_per_request=self.group.window.drafts,
+            )
+
+        calls = [bind(one.all, counts) for one, counts in self.sets]
+
+        def check() -> str:
+            wrong = self._check(calls[0], exact=True)
+            return wrong or ("the kernel set an error flag" if bool(errors.any()) else "")
+
+        return Subject(OURS, 1, self.bytes, calls, check)
+
+    def _peer(self, name: str) -> Subject:
+        if name in (EMPTY, COPY):
+            return make_baseline(name, self.bytes, len(self.sets), self.device)
+        writer = make_writer(name, self.shape, self.group.cache_dtype, self.scale)
+        calls = [self._layer_by_layer(writer, one.chosen) for one, _ in self.sets]
+        launches = writer.launches * self.shape.layers
+        return Subject(
+            name, launches, self.bytes, calls, lambda: self._check(calls[0], exact=False)
+        )
+
+    def _layer_by_layer(self, writer: Writer, rows: Rows) -> Call:
+        where = writer.prepare(rows.slots)
+        layers = zip(rows.keys, rows.values, self.caches, strict=True)
+        writes = [writer.bind(key, value, cache, where) for key, value, cache in layers]
+
+        def write_layers() -> None:
+            for write in writes:
+                write()
+
+        return write_layers
+
+    def _check(self, call: Call, *, exact: bool) -> str:
+        poison(self.caches)
+        call()
+        return difference(self.caches, self.expected, exact=exact)

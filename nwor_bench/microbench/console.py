@@ -1,0 +1,117 @@
+"""A kernel run on the terminal, in 80 columns: goals first, then a table a kernel."""
+
+from collections.abc import Sequence
+from itertools import groupby
+from pathlib import Path
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from nwor_bench.microbench import text
+from nwor_bench.microbench.cases import L2, Group, LaunchMode, Spec, estimate_s
+from nwor_bench.microbench.goals import GoalResult, Verdict
+from nwor_bench.microbench.report import Result, machine
+from nwor_bench.microbench.rows import Row, Status
+
+_STYLES = {Verdict.MET: "green", Verdict.MISSED: "bold red", Verdict.UNCLEAR: "yellow"}
+
+
+def print_result(console: Console, result: Result, files: Sequence[Path]) -> None:
+    """What was measured; lines other than graph-captured cold ones are in the files alone."""
+    console.print(machine(result), highlight=False)
+    shown = _shown(result.rows)
+    for (kernel, dtype), rows in groupby(shown, lambda row: (row.kernel, row.cache_dtype)):
+        name = kernel if kernel == "mask" else f"{kernel}, {dtype} cache"
+        console.print(_table(f"{name} ({_state(shown)})", list(rows), result.rows))
+    for reason in text.reasons(result.rows):
+        console.print(Text(reason, style="bold red" if "INVALID" in reason else "dim"))
+    if result.goals:
+        console.print(_goals(result.goals))
+    console.print(Text("Files: " + ", ".join(map(str, files))), soft_wrap=True)
+
+
+def print_plan(console: Console, spec: Spec, groups: Sequence[Group]) -> None:
+    """What a run would time, and about how long that takes."""
+    table = _new_table("kernel", "cache", "window", "accepted", "context", "cases", "about s")
+    cases = len(spec.l2) * len(spec.launch)
+    for group in groups:
+        accepted = "" if group.acceptance is None else f"{group.acceptance:g}"
+        table.add_row(
+            group.kernel,
+            "" if group.kernel == "mask" else group.cache_dtype,
+            str(group.window),
+            accepted,
+            "" if group.context is None else str(group.context),
+            str(cases),
+            f"{estimate_s(group, spec):.1f}",
+        )
+    console.print(table)
+    total = sum(estimate_s(group, spec) for group in groups)
+    states = f"L2 {', '.join(spec.l2)}; {', '.join(spec.launch)}"
+    console.print(
+        f"{len(groups) * cases} cases in {len(groups)} groups ({states}), about {total:.0f} s "
+        "on an H200 once compiled. Nothing was measured.",
+        highlight=False,
+    )
+    if spec.time_budget_s is not None and total > spec.time_budget_s:
+        console.print(
+            f"--time-budget {spec.time_budget_s:g}s is less: the last groups would be skipped.",
+            highlight=False,
+        )
+
+
+def _shown(rows: Sequence[Row]) -> list[Row]:
+    """The lines of one state: graph-captured and cold where those were measured."""
+    graph = [row for row in rows if row.launch is LaunchMode.GRAPH] or list(rows)
+    return [row for row in graph if row.l2 is L2.COLD] or graph
+
+
+def _state(rows: Sequence[Row]) -> str:
+    return f"{rows[0].launch}, {rows[0].l2} L2"
+
+
+def _table(title: str, rows: Sequence[Row], every: Sequence[Row]) -> Table:
+    hosts = {_same(row): row.host_us_per_call for row in every if row.launch is LaunchMode.EAGER}
+    table = _new_table(
+        text.case_heading(rows).replace(", ", ",\n"), "implementation", "time us", "GB/s",
+        "of\ncopy", "time/nwor\n[95 %]", "host\nus", left=2, title=title,
+    )  # fmt: skip
+    last = ""
+    for row in rows:
+        case = text.case(row)
+        style = "bold red" if row.status is Status.INVALID else ""
+        host = text.significant(hosts.get(_same(row)))
+        name = row.implementation
+        table.add_row("" if case == last else case, name, *text.numbers(row), host, style=style)
+        last = case
+    return table
+
+
+def _same(row: Row) -> tuple[object, ...]:
+    """What the lines of one implementation in one group and state of L2 have in common."""
+    return (
+        row.kernel, row.cache_dtype, row.requests, row.drafts, row.acceptance, row.context,
+        row.implementation, row.l2,
+    )  # fmt: skip
+
+
+def _goals(goals: Sequence[GoalResult]) -> Table:
+    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+    for name in ("goal", "", "cases", "worst time/nwor [95 %]"):
+        table.add_column(name, overflow="fold")
+    for each in goals:
+        goal, verdict, met, worst = text.goal_cells(each)
+        table.add_row(goal, Text(verdict, style=_STYLES.get(each.verdict, "")), met, worst)
+    return table
+
+
+def _new_table(*headers: str, left: int = 1, title: str | None = None) -> Table:
+    table = Table(
+        box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0),
+        title=title, title_justify="left", title_style="bold",
+    )  # fmt: skip
+    for place, header in enumerate(headers):
+        table.add_column(header, justify="left" if place < left else "right", no_wrap=True)
+    return table

@@ -1,0 +1,179 @@
+"""One line of the result: an implementation of a kernel's work in one case. Pure."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from enum import StrEnum
+from statistics import median
+
+from nwor_bench.microbench.cases import COPY, L2, OURS, Group, LaunchMode
+from nwor_bench.stats import paired_ratio
+
+FORMAT_VERSION = 1
+"""Of kernels.json and kernels.csv; a change of meaning gets a new number."""
+
+
+class Status(StrEnum):
+    """Whether a line has a time, and if not, why."""
+
+    OK = "OK"
+    INVALID = "INVALID"
+    """It wrote something wrong, so it was not timed."""
+    NOT_INSTALLED = "NOT_INSTALLED"
+    REFUSED = "REFUSED"
+    """It cannot do this case, or said no when it was called."""
+    SKIPPED = "SKIPPED"
+    """The time budget was used up."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One round of one implementation: microseconds a call, on the device and on the host.
+
+    Eager device time spans the launches' gaps; host time is that of an eager call.
+    """
+
+    time_us: float
+    host_us: float | None = None
+
+
+@dataclass(frozen=True)
+class Row:
+    """A line of the table; what was not measured is None.
+
+    Attributes:
+        staged_tokens, written_tokens: of one call; a commit writes the accepted ones alone.
+        launches: kernels that one call launches.
+        time_us: median microseconds of one call.
+        gb_per_s: bytes_moved (each byte read or written once) over time_us, in 10^9 bytes/s.
+        share_of_copy: gb_per_s over that of a device-to-device copy of as many bytes.
+        time_over_nwor: this one's time over our kernel's, geometric mean over rounds, with its
+            95 % interval (low, high); 2 means that ours takes half the time.
+        host_us_per_call, host_us_per_launch: host time of an eager call, and over its launches.
+        discarded_rounds: rounds thrown away because the GPU's clocks were held down.
+    """
+
+    kernel: str
+    implementation: str
+    status: Status
+    cache_dtype: str
+    requests: int
+    drafts: int
+    acceptance: float | None
+    context: int | None
+    l2: L2
+    launch: LaunchMode
+    staged_tokens: int
+    written_tokens: int
+    launches: int | None = None
+    bytes_moved: int | None = None
+    rounds: int | None = None
+    time_us: float | None = None
+    gb_per_s: float | None = None
+    share_of_copy: float | None = None
+    time_over_nwor: float | None = None
+    time_over_nwor_low: float | None = None
+    time_over_nwor_high: float | None = None
+    host_us_per_call: float | None = None
+    host_us_per_launch: float | None = None
+    discarded_rounds: int | None = None
+    reason: str = ""
+
+
+COLUMNS = tuple(field.name for field in fields(Row))
+
+
+@dataclass(frozen=True)
+class Timed:
+    """What is known of an implementation before it is timed."""
+
+    name: str
+    launches: int
+    bytes_moved: int | None
+
+
+def blank(
+    group: Group, name: str, l2: L2, launch: LaunchMode, status: Status, reason: str = ""
+) -> Row:
+    """A line without a time."""
+    return Row(
+        kernel=group.kernel,
+        implementation=name,
+        status=status,
+        cache_dtype=group.cache_dtype,
+        requests=group.window.requests,
+        drafts=group.window.drafts,
+        acceptance=group.acceptance,
+        context=group.context,
+        l2=l2,
+        launch=launch,
+        staged_tokens=group.window.tokens,
+        written_tokens=group.accepted,
+        reason=reason,
+    )
+
+
+def timed_rows(
+    group: Group,
+    l2: L2,
+    launch: LaunchMode,
+    timed: Sequence[Timed],
+    samples: Mapping[str, Sequence[Sample]],
+    discarded: int = 0,
+) -> list[Row]:
+    """One line for each implementation that was timed, in the order of `timed`."""
+    times = {name: [sample.time_us for sample in rounds] for name, rounds in samples.items()}
+    speeds = {
+        each.name: each.bytes_moved / median(times[each.name]) / 1e3
+        for each in timed
+        if each.bytes_moved
+    }
+    rows = []
+    for each in timed:
+        values = asdict(blank(group, each.name, l2, launch, Status.OK))
+        values |= asdict(each) | _ratio(times, each.name) | _host(samples[each.name], each.launches)
+        del values["name"]
+        values |= {
+            "rounds": len(times[each.name]),
+            "time_us": median(times[each.name]),
+            "gb_per_s": speeds.get(each.name),
+            "share_of_copy": _over(speeds.get(each.name), speeds.get(COPY)),
+            "discarded_rounds": discarded,
+        }
+        rows.append(Row(**values))
+    return rows
+
+
+def half_widths(samples: Mapping[str, Sequence[Sample]]) -> list[float | None]:
+    """Half of each ratio's interval over the ratio; None where there is none yet."""
+    found: list[float | None] = []
+    times = {name: [sample.time_us for sample in rounds] for name, rounds in samples.items()}
+    for name in times:
+        if name != OURS and OURS in times:
+            interval = paired_ratio(times[name], times[OURS])
+            found.append(None if interval is None else interval.half_width / interval.ratio)
+    return found
+
+
+def _ratio(times: Mapping[str, Sequence[float]], name: str) -> dict[str, float]:
+    """The time over ours, round by round; our own line has none."""
+    if name == OURS or OURS not in times:
+        return {}
+    interval = paired_ratio(times[name], times[OURS])
+    if interval is None:
+        return {}
+    return {
+        "time_over_nwor": interval.ratio,
+        "time_over_nwor_low": interval.low,
+        "time_over_nwor_high": interval.high,
+    }
+
+
+def _host(samples: Sequence[Sample], launches: int) -> dict[str, float]:
+    hosts = [sample.host_us for sample in samples if sample.host_us is not None]
+    if not hosts:
+        return {}
+    return {"host_us_per_call": median(hosts), "host_us_per_launch": median(hosts) / launches}
+
+
+def _over(value: float | None, base: float | None) -> float | None:
+    return None if value is None or not base else value / base

@@ -1,0 +1,177 @@
+"""The metrics that Prometheus sees, and the files through which processes share them.
+
+Names are those of cells.csv and run.json; a counter's samples end in `_total` besides. What is
+counted here comes window by window, from the harness's records or from a worker's own, which
+name their counts alike.
+
+Values live in memory-mapped files, the ones of prometheus_client's multiprocess mode: a worker
+writes a number where it changes (about a microsecond), a server in another process reads them
+with `MultiProcessCollector`. Labels: `pair`, `nwor_mode`, `scv_mode`, `rank`, and `reason` where
+a fallback is counted.
+"""
+
+import os
+import time
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from prometheus_client.mmap_dict import MmapedDict, mmap_key
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One metric: its name without `_total`, its kind and what it counts."""
+
+    name: str
+    kind: str
+    help: str
+
+
+COUNTER, GAUGE = "counter", "gauge"
+
+METRICS = (
+    Metric("nwor_windows", COUNTER, "Verification steps with at least one draft token."),
+    Metric("nwor_draft_tokens", COUNTER, "Draft tokens that the target verified."),
+    Metric("nwor_accepted_tokens", COUNTER, "Draft tokens that the target accepted."),
+    Metric("nwor_total_staged", COUNTER, "Draft tokens whose K/V was kept out of the cache."),
+    Metric("nwor_total_committed", COUNTER, "Staged tokens that were accepted and committed."),
+    Metric("nwor_total_rejected", COUNTER, "Staged tokens that were dropped."),
+    Metric("nwor_stage_operations", COUNTER, "Staged tokens times target layers."),
+    Metric("nwor_fallback_count", COUNTER, "Windows that were written directly, by reason."),
+    Metric("scv_graph_hits", COUNTER, "Validations replayed from a CUDA graph."),
+    Metric("scv_graph_captures", COUNTER, "Validations captured into a CUDA graph."),
+    Metric("scv_fallback_count", COUNTER, "Validations not done as the mode says, by reason."),
+    Metric("nwor_acceptance_rate", GAUGE, "Accepted of all draft tokens so far, a fraction."),
+    Metric("nwor_unique_tokens", GAUGE, "Draft tokens staged in the latest window."),
+)
+BY_REASON = ("nwor_fallback_count", "scv_fallback_count")
+BY_NAME = {metric.name: metric for metric in METRICS}
+
+Labels = tuple[tuple[str, str], ...]
+"""Label names and values, in a fixed order."""
+
+
+class CountedWindow(Protocol):
+    """What a window's record says, in the harness as in a worker."""
+
+    @property
+    def draft_tokens(self) -> int: ...
+    @property
+    def accepted_tokens(self) -> int: ...
+    @property
+    def staged_tokens(self) -> int: ...
+    @property
+    def committed_tokens(self) -> int: ...
+    @property
+    def rejected_tokens(self) -> int: ...
+    @property
+    def stage_operations(self) -> int: ...
+    @property
+    def fallback_reason(self) -> str | None: ...
+    @property
+    def scv_path(self) -> str | None: ...
+    @property
+    def scv_fallback_reason(self) -> str | None: ...
+
+
+class MetricFiles:
+    """One process's values in a folder of metric files.
+
+    Args:
+        folder: exists; shared by all processes of one server or sweep.
+        process: tells this process's files from others'.
+    """
+
+    def __init__(self, folder: Path, process: str):
+        counters = folder / f"counter_{process}.db"
+        gauges = folder / f"gauge_mostrecent_{process}.db"
+        self._files = {COUNTER: _open(counters), GAUGE: _open(gauges)}
+        self._values: dict[str, float] = defaultdict(float)
+
+    def add(self, name: str, labels: Labels, amount: float) -> None:
+        """Count on; a counter that counts 0 exists from then on."""
+        key = _key(name, labels)
+        self._values[key] += amount
+        self._files[COUNTER].write_value(key, self._values[key], 0.0)
+
+    def set(self, name: str, labels: Labels, value: float) -> None:
+        """Set a gauge."""
+        self._files[GAUGE].write_value(_key(name, labels), value, time.time())
+
+    def close(self) -> None:
+        """Close the files; their values stay readable."""
+        for file in self._files.values():
+            file.close()
+
+
+class WindowMetrics:
+    """Counts windows into metric files."""
+
+    def __init__(self, files: MetricFiles):
+        self._files = files
+        self._drafts: dict[Labels, int] = defaultdict(int)
+        self._accepted: dict[Labels, int] = defaultdict(int)
+
+    def begin(self, labels: Labels) -> None:
+        """Show every counter at 0, so that the first window is seen as an increase."""
+        for metric in METRICS:
+            if metric.kind == COUNTER and metric.name not in BY_REASON:
+                self._files.add(metric.name, labels, 0)
+
+    def add(self, window: CountedWindow, labels: Labels) -> None:
+        """Count one finished window."""
+        counts = {
+            "nwor_windows": 1,
+            "nwor_draft_tokens": window.draft_tokens,
+            "nwor_accepted_tokens": window.accepted_tokens,
+            "nwor_total_staged": window.staged_tokens,
+            "nwor_total_committed": window.committed_tokens,
+            "nwor_total_rejected": window.rejected_tokens,
+            "nwor_stage_operations": window.stage_operations,
+            "scv_graph_hits": window.scv_path == "graph",
+            "scv_graph_captures": window.scv_path == "capture",
+        }
+        for name, amount in counts.items():
+            self._files.add(name, labels, amount)
+        reasons = (window.fallback_reason, window.scv_fallback_reason)
+        for name, reason in zip(BY_REASON, reasons, strict=True):
+            if reason is not None:
+                self._files.add(name, (*labels, ("reason", reason)), 1)
+        self._drafts[labels] += window.draft_tokens
+        self._accepted[labels] += window.accepted_tokens
+        if self._drafts[labels]:
+            rate = self._accepted[labels] / self._drafts[labels]
+            self._files.set("nwor_acceptance_rate", labels, rate)
+        self._files.set("nwor_unique_tokens", labels, window.staged_tokens)
+
+
+def labels_of(pair: str, nwor_mode: str, scv_mode: str, rank: int) -> Labels:
+    """The labels that every metric has."""
+    return (
+        ("pair", pair),
+        ("nwor_mode", str(nwor_mode)),
+        ("scv_mode", str(scv_mode)),
+        ("rank", str(rank)),
+    )
+
+
+def process_name(rank: int) -> str:
+    """A name for this process's files that no other process of the server has.
+
+    Not the process id alone: under that name vLLM keeps its own metrics in the same folder.
+    """
+    return f"nwor-{rank}-{os.getpid()}"
+
+
+def _open(path: Path) -> Any:
+    return MmapedDict(str(path))  # type: ignore[no-untyped-call]
+
+
+def _key(name: str, labels: Labels) -> str:
+    metric = BY_NAME[name]
+    sample = f"{name}_total" if metric.kind == COUNTER else name
+    names = [name for name, _ in labels]
+    values = [value for _, value in labels]
+    return mmap_key(name, sample, names, values, metric.help)

@@ -1,0 +1,131 @@
+"""Read a report of Nsight Compute with NVIDIA's own module, units included, window by window.
+
+`ncu_report` comes with the tool (extras/python) and belongs to its version.
+"""
+
+import importlib
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nwor_bench.errors import ConfigError
+from nwor_bench.profiling.ncu_command import METRICS
+from nwor_bench.profiling.nvtx_ranges import DOMAIN
+
+MODULE = "ncu_report"
+FOLDERS = ("extras/python", "../../extras/python")
+"""Where the module lies, seen from the tool's real folder."""
+
+BYTE_UNITS = {"byte": 1, "Kbyte": 10**3, "Mbyte": 10**6, "Gbyte": 10**9, "Tbyte": 10**12}
+TIME_UNITS = {
+    **{"ns": 1, "nsecond": 1, "us": 10**3, "usecond": 10**3, "ms": 10**6, "msecond": 10**6},
+    **{"s": 10**9, "second": 10**9},
+}
+PLAIN_UNITS = {"": 1, "sector": 1}
+UNITS = {
+    "dram_read_bytes": BYTE_UNITS,
+    "dram_write_bytes": BYTE_UNITS,
+    "l2_read_sectors": PLAIN_UNITS,
+    "l2_write_sectors": PLAIN_UNITS,
+    "gpu_ns": TIME_UNITS,
+}
+"""What each column's unit can be called, and how much of the column's own unit that is."""
+
+
+@dataclass(frozen=True)
+class NcuWindow:
+    """One measured window.
+
+    Attributes:
+        place: among all windows of the sweep, from 1.
+        batch, window: numbers as in batches.csv and windows.csv, from the NVTX ranges' payloads;
+            None where the report does not hold them.
+        values: what was counted; None for a counter that the report does not hold.
+    """
+
+    place: int
+    batch: int | None
+    window: int | None
+    values: dict[str, float | None]
+
+    def row(self) -> dict[str, Any]:
+        """Flat, for a table."""
+        return {"place": self.place, "batch": self.batch, "window": self.window, **self.values}
+
+
+def load_module(ncu: Path) -> Any:
+    """NVIDIA's module beside this tool. Raises ConfigError with the remedy if there is none."""
+    if MODULE not in sys.modules:
+        here = ncu.resolve().parent
+        folders = [str((here / folder).resolve()) for folder in FOLDERS]
+        sys.path[:0] = [folder for folder in folders if folder not in sys.path]
+    try:
+        return importlib.import_module(MODULE)
+    except ImportError as error:
+        raise ConfigError(
+            f"profile ncu: the module {MODULE} does not load ({error}); it is in extras/python of "
+            "Nsight Compute: put that folder into PYTHONPATH"
+        ) from error
+
+
+def read_report(path: Path, module: Any, skip: int) -> list[NcuWindow]:
+    """The windows of a report, in the order in which they ran.
+
+    Args:
+        path: the .ncu-rep file.
+        module: NVIDIA's `ncu_report`.
+        skip: windows of the sweep before the first that was measured.
+
+    Raises ConfigError for a report that cannot be read, holds nothing, or has an unknown unit.
+    """
+    if not path.is_file():
+        raise ConfigError(
+            f"profile ncu: {path}: ncu wrote no report; its messages above say why (permission: "
+            "run as root or load the driver with NVreg_RestrictProfilingToAdminUsers=0)"
+        )
+    report = module.load_report(str(path))
+    results = [action for number in range(len(report)) for action in report[number]]
+    if not results:
+        raise ConfigError(
+            f"profile ncu: {path} holds no window; write a smaller --skip, or more --batches"
+        )
+    return [
+        NcuWindow(
+            place=skip + place,
+            batch=_payload(action, "batch"),
+            window=_payload(action, "window"),
+            values={name: _value(path, action, name) for name in METRICS},
+        )
+        for place, action in enumerate(results, start=1)
+    ]
+
+
+def _value(path: Path, action: Any, name: str) -> float | None:
+    """A metric in the column's unit; None if the report does not hold it."""
+    metric = action.metric_by_name(METRICS[name])
+    if metric is None or metric.value() is None:
+        return None
+    unit = str(metric.unit())
+    if unit not in UNITS[name]:
+        known = ", ".join(repr(one) for one in UNITS[name])
+        raise ConfigError(
+            f"profile ncu: {path}: {METRICS[name]} is in {unit!r}, and only {known} are known"
+        )
+    return float(metric.value()) * UNITS[name][unit]
+
+
+def _payload(action: Any, name: str) -> int | None:
+    """Payload of our domain's range of that name around a result; None if there is none."""
+    state = action.nvtx_state()
+    if state is None:
+        return None
+    for number in state:
+        domain = state.domain_by_id(number)
+        if domain is None or domain.name() != DOMAIN:
+            continue
+        for depth in range(len(domain.push_pop_ranges())):
+            found = domain.push_pop_range(depth)
+            if name in (found.name(), found.message()) and found.has_attributes():
+                return int(found.payload_as_uint64())
+    return None

@@ -1,0 +1,192 @@
+"""Read what Nsight Systems exported to SQLite: events by window.
+
+The tables and columns are those of NVIDIA's documented export schema (Nsight Systems User Guide,
+"SQLite Schema Reference"), major version 3. Tables are made only for what was traced, so that one
+may be missing: what would come from it is then None, not 0.
+"""
+
+import sqlite3
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nwor_bench.errors import ConfigError
+from nwor_bench.profiling.launches import HostCall
+from nwor_bench.profiling.nvtx_ranges import DOMAIN
+
+SCHEMA_MAJOR = 3
+
+PUSH_POP, DOMAIN_CREATE, CATEGORY = 59, 75, 33
+"""Kinds of NVTX events (ENUM_NSYS_EVENT_TYPE)."""
+
+NEEDED = ("NVTX_EVENTS", "StringIds")
+PAYLOADS = ("int64Value", "uint64Value", "int32Value", "uint32Value")
+
+
+@dataclass(frozen=True)
+class NvtxRange:
+    """A closed range of our domain; times in ns since the capture began."""
+
+    name: str
+    payload: int | None
+    category: str | None
+    start_ns: int
+    end_ns: int
+
+
+@dataclass(frozen=True)
+class DeviceWork:
+    """A kernel or copy on the GPU, and the host call that it came from (None: not known)."""
+
+    start_ns: int
+    end_ns: int
+    called_ns: int | None
+
+
+@dataclass(frozen=True)
+class MetricSample:
+    """One value of one of the GPU's metrics."""
+
+    at_ns: int
+    name: str
+    value: float
+
+
+@dataclass(frozen=True)
+class NsysExport:
+    """What an export holds; None for a kind that was not traced."""
+
+    version: str
+    schema: str
+    ranges: list[NvtxRange]
+    calls: list[HostCall] | None
+    work: list[DeviceWork] | None
+    samples: list[MetricSample] | None
+
+
+def read_export(path: Path) -> NsysExport:
+    """Read an export.
+
+    Raises ConfigError if it is none, of another schema, or holds no range of our domain.
+    """
+    if not path.is_file():
+        raise _unusable(path, "there is no such file")
+    with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as database:
+        try:
+            return _read(path, database)
+        except sqlite3.DatabaseError as error:
+            raise _unusable(
+                path, f"it is no SQLite database of Nsight Systems ({error})"
+            ) from error
+
+
+def _read(path: Path, database: sqlite3.Connection) -> NsysExport:
+    tables = {name for (name,) in database.execute("SELECT name FROM sqlite_master")}
+    missing = [name for name in NEEDED if name not in tables]
+    if missing:
+        raise _unusable(
+            path, f"it has no {' and no '.join(missing)}: trace with NVTX and export to SQLite"
+        )
+    facts = _export_facts(database, tables)
+    schema = facts.get("EXPORT_SCHEMA_VERSION", "")
+    major = facts.get("EXPORT_SCHEMA_VERSION_MAJOR") or schema.split(".")[0]
+    if major and major != str(SCHEMA_MAJOR):
+        raise _unusable(path, f"its schema is {schema or major}, and {SCHEMA_MAJOR}.x is read here")
+    ranges = list(_ranges(database))
+    if not ranges:
+        raise _unusable(
+            path, f"no range of the domain {DOMAIN!r} is in it; run the sweep under "
+            "`nwor-bench profile nsys`",
+        )  # fmt: skip
+    version = facts.get("EXPORT_PRODUCT_VERSION") or facts.get("NSIGHT_SYSTEMS_VERSION") or ""
+    return NsysExport(
+        version=version,
+        schema=schema or major,
+        ranges=ranges,
+        calls=_calls(database) if "CUPTI_ACTIVITY_KIND_RUNTIME" in tables else None,
+        work=_work(database, tables),
+        samples=_samples(database)
+        if {"GPU_METRICS", "TARGET_INFO_GPU_METRICS"} <= tables
+        else None,
+    )
+
+
+def _export_facts(database: sqlite3.Connection, tables: set[str]) -> dict[str, str]:
+    if "META_DATA_EXPORT" not in tables:
+        return {}
+    rows = database.execute("SELECT name, value FROM META_DATA_EXPORT")
+    return {str(name): str(value) for name, value in rows}
+
+
+def _ranges(database: sqlite3.Connection) -> Iterator[NvtxRange]:
+    """Push-pop ranges of our domain, closed, in the order of their start."""
+    columns = {row[1] for row in database.execute("PRAGMA table_info(NVTX_EVENTS)")}
+    payload = ", ".join([*(f"e.{name}" for name in PAYLOADS if name in columns), "NULL", "NULL"])
+    categories = dict(
+        database.execute(
+            "SELECT c.category, COALESCE(c.text, s.value) FROM NVTX_EVENTS c "
+            "LEFT JOIN StringIds s ON s.id = c.textId "
+            f"WHERE c.eventType = {CATEGORY} AND c.domainId IN ({_our_domains(database)})"
+        )
+    )
+    rows = database.execute(
+        f"SELECT COALESCE(e.text, s.value), COALESCE({payload}), e.category, e.start, e.end "
+        "FROM NVTX_EVENTS e LEFT JOIN StringIds s ON s.id = e.textId "
+        f"WHERE e.eventType = {PUSH_POP} AND e.end IS NOT NULL "
+        f"AND e.domainId IN ({_our_domains(database)}) ORDER BY e.start"
+    )
+    for name, value, category, start, end in rows:
+        yield NvtxRange(str(name), value, categories.get(category), start, end)
+
+
+def _our_domains(database: sqlite3.Connection) -> str:
+    """Numbers of our domain (one a process), for an IN clause."""
+    rows = database.execute(
+        "SELECT DISTINCT d.domainId FROM NVTX_EVENTS d LEFT JOIN StringIds s ON s.id = d.textId "
+        f"WHERE d.eventType = {DOMAIN_CREATE} AND COALESCE(d.text, s.value) = ?",
+        (DOMAIN,),
+    )
+    return ", ".join(str(int(number)) for (number,) in rows) or "NULL"
+
+
+def _calls(database: sqlite3.Connection) -> list[HostCall]:
+    rows = database.execute(
+        "SELECT s.value, r.start FROM CUPTI_ACTIVITY_KIND_RUNTIME r "
+        "JOIN StringIds s ON s.id = r.nameId ORDER BY r.start"
+    )
+    return [HostCall(str(name), start) for name, start in rows]
+
+
+def _work(database: sqlite3.Connection, tables: set[str]) -> list[DeviceWork] | None:
+    """Kernels and copies; each knows the time of the call that it came from."""
+    kinds = ("KERNEL", "MEMCPY", "MEMSET", "GRAPH_TRACE")
+    traced = [kind for kind in kinds if f"CUPTI_ACTIVITY_KIND_{kind}" in tables]
+    if not traced:
+        return None
+    join = (
+        "LEFT JOIN CUPTI_ACTIVITY_KIND_RUNTIME r ON r.correlationId = w.correlationId"
+        if "CUPTI_ACTIVITY_KIND_RUNTIME" in tables
+        else "LEFT JOIN (SELECT NULL AS start) r"
+    )
+    found = []
+    for kind in traced:
+        rows = database.execute(
+            f"SELECT w.start, w.end, r.start FROM CUPTI_ACTIVITY_KIND_{kind} w {join}"
+        )
+        found += [DeviceWork(start, end, called) for start, end, called in rows]
+    return sorted(found, key=lambda work: work.start_ns)
+
+
+def _samples(database: sqlite3.Connection) -> list[MetricSample]:
+    rows: Sequence[Any] = database.execute(
+        "SELECT DISTINCT g.timestamp, t.metricName, g.value FROM GPU_METRICS g "
+        "JOIN TARGET_INFO_GPU_METRICS t ON t.typeId = g.typeId AND t.metricId = g.metricId "
+        "WHERE g.timestamp IS NOT NULL ORDER BY g.timestamp"
+    ).fetchall()
+    return [MetricSample(at, str(name), float(value)) for at, name, value in rows]
+
+
+def _unusable(path: Path, reason: str) -> ConfigError:
+    return ConfigError(f"profile nsys: {path}: {reason}")

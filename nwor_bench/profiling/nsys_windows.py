@@ -1,0 +1,163 @@
+"""What each window of an Nsight Systems export did: calls, device time, idle time, bandwidth. Pure.
+
+On the host a window lasts from the start of its range to the start of the next one in the same
+batch. On the device it is the work that the calls of that time launched, and it lasts until the
+next window's work begins: what is in between and not busy is idle. The last window of a batch has
+no such end, so that what needs one is None there.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from nwor_bench.profiling.launches import count_calls
+from nwor_bench.profiling.nsys_export import DeviceWork, MetricSample, NsysExport, NvtxRange
+
+
+@dataclass(frozen=True)
+class NsysWindow:
+    """One window; None for what was not traced.
+
+    Attributes:
+        cell: `stage x graph`.
+        batch, window: numbers as in batches.csv and windows.csv; batch is None outside of one.
+        counts: calls of the host by kind (see `launches`).
+        busy_ms, idle_ms: the GPU's time with and without work, until the next window's work.
+        metrics: mean of each of the GPU's sampled metrics meanwhile, by NVIDIA's name.
+    """
+
+    cell: str | None
+    batch: int | None
+    window: int | None
+    host_ms: float | None
+    counts: dict[str, int] | None
+    busy_ms: float | None
+    idle_ms: float | None
+    metrics: dict[str, float] | None
+
+    def row(self) -> dict[str, object]:
+        """Flat, for a table."""
+        plain = {
+            "cell": self.cell,
+            "batch": self.batch,
+            "window": self.window,
+            "host_ms": self.host_ms,
+            "busy_ms": self.busy_ms,
+            "idle_ms": self.idle_ms,
+        }
+        return {**plain, **(self.counts or {}), **(self.metrics or {})}
+
+
+def windows_of(export: NsysExport) -> list[NsysWindow]:
+    """Every window range of the export, in the order of time."""
+    windows = [r for r in export.ranges if r.name == "window"]
+    batches = [r for r in export.ranges if r.name == "batch"]
+    places = [_batch_of(window, batches) for window in windows]
+    ends = _host_ends(windows, places)
+    counts = _counts(export, windows, ends)
+    work = _work_of(export.work, windows, ends)
+    found = []
+    for place, window in enumerate(windows):
+        span = _device_span(work, place, places)
+        busy = _busy_ns(work[place], span) if work is not None else None
+        batch = places[place]
+        end = ends[place]
+        found.append(
+            NsysWindow(
+                cell=window.category,
+                batch=None if batch is None else batch.payload,
+                window=window.payload,
+                host_ms=None if end is None else (end - window.start_ns) / 1e6,
+                counts=counts[place] if counts is not None else None,
+                busy_ms=None if busy is None else busy / 1e6,
+                idle_ms=None if span is None or busy is None else (span[1] - span[0] - busy) / 1e6,
+                metrics=_metrics(export.samples, span),
+            )
+        )
+    return found
+
+
+def _batch_of(window: NvtxRange, batches: Iterable[NvtxRange]) -> NvtxRange | None:
+    return next((b for b in batches if b.start_ns <= window.start_ns < b.end_ns), None)
+
+
+def _host_ends(
+    windows: Sequence[NvtxRange], places: Sequence[NvtxRange | None]
+) -> list[int | None]:
+    """Where each window ends: at the next one of its batch; the last of a batch has no end."""
+    following = [*windows[1:], None]
+    batches = [*places[1:], None]
+    return [
+        None if after is None or batch is not places[place] else after.start_ns
+        for place, (after, batch) in enumerate(zip(following, batches, strict=True))
+    ]
+
+
+def _counts(
+    export: NsysExport, windows: Sequence[NvtxRange], ends: Sequence[int | None]
+) -> list[dict[str, int] | None] | None:
+    if export.calls is None:
+        return None
+    starts = [window.start_ns for window in windows]
+    closed = [end if end is not None else start for start, end in zip(starts, ends, strict=True)]
+    counts = count_calls(export.calls, starts, closed)
+    return [None if end is None else own for own, end in zip(counts, ends, strict=True)]
+
+
+def _work_of(
+    work: Sequence[DeviceWork] | None, windows: Sequence[NvtxRange], ends: Sequence[int | None]
+) -> list[list[DeviceWork]] | None:
+    """The work that each window's calls launched; None if no device work was traced."""
+    if work is None:
+        return None
+    found: list[list[DeviceWork]] = [[] for _ in windows]
+    bounds = [
+        (window.start_ns, end if end is not None else window.end_ns)
+        for window, end in zip(windows, ends, strict=True)
+    ]
+    for item in work:
+        if item.called_ns is None:
+            continue
+        for place, (start, end) in enumerate(bounds):
+            if start <= item.called_ns < end:
+                found[place].append(item)
+                break
+    return found
+
+
+def _device_span(
+    work: list[list[DeviceWork]] | None, place: int, batches: Sequence[NvtxRange | None]
+) -> tuple[int, int] | None:
+    """From the start of the window's work to the start of the next window's."""
+    if work is None or place + 1 >= len(work) or batches[place] is not batches[place + 1]:
+        return None
+    if not work[place] or not work[place + 1]:
+        return None
+    start = min(item.start_ns for item in work[place])
+    end = min(item.start_ns for item in work[place + 1])
+    return (start, end) if end > start else None
+
+
+def _busy_ns(work: Sequence[DeviceWork], span: tuple[int, int] | None) -> int | None:
+    """Time within the span in which at least one piece of work runs."""
+    if span is None:
+        return None
+    total, reached = 0, span[0]
+    for item in sorted(work, key=lambda item: item.start_ns):
+        start, end = max(item.start_ns, reached), min(item.end_ns, span[1])
+        if end > start:
+            total += end - start
+            reached = end
+    return total
+
+
+def _metrics(
+    samples: Sequence[MetricSample] | None, span: tuple[int, int] | None
+) -> dict[str, float] | None:
+    if samples is None or span is None:
+        return None
+    inside: dict[str, list[float]] = {}
+    for sample in samples:
+        if span[0] <= sample.at_ns < span[1]:
+            inside.setdefault(sample.name, []).append(sample.value)
+    return {name: fmean(values) for name, values in inside.items()}

@@ -1,0 +1,69 @@
+"""Find Nsight's command-line tools, and refuse early what cannot work."""
+
+import re
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+from nwor_bench.errors import ConfigError
+
+OLDEST = {"ncu": (2023, 1), "nsys": (2023, 4)}
+"""Oldest versions that know the options that are used here."""
+
+PRODUCT = {"ncu": "Nsight Compute", "nsys": "Nsight Systems"}
+
+PLACES = {
+    "ncu": ("/usr/local/cuda/bin/ncu", "/opt/nvidia/nsight-compute/*/ncu"),
+    "nsys": ("/usr/local/cuda/bin/nsys", "/opt/nvidia/nsight-systems/*/bin/nsys"),
+}
+"""Where NVIDIA's packages put them, if they are not in PATH."""
+
+Ask = Callable[[Path], str]
+"""Asks a tool for its version."""
+
+
+class ToolUnavailable(ConfigError):
+    """A profiler is missing or too old: the message says what to install."""
+
+
+def find_tool(name: str) -> Path:
+    """Path of `ncu` or `nsys`. Raises ToolUnavailable with the remedy if there is none."""
+    found = shutil.which(name)
+    if found is not None:
+        return Path(found)
+    for pattern in PLACES[name]:
+        newest = sorted(Path("/").glob(pattern.lstrip("/")), reverse=True)
+        if newest:
+            return newest[0]
+    raise ToolUnavailable(
+        f"profile {name}: {PRODUCT[name]} is not installed (no {name!r} in PATH); install it with "
+        "the CUDA toolkit, or put its folder into PATH"
+    )
+
+
+def check_version(name: str, tool: Path, ask: Ask | None = None) -> str:
+    """The tool's version. Raises ToolUnavailable if it does not run or is too old."""
+    answer = (ask or _ask)(tool)
+    found = re.search(r"(\d{4})\.(\d+)[.\d]*", answer)
+    if found is None:
+        raise ToolUnavailable(
+            f"profile {name}: {tool} does not say its version ({answer.strip()[:80]!r}); "
+            f"install {PRODUCT[name]} anew"
+        )
+    if (int(found[1]), int(found[2])) < OLDEST[name]:
+        oldest = ".".join(map(str, OLDEST[name]))
+        raise ToolUnavailable(
+            f"profile {name}: {tool} is version {found[0]}, and {oldest} or newer is needed"
+        )
+    return found[0]
+
+
+def _ask(tool: Path) -> str:
+    try:
+        done = subprocess.run(
+            [str(tool), "--version"], capture_output=True, text=True, timeout=60, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise ToolUnavailable(f"profile: {tool} cannot be run ({error})") from error
+    return done.stdout + done.stderr

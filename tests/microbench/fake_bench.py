@@ -1,0 +1,74 @@
+"""A bench without a GPU: subjects of given speeds, right or wrong, on a clock that is told."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from random import Random
+
+from nwor_bench.microbench.cases import L2, OURS, PEERS, Group, LaunchMode, Spec, bytes_moved
+from nwor_bench.microbench.rounds import Replay
+from nwor_bench.microbench.rows import Sample, Status
+from nwor_bench.microbench.run import Bench
+from nwor_bench.microbench.subject import Contest, Refusal, Subject
+
+FACTS = {"gpu": "Fake GPU", "l2_bytes": 60 << 20, "copy_gb_per_s": 4000.0}
+
+
+@dataclass
+class FakeStopwatch:
+    """Replays that take `us[name]` times a drift that all share within a round."""
+
+    us: Mapping[str, float]
+    cannot: frozenset[tuple[str, LaunchMode]] = frozenset()
+    prepared: list[tuple[str, L2, LaunchMode]] = field(default_factory=list)
+    replayed: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._noise = Random(7)
+
+    def prepare(self, subject: Subject, l2: L2, launch: LaunchMode) -> Replay:
+        if (subject.name, launch) in self.cannot:
+            raise RuntimeError("cannot be captured\nsecond line")
+        self.prepared.append((subject.name, l2, launch))
+
+        def replay() -> Sample:
+            self.replayed.append(subject.name)
+            time_us = self.us.get(subject.name, 5.0) * self._noise.uniform(0.999, 1.001)
+            return Sample(time_us, 40.0 if launch is LaunchMode.EAGER else None)
+
+        return replay
+
+
+def make_bench(
+    spec: Spec,
+    us: Mapping[str, float] | None = None,
+    *,
+    wrong: Mapping[str, str] | None = None,
+    refusals: tuple[Refusal, ...] = (),
+    seconds_a_group: float = 0.0,
+    cannot: frozenset[tuple[str, LaunchMode]] = frozenset(),
+) -> Bench:
+    """A bench whose peers are all there but for `refusals`; `wrong` says whose check fails how."""
+    clock = {"s": 0.0}
+
+    def build(group: Group) -> Contest:
+        clock["s"] += seconds_a_group
+        listed = tuple(each for each in refusals if each.name in PEERS[group.kernel])
+        out = {refusal.name for refusal in listed}
+        subjects = [
+            Subject(
+                name,
+                28 if name.startswith("vllm") and group.kernel == "commit" else 1,
+                None if name == "empty" else bytes_moved(group, spec.shape),
+                [lambda: None],
+                lambda name=name: (wrong or {}).get(name, ""),
+            )
+            for name in (OURS, *PEERS[group.kernel])
+            if name not in out
+        ]
+        return Contest(tuple(subjects), listed)
+
+    stopwatch = FakeStopwatch(us or {OURS: 4.0, "vllm_cuda": 80.0, "copy": 2.0}, cannot)
+    return Bench(spec, build, stopwatch, lambda: clock["s"])
+
+
+NO_FLASHINFER = Refusal("flashinfer", Status.NOT_INSTALLED, "FlashInfer is not installed")

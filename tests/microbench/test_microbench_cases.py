@@ -1,0 +1,104 @@
+"""Windows, groups and bytes: what a kernel run consists of."""
+
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nwor_bench.errors import ConfigError
+from nwor_bench.microbench.cases import (
+    PEERS,
+    Group,
+    Shape,
+    Spec,
+    Window,
+    accepted_tokens,
+    bytes_moved,
+    estimate_s,
+    expand,
+    parse_acceptances,
+    parse_counts,
+    parse_names,
+    parse_windows,
+)
+
+WINDOWS = st.builds(Window, st.integers(1, 9999), st.integers(1, 15))
+
+
+def test_the_default_run_has_every_case_that_was_asked_for() -> None:
+    groups = expand(Spec())
+    assert len(set(groups)) == len(groups)
+    assert Counter(group.kernel for group in groups) == {
+        "commit": 4 * 3 * 2,  # windows, acceptances, cache dtypes
+        "stage": 4 * 2,
+        "mask": 4 * 3,
+        "verify_attention": 4 * 2,
+    }
+    assert {str(group.window) for group in groups} == {"8x4", "64x4", "64x8", "256x8"}
+
+
+def test_acceptance_and_context_belong_to_the_kernels_that_depend_on_them() -> None:
+    for group in expand(Spec(contexts=(1024, 8192))):
+        assert (group.acceptance is not None) == (group.kernel in ("commit", "mask"))
+        assert (group.context is not None) == (group.kernel == "verify_attention")
+
+
+def test_groups_keep_the_order_of_the_kernels_given() -> None:
+    spec = Spec(kernels=("mask", "commit"), windows=(Window(8, 4),), acceptances=(0.5,))
+    assert [group.kernel for group in expand(spec)] == ["mask", "commit", "commit"]
+
+
+@given(WINDOWS, st.floats(0.001, 1))
+def test_accepted_tokens_are_some_of_the_staged(window: Window, acceptance: float) -> None:
+    accepted = accepted_tokens(window, acceptance)
+    assert 1 <= accepted <= window.tokens
+    assert accepted == 1 or abs(accepted - acceptance * window.tokens) <= 0.5
+
+
+def test_bytes_of_each_kernel() -> None:
+    shape, window = Shape(layers=3, kv_heads=2, head_dim=64, heads=4), Window(5, 4)
+    row = 2 * 2 * 64 * 2  # K and V of two heads of 64 in bf16
+    assert bytes_moved(Group("commit", "bf16", window, 0.5), shape) == 3 * 10 * (row + row)
+    assert bytes_moved(Group("commit", "fp8", window, 0.5), shape) == 3 * 10 * (row + row // 2)
+    assert bytes_moved(Group("stage", "fp8", window), shape) == 20 * 2 * row
+    assert bytes_moved(Group("mask", "bf16", window, 0.5), shape) == 5 * 8 + 20
+    attention = bytes_moved(Group("verify_attention", "fp8", window, context=100), shape)
+    assert attention == 5 * 100 * row // 2 + 25 * row
+
+
+def test_more_rounds_and_longer_contexts_take_longer() -> None:
+    group = Group("verify_attention", "bf16", Window(64, 4), context=1024)
+    longer = Group("verify_attention", "bf16", Window(64, 4), context=8192)
+    assert estimate_s(group, Spec()) < estimate_s(longer, Spec())
+    assert estimate_s(group, Spec()) < estimate_s(group, Spec(max_rounds=100))
+
+
+@given(st.lists(WINDOWS, min_size=1, unique=True))
+def test_windows_are_read_back(windows: list[Window]) -> None:
+    assert parse_windows(", ".join(map(str, windows))) == tuple(windows)
+
+
+@pytest.mark.parametrize("text", ["", ",", "8", "8x", "x4", "8x4x2", "8x0", "0x4", "-8x4", "8x16"])
+def test_windows_that_are_none_are_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="--windows"):
+        parse_windows(text)
+
+
+@pytest.mark.parametrize("text", ["", "0", "1.1", "-0.1", "half", "nan", "inf", "0.5,x"])
+def test_acceptances_that_are_none_are_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="--acceptance"):
+        parse_acceptances(text)
+
+
+def test_lists_keep_their_order_and_drop_what_comes_twice() -> None:
+    assert parse_acceptances("0.9, 0.1,0.9") == (0.9, 0.1)
+    assert parse_counts("--context", "8192,1024") == (8192, 1024)
+    assert parse_names("--kernels", "stage,commit", tuple(PEERS)) == ("stage", "commit")
+
+
+def test_unknown_names_are_refused_with_the_nearest() -> None:
+    with pytest.raises(ConfigError, match="did you mean 'commit'"):
+        parse_names("--kernels", "comit", tuple(PEERS))
+    with pytest.raises(ConfigError, match="--context"):
+        parse_counts("--context", "1k")

@@ -1,0 +1,167 @@
+"""What the implementations are given, and whether a wrong result is seen; no GPU, no Triton."""
+
+from collections import Counter
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nwor_bench.microbench.cases import Group, Shape, Window
+from nwor_bench.microbench.inputs import (
+    FP8_POISON,
+    SlotPool,
+    count_sets,
+    difference,
+    leading,
+    make_caches,
+    make_set,
+    poison,
+    spread,
+)
+from nwor_bench.microbench.subject import RefusedError
+from nwor_bench.microbench.writers import make_writer
+from nwor_kernels.commit.reference import accepted_rows, commit_windows_reference
+
+CPU = torch.device("cpu")
+SHAPE = Shape(layers=2, heads=4, kv_heads=2, head_dim=64)
+WINDOWS = st.builds(Window, st.integers(1, 20), st.integers(1, 15))
+
+
+def generator(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+@given(WINDOWS, st.integers(0, 9), st.data())
+@settings(max_examples=30, deadline=None)
+def test_accepted_tokens_are_spread_and_lead_their_windows(window, seed, data) -> None:
+    total = data.draw(st.integers(1, window.tokens))
+    counts = spread(total, window, generator(seed))
+    assert counts.dtype == torch.int32
+    assert int(counts.sum()) == total
+    assert 0 <= int(counts.min()) <= int(counts.max()) <= window.drafts
+    accepted = accepted_rows(counts, window.tokens, tokens_per_request=window.drafts)
+    assert leading(counts, window.drafts).tolist() == accepted.nonzero().flatten().tolist()
+
+
+@given(WINDOWS, st.sampled_from([16, 32]), st.integers(1, 4), st.integers(0, 9))
+@settings(max_examples=30, deadline=None)
+def test_no_slot_is_given_twice(window, block_size, sets, seed) -> None:
+    pool = SlotPool(window, block_size, sets, generator(seed))
+    slots = torch.stack([pool.take() for _ in range(sets)])
+    assert Counter(slots.flatten().tolist()).most_common(1)[0][1] == 1
+    assert 0 <= int(slots.min()) <= int(slots.max()) < pool.num_blocks * block_size
+    offsets = slots.view(sets, window.requests, window.drafts) % block_size
+    steps = (offsets[..., 1:] - offsets[..., :-1]) % block_size
+    assert bool((steps == 1).all())  # consecutive positions, over the end of a block too
+
+
+def test_rows_are_views_of_one_fused_output_and_the_chosen_are_the_same_rows() -> None:
+    choice = torch.tensor([1, 4, 5])
+    slots = torch.randperm(100)[:6]
+    one = make_set(SHAPE, 6, slots, choice, CPU)
+    width = (SHAPE.heads + 2 * SHAPE.kv_heads) * SHAPE.head_dim
+    assert one.all.keys[0].stride() == (width, SHAPE.head_dim, 1)
+    for layer in range(SHAPE.layers):
+        assert torch.equal(one.chosen.keys[layer], one.all.keys[layer][choice])
+        assert torch.equal(one.chosen.values[layer], one.all.values[layer][choice])
+        assert not torch.equal(one.all.keys[layer], one.all.values[layer])
+    assert torch.equal(one.chosen.slots, slots[choice])
+
+
+def test_sets_touch_more_than_any_l2_within_reason() -> None:
+    assert count_sets(1) == 32
+    assert count_sets(100 << 20) == 6
+    assert count_sets(1 << 40) == 2
+
+
+@pytest.mark.parametrize("cache_dtype", ["bf16", "fp8"])
+def test_every_wrong_byte_is_seen(cache_dtype: str) -> None:
+    expected = make_caches(SHAPE, 3, cache_dtype, CPU)
+    written = torch.randn(2, 5, 128).bfloat16()
+    if cache_dtype == "fp8":
+        written = written.to(torch.float8_e4m3fn).view(torch.uint8)
+    expected[1][2, :, 3:8] = written
+    found = [cache.clone() for cache in expected]
+    assert difference(found, expected) == ""
+    found[1][2, 1, 4, 7] = FP8_POISON if cache_dtype == "fp8" else float("nan")
+    assert difference(found, expected).startswith("layer 1: ")
+    assert difference(found, expected, exact=False).startswith("layer 1: ")
+    poison(found)
+    assert "layer 1" in difference(found, expected, exact=False)
+
+
+def test_a_peer_may_round_to_the_neighbour_now_and_then_and_ours_may_not() -> None:
+    expected = make_caches(SHAPE, 3, "fp8", CPU)
+    expected[0][1] = torch.randint(1, 0x70, expected[0][1].shape, dtype=torch.uint8)
+    found = [cache.clone() for cache in expected]
+    found[0][1, 0, 0, 0] += 1
+    assert difference(found, expected, exact=True)
+    assert difference(found, expected, exact=False) == ""
+    found[0][1, 0, 0, 0] += 1
+    assert difference(found, expected, exact=False)
+    found[0][1] = expected[0][1] + 1
+    assert difference(found, expected, exact=False)
+
+
+@pytest.mark.parametrize("cache_dtype", ["bf16", "fp8"])
+def test_torchs_write_writes_what_the_reference_writes(cache_dtype: str) -> None:
+    window = Window(3, 4)
+    pool = SlotPool(window, SHAPE.block_size, 1, generator(1))
+    one = make_set(SHAPE, window.tokens, pool.take(), torch.arange(window.tokens), CPU)
+    scale = torch.full((1,), 0.37)
+    caches = make_caches(SHAPE, pool.num_blocks, cache_dtype, CPU)
+    expected = [cache.clone() for cache in caches]
+    scales = [scale] * 2 if cache_dtype == "fp8" else None
+    commit_windows_reference(
+        one.all.keys, one.all.values, expected, one.all.slots,
+        torch.ones(window.tokens, dtype=torch.bool), torch.zeros(2, dtype=torch.int32),
+        k_scales=scales, v_scales=scales,
+    )  # fmt: skip
+    writer = make_writer("torch_index_copy", SHAPE, cache_dtype, scale)
+    where = writer.prepare(one.chosen.slots)
+    for layer, cache in enumerate(caches):
+        writer.bind(one.chosen.keys[layer], one.chosen.values[layer], cache, where)()
+    assert difference(caches, expected) == ""
+
+
+def test_flashinfer_quantises_nothing() -> None:
+    with pytest.raises(RefusedError, match="quantises none"):
+        make_writer("flashinfer", SHAPE, "fp8", torch.ones(1))
+
+
+def test_attentions_reference_is_attention() -> None:
+    pytest.importorskip("triton")
+    from nwor_bench.microbench.attention import _Buffers
+
+    torch.manual_seed(5)
+    group = Group("verify_attention", "bf16", Window(3, 4), context=37)
+    step = _Buffers(group, SHAPE, CPU)
+    dense = []
+    for request in range(3):
+        kv = step.cache[step.table[request].long()].transpose(1, 2).flatten(0, 1)[:42].double()
+        key, value = kv.repeat_interleave(2, dim=1).transpose(0, 1).chunk(2, dim=-1)
+        query = step.query[5 * request : 5 * request + 5].double().transpose(0, 1)
+        hidden = torch.ones(5, 42, dtype=torch.bool).tril(37)
+        out = torch.nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=hidden)
+        dense.append(out.transpose(0, 1))
+    wanted = step.expected()
+    torch.testing.assert_close(wanted.double(), torch.cat(dense), rtol=1e-5, atol=1e-5)
+    assert step.wrong(lambda: step.output.copy_(wanted), wanted) == ""
+    assert "relative error" in step.wrong(lambda: step.output.copy_(wanted * 1.02), wanted)
+    assert "nan" in step.wrong(lambda: step.output[1:].copy_(wanted[1:]), wanted)
+    step.poison_window()
+    torch.testing.assert_close(step.expected(), wanted)  # the window is read from its own K/V
+
+
+def test_a_large_copy_is_made_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("triton")
+    from nwor_bench.microbench import baselines
+
+    monkeypatch.setattr(baselines, "MOST_COPIED", 100)
+    copy = baselines.make_baseline("copy", 500, 3, CPU)
+    assert (copy.launches, copy.bytes_moved) == (3, 500)
+    assert len(copy.calls) >= 3
+    assert copy.check() == ""
+    copy.calls[0] = lambda: None  # type: ignore[index]
+    assert copy.check() == "the copy is not the source"

@@ -1,0 +1,94 @@
+"""The files and the terminal's view: fixed columns, empty cells, 80 columns, reasons told."""
+
+import csv
+import json
+from io import StringIO
+from pathlib import Path
+
+import pytest
+from fake_bench import FACTS, NO_FLASHINFER, make_bench
+from rich.console import Console
+
+from nwor_bench.microbench.cases import OURS, Spec, Window, expand
+from nwor_bench.microbench.console import print_plan, print_result
+from nwor_bench.microbench.report import Result, document, json_text, write_files
+from nwor_bench.microbench.rows import COLUMNS, FORMAT_VERSION
+from nwor_bench.microbench.run import run_groups
+from nwor_bench.report.markdown import render_markdown
+
+SPEC = Spec(windows=(Window(8, 4), Window(256, 8)), acceptances=(0.1,), max_rounds=5)
+ENVIRONMENT = {"packages": {"torch": "2.11.0", "triton": "3.6.0", "vllm": None}}
+
+
+@pytest.fixture(scope="module")
+def result() -> Result:
+    bench = make_bench(
+        SPEC,
+        {OURS: 3.5, "vllm_cuda": 1234.5, "copy": 2.0},
+        refusals=(NO_FLASHINFER,),
+        wrong={"vllm_triton": "layer 0: 9 bytes are not what the reference writes"},
+    )
+    rows = run_groups(bench, expand(SPEC), lambda group, lines: None)
+    return Result(SPEC, rows, "nwor-bench kernels --seed 0", FACTS, ENVIRONMENT, 12.3)
+
+
+def test_csv_has_fixed_columns_and_leaves_empty_what_was_not_measured(
+    result: Result, tmp_path: Path
+) -> None:
+    write_files(tmp_path, result)
+    text = (tmp_path / "kernels.csv").read_text()
+    rows = list(csv.DictReader(StringIO(text)))
+    assert tuple(rows[0]) == COLUMNS
+    assert len(rows) == len(result.rows)
+    untimed = [row for row in rows if row["status"] != "OK"]
+    assert {row["implementation"] for row in untimed} == {"vllm_triton", "flashinfer"}
+    assert {row["time_us"] + row["gb_per_s"] + row["rounds"] for row in untimed} == {""}
+    assert "nan" not in text.lower()
+    ours = rows[0]
+    assert float(ours["time_us"]) == pytest.approx(3.5, rel=1e-2)
+    assert (ours["launches"], ours["written_tokens"], ours["context"]) == ("1", "3", "")
+
+
+def test_json_names_its_format_and_holds_everything(result: Result) -> None:
+    content = json.loads(json_text(result))
+    assert (content["format_version"], content["kind"]) == (FORMAT_VERSION, "kernels")
+    assert content["command"] == "nwor-bench kernels --seed 0"
+    assert len(content["rows"]) == len(result.rows)
+    assert content["spec"]["windows"][1] == {"requests": 256, "drafts": 8}
+    assert [goal["verdict"] for goal in content["goals"]][:2] == ["met", "not measured"]
+
+
+def test_markdown_says_how_it_was_made_and_what_is_wrong(result: Result) -> None:
+    text = render_markdown(document(result))
+    assert "nwor-bench kernels --seed 0" in text
+    assert "Fake GPU" in text
+    assert text.count("**INVALID.**") == 2 * 2 * 2  # commit and stage, windows, cache dtypes
+    assert "FlashInfer is not installed" in text
+    assert "| 8x4, 0.1" in text
+    for kernel in ("commit, fp8 cache", "stage, bf16 cache", "## mask", "verify_attention, bf16"):
+        assert kernel in text
+
+
+def test_the_terminal_gets_80_columns_with_every_number_whole(
+    result: Result, capsys: pytest.CaptureFixture[str]
+) -> None:
+    print_result(Console(width=80), result, [Path("kernels.csv")])
+    out = capsys.readouterr().out
+    tables = out[: out.index("Files:")]
+    assert max(map(len, tables.splitlines())) <= 80
+    assert "…" not in out
+    assert "INVALID" in out
+    assert "absent" in out
+    assert "1,234" in out or "1,235" in out
+    assert "eager" not in out.partition("goal")[0].replace("(graph, cold L2)", "")
+
+
+def test_the_plan_adds_up(capsys: pytest.CaptureFixture[str]) -> None:
+    groups = expand(SPEC)
+    print_plan(Console(width=80), SPEC, groups)
+    out = capsys.readouterr().out
+    assert f"{4 * len(groups)} cases in {len(groups)} groups" in " ".join(out.split())
+    assert max(map(len, out.splitlines())) <= 80
+    assert "would be skipped" not in out
+    print_plan(Console(width=80), Spec(time_budget_s=1.0), groups)
+    assert "would be skipped" in capsys.readouterr().out

@@ -1,0 +1,135 @@
+"""A run on a bench without a GPU: what is wrong, refused or late is listed and never timed."""
+
+from dataclasses import replace
+
+import pytest
+from fake_bench import NO_FLASHINFER, make_bench
+
+from nwor_bench.microbench.cases import L2, OURS, PEERS, LaunchMode, Spec, Window, expand
+from nwor_bench.microbench.rows import Row, Status
+from nwor_bench.microbench.run import Bench, fault_of, run_groups
+from nwor_bench.microbench.subject import Subject, contest, not_installed
+
+SPEC = Spec(kernels=("commit", "mask"), windows=(Window(8, 4),), acceptances=(0.5,), max_rounds=5)
+MODES = len(L2) * len(LaunchMode)
+
+
+def run(bench: Bench) -> list[Row]:
+    return run_groups(bench, expand(bench.spec), lambda group, rows: None)
+
+
+def of(rows: list[Row], name: str, kernel: str = "commit") -> list[Row]:
+    return [row for row in rows if (row.implementation, row.kernel) == (name, kernel)]
+
+
+def test_every_implementation_has_a_line_in_every_case() -> None:
+    rows = run(make_bench(SPEC, refusals=(NO_FLASHINFER,), wrong={"copy": "not the source"}))
+    for kernel, dtypes in (("commit", 2), ("mask", 1)):
+        for name in (OURS, *PEERS[kernel]):
+            assert len(of(rows, name, kernel)) == dtypes * MODES
+    first = [row.implementation for row in rows[: 1 + len(PEERS["commit"])]]
+    assert first == [OURS, *PEERS["commit"]]
+
+
+def test_a_ratio_is_the_peers_time_over_ours() -> None:
+    rows = run(make_bench(SPEC, {OURS: 4.0, "vllm_cuda": 80.0}))
+    for row in of(rows, "vllm_cuda"):
+        assert row.time_over_nwor == pytest.approx(20, rel=1e-3)
+        assert row.time_over_nwor_low < row.time_over_nwor < row.time_over_nwor_high
+
+
+def test_what_is_wrong_is_not_timed() -> None:
+    bench = make_bench(SPEC, wrong={"vllm_triton": "layer 3: 7 bytes"})
+    rows = run(bench)
+    wrong = of(rows, "vllm_triton")
+    assert {row.status for row in wrong} == {Status.INVALID}
+    assert {row.reason for row in wrong} == {"layer 3: 7 bytes"}
+    assert {row.time_us for row in wrong} == {None}
+    assert "vllm_triton" not in bench.stopwatch.replayed
+    assert {row.status for row in of(rows, OURS)} == {Status.OK}
+
+
+def test_when_ours_is_wrong_the_peers_are_timed_without_a_ratio() -> None:
+    rows = run(make_bench(SPEC, wrong={OURS: "an error flag"}))
+    assert {row.status for row in of(rows, OURS)} == {Status.INVALID}
+    stock = of(rows, "vllm_cuda")
+    assert all(row.time_us and row.time_over_nwor is None for row in stock)
+
+
+def test_what_is_not_installed_is_listed_with_its_reason() -> None:
+    rows = run(make_bench(SPEC, refusals=(NO_FLASHINFER,)))
+    absent = of(rows, "flashinfer")
+    assert {(row.status, row.reason) for row in absent} == {
+        (Status.NOT_INSTALLED, "FlashInfer is not installed")
+    }
+    assert {row.time_us for row in absent} == {None}
+
+
+def test_what_cannot_be_captured_is_still_timed_eagerly() -> None:
+    rows = run(make_bench(SPEC, cannot=frozenset({("vllm_cuda", LaunchMode.GRAPH)})))
+    by_launch = {row.launch: row for row in of(rows, "vllm_cuda")}
+    assert by_launch[LaunchMode.EAGER].status is Status.OK
+    refused = by_launch[LaunchMode.GRAPH]
+    assert (refused.status, refused.time_us) == (Status.REFUSED, None)
+    assert refused.reason == "graph: RuntimeError: cannot be captured"
+
+
+def test_our_own_error_is_not_swallowed() -> None:
+    with pytest.raises(RuntimeError, match="cannot be captured"):
+        run(make_bench(SPEC, cannot=frozenset({(OURS, LaunchMode.GRAPH)})))
+
+
+def test_groups_past_the_time_budget_are_listed_as_skipped() -> None:
+    heard = []
+    bench = make_bench(replace(SPEC, time_budget_s=15.0), seconds_a_group=10.0)
+    rows = run_groups(bench, expand(bench.spec), lambda group, lines: heard.append(group.kernel))
+    assert heard == ["commit", "commit", "mask"]
+    assert {row.status for row in of(rows, OURS)} == {Status.OK}
+    late = of(rows, OURS, "mask")
+    assert {row.status for row in late} == {Status.SKIPPED}
+    assert {row.reason for row in late} == {"--time-budget 15s was used up"}
+    assert len(late) == MODES
+
+
+def test_inputs_that_do_not_fit_are_a_refusal() -> None:
+    bench = make_bench(SPEC)
+
+    def build(group):
+        if group.kernel == "commit":
+            raise MemoryError
+        return bench.build(group)
+
+    rows = run(replace(bench, build=build))
+    assert {row.status for row in of(rows, OURS)} == {Status.REFUSED}
+    assert {row.status for row in of(rows, OURS, "mask")} == {Status.OK}
+
+
+def fails() -> str:
+    raise OSError("libcuda.so: not found\nmore")
+
+
+def test_a_peer_that_raises_is_refused_and_ours_may_not() -> None:
+    peer = Subject("vllm_cuda", 1, 8, [], fails)
+    assert fault_of(peer) == (Status.REFUSED, "OSError: libcuda.so: not found")
+    with pytest.raises(OSError, match="libcuda"):
+        fault_of(replace(peer, name=OURS))
+
+
+def test_a_contest_lists_the_peers_that_cannot_be_made() -> None:
+    ours = Subject(OURS, 1, 8, [], str)
+
+    def make(name: str) -> Subject:
+        if name == "flashinfer":
+            raise not_installed("FlashInfer is not installed")
+        if name == "vllm_triton":
+            raise AttributeError("no such operator")
+        return replace(ours, name=name)
+
+    made = contest(ours, PEERS["commit"], make)
+    assert [s.name for s in made.subjects] == [
+        OURS, "vllm_cuda", "torch_index_copy", "empty", "copy",
+    ]  # fmt: skip
+    assert {refusal.name: refusal.status for refusal in made.refusals} == {
+        "vllm_triton": Status.REFUSED,
+        "flashinfer": Status.NOT_INSTALLED,
+    }

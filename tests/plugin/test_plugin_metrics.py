@@ -1,0 +1,176 @@
+"""Where a worker's metrics go, when they are off, and how late counts get there in time."""
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from prometheus_client import REGISTRY, generate_latest
+
+from nwor_bench.errors import ConfigError
+from nwor_bench.plugin import metrics, register
+from nwor_bench.plugin.accumulator import Accumulator, WindowCounts, WindowTimes
+from nwor_bench.plugin.metrics import (
+    FOLDER,
+    LATE_COUNTS_S,
+    SWITCH,
+    VLLM_FOLDER,
+    folder_of,
+    pair_name,
+    publish,
+    read_counts_in_time,
+    share_folder,
+)
+from nwor_bench.plugin.settings import PluginSettings
+from nwor_bench.records import NworMode, ScvMode
+
+
+@pytest.fixture(autouse=True)
+def fresh_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """No folder yet, and none left in the process's registry."""
+    for name in (SWITCH, FOLDER, VLLM_FOLDER):
+        # Set before it is deleted, so that what the plugin sets itself is undone too.
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    before = set(REGISTRY._collector_to_names)
+    yield
+    for collector in set(REGISTRY._collector_to_names) - before:
+        REGISTRY.unregister(collector)
+    if metrics._own_folder is not None:
+        metrics._own_folder.cleanup()
+        metrics._own_folder = None
+
+
+def hook_of(name: str = "V1") -> Any:
+    return SimpleNamespace(
+        name=name,
+        nwor_mode=NworMode.STAGE,
+        validator=SimpleNamespace(mode=ScvMode.GRAPH),
+        accumulator=Accumulator(),
+        runner=SimpleNamespace(execute_model=lambda scheduler_output: "stock"),
+        late=SimpleNamespace(resolve=lambda lengths: None),
+    )
+
+
+def worker_of_rank(rank: int, data_parallel_index: int = 0) -> Any:
+    parallel = SimpleNamespace(data_parallel_index=data_parallel_index, world_size=2)
+    drafter = SimpleNamespace(
+        model="/models/draft", method="draft_model", uses_draft_kv_cache=lambda: True
+    )
+    config = SimpleNamespace(
+        parallel_config=parallel,
+        speculative_config=drafter,
+        model_config=SimpleNamespace(model="org/target"),
+    )
+    return SimpleNamespace(rank=rank, vllm_config=config)
+
+
+SETTINGS = PluginSettings(NworMode.STAGE, ScvMode.GRAPH, debug=False)
+
+
+def nwor_lines() -> list[str]:
+    text = generate_latest(REGISTRY).decode()
+    return [line for line in text.splitlines() if line.startswith(("nwor_", "scv_"))]
+
+
+def test_a_server_shows_what_its_workers_count() -> None:
+    share_folder()
+    hook = hook_of()
+    publish(hook, worker_of_rank(1, data_parallel_index=1), SETTINGS)
+    at = 'nwor_mode="stage",pair="org/target + draft",rank="3",scv_mode="graph"'
+    assert f"nwor_windows_total{{{at}}} 0.0" in nwor_lines()
+    assert not any(line.startswith("nwor_acceptance_rate") for line in nwor_lines())
+    hook.accumulator.add(WindowCounts(1, 4, 1, 4, 1, 3, 12, scv_path="graph"), WindowTimes())
+    lines = nwor_lines()
+    for sample in (
+        f"nwor_total_staged_total{{{at}}} 4.0",
+        f"nwor_total_rejected_total{{{at}}} 3.0",
+        f"scv_graph_hits_total{{{at}}} 1.0",
+        f"nwor_acceptance_rate{{{at}}} 0.25",
+    ):
+        assert sample in lines
+
+
+def test_the_folder_is_made_once_and_left_to_the_processes_to_come() -> None:
+    share_folder()
+    folder = os.environ[FOLDER]
+    assert Path(folder).is_dir()
+    share_folder()
+    assert os.environ[FOLDER] == folder
+    assert folder_of() == Path(folder)
+
+
+def test_a_sweep_switches_them_off(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv(SWITCH, "0")
+    share_folder()
+    assert metrics._own_folder is None
+    monkeypatch.setenv(VLLM_FOLDER, str(tmp_path))
+    hook = hook_of()
+    publish(hook, worker_of_rank(0), SETTINGS)
+    assert hook.accumulator.listener is None
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_the_plugins_switches_there_is_no_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("VLLM_NWOR_MODE", "VLLM_SCV_MODE"):
+        monkeypatch.delenv(name, raising=False)
+    register()
+    assert FOLDER not in os.environ
+    assert nwor_lines() == []
+
+
+def test_vllms_own_folder_comes_first(tmp_path: Path) -> None:
+    both = {VLLM_FOLDER: str(tmp_path), FOLDER: str(tmp_path / "other")}
+    assert folder_of(both) == tmp_path
+    assert folder_of({}) is None
+
+
+def test_a_folder_that_is_none_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=f"{FOLDER}: .*gone.* name an existing folder"):
+        folder_of({FOLDER: str(tmp_path / "gone")})
+
+
+class Clocked:
+    """A V2 hook whose readings are counted, and a clock that a test moves."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+        self.read = 0
+        self.late = SimpleNamespace(resolve=self._resolve)
+
+    def _resolve(self, lengths: None) -> None:
+        assert lengths is None
+        self.read += 1
+
+    def step(self, execute_model: Callable[..., Any], tokens: int, after: float) -> int:
+        self.now += after
+        assert execute_model(SimpleNamespace(total_num_scheduled_tokens=tokens)) == "output"
+        return self.read
+
+
+def test_counts_on_the_device_are_read_every_few_seconds_and_at_the_end() -> None:
+    clocked = Clocked()
+    wrap = read_counts_in_time(clocked, lambda: clocked.now)
+    execute_model = wrap(lambda scheduler_output: "output")
+    half = 0.5 * LATE_COUNTS_S
+    steps = [(8, half), (8, half), (8, 0.01), (8, half), (8, half), (0, 0.0), (8, half), (0, 0.01)]
+    assert [clocked.step(execute_model, *step) for step in steps] == [0, 0, 1, 1, 1, 2, 2, 3]
+
+
+def test_only_a_v2_worker_is_wrapped_for_it() -> None:
+    share_folder()
+    for name, wrapped in (("V1", False), ("V2", True)):
+        hook = hook_of(name)
+        stock = hook.runner.execute_model
+        publish(hook, worker_of_rank(0), SETTINGS)
+        assert (hook.runner.execute_model is not stock) is wrapped
+
+
+def test_a_pairs_name() -> None:
+    ngram = SimpleNamespace(model="x", method="ngram", uses_draft_kv_cache=lambda: False)
+    config = SimpleNamespace(
+        speculative_config=ngram, model_config=SimpleNamespace(model="/data/models/target")
+    )
+    assert pair_name(config) == "target + ngram"

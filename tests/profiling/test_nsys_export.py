@@ -1,0 +1,127 @@
+"""Nsight Systems' export by window: the made-up one in tests/data, whose sums are known."""
+
+import shutil
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from make_nsys_export import CALLS, PATH, write
+
+from nwor_bench.errors import ConfigError
+from nwor_bench.profiling.nsys_export import read_export
+from nwor_bench.profiling.nsys_windows import NsysWindow, windows_of
+
+
+@pytest.fixture
+def export(tmp_path: Path) -> Path:
+    return Path(shutil.copy(PATH, tmp_path / "export.sqlite"))
+
+
+def change(path: Path, *statements: str) -> list[NsysWindow]:
+    with closing(sqlite3.connect(path)) as database:
+        for statement in statements:
+            database.execute(statement)
+        database.commit()
+    return windows_of(read_export(path))
+
+
+def test_the_kept_export_is_what_its_script_writes(tmp_path: Path) -> None:
+    write(tmp_path / "anew.sqlite")
+
+    def dump(path: Path) -> list[str]:
+        with closing(sqlite3.connect(path)) as database:
+            return list(database.iterdump())
+
+    assert dump(tmp_path / "anew.sqlite") == dump(PATH)
+
+
+def test_windows_are_joined_to_their_cell_and_batch(export: Path) -> None:
+    found = read_export(export)
+    assert found.schema == "3.22.1"
+    windows = windows_of(found)
+    places = [(w.cell, w.batch, w.window) for w in windows]
+    assert places == [
+        *(("off x off", 0, number) for number in range(3)),
+        *(("stage x graph", 1, number) for number in range(3)),
+    ]
+    assert [w.host_ms for w in windows] == [10.0, 10.0, None, 10.0, 10.0, None]
+
+
+def test_calls_are_counted_by_window(export: Path) -> None:
+    windows = windows_of(read_export(export))
+    for window, category in ((windows[0], 1), (windows[1], 1), (windows[3], 2)):
+        names = CALLS[category]
+        assert window.counts == {
+            "kernel_launches": sum("LaunchKernel" in name for name in names),
+            "graph_launches": sum("GraphLaunch" in name for name in names),
+            "host_syncs": sum("Synchronize" in name for name in names),
+            "async_copies": sum("MemcpyAsync" in name for name in names),
+        }
+    assert windows[2].counts is None  # nobody knows where the last one of a batch ends
+
+
+def test_busy_and_idle_fill_the_time_to_the_next_windows_work(export: Path) -> None:
+    windows = windows_of(read_export(export))
+    # Category 1 launches at places 0, 1 and 2: kernels of 2 ms from 2, 3 and 4 ms, so to 6 ms.
+    assert windows[0].busy_ms == pytest.approx(4.0)
+    assert windows[0].idle_ms == pytest.approx(6.0)
+    for window in windows:
+        if window.busy_ms is not None and window.idle_ms is not None:
+            assert window.busy_ms + window.idle_ms == pytest.approx(10.0)
+    assert windows[2].idle_ms is None
+    assert windows[5].idle_ms is None
+
+
+def test_metrics_are_means_of_the_samples_within(export: Path) -> None:
+    windows = windows_of(read_export(export))
+    read, written = "DRAM Read Bandwidth [Throughput %]", "DRAM Write Bandwidth [Throughput %]"
+    assert windows[1].metrics == {read: 41.0, written: 0.0}
+    assert windows[4].metrics == {read: 41.0, written: 10.0}
+
+
+def test_what_was_not_traced_is_none(export: Path) -> None:
+    windows = change(export, "DROP TABLE GPU_METRICS", "DROP TABLE CUPTI_ACTIVITY_KIND_KERNEL")
+    assert all(w.metrics is None and w.busy_ms is None and w.idle_ms is None for w in windows)
+    assert windows[0].counts is not None
+    windows = change(export, "DROP TABLE CUPTI_ACTIVITY_KIND_RUNTIME")
+    assert all(w.counts is None for w in windows)
+
+
+def test_another_domains_ranges_are_not_ours(export: Path) -> None:
+    names = {r.name for r in read_export(export).ranges}
+    assert names == {"sweep", "batch", "window"}
+
+
+def test_unregistered_texts_read_alike(export: Path) -> None:
+    before = windows_of(read_export(export))
+    after = change(
+        export,
+        "UPDATE NVTX_EVENTS SET text = (SELECT value FROM StringIds WHERE id = textId), "
+        "textId = NULL WHERE textId IS NOT NULL",
+    )
+    assert after == before
+
+
+@pytest.mark.parametrize(
+    ("statement", "message"),
+    [
+        ("DROP TABLE NVTX_EVENTS", "no NVTX_EVENTS"),
+        ("UPDATE META_DATA_EXPORT SET value = '4' WHERE name LIKE '%MAJOR'", "3.x is read"),
+        ("DELETE FROM NVTX_EVENTS WHERE eventType = 75", "no range of the domain"),
+    ],
+)
+def test_an_export_that_cannot_be_used_is_refused(
+    export: Path, statement: str, message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message) as refusal:
+        change(export, statement)
+    assert refusal.value.exit_code == 2
+
+
+def test_what_is_no_database_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "x.sqlite").write_text("this is no database, whatever its name says" * 40)
+    with pytest.raises(ConfigError, match="no SQLite database"):
+        read_export(tmp_path / "x.sqlite")
+    with pytest.raises(ConfigError, match="no such file"):
+        read_export(tmp_path / "y.sqlite")

@@ -1,0 +1,252 @@
+"""`nwor-bench profile`: command lines, missing tools, and reports read with their units."""
+
+import csv
+import shlex
+import shutil
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from make_nsys_export import PATH
+from typer.testing import CliRunner
+
+from nwor_bench.cli import app
+from nwor_bench.errors import ConfigError
+from nwor_bench.profiling import tools
+from nwor_bench.profiling.ncu_command import METRICS, graph_warning, ncu_command
+from nwor_bench.profiling.ncu_read import load_module, read_report
+from nwor_bench.profiling.tables import by_cell, write_table
+
+SWEEP = ["sweep", "--pair", "tiny", "--engine-args", '{"enforce_eager": true}']
+
+
+def invoke(*arguments: str) -> Any:
+    return CliRunner().invoke(app, list(arguments))
+
+
+def test_ncu_dry_run_prints_what_would_run() -> None:
+    result = invoke("profile", "ncu", "--dry-run", "--windows", "20", "--skip", "7", "--", *SWEEP)
+    assert result.exit_code == 0
+    words = shlex.split(result.stdout)
+    assert words[0] == "ncu"
+    assert words[-len(SWEEP) :] == SWEEP
+    pairs = dict(pairwise(words))
+    assert pairs["--range-filter"] == "::[8-27]"
+    assert pairs["--nvtx-include"] == "nwor-bench@window/"
+    assert pairs["--cache-control"] == pairs["--clock-control"] == "none"
+    assert pairs["--replay-mode"] == "application-range"
+    assert pairs["--metrics"].split(",") == list(METRICS.values())
+
+
+def test_nsys_dry_run_prints_both_commands() -> None:
+    result = invoke("profile", "nsys", "--dry-run", "--capture", "batch", "--", *SWEEP)
+    assert result.exit_code == 0
+    profile, export = (shlex.split(line) for line in result.stdout.splitlines())
+    assert profile[:2] == ["nsys", "profile"]
+    assert profile[-len(SWEEP) :] == SWEEP
+    assert "batch@nwor-bench" in profile
+    assert "--gpu-metrics-devices" not in profile
+    assert export[:2] == ["nsys", "export"]
+    more = invoke("profile", "nsys", "--dry-run", "--gpu-metrics", "--", *SWEEP)
+    assert "--gpu-metrics-devices cuda-visible" in more.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["ncu", "--dry-run", "--", "report", "x"], "-- sweep"),
+        (["ncu", "--dry-run", "--"], "-- sweep"),
+        (["ncu", "--dry-run", "--", "sweep", "--output=x"], "--output"),
+        (["nsys", "--dry-run", "--", "sweep", "--resume", "x"], "--resume"),
+        (["ncu", "--dry-run", "--windows", "0", "--", "sweep"], "--windows"),
+        (["nsys", "--dry-run", "--capture", "window", "--", "sweep"], "--capture"),
+    ],
+)
+def test_what_cannot_run_is_refused(arguments: list[str], message: str) -> None:
+    result = invoke("profile", *arguments)
+    assert isinstance(result.exception, ConfigError)
+    assert result.exception.exit_code == 2
+    assert message in str(result.exception)
+
+
+@pytest.mark.parametrize("tool", ["ncu", "nsys"])
+def test_a_missing_tool_is_one_message_and_no_table(
+    tool: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(tools, "PLACES", {"ncu": (), "nsys": ()})
+    result = invoke("profile", tool, "--", *SWEEP)
+    assert isinstance(result.exception, ConfigError)
+    assert result.exception.exit_code == 2
+    assert "is not installed" in str(result.exception)
+    assert list(tmp_path.iterdir()) == []
+
+
+def script(path: Path, text: str) -> Path:
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("says", "message"),
+    [
+        ("Version 2019.5.0", "2023.1 or newer"),
+        ("no number here", "does not say its version"),
+    ],
+)
+def test_an_old_tool_is_refused(says: str, message: str, tmp_path: Path) -> None:
+    tool = script(tmp_path / "ncu", f"echo '{says}'")
+    with pytest.raises(ConfigError, match=message):
+        tools.check_version("ncu", tool)
+
+
+def test_a_tool_that_fails_leaves_no_table(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    script(tmp_path / "ncu", 'case "$1" in --version) echo "Version 2025.3.1.0";; *) exit 9;; esac')
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
+    monkeypatch.chdir(tmp_path)
+    result = invoke("profile", "ncu", "--", *SWEEP)
+    assert isinstance(result.exception, ConfigError)
+    assert "exit code 9" in str(result.exception)
+    assert "NVreg_RestrictProfilingToAdminUsers=0" in str(result.exception)
+    assert [path.name for path in tmp_path.iterdir()] == ["ncu"]
+
+
+def test_graphs_are_warned_of() -> None:
+    assert graph_warning(SWEEP) is None
+    assert graph_warning(["sweep", '--engine-args={"enforce_eager": true}']) is None
+    warning = graph_warning(["sweep", "--engine-args", '{"enforce_eager": false}'])
+    assert warning is not None
+    assert "--dram-counters" in warning
+
+
+@dataclass
+class Metric:
+    number: float | None
+    named: str
+
+    def value(self) -> float | None:
+        return self.number
+
+    def unit(self) -> str:
+        return self.named
+
+
+class Action:
+    """One result of Nsight Compute, as its module gives it."""
+
+    def __init__(
+        self, ranges: tuple[tuple[str, int], ...] = (), **metrics: tuple[float | None, str]
+    ) -> None:
+        self._ranges = ranges
+        self._metrics = {METRICS[name]: Metric(*value) for name, value in metrics.items()}
+
+    def metric_by_name(self, name: str) -> Metric | None:
+        return self._metrics.get(name)
+
+    def nvtx_state(self) -> Any:
+        """Another domain first, then ours."""
+        return State(["NVTX", "nwor-bench"], self._ranges) if self._ranges else None
+
+
+class State(list[str]):
+    """Numbers of domains; here their names serve as such."""
+
+    def __init__(self, names: list[str], ranges: tuple[tuple[str, int], ...]) -> None:
+        super().__init__(names)
+        self._ranges = ranges
+
+    def domain_by_id(self, name: str) -> Any:
+        own = [
+            SimpleNamespace(
+                name=lambda text=text: text,
+                message=lambda: "",
+                has_attributes=lambda: True,
+                payload_as_uint64=lambda number=number: number if name == "nwor-bench" else 99,
+            )
+            for text, number in self._ranges
+        ]
+        return SimpleNamespace(
+            name=lambda: name,
+            push_pop_ranges=lambda: [text for text, _ in self._ranges],
+            push_pop_range=lambda depth: own[depth],
+        )
+
+
+def report_of(*actions: Action) -> Any:
+    return SimpleNamespace(load_report=lambda path: [list(actions)])
+
+
+def test_units_are_read_and_what_is_missing_is_none(tmp_path: Path) -> None:
+    path = tmp_path / "x.ncu-rep"
+    path.touch()
+    module = report_of(
+        Action(
+            (("sweep", 9), ("batch", 4), ("window", 17)),
+            dram_read_bytes=(8.92, "Gbyte"),
+            dram_write_bytes=(214.5, "Mbyte"),
+            gpu_ns=(3, "ms"),
+        ),
+        Action(dram_read_bytes=(512, "byte"), l2_read_sectors=(7, "sector")),
+    )
+    first, second = read_report(path, module, skip=100)
+    assert (first.place, first.batch, first.window) == (101, 4, 17)
+    assert (second.place, second.batch, second.window) == (102, None, None)
+    assert first.values["dram_read_bytes"] == pytest.approx(8_920_000_000)
+    assert first.values["dram_write_bytes"] == pytest.approx(214_500_000)
+    assert first.values["gpu_ns"] == pytest.approx(3_000_000)
+    assert first.values["l2_read_sectors"] is None
+    assert second.values["dram_read_bytes"] == 512
+    assert second.values["dram_write_bytes"] is None
+
+
+@pytest.mark.parametrize(
+    ("module", "message"),
+    [
+        (report_of(Action(dram_read_bytes=(1, "furlong"))), "furlong"),
+        (report_of(), "holds no window"),
+    ],
+)
+def test_a_report_that_cannot_be_used_is_refused(module: Any, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "x.ncu-rep"
+    path.touch()
+    with pytest.raises(ConfigError, match=message):
+        read_report(path, module, 0)
+    with pytest.raises(ConfigError, match="wrote no report"):
+        read_report(tmp_path / "none.ncu-rep", module, 0)
+
+
+def test_nvidias_module_is_looked_for_beside_the_tool(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.path", [])
+    with pytest.raises(ConfigError, match="extras/python"):
+        load_module(tmp_path / "ncu")
+
+
+def test_an_export_is_read_into_a_table(tmp_path: Path) -> None:
+    export = Path(shutil.copy(PATH, tmp_path / "export.sqlite"))
+    result = invoke("profile", "nsys", "--read", str(export))
+    assert result.exit_code == 0, result.exception
+    with (tmp_path / "export.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["cell"] for row in rows] == ["off x off"] * 3 + ["stage x graph"] * 3
+    assert rows[0]["graph_launches"] == "1"
+    assert rows[2]["graph_launches"] == rows[2]["idle_ms"] == ""  # not measured, and not 0
+
+
+def test_means_leave_out_what_was_not_measured(tmp_path: Path) -> None:
+    rows = [{"cell": "a", "x": 2.0, "y": None}, {"cell": "a", "x": None, "y": None}]
+    assert by_cell(rows) == [{"cell": "a", "windows": 2, "x": 2.0, "y": None}]
+    write_table(tmp_path / "t.csv", rows)
+    assert (tmp_path / "t.csv").read_text() == "cell,x,y\na,2.0,\na,,\n"
+
+
+def test_ncus_command_needs_no_shell() -> None:
+    command = ncu_command(Path("/x y/ncu"), SWEEP, Path("r e p"), 1, 0)
+    assert command[0] == "/x y/ncu"
+    assert "r e p" in command

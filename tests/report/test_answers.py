@@ -1,0 +1,193 @@
+"""The answer and the five questions: right for each kind of run, for who knows no NWOR."""
+
+import re
+from dataclasses import replace
+
+import pytest
+
+from nwor_bench.aggregate import noise_floor, summarise
+from nwor_bench.records import CellResult
+from nwor_bench.report.answers import questions
+from nwor_bench.report.text import change, change_range, compared_time
+from nwor_bench.report.verdicts import answer
+from nwor_bench.store import RunData
+from tests.report.report_runs import RUNS, ambiguous, faster, gpu_run, invalid
+from tests.synthetic_run import change_batches, make_run
+
+
+def told(run: RunData) -> dict[str, str]:
+    return dict(questions(run, summarise(run)).entries)
+
+
+def named(cells: list[CellResult], label: str) -> CellResult:
+    return next(cell for cell in cells if cell.label == label)
+
+
+@pytest.mark.parametrize(
+    ("name", "badge", "sentence", "pays", "sure", "then"),
+    [
+        ("faster", "FASTER", "Yes, NWOR pays here", "Yes.", "Sure of the direction",
+         "Switch it on"),
+        ("slower", "SLOWER", "No, NWOR does not pay here, it costs time", "No.",
+         "Sure of the direction", "Leave NWOR off"),
+        ("same", "SAME", "No, NWOR does not pay here: it makes no difference", "No:",
+         "Sure that any effect is within", "Leave NWOR off"),
+        ("ambiguous", "AMBIGUOUS", "This run cannot say whether NWOR pays", "Not known:",
+         "Not sure enough", "Measure longer"),
+        ("invalid", "INVALID", "Whether NWOR pays is not known, because it did not work right",
+         "Not known:", "a fact, not a matter of noise", "Do not switch it on"),
+        ("ineffective", "INEFFECTIVE", "NWOR never did anything in this run", "Not known:",
+         "Sure that it never ran", "why it never ran"),
+        ("cpu", "CPU RUN", "says nothing on whether NWOR pays", "Not known:",
+         "of the speed on a GPU nothing at all is known", "on the GPU that you serve with"),
+    ],
+)  # fmt: skip
+def test_each_kind_of_run_is_answered(name, badge, sentence, pays, sure, then):
+    run = RUNS[name]()
+    found, said = answer(run.header, summarise(run)), told(run)
+    assert found.badge == badge
+    assert sentence in found.sentence
+    assert found.sentence.count(". ") == 0
+    assert said["Does it pay?"].startswith(pays)
+    assert sure in said["How sure is that?"]
+    assert then in said["What next?"]
+    assert list(said) == ["Does it pay?", "By how much?", "How sure is that?",
+                          "Is the output the same?", "What next?"]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["invalid", "ineffective", "cpu"])
+def test_no_effect_is_named_where_none_counts(name):
+    run = RUNS[name]()
+    texts = [answer(run.header, summarise(run)).sentence, *told(run).values()]
+    assert not re.search(r"\d %", " ".join(texts))
+
+
+def test_the_answer_names_the_best_cell_its_effect_and_its_interval():
+    run = faster()
+    cells = summarise(run)
+    best = named(cells, "stage x graph")
+    assert best.ratio_to_off == min(c.ratio_to_off for c in cells if c.ratio_to_off is not None)
+    effect = f"{100 * (1 - best.ratio_to_off):.1f} % less time"
+    ends = f"{100 * (1 - best.ratio_ci_high):.1f} % to {100 * (1 - best.ratio_ci_low):.1f} % less"
+    sentence = answer(run.header, cells).sentence
+    assert "with stage x graph each verification step took" in sentence
+    assert effect in sentence
+    assert f"95 % confidence: {ends}" in sentence
+    for label in ("stage x off", "stage x graph", "stage x adaptive"):
+        assert told(run)["By how much?"].count(label) == 1
+
+
+def test_an_undecided_answer_gives_both_ends():
+    run = ambiguous()
+    cells = summarise(run)
+    found = answer(run.header, cells)
+    assert found.cell.ratio_ci_low < 1 < found.cell.ratio_ci_high
+    assert "anywhere from" in found.sentence
+    assert re.search(r"[\d.]+ % less to [\d.]+ % more \(95 % confidence\)", found.sentence)
+    assert f"{100 * found.cell.smallest_effect:.2f} % or more" in told(run)["What next?"]
+
+
+def test_one_wrong_cell_makes_the_run_invalid_whatever_the_others_gained():
+    run = invalid()
+    verdicts = {cell.label: cell.verdict for cell in summarise(run)}
+    assert verdicts["stage x off"] == "FASTER"
+    said = told(run)
+    assert "stage x off (FASTER)" in said["Does it pay?"]
+    assert "mend the fault before using them" in said["Does it pay?"]
+    assert said["Is the output the same?"].startswith("No: stage x graph changed it.")
+    assert "output token 17" in answer(run.header, summarise(run)).sentence
+
+
+def test_a_wrong_result_on_a_cpu_is_wrong_first():
+    run = change_batches(
+        make_run(aa=True), lambda b: b.nwor_mode == "stage" and b.phase == "gate", parity="INVALID"
+    )
+    assert answer(run.header, summarise(run)).badge == "INVALID"
+
+
+def test_an_untrustworthy_baseline_leaves_nothing_to_compare():
+    run = change_batches(
+        faster(), lambda b: b.arm is not None and b.phase == "gate", parity="INVALID"
+    )
+    sentence = answer(run.header, summarise(run)).sentence
+    assert sentence.startswith("Nothing can be compared, because off x off itself")
+
+
+def test_the_noise_is_told_with_the_answer():
+    run = faster()
+    found = noise_floor(summarise(run))
+    assert change_range(found["low"], found["high"]) in told(run)["How sure is that?"]
+    without = replace(
+        run,
+        batches=tuple(b for b in run.batches if b.arm is None),
+        windows=tuple(w for w in run.windows if w.arm is None),
+    )
+    assert "How noisy the machine was is not known" in told(without)["How sure is that?"]
+
+
+def test_scv_alone_is_asked_about_where_nothing_stages():
+    run = gpu_run()
+    off = replace(
+        run,
+        batches=tuple(b for b in run.batches if b.nwor_mode == "off"),
+        windows=tuple(w for w in run.windows if w.nwor_mode == "off"),
+    )
+    assert "SCV does not pay here" in answer(off.header, summarise(off)).sentence
+    alone = replace(
+        off,
+        batches=tuple(b for b in off.batches if b.scv_mode == "off"),
+        windows=tuple(w for w in off.windows if w.scv_mode == "off"),
+    )
+    assert "nothing to compare" in answer(alone.header, summarise(alone)).sentence
+    assert "Nothing was measured" in answer({}, []).sentence
+
+
+def test_an_unchecked_output_is_said_to_be():
+    run = change_batches(faster(), lambda b: b.nwor_mode == "stage", parity=None)
+    said = told(run)
+    assert said["Is the output the same?"].startswith("Not checked for stage x off")
+    assert said["Does it pay?"].startswith("Not known")
+
+
+def test_a_partial_run_is_to_be_finished():
+    run = faster()
+    partial = replace(run, header={**run.header, "status": "partial"})
+    assert told(partial)["What next?"].startswith("Finish the run: nwor-bench sweep --resume")
+
+
+def test_more_blocks_are_advised_by_the_square_of_the_effect():
+    run = gpu_run({"off": 1.0, "graph": 1.0, "adaptive": 1.0}, noise=0.012, blocks=8)
+    cells = summarise(run)
+    cell = answer(run.header, cells).cell
+    wanted = int(re.search(r"--batches (\d+)", told(run)["What next?"]).group(1))
+    assert wanted == pytest.approx((cell.smallest_effect / 0.01) ** 2 * 8, abs=1)
+    hopeless = gpu_run(noise=0.3, blocks=8)
+    assert "find out what disturbs the machine" in told(hopeless)["What next?"]
+
+
+@pytest.mark.parametrize(
+    ("ratio", "text"),
+    [(0.979, "2.1 % less"), (1.0043, "0.43 % more"), (1.5, "50.0 % more"), (0.9999, "0.01 % less")],
+)
+def test_changes_read_as_percentages(ratio, text):
+    assert change(ratio) == text
+
+
+@pytest.mark.parametrize(
+    ("ends", "text"),
+    [
+        ((0.976, 0.982), "1.8 % to 2.4 % less"),
+        ((1.048, 1.051), "4.8 % to 5.1 % more"),
+        ((0.99, 1.02), "anywhere from 1.0 % less to 2.0 % more"),
+    ],
+)
+def test_intervals_read_as_ranges(ends, text):
+    assert change_range(*ends) == text
+
+
+def test_batches_are_not_called_windows():
+    run = faster()
+    windows = tuple(replace(window, wall_ms=None) for window in run.windows)
+    cells = summarise(replace(run, windows=windows))
+    assert compared_time(cells) == "time per batch"
+    assert "each batch took" in answer(run.header, cells).sentence

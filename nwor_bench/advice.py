@@ -26,22 +26,17 @@ _UNMATCHED = 0.05
 
 def findings(run: RunData, cells: Sequence[CellResult]) -> list[Finding]:
     """All findings of a run, the severest first."""
-    found = [*_noise(cells), *_each_cell(cells), *machine_findings(run), *_records(run)]
+    found = [*_noise(run, cells), *_each_cell(cells), *machine_findings(run), *_records(run)]
     order = {severity: place for place, severity in enumerate(reversed(Severity))}
     return sorted(found, key=lambda finding: order[finding.severity])
 
 
-def _noise(cells: Sequence[CellResult]) -> Iterator[Finding]:
+def _noise(run: RunData, cells: Sequence[CellResult]) -> Iterator[Finding]:
     """The A/A arm, and what it says of the other cells."""
     arms = [cell for cell in cells if cell.arm == AA]
     compared = [cell for cell in cells if cell.arm != AA and cell.verdict != REFERENCE]
     if cells and not arms:
-        yield Finding(
-            FindingKind.AA_MISSING,
-            Severity.NOTE,
-            "The run has no A/A arm (off x off against itself), so its noise floor is not known.",
-            "Measure anew with this version: every sweep has one.",
-        )
+        yield _no_arm(run)
     for arm in arms:
         if arm.verdict == Verdict.INVALID:
             yield Finding(
@@ -69,6 +64,16 @@ def _noise(cells: Sequence[CellResult]) -> Iterator[Finding]:
                 f"The noise floor, {100 * floor:.2f} %, is above the effect of {_names(drowned)}.",
                 "Add blocks (--batches, or --ci-width 0.5%): the floor falls with their root.",
             )
+
+
+def _no_arm(run: RunData) -> Finding:
+    blocks = run.header.get("blocks") or ()
+    message = "The run has no A/A arm (off x off against itself), so its noise floor is not known."
+    remedy = "Measure anew with this version: every sweep has one."
+    if any(AA in label for block in blocks for label in block["order"]):
+        message = "The run ended before its A/A arm (off x off against itself) had its turn."
+        remedy = "Go on with it: `nwor-bench sweep --resume` and its folder."
+    return Finding(FindingKind.AA_MISSING, Severity.NOTE, message, remedy)
 
 
 def _each_cell(cells: Sequence[CellResult]) -> Iterator[Finding]:

@@ -74,10 +74,12 @@ def run_prepared(
     verbose: bool = False,
     resumed: RunData | None = None,
     on_batch: OnBatch | None = None,
+    whole: Path | None = None,
 ) -> ExitCode:
     """Measure into `folder`, a new one or that of the run `resumed`, and write the reports.
 
-    `on_batch` is told of every batch once it is stored.
+    `on_batch` is told of every batch once it is stored. `whole` is the folder of the sweep that
+    the run is part of: what to resume if it does not end as planned.
     """
     plan, pair = prepared.plan, prepared.pair
     if resumed is None:
@@ -116,6 +118,9 @@ def run_prepared(
         with make_progress(console, plan.cells, total) as progress, _stop_on_sigterm():
             status, failure = _guarded(measure, store, progress)
         code = _finish(store, status, console)
+        if status is not RunStatus.COMPLETE:
+            again = shlex.join(["nwor-bench", "sweep", "--resume", str(whole or folder)])
+            console.print(f"To go on: {again}", highlight=False, markup=False, soft_wrap=True)
     if failure is not None:
         raise failure
     return code

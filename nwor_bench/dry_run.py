@@ -1,12 +1,22 @@
-"""What `sweep --dry-run` says: the pair, the batches, and the order of the cells."""
+"""What `sweep --dry-run` says: of one run its batches and their order, of a sweep file its runs,
+engine starts, time and memory."""
 
+from collections.abc import Mapping, Sequence
+
+from nwor_bench.conduct import Prepared
 from nwor_bench.config import SweepSpec
-from nwor_bench.memory import GIB, kv_cache_bytes
+from nwor_bench.device_memory import free_memory
+from nwor_bench.estimate import ENGINE_START_S, duration, run_seconds, this_machine
+from nwor_bench.memory import GIB, kv_cache_bytes, needed_bytes
 from nwor_bench.pairs import ResolvedPair
 from nwor_bench.plan import Plan
+from nwor_bench.sweep_file import EngineGroup, Point, SweepFile
 
 SHOWN_BLOCKS = 20
 """Blocks whose order a dry run prints."""
+
+COLUMNS = ("run", "scenario", "requests", "temperature", "blocks", "batches", "about")
+"""Of a sweep's table. What else tells runs apart is told of their engine."""
 
 
 def plan_lines(plan: Plan, spec: SweepSpec, pair: ResolvedPair) -> list[str]:
@@ -14,8 +24,8 @@ def plan_lines(plan: Plan, spec: SweepSpec, pair: ResolvedPair) -> list[str]:
     scenario = spec.scenario
     numbers = {cell: number for number, cell in enumerate(plan.cells, start=1)}
     lines = [
-        f"pair {pair.name}: {pair.method}, {spec.dtype or pair.dtype}, one engine start, "
-        f"{kv_cache_bytes(pair, spec) / GIB:.2f} GiB of KV cache",
+        f"pair {pair.name}: {pair.method}, {spec.dtype or pair.dtype}, one engine start",
+        _memory(pair, spec),
         f"scenario {scenario.name}: {scenario.requests} requests x "
         f"{scenario.max_new_tokens} new tokens, {scenario.draft_tokens} drafts",
         f"{_amount(plan, spec)}",
@@ -29,6 +39,82 @@ def plan_lines(plan: Plan, spec: SweepSpec, pair: ResolvedPair) -> list[str]:
     if len(plan.blocks) > SHOWN_BLOCKS:
         lines.append(f"  ... and so on, to block {len(plan.blocks)} at most")
     return lines
+
+
+def sweep_lines(
+    sweep: SweepFile, groups: Sequence[EngineGroup], prepared: Mapping[int, Prepared]
+) -> list[str]:
+    """What a sweep file would run; `prepared` are its runs by number."""
+    machine = this_machine()
+    points = [point for group in groups for point in group.points]
+    spent = {p.number: run_seconds(prepared[p.number].pair, p.spec, machine) for p in points}
+    cells = [cell.label for cell in prepared[points[0].number].plan.cells]
+    rows = {p.number: _row(p, prepared[p.number].plan, spent[p.number]) for p in points}
+    table = [COLUMNS, *rows.values()]
+    widths = [max(len(row[place]) for row in table) for place in range(len(COLUMNS))]
+    lines = [
+        f"sweep {sweep.name}: {len(points)} runs, engine starts: {len(groups)}",
+        f"{len(cells)} cells a run: {', '.join(cells)}",
+        _aligned(COLUMNS, widths),
+    ]
+    for group in groups:
+        pair = prepared[group.points[0].number].pair
+        lines += [_engine(group, pair), "  " + _memory(pair, group.spec)]
+        lines += [_aligned(rows[point.number], widths) for point in group.points]
+    known = [seconds for seconds in spent.values() if seconds is not None]
+    whole = sum(known) + ENGINE_START_S * len(groups) if len(known) == len(points) else None
+    return [
+        *lines,
+        "blocks and batches are the most that a run may have, and the time is theirs",
+        f"about {duration(whole)} in all, if half of the drafts are accepted and windows are bound "
+        f"by weights at {machine.bytes_per_s / 1e9:.0f} GB/s; often longer",
+    ]
+
+
+def _row(point: Point, plan: Plan, seconds: float | None) -> tuple[str, ...]:
+    scenario = point.spec.scenario
+    return (
+        str(point.number),
+        scenario.name,
+        str(scenario.requests),
+        f"{scenario.temperature:g}",
+        str(point.spec.stopping.max_blocks),
+        str(plan.num_batches),
+        duration(seconds),
+    )
+
+
+def _aligned(row: Sequence[str], widths: Sequence[int]) -> str:
+    """Names to the left, numbers to the right."""
+    cells = zip(COLUMNS, row, widths, strict=True)
+    text = [t.ljust(w) if name in ("scenario", "about") else t.rjust(w) for name, t, w in cells]
+    return ("  " + "  ".join(text)).rstrip()
+
+
+def _engine(group: EngineGroup, pair: ResolvedPair) -> str:
+    first = group.points[0]
+    scenario = group.spec.scenario
+    parts = [
+        f"engine {group.number}: {pair.name}",
+        group.spec.dtype or pair.dtype,
+        f"{scenario.draft_tokens} drafts",
+        f"up to {scenario.requests} requests",
+    ]
+    if first.cache_dtype is not None:
+        parts.append(f"{first.cache_dtype} cache")
+    if first.acceptance_length is not None:
+        parts.append(f"acceptance length {first.acceptance_length:g}")
+    return ", ".join(parts)
+
+
+def _memory(pair: ResolvedPair, spec: SweepSpec) -> str:
+    free = free_memory(spec.tensor_parallel_size)
+    where = "GPU" if free.where == "gpu" else "host"
+    return (
+        f"memory: {kv_cache_bytes(pair, spec) / GIB:.2f} GiB of KV cache, about "
+        f"{needed_bytes(pair, spec, free.where) / GIB:.1f} GiB in all; "
+        f"{free.num_bytes / GIB:.1f} GiB are free on the {where}"
+    )
 
 
 def _amount(plan: Plan, spec: SweepSpec) -> str:

@@ -118,18 +118,18 @@ class VllmEngine:
     def __init__(self, pair: ResolvedPair, spec: SweepSpec, log: Path | None = None):
         self._log = log
         started = time.perf_counter()
-        _set_environment()
+        _set_environment(spec.dtype or pair.dtype)
         with log_to_file(log):
             self._llm = _start(pair, spec)
         self.start_seconds = time.perf_counter() - started
         VllmEngine.starts += 1
         self._counting: str | None = None
-        self._status = {**self._rpc("nwor_status"), "vllm": require_supported_vllm()}
+        self._vllm = require_supported_vllm()
 
     def status(self) -> dict[str, Any]:
-        """Device, layers, block size, number of starts and what is attached."""
+        """Device, layers, block size, CUDA graphs, number of starts and what is attached."""
         starts = {"start_count": VllmEngine.starts, "start_seconds": round(self.start_seconds, 2)}
-        return {**self._status, **starts}
+        return {**self._rpc("nwor_status"), "vllm": self._vllm, **starts}
 
     def set_modes(self, cell: Cell) -> None:
         """Switch both modes live; call it between batches."""
@@ -222,7 +222,7 @@ class VllmEngine:
         return VllmCounters(**found, accepted_per_position=per_position)
 
 
-def _set_environment() -> None:
+def _set_environment(dtype: str) -> None:
     """Switch the plugin on and keep the engine core in this process.
 
     Which model runner serves a GPU is vLLM's choice, or VLLM_USE_V2_MODEL_RUNNER's.
@@ -236,6 +236,10 @@ def _set_environment() -> None:
     }
     if on_cpu():
         fixed["VLLM_USE_V2_MODEL_RUNNER"] = "0"
+    elif dtype == "float32":
+        # Triton would round float32 to tf32, three digits: vLLM's attention and ours then differ
+        # by enough to turn a close call between two tokens (seen on an H200, a logit gap of 1e-4).
+        fixed["TRITON_F32_DEFAULT"] = "ieee"
     os.environ.update(fixed)
 
 
@@ -258,7 +262,7 @@ def check_arguments(pair: ResolvedPair, spec: SweepSpec) -> None:
 
     Raises ConfigError with vLLM's own reason if it refuses.
     """
-    _set_environment()
+    _set_environment(spec.dtype or pair.dtype)
     if spec.dram_counters:
         check_counters(_has_gpu)
     if spec.launch_counts and not _has_gpu():

@@ -92,12 +92,19 @@ def _cache_elements(config: dict[str, Any]) -> int:
     return int(2 * layers * kv_heads * head_dim)
 
 
+def needed_bytes(pair: ResolvedPair, spec: SweepSpec, where: str) -> int:
+    """Bytes that each rank will take on the "gpu" or the "host": cache, weights, runtime.
+
+    The weights of a hub model are not known and not in it.
+    """
+    weights = _weight_bytes(pair, spec, on_gpu=where == "gpu") // spec.tensor_parallel_size
+    return kv_cache_bytes(pair, spec) + weights + RUNTIME_BYTES[where]
+
+
 def require_memory(pair: ResolvedPair, spec: SweepSpec) -> None:
     """Raises ConfigError if cache and weights will not fit into the device's free memory."""
-    ranks = spec.tensor_parallel_size
-    free = free_memory(ranks)
-    weights = _weight_bytes(pair, spec, on_gpu=free.where == "gpu") // ranks
-    needed = kv_cache_bytes(pair, spec) + weights + RUNTIME_BYTES[free.where]
+    free = free_memory(spec.tensor_parallel_size)
+    needed = needed_bytes(pair, spec, free.where)
     if needed > free.num_bytes:
         if spec.kv_cache_gib is not None:
             field, value = "--kv-cache-gib", f"{spec.kv_cache_gib:g}"

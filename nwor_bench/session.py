@@ -133,15 +133,15 @@ def resume_prepared(
     folder: Path,
     source: EngineSource,
     console: Console,
-    *,
-    verbose: bool = False,
-    on_batch: OnBatch | None = None,
+    **how: Any,
 ) -> ExitCode:
-    """Go on with the run in `folder`. Raises ConfigError if it was begun with anything else."""
+    """Go on with the run in `folder`; `how` is for `run_prepared`.
+
+    Raises ConfigError if it was begun with anything else.
+    """
     run = read_run(folder)
     _check_resumable(run, prepared, folder, console)
-    how: dict[str, Any] = {"verbose": verbose, "resumed": run, "on_batch": on_batch}
-    return run_prepared(prepared, folder, source, console, **how)
+    return run_prepared(prepared, folder, source, console, resumed=run, **how)
 
 
 def _check_resumable(run: RunData, prepared: Prepared, folder: Path, console: Console) -> None:

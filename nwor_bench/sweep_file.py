@@ -113,11 +113,12 @@ class Point:
     def label(self) -> str:
         """For people: `tiny short, 4 drafts, 8 requests, temperature 0, float32`."""
         scenario = self.spec.scenario
-        dtype = self.spec.dtype or "the pair's dtype"
         text = (
             f"{Path(self.pair).stem} {scenario.name}, {scenario.draft_tokens} drafts, "
-            f"{scenario.requests} requests, temperature {scenario.temperature:g}, {dtype}"
+            f"{scenario.requests} requests, temperature {scenario.temperature:g}"
         )
+        if self.spec.dtype is not None:
+            text += f", {self.spec.dtype}"
         if self.cache_dtype is not None:
             text += f", {self.cache_dtype} cache"
         if self.acceptance_length is not None:
@@ -155,6 +156,8 @@ def load_sweep(path: Path) -> SweepFile:
 
     Raises ConfigError naming file, line and field of all that is wrong in it.
     """
+    if path == Path():
+        raise ConfigError.for_field("--file", "", "name a sweep file, such as quick or my.toml")
     shipped = resource_dir("sweeps")
     if path.suffix != ".toml":
         names = sorted(file.stem for file in shipped.glob("*.toml"))
@@ -185,7 +188,10 @@ def make_points(sweep: SweepFile) -> tuple[Point, ...]:
     for number, values in enumerate(combinations, start=1):
         pair, scenario, dtype, drafts, requests, heat, cache_dtype, length = values
         overrides = Overrides(draft_tokens=drafts, requests=requests, temperature=heat)
-        spec = _spec(sweep, scenario, dtype, overrides, cache_dtype, length)
+        try:
+            spec = _spec(sweep, scenario, dtype, overrides, cache_dtype, length)
+        except ConfigError as error:
+            raise ConfigError(f"run {number} ({pair}, {scenario}): {error}") from error
         points.append(Point(number, pair, scenario, spec))
     return tuple(points)
 

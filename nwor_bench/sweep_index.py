@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+from pydantic import ValidationError
 
 from nwor_bench.aggregate import summarise
 from nwor_bench.errors import StoreError
@@ -61,19 +62,27 @@ class SweepIndex:
 
     @classmethod
     def open(cls, folder: Path) -> "SweepIndex":
-        """Read a sweep folder. Raises StoreError if its index is damaged or of another format."""
+        """Read a sweep folder. Raises StoreError if its index is damaged or of another version."""
         path = folder / INDEX_FILE
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
             raise StoreError(f"{path}: cannot be read ({error})") from error
-        version = content.get("format_version")
+        version = content.get("format_version") if isinstance(content, dict) else None
         if version != SWEEP_FORMAT_VERSION:
             raise StoreError(
                 f"{path}: format_version {version!r} is unknown; this nwor-bench reads "
                 f"{SWEEP_FORMAT_VERSION}"
             )
         return cls(folder, content)
+
+    @property
+    def sweep(self) -> SweepFile:
+        """What the sweep was begun with. Raises StoreError if that is damaged."""
+        try:
+            return SweepFile.model_validate_json(json.dumps(self.content["sweep"]))
+        except (KeyError, ValidationError) as error:
+            raise StoreError(f"{self.folder / INDEX_FILE}: sweep: {error}") from error
 
     def status(self, number: int) -> str:
         """How far the run of that number is."""

@@ -1,6 +1,5 @@
 """Run a sweep file: one engine for each group of runs, one run folder each, one summary."""
 
-import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -11,19 +10,18 @@ from rich.console import Console
 
 from nwor_bench.conduct import EngineFactory, Prepared, run_prepared
 from nwor_bench.config import SweepSpec, flag_of
+from nwor_bench.dry_run import sweep_lines
 from nwor_bench.engine import Engine, VllmEngine, check_arguments
 from nwor_bench.errors import BenchError, ConfigError, ExitCode
-from nwor_bench.estimate import ENGINE_START_S, duration, run_seconds, this_machine
-from nwor_bench.memory import GIB, kv_cache_bytes, require_memory
+from nwor_bench.memory import require_memory
 from nwor_bench.pairs import ResolvedPair
 from nwor_bench.records import RunStatus
 from nwor_bench.runner import OnBatch
 from nwor_bench.session import RUNS, PairChoice, prepare, resume_prepared
-from nwor_bench.store import RUN_FILE, default_folder, read_run
+from nwor_bench.store import RUN_FILE, check_output, default_folder, read_run
 from nwor_bench.sweep_file import (
     EngineGroup,
     Point,
-    SweepFile,
     group_by_engine,
     load_sweep,
     make_points,
@@ -75,21 +73,19 @@ def run_sweep(
     console = Console()
     sweep = load_sweep(path)
     groups = group_by_engine(make_points(sweep))
+    if output is not None:
+        _check_output(output)
     prepared = _prepare_all(groups, console)
     if dry_run:
-        for line in dry_run_lines(sweep, groups, prepared):
-            console.print(line, highlight=False, markup=False, soft_wrap=True)
+        for line in sweep_lines(sweep, groups, prepared):
+            console.print(line, highlight=False, markup=False)
         return ExitCode.OK
     for group in groups:
         check_engine(prepared[group.points[0].number].pair, group.spec)
     now = datetime.now(UTC)
     folder = output or default_folder(RUNS, sweep.name, "", now)
-    if (folder / INDEX_FILE).exists() or (folder / RUN_FILE).exists():
-        raise ConfigError.for_field(
-            "--output", str(folder), "it already holds a sweep or a run; name a new folder"
-        )
     index = SweepIndex.create(folder, sweep, groups, now.isoformat(timespec="seconds"))
-    how = {"verbose": verbose, "on_batch": on_batch}
+    how = {"verbose": verbose, "on_batch": on_batch, "whole": folder}
     conductor = _Conductor(index, prepared, console, engine_factory, how, continue_on_error)
     return conductor.run(groups)
 
@@ -111,8 +107,12 @@ def resume_sweep(
     """
     require_supported_vllm()
     console = Console()
+    if (folder / RUN_FILE).is_file():
+        raise ConfigError.for_field(
+            "--file", str(path), f"{folder} holds a single run; leave the flag out"
+        )
     index = SweepIndex.open(folder)
-    sweep = SweepFile.model_validate_json(json.dumps(index.content["sweep"]))
+    sweep = index.sweep
     if path is not None and load_sweep(path) != sweep:
         raise ConfigError.for_field(
             "--file", str(path), "the sweep was begun with other contents; leave the flag out"
@@ -124,12 +124,12 @@ def resume_sweep(
         raise ConfigError.for_field("--resume", str(folder), "all of its runs are done")
     prepared = _prepare_all(left, console)
     if dry_run:
-        for line in dry_run_lines(sweep, left, prepared):
-            console.print(line, highlight=False, markup=False, soft_wrap=True)
+        for line in sweep_lines(sweep, left, prepared):
+            console.print(line, highlight=False, markup=False)
         return ExitCode.OK
     for group in left:
         check_engine(prepared[group.points[0].number].pair, group.spec)
-    how = {"verbose": verbose, "on_batch": on_batch}
+    how = {"verbose": verbose, "on_batch": on_batch, "whole": folder}
     conductor = _Conductor(index, prepared, console, engine_factory, how, continue_on_error)
     return conductor.run(left)
 
@@ -181,7 +181,8 @@ class _Conductor:
             # An engine whose batch failed may hold half of it: the next run gets a new one.
             self._close()
             text = str(error) or type(error).__name__
-            self._index.set_run(point.number, status=FAILED, error=text, exit_code=_code(error))
+            status = INTERRUPTED if isinstance(error, KeyboardInterrupt) else FAILED
+            self._index.set_run(point.number, status=status, error=text, exit_code=_code(error))
             if not self._continue or not isinstance(error, Exception):
                 raise
             self._console.print(f"run {point.number} failed: {text}", style="red", markup=False)
@@ -215,43 +216,13 @@ class _Conductor:
             engine.close()
 
 
-def dry_run_lines(
-    sweep: SweepFile, groups: tuple[EngineGroup, ...] | list[EngineGroup],
-    prepared: Mapping[int, Prepared],
-) -> list[str]:  # fmt: skip
-    """What would run: engines and their runs, cells, batches, time and memory."""
-    machine = this_machine()
-    runs = sum(len(group.points) for group in groups)
-    some = prepared[groups[0].points[0].number]
-    cells = [cell.label for cell in some.plan.cells]
-    lines = [
-        f"sweep {sweep.name}: {runs} runs, engine starts: {len(groups)}",
-        f"{len(cells)} cells a run: {', '.join(cells)}",
-    ]
-    total: float | None = 0.0
-    for group in groups:
-        pair = prepared[group.points[0].number].pair
-        room = group.spec.scenario
-        lines.append(
-            f"engine {group.number}: {pair.name}, {group.spec.dtype or pair.dtype}, "
-            f"{room.draft_tokens} drafts, up to {room.requests} requests, "
-            f"{kv_cache_bytes(pair, group.spec) / GIB:.2f} GiB of KV cache"
+def _check_output(folder: Path) -> None:
+    """Refuse a folder that holds a sweep or a run already, or that cannot be made."""
+    if (folder / INDEX_FILE).exists():
+        raise ConfigError.for_field(
+            "--output", str(folder), "it already holds a sweep; name a new folder"
         )
-        total = None if total is None else total + ENGINE_START_S
-        for point in group.points:
-            spent = run_seconds(pair, point.spec, machine)
-            total = None if total is None or spent is None else total + spent
-            blocks = point.spec.stopping.max_blocks
-            plan = prepared[point.number].plan
-            lines.append(
-                f"  run {point.number}: {point.label}; at most {blocks} blocks, "
-                f"{plan.num_batches} batches, about {duration(spent)}"
-            )
-    lines.append(
-        f"about {duration(total)} in all, if half of the drafts are accepted and windows are bound "
-        f"by weights at {machine.bytes_per_s / 1e9:.0f} GB/s; often longer"
-    )
-    return lines
+    check_output(folder)
 
 
 def _prepare_all(
@@ -274,6 +245,8 @@ def _without(group: EngineGroup, index: SweepIndex) -> EngineGroup:
 
 
 def _code(error: BaseException) -> int:
+    if isinstance(error, KeyboardInterrupt):
+        return int(ExitCode.INTERRUPTED)
     return int(error.exit_code) if isinstance(error, BenchError) else int(ExitCode.FAILED)
 
 

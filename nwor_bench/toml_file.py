@@ -100,8 +100,13 @@ def _describe(path: Path, index: LineIndex, model: type[StrictModel], fault: Err
         near = get_close_matches(str(loc[-1]), names, n=1)
         hint = f"did you mean {near[0]!r}? " if near else ""
         problem = f"unknown field; {hint}known here: {', '.join(names)}"
-        return f"{where}: {field} = {fault['input']!r}: {problem}"
+        return f"{where}: {field}{_value(fault['input'])}: {problem}"
     return f"{where}: {ConfigError.for_field(field, fault['input'], remedy(fault))}"
+
+
+def _value(value: object) -> str:
+    """` = 3` for a message; nothing for a whole table, which the line shows anyway."""
+    return "" if isinstance(value, dict) else f" = {value!r}"
 
 
 def remedy(fault: ErrorDetails) -> str:

@@ -1,17 +1,19 @@
 """The verification kernel against one-pass FlashAttention 3, as vLLM calls it under full graphs.
 
-    PYTHONPATH=.:kernels python tests/benchmarks/verify_attention_speed.py [--out FILE]
+    PYTHONPATH=.:kernels python tests/benchmarks/verify_attention_speed.py [--out STEM]
 
 FlashAttention reads every token from the cache; ours reads the context from there and the window
 from the step's K/V. Both are checked against float32 attention first, ours with NaN in the
 window's slots. A time is that of one call in a CUDA graph that goes round several sets of buffers,
 so that no call finds its K/V in L2; the two kernels' graphs are replayed in turn, and a ratio is
-taken within each turn. Exits with 1 when a result is wrong.
+taken within each turn. `--out sweeps/results/h200/verify_attention` writes that table to .csv and
+.md. Exits with 1 when a result is wrong.
 """
 
 import argparse
-import json
+import csv
 import math
+import shlex
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -66,6 +68,7 @@ CASES = [
     *(Case(n, context, block_size=size) for size in (16, 64) for n in (8, 64)
       for context in (1024, 8192)),
     Case(256, 1024),
+    *(Case(64, context, drafts=8) for context in (1024, 8192)),
     *(Case(n, context, "fp8") for n in (8, 64) for context in (1024, 8192)),
 ]  # fmt: skip
 
@@ -292,7 +295,8 @@ def measure(case: Case, turns: int) -> dict[str, object]:
     sets = buffer_sets(case)
     workspace = workspace_for(case)
     expected = sets[0].expected()
-    ours, flash = ([make(b) for b in sets] for make in (lambda b: our_call(b, workspace), flash_call))
+    ours = [our_call(each, workspace) for each in sets]
+    flash = [flash_call(each) for each in sets]
     sets[0].poison_window()
     errors = {"error": error_of(sets[0], ours[0], expected)}
     sets[0].write_window()
@@ -318,29 +322,77 @@ def measure(case: Case, turns: int) -> dict[str, object]:
     }
 
 
+HEADER = (
+    "requests", "context", "drafts", "cache", "block", "us", "TB/s", "FA3 us",
+    "speed to FA3 [95 %]", "error", "FA3's error",
+)  # fmt: skip
+
+
+def cells_of(row: dict[str, object]) -> list[str]:
+    """One row as text, under HEADER."""
+    form = (
+        "{requests}|{context}|{drafts}|{cache}|{block_size}|{us:.1f}|{tb_per_s:.2f}|{flash_us:.1f}"
+        "|{speed_to_flash:.3f} [{speed_low:.3f}, {speed_high:.3f}]|{error:.1e}|{flash_error:.1e}"
+    )
+    return form.format(**row).split("|")
+
+
+def table(rows: list[dict[str, object]]) -> str:
+    """Markdown, aligned so that it can be read on a terminal too."""
+    lines = [list(HEADER), *map(cells_of, rows)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    lines.insert(1, ["-" * (width - 1) + ":" for width in widths])
+    return "".join(
+        f"| {' | '.join(cell.rjust(n) for cell, n in zip(line, widths, strict=True))} |\n"
+        for line in lines
+    )
+
+
+def document(rows: list[dict[str, object]], machine: str, turns: int) -> str:
+    """The whole Markdown page."""
+    command = shlex.join(["python", *sys.argv])
+    return (
+        f"# verify_attention against one-pass FlashAttention 3\n\n```\n{command}\n```\n\n"
+        f"{machine}. CUDA graphs, cold L2; medians of {turns} turns, ratios within turns, their "
+        f"95 % intervals from order statistics. Above 1 ours is faster.\n\n{table(rows)}"
+    )
+
+
+def write_csv(path: Path, rows: list[dict[str, object]], machine: dict[str, str]) -> None:
+    """One line a case, full precision, the machine repeated in each."""
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, [*machine, *rows[0]], lineterminator="\n")
+        writer.writeheader()
+        writer.writerows({**machine, **row} for row in rows)
+
+
 def main() -> None:
-    """Measure every case; print a table; write JSON if asked."""
+    """Measure every case; print a table; write it if asked."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--turns", type=int, default=60)
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--out", type=Path, metavar="STEM", help="writes STEM.csv and STEM.md")
     arguments = parser.parse_args()
     torch.manual_seed(0)
-    rows = [measure(case, arguments.turns) for case in CASES]
     machine = {
         "gpu": torch.cuda.get_device_name(),
         "torch": torch.__version__,
         "triton": triton.__version__,
     }
+    print(", ".join(machine.values()), flush=True)
+    rows = []
+    for case in CASES:
+        rows.append(measure(case, arguments.turns))
+        print(" ".join(cells_of(rows[-1])), flush=True)
+    page = document(
+        rows,
+        f"{machine['gpu']}, torch {machine['torch']}, triton {machine['triton']}",
+        arguments.turns,
+    )
+    print(page)
     if arguments.out:
-        arguments.out.write_text(json.dumps({**machine, "rows": rows}, indent=1))
-    print(", ".join(machine.values()))
-    print("reqs context cache block      us  TB/s  FA3 us  speed to FA3 (95 %)     error  FA3's")
-    for row in rows:
-        print(
-            "{requests:4d} {context:7d} {cache:>5s} {block_size:5d} {us:7.1f} {tb_per_s:5.2f}"
-            " {flash_us:7.1f}  {speed_to_flash:.3f} ({speed_low:.3f}-{speed_high:.3f})"
-            "  {error:.1e} {flash_error:.1e}".format(**row)
-        )
+        arguments.out.parent.mkdir(parents=True, exist_ok=True)
+        arguments.out.with_suffix(".md").write_text(page)
+        write_csv(arguments.out.with_suffix(".csv"), rows, machine)
     if not all(row["right"] for row in rows):
         sys.exit("wrong results")
 

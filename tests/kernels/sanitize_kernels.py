@@ -2,18 +2,22 @@
 
     PYTHONPATH=.:kernels:tests/kernels PYTORCH_NO_CUDA_MEMORY_CACHING=1 \\
         compute-sanitizer --tool memcheck --error-exitcode 9 \\
-        python tests/kernels/sanitize_kernels.py
+        python tests/kernels/sanitize_kernels.py [commit stage mask verify_attention]
 
 Without PyTorch's cache each tensor is an allocation of its own, so that an access past its end
 is seen. Nothing is compared here: the tests do that.
 """
 
+import sys
+
 import torch
+from attention_cases import Request, Scales, as_e4m3_cache, make_step, stage_step
 from kernel_inputs import generator, random_kv, to_device
 from window_cases import WindowShape, make_windows
 
 from nwor_kernels.mask.kernel import acceptance_mask_from_counts_triton, acceptance_mask_triton
 from nwor_kernels.stage.kernel import stage_kv_cache_triton
+from nwor_kernels.verify_attention.kernel import Tuning, verify_attention_triton
 
 SHAPES = (
     WindowShape(6, 5, 2, 3, 8, (128, 128), 16, torch.bfloat16),
@@ -73,21 +77,92 @@ def mask(requests: int, drafts: int, capacity: int) -> None:
     torch.cuda.synchronize()
 
 
-def main() -> None:
-    """Launch, and say so: a sanitizer that saw nothing looks the same as one that saw no fault."""
-    launches = 0
+def verify_attention(
+    requests: list[Request],
+    *,
+    dtype: torch.dtype = torch.bfloat16,
+    fp8: bool = False,
+    programs: int | None = None,
+    sliding_window: int = -1,
+    **shape: int,
+) -> None:
+    """One step, its windows staged; the cache ends with the last block that a request owns."""
+    step = make_step(requests, dtype=dtype, padding_rows=0, **shape)
+    staged = stage_step(step, True)
+    scales = Scales(torch.tensor([0.02]), torch.tensor([0.03])) if fp8 else None
+    cache = as_e4m3_cache(step.kv_cache, scales) if scales else step.kv_cache
+    output = torch.empty(step.query.shape, dtype=dtype, device="cuda")
+    verify_attention_triton(
+        *(to_device(tensor, "cuda") for tensor in (
+            step.query, staged.key, staged.value, cache, step.query_start_loc, step.seq_lens,
+            step.block_table, staged.start, staged.end,
+        )),
+        output,
+        scale=step.scale,
+        max_query_len=max(request.queries for request in requests),
+        max_seq_len=int(step.seq_lens.max()),
+        sliding_window=sliding_window,
+        k_scale=scales.k.cuda() if scales else None,
+        v_scale=scales.v.cuda() if scales else None,
+        tuning=Tuning(programs=programs),
+    )  # fmt: skip
+    torch.cuda.synchronize()
+    assert not output[: requests[0].queries].isnan().any()
+
+
+def sanitize_commit() -> int:
+    """Sound windows, and such as end past the sources or the caches."""
     for shape in SHAPES:
         for spoiled in ("", "slot", "rows", "overflow"):
             commit(shape, spoiled)
-            launches += 1
-    far = 100_000  # further than the next allocation
-    for num_rows, capacity, past in ((6, 6, 0), (600, 600, 0), (6, 9, 0), (6, 6, far), (7, 6, 0)):
+    return len(SHAPES) * 4
+
+
+def sanitize_stage() -> int:
+    """A row far past the others, further than the next allocation; more rows than there is room."""
+    cases = ((6, 6, 0), (600, 600, 0), (6, 9, 0), (6, 6, 100_000), (7, 6, 0))
+    for num_rows, capacity, past in cases:
         stage(num_rows, capacity, past)
-        launches += 1
+    return len(cases)
+
+
+def sanitize_mask() -> int:
+    """Buffers that are too short, just right and too long."""
+    launches = 0
     for requests, drafts in ((1, 1), (8, 4), (200, 5), (3, 40)):
         for spare in (-1, 0, 300):
             mask(requests, drafts, requests * drafts + spare)
             launches += 4
+    return launches
+
+
+def sanitize_verify_attention() -> int:
+    """Contexts whole and cut into parts that are merged, odd head dims, both cache dtypes."""
+    long = [Request(300, 5, 4), Request(0, 5, 4), Request(37, 5, 4)]
+    many = [Request(40 * n % 700, 5, 4) for n in range(40)]
+    cases = (
+        (long, {"heads": 6, "kv_heads": 2, "head_dim": 128}),
+        (long, {"heads": 6, "kv_heads": 2, "head_dim": 128, "fp8": True}),
+        (long, {"heads": 7, "kv_heads": 1, "head_dim": 96, "block_size": 32, "programs": 5}),
+        (many, {"heads": 6, "kv_heads": 2, "head_dim": 64, "programs": 7, "sliding_window": 90}),
+        ([Request(70, 16, 15)], {"heads": 8, "kv_heads": 1, "head_dim": 256}),
+    )
+    for requests, options in cases:
+        verify_attention(requests, **options)
+    return len(cases)
+
+
+KERNELS = {
+    "commit": sanitize_commit,
+    "stage": sanitize_stage,
+    "mask": sanitize_mask,
+    "verify_attention": sanitize_verify_attention,
+}
+
+
+def main() -> None:
+    """Launch, and say so: a sanitizer that saw nothing looks the same as one that saw no fault."""
+    launches = sum(KERNELS[name]() for name in sys.argv[1:] or KERNELS)
     print(f"launched {launches} kernels")
 
 

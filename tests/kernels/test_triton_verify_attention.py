@@ -67,7 +67,7 @@ def run(
     dtype = torch.bfloat16 if query.dtype == torch.float8_e4m3fn else query.dtype
     output = torch.full(query.shape, float("nan"), dtype=dtype, device=device)
     fused = staged.key._base.to(device)
-    rows, heads, width = staged.key.shape
+    _rows, heads, width = staged.key.shape
     key, value = (part.unflatten(1, (heads, width)) for part in fused.chunk(3, dim=1)[1:])
     kernel(
         query.to(device),
@@ -234,8 +234,7 @@ def test_fp8_cache_sees_staged_tokens_as_if_written(triton_device, per_head, fp8
     rounded, _, _ = quantised_step(step, scales)
     if INTERPRETED:  # it rounds to e4m3 wrongly, so there is nothing left to round
         step.key, step.value = (
-            [part.to(dtype) for part in parts]
-            for parts in (rounded.key, rounded.value)
+            [part.to(dtype) for part in parts] for parts in (rounded.key, rounded.value)
         )
     staged = stage_step(step, True)
     seen, query, _ = quantised_step(step, scales)

@@ -19,9 +19,9 @@ from nwor_kernels.verify_attention import verify_attention_varlen_reference
 from nwor_kernels.verify_attention.two_pass import (
     TwoPassRefusedError,
     merge_attention,
-    torch_varlen_attention,
     verify_attention_two_pass,
 )
+from nwor_kernels.verify_attention.varlen_attention import torch_varlen_attention
 
 WINDOWS = [Request(37, 5, 4), Request(0, 5, 4), Request(16, 5, 4), Request(70, 5, 4)]
 MIXED = [Request(40, 3, 2), Request(9, 21, 0), Request(0, 4, 3), Request(70, 1, 0)]

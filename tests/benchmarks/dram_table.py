@@ -1,0 +1,189 @@
+"""DRAM bytes a window, off against stage, at several acceptances: runs on one engine, one table.
+
+    python tests/benchmarks/dram_table.py run --requests 8 --draft-tokens 4 --output DIR
+    python tests/benchmarks/dram_table.py run --requests 64 --draft-tokens 8 --eager --output DIR
+    python tests/benchmarks/dram_table.py table DIR... --output sweeps/results/h200
+
+Cells: off x off, stage x graph, and the A/A arm. Drafts are accepted by the dice (synthetic
+acceptance); between the runs of one engine the rates are set in place, which an engine start each
+would do as well and take 10 s longer. Needs a GPU whose counters may be read; LD_LIBRARY_PATH must
+name cupti-python's libcupti (`nwor-bench sweep --dram-counters` does that by itself).
+"""
+
+import argparse
+import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from rich.console import Console
+
+from nwor_bench.conduct import run_prepared
+from nwor_bench.config import Overrides, SweepSpec, load_scenario, resolve
+from nwor_bench.engine import VllmEngine, check_arguments
+from nwor_bench.plan import Block, Plan
+from nwor_bench.profiling.cupti_library import run_under_own_cupti
+from nwor_bench.profiling.dram_counters import csv_rows
+from nwor_bench.records import Cell, NworMode, ScvMode
+from nwor_bench.session import PairChoice, prepare
+from nwor_bench.store import read_run
+
+PAIR = "llama-3b-shape"
+SHOWN = ("dram_write_bytes", "dram_read_bytes", "l2_bytes")
+
+
+def spec_of(arguments: argparse.Namespace, acceptance: float) -> SweepSpec:
+    """One run: prefill in one step, a full graph for windows of all requests, or none at all."""
+    length = arguments.draft_tokens + 1
+    engine_args: dict[str, Any] = {"max_num_batched_tokens": 65536}
+    if arguments.eager:
+        engine_args["enforce_eager"] = True
+    else:
+        engine_args["compilation_config"] = {
+            "mode": 0,
+            "cudagraph_mode": "FULL_DECODE_ONLY",
+            "cudagraph_capture_sizes": [length, length * arguments.requests],
+        }
+    drafts = {"synthetic_acceptance_length": round(1 + arguments.draft_tokens * acceptance, 6)}
+    # As many windows at every acceptance: tokens to generate follow from it.
+    new = int(arguments.windows * (1 + arguments.draft_tokens * acceptance))
+    return resolve(
+        load_scenario("ctx-1k"),
+        Overrides(
+            requests=arguments.requests,
+            batches=arguments.blocks,
+            warmup=1,
+            draft_tokens=arguments.draft_tokens,
+            max_new_tokens=new,
+        ),
+        nwor_modes="off,stage",
+        scv_modes="off,graph",
+        speculative_config=json.dumps(drafts),
+        engine_args=json.dumps(engine_args),
+        max_warmup=2,
+        dram_counters=True,
+        launch_counts=True,
+    )
+
+
+def three_cells(plan: Plan) -> Plan:
+    """The plan with off x off, stage x graph and the A/A arm alone."""
+
+    def wanted(cell: Cell) -> bool:
+        is_stage = cell.nwor_mode is NworMode.STAGE and cell.scv_mode is ScvMode.GRAPH
+        return cell.is_baseline or cell.arm is not None or is_stage
+
+    def cut(block: Block) -> Block:
+        return replace(block, order=tuple(filter(wanted, block.order)))
+
+    cells = tuple(filter(wanted, plan.cells))
+    return replace(plan, cells=cells, gate=cut(plan.gate), blocks=tuple(map(cut, plan.blocks)))
+
+
+def set_acceptance(engine: VllmEngine, spec: SweepSpec) -> None:
+    """Give a living engine the run's synthetic acceptance (V2 runner, same process)."""
+    from vllm.config.speculative import SpeculativeConfig
+    from vllm.v1.spec_decode.utils import unconditional_to_conditional_rates
+
+    core = engine._llm.llm_engine.engine_core.engine_core
+    rates = core.model_executor.driver_worker.worker.model_runner.rejection_sampler
+    rates = rates.synthetic_conditional_rates
+    assert spec.speculative_config is not None
+    length = spec.speculative_config["synthetic_acceptance_length"]
+    plain = SpeculativeConfig._acceptance_length_to_rates(length, spec.scenario.draft_tokens)
+    rates.copy_(rates.new_tensor(unconditional_to_conditional_rates(plain)))
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """All acceptances on one engine, each in a run folder of its own, as it ends."""
+    run_under_own_cupti()
+    console = Console(width=150)
+    engine: VllmEngine | None = None
+    kind = "eager" if arguments.eager else "full"
+    specs = [(value, spec_of(arguments, value)) for value in arguments.acceptance]
+    largest = max((spec for _, spec in specs), key=lambda spec: spec.scenario.max_new_tokens)
+    try:
+        for acceptance, spec in specs:
+            began = time.monotonic()
+            prepared = prepare(spec, PairChoice(pair=PAIR), console)
+            prepared = replace(prepared, plan=three_cells(prepared.plan))
+            if engine is None:
+                check_arguments(prepared.pair, largest)
+                engine = VllmEngine(prepared.pair, largest, arguments.output / f"{kind}.log")
+            set_acceptance(engine, spec)
+            name = f"{kind}-{arguments.requests}x{arguments.draft_tokens}-{acceptance:g}"
+
+            @contextmanager
+            def source(log: Path | None, engine: VllmEngine = engine) -> Iterator[VllmEngine]:
+                yield engine
+
+            run_prepared(prepared, arguments.output / name, source, console)
+            console.print(f"{name}: {time.monotonic() - began:.1f} s")
+    finally:
+        if engine is not None:
+            engine.close()
+
+
+def table(arguments: argparse.Namespace) -> None:
+    """dram.csv and dram.md from run folders, or from folders that hold some."""
+    folders = [p.parent for root in arguments.runs for p in sorted(root.glob("**/run.json"))]
+    rows = [{"run": f.name, **row} for f in folders for row in csv_rows(read_run(f))]
+    frame = pd.DataFrame(rows)
+    arguments.output.mkdir(parents=True, exist_ok=True)
+    frame.to_csv(arguments.output / "dram.csv", index=False)
+    lines = [{"run": row["run"], "cell": _cell(row), **_shown(row)} for row in rows]
+    text = pd.DataFrame(lines).to_markdown(index=False)
+    (arguments.output / "dram.md").write_text(f"{text}\n", encoding="utf-8")
+
+
+def _cell(row: dict[str, Any]) -> str:
+    arm = f" ({row['arm']})" if row["arm"] else ""
+    return f"{row['nwor_mode']} x {row['scv_mode']}{arm}"
+
+
+def _shown(row: dict[str, Any]) -> dict[str, str]:
+    """MB a window, MB less off x off with its interval, what was predicted; empty if unknown."""
+    shown = {}
+    for name in SHOWN:
+        short = name.removesuffix("_bytes")
+        shown[f"{short} MB"] = _mb(row[f"{name}_mean"])
+        low, high = row[f"{name}_minus_off_low"], row[f"{name}_minus_off_high"]
+        found = _mb(row[f"{name}_minus_off_mean"])
+        shown[f"{short} - off"] = found if low is None else f"{found} [{_mb(low)}, {_mb(high)}]"
+        if name != "l2_bytes":
+            shown[f"{short} predicted"] = _mb(row[f"{name}_minus_off_predicted"])
+    return shown
+
+
+def _mb(value: float | None) -> str:
+    return "" if value is None else f"{value / 1e6:.3f}"
+
+
+def main() -> None:
+    """Parse and run."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    commands = parser.add_subparsers(required=True)
+    one = commands.add_parser("run")
+    one.add_argument("--requests", type=int, required=True)
+    one.add_argument("--draft-tokens", type=int, required=True)
+    one.add_argument("--acceptance", type=lambda t: [float(x) for x in t.split(",")],
+                     default=[0.5, 0.1, 0.9])  # fmt: skip
+    one.add_argument("--windows", type=int, default=24, help="a request, about")
+    one.add_argument("--blocks", type=int, default=6)
+    one.add_argument("--eager", action="store_true")
+    one.add_argument("--output", type=Path, required=True)
+    one.set_defaults(do=run)
+    two = commands.add_parser("table")
+    two.add_argument("runs", type=Path, nargs="+")
+    two.add_argument("--output", type=Path, required=True)
+    two.set_defaults(do=table)
+    arguments = parser.parse_args()
+    arguments.do(arguments)
+
+
+if __name__ == "__main__":
+    main()

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from nwor_bench.aggregate import REFERENCE, noise_floor
 from nwor_bench.profiling.dram_counters import PHASE as COUNTERS
-from nwor_bench.records import CellResult, ScvMode
+from nwor_bench.records import CellResult, NworMode, ScvMode
 from nwor_bench.report.text import joined, label, plural
 from nwor_bench.report.verdicts import on_cpu
 from nwor_bench.stats import MIN_BLOCKS
@@ -20,6 +20,13 @@ CPU_LIMIT = (
 )
 
 
+OTHER_ATTENTION = (
+    "Mode stage changes two things: drafts are not written, and attention is nwor-bench's kernel "
+    "instead of the backend's, since it must read them from elsewhere. A ratio holds both. How the "
+    "two attention kernels compare alone: nwor-bench kernels --kernels verify_attention."
+)
+
+
 def limits(run: RunData, cells: Sequence[CellResult]) -> tuple[str, ...]:
     """One sentence or two for each thing that a reader might wrongly conclude."""
     return (*_device(run, cells), *_time(run, cells), *_work(run, cells), *_always(run))
@@ -27,6 +34,8 @@ def limits(run: RunData, cells: Sequence[CellResult]) -> tuple[str, ...]:
 
 def _device(run: RunData, cells: Sequence[CellResult]) -> Iterator[str]:
     if not on_cpu(run.header):
+        if any(cell.nwor_mode == NworMode.STAGE and cell.ratio_to_off for cell in cells):
+            yield OTHER_ATTENTION
         return
     yield CPU_LIMIT
     if any(cell.scv_mode != ScvMode.OFF for cell in cells):

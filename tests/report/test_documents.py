@@ -185,6 +185,12 @@ def test_the_real_order_of_each_block_is_listed(run):
         assert block["prompt_ids"][0] in order
 
 
+def test_on_a_gpu_the_other_attention_kernel_is_a_limit(run):
+    on_gpu = make_run(device="cuda", blocks=8)
+    assert any("instead of the backend's" in text for text in limits(on_gpu, summarise(on_gpu)))
+    assert not any("instead of the backend's" in text for text in limits(run, summarise(run)))
+
+
 def test_few_blocks_sampling_and_unequal_work_are_limits(run):
     two = make_run(blocks=2)
     assert any("too few for an interval" in text for text in limits(two, summarise(two)))

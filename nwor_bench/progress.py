@@ -40,6 +40,7 @@ class PlainProgress:
     def batch_done(self, cell: Cell, record: BatchRecord) -> None:
         """Print the batch's numbers."""
         self._done += 1
+        self._num_batches = max(self._num_batches, self._done)  # probed batches were not foreseen
         where = record.phase if record.phase != "timed" else f"block {record.block}"
         self.say(
             f"[{self._done:{len(str(self._num_batches))}}/{self._num_batches}] "
@@ -74,6 +75,7 @@ class LiveProgress:
     def batch_done(self, cell: Cell, record: BatchRecord) -> None:
         """Update the cell's row."""
         self._done += 1
+        self._num_batches = max(self._num_batches, self._done)  # probed batches were not foreseen
         where = record.phase if record.phase != "timed" else f"block {record.block}"
         self._rows[cell.label] = [
             where,

@@ -45,6 +45,9 @@ Encode = Callable[[tuple[Prompt, ...]], list[list[int]]]
 OnBatch = Callable[[BatchRecord, Iterable[WindowRecord]], None]
 """Is told of every batch once it is stored, with its windows."""
 
+PROBED_BLOCKS = 2
+"""Blocks that run once more with each window's phases timed, where the engine has a probe."""
+
 
 @dataclass(frozen=True)
 class Answer:
@@ -100,6 +103,7 @@ class Sweep:
         self._last_latency_ms = 0.0
         self._timed_ms: dict[int, float] = defaultdict(float)
         self._bytes_per_token = engine.status()["bytes_per_token"]
+        self._has_probe = bool(engine.status().get("has_probe"))
         self._restore()
 
     def run(self) -> None:
@@ -116,9 +120,9 @@ class Sweep:
             if self.stopped is not None:
                 self._progress.say(f"stopped after {block.number} blocks: {self.stopped}")
                 break
+        self._count_in("probe", PROBED_BLOCKS if self._has_probe else 0)
         for phase, blocks in self.spec.counted_blocks.items():
-            if blocks:
-                self._count_in(phase, blocks)
+            self._count_in(phase, blocks)
 
     def gate(self) -> None:
         """Greedy tokens and per-position acceptance of every cell against off x off."""
@@ -178,16 +182,24 @@ class Sweep:
             self._recheck(block, answers)
 
     def _count_in(self, phase: str, blocks: int) -> None:
-        """The first blocks once more with counters on, which timing never sees."""
+        """The first blocks once more with probe or counters on, which timing never sees."""
+        if not blocks:
+            return
         self._progress.say(f"{phase}: {blocks} blocks once more, untimed")
-        self._engine.set_counters(phase, True)
+        self._switch(phase, True)
         try:
             for block in self.plan.blocks[:blocks]:
                 for order, cell in enumerate(block.order):
                     if cell not in self.broken:
                         self._answer(cell, phase, block, order)
         finally:
-            self._engine.set_counters(phase, False)
+            self._switch(phase, False)
+
+    def _switch(self, phase: str, on: bool) -> None:
+        if phase == "probe":
+            self._engine.set_probe(on)
+        else:
+            self._engine.set_counters(phase, on)
 
     def _recheck(self, block: Block, answers: dict[Cell, Answer]) -> None:
         """A timed block at temperature 0 is one more gate, at no cost."""

@@ -35,13 +35,16 @@ class FakeEngine:
         wrong: says which calls (number, cell) answer with one token changed.
         failing: what to raise in which call, by its number from 0.
         before: called at the start of every `generate` with the call's number.
-        bytes_per_token: as `status` tells it.
+        bytes_per_token, has_probe: as `status` tells it.
+        switched: probe and counters, each with the number of calls before it.
     """
 
     wrong: Callable[[int, Cell], bool] = lambda number, cell: False
     failing: dict[int, BaseException] = field(default_factory=dict)
     before: Callable[[int], None] = lambda number: None
     bytes_per_token: int | None = BYTES_PER_TOKEN
+    has_probe: bool = False
+    switched: list[tuple[int, str, bool]] = field(default_factory=list)
     calls: list[Call] = field(default_factory=list)
     closed: int = 0
     cell: Cell | None = None
@@ -55,6 +58,7 @@ class FakeEngine:
             "drafter_layers": 0,
             "bytes_per_token": self.bytes_per_token,
             "block_size": 32,
+            "has_probe": self.has_probe,
             "num_gpu_blocks": 64,
             "start_count": 1,
             "start_seconds": 0.5,
@@ -62,6 +66,12 @@ class FakeEngine:
 
     def set_modes(self, cell: Cell) -> None:
         self.cell = cell
+
+    def set_probe(self, on: bool) -> None:
+        self.switched.append((len(self.calls), "probe", on))
+
+    def set_counters(self, kind: str, on: bool) -> None:
+        self.switched.append((len(self.calls), kind, on))
 
     def generate(self, prompts: Sequence[Sequence[int]], sampling: Sampling) -> BatchOutput:
         assert self.cell is not None, "no mode was set"

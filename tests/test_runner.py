@@ -235,3 +235,35 @@ def test_a_sound_run_has_six_comparable_cells(folder: Path) -> None:
         assert cell.nwor_total_committed is not None
         assert cell.nwor_total_rejected is not None
         assert cell.nwor_total_staged == cell.nwor_total_committed + cell.nwor_total_rejected
+
+
+def test_where_there_is_a_probe_two_blocks_run_once_more_with_it(folder: Path) -> None:
+    engine = FakeEngine(has_probe=True, wrong=lambda number, cell: number == 3)
+    runner = Runner(folder, engine)
+    run = runner.run()
+    probed = of_phase(run, "probe")
+    (broken,) = runner.sweep.broken
+    sound = [cell for cell in runner.plan.cells if cell != broken]
+    assert [batch.block for batch in probed] == [1] * len(sound) + [2] * len(sound)
+    assert {cell_of(batch) for batch in probed} == set(sound)
+    first = len(engine.calls) - len(probed)
+    assert engine.switched == [(first, "probe", True), (len(engine.calls), "probe", False)]
+    # Nothing that is timed sees them.
+    assert all(cell.batches == 3 for cell in summarise(run) if cell.verdict != Verdict.INVALID)
+
+
+def test_a_probe_is_switched_off_when_its_batch_fails(folder: Path) -> None:
+    engine = FakeEngine(has_probe=True)
+    runner = Runner(folder, engine)
+    timed = 1 + len(runner.plan.cells) * (1 + len(runner.plan.blocks))
+    engine.failing[timed + 2] = RuntimeError("planted")
+    with pytest.raises(RuntimeError, match="planted"):
+        runner.run()
+    assert engine.switched[-1] == (timed + 3, "probe", False)
+    assert len(of_phase(read_run(folder), "probe")) == 2
+
+
+def test_without_a_probe_nothing_is_probed(folder: Path) -> None:
+    engine = FakeEngine()
+    assert not of_phase(Runner(folder, engine).run(), "probe")
+    assert engine.switched == []

@@ -53,8 +53,13 @@ def ncu_command(
         *("--metrics", ",".join(METRICS.values())),
         *("--export", str(report), "--force-overwrite"),
         *PROGRAM,
-        *sweep,
+        *with_ranges(sweep),
     ]
+
+
+def with_ranges(sweep: Sequence[str]) -> list[str]:
+    """The sweep with its NVTX ranges on, whatever the profiler leaves in the environment."""
+    return [*sweep] if "--nvtx" in sweep else [*sweep, "--nvtx"]
 
 
 def check_sweep(sweep: Sequence[str]) -> None:

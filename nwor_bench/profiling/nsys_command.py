@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from nwor_bench.profiling.ncu_command import PROGRAM, check_sweep
+from nwor_bench.profiling.ncu_command import PROGRAM, check_sweep, with_ranges
 from nwor_bench.profiling.nvtx_ranges import DOMAIN
 
 
@@ -32,7 +32,7 @@ def nsys_command(
         *metrics,
         *("--output", str(report), "--force-overwrite", "true"),
         *PROGRAM,
-        *sweep,
+        *with_ranges(sweep),
     ]
 
 

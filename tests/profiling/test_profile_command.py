@@ -32,7 +32,7 @@ def test_ncu_dry_run_prints_what_would_run() -> None:
     assert result.exit_code == 0
     words = shlex.split(result.stdout)
     assert words[0] == "ncu"
-    assert words[-len(SWEEP) :] == SWEEP
+    assert words[-len(SWEEP) - 1 :] == [*SWEEP, "--nvtx"]
     pairs = dict(pairwise(words))
     assert pairs["--range-filter"] == "::[8-27]"
     assert pairs["--nvtx-include"] == "nwor-bench@window/"
@@ -46,7 +46,7 @@ def test_nsys_dry_run_prints_both_commands() -> None:
     assert result.exit_code == 0
     profile, export = (shlex.split(line) for line in result.stdout.splitlines())
     assert profile[:2] == ["nsys", "profile"]
-    assert profile[-len(SWEEP) :] == SWEEP
+    assert profile[-len(SWEEP) - 1 :] == [*SWEEP, "--nvtx"]
     assert "batch@nwor-bench" in profile
     assert "--gpu-metrics-devices" not in profile
     assert export[:2] == ["nsys", "export"]

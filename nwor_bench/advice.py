@@ -62,7 +62,7 @@ def _noise(run: RunData, cells: Sequence[CellResult]) -> Iterator[Finding]:
                 FindingKind.NOISE_FLOOR,
                 Severity.WARNING,
                 f"The noise floor, {100 * floor:.2f} %, is above the effect of {_names(drowned)}.",
-                "Add blocks (--batches, or --ci-width 0.5%): the floor falls with their root.",
+                "Add blocks (--batches, or --ci-width 0.5%): four times as many halve the floor.",
             )
 
 

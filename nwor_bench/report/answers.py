@@ -50,7 +50,7 @@ def same_output(cells: Sequence[CellResult]) -> str:
     if unchecked:
         return f"Not checked for {joined(unchecked)}."
     if all(cell.parity == "exact" for cell in compared):
-        return "Yes: every cell gave exactly the tokens of off x off in the parity gate."
+        return "Yes where it was checked: on the gate's prompts every cell gave the same tokens."
     return "As far as it could be checked; the section Parity tells how far that is."
 
 
@@ -142,7 +142,7 @@ def _noise(cells: Sequence[CellResult]) -> Iterator[str]:
         yield "How noisy the machine was is not known: off x off was not run against itself."
         return
     spread = change_range(found["low"], found["high"])
-    yield f"Noise: off x off against itself, where nothing differs, came out {spread}."
+    yield f"Noise: off x off against itself, where nothing differs: {spread} (95 % interval)."
     arm = next(cell for cell in cells if cell.arm == AA)
     if arm.verdict in (Verdict.FASTER, Verdict.SLOWER):
         yield f"That alone was called {arm.verdict}, so be careful: measure once more."
@@ -193,9 +193,10 @@ def _next_by_verdict(
             yield _measure_longer(found.cell)
         case _ if on_cpu(header) and cells:
             yield (
-                "To learn whether it pays, run the same command (it is at the end) on the GPU that "
-                "you serve with, with your own models. nwor-bench plan predicts without a GPU what "
-                "it could save at most."
+                "To learn whether it pays, run nwor-bench sweep --target-model MODEL "
+                "--draft-model MODEL --ci-width 0.5% on the GPU that you serve with. More blocks "
+                "on a CPU do not tell. nwor-bench plan predicts without a GPU what it could save "
+                "at most."
             )
 
 

@@ -14,9 +14,10 @@ _CUT = "\n\n(Cut here: a step's summary holds 1 MiB. The report's file has the r
 
 
 def github_summary_file() -> Path:
-    """The file that GitHub Actions shows as the step's summary.
+    """The file that GitHub Actions shows as the step's summary; made if it is not there yet.
 
-    Raises ConfigError if the variable is not set: not in a GitHub Actions job.
+    Raises ConfigError if the variable is not set (not in a GitHub Actions job), or what it names
+    cannot be written.
     """
     path = os.environ.get(VARIABLE)
     if not path:
@@ -24,6 +25,12 @@ def github_summary_file() -> Path:
             f"{FLAG}: the environment variable {VARIABLE} is not set. GitHub Actions sets it in "
             f"each step; elsewhere set {VARIABLE} to a file's path, or leave the flag out."
         )
+    try:
+        Path(path).open("a").close()
+    except OSError as error:
+        raise ConfigError.for_field(
+            VARIABLE, path, f"it cannot be written ({error.strerror}); name a file that can be"
+        ) from error
     return Path(path)
 
 
@@ -33,14 +40,8 @@ def append_github_summary(markdown: str) -> None:
     Raises ConfigError if GITHUB_STEP_SUMMARY is not set or its file cannot be written.
     """
     path = github_summary_file()
-    try:
-        used = path.stat().st_size if path.exists() else 0
-        with path.open("a", encoding="utf-8", newline="\n") as file:
-            file.write(_fitting(markdown, LIMIT_BYTES - used))
-    except OSError as error:
-        raise ConfigError.for_field(
-            VARIABLE, str(path), f"it cannot be written ({error.strerror}); name a file that can be"
-        ) from error
+    with path.open("a", encoding="utf-8", newline="\n") as file:
+        file.write(_fitting(markdown, LIMIT_BYTES - path.stat().st_size))
 
 
 def _fitting(markdown: str, room: int) -> str:

@@ -15,7 +15,7 @@ from attention_cases import (
     stage_step,
 )
 
-from nwor_kernels.verify_attention import verify_attention_varlen_reference
+from nwor_kernels.verify_attention import verify_attention, verify_attention_varlen_reference
 from nwor_kernels.verify_attention.two_pass import (
     TwoPassRefusedError,
     merge_attention,
@@ -35,7 +35,7 @@ def attend(function, step, staged, *, cache=None, query=None, scales=None, **opt
     output = torch.full(step.query.shape, float("nan"), dtype=torch.float64)
     if scales is not None:
         options |= {"k_scale": scales.k, "v_scale": scales.v, "q_scale": scales.q}
-    if function is verify_attention_two_pass:
+    if function is not verify_attention_varlen_reference:
         options |= {"max_query_len": max(r.queries for r in step.requests), "max_seq_len": 99}
     function(
         query,
@@ -77,6 +77,14 @@ both = pytest.mark.parametrize(
 def test_windows_beside_other_requests(attention, requests, whole):
     step = make_step(requests, seed=1)
     check(step, attend(attention, step, stage_step(step, whole)), attend_slowly(step))
+
+
+def test_the_operator_is_the_reference_on_a_cpu():
+    step = make_step(MIXED, seed=7)
+    staged = stage_step(step, True)
+    options = {"sliding_window": 6, "softcap": 0.7}
+    output = attend(verify_attention, step, staged, **options)
+    check(step, output, attend_slowly(step, **options))
 
 
 @both

@@ -70,7 +70,7 @@ def test_the_answer_names_the_best_cell_its_effect_and_its_interval():
     effect = f"{100 * (1 - best.ratio_to_off):.1f} % less time"
     ends = f"{100 * (1 - best.ratio_ci_high):.1f} % to {100 * (1 - best.ratio_ci_low):.1f} % less"
     sentence = answer(run.header, cells).sentence
-    assert "with stage x graph each verification step took" in sentence
+    assert "in the setting stage x graph a verification step took" in sentence
     assert effect in sentence
     assert f"95 % confidence: {ends}" in sentence
     for label in ("stage x off", "stage x graph", "stage x adaptive"):
@@ -190,4 +190,4 @@ def test_batches_are_not_called_windows():
     windows = tuple(replace(window, wall_ms=None) for window in run.windows)
     cells = summarise(replace(run, windows=windows))
     assert compared_time(cells) == "time per batch"
-    assert "each batch took" in answer(run.header, cells).sentence
+    assert "a batch took" in answer(run.header, cells).sentence

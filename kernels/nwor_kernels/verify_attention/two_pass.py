@@ -7,17 +7,13 @@ kernel and serves what that does not, prefill chunks beside windows for example;
 attention launch and the merge.
 """
 
-from collections.abc import Callable
-from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from nwor_kernels.fp8 import E4M3_CACHE_DTYPES, quantize_e4m3
-
-VarlenAttention = Callable[..., tuple[Tensor, Tensor]]
-"""Takes what `torch_varlen_attention` takes; vLLM's `flash_attn_varlen_func` with
-`return_softmax_lse=True` is one."""
+from nwor_kernels.verify_attention.varlen_attention import VarlenAttention, torch_varlen_attention
 
 FLASH_BLOCK = 16
 """FlashAttention's cache blocks are multiples of so many tokens."""
@@ -86,7 +82,7 @@ def verify_attention_two_pass(
             quantize_e4m3(rows, _one(rows) if scales is None else scales)
             for rows, scales in ((key, k_scale), (value, v_scale))
         )
-    shared = {
+    shared: dict[str, Any] = {
         "q": query,
         "cu_seqlens_q": query_start_loc,
         "max_seqlen_q": max_query_len,
@@ -163,7 +159,7 @@ def _staged_rows(
     staged_start: Tensor,
     staged_end: Tensor,
     max_query_len: int,
-) -> dict[str, object]:
+) -> dict[str, Any]:
     """The staged K/V as attention's arguments: in place, or copied to one cache block a request."""
     first, size = query_start_loc.data_ptr(), query_start_loc.element_size()
     if (staged_start.data_ptr(), staged_end.data_ptr()) == (first, first + size):
@@ -195,89 +191,3 @@ def _gathered(rows: Tensor, index: Tensor) -> Tensor:
 
 def _one(like: Tensor) -> Tensor:
     return torch.ones(1, device=like.device)
-
-
-def torch_varlen_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    cu_seqlens_q: Tensor,
-    max_seqlen_q: int,
-    max_seqlen_k: int,
-    softmax_scale: float,
-    causal: bool,
-    window_size: tuple[int, int],
-    softcap: float = 0.0,
-    cu_seqlens_k: Tensor | None = None,
-    seqused_k: Tensor | None = None,
-    block_table: Tensor | None = None,
-    q_descale: Tensor | None = None,
-    k_descale: Tensor | None = None,
-    v_descale: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Varlen attention with FlashAttention's arguments and meaning, request by request in float32.
-
-    Args:
-        q: [tokens, heads, head_dim].
-        k, v: [rows, kv_heads, head_dim] with `cu_seqlens_k`, or [blocks, block_size, kv_heads,
-            head_dim] with `seqused_k` and `block_table`.
-        window_size: keys seen to the left and right of a query's own place, -1: all; the last
-            query's place is the last key's.
-        q_descale, k_descale, v_descale: [requests, kv_heads] factors.
-
-    Returns:
-        float32 [tokens, heads, head_dim] (0 where nothing is visible) and the log-sum-exp,
-        [heads, tokens] (-inf there).
-    """
-    heads = q.shape[1]
-    out = torch.zeros(q.shape, device=q.device)
-    lse = torch.full((heads, q.shape[0]), float("-inf"), device=q.device)
-    for request, (first, last) in enumerate(pairwise(cu_seqlens_q.tolist())):
-        if first == last:
-            continue
-        if block_table is None:
-            assert cu_seqlens_k is not None
-            rows = slice(*cu_seqlens_k[request : request + 2].tolist())
-            keys, values = k[rows].float(), v[rows].float()
-        else:
-            assert seqused_k is not None
-            position = torch.arange(int(seqused_k[request]), device=q.device)
-            block = block_table[request, position // k.shape[1]].long()
-            keys, values = (_gathered_slots(part, block, position % k.shape[1]) for part in (k, v))
-        factors = [
-            1.0 if part is None else part[request, :, None]
-            for part in (q_descale, k_descale, v_descale)
-        ]
-        ratio = heads // keys.shape[1]
-        folded = q[first:last].float().unflatten(1, (-1, ratio))
-        folded = folded * (factors[0] if q_descale is None else factors[0][..., None])
-        scores = torch.einsum("qhrd,thd->hrqt", folded, keys * factors[1]) * softmax_scale
-        if softcap:
-            scores = softcap * torch.tanh(scores / softcap)
-        scores = scores.masked_fill(_hidden(scores, causal, window_size), float("-inf"))
-        of_rows = scores.logsumexp(dim=-1)
-        weights = torch.exp(scores - of_rows[..., None]).nan_to_num(0.0)
-        out[first:last] = torch.einsum("hrqt,thd->qhrd", weights, values * factors[2]).flatten(1, 2)
-        lse[:, first:last] = of_rows.flatten(0, 1)
-    return out, lse
-
-
-def _gathered_slots(cache: Tensor, block: Tensor, offset: Tensor) -> Tensor:
-    if cache.dtype == torch.float8_e4m3fn:
-        return cache.view(torch.uint8)[block, offset].view(cache.dtype).float()
-    return cache[block, offset].float()
-
-
-def _hidden(scores: Tensor, causal: bool, window_size: tuple[int, int]) -> Tensor:
-    """[queries, keys]: which key each query may not see."""
-    queries, keys = scores.shape[-2:]
-    place = torch.arange(keys - queries, keys, device=scores.device)[:, None]
-    token = torch.arange(keys, device=scores.device)[None, :]
-    left, right = window_size
-    hidden = torch.zeros(queries, keys, dtype=torch.bool, device=scores.device)
-    if left >= 0:
-        hidden |= token < place - left
-    if causal or right >= 0:
-        hidden |= token > place + (0 if causal else right)
-    return hidden

@@ -35,13 +35,11 @@ def verify_attention_varlen_reference(
     Shapes and meanings are those of `verify_attention_triton`. Nothing but committed context and
     staged rows is read; output rows of requests without staged tokens are left alone.
     """
-    kv_heads, head_dim = kv_cache.shape[1], kv_cache.shape[3] // 2
+    kv_heads = kv_cache.shape[1]
     ratio = query.shape[1] // kv_heads
     fp8 = kv_cache.dtype in E4M3_CACHE_DTYPES
     cache = kv_cache.view(torch.float8_e4m3fn) if kv_cache.dtype == torch.uint8 else kv_cache
     query_scale = _per_head(q_scale, kv_heads, dtype, query.device).repeat_interleave(ratio)
-    scales = [_per_head(s if fp8 else None, kv_heads, dtype, query.device)[:, None]
-              for s in (k_scale, v_scale)]  # fmt: skip
     bounds = zip(staged_start.tolist(), staged_end.tolist(), strict=True)
     for request, (start, end) in enumerate(bounds):
         if start == end:
@@ -49,18 +47,28 @@ def verify_attention_varlen_reference(
         length = int(seq_lens[request])
         first, last = query_start_loc[request : request + 2].tolist()
         context = _context(cache, block_table[request], length - (end - start))
-        halves = []
-        for rows, from_cache, kv_scale, given in zip(
-            (key, value), context.split(head_dim, dim=-1), scales, (k_scale, v_scale), strict=True
-        ):
-            staged = rows[start:end]
-            if fp8:
-                unit = torch.ones(1, device=rows.device) if given is None else given
-                staged = quantize_e4m3(staged, unit)
-            both = torch.cat([from_cache.to(dtype), staged.to(dtype)]) * kv_scale
-            halves.append(both.repeat_interleave(ratio, dim=1).transpose(0, 1))
+        keys, values = (
+            _with_staged(half, rows[start:end], scales if fp8 else None, dtype)
+            .repeat_interleave(ratio, dim=1)
+            .transpose(0, 1)
+            for half, rows, scales in zip(
+                context.chunk(2, dim=-1), (key, value), (k_scale, v_scale), strict=True
+            )
+        )
         q = (query[first:last].to(dtype) * query_scale[:, None]).transpose(0, 1)
-        output[first:last] = _attend(q, *halves, scale, sliding_window, softcap).to(output.dtype)
+        attended = _attend(q, keys, values, scale, sliding_window, softcap)
+        output[first:last] = attended.to(output.dtype)
+
+
+def _with_staged(
+    context: Tensor, staged: Tensor, scale: Tensor | None, dtype: torch.dtype
+) -> Tensor:
+    """[tokens, kv_heads, head_dim]: a request's K or V, the staged rows last, as if read back."""
+    if context.dtype == torch.float8_e4m3fn:
+        unit = torch.ones(1, device=staged.device)
+        staged = quantize_e4m3(staged, unit if scale is None else scale)
+    both = torch.cat([context.to(dtype), staged.to(dtype)])
+    return both * _per_head(scale, context.shape[1], dtype, context.device)[:, None]
 
 
 def _per_head(

@@ -1,123 +1,11 @@
-"""What a launch of the verification kernel needs beside its tensors: its shape and its workspace."""
+"""Memory that a launch of the verification kernel needs beside its tensors."""
 
 from dataclasses import dataclass
 
 import torch
-import triton
 from torch import Tensor
 
-from nwor_kernels.fp8 import E4M3_CACHE_DTYPES
-
-MAX_QUERY_LEN = 16
-"""Longest window: k = 15 drafts and the certain first token."""
-
-MAX_HEAD_DIM = 256
-
-MAX_TILE = 128 * 128
-"""Most elements of a program's accumulator: more query rows are cut into several tiles."""
-
-
-def unsupported_reason(
-    head_dim: int, max_query_len: int, dtype: torch.dtype, cache_dtype: torch.dtype
-) -> str | None:
-    """A word for what the kernel does not serve, to be counted as a fallback; None if it does."""
-    if head_dim > MAX_HEAD_DIM or head_dim % 8:
-        return f"head_dim_{head_dim}"
-    if max_query_len > MAX_QUERY_LEN:
-        return f"window_of_{max_query_len}_tokens"
-    if dtype not in (torch.bfloat16, torch.float16, torch.float32):
-        return f"dtype_{str(dtype).removeprefix('torch.')}"
-    if cache_dtype != dtype and cache_dtype not in E4M3_CACHE_DTYPES:
-        return f"cache_dtype_{str(cache_dtype).removeprefix('torch.')}"
-    return None
-
-
-@dataclass(frozen=True)
-class Tuning:
-    """How a launch is shaped; None leaves a choice to the rules."""
-
-    block_n: int | None = None
-    programs: int | None = None
-    min_tiles: int | None = None
-    num_warps: int | None = None
-    num_stages: int | None = None
-    max_registers: int | None = None
-
-
-@dataclass(frozen=True)
-class LaunchShape:
-    """How query rows are tiled and what one program does.
-
-    Attributes:
-        rows: query rows of a tile, a power of two; unused ones are padding.
-        row_tiles: tiles of query rows that one K/V head of a request has.
-        dim: head dim, padded to a power of two.
-        block_n: tokens of context a step.
-        programs: programs of the launch.
-        min_tiles: fewest steps that are worth a program.
-        num_warps, num_stages, max_registers: Triton's; fewer registers, more programs at a time.
-    """
-
-    rows: int
-    row_tiles: int
-    dim: int
-    block_n: int
-    programs: int
-    min_tiles: int
-    num_warps: int
-    num_stages: int
-    max_registers: int | None
-
-
-def launch_shape(
-    max_query_len: int,
-    ratio: int,
-    head_dim: int,
-    cache_bytes: int,
-    device: torch.device,
-    tuning: Tuning | None = None,
-) -> LaunchShape:
-    """The rules, measured on an H200; `cache_bytes` are those of an element of the cache."""
-    tuning = tuning or Tuning()
-    rows, row_tiles, dim = _row_tiling(max_query_len, ratio, head_dim)
-    step = 32 if dim * cache_bytes > 256 else 64
-    warps = 8 if rows * dim >= 128 * 128 else 4
-    return LaunchShape(
-        rows=rows,
-        row_tiles=row_tiles,
-        dim=dim,
-        block_n=tuning.block_n or step,
-        programs=tuning.programs or _programs(rows, dim, device),
-        min_tiles=tuning.min_tiles or 2,
-        num_warps=tuning.num_warps or warps,
-        num_stages=tuning.num_stages or 3,
-        max_registers=tuning.max_registers,
-    )
-
-
-def _row_tiling(max_query_len: int, ratio: int, head_dim: int) -> tuple[int, int, int]:
-    """(query rows of a tile, tiles, padded head dim)."""
-    dim = max(32, triton.next_power_of_2(head_dim))
-    folded = max_query_len * ratio
-    rows = min(max(16, triton.next_power_of_2(folded)), MAX_TILE // dim)
-    return rows, triton.cdiv(folded, rows), dim
-
-
-def _programs(rows: int, dim: int, device: torch.device) -> int:
-    """Programs that fill the GPU: two or more a multiprocessor hide each other's latency."""
-    return _processors(device) * (2 if rows * dim <= 64 * 128 else 1)
-
-
-_processors_of: dict[torch.device, int] = {}
-
-
-def _processors(device: torch.device) -> int:
-    if device not in _processors_of:
-        on_gpu = device.type == "cuda"
-        _processors_of[device] = (
-            torch.cuda.get_device_properties(device).multi_processor_count if on_gpu else 4
-        )
-    return _processors_of[device]
+from nwor_kernels.verify_attention.tuning import LaunchShape, programs_for, row_tiling
 
 
 @dataclass(frozen=True)
@@ -151,8 +39,8 @@ class VerifyWorkspace:
         programs: int | None = None,
     ) -> "VerifyWorkspace":
         """Room for any launch of up to `max_requests` requests; `programs` as in `Tuning`."""
-        rows, row_tiles, dim = _row_tiling(max_query_len, num_heads // num_kv_heads, head_dim)
-        tiles = 2 * (programs or _programs(rows, dim, device))
+        rows, row_tiles, dim = row_tiling(max_query_len, num_heads // num_kv_heads, head_dim)
+        tiles = 2 * (programs or programs_for(rows, dim, device))
         pairs = max_requests * num_kv_heads * row_tiles
         return cls(
             torch.empty(tiles * rows * dim, dtype=torch.float32, device=device),

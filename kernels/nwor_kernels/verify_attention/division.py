@@ -1,0 +1,62 @@
+"""Device code: the steps of a batch's contexts, cut into equal parts, one a program.
+
+Cuts are moved to where pairs begin if that costs little: then no program has parts of two pairs.
+"""
+
+import triton
+import triton.language as tl
+
+MAX_PARTS = 32
+"""About the most programs that a pair is cut into: merging takes longer with each."""
+
+_MAX_PARTS = tl.constexpr(MAX_PARTS)
+
+
+@triton.jit
+def steps_of(
+    staged, length, rows, SLIDING_WINDOW: tl.constexpr, BLOCK_N: tl.constexpr
+):  # fmt: skip
+    """(steps that one pair of a request takes, context steps before them that no row sees)."""
+    skipped = length * 0
+    if SLIDING_WINDOW > 0:
+        skipped = tl.maximum(length - rows - SLIDING_WINDOW + 1, 0) // BLOCK_N
+    steps = tl.maximum(tl.cdiv(length - staged, BLOCK_N) - skipped, 0) + 1
+    return tl.where(staged > 0, steps, 0), skipped
+
+
+@triton.jit
+def _sum_sum_max(a, b, c, d, e, f):
+    return a + d, b + e, tl.maximum(c, f)
+
+
+@triton.jit
+def _sum_max(a, b, c, d):
+    return a + c, tl.maximum(b, d)
+
+
+@triton.jit
+def cut(steps, PAIRS: tl.constexpr, MIN_STEPS: tl.constexpr):
+    """(steps a program, of which a pair's steps are rounded up to a multiple)."""
+    programs = tl.num_programs(0)
+    busy = (steps > 0).to(tl.int32)
+    steps_of_all, requests, most = tl.reduce((steps, busy, steps), 0, _sum_sum_max)
+    all_steps, pairs = steps_of_all * PAIRS, requests * PAIRS
+    least = tl.maximum(tl.cdiv(most, _MAX_PARTS), MIN_STEPS)
+    part = tl.maximum(tl.cdiv(all_steps, programs), least)
+    # Two parts that are large enough to give every pair programs of its own; the first is the
+    # best there is for contexts of one length.
+    aligned = tl.cdiv(most, tl.maximum(programs // tl.maximum(pairs, 1), 1))
+    aligned = tl.minimum(aligned, tl.cdiv(all_steps, tl.maximum(programs - pairs, 1)))
+    aligned = tl.maximum(aligned, least)
+    is_cheap = (pairs <= programs) & (aligned <= part + part // 4 + 1)
+    return tl.where(is_cheap, aligned, part), tl.where(is_cheap, aligned, 1)
+
+
+@triton.jit
+def find_pair(until, at):
+    """(the request that has the step `at`, the steps of the requests before it).
+
+    `until` [MAX_REQUESTS] is the first step after each request's.
+    """
+    passed = until <= at
+    return tl.reduce((passed.to(tl.int32), tl.where(passed, until, 0)), 0, _sum_max)

@@ -1,0 +1,225 @@
+"""Device code: what one program of the verification kernel does.
+
+All query rows of one request that share a K/V head (the GQA ratio times the window's length,
+padded to a matrix tile) are attended together: a pair. A pair's work is its context in steps of
+BLOCK_N tokens and one last step for the window. The steps of all pairs, laid end to end, are cut
+into equal parts, one a program; each program finds its part from the lengths on the device. So a
+fixed grid serves short, long and mixed contexts alike, in a CUDA graph too. A pair that was cut
+is merged by log-sum-exp by whichever of its programs finishes last: nobody waits, and there is no
+second launch.
+
+For fp8 caches the staged K/V are seen as if they had been written and read back: quantisation
+happens when they are read here, with the stock write's rounding; commit rounds the same way.
+"""
+
+import triton
+import triton.language as tl
+
+from nwor_kernels.verify_attention.division import cut, find_pair, steps_of
+from nwor_kernels.verify_attention.softmax import (
+    LOG2_E,
+    attend,
+    leave_part,
+    merge_parts,
+    nothing_seen,
+)
+from nwor_kernels.verify_attention.tiles import (
+    as_read_back,
+    halves_of_cache,
+    halves_of_rows,
+    scale_of,
+    store_halves,
+)
+
+
+@triton.jit(
+    do_not_specialize=["scale", "softcap", "requests"],
+    do_not_specialize_on_alignment=[
+        "query_start_loc", "seq_lens", "block_table", "staged_start", "staged_end",
+    ],
+)  # fmt: skip
+def verify_kernel(
+    query,
+    key,
+    value,
+    cache,
+    query_start_loc,
+    seq_lens,
+    block_table,
+    staged_start,
+    staged_end,
+    output,
+    q_scale,
+    k_scale,
+    v_scale,
+    accumulators,
+    sums,
+    arrived,
+    scale,
+    softcap,
+    requests,
+    table_row,
+    query_start_one,
+    seq_len_one,
+    staged_start_one,
+    staged_end_one,
+    query_row,
+    query_head,
+    key_row,
+    key_head,
+    value_row,
+    value_head,
+    cache_block,
+    cache_head,
+    cache_offset,
+    output_row,
+    output_head,
+    Q_SCALES: tl.constexpr,
+    K_SCALES: tl.constexpr,
+    V_SCALES: tl.constexpr,
+    FP8: tl.constexpr,
+    COMPUTE: tl.constexpr,
+    SLIDING_WINDOW: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+    RATIO: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    MAX_REQUESTS: tl.constexpr,
+    ROWS: tl.constexpr,
+    ROW_TILES: tl.constexpr,
+    DIM: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    WINDOW: tl.constexpr,
+    MIN_STEPS: tl.constexpr,
+    MERGED: tl.constexpr,
+):
+    """One program: an equal part of all steps. A step of which the whole batch has S is numbered
+    0..S-1, request by request, pair by pair, the window's step last."""
+    pairs: tl.constexpr = KV_HEADS * ROW_TILES
+    program = tl.program_id(0)
+    each_request = tl.arange(0, MAX_REQUESTS)
+    in_batch = each_request < requests
+    starts = tl.load(staged_start + each_request * staged_start_one, mask=in_batch, other=0)
+    ends = tl.load(staged_end + each_request * staged_end_one, mask=in_batch, other=0)
+    lengths = tl.load(seq_lens + each_request * seq_len_one, mask=in_batch, other=0)
+    row_counts = 0
+    if SLIDING_WINDOW > 0:
+        to_rows = query_start_loc + each_request * query_start_one
+        row_counts = tl.load(to_rows + query_start_one, mask=in_batch, other=0)
+        row_counts -= tl.load(to_rows, mask=in_batch, other=0)
+    steps_of_each, _unseen = steps_of(ends - starts, lengths, row_counts, SLIDING_WINDOW, BLOCK_N)
+    part, multiple = cut(steps_of_each, pairs, MIN_STEPS)
+    until = tl.cumsum(tl.cdiv(steps_of_each, multiple) * multiple, axis=0) * pairs
+    at = program * part
+    end = tl.minimum(at + part, tl.max(until, axis=0))
+
+    half_dim: tl.constexpr = DIM // 2
+    row = tl.arange(0, ROWS)
+    lane = tl.arange(0, BLOCK_N)
+    staged = tl.arange(0, WINDOW)
+    while at < end:
+        # Which pair, which of its steps, and which programs have the others?
+        request, before = find_pair(until, at)
+        first_staged = tl.load(staged_start + request * staged_start_one)
+        num_staged = tl.load(staged_end + request * staged_end_one) - first_staged
+        seq_len = tl.load(seq_lens + request * seq_len_one)
+        first_row = tl.load(query_start_loc + request * query_start_one)
+        num_rows = tl.load(query_start_loc + (request + 1) * query_start_one) - first_row
+        steps, skipped = steps_of(num_staged, seq_len, num_rows, SLIDING_WINDOW, BLOCK_N)
+        pair_slots = tl.cdiv(steps, multiple) * multiple
+        pair = (at - before) // pair_slots
+        first = (at - before) % pair_slots
+        pair_at = at - first
+        last = tl.minimum(pair_slots, end - pair_at)
+        first_program = pair_at // part
+        parts = (pair_at + pair_slots - 1) // part - first_program + 1
+        head, row_tile = pair // ROW_TILES, pair % ROW_TILES
+        context = seq_len - num_staged
+        first_position = seq_len - num_rows
+
+        # A step's blocks are looked up one step ahead: only K and V are worth a pipeline's buffers.
+        table = block_table + request.to(tl.int64) * table_row
+        token = (skipped + first) * BLOCK_N + lane
+        block = tl.load(table + token // BLOCK_SIZE, mask=token < context, other=0)
+
+        folded = row_tile * ROWS + row
+        number, in_group = folded // RATIO, folded % RATIO
+        is_row = number < num_rows
+        position = first_position + tl.where(is_row, number, 0)  # padding rows see something
+        token_row, attended = (first_row + number).to(tl.int64), head * RATIO + in_group
+        q = query + token_row * query_row + attended * query_head
+        q0, q1 = halves_of_rows(q, is_row, HEAD_DIM, half_dim, FP8)
+        q0, q1 = q0.to(COMPUTE), q1.to(COMPUTE)
+
+        # The window's K/V are asked for now and attended last: their latency hides here.
+        has_window = last >= steps
+        is_staged = staged < tl.where(has_window, num_staged, 0)
+        source = (first_staged + staged).to(tl.int64)
+        staged_k0, staged_k1 = halves_of_rows(
+            key + source * key_row + head * key_head, is_staged, HEAD_DIM, half_dim, FP8
+        )
+        staged_v0, staged_v1 = halves_of_rows(
+            value + source * value_row + head * value_head, is_staged, HEAD_DIM, half_dim, FP8
+        )
+
+        kept_k_scale = scale_of(k_scale, head, K_SCALES)
+        kept_v_scale = scale_of(v_scale, head, V_SCALES)
+        factor = scale * kept_k_scale * scale_of(q_scale, head, Q_SCALES)
+        if not SOFTCAP:
+            factor = factor * LOG2_E
+
+        acc0, acc1, best, total = nothing_seen(ROWS, half_dim)
+        of_head = cache + head.to(tl.int64) * cache_head
+        seen_until = tl.minimum(position + 1, context)
+        for _step in range(first, tl.minimum(last, steps - 1)):
+            inside = token < context
+            keys = of_head + block.to(tl.int64) * cache_block + (token % BLOCK_SIZE) * cache_offset
+            k0, k1 = halves_of_cache(keys, inside, HEAD_DIM, half_dim, FP8)
+            v0, v1 = halves_of_cache(keys + HEAD_DIM, inside, HEAD_DIM, half_dim, FP8)
+            visible = token[None, :] < seen_until[:, None]
+            if SLIDING_WINDOW > 0:
+                visible = visible & (token[None, :] > position[:, None] - SLIDING_WINDOW)
+            acc0, acc1, best, total = attend(
+                q0, q1, k0, k1, v0, v1, visible, acc0, acc1, best, total, factor, softcap, SOFTCAP
+            )
+            token += BLOCK_N
+            block = tl.load(table + token // BLOCK_SIZE, mask=token < context, other=0)
+
+        if has_window:
+            read_k0 = as_read_back(staged_k0, kept_k_scale, FP8, COMPUTE)
+            read_k1 = as_read_back(staged_k1, kept_k_scale, FP8, COMPUTE)
+            read_v0 = as_read_back(staged_v0, kept_v_scale, FP8, COMPUTE)
+            read_v1 = as_read_back(staged_v1, kept_v_scale, FP8, COMPUTE)
+            at_window = context + staged
+            in_sight = is_staged[None, :] & (at_window[None, :] <= position[:, None])
+            if SLIDING_WINDOW > 0:
+                in_sight = in_sight & (at_window[None, :] > position[:, None] - SLIDING_WINDOW)
+            acc0, acc1, best, total = attend(
+                q0, q1, read_k0, read_k1, read_v0, read_v1, in_sight,
+                acc0, acc1, best, total, factor, softcap, SOFTCAP,
+            )  # fmt: skip
+
+        complete = parts == 1
+        half = row[:, None] * DIM + tl.arange(0, half_dim)[None, :]
+        if not complete:
+            # Leave the partial result; the last to arrive merges all of them, in order.
+            leave_part(
+                accumulators, sums, 2 * program + (program == first_program).to(tl.int32),
+                row, half, acc0, acc1, best, total, ROWS, DIM,
+            )  # fmt: skip
+            tl.debug_barrier()  # every thread's stores come before this program's arrival
+            counter = arrived + request * pairs + pair
+            earlier = tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu")
+            complete = earlier == parts - 1
+            if complete:
+                tl.debug_barrier()  # and every thread's loads after it
+                tl.store(counter, 0)
+                acc0, acc1, total = merge_parts(
+                    accumulators, sums, first_program, parts, row, half, ROWS, DIM, MERGED
+                )
+        if complete:
+            by = (kept_v_scale / total)[:, None]
+            rows_at = output + token_row * output_row + attended * output_head
+            store_halves(rows_at, is_row, acc0 * by, acc1 * by, HEAD_DIM, half_dim, FP8)
+        at += last - first

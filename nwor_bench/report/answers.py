@@ -180,9 +180,10 @@ def _next_by_verdict(
             yield "Look up under Fallbacks by reason why it never ran, mend that, and run again."
         case Verdict.FASTER if found.cell is not None:
             yield (
-                f"Switch it on where you serve: VLLM_NWOR_MODE={found.cell.nwor_mode} "
-                f"VLLM_SCV_MODE={found.cell.scv_mode} vllm serve ... Before that, repeat the run "
-                "with your own prompts and load: the answer holds for what was measured."
+                "The answer holds for what was measured: repeat the run with your own models, "
+                "prompts and load. If it says the same there, switch it on where you serve: "
+                f"VLLM_NWOR_MODE={found.cell.nwor_mode} VLLM_SCV_MODE={found.cell.scv_mode} "
+                "vllm serve ..."
             )
         case Verdict.SLOWER | Verdict.SAME:
             yield (

@@ -75,9 +75,9 @@ def build_document(run: RunData, cells: Sequence[CellResult]) -> Document:
 
 
 def title(header: dict[str, Any]) -> str:
-    """`nwor-bench: short on smollm2`."""
+    """`nwor-bench: scenario short, models smollm2`."""
     scenario, pair = ((header.get(part) or {}).get("name") for part in ("scenario", "pair"))
-    return f"nwor-bench: {scenario or 'a run'} on {pair or 'an unnamed pair'}"
+    return f"nwor-bench: scenario {scenario or 'unnamed'}, models {pair or 'unnamed'}"
 
 
 def warnings(run: RunData) -> list[str]:

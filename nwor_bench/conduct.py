@@ -4,7 +4,7 @@ import shlex
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -25,12 +25,15 @@ from nwor_bench.pairs import ResolvedPair
 from nwor_bench.parity import ParityRule
 from nwor_bench.plan import Plan
 from nwor_bench.progress import Progress, make_progress
-from nwor_bench.records import RunStatus, Verdict
+from nwor_bench.records import CellResult, RunStatus, Verdict
 from nwor_bench.report import print_summary, write_files
 from nwor_bench.runner import Encode, OnBatch, Sweep, blocks_for_header
 from nwor_bench.store import RunData, RunStore, only_writer, read_run
 
 EngineFactory = Callable[[ResolvedPair, SweepSpec, Path | None], Engine]
+
+Publish = Callable[[str], None]
+"""Takes a report in Markdown to wherever else it is wanted."""
 
 
 @dataclass(frozen=True)
@@ -74,12 +77,13 @@ def run_prepared(
     verbose: bool = False,
     resumed: RunData | None = None,
     on_batch: OnBatch | None = None,
-    whole: Path | None = None,
+    in_sweep: bool = False,
+    publish: Publish | None = None,
 ) -> ExitCode:
     """Measure into `folder`, a new one or that of the run `resumed`, and write the reports.
 
-    `on_batch` is told of every batch once it is stored. `whole` is the folder of the sweep that
-    the run is part of: what to resume if it does not end as planned.
+    `on_batch` is told of every batch once it is stored. A run `in_sweep` leaves it to the sweep
+    to say how to go on if it does not end as planned. `publish` is given report.md.
     """
     plan, pair = prepared.plan, prepared.pair
     if resumed is None:
@@ -117,10 +121,9 @@ def run_prepared(
         total = plan.num_batches + sum(prepared.spec.counted_blocks.values()) * len(plan.cells)
         with make_progress(console, plan.cells, total) as progress, _stop_on_sigterm():
             status, failure = _guarded(measure, store, progress)
-        code = _finish(store, status, console)
-        if status is not RunStatus.COMPLETE:
-            again = shlex.join(["nwor-bench", "sweep", "--resume", str(whole or folder)])
-            console.print(f"To go on: {again}", highlight=False, markup=False, soft_wrap=True)
+        code = _finish(store, status, console, publish)
+        if status is not RunStatus.COMPLETE and not in_sweep:
+            say_how_to_go_on(folder, console)
     if failure is not None:
         raise failure
     return code
@@ -202,16 +205,32 @@ def _parity(sweep: Sweep) -> dict[str, Any]:
     }
 
 
-def _finish(store: RunStore, status: RunStatus, console: Console) -> ExitCode:
+def _finish(
+    store: RunStore, status: RunStatus, console: Console, publish: Publish | None
+) -> ExitCode:
     """Final status, reports, the table on the terminal."""
     store.finish(status, {"finished_at": _now()})
     run = read_run(store.folder)
     cells = summarise(run)
-    write_files(store.folder, run, cells)
+    paths = write_files(store.folder, run, cells)
     print_summary(console, run, cells, store.folder)
-    if any(cell.verdict == Verdict.INVALID for cell in cells):
-        return ExitCode.CORRECTNESS_BROKEN
-    return ExitCode.INTERRUPTED if status is RunStatus.PARTIAL else ExitCode.OK
+    if publish is not None:
+        publish(paths.markdown.read_text(encoding="utf-8"))
+    if status is RunStatus.PARTIAL and worst_of(cells) is ExitCode.OK:
+        return ExitCode.INTERRUPTED
+    return worst_of(cells)
+
+
+def say_how_to_go_on(folder: Path, console: Console) -> None:
+    """The command that resumes a run or a sweep, in one line to be copied."""
+    command = shlex.join(["nwor-bench", "sweep", "--resume", str(folder)])
+    console.print(f"To go on: {command}", highlight=False, markup=False, soft_wrap=True)
+
+
+def worst_of(cells: Sequence[CellResult]) -> ExitCode:
+    """The exit code that a run's cells ask for, however it ended."""
+    broken = any(cell.verdict == Verdict.INVALID for cell in cells)
+    return ExitCode.CORRECTNESS_BROKEN if broken else ExitCode.OK
 
 
 @contextmanager

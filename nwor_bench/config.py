@@ -2,18 +2,18 @@
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
-from itertools import product
 from math import inf
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
 from nwor_bench.errors import ConfigError
-from nwor_bench.records import AA, Cell, NworMode, ScvMode
+from nwor_bench.records import NworMode, ScvMode
 from nwor_bench.scenario import PromptSource, Scenario, load_scenario, scenario_names
-from nwor_bench.stopping import MAX_BLOCKS, StoppingRule, parse_fraction, parse_seconds
+from nwor_bench.stopping import parse_fraction, parse_seconds
+from nwor_bench.sweep_spec import DEFAULT_SEED, SweepSpec
 from nwor_bench.toml_file import remedy
 
 __all__ = [
@@ -29,8 +29,6 @@ __all__ = [
 
 DEFAULT_NWOR_MODES = "off,stage"
 DEFAULT_SCV_MODES = "off,graph,adaptive"
-DEFAULT_SEED = 0
-DEFAULT_MAX_WARMUP = 15
 
 DTYPES = ("auto", "bfloat16", "float16", "float32")
 
@@ -72,72 +70,6 @@ class Overrides:
         return given
 
 
-@dataclass(frozen=True)
-class SweepSpec:
-    """All that a sweep needs besides its model pair, merged and validated.
-
-    `scenario` already carries the command line's values. `speculative_config` and
-    `engine_args` are vLLM's own, passed through.
-    """
-
-    scenario: Scenario
-    nwor_modes: tuple[NworMode, ...]
-    scv_modes: tuple[ScvMode, ...]
-    seed: int = DEFAULT_SEED
-    dtype: str | None = None
-    block_size: int | None = None
-    tensor_parallel_size: int = 1
-    speculative_config: dict[str, Any] | None = None
-    engine_args: dict[str, Any] = field(default_factory=dict)
-    kv_cache_gib: float | None = None
-    ci_width: float | None = None
-    max_blocks: int | None = None
-    time_budget_s: float | None = None
-    max_warmup: int | None = None
-    dram_counters: bool = False
-    launch_counts: bool = False
-
-    def cells(self, pair_name: str) -> tuple[Cell, ...]:
-        """Every combination of the modes, in the order given, and last the A/A arm: off x off
-        once more. off x off itself is among them."""
-        modes = product(self.nwor_modes, self.scv_modes)
-        cells = [Cell(pair_name, nwor, scv) for nwor, scv in modes]
-        return (*cells, Cell(pair_name, NworMode.OFF, ScvMode.OFF, AA))
-
-    @property
-    def stopping(self) -> StoppingRule:
-        """How many timed blocks to run."""
-        blocks = self.scenario.batches
-        if self.ci_width is None and self.time_budget_s is None:
-            return StoppingRule(blocks, blocks)
-        most = self.max_blocks or max(blocks, MAX_BLOCKS)
-        return StoppingRule(blocks, most, self.ci_width, self.time_budget_s)
-
-    @property
-    def warmup_batches(self) -> tuple[int, int]:
-        """Warm-up batches, at least and at most: in between, until their times are steady."""
-        least = self.scenario.warmup
-        most = max(least, DEFAULT_MAX_WARMUP) if self.max_warmup is None else self.max_warmup
-        return least, most
-
-    @property
-    def counted_blocks(self) -> dict[str, int]:
-        """Blocks that run once more, untimed, for each kind of counters: DRAM bytes need as many
-        as times do, launches are the same in every block."""
-        return {
-            "counters": self.scenario.batches if self.dram_counters else 0,
-            "launches": 1 if self.launch_counts else 0,
-        }
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values for run.json."""
-        plain = {f.name: getattr(self, f.name) for f in fields(self)}
-        plain["scenario"] = self.scenario.model_dump(mode="json")
-        plain["nwor_modes"] = [mode.value for mode in self.nwor_modes]
-        plain["scv_modes"] = [mode.value for mode in self.scv_modes]
-        return plain
-
-
 def resolve(
     scenario: Scenario,
     overrides: Overrides = Overrides(),
@@ -163,7 +95,7 @@ def resolve(
     as vLLM takes them; `ci_width` is a text such as 0.5%, `time_budget` such as 60s.
     Raises ConfigError that names the flag, the value, and what to write.
     """
-    config = _json_object("--speculative-config", speculative_config)
+    config = json_object("--speculative-config", speculative_config)
     overrides = _drafts_from(config, overrides)
     spec = SweepSpec(
         scenario=_override(scenario, overrides),
@@ -174,7 +106,7 @@ def resolve(
         block_size=block_size,
         tensor_parallel_size=tensor_parallel_size,
         speculative_config=config,
-        engine_args=_json_object("--engine-args", engine_args) or {},
+        engine_args=json_object("--engine-args", engine_args) or {},
         kv_cache_gib=kv_cache_gib,
         ci_width=None if ci_width is None else parse_fraction("--ci-width", ci_width),
         max_blocks=max_blocks,
@@ -236,7 +168,8 @@ def _modes(flag: str, text: str, kind: type[Mode]) -> tuple[Mode, ...]:
     return tuple(kind(name) for name in names)
 
 
-def _json_object(flag: str, text: str | None) -> dict[str, Any] | None:
+def json_object(flag: str, text: str | None) -> dict[str, Any] | None:
+    """The object that a flag's JSON text holds; ConfigError for any other text."""
     if text is None:
         return None
     try:

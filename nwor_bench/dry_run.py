@@ -109,12 +109,16 @@ def _engine(group: EngineGroup, pair: ResolvedPair) -> str:
 
 def _memory(pair: ResolvedPair, spec: SweepSpec) -> str:
     free = free_memory(spec.tensor_parallel_size)
-    where = "GPU" if free.where == "gpu" else "host"
     return (
-        f"memory: {kv_cache_bytes(pair, spec) / GIB:.2f} GiB of KV cache, about "
-        f"{needed_bytes(pair, spec, free.where) / GIB:.1f} GiB in all; "
-        f"{free.num_bytes / GIB:.1f} GiB are free on the {where}"
+        f"memory: {_size(kv_cache_bytes(pair, spec))} of KV cache, about "
+        f"{_size(needed_bytes(pair, spec, free.where))} in all, {_size(free.num_bytes)} are free"
     )
+
+
+def _size(num_bytes: int) -> str:
+    """`3.5 GiB`, or `12 MiB` of what is less than a tenth of one."""
+    gib = num_bytes / GIB
+    return f"{gib:.1f} GiB" if gib >= 0.1 else f"{1024 * gib:.1f} MiB"
 
 
 def _amount(plan: Plan, spec: SweepSpec) -> str:

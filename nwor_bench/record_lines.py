@@ -1,6 +1,7 @@
 """Records as lines of JSON: one line a window, batch or event, each with its kind."""
 
 import json
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -57,6 +58,7 @@ def parse_records(path: Path, data: bytes) -> Records:
     """
     found = Records()
     pending: list[WindowRecord] = []
+    seen: set[BatchKey] = set()
     position = 0
     *lines, tail = data.split(b"\n")
     for number, line in enumerate(lines, start=1):
@@ -65,8 +67,8 @@ def parse_records(path: Path, data: bytes) -> Records:
         if isinstance(record, WindowRecord):
             pending.append(record)
         elif isinstance(record, BatchRecord):
-            if any(batch_key(window) != batch_key(record) for window in pending):
-                raise StoreError(f"{path}:{number}: the windows before it are of another batch")
+            _check_batch(record, pending, seen, f"{path}:{number}")
+            seen.add(batch_key(record))
             found.batches.append(record)
             found.windows.extend(pending)
             pending = []
@@ -84,6 +86,22 @@ def parse_records(path: Path, data: bytes) -> Records:
             f"{path.name}: {len(pending)} windows at its end have no batch record and are left out."
         )
     return found
+
+
+def _check_batch(
+    batch: BatchRecord, windows: Sequence[WindowRecord], seen: Collection[BatchKey], place: str
+) -> None:
+    """Raise StoreError if the windows before a batch are not its own, or it was there before."""
+    key = batch_key(batch)
+    if any(batch_key(window) != key for window in windows):
+        raise StoreError(f"{place}: the windows before it are of another batch")
+    if len(windows) != batch.windows:
+        raise StoreError(
+            f"{place}: {len(windows)} windows stand before a batch of {batch.windows}; lines are "
+            "missing or written twice"
+        )
+    if key in seen:
+        raise StoreError(f"{place}: batch {batch.batch} was there before")
 
 
 def _line(kind: str, fields: dict[str, Any]) -> bytes:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, fields
 from typing import Any
 
-from nwor_bench.config import SweepSpec, flag_of
+from nwor_bench.config import SweepSpec, flag_of, json_object
 from nwor_bench.errors import ConfigError
 from nwor_bench.measure import prompt_digest
 from nwor_bench.pairs import ResolvedPair
@@ -28,8 +28,8 @@ _PAIR_FLAGS = ("pair", "target_model", "draft_model", "method")
 _READ: dict[str, Callable[[str], Any]] = {
     "nwor_modes": lambda text: [name.strip() for name in text.split(",")],
     "scv_modes": lambda text: [name.strip() for name in text.split(",")],
-    "speculative_config": json.loads,
-    "engine_args": json.loads,
+    "speculative_config": lambda text: json_object("--speculative-config", text),
+    "engine_args": lambda text: json_object("--engine-args", text),
     "ci_width": lambda text: parse_fraction("--ci-width", text),
     "time_budget": lambda text: parse_seconds("--time-budget", text),
 }
@@ -57,20 +57,21 @@ def require_resumable(run: RunData, folder: str) -> None:
 
 
 def stored_spec(header: Mapping[str, Any]) -> SweepSpec:
-    """The configuration that a run was begun with."""
+    """The configuration that a run was begun with; what was no choice yet has its default."""
     plain = dict(header["spec"])
     # Through JSON, as strict models take text for paths and lists for tuples from it alone.
     plain["scenario"] = Scenario.model_validate_json(json.dumps(plain["scenario"]))
     plain["nwor_modes"] = tuple(map(NworMode, plain["nwor_modes"]))
     plain["scv_modes"] = tuple(map(ScvMode, plain["scv_modes"]))
-    return SweepSpec(**{f.name: plain[f.name] for f in fields(SweepSpec)})
+    return SweepSpec(**{f.name: plain[f.name] for f in fields(SweepSpec) if f.name in plain})
 
 
 def check_spec(run: RunData, spec: SweepSpec) -> None:
     """Refuse another configuration than the run's."""
-    for name, value in json.loads(json.dumps(spec.to_dict())).items():
-        if run.header["spec"].get(name) != value:
-            raise _differs(f"spec.{name}", value, run.header["spec"].get(name))
+    begun = stored_spec(run.header).to_dict()
+    for name, value in spec.to_dict().items():
+        if begun[name] != value:
+            raise _differs(f"spec.{name}", value, begun[name])
 
 
 def check_pair(run: RunData, pair: ResolvedPair) -> None:
@@ -90,7 +91,7 @@ def check_flags(given: Mapping[str, Any], header: Mapping[str, Any]) -> None:
     Raises:
         ConfigError: naming the flag, what it says and what the run was begun with.
     """
-    spec = header["spec"]
+    spec = stored_spec(header).to_dict()
     begun: dict[str, Any] = {name: spec["scenario"][name] for name in _SCENARIO_FLAGS}
     begun |= {name: spec[name] for name in _SPEC_FLAGS}
     begun |= {name: (header.get("choice") or {}).get(name) for name in _PAIR_FLAGS}
@@ -108,8 +109,10 @@ def check_flags(given: Mapping[str, Any], header: Mapping[str, Any]) -> None:
         if name in _READ:
             value = _READ[name](text)
         if value != begun[name]:
+            then = begun[name]
+            how = "without it" if then is None or then is False else f"with {then!r}"
             raise ConfigError.for_field(
-                flag_of(name), text, f"the run was begun with {begun[name]!r}; leave the flag out"
+                flag_of(name), text, f"the run was begun {how}; leave the flag out"
             )
 
 

@@ -13,6 +13,7 @@ from nwor_bench.conduct import (
     EngineFactory,
     EngineSource,
     Prepared,
+    Publish,
     own_engine,
     run_prepared,
 )
@@ -71,6 +72,7 @@ def run_session(
     dry_run: bool = False,
     verbose: bool = False,
     on_batch: OnBatch | None = None,
+    publish: Publish | None = None,
     engine_factory: EngineFactory = VllmEngine,
     check_engine: Callable[[ResolvedPair, SweepSpec], None] = check_arguments,
 ) -> ExitCode:
@@ -93,7 +95,8 @@ def run_session(
     started_at = datetime.now(UTC)
     folder = output or default_folder(RUNS, spec.scenario.name, prepared.pair.name, started_at)
     source = own_engine(prepared, engine_factory)
-    return run_prepared(prepared, folder, source, console, verbose=verbose, on_batch=on_batch)
+    how: dict[str, Any] = {"verbose": verbose, "on_batch": on_batch, "publish": publish}
+    return run_prepared(prepared, folder, source, console, **how)
 
 
 def resume_session(
@@ -103,6 +106,7 @@ def resume_session(
     dry_run: bool = False,
     verbose: bool = False,
     on_batch: OnBatch | None = None,
+    publish: Publish | None = None,
     engine_factory: EngineFactory = VllmEngine,
     check_engine: Callable[[ResolvedPair, SweepSpec], None] = check_arguments,
 ) -> ExitCode:
@@ -125,7 +129,8 @@ def resume_session(
         return ExitCode.OK
     check_engine(prepared.pair, spec)
     source = own_engine(prepared, engine_factory)
-    return resume_prepared(prepared, folder, source, console, verbose=verbose, on_batch=on_batch)
+    how: dict[str, Any] = {"verbose": verbose, "on_batch": on_batch, "publish": publish}
+    return resume_prepared(prepared, folder, source, console, **how)
 
 
 def resume_prepared(

@@ -86,7 +86,7 @@ class RunStore:
         """Add a batch with its windows.
 
         Raises StoreError if the disk refuses it, a value has no JSON form (NaN), the cell
-        already has a batch of this block and number, or a window belongs to another batch.
+        already has a batch of this block and number, or the windows are not the batch's.
         """
         key = batch_key(batch)
         if key in self._keys:
@@ -94,6 +94,8 @@ class RunStore:
         strangers = [window for window in windows if batch_key(window) != key]
         if strangers:
             raise StoreError(f"a window of {batch_key(strangers[0])} came with batch {key}")
+        if len(windows) != batch.windows:
+            raise StoreError(f"batch {key} came with {len(windows)} of its {batch.windows} windows")
         lines = [record_line(window) for window in windows]
         self._append(b"".join([*lines, record_line(batch)]))
         self._keys.add(key)
@@ -213,6 +215,11 @@ def write_header(folder: Path, header: dict[str, Any]) -> None:
 def _read_bytes(path: Path) -> bytes:
     try:
         return path.read_bytes()
+    except FileNotFoundError as error:
+        raise StoreError(
+            f"{path}: is not there; a baseline that was stored without its records can be compared "
+            "(nwor-bench compare), neither reported anew nor continued"
+        ) from error
     except OSError as error:
         raise StoreError(f"{path}: cannot be read ({error.strerror})") from error
 

@@ -4,6 +4,7 @@ A stored baseline may lack the raw records. Its CSV tables then give the blocks'
 those are missing too there are cell summaries alone, and times have no interval.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from nwor_bench.cell_data import CellData, gather_cells
 from nwor_bench.csv_records import read_table
 from nwor_bench.errors import ConfigError, StoreError
 from nwor_bench.invariants import CellKey, cell_key
+from nwor_bench.record_lines import batch_key
 from nwor_bench.records import BatchRecord, CellResult, RunStatus, WindowRecord
 from nwor_bench.store import RECORDS_FILE, RUN_FILE, RunData, read_header, read_run
 
@@ -64,6 +66,8 @@ def load_stored(folder: Path) -> StoredRun:
     else:
         run, source = _from_tables(folder, header)
         cells = _summaries(folder, header)
+        if source != SUMMARIES:
+            _require_whole(folder, run, cells)
     if not cells:
         raise ConfigError.for_field(
             "run folder", str(folder), "no cell was measured in it; name a run that has cells"
@@ -96,6 +100,30 @@ def _from_tables(folder: Path, header: dict[str, Any]) -> tuple[RunData, str]:
         windows = list(map(_own_fallback, read_table(folder / WINDOWS_TABLE, WindowRecord)))
         source = f"{BATCHES_TABLE} and {WINDOWS_TABLE}"
     return RunData(header, tuple(batches), tuple(windows)), source
+
+
+def _require_whole(folder: Path, run: RunData, cells: Sequence[CellResult]) -> None:
+    """Refuse a table that was cut: what is left of a cell's blocks would pass for all of them."""
+    timed = Counter(cell_key(batch) for batch in run.batches if batch.phase == "timed")
+    for cell in cells:
+        found = timed[cell_key(cell)]
+        if found != cell.batches:
+            raise _cut(folder / BATCHES_TABLE, found, "timed batches", cell.batches, cell.label)
+    if not (folder / WINDOWS_TABLE).is_file():
+        return
+    windows = Counter(map(batch_key, run.windows))
+    for batch in run.batches:
+        found = windows[batch_key(batch)]
+        if found != batch.windows:
+            place = f"batch {batch.batch}"
+            raise _cut(folder / WINDOWS_TABLE, found, "windows", batch.windows, place)
+
+
+def _cut(path: Path, found: int, what: str, expected: int, place: str) -> StoreError:
+    return StoreError(
+        f"{path}: it has {found} of the {expected} {what} of {place}; copy the whole file, or "
+        "remove it and compare without"
+    )
 
 
 def _own_fallback(window: WindowRecord) -> WindowRecord:

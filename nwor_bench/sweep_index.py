@@ -94,6 +94,15 @@ class SweepIndex:
         """How far the run of that number is."""
         return str(self._run(number)["status"])
 
+    @property
+    def is_done(self) -> bool:
+        """True once no run is left to do."""
+        return all(run["status"] == DONE for run in self.content["runs"])
+
+    def done_codes(self) -> list[int]:
+        """Exit codes of the runs that are done."""
+        return [int(run["exit_code"]) for run in self.content["runs"] if run["status"] == DONE]
+
     def set_run(self, number: int, **changes: Any) -> None:
         """Note what became of a run."""
         self._run(number).update(changes)
@@ -108,8 +117,11 @@ class SweepIndex:
         return found
 
 
-def write_summary(index: SweepIndex) -> None:
-    """summary.csv (one row a run and cell) and summary.md (one row a run), from the records."""
+def write_summary(index: SweepIndex) -> str:
+    """summary.csv (one row a run and cell) and summary.md (one row a run), from the records.
+
+    Returns what summary.md says.
+    """
     rows, lines = [], []
     for run in index.content["runs"]:
         place = {name: run.get(name) for name in _AXES}
@@ -126,6 +138,7 @@ def write_summary(index: SweepIndex) -> None:
     write_atomically(index.folder / "summary.csv", frame.to_csv(index=False, lineterminator="\n"))
     text = _summary_text(index.content["name"], pd.DataFrame(lines, dtype=object))
     write_atomically(index.folder / "summary.md", text)
+    return text
 
 
 def _outcome(cell: CellResult) -> str:

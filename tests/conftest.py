@@ -6,6 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
+
+# No test is timed: on a busy machine any example may take longer than hypothesis' 200 ms.
+settings.register_profile("untimed", deadline=None)
+settings.load_profile("untimed")
+
+pytest_plugins = ["support_rows"]
 
 
 @cache
@@ -47,12 +54,14 @@ def own_surroundings(
 ) -> None:
     """A command line in a folder of its own: tiny is built, nothing comes from outside.
 
-    What is written need not outlive the machine, and waiting for a busy disk is most of the time
-    that such a test takes; test_store.py holds that records are synchronised.
+    What is written need not outlive the machine, and plotly's 5 MB need not be in every report:
+    waiting for a busy disk is most of the time that such a test takes. test_store.py holds that
+    records are synchronised, tests/report that pages are whole.
     """
     from nwor_bench import environment
 
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+    monkeypatch.setattr("plotly.offline.get_plotlyjs", lambda: "")
     monkeypatch.setattr(environment, "_git", lambda source: checkout_facts)
     monkeypatch.setenv("NWOR_BENCH_CACHE", str(pair_cache))
     monkeypatch.setenv("NWOR_BENCH_PRELOADED", "1")

@@ -102,7 +102,16 @@ def test_warm_up_that_never_became_steady_is_said(run):
 def test_few_blocks_and_a_missing_arm_are_said():
     kinds = found_in(make_run(blocks=4))
     assert "Timed blocks: 4." in kinds[FindingKind.FEW_BLOCKS].message
-    assert FindingKind.AA_MISSING in kinds
+    assert "every sweep has one" in kinds[FindingKind.AA_MISSING].remedy
+
+
+def test_an_arm_that_had_no_turn_yet_is_not_called_missing():
+    """The run was cut short in its gate: to measure anew would throw away what there is."""
+    run = make_run(blocks=4, aa=True)
+    cut = replace(run, batches=run.batches[:1], windows=())
+    finding = found_in(cut)[FindingKind.AA_MISSING]
+    assert "ended before its A/A arm" in finding.message
+    assert "--resume" in finding.remedy
 
 
 def test_an_ambiguous_cell_is_told_what_it_could_have_seen(run):

@@ -393,7 +393,7 @@ def test_reports_of_what_is_no_run(refusal: Refusal) -> None:
         ("{", "", "not valid JSON"),
         ("[]", "", "format_version None is unknown"),
         ('{"format_version": 99}', "", "format_version 99 is unknown; this nwor-bench reads 1"),
-        ('{"format_version": 1}', None, "records.jsonl: cannot be read"),
+        ('{"format_version": 1}', None, "records.jsonl: is not there"),
         ('{"format_version": 1}', "nonsense\n", "records.jsonl:1: not a record"),
         ('{"format_version": 1}', '{"kind": "batch"}\n', "records.jsonl:1: batch record, pair"),
     ],

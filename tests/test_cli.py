@@ -160,6 +160,37 @@ def test_a_sweep_and_its_report_again(run: Run, engine: FakeEngine, tmp_path: Pa
     assert out.endswith(again)
 
 
+@pytest.mark.parametrize("wrong", [False, True])
+def test_the_report_goes_to_the_jobs_summary_however_the_run_ends(
+    run: Run, engine: FakeEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong: bool
+) -> None:
+    summary = tmp_path / "summary.md"
+    summary.write_text("before\n")
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(summary))
+    engine.wrong = lambda number, cell: wrong and cell.label == "stage x off"
+    code, _, _ = run(*TINY, "--output", "run", "--github-summary")
+    assert code == (3 if wrong else 0)
+    report = (tmp_path / "run" / "report.md").read_text(encoding="utf-8")
+    assert summary.read_text(encoding="utf-8") == f"before\n{report.rstrip()}\n\n"
+
+
+@pytest.mark.parametrize("more", [("--pair", "tiny"), ("--file", "quick")])
+def test_without_a_jobs_summary_no_sweep_starts(
+    run: Run, engine: FakeEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    more: tuple[str, ...],
+) -> None:  # fmt: skip
+    monkeypatch.delenv("GITHUB_STEP_SUMMARY", raising=False)
+    code, _, err = run("sweep", *more, "--output", "run", "--github-summary")
+    assert code == 2
+    assert "GITHUB_STEP_SUMMARY is not set" in err
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path))
+    code, _, err = run("sweep", *more, "--output", "run", "--github-summary")
+    assert code == 2
+    assert "it cannot be written (Is a directory)" in err
+    assert engine.calls == []
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_report_does_not_depend_on_where_the_run_lies(
     run: Run, engine: FakeEngine, tmp_path: Path
 ) -> None:

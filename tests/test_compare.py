@@ -271,6 +271,11 @@ def test_what_an_older_run_did_not_record_is_unknown_not_different() -> None:
     assert not compare(BASE, old).forced
 
 
+@pytest.mark.parametrize("gpus", [None, "H200", ["H200"], [3]])
+def test_gpus_that_were_not_recorded_as_such_are_unknown(gpus: object) -> None:
+    assert not compare(with_header(BASE, "environment", gpus=gpus)).forced
+
+
 def test_what_else_differs_is_told() -> None:
     new = with_header(BASE, "environment", git={"revision": "9876fed", "dirty": False})
     new = with_header(new, "spec", seed=8)

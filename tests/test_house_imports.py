@@ -30,7 +30,8 @@ PURE = (
     *("nwor_bench.resources", "nwor_bench.scenario", "nwor_bench.stats", "nwor_bench.store"),
     *("nwor_bench.microbench.cases", "nwor_bench.microbench.goals", "nwor_bench.microbench.rounds"),
     *("nwor_bench.microbench.rows", "nwor_bench.microbench.run", "nwor_bench.microbench.text"),
-    *("nwor_bench.toml_file", "nwor_bench.toml_lines", "nwor_bench.traffic"),
+    *("nwor_bench.sweep_spec", "nwor_bench.toml_file", "nwor_bench.toml_lines"),
+    *("nwor_bench.traffic",),
 )
 HEAVY = ("torch", "vllm", "pandas", "scipy", "pydantic", "transformers", "plotly")
 

@@ -259,6 +259,7 @@ addEventListener("load", () => {
 </script></body>"""
 
 
+@pytest.mark.slow
 def test_the_map_in_a_real_browser(page: Path, tmp_path: Path) -> None:
     browser = shutil.which("chromium") or shutil.which("google-chrome")
     if browser is None:

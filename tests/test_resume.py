@@ -10,10 +10,12 @@ from random import Random
 from typing import Any
 
 import pytest
+import typer
 from fake_engine import FakeEngine, FakeFactory, accept_arguments
 
-from nwor_bench import environment
+from nwor_bench import environment, resume
 from nwor_bench.aggregate import summarise
+from nwor_bench.cli import app
 from nwor_bench.config import Overrides, SweepSpec, load_scenario, resolve
 from nwor_bench.errors import BenchError, ConfigError, ExitCode
 from nwor_bench.records import BatchRecord
@@ -214,12 +216,16 @@ def widest(run: RunData, blocks: int) -> float:
         ({"requests": 4}, "--requests: 4 .* begun with 2"),
         ({"seed": 7}, "--seed: 7 .* begun with 0"),
         ({"pair": "smollm2"}, "--pair: 'smollm2' .* begun with 'tiny'"),
-        ({"draft_model": "a/b"}, "--draft-model: 'a/b' .* begun with None"),
+        ({"draft_model": "a/b"}, "--draft-model: 'a/b' .* begun without it"),
         ({"nwor_modes": "off"}, "--nwor-modes: 'off' .* begun with"),
         ({"scenario": "medium"}, "--scenario: 'medium' .* begun with 'short'"),
-        ({"ci_width": "1%"}, "--ci-width: '1%' .* begun with None"),
-        ({"time_budget": "1m"}, "--time-budget: '1m' .* begun with None"),
+        ({"ci_width": "1%"}, "--ci-width: '1%' .* begun without it"),
+        ({"time_budget": "1m"}, "--time-budget: '1m' .* begun without it"),
         ({"engine_args": '{"a": 1}'}, "--engine-args"),
+        ({"engine_args": "{"}, "--engine-args: '{' .* it is not JSON"),
+        ({"speculative_config": "[]"}, r"--speculative-config: '\[\]' .* write a JSON object"),
+        ({"ci_width": "wide"}, "--ci-width: 'wide' .* write for example 0.5%"),
+        ({"scv_modes": "bogus"}, "--scv-modes: 'bogus' .* begun with"),
         ({"output": "other"}, "--output: 'other' .* leave it out"),
     ],
 )
@@ -229,6 +235,31 @@ def test_flags_that_say_otherwise_are_refused(given: dict[str, Any], words: str)
     with pytest.raises(ConfigError, match=words):
         go_on(given=given)
     assert (RUN / RECORDS_FILE).read_bytes() == before
+
+
+def test_every_flag_is_held_against_the_run_or_changes_nothing_of_it() -> None:
+    """A new flag of the sweep must not be ignored in silence when a run goes on."""
+    interrupted_at(9)
+    header = read_run(RUN).header
+    harmless = {"resume", "file", "continue_on_error", "dry_run", "verbose", "nvtx",
+                "prometheus_port", "prometheus_textfile", "github_summary"}  # fmt: skip
+    command = typer.main.get_command(app).commands["sweep"]  # type: ignore[attr-defined]
+    names = {parameter.name for parameter in command.params} - harmless - {"help"}
+    assert len(names) > 20
+    for name in names:
+        with pytest.raises(ConfigError):
+            resume.check_flags({name: "7"}, header)
+
+
+def test_a_choice_that_was_none_yet_when_the_run_was_begun_has_its_default() -> None:
+    interrupted_at(9)
+    header = json.loads((RUN / RUN_FILE).read_text())
+    for name in ("launch_counts", "max_blocks"):
+        del header["spec"][name]
+    (RUN / RUN_FILE).write_text(json.dumps(header))
+    with pytest.raises(ConfigError, match=r"--launch-counts: True .* begun without it"):
+        go_on(given={"launch_counts": True})
+    assert go_on() is ExitCode.OK
 
 
 def test_flags_that_say_the_same_are_fine() -> None:
@@ -334,6 +365,7 @@ def slow_engine() -> FakeEngine:
     return FakeEngine(before=lambda number: time.sleep(0.002))
 
 
+@pytest.mark.slow
 def test_kill_9_at_20_random_moments_loses_at_most_the_batch_in_flight(
     uncut: list[BatchRecord], monkeypatch: pytest.MonkeyPatch
 ) -> None:

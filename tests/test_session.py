@@ -18,14 +18,8 @@ from nwor_bench.session import PairChoice, run_session
 from nwor_bench.store import RunData, read_run
 
 REPORTS = ("run.json", "cells.csv", "batches.csv", "windows.csv", "report.md", "report.html")
+pytestmark = pytest.mark.usefixtures("own_surroundings")
 GATE_ENDS = 1 + 7  # one warm-up, six cells and the A/A arm
-
-
-@pytest.fixture(autouse=True)
-def own_surroundings(pair_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("NWOR_BENCH_CACHE", str(pair_cache))
-    monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.chdir(tmp_path)
 
 
 def spec_of(**overrides: Any) -> SweepSpec:
@@ -118,7 +112,9 @@ def test_an_interruption_keeps_what_was_measured(
     assert len(run.batches) == n
     assert [event["event"] for event in run.events] == ["interrupted"]
     assert engine.closed == 1
-    assert "interrupted: keeping what was measured" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "interrupted: keeping what was measured" in out
+    assert "To go on: nwor-bench sweep --resume " in out
 
 
 def test_sigterm_is_an_interruption_and_only_while_measuring() -> None:

@@ -88,6 +88,13 @@ def test_an_output_that_cannot_be_written_is_refused(tmp_path, where):
     assert caught.value.exit_code == ExitCode.BAD_USAGE
 
 
+def test_a_run_without_its_records_says_what_it_is_good_for(store):
+    (store.folder / RECORDS_FILE).unlink()
+    for read in (read_run, RunStore.open):
+        with pytest.raises(StoreError, match=r"records\.jsonl: is not there; .* compare"):
+            read(store.folder)
+
+
 def test_a_folder_without_a_run_is_refused(tmp_path):
     with pytest.raises(ConfigError, match=r"run folder.*run\.json"):
         read_run(tmp_path)
@@ -122,6 +129,12 @@ def test_what_json_cannot_hold_is_refused_and_nothing_written(store, value):
     with pytest.raises(StoreError, match="cannot be stored"):
         store.append_batch(replace(BATCH, latency_ms=value), WINDOWS)
     assert (store.folder / RECORDS_FILE).read_bytes() == b""
+
+
+def test_a_batch_without_all_of_its_windows_is_refused(store):
+    with pytest.raises(StoreError, match="came with 1 of its 2 windows"):
+        store.append_batch(BATCH, WINDOWS[1:])
+    assert read_run(store.folder).windows == ()
 
 
 def test_an_event_may_not_pose_as_a_record(store):
@@ -203,6 +216,19 @@ def test_windows_before_another_batch_are_damage():
         parse_records(Path("r.jsonl"), record_line(WINDOWS[0]) + record_line(SECOND))
 
 
+@pytest.mark.parametrize(
+    ("lines", "words"),
+    [
+        (LINES.partition(b"\n")[2], ":2: 1 windows stand before a batch of 2"),
+        (record_line(WINDOWS[0]) + LINES, ":4: 3 windows stand before a batch of 2"),
+        (LINES + SECOND_LINES + LINES, ":9: batch 0 was there before"),
+    ],
+)
+def test_a_line_that_is_gone_or_there_twice_is_damage(lines, words):
+    with pytest.raises(StoreError, match=words):
+        parse_records(Path("r.jsonl"), lines)
+
+
 FINITE = st.floats(allow_nan=False, allow_infinity=False)
 TIMES = ("wall_ms", "forward_ms", "sample_ms", "mask_ms", "commit_ms")
 ANY_WINDOW = st.builds(WindowRecord, **{name: st.none() | FINITE for name in TIMES})
@@ -211,6 +237,7 @@ ANY_BATCH = st.builds(BatchRecord, latency_ms=FINITE, tokens_per_s=FINITE, tempe
 
 @given(batch=ANY_BATCH, windows=st.lists(ANY_WINDOW, max_size=3))
 def test_any_record_survives_its_line(batch, windows):
+    batch = replace(batch, windows=len(windows))
     pair, nwor_mode, scv_mode, block, number = batch_key(batch)
     own = [
         replace(w, pair=pair, nwor_mode=nwor_mode, scv_mode=scv_mode, block=block, batch=number)

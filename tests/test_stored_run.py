@@ -99,6 +99,28 @@ def test_tables_alone_give_what_the_records_give(new: Path, tmp_path: Path) -> N
     assert compare_runs(tables, after).cells == compare_runs(records, after).cells
 
 
+@pytest.mark.parametrize(
+    ("table", "kept", "words"),
+    [
+        # A gate batch and 8 timed ones of 8 windows in each of 7 cells.
+        ("batches.csv", 1, r"it has 0 of the 8 timed batches of off x off"),
+        ("batches.csv", 60, r"it has \d of the 8 timed batches of "),
+        ("windows.csv", 1, r"it has 0 of the 8 windows of batch 0"),
+        ("windows.csv", 500, r"it has \d of the 8 windows of batch \d"),
+    ],
+)
+def test_a_table_that_was_cut_between_rows_is_refused(
+    table: str, kept: int, words: str, tmp_path: Path
+) -> None:
+    """What is left of the blocks must not pass for all of them."""
+    folder = save_baseline(RUN, tmp_path / "base", *TABLES)
+    path = folder / table
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(lines[:kept]))
+    with pytest.raises(StoreError, match=rf"{table}: {words}.*copy the whole file"):
+        load_stored(folder)
+
+
 def test_without_windows_whole_batches_are_compared(new: Path, tmp_path: Path) -> None:
     base = load_stored(save_baseline(RUN, tmp_path / "base", "batches.csv"))
     assert base.source == "batches.csv"

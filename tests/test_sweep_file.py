@@ -1,6 +1,7 @@
 """Sweep files: faults named by line, the fewest engines, every run in its folder."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,14 @@ from fake_engine import FakeEngine, accept_arguments
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nwor_bench import conduct
 from nwor_bench.config import SweepSpec
 from nwor_bench.errors import ConfigError, EngineError, ExitCode, StoreError
+from nwor_bench.estimate import ENGINE_START_S
+from nwor_bench.memory import GIB, RUNTIME_BYTES
 from nwor_bench.pairs import ResolvedPair
 from nwor_bench.records import NworMode, ScvMode
+from nwor_bench.resources import resource_dir
 from nwor_bench.store import read_run
 from nwor_bench.sweep_file import Axes, SweepFile, group_by_engine, load_sweep, make_points
 from nwor_bench.sweep_run import check_flags, resume_sweep, run_sweep
@@ -75,7 +80,7 @@ def index() -> dict[str, Any]:
         ("requests = []\npairs = []", r"s\.toml:4: axes\.pairs"),
         ('dtype = ["float8"]', r"s\.toml:3: axes\.dtype"),
         ("requests = [1, 2, 1]", r"write each value of requests once"),
-        ("[setting]\nbatches = 2", r"s\.toml:3: setting .*did you mean 'settings'"),
+        ("[setting]\nbatches = 2", r"s\.toml:3: setting: unknown.*did you mean 'settings'"),
         ("[settings]\nci_with = '1%'", r"settings\.ci_with.*did you mean 'ci_width'"),
     ],
 )
@@ -111,9 +116,11 @@ def test_a_sweep_without_off_is_refused(tmp_path: Path) -> None:
 def test_unknown_names_are_refused_with_the_nearest() -> None:
     with pytest.raises(ConfigError, match="did you mean 'quick'"):
         load_sweep(Path("quik"))
+    with pytest.raises(ConfigError, match="--file: '' is not usable; name a sweep file"):
+        load_sweep(Path())
 
 
-@pytest.mark.parametrize("name", ["quick", "full"])
+@pytest.mark.parametrize("name", [path.stem for path in resource_dir("sweeps").glob("*.toml")])
 def test_the_shipped_sweeps_are_sound(name: str) -> None:
     shipped = load_sweep(Path(name))
     assert shipped.name == name
@@ -191,10 +198,54 @@ def test_a_dry_run_tells_cells_engines_time_and_memory_and_writes_nothing(
     assert code is ExitCode.OK
     assert "sweep small: 4 runs, engine starts: 2" in out
     assert "off x off, stage x off, off x off (A/A)" in out
-    assert out.count("GiB of KV cache") == 2
-    assert out.count("at most 3 blocks, 13 batches, about ") == 4
-    assert " in all" in out
+    lines = out.splitlines()
+    # One warm-up batch, then the gate and three blocks of three cells each.
+    rows = [line.split()[:6] for line in lines if re.match(r" +\d", line)]
+    assert rows == [
+        [str(number), "short", requests, "0", "3", "13"]
+        for number, requests in ((1, "1"), (2, "2"), (3, "1"), (4, "2"))
+    ]
+    assert max(map(len, lines)) <= 80
+    found = re.findall(r"memory: (\S+) MiB of KV cache, about (\S+) GiB in all, (\S+) GiB", out)
+    assert len(found) == 2
+    for cache, needed, free in found:
+        assert 0 < float(cache) < 100
+        assert RUNTIME_BYTES["host"] / GIB <= float(needed) < float(free)
+    starts = [lines.index(line) for line in lines if line.startswith("engine ")]
+    assert [lines[i].split(",")[0] for i in starts] == ["engine 1: tiny", "engine 2: tiny-ngram"]
+    total = re.search(r"^about (\d+) s in all", out, re.MULTILINE)
+    assert total is not None
+    assert float(total[1]) > 2 * ENGINE_START_S
     assert sorted(tmp_path.iterdir()) == before
+
+
+def test_a_dry_run_refuses_what_the_run_would(small: Path) -> None:
+    sweep(small, Engines())
+    with pytest.raises(ConfigError, match=r"--output.*already holds a sweep"):
+        run_sweep(small, Path("out"), dry_run=True)
+    with pytest.raises(ConfigError, match=r"--output.*already holds a run"):
+        run_sweep(small, Path("out") / index()["runs"][0]["folder"], dry_run=True)
+
+
+def test_an_engine_without_room_is_named(small: Path) -> None:
+    small.write_text(SMALL + "kv_cache_gib = 1e6\n")
+    with pytest.raises(ConfigError, match=r"engine 1 \(tiny\): --kv-cache-gib: '1e\+06'"):
+        run_sweep(small, dry_run=True)
+
+
+def test_a_combination_that_cannot_be_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "s.toml"
+    path.write_text("[axes]\ndraft_tokens = [4, 8]\n[settings]\nmax_model_len = 40\n")
+    with pytest.raises(ConfigError, match=r"run 2 \(smollm2, short\): --max-model-len: 40"):
+        make_points(load_sweep(path))
+
+
+def test_the_summary_is_published_however_the_sweep_ends(small: Path) -> None:
+    published: list[str] = []
+    with pytest.raises(EngineError, match="no luck"):
+        sweep(small, Engines({0: EngineError("no luck")}), publish=published.append)
+    assert published == [Path("out/summary.md").read_text()]
+    assert "no luck" in published[0]
 
 
 def test_a_failing_run_ends_the_sweep_and_the_index_says_so(small: Path) -> None:
@@ -215,11 +266,14 @@ def test_a_failing_run_may_be_passed_over(small: Path) -> None:
     assert "no luck" in Path("out/summary.md").read_text() or Path("out/summary.csv").is_file()
 
 
-def test_an_interrupted_sweep_goes_on(small: Path) -> None:
+def test_an_interrupted_sweep_goes_on(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert sweep(small, Engines({1: KeyboardInterrupt()})) is ExitCode.INTERRUPTED
     assert [run["status"] for run in index()["runs"]] == [
         "done", "done", "interrupted", "pending",
     ]  # fmt: skip
+    out = capsys.readouterr().out
+    assert out.endswith("Sweep folder: out\nTo go on: nwor-bench sweep --resume out\n")
+    assert out.count("To go on") == 1
     engines = Engines()
     code = resume_sweep(
         Path("out"), small, engine_factory=engines, check_engine=accept_arguments
@@ -227,6 +281,7 @@ def test_an_interrupted_sweep_goes_on(small: Path) -> None:
     assert code is ExitCode.OK
     assert len(engines.started) == 1
     assert {run["status"] for run in index()["runs"]} == {"done"}
+    assert "To go on" not in capsys.readouterr().out
     third = read_run(Path("out") / index()["runs"][2]["folder"])
     assert [event["event"] for event in third.events] == ["interrupted", "resumed"]
     assert len(third.batches) == 2 + 3 * 4
@@ -234,19 +289,33 @@ def test_an_interrupted_sweep_goes_on(small: Path) -> None:
         resume_sweep(Path("out"), engine_factory=engines, check_engine=accept_arguments)
 
 
-def test_an_interruption_of_a_broken_run_ends_the_sweep_too(small: Path) -> None:
-    """Exit code 3 is the run's, and nobody may take it for leave to start the next one."""
-    engines = Engines({0: KeyboardInterrupt()})
-    original = engines.__call__
+def test_ctrl_c_outside_of_measuring_is_an_interruption_too(
+    small: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
 
-    class Broken(Engines):
-        def __call__(self, *arguments: Any) -> FakeEngine:
-            engine = original(*arguments)
-            engine.wrong = lambda number, cell: cell.label == "stage x off"
-            return engine
+    monkeypatch.setattr(conduct, "write_files", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        sweep(small, Engines(), continue_on_error=True)
+    runs = index()["runs"]
+    assert [run["status"] for run in runs] == ["interrupted"] + ["pending"] * 3
+    assert runs[0]["exit_code"] == ExitCode.INTERRUPTED
 
-    assert sweep(small, Broken()) is ExitCode.INTERRUPTED
-    assert [run["status"] for run in index()["runs"]] == ["interrupted"] + ["pending"] * 3
+
+def test_a_single_run_is_no_sweep(small: Path) -> None:
+    sweep(small, Engines())
+    with pytest.raises(ConfigError, match=r"--file.*holds a single run"):
+        resume_sweep(Path("out") / index()["runs"][0]["folder"], small)
+
+
+@pytest.mark.parametrize(
+    "damage", ["[]", "{", '{"format_version": 1}', '{"format_version": 1, "sweep": {"axs": {}}}']
+)
+def test_a_damaged_index_is_one_message(tmp_path: Path, damage: str) -> None:
+    (tmp_path / "sweep.json").write_text(damage)
+    with pytest.raises(StoreError, match=r"sweep\.json: "):
+        resume_sweep(tmp_path)
 
 
 def test_a_sweep_goes_on_with_its_own_contents_only(small: Path) -> None:
@@ -256,18 +325,51 @@ def test_a_sweep_goes_on_with_its_own_contents_only(small: Path) -> None:
         resume_sweep(Path("out"), small, engine_factory=Engines(), check_engine=accept_arguments)
 
 
+def broken_in(number: int) -> type[Engines]:
+    """Engines of which the one started as that number has a stage cell with wrong tokens."""
+
+    class Broken(Engines):
+        def __call__(self, *arguments: Any) -> FakeEngine:
+            engine = super().__call__(*arguments)
+            if len(self.started) == number:
+                engine.wrong = lambda call, cell: cell.label == "stage x off"
+            return engine
+
+    return Broken
+
+
 def test_wrong_numbers_are_worse_than_none(small: Path) -> None:
-    engines = Engines({0: EngineError("no luck")})
-    broken = Engines.__call__
+    engines = broken_in(3)({0: EngineError("no luck")})
+    assert sweep(small, engines, continue_on_error=True) is ExitCode.CORRECTNESS_BROKEN
 
-    def call(self: Engines, *arguments: Any) -> FakeEngine:
-        engine = broken(self, *arguments)
-        if len(self.started) == 3:
-            engine.wrong = lambda number, cell: cell.label == "stage x off"
-        return engine
 
-    factory = type("Broken", (Engines,), {"__call__": call})(engines.failing)
-    assert sweep(small, factory, continue_on_error=True) is ExitCode.CORRECTNESS_BROKEN
+def test_an_interruption_of_a_broken_run_ends_the_sweep_too(small: Path) -> None:
+    """Exit code 3 is the run's, and nobody may take it for leave to start the next one."""
+    assert sweep(small, broken_in(1)({0: KeyboardInterrupt()})) is ExitCode.INTERRUPTED
+    assert [run["status"] for run in index()["runs"]] == ["interrupted"] + ["pending"] * 3
+
+
+def test_a_sweep_that_goes_on_still_ends_with_the_worst_of_all_its_runs(small: Path) -> None:
+    """The first two runs broke before the cut, the rest are fine."""
+    assert sweep(small, broken_in(1)({1: KeyboardInterrupt()})) is ExitCode.INTERRUPTED
+    assert [run["exit_code"] for run in index()["runs"]] == [3, 3, 130, None]
+    code = resume_sweep(Path("out"), engine_factory=Engines(), check_engine=accept_arguments)
+    assert code is ExitCode.CORRECTNESS_BROKEN
+    assert [run["exit_code"] for run in index()["runs"]] == [3, 3, 0, 0]
+
+
+def test_a_run_that_ended_just_before_the_index_was_written_keeps_its_exit_code(
+    small: Path,
+) -> None:
+    assert sweep(small, broken_in(1)()) is ExitCode.CORRECTNESS_BROKEN
+    content = index()
+    content["runs"][0] |= {"status": "pending", "exit_code": None}
+    Path("out/sweep.json").write_text(json.dumps(content))
+    engines = Engines()
+    code = resume_sweep(Path("out"), engine_factory=engines, check_engine=accept_arguments)
+    assert code is ExitCode.CORRECTNESS_BROKEN
+    assert index()["runs"][0]["exit_code"] == ExitCode.CORRECTNESS_BROKEN
+    assert engines.started == []
 
 
 def test_a_folder_that_holds_a_sweep_is_refused(small: Path) -> None:
@@ -286,8 +388,14 @@ def test_an_index_of_another_version_is_refused(small: Path) -> None:
 
 def test_flags_that_the_file_decides_are_refused() -> None:
     check_flags({"file": "x", "output": "y", "dry_run": True, "verbose": False})
-    with pytest.raises(ConfigError, match=r"--requests: 4 .* write it under \[axes\]"):
+    with pytest.raises(ConfigError, match=r"--requests: 4 .* as `requests` under \[axes\]"):
         check_flags({"file": "x", "requests": 4})
+    with pytest.raises(ConfigError, match=r"--pair: 'tiny' .* as `pairs` under \[axes\]"):
+        check_flags({"pair": "tiny"})
+    with pytest.raises(ConfigError, match=r"--seed: 4 .* as `seed` under \[settings\]"):
+        check_flags({"seed": 4})
+    with pytest.raises(ConfigError, match=r"--dram-counters: True .* --file cannot take it"):
+        check_flags({"dram_counters": True})
 
 
 def test_modes_are_the_cells_of_every_run() -> None:

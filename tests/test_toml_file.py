@@ -69,6 +69,14 @@ def test_unknown_nested_field_offers_the_fields_of_its_own_table(tmp_path: Path)
     assert "known here: kind, min_chars" in message
 
 
+def test_a_table_that_is_unknown_is_named_and_not_printed(tmp_path: Path) -> None:
+    path = tmp_path / "other.toml"
+    path.write_text("[build-system]\nrequires = ['setuptools']\n")
+    with pytest.raises(ConfigError) as refused:
+        read_toml(path, Sample)
+    assert str(refused.value).startswith(f"{path}:1: build-system: unknown field; known here: ")
+
+
 def test_unknown_field_in_an_array_of_tables(tmp_path: Path) -> None:
     message = error_of(tmp_path, 'requests = 1\n[[more]]\nkind="a"\n[[more]]\nkind="b"\nkid=1\n')
     assert "sample.toml:6: more[1].kid = 1: unknown field; did you mean 'kind'?" in message

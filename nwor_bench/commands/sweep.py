@@ -126,6 +126,10 @@ def sweep(
         bool, typer.Option("--continue-on-error", rich_help_panel=FILES,
                            help="With --file: go on with the next run when one fails.")
     ] = False,
+    github_summary: Annotated[
+        bool, typer.Option("--github-summary", rich_help_panel=FILES,
+                           help="Append the report to the job's summary on GitHub.")
+    ] = False,
     dram_counters: Annotated[
         bool, typer.Option("--dram-counters", rich_help_panel=PROFILING,
                            help="Count DRAM bytes a window, in passes of their own (GPU).")
@@ -180,6 +184,11 @@ def sweep(
     textfile = None if prometheus_textfile is None else Path(prometheus_textfile)
     metrics = context.with_resource(sweep_metrics(prometheus_port, textfile, typer.echo))
     how: dict[str, Any] = {"dry_run": dry_run, "verbose": verbose, "on_batch": metrics}
+    if github_summary:
+        from nwor_bench.report.github import append_github_summary, github_summary_file
+
+        github_summary_file()  # refuse before anything is measured
+        how["publish"] = append_github_summary
     if file is not None or (resume is not None and (Path(resume) / "sweep.json").is_file()):
         from nwor_bench.sweep_run import check_flags, resume_sweep, run_sweep
 

@@ -43,11 +43,13 @@ class ReferenceCPUAttentionImpl(CPUAttentionBackendImpl):
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
-        if self.attn_type != AttentionType.DECODER or self.is_fp8_kv_cache:
-            raise NotImplementedError(
-                "nwor-bench's CPU attention serves decoder layers with an unquantised cache; "
-                f"this model asks for {self.attn_type}, kv_cache_dtype={self.kv_cache_dtype}"
-            )
+        self.why_stock = self._why_stock()
+
+    def _why_stock(self) -> str | None:
+        """Why this layer is left to the stock backend, in both modes; None: it is ours."""
+        if self.is_fp8_kv_cache:
+            return f"cache_dtype:{self.kv_cache_dtype}"
+        return None if self.attn_type == AttentionType.DECODER else f"layer_type:{self.attn_type}"
 
     def do_kv_cache_update(
         self,
@@ -58,6 +60,9 @@ class ReferenceCPUAttentionImpl(CPUAttentionBackendImpl):
         slot_mapping: Tensor,
     ) -> None:
         """Write the step's K/V, but stage the window's drafts when a window is open."""
+        if self.why_stock is not None:
+            super().do_kv_cache_update(layer, key, value, kv_cache, slot_mapping)
+            return
         staging = self.staging
         if staging is not None and staging.window.is_staging:
             batch = staging.window.batch
@@ -80,6 +85,9 @@ class ReferenceCPUAttentionImpl(CPUAttentionBackendImpl):
         output_block_scale: Tensor | None = None,
     ) -> Tensor:
         """Attention of one layer; see the stock backend for shapes. Writes `output`."""
+        if self.why_stock is not None:
+            stock = (layer, query, key, value, kv_cache, attn_metadata, output)
+            return super().forward(*stock, output_scale, output_block_scale)
         if output_scale is not None or output_block_scale is not None:
             raise NotImplementedError("fused output quantisation is not supported on a CPU")
         if attn_metadata is None:  # a warm-up run

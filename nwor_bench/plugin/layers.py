@@ -78,4 +78,6 @@ def _layer_cache(name: str, layer: Any, dtype: Any) -> LayerCache:
 
     if not isinstance(layer.impl, ReferenceCPUAttentionImpl):
         raise StagingUnavailable(f"unsupported_attention:{type(layer.impl).__name__}")
+    if layer.impl.why_stock is not None:
+        raise StagingUnavailable(layer.impl.why_stock)
     return LayerCache(name, layer.kv_cache, layer.head_size, dtype)

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 from vllm.forward_context import get_forward_context
+from vllm.v1.outputs import AsyncModelRunnerOutput
 
 from nwor_bench.plugin.accumulator import Accumulator, WindowCounts, WindowTimes, per_position
 from nwor_bench.plugin.attention import LayerStaging
@@ -28,7 +29,7 @@ from nwor_bench.plugin.validation import (
     Validator,
     accepted_on_host,
 )
-from nwor_bench.plugin.window import Window, WindowBatch
+from nwor_bench.plugin.window import Outcome, Window, WindowBatch
 from nwor_bench.records import NworMode, ScvMode
 
 logger = logging.getLogger("vllm.nwor_bench")
@@ -41,7 +42,9 @@ class Step:
     num_draft_tokens: tuple[int, ...]
     invalid_drafts: int
     started: float
+    req_ids: tuple[str, ...] = ()
     times: WindowTimes = field(default_factory=WindowTimes)
+    outcome: Outcome | None = None
     fallback_reason: str | None = None
     validation: Validation | None = None
     scv_fallback_reason: str | None = None
@@ -176,7 +179,9 @@ class V1RunnerHook:
             step, self._step = self._step, None
             if step is not None:
                 step.times.wall_ms = _ms_since(step.started)
-                self._record(step, output.sampled_token_ids)
+                if self.window is not None and self.window.batch is not None:
+                    step.outcome = self.window.close()
+                _when_sampled(output, lambda ids: self._record(step, ids))
             return output
 
         return sample_tokens
@@ -186,8 +191,8 @@ class V1RunnerHook:
     def _begin(self, step: Step) -> None:
         """Read the window off the scheduler's word, and open it when staging is on."""
         drafts = self._scheduler_output.scheduled_spec_decode_tokens
-        req_ids = self.runner.input_batch.req_ids
-        step.num_draft_tokens = tuple(len(drafts.get(req_id, ())) for req_id in req_ids)
+        step.req_ids = tuple(self.runner.input_batch.req_ids)
+        step.num_draft_tokens = tuple(len(drafts.get(req_id, ())) for req_id in step.req_ids)
         if self.nwor_mode is not NworMode.STAGE:
             return
         if self.window is None:
@@ -199,7 +204,7 @@ class V1RunnerHook:
             return
         self.window.begin(self._window_batch(step, slot_mapping[self.target_layers[0]]))
         if self._debug:
-            per_request = dict(zip(req_ids, step.num_draft_tokens, strict=True))
+            per_request = dict(zip(step.req_ids, step.num_draft_tokens, strict=True))
             logger.info("nwor begin: drafts per request %s", per_request)
 
     def _window_batch(self, step: Step, slot_mapping: torch.Tensor) -> WindowBatch:
@@ -244,7 +249,7 @@ class V1RunnerHook:
             self.window.abort(f"validate:{reason}")
 
     def _record(self, step: Step, sampled_token_ids: list[list[int]]) -> None:
-        """Write the window down from host data that the runner has returned anyway."""
+        """Write the window down from host data that the runner returns anyway."""
         num_accepted = accepted_on_host(sampled_token_ids, step.num_draft_tokens, self._vocab_size)
         accepted_at, drafted_at = per_position(step.num_draft_tokens, num_accepted)
         counts = WindowCounts(
@@ -258,8 +263,8 @@ class V1RunnerHook:
             accepted_per_position=accepted_at,
             drafts_per_position=drafted_at,
         )
-        if self.window is not None and self.window.batch is not None:
-            outcome = self.window.close()
+        outcome = step.outcome
+        if outcome is not None:
             counts.staged_tokens = outcome.staged_tokens
             counts.committed_tokens = outcome.committed_tokens or 0
             counts.rejected_tokens = outcome.rejected_tokens or 0
@@ -267,12 +272,12 @@ class V1RunnerHook:
             counts.fallback_reason = outcome.fallback_reason
         self.accumulator.add(counts, step.times)
         if self._debug:
-            self._log_window(counts, num_accepted)
+            self._log_window(step, counts, num_accepted)
 
-    def _log_window(self, counts: WindowCounts, num_accepted: list[int]) -> None:
+    def _log_window(self, step: Step, counts: WindowCounts, num_accepted: list[int]) -> None:
         logger.info(
             "nwor commit: accepted per request %s; staged %d, committed %d, rejected %d%s",
-            dict(zip(self.runner.input_batch.req_ids, num_accepted, strict=True)),
+            dict(zip(step.req_ids, num_accepted, strict=True)),
             counts.staged_tokens,
             counts.committed_tokens,
             counts.rejected_tokens,
@@ -297,6 +302,21 @@ class V1RunnerHook:
                 fallback_reason=reason,
             )
             self.accumulator.add(counts, step.times)
+
+
+def _when_sampled(output: Any, record: Callable[[list[list[int]]], None]) -> None:
+    """Hand the sampled ids on: now, or with async scheduling when the engine takes its result."""
+    if not isinstance(output, AsyncModelRunnerOutput):
+        record(output.sampled_token_ids)
+        return
+    get_output = output.get_output
+
+    def get_and_record() -> Any:
+        result = get_output()
+        record(result.sampled_token_ids)
+        return result
+
+    output.get_output = get_and_record
 
 
 def _ms_since(started: float) -> float:

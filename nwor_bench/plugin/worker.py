@@ -150,6 +150,11 @@ class NworWorkerExtension:
             "totals": dict(hook.accumulator.totals),
         }
 
+    def nwor_window_state(self) -> str | None:
+        """Where the window stands, "idle" between steps; None where nothing can be staged."""
+        window = _hook(self).window
+        return None if window is None else window.state.value
+
     def nwor_set_hooks(self, attached: bool) -> None:
         """Wrap the runner, or give it its stock methods back; nothing if it is so already."""
         hook = _hook(self)

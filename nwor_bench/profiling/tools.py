@@ -19,6 +19,8 @@ PLACES = {
 }
 """Where NVIDIA's packages put them, if they are not in PATH."""
 
+ROOT = "/"
+
 Ask = Callable[[Path], str]
 """Asks a tool for its version."""
 
@@ -33,13 +35,18 @@ def find_tool(name: str) -> Path:
     if found is not None:
         return Path(found)
     for pattern in PLACES[name]:
-        newest = sorted(Path("/").glob(pattern.lstrip("/")), reverse=True)
-        if newest:
-            return newest[0]
+        installed = list(Path(ROOT).glob(pattern.lstrip("/")))
+        if installed:
+            return max(installed, key=_version_in)
     raise ToolUnavailable(
         f"profile {name}: {PRODUCT[name]} is not installed (no {name!r} in PATH); install it with "
         "the CUDA toolkit, or put its folder into PATH"
     )
+
+
+def _version_in(path: Path) -> list[int]:
+    """The numbers in a path: 2025.10 is newer than 2025.9."""
+    return [int(digits) for digits in re.findall(r"\d+", str(path.relative_to(ROOT)))]
 
 
 def check_version(name: str, tool: Path, ask: Ask | None = None) -> str:

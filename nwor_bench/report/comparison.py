@@ -13,6 +13,7 @@ from nwor_bench.changes import Change
 from nwor_bench.compare import CellChange, Comparison, Outcome
 from nwor_bench.records import to_dict
 from nwor_bench.report import comparison_text as words
+from nwor_bench.report.comparison_notes import notes
 from nwor_bench.report.document import Bullets, Document, Paragraph, Section, table
 from nwor_bench.report.markdown import render_markdown
 from nwor_bench.stored_run import StoredRun
@@ -41,7 +42,7 @@ def print_comparison(console: Console, comparison: Comparison) -> None:
         console.print(rows)
     for line in ["", *words.reasons(comparison), "", words.how_decided(comparison), ""]:
         console.print(Text(line))
-    for note in words.notes(comparison):
+    for note in notes(comparison):
         console.print(_bullet(note))
     style = _STYLES[Outcome.REGRESSION] if comparison.having(Outcome.REGRESSION) else "bold"
     console.print()
@@ -63,7 +64,7 @@ def comparison_markdown(comparison: Comparison) -> str:
             f"BASE{words.ARROW}NEW",
             (table(words.VALUE_HEADERS, words.value_rows(comparison), numbers_from=1),),
         ),
-        Section("Notes", (Bullets(tuple(words.notes(comparison))),)),
+        Section("Notes", (Bullets(tuple(notes(comparison))),)),
     ]
     lead = (
         Paragraph(words.headline(comparison), strong=True),
@@ -86,7 +87,7 @@ def comparison_json(comparison: Comparison, *, strict: bool) -> str:
         "forced_differences": [asdict(difference) for difference in comparison.forced],
         "other_differences": [asdict(difference) for difference in comparison.others],
         "cells": [_cell(cell) for cell in comparison.cells],
-        "notes": words.notes(comparison),
+        "notes": notes(comparison),
     }
     return json.dumps(content, indent=2, allow_nan=False) + "\n"
 

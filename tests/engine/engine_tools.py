@@ -53,7 +53,12 @@ def run_cell(
 
 def total(output: BatchOutput, name: str) -> int:
     """Sum of one count over a batch's windows."""
-    return sum(window[name] for window in output.windows)
+    return total_of(output.windows, name)
+
+
+def total_of(windows: list[dict[str, Any]], name: str) -> int:
+    """Sum of one count over windows."""
+    return sum(window[name] for window in windows)
 
 
 def worker_of(engine: VllmEngine) -> Any:

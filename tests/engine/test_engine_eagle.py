@@ -11,6 +11,7 @@ from nwor_bench.engine import VllmEngine
 pytestmark = pytest.mark.engine
 
 
+@pytest.mark.row("eagle")
 def test_the_head_is_told_from_the_targets_layers(
     tmp_path: Path, start_engine: Callable[..., VllmEngine]
 ) -> None:

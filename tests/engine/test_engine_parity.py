@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 from engine_tools import prompts_of, run_cell, tiny_pair, tiny_spec, total
@@ -13,8 +14,9 @@ pytestmark = pytest.mark.engine
 
 @dataclass(frozen=True)
 class Setting:
-    """One engine: how it drafts, its block size, and the acceptance it must show."""
+    """One engine: its row, how it drafts, its block size, and the acceptance it must show."""
 
+    row: str
     name: str
     method: str
     noise: float
@@ -23,10 +25,10 @@ class Setting:
 
 
 SETTINGS = [
-    Setting("ngram", "ngram", 0.0, 32, (0.05, 0.95)),
-    Setting("partial acceptance", "draft_model", 0.05, 64, (0.2, 0.95)),
-    Setting("full acceptance", "draft_model", 0.0, 32, (0.99, 1.0)),
-    Setting("full rejection", "draft_model", 50.0, 64, (0.0, 0.05)),
+    Setting("ngram", "ngram", "ngram", 0.0, 32, (0.05, 0.95)),
+    Setting("partial acceptance", "partial acceptance", "draft_model", 0.05, 64, (0.2, 0.95)),
+    Setting("full acceptance", "full acceptance", "draft_model", 0.0, 32, (0.99, 1.0)),
+    Setting("no acceptance", "full rejection", "draft_model", 50.0, 64, (0.0, 0.05)),
 ]
 
 STEADY = prompts_of([24, 31, 18, 40, 27, 22, 35, 29])
@@ -38,9 +40,16 @@ BATCHES = {
     "prefill beside decode": MIXED,
     "shared prefix": SHARED,
 }
+ROW_OF_BATCH = {**{name: name for name in BATCHES}, "shared prefix": "shared prefixes"}
 
 
-@pytest.fixture(scope="module", params=SETTINGS, ids=lambda s: s.name)
+def with_rows(setting: Setting) -> Any:
+    """The setting as a parameter that stands for its rows of the checklist."""
+    rows = dict.fromkeys((setting.row, setting.method))
+    return pytest.param(setting, marks=[pytest.mark.row(row) for row in rows], id=setting.name)
+
+
+@pytest.fixture(scope="module", params=[with_rows(setting) for setting in SETTINGS])
 def setting(request: pytest.FixtureRequest) -> Setting:
     """Each setting in turn."""
     return request.param
@@ -58,7 +67,10 @@ def engine(
     return start_engine(pair, tiny_spec(block_size=setting.block_size, engine_args=chunked))
 
 
-@pytest.mark.parametrize("name", BATCHES)
+@pytest.mark.row("Llama")
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.row(row)) for name, row in ROW_OF_BATCH.items()]
+)
 def test_stage_gives_the_tokens_of_off(engine: VllmEngine, setting: Setting, name: str) -> None:
     reference = run_cell(engine, "off", "off", BATCHES[name])
     drafts = reference.counters.draft_tokens
@@ -80,6 +92,7 @@ def test_the_setting_accepts_what_it_is_for(engine: VllmEngine, setting: Setting
     assert low <= counters.accepted_tokens / counters.draft_tokens <= high
 
 
+@pytest.mark.row("temperature and top-p")
 def test_sampling_keeps_the_counts(engine: VllmEngine) -> None:
     """Tokens cannot be compared: vLLM's CPU rejection sampler is not reproducible from a seed."""
     output = run_cell(engine, "stage", "graph", STEADY, temperature=0.8)
@@ -88,6 +101,7 @@ def test_sampling_keeps_the_counts(engine: VllmEngine) -> None:
     assert total(output, "committed_tokens") == output.counters.accepted_tokens
 
 
+@pytest.mark.row("shared prefixes")
 def test_prefix_cache_hits_read_committed_tokens(engine: VllmEngine) -> None:
     """A second turn continues from blocks that the first turn's commits filled."""
     from vllm import SamplingParams

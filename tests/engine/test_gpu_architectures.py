@@ -5,6 +5,7 @@ say that windows accepted alike and that the target computed the same on what wa
 """
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,23 +27,45 @@ FULL: dict[str, Any] = {
 }
 
 
+def case(row: str, *values: Any) -> Any:
+    """A parameter set that stands for a row of the checklist."""
+    return pytest.param(*values, marks=pytest.mark.row(row))
+
+
 @pytest.mark.parametrize(
     ("name", "dtype", "arguments", "fallback"),
     [
-        ("llama-1b-shape", "float32", EAGER, None),
-        ("qwen-shape", "float32", EAGER, None),
-        ("qwen-shape", "bfloat16", FULL, None),
-        ("moe-shape", "float32", EAGER, None),
+        case("Llama", "llama-1b-shape", "float32", EAGER, None),
+        case("Qwen", "qwen-shape", "float32", EAGER, None),
+        case("Qwen", "qwen-shape", "bfloat16", FULL, None),
+        case("mixture of experts", "moe-shape", "float32", EAGER, None),
         # Layers with and without a sliding window are two groups of KV caches.
-        ("gemma-shape", "float32", EAGER, "several_kv_cache_groups"),
+        case(
+            "Gemma, sliding window, several cache groups",
+            "gemma-shape",
+            "float32",
+            EAGER,
+            "several_kv_cache_groups",
+        ),
         # In one group, the sliding window is the kernel's business.
-        ("gemma-shape", "float32", {**EAGER, "disable_hybrid_kv_cache_manager": True}, None),
+        case(
+            "Gemma, sliding window, one cache group",
+            "gemma-shape",
+            "float32",
+            {**EAGER, "disable_hybrid_kv_cache_manager": True},
+            None,
+        ),
         # Latent attention keeps no K and V of its own.
-        ("mla-shape", "bfloat16", EAGER, "unsupported_attention"),
+        case("latent attention (MLA)", "mla-shape", "bfloat16", EAGER, "unsupported_attention"),
     ],
 )
 def test_an_architecture_is_staged_or_says_why_not(
-    name: str, dtype: str, arguments: dict[str, Any], fallback: str | None, tmp_path: Path
+    name: str,
+    dtype: str,
+    arguments: dict[str, Any],
+    fallback: str | None,
+    tmp_path: Path,
+    record_property: Callable[[str, str], None],
 ) -> None:
     pair = resolve_pair(name, cache_dir=tmp_path)
     spec = tiny_spec(
@@ -63,5 +86,6 @@ def test_an_architecture_is_staged_or_says_why_not(
             else:
                 assert all(reason.startswith(fallback) for reason in reasons)
                 assert total(staged, "staged_tokens") == 0
+                record_property("written_directly", fallback)
     finally:
         engine.close()

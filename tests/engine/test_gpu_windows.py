@@ -4,7 +4,7 @@ Float32, so that vLLM takes its Triton attention and tokens can be compared exac
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +54,12 @@ def reasons(output: BatchOutput) -> set[str | None]:
     return {window["fallback_reason"] for window in output.windows}
 
 
+@pytest.mark.row("CUDA graphs")
+@pytest.mark.row("several requests")
+@pytest.mark.row("prefill beside decode")
+@pytest.mark.row("partial acceptance")
+@pytest.mark.row("draft_model")
+@pytest.mark.row("Llama")
 @pytest.mark.parametrize("scv", ["off", "graph", "adaptive"])
 def test_staging_gives_the_stock_tokens(engine: VllmEngine, scv: str) -> None:
     prompts = prompts_of(LENGTHS)
@@ -131,8 +137,11 @@ def test_attention_that_reads_the_cache_alone_is_found_out(
     assert run_cell(engine, "stage", "off", prompts).token_ids != stock.token_ids
 
 
+@pytest.mark.row("faults inside a window")
 def test_a_commit_that_fails_writes_the_window_directly(
-    engine: VllmEngine, monkeypatch: pytest.MonkeyPatch
+    engine: VllmEngine,
+    monkeypatch: pytest.MonkeyPatch,
+    record_property: Callable[[str, str], None],
 ) -> None:
     from nwor_bench.plugin.gpu_staging import GpuStaging
 
@@ -145,11 +154,15 @@ def test_a_commit_that_fails_writes_the_window_directly(
     output = run_cell(engine, "stage", "off", prompts)
     assert output.token_ids == stock.token_ids
     assert reasons(output) == {"commit:RuntimeError"}
+    record_property("written_directly", "commit:RuntimeError")
     assert total(output, "staged_tokens") == 0
 
 
+@pytest.mark.row("faults inside a window")
 def test_a_layer_that_cannot_stage_falls_back_in_all(
-    engine: VllmEngine, monkeypatch: pytest.MonkeyPatch
+    engine: VllmEngine,
+    monkeypatch: pytest.MonkeyPatch,
+    record_property: Callable[[str, str], None],
 ) -> None:
     if engine.graphs == "full":  # type: ignore[attr-defined]
         pytest.skip("no layer is called in a replay")
@@ -166,6 +179,7 @@ def test_a_layer_that_cannot_stage_falls_back_in_all(
     output = run_cell(engine, "stage", "off", prompts)
     assert output.token_ids == stock.token_ids
     assert reasons(output) == {"stage:planted"}
+    record_property("written_directly", "stage:planted")
 
 
 def test_the_probe_times_the_phases(engine: VllmEngine) -> None:

@@ -39,6 +39,7 @@ def interpret(kernels: tuple[str, ...]) -> subprocess.CompletedProcess[str]:
     return run_python("-m", "pytest", *tests, *options, TRITON_INTERPRET="1", **quick_start)
 
 
+@pytest.mark.slow
 def test_kernels_in_the_interpreter() -> None:
     pytest.importorskip("triton")
     with ThreadPoolExecutor() as pool:
@@ -52,6 +53,7 @@ def test_the_interpreter_is_not_on_here() -> None:
     assert "TRITON_INTERPRET" not in os.environ
 
 
+@pytest.mark.slow
 def test_the_package_imports_and_runs_on_a_cpu_without_triton() -> None:
     done = run_python(
         "-c",

@@ -23,6 +23,7 @@ def found() -> dict[str, list[str]]:
     return json.loads(done.stdout.splitlines()[-1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     ["commit nwor", "commit torch_index_copy", "stage nwor", "stage torch_index_copy", "mask nwor"],
@@ -33,6 +34,7 @@ def test_a_right_result_passes_and_an_absent_one_does_not(found, name: str) -> N
     assert idle != ""
 
 
+@pytest.mark.slow
 def test_the_peers_that_are_not_here_are_listed(found) -> None:
     assert "vllm_cuda" in found["commit refused"]
     assert found["mask refused"] == []

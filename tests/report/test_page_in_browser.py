@@ -58,6 +58,7 @@ def brightness(colour: str) -> float:
     return (0.2126 * red + 0.7152 * green + 0.0722 * blue) / 255
 
 
+@pytest.mark.slow
 def test_the_page_in_a_real_browser(tab: Tab, tmp_path: Path) -> None:
     """One page, since loading plotly takes most of the time: wide and light, dark, then a phone."""
     run = with_counters(faster(), 50_000)

@@ -1,0 +1,130 @@
+"""Conduct a sweep: one engine for each group of runs, one run folder each, one summary."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from nwor_bench.aggregate import summarise
+from nwor_bench.conduct import (
+    EngineFactory,
+    Prepared,
+    Publish,
+    run_prepared,
+    say_how_to_go_on,
+    worst_of,
+)
+from nwor_bench.engine import Engine
+from nwor_bench.errors import BenchError, ExitCode
+from nwor_bench.records import RunStatus
+from nwor_bench.session import resume_prepared
+from nwor_bench.store import RUN_FILE, read_run
+from nwor_bench.sweep_file import EngineGroup, Point
+from nwor_bench.sweep_index import DONE, FAILED, INTERRUPTED, SweepIndex, write_summary
+
+
+class SweepConductor:
+    """Runs the groups in turn, each on its own engine, and keeps the index true."""
+
+    def __init__(
+        self,
+        index: SweepIndex,
+        prepared: Mapping[int, Prepared],
+        console: Console,
+        engine_factory: EngineFactory,
+        how: Mapping[str, Any],
+        continue_on_error: bool,
+        publish: Publish | None,
+    ):
+        self._index = index
+        self._prepared = prepared
+        self._console = console
+        self._factory = engine_factory
+        self._how = how
+        self._continue = continue_on_error
+        self._publish = publish
+        self._engine: Engine | None = None
+        self._codes = [ExitCode(code) for code in index.done_codes()]
+
+    def run(self, groups: tuple[EngineGroup, ...] | list[EngineGroup]) -> ExitCode:
+        """All groups; the summary is written however it ends.
+
+        Returns the worst exit code of the sweep's runs, those of earlier starts among them.
+        """
+        try:
+            for group in groups:
+                for point in group.points:
+                    if self._run_point(group, point) is ExitCode.INTERRUPTED:
+                        return ExitCode.INTERRUPTED
+                self._close()
+            self._index.content["finished_at"] = datetime.now(UTC).isoformat(timespec="seconds")
+        finally:
+            self._close()
+            self._index.write()
+            summary = write_summary(self._index)
+            self._console.print(f"Sweep folder: {self._index.folder}", soft_wrap=True)
+            if not self._index.is_done:
+                say_how_to_go_on(self._index.folder, self._console)
+            if self._publish is not None:
+                self._publish(summary)
+        return max(self._codes, key=_badness, default=ExitCode.OK)
+
+    def _run_point(self, group: EngineGroup, point: Point) -> ExitCode:
+        folder = self._index.folder / point.folder
+        title = f"run {point.number} of {len(self._index.content['runs'])}: {point.label}"
+        self._console.rule(title, style="dim")
+        try:
+            code = self._measure(group, point, folder)
+        except BaseException as error:
+            # An engine whose batch failed may hold half of it: the next run gets a new one.
+            self._close()
+            text = str(error) or type(error).__name__
+            status = INTERRUPTED if isinstance(error, KeyboardInterrupt) else FAILED
+            self._index.set_run(point.number, status=status, error=text, exit_code=_code(error))
+            if not self._continue or not isinstance(error, Exception):
+                raise
+            self._console.print(f"run {point.number} failed: {text}", style="red", markup=False)
+            code = ExitCode(_code(error))
+        else:
+            whole = read_run(folder).header.get("status") == RunStatus.COMPLETE
+            status = DONE if whole else INTERRUPTED
+            self._index.set_run(point.number, status=status, error=None, exit_code=int(code))
+            code = code if whole else ExitCode.INTERRUPTED
+        self._codes.append(code)
+        return code
+
+    def _measure(self, group: EngineGroup, point: Point, folder: Path) -> ExitCode:
+        prepared = self._prepared[point.number]
+
+        @contextmanager
+        def source(log: Path | None) -> Iterator[Engine]:
+            if self._engine is None:
+                self._engine = self._factory(prepared.pair, group.spec, log)
+            yield self._engine
+
+        if (folder / RUN_FILE).is_file():
+            run = read_run(folder)
+            if run.header.get("status") == RunStatus.COMPLETE:  # just before the index was written
+                return worst_of(summarise(run))
+            return resume_prepared(prepared, folder, source, self._console, **self._how)
+        return run_prepared(prepared, folder, source, self._console, **self._how)
+
+    def _close(self) -> None:
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            engine.close()
+
+
+def _code(error: BaseException) -> int:
+    if isinstance(error, KeyboardInterrupt):
+        return int(ExitCode.INTERRUPTED)
+    return int(error.exit_code) if isinstance(error, BenchError) else int(ExitCode.FAILED)
+
+
+def _badness(code: ExitCode) -> int:
+    """Wrong numbers are worse than none."""
+    order = [ExitCode.OK, ExitCode.BAD_USAGE, ExitCode.FAILED, ExitCode.CORRECTNESS_BROKEN]
+    return order.index(code) if code in order else len(order)

@@ -1,0 +1,113 @@
+"""Ask one engine the same in both modes, and hold what every row of the checklist holds."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from engine_tools import total_of, worker_of
+
+from nwor_bench.engine import VllmCounters, VllmEngine
+from nwor_bench.records import Cell, NworMode, ScvMode
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What a batch said, what vLLM counted, and its windows."""
+
+    tokens: list[tuple[int, ...]]
+    texts: list[str]
+    finish_reasons: list[str | None]
+    counters: VllmCounters
+    windows: list[dict[str, Any]]
+
+    def total(self, name: str) -> int:
+        """Sum of one count over the windows."""
+        return total_of(self.windows, name)
+
+    @property
+    def fallbacks(self) -> set[str | None]:
+        """Why windows were written directly; None stands for those that were staged."""
+        return {window["fallback_reason"] for window in self.windows}
+
+
+def ask(
+    engine: VllmEngine,
+    nwor: str,
+    prompts: Sequence[list[int]],
+    params: Any,
+    *,
+    scv: str = "off",
+    seed: int = 7,
+    keep_cache: bool = False,
+    **arguments: Any,
+) -> Answers:
+    """One batch in these modes, with any SamplingParams (one, or a list with one a request).
+
+    `keep_cache`: let the batch find what earlier ones left in the prefix cache.
+    """
+    engine.set_modes(Cell("tiny", NworMode(nwor), ScvMode(scv)))
+    if not keep_cache:
+        assert engine._llm.reset_prefix_cache()
+    engine._rpc("nwor_seed", seed)
+    engine._rpc("nwor_drain")
+    before = engine._read_counters()
+    inputs = [{"prompt_token_ids": prompt} for prompt in prompts]
+    outputs = engine._llm.generate(inputs, params, use_tqdm=False, **arguments)
+    first = [output.outputs[0] for output in outputs]
+    return Answers(
+        tokens=[tuple(answer.token_ids) for answer in first],
+        texts=[answer.text for answer in first],
+        finish_reasons=[answer.finish_reason for answer in first],
+        counters=engine._read_counters().minus(before),
+        windows=engine._rpc("nwor_drain")["windows"],
+    )
+
+
+def greedy(max_tokens: int = 40, **settings: Any) -> Any:
+    """Greedy SamplingParams of a fixed length; `settings` are SamplingParams' own."""
+    from vllm import SamplingParams
+
+    fixed = {"temperature": 0.0, "ignore_eos": True, "detokenize": False}
+    return SamplingParams(max_tokens=max_tokens, **{**fixed, **settings})
+
+
+def check_counts(engine: VllmEngine, answers: Answers) -> None:
+    """Every window staged, settled and closed, and vLLM counted the same."""
+    assert answers.fallbacks == {None}
+    drafts = answers.total("draft_tokens") - answers.total("uncounted_draft_tokens")
+    assert answers.total("staged_tokens") == answers.total("draft_tokens") > 0
+    assert drafts == answers.counters.draft_tokens
+    assert answers.total("committed_tokens") == answers.counters.accepted_tokens
+    settled = answers.total("committed_tokens") + answers.total("rejected_tokens")
+    assert answers.total("staged_tokens") == settled
+    layers = len(worker_of(engine).nwor_hook.target_layers)
+    assert answers.total("stage_operations") == layers * answers.total("staged_tokens")
+    check_no_open_window(engine)
+
+
+def check_no_open_window(engine: VllmEngine) -> None:
+    """Between batches no window is open and no draft is held."""
+    window = worker_of(engine).nwor_hook.window
+    assert window is None or (window.batch is None and not window.is_staging)
+
+
+def check_same(engine: VllmEngine, staged: Answers, stock: Answers) -> None:
+    """Staging said what `off` said, and its counts add up."""
+    assert staged.tokens == stock.tokens
+    assert staged.texts == stock.texts
+    assert staged.finish_reasons == stock.finish_reasons
+    assert staged.counters == stock.counters
+    assert stock.total("staged_tokens") == 0
+    check_counts(engine, staged)
+
+
+def check_cache(engine: VllmEngine, prompts: Sequence[list[int]], answers: Answers) -> None:
+    """What a staged batch left in the prefix cache is what the stock batch would have left.
+
+    Each conversation goes on from the blocks that the batch filled, and once more from an empty
+    cache: a K or V that is wrong or missing gives other tokens.
+    """
+    turns = [p + list(t) + [90, 91] for p, t in zip(prompts, answers.tokens, strict=True)]
+    onward = ask(engine, "off", turns, greedy(16), keep_cache=True)
+    afresh = ask(engine, "off", turns, greedy(16))
+    assert onward.tokens == afresh.tokens

@@ -87,7 +87,10 @@ def test_the_answer_comes_first_and_the_glossary_last(run):
               "Glossary"]  # fmt: skip
     assert [title for title in titles if title in wanted] == wanted
     assert titles[-1] == "Glossary"
-    start = "# nwor-bench: scenario short, models toy\n\n**CPU RUN: This run says nothing on whether NWOR pays"
+    start = (
+        "# nwor-bench: scenario short, models toy\n\n"
+        "**CPU RUN: This run says nothing on whether NWOR pays"
+    )
     assert text.startswith(start)
 
 

@@ -9,11 +9,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from nwor_kernels.verify_attention.kernel import (
-    VerifyWorkspace,
-    unsupported_reason,
-    verify_attention_triton,
-)
 from torch import Tensor
 from vllm.v1.attention.backend import AttentionType
 from vllm.v1.attention.backends.flash_attn import FlashAttentionImpl
@@ -22,6 +17,11 @@ from vllm.v1.attention.backends.triton_attn import TritonAttentionImpl
 from nwor_bench.plugin.gpu_staging import GpuStaging, GpuWindowBatch
 from nwor_bench.plugin.patching import Patch
 from nwor_bench.plugin.window import Window
+from nwor_kernels.verify_attention.kernel import (
+    VerifyWorkspace,
+    unsupported_reason,
+    verify_attention_triton,
+)
 
 SUPPORTED = (FlashAttentionImpl, TritonAttentionImpl)
 """Implementations whose cache is [blocks, kv_heads, block_size, 2 * head_dim], K then V."""

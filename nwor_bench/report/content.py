@@ -44,8 +44,8 @@ BACKGROUND = (
     "model check them all in one step, a window. Stock vLLM writes the K/V data of every draft "
     "into its cache, rejected ones too. NWOR (no-write-on-reject) writes only those that the model "
     "accepted; SCV says who decides which ones these are, the host or a kernel. This page shows "
-    "what that did to one pair of models on one machine. Each cell is an NWOR mode x an SCV mode, and "
-    "off x off has neither. The glossary at the end explains every word and column."
+    "what that did to one pair of models on one machine. Each cell is an NWOR mode x an SCV mode, "
+    "and off x off has neither. The glossary at the end explains every word and column."
 )
 
 

@@ -55,6 +55,20 @@ def _free_on_gpus(ranks: int) -> list[int]:
         pynvml.nvmlShutdown()
 
 
+def visible_gpu_uuids() -> list[str]:
+    """UUIDs of the GPUs that this process sees; none without a driver."""
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return []
+    try:
+        return [str(pynvml.nvmlDeviceGetUUID(handle)) for handle in _visible(pynvml)]
+    finally:
+        pynvml.nvmlShutdown()
+
+
 def _visible(nvml: Any) -> list[Any]:
     """The GPUs of CUDA_VISIBLE_DEVICES in its order (numbers, or beginnings of UUIDs), or all."""
     handles = [nvml.nvmlDeviceGetHandleByIndex(i) for i in range(nvml.nvmlDeviceGetCount())]

@@ -1,6 +1,6 @@
 """Conduct a sweep: one engine for each group of runs, one run folder each, one summary."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -70,7 +70,7 @@ class SweepConductor:
                 say_how_to_go_on(self._index.folder, self._console)
             if self._publish is not None:
                 self._publish(summary)
-        return max(self._codes, key=_badness, default=ExitCode.OK)
+        return worst_code(self._codes)
 
     def _run_point(self, group: EngineGroup, point: Point) -> ExitCode:
         folder = self._index.folder / point.folder
@@ -122,6 +122,11 @@ def _code(error: BaseException) -> int:
     if isinstance(error, KeyboardInterrupt):
         return int(ExitCode.INTERRUPTED)
     return int(error.exit_code) if isinstance(error, BenchError) else int(ExitCode.FAILED)
+
+
+def worst_code(codes: Iterable[ExitCode]) -> ExitCode:
+    """The exit code of a sweep, from those of its runs."""
+    return max(codes, key=_badness, default=ExitCode.OK)
 
 
 def _badness(code: ExitCode) -> int:

@@ -1,6 +1,7 @@
 """A sweep file from the command line to its runs: everything is checked, then conducted."""
 
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ from nwor_bench.versions import require_supported_vllm
 
 ALLOWED_FLAGS = (
     *("file", "output", "resume", "dry_run", "verbose", "continue_on_error"),
+    "ray",
     *("nvtx", "prometheus_port", "prometheus_textfile", "github_summary"),
 )
 
@@ -62,10 +64,13 @@ def run_sweep(
     continue_on_error: bool = False,
     on_batch: OnBatch | None = None,
     publish: Publish | None = None,
+    ray: bool = False,
     engine_factory: EngineFactory = VllmEngine,
     check_engine: CheckEngine = check_arguments,
 ) -> ExitCode:
     """Run a sweep file from its beginning; returns the worst exit code of its runs.
+
+    With `ray` the engines run on a Ray cluster, whose machines check them for themselves.
 
     Raises ConfigError, before anything is started or written, for any run that cannot be; and,
     without `continue_on_error`, what the first failing run raises.
@@ -76,16 +81,19 @@ def run_sweep(
     groups = group_by_engine(make_points(sweep))
     if output is not None:
         _check_output(output)
-    prepared = _prepare_all(groups, console)
+    prepared = _prepare_all(groups, console, here=not ray)
     if dry_run:
         for line in sweep_lines(sweep, groups, prepared):
             console.print(line, highlight=False, markup=False)
         return ExitCode.OK
-    for group in groups:
-        check_engine(prepared[group.points[0].number].pair, group.spec)
+    if not ray:
+        for group in groups:
+            check_engine(prepared[group.points[0].number].pair, group.spec)
     now = datetime.now(UTC)
     folder = output or default_folder(RUNS, sweep.name, "", now)
     index = SweepIndex.create(folder, sweep, groups, now.isoformat(timespec="seconds"))
+    if ray:
+        return _on_ray(index, groups, console, continue_on_error, publish)
     how = {"verbose": verbose, "on_batch": on_batch, "in_sweep": True}
     conductor = SweepConductor(
         index, prepared, console, engine_factory, how, continue_on_error, publish
@@ -102,10 +110,13 @@ def resume_sweep(
     continue_on_error: bool = False,
     on_batch: OnBatch | None = None,
     publish: Publish | None = None,
+    ray: bool = False,
     engine_factory: EngineFactory = VllmEngine,
     check_engine: CheckEngine = check_arguments,
 ) -> ExitCode:
     """Go on with a sweep folder: runs that are done stay, others go on or begin.
+
+    With `ray` a run that was cut short is measured anew, not from where it stood.
 
     Raises ConfigError if `path` is given and says otherwise than the sweep was begun with.
     """
@@ -126,11 +137,13 @@ def resume_sweep(
     left = [group for group in left if group.points]
     if not left:
         raise ConfigError.for_field("--resume", str(folder), "all of its runs are done")
-    prepared = _prepare_all(left, console)
+    prepared = _prepare_all(left, console, here=not ray)
     if dry_run:
         for line in sweep_lines(sweep, left, prepared):
             console.print(line, highlight=False, markup=False)
         return ExitCode.OK
+    if ray:
+        return _on_ray(index, left, console, continue_on_error, publish)
     for group in left:
         check_engine(prepared[group.points[0].number].pair, group.spec)
     how = {"verbose": verbose, "on_batch": on_batch, "in_sweep": True}
@@ -149,17 +162,31 @@ def _check_output(folder: Path) -> None:
     check_output(folder)
 
 
+def _on_ray(
+    index: SweepIndex,
+    groups: Sequence[EngineGroup],
+    console: Console,
+    continue_on_error: bool,
+    publish: Publish | None,
+) -> ExitCode:
+    from nwor_bench.ray_sweep import run_on_ray
+
+    how: dict[str, Any] = {"continue_on_error": continue_on_error, "publish": publish}
+    return run_on_ray(index, groups, sys.argv, console, **how)
+
+
 def _prepare_all(
-    groups: tuple[EngineGroup, ...] | list[EngineGroup], console: Console
+    groups: Sequence[EngineGroup], console: Console, here: bool = True
 ) -> dict[int, Prepared]:
-    """Check every run before the first starts."""
+    """Check every run before the first starts; memory only where the engines run `here`."""
     prepared = {}
     for group in groups:
         for point in group.points:
             ready = prepare(point.spec, PairChoice(pair=point.pair), console)
             prepared[point.number] = ready
         try:
-            require_memory(ready.pair, group.spec)
+            if here:
+                require_memory(ready.pair, group.spec)
         except ConfigError as error:
             raise ConfigError(f"engine {group.number} ({ready.pair.name}): {error}") from error
     return prepared

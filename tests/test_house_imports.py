@@ -31,7 +31,8 @@ PURE = (
     *("nwor_bench.microbench.cases", "nwor_bench.microbench.goals", "nwor_bench.microbench.rounds"),
     *("nwor_bench.microbench.rows", "nwor_bench.microbench.run", "nwor_bench.microbench.text"),
     *("nwor_bench.sweep_spec", "nwor_bench.toml_file", "nwor_bench.toml_lines"),
-    *("nwor_bench.traffic",),
+    *("nwor_bench.traffic", "nwor_bench.training.folder", "nwor_bench.training.recipe"),
+    *("nwor_bench.training.templates",),
 )
 HEAVY = ("torch", "vllm", "pandas", "scipy", "pydantic", "transformers", "plotly")
 

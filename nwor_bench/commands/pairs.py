@@ -1,4 +1,4 @@
-"""nwor-bench pairs list | show | fetch."""
+"""nwor-bench pairs list | show | fetch | train."""
 
 from typing import TYPE_CHECKING, Annotated
 
@@ -86,6 +86,59 @@ def fetch(name: Name = "smollm2") -> None:
         from nwor_bench.pairs.shape import WITHOUT_WEIGHTS
 
         typer.echo(f"weights: {WITHOUT_WEIGHTS}")
+
+
+@app.command()
+def train(
+    drafter: Annotated[
+        str, typer.Argument(help="What to train: smollm2-eagle, or tiny-eagle to try it out.")
+    ],
+    epochs: Annotated[int | None, typer.Option(help="Times over the text.")] = None,
+    tokens: Annotated[
+        int | None, typer.Option(help="Tokens of text that the target generates.")
+    ] = None,
+    device: Annotated[
+        str | None, typer.Option(help="cpu or cuda (default: cuda where there is one).")
+    ] = None,
+    output: Annotated[
+        str | None, typer.Option(help="A new folder (default: runs/TIME-train-DRAFTER).")
+    ] = None,
+    resume: Annotated[
+        str | None, typer.Option(help="Go on with the training in this folder.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of all that is random.")] = None,
+) -> None:
+    """Train an EAGLE head for a pair's target, from text that the target generates.
+
+    FOLDER/head is then a drafter: `nwor-bench sweep --pair smollm2 --draft-model FOLDER/head`.
+    """
+    from datetime import UTC, datetime
+    from pathlib import Path
+
+    from nwor_bench.errors import ConfigError
+    from nwor_bench.training.folder import HEAD, begin_folder, resumed_recipe
+    from nwor_bench.training.recipe import find_recipe
+
+    given = {"epochs": epochs, "tokens": tokens, "seed": seed}
+    recipe = find_recipe(drafter).with_values(**given)
+    if resume is not None and output is not None:
+        raise ConfigError.for_field("--output", output, "--resume names the folder; leave it out")
+    if resume is not None:
+        folder = Path(resume)
+        recipe = resumed_recipe(folder, drafter, given)
+    import torch
+    from rich.console import Console
+
+    from nwor_bench.training.train import check_device, train_head
+
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    check_device(device)
+    if resume is None:
+        now = datetime.now(UTC)
+        folder = Path(output or f"runs/{now:%Y%m%dT%H%M%SZ}-train-{drafter}")
+        begin_folder(folder, recipe)
+    train_head(recipe, folder, device, Console())
+    typer.echo(f"head: {folder / HEAD}")
 
 
 def _rows(group: str, values: "dict[str, Any]") -> "Iterator[tuple[str, Any]]":

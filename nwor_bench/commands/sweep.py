@@ -126,6 +126,11 @@ def sweep(
         bool, typer.Option("--continue-on-error", rich_help_panel=FILES,
                            help="With --file: go on with the next run when one fails.")
     ] = False,
+    ray: Annotated[
+        bool, typer.Option("--ray", rich_help_panel=FILES,
+                           help="With --file: on a Ray cluster (RAY_ADDRESS, else this machine), "
+                                "one engine a GPU.")
+    ] = False,
     github_summary: Annotated[
         bool, typer.Option("--github-summary", rich_help_panel=FILES,
                            help="Append the report to the job's summary on GitHub.")
@@ -193,12 +198,17 @@ def sweep(
         from nwor_bench.sweep_run import check_flags, resume_sweep, run_sweep
 
         check_flags(given)
-        how["continue_on_error"] = continue_on_error
+        how |= {"continue_on_error": continue_on_error, "ray": ray}
+        if ray:
+            from nwor_bench.ray_sweep import check_flags_for_ray
+
+            check_flags_for_ray(given)
         if resume is None:
             raise typer.Exit(run_sweep(Path(str(file)), folder, **how))
         raise typer.Exit(resume_sweep(Path(resume), None if file is None else Path(file), **how))
-    if continue_on_error:
-        raise ConfigError.for_field("--continue-on-error", True, "it needs --file")
+    for flag, is_on in (("--continue-on-error", continue_on_error), ("--ray", ray)):
+        if is_on:
+            raise ConfigError.for_field(flag, True, "it needs --file")
     if resume is not None:
         raise typer.Exit(resume_session(Path(resume), given, **how))
 

@@ -42,7 +42,9 @@ def pair_folder(pair: ModelPair, cache_dir: str | Path | None = None) -> Path:
     source = pair.packaged or pair.generated or pair.shape
     if source is None:
         raise ValueError(f"pair {pair.name} names folders of its own; nothing of it is cached")
-    recipe = json.dumps([_RECIPE, pair.source, source.model_dump()], sort_keys=True)
+    # Pairs that differ in the drafter alone share one build of the target.
+    content = source.model_dump(exclude={"drafter"})
+    recipe = json.dumps([_RECIPE, pair.source, content], sort_keys=True)
     digest = hashlib.sha256(recipe.encode()).hexdigest()[:12]
     stem = pair.packaged.package if pair.packaged else pair.source
     return cache_root(cache_dir) / f"{stem}-{digest}"

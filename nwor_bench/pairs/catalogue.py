@@ -25,7 +25,8 @@ def load_pair(name: str) -> ModelPair:
         return _with_folders_beside(path, read_toml(path, ModelPair))
     if name not in pair_names():
         raise ConfigError.unknown("pair", name, pair_names())
-    return read_toml(_folder() / f"{name}.toml", ModelPair)
+    path = _folder() / f"{name}.toml"
+    return _with_folders_beside(path, read_toml(path, ModelPair))
 
 
 def _folder() -> Path:
@@ -34,6 +35,10 @@ def _folder() -> Path:
 
 def _with_folders_beside(path: Path, pair: ModelPair) -> ModelPair:
     """Relative model folders in a pair file are meant relative to that file."""
+    if pair.packaged is not None and pair.packaged.drafter is not None:
+        drafter = str((path.parent / pair.packaged.drafter).resolve())
+        packaged = pair.packaged.model_copy(update={"drafter": drafter})
+        return pair.model_copy(update={"packaged": packaged})
     if pair.folder is None:
         return pair
 

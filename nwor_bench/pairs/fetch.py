@@ -67,7 +67,8 @@ def _drafting_itself(
 ) -> ResolvedPair:
     """The pair with what it has of its own: its drafter for `method`, or none for ngram."""
     parts = pair.shape or pair.folder
-    has_drafter = pair.generated is not None or bool(parts and parts.draft)
+    own = parts.draft if parts else pair.packaged and pair.packaged.drafter
+    has_drafter = pair.generated is not None or bool(own)
     uses_drafter = has_drafter and method != "ngram"
     choose_method(method, pair.name if uses_drafter else None)  # refuse before fetching
     target, draft = _models(pair, cache_dir, progress)
@@ -85,8 +86,9 @@ def _models(
     folder = pair_folder(pair, cache_dir)
     if pair.packaged is not None:
         source = pair.packaged
+        drafter = source.drafter and locate_model("packaged.drafter", source.drafter)
         build_once(folder, lambda work: _build_packaged(source, work, progress), progress)
-        return str(folder), None
+        return str(folder), drafter
     if pair.shape is not None:
         shapes = pair.shape
         check_shape(shapes)

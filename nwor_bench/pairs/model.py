@@ -16,13 +16,17 @@ _SHA256 = r"^[0-9a-f]{64}$"
 
 
 class PackagedSource(StrictModel):
-    """A GGUF model inside a wheel of the package registry, both pinned by SHA-256."""
+    """A GGUF model inside a wheel of the package registry, both pinned by SHA-256.
+
+    `drafter` is a folder beside the pair's file, with a drafter for that model.
+    """
 
     package: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
     version: str = Field(pattern=r"^[A-Za-z0-9.+!_-]+$")
     wheel_sha256: str = Field(pattern=_SHA256)
     member: str = Field(min_length=1)
     member_sha256: str = Field(pattern=_SHA256)
+    drafter: str | None = None
 
 
 class GeneratedSource(StrictModel):

@@ -1,5 +1,6 @@
 """A fetch is whole or not at all, happens once, and believes only the pinned checksums."""
 
+import json
 import threading
 import time
 from pathlib import Path
@@ -21,6 +22,26 @@ def with_source(pair: ModelPair, **changes: str) -> ModelPair:
 def visible(cache: Path) -> list[str]:
     """What a later run could take for a pair: everything but the lock files."""
     return [p.name for p in cache.iterdir() if p.suffix != ".lock"] if cache.exists() else []
+
+
+def test_a_packaged_pair_may_bring_a_drafter_beside_its_file(
+    packaged_pair: ModelPair, tmp_path: Path
+) -> None:
+    values = packaged_pair.model_dump(exclude_none=True)
+    tables = {"packaged": {**values.pop("packaged"), "drafter": "small-eagle"}}
+    lines = [f"{key} = {json.dumps(value)}" for key, value in values.items() if value != {}]
+    lines += ["[packaged]", *(f"{k} = {json.dumps(v)}" for k, v in tables["packaged"].items())]
+    (tmp_path / "small.toml").write_text("\n".join(lines).replace('"ngram"', '"eagle"') + "\n")
+    pair = load_pair(str(tmp_path / "small.toml"))
+    assert pair_folder(pair) == pair_folder(packaged_pair)  # one build of the target serves both
+    with pytest.raises(ConfigError, match="small-eagle"):
+        fetch_pair(pair, tmp_path / "cache")
+    assert visible(tmp_path / "cache") == []
+    head = tmp_path / "small-eagle"
+    head.mkdir()
+    (head / "config.json").write_text('{"architectures": ["EagleLlamaForCausalLM"]}')
+    ready = fetch_pair(pair, tmp_path / "cache")
+    assert (ready.method, ready.draft) == ("eagle", str(head))
 
 
 def test_packaged_pair_is_downloaded_checked_and_converted(

@@ -1,0 +1,161 @@
+"""What a Ray worker does: hold its device alone, measure the runs of one engine, send each back."""
+
+import fcntl
+import io
+import os
+import socket
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory, gettempdir
+
+from rich.console import Console
+
+from nwor_bench.conduct import Prepared, run_prepared
+from nwor_bench.engine import Engine, VllmEngine, check_arguments
+from nwor_bench.errors import BenchError, ConfigError, ExitCode
+from nwor_bench.memory import require_memory
+from nwor_bench.session import PairChoice, prepare
+from nwor_bench.sweep_file import EngineGroup, Point
+
+
+@dataclass(frozen=True)
+class GroupTask:
+    """Runs of one engine. `command` is the command line, for the records."""
+
+    sweep: str
+    group: EngineGroup
+    command: tuple[str, ...]
+    continue_on_error: bool
+
+
+@dataclass(frozen=True)
+class Placed:
+    """The engine's place."""
+
+    host: str
+    device: str
+
+
+@dataclass(frozen=True)
+class RunFiles:
+    """A run that ended, with all files of its folder."""
+
+    number: int
+    exit_code: int
+    files: dict[str, bytes]
+
+
+@dataclass(frozen=True)
+class Failed(RunFiles):
+    """A run that failed, with what was written of it until then."""
+
+    error: str
+
+
+def measure_group(task: GroupTask) -> Iterator[Placed | RunFiles]:
+    """Measure every run of the task on one engine; gives where it runs, then each run.
+
+    Raises ConfigError, before the engine starts, if another engine is timed on this device.
+    """
+    sys.argv = list(task.command)
+    with ExitStack() as stack:
+        device = stack.enter_context(device_held_alone())
+        yield Placed(socket.gethostname(), device)
+        work = Path(stack.enter_context(TemporaryDirectory(prefix="nwor-bench-ray-")))
+        prepared = _prepare(task)
+        engine = stack.enter_context(_SharedEngine(task.group))
+        for point in task.group.points:
+            result = _measure(prepared[point.number], point, engine, work / point.folder)
+            yield result
+            if isinstance(result, Failed) and not task.continue_on_error:
+                return
+
+
+def _prepare(task: GroupTask) -> dict[int, Prepared]:
+    """Check here what could not be checked where the sweep was begun: models, memory, vLLM."""
+    quiet = Console(file=io.StringIO())
+    points = task.group.points
+    prepared = {p.number: prepare(p.spec, PairChoice(pair=p.pair), quiet) for p in points}
+    pair = prepared[points[0].number].pair
+    require_memory(pair, task.group.spec)
+    check_arguments(pair, task.group.spec)
+    return prepared
+
+
+class _SharedEngine:
+    """The engine of a group, started by its first run; a new one after a run that failed."""
+
+    def __init__(self, group: EngineGroup):
+        self._group = group
+        self._engine: Engine | None = None
+
+    def __enter__(self) -> "_SharedEngine":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @contextmanager
+    def source(self, prepared: Prepared, log: Path | None) -> Iterator[Engine]:
+        if self._engine is None:
+            self._engine = VllmEngine(prepared.pair, self._group.spec, log)
+        yield self._engine
+
+    def close(self) -> None:
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            engine.close()
+
+
+def _measure(prepared: Prepared, point: Point, engine: _SharedEngine, folder: Path) -> RunFiles:
+    quiet = Console(file=io.StringIO())
+    try:
+        code = run_prepared(
+            prepared, folder, lambda log: engine.source(prepared, log), quiet, in_sweep=True
+        )
+    except Exception as error:
+        engine.close()
+        worst = error.exit_code if isinstance(error, BenchError) else ExitCode.FAILED
+        text = str(error) or type(error).__name__
+        return Failed(point.number, int(worst), _files(folder), text)
+    return RunFiles(point.number, int(code), _files(folder))
+
+
+def _files(folder: Path) -> dict[str, bytes]:
+    found = folder.iterdir() if folder.is_dir() else ()
+    return {path.name: path.read_bytes() for path in found if path.is_file()}
+
+
+@contextmanager
+def device_held_alone(lock_folder: Path | None = None) -> Iterator[str]:
+    """Hold this process's GPUs, or the machine where it has none; gives their names.
+
+    A lock of the operating system, whichever cluster or sweep the other engine belongs to; it
+    ends with the process. Raises ConfigError if one of them is held.
+    """
+    devices = visible_devices()
+    folder = lock_folder or Path(gettempdir())
+    with ExitStack() as stack:
+        for device in devices:
+            file = stack.enter_context((folder / f"nwor-bench-{device}.lock").open("a"))
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise ConfigError.for_field(
+                    "--ray", True,
+                    f"another engine is being timed on {device} of {socket.gethostname()}; let Ray "
+                    "have each GPU once, and one node on each machine",
+                ) from error  # fmt: skip
+        yield ", ".join(devices)
+
+
+def visible_devices() -> list[str]:
+    """UUIDs of the GPUs that Ray gave this process; "cpu" where it gave none."""
+    if not os.environ.get("CUDA_VISIBLE_DEVICES"):
+        return ["cpu"]
+    from nwor_bench.device_memory import visible_gpu_uuids
+
+    return visible_gpu_uuids() or ["cpu"]

@@ -1,0 +1,71 @@
+"""What training makes smaller: how far drafts are from the target's own next step."""
+
+from dataclasses import dataclass
+from random import Random
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from nwor_bench.training.data import Sequenced
+from nwor_bench.training.model import EagleHead, unroll
+from nwor_bench.training.recipe import Recipe
+from nwor_bench.training.target import Target
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Sequences of one step, padded at the right.
+
+    Attributes:
+        ids: token ids, [batch, tokens].
+        begins: [batch], index of the first token of each answer.
+        ends: [batch], length of each sequence.
+    """
+
+    ids: Tensor
+    begins: Tensor
+    ends: Tensor
+
+
+def batch_of(recipe: Recipe, training: list[Sequenced], step: int, device: str) -> Batch:
+    """The batch of that optimiser step; which sequences it holds follows from the seed alone."""
+    epoch, index = divmod(step, recipe.steps_per_epoch)
+    order = list(range(len(training)))
+    Random(f"order:{recipe.seed}:{epoch}").shuffle(order)
+    chosen = [training[i] for i in order[index * recipe.batch : (index + 1) * recipe.batch]]
+    rows = [torch.tensor(prompt + answer) for prompt, answer in chosen]
+    return Batch(
+        torch.nn.utils.rnn.pad_sequence(rows, batch_first=True).to(device),
+        torch.tensor([len(prompt) for prompt, _ in chosen], device=device),
+        torch.tensor([len(row) for row in rows], device=device),
+    )
+
+
+def draft_losses(
+    recipe: Recipe, head: EagleHead, target: Target, batch: Batch
+) -> dict[str, Tensor]:
+    """Losses of one batch: `loss`, and its parts `cross_entropy` and `smooth_l1`, scalars.
+
+    Cross-entropy is between the target's and the head's next-token distributions, smooth-L1
+    between the hidden states, as in EAGLE; each is a mean over the windows that could begin in
+    an answer, and a weighted mean over the drafts of a window.
+    """
+    hidden, embeds = target.hidden_states(batch.ids), target.embed(batch.ids)
+    drafted = unroll(head, embeds, hidden, recipe.draft_tokens)
+    ahead = hidden[:, 1:]
+    at = torch.arange(ahead.shape[1], device=batch.ids.device)[None]
+    answered = (at >= batch.begins[:, None] - 1) & (at + 2 < batch.ends[:, None])
+    likely = target.logits(ahead[answered]).softmax(-1)
+    weights = [recipe.step_decay**j for j in range(recipe.draft_tokens)]
+    entropy = distance = torch.zeros((), device=batch.ids.device)
+    for j, (draft, weight) in enumerate(zip(drafted, weights, strict=True)):
+        chosen = answered & (at - j >= batch.begins[:, None] - 1)
+        share = weight / sum(weights)
+        # With probabilities as its second argument: the whole distribution, not one token.
+        wanted = F.cross_entropy(target.logits(draft[chosen]), likely[chosen[answered]])
+        entropy = entropy + share * wanted
+        near = F.smooth_l1_loss(draft[chosen].float(), ahead[chosen].float())
+        distance = distance + share * near
+    loss = entropy + recipe.hidden_weight * distance
+    return {"loss": loss, "cross_entropy": entropy, "smooth_l1": distance}

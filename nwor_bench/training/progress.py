@@ -1,0 +1,66 @@
+"""What a training says while it runs: a bar on a terminal, and a line an epoch everywhere."""
+
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+
+class TrainingProgress:
+    """One bar for the answers being generated, one for the steps."""
+
+    def __init__(self, console: Console):
+        self._console = console
+        self._bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+            console=console,
+            transient=True,
+            disable=not console.is_terminal,
+        )
+        self._task = self._bar.add_task("", total=None)
+
+    def __enter__(self) -> "TrainingProgress":
+        self._bar.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
+        self._bar.stop()
+
+    def begin(self, what: str, total: int, done: int = 0) -> None:
+        """A new bar of `total` steps."""
+        self._bar.reset(self._task, total=total, completed=done, description=what)
+
+    def advance(self, steps: int = 1, what: str | None = None) -> None:
+        """Move the bar on, with another text if there is one."""
+        self._bar.update(self._task, advance=steps, description=what)
+
+    def say(self, line: str) -> None:
+        """Print a line above the bar."""
+        self._console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+    def epoch(self, row: dict[str, Any], epochs: int) -> None:
+        """One line for a finished epoch; number 0 is the untrained head."""
+        found = row["held_out"]
+        rates = " ".join(f"{rate:.2f}" for rate in found["rates"] or ())
+        loss = "" if row["loss"] is None else f"loss {row['loss']:.3f}, "
+        self.say(
+            f"epoch {row['epoch']} of {epochs}: {loss}held-out acceptance length "
+            f"{found['acceptance_length']:.2f} (by position {rates})"
+        )

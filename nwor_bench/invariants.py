@@ -135,7 +135,14 @@ def _window_violations(window: WindowRecord, layers: int | None) -> list[Violati
 def _batch_violations(
     batch: BatchRecord, windows: dict[BatchKey, list[WindowRecord]]
 ) -> list[Violation]:
-    """Window records may be missing where nothing is staged; in stage mode they must add up."""
+    """Window records may be missing where nothing is staged; in stage mode they must add up.
+
+    In every mode the ranks of one engine must have counted the same.
+    """
+    cell = cell_key(batch)
+    place = f"{cell_label(cell)}, block {batch.block}, batch {batch.batch} ({batch.phase})"
+    if batch.rank_disagreement:
+        return [Violation(cell, f"{place}: {batch.rank_disagreement}.")]
     if batch.nwor_mode != NworMode.STAGE:
         return []
     own = windows[batch_key(batch)]
@@ -151,8 +158,6 @@ def _batch_violations(
         ("accepted tokens", counted_accepted(own), batch.vllm_accepted_tokens, "vLLM"),
         ("accepted per position", _per_position(own), _trimmed(batch), "vLLM"),
     ]
-    cell = cell_key(batch)
-    place = f"{cell_label(cell)}, block {batch.block}, batch {batch.batch} ({batch.phase})"
     return [
         Violation(cell, f"{place}: {ours} {what} in the window records, but {theirs} in {source}.")
         for what, ours, theirs, source in pairs

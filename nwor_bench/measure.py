@@ -99,6 +99,7 @@ def batch_record(
         scv_counters=output.scv_counters,
         arm=place.cell.arm,
         conditions=conditions,
+        rank_disagreement=output.rank_disagreement,
     )
 
 

@@ -147,6 +147,8 @@ class BatchRecord:
     request of its output token ids (parity evidence); `prompt_digest` identifies the block's
     prompts.
     `conditions` is what the machine did meanwhile (see `conditions.py`), empty if not watched.
+    `rank_disagreement` says where another tensor-parallel rank counted other windows than the
+    first, whose records these are.
     """
 
     pair: str
@@ -181,6 +183,7 @@ class BatchRecord:
     first_mismatch: str | None = None
     arm: str | None = None
     conditions: dict[str, float] = field(default_factory=dict)
+    rank_disagreement: str | None = None
 
 
 @dataclass(frozen=True)

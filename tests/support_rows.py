@@ -41,6 +41,7 @@ ROWS = (
     "mixture of experts",
     "latent attention (MLA)",
     "layers that share K/V",
+    "tensor parallelism",
     "CUDA graphs",
     "fp8 cache",
     "faults inside a window",

@@ -298,6 +298,15 @@ def test_counts_that_differ_from_the_batch_or_vllm_are_violations(run, field, te
     assert cell(bad, "stage", "off").verdict == Verdict.INVALID
 
 
+@pytest.mark.parametrize("cell_name", [("off", "off"), ("stage", "graph")])
+def test_ranks_that_counted_differently_are_a_violation_in_any_mode(run, cell_name):
+    words = "window 3 has draft_tokens 7 on rank 1 and 8 on rank 0"
+    bad = change_batches(run, lambda b: of(*cell_name)(b) and b.block == 2, rank_disagreement=words)
+    (violation,) = check_invariants(bad)
+    assert violation.endswith(f"{words}.")
+    assert cell(bad, *cell_name).verdict == Verdict.INVALID
+
+
 def test_a_commit_that_vllm_did_not_accept_is_a_violation(run):
     """One rejected token committed: each window adds up, and the sums differ from vLLM's."""
 

@@ -24,12 +24,14 @@ PURE = (
     *("nwor_bench.profiling.counter_join", "nwor_bench.profiling.dram_counters"),
     *("nwor_bench.profiling.launches", "nwor_bench.profiling.nsys_windows"),
     *("nwor_bench.profiling.ncu_read", "nwor_bench.profiling.nsys_export"),
-    *("nwor_bench.plan_text", "nwor_bench.planning", "nwor_bench.strategies"),
+    *("nwor_bench.plan_text", "nwor_bench.planning", "nwor_bench.ranks", "nwor_bench.strategies"),
     *("nwor_bench.config", "nwor_bench.errors", "nwor_bench.invariants", "nwor_bench.judge"),
-    *("nwor_bench.parity", "nwor_bench.plan", "nwor_bench.record_lines", "nwor_bench.records"),
+    *("nwor_bench.parity", "nwor_bench.parity_gate", "nwor_bench.plan"),
+    *("nwor_bench.ray_slots", "nwor_bench.record_lines", "nwor_bench.records"),
     *("nwor_bench.resources", "nwor_bench.scenario", "nwor_bench.stats", "nwor_bench.store"),
     *("nwor_bench.microbench.cases", "nwor_bench.microbench.goals", "nwor_bench.microbench.rounds"),
     *("nwor_bench.microbench.rows", "nwor_bench.microbench.run", "nwor_bench.microbench.text"),
+    *("nwor_bench.profiling.counters_wanted", "nwor_bench.sweep_index", "nwor_bench.sweep_points"),
     *("nwor_bench.sweep_spec", "nwor_bench.toml_file", "nwor_bench.toml_lines"),
     *("nwor_bench.traffic", "nwor_bench.training.folder", "nwor_bench.training.recipe"),
     *("nwor_bench.training.templates",),
@@ -74,7 +76,10 @@ RULES = [
     Rule(
         "vllm stays in engine and plugin",
         ("nwor_bench", "nwor_kernels"),
-        but=("nwor_bench.engine", "nwor_bench.plugin", "nwor_bench.microbench.vllm_peers"),
+        but=(
+            *("nwor_bench.engine", "nwor_bench.engine_config", "nwor_bench.plugin"),
+            "nwor_bench.microbench.vllm_peers",
+        ),
         never=("vllm",),
     ),
     Rule(

@@ -78,14 +78,20 @@ class StagingGraphs:
                 self.shapes[desc] = self._capture_one(self._manager, desc)
         except Exception as fault:  # out of memory, or a kernel that cannot be captured
             logger.exception("nwor: no full CUDA graphs for staging; windows are written directly")
-            self.shapes.clear()
-            self._manager = None
-            self.unavailable = f"graph_capture:{type(fault).__name__}"
-            torch.cuda.empty_cache()
+            self.give_up(f"graph_capture:{type(fault).__name__}")
             return
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
         self.memory_bytes = free_before - torch.cuda.mem_get_info()[0]
+
+    def give_up(self, reason: str | None) -> None:
+        """Without graphs for staging from now on, here or on another rank; None: nothing."""
+        if reason is None:
+            return
+        self.shapes.clear()
+        self._manager = None
+        self.unavailable = reason
+        torch.cuda.empty_cache()
 
     def replay(self, desc: BatchExecutionDescriptor) -> Any:
         """Run one captured window; the model's output, in vLLM's own output buffers."""

@@ -51,6 +51,8 @@ def stageable_layers(runner: Any, target_names: list[str]) -> list[LayerCache]:
 
     Raises StagingUnavailable with the fallback reason, where windows must be written directly.
     """
+    if runner.parallel_config.pipeline_parallel_size > 1:
+        raise StagingUnavailable("pipeline_parallel")  # only the last stage samples
     one_group_of(runner, target_names)
     context = runner.compilation_config.static_forward_context
     return [_layer_cache(name, context[name], runner.dtype) for name in target_names]

@@ -22,6 +22,7 @@ from nwor_bench.plugin.accumulator import Accumulator, WindowCounts, WindowTimes
 from nwor_bench.plugin.attention import LayerStaging
 from nwor_bench.plugin.layers import attention_layers, stageable_layers
 from nwor_bench.plugin.patching import Patch, PatchSet
+from nwor_bench.plugin.rank_vote import RankVote
 from nwor_bench.plugin.staging import StagingBuffers, StagingUnavailable
 from nwor_bench.plugin.validation import (
     Validation,
@@ -67,6 +68,7 @@ class V1RunnerHook:
         self._vocab_size = runner.model_config.get_vocab_size()
         capacity = runner.max_num_reqs * runner.num_spec_tokens
         self.validator = Validator(capacity, self._vocab_size, runner.device)
+        self._vote = RankVote.of_worker()
         self.buffers, self.staging_unavailable = self._make_buffers(capacity)
         self.window = Window(self.buffers) if self.buffers else None
         self._patches = PatchSet(
@@ -79,11 +81,14 @@ class V1RunnerHook:
         )
 
     def _make_buffers(self, capacity: int) -> tuple[StagingBuffers | None, str | None]:
+        buffers, reason = None, None
         try:
             layers = stageable_layers(self.runner, self.target_layers)
-            return StagingBuffers(layers, capacity), None
+            buffers = StagingBuffers(layers, capacity)
         except StagingUnavailable as unavailable:
-            return None, str(unavailable)
+            reason = str(unavailable)
+        reason = self._vote.settle(reason)
+        return (buffers, None) if reason is None else (None, reason)
 
     @property
     def attached(self) -> bool:
@@ -230,15 +235,20 @@ class V1RunnerHook:
             step.scv_fallback_reason = step.validation.fallback_reason
         except ValidationRefused as refusal:
             self._refuse(step, str(refusal))
-            return
-        finally:
-            step.times.mask_ms = _ms_since(started)
+        step.times.mask_ms = _ms_since(started)
         if window is not None and staged:
             started = time.perf_counter()
-            accepted_tokens = sum(step.validation.num_accepted)
-            if window.accept(step.validation.accepted, accepted_tokens):
-                window.commit()
+            self._commit(window, step.validation)
             step.times.commit_ms = _ms_since(started)
+
+    def _commit(self, window: Window, validation: Validation | None) -> None:
+        """Commit what was accepted, unless this rank or another has to write directly."""
+        num_accepted = validation.num_accepted if validation else []
+        if validation is not None and window.accept(validation.accepted, sum(num_accepted)):
+            window.commit()
+        reason = self._vote.settle(window.fallback_reason, num_accepted)
+        if reason is not None:
+            window.withdraw(reason)
 
     def _refuse(self, step: Step, reason: str) -> None:
         """The sampled ids do not fit the window: keep every draft, count the fallback."""

@@ -23,6 +23,7 @@ from nwor_bench.plugin.late_counts import LateCounts, PendingStep
 from nwor_bench.plugin.layers import attention_layers
 from nwor_bench.plugin.patching import Patch, PatchSet
 from nwor_bench.plugin.probe import Probe
+from nwor_bench.plugin.rank_vote import RankVote
 from nwor_bench.records import NworMode, ScvMode
 
 
@@ -54,7 +55,10 @@ class V2RunnerHook:
         self._descriptor: Any = None
         k = runner.num_speculative_steps
         self.validator = DeviceValidator(k, runner.max_num_reqs, runner.device)
-        self._parts, self.staging_unavailable = set_up_staging(runner, self.target_layers)
+        self._vote = RankVote.of_worker()
+        parts, reason = set_up_staging(runner, self.target_layers)
+        self.staging_unavailable = self._vote.settle(reason)
+        self._parts = None if self.staging_unavailable else parts
         self.window = self._parts.window if self._parts else None
         self.buffers = self._parts.staging if self._parts else None
         self.graphs = self._parts.graphs if self._parts else None
@@ -105,6 +109,7 @@ class V2RunnerHook:
         if nwor_mode is NworMode.STAGE and not patches.applied:
             patches.apply()
             self._parts.graphs.capture()
+            self._parts.graphs.give_up(self._vote.settle(self._parts.graphs.unavailable))
         elif nwor_mode is NworMode.OFF and patches.applied:
             patches.undo()
 
@@ -227,6 +232,9 @@ class V2RunnerHook:
         self.probe.mark("commit_start")
         if window.accept(accepted, None):
             window.commit()
+        reason = self._vote.settle(window.fallback_reason)
+        if reason is not None:
+            window.withdraw(reason)
         self.probe.mark("commit_end")
         outcome = window.close()
         pending.staged_tokens = outcome.staged_tokens

@@ -200,6 +200,24 @@ class Window:
         self.state = State.DIRECT
         self._reason = reason
 
+    @property
+    def fallback_reason(self) -> str | None:
+        """Why the window in flight is written directly; None as long as it is not."""
+        return self._reason if self.state is State.DIRECT else None
+
+    def withdraw(self, reason: str) -> None:
+        """End like the ranks of which one fell back: every draft in the cache, `reason` counted.
+
+        What was committed is written once more with the same values, the rejected drafts with
+        it, as stock vLLM writes them.
+        """
+        if self.state not in (State.COMMITTED, State.DIRECT) or self.batch is None:
+            raise WindowError(f"withdraw() while the window is {self.state.value}")
+        if self.state is State.COMMITTED:
+            self.staging.write_directly(sorted(self._staged_layers), self.batch.slots)
+            self.state = State.DIRECT
+        self._reason = reason
+
     def close(self) -> Outcome:
         """End the window and say how it went; raises WindowError if it is not decided."""
         if self.state not in (State.COMMITTED, State.DIRECT) or self.batch is None:

@@ -134,6 +134,7 @@ class NworWorkerExtension:
             "runner": hook.name,
             "device": str(hook.runner.device),
             "target_layers": len(hook.target_layers),
+            "kv_heads": config.model_config.get_num_kv_heads(config.parallel_config),
             "drafter_layers": len(hook.drafter_layers),
             "staging_buffers": hook.buffers.num_layers if hook.buffers else 0,
             "staging_capacity": hook.buffers.capacity if hook.buffers else 0,

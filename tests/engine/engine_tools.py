@@ -16,9 +16,9 @@ from nwor_bench.records import Cell, NworMode, ScvMode
 NGRAM = {"prompt_lookup_max": 3, "prompt_lookup_min": 1}
 
 
-def tiny_pair(folder: Path, method: str, noise: float = 0.05) -> ResolvedPair:
+def tiny_pair(folder: Path, method: str, noise: float = 0.05, layers: int = 3) -> ResolvedPair:
     """A generated pair in float32; for ngram without its drafter."""
-    target, draft = generate_tiny(folder, noise=noise)
+    target, draft = generate_tiny(folder, noise=noise, layers=layers)
     if method == "ngram":
         return ResolvedPair("tiny", "ngram", str(target), None, "float32", NGRAM)
     return ResolvedPair("tiny", "draft_model", str(target), str(draft), "float32")
@@ -74,9 +74,9 @@ def abort_requests(engine: VllmEngine) -> None:
     worker_of(engine).model_runner.execute_model_state = None
 
 
-def eagle_pair(folder: Path) -> ResolvedPair:
-    """The tiny target with an EAGLE head made of its first layer: vLLM names it layer 3."""
-    target = Path(tiny_pair(folder, "ngram").target)
+def eagle_pair(folder: Path, layers: int = 3) -> ResolvedPair:
+    """The tiny target with an EAGLE head made of its first layer: vLLM names it by `layers`."""
+    target = Path(tiny_pair(folder, "ngram", layers=layers).target)
     weights = load_file(target / "model.safetensors")
     hidden = weights["model.embed_tokens.weight"].shape[1]
     head = {

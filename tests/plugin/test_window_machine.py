@@ -16,6 +16,7 @@ ALLOWED = {
     "accept": {"open", "direct"},
     "commit": {"accepted", "direct"},
     "abort": {"idle", "open", "accepted", "direct"},
+    "withdraw": {"committed", "direct"},
     "close": {"committed", "direct"},
 }
 """The states in which each call is in order."""
@@ -50,6 +51,7 @@ class WindowMachine(RuleBasedStateMachine):
             "stage": (0, kv, kv),
             "accept": (mask, 1),
             "abort": ("too late",),
+            "withdraw": ("too early",),
         }
         name = data.draw(st.sampled_from([c for c in ALLOWED if self.state not in ALLOWED[c]]))
         self.assert_refused(getattr(window, name), *arguments.get(name, ()))
@@ -177,6 +179,15 @@ class WindowMachine(RuleBasedStateMachine):
         else:
             assert self.engine.staging.direct_writes == before
 
+    @in_order("withdraw")
+    @rule()
+    def withdraw(self):
+        """Another rank fell back: the cache must hold every draft, the rejected ones too."""
+        before = self.engine.staging.direct_writes
+        self.engine.window.withdraw("rank_1:stage:fault")
+        assert self.engine.staging.direct_writes == before + (self.state == "committed")
+        self.falls_back("rank_1:stage:fault")
+
     @in_order("close")
     @rule()
     def close(self):
@@ -209,6 +220,7 @@ class WindowMachine(RuleBasedStateMachine):
         assert window.state is State(self.state)
         assert window.is_staging == (self.state == "open")
         assert (window.batch is None) == (self.state == "idle")
+        assert window.fallback_reason == (self.reason if self.state == "direct" else None)
 
     @invariant()
     def the_cache_is_valid(self):

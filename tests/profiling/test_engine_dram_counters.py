@@ -32,7 +32,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> SimulatedGpu:
 
     gpu = SimulatedGpu()
     monkeypatch.setattr(counted_windows, "open_instruments", lambda: (gpu, gpu))
-    monkeypatch.setattr("nwor_bench.engine.check_counters", lambda has_gpu: None)
+    monkeypatch.setattr("nwor_bench.engine_config.check_counters", lambda has_gpu: None)
     return gpu
 
 
@@ -95,7 +95,7 @@ def test_launches_are_counted_in_one_more_block(
     from nwor_bench.plugin import launch_windows
     from nwor_bench.profiling.launches import HostCall
 
-    monkeypatch.setattr("nwor_bench.engine._has_gpu", lambda: True)
+    monkeypatch.setattr("nwor_bench.engine_config._has_gpu", lambda: True)
     real = launch_windows.read_calls
 
     def with_calls(profiler: Any) -> tuple[list[HostCall], list[int]]:

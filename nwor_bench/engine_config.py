@@ -1,0 +1,156 @@
+"""What vLLM is told before it starts, and what it refuses."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from pydantic import ValidationError
+
+from nwor_bench.config import SweepSpec
+from nwor_bench.engine_log import log_to_file
+from nwor_bench.errors import BenchError, ConfigError, EngineError
+from nwor_bench.pairs import ResolvedPair
+from nwor_bench.profiling.pm_sampling import check_counters
+
+_BINDING = "VLLM_CPU_OMP_THREADS_BIND"
+_BINDING_OF_THE_USER = os.environ.get(_BINDING)
+
+WORKER_EXTENSION = "nwor_bench.plugin.worker.NworWorkerExtension"
+
+
+def set_environment(dtype: str, ranks: int = 1) -> None:
+    """Switch the plugin on and keep the engine core in this process.
+
+    Which model runner serves a GPU is vLLM's choice, or VLLM_USE_V2_MODEL_RUNNER's.
+    """
+    fixed = {
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "VLLM_NWOR_MODE": "off",
+        "VLLM_SCV_MODE": "off",
+        "VLLM_NWOR_METRICS": "0",  # the sweep has its own
+        "VLLM_NO_USAGE_STATS": "1",
+    }
+    if on_cpu():
+        fixed["VLLM_USE_V2_MODEL_RUNNER"] = "0"
+        fixed[_BINDING] = _BINDING_OF_THE_USER or _processors_of_ranks(ranks)
+    elif dtype == "float32":
+        # Triton would round float32 to tf32, three digits: vLLM's attention and ours then differ
+        # by enough to turn a close call between two tokens (seen on an H200, a logit gap of 1e-4).
+        fixed["TRITON_F32_DEFAULT"] = "ieee"
+    os.environ.update(fixed)
+
+
+def _processors_of_ranks(ranks: int) -> str:
+    """The processors that this process may use, shared out: "0,1|2,3" for two ranks of four.
+
+    One rank gets vLLM's own choice, "auto"; for more that is a NUMA node each, or a refusal.
+    Raises ConfigError if there are fewer processors than ranks.
+    """
+    if ranks == 1:
+        return "auto"
+    processors = sorted(os.sched_getaffinity(0))
+    share = len(processors) // ranks
+    if share == 0:
+        raise ConfigError.for_field(
+            "--tensor-parallel-size",
+            ranks,
+            f"each rank needs a processor, and there are {len(processors)} here",
+        )
+    shares = [processors[rank * share : (rank + 1) * share] for rank in range(ranks)]
+    return "|".join(",".join(map(str, each)) for each in shares)
+
+
+def on_cpu() -> bool:
+    """Does the installed vLLM run on the CPU?"""
+    from vllm.platforms import current_platform
+
+    return bool(current_platform.is_cpu())
+
+
+def _has_gpu() -> bool:
+    """Can this vLLM run on a CUDA device of this machine?"""
+    import torch
+
+    return not on_cpu() and torch.cuda.is_available()
+
+
+def check_arguments(pair: ResolvedPair, spec: SweepSpec) -> None:
+    """Have vLLM judge the configuration before anything is started or written.
+
+    Raises ConfigError with vLLM's own reason if it refuses.
+    """
+    set_environment(spec.dtype or pair.dtype, spec.tensor_parallel_size)
+    if spec.dram_counters:
+        check_counters(_has_gpu)
+    if spec.launch_counts and not _has_gpu():
+        raise ConfigError.for_field(
+            "--launch-counts", True, "there is no CUDA device here, so there is nothing to count"
+        )
+    with TemporaryDirectory() as folder, log_to_file(Path(folder) / "vllm.log"), _refusals():
+        from vllm import EngineArgs
+
+        EngineArgs(**engine_arguments(pair, spec)).create_engine_config()
+
+
+def start_llm(pair: ResolvedPair, spec: SweepSpec) -> Any:
+    """vLLM's `LLM`; raises ConfigError if it refuses, EngineError if it does not start."""
+    try:
+        with _refusals():
+            from vllm import LLM
+
+            return LLM(**engine_arguments(pair, spec))
+    except BenchError:
+        raise
+    except Exception as error:
+        raise EngineError(f"vLLM did not start: {type(error).__name__}: {error}") from error
+
+
+@contextmanager
+def _refusals() -> Iterator[None]:
+    """Turn what vLLM raises for a configuration that it does not take into a ConfigError."""
+    try:
+        yield
+    except BenchError:
+        raise
+    except (ValueError, TypeError, NotImplementedError, AssertionError) as error:
+        raise ConfigError(f"vLLM refuses this configuration: {_reason(error)}") from error
+
+
+def _reason(error: Exception) -> str:
+    """What vLLM says, in one line and without the objects that its validator prints."""
+    if isinstance(error, ValidationError):
+        faults = error.errors(include_url=False, include_input=False, include_context=False)
+        where = [".".join(map(str, fault["loc"])) for fault in faults]
+        what = [fault["msg"].removeprefix("Value error, ") for fault in faults]
+        return "; ".join(f"{a}: {b}" if a else b for a, b in zip(where, what, strict=True))
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return " ".join(lines[:3])
+
+
+def engine_arguments(pair: ResolvedPair, spec: SweepSpec) -> dict[str, Any]:
+    """The arguments of vLLM's `LLM`: the sweep's own, then `--engine-args` on top."""
+    from nwor_bench.memory import kv_cache_bytes
+
+    scenario = spec.scenario
+    config = {**pair.speculative_config(scenario.draft_tokens), **(spec.speculative_config or {})}
+    arguments: dict[str, Any] = {
+        "model": pair.target,
+        "dtype": spec.dtype or pair.dtype,
+        "max_model_len": scenario.max_model_len,
+        "max_num_seqs": scenario.requests,
+        "tensor_parallel_size": spec.tensor_parallel_size,
+        "seed": spec.seed,
+        "speculative_config": config,
+        "kv_cache_memory_bytes": kv_cache_bytes(pair, spec),
+        "enforce_eager": on_cpu(),
+        "disable_log_stats": False,
+        "worker_extension_cls": WORKER_EXTENSION,
+    }
+    if pair.load_format is not None:
+        arguments["load_format"] = pair.load_format
+    if spec.block_size is not None:
+        arguments["block_size"] = spec.block_size
+    return {**arguments, **spec.engine_args}

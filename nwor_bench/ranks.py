@@ -1,0 +1,54 @@
+"""With tensor parallelism every rank counts every window; the first rank's records stand for all.
+
+That holds only as long as the ranks agree, so it is checked after every batch.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from nwor_bench.errors import EngineError
+
+OF_ONE_RANK = ("device", "totals")
+"""Facts of a worker in which ranks may differ; `totals` follow from the windows."""
+
+TOLD_OF_EACH = ("device", "target_layers", "drafter_layers", "kv_heads", "bytes_per_token")
+
+
+def disagreement(windows_by_rank: Sequence[Sequence[Mapping[str, Any]]]) -> str | None:
+    """Where the ranks' windows differ in a count, as half a sentence; None if they agree.
+
+    Args:
+        windows_by_rank: the same batch as each rank recorded it, the first rank first. Times
+            (names ending in `_ms`) are each rank's own.
+    """
+    first, *others = windows_by_rank
+    for rank, windows in enumerate(others, start=1):
+        if len(windows) != len(first):
+            return f"rank {rank} ran {len(windows)} windows and rank 0 {len(first)}"
+        for number, (ours, theirs) in enumerate(zip(first, windows, strict=True)):
+            for name, value in ours.items():
+                if not name.endswith("_ms") and value != theirs[name]:
+                    return (
+                        f"window {number} has {name} {theirs[name]!r} on rank {rank} and "
+                        f"{value!r} on rank 0"
+                    )
+    return None
+
+
+def common_status(statuses: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The first rank's facts, and under `ranks` those that each rank has for itself.
+
+    Raises EngineError if the ranks differ where they must not: another number of layers, blocks
+    or captured graphs would make them take different paths through the same window.
+    """
+    first = statuses[0]
+    for rank, status in enumerate(statuses):
+        for name in first.keys() - set(OF_ONE_RANK):
+            if status[name] != first[name]:
+                raise EngineError(
+                    f"rank {rank} has {name} {status[name]!r}, rank 0 {first[name]!r}: ranks that "
+                    "differ cannot be measured as one engine"
+                )
+    if len(statuses) == 1:
+        return first
+    return {**first, "ranks": [{name: s[name] for name in TOLD_OF_EACH} for s in statuses]}

@@ -22,12 +22,12 @@ from nwor_bench.engine import Engine
 from nwor_bench.errors import ExitCode
 from nwor_bench.logit_gap import LogitGaps
 from nwor_bench.pairs import ResolvedPair
-from nwor_bench.parity import ParityRule
-from nwor_bench.plan import Plan
+from nwor_bench.plan import Plan, blocks_for_header
 from nwor_bench.progress import Progress, make_progress
+from nwor_bench.prompts import Encode
 from nwor_bench.records import CellResult, RunStatus, Verdict
 from nwor_bench.report import print_summary, write_files
-from nwor_bench.runner import Encode, OnBatch, Sweep, blocks_for_header
+from nwor_bench.runner import OnBatch, Sweep
 from nwor_bench.store import RunData, RunStore, only_writer, read_run
 
 EngineFactory = Callable[[ResolvedPair, SweepSpec, Path | None], Engine]
@@ -168,7 +168,7 @@ def _measure(sweep: Sweep, status: dict[str, Any], store: RunStore, progress: Pr
         sweep.run()
     finally:
         spent = (store.header.get("measuring_s") or 0.0) + _since(began)
-        facts = {"parity": _parity(sweep), "measuring_s": spent, "stopped": sweep.stopped}
+        facts = {"parity": sweep.parity.facts(), "measuring_s": spent, "stopped": sweep.stopped}
         store.update(facts)
 
 
@@ -186,23 +186,6 @@ def _guarded(
         store.append_event({"event": "failed", "at": _now(), "error": str(error) or repr(error)})
         return RunStatus.FAILED, error
     return RunStatus.COMPLETE, None
-
-
-COMPARED = {
-    ParityRule.EXACT: "greedy tokens and per-position acceptance, request by request",
-    ParityRule.EXPLAINED: "greedy tokens, request by request; where one differs, the float32 "
-    "logits of both candidates must be closer than the run's precision can tell apart",
-    ParityRule.ACCEPTANCE_ONLY: "output lengths and per-position acceptance: vLLM accepts drafts "
-    "by the dice here, so tokens do not follow the target",
-}
-
-
-def _parity(sweep: Sweep) -> dict[str, Any]:
-    return {
-        "rule": str(sweep.rule),
-        "compared": COMPARED[sweep.rule],
-        "broken": {cell.label: reason for cell, reason in sweep.broken.items()},
-    }
 
 
 def _finish(

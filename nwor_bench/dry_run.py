@@ -10,13 +10,18 @@ from nwor_bench.estimate import ENGINE_START_S, duration, run_seconds, this_mach
 from nwor_bench.memory import GIB, kv_cache_bytes, needed_bytes
 from nwor_bench.pairs import ResolvedPair
 from nwor_bench.plan import Plan
-from nwor_bench.sweep_file import EngineGroup, Point, SweepFile
+from nwor_bench.report.text import plural
+from nwor_bench.sweep_file import SweepFile
+from nwor_bench.sweep_points import EngineGroup, Point
 
 SHOWN_BLOCKS = 20
 """Blocks whose order a dry run prints."""
 
 COLUMNS = ("run", "scenario", "requests", "temperature", "blocks", "batches", "about")
 """Of a sweep's table. What else tells runs apart is told of their engine."""
+
+WIDTH = 80
+"""Columns of a terminal."""
 
 
 def plan_lines(plan: Plan, spec: SweepSpec, pair: ResolvedPair) -> list[str]:
@@ -28,7 +33,9 @@ def plan_lines(plan: Plan, spec: SweepSpec, pair: ResolvedPair) -> list[str]:
         _memory(pair, spec),
         f"scenario {scenario.name}: {scenario.requests} requests x "
         f"{scenario.max_new_tokens} new tokens, {scenario.draft_tokens} drafts",
-        f"{_amount(plan, spec)}",
+        _amount(plan, spec),
+        *_until(spec),
+        *_counted(plan, spec),
         "cells (NWOR x SCV):",
         *(f"  {number}  {cell.label}" for cell, number in numbers.items()),
         "order:",
@@ -53,8 +60,8 @@ def sweep_lines(
     table = [COLUMNS, *rows.values()]
     widths = [max(len(row[place]) for row in table) for place in range(len(COLUMNS))]
     lines = [
-        f"sweep {sweep.name}: {len(points)} runs, engine starts: {len(groups)}",
-        f"{len(cells)} cells a run: {', '.join(cells)}",
+        f"sweep {sweep.name}: {plural(len(points), 'run')}, engine starts: {len(groups)}",
+        *_listed(f"{len(cells)} cells a run: ", cells),
         _aligned(COLUMNS, widths),
     ]
     for group in groups:
@@ -73,15 +80,26 @@ def sweep_lines(
 
 def _row(point: Point, plan: Plan, seconds: float | None) -> tuple[str, ...]:
     scenario = point.spec.scenario
+    counted = sum(point.spec.counted_blocks.values()) * len(plan.cells)
     return (
         str(point.number),
         scenario.name,
         str(scenario.requests),
         f"{scenario.temperature:g}",
         str(point.spec.stopping.max_blocks),
-        str(plan.num_batches),
+        str(plan.num_batches + counted),
         duration(seconds),
     )
+
+
+def _listed(start: str, words: Sequence[str]) -> list[str]:
+    """The words after `start`, with a new line only between two of them."""
+    lines = [start]
+    for word in (*(f"{word}, " for word in words[:-1]), *words[-1:]):
+        if len(lines[-1]) + len(word.rstrip()) > WIDTH:
+            lines.append("  ")
+        lines[-1] += word
+    return [line.rstrip() for line in lines]
 
 
 def _aligned(row: Sequence[str], widths: Sequence[int]) -> str:
@@ -133,3 +151,25 @@ def _amount(plan: Plan, spec: SweepSpec) -> str:
         f"batches: {warmup} to warm up, {len(plan.cells)} for the gate, "
         f"{blocks} blocks x {len(plan.cells)} cells"
     )
+
+
+def _until(spec: SweepSpec) -> list[str]:
+    """What may end the run before its last block."""
+    rule = spec.stopping
+    ends = []
+    if rule.ci_width is not None:
+        ends.append(f"every interval within +- {100 * rule.ci_width:g} %")
+    if rule.time_budget_s is not None:
+        ends.append(f"{rule.time_budget_s:g} s in timed batches")
+    return [f"stops early: {', or '.join(ends)}"] if ends else []
+
+
+def _counted(plan: Plan, spec: SweepSpec) -> list[str]:
+    """The blocks that run once more for counters."""
+    names = {"counters": "DRAM counters", "launches": "launch counts"}
+    parts = [
+        f"{blocks} x {len(plan.cells)} for {names[phase]}"
+        for phase, blocks in spec.counted_blocks.items()
+        if blocks
+    ]
+    return [f"untimed batches after them: {', '.join(parts)}"] if parts else []

@@ -50,12 +50,6 @@ class EngineError(BenchError):
     """The engine did not start, or failed while it ran."""
 
 
-class ParityError(BenchError):
-    """A mode changed the model's output; nothing that it timed may count."""
-
-    exit_code = ExitCode.CORRECTNESS_BROKEN
-
-
 class NotComparableError(BenchError):
     """Two runs that did not do the same work on the same machine."""
 

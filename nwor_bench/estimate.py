@@ -68,7 +68,8 @@ def run_seconds(pair: ResolvedPair, spec: SweepSpec, machine: Machine) -> float 
     blocks = spec.stopping.max_blocks * cells * each
     if spec.time_budget_s is not None:
         blocks = min(blocks, spec.time_budget_s)
-    return blocks + (cells + max(least, min(5, most))) * each
+    untimed = cells * (1 + sum(spec.counted_blocks.values()))  # the gate, then the counters
+    return blocks + (untimed + max(least, min(5, most))) * each
 
 
 def duration(seconds: float | None) -> str:

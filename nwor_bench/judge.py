@@ -28,6 +28,7 @@ from nwor_bench.stats import (
     MIN_BLOCKS,
     SIGNIFICANCE,
     RatioInterval,
+    block_bootstrap,
     geometric_mean_ratio,
     holm,
     log_ratios,
@@ -57,6 +58,8 @@ class Judgement:
     wilcoxon_p_holm: float | None = None
     smallest_effect: float | None = None
     outlier_blocks: tuple[int, ...] = ()
+    bootstrap_low: float | None = None
+    bootstrap_high: float | None = None
 
 
 @dataclass(frozen=True)
@@ -139,6 +142,7 @@ def _compare(cell: CellData, times: PairedTimes) -> _Case:
     if interval is None:
         few = f"its timed blocks are {len(times.blocks)}, and an interval needs {MIN_BLOCKS}"
         return _Case(cell, replace(judgement, verdict=str(Verdict.AMBIGUOUS), reason=few))
+    bootstrapped = block_bootstrap(times.treated, times.baseline) or (None, None)
     away = outlying(log_ratios(times.treated, times.baseline).tolist())
     judgement = replace(
         judgement,
@@ -148,6 +152,8 @@ def _compare(cell: CellData, times: PairedTimes) -> _Case:
         wilcoxon_p=signed_rank_p(times.treated, times.baseline),
         smallest_effect=smallest_effect(interval),
         outlier_blocks=tuple(times.blocks[place] for place in away),
+        bootstrap_low=bootstrapped[0],
+        bootstrap_high=bootstrapped[1],
     )
     if cell.parity is None:
         unchecked = "its output was not checked"

@@ -16,14 +16,10 @@ class Explanation:
     """The first differing token of one request, in logits of the target.
 
     Attributes:
-        position: output token, from 0.
         gap: distance of the two candidates' float32 logits.
         allowance: twice the largest logit error of the run's dtype at that position.
     """
 
-    position: int
-    reference_token: int
-    token: int
     gap: float
     allowance: float
 
@@ -62,7 +58,7 @@ class LogitGaps:
         exact, rough = self._logits([*prompt, *reference[:at]])
         error = float((rough - exact).abs().max())
         gap = float((exact[reference[at]] - exact[tokens[at]]).abs())
-        return Explanation(at, reference[at], tokens[at], gap, 2 * error)
+        return Explanation(gap, 2 * error)
 
     def _logits(self, ids: list[int]) -> tuple[Any, Any]:
         """Next-token logits in float32, computed in float32 and in the run's dtype."""

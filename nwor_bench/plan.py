@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
+from typing import Any
 
 from nwor_bench.config import SweepSpec
 from nwor_bench.prompts import Prompt, select_blocks
@@ -65,3 +66,15 @@ def make_plan(spec: SweepSpec, pair_name: str, prompts: Sequence[Prompt]) -> Pla
 
     gate, *timed = map(block, range(1 + most))
     return Plan(cells, *spec.warmup_batches, gate, tuple(timed))
+
+
+def blocks_for_header(plan: Plan) -> list[dict[str, Any]]:
+    """Each block's number, cell order and prompts, for run.json."""
+    return [
+        {
+            "block": block.number,
+            "order": [cell.label for cell in block.order],
+            "prompt_ids": [prompt.id for prompt in block.prompts],
+        }
+        for block in (plan.gate, *plan.blocks)
+    ]

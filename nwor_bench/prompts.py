@@ -28,6 +28,10 @@ class Prompt:
     text: str
 
 
+Encode = Callable[[tuple[Prompt, ...]], list[list[int]]]
+"""Prompts to token ids, with the target's tokenizer."""
+
+
 def load_prompts(scenario: Scenario, hub_loader: HubLoader | None = None) -> list[Prompt]:
     """All prompts that fit the scenario's source, categories and lengths, in a fixed order.
 
@@ -153,20 +157,15 @@ def _datasets_rows(dataset: str, config: str | None, split: str) -> Iterator[Map
         raise ConfigError.for_field("prompts.dataset", dataset, message) from error
 
 
-def select_block(prompts: Sequence[Prompt], requests: int, block: int, seed: int) -> list[Prompt]:
-    """The `requests` prompts of block number `block`, the same for every cell.
-
-    Deterministic by (seed, block). Categories take turns. Within a block no prompt repeats
-    while unused ones are left, and over the blocks the least used come first, so that later
-    blocks bring new text as long as there is any.
-    """
-    return select_blocks(prompts, requests, block + 1, seed)[block]
-
-
 def select_blocks(
     prompts: Sequence[Prompt], requests: int, blocks: int, seed: int
 ) -> list[list[Prompt]]:
-    """The prompts of blocks 0 to `blocks` - 1, each as `select_block` gives it."""
+    """The prompts of blocks 0 to `blocks` - 1, `requests` each, the same for every cell.
+
+    Deterministic by (seed, block), however many blocks are asked for. Categories take turns.
+    Within a block no prompt repeats while unused ones are left, and over the blocks the least
+    used come first, so that later blocks bring new text as long as there is any.
+    """
     if not prompts:
         raise ConfigError("there are no prompts to choose from")
     used: Counter[str] = Counter()

@@ -7,8 +7,8 @@ one sweep folder. If a worker is lost, its unfinished runs start again on anothe
 
 import os
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
 from importlib import import_module
 from pathlib import Path
@@ -19,10 +19,12 @@ from rich.console import Console
 from nwor_bench.conduct import Publish, say_how_to_go_on
 from nwor_bench.config import flag_of
 from nwor_bench.errors import BenchError, ConfigError, EngineError, ExitCode
+from nwor_bench.ray_slots import Slot, find_slots
 from nwor_bench.ray_worker import Failed, GroupTask, Placed, RunFiles, measure_group
 from nwor_bench.sweep_conduct import worst_code
-from nwor_bench.sweep_file import EngineGroup
-from nwor_bench.sweep_index import DONE, FAILED, INTERRUPTED, SweepIndex, write_summary
+from nwor_bench.sweep_index import DONE, FAILED, INTERRUPTED, SweepIndex
+from nwor_bench.sweep_points import EngineGroup
+from nwor_bench.sweep_summary import write_summary
 
 LOST_WORKERS = 3
 """Workers that one engine's runs may lose before the sweep gives them up."""
@@ -53,54 +55,6 @@ def check_flags_for_ray(given: Mapping[str, Any]) -> None:
                 flag_of(name), value, "the engines run elsewhere with --ray; leave it out"
             )
     require_ray()
-
-
-@dataclass(frozen=True)
-class Slot:
-    """Where an engine may run: any free GPU of the cluster, or one whole machine without GPUs.
-
-    `node` is that machine's Ray node; None for any GPU.
-    """
-
-    options: dict[str, Any]
-    node: str | None = None
-
-
-def find_slots(nodes: Sequence[dict[str, Any]], gpus_each: int, make_affinity: Any) -> list[Slot]:
-    """Places for engines that run at the same time, from `ray.nodes()`.
-
-    With GPUs one slot for each engine that they can hold; else one for each machine, which the
-    engine gets as a whole. Raises ConfigError if no engine fits, and if two Ray nodes without
-    GPUs share a machine: two engines on it would time each other.
-    """
-    alive = [node for node in nodes if node["Alive"]]
-    gpus = [int(node["Resources"].get("GPU", 0)) for node in alive]
-    if any(gpus):
-        places = sum(count // gpus_each for count in gpus)
-        if places == 0:
-            raise ConfigError.for_field(
-                "tensor_parallel_size", gpus_each,
-                f"the cluster's nodes have {max(gpus)} GPUs at most; write {max(gpus)} or less",
-            )  # fmt: skip
-        return [Slot({"num_gpus": gpus_each, "num_cpus": 1})] * places
-    hosts = [str(node["NodeManagerHostname"]) for node in alive]
-    for host in hosts:
-        if hosts.count(host) > 1:
-            raise ConfigError.for_field(
-                "--ray", True,
-                f"{hosts.count(host)} Ray nodes run on {host}, and engines timed together on one "
-                "machine would slow each other; keep one node on each machine",
-            )  # fmt: skip
-    return [
-        Slot(
-            {
-                "num_cpus": node["Resources"].get("CPU", 1),
-                "scheduling_strategy": make_affinity(node["NodeID"], soft=False),
-            },
-            node["NodeID"],
-        )
-        for node in alive
-    ]
 
 
 def run_on_ray(

@@ -18,7 +18,7 @@ from nwor_bench.engine import Engine, VllmEngine, check_arguments
 from nwor_bench.errors import BenchError, ConfigError, ExitCode
 from nwor_bench.memory import require_memory
 from nwor_bench.session import PairChoice, prepare
-from nwor_bench.sweep_file import EngineGroup, Point
+from nwor_bench.sweep_points import EngineGroup, Point
 
 
 @dataclass(frozen=True)

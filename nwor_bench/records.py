@@ -196,7 +196,7 @@ class CellResult:
     context (`matched_windows` of the cell's, `unmatched_windows` of both cells' left out), or
     "latency_ms" of whole batches where no window can be matched or was timed.
     `p_value` belongs to the ratio's interval, `wilcoxon_p` to the signed rank test on the
-    blocks; `_holm` is adjusted for the number of cells that are compared. `smallest_effect` is
+    blocks, `bootstrap_*` to the block bootstrap's interval; `_holm` is adjusted for the number of cells that are compared. `smallest_effect` is
     the smallest relative effect that the run could have seen in this cell, `outlier_blocks` the
     blocks whose ratio stands apart (they count all the same).
     `arm` is "A/A" for the second off x off.
@@ -256,6 +256,8 @@ class CellResult:
     wilcoxon_p_holm: float | None = None
     smallest_effect: float | None = None
     outlier_blocks: tuple[int, ...] = ()
+    bootstrap_low: float | None = None
+    bootstrap_high: float | None = None
 
     @property
     def half_width(self) -> float | None:

@@ -9,9 +9,9 @@ from nwor_bench.config import SweepSpec, flag_of, json_object
 from nwor_bench.errors import ConfigError
 from nwor_bench.measure import prompt_digest
 from nwor_bench.pairs import ResolvedPair
-from nwor_bench.plan import Plan
+from nwor_bench.plan import Plan, blocks_for_header
+from nwor_bench.prompts import Encode
 from nwor_bench.records import FORMAT_VERSION, NworMode, RunStatus, ScvMode
-from nwor_bench.runner import Encode, blocks_for_header
 from nwor_bench.scenario import Scenario, load_scenario
 from nwor_bench.stopping import parse_fraction, parse_seconds
 from nwor_bench.store import RunData

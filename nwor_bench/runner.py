@@ -6,55 +6,30 @@ order and the seeds are the plan's. Only warm-up is always done anew, for the en
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from statistics import fmean
-from typing import Any
 
 from nwor_bench.aggregate import summarise
 from nwor_bench.conditions import ConditionMonitor
 from nwor_bench.config import SweepSpec
 from nwor_bench.engine import Engine, Sampling
 from nwor_bench.measure import BatchPlace, batch_record, counter_event, window_records
-from nwor_bench.parity import (
-    ACCEPTANCE_ONLY,
-    EXACT,
-    INVALID,
-    REFERENCE,
-    Comparison,
-    GapSource,
-    ParityRule,
-    acceptance_mismatch,
-    compare_lengths,
-    digest_mismatch,
-    explain_tokens,
-    first_mismatch,
-    parity_rule,
-)
+from nwor_bench.parity import GapSource
+from nwor_bench.parity_gate import Answer, ParityGate, broken_event, cell_of
 from nwor_bench.plan import Block, Plan
 from nwor_bench.profiling.nvtx_ranges import ranges_if_wanted, span
 from nwor_bench.progress import Progress
-from nwor_bench.prompts import Prompt
-from nwor_bench.records import BatchRecord, Cell, NworMode, ScvMode, WindowRecord
+from nwor_bench.prompts import Encode
+from nwor_bench.records import BatchRecord, Cell, WindowRecord
 from nwor_bench.store import RunStore, read_run
 from nwor_bench.trend import WARMUP_LOOKBACK, not_steady
-
-Encode = Callable[[tuple[Prompt, ...]], list[list[int]]]
-"""Prompts to token ids, with the target's tokenizer."""
 
 OnBatch = Callable[[BatchRecord, Iterable[WindowRecord]], None]
 """Is told of every batch once it is stored, with its windows."""
 
 PROBED_BLOCKS = 2
 """Blocks that run once more with each window's phases timed, where the engine has a probe."""
-
-
-@dataclass(frozen=True)
-class Answer:
-    """One batch: what was recorded, and the tokens themselves unless it was read back."""
-
-    record: BatchRecord
-    token_ids: tuple[tuple[int, ...], ...] | None
 
 
 class Sweep:
@@ -67,7 +42,6 @@ class Sweep:
         store: receives every batch as it ends; batches that it holds are not run again.
         encode: prompts to token ids.
         progress: is told what happens.
-        monitor: watches the machine.
         gaps: explains differing tokens of precisions below float32; None if nobody can.
         monitor: watches the machine during batches; None records no conditions.
         on_batch: is told of every batch once it is stored.
@@ -87,17 +61,15 @@ class Sweep:
     ):
         self.plan = plan
         self.spec = spec
-        self.broken: dict[Cell, str] = {}
+        self.parity = ParityGate(engine.status(), encode, gaps)
         self.stopped: str | None = None
         self._engine = engine
         self._store = store
         self._encode = encode
         self._progress = progress
         self._monitor = monitor
-        self._gaps = gaps
         self._on_batch = on_batch
         self._ranges = ranges_if_wanted()
-        self.rule = _rule_of(engine.status(), spec, gaps is not None)
         self._stored: dict[tuple[str, int, Cell], Answer] = {}
         self._num_batches = 0
         self._last_latency_ms = 0.0
@@ -130,9 +102,9 @@ class Sweep:
         for order, cell in enumerate(self.plan.gate.order):
             answer = self._answer(cell, "gate", self.plan.gate, order, reference)
             reference = reference or answer
-        for cell, reason in self.broken.items():
+        for cell, reason in self.parity.broken.items():
             self._progress.say(f"gate: {cell.label} is INVALID: {reason}")
-        passed = len(self.plan.cells) - len(self.broken)
+        passed = len(self.plan.cells) - len(self.parity.broken)
         self._progress.say(
             f"gate: {passed} of {len(self.plan.cells)} cells give the tokens and the acceptance "
             "of off x off"
@@ -141,18 +113,12 @@ class Sweep:
     def _restore(self) -> None:
         """Take over what the store holds already."""
         run = read_run(self._store.folder)
+        self.parity.restore(run)
         for batch in run.batches:
             self._num_batches = max(self._num_batches, batch.batch + 1)
-            cell = _cell_of(batch.pair, batch.nwor_mode, batch.scv_mode, batch.arm)
             self._count(batch)
             if batch.phase != "warmup":
-                self._stored[batch.phase, batch.block, cell] = Answer(batch, None)
-            if batch.parity == INVALID:
-                self.broken[cell] = batch.first_mismatch or "its output differs"
-        for event in run.events:
-            if event.get("event") == "parity_broken":
-                modes = (event["pair"], event["nwor_mode"], event["scv_mode"])
-                self.broken.setdefault(_cell_of(*modes, event.get("arm")), event["reason"])
+                self._stored[batch.phase, batch.block, cell_of(batch)] = Answer(batch, None)
 
     def _count(self, batch: BatchRecord) -> None:
         if batch.phase == "timed":
@@ -176,7 +142,7 @@ class Sweep:
     def _timed_block(self, block: Block) -> None:
         answers: dict[Cell, Answer] = {}
         for order, cell in enumerate(block.order):
-            if cell not in self.broken:
+            if cell not in self.parity.broken:
                 answers[cell] = self._answer(cell, "timed", block, order)
         if self.spec.scenario.temperature == 0:
             self._recheck(block, answers)
@@ -190,7 +156,7 @@ class Sweep:
         try:
             for block in self.plan.blocks[:blocks]:
                 for order, cell in enumerate(block.order):
-                    if cell not in self.broken:
+                    if cell not in self.parity.broken:
                         self._answer(cell, phase, block, order)
         finally:
             self._switch(phase, False)
@@ -203,24 +169,9 @@ class Sweep:
 
     def _recheck(self, block: Block, answers: dict[Cell, Answer]) -> None:
         """A timed block at temperature 0 is one more gate, at no cost."""
-        reference = answers[self.plan.baseline]
-        for cell, answer in answers.items():
-            found = self._compare(answer, reference, block)
-            if found.parity == INVALID:
-                mismatch = found.difference or "its output differs"
-                self.broken[cell] = mismatch
-                self._store.append_event(
-                    {
-                        "event": "parity_broken",
-                        "pair": cell.pair,
-                        "nwor_mode": str(cell.nwor_mode),
-                        "scv_mode": str(cell.scv_mode),
-                        "arm": cell.arm,
-                        "block": block.number,
-                        "reason": mismatch,
-                    }
-                )
-                self._progress.say(f"block {block.number}: {cell.label} is INVALID: {mismatch}")
+        for cell, reason in self.parity.recheck(block, answers, self.plan.baseline):
+            self._store.append_event(broken_event(cell, block, reason))
+            self._progress.say(f"block {block.number}: {cell.label} is INVALID: {reason}")
 
     def _why_stop(self, done: int) -> str | None:
         """What the stopping rule says after `done` blocks, from the records up to there alone.
@@ -264,7 +215,7 @@ class Sweep:
         record = batch_record(place, output, prompts, sampling, conditions)
         answer = Answer(record, output.token_ids)
         if phase == "gate":
-            answer = self._judge(cell, answer, reference)
+            answer = self.parity.judge(cell, answer, reference, block)
         windows = window_records(place, output, self._bytes_per_token)
         self._store.append_batch(answer.record, windows)
         if self._on_batch is not None:
@@ -274,31 +225,6 @@ class Sweep:
         self._count(answer.record)
         self._progress.batch_done(cell, answer.record)
         return answer, windows
-
-    def _judge(self, cell: Cell, answer: Answer, reference: Answer | None) -> Answer:
-        """Set the parity of a gate batch, and remember a cell that broke it."""
-        found = Comparison(REFERENCE)
-        if reference is not None:
-            found = self._compare(answer, reference, self.plan.gate)
-        if found.parity == INVALID:
-            self.broken[cell] = found.difference or "its output differs"
-        record = replace(answer.record, parity=found.parity, first_mismatch=found.difference)
-        return Answer(record, answer.token_ids)
-
-    def _compare(self, answer: Answer, reference: Answer, block: Block) -> Comparison:
-        """Judge one batch by the run's parity rule."""
-        tokens, expected = answer.token_ids, reference.token_ids
-        acceptance = acceptance_mismatch(answer.record, reference.record)
-        if self.rule is ParityRule.ACCEPTANCE_ONLY:
-            lengths = compare_lengths(tokens, expected) if tokens and expected else None
-            difference = lengths or acceptance
-            return Comparison(INVALID if difference else ACCEPTANCE_ONLY, difference)
-        if self.rule is ParityRule.EXPLAINED and self._gaps is not None and tokens and expected:
-            found = explain_tokens(self._encode(block.prompts), tokens, expected, self._gaps)
-            if found.difference is not None:
-                return found
-        difference = _token_mismatch(answer, reference) or acceptance
-        return Comparison(INVALID if difference else EXACT, difference)
 
     def _sampling(self, phase: str, block: Block) -> Sampling:
         """The gate is greedy whatever the scenario's temperature; seeds depend on the block."""
@@ -311,35 +237,6 @@ class Sweep:
             seed=self.spec.seed + block.number * scenario.requests,
             ignore_eos=scenario.ignore_eos,
         )
-
-
-def _rule_of(status: dict[str, Any], spec: SweepSpec, can_explain: bool) -> ParityRule:
-    """The parity rule of a run: by its device, dtype, and how drafts are accepted."""
-    synthetic = status.get("rejection_sample_method") == "synthetic"
-    dtype = str(status.get("dtype", "float32"))
-    return parity_rule(str(status.get("device", "cpu")), dtype, synthetic, can_explain)
-
-
-def _cell_of(pair: str, nwor_mode: str, scv_mode: str, arm: str | None) -> Cell:
-    return Cell(pair, NworMode(nwor_mode), ScvMode(scv_mode), arm)
-
-
-def _token_mismatch(answer: Answer, reference: Answer) -> str | None:
-    if answer.token_ids is None or reference.token_ids is None:
-        return digest_mismatch(answer.record.token_digests, reference.record.token_digests)
-    return first_mismatch(answer.token_ids, reference.token_ids)
-
-
-def blocks_for_header(plan: Plan) -> list[dict[str, Any]]:
-    """Each block's number, cell order and prompts, for run.json."""
-    return [
-        {
-            "block": block.number,
-            "order": [cell.label for cell in block.order],
-            "prompt_ids": [prompt.id for prompt in block.prompts],
-        }
-        for block in (plan.gate, *plan.blocks)
-    ]
 
 
 def _now() -> str:

@@ -24,12 +24,15 @@ from nwor_bench.errors import ConfigError, ExitCode
 from nwor_bench.memory import require_memory
 from nwor_bench.pairs import ResolvedPair, resolve_pair
 from nwor_bench.plan import Plan, make_plan
-from nwor_bench.prompts import encode, load_prompts, load_tokenizer
-from nwor_bench.runner import Encode, OnBatch
+from nwor_bench.prompts import Encode, encode, load_prompts, load_tokenizer
+from nwor_bench.runner import OnBatch
 from nwor_bench.store import RunData, check_output, default_folder, read_run
 from nwor_bench.versions import require_supported_vllm
 
 RUNS = Path("runs")
+
+CheckEngine = Callable[[ResolvedPair, SweepSpec], None]
+"""Raises ConfigError for what vLLM would refuse, without starting it."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +77,7 @@ def run_session(
     on_batch: OnBatch | None = None,
     publish: Publish | None = None,
     engine_factory: EngineFactory = VllmEngine,
-    check_engine: Callable[[ResolvedPair, SweepSpec], None] = check_arguments,
+    check_engine: CheckEngine = check_arguments,
 ) -> ExitCode:
     """Run one sweep and write its reports; returns the exit code.
 
@@ -85,18 +88,17 @@ def run_session(
     require_supported_vllm()
     if output is not None:
         check_output(output)
-    prepared = prepare(spec, choice, console)
-    require_memory(prepared.pair, spec)
+    prepared = _ready(spec, choice, console)
     if dry_run:
         for line in plan_lines(prepared.plan, spec, prepared.pair):
             console.print(line, highlight=False, markup=False)
         return ExitCode.OK
-    check_engine(prepared.pair, spec)
-    started_at = datetime.now(UTC)
-    folder = output or default_folder(RUNS, spec.scenario.name, prepared.pair.name, started_at)
-    source = own_engine(prepared, engine_factory)
+    now = datetime.now(UTC)
+    folder = output or default_folder(RUNS, spec.scenario.name, prepared.pair.name, now)
     how: dict[str, Any] = {"verbose": verbose, "on_batch": on_batch, "publish": publish}
-    return run_prepared(prepared, folder, source, console, **how)
+    return _on_own_engine(
+        run_prepared, prepared, folder, console, engine_factory, check_engine, **how
+    )
 
 
 def resume_session(
@@ -108,7 +110,7 @@ def resume_session(
     on_batch: OnBatch | None = None,
     publish: Publish | None = None,
     engine_factory: EngineFactory = VllmEngine,
-    check_engine: Callable[[ResolvedPair, SweepSpec], None] = check_arguments,
+    check_engine: CheckEngine = check_arguments,
 ) -> ExitCode:
     """Go on with the run in `folder` at its first unfinished cell; returns the exit code.
 
@@ -122,15 +124,28 @@ def resume_session(
     resume.require_resumable(run, str(folder))
     resume.check_flags(given, run.header)
     spec = resume.stored_spec(run.header)
-    prepared = prepare(spec, PairChoice(**run.header["choice"]), console)
-    require_memory(prepared.pair, spec)
+    prepared = _ready(spec, PairChoice(**run.header["choice"]), console)
     if dry_run:
         _check_resumable(run, prepared, folder, console)
         return ExitCode.OK
-    check_engine(prepared.pair, spec)
-    source = own_engine(prepared, engine_factory)
     how: dict[str, Any] = {"verbose": verbose, "on_batch": on_batch, "publish": publish}
-    return resume_prepared(prepared, folder, source, console, **how)
+    return _on_own_engine(
+        resume_prepared, prepared, folder, console, engine_factory, check_engine, **how
+    )
+
+
+def _on_own_engine(
+    conduct: Callable[..., ExitCode],
+    prepared: Prepared,
+    folder: Path,
+    console: Console,
+    engine_factory: EngineFactory,
+    check_engine: CheckEngine,
+    **how: Any,
+) -> ExitCode:
+    """`conduct` is `run_prepared` or `resume_prepared`, `how` what it is told besides."""
+    check_engine(prepared.pair, prepared.spec)
+    return conduct(prepared, folder, own_engine(prepared, engine_factory), console, **how)
 
 
 def resume_prepared(
@@ -162,6 +177,13 @@ def _check_resumable(run: RunData, prepared: Prepared, folder: Path, console: Co
     every = len(prepared.plan.cells) * (1 + len(prepared.plan.blocks))
     line = f"{folder}: {stored} of at most {every} batches are stored; going on"
     console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+def _ready(spec: SweepSpec, choice: PairChoice, console: Console) -> Prepared:
+    """A run that is prepared and fits into this machine's memory."""
+    prepared = prepare(spec, choice, console)
+    require_memory(prepared.pair, spec)
+    return prepared
 
 
 def prepare(spec: SweepSpec, choice: PairChoice, console: Console) -> Prepared:

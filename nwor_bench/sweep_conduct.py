@@ -22,8 +22,9 @@ from nwor_bench.errors import BenchError, ExitCode
 from nwor_bench.records import RunStatus
 from nwor_bench.session import resume_prepared
 from nwor_bench.store import RUN_FILE, read_run
-from nwor_bench.sweep_file import EngineGroup, Point
-from nwor_bench.sweep_index import DONE, FAILED, INTERRUPTED, SweepIndex, write_summary
+from nwor_bench.sweep_index import DONE, FAILED, INTERRUPTED, SweepIndex
+from nwor_bench.sweep_points import EngineGroup, Point
+from nwor_bench.sweep_summary import write_summary
 
 
 class SweepConductor:
@@ -49,7 +50,7 @@ class SweepConductor:
         self._engine: Engine | None = None
         self._codes = [ExitCode(code) for code in index.done_codes()]
 
-    def run(self, groups: tuple[EngineGroup, ...] | list[EngineGroup]) -> ExitCode:
+    def run(self, groups: Iterable[EngineGroup]) -> ExitCode:
         """All groups; the summary is written however it ends.
 
         Returns the worst exit code of the sweep's runs, those of earlier starts among them.

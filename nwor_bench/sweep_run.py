@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -9,25 +10,18 @@ from typing import Any
 from rich.console import Console
 
 from nwor_bench.conduct import EngineFactory, Prepared, Publish
-from nwor_bench.config import SweepSpec, flag_of
+from nwor_bench.config import flag_of
 from nwor_bench.dry_run import sweep_lines
 from nwor_bench.engine import VllmEngine, check_arguments
 from nwor_bench.errors import ConfigError, ExitCode
 from nwor_bench.memory import require_memory
-from nwor_bench.pairs import ResolvedPair
 from nwor_bench.runner import OnBatch
-from nwor_bench.session import RUNS, PairChoice, prepare
+from nwor_bench.session import RUNS, CheckEngine, PairChoice, prepare
 from nwor_bench.store import RUN_FILE, check_output, default_folder
 from nwor_bench.sweep_conduct import SweepConductor
-from nwor_bench.sweep_file import (
-    Axes,
-    EngineGroup,
-    Settings,
-    group_by_engine,
-    load_sweep,
-    make_points,
-)
+from nwor_bench.sweep_file import Axes, Settings, SweepFile, load_sweep
 from nwor_bench.sweep_index import DONE, INDEX_FILE, SweepIndex
+from nwor_bench.sweep_points import EngineGroup, group_by_engine, make_points
 from nwor_bench.versions import require_supported_vllm
 
 ALLOWED_FLAGS = (
@@ -36,7 +30,19 @@ ALLOWED_FLAGS = (
     *("nvtx", "prometheus_port", "prometheus_textfile", "github_summary"),
 )
 
-CheckEngine = Callable[[ResolvedPair, SweepSpec], None]
+
+@dataclass(frozen=True)
+class _Options:
+    """What `run_sweep` and `resume_sweep` are told alike."""
+
+    dry_run: bool
+    verbose: bool
+    continue_on_error: bool
+    on_batch: OnBatch | None
+    publish: Publish | None
+    ray: bool
+    engine_factory: EngineFactory
+    check_engine: CheckEngine
 
 
 def check_flags(given: Mapping[str, Any]) -> None:
@@ -75,30 +81,22 @@ def run_sweep(
     Raises ConfigError, before anything is started or written, for any run that cannot be; and,
     without `continue_on_error`, what the first failing run raises.
     """
+    options = _Options(
+        dry_run, verbose, continue_on_error, on_batch, publish, ray, engine_factory, check_engine
+    )
     require_supported_vllm()
     console = Console()
     sweep = load_sweep(path)
     groups = group_by_engine(make_points(sweep))
     if output is not None:
         _check_output(output)
-    prepared = _prepare_all(groups, console, here=not ray)
-    if dry_run:
-        for line in sweep_lines(sweep, groups, prepared):
-            console.print(line, highlight=False, markup=False)
-        return ExitCode.OK
-    if not ray:
-        for group in groups:
-            check_engine(prepared[group.points[0].number].pair, group.spec)
-    now = datetime.now(UTC)
-    folder = output or default_folder(RUNS, sweep.name, "", now)
-    index = SweepIndex.create(folder, sweep, groups, now.isoformat(timespec="seconds"))
-    if ray:
-        return _on_ray(index, groups, console, continue_on_error, publish)
-    how = {"verbose": verbose, "on_batch": on_batch, "in_sweep": True}
-    conductor = SweepConductor(
-        index, prepared, console, engine_factory, how, continue_on_error, publish
-    )
-    return conductor.run(groups)
+
+    def make_index() -> SweepIndex:
+        now = datetime.now(UTC)
+        folder = output or default_folder(RUNS, sweep.name, "", now)
+        return SweepIndex.create(folder, sweep, groups, now.isoformat(timespec="seconds"))
+
+    return _conduct(sweep, groups, make_index, console, options)
 
 
 def resume_sweep(
@@ -120,6 +118,9 @@ def resume_sweep(
 
     Raises ConfigError if `path` is given and says otherwise than the sweep was begun with.
     """
+    options = _Options(
+        dry_run, verbose, continue_on_error, on_batch, publish, ray, engine_factory, check_engine
+    )
     require_supported_vllm()
     console = Console()
     if (folder / RUN_FILE).is_file():
@@ -137,20 +138,51 @@ def resume_sweep(
     left = [group for group in left if group.points]
     if not left:
         raise ConfigError.for_field("--resume", str(folder), "all of its runs are done")
-    prepared = _prepare_all(left, console, here=not ray)
-    if dry_run:
-        for line in sweep_lines(sweep, left, prepared):
+    return _conduct(sweep, left, lambda: index, console, options)
+
+
+def _conduct(
+    sweep: SweepFile,
+    groups: Sequence[EngineGroup],
+    open_index: Callable[[], SweepIndex],
+    console: Console,
+    options: _Options,
+) -> ExitCode:
+    """Check every run of the groups, then run them here or on Ray; a dry run only tells them.
+
+    `open_index` is called when nothing can be refused any more.
+    """
+    if options.ray:
+        _check_sweep_for_ray(sweep)
+    prepared = _prepare_all(groups, console, here=not options.ray)
+    if options.dry_run:
+        for line in sweep_lines(sweep, groups, prepared):
             console.print(line, highlight=False, markup=False)
         return ExitCode.OK
-    if ray:
-        return _on_ray(index, left, console, continue_on_error, publish)
-    for group in left:
-        check_engine(prepared[group.points[0].number].pair, group.spec)
-    how = {"verbose": verbose, "on_batch": on_batch, "in_sweep": True}
+    proceed, publish = options.continue_on_error, options.publish
+    if options.ray:
+        from nwor_bench.ray_sweep import run_on_ray
+
+        return run_on_ray(
+            open_index(), groups, sys.argv, console, continue_on_error=proceed, publish=publish
+        )
+    for group in groups:
+        options.check_engine(prepared[group.points[0].number].pair, group.spec)
+    how = {"verbose": options.verbose, "on_batch": options.on_batch, "in_sweep": True}
     conductor = SweepConductor(
-        index, prepared, console, engine_factory, how, continue_on_error, publish
+        open_index(), prepared, console, options.engine_factory, how, proceed, publish
     )
-    return conductor.run(left)
+    return conductor.run(groups)
+
+
+def _check_sweep_for_ray(sweep: SweepFile) -> None:
+    """Refuse DRAM counters: a Ray worker starts with the libcupti that PyTorch brings."""
+    if sweep.settings.dram_counters:
+        raise ConfigError.for_field(
+            "--ray", True,
+            "a Ray worker cannot read DRAM counters (dram_counters under [settings]); leave --ray "
+            "out, or begin a sweep without dram_counters",
+        )  # fmt: skip
 
 
 def _check_output(folder: Path) -> None:
@@ -160,19 +192,6 @@ def _check_output(folder: Path) -> None:
             "--output", str(folder), "it already holds a sweep; name a new folder"
         )
     check_output(folder)
-
-
-def _on_ray(
-    index: SweepIndex,
-    groups: Sequence[EngineGroup],
-    console: Console,
-    continue_on_error: bool,
-    publish: Publish | None,
-) -> ExitCode:
-    from nwor_bench.ray_sweep import run_on_ray
-
-    how: dict[str, Any] = {"continue_on_error": continue_on_error, "publish": publish}
-    return run_on_ray(index, groups, sys.argv, console, **how)
 
 
 def _prepare_all(

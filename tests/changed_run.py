@@ -10,10 +10,9 @@ from typing import Any
 from nwor_bench.aggregate import summarise
 from nwor_bench.cell_data import gather_cells
 from nwor_bench.invariants import cell_key
-from nwor_bench.report import write_reports
 from nwor_bench.store import RunData
 from nwor_bench.stored_run import StoredRun
-from tests.synthetic_run import save_run
+from tests.synthetic_run import save_run, write_reports
 
 Factors = Mapping[tuple[str, str], float]
 

@@ -1,6 +1,8 @@
 """What all tests share: GPU tests are skipped where there is no CUDA device."""
 
 import os
+import sys
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -69,3 +71,20 @@ def own_surroundings(
     for name in ("TARGET_MODEL", "DRAFT_MODEL"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def command_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., tuple[int, str, str]]:
+    """Run `nwor-bench` with the given arguments in this process: exit code, stdout, stderr."""
+    from nwor_bench import cli
+
+    def invoke(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["nwor-bench", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        captured = capsys.readouterr()
+        return int(ended.value.code or 0), captured.out, captured.err
+
+    return invoke

@@ -8,6 +8,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from nwor_bench.aggregate import summarise
 from nwor_bench.record_lines import batch_key
 from nwor_bench.records import (
     AA,
@@ -19,7 +20,8 @@ from nwor_bench.records import (
     ScvMode,
     WindowRecord,
 )
-from nwor_bench.store import RunData, RunStore
+from nwor_bench.report import ReportPaths, write_files
+from nwor_bench.store import RunData, RunStore, read_run
 
 LAYERS = 30
 BYTES_PER_TOKEN = 23_040
@@ -234,3 +236,9 @@ def save_run(run: RunData, folder: Path) -> None:
     for event in run.events:
         store.append_event(event)
     store.finish(RunStatus(run.header["status"]), {})
+
+
+def write_reports(folder: Path) -> ReportPaths:
+    """Read a saved run and make all its report files."""
+    run = read_run(folder)
+    return write_files(folder, run, summarise(run))

@@ -2,19 +2,18 @@
 
 import json
 import re
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from nwor_bench import cli
 from nwor_bench.engine import VllmEngine
 from nwor_bench.errors import ExitCode
 from nwor_bench.session import run_session
 
 Refusal = Callable[..., str]
+Run = Callable[..., tuple[int, str, str]]
 OUT = "out/run"
 
 pytestmark = pytest.mark.usefixtures("own_surroundings")
@@ -32,18 +31,13 @@ def no_engine(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def refusal(
-    no_engine: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Refusal:
+def refusal(no_engine: None, command_line: Run) -> Refusal:
     """Run `nwor-bench` and return its message, once code, shape and traces are checked."""
 
     def invoke(*arguments: str) -> str:
         before = sorted(Path.cwd().rglob("*"))
-        monkeypatch.setattr(sys, "argv", ["nwor-bench", *arguments])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        message = capsys.readouterr().err
-        assert ended.value.code == ExitCode.BAD_USAGE, message
+        code, _, message = command_line(*arguments)
+        assert code == ExitCode.BAD_USAGE, message
         assert sorted(Path.cwd().rglob("*")) == before, "it left something behind"
         assert message.startswith(("nwor-bench: ", "Usage: "))
         assert 1 <= len(message.splitlines()) <= 6
@@ -242,15 +236,13 @@ def test_models_from_the_environment(refusal: Refusal, monkeypatch: pytest.Monke
 
 
 def test_empty_variables_are_no_models(
-    no_engine: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    no_engine: None, monkeypatch: pytest.MonkeyPatch, command_line: Run
 ) -> None:
     monkeypatch.setenv("TARGET_MODEL", "")
     monkeypatch.setenv("DRAFT_MODEL", "")
-    monkeypatch.setattr(sys, "argv", ["nwor-bench", "sweep", "--pair", "tiny", "--dry-run"])
-    with pytest.raises(SystemExit) as ended:
-        cli.main()
-    assert ended.value.code == 0
-    assert "pair tiny: draft_model" in capsys.readouterr().out
+    code, out, _ = command_line("sweep", "--pair", "tiny", "--dry-run")
+    assert code == 0
+    assert "pair tiny: draft_model" in out
 
 
 # --- JSON ---

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from fake_engine import FakeEngine, FakeFactory, accept_arguments
 
-from nwor_bench import __version__, cli
+from nwor_bench import __version__
 from nwor_bench.errors import ExitCode
 from nwor_bench.session import run_session
 
@@ -21,21 +21,6 @@ TINY = ("sweep", "--pair", "tiny", "--requests", "2", "--batches", "2", "--max-n
 Run = Callable[..., tuple[int, str, str]]
 
 pytestmark = pytest.mark.usefixtures("own_surroundings")
-
-
-@pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    """Run a command line in this process: exit code, stdout, stderr."""
-
-    def invoke(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["nwor-bench", *arguments])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        captured = capsys.readouterr()
-        code = 0 if ended.value.code is None else int(ended.value.code)
-        return code, captured.out, captured.err
-
-    return invoke
 
 
 @pytest.fixture
@@ -82,18 +67,18 @@ def test_help_loads_nothing_heavy(arguments: list[str], heavy: tuple[str, ...]) 
     assert done.stdout.strip()
 
 
-def test_version(run: Run) -> None:
-    assert run("--version") == (0, f"nwor-bench {__version__}\n", "")
+def test_version(command_line: Run) -> None:
+    assert command_line("--version") == (0, f"nwor-bench {__version__}\n", "")
 
 
-def test_no_command_shows_the_help_and_is_bad_usage(run: Run) -> None:
-    code, out, err = run()
+def test_no_command_shows_the_help_and_is_bad_usage(command_line: Run) -> None:
+    code, out, err = command_line()
     assert code == ExitCode.BAD_USAGE
     assert all(command in out + err for command in ("sweep", "report", "pairs", "scenarios"))
 
 
-def test_the_flags_of_the_sweep_are_all_explained(run: Run) -> None:
-    code, out, _ = run("sweep", "--help")
+def test_the_flags_of_the_sweep_are_all_explained(command_line: Run) -> None:
+    code, out, _ = command_line("sweep", "--help")
     assert code == 0
     assert widest(out) <= 80
     flags = (
@@ -121,15 +106,15 @@ def test_the_flags_of_the_sweep_are_all_explained(run: Run) -> None:
         ((*TINY, "--dry-run"), "2 blocks x 7 cells"),
     ],
 )
-def test_output_fits_80_columns(run: Run, arguments: tuple[str, ...], words: str) -> None:
-    code, out, err = run(*arguments)
+def test_output_fits_80_columns(command_line: Run, arguments: tuple[str, ...], words: str) -> None:
+    code, out, err = command_line(*arguments)
     assert (code, err) == (0, "")
     assert words in out
     assert widest(out) <= 80
 
 
-def test_fetch_makes_the_tiny_pair(run: Run, pair_cache: Path) -> None:
-    code, out, _ = run("pairs", "fetch", "tiny")
+def test_fetch_makes_the_tiny_pair(command_line: Run, pair_cache: Path) -> None:
+    code, out, _ = command_line("pairs", "fetch", "tiny")
     assert code == 0
     lines = dict(line.split(": ", 1) for line in out.splitlines())
     for model in (lines["target"], lines["drafter"]):
@@ -137,15 +122,17 @@ def test_fetch_makes_the_tiny_pair(run: Run, pair_cache: Path) -> None:
         assert Path(model).is_relative_to(pair_cache)
 
 
-def test_a_dry_run_writes_nothing(run: Run, engine: FakeEngine, tmp_path: Path) -> None:
-    code, _, _ = run(*TINY, "--dry-run", "--output", "run")
+def test_a_dry_run_writes_nothing(command_line: Run, engine: FakeEngine, tmp_path: Path) -> None:
+    code, _, _ = command_line(*TINY, "--dry-run", "--output", "run")
     assert code == 0
     assert engine.calls == []
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_sweep_and_its_report_again(run: Run, engine: FakeEngine, tmp_path: Path) -> None:
-    code, out, err = run(*TINY, "--output", "run", "--seed", "4")
+def test_a_sweep_and_its_report_again(
+    command_line: Run, engine: FakeEngine, tmp_path: Path
+) -> None:
+    code, out, err = command_line(*TINY, "--output", "run", "--seed", "4")
     assert (code, err) == (0, "")
     folder = tmp_path / "run"
     written = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
@@ -153,7 +140,7 @@ def test_a_sweep_and_its_report_again(run: Run, engine: FakeEngine, tmp_path: Pa
     assert csvs | {"report.md", "report.html", "run.json", "records.jsonl"} <= set(written)
     for name in (*csvs, "report.md", "report.html"):
         (folder / name).unlink()
-    code, again, _ = run("report", "run")
+    code, again, _ = command_line("report", "run")
     assert code == 0
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == written
     # The summary on the terminal is the same too.
@@ -162,13 +149,17 @@ def test_a_sweep_and_its_report_again(run: Run, engine: FakeEngine, tmp_path: Pa
 
 @pytest.mark.parametrize("wrong", [False, True])
 def test_the_report_goes_to_the_jobs_summary_however_the_run_ends(
-    run: Run, engine: FakeEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong: bool
+    command_line: Run,
+    engine: FakeEngine,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    wrong: bool,
 ) -> None:
     summary = tmp_path / "summary.md"
     summary.write_text("before\n")
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(summary))
     engine.wrong = lambda number, cell: wrong and cell.label == "stage x off"
-    code, _, _ = run(*TINY, "--output", "run", "--github-summary")
+    code, _, _ = command_line(*TINY, "--output", "run", "--github-summary")
     assert code == (3 if wrong else 0)
     report = (tmp_path / "run" / "report.md").read_text(encoding="utf-8")
     assert summary.read_text(encoding="utf-8") == f"before\n{report.rstrip()}\n\n"
@@ -176,15 +167,15 @@ def test_the_report_goes_to_the_jobs_summary_however_the_run_ends(
 
 @pytest.mark.parametrize("more", [("--pair", "tiny"), ("--file", "quick")])
 def test_without_a_jobs_summary_no_sweep_starts(
-    run: Run, engine: FakeEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    command_line: Run, engine: FakeEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     more: tuple[str, ...],
 ) -> None:  # fmt: skip
     monkeypatch.delenv("GITHUB_STEP_SUMMARY", raising=False)
-    code, _, err = run("sweep", *more, "--output", "run", "--github-summary")
+    code, _, err = command_line("sweep", *more, "--output", "run", "--github-summary")
     assert code == 2
     assert "GITHUB_STEP_SUMMARY is not set" in err
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path))
-    code, _, err = run("sweep", *more, "--output", "run", "--github-summary")
+    code, _, err = command_line("sweep", *more, "--output", "run", "--github-summary")
     assert code == 2
     assert "it cannot be written (Is a directory)" in err
     assert engine.calls == []
@@ -192,46 +183,48 @@ def test_without_a_jobs_summary_no_sweep_starts(
 
 
 def test_a_report_does_not_depend_on_where_the_run_lies(
-    run: Run, engine: FakeEngine, tmp_path: Path
+    command_line: Run, engine: FakeEngine, tmp_path: Path
 ) -> None:
-    run(*TINY, "--output", "run")
+    command_line(*TINY, "--output", "run")
     shutil.copytree("run", "elsewhere/copied")
-    run("report", "elsewhere/copied")
+    command_line("report", "elsewhere/copied")
     for path in (tmp_path / "run").iterdir():
         assert (tmp_path / "elsewhere/copied" / path.name).read_bytes() == path.read_bytes()
 
 
-def test_a_broken_run_ends_with_3_and_so_does_its_report(run: Run, engine: FakeEngine) -> None:
+def test_a_broken_run_ends_with_3_and_so_does_its_report(
+    command_line: Run, engine: FakeEngine
+) -> None:
     engine.wrong = lambda number, cell: cell.label == "stage x off"
-    code, out, _ = run(*TINY, "--output", "run")
+    code, out, _ = command_line(*TINY, "--output", "run")
     assert code == ExitCode.CORRECTNESS_BROKEN
     assert "INVALID" in out
-    assert run("report", "run")[0] == ExitCode.CORRECTNESS_BROKEN
+    assert command_line("report", "run")[0] == ExitCode.CORRECTNESS_BROKEN
 
 
-def test_ctrl_c_while_measuring_ends_with_130(run: Run, engine: FakeEngine) -> None:
+def test_ctrl_c_while_measuring_ends_with_130(command_line: Run, engine: FakeEngine) -> None:
     engine.failing[9] = KeyboardInterrupt()
-    code, out, _ = run(*TINY, "--output", "run")
+    code, out, _ = command_line(*TINY, "--output", "run")
     assert code == ExitCode.INTERRUPTED
     assert "interrupted: keeping what was measured" in out
-    assert run("report", "run")[0] == 0
+    assert command_line("report", "run")[0] == 0
 
 
 def test_ctrl_c_before_anything_was_measured_says_so(
-    run: Run, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+    command_line: Run, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setitem(run_session.__kwdefaults__, "check_engine", interrupt)
-    code, _, err = run(*TINY, "--output", "run")
+    code, _, err = command_line(*TINY, "--output", "run")
     assert (code, err) == (ExitCode.INTERRUPTED, "nwor-bench: interrupted\n")
     assert not Path("run").exists()
 
 
-def test_a_failing_engine_ends_with_1_in_one_line(run: Run, engine: FakeEngine) -> None:
+def test_a_failing_engine_ends_with_1_in_one_line(command_line: Run, engine: FakeEngine) -> None:
     from nwor_bench.errors import EngineError
 
     engine.failing[9] = EngineError("vLLM stopped answering")
-    code, _, err = run(*TINY, "--output", "run")
+    code, _, err = command_line(*TINY, "--output", "run")
     assert (code, err) == (ExitCode.FAILED, "nwor-bench: vLLM stopped answering\n")

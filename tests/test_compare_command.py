@@ -2,7 +2,6 @@
 
 import json
 import shlex
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -40,20 +39,12 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def run(runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    """Run a command line in this process: exit code, stdout, stderr."""
+def run(runs: Path, monkeypatch: pytest.MonkeyPatch, command_line: Run) -> Run:
+    """Run a command line beside the runs: exit code, stdout, stderr."""
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.delenv("GITHUB_STEP_SUMMARY", raising=False)
     monkeypatch.chdir(runs)
-
-    def invoke(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["nwor-bench", *arguments])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        captured = capsys.readouterr()
-        return int(ended.value.code or 0), captured.out, captured.err
-
-    return invoke
+    return command_line
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from fake_engine import FakeEngine
 
-from nwor_bench import cli, environment
+from nwor_bench import environment
 from nwor_bench.doctor import Check, State, can_sweep, examine, hooks, machine, software, tools
 from nwor_bench.doctor.hooks import check_hooks
 from nwor_bench.doctor.text import check_lines
@@ -453,15 +453,9 @@ def test_every_failed_check_says_what_to_do() -> None:
 
 @pytest.fixture
 def run(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], own_surroundings: None
+    own_surroundings: None, command_line: Callable[..., tuple[int, str, str]]
 ) -> Callable[..., tuple[int, str]]:
-    def invoke(*arguments: str) -> tuple[int, str]:
-        monkeypatch.setattr(sys, "argv", ["nwor-bench", "doctor", *arguments])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        return int(ended.value.code or 0), capsys.readouterr().out
-
-    return invoke
+    return lambda *arguments: command_line("doctor", *arguments)[:2]
 
 
 def a_gpu_machine(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 import json
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -21,17 +22,9 @@ pytestmark = pytest.mark.usefixtures("own_surroundings")
 
 
 @pytest.fixture
-def kernels(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+def kernels(command_line: Run) -> Run:
     """Run `nwor-bench kernels` in this process: exit code, stdout, stderr."""
-
-    def invoke(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["nwor-bench", "kernels", *arguments])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        captured = capsys.readouterr()
-        return int(ended.value.code or 0), captured.out, captured.err
-
-    return invoke
+    return partial(command_line, "kernels")
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from nwor_bench.config import Overrides, SweepSpec, resolve
 from nwor_bench.plan import GATE_BLOCK, make_plan
-from nwor_bench.prompts import Prompt, select_block
+from nwor_bench.prompts import Prompt, select_blocks
 from nwor_bench.scenario import Scenario
 
 SCENARIO = Scenario(
@@ -68,8 +68,8 @@ def test_the_same_seed_gives_the_same_plan(spec: SweepSpec) -> None:
 def test_the_prompts_of_a_block_depend_on_nothing_but_seed_and_number(spec: SweepSpec) -> None:
     plan = make_plan(spec, "toy", POOL)
     for block in (plan.gate, *plan.blocks):
-        chosen = select_block(POOL, spec.scenario.requests, block.number, spec.seed)
-        assert list(block.prompts) == chosen
+        alone = select_blocks(POOL, spec.scenario.requests, block.number + 1, spec.seed)
+        assert list(block.prompts) == alone[block.number]
 
 
 def test_more_blocks_keep_the_first_ones() -> None:

@@ -7,12 +7,12 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pandas as pd
 import pytest
 
-from nwor_bench import cli
 from nwor_bench.errors import ExitCode
 from nwor_bench.plan_text import percent
 
@@ -33,17 +33,9 @@ def own_surroundings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def plan(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+def plan(command_line: Run) -> Run:
     """Run `nwor-bench plan` in this process: exit code, stdout, stderr."""
-
-    def invoke(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["nwor-bench", "plan", *arguments])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        captured = capsys.readouterr()
-        return int(ended.value.code or 0), captured.out, captured.err
-
-    return invoke
+    return partial(command_line, "plan")
 
 
 def flat(text: str) -> str:

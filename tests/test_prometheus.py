@@ -3,7 +3,6 @@
 import json
 import re
 import socket
-import sys
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +18,6 @@ from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.parser import text_string_to_metric_families
 from test_runner import Runner
 
-from nwor_bench import cli
 from nwor_bench.errors import ConfigError, ExitCode
 from nwor_bench.profiling.metrics import METRICS, MetricFiles, WindowMetrics, labels_of
 from nwor_bench.records import CellResult, columns
@@ -33,6 +31,7 @@ DESIGNED = {
 }
 TINY = ("sweep", "--pair", "tiny", "--requests", "2", "--batches", "2", "--max-new-tokens", "6")
 
+Run = Callable[..., tuple[int, str, str]]
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
 
@@ -57,19 +56,6 @@ def exposed(folder: Path) -> str:
     registry = CollectorRegistry()
     MultiProcessCollector(registry, str(folder))
     return generate_latest(registry).decode()
-
-
-@pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, own_surroundings: None) -> Callable[..., int]:
-    """Run a command line in this process; its exit code."""
-
-    def invoke(*arguments: str) -> int:
-        monkeypatch.setattr(sys, "argv", ["nwor-bench", *arguments])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        return int(ended.value.code or 0)
-
-    return invoke
 
 
 @pytest.fixture
@@ -243,14 +229,14 @@ def test_a_textfile_is_whole_at_any_moment(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_a_port_in_use_is_refused_before_anything_starts(
-    run: Callable[..., int], engine: FakeEngine, capsys: pytest.CaptureFixture[str]
+    own_surroundings: None, command_line: Run, engine: FakeEngine
 ) -> None:
     with socket.socket() as taken:
         taken.bind(("0.0.0.0", 0))
         taken.listen()
         port = str(taken.getsockname()[1])
-        assert run(*TINY, "--output", "run", "--prometheus-port", port) == ExitCode.BAD_USAGE
-    error = capsys.readouterr().err
+        code, _, error = command_line(*TINY, "--output", "run", "--prometheus-port", port)
+    assert code == ExitCode.BAD_USAGE
     assert f"--prometheus-port: {port}" in error
     assert "write another port" in error
     assert engine.calls == []
@@ -266,23 +252,25 @@ def test_a_port_in_use_is_refused_before_anything_starts(
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_starts(
-    run: Callable[..., int],
+    own_surroundings: None,
+    command_line: Run,
     engine: FakeEngine,
-    capsys: pytest.CaptureFixture[str],
     flags: tuple[str, ...],
     words: str,
 ) -> None:
-    assert run(*TINY, "--output", "run", *flags) == ExitCode.BAD_USAGE
-    assert words in capsys.readouterr().err
+    code, _, error = command_line(*TINY, "--output", "run", *flags)
+    assert code == ExitCode.BAD_USAGE
+    assert words in error
     assert engine.calls == []
 
 
 def test_a_sweep_from_the_command_line(
-    run: Callable[..., int], engine: FakeEngine, capsys: pytest.CaptureFixture[str]
+    own_surroundings: None, command_line: Run, engine: FakeEngine
 ) -> None:
     flags = ("--prometheus-port", "0", "--prometheus-textfile", "m.prom")
-    assert run(*TINY, "--output", "run", *flags) == 0
-    assert "metrics: http://localhost:" in capsys.readouterr().out
+    code, out, _ = command_line(*TINY, "--output", "run", *flags)
+    assert code == 0
+    assert "metrics: http://localhost:" in out
     samples = parse(Path("m.prom").read_text())
     assert total(samples, "nwor_windows_total", pair="tiny") == 3 * len(engine.calls)
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from nwor_bench import prompts as module
 from nwor_bench.errors import ConfigError
-from nwor_bench.prompts import Prompt, encode, load_prompts, read_jsonl, select_block
+from nwor_bench.prompts import Prompt, encode, load_prompts, read_jsonl, select_blocks
 from nwor_bench.scenario import PromptSource, Scenario
 
 
@@ -186,8 +186,8 @@ pools = st.dictionaries(st.sampled_from("abcdef"), st.integers(1, 9), min_size=1
 def test_a_block_is_deterministic_complete_and_without_needless_repeats(
     pool: list[Prompt], requests: int, block: int, seed: int
 ) -> None:
-    chosen = select_block(pool, requests, block, seed)
-    assert chosen == select_block(list(pool), requests, block, seed)
+    chosen = select_blocks(pool, requests, block + 1, seed)[block]
+    assert chosen == select_blocks(list(pool), requests, block + 1, seed)[block]
     assert len(chosen) == requests
     assert set(chosen) <= set(pool)
     counts = Counter(prompt.id for prompt in chosen)
@@ -199,7 +199,7 @@ def test_a_block_is_deterministic_complete_and_without_needless_repeats(
 def test_a_block_is_balanced_over_categories(
     pool: list[Prompt], requests: int, block: int, seed: int
 ) -> None:
-    chosen = select_block(pool, requests, block, seed)
+    chosen = select_blocks(pool, requests, block + 1, seed)[block]
     sizes = Counter(prompt.category for prompt in pool)
     taken = Counter(prompt.category for prompt in chosen)
     if requests <= len(pool):
@@ -215,17 +215,15 @@ def test_blocks_share_no_prompt_while_unused_ones_are_left(
     pool = [
         Prompt(f"{c}-{i}", str(c), "text") for c in range(categories) for i in range(share * blocks)
     ]
-    seen = [
-        prompt.id
-        for block in range(blocks)
-        for prompt in select_block(pool, categories * share, block, seed)
-    ]
+    chosen = select_blocks(pool, categories * share, blocks, seed)
+    seen = [prompt.id for block in chosen for prompt in block]
     assert len(seen) == len(set(seen))
 
 
 def test_blocks_and_seeds_differ_even_when_they_use_all_prompts() -> None:
     pool = [Prompt(str(i), "c", "text") for i in range(8)]
-    orders = {tuple(p.id for p in select_block(pool, 8, b, s)) for b in range(4) for s in range(4)}
+    chosen = [block for seed in range(4) for block in select_blocks(pool, 8, 4, seed)]
+    orders = {tuple(prompt.id for prompt in block) for block in chosen}
     assert len(orders) == 16
 
 
@@ -235,9 +233,9 @@ def test_the_first_block_is_the_same_on_every_machine() -> None:
     import sys
 
     code = (
-        "from nwor_bench.prompts import Prompt, select_block;"
+        "from nwor_bench.prompts import Prompt, select_blocks;"
         "pool = [Prompt(f'{c}{i}', c, 't') for c in 'abc' for i in range(9)];"
-        "print([p.id for p in select_block(pool, 6, 2, 7)])"
+        "print([p.id for p in select_blocks(pool, 6, 3, 7)[2]])"
     )
     outputs = {
         subprocess.run(
@@ -254,7 +252,7 @@ def test_the_first_block_is_the_same_on_every_machine() -> None:
 
 def test_no_prompts_to_choose_from() -> None:
     with pytest.raises(ConfigError, match="no prompts"):
-        select_block([], 1, 0, 0)
+        select_blocks([], 1, 1, 0)
 
 
 # --- encoding ---

@@ -13,11 +13,13 @@ from typer.testing import CliRunner
 
 from nwor_bench.cli import app
 from nwor_bench.errors import ConfigError, EngineError, ExitCode
-from nwor_bench.ray_sweep import Slot, check_flags_for_ray, find_slots, run_on_ray
+from nwor_bench.ray_slots import Slot, find_slots
+from nwor_bench.ray_sweep import check_flags_for_ray, run_on_ray
 from nwor_bench.ray_worker import Failed, GroupTask, Placed, RunFiles, device_held_alone
 from nwor_bench.store import read_run
-from nwor_bench.sweep_file import EngineGroup, SweepFile, group_by_engine, make_points
+from nwor_bench.sweep_file import SweepFile
 from nwor_bench.sweep_index import SweepIndex
+from nwor_bench.sweep_points import EngineGroup, group_by_engine, make_points
 from nwor_bench.sweep_run import run_sweep
 
 SWEEP = {

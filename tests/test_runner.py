@@ -9,10 +9,10 @@ from synthetic_run import make_header
 
 from nwor_bench.aggregate import summarise
 from nwor_bench.config import Overrides, SweepSpec, resolve
-from nwor_bench.plan import Plan, make_plan
+from nwor_bench.plan import Plan, blocks_for_header, make_plan
 from nwor_bench.prompts import Prompt
 from nwor_bench.records import BatchRecord, Cell, NworMode, ScvMode, Verdict
-from nwor_bench.runner import Sweep, blocks_for_header
+from nwor_bench.runner import Sweep
 from nwor_bench.scenario import Scenario
 from nwor_bench.store import RunData, RunStore, read_run
 
@@ -148,7 +148,7 @@ def test_a_cell_with_other_tokens_is_invalid_and_never_timed(folder: Path) -> No
     assert {b.parity for c, b in gate.items() if c != STAGE} == {"reference", "exact"}
     assert STAGE not in {cell_of(batch) for batch in of_phase(run, "timed")}
     assert len(of_phase(run, "timed")) == 6 * 3
-    assert list(runner.sweep.broken) == [STAGE]
+    assert list(runner.sweep.parity.broken) == [STAGE]
     assert any("gate: 6 of 7 cells" in line for line in runner.log.lines)
     assert any("stage x off is INVALID" in line for line in runner.log.lines)
     verdicts = {(c.nwor_mode, c.scv_mode): c for c in summarise(run)}
@@ -169,7 +169,7 @@ def test_other_acceptance_is_a_broken_gate_too(folder: Path) -> None:
 
     runner = Runner(folder, OtherAcceptance())
     run = runner.run()
-    assert "accepted per position" in runner.sweep.broken[STAGE]
+    assert "accepted per position" in runner.sweep.parity.broken[STAGE]
     assert STAGE not in {cell_of(batch) for batch in of_phase(run, "timed")}
 
 
@@ -203,7 +203,7 @@ def test_sampled_blocks_are_not_compared(folder: Path) -> None:
     runner = Runner(folder, FakeEngine(wrong=wrong), temperature=0.8)
     run = runner.run()
     assert run.events == ()
-    assert runner.sweep.broken == {}
+    assert runner.sweep.parity.broken == {}
     assert len(of_phase(run, "timed")) == 21
 
 
@@ -242,7 +242,7 @@ def test_where_there_is_a_probe_two_blocks_run_once_more_with_it(folder: Path) -
     runner = Runner(folder, engine)
     run = runner.run()
     probed = of_phase(run, "probe")
-    (broken,) = runner.sweep.broken
+    (broken,) = runner.sweep.parity.broken
     sound = [cell for cell in runner.plan.cells if cell != broken]
     assert [batch.block for batch in probed] == [1] * len(sound) + [2] * len(sound)
     assert {cell_of(batch) for batch in probed} == set(sound)

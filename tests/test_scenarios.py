@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from nwor_bench.commands.scenarios import app
 from nwor_bench.errors import ConfigError
-from nwor_bench.prompts import Prompt, builtin_categories, load_prompts, read_jsonl, select_block
+from nwor_bench.prompts import Prompt, builtin_categories, load_prompts, read_jsonl, select_blocks
 from nwor_bench.resources import resource_dir
 from nwor_bench.scenario import load_scenario, scenario_names
 
@@ -76,7 +76,7 @@ def test_each_scenario_has_prompts_for_three_blocks_of_its_own(name: str) -> Non
     scenario = load_scenario(name)
     prompts = load_prompts(scenario)
     assert len(prompts) >= 3 * scenario.requests
-    chosen = [p for b in range(3) for p in select_block(prompts, scenario.requests, b, seed=0)]
+    chosen = [p for block in select_blocks(prompts, scenario.requests, 3, seed=0) for p in block]
     assert len({prompt.id for prompt in chosen}) == 3 * scenario.requests
     for prompt in prompts:
         assert len(prompt.text) >= scenario.prompts.min_chars

@@ -1,5 +1,6 @@
 """Ratios and verdicts, against known cases and simulated truth."""
 
+import itertools
 import math
 
 import numpy as np
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from nwor_bench.records import Verdict
 from nwor_bench.stats import (
     RatioInterval,
+    block_bootstrap,
     geometric_mean_ratio,
     holm,
     least_signed_rank_p,
@@ -92,6 +94,30 @@ def test_the_p_value_belongs_to_the_interval(treated, baseline):
     found = paired_ratio(treated[:size], baseline[:size])
     assume(abs(found.p_value - 0.05) > 1e-9)
     assert (found.p_value < 0.05) == (not found.low <= 1 <= found.high)
+
+
+def test_three_blocks_are_drawn_as_wide_as_they_lie():
+    """Of 27 draws of three one is three times the smallest: 3.7 %, more than the tail of 2.5 %."""
+    found = block_bootstrap([1.1, 0.9, 1.3], [1.0, 1.0, 1.0])
+    assert found == pytest.approx((0.9, 1.3))
+
+
+def test_the_bootstrap_leaves_its_tails_of_all_possible_draws():
+    rng = np.random.default_rng(3)
+    logs = rng.standard_t(3, 5) / 50
+    low, high = block_bootstrap(np.exp(logs).tolist(), [1.0] * 5)
+    means = np.array([np.mean(draw) for draw in itertools.product(logs, repeat=5)])
+    below, above = math.log(low), math.log(high)
+    # A share of 0.025 lies between what is left outside with and without the end itself.
+    assert np.mean(means < below - 1e-9) - 0.006 < 0.025 < np.mean(means < below + 1e-9) + 0.006
+    assert np.mean(means > above + 1e-9) - 0.006 < 0.025 < np.mean(means > above - 1e-9) + 0.006
+
+
+def test_the_bootstrap_is_the_same_each_time_and_needs_three_blocks():
+    treated, baseline = [1.0, 2.0, 3.5, 4.0], [1.1, 1.9, 3.0, 4.4]
+    assert block_bootstrap(treated, baseline) == block_bootstrap(treated, baseline)
+    assert block_bootstrap(treated[:2], baseline[:2]) is None
+    assert block_bootstrap(baseline, baseline) == (1.0, 1.0)
 
 
 def test_without_autocorrelation_the_interval_is_students_t():

@@ -21,7 +21,8 @@ from nwor_bench.pairs import ResolvedPair
 from nwor_bench.records import NworMode, ScvMode
 from nwor_bench.resources import resource_dir
 from nwor_bench.store import read_run
-from nwor_bench.sweep_file import Axes, SweepFile, group_by_engine, load_sweep, make_points
+from nwor_bench.sweep_file import Axes, SweepFile, load_sweep
+from nwor_bench.sweep_points import group_by_engine, make_points
 from nwor_bench.sweep_run import check_flags, resume_sweep, run_sweep
 
 SMALL = """
@@ -82,6 +83,9 @@ def index() -> dict[str, Any]:
         ("requests = [1, 2, 1]", r"write each value of requests once"),
         ("[setting]\nbatches = 2", r"s\.toml:3: setting: unknown.*did you mean 'settings'"),
         ("[settings]\nci_with = '1%'", r"settings\.ci_with.*did you mean 'ci_width'"),
+        ("[settings]\ndram_counter = true", r"dram_counter.*did you mean 'dram_counters'"),
+        ("[settings]\ndram_counters = 'yes'", r"s\.toml:4: settings\.dram_counters: 'yes' .*write"),
+        ("[settings]\nlaunch_counts = 1", r"s\.toml:4: settings\.launch_counts: 1 .*write"),
     ],
 )
 def test_faults_are_named_by_line_and_nearest_name(tmp_path: Path, line: str, words: str) -> None:
@@ -394,8 +398,12 @@ def test_flags_that_the_file_decides_are_refused() -> None:
         check_flags({"pair": "tiny"})
     with pytest.raises(ConfigError, match=r"--seed: 4 .* as `seed` under \[settings\]"):
         check_flags({"seed": 4})
-    with pytest.raises(ConfigError, match=r"--dram-counters: True .* --file cannot take it"):
+    with pytest.raises(ConfigError, match=r"--dram-counters: .* as `dram_counters` under \[sett"):
         check_flags({"dram_counters": True})
+    with pytest.raises(ConfigError, match=r"--launch-counts: .* as `launch_counts` under \[sett"):
+        check_flags({"launch_counts": True})
+    with pytest.raises(ConfigError, match=r"--target-model: 'm' .* --file cannot take it"):
+        check_flags({"target_model": "m"})
 
 
 def test_modes_are_the_cells_of_every_run() -> None:

@@ -171,9 +171,10 @@ def sweep(
     from nwor_bench.preload import run_under_one_openmp
 
     run_under_one_openmp()
-    if dram_counters:
-        from nwor_bench.profiling.cupti_library import run_under_own_cupti
+    from nwor_bench.profiling.counters_wanted import counters_wanted
+    from nwor_bench.profiling.cupti_library import run_under_own_cupti
 
+    if counters_wanted(dram_counters, resume, file):
         run_under_own_cupti()
     if nvtx:
         from nwor_bench.profiling.nvtx_ranges import switch_on

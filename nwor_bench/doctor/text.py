@@ -33,4 +33,4 @@ def verdict(checks: Sequence[Check]) -> str:
         return f"A sweep cannot run here until these are mended: {', '.join(stops)}."
     if not failed:
         return "A sweep can run here, and everything that nwor-bench measures can be measured."
-    return f"A sweep can run here. Not to be had, or not as it should be: {', '.join(failed)}."
+    return f"A sweep can run here. Missing or wrong, but not needed for it: {', '.join(failed)}."

@@ -108,13 +108,6 @@ class GpuStaging:
         cache = self._cache
         return self.num_layers * cache.shape[1] * cache.shape[3] * cache.element_size()
 
-    @property
-    def buffer_bytes(self) -> int:
-        """Device memory of the buffers that copies are staged in; 0 until the first copy."""
-        if self._buffers is None:
-            return 0
-        return sum(buffer.nbytes for buffer in self._buffers[:2])
-
     def open(self, batch: GpuWindowBatch) -> None:
         """Take the window that the next stage and commit belong to."""
         self._batch = batch

@@ -52,17 +52,6 @@ def _cpu_patches() -> list[Patch]:
     ]
 
 
-def uninstall() -> None:
-    """Give vLLM its own backend and worker back; engines already started keep theirs."""
-    global _patches
-    if _patches is None:
-        return
-    _patches.undo()
-    _patches = None
-    if current_platform.is_cpu():
-        AttentionBackendEnum.CPU_ATTN.clear_override()
-
-
 def _attach_after(original: Callable[..., Any]) -> Callable[..., Any]:
     def compile_or_warm_up_model(worker: Any) -> Any:
         from nwor_bench.plugin.worker import attach_hook

@@ -35,7 +35,6 @@ SWITCH = "VLLM_NWOR_NVTX"
 PROFILERS = ("NVTX_INJECTION64_PATH", "NSYS_PROFILING_SESSION_ID")
 """Variables that a profiler leaves in the environment of what it runs."""
 
-WORKER_RANGES = ("window", "forward", "stage", "sample", "mask", "commit", "draft")
 HARNESS_RANGES = ("sweep", "cell", "batch")
 
 

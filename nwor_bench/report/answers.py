@@ -17,7 +17,14 @@ from nwor_bench.report.text import (
     percent,
     plural,
 )
-from nwor_bench.report.verdicts import CPU_BADGE, Answer, answer, on_cpu, subject_cells
+from nwor_bench.report.verdicts import (
+    CPU_BADGE,
+    Answer,
+    answer,
+    on_cpu,
+    subject_cells,
+    went_wrong,
+)
 from nwor_bench.stats import DEFAULT_MARGIN
 from nwor_bench.store import RunData
 
@@ -58,7 +65,7 @@ def _pays(found: Answer, cells: Sequence[CellResult]) -> str:
     if found.badge == Verdict.INVALID:
         asked, _ = subject_cells(cells)
         rest = [f"{label(c)} ({c.verdict})" for c in asked if c.verdict != Verdict.INVALID]
-        text = "Not known: what does not work right has no speed."
+        text = f"Not known: {went_wrong(cells)}, and what does not work right has no speed."
         if not rest:
             return text
         return f"{text} {joined(rest)} passed the checks, but mend the fault before using them."

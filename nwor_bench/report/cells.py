@@ -72,7 +72,8 @@ def ruler_section(run: RunData, cells: Sequence[CellResult]) -> Section:
     """How fine the run could measure."""
     rows = [
         [label(c), c.compared or NOT_MEASURED, count(c.matched_windows),
-         count(c.unmatched_windows), percent(c.half_width, 2), percent(c.smallest_effect, 2),
+         count(c.unmatched_windows), percent(c.half_width, 2), _bootstrap(c),
+         percent(c.smallest_effect, 2),
          p_value(c.p_value_holm if c.p_value_holm is not None else c.p_value),
          p_value(c.wilcoxon_p_holm if c.wilcoxon_p_holm is not None else c.wilcoxon_p),
          ", ".join(map(str, c.outlier_blocks)) or NOT_MEASURED]
@@ -80,13 +81,19 @@ def ruler_section(run: RunData, cells: Sequence[CellResult]) -> Section:
         if c.ratio_to_off is not None
     ]  # fmt: skip
     heads = ["Cell", "Compared", "Matched windows", "Left out", "Interval +-",
-             "Smallest effect to be seen", "p", "p (Wilcoxon)", "Outlying blocks"]  # fmt: skip
+             "Block bootstrap", "Smallest effect to be seen", "p", "p (Wilcoxon)", "Outlying blocks"]  # fmt: skip
     caption = "Precision of each ratio; the A/A cell's row is the noise"
     blocks: list[Block] = [table(heads, rows, numbers_from=2, caption=caption)]
     facts = _warm_up_and_stop(run)
     if facts:
         blocks.append(Paragraph(facts))
     return Section("How fine the ruler was", tuple(blocks))
+
+
+def _bootstrap(cell: CellResult) -> str:
+    """The block bootstrap's interval of the ratio."""
+    low, high = cell.bootstrap_low, cell.bootstrap_high
+    return NOT_MEASURED if low is None or high is None else f"[{low:.3f}, {high:.3f}]"
 
 
 def _warm_up_and_stop(run: RunData) -> str:

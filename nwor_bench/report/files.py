@@ -9,13 +9,13 @@ from typing import Any
 import pandas as pd
 
 from nwor_bench.advice import findings
-from nwor_bench.aggregate import noise_floor, summarise
+from nwor_bench.aggregate import noise_floor
 from nwor_bench.invariants import check_invariants
 from nwor_bench.records import BatchRecord, CellResult, WindowRecord, columns, to_dict
 from nwor_bench.report.content import build_document
 from nwor_bench.report.html import render_html
 from nwor_bench.report.markdown import render_markdown
-from nwor_bench.store import RUN_FILE, RunData, read_run, write_atomically, write_header
+from nwor_bench.store import RUN_FILE, RunData, write_atomically, write_header
 
 THE_REST = "Figures, evidence and a glossary are in report.html beside this file."
 
@@ -32,17 +32,11 @@ class ReportPaths:
     html: Path
 
 
-def write_reports(folder: Path) -> ReportPaths:
-    """Read a run's records and make all its report files anew.
-
-    Raises ConfigError if the folder holds no run, StoreError if it cannot be read or written.
-    """
-    run = read_run(folder)
-    return write_files(folder, run, summarise(run))
-
-
 def write_files(folder: Path, run: RunData, cells: Sequence[CellResult]) -> ReportPaths:
-    """Write the report files of a run that has been read and summarised already."""
+    """Make all report files of a run anew, from its records and the summaries of its cells.
+
+    Raises StoreError if they cannot be written.
+    """
     paths = ReportPaths(
         run_json=folder / RUN_FILE,
         cells_csv=folder / "cells.csv",

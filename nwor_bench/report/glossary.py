@@ -45,6 +45,8 @@ ENTRIES = (
     ("Compared, Matched windows, Left out", "Which time the ratio compares; how many windows found "
      "a partner of equal batch size and context in off x off, and how many of both did not."),
     ("Interval +-", "Half the width of the 95 % interval."),
+    ("Block bootstrap", "The same ratio's interval by drawing whole blocks with replacement. It "
+     "stands beside and decides nothing: with few blocks it is too narrow."),
     ("Smallest effect to be seen", "An effect of this size would have been called in four of five "
      "such runs."),
     ("p, p (Wilcoxon)", "Chance of such a difference where there is none: of the interval's test, "
@@ -59,7 +61,10 @@ ENTRIES = (
     ("Probe", "A probed window's time over a timed one's: what the measuring itself costs."),
     ("Hooks ms, Deciding ms", "Host time that nwor-bench adds to a window, and the part of it that "
      "decides what was accepted, waiting for the GPU included."),
-    (NOT_MEASURED, "Not measured."),
+    (NOT_MEASURED, "No value, never 0: it was not measured (an INVALID cell has no times at all); "
+     "it does not apply (off x off, the reference, has no ratio to itself); it was not compared "
+     "(the ratio of an INVALID or INEFFECTIVE cell); or there is none to name (no outlying block, "
+     "no mismatch)."),
 )  # fmt: skip
 
 

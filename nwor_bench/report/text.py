@@ -8,7 +8,7 @@ from nwor_bench.paired import LATENCY_MS
 from nwor_bench.records import CellResult
 
 NOT_MEASURED = "–"  # noqa: RUF001 - an en dash is meant
-"""Stands where nothing was measured; the CSV files leave the field empty."""
+"""Stands where there is no value (the glossary says why that may be); CSV files have "" there."""
 
 _UNITS = ((10**12, "TB"), (10**9, "GB"), (10**6, "MB"), (10**3, "kB"))
 

@@ -96,10 +96,27 @@ def cells_sentence(cells: Sequence[CellResult]) -> str:
 
 
 def _invalid(cells: Sequence[CellResult], subject: str) -> str:
-    why = "; ".join(f"{label(cell)}: {cell.reason}".rstrip(".") for cell in cells)
     if any(cell.arm or _is_off(cell) for cell in cells):
+        why = "; ".join(f"{label(cell)}: {_reason(cell)}" for cell in cells)
         return f"Nothing can be compared, because off x off itself cannot be trusted: {why}."
-    return f"Whether {subject} pays is not known, because it did not work right: {why}."
+    groups: dict[str, list[str]] = {}
+    for cell in cells:
+        groups.setdefault(_reason(cell), []).append(label(cell))
+    why = "; ".join(f"{joined(labels)}: {reason}" for reason, labels in groups.items())
+    if len(groups) == 1:  # the settings are named already
+        why = _reason(cells[0])
+    return f"Whether {subject} pays is not known, because {went_wrong(cells)}: {why}."
+
+
+def _reason(cell: CellResult) -> str:
+    return f"{cell.reason}".rstrip(".")
+
+
+def went_wrong(cells: Sequence[CellResult]) -> str:
+    """`the setting stage x graph did not work right`, of the INVALID cells among these."""
+    invalid = [label(cell) for cell in cells if cell.verdict == Verdict.INVALID]
+    noun = "setting" if len(invalid) == 1 else "settings"
+    return f"the {noun} {joined(invalid)} did not work right"
 
 
 def _cpu(subject: str) -> str:

@@ -1,6 +1,6 @@
 """How often do the intervals hold the truth, and what does stopping early do to them?
 
-    .venv/bin/python tests/benchmarks/coverage.py [--runs 2000]
+    .venv/bin/python -m tests.benchmarks.coverage [--runs 2000]
 
 Simulated runs whose true ratio is 1 (tests/simulated_noise.py), most of them with noise that is
 autocorrelated and heavy-tailed. The first table compares ways to make an interval from n blocks:

@@ -19,7 +19,7 @@ run_under_one_openmp()
 from nwor_bench.config import Overrides, load_scenario, resolve  # noqa: E402
 from nwor_bench.engine import Sampling, VllmEngine  # noqa: E402
 from nwor_bench.pairs import resolve_pair  # noqa: E402
-from nwor_bench.prompts import encode, load_prompts, load_tokenizer, select_block  # noqa: E402
+from nwor_bench.prompts import encode, load_prompts, load_tokenizer, select_blocks  # noqa: E402
 from nwor_bench.stats import paired_ratio  # noqa: E402
 
 
@@ -39,8 +39,8 @@ def main() -> None:
     switch = {"hooks": engine.set_hooks, "nvtx": engine.set_nvtx}[args.what]
     sampling = Sampling(scenario.max_new_tokens, 0.0, 1.0, spec.seed, True)
     latencies: dict[bool, list[float]] = {True: [], False: []}
-    for block in range(args.blocks + 1):
-        chosen = select_block(prompts, scenario.requests, block, spec.seed)
+    blocks = select_blocks(prompts, scenario.requests, args.blocks + 1, spec.seed)
+    for block, chosen in enumerate(blocks):
         ids = encode(chosen, tokenizer, scenario.max_model_len, scenario.max_new_tokens)
         sums = {True: 0.0, False: 0.0}
         first = block % 2 == 0

@@ -3,8 +3,10 @@
 import json
 import sys
 from pathlib import Path
+from urllib.request import urlopen
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 from server_tools import START_S, complete, process, read_metrics, server, wait_for
 
 from nwor_bench.pairs.tiny import generate_tiny
@@ -69,3 +71,23 @@ def test_vllm_serves_our_counters_beside_its_own(
         assert samples["nwor_accepted_tokens_total"] == accepted
         assert samples["nwor_total_committed_total"] == accepted
         assert samples["nwor_acceptance_rate"] == pytest.approx(accepted / drafts)
+
+
+def test_every_rank_serves_its_own_counters(target: Path, tmp_path: Path) -> None:
+    """Two tensor-parallel workers, labelled by rank: each counts what vLLM counts once."""
+    extra = {"VLLM_NWOR_MODE": "stage", "VLLM_CPU_OMP_THREADS_BIND": "0|0"}
+    with server(target, tmp_path / "log.txt", "--tensor-parallel-size", "2", **extra) as base:
+        complete(base, "one two one two one two one two")
+        sums = read_metrics(f"{base}/metrics")
+        text = urlopen(f"{base}/metrics", timeout=30).read().decode()
+    by_rank = {
+        (sample.name, sample.labels.get("rank")): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+    drafts = sums["vllm:spec_decode_num_draft_tokens_total"]
+    accepted = sums["vllm:spec_decode_num_accepted_tokens_total"]
+    assert 0 < accepted < drafts
+    for rank in ("0", "1"):
+        assert by_rank["nwor_total_staged_total", rank] == drafts
+        assert by_rank["nwor_total_committed_total", rank] == accepted

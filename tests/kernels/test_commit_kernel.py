@@ -1,12 +1,18 @@
 """Commit: accepted rows reach every layer's cache, or no layer is touched."""
 
-from dataclasses import dataclass
-
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kernel_inputs import CACHE_LAYOUTS, SEEDS, assert_same, generator, nan_caches, num_written
+from kernel_inputs import (
+    CACHE_LAYOUTS,
+    SEEDS,
+    StagedWindow,
+    assert_same,
+    generator,
+    nan_caches,
+    num_written,
+)
 from torch import Tensor
 
 from nwor_kernels import commit_staged_kv_cache
@@ -18,17 +24,8 @@ from nwor_kernels.metadata import (
 )
 
 
-@dataclass
-class Window:
+class Window(StagedWindow):
     """A staged window: row i belongs to slot slots[i]; NaN staging rows past the window."""
-
-    staged_key: Tensor
-    staged_value: Tensor
-    memory: Tensor
-    kv_caches: list[Tensor]
-    slots: Tensor
-    accepted: Tensor
-    metadata: Tensor
 
     def commit(self) -> None:
         commit_staged_kv_cache(

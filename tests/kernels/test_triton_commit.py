@@ -6,7 +6,15 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kernel_inputs import CACHE_LAYOUTS, SEEDS, assert_same, generator, nan_caches, num_written
+from kernel_inputs import (
+    CACHE_LAYOUTS,
+    SEEDS,
+    StagedWindow,
+    assert_same,
+    generator,
+    nan_caches,
+    num_written,
+)
 from torch import Tensor
 
 pytest.importorskip("triton")
@@ -32,17 +40,8 @@ class Shape:
     layout: str = "dense"
 
 
-@dataclass
-class Window:
+class Window(StagedWindow):
     """Random staged rows, random slots with padding among them, NaN caches."""
-
-    staged_key: Tensor
-    staged_value: Tensor
-    memory: Tensor
-    kv_caches: list[Tensor]
-    slots: Tensor
-    accepted: Tensor
-    metadata: Tensor
 
     def tail(self) -> tuple[Tensor, Tensor, Tensor]:
         return self.slots, self.accepted, self.metadata

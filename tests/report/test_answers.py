@@ -34,8 +34,10 @@ def named(cells: list[CellResult], label: str) -> CellResult:
          "Sure that any effect is within", "Leave NWOR off"),
         ("ambiguous", "AMBIGUOUS", "This run cannot say whether NWOR pays", "Not known:",
          "Not sure enough", "Measure longer"),
-        ("invalid", "INVALID", "Whether NWOR pays is not known, because it did not work right",
-         "Not known:", "a fact, not a matter of noise", "Do not switch it on"),
+        ("invalid", "INVALID",
+         "NWOR pays is not known, because the setting stage x graph did not work right: it changed",
+         "Not known: the setting stage x graph did not work right",
+         "a fact, not a matter of noise", "Do not switch it on"),
         ("ineffective", "INEFFECTIVE", "NWOR never did anything in this run", "Not known:",
          "Sure that it never ran", "why it never ran"),
         ("cpu", "CPU RUN", "says nothing on whether NWOR pays", "Not known:",
@@ -102,7 +104,28 @@ def test_a_wrong_result_on_a_cpu_is_wrong_first():
     run = change_batches(
         make_run(aa=True), lambda b: b.nwor_mode == "stage" and b.phase == "gate", parity="INVALID"
     )
-    assert answer(run.header, summarise(run)).badge == "INVALID"
+    found = answer(run.header, summarise(run))
+    assert found.badge == "INVALID"
+    settings = "the settings stage x off, stage x graph and stage x adaptive did not work right"
+    assert f"because {settings}: it changed" in found.sentence
+    assert found.sentence.count("it changed") == 1
+    assert settings in told(run)["Does it pay?"]
+
+
+def test_each_wrong_setting_has_its_own_reason():
+    run = change_batches(
+        invalid(),
+        lambda b: b.scv_mode == "adaptive" and b.phase == "gate",
+        parity="INVALID",
+        first_mismatch="request 0, output token 3: 1 instead of 2",
+    )
+    sentence = answer(run.header, summarise(run)).sentence
+    wrong = ("off x adaptive", "stage x graph", "stage x adaptive")
+    broken = {c.label: c.reason for c in summarise(run) if c.verdict == "INVALID"}
+    assert set(broken) == set(wrong)
+    assert f"off x adaptive and stage x adaptive: {broken['off x adaptive']}" in sentence
+    assert f"; stage x graph: {broken['stage x graph']}." in sentence
+    assert "the settings " in sentence
 
 
 def test_an_untrustworthy_baseline_leaves_nothing_to_compare():

@@ -27,6 +27,7 @@ from nwor_bench.report.html import render_html
 from nwor_bench.report.limits import limits
 from nwor_bench.report.markdown import escape, render_markdown
 from nwor_bench.report.style import CSS
+from nwor_bench.report.text import NOT_MEASURED
 from nwor_bench.report.verdicts import CPU_SENTENCE, verdict_sentence
 from tests.synthetic_run import change_batches, make_run
 
@@ -123,6 +124,14 @@ def test_every_column_is_in_the_glossary(run):
                        "Most"}  # fmt: skip
     for verdict in Verdict:
         assert verdict in known
+
+
+def test_a_dash_is_explained_in_all_that_it_means(run):
+    (entries,) = build_document(run, summarise(run)).sections[-1].blocks
+    meaning = dict(entries.entries)[NOT_MEASURED]
+    for words in ("not measured", "does not apply", "reference", "not compared", "INVALID",
+                  "INEFFECTIVE", "none to name", "never 0"):  # fmt: skip
+        assert words in meaning
 
 
 def test_on_a_cpu_the_reader_is_told_three_times_whom_the_times_judge(run):

@@ -10,10 +10,9 @@ import pytest
 from nwor_bench.aggregate import summarise
 from nwor_bench.errors import ConfigError, StoreError
 from nwor_bench.records import CellResult, WindowRecord
-from nwor_bench.report import write_reports
 from nwor_bench.report.files import to_csv
 from nwor_bench.store import RECORDS_FILE, read_run
-from tests.synthetic_run import change_batches, make_run, save_run
+from tests.synthetic_run import change_batches, make_run, save_run, write_reports
 
 # From the design's output contract.
 CELLS = """pair, nwor_mode, scv_mode, batches, windows, requests, output_tokens, draft_tokens,

@@ -3,8 +3,8 @@
 The context pass attends the cache without causality (every query comes after all of it), the
 window pass attends the staged rows causally, and both are merged by log-sum-exp. Any attention
 function with FlashAttention's varlen arguments does the passes. It is the reference of the fused
-kernel and serves what that does not, prefill chunks beside windows for example; it costs a second
-attention launch and the merge.
+kernel, and with FlashAttention's own function a way without it, for a second attention launch and
+the merge; the plugin, whose kernel takes mixed batches too, does not call it.
 """
 
 from typing import Any

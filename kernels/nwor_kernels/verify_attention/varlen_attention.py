@@ -3,38 +3,15 @@
 The passes of `verify_attention_two_pass` are made of it.
 """
 
+from collections.abc import Callable
 from itertools import pairwise
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
-
-class VarlenAttention(Protocol):
-    """Takes what `torch_varlen_attention` takes and returns what that returns; vLLM's
-    `flash_attn_varlen_func` with `return_softmax_lse=True` is one."""
-
-    def __call__(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        *,
-        cu_seqlens_q: Tensor,
-        max_seqlen_q: int,
-        max_seqlen_k: int,
-        softmax_scale: float,
-        causal: bool,
-        window_size: tuple[int, int],
-        softcap: float = 0.0,
-        cu_seqlens_k: Tensor | None = None,
-        seqused_k: Tensor | None = None,
-        block_table: Tensor | None = None,
-        q_descale: Tensor | None = None,
-        k_descale: Tensor | None = None,
-        v_descale: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        """The output and its log-sum-exp."""
+VarlenAttention = Callable[..., tuple[Tensor, Tensor]]
+"""Takes what `torch_varlen_attention` takes and returns what that returns; vLLM's
+`flash_attn_varlen_func` with `return_softmax_lse=True` is one."""
 
 
 def torch_varlen_attention(

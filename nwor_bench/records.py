@@ -196,9 +196,10 @@ class CellResult:
     context (`matched_windows` of the cell's, `unmatched_windows` of both cells' left out), or
     "latency_ms" of whole batches where no window can be matched or was timed.
     `p_value` belongs to the ratio's interval, `wilcoxon_p` to the signed rank test on the
-    blocks, `bootstrap_*` to the block bootstrap's interval; `_holm` is adjusted for the number of cells that are compared. `smallest_effect` is
-    the smallest relative effect that the run could have seen in this cell, `outlier_blocks` the
-    blocks whose ratio stands apart (they count all the same).
+    blocks, `bootstrap_*` to the block bootstrap's interval; `_holm` is adjusted for the number of
+    cells that are compared. `smallest_effect` is the smallest relative effect that the run could
+    have seen in this cell, `outlier_blocks` the blocks whose ratio stands apart (they count all
+    the same).
     `arm` is "A/A" for the second off x off.
     `scv_status` judges SCV alone: "off", "ok" or "INEFFECTIVE".
     `scv_status` is "not measured", and the counts of tokens, stage operations and fallbacks are

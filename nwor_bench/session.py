@@ -175,7 +175,7 @@ def _check_resumable(run: RunData, prepared: Prepared, folder: Path, console: Co
         console.print(f"Warning: {warning}", highlight=False, markup=False)
     stored = len([batch for batch in run.batches if batch.phase != "warmup"])
     every = len(prepared.plan.cells) * (1 + len(prepared.plan.blocks))
-    line = f"{folder}: {stored} of at most {every} batches are stored; going on"
+    line = f"{folder}: {stored} of at most {every} batches are stored; it goes on from there"
     console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 

@@ -133,7 +133,7 @@ def test_killed_and_resumed(start: Start, tmp_path: Path) -> None:
     second = start("sweep --resume run")
     out, _ = second.communicate(timeout=180)
     assert second.returncode == 0, out
-    assert "batches are stored; going on" in out
+    assert "batches are stored; it goes on from there" in out
     run = read_run(folder)
     assert run.header["status"] == "complete"
     phases = [batch.phase for batch in run.batches]

@@ -81,7 +81,8 @@ def ruler_section(run: RunData, cells: Sequence[CellResult]) -> Section:
         if c.ratio_to_off is not None
     ]  # fmt: skip
     heads = ["Cell", "Compared", "Matched windows", "Left out", "Interval +-",
-             "Block bootstrap", "Smallest effect to be seen", "p", "p (Wilcoxon)", "Outlying blocks"]  # fmt: skip
+             "Block bootstrap", "Smallest effect to be seen", "p", "p (Wilcoxon)",
+             "Outlying blocks"]  # fmt: skip
     caption = "Precision of each ratio; the A/A cell's row is the noise"
     blocks: list[Block] = [table(heads, rows, numbers_from=2, caption=caption)]
     facts = _warm_up_and_stop(run)

@@ -421,6 +421,8 @@ def test_what_vllm_refuses_is_refused_before_a_folder_is_made(
 
     for name in ("VLLM_NWOR_MODE", "VLLM_SCV_MODE", "VLLM_CONFIGURE_LOGGING"):
         monkeypatch.setenv(name, "0" if "LOGGING" in name else "off")
+    monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "auto")
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(8)))  # enough for any rank
     monkeypatch.setitem(run_session.__kwdefaults__, "check_engine", check_arguments)
     message = sweep(*arguments)
     assert message.startswith("nwor-bench: vLLM refuses this configuration: ")

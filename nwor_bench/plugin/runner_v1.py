@@ -10,45 +10,24 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
 from vllm.forward_context import get_forward_context
-from vllm.v1.outputs import AsyncModelRunnerOutput
 
-from nwor_bench.plugin.accumulator import Accumulator, WindowCounts, WindowTimes, per_position
+from nwor_bench.plugin.accumulator import Accumulator
 from nwor_bench.plugin.attention import LayerStaging
+from nwor_bench.plugin.host_counts import HostCounts, Step, when_sampled
 from nwor_bench.plugin.layers import attention_layers, stageable_layers
 from nwor_bench.plugin.patching import Patch, PatchSet
 from nwor_bench.plugin.rank_vote import RankVote
 from nwor_bench.plugin.staging import StagingBuffers, StagingUnavailable
-from nwor_bench.plugin.validation import (
-    Validation,
-    ValidationRefused,
-    Validator,
-    accepted_on_host,
-)
-from nwor_bench.plugin.window import Outcome, Window, WindowBatch
+from nwor_bench.plugin.validation import Validation, ValidationRefused, Validator
+from nwor_bench.plugin.window import Window, WindowBatch
 from nwor_bench.records import NworMode, ScvMode
 
 logger = logging.getLogger("vllm.nwor_bench")
-
-
-@dataclass
-class Step:
-    """A window while the runner works on it."""
-
-    num_draft_tokens: tuple[int, ...]
-    invalid_drafts: int
-    started: float
-    req_ids: tuple[str, ...] = ()
-    times: WindowTimes = field(default_factory=WindowTimes)
-    outcome: Outcome | None = None
-    fallback_reason: str | None = None
-    validation: Validation | None = None
-    scv_fallback_reason: str | None = None
 
 
 class V1RunnerHook:
@@ -65,9 +44,11 @@ class V1RunnerHook:
         self._debug = debug
         self._step: Step | None = None
         self._scheduler_output: Any = None
-        self._vocab_size = runner.model_config.get_vocab_size()
+        vocab_size = runner.model_config.get_vocab_size()
+        layers = len(self.target_layers)
+        self._counts = HostCounts(self.accumulator, layers, vocab_size, debug)
         capacity = runner.max_num_reqs * runner.num_spec_tokens
-        self.validator = Validator(capacity, self._vocab_size, runner.device)
+        self.validator = Validator(capacity, vocab_size, runner.device)
         self._vote = RankVote.of_worker()
         self.buffers, self.staging_unavailable = self._make_buffers(capacity)
         self.window = Window(self.buffers) if self.buffers else None
@@ -186,7 +167,7 @@ class V1RunnerHook:
                 step.times.wall_ms = _ms_since(step.started)
                 if self.window is not None and self.window.batch is not None:
                     step.outcome = self.window.close()
-                _when_sampled(output, lambda ids: self._record(step, ids))
+                when_sampled(output, lambda ids: self._counts.add(step, ids))
             return output
 
         return sample_tokens
@@ -258,42 +239,6 @@ class V1RunnerHook:
         if self.window is not None:
             self.window.abort(f"validate:{reason}")
 
-    def _record(self, step: Step, sampled_token_ids: list[list[int]]) -> None:
-        """Write the window down from host data that the runner returns anyway."""
-        num_accepted = accepted_on_host(sampled_token_ids, step.num_draft_tokens, self._vocab_size)
-        accepted_at, drafted_at = per_position(step.num_draft_tokens, num_accepted)
-        counts = WindowCounts(
-            num_reqs=sum(1 for n in step.num_draft_tokens if n),
-            draft_tokens=sum(step.num_draft_tokens),
-            accepted_tokens=sum(num_accepted),
-            uncounted_draft_tokens=step.invalid_drafts,
-            fallback_reason=step.fallback_reason,
-            scv_path=step.validation.path if step.validation else None,
-            scv_fallback_reason=step.scv_fallback_reason,
-            accepted_per_position=accepted_at,
-            drafts_per_position=drafted_at,
-        )
-        outcome = step.outcome
-        if outcome is not None:
-            counts.staged_tokens = outcome.staged_tokens
-            counts.committed_tokens = outcome.committed_tokens or 0
-            counts.rejected_tokens = outcome.rejected_tokens or 0
-            counts.stage_operations = outcome.staged_tokens * len(self.target_layers)
-            counts.fallback_reason = outcome.fallback_reason
-        self.accumulator.add(counts, step.times)
-        if self._debug:
-            self._log_window(step, counts, num_accepted)
-
-    def _log_window(self, step: Step, counts: WindowCounts, num_accepted: list[int]) -> None:
-        logger.info(
-            "nwor commit: accepted per request %s; staged %d, committed %d, rejected %d%s",
-            dict(zip(step.req_ids, num_accepted, strict=True)),
-            counts.staged_tokens,
-            counts.committed_tokens,
-            counts.rejected_tokens,
-            f", fallback {counts.fallback_reason}" if counts.fallback_reason else "",
-        )
-
     def _close_leftover(self) -> None:
         """A step that died between its calls leaves a window open: write it, count it."""
         step, self._step = self._step, None
@@ -303,30 +248,7 @@ class V1RunnerHook:
         else:
             reason = "step_not_finished"
         if step is not None:
-            drafts = sum(step.num_draft_tokens)
-            counts = WindowCounts(
-                num_reqs=sum(1 for n in step.num_draft_tokens if n),
-                draft_tokens=drafts,
-                accepted_tokens=0,
-                uncounted_draft_tokens=drafts,
-                fallback_reason=reason,
-            )
-            self.accumulator.add(counts, step.times)
-
-
-def _when_sampled(output: Any, record: Callable[[list[list[int]]], None]) -> None:
-    """Hand the sampled ids on: now, or with async scheduling when the engine takes its result."""
-    if not isinstance(output, AsyncModelRunnerOutput):
-        record(output.sampled_token_ids)
-        return
-    get_output = output.get_output
-
-    def get_and_record() -> Any:
-        result = get_output()
-        record(result.sampled_token_ids)
-        return result
-
-    output.get_output = get_and_record
+            self._counts.add_unfinished(step, reason)
 
 
 def _ms_since(started: float) -> float:

@@ -64,13 +64,14 @@ def wait_for(
         time.sleep(0.2)
 
 
-def read_metrics(address: str) -> dict[str, float]:
-    """Sums over all labels, by sample name; parsed by the client's own parser."""
+def read_metrics(address: str, **labels: str) -> dict[str, float]:
+    """Sums over all samples with these labels, by name; parsed by the client's own parser."""
     text = urlopen(address, timeout=30).read().decode()
     sums: dict[str, float] = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
-            sums[sample.name] = sums.get(sample.name, 0.0) + sample.value
+            if labels.items() <= sample.labels.items():
+                sums[sample.name] = sums.get(sample.name, 0.0) + sample.value
     return sums
 
 

@@ -150,7 +150,8 @@ def test_a_step_that_dies_is_closed_by_the_next(
     engine: VllmEngine, reference: BatchOutput, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An exception between forward and sampling leaves a window open; the engine goes on."""
-    from nwor_bench.plugin.runner_v1 import Step, V1RunnerHook
+    from nwor_bench.plugin.host_counts import Step
+    from nwor_bench.plugin.runner_v1 import V1RunnerHook
 
     hook: V1RunnerHook = worker_of(engine).nwor_hook
     begin = V1RunnerHook._begin

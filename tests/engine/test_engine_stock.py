@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -62,13 +63,24 @@ def answer(
     return {**json.loads((folder / "out.json").read_text()), "log": log}
 
 
+def answers(
+    folder: Path, pair: ResolvedPair, prompts: list[list[int]], **runs: dict[str, str]
+) -> list[dict[str, Any]]:
+    """`answer` for each set of variables, two processes at a time."""
+    with ThreadPoolExecutor(2) as side_by_side:
+        jobs = [
+            side_by_side.submit(answer, folder / name, pair, prompts, **variables)
+            for name, variables in runs.items()
+        ]
+        return [job.result() for job in jobs]
+
+
 @pytest.mark.parametrize("method", ["ngram", "draft_model"])
 def test_the_same_tokens_as_stock_in_float32(tmp_path: Path, method: str) -> None:
     pair = tiny_pair(tmp_path / "pair", method)
     prompts = prompts_of([24, 31, 18, 40, 150, 22, 35, 29])
-    stock = answer(tmp_path / "stock", pair, prompts)
-    ours = answer(tmp_path / "ours", pair, prompts, VLLM_NWOR_MODE="off")
-    staged = answer(tmp_path / "staged", pair, prompts, VLLM_NWOR_MODE="stage")
+    modes = {mode: {"VLLM_NWOR_MODE": mode} for mode in ("off", "stage")}
+    stock, ours, staged = answers(tmp_path, pair, prompts, stock={}, **modes)
     assert stock["attention"] == ["CPUAttentionBackendImpl"]
     assert ours["attention"] == staged["attention"] == ["ReferenceCPUAttentionImpl"]
     assert ours["tokens"] == stock["tokens"]
@@ -85,8 +97,7 @@ def test_smollm2_in_bf16_differs_from_stock_only_where_logits_are_close(tmp_path
         pytest.skip(f"smollm2 cannot be fetched here: {error}")
     texts = load_prompts(load_scenario("short"))[:8]
     prompts = encode(texts, load_tokenizer(pair.target), 512, 32)
-    stock = answer(tmp_path / "stock", pair, prompts)
-    ours = answer(tmp_path / "ours", pair, prompts, VLLM_NWOR_MODE="off")
+    stock, ours = answers(tmp_path, pair, prompts, stock={}, ours={"VLLM_NWOR_MODE": "off"})
     exact = AutoModelForCausalLM.from_pretrained(pair.target, dtype=torch.float32)
     rough = AutoModelForCausalLM.from_pretrained(pair.target, dtype=torch.bfloat16)
     differing = 0
@@ -108,16 +119,13 @@ def test_the_variables_switch_the_plugin_on_in_vllms_own_processes(tmp_path: Pat
     """As `vllm serve` runs it: engine core and worker in processes of their own."""
     pair = tiny_pair(tmp_path / "pair", "ngram")
     prompts = prompts_of([24, 31])
-    stock = answer(tmp_path / "stock", pair, prompts)
-    served = answer(
-        tmp_path / "served",
-        pair,
-        prompts,
-        VLLM_NWOR_MODE="stage",
-        VLLM_SCV_MODE="graph",
-        VLLM_NWOR_DEBUG="1",
-        VLLM_ENABLE_V1_MULTIPROCESSING="1",
-    )
+    variables = {
+        "VLLM_NWOR_MODE": "stage",
+        "VLLM_SCV_MODE": "graph",
+        "VLLM_NWOR_DEBUG": "1",
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
+    }
+    stock, served = answers(tmp_path, pair, prompts, stock={}, served=variables)
     assert served["tokens"] == stock["tokens"]
     assert "nwor begin: drafts per request" in served["log"]
     assert "nwor commit: accepted per request" in served["log"]

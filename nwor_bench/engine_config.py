@@ -16,7 +16,6 @@ from nwor_bench.pairs import ResolvedPair
 from nwor_bench.profiling.pm_sampling import check_counters
 
 _BINDING = "VLLM_CPU_OMP_THREADS_BIND"
-_BINDING_OF_THE_USER = os.environ.get(_BINDING)
 
 WORKER_EXTENSION = "nwor_bench.plugin.worker.NworWorkerExtension"
 
@@ -35,7 +34,10 @@ def set_environment(dtype: str, ranks: int = 1) -> None:
     }
     if on_cpu():
         fixed["VLLM_USE_V2_MODEL_RUNNER"] = "0"
-        fixed[_BINDING] = _BINDING_OF_THE_USER or _processors_of_ranks(ranks)
+        given = os.environ.get(_BINDING, "auto")
+        # A binding for another number of ranks is what an earlier engine of this process had.
+        if given == "auto" or (given != "nobind" and given.count("|") + 1 != ranks):
+            fixed[_BINDING] = _processors_of_ranks(ranks)
     elif dtype == "float32":
         # Triton would round float32 to tf32, three digits: vLLM's attention and ours then differ
         # by enough to turn a close call between two tokens (seen on an H200, a logit gap of 1e-4).

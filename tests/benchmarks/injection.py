@@ -2,16 +2,16 @@
 
     .venv/bin/python tests/benchmarks/injection.py --folder /tmp/injection [--delays 1,2,5]
 
-Each run is a whole sweep of off x off, its A/A arm, and off x off with a busy-wait planted in
-the runner inside the time that a window is given, so that the true ratio is known: the cell's
-window times over the same less the waits that were measured in them. The injected cell is
-judged by the rules of any other: Holm's correction, the noise floor of the A/A arm. Prints every
-run, and for each delay how many were SLOWER and how many intervals held the truth. Ends with 1
-if of the delays of 2 % and more fewer than nine in ten were found.
+Each run is a whole sweep of off x off, its A/A arm, and off x off with a wait planted in the
+runner inside the time that a window is given, so that the true ratio is known: the cell's window
+times over the same less the waits that were measured in them. On a CPU the host waits; on a GPU
+the device does (a kernel that spins, between CUDA events), since the host runs ahead of it. The
+injected cell is judged by the rules of any other: Holm's correction, the noise floor of the A/A
+arm. Prints every run, and for each delay how many were SLOWER and how many intervals held the
+truth. Ends with 1 if of the delays of 2 % and more fewer than nine in ten were found.
 
 A run ends when every interval is within +- 0.45 of the delay, or at --max-blocks: where batches
-scatter by a tenth, as on a shared CPU, it takes a thousand short blocks to see 2 %. On a GPU the
-wait is the host's; it shows in the window where the host is what the window waits for.
+scatter by a tenth, as on a shared CPU, it takes a thousand short blocks to see 2 %.
 """
 
 import argparse
@@ -21,7 +21,7 @@ import time
 from collections import defaultdict
 from dataclasses import dataclass, fields, replace
 from statistics import fmean
-from typing import Any
+from typing import Any, Protocol
 
 from nwor_bench.preload import run_under_one_openmp
 
@@ -49,6 +49,66 @@ class InjectedSpec(SweepSpec):
         return (*super().cells(pair_name), extra)
 
 
+class Wait(Protocol):
+    """A wait that is measured while it lasts."""
+
+    def wait(self, seconds: float) -> None:
+        """Hold up the window by about so long."""
+
+    def take(self) -> list[float]:
+        """How long each wait since the last call really was, in seconds."""
+
+
+class HostWait:
+    """The host spins."""
+
+    def __init__(self) -> None:
+        self._waits: list[float] = []
+
+    def wait(self, seconds: float) -> None:
+        """Return when the time is over."""
+        began = time.perf_counter()
+        while time.perf_counter() - began < seconds:
+            pass
+        self._waits.append(time.perf_counter() - began)
+
+    def take(self) -> list[float]:
+        """The waits, and forget them."""
+        waits, self._waits = self._waits, []
+        return waits
+
+
+class DeviceWait:
+    """A kernel spins on the current stream; CUDA events before and behind it tell how long."""
+
+    def __init__(self) -> None:
+        import torch
+
+        self._cuda = torch.cuda
+        self._events: list[tuple[Any, Any]] = []
+        self._spin(1_000_000)  # the first launch loads the kernel
+        self.take()
+        self._spin(10_000_000)
+        self._cycles_a_second = 10_000_000 / self.take()[0]
+
+    def wait(self, seconds: float) -> None:
+        """Launch the kernel and return at once."""
+        self._spin(int(seconds * self._cycles_a_second))
+
+    def take(self) -> list[float]:
+        """The waits, once the device has come through them."""
+        self._cuda.synchronize()
+        events, self._events = self._events, []
+        return [start.elapsed_time(end) / 1e3 for start, end in events]
+
+    def _spin(self, cycles: int) -> None:
+        start, end = (self._cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        self._cuda._sleep(cycles)
+        end.record()
+        self._events.append((start, end))
+
+
 class DelayedEngine:
     """The engine, whose windows take longer in the injected cell.
 
@@ -59,12 +119,12 @@ class DelayedEngine:
     def __init__(self, engine: VllmEngine):
         self._engine = engine
         self._injected = False
-        self._waits: list[float] = []
         self.delay_s = 0.0
         self.waited_ms: list[float] = []
         core = engine._llm.llm_engine.engine_core.engine_core
         worker = core.model_executor.driver_worker.worker
         self._runner, self._hook = worker.model_runner, worker.nwor_hook
+        self._wait: Wait = HostWait() if self._runner.device.type == "cpu" else DeviceWait()
         self._plant()
 
     def _plant(self) -> None:
@@ -78,10 +138,7 @@ class DelayedEngine:
 
         def delayed(*args: Any, **kwargs: Any) -> Any:
             if self._injected and is_window:
-                began = time.perf_counter()
-                while time.perf_counter() - began < self.delay_s:
-                    pass
-                self._waits.append(time.perf_counter() - began)
+                self._wait.wait(self.delay_s)
             return sample_tokens(*args, **kwargs)
 
         self._runner.execute_model, self._runner.sample_tokens = watched, delayed
@@ -97,10 +154,10 @@ class DelayedEngine:
 
     def generate(self, prompts: Any, sampling: Sampling) -> BatchOutput:
         """The engine's; remembers how long the windows of this batch waited."""
-        self._waits.clear()
         output = self._engine.generate(prompts, sampling)
+        waits = self._wait.take()
         if self._injected:
-            self.waited_ms.append(1e3 * sum(self._waits) / max(1, len(self._waits)))
+            self.waited_ms.append(1e3 * sum(waits) / max(1, len(waits)))
         return output
 
     def close(self) -> None:

@@ -1,5 +1,6 @@
 """Two tensor-parallel ranks on the CPU: each stages its own heads, and all end a window alike."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,11 @@ from rank_faults import (
 from nwor_bench.engine import BatchOutput, VllmEngine
 from nwor_bench.errors import ConfigError
 
-pytestmark = [pytest.mark.engine, pytest.mark.row("tensor parallelism")]
+pytestmark = [
+    pytest.mark.engine,
+    pytest.mark.row("tensor parallelism"),
+    pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two processors"),
+]
 
 PROMPTS = prompts_of([24, 31, 18, 40, 27, 22, 35, 29])
 TWO_RANKS: dict[str, Any] = {"tensor_parallel_size": 2, "block_size": 32, "kv_cache_gib": 0.1}

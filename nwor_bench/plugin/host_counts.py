@@ -42,13 +42,16 @@ class HostCounts:
         num_layers: target layers, for stage operations.
         vocab_size: sampled ids from it on are padding.
         debug: log every window.
+
+    Attributes:
+        debug: as given; it may be switched at any time.
     """
 
     def __init__(self, accumulator: Accumulator, num_layers: int, vocab_size: int, debug: bool):
         self._accumulator = accumulator
         self._num_layers = num_layers
         self._vocab_size = vocab_size
-        self._debug = debug
+        self.debug = debug
 
     def add(self, step: Step, sampled_token_ids: list[list[int]]) -> None:
         """Record a window, given each request's sampled ids."""
@@ -73,7 +76,7 @@ class HostCounts:
             counts.stage_operations = outcome.staged_tokens * self._num_layers
             counts.fallback_reason = outcome.fallback_reason
         self._accumulator.add(counts, step.times)
-        if self._debug:
+        if self.debug:
             _log_window(step, counts, num_accepted)
 
     def add_unfinished(self, step: Step, reason: str | None) -> None:

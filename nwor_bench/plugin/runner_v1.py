@@ -41,7 +41,6 @@ class V1RunnerHook:
         self.nwor_mode = NworMode.OFF
         self.accumulator = Accumulator()
         self.target_layers, self.drafter_layers = attention_layers(runner)
-        self._debug = debug
         self._step: Step | None = None
         self._scheduler_output: Any = None
         vocab_size = runner.model_config.get_vocab_size()
@@ -189,7 +188,7 @@ class V1RunnerHook:
             step.fallback_reason = "micro_batches"
             return
         self.window.begin(self._window_batch(step, slot_mapping[self.target_layers[0]]))
-        if self._debug:
+        if self._counts.debug:
             per_request = dict(zip(step.req_ids, step.num_draft_tokens, strict=True))
             logger.info("nwor begin: drafts per request %s", per_request)
 

@@ -186,7 +186,7 @@ class Messages(logging.Handler):
 def test_debug_logs_begin_and_commit_of_each_window(
     engine: VllmEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(worker_of(engine).nwor_hook, "_debug", True)
+    monkeypatch.setattr(worker_of(engine).nwor_hook._counts, "debug", True)
     messages = Messages()
     logger = logging.getLogger("vllm.nwor_bench")
     logger.addHandler(messages)

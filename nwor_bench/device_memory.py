@@ -1,6 +1,8 @@
 """Free memory of the device that vLLM will run on, asked without torch."""
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -41,30 +43,28 @@ def _is_cpu_build() -> bool:
 
 def _free_on_gpus(ranks: int) -> list[int]:
     """Free bytes of the first `ranks` GPUs that this process sees; none without a driver."""
-    import pynvml
-
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        return []
-    try:
-        return [
-            int(pynvml.nvmlDeviceGetMemoryInfo(handle).free) for handle in _visible(pynvml)[:ranks]
-        ]
-    finally:
-        pynvml.nvmlShutdown()
+    with _visible_gpus() as (nvml, handles):
+        return [int(nvml.nvmlDeviceGetMemoryInfo(handle).free) for handle in handles[:ranks]]
 
 
 def visible_gpu_uuids() -> list[str]:
     """UUIDs of the GPUs that this process sees; none without a driver."""
+    with _visible_gpus() as (nvml, handles):
+        return [str(nvml.nvmlDeviceGetUUID(handle)) for handle in handles]
+
+
+@contextmanager
+def _visible_gpus() -> Iterator[tuple[Any, list[Any]]]:
+    """NVML, and its handles of the GPUs that this process sees; none without a driver."""
     import pynvml
 
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError:
-        return []
+        yield pynvml, []
+        return
     try:
-        return [str(pynvml.nvmlDeviceGetUUID(handle)) for handle in _visible(pynvml)]
+        yield pynvml, _visible(pynvml)
     finally:
         pynvml.nvmlShutdown()
 

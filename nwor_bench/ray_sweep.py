@@ -9,22 +9,20 @@ import os
 import shutil
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from datetime import UTC, datetime
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from nwor_bench.conduct import Publish, say_how_to_go_on
+from nwor_bench.conduct import Publish
 from nwor_bench.config import flag_of
-from nwor_bench.errors import BenchError, ConfigError, EngineError, ExitCode
+from nwor_bench.errors import ConfigError, EngineError, ExitCode
 from nwor_bench.ray_slots import Slot, find_slots
 from nwor_bench.ray_worker import Failed, GroupTask, Placed, RunFiles, measure_group
-from nwor_bench.sweep_conduct import worst_code
+from nwor_bench.sweep_conduct import close_sweep, failure_of, finish_sweep, worst_code
 from nwor_bench.sweep_index import DONE, FAILED, INTERRUPTED, SweepIndex
 from nwor_bench.sweep_points import EngineGroup
-from nwor_bench.sweep_summary import write_summary
 
 LOST_WORKERS = 3
 """Workers that one engine's runs may lose before the sweep gives them up."""
@@ -114,10 +112,11 @@ class _RaySweep:
                     raise EngineError("Ray has no machine left for the runs that are not done")
                 ready, _ = self._ray.wait(list(self._running), num_returns=1)
                 free += self._take(ready[0])
-            now = datetime.now(UTC).isoformat(timespec="seconds")
-            self._index.content["finished_at"] = now
+            finish_sweep(self._index)
         finally:
-            self._stop()
+            for stream in self._running:
+                self._ray.cancel(stream, force=True)
+            close_sweep(self._index, self._console, self._publish)
         return worst_code(self._codes)
 
     def _start(self, group: EngineGroup, slot: Slot) -> None:
@@ -169,11 +168,10 @@ class _RaySweep:
 
     def _fail_group(self, group: EngineGroup, error: BaseException) -> None:
         """The engine could not be placed or started: its unfinished runs have failed."""
+        code, text = failure_of(error)
         for point in self._left(group):
-            code = int(error.exit_code) if isinstance(error, BenchError) else int(ExitCode.FAILED)
-            text = str(error) or type(error).__name__
-            self._index.set_run(point.number, status=FAILED, error=text, exit_code=code)
-            self._codes.append(ExitCode(code))
+            self._index.set_run(point.number, status=FAILED, error=text, exit_code=int(code))
+            self._codes.append(code)
         self._say(f"engine {group.number} failed: {error}")
         if not self._continue:
             raise error
@@ -204,17 +202,6 @@ class _RaySweep:
         if folder.exists():
             shutil.rmtree(folder)
         partial.rename(folder)
-
-    def _stop(self) -> None:
-        for stream in self._running:
-            self._ray.cancel(stream, force=True)
-        self._index.write()
-        summary = write_summary(self._index)
-        self._say(f"Sweep folder: {self._index.folder}")
-        if not self._index.is_done:
-            say_how_to_go_on(self._index.folder, self._console)
-        if self._publish is not None:
-            self._publish(summary)
 
     @property
     def _total(self) -> int:

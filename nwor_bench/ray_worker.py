@@ -6,7 +6,7 @@ import os
 import socket
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory, gettempdir
@@ -14,10 +14,12 @@ from tempfile import TemporaryDirectory, gettempdir
 from rich.console import Console
 
 from nwor_bench.conduct import Prepared, run_prepared
-from nwor_bench.engine import Engine, VllmEngine, check_arguments
-from nwor_bench.errors import BenchError, ConfigError, ExitCode
+from nwor_bench.engine import VllmEngine, check_arguments
+from nwor_bench.errors import ConfigError
+from nwor_bench.group_engine import GroupEngine
 from nwor_bench.memory import require_memory
 from nwor_bench.session import PairChoice, prepare
+from nwor_bench.sweep_conduct import failure_of
 from nwor_bench.sweep_points import EngineGroup, Point
 
 
@@ -66,7 +68,7 @@ def measure_group(task: GroupTask) -> Iterator[Placed | RunFiles]:
         yield Placed(socket.gethostname(), device)
         work = Path(stack.enter_context(TemporaryDirectory(prefix="nwor-bench-ray-")))
         prepared = _prepare(task)
-        engine = stack.enter_context(_SharedEngine(task.group))
+        engine = stack.enter_context(closing(GroupEngine(VllmEngine, task.group.spec)))
         for point in task.group.points:
             result = _measure(prepared[point.number], point, engine, work / point.folder)
             yield result
@@ -85,42 +87,14 @@ def _prepare(task: GroupTask) -> dict[int, Prepared]:
     return prepared
 
 
-class _SharedEngine:
-    """The engine of a group, started by its first run; a new one after a run that failed."""
-
-    def __init__(self, group: EngineGroup):
-        self._group = group
-        self._engine: Engine | None = None
-
-    def __enter__(self) -> "_SharedEngine":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    @contextmanager
-    def source(self, prepared: Prepared, log: Path | None) -> Iterator[Engine]:
-        if self._engine is None:
-            self._engine = VllmEngine(prepared.pair, self._group.spec, log)
-        yield self._engine
-
-    def close(self) -> None:
-        engine, self._engine = self._engine, None
-        if engine is not None:
-            engine.close()
-
-
-def _measure(prepared: Prepared, point: Point, engine: _SharedEngine, folder: Path) -> RunFiles:
+def _measure(prepared: Prepared, point: Point, engine: GroupEngine, folder: Path) -> RunFiles:
     quiet = Console(file=io.StringIO())
     try:
-        code = run_prepared(
-            prepared, folder, lambda log: engine.source(prepared, log), quiet, in_sweep=True
-        )
+        code = run_prepared(prepared, folder, engine.source(prepared), quiet, in_sweep=True)
     except Exception as error:
         engine.close()
-        worst = error.exit_code if isinstance(error, BenchError) else ExitCode.FAILED
-        text = str(error) or type(error).__name__
-        return Failed(point.number, int(worst), _files(folder), text)
+        code, text = failure_of(error)
+        return Failed(point.number, int(code), _files(folder), text)
     return RunFiles(point.number, int(code), _files(folder))
 
 

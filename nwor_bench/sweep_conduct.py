@@ -1,7 +1,7 @@
 """Conduct a sweep: one engine for each group of runs, one run folder each, one summary."""
 
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
+from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -17,8 +17,8 @@ from nwor_bench.conduct import (
     say_how_to_go_on,
     worst_of,
 )
-from nwor_bench.engine import Engine
 from nwor_bench.errors import BenchError, ExitCode
+from nwor_bench.group_engine import GroupEngine
 from nwor_bench.records import RunStatus
 from nwor_bench.session import resume_prepared
 from nwor_bench.store import RUN_FILE, read_run
@@ -47,7 +47,6 @@ class SweepConductor:
         self._how = how
         self._continue = continue_on_error
         self._publish = publish
-        self._engine: Engine | None = None
         self._codes = [ExitCode(code) for code in index.done_codes()]
 
     def run(self, groups: Iterable[EngineGroup]) -> ExitCode:
@@ -57,38 +56,29 @@ class SweepConductor:
         """
         try:
             for group in groups:
-                for point in group.points:
-                    if self._run_point(group, point) is ExitCode.INTERRUPTED:
-                        return ExitCode.INTERRUPTED
-                self._close()
-            self._index.content["finished_at"] = datetime.now(UTC).isoformat(timespec="seconds")
+                with closing(GroupEngine(self._factory, group.spec)) as engine:
+                    for point in group.points:
+                        if self._run_point(engine, point) is ExitCode.INTERRUPTED:
+                            return ExitCode.INTERRUPTED
+            finish_sweep(self._index)
         finally:
-            self._close()
-            self._index.write()
-            summary = write_summary(self._index)
-            self._console.print(f"Sweep folder: {self._index.folder}", soft_wrap=True)
-            if not self._index.is_done:
-                say_how_to_go_on(self._index.folder, self._console)
-            if self._publish is not None:
-                self._publish(summary)
+            close_sweep(self._index, self._console, self._publish)
         return worst_code(self._codes)
 
-    def _run_point(self, group: EngineGroup, point: Point) -> ExitCode:
+    def _run_point(self, engine: GroupEngine, point: Point) -> ExitCode:
         folder = self._index.folder / point.folder
         title = f"run {point.number} of {len(self._index.content['runs'])}: {point.label}"
         self._console.rule(title, style="dim")
         try:
-            code = self._measure(group, point, folder)
+            code = self._measure(engine, point, folder)
         except BaseException as error:
-            # An engine whose batch failed may hold half of it: the next run gets a new one.
-            self._close()
-            text = str(error) or type(error).__name__
+            engine.close()
+            code, text = failure_of(error)
             status = INTERRUPTED if isinstance(error, KeyboardInterrupt) else FAILED
-            self._index.set_run(point.number, status=status, error=text, exit_code=_code(error))
+            self._index.set_run(point.number, status=status, error=text, exit_code=int(code))
             if not self._continue or not isinstance(error, Exception):
                 raise
             self._console.print(f"run {point.number} failed: {text}", style="red", markup=False)
-            code = ExitCode(_code(error))
         else:
             whole = read_run(folder).header.get("status") == RunStatus.COMPLETE
             status = DONE if whole else INTERRUPTED
@@ -97,15 +87,9 @@ class SweepConductor:
         self._codes.append(code)
         return code
 
-    def _measure(self, group: EngineGroup, point: Point, folder: Path) -> ExitCode:
+    def _measure(self, engine: GroupEngine, point: Point, folder: Path) -> ExitCode:
         prepared = self._prepared[point.number]
-
-        @contextmanager
-        def source(log: Path | None) -> Iterator[Engine]:
-            if self._engine is None:
-                self._engine = self._factory(prepared.pair, group.spec, log)
-            yield self._engine
-
+        source = engine.source(prepared)
         if (folder / RUN_FILE).is_file():
             run = read_run(folder)
             if run.header.get("status") == RunStatus.COMPLETE:  # just before the index was written
@@ -113,16 +97,30 @@ class SweepConductor:
             return resume_prepared(prepared, folder, source, self._console, **self._how)
         return run_prepared(prepared, folder, source, self._console, **self._how)
 
-    def _close(self) -> None:
-        engine, self._engine = self._engine, None
-        if engine is not None:
-            engine.close()
+
+def finish_sweep(index: SweepIndex) -> None:
+    """Note that every run of the sweep has been tried."""
+    index.content["finished_at"] = datetime.now(UTC).isoformat(timespec="seconds")
 
 
-def _code(error: BaseException) -> int:
+def close_sweep(index: SweepIndex, console: Console, publish: Publish | None) -> None:
+    """Write index and summary, however the sweep ended, and say where they are."""
+    index.write()
+    summary = write_summary(index)
+    line = f"Sweep folder: {index.folder}"
+    console.print(line, highlight=False, markup=False, soft_wrap=True)
+    if not index.is_done:
+        say_how_to_go_on(index.folder, console)
+    if publish is not None:
+        publish(summary)
+
+
+def failure_of(error: BaseException) -> tuple[ExitCode, str]:
+    """The exit code of a run that raised, and what the index says of it."""
+    text = str(error) or type(error).__name__
     if isinstance(error, KeyboardInterrupt):
-        return int(ExitCode.INTERRUPTED)
-    return int(error.exit_code) if isinstance(error, BenchError) else int(ExitCode.FAILED)
+        return ExitCode.INTERRUPTED, text
+    return error.exit_code if isinstance(error, BenchError) else ExitCode.FAILED, text
 
 
 def worst_code(codes: Iterable[ExitCode]) -> ExitCode:

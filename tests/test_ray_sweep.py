@@ -165,7 +165,7 @@ def on_fake_ray(
         ray = FakeRay(script, nodes)
         monkeypatch.setattr("nwor_bench.ray_sweep.require_ray", lambda: ray)
         monkeypatch.setattr("nwor_bench.ray_sweep.import_module", lambda name: strategies)
-        monkeypatch.setattr("nwor_bench.ray_sweep.write_summary", lambda index: "")
+        monkeypatch.setattr("nwor_bench.sweep_conduct.write_summary", lambda index: "")
         index = SweepIndex.create(tmp_path / "out", sweep, groups, "now")
         code = run_on_ray(index, groups, ["nwor-bench"], Console(quiet=True), **how)
         return ray, code, SweepIndex.open(tmp_path / "out")

@@ -18,7 +18,7 @@ import pandas as pd
 
 from nwor_bench.aggregate import summarise
 from nwor_bench.records import AA, CellResult
-from nwor_bench.report.text import NOT_MEASURED
+from nwor_bench.report.text import NOT_MEASURED, count, decimal
 from nwor_bench.store import RUN_FILE, RunData, read_run
 
 
@@ -93,7 +93,7 @@ def document(columns: Sequence[Column], runs: Sequence[RunData]) -> str:
              "drafted a window", "tokens a request gains a window (k = 4)", "staged", "committed",
              "verdict"]  # fmt: skip
     table = pd.DataFrame(
-        {column.title: [_text(value) for value in _figures(column)] for column in columns},
+        {column.title: _figures(column) for column in columns},
         index=pd.Index(names, name="figure"),
     )
     where = "\n".join(f"- {_origin(run)}" for run in runs)
@@ -106,30 +106,23 @@ def document(columns: Sequence[Column], runs: Sequence[RunData]) -> str:
     )
 
 
-def _figures(c: Column) -> list[float | str | None]:
+def _figures(c: Column) -> list[str]:
+    length = None if c.accepted is None or not c.drafted else 1 + 4 * c.accepted / c.drafted
     return [
-        c.windows,
-        c.drafted,
-        c.accepted,
-        _over(c.accepted, c.drafted),
-        _over(c.drafted, c.windows),
-        None if c.accepted is None or not c.drafted else 1 + 4 * c.accepted / c.drafted,
-        c.staged,
-        c.committed,
-        c.verdict or None,
+        count(c.windows),
+        count(c.drafted),
+        count(c.accepted),
+        decimal(_over(c.accepted, c.drafted), 3),
+        decimal(_over(c.drafted, c.windows), 3),
+        decimal(length, 3),
+        count(c.staged),
+        count(c.committed),
+        c.verdict or NOT_MEASURED,
     ]
 
 
 def _over(a: int | None, b: int | None) -> float | None:
     return None if a is None or not b else a / b
-
-
-def _text(value: float | str | None) -> str:
-    if value is None:
-        return NOT_MEASURED
-    if isinstance(value, float):
-        return f"{value:.3f}"
-    return f"{value:,}" if isinstance(value, int) else value
 
 
 def _origin(run: RunData) -> str:

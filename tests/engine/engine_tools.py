@@ -13,6 +13,16 @@ from nwor_bench.pairs import ResolvedPair
 from nwor_bench.pairs.tiny import generate_tiny
 from nwor_bench.records import Cell, NworMode, ScvMode
 
+EAGER: dict[str, Any] = {"enforce_eager": True}
+FULL: dict[str, Any] = {
+    "compilation_config": {
+        "mode": 0,
+        "cudagraph_mode": "FULL_DECODE_ONLY",
+        "cudagraph_capture_sizes": [5, 40],
+    }
+}
+"""vLLM's arguments on a GPU: no CUDA graphs, or full ones for windows of 1 and 8 requests."""
+
 NGRAM = {"prompt_lookup_max": 3, "prompt_lookup_min": 1}
 
 

@@ -10,21 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from engine_tools import prompts_of, run_cell, tiny_spec, total
+from engine_tools import EAGER, FULL, prompts_of, run_cell, tiny_spec, total
 
 from nwor_bench.engine import VllmEngine
 from nwor_bench.pairs import resolve_pair
 
 pytestmark = [pytest.mark.engine, pytest.mark.gpu]
-
-EAGER: dict[str, Any] = {"enforce_eager": True}
-FULL: dict[str, Any] = {
-    "compilation_config": {
-        "mode": 0,
-        "cudagraph_mode": "FULL_DECODE_ONLY",
-        "cudagraph_capture_sizes": [5, 40],
-    }
-}
 
 
 def case(row: str, *values: Any) -> Any:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from engine_tools import eagle_pair, prompts_of, run_cell, tiny_spec, total
+from engine_tools import EAGER, FULL, eagle_pair, prompts_of, run_cell, tiny_spec, total
 from rank_faults import on_ranks, planted, staging_fails, watch_slots, watched_slots
 
 from nwor_bench.engine import VllmEngine
@@ -19,15 +19,6 @@ pytestmark = [
     pytest.mark.row("tensor parallelism"),
     pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices"),
 ]
-
-EAGER: dict[str, Any] = {"enforce_eager": True}
-FULL: dict[str, Any] = {
-    "compilation_config": {
-        "mode": 0,
-        "cudagraph_mode": "FULL_DECODE_ONLY",
-        "cudagraph_capture_sizes": [5, 40],
-    }
-}
 
 
 def on_two_ranks(**changes: Any) -> Any:

@@ -116,7 +116,7 @@ class VllmEngine:
     def __init__(self, pair: ResolvedPair, spec: SweepSpec, log: Path | None = None):
         self._log = log
         started = time.perf_counter()
-        set_environment(spec.dtype or pair.dtype, spec.tensor_parallel_size)
+        set_environment(spec, pair.dtype)
         with log_to_file(log):
             self._llm = start_llm(pair, spec)
         self.start_seconds = time.perf_counter() - started

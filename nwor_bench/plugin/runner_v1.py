@@ -31,7 +31,7 @@ from nwor_bench.plugin.validation import (
     accepted_on_host,
 )
 from nwor_bench.plugin.window import Outcome, Window, WindowBatch
-from nwor_bench.records import NworMode, ScvMode
+from nwor_bench.records import NworMode, ScvMode, StageBy
 
 logger = logging.getLogger("vllm.nwor_bench")
 
@@ -56,6 +56,7 @@ class V1RunnerHook:
 
     name = "V1"
     has_probe = False
+    stage_by = StageBy.COPY
 
     def __init__(self, runner: Any, debug: bool = False):
         self.runner = runner
@@ -134,6 +135,9 @@ class V1RunnerHook:
     def graph_facts(self) -> dict[str, Any] | None:
         """None: windows under this runner's CUDA graphs are written directly."""
         return None
+
+    def l2_facts(self) -> None:
+        """Nothing persists in a processor's cache."""
 
     # The four wrappers, in the order in which a step meets them.
 

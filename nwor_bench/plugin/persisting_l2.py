@@ -122,8 +122,9 @@ class PersistingL2:
     def _set_aside(self) -> None:
         assert self.room is not None
         limit = self._cuda.cudaLimit.cudaLimitPersistingL2CacheSize
-        self._limit_before = self._call("cudaDeviceGetLimit", limit)
+        before = self._call("cudaDeviceGetLimit", limit)
         self._call("cudaDeviceSetLimit", limit, self.room.set_aside_bytes)
+        self._limit_before = before
         # The driver rounds what it is asked for.
         given = self._call("cudaDeviceGetLimit", limit)
         window = self.room.window_bytes

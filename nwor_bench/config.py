@@ -158,7 +158,7 @@ Mode = TypeVar("Mode", bound=StrEnum)
 
 def _choice(flag: str, text: str, kind: type[Mode]) -> Mode:
     if text not in list(kind):
-        raise ConfigError.unknown(flag, text, list(kind))
+        raise ConfigError.unknown(flag, text, [word.value for word in kind])
     return kind(text)
 
 

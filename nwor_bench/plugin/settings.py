@@ -64,5 +64,5 @@ def _choice(environ: Mapping[str, str], name: str, default: Choice) -> Choice:
     kind = type(default)
     value = environ.get(name) or default
     if value not in list(kind):
-        raise ConfigError.unknown(name, value, list(kind))
+        raise ConfigError.unknown(name, value, [str(word) for word in kind])
     return kind(value)

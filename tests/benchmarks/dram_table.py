@@ -2,13 +2,15 @@
 
     python tests/benchmarks/dram_table.py run --requests 8 --draft-tokens 4 --output DIR
     python tests/benchmarks/dram_table.py run --requests 64 --draft-tokens 8 --eager --output DIR
+    python tests/benchmarks/dram_table.py run ... --stage reference copy persist --output DIR
     python tests/benchmarks/dram_table.py table DIR... --output sweeps/results/h200
 
 Cells: off x off, stage x graph, and the A/A arm; an engine for each way to stage (--stage):
-reference, copy, and persist, which is copy kept in L2. Drafts are accepted by the dice (synthetic
-acceptance); between the runs of one engine the rates are set in place, which an engine start each
-would do as well and take 10 s longer. Needs a GPU whose counters may be read; LD_LIBRARY_PATH must
-name cupti-python's libcupti (`nwor-bench sweep --dram-counters` does that by itself).
+reference (the default), copy, and persist, which is copy kept in L2. Drafts are accepted by the
+dice (synthetic acceptance); between the runs of one engine the rates are set in place, which an
+engine start each would do as well and take 10 s longer. Needs a GPU whose counters may be read;
+LD_LIBRARY_PATH must name cupti-python's libcupti (`nwor-bench sweep --dram-counters` does that by
+itself).
 """
 
 import argparse
@@ -116,7 +118,8 @@ def run_stage(arguments: argparse.Namespace, stage: str) -> None:
     """All acceptances on one engine, each in a run folder of its own, as it ends."""
     console = Console(width=150)
     engine: VllmEngine | None = None
-    kind = f"{'eager' if arguments.eager else 'full'}-{stage}"
+    kind = "eager" if arguments.eager else "full"
+    kind += "" if stage == "reference" else f"-{stage}"
     specs = [(value, spec_of(arguments, value, stage)) for value in arguments.acceptance]
     largest = max((spec for _, spec in specs), key=lambda spec: spec.scenario.max_new_tokens)
     try:
@@ -201,8 +204,7 @@ def main() -> None:
     one.add_argument("--windows", type=int, default=24, help="a request, about")
     one.add_argument("--blocks", type=int, default=6)
     one.add_argument("--eager", action="store_true")
-    one.add_argument("--stage", type=lambda t: t.split(","), default=list(STAGES),
-                     help=f"ways to stage, of {', '.join(STAGES)} (default: all)")  # fmt: skip
+    one.add_argument("--stage", nargs="+", choices=list(STAGES), default=["reference"])
     one.add_argument("--output", type=Path, required=True)
     one.set_defaults(do=run)
     two = commands.add_parser("table")

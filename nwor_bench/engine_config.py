@@ -22,7 +22,12 @@ _BINDING_OF_THE_USER = os.environ.get(_BINDING)
 WORKER_EXTENSION = "nwor_bench.plugin.worker.NworWorkerExtension"
 
 
-def set_environment(spec: SweepSpec, pair_dtype: str) -> None:
+def set_environment(
+    dtype: str,
+    ranks: int = 1,
+    stage_by: StageBy = StageBy.REFERENCE,
+    stage_l2: StageL2 = StageL2.NORMAL,
+) -> None:
     """Switch the plugin on and keep the engine core in this process.
 
     Which model runner serves a GPU is vLLM's choice, or VLLM_USE_V2_MODEL_RUNNER's.
@@ -31,15 +36,15 @@ def set_environment(spec: SweepSpec, pair_dtype: str) -> None:
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "VLLM_NWOR_MODE": "off",
         "VLLM_SCV_MODE": "off",
-        "VLLM_NWOR_STAGE_BY": spec.stage_by.value,
-        "VLLM_NWOR_STAGE_L2": spec.stage_l2.value,
+        "VLLM_NWOR_STAGE_BY": stage_by.value,
+        "VLLM_NWOR_STAGE_L2": stage_l2.value,
         "VLLM_NWOR_METRICS": "0",  # the sweep has its own
         "VLLM_NO_USAGE_STATS": "1",
     }
     if on_cpu():
         fixed["VLLM_USE_V2_MODEL_RUNNER"] = "0"
-        fixed[_BINDING] = _BINDING_OF_THE_USER or _processors_of_ranks(spec.tensor_parallel_size)
-    elif (spec.dtype or pair_dtype) == "float32":
+        fixed[_BINDING] = _BINDING_OF_THE_USER or _processors_of_ranks(ranks)
+    elif dtype == "float32":
         # Triton would round float32 to tf32, three digits: vLLM's attention and ours then differ
         # by enough to turn a close call between two tokens (seen on an H200, a logit gap of 1e-4).
         fixed["TRITON_F32_DEFAULT"] = "ieee"
@@ -86,7 +91,9 @@ def check_arguments(pair: ResolvedPair, spec: SweepSpec) -> None:
     Raises ConfigError with vLLM's own reason if it refuses.
     """
     _check_staging(spec)
-    set_environment(spec, pair.dtype)
+    set_environment(
+        spec.dtype or pair.dtype, spec.tensor_parallel_size, spec.stage_by, spec.stage_l2
+    )
     if spec.dram_counters:
         check_counters(_has_gpu)
     if spec.launch_counts and not _has_gpu():

@@ -94,7 +94,8 @@ def test_the_workers_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_config, "on_cpu", lambda: False)
     for changes, told in (({}, ("reference", "normal")), (PERSIST, ("copy", "persist"))):
         monkeypatch.setattr(os, "environ", {})
-        engine_config.set_environment(spec(**changes), "bfloat16")
+        asked = spec(**changes)
+        engine_config.set_environment("bfloat16", 1, asked.stage_by, asked.stage_l2)
         names = ("VLLM_NWOR_STAGE_BY", "VLLM_NWOR_STAGE_L2")
         assert tuple(os.environ[name] for name in names) == told
 

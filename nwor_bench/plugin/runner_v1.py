@@ -31,7 +31,7 @@ from nwor_bench.plugin.validation import (
     accepted_on_host,
 )
 from nwor_bench.plugin.window import Outcome, Window, WindowBatch
-from nwor_bench.records import NworMode, ScvMode, StageBy
+from nwor_bench.records import NworMode, ScvMode
 
 logger = logging.getLogger("vllm.nwor_bench")
 
@@ -56,7 +56,7 @@ class V1RunnerHook:
 
     name = "V1"
     has_probe = False
-    stage_by = StageBy.COPY
+    stage_by = "copy"
 
     def __init__(self, runner: Any, debug: bool = False):
         self.runner = runner

@@ -23,6 +23,7 @@ LOW_MEMORY = 0.05
 def machine_findings(run: RunData) -> Iterator[Finding]:
     """Warm-up, drift, and what the batches' conditions tell."""
     yield from _time(run)
+    yield from _stage_l2(run)
     timed = [batch for batch in run.batches if batch.phase == "timed" and batch.conditions]
     if timed:
         yield from _gpu(timed)
@@ -61,6 +62,26 @@ def _baseline_means(run: RunData) -> list[float]:
         if modes == (NworMode.OFF, ScvMode.OFF, None) and window.wall_ms is not None:
             times[window.block].append(window.wall_ms)
     return [fmean(times[block]) for block in sorted(blocks & times.keys())]
+
+
+def _stage_l2(run: RunData) -> Iterator[Finding]:
+    """Did the copies of staged drafts stay in L2, as was asked?"""
+    l2 = (run.header.get("engine") or {}).get("stage_l2")
+    if not l2:
+        return
+    remedy = "Its numbers are those of --stage-by copy alone; leave --stage-l2 out."
+    if l2["unavailable"]:
+        told = f"Staged copies did not persist in L2: {l2['unavailable']}."
+        yield Finding(FindingKind.STAGE_L2, Severity.WARNING, told, remedy)
+    elif l2["hit_ratio"] * l2["window_bytes"] < l2["buffer_bytes"]:
+        kept = l2["hit_ratio"] * l2["window_bytes"] / l2["buffer_bytes"]
+        yield Finding(
+            FindingKind.STAGE_L2,
+            Severity.NOTE,
+            f"{_percent(kept)} of the {l2['buffer_bytes'] / 1e6:.1f} MB of staged copies could "
+            f"persist in L2, of which {l2['set_aside_bytes'] / 1e6:.1f} MB were set aside.",
+            "Write fewer --requests or --draft-tokens for copies that fit.",
+        )
 
 
 def _gpu(timed: Sequence[BatchRecord]) -> Iterator[Finding]:

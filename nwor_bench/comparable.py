@@ -15,7 +15,10 @@ _AMOUNT = ("description", "batches", "warmup")
 _FOLDERS = ("scenario.prompts.path", "pair.target", "pair.draft")
 """Paths, of which the last part is what matters: the same model lies elsewhere elsewhere."""
 
-_OWN_SETTINGS = ("LD_PRELOAD", "VLLM_ENABLE_V1_MULTIPROCESSING", "VLLM_NWOR_MODE", "VLLM_SCV_MODE")
+_OWN_SETTINGS = (
+    *("LD_PRELOAD", "VLLM_ENABLE_V1_MULTIPROCESSING", "VLLM_NWOR_MODE", "VLLM_SCV_MODE"),
+    *("VLLM_NWOR_STAGE_BY", "VLLM_NWOR_STAGE_L2"),
+)
 """Environment variables that nwor-bench sets itself."""
 
 _UNKNOWN = object()
@@ -91,6 +94,8 @@ def _surroundings(header: Mapping[str, Any]) -> dict[str, Any]:
         "GPU driver": drivers,
         "seed": _get(header, "spec", "seed"),
     }
+    for name in ("stage_by", "stage_l2"):
+        found[f"spec.{name}"] = _get(header, "spec", name)
     for name in ("runner", "attention_backend", "block_size"):
         found[f"engine.{name}"] = _get(header, "engine", name)
     for name in ("torch", "triton", "transformers"):

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from nwor_bench.errors import ConfigError
-from nwor_bench.records import NworMode, ScvMode
+from nwor_bench.records import NworMode, ScvMode, StageBy, StageL2
 from nwor_bench.scenario import PromptSource, Scenario, load_scenario, scenario_names
 from nwor_bench.stopping import parse_fraction, parse_seconds
 from nwor_bench.sweep_spec import DEFAULT_SEED, SweepSpec
@@ -88,6 +88,8 @@ def resolve(
     max_warmup: int | None = None,
     dram_counters: bool = False,
     launch_counts: bool = False,
+    stage_by: str = StageBy.REFERENCE,
+    stage_l2: str = StageL2.NORMAL,
 ) -> SweepSpec:
     """Merge a scenario with the command line's values and check the whole.
 
@@ -114,6 +116,8 @@ def resolve(
         max_warmup=max_warmup,
         dram_counters=dram_counters,
         launch_counts=launch_counts,
+        stage_by=_choice("--stage-by", stage_by, StageBy),
+        stage_l2=_choice("--stage-l2", stage_l2, StageL2),
     )
     _check(spec)
     return spec
@@ -150,6 +154,12 @@ def _drafts_from(config: Mapping[str, Any] | None, overrides: Overrides) -> Over
 
 
 Mode = TypeVar("Mode", bound=StrEnum)
+
+
+def _choice(flag: str, text: str, kind: type[Mode]) -> Mode:
+    if text not in list(kind):
+        raise ConfigError.unknown(flag, text, [word.value for word in kind])
+    return kind(text)
 
 
 def _modes(flag: str, text: str, kind: type[Mode]) -> tuple[Mode, ...]:
@@ -205,6 +215,17 @@ def _check(spec: SweepSpec) -> None:
     if spec.dtype is not None and spec.dtype not in DTYPES:
         raise ConfigError.unknown("--dtype", spec.dtype, DTYPES)
     _check_engine_args(spec.engine_args)
+    _check_staging(spec)
+
+
+def _check_staging(spec: SweepSpec) -> None:
+    """How drafts are held: only mode `stage` holds any, and only copies can be kept in L2."""
+    if spec.stage_by is not StageBy.REFERENCE and NworMode.STAGE not in spec.nwor_modes:
+        remedy_text = "no cell stages; write --nwor-modes off,stage or leave it out"
+        raise ConfigError.for_field("--stage-by", spec.stage_by.value, remedy_text)
+    if spec.stage_l2 is StageL2.PERSIST and spec.stage_by is not StageBy.COPY:
+        remedy_text = "it keeps copies in L2; write --stage-by copy too"
+        raise ConfigError.for_field("--stage-l2", spec.stage_l2.value, remedy_text)
 
 
 def _check_amount(spec: SweepSpec) -> None:

@@ -10,6 +10,7 @@ from nwor_bench.estimate import ENGINE_START_S, duration, run_seconds, this_mach
 from nwor_bench.memory import GIB, kv_cache_bytes, needed_bytes
 from nwor_bench.pairs import ResolvedPair
 from nwor_bench.plan import Plan
+from nwor_bench.records import StageBy, StageL2
 from nwor_bench.report.text import plural
 from nwor_bench.sweep_file import SweepFile
 from nwor_bench.sweep_points import EngineGroup, Point
@@ -36,6 +37,7 @@ def plan_lines(plan: Plan, spec: SweepSpec, pair: ResolvedPair) -> list[str]:
         _amount(plan, spec),
         *_until(spec),
         *_counted(plan, spec),
+        *_staging(spec),
         "cells (NWOR x SCV):",
         *(f"  {number}  {cell.label}" for cell, number in numbers.items()),
         "order:",
@@ -62,6 +64,7 @@ def sweep_lines(
     lines = [
         f"sweep {sweep.name}: {plural(len(points), 'run')}, engine starts: {len(groups)}",
         *_listed(f"{len(cells)} cells a run: ", cells),
+        *_staging(points[0].spec),
         _aligned(COLUMNS, widths),
     ]
     for group in groups:
@@ -173,3 +176,11 @@ def _counted(plan: Plan, spec: SweepSpec) -> list[str]:
         if blocks
     ]
     return [f"untimed batches after them: {', '.join(parts)}"] if parts else []
+
+
+def _staging(spec: SweepSpec) -> list[str]:
+    """How drafts are held, where that is not the usual way."""
+    if spec.stage_by is StageBy.REFERENCE:
+        return []
+    kept = ", kept in L2" if spec.stage_l2 is StageL2.PERSIST else ""
+    return [f"mode stage: by {spec.stage_by}{kept}"]

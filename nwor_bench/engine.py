@@ -116,7 +116,9 @@ class VllmEngine:
     def __init__(self, pair: ResolvedPair, spec: SweepSpec, log: Path | None = None):
         self._log = log
         started = time.perf_counter()
-        set_environment(spec.dtype or pair.dtype, spec.tensor_parallel_size)
+        set_environment(
+            spec.dtype or pair.dtype, spec.tensor_parallel_size, spec.stage_by, spec.stage_l2
+        )
         with log_to_file(log):
             self._llm = start_llm(pair, spec)
         self.start_seconds = time.perf_counter() - started

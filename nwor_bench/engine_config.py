@@ -14,13 +14,19 @@ from nwor_bench.engine_log import log_to_file
 from nwor_bench.errors import BenchError, ConfigError, EngineError
 from nwor_bench.pairs import ResolvedPair
 from nwor_bench.profiling.pm_sampling import check_counters
+from nwor_bench.records import StageBy, StageL2
 
 _BINDING = "VLLM_CPU_OMP_THREADS_BIND"
 
 WORKER_EXTENSION = "nwor_bench.plugin.worker.NworWorkerExtension"
 
 
-def set_environment(dtype: str, ranks: int = 1) -> None:
+def set_environment(
+    dtype: str,
+    ranks: int = 1,
+    stage_by: StageBy = StageBy.REFERENCE,
+    stage_l2: StageL2 = StageL2.NORMAL,
+) -> None:
     """Switch the plugin on and keep the engine core in this process.
 
     Which model runner serves a GPU is vLLM's choice, or VLLM_USE_V2_MODEL_RUNNER's.
@@ -29,6 +35,8 @@ def set_environment(dtype: str, ranks: int = 1) -> None:
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "VLLM_NWOR_MODE": "off",
         "VLLM_SCV_MODE": "off",
+        "VLLM_NWOR_STAGE_BY": stage_by.value,
+        "VLLM_NWOR_STAGE_L2": stage_l2.value,
         "VLLM_NWOR_METRICS": "0",  # the sweep has its own
         "VLLM_NO_USAGE_STATS": "1",
     }
@@ -84,7 +92,10 @@ def check_arguments(pair: ResolvedPair, spec: SweepSpec) -> None:
 
     Raises ConfigError with vLLM's own reason if it refuses.
     """
-    set_environment(spec.dtype or pair.dtype, spec.tensor_parallel_size)
+    _check_staging(spec)
+    set_environment(
+        spec.dtype or pair.dtype, spec.tensor_parallel_size, spec.stage_by, spec.stage_l2
+    )
     if spec.dram_counters:
         check_counters(_has_gpu)
     if spec.launch_counts and not _has_gpu():
@@ -95,6 +106,26 @@ def check_arguments(pair: ResolvedPair, spec: SweepSpec) -> None:
         from vllm import EngineArgs
 
         EngineArgs(**engine_arguments(pair, spec)).create_engine_config()
+
+
+def _check_staging(spec: SweepSpec) -> None:
+    """How drafts are held can be chosen on a GPU alone, and L2 be asked for through a package."""
+    if spec.stage_by is not StageBy.REFERENCE and not _has_gpu():
+        raise ConfigError.for_field(
+            "--stage-by",
+            spec.stage_by.value,
+            "there is no CUDA device here, and on a CPU mode stage has one way to hold drafts; "
+            "leave --stage-by and --stage-l2 out",
+        )
+    if spec.stage_l2 is StageL2.PERSIST:
+        try:
+            import cuda.bindings.runtime  # noqa: F401
+        except (ImportError, OSError) as error:
+            raise ConfigError.for_field(
+                "--stage-l2",
+                spec.stage_l2.value,
+                f"the package cuda-bindings does not load ({error}); pip install cuda-bindings",
+            ) from error
 
 
 def start_llm(pair: ResolvedPair, spec: SweepSpec) -> Any:

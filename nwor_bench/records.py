@@ -33,6 +33,20 @@ class ScvMode(StrEnum):
     ADAPTIVE = "adaptive"
 
 
+class StageBy(StrEnum):
+    """How mode `stage` holds drafts' K/V on a GPU: in place, or copied to a buffer of its own."""
+
+    REFERENCE = "reference"
+    COPY = "copy"
+
+
+class StageL2(StrEnum):
+    """How that buffer is cached: as anything else, or in L2 that is set aside for it."""
+
+    NORMAL = "normal"
+    PERSIST = "persist"
+
+
 class Verdict(StrEnum):
     """What a cell's numbers allow one to say."""
 

@@ -11,7 +11,7 @@ from nwor_bench.measure import prompt_digest
 from nwor_bench.pairs import ResolvedPair
 from nwor_bench.plan import Plan, blocks_for_header
 from nwor_bench.prompts import Encode
-from nwor_bench.records import FORMAT_VERSION, NworMode, RunStatus, ScvMode
+from nwor_bench.records import FORMAT_VERSION, NworMode, RunStatus, ScvMode, StageBy, StageL2
 from nwor_bench.scenario import Scenario, load_scenario
 from nwor_bench.stopping import parse_fraction, parse_seconds
 from nwor_bench.store import RunData
@@ -22,7 +22,7 @@ _SCENARIO_FLAGS = (
 )  # fmt: skip
 _SPEC_FLAGS = (
     "seed", "dtype", "block_size", "tensor_parallel_size", "kv_cache_gib", "max_blocks",
-    "max_warmup", "dram_counters", "launch_counts",
+    "max_warmup", "dram_counters", "launch_counts", "stage_by", "stage_l2",
 )  # fmt: skip
 _PAIR_FLAGS = ("pair", "target_model", "draft_model", "method")
 _READ: dict[str, Callable[[str], Any]] = {
@@ -63,6 +63,9 @@ def stored_spec(header: Mapping[str, Any]) -> SweepSpec:
     plain["scenario"] = Scenario.model_validate_json(json.dumps(plain["scenario"]))
     plain["nwor_modes"] = tuple(map(NworMode, plain["nwor_modes"]))
     plain["scv_modes"] = tuple(map(ScvMode, plain["scv_modes"]))
+    for name, kind in (("stage_by", StageBy), ("stage_l2", StageL2)):
+        if name in plain:
+            plain[name] = kind(plain[name])
     return SweepSpec(**{f.name: plain[f.name] for f in fields(SweepSpec) if f.name in plain})
 
 

@@ -50,6 +50,11 @@ class Strategy:
     launches_per_window: int
     writes_drafts_in_place: bool = False
 
+    @property
+    def staging(self) -> str:
+        """For a sentence: staging `by reference`, `by copy, kept in L2`."""
+        return "by " + self.label.removeprefix("by ")
+
     def launches(self, layers: int) -> tuple[int, int]:
         """Fewest and most launches a window.
 

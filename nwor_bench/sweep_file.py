@@ -7,7 +7,7 @@ from pydantic import Field, model_validator
 
 from nwor_bench.errors import ConfigError
 from nwor_bench.pairs.catalogue import DEFAULT_PAIR
-from nwor_bench.records import NworMode, ScvMode
+from nwor_bench.records import NworMode, ScvMode, StageBy, StageL2
 from nwor_bench.resources import resource_dir
 from nwor_bench.toml_file import StrictModel, read_toml
 
@@ -59,6 +59,8 @@ class Settings(StrictModel):
     tensor_parallel_size: int = 1
     dram_counters: bool = False
     launch_counts: bool = False
+    stage_by: StageBy = StageBy.REFERENCE
+    stage_l2: StageL2 = StageL2.NORMAL
     engine_args: dict[str, Any] = Field(default_factory=dict)
 
 

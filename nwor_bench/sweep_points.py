@@ -154,6 +154,8 @@ def _spec(
         max_warmup=shared.max_warmup,
         dram_counters=shared.dram_counters,
         launch_counts=shared.launch_counts,
+        stage_by=shared.stage_by,
+        stage_l2=shared.stage_l2,
     )
 
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field, fields
 from itertools import product
 from typing import Any
 
-from nwor_bench.records import AA, Cell, NworMode, ScvMode
+from nwor_bench.records import AA, Cell, NworMode, ScvMode, StageBy, StageL2
 from nwor_bench.scenario import Scenario
 from nwor_bench.stopping import MAX_BLOCKS, StoppingRule
 
@@ -36,6 +36,8 @@ class SweepSpec:
     max_warmup: int | None = None
     dram_counters: bool = False
     launch_counts: bool = False
+    stage_by: StageBy = StageBy.REFERENCE
+    stage_l2: StageL2 = StageL2.NORMAL
 
     def cells(self, pair_name: str) -> tuple[Cell, ...]:
         """Every combination of the modes, in the order given, and last the A/A arm: off x off
@@ -75,4 +77,6 @@ class SweepSpec:
         plain["scenario"] = self.scenario.model_dump(mode="json")
         plain["nwor_modes"] = [mode.value for mode in self.nwor_modes]
         plain["scv_modes"] = [mode.value for mode in self.scv_modes]
+        plain["stage_by"] = self.stage_by.value
+        plain["stage_l2"] = self.stage_l2.value
         return plain

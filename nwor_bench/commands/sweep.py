@@ -47,6 +47,14 @@ def sweep(
     scv_modes: Annotated[
         str, typer.Option(help="off, graph, adaptive: who validates.", rich_help_panel=MODES)
     ] = "off,graph,adaptive",
+    stage_by: Annotated[
+        str, typer.Option(help="reference, copy: how a GPU holds drafts' K/V while staged.",
+                          rich_help_panel=MODES)
+    ] = "reference",
+    stage_l2: Annotated[
+        str, typer.Option(help="normal, persist: keep the copies in L2 set aside for them.",
+                          rich_help_panel=MODES)
+    ] = "normal",
     requests: Annotated[
         Whole, typer.Option(help="Requests a batch.", rich_help_panel=WORKLOAD)
     ] = None,
@@ -239,6 +247,8 @@ def sweep(
         max_warmup=max_warmup,
         dram_counters=dram_counters,
         launch_counts=launch_counts,
+        stage_by=stage_by,
+        stage_l2=stage_l2,
     )
     choice = PairChoice(pair, target_model, draft_model, method)
     raise typer.Exit(run_session(spec, choice, folder, **how))

@@ -22,5 +22,5 @@ def register() -> None:
     from nwor_bench.plugin.install import install
     from nwor_bench.plugin.metrics import share_folder
 
-    install()
+    install(settings)
     share_folder()

@@ -12,6 +12,7 @@ import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 from statistics import median
 
 import numpy as np
@@ -97,6 +98,11 @@ class DeviceValidator:
         self._trials: dict[Shape, _Trial] = {}
         self._cannot_capture: str | None = None
         self._mask_launches: dict[int, Callable[[Tensor], None]] = {}
+
+    @cached_property
+    def capture_stream(self) -> torch.cuda.Stream:
+        """The stream that launches are captured on: kernels keep its attributes in the graph."""
+        return torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
 
     def switch(self, mode: ScvMode) -> None:
         """Start a mode anew: counters at zero, adaptive's memory of shapes empty.
@@ -239,7 +245,8 @@ class DeviceValidator:
         graph = torch.cuda.CUDAGraph()
         try:
             torch.cuda.synchronize()
-            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            stream = self.capture_stream
+            with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
                 launch(num_sampled)
         except (RuntimeError, torch.OutOfMemoryError) as fault:
             logger.exception("nwor: validation could not be captured; it runs eagerly")

@@ -121,7 +121,7 @@ class StagingAttention:
                     layer, query, key, value, kv_cache, attn_metadata, output, *args, **kwargs
                 )
             assert isinstance(batch, GpuWindowBatch)
-            if batch.staged_start is not None:
+            if batch.tokens_per_request is None:
                 # Requests without a window attend here; the others' rows are overwritten below.
                 original(layer, query, key, value, kv_cache, attn_metadata, output, *args, **kwargs)
             self._verify(batch, query, kv_cache, attn_metadata, output)

@@ -1,11 +1,12 @@
 """From vLLM's V2 input batch to the window that a GPU stages.
 
-Two shapes. A whole step: every request has a window of equal length, nothing is written until
-the commit, and no index is needed (`whole_step`). Anything else: only drafts are staged, the
-other tokens are written at once, and the device is told which rows are whose (`drafts_only`).
+Three shapes. A whole step: every request has a window of equal length, nothing is written until
+the commit, and no index is needed (`whole_step`); staged by copy, the first token of each is
+written at once (`equal_drafts`). Anything else: only drafts are staged, the other tokens are
+written at once, and the device is told which rows are whose (`drafts_only`).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -52,6 +53,7 @@ class WindowPlanner:
         max_requests: most requests of a step.
         graphs: the full CUDA graphs that stage.
         device: where the rows' numbers are kept.
+        copied: drafts are copied in every step, not only where they would not stay put.
     """
 
     def __init__(
@@ -61,10 +63,13 @@ class WindowPlanner:
         max_requests: int,
         graphs: "StagingGraphs",
         device: torch.device,
+        copied: bool = False,
     ):
         self._length = length
         self._group = group
         self._graphs = graphs
+        self._copied = copied
+        self._copies: dict[tuple[int, int], GpuWindowBatch] = {}
         self._rows = torch.arange(max_requests * length, device=device)
         self._replays: dict[tuple[int, int], GpuWindowBatch] = {}
 
@@ -86,18 +91,30 @@ class WindowPlanner:
         slot_mapping = slot_mappings[self._group]
         length = counts.uniform_length()
         if mode == "NONE" and length is not None and length <= self._length:
+            if self._copied:
+                return self._copy(len(counts.per_request), length, slot_mapping), None
             rows = self._rows[: counts.num_tokens]
             return whole_step(counts, length, rows, slot_mapping[: counts.num_tokens]), None
-        copied = mode == "PIECEWISE"
+        copied = self._copied or mode == "PIECEWISE"
         batch = drafts_only(counts, input_batch.query_start_loc_np, slot_mapping, copied=copied)
         if batch.max_query_len > self._length:
             return None, "window_beside_prefill_of_its_request"
         return batch, None
 
+    def _copy(self, requests: int, length: int, slot_mapping: Tensor) -> GpuWindowBatch:
+        """Equal windows outside a graph: their numbers are made once, only slots change."""
+        ready = self._copies.get((requests, length))
+        if ready is None:
+            ready = equal_drafts(requests, length, slot_mapping.device)
+            self._copies[requests, length] = ready
+        set_slots(ready, slot_mapping)
+        return ready
+
     def _replay(self, input_batch: Any, slot_mappings: Tensor, descriptor: Any) -> Planned:
         """A captured window: made once for each number of requests, since nothing else varies.
 
-        vLLM writes slots to the same buffer in every step, so a view of it stays right.
+        vLLM writes slots to the same buffer in every step, so a view of it stays right. A graph
+        that copies reads slots from buffers of its own, which are filled before every replay.
         """
         requests, tokens = input_batch.num_reqs, descriptor.num_tokens
         drafts = self._length - 1
@@ -105,15 +122,18 @@ class WindowPlanner:
             return None, "full_graph_of_another_shape"
         if input_batch.num_draft_tokens != requests * drafts:
             return None, "full_graph_with_uneven_windows"
+        slots = slot_mappings[self._group, :tokens]
         ready = self._replays.get((tokens, requests))
         if ready is None:
-            shape = self._graphs.shapes.get(descriptor)
-            if shape is None:
+            captured = self._graphs.shapes.get(descriptor)
+            if captured is None:
                 return None, self._graphs.unavailable or "full_graph_of_another_shape"
-            counts = DraftCounts(np.full(requests, drafts, dtype=np.int32), requests * self._length)
-            slots = slot_mappings[self._group, :tokens]
-            ready = whole_step(counts, self._length, shape.rows, slots, shape.sources)
+            ready = replace(captured, num_draft_tokens=(drafts,) * requests)
+            if not captured.copied:
+                ready = replace(ready, slots=slots)
             self._replays[tokens, requests] = ready
+        if ready.copied:
+            set_slots(ready, slots)
         return ready, None
 
 
@@ -158,7 +178,7 @@ def drafts_only(
 
 
 def whole_step(
-    counts: DraftCounts, length: int, rows: Tensor, slot_mapping: Tensor, sources: Any = None
+    counts: DraftCounts, length: int, rows: Tensor, slot_mapping: Tensor
 ) -> GpuWindowBatch:
     """Plan a step of equal windows, all of whose rows wait for the commit.
 
@@ -167,7 +187,6 @@ def whole_step(
         length: rows of each window, the certain first token included.
         rows: [num_tokens] int64, 0, 1, 2, ...
         slot_mapping: [num_tokens] int64, the target layers' slots; padding is -1.
-        sources: the K/V of a captured graph; None where layers hand theirs in.
     """
     return GpuWindowBatch(
         num_draft_tokens=tuple(counts.per_request.tolist()),
@@ -176,8 +195,49 @@ def whole_step(
         direct_slots=None,
         max_query_len=length,
         tokens_per_request=length,
-        sources=sources,
+        certain=1,
     )
+
+
+def equal_drafts(requests: int, length: int, device: torch.device) -> GpuWindowBatch:
+    """Plan steps of equal windows whose drafts are copied, and whose first tokens are written.
+
+    Made once and used again, in a captured graph too: nothing in it moves, and `set_slots` fills
+    in each step's slots, which are padding until then.
+
+    Args:
+        requests: windows of the step.
+        length: rows of each window, the certain first token included.
+        device: where the tensors are kept.
+    """
+    drafts = length - 1
+    step = torch.arange(requests * length, device=device).view(requests, length)
+    bounds = torch.arange(requests + 1, dtype=torch.int32, device=device) * drafts
+    return GpuWindowBatch(
+        num_draft_tokens=(drafts,) * requests,
+        rows=step[:, 1:].flatten(),
+        slots=torch.full_like(step[:, 1:], -1).flatten(),
+        direct_slots=torch.full_like(step, -1).flatten(),
+        max_query_len=length,
+        staged_start=bounds[:-1],
+        staged_end=bounds[1:],
+        tokens_per_request=drafts,
+        copied=True,
+    )
+
+
+def set_slots(batch: GpuWindowBatch, slot_mapping: Tensor) -> None:
+    """Fill in the slots of a step planned by `equal_drafts`; two small copies on the device.
+
+    Args:
+        batch: the plan.
+        slot_mapping: [num_tokens or more] int64, the target layers' slots; padding is -1.
+    """
+    assert batch.direct_slots is not None
+    length = batch.max_query_len
+    step = slot_mapping[: batch.direct_slots.numel()].view(-1, length)
+    batch.slots.view(-1, length - 1).copy_(step[:, 1:])
+    batch.direct_slots.view(-1, length)[:, 0].copy_(step[:, 0])
 
 
 def _to_device(columns: list[np.ndarray], device: torch.device) -> list[Tensor]:

@@ -9,8 +9,11 @@ from nwor_bench.plugin.gpu_staging import GpuStaging
 from nwor_bench.plugin.graph_sets import StagingGraphs
 from nwor_bench.plugin.layers import one_group_of, target_caches
 from nwor_bench.plugin.patching import Patch, PatchSet
+from nwor_bench.plugin.persisting_l2 import PersistingL2
+from nwor_bench.plugin.settings import PluginSettings
 from nwor_bench.plugin.staging import StagingUnavailable
 from nwor_bench.plugin.window import Window
+from nwor_bench.records import StageBy, StageL2
 from nwor_kernels.verify_attention.kernel import VerifyWorkspace
 
 
@@ -25,15 +28,17 @@ class StagingParts:
     attention: PatchSet
 
 
-def set_up_staging(runner: Any, target_names: list[str]) -> tuple[StagingParts | None, str | None]:
+def set_up_staging(
+    runner: Any, target_names: list[str], settings: PluginSettings
+) -> tuple[StagingParts | None, str | None]:
     """Everything that staging needs from vLLM's V2 runner, or None and the fallback reason."""
     try:
-        return _parts(runner, target_names), None
+        return _parts(runner, target_names, settings), None
     except StagingUnavailable as unavailable:
         return None, str(unavailable)
 
 
-def _parts(runner: Any, target_names: list[str]) -> StagingParts:
+def _parts(runner: Any, target_names: list[str], settings: PluginSettings) -> StagingParts:
     reason = why_runner_cannot_stage(runner)
     length = runner.num_speculative_steps + 1
     context = runner.compilation_config.static_forward_context
@@ -44,9 +49,13 @@ def _parts(runner: Any, target_names: list[str]) -> StagingParts:
     group = one_group_of(runner, target_names)
     caches, scales = target_caches(runner, target_names)
     staging = GpuStaging(caches, runner.max_num_reqs * (length - 1), scales)
+    copied = settings.stage_by is StageBy.COPY
+    if copied:
+        memory = staging.buffers.memory  # now, not in the first window
+        staging.l2 = PersistingL2(memory) if settings.stage_l2 is StageL2.PERSIST else None
     window = Window(staging)
-    graphs = StagingGraphs(runner, window, staging)
-    planner = WindowPlanner(length, group, runner.max_num_reqs, graphs, runner.device)
+    graphs = StagingGraphs(runner, window, staging, copied)
+    planner = WindowPlanner(length, group, runner.max_num_reqs, graphs, runner.device, copied)
     layers = [context[name] for name in target_names]
     return StagingParts(
         window,

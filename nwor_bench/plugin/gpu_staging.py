@@ -2,8 +2,9 @@
 
 Eagerly, and inside a full CUDA graph that was captured for staging, the K/V activations of a
 step live until the commit, so they are only pointed at. Between piecewise CUDA graphs the next
-piece overwrites them, so the drafts are copied into buffers. Either way one launch commits all
-layers, and nothing waits for the device: what a kernel has to complain about is read late.
+piece overwrites them, so the drafts are copied into buffers; elsewhere too if that is asked for.
+Either way one launch commits all layers, and nothing waits for the device: what a kernel has to
+complain about is read late.
 """
 
 from collections.abc import Callable
@@ -14,6 +15,8 @@ import torch
 from torch import Tensor
 
 import nwor_kernels
+from nwor_bench.plugin.copy_buffers import CopyBuffers
+from nwor_bench.plugin.persisting_l2 import PersistingL2
 from nwor_bench.plugin.staging import LayerCache, StagingUnavailable
 from nwor_bench.plugin.window import WindowBatch
 from nwor_kernels.commit.plan import CommitPlan
@@ -35,18 +38,20 @@ class GpuWindowBatch(WindowBatch):
         max_query_len: most query rows of a request with a window.
         staged_start, staged_end: [requests] int32, a request's staged rows in the source; None:
             the whole step is staged, and the step's `query_start_loc` tells.
-        tokens_per_request: rows of every window where all are equal and the whole step is
-            staged, the certain first token included; else None, and the next two say whose
-            each row is.
+        tokens_per_request: staged rows of each request where all have as many and nothing but
+            windows is in the step; else None, and the next two say whose each row is.
+        certain: rows of each request that are staged before its first draft: 1 where the whole
+            step is, 0 where the first token is written at once.
         row_request, row_index: [N] int32, request and place in its window of each staged row.
         sources: addresses of a captured graph's K/V; None: collected layer by layer.
-        copied: K/V are copied into buffers because they will not stay put.
+        copied: the rows' K/V are copied into buffers, one after the other.
     """
 
     max_query_len: int = 1
     staged_start: Tensor | None = None
     staged_end: Tensor | None = None
     tokens_per_request: int | None = None
+    certain: int = 0
     row_request: Tensor | None = None
     row_index: Tensor | None = None
     sources: StagedSources | None = None
@@ -100,7 +105,15 @@ class GpuStaging:
         self.keys: list[Tensor] = []
         self.values: list[Tensor] = []
         self._collected: StagedSources | None = None
-        self._buffers: tuple[Tensor, Tensor, Tensor, StagedSources] | None = None
+        self._buffers: CopyBuffers | None = None
+        self.l2: PersistingL2 | None = None
+
+    @property
+    def buffers(self) -> CopyBuffers:
+        """Where copies go; allocated when first asked for."""
+        if self._buffers is None:
+            self._buffers = CopyBuffers.create(self.layers, self.capacity)
+        return self._buffers
 
     @property
     def bytes_per_token(self) -> int:
@@ -132,9 +145,12 @@ class GpuStaging:
         if not batch.copied:
             self.keys[layer], self.values[layer] = key, value
             return ""
-        keys, values, metadata, _ = self._buffers or self._make_buffers(key, value)
-        nwor_kernels.stage_kv_cache(key, value, rows, keys[layer], values[layer], metadata[layer])
-        self.keys[layer], self.values[layer] = keys[layer], values[layer]
+        buffers = self.buffers
+        if layer == 0 and self.l2 is not None:
+            self.l2.cover_current_stream()
+        to_key, to_value = buffers.keys[layer], buffers.values[layer]
+        nwor_kernels.stage_kv_cache(key, value, rows, to_key, to_value, buffers.metadata[layer])
+        self.keys[layer], self.values[layer] = to_key, to_value
         return ""
 
     def commit(self, slots: Tensor, accepted: Tensor) -> str:
@@ -143,10 +159,12 @@ class GpuStaging:
         `accepted` is [requests] int32, accepted drafts of each request; vLLM's `num_sampled`,
         which counts the certain first token too, where the commit decides by itself.
         """
+        assert self._batch is not None
+        certain = self._batch.certain
         if self._through is None:
-            self._launch(slots, certain=1)(accepted)
+            self._launch(slots, certain)(accepted)
         else:
-            self._through(self._launch(slots, certain=0), accepted)
+            self._through(self._launch(slots, certain - 1), accepted)
         return ""
 
     def warm_up(self, batch: GpuWindowBatch) -> None:
@@ -156,7 +174,7 @@ class GpuStaging:
         """
         self.open(batch)
         requests = len(batch.num_draft_tokens)
-        for certain in (0, 1):
+        for certain in (batch.certain - 1, batch.certain):
             self._launch(batch.slots, certain)(self._counts_of_all[:requests])
         self._bound.clear()
 
@@ -194,20 +212,22 @@ class GpuStaging:
             slots,
             counts,
             self.errors,
-            certain=certain if batch.tokens_per_request else 0,
+            certain=certain,
             tokens_per_request=batch.tokens_per_request,
             row_request=batch.row_request,
             row_index=batch.row_index,
             rows=None if batch.copied or batch.tokens_per_request else batch.rows,
-            layer_metadata=self._buffers[2] if batch.copied and self._buffers else None,
+            # A captured graph stages its padding too, which has no slots to count against.
+            layer_metadata=(
+                self.buffers.metadata if batch.copied and batch.sources is None else None
+            ),
         )
 
     def _sources(self, batch: GpuWindowBatch) -> StagedSources:
         if batch.sources is not None:
             return batch.sources
         if batch.copied:
-            assert self._buffers is not None
-            return self._buffers[3]
+            return self.buffers.sources
         if self._collected is None:
             self._collected = StagedSources(self.keys, self.values)
         else:
@@ -230,17 +250,6 @@ class GpuStaging:
             row_index=batch.row_index,
             rows=None if batch.copied or batch.tokens_per_request else batch.rows,
         )
-
-    def _make_buffers(
-        self, key: Tensor, value: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor, StagedSources]:
-        shape = (self.num_layers, self.capacity)
-        keys = key.new_empty(*shape, *key.shape[1:])
-        values = value.new_empty(*shape, *value.shape[1:])
-        metadata = torch.zeros(self.num_layers, 2, dtype=torch.int32, device=key.device)
-        sources = StagedSources(list(keys), list(values))
-        self._buffers = (keys, values, metadata, sources)
-        return self._buffers
 
     def take_errors(self) -> list[str]:
         """What commits complained about since the last call; waits for the device."""

@@ -3,30 +3,26 @@
 A captured forward cannot change its mind: vLLM's graphs write every draft to the cache. So the
 same model is captured once more with the target layers staging. The K/V activations of that
 capture keep their addresses for as long as the graphs live, and every replay leaves a window's
-K/V there until the next replay from the pool, which is after the commit.
+K/V there until the next replay from the pool, which is after the commit. Staging by copy, the
+graph holds the copies' kernels, and writes each window's first token to where the window's
+`direct_slots` say at the time of the replay.
 """
 
 import logging
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 from vllm.config.compilation import CUDAGraphMode
 from vllm.v1.worker.gpu.cudagraph_utils import BatchExecutionDescriptor, ModelCudaGraphManager
 
+from nwor_bench.plugin.gpu_plan import DraftCounts, equal_drafts, whole_step
 from nwor_bench.plugin.gpu_staging import GpuStaging, GpuWindowBatch
 from nwor_bench.plugin.window import Window
 from nwor_kernels.commit.sources import StagedSources
 
 logger = logging.getLogger("vllm.nwor_bench")
-
-
-@dataclass(frozen=True)
-class CapturedShape:
-    """One captured window shape: its rows in the batch, and where its K/V lie."""
-
-    rows: torch.Tensor
-    sources: StagedSources
 
 
 class StagingGraphs:
@@ -36,14 +32,17 @@ class StagingGraphs:
         runner: vLLM's V2 model runner, after it has captured its own graphs.
         window: the window in flight; it is opened for each capture.
         staging: what the captured layers stage into.
+        copied: drafts are copied, instead of left where the capture has them.
     """
 
-    def __init__(self, runner: Any, window: Window, staging: GpuStaging):
+    def __init__(self, runner: Any, window: Window, staging: GpuStaging, copied: bool = False):
         self._runner = runner
         self._window = window
         self._staging = staging
         self._manager: ModelCudaGraphManager | None = None
-        self.shapes: dict[BatchExecutionDescriptor, CapturedShape] = {}
+        self._copied = copied
+        self.shapes: dict[BatchExecutionDescriptor, GpuWindowBatch] = {}
+        """Each captured window, as it was captured: all padding."""
         self.memory_bytes: int | None = None
         self.unavailable: str | None = None
 
@@ -116,19 +115,9 @@ class StagingGraphs:
 
     def _capture_one(
         self, manager: ModelCudaGraphManager, desc: BatchExecutionDescriptor
-    ) -> CapturedShape:
+    ) -> GpuWindowBatch:
         runner = self._runner
-        assert desc.num_reqs is not None
-        assert desc.uniform_token_count is not None
-        rows = torch.arange(desc.num_tokens, device=runner.device)
-        batch = GpuWindowBatch(
-            num_draft_tokens=(0,) * desc.num_reqs,
-            rows=rows,
-            slots=torch.full_like(rows, -1),
-            direct_slots=None,
-            max_query_len=desc.uniform_token_count,
-            tokens_per_request=desc.uniform_token_count,
-        )
+        batch = self._padding(desc)
         manager._capture_descs = {CUDAGraphMode.FULL: [desc]}
         self._staging.open(batch)
         with _RepeatedWindow(self._window, batch):
@@ -148,10 +137,22 @@ class StagingGraphs:
                 raise RuntimeError("staging fell back while a graph was captured")
         # Built after the capture: the last forward is the one that was captured. The tensors
         # themselves are let go, so that the next shape can have their memory.
-        shape = CapturedShape(rows, StagedSources(self._staging.keys, self._staging.values))
-        self._staging.warm_up(replace(batch, sources=shape.sources))
+        sources = StagedSources(self._staging.keys, self._staging.values)
+        captured = replace(batch, sources=sources)
+        self._staging.warm_up(captured)
         self._staging.reset()
-        return shape
+        return captured
+
+    def _padding(self, desc: BatchExecutionDescriptor) -> GpuWindowBatch:
+        """Windows of the captured shape without a slot: what the capture runs on."""
+        requests, length = desc.num_reqs, desc.uniform_token_count
+        assert requests is not None
+        assert length is not None
+        if self._copied:
+            return equal_drafts(requests, length, self._runner.device)
+        rows = torch.arange(desc.num_tokens, device=self._runner.device)
+        counts = DraftCounts(np.full(requests, length - 1, dtype=np.int32), desc.num_tokens)
+        return whole_step(counts, length, rows, torch.full_like(rows, -1))
 
 
 class _RepeatedWindow:

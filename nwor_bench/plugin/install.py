@@ -1,5 +1,6 @@
 """Put the plugin's class-level hooks in place: the backend, and the end of warm-up."""
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -8,25 +9,32 @@ from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_b
 
 from nwor_bench.errors import ConfigError
 from nwor_bench.plugin.patching import Patch, PatchSet
+from nwor_bench.plugin.settings import PluginSettings
 
 CPU_BACKEND = "nwor_bench.plugin.attention.ReferenceCPUAttentionBackend"
 
 _patches: PatchSet | None = None
 
 
-def install() -> None:
+def install(settings: PluginSettings) -> None:
     """Attach to every worker after its warm-up; on a CPU override the attention backend too.
 
     Hooks come after warm-up on purpose: warm-up runs on dummy tensors and must not be staged.
     On a GPU no class of vLLM's attention is replaced.
 
     Raises:
-        ConfigError: on a platform for which no hook exists.
+        ConfigError: on a platform for which no hook exists, or which cannot stage as asked.
     """
     global _patches
     if _patches is not None:
         return
     if current_platform.is_cpu():
+        if settings.needs_gpu:
+            raise ConfigError.for_field(
+                settings.needs_gpu,
+                os.environ.get(settings.needs_gpu, ""),
+                "it needs a CUDA device, and this vLLM runs on the CPU; unset it",
+            )
         _patches = PatchSet(_cpu_patches())
         register_backend(AttentionBackendEnum.CPU_ATTN, CPU_BACKEND)
     elif current_platform.is_cuda():

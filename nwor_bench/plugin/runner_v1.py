@@ -35,6 +35,7 @@ class V1RunnerHook:
 
     name = "V1"
     has_probe = False
+    stage_by = "copy"
 
     def __init__(self, runner: Any, debug: bool = False):
         self.runner = runner
@@ -114,6 +115,9 @@ class V1RunnerHook:
     def graph_facts(self) -> dict[str, Any] | None:
         """None: windows under this runner's CUDA graphs are written directly."""
         return None
+
+    def l2_facts(self) -> None:
+        """Nothing persists in a processor's cache."""
 
     # The four wrappers, in the order in which a step meets them.
 

@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from nwor_bench.plugin.accumulator import Accumulator
@@ -24,6 +25,7 @@ from nwor_bench.plugin.layers import attention_layers
 from nwor_bench.plugin.patching import Patch, PatchSet
 from nwor_bench.plugin.probe import Probe
 from nwor_bench.plugin.rank_vote import RankVote
+from nwor_bench.plugin.settings import PluginSettings
 from nwor_bench.records import NworMode, ScvMode
 
 
@@ -44,19 +46,20 @@ class V2RunnerHook:
     name = "V2"
     has_probe = True
 
-    def __init__(self, runner: Any, debug: bool = False):
+    def __init__(self, runner: Any, settings: PluginSettings):
         self.runner = runner
+        self.stage_by = settings.stage_by
         self.nwor_mode = NworMode.OFF
         self.target_layers, self.drafter_layers = attention_layers(runner)
         self.accumulator = Accumulator()
-        self.late = LateCounts(self.accumulator, len(self.target_layers), debug)
+        self.late = LateCounts(self.accumulator, len(self.target_layers), settings.debug)
         self.probe = Probe()
         self._step: Step | None = None
         self._descriptor: Any = None
         k = runner.num_speculative_steps
         self.validator = DeviceValidator(k, runner.max_num_reqs, runner.device)
         self._vote = RankVote.of_worker()
-        parts, reason = set_up_staging(runner, self.target_layers)
+        parts, reason = set_up_staging(runner, self.target_layers, settings)
         self.staging_unavailable = self._vote.settle(reason)
         self._parts = None if self.staging_unavailable else parts
         self.window = self._parts.window if self._parts else None
@@ -90,8 +93,7 @@ class V2RunnerHook:
     def detach(self) -> None:
         """Leave runner and layers as they were found."""
         self._patches.undo()
-        if self._parts is not None and self._parts.attention.applied:
-            self._parts.attention.undo()
+        self._stock_attention()
 
     def set_modes(self, nwor_mode: NworMode, scv_mode: ScvMode) -> None:
         """Switch modes between steps; staging captures its graphs the first time.
@@ -105,13 +107,23 @@ class V2RunnerHook:
             self.validator.warm_up(self.runner.num_speculative_steps)
         if self._parts is None:
             return
-        patches = self._parts.attention
+        patches, l2 = self._parts.attention, self._parts.staging.l2
         if nwor_mode is NworMode.STAGE and not patches.applied:
             patches.apply()
+            if l2 is not None:
+                l2.switch_on(torch.cuda.current_stream(), self.validator.capture_stream)
             self._parts.graphs.capture()
             self._parts.graphs.give_up(self._vote.settle(self._parts.graphs.unavailable))
-        elif nwor_mode is NworMode.OFF and patches.applied:
-            patches.undo()
+        elif nwor_mode is NworMode.OFF:
+            self._stock_attention()
+
+    def _stock_attention(self) -> None:
+        """Give the target layers their own methods back, and the L2 cache its usual size."""
+        if self._parts is None or not self._parts.attention.applied:
+            return
+        self._parts.attention.undo()
+        if self._parts.staging.l2 is not None:
+            self._parts.staging.l2.switch_off()
 
     # The wrappers, in the order in which a step meets them.
 
@@ -281,6 +293,11 @@ class V2RunnerHook:
     def set_probe(self, on: bool) -> None:
         """Time each window's phases with CUDA events, or stop doing so."""
         self.probe.on = on
+
+    def l2_facts(self) -> dict[str, Any] | None:
+        """What of the copies persists in L2; None where that was not asked for."""
+        l2 = self.buffers.l2 if self.buffers else None
+        return None if l2 is None else l2.facts()
 
     def graph_facts(self) -> dict[str, Any]:
         """Both graph sets: their sizes must be equal, and what the second one took."""

@@ -13,7 +13,7 @@ from nwor_bench.plugin import metrics, register
 from nwor_bench.plugin.counted_windows import CountedWindows
 from nwor_bench.plugin.launch_windows import LaunchWindows
 from nwor_bench.plugin.nvtx_patches import WindowRanges
-from nwor_bench.plugin.settings import read_settings
+from nwor_bench.plugin.settings import PluginSettings, read_settings
 from nwor_bench.profiling import nvtx_ranges
 from nwor_bench.records import NworMode, ScvMode
 
@@ -41,7 +41,7 @@ def attach_hook(worker: Any) -> None:
     settings = read_settings()
     if settings is None or worker.vllm_config.speculative_config is None:
         return  # without speculation there are no windows
-    hook = _make_hook(worker.model_runner, settings.debug)
+    hook = _make_hook(worker.model_runner, settings)
     metrics.publish(hook, worker, settings)
     ranges = WindowRanges(hook)
     ranges.switch(nvtx_ranges.wanted())
@@ -51,17 +51,17 @@ def attach_hook(worker: Any) -> None:
     setattr(worker, HOOK, hook)
 
 
-def _make_hook(runner: Any, debug: bool) -> Any:
+def _make_hook(runner: Any, settings: PluginSettings) -> Any:
     """The hook for vLLM's V1 or V2 runner; each is imported where it is used."""
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
     if isinstance(runner, GPUModelRunner):
         from nwor_bench.plugin.runner_v1 import V1RunnerHook
 
-        return V1RunnerHook(runner, debug=debug)
+        return V1RunnerHook(runner, debug=settings.debug)
     from nwor_bench.plugin.runner_v2 import V2RunnerHook
 
-    return V2RunnerHook(runner, debug=debug)
+    return V2RunnerHook(runner, settings)
 
 
 class NworWorkerExtension:
@@ -139,6 +139,8 @@ class NworWorkerExtension:
             "staging_buffers": hook.buffers.num_layers if hook.buffers else 0,
             "staging_capacity": hook.buffers.capacity if hook.buffers else 0,
             "staging_unavailable": hook.staging_unavailable,
+            "stage_by": str(hook.stage_by),
+            "stage_l2": hook.l2_facts(),
             "bytes_per_token": hook.buffers.bytes_per_token if hook.buffers else None,
             "rejection_sample_method": config.speculative_config.rejection_sample_method,
             "block_size": config.cache_config.block_size,

@@ -17,10 +17,10 @@ from scipy import stats
 
 from nwor_bench.invariants import CellKey, accepted, cell_key, cell_order, windows_by_batch
 from nwor_bench.record_lines import BatchKey, batch_key
-from nwor_bench.records import BatchRecord, NworMode, ScvMode, WindowRecord
+from nwor_bench.records import BatchRecord, NworMode, ScvMode, StageBy, WindowRecord
 from nwor_bench.stats import CONFIDENCE, MIN_BLOCKS, POWER, SIGNIFICANCE, variance_inflation
 from nwor_bench.store import RunData
-from nwor_bench.strategies import DIRECT, REFERENCE, Strategy
+from nwor_bench.strategies import COPY_IN_L2, COPY_SPILLED, DIRECT, REFERENCE, Strategy
 from nwor_bench.traffic import CACHE_BITS
 
 PHASE = "counters"
@@ -103,6 +103,20 @@ def cell_bytes(run: RunData) -> list[CellBytes]:
 def clock_facts(run: RunData) -> list[dict[str, Any]]:
     """How well each counted batch's bytes are known, as the worker said."""
     return [event for event in run.events if event.get("event") == PHASE]
+
+
+def strategy_of(header: Mapping[str, Any]) -> Strategy:
+    """How the run's mode `stage` held drafts on a GPU, as the byte model knows it.
+
+    Copies count as kept in L2 only where all of them were, by what the GPU gave.
+    """
+    if (header.get("spec") or {}).get("stage_by", StageBy.REFERENCE) == StageBy.REFERENCE:
+        return REFERENCE
+    l2 = (header.get("engine") or {}).get("stage_l2") or {}
+    if l2.get("unavailable") or l2.get("hit_ratio") is None:
+        return COPY_SPILLED
+    kept = l2["hit_ratio"] * l2["window_bytes"]
+    return COPY_IN_L2 if kept >= l2["buffer_bytes"] else COPY_SPILLED
 
 
 def predicted_difference(
@@ -200,7 +214,7 @@ def _of_cell(
     staged = fmean([w.draft_tokens for w in flat]) if flat else 0.0
     kept = fmean([accepted(w) for w in flat]) if flat else 0.0
     is_stage = any(w.staged_tokens for w in flat)
-    engine = run.header.get("engine") or {}
+    engine, how = run.header.get("engine") or {}, strategy_of(run.header)
     return CellBytes(
         cell=cell,
         windows=len(flat),
@@ -210,7 +224,7 @@ def _of_cell(
         amounts={name: amount for name in COUNTERS if (amount := _amount(own, name))},
         differences=differences,
         matched=matched,
-        predicted=predicted_difference(engine, staged, kept) if is_stage else {},
+        predicted=predicted_difference(engine, staged, kept, how) if is_stage else {},
         sampler_cost=_sampler_cost(run, cell, windows),
     )
 
@@ -267,6 +281,7 @@ def _sampler_cost(
 def csv_rows(run: RunData) -> list[dict[str, Any]]:
     """One row a cell, for a table of several runs; what was not measured is None."""
     scenario, spec = run.header.get("scenario") or {}, run.header.get("spec") or {}
+    l2 = (run.header.get("engine") or {}).get("stage_l2") or {}
     rows = []
     for cell in cell_bytes(run):
         pair, nwor_mode, scv_mode, arm = cell.cell
@@ -276,6 +291,11 @@ def csv_rows(run: RunData) -> list[dict[str, Any]]:
             "requests": scenario.get("requests"),
             "draft_tokens": scenario.get("draft_tokens"),
             "engine_args": spec.get("engine_args"),
+            "stage_by": spec.get("stage_by"),
+            "stage_l2": spec.get("stage_l2"),
+            "stage_l2_window_bytes": l2.get("window_bytes"),
+            "stage_l2_hit_ratio": l2.get("hit_ratio"),
+            "stage_l2_unavailable": l2.get("unavailable"),
             "nwor_mode": nwor_mode,
             "scv_mode": scv_mode,
             "arm": arm,

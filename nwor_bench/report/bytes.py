@@ -8,7 +8,7 @@ from typing import Any
 from nwor_bench.aggregate import REFERENCE as BASELINE
 from nwor_bench.invariants import cell_label
 from nwor_bench.model_config import MODEL_BITS
-from nwor_bench.profiling.dram_counters import CellBytes, cell_bytes
+from nwor_bench.profiling.dram_counters import CellBytes, cell_bytes, strategy_of
 from nwor_bench.records import CellResult
 from nwor_bench.report.document import Block, Code, Figure, Paragraph, Section, table
 from nwor_bench.report.plots import axis, categories, colour, layout, plot_text
@@ -71,7 +71,7 @@ def bytes_section(run: RunData, cells: Sequence[CellResult]) -> Section:
         blocks += _predicted(rows)
         command = _plan_command(run, rows)
         blocks += [Paragraph(_SHARE), Code(command)]
-    measured = _figure(cell_bytes(run))
+    measured = _figure(cell_bytes(run), strategy_of(run.header).staging)
     blocks.append(measured or Paragraph(_NO_DRAM))
     per_token = engine.get("bytes_per_token")
     each = "" if per_token is None else f" ({count(per_token)} bytes)"
@@ -87,7 +87,7 @@ def bytes_section(run: RunData, cells: Sequence[CellResult]) -> Section:
     return Section(TITLE, (*blocks, counted, Paragraph(_COUNTED.format(each=each))))
 
 
-def _figure(cells: Sequence[CellBytes]) -> Figure | None:
+def _figure(cells: Sequence[CellBytes], how: str) -> Figure | None:
     """Written DRAM bytes less those of off x off, measured and predicted; None if not measured."""
     found = [(cell, cell.differences[WRITE]) for cell in cells if WRITE in cell.differences]
     if not found:
@@ -119,7 +119,7 @@ def _figure(cells: Sequence[CellBytes]) -> Figure | None:
         name="dram-bytes",
         caption=(
             "MB that a window wrote to DRAM less those of off x off, with 95 % intervals, and what "
-            "the byte model predicts for staging by reference. Left of 0: fewer bytes."
+            f"the byte model predicts for staging {how}. Left of 0: fewer bytes."
         ),
         alternative=f"DRAM bytes written a window less off x off, MB, measured: {in_words}.",
         data=(measured, predicted),

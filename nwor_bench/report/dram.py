@@ -10,6 +10,7 @@ from nwor_bench.profiling.dram_counters import (
     CellBytes,
     cell_bytes,
     clock_facts,
+    strategy_of,
 )
 from nwor_bench.report.document import Block, Paragraph, Section, Table, table
 from nwor_bench.report.text import NOT_MEASURED, count, decimal
@@ -28,7 +29,7 @@ ABOUT = (
 )
 DIFFERENCES = (
     "Less off x off: the mean over blocks of the same windows' bytes less those of off x off, "
-    "below 0 where the cell moves less. Predicted: by the byte model for staging by reference. "
+    "below 0 where the cell moves less. Predicted: by the byte model for staging {how}. "
     "Seen from: the smallest difference that this many blocks of this noise would have shown in "
     "four of five such runs. The A/A arm shows the noise. DRAM is written when L2 evicts, later "
     "than the store: what a window writes may be counted in the next."
@@ -45,7 +46,7 @@ def dram_section(run: RunData) -> Section | None:
         Paragraph(ABOUT),
         _amounts(cells),
         _differences(cells),
-        Paragraph(DIFFERENCES),
+        Paragraph(DIFFERENCES.format(how=strategy_of(run.header).staging)),
     ]
     facts = _how_well(run, cells)
     if facts:

@@ -1,13 +1,16 @@
-"""DRAM bytes a window, off against stage, at several acceptances: runs on one engine, one table.
+"""DRAM bytes a window, off against stage, at several acceptances: runs on few engines, one table.
 
     python tests/benchmarks/dram_table.py run --requests 8 --draft-tokens 4 --output DIR
     python tests/benchmarks/dram_table.py run --requests 64 --draft-tokens 8 --eager --output DIR
+    python tests/benchmarks/dram_table.py run ... --stage reference copy persist --output DIR
     python tests/benchmarks/dram_table.py table DIR... --output sweeps/results/h200
 
-Cells: off x off, stage x graph, and the A/A arm. Drafts are accepted by the dice (synthetic
-acceptance); between the runs of one engine the rates are set in place, which an engine start each
-would do as well and take 10 s longer. Needs a GPU whose counters may be read; LD_LIBRARY_PATH must
-name cupti-python's libcupti (`nwor-bench sweep --dram-counters` does that by itself).
+Cells: off x off, stage x graph, and the A/A arm; an engine for each way to stage (--stage):
+reference (the default), copy, and persist, which is copy kept in L2. Drafts are accepted by the
+dice (synthetic acceptance); between the runs of one engine the rates are set in place, which an
+engine start each would do as well and take 10 s longer. Needs a GPU whose counters may be read;
+LD_LIBRARY_PATH must name cupti-python's libcupti (`nwor-bench sweep --dram-counters` does that by
+itself).
 """
 
 import argparse
@@ -33,10 +36,13 @@ from nwor_bench.session import PairChoice, prepare
 from nwor_bench.store import read_run
 
 PAIR = "llama-3b-shape"
+STAGES = {"reference": ("reference", "normal"), "copy": ("copy", "normal"),
+          "persist": ("copy", "persist")}  # fmt: skip
+"""--stage-by and --stage-l2 by the word for both."""
 SHOWN = ("dram_write_bytes", "dram_read_bytes", "l2_bytes")
 
 
-def spec_of(arguments: argparse.Namespace, acceptance: float) -> SweepSpec:
+def spec_of(arguments: argparse.Namespace, acceptance: float, stage: str) -> SweepSpec:
     """One run: prefill in one step, a full graph for windows of all requests, or none at all."""
     length = arguments.draft_tokens + 1
     engine_args: dict[str, Any] = {"max_num_batched_tokens": 65536}
@@ -50,6 +56,7 @@ def spec_of(arguments: argparse.Namespace, acceptance: float) -> SweepSpec:
         }
     drafts = {"synthetic_acceptance_length": round(1 + arguments.draft_tokens * acceptance, 6)}
     # As many windows at every acceptance: tokens to generate follow from it.
+    stage_by, stage_l2 = STAGES[stage]
     new = int(arguments.windows * (1 + arguments.draft_tokens * acceptance))
     return resolve(
         load_scenario("ctx-1k"),
@@ -67,6 +74,8 @@ def spec_of(arguments: argparse.Namespace, acceptance: float) -> SweepSpec:
         max_warmup=2,
         dram_counters=True,
         launch_counts=True,
+        stage_by=stage_by,
+        stage_l2=stage_l2,
     )
 
 
@@ -99,12 +108,19 @@ def set_acceptance(engine: VllmEngine, spec: SweepSpec) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """All acceptances on one engine, each in a run folder of its own, as it ends."""
+    """Every way to stage on an engine of its own."""
     run_under_own_cupti()
+    for stage in arguments.stage:
+        run_stage(arguments, stage)
+
+
+def run_stage(arguments: argparse.Namespace, stage: str) -> None:
+    """All acceptances on one engine, each in a run folder of its own, as it ends."""
     console = Console(width=150)
     engine: VllmEngine | None = None
     kind = "eager" if arguments.eager else "full"
-    specs = [(value, spec_of(arguments, value)) for value in arguments.acceptance]
+    kind += "" if stage == "reference" else f"-{stage}"
+    specs = [(value, spec_of(arguments, value, stage)) for value in arguments.acceptance]
     largest = max((spec for _, spec in specs), key=lambda spec: spec.scenario.max_new_tokens)
     try:
         for acceptance, spec in specs:
@@ -135,14 +151,27 @@ def table(arguments: argparse.Namespace) -> None:
     frame = pd.DataFrame(rows)
     arguments.output.mkdir(parents=True, exist_ok=True)
     frame.to_csv(arguments.output / "dram.csv", index=False)
-    lines = [{"run": row["run"], "cell": _cell(row), **_shown(row)} for row in rows]
+    lines = [
+        {"run": row["run"], "cell": _cell(row), "in L2": _in_l2(row), **_shown(row)} for row in rows
+    ]
     text = pd.DataFrame(lines).to_markdown(index=False)
     (arguments.output / "dram.md").write_text(f"{text}\n", encoding="utf-8")
 
 
 def _cell(row: dict[str, Any]) -> str:
     arm = f" ({row['arm']})" if row["arm"] else ""
-    return f"{row['nwor_mode']} x {row['scv_mode']}{arm}"
+    how = f" by {row['stage_by']}" if row["nwor_mode"] == "stage" and row["stage_by"] else ""
+    return f"{row['nwor_mode']}{how} x {row['scv_mode']}{arm}"
+
+
+def _in_l2(row: dict[str, Any]) -> str:
+    """Share of the copies' window that L2 was to keep; why not; empty where nobody asked."""
+    if row["nwor_mode"] != "stage" or row["stage_l2"] != "persist":
+        return ""
+    if row["stage_l2_unavailable"] or row["stage_l2_hit_ratio"] is None:
+        return str(row["stage_l2_unavailable"] or "not known")
+    kept = f"{100 * row['stage_l2_hit_ratio']:.0f} %"
+    return f"{kept} of {row['stage_l2_window_bytes'] / 1e6:.1f} MB"
 
 
 def _shown(row: dict[str, Any]) -> dict[str, str]:
@@ -175,6 +204,7 @@ def main() -> None:
     one.add_argument("--windows", type=int, default=24, help="a request, about")
     one.add_argument("--blocks", type=int, default=6)
     one.add_argument("--eager", action="store_true")
+    one.add_argument("--stage", nargs="+", choices=list(STAGES), default=["reference"])
     one.add_argument("--output", type=Path, required=True)
     one.set_defaults(do=run)
     two = commands.add_parser("table")

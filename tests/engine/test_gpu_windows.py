@@ -28,19 +28,32 @@ GRAPHS: dict[str, dict[str, Any]] = {
         "compilation_config": {"cudagraph_mode": "PIECEWISE", "cudagraph_capture_sizes": [8, 64]}
     },
 }
+STAGES: dict[str, dict[str, str]] = {
+    "reference": {},
+    "copy": {"stage_by": "copy"},
+    "persist": {"stage_by": "copy", "stage_l2": "persist"},
+}
+ENGINES = [
+    *[(graphs, "reference") for graphs in GRAPHS],
+    *[(graphs, stage) for stage in ("copy", "persist") for graphs in ("eager", "full")],
+]
 LENGTHS = [130, 21, 90, 33, 61, 150, 40, 77]
 """With 64 tokens a step, long prompts come in chunks beside the windows of short ones."""
 
 
-@pytest.fixture(scope="module", params=list(GRAPHS))
+@pytest.fixture(scope="module", params=ENGINES, ids="-".join)
 def engine(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[VllmEngine]:
-    """One engine a kind of CUDA graph; vLLM cannot hold two at a time."""
-    arguments = {**GRAPHS[request.param], "max_num_batched_tokens": 64}
+    """One engine a kind of CUDA graph and of staging; vLLM cannot hold two at a time."""
+    graphs, stage = request.param
+    if stage == "persist":
+        pytest.importorskip("cuda.bindings.runtime")
+    arguments = {**GRAPHS[graphs], "max_num_batched_tokens": 64}
     pair = tiny_pair(tmp_path_factory.mktemp("pair"), "draft_model", noise=0.2)
-    started = VllmEngine(pair, tiny_spec(draft_tokens=4, engine_args=json.dumps(arguments)), None)
-    started.graphs = request.param  # type: ignore[attr-defined]
+    spec = tiny_spec(draft_tokens=4, engine_args=json.dumps(arguments), **STAGES[stage])
+    started = VllmEngine(pair, spec, None)
+    started.graphs, started.stage = graphs, stage  # type: ignore[attr-defined]
     yield started
     started.close()
 
@@ -97,6 +110,29 @@ def test_both_graph_sets_have_the_same_shapes(engine: VllmEngine) -> None:
     if engine.graphs == "full":  # type: ignore[attr-defined]
         assert facts["stock_window_sizes"] == [5, 20, 40]
         assert facts["stage_memory_bytes"] >= 0
+
+
+def test_copies_persist_in_l2_while_a_cell_stages_and_no_longer(engine: VllmEngine) -> None:
+    facts = engine._rpc("nwor_status")["stage_l2"]
+    if engine.stage != "persist":  # type: ignore[attr-defined]
+        assert facts is None
+        return
+    from cuda.bindings import runtime
+
+    def set_aside() -> int:
+        error, size = runtime.cudaDeviceGetLimit(runtime.cudaLimit.cudaLimitPersistingL2CacheSize)
+        assert error == runtime.cudaError_t.cudaSuccess
+        return int(size)
+
+    run_cell(engine, "off", "off", prompts_of(LENGTHS[:2]), 8)
+    before = set_aside()
+    run_cell(engine, "stage", "graph", prompts_of(LENGTHS[:2]), 8)
+    facts = engine._rpc("nwor_status")["stage_l2"]
+    assert facts["unavailable"] is None
+    assert facts["hit_ratio"] == 1.0
+    assert set_aside() == facts["set_aside_bytes"] >= facts["window_bytes"]
+    run_cell(engine, "off", "off", prompts_of(LENGTHS[:2]), 8)
+    assert set_aside() == before
 
 
 def test_scv_captures_once_and_then_replays(engine: VllmEngine) -> None:

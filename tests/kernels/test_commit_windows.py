@@ -92,7 +92,7 @@ def test_padding_past_the_sources_is_no_error(slots, rows):
 @given(
     counts=st.lists(st.integers(0, 5), max_size=4),
     tokens=st.integers(1, 4),
-    certain=st.integers(0, 1),
+    certain=st.integers(-1, 1),
     num_rows=st.integers(0, 20),
 )
 def test_equal_windows_are_rows_of_a_request_and_a_place(counts, tokens, certain, num_rows):

@@ -48,6 +48,11 @@ def with_certain_row(windows: Windows) -> None:
     windows.options["certain"] = 1
 
 
+def without_certain_row(windows: Windows) -> None:
+    """Drafts alone, and counts of the certain row too."""
+    windows.options["certain"] = -1
+
+
 CHANGES = {"equal": (), "indexed": (by_index,), "masked": (by_mask,), "rows": (by_row,)}
 
 
@@ -71,7 +76,7 @@ CHANGES = {"equal": (), "indexed": (by_index,), "masked": (by_mask,), "rows": (b
     ),
     layout=st.sampled_from(CACHE_LAYOUTS),
     how=st.sampled_from(sorted(CHANGES)),
-    certain=st.booleans(),
+    certain=st.sampled_from([(), (with_certain_row,), (without_certain_row,)]),
     tokens_per_program=st.sampled_from([None, 1, 4]),
 )
 def test_any_windows_are_committed_as_by_the_reference(
@@ -95,7 +100,7 @@ def test_any_windows_are_committed_as_by_the_reference(
     )
 
     def change(windows):
-        for step in (*CHANGES[how], *([with_certain_row] if certain else [])):
+        for step in (*CHANGES[how], *certain):
             step(windows)
         windows.options |= {} if how != "masked" else {"certain": 0}
 
@@ -234,6 +239,7 @@ def test_one_plan_serves_every_kind_of_window(triton_device):
     kinds = [
         *CHANGES.values(),
         (with_certain_row,),
+        (without_certain_row,),
         (by_index, by_row),
         (by_index, with_certain_row),
     ]

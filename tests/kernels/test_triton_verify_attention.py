@@ -122,6 +122,21 @@ def test_staged_rows_may_be_fewer_than_the_drafts(triton_device):
     check(step, result, torch.from_numpy(attend_slowly(step)), torch.float32)
 
 
+def test_requests_without_rows_are_left_alone_though_rows_are_staged_for_them(triton_device):
+    """Padding of a captured shape that stages by copy: the rows there hold anything, NaN too."""
+    real = [Request(37, 5, 4), Request(130, 5, 4)]
+    step = make_step([*real, Request(0, 0, 0), Request(0, 0, 0)], seed=12)
+    staged = stage_step(step, False)
+    first = int(staged.start[0])
+    staged.start[2:], staged.end[2:] = torch.tensor([first, 5]), torch.tensor([first + 4, 9])
+    assert staged.key[5].isnan().all()
+    for sliding_window in (-1, 20):
+        options = {"sliding_window": sliding_window}
+        result = run(step, staged, triton_device, tuning=Tuning(block_n=16), **options)
+        expected = torch.from_numpy(attend_slowly(step, **options))
+        check(step, result, expected, torch.float32)
+
+
 @pytest.mark.parametrize(("programs", "min_tiles"), [(1, 2), (2, 1), (5, 1), (40, 2)])
 def test_contexts_are_cut_anywhere(triton_device, programs, min_tiles):
     """2 programs cut wherever it comes, 5 and 40 give each of the three pairs its own."""

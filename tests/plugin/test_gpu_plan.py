@@ -1,5 +1,9 @@
 """The V2 runner's input batch as a window: rows staged, whose they are, what is written."""
 
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -7,7 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 pytest.importorskip("triton")
-from nwor_bench.plugin.gpu_plan import DraftCounts, drafts_only, whole_step
+from nwor_bench.plugin.gpu_plan import (
+    DraftCounts,
+    WindowPlanner,
+    drafts_only,
+    equal_drafts,
+    set_slots,
+    whole_step,
+)
 
 requests = st.lists(
     st.tuples(st.integers(1, 6), st.integers(0, 5)).map(lambda n: (n[0], min(n[1], n[0] - 1))),
@@ -90,3 +101,154 @@ def test_a_whole_step_waits_for_the_commit_entirely():
     assert window.fits(torch.zeros(2, dtype=torch.int32))
     assert not window.fits(torch.zeros(1, dtype=torch.int32))
     assert not window.fits(torch.zeros(2, 3, dtype=torch.int32))
+
+
+def equal_to_drafts_only(window, requests, length, slots):
+    """Does the plan stage and write what a plan made for this step alone would?"""
+    counts = DraftCounts(np.full(requests, length - 1, dtype=np.int32), requests * length)
+    starts = np.arange(0, requests * length + 1, length, dtype=np.int32)
+    wanted = drafts_only(counts, starts, slots, copied=True)
+    names = ("rows", "slots", "direct_slots", "staged_start", "staged_end")
+    for name in names:
+        found, expected = getattr(window, name), getattr(wanted, name)
+        assert found.dtype is expected.dtype
+        assert found.tolist() == expected.tolist()
+    assert window.num_draft_tokens == wanted.num_draft_tokens
+    assert (window.max_query_len, window.certain, window.copied) == (length, 0, True)
+    assert (window.total, window.tokens_per_request) == (wanted.total, length - 1)
+
+
+@given(
+    requests=st.integers(1, 5),
+    length=st.integers(2, 6),
+    seeds=st.lists(st.integers(0, 99), min_size=1, max_size=3),
+)
+def test_equal_windows_by_copy_write_first_tokens_and_stage_the_rest(requests, length, seeds):
+    window = equal_drafts(requests, length, torch.device("cpu"))
+    tokens = requests * length
+    before = [window.rows, window.slots, window.direct_slots, window.staged_start]
+    for seed in seeds:  # the same tensors serve step after step
+        slots = torch.randperm(1000, generator=torch.Generator().manual_seed(seed))[:tokens]
+        set_slots(window, torch.cat([slots, torch.tensor([-1, -1])]))  # padded by vLLM
+        equal_to_drafts_only(window, requests, length, slots)
+    after = [window.rows, window.slots, window.direct_slots, window.staged_start]
+    assert [t.data_ptr() for t in after] == [t.data_ptr() for t in before]
+
+
+def test_before_any_step_all_slots_are_padding():
+    """So that a capture on such a window writes nothing."""
+    window = equal_drafts(3, 4, torch.device("cpu"))
+    assert set(window.slots.tolist()) == set(window.direct_slots.tolist()) == {-1}
+
+
+@dataclass
+class Graphs:
+    """A stand-in for the captured shapes."""
+
+    shapes: dict = field(default_factory=dict)
+    unavailable: str | None = None
+
+
+class Mode(Enum):
+    """Of vLLM's CUDAGraphMode, the name is what the planner reads."""
+
+    FULL = 2
+
+
+@dataclass(frozen=True)
+class Descriptor:
+    """What vLLM's dispatch says of a full graph."""
+
+    num_tokens: int
+    uniform_token_count: int = 3
+    cg_mode: Mode = Mode.FULL
+
+
+def input_batch(drafts, rows):
+    starts = np.concatenate(([0], np.cumsum(rows))).astype(np.int32)
+    return SimpleNamespace(
+        num_reqs=len(drafts),
+        num_tokens=int(sum(rows)),
+        num_draft_tokens=sum(drafts),
+        num_draft_tokens_per_req=np.array(drafts, dtype=np.int32),
+        query_start_loc_np=starts,
+    )
+
+
+def planner(graphs=None, copied=True):
+    device = torch.device("cpu")
+    return WindowPlanner(3, 1, 8, graphs or Graphs(), device, copied)
+
+
+def slot_mappings(tokens, padded=0, seed=0):
+    """[groups, tokens + padded]: the target's group is number 1, others are never read."""
+    slots = torch.randperm(1000, generator=torch.Generator().manual_seed(seed))[:tokens]
+    own = torch.cat([slots, torch.full((padded,), -1)])
+    return torch.stack([torch.full_like(own, -99), own])
+
+
+def test_an_eager_step_of_equal_windows_is_copied_without_its_first_tokens():
+    made = planner()
+    for seed in (1, 2):
+        mappings = slot_mappings(6, seed=seed)
+        window, reason = made.plan(input_batch([2, 2], [3, 3]), mappings, None)
+        assert reason is None
+        equal_to_drafts_only(window, 2, 3, mappings[1])
+        assert window.sources is None
+    shorter, _ = made.plan(input_batch([1, 1], [2, 2]), slot_mappings(4), None)
+    equal_to_drafts_only(shorter, 2, 2, slot_mappings(4)[1])
+
+
+def test_by_reference_the_whole_step_waits():
+    mappings = slot_mappings(6)
+    window, _ = planner(copied=False).plan(input_batch([2, 2], [3, 3]), mappings, None)
+    assert (window.copied, window.certain, window.direct_slots) == (False, 1, None)
+    assert window.slots.tolist() == mappings[1].tolist()
+
+
+@pytest.mark.parametrize("copied", [False, True])
+def test_a_mixed_step_is_copied_if_that_is_asked_for(copied):
+    batch, mappings = input_batch([2, 0], [3, 1]), slot_mappings(4)
+    window, reason = planner(copied=copied).plan(batch, mappings, None)
+    assert reason is None
+    assert (window.copied, window.tokens_per_request, window.certain) == (copied, None, 0)
+    assert window.direct_slots.tolist() == [int(mappings[1, 0]), -1, -1, int(mappings[1, 3])]
+
+
+@pytest.mark.parametrize("copied", [False, True])
+def test_a_replay_of_fewer_requests_than_were_captured(copied):
+    captured = replace(equal_drafts(4, 3, torch.device("cpu")), sources="the capture's")
+    if not copied:
+        counts = DraftCounts(np.full(4, 2, dtype=np.int32), 12)
+        padding = whole_step(counts, 3, torch.arange(12), torch.full((12,), -1))
+        captured = replace(padding, sources="the capture's")
+    made = planner(Graphs({Descriptor(12): captured}), copied)
+    buffer = slot_mappings(9, padded=3)
+    seen = []
+    for seed in (3, 4):
+        buffer.copy_(slot_mappings(9, padded=3, seed=seed))
+        window, reason = made.plan(input_batch([2] * 3, [3] * 3), buffer, Descriptor(12))
+        assert reason is None
+        assert (window.sources, window.total) == ("the capture's", 6)
+        real, padding = buffer[1, :9].view(3, 3), [-1] * 3
+        if copied:
+            assert window.slots.tolist() == real[:, 1:].flatten().tolist() + padding[1:]
+            direct = window.direct_slots.view(4, 3)
+            assert direct[:, 0].tolist() == [*real[:, 0].tolist(), -1]
+            assert direct[:, 1:].eq(-1).all()
+        else:
+            assert window.slots.data_ptr() == buffer[1].data_ptr()
+            assert window.slots.tolist() == buffer[1].tolist()
+        seen.append(window)
+    assert seen[0] is seen[1]  # nothing is planned twice
+    if copied:  # and the captured kernels see what is filled in
+        assert window.slots.data_ptr() == captured.slots.data_ptr()
+        assert window.direct_slots.data_ptr() == captured.direct_slots.data_ptr()
+
+
+def test_a_shape_that_was_not_captured_is_written_directly():
+    made = planner(Graphs(unavailable="graph_capture:OutOfMemoryError"))
+    planned = made.plan(input_batch([2], [3]), slot_mappings(3), Descriptor(3))
+    assert planned == (None, "graph_capture:OutOfMemoryError")
+    uneven = made.plan(input_batch([2, 1], [3, 3]), slot_mappings(6), Descriptor(6))
+    assert uneven == (None, "full_graph_with_uneven_windows")

@@ -9,7 +9,7 @@ import pytest
 
 from nwor_bench.errors import ConfigError, ExitCode
 from nwor_bench.plugin.settings import PluginSettings, read_settings
-from nwor_bench.records import NworMode, ScvMode
+from nwor_bench.records import NworMode, ScvMode, StageBy, StageL2
 
 ROOT = Path(__file__).parents[2]
 
@@ -94,6 +94,51 @@ def test_an_unknown_mode_names_the_variable_the_value_and_what_is_known(variable
     assert nearest in message
     assert "\n" not in message
     assert caught.value.exit_code is ExitCode.BAD_USAGE
+
+
+@pytest.mark.parametrize(
+    ("environ", "by", "l2", "needs_gpu"),
+    [
+        ({}, StageBy.REFERENCE, StageL2.NORMAL, None),
+        ({"VLLM_NWOR_STAGE_BY": ""}, StageBy.REFERENCE, StageL2.NORMAL, None),
+        ({"VLLM_NWOR_STAGE_BY": "reference"}, StageBy.REFERENCE, StageL2.NORMAL, None),
+        ({"VLLM_NWOR_STAGE_BY": "copy"}, StageBy.COPY, StageL2.NORMAL, "VLLM_NWOR_STAGE_BY"),
+        (
+            {"VLLM_NWOR_STAGE_BY": "copy", "VLLM_NWOR_STAGE_L2": "persist"},
+            *(StageBy.COPY, StageL2.PERSIST, "VLLM_NWOR_STAGE_BY"),
+        ),
+    ],
+)
+def test_how_drafts_are_held(environ, by, l2, needs_gpu):
+    settings = read_settings({"VLLM_NWOR_MODE": "stage", **environ})
+    assert (settings.stage_by, settings.stage_l2, settings.needs_gpu) == (by, l2, needs_gpu)
+    assert read_settings(environ) is None  # alone they switch nothing on
+
+
+@pytest.mark.parametrize(
+    ("environ", "words"),
+    [
+        ({"VLLM_NWOR_STAGE_BY": "copi"}, "VLLM_NWOR_STAGE_BY: .*'copi'; did you mean 'copy'"),
+        ({"VLLM_NWOR_STAGE_L2": "L2"}, "VLLM_NWOR_STAGE_L2: .*known: normal, persist"),
+        ({"VLLM_NWOR_STAGE_L2": "persist"}, "VLLM_NWOR_STAGE_L2: .*set VLLM_NWOR_STAGE_BY=copy"),
+    ],
+)
+def test_ways_to_hold_drafts_that_are_none(environ, words):
+    with pytest.raises(ConfigError, match=words):
+        read_settings({"VLLM_NWOR_MODE": "off", **environ})
+
+
+@pytest.mark.slow  # imports vLLM
+def test_on_a_cpu_they_are_refused_before_anything_is_hooked():
+    said = run_python(
+        REGISTER_AND_SAY.format(prepare="import vllm.platforms")
+        + "from nwor_bench.plugin import install\nassert install._patches is None\n",
+        VLLM_NWOR_MODE="off",
+        VLLM_NWOR_STAGE_BY="copy",
+    )
+    (line,) = [line for line in said.splitlines() if "VLLM_NWOR_STAGE_BY" in line]
+    assert line.startswith("VLLM_NWOR_STAGE_BY: 'copy' ")
+    assert "CUDA device" in line
 
 
 def test_the_process_environment_is_the_default(monkeypatch):

@@ -99,7 +99,8 @@ class CommitPlan:
                 `num_sampled` the certain first token and the accepted drafts. A request past its
                 end (padding of a captured shape) commits nothing. None where `accepted` is given.
             errors: [layers] int32; ERROR_* flags are or-ed in, by one program, and never cleared.
-            certain: rows of each request that `num_sampled` does not count.
+            certain: rows of each request that `num_sampled` does not count; -1 where it counts one
+                that is not among the rows of the launch.
             tokens_per_request: rows of every window (drafts + 1) where all are equal: row i is
                 number i % tokens_per_request of request i // tokens_per_request.
             row_request: otherwise [N] int32, the request of each row; negative is padding.

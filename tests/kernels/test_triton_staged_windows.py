@@ -1,0 +1,318 @@
+"""Windows staged by copy and by reference leave the same caches, those that acceptance asks for.
+
+The plugin's own staging and plans over random K/V: equal windows and uneven ones, eager steps and
+replays of a captured shape with padding, both ways to commit, and windows that are given up.
+"""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from kernel_inputs import SEEDS, assert_same, generator, nan_caches, random_kv
+from torch import Tensor
+
+pytest.importorskip("triton")
+from nwor_bench.plugin.gpu_plan import (
+    DraftCounts,
+    drafts_only,
+    equal_drafts,
+    set_slots,
+    whole_step,
+)
+from nwor_bench.plugin.gpu_staging import GpuStaging, GpuWindowBatch
+from nwor_bench.plugin.staging import LayerCache, write_kv_cache
+from nwor_bench.plugin.window import Window
+from nwor_kernels.commit.sources import StagedSources
+
+LAYERS, KV_HEADS, WIDTHS, BLOCK_SIZE = 2, 2, (16, 8), 4
+
+
+@dataclass
+class Step:
+    """One step: rows and drafts of each request, its slots, K/V of each layer.
+
+    `num_sampled` counts each request's certain token and its accepted drafts.
+    """
+
+    rows: list[int]
+    drafts: list[int]
+    slots: Tensor
+    keys: list[Tensor]
+    values: list[Tensor]
+    num_sampled: Tensor
+    padding: int = 0
+
+    @property
+    def ends(self) -> list[int]:
+        return np.cumsum(self.rows).tolist()
+
+    @property
+    def tokens(self) -> int:
+        return sum(self.rows)
+
+    @property
+    def counts(self) -> DraftCounts:
+        return DraftCounts(np.array(self.drafts, dtype=np.int32), self.tokens)
+
+    def accepted(self) -> Tensor:
+        """[requests] int32, accepted drafts."""
+        return (self.num_sampled - 1).clamp(min=0)
+
+    def kept(self, every_draft: bool = False) -> list[tuple[int, int]]:
+        """(row, slot) of all that belongs in the cache after the step."""
+        found = []
+        each = zip(self.rows, self.drafts, self.ends, self.accepted().tolist(), strict=True)
+        for rows, drafts, end, accepted in each:
+            last = end if every_draft else end - drafts + accepted
+            found += [(row, int(self.slots[row])) for row in range(end - rows, last)]
+        return found
+
+
+def make_step(
+    batch: list[tuple[int, int]], seed: int, device: torch.device, padding: int = 0
+) -> Step:
+    """Random slots and K/V; padding rows have slot -1 and NaN."""
+    rng = generator(seed)
+    rows, drafts = [n for n, _ in batch], [d for _, d in batch]
+    tokens = sum(rows)
+    slots = torch.full((tokens + padding,), -1, dtype=torch.int64)
+    slots[:tokens] = torch.randperm(4 * tokens + BLOCK_SIZE, generator=rng)[:tokens]
+    keys, values = [], []
+    for _ in range(LAYERS):
+        kv = random_kv(tokens + padding, KV_HEADS, WIDTHS, torch.float32, rng, fused=False)
+        for tensor, kept in zip(kv, (keys, values), strict=True):
+            tensor[tokens:] = torch.nan
+            kept.append(tensor.to(device))
+    sampled = [int(torch.randint(1, d + 2, (), generator=rng)) for d in drafts]
+    num_sampled = torch.tensor(sampled, dtype=torch.int32, device=device)
+    return Step(rows, drafts, slots.to(device), keys, values, num_sampled, padding)
+
+
+class Bench:
+    """Staging over NaN caches on a device, and vLLM's part of a window."""
+
+    def __init__(self, capacity: int, blocks: int, device: torch.device):
+        shape = (blocks, KV_HEADS, BLOCK_SIZE, sum(WIDTHS))
+        with torch.device(device):
+            self.memory, caches = nan_caches(LAYERS, shape, torch.float32, "layers_interleaved")
+        layers = [LayerCache(str(n), c, WIDTHS[0], torch.float32) for n, c in enumerate(caches)]
+        self.caches = caches
+        self.staging = GpuStaging(layers, capacity)
+        self.window = Window(self.staging)
+
+    def forward(self, step: Step, batch: GpuWindowBatch, layers: int = LAYERS) -> None:
+        """Every layer's write, as `StagingAttention` does it; what was copied may then go."""
+        for layer in range(layers):
+            key, value = step.keys[layer].clone(), step.values[layer].clone()
+            assert self.window.stage(layer, key, value)
+            if batch.direct_slots is not None:
+                write_kv_cache(key, value, self.caches[layer], batch.direct_slots)
+            if batch.copied:
+                key.fill_(torch.nan)
+                value.fill_(torch.nan)
+
+    def run(self, step: Step, batch: GpuWindowBatch, in_commit: bool) -> None:
+        """An eager window from beginning to end."""
+        self.begin(batch)
+        self.forward(step, batch)
+        self.settle(step, in_commit)
+
+    def begin(self, batch: GpuWindowBatch) -> None:
+        self.staging.open(batch)
+        self.window.begin(batch)
+
+    def settle(self, step: Step, in_commit: bool) -> None:
+        if in_commit:
+            self.staging.validate_in_commit(lambda launch, counts: launch(counts))
+        assert self.window.accept(step.num_sampled if in_commit else step.accepted(), None)
+        assert self.window.commit()
+        assert self.window.close().fallback_reason is None
+        assert self.staging.take_errors() == []
+
+    def replay(self, step: Step, captured: GpuWindowBatch, in_commit: bool) -> None:
+        """A captured window: its K/V lie where the capture's were, and no layer is called."""
+        own = replace(captured, num_draft_tokens=tuple(step.drafts))
+        self.slot_mapping.copy_(step.slots)
+        if captured.copied:
+            set_slots(own, self.slot_mapping)
+        else:
+            own = replace(own, slots=self.slot_mapping)
+        self.begin(own)
+        self.graph(step, own)
+        self.window.replayed()
+        self.settle(step, in_commit)
+
+    def capture(self, requests: int, length: int, batch: GpuWindowBatch) -> GpuWindowBatch:
+        """What `StagingGraphs` keeps of a capture on padding."""
+        tokens = requests * length
+        self.slot_mapping = torch.full((tokens,), -1, device=self.memory.device)  # vLLM's own
+        self.inputs = [
+            torch.full((2, tokens, KV_HEADS, width), torch.nan, device=self.memory.device)
+            for width in WIDTHS
+        ]
+        self.staging.open(batch)
+        self.window.begin(batch, repeats=True)
+        for _ in range(2):  # warm-up and capture
+            for layer in range(LAYERS):
+                key, value = (kind[layer] for kind in self.inputs)
+                assert self.window.stage(layer, key, value)
+        self.window.forget()
+        sources = StagedSources(self.staging.keys, self.staging.values)
+        captured = replace(batch, sources=sources)
+        self.staging.warm_up(captured)
+        self.staging.reset()
+        return captured
+
+    def graph(self, step: Step, batch: GpuWindowBatch) -> None:
+        """What the captured kernels do: they read the K/V and slots that lie there now."""
+        keys, values = self.inputs
+        for layer in range(LAYERS):
+            keys[layer].copy_(step.keys[layer])
+            values[layer].copy_(step.values[layer])
+            if batch.copied:
+                self.staging.stage(layer, keys[layer], values[layer], batch.rows)
+                assert batch.direct_slots is not None
+                write_kv_cache(keys[layer], values[layer], self.caches[layer], batch.direct_slots)
+                keys[layer].fill_(torch.nan)
+                values[layer].fill_(torch.nan)
+
+    def expect(self, step: Step, entries: list[tuple[int, int]]) -> None:
+        """Exactly these rows are in every layer's cache, all else was never written."""
+        expected = torch.full_like(self.memory, torch.nan)
+        for layer in range(LAYERS):
+            for row, slot in entries:
+                to = expected[:, layer][slot // BLOCK_SIZE, :, slot % BLOCK_SIZE]
+                to.copy_(torch.cat([step.keys[layer][row], step.values[layer][row]], dim=-1))
+        assert_same(self.memory, expected)
+
+
+def bench_for(step: Step) -> Bench:
+    slots = 4 * step.tokens + BLOCK_SIZE
+    capacity = sum(step.drafts) + step.padding
+    return Bench(capacity, -(-slots // BLOCK_SIZE), step.slots.device)
+
+
+equal_batches = st.tuples(st.integers(1, 4), st.integers(1, 5)).map(
+    lambda size: [(size[1] + 1, size[1])] * size[0]
+)
+uneven_batches = st.lists(
+    st.tuples(st.integers(1, 5), st.integers(0, 4)).map(lambda n: (n[0], min(n[1], n[0] - 1))),
+    min_size=1,
+    max_size=4,
+).filter(lambda batch: any(drafts for _, drafts in batch))
+
+
+@settings(deadline=None, max_examples=12)
+@given(batch=equal_batches, seed=SEEDS, in_commit=st.booleans())
+def test_equal_windows_are_committed_alike_by_copy_and_by_reference(
+    triton_device, batch, seed, in_commit
+):
+    step = make_step(batch, seed, triton_device)
+    requests, length = len(batch), batch[0][0]
+    held = bench_for(step)
+    rows = torch.arange(step.tokens, device=triton_device)
+    held.run(step, whole_step(step.counts, length, rows, step.slots), in_commit)
+    copied = bench_for(step)
+    plan = equal_drafts(requests, length, triton_device)
+    set_slots(plan, step.slots)
+    copied.run(step, plan, in_commit)
+    for bench in (held, copied):
+        bench.expect(step, step.kept())
+
+
+@settings(deadline=None, max_examples=12)
+@given(batch=uneven_batches, seed=SEEDS, copied=st.booleans())
+def test_uneven_windows_are_committed_alike(triton_device, batch, seed, copied):
+    step = make_step(batch, seed, triton_device)
+    starts = np.array([0, *step.ends], dtype=np.int32)
+    bench = bench_for(step)
+    bench.run(step, drafts_only(step.counts, starts, step.slots, copied=copied), in_commit=False)
+    bench.expect(step, step.kept())
+
+
+@settings(deadline=None, max_examples=12)
+@given(
+    drafts=st.integers(1, 4),
+    captured=st.integers(1, 4),
+    steps=st.lists(st.tuples(st.integers(1, 4), SEEDS), min_size=1, max_size=3),
+    in_commit=st.booleans(),
+    by_copy=st.booleans(),
+)
+def test_one_captured_shape_serves_steps_of_fewer_requests(
+    triton_device, drafts, captured, steps, in_commit, by_copy
+):
+    length = drafts + 1
+    tokens = captured * length
+    bench = Bench(captured * drafts, 4 * tokens + BLOCK_SIZE, triton_device)
+    if by_copy:
+        padding = equal_drafts(captured, length, triton_device)
+    else:
+        counts = DraftCounts(np.full(captured, drafts, dtype=np.int32), tokens)
+        rows = torch.arange(tokens, device=triton_device)
+        padding = whole_step(counts, length, rows, torch.full_like(rows, -1))
+    window = bench.capture(captured, length, padding)
+    for requests, seed in steps:
+        requests = min(requests, captured)
+        batch = [(length, drafts)] * requests
+        step = make_step(batch, seed, triton_device, padding=(captured - requests) * length)
+        bench.memory.fill_(torch.nan)
+        bench.replay(step, window, in_commit)
+        bench.expect(step, step.kept())
+
+
+@pytest.mark.parametrize("staged_layers", range(LAYERS + 1))
+@pytest.mark.parametrize("by_copy", [False, True])
+def test_a_window_given_up_is_in_the_cache_as_stock_vllm_writes_it(
+    triton_device, staged_layers, by_copy
+):
+    step = make_step([(4, 3)] * 3, 11 + staged_layers, triton_device)
+    plan = equal_drafts(3, 4, triton_device)
+    if by_copy:
+        set_slots(plan, step.slots)
+    else:
+        rows = torch.arange(step.tokens, device=triton_device)
+        plan = whole_step(step.counts, 4, rows, step.slots)
+    bench = bench_for(step)
+    bench.begin(plan)
+    bench.forward(step, plan, staged_layers)
+    bench.window.abort("planted")
+    for layer in range(staged_layers, LAYERS):  # what the wrapper does once staging has ended
+        write_kv_cache(step.keys[layer], step.values[layer], bench.caches[layer], step.slots)
+    assert bench.window.close().fallback_reason == "planted"
+    bench.expect(step, step.kept(every_draft=True))
+
+
+@pytest.mark.parametrize("padded", [0, 2])
+def test_a_replay_given_up_writes_every_draft_but_no_padding(triton_device, padded):
+    drafts, length, captured = 3, 4, 4
+    step = make_step([(length, drafts)] * (captured - padded), 3, triton_device, padded * length)
+    bench = Bench(captured * drafts, 4 * captured * length, triton_device)
+    window = bench.capture(captured, length, equal_drafts(captured, length, triton_device))
+    own = replace(window, num_draft_tokens=tuple(step.drafts))
+    set_slots(own, step.slots)
+    bench.begin(own)
+    bench.graph(step, own)
+    bench.window.replayed()
+    bench.window.abort("planted")
+    assert bench.window.close().fallback_reason == "planted"
+    assert bench.staging.take_errors() == []
+    bench.expect(step, step.kept(every_draft=True))
+
+
+def test_copies_lie_in_one_block_of_memory():
+    """One access-policy window must cover all of them, and nothing else."""
+    caches = [torch.zeros(3, KV_HEADS, BLOCK_SIZE, sum(WIDTHS)) for _ in range(5)]
+    layers = [LayerCache(str(n), c, WIDTHS[0], torch.bfloat16) for n, c in enumerate(caches)]
+    buffers = GpuStaging(layers, capacity=7).buffers
+    assert buffers.keys.shape == (5, 7, KV_HEADS, WIDTHS[0])
+    assert buffers.values.shape == (5, 7, KV_HEADS, WIDTHS[1])
+    assert buffers.memory.dtype is torch.bfloat16
+    buffers.memory.fill_(1)
+    buffers.keys.zero_()
+    assert int(buffers.memory.sum()) == buffers.values.numel()
+    buffers.values.zero_()
+    assert int(buffers.memory.count_nonzero()) == 0
+    assert buffers.memory.numel() == buffers.keys.numel() + buffers.values.numel()

@@ -25,6 +25,8 @@ from typing import Any
 
 import psutil
 
+from nwor_bench.device_memory import visible_handles
+
 THROTTLE_BITS = {
     0x0000000000000004: "software power cap",
     0x0000000000000008: "hardware slowdown",
@@ -190,17 +192,6 @@ def _open_gpus() -> _Gpus | None:
 
     try:
         pynvml.nvmlInit()
-        count = pynvml.nvmlDeviceGetCount()
-        handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(count)]
-        return _Gpus(pynvml, [h for i, h in enumerate(handles) if _is_visible(pynvml, i, h)])
+        return _Gpus(pynvml, visible_handles(pynvml))
     except pynvml.NVMLError:
         return None
-
-
-def _is_visible(nvml: Any, index: int, handle: Any) -> bool:
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is None:
-        return True
-    names = [name.strip() for name in visible.split(",") if name.strip()]
-    uuid = str(nvml.nvmlDeviceGetUUID(handle))
-    return any(name == str(index) or (name and uuid.startswith(name)) for name in names)

@@ -64,12 +64,12 @@ def _visible_gpus() -> Iterator[tuple[Any, list[Any]]]:
         yield pynvml, []
         return
     try:
-        yield pynvml, _visible(pynvml)
+        yield pynvml, visible_handles(pynvml)
     finally:
         pynvml.nvmlShutdown()
 
 
-def _visible(nvml: Any) -> list[Any]:
+def visible_handles(nvml: Any) -> list[Any]:
     """The GPUs of CUDA_VISIBLE_DEVICES in its order (numbers, or beginnings of UUIDs), or all."""
     handles = [nvml.nvmlDeviceGetHandleByIndex(i) for i in range(nvml.nvmlDeviceGetCount())]
     wanted = os.environ.get("CUDA_VISIBLE_DEVICES")

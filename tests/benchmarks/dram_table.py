@@ -43,7 +43,10 @@ SHOWN = ("dram_write_bytes", "dram_read_bytes", "l2_bytes")
 
 
 def spec_of(arguments: argparse.Namespace, acceptance: float, stage: str) -> SweepSpec:
-    """One run: prefill in one step, a full graph for windows of all requests, or none at all."""
+    """One run: prefill in one step, a full graph for windows of all requests, or none at all.
+
+    Launches are counted in an engine's last run: PyTorch's profiler changes CUPTI's clock.
+    """
     length = arguments.draft_tokens + 1
     engine_args: dict[str, Any] = {"max_num_batched_tokens": 65536}
     if arguments.eager:
@@ -73,7 +76,7 @@ def spec_of(arguments: argparse.Namespace, acceptance: float, stage: str) -> Swe
         engine_args=json.dumps(engine_args),
         max_warmup=2,
         dram_counters=True,
-        launch_counts=True,
+        launch_counts=acceptance == arguments.acceptance[-1],
         stage_by=stage_by,
         stage_l2=stage_l2,
     )
@@ -110,6 +113,7 @@ def set_acceptance(engine: VllmEngine, spec: SweepSpec) -> None:
 def run(arguments: argparse.Namespace) -> None:
     """Every way to stage on an engine of its own."""
     run_under_own_cupti()
+    arguments.output.mkdir(parents=True, exist_ok=True)
     for stage in arguments.stage:
         run_stage(arguments, stage)
 

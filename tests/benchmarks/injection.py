@@ -160,6 +160,10 @@ class DelayedEngine:
             self.waited_ms.append(1e3 * sum(waits) / max(1, len(waits)))
         return output
 
+    def set_probe(self, on: bool) -> None:
+        """The engine's."""
+        self._engine.set_probe(on)
+
     def close(self) -> None:
         """Nothing: the engine serves the next run."""
 

@@ -8,9 +8,8 @@ from scipy.stats import median_abs_deviation
 
 from nwor_bench.conditions import throttle_names
 from nwor_bench.finding import Finding, FindingKind, Severity
-from nwor_bench.invariants import windows_by_batch
-from nwor_bench.record_lines import batch_key
-from nwor_bench.records import BatchRecord, NworMode, ScvMode, WindowRecord
+from nwor_bench.invariants import cell_key, full_windows, is_baseline, windows_by_batch
+from nwor_bench.records import BatchRecord
 from nwor_bench.store import RunData
 from nwor_bench.trend import trend
 
@@ -31,8 +30,6 @@ forward passes 1 to 4 %."""
 
 PACED_WINDOWS = 16
 """Fewest windows from which a scatter is told."""
-
-BASELINE = (NworMode.OFF, ScvMode.OFF, None)
 
 
 def machine_findings(run: RunData) -> Iterator[Finding]:
@@ -71,14 +68,8 @@ def _time(run: RunData) -> Iterator[Finding]:
 
 def _pace(run: RunData) -> Iterator[Finding]:
     """Is it the host that windows wait for? From the batches that time phases on the device."""
-    of_batch = windows_by_batch(run)
-    windows = [
-        window
-        for batch in run.batches
-        if batch.phase == "probe" and _modes(batch) == BASELINE
-        for window in of_batch[batch_key(batch)]
-        if window.num_reqs == batch.requests
-    ]
+    probed = [b for b in run.batches if b.phase == "probe" and is_baseline(cell_key(b))]
+    windows = full_windows(probed, windows_by_batch(run))
     pairs = [(w.wall_ms, w.forward_ms) for w in windows if w.wall_ms and w.forward_ms]
     if len(pairs) < PACED_WINDOWS:
         return
@@ -103,13 +94,9 @@ def _baseline_means(run: RunData) -> list[float]:
     blocks = {batch.block for batch in run.batches if batch.phase == "timed"}
     times: dict[int, list[float]] = defaultdict(list)
     for window in run.windows:
-        if _modes(window) == BASELINE and window.wall_ms is not None:
+        if is_baseline(cell_key(window)) and window.wall_ms is not None:
             times[window.block].append(window.wall_ms)
     return [fmean(times[block]) for block in sorted(blocks & times.keys())]
-
-
-def _modes(record: BatchRecord | WindowRecord) -> tuple[str, str, str | None]:
-    return record.nwor_mode, record.scv_mode, record.arm
 
 
 def _stage_l2(run: RunData) -> Iterator[Finding]:

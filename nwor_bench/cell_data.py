@@ -3,9 +3,9 @@
 from collections import Counter
 from dataclasses import dataclass
 
-from nwor_bench.invariants import CellKey, cell_key, cell_order, windows_by_batch
+from nwor_bench.invariants import CellKey, cell_key, cell_order, is_baseline, windows_by_batch
 from nwor_bench.record_lines import batch_key
-from nwor_bench.records import AA, BatchRecord, NworMode, ScvMode, Verdict, WindowRecord
+from nwor_bench.records import AA, BatchRecord, ScvMode, Verdict, WindowRecord
 from nwor_bench.store import RunData
 
 REFERENCE = "reference"
@@ -43,7 +43,7 @@ class CellData:
     @property
     def is_baseline(self) -> bool:
         """True for off x off."""
-        return self.key[1:] == (NworMode.OFF, ScvMode.OFF, None)
+        return is_baseline(self.key)
 
     @property
     def is_aa(self) -> bool:

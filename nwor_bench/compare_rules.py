@@ -19,8 +19,8 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from nwor_bench.changes import Change
-from nwor_bench.invariants import CellKey
-from nwor_bench.records import AA, CellResult, NworMode, ScvMode, Verdict, label_of
+from nwor_bench.invariants import CellKey, is_baseline
+from nwor_bench.records import AA, CellResult, Verdict, label_of
 from nwor_bench.stats import SIGNIFICANCE, holm, verdict
 
 
@@ -68,7 +68,7 @@ class CellChange:
     @property
     def is_reference(self) -> bool:
         """True for off x off."""
-        return self.key[1:] == (NworMode.OFF, ScvMode.OFF, None)
+        return is_baseline(self.key)
 
 
 def judge_changes(

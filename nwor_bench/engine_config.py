@@ -46,13 +46,15 @@ def set_environment(
         # A binding for another number of ranks is what an earlier engine of this process had.
         if given == "auto" or (given != "nobind" and given.count("|") + 1 != ranks):
             fixed[_BINDING] = _processors_of_ranks(ranks)
-    elif ranks > 1:
-        # A process that has asked CUDA for its devices, as this one has, must not be forked.
-        fixed["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"
-    if dtype == "float32" and not on_cpu():
-        # Triton would round float32 to tf32, three digits: vLLM's attention and ours then differ
-        # by enough to turn a close call between two tokens (seen on an H200, a logit gap of 1e-4).
-        fixed["TRITON_F32_DEFAULT"] = "ieee"
+    else:
+        if ranks > 1:
+            # A process that has asked CUDA for its devices, as this one has, must not be forked.
+            fixed["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"
+        if dtype == "float32":
+            # Triton would round float32 to tf32, three digits: vLLM's attention and ours then
+            # differ by enough to turn a close call between two tokens (seen on an H200, a logit
+            # gap of 1e-4).
+            fixed["TRITON_F32_DEFAULT"] = "ieee"
     os.environ.update(fixed)
 
 

@@ -1,6 +1,6 @@
 """Checks that the counts of a run add up, within a window and against vLLM's own counters."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any
@@ -55,6 +55,11 @@ def cell_label(cell: CellKey) -> str:
     return label_of(*cell[1:])
 
 
+def is_baseline(cell: CellKey) -> bool:
+    """True for off x off, the first of the two: what every other cell is compared with."""
+    return cell[1:] == (NworMode.OFF, ScvMode.OFF, None)
+
+
 def cell_order(cell: CellKey) -> tuple[Any, ...]:
     """Sort key: by pair, then NWOR mode, then SCV mode, each in its declared order (off first);
     the A/A arm follows off x off."""
@@ -69,6 +74,18 @@ def windows_by_batch(run: RunData) -> dict[BatchKey, list[WindowRecord]]:
     for window in run.windows:
         groups[batch_key(window)].append(window)
     return groups
+
+
+def full_windows(
+    batches: Iterable[BatchRecord], windows: Mapping[BatchKey, Sequence[WindowRecord]]
+) -> list[WindowRecord]:
+    """Windows that all requests of their batch took part in: the others are shorter."""
+    return [
+        window
+        for batch in batches
+        for window in windows[batch_key(batch)]
+        if window.num_reqs == batch.requests
+    ]
 
 
 def accepted(window: WindowRecord) -> int:
@@ -209,7 +226,7 @@ def _output_violations(run: RunData) -> list[Violation]:
     baseline = {
         (batch.pair, batch.phase, batch.block): batch.token_digests
         for batch in greedy
-        if cell_key(batch)[1:] == (NworMode.OFF, ScvMode.OFF, None)
+        if is_baseline(cell_key(batch))
     }
     found = []
     for batch in greedy:

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from nwor_bench.invariants import CellKey, cell_key, cell_order, windows_by_batch
-from nwor_bench.record_lines import BatchKey, batch_key
+from nwor_bench.invariants import CellKey, cell_key, cell_order, full_windows, windows_by_batch
+from nwor_bench.record_lines import BatchKey
 from nwor_bench.records import BatchRecord, WindowRecord
 from nwor_bench.store import RunData
 
@@ -57,9 +57,9 @@ def _phases_of(
     run: RunData, cell: CellKey, windows: dict[BatchKey, list[WindowRecord]]
 ) -> CellPhases:
     own = [batch for batch in run.batches if cell_key(batch) == cell]
-    probed = _full_windows([b for b in own if b.phase == "probe"], windows)
+    probed = full_windows([b for b in own if b.phase == "probe"], windows)
     timed_batches = [b for b in own if b.phase == "timed"]
-    timed = _full_windows(timed_batches, windows)
+    timed = full_windows(timed_batches, windows)
     window_ms, probed_ms = _median(timed, "wall_ms"), _median(probed, "wall_ms")
     count = sum(batch.windows for batch in timed_batches)
     paths: dict[str, int] = {}
@@ -77,18 +77,6 @@ def _phases_of(
         host_syncs=_per_window(timed_batches, "scv_host_syncs", count),
         paths=paths,
     )
-
-
-def _full_windows(
-    batches: Sequence[BatchRecord], windows: dict[BatchKey, list[WindowRecord]]
-) -> list[WindowRecord]:
-    """Windows that all requests of their batch took part in: the others are shorter."""
-    return [
-        window
-        for batch in batches
-        for window in windows[batch_key(batch)]
-        if window.num_reqs == batch.requests
-    ]
 
 
 def _median(windows: Sequence[WindowRecord], name: str) -> float | None:

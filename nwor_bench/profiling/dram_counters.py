@@ -15,7 +15,15 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
-from nwor_bench.invariants import CellKey, accepted, cell_key, cell_order, windows_by_batch
+from nwor_bench.invariants import (
+    CellKey,
+    accepted,
+    cell_key,
+    cell_order,
+    full_windows,
+    is_baseline,
+    windows_by_batch,
+)
 from nwor_bench.record_lines import BatchKey, batch_key
 from nwor_bench.records import BatchRecord, NworMode, ScvMode, StageBy, WindowRecord
 from nwor_bench.stats import CONFIDENCE, MIN_BLOCKS, POWER, SIGNIFICANCE, variance_inflation
@@ -87,7 +95,7 @@ class CellBytes:
     @property
     def is_baseline(self) -> bool:
         """True for off x off, the first of the two."""
-        return self.cell[1:] == (NworMode.OFF, ScvMode.OFF, None)
+        return is_baseline(self.cell)
 
 
 def cell_bytes(run: RunData) -> list[CellBytes]:
@@ -267,12 +275,7 @@ def _sampler_cost(
     times = []
     for phase in (PHASE, "timed"):
         own = [b for b in run.batches if b.phase == phase and cell_key(b) == cell]
-        walls = [
-            w.wall_ms
-            for batch in own
-            for w in windows[batch_key(batch)]
-            if w.wall_ms is not None and w.num_reqs == batch.requests
-        ]
+        walls = [w.wall_ms for w in full_windows(own, windows) if w.wall_ms is not None]
         times.append(median(walls) if walls else None)
     counted, timed = times
     return counted / timed if counted and timed else None

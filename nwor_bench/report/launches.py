@@ -2,9 +2,8 @@
 
 from statistics import fmean
 
-from nwor_bench.invariants import cell_key, cell_label, cell_order, windows_by_batch
+from nwor_bench.invariants import cell_key, cell_label, cell_order, full_windows, windows_by_batch
 from nwor_bench.profiling.launches import KINDS
-from nwor_bench.record_lines import batch_key
 from nwor_bench.report.document import Paragraph, Section, table
 from nwor_bench.report.text import count, decimal
 from nwor_bench.store import RunData
@@ -26,13 +25,8 @@ def launch_section(run: RunData) -> Section | None:
     batches = [batch for batch in run.batches if batch.phase == PHASE]
     rows = []
     for cell in sorted({cell_key(batch) for batch in batches}, key=cell_order):
-        full = [
-            window
-            for batch in batches
-            if cell_key(batch) == cell
-            for window in windows[batch_key(batch)]
-            if window.num_reqs == batch.requests and window.kernel_launches is not None
-        ]
+        own = [batch for batch in batches if cell_key(batch) == cell]
+        full = [w for w in full_windows(own, windows) if w.kernel_launches is not None]
         means = [fmean([getattr(w, kind) for w in full]) if full else None for kind in KINDS]
         rows.append([cell_label(cell), *(decimal(mean, 2) for mean in means), count(len(full))])
     if not rows:

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import torch
 
 from nwor_bench.model_config import read_shape
 from nwor_bench.model_shape import ModelShape
@@ -19,6 +20,9 @@ PROCESSORS = {"NVIDIA H200": 132, "NVIDIA H100 80GB HBM3": 132}
 
 PROMPT_TOKENS = 1024
 """Of scenario ctx-1k, to which a window's context adds what has been generated."""
+
+MIDDLE = 12
+"""Windows of a batch before the one in its middle; partial results are as many in all of them."""
 
 TEXT = """# DRAM bytes a window, by the GPU's own counters
 
@@ -148,8 +152,9 @@ def _partials(row: dict[str, Any], shape: ModelShape, processors: int) -> float:
     window, ratio = drafts + 1, shape.heads // shape.kv_heads
     rows, _, dim = row_tiling(window, ratio, shape.head_dim)
     tuning = Tuning(programs=programs_on(processors, rows, dim))
-    launch = launch_shape(window, ratio, shape.head_dim, 2, None, tuning)  # type: ignore[arg-type]
-    lengths = [PROMPT_TOKENS + 12 * window // 2 + window] * requests
+    launch = launch_shape(window, ratio, shape.head_dim, 2, torch.device("cpu"), tuning)
+    gained = MIDDLE * (1 + row["accepted_tokens_mean"] / requests)
+    lengths = [PROMPT_TOKENS + round(gained) + window] * requests
     one = partial_bytes(lengths, [window] * requests, shape.kv_heads, launch, launch.programs)
     return float(one * len(shape.layers))
 

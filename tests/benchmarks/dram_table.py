@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from dram_report import write_report
+from one_engine import full_graphs
 from rich.console import Console
 
 from nwor_bench.conduct import run_prepared
@@ -44,16 +45,11 @@ def spec_of(arguments: argparse.Namespace, acceptance: float, stage: str) -> Swe
 
     Launches are counted in an engine's last run: PyTorch's profiler changes CUPTI's clock.
     """
-    length = arguments.draft_tokens + 1
     engine_args: dict[str, Any] = {"max_num_batched_tokens": 65536}
     if arguments.eager:
         engine_args["enforce_eager"] = True
     else:
-        engine_args["compilation_config"] = {
-            "mode": 0,
-            "cudagraph_mode": "FULL_DECODE_ONLY",
-            "cudagraph_capture_sizes": [length, length * arguments.requests],
-        }
+        engine_args["compilation_config"] = full_graphs(arguments.requests, arguments.draft_tokens)
     drafts = {"synthetic_acceptance_length": round(1 + arguments.draft_tokens * acceptance, 6)}
     # As many windows at every acceptance: tokens to generate follow from it.
     stage_by, stage_l2 = STAGES[stage]

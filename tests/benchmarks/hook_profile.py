@@ -1,6 +1,6 @@
 """Where does the host spend its time in the plugin? cProfile over one batch of each cell.
 
-    python tests/benchmarks/hook_profile.py [--requests 8] [--calls 12]
+    python tests/benchmarks/hook_profile.py [--requests 8] [--calls 14]
 
 The 3B shape under full CUDA graphs. First a batch without the profiler: the median time of the
 hooks a window. Then one with it, which makes every call dearer: read the shares, not the times.
@@ -17,6 +17,7 @@ from statistics import median
 from tempfile import mkdtemp
 
 import numpy as np
+from one_engine import full_graphs
 
 from nwor_bench.config import Overrides, load_scenario, resolve
 from nwor_bench.engine import Sampling, VllmEngine
@@ -24,6 +25,14 @@ from nwor_bench.pairs import resolve_pair
 from nwor_bench.records import Cell, NworMode, ScvMode
 
 PAIR = "llama-3b-shape"
+
+OUR_FILES = "|".join(
+    rf"{path.name}:"
+    for folder in ("nwor_bench/plugin", "kernels/nwor_kernels")
+    for path in sorted((Path(__file__).resolve().parents[2] / folder).rglob("*.py"))
+    if path.name != "__init__.py"
+)
+"""A pattern of the plugin's and the kernels' files, as pstats prints them."""
 
 
 def main() -> None:
@@ -33,12 +42,7 @@ def main() -> None:
     parser.add_argument("--draft-tokens", type=int, default=4)
     parser.add_argument("--calls", type=int, default=14, help="functions to show")
     args = parser.parse_args()
-    length = args.draft_tokens + 1
-    graphs = {
-        "mode": 0,
-        "cudagraph_mode": "FULL_DECODE_ONLY",
-        "cudagraph_capture_sizes": [length, length * args.requests],
-    }
+    graphs = full_graphs(args.requests, args.draft_tokens)
     spec = resolve(
         load_scenario("ctx-1k"),
         Overrides(requests=args.requests, draft_tokens=args.draft_tokens, max_new_tokens=128),
@@ -53,27 +57,18 @@ def main() -> None:
             engine.set_modes(Cell(PAIR, nwor, scv))
             for _ in range(2):  # the first captures and tries
                 output = engine.generate(prompts, sampling)
-            times = [1e3 * (window["hook_ms"] or 0.0) for window in output.windows]
+            times = [1e3 * w["hook_ms"] for w in output.windows if w["hook_ms"] is not None]
             profile = cProfile.Profile()
             profile.enable()
             engine.generate(prompts, sampling)
             profile.disable()
             shown = io.StringIO()
             stats = pstats.Stats(profile, stream=shown).strip_dirs().sort_stats("cumulative")
-            stats.print_stats(OURS_FILES, args.calls)
+            stats.print_stats(OUR_FILES, args.calls)
             rows = [line for line in shown.getvalue().splitlines() if line.strip()[:1].isdigit()]
             print(f"{nwor} x {scv}: hooks {median(times):.1f} us a window, {len(times)} windows")
             print("\n".join(rows))
     engine.close()
-
-
-OURS_FILES = "|".join(
-    rf"{path.name}:"
-    for folder in ("nwor_bench/plugin", "kernels/nwor_kernels")
-    for path in sorted((Path(__file__).resolve().parents[2] / folder).rglob("*.py"))
-    if path.name != "__init__.py"
-)
-"""A pattern of the plugin's and the kernels' files, as pstats prints them."""
 
 
 if __name__ == "__main__":

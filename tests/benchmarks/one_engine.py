@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
@@ -27,6 +28,16 @@ def one_thread() -> None:
     """
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", str(min(os.sched_getaffinity(0))))
+
+
+def full_graphs(requests: int, draft_tokens: int) -> dict[str, Any]:
+    """vLLM's compilation_config with full CUDA graphs for windows of one and of all requests."""
+    length = draft_tokens + 1
+    return {
+        "mode": 0,
+        "cudagraph_mode": "FULL_DECODE_ONLY",
+        "cudagraph_capture_sizes": [length, length * requests],
+    }
 
 
 def add_arguments(parser: argparse.ArgumentParser, **defaults: object) -> None:

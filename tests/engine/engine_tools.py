@@ -5,12 +5,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from safetensors.numpy import load_file, save_file
 
 from nwor_bench.config import Overrides, SweepSpec, load_scenario, resolve
 from nwor_bench.engine import BatchOutput, Sampling, VllmEngine
-from nwor_bench.pairs import ResolvedPair
+from nwor_bench.errors import BenchError
+from nwor_bench.pairs import ResolvedPair, resolve_pair
 from nwor_bench.pairs.tiny import generate_tiny
+from nwor_bench.prompts import encode, load_prompts, load_tokenizer
 from nwor_bench.records import Cell, NworMode, ScvMode
 
 EAGER: dict[str, Any] = {"enforce_eager": True}
@@ -46,6 +49,16 @@ def prompts_of(lengths: list[int], seed: int = 1) -> list[list[int]]:
     """Pseudo-random byte tokens with repeats in them, so that prompt lookup finds drafts."""
     phrase = [(seed * 37 + 11 * i) % 200 + 32 for i in range(12)]
     return [[(r + 40) % 256, *(phrase * (n // 12 + 1))[: n - 1]] for r, n in enumerate(lengths)]
+
+
+def smollm2_on_short(name: str, count: int) -> tuple[ResolvedPair, list[list[int]]]:
+    """That pair of SmolLM2, `count` prompts of scenario short; skips where it cannot be fetched."""
+    try:
+        pair = resolve_pair(name)
+    except BenchError as error:
+        pytest.skip(f"{name} cannot be fetched here: {error}")
+    texts = load_prompts(load_scenario("short"))[:count]
+    return pair, encode(texts, load_tokenizer(pair.target), 512, 32)
 
 
 def run_cell(

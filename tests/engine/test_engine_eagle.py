@@ -4,13 +4,17 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from engine_tools import eagle_pair, prompts_of, run_cell, tiny_spec, total, worker_of
+from engine_tools import (
+    eagle_pair,
+    prompts_of,
+    run_cell,
+    smollm2_on_short,
+    tiny_spec,
+    total,
+    worker_of,
+)
 
-from nwor_bench.config import load_scenario
 from nwor_bench.engine import VllmEngine
-from nwor_bench.errors import BenchError
-from nwor_bench.pairs import resolve_pair
-from nwor_bench.prompts import encode, load_prompts, load_tokenizer
 
 pytestmark = pytest.mark.engine
 
@@ -36,12 +40,7 @@ def test_the_head_is_told_from_the_targets_layers(
 @pytest.mark.row("eagle")
 def test_the_shipped_head_drafts_held_out_prompts(start_engine: Callable[..., VllmEngine]) -> None:
     """Real weights in float32, so that tokens can be compared."""
-    try:
-        pair = resolve_pair("smollm2-eagle")
-    except BenchError as error:
-        pytest.skip(f"smollm2 cannot be fetched here: {error}")
-    texts = load_prompts(load_scenario("short"))[:6]
-    prompts = encode(texts, load_tokenizer(pair.target), 512, 32)
+    pair, prompts = smollm2_on_short("smollm2-eagle", 6)
     spec = tiny_spec(requests=6, draft_tokens=4, dtype="float32", max_new_tokens=32)
     engine = start_engine(pair, spec)
     stock = run_cell(engine, "off", "off", prompts, max_new_tokens=32)

@@ -10,12 +10,9 @@ from typing import Any
 
 import pytest
 import torch
-from engine_tools import prompts_of, tiny_pair
+from engine_tools import prompts_of, smollm2_on_short, tiny_pair
 
-from nwor_bench.errors import BenchError
-from nwor_bench.pairs import ResolvedPair, resolve_pair
-from nwor_bench.prompts import encode, load_prompts, load_tokenizer
-from nwor_bench.scenario import load_scenario
+from nwor_bench.pairs import ResolvedPair
 
 pytestmark = pytest.mark.engine
 
@@ -91,12 +88,7 @@ def test_smollm2_in_bf16_differs_from_stock_only_where_logits_are_close(tmp_path
     """Each first difference is between two tokens whose float32 logits bf16 cannot tell apart."""
     from transformers import AutoModelForCausalLM
 
-    try:
-        pair = resolve_pair("smollm2")
-    except BenchError as error:
-        pytest.skip(f"smollm2 cannot be fetched here: {error}")
-    texts = load_prompts(load_scenario("short"))[:8]
-    prompts = encode(texts, load_tokenizer(pair.target), 512, 32)
+    pair, prompts = smollm2_on_short("smollm2", 8)
     stock, ours = answers(tmp_path, pair, prompts, stock={}, ours={"VLLM_NWOR_MODE": "off"})
     exact = AutoModelForCausalLM.from_pretrained(pair.target, dtype=torch.float32)
     rough = AutoModelForCausalLM.from_pretrained(pair.target, dtype=torch.bfloat16)

@@ -6,8 +6,7 @@ Cuts are moved to where pairs begin if that costs little: then no program has pa
 import triton
 import triton.language as tl
 
-MAX_PARTS = 32
-"""About the most programs that a pair is cut into: merging takes longer with each."""
+from nwor_kernels.verify_attention.tuning import MAX_PARTS
 
 _MAX_PARTS = tl.constexpr(MAX_PARTS)
 

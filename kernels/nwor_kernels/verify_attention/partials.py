@@ -6,10 +6,7 @@ it, since every partial result ends up in DRAM (the next layer's weights push it
 
 from collections.abc import Iterator, Sequence
 
-from nwor_kernels.verify_attention.tuning import LaunchShape
-
-MAX_PARTS = 32
-"""`division.MAX_PARTS`, which cannot be imported without Triton."""
+from nwor_kernels.verify_attention.tuning import MAX_PARTS, LaunchShape
 
 
 def partial_bytes(

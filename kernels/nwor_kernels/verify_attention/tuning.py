@@ -12,6 +12,9 @@ MAX_QUERY_LEN = 16
 
 MAX_HEAD_DIM = 256
 
+MAX_PARTS = 32
+"""About the most programs that a pair is cut into: merging takes longer with each."""
+
 MAX_TILE = 128 * 128
 """Most elements of a program's accumulator: more query rows are cut into several tiles."""
 

@@ -79,7 +79,7 @@ def simulated(head_folder: Path, answered: list[tuple[list[int], list[int]]]) ->
     pair = resolve_pair("tiny")
     head = EagleHead(json.loads((Path(pair.target) / "config.json").read_text()))
     head.load_state_dict(load_file(head_folder / "model.safetensors"))
-    return measure_acceptance(head, Target(pair.target, "cpu", "float32"), answered, 4)
+    return measure_acceptance(head, Target(pair.target, "cpu", "float32"), answered, 4, [48])[0]
 
 
 def test_a_trained_head_learns_and_vllm_drafts_with_it(tmp_path: Path) -> None:

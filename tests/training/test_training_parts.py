@@ -124,7 +124,7 @@ def test_training_prompts_are_many_and_never_held_out() -> None:
 
 def test_templates_hold_enough_for_the_shipped_recipe() -> None:
     recipe = RECIPES["smollm2-eagle"]
-    assert len(training_prompts(int(recipe.sequences * SPARE) + 8, 0)) > recipe.sequences
+    assert len(training_prompts(int(recipe.from_templates * SPARE) + 8, 0)) > recipe.from_templates
 
 
 def test_held_out_prompts_are_all_of_the_scenarios() -> None:

@@ -16,7 +16,13 @@ from nwor_bench.errors import ConfigError, StoreError
 from nwor_bench.prompts import Prompt, builtin_categories, encode, read_jsonl
 from nwor_bench.resources import resource_dir
 from nwor_bench.training.recipe import Recipe
-from nwor_bench.training.self_written import SelfWritten, open_turn, plain, write_prompts
+from nwor_bench.training.self_written import (
+    SelfWritten,
+    contains_any,
+    open_turn,
+    plain,
+    write_prompts,
+)
 from nwor_bench.training.target import GENERATED_TOGETHER, Target
 from nwor_bench.training.templates import training_prompts
 
@@ -79,7 +85,7 @@ def choose_prompts(recipe: Recipe, tokenizer: Any) -> Prompts:
     held_out = held_out_prompts()
     texts = [plain(prompt.text) for prompt in held_out]
     from_templates = training_prompts(int(recipe.from_templates * SPARE) + 8, recipe.seed)
-    both = [p.text for p in from_templates if any(text in plain(p.text) for text in texts)]
+    both = [p.text for p in from_templates if contains_any(p.text, texts)]
     if both:
         raise ConfigError(f"held-out prompts among the training prompts: {both[:3]}")
     if recipe.self_written:

@@ -92,6 +92,12 @@ def plain(text: str) -> str:
     return " ".join(text.casefold().split())
 
 
+def contains_any(text: str, others: Iterable[str]) -> bool:
+    """Whether one of `others` is in the text, case and spaces aside; `others` are `plain`."""
+    text = plain(text)
+    return any(other in text for other in others)
+
+
 def write_prompts(
     recipe: Recipe,
     target: Target,
@@ -117,7 +123,7 @@ def write_prompts(
     torch.manual_seed(recipe.seed)
     began = time.perf_counter()
     turn, together = open_turn(tokenizer), GENERATED_TOGETHER[target.device]
-    sieve = _Sieve(recipe, tokenizer, held_out, taken)
+    sieve = _Sieve(recipe, tokenizer, [plain(text) for text in held_out], taken)
     kept: list[_Kept] = []
     tries, wanted = 0, recipe.self_written
     while len(kept) < wanted:
@@ -151,13 +157,11 @@ class _Kept:
 class _Sieve:
     """Lets whole new messages through, some as the text of a task, and counts the others."""
 
-    def __init__(
-        self, recipe: Recipe, tokenizer: Any, held_out: Iterable[str], taken: Iterable[str]
-    ):
+    def __init__(self, recipe: Recipe, tokenizer: Any, held_out: list[str], taken: Iterable[str]):
         self._recipe, self._tokenizer = recipe, tokenizer
         self._random = Random(f"around:{recipe.seed}")
         self._special = set(tokenizer.all_special_ids) | set(tokenizer.get_added_vocab().values())
-        self._held_out = [plain(text) for text in held_out]
+        self._held_out = held_out
         self._seen = {plain(text) for text in taken}
         self.dropped: Counter[str] = Counter()
 
@@ -188,6 +192,6 @@ class _Sieve:
         """Once more from text to tokens, as a user's text comes: not always the same ones."""
         prompt = Prompt("self-written", "training", text)
         ids = encode([prompt], self._tokenizer, max_model_len=1 << 30, max_new_tokens=0)[0]
-        if any(held_out in plain(text) for held_out in self._held_out):
+        if contains_any(text, self._held_out):
             return ids, "held out"
         return ids, "too long" if len(ids) > self._recipe.prompt_tokens else None

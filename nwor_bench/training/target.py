@@ -103,6 +103,8 @@ class Target:
         end: int | None,
     ) -> list[list[int]]:
         """At most `new_tokens` each; rows that ended are padded with 0 until all have ended."""
+        from transformers import StaticCache
+
         width = max(map(len, prompts))
         ids = torch.zeros(len(prompts), width, dtype=torch.long)
         mask = torch.zeros_like(ids)
@@ -112,12 +114,16 @@ class Target:
         how: dict[str, Any] = {"do_sample": temperature > 0}
         if temperature > 0:
             how |= {"temperature": temperature, "top_k": 0, "top_p": 1.0}
+        # Room for all tokens from the start: a cache that grows asks for memory at every token.
+        cache = StaticCache(config=self._model.config, max_cache_len=width + new_tokens)
         found = self._model.generate(
             input_ids=ids.to(self.device),
             attention_mask=mask.to(self.device),
             max_new_tokens=new_tokens,
             pad_token_id=0,
             eos_token_id=end,
+            past_key_values=cache,
+            disable_compile=True,
             **how,
         )
         rows: list[list[int]] = found[:, width:].tolist()

@@ -200,6 +200,7 @@ def test_a_target_s_texts_stop_before_the_end_token_or_are_none(target: Target) 
 def generated(recipe: Recipe, target: Target, tokenizer: Any) -> Any:
     prompts = choose_prompts(recipe, tokenizer)
     own = more_prompts(recipe, target, tokenizer, prompts, lambda count: None)
+    torch.seed()  # answers are drawn from the recipe's seed, not from where the prompts ended
     return prompts, own, make_data(recipe, target, prompts, own, lambda count: None)
 
 

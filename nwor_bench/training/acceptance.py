@@ -83,16 +83,23 @@ def measure_acceptance(
     target: Target,
     sequences: Sequence[tuple[Sequence[int], Sequence[int]]],
     draft_tokens: int,
-) -> Acceptance:
-    """Acceptance over greedy answers; `sequences` are (prompt, answer) token ids."""
-    windows, counts = 0, [0] * draft_tokens
+    answer_tokens: Sequence[int],
+) -> list[Acceptance]:
+    """Acceptance over greedy answers; `sequences` are (prompt, answer) token ids.
+
+    One result for each of `answer_tokens`: over the first so many tokens of every answer.
+    """
+    windows, counts = [0] * len(answer_tokens), [[0] * draft_tokens for _ in answer_tokens]
     for prompt, answer in sequences:
         tokens = torch.tensor([*prompt, *answer])
         ids = tokens.to(target.device)[None]
         drafted = unroll(head, target.embed(ids), target.hidden_states(ids), draft_tokens)
         drafts = torch.stack([target.logits(step[0]).argmax(-1).cpu() for step in drafted])
         accepted = accepted_drafts(drafts, tokens).tolist()
-        found = walk(accepted, len(prompt) - 1, draft_tokens)
-        windows += found.windows
-        counts = [a + b for a, b in zip(counts, found.accepted, strict=True)]
-    return Acceptance(windows, tuple(counts))
+        for row, length in enumerate(answer_tokens):
+            # What follows later changes nothing before it: a shorter answer is a prefix of this.
+            judged = accepted[: len(prompt) + length - 1 - draft_tokens]
+            found = walk(judged, len(prompt) - 1, draft_tokens)
+            windows[row] += found.windows
+            counts[row] = [a + b for a, b in zip(counts[row], found.accepted, strict=True)]
+    return [Acceptance(w, tuple(c)) for w, c in zip(windows, counts, strict=True)]

@@ -1,7 +1,7 @@
-"""Training text: prompts from templates, answers by the target. Held out: the scenarios' prompts.
+"""Training text: prompts from templates and from the target itself, answers by the target.
 
-No prompt of a shipped scenario is trained on, so acceptance in any sweep over them is measured
-on held-out prompts.
+Held out are the scenarios' prompts: none of them is trained on, so acceptance in any sweep over
+them is measured on held-out prompts.
 """
 
 import json
@@ -9,17 +9,22 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from random import Random
 from typing import Any
 
 from nwor_bench.errors import ConfigError, StoreError
 from nwor_bench.prompts import Prompt, builtin_categories, encode, read_jsonl
 from nwor_bench.resources import resource_dir
 from nwor_bench.training.recipe import Recipe
-from nwor_bench.training.target import Target
+from nwor_bench.training.self_written import (
+    SelfWritten,
+    contains_any,
+    open_turn,
+    plain,
+    write_prompts,
+)
+from nwor_bench.training.target import GENERATED_TOGETHER, Target
 from nwor_bench.training.templates import training_prompts
-
-GENERATED_TOGETHER = {"cpu": 32, "cuda": 1024}
-"""Answers that are generated in one batch: enough to keep the device busy."""
 
 SPARE = 1.5
 """Prompts asked of the templates for each one needed: some are longer than the recipe allows."""
@@ -32,12 +37,35 @@ Sequenced = tuple[list[int], list[int]]
 
 
 @dataclass(frozen=True)
+class Prompts:
+    """Prompts that are there before the target writes its own.
+
+    Attributes:
+        templates: training prompts, token ids.
+        held_out: held-out prompts, token ids.
+        texts: texts of all template prompts, used or not.
+    """
+
+    templates: list[list[int]]
+    held_out: list[list[int]]
+    texts: frozenset[str]
+
+
+@dataclass(frozen=True)
 class Data:
-    """Training sequences, held-out ones with greedy answers, and how long generating took."""
+    """Sequences, and what became of their prompts.
+
+    Attributes:
+        training: prompts and answers to train on.
+        held_out: held-out prompts and greedy answers.
+        generating_s: time it took to generate the answers.
+        self_written: counts of the prompts that the target wrote; None where it wrote none.
+    """
 
     training: list[Sequenced]
     held_out: list[Sequenced]
     generating_s: float
+    self_written: dict[str, Any] | None = None
 
 
 def held_out_prompts() -> list[Prompt]:
@@ -48,18 +76,33 @@ def held_out_prompts() -> list[Prompt]:
     return [kind[turn] for turn in range(longest) for kind in kinds if turn < len(kind)]
 
 
-def choose_prompts(recipe: Recipe, tokenizer: Any) -> tuple[list[list[int]], list[list[int]]]:
-    """Token ids of the training and of the held-out prompts, short enough for the recipe.
+def choose_prompts(recipe: Recipe, tokenizer: Any) -> Prompts:
+    """The prompts that need no target, short enough for the recipe.
 
-    Raises ConfigError when there are too few, or when a prompt would be both.
+    Raises ConfigError when there are too few, when a prompt would be both trained on and held
+    out, or when the target is to write prompts and its tokenizer does not say how they begin.
     """
     held_out = held_out_prompts()
-    training = training_prompts(int(recipe.sequences * SPARE) + 8, recipe.seed)
-    if both := {prompt.text for prompt in held_out} & {prompt.text for prompt in training}:
-        raise ConfigError(f"held-out prompts among the training prompts: {sorted(both)[:3]}")
-    training_ids = _fitting(training, recipe.prompt_tokens, tokenizer, recipe.sequences)
-    held_out_ids = _fitting(held_out, recipe.prompt_tokens, tokenizer, recipe.held_out)
-    return training_ids, held_out_ids
+    texts = [plain(prompt.text) for prompt in held_out]
+    from_templates = training_prompts(int(recipe.from_templates * SPARE) + 8, recipe.seed)
+    both = [p.text for p in from_templates if contains_any(p.text, texts)]
+    if both:
+        raise ConfigError(f"held-out prompts among the training prompts: {both[:3]}")
+    if recipe.self_written:
+        open_turn(tokenizer)
+    return Prompts(
+        _fitting(from_templates, recipe.prompt_tokens, tokenizer, recipe.from_templates),
+        _fitting(held_out, recipe.prompt_tokens, tokenizer, recipe.held_out),
+        frozenset(prompt.text for prompt in from_templates),
+    )
+
+
+def more_prompts(
+    recipe: Recipe, target: Target, tokenizer: Any, prompts: Prompts, step: Step
+) -> SelfWritten:
+    """Have the target write the prompts that are not from templates."""
+    held_out = [prompt.text for prompt in held_out_prompts()]
+    return write_prompts(recipe, target, tokenizer, held_out, prompts.texts, step)
 
 
 def _fitting(prompts: list[Prompt], longest: int, tokenizer: Any, count: int) -> list[list[int]]:
@@ -78,33 +121,30 @@ def _fitting(prompts: list[Prompt], longest: int, tokenizer: Any, count: int) ->
 
 
 def make_data(
-    recipe: Recipe,
-    target: Target,
-    prompts: tuple[list[list[int]], list[list[int]]],
-    step: Step,
+    recipe: Recipe, target: Target, prompts: Prompts, written: SelfWritten | None, step: Step
 ) -> Data:
-    """Have the target answer every prompt; `prompts` are those of `choose_prompts`.
+    """Have the target answer every prompt.
 
-    Training answers are greedy or sampled in the recipe's proportion; held-out ones greedy.
+    Training answers are greedy or sampled in the recipe's proportion, whoever wrote the prompt;
+    held-out ones greedy, and as long as the longest over which acceptance is measured.
     """
     import torch
 
     torch.manual_seed(recipe.seed)
     began = time.perf_counter()
-    training, held_out = prompts
+    training = prompts.templates + (written.prompts if written else [])
+    Random(f"prompts:{recipe.seed}").shuffle(training)
     sampled = recipe.sampled_sequences
-    found = _answers(recipe, target, training[:sampled], recipe.temperature, step)
-    found += _answers(recipe, target, training[sampled:], 0.0, step)
-    greedy = _answers(recipe, target, held_out, 0.0, step)
-    return Data(found, greedy, round(time.perf_counter() - began, 3))
+    tokens = recipe.answer_tokens
+    found = _answers(target, training[:sampled], tokens, recipe.temperature, step)
+    found += _answers(target, training[sampled:], tokens, 0.0, step)
+    greedy = _answers(target, prompts.held_out, max(recipe.held_out_tokens), 0.0, step)
+    seconds = round(time.perf_counter() - began, 3)
+    return Data(found, greedy, seconds, written.counts() if written else None)
 
 
 def _answers(
-    recipe: Recipe,
-    target: Target,
-    prompts: Sequence[list[int]],
-    temperature: float,
-    step: Step,
+    target: Target, prompts: Sequence[list[int]], tokens: int, temperature: float, step: Step
 ) -> list[Sequenced]:
     """Prompts of like length are answered together, so that little is padded."""
     order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
@@ -112,7 +152,7 @@ def _answers(
     together = GENERATED_TOGETHER[target.device]
     for begin in range(0, len(order), together):
         chosen = order[begin : begin + together]
-        found = target.generate([prompts[i] for i in chosen], recipe.answer_tokens, temperature)
+        found = target.generate([prompts[i] for i in chosen], tokens, temperature)
         answers |= dict(zip(chosen, found, strict=True))
         step(len(chosen))
     return [(prompts[i], answers[i]) for i in range(len(prompts))]
@@ -133,7 +173,7 @@ def load_data(path: Path) -> Data:
         training, held_out = (
             [(p, a) for p, a in stored[name]] for name in ("training", "held_out")
         )
-        generating_s = float(stored["generating_s"])
+        generating_s, written = float(stored["generating_s"]), stored["self_written"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise StoreError(f"{path}: cannot be read ({error}); start the training anew") from error
-    return Data(training, held_out, generating_s)
+    return Data(training, held_out, generating_s, written)

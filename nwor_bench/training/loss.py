@@ -1,45 +1,13 @@
 """What training makes smaller: how far drafts are from the target's own next step."""
 
-from dataclasses import dataclass
-from random import Random
-
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from nwor_bench.training.data import Sequenced
+from nwor_bench.training.batches import Batch
 from nwor_bench.training.model import EagleHead, unroll
 from nwor_bench.training.recipe import Recipe
 from nwor_bench.training.target import Target
-
-
-@dataclass(frozen=True)
-class Batch:
-    """Sequences of one step, padded at the right.
-
-    Attributes:
-        ids: token ids, [batch, tokens].
-        begins: [batch], index of the first token of each answer.
-        ends: [batch], length of each sequence.
-    """
-
-    ids: Tensor
-    begins: Tensor
-    ends: Tensor
-
-
-def batch_of(recipe: Recipe, training: list[Sequenced], step: int, device: str) -> Batch:
-    """The batch of that optimiser step; which sequences it holds follows from the seed alone."""
-    epoch, index = divmod(step, recipe.steps_per_epoch)
-    order = list(range(len(training)))
-    Random(f"order:{recipe.seed}:{epoch}").shuffle(order)
-    chosen = [training[i] for i in order[index * recipe.batch : (index + 1) * recipe.batch]]
-    rows = [torch.tensor(prompt + answer) for prompt, answer in chosen]
-    return Batch(
-        torch.nn.utils.rnn.pad_sequence(rows, batch_first=True).to(device),
-        torch.tensor([len(prompt) for prompt, _ in chosen], device=device),
-        torch.tensor([len(row) for row in rows], device=device),
-    )
 
 
 def draft_losses(

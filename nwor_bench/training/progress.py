@@ -15,7 +15,7 @@ from rich.progress import (
 
 
 class TrainingProgress:
-    """One bar for the answers being generated, one for the steps."""
+    """One bar for each kind of work: prompts being written, answers, steps."""
 
     def __init__(self, console: Console):
         self._console = console
@@ -57,10 +57,16 @@ class TrainingProgress:
 
     def epoch(self, row: dict[str, Any], epochs: int) -> None:
         """One line for a finished epoch; number 0 is the untrained head."""
-        found = row["held_out"]
-        rates = " ".join(f"{rate:.2f}" for rate in found["rates"] or ())
         loss = "" if row["loss"] is None else f"loss {row['loss']:.3f}, "
         self.say(
             f"epoch {row['epoch']} of {epochs}: {loss}held-out acceptance length "
-            f"{found['acceptance_length']:.2f} (by position {rates})"
+            + ", ".join(_acceptance(found) for found in row["held_out"])
         )
+
+
+def _acceptance(found: dict[str, Any]) -> str:
+    over = f"over the first {found['answer_tokens']} tokens of an answer"
+    if found["acceptance_length"] is None:
+        return f"unknown {over}"
+    rates = " ".join(f"{rate:.2f}" for rate in found["rates"])
+    return f"{found['acceptance_length']:.2f} {over} (by position {rates})"

@@ -15,7 +15,13 @@ class Recipe:
         tokens: tokens of the target's answers to train on, over all sequences.
         answer_tokens: length of each answer; as in sweeps it goes on past the end of the text.
         prompt_tokens: longest prompt that is used, training and held out alike.
+        written_share: share of training prompts that the target writes itself; the others are
+            filled in from templates.
+        around_share: share of those that become the text of a task (to summarise it, translate
+            it, find something in it); the others are prompts as they are.
+        written_tokens: within how many tokens such a prompt must end, to be used.
         held_out: prompts of the scenarios on which acceptance is measured.
+        held_out_tokens: answer lengths over which it is measured.
         sampled_share: share of training answers drawn at `temperature`; the others are greedy.
         batch: sequences a step.
         draft_tokens: drafts a window, in training and in the measured acceptance.
@@ -31,7 +37,11 @@ class Recipe:
     seed: int = 0
     answer_tokens: int = 256
     prompt_tokens: int = 256
+    written_share: float = 0.0
+    around_share: float = 0.4
+    written_tokens: int = 128
     held_out: int = 64
+    held_out_tokens: tuple[int, ...] = (32, 256)
     sampled_share: float = 0.5
     temperature: float = 0.8
     batch: int = 32
@@ -50,6 +60,16 @@ class Recipe:
     def sequences(self) -> int:
         """Training sequences: one answer each."""
         return self.tokens // self.answer_tokens
+
+    @property
+    def self_written(self) -> int:
+        """Training prompts that the target writes itself."""
+        return round(self.sequences * self.written_share)
+
+    @property
+    def from_templates(self) -> int:
+        """Training prompts from templates."""
+        return self.sequences - self.self_written
 
     @property
     def sampled_sequences(self) -> int:
@@ -78,16 +98,27 @@ class Recipe:
     @classmethod
     def from_dict(cls, stored: dict[str, Any]) -> "Recipe":
         """Read back what `to_dict` gave. Raises KeyError for a value that is missing."""
-        return cls(**{field.name: stored[field.name] for field in fields(cls)})
+        values = {field.name: stored[field.name] for field in fields(cls)}
+        return cls(**values | {"held_out_tokens": tuple(values["held_out_tokens"])})
 
 
 RECIPES = {
     recipe.name: recipe
     for recipe in (
-        Recipe("smollm2-eagle", "smollm2", tokens=4_000_000, epochs=6),
+        # Answers of 96 tokens, so that a third of the loss is on the first 32 of them, as many as
+        # the scenario `short` generates: 62,500 answers, 46,875 of them to prompts that the
+        # target wrote. 782 steps an epoch of 80 sequences each: 7,680 answer tokens and, with
+        # prompts of 67 on average, 13,000 tokens in all. On one H200 a step of 8,192 and 10,000
+        # took 0.117 s, so 6 epochs = 4,692 steps should take about 550 s. Generating there took
+        # 0.046 s a token for 1,024 together; if it takes 0.06 s for 4,096, then 16 batches x 96
+        # tokens of answers and 15 x 128 of messages (four of five are usable) take 210 s.
+        Recipe(
+            "smollm2-eagle", "smollm2", tokens=6_000_000, epochs=6, answer_tokens=96,
+            written_share=0.75, batch=80,
+        ),
         Recipe(
             "tiny-eagle", "tiny", tokens=24_576, epochs=6, answer_tokens=64, prompt_tokens=160,
-            held_out=16, batch=16, learning_rate=2e-3,
+            held_out=16, held_out_tokens=(32, 64), batch=16, learning_rate=2e-3,
         ),
     )
 }  # fmt: skip

@@ -146,6 +146,20 @@ _TEMPLATES: dict[str, tuple[str, ...]] = {
     ),
 }
 
+_AROUND = (
+    'Summarise in one sentence: "{text}"',
+    'Summarise this for {job}: "{text}"',
+    'Write a headline for this: "{text}"',
+    'Turn this into {small} key words: "{text}"',
+    'Rewrite this in a {tone} tone: "{text}"',
+    'Translate into {tongue}: "{text}"',
+    'Translate into {tongue}, in a {tone} way: "{text}"',
+    'Correct the mistakes in this message: "{text}"',
+    "{text}\n\nQuestion: which names and numbers are in this text?",
+    'Message from {name}: "{text}" Question: what does {name} want?',
+)
+"""Tasks about a text that is not ours."""
+
 _NUMBERS = {"small": (2, 12), "many": (13, 99), "more": (120, 990)}
 
 
@@ -165,6 +179,12 @@ def training_prompts(count: int, seed: int) -> list[Prompt]:
     )
 
 
+def around(text: str, random: Random) -> str:
+    """A task about that text: to summarise it, translate it, find something in it."""
+    template = random.choice(_AROUND)
+    return template.format(**_fill(template, random, text=text))
+
+
 def _texts(seed: int, attempts: int) -> Iterator[str]:
     random = Random(f"templates:{seed}")
     categories = sorted(_TEMPLATES)
@@ -173,9 +193,8 @@ def _texts(seed: int, attempts: int) -> Iterator[str]:
         yield template.format(**_fill(template, random))
 
 
-def _fill(template: str, random: Random) -> dict[str, str]:
+def _fill(template: str, random: Random, **filled: str) -> dict[str, str]:
     """A word or number for each blank; a blank that ends in 2 differs from the one without."""
-    filled: dict[str, str] = {}
     for _, blank, _, _ in Formatter().parse(template):
         if blank and blank not in filled:
             kind = blank.removesuffix("2")

@@ -17,11 +17,20 @@ from nwor_bench.pairs import resolve_pair
 from nwor_bench.pairs.json_file import write_json
 from nwor_bench.prompts import load_tokenizer
 from nwor_bench.training.acceptance import measure_acceptance
+from nwor_bench.training.batches import Batches
 from nwor_bench.training.card import write_card
 from nwor_bench.training.checkpoint import Position, load_checkpoint, save_checkpoint
-from nwor_bench.training.data import Data, choose_prompts, load_data, make_data, save_data
+from nwor_bench.training.data import (
+    Data,
+    Prompts,
+    choose_prompts,
+    load_data,
+    make_data,
+    more_prompts,
+    save_data,
+)
 from nwor_bench.training.folder import HEAD, SEQUENCES_FILE, TRAINING_FILE
-from nwor_bench.training.loss import batch_of, draft_losses
+from nwor_bench.training.loss import draft_losses
 from nwor_bench.training.model import EagleHead, write_head
 from nwor_bench.training.progress import TrainingProgress
 from nwor_bench.training.recipe import Recipe
@@ -54,12 +63,13 @@ def train_head(
     check_device(device)
     pair = resolve_pair(recipe.pair)
     config = require_llama(pair.target)
-    prompts = choose_prompts(recipe, load_tokenizer(pair.target))
+    tokenizer = load_tokenizer(pair.target)
+    prompts = choose_prompts(recipe, tokenizer)
     dtype = str(config["dtype"]) if pair.dtype == "auto" else pair.dtype
     with TrainingProgress(console) as progress:
         progress.say(f"target: {pair.target} on {device}")
         target = Target(pair.target, device, dtype)
-        data = _data(recipe, folder, target, prompts, progress)
+        data = _data(recipe, folder, target, tokenizer, prompts, progress)
         trainer = _Trainer(recipe, folder, target, data, config, progress)
         trainer.run(after_step or (lambda step: None))
         record = trainer.record(pair.name, dtype)
@@ -81,13 +91,20 @@ def _data(
     recipe: Recipe,
     folder: Path,
     target: Target,
-    prompts: tuple[list[list[int]], list[list[int]]],
+    tokenizer: Any,
+    prompts: Prompts,
     progress: TrainingProgress,
 ) -> Data:
     path = folder / SEQUENCES_FILE
     if not path.is_file():
-        progress.begin("answers", total=len(prompts[0]) + len(prompts[1]))
-        data = make_data(recipe, target, prompts, progress.advance)
+        written = None
+        if recipe.self_written:
+            progress.begin("prompts", total=recipe.self_written)
+            written = more_prompts(recipe, target, tokenizer, prompts, progress.advance)
+            kept = f"{len(written.prompts)} prompts of {written.tries} that the target wrote"
+            progress.say(f"{kept}, in {written.seconds:.0f} s; dropped: {written.dropped}")
+        progress.begin("answers", total=recipe.sequences + len(prompts.held_out))
+        data = make_data(recipe, target, prompts, written, progress.advance)
         save_data(path, data)
         progress.say(f"{len(data.training)} answers generated in {data.generating_s:.0f} s")
     return load_data(path)
@@ -105,6 +122,7 @@ class _Trainer:
     ):
         self._recipe, self._folder, self._target = recipe, folder, target
         self._data, self._progress = data, progress
+        self._batches = Batches(recipe, data.training, target.device)
         torch.manual_seed(recipe.seed)
         self.head = EagleHead(config).to(target.device)
         self._optimizer = AdamW(
@@ -137,7 +155,7 @@ class _Trainer:
             after_step(at.step)
 
     def _step(self) -> dict[str, float]:
-        batch = batch_of(self._recipe, self._data.training, self._at.step, self._target.device)
+        batch = self._batches.batch(self._at.step)
         for group in self._optimizer.param_groups:
             group["lr"] = learning_rate(self._recipe, self._at.step)
         with self._autocast():
@@ -152,14 +170,22 @@ class _Trainer:
         recipe, at = self._recipe, self._at
         steps = recipe.steps_per_epoch
         means = {name: at.losses[name] / steps if at.losses else None for name in LOSSES}
-        with self._autocast():
-            found = measure_acceptance(
-                self.head, self._target, self._data.held_out, recipe.draft_tokens
-            )
-        at.epochs.append({"epoch": len(at.epochs), **means, "held_out": found.to_dict()})
+        at.epochs.append({"epoch": len(at.epochs), **means, "held_out": self._held_out()})
         at.losses = {}
         self._progress.epoch(at.epochs[-1], recipe.epochs)
         save_checkpoint(self._folder, self.head, self._optimizer, at)
+
+    def _held_out(self) -> list[dict[str, Any]]:
+        """Held-out acceptance, for each of the recipe's answer lengths."""
+        lengths, drafts = self._recipe.held_out_tokens, self._recipe.draft_tokens
+        with self._autocast():
+            found = measure_acceptance(
+                self.head, self._target, self._data.held_out, drafts, lengths
+            )
+        return [
+            {"answer_tokens": length, **acceptance.to_dict()}
+            for length, acceptance in zip(lengths, found, strict=True)
+        ]
 
     def _autocast(self) -> torch.autocast:
         """The head's own weights stay float32 in training; a GPU computes in the target's dtype."""
@@ -176,6 +202,9 @@ class _Trainer:
             "parameters": sum(weight.numel() for weight in self.head.parameters()),
             "data": {
                 "training_sequences": len(data.training),
+                "prompts_from_templates": recipe.from_templates,
+                "prompts_self_written": recipe.self_written,
+                "self_written": data.self_written,
                 "sampled_sequences": recipe.sampled_sequences,
                 "training_tokens": sum(len(answer) for _, answer in data.training),
                 "held_out_sequences": len(data.held_out),

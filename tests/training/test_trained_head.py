@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from rich.console import Console
 from safetensors.torch import load_file
 
@@ -51,10 +52,18 @@ def train(recipe: Recipe, folder: Path, after: Callable[[int], None] | None = No
 def test_a_killed_training_ends_with_the_same_bits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    recipe = dataclasses.replace(RECIPE, tokens=1536, held_out=2)  # 3 steps an epoch
+    recipe = dataclasses.replace(RECIPE, tokens=1536, held_out=2, written_share=0.5)
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     for folder in (whole, cut):
         begin_folder(folder, recipe)
+    batches: list[int] = []
+
+    def write(self: Target, begin: Any, count: int, *how: Any) -> list[list[int]]:
+        """Random letters: random weights hardly ever end a message."""
+        batches.append(count)
+        return torch.randint(64, 90, (count, 30)).tolist()
+
+    monkeypatch.setattr(Target, "write", write)
     train(recipe, whole)
     monkeypatch.setattr("nwor_bench.training.train.SAVE_EVERY_S", 0.0)
 
@@ -62,16 +71,27 @@ def test_a_killed_training_ends_with_the_same_bits(
         if step in (2, 4):
             raise Killed
 
+    def kill_answers(*arguments: Any) -> None:
+        raise Killed
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Target, "generate", kill_answers)
+        with pytest.raises(Killed):
+            train(recipe, cut)
     with pytest.raises(Killed):
         train(recipe, cut, kill)
     with pytest.raises(Killed):
         train(recipe, cut, kill)
     record = train(recipe, cut)
+    assert len(batches) == 3  # once for the one, twice for the other: before and after the kill
     assert record["steps"] == recipe.steps == 6
     name = "head/model.safetensors"
     assert (cut / name).read_bytes() == (whole / name).read_bytes()
     stored = [json.loads((f / "head/training.json").read_text())["epochs"] for f in (whole, cut)]
     assert stored[0] == stored[1]
+    found = [json.loads((f / "sequences.json").read_text()) for f in (whole, cut)]
+    assert found[0]["training"] == found[1]["training"]
+    assert record["data"]["prompts_self_written"] == record["data"]["self_written"]["kept"] == 12
 
 
 def simulated(head_folder: Path, answered: list[tuple[list[int], list[int]]]) -> Acceptance:
@@ -79,7 +99,7 @@ def simulated(head_folder: Path, answered: list[tuple[list[int], list[int]]]) ->
     pair = resolve_pair("tiny")
     head = EagleHead(json.loads((Path(pair.target) / "config.json").read_text()))
     head.load_state_dict(load_file(head_folder / "model.safetensors"))
-    return measure_acceptance(head, Target(pair.target, "cpu", "float32"), answered, 4)
+    return measure_acceptance(head, Target(pair.target, "cpu", "float32"), answered, 4, [48])[0]
 
 
 def test_a_trained_head_learns_and_vllm_drafts_with_it(tmp_path: Path) -> None:
@@ -88,10 +108,13 @@ def test_a_trained_head_learns_and_vllm_drafts_with_it(tmp_path: Path) -> None:
     record = train(RECIPE, folder)
     untrained, first, last = (record["epochs"][i] for i in (0, 1, -1))
     assert last["loss"] < first["loss"]
-    assert untrained["held_out"]["acceptance_length"] < 1.1
-    assert last["held_out"]["acceptance_length"] > 1.4
+    for index, tokens in enumerate((32, 64)):
+        assert last["held_out"][index]["answer_tokens"] == tokens
+        assert untrained["held_out"][index]["acceptance_length"] < 1.1
+        assert last["held_out"][index]["acceptance_length"] > 1.4
+    assert last["held_out"][0]["windows"] < last["held_out"][1]["windows"]
     card = (folder / "head" / "README.md").read_text()
-    assert f"{last['held_out']['acceptance_length']:.3f}" in card
+    assert f"{last['held_out'][0]['acceptance_length']:.3f}" in card
 
     choice = PairChoice(pair="tiny", draft_model=str(folder / "head"))
     values = Overrides(requests=4, batches=3, warmup=1, max_new_tokens=48, max_model_len=1024)

@@ -1,24 +1,31 @@
 """The parts of training, each against a plain rendering of what it is meant to compute."""
 
 import dataclasses
+import io
 from pathlib import Path
+from random import Random
+from typing import Any, cast
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 from torch import Tensor
 from typer.testing import CliRunner
 
 from nwor_bench.commands.pairs import app
 from nwor_bench.errors import ConfigError, StoreError
-from nwor_bench.training.acceptance import accepted_drafts, walk
+from nwor_bench.training.acceptance import accepted_drafts, measure_acceptance, walk
+from nwor_bench.training.batches import Batches
+from nwor_bench.training.card import write_card
 from nwor_bench.training.checkpoint import CHECKPOINT, Position, load_checkpoint, save_checkpoint
 from nwor_bench.training.data import SPARE, Data, held_out_prompts, load_data, save_data
 from nwor_bench.training.folder import begin_folder, resumed_recipe
 from nwor_bench.training.model import EagleHead, head_config, unroll, write_head
+from nwor_bench.training.progress import TrainingProgress
 from nwor_bench.training.recipe import RECIPES, Recipe
-from nwor_bench.training.target import require_llama
+from nwor_bench.training.target import Target, require_llama
 from nwor_bench.training.templates import training_prompts
 from nwor_bench.training.train import learning_rate
 
@@ -112,6 +119,133 @@ def test_acceptance_counts_windows_as_a_loop_would(k, ids, random) -> None:  # t
         assert found.length == pytest.approx(1 + sum(counts) / windows)
 
 
+class Repeating:
+    """A target of random states, whose tokens are read off a random output layer."""
+
+    device = "cpu"
+
+    def __init__(self, head_seed: int):
+        generator = torch.Generator().manual_seed(head_seed)
+        self._embeds = torch.randn(7, 24, dtype=torch.float64, generator=generator)
+        self._out = torch.randn(24, 7, dtype=torch.float64, generator=generator)
+
+    def embed(self, ids: Tensor) -> Tensor:
+        return self._embeds[ids]
+
+    def hidden_states(self, ids: Tensor) -> Tensor:
+        return self.embed(ids).cumsum(1).tanh()
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return hidden @ self._out
+
+
+def test_acceptance_over_the_first_tokens_is_that_of_shorter_answers() -> None:
+    head, target = small_head(5), cast(Target, Repeating(6))
+    random = Random(7)
+
+    def ids(count: int) -> list[int]:
+        return [random.randrange(7) for _ in range(count)]
+
+    whole = [(ids(random.randint(3, 9)), ids(24)) for _ in range(12)]
+    short, long = measure_acceptance(head, target, whole, 3, (9, 24))
+    cut = [(prompt, answer[:9]) for prompt, answer in whole]
+    assert [short] == measure_acceptance(head, target, cut, 3, (9,))
+    assert [long] == measure_acceptance(head, target, whole, 3, (24,))
+    assert sum(short.accepted) > 0
+    assert short.windows < long.windows
+
+
+@given(st.integers(1, 90), st.integers(1, 9), st.integers(0, 3))
+def test_an_epoch_takes_every_sequence_once_in_an_order_of_the_seed(count, batch, seed) -> None:  # type: ignore[no-untyped-def]
+    recipe = dataclasses.replace(
+        TINY, tokens=4 * count, answer_tokens=4, batch=batch, seed=seed, epochs=2
+    )
+    random = Random(seed)
+    training = [([i, *range(random.randint(0, 30))], [i] * 4) for i in range(count)]
+    batches = Batches(recipe, training, "cpu")
+    orders = []
+    for epoch in range(2):
+        order: list[int] = []
+        for index in range(recipe.steps_per_epoch):
+            step = epoch * recipe.steps_per_epoch + index
+            found, again = batches.batch(step), Batches(recipe, training, "cpu").batch(step)
+            assert torch.equal(found.ids, again.ids)
+            for row, begin, end in zip(found.ids, found.begins, found.ends, strict=True):
+                prompt, answer = training[int(row[0])]
+                assert row[:begin].tolist() == prompt
+                assert row[begin:end].tolist() == answer
+            order += found.ids[:, 0].tolist()
+        assert sorted(order) == list(range(count))
+        orders.append(order)
+    assert count < 20 or orders[0] != orders[1]
+
+
+def test_sequences_of_like_length_share_a_batch() -> None:
+    recipe = dataclasses.replace(TINY, tokens=4 * 2000, answer_tokens=4, batch=20)
+    random = Random(2)
+    training = [([1] * random.randint(20, 150), [1] * 4) for _ in range(2000)]
+    batches = [Batches(recipe, training, "cpu").batch(step) for step in range(100)]
+    padded = sum(found.ids.numel() for found in batches)
+    real = sum(len(prompt) + 4 for prompt, _ in training)
+    assert real <= padded < 1.1 * real
+    # Short and long batches take turns: no long stretch of steps grows from short to long.
+    widths = [found.ids.shape[1] for found in batches]
+    assert not [i for i in range(92) if widths[i : i + 8] == sorted(widths[i : i + 8])]
+
+
+def acceptance(tokens: int, length: float | None) -> dict[str, Any]:
+    rates = None if length is None else [0.5, 0.25]
+    return {
+        "answer_tokens": tokens, "windows": 8, "accepted": [4, 2], "acceptance_length": length,
+        "rates": rates,
+    }  # fmt: skip
+
+
+def card_of(tmp_path: Path, written: dict[str, Any] | None) -> str:
+    recipe = dataclasses.replace(RECIPES["smollm2-eagle"], draft_tokens=2)
+    row = {"epoch": 0, "loss": None, "cross_entropy": None, "smooth_l1": None}
+    record = {
+        "recipe": recipe.to_dict(), "target": "T", "dtype": "bfloat16", "parameters": 5,
+        "steps": 9, "training_s": 3.0, "machine": "M",
+        "software": {"torch": "1", "transformers": "2"},
+        "epochs": [{**row, "held_out": [acceptance(32, 1.625), acceptance(256, 2.875)]}],
+        "data": {
+            "training_sequences": 100, "prompts_from_templates": 30, "prompts_self_written": 70,
+            "self_written": written, "sampled_sequences": 50, "training_tokens": 9600,
+            "held_out_sequences": 64, "generating_s": 12.0,
+        },
+    }  # fmt: skip
+    write_card(tmp_path / "README.md", record)
+    return (tmp_path / "README.md").read_text()
+
+
+def test_the_card_says_whose_prompts_and_which_answers(tmp_path: Path) -> None:
+    dropped = {"never ended": 1234, "repeated": 5}
+    card = card_of(tmp_path, {"kept": 70, "around": 28, "tries": 4096, "dropped": dropped,
+                              "seconds": 41.2})  # fmt: skip
+    data = " ".join(card.split("## Data")[1].split("## Training")[0].split())
+    assert "30 filled in from templates, 70 written by the target itself" in data
+    assert "28 are tasks about a message" in data
+    assert (
+        "wrote 4,096 messages in 41 s, of which were dropped: 1,234 never ended, 5 repeated" in data
+    )
+    short, long = card.split("### Over the first ")[1:]
+    assert short.startswith("32 tokens of an answer\n")
+    assert "| 1.625 | 0.500 | 0.250 |" in short
+    assert long.startswith("256 tokens of an answer\n")
+    assert "| 2.875 | 0.500 | 0.250 |" in long
+    assert "wrote" not in card_of(tmp_path, None)
+
+
+def test_an_epoch_s_line_says_over_which_tokens() -> None:
+    console = Console(file=io.StringIO(), width=300)
+    row = {"epoch": 2, "loss": 1.5, "held_out": [acceptance(32, 1.75), acceptance(256, None)]}
+    TrainingProgress(console).epoch(row, epochs=6)
+    line = cast(io.StringIO, console.file).getvalue()
+    assert "1.75 over the first 32 tokens of an answer (by position 0.50 0.25)" in line
+    assert "unknown over the first 256 tokens" in line
+
+
 def test_training_prompts_are_many_and_never_held_out() -> None:
     prompts = training_prompts(3000, seed=0)
     texts = [prompt.text for prompt in prompts]
@@ -124,7 +258,7 @@ def test_training_prompts_are_many_and_never_held_out() -> None:
 
 def test_templates_hold_enough_for_the_shipped_recipe() -> None:
     recipe = RECIPES["smollm2-eagle"]
-    assert len(training_prompts(int(recipe.sequences * SPARE) + 8, 0)) > recipe.sequences
+    assert len(training_prompts(int(recipe.from_templates * SPARE) + 8, 0)) > recipe.from_templates
 
 
 def test_held_out_prompts_are_all_of_the_scenarios() -> None:

@@ -15,6 +15,7 @@ happens when they are read here, with the stock write's rounding; commit rounds 
 import triton
 import triton.language as tl
 
+from nwor_kernels.verify_attention.discard import discard_parts
 from nwor_kernels.verify_attention.division import cut, find_pair, steps_of
 from nwor_kernels.verify_attention.softmax import (
     LOG2_E,
@@ -22,6 +23,7 @@ from nwor_kernels.verify_attention.softmax import (
     leave_part,
     merge_parts,
     nothing_seen,
+    slot_of,
 )
 from nwor_kernels.verify_attention.tiles import (
     as_read_back,
@@ -93,6 +95,7 @@ def verify_kernel(
     WINDOW: tl.constexpr,
     MIN_STEPS: tl.constexpr,
     MERGED: tl.constexpr,
+    DISCARD: tl.constexpr,
 ):
     """One program: an equal part of all steps. A step of which the whole batch has S is numbered
     0..S-1, request by request, pair by pair, the window's step last."""
@@ -205,7 +208,7 @@ def verify_kernel(
         if not complete:
             # Leave the partial result; the last to arrive merges all of them, in order.
             leave_part(
-                accumulators, sums, 2 * program + (program == first_program).to(tl.int32),
+                accumulators, sums, slot_of(first_program, program - first_program),
                 row, half, acc0, acc1, best, total, ROWS, DIM,
             )  # fmt: skip
             tl.debug_barrier()  # every thread's stores come before this program's arrival
@@ -222,4 +225,6 @@ def verify_kernel(
             by = (kept_v_scale / total)[:, None]
             rows_at = output + token_row * output_row + attended * output_head
             store_halves(rows_at, is_row, acc0 * by, acc1 * by, HEAD_DIM, half_dim, FP8)
+            if DISCARD:
+                discard_parts(accumulators, sums, first_program, parts, ROWS, DIM, MERGED, DISCARD)
         at += last - first

@@ -46,6 +46,16 @@ def nothing_seen(ROWS: tl.constexpr, HALF: tl.constexpr):
 
 
 @triton.jit
+def slot_of(first_program, other):
+    """The slot of the workspace that has the part `other` of a pair, whose first program this is.
+
+    A program has two slots: the odd one for the part that begins a pair, which is the last thing
+    that it did, the even one for a part that continues a pair, which is the first.
+    """
+    return 2 * (first_program + other) + (other == 0).to(tl.int32)
+
+
+@triton.jit
 def leave_part(
     accumulators, sums, slot, row, half, acc0, acc1, best, total, ROWS: tl.constexpr,
     DIM: tl.constexpr,
@@ -67,17 +77,13 @@ def merge_parts(
     accumulators, sums, first_program, parts, row, half,
     ROWS: tl.constexpr, DIM: tl.constexpr, MERGED: tl.constexpr,
 ):  # fmt: skip
-    """(two halves of the accumulator, `total`) of a pair's parts, MERGED of them read at a time.
-
-    A program has two slots: the odd one for the part that begins a pair, which is the last thing
-    that it did, the even one for a part that continues a pair, which is the first.
-    """
+    """(two halves of the accumulator, `total`) of a pair's parts, MERGED of them read at a time."""
     acc0, acc1, best, total = nothing_seen(ROWS, DIM // 2)
     for group in range(0, parts, MERGED):
         for i in tl.static_range(MERGED):
             # Past the last part it is read again, and has no weight.
             other = tl.minimum(group + i, parts - 1)
-            slot = 2 * (first_program + other) + (other == 0).to(tl.int32)
+            slot = slot_of(first_program, other)
             left_at = accumulators + slot.to(tl.int64) * (ROWS * DIM) + half
             sums_at = sums + slot * (2 * ROWS) + row
             # Other processors wrote them: not from this one's L1.

@@ -1,6 +1,8 @@
 """What the verification kernel serves, and the shape of its launches."""
 
+import functools
 from dataclasses import dataclass
+from enum import IntEnum
 
 import torch
 import triton
@@ -31,6 +33,16 @@ def unsupported_reason(
     return None
 
 
+class Discard(IntEnum):
+    """What a launch does with partial results that it has merged (`discard.py`)."""
+
+    OFF = 0
+    L2 = 1
+    """Drop them from L2 before they are written to DRAM; OFF where that is not possible."""
+    POISON = 2
+    """Overwrite them with NaN, as a discard might: for tests, interpreted ones too."""
+
+
 @dataclass(frozen=True)
 class Tuning:
     """How a launch is shaped; None leaves a choice to the rules."""
@@ -41,6 +53,7 @@ class Tuning:
     num_warps: int | None = None
     num_stages: int | None = None
     max_registers: int | None = None
+    discard: Discard | None = None
 
 
 @dataclass(frozen=True)
@@ -55,6 +68,7 @@ class LaunchShape:
         programs: programs of the launch.
         min_tiles: fewest steps that are worth a program.
         num_warps, num_stages, max_registers: Triton's; fewer registers, more programs at a time.
+        discard: what becomes of merged partial results.
     """
 
     rows: int
@@ -66,6 +80,7 @@ class LaunchShape:
     num_warps: int
     num_stages: int
     max_registers: int | None
+    discard: Discard
 
 
 def launch_shape(
@@ -81,6 +96,9 @@ def launch_shape(
     rows, row_tiles, dim = row_tiling(max_query_len, ratio, head_dim)
     step = 32 if dim * cache_bytes > 256 else 64
     warps = 8 if rows * dim >= 128 * 128 else 4
+    discard = tuning.discard or Discard.OFF
+    if discard is Discard.L2 and not can_discard(device):
+        discard = Discard.OFF
     return LaunchShape(
         rows=rows,
         row_tiles=row_tiles,
@@ -91,6 +109,7 @@ def launch_shape(
         num_warps=tuning.num_warps or warps,
         num_stages=tuning.num_stages or 3,
         max_registers=tuning.max_registers,
+        discard=discard,
     )
 
 
@@ -105,6 +124,14 @@ def row_tiling(max_query_len: int, ratio: int, head_dim: int) -> tuple[int, int,
 def programs_for(rows: int, dim: int, device: torch.device) -> int:
     """Programs that fill the GPU: two or more a multiprocessor hide each other's latency."""
     return _processors(device) * (2 if rows * dim <= 64 * 128 else 1)
+
+
+@functools.cache
+def can_discard(device: torch.device) -> bool:
+    """Whether `discard.L2` runs there: NVIDIA's sm_80 and later; the interpreter has no PTX."""
+    if device.type != "cuda" or torch.version.hip or triton.knobs.runtime.interpret:
+        return False
+    return torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 _processors_of: dict[torch.device, int] = {}

@@ -6,6 +6,7 @@ give the same bits, and shows in the interpreter too which lines are given up.
 
 import itertools
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -26,26 +27,28 @@ UNEVEN = [Request(130, 5, 4), Request(33, 3, 2), Request(50, 1, 0), Request(0, 5
 SENTINEL = 12345.0
 
 
-def leftovers(step, device, programs: int, discard: Discard) -> tuple[Tensor, Tensor, Tensor]:
-    """(output, accumulators, sums) of a launch whose workspace was full of the sentinel."""
+def leftovers(step, device, filled: float, **tuning: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """(output, accumulators, sums) of a launch in a workspace that was full of a number."""
     workspace = VerifyWorkspace.create(
         max_requests=4, num_heads=6, num_kv_heads=2, head_dim=40, max_query_len=5,
-        device=device, programs=programs,
+        device=device, programs=tuning["programs"],
     )  # fmt: skip
     for tensor in (workspace.accumulators, workspace.sums):
-        tensor.fill_(SENTINEL)
-    tuning = Tuning(block_n=16, programs=programs, min_tiles=1, discard=discard)
-    output = run(step, stage_step(step, True), device, workspace=workspace, tuning=tuning)
+        tensor.fill_(filled)
+    shape = Tuning(block_n=16, min_tiles=1, **tuning)
+    output = run(step, stage_step(step, True), device, workspace=workspace, tuning=shape)
     assert not workspace.arrived.any()
     return output, workspace.accumulators.cpu(), workspace.sums.cpu()
 
 
+@pytest.mark.parametrize("skip_padding", [False, True])
 @pytest.mark.parametrize("programs", [4, 7, 40])
-def test_exactly_what_was_merged_is_given_up(triton_device, programs):
+def test_exactly_what_was_merged_is_given_up(triton_device, programs, skip_padding):
     """4 programs cut pairs in two, 40 cut a pair into more parts than are merged at a time."""
     step = make_step(UNEVEN, heads=6, kv_heads=2, head_dim=40, seed=21)
-    kept_output, *kept = leftovers(step, triton_device, programs, Discard.OFF)
-    output, *poisoned = leftovers(step, triton_device, programs, Discard.POISON)
+    tuning = {"programs": programs, "skip_padding": skip_padding}
+    kept_output, *kept = leftovers(step, triton_device, SENTINEL, **tuning)
+    output, *poisoned = leftovers(step, triton_device, SENTINEL, discard=Discard.POISON, **tuning)
     check(step, output, torch.from_numpy(attend_slowly(step)), torch.float32)
     assert torch.equal(output.nan_to_num(7.0), kept_output.nan_to_num(7.0))
     for before, after in zip(kept, poisoned, strict=True):
@@ -54,6 +57,21 @@ def test_exactly_what_was_merged_is_given_up(triton_device, programs):
         assert not written.all()
         assert torch.equal(after.isnan(), written)
         assert (after[~written] == SENTINEL).all()
+
+
+def test_padding_rows_need_not_be_left(triton_device):
+    """The same bits, though the workspace is full of NaN where they would have been."""
+    step = make_step(UNEVEN, heads=6, kv_heads=2, head_dim=40, seed=24)
+    whole, *_ = leftovers(step, triton_device, float("nan"), programs=7)
+    output, accumulators, sums = leftovers(
+        step, triton_device, float("nan"), programs=7, skip_padding=True
+    )
+    assert torch.equal(output.nan_to_num(7.0), whole.nan_to_num(7.0))
+    written = ~accumulators.view(14, 16, 64).isnan()
+    assert torch.equal(written.any(dim=2), written.all(dim=2))  # whole rows
+    rows_of = written.all(dim=2).sum(dim=1).tolist()
+    assert set(rows_of) == {0, 9, 15}  # 3 and 5 queries of 3 heads
+    assert torch.equal(~sums.view(14, 32).isnan().any(dim=1), torch.tensor(rows_of) > 0)
 
 
 def test_a_workspace_that_shares_a_line_with_others_is_refused():
@@ -128,8 +146,11 @@ class Layers:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(("requests", "drafts"), [(3, 4), (8, 4), (40, 8)])
-@pytest.mark.parametrize("discard", [Discard.L2, Discard.POISON])
-def test_the_same_bits_again_and_again_in_a_captured_graph_too(discard, requests, drafts):
+@pytest.mark.parametrize("skip_padding", [False, True])
+@pytest.mark.parametrize("discard", list(Discard))
+def test_the_same_bits_again_and_again_in_a_captured_graph_too(
+    discard, skip_padding, requests, drafts
+):
     """Layer follows layer in one workspace, so that a discard that came late would be seen."""
     if discard is Discard.L2 and not can_discard(torch.device("cuda")):
         pytest.skip("this GPU has no discard.L2")
@@ -137,7 +158,7 @@ def test_the_same_bits_again_and_again_in_a_captured_graph_too(discard, requests
     wanted = plain.results(plain.launch)
     assert all(result.isfinite().all() for result in wanted)
     assert not any(torch.equal(one, other) for one, other in itertools.pairwise(wanted))
-    layers = Layers(requests, drafts, Tuning(discard=discard))
+    layers = Layers(requests, drafts, Tuning(discard=discard, skip_padding=skip_padding))
     for _ in range(20):
         assert all(map(torch.equal, layers.results(layers.launch), wanted))
     graph = torch.cuda.CUDAGraph()

@@ -7,9 +7,9 @@ exactly where overwriting the tiles would be:
 
 - The parts' stores come before their arrival (release), ours before the merge (acquire): none can
   come after the discard.
-- Our own loads: a barrier stands between them and the discards. The output, which is made of every
-  loaded number, was stored before it, so that no load is even on its way. They bypass L1 (.cg), so
-  no stale line stays there.
+- Our own loads: a barrier stands between them and the discards. The output was stored before it,
+  so that no load that the output is made of is even on its way. They bypass L1 (.cg), so no stale
+  line stays there.
 - Other programs of the launch: a slot is written once a launch and read only by the one program
   that merges its pair; programs that write meanwhile write other slots.
 - Later launches on the stream or in a CUDA graph write every number before they read it, and a
@@ -40,14 +40,18 @@ _POISON = tl.constexpr(int(Discard.POISON))
 
 @triton.jit
 def discard_parts(
-    accumulators, sums, first_program, parts,
+    accumulators, sums, first_program, parts, rows_left,
     ROWS: tl.constexpr, DIM: tl.constexpr, MERGED: tl.constexpr, DISCARD: tl.constexpr,
 ):  # fmt: skip
-    """Drop what `merge_parts` has read, MERGED parts at a time; after the output was stored."""
+    """Drop what `merge_parts` has read, MERGED parts at a time; after the output was stored.
+
+    Only the first `rows_left` rows of each accumulator were written.
+    """
     lines: tl.constexpr = ROWS * DIM // _FLOATS
     sum_lines: tl.constexpr = 2 * ROWS // _FLOATS
     each = tl.arange(0, MERGED * lines)
     line = each % lines
+    was_left = line // (DIM // _FLOATS) < rows_left
     if parts > 1:
         tl.debug_barrier()  # every thread's loads come before any thread's discards
         for group in range(0, parts, MERGED):
@@ -55,7 +59,7 @@ def discard_parts(
             slot = slot_of(first_program, other)
             exists = other < parts
             tile = accumulators + slot.to(tl.int64) * (ROWS * DIM)
-            _discard(tile + line * _FLOATS, exists, DISCARD)
+            _discard(tile + line * _FLOATS, exists & was_left, DISCARD)
             both = sums + slot * (2 * ROWS)
             _discard(both + line * _FLOATS, exists & (line < sum_lines), DISCARD)
 

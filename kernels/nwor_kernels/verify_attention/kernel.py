@@ -154,6 +154,7 @@ def verify_attention_triton(
         MIN_STEPS=shape.min_tiles,
         MERGED=max(1, min(4, 64 * 128 // (shape.rows * shape.dim))),
         DISCARD=int(shape.discard),
+        SKIP_PADDING=shape.skip_padding,
         num_warps=shape.num_warps,
         num_stages=shape.num_stages,
         maxnreg=shape.max_registers,

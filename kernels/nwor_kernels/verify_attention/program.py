@@ -96,6 +96,7 @@ def verify_kernel(
     MIN_STEPS: tl.constexpr,
     MERGED: tl.constexpr,
     DISCARD: tl.constexpr,
+    SKIP_PADDING: tl.constexpr,
 ):
     """One program: an equal part of all steps. A step of which the whole batch has S is numbered
     0..S-1, request by request, pair by pair, the window's step last."""
@@ -204,12 +205,13 @@ def verify_kernel(
             )  # fmt: skip
 
         complete = parts == 1
+        left = is_row | (not SKIP_PADDING)
         half = row[:, None] * DIM + tl.arange(0, half_dim)[None, :]
         if not complete:
             # Leave the partial result; the last to arrive merges all of them, in order.
             leave_part(
                 accumulators, sums, slot_of(first_program, program - first_program),
-                row, half, acc0, acc1, best, total, ROWS, DIM,
+                row, half, left, acc0, acc1, best, total, ROWS, DIM,
             )  # fmt: skip
             tl.debug_barrier()  # every thread's stores come before this program's arrival
             counter = arrived + request * pairs + pair
@@ -219,12 +221,15 @@ def verify_kernel(
                 tl.debug_barrier()  # and every thread's loads after it
                 tl.store(counter, 0)
                 acc0, acc1, total = merge_parts(
-                    accumulators, sums, first_program, parts, row, half, ROWS, DIM, MERGED
+                    accumulators, sums, first_program, parts, row, half, left, ROWS, DIM, MERGED
                 )
         if complete:
             by = (kept_v_scale / total)[:, None]
             rows_at = output + token_row * output_row + attended * output_head
             store_halves(rows_at, is_row, acc0 * by, acc1 * by, HEAD_DIM, half_dim, FP8)
             if DISCARD:
-                discard_parts(accumulators, sums, first_program, parts, ROWS, DIM, MERGED, DISCARD)
+                rows_left = num_rows * RATIO - row_tile * ROWS if SKIP_PADDING else ROWS
+                discard_parts(
+                    accumulators, sums, first_program, parts, rows_left, ROWS, DIM, MERGED, DISCARD
+                )
         at += last - first

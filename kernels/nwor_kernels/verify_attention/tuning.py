@@ -54,6 +54,7 @@ class Tuning:
     num_stages: int | None = None
     max_registers: int | None = None
     discard: Discard | None = None
+    skip_padding: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -69,6 +70,7 @@ class LaunchShape:
         min_tiles: fewest steps that are worth a program.
         num_warps, num_stages, max_registers: Triton's; fewer registers, more programs at a time.
         discard: what becomes of merged partial results.
+        skip_padding: whether partial results are without the padding rows.
     """
 
     rows: int
@@ -81,6 +83,7 @@ class LaunchShape:
     num_stages: int
     max_registers: int | None
     discard: Discard
+    skip_padding: bool
 
 
 def launch_shape(
@@ -110,6 +113,7 @@ def launch_shape(
         num_stages=tuning.num_stages or 3,
         max_registers=tuning.max_registers,
         discard=discard,
+        skip_padding=bool(tuning.skip_padding),
     )
 
 

@@ -2,11 +2,15 @@
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
-from statistics import fmean
+from statistics import fmean, median
+
+from scipy.stats import median_abs_deviation
 
 from nwor_bench.conditions import throttle_names
 from nwor_bench.finding import Finding, FindingKind, Severity
-from nwor_bench.records import BatchRecord, NworMode, ScvMode
+from nwor_bench.invariants import windows_by_batch
+from nwor_bench.record_lines import batch_key
+from nwor_bench.records import BatchRecord, NworMode, ScvMode, WindowRecord
 from nwor_bench.store import RunData
 from nwor_bench.trend import trend
 
@@ -19,10 +23,22 @@ CLOCK_CHANGE = 0.02
 LOW_MEMORY = 0.05
 """Memory available over memory in the machine."""
 
+HOST_SCATTER = 0.03
+HOST_OVER_GPU = 3.0
+"""The host is said to set the pace where windows scatter by more than the first, and by more than
+the second times what the forward pass in them does on the GPU. Seen on H200s: windows 4 to 20 %,
+forward passes 1 to 4 %."""
+
+PACED_WINDOWS = 16
+"""Fewest windows from which a scatter is told."""
+
+BASELINE = (NworMode.OFF, ScvMode.OFF, None)
+
 
 def machine_findings(run: RunData) -> Iterator[Finding]:
     """Warm-up, drift, and what the batches' conditions tell."""
     yield from _time(run)
+    yield from _pace(run)
     yield from _stage_l2(run)
     timed = [batch for batch in run.batches if batch.phase == "timed" and batch.conditions]
     if timed:
@@ -53,15 +69,47 @@ def _time(run: RunData) -> Iterator[Finding]:
         )
 
 
+def _pace(run: RunData) -> Iterator[Finding]:
+    """Is it the host that windows wait for? From the batches that time phases on the device."""
+    of_batch = windows_by_batch(run)
+    windows = [
+        window
+        for batch in run.batches
+        if batch.phase == "probe" and _modes(batch) == BASELINE
+        for window in of_batch[batch_key(batch)]
+        if window.num_reqs == batch.requests
+    ]
+    pairs = [(w.wall_ms, w.forward_ms) for w in windows if w.wall_ms and w.forward_ms]
+    if len(pairs) < PACED_WINDOWS:
+        return
+    (wall, wall_scatter), (forward, forward_scatter) = (
+        (median(times), median_abs_deviation(times, scale="normal") / median(times))
+        for times in zip(*pairs, strict=True)
+    )
+    if wall_scatter > max(HOST_SCATTER, HOST_OVER_GPU * forward_scatter):
+        yield Finding(
+            FindingKind.HOST_PACE,
+            Severity.WARNING,
+            f"The host sets the pace: a window took {wall:.2f} ms and scattered by "
+            f"{100 * wall_scatter:.0f} %, the forward pass in it took the GPU {forward:.2f} ms and "
+            f"scattered by {100 * forward_scatter:.1f} %.",
+            "These times are the host's more than the GPU's. Take a quieter or faster host, give "
+            "the process cores of its own (taskset), or write more --requests.",
+        )
+
+
 def _baseline_means(run: RunData) -> list[float]:
     """Mean window time of off x off in each timed block, in ms."""
     blocks = {batch.block for batch in run.batches if batch.phase == "timed"}
     times: dict[int, list[float]] = defaultdict(list)
     for window in run.windows:
-        modes = (window.nwor_mode, window.scv_mode, window.arm)
-        if modes == (NworMode.OFF, ScvMode.OFF, None) and window.wall_ms is not None:
+        if _modes(window) == BASELINE and window.wall_ms is not None:
             times[window.block].append(window.wall_ms)
     return [fmean(times[block]) for block in sorted(blocks & times.keys())]
+
+
+def _modes(record: BatchRecord | WindowRecord) -> tuple[str, str, str | None]:
+    return record.nwor_mode, record.scv_mode, record.arm
 
 
 def _stage_l2(run: RunData) -> Iterator[Finding]:

@@ -113,14 +113,18 @@ def _bytes(cell: CellData) -> dict[str, Any]:
 
 
 def _acceptance(cell: CellData) -> dict[str, Any]:
-    """Acceptance by position is None or empty unless every window recorded its positions."""
+    """Acceptance by position is None or empty unless every window recorded its positions.
+
+    Windows without a draft that vLLM counts (their requests had finished) have none to record.
+    """
     drafts = sum(batch.draft_tokens for batch in cell.timed)
     accepted = sum(batch.accepted_tokens for batch in cell.timed)
     length: float | None = None
     rates: tuple[float, ...] = ()
-    if cell.windows and all(window.drafts_per_position for window in cell.windows):
-        drafted = _by_position([window.drafts_per_position for window in cell.windows])
-        taken = _by_position([window.accepted_per_position for window in cell.windows])
+    counted = [w for w in cell.windows if w.draft_tokens > w.uncounted_draft_tokens]
+    if counted and all(window.drafts_per_position for window in counted):
+        drafted = _by_position([window.drafts_per_position for window in counted])
+        taken = _by_position([window.accepted_per_position for window in counted])
         taken += [0] * (len(drafted) - len(taken))
         # Requests with a draft at the first position: a request's windows.
         length = 1 + sum(taken) / drafted[0] if drafted[0] else None

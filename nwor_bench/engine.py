@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from nwor_bench.config import SweepSpec
 from nwor_bench.engine_config import check_arguments, set_environment, start_llm
-from nwor_bench.engine_log import log_to_file
+from nwor_bench.engine_log import log_to_file, stderr_to_file
 from nwor_bench.errors import EngineError
 from nwor_bench.pairs import ResolvedPair
 from nwor_bench.ranks import common_status, disagreement
@@ -132,8 +132,12 @@ class VllmEngine:
         return {**common_status(self._rpc_all("nwor_status")), "vllm": self._vllm, **starts}
 
     def set_modes(self, cell: Cell) -> None:
-        """Switch both modes live; call it between batches."""
-        self._rpc("nwor_set_modes", str(cell.nwor_mode), str(cell.scv_mode))
+        """Switch both modes live; call it between batches.
+
+        The first switch to stage may capture CUDA graphs, of which vLLM draws progress bars.
+        """
+        with stderr_to_file(self._log):
+            self._rpc("nwor_set_modes", str(cell.nwor_mode), str(cell.scv_mode))
 
     def generate(self, prompts: Sequence[Sequence[int]], sampling: Sampling) -> BatchOutput:
         """Run one batch to its end from an empty prefix cache; counters are read around it."""

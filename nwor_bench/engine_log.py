@@ -12,13 +12,23 @@ from pathlib import Path
 def log_to_file(path: Path | None) -> Iterator[None]:
     """Send vLLM's log to `path`, for good; and while inside, all of stderr too.
 
-    Libraries below vLLM write to the file descriptor itself while models load, so that is
-    what is redirected. With None nothing is touched.
+    With None nothing is touched.
+    """
+    if path is not None:
+        _log_vllm_to(path)
+    with stderr_to_file(path):
+        yield
+
+
+@contextmanager
+def stderr_to_file(path: Path | None) -> Iterator[None]:
+    """Send what is written to stderr while inside to `path`; with None nothing is touched.
+
+    Libraries below vLLM write to the file descriptor itself, so that is what is redirected.
     """
     if path is None:
         yield
         return
-    _log_vllm_to(path)
     sys.stderr.flush()
     saved = os.dup(2)
     with path.open("ab") as file:

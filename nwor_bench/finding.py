@@ -30,6 +30,7 @@ class FindingKind(StrEnum):
     GPU_SHARED = "gpu_shared"
     CPU_BUSY = "cpu_busy"
     CPU_STEAL = "cpu_steal"
+    HOST_PACE = "host_pace"
     STAGE_L2 = "stage_l2"
     MEMORY_PRESSURE = "memory_pressure"
     FALLBACKS = "fallbacks"

@@ -1,7 +1,7 @@
 """Sweeps as files: what varies (axes) and what all runs share (settings), in TOML. Pure."""
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -62,6 +62,15 @@ class Settings(StrictModel):
     stage_by: StageBy = StageBy.REFERENCE
     stage_l2: StageL2 = StageL2.NORMAL
     engine_args: dict[str, Any] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _one_profiler(self) -> Self:
+        if self.dram_counters and self.launch_counts:
+            raise ValueError(
+                "write dram_counters or launch_counts, not both: PyTorch's profiler, which counts "
+                "launches, changes the clock of the counters in every later run of the process"
+            )
+        return self
 
 
 class SweepFile(StrictModel):

@@ -110,6 +110,23 @@ def test_per_position_rates_divide_by_the_drafts_there(run):
     assert result.acceptance_length == 2.0
 
 
+def test_a_window_of_finished_requests_alone_hides_no_acceptance_length(run):
+    """Seen on an H200: the last window's drafts were all of a request that had ended."""
+    ended = next(w for w in run.windows if of("off", "off")(w) and w.block == 1)
+    changed = replace(
+        ended,
+        drafts_per_position=(),
+        accepted_per_position=(),
+        uncounted_draft_tokens=ended.draft_tokens,
+        uncounted_accepted_tokens=ended.accepted_tokens,
+    )
+    others = tuple(w for w in run.windows if w is not ended)
+    found = cell(replace(run, windows=(*others, changed)), "off", "off")
+    without = cell(replace(run, windows=others), "off", "off")
+    assert found.acceptance_length == without.acceptance_length is not None
+    assert found.acceptance_per_position == without.acceptance_per_position
+
+
 def test_the_baseline_is_the_reference(run):
     result = cell(run, "off", "off")
     assert (result.verdict, result.parity) == (REFERENCE, REFERENCE)

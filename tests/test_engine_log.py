@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from nwor_bench.engine import VllmEngine
 from nwor_bench.engine_log import log_to_file
+from nwor_bench.records import Cell, NworMode, ScvMode
 
 
 @pytest.fixture(autouse=True)
@@ -97,3 +99,15 @@ def test_without_a_file_nothing_is_touched(vllm_logger: logging.Logger) -> None:
         assert stderr_is() == before
     assert vllm_logger.handlers == handlers
     assert os.environ["VLLM_CONFIGURE_LOGGING"] == "1"
+
+
+def test_progress_bars_of_a_switch_stay_out_of_the_terminal(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seen on a GPU: the first switch to stage captures CUDA graphs, with a bar for each."""
+    engine = object.__new__(VllmEngine)
+    engine._log = tmp_path / "engine.log"
+    monkeypatch.setattr(engine, "_rpc", lambda *asked: os.write(2, b"Capturing: 100 %\n"))
+    engine.set_modes(Cell("tiny", NworMode.STAGE, ScvMode.OFF))
+    assert capfd.readouterr().err == ""
+    assert engine._log.read_text() == "Capturing: 100 %\n"

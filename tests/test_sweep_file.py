@@ -85,6 +85,7 @@ def index() -> dict[str, Any]:
         ("[settings]\nci_with = '1%'", r"settings\.ci_with.*did you mean 'ci_width'"),
         ("[settings]\ndram_counter = true", r"dram_counter.*did you mean 'dram_counters'"),
         ("[settings]\ndram_counters = 'yes'", r"s\.toml:4: settings\.dram_counters: 'yes' .*write"),
+        ("[settings]\nlaunch_counts = true\ndram_counters = true", r"settings.*not both"),
         ("[settings]\nlaunch_counts = 1", r"s\.toml:4: settings\.launch_counts: 1 .*write"),
     ],
 )

@@ -122,7 +122,6 @@ class WindowPlanner:
             return None, "full_graph_of_another_shape"
         if input_batch.num_draft_tokens != requests * drafts:
             return None, "full_graph_with_uneven_windows"
-        slots = slot_mappings[self._group, :tokens]
         ready = self._replays.get((tokens, requests))
         if ready is None:
             captured = self._graphs.shapes.get(descriptor)
@@ -130,10 +129,10 @@ class WindowPlanner:
                 return None, self._graphs.unavailable or "full_graph_of_another_shape"
             ready = replace(captured, num_draft_tokens=(drafts,) * requests)
             if not captured.copied:
-                ready = replace(ready, slots=slots)
+                ready = replace(ready, slots=slot_mappings[self._group, :tokens])
             self._replays[tokens, requests] = ready
         if ready.copied:
-            set_slots(ready, slots)
+            set_slots(ready, slot_mappings[self._group, :tokens])
         return ready, None
 
 

@@ -7,8 +7,10 @@ replay, nothing serialised. Seen on an H200 with cupti-python 13.4:
 - The first sample after a start reaches back to the last stop: it is dropped.
 - One decode gives what fits into its image; a second one gives empty samples.
 - The interval of the first `configure` stays until the collector is disabled.
+- Once PyTorch's profiler has run in a process, CUPTI's times there are the processor's cycles.
 """
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -37,6 +39,10 @@ MOST_SAMPLES = 400_000
 """Samples of one decode: 3.2 kB of host memory each."""
 
 FLAG = "--dram-counters"
+
+CLOCK_NS = 1_000_000_000
+"""CUPTI's time and CLOCK_REALTIME were within 1 us of each other; further apart than this they
+are different clocks."""
 
 PERMISSION = (
     "this user may not read the GPU's counters; run as root, start the container with "
@@ -83,7 +89,18 @@ class PmSampler:
     def __init__(self, device: int = 0, interval_ns: int = INTERVAL_NS):
         self.interval_ns = interval_ns
         self._collector = _enabled(_collector_class()(device))
+        self._check_clock()
         self.names = self._configure()
+
+    def _check_clock(self) -> None:
+        from cupti import cupti
+
+        if abs(cupti.get_timestamp() - time.clock_gettime_ns(time.CLOCK_REALTIME)) > CLOCK_NS:
+            self.close()
+            raise unavailable(
+                "PyTorch's profiler has run in this process and left CUPTI a clock of its own; "
+                "count launches (--launch-counts) in a run of their own"
+            )
 
     def _configure(self) -> tuple[str, ...]:
         """Ask for all metrics, or for those of DRAM alone where that is too much."""
@@ -146,7 +163,8 @@ def check_counters(has_gpu: Callable[[], bool]) -> None:
         raise unavailable("there is no CUDA device here; DRAM counters are a GPU's")
     import torch
 
-    torch.cuda.synchronize()  # CUPTI may find no device before CUDA has started
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()  # CUPTI may find no device before CUDA has started
     _enabled(collector(0)).disable()
 
 

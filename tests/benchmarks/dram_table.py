@@ -22,7 +22,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
+from dram_report import write_report
 from rich.console import Console
 
 from nwor_bench.conduct import run_prepared
@@ -30,16 +30,13 @@ from nwor_bench.config import Overrides, SweepSpec, load_scenario, resolve
 from nwor_bench.engine import VllmEngine, check_arguments
 from nwor_bench.plan import Block, Plan
 from nwor_bench.profiling.cupti_library import run_under_own_cupti
-from nwor_bench.profiling.dram_counters import csv_rows
 from nwor_bench.records import Cell, NworMode, ScvMode
 from nwor_bench.session import PairChoice, prepare
-from nwor_bench.store import read_run
 
 PAIR = "llama-3b-shape"
 STAGES = {"reference": ("reference", "normal"), "copy": ("copy", "normal"),
           "persist": ("copy", "persist")}  # fmt: skip
 """--stage-by and --stage-l2 by the word for both."""
-SHOWN = ("dram_write_bytes", "dram_read_bytes", "l2_bytes")
 
 
 def spec_of(arguments: argparse.Namespace, acceptance: float, stage: str) -> SweepSpec:
@@ -150,50 +147,7 @@ def run_stage(arguments: argparse.Namespace, stage: str) -> None:
 
 def table(arguments: argparse.Namespace) -> None:
     """dram.csv and dram.md from run folders, or from folders that hold some."""
-    folders = [p.parent for root in arguments.runs for p in sorted(root.glob("**/run.json"))]
-    rows = [{"run": f.name, **row} for f in folders for row in csv_rows(read_run(f))]
-    frame = pd.DataFrame(rows)
-    arguments.output.mkdir(parents=True, exist_ok=True)
-    frame.to_csv(arguments.output / "dram.csv", index=False)
-    lines = [
-        {"run": row["run"], "cell": _cell(row), "in L2": _in_l2(row), **_shown(row)} for row in rows
-    ]
-    text = pd.DataFrame(lines).to_markdown(index=False)
-    (arguments.output / "dram.md").write_text(f"{text}\n", encoding="utf-8")
-
-
-def _cell(row: dict[str, Any]) -> str:
-    arm = f" ({row['arm']})" if row["arm"] else ""
-    how = f" by {row['stage_by']}" if row["nwor_mode"] == "stage" and row["stage_by"] else ""
-    return f"{row['nwor_mode']}{how} x {row['scv_mode']}{arm}"
-
-
-def _in_l2(row: dict[str, Any]) -> str:
-    """Share of the copies' window that L2 was to keep; why not; empty where nobody asked."""
-    if row["nwor_mode"] != "stage" or row["stage_l2"] != "persist":
-        return ""
-    if row["stage_l2_unavailable"] or row["stage_l2_hit_ratio"] is None:
-        return str(row["stage_l2_unavailable"] or "not known")
-    kept = f"{100 * row['stage_l2_hit_ratio']:.0f} %"
-    return f"{kept} of {row['stage_l2_window_bytes'] / 1e6:.1f} MB"
-
-
-def _shown(row: dict[str, Any]) -> dict[str, str]:
-    """MB a window, MB less off x off with its interval, what was predicted; empty if unknown."""
-    shown = {}
-    for name in SHOWN:
-        short = name.removesuffix("_bytes")
-        shown[f"{short} MB"] = _mb(row[f"{name}_mean"])
-        low, high = row[f"{name}_minus_off_low"], row[f"{name}_minus_off_high"]
-        found = _mb(row[f"{name}_minus_off_mean"])
-        shown[f"{short} - off"] = found if low is None else f"{found} [{_mb(low)}, {_mb(high)}]"
-        if name != "l2_bytes":
-            shown[f"{short} predicted"] = _mb(row[f"{name}_minus_off_predicted"])
-    return shown
-
-
-def _mb(value: float | None) -> str:
-    return "" if value is None else f"{value / 1e6:.3f}"
+    write_report(arguments.runs, arguments.output)
 
 
 def main() -> None:

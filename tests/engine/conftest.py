@@ -4,6 +4,7 @@ import os
 from collections.abc import Callable, Iterator
 
 import pytest
+from engine_tools import tiny_pair, tiny_spec
 
 from nwor_bench.config import SweepSpec
 from nwor_bench.engine import VllmEngine
@@ -26,3 +27,12 @@ def start_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[
         engine.close()
     os.environ.clear()
     os.environ.update(saved)
+
+
+@pytest.fixture(scope="module")
+def engine(
+    start_engine: Callable[..., VllmEngine], tmp_path_factory: pytest.TempPathFactory
+) -> VllmEngine:
+    """A draft model with partial acceptance: every window has drafts to keep and to drop."""
+    pair = tiny_pair(tmp_path_factory.mktemp("pair"), "draft_model")
+    return start_engine(pair, tiny_spec(block_size=32))

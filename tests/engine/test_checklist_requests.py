@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 from checklist_tools import Answers, ask, check_cache, check_counts, check_same, greedy
-from engine_tools import prompts_of, tiny_pair, tiny_spec
+from engine_tools import prompts_of
 
 from nwor_bench.engine import VllmEngine
 
@@ -19,15 +19,6 @@ ATTEMPTS = 20
 """Batches a sampled case may take: stock vLLM's CPU sampler accepts from 0 to 30 drafts in one."""
 
 SCV = pytest.mark.parametrize("scv", ["off", "graph"])
-
-
-@pytest.fixture(scope="module")
-def engine(
-    start_engine: Callable[..., VllmEngine], tmp_path_factory: pytest.TempPathFactory
-) -> VllmEngine:
-    """A draft model with partial acceptance."""
-    pair = tiny_pair(tmp_path_factory.mktemp("pair"), "draft_model")
-    return start_engine(pair, tiny_spec(block_size=32))
 
 
 def dropped(answers: Answers) -> int:

@@ -9,8 +9,6 @@ from engine_tools import (
     abort_requests,
     prompts_of,
     run_cell,
-    tiny_pair,
-    tiny_spec,
     total,
     worker_of,
 )
@@ -20,15 +18,6 @@ from nwor_bench.engine import BatchOutput, VllmEngine
 pytestmark = pytest.mark.engine
 
 PROMPTS = prompts_of([24, 31, 18, 40, 27, 22, 35, 29])
-
-
-@pytest.fixture(scope="module")
-def engine(
-    start_engine: Callable[..., VllmEngine], tmp_path_factory: pytest.TempPathFactory
-) -> VllmEngine:
-    """A draft model with partial acceptance: every window has drafts to keep and to drop."""
-    pair = tiny_pair(tmp_path_factory.mktemp("pair"), "draft_model")
-    return start_engine(pair, tiny_spec(block_size=32))
 
 
 @pytest.fixture(scope="module")

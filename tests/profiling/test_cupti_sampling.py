@@ -1,9 +1,10 @@
 """Samples from a stand-in for cupti-python, and one message for everything that can be missing."""
 
 import sys
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
@@ -65,6 +66,8 @@ def cupti(monkeypatch: pytest.MonkeyPatch) -> type[Collector]:
     package, module = ModuleType("cupti"), ModuleType("cupti.pm_sampling")
     module.Collector = Collector  # type: ignore[attr-defined]
     package.pm_sampling = module  # type: ignore[attr-defined]
+    now = lambda: time.clock_gettime_ns(time.CLOCK_REALTIME)  # noqa: E731
+    package.cupti = SimpleNamespace(get_timestamp=now)  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "cupti", package)
     monkeypatch.setitem(sys.modules, "cupti.pm_sampling", module)
     monkeypatch.setattr(pm_sampling, "version", lambda name: "13.4.0")
@@ -99,6 +102,17 @@ def test_a_batch_too_long_for_one_decode_is_refused(cupti: type[Collector]) -> N
     sampler.start()
     with pytest.raises(CountersUnavailable, match="--max-new-tokens"):
         sampler.stop(60.0)
+
+
+def test_a_clock_that_another_profiler_left_is_found_out(
+    cupti: type[Collector], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seen on an H200: after PyTorch's profiler CUPTI tells the processor's cycles."""
+    cycles = SimpleNamespace(get_timestamp=lambda: 218_000_000_000)
+    monkeypatch.setattr(sys.modules["cupti"], "cupti", cycles)
+    with pytest.raises(CountersUnavailable, match=r"--launch-counts.* in a run of their own"):
+        PmSampler()
+    assert cupti.made[0].log == ["enable", "disable"]
 
 
 def message(has_gpu: bool = True) -> str:

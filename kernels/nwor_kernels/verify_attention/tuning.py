@@ -127,7 +127,12 @@ def row_tiling(max_query_len: int, ratio: int, head_dim: int) -> tuple[int, int,
 
 def programs_for(rows: int, dim: int, device: torch.device) -> int:
     """Programs that fill the GPU: two or more a multiprocessor hide each other's latency."""
-    return _processors(device) * (2 if rows * dim <= 64 * 128 else 1)
+    return programs_on(_processors(device), rows, dim)
+
+
+def programs_on(processors: int, rows: int, dim: int) -> int:
+    """The same for a GPU of so many multiprocessors."""
+    return processors * (2 if rows * dim <= 64 * 128 else 1)
 
 
 @functools.cache

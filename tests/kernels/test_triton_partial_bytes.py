@@ -51,6 +51,17 @@ def test_as_many_as_the_kernel_writes(triton_device, requests, programs, min_til
     assert less < found or found == 0
 
 
+@pytest.mark.parametrize("requests", [EVEN, UNEVEN], ids=["even", "uneven"])
+@pytest.mark.parametrize("programs", [2, 3, 4, 5])
+def test_whole_pairs_leave_nothing(triton_device, requests, programs):
+    """Six pairs for fewer programs; as long as the longest program takes at most thrice as long."""
+    tuning = Tuning(block_n=16, programs=programs, min_tiles=1, whole_pairs=200)
+    assert check_bytes(triton_device, requests, tuning) == 0
+    cut = check_bytes(triton_device, requests, replace(tuning, whole_pairs=0))
+    assert cut > 0 or programs in (2, 3)
+    assert check_bytes(triton_device, requests, replace(tuning, whole_pairs=1)) in (0, cut)
+
+
 def test_padding_rows_of_the_last_of_several_tiles(triton_device):
     """80 query rows in tiles of 64; the other request's 10 leave its second tile empty."""
     requests = [Request(70, 16, 15), Request(40, 2, 1)]

@@ -35,8 +35,12 @@ def _sum_max(a, b, c, d):
 
 
 @triton.jit
-def cut(steps, PAIRS: tl.constexpr, MIN_STEPS: tl.constexpr):
-    """(steps a program, of which a pair's steps are rounded up to a multiple)."""
+def cut(steps, PAIRS: tl.constexpr, MIN_STEPS: tl.constexpr, WHOLE: tl.constexpr):
+    """(steps a program, of which a pair's steps are rounded up to a multiple).
+
+    With more pairs than programs each program may have whole pairs, if its steps are then at most
+    WHOLE per cent more than equal parts have: nothing is left to be merged.
+    """
     programs = tl.num_programs(0)
     busy = (steps > 0).to(tl.int32)
     steps_of_all, requests, most = tl.reduce((steps, busy, steps), 0, _sum_sum_max)
@@ -48,13 +52,11 @@ def cut(steps, PAIRS: tl.constexpr, MIN_STEPS: tl.constexpr):
     aligned = tl.cdiv(most, tl.maximum(programs // tl.maximum(pairs, 1), 1))
     aligned = tl.minimum(aligned, tl.cdiv(all_steps, tl.maximum(programs - pairs, 1)))
     aligned = tl.maximum(aligned, least)
-    # Not tried yet: with more pairs than programs, n = ceil(pairs / programs) whole pairs for each
-    # (a part of n * most, a multiple of most). That leaves no partial results. For contexts of one
-    # length it takes the longest program n * programs / pairs times as long: for 512 pairs of 17
-    # steps and 264 programs 34 steps instead of 33, where the cuts leave 496 tiles; for 384 pairs
-    # 34 instead of 25. It should pay up to a few per cent, if memory is the limit perhaps for more.
     is_cheap = (pairs <= programs) & (aligned <= part + part // 4 + 1)
-    return tl.where(is_cheap, aligned, part), tl.where(is_cheap, aligned, 1)
+    whole = tl.cdiv(pairs, programs) * most
+    is_whole = (WHOLE > 0) & (pairs > programs) & (whole * 100 <= part * (100 + WHOLE))
+    part, multiple = tl.where(is_whole, whole, part), tl.where(is_whole, most, 1)
+    return tl.where(is_cheap, aligned, part), tl.where(is_cheap, aligned, multiple)
 
 
 @triton.jit

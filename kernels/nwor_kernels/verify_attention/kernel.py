@@ -155,6 +155,7 @@ def verify_attention_triton(
         MERGED=max(1, min(4, 64 * 128 // (shape.rows * shape.dim))),
         DISCARD=int(shape.discard),
         SKIP_PADDING=shape.skip_padding,
+        WHOLE_PAIRS=shape.whole_pairs,
         num_warps=shape.num_warps,
         num_stages=shape.num_stages,
         maxnreg=shape.max_registers,

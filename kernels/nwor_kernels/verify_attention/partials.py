@@ -41,7 +41,7 @@ def partial_bytes(
     elif len(query_rows) != len(seq_lens):
         raise ValueError(f"query_rows: {len(query_rows)} numbers for {len(seq_lens)} requests")
     steps = [_steps(*pair, shape.block_n) for pair in zip(seq_lens, staged, strict=True)]
-    parts = list(_parts(steps, kv_heads * shape.row_tiles, shape.min_tiles, programs))
+    parts = list(_parts(steps, kv_heads * shape.row_tiles, shape, programs))
     total = 0
     for rows, of_request in zip(query_rows, parts, strict=True):
         for pair, shared_by in enumerate(of_request):
@@ -57,9 +57,11 @@ def _steps(seq_len: int, staged: int, block_n: int) -> int:
     return -(-max(seq_len - staged, 0) // block_n) + 1 if staged else 0
 
 
-def _parts(steps: Sequence[int], pairs: int, min_steps: int, programs: int) -> Iterator[list[int]]:
+def _parts(
+    steps: Sequence[int], pairs: int, shape: LaunchShape, programs: int
+) -> Iterator[list[int]]:
     """For each request, the programs that share each of its pairs."""
-    part, multiple = _cut(steps, pairs, min_steps, programs)
+    part, multiple = _cut(steps, pairs, shape, programs)
     at = 0
     for of_request in steps:
         slots = -(-of_request // multiple) * multiple
@@ -68,13 +70,17 @@ def _parts(steps: Sequence[int], pairs: int, min_steps: int, programs: int) -> I
         at += slots * pairs
 
 
-def _cut(steps: Sequence[int], pairs: int, min_steps: int, programs: int) -> tuple[int, int]:
+def _cut(steps: Sequence[int], pairs: int, shape: LaunchShape, programs: int) -> tuple[int, int]:
     """`division.cut`: steps a program, of which a pair's are rounded up to a multiple."""
     all_steps, most = sum(steps) * pairs, max(steps)
     busy_pairs = sum(1 for n in steps if n) * pairs
-    least = max(-(-most // MAX_PARTS), min_steps)
+    least = max(-(-most // MAX_PARTS), shape.min_tiles)
     part = max(-(-all_steps // programs), least)
     aligned = -(-most // max(programs // max(busy_pairs, 1), 1))
     aligned = max(min(aligned, -(-all_steps // max(programs - busy_pairs, 1))), least)
     is_cheap = busy_pairs <= programs and aligned <= part + part // 4 + 1
-    return (aligned, aligned) if is_cheap else (part, 1)
+    if is_cheap:
+        return aligned, aligned
+    whole = -(-busy_pairs // programs) * most
+    is_whole = busy_pairs > programs and whole * 100 <= part * (100 + shape.whole_pairs)
+    return (whole, most) if shape.whole_pairs and is_whole else (part, 1)

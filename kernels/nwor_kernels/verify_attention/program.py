@@ -97,6 +97,7 @@ def verify_kernel(
     MERGED: tl.constexpr,
     DISCARD: tl.constexpr,
     SKIP_PADDING: tl.constexpr,
+    WHOLE_PAIRS: tl.constexpr,
 ):
     """One program: an equal part of all steps. A step of which the whole batch has S is numbered
     0..S-1, request by request, pair by pair, the window's step last."""
@@ -113,7 +114,7 @@ def verify_kernel(
         row_counts = tl.load(to_rows + query_start_one, mask=in_batch, other=0)
         row_counts -= tl.load(to_rows, mask=in_batch, other=0)
     steps_of_each, _unseen = steps_of(ends - starts, lengths, row_counts, SLIDING_WINDOW, BLOCK_N)
-    part, multiple = cut(steps_of_each, pairs, MIN_STEPS)
+    part, multiple = cut(steps_of_each, pairs, MIN_STEPS, WHOLE_PAIRS)
     until = tl.cumsum(tl.cdiv(steps_of_each, multiple) * multiple, axis=0) * pairs
     at = program * part
     end = tl.minimum(at + part, tl.max(until, axis=0))

@@ -55,6 +55,7 @@ class Tuning:
     max_registers: int | None = None
     discard: Discard | None = None
     skip_padding: bool | None = None
+    whole_pairs: int | None = None
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,7 @@ class LaunchShape:
         num_warps, num_stages, max_registers: Triton's; fewer registers, more programs at a time.
         discard: what becomes of merged partial results.
         skip_padding: whether partial results are without the padding rows.
+        whole_pairs: per cent more steps that a program may have for whole pairs; 0: always cut.
     """
 
     rows: int
@@ -84,6 +86,7 @@ class LaunchShape:
     max_registers: int | None
     discard: Discard
     skip_padding: bool
+    whole_pairs: int
 
 
 def launch_shape(
@@ -114,6 +117,7 @@ def launch_shape(
         max_registers=tuning.max_registers,
         discard=discard,
         skip_padding=bool(tuning.skip_padding),
+        whole_pairs=tuning.whole_pairs or 0,
     )
 
 

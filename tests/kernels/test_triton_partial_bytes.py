@@ -1,7 +1,8 @@
 """The bytes that the byte model gives to partial results, against those that the kernel writes."""
 
+from dataclasses import replace
+
 import pytest
-import torch
 from attention_cases import Request, make_step, stage_step
 from test_triton_verify_attention import run
 
@@ -12,9 +13,29 @@ from nwor_kernels.verify_attention.partials import MAX_PARTS as MODELLED_MAX_PAR
 from nwor_kernels.verify_attention.partials import partial_bytes
 from nwor_kernels.verify_attention.tuning import launch_shape
 
-HEADS, KV_HEADS, HEAD_DIM = 4, 2, 32
 EVEN = [Request(90, 5, 4)] * 3
-UNEVEN = [Request(130, 5, 4), Request(33, 5, 4), Request(50, 1, 0), Request(0, 5, 4)]
+UNEVEN = [Request(130, 5, 4), Request(33, 3, 2), Request(50, 1, 0), Request(0, 5, 4)]
+
+
+def check_bytes(device, requests, tuning, *, heads=4, kv_heads=2, head_dim=32) -> int:
+    """Bytes of the workspace that a launch overwrites, held to the model."""
+    step = make_step(requests, heads=heads, kv_heads=kv_heads, head_dim=head_dim, seed=8)
+    queries, ratio = max(request.queries for request in requests), heads // kv_heads
+    shape = launch_shape(queries, ratio, head_dim, 4, device, tuning)
+    workspace = VerifyWorkspace.create(
+        max_requests=len(requests), num_heads=heads, num_kv_heads=kv_heads, head_dim=head_dim,
+        max_query_len=queries, device=device, programs=tuning.programs,
+    )  # fmt: skip
+    for left in (workspace.accumulators, workspace.sums):
+        left.fill_(float("nan"))
+    run(step, stage_step(step, False), device, tuning=tuning, workspace=workspace)
+    found = sum(4 * int((~t.isnan()).sum()) for t in (workspace.accumulators, workspace.sums))
+    rows = [request.queries * ratio for request in requests] if tuning.skip_padding else ()
+    assert found == partial_bytes(
+        [r.length for r in requests], [r.drafts for r in requests], kv_heads, shape,
+        shape.programs, rows,
+    )  # fmt: skip
+    return found
 
 
 @pytest.mark.parametrize("requests", [EVEN, UNEVEN], ids=["even", "uneven"])
@@ -23,27 +44,38 @@ UNEVEN = [Request(130, 5, 4), Request(33, 5, 4), Request(50, 1, 0), Request(0, 5
     [(1, 2), (3, 1), (4, 2), (7, 1), (13, 2), (40, 1)],
 )
 def test_as_many_as_the_kernel_writes(triton_device, requests, programs, min_tiles):
-    step = make_step(requests, heads=HEADS, kv_heads=KV_HEADS, head_dim=HEAD_DIM, seed=8)
     tuning = Tuning(block_n=16, programs=programs, min_tiles=min_tiles)
-    shape = launch_shape(5, HEADS // KV_HEADS, HEAD_DIM, 4, triton_device, tuning)
-    workspace = VerifyWorkspace.create(
-        max_requests=len(requests),
-        num_heads=HEADS,
-        num_kv_heads=KV_HEADS,
-        head_dim=HEAD_DIM,
-        max_query_len=5,
-        device=triton_device,
-        programs=programs,
-    )
-    workspace.accumulators.fill_(float("nan"))
-    run(step, stage_step(step, False), triton_device, tuning=tuning, workspace=workspace)
-    tiles = workspace.accumulators.view(-1, shape.rows * shape.dim)
-    written = int((~torch.isnan(tiles).all(dim=1)).sum())
-    found = written * 4 * shape.rows * (shape.dim + 2)
-    assert found == partial_bytes(
-        [r.length for r in requests], [r.drafts for r in requests], KV_HEADS, shape, programs
-    )
+    found = check_bytes(triton_device, requests, tuning)
     assert found > 0 or programs in (1, 3, 7)  # those give every pair a program of its own
+    less = check_bytes(triton_device, requests, replace(tuning, skip_padding=True))
+    assert less < found or found == 0
+
+
+@pytest.mark.parametrize("requests", [EVEN, UNEVEN], ids=["even", "uneven"])
+@pytest.mark.parametrize("programs", [2, 3, 4, 5])
+def test_whole_pairs_leave_nothing(triton_device, requests, programs):
+    """Six pairs for fewer programs; as long as the longest program takes at most thrice as long."""
+    tuning = Tuning(block_n=16, programs=programs, min_tiles=1, whole_pairs=200)
+    assert check_bytes(triton_device, requests, tuning) == 0
+    cut = check_bytes(triton_device, requests, replace(tuning, whole_pairs=0))
+    assert cut > 0 or programs in (2, 3)
+    assert check_bytes(triton_device, requests, replace(tuning, whole_pairs=1)) in (0, cut)
+
+
+def test_padding_rows_of_the_last_of_several_tiles(triton_device):
+    """80 query rows in tiles of 64; the other request's 10 leave its second tile empty."""
+    requests = [Request(70, 16, 15), Request(40, 2, 1)]
+    shape = {"heads": 5, "kv_heads": 1, "head_dim": 256}
+    tuning = Tuning(block_n=16, programs=7, min_tiles=1)
+    assert launch_shape(16, 5, 256, 4, triton_device, tuning).row_tiles == 2
+    found = check_bytes(triton_device, requests, tuning, **shape)
+    assert check_bytes(triton_device, requests, replace(tuning, skip_padding=True), **shape) < found
+
+
+def test_padding_rows_cannot_be_left_out_of_unknown_rows(triton_device):
+    shape = launch_shape(5, 2, 32, 4, triton_device, Tuning(programs=4, skip_padding=True))
+    with pytest.raises(ValueError, match="query_rows: 0 numbers for 2 requests"):
+        partial_bytes([90, 90], [4, 4], 2, shape, 4)
 
 
 def test_both_know_the_same_most_parts():

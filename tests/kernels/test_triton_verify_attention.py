@@ -137,11 +137,14 @@ def test_requests_without_rows_are_left_alone_though_rows_are_staged_for_them(tr
         check(step, result, expected, torch.float32)
 
 
-@pytest.mark.parametrize(("programs", "min_tiles"), [(1, 2), (2, 1), (5, 1), (40, 2)])
-def test_contexts_are_cut_anywhere(triton_device, programs, min_tiles):
-    """2 programs cut wherever it comes, 5 and 40 give each of the three pairs its own."""
+@pytest.mark.parametrize(
+    ("programs", "min_tiles", "whole_pairs"),
+    [(1, 2, 0), (2, 1, 0), (5, 1, 0), (40, 2, 0), (2, 1, 200)],
+)
+def test_contexts_are_cut_anywhere(triton_device, programs, min_tiles, whole_pairs):
+    """2 programs cut wherever it comes or between pairs, 5 and 40 give each pair its own."""
     requests = [Request(130, 5, 4), Request(33, 5, 4), Request(50, 1, 0), Request(0, 5, 4)]
-    tuning = Tuning(block_n=16, programs=programs, min_tiles=min_tiles)
+    tuning = Tuning(block_n=16, programs=programs, min_tiles=min_tiles, whole_pairs=whole_pairs)
     verify(triton_device, requests, tuning=tuning, heads=2, kv_heads=1, seed=3)
 
 

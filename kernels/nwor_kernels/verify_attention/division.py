@@ -34,8 +34,12 @@ def _sum_max(a, b, c, d):
 
 
 @triton.jit
-def cut(steps, PAIRS: tl.constexpr, MIN_STEPS: tl.constexpr):
-    """(steps a program, of which a pair's steps are rounded up to a multiple)."""
+def cut(steps, PAIRS: tl.constexpr, MIN_STEPS: tl.constexpr, WHOLE: tl.constexpr):
+    """(steps a program, of which a pair's steps are rounded up to a multiple).
+
+    With more pairs than programs each program may have whole pairs, if its steps are then at most
+    WHOLE per cent more than equal parts have: nothing is left to be merged.
+    """
     programs = tl.num_programs(0)
     busy = (steps > 0).to(tl.int32)
     steps_of_all, requests, most = tl.reduce((steps, busy, steps), 0, _sum_sum_max)
@@ -48,7 +52,10 @@ def cut(steps, PAIRS: tl.constexpr, MIN_STEPS: tl.constexpr):
     aligned = tl.minimum(aligned, tl.cdiv(all_steps, tl.maximum(programs - pairs, 1)))
     aligned = tl.maximum(aligned, least)
     is_cheap = (pairs <= programs) & (aligned <= part + part // 4 + 1)
-    return tl.where(is_cheap, aligned, part), tl.where(is_cheap, aligned, 1)
+    whole = tl.cdiv(pairs, programs) * most
+    is_whole = (WHOLE > 0) & (pairs > programs) & (whole * 100 <= part * (100 + WHOLE))
+    part, multiple = tl.where(is_whole, whole, part), tl.where(is_whole, most, 1)
+    return tl.where(is_cheap, aligned, part), tl.where(is_cheap, aligned, multiple)
 
 
 @triton.jit

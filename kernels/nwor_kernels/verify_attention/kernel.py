@@ -9,6 +9,7 @@ from nwor_kernels.fp8 import E4M3_CACHE_DTYPES
 from nwor_kernels.verify_attention.program import verify_kernel
 from nwor_kernels.verify_attention.tuning import (
     MAX_QUERY_LEN,
+    Discard,
     Tuning,
     launch_shape,
     unsupported_reason,
@@ -17,6 +18,7 @@ from nwor_kernels.verify_attention.workspace import VerifyWorkspace
 
 __all__ = [
     "MAX_QUERY_LEN",
+    "Discard",
     "Tuning",
     "VerifyWorkspace",
     "unsupported_reason",
@@ -151,6 +153,9 @@ def verify_attention_triton(
         WINDOW=max(16, triton.next_power_of_2(max_query_len)),
         MIN_STEPS=shape.min_tiles,
         MERGED=max(1, min(4, 64 * 128 // (shape.rows * shape.dim))),
+        DISCARD=int(shape.discard),
+        SKIP_PADDING=shape.skip_padding,
+        WHOLE_PAIRS=shape.whole_pairs,
         num_warps=shape.num_warps,
         num_stages=shape.num_stages,
         maxnreg=shape.max_registers,

@@ -15,6 +15,7 @@ happens when they are read here, with the stock write's rounding; commit rounds 
 import triton
 import triton.language as tl
 
+from nwor_kernels.verify_attention.discard import discard_parts
 from nwor_kernels.verify_attention.division import cut, find_pair, steps_of
 from nwor_kernels.verify_attention.softmax import (
     LOG2_E,
@@ -22,6 +23,7 @@ from nwor_kernels.verify_attention.softmax import (
     leave_part,
     merge_parts,
     nothing_seen,
+    slot_of,
 )
 from nwor_kernels.verify_attention.tiles import (
     as_read_back,
@@ -93,6 +95,9 @@ def verify_kernel(
     WINDOW: tl.constexpr,
     MIN_STEPS: tl.constexpr,
     MERGED: tl.constexpr,
+    DISCARD: tl.constexpr,
+    SKIP_PADDING: tl.constexpr,
+    WHOLE_PAIRS: tl.constexpr,
 ):
     """One program: an equal part of all steps. A step of which the whole batch has S is numbered
     0..S-1, request by request, pair by pair, the window's step last."""
@@ -109,7 +114,7 @@ def verify_kernel(
         row_counts = tl.load(to_rows + query_start_one, mask=in_batch, other=0)
         row_counts -= tl.load(to_rows, mask=in_batch, other=0)
     steps_of_each, _unseen = steps_of(ends - starts, lengths, row_counts, SLIDING_WINDOW, BLOCK_N)
-    part, multiple = cut(steps_of_each, pairs, MIN_STEPS)
+    part, multiple = cut(steps_of_each, pairs, MIN_STEPS, WHOLE_PAIRS)
     until = tl.cumsum(tl.cdiv(steps_of_each, multiple) * multiple, axis=0) * pairs
     at = program * part
     end = tl.minimum(at + part, tl.max(until, axis=0))
@@ -201,12 +206,13 @@ def verify_kernel(
             )  # fmt: skip
 
         complete = parts == 1
+        left = is_row | (not SKIP_PADDING)
         half = row[:, None] * DIM + tl.arange(0, half_dim)[None, :]
         if not complete:
             # Leave the partial result; the last to arrive merges all of them, in order.
             leave_part(
-                accumulators, sums, 2 * program + (program == first_program).to(tl.int32),
-                row, half, acc0, acc1, best, total, ROWS, DIM,
+                accumulators, sums, slot_of(first_program, program - first_program),
+                row, half, left, acc0, acc1, best, total, ROWS, DIM,
             )  # fmt: skip
             tl.debug_barrier()  # every thread's stores come before this program's arrival
             counter = arrived + request * pairs + pair
@@ -216,10 +222,15 @@ def verify_kernel(
                 tl.debug_barrier()  # and every thread's loads after it
                 tl.store(counter, 0)
                 acc0, acc1, total = merge_parts(
-                    accumulators, sums, first_program, parts, row, half, ROWS, DIM, MERGED
+                    accumulators, sums, first_program, parts, row, half, left, ROWS, DIM, MERGED
                 )
         if complete:
             by = (kept_v_scale / total)[:, None]
             rows_at = output + token_row * output_row + attended * output_head
             store_halves(rows_at, is_row, acc0 * by, acc1 * by, HEAD_DIM, half_dim, FP8)
+            if DISCARD:
+                rows_left = num_rows * RATIO - row_tile * ROWS if SKIP_PADDING else ROWS
+                discard_parts(
+                    accumulators, sums, first_program, parts, rows_left, ROWS, DIM, MERGED, DISCARD
+                )
         at += last - first

@@ -46,43 +46,52 @@ def nothing_seen(ROWS: tl.constexpr, HALF: tl.constexpr):
 
 
 @triton.jit
+def slot_of(first_program, other):
+    """The slot of the workspace that has the part `other` of a pair, whose first program this is.
+
+    A program has two slots: the odd one for the part that begins a pair, which is the last thing
+    that it did, the even one for a part that continues a pair, which is the first.
+    """
+    return 2 * (first_program + other) + (other == 0).to(tl.int32)
+
+
+@triton.jit
 def leave_part(
-    accumulators, sums, slot, row, half, acc0, acc1, best, total, ROWS: tl.constexpr,
+    accumulators, sums, slot, row, half, left, acc0, acc1, best, total, ROWS: tl.constexpr,
     DIM: tl.constexpr,
 ):  # fmt: skip
     """Write a partial result to a slot of the workspace.
 
     `row` [ROWS] numbers the rows, `half` [ROWS, DIM / 2] the elements of an accumulator's first
-    half in a slot; the second half's are DIM / 2 further.
+    half in a slot; the second half's are DIM / 2 further. Only the rows `left` [ROWS] of it are
+    written, whole lines of L2. Maximum and sum are written of all: those of 16 rows are one line,
+    and what is written of a 32-byte sector in part may have to be completed from DRAM.
     """
     leave_at = accumulators + slot.to(tl.int64) * (ROWS * DIM) + half
-    tl.store(leave_at, acc0)
-    tl.store(leave_at + DIM // 2, acc1)
+    tl.store(leave_at, acc0, mask=left[:, None])
+    tl.store(leave_at + DIM // 2, acc1, mask=left[:, None])
     tl.store(sums + slot * (2 * ROWS) + row, best)
     tl.store(sums + slot * (2 * ROWS) + ROWS + row, total)
 
 
 @triton.jit
 def merge_parts(
-    accumulators, sums, first_program, parts, row, half,
+    accumulators, sums, first_program, parts, row, half, left,
     ROWS: tl.constexpr, DIM: tl.constexpr, MERGED: tl.constexpr,
 ):  # fmt: skip
-    """(two halves of the accumulator, `total`) of a pair's parts, MERGED of them read at a time.
-
-    A program has two slots: the odd one for the part that begins a pair, which is the last thing
-    that it did, the even one for a part that continues a pair, which is the first.
-    """
+    """(two halves of the accumulator, `total`) of a pair's parts, MERGED of them read at a time."""
     acc0, acc1, best, total = nothing_seen(ROWS, DIM // 2)
     for group in range(0, parts, MERGED):
         for i in tl.static_range(MERGED):
             # Past the last part it is read again, and has no weight.
             other = tl.minimum(group + i, parts - 1)
-            slot = 2 * (first_program + other) + (other == 0).to(tl.int32)
+            slot = slot_of(first_program, other)
             left_at = accumulators + slot.to(tl.int64) * (ROWS * DIM) + half
             sums_at = sums + slot * (2 * ROWS) + row
             # Other processors wrote them: not from this one's L1.
-            other_acc0 = tl.load(left_at, cache_modifier=".cg")
-            other_acc1 = tl.load(left_at + DIM // 2, cache_modifier=".cg")
+            in_row = left[:, None]
+            other_acc0 = tl.load(left_at, mask=in_row, other=0.0, cache_modifier=".cg")
+            other_acc1 = tl.load(left_at + DIM // 2, mask=in_row, other=0.0, cache_modifier=".cg")
             other_best = tl.load(sums_at, cache_modifier=".cg")
             other_total = tl.load(sums_at + ROWS, cache_modifier=".cg")
             better = tl.maximum(best, other_best)

@@ -1,6 +1,8 @@
 """What the verification kernel serves, and the shape of its launches."""
 
+import functools
 from dataclasses import dataclass
+from enum import IntEnum
 
 import torch
 import triton
@@ -34,6 +36,16 @@ def unsupported_reason(
     return None
 
 
+class Discard(IntEnum):
+    """What a launch does with partial results that it has merged (`discard.py`)."""
+
+    OFF = 0
+    L2 = 1
+    """Drop them from L2 before they are written to DRAM; OFF where that is not possible."""
+    POISON = 2
+    """Overwrite them with NaN, as a discard might: for tests, interpreted ones too."""
+
+
 @dataclass(frozen=True)
 class Tuning:
     """How a launch is shaped; None leaves a choice to the rules."""
@@ -44,6 +56,9 @@ class Tuning:
     num_warps: int | None = None
     num_stages: int | None = None
     max_registers: int | None = None
+    discard: Discard | None = None
+    skip_padding: bool | None = None
+    whole_pairs: int | None = None
 
 
 @dataclass(frozen=True)
@@ -58,6 +73,9 @@ class LaunchShape:
         programs: programs of the launch.
         min_tiles: fewest steps that are worth a program.
         num_warps, num_stages, max_registers: Triton's; fewer registers, more programs at a time.
+        discard: what becomes of merged partial results.
+        skip_padding: whether partial results are without the padding rows.
+        whole_pairs: per cent more steps that a program may have for whole pairs; 0: always cut.
     """
 
     rows: int
@@ -69,6 +87,9 @@ class LaunchShape:
     num_warps: int
     num_stages: int
     max_registers: int | None
+    discard: Discard
+    skip_padding: bool
+    whole_pairs: int
 
 
 def launch_shape(
@@ -84,6 +105,9 @@ def launch_shape(
     rows, row_tiles, dim = row_tiling(max_query_len, ratio, head_dim)
     step = 32 if dim * cache_bytes > 256 else 64
     warps = 8 if rows * dim >= 128 * 128 else 4
+    discard = tuning.discard or Discard.OFF
+    if discard is Discard.L2 and not can_discard(device):
+        discard = Discard.OFF
     return LaunchShape(
         rows=rows,
         row_tiles=row_tiles,
@@ -94,6 +118,9 @@ def launch_shape(
         num_warps=tuning.num_warps or warps,
         num_stages=tuning.num_stages or 3,
         max_registers=tuning.max_registers,
+        discard=discard,
+        skip_padding=bool(tuning.skip_padding),
+        whole_pairs=tuning.whole_pairs or 0,
     )
 
 
@@ -113,6 +140,14 @@ def programs_for(rows: int, dim: int, device: torch.device) -> int:
 def programs_on(processors: int, rows: int, dim: int) -> int:
     """The same for a GPU of so many multiprocessors."""
     return processors * (2 if rows * dim <= 64 * 128 else 1)
+
+
+@functools.cache
+def can_discard(device: torch.device) -> bool:
+    """Whether `discard.L2` runs there: NVIDIA's sm_80 and later; the interpreter has no PTX."""
+    if device.type != "cuda" or torch.version.hip or triton.knobs.runtime.interpret:
+        return False
+    return torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 _processors_of: dict[torch.device, int] = {}

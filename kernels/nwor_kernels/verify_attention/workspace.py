@@ -5,7 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from nwor_kernels.verify_attention.tuning import LaunchShape, programs_for, row_tiling
+from nwor_kernels.verify_attention.discard import LINE_BYTES
+from nwor_kernels.verify_attention.tuning import Discard, LaunchShape, programs_for, row_tiling
 
 
 @dataclass(frozen=True)
@@ -49,10 +50,17 @@ class VerifyWorkspace:
         )
 
     def check(self, shape: LaunchShape, pairs: int) -> None:
-        """Raise ValueError if a launch of this shape does not fit."""
+        """Raise ValueError if a launch of this shape does not fit, or may not discard here."""
         needed = 2 * shape.programs * shape.rows * shape.dim
         if self.accumulators.numel() < needed or self.arrived.numel() < pairs:
             raise ValueError(
                 f"the workspace is too small: {self.accumulators.numel()} numbers and "
                 f"{self.arrived.numel()} counters for {needed} and {pairs}"
             )
+        if shape.discard is Discard.L2:
+            for name, tensor in (("accumulators", self.accumulators), ("sums", self.sums)):
+                if tensor.data_ptr() % LINE_BYTES:
+                    raise ValueError(
+                        f"the workspace's {name} begin at {tensor.data_ptr():#x}, no multiple of "
+                        f"{LINE_BYTES}: what shares a cache line with them would be discarded too"
+                    )

@@ -1,0 +1,146 @@
+"""What becomes of the verification kernel's partial results: time, and bytes written to DRAM.
+
+    python tests/benchmarks/partial_results.py --windows 8x4,64x8 --output /tmp/partials
+
+Times are `nwor-bench kernels`' (interleaved rounds in CUDA graphs, L2 cold), with ways to tune our
+kernel in the place of its peers; each must give our output bit for bit (whole pairs: but for
+rounding). DRAM is counted over graphs
+in which every launch is followed by a read of more than L2 holds, as layers are by weights. Needs a
+GPU; the counters also need cupti-python, and are left out with --no-dram.
+"""
+
+import argparse
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from time import perf_counter
+
+import torch
+from rich.console import Console
+
+from nwor_bench.microbench import device as cuda_device
+from nwor_bench.microbench.attention import attention_contest
+from nwor_bench.microbench.cases import L2, PEERS, Group, LaunchMode, Spec, expand, parse_windows
+from nwor_bench.microbench.run import Bench
+from nwor_bench.microbench.session import require_cuda, run_session
+from nwor_bench.microbench.subject import Call, Contest, Subject
+from nwor_bench.profiling.pm_sampling import PmSampler
+from nwor_kernels.verify_attention.kernel import Discard, Tuning
+
+WAYS = {
+    "discarded": Tuning(discard=Discard.L2),
+    "unpadded": Tuning(skip_padding=True),
+    "unpadded_discarded": Tuning(discard=Discard.L2, skip_padding=True),
+    "whole_pairs": Tuning(whole_pairs=5),
+}
+ROUNDING = 5e-3
+"""Of bf16 outputs, relative to their norm."""
+
+OUTPUT = 9
+"""Which argument of the kernel's launch is the output."""
+
+
+def variant(ours: Subject, name: str, tuning: Tuning) -> Subject:
+    """Our subject, tuned."""
+    launches = [call for call in ours.calls if isinstance(call, partial)]
+    calls = [partial(launch, tuning=tuning) for launch in launches]
+    output: torch.Tensor = launches[0].args[OUTPUT]
+
+    def check() -> str:
+        outputs = []
+        for call in (launches[0], calls[0]):
+            output.fill_(float("nan"))
+            call()
+            outputs.append(output.clone())
+        if tuning.whole_pairs:  # sums are taken in another order
+            far = (outputs[0].float() - outputs[1].float()).norm() / outputs[0].float().norm()
+            return "" if far < ROUNDING else f"{far:.1e} from the kernel as it is"
+        return "" if torch.equal(*outputs) else "not the bits of the kernel as it is"
+
+    return Subject(name, ours.launches, ours.bytes_moved, calls, check)
+
+
+def make_contest(spec: Spec, group: Group) -> Contest:
+    """Our kernel as it is and each way to tune it, on the same buffers."""
+    device = torch.device("cuda", torch.cuda.current_device())
+    ours = attention_contest(group, spec.shape, device, spec.seed).subjects[0]
+    return Contest((ours, *(variant(ours, name, WAYS[name]) for name in WAYS)), ())
+
+
+def captured(calls: Sequence[Call], spoil: Callable[[], object]) -> torch.cuda.CUDAGraph:
+    """A graph of all calls, each followed by `spoil`."""
+    for call in (*calls, spoil):
+        call()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for call in calls:
+            call()
+            spoil()
+    return graph
+
+
+def dram_written(
+    sampler: PmSampler, graph: torch.cuda.CUDAGraph, launches: int, replays: int
+) -> float:
+    """Bytes written to DRAM for each launch of the graph, by the GPU's counters."""
+    graph.replay()
+    torch.cuda.synchronize()
+    begun = perf_counter()
+    sampler.start()
+    for _ in range(replays):
+        graph.replay()
+    torch.cuda.synchronize()
+    samples = sampler.stop(perf_counter() - begun)
+    column = samples.names.index("dram_write_bytes")
+    return float(samples.values[:, column].sum()) / (launches * replays)
+
+
+def print_dram(sampler: PmSampler, spec: Spec, group: Group, replays: int) -> None:
+    """A line for reads alone (what else the GPU writes) and for each way."""
+    weights = torch.ones(128 << 20, dtype=torch.uint8, device="cuda").view(torch.int32)
+    total = torch.zeros((), dtype=torch.int64, device="cuda")
+    spoil = partial(torch.sum, weights, 0, out=total)
+    subjects = make_contest(spec, group).subjects
+    ways: dict[str, Sequence[Call]] = {"reads alone": [spoil] * len(subjects[0].calls)}
+    ways |= {subject.name: subject.calls for subject in subjects}
+    for name, calls in ways.items():
+        written = dram_written(sampler, captured(calls, spoil), len(calls), replays)
+        megabytes = written * spec.shape.layers / 1e6
+        print(f"{group.label}: {name}: {megabytes:.1f} MB written to DRAM in a window", flush=True)
+
+
+def main() -> None:
+    """Times, then bytes."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--windows", default="8x4,64x8")
+    parser.add_argument("--output", type=Path, required=True)
+    parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--replays", type=int, default=20)
+    parser.add_argument("--no-dram", action="store_true")
+    options = parser.parse_args()
+    require_cuda()
+    PEERS["verify_attention"] = tuple(WAYS)
+    spec = Spec(
+        kernels=("verify_attention",), windows=parse_windows(options.windows),
+        cache_dtypes=("bf16",), l2=(L2.COLD,), launch=(LaunchMode.GRAPH,),
+        max_rounds=options.rounds, ci_width=0.002,
+    )  # fmt: skip
+
+    def make_bench(spec: Spec) -> tuple[Bench, dict[str, object]]:
+        bench, facts = cuda_device.make_bench(spec)
+        return replace(bench, build=partial(make_contest, spec)), facts
+
+    code = run_session(Console(), spec, options.output, make_bench=make_bench)
+    if code == 0 and not options.no_dram:
+        sampler = PmSampler(torch.cuda.current_device())
+        try:
+            for group in expand(spec):
+                print_dram(sampler, spec, group, options.replays)
+        finally:
+            sampler.close()
+    raise SystemExit(int(code))
+
+
+if __name__ == "__main__":
+    main()

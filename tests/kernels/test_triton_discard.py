@@ -1,0 +1,170 @@
+"""Partial results that were merged may be dropped from L2: no output may depend on what is left.
+
+To the memory model a discard is a write of anything, so that a launch which writes NaN instead must
+give the same bits, and shows in the interpreter too which lines are given up.
+"""
+
+import itertools
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from attention_cases import Request, attend_slowly, make_step, stage_step
+from test_triton_verify_attention import check, run
+from torch import Tensor
+
+pytest.importorskip("triton")
+from nwor_kernels.verify_attention.kernel import (
+    Discard,
+    Tuning,
+    VerifyWorkspace,
+    verify_attention_triton,
+)
+from nwor_kernels.verify_attention.tuning import can_discard, launch_shape
+
+UNEVEN = [Request(130, 5, 4), Request(33, 3, 2), Request(50, 1, 0), Request(0, 5, 4)]
+SENTINEL = 12345.0
+
+
+def leftovers(step, device, filled: float, **tuning: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """(output, accumulators, sums) of a launch in a workspace that was full of a number."""
+    workspace = VerifyWorkspace.create(
+        max_requests=4, num_heads=6, num_kv_heads=2, head_dim=40, max_query_len=5,
+        device=device, programs=tuning["programs"],
+    )  # fmt: skip
+    for tensor in (workspace.accumulators, workspace.sums):
+        tensor.fill_(filled)
+    shape = Tuning(block_n=16, min_tiles=1, **tuning)
+    output = run(step, stage_step(step, True), device, workspace=workspace, tuning=shape)
+    assert not workspace.arrived.any()
+    return output, workspace.accumulators.cpu(), workspace.sums.cpu()
+
+
+@pytest.mark.parametrize("skip_padding", [False, True])
+@pytest.mark.parametrize("programs", [4, 7, 40])
+def test_exactly_what_was_merged_is_given_up(triton_device, programs, skip_padding):
+    """4 programs cut pairs in two, 40 cut a pair into more parts than are merged at a time."""
+    step = make_step(UNEVEN, heads=6, kv_heads=2, head_dim=40, seed=21)
+    tuning = {"programs": programs, "skip_padding": skip_padding}
+    kept_output, *kept = leftovers(step, triton_device, SENTINEL, **tuning)
+    output, *poisoned = leftovers(step, triton_device, SENTINEL, discard=Discard.POISON, **tuning)
+    check(step, output, torch.from_numpy(attend_slowly(step)), torch.float32)
+    assert torch.equal(output.nan_to_num(7.0), kept_output.nan_to_num(7.0))
+    for before, after in zip(kept, poisoned, strict=True):
+        written = before != SENTINEL
+        assert written.any()
+        assert not written.all()
+        assert torch.equal(after.isnan(), written)
+        assert (after[~written] == SENTINEL).all()
+
+
+def test_padding_rows_need_not_be_left(triton_device):
+    """The same bits, though the workspace is full of NaN where they would have been."""
+    step = make_step(UNEVEN, heads=6, kv_heads=2, head_dim=40, seed=24)
+    whole, *_ = leftovers(step, triton_device, float("nan"), programs=7)
+    output, accumulators, sums = leftovers(
+        step, triton_device, float("nan"), programs=7, skip_padding=True
+    )
+    assert torch.equal(output.nan_to_num(7.0), whole.nan_to_num(7.0))
+    written = ~accumulators.view(14, 16, 64).isnan()
+    assert torch.equal(written.any(dim=2), written.all(dim=2))  # whole rows
+    rows_of = written.all(dim=2).sum(dim=1).tolist()
+    assert set(rows_of) == {0, 9, 15}  # 3 and 5 queries of 3 heads
+    assert torch.equal(~sums.view(14, 32).isnan().any(dim=1), torch.tensor(rows_of) > 0)
+
+
+def test_a_workspace_that_shares_a_line_with_others_is_refused():
+    cpu = torch.device("cpu")
+    shape = replace(launch_shape(5, 3, 40, 4, cpu, Tuning(programs=3)), discard=Discard.L2)
+    room = torch.empty(6 * shape.rows * shape.dim + 64)
+    first = -room.data_ptr() % 128 // 4
+    aligned, shifted = room[first:], room[first + 1 :]
+    arrived = torch.zeros(8, dtype=torch.int32)
+    VerifyWorkspace(aligned, aligned, arrived).check(shape, pairs=8)
+    for name, tensors in (("sums", (aligned, shifted)), ("accumulators", (shifted, aligned))):
+        with pytest.raises(ValueError, match=f"{name} begin at .* no multiple of 128"):
+            VerifyWorkspace(*tensors, arrived).check(shape, pairs=8)
+    off = replace(shape, discard=Discard.OFF)
+    VerifyWorkspace(shifted, shifted, arrived).check(off, pairs=8)
+
+
+def test_nothing_is_discarded_where_there_is_no_such_instruction():
+    cpu = torch.device("cpu")
+    assert not can_discard(cpu)
+    assert launch_shape(5, 3, 128, 2, cpu, Tuning(discard=Discard.L2)).discard is Discard.OFF
+    assert launch_shape(5, 3, 128, 2, cpu, Tuning(discard=Discard.POISON)).discard is Discard.POISON
+    assert launch_shape(5, 3, 128, 2, cpu).discard is Discard.OFF
+
+
+LAYERS = 12
+
+
+class Layers:
+    """Launches of several layers, one after the other, with one workspace; each its own output."""
+
+    def __init__(self, requests: int, drafts: int, tuning: Tuning):
+        cuda = torch.device("cuda")
+        queries = drafts + 1
+        step = make_step(
+            [Request(600 + 3 * n, queries, drafts) for n in range(requests)],
+            heads=24, kv_heads=8, head_dim=128, dtype=torch.bfloat16, seed=23,
+        )  # fmt: skip
+        staged = stage_step(step, True)
+        self.workspace = VerifyWorkspace.create(
+            max_requests=requests, num_heads=24, num_kv_heads=8, head_dim=128,
+            max_query_len=queries, device=cuda,
+        )  # fmt: skip
+        query, cache, table, lens, starts, key, value = (
+            part.to(cuda)
+            for part in (
+                step.query, step.kv_cache, step.block_table, step.seq_lens, step.query_start_loc,
+                staged.key.contiguous(), staged.value.contiguous(),
+            )
+        )  # fmt: skip
+        # Every layer has other queries: what a layer finds of the one before would be seen.
+        self.queries = [query * (1 + layer / 4) for layer in range(LAYERS)]
+        self.outputs = [torch.empty_like(query) for _ in range(LAYERS)]
+        self.owned = step.owned_rows
+        self._shared = (key, value, cache, starts, lens, table, starts[:-1], starts[1:])
+        self._options = {
+            "scale": step.scale, "max_query_len": queries, "max_seq_len": 8192,
+            "workspace": self.workspace, "tuning": tuning,
+        }  # fmt: skip
+
+    def launch(self) -> None:
+        for query, output in zip(self.queries, self.outputs, strict=True):
+            verify_attention_triton(query, *self._shared, output, **self._options)
+
+    def results(self, launch) -> list[Tensor]:
+        for output in self.outputs:
+            output.fill_(float("nan"))
+        launch()
+        assert not self.workspace.arrived.any()
+        return [output[: self.owned].clone() for output in self.outputs]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("requests", "drafts"), [(3, 4), (8, 4), (40, 8)])
+@pytest.mark.parametrize("skip_padding", [False, True])
+@pytest.mark.parametrize("discard", list(Discard))
+def test_the_same_bits_again_and_again_in_a_captured_graph_too(
+    discard, skip_padding, requests, drafts
+):
+    """Layer follows layer in one workspace, so that a discard that came late would be seen."""
+    if discard is Discard.L2 and not can_discard(torch.device("cuda")):
+        pytest.skip("this GPU has no discard.L2")
+    plain = Layers(requests, drafts, Tuning())
+    wanted = plain.results(plain.launch)
+    assert all(result.isfinite().all() for result in wanted)
+    assert not any(torch.equal(one, other) for one, other in itertools.pairwise(wanted))
+    layers = Layers(requests, drafts, Tuning(discard=discard, skip_padding=skip_padding))
+    for _ in range(20):
+        assert all(map(torch.equal, layers.results(layers.launch), wanted))
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        layers.launch()
+    for _ in range(50):
+        assert all(map(torch.equal, layers.results(graph.replay), wanted))
+    if discard is Discard.POISON:
+        assert layers.workspace.accumulators.isnan().any(), "no context was cut"

@@ -28,11 +28,13 @@ from nwor_bench.microbench.subject import Call, Contest, Subject
 from nwor_bench.profiling.pm_sampling import PmSampler
 from nwor_kernels.verify_attention.kernel import Discard, Tuning
 
+AS_IS = Tuning(discard=Discard.OFF, skip_padding=False, whole_pairs=0)
 WAYS = {
     "discarded": Tuning(discard=Discard.L2),
     "unpadded": Tuning(skip_padding=True),
     "unpadded_discarded": Tuning(discard=Discard.L2, skip_padding=True),
     "whole_pairs": Tuning(whole_pairs=5),
+    "all": Tuning(discard=Discard.L2, skip_padding=True, whole_pairs=5),
 }
 ROUNDING = 5e-3
 """Of bf16 outputs, relative to their norm."""

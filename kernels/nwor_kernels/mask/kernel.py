@@ -1,8 +1,8 @@
 """Acceptance mask in Triton: one launch, one round of loads.
 
 Where all requests have as many drafts, a program takes many requests and loads nothing but what
-was sampled. Else a program takes one request and adds up the drafts before it from all draft
-counts (4 bytes a request), so no program waits for another.
+was sampled (from counts: `equal_windows`). Else a program takes one request and adds up the drafts
+before it from all draft counts (4 bytes a request), so no program waits for another.
 """
 
 from collections.abc import Callable
@@ -14,6 +14,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_wait
 
 from nwor_kernels.launch import Launch, starts_early
+from nwor_kernels.mask.equal_windows import ENTRIES_PER_PROGRAM, equal_windows_kernel
 from nwor_kernels.mask.reference import check_drafts
 
 REQUESTS_PER_PROGRAM = 128
@@ -42,6 +43,9 @@ def acceptance_mask_from_counts_triton(
     drafts_per_request: int | None = None,
 ) -> None:
     """`acceptance_mask_from_counts_reference` in one launch; safe inside a CUDA graph."""
+    if drafts_per_request and num_draft_tokens is None:
+        _launch_equal(num_sampled, accepted, num_accepted, drafts_per_request)
+        return
     _launch(num_sampled, num_draft_tokens, None, accepted, num_accepted, drafts_per_request)
 
 
@@ -66,9 +70,11 @@ def bind_mask(
         if launch is None:
             if num_sampled.dtype is not torch.int32 or not num_sampled.is_contiguous():
                 raise ValueError(f"counts must be contiguous int32, not {num_sampled.dtype}")
-            strides = [0, accepted.stride(0), num_accepted.stride(0)]
-            prepared = _prepare(num_sampled, strides, None, drafts_per_request)
-            fixed = (None, accepted, num_accepted, requests)
+            entries = requests * drafts_per_request
+            prepared = _prepare_equal(
+                num_sampled, accepted, num_accepted, drafts_per_request, entries
+            )
+            fixed = (accepted, num_accepted, requests)
             launch = bound[requests] = prepared.bind(*fixed, at=0)
         launch(num_sampled, requests * drafts_per_request)
 
@@ -76,6 +82,35 @@ def bind_mask(
 
 
 _launches: dict[object, Launch] = {}
+
+
+def _launch_equal(num_sampled: Tensor, accepted: Tensor, num_accepted: Tensor, drafts: int) -> None:
+    capacity = accepted.numel()
+    tensors = (num_sampled, accepted, num_accepted)
+    layouts = [(tensor.dtype, tensor.stride()) for tensor in tensors]
+    key = (drafts, capacity, num_sampled.device, num_sampled.shape, *layouts)
+    launch = _launches.get(key)
+    if launch is None:
+        launch = _launches[key] = _prepare_equal(*tensors, drafts, capacity)
+    launch(*tensors, num_sampled.shape[0], capacity)
+
+
+def _prepare_equal(
+    num_sampled: Tensor, accepted: Tensor, num_accepted: Tensor, drafts: int, capacity: int
+) -> Launch:
+    """Programs for every entry of the mask, and for every request's count."""
+    entries = max(num_sampled.shape[0] * drafts, capacity, 1)
+    each = min(triton.next_power_of_2(entries), ENTRIES_PER_PROGRAM)
+    starts = starts_early(num_sampled.device)
+    constants = {
+        "STRIDES": (num_sampled.stride(0), accepted.stride(0), num_accepted.stride(0)),
+        "DRAFTS": drafts,
+        "ENTRIES": each,
+        "STARTS_EARLY": starts,
+    }
+    grid = (triton.cdiv(entries, each), 1, 1)
+    warps = max(each // 128, 1)
+    return Launch(equal_windows_kernel, grid, constants, num_warps=warps, launch_pdl=starts)
 
 
 def _launch(

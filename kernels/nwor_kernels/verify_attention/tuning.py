@@ -46,6 +46,12 @@ class Discard(IntEnum):
     """Overwrite them with NaN, as a discard might: for tests, interpreted ones too."""
 
 
+DISCARD = Discard.OFF
+SKIP_PADDING = False
+WHOLE_PAIRS = 0
+"""What launches do about partial results unless a `Tuning` says otherwise."""
+
+
 @dataclass(frozen=True)
 class Tuning:
     """How a launch is shaped; None leaves a choice to the rules."""
@@ -105,7 +111,7 @@ def launch_shape(
     rows, row_tiles, dim = row_tiling(max_query_len, ratio, head_dim)
     step = 32 if dim * cache_bytes > 256 else 64
     warps = 8 if rows * dim >= 128 * 128 else 4
-    discard = tuning.discard or Discard.OFF
+    discard = DISCARD if tuning.discard is None else tuning.discard
     if discard is Discard.L2 and not can_discard(device):
         discard = Discard.OFF
     return LaunchShape(
@@ -119,8 +125,8 @@ def launch_shape(
         num_stages=tuning.num_stages or 3,
         max_registers=tuning.max_registers,
         discard=discard,
-        skip_padding=bool(tuning.skip_padding),
-        whole_pairs=tuning.whole_pairs or 0,
+        skip_padding=SKIP_PADDING if tuning.skip_padding is None else tuning.skip_padding,
+        whole_pairs=WHOLE_PAIRS if tuning.whole_pairs is None else tuning.whole_pairs,
     )
 
 

@@ -21,6 +21,10 @@ pytestmark = [
 ]
 
 
+ONE_CACHE_GROUP = {**EAGER, "disable_hybrid_kv_cache_manager": True}
+"""Layers with and without a sliding window in one group of KV caches, which can be staged."""
+
+
 def on_two_ranks(**changes: Any) -> Any:
     """A spec of eight requests on two GPUs."""
     return tiny_spec(draft_tokens=4, tensor_parallel_size=2, max_model_len=1024, **changes)
@@ -33,6 +37,7 @@ def on_two_ranks(**changes: Any) -> Any:
         ("llama-1b-shape", "float32", FULL),
         ("qwen-shape", "float32", EAGER),
         ("moe-shape", "float32", EAGER),
+        ("gemma-shape", "float32", ONE_CACHE_GROUP),
     ],
 )
 def test_two_ranks_stage_as_one(
@@ -50,7 +55,7 @@ def test_two_ranks_stage_as_one(
             assert staged.rank_disagreement is None
             assert {window["fallback_reason"] for window in staged.windows} == {None}
             assert total(staged, "staged_tokens") == total(staged, "draft_tokens") > 0
-        if arguments is EAGER:
+        if "enforce_eager" in arguments:
             on_ranks(engine, watch_slots)
             watched = run_cell(engine, "stage", "off", prompts)
             for rank in on_ranks(engine, watched_slots):

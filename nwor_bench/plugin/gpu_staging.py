@@ -9,7 +9,7 @@ complain about is read late.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor
@@ -56,6 +56,11 @@ class GpuWindowBatch(WindowBatch):
     row_index: Tensor | None = None
     sources: StagedSources | None = None
     copied: bool = False
+
+    @cached_property
+    def commit_shape(self) -> tuple[str, int, int]:
+        """Name of the commit's launch for a validator: rows, and rows of each request."""
+        return "commit", self.slots.numel(), self.tokens_per_request or 1
 
     def fits(self, accepted: Tensor) -> bool:
         """`accepted` holds one count a request, not a mask."""
@@ -104,6 +109,7 @@ class GpuStaging:
         self._bound: dict[tuple[StagedSources, int, int], Launch] = {}
         self.keys: list[Tensor] = []
         self.values: list[Tensor] = []
+        self._holds_layers = True  # so that the first reset makes the lists
         self._collected: StagedSources | None = None
         self._buffers: CopyBuffers | None = None
         self.l2: PersistingL2 | None = None
@@ -134,14 +140,17 @@ class GpuStaging:
         self._through = through
 
     def reset(self) -> None:
-        """Forget the last window."""
-        self.keys = [self._cache] * self.num_layers
-        self.values = [self._cache] * self.num_layers
+        """Forget the last window; one that a graph replayed has left nothing here."""
+        if self._holds_layers:
+            self.keys = [self._cache] * self.num_layers
+            self.values = [self._cache] * self.num_layers
+            self._holds_layers = False
 
     def stage(self, layer: int, key: Tensor, value: Tensor, rows: Tensor) -> str:
         """Point at one layer's K/V, or copy its drafts; returns what went wrong, or ''."""
         batch = self._batch
         assert batch is not None
+        self._holds_layers = True
         if not batch.copied:
             self.keys[layer], self.values[layer] = key, value
             return ""

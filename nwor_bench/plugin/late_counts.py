@@ -23,7 +23,7 @@ MOST_PENDING = 2_000
 """Steps kept on the device when nobody drains (`vllm serve`); then one copy reads them."""
 
 
-@dataclass
+@dataclass(slots=True)
 class PendingStep:
     """A step as the host knew it; `num_sampled` [requests] int32 is still on the device.
 

@@ -64,7 +64,8 @@ class GpuWindowBatch(WindowBatch):
 
     def fits(self, accepted: Tensor) -> bool:
         """`accepted` holds one count a request, not a mask."""
-        return accepted.dim() == 1 and accepted.numel() >= len(self.num_draft_tokens)
+        shape = accepted.shape
+        return len(shape) == 1 and shape[0] >= len(self.num_draft_tokens)
 
 
 class GpuStaging:
@@ -106,7 +107,7 @@ class GpuStaging:
         self.errors = torch.zeros(self.num_layers, dtype=torch.int32, device=device)
         self._batch: GpuWindowBatch | None = None
         self._through: Callable[[Launch, Tensor], None] | None = None
-        self._bound: dict[tuple[StagedSources, int, int], Launch] = {}
+        self._bound: dict[tuple[StagedSources, int], Launch] = {}
         self.keys: list[Tensor] = []
         self.values: list[Tensor] = []
         self._holds_layers = True  # so that the first reset makes the lists
@@ -193,7 +194,7 @@ class GpuStaging:
         assert batch is not None
         if batch.sources is None or batch.tokens_per_request is None:
             return partial(self._commit, slots, certain=certain)
-        key = (batch.sources, slots.numel(), certain)
+        key = (batch.sources, certain)  # a capture's slots keep their place and number
         bound = self._bound.get(key)
         if bound is None:
             bound = self._bound[key] = self._plan.bind(

@@ -8,6 +8,7 @@ here they are counted apart.
 
 import logging
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -37,7 +38,7 @@ class PendingStep:
     started: float
     invalid_drafts: int = 0
     num_tokens: int = 0
-    req_ids: list[str] = field(default_factory=list)
+    req_ids: Sequence[str] = ()
     drafts: np.ndarray | None = None
     num_sampled: Tensor | None = None
     staged_tokens: int = 0

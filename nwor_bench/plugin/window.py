@@ -223,9 +223,10 @@ class Window:
         """End the window and say how it went; raises WindowError if it is not decided."""
         if self.state not in (State.COMMITTED, State.DIRECT) or self.batch is None:
             raise WindowError(f"close() while the window is {self.state.value}")
-        outcome = Outcome(0, 0, self._reason)
         if self.state is State.COMMITTED:
             outcome = Outcome(self.batch.total, self._committed_tokens, None)
+        else:
+            outcome = Outcome(0, 0, self._reason)
         self.state = State.IDLE
         self.batch = self._accepted = self._reason = None
         self._committed_tokens = 0

@@ -1,7 +1,7 @@
-"""The few calls of the CUDA driver that a direct launch makes, as ctypes wants them."""
+"""The few calls of the CUDA driver that are made directly, as ctypes wants them."""
 
 import ctypes
-from ctypes import POINTER, byref, c_char_p, c_int, c_size_t, c_ubyte, c_uint, c_void_p
+from ctypes import POINTER, byref, c_char_p, c_int, c_size_t, c_ubyte, c_uint, c_uint64, c_void_p
 from functools import cache
 
 PROGRAMMATIC_STREAM_SERIALIZATION = 6
@@ -38,6 +38,7 @@ def load_driver() -> ctypes.CDLL:
     driver = ctypes.CDLL("libcuda.so.1")
     driver.cuLaunchKernelEx.argtypes = [c_void_p] * 4
     driver.cuFuncGetParamInfo.argtypes = [c_void_p, c_size_t, c_void_p, c_void_p]
+    driver.cuMemcpyDtoDAsync_v2.argtypes = [c_uint64, c_uint64, c_size_t, c_void_p]
     driver.cuGetErrorName.argtypes = [c_int, c_void_p]
     return driver
 
@@ -53,9 +54,9 @@ def parameter_places(driver: ctypes.CDLL, function: int, most: int) -> list[tupl
     return places
 
 
-def launch_failed(driver: ctypes.CDLL, result: int) -> RuntimeError:
-    """An error that names the CUresult of a launch."""
+def driver_error(driver: ctypes.CDLL, call: str, result: int) -> RuntimeError:
+    """An error that names the CUresult of a call."""
     name = c_char_p()
     driver.cuGetErrorName(result, byref(name))
     known = name.value.decode() if name.value else "unknown to the driver"
-    return RuntimeError(f"cuLaunchKernelEx: {known} ({result})")
+    return RuntimeError(f"{call}: {known} ({result})")

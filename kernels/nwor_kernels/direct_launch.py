@@ -22,7 +22,7 @@ from nwor_kernels.cuda_driver import (
     PROGRAMMATIC_STREAM_SERIALIZATION,
     LaunchAttribute,
     LaunchConfig,
-    launch_failed,
+    driver_error,
     load_driver,
     parameter_places,
 )
@@ -115,7 +115,7 @@ def _launch_by(
         config.stream = stream_of(device)
         result = start(config_at, function, parameters_at, None)
         if result:
-            raise launch_failed(driver, result)
+            raise driver_error(driver, "cuLaunchKernelEx", result)
 
     return launch
 

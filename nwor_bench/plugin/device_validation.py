@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from nwor_bench.records import ScvMode
+from nwor_kernels.direct_copy import bind_copy
 from nwor_kernels.mask.kernel import acceptance_mask_from_counts_triton, bind_mask
 
 logger = logging.getLogger("vllm.nwor_bench")
@@ -78,15 +79,11 @@ class _Captured:
     num_sampled: Tensor
 
     def __post_init__(self) -> None:
-        self.requests = self.num_sampled.numel()
+        self._fill = bind_copy(self.num_sampled)
 
     def replay(self, given: Tensor) -> None:
         """Fill the first of the captured counts; the rest is padding's, which nobody commits."""
-        requests = given.numel()
-        if requests == self.requests:  # a view takes the host longer than the comparison
-            self.num_sampled.copy_(given)
-        else:
-            self.num_sampled[:requests].copy_(given)
+        self._fill(given)
         self.graph.replay()
 
 

@@ -9,7 +9,7 @@ struct function {
   size_t sizes[16];
 };
 
-/* tests/kernels/test_direct_launch.py reads this with the same fields. */
+/* driver_stand_in.py reads this with the same fields. */
 struct record {
   unsigned launches;
   unsigned grid[3];
@@ -18,7 +18,8 @@ struct record {
   unsigned num_attributes;
   int attribute;
   int attribute_value;
-  int answer; /* what the next launches return */
+  int answer; /* what the next calls return */
+  unsigned copies;
   unsigned long long stream;
   unsigned long long parameters[16];
 };
@@ -56,6 +57,15 @@ CUresult cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction handle, void 
   memset(record.parameters, 0, sizeof record.parameters);
   for (size_t i = 0; i < function->count; ++i)
     memcpy(&record.parameters[i], parameters[i], function->sizes[i]);
+  return (CUresult)record.answer;
+}
+
+/* On the host there is one kind of memory. */
+CUresult cuMemcpyDtoDAsync(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream) {
+  record.copies += 1;
+  record.stream = (unsigned long long)stream;
+  if (!record.answer)
+    memcpy((void *)to, (const void *)from, bytes);
   return (CUresult)record.answer;
 }
 

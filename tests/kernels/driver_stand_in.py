@@ -5,6 +5,7 @@ from ctypes import c_int, c_size_t, c_uint, c_ulonglong
 from types import SimpleNamespace
 from typing import Any
 
+DEVICE, STREAM = 3, 0x7F00_1234_5678
 SIGNATURE = {
     **{"table": "*i64", "counts": "*i32", "absent": "constexpr", "flags": "*i1"},
     **{"size": "i64", "small": "u8", "number": "i32", "CONSTANT": "constexpr"},
@@ -29,6 +30,7 @@ class Record(ctypes.Structure):
         ("attribute", c_int),
         ("attribute_value", c_int),
         ("answer", c_int),
+        ("copies", c_uint),
         ("stream", c_ulonglong),
         ("parameters", c_ulonglong * 16),
     )

@@ -6,11 +6,7 @@ which do not have the header's layout arrive as nonsense. test_direct_launch_gpu
 
 import ctypes
 import random
-import shutil
 import struct
-import subprocess
-from collections.abc import Iterator
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,8 +17,10 @@ pytest.importorskip("triton")
 import triton
 from driver_stand_in import (
     COUNTS,
+    DEVICE,
     SIGNATURE,
     SIZES,
+    STREAM,
     Function,
     Record,
     StandInJit,
@@ -33,46 +31,6 @@ from driver_stand_in import (
 from nwor_kernels import direct_launch
 from nwor_kernels.direct_launch import Refused, prepare, refusals
 from nwor_kernels.launch import Launch
-
-HERE = Path(__file__).resolve().parent
-DEVICE, STREAM = 3, 0x7F00_1234_5678
-
-
-@pytest.fixture(scope="session")
-def driver_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    compiler = shutil.which("cc")
-    include = Path(triton.__file__).parent / "backends" / "nvidia" / "include"
-    if compiler is None or not (include / "cuda.h").exists():
-        pytest.skip("needs a C compiler and CUDA's header")
-    library = tmp_path_factory.mktemp("driver") / "libcuda_stand_in.so"
-    source = HERE / "driver_stand_in.c"
-    options = ["-shared", "-fPIC", "-Wall", "-Werror", f"-I{include}"]
-    subprocess.run([compiler, *options, str(source), "-o", str(library)], check=True)
-    return library
-
-
-@pytest.fixture
-def streams() -> dict[int, int]:
-    """The current stream of each device."""
-    return {DEVICE: STREAM}
-
-
-@pytest.fixture
-def record(
-    driver_library: Path, streams: dict[int, int], monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Record]:
-    """What the stand-in was given last; nothing yet."""
-    direct_launch.load_driver.cache_clear()
-    real = ctypes.CDLL
-    opened = {"libcuda.so.1": str(driver_library)}
-    monkeypatch.setattr(ctypes, "CDLL", lambda name: real(opened[name]))
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: DEVICE)
-    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", streams.get, raising=False)
-    refusals.clear()
-    found = Record.in_dll(real(str(driver_library)), "record")
-    ctypes.memset(ctypes.addressof(found), 0, ctypes.sizeof(found))
-    yield found
-    direct_launch.load_driver.cache_clear()
 
 
 def random_arguments() -> list[Any]:

@@ -41,12 +41,8 @@ def bind_copy(kept: Tensor) -> Callable[[Tensor], None]:
 
     def copy(given: Tensor) -> None:
         count = given.numel()
-        if (
-            count > most
-            or given.dtype is not dtype
-            or not given.is_contiguous()
-            or given.device != device
-        ):
+        is_alike = given.dtype is dtype and given.device == device and given.is_contiguous()
+        if not is_alike or count > most:
             by_torch(given)
         elif result := start(to, given.data_ptr(), count * size, stream_of(index)):
             raise driver_error(driver, "cuMemcpyDtoDAsync", result)

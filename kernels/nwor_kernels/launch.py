@@ -7,6 +7,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from nwor_kernels.direct_launch import (
+    DirectLaunch,
+    Refused,
+    count_refusal,
+    hooks_installed,
+    prepare,
+)
+
 
 class Launch:
     """A kernel with its grid and compile-time parameters: what recurs from launch to launch.
@@ -35,6 +43,7 @@ class Launch:
         self._grid = grid
         self._by_name = {**constants, **options}
         self._in_order = [constants[name] for name in kernel.arg_names if name in constants]
+        self._compiled: Any = None
         self._again: Callable[..., object] | None = None
 
     def __call__(self, *arguments: object) -> None:
@@ -44,13 +53,14 @@ class Launch:
             return
         compiled = self._kernel[self._grid](*arguments, **self._by_name)
         if compiled is not None:  # Triton's interpreter compiles nothing
-            self._again = compiled[self._grid]
+            self._compiled, self._again = compiled, compiled[self._grid]
 
     def bind(self, *arguments: object, at: int) -> Callable[[Tensor, int], None]:
         """Launches with all arguments fixed but one tensor, its dtype and strides too.
 
-        Binaries take addresses as plain integers, which spares the driver a question for every
-        tensor; the fixed tensors are kept alive.
+        The first launch goes through Triton, the later ones to the driver (`direct_launch`), or
+        where that is refused through Triton with addresses as plain integers, which spares the
+        driver a question for every tensor. The fixed tensors are kept alive.
 
         Args:
             arguments: as for a launch, without the tensor and without the number that comes last.
@@ -60,13 +70,37 @@ class Launch:
             What launches, given the tensor and the last number.
         """
         before, after = arguments[:at], arguments[at:]
-        first, last = _addresses(before), _addresses(after)
+        direct: DirectLaunch | None = None
 
         def launch(tensor: Tensor, number: int) -> None:
-            if self._again is None:
+            nonlocal direct
+            if direct is None:
                 self(*before, tensor, *after, number)
+                if self._compiled is not None:
+                    direct = self._by_address((*before, tensor, *after, number), at)
             else:
-                self._again(*first, tensor.data_ptr(), *last, number, *self._in_order)
+                direct(tensor.data_ptr(), number)
+
+        return launch
+
+    def _by_address(self, arguments: tuple[object, ...], at: int) -> DirectLaunch:
+        """The cheapest launch that only wants the address at this place and the last number."""
+        addresses = _addresses(arguments)
+        first, last = addresses[:at], addresses[at + 1 : -1]
+        again, in_order = self._again, self._in_order
+        assert again is not None
+
+        def through_triton(address: int, number: int) -> None:
+            again(*first, address, *last, number, *in_order)
+
+        try:
+            by_driver = prepare(self._compiled, self._grid, addresses, at)
+        except Refused as refused:
+            count_refusal(str(refused))
+            return through_triton
+
+        def launch(address: int, number: int) -> None:
+            (through_triton if hooks_installed() else by_driver)(address, number)
 
         return launch
 

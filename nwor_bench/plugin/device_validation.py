@@ -14,12 +14,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from statistics import median
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from nwor_bench.records import ScvMode
+from nwor_kernels.direct_copy import bind_copy
 from nwor_kernels.mask.kernel import acceptance_mask_from_counts_triton, bind_mask
 
 logger = logging.getLogger("vllm.nwor_bench")
@@ -34,8 +36,7 @@ Shape = tuple[str, int, int]
 """What is launched, and the two numbers that its launches have in common."""
 
 
-@dataclass(frozen=True)
-class DeviceValidation:
+class DeviceValidation(NamedTuple):
     """What was decided about one window.
 
     Attributes:
@@ -56,13 +57,14 @@ class _Trial:
 
     eager: list[float] = field(default_factory=list)
     replayed: list[float] = field(default_factory=list)
+    replay_pays: bool = True
+    """True until as many replays have been tried as launches, then by their medians."""
 
-    @property
-    def replay_pays(self) -> bool:
-        """True until as many replays have been tried as launches, then by their medians."""
-        if len(self.replayed) < TRIALS:
-            return True
-        return median(self.replayed) < median(self.eager)
+    def add_replay(self, seconds: float) -> None:
+        """Note how long a replay took; the last that is wanted settles the matter."""
+        self.replayed.append(seconds)
+        if len(self.replayed) == TRIALS:
+            self.replay_pays = median(self.replayed) < median(self.eager)
 
 
 _NO_TRIAL = _Trial()
@@ -75,6 +77,14 @@ class _Captured:
 
     graph: torch.cuda.CUDAGraph
     num_sampled: Tensor
+
+    def __post_init__(self) -> None:
+        self._fill = bind_copy(self.num_sampled)
+
+    def replay(self, given: Tensor) -> None:
+        """Fill the first of the captured counts; the rest is padding's, which nobody commits."""
+        self._fill(given)
+        self.graph.replay()
 
 
 class DeviceValidator:
@@ -170,7 +180,7 @@ class DeviceValidator:
         if captured is not None and not untried and trial.replay_pays:
             self._replay(shape, captured, num_sampled)
             if adaptive and len(trial.replayed) < TRIALS:
-                trial.replayed.append(time.perf_counter() - began)
+                trial.add_replay(time.perf_counter() - began)
             return "graph", None
         launch(num_sampled)
         if untried:
@@ -203,8 +213,7 @@ class DeviceValidator:
         self._graphs.move_to_end(shape)
         self.counters["scv_graph_hits"] += 1
         self.counters["scv_launches"] += 2  # the copy of the counts, and the graph
-        _copy_counts(captured.num_sampled, num_sampled)
-        captured.graph.replay()
+        captured.replay(num_sampled)
 
     def _on_host(self, num_sampled: Tensor, drafts: np.ndarray) -> DeviceValidation:
         """Copy to the host (which waits for the device), loop, copy back."""
@@ -263,10 +272,3 @@ class DeviceValidator:
 def _bucket(requests: int) -> int:
     """Requests rounded up to a power of two: few shapes, so few graphs."""
     return 1 << max(requests - 1, 0).bit_length()
-
-
-def _copy_counts(kept: Tensor, given: Tensor) -> None:
-    """Fill the first of the captured counts; the rest belongs to padding, which nobody commits."""
-    if given.numel() != kept.numel():  # making a view takes the host longer than the comparison
-        kept = kept[: given.numel()]
-    kept.copy_(given)

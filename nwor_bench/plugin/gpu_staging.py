@@ -9,7 +9,7 @@ complain about is read late.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor
@@ -57,9 +57,15 @@ class GpuWindowBatch(WindowBatch):
     sources: StagedSources | None = None
     copied: bool = False
 
+    @cached_property
+    def commit_shape(self) -> tuple[str, int, int]:
+        """Name of the commit's launch for a validator: rows, and rows of each request."""
+        return "commit", self.slots.numel(), self.tokens_per_request or 1
+
     def fits(self, accepted: Tensor) -> bool:
         """`accepted` holds one count a request, not a mask."""
-        return accepted.dim() == 1 and accepted.numel() >= len(self.num_draft_tokens)
+        shape = accepted.shape
+        return len(shape) == 1 and shape[0] >= len(self.num_draft_tokens)
 
 
 class GpuStaging:
@@ -101,9 +107,10 @@ class GpuStaging:
         self.errors = torch.zeros(self.num_layers, dtype=torch.int32, device=device)
         self._batch: GpuWindowBatch | None = None
         self._through: Callable[[Launch, Tensor], None] | None = None
-        self._bound: dict[tuple[StagedSources, int, int], Launch] = {}
+        self._bound: dict[tuple[StagedSources, int], Launch] = {}
         self.keys: list[Tensor] = []
         self.values: list[Tensor] = []
+        self._holds_layers = True  # so that the first reset makes the lists
         self._collected: StagedSources | None = None
         self._buffers: CopyBuffers | None = None
         self.l2: PersistingL2 | None = None
@@ -134,14 +141,17 @@ class GpuStaging:
         self._through = through
 
     def reset(self) -> None:
-        """Forget the last window."""
-        self.keys = [self._cache] * self.num_layers
-        self.values = [self._cache] * self.num_layers
+        """Forget the last window; one that a graph replayed has left nothing here."""
+        if self._holds_layers:
+            self.keys = [self._cache] * self.num_layers
+            self.values = [self._cache] * self.num_layers
+            self._holds_layers = False
 
     def stage(self, layer: int, key: Tensor, value: Tensor, rows: Tensor) -> str:
         """Point at one layer's K/V, or copy its drafts; returns what went wrong, or ''."""
         batch = self._batch
         assert batch is not None
+        self._holds_layers = True
         if not batch.copied:
             self.keys[layer], self.values[layer] = key, value
             return ""
@@ -184,7 +194,7 @@ class GpuStaging:
         assert batch is not None
         if batch.sources is None or batch.tokens_per_request is None:
             return partial(self._commit, slots, certain=certain)
-        key = (batch.sources, slots.numel(), certain)
+        key = (batch.sources, certain)  # a capture's slots keep their place and number
         bound = self._bound.get(key)
         if bound is None:
             bound = self._bound[key] = self._plan.bind(

@@ -8,6 +8,7 @@ here they are counted apart.
 
 import logging
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -23,7 +24,7 @@ MOST_PENDING = 2_000
 """Steps kept on the device when nobody drains (`vllm serve`); then one copy reads them."""
 
 
-@dataclass
+@dataclass(slots=True)
 class PendingStep:
     """A step as the host knew it; `num_sampled` [requests] int32 is still on the device.
 
@@ -37,7 +38,7 @@ class PendingStep:
     started: float
     invalid_drafts: int = 0
     num_tokens: int = 0
-    req_ids: list[str] = field(default_factory=list)
+    req_ids: Sequence[str] = ()
     drafts: np.ndarray | None = None
     num_sampled: Tensor | None = None
     staged_tokens: int = 0

@@ -29,7 +29,7 @@ from nwor_bench.plugin.settings import PluginSettings
 from nwor_bench.records import NworMode, ScvMode
 
 
-@dataclass
+@dataclass(slots=True)
 class Step:
     """A step while the runner works on it."""
 
@@ -227,12 +227,12 @@ class V2RunnerHook:
         if not staged and validator.mode is ScvMode.OFF:
             return  # off x off: no device work, no synchronisation
         assert step.pending.drafts is not None
-        began = time.perf_counter()
         pending, batch = step.pending, step.batch
         accepted = num_sampled
         if staged and batch is not None and batch.sources and validator.mode is not ScvMode.OFF:
             self._validate_in_commit(pending, batch)
         else:
+            began = time.perf_counter()
             validation = validator.validate(num_sampled, step.pending.drafts, step.uniform)
             self.probe.mark("mask_end")
             accepted = validation.num_accepted
@@ -261,8 +261,7 @@ class V2RunnerHook:
         self, pending: PendingStep, batch: GpuWindowBatch, launch: Launch, num_sampled: Tensor
     ) -> None:
         began = time.perf_counter()
-        tokens, length = batch.slots.numel(), batch.tokens_per_request or 1
-        shape = ("commit", tokens, length)
+        _, tokens, length = shape = batch.commit_shape
         path, reason = self.validator.run(shape, tokens // length, launch, num_sampled)
         pending.scv_path, pending.scv_fallback_reason = path, reason
         pending.scv_s = time.perf_counter() - began

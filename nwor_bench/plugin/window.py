@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
-from typing import Protocol
+from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
@@ -77,8 +77,7 @@ class Staging(Protocol):
         """Write every staged row of these layers to the cache."""
 
 
-@dataclass(frozen=True)
-class Outcome:
+class Outcome(NamedTuple):
     """How a window ended; `fallback_reason` is None when it was committed.
 
     `committed_tokens` is None while only the device knows it.
@@ -96,7 +95,7 @@ class Outcome:
         return self.staged_tokens - self.committed_tokens
 
 
-@dataclass
+@dataclass(slots=True)
 class Window:
     """The window in flight. One object lives as long as the engine and is used again."""
 
@@ -108,6 +107,10 @@ class Window:
     _committed_tokens: int | None = 0
     _reason: str | None = None
     _repeats: bool = False
+    _every_layer: set[int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._every_layer = set(range(self.staging.num_layers))  # never changed, only pointed at
 
     @property
     def is_staging(self) -> bool:
@@ -131,7 +134,7 @@ class Window:
         """Drop a window whose tokens were never real: a capture's dummy batch."""
         self.state = State.IDLE
         self.batch = self._accepted = self._reason = None
-        self._staged_layers.clear()
+        self._staged_layers = set()
 
     def stage(self, layer: int, key: Tensor, value: Tensor) -> bool:
         """Hold one layer's drafts. False: the window fell back, write this layer directly."""
@@ -140,8 +143,7 @@ class Window:
         if layer in self._staged_layers and not self._repeats:
             problem = "layer_staged_twice"
         else:
-            rows = self.batch.rows
-            problem = _attempt(lambda: self.staging.stage(layer, key, value, rows))
+            problem = _attempt(self.staging.stage, layer, key, value, self.batch.rows)
         if problem:
             self.abort(f"stage:{problem}")
             return False
@@ -152,7 +154,7 @@ class Window:
         """A captured graph ran the forward: it staged every layer without calling stage()."""
         if self.state is not State.OPEN:
             raise WindowError(f"replayed() while the window is {self.state.value}")
-        self._staged_layers = set(range(self.staging.num_layers))
+        self._staged_layers = self._every_layer
 
     def accept(self, accepted: Tensor, accepted_tokens: int | None) -> bool:
         """Take what was accepted. False: the window fell back.
@@ -182,8 +184,7 @@ class Window:
             return False
         if self.state is not State.ACCEPTED or self.batch is None or self._accepted is None:
             raise WindowError(f"commit() while the window is {self.state.value}")
-        slots, accepted = self.batch.slots, self._accepted
-        problem = _attempt(lambda: self.staging.commit(slots, accepted))
+        problem = _attempt(self.staging.commit, self.batch.slots, self._accepted)
         if problem:
             self.abort(f"commit:{problem}")
             return False
@@ -222,20 +223,21 @@ class Window:
         """End the window and say how it went; raises WindowError if it is not decided."""
         if self.state not in (State.COMMITTED, State.DIRECT) or self.batch is None:
             raise WindowError(f"close() while the window is {self.state.value}")
-        staged = self.batch.total if self.state is State.COMMITTED else 0
-        committed = self._committed_tokens if self.state is State.COMMITTED else 0
-        outcome = Outcome(staged, committed, self._reason)
+        if self.state is State.COMMITTED:
+            outcome = Outcome(self.batch.total, self._committed_tokens, None)
+        else:
+            outcome = Outcome(0, 0, self._reason)
         self.state = State.IDLE
         self.batch = self._accepted = self._reason = None
         self._committed_tokens = 0
-        self._staged_layers.clear()
+        self._staged_layers = set()
         return outcome
 
 
-def _attempt(action: Callable[[], str]) -> str:
+def _attempt(action: Callable[..., str], *arguments: Any) -> str:
     """Run a staging action; an exception becomes a fallback reason, its traceback is logged."""
     try:
-        return action()
+        return action(*arguments)
     except Exception as fault:
         logger.exception("staging failed; the window is written directly")
         return type(fault).__name__

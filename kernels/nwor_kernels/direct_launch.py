@@ -1,0 +1,190 @@
+"""Launching a compiled Triton kernel by the driver itself: the least host time of an eager launch.
+
+Triton's own way takes every argument apart in every launch. Here parameters, grid and attributes
+lie ready in the memory that `cuLaunchKernelEx` reads, and a launch fills in what differs. What a
+binary expects is taken from its signature and held against what the driver says of it; whatever
+is not understood is refused, with a reason that is logged once and counted in `refusals`.
+"""
+
+import ctypes
+import logging
+from collections import Counter
+from collections.abc import Callable, Sequence
+from ctypes import c_uint, c_void_p
+from functools import partial
+from struct import Struct
+from typing import Any
+
+import torch
+from triton import knobs
+
+from nwor_kernels.cuda_driver import (
+    PROGRAMMATIC_STREAM_SERIALIZATION,
+    LaunchAttribute,
+    LaunchConfig,
+    driver_error,
+    load_driver,
+    parameter_places,
+)
+
+logger = logging.getLogger("nwor_kernels")
+
+refusals: Counter[str] = Counter()
+"""Kernels that are launched in Triton's way, by reason."""
+
+DirectLaunch = Callable[[int, int], None]
+"""Launches on the current stream, given the one address and the one number that differ."""
+
+MOST_SHARED_MEMORY = 227 * 1024
+"""Bytes of a block; beyond it newer Tritons add an attribute."""
+
+_SCRATCH = ("*global_scratch", "*profile_scratch")
+"""Pointers that Triton appends to the arguments; null where the kernel needs no such memory."""
+
+_FORMATS = {
+    **{"i1": "b", "i8": "b", "i16": "h", "i32": "i", "i64": "q"},
+    **{"u1": "B", "u8": "B", "u16": "H", "u32": "I", "u64": "Q"},
+}
+"""How the driver wants integers, as `struct` writes them; no kernel here takes other numbers."""
+
+
+class Refused(Exception):
+    """This kernel cannot be launched directly; the text says why."""
+
+
+def prepare(
+    compiled: Any, grid: tuple[int, int, int], arguments: Sequence[Any], at: int
+) -> DirectLaunch:
+    """What launches this binary from now on, from one thread at a time.
+
+    Args:
+        compiled: Triton's `CompiledKernel`, launched at least once.
+        grid: programs in each of three dimensions.
+        arguments: the kernel's arguments before its compile-time parameters: addresses, integers
+            and None. Whatever the addresses point to must be kept alive.
+        at: which of them is the address that differs; the number that differs comes last.
+
+    Raises:
+        Refused: with a reason. What is returned raises RuntimeError, with the driver's name of
+            the error, if a launch fails.
+    """
+    try:
+        _check_binary(compiled, grid)
+        driver = load_driver()
+    except (AttributeError, OSError) as missing:  # of another Triton, or of the driver
+        raise Refused(f"missing: {missing}") from missing
+    kinds = list(compiled.src.signature.values())[: len(arguments)]
+    passed = [place for place, kind in enumerate(kinds) if kind != "constexpr"]
+    if not {at, len(arguments) - 1} <= set(passed):
+        raise Refused("layout: what differs from launch to launch is compiled in")
+    formats = [_format_of(kind) for kind in (*(kinds[place] for place in passed), *_SCRATCH)]
+    offsets, size = _layout(driver, compiled.function, formats)
+    block = ctypes.create_string_buffer(size)
+    setters = {
+        place: partial(Struct(form).pack_into, block, offset)
+        for place, form, offset in zip(passed, formats, offsets, strict=False)
+    }
+    for place, set_argument in setters.items():
+        set_argument(arguments[place] or 0)
+    start = ctypes.addressof(block)
+    parameters = (c_void_p * len(offsets))(*[start + offset for offset in offsets])
+    config = _config(compiled.metadata, grid)
+    return _launch_by(
+        driver, compiled, config, parameters, setters[at], setters[len(arguments) - 1]
+    )
+
+
+def _launch_by(
+    driver: ctypes.CDLL,
+    compiled: Any,
+    config: LaunchConfig,
+    parameters: Any,
+    set_address: Callable[[int], None],
+    set_number: Callable[[int], None],
+) -> DirectLaunch:
+    device = torch.cuda.current_device()
+    stream_of, start = torch._C._cuda_getCurrentRawStream, driver.cuLaunchKernelEx
+    config_at, parameters_at, function = map(
+        c_void_p, (ctypes.addressof(config), ctypes.addressof(parameters), compiled.function)
+    )
+
+    # Newer Tritons unload a binary that nobody holds.
+    def launch(address: int, number: int, *, held: object = (compiled, parameters)) -> None:
+        set_address(address)
+        set_number(number)
+        config.stream = stream_of(device)
+        result = start(config_at, function, parameters_at, None)
+        if result:
+            raise driver_error(driver, "cuLaunchKernelEx", result)
+
+    return launch
+
+
+def _check_binary(compiled: Any, grid: tuple[int, int, int]) -> None:
+    """Refuse what needs more of a launch than parameters, grid and early start."""
+    metadata, kinds = compiled.metadata, compiled.src.signature.values()
+    problems = {
+        "backend": torch.version.hip is not None or metadata.target.backend != "cuda",
+        "warp_size": metadata.target.warp_size != 32,
+        "empty_grid": not all(grid),
+        "scratch_memory": metadata.global_scratch_size > 0 or metadata.profile_scratch_size > 0,
+        "clusters": metadata.num_ctas != 1 or max(getattr(metadata, "cluster_dims", (1,))) > 1,
+        "cooperative_grid": metadata.launch_cooperative_grid,
+        "shared_memory": metadata.shared > MOST_SHARED_MEMORY,
+        "tensor_descriptors": getattr(metadata, "tensordesc_meta", None),
+        "tuples": not all(isinstance(kind, str) for kind in kinds),
+        "launch_hooks": hooks_installed(),
+        "not_loaded": not compiled.function,
+    }
+    for reason, holds in problems.items():
+        if holds:
+            raise Refused(reason)
+
+
+def hooks_installed() -> bool:
+    """Whether somebody (a profiler) wants to hear of Triton's launches."""
+    runtime = knobs.runtime
+    for hook in (runtime.launch_enter_hook, runtime.launch_exit_hook):
+        if hook is not None and getattr(hook, "calls", True):  # a chain may be empty
+            return True
+    return False
+
+
+def _format_of(kind: str) -> str:
+    if kind.startswith("*"):
+        return "Q"
+    if kind not in _FORMATS:
+        raise Refused(f"layout: an argument of type {kind}")
+    return _FORMATS[kind]
+
+
+def _layout(driver: ctypes.CDLL, function: int, formats: list[str]) -> tuple[list[int], int]:
+    """(Offset of each parameter as the driver tells it, bytes of all); refuses another layout."""
+    places, end = parameter_places(driver, function, len(formats) + 1), 0
+    expected = [Struct(form).size for form in formats]
+    if [size for _, size in places] != expected:
+        raise Refused(f"layout: parameters at {places}, not of {expected} bytes")
+    for offset, size in places:
+        if offset < end:
+            raise Refused(f"layout: parameters overlap: {places}")
+        end = offset + size
+    return [offset for offset, _ in places], end
+
+
+def _config(metadata: Any, grid: tuple[int, int, int]) -> LaunchConfig:
+    early = bool(metadata.launch_pdl)
+    attribute = LaunchAttribute(id=PROGRAMMATIC_STREAM_SERIALIZATION, value=1)
+    return LaunchConfig(
+        grid=(c_uint * 3)(*grid),
+        block=(c_uint * 3)(32 * metadata.num_warps, 1, 1),
+        shared_bytes=metadata.shared,
+        attributes=ctypes.pointer(attribute) if early else None,
+        num_attributes=int(early),
+    )
+
+
+def count_refusal(reason: str) -> None:
+    """Note that a kernel is launched in Triton's way; the log hears of each reason once."""
+    if not refusals[reason]:
+        logger.warning("Triton launches what was to be launched directly: %s", reason)
+    refusals[reason] += 1

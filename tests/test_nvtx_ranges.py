@@ -93,10 +93,12 @@ def test_a_sweeps_ranges_are_its_batches(
     assert list(nvtx.domains) == [DOMAIN]
     (sweep,) = domain.take().inside
     assert (sweep.name, sweep.payload) == ("sweep", runner.plan.num_batches)
-    assert set(sweep.names) == {"cell"}
+    blocks = [turn for turn in sweep.inside if turn.name == "block"]
+    assert [block.payload for block in blocks] == [1, 2]
+    assert {cell.name for block in blocks for cell in block.inside} == {"cell"}
     expected = [(b.batch, b.order, runner.log.done[b.batch][0].label) for b in run.batches]
     turns = []
-    for cell in sweep.inside:
+    for cell in sweep.all("cell"):
         (batch,) = cell.inside
         assert (batch.name, batch.category) == ("batch", cell.category)
         turns.append((batch.payload, cell.payload, cell.category))

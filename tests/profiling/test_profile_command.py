@@ -48,8 +48,9 @@ def test_nsys_dry_run_prints_both_commands() -> None:
     assert profile[:2] == ["nsys", "profile"]
     assert profile[-len(SWEEP) - 1 :] == [*SWEEP, "--nvtx"]
     assert "batch@nwor-bench" in profile
-    assert "--gpu-metrics-devices" not in profile
+    assert not any("--gpu-metrics" in word for word in profile)
     assert export[:2] == ["nsys", "export"]
+    assert export[-1] == f"{profile[profile.index('--output') + 1]}.nsys-rep"
     more = invoke("profile", "nsys", "--dry-run", "--gpu-metrics", "--", *SWEEP)
     assert "--gpu-metrics-devices cuda-visible" in more.stdout
 
@@ -61,6 +62,8 @@ def test_nsys_dry_run_prints_both_commands() -> None:
         (["ncu", "--dry-run", "--"], "-- sweep"),
         (["ncu", "--dry-run", "--", "sweep", "--output=x"], "--output"),
         (["nsys", "--dry-run", "--", "sweep", "--resume", "x"], "--resume"),
+        (["nsys", "--dry-run", "--", "sweep", "--file=x"], "--file"),
+        (["nsys", "--dry-run", "--", "report", "x"], "-- sweep"),
         (["ncu", "--dry-run", "--windows", "0", "--", "sweep"], "--windows"),
         (["nsys", "--dry-run", "--capture", "window", "--", "sweep"], "--capture"),
     ],

@@ -20,6 +20,11 @@ IMPORT = (
     "and then `nwor-bench profile nsys --read {report}`"
 )
 
+PERMIT = (
+    ". --gpu-metrics needs a GPU that it knows and the permission for counters: leave it out, run "
+    "as root, or load the driver with NVreg_RestrictProfilingToAdminUsers=0"
+)
+
 
 def ending(report: Path, suffix: str) -> Path:
     """The report's path with an ending; a dot in its name is no ending of its own."""
@@ -38,7 +43,9 @@ def run_profile(command: Sequence[str], report: Path, capture: str) -> int:
         ending(report, suffix).unlink(missing_ok=True)
     code = _run(command)
     if not ending(report, REPORT).is_file():
-        raise ConfigError(f"profile nsys: {_why_no_report(code, report, capture)}")
+        counters = any(part.startswith("--gpu-metrics") for part in command)
+        reason = _why_no_report(code, report, capture)
+        raise ConfigError(f"profile nsys: {reason}{PERMIT if counters else ''}")
     return code
 
 

@@ -124,7 +124,7 @@ def write(path: Path) -> None:
                 for place, name in enumerate(CALLS[category]):
                     correlation += 1
                     _call(db, WORKER, name, start + MS + place * MS // 2, correlation)
-                    _call(db, STRANGER, name, start, correlation)
+                    _call(db, STRANGER, name, start - 3 * MS, correlation)
                     if "Launch" in name:
                         _kernel(db, WORKER, start + 2 * MS + place * MS, 2 * MS, correlation)
                         _kernel(db, STRANGER, start, 9 * MS, correlation)

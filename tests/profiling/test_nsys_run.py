@@ -143,5 +143,7 @@ def test_metrics_are_asked_for_as_the_version_knows_them(
 ) -> None:
     assert metrics_options(help_text) == options
     install(folder, "exit 9", help_text=help_text)
+    assert "NVreg_Restrict" in str(invoke("--gpu-metrics", "--", *SWEEP).exception)
+    assert "NVreg_Restrict" not in str(invoke("--", *SWEEP).exception)
     invoke("--gpu-metrics", "--", *SWEEP)
     assert shlex.join(options) in (folder / "log").read_text().splitlines()[-1]

@@ -245,6 +245,9 @@ def test_an_export_is_read_into_a_table(tmp_path: Path) -> None:
 def test_means_leave_out_what_was_not_measured(tmp_path: Path) -> None:
     rows = [{"cell": "a", "x": 2.0, "y": None}, {"cell": "a", "x": None, "y": None}]
     assert by_cell(rows) == [{"cell": "a", "windows": 2, "x": 2.0, "y": None}]
+    assert by_cell([{**row, "batch": 1, "window": 2, "process": 3} for row in rows]) == by_cell(
+        rows
+    )
     write_table(tmp_path / "t.csv", rows)
     assert (tmp_path / "t.csv").read_text() == "cell,x,y\na,2.0,\na,,\n"
 

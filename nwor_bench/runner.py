@@ -141,9 +141,10 @@ class Sweep:
 
     def _timed_block(self, block: Block) -> None:
         answers: dict[Cell, Answer] = {}
-        for order, cell in enumerate(block.order):
-            if cell not in self.parity.broken:
-                answers[cell] = self._answer(cell, "timed", block, order)
+        with span(self._ranges, "block", block.number):
+            for order, cell in enumerate(block.order):
+                if cell not in self.parity.broken:
+                    answers[cell] = self._answer(cell, "timed", block, order)
         if self.spec.scenario.temperature == 0:
             self._recheck(block, answers)
 

@@ -93,10 +93,12 @@ def test_a_sweeps_ranges_are_its_batches(
     assert list(nvtx.domains) == [DOMAIN]
     (sweep,) = domain.take().inside
     assert (sweep.name, sweep.payload) == ("sweep", runner.plan.num_batches)
-    assert set(sweep.names) == {"cell"}
+    blocks = [turn for turn in sweep.inside if turn.name == "block"]
+    assert [block.payload for block in blocks] == [1, 2]
+    assert {cell.name for block in blocks for cell in block.inside} == {"cell"}
     expected = [(b.batch, b.order, runner.log.done[b.batch][0].label) for b in run.batches]
     turns = []
-    for cell in sweep.inside:
+    for cell in sweep.all("cell"):
         (batch,) = cell.inside
         assert (batch.name, batch.category) == ("batch", cell.category)
         turns.append((batch.payload, cell.payload, cell.category))
@@ -127,13 +129,17 @@ with span(ranges, "sweep", 3):
 """
 
 
-def test_a_real_profiler_hears_the_ranges(tmp_path: Path) -> None:
-    """The package nvtx itself, with a tool that it loads as it would load Nsight Systems."""
+@pytest.mark.parametrize("tool", [(), ("-DREFUSES_EXTENSIONS",)], ids=["new", "old"])
+def test_a_real_profiler_hears_the_ranges(tool: tuple[str, ...], tmp_path: Path) -> None:
+    """The package nvtx itself, with a tool that it loads as it would load Nsight Systems.
+
+    An old tool refuses NVTX's extensions: nvtx then takes every domain for switched off.
+    """
     compiler = shutil.which("cc")
     if compiler is None:
         pytest.skip("needs a C compiler")
     library, heard = tmp_path / "listener.so", tmp_path / "heard.txt"
-    subprocess.run([compiler, "-shared", "-fPIC", "-o", library, LISTENER], check=True)
+    subprocess.run([compiler, "-shared", "-fPIC", *tool, "-o", library, LISTENER], check=True)
     environ = {
         **os.environ,
         "PYTHONPATH": str(CHECKOUT),
@@ -141,8 +147,10 @@ def test_a_real_profiler_hears_the_ranges(tmp_path: Path) -> None:
         "NVTX_LISTENER_FILE": str(heard),
     }
     subprocess.run([sys.executable, "-c", EMIT], check=True, env=environ)
-    assert heard.read_text().splitlines() == [
-        "domain nwor-bench",
+    lines = heard.read_text().splitlines()
+    domains = [line for line in lines if line.startswith("domain")]
+    assert set(domains) == {"domain nwor-bench"}
+    assert lines[len(domains) :] == [
         "category 1 stage x graph",
         "push nwor-bench batch 1 7",
         "push nwor-bench window 1 0",
@@ -151,3 +159,15 @@ def test_a_real_profiler_hears_the_ranges(tmp_path: Path) -> None:
         "push nwor-bench sweep 0 3",
         "pop nwor-bench",
     ]
+
+
+def test_an_nvtx_that_cannot_be_helped_is_refused(
+    monkeypatch: pytest.MonkeyPatch, nvtx: NvtxModule
+) -> None:
+    """Never a profile without ranges and without a word."""
+    nvtx.Domain = type("Domain", (), {})
+    monkeypatch.setitem(sys.modules, "nvtx._lib.lib", None)
+    assert nvtx_ranges.open_ranges({})
+    with pytest.raises(ConfigError, match=r"too old for this version.*pip install nvtx==") as error:
+        nvtx_ranges.open_ranges({"NSYS_PROFILING_SESSION_ID": "7"})
+    assert error.value.exit_code is ExitCode.BAD_USAGE

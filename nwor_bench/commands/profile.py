@@ -63,8 +63,8 @@ def ncu(
 def nsys(
     context: typer.Context,
     capture: Annotated[
-        str, typer.Option(help="What to capture, its first: sweep, cell or batch.")
-    ] = "sweep",
+        str, typer.Option(help="What to capture, its first: sweep, block, cell or batch.")
+    ] = "block",
     gpu_metrics: Annotated[
         bool, typer.Option("--gpu-metrics", help="Sample the GPU's metrics too.")
     ] = False,
@@ -72,33 +72,50 @@ def nsys(
     read: Read = None,
     dry_run: DryRun = False,
 ) -> None:
-    """Launches, waits, idle time and bandwidth of each window, by Nsight Systems."""
+    """Launches, waits, idle time and bandwidth of each window, by Nsight Systems.
+
+    A block is every cell once, after warm-up and gate; the sweep's first cell and batch are
+    warm-up. The exit code is the sweep's.
+    """
     from nwor_bench.errors import ConfigError
     from nwor_bench.profiling.nsys_command import export_command, nsys_command
     from nwor_bench.profiling.nsys_export import read_export
-    from nwor_bench.profiling.nsys_windows import windows_of
+    from nwor_bench.profiling.nsys_run import EXPORT, REPORT, ending, export_of, run_profile
+    from nwor_bench.profiling.nsys_windows import nothing_of_the_gpu, windows_of
     from nwor_bench.profiling.nvtx_ranges import HARNESS_RANGES
     from nwor_bench.profiling.tables import by_cell, print_table, write_table
     from nwor_bench.profiling.tools import check_version, find_tool
 
     if capture not in HARNESS_RANGES:
         raise ConfigError.unknown("--capture", capture, HARNESS_RANGES)
-    profile, export = report.with_name(f"{report.name}.nsys-rep"), read
+    code, written = 0, ending(report, REPORT)
     if dry_run:
-        tool = Path("nsys")
-        typer.echo(shlex.join(nsys_command(tool, context.args, report, capture, gpu_metrics)))
-        typer.echo(shlex.join(export_command(tool, profile, report.with_suffix(".sqlite"))))
+        tool, metrics = Path("nsys"), _metrics(None) if gpu_metrics else ()
+        typer.echo(shlex.join(nsys_command(tool, context.args, report, capture, metrics)))
+        typer.echo(shlex.join(export_command(tool, written, ending(report, EXPORT))))
         return
-    if export is None:
+    if read is None:
         tool = find_tool("nsys")
-        command = nsys_command(tool, context.args, report, capture, gpu_metrics)
+        metrics = _metrics(tool) if gpu_metrics else ()
+        command = nsys_command(tool, context.args, report, capture, metrics)
         check_version("nsys", tool)
-        _run("nsys", command)
-        export = report.with_suffix(".sqlite")
-        _run("nsys", export_command(tool, profile, export))
-    rows = [window.row() for window in windows_of(read_export(export))]
+        code = run_profile(command, report, capture)
+    export = export_of(read or written)
+    found = read_export(export)
+    rows = [window.row() for window in windows_of(found)]
     write_table(export.with_suffix(".csv"), rows)
+    _warn(nothing_of_the_gpu(found))
     print_table("Windows as Nsight Systems saw them, means", by_cell(rows))
+    if code:
+        raise typer.Exit(code)
+
+
+def _metrics(tool: Path | None) -> tuple[str, str]:
+    """Options for the GPU's metrics as this tool (None: a new one) calls them."""
+    from nwor_bench.profiling.nsys_command import METRICS_NOW, metrics_options
+    from nwor_bench.profiling.tools import ask
+
+    return METRICS_NOW if tool is None else metrics_options(ask(tool, "profile", "--help"))
 
 
 def _run(tool: str, command: list[str]) -> None:

@@ -62,14 +62,19 @@ def with_ranges(sweep: Sequence[str]) -> list[str]:
     return [*sweep] if "--nvtx" in sweep else [*sweep, "--nvtx"]
 
 
-def check_sweep(sweep: Sequence[str]) -> None:
-    """Refuse what is no sweep, and a run folder that a second pass could not write."""
-    if not sweep or sweep[0] != "sweep":
+def check_is_sweep(command: Sequence[str]) -> None:
+    """Refuse what is no sweep."""
+    if not command or command[0] != "sweep":
         raise ConfigError.for_field(
             "profile",
-            " ".join(sweep),
+            " ".join(command),
             "write `-- sweep` and its flags, e.g. `-- sweep --pair tiny`",
         )
+
+
+def check_sweep(sweep: Sequence[str]) -> None:
+    """Refuse what is no sweep, and a run folder that a second pass could not write."""
+    check_is_sweep(sweep)
     for name in ("--output", "--resume", "--file"):
         if any(part == name or part.startswith(f"{name}=") for part in sweep):
             raise ConfigError.for_field(

@@ -3,12 +3,17 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from nwor_bench.profiling.ncu_command import PROGRAM, check_sweep, with_ranges
+from nwor_bench.errors import ConfigError
+from nwor_bench.profiling.ncu_command import PROGRAM, check_is_sweep, with_ranges
 from nwor_bench.profiling.nvtx_ranges import DOMAIN
+
+METRICS_NOW = ("--gpu-metrics-devices", "cuda-visible")
+METRICS_ONCE = ("--gpu-metrics-device", "all")
+"""How the GPU's metrics are asked for: in newer versions, and in older ones (seen: 2023.4)."""
 
 
 def nsys_command(
-    nsys: Path, sweep: Sequence[str], report: Path, capture: str, gpu_metrics: bool
+    nsys: Path, sweep: Sequence[str], report: Path, capture: str, metrics: Sequence[str] = ()
 ) -> list[str]:
     """`nsys profile ... python ... sweep ...`, capturing one range of the sweep.
 
@@ -16,13 +21,17 @@ def nsys_command(
         nsys: the tool.
         sweep: what follows `nwor-bench`, "sweep" first.
         report: the report's path without its ending.
-        capture: the range whose first instance is captured: sweep, cell or batch.
-        gpu_metrics: sample the GPU's metrics too, which needs the permission for counters.
+        capture: the range whose first instance is captured: sweep, block, cell or batch.
+        metrics: options that sample the GPU's metrics too (see `metrics_options`).
 
-    Raises ConfigError for what is no sweep.
+    Raises ConfigError for what is no sweep, or none of which a range is sure to come.
     """
-    check_sweep(sweep)
-    metrics = ("--gpu-metrics-devices", "cuda-visible") if gpu_metrics else ()
+    check_is_sweep(sweep)
+    for name in ("--resume", "--file"):
+        if any(part == name or part.startswith(f"{name}=") for part in sweep):
+            raise ConfigError.for_field(
+                "profile", name, "one range of one new run is captured; write that run's own flags"
+            )
     return [
         *(str(nsys), "profile"),
         *("--trace", "cuda,nvtx", "--cuda-graph-trace", "node"),
@@ -36,9 +45,14 @@ def nsys_command(
     ]
 
 
+def metrics_options(help_text: str) -> tuple[str, str]:
+    """How the version with this `nsys profile --help` is asked for metrics of all GPUs in use."""
+    return METRICS_NOW if METRICS_NOW[0] in help_text else METRICS_ONCE
+
+
 def export_command(nsys: Path, report: Path, target: Path) -> list[str]:
     """`nsys export` of a report to SQLite."""
     return [
-        *(str(nsys), "export", "--type", "sqlite", "--force-overwrite", "true"),
+        *(str(nsys), "export", "--type", "sqlite", "--force-overwrite", "true", "--quiet", "true"),
         *("--output", str(target), str(report)),
     ]

@@ -1,11 +1,16 @@
 """Read what Nsight Systems exported to SQLite: events by window.
 
-The tables and columns are those of NVIDIA's documented export schema (Nsight Systems User Guide,
-"SQLite Schema Reference"), major version 3. Tables are made only for what was traced, so that one
-may be missing: what would come from it is then None, not 0.
+The tables and columns are those of NVIDIA's export schema, major version 3: seen in exports of
+Nsight Systems 2023.4 (3.7), documented for later ones (User Guide, "SQLite Schema Reference").
+Tables are made only for what was traced, or all of them with nothing in some (`--lazy false`):
+what would come from a table that is missing or empty is None, not 0.
+
+Numbers of domains and of calls are a process's own. A process is the upper part of a `globalTid`
+and of a `globalPid`, whose lower 24 bits are the thread.
 """
 
 import sqlite3
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -21,19 +26,26 @@ SCHEMA_MAJOR = 3
 PUSH_POP, DOMAIN_CREATE, CATEGORY = 59, 75, 33
 """Kinds of NVTX events (ENUM_NSYS_EVENT_TYPE)."""
 
+PROCESS = ">> 24"
+"""Of a globalTid or globalPid: what is left is one process of one machine."""
+
+PROCESS_ID = 0xFFFFFF
+"""Of what is left: the process id that the operating system knows."""
+
 NEEDED = ("NVTX_EVENTS", "StringIds")
 PAYLOADS = ("int64Value", "uint64Value", "int32Value", "uint32Value")
 
 
 @dataclass(frozen=True)
 class NvtxRange:
-    """A closed range of our domain; times in ns since the capture began."""
+    """A closed range of our domain; times in ns on the session's clock, process by number."""
 
     name: str
     payload: int | None
     category: str | None
     start_ns: int
     end_ns: int
+    process: int | None = None
 
 
 @dataclass(frozen=True)
@@ -43,6 +55,7 @@ class DeviceWork:
     start_ns: int
     end_ns: int
     called_ns: int | None
+    process: int | None = None
 
 
 @dataclass(frozen=True)
@@ -56,12 +69,16 @@ class MetricSample:
 
 @dataclass(frozen=True)
 class NsysExport:
-    """What an export holds; None for a kind that was not traced."""
+    """What an export holds; None for a kind that was not traced.
+
+    Attributes:
+        calls: those of each process, by its number.
+    """
 
     version: str
     schema: str
     ranges: list[NvtxRange]
-    calls: list[HostCall] | None
+    calls: dict[int | None, list[HostCall]] | None
     work: list[DeviceWork] | None
     samples: list[MetricSample] | None
 
@@ -83,11 +100,11 @@ def read_export(path: Path) -> NsysExport:
 
 
 def _read(path: Path, database: sqlite3.Connection) -> NsysExport:
-    tables = {name for (name,) in database.execute("SELECT name FROM sqlite_master")}
+    tables = _filled_tables(database)
     missing = [name for name in NEEDED if name not in tables]
     if missing:
         raise _unusable(
-            path, f"it has no {' and no '.join(missing)}: trace with NVTX and export to SQLite"
+            path, f"it has no {' and no '.join(missing)}: nothing was captured, or no NVTX"
         )
     facts = _export_facts(database, tables)
     schema = facts.get("EXPORT_SCHEMA_VERSION", "")
@@ -113,6 +130,12 @@ def _read(path: Path, database: sqlite3.Connection) -> NsysExport:
     )
 
 
+def _filled_tables(database: sqlite3.Connection) -> set[str]:
+    """Tables with at least one row."""
+    names = database.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall()
+    return {n for (n,) in names if database.execute(f'SELECT 1 FROM "{n}" LIMIT 1').fetchone()}
+
+
 def _export_facts(database: sqlite3.Connection, tables: set[str]) -> dict[str, str]:
     if "META_DATA_EXPORT" not in tables:
         return {}
@@ -124,39 +147,48 @@ def _ranges(database: sqlite3.Connection) -> Iterator[NvtxRange]:
     """Push-pop ranges of our domain, closed, in the order of their start."""
     columns = {row[1] for row in database.execute("PRAGMA table_info(NVTX_EVENTS)")}
     payload = ", ".join([*(f"e.{name}" for name in PAYLOADS if name in columns), "NULL", "NULL"])
-    categories = dict(
-        database.execute(
-            "SELECT c.category, COALESCE(c.text, s.value) FROM NVTX_EVENTS c "
-            "LEFT JOIN StringIds s ON s.id = c.textId "
-            f"WHERE c.eventType = {CATEGORY} AND c.domainId IN ({_our_domains(database)})"
+    ours = _our_domains(database)
+    categories = {
+        (process, domain, number): name
+        for process, domain, number, name in database.execute(
+            f"SELECT c.globalTid {PROCESS}, c.domainId, c.category, COALESCE(c.text, s.value) "
+            "FROM NVTX_EVENTS c LEFT JOIN StringIds s ON s.id = c.textId WHERE c.eventType = ?",
+            (CATEGORY,),
         )
-    )
+    }
     rows = database.execute(
-        f"SELECT COALESCE(e.text, s.value), COALESCE({payload}), e.category, e.start, e.end "
-        "FROM NVTX_EVENTS e LEFT JOIN StringIds s ON s.id = e.textId "
-        f"WHERE e.eventType = {PUSH_POP} AND e.end IS NOT NULL "
-        f"AND e.domainId IN ({_our_domains(database)}) ORDER BY e.start"
+        f"SELECT COALESCE(e.text, s.value), COALESCE({payload}), e.category, e.start, e.end, "
+        f"e.globalTid {PROCESS}, e.domainId FROM NVTX_EVENTS e "
+        "LEFT JOIN StringIds s ON s.id = e.textId "
+        "WHERE e.eventType = ? AND e.end IS NOT NULL ORDER BY e.start",
+        (PUSH_POP,),
     )
-    for name, value, category, start, end in rows:
-        yield NvtxRange(str(name), value, categories.get(category), start, end)
+    for name, value, category, start, end, process, domain in rows:
+        if (process, domain) in ours:
+            cell = categories.get((process, domain, category))
+            yield NvtxRange(str(name), value, cell, start, end, process)
 
 
-def _our_domains(database: sqlite3.Connection) -> str:
-    """Numbers of our domain (one a process), for an IN clause."""
+def _our_domains(database: sqlite3.Connection) -> set[tuple[int | None, int]]:
+    """Process and number of our domain: another process may call another domain by that number."""
     rows = database.execute(
-        "SELECT DISTINCT d.domainId FROM NVTX_EVENTS d LEFT JOIN StringIds s ON s.id = d.textId "
-        f"WHERE d.eventType = {DOMAIN_CREATE} AND COALESCE(d.text, s.value) = ?",
-        (DOMAIN,),
+        f"SELECT d.globalTid {PROCESS}, d.domainId FROM NVTX_EVENTS d "
+        "LEFT JOIN StringIds s ON s.id = d.textId "
+        "WHERE d.eventType = ? AND COALESCE(d.text, s.value) = ?",
+        (DOMAIN_CREATE, DOMAIN),
     )
-    return ", ".join(str(int(number)) for (number,) in rows) or "NULL"
+    return {(process, number) for process, number in rows}
 
 
-def _calls(database: sqlite3.Connection) -> list[HostCall]:
+def _calls(database: sqlite3.Connection) -> dict[int | None, list[HostCall]]:
     rows = database.execute(
-        "SELECT s.value, r.start FROM CUPTI_ACTIVITY_KIND_RUNTIME r "
+        f"SELECT s.value, r.start, r.globalTid {PROCESS} FROM CUPTI_ACTIVITY_KIND_RUNTIME r "
         "JOIN StringIds s ON s.id = r.nameId ORDER BY r.start"
     )
-    return [HostCall(str(name), start) for name, start in rows]
+    found: dict[int | None, list[HostCall]] = defaultdict(list)
+    for name, start, process in rows:
+        found[process].append(HostCall(str(name), start))
+    return dict(found)
 
 
 def _work(database: sqlite3.Connection, tables: set[str]) -> list[DeviceWork] | None:
@@ -165,17 +197,21 @@ def _work(database: sqlite3.Connection, tables: set[str]) -> list[DeviceWork] | 
     traced = [kind for kind in kinds if f"CUPTI_ACTIVITY_KIND_{kind}" in tables]
     if not traced:
         return None
-    join = (
-        "LEFT JOIN CUPTI_ACTIVITY_KIND_RUNTIME r ON r.correlationId = w.correlationId"
-        if "CUPTI_ACTIVITY_KIND_RUNTIME" in tables
-        else "LEFT JOIN (SELECT NULL AS start) r"
-    )
+    called = {}
+    if "CUPTI_ACTIVITY_KIND_RUNTIME" in tables:
+        rows = database.execute(
+            f"SELECT globalTid {PROCESS}, correlationId, start FROM CUPTI_ACTIVITY_KIND_RUNTIME"
+        )
+        called = {(process, number): start for process, number, start in rows}
     found = []
     for kind in traced:
         rows = database.execute(
-            f"SELECT w.start, w.end, r.start FROM CUPTI_ACTIVITY_KIND_{kind} w {join}"
+            f"SELECT start, end, globalPid {PROCESS}, correlationId FROM CUPTI_ACTIVITY_KIND_{kind}"
         )
-        found += [DeviceWork(start, end, called) for start, end, called in rows]
+        found += [
+            DeviceWork(start, end, called.get((process, number)), process)
+            for start, end, process, number in rows
+        ]
     return sorted(found, key=lambda work: work.start_ns)
 
 

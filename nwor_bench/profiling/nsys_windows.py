@@ -6,12 +6,19 @@ next window's work begins: what is in between and not busy is idle. The last win
 no such end, so that what needs one is None there.
 """
 
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from nwor_bench.profiling.launches import count_calls
-from nwor_bench.profiling.nsys_export import DeviceWork, MetricSample, NsysExport, NvtxRange
+from nwor_bench.profiling.launches import HostCall, count_calls
+from nwor_bench.profiling.nsys_export import (
+    PROCESS_ID,
+    DeviceWork,
+    MetricSample,
+    NsysExport,
+    NvtxRange,
+)
 
 
 @dataclass(frozen=True)
@@ -19,11 +26,12 @@ class NsysWindow:
     """One window; None for what was not traced.
 
     Attributes:
-        cell: `stage x graph`.
+        cell: `stage x graph`, by its batch, which knows an A/A arm from off x off.
         batch, window: numbers as in batches.csv and windows.csv; batch is None outside of one.
         counts: calls of the host by kind (see `launches`).
         busy_ms, idle_ms: the GPU's time with and without work, until the next window's work.
         metrics: mean of each of the GPU's sampled metrics meanwhile, by NVIDIA's name.
+        process: the worker's process id: one of several ranks.
     """
 
     cell: str | None
@@ -34,6 +42,7 @@ class NsysWindow:
     busy_ms: float | None
     idle_ms: float | None
     metrics: dict[str, float] | None
+    process: int | None = None
 
     def row(self) -> dict[str, object]:
         """Flat, for a table."""
@@ -41,6 +50,7 @@ class NsysWindow:
             "cell": self.cell,
             "batch": self.batch,
             "window": self.window,
+            "process": self.process,
             "host_ms": self.host_ms,
             "busy_ms": self.busy_ms,
             "idle_ms": self.idle_ms,
@@ -49,13 +59,42 @@ class NsysWindow:
 
 
 def windows_of(export: NsysExport) -> list[NsysWindow]:
-    """Every window range of the export, in the order of time."""
-    windows = [r for r in export.ranges if r.name == "window"]
+    """Every window range of the export, process by process, each in the order of time."""
+    by_process: dict[int | None, list[NvtxRange]] = {}
+    for window in export.ranges:
+        if window.name == "window":
+            by_process.setdefault(window.process, []).append(window)
     batches = [r for r in export.ranges if r.name == "batch"]
+    found: list[NsysWindow] = []
+    for process, windows in by_process.items():
+        found += _windows_of_one(export, process, windows, batches)
+    return found
+
+
+def nothing_of_the_gpu(export: NsysExport) -> str | None:
+    """A sentence if no CUDA was traced, since most columns are empty then."""
+    if export.calls is not None or export.work is not None:
+        return None
+    return (
+        "Nsight Systems traced no call of CUDA: the columns on launches, waits, busy and idle time "
+        "are empty. On a machine with a GPU look for CUDA errors in its messages above; a version "
+        "older than the driver may not trace it"
+    )
+
+
+def _windows_of_one(
+    export: NsysExport,
+    process: int | None,
+    windows: Sequence[NvtxRange],
+    batches: Sequence[NvtxRange],
+) -> list[NsysWindow]:
+    """The windows of one process, with its own calls and work."""
     places = [_batch_of(window, batches) for window in windows]
     ends = _host_ends(windows, places)
-    counts = _counts(export, windows, ends)
-    work = _work_of(export.work, windows, ends)
+    calls = None if export.calls is None else export.calls.get(process)
+    counts = _counts(calls, windows, ends)
+    own = None if export.work is None else [w for w in export.work if w.process == process]
+    work = _work_of(own or None, windows, ends)
     found = []
     for place, window in enumerate(windows):
         span = _device_span(work, place, places)
@@ -64,7 +103,7 @@ def windows_of(export: NsysExport) -> list[NsysWindow]:
         end = ends[place]
         found.append(
             NsysWindow(
-                cell=window.category,
+                cell=window.category if batch is None else batch.category,
                 batch=None if batch is None else batch.payload,
                 window=window.payload,
                 host_ms=None if end is None else (end - window.start_ns) / 1e6,
@@ -72,6 +111,7 @@ def windows_of(export: NsysExport) -> list[NsysWindow]:
                 busy_ms=None if busy is None else busy / 1e6,
                 idle_ms=None if span is None or busy is None else (span[1] - span[0] - busy) / 1e6,
                 metrics=_metrics(export.samples, span),
+                process=None if process is None else process & PROCESS_ID,
             )
         )
     return found
@@ -94,13 +134,13 @@ def _host_ends(
 
 
 def _counts(
-    export: NsysExport, windows: Sequence[NvtxRange], ends: Sequence[int | None]
+    calls: Sequence[HostCall] | None, windows: Sequence[NvtxRange], ends: Sequence[int | None]
 ) -> list[dict[str, int] | None] | None:
-    if export.calls is None:
+    if calls is None:
         return None
     starts = [window.start_ns for window in windows]
     closed = [end if end is not None else start for start, end in zip(starts, ends, strict=True)]
-    counts = count_calls(export.calls, starts, closed)
+    counts = count_calls(calls, starts, closed)
     return [None if end is None else own for own, end in zip(counts, ends, strict=True)]
 
 
@@ -111,17 +151,16 @@ def _work_of(
     if work is None:
         return None
     found: list[list[DeviceWork]] = [[] for _ in windows]
-    bounds = [
-        (window.start_ns, end if end is not None else window.end_ns)
-        for window, end in zip(windows, ends, strict=True)
-    ]
+    starts = [window.start_ns for window in windows]
     for item in work:
         if item.called_ns is None:
             continue
-        for place, (start, end) in enumerate(bounds):
-            if start <= item.called_ns < end:
-                found[place].append(item)
-                break
+        place = bisect_right(starts, item.called_ns) - 1
+        if place < 0:
+            continue
+        end = ends[place]
+        if item.called_ns < (windows[place].end_ns if end is None else end):
+            found[place].append(item)
     return found
 
 

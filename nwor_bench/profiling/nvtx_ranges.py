@@ -7,6 +7,7 @@ them. A range's category is its cell (`stage x graph`), its payload one whole nu
 | range | around | payload |
 | --- | --- | --- |
 | sweep | everything that a run does on its engine | batches planned |
+| block | one timed block, every cell once: after warm-up and gate | its number, from 1 |
 | cell | one turn of a cell: mode switch and batch | place in the block's order |
 | batch | one `generate` | the batch's number in batches.csv |
 | window | a step with drafts, from its forward to the next drafts | its number in windows.csv |
@@ -17,7 +18,7 @@ them. A range's category is its cell (`stage x graph`), its payload one whole nu
 | commit | the commit of all layers | draft tokens |
 | draft | the drafter's next proposal | requests of the step |
 
-The first three come from the harness, the others from the worker; they nest, and lie inside
+The first four come from the harness, the others from the worker; they nest, and lie inside
 vLLM's own scopes (VLLM_NVTX_SCOPES_FOR_PROFILING=1, domain `NVTX`).
 """
 
@@ -35,7 +36,7 @@ SWITCH = "VLLM_NWOR_NVTX"
 PROFILERS = ("NVTX_INJECTION64_PATH", "NSYS_PROFILING_SESSION_ID")
 """Variables that a profiler leaves in the environment of what it runs."""
 
-HARNESS_RANGES = ("sweep", "cell", "batch")
+HARNESS_RANGES = ("sweep", "block", "cell", "batch")
 
 
 class Ranges:
@@ -84,10 +85,14 @@ def wanted(environ: Mapping[str, str] = os.environ) -> bool:
     switch = environ.get(SWITCH, "")
     if switch not in ("", "0", "1"):
         raise ConfigError.for_field(SWITCH, switch, "write 1 for ranges, 0 for none")
-    return switch == "1" or (not switch and any(environ.get(name) for name in PROFILERS))
+    return switch == "1" or (not switch and _profiled(environ))
 
 
-def open_ranges() -> Ranges:
+def _profiled(environ: Mapping[str, str]) -> bool:
+    return any(environ.get(name) for name in PROFILERS)
+
+
+def open_ranges(environ: Mapping[str, str] = os.environ) -> Ranges:
     """The domain's ranges. Raises ConfigError if the package nvtx cannot be used."""
     try:
         import nvtx
@@ -95,12 +100,37 @@ def open_ranges() -> Ranges:
         raise ConfigError.for_field(
             SWITCH, "1", f"the package nvtx does not load ({error}); pip install nvtx"
         ) from error
-    return Ranges(nvtx.get_domain(DOMAIN))
+    domain = nvtx.get_domain(DOMAIN)
+    if _profiled(environ) and not isinstance(domain, nvtx.Domain):
+        domain = _open_for_an_old_tool(nvtx.Domain)
+    return Ranges(domain)
+
+
+def _open_for_an_old_tool(domain_type: Any) -> Any:
+    """The domain although `nvtxDomainIsEnabled` says no.
+
+    That question came with NVTX's payload extension. A tool with an older form of the extension
+    (seen: Nsight Systems 2023.4) refuses it, the answer is then 0 for every domain, and nvtx hands
+    out a domain that does nothing: profiles without a single range. The tool itself hears pushes
+    and pops all the same; one that has the domain switched off ignores them.
+    """
+    try:
+        from nvtx._lib.lib import DomainHandle
+
+        domain = object.__new__(domain_type)
+        domain.handle = DomainHandle(DOMAIN)
+        domain.__init__(DOMAIN)
+    except (ImportError, AttributeError, TypeError) as error:
+        raise ConfigError(
+            f"NVTX: the profiler is too old for this version of the package nvtx ({error}); "
+            "use a newer profiler, or pip install nvtx==0.2.17"
+        ) from error
+    return domain
 
 
 def ranges_if_wanted(environ: Mapping[str, str] = os.environ) -> Ranges | None:
     """The domain's ranges where they are on, else None: then nvtx is not even imported."""
-    return open_ranges() if wanted(environ) else None
+    return open_ranges(environ) if wanted(environ) else None
 
 
 def switch_on() -> None:

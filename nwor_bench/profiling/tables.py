@@ -12,6 +12,9 @@ from rich.table import Table
 
 Row = Mapping[str, Any]
 
+NAMES = ("cell", "batch", "window", "process")
+"""Columns that say which window a row is."""
+
 
 def columns_of(rows: Sequence[Row]) -> list[str]:
     """All names that occur, in the order in which they first do."""
@@ -31,7 +34,7 @@ def by_cell(rows: Sequence[Row]) -> list[dict[str, Any]]:
     groups: dict[Any, list[Row]] = defaultdict(list)
     for row in rows:
         groups[row.get("cell")].append(row)
-    names = [name for name in columns_of(rows) if name not in ("cell", "batch", "window")]
+    names = [name for name in columns_of(rows) if name not in NAMES]
     found = []
     for cell, own in groups.items():
         means: dict[str, Any] = {"cell": cell, "windows": len(own)}

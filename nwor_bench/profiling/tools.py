@@ -3,7 +3,6 @@
 import re
 import shutil
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 from nwor_bench.errors import ConfigError
@@ -20,9 +19,6 @@ PLACES = {
 """Where NVIDIA's packages put them, if they are not in PATH."""
 
 ROOT = "/"
-
-Ask = Callable[[Path], str]
-"""Asks a tool for its version."""
 
 
 class ToolUnavailable(ConfigError):
@@ -49,9 +45,9 @@ def _version_in(path: Path) -> list[int]:
     return [int(digits) for digits in re.findall(r"\d+", str(path.relative_to(ROOT)))]
 
 
-def check_version(name: str, tool: Path, ask: Ask | None = None) -> str:
+def check_version(name: str, tool: Path) -> str:
     """The tool's version. Raises ToolUnavailable if it does not run or is too old."""
-    answer = (ask or _ask)(tool)
+    answer = ask(tool, "--version")
     found = re.search(r"(\d{4})\.(\d+)[.\d]*", answer)
     if found is None:
         raise ToolUnavailable(
@@ -66,10 +62,11 @@ def check_version(name: str, tool: Path, ask: Ask | None = None) -> str:
     return found[0]
 
 
-def _ask(tool: Path) -> str:
+def ask(tool: Path, *arguments: str) -> str:
+    """What a tool prints. Raises ToolUnavailable if it cannot be run."""
     try:
         done = subprocess.run(
-            [str(tool), "--version"], capture_output=True, text=True, timeout=60, check=False
+            [str(tool), *arguments], capture_output=True, text=True, timeout=60, check=False
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise ToolUnavailable(f"profile: {tool} cannot be run ({error})") from error

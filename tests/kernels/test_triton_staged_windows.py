@@ -5,6 +5,7 @@ replays of a captured shape with padding, both ways to commit, and windows that 
 """
 
 from dataclasses import dataclass, replace
+from weakref import ref
 
 import numpy as np
 import pytest
@@ -223,6 +224,19 @@ def test_equal_windows_are_committed_alike_by_copy_and_by_reference(
         bench.expect(step, step.kept())
 
 
+def test_a_window_lets_go_of_what_the_one_before_held(triton_device):
+    step = make_step([(3, 2), (3, 2)], 0, triton_device)
+    rows = torch.arange(step.tokens, device=triton_device)
+    batch = whole_step(step.counts, 3, rows, step.slots)
+    bench = bench_for(step)
+    for _ in range(3):
+        bench.run(step, batch, in_commit=False)
+        held = [ref(tensor) for tensor in (*bench.staging.keys, *bench.staging.values)]
+        bench.begin(batch)
+        assert [tensor() for tensor in held] == [None] * (2 * LAYERS)
+        bench.window.forget()
+
+
 @settings(deadline=None, max_examples=12)
 @given(batch=uneven_batches, seed=SEEDS, copied=st.booleans())
 def test_uneven_windows_are_committed_alike(triton_device, batch, seed, copied):
@@ -237,12 +251,11 @@ def test_uneven_windows_are_committed_alike(triton_device, batch, seed, copied):
 @given(
     drafts=st.integers(1, 4),
     captured=st.integers(1, 4),
-    steps=st.lists(st.tuples(st.integers(1, 4), SEEDS), min_size=1, max_size=3),
-    in_commit=st.booleans(),
+    steps=st.lists(st.tuples(st.integers(1, 4), SEEDS, st.booleans()), min_size=1, max_size=3),
     by_copy=st.booleans(),
 )
 def test_one_captured_shape_serves_steps_of_fewer_requests(
-    triton_device, drafts, captured, steps, in_commit, by_copy
+    triton_device, drafts, captured, steps, by_copy
 ):
     length = drafts + 1
     tokens = captured * length
@@ -254,7 +267,7 @@ def test_one_captured_shape_serves_steps_of_fewer_requests(
         rows = torch.arange(tokens, device=triton_device)
         padding = whole_step(counts, length, rows, torch.full_like(rows, -1))
     window = bench.capture(captured, length, padding)
-    for requests, seed in steps:
+    for requests, seed, in_commit in steps:
         requests = min(requests, captured)
         batch = [(length, drafts)] * requests
         step = make_step(batch, seed, triton_device, padding=(captured - requests) * length)

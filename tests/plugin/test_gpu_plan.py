@@ -98,6 +98,7 @@ def test_a_whole_step_waits_for_the_commit_entirely():
     assert window.direct_slots is None
     assert window.staged_start is None
     assert (window.tokens_per_request, window.max_query_len, window.total) == (3, 3, 4)
+    assert window.commit_shape == ("commit", 6, 3)
     assert window.fits(torch.zeros(2, dtype=torch.int32))
     assert not window.fits(torch.zeros(1, dtype=torch.int32))
     assert not window.fits(torch.zeros(2, 3, dtype=torch.int32))

@@ -1,10 +1,10 @@
-"""Write tests/data/nsys_windows.sqlite: a made-up export in Nsight Systems' documented schema.
+"""Write tests/data/nsys_windows.sqlite: a made-up export of a GPU in Nsight Systems' schema.
 
     python tests/profiling/make_nsys_export.py
 
-Columns and types are those of the "SQLite Schema Reference" in the Nsight Systems User Guide
-(2025, export schema 3.x). Two batches of three windows; every time is a whole number that a reader
-can add up in the head.
+Tables, columns and types are those that Nsight Systems 2023.4.4 itself makes (schema 3.7.2). Three
+processes: the harness has the batches, a worker the windows, a stranger the same numbers of calls.
+Two batches of three windows; every time is a whole number that a reader can add up in the head.
 """
 
 import sqlite3
@@ -15,51 +15,73 @@ from pathlib import Path
 PATH = Path(__file__).resolve().parent.parent / "data" / "nsys_windows.sqlite"
 
 TABLES = """
-CREATE TABLE META_DATA_EXPORT (name TEXT NOT NULL, value TEXT);
-CREATE TABLE StringIds (id INTEGER NOT NULL PRIMARY KEY, value TEXT NOT NULL);
+CREATE TABLE META_DATA_EXPORT (
+    name TEXT NOT NULL, value TEXT
+);
+CREATE TABLE StringIds (
+    id INTEGER NOT NULL PRIMARY KEY, value TEXT NOT NULL
+);
 CREATE TABLE NVTX_EVENTS (
-    start INTEGER NOT NULL, end INTEGER, eventType INTEGER NOT NULL, rangeId INTEGER,
-    category INTEGER, color INTEGER, text TEXT, globalTid INTEGER, endGlobalTid INTEGER,
-    textId INTEGER, domainId INTEGER, uint64Value INTEGER, int64Value INTEGER, doubleValue REAL,
-    uint32Value INTEGER, int32Value INTEGER, floatValue REAL, jsonTextId INTEGER, jsonText TEXT,
-    binaryData TEXT
+    start INTEGER NOT NULL, end INTEGER, eventType INTEGER NOT NULL, rangeId INTEGER, category
+    INTEGER, color INTEGER, text TEXT, globalTid INTEGER, endGlobalTid INTEGER, textId INTEGER,
+    domainId INTEGER, uint64Value INTEGER, int64Value INTEGER, doubleValue REAL, uint32Value
+    INTEGER, int32Value INTEGER, floatValue REAL, jsonTextId INTEGER, jsonText TEXT
 );
 CREATE TABLE CUPTI_ACTIVITY_KIND_RUNTIME (
-    start INTEGER NOT NULL, end INTEGER NOT NULL, eventClass INTEGER NOT NULL, globalTid INTEGER,
-    correlationId INTEGER, nameId INTEGER NOT NULL, returnValue INTEGER NOT NULL,
+    start INTEGER NOT NULL, end INTEGER NOT NULL, eventClass INTEGER NOT NULL, globalTid
+    INTEGER, correlationId INTEGER, nameId INTEGER NOT NULL, returnValue INTEGER NOT NULL,
     callchainId INTEGER
 );
 CREATE TABLE CUPTI_ACTIVITY_KIND_KERNEL (
-    start INTEGER NOT NULL, end INTEGER NOT NULL, deviceId INTEGER NOT NULL,
-    contextId INTEGER NOT NULL, streamId INTEGER NOT NULL, correlationId INTEGER,
-    globalPid INTEGER, demangledName INTEGER NOT NULL, shortName INTEGER NOT NULL,
-    mangledName INTEGER, launchType INTEGER, cacheConfig INTEGER,
-    registersPerThread INTEGER NOT NULL, gridX INTEGER NOT NULL, gridY INTEGER NOT NULL,
-    gridZ INTEGER NOT NULL, blockX INTEGER NOT NULL, blockY INTEGER NOT NULL,
-    blockZ INTEGER NOT NULL, staticSharedMemory INTEGER NOT NULL,
+    start INTEGER NOT NULL, end INTEGER NOT NULL, deviceId INTEGER NOT NULL, contextId INTEGER
+    NOT NULL, greenContextId INTEGER, streamId INTEGER NOT NULL, correlationId INTEGER,
+    globalPid INTEGER, demangledName INTEGER NOT NULL, shortName INTEGER NOT NULL, mangledName
+    INTEGER, launchType INTEGER, cacheConfig INTEGER, registersPerThread INTEGER NOT NULL, gridX
+    INTEGER NOT NULL, gridY INTEGER NOT NULL, gridZ INTEGER NOT NULL, blockX INTEGER NOT NULL,
+    blockY INTEGER NOT NULL, blockZ INTEGER NOT NULL, staticSharedMemory INTEGER NOT NULL,
     dynamicSharedMemory INTEGER NOT NULL, localMemoryPerThread INTEGER NOT NULL,
     localMemoryTotal INTEGER NOT NULL, gridId INTEGER NOT NULL, sharedMemoryExecuted INTEGER,
     graphNodeId INTEGER, sharedMemoryLimitConfig INTEGER
 );
+CREATE TABLE CUPTI_ACTIVITY_KIND_MEMCPY (
+    start INTEGER NOT NULL, end INTEGER NOT NULL, deviceId INTEGER NOT NULL, contextId INTEGER
+    NOT NULL, greenContextId INTEGER, streamId INTEGER NOT NULL, correlationId INTEGER,
+    globalPid INTEGER, bytes INTEGER NOT NULL, copyKind INTEGER NOT NULL, deprecatedSrcId
+    INTEGER, srcKind INTEGER, dstKind INTEGER, srcDeviceId INTEGER, srcContextId INTEGER,
+    dstDeviceId INTEGER, dstContextId INTEGER, migrationCause INTEGER, graphNodeId INTEGER,
+    virtualAddress INTEGER
+);
+CREATE TABLE CUPTI_ACTIVITY_KIND_MEMSET (
+    start INTEGER NOT NULL, end INTEGER NOT NULL, deviceId INTEGER NOT NULL, contextId INTEGER
+    NOT NULL, greenContextId INTEGER, streamId INTEGER NOT NULL, correlationId INTEGER,
+    globalPid INTEGER, value INTEGER NOT NULL, bytes INTEGER NOT NULL, graphNodeId INTEGER,
+    memKind INTEGER
+);
 CREATE TABLE CUPTI_ACTIVITY_KIND_SYNCHRONIZATION (
-    start INTEGER NOT NULL, end INTEGER NOT NULL, deviceId INTEGER NOT NULL,
-    contextId INTEGER NOT NULL, streamId INTEGER NOT NULL, correlationId INTEGER,
+    start INTEGER NOT NULL, end INTEGER NOT NULL, deviceId INTEGER NOT NULL, contextId INTEGER
+    NOT NULL, greenContextId INTEGER, streamId INTEGER NOT NULL, correlationId INTEGER,
     globalPid INTEGER, syncType INTEGER NOT NULL, eventId INTEGER NOT NULL
 );
 CREATE TABLE TARGET_INFO_GPU_METRICS (
-    typeId INTEGER NOT NULL, sourceId INTEGER NOT NULL, typeName TEXT NOT NULL,
-    metricId INTEGER NOT NULL, metricName TEXT NOT NULL
+    typeId INTEGER NOT NULL, sourceId INTEGER NOT NULL, typeName TEXT NOT NULL, metricId INTEGER
+    NOT NULL, metricName TEXT NOT NULL
 );
 CREATE TABLE GPU_METRICS (
-    timestamp INTEGER, typeId INTEGER NOT NULL, metricId INTEGER NOT NULL, value INTEGER NOT NULL
+    timestamp INTEGER, typeId INTEGER NOT NULL, metricId INTEGER NOT NULL, value INTEGER NOT
+    NULL
 );
 """
+"""Of `nsys export --lazy=false`, Nsight Systems 2023.4.4."""
 
 STRINGS = ["sweep", "batch", "window", "nwor-bench", "cudaLaunchKernel_v7000",
            "cudaGraphLaunch_v10000", "cudaStreamSynchronize_v3020", "cudaMemcpyAsync_v3020",
            "cudaGetDevice_v3020", "gemm", "stranger"]  # fmt: skip
 ID = {name: number for number, name in enumerate(STRINGS, start=1)}
-OURS, OTHER = 7, 8
+HARNESS, WORKER, STRANGER = ((0x1000000 + pid) << 24 for pid in (41, 42, 43))
+"""globalPid of each process; a globalTid has the thread's number besides."""
+OURS = {HARNESS: 7, WORKER: 8}
+OTHER = {HARNESS: 8, WORKER: 7}
+"""Numbers of the domain nwor-bench and of another one: each process has its own."""
 CELLS = {1: "off x off", 2: "stage x graph"}
 MS = 1_000_000
 BATCHES = ((0, 1, 10 * MS), (1, 2, 110 * MS))
@@ -79,30 +101,33 @@ def write(path: Path) -> None:
     with closing(sqlite3.connect(path)) as db:
         db.executescript(TABLES)
         db.executemany("INSERT INTO StringIds VALUES (?, ?)", [(i, n) for n, i in ID.items()])
-        facts = {"EXPORT_SCHEMA_VERSION": "3.22.1", "EXPORT_SCHEMA_VERSION_MAJOR": "3",
+        facts = {"EXPORT_SCHEMA_VERSION": "3.7.2", "EXPORT_SCHEMA_VERSION_MAJOR": "3",
                  "EXPORT_PRODUCT_VERSION": "none: made up"}  # fmt: skip
         db.executemany("INSERT INTO META_DATA_EXPORT VALUES (?, ?)", facts.items())
-        _name(db, 75, OURS, text_id=ID["nwor-bench"])
-        _name(db, 75, OTHER, text="elsewhere")
-        for number, cell in CELLS.items():
-            _name(db, 33, OURS, text=cell, category=number)
+        for process in (HARNESS, WORKER):
+            _name(db, 75, process, OURS[process], text_id=ID["nwor-bench"])
+            _name(db, 75, process, OTHER[process], text="elsewhere")
+            for number, cell in CELLS.items():
+                _name(db, 33, process, OURS[process], text=cell, category=number)
         db.executemany(
             "INSERT INTO TARGET_INFO_GPU_METRICS VALUES (1, 1, 'GPU Metrics', ?, ?)",
             [(1, "DRAM Read Bandwidth [Throughput %]"), (2, "DRAM Write Bandwidth [Throughput %]")],
         )
-        _range(db, "sweep", 2, None, 5 * MS, 200 * MS)
+        _range(db, HARNESS, "sweep", 2, None, 5 * MS, 200 * MS)
         correlation = 0
         for number, category, began in BATCHES:
-            _range(db, "batch", number, category, began, began + 60 * MS)
+            _range(db, HARNESS, "batch", number, category, began, began + 60 * MS)
             for window in range(3):
                 start = began + 10 * MS * window
-                _range(db, "window", window, category, start, start + 8 * MS)
-                _range(db, "stranger", 99, None, start, start + MS, domain=OTHER)
+                _range(db, WORKER, "window", window, category, start, start + 8 * MS)
+                _range(db, WORKER, "stranger", 99, None, start, start + MS, OTHER[WORKER])
                 for place, name in enumerate(CALLS[category]):
                     correlation += 1
-                    _call(db, name, start + MS + place * MS // 2, correlation)
+                    _call(db, WORKER, name, start + MS + place * MS // 2, correlation)
+                    _call(db, STRANGER, name, start - 3 * MS, correlation)
                     if "Launch" in name:
-                        _kernel(db, start + 2 * MS + place * MS, 2 * MS, correlation)
+                        _kernel(db, WORKER, start + 2 * MS + place * MS, 2 * MS, correlation)
+                        _kernel(db, STRANGER, start, 9 * MS, correlation)
                 for metric, value in ((1, 40 + window), (2, 10 * number)):
                     db.execute(
                         "INSERT INTO GPU_METRICS VALUES (?, 1, ?, ?)",
@@ -112,43 +137,45 @@ def write(path: Path) -> None:
 
 
 def _name(
-    db: sqlite3.Connection, kind: int, domain: int, text: str | None = None,
+    db: sqlite3.Connection, kind: int, process: int, domain: int, text: str | None = None,
     text_id: int | None = None, category: int | None = None,
 ) -> None:  # fmt: skip
     db.execute(
-        "INSERT INTO NVTX_EVENTS (start, eventType, domainId, text, textId, category) "
-        "VALUES (0, ?, ?, ?, ?, ?)",
-        (kind, domain, text, text_id, category),
+        "INSERT INTO NVTX_EVENTS (start, eventType, globalTid, domainId, text, textId, category) "
+        "VALUES (0, ?, ?, ?, ?, ?, ?)",
+        (kind, process + 5, domain, text, text_id, category),
     )
 
 
 def _range(
-    db: sqlite3.Connection, name: str, payload: int, category: int | None, start: int, end: int,
-    domain: int = OURS,
+    db: sqlite3.Connection, process: int, name: str, payload: int, category: int | None,
+    start: int, end: int, domain: int | None = None,
 ) -> None:  # fmt: skip
     db.execute(
         "INSERT INTO NVTX_EVENTS (start, end, eventType, textId, domainId, category, int64Value, "
-        "globalTid) VALUES (?, ?, 59, ?, ?, ?, ?, 1)",
-        (start, end, ID[name], domain, category, payload),
+        "globalTid) VALUES (?, ?, 59, ?, ?, ?, ?, ?)",
+        (start, end, ID[name], domain or OURS[process], category, payload, process + 5),
     )
 
 
-def _call(db: sqlite3.Connection, name: str, start: int, correlation: int) -> None:
+def _call(db: sqlite3.Connection, process: int, name: str, start: int, correlation: int) -> None:
     db.execute(
-        "INSERT INTO CUPTI_ACTIVITY_KIND_RUNTIME VALUES (?, ?, 0, 1, ?, ?, 0, NULL)",
-        (start, start + 1000, correlation, ID[name]),
+        "INSERT INTO CUPTI_ACTIVITY_KIND_RUNTIME VALUES (?, ?, 0, ?, ?, ?, 0, NULL)",
+        (start, start + 1000, process + 6, correlation, ID[name]),
     )
 
 
-def _kernel(db: sqlite3.Connection, start: int, length: int, correlation: int) -> None:
+def _kernel(
+    db: sqlite3.Connection, process: int, start: int, length: int, correlation: int
+) -> None:
     gemm = ID["gemm"]
     db.execute(
-        "INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL (start, end, deviceId, contextId, streamId, "
-        "correlationId, demangledName, shortName, registersPerThread, gridX, gridY, gridZ, blockX, "
-        "blockY, blockZ, staticSharedMemory, dynamicSharedMemory, localMemoryPerThread, "
-        "localMemoryTotal, gridId) "
-        "VALUES (?, ?, 0, 1, 7, ?, ?, ?, 32, 1, 1, 1, 128, 1, 1, 0, 0, 0, 0, 1)",
-        (start, start + length, correlation, gemm, gemm),
+        "INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL (start, end, globalPid, deviceId, contextId, "
+        "streamId, correlationId, demangledName, shortName, registersPerThread, gridX, gridY, "
+        "gridZ, blockX, blockY, blockZ, staticSharedMemory, dynamicSharedMemory, "
+        "localMemoryPerThread, localMemoryTotal, gridId) "
+        "VALUES (?, ?, ?, 0, 1, 7, ?, ?, ?, 32, 1, 1, 1, 128, 1, 1, 0, 0, 0, 0, 1)",
+        (start, start + length, process, correlation, gemm, gemm),
     )
 
 

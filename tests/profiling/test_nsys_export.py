@@ -3,14 +3,15 @@
 import shutil
 import sqlite3
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from make_nsys_export import CALLS, PATH, write
+from make_nsys_export import CALLS, HARNESS, PATH, WORKER, write
 
 from nwor_bench.errors import ConfigError
 from nwor_bench.profiling.nsys_export import read_export
-from nwor_bench.profiling.nsys_windows import NsysWindow, windows_of
+from nwor_bench.profiling.nsys_windows import NsysWindow, nothing_of_the_gpu, windows_of
 
 
 @pytest.fixture
@@ -38,7 +39,7 @@ def test_the_kept_export_is_what_its_script_writes(tmp_path: Path) -> None:
 
 def test_windows_are_joined_to_their_cell_and_batch(export: Path) -> None:
     found = read_export(export)
-    assert found.schema == "3.22.1"
+    assert found.schema == "3.7.2"
     windows = windows_of(found)
     places = [(w.cell, w.batch, w.window) for w in windows]
     assert places == [
@@ -91,6 +92,60 @@ def test_what_was_not_traced_is_none(export: Path) -> None:
 def test_another_domains_ranges_are_not_ours(export: Path) -> None:
     names = {r.name for r in read_export(export).ranges}
     assert names == {"sweep", "batch", "window"}
+
+
+def test_an_arm_is_named_by_its_batch(export: Path) -> None:
+    """A worker does not know the A/A arm from off x off: its batch does."""
+    windows = change(
+        export,
+        "UPDATE NVTX_EVENTS SET text = 'off x off (A/A)' "
+        f"WHERE eventType = 33 AND category = 1 AND globalTid = {HARNESS + 5}",
+    )
+    assert [window.cell for window in windows[:3]] == ["off x off (A/A)"] * 3
+
+
+def test_every_process_has_its_own_windows(export: Path) -> None:
+    """A second rank: the same windows again, 1 ms later, under the same numbers of calls."""
+    before = windows_of(read_export(export))
+    tables = {"NVTX_EVENTS": "globalTid", "CUPTI_ACTIVITY_KIND_RUNTIME": "globalTid",
+              "CUPTI_ACTIVITY_KIND_KERNEL": "globalPid"}  # fmt: skip
+    after = change(export, *(second_worker(export, *table) for table in tables.items()))
+    assert after[: len(before)] == before
+    assert [window.process for window in after[len(before) :]] == [52] * len(before)
+    assert [replace(w, process=42, metrics=None) for w in after[len(before) :]] == [
+        replace(w, metrics=None) for w in before
+    ]
+
+
+def second_worker(path: Path, table: str, process: str) -> str:
+    """Copy the worker's rows of a table to another process, 10 further on, 1 ms later."""
+    with closing(sqlite3.connect(path)) as database:
+        names = [row[1] for row in database.execute(f"PRAGMA table_info({table})")]
+    changed = {process: f"{process} + {10 << 24}", "start": "start + 1000000",
+               "end": "end + 1000000"}  # fmt: skip
+    columns = ", ".join(changed.get(name, name) for name in names)
+    return (
+        f"INSERT INTO {table} SELECT {columns} FROM {table} WHERE {process} >> 24 = {WORKER >> 24}"
+    )
+
+
+def test_tables_without_a_row_are_none_too(export: Path) -> None:
+    """`nsys export --lazy false` makes all tables, whatever was traced."""
+    windows = change(
+        export,
+        "DELETE FROM GPU_METRICS",
+        "DELETE FROM CUPTI_ACTIVITY_KIND_RUNTIME",
+        "DELETE FROM CUPTI_ACTIVITY_KIND_KERNEL",
+    )
+    assert {(w.counts, w.busy_ms, w.idle_ms, w.metrics) for w in windows} == {(None,) * 4}
+
+
+def test_no_cuda_at_all_is_one_sentence(export: Path) -> None:
+    assert nothing_of_the_gpu(read_export(export)) is None
+    change(export, "DELETE FROM CUPTI_ACTIVITY_KIND_RUNTIME")
+    assert nothing_of_the_gpu(read_export(export)) is None
+    change(export, "DELETE FROM CUPTI_ACTIVITY_KIND_KERNEL")
+    assert "no call of CUDA" in str(nothing_of_the_gpu(read_export(export)))
 
 
 def test_unregistered_texts_read_alike(export: Path) -> None:

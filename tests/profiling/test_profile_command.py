@@ -48,8 +48,9 @@ def test_nsys_dry_run_prints_both_commands() -> None:
     assert profile[:2] == ["nsys", "profile"]
     assert profile[-len(SWEEP) - 1 :] == [*SWEEP, "--nvtx"]
     assert "batch@nwor-bench" in profile
-    assert "--gpu-metrics-devices" not in profile
+    assert not any("--gpu-metrics" in word for word in profile)
     assert export[:2] == ["nsys", "export"]
+    assert export[-1] == f"{profile[profile.index('--output') + 1]}.nsys-rep"
     more = invoke("profile", "nsys", "--dry-run", "--gpu-metrics", "--", *SWEEP)
     assert "--gpu-metrics-devices cuda-visible" in more.stdout
 
@@ -61,6 +62,8 @@ def test_nsys_dry_run_prints_both_commands() -> None:
         (["ncu", "--dry-run", "--"], "-- sweep"),
         (["ncu", "--dry-run", "--", "sweep", "--output=x"], "--output"),
         (["nsys", "--dry-run", "--", "sweep", "--resume", "x"], "--resume"),
+        (["nsys", "--dry-run", "--", "sweep", "--file=x"], "--file"),
+        (["nsys", "--dry-run", "--", "report", "x"], "-- sweep"),
         (["ncu", "--dry-run", "--windows", "0", "--", "sweep"], "--windows"),
         (["nsys", "--dry-run", "--capture", "window", "--", "sweep"], "--capture"),
     ],
@@ -242,6 +245,9 @@ def test_an_export_is_read_into_a_table(tmp_path: Path) -> None:
 def test_means_leave_out_what_was_not_measured(tmp_path: Path) -> None:
     rows = [{"cell": "a", "x": 2.0, "y": None}, {"cell": "a", "x": None, "y": None}]
     assert by_cell(rows) == [{"cell": "a", "windows": 2, "x": 2.0, "y": None}]
+    assert by_cell([{**row, "batch": 1, "window": 2, "process": 3} for row in rows]) == by_cell(
+        rows
+    )
     write_table(tmp_path / "t.csv", rows)
     assert (tmp_path / "t.csv").read_text() == "cell,x,y\na,2.0,\na,,\n"
 

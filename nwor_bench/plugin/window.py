@@ -95,7 +95,7 @@ class Outcome(NamedTuple):
         return self.staged_tokens - self.committed_tokens
 
 
-@dataclass(slots=True)
+@dataclass
 class Window:
     """The window in flight. One object lives as long as the engine and is used again."""
 

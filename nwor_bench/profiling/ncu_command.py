@@ -46,7 +46,7 @@ def ncu_command(
             raise ConfigError.for_field(flag, value, f"write {least} or more")
     return [
         str(ncu),
-        *("--target-processes", "all", "--replay-mode", "application-range"),
+        *("--target-processes", "all", "--replay-mode", "app-range"),
         *("--nvtx", "--nvtx-include", f"{DOMAIN}@window/"),
         *("--range-filter", f"::[{skip + 1}-{skip + windows}]"),
         *("--cache-control", "none", "--clock-control", "none"),

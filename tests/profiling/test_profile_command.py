@@ -37,7 +37,7 @@ def test_ncu_dry_run_prints_what_would_run() -> None:
     assert pairs["--range-filter"] == "::[8-27]"
     assert pairs["--nvtx-include"] == "nwor-bench@window/"
     assert pairs["--cache-control"] == pairs["--clock-control"] == "none"
-    assert pairs["--replay-mode"] == "application-range"
+    assert pairs["--replay-mode"] == "app-range"
     assert pairs["--metrics"].split(",") == list(METRICS.values())
 
 

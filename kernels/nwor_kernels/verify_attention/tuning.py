@@ -46,9 +46,9 @@ class Discard(IntEnum):
     """Overwrite them with NaN, as a discard might: for tests, interpreted ones too."""
 
 
-DISCARD = Discard.OFF
-SKIP_PADDING = False
-WHOLE_PAIRS = 0
+DISCARD = Discard.L2
+SKIP_PADDING = True
+WHOLE_PAIRS = 5
 """What launches do about partial results unless a `Tuning` says otherwise."""
 
 

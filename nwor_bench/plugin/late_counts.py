@@ -20,6 +20,10 @@ from nwor_bench.plugin.probe import Marks, durations
 
 logger = logging.getLogger("vllm.nwor_bench")
 
+UNSTEADY = 2
+"""Windows behind a prefill that get no time. The host is a step ahead, so the first waits for the
+prefill; the second for the drafter's own prefill, which runs after the prefill's tokens are out."""
+
 MOST_PENDING = 2_000
 """Steps kept on the device when nobody drains (`vllm serve`); then one copy reads them."""
 
@@ -31,8 +35,8 @@ class PendingStep:
     `drafts` [requests] is None for a step without drafts, which only tells how far each request
     has come. Times on the host in seconds.
 
-    `period_s` is the time to the start of the next step. The host runs ahead of the device by a
-    step, so behind a prefill it holds what was left of that: such a window gets no time.
+    `period_s` is the time to the start of the next step. The host runs ahead of the device, so the
+    first windows behind a prefill hold what was left of that: they get no time (UNSTEADY).
     """
 
     started: float
@@ -74,7 +78,7 @@ class LateCounts:
         self._pending: deque[PendingStep] = deque()
         self._sampled_before: dict[str, int] = {}
         self._last: PendingStep | None = None
-        self._after_window = False
+        self._alone_in_a_row = 0
 
     def step_started(self, now: float) -> None:
         """A step begins on the host: the one before it lasted until now."""
@@ -104,7 +108,7 @@ class LateCounts:
         if output_lengths is not None:
             self._sampled_before.clear()
             self._last = None
-            self._after_window = False
+            self._alone_in_a_row = 0
 
     def _resolve_step(
         self, step: PendingStep, num_sampled: list[int], lengths: dict[str, int] | None
@@ -112,7 +116,8 @@ class LateCounts:
         before = [self._sampled_before.get(req_id, 0) for req_id in step.req_ids]
         for req_id, already, new in zip(step.req_ids, before, num_sampled, strict=False):
             self._sampled_before[req_id] = already + new
-        steady, self._after_window = self._after_window, step.is_window_alone
+        steady = self._alone_in_a_row >= UNSTEADY
+        self._alone_in_a_row = self._alone_in_a_row + 1 if step.is_window_alone else 0
         if step.drafts is None:
             return
         if not steady:

@@ -102,21 +102,19 @@ def alone():
 
 
 def test_a_window_lasts_until_the_next_step_begins():
-    # The first has no window before it, and nobody saw the end of the last.
-    assert walls(alone(), alone(), alone()) == [None, 250.0, None]
+    # Two windows must come before one that is timed, and nobody saw the end of the last.
+    assert walls(alone(), alone(), alone(), alone()) == [None, None, 250.0, None]
 
 
-def test_a_window_behind_a_prefill_has_no_time_of_its_own():
+def test_the_windows_behind_a_prefill_have_no_time_of_their_own():
     prefill = step(["a-x"], [1], num_tokens=30)
     beside_prefill = step(["a-x", "b-y"], [1, 0], [2, 0], num_tokens=20)
-    assert walls(alone(), alone(), prefill, alone(), alone(), alone()) == [
-        None,
-        250.0,
-        None,
-        250.0,
-        None,
-    ]
-    assert walls(alone(), beside_prefill, alone(), alone()) == [None, 250.0, None, None]
+    before, timed = [None, None], [250.0]
+    windows = [alone() for _ in range(7)]
+    assert walls(*windows[:3], prefill, *windows[3:]) == [*before, *timed, *before, *timed, None]
+    # Beside a prefill a window lasts as long as that; those behind it are not timed either.
+    windows = [alone() for _ in range(5)]
+    assert walls(*windows[:2], beside_prefill, *windows[2:]) == [*before, *timed, *before, None]
 
 
 def test_nobody_draining_does_not_pile_up_device_memory():

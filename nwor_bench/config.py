@@ -42,6 +42,8 @@ _OWNED_ENGINE_ARGS = {
     "block_size": "use --block-size",
     "kv_cache_memory_bytes": "use --kv-cache-gib",
     "seed": "use --seed",
+    "hf_overrides": "memory and bytes are worked out from config.json; change it in a copy of the "
+    "model's folder, or write a pair file",
     "worker_extension_cls": "nwor-bench sets it itself",
     "disable_log_stats": "nwor-bench reads vLLM's counters",
 }

@@ -125,6 +125,11 @@ def test_a_bad_value_is_refused_with_its_flag(field: str, value: float, remedy: 
         ({"engine_args": "4"}, "--engine-args: '4'", "a JSON object"),
         ({"engine_args": '{"seed": 1}'}, "--engine-args: 'seed'", "use --seed"),
         (
+            {"engine_args": '{"hf_overrides": {"num_hidden_layers": 84}}'},
+            "--engine-args: 'hf_overrides'",
+            "a pair file",
+        ),
+        (
             {"engine_args": '{"max-num-seqs": 1}'},
             "--engine-args: 'max-num-seqs'",
             "write 'max_num_seqs'",

@@ -11,7 +11,13 @@ arm. Prints every run, and for each delay how many were SLOWER and how many inte
 truth. Ends with 1 if of the delays of 2 % and more fewer than nine in ten were found.
 
 A run ends when every interval is within +- 0.45 of the delay, or at --max-blocks: where batches
-scatter by a tenth, as on a shared CPU, it takes a thousand short blocks to see 2 %.
+scatter by a tenth, as on a shared CPU, it takes a thousand short blocks to see 2 %. On a GPU whose
+host is slow or shared the host sets the pace of a 3B shape's windows, and hides what the device
+waits; deep-3b-shape.toml, three times as deep, leaves it to the device:
+
+    python tests/benchmarks/injection.py --pair tests/benchmarks/deep-3b-shape.toml --delays 1
+        --scenario ctx-1k --requests 8 --draft-tokens 4 --max-new-tokens 96 --max-blocks 24
+        --engine-args '{"compilation_config": ...}' --folder /tmp/injection
 """
 
 import argparse

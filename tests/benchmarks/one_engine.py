@@ -14,18 +14,21 @@ from nwor_bench.aggregate import summarise
 from nwor_bench.conduct import run_prepared
 from nwor_bench.config import Overrides, SweepSpec, load_scenario, resolve
 from nwor_bench.engine import Engine, VllmEngine
+from nwor_bench.environment import collect
 from nwor_bench.records import CellResult
 from nwor_bench.session import PairChoice, prepare
 from nwor_bench.store import RunData, read_run
 
 
 def one_thread() -> None:
-    """Run the CPU's kernels on one thread, unless the environment says otherwise.
+    """On a CPU, run the kernels on one thread, unless the environment says otherwise.
 
     A small model's threads wait for each other at every operator, and on a shared machine that
     wait is most of the noise (seen: 12 % a batch on two threads, 5 % on one). Call it before
-    vLLM is imported; on a GPU it changes next to nothing.
+    vLLM is imported. A GPU's host is left as any sweep has it.
     """
+    if collect()["gpus"]:
+        return
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", str(min(os.sched_getaffinity(0))))
 

@@ -57,7 +57,7 @@ def phase_section(run: RunData, cells: Sequence[CellResult]) -> Section:
         else Paragraph("The probe measured no phase on the device, so there is no timeline.")
     )
     blocks = (timeline, device, Paragraph(ON_DEVICE), host, Paragraph(ON_HOST))
-    return Section(TITLE, blocks)
+    return Section(TITLE, blocks, brief=True)
 
 
 def _why_not(run: RunData) -> str:

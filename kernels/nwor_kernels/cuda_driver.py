@@ -1,7 +1,7 @@
 """The few calls of the CUDA driver that are made directly, as ctypes wants them."""
 
 import ctypes
-from ctypes import POINTER, byref, c_char_p, c_int, c_size_t, c_ubyte, c_uint, c_uint64, c_void_p
+from ctypes import POINTER, byref, c_char_p, c_int, c_size_t, c_ubyte, c_uint, c_void_p
 from functools import cache
 
 PROGRAMMATIC_STREAM_SERIALIZATION = 6
@@ -38,7 +38,6 @@ def load_driver() -> ctypes.CDLL:
     driver = ctypes.CDLL("libcuda.so.1")
     driver.cuLaunchKernelEx.argtypes = [c_void_p] * 4
     driver.cuFuncGetParamInfo.argtypes = [c_void_p, c_size_t, c_void_p, c_void_p]
-    driver.cuMemcpyDtoDAsync_v2.argtypes = [c_uint64, c_uint64, c_size_t, c_void_p]
     driver.cuGetErrorName.argtypes = [c_int, c_void_p]
     return driver
 

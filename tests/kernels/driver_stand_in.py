@@ -30,7 +30,6 @@ class Record(ctypes.Structure):
         ("attribute", c_int),
         ("attribute_value", c_int),
         ("answer", c_int),
-        ("copies", c_uint),
         ("stream", c_ulonglong),
         ("parameters", c_ulonglong * 16),
     )

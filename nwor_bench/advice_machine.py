@@ -37,6 +37,7 @@ def machine_findings(run: RunData) -> Iterator[Finding]:
     yield from _time(run)
     yield from _pace(run)
     yield from _stage_l2(run)
+    yield from _launches(run)
     timed = [batch for batch in run.batches if batch.phase == "timed" and batch.conditions]
     if timed:
         yield from _gpu(timed)
@@ -116,6 +117,20 @@ def _stage_l2(run: RunData) -> Iterator[Finding]:
             f"{_percent(kept)} of the {l2['buffer_bytes'] / 1e6:.1f} MB of staged copies could "
             f"persist in L2, of which {l2['set_aside_bytes'] / 1e6:.1f} MB were set aside.",
             "Write fewer --requests or --draft-tokens for copies that fit.",
+        )
+
+
+def _launches(run: RunData) -> Iterator[Finding]:
+    """Were commits and masks launched in the slower way?"""
+    refused = (run.header.get("engine") or {}).get("launch_refusals")
+    if refused:
+        why = ", ".join(f"{reason} ({number})" for reason, number in sorted(refused.items()))
+        yield Finding(
+            FindingKind.LAUNCHES,
+            Severity.NOTE,
+            f"Triton launched kernels that the driver launches directly elsewhere: {why}.",
+            "It costs the host some microseconds a window; vLLM's own Triton and a driver of CUDA "
+            "12.4 or later are known to do.",
         )
 
 

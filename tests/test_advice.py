@@ -212,3 +212,13 @@ def test_the_severest_come_first(run):
     order = [finding.severity for finding in findings_of(broken)]
     assert order == sorted(order, key=["error", "warning", "note"].index)
     assert all(f.message and f.remedy for f in findings_of(broken))
+
+
+def test_launches_in_the_slower_way_are_told(run):
+    engine = run.header.get("engine") or {}
+    for refused, told in (({}, False), ({"scratch_memory": 2, "clusters": 1}, True)):
+        made = replace(run, header={**run.header, "engine": {**engine, "launch_refusals": refused}})
+        finding = found_in(made).get(FindingKind.LAUNCHES)
+        assert (finding is not None) == told
+    assert finding is not None
+    assert "clusters (1), scratch_memory (2)" in finding.message

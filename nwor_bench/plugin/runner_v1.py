@@ -116,6 +116,9 @@ class V1RunnerHook:
         """None: windows under this runner's CUDA graphs are written directly."""
         return None
 
+    def launch_refusals(self) -> None:
+        """No kernel of ours is launched again and again here."""
+
     def l2_facts(self) -> None:
         """Nothing persists in a processor's cache."""
 

@@ -27,6 +27,7 @@ from nwor_bench.plugin.probe import Probe
 from nwor_bench.plugin.rank_vote import RankVote
 from nwor_bench.plugin.settings import PluginSettings
 from nwor_bench.records import NworMode, ScvMode
+from nwor_kernels.direct_launch import refusals
 
 
 @dataclass(slots=True)
@@ -297,6 +298,10 @@ class V2RunnerHook:
         """What of the copies persists in L2; None where that was not asked for."""
         l2 = self.buffers.l2 if self.buffers else None
         return None if l2 is None else l2.facts()
+
+    def launch_refusals(self) -> dict[str, int]:
+        """Bound kernels of this process that Triton launches, by the reason."""
+        return dict(refusals)
 
     def graph_facts(self) -> dict[str, Any]:
         """Both graph sets: their sizes must be equal, and what the second one took."""

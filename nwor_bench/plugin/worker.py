@@ -149,6 +149,7 @@ class NworWorkerExtension:
             "kv_cache_dtype": str(config.cache_config.cache_dtype),
             "attention_backend": _backend_name(hook),
             "cuda_graphs": hook.graph_facts(),
+            "launch_refusals": hook.launch_refusals(),
             "has_probe": hook.has_probe,
             "totals": dict(hook.accumulator.totals),
         }

@@ -57,9 +57,7 @@ def test_as_many_as_the_kernel_writes(triton_device, requests, programs, min_til
 @pytest.mark.parametrize("programs", [2, 3, 4, 5])
 def test_whole_pairs_leave_nothing(triton_device, requests, programs):
     """Six pairs for fewer programs; as long as the longest program takes at most thrice as long."""
-    tuning = Tuning(
-        block_n=16, programs=programs, min_tiles=1, skip_padding=False, whole_pairs=200
-    )
+    tuning = Tuning(block_n=16, programs=programs, min_tiles=1, skip_padding=False, whole_pairs=200)
     assert check_bytes(triton_device, requests, tuning) == 0
     cut = check_bytes(triton_device, requests, replace(tuning, whole_pairs=0))
     assert cut > 0 or programs in (2, 3)

@@ -85,6 +85,7 @@ def test_every_request_has_its_query_rows(triton_device):
     [
         (4, 200, 3),  # whole pairs: two each for three programs, the fourth has none
         (4, 0, 4),  # cut: 6 pairs of 6 steps, 9 a program
+        (5, 0, 5),  # 8 a program: the last has 4
         (7, 0, 6),  # as many programs as pairs, and one left over
         (13, 0, 12),  # two programs a pair
     ],

@@ -1,89 +1,73 @@
 """dram.csv and dram.md from runs with DRAM counters: what was measured, and what it is made of."""
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
-import torch
+from dram_parts import SPILLED, Parts, parts_of, split_bytes
+from dram_text import TEXT
 
 from nwor_bench.model_config import read_shape
 from nwor_bench.model_shape import ModelShape
 from nwor_bench.pairs import read_model_config, resolve_pair
 from nwor_bench.profiling.dram_counters import csv_rows
 from nwor_bench.store import RunData, read_run
-from nwor_kernels.verify_attention.partials import partial_bytes
-from nwor_kernels.verify_attention.tuning import Tuning, launch_shape, programs_on, row_tiling
+from nwor_kernels.verify_attention.tuning import WHOLE_PAIRS
 
-PROCESSORS = {"NVIDIA H200": 132, "NVIDIA H100 80GB HBM3": 132}
-"""Multiprocessors, from which the attention kernel's grid follows."""
-
-PROMPT_TOKENS = 1024
-"""Of scenario ctx-1k, to which a window's context adds what has been generated."""
-
-MIDDLE = 12
-"""Windows of a batch before the one in its middle; partial results are as many in all of them."""
-
-TEXT = """# DRAM bytes a window, by the GPU's own counters
-
-    {command} run --requests 8 --draft-tokens 4 --stage reference copy --output DIR
-    {command} run --requests 64 --draft-tokens 8 --blocks 4 --output DIR
-    {command} table DIR --output sweeps/results/h200
-
-{machine}.
-
-Llama-3.2-3B's shape, random weights, drafts accepted by the dice (the run's last number
-is the share), prompts of 1,024 tokens. Runs are named graphs-requests x drafts-acceptance. All
-columns and intervals are in dram.csv.
-
-## What was measured
-
-{measured}
-
-`- off` is the difference from off x off on the same windows, with its 95 % interval; off x off
-against itself (A/A) shows the noise.
-
-## What the difference in writes is made of
-
-{parts}
-
-- `K/V, model`: what the byte model of `nwor-bench plan` says for the drafts' K/V alone: rejected
-  ones are not written, and copies into a buffer are.
-- `the rest`: measured less model. It is the same at every acceptance.
-- `partial results`: what mode stage's attention kernel leaves in its workspace, counted from its
-  cut of the contexts (`nwor_kernels/verify_attention/partials.py`, held to the kernel by a test).
-  A context that several programs share leaves a float32 tile for each of them; they are merged and
-  dead soon after, but the next layer's weights push them out of the L2 cache into DRAM. Stock
-  FlashAttention writes such tiles too where it splits contexts: {tile:.2f} MB for each split at
-  8 x 4, and two splits would leave the rest as it is there; it has no need to split at 64 x 8.
-
-## Bytes for each accepted token
-
-{slopes}
-
-Measured: the slope of `- off` over the acceptances. Model: K and V of one token in all layers.
-"""
+SCRIPT = "python tests/benchmarks/dram_table.py"
 
 
-def write_report(roots: list[Path], output: Path) -> None:
-    """Read run folders, or folders that hold some; write dram.csv and dram.md."""
+def write_report(roots: list[Path], output: Path, before: Path | None = None) -> None:
+    """Read run folders, or folders that hold some; write dram.csv and dram.md.
+
+    Runs that did not end are named and left out. `before` is the dram.csv of an older table.
+    """
     folders = [p.parent for root in roots for p in sorted(root.glob("**/run.json"))]
-    runs = {folder.name: read_run(folder) for folder in folders}
+    all_runs = {folder.name: read_run(folder) for folder in sorted(folders, key=lambda f: f.name)}
+    runs = {name: run for name, run in all_runs.items() if run.header["status"] == "complete"}
     rows = [{"run": name, **row} for name, run in runs.items() for row in csv_rows(run)]
     output.mkdir(parents=True, exist_ok=True)
     pd.DataFrame(rows).to_csv(output / "dram.csv", index=False)
-    header = next(iter(runs.values())).header
     shape = _shape(rows[0]["pair"])
     staged = [row for row in rows if row["nwor_mode"] == "stage"]
+    parts = [parts_of(runs[row["run"]], row, shape) for row in staged]
+    pairs = list(zip(staged, parts, strict=True))
     text = TEXT.format(
-        command="python tests/benchmarks/dram_table.py",
-        machine=_machine(header),
+        commands="\n".join(f"    {line}" for line in _commands(runs.values(), output)),
+        machine=_machine(next(iter(runs.values())).header),
+        left_out=_left_out(sorted(all_runs.keys() - runs.keys())),
         measured=_markdown([_measured(row) for row in rows]),
-        parts=_markdown([_parts(row, shape, _gpu(runs[row["run"]])) for row in staged]),
-        tile=_split_bytes(shape, 8, 4) / 1e6,
-        slopes=_markdown(_slopes(staged, shape)),
+        parts=_markdown([_parts(row, part) for row, part in pairs]),
+        tile=split_bytes(8 * 5 * shape.heads * len(shape.layers), shape, 2) / 2e6,
+        spilled=_named([_spilled(rows, size) for rows, size in SPILLED.items()]),
+        whole=WHOLE_PAIRS,
+        jump=_jump(parts),
+        unexplained=_named([row["run"] for row, part in pairs if _share(row, part) > 0.1]),
+        kept=_markdown(_kept(staged)),
+        reads=_markdown([_reads(row, shape) for row in staged]),
+        slopes=_markdown(_slopes(pairs, shape)),
+        before=_markdown(_before(before, staged)) if before else "Not given.",
     )
     (output / "dram.md").write_text(text, encoding="utf-8")
+
+
+def _commands(runs: Iterable[RunData], output: Path) -> list[str]:
+    """Those that were run, one for each engine, and that of the table."""
+    said = [str(run.header["command"]).replace("nwor-bench", SCRIPT, 1) for run in runs]
+    return [
+        *dict.fromkeys(said),
+        f"{SCRIPT} table /tmp/runs/dram --before {output}/dram-before.csv --output {output}",
+    ]
+
+
+def _left_out(names: list[str]) -> str:
+    return f"\nLeft out, since they did not end: {_named(names)}." if names else ""
+
+
+def _named(names: list[str]) -> str:
+    return ", ".join(names) or "nothing"
 
 
 def _shape(pair: str) -> ModelShape:
@@ -91,10 +75,6 @@ def _shape(pair: str) -> ModelShape:
     config = read_model_config(target)
     assert config is not None
     return read_shape(config, "target", target)
-
-
-def _gpu(run: RunData) -> str:
-    return str(run.header["environment"]["gpus"][0]["name"])
 
 
 def _machine(header: dict[str, Any]) -> str:
@@ -132,53 +112,120 @@ def _in_l2(row: dict[str, Any]) -> str:
     return f"{kept} of {row['stage_l2_window_bytes'] / 1e6:.1f} MB"
 
 
-def _parts(row: dict[str, Any], shape: ModelShape, gpu: str) -> dict[str, str]:
+def _parts(row: dict[str, Any], part: Parts) -> dict[str, str]:
     found = row["dram_write_bytes_minus_off_mean"]
-    model = row["dram_write_bytes_minus_off_predicted"]
+    sum_of = part.explained()
+    left = None if sum_of is None else found - sum_of
     return {
         "run": row["run"],
-        "staged by": row["stage_by"],
         "accepted of staged": f"{row['accepted_tokens_mean']:.1f} of {row['staged_tokens_mean']:g}",
-        "write - off MB": _mb(found, sign=True),
-        "K/V, model MB": _mb(model, sign=True),
-        "the rest MB": _mb(found - model, sign=True),
-        "partial results MB": _mb(_partials(row, shape, PROCESSORS[gpu])),
+        "write - off": _mb(found, sign=True),
+        "K/V": _mb(part.kv, sign=True),
+        "FA splits": _mb(part.splits, sign=True),
+        "FA lse": _mb(part.log_sum_exp, sign=True),
+        "spills": _mb(part.spills, sign=True),
+        "cut windows": _mb(part.cut, sign=True),
+        "unexplained": _mb(left, sign=True) + f" ({100 * _share(row, part):.1f} %)",
+        "cut": f"{part.cut_windows} of {part.windows} ({part.simulated_cuts:.1f})",
+        "made": _mb(part.made),
     }
 
 
-def _partials(row: dict[str, Any], shape: ModelShape, processors: int) -> float:
-    """Bytes of a window, all layers; contexts are those in the middle of a batch."""
-    requests, drafts = row["requests"], row["draft_tokens"]
-    window, ratio = drafts + 1, shape.heads // shape.kv_heads
-    rows, _, dim = row_tiling(window, ratio, shape.head_dim)
-    tuning = Tuning(programs=programs_on(processors, rows, dim))
-    launch = launch_shape(window, ratio, shape.head_dim, 2, torch.device("cpu"), tuning)
-    gained = MIDDLE * (1 + row["accepted_tokens_mean"] / requests)
-    lengths = [PROMPT_TOKENS + round(gained) + window] * requests
-    one = partial_bytes(lengths, [window] * requests, shape.kv_heads, launch, launch.programs)
-    return float(one * len(shape.layers))
+def _spilled(rows: int, size: int) -> str:
+    return f"{size} bytes at {rows} query rows a tile"
 
 
-def _split_bytes(shape: ModelShape, requests: int, drafts: int) -> float:
-    """What one split of stock FlashAttention leaves: float32 output and log-sum-exp of each row."""
-    rows = requests * (drafts + 1) * shape.heads
-    return float(rows * (shape.head_dim + 1) * 4 * len(shape.layers))
+def _jump(parts: Iterable[Parts]) -> str:
+    """What a cut window writes more, on average; '' where none was cut."""
+    cut = [part for part in parts if part.cut_windows]
+    count = sum(part.cut_windows for part in cut)
+    return _mb(sum(part.cut * part.windows for part in cut) / count) if count else ""
 
 
-def _slopes(rows: list[dict[str, Any]], shape: ModelShape) -> list[dict[str, str]]:
-    model = shape.cache_row_elements() * 2 * len(shape.layers)
-    frame = pd.DataFrame(rows)
+def _share(row: dict[str, Any], part: Parts) -> float:
+    """What is left unexplained over the measured difference; not a number where unknown."""
+    found, sum_of = row["dram_write_bytes_minus_off_mean"], part.explained()
+    return float("nan") if sum_of is None else float(abs(found - sum_of) / abs(found))
+
+
+def _kept(rows: list[dict[str, Any]]) -> list[dict[str, str]]:
+    """Copies left to themselves against copies for which L2 was set aside, run by run."""
+    by_name = {row["run"]: row for row in rows}
     lines = []
-    for kind, group in frame.groupby(frame["run"].str.rpartition("-")[0]):
+    for name, persist in by_name.items():
+        copy = by_name.get(name.replace("persist", "copy"))
+        if "persist" not in name or copy is None:
+            continue
+        line = {"run": name, "to stay in L2": _in_l2(persist)}
+        for what in ("write", "read"):
+            field = f"dram_{what}_bytes_minus_off"
+            for side, row in (("copy", copy), ("persist", persist)):
+                line[f"{what} - off, {side} MB"] = _mb(row[f"{field}_mean"], sign=True)
+            gap = persist[f"{field}_mean"] - copy[f"{field}_mean"]
+            error = _mb(_error((copy, persist), field))
+            model = persist[f"{field}_predicted"] - copy[f"{field}_predicted"]
+            line["persist - copy" if what == "write" else "the same, reads"] = (
+                f"{_mb(gap, sign=True)} +- {error} (model {_mb(model, sign=True)})"
+            )
+        lines.append(line)
+    return lines
+
+
+def _error(rows: Iterable[dict[str, Any]], field: str) -> float:
+    """Half the width of the interval of two measured differences' difference."""
+    return float(np.hypot(*(row[f"{field}_high"] - row[f"{field}_mean"] for row in rows)))
+
+
+def _reads(row: dict[str, Any], shape: ModelShape) -> dict[str, str]:
+    found = row["dram_read_bytes_minus_off_mean"]
+    model = row["dram_read_bytes_minus_off_predicted"]
+    tokens = row["requests"] * (row["draft_tokens"] + 1)
+    return {
+        "run": row["run"],
+        "read - off MB": _mb(found, sign=True),
+        "K/V, model MB": _mb(model, sign=True),
+        "the rest MB": _mb(found - model, sign=True),
+        "K/V of the window MB": _mb(tokens * _token_bytes(shape)),
+    }
+
+
+def _token_bytes(shape: ModelShape) -> float:
+    return float(shape.cache_row_elements() * 2 * len(shape.layers))
+
+
+def _slopes(pairs: list[tuple[dict[str, Any], Parts]], shape: ModelShape) -> list[dict[str, str]]:
+    kinds: dict[str, list[tuple[dict[str, Any], Parts]]] = {}
+    for row, part in pairs:
+        kinds.setdefault(row["run"].rpartition("-")[0], []).append((row, part))
+    lines = []
+    for kind, group in kinds.items():
         if len(group) < 2:
             continue
-        line = {"runs": kind, "acceptances": str(len(group))}
-        for name in ("write", "read"):
-            difference = group[f"dram_{name}_bytes_minus_off_mean"].astype(float)
-            slope = np.polyfit(group["accepted_tokens_mean"].astype(float), difference, 1)[0]
-            line[f"{name} KB, measured"] = f"{slope / 1e3:.1f}"
-        lines.append({**line, "model KB": f"{model / 1e3:.1f}"})
+        field = "dram_write_bytes_minus_off"
+        accepted = [row["accepted_tokens_mean"] for row, _ in group]
+        found = [row[f"{field}_mean"] - part.cut for row, part in group]
+        ends = [group[accepted.index(end)][0] for end in (min(accepted), max(accepted))]
+        error = _error(ends, field) / (max(accepted) - min(accepted))
+        slope = np.polyfit(accepted, found, 1)[0]
+        lines.append(
+            {
+                "runs": kind,
+                "acceptances": str(len(group)),
+                "measured KB": f"{slope / 1e3:.1f} +- {error / 1e3:.1f}",
+                "model KB": f"{_token_bytes(shape) / 1e3:.1f}",
+            }
+        )
     return lines
+
+
+def _before(csv: Path, rows: list[dict[str, Any]]) -> list[dict[str, str]]:
+    old = pd.read_csv(csv)
+    old = old[old["nwor_mode"] == "stage"].set_index("run")["dram_write_bytes_minus_off_mean"]
+    now = {row["run"]: row["dram_write_bytes_minus_off_mean"] for row in rows}
+    return [
+        {"run": str(name), "before": _mb(was, sign=True), "now": _mb(now.get(name), sign=True)}
+        for name, was in old.items()
+    ]
 
 
 def _markdown(lines: list[dict[str, str]]) -> str:

@@ -4,24 +4,30 @@
     python tests/benchmarks/dram_table.py run --requests 64 --draft-tokens 8 --eager --output DIR
     python tests/benchmarks/dram_table.py run ... --stage reference copy persist --output DIR
     python tests/benchmarks/dram_table.py table DIR... --output sweeps/results/h200
+    python tests/benchmarks/dram_table.py keep DIR... --output sweeps/results/h200/dram
 
-Cells: off x off, stage x graph, and the A/A arm; an engine for each way to stage (--stage):
-reference (the default), copy, and persist, which is copy kept in L2. Drafts are accepted by the
-dice (synthetic acceptance); between the runs of one engine the rates are set in place, which an
-engine start each would do as well and take 10 s longer. Needs a GPU whose counters may be read;
-LD_LIBRARY_PATH must name cupti-python's libcupti (`nwor-bench sweep --dram-counters` does that by
-itself).
+Cells: off x off, stage x graph, and the A/A arm; an engine for each way to stage (--stage), in a
+process of its own: reference (the default), copy, and persist, which is copy kept in L2. Drafts are
+accepted by the dice (synthetic acceptance); between the runs of one engine the rates are set in
+place, which an engine start each would do as well and take 10 s longer. Needs a GPU whose counters
+may be read; LD_LIBRARY_PATH must name cupti-python's libcupti (`nwor-bench sweep --dram-counters`
+does that by itself).
 """
 
 import argparse
 import json
+import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 from dram_report import write_report
 from one_engine import full_graphs
 from rich.console import Console
@@ -43,7 +49,7 @@ STAGES = {"reference": ("reference", "normal"), "copy": ("copy", "normal"),
 def spec_of(arguments: argparse.Namespace, acceptance: float, stage: str) -> SweepSpec:
     """One run: prefill in one step, a full graph for windows of all requests, or none at all.
 
-    Launches are counted in an engine's last run: PyTorch's profiler changes CUPTI's clock.
+    Launches are counted in a process's last run: PyTorch's profiler changes CUPTI's clock.
     """
     engine_args: dict[str, Any] = {"max_num_batched_tokens": 65536}
     if arguments.eager:
@@ -107,8 +113,18 @@ def run(arguments: argparse.Namespace) -> None:
     """Every way to stage on an engine of its own."""
     run_under_own_cupti()
     arguments.output.mkdir(parents=True, exist_ok=True)
-    for stage in arguments.stage:
-        run_stage(arguments, stage)
+    each_in_a_process(partial(run_stage, arguments), arguments.stage)
+
+
+def each_in_a_process(do: Callable[[str], Any], items: Sequence[str]) -> list[Any]:
+    """Call `do` with one item after the other, each in a fresh process; the first error ends it.
+
+    A process that has counted launches cannot count DRAM bytes any more.
+    """
+    context = get_context("spawn")
+    with ProcessPoolExecutor(1, mp_context=context, max_tasks_per_child=1) as pool:
+        # Not map: it would start the second although the first had failed.
+        return [pool.submit(do, item).result() for item in items]
 
 
 def run_stage(arguments: argparse.Namespace, stage: str) -> None:
@@ -143,7 +159,20 @@ def run_stage(arguments: argparse.Namespace, stage: str) -> None:
 
 def table(arguments: argparse.Namespace) -> None:
     """dram.csv and dram.md from run folders, or from folders that hold some."""
-    write_report(arguments.runs, arguments.output)
+    write_report(arguments.runs, arguments.output, arguments.before)
+
+
+def keep(arguments: argparse.Namespace) -> None:
+    """Of each run that ended, run.json and the windows whose bytes were counted."""
+    for header in (p for root in arguments.runs for p in sorted(root.glob("**/run.json"))):
+        if json.loads(header.read_text(encoding="utf-8"))["status"] != "complete":
+            continue
+        folder = arguments.output / header.parent.name
+        folder.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(header, folder / "run.json")
+        windows = pd.read_csv(header.parent / "windows.csv", dtype=str, keep_default_na=False)
+        windows = windows[windows["dram_write_bytes"] != ""]
+        windows.to_csv(folder / "windows.csv", index=False)
 
 
 def main() -> None:
@@ -162,9 +191,12 @@ def main() -> None:
     one.add_argument("--output", type=Path, required=True)
     one.set_defaults(do=run)
     two = commands.add_parser("table")
-    two.add_argument("runs", type=Path, nargs="+")
-    two.add_argument("--output", type=Path, required=True)
-    two.set_defaults(do=table)
+    two.add_argument("--before", type=Path, help="an older table's dram.csv, to stand beside")
+    three = commands.add_parser("keep")
+    for command, do in ((two, table), (three, keep)):
+        command.add_argument("runs", type=Path, nargs="+")
+        command.add_argument("--output", type=Path, required=True)
+        command.set_defaults(do=do)
     arguments = parser.parse_args()
     arguments.do(arguments)
 

@@ -4,9 +4,9 @@
 
 Times are `nwor-bench kernels`' (interleaved rounds in CUDA graphs, L2 cold), with ways to tune our
 kernel in the place of its peers; each must give our output bit for bit (whole pairs: but for
-rounding). DRAM is counted over graphs
-in which every launch is followed by a read of more than L2 holds, as layers are by weights. Needs a
-GPU; the counters also need cupti-python, and are left out with --no-dram.
+rounding). DRAM is counted over graphs in which every launch is followed by a read of more than L2
+holds, as layers are by weights. `partials.md` and `partials.csv` hold both (`partial_table.py`).
+Needs a GPU; the counters also need cupti-python, and with --no-dram there is no such table.
 """
 
 import argparse
@@ -17,6 +17,7 @@ from pathlib import Path
 from time import perf_counter
 
 import torch
+from partial_table import BACKGROUND, write_table
 from rich.console import Console
 
 from nwor_bench.microbench import device as cuda_device
@@ -29,11 +30,13 @@ from nwor_bench.profiling.pm_sampling import PmSampler
 from nwor_kernels.verify_attention.kernel import Discard, Tuning
 
 AS_IS = Tuning(discard=Discard.OFF, skip_padding=False, whole_pairs=0)
+"""The kernel that keeps all partial results, `nwor` in the tables; the defaults are `all`."""
+
 WAYS = {
-    "discarded": Tuning(discard=Discard.L2),
-    "unpadded": Tuning(skip_padding=True),
-    "unpadded_discarded": Tuning(discard=Discard.L2, skip_padding=True),
-    "whole_pairs": Tuning(whole_pairs=5),
+    "discarded": replace(AS_IS, discard=Discard.L2),
+    "unpadded": replace(AS_IS, skip_padding=True),
+    "unpadded_discarded": replace(AS_IS, discard=Discard.L2, skip_padding=True),
+    "whole_pairs": replace(AS_IS, whole_pairs=5),
     "all": Tuning(discard=Discard.L2, skip_padding=True, whole_pairs=5),
 }
 ROUNDING = 5e-3
@@ -43,10 +46,17 @@ OUTPUT = 9
 """Which argument of the kernel's launch is the output."""
 
 
+def tuned(ours: Subject, tuning: Tuning) -> Subject:
+    """Our subject's launches with a tuning of their own."""
+    calls = [partial(call, tuning=tuning) for call in ours.calls if isinstance(call, partial)]
+    assert len(calls) == len(ours.calls)
+    return replace(ours, calls=calls)
+
+
 def variant(ours: Subject, name: str, tuning: Tuning) -> Subject:
-    """Our subject, tuned."""
+    """Our subject in another way, held to what `ours` gives."""
     launches = [call for call in ours.calls if isinstance(call, partial)]
-    calls = [partial(launch, tuning=tuning) for launch in launches]
+    calls = tuned(ours, tuning).calls
     output: torch.Tensor = launches[0].args[OUTPUT]
 
     def check() -> str:
@@ -66,7 +76,7 @@ def variant(ours: Subject, name: str, tuning: Tuning) -> Subject:
 def make_contest(spec: Spec, group: Group) -> Contest:
     """Our kernel as it is and each way to tune it, on the same buffers."""
     device = torch.device("cuda", torch.cuda.current_device())
-    ours = attention_contest(group, spec.shape, device, spec.seed).subjects[0]
+    ours = tuned(attention_contest(group, spec.shape, device, spec.seed).subjects[0], AS_IS)
     return Contest((ours, *(variant(ours, name, WAYS[name]) for name in WAYS)), ())
 
 
@@ -98,18 +108,21 @@ def dram_written(
     return float(samples.values[:, column].sum()) / (launches * replays)
 
 
-def print_dram(sampler: PmSampler, spec: Spec, group: Group, replays: int) -> None:
-    """A line for reads alone (what else the GPU writes) and for each way."""
+def print_dram(sampler: PmSampler, spec: Spec, group: Group, replays: int) -> list[str]:
+    """A line for reads alone (what else the GPU writes) and for each way; the lines."""
     weights = torch.ones(128 << 20, dtype=torch.uint8, device="cuda").view(torch.int32)
     total = torch.zeros((), dtype=torch.int64, device="cuda")
     spoil = partial(torch.sum, weights, 0, out=total)
     subjects = make_contest(spec, group).subjects
-    ways: dict[str, Sequence[Call]] = {"reads alone": [spoil] * len(subjects[0].calls)}
+    ways: dict[str, Sequence[Call]] = {BACKGROUND: [spoil] * len(subjects[0].calls)}
     ways |= {subject.name: subject.calls for subject in subjects}
+    lines = []
     for name, calls in ways.items():
         written = dram_written(sampler, captured(calls, spoil), len(calls), replays)
         megabytes = written * spec.shape.layers / 1e6
-        print(f"{group.label}: {name}: {megabytes:.1f} MB written to DRAM in a window", flush=True)
+        lines.append(f"{group.label}: {name}: {megabytes:.1f} MB written to DRAM in a window")
+        print(lines[-1], flush=True)
+    return lines
 
 
 def main() -> None:
@@ -136,11 +149,13 @@ def main() -> None:
     code = run_session(Console(), spec, options.output, make_bench=make_bench)
     if code == 0 and not options.no_dram:
         sampler = PmSampler(torch.cuda.current_device())
+        lines: list[str] = []
         try:
             for group in expand(spec):
-                print_dram(sampler, spec, group, options.replays)
+                lines += print_dram(sampler, spec, group, options.replays)
         finally:
             sampler.close()
+        write_table(options.output, lines, options.output)
     raise SystemExit(int(code))
 
 

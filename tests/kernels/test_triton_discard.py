@@ -46,7 +46,7 @@ def leftovers(step, device, filled: float, **tuning: Any) -> tuple[Tensor, Tenso
 def test_exactly_what_was_merged_is_given_up(triton_device, programs, skip_padding):
     """4 programs cut pairs in two, 40 cut a pair into more parts than are merged at a time."""
     step = make_step(UNEVEN, heads=6, kv_heads=2, head_dim=40, seed=21)
-    tuning = {"programs": programs, "skip_padding": skip_padding}
+    tuning = {"programs": programs, "skip_padding": skip_padding, "whole_pairs": 0}
     kept_output, *kept = leftovers(step, triton_device, SENTINEL, **tuning)
     output, *poisoned = leftovers(step, triton_device, SENTINEL, discard=Discard.POISON, **tuning)
     check(step, output, torch.from_numpy(attend_slowly(step)), torch.float32)
@@ -62,9 +62,11 @@ def test_exactly_what_was_merged_is_given_up(triton_device, programs, skip_paddi
 def test_padding_rows_need_not_be_left(triton_device):
     """The same bits, though the workspace is full of NaN where they would have been."""
     step = make_step(UNEVEN, heads=6, kv_heads=2, head_dim=40, seed=24)
-    whole, *_ = leftovers(step, triton_device, float("nan"), programs=7)
+    whole, *_ = leftovers(
+        step, triton_device, float("nan"), programs=7, skip_padding=False, whole_pairs=0
+    )
     output, accumulators, sums = leftovers(
-        step, triton_device, float("nan"), programs=7, skip_padding=True
+        step, triton_device, float("nan"), programs=7, skip_padding=True, whole_pairs=0
     )
     assert torch.equal(output.nan_to_num(7.0), whole.nan_to_num(7.0))
     written = ~accumulators.view(14, 16, 64).isnan()
@@ -154,11 +156,12 @@ def test_the_same_bits_again_and_again_in_a_captured_graph_too(
     """Layer follows layer in one workspace, so that a discard that came late would be seen."""
     if discard is Discard.L2 and not can_discard(torch.device("cuda")):
         pytest.skip("this GPU has no discard.L2")
-    plain = Layers(requests, drafts, Tuning())
+    kept = Tuning(discard=Discard.OFF, skip_padding=False, whole_pairs=0)
+    plain = Layers(requests, drafts, kept)
     wanted = plain.results(plain.launch)
     assert all(result.isfinite().all() for result in wanted)
     assert not any(torch.equal(one, other) for one, other in itertools.pairwise(wanted))
-    layers = Layers(requests, drafts, Tuning(discard=discard, skip_padding=skip_padding))
+    layers = Layers(requests, drafts, replace(kept, discard=discard, skip_padding=skip_padding))
     for _ in range(20):
         assert all(map(torch.equal, layers.results(layers.launch), wanted))
     graph = torch.cuda.CUDAGraph()

@@ -1,7 +1,6 @@
 """What a launch of the verification kernel writes beside its output: partial results. Pure.
 
-The same arithmetic as `division.py`'s on the device, on the host's integers: a byte model needs
-it, since every partial result ends up in DRAM (the next layer's weights push it out of L2).
+The same arithmetic as `division.py`'s on the device, on the host's integers, for byte models.
 """
 
 from collections.abc import Iterator, Sequence
@@ -12,10 +11,10 @@ from nwor_kernels.verify_attention.tuning import MAX_PARTS, LaunchShape
 def partial_bytes(
     seq_lens: Sequence[int],
     staged: Sequence[int],
+    query_rows: Sequence[int],
     kv_heads: int,
     shape: LaunchShape,
     programs: int,
-    query_rows: Sequence[int] = (),
 ) -> int:
     """Bytes of partial results that one launch (one layer) leaves in its workspace.
 
@@ -24,29 +23,44 @@ def partial_bytes(
     Args:
         seq_lens: tokens of each request, those of its window included.
         staged: staged tokens of each; 0 for a request without a window.
+        query_rows: query rows of each that share a K/V head, its query tokens times the GQA
+            ratio; with `shape.skip_padding` no others are written.
         kv_heads: K/V heads.
         shape: of the launch; models without a sliding window.
         programs: programs that were launched, at most `shape.programs`.
-        query_rows: query rows of each request that share a K/V head, its query tokens times the
-            GQA ratio; wanted only where `shape.skip_padding`.
 
     Raises:
-        ValueError: `shape.skip_padding`, and not as many `query_rows` as requests.
+        ValueError: the sequences are not equally long.
     """
-    if not shape.skip_padding:
-        query_rows = [shape.rows * shape.row_tiles] * len(seq_lens)
-    elif len(query_rows) != len(seq_lens):
-        raise ValueError(f"query_rows: {len(query_rows)} numbers for {len(seq_lens)} requests")
-    steps = [_steps(*pair, shape.block_n) for pair in zip(seq_lens, staged, strict=True)]
+    steps = _all_steps(seq_lens, staged, shape)
     parts = list(_parts(steps, kv_heads * shape.row_tiles, shape, programs))
     total = 0
     for rows, of_request in zip(query_rows, parts, strict=True):
+        written = rows if shape.skip_padding else shape.rows * shape.row_tiles
         for pair, shared_by in enumerate(of_request):
             if shared_by > 1:  # a pair that one program has alone leaves nothing
-                in_tile = min(max(rows - pair % shape.row_tiles * shape.rows, 0), shape.rows)
+                in_tile = min(max(written - pair % shape.row_tiles * shape.rows, 0), shape.rows)
                 # float32: the accumulator's rows, and maximum and sum of padding rows too
                 total += shared_by * 4 * (in_tile * shape.dim + 2 * shape.rows)
     return total
+
+
+def busy_programs(
+    seq_lens: Sequence[int],
+    staged: Sequence[int],
+    kv_heads: int,
+    shape: LaunchShape,
+    programs: int,
+) -> int:
+    """How many of the programs get any step; the arguments are `partial_bytes`'s."""
+    steps = _all_steps(seq_lens, staged, shape)
+    pairs = kv_heads * shape.row_tiles
+    part, multiple = _cut(steps, pairs, shape, programs)
+    return -(-sum(_slots(n, multiple) for n in steps) * pairs // part)
+
+
+def _all_steps(seq_lens: Sequence[int], staged: Sequence[int], shape: LaunchShape) -> list[int]:
+    return [_steps(*pair, shape.block_n) for pair in zip(seq_lens, staged, strict=True)]
 
 
 def _steps(seq_len: int, staged: int, block_n: int) -> int:
@@ -61,10 +75,14 @@ def _parts(
     part, multiple = _cut(steps, pairs, shape, programs)
     at = 0
     for of_request in steps:
-        slots = -(-of_request // multiple) * multiple
+        slots = _slots(of_request, multiple)
         firsts = range(at, at + slots * pairs, slots) if slots else ()
         yield [(first + slots - 1) // part - first // part + 1 for first in firsts]
         at += slots * pairs
+
+
+def _slots(steps: int, multiple: int) -> int:
+    return -(-steps // multiple) * multiple
 
 
 def _cut(steps: Sequence[int], pairs: int, shape: LaunchShape, programs: int) -> tuple[int, int]:

@@ -1,0 +1,76 @@
+"""What the scripts behind dram.md and partials.md compute, on figures made by hand."""
+
+import importlib
+import json
+import os
+from pathlib import Path
+from types import SimpleNamespace
+
+import pandas as pd
+import pytest
+
+SCRIPTS = Path(__file__).parents[1] / "benchmarks"
+
+
+@pytest.fixture
+def script(monkeypatch):
+    """Import one of the scripts by name."""
+    pytest.importorskip("triton")
+    monkeypatch.syspath_prepend(str(SCRIPTS))
+    return importlib.import_module
+
+
+def test_each_way_to_stage_has_a_process_of_its_own(script):
+    found = script("dram_table").each_in_a_process(eval, ["__import__('os').getpid()"] * 2)
+    assert len({*found, os.getpid()}) == 3
+
+
+def test_the_first_that_fails_ends_it(script, tmp_path):
+    later = f"open({str(tmp_path / 'later')!r}, 'w')"
+    with pytest.raises(ZeroDivisionError):
+        script("dram_table").each_in_a_process(eval, ["1 / 0", later])
+    assert not list(tmp_path.iterdir())
+
+
+def test_kept_are_runs_that_ended_and_their_counted_windows(script, tmp_path):
+    for name, status in (("done", "complete"), ("stopped", "partial")):
+        folder = tmp_path / "runs" / name
+        folder.mkdir(parents=True)
+        (folder / "run.json").write_text(json.dumps({"status": status}))
+        (folder / "windows.csv").write_text("window,dram_write_bytes,arm\n0,,\n1,17,A/A\n")
+    arguments = SimpleNamespace(runs=[tmp_path / "runs"], output=tmp_path / "kept")
+    script("dram_table").keep(arguments)
+    kept = sorted(p.relative_to(tmp_path / "kept") for p in (tmp_path / "kept").glob("*/*"))
+    assert kept == [Path("done/run.json"), Path("done/windows.csv")]
+    windows = (tmp_path / "kept/done/windows.csv").read_text()
+    assert windows == "window,dram_write_bytes,arm\n1,17,A/A\n"
+
+
+def test_splits_leave_an_output_and_a_log_sum_exp_each(script):
+    shape = SimpleNamespace(head_dim=128)
+    split_bytes = script("dram_parts").split_bytes
+    assert split_bytes(10, shape, 1) == 0
+    assert split_bytes(10, shape, 3) == 3 * (10 * 128 * 4 + 10 * 4)
+
+
+LOG = """torch says something else
+verify_attention 8x4 bf16, context 1024: reads alone: 200.0 MB written to DRAM in a window
+verify_attention 8x4 bf16, context 1024: nwor: 131.5 MB written to DRAM in a window
+verify_attention 8x4 bf16, context 1024: whole_pairs: 104.0 MB written to DRAM in a window
+"""
+
+
+def test_a_way_leaves_what_it_writes_above_one_read_and_its_output(script):
+    module = script("partial_table")
+    times = pd.DataFrame(
+        {
+            "requests": 8, "drafts": 4, "context": 1024, "implementation": ["nwor", "whole_pairs"],
+            "time_us": [20.0, 18.0], "time_over_nwor": [None, 0.9],
+            "time_over_nwor_low": [None, 0.8], "time_over_nwor_high": [None, 1.0],
+        }
+    )  # fmt: skip
+    rows = module.joined(times, module.dram_rows(LOG.splitlines()), 25_000).set_index("way")
+    assert rows["left_mb"].to_dict() == {"nwor": 31.5, "whole_pairs": 4.0}
+    assert rows["above_output_mb"].to_dict() == {"nwor": 30.5, "whole_pairs": 3.0}
+    with pytest.raises(ValueError, match="no line"):
+        module.dram_rows(["nothing of the kind"])

@@ -111,6 +111,7 @@ def train(
     """Train an EAGLE head for a pair's target, from text that the target generates.
 
     FOLDER/head is then a drafter: `nwor-bench sweep --pair smollm2 --draft-model FOLDER/head`.
+    The pair smollm2 ships with what smollm2-eagle made.
     """
     from datetime import UTC, datetime
     from pathlib import Path

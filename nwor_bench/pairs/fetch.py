@@ -71,6 +71,11 @@ def _drafting_itself(
     has_drafter = pair.generated is not None or bool(own)
     uses_drafter = has_drafter and method != "ngram"
     choose_method(method, pair.name if uses_drafter else None)  # refuse before fetching
+    if uses_drafter and pair.method not in ("ngram", method):
+        raise ConfigError.for_field(
+            "method", method, f"{pair.name}'s own drafter is for {pair.method}: leave --method "
+            "out, write --method ngram, or name another drafter with --draft-model",
+        )  # fmt: skip
     target, draft = _models(pair, cache_dir, progress)
     return _resolved(pair, pair.name, method, target, draft if uses_drafter else None)
 

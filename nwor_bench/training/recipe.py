@@ -108,10 +108,8 @@ RECIPES = {
         # Answers of 96 tokens, so that a third of the loss is on the first 32 of them, as many as
         # the scenario `short` generates: 62,500 answers, 46,875 of them to prompts that the
         # target wrote. 782 steps an epoch of 80 sequences each: 7,680 answer tokens and, with
-        # prompts of 67 on average, 13,000 tokens in all. On one H200 a step of 8,192 and 10,000
-        # took 0.117 s, so 6 epochs = 4,692 steps should take about 550 s. Generating there took
-        # 0.046 s a token for 1,024 together; if it takes 0.06 s for 4,096, then 16 batches x 96
-        # tokens of answers and 15 x 128 of messages (four of five are usable) take 210 s.
+        # prompts of 67 on average, 13,000 tokens in all. On one H200 the 6 epochs = 4,692 steps
+        # took 474 s, the answers 144 s and the messages (four of five were usable) 178 s.
         Recipe(
             "smollm2-eagle", "smollm2", tokens=6_000_000, epochs=6, answer_tokens=96,
             written_share=0.75, batch=80,

@@ -40,7 +40,7 @@ def test_the_head_is_told_from_the_targets_layers(
 @pytest.mark.row("eagle")
 def test_the_shipped_head_drafts_held_out_prompts(start_engine: Callable[..., VllmEngine]) -> None:
     """Real weights in float32, so that tokens can be compared."""
-    pair, prompts = smollm2_on_short("smollm2-eagle", 6)
+    pair, prompts = smollm2_on_short("smollm2", 6)
     spec = tiny_spec(requests=6, draft_tokens=4, dtype="float32", max_new_tokens=32)
     engine = start_engine(pair, spec)
     stock = run_cell(engine, "off", "off", prompts, max_new_tokens=32)
@@ -48,5 +48,5 @@ def test_the_shipped_head_drafts_held_out_prompts(start_engine: Callable[..., Vl
     assert staged.token_ids == stock.token_ids
     assert staged.counters == stock.counters
     assert total(staged, "staged_tokens") == total(staged, "draft_tokens") > 0
-    # Prompt lookup has 0.13 of its drafts accepted there, an untrained head next to none.
-    assert stock.counters.accepted_tokens > 0.15 * stock.counters.draft_tokens
+    # As much as we want of it; prompt lookup gains 1.5 there, an untrained head 1.0.
+    assert 1 + stock.counters.accepted_tokens / stock.counters.num_drafts >= 2.0

@@ -20,7 +20,7 @@ draft = "org/draft"
 
 
 def test_shipped_pairs_load_under_their_file_names() -> None:
-    assert {"smollm2", "tiny", "tiny-ngram"} <= set(pair_names())
+    assert {"smollm2", "smollm2-ngram", "tiny", "tiny-ngram"} <= set(pair_names())
     assert DEFAULT_PAIR in pair_names()
     for name in pair_names():
         pair = load_pair(name)

@@ -104,10 +104,18 @@ def test_drafter_for_ngram_is_refused(tmp_path: Path, target: str) -> None:
 
 @pytest.mark.parametrize("method", ["draft_model", "eagle", "eagle3"])
 def test_missing_drafter_is_refused(no_building: None, target: str, method: str) -> None:
-    for options in ({"target_model": target}, {"name": "smollm2"}):
+    for options in ({"target_model": target}, {"name": "smollm2-ngram"}):
         message = refusal(**options, method=method)
         assert method in message
         assert "needs a drafter" in message
+
+
+@pytest.mark.parametrize("method", ["draft_model", "eagle3"])
+def test_the_pairs_own_drafter_drafts_in_its_own_way(no_building: None, method: str) -> None:
+    message = refusal(name="smollm2", method=method)
+    assert message.startswith(f"method: '{method}' is not usable")
+    assert "smollm2's own drafter is for eagle" in message
+    assert "--method ngram" in message
 
 
 def test_unknown_method_offers_the_nearest(no_building: None, target: str) -> None:

@@ -7,12 +7,13 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from nwor_bench.pairs import load_pair
+from nwor_bench.config import load_scenario
+from nwor_bench.pairs import DEFAULT_PAIR, load_pair, pair_folder
 from nwor_bench.training.card import write_card
 from nwor_bench.training.model import EagleHead
-from nwor_bench.training.recipe import find_recipe
+from nwor_bench.training.recipe import Recipe, find_recipe
 
-PAIR = load_pair("smollm2-eagle")
+PAIR = load_pair(DEFAULT_PAIR)
 assert PAIR.packaged is not None
 assert PAIR.packaged.drafter is not None
 FOLDER = Path(PAIR.packaged.drafter)
@@ -23,14 +24,25 @@ def record() -> dict:
     return json.loads((FOLDER / "training.json").read_text())
 
 
-def test_it_drafts_for_the_target_of_the_default_pair() -> None:
-    target = load_pair("smollm2").packaged
-    assert target is not None
-    assert PAIR.packaged == target.model_copy(update={"drafter": str(FOLDER)})
+def test_it_drafts_in_the_default_pair_and_prompt_lookup_in_the_other() -> None:
+    lookup = load_pair("smollm2-ngram")
+    assert (PAIR.method, lookup.method) == ("eagle", "ngram")
+    assert lookup.packaged == PAIR.packaged.model_copy(update={"drafter": None})
+    assert pair_folder(lookup) == pair_folder(PAIR)  # one build of the target serves both
+    assert lookup.dtype == PAIR.dtype
 
 
 def test_the_recipe_of_today_is_the_one_that_made_it(record: dict) -> None:
-    assert find_recipe("smollm2-eagle").to_dict() == record["recipe"]
+    recipe = find_recipe(FOLDER.name)
+    assert recipe == Recipe.from_dict(record["recipe"])
+    assert recipe.pair == record["target"] == DEFAULT_PAIR
+
+
+def test_it_gains_what_we_want_of_it(record: dict) -> None:
+    """At least 2.0 tokens a window of held-out prompts, over as many tokens as `short` has."""
+    held_out = {found["answer_tokens"]: found for found in record["epochs"][-1]["held_out"]}
+    found = held_out[load_scenario("short").max_new_tokens]
+    assert 1 + sum(found["accepted"]) / found["windows"] >= 2.0
 
 
 def test_its_weights_are_those_of_the_layer_that_is_trained(record: dict) -> None:

@@ -54,13 +54,15 @@ def by_cell(rows: Sequence[Row], cells: Iterable[Any] = ()) -> list[dict[str, An
 
 def print_table(title: str, rows: Sequence[Row]) -> None:
     """Show rows on the terminal."""
-    table = Table(title=title, title_justify="left")
+    table = Table()
     names = columns_of(rows)
     for name in names:
         table.add_column(name.replace("_", " "), justify="left" if name == "cell" else "right")
     for row in rows:
         table.add_row(*(_text(row.get(name)) for name in names))
-    Console().print(table)
+    console = Console()
+    console.print(title, style="italic", soft_wrap=True)
+    console.print(table)
 
 
 def _text(value: Any) -> str:

@@ -49,14 +49,13 @@ def matched(pattern: str, up_to: int) -> list[int]:
     return [number for number in range(up_to) if re.fullmatch(pattern, str(number))]
 
 
-@given(first=st.integers(1, 12_000), count=st.integers(1, 1_500))
-@settings(max_examples=200, deadline=None)
+@given(first=st.integers(1, 3_000), count=st.integers(1, 400))
+@settings(max_examples=100, deadline=None)
 def test_a_range_filter_takes_its_windows_and_no_other(first: int, count: int) -> None:
     pattern = numbers_regex(first, first + count - 1)
     assert set(pattern) <= set("0123456789[-]|")  # what ncu's help shows, and no more
     assert not set("-") & set(re.sub(r"\[\d-\d\]", "", pattern))  # only between two digits
-    up_to = 10 ** (len(str(first + count)) + 1) // 5
-    assert matched(pattern, up_to) == list(range(first, first + count))
+    assert matched(pattern, 2 * (first + count) + 100) == list(range(first, first + count))
 
 
 def test_the_filter_of_a_sweep_of_many_windows_stays_short() -> None:

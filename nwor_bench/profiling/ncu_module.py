@@ -1,7 +1,9 @@
 """NVIDIA's module `ncu_report`, found beside the tool that it came with.
 
 PYTHONPATH goes first. Else it is looked for in the package that the tool belongs to: `ncu` is often
-a script in /usr/local/cuda/bin that starts the one in another folder.
+a script in /usr/local/cuda/bin that starts the one in another folder. Where SciPy or PyTorch was
+loaded before it, reading a report ends the process (std::bad_cast; seen with 2024.1's module): read
+in a process of its own, as `nwor-bench profile ncu` does.
 """
 
 import importlib

@@ -124,8 +124,8 @@ def lost_calls(export: NsysExport, windows: Sequence[NsysWindow]) -> str | None:
     return (
         f"{lost} of {len(windows)} windows lie after the last call of CUDA that Nsight Systems has "
         "on record, and their columns are empty: it lost what came later. A version older than "
-        "the driver does so at a call that it does not know (seen while CUDA graphs are captured): "
-        "take a newer one, or capture a later range (--capture block)"
+        "CUDA does so at a call that it does not know (seen while a process warms up): take a newer "
+        "one, or capture a later range (--capture block)"
     )
 
 

@@ -37,8 +37,8 @@ acceptance {acceptance:.2f}. Nsight Compute measured windows as whole ranges, in
 
 {table}
 
-MB are 10^6 bytes. L2 is sectors read and written x {sector} for Nsight Compute, `lts__t_bytes` for
-sampling, which counts more kinds of traffic.
+MB are 10^6 bytes. L2 is sectors read and written x {sector} for Nsight Compute, and all operations
+(`lts__t_bytes`) for sampling.
 
 **This rests on {comparable}.** {why}
 
@@ -104,7 +104,8 @@ def verdict(table: pd.DataFrame) -> str:
         f"{name} {100 * off:.2f} %" for name, off in zip(fair["counter"], apart, strict=True)
     )
     within = "within" if (apart <= WANTED).all() else "NOT within"
-    return f"In what can be compared the two differ by {words}: {within} the {100 * WANTED:.0f} % that are wanted."
+    wanted = f"{100 * WANTED:.0f} %"
+    return f"In what can be compared the two differ by {words}: {within} the {wanted} wanted."
 
 
 def text_of(report: Path, run_folder: Path, output: Path, profile: str) -> str:

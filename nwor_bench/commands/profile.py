@@ -82,13 +82,9 @@ def nsys(
     from nwor_bench.errors import ConfigError
     from nwor_bench.profiling.nsys_command import export_command, nsys_command
     from nwor_bench.profiling.nsys_export import read_export
+    from nwor_bench.profiling.nsys_findings import lost_calls, nothing_of_the_gpu, settled
     from nwor_bench.profiling.nsys_run import EXPORT, REPORT, ending, export_of, run_profile
-    from nwor_bench.profiling.nsys_windows import (
-        lost_calls,
-        nothing_of_the_gpu,
-        settled,
-        windows_of,
-    )
+    from nwor_bench.profiling.nsys_windows import windows_of
     from nwor_bench.profiling.nvtx_ranges import HARNESS_RANGES
     from nwor_bench.profiling.tables import by_cell, print_table, write_table
     from nwor_bench.profiling.tools import check_version, find_tool

@@ -24,6 +24,7 @@ PURE = (
     *("nwor_bench.profiling.counter_join", "nwor_bench.profiling.dram_counters"),
     *("nwor_bench.profiling.launches", "nwor_bench.profiling.nsys_windows"),
     *("nwor_bench.profiling.ncu_read", "nwor_bench.profiling.nsys_export"),
+    "nwor_bench.profiling.nsys_findings",
     *("nwor_bench.plan_text", "nwor_bench.planning", "nwor_bench.ranks", "nwor_bench.strategies"),
     *("nwor_bench.config", "nwor_bench.errors", "nwor_bench.invariants", "nwor_bench.judge"),
     *("nwor_bench.parity", "nwor_bench.parity_gate", "nwor_bench.plan"),

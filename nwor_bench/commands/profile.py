@@ -39,23 +39,25 @@ def ncu(
     Each window is measured as a whole, the sweep being run once a pass.
     """
     from nwor_bench.profiling.ncu_command import graph_warning, ncu_command
-    from nwor_bench.profiling.ncu_read import load_module, read_report
+    from nwor_bench.profiling.ncu_module import load_module
+    from nwor_bench.profiling.ncu_read import read_report
     from nwor_bench.profiling.tables import print_table, write_table
-    from nwor_bench.profiling.tools import check_version, find_tool
+    from nwor_bench.profiling.tools import check_version, find_tool, look_for_tool
 
     if dry_run:
         tool = Path("ncu")
         typer.echo(shlex.join(ncu_command(tool, context.args, report, windows, skip)))
         return
-    tool = find_tool("ncu")
     if read is None:
+        tool = find_tool("ncu")
         command = ncu_command(tool, context.args, report, windows, skip)
         check_version("ncu", tool)
         _warn(graph_warning(context.args))
         _run("ncu", command)
-    source = read or report.with_name(f"{report.name}.ncu-rep")
-    rows = [window.row() for window in read_report(source, load_module(tool), skip)]
-    write_table(source.with_suffix(".csv"), rows)
+        read = report.with_name(f"{report.name}.ncu-rep")
+        typer.echo(f"Report: {read} (again: nwor-bench profile ncu --read {read})", err=True)
+    rows = [window.row() for window in read_report(read, load_module(look_for_tool("ncu")))]
+    write_table(read.with_suffix(".csv"), rows)
     print_table("Windows as Nsight Compute counted them", rows)
 
 
@@ -80,8 +82,9 @@ def nsys(
     from nwor_bench.errors import ConfigError
     from nwor_bench.profiling.nsys_command import export_command, nsys_command
     from nwor_bench.profiling.nsys_export import read_export
+    from nwor_bench.profiling.nsys_findings import lost_calls, nothing_of_the_gpu, settled
     from nwor_bench.profiling.nsys_run import EXPORT, REPORT, ending, export_of, run_profile
-    from nwor_bench.profiling.nsys_windows import nothing_of_the_gpu, windows_of
+    from nwor_bench.profiling.nsys_windows import windows_of
     from nwor_bench.profiling.nvtx_ranges import HARNESS_RANGES
     from nwor_bench.profiling.tables import by_cell, print_table, write_table
     from nwor_bench.profiling.tools import check_version, find_tool
@@ -102,10 +105,13 @@ def nsys(
         code = run_profile(command, report, capture)
     export = export_of(read or written)
     found = read_export(export)
-    rows = [window.row() for window in windows_of(found)]
-    write_table(export.with_suffix(".csv"), rows)
+    windows = windows_of(found)
+    write_table(export.with_suffix(".csv"), [window.row() for window in windows])
     _warn(nothing_of_the_gpu(found))
-    print_table("Windows as Nsight Systems saw them, means", by_cell(rows))
+    _warn(lost_calls(found, windows))
+    cells = [window.cell for window in windows]
+    rows = by_cell([window.row() for window in settled(windows)], cells)
+    print_table("Windows as Nsight Systems saw them, means without a batch's ends", rows)
     if code:
         raise typer.Exit(code)
 

@@ -41,10 +41,17 @@ _SUFFIX = re.compile(r"(_v\d+|_ptsz|_ptds)+$")
 
 @dataclass(frozen=True)
 class HostCall:
-    """A call of CUDA's runtime or driver; `start_ns` on the same clock as the windows."""
+    """A call of CUDA's runtime or driver; times on the same clock as the windows.
+
+    Attributes:
+        end_ns: None where only the start was recorded.
+        to_pageable: copies from the GPU to memory that is not pinned, for which the host waits.
+    """
 
     name: str
     start_ns: int
+    end_ns: int | None = None
+    to_pageable: bool = False
 
 
 def kind_of(name: str) -> str | None:

@@ -48,13 +48,33 @@ def ncu_command(
         str(ncu),
         *("--target-processes", "all", "--replay-mode", "app-range"),
         *("--nvtx", "--nvtx-include", f"{DOMAIN}@window/"),
-        *("--range-filter", f"::[{skip + 1}-{skip + windows}]"),
+        *("--range-filter", f"::{numbers_regex(skip + 1, skip + windows)}"),
         *("--cache-control", "none", "--clock-control", "none"),
         *("--metrics", ",".join(METRICS.values())),
         *("--export", str(report), "--force-overwrite"),
         *PROGRAM,
         *with_ranges(sweep),
     ]
+
+
+def numbers_regex(first: int, last: int) -> str:
+    """The whole numbers from `first` to `last`, both at least 1, as a regular expression.
+
+    `--range-filter` matches a range's whole number against one: `[101-140]` is there a class of
+    three characters, and takes ranges 0, 1 and 4. Of the syntax only what ncu's help shows is used,
+    classes and alternatives: 8 to 112 is `[8-9]|[1-9][0-9]|10[0-9]|11[0-2]`.
+    """
+    parts = []
+    while first <= last:
+        size, free = 1, 0  # the last `free` digits may be any: `size` numbers
+        while first % (10 * size) == 0 and first + 10 * size - 1 <= last:
+            size, free = 10 * size, free + 1
+        head, digit = divmod(first // size, 10)
+        digits = min((last + 1 - first) // size, 10 - digit)
+        own = str(digit) if digits == 1 else f"[{digit}-{digit + digits - 1}]"
+        parts.append(f"{head or ''}{own}{'[0-9]' * free}")
+        first += digits * size
+    return "|".join(parts)
 
 
 def with_ranges(sweep: Sequence[str]) -> list[str]:

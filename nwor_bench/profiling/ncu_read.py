@@ -1,10 +1,9 @@
 """Read a report of Nsight Compute with NVIDIA's own module, units included, window by window.
 
-`ncu_report` comes with the tool (extras/python) and belongs to its version.
+`ncu_report` comes with the tool (see `ncu_module`) and reads reports of its own version, of older
+ones and, as far as seen, of somewhat newer ones.
 """
 
-import importlib
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,15 +12,12 @@ from nwor_bench.errors import ConfigError
 from nwor_bench.profiling.ncu_command import METRICS
 from nwor_bench.profiling.nvtx_ranges import DOMAIN
 
-MODULE = "ncu_report"
-FOLDERS = ("extras/python", "../../extras/python")
-"""Where the module lies, seen from the tool's real folder."""
-
 BYTE_UNITS = {"byte": 1, "Kbyte": 10**3, "Mbyte": 10**6, "Gbyte": 10**9, "Tbyte": 10**12}
 TIME_UNITS = {
     **{"ns": 1, "nsecond": 1, "us": 10**3, "usecond": 10**3, "ms": 10**6, "msecond": 10**6},
     **{"s": 10**9, "second": 10**9},
 }
+SECONDS = ("s", "second")
 PLAIN_UNITS = {"": 1, "sector": 1}
 UNITS = {
     "dram_read_bytes": BYTE_UNITS,
@@ -32,13 +28,16 @@ UNITS = {
 }
 """What each column's unit can be called, and how much of the column's own unit that is."""
 
+LONGEST_WINDOW_S = 1000
+"""No window lasts as long. The module of 2024.1 calls the ns of a report of 2025.3 "second"."""
+
 
 @dataclass(frozen=True)
 class NcuWindow:
     """One measured window.
 
     Attributes:
-        place: among all windows of the sweep, from 1.
+        place: among the report's windows, from 1.
         batch, window: numbers as in batches.csv and windows.csv, from the NVTX ranges' payloads;
             None where the report does not hold them.
         values: what was counted; None for a counter that the report does not hold.
@@ -54,28 +53,12 @@ class NcuWindow:
         return {"place": self.place, "batch": self.batch, "window": self.window, **self.values}
 
 
-def load_module(ncu: Path) -> Any:
-    """NVIDIA's module beside this tool. Raises ConfigError with the remedy if there is none."""
-    if MODULE not in sys.modules:
-        here = ncu.resolve().parent
-        folders = [str((here / folder).resolve()) for folder in FOLDERS]
-        sys.path[:0] = [folder for folder in folders if folder not in sys.path]
-    try:
-        return importlib.import_module(MODULE)
-    except ImportError as error:
-        raise ConfigError(
-            f"profile ncu: the module {MODULE} does not load ({error}); it is in extras/python of "
-            "Nsight Compute: put that folder into PYTHONPATH"
-        ) from error
-
-
-def read_report(path: Path, module: Any, skip: int) -> list[NcuWindow]:
+def read_report(path: Path, module: Any) -> list[NcuWindow]:
     """The windows of a report, in the order in which they ran.
 
     Args:
         path: the .ncu-rep file.
         module: NVIDIA's `ncu_report`.
-        skip: windows of the sweep before the first that was measured.
 
     Raises ConfigError for a report that cannot be read, holds nothing, or has an unknown unit.
     """
@@ -92,7 +75,7 @@ def read_report(path: Path, module: Any, skip: int) -> list[NcuWindow]:
         )
     return [
         NcuWindow(
-            place=skip + place,
+            place=place,
             batch=_payload(action, "batch"),
             window=_payload(action, "window"),
             values={name: _value(path, action, name) for name in METRICS},
@@ -112,7 +95,10 @@ def _value(path: Path, action: Any, name: str) -> float | None:
         raise ConfigError(
             f"profile ncu: {path}: {METRICS[name]} is in {unit!r}, and only {known} are known"
         )
-    return float(metric.value()) * UNITS[name][unit]
+    value, scale = float(metric.value()), UNITS[name][unit]
+    if UNITS[name] is TIME_UNITS and unit in SECONDS and value >= LONGEST_WINDOW_S:
+        scale = TIME_UNITS["ns"]
+    return value * scale
 
 
 def _payload(action: Any, name: str) -> int | None:

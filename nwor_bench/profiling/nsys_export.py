@@ -26,6 +26,9 @@ SCHEMA_MAJOR = 3
 PUSH_POP, DOMAIN_CREATE, CATEGORY = 59, 75, 33
 """Kinds of NVTX events (ENUM_NSYS_EVENT_TYPE)."""
 
+DEVICE_TO_HOST, PAGEABLE = 2, 0
+"""Of a copy: its kind (ENUM_CUDA_MEMCPY_OPER), its target's memory (ENUM_CUDA_MEM_KIND)."""
+
 PROCESS = ">> 24"
 """Of a globalTid or globalPid: what is left is one process of one machine."""
 
@@ -122,7 +125,7 @@ def _read(path: Path, database: sqlite3.Connection) -> NsysExport:
         version=version,
         schema=schema or major,
         ranges=ranges,
-        calls=_calls(database) if "CUPTI_ACTIVITY_KIND_RUNTIME" in tables else None,
+        calls=_calls(database, tables) if "CUPTI_ACTIVITY_KIND_RUNTIME" in tables else None,
         work=_work(database, tables),
         samples=_samples(database)
         if {"GPU_METRICS", "TARGET_INFO_GPU_METRICS"} <= tables
@@ -180,14 +183,24 @@ def _our_domains(database: sqlite3.Connection) -> set[tuple[int | None, int]]:
     return {(process, number) for process, number in rows}
 
 
-def _calls(database: sqlite3.Connection) -> dict[int | None, list[HostCall]]:
+def _calls(database: sqlite3.Connection, tables: set[str]) -> dict[int | None, list[HostCall]]:
+    waited_for = set()
+    if "CUPTI_ACTIVITY_KIND_MEMCPY" in tables:
+        waited_for = set(
+            database.execute(
+                f"SELECT globalPid {PROCESS}, correlationId FROM CUPTI_ACTIVITY_KIND_MEMCPY "
+                "WHERE copyKind = ? AND dstKind = ?",
+                (DEVICE_TO_HOST, PAGEABLE),
+            )
+        )
     rows = database.execute(
-        f"SELECT s.value, r.start, r.globalTid {PROCESS} FROM CUPTI_ACTIVITY_KIND_RUNTIME r "
-        "JOIN StringIds s ON s.id = r.nameId ORDER BY r.start"
+        f"SELECT s.value, r.start, r.end, r.globalTid {PROCESS}, r.correlationId "
+        "FROM CUPTI_ACTIVITY_KIND_RUNTIME r JOIN StringIds s ON s.id = r.nameId ORDER BY r.start"
     )
     found: dict[int | None, list[HostCall]] = defaultdict(list)
-    for name, start, process in rows:
-        found[process].append(HostCall(str(name), start))
+    for name, start, end, process, number in rows:
+        call = HostCall(str(name), start, end, (process, number) in waited_for)
+        found[process].append(call)
     return dict(found)
 
 

@@ -3,15 +3,19 @@
 On the host a window lasts from the start of its range to the start of the next one in the same
 batch. On the device it is the work that the calls of that time launched, and it lasts until the
 next window's work begins: what is in between and not busy is idle. The last window of a batch has
-no such end, so that what needs one is None there.
+no such end, so that what needs one is None there. Work inside CUDA graphs is that of their launch;
+what passes between two nodes of a graph is idle too.
+
+Nsight Systems may stop listening in the middle (seen: 2023.4 at a call that CUDA 12.4 did not
+have): windows that reach beyond the last call of their process are None as well, not 0.
 """
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from nwor_bench.profiling.launches import HostCall, count_calls
+from nwor_bench.profiling.launches import HostCall, count_calls, kind_of
 from nwor_bench.profiling.nsys_export import (
     PROCESS_ID,
     DeviceWork,
@@ -28,7 +32,11 @@ class NsysWindow:
     Attributes:
         cell: `stage x graph`, by its batch, which knows an A/A arm from off x off.
         batch, window: numbers as in batches.csv and windows.csv; batch is None outside of one.
+        requests: those of its step.
+        host_ms: from its start to the next one's.
         counts: calls of the host by kind (see `launches`).
+        wait_ms: what the host spent in `host_syncs` and in copies that wait for the GPU.
+        gpu_operations: kernels, copies and fills on the GPU, in graphs and outside of them.
         busy_ms, idle_ms: the GPU's time with and without work, until the next window's work.
         metrics: mean of each of the GPU's sampled metrics meanwhile, by NVIDIA's name.
         process: the worker's process id: one of several ranks.
@@ -37,8 +45,11 @@ class NsysWindow:
     cell: str | None
     batch: int | None
     window: int | None
+    requests: int | None
     host_ms: float | None
     counts: dict[str, int] | None
+    wait_ms: float | None
+    gpu_operations: int | None
     busy_ms: float | None
     idle_ms: float | None
     metrics: dict[str, float] | None
@@ -51,9 +62,12 @@ class NsysWindow:
             "batch": self.batch,
             "window": self.window,
             "process": self.process,
+            "requests": self.requests,
             "host_ms": self.host_ms,
+            "wait_ms": self.wait_ms,
             "busy_ms": self.busy_ms,
             "idle_ms": self.idle_ms,
+            "gpu_operations": self.gpu_operations,
         }
         return {**plain, **(self.counts or {}), **(self.metrics or {})}
 
@@ -71,17 +85,6 @@ def windows_of(export: NsysExport) -> list[NsysWindow]:
     return found
 
 
-def nothing_of_the_gpu(export: NsysExport) -> str | None:
-    """A sentence if no CUDA was traced, since most columns are empty then."""
-    if export.calls is not None or export.work is not None:
-        return None
-    return (
-        "Nsight Systems traced no call of CUDA: the columns on launches, waits, busy and idle time "
-        "are empty. On a machine with a GPU look for CUDA errors in its messages above; a version "
-        "older than the driver may not trace it"
-    )
-
-
 def _windows_of_one(
     export: NsysExport,
     process: int | None,
@@ -90,14 +93,16 @@ def _windows_of_one(
 ) -> list[NsysWindow]:
     """The windows of one process, with its own calls and work."""
     places = [_batch_of(window, batches) for window in windows]
+    requests = _requests([r for r in export.ranges if r.process == process], windows)
     ends = _host_ends(windows, places)
     calls = None if export.calls is None else export.calls.get(process)
-    counts = _counts(calls, windows, ends)
+    traced = ends if calls is None else _heard(ends, calls[-1].start_ns)
+    counts, waits = _counts(calls, windows, traced), _waits(calls, windows, traced)
     own = None if export.work is None else [w for w in export.work if w.process == process]
     work = _work_of(own or None, windows, ends)
     found = []
     for place, window in enumerate(windows):
-        span = _device_span(work, place, places)
+        span = None if traced[place] is None else _device_span(work, place, places)
         busy = _busy_ns(work[place], span) if work is not None else None
         batch = places[place]
         end = ends[place]
@@ -106,14 +111,34 @@ def _windows_of_one(
                 cell=window.category if batch is None else batch.category,
                 batch=None if batch is None else batch.payload,
                 window=window.payload,
+                requests=requests[place],
                 host_ms=None if end is None else (end - window.start_ns) / 1e6,
-                counts=counts[place] if counts is not None else None,
+                counts=counts[place],
+                wait_ms=waits[place],
+                gpu_operations=None if span is None or work is None else len(work[place]),
                 busy_ms=None if busy is None else busy / 1e6,
                 idle_ms=None if span is None or busy is None else (span[1] - span[0] - busy) / 1e6,
                 metrics=_metrics(export.samples, span),
                 process=None if process is None else process & PROCESS_ID,
             )
         )
+    return found
+
+
+def _heard(ends: Sequence[int | None], until: int) -> list[int | None]:
+    """The ends, None where nothing shows that calls were recorded until then."""
+    return [None if end is None or end > until else end for end in ends]
+
+
+def _requests(ranges: Sequence[NvtxRange], windows: Sequence[NvtxRange]) -> list[int | None]:
+    """Requests of each window's step: the payload of the range `sample` inside it."""
+    samples = [r for r in ranges if r.name == "sample"]
+    starts = [r.start_ns for r in samples]
+    found = []
+    for window in windows:
+        place = bisect_left(starts, window.start_ns)
+        inside = place < len(samples) and starts[place] < window.end_ns
+        found.append(samples[place].payload if inside else None)
     return found
 
 
@@ -135,13 +160,35 @@ def _host_ends(
 
 def _counts(
     calls: Sequence[HostCall] | None, windows: Sequence[NvtxRange], ends: Sequence[int | None]
-) -> list[dict[str, int] | None] | None:
+) -> list[dict[str, int] | None]:
     if calls is None:
-        return None
+        return [None for _ in windows]
     starts = [window.start_ns for window in windows]
     closed = [end if end is not None else start for start, end in zip(starts, ends, strict=True)]
     counts = count_calls(calls, starts, closed)
     return [None if end is None else own for own, end in zip(counts, ends, strict=True)]
+
+
+def _waits(
+    calls: Sequence[HostCall] | None, windows: Sequence[NvtxRange], ends: Sequence[int | None]
+) -> list[float | None]:
+    """Time in ms that the host spent in calls that wait for the GPU, window by window."""
+    if calls is None:
+        return [None for _ in windows]
+    waiting = [
+        call
+        for call in calls
+        if call.end_ns is not None and (call.to_pageable or kind_of(call.name) == "host_syncs")
+    ]
+    starts = [call.start_ns for call in waiting]
+    found: list[float | None] = []
+    for window, end in zip(windows, ends, strict=True):
+        if end is None:
+            found.append(None)
+            continue
+        own = waiting[bisect_left(starts, window.start_ns) : bisect_left(starts, end)]
+        found.append(sum(call.end_ns - call.start_ns for call in own if call.end_ns) / 1e6)
+    return found
 
 
 def _work_of(

@@ -1,8 +1,7 @@
 """Windows in rows: a CSV file, and a table on the terminal. What is None stays empty."""
 
 import csv
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -12,8 +11,11 @@ from rich.table import Table
 
 Row = Mapping[str, Any]
 
-NAMES = ("cell", "batch", "window", "process")
+NAMES = ("cell", "batch", "window", "process", "requests")
 """Columns that say which window a row is."""
+
+WHOLE = 10_000
+"""From here on a table shows no decimals."""
 
 
 def columns_of(rows: Sequence[Row]) -> list[str]:
@@ -29,11 +31,16 @@ def write_table(path: Path, rows: Sequence[Row]) -> None:
         writer.writerows({k: "" if v is None else v for k, v in row.items()} for row in rows)
 
 
-def by_cell(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """Means over each cell's windows; a column without any value is None, never 0."""
-    groups: dict[Any, list[Row]] = defaultdict(list)
+def by_cell(rows: Sequence[Row], cells: Iterable[Any] = ()) -> list[dict[str, Any]]:
+    """Means over each cell's windows; a column without any value is None, never 0.
+
+    Args:
+        rows: windows.
+        cells: those that get a line although no row is theirs; they come first.
+    """
+    groups: dict[Any, list[Row]] = {cell: [] for cell in cells}
     for row in rows:
-        groups[row.get("cell")].append(row)
+        groups.setdefault(row.get("cell"), []).append(row)
     names = [name for name in columns_of(rows) if name not in NAMES]
     found = []
     for cell, own in groups.items():
@@ -47,16 +54,20 @@ def by_cell(rows: Sequence[Row]) -> list[dict[str, Any]]:
 
 def print_table(title: str, rows: Sequence[Row]) -> None:
     """Show rows on the terminal."""
-    table = Table(title=title, title_justify="left")
+    table = Table()
     names = columns_of(rows)
     for name in names:
-        table.add_column(name, justify="left" if name == "cell" else "right")
+        table.add_column(name.replace("_", " "), justify="left" if name == "cell" else "right")
     for row in rows:
         table.add_row(*(_text(row.get(name)) for name in names))
-    Console().print(table)
+    console = Console()
+    console.print(title, style="italic", soft_wrap=True)
+    console.print(table)
 
 
 def _text(value: Any) -> str:
     if value is None:
         return ""
-    return f"{value:,.3f}" if isinstance(value, float) else str(value)
+    if isinstance(value, float):
+        return f"{value:,.0f}" if abs(value) >= WHOLE else f"{value:,.3f}"
+    return str(value)

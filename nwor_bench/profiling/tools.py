@@ -27,6 +27,17 @@ class ToolUnavailable(ConfigError):
 
 def find_tool(name: str) -> Path:
     """Path of `ncu` or `nsys`. Raises ToolUnavailable with the remedy if there is none."""
+    found = look_for_tool(name)
+    if found is None:
+        raise ToolUnavailable(
+            f"profile {name}: {PRODUCT[name]} is not installed (no {name!r} in PATH); install it "
+            "with the CUDA toolkit, or put its folder into PATH"
+        )
+    return found
+
+
+def look_for_tool(name: str) -> Path | None:
+    """Path of `ncu` or `nsys`: in PATH, or where NVIDIA's packages put it; else None."""
     found = shutil.which(name)
     if found is not None:
         return Path(found)
@@ -34,10 +45,7 @@ def find_tool(name: str) -> Path:
         installed = list(Path(ROOT).glob(pattern.lstrip("/")))
         if installed:
             return max(installed, key=_version_in)
-    raise ToolUnavailable(
-        f"profile {name}: {PRODUCT[name]} is not installed (no {name!r} in PATH); install it with "
-        "the CUDA toolkit, or put its folder into PATH"
-    )
+    return None
 
 
 def _version_in(path: Path) -> list[int]:

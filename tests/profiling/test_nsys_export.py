@@ -11,7 +11,8 @@ from make_nsys_export import CALLS, HARNESS, PATH, WORKER, write
 
 from nwor_bench.errors import ConfigError
 from nwor_bench.profiling.nsys_export import read_export
-from nwor_bench.profiling.nsys_windows import NsysWindow, nothing_of_the_gpu, windows_of
+from nwor_bench.profiling.nsys_findings import nothing_of_the_gpu
+from nwor_bench.profiling.nsys_windows import NsysWindow, windows_of
 
 
 @pytest.fixture

@@ -11,7 +11,8 @@ from cut_nsys_export import KEPT, PATH, cut
 from make_nsys_export import TABLES
 
 from nwor_bench.profiling.nsys_export import NsysExport, read_export
-from nwor_bench.profiling.nsys_windows import nothing_of_the_gpu, windows_of
+from nwor_bench.profiling.nsys_findings import nothing_of_the_gpu
+from nwor_bench.profiling.nsys_windows import windows_of
 
 
 @pytest.fixture(scope="module")

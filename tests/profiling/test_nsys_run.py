@@ -1,5 +1,6 @@
 """`nwor-bench profile nsys` around a tool that behaves as Nsight Systems was seen to."""
 
+import csv
 import shlex
 import shutil
 from pathlib import Path
@@ -129,9 +130,14 @@ def test_a_run_without_cuda_says_so_once(folder: Path) -> None:
     result = invoke("--read", str(export))
     assert result.exit_code == 0, result.exception
     assert result.output.count("traced no call of CUDA") == 1
-    header, *rows = export.with_suffix(".csv").read_text().splitlines()
-    assert header == "cell,batch,window,process,host_ms,busy_ms,idle_ms"
-    assert all(row.endswith(",,") for row in rows)
+    with export.with_suffix(".csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert list(rows[0]) == [
+        *("cell", "batch", "window", "process", "requests"),
+        *("host_ms", "wait_ms", "busy_ms", "idle_ms", "gpu_operations"),
+    ]
+    measured = {"wait_ms", "busy_ms", "idle_ms", "gpu_operations"}
+    assert {row[name] for row in rows for name in measured} == {""}
 
 
 @pytest.mark.parametrize(

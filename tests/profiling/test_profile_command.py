@@ -1,6 +1,7 @@
 """`nwor-bench profile`: command lines, missing tools, and reports read with their units."""
 
 import csv
+import re
 import shlex
 import shutil
 from dataclasses import dataclass
@@ -10,14 +11,16 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from make_nsys_export import PATH
 from typer.testing import CliRunner
 
 from nwor_bench.cli import app
 from nwor_bench.errors import ConfigError
 from nwor_bench.profiling import tools
-from nwor_bench.profiling.ncu_command import METRICS, graph_warning, ncu_command
-from nwor_bench.profiling.ncu_read import load_module, read_report
+from nwor_bench.profiling.ncu_command import METRICS, graph_warning, ncu_command, numbers_regex
+from nwor_bench.profiling.ncu_read import read_report
 from nwor_bench.profiling.tables import by_cell, write_table
 
 SWEEP = ["sweep", "--pair", "tiny", "--engine-args", '{"enforce_eager": true}']
@@ -34,11 +37,29 @@ def test_ncu_dry_run_prints_what_would_run() -> None:
     assert words[0] == "ncu"
     assert words[-len(SWEEP) - 1 :] == [*SWEEP, "--nvtx"]
     pairs = dict(pairwise(words))
-    assert pairs["--range-filter"] == "::[8-27]"
+    assert matched(pairs["--range-filter"].removeprefix("::"), 300) == list(range(8, 28))
     assert pairs["--nvtx-include"] == "nwor-bench@window/"
     assert pairs["--cache-control"] == pairs["--clock-control"] == "none"
     assert pairs["--replay-mode"] == "app-range"
     assert pairs["--metrics"].split(",") == list(METRICS.values())
+
+
+def matched(pattern: str, up_to: int) -> list[int]:
+    """Numbers whose whole text an expression matches, as ncu was seen to take them."""
+    return [number for number in range(up_to) if re.fullmatch(pattern, str(number))]
+
+
+@given(first=st.integers(1, 3_000), count=st.integers(1, 400))
+@settings(max_examples=100, deadline=None)
+def test_a_range_filter_takes_its_windows_and_no_other(first: int, count: int) -> None:
+    pattern = numbers_regex(first, first + count - 1)
+    assert set(pattern) <= set("0123456789[-]|")  # what ncu's help shows, and no more
+    assert not set("-") & set(re.sub(r"\[\d-\d\]", "", pattern))  # only between two digits
+    assert matched(pattern, 2 * (first + count) + 100) == list(range(first, first + count))
+
+
+def test_the_filter_of_a_sweep_of_many_windows_stays_short() -> None:
+    assert len(numbers_regex(101, 98_765)) < 200
 
 
 def test_nsys_dry_run_prints_both_commands() -> None:
@@ -119,6 +140,23 @@ def test_a_tool_that_fails_leaves_no_table(monkeypatch: pytest.MonkeyPatch, tmp_
     assert [path.name for path in tmp_path.iterdir()] == ["ncu"]
 
 
+def test_a_report_is_kept_where_the_module_is_missing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    script(
+        tmp_path / "ncu",
+        'case "$1" in --version) echo "Version 2025.3.1.0";; *) while [ "$1" != --export ]; '
+        'do shift; done; echo report > "$2.ncu-rep";; esac',
+    )
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
+    monkeypatch.setattr(tools, "ROOT", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    result = invoke("profile", "ncu", "--", *SWEEP)
+    assert "ncu_report does not load" in str(result.exception)
+    assert "nwor-bench profile ncu --read nwor-ncu.ncu-rep" in result.output
+    assert Path("nwor-ncu.ncu-rep").read_text() == "report\n"
+
+
 def test_graphs_are_warned_of() -> None:
     assert graph_warning(SWEEP) is None
     assert graph_warning(["sweep", '--engine-args={"enforce_eager": true}']) is None
@@ -196,9 +234,9 @@ def test_units_are_read_and_what_is_missing_is_none(tmp_path: Path) -> None:
         ),
         Action(dram_read_bytes=(512, "byte"), l2_read_sectors=(7, "sector")),
     )
-    first, second = read_report(path, module, skip=100)
-    assert (first.place, first.batch, first.window) == (101, 4, 17)
-    assert (second.place, second.batch, second.window) == (102, None, None)
+    first, second = read_report(path, module)
+    assert (first.place, first.batch, first.window) == (1, 4, 17)
+    assert (second.place, second.batch, second.window) == (2, None, None)
     assert first.values["dram_read_bytes"] == pytest.approx(8_920_000_000)
     assert first.values["dram_write_bytes"] == pytest.approx(214_500_000)
     assert first.values["gpu_ns"] == pytest.approx(3_000_000)
@@ -218,17 +256,26 @@ def test_a_report_that_cannot_be_used_is_refused(module: Any, message: str, tmp_
     path = tmp_path / "x.ncu-rep"
     path.touch()
     with pytest.raises(ConfigError, match=message):
-        read_report(path, module, 0)
+        read_report(path, module)
     with pytest.raises(ConfigError, match="wrote no report"):
-        read_report(tmp_path / "none.ncu-rep", module, 0)
+        read_report(tmp_path / "none.ncu-rep", module)
 
 
-def test_nvidias_module_is_looked_for_beside_the_tool(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("sys.path", [])
-    with pytest.raises(ConfigError, match="extras/python"):
-        load_module(tmp_path / "ncu")
+@pytest.mark.parametrize(
+    ("value", "unit", "ns"),
+    [
+        (159692928.0, "second", 159692928.0),  # 2025.3.1's report by 2024.1.1's module: ns
+        (0.25, "second", 250_000_000.0),
+        (3.0, "s", 3_000_000_000.0),
+        (159692928.0, "ns", 159692928.0),
+        (2_500.0, "usecond", 2_500_000.0),
+    ],
+)
+def test_a_windows_time_is_in_ns(value: float, unit: str, ns: float, tmp_path: Path) -> None:
+    path = tmp_path / "x.ncu-rep"
+    path.touch()
+    (window,) = read_report(path, report_of(Action(gpu_ns=(value, unit))))
+    assert window.values["gpu_ns"] == pytest.approx(ns)
 
 
 def test_an_export_is_read_into_a_table(tmp_path: Path) -> None:

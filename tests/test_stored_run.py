@@ -10,9 +10,12 @@ from hypothesis import strategies as st
 
 from nwor_bench.aggregate import summarise
 from nwor_bench.changes import ratio_change, time_change
+from nwor_bench.comparable import blocking_differences
 from nwor_bench.compare import compare_runs
+from nwor_bench.config import load_scenario
 from nwor_bench.csv_records import read_table
 from nwor_bench.errors import ConfigError, StoreError
+from nwor_bench.pairs import DEFAULT_PAIR, load_pair
 from nwor_bench.records import BatchRecord, CellResult, WindowRecord
 from nwor_bench.report.files import to_csv
 from nwor_bench.stored_run import load_stored
@@ -165,6 +168,18 @@ def test_a_summary_of_latencies_is_held_against_latencies(new: Path, tmp_path: P
 def test_the_baseline_that_comes_with_the_project_can_be_compared() -> None:
     base = load_stored(CHECKOUT / "sweeps/results/cpu-2-cores")
     assert len(base.cells) >= 6
+    assert base.baseline_of(next(iter(base.cells))) is not None  # blocks, so times have intervals
+    pair = load_pair(DEFAULT_PAIR)
+    today = {
+        "scenario": load_scenario("short").model_dump(mode="json"),
+        "pair": {
+            "name": pair.name,
+            "method": pair.method,
+            "draft": pair.packaged and pair.packaged.drafter,
+            "speculative": pair.speculative,
+        },
+    }
+    assert blocking_differences(base.header, today) == []  # what `make sweep` measures
     comparison = compare_runs(base, base)
     assert not comparison.forced
     assert all(cell.time.interval.low == 1 == cell.time.interval.high for cell in comparison.cells)

@@ -19,7 +19,7 @@ from nwor_bench.aggregate import summarise
 from nwor_bench.conditions import ConditionMonitor
 from nwor_bench.config import SweepSpec
 from nwor_bench.engine import Engine
-from nwor_bench.errors import ExitCode
+from nwor_bench.errors import ExitCode, was_interrupted
 from nwor_bench.logit_gap import LogitGaps
 from nwor_bench.pairs import ResolvedPair
 from nwor_bench.plan import Plan, blocks_for_header
@@ -179,13 +179,17 @@ def _guarded(
     try:
         measure(progress)
     except KeyboardInterrupt:
-        progress.say("interrupted: keeping what was measured")
-        store.append_event({"event": "interrupted", "at": _now()})
-        return RunStatus.PARTIAL, None
+        pass
     except Exception as error:
-        store.append_event({"event": "failed", "at": _now(), "error": str(error) or repr(error)})
-        return RunStatus.FAILED, error
-    return RunStatus.COMPLETE, None
+        if not was_interrupted(error):
+            told = str(error) or repr(error)
+            store.append_event({"event": "failed", "at": _now(), "error": told})
+            return RunStatus.FAILED, error
+    else:
+        return RunStatus.COMPLETE, None
+    progress.say("interrupted: keeping what was measured")
+    store.append_event({"event": "interrupted", "at": _now()})
+    return RunStatus.PARTIAL, None
 
 
 def _finish(

@@ -210,6 +210,19 @@ def test_ctrl_c_while_measuring_ends_with_130(command_line: Run, engine: FakeEng
     assert command_line("report", "run")[0] == 0
 
 
+def test_ctrl_c_that_makes_a_library_fail_is_still_ctrl_c(
+    command_line: Run, engine: FakeEngine
+) -> None:
+    """Seen in vLLM's pool of tokenizers, whose `finally` met a variable that was not yet there."""
+    failure = UnboundLocalError("cannot access local variable 'tok'")
+    failure.__context__ = KeyboardInterrupt()
+    engine.failing[9] = failure
+    code, out, _ = command_line(*TINY, "--output", "run")
+    assert code == ExitCode.INTERRUPTED
+    assert "interrupted: keeping what was measured" in out
+    assert "'tok'" not in out
+
+
 def test_ctrl_c_before_anything_was_measured_says_so(
     command_line: Run, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:

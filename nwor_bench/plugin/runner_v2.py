@@ -36,6 +36,7 @@ class Step:
 
     pending: PendingStep
     has_window: bool
+    scheduler_output: Any
     batch: GpuWindowBatch | None = None
     uniform: int | None = None
     """Drafts of every request where all have as many as there can be."""
@@ -136,9 +137,7 @@ class V2RunnerHook:
             now = time.perf_counter()
             self.late.step_started(now)
             has_window = bool(scheduler_output.scheduled_spec_decode_tokens)
-            invalid = scheduler_output.num_invalid_spec_tokens or {}
-            pending = PendingStep(started=now, invalid_drafts=sum(invalid.values()))
-            self._step = Step(pending, has_window)
+            self._step = Step(PendingStep(started=now), has_window, scheduler_output)
             return original(scheduler_output, *args, **kwargs)
 
         return execute_model
@@ -186,6 +185,9 @@ class V2RunnerHook:
             began = time.perf_counter()
             step.pending.num_sampled = output[1]
             if step.has_window:
+                # With async scheduling a grammar judges the drafts while the forward runs.
+                invalid = step.scheduler_output.num_invalid_spec_tokens
+                step.pending.invalid_drafts = sum(invalid.values()) if invalid else 0
                 self.probe.mark("sample_end")
                 self._validate_and_commit(step, output[1])
                 step.pending.marks = self.probe.take()

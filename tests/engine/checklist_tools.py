@@ -24,6 +24,14 @@ class Answers:
         """Sum of one count over the windows."""
         return total_of(self.windows, name)
 
+    def counted(self, name: str) -> int:
+        """Drafts or accepted tokens less what vLLM does not count.
+
+        These are drafts that a grammar forbids, and with async scheduling whole windows of
+        requests that had finished.
+        """
+        return self.total(f"{name}_tokens") - self.total(f"uncounted_{name}_tokens")
+
     @property
     def fallbacks(self) -> set[str | None]:
         """Why windows were written directly; None stands for those that were staged."""
@@ -53,13 +61,16 @@ def ask(
     before = engine._read_counters()
     inputs = [{"prompt_token_ids": prompt} for prompt in prompts]
     outputs = engine._llm.generate(inputs, params, use_tqdm=False, **arguments)
+    lengths = {output.request_id: len(output.outputs[0].token_ids) for output in outputs}
+    drained = engine._rpc("nwor_drain", lengths)
+    assert drained["device_errors"] == []
     first = [output.outputs[0] for output in outputs]
     return Answers(
         tokens=[tuple(answer.token_ids) for answer in first],
         texts=[answer.text for answer in first],
         finish_reasons=[answer.finish_reason for answer in first],
         counters=engine._read_counters().minus(before),
-        windows=engine._rpc("nwor_drain")["windows"],
+        windows=drained["windows"],
     )
 
 
@@ -74,10 +85,10 @@ def greedy(max_tokens: int = 40, **settings: Any) -> Any:
 def check_counts(engine: VllmEngine, answers: Answers) -> None:
     """Every window staged, settled and closed, and vLLM counted the same."""
     assert answers.fallbacks == {None}
-    drafts = answers.total("draft_tokens") - answers.total("uncounted_draft_tokens")
     assert answers.total("staged_tokens") == answers.total("draft_tokens") > 0
-    assert drafts == answers.counters.draft_tokens
-    assert answers.total("committed_tokens") == answers.counters.accepted_tokens
+    assert answers.counted("draft") == answers.counters.draft_tokens
+    assert answers.counted("accepted") == answers.counters.accepted_tokens
+    assert answers.total("committed_tokens") == answers.total("accepted_tokens")
     settled = answers.total("committed_tokens") + answers.total("rejected_tokens")
     assert answers.total("staged_tokens") == settled
     layers = len(worker_of(engine).nwor_hook.target_layers)
@@ -89,6 +100,49 @@ def check_no_open_window(engine: VllmEngine) -> None:
     """Between batches no window is open and no draft is held."""
     window = worker_of(engine).nwor_hook.window
     assert window is None or (window.batch is None and not window.is_staging)
+
+
+def compare(
+    engine: VllmEngine,
+    prompts: Sequence[list[int]],
+    params: Any,
+    scv_modes: Sequence[str],
+    fallback: str | None = None,
+    **arguments: Any,
+) -> tuple[Answers, Answers]:
+    """Ask in mode off, then staged in each of these SCV modes; the first and the last answers.
+
+    Windows are staged, or all of them are written directly with the reason `fallback`.
+    """
+    stock = ask(engine, "off", prompts, params, **arguments)
+    for scv in scv_modes:
+        staged = ask(engine, "stage", prompts, params, scv=scv, **arguments)
+        if fallback is None:
+            check_same(engine, staged, stock)
+        else:
+            check_written_directly(engine, staged, stock, fallback)
+    return stock, staged
+
+
+def check_written_directly(
+    engine: VllmEngine, staged: Answers, stock: Answers, fallback: str
+) -> None:
+    """Nothing was staged, for that reason alone, and the answers are those of `off`."""
+    assert staged.tokens == stock.tokens
+    assert staged.counters == stock.counters
+    assert staged.fallbacks == {fallback}
+    assert staged.total("staged_tokens") == staged.total("committed_tokens") == 0
+    check_no_open_window(engine)
+
+
+def check_partial(answers: Answers) -> None:
+    """Some drafts were accepted and some were not."""
+    assert 0 < answers.counters.accepted_tokens < answers.counters.draft_tokens
+
+
+def metric(engine: VllmEngine, name: str) -> int:
+    """vLLM's own counter, over all of its labels."""
+    return sum(int(m.value) for m in engine._llm.get_metrics() if m.name == name)
 
 
 def check_same(engine: VllmEngine, staged: Answers, stock: Answers) -> None:

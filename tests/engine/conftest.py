@@ -1,4 +1,4 @@
-"""Real vLLM on the CPU: engines that are closed when their module ends."""
+"""Real vLLM: engines that are closed when their module ends."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -27,6 +27,20 @@ def start_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[
         engine.close()
     os.environ.clear()
     os.environ.update(saved)
+
+
+@pytest.fixture
+def start_alone(start_engine: Callable[..., VllmEngine]) -> Iterator[Callable[..., VllmEngine]]:
+    """Start an engine that is closed when the test ends: a GPU's process holds one at a time."""
+    started: list[VllmEngine] = []
+
+    def start(pair: ResolvedPair, spec: SweepSpec) -> VllmEngine:
+        started.append(start_engine(pair, spec))
+        return started[-1]
+
+    yield start
+    for engine in started:
+        engine.close()
 
 
 @pytest.fixture(scope="module")

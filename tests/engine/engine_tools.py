@@ -26,6 +26,11 @@ FULL: dict[str, Any] = {
 }
 """vLLM's arguments on a GPU: no CUDA graphs, or full ones for windows of 1 and 8 requests."""
 
+FULL_FOR_ALL: dict[str, Any] = {
+    "compilation_config": {**FULL["compilation_config"], "cudagraph_capture_sizes": [5, 10, 20, 40]}
+}
+"""Full CUDA graphs for windows of 1 to 8 requests, with little padding."""
+
 NGRAM = {"prompt_lookup_max": 3, "prompt_lookup_min": 1}
 
 

@@ -123,7 +123,8 @@ class SlotWatch:
     """Holds each layer's K/V as attention hands it in, and looks into the cache after a commit.
 
     Accepted slots must hold exactly that, as after a direct write; rejected ones what they held
-    before the window. For windows whose forward runs eagerly, in the model's own dtype.
+    before the window. For windows whose forward runs eagerly, in the model's own dtype or in fp8
+    with scales of 1.
     """
 
     def __init__(self, hook: Any):
@@ -143,7 +144,7 @@ class SlotWatch:
         problem = str(self._commit(slots, accepted))
         for layer, held in enumerate(before):
             expected = held.clone()
-            expected[written] = self._handed[layer][written].to(held.dtype)
+            expected[written] = _as_cached(self._handed[layer][written], held.dtype)
             self.counts["wrong"] += int((self._read(layer, slots) != expected).any(dim=-1).sum())
         self.counts["windows"] += 1
         self.counts["accepted"] += int(written.sum()) * len(before)
@@ -166,7 +167,15 @@ class SlotWatch:
     def _read(self, layer: int, slots: torch.Tensor) -> torch.Tensor:
         cache = self._buffers.layers[layer].kv_cache
         size = cache.shape[2]
-        return torch.stack([cache[int(s) // size, :, int(s) % size] for s in slots])
+        rows = torch.stack([cache[int(s) // size, :, int(s) % size] for s in slots])
+        return rows.view(torch.uint8) if rows.dtype is torch.float8_e4m3fn else rows
+
+
+def _as_cached(rows: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """What a direct write leaves of `rows`; an fp8 cache (bytes) with scales of 1."""
+    if dtype is torch.uint8:
+        return rows.to(torch.float8_e4m3fn).view(torch.uint8)
+    return rows.to(dtype)
 
 
 def total(counts: Sequence[dict[str, int]], name: str) -> int:

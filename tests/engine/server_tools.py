@@ -23,9 +23,9 @@ NGRAM = {
 
 
 def environment(**extra: str) -> dict[str, str]:
-    """This process's, without what an earlier engine left in it, and with the checkout."""
+    """This process's, without what an earlier engine left in it, and with the checkout first."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("VLLM_")}
-    path = f"{CHECKOUT}:{CHECKOUT / 'kernels'}"
+    path = ":".join(filter(None, (str(CHECKOUT), f"{CHECKOUT}/kernels", kept.get("PYTHONPATH"))))
     return {
         **kept,
         "PYTHONPATH": path,

@@ -7,17 +7,15 @@ from typing import Any
 
 import pytest
 import torch
-from checklist_tools import ask, check_cache, check_no_open_window, check_same, greedy
-from engine_tools import NGRAM, prompts_of, tiny_pair, tiny_spec
+from checklist_rows import ONE_LONG
+from checklist_tools import check_cache, check_partial, compare, greedy
+from engine_tools import NGRAM, tiny_pair, tiny_spec
 from tiny_architectures import write_architecture
 
 from nwor_bench.engine import VllmEngine
 from nwor_bench.pairs import ResolvedPair
 
 pytestmark = pytest.mark.engine
-
-PROMPTS = prompts_of([100, 31, 18, 40, 27, 22, 35, 29])
-"""The first is longer than the sliding windows of 32 tokens."""
 
 ONE_GROUP = {"disable_hybrid_kv_cache_manager": True}
 
@@ -56,25 +54,10 @@ def test_an_architecture_is_staged_or_says_why_not(
     spec = tiny_spec(kv_cache_gib=0.1, block_size=32, engine_args=json.dumps(arguments))
     engine = start_engine(pair, spec)
     try:
-        compare(engine, fallback)
+        stock, staged = compare(engine, ONE_LONG, greedy(), ["off", "graph"], fallback)
+        check_partial(stock)
+        check_cache(engine, ONE_LONG, staged)
     finally:
         engine.close()  # experts need groups of processes that another open engine would keep out
     if fallback is not None:
         record_property("written_directly", fallback)
-
-
-def compare(engine: VllmEngine, fallback: str | None) -> None:
-    """Both modes on one engine; windows are staged, or all fall back with that reason."""
-    stock = ask(engine, "off", PROMPTS, greedy())
-    assert 0 < stock.counters.accepted_tokens < stock.counters.draft_tokens
-    for scv in ("off", "graph"):
-        staged = ask(engine, "stage", PROMPTS, greedy(), scv=scv)
-        if fallback is None:
-            check_same(engine, staged, stock)
-            continue
-        assert staged.tokens == stock.tokens
-        assert staged.counters == stock.counters
-        assert staged.fallbacks == {fallback}
-        assert staged.total("staged_tokens") == staged.total("committed_tokens") == 0
-        check_no_open_window(engine)
-    check_cache(engine, PROMPTS, staged)

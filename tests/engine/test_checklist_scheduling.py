@@ -5,19 +5,13 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from checklist_tools import ask, check_cache, check_same, greedy
-from engine_tools import prompts_of, tiny_pair, tiny_spec, worker_of
+from checklist_rows import LONG, SMALL_CACHE, check_preemption
+from checklist_tools import ask, check_same, greedy
+from engine_tools import tiny_pair, tiny_spec, worker_of
 
 from nwor_bench.engine import VllmEngine
 
 pytestmark = pytest.mark.engine
-
-PROMPTS = prompts_of([60, 71, 55, 90, 64, 58, 80, 66])
-
-
-def preemptions(engine: VllmEngine) -> int:
-    metrics = engine._llm.get_metrics()
-    return sum(int(m.value) for m in metrics if m.name == "vllm:num_preemptions")
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +20,7 @@ def engine(
 ) -> VllmEngine:
     """Room for about half of what the eight requests need, and async scheduling asked for."""
     pair = tiny_pair(tmp_path_factory.mktemp("pair"), "draft_model")
-    small = {"num_gpu_blocks_override": 24, "async_scheduling": True}
+    small = {**SMALL_CACHE, "async_scheduling": True}
     return start_engine(pair, tiny_spec(block_size=32, engine_args=json.dumps(small)))
 
 
@@ -35,16 +29,7 @@ def engine(
 def test_preempted_requests_are_computed_again(
     engine: VllmEngine, scv: str, record_property: Callable[[str, str], None]
 ) -> None:
-    alone = [ask(engine, "off", [prompt], greedy(60)).tokens[0] for prompt in PROMPTS]
-    before = preemptions(engine)
-    stock = ask(engine, "off", PROMPTS, greedy(60))
-    between = preemptions(engine)
-    assert between > before
-    staged = ask(engine, "stage", PROMPTS, greedy(60), scv=scv)
-    assert preemptions(engine) > between
-    assert staged.tokens == alone
-    check_same(engine, staged, stock)
-    check_cache(engine, PROMPTS[:2], ask(engine, "stage", PROMPTS[:2], greedy(40), scv=scv))
+    check_preemption(engine, scv)
     record_property("note", "vLLM's V1 engine computes again and swaps nothing out")
 
 
@@ -72,8 +57,8 @@ def test_results_that_come_late_are_counted(
         def get_output(self) -> Any:
             return self._output
 
-    stock = ask(engine, "off", PROMPTS[:4], greedy())
-    in_time = ask(engine, "stage", PROMPTS[:4], greedy())
+    stock = ask(engine, "off", LONG[:4], greedy())
+    in_time = ask(engine, "stage", LONG[:4], greedy())
     runner, hook = worker_of(engine).model_runner, worker_of(engine).nwor_hook
     sample = type(runner).sample_tokens
     hook.detach()
@@ -82,7 +67,7 @@ def test_results_that_come_late_are_counted(
         patch.setattr(runner, "sample_tokens", late, raising=False)
         hook.attach()
         try:
-            staged = ask(engine, "stage", PROMPTS[:4], greedy())
+            staged = ask(engine, "stage", LONG[:4], greedy())
         finally:
             hook.detach()
     hook.attach()

@@ -96,6 +96,11 @@ def label_of(nwor_mode: str, scv_mode: str, arm: str | None) -> str:
     return f"{nwor_mode} x {scv_mode}" + (f" ({arm})" if arm else "")
 
 
+SETTLING = 2
+"""Windows behind a prefill that say nothing of any other. The host is a step ahead, so the first
+waits for the prefill; the second for the drafter's own, which runs after its tokens are out."""
+
+
 @dataclass(frozen=True)
 class WindowRecord:
     """One verification step with at least one draft token. Times in ms, sizes in bytes.

@@ -17,12 +17,9 @@ from torch import Tensor
 
 from nwor_bench.plugin.accumulator import Accumulator, WindowCounts, WindowTimes, per_position
 from nwor_bench.plugin.probe import Marks, durations
+from nwor_bench.records import SETTLING
 
 logger = logging.getLogger("vllm.nwor_bench")
-
-UNSTEADY = 2
-"""Windows behind a prefill that get no time. The host is a step ahead, so the first waits for the
-prefill; the second for the drafter's own prefill, which runs after the prefill's tokens are out."""
 
 MOST_PENDING = 2_000
 """Steps kept on the device when nobody drains (`vllm serve`); then one copy reads them."""
@@ -36,7 +33,7 @@ class PendingStep:
     has come. Times on the host in seconds.
 
     `period_s` is the time to the start of the next step. The host runs ahead of the device, so the
-    first windows behind a prefill hold what was left of that: they get no time (UNSTEADY).
+    first windows behind a prefill hold what was left of that: they get no time (SETTLING).
     """
 
     started: float
@@ -116,7 +113,7 @@ class LateCounts:
         before = [self._sampled_before.get(req_id, 0) for req_id in step.req_ids]
         for req_id, already, new in zip(step.req_ids, before, num_sampled, strict=False):
             self._sampled_before[req_id] = already + new
-        steady = self._alone_in_a_row >= UNSTEADY
+        steady = self._alone_in_a_row >= SETTLING
         self._alone_in_a_row = self._alone_in_a_row + 1 if step.is_window_alone else 0
         if step.drafts is None:
             return

@@ -25,7 +25,7 @@ from nwor_bench.invariants import (
     windows_by_batch,
 )
 from nwor_bench.record_lines import BatchKey, batch_key
-from nwor_bench.records import BatchRecord, NworMode, ScvMode, StageBy, WindowRecord
+from nwor_bench.records import SETTLING, BatchRecord, NworMode, ScvMode, StageBy, WindowRecord
 from nwor_bench.stats import CONFIDENCE, MIN_BLOCKS, POWER, SIGNIFICANCE, variance_inflation
 from nwor_bench.store import RunData
 from nwor_bench.strategies import COPY_IN_L2, COPY_SPILLED, DIRECT, REFERENCE, Strategy
@@ -33,9 +33,6 @@ from nwor_bench.traffic import CACHE_BITS
 
 PHASE = "counters"
 COUNTERS = ("dram_read_bytes", "dram_write_bytes", "l2_bytes")
-
-SETTLING = 2
-"""Windows left out at the start of each batch."""
 
 Place = tuple[int, int, int]
 """Requests with drafts, draft tokens, tokens that the batch had generated before the window."""

@@ -4,9 +4,7 @@ from collections.abc import Sequence
 
 from nwor_bench.profiling.nsys_export import NsysExport
 from nwor_bench.profiling.nsys_windows import NsysWindow
-
-SETTLING = 2
-"""Windows left out of means at the start of each batch."""
+from nwor_bench.records import SETTLING
 
 
 def settled(windows: Sequence[NsysWindow]) -> list[NsysWindow]:

@@ -5,13 +5,13 @@ from statistics import median
 
 from nwor_bench.invariants import cell_label
 from nwor_bench.profiling.dram_counters import (
-    SETTLING,
     Amount,
     CellBytes,
     cell_bytes,
     clock_facts,
     strategy_of,
 )
+from nwor_bench.records import SETTLING
 from nwor_bench.report.document import Block, Paragraph, Section, Table, table
 from nwor_bench.report.text import NOT_MEASURED, count, decimal
 from nwor_bench.store import RunData

@@ -14,8 +14,8 @@ import torch
 
 from nwor_bench.invariants import cell_key, full_windows, windows_by_batch
 from nwor_bench.model_shape import ModelShape
-from nwor_bench.profiling.dram_counters import PHASE, SETTLING
-from nwor_bench.records import NworMode, WindowRecord
+from nwor_bench.profiling.dram_counters import PHASE
+from nwor_bench.records import SETTLING, NworMode, WindowRecord
 from nwor_bench.store import RunData
 from nwor_kernels.verify_attention.partials import busy_programs, partial_bytes
 from nwor_kernels.verify_attention.tuning import (

@@ -16,8 +16,8 @@ from typing import Any
 import pandas as pd
 from nsys_cross_check import machine_of
 
-from nwor_bench.profiling.dram_counters import PHASE, SETTLING
-from nwor_bench.records import BatchRecord, NworMode, ScvMode, WindowRecord
+from nwor_bench.profiling.dram_counters import PHASE
+from nwor_bench.records import SETTLING, BatchRecord, NworMode, ScvMode, WindowRecord
 from nwor_bench.store import RunData, read_run
 
 SECTOR = 32

@@ -20,9 +20,10 @@ import pandas as pd
 
 from nwor_bench.profiling.launches import KINDS, HostCall, kind_of
 from nwor_bench.profiling.nsys_export import NsysExport, read_export
-from nwor_bench.profiling.nsys_findings import SETTLING, settled
+from nwor_bench.profiling.nsys_findings import settled
 from nwor_bench.profiling.nsys_windows import NsysWindow, windows_of
 from nwor_bench.profiling.tables import by_cell
+from nwor_bench.records import SETTLING
 from nwor_bench.store import read_header
 
 TEXT = """# Windows under Nsight Systems

@@ -12,13 +12,12 @@ from synthetic_run import BYTES_PER_TOKEN, make_run
 
 from nwor_bench.invariants import accepted
 from nwor_bench.profiling.dram_counters import (
-    SETTLING,
     amount_of,
     cell_bytes,
     csv_rows,
     predicted_difference,
 )
-from nwor_bench.records import BatchRecord, WindowRecord
+from nwor_bench.records import SETTLING, BatchRecord, WindowRecord
 from nwor_bench.report.document import Document
 from nwor_bench.report.dram import dram_section
 from nwor_bench.report.markdown import render_markdown

@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 from dram_parts import SPILLED, Parts, parts_of, split_bytes
 from dram_text import TEXT
+from run_machine import machine_of
 
 from nwor_bench.model_config import read_shape
 from nwor_bench.model_shape import ModelShape
@@ -36,7 +37,7 @@ def write_report(roots: list[Path], output: Path, before: Path | None = None) ->
     pairs = list(zip(staged, parts, strict=True))
     text = TEXT.format(
         commands="\n".join(f"    {line}" for line in _commands(runs.values(), output)),
-        machine=_machine(next(iter(runs.values())).header),
+        machine=machine_of(next(iter(runs.values())).header, ("vllm", "torch", "triton")),
         left_out=_left_out(sorted(all_runs.keys() - runs.keys())),
         measured=_markdown([_measured(row) for row in rows]),
         parts=_markdown([_parts(row, part) for row, part in pairs]),
@@ -75,13 +76,6 @@ def _shape(pair: str) -> ModelShape:
     config = read_model_config(target)
     assert config is not None
     return read_shape(config, "target", target)
-
-
-def _machine(header: dict[str, Any]) -> str:
-    environment = header["environment"]
-    gpu, packages = environment["gpus"][0], environment["packages"]
-    versions = ", ".join(f"{name} {packages[name]}" for name in ("vllm", "torch", "triton"))
-    return f"One {gpu['name']}, driver {gpu['driver']}, {versions}"
 
 
 def _measured(row: dict[str, Any]) -> dict[str, str]:

@@ -23,6 +23,7 @@ from typing import Any
 import torch
 import triton
 
+from nwor_bench.environment import collect
 from nwor_kernels import launch
 from nwor_kernels.commit import plan as commit_plan
 from nwor_kernels.commit.sources import StagedSources
@@ -127,14 +128,6 @@ def time_in_turns(ways: dict[str, Call], rounds: int) -> dict[str, float]:
     return {name: median(found) / 1e3 for name, found in times.items()}
 
 
-def cpu_name() -> str:
-    """The CPU as /proc/cpuinfo names it."""
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
-
-
 def main() -> None:
     """Measure, print, and write the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -146,7 +139,7 @@ def main() -> None:
         "triton": triton.__version__,
         "torch": torch.__version__,
         "gpu": torch.cuda.get_device_name(),
-        "cpu": cpu_name(),
+        "cpu": collect()["cpu"]["model"],
     }
     print("; ".join(f"{name} {value}" for name, value in facts.items()))
     for module in (commit_plan, mask_kernel):

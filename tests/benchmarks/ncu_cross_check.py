@@ -14,7 +14,7 @@ from statistics import fmean
 from typing import Any
 
 import pandas as pd
-from nsys_cross_check import machine_of
+from run_machine import machine_of
 
 from nwor_bench.profiling.dram_counters import PHASE
 from nwor_bench.records import SETTLING, BatchRecord, NworMode, ScvMode, WindowRecord

@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
 import pandas as pd
+from run_machine import machine_of
 
 from nwor_bench.profiling.launches import KINDS, HostCall, kind_of
 from nwor_bench.profiling.nsys_export import NsysExport, read_export
@@ -177,16 +177,6 @@ def inside_graphs(path: Path) -> tuple[float, int, int]:
     inside = [number for _, number, node in rows if node is not None]
     plain = sum(table == "KERNEL" and node is None for table, _, node in rows)
     return len(inside) / len(rows), len(set(inside)), plain
-
-
-def machine_of(header: dict[str, Any]) -> str:
-    """GPU, driver and versions in words."""
-    facts = header["environment"]
-    gpu, packages = facts["gpus"][0], facts["packages"]
-    return (
-        f"One {gpu['name']}, driver {gpu['driver']}, vllm {packages['vllm']}, torch "
-        f"{packages['torch']}"
-    )
 
 
 def markdown(frame: pd.DataFrame) -> str:

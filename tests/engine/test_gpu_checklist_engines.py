@@ -78,7 +78,7 @@ def test_every_draft_ends_alike(
 ) -> None:
     """`length`: tokens that a request gains a window; a request's last window may be cut."""
     dice = {"rejection_sample_method": "synthetic", "synthetic_acceptance_length": length}
-    spec = spec_of(FULL_FOR_ALL, speculative_config=dice)
+    spec = spec_of(FULL_FOR_ALL, speculative_config=json.dumps(dice))
     engine = start_alone(tiny_pair(tmp_path, "draft_model"), spec)
     for number in (1, 8):
         stock, staged = compare(engine, PROMPTS[:number], greedy(), SCV)

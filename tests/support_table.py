@@ -40,7 +40,8 @@ def cell(tests: list[dict[str, Any]]) -> str:
 
 def render(outcomes: dict[str, dict[str, Any]]) -> str:
     """The table in Markdown, with a line on where its columns come from."""
-    rows, notes = [], []
+    rows: list[dict[str, Any]] = []
+    rows_of_note: dict[str, dict[str, None]] = {}
     for row in ROWS:
         line: dict[str, Any] = {"Row": row}
         tests_of_row = 0
@@ -48,14 +49,15 @@ def render(outcomes: dict[str, dict[str, Any]]) -> str:
             tests = [t for t in outcomes.get(name, {}).get("tests", []) if row in t["rows"]]
             line[title] = cell(tests)
             tests_of_row += len(tests)
-            notes += [f"{row}: {note}" for test in tests for note in test["notes"]]
+            for note in (note for test in tests for note in test["notes"]):
+                rows_of_note.setdefault(note, {})[row] = None
         rows.append({**line, "Tests": tests_of_row})
     table = pd.DataFrame(rows).to_markdown(index=False)
     origin = [
         f"{COLUMNS[name]}: {facts['device']}, vLLM {facts['vllm']}, torch {facts['torch']}."
         for name, facts in outcomes.items()
     ]
-    lines = [*origin, *dict.fromkeys(notes)]
+    lines = origin + [f"{', '.join(named)}: {note}" for note, named in rows_of_note.items()]
     return table + "\n\n" + "\n".join(f"- {line}" for line in lines)
 
 

@@ -44,6 +44,14 @@ def test_every_row_is_in_the_table_and_a_missing_column_is_empty() -> None:
     assert "LoRA: only alone" in text
 
 
+def test_what_a_test_of_two_rows_notes_is_said_once() -> None:
+    test = ended("passed") | {"rows": ["LoRA", "eagle"], "notes": ["only alone"]}
+    facts = {"device": "CPU", "vllm": "0.32.0", "torch": "2.13", "tests": [test, test]}
+    text = support_table.render({"cpu": facts})
+    assert text.count("only alone") == 1
+    assert "- LoRA, eagle: only alone" in text
+
+
 def test_the_document_keeps_what_is_around_the_table() -> None:
     begin, end = support_table.BEGIN, support_table.END
     once = support_table.put(f"a\n{begin}\nold\n{end}\nb", "new")

@@ -1,7 +1,7 @@
 """Windows of the V1 runner, counted from what it brings to the host anyway."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,10 +18,11 @@ logger = logging.getLogger("vllm.nwor_bench")
 class Step:
     """A window while the runner works on it."""
 
-    num_draft_tokens: tuple[int, ...]
-    invalid_drafts: int
+    scheduler_output: Any
     started: float
+    num_draft_tokens: tuple[int, ...] = ()
     req_ids: tuple[str, ...] = ()
+    invalid_drafts: Mapping[str, int] | None = None
     times: WindowTimes = field(default_factory=WindowTimes)
     outcome: Outcome | None = None
     fallback_reason: str | None = None
@@ -56,12 +57,15 @@ class HostCounts:
     def add(self, step: Step, sampled_token_ids: list[list[int]]) -> None:
         """Record a window, given each request's sampled ids."""
         num_accepted = accepted_on_host(sampled_token_ids, step.num_draft_tokens, self._vocab_size)
-        accepted_at, drafted_at = per_position(step.num_draft_tokens, num_accepted)
+        invalid_drafts = step.invalid_drafts or {}
+        forbidden = [invalid_drafts.get(req_id, 0) for req_id in step.req_ids]
+        valid = [n - invalid for n, invalid in zip(step.num_draft_tokens, forbidden, strict=True)]
+        accepted_at, drafted_at = per_position(tuple(valid), num_accepted)
         counts = WindowCounts(
             num_reqs=step.num_reqs,
             draft_tokens=sum(step.num_draft_tokens),
             accepted_tokens=sum(num_accepted),
-            uncounted_draft_tokens=step.invalid_drafts,
+            uncounted_draft_tokens=sum(forbidden),
             fallback_reason=step.fallback_reason,
             scv_path=step.validation.path if step.validation else None,
             scv_fallback_reason=step.scv_fallback_reason,

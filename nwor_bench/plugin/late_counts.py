@@ -8,7 +8,7 @@ here they are counted apart.
 
 import logging
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -37,7 +37,7 @@ class PendingStep:
     """
 
     started: float
-    invalid_drafts: int = 0
+    invalid_drafts: Mapping[str, int] | None = None
     num_tokens: int = 0
     req_ids: Sequence[str] = ()
     drafts: np.ndarray | None = None
@@ -133,7 +133,10 @@ class LateCounts:
     def _record(
         self, step: PendingStep, drafts: list[int], accepted: list[int], counted: list[bool]
     ) -> None:
-        kept = [n for n, counts in zip(drafts, counted, strict=True) if counts]
+        invalid_drafts = step.invalid_drafts or {}
+        forbidden = [invalid_drafts.get(req_id, 0) for req_id in step.req_ids]
+        valid = [n - invalid for n, invalid in zip(drafts, forbidden, strict=True)]
+        kept = [n for n, counts in zip(valid, counted, strict=True) if counts]
         kept_accepted = [n for n, counts in zip(accepted, counted, strict=True) if counts]
         accepted_at, drafted_at = per_position(tuple(kept), kept_accepted)
         total, total_accepted = sum(drafts), sum(accepted)
@@ -146,7 +149,7 @@ class LateCounts:
             committed_tokens=total_accepted if staged else 0,
             rejected_tokens=staged - total_accepted if staged else 0,
             stage_operations=staged * self._num_layers,
-            uncounted_draft_tokens=total - sum(kept) + step.invalid_drafts,
+            uncounted_draft_tokens=total - sum(kept),
             uncounted_accepted_tokens=total_accepted - sum(kept_accepted),
             fallback_reason=step.fallback_reason,
             scv_path=step.scv_path,

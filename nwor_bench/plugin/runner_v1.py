@@ -19,6 +19,7 @@ from vllm.forward_context import get_forward_context
 from nwor_bench.plugin.accumulator import Accumulator
 from nwor_bench.plugin.attention import LayerStaging
 from nwor_bench.plugin.host_counts import HostCounts, Step, when_sampled
+from nwor_bench.plugin.invalid_drafts import invalid_drafts
 from nwor_bench.plugin.layers import attention_layers, stageable_layers
 from nwor_bench.plugin.patching import Patch, PatchSet
 from nwor_bench.plugin.rank_vote import RankVote
@@ -131,8 +132,7 @@ class V1RunnerHook:
             started = time.perf_counter()
             try:
                 if scheduler_output.scheduled_spec_decode_tokens:
-                    invalid = scheduler_output.num_invalid_spec_tokens or {}
-                    self._step = Step((), sum(invalid.values()), started)
+                    self._step = Step(scheduler_output, started)
                 return original(scheduler_output, *args, **kwargs)
             finally:
                 self._scheduler_output = None
@@ -166,10 +166,13 @@ class V1RunnerHook:
         return _sample
 
     def _wrap_sample_tokens(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def sample_tokens(*args: Any, **kwargs: Any) -> Any:
-            output = original(*args, **kwargs)
+        def sample_tokens(grammar_output: Any) -> Any:
+            # Read before this step's own drafts are there.
+            judged = self.runner._draft_token_req_ids or ()
+            output = original(grammar_output)
             step, self._step = self._step, None
             if step is not None:
+                step.invalid_drafts = invalid_drafts(step.scheduler_output, grammar_output, judged)
                 step.times.wall_ms = _ms_since(step.started)
                 if self.window is not None and self.window.batch is not None:
                     step.outcome = self.window.close()

@@ -20,6 +20,7 @@ from nwor_bench.plugin.accumulator import Accumulator
 from nwor_bench.plugin.device_validation import DeviceValidator
 from nwor_bench.plugin.gpu_setup import set_up_staging
 from nwor_bench.plugin.gpu_staging import GpuWindowBatch, Launch
+from nwor_bench.plugin.invalid_drafts import invalid_drafts
 from nwor_bench.plugin.late_counts import LateCounts, PendingStep
 from nwor_bench.plugin.layers import attention_layers
 from nwor_bench.plugin.patching import Patch, PatchSet
@@ -175,19 +176,22 @@ class V2RunnerHook:
         return run_fullgraph
 
     def _wrap_sample(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def sample(*args: Any, **kwargs: Any) -> Any:
+        def sample(hidden_states: Any, input_batch: Any, grammar_output: Any) -> Any:
             step = self._step
             if step is None:
-                return original(*args, **kwargs)
+                return original(hidden_states, input_batch, grammar_output)
             if step.has_window:
                 self.probe.mark("sample_start")
-            output = original(*args, **kwargs)
+            output = original(hidden_states, input_batch, grammar_output)
             began = time.perf_counter()
             step.pending.num_sampled = output[1]
             if step.has_window:
-                # With async scheduling a grammar judges the drafts while the forward runs.
-                invalid = step.scheduler_output.num_invalid_spec_tokens
-                step.pending.invalid_drafts = sum(invalid.values()) if invalid else 0
+                if grammar_output is not None:
+                    # The drafts of the step before: this step's own come after its samples.
+                    judged = self.runner.draft_tokens_handler.req_ids
+                    step.pending.invalid_drafts = invalid_drafts(
+                        step.scheduler_output, grammar_output, judged
+                    )
                 self.probe.mark("sample_end")
                 self._validate_and_commit(step, output[1])
                 step.pending.marks = self.probe.take()

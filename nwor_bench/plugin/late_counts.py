@@ -1,4 +1,4 @@
-"""Windows of the V2 runner, counted after the fact.
+"""Windows counted after the fact: the V2 runner's, and any with async scheduling.
 
 Accepted counts stay on the device while the engine runs: a step leaves behind the tensor that
 vLLM computed anyway, and draining reads all of them in one copy. Under async scheduling the
@@ -34,6 +34,7 @@ class PendingStep:
 
     `period_s` is the time to the start of the next step. The host runs ahead of the device, so the
     first windows behind a prefill hold what was left of that: they get no time (SETTLING).
+    `times`, where the runner has its own, stand instead of all that.
     """
 
     started: float
@@ -50,6 +51,7 @@ class PendingStep:
     hook_s: float = 0.0
     period_s: float | None = None
     marks: Marks = field(default_factory=dict)
+    times: WindowTimes | None = None
 
     @property
     def is_window_alone(self) -> bool:
@@ -157,7 +159,7 @@ class LateCounts:
             accepted_per_position=accepted_at,
             drafts_per_position=drafted_at,
         )
-        self._accumulator.add(counts, _times(step))
+        self._accumulator.add(counts, step.times or _times(step))
         if self._debug:
             logger.info("nwor window: accepted %s of %s; %s", accepted, drafts, counts)
 

@@ -110,12 +110,12 @@ RULES = [
     Rule(
         "runner_v1 without runner_v2",
         ("nwor_bench.plugin.runner_v1",),
-        never=("nwor_bench.plugin.runner_v2",),
-        never_loaded=("nwor_bench.plugin.runner_v2",),
+        never=("nwor_bench.plugin.runner_v2", "nwor_bench.plugin.v2_windows"),
+        never_loaded=("nwor_bench.plugin.runner_v2", "nwor_bench.plugin.v2_windows"),
     ),
     Rule(
         "runner_v2 without runner_v1",
-        ("nwor_bench.plugin.runner_v2",),
+        ("nwor_bench.plugin.runner_v2", "nwor_bench.plugin.v2_windows"),
         never=("nwor_bench.plugin.runner_v1",),
         never_loaded=("nwor_bench.plugin.runner_v1",),
     ),

@@ -22,6 +22,7 @@ PURE = (
     *("nwor_bench.csv_records", "nwor_bench.stored_run", "nwor_bench.unpaired"),
     *("nwor_bench.compare", "nwor_bench.model_config", "nwor_bench.model_shape"),
     *("nwor_bench.profiling.counter_join", "nwor_bench.profiling.dram_counters"),
+    *("nwor_bench.profiling.dram_prediction", "nwor_bench.profiling.dram_rows"),
     *("nwor_bench.profiling.launches", "nwor_bench.profiling.nsys_windows"),
     *("nwor_bench.profiling.ncu_read", "nwor_bench.profiling.nsys_export"),
     "nwor_bench.profiling.nsys_findings",
@@ -110,12 +111,12 @@ RULES = [
     Rule(
         "runner_v1 without runner_v2",
         ("nwor_bench.plugin.runner_v1",),
-        never=("nwor_bench.plugin.runner_v2",),
-        never_loaded=("nwor_bench.plugin.runner_v2",),
+        never=("nwor_bench.plugin.runner_v2", "nwor_bench.plugin.v2_windows"),
+        never_loaded=("nwor_bench.plugin.runner_v2", "nwor_bench.plugin.v2_windows"),
     ),
     Rule(
         "runner_v2 without runner_v1",
-        ("nwor_bench.plugin.runner_v2",),
+        ("nwor_bench.plugin.runner_v2", "nwor_bench.plugin.v2_windows"),
         never=("nwor_bench.plugin.runner_v1",),
         never_loaded=("nwor_bench.plugin.runner_v1",),
     ),

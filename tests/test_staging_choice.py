@@ -18,7 +18,7 @@ from nwor_bench.aggregate import summarise
 from nwor_bench.comparable import blocking_differences, other_differences
 from nwor_bench.config import Overrides, SweepSpec, load_scenario, resolve
 from nwor_bench.errors import ConfigError, ExitCode
-from nwor_bench.profiling.dram_counters import strategy_of
+from nwor_bench.profiling.dram_prediction import strategy_of
 from nwor_bench.records import StageBy, StageL2
 from nwor_bench.session import PairChoice, resume_session, run_session
 from nwor_bench.store import read_run

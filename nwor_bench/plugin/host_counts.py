@@ -1,13 +1,19 @@
-"""Windows of the V1 runner, counted from what it brings to the host anyway."""
+"""Windows of the V1 runner, counted from what it brings to the host anyway.
+
+With async scheduling it brings that late and on one rank alone, so LateCounts counts them.
+"""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from vllm.v1.outputs import AsyncModelRunnerOutput
+import numpy as np
+import torch
+from torch import Tensor
 
 from nwor_bench.plugin.accumulator import Accumulator, WindowCounts, WindowTimes, per_position
+from nwor_bench.plugin.late_counts import PendingStep
 from nwor_bench.plugin.validation import Validation, accepted_on_host
 from nwor_bench.plugin.window import Outcome
 
@@ -18,11 +24,13 @@ logger = logging.getLogger("vllm.nwor_bench")
 class Step:
     """A window while the runner works on it."""
 
-    num_draft_tokens: tuple[int, ...]
-    invalid_drafts: int
+    scheduler_output: Any
     started: float
+    num_draft_tokens: tuple[int, ...] = ()
     req_ids: tuple[str, ...] = ()
+    invalid_drafts: Mapping[str, int] | None = None
     times: WindowTimes = field(default_factory=WindowTimes)
+    num_sampled: Tensor | None = None
     outcome: Outcome | None = None
     fallback_reason: str | None = None
     validation: Validation | None = None
@@ -56,12 +64,15 @@ class HostCounts:
     def add(self, step: Step, sampled_token_ids: list[list[int]]) -> None:
         """Record a window, given each request's sampled ids."""
         num_accepted = accepted_on_host(sampled_token_ids, step.num_draft_tokens, self._vocab_size)
-        accepted_at, drafted_at = per_position(step.num_draft_tokens, num_accepted)
+        invalid_drafts = step.invalid_drafts or {}
+        forbidden = [invalid_drafts.get(req_id, 0) for req_id in step.req_ids]
+        valid = [n - invalid for n, invalid in zip(step.num_draft_tokens, forbidden, strict=True)]
+        accepted_at, drafted_at = per_position(tuple(valid), num_accepted)
         counts = WindowCounts(
             num_reqs=step.num_reqs,
             draft_tokens=sum(step.num_draft_tokens),
             accepted_tokens=sum(num_accepted),
-            uncounted_draft_tokens=step.invalid_drafts,
+            uncounted_draft_tokens=sum(forbidden),
             fallback_reason=step.fallback_reason,
             scv_path=step.validation.path if step.validation else None,
             scv_fallback_reason=step.scv_fallback_reason,
@@ -103,16 +114,36 @@ def _log_window(step: Step, counts: WindowCounts, num_accepted: list[int]) -> No
     )
 
 
-def when_sampled(output: Any, record: Callable[[list[list[int]]], None]) -> None:
-    """Hand the sampled ids on: now, or with async scheduling when the engine takes its result."""
-    if not isinstance(output, AsyncModelRunnerOutput):
-        record(output.sampled_token_ids)
-        return
-    get_output = output.get_output
+def pending_step(step: Step) -> PendingStep:
+    """A finished step for LateCounts; its `num_sampled` is `count_sampled`'s."""
+    pending = PendingStep(
+        started=step.started,
+        invalid_drafts=step.invalid_drafts,
+        req_ids=step.req_ids,
+        drafts=np.array(step.num_draft_tokens, dtype=np.int32),
+        num_sampled=step.num_sampled,
+        fallback_reason=step.fallback_reason,
+        scv_path=step.validation.path if step.validation else None,
+        scv_fallback_reason=step.scv_fallback_reason,
+        times=step.times,
+    )
+    if step.outcome is not None:
+        pending.staged_tokens = step.outcome.staged_tokens
+        pending.fallback_reason = step.outcome.fallback_reason
+    return pending
 
-    def get_and_record() -> Any:
-        result = get_output()
-        record(result.sampled_token_ids)
-        return result
 
-    output.get_output = get_and_record
+def count_sampled(sampled_token_ids: Tensor, discarded: Tensor, vocab_size: int) -> Tensor:
+    """How many tokens each request got, without waiting for the device.
+
+    Args:
+        sampled_token_ids: [requests, width] int; ids outside of the vocabulary are padding.
+        discarded: [at least requests] bool, requests whose prefill goes on: theirs do not count.
+        vocab_size: size of the target's vocabulary.
+
+    Returns:
+        [requests] int32.
+    """
+    valid = (sampled_token_ids >= 0) & (sampled_token_ids < vocab_size)
+    counts = valid.sum(dim=1, dtype=torch.int32)
+    return counts.masked_fill(discarded[: len(counts)], 0)

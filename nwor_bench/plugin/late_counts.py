@@ -1,4 +1,4 @@
-"""Windows of the V2 runner, counted after the fact.
+"""Windows counted after the fact: the V2 runner's, and any with async scheduling.
 
 Accepted counts stay on the device while the engine runs: a step leaves behind the tensor that
 vLLM computed anyway, and draining reads all of them in one copy. Under async scheduling the
@@ -8,7 +8,7 @@ here they are counted apart.
 
 import logging
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -34,10 +34,11 @@ class PendingStep:
 
     `period_s` is the time to the start of the next step. The host runs ahead of the device, so the
     first windows behind a prefill hold what was left of that: they get no time (SETTLING).
+    `times`, where the runner has its own, stand instead of all that.
     """
 
     started: float
-    invalid_drafts: int = 0
+    invalid_drafts: Mapping[str, int] | None = None
     num_tokens: int = 0
     req_ids: Sequence[str] = ()
     drafts: np.ndarray | None = None
@@ -50,6 +51,7 @@ class PendingStep:
     hook_s: float = 0.0
     period_s: float | None = None
     marks: Marks = field(default_factory=dict)
+    times: WindowTimes | None = None
 
     @property
     def is_window_alone(self) -> bool:
@@ -133,7 +135,10 @@ class LateCounts:
     def _record(
         self, step: PendingStep, drafts: list[int], accepted: list[int], counted: list[bool]
     ) -> None:
-        kept = [n for n, counts in zip(drafts, counted, strict=True) if counts]
+        invalid_drafts = step.invalid_drafts or {}
+        forbidden = [invalid_drafts.get(req_id, 0) for req_id in step.req_ids]
+        valid = [n - invalid for n, invalid in zip(drafts, forbidden, strict=True)]
+        kept = [n for n, counts in zip(valid, counted, strict=True) if counts]
         kept_accepted = [n for n, counts in zip(accepted, counted, strict=True) if counts]
         accepted_at, drafted_at = per_position(tuple(kept), kept_accepted)
         total, total_accepted = sum(drafts), sum(accepted)
@@ -146,7 +151,7 @@ class LateCounts:
             committed_tokens=total_accepted if staged else 0,
             rejected_tokens=staged - total_accepted if staged else 0,
             stage_operations=staged * self._num_layers,
-            uncounted_draft_tokens=total - sum(kept) + step.invalid_drafts,
+            uncounted_draft_tokens=total - sum(kept),
             uncounted_accepted_tokens=total_accepted - sum(kept_accepted),
             fallback_reason=step.fallback_reason,
             scv_path=step.scv_path,
@@ -154,7 +159,7 @@ class LateCounts:
             accepted_per_position=accepted_at,
             drafts_per_position=drafted_at,
         )
-        self._accumulator.add(counts, _times(step))
+        self._accumulator.add(counts, step.times or _times(step))
         if self._debug:
             logger.info("nwor window: accepted %s of %s; %s", accepted, drafts, counts)
 

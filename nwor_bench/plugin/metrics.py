@@ -93,7 +93,7 @@ def publish(hook: Any, worker: Any, settings: PluginSettings) -> None:
 
     metrics.begin(labels_of(pair, settings.nwor_mode, settings.scv_mode, rank))
     hook.accumulator.listener = count
-    if hook.name == "V2":
+    if hook.late is not None:
         Patch(hook.runner, "execute_model", read_counts_in_time(hook)).apply()
 
 

@@ -14,11 +14,14 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 from vllm.forward_context import get_forward_context
 
 from nwor_bench.plugin.accumulator import Accumulator
 from nwor_bench.plugin.attention import LayerStaging
-from nwor_bench.plugin.host_counts import HostCounts, Step, when_sampled
+from nwor_bench.plugin.host_counts import HostCounts, Step, count_sampled, pending_step
+from nwor_bench.plugin.invalid_drafts import invalid_drafts
+from nwor_bench.plugin.late_counts import LateCounts, PendingStep
 from nwor_bench.plugin.layers import attention_layers, stageable_layers
 from nwor_bench.plugin.patching import Patch, PatchSet
 from nwor_bench.plugin.rank_vote import RankVote
@@ -47,6 +50,9 @@ class V1RunnerHook:
         vocab_size = runner.model_config.get_vocab_size()
         layers = len(self.target_layers)
         self._counts = HostCounts(self.accumulator, layers, vocab_size, debug)
+        self._vocab_size = vocab_size
+        late = runner.use_async_scheduling
+        self.late = LateCounts(self.accumulator, layers, debug) if late else None
         capacity = runner.max_num_reqs * runner.num_spec_tokens
         self.validator = Validator(capacity, vocab_size, runner.device)
         self._vote = RankVote.of_worker()
@@ -102,7 +108,9 @@ class V1RunnerHook:
         self.validator.fallbacks = Counter()
 
     def drain(self, output_lengths: dict[str, int] | None) -> list[dict[str, Any]]:
-        """Windows since the last drain; this runner runs none of requests that have finished."""
+        """Windows since the last drain; with async scheduling this waits for the device once."""
+        if self.late is not None:
+            self.late.resolve(output_lengths)
         return self.accumulator.drain()
 
     def device_errors(self) -> list[str]:
@@ -131,8 +139,7 @@ class V1RunnerHook:
             started = time.perf_counter()
             try:
                 if scheduler_output.scheduled_spec_decode_tokens:
-                    invalid = scheduler_output.num_invalid_spec_tokens or {}
-                    self._step = Step((), sum(invalid.values()), started)
+                    self._step = Step(scheduler_output, started)
                 return original(scheduler_output, *args, **kwargs)
             finally:
                 self._scheduler_output = None
@@ -155,10 +162,12 @@ class V1RunnerHook:
     def _wrap_sample(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def _sample(*args: Any, **kwargs: Any) -> Any:
             step = self._step
-            if step is None:
-                return original(*args, **kwargs)
             started = time.perf_counter()
             output = original(*args, **kwargs)
+            if self.late is not None:
+                self._count_late(self.late, step, output.sampled_token_ids)
+            if step is None:
+                return output
             step.times.sample_ms = _ms_since(started)
             self._validate_and_commit(step, output.sampled_token_ids)
             return output
@@ -166,14 +175,20 @@ class V1RunnerHook:
         return _sample
 
     def _wrap_sample_tokens(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def sample_tokens(*args: Any, **kwargs: Any) -> Any:
-            output = original(*args, **kwargs)
+        def sample_tokens(grammar_output: Any) -> Any:
+            # Read before this step's own drafts are there.
+            judged = self.runner._draft_token_req_ids or ()
+            output = original(grammar_output)
             step, self._step = self._step, None
             if step is not None:
+                step.invalid_drafts = invalid_drafts(step.scheduler_output, grammar_output, judged)
                 step.times.wall_ms = _ms_since(step.started)
                 if self.window is not None and self.window.batch is not None:
                     step.outcome = self.window.close()
-                when_sampled(output, lambda ids: self._counts.add(step, ids))
+                if self.late is None:
+                    self._counts.add(step, output.sampled_token_ids)
+                else:
+                    self.late.add(pending_step(step))
             return output
 
         return sample_tokens
@@ -199,7 +214,17 @@ class V1RunnerHook:
             per_request = dict(zip(step.req_ids, step.num_draft_tokens, strict=True))
             logger.info("nwor begin: drafts per request %s", per_request)
 
-    def _window_batch(self, step: Step, slot_mapping: torch.Tensor) -> WindowBatch:
+    def _count_late(self, late: LateCounts, step: Step | None, sampled_token_ids: Tensor) -> None:
+        """Leave the counts on the device; steps without drafts tell how far requests are."""
+        discarded = self.runner.discard_request_mask.gpu
+        num_sampled = count_sampled(sampled_token_ids, discarded, self._vocab_size)
+        if step is not None:
+            step.num_sampled = num_sampled
+            return
+        req_ids = tuple(self.runner.input_batch.req_ids)
+        late.add(PendingStep(time.perf_counter(), req_ids=req_ids, num_sampled=num_sampled))
+
+    def _window_batch(self, step: Step, slot_mapping: Tensor) -> WindowBatch:
         """Rows and slots of the drafts: a request's drafts are its last rows."""
         ends = self.runner.query_start_loc.np[1 : len(step.num_draft_tokens) + 1]
         spans = [
@@ -210,7 +235,7 @@ class V1RunnerHook:
         direct_slots[rows] = -1
         return WindowBatch(step.num_draft_tokens, rows, slot_mapping[rows], direct_slots)
 
-    def _validate_and_commit(self, step: Step, sampled_token_ids: torch.Tensor) -> None:
+    def _validate_and_commit(self, step: Step, sampled_token_ids: Tensor) -> None:
         """Decide what was accepted, if any mode asks for it, and commit what is staged."""
         window = self.window
         staged = window is not None and window.batch is not None

@@ -8,65 +8,20 @@ device (accept, commit). Counts are read by the host when the harness drains the
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
-import numpy as np
-import torch
-from torch import Tensor
-
-from nwor_bench.plugin.accumulator import Accumulator
-from nwor_bench.plugin.device_validation import DeviceValidator
-from nwor_bench.plugin.gpu_setup import set_up_staging
-from nwor_bench.plugin.gpu_staging import GpuWindowBatch, Launch
-from nwor_bench.plugin.late_counts import LateCounts, PendingStep
-from nwor_bench.plugin.layers import attention_layers
+from nwor_bench.plugin.invalid_drafts import invalid_drafts
+from nwor_bench.plugin.late_counts import PendingStep
 from nwor_bench.plugin.patching import Patch, PatchSet
-from nwor_bench.plugin.probe import Probe
-from nwor_bench.plugin.rank_vote import RankVote
 from nwor_bench.plugin.settings import PluginSettings
-from nwor_bench.records import NworMode, ScvMode
-from nwor_kernels.direct_launch import refusals
+from nwor_bench.plugin.v2_windows import Step, V2Windows
 
 
-@dataclass(slots=True)
-class Step:
-    """A step while the runner works on it."""
-
-    pending: PendingStep
-    has_window: bool
-    scheduler_output: Any
-    batch: GpuWindowBatch | None = None
-    uniform: int | None = None
-    """Drafts of every request where all have as many as there can be."""
-
-
-class V2RunnerHook:
-    """Owns the window of one V2 runner: attach, switch modes, read back, detach."""
-
-    name = "V2"
-    has_probe = True
+class V2RunnerHook(V2Windows):
+    """Puts the windows of one V2 runner into its methods: attach and detach."""
 
     def __init__(self, runner: Any, settings: PluginSettings):
-        self.runner = runner
-        self.stage_by = settings.stage_by
-        self.nwor_mode = NworMode.OFF
-        self.target_layers, self.drafter_layers = attention_layers(runner)
-        self.accumulator = Accumulator()
-        self.late = LateCounts(self.accumulator, len(self.target_layers), settings.debug)
-        self.probe = Probe()
-        self._step: Step | None = None
-        self._descriptor: Any = None
-        k = runner.num_speculative_steps
-        self.validator = DeviceValidator(k, runner.max_num_reqs, runner.device)
-        self._vote = RankVote.of_worker()
-        parts, reason = set_up_staging(runner, self.target_layers, settings)
-        self.staging_unavailable = self._vote.settle(reason)
-        self._parts = None if self.staging_unavailable else parts
-        self.window = self._parts.window if self._parts else None
-        self.buffers = self._parts.staging if self._parts else None
-        self.graphs = self._parts.graphs if self._parts else None
+        super().__init__(runner, settings)
         self._patches = self._runner_patches()
 
     def _runner_patches(self) -> PatchSet:
@@ -96,36 +51,6 @@ class V2RunnerHook:
         """Leave runner and layers as they were found."""
         self._patches.undo()
         self._stock_attention()
-
-    def set_modes(self, nwor_mode: NworMode, scv_mode: ScvMode) -> None:
-        """Switch modes between steps; staging captures its graphs the first time.
-
-        In mode off the target layers are the stock objects again.
-        """
-        self._close_leftover()
-        self.nwor_mode = nwor_mode
-        self.validator.switch(scv_mode)
-        if scv_mode is not ScvMode.OFF:
-            self.validator.warm_up(self.runner.num_speculative_steps)
-        if self._parts is None:
-            return
-        patches, l2 = self._parts.attention, self._parts.staging.l2
-        if nwor_mode is NworMode.STAGE and not patches.applied:
-            patches.apply()
-            if l2 is not None:
-                l2.switch_on(torch.cuda.current_stream(), self.validator.capture_stream)
-            self._parts.graphs.capture()
-            self._parts.graphs.give_up(self._vote.settle(self._parts.graphs.unavailable))
-        elif nwor_mode is NworMode.OFF:
-            self._stock_attention()
-
-    def _stock_attention(self) -> None:
-        """Give the target layers their own methods back, and the L2 cache its usual size."""
-        if self._parts is None or not self._parts.attention.applied:
-            return
-        self._parts.attention.undo()
-        if self._parts.staging.l2 is not None:
-            self._parts.staging.l2.switch_off()
 
     # The wrappers, in the order in which a step meets them.
 
@@ -175,19 +100,22 @@ class V2RunnerHook:
         return run_fullgraph
 
     def _wrap_sample(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def sample(*args: Any, **kwargs: Any) -> Any:
+        def sample(hidden_states: Any, input_batch: Any, grammar_output: Any) -> Any:
             step = self._step
             if step is None:
-                return original(*args, **kwargs)
+                return original(hidden_states, input_batch, grammar_output)
             if step.has_window:
                 self.probe.mark("sample_start")
-            output = original(*args, **kwargs)
+            output = original(hidden_states, input_batch, grammar_output)
             began = time.perf_counter()
             step.pending.num_sampled = output[1]
             if step.has_window:
-                # With async scheduling a grammar judges the drafts while the forward runs.
-                invalid = step.scheduler_output.num_invalid_spec_tokens
-                step.pending.invalid_drafts = sum(invalid.values()) if invalid else 0
+                if grammar_output is not None:
+                    # The drafts of the step before: this step's own come after its samples.
+                    judged = self.runner.draft_tokens_handler.req_ids
+                    step.pending.invalid_drafts = invalid_drafts(
+                        step.scheduler_output, grammar_output, judged
+                    )
                 self.probe.mark("sample_end")
                 self._validate_and_commit(step, output[1])
                 step.pending.marks = self.probe.take()
@@ -197,122 +125,3 @@ class V2RunnerHook:
             return output
 
         return sample
-
-    # One window: begin, validate and commit.
-
-    def _begin(self, step: Step, input_batch: Any, slot_mappings: Tensor) -> None:
-        """Note the drafts of each request, and open the window when staging is on."""
-        drafts = input_batch.num_draft_tokens_per_req
-        if drafts is None:
-            drafts = np.zeros(input_batch.num_reqs, dtype=np.int32)
-        step.pending.drafts = drafts
-        most = self.runner.num_speculative_steps
-        if input_batch.num_draft_tokens == input_batch.num_reqs * most:
-            step.uniform = most
-        if self.nwor_mode is not NworMode.STAGE:
-            return
-        if self._parts is None:
-            step.pending.fallback_reason = self.staging_unavailable
-            return
-        batch, reason = self._parts.planner.plan(input_batch, slot_mappings, self._descriptor)
-        if batch is None:
-            step.pending.fallback_reason = reason
-            return
-        step.batch = batch
-        self._parts.staging.open(batch)
-        self._parts.window.begin(batch)
-
-    def _validate_and_commit(self, step: Step, num_sampled: Tensor) -> None:
-        """Decide what was accepted, if any mode asks for it, and commit what is staged."""
-        window = self.window
-        staged = window is not None and window.batch is not None
-        validator = self.validator
-        if not staged and validator.mode is ScvMode.OFF:
-            return  # off x off: no device work, no synchronisation
-        assert step.pending.drafts is not None
-        pending, batch = step.pending, step.batch
-        accepted = num_sampled
-        if staged and batch is not None and batch.sources and validator.mode is not ScvMode.OFF:
-            self._validate_in_commit(pending, batch)
-        else:
-            began = time.perf_counter()
-            validation = validator.validate(num_sampled, step.pending.drafts, step.uniform)
-            self.probe.mark("mask_end")
-            accepted = validation.num_accepted
-            pending.scv_path = validation.path
-            pending.scv_fallback_reason = validation.fallback_reason
-            pending.scv_s = time.perf_counter() - began
-        if window is None or not staged:
-            return
-        self.probe.mark("commit_start")
-        if window.accept(accepted, None):
-            window.commit()
-        reason = self._vote.settle(window.fallback_reason)
-        if reason is not None:
-            window.withdraw(reason)
-        self.probe.mark("commit_end")
-        outcome = window.close()
-        pending.staged_tokens = outcome.staged_tokens
-        pending.fallback_reason = outcome.fallback_reason
-
-    def _validate_in_commit(self, pending: PendingStep, batch: GpuWindowBatch) -> None:
-        """One launch decides and commits: a captured window's addresses never change."""
-        assert self.buffers is not None
-        self.buffers.validate_in_commit(partial(self._launch_commit, pending, batch))
-
-    def _launch_commit(
-        self, pending: PendingStep, batch: GpuWindowBatch, launch: Launch, num_sampled: Tensor
-    ) -> None:
-        began = time.perf_counter()
-        _, tokens, length = shape = batch.commit_shape
-        path, reason = self.validator.run(shape, tokens // length, launch, num_sampled)
-        pending.scv_path, pending.scv_fallback_reason = path, reason
-        pending.scv_s = time.perf_counter() - began
-
-    def _close_leftover(self) -> None:
-        """A step that died between its calls leaves a window open: write it, count it."""
-        step, self._step = self._step, None
-        if self.window is not None and self.window.batch is not None:
-            self.window.abort("step_not_finished")
-            reason = self.window.close().fallback_reason
-        else:
-            reason = "step_not_finished"
-        if step is not None and step.has_window:
-            step.pending.fallback_reason = reason
-            self.late.add(step.pending)
-
-    # For the worker extension.
-
-    def drain(self, output_lengths: dict[str, int] | None) -> list[dict[str, Any]]:
-        """Windows since the last drain; waits for the device once."""
-        self.late.resolve(output_lengths)
-        return self.accumulator.drain()
-
-    def device_errors(self) -> list[str]:
-        """What commits complained about since the last call; waits for the device."""
-        return self.buffers.take_errors() if self.buffers else []
-
-    def set_probe(self, on: bool) -> None:
-        """Time each window's phases with CUDA events, or stop doing so."""
-        self.probe.on = on
-
-    def l2_facts(self) -> dict[str, Any] | None:
-        """What of the copies persists in L2; None where that was not asked for."""
-        l2 = self.buffers.l2 if self.buffers else None
-        return None if l2 is None else l2.facts()
-
-    def launch_refusals(self) -> dict[str, int]:
-        """Bound kernels of this process that Triton launches, by the reason."""
-        return dict(refusals)
-
-    def graph_facts(self) -> dict[str, Any]:
-        """Both graph sets: their sizes must be equal, and what the second one took."""
-        stock, graphs = self.runner.cudagraph_manager, self.graphs
-        wanted = graphs.wanted() if graphs else []
-        return {
-            "mode": None if stock is None else stock.cudagraph_mode.name,
-            "stock_window_sizes": sorted(desc.num_tokens for desc in wanted),
-            "stage_window_sizes": graphs.capture_sizes if graphs else [],
-            "stage_memory_bytes": graphs.memory_bytes if graphs else None,
-            "stage_unavailable": graphs.unavailable if graphs else None,
-        }

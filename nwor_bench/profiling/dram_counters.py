@@ -24,12 +24,11 @@ from nwor_bench.invariants import (
     is_baseline,
     windows_by_batch,
 )
+from nwor_bench.profiling.dram_prediction import predicted_difference, strategy_of
 from nwor_bench.record_lines import BatchKey, batch_key
-from nwor_bench.records import SETTLING, BatchRecord, NworMode, ScvMode, StageBy, WindowRecord
+from nwor_bench.records import SETTLING, BatchRecord, NworMode, ScvMode, WindowRecord
 from nwor_bench.stats import CONFIDENCE, MIN_BLOCKS, POWER, SIGNIFICANCE, variance_inflation
 from nwor_bench.store import RunData
-from nwor_bench.strategies import COPY_IN_L2, COPY_SPILLED, DIRECT, REFERENCE, Strategy
-from nwor_bench.traffic import CACHE_BITS
 
 PHASE = "counters"
 COUNTERS = ("dram_read_bytes", "dram_write_bytes", "l2_bytes")
@@ -108,52 +107,6 @@ def cell_bytes(run: RunData) -> list[CellBytes]:
 def clock_facts(run: RunData) -> list[dict[str, Any]]:
     """How well each counted batch's bytes are known, as the worker said."""
     return [event for event in run.events if event.get("event") == PHASE]
-
-
-def strategy_of(header: Mapping[str, Any]) -> Strategy:
-    """How the run's mode `stage` held drafts on a GPU, as the byte model knows it.
-
-    Copies count as kept in L2 only where all of them were, by what the GPU gave.
-    """
-    if (header.get("spec") or {}).get("stage_by", StageBy.REFERENCE) == StageBy.REFERENCE:
-        return REFERENCE
-    l2 = (header.get("engine") or {}).get("stage_l2") or {}
-    if l2.get("unavailable") or l2.get("hit_ratio") is None:
-        return COPY_SPILLED
-    kept = l2["hit_ratio"] * l2["window_bytes"]
-    return COPY_IN_L2 if kept >= l2["buffer_bytes"] else COPY_SPILLED
-
-
-def predicted_difference(
-    engine: Mapping[str, Any], staged: float, accepted_tokens: float, strategy: Strategy = REFERENCE
-) -> dict[str, float]:
-    """What the byte model says that a staged window moves more (or less) than a direct one.
-
-    Args:
-        engine: the run's facts about it; `bytes_per_token` is what one token takes in the caches.
-        staged, accepted_tokens: drafts of a window, and those accepted.
-        strategy: how drafts are held until the commit.
-
-    Empty where the engine's sizes are not known.
-    """
-    row, dtype = engine.get("bytes_per_token"), str(engine.get("dtype"))
-    cache = str(engine.get("kv_cache_dtype", "auto"))
-    cache = dtype if cache == "auto" else cache
-    if row is None or dtype not in CACHE_BITS or cache not in CACHE_BITS:
-        return {}
-    wide = row * CACHE_BITS[dtype] / CACHE_BITS[cache]
-
-    def moved(how: Strategy, reads: bool) -> float:
-        return sum(
-            move.rows(staged, accepted_tokens) * (wide if move.as_activations else row)
-            for move in how.moves
-            if move.reads is reads
-        )
-
-    return {
-        "dram_read_bytes": moved(strategy, True) - moved(DIRECT, True),
-        "dram_write_bytes": moved(strategy, False) - moved(DIRECT, False),
-    }
 
 
 def amount_of(values: Sequence[float], compared: int = 1) -> Amount:
@@ -276,44 +229,3 @@ def _sampler_cost(
         times.append(median(walls) if walls else None)
     counted, timed = times
     return counted / timed if counted and timed else None
-
-
-def csv_rows(run: RunData) -> list[dict[str, Any]]:
-    """One row a cell, for a table of several runs; what was not measured is None."""
-    scenario, spec = run.header.get("scenario") or {}, run.header.get("spec") or {}
-    l2 = (run.header.get("engine") or {}).get("stage_l2") or {}
-    rows = []
-    for cell in cell_bytes(run):
-        pair, nwor_mode, scv_mode, arm = cell.cell
-        row: dict[str, Any] = {
-            "pair": pair,
-            "scenario": scenario.get("name"),
-            "requests": scenario.get("requests"),
-            "draft_tokens": scenario.get("draft_tokens"),
-            "engine_args": spec.get("engine_args"),
-            "stage_by": spec.get("stage_by"),
-            "stage_l2": spec.get("stage_l2"),
-            "stage_l2_window_bytes": l2.get("window_bytes"),
-            "stage_l2_hit_ratio": l2.get("hit_ratio"),
-            "stage_l2_unavailable": l2.get("unavailable"),
-            "nwor_mode": nwor_mode,
-            "scv_mode": scv_mode,
-            "arm": arm,
-            "blocks": cell.blocks,
-            "windows": cell.windows,
-            "matched_windows": cell.matched,
-            "staged_tokens_mean": cell.staged,
-            "accepted_tokens_mean": cell.accepted,
-            "sampler_cost": cell.sampler_cost,
-        }
-        for name in COUNTERS:
-            row |= _columns(name, cell.amounts.get(name), ("mean", "low", "high"))
-            fields = ("mean", "low", "high", "smallest")
-            row |= _columns(f"{name}_minus_off", cell.differences.get(name), fields)
-            row[f"{name}_minus_off_predicted"] = cell.predicted.get(name)
-        rows.append(row)
-    return rows
-
-
-def _columns(name: str, amount: Amount | None, fields: Sequence[str]) -> dict[str, float | None]:
-    return {f"{name}_{part}": getattr(amount, part, None) for part in fields}

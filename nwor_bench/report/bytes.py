@@ -8,7 +8,8 @@ from typing import Any
 from nwor_bench.aggregate import REFERENCE as BASELINE
 from nwor_bench.invariants import cell_label
 from nwor_bench.model_config import MODEL_BITS
-from nwor_bench.profiling.dram_counters import CellBytes, cell_bytes, strategy_of
+from nwor_bench.profiling.dram_counters import CellBytes, cell_bytes
+from nwor_bench.profiling.dram_prediction import strategy_of
 from nwor_bench.records import CellResult
 from nwor_bench.report.document import Block, Code, Figure, Paragraph, Section, table
 from nwor_bench.report.plots import axis, categories, colour, layout, plot_text

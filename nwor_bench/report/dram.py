@@ -4,13 +4,8 @@ from collections.abc import Sequence
 from statistics import median
 
 from nwor_bench.invariants import cell_label
-from nwor_bench.profiling.dram_counters import (
-    Amount,
-    CellBytes,
-    cell_bytes,
-    clock_facts,
-    strategy_of,
-)
+from nwor_bench.profiling.dram_counters import Amount, CellBytes, cell_bytes, clock_facts
+from nwor_bench.profiling.dram_prediction import strategy_of
 from nwor_bench.records import SETTLING
 from nwor_bench.report.document import Block, Paragraph, Section, Table, table
 from nwor_bench.report.text import NOT_MEASURED, count, decimal

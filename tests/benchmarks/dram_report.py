@@ -13,7 +13,7 @@ from run_machine import machine_of
 from nwor_bench.model_config import read_shape
 from nwor_bench.model_shape import ModelShape
 from nwor_bench.pairs import read_model_config, resolve_pair
-from nwor_bench.profiling.dram_counters import csv_rows
+from nwor_bench.profiling.dram_rows import csv_rows
 from nwor_bench.store import RunData, read_run
 from nwor_kernels.verify_attention.tuning import WHOLE_PAIRS
 

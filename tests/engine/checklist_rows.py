@@ -81,8 +81,8 @@ def check_penalties(engine: VllmEngine, settings: dict[str, Any], scv_modes: Seq
     check_cache(engine, PROMPTS, staged)
 
 
-def check_grammar(engine: VllmEngine, scv_modes: Sequence[str]) -> None:
-    """The drafter knows no grammar: its drafts are cut where they leave it."""
+def check_grammar(engine: VllmEngine, scv_modes: Sequence[str]) -> Answers:
+    """The drafter knows no grammar: its drafts are cut where they leave it. The stock answers."""
     from vllm.sampling_params import StructuredOutputsParams
 
     grammar = "[!-~]{30}"
@@ -98,6 +98,7 @@ def check_grammar(engine: VllmEngine, scv_modes: Sequence[str]) -> None:
     assert stock.tokens[1::2] != free.tokens[1::2]
     assert 0 < stock.counters.draft_tokens < 4 * stock.counters.num_drafts
     check_cache(engine, PROMPTS, staged)
+    return stock
 
 
 def check_shared_prefixes(engine: VllmEngine, scv_modes: Sequence[str]) -> None:

@@ -4,9 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from engine_tools import total_of, worker_of
+from engine_tools import total_of
 
 from nwor_bench.engine import VllmCounters, VllmEngine
+from nwor_bench.ranks import disagreement
 from nwor_bench.records import Cell, NworMode, ScvMode
 
 
@@ -62,15 +63,16 @@ def ask(
     inputs = [{"prompt_token_ids": prompt} for prompt in prompts]
     outputs = engine._llm.generate(inputs, params, use_tqdm=False, **arguments)
     lengths = {output.request_id: len(output.outputs[0].token_ids) for output in outputs}
-    drained = engine._rpc("nwor_drain", lengths)
-    assert drained["device_errors"] == []
+    ranks = engine._rpc_all("nwor_drain", lengths)
+    assert [rank["device_errors"] for rank in ranks] == [[]] * len(ranks)
+    assert disagreement([rank["windows"] for rank in ranks]) is None
     first = [output.outputs[0] for output in outputs]
     return Answers(
         tokens=[tuple(answer.token_ids) for answer in first],
         texts=[answer.text for answer in first],
         finish_reasons=[answer.finish_reason for answer in first],
         counters=engine._read_counters().minus(before),
-        windows=drained["windows"],
+        windows=ranks[0]["windows"],
     )
 
 
@@ -91,15 +93,14 @@ def check_counts(engine: VllmEngine, answers: Answers) -> None:
     assert answers.total("committed_tokens") == answers.total("accepted_tokens")
     settled = answers.total("committed_tokens") + answers.total("rejected_tokens")
     assert answers.total("staged_tokens") == settled
-    layers = len(worker_of(engine).nwor_hook.target_layers)
+    layers = engine.status()["target_layers"]
     assert answers.total("stage_operations") == layers * answers.total("staged_tokens")
     check_no_open_window(engine)
 
 
 def check_no_open_window(engine: VllmEngine) -> None:
-    """Between batches no window is open and no draft is held."""
-    window = worker_of(engine).nwor_hook.window
-    assert window is None or (window.batch is None and not window.is_staging)
+    """Between batches no window is open and no draft is held, on any rank."""
+    assert set(engine._rpc_all("nwor_window_state")) <= {None, "idle"}
 
 
 def compare(

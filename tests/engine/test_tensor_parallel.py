@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from checklist_rows import check_grammar
 from checklist_tools import ask, check_cache, greedy
 from engine_tools import eagle_pair, prompts_of, run_cell, tiny_pair, tiny_spec, total
 from rank_faults import (
@@ -74,6 +75,10 @@ def test_tokens_and_counts_are_those_of_stock(
 def test_the_cache_is_sound_on_every_rank(engine: VllmEngine) -> None:
     staged = ask(engine, "stage", PROMPTS, greedy(40))
     check_cache(engine, PROMPTS, staged)
+
+
+def test_a_grammar_that_invalidates_drafts(engine: VllmEngine) -> None:
+    check_grammar(engine, ["off", "graph"])
 
 
 def test_every_slot_holds_what_a_direct_write_leaves(

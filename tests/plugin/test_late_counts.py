@@ -79,7 +79,7 @@ def test_without_lengths_every_window_counts():
 
 
 def test_invalid_drafts_are_not_vllms():
-    (window,) = resolved([step(["a-x"], [1], [4], invalid_drafts=3)])
+    (window,) = resolved([step(["a-x"], [1], [4], invalid_drafts={"a-x": 3})])
     assert window["uncounted_draft_tokens"] == 3
 
 

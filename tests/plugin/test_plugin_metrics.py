@@ -43,14 +43,13 @@ def fresh_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         metrics._own_folder = None
 
 
-def hook_of(name: str = "V1") -> Any:
+def hook_of(late: Any = None) -> Any:
     return SimpleNamespace(
-        name=name,
         nwor_mode=NworMode.STAGE,
         validator=SimpleNamespace(mode=ScvMode.GRAPH),
         accumulator=Accumulator(),
         runner=SimpleNamespace(execute_model=lambda scheduler_output: "stock"),
-        late=SimpleNamespace(resolve=lambda lengths: None),
+        late=late,
     )
 
 
@@ -159,10 +158,11 @@ def test_counts_on_the_device_are_read_every_few_seconds_and_at_the_end() -> Non
     assert [clocked.step(execute_model, *step) for step in steps] == [0, 0, 1, 1, 1, 2, 2, 3]
 
 
-def test_only_a_v2_worker_is_wrapped_for_it() -> None:
+def test_only_a_worker_that_counts_late_is_wrapped_for_it() -> None:
+    """The V1 runner without async scheduling has its counts at once."""
     share_folder()
-    for name, wrapped in (("V1", False), ("V2", True)):
-        hook = hook_of(name)
+    for late, wrapped in ((None, False), (Clocked().late, True)):
+        hook = hook_of(late)
         stock = hook.runner.execute_model
         publish(hook, worker_of_rank(0), SETTINGS)
         assert (hook.runner.execute_model is not stock) is wrapped

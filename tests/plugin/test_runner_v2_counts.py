@@ -36,15 +36,18 @@ def runner_of_two_requests() -> Any:
         device=torch.device("cpu"),
         execute_model=lambda scheduler_output: None,
         prepare_attn=lambda input_batch: (None, torch.zeros(1, 10)),
+        draft_tokens_handler=SimpleNamespace(req_ids=["a-1", "b-2"]),
         sample=lambda *args: (None, torch.tensor([2, 2], dtype=torch.int32), None),
     )
 
 
-@pytest.mark.parametrize("late", [True, False], ids=["during the forward", "before it"])
-def test_drafts_that_a_grammar_forbids_are_not_vllms(
-    late: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With async scheduling the scheduler judges them when the forward has been launched."""
+def window_of(
+    monkeypatch: pytest.MonkeyPatch, lengths: dict[str, int] | None = None, **arguments: Any
+) -> dict[str, Any]:
+    """One window through the hook, as a worker in a process of its own sees it.
+
+    `arguments`: how many drafts of request a may be accepted, whether the step waited for tokens.
+    """
     from nwor_bench.plugin.rank_vote import RankVote
     from nwor_bench.plugin.runner_v2 import V2RunnerHook
 
@@ -53,26 +56,54 @@ def test_drafts_that_a_grammar_forbids_are_not_vllms(
     hook = V2RunnerHook(runner, PluginSettings(NworMode.STAGE, ScvMode.OFF, False))
     hook.attach()
     hook.set_modes(NworMode.STAGE, ScvMode.OFF)
-    forbidden = {"a-1": 3}
     step = SimpleNamespace(
         total_num_scheduled_tokens=10,
         scheduled_spec_decode_tokens={"a-1": [-1] * 4, "b-2": [-1] * 4},
-        num_invalid_spec_tokens=None if late else forbidden,
+        pending_structured_output_tokens=arguments.get("waited", True),
+        num_invalid_spec_tokens=None,  # for ever: the scheduler writes into its own copy
     )
-    runner.execute_model(step)
-    runner.prepare_attn(
-        SimpleNamespace(
-            req_ids=["a-1", "b-2"],
-            num_tokens=10,
-            num_reqs=2,
-            num_draft_tokens=8,
-            num_draft_tokens_per_req=DRAFTS,
+    batch = SimpleNamespace(
+        req_ids=["a-1", "b-2"],
+        num_tokens=10,
+        num_reqs=2,
+        num_draft_tokens=8,
+        num_draft_tokens_per_req=DRAFTS,
+    )
+    allowed = arguments.get("allowed")
+    grammar = None
+    if allowed is not None:
+        grammar = SimpleNamespace(
+            structured_output_request_ids=["a-1"], num_acceptable_drafts=[allowed]
         )
-    )
-    step.num_invalid_spec_tokens = forbidden
-    runner.sample()
-    (window,) = hook.drain(None)
+    runner.execute_model(step)
+    runner.prepare_attn(batch)
+    runner.sample(None, batch, grammar)
+    (window,) = hook.drain(lengths)
     hook.detach()
+    return window
+
+
+def test_drafts_that_a_grammar_forbids_are_not_vllms(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The scheduler judges them when the forward has been launched, maybe in another process."""
+    window = window_of(monkeypatch, allowed=1)
     assert window["fallback_reason"] == "lora"
     assert (window["draft_tokens"], window["uncounted_draft_tokens"]) == (8, 3)
     assert (window["accepted_tokens"], window["uncounted_accepted_tokens"]) == (2, 0)
+    assert window["drafts_per_position"] == (2, 1, 1, 1)
+
+
+@pytest.mark.parametrize("arguments", [{}, {"allowed": 4}, {"allowed": 1, "waited": False}])
+def test_all_drafts_count_where_none_is_forbidden(
+    arguments: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    window = window_of(monkeypatch, **arguments)
+    assert (window["draft_tokens"], window["uncounted_draft_tokens"]) == (8, 0)
+    assert window["drafts_per_position"] == (2, 2, 2, 2)
+
+
+def test_forbidden_drafts_of_a_finished_request_are_left_out_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    window = window_of(monkeypatch, {"a": 0, "b": 9}, allowed=1)
+    assert (window["draft_tokens"], window["uncounted_draft_tokens"]) == (8, 4)
+    assert (window["accepted_tokens"], window["uncounted_accepted_tokens"]) == (2, 1)

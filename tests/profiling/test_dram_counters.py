@@ -11,12 +11,9 @@ from scipy import stats as reference
 from synthetic_run import BYTES_PER_TOKEN, make_run
 
 from nwor_bench.invariants import accepted
-from nwor_bench.profiling.dram_counters import (
-    amount_of,
-    cell_bytes,
-    csv_rows,
-    predicted_difference,
-)
+from nwor_bench.profiling.dram_counters import amount_of, cell_bytes
+from nwor_bench.profiling.dram_prediction import predicted_difference
+from nwor_bench.profiling.dram_rows import csv_rows
 from nwor_bench.records import SETTLING, BatchRecord, WindowRecord
 from nwor_bench.report.document import Document
 from nwor_bench.report.dram import dram_section

@@ -1,0 +1,110 @@
+"""Drafts that a grammar forbids, as a worker reads them and as vLLM's own scheduler counts them."""
+
+import pickle
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nwor_bench.plugin.invalid_drafts import invalid_drafts
+
+
+def step(pending: bool = True, **drafts: int) -> Any:
+    """A scheduler output with so many placeholders for each request."""
+    scheduled = {name: [-1] * n for name, n in drafts.items()}
+    return SimpleNamespace(
+        scheduled_spec_decode_tokens=scheduled, pending_structured_output_tokens=pending
+    )
+
+
+def grammar(**acceptable: int) -> Any:
+    """A grammar output that lets so many drafts of each request pass."""
+    return SimpleNamespace(
+        structured_output_request_ids=list(acceptable),
+        num_acceptable_drafts=list(acceptable.values()),
+    )
+
+
+def test_a_grammar_says_how_many_drafts_of_each_request_it_forbids() -> None:
+    found = invalid_drafts(step(a=4, b=4, c=4, d=2), grammar(a=1, c=4, d=0), ["a", "b", "c", "d"])
+    assert found == {"a": 3, "d": 2}
+
+
+def test_without_a_grammar_nothing_is_forbidden() -> None:
+    assert invalid_drafts(step(a=4), None, ["a"]) == {}
+
+
+def test_drafts_judged_before_they_were_scheduled_are_not_judged_again() -> None:
+    """No step waits for tokens without async scheduling, and then placeholders are no verdict."""
+    assert invalid_drafts(step(pending=False, a=4), grammar(a=0), ["a"]) == {}
+
+
+def test_a_request_that_sat_out_the_step_before_is_not_judged() -> None:
+    assert invalid_drafts(step(a=4, b=4), grammar(a=0, b=1), ["b"]) == {"b": 3}
+
+
+def test_a_grammar_output_without_numbers_lets_no_draft_pass() -> None:
+    silent = grammar(a=4)
+    silent.num_acceptable_drafts = None
+    assert invalid_drafts(step(a=4), silent, ["a"]) == {"a": 4}
+
+
+class FakeScheduler:
+    """What two methods of vLLM's scheduler ask of `self`; requests called g... have a grammar."""
+
+    def __init__(self, names: list[str], valid: dict[str, int]):
+        self.requests = {
+            name: SimpleNamespace(
+                request_id=name,
+                use_structured_output=name.startswith("g"),
+                is_prefill_chunk=False,
+                is_finished=lambda: False,
+            )
+            for name in names
+        }
+        self.structured_output_manager = SimpleNamespace(
+            validate_tokens=lambda request, tokens: (
+                tokens[: valid[request.request_id]] if request.use_structured_output else tokens
+            ),
+            grammar_bitmask=lambda *_: None,
+        )
+
+
+REQUESTS = st.dictionaries(
+    st.sampled_from(["g1", "g2", "g3", "f1", "f2"]),
+    # drafts scheduled, drafts that the grammar takes, whether the drafter proposed any
+    st.tuples(st.integers(0, 4), st.integers(0, 4), st.booleans()),
+    min_size=1,
+)
+
+
+@pytest.mark.slow  # vLLM's scheduler is imported
+@settings(max_examples=200)
+@given(requests=REQUESTS)
+def test_a_worker_reads_what_vllms_scheduler_counts(
+    requests: dict[str, tuple[int, int, bool]],
+) -> None:
+    """The worker's copy is made before the scheduler judges, as for a worker in another process."""
+    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.core.sched.scheduler import Scheduler
+    from vllm.v1.outputs import DraftTokenIds
+
+    scheduler: Any = FakeScheduler(list(requests), {n: r[1] for n, r in requests.items()})
+    output = SchedulerOutput.make_empty()
+    output.num_scheduled_tokens = {name: drafts + 1 for name, (drafts, _, _) in requests.items()}
+    output.scheduled_spec_decode_tokens = {
+        name: [-1] * drafts for name, (drafts, _, _) in requests.items() if drafts
+    }
+    output.has_structured_output_requests = any(name.startswith("g") for name in requests)
+    output.pending_structured_output_tokens = output.has_structured_output_requests
+    copy = pickle.loads(pickle.dumps(output))
+    judged = [name for name, (_, _, proposed) in requests.items() if proposed]
+    proposals = DraftTokenIds(judged, [[7] * 4 for _ in judged])
+    Scheduler.update_draft_token_ids_in_output(scheduler, proposals, output)
+    grammar_output = Scheduler.get_grammar_bitmask(scheduler, output)
+    assert copy.num_invalid_spec_tokens is None
+    found = invalid_drafts(copy, grammar_output, judged)
+    assert found == output.num_invalid_spec_tokens
+    assert found == invalid_drafts(output, grammar_output, judged)

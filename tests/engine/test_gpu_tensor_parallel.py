@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from engine_tools import EAGER, FULL, eagle_pair, prompts_of, run_cell, tiny_spec, total
+from checklist_rows import check_grammar
+from engine_tools import EAGER, FULL, eagle_pair, prompts_of, run_cell, tiny_pair, tiny_spec, total
 from rank_faults import on_ranks, planted, staging_fails, watch_slots, watched_slots
 
 from nwor_bench.engine import VllmEngine
@@ -88,3 +89,12 @@ def test_drafter_layers_behind_32_target_layers_are_not_staged(
     assert staged.rank_disagreement is None
     assert max(window["draft_tokens"] for window in staged.windows) == 16 * 8
     assert total(staged, "stage_operations") == 32 * total(staged, "staged_tokens") > 0
+
+
+@pytest.mark.row("structured output")
+def test_a_grammar_that_invalidates_drafts(
+    tmp_path: Path, start_engine: Callable[..., VllmEngine]
+) -> None:
+    """The scheduler judges drafts late, and in another process than the ranks'."""
+    spec = tiny_spec(draft_tokens=4, tensor_parallel_size=2, engine_args=json.dumps(EAGER))
+    check_grammar(start_engine(tiny_pair(tmp_path, "draft_model"), spec), ("off", "graph"))

@@ -1,8 +1,9 @@
 """What all tests share: GPU tests are skipped where there is no CUDA device."""
 
+import gc
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,23 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         pytest.skip("needs vLLM's CPU build")
 
 
+def pytest_collection_finish() -> None:
+    """The tests and all that they import stay to the end: no collection need look at them again."""
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _nothing_waits_for_the_disk() -> Iterator[None]:
+    """What is written need not outlive the machine: a busy disk is most of what some tests take.
+
+    test_store.py holds that records are synchronised.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda descriptor: None)
+        yield
+
+
 @pytest.fixture(scope="session")
 def checkout_facts() -> dict[str, Any]:
     """What git says of the checkout, asked once: three processes for each run add up."""
@@ -56,13 +74,10 @@ def own_surroundings(
 ) -> None:
     """A command line in a folder of its own: tiny is built, nothing comes from outside.
 
-    What is written need not outlive the machine, and plotly's 5 MB need not be in every report:
-    waiting for a busy disk is most of the time that such a test takes. test_store.py holds that
-    records are synchronised, tests/report that pages are whole.
+    Plotly's 5 MB need not be in every report; tests/report holds that pages are whole.
     """
     from nwor_bench import environment
 
-    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
     monkeypatch.setattr("plotly.offline.get_plotlyjs", lambda: "")
     monkeypatch.setattr(environment, "_git", lambda source: checkout_facts)
     monkeypatch.setenv("NWOR_BENCH_CACHE", str(pair_cache))

@@ -17,6 +17,10 @@ settings.load_profile("untimed")
 
 pytest_plugins = ["support_rows"]
 
+# Processes side by side have a core each: PyTorch's threads would wait for one that is not running.
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ["OMP_NUM_THREADS"] = "1"
+
 
 @cache
 def cuda_is_available() -> bool:
@@ -40,10 +44,23 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         pytest.skip("needs vLLM's CPU build")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files that take long come first: where files run side by side, none is left for the end."""
+    long = {item.path for item in items if _takes_long(item)}
+    items.sort(key=lambda item: item.path not in long)
+
+
+def _takes_long(item: pytest.Item) -> bool:
+    return any(item.get_closest_marker(name) is not None for name in ("engine", "slow"))
+
+
+def pytest_collection() -> None:
+    """The tests and all that they import stay to the end: there is no garbage to look for yet."""
+    gc.disable()
+
+
 def pytest_collection_finish() -> None:
-    """The tests and all that they import stay to the end: no collection need look at them again."""
-    gc.collect()
-    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(autouse=True, scope="session")

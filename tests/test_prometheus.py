@@ -5,6 +5,7 @@ import re
 import socket
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
@@ -275,12 +276,24 @@ def test_a_sweep_from_the_command_line(
     assert total(samples, "nwor_windows_total", pair="tiny") == 3 * len(engine.calls)
 
 
-def test_ports_are_free_again_afterwards() -> None:
+def open_metric_files() -> int:
+    """How many this process holds, deleted ones too."""
+    names = []
+    for link in Path("/proc/self/fd").iterdir():
+        with suppress(FileNotFoundError):  # the listing's own
+            names.append(str(link.readlink()))
+    return sum("/nwor-metrics-" in name for name in names)
+
+
+def test_ports_and_files_are_free_again_afterwards() -> None:
     said: list[str] = []
     with sweep_metrics(0, None, said.append):
         port = int(said[0].rpartition(":")[2].partition("/")[0])
-        with pytest.raises(ConfigError), sweep_metrics(port, None, said.append):
+        before = open_metric_files()
+        with pytest.raises(ConfigError) as refused, sweep_metrics(port, None, said.append):
             pass
+        assert open_metric_files() == before > 0, refused  # whoever keeps the error keeps no file
+    assert open_metric_files() == 0
     with sweep_metrics(port, None, said.append):
         pass
 

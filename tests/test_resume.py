@@ -5,6 +5,7 @@ import os
 import signal
 import time
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -62,12 +63,18 @@ def measured(folder: Path = RUN) -> list[BatchRecord]:
     return [without_times(b) for b in read_run(folder).batches if b.phase != "warmup"]
 
 
-@pytest.fixture
-def uncut(tmp_path: Path) -> list[BatchRecord]:
-    """The same run, never cut."""
+@cache
+def never_cut() -> list[BatchRecord]:
+    """What a run measures that is left alone: the first test that asks makes it."""
     begin(FakeEngine())
-    (tmp_path / "run").rename(tmp_path / "uncut")
+    RUN.rename("uncut")
     return measured(Path("uncut"))
+
+
+@pytest.fixture
+def uncut(own_surroundings: None) -> list[BatchRecord]:
+    """The same run, never cut."""
+    return never_cut()
 
 
 @pytest.mark.parametrize("n", [0, 1, 3, 8, 9, 17, 28])

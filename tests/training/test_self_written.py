@@ -26,8 +26,8 @@ from nwor_bench.training.self_written import TRIES, open_turn, plain, write_prom
 from nwor_bench.training.target import Target
 
 RECIPE = dataclasses.replace(
-    RECIPES["tiny-eagle"], tokens=640, written_share=0.6, written_tokens=40, held_out=3,
-    answer_tokens=32, held_out_tokens=(8, 24),
+    RECIPES["tiny-eagle"], tokens=320, written_share=0.6, written_tokens=40, held_out=3,
+    answer_tokens=16, held_out_tokens=(4, 12),
 )  # fmt: skip
 
 
@@ -221,8 +221,8 @@ def test_a_seed_gives_the_same_prompts_and_answers(
     sampled = trained_on[: RECIPE.sampled_sequences]
     assert any(p in own.prompts for p in sampled)
     assert any(p in prompts.templates for p in sampled)
-    assert {len(answer) for _, answer in data.training} == {32}
-    assert {len(answer) for _, answer in data.held_out} == {24}
+    assert {len(answer) for _, answer in data.training} == {16}
+    assert {len(answer) for _, answer in data.held_out} == {12}
     assert data.self_written == own.counts()
     save_data(tmp_path / "sequences.json", data)
     assert load_data(tmp_path / "sequences.json") == data

@@ -140,6 +140,7 @@ def test_a_model_folder_and_a_pair(plan: Run) -> None:
         (("--config", "none.json"), "none.json"),
         (("--config", "."), "holds no config.json"),
         (("--config", "broken.json"), "as JSON"),
+        (("--config", "deep.json"), "as JSON"),
         (("--config", "list.json"), "not a JSON object"),
         (("--config", "empty.json"), "hidden_size"),
         (("--target-model", "org/name"), "name its config.json with --config"),
@@ -164,6 +165,7 @@ def test_a_model_folder_and_a_pair(plan: Run) -> None:
 def test_bad_input_is_refused(plan: Run, arguments: tuple[str, ...], words: str) -> None:
     config = json.loads((CONFIGS / "Llama-3.2-3B.json").read_text())
     Path("broken.json").write_text("{")
+    Path("deep.json").write_text("[" * 10**5)
     Path("list.json").write_text("[]")
     Path("empty.json").write_text("{}")
     odd = {**config, "quantization_config": {"quant_method": "odd"}}

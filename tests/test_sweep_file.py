@@ -79,7 +79,7 @@ def index() -> dict[str, Any]:
     [
         ("drafts = [2]", r"s\.toml:3: axes\.drafts.*did you mean 'draft_tokens'"),
         ("requests = 4", r"s\.toml:3: axes\.requests: 4 .* write"),
-        ("requests = []\npairs = []", r"s\.toml:4: axes\.pairs"),
+        ("requests = []\npairs = []", r"s\.toml:4: axes\.pairs: .* write one value or more"),
         ('dtype = ["float8"]', r"s\.toml:3: axes\.dtype"),
         ("requests = [1, 2, 1]", r"write each value of requests once"),
         ("[setting]\nbatches = 2", r"s\.toml:3: setting: unknown.*did you mean 'settings'"),

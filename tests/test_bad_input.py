@@ -394,6 +394,7 @@ def test_reports_of_what_is_no_run(refusal: Refusal) -> None:
         ('{"format_version": 1}', None, "records.jsonl: is not there"),
         ('{"format_version": 1}', "nonsense\n", "records.jsonl:1: not a record"),
         ('{"format_version": 1}', '{"kind": "batch"}\n', "records.jsonl:1: batch record, pair"),
+        ('{"format_version": 2, "status": "complete"}', "", "records.jsonl: holds no batch"),
     ],
 )
 def test_reports_of_a_damaged_run(

@@ -124,10 +124,12 @@ def _one_cell(cell: CellResult) -> Iterator[Finding]:
         )
     if cell.outlier_blocks:
         listed = ", ".join(map(str, cell.outlier_blocks))
+        several = len(cell.outlier_blocks) > 1
+        who, end = (f"blocks {listed}", "") if several else (f"block {listed}", "s")
         yield Finding(
             FindingKind.OUTLIERS,
             Severity.NOTE,
-            f"{cell.label}: block {listed} stands apart from the others. It counts all the same.",
+            f"{cell.label}: {who} stand{end} apart from the others, and count{end} all the same.",
             "If conditions in batches.csv show why, mend that and measure anew.",
             cell.label,
         )

@@ -1,7 +1,7 @@
 """Two runs -> regressions and improvements. Pure; the rules are in `compare_rules.py`.
 
-Cells are matched by pair, NWOR mode, SCV mode and arm; one that only one of the runs has is kept
-and says so.
+Cells are matched by pair, NWOR mode, SCV mode and arm (with `force` a pair may have another name);
+one that only one of the runs has is kept and says so.
 """
 
 from dataclasses import dataclass, replace
@@ -69,6 +69,8 @@ def compare_runs(
             f"BASE and NEW are not comparable:\n{lines}\n"
             "Run NEW as BASE ran, or compare all the same with --force."
         )
+    if force and len(base.pairs) == len(new.pairs) == 1:
+        new = new.under_pair(*base.pairs)
     keys = sorted(base.cells.keys() | new.cells.keys(), key=cell_order)
     if not base.cells.keys() & new.cells.keys():
         raise NotComparableError(

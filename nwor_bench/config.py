@@ -11,7 +11,13 @@ from pydantic import ValidationError
 
 from nwor_bench.errors import ConfigError
 from nwor_bench.records import NworMode, ScvMode, StageBy, StageL2
-from nwor_bench.scenario import PromptSource, Scenario, load_scenario, scenario_names
+from nwor_bench.scenario import (
+    MOST_BLOCKS,
+    PromptSource,
+    Scenario,
+    load_scenario,
+    scenario_names,
+)
 from nwor_bench.stopping import parse_fraction, parse_seconds
 from nwor_bench.sweep_spec import DEFAULT_SEED, SweepSpec
 from nwor_bench.toml_file import remedy
@@ -186,7 +192,7 @@ def json_object(flag: str, text: str | None) -> dict[str, Any] | None:
         return None
     try:
         value = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         reason = f"it is not JSON ({error}); write an object such as '{{\"name\": 1}}'"
         raise ConfigError.for_field(flag, text, reason) from error
     if not isinstance(value, dict):
@@ -242,6 +248,8 @@ def _check_amount(spec: SweepSpec) -> None:
             )
         wanted = f"{batches} (--batches) or more"
         _check_range("--max-blocks", spec.max_blocks, spec.max_blocks >= batches, wanted)
+        most = spec.max_blocks <= MOST_BLOCKS
+        _check_range("--max-blocks", spec.max_blocks, most, f"{MOST_BLOCKS} or less")
     if spec.max_warmup is not None:
         wanted = f"{warmup} (--warmup) or more"
         _check_range("--max-warmup", spec.max_warmup, spec.max_warmup >= warmup, wanted)

@@ -9,6 +9,9 @@ from nwor_bench.model_shape import Experts, Layer, Mla, ModelShape
 MODEL_BITS = {"float32": 32, "bfloat16": 16, "float16": 16}
 """Types that a model computes in, and their size in bits."""
 
+MOST_LAYERS = 10_000
+"""Layers beyond which a config.json holds a slip, not a model."""
+
 KNOWN_TYPES = {
     *("llama", "mistral", "ministral", "mixtral", "granite", "olmo2", "olmo3", "phi3", "smollm3"),
     *("qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "gemma", "gemma2", "gemma3", "gemma3_text"),
@@ -50,6 +53,12 @@ class _Reader:
             if self.config.get(key):
                 raise self.refusal(f"{kind} ({key}); name a decoder with a plain KV cache")
         hidden, heads = self.number("hidden_size"), self.number("num_attention_heads")
+        kv_heads = self.number("num_key_value_heads", heads)
+        if heads % kv_heads and self.config.get("kv_lora_rank") is None:
+            raise self.refusal(
+                f'its "num_key_value_heads" is {kv_heads}; write a divisor of the {heads} '
+                '"num_attention_heads"'
+            )
         dtype = self.dtype()
         experts = self.experts()
         layers = self.layers(experts)
@@ -59,7 +68,7 @@ class _Reader:
             hidden=hidden,
             vocab=self.number("vocab_size"),
             heads=heads,
-            kv_heads=self.number("num_key_value_heads", heads),
+            kv_heads=kv_heads,
             head_dim=self.number("head_dim", hidden // heads),
             mlp_width=self.number("intermediate_size") if some_dense else 0,
             layers=layers,
@@ -148,6 +157,8 @@ class _Reader:
 
     def layers(self, experts: Experts | None) -> tuple[Layer, ...]:
         count = self.number("num_hidden_layers")
+        if count > MOST_LAYERS:
+            raise self.refusal(f'its "num_hidden_layers" is {count}; write {MOST_LAYERS} or less')
         windows = self.windows(count)
         dense_first = self.whole("first_k_dense_replace")
         step, frequency = self.number("decoder_sparse_step", 1), self.number("moe_layer_freq", 1)

@@ -84,13 +84,21 @@ def headline(plan: Plan) -> str:
     )
 
 
+def _amount(parameters: int) -> str:
+    for unit, word in ((1e9, " billion"), (1e6, " million")):
+        if parameters >= unit:
+            return f"{parameters / unit:,.2f}{word}"
+    return f"{parameters:,}"
+
+
 def setting(plan: Plan) -> str:
     """What was asked: model, workload, types."""
     shape, load = plan.model.shape, plan.load
     ranks = f" Bytes are those of one of {load.ranks} ranks." if load.ranks > 1 else ""
     return (
-        f"{plan.name}: {shape.parameters() / 1e9:,.2f} billion parameters, {len(shape.layers)} "
-        f"layers. {load.requests} requests x {load.draft_tokens} drafts, {load.context:,} tokens "
+        f"{plan.name}: {_amount(shape.parameters())} parameters, {len(shape.layers)} "
+        f"layer{'s' * (len(shape.layers) > 1)}. {load.requests} requests x "
+        f"{load.draft_tokens} drafts, {load.context:,} tokens "
         f"of context each, {percent(load.acceptance)} of drafts accepted. Cache in "
         f"{plan.cache_dtype}, weights in {plan.weight_dtype}.{ranks}"
     )

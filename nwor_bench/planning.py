@@ -113,7 +113,7 @@ def _of_path(path: Path) -> NamedConfig:
         raise ConfigError.for_field(
             "--config", str(path), "there is no such file; name a model's config.json"
         ) from error
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigError.for_field(
             "--config", str(path), f"it cannot be read as JSON ({error}); name a config.json"
         ) from error

@@ -126,7 +126,7 @@ def _parse_line(
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"])
         raise StoreError(f"{path}:{number}: {kind} record, {place}: {first['msg']}") from error
-    except (ValueError, AttributeError, KeyError, TypeError) as error:
+    except (ValueError, AttributeError, KeyError, TypeError, RecursionError) as error:
         raise StoreError(f"{path}:{number}: not a record ({error})") from error
     if kind != "event":
         raise StoreError(f"{path}:{number}: unknown record kind {kind!r}")

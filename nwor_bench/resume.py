@@ -5,16 +5,20 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, fields
 from typing import Any
 
+from pydantic import ValidationError
+
 from nwor_bench.config import SweepSpec, flag_of, json_object
-from nwor_bench.errors import ConfigError
+from nwor_bench.errors import ConfigError, StoreError
 from nwor_bench.measure import prompt_digest
 from nwor_bench.pairs import ResolvedPair
 from nwor_bench.plan import Plan, blocks_for_header
 from nwor_bench.prompts import Encode
 from nwor_bench.records import FORMAT_VERSION, NworMode, RunStatus, ScvMode, StageBy, StageL2
+from nwor_bench.run_header import check_complete
 from nwor_bench.scenario import Scenario, load_scenario
 from nwor_bench.stopping import parse_fraction, parse_seconds
-from nwor_bench.store import RunData
+from nwor_bench.store import RUN_FILE, RunData
+from nwor_bench.toml_file import remedy
 
 _SCENARIO_FLAGS = (
     "requests", "batches", "warmup", "draft_tokens", "max_new_tokens", "temperature",
@@ -41,7 +45,8 @@ _ENGINE = ("device", "attention_backend", "runner", "target_layers", "bytes_per_
 
 
 def require_resumable(run: RunData, folder: str) -> None:
-    """Raises ConfigError for a run that is complete, or of another format version."""
+    """Raises ConfigError for a run that is complete, or of another format version, StoreError
+    for one whose header lacks what it was begun with."""
     if run.header.get("status") == RunStatus.COMPLETE:
         raise ConfigError.for_field(
             "--resume", folder, "this run is complete; `nwor-bench report` shows it"
@@ -54,11 +59,26 @@ def require_resumable(run: RunData, folder: str) -> None:
             f"it was begun with format version {version} and can be read, not continued; "
             "start a new run",
         )
+    check_complete(run.header, f"{folder}/{RUN_FILE}")
 
 
 def stored_spec(header: Mapping[str, Any]) -> SweepSpec:
-    """The configuration that a run was begun with; what was no choice yet has its default."""
-    plain = dict(header["spec"])
+    """The configuration that a run was begun with; what was no choice yet has its default.
+
+    Raises StoreError for a value that no run can have been begun with.
+    """
+    try:
+        return _spec_of(header["spec"])
+    except ValidationError as error:
+        fault = error.errors()[0]
+        name = ".".join(map(str, ("spec", "scenario", *fault["loc"])))
+        raise _unusable(name, fault["input"], remedy(fault)) from error
+    except (ValueError, TypeError) as error:  # a mode of another name, a list that is none
+        raise StoreError(f"{RUN_FILE}: spec: {error}; restore the file") from error
+
+
+def _spec_of(stored: Mapping[str, Any]) -> SweepSpec:
+    plain = dict(stored)
     # Through JSON, as strict models take text for paths and lists for tuples from it alone.
     plain["scenario"] = Scenario.model_validate_json(json.dumps(plain["scenario"]))
     plain["nwor_modes"] = tuple(map(NworMode, plain["nwor_modes"]))
@@ -67,6 +87,10 @@ def stored_spec(header: Mapping[str, Any]) -> SweepSpec:
         if name in plain:
             plain[name] = kind(plain[name])
     return SweepSpec(**{f.name: plain[f.name] for f in fields(SweepSpec) if f.name in plain})
+
+
+def _unusable(name: str, value: object, wanted: str) -> StoreError:
+    return StoreError(f"{RUN_FILE}: {name} is {value!r}; {wanted}, or restore the file")
 
 
 def check_spec(run: RunData, spec: SweepSpec) -> None:
@@ -122,7 +146,11 @@ def check_flags(given: Mapping[str, Any], header: Mapping[str, Any]) -> None:
 def check_plan(run: RunData, plan: Plan, encode: Encode) -> None:
     """Refuse to go on if prompts or order came out otherwise than when the run was begun."""
     if blocks_for_header(plan) != run.header["blocks"]:
-        raise _differs("blocks", "order of cells or choice of prompts", "as it was begun")
+        raise ConfigError(
+            "--resume: blocks: the order of cells or the choice of prompts that the configuration "
+            "gives is not the one that run.json says the run was begun with; restore run.json and "
+            "the scenario's prompts, or start anew"
+        )
     prompts = {block.number: block.prompts for block in (plan.gate, *plan.blocks)}
     for batch in run.batches:
         if prompt_digest(encode(prompts[batch.block])) != batch.prompt_digest:

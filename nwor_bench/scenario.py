@@ -13,6 +13,9 @@ from nwor_bench.errors import ConfigError
 from nwor_bench.resources import resource_dir
 from nwor_bench.toml_file import StrictModel, read_toml
 
+MOST_BLOCKS = 10_000
+"""Timed blocks that a run may have; each is drawn before the first begins."""
+
 
 class PromptSource(StrictModel):
     """Where a scenario's prompts come from, and how long they may be (in characters).
@@ -61,7 +64,7 @@ class Scenario(StrictModel):
     name: str = Field(default="", pattern=r"^([A-Za-z0-9][A-Za-z0-9._-]*)?$")
     description: str = ""
     requests: int = Field(ge=1, le=100_000)
-    batches: int = Field(ge=1, le=10_000)
+    batches: int = Field(ge=1, le=MOST_BLOCKS)
     warmup: int = Field(default=1, ge=0)
     draft_tokens: int = Field(ge=1)
     max_new_tokens: int = Field(ge=1)

@@ -1,7 +1,7 @@
 """A sweep from the spec to the reports: check everything, then conduct it on one engine."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -124,7 +124,8 @@ def resume_session(
     resume.require_resumable(run, str(folder))
     resume.check_flags(given, run.header)
     spec = resume.stored_spec(run.header)
-    prepared = _ready(spec, PairChoice(**run.header["choice"]), console)
+    choice = {name.name: run.header["choice"].get(name.name) for name in fields(PairChoice)}
+    prepared = _ready(spec, PairChoice(**choice), console)
     if dry_run:
         _check_resumable(run, prepared, folder, console)
         return ExitCode.OK

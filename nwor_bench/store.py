@@ -20,6 +20,7 @@ from typing import Any
 from nwor_bench.errors import ConfigError, StoreError
 from nwor_bench.record_lines import BatchKey, batch_key, event_line, parse_records, record_line
 from nwor_bench.records import FORMAT_VERSION, BatchRecord, RunStatus, WindowRecord
+from nwor_bench.run_header import check_kinds, read_object
 
 RUN_FILE = "run.json"
 RECORDS_FILE = "records.jsonl"
@@ -227,24 +228,22 @@ def _read_bytes(path: Path) -> bytes:
 def read_header(folder: Path) -> dict[str, Any]:
     """run.json's content.
 
-    Raises ConfigError if the folder holds no run, StoreError if it is not JSON or of a format
-    version that this one does not read.
+    Raises ConfigError if the folder holds no run, StoreError if it is not JSON, of a format
+    version that this one does not read, or holds a part of the wrong kind.
     """
     path = folder / RUN_FILE
     if not path.is_file():
         raise ConfigError.for_field(
             "run folder", str(folder), f"name a folder that holds a {RUN_FILE}"
         )
-    try:
-        header = json.loads(_read_bytes(path))
-    except ValueError as error:
-        raise StoreError(f"{path}: not valid JSON ({error})") from error
-    version = header.get("format_version") if isinstance(header, dict) else None
+    header = read_object(_read_bytes(path), path)
+    version = header.get("format_version")
     if version not in READABLE_VERSIONS:
         known = ", ".join(str(v) for v in READABLE_VERSIONS)
         raise StoreError(
             f"{path}: format_version {version!r} is unknown; this nwor-bench reads {known}"
         )
+    check_kinds(header, path)
     return header
 
 

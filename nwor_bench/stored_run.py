@@ -48,6 +48,21 @@ class StoredRun:
         found = (c for k, c in self.data.items() if k[0] == key[0] and c.is_baseline)
         return next(found, None)
 
+    @property
+    def pairs(self) -> set[str]:
+        """The names of its pairs; `nwor-bench sweep` runs one."""
+        return {key[0] for key in self.cells}
+
+    def under_pair(self, name: str) -> "StoredRun":
+        """The run as if its pair had that name, so that its cells match those of another pair."""
+        return replace(
+            self,
+            cells={(name, *k[1:]): replace(cell, pair=name) for k, cell in self.cells.items()},
+            data={
+                (name, *k[1:]): replace(cell, key=(name, *k[1:])) for k, cell in self.data.items()
+            },
+        )
+
 
 def load_stored(folder: Path) -> StoredRun:
     """Read a run folder or a stored baseline.

@@ -1,16 +1,18 @@
 """sweep.json, the index of a sweep folder: what was asked for, and what became of every run."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
 from nwor_bench.errors import StoreError
+from nwor_bench.run_header import read_object
 from nwor_bench.store import write_atomically
 from nwor_bench.sweep_file import SweepFile
 from nwor_bench.sweep_points import EngineGroup
+from nwor_bench.toml_file import dotted, remedy
 
 INDEX_FILE = "sweep.json"
 SWEEP_FORMAT_VERSION = 1
@@ -57,10 +59,10 @@ class SweepIndex:
         """Read a sweep folder. Raises StoreError if its index is damaged or of another version."""
         path = folder / INDEX_FILE
         try:
-            content = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
+            content = read_object(path.read_bytes(), path)
+        except OSError as error:
             raise StoreError(f"{path}: cannot be read ({error})") from error
-        version = content.get("format_version") if isinstance(content, dict) else None
+        version = content.get("format_version")
         if version != SWEEP_FORMAT_VERSION:
             raise StoreError(
                 f"{path}: format_version {version!r} is unknown; this nwor-bench reads "
@@ -68,13 +70,33 @@ class SweepIndex:
             )
         return cls(folder, content)
 
+    def check_runs(self, groups: Sequence[EngineGroup]) -> None:
+        """Raises StoreError for an index without a name, or whose runs are not its axes' own."""
+        path, runs = self.folder / INDEX_FILE, self.content.get("runs")
+        if not isinstance(self.content.get("name"), str):
+            raise StoreError(f"{path}: name is not a text: restore the file")
+        listed = runs if isinstance(runs, list) else []
+        for group in groups:
+            for point in group.points:
+                wanted = {"number": point.number, "folder": point.folder, **point.axes}
+                if not any(_has(run, wanted) for run in listed):
+                    raise StoreError(
+                        f"{path}: runs: run {point.number} ({point.label}) of its axes is not "
+                        "listed as it was begun: the file was changed since nwor-bench wrote it; "
+                        "restore it"
+                    )
+
     @property
     def sweep(self) -> SweepFile:
         """What the sweep was begun with. Raises StoreError if that is damaged."""
         try:
-            return SweepFile.model_validate_json(json.dumps(self.content["sweep"]))
-        except (KeyError, ValidationError) as error:
-            raise StoreError(f"{self.folder / INDEX_FILE}: sweep: {error}") from error
+            return SweepFile.model_validate_json(json.dumps(self.content.get("sweep")))
+        except ValidationError as error:
+            fault = error.errors()[0]
+            name = dotted(("sweep", *fault["loc"]))
+            raise StoreError(
+                f"{self.folder / INDEX_FILE}: {name}: {remedy(fault)}, or restore the file"
+            ) from error
 
     def status(self, number: int) -> str:
         """How far the run of that number is."""
@@ -101,3 +123,12 @@ class SweepIndex:
     def _run(self, number: int) -> dict[str, Any]:
         found: dict[str, Any] = next(r for r in self.content["runs"] if r["number"] == number)
         return found
+
+
+def _has(run: object, wanted: Mapping[str, Any]) -> bool:
+    return (
+        isinstance(run, Mapping)
+        and run.get("status") in (PENDING, DONE, FAILED, INTERRUPTED)
+        and (run["status"] != DONE or isinstance(run.get("exit_code"), int))
+        and all(run.get(name) == value for name, value in wanted.items())
+    )

@@ -134,6 +134,7 @@ def resume_sweep(
             "--file", str(path), "the sweep was begun with other contents; leave the flag out"
         )
     groups = group_by_engine(make_points(sweep))
+    index.check_runs(groups)
     left = [_without(group, index) for group in groups]
     left = [group for group in left if group.points]
     if not left:

@@ -150,6 +150,12 @@ def test_numbers_out_of_range(sweep: Refusal, flag: str, value: str, words: str)
     assert words in message
 
 
+def test_a_bound_of_blocks_has_a_bound_itself(sweep: Refusal) -> None:
+    """Every block is drawn before the first begins: without it a slip hangs."""
+    message = sweep("--ci-width", "0.5%", "--max-blocks", "1000000000")
+    assert message.startswith("nwor-bench: --max-blocks: 1000000000 is not usable; write 10000 or")
+
+
 @pytest.mark.parametrize(
     ("flag", "value"),
     [("--requests", "1e9"), ("--requests", "many"), ("--temperature", "hot"), ("--seed", "0.5")],
@@ -388,6 +394,7 @@ def test_reports_of_what_is_no_run(refusal: Refusal) -> None:
         ('{"format_version": 1}', None, "records.jsonl: is not there"),
         ('{"format_version": 1}', "nonsense\n", "records.jsonl:1: not a record"),
         ('{"format_version": 1}', '{"kind": "batch"}\n', "records.jsonl:1: batch record, pair"),
+        ('{"format_version": 2, "status": "complete"}', "", "records.jsonl: holds no batch"),
     ],
 )
 def test_reports_of_a_damaged_run(

@@ -206,6 +206,22 @@ def test_cells_of_one_run_alone_are_listed() -> None:
         )
 
 
+def test_force_matches_the_cells_of_a_pair_of_another_name() -> None:
+    def every(_) -> bool:
+        return True
+
+    new = slowed(BASE, {GRAPH: 1.05})
+    other = with_header(new, "pair", name="other")
+    other = change_windows(change_batches(other, every, pair="other"), every, pair="other")
+    with pytest.raises(NotComparableError, match=r"pair\.name: BASE toy, NEW other"):
+        compare(other)
+    forced = compare(other, force=True)
+    assert outcomes(forced) == outcomes(compare(new))
+    assert [str(found) for found in forced.forced] == ["pair.name: BASE toy, NEW other"]
+    changed = cell_of(forced, "stage x graph")
+    assert changed.ratio == cell_of(compare(new), "stage x graph").ratio
+
+
 def test_strict_tells_open_cells_from_the_same() -> None:
     comparison = compare(slowed(BASE, {}, noise=0.2))
     assert comparison.having(Outcome.AMBIGUOUS)

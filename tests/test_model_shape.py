@@ -209,6 +209,8 @@ def test_which_ranks_fit(heads: int, kv_heads: int, ranks: int, fits: bool) -> N
         ({"hidden_size": None}, 'no "hidden_size"'),
         ({"vocab_size": "many"}, "\"vocab_size\" is 'many'"),
         ({"num_hidden_layers": 0}, '"num_hidden_layers" is 0'),
+        ({"num_hidden_layers": 10**9}, '"num_hidden_layers" is 1000000000; write 10000 or less'),
+        ({"num_key_value_heads": 3}, '"num_key_value_heads" is 3; write a divisor of the '),
         ({"num_attention_heads": True}, '"num_attention_heads" is True'),
         ({"intermediate_size": None}, 'no "intermediate_size"'),
         ({"dtype": "int3"}, "\"dtype\" is 'int3'"),

@@ -4,7 +4,9 @@ from dataclasses import replace
 
 import pytest
 
+from nwor_bench.advice import findings
 from nwor_bench.aggregate import noise_floor, summarise
+from nwor_bench.finding import FindingKind
 from nwor_bench.records import Verdict
 from nwor_bench.stats import SIGNIFICANCE
 from nwor_bench.store import RunData
@@ -88,6 +90,11 @@ def test_an_outlying_block_counts_and_is_named(run):
     assert cell.outlier_blocks == (7,)
     assert cell.ratio_to_off == pytest.approx(before.ratio_to_off * 3 ** (1 / 12))
     assert before.outlier_blocks == ()
+    (note,) = (f.message for f in findings(odd, summarise(odd)) if f.kind == FindingKind.OUTLIERS)
+    assert note.endswith(": block 7 stands apart from the others, and counts all the same.")
+    two = [replace(cell, outlier_blocks=(3, 7))]
+    (note,) = (f.message for f in findings(odd, two) if f.kind == FindingKind.OUTLIERS)
+    assert note.endswith(": blocks 3, 7 stand apart from the others, and count all the same.")
 
 
 def test_an_arm_that_breaks_parity_is_invalid_and_gives_no_floor(run):

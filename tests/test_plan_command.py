@@ -133,6 +133,16 @@ def test_a_model_folder_and_a_pair(plan: Run) -> None:
     assert "8.03 billion" in out
 
 
+def test_a_small_model_has_parameters_too(plan: Run) -> None:
+    config = json.loads((CONFIGS / "Llama-3.2-3B.json").read_text())
+    small = {"num_hidden_layers": 1, "hidden_size": 24, "head_dim": 1, "intermediate_size": 48}
+    Path("small.json").write_text(json.dumps({**config, **small}))
+    code, out, _ = plan("--config", "small.json")
+    # attention 24 x (2 x 24 + 2 x 8) x 1, MLP 3 x 24 x 48, one tied embedding 128,256 x 24
+    assert code == 0
+    assert "small: 3.08 million parameters, 1 layer." in out
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -140,6 +150,7 @@ def test_a_model_folder_and_a_pair(plan: Run) -> None:
         (("--config", "none.json"), "none.json"),
         (("--config", "."), "holds no config.json"),
         (("--config", "broken.json"), "as JSON"),
+        (("--config", "deep.json"), "as JSON"),
         (("--config", "list.json"), "not a JSON object"),
         (("--config", "empty.json"), "hidden_size"),
         (("--target-model", "org/name"), "name its config.json with --config"),
@@ -164,6 +175,7 @@ def test_a_model_folder_and_a_pair(plan: Run) -> None:
 def test_bad_input_is_refused(plan: Run, arguments: tuple[str, ...], words: str) -> None:
     config = json.loads((CONFIGS / "Llama-3.2-3B.json").read_text())
     Path("broken.json").write_text("{")
+    Path("deep.json").write_text("[" * 10**5)
     Path("list.json").write_text("[]")
     Path("empty.json").write_text("{}")
     odd = {**config, "quantization_config": {"quant_method": "odd"}}

@@ -18,7 +18,7 @@ from nwor_bench import environment, resume
 from nwor_bench.aggregate import summarise
 from nwor_bench.cli import app
 from nwor_bench.config import Overrides, SweepSpec, load_scenario, resolve
-from nwor_bench.errors import BenchError, ConfigError, ExitCode
+from nwor_bench.errors import BenchError, ConfigError, ExitCode, StoreError
 from nwor_bench.records import BatchRecord
 from nwor_bench.session import PairChoice, resume_session, run_session
 from nwor_bench.store import RECORDS_FILE, RUN_FILE, RunData, RunStore, only_writer, read_run
@@ -307,6 +307,35 @@ def test_another_machine_or_order_is_refused(changes: dict[str, Any], words: str
     with pytest.raises(BenchError, match=words) as caught:
         go_on()
     assert caught.value.exit_code == ExitCode.BAD_USAGE
+
+
+@pytest.mark.parametrize(
+    ("part", "value", "words"),
+    [
+        *((part, None, f"{part} is missing") for part in ("spec", "pair", "choice", "blocks")),
+        ("environment", None, "environment is missing"),
+        ("environment__packages", None, r"environment\.packages is missing"),
+        ("environment", "x", "environment is 'x', not an object"),
+        ("blocks", "x", "blocks is 'x', not a list"),
+        ("scenario__requests", 3, r"scenario\.requests is 3 and spec\.scenario\.requests 2"),
+        ("spec__nwor_modes", ["offf"], "'offf' is not a valid NworMode"),
+    ],
+)
+def test_an_edited_header_is_refused_by_the_name_of_what_changed(
+    part: str, value: Any, words: str
+) -> None:
+    interrupted_at(9)
+    change_header(**{part: value})
+    with pytest.raises(StoreError, match=words) as caught:
+        go_on()
+    assert "run.json" in str(caught.value)
+
+
+def test_an_edited_scenario_is_refused_by_its_field() -> None:
+    interrupted_at(9)
+    change_header(scenario__requests="two", spec__scenario__requests="two")
+    with pytest.raises(StoreError, match=r"spec\.scenario\.requests is 'two'; write a valid int"):
+        go_on()
 
 
 def test_other_prompts_are_refused() -> None:

@@ -110,6 +110,21 @@ def test_other_versions_are_refused_and_the_known_ones_named(store, version):
         RunStore.open(store.folder)
 
 
+@pytest.mark.parametrize("name", ["scenario", "pair", "engine", "environment", "parity", "cells"])
+def test_a_part_of_the_wrong_kind_is_refused_by_its_name(store, name):
+    path = store.folder / RUN_FILE
+    path.write_text(json.dumps({**json.loads(path.read_text()), name: "x"}))
+    with pytest.raises(StoreError, match=rf"run\.json: {name} is 'x', not an? (object|list)"):
+        read_run(store.folder)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[" * 10**5, "\x00"])
+def test_a_header_that_is_no_json_is_refused(store, text):
+    (store.folder / RUN_FILE).write_text(text)
+    with pytest.raises(StoreError, match=r"run\.json: not valid JSON"):
+        read_run(store.folder)
+
+
 def test_a_batch_is_stored_once(store):
     store.append_batch(BATCH, WINDOWS)
     with pytest.raises(StoreError, match="already in the run"):
@@ -198,8 +213,9 @@ def test_a_torn_run_can_be_continued(store, cut):
 
 @pytest.mark.parametrize(
     "line",
-    [b"{}", b"[]", b"7", b"not json", b'{"kind":"other"}', b'{"kind":"batch"}', b"", b"\xff"],
-)
+    [b"{}", b"[]", b"7", b"not json", b'{"kind":"other"}', b'{"kind":"batch"}', b"", b"\xff",
+     b"[" * 10**5],
+)  # fmt: skip
 def test_damage_before_the_end_is_named_by_its_line(line):
     with pytest.raises(StoreError, match=r"r\.jsonl:4: "):
         parse_records(Path("r.jsonl"), LINES + line + b"\n" + SECOND_LINES)

@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -78,7 +79,7 @@ def index() -> dict[str, Any]:
     [
         ("drafts = [2]", r"s\.toml:3: axes\.drafts.*did you mean 'draft_tokens'"),
         ("requests = 4", r"s\.toml:3: axes\.requests: 4 .* write"),
-        ("requests = []\npairs = []", r"s\.toml:4: axes\.pairs"),
+        ("requests = []\npairs = []", r"s\.toml:4: axes\.pairs: .* write one value or more"),
         ('dtype = ["float8"]', r"s\.toml:3: axes\.dtype"),
         ("requests = [1, 2, 1]", r"write each value of requests once"),
         ("[setting]\nbatches = 2", r"s\.toml:3: setting: unknown.*did you mean 'settings'"),
@@ -315,12 +316,45 @@ def test_a_single_run_is_no_sweep(small: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "damage", ["[]", "{", '{"format_version": 1}', '{"format_version": 1, "sweep": {"axs": {}}}']
+    "damage",
+    [
+        "[]",
+        "{",
+        '{"format_version": 1}',
+        '{"format_version": 1, "sweep": {"axs": {}}}',
+        "[" * 10**5,
+    ],
 )
 def test_a_damaged_index_is_one_message(tmp_path: Path, damage: str) -> None:
     (tmp_path / "sweep.json").write_text(damage)
     with pytest.raises(StoreError, match=r"sweep\.json: "):
         resume_sweep(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda content: content.pop("runs"), "runs: run 1 "),
+        (lambda content: content.update(runs="x"), "runs: run 1 "),
+        (lambda content: content.update(runs=["x"]), "runs: run 1 "),
+        (lambda content: content["runs"].pop(), "runs: run 4 "),
+        (lambda content: content["runs"][1].update(requests=77), "runs: run 2 "),
+        (lambda content: content["runs"][0].update(exit_code=None), "runs: run 1 "),
+        (lambda content: content["runs"][3].update(status="finished"), "runs: run 4 "),
+        (lambda content: content.pop("name"), "name is not a text"),
+    ],
+)
+def test_an_edited_index_is_refused_before_anything_starts(
+    small: Path, change: Callable[[dict[str, Any]], object], words: str
+) -> None:
+    sweep(small, Engines({1: KeyboardInterrupt()}))
+    content = index()
+    change(content)
+    Path("out/sweep.json").write_text(json.dumps(content))
+    engines = Engines()
+    with pytest.raises(StoreError, match=rf"sweep\.json: {words}"):
+        resume_sweep(Path("out"), engine_factory=engines, check_engine=accept_arguments)
+    assert engines.started == []
 
 
 def test_a_sweep_goes_on_with_its_own_contents_only(small: Path) -> None:

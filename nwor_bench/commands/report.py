@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from nwor_bench.errors import ExitCode
+from nwor_bench.errors import ExitCode, StoreError
 
 
 def report(
@@ -22,14 +22,19 @@ def report(
     from rich.console import Console
 
     from nwor_bench.aggregate import summarise
-    from nwor_bench.records import Verdict
+    from nwor_bench.records import RunStatus, Verdict
     from nwor_bench.report import print_summary, write_files
     from nwor_bench.report.github import append_github_summary, github_summary_file
-    from nwor_bench.store import read_run
+    from nwor_bench.store import RECORDS_FILE, RUN_FILE, read_run
 
     if github_summary:
         github_summary_file()  # refuse before anything is written
     data = read_run(run)
+    if data.header.get("status") == RunStatus.COMPLETE and not data.batches:
+        raise StoreError(
+            f"{run / RECORDS_FILE}: holds no batch, and {RUN_FILE} says that the run is complete; "
+            "restore it: reports from it would replace the run's tables by empty ones"
+        )
     cells = summarise(data)
     paths = write_files(run, data, cells)
     print_summary(Console(), data, cells, run)

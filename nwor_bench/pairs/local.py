@@ -47,7 +47,7 @@ def read_model_config(target: str, field: str = "model") -> dict[str, Any] | Non
         raise ConfigError.for_field(
             field, target, "the folder holds no config.json; name a folder saved by transformers"
         ) from error
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigError.for_field(
             field, target, f"its config.json cannot be read ({error}); save the model again"
         ) from error

@@ -10,12 +10,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from async_worker import stand_in_for_streams
 from checklist_rows import PROMPTS, check_grammar
 from checklist_tools import Answers, ask, check_cache, check_same, greedy
 from engine_tools import tiny_pair, tiny_spec
 
-from nwor_bench import engine_config
 from nwor_bench.engine import VllmEngine
 
 pytestmark = [
@@ -46,8 +44,6 @@ def engine(
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(CpuPlatform, "check_and_update_config", classmethod(switched_on))
-        patch.setattr(engine_config, "WORKER_EXTENSION", "async_worker.AsyncWorkerExtension")
-        stand_in_for_streams(patch.setattr)
         engine = start_engine(pair, spec)
         yield engine
         engine.close()

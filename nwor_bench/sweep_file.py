@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from nwor_bench.errors import ConfigError
 from nwor_bench.pairs.catalogue import DEFAULT_PAIR
@@ -12,6 +12,14 @@ from nwor_bench.resources import resource_dir
 from nwor_bench.toml_file import StrictModel, read_toml
 
 Dtype = Literal["auto", "bfloat16", "float16", "float32"]
+
+CacheDtype = Literal[
+    "auto", "float16", "bfloat16", "fp8", "fp8_e4m3", "fp8_e5m2", "fp8_inc", "fp8_ds_mla",
+    "nvfp4_ds_mla", "turboquant_k8v4", "turboquant_4bit_nc", "turboquant_k3v4_nc",
+    "turboquant_3bit_nc", "ultraquant_4bit", "int4_per_token_head", "int8_per_token_head",
+    "fp8_per_token_head", "nvfp4", "nvfp4_4over6",
+]  # fmt: skip
+"""vLLM's kv_cache_dtype, auto being the model's; importing it from vLLM would take seconds."""
 
 
 class Axes(StrictModel):
@@ -26,20 +34,18 @@ class Axes(StrictModel):
     requests: tuple[int, ...] = ()
     temperature: tuple[float, ...] = ()
     dtype: tuple[Dtype, ...] = ()
-    cache_dtype: tuple[str, ...] = ()
-    """vLLM's kv_cache_dtype: auto (the model's), fp8, ..."""
+    cache_dtype: tuple[CacheDtype, ...] = ()
     acceptance_length: tuple[float, ...] = ()
     """For pairs that accept drafts by the dice: tokens that a request gains a window."""
     nwor_modes: tuple[NworMode, ...] = tuple(NworMode)
     scv_modes: tuple[ScvMode, ...] = tuple(ScvMode)
 
-    @model_validator(mode="after")
-    def _each_once(self) -> "Axes":
-        for name in type(self).model_fields:
-            values = getattr(self, name)
-            if len(set(values)) < len(values):
-                raise ValueError(f"write each value of {name} once")
-        return self
+    @field_validator("*")
+    @classmethod
+    def _each_once(cls, values: tuple[Any, ...]) -> tuple[Any, ...]:
+        if len(set(values)) < len(values):
+            raise ValueError("write each value once")
+        return values
 
 
 class Settings(StrictModel):

@@ -110,10 +110,21 @@ def make_points(sweep: SweepFile) -> tuple[Point, ...]:
         overrides = Overrides(draft_tokens=drafts, requests=requests, temperature=heat)
         try:
             spec = _spec(sweep, scenario, dtype, overrides, cache_dtype, length)
+            _check_length(length, spec.scenario.draft_tokens)
         except ConfigError as error:
             raise ConfigError(f"run {number} ({pair}, {scenario}): {error}") from error
         points.append(Point(number, pair, scenario, spec))
     return tuple(points)
+
+
+def _check_length(acceptance_length: float | None, draft_tokens: int) -> None:
+    """A window gives a request one token at least, and all its drafts and one more at most."""
+    if acceptance_length is not None and not 1 <= acceptance_length <= draft_tokens + 1:
+        raise ConfigError.for_field(
+            "acceptance_length",
+            acceptance_length,
+            f"write 1 to {draft_tokens + 1}: what a window of {draft_tokens} drafts can give",
+        )
 
 
 def _spec(

@@ -83,6 +83,7 @@ def test_exit_codes(run: Run, arguments: str, code: int) -> None:
         ("base same --decide-by ratios", "did you mean 'ratio'?"),
         ("base same --markdown no/where.md", "--markdown: 'no/where.md' is not usable"),
         ("base same --json no/where.json", "--json: 'no/where.json' is not usable"),
+        ("base same --json - --markdown -", "--json: '-' is not usable; --markdown is printed"),
         ("base same --github-summary", "GITHUB_STEP_SUMMARY is not set"),
     ],
 )
@@ -120,13 +121,15 @@ def test_markdown_to_a_file_or_instead_of_the_tables(run: Run, tmp_path: Path) -
     assert printed.startswith("# nwor-bench compare\n\n**1 regression: stage x graph got worse")
 
 
-def test_json_to_a_file(run: Run, tmp_path: Path) -> None:
+def test_json_to_a_file_or_instead_of_the_tables(run: Run, tmp_path: Path) -> None:
     path = tmp_path / "compare.json"
     run("compare", "base", "slower", "--json", str(path))
     content = json.loads(path.read_text())
     assert content["exit_code"] == 4
     outcomes = {c["outcome"] for c in content["cells"] if c["scv_mode"] == "graph"}
     assert outcomes == {"SAME", "REGRESSION"}
+    _, printed, _ = run("compare", "base", "slower", "--json", "-")
+    assert json.loads(printed) == content
 
 
 def test_the_jobs_summary_is_appended_to(

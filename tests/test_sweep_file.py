@@ -3,9 +3,10 @@
 import json
 import re
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pandas as pd
 import pytest
@@ -22,7 +23,7 @@ from nwor_bench.pairs import ResolvedPair
 from nwor_bench.records import NworMode, ScvMode
 from nwor_bench.resources import resource_dir
 from nwor_bench.store import read_run
-from nwor_bench.sweep_file import Axes, SweepFile, load_sweep
+from nwor_bench.sweep_file import Axes, CacheDtype, SweepFile, load_sweep
 from nwor_bench.sweep_points import group_by_engine, make_points
 from nwor_bench.sweep_run import check_flags, resume_sweep, run_sweep
 
@@ -81,7 +82,9 @@ def index() -> dict[str, Any]:
         ("requests = 4", r"s\.toml:3: axes\.requests: 4 .* write"),
         ("requests = []\npairs = []", r"s\.toml:4: axes\.pairs: .* write one value or more"),
         ('dtype = ["float8"]', r"s\.toml:3: axes\.dtype"),
-        ("requests = [1, 2, 1]", r"write each value of requests once"),
+        ('cache_dtype = ["fp9"]', r"s\.toml:3: axes\.cache_dtype.*'fp9'.*'fp8'"),
+        ("[settings]\ntime_budget = 60", r"time_budget: 60 .*write text in \"double quotes\""),
+        ("requests = [1, 2, 1]", r"s\.toml:3: axes\.requests: \[1, 2, 1\] .*write each value once"),
         ("[setting]\nbatches = 2", r"s\.toml:3: setting: unknown.*did you mean 'settings'"),
         ("[settings]\nci_with = '1%'", r"settings\.ci_with.*did you mean 'ci_width'"),
         ("[settings]\ndram_counter = true", r"dram_counter.*did you mean 'dram_counters'"),
@@ -110,6 +113,24 @@ def test_values_meet_the_rules_of_the_flags(tmp_path: Path, settings: str, words
     path.write_text(f"[settings]\n{settings}\n")
     with pytest.raises(ConfigError, match=words):
         make_points(load_sweep(path))
+
+
+@pytest.mark.parametrize(("length", "fits"), [("0.9", 0), ("1.0", 1), ("3.0", 1), ("3.1", 0)])
+def test_an_acceptance_length_is_what_a_window_can_give(
+    tmp_path: Path, length: str, fits: int
+) -> None:
+    path = tmp_path / "s.toml"
+    path.write_text(f"[axes]\ndraft_tokens = [2]\nacceptance_length = [{length}]\n")
+    refused = pytest.raises(ConfigError, match=rf"acceptance_length: {length} .*write 1 to 3")
+    with nullcontext() if fits else refused:
+        make_points(load_sweep(path))
+
+
+@pytest.mark.slow  # imports vLLM
+def test_cache_dtypes_are_vllms() -> None:
+    from vllm.config.cache import CacheDType
+
+    assert get_args(CacheDtype) == get_args(CacheDType)
 
 
 def test_a_sweep_without_off_is_refused(tmp_path: Path) -> None:

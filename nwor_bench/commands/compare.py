@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 OUTPUT = "Output"
+PRINTED = Path("-")
 
 
 def compare(
@@ -28,7 +29,8 @@ def compare(
                                   rich_help_panel=OUTPUT)
     ] = None,
     json: Annotated[
-        Path | None, typer.Option(help="Write everything as JSON.", rich_help_panel=OUTPUT)
+        Path | None, typer.Option(help="Write everything as JSON; - prints it instead.",
+                                  rich_help_panel=OUTPUT)
     ] = None,
     github_summary: Annotated[
         bool, typer.Option("--github-summary", rich_help_panel=OUTPUT,
@@ -44,7 +46,6 @@ def compare(
 
     from nwor_bench.compare import DecideBy, compare_runs
     from nwor_bench.errors import ConfigError
-    from nwor_bench.planning import write_output
     from nwor_bench.report.comparison import (
         comparison_json,
         comparison_markdown,
@@ -55,6 +56,8 @@ def compare(
 
     if decide_by not in set(DecideBy):
         raise ConfigError.unknown("--decide-by", decide_by, [str(each) for each in DecideBy])
+    if markdown == json == PRINTED:
+        raise ConfigError.for_field("--json", "-", "--markdown is printed already; name a file")
     fraction = _fraction(threshold)
     if github_summary:
         github_summary_file()  # refuse before anything is read
@@ -66,17 +69,22 @@ def compare(
         force=force,
     )
     text = comparison_markdown(comparison)
-    if markdown == Path("-"):
-        typer.echo(text, nl=False)
-    else:
+    if PRINTED not in (markdown, json):
         print_comparison(Console(), comparison)
-    if markdown is not None and markdown != Path("-"):
-        write_output("--markdown", markdown, text)
-    if json is not None:
-        write_output("--json", json, comparison_json(comparison, strict=strict))
+    _put("--markdown", markdown, text)
+    _put("--json", json, comparison_json(comparison, strict=strict))
     if github_summary:
         append_github_summary(text)
     raise typer.Exit(comparison.exit_code(strict=strict))
+
+
+def _put(flag: str, path: Path | None, text: str) -> None:
+    from nwor_bench.planning import write_output
+
+    if path == PRINTED:
+        typer.echo(text, nl=not text.endswith("\n"))
+    elif path is not None:
+        write_output(flag, path, text)
 
 
 def _fraction(threshold: str) -> float:

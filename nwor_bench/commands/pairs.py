@@ -98,7 +98,8 @@ def train(
         int | None, typer.Option(help="Tokens of text that the target generates.")
     ] = None,
     device: Annotated[
-        str | None, typer.Option(help="cpu or cuda (default: cuda where there is one).")
+        str | None,
+        typer.Option(help="cpu or cuda (default: cuda where there is one; cpu for little text)."),
     ] = None,
     output: Annotated[
         str | None, typer.Option(help="A new folder (default: runs/TIME-train-DRAFTER).")
@@ -127,12 +128,11 @@ def train(
     if resume is not None:
         folder = Path(resume)
         recipe = resumed_recipe(folder, drafter, given)
-    import torch
     from rich.console import Console
 
-    from nwor_bench.training.train import check_device, train_head
+    from nwor_bench.training.train import check_device, choose_device, train_head
 
-    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    device = device or choose_device(recipe)
     check_device(device)
     if resume is None:
         now = datetime.now(UTC)

@@ -46,6 +46,9 @@ LOSSES = ("loss", "cross_entropy", "smooth_l1")
 
 AfterStep = Callable[[int], None]
 
+PATIENCE = 1_000_000
+"""Tokens of text from which training on a CPU takes hours and more: it must be meant."""
+
 
 def train_head(
     recipe: Recipe,
@@ -77,6 +80,18 @@ def train_head(
         write_json(folder / HEAD / TRAINING_FILE, record)
         write_card(folder / HEAD / "README.md", record)
     return record
+
+
+def choose_device(recipe: Recipe) -> str:
+    """A GPU where there is one; a CPU, unasked, only for little text (ConfigError otherwise)."""
+    if torch.cuda.is_available():
+        return "cuda"
+    if recipe.tokens > PATIENCE:
+        raise ConfigError(
+            f"--device: there is no CUDA device, and {recipe.tokens:,} tokens of text take a CPU "
+            "days; write --device cpu if you mean it, or fewer --tokens"
+        )
+    return "cpu"
 
 
 def check_device(device: str) -> None:

@@ -375,6 +375,7 @@ def test_resuming_needs_the_same_values(tmp_path: Path) -> None:
         (["tiny-eagle", "--tokens", "3"], "--tokens: 3 .* 64 or more"),
         (["tiny-eagle", "--seed", "-1"], "--seed: -1"),
         (["tiny-eagle", "--device", "tpu"], "--device: unknown name 'tpu'"),
+        (["smollm2-eagle"], "--device: there is no CUDA device, and 6,000,000 tokens"),
         (["tiny-eagle", "--resume", "nowhere"], "--resume: 'nowhere'"),
         (["tiny-eagle", "--resume", "a", "--output", "b"], "--output: 'b'"),
     ],
@@ -384,6 +385,7 @@ def test_bad_options_are_refused_before_anything_is_made(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("NWOR_BENCH_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(ConfigError, match=words):
         CliRunner().invoke(app, ["train", *arguments], catch_exceptions=False)
     assert not list(tmp_path.iterdir())

@@ -79,7 +79,7 @@ def test_faults_are_those_of_the_readers(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="did you mean 'quick'"):
         counters_wanted(False, None, "quik")
     (tmp_path / "sweep.json").write_text("{")
-    with pytest.raises(StoreError, match=r"sweep\.json: cannot be read"):
+    with pytest.raises(StoreError, match=r"sweep\.json: not valid JSON"):
         counters_wanted(False, str(tmp_path), None)
 
 

@@ -1,15 +1,13 @@
 """Conduct a sweep that has been checked: engine, batches, records, reports, however it ends."""
 
 import shlex
-import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from rich.console import Console
@@ -20,12 +18,13 @@ from nwor_bench.conditions import ConditionMonitor
 from nwor_bench.config import SweepSpec
 from nwor_bench.engine import Engine
 from nwor_bench.errors import ExitCode, was_interrupted
+from nwor_bench.interrupts import Interrupts, heed_interrupts
 from nwor_bench.logit_gap import LogitGaps
 from nwor_bench.pairs import ResolvedPair
 from nwor_bench.plan import Plan, blocks_for_header
 from nwor_bench.progress import Progress, make_progress
 from nwor_bench.prompts import Encode
-from nwor_bench.records import CellResult, RunStatus, Verdict
+from nwor_bench.records import BatchRecord, CellResult, RunStatus, Verdict, WindowRecord
 from nwor_bench.report import print_summary, write_files
 from nwor_bench.runner import OnBatch, Sweep
 from nwor_bench.store import RunData, RunStore, only_writer, read_run
@@ -96,9 +95,10 @@ def run_prepared(
             )
         log = None if verbose else folder / "engine.log"
 
-        def measure(progress: Progress) -> None:
+        def measure(progress: Progress, interrupts: Interrupts) -> None:
             progress.say(f"vLLM with {pair.name} (log: {log or 'this terminal'})")
             with source(log) as engine:
+                interrupts.check()
                 status = engine.status()
                 if resumed is not None:
                     resume.check_engine(resumed, status)
@@ -112,15 +112,15 @@ def run_prepared(
                     progress,
                     monitor,
                     _gaps(pair, status),
-                    on_batch,
+                    _and_then(on_batch, interrupts.check),
                 )
                 _measure(sweep, status, store, progress)
                 # Staging captured its graphs on the way: what they took is known only now.
                 store.update({"engine": engine.status()})
 
         total = plan.num_batches + sum(prepared.spec.counted_blocks.values()) * len(plan.cells)
-        with make_progress(console, plan.cells, total) as progress, _stop_on_sigterm():
-            status, failure = _guarded(measure, store, progress)
+        with make_progress(console, plan.cells, total) as progress, heed_interrupts() as interrupts:
+            status, failure = _guarded(measure, store, progress, interrupts)
         code = _finish(store, status, console, publish)
         if status is not RunStatus.COMPLETE and not in_sweep:
             say_how_to_go_on(folder, console)
@@ -172,16 +172,30 @@ def _measure(sweep: Sweep, status: dict[str, Any], store: RunStore, progress: Pr
         store.update(facts)
 
 
+def _and_then(on_batch: OnBatch | None, check: Callable[[], None]) -> OnBatch:
+    """Both, in that order, for every batch."""
+
+    def both(batch: BatchRecord, windows: Iterable[WindowRecord]) -> None:
+        if on_batch is not None:
+            on_batch(batch, windows)
+        check()
+
+    return both
+
+
 def _guarded(
-    measure: Callable[[Progress], None], store: RunStore, progress: Progress
+    measure: Callable[[Progress, Interrupts], None],
+    store: RunStore,
+    progress: Progress,
+    interrupts: Interrupts,
 ) -> tuple[RunStatus, Exception | None]:
     """How measuring ended, noted in the records; the run is reported before an error goes on."""
     try:
-        measure(progress)
+        measure(progress, interrupts)
     except KeyboardInterrupt:
         pass
     except Exception as error:
-        if not was_interrupted(error):
+        if not (interrupts.seen or was_interrupted(error)):
             told = str(error) or repr(error)
             store.append_event({"event": "failed", "at": _now(), "error": told})
             return RunStatus.FAILED, error
@@ -218,20 +232,6 @@ def worst_of(cells: Sequence[CellResult]) -> ExitCode:
     """The exit code that a run's cells ask for, however it ended."""
     broken = any(cell.verdict == Verdict.INVALID for cell in cells)
     return ExitCode.CORRECTNESS_BROKEN if broken else ExitCode.OK
-
-
-@contextmanager
-def _stop_on_sigterm() -> Iterator[None]:
-    """Treat SIGTERM like Ctrl-C, so that a CI runner's stop keeps what was measured too."""
-
-    def interrupt(_signal: int, _frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    previous = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, previous)
 
 
 def _since(began: float) -> float:

@@ -219,10 +219,10 @@ class Sweep:
             answer = self.parity.judge(cell, answer, reference, block)
         windows = window_records(place, output, self._bytes_per_token)
         self._store.append_batch(answer.record, windows)
-        if self._on_batch is not None:
-            self._on_batch(answer.record, windows)
         if output.counter_facts is not None:
             self._store.append_event(counter_event(place, output.counter_facts))
+        if self._on_batch is not None:
+            self._on_batch(answer.record, windows)
         self._count(answer.record)
         self._progress.batch_done(cell, answer.record)
         return answer, windows

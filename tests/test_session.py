@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from fake_engine import FakeEngine, FakeFactory, accept_arguments
 
 from nwor_bench.config import Overrides, SweepSpec, load_scenario, resolve
 from nwor_bench.errors import BenchError, ConfigError, EngineError, ExitCode
+from nwor_bench.interrupts import heed_interrupts
 from nwor_bench.pairs import ResolvedPair
 from nwor_bench.session import PairChoice, run_session
 from nwor_bench.store import RunData, read_run
@@ -115,6 +117,51 @@ def test_an_interruption_keeps_what_was_measured(
     out = capsys.readouterr().out
     assert "interrupted: keeping what was measured" in out
     assert "To go on: nwor-bench sweep --resume " in out
+
+
+@pytest.mark.parametrize("which", [signal.SIGINT, signal.SIGTERM])
+def test_an_interruption_that_a_library_loses_ends_the_run_behind_the_batch(
+    which: signal.Signals,
+) -> None:
+    """Seen while an engine started: the exception met a finaliser, and the sweep went on."""
+    before = signal.getsignal(which)
+
+    def lose(number: int) -> None:
+        if number == 9:
+            with suppress(KeyboardInterrupt):
+                signal.raise_signal(which)
+
+    assert session(FakeEngine(before=lose)) is ExitCode.INTERRUPTED
+    run, _ = reported()
+    assert (run.header["status"], len(run.batches)) == ("partial", 10)
+    assert signal.getsignal(which) is before
+
+
+def test_an_interruption_that_the_start_of_the_engine_loses_ends_the_run() -> None:
+    engine = FakeEngine()
+
+    def start(*_: Any) -> FakeEngine:
+        with suppress(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+        return engine
+
+    code = run_session(
+        spec_of(), PairChoice(pair="tiny"), Path("run"),
+        engine_factory=start, check_engine=accept_arguments,
+    )  # fmt: skip
+    assert code is ExitCode.INTERRUPTED
+    run, _ = reported()
+    assert (run.header["status"], len(run.batches), engine.closed) == ("partial", 0, 1)
+
+
+def test_ctrl_c_is_ignored_where_the_process_was_started_to_ignore_it() -> None:
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with heed_interrupts() as interrupts:
+            signal.raise_signal(signal.SIGINT)
+        assert not interrupts.seen
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_sigterm_is_an_interruption_and_only_while_measuring() -> None:

@@ -1,6 +1,5 @@
 """What a sweep runs: a scenario merged with the command line by one `resolve`."""
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
@@ -10,6 +9,7 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from nwor_bench.errors import ConfigError
+from nwor_bench.json_text import parse_json
 from nwor_bench.records import NworMode, ScvMode, StageBy, StageL2
 from nwor_bench.scenario import (
     MOST_BLOCKS,
@@ -191,8 +191,8 @@ def json_object(flag: str, text: str | None) -> dict[str, Any] | None:
     if text is None:
         return None
     try:
-        value = json.loads(text)
-    except (ValueError, RecursionError) as error:
+        value = parse_json(text)
+    except ValueError as error:
         reason = f"it is not JSON ({error}); write an object such as '{{\"name\": 1}}'"
         raise ConfigError.for_field(flag, text, reason) from error
     if not isinstance(value, dict):

@@ -1,6 +1,5 @@
 """From the flags of `nwor-bench plan` to a plan: everything bad is refused here, by flag."""
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
@@ -8,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from nwor_bench.errors import ConfigError
+from nwor_bench.json_text import parse_json
 from nwor_bench.model_config import MODEL_BITS, read_shape
 from nwor_bench.plan_text import Plan
 from nwor_bench.traffic import CACHE_BITS, WEIGHT_BITS, ByteModel, Workload
@@ -108,12 +108,12 @@ def _of_path(path: Path) -> NamedConfig:
     if path.is_dir():
         return _of_folder(str(path), "--config", str(path))
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
+        config = parse_json(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise ConfigError.for_field(
             "--config", str(path), "there is no such file; name a model's config.json"
         ) from error
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError) as error:
         raise ConfigError.for_field(
             "--config", str(path), f"it cannot be read as JSON ({error}); name a config.json"
         ) from error

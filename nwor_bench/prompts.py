@@ -1,6 +1,5 @@
 """Prompts: load them for a scenario, choose each block's, and turn them into token ids."""
 
-import json
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from random import Random
 from typing import Any
 
 from nwor_bench.errors import ConfigError
+from nwor_bench.json_text import parse_json
 from nwor_bench.resources import resource_dir
 from nwor_bench.scenario import PromptSource, Scenario
 
@@ -111,7 +111,7 @@ def read_jsonl(path: Path, category: str = "user") -> list[Prompt]:
 
 def _prompt_of_line(where: str, number: int, line: str, category: str) -> Prompt:
     try:
-        row = json.loads(line)
+        row = parse_json(line)
     except ValueError as error:
         raise ConfigError(f'{where}: is not JSON ({error}); write {{"text": "..."}}') from error
     if not isinstance(row, dict) or ("text" in row) == ("prompt" in row):

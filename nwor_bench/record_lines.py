@@ -9,6 +9,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from nwor_bench.errors import StoreError
+from nwor_bench.json_text import parse_json
 from nwor_bench.records import BatchRecord, WindowRecord, to_dict
 
 BatchKey = tuple[str, str, str, int, int]
@@ -116,7 +117,7 @@ def _parse_line(
     path: Path, number: int, line: bytes
 ) -> WindowRecord | BatchRecord | dict[str, Any]:
     try:
-        fields = json.loads(line)
+        fields = parse_json(line)
         kind = fields.pop("kind")
         if kind == "window":
             return _WINDOW.validate_json(line, strict=True)
@@ -126,7 +127,7 @@ def _parse_line(
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"])
         raise StoreError(f"{path}:{number}: {kind} record, {place}: {first['msg']}") from error
-    except (ValueError, AttributeError, KeyError, TypeError, RecursionError) as error:
+    except (ValueError, AttributeError, KeyError, TypeError) as error:
         raise StoreError(f"{path}:{number}: not a record ({error})") from error
     if kind != "event":
         raise StoreError(f"{path}:{number}: unknown record kind {kind!r}")

@@ -4,11 +4,11 @@ A part may be missing or null (older versions, engines that never started), but 
 kind. Going on with a run takes more of its header than reading it does.
 """
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
 from nwor_bench.errors import StoreError
+from nwor_bench.json_text import parse_json
 
 _OBJECTS = (
     *("scenario", "pair", "choice", "spec", "engine", "environment", "parity", "warmup"),
@@ -27,8 +27,8 @@ _TO_GO_ON = (
 def read_object(text: str | bytes, place: object) -> dict[str, Any]:
     """The JSON object in a file's text; {} for JSON that is none. Raises StoreError otherwise."""
     try:
-        found = json.loads(text)
-    except (ValueError, RecursionError) as error:
+        found = parse_json(text)
+    except ValueError as error:
         raise StoreError(f"{place}: not valid JSON ({error})") from error
     return found if isinstance(found, dict) else {}
 

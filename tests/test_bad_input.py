@@ -262,6 +262,7 @@ def test_empty_variables_are_no_models(
         ("--speculative-config", "[1]", "write a JSON object"),
         ("--speculative-config", "null", "write a JSON object"),
         ("--engine-args", "enforce_eager", "it is not JSON"),
+        pytest.param("--engine-args", "[" * 100_000, "it is not JSON", id="nested too deeply"),
         ("--engine-args", '"a"', "write a JSON object"),
         ("--engine-args", '{"model": "x"}', "use --target-model"),
         ("--engine-args", '{"seed": 1}', "use --seed"),

@@ -54,6 +54,7 @@ def test_users_jsonl(tmp_path: Path) -> None:
     ("line", "words"),
     [
         ("{not json}", "is not JSON"),
+        pytest.param("[" * 100_000, "is not JSON", id="nested too deeply"),
         ('"text"', "either `text` or `prompt`"),
         ('{"txt": "a"}', "either `text` or `prompt`"),
         ('{"text": "a", "prompt": "b"}', "either `text` or `prompt`"),

@@ -1,11 +1,11 @@
 """Model references: a local folder with a config.json, or a hub name that vLLM fetches itself."""
 
-import json
 import re
 from pathlib import Path
 from typing import Any
 
 from nwor_bench.errors import ConfigError
+from nwor_bench.json_text import parse_json
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 
@@ -42,12 +42,12 @@ def read_model_config(target: str, field: str = "model") -> dict[str, Any] | Non
         return None
     path = folder / "config.json"
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
+        config = parse_json(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError) as error:
         raise ConfigError.for_field(
             field, target, "the folder holds no config.json; name a folder saved by transformers"
         ) from error
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError) as error:
         raise ConfigError.for_field(
             field, target, f"its config.json cannot be read ({error}); save the model again"
         ) from error

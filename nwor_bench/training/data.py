@@ -13,6 +13,7 @@ from random import Random
 from typing import Any
 
 from nwor_bench.errors import ConfigError, StoreError
+from nwor_bench.json_text import parse_json
 from nwor_bench.prompts import Prompt, builtin_categories, encode, read_jsonl
 from nwor_bench.resources import resource_dir
 from nwor_bench.training.recipe import Recipe
@@ -169,7 +170,7 @@ def save_data(path: Path, data: Data) -> None:
 def load_data(path: Path) -> Data:
     """Read back what `save_data` wrote. Raises StoreError for a damaged file."""
     try:
-        stored = json.loads(path.read_text(encoding="utf-8"))
+        stored = parse_json(path.read_text(encoding="utf-8"))
         training, held_out = (
             [(p, a) for p, a in stored[name]] for name in ("training", "held_out")
         )

@@ -1,10 +1,10 @@
 """The folder of one training: begun once, gone on with as often as needed."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 from nwor_bench.errors import ConfigError, StoreError
+from nwor_bench.json_text import parse_json
 from nwor_bench.pairs.json_file import write_json
 from nwor_bench.training.recipe import Recipe
 
@@ -40,7 +40,7 @@ def resumed_recipe(folder: Path, name: str, given: dict[str, int | None]) -> Rec
     if not path.is_file():
         raise ConfigError.for_field("--resume", str(folder), f"it holds no {RECIPE_FILE}")
     try:
-        stored: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        stored: dict[str, Any] = parse_json(path.read_text(encoding="utf-8"))
         recipe = Recipe.from_dict(stored)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise StoreError(f"{path}: cannot be read ({error}); start the training anew") from error

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from nwor_bench.plugin.accumulator import Accumulator, WindowCounts, WindowTimes, per_position
+from nwor_bench.plugin.invalid_drafts import valid_drafts
 from nwor_bench.plugin.late_counts import PendingStep
 from nwor_bench.plugin.validation import Validation, accepted_on_host
 from nwor_bench.plugin.window import Outcome
@@ -64,15 +65,14 @@ class HostCounts:
     def add(self, step: Step, sampled_token_ids: list[list[int]]) -> None:
         """Record a window, given each request's sampled ids."""
         num_accepted = accepted_on_host(sampled_token_ids, step.num_draft_tokens, self._vocab_size)
-        invalid_drafts = step.invalid_drafts or {}
-        forbidden = [invalid_drafts.get(req_id, 0) for req_id in step.req_ids]
-        valid = [n - invalid for n, invalid in zip(step.num_draft_tokens, forbidden, strict=True)]
+        drafts = sum(step.num_draft_tokens)
+        valid = valid_drafts(step.num_draft_tokens, step.req_ids, step.invalid_drafts)
         accepted_at, drafted_at = per_position(tuple(valid), num_accepted)
         counts = WindowCounts(
             num_reqs=step.num_reqs,
-            draft_tokens=sum(step.num_draft_tokens),
+            draft_tokens=drafts,
             accepted_tokens=sum(num_accepted),
-            uncounted_draft_tokens=sum(forbidden),
+            uncounted_draft_tokens=drafts - sum(valid),
             fallback_reason=step.fallback_reason,
             scv_path=step.validation.path if step.validation else None,
             scv_fallback_reason=step.scv_fallback_reason,

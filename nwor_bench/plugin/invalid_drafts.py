@@ -7,7 +7,7 @@ given, with whichever executor, is the grammar's output: how many of each reques
 accepted.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 
@@ -40,3 +40,12 @@ def invalid_drafts(
         if req_id in judged
     }
     return {req_id: drafts for req_id, drafts in invalid.items() if drafts}
+
+
+def valid_drafts(
+    drafts: Sequence[int], req_ids: Sequence[str], invalid: Mapping[str, int] | None
+) -> list[int]:
+    """Each request's drafts less those that are forbidden, which are what vLLM counts."""
+    if not invalid:
+        return list(drafts)
+    return [n - invalid.get(req_id, 0) for n, req_id in zip(drafts, req_ids, strict=True)]

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from nwor_bench.plugin.accumulator import Accumulator, WindowCounts, WindowTimes, per_position
+from nwor_bench.plugin.invalid_drafts import valid_drafts
 from nwor_bench.plugin.probe import Marks, durations
 from nwor_bench.records import SETTLING
 
@@ -135,9 +136,7 @@ class LateCounts:
     def _record(
         self, step: PendingStep, drafts: list[int], accepted: list[int], counted: list[bool]
     ) -> None:
-        invalid_drafts = step.invalid_drafts or {}
-        forbidden = [invalid_drafts.get(req_id, 0) for req_id in step.req_ids]
-        valid = [n - invalid for n, invalid in zip(drafts, forbidden, strict=True)]
+        valid = valid_drafts(drafts, step.req_ids, step.invalid_drafts)
         kept = [n for n, counts in zip(valid, counted, strict=True) if counts]
         kept_accepted = [n for n, counts in zip(accepted, counted, strict=True) if counts]
         accepted_at, drafted_at = per_position(tuple(kept), kept_accepted)

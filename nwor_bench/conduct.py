@@ -17,7 +17,7 @@ from nwor_bench.aggregate import summarise
 from nwor_bench.conditions import ConditionMonitor
 from nwor_bench.config import SweepSpec
 from nwor_bench.engine import Engine
-from nwor_bench.errors import ExitCode, was_interrupted
+from nwor_bench.errors import ExitCode
 from nwor_bench.interrupts import Interrupts, heed_interrupts
 from nwor_bench.logit_gap import LogitGaps
 from nwor_bench.pairs import ResolvedPair
@@ -195,7 +195,7 @@ def _guarded(
     except KeyboardInterrupt:
         pass
     except Exception as error:
-        if not (interrupts.seen or was_interrupted(error)):
+        if not interrupts.seen:  # code that Ctrl-C cuts short may raise an error of its own
             told = str(error) or repr(error)
             store.append_event({"event": "failed", "at": _now(), "error": told})
             return RunStatus.FAILED, error

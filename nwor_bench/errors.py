@@ -60,13 +60,3 @@ class StoreError(BenchError):
     """A run folder cannot be read or written."""
 
     exit_code = ExitCode.BAD_USAGE
-
-
-def was_interrupted(error: BaseException) -> bool:
-    """Whether Ctrl-C is where this error comes from: code that it cuts short may raise its own."""
-    cause: BaseException | None = error
-    while cause is not None:
-        if isinstance(cause, KeyboardInterrupt):
-            return True
-        cause = cause.__cause__ or cause.__context__
-    return False

@@ -2,9 +2,11 @@
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -208,13 +210,21 @@ def test_ctrl_c_while_measuring_ends_with_130(command_line: Run, engine: FakeEng
     assert command_line("report", "run")[0] == 0
 
 
+def ctrl_c_is_caught_at(call: int) -> Callable[[int], None]:
+    def press(number: int) -> None:
+        if number == call:
+            with suppress(KeyboardInterrupt):
+                signal.raise_signal(signal.SIGINT)
+
+    return press
+
+
 def test_ctrl_c_that_makes_a_library_fail_is_still_ctrl_c(
     command_line: Run, engine: FakeEngine
 ) -> None:
     """Seen in vLLM's pool of tokenizers, whose `finally` met a variable that was not yet there."""
-    failure = UnboundLocalError("cannot access local variable 'tok'")
-    failure.__context__ = KeyboardInterrupt()
-    engine.failing[9] = failure
+    engine.before = ctrl_c_is_caught_at(9)
+    engine.failing[9] = UnboundLocalError("cannot access local variable 'tok'")
     code, out, _ = command_line(*TINY, "--output", "run")
     assert code == ExitCode.INTERRUPTED
     assert "interrupted: keeping what was measured" in out

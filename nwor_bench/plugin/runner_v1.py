@@ -27,7 +27,7 @@ from nwor_bench.plugin.patching import Patch, PatchSet
 from nwor_bench.plugin.rank_vote import RankVote
 from nwor_bench.plugin.staging import StagingBuffers, StagingUnavailable
 from nwor_bench.plugin.validation import Validation, ValidationRefused, Validator
-from nwor_bench.plugin.window import Window, WindowBatch
+from nwor_bench.plugin.window import Window, WindowBatch, close_leftover
 from nwor_bench.records import NworMode, ScvMode
 
 logger = logging.getLogger("vllm.nwor_bench")
@@ -273,11 +273,7 @@ class V1RunnerHook:
     def _close_leftover(self) -> None:
         """A step that died between its calls leaves a window open: write it, count it."""
         step, self._step = self._step, None
-        if self.window is not None and self.window.batch is not None:
-            self.window.abort("step_not_finished")
-            reason = self.window.close().fallback_reason
-        else:
-            reason = "step_not_finished"
+        reason = close_leftover(self.window)
         if step is not None:
             self._counts.add_unfinished(step, reason)
 

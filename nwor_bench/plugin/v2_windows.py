@@ -22,6 +22,7 @@ from nwor_bench.plugin.layers import attention_layers
 from nwor_bench.plugin.probe import Probe
 from nwor_bench.plugin.rank_vote import RankVote
 from nwor_bench.plugin.settings import PluginSettings
+from nwor_bench.plugin.window import close_leftover
 from nwor_bench.records import NworMode, ScvMode
 from nwor_kernels.direct_launch import refusals
 
@@ -168,11 +169,7 @@ class V2Windows:
     def _close_leftover(self) -> None:
         """A step that died between its calls leaves a window open: write it, count it."""
         step, self._step = self._step, None
-        if self.window is not None and self.window.batch is not None:
-            self.window.abort("step_not_finished")
-            reason = self.window.close().fallback_reason
-        else:
-            reason = "step_not_finished"
+        reason = close_leftover(self.window)
         if step is not None and step.has_window:
             step.pending.fallback_reason = reason
             self.late.add(step.pending)

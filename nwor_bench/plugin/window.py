@@ -16,6 +16,9 @@ from torch import Tensor
 
 logger = logging.getLogger("vllm.nwor_bench")
 
+NOT_FINISHED = "step_not_finished"
+"""Why a window is written directly whose step died between its calls."""
+
 
 class WindowError(RuntimeError):
     """The life cycle was called out of order: a bug in a hook, never bad data."""
@@ -232,6 +235,17 @@ class Window:
         self._committed_tokens = 0
         self._staged_layers = set()
         return outcome
+
+
+def close_leftover(window: Window | None) -> str | None:
+    """End the window that a step left open when it died; the reason why it fell back.
+
+    Also the reason of a step that had opened none.
+    """
+    if window is None or window.batch is None:
+        return NOT_FINISHED
+    window.abort(NOT_FINISHED)
+    return window.close().fallback_reason
 
 
 def _attempt(action: Callable[..., str], *arguments: Any) -> str:

@@ -33,7 +33,7 @@ def attention_contest(group: Group, shape: Shape, device: torch.device, seed: in
     """Our kernel reads the window from its K/V, FlashAttention from the cache."""
     torch.manual_seed(seed)
     moved = bytes_moved(group, shape)
-    sets = [_Buffers(group, shape, device) for _ in range(count_sets(moved, most=16))]
+    sets = [AttentionBuffers(group, shape, device) for _ in range(count_sets(moved, most=16))]
     wanted = sets[0].expected()
 
     def peer(name: str) -> Subject:
@@ -45,7 +45,7 @@ def attention_contest(group: Group, shape: Shape, device: torch.device, seed: in
     return contest(_ours(group, shape, sets, wanted), PEERS["verify_attention"], peer)
 
 
-def _ours(group: Group, shape: Shape, sets: "list[_Buffers]", wanted: Tensor) -> Subject:
+def _ours(group: Group, shape: Shape, sets: "list[AttentionBuffers]", wanted: Tensor) -> Subject:
     workspace = VerifyWorkspace.create(
         max_requests=group.window.requests,
         num_heads=shape.heads,
@@ -65,7 +65,7 @@ def _ours(group: Group, shape: Shape, sets: "list[_Buffers]", wanted: Tensor) ->
     return Subject(OURS, 1, bytes_moved(group, shape), calls, check)
 
 
-class _Buffers:
+class AttentionBuffers:
     """One step of attention; the cache holds every token, the window's too."""
 
     def __init__(self, group: Group, shape: Shape, device: torch.device):
@@ -94,28 +94,20 @@ class _Buffers:
         self.output = torch.empty(query.shape, device=device, dtype=torch.bfloat16)
         self.write_window()
 
-    def our_call(self, workspace: VerifyWorkspace) -> Call:
-        """One launch; the whole window is staged."""
+    def our_call(self, workspace: VerifyWorkspace, cached: int = 0) -> Call:
+        """One launch; the window is staged, but for its first `cached` tokens (of each request)."""
         keywords = {
             "max_query_len": self.rows,
             "max_seq_len": self.max_seq_len,
             "workspace": workspace,
         }
-        return self._bind(verify_attention_triton, self.output, **keywords)
+        return self._bind(verify_attention_triton, self.output, cached, **keywords)
 
-    def flash_call(self) -> Call:
-        """One call of FlashAttention 3 with the scheduler's metadata made beforehand."""
-        attend, make_metadata = vllm_peers.flash_attention()
+    def flash_metadata(self, num_splits: int = MAX_SPLITS) -> Tensor:
+        """FlashAttention's schedule, int32: whose first numbers are each request's splits."""
         shape = self.shape
-        common = {
-            "max_seqlen_q": self.rows,
-            "max_seqlen_k": self.max_seq_len,
-            "cu_seqlens_q": self.starts,
-            "causal": True,
-            "num_splits": MAX_SPLITS,
-        }
-        metadata = make_metadata(
-            **common,
+        metadata: Tensor = vllm_peers.flash_attention()[1](
+            **self._flash_common(num_splits),
             batch_size=self.requests,
             num_heads_q=shape.heads,
             num_heads_kv=shape.kv_heads,
@@ -125,6 +117,17 @@ class _Buffers:
             page_size=shape.block_size,
             window_size=(-1, -1),
         )
+        return metadata
+
+    def flash_call(self, num_splits: int = MAX_SPLITS) -> Call:
+        """One call of FlashAttention 3 with the scheduler's metadata made beforehand.
+
+        Args:
+            num_splits: the most parts that a context is cut into; 0: FlashAttention's choice.
+        """
+        attend = vllm_peers.flash_attention()[0]
+        metadata, shape = self.flash_metadata(num_splits), self.shape
+        common = self._flash_common(num_splits)
         key, value = self.cache.transpose(1, 2).chunk(2, dim=-1)
         scale = self.scale.expand(self.requests, shape.kv_heads) if self.fp8 else None
         return lambda: attend(
@@ -142,6 +145,16 @@ class _Buffers:
             fa_version=3,
             **common,
         )
+
+    def _flash_common(self, num_splits: int) -> dict[str, Any]:
+        """What FlashAttention and its scheduler are both told."""
+        return {
+            "max_seqlen_q": self.rows,
+            "max_seqlen_k": self.max_seq_len,
+            "cu_seqlens_q": self.starts,
+            "causal": True,
+            "num_splits": num_splits,
+        }
 
     def expected(self) -> Tensor:
         """Attention in float32 by the kernel's torch reference."""
@@ -173,11 +186,13 @@ class _Buffers:
         offset = (position % self.shape.block_size).repeat(self.requests)
         self.cache.transpose(1, 2).view(torch.uint8)[block, offset] = rows.view(torch.uint8)
 
-    def _bind(self, attend: Callable[..., None], output: Tensor, **more: Any) -> Call:
+    def _bind(
+        self, attend: Callable[..., None], output: Tensor, cached: int = 0, **more: Any
+    ) -> Call:
         """`attend` with the arguments that our kernel and its reference share."""
         starts, scale = self.starts, self.scale if self.fp8 else None
         return partial(
             attend, self.query, self.key, self.value, self.cache, starts, self.seq_lens, self.table,
-            starts[:-1], starts[1:], output, scale=self.shape.head_dim**-0.5,
+            starts[:-1] + cached, starts[1:], output, scale=self.shape.head_dim**-0.5,
             q_scale=scale, k_scale=scale, v_scale=scale, **more,
         )  # fmt: skip

@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import torch
 from dram_report import write_report
 from one_engine import full_graphs
 from rich.console import Console
@@ -52,6 +53,9 @@ def spec_of(arguments: argparse.Namespace, acceptance: float, stage: str) -> Swe
     Launches are counted in a process's last run: PyTorch's profiler changes CUPTI's clock.
     """
     engine_args: dict[str, Any] = {"max_num_batched_tokens": 65536}
+    if arguments.max_splits is not None:
+        most = {"flash_attn_max_num_splits_for_cuda_graph": arguments.max_splits}
+        engine_args["attention_config"] = most
     if arguments.eager:
         engine_args["enforce_eager"] = True
     else:
@@ -75,24 +79,39 @@ def spec_of(arguments: argparse.Namespace, acceptance: float, stage: str) -> Swe
         engine_args=json.dumps(engine_args),
         max_warmup=2,
         dram_counters=True,
-        launch_counts=acceptance == arguments.acceptance[-1],
+        launch_counts=arguments.launches and acceptance == arguments.acceptance[-1],
         stage_by=stage_by,
         stage_l2=stage_l2,
     )
 
 
-def three_cells(plan: Plan) -> Plan:
-    """The plan with off x off, stage x graph and the A/A arm alone."""
+def is_compared(cell: Cell) -> bool:
+    """off x off, stage x graph and the A/A arm; no other cell is run."""
+    is_stage = cell.nwor_mode is NworMode.STAGE and cell.scv_mode is ScvMode.GRAPH
+    return cell.is_baseline or cell.arm is not None or is_stage
 
-    def wanted(cell: Cell) -> bool:
-        is_stage = cell.nwor_mode is NworMode.STAGE and cell.scv_mode is ScvMode.GRAPH
-        return cell.is_baseline or cell.arm is not None or is_stage
+
+def only(plan: Plan, wanted: Callable[[Cell], bool]) -> Plan:
+    """The plan with the wanted cells alone."""
 
     def cut(block: Block) -> Block:
         return replace(block, order=tuple(filter(wanted, block.order)))
 
     cells = tuple(filter(wanted, plan.cells))
     return replace(plan, cells=cells, gate=cut(plan.gate), blocks=tuple(map(cut, plan.blocks)))
+
+
+class EmptiedEngine(VllmEngine):
+    """Stock vLLM in this process; each batch begins with no memory in PyTorch's cache.
+
+    Which blocks an eager step is given, and so which lines of L2 it writes twice, depends on what
+    ran before; so it does not.
+    """
+
+    def set_modes(self, cell: Cell) -> None:
+        """Switch, and give the cached memory back."""
+        super().set_modes(cell)
+        torch.cuda.empty_cache()
 
 
 def set_acceptance(engine: VllmEngine, spec: SweepSpec) -> None:
@@ -128,21 +147,35 @@ def each_in_a_process(do: Callable[[str], Any], items: Sequence[str]) -> list[An
 
 
 def run_stage(arguments: argparse.Namespace, stage: str) -> None:
+    """All acceptances for one way to stage."""
+    kind = "eager" if arguments.eager else "full"
+    kind += "" if arguments.max_splits is None else f"-{arguments.max_splits}split"
+    kind += "-emptied" if arguments.empty_cache else ""
+    kind += "" if stage == "reference" else f"-{stage}"
+    engine = EmptiedEngine if arguments.empty_cache else VllmEngine
+    run_kind(arguments, stage, kind, make_engine=engine)
+
+
+def run_kind(
+    arguments: argparse.Namespace,
+    stage: str,
+    kind: str,
+    wanted: Callable[[Cell], bool] = is_compared,
+    make_engine: Callable[..., VllmEngine] = VllmEngine,
+) -> None:
     """All acceptances on one engine, each in a run folder of its own, as it ends."""
     console = Console(width=150)
     engine: VllmEngine | None = None
-    kind = "eager" if arguments.eager else "full"
-    kind += "" if stage == "reference" else f"-{stage}"
     specs = [(value, spec_of(arguments, value, stage)) for value in arguments.acceptance]
     largest = max((spec for _, spec in specs), key=lambda spec: spec.scenario.max_new_tokens)
     try:
         for acceptance, spec in specs:
             began = time.monotonic()
             prepared = prepare(spec, PairChoice(pair=PAIR), console)
-            prepared = replace(prepared, plan=three_cells(prepared.plan))
+            prepared = replace(prepared, plan=only(prepared.plan, wanted))
             if engine is None:
                 check_arguments(prepared.pair, largest)
-                engine = VllmEngine(prepared.pair, largest, arguments.output / f"{kind}.log")
+                engine = make_engine(prepared.pair, largest, arguments.output / f"{kind}.log")
             set_acceptance(engine, spec)
             name = f"{kind}-{arguments.requests}x{arguments.draft_tokens}-{acceptance:g}"
 
@@ -175,20 +208,28 @@ def keep(arguments: argparse.Namespace) -> None:
         windows.to_csv(folder / "windows.csv", index=False)
 
 
+def add_run_arguments(parser: argparse.ArgumentParser) -> None:
+    """What a run is of, and where its folder goes."""
+    parser.add_argument("--requests", type=int, required=True)
+    parser.add_argument("--draft-tokens", type=int, required=True)
+    parser.add_argument("--acceptance", type=lambda t: [float(x) for x in t.split(",")],
+                     default=[0.5, 0.1, 0.9])  # fmt: skip
+    parser.add_argument("--windows", type=int, default=24, help="a request, about")
+    parser.add_argument("--blocks", type=int, default=6)
+    parser.add_argument("--launches", action="store_true", help="count CUDA calls, too")
+    parser.add_argument("--eager", action="store_true")
+    parser.add_argument("--empty-cache", action="store_true", help="PyTorch's, before each batch")
+    parser.add_argument("--max-splits", type=int, help="FlashAttention's, in full graphs")
+    parser.add_argument("--output", type=Path, required=True)
+
+
 def main() -> None:
     """Parse and run."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     commands = parser.add_subparsers(required=True)
     one = commands.add_parser("run")
-    one.add_argument("--requests", type=int, required=True)
-    one.add_argument("--draft-tokens", type=int, required=True)
-    one.add_argument("--acceptance", type=lambda t: [float(x) for x in t.split(",")],
-                     default=[0.5, 0.1, 0.9])  # fmt: skip
-    one.add_argument("--windows", type=int, default=24, help="a request, about")
-    one.add_argument("--blocks", type=int, default=6)
-    one.add_argument("--eager", action="store_true")
+    add_run_arguments(one)
     one.add_argument("--stage", nargs="+", choices=list(STAGES), default=["reference"])
-    one.add_argument("--output", type=Path, required=True)
     one.set_defaults(do=run)
     two = commands.add_parser("table")
     two.add_argument("--before", type=Path, help="an older table's dram.csv, to stand beside")

@@ -10,13 +10,13 @@ Needs a GPU; the counters also need cupti-python, and with --no-dram there is no
 """
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from time import perf_counter
 
 import torch
+from dram_count import captured, dram_bytes, followed
 from partial_table import BACKGROUND, write_table
 from rich.console import Console
 
@@ -80,34 +80,6 @@ def make_contest(spec: Spec, group: Group) -> Contest:
     return Contest((ours, *(variant(ours, name, WAYS[name]) for name in WAYS)), ())
 
 
-def captured(calls: Sequence[Call], spoil: Callable[[], object]) -> torch.cuda.CUDAGraph:
-    """A graph of all calls, each followed by `spoil`."""
-    for call in (*calls, spoil):
-        call()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for call in calls:
-            call()
-            spoil()
-    return graph
-
-
-def dram_written(
-    sampler: PmSampler, graph: torch.cuda.CUDAGraph, launches: int, replays: int
-) -> float:
-    """Bytes written to DRAM for each launch of the graph, by the GPU's counters."""
-    graph.replay()
-    torch.cuda.synchronize()
-    begun = perf_counter()
-    sampler.start()
-    for _ in range(replays):
-        graph.replay()
-    torch.cuda.synchronize()
-    samples = sampler.stop(perf_counter() - begun)
-    column = samples.names.index("dram_write_bytes")
-    return float(samples.values[:, column].sum()) / (launches * replays)
-
-
 def print_dram(sampler: PmSampler, spec: Spec, group: Group, replays: int) -> list[str]:
     """A line for reads alone (what else the GPU writes) and for each way; the lines."""
     weights = torch.ones(128 << 20, dtype=torch.uint8, device="cuda").view(torch.int32)
@@ -118,7 +90,8 @@ def print_dram(sampler: PmSampler, spec: Spec, group: Group, replays: int) -> li
     ways |= {subject.name: subject.calls for subject in subjects}
     lines = []
     for name, calls in ways.items():
-        written = dram_written(sampler, captured(calls, spoil), len(calls), replays)
+        graph = captured(*followed(calls, spoil))
+        written = dram_bytes(sampler, graph.replay, replays).write / len(calls)
         megabytes = written * spec.shape.layers / 1e6
         lines.append(f"{group.label}: {name}: {megabytes:.1f} MB written to DRAM in a window")
         print(lines[-1], flush=True)

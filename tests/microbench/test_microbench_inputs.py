@@ -132,11 +132,11 @@ def test_flashinfer_quantises_nothing() -> None:
 
 def test_attentions_reference_is_attention() -> None:
     pytest.importorskip("triton")
-    from nwor_bench.microbench.attention import _Buffers
+    from nwor_bench.microbench.attention import AttentionBuffers
 
     torch.manual_seed(5)
     group = Group("verify_attention", "bf16", Window(3, 4), context=37)
-    step = _Buffers(group, SHAPE, CPU)
+    step = AttentionBuffers(group, SHAPE, CPU)
     dense = []
     for request in range(3):
         kv = step.cache[step.table[request].long()].transpose(1, 2).flatten(0, 1)[:42].double()

@@ -74,3 +74,59 @@ def test_a_way_leaves_what_it_writes_above_one_read_and_its_output(script):
     assert rows["above_output_mb"].to_dict() == {"nwor": 30.5, "whole_pairs": 3.0}
     with pytest.raises(ValueError, match="no line"):
         module.dram_rows(["nothing of the kind"])
+
+
+def attention_rows(script):
+    """Two rounds of every way at 8 x 4, 64 x 8 and 1 x 1; in one of them a way was disturbed."""
+    ways = script("attention_dram_table").WAYS
+    rows = [
+        {
+            "requests": requests, "drafts": drafts, "context": 1050 if requests > 1 else 16,
+            "way": way, "round": number, "read_mb": 100.0 * place + 0.2 * number,
+            "written_mb": 10.0 * place, "splits, full graphs": 2, "splits, eager": 1,
+        }
+        for requests, drafts in ((8, 4), (64, 8), (1, 1))
+        for place, way in enumerate(ways)
+        for number in range(3)
+    ]  # fmt: skip
+    rows[1]["read_mb"] = 5_000.0
+    return pd.DataFrame(rows)
+
+
+def test_ways_are_compared_by_their_median_and_disturbed_rounds_are_named(script):
+    module = script("attention_dram_table")
+    rows = attention_rows(script)
+    places = {way: place for place, way in enumerate(module.WAYS)}
+    apart = places[module.OURS] - places[module.STOCK]
+    assert module.gap(rows, 64, 8, module.OURS) == pytest.approx(100.0 * apart)
+    assert module.gap(rows, 4, 4, module.OURS) is None
+    gpu = {"name": "a GPU", "driver": "1"}
+    packages = dict.fromkeys(("vllm", "torch", "triton"), "1.0")
+    facts = {"command": "it.py", "environment": {"gpus": [gpu], "packages": packages}}
+    text = module.text_of(rows, facts, Path("runs"))
+    assert "but for round 2 of `nothing` at 8 x 4" in text
+    assert "than 0.40 MB" in text  # of the disturbed way's other rounds, 0.0 and 0.4
+    assert "8 x 4: 2 in full graphs, 1 eagerly" in text
+
+
+def test_what_l2_kept_is_what_was_not_written(script):
+    module = script("l2_table")
+    whole = module.BUFFER_BYTES / 1e6
+    rows = pd.DataFrame(
+        [
+            {"streamed_mb": streamed, "way": way, "set_aside_mb": 4.0 * (way == "window"),
+             "written_mb": whole * left, "read_mb": whole * left, "refused": None}
+            for streamed, kept in ((200.0, 0.25), (400.0, 0.0))
+            for way, left in (("weights", 0.0), ("normal", 1.0), ("window", 1 - kept))
+        ]
+    )  # fmt: skip
+    gpu = {"name": "a GPU", "driver": "1"}
+    facts = {
+        "command": "it.py",
+        "environment": {"gpus": [gpu], "packages": {"torch": "2", "triton": "3"}},
+    }
+    text = module.text_of(rows, facts, Path("runs"), "7 bytes")
+    assert "25 to 25 % of the buffer is still there" in text
+    assert "at most 0.0 %" in text
+    log = [f"captured window: {count} nodes: 7 bytes" for count in (3, 1)]
+    assert module.nodes_told("\n".join([*log, "node window: 1 nodes: 5 bytes"])) == "7 bytes"

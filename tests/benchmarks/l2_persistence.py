@@ -1,0 +1,234 @@
+"""Does L2 keep lines that were written, while weights stream through it? By DRAM counters.
+
+    python tests/benchmarks/l2_persistence.py --output DIR | tee DIR/log.txt
+
+The question behind `--stage-l2 persist`, without an engine. A round writes a buffer of as many
+bytes as an 8 x 4 window's copies, reads weights, and reads the buffer again, as a commit does. What
+stays in L2 costs DRAM neither the write nor the read. Ways to ask for it:
+
+- normal: nothing is asked for.
+- window: CUDA's access-policy window on the stream, as `--stage-l2 persist` sets it.
+- captured window: the same, in a CUDA graph that was captured on that stream.
+- node window: a captured graph whose kernel nodes are given the window one by one.
+- evict_last: the writing and reading kernels say so themselves (PTX's createpolicy), with and
+  without L2 set aside.
+
+What a captured graph's nodes hold is read back from it and printed. `l2_table.py` makes
+l2-persistence.md. Needs a GPU whose counters may be read, cupti-python and cuda-bindings.
+"""
+
+import argparse
+import json
+import shlex
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from itertools import cycle
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import torch
+from dram_count import DramBytes, dram_bytes
+from l2_kernels import read_kernel, write_kernel
+from torch import Tensor
+
+from nwor_bench import environment
+from nwor_bench.plugin.persisting_l2 import PersistingL2
+from nwor_bench.profiling.cupti_library import run_under_own_cupti
+from nwor_bench.profiling.pm_sampling import PmSampler
+
+BUFFER_BYTES = 3_670_016
+"""Copies of 8 requests x 4 drafts over the 28 layers of the 3B shape."""
+
+MULTIPLES = (1, 2, 4, 8)
+"""L2 that is set aside, over the buffer; `--stage-l2 persist` sets as much aside as it has."""
+
+SLICE_BYTES = 201_326_592
+"""A layer's weights."""
+
+SLICES = 6
+BLOCK = 1024
+
+
+class Round:
+    """The buffer, the weights, and a round over them: write, stream, read."""
+
+    def __init__(self, slices: int):
+        count = BUFFER_BYTES // 4
+        self.buffer = torch.zeros(count, dtype=torch.int32, device="cuda")
+        self._sums = torch.zeros(count // BLOCK, dtype=torch.int32, device="cuda")
+        self._weights = torch.ones(SLICES, SLICE_BYTES // 4, dtype=torch.int32, device="cuda")
+        self._total = torch.zeros((), dtype=torch.int64, device="cuda")
+        self._slices = slices
+
+    def __call__(self, kept: bool = False, touches: bool = True) -> None:
+        """`touches` false: the weights alone."""
+        grid = (self.buffer.numel() // BLOCK,)
+        if touches:
+            write_kernel[grid](self.buffer, 7, KEPT=kept, BLOCK=BLOCK)
+        for _, weights in zip(range(self._slices), cycle(self._weights), strict=False):
+            torch.sum(weights, 0, out=self._total)
+        if touches:
+            read_kernel[grid](self.buffer, self._sums, KEPT=kept, BLOCK=BLOCK)
+
+    def is_right(self) -> bool:
+        """The sums are those of what was written."""
+        wanted = (torch.arange(self.buffer.numel(), device="cuda") + 7).view(-1, BLOCK).sum(1)
+        return bool(torch.equal(self._sums.long(), wanted))
+
+
+def capture(run: Callable[[], None], stream: torch.cuda.Stream) -> torch.cuda.CUDAGraph:
+    """A graph that is not yet instantiated, captured on a stream."""
+    run()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph(keep_graph=True)
+    with torch.cuda.graph(graph, stream=stream):
+        run()
+    return graph
+
+
+def nodes_of(graph: torch.cuda.CUDAGraph) -> list[Any]:
+    """The graph's kernel nodes."""
+    from cuda.bindings import runtime
+
+    raw = runtime.cudaGraph_t(graph.raw_cuda_graph())
+    _, _, count = runtime.cudaGraphGetNodes(raw)
+    _, nodes, _ = runtime.cudaGraphGetNodes(raw, count)
+    kernels = runtime.cudaGraphNodeType.cudaGraphNodeTypeKernel
+    return [node for node in nodes if runtime.cudaGraphNodeGetType(node)[1] == kernels]
+
+
+def windows_of(graph: torch.cuda.CUDAGraph) -> list[str]:
+    """Each kernel node's access-policy window, in words."""
+    from cuda.bindings import runtime
+
+    attribute = runtime.cudaLaunchAttributeID.cudaLaunchAttributeAccessPolicyWindow
+    found = []
+    for node in nodes_of(graph):
+        error, value = runtime.cudaGraphKernelNodeGetAttribute(node, attribute)
+        if error != runtime.cudaError_t.cudaSuccess:
+            found.append(error.name)
+            continue
+        window = value.accessPolicyWindow
+        found.append(f"{window.num_bytes} bytes, ratio {window.hitRatio:g}, {window.hitProp.name}")
+    return found
+
+
+def give_windows(graph: torch.cuda.CUDAGraph, buffer: Tensor) -> None:
+    """Set the window on every kernel node."""
+    from cuda.bindings import runtime
+
+    value = runtime.cudaKernelNodeAttrValue()
+    window = value.accessPolicyWindow
+    window.base_ptr, window.num_bytes, window.hitRatio = buffer.data_ptr(), BUFFER_BYTES, 1.0
+    window.hitProp = runtime.cudaAccessProperty.cudaAccessPropertyPersisting
+    window.missProp = runtime.cudaAccessProperty.cudaAccessPropertyStreaming
+    attribute = runtime.cudaLaunchAttributeID.cudaLaunchAttributeAccessPolicyWindow
+    for node in nodes_of(graph):
+        error = runtime.cudaGraphKernelNodeSetAttribute(node, attribute, value)[0]
+        if error != runtime.cudaError_t.cudaSuccess:
+            print("node window:", error.name)
+
+
+def new_stream() -> torch.cuda.Stream:
+    """A stream that nobody else uses."""
+    return torch.cuda.Stream()  # type: ignore[no-untyped-call]
+
+
+@contextmanager
+def set_aside(l2: PersistingL2, multiple: int, *streams: torch.cuda.Stream) -> Iterator[None]:
+    """So many times the buffer of L2 is set aside, and the streams' accesses to it persist."""
+    assert l2.room is not None
+    l2.room = replace(l2.room, set_aside_bytes=multiple * BUFFER_BYTES)
+    l2.switch_on(*streams)
+    print("L2:", l2.facts(), flush=True)
+    try:
+        yield
+    finally:
+        l2.switch_off()
+
+
+def ways(turn: Round, l2: PersistingL2) -> Iterator[tuple[str, Callable[[], object]]]:
+    """Each way, ready to run while the iterator stands on it."""
+    current, side, alone = torch.cuda.current_stream(), new_stream(), new_stream()
+    weights = capture(partial(turn, touches=False), side)
+    plain = capture(turn, side)
+    kept = capture(partial(turn, kept=True), side)
+    for graph in (weights, plain, kept):
+        graph.instantiate()
+    yield "weights", weights.replay
+    yield "normal", turn
+    yield "normal, graph", plain.replay
+    yield "evict_last", partial(turn, kept=True)
+    for multiple in MULTIPLES:
+        with set_aside(l2, multiple, current, side):
+            yield f"{multiple} x set aside, window", turn
+            covered = capture(turn, side)
+            tell("captured window", covered)
+            covered.instantiate()
+            yield f"{multiple} x set aside, captured window", covered.replay
+            given = capture(turn, alone)
+            tell("captured on a stream without", given)
+            give_windows(given, turn.buffer)
+            tell("node window", given)
+            given.instantiate()
+            yield f"{multiple} x set aside, node window", given.replay
+        with set_aside(l2, multiple):
+            yield f"{multiple} x set aside, evict_last", partial(turn, kept=True)
+            yield f"{multiple} x set aside, evict_last, graph", kept.replay
+
+
+def tell(what: str, graph: torch.cuda.CUDAGraph) -> None:
+    """Print the windows of a graph's nodes."""
+    found = windows_of(graph)
+    for each in dict.fromkeys(found):
+        print(f"{what}: {found.count(each)} nodes: {each}", flush=True)
+
+
+def measure(sampler: PmSampler, slices: int, rounds: int) -> list[dict[str, object]]:
+    """A row a way: what a round moves beside the weights, MB."""
+    turn = Round(slices)
+    l2 = PersistingL2(turn.buffer)
+    rows: list[dict[str, object]] = []
+    nothing = DramBytes(0.0, 0.0)
+    for way, run in ways(turn, l2):
+        moved = dram_bytes(sampler, run, rounds)
+        if way == "weights":
+            nothing = moved
+        elif not turn.is_right():
+            raise SystemExit(f"{way}: wrong sums")
+        given = l2.room.set_aside_bytes if l2.room and "set aside" in way else 0
+        row = {"streamed_mb": slices * SLICE_BYTES / 1e6, "way": way, "set_aside_mb": given / 1e6}
+        row["written_mb"] = round((moved.write - nothing.write) / 1e6, 3)
+        row["read_mb"] = round((moved.read - nothing.read) / 1e6, 3)
+        row["refused"] = l2.unavailable or ""
+        rows.append(row)
+        print(row, flush=True)
+    return rows
+
+
+def main() -> None:
+    """Parse, measure, write."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--slices", default="1,2,4,28", help="layers' weights read in a round")
+    parser.add_argument("--output", type=Path, required=True)
+    options = parser.parse_args()
+    run_under_own_cupti()
+    sampler = PmSampler(torch.cuda.current_device())
+    rows: list[dict[str, object]] = []
+    try:
+        for slices in map(int, options.slices.split(",")):
+            rows += measure(sampler, slices, max(200 // slices, 12))
+    finally:
+        sampler.close()
+    options.output.mkdir(parents=True, exist_ok=True)
+    pd.DataFrame(rows).to_csv(options.output / "l2-persistence.csv", index=False)
+    facts = {"command": shlex.join(sys.argv), "environment": environment.collect()}
+    (options.output / "l2-persistence.json").write_text(json.dumps(facts), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

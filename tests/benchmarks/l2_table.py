@@ -1,0 +1,104 @@
+"""l2-persistence.md from what `l2_persistence.py` measured.
+
+python tests/benchmarks/l2_table.py DIR --output sweeps/results/h200
+"""
+
+import argparse
+import json
+import shutil
+from pathlib import Path
+
+import pandas as pd
+from l2_persistence import BUFFER_BYTES
+from run_machine import machine_of
+
+TEXT = """# Does L2 keep what was written, while weights stream through it?
+
+    python {command}
+    python tests/benchmarks/l2_table.py {folder} --output sweeps/results/h200
+
+{machine}.
+
+A round writes {buffer} MB (the copies of 8 requests x 4 drafts in 28 layers), streams weights, and
+reads the buffer again. MB of a round that reached DRAM, written / read, beside the weights alone.
+What L2 keeps costs neither: 0.00 / 0.00 is what `--stage-l2 persist` hopes for. A layer's weights
+are 201 MB, a window's 5,637.
+
+{table}
+
+- `normal`: nothing is asked for. `window`: an access-policy window with hit ratio 1 on the stream;
+  `captured window`: in a CUDA graph captured on it; `node window`: set on each kernel node of a
+  graph. `evict_last`: the kernels' own accesses say so (`createpolicy.fractional.L2::evict_last`).
+- `n x`: so much L2 set aside, as CUDA then gave it ({given} MB); {refusals}.
+
+**It keeps them for a while, however it is asked, and not for long enough.** With {kept_at} MB
+streamed in between, {kept_least} to {kept_most} % of the buffer is still there; with {gone_at} MB,
+two layers' weights, at most {gone_most} %. Setting more L2 aside does not help, nor does it matter
+who asks. The graphs' nodes do hold the window (read back: {nodes}).
+A window's copies would have to stay while {window_streamed} MB of weights pass, and the contexts
+besides, so `--stage-l2 persist` cannot save what it was meant to save there. H200s in virtual
+machines were all we had; whether one without, or another GPU, keeps them, this script tells.
+"""
+
+
+def text_of(rows: pd.DataFrame, facts: dict[str, object], folder: Path, nodes: str) -> str:
+    """The whole page."""
+    asked = rows[~rows["way"].isin(["weights"]) & ~rows["way"].str.startswith("normal")]
+    streamed = sorted(rows["streamed_mb"].unique())
+    given = sorted(rows.loc[rows["set_aside_mb"] > 0, "set_aside_mb"].unique())
+    shares = {
+        amount: 100 * (1 - group["written_mb"] * 1e6 / BUFFER_BYTES)
+        for amount, group in asked.groupby("streamed_mb")
+    }
+    least, next_one = streamed[:2]
+    return TEXT.format(
+        command=facts["command"],
+        folder=folder,
+        machine=machine_of(facts, ("torch", "triton")),
+        buffer=f"{BUFFER_BYTES / 1e6:.2f}",
+        table=_table(rows),
+        given=", ".join(f"{amount:.1f}" for amount in given),
+        refusals="nothing was refused" if rows["refused"].isna().all() else "some were refused",
+        kept_at=f"{least:,.0f}",
+        kept_least=f"{shares[least].min():.0f}",
+        kept_most=f"{shares[least].max():.0f}",
+        gone_at=f"{next_one:,.0f}",
+        gone_most=f"{max(0.0, max(shares[amount].max() for amount in streamed[1:])):.1f}",
+        nodes=nodes,
+        window_streamed=f"{streamed[-1]:,.0f}",
+    )
+
+
+def _table(rows: pd.DataFrame) -> str:
+    lines: dict[str, dict[str, str]] = {}
+    for row in rows[rows["way"] != "weights"].to_dict("records"):
+        line = lines.setdefault(row["way"], {"way": row["way"].replace(" x set aside", " x")})
+        moved = f"{row['written_mb']:.2f} / {row['read_mb']:.2f}"
+        line[f"{row['streamed_mb']:,.0f} MB streamed"] = moved
+    return str(pd.DataFrame(lines.values()).to_markdown(index=False, disable_numparse=True))
+
+
+def nodes_told(log: str) -> str:
+    """What the script printed of a captured graph's nodes; each different line once."""
+    start = "captured window: "
+    found = [line.removeprefix(start) for line in log.splitlines() if line.startswith(start)]
+    return "; ".join(dict.fromkeys(line.partition(": ")[2] for line in found))
+
+
+def main() -> None:
+    """Parse, write, keep the measured rows beside it."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folder", type=Path, help="also holds what was printed, as log.txt")
+    parser.add_argument("--output", type=Path, required=True)
+    arguments = parser.parse_args()
+    folder: Path = arguments.folder
+    facts = json.loads((folder / "l2-persistence.json").read_text(encoding="utf-8"))
+    nodes = nodes_told((folder / "log.txt").read_text(encoding="utf-8"))
+    csv = folder / "l2-persistence.csv"
+    text = text_of(pd.read_csv(csv), facts, folder, nodes)
+    (arguments.output / "l2-persistence.md").write_text(text, encoding="utf-8")
+    shutil.copyfile(csv, arguments.output / csv.name)
+
+
+if __name__ == "__main__":
+    main()

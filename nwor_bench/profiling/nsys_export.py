@@ -93,13 +93,12 @@ def read_export(path: Path) -> NsysExport:
     """
     if not path.is_file():
         raise _unusable(path, "there is no such file")
-    with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as database:
-        try:
+    try:
+        # As a URI, in which # ? and % have a meaning unless quoted.
+        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as database:
             return _read(path, database)
-        except sqlite3.DatabaseError as error:
-            raise _unusable(
-                path, f"it is no SQLite database of Nsight Systems ({error})"
-            ) from error
+    except sqlite3.DatabaseError as error:
+        raise _unusable(path, f"it is no SQLite database of Nsight Systems ({error})") from error
 
 
 def _read(path: Path, database: sqlite3.Connection) -> NsysExport:

@@ -181,3 +181,24 @@ def test_what_is_no_database_is_refused(tmp_path: Path) -> None:
         read_export(tmp_path / "x.sqlite")
     with pytest.raises(ConfigError, match="no such file"):
         read_export(tmp_path / "y.sqlite")
+
+
+@pytest.mark.parametrize("name", ["a#b", "a?b", "a%41b", "a b"])
+def test_an_export_of_any_name_is_read_and_nothing_is_made_beside_it(
+    export: Path, name: str
+) -> None:
+    """SQLite takes `#`, `?` and `%` in a URI for more than letters."""
+    path = export.rename(export.with_name(f"{name}.sqlite"))
+    assert len(windows_of(read_export(path))) == 6
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_an_export_that_does_not_open_is_refused(
+    export: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise sqlite3.OperationalError("unable to open database file")
+
+    monkeypatch.setattr(sqlite3, "connect", refuse)
+    with pytest.raises(ConfigError, match="unable to open database file"):
+        read_export(export)

@@ -1,7 +1,6 @@
 """`nwor-bench profile`: a sweep under Nsight Compute or Nsight Systems, and what they saw."""
 
 import shlex
-import subprocess
 from pathlib import Path
 from typing import Annotated
 
@@ -126,10 +125,12 @@ def _metrics(tool: Path | None) -> tuple[str, str]:
 
 def _run(tool: str, command: list[str]) -> None:
     """Run the profiler. Raises ConfigError where it fails: no report, no numbers."""
-    from nwor_bench.errors import ConfigError
+    from nwor_bench.errors import ConfigError, ExitCode
+    from nwor_bench.profiling.tools import run_tool
 
-    typer.echo(shlex.join(command), err=True)
-    code = subprocess.run(command, check=False).returncode
+    code = run_tool(command)
+    if code == ExitCode.INTERRUPTED:
+        raise KeyboardInterrupt
     if code:
         raise ConfigError(
             f"profile {tool}: it ended with exit code {code}; its messages above say why. Without "

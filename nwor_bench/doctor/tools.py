@@ -90,7 +90,7 @@ def check_nsight(tool: str) -> Check:
 
 def _refused(tool: str, state: State, error: ToolUnavailable) -> Check:
     what, _, remedy = re.sub(r"^profile[^:]*: ", "", str(error)).partition("; ")
-    return Check(tool, state, what, remedy or f"install a newer {PRODUCT[tool]}")
+    return Check(tool, state, what, remedy)
 
 
 def check_nvtx() -> Check:

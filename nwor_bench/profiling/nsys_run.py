@@ -1,15 +1,12 @@
 """Run Nsight Systems around a sweep, and turn its report into an SQLite export."""
 
-import shlex
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from nwor_bench.errors import ConfigError
+from nwor_bench.errors import ConfigError, ExitCode
 from nwor_bench.profiling.nsys_command import export_command
 from nwor_bench.profiling.nvtx_ranges import DOMAIN
-from nwor_bench.profiling.tools import PRODUCT, find_tool
+from nwor_bench.profiling.tools import PRODUCT, find_tool, run_tool
 
 REPORT, RAW, EXPORT = ".nsys-rep", ".qdstrm", ".sqlite"
 """Endings of a report, of what is left where none could be made of it, and of an export."""
@@ -36,13 +33,16 @@ def run_profile(command: Sequence[str], report: Path, capture: str) -> int:
 
     What lies at `report` from earlier is removed first, so that it is not taken for this run's.
 
-    Raises ConfigError if no report came of it, with the reason as far as it can be told.
+    Raises KeyboardInterrupt if Ctrl-C came before there was a report; ConfigError if no report
+    came of it otherwise, with the reason as far as it can be told.
     """
     report.parent.mkdir(parents=True, exist_ok=True)
     for suffix in (REPORT, RAW, EXPORT):
         ending(report, suffix).unlink(missing_ok=True)
-    code = _run(command)
+    code = run_tool(command)
     if not ending(report, REPORT).is_file():
+        if code == ExitCode.INTERRUPTED:
+            raise KeyboardInterrupt
         counters = any(part.startswith("--gpu-metrics") for part in command)
         reason = _why_no_report(code, report, capture)
         raise ConfigError(f"profile nsys: {reason}{PERMIT if counters else ''}")
@@ -78,15 +78,12 @@ def export_of(source: Path) -> Path:
     if source.suffix != REPORT:
         return source
     export = source.with_suffix(EXPORT)
-    code = _run(export_command(find_tool("nsys"), source, export))
+    code = run_tool(export_command(find_tool("nsys"), source, export))
+    if code == ExitCode.INTERRUPTED:
+        raise KeyboardInterrupt
     if code:
         raise ConfigError(
             f"profile nsys: {source} was not exported (exit code {code}); the messages above say "
             "why. A report is read by the version that wrote it, or a newer one"
         )
     return export
-
-
-def _run(command: Sequence[str]) -> int:
-    print(shlex.join(command), file=sys.stderr, flush=True)
-    return subprocess.run(command, check=False).returncode

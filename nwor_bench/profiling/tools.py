@@ -1,11 +1,14 @@
-"""Find Nsight's command-line tools, and refuse early what cannot work."""
+"""Find Nsight's command-line tools, refuse early what cannot work, and run them."""
 
 import re
+import shlex
 import shutil
 import subprocess
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 
-from nwor_bench.errors import ConfigError
+from nwor_bench.errors import ConfigError, ExitCode
 
 OLDEST = {"ncu": (2023, 1), "nsys": (2023, 4)}
 """Oldest versions that know the options that are used here."""
@@ -65,17 +68,48 @@ def check_version(name: str, tool: Path) -> str:
     if (int(found[1]), int(found[2])) < OLDEST[name]:
         oldest = ".".join(map(str, OLDEST[name]))
         raise ToolUnavailable(
-            f"profile {name}: {tool} is version {found[0]}, and {oldest} or newer is needed"
+            f"profile {name}: {tool} is version {found[0]}, and {oldest} or newer is needed; "
+            f"install a newer {PRODUCT[name]}"
         )
     return found[0]
 
 
 def ask(tool: Path, *arguments: str) -> str:
     """What a tool prints. Raises ToolUnavailable if it cannot be run."""
+    command = [str(tool), *arguments]
     try:
         done = subprocess.run(
-            [str(tool), *arguments], capture_output=True, text=True, timeout=60, check=False
+            command, capture_output=True, text=True, errors="replace", timeout=60, check=False
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise ToolUnavailable(f"profile: {tool} cannot be run ({error})") from error
+        raise _cannot_run(tool, error) from error
     return done.stdout + done.stderr
+
+
+def run_tool(command: Sequence[str]) -> int:
+    """Run a tool on this terminal to its end; its exit code, or INTERRUPTED after Ctrl-C.
+
+    Ctrl-C reaches the tool and the sweep in it too. Both keep what they have, which takes a while:
+    `subprocess.run` would kill the tool meanwhile and leave its sweep running.
+
+    Raises ToolUnavailable if it cannot be run.
+    """
+    print(shlex.join(command), file=sys.stderr, flush=True)
+    interrupted = False
+    try:
+        process = subprocess.Popen(command)
+    except OSError as error:
+        raise _cannot_run(Path(command[0]), error) from error
+    while process.returncode is None:
+        try:
+            process.wait()
+        except KeyboardInterrupt:
+            interrupted = True
+    return ExitCode.INTERRUPTED if interrupted else process.returncode
+
+
+def _cannot_run(tool: Path, error: Exception) -> ToolUnavailable:
+    product = PRODUCT.get(tool.name, tool.name)
+    return ToolUnavailable(
+        f"profile {tool.name}: {tool} cannot be run ({error}); install {product} anew"
+    )

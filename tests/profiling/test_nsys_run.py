@@ -1,8 +1,13 @@
 """`nwor-bench profile nsys` around a tool that behaves as Nsight Systems was seen to."""
 
 import csv
+import os
 import shlex
 import shutil
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +17,7 @@ from make_nsys_export import PATH
 from typer.testing import CliRunner
 
 from nwor_bench.cli import app
-from nwor_bench.errors import ConfigError
+from nwor_bench.errors import ConfigError, ExitCode
 from nwor_bench.profiling.nsys_command import METRICS_NOW, METRICS_ONCE, metrics_options
 
 SWEEP = ["sweep", "--pair", "tiny"]
@@ -153,3 +158,53 @@ def test_metrics_are_asked_for_as_the_version_knows_them(
     assert "NVreg_Restrict" not in str(invoke("--", *SWEEP).exception)
     invoke("--gpu-metrics", "--", *SWEEP)
     assert shlex.join(options) in (folder / "log").read_text().splitlines()[-1]
+
+
+SLOW = "trap : INT; touch began; sleep 60 & wait; kill $!; sleep 0.6; {report}; exit 130"
+"""What is interrupted, and takes longer over its report than `subprocess.run` gives it."""
+
+
+@pytest.mark.parametrize("report", ['echo report > "$2.nsys-rep"', "touch ended"])
+def test_ctrl_c_waits_for_the_report(folder: Path, report: str) -> None:
+    """A terminal's Ctrl-C reaches the tool, its sweep and this command at once."""
+    install(folder, SLOW.format(report=report))
+    here, checkout = folder / "here", Path(__file__).parents[2]
+    process = subprocess.Popen(
+        [sys.executable, "-c", "from nwor_bench.cli import main; main()",
+         *("profile", "nsys", "--", *SWEEP)],
+        env={**os.environ, "PYTHONPATH": str(checkout)}, stderr=subprocess.PIPE, text=True,
+        stdout=subprocess.DEVNULL, start_new_session=True, preexec_fn=heed_ctrl_c,
+    )  # fmt: skip
+    deadline = time.monotonic() + 60
+    while not (here / "began").exists():
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    os.killpg(process.pid, signal.SIGINT)
+    told = process.communicate(timeout=60)[1]
+    assert process.returncode == ExitCode.INTERRUPTED
+    if report == "touch ended":
+        assert told.splitlines()[-1] == "nwor-bench: interrupted"
+        assert names(folder) == ["began", "ended"]
+    else:
+        written = ["nwor-nsys.csv", "nwor-nsys.nsys-rep", "nwor-nsys.sqlite"]
+        assert names(folder) == ["began", *written]
+
+
+def heed_ctrl_c() -> None:
+    """A shell has its background jobs, and so their children, ignore SIGINT."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def test_a_tool_that_cannot_run_is_one_message(folder: Path) -> None:
+    """A file that is no program, and one that says no text."""
+    (folder / "bin" / "nsys").write_bytes(b"no program\0")
+    (folder / "bin" / "nsys").chmod(0o755)
+    (folder / "here" / "x.nsys-rep").write_text("report")
+    for arguments in (["--", *SWEEP], ["--read", "x.nsys-rep"]):
+        with pytest.raises(ConfigError, match=r"^profile nsys: .*Exec format.*; install Nsight"):
+            raise invoke(*arguments).exception
+    (folder / "bin" / "nsys").write_text("#!/bin/sh\nprintf '\\377\\n'\n")
+    with pytest.raises(ConfigError, match=r"does not say its version.*; install Nsight"):
+        raise invoke("--", *SWEEP).exception
+    assert names(folder) == ["x.nsys-rep"]

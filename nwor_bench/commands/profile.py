@@ -85,7 +85,7 @@ def nsys(
     from nwor_bench.profiling.nsys_run import EXPORT, REPORT, ending, export_of, run_profile
     from nwor_bench.profiling.nsys_windows import windows_of
     from nwor_bench.profiling.nvtx_ranges import HARNESS_RANGES
-    from nwor_bench.profiling.tables import by_cell, print_table, write_table
+    from nwor_bench.profiling.tables import by_cell, cells_across, print_table, write_table
     from nwor_bench.profiling.tools import check_version, find_tool
 
     if capture not in HARNESS_RANGES:
@@ -110,7 +110,8 @@ def nsys(
     _warn(lost_calls(found, windows))
     cells = [window.cell for window in windows]
     rows = by_cell([window.row() for window in settled(windows)], cells)
-    print_table("Windows as Nsight Systems saw them, means without a batch's ends", rows)
+    title = "Windows as Nsight Systems saw them, means without a batch's ends"
+    print_table(title, cells_across(rows))
     if code:
         raise typer.Exit(code)
 

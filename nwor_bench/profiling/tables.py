@@ -4,8 +4,9 @@ import csv
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, Literal
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
@@ -13,6 +14,9 @@ Row = Mapping[str, Any]
 
 NAMES = ("cell", "batch", "window", "process", "requests")
 """Columns that say which window a row is."""
+
+GAP = 2
+"""Spaces between a table's columns on the terminal; 1 where it is narrow."""
 
 WHOLE = 10_000
 """From here on a table shows no decimals."""
@@ -52,16 +56,33 @@ def by_cell(rows: Sequence[Row], cells: Iterable[Any] = ()) -> list[dict[str, An
     return found
 
 
+def cells_across(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """A row a measure and a column a cell: measures are many, and cells are few."""
+    return [
+        {"cell": name.replace("_", " "), **{str(row["cell"] or ""): row[name] for row in rows}}
+        for name in columns_of(rows)
+        if name != "cell"
+    ]
+
+
 def print_table(title: str, rows: Sequence[Row]) -> None:
-    """Show rows on the terminal."""
-    table = Table()
-    names = columns_of(rows)
-    for name in names:
-        table.add_column(name.replace("_", " "), justify="left" if name == "cell" else "right")
-    for row in rows:
-        table.add_row(*(_text(row.get(name)) for name in names))
+    """Show rows on the terminal; names fold where it is narrow, numbers are never cut."""
     console = Console()
+    columns = [
+        [name.replace("_", " "), *(_text(row.get(name)) for row in rows)]
+        for name in columns_of(rows)
+    ]
+    narrow = sum(max(map(len, column)) + GAP for column in columns) > console.width
+    padding = (0, 0 if narrow else GAP - 1, 0, 0)
+    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=padding)
+    words = [max(len(word) for text in column for word in text.split()) for column in columns]
+    for column, word in zip(columns, words, strict=True):
+        side: Literal["left", "right"] = "left" if column[0] == "cell" else "right"
+        table.add_column(column[0], justify=side, width=word if narrow else None)
+    for texts in zip(*(column[1:] for column in columns), strict=True):
+        table.add_row(*texts)
     console.print(title, style="italic", soft_wrap=True)
+    console.width = max(console.width, sum(words) + len(words))
     console.print(table)
 
 

@@ -21,7 +21,7 @@ from nwor_bench.errors import ConfigError
 from nwor_bench.profiling import tools
 from nwor_bench.profiling.ncu_command import METRICS, graph_warning, ncu_command, numbers_regex
 from nwor_bench.profiling.ncu_read import read_report
-from nwor_bench.profiling.tables import by_cell, write_table
+from nwor_bench.profiling.tables import by_cell, cells_across, print_table, write_table
 
 SWEEP = ["sweep", "--pair", "tiny", "--engine-args", '{"enforce_eager": true}']
 
@@ -287,6 +287,8 @@ def test_an_export_is_read_into_a_table(tmp_path: Path) -> None:
     assert [row["cell"] for row in rows] == ["off x off"] * 3 + ["stage x graph"] * 3
     assert rows[0]["graph_launches"] == "1"
     assert rows[2]["graph_launches"] == rows[2]["idle_ms"] == ""  # not measured, and not 0
+    heads = next(line for line in result.output.splitlines() if line.startswith("cell"))
+    assert re.split(" {2,}", heads) == ["cell", "off x off", "stage x graph"]
 
 
 def test_means_leave_out_what_was_not_measured(tmp_path: Path) -> None:
@@ -303,3 +305,40 @@ def test_ncus_command_needs_no_shell() -> None:
     command = ncu_command(Path("/x y/ncu"), SWEEP, Path("r e p"), 1, 0)
     assert command[0] == "/x y/ncu"
     assert "r e p" in command
+
+
+CELLS = (
+    *("off x off", "off x graph", "off x adaptive", "off x off (A/A)"),
+    *("stage x off", "stage x graph", "stage x adaptive"),
+)
+COUNTED = ["place", "dram_read_bytes", "dram_write_bytes", "l2_read_sectors", "gpu_ns"]
+
+
+@pytest.mark.parametrize(("columns", "fits"), [("80", True), ("40", False)])
+@pytest.mark.parametrize(
+    "rows",
+    [
+        cells_across(
+            [
+                {"cell": cell, "windows": 16, "host_ms": 8.242 + place, "busy_ms": None,
+                 "gpu_operations": 515.75, "DRAM Read Bandwidth [Throughput %]": 40.0 + place}
+                for place, cell in enumerate(CELLS)
+            ]
+        ),
+        [dict.fromkeys(COUNTED, 8_920_000_000.0 + place) for place in range(2)],
+    ],
+)  # fmt: skip
+def test_a_tables_numbers_and_words_are_whole_on_a_narrow_terminal(
+    rows: list[dict[str, Any]], columns: str, fits: bool, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.setenv("COLUMNS", columns)
+    print_table("Windows", rows)
+    told = capsys.readouterr().out
+    found = told.split()
+    for row in rows:
+        for value in (value for value in row.values() if isinstance(value, float)):
+            assert f"{value:,.0f}" in found or f"{value:,.3f}" in found
+    for name in rows[0]:
+        assert set(name.replace("_", " ").split()) <= set(found)
+    assert (max(map(len, told.splitlines())) <= int(columns)) is fits

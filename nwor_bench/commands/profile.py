@@ -13,9 +13,22 @@ app = typer.Typer(
 
 PASSED_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
 
+
+def _named(report: Path) -> Path:
+    """Refuse what names a folder: endings are put to a name."""
+    from nwor_bench.errors import ConfigError
+
+    if not report.name:
+        raise ConfigError.for_field("--report", str(report), "write a name, e.g. /tmp/nwor-nsys")
+    return report
+
+
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the command line, and stop.")]
 Report = Annotated[
-    Path, typer.Option(help="Report's path without its ending; tables are written beside it.")
+    Path,
+    typer.Option(
+        callback=_named, help="Report's path without its ending; tables are written beside it."
+    ),
 ]
 Read = Annotated[
     Path | None, typer.Option(help="Read this report (or export) instead of running anything.")
@@ -43,6 +56,7 @@ def ncu(
     from nwor_bench.profiling.tables import print_table, write_table
     from nwor_bench.profiling.tools import check_version, find_tool, look_for_tool
 
+    _check_read(read, context.args)
     if dry_run:
         tool = Path("ncu")
         typer.echo(shlex.join(ncu_command(tool, context.args, report, windows, skip)))
@@ -82,7 +96,7 @@ def nsys(
     from nwor_bench.profiling.nsys_command import export_command, nsys_command
     from nwor_bench.profiling.nsys_export import read_export
     from nwor_bench.profiling.nsys_findings import lost_calls, nothing_of_the_gpu, settled
-    from nwor_bench.profiling.nsys_run import EXPORT, REPORT, ending, export_of, run_profile
+    from nwor_bench.profiling.nsys_run import EXPORT, REPORT, TABLE, ending, export_of, run_profile
     from nwor_bench.profiling.nsys_windows import windows_of
     from nwor_bench.profiling.nvtx_ranges import HARNESS_RANGES
     from nwor_bench.profiling.tables import by_cell, cells_across, print_table, write_table
@@ -90,6 +104,7 @@ def nsys(
 
     if capture not in HARNESS_RANGES:
         raise ConfigError.unknown("--capture", capture, HARNESS_RANGES)
+    _check_read(read, context.args)
     code, written = 0, ending(report, REPORT)
     if dry_run:
         tool, metrics = Path("nsys"), _metrics(None) if gpu_metrics else ()
@@ -105,7 +120,7 @@ def nsys(
     export = export_of(read or written)
     found = read_export(export)
     windows = windows_of(found)
-    write_table(export.with_suffix(".csv"), [window.row() for window in windows])
+    write_table(export.with_suffix(TABLE), [window.row() for window in windows])
     _warn(nothing_of_the_gpu(found))
     _warn(lost_calls(found, windows))
     cells = [window.cell for window in windows]
@@ -122,6 +137,16 @@ def _metrics(tool: Path | None) -> tuple[str, str]:
     from nwor_bench.profiling.tools import ask
 
     return METRICS_NOW if tool is None else metrics_options(ask(tool, "profile", "--help"))
+
+
+def _check_read(read: Path | None, sweep: list[str]) -> None:
+    """Raises ConfigError for a sweep, or a mistyped option, that --read would leave unheard."""
+    from nwor_bench.errors import ConfigError
+
+    if read is not None and sweep:
+        raise ConfigError.for_field(
+            "profile", shlex.join(sweep), f"--read {read} runs nothing; leave out one of them"
+        )
 
 
 def _run(tool: str, command: list[str]) -> None:

@@ -8,8 +8,8 @@ from nwor_bench.profiling.nsys_command import export_command
 from nwor_bench.profiling.nvtx_ranges import DOMAIN
 from nwor_bench.profiling.tools import PRODUCT, find_tool, run_tool
 
-REPORT, RAW, EXPORT = ".nsys-rep", ".qdstrm", ".sqlite"
-"""Endings of a report, of what is left where none could be made of it, and of an export."""
+REPORT, RAW, EXPORT, TABLE = ".nsys-rep", ".qdstrm", ".sqlite", ".csv"
+"""Endings of a report, of what is left where none could be made of it, an export, its windows."""
 
 IMPORT = (
     "its importer (QdstrmImporter, in the folder host-linux-x64) is not installed here or failed. "
@@ -36,9 +36,14 @@ def run_profile(command: Sequence[str], report: Path, capture: str) -> int:
     Raises KeyboardInterrupt if Ctrl-C came before there was a report; ConfigError if no report
     came of it otherwise, with the reason as far as it can be told.
     """
-    report.parent.mkdir(parents=True, exist_ok=True)
-    for suffix in (REPORT, RAW, EXPORT):
-        ending(report, suffix).unlink(missing_ok=True)
+    try:
+        report.parent.mkdir(parents=True, exist_ok=True)
+        for suffix in (REPORT, RAW, EXPORT, TABLE):
+            ending(report, suffix).unlink(missing_ok=True)
+    except OSError as error:
+        raise ConfigError.for_field(
+            "--report", str(report), f"{error.strerror}: {error.filename}; name another place"
+        ) from error
     code = run_tool(command)
     if not ending(report, REPORT).is_file():
         if code == ExitCode.INTERRUPTED:

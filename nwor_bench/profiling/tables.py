@@ -10,6 +10,8 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from nwor_bench.errors import ConfigError
+
 Row = Mapping[str, Any]
 
 NAMES = ("cell", "batch", "window", "process", "requests")
@@ -28,11 +30,20 @@ def columns_of(rows: Sequence[Row]) -> list[str]:
 
 
 def write_table(path: Path, rows: Sequence[Row]) -> None:
-    """Write rows as CSV; a value that was not measured is an empty field."""
-    with path.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, columns_of(rows), restval="", lineterminator="\n")
-        writer.writeheader()
-        writer.writerows({k: "" if v is None else v for k, v in row.items()} for row in rows)
+    """Write rows as CSV; a value that was not measured is an empty field.
+
+    Raises ConfigError where the file cannot be written.
+    """
+    try:
+        with path.open("w", encoding="utf-8", newline="") as file:
+            writer = csv.DictWriter(file, columns_of(rows), restval="", lineterminator="\n")
+            writer.writeheader()
+            writer.writerows({k: "" if v is None else v for k, v in row.items()} for row in rows)
+    except OSError as error:
+        raise ConfigError(
+            f"profile: {path}: writing failed ({error.strerror}); move the report to a folder "
+            "that can be written, and --read it there"
+        ) from error
 
 
 def by_cell(rows: Sequence[Row], cells: Iterable[Any] = ()) -> list[dict[str, Any]]:

@@ -102,6 +102,36 @@ def test_an_earlier_report_is_not_taken_for_this_runs(folder: Path) -> None:
     install(folder, "true")
     result = invoke("--", *SWEEP)
     assert "nothing was captured" in str(result.exception)
+    assert names(folder) == []
+
+
+@pytest.mark.parametrize(
+    ("report", "message"),
+    [
+        ("", "--report: '.' .*write a name"),
+        ("/", "--report: '/' .*write a name"),
+        ("file/x", "--report: 'file/x' .*File exists: file; name another"),
+        ("taken", "--report: 'taken' .*irectory: taken.nsys-rep; name another"),
+        ("table", "table.csv: writing failed .Is a directory.; move the report"),
+    ],
+)
+def test_a_report_that_cannot_be_written_is_refused(
+    folder: Path, report: str, message: str
+) -> None:
+    install(folder, 'echo report > "$2.nsys-rep"; mkdir -p table.csv')
+    (folder / "here" / "file").touch()
+    (folder / "here" / "taken.nsys-rep").mkdir()
+    with pytest.raises(ConfigError, match=message) as refusal:
+        raise invoke("--report", report, "--", *SWEEP).exception
+    assert refusal.value.exit_code == ExitCode.BAD_USAGE
+
+
+@pytest.mark.parametrize("tool", ["ncu", "nsys"])
+@pytest.mark.parametrize("rest", [["--", *SWEEP], ["--repotr", "x"]])
+def test_what_reading_would_not_heed_is_refused(folder: Path, tool: str, rest: list[str]) -> None:
+    """Options that profile does not know are the sweep's, and --read runs none."""
+    with pytest.raises(ConfigError, match=r"^profile: .*; --read x\.y runs nothing; leave out"):
+        raise CliRunner().invoke(app, ["profile", tool, "--read", "x.y", *rest]).exception
 
 
 def test_a_report_is_read_by_way_of_an_export(folder: Path) -> None:

@@ -122,6 +122,17 @@ def test_fetch_makes_the_tiny_pair(command_line: Run, pair_cache: Path) -> None:
         assert Path(model).is_relative_to(pair_cache)
 
 
+def test_a_bad_switch_of_ranges_is_refused_before_anything_starts(
+    command_line: Run, engine: FakeEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VLLM_NWOR_NVTX", "yes")
+    code, out, err = command_line(*TINY, "--output", "run")
+    assert (code, out) == (ExitCode.BAD_USAGE, "")
+    assert err.startswith("nwor-bench: VLLM_NWOR_NVTX: 'yes' is not usable; write 1")
+    assert engine.calls == []
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_dry_run_writes_nothing(command_line: Run, engine: FakeEngine, tmp_path: Path) -> None:
     code, _, _ = command_line(*TINY, "--dry-run", "--output", "run")
     assert code == 0

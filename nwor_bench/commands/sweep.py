@@ -184,10 +184,11 @@ def sweep(
 
     if counters_wanted(dram_counters, resume, file):
         run_under_own_cupti()
-    if nvtx:
-        from nwor_bench.profiling.nvtx_ranges import switch_on
+    from nwor_bench.profiling.nvtx_ranges import ranges_if_wanted, switch_on
 
+    if nvtx:
         switch_on()
+    ranges_if_wanted()  # refuse VLLM_NWOR_NVTX before anything starts
     from nwor_bench.report.prometheus import sweep_metrics
     from nwor_bench.session import PairChoice, resume_session, run_session
 

@@ -18,7 +18,7 @@ from nwor_bench.doctor import Check, State, can_sweep, examine, hooks, machine, 
 from nwor_bench.doctor.hooks import check_hooks
 from nwor_bench.doctor.text import check_lines
 from nwor_bench.engine import BatchOutput, Sampling
-from nwor_bench.errors import EngineError, ExitCode
+from nwor_bench.errors import BenchError, ConfigError, EngineError, ExitCode
 from nwor_bench.records import Cell, NworMode
 
 H200 = {
@@ -360,6 +360,14 @@ def test_nvtx(monkeypatch: pytest.MonkeyPatch, packages: Packages) -> None:
     assert tools.check_nvtx().state is State.MISSING
     packages(nvtx="0.2.17")
     assert tools.check_nvtx().state is State.OK
+    monkeypatch.setenv("VLLM_NWOR_NVTX", "yes")
+    check = tools.check_nvtx()
+    assert (check.state, check.remedy) == (State.WRONG, "write 1 for ranges, 0 for none")
+    monkeypatch.delenv("VLLM_NWOR_NVTX")
+    monkeypatch.setitem(sys.modules, "nvtx", None)  # installed, and does not load
+    check = tools.check_nvtx()
+    assert check.state is State.WRONG
+    assert "does not load" in check.found + check.remedy
     monkeypatch.setenv("NVTX_DISABLE", "1")
     assert tools.check_nvtx().state is State.WRONG
 
@@ -430,6 +438,21 @@ def test_an_engine_that_does_not_start() -> None:
     check = check_hooks(start)
     assert check.state is State.WRONG
     assert "no kernel image for this device" in check.remedy
+
+
+@pytest.mark.parametrize(("kind", "has_log"), [(ConfigError, True), (BenchError, False)])
+def test_what_is_not_vllms_failure_says_itself_what_to_do(
+    kind: type[BenchError], has_log: bool
+) -> None:
+    def start(log: Path) -> HookedFake:
+        if has_log:
+            log.touch()
+        raise kind("cache /x: writing failed (read-only); set NWOR_BENCH_CACHE to another")
+
+    check = check_hooks(start)
+    assert check.found == "cache /x: writing failed (read-only)"
+    assert check.remedy == "set NWOR_BENCH_CACHE to another"
+    assert not can_sweep([check])
 
 
 # All of it
@@ -507,6 +530,15 @@ def test_a_long_remedy_is_wrapped() -> None:
     assert max(map(len, lines)) <= 80
     assert sum(line.count("x") for line in lines) == 90
     assert sum(line.count("y") for line in lines) == 90
+
+
+@pytest.mark.parametrize("indent", [0, 16, 28, 36])
+def test_what_is_there_to_be_copied_stays_on_one_line(indent: int) -> None:
+    path, option = "/opt/nvidia/nsight-systems/2025.3.1/bin/nsys", "--cap-add=SYS_ADMIN"
+    before = "x" * indent
+    lines = check_lines([Check("nsys", State.WRONG, f"{before} {path}", f"{before} {option}")])
+    assert max(map(len, lines)) <= 80
+    assert {path, option} <= {word for line in lines for word in line.split()}
 
 
 @pytest.mark.engine

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from nwor_bench.doctor.check import Check, State
 from nwor_bench.engine import BatchOutput, Engine, Sampling, VllmEngine
-from nwor_bench.errors import BenchError
+from nwor_bench.errors import BenchError, ConfigError
 from nwor_bench.records import Cell, NworMode, ScvMode
 
 NAME = "hooks"
@@ -36,11 +36,11 @@ def check_hooks(start: Callable[[Path], HookedEngine] | None = None) -> Check:
         try:
             engine = (start or _start)(log)
         except BenchError as error:
-            return Check(NAME, State.WRONG, str(error), _remedy(log), needed=True)
+            return _failed(error, log)
         try:
             return _try_hooks(engine)
         except BenchError as error:
-            return Check(NAME, State.WRONG, str(error), _remedy(log), needed=True)
+            return _failed(error, log)
         finally:
             engine.close()
 
@@ -106,6 +106,14 @@ def _problem(batches: _Batches, status: dict[str, Any]) -> str | None:
     every = {batches.stock.token_ids, batches.staged.token_ids, batches.undone.token_ids,
              batches.again.token_ids}  # fmt: skip
     return None if len(every) == 1 else "greedy tokens differ with and without the hooks"
+
+
+def _failed(error: BenchError, log: Path) -> Check:
+    """What is refused, or fails before vLLM, says itself what to do; else vLLM's log knows more."""
+    what, _, remedy = str(error).partition("; ")
+    if remedy and (isinstance(error, ConfigError) or not log.is_file()):
+        return Check(NAME, State.WRONG, what, remedy, needed=True)
+    return Check(NAME, State.WRONG, str(error), _remedy(log), needed=True)
 
 
 def _remedy(log: Path) -> str:

@@ -1,12 +1,16 @@
 """The checks for people, at most 80 columns wide."""
 
 from collections.abc import Sequence
-from textwrap import wrap
+from functools import partial
+from textwrap import wrap as wrap_text
 
 from nwor_bench.doctor.check import Check, State, can_sweep
 
 WIDTH = 80
 INDENT = 19
+
+wrap = partial(wrap_text, width=WIDTH, break_on_hyphens=False)
+"""Lines of text; paths, options and packages have hyphens, and are there to be copied."""
 
 
 def check_lines(checks: Sequence[Check]) -> list[str]:
@@ -14,15 +18,11 @@ def check_lines(checks: Sequence[Check]) -> list[str]:
     lines = []
     for check in checks:
         head = f"{check.name:9} {check.state:8} "
-        lines += wrap(check.found, WIDTH, initial_indent=head, subsequent_indent=" " * INDENT) or [
-            head
-        ]
+        lines += wrap(check.found, initial_indent=head, subsequent_indent=" " * INDENT) or [head]
         if check.remedy:
             arrow = " " * INDENT + "-> "
-            lines += wrap(
-                check.remedy, WIDTH, initial_indent=arrow, subsequent_indent=" " * len(arrow)
-            )
-    return [*lines, "", *wrap(verdict(checks), WIDTH)]
+            lines += wrap(check.remedy, initial_indent=arrow, subsequent_indent=" " * len(arrow))
+    return [*lines, "", *wrap(verdict(checks))]
 
 
 def verdict(checks: Sequence[Check]) -> str:

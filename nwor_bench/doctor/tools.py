@@ -8,7 +8,9 @@ from pathlib import Path
 
 from nwor_bench.doctor.check import Check, State
 from nwor_bench.doctor.software import installed
+from nwor_bench.errors import ConfigError
 from nwor_bench.profiling.cupti_library import cupti_environment, cupti_folder
+from nwor_bench.profiling.nvtx_ranges import open_ranges, wanted
 from nwor_bench.profiling.tools import PRODUCT, ToolUnavailable, check_version, find_tool
 
 DRIVER_PARAMETERS = Path("/proc/driver/nvidia/params")
@@ -94,10 +96,16 @@ def _refused(tool: str, state: State, error: ToolUnavailable) -> Check:
 
 
 def check_nvtx() -> Check:
-    """Is the package there that names ranges for profilers?"""
+    """Is the package there that names ranges for profilers, and does it load?"""
     found = installed("nvtx")
     if found is None:
         return Check("NVTX", State.MISSING, "the package nvtx is not installed", "pip install nvtx")
     if os.environ.get("NVTX_DISABLE"):
         return Check("NVTX", State.WRONG, "NVTX_DISABLE silences ranges", "unset NVTX_DISABLE")
+    try:
+        wanted()
+        open_ranges({})
+    except ConfigError as error:
+        what, _, remedy = str(error).partition("; ")
+        return Check("NVTX", State.WRONG, what, remedy)
     return Check("NVTX", State.OK, f"nvtx {found}, domain nwor-bench; on with sweep --nvtx")

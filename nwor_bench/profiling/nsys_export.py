@@ -35,6 +35,8 @@ PROCESS = ">> 24"
 PROCESS_ID = 0xFFFFFF
 """Of what is left: the process id that the operating system knows."""
 
+ANEW = "run the sweep under `nwor-bench profile nsys`"
+
 NEEDED = ("NVTX_EVENTS", "StringIds")
 PAYLOADS = ("int64Value", "uint64Value", "int32Value", "uint32Value")
 
@@ -89,7 +91,7 @@ class NsysExport:
 def read_export(path: Path) -> NsysExport:
     """Read an export.
 
-    Raises ConfigError if it is none, of another schema, or holds no range of our domain.
+    Raises ConfigError if it is none, of another schema, or holds no window of our domain.
     """
     if not path.is_file():
         raise _unusable(path, "there is no such file")
@@ -98,7 +100,10 @@ def read_export(path: Path) -> NsysExport:
         with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as database:
             return _read(path, database)
     except sqlite3.DatabaseError as error:
-        raise _unusable(path, f"it is no SQLite database of Nsight Systems ({error})") from error
+        raise _unusable(
+            path, f"it is no SQLite database of Nsight Systems ({error}); read a .nsys-rep, or "
+            "what `nsys export --type sqlite` makes of one"
+        ) from error  # fmt: skip
 
 
 def _read(path: Path, database: sqlite3.Connection) -> NsysExport:
@@ -106,18 +111,23 @@ def _read(path: Path, database: sqlite3.Connection) -> NsysExport:
     missing = [name for name in NEEDED if name not in tables]
     if missing:
         raise _unusable(
-            path, f"it has no {' and no '.join(missing)}: nothing was captured, or no NVTX"
+            path, f"it has no {' and no '.join(missing)}: nothing was captured, or no NVTX; {ANEW}"
         )
     facts = _export_facts(database, tables)
     schema = facts.get("EXPORT_SCHEMA_VERSION", "")
     major = facts.get("EXPORT_SCHEMA_VERSION_MAJOR") or schema.split(".")[0]
     if major and major != str(SCHEMA_MAJOR):
-        raise _unusable(path, f"its schema is {schema or major}, and {SCHEMA_MAJOR}.x is read here")
+        raise _unusable(
+            path, f"its schema is {schema or major}, and {SCHEMA_MAJOR}.x is read here; export the "
+            "report anew with a version that writes it, such as Nsight Systems 2023.4"
+        )  # fmt: skip
     ranges = list(_ranges(database))
     if not ranges:
+        raise _unusable(path, f"no range of the domain {DOMAIN!r} is in it; {ANEW}")
+    if not any(found.name == "window" for found in ranges):
         raise _unusable(
-            path, f"no range of the domain {DOMAIN!r} is in it; run the sweep under "
-            "`nwor-bench profile nsys`",
+            path, "no window is in it: nothing was drafted in what was captured; profile anew with "
+            "a longer range (--capture sweep), or with a drafter that drafts"
         )  # fmt: skip
     version = facts.get("EXPORT_PRODUCT_VERSION") or facts.get("NSIGHT_SYSTEMS_VERSION") or ""
     return NsysExport(

@@ -162,9 +162,15 @@ def test_unregistered_texts_read_alike(export: Path) -> None:
 @pytest.mark.parametrize(
     ("statement", "message"),
     [
-        ("DROP TABLE NVTX_EVENTS", "no NVTX_EVENTS"),
-        ("UPDATE META_DATA_EXPORT SET value = '4' WHERE name LIKE '%MAJOR'", "3.x is read"),
-        ("DELETE FROM NVTX_EVENTS WHERE eventType = 75", "no range of the domain"),
+        ("DROP TABLE NVTX_EVENTS", "no NVTX_EVENTS.*; run the sweep under"),
+        ("ALTER TABLE NVTX_EVENTS DROP COLUMN domainId", "no such column.*; read a .nsys-rep"),
+        ("UPDATE META_DATA_EXPORT SET value = '4' WHERE name LIKE '%MAJOR'", "3.x is.*; export"),
+        ("DELETE FROM NVTX_EVENTS WHERE eventType = 75", "no range of the domain.*; run the"),
+        (
+            "DELETE FROM NVTX_EVENTS WHERE textId = (SELECT id FROM StringIds "
+            "WHERE value = 'window')",
+            "no window is in it.*; profile anew",
+        ),
     ],
 )
 def test_an_export_that_cannot_be_used_is_refused(

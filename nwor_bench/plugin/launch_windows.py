@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from nwor_bench.errors import BenchError
+from nwor_bench.errors import BenchError, ConfigError
 from nwor_bench.plugin.patching import Patch, PatchSet
 from nwor_bench.profiling.kineto import STEP, open_profiler, read_calls
 from nwor_bench.profiling.launches import count_calls
@@ -61,6 +61,12 @@ class LaunchWindows:
             raise BenchError(
                 f"{len(self._is_window)} steps ran and {len(marks) - 1} show in PyTorch's "
                 "profiler: launches cannot be told apart by window"
+            )
+        if not calls and any(self._is_window):  # a window without a launch there is none
+            raise ConfigError(
+                "--launch-counts: PyTorch's profiler recorded no call of CUDA in a whole batch, "
+                "and 0 would be wrong; run it under no other profiler, since CUPTI serves one at "
+                "a time, or leave --launch-counts out"
             )
         places = [place for place, window in enumerate(self._is_window) if window]
         starts, ends = [marks[p] for p in places], [marks[p + 1] for p in places]

@@ -1,0 +1,59 @@
+"""Launches by window: what PyTorch's profiler did not record is not counted as 0."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from nwor_bench.errors import ConfigError, ExitCode
+from nwor_bench.plugin import launch_windows
+from nwor_bench.plugin.launch_windows import LaunchWindows
+from nwor_bench.profiling.launches import HostCall
+
+
+def batch(windows: LaunchWindows, runner: Any, drafts: list[dict[str, list[int]]]) -> Any:
+    windows.start()
+    for one in drafts:
+        runner.execute_model(
+            SimpleNamespace(scheduled_spec_decode_tokens=one, total_num_scheduled_tokens=5)
+        )
+    return windows.take()
+
+
+@pytest.fixture
+def runner() -> Any:
+    return SimpleNamespace(execute_model=lambda scheduled: None)
+
+
+@pytest.fixture
+def windows(runner: Any) -> LaunchWindows:
+    counted = LaunchWindows(SimpleNamespace(runner=runner))
+    counted.switch(True)
+    return counted
+
+
+def test_a_profiler_that_hears_no_cuda_is_refused(
+    windows: LaunchWindows, runner: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where another profiler holds CUPTI: the marks are there, and no call is."""
+    real = launch_windows.read_calls
+    monkeypatch.setattr(launch_windows, "read_calls", lambda profiler: ([], real(profiler)[1]))
+    with pytest.raises(ConfigError, match=r"^--launch-counts: .* under no other") as refusal:
+        batch(windows, runner, [{}, {"a": [1]}])
+    assert refusal.value.exit_code == ExitCode.BAD_USAGE
+    assert batch(windows, runner, [{}, {}])["windows"] == []  # a prefill alone has none to count
+
+
+def test_a_window_without_a_wait_has_none(
+    windows: LaunchWindows, runner: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """0 where others of the batch were heard."""
+    real = launch_windows.read_calls
+
+    def one_launch_a_step(profiler: Any) -> Any:
+        marks = real(profiler)[1]
+        return [HostCall("cudaGraphLaunch", mark) for mark in marks], marks
+
+    monkeypatch.setattr(launch_windows, "read_calls", one_launch_a_step)
+    counted = batch(windows, runner, [{}, {"a": [1]}, {"a": [2]}])["windows"]
+    assert [(w["graph_launches"], w["host_syncs"]) for w in counted] == [(1, 0), (1, 0)]

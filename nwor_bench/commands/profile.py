@@ -13,22 +13,9 @@ app = typer.Typer(
 
 PASSED_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
 
-
-def _named(report: Path) -> Path:
-    """Refuse what names a folder: endings are put to a name."""
-    from nwor_bench.errors import ConfigError
-
-    if not report.name:
-        raise ConfigError.for_field("--report", str(report), "write a name, e.g. /tmp/nwor-nsys")
-    return report
-
-
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the command line, and stop.")]
 Report = Annotated[
-    Path,
-    typer.Option(
-        callback=_named, help="Report's path without its ending; tables are written beside it."
-    ),
+    Path, typer.Option(help="Report's path without its ending; tables are written beside it.")
 ]
 Read = Annotated[
     Path | None, typer.Option(help="Read this report (or export) instead of running anything.")
@@ -50,27 +37,33 @@ def ncu(
 
     Each window is measured as a whole, the sweep being run once a pass.
     """
-    from nwor_bench.profiling.ncu_command import graph_warning, ncu_command
+    from nwor_bench.errors import ConfigError
+    from nwor_bench.profiling.ncu_command import REPORT, graph_warning, ncu_command
     from nwor_bench.profiling.ncu_module import load_module
     from nwor_bench.profiling.ncu_read import read_report
+    from nwor_bench.profiling.report_files import TABLE, ending, without_ending
     from nwor_bench.profiling.tables import print_table, write_table
     from nwor_bench.profiling.tools import check_version, find_tool, look_for_tool
 
     _check_read(read, context.args)
+    report = without_ending(report, REPORT)
     if dry_run:
         tool = Path("ncu")
         typer.echo(shlex.join(ncu_command(tool, context.args, report, windows, skip)))
+        _warn(graph_warning(context.args))
         return
     if read is None:
         tool = find_tool("ncu")
         command = ncu_command(tool, context.args, report, windows, skip)
         check_version("ncu", tool)
         _warn(graph_warning(context.args))
-        _run("ncu", command)
-        read = report.with_name(f"{report.name}.ncu-rep")
+        _run_ncu(command, report)
+        read = ending(report, REPORT)
         typer.echo(f"Report: {read} (again: nwor-bench profile ncu --read {read})", err=True)
+    if not read.is_file():
+        raise ConfigError(f"profile ncu: {read}: there is no such file")
     rows = [window.row() for window in read_report(read, load_module(look_for_tool("ncu")))]
-    write_table(read.with_suffix(".csv"), rows)
+    write_table(read.with_suffix(TABLE), rows)
     print_table("Windows as Nsight Compute counted them", rows)
 
 
@@ -96,15 +89,17 @@ def nsys(
     from nwor_bench.profiling.nsys_command import export_command, nsys_command
     from nwor_bench.profiling.nsys_export import read_export
     from nwor_bench.profiling.nsys_findings import lost_calls, nothing_of_the_gpu, settled
-    from nwor_bench.profiling.nsys_run import EXPORT, REPORT, TABLE, ending, export_of, run_profile
+    from nwor_bench.profiling.nsys_run import EXPORT, REPORT, export_of, run_profile
     from nwor_bench.profiling.nsys_windows import windows_of
     from nwor_bench.profiling.nvtx_ranges import HARNESS_RANGES
+    from nwor_bench.profiling.report_files import TABLE, ending, without_ending
     from nwor_bench.profiling.tables import by_cell, cells_across, print_table, write_table
     from nwor_bench.profiling.tools import check_version, find_tool
 
     if capture not in HARNESS_RANGES:
         raise ConfigError.unknown("--capture", capture, HARNESS_RANGES)
     _check_read(read, context.args)
+    report = without_ending(report, REPORT)
     code, written = 0, ending(report, REPORT)
     if dry_run:
         tool, metrics = Path("nsys"), _metrics(None) if gpu_metrics else ()
@@ -149,19 +144,22 @@ def _check_read(read: Path | None, sweep: list[str]) -> None:
         )
 
 
-def _run(tool: str, command: list[str]) -> None:
+def _run_ncu(command: list[str], report: Path) -> None:
     """Run the profiler. Raises ConfigError where it fails: no report, no numbers."""
     from nwor_bench.errors import ConfigError, ExitCode
+    from nwor_bench.profiling.ncu_command import REPORT
+    from nwor_bench.profiling.report_files import ending, make_room
     from nwor_bench.profiling.tools import run_tool
 
+    make_room(report, REPORT)
     code = run_tool(command)
     if code == ExitCode.INTERRUPTED:
         raise KeyboardInterrupt
-    if code:
+    if code or not ending(report, REPORT).is_file():
+        what = f"ended with exit code {code}" if code else "wrote no report"
         raise ConfigError(
-            f"profile {tool}: it ended with exit code {code}; its messages above say why. Without "
-            "permission for the counters run as root, or load the driver with "
-            "NVreg_RestrictProfilingToAdminUsers=0"
+            f"profile ncu: it {what}; its messages above say why. Without permission for the "
+            "counters run as root, or load the driver with NVreg_RestrictProfilingToAdminUsers=0"
         )
 
 

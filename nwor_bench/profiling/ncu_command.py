@@ -23,6 +23,9 @@ METRICS = {
 }
 """Names of the columns, and NVIDIA's of what is collected for them."""
 
+REPORT = ".ncu-rep"
+"""Ending of a report."""
+
 PROGRAM = (sys.executable, "-c", "from nwor_bench.cli import main; main()")
 
 

@@ -62,12 +62,13 @@ def read_report(path: Path, module: Any) -> list[NcuWindow]:
 
     Raises ConfigError for a report that cannot be read, holds nothing, or has an unknown unit.
     """
-    if not path.is_file():
+    try:
+        report = module.load_report(str(path))
+    except Exception as error:  # the module's own error types
         raise ConfigError(
-            f"profile ncu: {path}: ncu wrote no report; its messages above say why (permission: "
-            "run as root or load the driver with NVreg_RestrictProfilingToAdminUsers=0)"
-        )
-    report = module.load_report(str(path))
+            f"profile ncu: {path} is no report that ncu_report can read ({error}); put the "
+            "extras/python of the Nsight Compute that wrote it into PYTHONPATH"
+        ) from error
     results = [action for number in range(len(report)) for action in report[number]]
     if not results:
         raise ConfigError(

@@ -6,10 +6,11 @@ from pathlib import Path
 from nwor_bench.errors import ConfigError, ExitCode
 from nwor_bench.profiling.nsys_command import export_command
 from nwor_bench.profiling.nvtx_ranges import DOMAIN
+from nwor_bench.profiling.report_files import ending, make_room
 from nwor_bench.profiling.tools import PRODUCT, find_tool, run_tool
 
-REPORT, RAW, EXPORT, TABLE = ".nsys-rep", ".qdstrm", ".sqlite", ".csv"
-"""Endings of a report, of what is left where none could be made of it, an export, its windows."""
+REPORT, RAW, EXPORT = ".nsys-rep", ".qdstrm", ".sqlite"
+"""Endings of a report, of what is left where none could be made of it, and of an export."""
 
 IMPORT = (
     "its importer (QdstrmImporter, in the folder host-linux-x64) is not installed here or failed. "
@@ -23,11 +24,6 @@ PERMIT = (
 )
 
 
-def ending(report: Path, suffix: str) -> Path:
-    """The report's path with an ending; a dot in its name is no ending of its own."""
-    return report.with_name(report.name + suffix)
-
-
 def run_profile(command: Sequence[str], report: Path, capture: str) -> int:
     """Profile a sweep; the exit code is the sweep's own, and there is a report.
 
@@ -36,14 +32,7 @@ def run_profile(command: Sequence[str], report: Path, capture: str) -> int:
     Raises KeyboardInterrupt if Ctrl-C came before there was a report; ConfigError if no report
     came of it otherwise, with the reason as far as it can be told.
     """
-    try:
-        report.parent.mkdir(parents=True, exist_ok=True)
-        for suffix in (REPORT, RAW, EXPORT, TABLE):
-            ending(report, suffix).unlink(missing_ok=True)
-    except OSError as error:
-        raise ConfigError.for_field(
-            "--report", str(report), f"{error.strerror}: {error.filename}; name another place"
-        ) from error
+    make_room(report, REPORT, RAW, EXPORT)
     code = run_tool(command)
     if not ending(report, REPORT).is_file():
         if code == ExitCode.INTERRUPTED:

@@ -14,11 +14,14 @@ from nwor_bench.errors import ConfigError
 
 Row = Mapping[str, Any]
 
-NAMES = ("cell", "batch", "window", "process", "requests")
+NAMES = ("place", "cell", "batch", "window", "process", "requests")
 """Columns that say which window a row is."""
 
+SHOWN = {"_bytes": ("_MB", 1e6), "_ns": ("_ms", 1e6)}
+"""Units that a table on the terminal shows in larger ones: 11,686,310,000 is hard to read."""
+
 GAP = 2
-"""Spaces between a table's columns on the terminal; 1 where it is narrow."""
+"""Blanks between two columns on the terminal; 1 where it is narrow."""
 
 WHOLE = 10_000
 """From here on a table shows no decimals."""
@@ -32,7 +35,7 @@ def columns_of(rows: Sequence[Row]) -> list[str]:
 def write_table(path: Path, rows: Sequence[Row]) -> None:
     """Write rows as CSV; a value that was not measured is an empty field.
 
-    Raises ConfigError where the file cannot be written.
+    Raises ConfigError if the file cannot be written.
     """
     try:
         with path.open("w", encoding="utf-8", newline="") as file:
@@ -41,8 +44,8 @@ def write_table(path: Path, rows: Sequence[Row]) -> None:
             writer.writerows({k: "" if v is None else v for k, v in row.items()} for row in rows)
     except OSError as error:
         raise ConfigError(
-            f"profile: {path}: writing failed ({error.strerror}); move the report to a folder "
-            "that can be written, and --read it there"
+            f"profile: {path} cannot be written ({error.strerror}); copy the report into a folder "
+            "of your own, and --read it there"
         ) from error
 
 
@@ -77,24 +80,60 @@ def cells_across(rows: Sequence[Row]) -> list[dict[str, Any]]:
 
 
 def print_table(title: str, rows: Sequence[Row]) -> None:
-    """Show rows on the terminal; names fold where it is narrow, numbers are never cut."""
+    """Show rows on the terminal, in larger units; numbers are never cut.
+
+    Where it is narrow, texts fold into their words, and columns that it still has no room for go
+    into further tables.
+    """
     console = Console()
-    columns = [
-        [name.replace("_", " "), *(_text(row.get(name)) for row in rows)]
-        for name in columns_of(rows)
-    ]
-    narrow = sum(max(map(len, column)) + GAP for column in columns) > console.width
-    padding = (0, 0 if narrow else GAP - 1, 0, 0)
-    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=padding)
-    words = [max(len(word) for text in column for word in text.split()) for column in columns]
-    for column, word in zip(columns, words, strict=True):
-        side: Literal["left", "right"] = "left" if column[0] == "cell" else "right"
-        table.add_column(column[0], justify=side, width=word if narrow else None)
-    for texts in zip(*(column[1:] for column in columns), strict=True):
-        table.add_row(*texts)
-    console.print(title, style="italic", soft_wrap=True)
-    console.width = max(console.width, sum(words) + len(words))
-    console.print(table)
+    shown = [dict(_shown(name, value) for name, value in row.items()) for row in rows]
+    columns = {
+        name: [name.replace("_", " "), *(_text(row.get(name)) for row in shown)]
+        for name in columns_of(shown)
+    }
+    gap, widths = _layout(columns, console.width)
+    parts = _parts({name: width + gap for name, width in widths.items()}, console.width)
+    console.width = max(console.width, *(sum(widths[one] + gap for one in part) for part in parts))
+    for number, part in enumerate(parts):
+        table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, gap - 1, 0, 0))
+        for name in part:
+            side: Literal["left", "right"] = "left" if name == "cell" else "right"
+            table.add_column(columns[name][0], justify=side, width=widths[name])
+        for texts in zip(*(columns[name][1:] for name in part), strict=True):
+            table.add_row(*texts)
+        console.print("" if number else title, style="italic", soft_wrap=True)
+        console.print(table)
+
+
+def _layout(columns: Mapping[str, Sequence[str]], room: int) -> tuple[int, dict[str, int]]:
+    """Blanks between columns, and columns' widths: whole, their heads folded, or all folded."""
+    heads = {name: [*texts[0].split(), *texts[1:]] for name, texts in columns.items()}
+    words = {name: " ".join(texts).split() for name, texts in columns.items()}
+    for gap, folded in ((GAP, columns), (GAP, heads), (1, words)):
+        widths = {name: max(map(len, texts)) for name, texts in folded.items()}
+        if sum(widths.values()) + gap * len(widths) <= room:
+            break
+    return gap, widths
+
+
+def _parts(widths: Mapping[str, int], room: int) -> list[list[str]]:
+    """Columns by table: as many as there is room for, each behind those that say what a row is."""
+    first = [name for name in widths if name in NAMES]
+    parts = [[*first]]
+    for name in (name for name in widths if name not in NAMES):
+        if parts[-1] != first and sum(widths[one] for one in [*parts[-1], name]) > room:
+            parts.append([*first])
+        parts[-1].append(name)
+    return parts
+
+
+def _shown(name: str, value: Any) -> tuple[str, Any]:
+    """A column's name and value in the unit that the terminal shows."""
+    for unit, (larger, size) in SHOWN.items():
+        if name.endswith(unit):
+            shown = name.removesuffix(unit) + larger
+            return shown, None if value is None else value / size
+    return name, value
 
 
 def _text(value: Any) -> str:

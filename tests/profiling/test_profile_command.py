@@ -21,7 +21,6 @@ from nwor_bench.errors import ConfigError
 from nwor_bench.profiling import tools
 from nwor_bench.profiling.ncu_command import METRICS, graph_warning, ncu_command, numbers_regex
 from nwor_bench.profiling.ncu_read import read_report
-from nwor_bench.profiling.tables import by_cell, cells_across, print_table, write_table
 
 SWEEP = ["sweep", "--pair", "tiny", "--engine-args", '{"enforce_eager": true}']
 
@@ -140,24 +139,92 @@ def test_a_tool_that_fails_leaves_no_table(monkeypatch: pytest.MonkeyPatch, tmp_
     assert [path.name for path in tmp_path.iterdir()] == ["ncu"]
 
 
-def test_a_report_is_kept_where_the_module_is_missing(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    script(
-        tmp_path / "ncu",
-        'case "$1" in --version) echo "Version 2025.3.1.0";; *) while [ "$1" != --export ]; '
-        'do shift; done; echo report > "$2.ncu-rep";; esac',
-    )
-    monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
-    monkeypatch.setattr(tools, "ROOT", str(tmp_path))
-    monkeypatch.chdir(tmp_path)
+def test_a_report_is_kept_where_the_module_is_missing(here: Path) -> None:
+    script(here / "../bin/ncu", WRITES)
     result = invoke("profile", "ncu", "--", *SWEEP)
     assert "ncu_report does not load" in str(result.exception)
     assert "nwor-bench profile ncu --read nwor-ncu.ncu-rep" in result.output
     assert Path("nwor-ncu.ncu-rep").read_text() == "report\n"
 
 
+WRITES = (
+    'case "$1" in --version) echo "Version 2025.3.1.0";; *) while [ "$1" != --export ]; '
+    'do shift; done; echo report > "$2.ncu-rep";; esac'
+)
+WRITES_NONE = 'case "$1" in --version) echo "Version 2025.3.1.0";; esac'
+
+
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """An empty working folder; `script(here / "../bin" / tool, ...)` installs a tool."""
+    for name in ("bin", "here"):
+        (tmp_path / name).mkdir()
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:/bin:/usr/bin")
+    monkeypatch.setattr(tools, "ROOT", str(tmp_path))
+    monkeypatch.chdir(tmp_path / "here")
+    return tmp_path / "here"
+
+
+def test_an_earlier_report_is_not_taken_for_this_runs(here: Path) -> None:
+    (here / "nwor-ncu.ncu-rep").write_text("of another run")
+    script(here / "../bin/ncu", WRITES_NONE)
+    result = invoke("profile", "ncu", "--", *SWEEP)
+    assert isinstance(result.exception, ConfigError)
+    assert "wrote no report" in str(result.exception)
+    assert "NVreg_RestrictProfilingToAdminUsers=0" in str(result.exception)
+    assert list(here.iterdir()) == []
+
+
+@pytest.mark.parametrize("tool", ["ncu", "nsys"])
+@pytest.mark.parametrize(
+    ("report", "message"),
+    [
+        *((name, "--report: .*; name a file, without its ending") for name in ("", "/", "..")),
+        ("file/x", "--report: 'file/x' .*File exists: file; name another"),
+        ("taken", "--report: 'taken' .*irectory: taken.[a-z]*-rep; name another"),
+    ],
+)
+def test_a_report_that_has_no_place_is_refused_before_anything_runs(
+    tool: str, report: str, message: str, here: Path
+) -> None:
+    (here / "file").touch()
+    (here / f"taken.{tool}-rep").mkdir()
+    script(here / "../bin" / tool, f'[ "$1" = --version ] && echo 2025.3.1 || touch {here}/ran')
+    with pytest.raises(ConfigError, match=message):
+        raise invoke("profile", tool, "--report", report, "--", *SWEEP).exception
+    assert not (here / "ran").exists()
+
+
+@pytest.mark.parametrize("tool", ["ncu", "nsys"])
+def test_a_reports_ending_may_be_written(tool: str) -> None:
+    plain = invoke("profile", tool, "--dry-run", "--report", "a.b", "--", *SWEEP)
+    ended = invoke("profile", tool, "--dry-run", "--report", f"a.b.{tool}-rep", "--", *SWEEP)
+    assert ended.stdout == plain.stdout
+    assert " a.b " in plain.stdout
+
+
+@pytest.mark.parametrize("source", ["none.ncu-rep", "folder"])
+def test_a_report_to_read_that_is_none_is_named_before_the_module(source: str, here: Path) -> None:
+    (here / "folder").mkdir()
+    result = invoke("profile", "ncu", "--read", source)
+    assert isinstance(result.exception, ConfigError)
+    assert str(result.exception) == f"profile ncu: {source}: there is no such file"
+
+
+@pytest.mark.parametrize("tool", ["ncu", "nsys"])
+@pytest.mark.parametrize("text", ["printf '\\377\\376'", None], ids=["no text", "no program"])
+def test_a_tool_that_is_none_is_one_message(tool: str, text: str | None, here: Path) -> None:
+    path = script(here / "../bin" / tool, text or "")
+    if text is None:
+        path.write_bytes(b"\x7fELF and no more")
+    with pytest.raises(ConfigError, match=f"^profile {tool}: .*; install Nsight [A-Z][a-z]+ anew"):
+        raise invoke("profile", tool, "--", *SWEEP).exception
+
+
 def test_graphs_are_warned_of() -> None:
+    dry = invoke("profile", "ncu", "--dry-run", "--", "sweep")
+    assert "enforce_eager" in dry.stderr
+    assert "enforce_eager" not in dry.stdout
     assert graph_warning(SWEEP) is None
     assert graph_warning(["sweep", '--engine-args={"enforce_eager": true}']) is None
     warning = graph_warning(["sweep", "--engine-args", '{"enforce_eager": false}'])
@@ -257,8 +324,14 @@ def test_a_report_that_cannot_be_used_is_refused(module: Any, message: str, tmp_
     path.touch()
     with pytest.raises(ConfigError, match=message):
         read_report(path, module)
-    with pytest.raises(ConfigError, match="wrote no report"):
-        read_report(tmp_path / "none.ncu-rep", module)
+
+
+def test_a_report_that_the_module_refuses_is_one_message(tmp_path: Path) -> None:
+    def load_report(path: str) -> Any:
+        raise RuntimeError("not a report")
+
+    with pytest.raises(ConfigError, match=r"x\.ncu-rep.*not a report.*PYTHONPATH"):
+        read_report(tmp_path / "x.ncu-rep", SimpleNamespace(load_report=load_report))
 
 
 @pytest.mark.parametrize(
@@ -291,54 +364,7 @@ def test_an_export_is_read_into_a_table(tmp_path: Path) -> None:
     assert re.split(" {2,}", heads) == ["cell", "off x off", "stage x graph"]
 
 
-def test_means_leave_out_what_was_not_measured(tmp_path: Path) -> None:
-    rows = [{"cell": "a", "x": 2.0, "y": None}, {"cell": "a", "x": None, "y": None}]
-    assert by_cell(rows) == [{"cell": "a", "windows": 2, "x": 2.0, "y": None}]
-    assert by_cell([{**row, "batch": 1, "window": 2, "process": 3} for row in rows]) == by_cell(
-        rows
-    )
-    write_table(tmp_path / "t.csv", rows)
-    assert (tmp_path / "t.csv").read_text() == "cell,x,y\na,2.0,\na,,\n"
-
-
 def test_ncus_command_needs_no_shell() -> None:
     command = ncu_command(Path("/x y/ncu"), SWEEP, Path("r e p"), 1, 0)
     assert command[0] == "/x y/ncu"
     assert "r e p" in command
-
-
-CELLS = (
-    *("off x off", "off x graph", "off x adaptive", "off x off (A/A)"),
-    *("stage x off", "stage x graph", "stage x adaptive"),
-)
-COUNTED = ["place", "dram_read_bytes", "dram_write_bytes", "l2_read_sectors", "gpu_ns"]
-
-
-@pytest.mark.parametrize(("columns", "fits"), [("80", True), ("40", False)])
-@pytest.mark.parametrize(
-    "rows",
-    [
-        cells_across(
-            [
-                {"cell": cell, "windows": 16, "host_ms": 8.242 + place, "busy_ms": None,
-                 "gpu_operations": 515.75, "DRAM Read Bandwidth [Throughput %]": 40.0 + place}
-                for place, cell in enumerate(CELLS)
-            ]
-        ),
-        [dict.fromkeys(COUNTED, 8_920_000_000.0 + place) for place in range(2)],
-    ],
-)  # fmt: skip
-def test_a_tables_numbers_and_words_are_whole_on_a_narrow_terminal(
-    rows: list[dict[str, Any]], columns: str, fits: bool, monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
-    monkeypatch.setenv("COLUMNS", columns)
-    print_table("Windows", rows)
-    told = capsys.readouterr().out
-    found = told.split()
-    for row in rows:
-        for value in (value for value in row.values() if isinstance(value, float)):
-            assert f"{value:,.0f}" in found or f"{value:,.3f}" in found
-    for name in rows[0]:
-        assert set(name.replace("_", " ").split()) <= set(found)
-    assert (max(map(len, told.splitlines())) <= int(columns)) is fits

@@ -265,6 +265,43 @@ def test_what_cannot_be_is_refused_before_anything_starts(
     assert engine.calls == []
 
 
+def test_a_dry_run_leaves_another_runs_metrics_alone(
+    own_surroundings: None, command_line: Run, engine: FakeEngine
+) -> None:
+    Path("m.prom").write_text("of the run before\n")
+    with socket.socket() as taken:
+        taken.bind(("0.0.0.0", 0))
+        taken.listen()
+        flags = ("--prometheus-port", str(taken.getsockname()[1]), "--prometheus-textfile")
+        code, out, _ = command_line(*TINY, "--dry-run", *flags, "m.prom")
+    assert code == 0
+    assert "metrics: " not in out
+    assert Path("m.prom").read_text() == "of the run before\n"
+
+
+def test_a_textfile_that_goes_away_ends_the_run_with_one_message(
+    own_surroundings: None, command_line: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was measured until then is stored and reported."""
+    folder = Path("metrics")
+    folder.mkdir()
+
+    def before(number: int) -> None:
+        if number == 1:
+            folder.rename("elsewhere")
+
+    monkeypatch.setitem(
+        run_session.__kwdefaults__, "engine_factory", FakeFactory(FakeEngine(before=before))
+    )
+    monkeypatch.setitem(run_session.__kwdefaults__, "check_engine", accept_arguments)
+    flags = ("--output", "run", "--prometheus-textfile", "metrics/m.prom")
+    code, out, error = command_line(*TINY, *flags)
+    assert code == ExitCode.BAD_USAGE
+    assert "--prometheus-textfile: 'metrics/m.prom' is not usable; No such file" in error
+    assert json.loads(Path("run/run.json").read_text())["status"] == "failed"
+    assert "To go on: nwor-bench sweep --resume run" in out
+
+
 def test_a_sweep_from_the_command_line(
     own_surroundings: None, command_line: Run, engine: FakeEngine
 ) -> None:

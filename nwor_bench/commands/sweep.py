@@ -197,7 +197,9 @@ def sweep(
         raise ConfigError.for_field("--output", output, "name a new folder")
     folder = None if output is None else Path(output)
     textfile = None if prometheus_textfile is None else Path(prometheus_textfile)
-    metrics = context.with_resource(sweep_metrics(prometheus_port, textfile, typer.echo))
+    metrics = context.with_resource(
+        sweep_metrics(prometheus_port, textfile, typer.echo, dry_run=dry_run)
+    )
     how: dict[str, Any] = {"dry_run": dry_run, "verbose": verbose, "on_batch": metrics}
     if github_summary:
         from nwor_bench.report.github import append_github_summary, github_summary_file

@@ -51,11 +51,23 @@ class SweepMetrics:
         self.write()
 
     def write(self) -> None:
-        """Replace the textfile, at one stroke, by what is counted now."""
-        if self._textfile is not None:
-            from prometheus_client import write_to_textfile
+        """Replace the textfile, at one stroke, by what is counted now.
 
+        Raises ConfigError if it cannot be written: at once, or in the midst of a run.
+        """
+        if self._textfile is None:
+            return
+        from prometheus_client import write_to_textfile
+
+        try:
             write_to_textfile(str(self._textfile), self.registry)
+        except OSError as error:
+            raise ConfigError.for_field(
+                "--prometheus-textfile",
+                str(self._textfile),
+                f"{error.strerror}; name a file (NAME.prom) in a folder that exists and can be "
+                "written",
+            ) from error
 
     def close(self) -> None:
         """Close the metric files."""
@@ -64,9 +76,11 @@ class SweepMetrics:
 
 @contextmanager
 def sweep_metrics(
-    port: int | None, textfile: Path | None, say: Callable[[str], None]
+    port: int | None, textfile: Path | None, say: Callable[[str], None], *, dry_run: bool = False
 ) -> Iterator[OnBatch | None]:
     """Serve and write metrics for as long as the block runs; None where neither is asked for.
+
+    A dry run has none: the textfile there is another run's, and the port may be in use by it.
 
     Args:
         port: serve http://localhost:PORT/metrics on all interfaces; 0 picks a free port.
@@ -76,14 +90,16 @@ def sweep_metrics(
     Raises:
         ConfigError: the port is taken or not allowed, or the file cannot be written.
     """
-    if port is None and textfile is None:
+    if port is not None and not 0 <= port <= 65535:
+        raise ConfigError.for_field("--prometheus-port", port, "write 1 to 65535, or 0 for any")
+    if dry_run or (port is None and textfile is None):
         yield None
         return
     with (
         TemporaryDirectory(prefix="nwor-metrics-") as folder,
         closing(SweepMetrics(Path(folder), textfile)) as metrics,
     ):
-        _first_write(metrics, textfile)
+        metrics.write()
         stop = _serve(port, metrics.registry, say)
         try:
             yield metrics.batch_done
@@ -100,8 +116,6 @@ def _serve(
         return lambda: None
     from prometheus_client import start_http_server
 
-    if not 0 <= port <= 65535:
-        raise ConfigError.for_field("--prometheus-port", port, "write 1 to 65535, or 0 for any")
     try:
         server, thread = start_http_server(port, registry=registry)
     except OSError as error:
@@ -116,14 +130,3 @@ def _serve(
         thread.join()
 
     return stop
-
-
-def _first_write(metrics: SweepMetrics, textfile: Path | None) -> None:
-    try:
-        metrics.write()
-    except OSError as error:
-        raise ConfigError.for_field(
-            "--prometheus-textfile",
-            str(textfile),
-            f"{error.strerror}; name a file (NAME.prom) in a folder that exists and can be written",
-        ) from error

@@ -158,9 +158,12 @@ class PmSampler:
 
 def check_counters(has_gpu: Callable[[], bool]) -> None:
     """Sample once and stop; raises CountersUnavailable with the remedy if that fails."""
+    if not has_gpu():  # first: without a GPU nothing that could be installed would help
+        raise unavailable(
+            "there is no CUDA device here, and DRAM counters are a GPU's; leave it out, or run on "
+            "a machine with an NVIDIA GPU"
+        )
     collector = _collector_class()
-    if not has_gpu():
-        raise unavailable("there is no CUDA device here; DRAM counters are a GPU's")
     import torch
 
     if torch.cuda.is_available():

@@ -157,6 +157,7 @@ def test_without_the_package_the_extra_is_named(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(pm_sampling, "version", missing)
     assert "pip install 'nwor-bench[counters]'" in message()
+    assert "no CUDA device" in message(has_gpu=False)  # installing it would not help there
 
 
 def test_a_package_that_does_not_load_says_why(

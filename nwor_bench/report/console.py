@@ -12,6 +12,7 @@ from rich.text import Text
 from nwor_bench.advice import Severity, findings
 from nwor_bench.records import CellResult, Verdict
 from nwor_bench.report.content import warnings
+from nwor_bench.report.dram import dram_summary
 from nwor_bench.report.text import count, decimal, label, percent, ratio
 from nwor_bench.report.verdicts import verdict_sentence
 from nwor_bench.store import RunData
@@ -36,12 +37,15 @@ def cells_table(cells: Sequence[CellResult]) -> RenderableType:
 def print_summary(
     console: Console, run: RunData, cells: Sequence[CellResult], folder: Path
 ) -> None:
-    """Print the tables, what is wrong with the run, its verdict, and where its files are."""
+    """Print the tables, what is wrong with the run, its verdict, DRAM bytes, and its folder."""
     if cells:
         console.print(cells_table(cells))
     for warning in warnings(run):
         console.print(Text(f"Warning: {warning}", style="yellow"))
     console.print(Text(verdict_sentence(run.header, cells)))
+    counted = dram_summary(run)
+    if counted is not None:
+        console.print(Text(counted))
     for finding in findings(run, cells):
         line = f"{finding.severity}: {finding.message} {finding.remedy}"
         console.print(Text(line, style=_SEVERITIES[finding.severity]))

@@ -49,6 +49,12 @@ def dram_section(run: RunData) -> Section | None:
     return Section(TITLE, tuple(blocks), brief=True)
 
 
+def dram_summary(run: RunData) -> str | None:
+    """What the counters say and what they cost, for the terminal; None where nothing counted."""
+    cells = cell_bytes(run)
+    return f"DRAM bytes: {answer(cells)} {_cost(cells)}".rstrip() if cells else None
+
+
 def answer(cells: Sequence[CellBytes]) -> str:
     """How much write traffic staging saved, in one sentence a stage cell."""
     sentences = [_sentence(cell) for cell in cells if cell.cell[1] == "stage"]
@@ -111,13 +117,6 @@ def _how_well(run: RunData, cells: Sequence[CellBytes]) -> str:
     spread = max(fact["clock_spread_us"] for fact in facts)
     host = median(fact["clock_to_host_us"] for fact in facts)
     ratios = [fact["copy_ratio"] for fact in facts]
-    costs = [cell.sampler_cost for cell in cells if cell.sampler_cost is not None]
-    cost = (
-        f" A counted window took {decimal(min(costs), 3)} to {decimal(max(costs), 3)} of a timed "
-        "one's time: that is what sampling and its events cost."
-        if costs
-        else ""
-    )
     copies = sum(fact["copies_found"] for fact in facts)
     made = sum(fact["copies_made"] for fact in facts)
     return (
@@ -125,7 +124,17 @@ def _how_well(run: RunData, cells: Sequence[CellBytes]) -> str:
         f"the windows to the samples of {facts[0]['sample_us']:g} us, to "
         f"+- {decimal(spread, 1)} us at worst; the host's clock put the samples "
         f"{decimal(host, 1)} us from there. Of the bytes copied, {decimal(100 * min(ratios), 2)} "
-        f"to {decimal(100 * max(ratios), 2)} % were counted as read.{cost}"
+        f"to {decimal(100 * max(ratios), 2)} % were counted as read. {_cost(cells)}"
+    ).rstrip()
+
+
+def _cost(cells: Sequence[CellBytes]) -> str:
+    costs = [cell.sampler_cost for cell in cells if cell.sampler_cost is not None]
+    if not costs:
+        return ""
+    return (
+        f"A counted window took {decimal(min(costs), 3)} to {decimal(max(costs), 3)} of a timed "
+        "one's time: that is what sampling and its events cost."
     )
 
 

@@ -11,6 +11,7 @@ from nwor_bench.aggregate import summarise
 from nwor_bench.commands.report import report
 from nwor_bench.errors import ConfigError
 from nwor_bench.report import cells_table, print_summary
+from tests.report.report_runs import faster, with_counters
 from tests.synthetic_run import change_batches, make_run, save_run
 
 
@@ -68,6 +69,20 @@ def test_the_summary_ends_with_verdict_and_folder(tmp_path):
     assert text.splitlines()[-1] == f"Run folder: {folder}"
     assert "Warning: one line was torn" in text
     assert "judge the harness" in text.replace("\n", " ")
+
+
+def test_counted_bytes_and_what_counting_costs_are_told():
+    for saved, verb in ((50_000, "fewer"), (-50_000, "more")):
+        run = with_counters(faster(), saved)
+        console = Console(width=80, color_system=None, force_terminal=False)
+        with console.capture() as capture:
+            print_summary(console, run, summarise(run), "run")
+        text = " ".join(capture.get().split())
+        assert f"DRAM bytes: stage x off wrote 0.05 MB a window {verb} than off x off" in text
+        assert "of a timed one's time: that is what sampling and its events cost." in text
+    with console.capture() as capture:
+        print_summary(console, faster(), summarise(faster()), "run")
+    assert "DRAM bytes" not in capture.get()
 
 
 def test_square_brackets_in_a_reason_are_not_markup():

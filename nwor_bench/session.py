@@ -26,10 +26,8 @@ from nwor_bench.pairs import ResolvedPair, resolve_pair
 from nwor_bench.plan import Plan, make_plan
 from nwor_bench.prompts import Encode, encode, load_prompts, load_tokenizer
 from nwor_bench.runner import OnBatch
-from nwor_bench.store import RunData, check_output, default_folder, read_run
+from nwor_bench.store import RUNS, RunData, check_output, default_folder, read_run
 from nwor_bench.versions import require_supported_vllm
-
-RUNS = Path("runs")
 
 CheckEngine = Callable[[ResolvedPair, SweepSpec], None]
 """Raises ConfigError for what vLLM would refuse, without starting it."""

@@ -22,6 +22,9 @@ from nwor_bench.record_lines import BatchKey, batch_key, event_line, parse_recor
 from nwor_bench.records import FORMAT_VERSION, BatchRecord, RunStatus, WindowRecord
 from nwor_bench.run_header import check_kinds, read_object
 
+RUNS = Path("runs")
+"""Where a run's folder is made if no other is named."""
+
 RUN_FILE = "run.json"
 RECORDS_FILE = "records.jsonl"
 READABLE_VERSIONS = (1, FORMAT_VERSION)

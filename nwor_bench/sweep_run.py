@@ -16,8 +16,8 @@ from nwor_bench.engine import VllmEngine, check_arguments
 from nwor_bench.errors import ConfigError, ExitCode
 from nwor_bench.memory import require_memory
 from nwor_bench.runner import OnBatch
-from nwor_bench.session import RUNS, CheckEngine, PairChoice, prepare
-from nwor_bench.store import RUN_FILE, check_output, default_folder
+from nwor_bench.session import CheckEngine, PairChoice, prepare
+from nwor_bench.store import RUN_FILE, RUNS, check_output, default_folder
 from nwor_bench.sweep_conduct import SweepConductor
 from nwor_bench.sweep_file import Axes, Settings, SweepFile, load_sweep
 from nwor_bench.sweep_index import DONE, INDEX_FILE, SweepIndex

@@ -25,7 +25,7 @@ PURE = (
     *("nwor_bench.profiling.dram_prediction", "nwor_bench.profiling.dram_rows"),
     *("nwor_bench.profiling.launches", "nwor_bench.profiling.nsys_windows"),
     *("nwor_bench.profiling.ncu_read", "nwor_bench.profiling.nsys_export"),
-    "nwor_bench.profiling.nsys_findings",
+    *("nwor_bench.profiling.ncu_cells", "nwor_bench.profiling.nsys_findings"),
     *("nwor_bench.plan_text", "nwor_bench.planning", "nwor_bench.ranks", "nwor_bench.strategies"),
     *("nwor_bench.config", "nwor_bench.errors", "nwor_bench.interrupts"),
     *("nwor_bench.invariants", "nwor_bench.json_text", "nwor_bench.judge"),

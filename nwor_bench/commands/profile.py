@@ -31,6 +31,9 @@ def ncu(
     ] = 100,
     report: Report = Path("nwor-ncu"),
     read: Read = None,
+    run: Annotated[
+        Path | None, typer.Option(help="With --read: the run folder, which knows windows' cells.")
+    ] = None,
     dry_run: DryRun = False,
 ) -> None:
     """DRAM and L2 counters of chosen windows, by Nsight Compute: profile ncu -- sweep ...
@@ -39,17 +42,16 @@ def ncu(
     """
     from nwor_bench.errors import ConfigError
     from nwor_bench.profiling.ncu_command import REPORT, graph_warning, ncu_command
-    from nwor_bench.profiling.ncu_module import load_module
-    from nwor_bench.profiling.ncu_read import read_report
-    from nwor_bench.profiling.report_files import TABLE, ending, without_ending
-    from nwor_bench.profiling.tables import print_table, write_table
-    from nwor_bench.profiling.tools import check_version, find_tool, look_for_tool
+    from nwor_bench.profiling.ncu_run import run_profile
+    from nwor_bench.profiling.report_files import without_ending
+    from nwor_bench.profiling.tools import check_version, find_tool
 
     _check_read(read, context.args)
     report = without_ending(report, REPORT)
+    if run is not None and read is None:
+        raise ConfigError.for_field("--run", str(run), "leave it out: the run made here is found")
     if dry_run:
-        tool = Path("ncu")
-        typer.echo(shlex.join(ncu_command(tool, context.args, report, windows, skip)))
+        typer.echo(shlex.join(ncu_command(Path("ncu"), context.args, report, windows, skip)))
         _warn(graph_warning(context.args))
         return
     if read is None:
@@ -57,13 +59,29 @@ def ncu(
         command = ncu_command(tool, context.args, report, windows, skip)
         check_version("ncu", tool)
         _warn(graph_warning(context.args))
-        _run_ncu(command, report)
-        read = ending(report, REPORT)
-        typer.echo(f"Report: {read} (again: nwor-bench profile ncu --read {read})", err=True)
-    if not read.is_file():
-        raise ConfigError(f"profile ncu: {read}: there is no such file")
-    rows = [window.row() for window in read_report(read, load_module(look_for_tool("ncu")))]
-    write_table(read.with_suffix(TABLE), rows)
+        read, run = run_profile(command, report)
+        again = ["nwor-bench", "profile", "ncu", "--read", str(read)]
+        again += [] if run is None else ["--run", str(run)]
+        typer.echo(f"Report: {read} (again: {shlex.join(again)})", err=True)
+    _tell_ncu(read, run)
+
+
+def _tell_ncu(report: Path, run: Path | None) -> None:
+    """Write and show the windows of a report, with their cells if the run is known."""
+    from nwor_bench.errors import ConfigError
+    from nwor_bench.profiling.ncu_cells import cells_of
+    from nwor_bench.profiling.ncu_module import load_module
+    from nwor_bench.profiling.ncu_read import read_report
+    from nwor_bench.profiling.report_files import TABLE
+    from nwor_bench.profiling.tables import print_table, write_table
+    from nwor_bench.profiling.tools import look_for_tool
+
+    if not report.is_file():
+        raise ConfigError(f"profile ncu: {report}: there is no such file")
+    cells = {} if run is None else cells_of(run)
+    windows = read_report(report, load_module(look_for_tool("ncu")), cells)
+    rows = [window.row() for window in windows]
+    write_table(report.with_suffix(TABLE), rows)
     print_table("Windows as Nsight Compute counted them", rows)
 
 
@@ -87,13 +105,9 @@ def nsys(
     """
     from nwor_bench.errors import ConfigError
     from nwor_bench.profiling.nsys_command import export_command, nsys_command
-    from nwor_bench.profiling.nsys_export import read_export
-    from nwor_bench.profiling.nsys_findings import lost_calls, nothing_of_the_gpu, settled
     from nwor_bench.profiling.nsys_run import EXPORT, REPORT, export_of, run_profile
-    from nwor_bench.profiling.nsys_windows import windows_of
     from nwor_bench.profiling.nvtx_ranges import HARNESS_RANGES
-    from nwor_bench.profiling.report_files import TABLE, ending, without_ending
-    from nwor_bench.profiling.tables import by_cell, cells_across, print_table, write_table
+    from nwor_bench.profiling.report_files import ending, without_ending
     from nwor_bench.profiling.tools import check_version, find_tool
 
     if capture not in HARNESS_RANGES:
@@ -112,7 +126,19 @@ def nsys(
         command = nsys_command(tool, context.args, report, capture, metrics)
         check_version("nsys", tool)
         code = run_profile(command, report, capture)
-    export = export_of(read or written)
+    _tell_nsys(export_of(read or written))
+    if code:
+        raise typer.Exit(code)
+
+
+def _tell_nsys(export: Path) -> None:
+    """Write the windows of an export, show their means by cell, and say what is missing."""
+    from nwor_bench.profiling.nsys_export import read_export
+    from nwor_bench.profiling.nsys_findings import lost_calls, nothing_of_the_gpu, settled
+    from nwor_bench.profiling.nsys_windows import windows_of
+    from nwor_bench.profiling.report_files import TABLE
+    from nwor_bench.profiling.tables import by_cell, cells_across, print_table, write_table
+
     found = read_export(export)
     windows = windows_of(found)
     write_table(export.with_suffix(TABLE), [window.row() for window in windows])
@@ -122,8 +148,6 @@ def nsys(
     rows = by_cell([window.row() for window in settled(windows)], cells)
     title = "Windows as Nsight Systems saw them, means without a batch's ends"
     print_table(title, cells_across(rows))
-    if code:
-        raise typer.Exit(code)
 
 
 def _metrics(tool: Path | None) -> tuple[str, str]:
@@ -141,25 +165,6 @@ def _check_read(read: Path | None, sweep: list[str]) -> None:
     if read is not None and sweep:
         raise ConfigError.for_field(
             "profile", shlex.join(sweep), f"--read {read} runs nothing; leave out one of them"
-        )
-
-
-def _run_ncu(command: list[str], report: Path) -> None:
-    """Run the profiler. Raises ConfigError where it fails: no report, no numbers."""
-    from nwor_bench.errors import ConfigError, ExitCode
-    from nwor_bench.profiling.ncu_command import REPORT
-    from nwor_bench.profiling.report_files import ending, make_room
-    from nwor_bench.profiling.tools import run_tool
-
-    make_room(report, REPORT)
-    code = run_tool(command)
-    if code == ExitCode.INTERRUPTED:
-        raise KeyboardInterrupt
-    if code or not ending(report, REPORT).is_file():
-        what = f"ended with exit code {code}" if code else "wrote no report"
-        raise ConfigError(
-            f"profile ncu: it {what}; its messages above say why. Without permission for the "
-            "counters run as root, or load the driver with NVreg_RestrictProfilingToAdminUsers=0"
         )
 
 

@@ -17,9 +17,8 @@ from nwor_bench.microbench.console import print_plan, print_result
 from nwor_bench.microbench.report import Result, write_files
 from nwor_bench.microbench.rows import Row
 from nwor_bench.microbench.run import Bench, run_groups
-from nwor_bench.store import default_folder
+from nwor_bench.store import RUNS, default_folder
 
-RUNS = Path("runs")
 FILES = ("kernels.csv", "kernels.json", "kernels.md")
 
 

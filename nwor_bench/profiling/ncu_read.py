@@ -4,6 +4,7 @@
 ones and, as far as seen, of somewhat newer ones.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,27 +39,31 @@ class NcuWindow:
 
     Attributes:
         place: among the report's windows, from 1.
+        cell: as `stage x graph`; None where the batch's cell is not known.
         batch, window: numbers as in batches.csv and windows.csv, from the NVTX ranges' payloads;
             None where the report does not hold them.
         values: what was counted; None for a counter that the report does not hold.
     """
 
     place: int
+    cell: str | None
     batch: int | None
     window: int | None
     values: dict[str, float | None]
 
     def row(self) -> dict[str, Any]:
         """Flat, for a table."""
-        return {"place": self.place, "batch": self.batch, "window": self.window, **self.values}
+        which = {"place": self.place, "cell": self.cell, "batch": self.batch}
+        return {**which, "window": self.window, **self.values}
 
 
-def read_report(path: Path, module: Any) -> list[NcuWindow]:
+def read_report(path: Path, module: Any, cells: Mapping[int, str]) -> list[NcuWindow]:
     """The windows of a report, in the order in which they ran.
 
     Args:
         path: the .ncu-rep file.
         module: NVIDIA's `ncu_report`.
+        cells: each batch's cell, by its number (see `ncu_cells`); empty where no run is at hand.
 
     Raises ConfigError for a report that cannot be read, holds nothing, or has an unknown unit.
     """
@@ -74,15 +79,13 @@ def read_report(path: Path, module: Any) -> list[NcuWindow]:
         raise ConfigError(
             f"profile ncu: {path} holds no window; write a smaller --skip, or more --batches"
         )
-    return [
-        NcuWindow(
-            place=place,
-            batch=_payload(action, "batch"),
-            window=_payload(action, "window"),
-            values={name: _value(path, action, name) for name in METRICS},
-        )
-        for place, action in enumerate(results, start=1)
-    ]
+    windows = []
+    for place, action in enumerate(results, start=1):
+        batch, window = _payload(action, "batch"), _payload(action, "window")
+        cell = None if batch is None else cells.get(batch)
+        values = {name: _value(path, action, name) for name in METRICS}
+        windows.append(NcuWindow(place, cell, batch, window, values))
+    return windows
 
 
 def _value(path: Path, action: Any, name: str) -> float | None:

@@ -21,6 +21,7 @@ from nwor_bench.errors import ConfigError
 from nwor_bench.profiling import tools
 from nwor_bench.profiling.ncu_command import METRICS, graph_warning, ncu_command, numbers_regex
 from nwor_bench.profiling.ncu_read import read_report
+from nwor_bench.store import read_run
 
 SWEEP = ["sweep", "--pair", "tiny", "--engine-args", '{"enforce_eager": true}']
 
@@ -85,6 +86,7 @@ def test_nsys_dry_run_prints_both_commands() -> None:
         (["nsys", "--dry-run", "--", "sweep", "--file=x"], "--file"),
         (["nsys", "--dry-run", "--", "report", "x"], "-- sweep"),
         (["ncu", "--dry-run", "--windows", "0", "--", "sweep"], "--windows"),
+        (["ncu", "--dry-run", "--run", "runs/x", "--", "sweep"], "--run"),
         (["nsys", "--dry-run", "--capture", "window", "--", "sweep"], "--capture"),
     ],
 )
@@ -301,15 +303,48 @@ def test_units_are_read_and_what_is_missing_is_none(tmp_path: Path) -> None:
         ),
         Action(dram_read_bytes=(512, "byte"), l2_read_sectors=(7, "sector")),
     )
-    first, second = read_report(path, module)
-    assert (first.place, first.batch, first.window) == (1, 4, 17)
-    assert (second.place, second.batch, second.window) == (2, None, None)
+    first, second = read_report(path, module, {4: "stage x graph"})
+    assert (first.place, first.cell, first.batch, first.window) == (1, "stage x graph", 4, 17)
+    assert (second.place, second.cell, second.batch, second.window) == (2, None, None, None)
     assert first.values["dram_read_bytes"] == pytest.approx(8_920_000_000)
     assert first.values["dram_write_bytes"] == pytest.approx(214_500_000)
     assert first.values["gpu_ns"] == pytest.approx(3_000_000)
     assert first.values["l2_read_sectors"] is None
     assert second.values["dram_read_bytes"] == 512
     assert second.values["dram_write_bytes"] is None
+
+
+GOLDEN = Path(__file__).resolve().parent.parent / "golden" / "version-1"
+
+
+def test_windows_are_named_by_the_cells_of_the_sweeps_own_run(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run is the one that the profiled sweep has made, in its last pass."""
+    earlier = here / "runs" / "20990101T000000Z-short-tiny"
+    shutil.copytree(GOLDEN, earlier)
+    made = [f"runs/2026010{number}T000000Z-short-tiny" for number in (1, 2)]
+    copies = "; ".join(f"mkdir {run}; cp {GOLDEN}/* {run}" for run in made)
+    script(here / "../bin/ncu", WRITES.replace("echo report", f"{copies}; echo report"))
+    batches = read_run(GOLDEN).batches
+    actions = [Action((("batch", b.batch), ("window", 0)), gpu_ns=(5, "ns")) for b in batches]
+    module, table = report_of(*actions), here / "nwor-ncu.csv"
+    monkeypatch.setattr("nwor_bench.profiling.ncu_module.load_module", lambda ncu: module)
+    result = invoke("profile", "ncu", "--", *SWEEP)
+    assert result.exit_code == 0, result.exception
+    assert f"--read nwor-ncu.ncu-rep --run {made[1]})" in result.stderr
+    with table.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["cell"] for row in rows] == [f"{b.nwor_mode} x {b.scv_mode}" for b in batches]
+    assert len({row["cell"] for row in rows}) > 1
+
+    again = invoke("profile", "ncu", "--read", "nwor-ncu.ncu-rep", "--run", made[1])
+    assert again.exit_code == 0, again.exception
+    with table.open(newline="") as file:
+        assert list(csv.DictReader(file)) == rows
+    invoke("profile", "ncu", "--read", "nwor-ncu.ncu-rep")
+    with table.open(newline="") as file:
+        assert {row["cell"] for row in csv.DictReader(file)} == {""}  # not known
 
 
 @pytest.mark.parametrize(
@@ -323,7 +358,7 @@ def test_a_report_that_cannot_be_used_is_refused(module: Any, message: str, tmp_
     path = tmp_path / "x.ncu-rep"
     path.touch()
     with pytest.raises(ConfigError, match=message):
-        read_report(path, module)
+        read_report(path, module, {})
 
 
 def test_a_report_that_the_module_refuses_is_one_message(tmp_path: Path) -> None:
@@ -331,7 +366,7 @@ def test_a_report_that_the_module_refuses_is_one_message(tmp_path: Path) -> None
         raise RuntimeError("not a report")
 
     with pytest.raises(ConfigError, match=r"x\.ncu-rep.*not a report.*PYTHONPATH"):
-        read_report(tmp_path / "x.ncu-rep", SimpleNamespace(load_report=load_report))
+        read_report(tmp_path / "x.ncu-rep", SimpleNamespace(load_report=load_report), {})
 
 
 @pytest.mark.parametrize(
@@ -347,7 +382,7 @@ def test_a_report_that_the_module_refuses_is_one_message(tmp_path: Path) -> None
 def test_a_windows_time_is_in_ns(value: float, unit: str, ns: float, tmp_path: Path) -> None:
     path = tmp_path / "x.ncu-rep"
     path.touch()
-    (window,) = read_report(path, report_of(Action(gpu_ns=(value, unit))))
+    (window,) = read_report(path, report_of(Action(gpu_ns=(value, unit))), {})
     assert window.values["gpu_ns"] == pytest.approx(ns)
 
 

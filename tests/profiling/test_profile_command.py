@@ -168,7 +168,8 @@ def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 
 def test_an_earlier_report_is_not_taken_for_this_runs(here: Path) -> None:
-    (here / "nwor-ncu.ncu-rep").write_text("of another run")
+    for earlier in ("nwor-ncu.ncu-rep", "nwor-ncu.csv"):
+        (here / earlier).write_text("of another run")
     script(here / "../bin/ncu", WRITES_NONE)
     result = invoke("profile", "ncu", "--", *SWEEP)
     assert isinstance(result.exception, ConfigError)

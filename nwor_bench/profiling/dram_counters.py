@@ -69,7 +69,8 @@ class CellBytes:
     Attributes:
         cell: (pair, NWOR mode, SCV mode, arm).
         windows, blocks: how many were counted.
-        staged, accepted: drafts, and accepted drafts, of a counted window on average.
+        staged, accepted: drafts, and accepted drafts, of a counted window on average; None where
+            no window counted.
         amounts: bytes a window, by counter; a counter that was not read is missing.
         differences: the same windows' bytes less those of off x off; empty for off x off.
         matched: windows that the differences rest on.
@@ -80,8 +81,8 @@ class CellBytes:
     cell: CellKey
     windows: int
     blocks: int
-    staged: float
-    accepted: float
+    staged: float | None
+    accepted: float | None
     amounts: Mapping[str, Amount]
     differences: Mapping[str, Amount]
     matched: int
@@ -169,10 +170,12 @@ def _of_cell(
     matched = 0
     if cell != baseline_key and baseline_key in placed:
         differences, matched = _differences(own, placed[baseline_key], compared)
-    staged = fmean([w.draft_tokens for w in flat]) if flat else 0.0
-    kept = fmean([accepted(w) for w in flat]) if flat else 0.0
-    is_stage = any(w.staged_tokens for w in flat)
+    staged = fmean([w.draft_tokens for w in flat]) if flat else None
+    kept = fmean([accepted(w) for w in flat]) if flat else None
+    predicted: dict[str, float] = {}
     engine, how = run.header.get("engine") or {}, strategy_of(run.header)
+    if staged is not None and kept is not None and any(w.staged_tokens for w in flat):
+        predicted = predicted_difference(engine, staged, kept, how)
     return CellBytes(
         cell=cell,
         windows=len(flat),
@@ -182,7 +185,7 @@ def _of_cell(
         amounts={name: amount for name in COUNTERS if (amount := _amount(own, name))},
         differences=differences,
         matched=matched,
-        predicted=predicted_difference(engine, staged, kept, how) if is_stage else {},
+        predicted=predicted,
         sampler_cost=_sampler_cost(run, cell, windows),
     )
 

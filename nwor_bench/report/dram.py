@@ -63,6 +63,11 @@ def answer(cells: Sequence[CellBytes]) -> str:
 
 def _sentence(cell: CellBytes) -> str:
     name, found = cell_label(cell.cell), cell.differences.get(WRITE)
+    if not cell.windows:
+        return (
+            f"{name}: no window counts, for none of all requests stood behind the first {SETTLING} "
+            "of a batch; write a larger --max-new-tokens."
+        )
     if found is None:
         return f"{name}: its writes could not be compared with off x off."
     if found.low is None or found.high is None:

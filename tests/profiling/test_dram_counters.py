@@ -1,5 +1,6 @@
 """Bytes by cell: which windows count, and differences on the same windows, on made-up runs."""
 
+import re
 from dataclasses import replace
 from random import Random
 
@@ -119,6 +120,24 @@ def test_windows_at_other_places_are_not_compared() -> None:
     assert cells["stage", "graph", None].matched < cells["off", "graph", None].matched
     found = cells["stage", "graph", None].differences["dram_write_bytes"]
     assert abs(found.mean + SAVED) < 40_000
+
+
+def test_batches_too_short_to_count_show_no_number_and_say_what_to_do() -> None:
+    """Every window stands among the first of its batch."""
+    run = counted_run(blocks=3)
+    short = tuple(w for w in run.windows if w.dram_write_bytes is None or w.window < SETTLING)
+    run = replace(run, windows=short)
+    assert {(cell.staged, cell.accepted) for cell in cell_bytes(run)} == {(None, None)}
+    for row in csv_rows(run):
+        assert row["windows"] == row["blocks"] == row["matched_windows"] == 0
+        measured = [name for name in row if "_mean" in name or "_minus_off" in name]
+        assert [row[name] for name in measured] == [None] * len(measured)
+    section = dram_section(run)
+    assert section is not None
+    text = render_markdown(Document("x", (), (section,)))
+    assert "stage x graph: no window counts" in text
+    assert "write a larger --max-new-tokens" in text
+    assert not re.search(r"\| +0\.0+ ", text)
 
 
 def test_a_run_without_counters_has_no_section() -> None:

@@ -69,20 +69,23 @@ def ncu(
 def _tell_ncu(report: Path, run: Path | None) -> None:
     """Write and show the windows of a report, with their cells if the run is known."""
     from nwor_bench.errors import ConfigError
-    from nwor_bench.profiling.ncu_cells import cells_of
+    from nwor_bench.profiling.ncu_cells import cells_of, warmup_warning
     from nwor_bench.profiling.ncu_module import load_module
     from nwor_bench.profiling.ncu_read import read_report
     from nwor_bench.profiling.report_files import TABLE
     from nwor_bench.profiling.tables import print_table, write_table
     from nwor_bench.profiling.tools import look_for_tool
+    from nwor_bench.store import read_run
 
     if not report.is_file():
         raise ConfigError(f"profile ncu: {report}: there is no such file")
-    cells = {} if run is None else cells_of(run)
+    data = None if run is None else read_run(run)
+    cells = {} if data is None else cells_of(data)
     windows = read_report(report, load_module(look_for_tool("ncu")), cells)
     rows = [window.row() for window in windows]
     write_table(report.with_suffix(TABLE), rows)
     print_table("Windows as Nsight Compute counted them", rows)
+    _warn(None if data is None else warmup_warning(windows, data))
 
 
 @app.command("nsys", context_settings=PASSED_ON)

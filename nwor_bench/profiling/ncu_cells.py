@@ -1,9 +1,11 @@
 """Which cell a window of a report is of: the report holds its batch's number, the run the rest."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
+from nwor_bench.profiling.ncu_read import NcuWindow
 from nwor_bench.records import label_of
-from nwor_bench.store import RUN_FILE, RUNS, read_run
+from nwor_bench.store import RUN_FILE, RUNS, RunData
 
 
 def run_folders() -> set[Path]:
@@ -11,10 +13,20 @@ def run_folders() -> set[Path]:
     return {path.parent for path in RUNS.glob(f"*/{RUN_FILE}")}
 
 
-def cells_of(run: Path) -> dict[int, str]:
-    """The cell of each batch by its number in batches.csv, as `stage x graph`.
+def cells_of(run: RunData) -> dict[int, str]:
+    """The cell of each batch by its number in batches.csv, as `stage x graph`."""
+    return {b.batch: label_of(b.nwor_mode, b.scv_mode, b.arm) for b in run.batches}
 
-    Raises ConfigError if there is no run, StoreError if it is damaged or of another version.
-    """
-    batches = read_run(run).batches
-    return {batch.batch: label_of(batch.nwor_mode, batch.scv_mode, batch.arm) for batch in batches}
+
+def warmup_warning(windows: Sequence[NcuWindow], run: RunData) -> str | None:
+    """A sentence if some of the measured windows ran before the first timed batch."""
+    first = min((batch.batch for batch in run.batches if batch.phase == "timed"), default=0)
+    early = [window for window in windows if window.batch is not None and window.batch < first]
+    if not early:
+        return None
+    before = sum(batch.windows for batch in run.batches if batch.batch < first)
+    return (
+        f"{len(early)} of {len(windows)} windows are of warm-up and gate; a --skip of {before} "
+        "leaves them out where warm-up takes as many batches again (write --warmup and "
+        "--max-warmup alike)"
+    )

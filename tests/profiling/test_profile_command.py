@@ -338,6 +338,11 @@ def test_windows_are_named_by_the_cells_of_the_sweeps_own_run(
         rows = list(csv.DictReader(file))
     assert [row["cell"] for row in rows] == [f"{b.nwor_mode} x {b.scv_mode}" for b in batches]
     assert len({row["cell"] for row in rows}) > 1
+    early = [b for b in batches if b.phase != "timed"]
+    assert early == list(batches[: len(early)])
+    skip = sum(batch.windows for batch in early)
+    assert f"{len(early)} of {len(batches)} windows are of warm-up and gate" in result.stderr
+    assert f"a --skip of {skip} " in result.stderr
 
     again = invoke("profile", "ncu", "--read", "nwor-ncu.ncu-rep", "--run", made[1])
     assert again.exit_code == 0, again.exception

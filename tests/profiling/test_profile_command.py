@@ -1,26 +1,24 @@
-"""`nwor-bench profile`: command lines, missing tools, and reports read with their units."""
+"""`nwor-bench profile`: command lines, missing tools, and where reports and tables lie."""
 
 import csv
 import re
 import shlex
 import shutil
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from make_nsys_export import PATH
+from simulated_ncu_report import Action, report_of
 from typer.testing import CliRunner
 
 from nwor_bench.cli import app
-from nwor_bench.errors import ConfigError
-from nwor_bench.profiling import tools
+from nwor_bench.errors import ConfigError, ExitCode
+from nwor_bench.profiling import ncu_run, tools
 from nwor_bench.profiling.ncu_command import METRICS, graph_warning, ncu_command, numbers_regex
-from nwor_bench.profiling.ncu_read import read_report
 from nwor_bench.store import read_run
 
 SWEEP = ["sweep", "--pair", "tiny", "--engine-args", '{"enforce_eager": true}']
@@ -178,6 +176,12 @@ def test_an_earlier_report_is_not_taken_for_this_runs(here: Path) -> None:
     assert list(here.iterdir()) == []
 
 
+def test_ctrl_c_is_no_failure_of_ncus(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ncu_run, "run_tool", lambda command: ExitCode.INTERRUPTED)
+    with pytest.raises(KeyboardInterrupt):
+        ncu_run.run_profile(["ncu"], Path("r"))
+
+
 @pytest.mark.parametrize("tool", ["ncu", "nsys"])
 @pytest.mark.parametrize(
     ("report", "message"),
@@ -235,86 +239,6 @@ def test_graphs_are_warned_of() -> None:
     assert "--dram-counters" in warning
 
 
-@dataclass
-class Metric:
-    number: float | None
-    named: str
-
-    def value(self) -> float | None:
-        return self.number
-
-    def unit(self) -> str:
-        return self.named
-
-
-class Action:
-    """One result of Nsight Compute, as its module gives it."""
-
-    def __init__(
-        self, ranges: tuple[tuple[str, int], ...] = (), **metrics: tuple[float | None, str]
-    ) -> None:
-        self._ranges = ranges
-        self._metrics = {METRICS[name]: Metric(*value) for name, value in metrics.items()}
-
-    def metric_by_name(self, name: str) -> Metric | None:
-        return self._metrics.get(name)
-
-    def nvtx_state(self) -> Any:
-        """Another domain first, then ours."""
-        return State(["NVTX", "nwor-bench"], self._ranges) if self._ranges else None
-
-
-class State(list[str]):
-    """Numbers of domains; here their names serve as such."""
-
-    def __init__(self, names: list[str], ranges: tuple[tuple[str, int], ...]) -> None:
-        super().__init__(names)
-        self._ranges = ranges
-
-    def domain_by_id(self, name: str) -> Any:
-        own = [
-            SimpleNamespace(
-                name=lambda text=text: text,
-                message=lambda: "",
-                has_attributes=lambda: True,
-                payload_as_uint64=lambda number=number: number if name == "nwor-bench" else 99,
-            )
-            for text, number in self._ranges
-        ]
-        return SimpleNamespace(
-            name=lambda: name,
-            push_pop_ranges=lambda: [text for text, _ in self._ranges],
-            push_pop_range=lambda depth: own[depth],
-        )
-
-
-def report_of(*actions: Action) -> Any:
-    return SimpleNamespace(load_report=lambda path: [list(actions)])
-
-
-def test_units_are_read_and_what_is_missing_is_none(tmp_path: Path) -> None:
-    path = tmp_path / "x.ncu-rep"
-    path.touch()
-    module = report_of(
-        Action(
-            (("sweep", 9), ("batch", 4), ("window", 17)),
-            dram_read_bytes=(8.92, "Gbyte"),
-            dram_write_bytes=(214.5, "Mbyte"),
-            gpu_ns=(3, "ms"),
-        ),
-        Action(dram_read_bytes=(512, "byte"), l2_read_sectors=(7, "sector")),
-    )
-    first, second = read_report(path, module, {4: "stage x graph"})
-    assert (first.place, first.cell, first.batch, first.window) == (1, "stage x graph", 4, 17)
-    assert (second.place, second.cell, second.batch, second.window) == (2, None, None, None)
-    assert first.values["dram_read_bytes"] == pytest.approx(8_920_000_000)
-    assert first.values["dram_write_bytes"] == pytest.approx(214_500_000)
-    assert first.values["gpu_ns"] == pytest.approx(3_000_000)
-    assert first.values["l2_read_sectors"] is None
-    assert second.values["dram_read_bytes"] == 512
-    assert second.values["dram_write_bytes"] is None
-
-
 GOLDEN = Path(__file__).resolve().parent.parent / "golden" / "version-1"
 
 
@@ -351,45 +275,6 @@ def test_windows_are_named_by_the_cells_of_the_sweeps_own_run(
     invoke("profile", "ncu", "--read", "nwor-ncu.ncu-rep")
     with table.open(newline="") as file:
         assert {row["cell"] for row in csv.DictReader(file)} == {""}  # not known
-
-
-@pytest.mark.parametrize(
-    ("module", "message"),
-    [
-        (report_of(Action(dram_read_bytes=(1, "furlong"))), "furlong"),
-        (report_of(), "holds no window"),
-    ],
-)
-def test_a_report_that_cannot_be_used_is_refused(module: Any, message: str, tmp_path: Path) -> None:
-    path = tmp_path / "x.ncu-rep"
-    path.touch()
-    with pytest.raises(ConfigError, match=message):
-        read_report(path, module, {})
-
-
-def test_a_report_that_the_module_refuses_is_one_message(tmp_path: Path) -> None:
-    def load_report(path: str) -> Any:
-        raise RuntimeError("not a report")
-
-    with pytest.raises(ConfigError, match=r"x\.ncu-rep.*not a report.*PYTHONPATH"):
-        read_report(tmp_path / "x.ncu-rep", SimpleNamespace(load_report=load_report), {})
-
-
-@pytest.mark.parametrize(
-    ("value", "unit", "ns"),
-    [
-        (159692928.0, "second", 159692928.0),  # 2025.3.1's report by 2024.1.1's module: ns
-        (0.25, "second", 250_000_000.0),
-        (3.0, "s", 3_000_000_000.0),
-        (159692928.0, "ns", 159692928.0),
-        (2_500.0, "usecond", 2_500_000.0),
-    ],
-)
-def test_a_windows_time_is_in_ns(value: float, unit: str, ns: float, tmp_path: Path) -> None:
-    path = tmp_path / "x.ncu-rep"
-    path.touch()
-    (window,) = read_report(path, report_of(Action(gpu_ns=(value, unit))), {})
-    assert window.values["gpu_ns"] == pytest.approx(ns)
 
 
 def test_an_export_is_read_into_a_table(tmp_path: Path) -> None:

@@ -118,6 +118,15 @@ def _stage_l2(run: RunData) -> Iterator[Finding]:
             f"persist in L2, of which {l2['set_aside_bytes'] / 1e6:.1f} MB were set aside.",
             "Write fewer --requests or --draft-tokens for copies that fit.",
         )
+    else:
+        yield Finding(
+            FindingKind.STAGE_L2,
+            Severity.NOTE,
+            f"L2 is set aside for all {l2['buffer_bytes'] / 1e6:.1f} MB of staged copies, by what "
+            "CUDA says. Whether they stay is not said: an H200 let them go within two layers' "
+            "weights.",
+            "Compare --dram-counters with and without --stage-l2 persist.",
+        )
 
 
 def _launches(run: RunData) -> Iterator[Finding]:

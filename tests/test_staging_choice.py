@@ -174,12 +174,12 @@ def test_the_prediction_is_that_of_what_was_done(asked: Any, l2: Any, strategy: 
     ("l2", "severity", "words"),
     [
         (None, None, ""),
-        (KEPT, None, ""),
+        (KEPT, Severity.NOTE, "an H200 let them go"),
         (IN_PART, Severity.NOTE, "50.0 % of the 60.0 MB of staged copies"),
         (REFUSED, Severity.WARNING, "did not persist in L2: this GPU sets no L2 aside"),
     ],
 )
-def test_copies_that_were_not_kept_are_a_finding(l2: Any, severity: Any, words: str) -> None:
+def test_copies_that_may_not_have_stayed_are_a_finding(l2: Any, severity: Any, words: str) -> None:
     run = make_run(blocks=3, aa=True, device="cuda")
     run = replace(run, header={**run.header, "engine": {**run.header["engine"], "stage_l2": l2}})
     found = [f for f in findings(run, summarise(run)) if f.kind is FindingKind.STAGE_L2]

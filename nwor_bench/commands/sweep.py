@@ -52,7 +52,7 @@ def sweep(
                           rich_help_panel=MODES)
     ] = "reference",
     stage_l2: Annotated[
-        str, typer.Option(help="normal, persist: keep the copies in L2 set aside for them.",
+        str, typer.Option(help="normal, persist: ask for copies to stay in L2 (an H200's do not).",
                           rich_help_panel=MODES)
     ] = "normal",
     requests: Annotated[

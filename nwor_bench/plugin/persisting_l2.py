@@ -2,9 +2,9 @@
 
 Which accesses persist is an attribute of a stream: an address range, the access-policy window, of
 which a share (`hit_ratio`) is kept and the rest streams through. Kernels captured in a CUDA graph
-should keep the attribute of the stream that they were captured on; on an H200 it saved no DRAM
-bytes there (sweeps/results/h200/dram.md), and what the graphs' nodes hold was not read back. L2
-that is set aside is missing for everything else, so it is given back whenever staging is off.
+keep the attribute of the stream that they were captured on. Persisting is no promise: an H200 let
+such lines go within two layers' weights (sweeps/results/h200/l2-persistence.md). L2 that is set
+aside is missing for everything else, so it is given back whenever staging is off.
 
 Source: CUDA C++ Programming Guide, "L2 cache control". Through NVIDIA's package cuda-bindings,
 which PyTorch's CUDA wheels depend on.

@@ -175,7 +175,8 @@ def _of_cell(
     predicted: dict[str, float] = {}
     engine, how = run.header.get("engine") or {}, strategy_of(run.header)
     if staged is not None and kept is not None and any(w.staged_tokens for w in flat):
-        predicted = predicted_difference(engine, staged, kept, how)
+        requests = fmean([w.num_reqs for w in flat])
+        predicted = predicted_difference(engine, staged, kept, how, requests)
     return CellBytes(
         cell=cell,
         windows=len(flat),

@@ -23,7 +23,11 @@ def strategy_of(header: Mapping[str, Any]) -> Strategy:
 
 
 def predicted_difference(
-    engine: Mapping[str, Any], staged: float, accepted_tokens: float, strategy: Strategy = REFERENCE
+    engine: Mapping[str, Any],
+    staged: float,
+    accepted_tokens: float,
+    strategy: Strategy = REFERENCE,
+    requests: float = 0.0,
 ) -> dict[str, float]:
     """What the byte model says that a staged window moves more (or less) than a direct one.
 
@@ -31,6 +35,8 @@ def predicted_difference(
         engine: the run's facts about it; `bytes_per_token` is what one token takes in the caches.
         staged, accepted_tokens: drafts of a window, and those accepted.
         strategy: how drafts are held until the commit.
+        requests: those of the window. Held by reference, the certain first token of each waits
+            for the commit too, which reads it back; it is written once either way.
 
     Empty where the engine's sizes are not known.
     """
@@ -48,7 +54,8 @@ def predicted_difference(
             if move.reads is reads
         )
 
+    first_tokens = requests * wide if strategy is REFERENCE else 0.0
     return {
-        "dram_read_bytes": moved(strategy, True) - moved(DIRECT, True),
+        "dram_read_bytes": first_tokens + moved(strategy, True) - moved(DIRECT, True),
         "dram_write_bytes": moved(strategy, False) - moved(DIRECT, False),
     }

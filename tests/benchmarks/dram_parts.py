@@ -36,10 +36,13 @@ MIDDLE = 12
 """Windows of a batch before the one in its middle."""
 
 FLASH_SPLITS = {(8, 4): 2, (64, 8): 1}
-"""Parts into which FlashAttention 3 is taken to split contexts, by requests and drafts.
+"""Parts into which FlashAttention 3 splits contexts, by requests and drafts.
 
-Nothing tells in a captured graph what it does; this is assumed, and the sums bear it out.
+What its scheduler says on an H200 (`attention_dram.py`), in full graphs and eagerly.
 """
+
+MOST_SPLITS = "flash_attn_max_num_splits_for_cuda_graph"
+"""vLLM's setting, part of its attention_config."""
 
 SPILLED = {16: 0, 32: 12}
 """Bytes of registers that a thread of ours spills, by query rows of a tile.
@@ -104,7 +107,7 @@ def parts_of(run: RunData, row: Mapping[str, Any], shape: ModelShape) -> Parts:
     of_launch = (shape.kv_heads, launch, launch.programs)
     made = partial_bytes(lengths, staged, query_rows, *of_launch)
     threads = busy_programs(lengths, staged, *of_launch) * 32 * launch.num_warps
-    spilled, splits = SPILLED.get(launch.rows), FLASH_SPLITS.get((requests, drafts))
+    spilled, splits = SPILLED.get(launch.rows), _splits(run, requests, drafts)
     outputs = requests * window * shape.heads * layers
     counted = [window for batch in _stage_windows(run) for window in batch]
     writes = [window.dram_write_bytes or 0 for window in counted]
@@ -150,6 +153,13 @@ def simulated_cuts(
 def split_bytes(outputs: int, shape: ModelShape, splits: int) -> float:
     """What FlashAttention's splits leave: float32 output and log-sum-exp; one split, nothing."""
     return float(outputs * (shape.head_dim + 1) * 4 * splits) if splits > 1 else 0.0
+
+
+def _splits(run: RunData, requests: int, drafts: int) -> int | None:
+    """What FlashAttention does, or less where the run's engine allowed less; None: unknown."""
+    settings = (run.header["spec"].get("engine_args") or {}).get("attention_config") or {}
+    own = FLASH_SPLITS.get((requests, drafts))
+    return own if own is None else min(own, settings.get(MOST_SPLITS, own))
 
 
 def _launch(run: RunData, shape: ModelShape, drafts: int) -> LaunchShape:

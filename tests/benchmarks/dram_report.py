@@ -1,11 +1,24 @@
 """dram.csv and dram.md from runs with DRAM counters: what was measured, and what it is made of."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
+from dram_explained import (
+    TESTS,
+    error,
+    half,
+    is_outside,
+    levels,
+    mb,
+    memory,
+    read_left,
+    reads,
+    unexplained,
+    without_splits,
+)
 from dram_parts import SPILLED, Parts, parts_of, split_bytes
 from dram_text import TEXT
 from run_machine import machine_of
@@ -20,23 +33,27 @@ from nwor_kernels.verify_attention.tuning import WHOLE_PAIRS
 SCRIPT = "python tests/benchmarks/dram_table.py"
 
 
-def write_report(roots: list[Path], output: Path, before: Path | None = None) -> None:
+def write_report(
+    roots: list[Path], output: Path, before: Path | None = None, alone: Path | None = None
+) -> None:
     """Read run folders, or folders that hold some; write dram.csv and dram.md.
 
-    Runs that did not end are named and left out. `before` is the dram.csv of an older table.
+    Runs that did not end are named and left out. `before` is the dram.csv of an older table,
+    `alone` the attention-dram.csv with what the kernels read by themselves.
     """
     folders = [p.parent for root in roots for p in sorted(root.glob("**/run.json"))]
-    all_runs = {folder.name: read_run(folder) for folder in sorted(folders, key=lambda f: f.name)}
+    all_runs = {folder.name: read_run(folder) for folder in sorted(folders, key=_place)}
     runs = {name: run for name, run in all_runs.items() if run.header["status"] == "complete"}
     rows = [{"run": name, **row} for name, run in runs.items() for row in csv_rows(run)]
     output.mkdir(parents=True, exist_ok=True)
     pd.DataFrame(rows).to_csv(output / "dram.csv", index=False)
     shape = _shape(rows[0]["pair"])
+    kernels = pd.read_csv(alone) if alone else None
     staged = [row for row in rows if row["nwor_mode"] == "stage"]
     parts = [parts_of(runs[row["run"]], row, shape) for row in staged]
     pairs = list(zip(staged, parts, strict=True))
     text = TEXT.format(
-        commands="\n".join(f"    {line}" for line in _commands(runs.values(), output)),
+        commands="\n".join(f"    {line}" for line in _commands(runs, output)),
         machine=machine_of(next(iter(runs.values())).header, ("vllm", "torch", "triton")),
         left_out=_left_out(sorted(all_runs.keys() - runs.keys())),
         measured=_markdown([_measured(row) for row in rows]),
@@ -45,21 +62,36 @@ def write_report(roots: list[Path], output: Path, before: Path | None = None) ->
         spilled=_named([_spilled(rows, size) for rows, size in SPILLED.items()]),
         whole=WHOLE_PAIRS,
         jump=_jump(parts),
-        unexplained=_named([row["run"] for row, part in pairs if _share(row, part) > 0.1]),
+        over_tenth=_named([row["run"] for row, part in pairs if _share(row, part) > 0.1]),
+        outside=_named([row["run"] for row, part in pairs if is_outside(row, part)]),
+        memory=_markdown(memory(rows, pairs)),
+        **levels(rows, pairs, shape),
+        **without_splits(pairs),
+        **read_left(staged, kernels),
         kept=_markdown(_kept(staged)),
-        reads=_markdown([_reads(row, shape) for row in staged]),
+        reads=_markdown([reads(row, kernels) for row in staged]),
         slopes=_markdown(_slopes(pairs, shape)),
         before=_markdown(_before(before, staged)) if before else "Not given.",
     )
     (output / "dram.md").write_text(text, encoding="utf-8")
 
 
-def _commands(runs: Iterable[RunData], output: Path) -> list[str]:
+def _place(folder: Path) -> tuple[bool, str]:
+    """By name; runs that only test an explanation come last."""
+    return bool(TESTS.search(folder.name)), folder.name
+
+
+def _commands(runs: Mapping[str, RunData], output: Path) -> list[str]:
     """Those that were run, one for each engine, and that of the table."""
-    said = [str(run.header["command"]).replace("nwor-bench", SCRIPT, 1) for run in runs]
+    said = []
+    for name, run in runs.items():
+        script = f"{SCRIPT} run" if "-hold-" not in name else SCRIPT.replace("table", "hold")
+        said.append(str(run.header["command"]).replace("nwor-bench run", "nwor-bench"))
+        said[-1] = said[-1].replace("nwor-bench", script, 1)
     return [
         *dict.fromkeys(said),
-        f"{SCRIPT} table /tmp/runs/dram --before {output}/dram-before.csv --output {output}",
+        f"{SCRIPT} table /tmp/runs/dram --before {output}/dram-before.csv "
+        f"--alone {output}/attention-dram.csv --output {output}",
     ]
 
 
@@ -83,9 +115,9 @@ def _measured(row: dict[str, Any]) -> dict[str, str]:
     for name in ("write", "read"):
         field = f"dram_{name}_bytes"
         low, high = row[f"{field}_minus_off_low"], row[f"{field}_minus_off_high"]
-        found = _mb(row[f"{field}_minus_off_mean"], sign=True)
-        shown[f"{name} MB"] = _mb(row[f"{field}_mean"])
-        interval = "" if low is None else f" [{_mb(low, sign=True)}, {_mb(high, sign=True)}]"
+        found = mb(row[f"{field}_minus_off_mean"], sign=True)
+        shown[f"{name} MB"] = mb(row[f"{field}_mean"])
+        interval = "" if low is None else f" [{mb(low, sign=True)}, {mb(high, sign=True)}]"
         shown[f"{name} - off"] = found + interval
     return {name: text for name, text in shown.items() if name != "in L2" or text}
 
@@ -107,21 +139,20 @@ def _in_l2(row: dict[str, Any]) -> str:
 
 
 def _parts(row: dict[str, Any], part: Parts) -> dict[str, str]:
-    found = row["dram_write_bytes_minus_off_mean"]
-    sum_of = part.explained()
-    left = None if sum_of is None else found - sum_of
+    found, left = row["dram_write_bytes_minus_off_mean"], unexplained(row, part)
     return {
         "run": row["run"],
         "accepted of staged": f"{row['accepted_tokens_mean']:.1f} of {row['staged_tokens_mean']:g}",
-        "write - off": _mb(found, sign=True),
-        "K/V": _mb(part.kv, sign=True),
-        "FA splits": _mb(part.splits, sign=True),
-        "FA lse": _mb(part.log_sum_exp, sign=True),
-        "spills": _mb(part.spills, sign=True),
-        "cut windows": _mb(part.cut, sign=True),
-        "unexplained": _mb(left, sign=True) + f" ({100 * _share(row, part):.1f} %)",
+        "write - off": mb(found, sign=True),
+        "K/V": mb(part.kv, sign=True),
+        "FA splits": mb(part.splits, sign=True),
+        "FA lse": mb(part.log_sum_exp, sign=True),
+        "spills": mb(part.spills, sign=True),
+        "cut windows": mb(part.cut, sign=True),
+        "unexplained": f"{mb(left, sign=True)} +- {mb(half(row))}",
+        "in %": f"{100 * _share(row, part):.1f}",
         "cut": f"{part.cut_windows} of {part.windows} ({part.simulated_cuts:.1f})",
-        "made": _mb(part.made),
+        "made": mb(part.made),
     }
 
 
@@ -133,13 +164,12 @@ def _jump(parts: Iterable[Parts]) -> str:
     """What a cut window writes more, on average; '' where none was cut."""
     cut = [part for part in parts if part.cut_windows]
     count = sum(part.cut_windows for part in cut)
-    return _mb(sum(part.cut * part.windows for part in cut) / count) if count else ""
+    return mb(sum(part.cut * part.windows for part in cut) / count) if count else ""
 
 
 def _share(row: dict[str, Any], part: Parts) -> float:
     """What is left unexplained over the measured difference; not a number where unknown."""
-    found, sum_of = row["dram_write_bytes_minus_off_mean"], part.explained()
-    return float("nan") if sum_of is None else float(abs(found - sum_of) / abs(found))
+    return float(abs(unexplained(row, part) / row["dram_write_bytes_minus_off_mean"]))
 
 
 def _kept(rows: list[dict[str, Any]]) -> list[dict[str, str]]:
@@ -154,33 +184,15 @@ def _kept(rows: list[dict[str, Any]]) -> list[dict[str, str]]:
         for what in ("write", "read"):
             field = f"dram_{what}_bytes_minus_off"
             for side, row in (("copy", copy), ("persist", persist)):
-                line[f"{what} - off, {side} MB"] = _mb(row[f"{field}_mean"], sign=True)
+                line[f"{what} - off, {side} MB"] = mb(row[f"{field}_mean"], sign=True)
             gap = persist[f"{field}_mean"] - copy[f"{field}_mean"]
-            error = _mb(_error((copy, persist), field))
+            spread = mb(error((copy, persist), field))
             model = persist[f"{field}_predicted"] - copy[f"{field}_predicted"]
             line["persist - copy" if what == "write" else "the same, reads"] = (
-                f"{_mb(gap, sign=True)} +- {error} (model {_mb(model, sign=True)})"
+                f"{mb(gap, sign=True)} +- {spread} (model {mb(model, sign=True)})"
             )
         lines.append(line)
     return lines
-
-
-def _error(rows: Iterable[dict[str, Any]], field: str) -> float:
-    """Half the width of the interval of two measured differences' difference."""
-    return float(np.hypot(*(row[f"{field}_high"] - row[f"{field}_mean"] for row in rows)))
-
-
-def _reads(row: dict[str, Any], shape: ModelShape) -> dict[str, str]:
-    found = row["dram_read_bytes_minus_off_mean"]
-    model = row["dram_read_bytes_minus_off_predicted"]
-    tokens = row["requests"] * (row["draft_tokens"] + 1)
-    return {
-        "run": row["run"],
-        "read - off MB": _mb(found, sign=True),
-        "K/V, model MB": _mb(model, sign=True),
-        "the rest MB": _mb(found - model, sign=True),
-        "K/V of the window MB": _mb(tokens * _token_bytes(shape)),
-    }
 
 
 def _token_bytes(shape: ModelShape) -> float:
@@ -190,7 +202,8 @@ def _token_bytes(shape: ModelShape) -> float:
 def _slopes(pairs: list[tuple[dict[str, Any], Parts]], shape: ModelShape) -> list[dict[str, str]]:
     kinds: dict[str, list[tuple[dict[str, Any], Parts]]] = {}
     for row, part in pairs:
-        kinds.setdefault(row["run"].rpartition("-")[0], []).append((row, part))
+        if not TESTS.search(row["run"]):
+            kinds.setdefault(row["run"].rpartition("-")[0], []).append((row, part))
     lines = []
     for kind, group in kinds.items():
         if len(group) < 2:
@@ -199,13 +212,13 @@ def _slopes(pairs: list[tuple[dict[str, Any], Parts]], shape: ModelShape) -> lis
         accepted = [row["accepted_tokens_mean"] for row, _ in group]
         found = [row[f"{field}_mean"] - part.cut for row, part in group]
         ends = [group[accepted.index(end)][0] for end in (min(accepted), max(accepted))]
-        error = _error(ends, field) / (max(accepted) - min(accepted))
+        spread = error(ends, field) / (max(accepted) - min(accepted))
         slope = np.polyfit(accepted, found, 1)[0]
         lines.append(
             {
                 "runs": kind,
                 "acceptances": str(len(group)),
-                "measured KB": f"{slope / 1e3:.1f} +- {error / 1e3:.1f}",
+                "measured KB": f"{slope / 1e3:.1f} +- {spread / 1e3:.1f}",
                 "model KB": f"{_token_bytes(shape) / 1e3:.1f}",
             }
         )
@@ -217,16 +230,10 @@ def _before(csv: Path, rows: list[dict[str, Any]]) -> list[dict[str, str]]:
     old = old[old["nwor_mode"] == "stage"].set_index("run")["dram_write_bytes_minus_off_mean"]
     now = {row["run"]: row["dram_write_bytes_minus_off_mean"] for row in rows}
     return [
-        {"run": str(name), "before": _mb(was, sign=True), "now": _mb(now.get(name), sign=True)}
+        {"run": str(name), "before": mb(was, sign=True), "now": mb(now.get(name), sign=True)}
         for name, was in old.items()
     ]
 
 
 def _markdown(lines: list[dict[str, str]]) -> str:
     return str(pd.DataFrame(lines).fillna("").to_markdown(index=False, disable_numparse=True))
-
-
-def _mb(value: float | None, sign: bool = False) -> str:
-    if value is None:
-        return ""
-    return f"{value / 1e6:{'+' if sign else ''}.2f}"

@@ -192,7 +192,7 @@ def run_kind(
 
 def table(arguments: argparse.Namespace) -> None:
     """dram.csv and dram.md from run folders, or from folders that hold some."""
-    write_report(arguments.runs, arguments.output, arguments.before)
+    write_report(arguments.runs, arguments.output, arguments.before, arguments.alone)
 
 
 def keep(arguments: argparse.Namespace) -> None:
@@ -233,6 +233,7 @@ def main() -> None:
     one.set_defaults(do=run)
     two = commands.add_parser("table")
     two.add_argument("--before", type=Path, help="an older table's dram.csv, to stand beside")
+    two.add_argument("--alone", type=Path, help="attention-dram.csv: kernels by themselves")
     three = commands.add_parser("keep")
     for command, do in ((two, table), (three, keep)):
         command.add_argument("runs", type=Path, nargs="+")

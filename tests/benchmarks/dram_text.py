@@ -27,10 +27,10 @@ MB a window, mode stage less stock:
   written, and copies into a buffer are, unless they stay in L2. This alone is what
   no-write-on-reject does; the next columns are what replacing the attention kernel does.
 - `FA splits`: the float32 partial results that stock FlashAttention 3 writes where it splits a
-  context, {tile:.2f} MB for each of two splits at 8 x 4. That it splits in two there and not at all
-  at 64 x 8 is an assumption, since a captured graph does not tell; the sums bear it out. Our
-  kernel makes partial results too at 8 x 4 (`made`), and drops them from L2 before they are
-  written ([partials](partials.md)).
+  context, {tile:.2f} MB for each of two splits at 8 x 4. Its scheduler says that it splits in two
+  there and not at all at 64 x 8, and by itself it leaves that many bytes
+  ([attention-dram](attention-dram.md)). Our kernel makes partial results too at 8 x 4 (`made`), and
+  drops them from L2 before they are written ([partials](partials.md)).
 - `FA lse`: the log-sum-exp of each query row and head that FlashAttention writes beside its output.
 - `spills`: registers that our kernel spills to local memory, counted in the compiled code
   (`tests/benchmarks/dram_parts.py`): {spilled} a thread of each program that has work.
@@ -41,34 +41,56 @@ MB a window, mode stage less stock:
   where such batches are simulated with the run's acceptance by position.
 - `unexplained`: measured less the sum, and in per cent of the measured difference.
 
-Left unexplained over 10 % of the difference: {unexplained}.
+Runs named 1split, emptied, engine2 to 4 and hold test an explanation; in hold nothing is staged.
 
-- Staged by reference in an eager engine at 64 x 8: the K/V of all layers are held until the commit,
-  so that the allocator gives each layer other memory, where stock reuses a layer's for the next.
-  Copies hold nothing, and there the sum is right; that this is the reason was not tested. At
-  acceptance 0.9 the difference itself is small, too.
-- Persist: see below.
+Unexplained by over 10 % of the difference: {over_tenth}.
 
-What is left at 8 x 4 is small and always of the same sign, outside the measured intervals; as said,
-what FlashAttention's splits write is a computed figure.
+Unexplained by more than the interval: {outside}.
+
+- **8 x 4**: {small_left} MB of 224 are left, mostly of one sign. It is what splits leave: held to
+  one split, stock and stage differ by {no_splits} MB, and the model says {no_splits_model}.
+  Inside an engine splits thus leave {splits_left} MB.
+- **64 x 8, eagerly, by reference**: it is the memory that an eager step is given, see below.
+- **Persist**: see below. As plain copies these runs are explained as those are.
+
+### Eager engines: which memory a step is given
+
+An activation whose memory is written again while L2 still holds it never reaches DRAM. In an eager
+engine PyTorch's allocator decides that, by what ran before. MB that a window writes at 64 x 8:
+
+{memory}
+
+Over engines and runs stock itself writes {stock_levels} MB in windows of the same work. To
+hold all layers' K/V until the next step, and do nothing else, adds {held} MB to that
+(`dram_hold.py`; a [576, 3072] activation takes {activation} MB). To give PyTorch's cached memory
+back before each batch, and do nothing else, moves stage's figure by {moved}
+(`emptied`). So staging by reference, which holds K/V, may differ from stock by some MB
+for reasons that have nothing to do with what it stages. Copies hold nothing: {copies_left} MB are
+left of theirs. That single lines are overwritten in L2 was not itself observed. In full graphs all
+memory has its place once and for all.
 
 ## Copies kept in L2
 
 {kept}
 
 L2 was set aside for the copies, and the access-policy window covers them all with a hit ratio of
-100 %, by what CUDA says. It saved no writes that can be seen, and next to none of the commit's
-reads of the accepted copies: they did not stay in L2. Why is not known. They are written inside
-CUDA graphs, whose nodes should take the window over from the stream on which they were captured;
-that they did was not read back from the graph, and an eager engine was not measured with it.
+100 %, by what CUDA says; captured graphs' nodes hold the window, too. Nothing was saved, because
+this L2 lets persisting lines go as well: none is left after two layers' weights, however it is
+asked ([l2-persistence](l2-persistence.md)). A window's copies would have to stay for 28 layers.
 
 ## Reads
 
 {reads}
 
-Staged by reference, mode stage reads less than the model says, by about the K/V of a window's
-tokens: stock's attention takes them from the cache, ours from where the GEMM left them. That this
-is the reason was not tested. With copies at 8 x 4 it is less.
+- `K/V, model`: the commit reads the accepted drafts back, and by reference each request's certain
+  first token with them.
+- `kernels, alone`: what our attention reads less than stock's write and attention, measured by
+  themselves ([attention-dram](attention-dram.md)): kernel code at 8 x 4; at 64 x 8 queries, the
+  window's K/V and outputs, which stock's fewer programs at once find pushed out of L2 more often.
+- Left over, MB: {reads_small} in full graphs at 8 x 4, {reads_eager} eagerly at 64 x 8. Not
+  explained: {reads_big} in full graphs at 64 x 8, of 26,000, and {reads_eager_copy} eagerly by
+  copy at 8 x 4.
+- Persist's copies count as kept in this model, and were not. In 1split stock launches no merge.
 
 ## Bytes for each accepted token
 

@@ -181,6 +181,15 @@ def test_the_prediction_is_the_byte_models(cache, strategy, read, written) -> No
     assert found == {"dram_read_bytes": read, "dram_write_bytes": written}
 
 
+def test_held_by_reference_the_certain_first_tokens_are_read_back_too() -> None:
+    engine = {**ENGINE, "kv_cache_dtype": "fp8"}  # held at twice the cache's size
+    for strategy, more in ((REFERENCE, 8 * 2_000), (COPY_SPILLED, 0)):
+        without = predicted_difference(engine, 32, 12, strategy)
+        found = predicted_difference(engine, 32, 12, strategy, requests=8)
+        assert found["dram_read_bytes"] - without["dram_read_bytes"] == more
+        assert found["dram_write_bytes"] == without["dram_write_bytes"]
+
+
 def test_without_the_engines_sizes_nothing_is_predicted() -> None:
     assert predicted_difference({"bytes_per_token": None, "dtype": "bfloat16"}, 32, 12) == {}
     assert predicted_difference({"bytes_per_token": 10, "dtype": "odd"}, 32, 12) == {}

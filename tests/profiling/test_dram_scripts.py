@@ -130,3 +130,21 @@ def test_what_l2_kept_is_what_was_not_written(script):
     assert "at most 0.0 %" in text
     log = [f"captured window: {count} nodes: 7 bytes" for count in (3, 1)]
     assert module.nodes_told("\n".join([*log, "node window: 1 nodes: 5 bytes"])) == "7 bytes"
+
+
+def test_what_is_left_is_told_by_run_and_missing_runs_are_told_too(script):
+    module = script("dram_explained")
+    left = {"eager-64x8-0.5": 3e6, "eager-engine2-64x8-0.5": 5e6, "eager-copy-64x8-0.5": 1e5,
+            "eager-64x8-0.9": 9e6, "eager-emptied-64x8-0.5": -1e6}  # fmt: skip
+    assert module._moved(left) == "-5.00 MB at acceptance 0.5"
+    assert module.span(left, "eager-copy") == "+0.10 to +0.10"
+    assert module.span(left, "full") == module.NOT_MEASURED == module._moved({})
+    assert module.without_splits([])["no_splits"] == module.NOT_MEASURED
+
+
+def test_an_engine_held_to_fewer_splits_has_no_more(script):
+    module = script("dram_parts")
+    allowed = {"attention_config": {module.MOST_SPLITS: 1}}
+    runs = [SimpleNamespace(header={"spec": spec}) for spec in ({}, {"engine_args": allowed})]
+    assert [module._splits(run, 8, 4) for run in runs] == [2, 1]
+    assert module._splits(runs[1], 3, 3) is None

@@ -2,6 +2,7 @@
 
 import gc
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -10,6 +11,10 @@ from typing import Any
 
 import pytest
 from hypothesis import settings
+
+# A shell has its background jobs ignore Ctrl-C; tests that press it need it heeded.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # No test is timed: on a busy machine any example may take longer than hypothesis' 200 ms.
 settings.register_profile("untimed", deadline=None)

@@ -46,7 +46,7 @@ def ncu(
     from nwor_bench.profiling.report_files import without_ending
     from nwor_bench.profiling.tools import check_version, find_tool
 
-    _check_read(read, context.args)
+    _check_read(read, context)
     report = without_ending(report, REPORT)
     if run is not None and read is None:
         raise ConfigError.for_field("--run", str(run), "leave it out: the run made here is found")
@@ -115,7 +115,7 @@ def nsys(
 
     if capture not in HARNESS_RANGES:
         raise ConfigError.unknown("--capture", capture, HARNESS_RANGES)
-    _check_read(read, context.args)
+    _check_read(read, context)
     report = without_ending(report, REPORT)
     code, written = 0, ending(report, REPORT)
     if dry_run:
@@ -136,8 +136,8 @@ def nsys(
 
 def _tell_nsys(export: Path) -> None:
     """Write the windows of an export, show their means by cell, and say what is missing."""
+    from nwor_bench.profiling import nsys_findings
     from nwor_bench.profiling.nsys_export import read_export
-    from nwor_bench.profiling.nsys_findings import lost_calls, nothing_of_the_gpu, settled
     from nwor_bench.profiling.nsys_windows import windows_of
     from nwor_bench.profiling.report_files import TABLE
     from nwor_bench.profiling.tables import by_cell, cells_across, print_table, write_table
@@ -145,10 +145,11 @@ def _tell_nsys(export: Path) -> None:
     found = read_export(export)
     windows = windows_of(found)
     write_table(export.with_suffix(TABLE), [window.row() for window in windows])
-    _warn(nothing_of_the_gpu(found))
-    _warn(lost_calls(found, windows))
+    _warn(nsys_findings.nothing_of_the_gpu(found))
+    _warn(nsys_findings.lost_calls(found, windows))
+    _warn(nsys_findings.nothing_settled(windows))
     cells = [window.cell for window in windows]
-    rows = by_cell([window.row() for window in settled(windows)], cells)
+    rows = by_cell([window.row() for window in nsys_findings.settled(windows)], cells)
     title = "Windows as Nsight Systems saw them, means without a batch's ends"
     print_table(title, cells_across(rows))
 
@@ -161,13 +162,18 @@ def _metrics(tool: Path | None) -> tuple[str, str]:
     return METRICS_NOW if tool is None else metrics_options(ask(tool, "profile", "--help"))
 
 
-def _check_read(read: Path | None, sweep: list[str]) -> None:
-    """Raises ConfigError for a sweep, or a mistyped option, that --read would leave unheard."""
+def _check_read(read: Path | None, context: typer.Context) -> None:
+    """Raises ConfigError for a sweep, or an option, that --read would leave unheard."""
     from nwor_bench.errors import ConfigError
 
-    if read is not None and sweep:
+    if read is None:
+        return
+    sources = {name: context.get_parameter_source(name) for name in context.params}
+    written = [name for name, source in sources.items() if source and source.name == "COMMANDLINE"]
+    given = [f"--{name.replace('_', '-')}" for name in written if name not in ("read", "run")]
+    if unheard := shlex.join([*given, *context.args]):
         raise ConfigError.for_field(
-            "profile", shlex.join(sweep), f"--read {read} runs nothing; leave out one of them"
+            "profile", unheard, f"--read {read} runs nothing; leave out one of them"
         )
 
 

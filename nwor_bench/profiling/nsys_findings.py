@@ -24,6 +24,17 @@ def settled(windows: Sequence[NsysWindow]) -> list[NsysWindow]:
     ]
 
 
+def nothing_settled(windows: Sequence[NsysWindow]) -> str | None:
+    """A sentence if there are windows and none that a mean is taken over."""
+    if not windows or settled(windows):
+        return None
+    return (
+        f"none of the {len(windows)} windows of the export counts: a mean leaves out the first "
+        f"{SETTLING} of a batch, its last and those of fewer requests. Profile longer batches: "
+        "write a larger --max-new-tokens"
+    )
+
+
 def nothing_of_the_gpu(export: NsysExport) -> str | None:
     """A sentence if no CUDA was traced, since most columns are empty then."""
     if export.calls is not None or export.work is not None:

@@ -3,10 +3,12 @@
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from types import FrameType
 
 from nwor_bench.errors import ConfigError, ExitCode
 
@@ -90,7 +92,8 @@ def run_tool(command: Sequence[str]) -> int:
     """Run a tool on this terminal to its end; its exit code, or INTERRUPTED after Ctrl-C.
 
     Ctrl-C reaches the tool and the sweep in it too. Both keep what they have, which takes a while:
-    `subprocess.run` would kill the tool meanwhile and leave its sweep running.
+    `subprocess.run` would kill the tool meanwhile and leave its sweep running. SIGTERM reaches this
+    process alone, and is handed on to the tool as Ctrl-C.
 
     Raises ToolUnavailable if it cannot be run.
     """
@@ -100,11 +103,20 @@ def run_tool(command: Sequence[str]) -> int:
         process = subprocess.Popen(command)
     except OSError as error:
         raise _cannot_run(Path(command[0]), error) from error
-    while process.returncode is None:
-        try:
-            process.wait()
-        except KeyboardInterrupt:
-            interrupted = True
+
+    def hand_on(_signal: int, _frame: FrameType | None) -> None:
+        process.send_signal(signal.SIGINT)
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, hand_on)
+    try:
+        while process.returncode is None:
+            try:
+                process.wait()
+            except KeyboardInterrupt:
+                interrupted = True
+    finally:
+        signal.signal(signal.SIGTERM, before)
     return ExitCode.INTERRUPTED if interrupted else process.returncode
 
 

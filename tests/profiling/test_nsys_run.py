@@ -2,12 +2,14 @@
 
 import csv
 import os
+import re
 import shlex
 import shutil
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -106,10 +108,14 @@ def test_an_earlier_report_is_not_taken_for_this_runs(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("tool", ["ncu", "nsys"])
-@pytest.mark.parametrize("rest", [["--", *SWEEP], ["--repotr", "x"]])
+@pytest.mark.parametrize(
+    "rest", [["--", *SWEEP], ["--repotr", "x"], ["--report", "x"], ["--dry-run"]]
+)
 def test_what_reading_would_not_heed_is_refused(folder: Path, tool: str, rest: list[str]) -> None:
     """Options that profile does not know are the sweep's, and --read runs none."""
-    with pytest.raises(ConfigError, match=r"^profile: .*; --read x\.y runs nothing; leave out"):
+    named = re.escape(next(word for word in rest if word != "--"))
+    told = rf"^profile: .*{named}.*; --read x\.y runs nothing; leave out"
+    with pytest.raises(ConfigError, match=told):
         raise CliRunner().invoke(app, ["profile", tool, "--read", "x.y", *rest]).exception
 
 
@@ -177,7 +183,27 @@ SLOW = "trap : INT; touch began; sleep 60 & wait; kill $!; sleep 0.6; {report}; 
 def test_ctrl_c_waits_for_the_report(folder: Path, report: str) -> None:
     """A terminal's Ctrl-C reaches the tool, its sweep and this command at once."""
     install(folder, SLOW.format(report=report))
-    here, checkout = folder / "here", Path(__file__).parents[2]
+    code, told = ended_by(folder, lambda pid: os.killpg(pid, signal.SIGINT))
+    assert code == ExitCode.INTERRUPTED
+    if report == "touch ended":
+        assert told.splitlines()[-1] == "nwor-bench: interrupted"
+        assert names(folder) == ["began", "ended"]
+    else:
+        written = ["nwor-nsys.csv", "nwor-nsys.nsys-rep", "nwor-nsys.sqlite"]
+        assert names(folder) == ["began", *written]
+
+
+def test_sigterm_is_handed_on_to_the_tool(folder: Path) -> None:
+    """A CI runner's stop reaches this command alone; the tool would run on to its end."""
+    install(folder, SLOW.format(report="touch ended"))
+    code, _ = ended_by(folder, lambda pid: os.kill(pid, signal.SIGTERM))
+    assert code == ExitCode.INTERRUPTED
+    assert names(folder) == ["began", "ended"]
+
+
+def ended_by(folder: Path, end: Callable[[int], None]) -> tuple[int, str]:
+    """The command in a process of its own, ended when the tool has begun: exit code, stderr."""
+    checkout = Path(__file__).parents[2]
     process = subprocess.Popen(
         [sys.executable, "-c", "from nwor_bench.cli import main; main()",
          *("profile", "nsys", "--", *SWEEP)],
@@ -185,19 +211,13 @@ def test_ctrl_c_waits_for_the_report(folder: Path, report: str) -> None:
         stdout=subprocess.DEVNULL, start_new_session=True, preexec_fn=heed_ctrl_c,
     )  # fmt: skip
     deadline = time.monotonic() + 60
-    while not (here / "began").exists():
+    while not (folder / "here" / "began").exists():
         assert process.poll() is None
         assert time.monotonic() < deadline
         time.sleep(0.02)
-    os.killpg(process.pid, signal.SIGINT)
+    end(process.pid)
     told = process.communicate(timeout=60)[1]
-    assert process.returncode == ExitCode.INTERRUPTED
-    if report == "touch ended":
-        assert told.splitlines()[-1] == "nwor-bench: interrupted"
-        assert names(folder) == ["began", "ended"]
-    else:
-        written = ["nwor-nsys.csv", "nwor-nsys.nsys-rep", "nwor-nsys.sqlite"]
-        assert names(folder) == ["began", *written]
+    return process.returncode, told
 
 
 def heed_ctrl_c() -> None:

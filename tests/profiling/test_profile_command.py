@@ -290,6 +290,17 @@ def test_an_export_is_read_into_a_table(tmp_path: Path) -> None:
     assert re.split(" {2,}", heads) == ["cell", "off x off", "stage x graph"]
 
 
+@pytest.mark.parametrize("name", ["nsys_windows", "nsys_gpu"])
+def test_an_export_of_short_batches_says_what_to_write(name: str, tmp_path: Path) -> None:
+    """In the first no batch has a window behind its first two."""
+    source = PATH.with_name(f"{name}.sqlite")
+    result = invoke("profile", "nsys", "--read", str(shutil.copy(source, tmp_path)))
+    assert result.exit_code == 0, result.exception
+    is_short = name == "nsys_windows"
+    assert ("none of the 6 windows of the export counts" in result.stderr) is is_short
+    assert ("larger --max-new-tokens" in result.stderr) is is_short
+
+
 def test_ncus_command_needs_no_shell() -> None:
     command = ncu_command(Path("/x y/ncu"), SWEEP, Path("r e p"), 1, 0)
     assert command[0] == "/x y/ncu"

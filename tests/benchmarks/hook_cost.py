@@ -4,8 +4,10 @@
 
 One engine; each block runs the same prompts on, off, off, on (or the reverse, in turns), so
 that a drift within the block cancels. Prints the ratio of latencies, attached over detached,
-with its 95 % interval. With `--what nvtx` NVTX ranges are what is switched, the hooks stay; run
-it under a profiler (or with NVTX_INJECTION64_PATH), since ranges that nobody hears cost less.
+with its 95 % interval; and that of the block's two runs without, one of which always follows a
+run with: what is switched off leaves nothing behind if that interval holds 1. With `--what nvtx`
+NVTX ranges are what is switched, the hooks stay; run it under a profiler (or with
+NVTX_INJECTION64_PATH), since ranges that nobody hears cost less.
 """
 
 import argparse
@@ -40,24 +42,29 @@ def main() -> None:
     switch = {"hooks": engine.set_hooks, "nvtx": engine.set_nvtx}[args.what]
     sampling = Sampling(scenario.max_new_tokens, 0.0, 1.0, spec.seed, True)
     latencies: dict[bool, list[float]] = {True: [], False: []}
+    again: tuple[list[float], list[float]] = ([], [])
     blocks = select_blocks(prompts, scenario.requests, args.blocks + 1, spec.seed)
     for block, chosen in enumerate(blocks):
         ids = encode(chosen, tokenizer, scenario.max_model_len, scenario.max_new_tokens)
-        sums = {True: 0.0, False: 0.0}
+        taken: dict[bool, list[float]] = {True: [], False: []}
         first = block % 2 == 0
         for attached in (first, not first, not first, first):
             switch(attached)
-            sums[attached] += engine.generate(ids, sampling).latency_ms
+            taken[attached].append(engine.generate(ids, sampling).latency_ms)
         if block:  # the first block warms up
-            for attached, total in sums.items():
-                latencies[attached].append(total)
+            for attached, both in taken.items():
+                latencies[attached].append(sum(both))
+            for run, latency in zip(again, taken[False], strict=True):
+                run.append(latency)
         switch(True)
-    interval = paired_ratio(latencies[True], latencies[False])
-    assert interval is not None
-    print(
-        f"{args.pair}, {args.blocks} blocks: {args.what} on / off = {interval.ratio:.4f} "
-        f"[{interval.low:.4f}, {interval.high:.4f}]"
-    )
+    for what, above, below in (("on / off", latencies[True], latencies[False]),
+                               ("off / off", again[1], again[0])):  # fmt: skip
+        interval = paired_ratio(above, below)
+        assert interval is not None
+        print(
+            f"{args.pair}, {args.blocks} blocks: {args.what} {what} = {interval.ratio:.4f} "
+            f"[{interval.low:.4f}, {interval.high:.4f}]"
+        )
 
 
 if __name__ == "__main__":

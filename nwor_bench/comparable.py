@@ -46,6 +46,11 @@ def other_differences(base: Mapping[str, Any], new: Mapping[str, Any]) -> list[D
     return _differences(_surroundings(base), _surroundings(new))
 
 
+def unknown_machine(header: Mapping[str, Any]) -> list[str]:
+    """What a run did not record of the machine that it ran on."""
+    return [name for name, value in _machine(header).items() if value is _UNKNOWN]
+
+
 def _differences(base: Mapping[str, Any], new: Mapping[str, Any]) -> list[Difference]:
     return [
         Difference(field, _text(base[field]), _text(new[field]))

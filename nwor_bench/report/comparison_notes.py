@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from nwor_bench.changes import Change
+from nwor_bench.comparable import unknown_machine
 from nwor_bench.compare import CellChange, Comparison, DecideBy
 from nwor_bench.paired import LATENCY_MS
 from nwor_bench.report.comparison_text import change_text, name_of
@@ -14,6 +15,7 @@ from nwor_bench.stored_run import SUMMARIES, StoredRun
 def notes(comparison: Comparison) -> list[str]:
     """What a reader must know to trust the numbers as far as they go, and no further."""
     found = [*_forced(comparison), *_conduct(comparison), *_sources(comparison)]
+    found += _machines(comparison)
     found += [*_pairing(comparison), *_drift(comparison), *_acceptance(comparison)]
     if comparison.others:
         listed = "; ".join(map(str, comparison.others))
@@ -44,6 +46,15 @@ def _sources(comparison: Comparison) -> list[str]:
         "the intervals that the summaries hold."
         for name, run in _sides(comparison)
         if run.source == SUMMARIES
+    ]
+
+
+def _machines(comparison: Comparison) -> list[str]:
+    """Runs are refused on two machines; on one that nobody wrote down they cannot be."""
+    return [
+        f"{name} did not record its {joined(missing)}: whether both runs had the same is not known."
+        for name, run in _sides(comparison)
+        if (missing := unknown_machine(run.header))
     ]
 
 

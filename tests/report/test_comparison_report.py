@@ -11,9 +11,11 @@ from nwor_bench.compare import DecideBy, compare_runs
 from nwor_bench.report.comparison import comparison_json, comparison_markdown, print_comparison
 from nwor_bench.report.comparison_notes import notes
 from nwor_bench.report.comparison_text import headline, how_decided, reasons
+from nwor_bench.store import read_header
 from tests.changed_run import other_prompts, slowed, stored, with_header
 from tests.synthetic_run import change_batches, change_windows, make_run
 
+REAL = Path(__file__).parents[2] / "sweeps" / "results" / "cpu-2-cores"
 RUN = make_run(blocks=12, device="cuda", aa=True)
 BASE = stored(RUN)
 WORSE = slowed(RUN, {("stage", "graph"): 1.05}, machine=1.2)
@@ -107,6 +109,17 @@ def test_notes_tell_what_weakens_the_numbers() -> None:
     assert "BASE kept only cell summaries: times have no interval" in told(RUN, summaries)
     cut = replace(BASE, warnings=("it did not end as planned (status: partial)",))
     assert "BASE: it did not end as planned (status: partial)." in told(RUN, cut)
+
+
+def test_a_machine_that_was_not_recorded_is_told() -> None:
+    """A run is refused on another machine; it was compared in silence on an unknown one."""
+    real = read_header(REAL)
+    known = replace(BASE, header={**BASE.header, **{k: real[k] for k in ("environment", "engine")}})
+    assert "did not record" not in " ".join(notes(compare_runs(known, known)))
+    unknown = replace(known, header={**known.header, "environment": {}})
+    told = " ".join(notes(compare_runs(unknown, known)))
+    assert "BASE did not record its GPUs, CPU and CPU threads: whether both" in told
+    assert "NEW did not record" not in told
 
 
 def test_other_acceptance_on_the_same_prompts_is_told() -> None:

@@ -5,12 +5,11 @@ python tests/benchmarks/attention_dram_table.py DIR --output sweeps/results/h200
 
 import argparse
 import json
-import shutil
 from pathlib import Path
 
 import pandas as pd
 from attention_dram import SHAPE, WAYS
-from run_machine import machine_of
+from run_machine import keep_measured, machine_of
 
 STOCK, OURS, COPIED = "write, attend, read", "nwor, read", "first, copy, nwor, read"
 """Ways through a whole layer: stock vLLM, staged by reference, staged by copy."""
@@ -169,16 +168,16 @@ def _commands(facts: dict[str, object], folder: Path) -> list[str]:
 
 
 def main() -> None:
-    """Parse, write, keep the measured rows beside it."""
+    """Parse, write, keep what was measured beside it."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--output", type=Path, required=True)
     arguments = parser.parse_args()
-    facts = json.loads((arguments.folder / "attention-dram.json").read_text(encoding="utf-8"))
-    csv = arguments.folder / "attention-dram.csv"
-    text = text_of(pd.read_csv(csv), facts, arguments.folder)
+    keep_measured(arguments.folder, arguments.output, "attention-dram")
+    facts = json.loads((arguments.output / "attention-dram.json").read_text(encoding="utf-8"))
+    rows = pd.read_csv(arguments.output / "attention-dram.csv")
+    text = text_of(rows, facts, arguments.folder)
     (arguments.output / "attention-dram.md").write_text(text, encoding="utf-8")
-    shutil.copyfile(csv, arguments.output / csv.name)
 
 
 if __name__ == "__main__":

@@ -23,11 +23,14 @@ from dram_parts import SPILLED, Parts, parts_of, split_bytes
 from dram_text import TEXT
 from run_machine import machine_of
 
+from nwor_bench.csv_records import read_table
 from nwor_bench.model_config import read_shape
 from nwor_bench.model_shape import ModelShape
 from nwor_bench.pairs import read_model_config, resolve_pair
 from nwor_bench.profiling.dram_rows import csv_rows
-from nwor_bench.store import RunData, read_run
+from nwor_bench.records import BatchRecord, WindowRecord
+from nwor_bench.store import RECORDS_FILE, RunData, read_header, read_run
+from nwor_bench.stored_run import BATCHES_TABLE, WINDOWS_TABLE
 from nwor_kernels.verify_attention.tuning import WHOLE_PAIRS
 
 SCRIPT = "python tests/benchmarks/dram_table.py"
@@ -42,7 +45,7 @@ def write_report(
     `alone` the attention-dram.csv with what the kernels read by themselves.
     """
     folders = [p.parent for root in roots for p in sorted(root.glob("**/run.json"))]
-    all_runs = {folder.name: read_run(folder) for folder in sorted(folders, key=_place)}
+    all_runs = {folder.name: read_kept(folder) for folder in sorted(folders, key=_place)}
     runs = {name: run for name, run in all_runs.items() if run.header["status"] == "complete"}
     rows = [{"run": name, **row} for name, run in runs.items() for row in csv_rows(run)]
     output.mkdir(parents=True, exist_ok=True)
@@ -76,6 +79,15 @@ def write_report(
     (output / "dram.md").write_text(text, encoding="utf-8")
 
 
+def read_kept(folder: Path) -> RunData:
+    """A run folder, or what `dram_table.py keep` left of one: its tables instead of its records."""
+    if (folder / RECORDS_FILE).is_file():
+        return read_run(folder)
+    batches = read_table(folder / BATCHES_TABLE, BatchRecord)
+    windows = read_table(folder / WINDOWS_TABLE, WindowRecord)
+    return RunData(read_header(folder), tuple(batches), tuple(windows))
+
+
 def _place(folder: Path) -> tuple[bool, str]:
     """By name; runs that only test an explanation come last."""
     return bool(TESTS.search(folder.name)), folder.name
@@ -90,7 +102,7 @@ def _commands(runs: Mapping[str, RunData], output: Path) -> list[str]:
         said[-1] = said[-1].replace("nwor-bench", script, 1)
     return [
         *dict.fromkeys(said),
-        f"{SCRIPT} table /tmp/runs/dram --before {output}/dram-before.csv "
+        f"{SCRIPT} table {output}/dram --before {output}/dram-before.csv "
         f"--alone {output}/attention-dram.csv --output {output}",
     ]
 

@@ -38,8 +38,10 @@ from nwor_bench.config import Overrides, SweepSpec, load_scenario, resolve
 from nwor_bench.engine import VllmEngine, check_arguments
 from nwor_bench.plan import Block, Plan
 from nwor_bench.profiling.cupti_library import run_under_own_cupti
+from nwor_bench.profiling.dram_counters import PHASE
 from nwor_bench.records import Cell, NworMode, ScvMode
 from nwor_bench.session import PairChoice, prepare
+from nwor_bench.stored_run import BATCHES_TABLE, WINDOWS_TABLE
 
 PAIR = "llama-3b-shape"
 STAGES = {"reference": ("reference", "normal"), "copy": ("copy", "normal"),
@@ -191,21 +193,25 @@ def run_kind(
 
 
 def table(arguments: argparse.Namespace) -> None:
-    """dram.csv and dram.md from run folders, or from folders that hold some."""
+    """dram.csv and dram.md from run folders, kept ones too, or from folders that hold some."""
     write_report(arguments.runs, arguments.output, arguments.before, arguments.alone)
 
 
 def keep(arguments: argparse.Namespace) -> None:
-    """Of each run that ended, run.json and the windows whose bytes were counted."""
+    """Of each run that ended, run.json and the counted batches with their windows."""
     for header in (p for root in arguments.runs for p in sorted(root.glob("**/run.json"))):
         if json.loads(header.read_text(encoding="utf-8"))["status"] != "complete":
             continue
         folder = arguments.output / header.parent.name
         folder.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(header, folder / "run.json")
-        windows = pd.read_csv(header.parent / "windows.csv", dtype=str, keep_default_na=False)
-        windows = windows[windows["dram_write_bytes"] != ""]
-        windows.to_csv(folder / "windows.csv", index=False)
+        tables = [
+            pd.read_csv(header.parent / name, dtype=str, keep_default_na=False)
+            for name in (BATCHES_TABLE, WINDOWS_TABLE)
+        ]
+        counted = tables[0].loc[tables[0]["phase"] == PHASE, "batch"]
+        for name, table in zip((BATCHES_TABLE, WINDOWS_TABLE), tables, strict=True):
+            table[table["batch"].isin(counted)].to_csv(folder / name, index=False)
 
 
 def add_run_arguments(parser: argparse.ArgumentParser) -> None:

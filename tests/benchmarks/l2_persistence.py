@@ -1,6 +1,6 @@
 """Does L2 keep lines that were written, while weights stream through it? By DRAM counters.
 
-    python tests/benchmarks/l2_persistence.py --output DIR | tee DIR/log.txt
+    python tests/benchmarks/l2_persistence.py --output DIR
 
 The question behind `--stage-l2 persist`, without an engine. A round writes a buffer of as many
 bytes as an 8 x 4 window's copies, reads weights, and reads the buffer again, as a commit does. What
@@ -13,8 +13,8 @@ stays in L2 costs DRAM neither the write nor the read. Ways to ask for it:
 - evict_last: the writing and reading kernels say so themselves (PTX's createpolicy), with and
   without L2 set aside.
 
-What a captured graph's nodes hold is read back from it and printed. `l2_table.py` makes
-l2-persistence.md. Needs a GPU whose counters may be read, cupti-python and cuda-bindings.
+What a captured graph's nodes hold is read back from it. `l2_table.py` makes l2-persistence.md.
+Needs a GPU whose counters may be read, cupti-python and cuda-bindings.
 """
 
 import argparse
@@ -151,8 +151,10 @@ def set_aside(l2: PersistingL2, multiple: int, *streams: torch.cuda.Stream) -> I
         l2.switch_off()
 
 
-def ways(turn: Round, l2: PersistingL2) -> Iterator[tuple[str, Callable[[], object]]]:
-    """Each way, ready to run while the iterator stands on it."""
+def ways(
+    turn: Round, l2: PersistingL2, nodes: list[str]
+) -> Iterator[tuple[str, Callable[[], object]]]:
+    """Each way, ready to run while the iterator stands on it; `nodes` gets what graphs hold."""
     current, side, alone = torch.cuda.current_stream(), new_stream(), new_stream()
     weights = capture(partial(turn, touches=False), side)
     plain = capture(turn, side)
@@ -167,13 +169,13 @@ def ways(turn: Round, l2: PersistingL2) -> Iterator[tuple[str, Callable[[], obje
         with set_aside(l2, multiple, current, side):
             yield f"{multiple} x set aside, window", turn
             covered = capture(turn, side)
-            tell("captured window", covered)
+            nodes += told("captured window", covered)
             covered.instantiate()
             yield f"{multiple} x set aside, captured window", covered.replay
             given = capture(turn, alone)
-            tell("captured on a stream without", given)
+            nodes += told("captured on a stream without", given)
             give_windows(given, turn.buffer)
-            tell("node window", given)
+            nodes += told("node window", given)
             given.instantiate()
             yield f"{multiple} x set aside, node window", given.replay
         with set_aside(l2, multiple):
@@ -181,20 +183,21 @@ def ways(turn: Round, l2: PersistingL2) -> Iterator[tuple[str, Callable[[], obje
             yield f"{multiple} x set aside, evict_last, graph", kept.replay
 
 
-def tell(what: str, graph: torch.cuda.CUDAGraph) -> None:
-    """Print the windows of a graph's nodes."""
+def told(what: str, graph: torch.cuda.CUDAGraph) -> list[str]:
+    """The windows of a graph's nodes, each different one once."""
     found = windows_of(graph)
-    for each in dict.fromkeys(found):
-        print(f"{what}: {found.count(each)} nodes: {each}", flush=True)
+    return [f"{what}: {found.count(each)} nodes: {each}" for each in dict.fromkeys(found)]
 
 
-def measure(sampler: PmSampler, slices: int, rounds: int) -> list[dict[str, object]]:
+def measure(
+    sampler: PmSampler, slices: int, rounds: int, nodes: list[str]
+) -> list[dict[str, object]]:
     """A row a way: what a round moves beside the weights, MB."""
     turn = Round(slices)
     l2 = PersistingL2(turn.buffer)
     rows: list[dict[str, object]] = []
     nothing = DramBytes(0.0, 0.0)
-    for way, run in ways(turn, l2):
+    for way, run in ways(turn, l2, nodes):
         moved = dram_bytes(sampler, run, rounds)
         if way == "weights":
             nothing = moved
@@ -219,14 +222,19 @@ def main() -> None:
     run_under_own_cupti()
     sampler = PmSampler(torch.cuda.current_device())
     rows: list[dict[str, object]] = []
+    nodes: list[str] = []
     try:
         for slices in map(int, options.slices.split(",")):
-            rows += measure(sampler, slices, max(200 // slices, 12))
+            rows += measure(sampler, slices, max(200 // slices, 12), nodes)
     finally:
         sampler.close()
     options.output.mkdir(parents=True, exist_ok=True)
     pd.DataFrame(rows).to_csv(options.output / "l2-persistence.csv", index=False)
-    facts = {"command": shlex.join(sys.argv), "environment": environment.collect()}
+    facts = {
+        "command": shlex.join(sys.argv),
+        "environment": environment.collect(),
+        "nodes": nodes,
+    }
     (options.output / "l2-persistence.json").write_text(json.dumps(facts), encoding="utf-8")
 
 

@@ -5,12 +5,12 @@ python tests/benchmarks/l2_table.py DIR --output sweeps/results/h200
 
 import argparse
 import json
-import shutil
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 from l2_persistence import BUFFER_BYTES
-from run_machine import machine_of
+from run_machine import keep_measured, machine_of
 
 TEXT = """# Does L2 keep what was written, while weights stream through it?
 
@@ -41,7 +41,7 @@ machines were all we had; whether one without, or another GPU, keeps them, this 
 """
 
 
-def text_of(rows: pd.DataFrame, facts: dict[str, object], folder: Path, nodes: str) -> str:
+def text_of(rows: pd.DataFrame, facts: dict[str, Any], folder: Path) -> str:
     """The whole page."""
     asked = rows[~rows["way"].isin(["weights"]) & ~rows["way"].str.startswith("normal")]
     streamed = sorted(rows["streamed_mb"].unique())
@@ -64,7 +64,7 @@ def text_of(rows: pd.DataFrame, facts: dict[str, object], folder: Path, nodes: s
         kept_most=f"{shares[least].max():.0f}",
         gone_at=f"{next_one:,.0f}",
         gone_most=f"{max(0.0, max(shares[amount].max() for amount in streamed[1:])):.1f}",
-        nodes=nodes,
+        nodes=captured_windows(facts["nodes"]),
         window_streamed=f"{streamed[-1]:,.0f}",
     )
 
@@ -78,26 +78,24 @@ def _table(rows: pd.DataFrame) -> str:
     return str(pd.DataFrame(lines.values()).to_markdown(index=False, disable_numparse=True))
 
 
-def nodes_told(log: str) -> str:
-    """What the script printed of a captured graph's nodes; each different line once."""
+def captured_windows(nodes: list[str]) -> str:
+    """What the nodes of graphs hold that were captured on a covered stream."""
     start = "captured window: "
-    found = [line.removeprefix(start) for line in log.splitlines() if line.startswith(start)]
+    found = [line.removeprefix(start) for line in nodes if line.startswith(start)]
     return "; ".join(dict.fromkeys(line.partition(": ")[2] for line in found))
 
 
 def main() -> None:
-    """Parse, write, keep the measured rows beside it."""
+    """Parse, write, keep what was measured beside it."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("folder", type=Path, help="also holds what was printed, as log.txt")
+    parser.add_argument("folder", type=Path)
     parser.add_argument("--output", type=Path, required=True)
     arguments = parser.parse_args()
-    folder: Path = arguments.folder
-    facts = json.loads((folder / "l2-persistence.json").read_text(encoding="utf-8"))
-    nodes = nodes_told((folder / "log.txt").read_text(encoding="utf-8"))
-    csv = folder / "l2-persistence.csv"
-    text = text_of(pd.read_csv(csv), facts, folder, nodes)
+    keep_measured(arguments.folder, arguments.output, "l2-persistence")
+    facts = json.loads((arguments.output / "l2-persistence.json").read_text(encoding="utf-8"))
+    rows = pd.read_csv(arguments.output / "l2-persistence.csv")
+    text = text_of(rows, facts, arguments.folder)
     (arguments.output / "l2-persistence.md").write_text(text, encoding="utf-8")
-    shutil.copyfile(csv, arguments.output / csv.name)
 
 
 if __name__ == "__main__":

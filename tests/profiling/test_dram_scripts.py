@@ -32,18 +32,45 @@ def test_the_first_that_fails_ends_it(script, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_kept_are_runs_that_ended_and_their_counted_windows(script, tmp_path):
+def test_kept_are_runs_that_ended_and_their_counted_batches(script, tmp_path):
     for name, status in (("done", "complete"), ("stopped", "partial")):
         folder = tmp_path / "runs" / name
         folder.mkdir(parents=True)
         (folder / "run.json").write_text(json.dumps({"status": status}))
-        (folder / "windows.csv").write_text("window,dram_write_bytes,arm\n0,,\n1,17,A/A\n")
+        (folder / "batches.csv").write_text("phase,batch\ntimed,0\ncounters,1\n")
+        (folder / "windows.csv").write_text("batch,window,arm\n0,0,\n1,0,A/A\n1,1,\n")
     arguments = SimpleNamespace(runs=[tmp_path / "runs"], output=tmp_path / "kept")
     script("dram_table").keep(arguments)
     kept = sorted(p.relative_to(tmp_path / "kept") for p in (tmp_path / "kept").glob("*/*"))
-    assert kept == [Path("done/run.json"), Path("done/windows.csv")]
-    windows = (tmp_path / "kept/done/windows.csv").read_text()
-    assert windows == "window,dram_write_bytes,arm\n1,17,A/A\n"
+    assert kept == [Path("done") / name for name in ("batches.csv", "run.json", "windows.csv")]
+    batches, windows = (
+        (tmp_path / "kept/done" / name).read_text() for name in ("batches.csv", "windows.csv")
+    )
+    assert batches == "phase,batch\ncounters,1\n"
+    assert windows == "batch,window,arm\n1,0,A/A\n1,1,\n"
+
+
+@pytest.mark.slow
+def test_the_published_page_is_what_the_kept_runs_give(script, tmp_path):
+    """Anybody can make it again: no number of dram.md was typed."""
+    results = Path(__file__).parents[2] / "sweeps" / "results" / "h200"
+    inputs = [results / name for name in ("dram-before.csv", "attention-dram.csv")]
+    script("dram_report").write_report([results / "dram"], tmp_path, *inputs)
+    made = (tmp_path / "dram.md").read_text(encoding="utf-8")
+    published = (results / "dram.md").read_text(encoding="utf-8")
+    assert made.replace(str(tmp_path), "sweeps/results/h200") == published
+
+
+@pytest.mark.parametrize(
+    ("name", "page"), [("attention_dram_table", "attention-dram"), ("l2_table", "l2-persistence")]
+)
+def test_a_page_is_what_its_rows_give(script, monkeypatch, tmp_path, name, page):
+    results = Path(__file__).parents[2] / "sweeps" / "results" / "h200"
+    monkeypatch.setattr("sys.argv", [name, str(results), "--output", str(tmp_path)])
+    script(name).main()
+    published = (results / f"{page}.md").read_text(encoding="utf-8")
+    made = (tmp_path / f"{page}.md").read_text(encoding="utf-8")
+    assert made.replace(str(results), "sweeps/results/h200") == published
 
 
 def test_splits_leave_an_output_and_a_log_sum_exp_each(script):
@@ -121,15 +148,16 @@ def test_what_l2_kept_is_what_was_not_written(script):
         ]
     )  # fmt: skip
     gpu = {"name": "a GPU", "driver": "1"}
+    nodes = [f"captured window: {count} nodes: 7 bytes" for count in (3, 1)]
     facts = {
         "command": "it.py",
         "environment": {"gpus": [gpu], "packages": {"torch": "2", "triton": "3"}},
+        "nodes": [*nodes, "node window: 1 nodes: 5 bytes"],
     }
-    text = module.text_of(rows, facts, Path("runs"), "7 bytes")
+    text = module.text_of(rows, facts, Path("runs"))
+    assert "(read back: 7 bytes)" in text
     assert "25 to 25 % of the buffer is still there" in text
     assert "at most 0.0 %" in text
-    log = [f"captured window: {count} nodes: 7 bytes" for count in (3, 1)]
-    assert module.nodes_told("\n".join([*log, "node window: 1 nodes: 5 bytes"])) == "7 bytes"
 
 
 def test_what_is_left_is_told_by_run_and_missing_runs_are_told_too(script):

@@ -4,8 +4,8 @@ from pathlib import Path
 
 from nwor_bench.errors import ConfigError
 
-TABLE = ".csv"
-"""Ending of the table that is made of a report."""
+TABLE = ".windows.csv"
+"""Ending of the table that is made of a report: longer, so as not to replace somebody's own."""
 
 
 def without_ending(report: Path, suffix: str) -> Path:

@@ -1,7 +1,7 @@
 """Nsight Compute's bytes a window beside those that were sampled in the process (PM sampling).
 
     nwor-bench profile ncu --read REPORT.ncu-rep
-    python tests/benchmarks/ncu_cross_check.py REPORT.csv RUN --output FILE.md
+    python tests/benchmarks/ncu_cross_check.py REPORT.windows.csv RUN --output FILE.md
 
 RUN holds sampled windows of the same engine arguments and the same drafts (sweep --dram-counters,
 or dram_table.py). A window of the report is compared with the mean of the sampled off x off windows

@@ -67,7 +67,7 @@ def test_a_report_becomes_a_table(folder: Path) -> None:
     assert result.exit_code == 0, result.exception
     assert names(folder) == ["new"]
     written = sorted(path.name for path in (folder / "here/new").iterdir())
-    assert written == ["a.v1.csv", "a.v1.nsys-rep", "a.v1.sqlite"]
+    assert written == ["a.v1.nsys-rep", "a.v1.sqlite", "a.v1.windows.csv"]
     assert "Windows as Nsight Systems saw them" in result.output
 
 
@@ -77,7 +77,7 @@ def test_a_sweep_that_fails_after_its_report_keeps_both(folder: Path) -> None:
     result = invoke("--", *SWEEP)
     assert result.exit_code == 3
     assert "Windows as Nsight Systems saw them" in result.output
-    assert names(folder) == ["nwor-nsys.csv", "nwor-nsys.nsys-rep", "nwor-nsys.sqlite"]
+    assert names(folder) == ["nwor-nsys.nsys-rep", "nwor-nsys.sqlite", "nwor-nsys.windows.csv"]
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ def test_a_report_is_read_by_way_of_an_export(folder: Path) -> None:
     (folder / "here" / "old.nsys-rep").write_text("report")
     result = invoke("--read", "old.nsys-rep")
     assert result.exit_code == 0, result.exception
-    assert names(folder) == ["old.csv", "old.nsys-rep", "old.sqlite"]
+    assert names(folder) == ["old.nsys-rep", "old.sqlite", "old.windows.csv"]
 
 
 @pytest.mark.parametrize(
@@ -150,7 +150,7 @@ def test_a_run_without_cuda_says_so_once(folder: Path) -> None:
     result = invoke("--read", str(export))
     assert result.exit_code == 0, result.exception
     assert result.output.count("traced no call of CUDA") == 1
-    with export.with_suffix(".csv").open(newline="") as file:
+    with export.with_suffix(".windows.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert list(rows[0]) == [
         *("cell", "batch", "window", "process", "requests"),
@@ -189,7 +189,7 @@ def test_ctrl_c_waits_for_the_report(folder: Path, report: str) -> None:
         assert told.splitlines()[-1] == "nwor-bench: interrupted"
         assert names(folder) == ["began", "ended"]
     else:
-        written = ["nwor-nsys.csv", "nwor-nsys.nsys-rep", "nwor-nsys.sqlite"]
+        written = ["nwor-nsys.nsys-rep", "nwor-nsys.sqlite", "nwor-nsys.windows.csv"]
         assert names(folder) == ["began", *written]
 
 

@@ -166,7 +166,7 @@ def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 
 def test_an_earlier_report_is_not_taken_for_this_runs(here: Path) -> None:
-    for earlier in ("nwor-ncu.ncu-rep", "nwor-ncu.csv"):
+    for earlier in ("nwor-ncu.ncu-rep", "nwor-ncu.windows.csv"):
         (here / earlier).write_text("of another run")
     script(here / "../bin/ncu", WRITES_NONE)
     result = invoke("profile", "ncu", "--", *SWEEP)
@@ -253,7 +253,7 @@ def test_windows_are_named_by_the_cells_of_the_sweeps_own_run(
     script(here / "../bin/ncu", WRITES.replace("echo report", f"{copies}; echo report"))
     batches = read_run(GOLDEN).batches
     actions = [Action((("batch", b.batch), ("window", 0)), gpu_ns=(5, "ns")) for b in batches]
-    module, table = report_of(*actions), here / "nwor-ncu.csv"
+    module, table = report_of(*actions), here / "nwor-ncu.windows.csv"
     monkeypatch.setattr("nwor_bench.profiling.ncu_module.load_module", lambda ncu: module)
     result = invoke("profile", "ncu", "--", *SWEEP)
     assert result.exit_code == 0, result.exception
@@ -281,7 +281,7 @@ def test_an_export_is_read_into_a_table(tmp_path: Path) -> None:
     export = Path(shutil.copy(PATH, tmp_path / "export.sqlite"))
     result = invoke("profile", "nsys", "--read", str(export))
     assert result.exit_code == 0, result.exception
-    with (tmp_path / "export.csv").open(newline="") as file:
+    with (tmp_path / "export.windows.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert [row["cell"] for row in rows] == ["off x off"] * 3 + ["stage x graph"] * 3
     assert rows[0]["graph_launches"] == "1"

@@ -123,8 +123,7 @@ def _stage_l2(run: RunData) -> Iterator[Finding]:
             FindingKind.STAGE_L2,
             Severity.NOTE,
             f"L2 is set aside for all {l2['buffer_bytes'] / 1e6:.1f} MB of staged copies, by what "
-            "CUDA says. Whether they stay is not said: an H200 let them go within two layers' "
-            "weights.",
+            "CUDA says. Whether they stay is not said: an H200 let them go within a window.",
             "Compare --dram-counters with and without --stage-l2 persist.",
         )
 

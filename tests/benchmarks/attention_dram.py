@@ -22,7 +22,7 @@ from typing import Any
 
 import pandas as pd
 import torch
-from dram_count import captured, dram_bytes
+from dram_count import captured, dram_bytes, reader
 
 import nwor_kernels
 from nwor_bench import environment
@@ -52,7 +52,8 @@ WAYS: dict[str, str] = {
     "write, attend, read": "and the output is read, as the next GEMM does",
     "nwor": "staged by reference: our attention, the window's K/V from the QKV outputs",
     "nwor, read": "and the output is read",
-    "first, copy, nwor": "staged by copy: each first token written, drafts copied, our attention",
+    "first, copy, nwor": "staged by copy: each first token written, drafts copied, our attention "
+    "(on the QKV outputs, where an engine's reads the copies)",
     "first, copy, nwor, read": "and the output is read",
 }
 SMALLEST = (Window(1, 1), 16)
@@ -70,7 +71,7 @@ class Layers:
         sizes = (WEIGHT_COPIES, WEIGHTS // 4)
         weights = torch.ones(sizes, dtype=torch.int32, device=device)
         self._total = torch.zeros((), dtype=torch.int64, device=device)
-        self._reads = [partial(torch.sum, each, 0, out=self._total) for each in weights]
+        self._reads = [reader(each, self._total) for each in weights]
         self._workspace = VerifyWorkspace.create(
             max_requests=window.requests,
             num_heads=SHAPE.heads,
@@ -95,7 +96,7 @@ class Layers:
             "copy": partial(_copy, layer),
             "attend": partial(layer.flash_call, 1 if way.endswith("1 split") else MAX_SPLITS),
             "nwor": partial(layer.our_call, self._workspace, 1 if "copy" in way else 0),
-            "read": partial(_read, layer, self._total),
+            "read": partial(reader, layer.output, self._total),
         }
         return [steps[step]() for step in way.split(", ") if step in steps]
 
@@ -136,11 +137,6 @@ def _copy(layer: AttentionBuffers) -> Call:
     buffers = [layer.key.new_empty(sizes) for _ in range(2)]
     metadata = torch.zeros(2, dtype=torch.int32, device=rows.device)
     return partial(nwor_kernels.stage_kv_cache, layer.key, layer.value, drafts, *buffers, metadata)
-
-
-def _read(layer: AttentionBuffers, total: torch.Tensor) -> Call:
-    """A sum over attention's output, by the kernel that reads the weights."""
-    return partial(torch.sum, layer.output.view(torch.int32).flatten(), 0, out=total)
 
 
 def measure(

@@ -6,6 +6,7 @@ python tests/benchmarks/attention_dram_table.py DIR --output sweeps/results/h200
 import argparse
 import json
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 from attention_dram import SHAPE, WAYS
@@ -27,7 +28,7 @@ TEXT = """# The cache write and the attention of a window, by themselves
 Llama-3.2-3B's shape: 28 layers, 24 query and 8 K/V heads of 128, bf16; {context} tokens in the
 cache of each request (of the smallest case, 16).
 
-MB of a window (28 layers), above what writing the QKV outputs and reading the weights moves.
+{note}MB of a window (28 layers), above what writing the QKV outputs and reading the weights moves.
 Medians of {rounds} rounds, in which the ways take turns; no round lies further from its way's
 median than {apart} MB, but for {outliers}.
 
@@ -47,15 +48,16 @@ median than {apart} MB, but for {outliers}.
 - **Writing K/V to the cache reads nothing** but some {write_code} KB a layer: no line of the
   cache is read first.
 - **Every launch reads something whatever its data**, its own code, we take it: between two layers
-  the weights push that out of L2. With next to no data (1 x 1, 16 tokens) stock reads
-  {stock_code} KB a layer in two launches and a merge, ours {our_code}, staged by copy {copy_code}.
-  That is the difference at 8 x 4, too: ours {small_gap} MB a window, by copy {small_copy_gap}.
-- **At 64 x 8 both read again what was written just before.** A layer's cached K/V (280 MB) are
+  the weights push that out of L2. With next to no data (1 x 1, 16 tokens, whose K/V are taken off)
+  stock reads {stock_code} KB a layer in two launches and a merge, ours {our_code}, staged by copy
+  {copy_code}. That is the difference at 8 x 4, too: ours {small_gap} MB a window, by copy
+  {small_copy_gap}.
+- **At 64 x 8 both read again what was written just before.** A layer's cached K/V ({cached} MB) are
   several times L2, and 512 K/V heads of requests run on {stock_programs} programs at once in
   FlashAttention, on {our_programs} in ours. All but the first find their queries and the window's
   K/V (165 MB a window) pushed out of L2; the outputs (99 MB) of all but the last are pushed out
-  before the next GEMM reads them. By that count stock reads {stock_late} MB again and ours
-  {our_late}, {late_gap} MB less; measured, code taken off: {big_gap} MB.
+  before they are read. By that count stock reads {stock_late} MB again and ours {our_late},
+  {late_gap} MB less; measured, code taken off: {big_gap} MB.
 """
 
 
@@ -71,7 +73,7 @@ def gap(rows: pd.DataFrame, requests: int, drafts: int, way: str) -> float | Non
     return None if reads is None else reads[way] - reads[STOCK]
 
 
-def text_of(rows: pd.DataFrame, facts: dict[str, object], folder: Path) -> str:
+def text_of(rows: pd.DataFrame, facts: dict[str, Any], folder: Path) -> str:
     """The whole page."""
     read, written = medians(rows, "read_mb"), medians(rows, "written_mb")
     small, big, least = (8, 4), (64, 8), (1, 1)
@@ -82,13 +84,16 @@ def text_of(rows: pd.DataFrame, facts: dict[str, object], folder: Path) -> str:
     late_bytes = tokens[big] * SHAPE.row_bytes * SHAPE.layers / 1e6 + 2 * output[big]
     pairs = big[0] * SHAPE.kv_heads
     late = {way: (1 - count / pairs) * late_bytes for way, count in PROGRAMS.items()}
-    code = {way: _kb(read[least][way]) for way in ("write", STOCK, OURS, COPIED)}
+    own = SHAPE.layers * SHAPE.row_bytes * _context(rows[rows["requests"] == 1]) / 1e6
+    code = {way: _kb(read[least][way] - own) for way in (STOCK, OURS, COPIED)}
+    cached = big[0] * SHAPE.row_bytes * _context(rows[rows["requests"] > 1]) / 1e6
     gaps = {case: read[case][OURS] - read[case][STOCK] for case in (small, big, least)}
     apart, outliers = _scatter(rows)
     return TEXT.format(
         commands="\n".join(f"    {line}" for line in _commands(facts, folder)),
         machine=machine_of(facts, ("vllm", "torch", "triton")),
-        context=_one(rows[rows["requests"] > 1], "context"),
+        note=f"{facts['note']}\n\n" if "note" in facts else "",
+        context=_context(rows[rows["requests"] > 1]),
         rounds=rows["round"].nunique(),
         apart=f"{apart:.2f}",
         outliers=outliers,
@@ -102,7 +107,8 @@ def text_of(rows: pd.DataFrame, facts: dict[str, object], folder: Path) -> str:
         output_mb=f"{output[small]:.2f}",
         spilled_mb=f"{written[big]['nwor'] - output[big]:.2f}",
         big_output_mb=f"{output[big]:.2f}",
-        write_code=code["write"],
+        write_code=_kb(read[least]["write"]),
+        cached=f"{cached:.0f}",
         stock_code=code[STOCK],
         our_code=code[OURS],
         copy_code=code[COPIED],
@@ -121,9 +127,13 @@ def _kb(megabytes: float) -> str:
     return f"{megabytes * 1e3 / SHAPE.layers:.0f}"
 
 
-def _one(rows: pd.DataFrame, column: str) -> object:
+def _one(rows: pd.DataFrame, column: str) -> Any:
     (value,) = rows[column].unique()
     return value
+
+
+def _context(rows: pd.DataFrame) -> int:
+    return int(_one(rows, "context"))
 
 
 def _splits(rows: pd.DataFrame) -> str:
@@ -153,7 +163,7 @@ def _table(
     lines = [
         {"way": way}
         | {
-            f"{what}, {requests} x {drafts}": f"{found[(requests, drafts)][way]:,.2f}"
+            f"{what}, {requests} x {drafts}": _shown(what, way, found[(requests, drafts)])
             for requests, drafts in read
             for what, found in (("read", read), ("written", written))
         }
@@ -162,7 +172,12 @@ def _table(
     return str(pd.DataFrame(lines).to_markdown(index=False, disable_numparse=True))
 
 
-def _commands(facts: dict[str, object], folder: Path) -> list[str]:
+def _shown(what: str, way: str, found: dict[str, float]) -> str:
+    """MB; nothing for what the reader of an output writes, which is none of the way's."""
+    return "" if what == "written" and way.endswith("read") else f"{found[way]:,.2f}"
+
+
+def _commands(facts: dict[str, Any], folder: Path) -> list[str]:
     script = "python tests/benchmarks/attention_dram_table.py"
     return [f"python {facts['command']}", f"{script} {folder} --output sweeps/results/h200"]
 

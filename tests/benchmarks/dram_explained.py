@@ -74,17 +74,16 @@ def memory(rows: list[Row], pairs: list[tuple[Row, Parts]]) -> list[dict[str, st
 
 def levels(rows: list[Row], pairs: list[tuple[Row, Parts]], shape: ModelShape) -> dict[str, str]:
     """Numbers for the words about `memory`."""
-    stock, held = [], {}
-    for row in rows:
-        if MEMORY.match(row["run"]) and row["nwor_mode"] == "off":
-            if not row["arm"]:
-                stock.append(row["dram_write_bytes_mean"])
-            elif "-hold-" in row["run"]:
-                held[row["run"]] = row["dram_write_bytes_minus_off_mean"]
+    plain = [row for row in rows if row["nwor_mode"] == "off"]
+    stock = {n: row["dram_write_bytes_mean"] for n, row in enumerate(plain)
+             if MEMORY.match(row["run"]) and not row["arm"]}  # fmt: skip
+    held = {row["run"]: row["dram_write_bytes_minus_off_mean"] for row in plain
+            if "-hold-" in row["run"] and row["arm"]}  # fmt: skip
     left = {row["run"]: unexplained(row, part) for row, part in pairs}
     return {
-        "stock_levels": span(dict(enumerate(stock)), sign=False),
-        "held": span(held),
+        "stock_levels": span(stock, sign=False),
+        "held": span(held, "eager-hold-64x8"),
+        "held_small": span(held, "eager-hold-8x4"),
         "activation": mb(64 * 9 * shape.hidden * 2),
         "moved": _moved(left),
         "copies_left": span(left, "eager-copy-64x8"),
@@ -129,8 +128,8 @@ def read_left(rows: list[Row], kernels: pd.DataFrame | None) -> dict[str, str]:
     return {
         "reads_small": span(left, "full(-copy)?-8x4"),
         "reads_big": span(left, "full(-copy)?-64x8"),
-        "reads_eager": span(left, "eager(-copy)?-64x8"),
-        "reads_eager_copy": span(left, "eager-copy-8x4"),
+        "reads_eager": span(left, "eager(?!-persist).*-64x8"),
+        "reads_eager_small": span(left, "eager(-copy)?-8x4"),
     }
 
 
@@ -139,6 +138,8 @@ def span(values: Mapping[Any, float], pattern: str = "", sign: bool = True) -> s
     found = [value for name, value in values.items() if re.match(pattern, str(name))]
     if not found:
         return NOT_MEASURED
+    if len(found) == 1:
+        return mb(found[0], sign)
     return f"{mb(min(found), sign)} to {mb(max(found), sign)}"
 
 

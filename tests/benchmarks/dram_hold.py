@@ -4,8 +4,9 @@
 
 Staging by reference holds every layer's K/V until the commit, so that in an eager engine the
 allocator gives each layer other memory, where stock reuses a layer's for the next. Here the A/A arm
-of a run like `dram_table.py run --eager`'s holds them until the next step's first layer, and stages
-nothing; no cell does. `dram_table.py table` shows what that adds beside what stays unexplained.
+of a run like `dram_table.py run --eager`'s holds them until the next step's first layer (a
+prefill's too, which staging does not), and stages nothing; no cell does. `dram_table.py table`
+shows what that adds beside what stays unexplained.
 """
 
 import argparse

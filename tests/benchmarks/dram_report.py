@@ -44,9 +44,10 @@ def write_report(
     Runs that did not end are named and left out. `before` is the dram.csv of an older table,
     `alone` the attention-dram.csv with what the kernels read by themselves.
     """
-    folders = [p.parent for root in roots for p in sorted(root.glob("**/run.json"))]
-    all_runs = {folder.name: read_kept(folder) for folder in sorted(folders, key=_place)}
-    runs = {name: run for name, run in all_runs.items() if run.header["status"] == "complete"}
+    found = [p.parent for root in roots for p in sorted(root.glob("**/run.json"))]
+    folders = sorted(found, key=_place)
+    ended = [folder for folder in folders if read_header(folder)["status"] == "complete"]
+    runs = {folder.name: read_kept(folder) for folder in ended}
     rows = [{"run": name, **row} for name, run in runs.items() for row in csv_rows(run)]
     output.mkdir(parents=True, exist_ok=True)
     pd.DataFrame(rows).to_csv(output / "dram.csv", index=False)
@@ -58,7 +59,7 @@ def write_report(
     text = TEXT.format(
         commands="\n".join(f"    {line}" for line in _commands(runs, output)),
         machine=machine_of(next(iter(runs.values())).header, ("vllm", "torch", "triton")),
-        left_out=_left_out(sorted(all_runs.keys() - runs.keys())),
+        left_out=_left_out([folder.name for folder in folders if folder not in ended]),
         measured=_markdown([_measured(row) for row in rows]),
         parts=_markdown([_parts(row, part) for row, part in pairs]),
         tile=split_bytes(8 * 5 * shape.heads * len(shape.layers), shape, 2) / 2e6,

@@ -198,13 +198,13 @@ def table(arguments: argparse.Namespace) -> None:
 
 
 def keep(arguments: argparse.Namespace) -> None:
-    """Of each run that ended, run.json and the counted batches with their windows."""
+    """Of each run run.json, and the counted batches with their windows if it ended."""
     for header in (p for root in arguments.runs for p in sorted(root.glob("**/run.json"))):
-        if json.loads(header.read_text(encoding="utf-8"))["status"] != "complete":
-            continue
         folder = arguments.output / header.parent.name
         folder.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(header, folder / "run.json")
+        if json.loads(header.read_text(encoding="utf-8"))["status"] != "complete":
+            continue
         tables = [
             pd.read_csv(header.parent / name, dtype=str, keep_default_na=False)
             for name in (BATCHES_TABLE, WINDOWS_TABLE)

@@ -4,9 +4,8 @@
 
 One engine; each block runs the same prompts on, off, off, on (or the reverse, in turns), so
 that a drift within the block cancels. Prints the ratio of latencies, attached over detached,
-with its 95 % interval; and that of the block's two runs without, one of which always follows a
-run with: what is switched off leaves nothing behind if that interval holds 1. With `--what nvtx`
-NVTX ranges are what is switched, the hooks stay; run it under a profiler (or with
+with its 95 % interval; and that of the block's two runs without, which shows the noise. With
+`--what nvtx` NVTX ranges are what is switched, the hooks stay; run it under a profiler (or with
 NVTX_INJECTION64_PATH), since ranges that nobody hears cost less.
 """
 

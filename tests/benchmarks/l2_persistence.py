@@ -31,7 +31,7 @@ from typing import Any
 
 import pandas as pd
 import torch
-from dram_count import DramBytes, dram_bytes
+from dram_count import DramBytes, dram_bytes, reader
 from l2_kernels import read_kernel, write_kernel
 from torch import Tensor
 
@@ -70,7 +70,7 @@ class Round:
         if touches:
             write_kernel[grid](self.buffer, 7, KEPT=kept, BLOCK=BLOCK)
         for _, weights in zip(range(self._slices), cycle(self._weights), strict=False):
-            torch.sum(weights, 0, out=self._total)
+            reader(weights, self._total)()
         if touches:
             read_kernel[grid](self.buffer, self._sums, KEPT=kept, BLOCK=BLOCK)
 
@@ -204,7 +204,8 @@ def measure(
         elif not turn.is_right():
             raise SystemExit(f"{way}: wrong sums")
         given = l2.room.set_aside_bytes if l2.room and "set aside" in way else 0
-        row = {"streamed_mb": slices * SLICE_BYTES / 1e6, "way": way, "set_aside_mb": given / 1e6}
+        row: dict[str, object] = {"streamed_read_mb": slices * SLICE_BYTES / 1e6}
+        row |= {"streamed_written_mb": 0.0, "way": way, "set_aside_mb": given / 1e6}
         row["written_mb"] = round((moved.write - nothing.write) / 1e6, 3)
         row["read_mb"] = round((moved.read - nothing.read) / 1e6, 3)
         row["refused"] = l2.unavailable or ""

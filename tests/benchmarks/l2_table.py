@@ -19,54 +19,59 @@ TEXT = """# Does L2 keep what was written, while weights stream through it?
 
 {machine}.
 
-A round writes {buffer} MB (the copies of 8 requests x 4 drafts in 28 layers), streams weights, and
-reads the buffer again. MB of a round that reached DRAM, written / read, beside the weights alone.
-What L2 keeps costs neither: 0.00 / 0.00 is what `--stage-l2 persist` hopes for. A layer's weights
-are 201 MB, a window's 5,637.
+{note}A round writes {buffer} MB (the copies of 8 requests x 4 drafts in 28 layers), streams memory
+through L2, and reads the buffer again. MB of a round that reached DRAM, written / read, beside the
+stream alone. What L2 keeps costs neither: 0.00 / 0.00 is what `--stage-l2 persist` hopes for. A
+way is measured once, over 12 to 200 rounds.
 
 {table}
 
 - `normal`: nothing is asked for. `window`: an access-policy window with hit ratio 1 on the stream;
   `captured window`: in a CUDA graph captured on it; `node window`: set on each kernel node of a
   graph. `evict_last`: the kernels' own accesses say so (`createpolicy.fractional.L2::evict_last`).
-- `n x`: so much L2 set aside, as CUDA then gave it ({given} MB); {refusals}.
+- `n x`: n times the buffer of L2 set aside, {given} MB as CUDA gave it; {refusals}. `1 x`
+  is what `--stage-l2 persist` asks for.
 
-**It keeps them for a while, however it is asked, and not for long enough.** With {kept_at} MB
-streamed in between, {kept_least} to {kept_most} % of the buffer is still there; with {gone_at} MB,
-two layers' weights, at most {gone_most} %. Setting more L2 aside does not help, nor does it matter
-who asks. The graphs' nodes do hold the window (read back: {nodes}).
-A window's copies would have to stay while {window_streamed} MB of weights pass, and the contexts
-besides, so `--stage-l2 persist` cannot save what it was meant to save there. H200s in virtual
-machines were all we had; whether one without, or another GPU, keeps them, this script tells.
+**L2 keeps them for a while, and not for long enough.** After {kept_at}, {once} % of the
+buffer is still there with 1 x, {most} % at most (2 x, and `evict_last` with nothing set aside).
+After {gone_at}, at most {gone_most} %. The graphs' nodes do hold the window
+(read back: {nodes}). In an engine a window of
+8 x 4 streams 11.7 GB past the first layer's copies, half of that past the average ones; there
+`--stage-l2 persist` saved nothing ([dram](dram.md)). H200s in virtual machines were all we had;
+whether one without, or another GPU, keeps them, this script tells.
 """
 
 
 def text_of(rows: pd.DataFrame, facts: dict[str, Any], folder: Path) -> str:
     """The whole page."""
     asked = rows[~rows["way"].isin(["weights"]) & ~rows["way"].str.startswith("normal")]
-    streamed = sorted(rows["streamed_mb"].unique())
     given = sorted(rows.loc[rows["set_aside_mb"] > 0, "set_aside_mb"].unique())
-    shares = {
-        amount: 100 * (1 - group["written_mb"] * 1e6 / BUFFER_BYTES)
-        for amount, group in asked.groupby("streamed_mb")
-    }
-    least, next_one = streamed[:2]
+    kept = 100 * (1 - asked["written_mb"] * 1e6 / BUFFER_BYTES)
+    streamed = sorted(set(zip(rows["streamed_read_mb"], rows["streamed_written_mb"], strict=True)))
+    longer = asked["streamed_read_mb"] > streamed[0][0]
+    once = asked["way"].str.startswith("1 x")
     return TEXT.format(
         command=facts["command"],
         folder=folder,
         machine=machine_of(facts, ("torch", "triton")),
+        note=f"{facts['note']}\n\n" if "note" in facts else "",
         buffer=f"{BUFFER_BYTES / 1e6:.2f}",
         table=_table(rows),
         given=", ".join(f"{amount:.1f}" for amount in given),
         refusals="nothing was refused" if rows["refused"].isna().all() else "some were refused",
-        kept_at=f"{least:,.0f}",
-        kept_least=f"{shares[least].min():.0f}",
-        kept_most=f"{shares[least].max():.0f}",
-        gone_at=f"{next_one:,.0f}",
-        gone_most=f"{max(0.0, max(shares[amount].max() for amount in streamed[1:])):.1f}",
+        kept_at=_streamed(*streamed[0]),
+        once=f"{kept[once & ~longer].mean():.0f}",
+        most=f"{kept[~longer].max():.0f}",
+        gone_at=_streamed(*streamed[1]),
+        gone_most=f"{max(0.0, kept[longer].max()):.1f}",
         nodes=captured_windows(facts["nodes"]),
-        window_streamed=f"{streamed[-1]:,.0f}",
     )
+
+
+def _streamed(read: float, written: float) -> str:
+    """`0.6 GB read and 0.4 written`."""
+    more = f" and {written / 1e3:.1f} written" if written else ""
+    return f"{read / 1e3:.1f} GB read{more}"
 
 
 def _table(rows: pd.DataFrame) -> str:
@@ -74,7 +79,7 @@ def _table(rows: pd.DataFrame) -> str:
     for row in rows[rows["way"] != "weights"].to_dict("records"):
         line = lines.setdefault(row["way"], {"way": row["way"].replace(" x set aside", " x")})
         moved = f"{row['written_mb']:.2f} / {row['read_mb']:.2f}"
-        line[f"{row['streamed_mb']:,.0f} MB streamed"] = moved
+        line[_streamed(row["streamed_read_mb"], row["streamed_written_mb"])] = moved
     return str(pd.DataFrame(lines.values()).to_markdown(index=False, disable_numparse=True))
 
 

@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from dram_count import captured, dram_bytes, followed
+from dram_count import captured, dram_bytes, followed, reader
 from partial_table import BACKGROUND, write_table
 from rich.console import Console
 
@@ -82,9 +82,9 @@ def make_contest(spec: Spec, group: Group) -> Contest:
 
 def print_dram(sampler: PmSampler, spec: Spec, group: Group, replays: int) -> list[str]:
     """A line for reads alone (what else the GPU writes) and for each way; the lines."""
-    weights = torch.ones(128 << 20, dtype=torch.uint8, device="cuda").view(torch.int32)
+    weights = torch.ones(128 << 20, dtype=torch.uint8, device="cuda")
     total = torch.zeros((), dtype=torch.int64, device="cuda")
-    spoil = partial(torch.sum, weights, 0, out=total)
+    spoil = reader(weights, total)
     subjects = make_contest(spec, group).subjects
     ways: dict[str, Sequence[Call]] = {BACKGROUND: [spoil] * len(subjects[0].calls)}
     ways |= {subject.name: subject.calls for subject in subjects}

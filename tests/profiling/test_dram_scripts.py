@@ -32,7 +32,7 @@ def test_the_first_that_fails_ends_it(script, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_kept_are_runs_that_ended_and_their_counted_batches(script, tmp_path):
+def test_kept_are_the_counted_batches_of_runs_that_ended(script, tmp_path):
     for name, status in (("done", "complete"), ("stopped", "partial")):
         folder = tmp_path / "runs" / name
         folder.mkdir(parents=True)
@@ -42,7 +42,8 @@ def test_kept_are_runs_that_ended_and_their_counted_batches(script, tmp_path):
     arguments = SimpleNamespace(runs=[tmp_path / "runs"], output=tmp_path / "kept")
     script("dram_table").keep(arguments)
     kept = sorted(p.relative_to(tmp_path / "kept") for p in (tmp_path / "kept").glob("*/*"))
-    assert kept == [Path("done") / name for name in ("batches.csv", "run.json", "windows.csv")]
+    tables = [Path("done") / name for name in ("batches.csv", "run.json", "windows.csv")]
+    assert kept == [*tables, Path("stopped/run.json")]
     batches, windows = (
         (tmp_path / "kept/done" / name).read_text() for name in ("batches.csv", "windows.csv")
     )
@@ -141,10 +142,11 @@ def test_what_l2_kept_is_what_was_not_written(script):
     whole = module.BUFFER_BYTES / 1e6
     rows = pd.DataFrame(
         [
-            {"streamed_mb": streamed, "way": way, "set_aside_mb": 4.0 * (way == "window"),
-             "written_mb": whole * left, "read_mb": whole * left, "refused": None}
+            {"streamed_read_mb": streamed, "streamed_written_mb": 0.0, "way": way,
+             "set_aside_mb": 4.0 * ("window" in way), "written_mb": whole * left,
+             "read_mb": whole * left, "refused": None}
             for streamed, kept in ((200.0, 0.25), (400.0, 0.0))
-            for way, left in (("weights", 0.0), ("normal", 1.0), ("window", 1 - kept))
+            for way, left in (("weights", 0.0), ("normal", 1.0), ("1 x, window", 1 - kept))
         ]
     )  # fmt: skip
     gpu = {"name": "a GPU", "driver": "1"}
@@ -156,8 +158,8 @@ def test_what_l2_kept_is_what_was_not_written(script):
     }
     text = module.text_of(rows, facts, Path("runs"))
     assert "(read back: 7 bytes)" in text
-    assert "25 to 25 % of the buffer is still there" in text
-    assert "at most 0.0 %" in text
+    assert "After 0.2 GB read, 25 % of the\nbuffer is still there with 1 x" in text
+    assert "After 0.4 GB read, at most 0.0 %" in text
 
 
 def test_what_is_left_is_told_by_run_and_missing_runs_are_told_too(script):
@@ -165,7 +167,8 @@ def test_what_is_left_is_told_by_run_and_missing_runs_are_told_too(script):
     left = {"eager-64x8-0.5": 3e6, "eager-engine2-64x8-0.5": 5e6, "eager-copy-64x8-0.5": 1e5,
             "eager-64x8-0.9": 9e6, "eager-emptied-64x8-0.5": -1e6}  # fmt: skip
     assert module._moved(left) == "-5.00 MB at acceptance 0.5"
-    assert module.span(left, "eager-copy") == "+0.10 to +0.10"
+    assert module.span(left, "eager-copy") == "+0.10"
+    assert module.span(left, "eager-64x8") == "+3.00 to +9.00"
     assert module.span(left, "full") == module.NOT_MEASURED == module._moved({})
     assert module.without_splits([])["no_splits"] == module.NOT_MEASURED
 

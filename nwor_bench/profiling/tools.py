@@ -98,26 +98,29 @@ def run_tool(command: Sequence[str]) -> int:
     Raises ToolUnavailable if it cannot be run.
     """
     print(shlex.join(command), file=sys.stderr, flush=True)
-    interrupted = False
-    try:
-        process = subprocess.Popen(command)
-    except OSError as error:
-        raise _cannot_run(Path(command[0]), error) from error
+    process: subprocess.Popen[bytes] | None = None
+    stops: list[int] = []
 
-    def hand_on(_signal: int, _frame: FrameType | None) -> None:
-        process.send_signal(signal.SIGINT)
-        raise KeyboardInterrupt
+    def hand_on(number: int, _frame: FrameType | None) -> None:
+        stops.append(number)
+        if process is not None:
+            process.send_signal(signal.SIGINT)
 
     before = signal.signal(signal.SIGTERM, hand_on)
     try:
+        process = subprocess.Popen(command)
+        if stops:  # before there was anybody to hand it to
+            process.send_signal(signal.SIGINT)
         while process.returncode is None:
             try:
                 process.wait()
             except KeyboardInterrupt:
-                interrupted = True
+                stops.append(signal.SIGINT)
+    except OSError as error:
+        raise _cannot_run(Path(command[0]), error) from error
     finally:
         signal.signal(signal.SIGTERM, before)
-    return ExitCode.INTERRUPTED if interrupted else process.returncode
+    return ExitCode.INTERRUPTED if stops else process.returncode
 
 
 def _cannot_run(tool: Path, error: Exception) -> ToolUnavailable:

@@ -175,7 +175,10 @@ def test_metrics_are_asked_for_as_the_version_knows_them(
     assert shlex.join(options) in (folder / "log").read_text().splitlines()[-1]
 
 
-SLOW = "trap : INT; touch began; sleep 60 & wait; kill $!; sleep 0.6; {report}; exit 130"
+SLOW = (
+    "trap stop=1 INT; touch began; "
+    'while [ -z "$stop" ]; do sleep 0.1; done; sleep 0.6; {report}; exit 130'
+)
 """What is interrupted, and takes longer over its report than `subprocess.run` gives it."""
 
 

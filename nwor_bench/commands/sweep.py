@@ -188,7 +188,8 @@ def sweep(
 
     if nvtx:
         switch_on()
-    ranges_if_wanted()  # refuse VLLM_NWOR_NVTX before anything starts
+    else:
+        ranges_if_wanted()  # refuse VLLM_NWOR_NVTX before anything starts
     from nwor_bench.report.prometheus import sweep_metrics
     from nwor_bench.session import PairChoice, resume_session, run_session
 

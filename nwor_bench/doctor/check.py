@@ -36,6 +36,12 @@ class Check:
             raise ValueError(f"{self.name} is {self.state} and says no remedy")
 
 
+def what_and_remedy(message: str) -> tuple[str, str]:
+    """Our messages say what is wrong and, behind a semicolon, what to do; '' if they do not."""
+    what, _, remedy = message.partition("; ")
+    return what, remedy
+
+
 def can_sweep(checks: Iterable[Check]) -> bool:
     """Is everything there that a sweep needs?"""
     return all(check.state is State.OK for check in checks if check.needed)

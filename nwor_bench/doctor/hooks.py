@@ -6,7 +6,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Protocol
 
-from nwor_bench.doctor.check import Check, State
+from nwor_bench.doctor.check import Check, State, what_and_remedy
 from nwor_bench.engine import BatchOutput, Engine, Sampling, VllmEngine
 from nwor_bench.errors import BenchError, ConfigError
 from nwor_bench.records import Cell, NworMode, ScvMode
@@ -110,7 +110,7 @@ def _problem(batches: _Batches, status: dict[str, Any]) -> str | None:
 
 def _failed(error: BenchError, log: Path) -> Check:
     """What is refused, or fails before vLLM, says itself what to do; else vLLM's log knows more."""
-    what, _, remedy = str(error).partition("; ")
+    what, remedy = what_and_remedy(str(error))
     if remedy and (isinstance(error, ConfigError) or not log.is_file()):
         return Check(NAME, State.WRONG, what, remedy, needed=True)
     return Check(NAME, State.WRONG, str(error), _remedy(log), needed=True)

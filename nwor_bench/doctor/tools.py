@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from nwor_bench.doctor.check import Check, State
+from nwor_bench.doctor.check import Check, State, what_and_remedy
 from nwor_bench.doctor.software import installed
 from nwor_bench.errors import ConfigError
 from nwor_bench.profiling.cupti_library import cupti_environment, cupti_folder
@@ -72,7 +72,7 @@ def check_cupti(has_gpu: bool) -> Check:
         return Check("CUPTI", State.WRONG, f"cupti-python {found} does not answer", remedy)
     if done.returncode:
         said = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
-        what, _, remedy = said.removeprefix("--dram-counters: ").partition("; ")
+        what, remedy = what_and_remedy(said.removeprefix("--dram-counters: "))
         return Check("CUPTI", State.WRONG, what, remedy or install)
     return Check("CUPTI", State.OK, f"cupti-python {found} samples the GPU's counters")
 
@@ -91,7 +91,7 @@ def check_nsight(tool: str) -> Check:
 
 
 def _refused(tool: str, state: State, error: ToolUnavailable) -> Check:
-    what, _, remedy = re.sub(r"^profile[^:]*: ", "", str(error)).partition("; ")
+    what, remedy = what_and_remedy(re.sub(r"^profile[^:]*: ", "", str(error)))
     return Check(tool, state, what, remedy)
 
 
@@ -106,6 +106,6 @@ def check_nvtx() -> Check:
         wanted()
         open_ranges({})
     except ConfigError as error:
-        what, _, remedy = str(error).partition("; ")
+        what, remedy = what_and_remedy(str(error))
         return Check("NVTX", State.WRONG, what, remedy)
     return Check("NVTX", State.OK, f"nvtx {found}, domain nwor-bench; on with sweep --nvtx")

@@ -104,7 +104,7 @@ class AttentionBuffers:
         return self._bind(verify_attention_triton, self.output, cached, **keywords)
 
     def flash_metadata(self, num_splits: int = MAX_SPLITS) -> Tensor:
-        """FlashAttention's schedule, int32: whose first numbers are each request's splits."""
+        """FlashAttention's schedule, [n] int32: columns of one number a request each."""
         shape = self.shape
         metadata: Tensor = vllm_peers.flash_attention()[1](
             **self._flash_common(num_splits),

@@ -65,11 +65,7 @@ class CudaStopwatch:
         return 2 * size / min(times) / 1e6
 
     def _captured(self, calls: Sequence[Call], l2: L2) -> Replay:
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            for call in calls:
-                call()
+        graph = capture(calls)
 
         def replay() -> Sample:
             self._flush(l2)
@@ -101,6 +97,19 @@ class CudaStopwatch:
     def _flush(self, l2: L2) -> None:
         if l2 is L2.COLD:
             self._flushed.sum()
+
+
+def capture(calls: Sequence[Call]) -> torch.cuda.CUDAGraph:
+    """A CUDA graph of calls, of which each has run before.
+
+    Keep the calls as long as the graph: it reads tensors that only they may hold.
+    """
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for call in calls:
+            call()
+    return graph
 
 
 def _event() -> Any:

@@ -11,9 +11,6 @@ cupti-python.
 """
 
 import argparse
-import json
-import shlex
-import sys
 from collections.abc import Callable
 from functools import partial
 from itertools import cycle
@@ -22,10 +19,10 @@ from typing import Any
 
 import pandas as pd
 import torch
-from dram_count import captured, dram_bytes, reader
+from dram_count import captured, dram_bytes, layer_weights, reader
+from measured_page import save_measured
 
 import nwor_kernels
-from nwor_bench import environment
 from nwor_bench.microbench import vllm_peers
 from nwor_bench.microbench.attention import MAX_SPLITS, AttentionBuffers
 from nwor_bench.microbench.cases import Group, Shape, Window, parse_windows
@@ -35,12 +32,6 @@ from nwor_bench.profiling.pm_sampling import PmSampler
 from nwor_kernels.verify_attention.kernel import VerifyWorkspace
 
 SHAPE = Shape()
-WEIGHTS = 201_326_592
-"""Bytes of a layer of Llama-3.2-3B in bf16."""
-
-WEIGHT_COPIES = 6
-"""Layers' weights read in turn: more than L2 holds."""
-
 NOTHING = "nothing"
 
 WAYS: dict[str, str] = {
@@ -68,10 +59,8 @@ class Layers:
         self.window, self.context = window, context
         group = Group("verify_attention", "bf16", window, context=context)
         self.layers = [AttentionBuffers(group, SHAPE, device) for _ in range(SHAPE.layers)]
-        sizes = (WEIGHT_COPIES, WEIGHTS // 4)
-        weights = torch.ones(sizes, dtype=torch.int32, device=device)
         self._total = torch.zeros((), dtype=torch.int64, device=device)
-        self._reads = [reader(each, self._total) for each in weights]
+        self._reads = layer_weights(self._total)
         self._workspace = VerifyWorkspace.create(
             max_requests=window.requests,
             num_heads=SHAPE.heads,
@@ -180,10 +169,7 @@ def main() -> None:
         rows = [row for case in cases for row in measure(sampler, *case, options)]
     finally:
         sampler.close()
-    options.output.mkdir(parents=True, exist_ok=True)
-    pd.DataFrame(rows).round(3).to_csv(options.output / "attention-dram.csv", index=False)
-    facts = {"command": shlex.join(sys.argv), "environment": environment.collect()}
-    (options.output / "attention-dram.json").write_text(json.dumps(facts), encoding="utf-8")
+    save_measured(options.output, "attention-dram", pd.DataFrame(rows).round(3))
 
 
 if __name__ == "__main__":

@@ -1,16 +1,17 @@
 """attention-dram.md from what `attention_dram.py` measured.
 
-python tests/benchmarks/attention_dram_table.py DIR --output sweeps/results/h200
+    python tests/benchmarks/attention_dram_table.py DIR --output sweeps/results/h200
+
+DIR holds the rows and the facts; they are kept beside the page.
 """
 
-import argparse
-import json
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 from attention_dram import SHAPE, WAYS
-from run_machine import keep_measured, machine_of
+from measured_page import Facts, note_of, write_page
+from run_machine import machine_of
 
 STOCK, OURS, COPIED = "write, attend, read", "nwor, read", "first, copy, nwor, read"
 """Ways through a whole layer: stock vLLM, staged by reference, staged by copy."""
@@ -19,6 +20,8 @@ CASE = ["requests", "drafts"]
 
 PROGRAMS = {STOCK: 132, OURS: 264}
 """Programs of each attention kernel on an H200 at once: one and two a multiprocessor."""
+
+PAGE = "attention-dram"
 
 TEXT = """# The cache write and the attention of a window, by themselves
 
@@ -61,19 +64,23 @@ median than {apart} MB, but for {outliers}.
 """
 
 
-def medians(rows: pd.DataFrame, field: str) -> dict[tuple[int, int], dict[str, float]]:
-    """MB of each way by (requests, drafts): the median over rounds."""
+Medians = dict[tuple[int, int], dict[str, float]]
+"""MB of each way by (requests, drafts)."""
+
+
+def medians(rows: pd.DataFrame, field: str) -> Medians:
+    """The median over rounds."""
     found = rows.groupby([*CASE, "way"], sort=False)[field].median().unstack("way")
     return {(int(a), int(b)): dict(line) for (a, b), line in found.iterrows()}
 
 
-def gap(rows: pd.DataFrame, requests: int, drafts: int, way: str) -> float | None:
+def gap(reads: Medians, requests: int, drafts: int, way: str) -> float | None:
     """MB a window that a way reads more than stock, by themselves; None if not measured."""
-    reads = medians(rows, "read_mb").get((requests, drafts))
-    return None if reads is None else reads[way] - reads[STOCK]
+    found = reads.get((requests, drafts))
+    return None if found is None else found[way] - found[STOCK]
 
 
-def text_of(rows: pd.DataFrame, facts: dict[str, Any], folder: Path) -> str:
+def text_of(rows: pd.DataFrame, facts: Facts, folder: Path) -> str:
     """The whole page."""
     read, written = medians(rows, "read_mb"), medians(rows, "written_mb")
     small, big, least = (8, 4), (64, 8), (1, 1)
@@ -92,7 +99,7 @@ def text_of(rows: pd.DataFrame, facts: dict[str, Any], folder: Path) -> str:
     return TEXT.format(
         commands="\n".join(f"    {line}" for line in _commands(facts, folder)),
         machine=machine_of(facts, ("vllm", "torch", "triton")),
-        note=f"{facts['note']}\n\n" if "note" in facts else "",
+        note=note_of(facts),
         context=_context(rows[rows["requests"] > 1]),
         rounds=rows["round"].nunique(),
         apart=f"{apart:.2f}",
@@ -157,9 +164,7 @@ def _scatter(rows: pd.DataFrame, most: float = 1.0) -> tuple[float, str]:
     return float(apart[~far].max().max()), ", ".join(names) or "none"
 
 
-def _table(
-    read: dict[tuple[int, int], dict[str, float]], written: dict[tuple[int, int], dict[str, float]]
-) -> str:
+def _table(read: Medians, written: Medians) -> str:
     lines = [
         {"way": way}
         | {
@@ -177,23 +182,10 @@ def _shown(what: str, way: str, found: dict[str, float]) -> str:
     return "" if what == "written" and way.endswith("read") else f"{found[way]:,.2f}"
 
 
-def _commands(facts: dict[str, Any], folder: Path) -> list[str]:
+def _commands(facts: Facts, folder: Path) -> list[str]:
     script = "python tests/benchmarks/attention_dram_table.py"
     return [f"python {facts['command']}", f"{script} {folder} --output sweeps/results/h200"]
 
 
-def main() -> None:
-    """Parse, write, keep what was measured beside it."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--output", type=Path, required=True)
-    arguments = parser.parse_args()
-    keep_measured(arguments.folder, arguments.output, "attention-dram")
-    facts = json.loads((arguments.output / "attention-dram.json").read_text(encoding="utf-8"))
-    rows = pd.read_csv(arguments.output / "attention-dram.csv")
-    text = text_of(rows, facts, arguments.folder)
-    (arguments.output / "attention-dram.md").write_text(text, encoding="utf-8")
-
-
 if __name__ == "__main__":
-    main()
+    write_page(__doc__.splitlines()[0], PAGE, text_of)

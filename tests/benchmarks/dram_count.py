@@ -7,11 +7,17 @@ from typing import NamedTuple
 
 import torch
 
+from nwor_bench.microbench.stopwatch import capture
 from nwor_bench.microbench.subject import Call
 from nwor_bench.profiling.pm_sampling import PmSampler
 
 MARGIN_S = 1e-3
-"""Idle time at both ends: samples that began before the first run do not count."""
+"""Idle time at both ends: samples that ended before the first run do not count."""
+
+LAYER_BYTES = 201_326_592
+"""Weights of a layer of Llama-3.2-3B in bf16."""
+
+LAYERS_IN_TURN = 6
 
 
 class DramBytes(NamedTuple):
@@ -22,18 +28,10 @@ class DramBytes(NamedTuple):
 
 
 def captured(*calls: Call) -> torch.cuda.CUDAGraph:
-    """A CUDA graph of the calls, each of which has run once before.
-
-    Keep the calls as long as the graph: it reads tensors that only they may hold.
-    """
+    """A CUDA graph of the calls, each of which has run once before."""
     for call in dict.fromkeys(calls):
         call()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for call in calls:
-            call()
-    return graph
+    return capture(calls)
 
 
 def reader(tensor: torch.Tensor, total: torch.Tensor) -> Call:
@@ -42,6 +40,13 @@ def reader(tensor: torch.Tensor, total: torch.Tensor) -> Call:
     As int64 itself: PyTorch would first cast a narrower tensor whole, into memory of its own.
     """
     return partial(torch.sum, tensor.view(torch.int64).flatten(), 0, out=total)
+
+
+def layer_weights(total: torch.Tensor) -> list[Call]:
+    """Readers of some layers' weights, to be called in turn: together more than L2 holds."""
+    sizes = (LAYERS_IN_TURN, LAYER_BYTES // 8)
+    weights = torch.ones(sizes, dtype=torch.int64, device=total.device)
+    return [reader(each, total) for each in weights]
 
 
 def followed(calls: Sequence[Call], by: Call) -> list[Call]:

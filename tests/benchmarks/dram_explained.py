@@ -5,8 +5,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-import pandas as pd
-from attention_dram_table import COPIED, OURS, gap
+from attention_dram_table import COPIED, OURS, Medians, gap
 from dram_parts import Parts
 
 from nwor_bench.model_shape import ModelShape
@@ -44,27 +43,29 @@ def half(row: Row) -> float:
 
 
 def is_outside(row: Row, part: Parts) -> bool:
-    """More, or less, than the interval allows."""
-    return not abs(unexplained(row, part)) <= half(row)
+    """More, or less, is left than the interval allows; or it is not known what is."""
+    left = unexplained(row, part)
+    return left is None or abs(left) > half(row)
 
 
-def unexplained(row: Row, part: Parts) -> float:
-    """Bytes measured above the parts' sum; not a number where one is unknown."""
+def unexplained(row: Row, part: Parts) -> float | None:
+    """Bytes measured above the parts' sum; None where a part is unknown."""
     sum_of = part.explained()
-    return math.nan if sum_of is None else row["dram_write_bytes_minus_off_mean"] - sum_of
+    return None if sum_of is None else row["dram_write_bytes_minus_off_mean"] - sum_of
 
 
 def memory(rows: list[Row], pairs: list[tuple[Row, Parts]]) -> list[dict[str, str]]:
     """What eager engines write at 64 x 8: stock, with K/V held, staged but for the parts."""
-    left = {row["run"]: row["dram_write_bytes_mean"] - (part.explained() or 0.0)
-            for row, part in pairs}  # fmt: skip
+    explained = {row["run"]: part.explained() for row, part in pairs}
     lines: dict[str, dict[str, str]] = {}
     for row in rows:
         if not MEMORY.match(row["run"]):
             continue
         line = lines.setdefault(row["run"], {"run": row["run"]})
         if row["nwor_mode"] == "stage":
-            line["stage, parts taken off"] = mb(left[row["run"]])
+            parts = explained[row["run"]]
+            rest = None if parts is None else row["dram_write_bytes_mean"] - parts
+            line["stage, parts taken off"] = mb(rest)
         elif not row["arm"]:
             line["off x off"] = mb(row["dram_write_bytes_mean"])
         elif "-hold-" in row["run"]:
@@ -79,7 +80,8 @@ def levels(rows: list[Row], pairs: list[tuple[Row, Parts]], shape: ModelShape) -
              if MEMORY.match(row["run"]) and not row["arm"]}  # fmt: skip
     held = {row["run"]: row["dram_write_bytes_minus_off_mean"] for row in plain
             if "-hold-" in row["run"] and row["arm"]}  # fmt: skip
-    left = {row["run"]: unexplained(row, part) for row, part in pairs}
+    found = {row["run"]: unexplained(row, part) for row, part in pairs}
+    left = {run: value for run, value in found.items() if value is not None}
     return {
         "stock_levels": span(stock, sign=False),
         "held": span(held, "eager-hold-64x8"),
@@ -122,7 +124,7 @@ def without_splits(pairs: list[tuple[Row, Parts]]) -> dict[str, str]:
     return dict(zip(names, told, strict=True))
 
 
-def read_left(rows: list[Row], kernels: pd.DataFrame | None) -> dict[str, str]:
+def read_left(rows: list[Row], kernels: Medians) -> dict[str, str]:
     """Numbers for the words about what reads are left over."""
     left = {row["run"]: value for row in rows if (value := _reads_left(row, kernels)) is not None}
     return {
@@ -143,8 +145,8 @@ def span(values: Mapping[Any, float], pattern: str = "", sign: bool = True) -> s
     return f"{mb(min(found), sign)} to {mb(max(found), sign)}"
 
 
-def reads(row: Row, kernels: pd.DataFrame | None) -> dict[str, str]:
-    """A line of the table of reads; `kernels` is attention-dram.csv."""
+def reads(row: Row, kernels: Medians) -> dict[str, str]:
+    """A line of the table of reads; `kernels` is what they read by themselves, {} if unknown."""
     rest = _kernels_alone(row, kernels)
     error_of = mb(error([row], "dram_read_bytes_minus_off"))
     return {
@@ -156,16 +158,14 @@ def reads(row: Row, kernels: pd.DataFrame | None) -> dict[str, str]:
     }
 
 
-def _reads_left(row: Row, kernels: pd.DataFrame | None) -> float | None:
+def _reads_left(row: Row, kernels: Medians) -> float | None:
     rest = _kernels_alone(row, kernels)
     field = "dram_read_bytes_minus_off"
     return None if rest is None else row[f"{field}_mean"] - row[f"{field}_predicted"] - rest
 
 
-def _kernels_alone(row: Row, kernels: pd.DataFrame | None) -> float | None:
+def _kernels_alone(row: Row, kernels: Medians) -> float | None:
     """Bytes that stage's kernels read more than stock's, by themselves; None: not measured."""
-    if kernels is None:
-        return None
     way = OURS if row["stage_by"] == "reference" else COPIED
     found = gap(kernels, row["requests"], row["draft_tokens"], way)
     return None if found is None else found * 1e6

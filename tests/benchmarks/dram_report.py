@@ -1,11 +1,13 @@
 """dram.csv and dram.md from runs with DRAM counters: what was measured, and what it is made of."""
 
+import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
+from attention_dram_table import medians
 from dram_explained import (
     TESTS,
     error,
@@ -34,6 +36,7 @@ from nwor_bench.stored_run import BATCHES_TABLE, WINDOWS_TABLE
 from nwor_kernels.verify_attention.tuning import WHOLE_PAIRS
 
 SCRIPT = "python tests/benchmarks/dram_table.py"
+HOLD = "python tests/benchmarks/dram_hold.py"
 
 
 def write_report(
@@ -52,7 +55,7 @@ def write_report(
     output.mkdir(parents=True, exist_ok=True)
     pd.DataFrame(rows).to_csv(output / "dram.csv", index=False)
     shape = _shape(rows[0]["pair"])
-    kernels = pd.read_csv(alone) if alone else None
+    kernels = medians(pd.read_csv(alone), "read_mb") if alone else {}
     staged = [row for row in rows if row["nwor_mode"] == "stage"]
     parts = [parts_of(runs[row["run"]], row, shape) for row in staged]
     pairs = list(zip(staged, parts, strict=True))
@@ -98,9 +101,8 @@ def _commands(runs: Mapping[str, RunData], output: Path) -> list[str]:
     """Those that were run, one for each engine, and that of the table."""
     said = []
     for name, run in runs.items():
-        script = f"{SCRIPT} run" if "-hold-" not in name else SCRIPT.replace("table", "hold")
-        said.append(str(run.header["command"]).replace("nwor-bench run", "nwor-bench"))
-        said[-1] = said[-1].replace("nwor-bench", script, 1)
+        script = HOLD if "-hold-" in name else SCRIPT
+        said.append(str(run.header["command"]).replace("nwor-bench", script, 1))
     return [
         *dict.fromkeys(said),
         f"{SCRIPT} table {output}/dram --before {output}/dram-before.csv "
@@ -182,7 +184,8 @@ def _jump(parts: Iterable[Parts]) -> str:
 
 def _share(row: dict[str, Any], part: Parts) -> float:
     """What is left unexplained over the measured difference; not a number where unknown."""
-    return float(abs(unexplained(row, part) / row["dram_write_bytes_minus_off_mean"]))
+    left = unexplained(row, part)
+    return math.nan if left is None else abs(left / row["dram_write_bytes_minus_off_mean"])
 
 
 def _kept(rows: list[dict[str, Any]]) -> list[dict[str, str]]:

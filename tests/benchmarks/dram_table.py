@@ -106,8 +106,8 @@ def only(plan: Plan, wanted: Callable[[Cell], bool]) -> Plan:
 class EmptiedEngine(VllmEngine):
     """Stock vLLM in this process; each batch begins with no memory in PyTorch's cache.
 
-    Which blocks an eager step is given, and so which lines of L2 it writes twice, depends on what
-    ran before; so it does not.
+    Which memory an eager step is given depends on what ran before, in other batches too; this
+    takes the other batches away.
     """
 
     def set_modes(self, cell: Cell) -> None:

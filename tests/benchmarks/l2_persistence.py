@@ -18,9 +18,6 @@ Needs a GPU whose counters may be read, cupti-python and cuda-bindings.
 """
 
 import argparse
-import json
-import shlex
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -31,11 +28,11 @@ from typing import Any
 
 import pandas as pd
 import torch
-from dram_count import DramBytes, dram_bytes, reader
+from dram_count import LAYER_BYTES, DramBytes, dram_bytes, layer_weights
 from l2_kernels import read_kernel, write_kernel
+from measured_page import save_measured
 from torch import Tensor
 
-from nwor_bench import environment
 from nwor_bench.plugin.persisting_l2 import PersistingL2
 from nwor_bench.profiling.cupti_library import run_under_own_cupti
 from nwor_bench.profiling.pm_sampling import PmSampler
@@ -46,10 +43,6 @@ BUFFER_BYTES = 3_670_016
 MULTIPLES = (1, 2, 4, 8)
 """L2 that is set aside, over the buffer; `--stage-l2 persist` sets as much aside as it has."""
 
-SLICE_BYTES = 201_326_592
-"""A layer's weights."""
-
-SLICES = 6
 BLOCK = 1024
 
 
@@ -60,8 +53,7 @@ class Round:
         count = BUFFER_BYTES // 4
         self.buffer = torch.zeros(count, dtype=torch.int32, device="cuda")
         self._sums = torch.zeros(count // BLOCK, dtype=torch.int32, device="cuda")
-        self._weights = torch.ones(SLICES, SLICE_BYTES // 4, dtype=torch.int32, device="cuda")
-        self._total = torch.zeros((), dtype=torch.int64, device="cuda")
+        self._weights = layer_weights(torch.zeros((), dtype=torch.int64, device="cuda"))
         self._slices = slices
 
     def __call__(self, kept: bool = False, touches: bool = True) -> None:
@@ -69,8 +61,8 @@ class Round:
         grid = (self.buffer.numel() // BLOCK,)
         if touches:
             write_kernel[grid](self.buffer, 7, KEPT=kept, BLOCK=BLOCK)
-        for _, weights in zip(range(self._slices), cycle(self._weights), strict=False):
-            reader(weights, self._total)()
+        for _, read in zip(range(self._slices), cycle(self._weights), strict=False):
+            read()
         if touches:
             read_kernel[grid](self.buffer, self._sums, KEPT=kept, BLOCK=BLOCK)
 
@@ -204,7 +196,7 @@ def measure(
         elif not turn.is_right():
             raise SystemExit(f"{way}: wrong sums")
         given = l2.room.set_aside_bytes if l2.room and "set aside" in way else 0
-        row: dict[str, object] = {"streamed_read_mb": slices * SLICE_BYTES / 1e6}
+        row: dict[str, object] = {"streamed_read_mb": slices * LAYER_BYTES / 1e6}
         row |= {"streamed_written_mb": 0.0, "way": way, "set_aside_mb": given / 1e6}
         row["written_mb"] = round((moved.write - nothing.write) / 1e6, 3)
         row["read_mb"] = round((moved.read - nothing.read) / 1e6, 3)
@@ -229,14 +221,7 @@ def main() -> None:
             rows += measure(sampler, slices, max(200 // slices, 12), nodes)
     finally:
         sampler.close()
-    options.output.mkdir(parents=True, exist_ok=True)
-    pd.DataFrame(rows).to_csv(options.output / "l2-persistence.csv", index=False)
-    facts = {
-        "command": shlex.join(sys.argv),
-        "environment": environment.collect(),
-        "nodes": nodes,
-    }
-    (options.output / "l2-persistence.json").write_text(json.dumps(facts), encoding="utf-8")
+    save_measured(options.output, "l2-persistence", pd.DataFrame(rows), nodes=nodes)
 
 
 if __name__ == "__main__":

@@ -1,16 +1,18 @@
 """l2-persistence.md from what `l2_persistence.py` measured.
 
-python tests/benchmarks/l2_table.py DIR --output sweeps/results/h200
+    python tests/benchmarks/l2_table.py DIR --output sweeps/results/h200
+
+DIR holds the rows and the facts; they are kept beside the page.
 """
 
-import argparse
-import json
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 from l2_persistence import BUFFER_BYTES
-from run_machine import keep_measured, machine_of
+from measured_page import Facts, note_of, write_page
+from run_machine import machine_of
+
+PAGE = "l2-persistence"
 
 TEXT = """# Does L2 keep what was written, while weights stream through it?
 
@@ -42,7 +44,7 @@ whether one without, or another GPU, keeps them, this script tells.
 """
 
 
-def text_of(rows: pd.DataFrame, facts: dict[str, Any], folder: Path) -> str:
+def text_of(rows: pd.DataFrame, facts: Facts, folder: Path) -> str:
     """The whole page."""
     asked = rows[~rows["way"].isin(["weights"]) & ~rows["way"].str.startswith("normal")]
     given = sorted(rows.loc[rows["set_aside_mb"] > 0, "set_aside_mb"].unique())
@@ -54,7 +56,7 @@ def text_of(rows: pd.DataFrame, facts: dict[str, Any], folder: Path) -> str:
         command=facts["command"],
         folder=folder,
         machine=machine_of(facts, ("torch", "triton")),
-        note=f"{facts['note']}\n\n" if "note" in facts else "",
+        note=note_of(facts),
         buffer=f"{BUFFER_BYTES / 1e6:.2f}",
         table=_table(rows),
         given=", ".join(f"{amount:.1f}" for amount in given),
@@ -90,18 +92,5 @@ def captured_windows(nodes: list[str]) -> str:
     return "; ".join(dict.fromkeys(line.partition(": ")[2] for line in found))
 
 
-def main() -> None:
-    """Parse, write, keep what was measured beside it."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--output", type=Path, required=True)
-    arguments = parser.parse_args()
-    keep_measured(arguments.folder, arguments.output, "l2-persistence")
-    facts = json.loads((arguments.output / "l2-persistence.json").read_text(encoding="utf-8"))
-    rows = pd.read_csv(arguments.output / "l2-persistence.csv")
-    text = text_of(rows, facts, arguments.folder)
-    (arguments.output / "l2-persistence.md").write_text(text, encoding="utf-8")
-
-
 if __name__ == "__main__":
-    main()
+    write_page(__doc__.splitlines()[0], PAGE, text_of)

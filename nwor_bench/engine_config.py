@@ -110,7 +110,29 @@ def check_arguments(pair: ResolvedPair, spec: SweepSpec) -> None:
     with TemporaryDirectory() as folder, log_to_file(Path(folder) / "vllm.log"), _refusals():
         from vllm import EngineArgs
 
-        EngineArgs(**engine_arguments(pair, spec)).create_engine_config()
+        config = EngineArgs(**engine_arguments(pair, spec)).create_engine_config()
+    if _has_gpu():
+        _check_step_tokens(config)
+
+
+def _check_step_tokens(config: Any) -> None:
+    """Refuse steps larger than all requests together: vLLM's warm-up then dies on a GPU.
+
+    vLLM 0.32 shares out the tokens of its largest step among `max_num_seqs` dummy requests
+    (`GPUModelRunner._dummy_run`), and takes for granted that none gets more than `max_model_len`.
+    A longer one reads past its row of the block table: an illegal memory access. vLLM itself
+    only warns ("may lead to unexpected behavior").
+    """
+    scheduler, longest = config.scheduler_config, config.model_config.max_model_len
+    most = scheduler.max_num_seqs * longest
+    if scheduler.max_num_batched_tokens > most:
+        raise ConfigError.for_field(
+            "--engine-args: max_num_batched_tokens",
+            scheduler.max_num_batched_tokens,
+            f"vLLM's warm-up on a GPU reads past its block table above requests x max_model_len "
+            f"({scheduler.max_num_seqs} x {longest}); write at most {most}, or a larger "
+            "--max-model-len",
+        )
 
 
 def _check_staging(spec: SweepSpec) -> None:

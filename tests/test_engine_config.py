@@ -1,10 +1,12 @@
-"""What vLLM's CPU workers are told about processors."""
+"""What vLLM is told about processors, and which of its arguments are refused before a start."""
 
 import os
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from nwor_bench.engine_config import set_environment
+from nwor_bench.engine_config import _check_step_tokens, set_environment
 from nwor_bench.errors import ConfigError
 
 BINDING = "VLLM_CPU_OMP_THREADS_BIND"
@@ -43,3 +45,28 @@ def test_an_engine_of_fewer_ranks_is_not_bound_like_the_one_before() -> None:
     set_environment("float32", 2)
     set_environment("float32", 1)
     assert os.environ[BINDING] == "auto"
+
+
+def config_of(step_tokens: int, requests: int, longest: int) -> Any:
+    """The three numbers of a VllmConfig that decide how long vLLM's dummy requests are."""
+    return SimpleNamespace(
+        scheduler_config=SimpleNamespace(max_num_batched_tokens=step_tokens, max_num_seqs=requests),
+        model_config=SimpleNamespace(max_model_len=longest),
+    )
+
+
+@pytest.mark.parametrize(("step_tokens", "requests", "longest"), [(16384, 8, 2048), (1, 1, 1)])
+def test_steps_that_the_dummy_requests_can_hold_pass(
+    step_tokens: int, requests: int, longest: int
+) -> None:
+    _check_step_tokens(config_of(step_tokens, requests, longest))
+
+
+@pytest.mark.parametrize(("step_tokens", "requests", "longest"), [(65536, 8, 2048), (9, 2, 4)])
+def test_a_step_larger_than_all_requests_is_refused(
+    step_tokens: int, requests: int, longest: int
+) -> None:
+    """(65536, 8, 2048) ended in an illegal memory access at vLLM's start on an H200."""
+    most = requests * longest
+    with pytest.raises(ConfigError, match=rf"max_num_batched_tokens.*{step_tokens}.*most {most}"):
+        _check_step_tokens(config_of(step_tokens, requests, longest))

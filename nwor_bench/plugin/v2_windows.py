@@ -21,6 +21,7 @@ from nwor_bench.plugin.late_counts import LateCounts, PendingStep
 from nwor_bench.plugin.layers import attention_layers
 from nwor_bench.plugin.probe import Probe
 from nwor_bench.plugin.rank_vote import RankVote
+from nwor_bench.plugin.same_step_reads import may_read_this_step
 from nwor_bench.plugin.settings import PluginSettings
 from nwor_bench.plugin.window import close_leftover
 from nwor_bench.records import NworMode, ScvMode
@@ -111,7 +112,11 @@ class V2Windows:
         if self._parts is None:
             step.pending.fallback_reason = self.staging_unavailable
             return
-        batch, reason = self._parts.planner.plan(input_batch, slot_mappings, self._descriptor)
+        certain_at_once = may_read_this_step(step.scheduler_output)
+        planner = self._parts.planner
+        batch, reason = planner.plan(
+            input_batch, slot_mappings, self._descriptor, certain_at_once=certain_at_once
+        )
         if batch is None:
             step.pending.fallback_reason = reason
             return

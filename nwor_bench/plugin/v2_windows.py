@@ -76,6 +76,8 @@ class V2Windows:
         self.validator.switch(scv_mode)
         if scv_mode is not ScvMode.OFF:
             self.validator.warm_up(self.runner.num_speculative_steps)
+        if nwor_mode is NworMode.STAGE:
+            self._allocate_copies()
         if self._parts is None:
             return
         patches, l2 = self._parts.attention, self._parts.staging.l2
@@ -87,6 +89,16 @@ class V2Windows:
             self._parts.graphs.give_up(self._vote.settle(self._parts.graphs.unavailable))
         elif nwor_mode is NworMode.OFF:
             self._stock_attention()
+
+    def _allocate_copies(self) -> None:
+        """Give windows the memory that copies need, or none to stage on any rank."""
+        if self._parts is None:
+            return
+        reason = self._vote.settle(self._parts.staging.allocate())
+        if reason is not None:
+            self._stock_attention()
+            self.staging_unavailable = reason
+            self._parts = self.window = self.buffers = self.graphs = None
 
     def _stock_attention(self) -> None:
         """Give the target layers their own methods back, and the L2 cache its usual size."""

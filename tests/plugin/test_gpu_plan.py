@@ -298,3 +298,23 @@ def test_a_graph_that_copies_writes_certain_tokens_and_replays_such_a_step():
     window, reason = made.plan(batch, mappings, Descriptor(6), certain_at_once=True)
     assert reason is None
     assert certain_slots(window, mappings) == mappings[1].tolist()[::3]
+
+
+def test_drafts_beside_a_prefill_are_copied():
+    """By reference every layer's K/V of the whole step would stay alive until the next window."""
+    window, _ = planner(copied=False).plan(input_batch([2, 0], [3, 5]), slot_mappings(8), None)
+    assert (window.copied, window.total) == (True, 2)
+    # A request that has no draft yet, but only its certain token, is no prefill.
+    window, _ = planner(copied=False).plan(input_batch([2, 0], [3, 1]), slot_mappings(4), None)
+    assert not window.copied
+
+
+@pytest.mark.parametrize(("most", "copied"), [(5, True), (6, False), (None, False)])
+@pytest.mark.parametrize("drafts", [[2, 2], [2, 1, 0]], ids=["equal", "uneven"])
+def test_a_step_of_more_rows_than_may_stay_alive_is_copied(most, copied, drafts):
+    device = torch.device("cpu")
+    made = WindowPlanner(3, 1, 8, Graphs(), device, most_referenced=most)
+    mappings = slot_mappings(6)
+    window, reason = made.plan(input_batch(drafts, [n + 1 for n in drafts]), mappings, None)
+    assert reason is None
+    assert window.copied is copied

@@ -22,6 +22,10 @@ if TYPE_CHECKING:  # importing it loads vLLM, which takes seconds and nothing he
     from nwor_bench.plugin.graph_sets import StagingGraphs
 
 
+MOST_PLANS = 256
+"""Plans of equal windows kept for the steps to come, by requests and length; the oldest goes."""
+
+
 @dataclass(frozen=True)
 class DraftCounts:
     """Drafts of each request of a step: `per_request` [requests] int32 on the host."""
@@ -132,7 +136,7 @@ class WindowPlanner:
         ready = self._copies.get((requests, length))
         if ready is None:
             ready = equal_drafts(requests, length, slot_mapping.device)
-            self._copies[requests, length] = ready
+            _keep(self._copies, (requests, length), ready)
         set_slots(ready, slot_mapping)
         return ready
 
@@ -156,10 +160,19 @@ class WindowPlanner:
             ready = replace(captured, num_draft_tokens=(drafts,) * requests)
             if not captured.copied:
                 ready = replace(ready, slots=slot_mappings[self._group, :tokens])
-            self._replays[tokens, requests] = ready
+            _keep(self._replays, (tokens, requests), ready)
         if ready.copied:
             set_slots(ready, slot_mappings[self._group, :tokens])
         return ready, None
+
+
+def _keep(
+    plans: dict[tuple[int, int], GpuWindowBatch], key: tuple[int, int], plan: GpuWindowBatch
+) -> None:
+    """Keep a plan, and drop the oldest: each holds tensors on the device."""
+    if len(plans) >= MOST_PLANS:
+        del plans[next(iter(plans))]
+    plans[key] = plan
 
 
 def drafts_only(

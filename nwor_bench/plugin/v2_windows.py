@@ -21,6 +21,7 @@ from nwor_bench.plugin.late_counts import LateCounts, PendingStep
 from nwor_bench.plugin.layers import attention_layers
 from nwor_bench.plugin.probe import Probe
 from nwor_bench.plugin.rank_vote import RankVote
+from nwor_bench.plugin.refusals import STAGING_STOPPED, DeviceRefusals
 from nwor_bench.plugin.same_step_reads import may_read_this_step
 from nwor_bench.plugin.settings import PluginSettings
 from nwor_bench.plugin.window import close_leftover
@@ -65,6 +66,9 @@ class V2Windows:
         self.window = self._parts.window if self._parts else None
         self.buffers = self._parts.staging if self._parts else None
         self.graphs = self._parts.graphs if self._parts else None
+        self.refusals = DeviceRefusals(self.buffers.errors) if self.buffers else None
+        if self.refusals:
+            self.late.read_with(self.refusals.errors, self.refusals.note)
 
     def set_modes(self, nwor_mode: NworMode, scv_mode: ScvMode) -> None:
         """Switch modes between steps; staging captures its graphs the first time.
@@ -124,6 +128,8 @@ class V2Windows:
         if self._parts is None:
             step.pending.fallback_reason = self.staging_unavailable
             return
+        if self._stopped_staging(step):
+            return
         certain_at_once = may_read_this_step(step.scheduler_output)
         planner = self._parts.planner
         batch, reason = planner.plan(
@@ -135,6 +141,20 @@ class V2Windows:
         step.batch = batch
         self._parts.staging.open(batch)
         self._parts.window.begin(batch)
+
+    def _stopped_staging(self, step: Step) -> bool:
+        """Has staging stopped for good? Then this window's reason is noted."""
+        refusals = self.refusals
+        if refusals is None or (not refusals.stopped and refusals.reason is None):
+            return False
+        if refusals.stopped:
+            step.pending.fallback_reason = STAGING_STOPPED
+            return True
+        if not self._vote.alone:
+            return False  # this window's vote tells the other ranks, and all stop with it
+        step.pending.fallback_reason = refusals.reason
+        refusals.settle(refusals.reason)
+        return True
 
     def _validate_and_commit(self, step: Step, num_sampled: Tensor) -> None:
         """Decide what was accepted, if any mode asks for it, and commit what is staged."""
@@ -161,7 +181,9 @@ class V2Windows:
         self.probe.mark("commit_start")
         if window.accept(accepted, None):
             window.commit()
-        reason = self._vote.settle(window.fallback_reason)
+        assert self.refusals is not None
+        reason = self._vote.settle(self.refusals.to_vote() or window.fallback_reason)
+        self.refusals.settle(reason)
         if reason is not None:
             window.withdraw(reason)
         self.probe.mark("commit_end")
@@ -199,8 +221,8 @@ class V2Windows:
         return self.accumulator.drain()
 
     def device_errors(self) -> list[str]:
-        """What commits complained about since the last call; waits for the device."""
-        return self.buffers.take_errors() if self.buffers else []
+        """What commits refused since the last call; waits for the device."""
+        return self.refusals.take() if self.refusals else []
 
     def set_probe(self, on: bool) -> None:
         """Time each window's phases with CUDA events, or stop doing so."""

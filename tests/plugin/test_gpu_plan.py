@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from types import SimpleNamespace
+from weakref import ref
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 pytest.importorskip("triton")
+from nwor_bench.plugin import gpu_plan
 from nwor_bench.plugin.gpu_plan import (
     DraftCounts,
     WindowPlanner,
@@ -318,3 +320,20 @@ def test_a_step_of_more_rows_than_may_stay_alive_is_copied(most, copied, drafts)
     window, reason = made.plan(input_batch(drafts, [n + 1 for n in drafts]), mappings, None)
     assert reason is None
     assert window.copied is copied
+
+
+def test_plans_that_are_kept_are_bounded(monkeypatch):
+    monkeypatch.setattr(gpu_plan, "MOST_PLANS", 3)
+    captured = replace(equal_drafts(8, 3, torch.device("cpu")), sources="the capture's")
+    made = planner(Graphs({Descriptor(24): captured}))
+    first = None
+    for requests in [*range(1, 9), 1]:
+        batch, mappings = input_batch([2] * requests, [3] * requests), slot_mappings(24)
+        eager, _ = made.plan(batch, mappings, None)
+        equal_to_drafts_only(eager, requests, 3, mappings[1, : 3 * requests])
+        made.plan(batch, mappings, Descriptor(24))
+        first = first or ref(eager)
+        assert len(made._copies) <= 3
+        assert len(made._replays) <= 3
+    del eager
+    assert first() is None

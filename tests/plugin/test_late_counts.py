@@ -126,6 +126,7 @@ def test_a_request_is_known_by_the_name_its_caller_gave():
     assert outer_name("chat-cmpl-5-0a1b2c3d") == "chat-cmpl-5"
     assert outer_name("17") == "17"
 
+
 BATCH = 5_000
 """Steps of a long batch, more than twice what may wait on the device."""
 

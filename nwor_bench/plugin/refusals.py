@@ -25,8 +25,8 @@ WHAT_IS_LOST = (
     "nwor: the device refused a commit (%s, in %d of %d layers). The accepted tokens of that "
     "window are not in the KV cache, though vLLM goes on as if they were. Answers since the last "
     "reading of the counts may be wrong, and so may later answers that hit these blocks in the "
-    "prefix cache. Every window is written directly from now on. Restart the server, and report this: "
-    "no request can cause it, only a fault of nwor-bench"
+    "prefix cache. Every window is written directly from now on. Restart the server, and report "
+    "this: no request can cause it, only a fault of nwor-bench"
 )
 
 

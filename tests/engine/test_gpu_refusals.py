@@ -32,26 +32,26 @@ def test_a_refusal_stops_staging_and_fails_a_sweep(
     assert run_cell(engine, "stage", "graph", prompts).token_ids == stock.token_ids
     hook = getattr(worker_of(engine), HOOK)
     monkeypatch.setattr(late_counts, "MOST_PENDING", 4)  # what a server's clock does
-    drained = hook.drain
-
-    def drain(lengths: dict[str, int] | None) -> Any:
-        found = drained(lengths)
-        if lengths is None:  # before the batch: what an earlier one left is not its own
-            hook.device_errors()
-            hook.buffers.errors[1] = ERROR_SLOT_RANGE
-        else:
-            windows.extend(found)
-        return found
-
+    drain, generate = hook.drain, engine._llm.generate
     windows: list[dict[str, Any]] = []
-    monkeypatch.setattr(hook, "drain", drain)
+
+    def drain_and_keep(lengths: dict[str, int] | None) -> Any:
+        windows[:] = drain(lengths)
+        return windows
+
+    def plant_and_generate(*args: Any, **kwargs: Any) -> Any:
+        hook.buffers.errors[1] = ERROR_SLOT_RANGE
+        return generate(*args, **kwargs)
+
+    monkeypatch.setattr(hook, "drain", drain_and_keep)
+    monkeypatch.setattr(engine._llm, "generate", plant_and_generate)
     with pytest.raises(EngineError, match="layer 1: slot_range"):
         run_cell(engine, "stage", "graph", prompts)
     reasons = [window["fallback_reason"] for window in windows]
     staged = reasons.index("device_refused:slot_range")
     assert reasons[:staged] == [None] * staged
     assert set(reasons[staged + 1 :]) == {"staging_stopped"}
-    monkeypatch.setattr(hook, "drain", drained)
+    monkeypatch.setattr(engine._llm, "generate", generate)
     again = run_cell(engine, "stage", "graph", prompts)
     assert again.token_ids == stock.token_ids
     assert {window["fallback_reason"] for window in again.windows} == {"staging_stopped"}

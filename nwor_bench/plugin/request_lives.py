@@ -21,7 +21,9 @@ def restarted(scheduler_output: Any) -> Mapping[str, int]:
     """
     known = {}
     for new in scheduler_output.scheduled_new_reqs:  # the V2 runner's form
-        tokens = len(new.prefill_token_ids or ()) - new.prompt_len
+        if new.prefill_token_ids is None or new.prompt_token_ids is None:
+            continue  # V1 is given no tokens, and a prompt of embeddings has none
+        tokens = len(new.prefill_token_ids) - len(new.prompt_token_ids)
         if tokens > 0:
             known[new.req_id] = tokens
     cached = scheduler_output.scheduled_cached_reqs  # V1's

@@ -144,16 +144,16 @@ class V2Windows:
 
     def _stopped_staging(self, step: Step) -> bool:
         """Has staging stopped for good? Then this window's reason is noted."""
-        refusals = self.refusals
-        if refusals is None or (not refusals.stopped and refusals.reason is None):
+        refused = self.refusals
+        if refused is None:
             return False
-        if refusals.stopped:
+        if refused.stopped:
             step.pending.fallback_reason = STAGING_STOPPED
             return True
-        if not self._vote.alone:
+        if refused.reason is None or not self._vote.alone:
             return False  # this window's vote tells the other ranks, and all stop with it
-        step.pending.fallback_reason = refusals.reason
-        refusals.settle(refusals.reason)
+        step.pending.fallback_reason = refused.reason
+        refused.settle(refused.reason)
         return True
 
     def _validate_and_commit(self, step: Step, num_sampled: Tensor) -> None:

@@ -140,7 +140,7 @@ def test_a_gpu_gives_the_stock_tokens(
 ) -> None:
     """By reference a full graph has captured whole steps: such a step is written directly."""
     pair = tiny_pair(tmp_path, "draft_model", noise=0.2)
-    arguments = json.dumps({**graphs, "async_scheduling": False})
+    arguments = json.dumps({**graphs, "async_scheduling": False, "enable_prefix_caching": True})
     spec = tiny_spec(
         draft_tokens=K,
         block_size=BLOCK,

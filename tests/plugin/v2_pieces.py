@@ -55,9 +55,15 @@ class PieceStaging(ModelStaging):
 
 
 class PiecePlanner:
-    """Plans every window whole."""
+    """Plans every window whole, and keeps what it was told of certain tokens."""
 
-    def plan(self, input_batch: Any, *_: Any, **__: Any) -> tuple[PieceBatch, None]:
+    def __init__(self) -> None:
+        self.certain_at_once: list[bool] = []
+
+    def plan(
+        self, input_batch: Any, *_: Any, certain_at_once: bool = False
+    ) -> tuple[PieceBatch, None]:
+        self.certain_at_once.append(certain_at_once)
         drafts = tuple(input_batch.num_draft_tokens_per_req.tolist())
         rows = torch.arange(sum(drafts) + len(drafts))
         return PieceBatch(drafts, rows, rows + 100, None), None
@@ -118,10 +124,12 @@ def scheduled(
     )
 
 
-def run_step(hook: Any, requests: Sequence[str], finished: Iterable[str] = ()) -> None:
-    """One step from the scheduler's word to the sampled tokens."""
+def run_step(
+    hook: Any, requests: Sequence[str], finished: Iterable[str] = (), new: Sequence[Any] = ()
+) -> None:
+    """One step from the scheduler's word to the sampled tokens; `new` are its NewRequestData."""
     runner = hook.runner
-    runner.execute_model(scheduled(requests, finished))
+    runner.execute_model(scheduled(requests, finished, new))
     if not requests:
         return
     batch = SimpleNamespace(
@@ -132,7 +140,7 @@ def run_step(hook: Any, requests: Sequence[str], finished: Iterable[str] = ()) -
         num_draft_tokens_per_req=np.full(len(requests), K, dtype=np.int32),
     )
     runner.prepare_attn(batch)
-    if hook.window.is_staging:
+    if hook.window is not None and hook.window.is_staging:
         kv = torch.arange(len(requests) * (K + 1))
         for layer in range(LAYERS):
             assert hook.window.stage(layer, kv, kv)

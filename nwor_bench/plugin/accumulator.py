@@ -5,8 +5,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-MAX_UNDRAINED = 100_000
-"""Windows kept when nobody drains (`vllm serve`); older ones leave only their totals."""
+MAX_UNDRAINED = 10_000
+"""Windows kept where nobody has ever drained (`vllm serve`); older ones leave only their totals."""
+
+MAX_BETWEEN_DRAINS = 1_000_000
+"""Windows kept where somebody drains (a sweep): above an hour of windows in one batch."""
 
 
 @dataclass
@@ -52,14 +55,23 @@ class Accumulator:
     `listener` is told of every window as it is added (the metrics of `vllm serve`).
     """
 
-    windows: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=MAX_UNDRAINED))
+    windows: deque[tuple[WindowCounts, WindowTimes]] = field(default_factory=deque)
     totals: Counter[str] = field(default_factory=Counter)
     fallbacks: Counter[str] = field(default_factory=Counter)
     listener: Callable[[WindowCounts], None] | None = None
+    drained: bool = False
+    """True once somebody has drained, and may be expected to do so again."""
+
+    @property
+    def most_kept(self) -> int:
+        """How many windows wait for a drain."""
+        return MAX_BETWEEN_DRAINS if self.drained else MAX_UNDRAINED
 
     def add(self, counts: WindowCounts, times: WindowTimes) -> None:
         """Remember one finished window."""
-        self.windows.append({**vars(counts), **vars(times)})
+        self.windows.append((counts, times))
+        if len(self.windows) > self.most_kept:
+            self.windows.popleft()
         self.totals["windows"] += 1
         self.totals["draft_tokens"] += counts.draft_tokens
         self.totals["accepted_tokens"] += counts.accepted_tokens
@@ -75,8 +87,9 @@ class Accumulator:
 
     def drain(self) -> list[dict[str, Any]]:
         """Hand out the windows since the last drain, oldest first, and forget them."""
-        drained = list(self.windows)
+        drained = [{**vars(counts), **vars(times)} for counts, times in self.windows]
         self.windows.clear()
+        self.drained = True
         return drained
 
 

@@ -4,6 +4,9 @@ Three shapes. A whole step: every request has a window of equal length, nothing 
 the commit, and no index is needed (`whole_step`); staged by copy, the first token of each is
 written at once (`equal_drafts`). Anything else: only drafts are staged, the other tokens are
 written at once, and the device is told which rows are whose (`drafts_only`).
+
+By reference a window keeps the K/V of its whole step alive in every layer, which vLLM's memory
+profile has not seen. So drafts beside a prefill are copied, and those of very large steps.
 """
 
 from dataclasses import dataclass, replace
@@ -17,6 +20,10 @@ from nwor_bench.plugin.gpu_staging import GpuWindowBatch
 
 if TYPE_CHECKING:  # importing it loads vLLM, which takes seconds and nothing here needs
     from nwor_bench.plugin.graph_sets import StagingGraphs
+
+
+MOST_PLANS = 256
+"""Plans of equal windows kept for the steps to come, by requests and length; the oldest goes."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +46,11 @@ class DraftCounts:
             return None
         return rows if bool((self.per_request == drafts).all()) else None
 
+    @property
+    def windows_alone(self) -> bool:
+        """True for a step without prefill: each request runs its drafts and the token before."""
+        return self.num_tokens == self.total + len(self.per_request)
+
 
 Planned = tuple[GpuWindowBatch | None, str | None]
 """A window, or the reason why this step is written directly."""
@@ -54,6 +66,7 @@ class WindowPlanner:
         graphs: the full CUDA graphs that stage.
         device: where the rows' numbers are kept.
         copied: drafts are copied in every step, not only where they would not stay put.
+        most_referenced: most rows of a step whose K/V may be held by reference; None: any number.
     """
 
     def __init__(
@@ -64,49 +77,66 @@ class WindowPlanner:
         graphs: "StagingGraphs",
         device: torch.device,
         copied: bool = False,
+        most_referenced: int | None = None,
     ):
         self._length = length
         self._group = group
         self._graphs = graphs
         self._copied = copied
+        self._most_referenced = most_referenced
         self._copies: dict[tuple[int, int], GpuWindowBatch] = {}
         self._rows = torch.arange(max_requests * length, device=device)
         self._replays: dict[tuple[int, int], GpuWindowBatch] = {}
 
-    def plan(self, input_batch: Any, slot_mappings: Tensor, descriptor: Any) -> Planned:
+    def plan(
+        self,
+        input_batch: Any,
+        slot_mappings: Tensor,
+        descriptor: Any,
+        certain_at_once: bool = False,
+    ) -> Planned:
         """The window of one step.
 
         Args:
             input_batch: vLLM's, with at least one request that has drafts scheduled.
             slot_mappings: [groups, num_tokens, padded] int64, vLLM's own buffer.
             descriptor: which CUDA graph will run the step; None without graphs.
+            certain_at_once: another request may read the certain tokens in this very step
+                (`may_read_this_step`), so they must not wait for the commit.
         """
         # By the names of vLLM's CUDAGraphMode.
         mode = "NONE" if descriptor is None else descriptor.cg_mode.name
         if mode == "FULL":
+            if certain_at_once and not self._copied:
+                return None, "prefix_hit_in_full_graph"  # its capture writes nothing at once
             return self._replay(input_batch, slot_mappings, descriptor)
         if input_batch.num_draft_tokens == 0:
             return None, "no_drafts"
         counts = DraftCounts(input_batch.num_draft_tokens_per_req, input_batch.num_tokens)
         slot_mapping = slot_mappings[self._group]
         length = counts.uniform_length()
+        copied = self._copied or mode == "PIECEWISE" or not self._may_hold(counts)
         if mode == "NONE" and length is not None and length <= self._length:
-            if self._copied:
+            if copied or certain_at_once:
                 return self._copy(len(counts.per_request), length, slot_mapping), None
             rows = self._rows[: counts.num_tokens]
             return whole_step(counts, length, rows, slot_mapping[: counts.num_tokens]), None
-        copied = self._copied or mode == "PIECEWISE"
         batch = drafts_only(counts, input_batch.query_start_loc_np, slot_mapping, copied=copied)
         if batch.max_query_len > self._length:
             return None, "window_beside_prefill_of_its_request"
         return batch, None
+
+    def _may_hold(self, counts: DraftCounts) -> bool:
+        """May the K/V of this whole step stay alive, in every layer, until the commit?"""
+        most = self._most_referenced
+        return counts.windows_alone and (most is None or counts.num_tokens <= most)
 
     def _copy(self, requests: int, length: int, slot_mapping: Tensor) -> GpuWindowBatch:
         """Equal windows outside a graph: their numbers are made once, only slots change."""
         ready = self._copies.get((requests, length))
         if ready is None:
             ready = equal_drafts(requests, length, slot_mapping.device)
-            self._copies[requests, length] = ready
+            _keep(self._copies, (requests, length), ready)
         set_slots(ready, slot_mapping)
         return ready
 
@@ -130,10 +160,19 @@ class WindowPlanner:
             ready = replace(captured, num_draft_tokens=(drafts,) * requests)
             if not captured.copied:
                 ready = replace(ready, slots=slot_mappings[self._group, :tokens])
-            self._replays[tokens, requests] = ready
+            _keep(self._replays, (tokens, requests), ready)
         if ready.copied:
             set_slots(ready, slot_mappings[self._group, :tokens])
         return ready, None
+
+
+def _keep(
+    plans: dict[tuple[int, int], GpuWindowBatch], key: tuple[int, int], plan: GpuWindowBatch
+) -> None:
+    """Keep a plan, and drop the oldest: each holds tensors on the device."""
+    if len(plans) >= MOST_PLANS:
+        del plans[next(iter(plans))]
+    plans[key] = plan
 
 
 def drafts_only(

@@ -7,6 +7,7 @@ Either way one launch commits all layers, and nothing waits for the device: what
 complain about is read late.
 """
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -22,6 +23,8 @@ from nwor_bench.plugin.window import WindowBatch
 from nwor_kernels.commit.plan import CommitPlan
 from nwor_kernels.commit.sources import StagedSources
 from nwor_kernels.metadata import error_names
+
+logger = logging.getLogger("vllm.nwor_bench")
 
 Launch = Callable[[Tensor], None]
 """Launches a commit for these counts, [requests] int32 on the device."""
@@ -100,7 +103,9 @@ class GpuStaging:
         try:
             self._plan = CommitPlan(caches, *(scales or (None, None)))
         except ValueError as refusal:
-            raise StagingUnavailable(f"commit:{refusal}") from refusal
+            logger.warning("nwor: windows are written directly: %s", refusal)
+            # The reason is a label of a metric, so it holds none of the message's numbers.
+            raise StagingUnavailable("commit:caches_do_not_fit") from refusal
         self._cache = caches[0]
         device = self._cache.device
         self._counts_of_all = torch.full((capacity,), EVERY_ROW, dtype=torch.int32, device=device)
@@ -110,7 +115,8 @@ class GpuStaging:
         self._bound: dict[tuple[StagedSources, int], Launch] = {}
         self.keys: list[Tensor] = []
         self.values: list[Tensor] = []
-        self._holds_layers = True  # so that the first reset makes the lists
+        self._holds_layers = True  # so that this reset makes the lists
+        self.reset()
         self._collected: StagedSources | None = None
         self._buffers: CopyBuffers | None = None
         self.l2: PersistingL2 | None = None
@@ -121,6 +127,25 @@ class GpuStaging:
         if self._buffers is None:
             self._buffers = CopyBuffers.create(self.layers, self.capacity)
         return self._buffers
+
+    def allocate(self) -> str | None:
+        """Allocate what copies go to; the fallback reason where there is no memory for it.
+
+        Called as staging is switched on, which is after vLLM has profiled its memory and taken
+        its cache: requests x k rows a layer have to fit into what vLLM left free. Mode off never
+        allocates it, and a window, in which vLLM may hold most of that memory, never has to.
+        """
+        try:
+            self._buffers = self.buffers
+        except torch.OutOfMemoryError:
+            logger.exception(
+                "nwor: no memory for the copies of %d draft tokens in %d layers; windows are "
+                "written directly. Lower --gpu-memory-utilization or --max-num-seqs",
+                self.capacity,
+                self.num_layers,
+            )
+            return "copy_buffers:OutOfMemoryError"
+        return None
 
     @property
     def bytes_per_token(self) -> int:
@@ -141,7 +166,12 @@ class GpuStaging:
         self._through = through
 
     def reset(self) -> None:
-        """Forget the last window; one that a graph replayed has left nothing here."""
+        """Let go of the last window's K/V; one that a graph replayed has left nothing here.
+
+        The commit may still be running. Its stream is the one that the K/V were allocated on, so
+        PyTorch gives their memory only to kernels that run after it.
+        """
+        self._batch = self._through = None
         if self._holds_layers:
             self.keys = [self._cache] * self.num_layers
             self.values = [self._cache] * self.num_layers

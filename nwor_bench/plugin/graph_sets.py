@@ -135,12 +135,11 @@ class StagingGraphs:
             )
             if not self._window.is_staging:
                 raise RuntimeError("staging fell back while a graph was captured")
-        # Built after the capture: the last forward is the one that was captured. The tensors
-        # themselves are let go, so that the next shape can have their memory.
-        sources = StagedSources(self._staging.keys, self._staging.values)
+            # Built after the capture: the last forward is the one that was captured. The tensors
+            # are let go as the window ends, so that the next shape can have their memory.
+            sources = StagedSources(self._staging.keys, self._staging.values)
         captured = replace(batch, sources=sources)
         self._staging.warm_up(captured)
-        self._staging.reset()
         return captured
 
     def _padding(self, desc: BatchExecutionDescriptor) -> GpuWindowBatch:

@@ -1,14 +1,15 @@
 """Windows counted after the fact: the V2 runner's, and any with async scheduling.
 
 Accepted counts stay on the device while the engine runs: a step leaves behind the tensor that
-vLLM computed anyway, and draining reads all of them in one copy. Under async scheduling the
-engine also runs windows of requests that have already finished; vLLM does not count those, and
-here they are counted apart.
+vLLM computed anyway, and one copy reads those of many steps. Under async scheduling the engine
+also runs windows of requests that have already finished; vLLM does not count those, and here they
+are counted apart. Which they are is known when the requests' lengths are: counts may be read
+earlier, to bound what waits on the device, but windows are recorded when they are drained.
 """
 
 import logging
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -23,7 +24,7 @@ from nwor_bench.records import SETTLING
 logger = logging.getLogger("vllm.nwor_bench")
 
 MOST_PENDING = 2_000
-"""Steps kept on the device when nobody drains (`vllm serve`); then one copy reads them."""
+"""Steps whose counts wait on the device; then one copy reads them."""
 
 
 @dataclass(slots=True)
@@ -53,6 +54,10 @@ class PendingStep:
     period_s: float | None = None
     marks: Marks = field(default_factory=dict)
     times: WindowTimes | None = None
+    finished: Collection[str] = ()
+    """Requests that ended before this step."""
+    restarted: Mapping[str, int] = field(default_factory=dict)
+    """Requests that start again with this step, and the tokens that they have."""
 
     @property
     def is_window_alone(self) -> bool:
@@ -60,6 +65,20 @@ class PendingStep:
         if self.drafts is None:
             return False
         return self.num_tokens == int(self.drafts.sum()) + len(self.drafts)
+
+
+@dataclass(slots=True)
+class _ReadWindow:
+    """A window whose counts are on the host, not yet recorded.
+
+    `before` are the tokens that each request had when the window began.
+    """
+
+    step: PendingStep
+    num_sampled: list[int]
+    before: list[int]
+    steady: bool
+    phases: dict[str, float]
 
 
 class LateCounts:
@@ -76,9 +95,23 @@ class LateCounts:
         self._num_layers = num_layers
         self._debug = debug
         self._pending: deque[PendingStep] = deque()
+        self._read: deque[_ReadWindow] = deque()
         self._sampled_before: dict[str, int] = {}
+        self._finished: set[str] = set()
+        self._restarted: dict[str, int] = {}
         self._last: PendingStep | None = None
         self._alone_in_a_row = 0
+        self._also: Tensor | None = None
+        self._take_also: Callable[[list[int]], None] | None = None
+
+    @property
+    def requests_known(self) -> int:
+        """Requests whose tokens are counted: those whose end has not been read."""
+        return len(self._sampled_before)
+
+    def read_with(self, tensor: Tensor, take: Callable[[list[int]], None]) -> None:
+        """Have `tensor` [n] int32, on the steps' device, read with every copy of counts."""
+        self._also, self._take_also = tensor, take
 
     def step_started(self, now: float) -> None:
         """A step begins on the host: the one before it lasted until now."""
@@ -86,12 +119,23 @@ class LateCounts:
         if last is not None:
             last.period_s = now - last.started
 
+    def note_requests(self, finished: Collection[str], restarted: Mapping[str, int]) -> None:
+        """What the scheduler says as it sends a step (see `request_lives`)."""
+        if finished:
+            self._finished.update(finished)
+        if restarted:
+            self._restarted.update(restarted)
+
     def add(self, step: PendingStep) -> None:
         """Remember a finished step."""
+        if self._finished:
+            step.finished, self._finished = self._finished, set()
+        if self._restarted:
+            step.restarted, self._restarted = self._restarted, {}
         self._pending.append(step)
         self._last = step
         if len(self._pending) > MOST_PENDING:
-            self.resolve(None)
+            self._read_pending()
 
     def resolve(self, output_lengths: dict[str, int] | None) -> None:
         """Read the counts of all pending steps in one copy and record their windows.
@@ -100,42 +144,68 @@ class LateCounts:
             output_lengths: tokens that each finished request returned, by its outer name; None
                 where nobody knows (`vllm serve`): every window then counts.
         """
-        steps = list(self._pending)
-        self._pending.clear()
-        counts = _read_all([step.num_sampled for step in steps])
-        for step, num_sampled in zip(steps, counts, strict=True):
-            self._resolve_step(step, num_sampled, output_lengths)
+        self._read_pending()
+        while self._read:
+            self._settle(self._read.popleft(), output_lengths)
         if output_lengths is not None:
             self._sampled_before.clear()
             self._last = None
             self._alone_in_a_row = 0
 
-    def _resolve_step(
-        self, step: PendingStep, num_sampled: list[int], lengths: dict[str, int] | None
-    ) -> None:
+    def _read_pending(self) -> None:
+        """Bring all pending counts to the host, in one copy."""
+        steps = list(self._pending)
+        self._pending.clear()
+        lists = _read_all([step.num_sampled for step in steps], self._also)
+        if self._take_also is not None and len(lists) > len(steps):
+            self._take_also(lists.pop())
+        for step, num_sampled in zip(steps, lists, strict=True):
+            self._count(step, num_sampled)
+        self._forget(self._finished)  # all of their steps have been read
+        self._finished = set()
+        while len(self._read) > self._accumulator.most_kept:
+            self._settle(self._read.popleft(), None)
+
+    def _forget(self, req_ids: Collection[str]) -> None:
+        for req_id in req_ids:
+            self._sampled_before.pop(req_id, None)
+
+    def _count(self, step: PendingStep, num_sampled: list[int]) -> None:
+        """Count on, and keep what the window's record needs; in the steps' order."""
+        self._forget(step.finished)
+        self._sampled_before.update(step.restarted)
+        step.finished, step.restarted, step.num_sampled = (), {}, None
         before = [self._sampled_before.get(req_id, 0) for req_id in step.req_ids]
         for req_id, already, new in zip(step.req_ids, before, num_sampled, strict=False):
             self._sampled_before[req_id] = already + new
         steady = self._alone_in_a_row >= SETTLING
         self._alone_in_a_row = self._alone_in_a_row + 1 if step.is_window_alone else 0
-        if step.drafts is None:
-            return
-        if not steady:
+        if step.drafts is not None:
+            phases = durations(step.marks)
+            step.marks = {}
+            self._read.append(_ReadWindow(step, num_sampled, before, steady, phases))
+
+    def _settle(self, window: _ReadWindow, lengths: dict[str, int] | None) -> None:
+        """Record one window: which of its requests had finished before it began?"""
+        step = window.step
+        assert step.drafts is not None
+        if not window.steady:
             step.period_s = None
         drafts = step.drafts.tolist()
         accepted = [
             min(max(n - 1, 0), d)
-            for n, d in zip(num_sampled or [0] * len(drafts), drafts, strict=True)
+            for n, d in zip(window.num_sampled or [0] * len(drafts), drafts, strict=True)
         ]
         counted = [
             lengths is None or already < lengths.get(outer_name(req_id), already + 1)
-            for req_id, already in zip(step.req_ids, before, strict=True)
+            for req_id, already in zip(step.req_ids, window.before, strict=True)
         ]
-        self._record(step, drafts, accepted, counted)
+        self._record(window, drafts, accepted, counted)
 
     def _record(
-        self, step: PendingStep, drafts: list[int], accepted: list[int], counted: list[bool]
+        self, window: _ReadWindow, drafts: list[int], accepted: list[int], counted: list[bool]
     ) -> None:
+        step = window.step
         valid = valid_drafts(drafts, step.req_ids, step.invalid_drafts)
         kept = [n for n, counts in zip(valid, counted, strict=True) if counts]
         kept_accepted = [n for n, counts in zip(accepted, counted, strict=True) if counts]
@@ -158,7 +228,7 @@ class LateCounts:
             accepted_per_position=accepted_at,
             drafts_per_position=drafted_at,
         )
-        self._accumulator.add(counts, step.times or _times(step))
+        self._accumulator.add(counts, step.times or _times(window))
         if self._debug:
             logger.info("nwor window: accepted %s of %s; %s", accepted, drafts, counts)
 
@@ -168,7 +238,9 @@ def outer_name(req_id: str) -> str:
     return req_id.rpartition("-")[0] or req_id
 
 
-def _times(step: PendingStep) -> WindowTimes:
+def _times(window: _ReadWindow) -> WindowTimes:
+    step = window.step
+
     def ms(seconds: float | None) -> float | None:
         return None if seconds is None else seconds * 1e3
 
@@ -176,17 +248,24 @@ def _times(step: PendingStep) -> WindowTimes:
         wall_ms=ms(step.period_s),
         hook_ms=ms(step.hook_s),
         scv_host_ms=ms(step.scv_s),
-        **durations(step.marks),
+        **window.phases,
     )
 
 
-def _read_all(counts: list[Tensor | None]) -> list[list[int]]:
-    """Every step's counts as host lists, with one copy from the device."""
+def _read_all(counts: list[Tensor | None], also: Tensor | None) -> list[list[int]]:
+    """Every step's counts as host lists, with one copy from the device.
+
+    If anything is copied, `also` comes with it, as one list more.
+    """
     there = [tensor for tensor in counts if tensor is not None]
+    if there and also is not None:
+        there.append(also)
+        counts = [*counts, also]
     flat = torch.cat(there).tolist() if there else []
     lists: list[list[int]] = []
+    start = 0
     for tensor in counts:
-        size = 0 if tensor is None else tensor.numel()
-        lists.append(flat[:size])
-        flat = flat[size:]
+        end = start + (0 if tensor is None else tensor.numel())
+        lists.append(flat[start:end])
+        start = end
     return lists

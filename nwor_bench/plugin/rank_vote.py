@@ -34,6 +34,11 @@ class RankVote:
         group = get_tp_group()
         return cls(group.cpu_group if group.world_size > 1 else None)
 
+    @property
+    def alone(self) -> bool:
+        """True for one rank: what it decides needs nobody's word."""
+        return self._group is None
+
     def settle(self, reason: str | None, num_accepted: Sequence[int] = ()) -> str | None:
         """Why every rank falls back, or None if none has to.
 

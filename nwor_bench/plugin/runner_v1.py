@@ -25,6 +25,7 @@ from nwor_bench.plugin.late_counts import LateCounts, PendingStep
 from nwor_bench.plugin.layers import attention_layers, stageable_layers
 from nwor_bench.plugin.patching import Patch, PatchSet
 from nwor_bench.plugin.rank_vote import RankVote
+from nwor_bench.plugin.request_lives import finished, restarted
 from nwor_bench.plugin.staging import StagingBuffers, StagingUnavailable
 from nwor_bench.plugin.validation import Validation, ValidationRefused, Validator
 from nwor_bench.plugin.window import Window, WindowBatch, close_leftover
@@ -135,6 +136,8 @@ class V1RunnerHook:
     def _wrap_execute_model(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def execute_model(scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
             self._close_leftover()
+            if self.late is not None:
+                self.late.note_requests(finished(scheduler_output), restarted(scheduler_output))
             self._scheduler_output = scheduler_output
             started = time.perf_counter()
             try:

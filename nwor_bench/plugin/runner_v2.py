@@ -13,6 +13,7 @@ from typing import Any
 from nwor_bench.plugin.invalid_drafts import invalid_drafts
 from nwor_bench.plugin.late_counts import PendingStep
 from nwor_bench.plugin.patching import Patch, PatchSet
+from nwor_bench.plugin.request_lives import finished, restarted
 from nwor_bench.plugin.settings import PluginSettings
 from nwor_bench.plugin.v2_windows import Step, V2Windows
 
@@ -56,9 +57,12 @@ class V2RunnerHook(V2Windows):
 
     def _wrap_execute_model(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def execute_model(scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
-            if kwargs.get("dummy_run") or not scheduler_output.total_num_scheduled_tokens:
+            if kwargs.get("dummy_run"):
                 return original(scheduler_output, *args, **kwargs)
             self._close_leftover()
+            self.late.note_requests(finished(scheduler_output), restarted(scheduler_output))
+            if not scheduler_output.total_num_scheduled_tokens:
+                return original(scheduler_output, *args, **kwargs)
             now = time.perf_counter()
             self.late.step_started(now)
             has_window = bool(scheduler_output.scheduled_spec_decode_tokens)

@@ -21,6 +21,8 @@ from nwor_bench.plugin.late_counts import LateCounts, PendingStep
 from nwor_bench.plugin.layers import attention_layers
 from nwor_bench.plugin.probe import Probe
 from nwor_bench.plugin.rank_vote import RankVote
+from nwor_bench.plugin.refusals import STAGING_STOPPED, DeviceRefusals
+from nwor_bench.plugin.same_step_reads import may_read_this_step
 from nwor_bench.plugin.settings import PluginSettings
 from nwor_bench.plugin.window import close_leftover
 from nwor_bench.records import NworMode, ScvMode
@@ -64,6 +66,9 @@ class V2Windows:
         self.window = self._parts.window if self._parts else None
         self.buffers = self._parts.staging if self._parts else None
         self.graphs = self._parts.graphs if self._parts else None
+        self.refusals = DeviceRefusals(self.buffers.errors) if self.buffers else None
+        if self.refusals:
+            self.late.read_with(self.refusals.errors, self.refusals.note)
 
     def set_modes(self, nwor_mode: NworMode, scv_mode: ScvMode) -> None:
         """Switch modes between steps; staging captures its graphs the first time.
@@ -75,6 +80,8 @@ class V2Windows:
         self.validator.switch(scv_mode)
         if scv_mode is not ScvMode.OFF:
             self.validator.warm_up(self.runner.num_speculative_steps)
+        if nwor_mode is NworMode.STAGE:
+            self._allocate_copies()
         if self._parts is None:
             return
         patches, l2 = self._parts.attention, self._parts.staging.l2
@@ -86,6 +93,16 @@ class V2Windows:
             self._parts.graphs.give_up(self._vote.settle(self._parts.graphs.unavailable))
         elif nwor_mode is NworMode.OFF:
             self._stock_attention()
+
+    def _allocate_copies(self) -> None:
+        """Give windows the memory that copies need, or none to stage on any rank."""
+        if self._parts is None:
+            return
+        reason = self._vote.settle(self._parts.staging.allocate())
+        if reason is not None:
+            self._stock_attention()
+            self.staging_unavailable = reason
+            self._parts = self.window = self.buffers = self.graphs = None
 
     def _stock_attention(self) -> None:
         """Give the target layers their own methods back, and the L2 cache its usual size."""
@@ -111,13 +128,33 @@ class V2Windows:
         if self._parts is None:
             step.pending.fallback_reason = self.staging_unavailable
             return
-        batch, reason = self._parts.planner.plan(input_batch, slot_mappings, self._descriptor)
+        if self._stopped_staging(step):
+            return
+        certain_at_once = may_read_this_step(step.scheduler_output)
+        planner = self._parts.planner
+        batch, reason = planner.plan(
+            input_batch, slot_mappings, self._descriptor, certain_at_once=certain_at_once
+        )
         if batch is None:
             step.pending.fallback_reason = reason
             return
         step.batch = batch
         self._parts.staging.open(batch)
         self._parts.window.begin(batch)
+
+    def _stopped_staging(self, step: Step) -> bool:
+        """Has staging stopped for good? Then this window's reason is noted."""
+        refused = self.refusals
+        if refused is None:
+            return False
+        if refused.stopped:
+            step.pending.fallback_reason = STAGING_STOPPED
+            return True
+        if refused.reason is None or not self._vote.alone:
+            return False  # this window's vote tells the other ranks, and all stop with it
+        step.pending.fallback_reason = refused.reason
+        refused.settle(refused.reason)
+        return True
 
     def _validate_and_commit(self, step: Step, num_sampled: Tensor) -> None:
         """Decide what was accepted, if any mode asks for it, and commit what is staged."""
@@ -144,7 +181,9 @@ class V2Windows:
         self.probe.mark("commit_start")
         if window.accept(accepted, None):
             window.commit()
-        reason = self._vote.settle(window.fallback_reason)
+        assert self.refusals is not None
+        reason = self._vote.settle(self.refusals.to_vote() or window.fallback_reason)
+        self.refusals.settle(reason)
         if reason is not None:
             window.withdraw(reason)
         self.probe.mark("commit_end")
@@ -182,8 +221,8 @@ class V2Windows:
         return self.accumulator.drain()
 
     def device_errors(self) -> list[str]:
-        """What commits complained about since the last call; waits for the device."""
-        return self.buffers.take_errors() if self.buffers else []
+        """What commits refused since the last call; waits for the device."""
+        return self.refusals.take() if self.refusals else []
 
     def set_probe(self, on: bool) -> None:
         """Time each window's phases with CUDA events, or stop doing so."""

@@ -68,7 +68,7 @@ class Staging(Protocol):
     num_layers: int
 
     def reset(self) -> None:
-        """Forget the last window."""
+        """Forget the last window, and let go of its tensors; called as each window ends."""
 
     def stage(self, layer: int, key: Tensor, value: Tensor, rows: Tensor) -> str:
         """Hold the rows' K/V of one layer."""
@@ -128,13 +128,13 @@ class Window:
         """
         if self.state is not State.IDLE:
             raise WindowError(f"begin() while a window is {self.state.value}")
-        self.staging.reset()
         self.batch = batch
         self.state = State.OPEN
         self._repeats = repeats
 
     def forget(self) -> None:
         """Drop a window whose tokens were never real: a capture's dummy batch."""
+        self.staging.reset()
         self.state = State.IDLE
         self.batch = self._accepted = self._reason = None
         self._staged_layers = set()
@@ -230,6 +230,8 @@ class Window:
             outcome = Outcome(self.batch.total, self._committed_tokens, None)
         else:
             outcome = Outcome(0, 0, self._reason)
+        # Now, not as the next window begins: by reference the K/V of the whole step are alive.
+        self.staging.reset()
         self.state = State.IDLE
         self.batch = self._accepted = self._reason = None
         self._committed_tokens = 0

@@ -52,6 +52,22 @@ def staging_fails(worker: Any) -> None:
     buffers.stage = broken
 
 
+def commit_is_refused(worker: Any) -> None:
+    """The device refuses every commit of this rank, which reads its counts after four steps."""
+    from nwor_bench.plugin import late_counts
+    from nwor_kernels.metadata import ERROR_SLOT_RANGE
+
+    buffers = worker.nwor_hook.buffers
+    commit = buffers.commit
+
+    def refused(*args: Any) -> Any:
+        buffers.errors[0] = ERROR_SLOT_RANGE
+        return commit(*args)
+
+    buffers.commit = refused
+    late_counts.MOST_PENDING = 4
+
+
 def commit_fails(worker: Any) -> None:
     """Nothing can be committed."""
 

@@ -9,9 +9,17 @@ import pytest
 import torch
 from checklist_rows import check_grammar
 from engine_tools import EAGER, FULL, eagle_pair, prompts_of, run_cell, tiny_pair, tiny_spec, total
-from rank_faults import on_ranks, planted, staging_fails, watch_slots, watched_slots
+from rank_faults import (
+    commit_is_refused,
+    on_ranks,
+    planted,
+    staging_fails,
+    watch_slots,
+    watched_slots,
+)
 
 from nwor_bench.engine import VllmEngine
+from nwor_bench.errors import EngineError
 from nwor_bench.pairs import resolve_pair
 
 pytestmark = [
@@ -89,6 +97,25 @@ def test_drafter_layers_behind_32_target_layers_are_not_staged(
     assert staged.rank_disagreement is None
     assert max(window["draft_tokens"] for window in staged.windows) == 16 * 8
     assert total(staged, "stage_operations") == 32 * total(staged, "staged_tokens") > 0
+
+
+def test_ranks_stop_staging_with_the_same_window(
+    tmp_path: Path, start_engine: Callable[..., VllmEngine]
+) -> None:
+    """One rank alone reads that a commit was refused; a staged window's vote tells the other."""
+    spec = tiny_spec(draft_tokens=4, tensor_parallel_size=2, engine_args=json.dumps(EAGER))
+    engine = start_engine(tiny_pair(tmp_path, "draft_model"), spec)
+    prompts = prompts_of([20, 30, 40, 50])
+    stock = run_cell(engine, "off", "off", prompts)
+    with (
+        planted(engine, commit_is_refused, rank=1),
+        pytest.raises(EngineError, match="layer 0: slot_range"),
+    ):
+        run_cell(engine, "stage", "off", prompts)
+    after = run_cell(engine, "stage", "off", prompts)
+    assert after.token_ids == stock.token_ids
+    assert after.rank_disagreement is None
+    assert {window["fallback_reason"] for window in after.windows} == {"staging_stopped"}
 
 
 @pytest.mark.row("structured output")

@@ -5,6 +5,7 @@ replays of a captured shape with padding, both ways to commit, and windows that 
 """
 
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 from weakref import ref
 
 import numpy as np
@@ -18,6 +19,7 @@ from torch import Tensor
 pytest.importorskip("triton")
 from nwor_bench.plugin.gpu_plan import (
     DraftCounts,
+    WindowPlanner,
     drafts_only,
     equal_drafts,
     set_slots,
@@ -25,7 +27,7 @@ from nwor_bench.plugin.gpu_plan import (
 )
 from nwor_bench.plugin.gpu_staging import GpuStaging, GpuWindowBatch
 from nwor_bench.plugin.staging import LayerCache, write_kv_cache
-from nwor_bench.plugin.window import Window
+from nwor_bench.plugin.window import Window, close_leftover
 from nwor_kernels.commit.sources import StagedSources
 
 LAYERS, KV_HEADS, WIDTHS, BLOCK_SIZE = 2, 2, (16, 8), 4
@@ -160,11 +162,10 @@ class Bench:
             for layer in range(LAYERS):
                 key, value = (kind[layer] for kind in self.inputs)
                 assert self.window.stage(layer, key, value)
-        self.window.forget()
         sources = StagedSources(self.staging.keys, self.staging.values)
+        self.window.forget()
         captured = replace(batch, sources=sources)
         self.staging.warm_up(captured)
-        self.staging.reset()
         return captured
 
     def graph(self, step: Step, batch: GpuWindowBatch) -> None:
@@ -224,17 +225,74 @@ def test_equal_windows_are_committed_alike_by_copy_and_by_reference(
         bench.expect(step, step.kept())
 
 
-def test_a_window_lets_go_of_what_the_one_before_held(triton_device):
+def end_by_commit(bench: Bench, step: Step) -> None:
+    bench.settle(step, in_commit=False)
+
+
+def end_by_abort(bench: Bench, step: Step) -> None:
+    bench.window.abort("planted")
+    bench.window.close()
+
+
+def end_by_withdrawal(bench: Bench, step: Step) -> None:
+    assert bench.window.accept(step.accepted(), None)
+    assert bench.window.commit()
+    bench.window.withdraw("planted")
+    bench.window.close()
+
+
+def end_of_a_step_that_died(bench: Bench, step: Step) -> None:
+    assert close_leftover(bench.window) is not None
+
+
+@pytest.mark.parametrize(
+    "end", [end_by_commit, end_by_abort, end_by_withdrawal, end_of_a_step_that_died]
+)
+def test_a_window_lets_go_of_the_steps_tensors_as_it_ends(triton_device, end):
+    """Not as the next one begins: in between the drafter runs, and perhaps a large prefill."""
     step = make_step([(3, 2), (3, 2)], 0, triton_device)
     rows = torch.arange(step.tokens, device=triton_device)
-    batch = whole_step(step.counts, 3, rows, step.slots)
     bench = bench_for(step)
     for _ in range(3):
-        bench.run(step, batch, in_commit=False)
-        held = [ref(tensor) for tensor in (*bench.staging.keys, *bench.staging.values)]
+        batch = whole_step(step.counts, 3, rows, step.slots)
         bench.begin(batch)
+        bench.forward(step, batch)
+        held = [ref(tensor) for tensor in (*bench.staging.keys, *bench.staging.values)]
+        planned = ref(batch)
+        assert None not in [tensor() for tensor in held]
+        end(bench, step)
+        del batch
         assert [tensor() for tensor in held] == [None] * (2 * LAYERS)
-        bench.window.forget()
+        assert planned() is None
+
+
+def test_a_mixed_step_holds_copies_of_its_drafts_and_nothing_of_the_step(triton_device):
+    """A request with drafts beside a prefill of 50 tokens, planned as the V2 runner's hook does."""
+    step = make_step([(3, 2), (50, 0)], 5, triton_device)
+    planner = WindowPlanner(3, 0, 2, None, triton_device)
+    input_batch = SimpleNamespace(
+        num_reqs=2,
+        num_tokens=step.tokens,
+        num_draft_tokens=2,
+        num_draft_tokens_per_req=np.array(step.drafts, dtype=np.int32),
+        query_start_loc_np=np.array([0, *step.ends], dtype=np.int32),
+    )
+    batch, reason = planner.plan(input_batch, step.slots[None], None)
+    assert reason is None
+    bench = Bench(4, 4 * step.tokens, triton_device)
+    bench.begin(batch)
+    seen = []
+    for layer in range(LAYERS):
+        key, value = step.keys[layer].clone(), step.values[layer].clone()
+        seen += [ref(key), ref(value)]
+        assert bench.window.stage(layer, key, value)
+        write_kv_cache(key, value, bench.caches[layer], batch.direct_slots)
+        del key, value
+        assert [tensor() for tensor in seen] == [None] * len(seen)  # while the forward still runs
+    held = {t.untyped_storage().data_ptr() for t in (*bench.staging.keys, *bench.staging.values)}
+    assert held == {bench.staging.buffers.memory.untyped_storage().data_ptr()}
+    bench.settle(step, in_commit=False)
+    bench.expect(step, step.kept())
 
 
 @settings(deadline=None, max_examples=12)

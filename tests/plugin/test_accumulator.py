@@ -92,8 +92,20 @@ def test_undrained_windows_are_bounded_and_still_count(monkeypatch):
     assert [window["draft_tokens"] for window in kept.drain()] == [3, 4, 5]
 
 
-def test_the_bound_holds_as_shipped():
-    assert Accumulator().windows.maxlen == accumulator.MAX_UNDRAINED
+def test_a_batch_keeps_every_window_once_somebody_drains(monkeypatch):
+    monkeypatch.setattr(accumulator, "MAX_UNDRAINED", 3)
+    kept = Accumulator()
+    assert kept.drain() == []  # as a sweep does before its first batch
+    for drafts in range(1, 6):
+        kept.add(one_window(drafts), WindowTimes())
+    assert [window["draft_tokens"] for window in kept.drain()] == [1, 2, 3, 4, 5]
+
+
+def test_the_bounds_as_shipped():
+    kept = Accumulator()
+    assert kept.most_kept == accumulator.MAX_UNDRAINED
+    kept.drain()
+    assert kept.most_kept == accumulator.MAX_BETWEEN_DRAINS
 
 
 @given(

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from types import SimpleNamespace
+from weakref import ref
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 pytest.importorskip("triton")
+from nwor_bench.plugin import gpu_plan
 from nwor_bench.plugin.gpu_plan import (
     DraftCounts,
     WindowPlanner,
@@ -253,3 +255,85 @@ def test_a_shape_that_was_not_captured_is_written_directly():
     assert planned == (None, "graph_capture:OutOfMemoryError")
     uneven = made.plan(input_batch([2, 1], [3, 3]), slot_mappings(6), Descriptor(6))
     assert uneven == (None, "full_graph_with_uneven_windows")
+
+
+def certain_slots(window, mappings, rows=3):
+    """Slots of each request's certain token that are written at once, before attention reads."""
+    if window.direct_slots is None:
+        return []
+    direct = window.direct_slots.tolist()
+    return [slot for slot in mappings[1].tolist()[::rows] if slot in direct]
+
+
+@pytest.mark.parametrize("copied", [False, True])
+@pytest.mark.parametrize("mode", [None, "NONE", "PIECEWISE"])
+def test_certain_tokens_are_written_at_once_for_a_request_that_reads_them(copied, mode):
+    """A new request may hit the block that another one's certain token completes in this step."""
+    descriptor = None if mode is None else SimpleNamespace(cg_mode=SimpleNamespace(name=mode))
+    mappings = slot_mappings(6)
+    window, reason = planner(copied=copied).plan(
+        input_batch([2, 2], [3, 3]), mappings, descriptor, certain_at_once=True
+    )
+    assert reason is None
+    assert certain_slots(window, mappings) == mappings[1].tolist()[::3]
+    assert (window.total, window.certain) == (4, 0)
+    assert sorted(window.slots.tolist()) == sorted(mappings[1].view(2, 3)[:, 1:].flatten().tolist())
+
+
+def test_a_graph_that_captured_whole_steps_does_not_replay_such_a_step():
+    counts = DraftCounts(np.full(2, 2, dtype=np.int32), 6)
+    captured = whole_step(counts, 3, torch.arange(6), torch.full((6,), -1))
+    captured = replace(captured, sources="the capture's")
+    made = planner(Graphs({Descriptor(6): captured}), copied=False)
+    batch, mappings = input_batch([2, 2], [3, 3]), slot_mappings(6)
+    planned = made.plan(batch, mappings, Descriptor(6), certain_at_once=True)
+    assert planned == (None, "prefix_hit_in_full_graph")
+    window, reason = made.plan(batch, mappings, Descriptor(6))
+    assert (window.certain, reason) == (1, None)  # the next step is staged again
+
+
+def test_a_graph_that_copies_writes_certain_tokens_and_replays_such_a_step():
+    captured = replace(equal_drafts(2, 3, torch.device("cpu")), sources="the capture's")
+    made = planner(Graphs({Descriptor(6): captured}), copied=True)
+    mappings = slot_mappings(6)
+    batch = input_batch([2, 2], [3, 3])
+    window, reason = made.plan(batch, mappings, Descriptor(6), certain_at_once=True)
+    assert reason is None
+    assert certain_slots(window, mappings) == mappings[1].tolist()[::3]
+
+
+def test_drafts_beside_a_prefill_are_copied():
+    """By reference every layer's K/V of the whole step would stay alive until the next window."""
+    window, _ = planner(copied=False).plan(input_batch([2, 0], [3, 5]), slot_mappings(8), None)
+    assert (window.copied, window.total) == (True, 2)
+    # A request that has no draft yet, but only its certain token, is no prefill.
+    window, _ = planner(copied=False).plan(input_batch([2, 0], [3, 1]), slot_mappings(4), None)
+    assert not window.copied
+
+
+@pytest.mark.parametrize(("most", "copied"), [(5, True), (6, False), (None, False)])
+@pytest.mark.parametrize("drafts", [[2, 2], [2, 1, 0]], ids=["equal", "uneven"])
+def test_a_step_of_more_rows_than_may_stay_alive_is_copied(most, copied, drafts):
+    device = torch.device("cpu")
+    made = WindowPlanner(3, 1, 8, Graphs(), device, most_referenced=most)
+    mappings = slot_mappings(6)
+    window, reason = made.plan(input_batch(drafts, [n + 1 for n in drafts]), mappings, None)
+    assert reason is None
+    assert window.copied is copied
+
+
+def test_plans_that_are_kept_are_bounded(monkeypatch):
+    monkeypatch.setattr(gpu_plan, "MOST_PLANS", 3)
+    captured = replace(equal_drafts(8, 3, torch.device("cpu")), sources="the capture's")
+    made = planner(Graphs({Descriptor(24): captured}))
+    first = None
+    for requests in [*range(1, 9), 1]:
+        batch, mappings = input_batch([2] * requests, [3] * requests), slot_mappings(24)
+        eager, _ = made.plan(batch, mappings, None)
+        equal_to_drafts_only(eager, requests, 3, mappings[1, : 3 * requests])
+        made.plan(batch, mappings, Descriptor(24))
+        first = first or ref(eager)
+        assert len(made._copies) <= 3
+        assert len(made._replays) <= 3
+    del eager
+    assert first() is None

@@ -1,8 +1,12 @@
 """Windows counted after the fact, and those of finished requests counted apart."""
 
+from weakref import ref
+
 import numpy as np
 import torch
 
+from nwor_bench.plugin import accumulator as accumulator_module
+from nwor_bench.plugin import late_counts
 from nwor_bench.plugin.accumulator import Accumulator
 from nwor_bench.plugin.late_counts import MOST_PENDING, LateCounts, PendingStep, outer_name
 
@@ -117,15 +121,111 @@ def test_the_windows_behind_a_prefill_have_no_time_of_their_own():
     assert walls(*windows[:2], beside_prefill, *windows[2:]) == [*before, *timed, *before, None]
 
 
-def test_nobody_draining_does_not_pile_up_device_memory():
-    accumulator = Accumulator()
-    late = LateCounts(accumulator, LAYERS)
-    for _ in range(MOST_PENDING + 1):
-        late.add(step(["a-x"], [1], [4]))
-    assert len(accumulator.windows) == MOST_PENDING + 1
-
-
 def test_a_request_is_known_by_the_name_its_caller_gave():
     assert outer_name("17-0a1b2c3d") == "17"
     assert outer_name("chat-cmpl-5-0a1b2c3d") == "chat-cmpl-5"
     assert outer_name("17") == "17"
+
+
+BATCH = 5_000
+"""Steps of a long batch, more than twice what may wait on the device."""
+
+
+def test_a_batch_of_any_length_is_counted_exactly():
+    """b ends after 10 tokens, with two windows past its end; a goes on to the last step."""
+    steps = [step(["a-x", "b-y"], [1, 2], [4, 4]) for _ in range(7)]
+    steps += [step(["a-x"], [1], [4]) for _ in range(BATCH - len(steps))]
+    windows = resolved(steps, {"a": BATCH, "b": 10})
+    assert len(windows) == BATCH
+    assert [w["uncounted_draft_tokens"] for w in windows[:7]] == [0] * 5 + [4, 4]
+    assert [w["uncounted_accepted_tokens"] for w in windows[:7]] == [0] * 5 + [1, 1]
+    assert sum(w["uncounted_draft_tokens"] for w in windows) == 8
+
+
+def test_a_long_batch_keeps_few_tensors_on_the_device():
+    late = LateCounts(Accumulator(), LAYERS)
+    alive = []
+    for _ in range(BATCH):
+        one = step(["a-x"], [1], [4])
+        alive.append(ref(one.num_sampled))
+        late.add(one)
+        del one
+    assert sum(tensor() is not None for tensor in alive) <= MOST_PENDING
+
+
+def test_times_of_a_long_batch_are_those_of_a_short_one():
+    """What is read early keeps the time to the step that began after the reading."""
+    count = MOST_PENDING + 4
+    found = walls(*[alone() for _ in range(count)])
+    assert found == [None, None, *[250.0] * (count - 3), None]
+
+
+def test_a_finished_request_is_forgotten_when_its_steps_are_read():
+    late = LateCounts(Accumulator(), LAYERS)
+    late.add(step(["a-x", "b-y"], [3, 1], [4, 4]))
+    late.note_requests({"a-x"}, {})
+    assert late.requests_known == 0  # nothing has been read yet
+    late.add(step(["b-y"], [1], [4]))
+    late.resolve(None)
+    assert late.requests_known == 1  # b alone
+    late.note_requests({"b-y"}, {})
+    late.resolve(None)
+    assert late.requests_known == 0
+
+
+def test_a_request_that_ended_before_the_drain_is_still_judged_by_its_length():
+    accumulator = Accumulator()
+    late = LateCounts(accumulator, LAYERS)
+    for sampled in (1, 3, 2, 2):
+        late.add(step(["a-x"], [sampled], [4]))
+    late.note_requests({"a-x"}, {})
+    for _ in range(MOST_PENDING + 1):  # read early, when a's name has long been dropped
+        late.add(step(["b-y"], [1], [4]))
+    late.resolve({"a": 4, "b": MOST_PENDING + 1})
+    windows = accumulator.drain()
+    assert [w["uncounted_draft_tokens"] for w in windows[:4]] == [0, 0, 4, 4]
+    assert sum(w["uncounted_draft_tokens"] for w in windows[4:]) == 0
+
+
+def test_a_request_that_starts_again_has_what_the_scheduler_says():
+    """Preempted with a step in flight whose tokens the scheduler dropped: 3 of 8 are left."""
+    accumulator = Accumulator()
+    late = LateCounts(accumulator, LAYERS)
+    late.add(step(["a-x"], [3], [4]))
+    late.add(step(["a-x"], [5], [4]))  # dropped: they are sampled again
+    late.note_requests(set(), {"a-x": 3})
+    late.add(step(["a-x"], [1], [4]))
+    late.add(step(["a-x"], [4], [4]))
+    late.add(step(["a-x"], [1], [4]))  # past the end
+    late.resolve({"a": 8})
+    windows = accumulator.drain()
+    assert [w["uncounted_draft_tokens"] for w in windows[2:]] == [0, 0, 4]
+
+
+def test_where_nobody_ever_drains_only_the_last_windows_are_kept(monkeypatch):
+    monkeypatch.setattr(accumulator_module, "MAX_UNDRAINED", 30)
+    monkeypatch.setattr(late_counts, "MOST_PENDING", 10)
+    accumulator = Accumulator()
+    late = LateCounts(accumulator, LAYERS)
+    for _ in range(500):
+        late.add(step(["a-x"], [1], [4]))
+    late.resolve(None)
+    assert accumulator.totals["windows"] == 500
+    assert len(accumulator.drain()) == 30
+    # Now somebody drains: from here on nothing is left out.
+    for _ in range(500):
+        late.add(step(["b-x"], [1], [4]))
+    late.resolve({"b": 400})
+    windows = accumulator.drain()
+    assert [w["uncounted_draft_tokens"] for w in windows] == [0] * 400 + [4] * 100
+
+
+def test_what_else_waits_on_the_device_comes_with_the_same_copy():
+    read = []
+    late = LateCounts(Accumulator(), LAYERS)
+    late.read_with(torch.tensor([0, 9, 0], dtype=torch.int32), read.append)
+    late.resolve(None)
+    assert read == []  # no step, no copy
+    late.add(step(["a-x"], [2], [4]))
+    late.resolve(None)
+    assert read == [[0, 9, 0]]

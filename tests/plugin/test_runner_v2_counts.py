@@ -61,6 +61,9 @@ def window_of(
         scheduled_spec_decode_tokens={"a-1": [-1] * 4, "b-2": [-1] * 4},
         pending_structured_output_tokens=arguments.get("waited", True),
         num_invalid_spec_tokens=None,  # for ever: the scheduler writes into its own copy
+        finished_req_ids=set(),
+        scheduled_new_reqs=[],
+        scheduled_cached_reqs=SimpleNamespace(resumed_req_ids=set()),
     )
     batch = SimpleNamespace(
         req_ids=["a-1", "b-2"],

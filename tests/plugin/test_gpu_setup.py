@@ -1,0 +1,59 @@
+"""What staging on a GPU may take of its memory: rows held by reference, and copies."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+from nwor_bench.plugin.copy_buffers import CopyBuffers
+from nwor_bench.plugin.gpu_staging import GpuStaging
+from nwor_bench.plugin.staging import LayerCache, StagingUnavailable
+
+LAYERS = 2
+
+
+def staging() -> GpuStaging:
+    caches = [torch.zeros(3, 2, 4, 24) for _ in range(LAYERS)]
+    layers = [LayerCache(str(n), cache, 16, torch.float32) for n, cache in enumerate(caches)]
+    return GpuStaging(layers, capacity=6)
+
+
+@pytest.mark.slow  # vLLM's attention is imported
+def test_by_reference_a_step_may_hold_a_64th_of_the_devices_memory() -> None:
+    """Llama-3.1-8B in bf16: 48 heads of 128 a row and layer, 12,288 bytes, in 32 layers."""
+    from nwor_bench.plugin.gpu_setup import most_referenced_rows
+
+    impl = SimpleNamespace(num_heads=32, num_kv_heads=8, head_size=128)
+    layers = [SimpleNamespace(impl=impl)] * 32
+    rows = most_referenced_rows(layers, 2, 80 << 30)
+    assert rows is not None
+    assert rows * 32 * 12_288 <= (80 << 30) / 64 < (rows + 1) * 32 * 12_288
+    assert rows < 8192  # a whole default step would hold 3.2 GB
+    assert most_referenced_rows(layers, 2, None) is None
+
+
+def test_copies_have_their_memory_before_the_first_window() -> None:
+    made = staging()
+    assert made._buffers is None  # mode off takes none
+    assert made.allocate() is None
+    assert made._buffers is not None
+    before = made.buffers.memory.data_ptr()
+    assert made.allocate() is None
+    assert made.buffers.memory.data_ptr() == before
+
+
+def test_without_memory_for_copies_nothing_is_staged(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> CopyBuffers:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 512 MiB")
+
+    monkeypatch.setattr(CopyBuffers, "create", full)
+    assert staging().allocate() == "copy_buffers:OutOfMemoryError"
+
+
+def test_a_reason_is_a_label_so_it_has_no_numbers_of_a_message() -> None:
+    caches = [torch.zeros(3, 2, 4, 24, dtype=torch.int32) for _ in range(LAYERS)]
+    layers = [LayerCache(str(n), cache, 16, torch.float32) for n, cache in enumerate(caches)]
+    with pytest.raises(StagingUnavailable, match=r"^commit:caches_do_not_fit$"):
+        GpuStaging(layers, capacity=6)

@@ -1,0 +1,147 @@
+"""A V2 runner made of pieces, and the hook's windows on it: no vLLM engine, no GPU, no kernels.
+
+Attention stages each layer as the patched layers do; the commit writes into a modelled cache.
+"""
+
+from collections.abc import Iterable, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from window_model import ModelStaging
+
+from nwor_bench.plugin.rank_vote import RankVote
+from nwor_bench.plugin.settings import PluginSettings
+from nwor_bench.plugin.window import Window, WindowBatch
+from nwor_bench.records import NworMode, ScvMode
+
+K = 2
+LAYERS = 2
+
+
+class PieceBatch(WindowBatch):
+    """A window whose acceptance is a count a request."""
+
+    def fits(self, accepted: Tensor) -> bool:
+        return accepted.shape == (len(self.num_draft_tokens),)
+
+    @property
+    def sources(self) -> None:
+        """It was not captured."""
+
+
+class PieceStaging(ModelStaging):
+    """Staging that writes nothing, with the flags that a commit leaves on the device."""
+
+    l2 = None
+
+    def __init__(self) -> None:
+        super().__init__(LAYERS)
+        self.errors = torch.zeros(LAYERS, dtype=torch.int32)
+        self.commits = 0
+
+    def open(self, batch: WindowBatch) -> None:
+        """Take the window."""
+
+    def allocate(self) -> None:
+        """Nothing is copied here."""
+
+    def commit(self, slots: Tensor, accepted: Tensor) -> str:
+        self.commits += 1
+        return ""
+
+
+class PiecePlanner:
+    """Plans every window whole, and keeps what it was told of certain tokens."""
+
+    def __init__(self) -> None:
+        self.certain_at_once: list[bool] = []
+
+    def plan(
+        self, input_batch: Any, *_: Any, certain_at_once: bool = False
+    ) -> tuple[PieceBatch, None]:
+        self.certain_at_once.append(certain_at_once)
+        drafts = tuple(input_batch.num_draft_tokens_per_req.tolist())
+        rows = torch.arange(sum(drafts) + len(drafts))
+        return PieceBatch(drafts, rows, rows + 100, None), None
+
+
+def make_runner() -> Any:
+    """A runner whose requests each accept one draft of two."""
+    sampled = lambda batch: torch.full((batch.num_reqs,), 2, dtype=torch.int32)  # noqa: E731
+    return SimpleNamespace(
+        kv_cache_config=SimpleNamespace(kv_cache_groups=[]),
+        cudagraph_manager=None,
+        num_speculative_steps=K,
+        max_num_reqs=8,
+        device=torch.device("cpu"),
+        execute_model=lambda scheduler_output: None,
+        prepare_attn=lambda input_batch: (None, torch.zeros(1, 8)),
+        draft_tokens_handler=SimpleNamespace(req_ids=[]),
+        sample=lambda hidden, batch, grammar: (None, sampled(batch), None),
+    )
+
+
+def make_hook(monkeypatch: pytest.MonkeyPatch, vote: RankVote | None = None) -> Any:
+    """A V2 hook that stages in mode `stage`, attached."""
+    from nwor_bench.plugin import v2_windows
+    from nwor_bench.plugin.patching import PatchSet
+    from nwor_bench.plugin.runner_v2 import V2RunnerHook
+
+    staging = PieceStaging()
+    parts = SimpleNamespace(
+        window=Window(staging),
+        staging=staging,
+        graphs=SimpleNamespace(capture=lambda: None, give_up=lambda reason: None, unavailable=None),
+        planner=PiecePlanner(),
+        attention=PatchSet([]),
+    )
+    monkeypatch.setattr(v2_windows, "set_up_staging", lambda *_: (parts, None))
+    monkeypatch.setattr(RankVote, "of_worker", lambda: vote or RankVote())
+    hook = V2RunnerHook(make_runner(), PluginSettings(NworMode.STAGE, ScvMode.OFF, False))
+    hook.validator.validate = lambda num_sampled, *_: SimpleNamespace(
+        num_accepted=num_sampled - 1, path="host", fallback_reason=None
+    )
+    hook.attach()
+    hook.set_modes(NworMode.STAGE, ScvMode.OFF)
+    return hook
+
+
+def scheduled(
+    requests: Sequence[str], finished: Iterable[str] = (), new: Sequence[Any] = ()
+) -> Any:
+    """A SchedulerOutput: a window of each request."""
+    return SimpleNamespace(
+        total_num_scheduled_tokens=len(requests) * (K + 1),
+        scheduled_spec_decode_tokens={name: [-1] * K for name in requests},
+        finished_req_ids=set(finished),
+        scheduled_new_reqs=list(new),
+        scheduled_cached_reqs=SimpleNamespace(resumed_req_ids=set()),
+        pending_structured_output_tokens=False,
+    )
+
+
+def run_step(
+    hook: Any, requests: Sequence[str], finished: Iterable[str] = (), new: Sequence[Any] = ()
+) -> None:
+    """One step from the scheduler's word to the sampled tokens; `new` are its NewRequestData."""
+    runner = hook.runner
+    runner.execute_model(scheduled(requests, finished, new))
+    if not requests:
+        return
+    batch = SimpleNamespace(
+        req_ids=list(requests),
+        num_reqs=len(requests),
+        num_tokens=len(requests) * (K + 1),
+        num_draft_tokens=len(requests) * K,
+        num_draft_tokens_per_req=np.full(len(requests), K, dtype=np.int32),
+    )
+    runner.prepare_attn(batch)
+    if hook.window is not None and hook.window.is_staging:
+        kv = torch.arange(len(requests) * (K + 1))
+        for layer in range(LAYERS):
+            assert hook.window.stage(layer, kv, kv)
+    runner.sample(None, batch, None)

@@ -18,6 +18,12 @@ from pathlib import Path
 from typing import Any
 
 from nwor_bench.errors import ConfigError, StoreError
+from nwor_bench.finished_blocks import (
+    BlockKey,
+    finished_blocks,
+    other_events,
+    superseded_numbers,
+)
 from nwor_bench.record_lines import BatchKey, batch_key, event_line, parse_records, record_line
 from nwor_bench.records import FORMAT_VERSION, BatchRecord, RunStatus, WindowRecord
 from nwor_bench.run_header import check_kinds, read_object
@@ -33,13 +39,21 @@ READABLE_VERSIONS = (1, FORMAT_VERSION)
 
 @dataclass(frozen=True)
 class RunData:
-    """Everything that a run folder holds. `warnings` are sentences for the top of a report."""
+    """Everything that a run folder holds. `warnings` are sentences for the top of a report.
+
+    `superseded` are the batches of blocks that were cut and run again, `superseded_windows`
+    theirs: no number rests on them, but a fault that was seen in one stays a fault. `finished`
+    are the blocks that a resumed run leaves alone.
+    """
 
     header: dict[str, Any]
     batches: tuple[BatchRecord, ...]
     windows: tuple[WindowRecord, ...]
     events: tuple[dict[str, Any], ...] = ()
     warnings: tuple[str, ...] = ()
+    superseded: tuple[BatchRecord, ...] = ()
+    superseded_windows: tuple[WindowRecord, ...] = ()
+    finished: frozenset[BlockKey] = frozenset()
 
 
 class RunStore:
@@ -175,18 +189,25 @@ def check_output(folder: Path) -> None:
 def read_run(folder: Path) -> RunData:
     """Read a run back; what a crash left half-written is skipped and named in `warnings`.
 
+    Batches of a block that ran again are apart, and what was noted of them is left out.
+
     Raises ConfigError if the folder holds no run, StoreError if the run is damaged or was
     written in a format that this version does not read.
     """
     header = read_header(folder)
     path = folder / RECORDS_FILE
     records = parse_records(path, _read_bytes(path))
+    aside = superseded_numbers(records.events)
+    batches = tuple(b for b in records.batches if b.batch not in aside)
     return RunData(
         header=header,
-        batches=tuple(records.batches),
-        windows=tuple(records.windows),
-        events=tuple(records.events),
+        batches=batches,
+        windows=tuple(w for w in records.windows if w.batch not in aside),
+        events=tuple(other_events(e for e in records.events if e.get("batch") not in aside)),
         warnings=tuple(records.warnings),
+        superseded=tuple(b for b in records.batches if b.batch in aside),
+        superseded_windows=tuple(w for w in records.windows if w.batch in aside),
+        finished=finished_blocks(batches, records.events),
     )
 
 

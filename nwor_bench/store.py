@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from errno import ENOTDIR
+from errno import EINVAL, ENOTDIR
 from os import strerror
 from pathlib import Path
 from typing import Any
@@ -72,9 +72,12 @@ class RunStore:
         Raises ConfigError if the folder already holds a run or cannot be written.
         """
         check_output(folder)
+        new = [path for path in (folder, *folder.parents) if not path.exists()]
         try:
             folder.mkdir(parents=True, exist_ok=True)
             (folder / RECORDS_FILE).touch(exist_ok=False)
+            for changed in (folder, *(path.parent for path in new)):
+                sync_folder(changed)
         except FileExistsError as error:
             raise _not_writable(folder, error) from error
         except OSError as error:
@@ -227,9 +230,26 @@ def write_atomically(path: Path, text: str) -> None:
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
+        sync_folder(path.parent)
     except OSError as error:
         temporary.unlink(missing_ok=True)
         raise StoreError(f"{path}: cannot be written ({error.strerror})") from error
+
+
+def sync_folder(folder: Path) -> None:
+    """Have the names in a folder on the disk: a file's own fsync does not keep its name.
+
+    A file system that has no such operation for folders (EINVAL) keeps names as it does. Raises
+    OSError for any other failure.
+    """
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno != EINVAL:
+            raise
+    finally:
+        os.close(descriptor)
 
 
 def write_header(folder: Path, header: dict[str, Any]) -> None:

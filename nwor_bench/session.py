@@ -23,7 +23,7 @@ from nwor_bench.engine import VllmEngine, check_arguments
 from nwor_bench.errors import ConfigError, ExitCode
 from nwor_bench.finished_blocks import block_name, cut_blocks
 from nwor_bench.memory import require_memory
-from nwor_bench.pairs import ResolvedPair, resolve_pair
+from nwor_bench.pairs import ResolvedPair, check_model_configs, resolve_pair
 from nwor_bench.plan import Plan, make_plan
 from nwor_bench.prompts import Encode, encode, load_prompts, load_tokenizer
 from nwor_bench.runner import OnBatch
@@ -198,6 +198,7 @@ def prepare(spec: SweepSpec, choice: PairChoice, console: Console) -> Prepared:
         method=choice.method,
         progress=lambda line: console.print(line, highlight=False, markup=False),
     )
+    check_model_configs(pair)
     plan = make_plan(spec, pair.name, load_prompts(spec.scenario))
     return Prepared(spec, asdict(choice), pair, plan, _encode_all(plan, spec, pair))
 

@@ -261,6 +261,35 @@ def uncut_after() -> list[tuple[str, str, int]]:
     return uncut()
 
 
+def test_a_cell_with_explained_ties_counts_in_a_look() -> None:
+    """The fake's windows are exact, so the first look, after ten blocks, ends the run, resumed or
+    not: explained ties make no cell INVALID while the run goes on."""
+    flags = {"ci_width": "1%", "max_blocks": 12}
+    assert begin(TieEngine(1), **flags) is ExitCode.OK
+    stopped = read_run(RUN).header["stopped"]
+    assert "every ratio is known" in str(stopped)
+    assert max(batch.block for batch in read_run(RUN).batches) == 10
+    RUN.rename("whole")
+    begin(TieEngine(1, failing={1 + 9 * CELLS: KeyboardInterrupt()}), **flags)
+    assert go_on(TieEngine(2)) is ExitCode.OK
+    assert read_run(RUN).header["stopped"] == stopped
+    assert max(batch.block for batch in read_run(RUN).batches) == 10
+
+
+def test_a_run_that_is_killed_keeps_its_parity_rule() -> None:
+    """A report of what is left must not hold explained ties against it."""
+    headers = []
+
+    def look(batch: BatchRecord, windows: Any) -> None:
+        headers.append(read_run(RUN).header["parity"])
+
+    run_session(
+        spec_of(), PairChoice(pair="tiny"), RUN, on_batch=look,
+        engine_factory=FakeFactory(TieEngine(1)), check_engine=accept_arguments,
+    )  # fmt: skip
+    assert {header["rule"] for header in headers} == {"explained"}
+
+
 def test_the_report_says_what_was_run_again(capsys: pytest.CaptureFixture[str]) -> None:
     begin(TieEngine(1, failing={12: KeyboardInterrupt()}))
     capsys.readouterr()

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from nwor_bench.advice_machine import machine_findings
 from nwor_bench.cell_data import REFERENCE
 from nwor_bench.finding import Finding, FindingKind, Severity
+from nwor_bench.finished_blocks import SUPERSEDED_EVENT, block_name
 from nwor_bench.paired import LATENCY_MS
 from nwor_bench.records import AA, CellResult, Verdict
 from nwor_bench.stats import SIGNIFICANCE, least_signed_rank_p
@@ -183,6 +184,16 @@ def _records(run: RunData) -> Iterator[Finding]:
                     f"The run was resumed. {text}",
                     "Nothing to do: what was left out was measured again.",
                 )
+        if event.get("event") == SUPERSEDED_EVENT:
+            count = len(event["batches"])
+            yield Finding(
+                FindingKind.SUPERSEDED,
+                Severity.NOTE,
+                f"{block_name((event['phase'], event['block']))} was cut and run again whole: "
+                f"{count} {'batch' if count == 1 else 'batches'} of its first try "
+                f"{'is' if count == 1 else 'are'} set aside.",
+                "Nothing to do: the cells of a block come from one engine process.",
+            )
 
 
 def _floor(arm: CellResult) -> float | None:

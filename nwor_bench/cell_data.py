@@ -31,7 +31,8 @@ class CellData:
         batches: all its batches, of every phase.
         timed: those of phase "timed", which alone count for times and counters.
         windows: the windows of the timed batches.
-        found_later: how its output differed in a block that had been stored already, or None.
+        found_later: how its output differed in a block that had been stored already, or in one
+            that was cut and run again; None if it did not.
     """
 
     key: CellKey
@@ -110,7 +111,8 @@ def gather_cells(run: RunData) -> list[CellData]:
     windows = windows_by_batch(run)
     found_later = _found_later(run)
     cells = []
-    for key in sorted({cell_key(batch) for batch in run.batches}, key=cell_order):
+    known = {cell_key(batch) for batch in run.batches} | found_later.keys()
+    for key in sorted(known, key=cell_order):
         batches = [batch for batch in run.batches if cell_key(batch) == key]
         timed = [batch for batch in batches if batch.phase == "timed"]
         own = [window for batch in timed for window in windows[batch_key(batch)]]
@@ -119,8 +121,11 @@ def gather_cells(run: RunData) -> list[CellData]:
 
 
 def _found_later(run: RunData) -> dict[CellKey, str]:
-    """Cells with an event "parity_broken", each with the first mismatch."""
+    """Cells that broke parity where no batch of theirs says so, each with the first mismatch."""
     found: dict[CellKey, str] = {}
+    for batch in run.superseded:
+        if batch.parity == Verdict.INVALID:
+            found.setdefault(cell_key(batch), batch.first_mismatch or "its output differs")
     for event in run.events:
         if event.get("event") == "parity_broken":
             key = (event["pair"], event["nwor_mode"], event["scv_mode"], event.get("arm"))

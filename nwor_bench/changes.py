@@ -26,7 +26,9 @@ class Change:
 
     `measure` says which time: WINDOW_MS or LATENCY_MS. `paired` tells whether the same prompts
     were compared block by block; the blocks are those that the interval rests on. `why_open`
-    says why there is no interval.
+    says why there is no interval. Of `base_windows` and `new_windows` timed ones the `untimed`
+    have no time of their own (behind a prefill, or before a pause) and are left out; None where no
+    records of windows are compared.
     """
 
     measure: str
@@ -36,6 +38,10 @@ class Change:
     base_blocks: int | None = None
     new_blocks: int | None = None
     why_open: str | None = None
+    base_windows: int | None = None
+    new_windows: int | None = None
+    base_untimed: int | None = None
+    new_untimed: int | None = None
 
 
 @dataclass(frozen=True)
@@ -48,7 +54,7 @@ class _Side:
 
 
 def time_change(base: StoredRun, new: StoredRun, key: CellKey) -> Change | None:
-    """Change of the cell's time per window, or per batch where windows have none.
+    """Change of the cell's time per window, or per batch where a block's windows have none.
 
     None if a side has no time at all, as an INVALID cell.
     """
@@ -65,12 +71,27 @@ def time_change(base: StoredRun, new: StoredRun, key: CellKey) -> Change | None:
         # Through _change, so that paired times are paired in one place.
         above = dict(zip(times.blocks, times.treated, strict=True))
         below = dict(zip(times.blocks, times.baseline, strict=True))
-        return _change(times.compared, _side(below), _side(above), same)
+        change = _change(times.compared, _side(below), _side(above), same)
+        return _with_windows(change, _only(theirs, same), _only(ours, same))
     for measure in (WINDOW_MS, LATENCY_MS):
         below, above = _times(theirs, measure), _times(ours, measure)
         if below and above:
-            return _change(measure, _side(below), _side(above), same)
+            return _with_windows(_change(measure, _side(below), _side(above), same), theirs, ours)
     return None
+
+
+def _with_windows(change: Change, base: CellData, new: CellData) -> Change:
+    """The change with its windows counted, if it is one of windows."""
+    if change.measure != WINDOW_MS:
+        return change
+    untimed = [sum(not window.wall_ms for window in side.windows) for side in (base, new)]
+    return replace(
+        change,
+        base_windows=len(base.windows),
+        new_windows=len(new.windows),
+        base_untimed=untimed[0],
+        new_untimed=untimed[1],
+    )
 
 
 def ratio_change(base: StoredRun, new: StoredRun, key: CellKey) -> Change | None:
@@ -174,7 +195,10 @@ def _summary_change(before: CellResult, after: CellResult) -> Change | None:
 
 
 def _times(cell: CellData, measure: str) -> dict[int, float]:
-    """Each block's mean time of a window, or its whole latency; empty if a time is missing."""
+    """Each block's mean time of a window, or its whole latency; empty if a block has no time.
+
+    Windows without a time are left out: on a GPU those behind a prefill have none in any batch.
+    """
     blocks: dict[int, list[float | None]] = {batch.block: [] for batch in cell.timed}
     if measure == LATENCY_MS:
         for batch in cell.timed:
@@ -183,7 +207,7 @@ def _times(cell: CellData, measure: str) -> dict[int, float]:
     for window in cell.windows:
         blocks[window.block].append(window.wall_ms)
     known = {b: [v for v in values if v] for b, values in blocks.items()}
-    if any(not known[b] or len(known[b]) < len(blocks[b]) for b in blocks):
+    if not all(known.values()):
         return {}
     return {block: sum(values) / len(values) for block, values in known.items()}
 

@@ -72,7 +72,7 @@ def _options(
 def main() -> None:
     """Entry point of `nwor-bench`: a BenchError becomes one message and its exit code."""
     try:
-        app()
+        app(prog_name="nwor-bench")  # also as `python -m nwor_bench`
     except BenchError as error:
         typer.secho(f"nwor-bench: {error}", fg="red", err=True)
         sys.exit(error.exit_code)

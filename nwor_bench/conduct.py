@@ -158,7 +158,8 @@ def _header(prepared: Prepared, started_at: datetime) -> dict[str, Any]:
 
 def _measure(sweep: Sweep, status: dict[str, Any], store: RunStore, progress: Progress) -> None:
     """Run the plan on a started engine; what the gate found is stored however it ends."""
-    store.update({"engine": status})
+    # The rule at once: looks at the intervals, and a report of a killed run, go by it.
+    store.update({"engine": status, "parity": sweep.parity.facts()})
     progress.say(
         f"engine start {status['start_count']}: {status['start_seconds']:.1f} s, "
         f"{status['target_layers']} target layers, {status['attention_backend']}"

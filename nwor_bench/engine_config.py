@@ -12,9 +12,12 @@ from pydantic import ValidationError
 from nwor_bench.config import SweepSpec
 from nwor_bench.engine_log import log_to_file
 from nwor_bench.errors import BenchError, ConfigError, EngineError
-from nwor_bench.pairs import ResolvedPair
+from nwor_bench.pairs import ResolvedPair, refused_config
 from nwor_bench.profiling.pm_sampling import check_counters
 from nwor_bench.records import StageBy, StageL2
+
+_REFUSALS = (ValueError, TypeError, NotImplementedError, AssertionError)
+"""What vLLM raises for a configuration that it does not take."""
 
 _BINDING = "VLLM_CPU_OMP_THREADS_BIND"
 
@@ -110,7 +113,16 @@ def check_arguments(pair: ResolvedPair, spec: SweepSpec) -> None:
     with TemporaryDirectory() as folder, log_to_file(Path(folder) / "vllm.log"), _refusals():
         from vllm import EngineArgs
 
-        config = EngineArgs(**engine_arguments(pair, spec)).create_engine_config()
+        _check_configs(pair, bool(spec.engine_args.get("trust_remote_code")))
+        try:
+            config = EngineArgs(**engine_arguments(pair, spec)).create_engine_config()
+        except (BenchError, *_REFUSALS):
+            raise
+        except Exception as error:  # what reads a model's files raises errors of any kind
+            kind = type(error).__name__
+            raise ConfigError(
+                f"vLLM refuses this configuration of the pair {pair.name}: {kind}: {_reason(error)}"
+            ) from error
     if _has_gpu():
         _check_step_tokens(config)
 
@@ -133,6 +145,19 @@ def _check_step_tokens(config: Any) -> None:
             f"({scheduler.max_num_seqs} x {longest}); write at most {most}, or a larger "
             "--max-model-len",
         )
+
+
+def _check_configs(pair: ResolvedPair, trust_remote_code: bool) -> None:
+    """Have vLLM read the config.json of local models: its own message names no file."""
+    from vllm.transformers_utils.config import get_config
+
+    for role, model in (("target", pair.target), ("drafter", pair.draft)):
+        if model is None or not Path(model).is_dir():
+            continue
+        try:
+            get_config(model, trust_remote_code)
+        except Exception as error:  # see above
+            raise refused_config(f"pair {pair.name}: {role}", Path(model), error, "vLLM") from error
 
 
 def _check_staging(spec: SweepSpec) -> None:
@@ -175,7 +200,7 @@ def _refusals() -> Iterator[None]:
         yield
     except BenchError:
         raise
-    except (ValueError, TypeError, NotImplementedError, AssertionError) as error:
+    except _REFUSALS as error:
         raise ConfigError(f"vLLM refuses this configuration: {_reason(error)}") from error
 
 

@@ -39,6 +39,7 @@ class FindingKind(StrEnum):
     UNMATCHED = "unmatched_windows"
     LATENCY = "latency_compared"
     TORN = "torn_records"
+    SUPERSEDED = "superseded"
 
 
 @dataclass(frozen=True)

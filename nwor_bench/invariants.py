@@ -1,10 +1,11 @@
 """Checks that the counts of a run add up, within a window and against vLLM's own counters."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import Any
 
+from nwor_bench.finished_blocks import first_tries
 from nwor_bench.parity import ParityRule
 from nwor_bench.record_lines import BatchKey, batch_key
 from nwor_bench.records import BatchRecord, CellResult, NworMode, ScvMode, WindowRecord, label_of
@@ -109,12 +110,23 @@ def check_invariants(run: RunData) -> list[str]:
 
 
 def find_violations(run: RunData) -> list[Violation]:
-    """The same as `check_invariants`, each with the cell that it makes INVALID."""
+    """The same as `check_invariants`, each with the cell that it makes INVALID.
+
+    Blocks that were cut and run again are checked too: to interrupt a run mends no fault.
+    """
     layers = (run.header.get("engine") or {}).get("target_layers")
-    windows = windows_by_batch(run)
-    found = [v for window in run.windows for v in _window_violations(window, layers)]
-    found += [v for batch in run.batches for v in _batch_violations(batch, windows)]
-    return found + _prompt_violations(run) + _output_violations(run)
+    every = replace(
+        run,
+        batches=(*run.batches, *run.superseded),
+        windows=(*run.windows, *run.superseded_windows),
+    )
+    windows = windows_by_batch(every)
+    found = [v for window in every.windows for v in _window_violations(window, layers)]
+    found += [v for batch in every.batches for v in _batch_violations(batch, windows)]
+    found += _prompt_violations(run)
+    for batches in (run.batches, *first_tries(run.superseded, run.events)):
+        found += _output_violations(run.header, batches)
+    return found
 
 
 def counter_checks(run: RunData) -> list[CounterCheck]:
@@ -217,12 +229,14 @@ def _prompt_violations(run: RunData) -> list[Violation]:
     return found
 
 
-def _output_violations(run: RunData) -> list[Violation]:
+def _output_violations(
+    header: Mapping[str, Any], batches: Iterable[BatchRecord]
+) -> list[Violation]:
     """Greedy batches of a block must have said the same in every cell, timed ones too."""
-    rule = (run.header.get("parity") or {}).get("rule", ParityRule.EXACT)
+    rule = (header.get("parity") or {}).get("rule", ParityRule.EXACT)
     if rule != ParityRule.EXACT:
         return []  # other tokens are allowed, and were judged while the run had them
-    greedy = [batch for batch in run.batches if batch.temperature == 0]
+    greedy = [batch for batch in batches if batch.temperature == 0]
     baseline = {
         (batch.pair, batch.phase, batch.block): batch.token_digests
         for batch in greedy

@@ -35,6 +35,7 @@ from nwor_bench.stats import (
     outlying,
     paired_ratio,
     signed_rank_p,
+    simultaneous_bounds,
     smallest_effect,
     verdict,
 )
@@ -60,6 +61,9 @@ class Judgement:
     outlier_blocks: tuple[int, ...] = ()
     bootstrap_low: float | None = None
     bootstrap_high: float | None = None
+    ratio_simultaneous_low: float | None = None
+    ratio_simultaneous_high: float | None = None
+    simultaneous_cells: int | None = None
 
 
 @dataclass(frozen=True)
@@ -96,8 +100,12 @@ def judge_cells(
         elif case.cell.is_aa:
             judgements.append(_decide(case, None, None))
         else:
+            low, high = simultaneous_bounds(case.interval, len(open_cases))
             adjusted = replace(
                 case.judgement,
+                ratio_simultaneous_low=low,
+                ratio_simultaneous_high=high,
+                simultaneous_cells=len(open_cases),
                 p_value_holm=next(p_values),
                 wilcoxon_p_holm=next(ranks),
                 smallest_effect=smallest_effect(case.interval, len(open_cases)),

@@ -68,8 +68,8 @@ class ParityGate:
         self._gaps = gaps
 
     def restore(self, run: RunData) -> None:
-        """Take over which cells a run's records say are broken."""
-        for batch in run.batches:
+        """Take over which cells a run's records say are broken, in blocks that were cut too."""
+        for batch in (*run.batches, *run.superseded):
             if batch.parity == INVALID:
                 self.broken[cell_of(batch)] = batch.first_mismatch or "its output differs"
         for event in run.events:

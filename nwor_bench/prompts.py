@@ -257,7 +257,7 @@ def load_tokenizer(target: str | Path) -> Any:
 
     try:
         return AutoTokenizer.from_pretrained(str(target))
-    except (OSError, ValueError) as error:
+    except Exception as error:  # files of the model's own raise errors of any kind
         raise ConfigError.for_field(
             "--target-model",
             str(target),

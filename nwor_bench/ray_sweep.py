@@ -38,7 +38,10 @@ def require_ray() -> Any:
         ) from error
 
 
-NOT_WITH_RAY = ("verbose", "nvtx", "prometheus_port", "prometheus_textfile")
+NOT_WITH_RAY = (
+    *("verbose", "nvtx"),
+    *("prometheus_port", "prometheus_address", "prometheus_textfile"),
+)
 """Flags about this process, in which no engine runs."""
 
 

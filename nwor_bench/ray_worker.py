@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory, gettempdir
+from tempfile import TemporaryDirectory
+from typing import IO
 
 from rich.console import Console
 
@@ -18,6 +19,7 @@ from nwor_bench.engine import VllmEngine, check_arguments
 from nwor_bench.errors import ConfigError
 from nwor_bench.group_engine import GroupEngine
 from nwor_bench.memory import require_memory
+from nwor_bench.pairs import cache_root
 from nwor_bench.session import PairChoice, prepare
 from nwor_bench.sweep_conduct import failure_of
 from nwor_bench.sweep_points import EngineGroup, Point
@@ -107,23 +109,51 @@ def _files(folder: Path) -> dict[str, bytes]:
 def device_held_alone(lock_folder: Path | None = None) -> Iterator[str]:
     """Hold this process's GPUs, or the machine where it has none; gives their names.
 
-    A lock of the operating system, whichever cluster or sweep the other engine belongs to; it
-    ends with the process. Raises ConfigError if one of them is held.
+    A lock of the operating system, whichever cluster or sweep of this user the other engine
+    belongs to; it ends with the process. Raises ConfigError if one of them is held, or no lock
+    can be made.
+
+    Args:
+        lock_folder: made if need be, for this user alone; None: `locks` in the cache.
     """
     devices = visible_devices()
-    folder = lock_folder or Path(gettempdir())
+    folder = lock_folder or cache_root() / "locks"
+    host = socket.gethostname()  # a home may be shared by machines
     with ExitStack() as stack:
         for device in devices:
-            file = stack.enter_context((folder / f"nwor-bench-{device}.lock").open("a"))
+            path = folder / f"{host}-{device}.lock"
+            file = stack.enter_context(_lock_file(path))
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
                 raise ConfigError.for_field(
                     "--ray", True,
-                    f"another engine is being timed on {device} of {socket.gethostname()}; let Ray "
-                    "have each GPU once, and one node on each machine",
+                    f"another engine is being timed on {device} of {host}; let Ray have each GPU "
+                    "once, and one node on each machine",
                 ) from error  # fmt: skip
+            except OSError as error:
+                raise _no_lock(path, error) from error
         yield ", ".join(devices)
+
+
+def _lock_file(path: Path) -> IO[str]:
+    """Open a lock's file in a folder of the user's own: one in /tmp may be another user's."""
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise _no_lock(path.parent, error) from error
+    try:
+        return path.open("a")
+    except OSError as error:
+        raise _no_lock(path, error) from error
+
+
+def _no_lock(path: Path, error: OSError) -> ConfigError:
+    return ConfigError.for_field(
+        "NWOR_BENCH_CACHE", str(path),
+        f"the lock that keeps engines apart cannot be made there ({error.strerror}); set "
+        f"NWOR_BENCH_CACHE on {socket.gethostname()} to a folder that you can write and lock",
+    )  # fmt: skip
 
 
 def visible_devices() -> list[str]:

@@ -214,7 +214,9 @@ class CellResult:
     `compared` says which time: "window_ms", the mean time of windows of equal batch size and
     context (`matched_windows` of the cell's, `unmatched_windows` of both cells' left out), or
     "latency_ms" of whole batches where no window can be matched or was timed.
-    `p_value` belongs to the ratio's interval, `wilcoxon_p` to the signed rank test on the
+    `ratio_ci_*` is the cell's own 95 % interval; `ratio_simultaneous_*` the one that holds for all
+    `simultaneous_cells` compared cells at once, and so for the one that came out best.
+    `p_value` belongs to the ratio's own interval, `wilcoxon_p` to the signed rank test on the
     blocks, `bootstrap_*` to the block bootstrap's interval; `_holm` is adjusted for the number of
     cells that are compared. `smallest_effect` is the smallest relative effect that the run could
     have seen in this cell, `outlier_blocks` the blocks whose ratio stands apart (they count all
@@ -278,6 +280,9 @@ class CellResult:
     outlier_blocks: tuple[int, ...] = ()
     bootstrap_low: float | None = None
     bootstrap_high: float | None = None
+    ratio_simultaneous_low: float | None = None
+    ratio_simultaneous_high: float | None = None
+    simultaneous_cells: int | None = None
 
     @property
     def half_width(self) -> float | None:

@@ -1,7 +1,9 @@
 """Run a plan: warm-up, gate, timed blocks; every batch is stored as it ends.
 
-A run that was cut short goes on from its records: what is stored is not run again, and the
-order and the seeds are the plan's. Only warm-up is always done anew, for the engine is cold.
+A run that was cut short goes on behind its last finished block: finished blocks are neither run
+nor judged again, and the order and the seeds are the plan's. The block that was cut is run again
+whole, since its cells are compared with each other and two engine processes break ties in
+different ways. Warm-up is always done anew, for the engine is cold.
 """
 
 from collections import defaultdict
@@ -14,19 +16,29 @@ from nwor_bench.aggregate import summarise
 from nwor_bench.conditions import ConditionMonitor
 from nwor_bench.config import SweepSpec
 from nwor_bench.engine import Engine, Sampling
+from nwor_bench.finished_blocks import (
+    BlockKey,
+    block_of,
+    cut_blocks,
+    finished_event,
+    superseded_event,
+)
 from nwor_bench.measure import BatchPlace, batch_record, counter_event, window_records
 from nwor_bench.parity import GapSource
-from nwor_bench.parity_gate import Answer, ParityGate, broken_event, cell_of
+from nwor_bench.parity_gate import Answer, ParityGate, broken_event
 from nwor_bench.plan import Block, Plan
 from nwor_bench.profiling.nvtx_ranges import ranges_if_wanted, span
 from nwor_bench.progress import Progress
 from nwor_bench.prompts import Encode
 from nwor_bench.records import BatchRecord, Cell, WindowRecord
-from nwor_bench.store import RunStore, read_run
+from nwor_bench.store import RunData, RunStore, read_run
 from nwor_bench.trend import WARMUP_LOOKBACK, not_steady
 
 OnBatch = Callable[[BatchRecord, Iterable[WindowRecord]], None]
 """Is told of every batch once it is stored, with its windows."""
+
+_BEFORE_A_LOOK = ("warmup", "gate", "timed")
+"""Phases of the batches that a look at the intervals may see; the others come after the last."""
 
 PROBED_BLOCKS = 2
 """Blocks that run once more with each window's phases timed, where the engine has a probe."""
@@ -39,7 +51,7 @@ class Sweep:
         plan: what to run.
         spec: how to sample.
         engine: started, in any mode.
-        store: receives every batch as it ends; batches that it holds are not run again.
+        store: receives every batch as it ends; blocks that it holds are not run again.
         encode: prompts to token ids.
         progress: is told what happens.
         gaps: explains differing tokens of precisions below float32; None if nobody can.
@@ -70,7 +82,8 @@ class Sweep:
         self._monitor = monitor
         self._on_batch = on_batch
         self._ranges = ranges_if_wanted()
-        self._stored: dict[tuple[str, int, Cell], Answer] = {}
+        self._finished: frozenset[BlockKey] = frozenset()
+        self._cut: dict[BlockKey, list[int]] = {}
         self._num_batches = 0
         self._last_latency_ms = 0.0
         self._timed_ms: dict[int, float] = defaultdict(float)
@@ -98,10 +111,12 @@ class Sweep:
 
     def gate(self) -> None:
         """Greedy tokens and per-position acceptance of every cell against off x off."""
-        reference: Answer | None = None
-        for order, cell in enumerate(self.plan.gate.order):
-            answer = self._answer(cell, "gate", self.plan.gate, order, reference)
-            reference = reference or answer
+        if self._begin("gate", self.plan.gate):
+            reference: Answer | None = None
+            for order, cell in enumerate(self.plan.gate.order):
+                answer = self._run_batch(cell, "gate", self.plan.gate, order, reference)[0]
+                reference = reference or answer
+            self._finish("gate", self.plan.gate)
         for cell, reason in self.parity.broken.items():
             self._progress.say(f"gate: {cell.label} is INVALID: {reason}")
         passed = len(self.plan.cells) - len(self.parity.broken)
@@ -111,14 +126,29 @@ class Sweep:
         )
 
     def _restore(self) -> None:
-        """Take over what the store holds already."""
+        """Take over what the store holds already: verdicts, and the blocks that are finished."""
         run = read_run(self._store.folder)
         self.parity.restore(run)
-        for batch in run.batches:
+        self._finished = run.finished
+        self._cut = cut_blocks(run.batches, run.finished)
+        for batch in (*run.batches, *run.superseded):
             self._num_batches = max(self._num_batches, batch.batch + 1)
-            self._count(batch)
-            if batch.phase != "warmup":
-                self._stored[batch.phase, batch.block, cell_of(batch)] = Answer(batch, None)
+        for batch in run.batches:
+            if block_of(batch) in self._finished:
+                self._count(batch)
+
+    def _begin(self, phase: str, block: Block) -> bool:
+        """False if the block is finished; what it had before it was cut is set aside."""
+        key = (phase, block.number)
+        if key in self._finished:
+            return False
+        if key in self._cut:
+            self._store.append_event(superseded_event(key, self._cut.pop(key), _now()))
+        return True
+
+    def _finish(self, phase: str, block: Block) -> None:
+        """Note that the block was run and judged to its end."""
+        self._store.append_event(finished_event((phase, block.number)))
 
     def _count(self, batch: BatchRecord) -> None:
         if batch.phase == "timed":
@@ -140,13 +170,18 @@ class Sweep:
         self._progress.say(f"warm-up: {len(times)} batches, {how}")
 
     def _timed_block(self, block: Block) -> None:
-        answers: dict[Cell, Answer] = {}
+        if not self._begin("timed", block):
+            return
         with span(self._ranges, "block", block.number):
-            for order, cell in enumerate(block.order):
-                if cell not in self.parity.broken:
-                    answers[cell] = self._answer(cell, "timed", block, order)
+            answers = self._run_block("timed", block)
         if self.spec.scenario.temperature == 0:
             self._recheck(block, answers)
+        self._finish("timed", block)
+
+    def _run_block(self, phase: str, block: Block) -> dict[Cell, Answer]:
+        """A batch of every cell that has not broken parity, in the block's order."""
+        cells = [(n, cell) for n, cell in enumerate(block.order) if cell not in self.parity.broken]
+        return {cell: self._run_batch(cell, phase, block, order)[0] for order, cell in cells}
 
     def _count_in(self, phase: str, blocks: int) -> None:
         """The first blocks once more with probe or counters on, which timing never sees."""
@@ -156,9 +191,9 @@ class Sweep:
         self._switch(phase, True)
         try:
             for block in self.plan.blocks[:blocks]:
-                for order, cell in enumerate(block.order):
-                    if cell not in self.parity.broken:
-                        self._answer(cell, phase, block, order)
+                if self._begin(phase, block):
+                    self._run_block(phase, block)
+                    self._finish(phase, block)
         finally:
             self._switch(phase, False)
 
@@ -185,18 +220,8 @@ class Sweep:
 
     def _half_widths(self, done: int) -> list[float | None]:
         """Half the interval of every cell that is compared; None for one without."""
-        run = read_run(self._store.folder)
-        batches = tuple(batch for batch in run.batches if batch.block <= done)
-        windows = tuple(window for window in run.windows if window.block <= done)
-        cells = summarise(replace(run, batches=batches, windows=windows))
+        cells = summarise(_as_of(read_run(self._store.folder), done))
         return [cell.half_width for cell in cells if cell.ratio_to_off is not None]
-
-    def _answer(
-        self, cell: Cell, phase: str, block: Block, order: int, reference: Answer | None = None
-    ) -> Answer:
-        """The stored batch, or else a new one."""
-        stored = self._stored.get((phase, block.number, cell))
-        return stored or self._run_batch(cell, phase, block, order, reference)[0]
 
     def _run_batch(
         self, cell: Cell, phase: str, block: Block, order: int, reference: Answer | None = None
@@ -238,6 +263,24 @@ class Sweep:
             seed=self.spec.seed + block.number * scenario.requests,
             ignore_eos=scenario.ignore_eos,
         )
+
+
+def _as_of(run: RunData, done: int) -> RunData:
+    """The run as it was after `done` timed blocks, faults included; later ones are left out."""
+
+    def known(batches: Iterable[BatchRecord]) -> tuple[BatchRecord, ...]:
+        return tuple(b for b in batches if b.block <= done and b.phase in _BEFORE_A_LOOK)
+
+    batches, superseded = known(run.batches), known(run.superseded)
+    numbers = {batch.batch for batch in (*batches, *superseded)}
+    return replace(
+        run,
+        batches=batches,
+        superseded=superseded,
+        windows=tuple(w for w in run.windows if w.batch in numbers),
+        superseded_windows=tuple(w for w in run.superseded_windows if w.batch in numbers),
+        events=tuple(event for event in run.events if event.get("block", 0) <= done),
+    )
 
 
 def _now() -> str:

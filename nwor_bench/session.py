@@ -21,8 +21,9 @@ from nwor_bench.config import SweepSpec
 from nwor_bench.dry_run import plan_lines
 from nwor_bench.engine import VllmEngine, check_arguments
 from nwor_bench.errors import ConfigError, ExitCode
+from nwor_bench.finished_blocks import block_name, cut_blocks
 from nwor_bench.memory import require_memory
-from nwor_bench.pairs import ResolvedPair, resolve_pair
+from nwor_bench.pairs import ResolvedPair, check_model_configs, resolve_pair
 from nwor_bench.plan import Plan, make_plan
 from nwor_bench.prompts import Encode, encode, load_prompts, load_tokenizer
 from nwor_bench.runner import OnBatch
@@ -174,7 +175,9 @@ def _check_resumable(run: RunData, prepared: Prepared, folder: Path, console: Co
         console.print(f"Warning: {warning}", highlight=False, markup=False)
     stored = len([batch for batch in run.batches if batch.phase != "warmup"])
     every = len(prepared.plan.cells) * (1 + len(prepared.plan.blocks))
-    line = f"{folder}: {stored} of at most {every} batches are stored; it goes on from there"
+    cut = [block_name(block) for block in cut_blocks(run.batches, run.finished)]
+    then = f"{' and '.join(cut)} was cut and is run again whole" if cut else "it goes on from there"
+    line = f"{folder}: {stored} of at most {every} batches are stored; {then}"
     console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
@@ -195,6 +198,7 @@ def prepare(spec: SweepSpec, choice: PairChoice, console: Console) -> Prepared:
         method=choice.method,
         progress=lambda line: console.print(line, highlight=False, markup=False),
     )
+    check_model_configs(pair)
     plan = make_plan(spec, pair.name, load_prompts(spec.scenario))
     return Prepared(spec, asdict(choice), pair, plan, _encode_all(plan, spec, pair))
 

@@ -12,12 +12,18 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from errno import ENOTDIR
+from errno import EINVAL, ENOTDIR
 from os import strerror
 from pathlib import Path
 from typing import Any
 
 from nwor_bench.errors import ConfigError, StoreError
+from nwor_bench.finished_blocks import (
+    BlockKey,
+    finished_blocks,
+    other_events,
+    superseded_numbers,
+)
 from nwor_bench.record_lines import BatchKey, batch_key, event_line, parse_records, record_line
 from nwor_bench.records import FORMAT_VERSION, BatchRecord, RunStatus, WindowRecord
 from nwor_bench.run_header import check_kinds, read_object
@@ -33,13 +39,21 @@ READABLE_VERSIONS = (1, FORMAT_VERSION)
 
 @dataclass(frozen=True)
 class RunData:
-    """Everything that a run folder holds. `warnings` are sentences for the top of a report."""
+    """Everything that a run folder holds. `warnings` are sentences for the top of a report.
+
+    `superseded` are the batches of blocks that were cut and run again, `superseded_windows`
+    theirs: no number rests on them, but a fault that was seen in one stays a fault. `finished`
+    are the blocks that a resumed run leaves alone.
+    """
 
     header: dict[str, Any]
     batches: tuple[BatchRecord, ...]
     windows: tuple[WindowRecord, ...]
     events: tuple[dict[str, Any], ...] = ()
     warnings: tuple[str, ...] = ()
+    superseded: tuple[BatchRecord, ...] = ()
+    superseded_windows: tuple[WindowRecord, ...] = ()
+    finished: frozenset[BlockKey] = frozenset()
 
 
 class RunStore:
@@ -58,9 +72,12 @@ class RunStore:
         Raises ConfigError if the folder already holds a run or cannot be written.
         """
         check_output(folder)
+        new = [path for path in (folder, *folder.parents) if not path.exists()]
         try:
             folder.mkdir(parents=True, exist_ok=True)
             (folder / RECORDS_FILE).touch(exist_ok=False)
+            for changed in (folder, *(path.parent for path in new)):
+                sync_folder(changed)
         except FileExistsError as error:
             raise _not_writable(folder, error) from error
         except OSError as error:
@@ -175,18 +192,25 @@ def check_output(folder: Path) -> None:
 def read_run(folder: Path) -> RunData:
     """Read a run back; what a crash left half-written is skipped and named in `warnings`.
 
+    Batches of a block that ran again are apart, and what was noted of them is left out.
+
     Raises ConfigError if the folder holds no run, StoreError if the run is damaged or was
     written in a format that this version does not read.
     """
     header = read_header(folder)
     path = folder / RECORDS_FILE
     records = parse_records(path, _read_bytes(path))
+    aside = superseded_numbers(records.events)
+    batches = tuple(b for b in records.batches if b.batch not in aside)
     return RunData(
         header=header,
-        batches=tuple(records.batches),
-        windows=tuple(records.windows),
-        events=tuple(records.events),
+        batches=batches,
+        windows=tuple(w for w in records.windows if w.batch not in aside),
+        events=tuple(other_events(e for e in records.events if e.get("batch") not in aside)),
         warnings=tuple(records.warnings),
+        superseded=tuple(b for b in records.batches if b.batch in aside),
+        superseded_windows=tuple(w for w in records.windows if w.batch in aside),
+        finished=finished_blocks(batches, records.events),
     )
 
 
@@ -206,9 +230,26 @@ def write_atomically(path: Path, text: str) -> None:
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
+        sync_folder(path.parent)
     except OSError as error:
         temporary.unlink(missing_ok=True)
         raise StoreError(f"{path}: cannot be written ({error.strerror})") from error
+
+
+def sync_folder(folder: Path) -> None:
+    """Have the names in a folder on the disk: a file's own fsync does not keep its name.
+
+    A file system that has no such operation for folders (EINVAL) keeps names as it does. Raises
+    OSError for any other failure.
+    """
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno != EINVAL:
+            raise
+    finally:
+        os.close(descriptor)
 
 
 def write_header(folder: Path, header: dict[str, Any]) -> None:

@@ -27,7 +27,7 @@ from nwor_bench.versions import require_supported_vllm
 ALLOWED_FLAGS = (
     *("file", "output", "resume", "dry_run", "verbose", "continue_on_error"),
     "ray",
-    *("nvtx", "prometheus_port", "prometheus_textfile", "github_summary"),
+    *("nvtx", "prometheus_port", "prometheus_address", "prometheus_textfile", "github_summary"),
 )
 
 

@@ -61,5 +61,8 @@ def _summary_text(name: str, table: pd.DataFrame) -> str:
     body = table.drop(columns=same).fillna("").astype(str)
     grid = body.to_markdown(index=False, tablefmt="pipe", disable_numparse=True)
     note = f"All runs: {alike}.\n\n" if alike else ""
-    legend = "Time per window over that of off x off, with its 95 % interval: below 1 is faster."
+    legend = (
+        "Time per window over that of off x off, with each cell's own 95 % interval: below 1 is "
+        "faster."
+    )
     return f"# nwor-bench sweep: {name}\n\n{note}{grid}\n\n{legend}\n"

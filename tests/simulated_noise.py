@@ -38,12 +38,26 @@ def autoregression(shocks: Logs, r: float) -> Logs:
 def design(rng: np.random.Generator, runs: int, blocks: int, noise=heavy, drift=DRIFT) -> Logs:
     """A sweep: the machine drifts from batch to batch, every batch has noise of its own, and
     each block runs its cells in an order drawn at random. Two of the cells are compared."""
+    times = _cell_times(rng, runs, blocks, noise, drift)
+    return times[:, :, 0] - times[:, :, 1]
+
+
+def all_cells(rng: np.random.Generator, runs: int, blocks: int, noise=heavy, drift=DRIFT) -> Logs:
+    """The same sweep, every cell against the first: [runs, CELLS - 1, blocks].
+
+    The cells share the first one's noise, so that their ratios go up and down together.
+    """
+    times = _cell_times(rng, runs, blocks, noise, drift)
+    return np.moveaxis(times[:, :, 1:] - times[:, :, :1], 1, 2)
+
+
+def _cell_times(rng: np.random.Generator, runs: int, blocks: int, noise, drift: float) -> Logs:
+    """Log times [runs, blocks, CELLS] of equal cells."""
     batches = blocks * CELLS
     drifting = autoregression(noise(rng, (runs, batches)) * (1 - drift**2) ** 0.5, drift)
     times = drifting.reshape(runs, blocks, CELLS) + 0.7 * noise(rng, (runs, blocks, CELLS))
     order = np.argsort(rng.random((runs, blocks, CELLS)), axis=2)
-    times = np.take_along_axis(times, order, axis=2)
-    return times[:, :, 0] - times[:, :, 1]
+    return np.take_along_axis(times, order, axis=2)
 
 
 def design_t3(rng: np.random.Generator, runs: int, blocks: int) -> Logs:

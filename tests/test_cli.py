@@ -86,7 +86,7 @@ def test_the_flags_of_the_sweep_are_all_explained(command_line: Run) -> None:
         "--requests --batches --warmup --draft-tokens --max-new-tokens --temperature "
         "--max-model-len --seed --dtype --block-size --kv-cache-gib --tensor-parallel-size "
         "--speculative-config --engine-args --output --dry-run --verbose "
-        "--nvtx --prometheus-port --prometheus-textfile "
+        "--nvtx --prometheus-port --prometheus-address --prometheus-textfile "
         "--max-warmup --ci-width --max-blocks --time-budget --resume --file --continue-on-error"
     )
     assert [flag for flag in flags.split() if flag not in out] == []
@@ -260,3 +260,20 @@ def test_a_failing_engine_ends_with_1_in_one_line(command_line: Run, engine: Fak
     engine.failing[9] = EngineError("vLLM stopped answering")
     code, _, err = command_line(*TINY, "--output", "run")
     assert (code, err) == (ExitCode.FAILED, "nwor-bench: vLLM stopped answering\n")
+
+
+@pytest.mark.parametrize("arguments", [("--help",), ("sweep", "--help"), ("--version",)])
+def test_the_package_runs_as_a_module(arguments: tuple[str, ...]) -> None:
+    """`python -m nwor_bench`, where the command is not on the path; its help names the command."""
+    command = [sys.executable, "-m", "nwor_bench", *arguments]
+    found = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, check=False)
+    assert found.returncode == 0, found.stderr
+    assert "nwor-bench" in found.stdout
+    assert "python -m" not in found.stdout
+
+
+def test_a_module_that_is_given_nonsense_exits_as_the_command_does() -> None:
+    command = [sys.executable, "-m", "nwor_bench", "report", "no/such/run"]
+    found = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, check=False)
+    assert found.returncode == ExitCode.BAD_USAGE
+    assert found.stderr.startswith("nwor-bench: run folder: ")

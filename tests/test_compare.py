@@ -6,6 +6,8 @@ import pytest
 
 from nwor_bench.compare import Comparison, DecideBy, Outcome, compare_runs
 from nwor_bench.errors import ExitCode, NotComparableError
+from nwor_bench.records import WindowRecord
+from nwor_bench.report.comparison_notes import notes
 from nwor_bench.store import RunData
 from nwor_bench.stored_run import StoredRun
 from tests.changed_run import other_prompts, slowed, stored, with_header
@@ -139,6 +141,59 @@ def test_a_batch_is_compared_where_windows_have_no_time() -> None:
     cell = cell_of(compare(new), "stage x graph")
     assert cell.ratio.measure == cell.time.measure == "latency_ms"
     assert cell.outcome is Outcome.REGRESSION
+
+
+def settling(run: RunData) -> RunData:
+    """As a GPU's records: the first two windows of a batch have no time, nor has its last."""
+    last = {(b.nwor_mode, b.scv_mode, b.arm, b.batch): b.windows - 1 for b in run.batches}
+
+    def untimed(w: WindowRecord) -> bool:
+        return w.window < 2 or w.window == last[w.nwor_mode, w.scv_mode, w.arm, w.batch]
+
+    return change_windows(run, untimed, wall_ms=None)
+
+
+@pytest.mark.parametrize("other", [other_prompts, lambda run: run])
+def test_windows_without_a_time_are_left_out_and_told(other) -> None:
+    """GPU runs with other prompts are compared by window time, as those with the same are."""
+    base, new = settling(BASE), settling(other(slowed(BASE, {GRAPH: 1.05}, machine=1.1)))
+    # Batches take as long in both runs: only windows' times tell that something changed.
+    of_base = {(b.nwor_mode, b.scv_mode, b.arm, b.batch): b.latency_ms for b in BASE.batches}
+    new = replace(
+        new,
+        batches=tuple(
+            replace(b, latency_ms=of_base[b.nwor_mode, b.scv_mode, b.arm, b.batch])
+            for b in new.batches
+        ),
+    )
+    comparison = compare(new, stored(base))
+    changed = cell_of(comparison, "stage x graph")
+    assert changed.time.measure == changed.ratio.measure == "window_ms"
+    assert changed.time.interval.low < 1.05 * 1.1 < changed.time.interval.high
+    assert changed.outcome is Outcome.REGRESSION
+    timed = 12 * 8  # blocks x windows of a cell
+    assert changed.time.base_windows == changed.time.new_windows == timed
+    assert changed.time.base_untimed == changed.time.new_untimed == 12 * 3
+    cells = len(comparison.cells)
+    sentence = (
+        f"Windows without a time of their own are left out: {cells * 36:,} of {cells * timed:,} in "
+        f"BASE, {cells * 36:,} of {cells * timed:,} in NEW"
+    )
+    assert [note for note in notes(comparison) if note.startswith(sentence)]
+    assert not any("whole batches" in note for note in notes(comparison))
+
+
+def test_where_every_window_has_a_time_none_is_said_to_be_left_out() -> None:
+    comparison = compare(other_prompts(slowed(BASE, {})))
+    assert cell_of(comparison, "stage x graph").time.base_untimed == 0
+    assert not any("left out" in note for note in notes(comparison))
+
+
+def test_one_block_without_any_time_makes_it_the_time_of_batches() -> None:
+    new = change_windows(other_prompts(slowed(BASE, {})), lambda w: w.block == 3, wall_ms=None)
+    change = cell_of(compare(new), "stage x graph").time
+    assert change.measure == "latency_ms"
+    assert (change.base_untimed, change.new_untimed) == (None, None)
 
 
 BROKEN = change_batches(BASE, is_graph, parity="INVALID", first_mismatch="request 1 differs")

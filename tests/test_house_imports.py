@@ -28,6 +28,7 @@ PURE = (
     *("nwor_bench.profiling.ncu_cells", "nwor_bench.profiling.nsys_findings"),
     *("nwor_bench.plan_text", "nwor_bench.planning", "nwor_bench.ranks", "nwor_bench.strategies"),
     *("nwor_bench.config", "nwor_bench.errors", "nwor_bench.interrupts"),
+    *("nwor_bench.finished_blocks",),
     *("nwor_bench.invariants", "nwor_bench.json_text", "nwor_bench.judge"),
     *("nwor_bench.parity", "nwor_bench.parity_gate", "nwor_bench.plan"),
     *("nwor_bench.ray_slots", "nwor_bench.record_lines", "nwor_bench.records"),

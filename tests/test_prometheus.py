@@ -20,8 +20,15 @@ from prometheus_client.parser import text_string_to_metric_families
 from test_runner import Runner
 
 from nwor_bench.errors import ConfigError, ExitCode
-from nwor_bench.profiling.metrics import METRICS, MetricFiles, WindowMetrics, labels_of
+from nwor_bench.profiling.metrics import (
+    KNOWN_REASONS,
+    METRICS,
+    MetricFiles,
+    WindowMetrics,
+    labels_of,
+)
 from nwor_bench.records import CellResult, columns
+from nwor_bench.report.fallbacks import MEANINGS
 from nwor_bench.report.prometheus import sweep_metrics
 from nwor_bench.session import run_session
 
@@ -82,13 +89,13 @@ def test_types_follow_prometheus_practice(tmp_path: Path) -> None:
         runner.sweep._on_batch = done
         runner.run()
     families = list(text_string_to_metric_families((tmp_path / "m.prom").read_text()))
-    kinds = {metric.name: metric.kind for metric in METRICS if metric.name != "nwor_fallback_count"}
+    kinds = {metric.name: metric.kind for metric in METRICS}
     assert {family.name: family.type for family in families} == kinds
     for family in families:
         assert family.documentation.endswith(".")
         for sample in family.samples:
             assert sample.name == family.name + ("_total" if family.type == "counter" else "")
-            by_reason = {"reason"} if family.name == "scv_fallback_count" else set()
+            by_reason = {"reason"} if family.name.endswith("fallback_count") else set()
             assert set(sample.labels) == {"pair", "nwor_mode", "scv_mode", "rank"} | by_reason
 
 
@@ -211,6 +218,63 @@ def test_counters_rise_while_a_sweep_runs(tmp_path: Path) -> None:
         urlopen(said[0].removeprefix("metrics: "), timeout=10)
 
 
+FALLBACKS = ("nwor_fallback_count_total", "scv_fallback_count_total")
+
+
+@pytest.mark.parametrize("name", FALLBACKS)
+def test_fallbacks_are_at_0_before_the_first(tmp_path: Path, name: str) -> None:
+    """`increase()` sees a first fallback only where the series stood at 0 in a scrape before."""
+    from nwor_bench.plugin.accumulator import WindowCounts
+
+    files = MetricFiles(tmp_path, "nwor-0-1")
+    metrics, labels = WindowMetrics(files), labels_of("a pair", "stage", "graph", 0)
+    metrics.begin(labels)
+    before = parse(exposed(tmp_path))
+    assert total(before, name, **dict(labels)) == 0
+    known = {dict(at)["reason"] for (n, at) in before if n == name}
+    assert known
+    for reason in (*sorted(known), "not_known_yet"):
+        reasons = [reason if n == name else None for n in FALLBACKS]
+        window = WindowCounts(1, 4, 1, 0, 0, 0, 0)
+        window.fallback_reason, window.scv_fallback_reason = reasons
+        metrics.add(window, labels)
+    after = parse(exposed(tmp_path))
+    assert total(after, name) == len(known) + 1
+    assert {v for (n, at), v in after.items() if n == name} == {1.0}
+    files.close()
+
+
+def test_every_reason_that_a_report_explains_is_at_0_from_the_start() -> None:
+    assert set(MEANINGS) <= {reason for reasons in KNOWN_REASONS.values() for reason in reasons}
+
+
+def listening(port: int) -> set[str]:
+    """Addresses at which this process listens on a port."""
+    import psutil
+
+    found = psutil.Process().net_connections("tcp")
+    return {c.laddr.ip for c in found if c.status == psutil.CONN_LISTEN and c.laddr.port == port}
+
+
+@pytest.mark.parametrize(
+    ("address", "bound", "url"),
+    [
+        ((), "127.0.0.1", "http://localhost:"),
+        (("127.0.0.2",), "127.0.0.2", "http://127.0.0.2:"),
+        (("0.0.0.0",), "0.0.0.0", "http://0.0.0.0:"),
+    ],
+)
+def test_it_listens_where_it_is_told_and_else_on_this_machine_alone(
+    address: tuple[str, ...], bound: str, url: str
+) -> None:
+    said: list[str] = []
+    with sweep_metrics(0, None, said.append, address=(*address, None)[0]):
+        assert said[0].startswith(f"metrics: {url}")
+        port = int(said[0].rpartition(":")[2].partition("/")[0])
+        assert listening(port) == {bound}
+        assert urlopen(f"http://{bound}:{port}/metrics", timeout=10).status == 200
+
+
 def test_neither_flag_makes_nothing(tmp_path: Path) -> None:
     with sweep_metrics(None, None, print) as done:
         assert done is None
@@ -250,6 +314,19 @@ def test_a_port_in_use_is_refused_before_anything_starts(
         (("--prometheus-port", "70000"), "write 1 to 65535"),
         (("--prometheus-textfile", "no/such/folder/m.prom"), "No such file or directory; name"),
         (("--prometheus-textfile", ""), "--prometheus-textfile"),
+        (
+            ("--prometheus-address", "0.0.0.0"),
+            "--prometheus-address: '0.0.0.0' is not usable; it needs --prometheus-port",
+        ),
+        (
+            ("--prometheus-port", "0", "--prometheus-address", "no such host"),
+            "--prometheus-address: 'no such host'",
+        ),
+        (("--prometheus-port", "0", "--prometheus-address", ""), "--prometheus-address: ''"),
+        (
+            ("--prometheus-port", "0", "--prometheus-address", "192.0.2.1"),
+            "--prometheus-address: '192.0.2.1'",
+        ),
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_starts(

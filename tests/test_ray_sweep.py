@@ -2,6 +2,7 @@
 
 import json
 import os
+import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -80,6 +81,67 @@ def test_two_engines_never_share_a_device(tmp_path: Path, monkeypatch: pytest.Mo
             monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,2")
             with pytest.raises(ConfigError, match="another engine is being timed on GPU-b"):
                 device_held_alone(tmp_path).__enter__()
+
+
+@pytest.fixture
+def on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr("socket.gethostname", lambda: "node7")
+
+
+@pytest.mark.parametrize(
+    ("variable", "folder"),
+    [
+        ("NWOR_BENCH_CACHE", "locks"),
+        ("XDG_CACHE_HOME", "nwor-bench/locks"),
+        ("HOME", ".cache/nwor-bench/locks"),
+    ],
+)
+def test_the_lock_lies_in_a_folder_of_the_users_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, on_a_cpu: None, variable: str, folder: str
+) -> None:
+    """Never in a folder that all users share; its name tells machines with one home apart."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "shared"))
+    for name in ("NWOR_BENCH_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv(variable, str(tmp_path / "own"))
+    locks = tmp_path / "own" / folder
+    with device_held_alone():
+        assert [path.name for path in locks.iterdir()] == ["node7-cpu.lock"]
+        assert stat.S_IMODE(locks.stat().st_mode) == 0o700
+        with pytest.raises(ConfigError, match="another engine is being timed on cpu of node7"):
+            device_held_alone().__enter__()
+        monkeypatch.setattr("socket.gethostname", lambda: "node8")
+        with device_held_alone():
+            pass
+    assert not (tmp_path / "shared").exists()
+
+
+def test_a_lock_that_cannot_be_made_says_where_and_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, on_a_cpu: None
+) -> None:
+    monkeypatch.setenv("NWOR_BENCH_CACHE", str(tmp_path))
+    (tmp_path / "locks").write_text("a file")
+    message = r"NWOR_BENCH_CACHE: '.*/locks' is not usable; .*\(File exists\).*set NWOR_BENCH_CACHE"
+    with pytest.raises(ConfigError, match=message):
+        device_held_alone().__enter__()
+    (tmp_path / "locks").unlink()
+    (tmp_path / "locks" / "node7-cpu.lock").mkdir(parents=True)
+    with pytest.raises(ConfigError, match=r"node7-cpu\.lock' .*\(Is a directory\)"):
+        device_held_alone().__enter__()
+
+
+def test_a_file_system_without_locks_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, on_a_cpu: None
+) -> None:
+    monkeypatch.setenv("NWOR_BENCH_CACHE", str(tmp_path))
+
+    def refuse(file: Any, how: int) -> None:
+        raise OSError(37, "No locks available")
+
+    monkeypatch.setattr("fcntl.flock", refuse)
+    with pytest.raises(ConfigError, match=r"node7-cpu\.lock' .*\(No locks available\)"):
+        device_held_alone().__enter__()
 
 
 class RayError(Exception):

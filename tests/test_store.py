@@ -182,6 +182,60 @@ def test_what_was_appended_is_on_the_disk_before_the_next_batch(store, monkeypat
     assert synchronised[1:] == [path.read_bytes()]
 
 
+@pytest.fixture
+def synced_folders(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Path, set[str]]]:
+    """Every folder that was synchronised, with the names that it had then."""
+    found: list[tuple[Path, set[str]]] = []
+
+    def sync(descriptor: int) -> None:
+        path = Path(f"/proc/self/fd/{descriptor}").readlink()
+        if path.is_dir():
+            found.append((path, {entry.name for entry in path.iterdir()}))
+
+    monkeypatch.setattr(os, "fsync", sync)
+    return found
+
+
+def test_a_new_runs_files_and_folders_have_their_names_on_the_disk(tmp_path, synced_folders):
+    run = tmp_path / "deep" / "run"
+    RunStore.create(run, HEADER)
+    assert (run, {RECORDS_FILE, RUN_FILE}) in synced_folders
+    assert (tmp_path / "deep", {"run"}) in synced_folders
+    assert (tmp_path, {"deep"}) in synced_folders
+    # The records have their name before run.json says that there is a run.
+    assert synced_folders.index((run, {RECORDS_FILE})) < synced_folders.index(
+        (run, {RECORDS_FILE, RUN_FILE})
+    )
+
+
+def test_a_folder_that_was_there_is_synchronised_and_its_parents_are_not(tmp_path, synced_folders):
+    run = tmp_path / "run"
+    run.mkdir()
+    RunStore.create(run, HEADER)
+    assert {folder for folder, _ in synced_folders} == {run}
+
+
+def test_a_renamed_header_is_on_the_disk(store, synced_folders):
+    store.update({"engine": {"device": "cpu"}})
+    assert synced_folders == [(store.folder, {RECORDS_FILE, RUN_FILE})]
+
+
+def test_a_file_system_that_synchronises_no_folders_is_written_all_the_same(store, monkeypatch):
+    """EINVAL says that there is no such operation; any other error is one."""
+    error = 22
+
+    def refuse(descriptor: int) -> None:
+        if Path(f"/proc/self/fd/{descriptor}").readlink().is_dir():
+            raise OSError(error, os.strerror(error))
+
+    monkeypatch.setattr(os, "fsync", refuse)
+    store.update({"engine": {"device": "cpu"}})
+    assert read_run(store.folder).header["engine"] == {"device": "cpu"}
+    error = 5
+    with pytest.raises(StoreError, match="Input/output error"):
+        store.update({"engine": {"device": "cuda"}})
+
+
 LINES = b"".join(map(record_line, [*WINDOWS, BATCH]))
 SECOND = replace(BATCH, batch=77)
 SECOND_WINDOWS = [replace(window, batch=77) for window in WINDOWS]

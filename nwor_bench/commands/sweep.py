@@ -155,6 +155,10 @@ def sweep(
         Whole, typer.Option(help="Serve the counters at this port's /metrics; 0: a free one.",
                             rich_help_panel=PROFILING)
     ] = None,
+    prometheus_address: Annotated[
+        Text, typer.Option(help="Serve them at this address (default: 127.0.0.1, this machine "
+                                "alone; 0.0.0.0: every interface).", rich_help_panel=PROFILING)
+    ] = None,
     prometheus_textfile: Annotated[
         Text, typer.Option(help="Write the counters for node exporter's textfile collector.",
                            rich_help_panel=PROFILING)
@@ -199,7 +203,9 @@ def sweep(
     folder = None if output is None else Path(output)
     textfile = None if prometheus_textfile is None else Path(prometheus_textfile)
     metrics = context.with_resource(
-        sweep_metrics(prometheus_port, textfile, typer.echo, dry_run=dry_run)
+        sweep_metrics(
+            prometheus_port, textfile, typer.echo, address=prometheus_address, dry_run=dry_run
+        )
     )
     how: dict[str, Any] = {"dry_run": dry_run, "verbose": verbose, "on_batch": metrics}
     if github_summary:

@@ -6,6 +6,7 @@ torch. Tests make pairs of other shapes and noise with `pairs.tiny.generate_tiny
 
 from nwor_bench.pairs.cache import cache_root, pair_folder
 from nwor_bench.pairs.catalogue import DEFAULT_PAIR, load_pair, pair_names
+from nwor_bench.pairs.config_check import check_model_configs, refused_config
 from nwor_bench.pairs.fetch import fetch_pair, resolve_pair
 from nwor_bench.pairs.local import read_model_config
 from nwor_bench.pairs.model import METHODS, ModelPair, ResolvedPair
@@ -16,10 +17,12 @@ __all__ = [
     "ModelPair",
     "ResolvedPair",
     "cache_root",
+    "check_model_configs",
     "fetch_pair",
     "load_pair",
     "pair_folder",
     "pair_names",
     "read_model_config",
+    "refused_config",
     "resolve_pair",
 ]

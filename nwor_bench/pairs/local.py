@@ -35,7 +35,8 @@ def locate_model(field: str, reference: str) -> str:
 def read_model_config(target: str, field: str = "model") -> dict[str, Any] | None:
     """config.json of a local model folder as a dict; None for a hub name.
 
-    Raises ConfigError when the folder's config.json is missing or is not a JSON object.
+    Raises ConfigError when the folder's config.json is missing or is not a JSON object, or a
+    text model inside it is none.
     """
     folder = Path(target).expanduser()
     if not folder.is_dir():
@@ -54,5 +55,9 @@ def read_model_config(target: str, field: str = "model") -> dict[str, Any] | Non
     if not isinstance(config, dict):
         raise ConfigError.for_field(
             field, target, "its config.json is not a JSON object; save the model again"
+        )
+    if not isinstance(config.get("text_config") or {}, dict):
+        raise ConfigError.for_field(
+            field, target, 'the "text_config" of its config.json is not an object; correct it'
         )
     return config

@@ -47,6 +47,24 @@ METRICS = (
     Metric("nwor_unique_tokens", GAUGE, "Draft tokens staged in the latest window."),
 )
 BY_REASON = ("nwor_fallback_count", "scv_fallback_count")
+KNOWN_REASONS = {
+    "nwor_fallback_count": (
+        *("adaptive_verification", "attention_sinks", "context_parallel", "data_parallel"),
+        *("full_graph_of_another_shape", "full_graph_with_uneven_windows", "kv_shape"),
+        *("kv_transfer", "layer_shapes_differ", "layer_staged_twice", "layers_share_kv", "lora"),
+        *("micro_batches", "more_drafts_than_capacity", "no_target_layers", "pipeline_parallel"),
+        *("ranks_accepted_differently", "several_kv_cache_groups"),
+        *("sliding_window_of_unequal_windows", "sliding_window_too_short", "step_not_finished"),
+        "window_beside_prefill_of_its_request",
+    ),
+    "scv_fallback_count": (
+        *("capture_not_supported", "more_drafts_than_capacity", "no_cuda", "sampled_ids_dtype"),
+        *("sampled_ids_shape", "uneven_windows"),
+    ),
+}
+"""Reasons that each have a series at 0 from the start: Prometheus' `increase` sees a first fallback
+only where a scrape before it saw the series. Reasons that name an exception or a rank are made up
+as they come, and their series begins with the first."""
 BY_NAME = {metric.name: metric for metric in METRICS}
 
 Labels = tuple[tuple[str, str], ...]
@@ -119,6 +137,9 @@ class WindowMetrics:
         for metric in METRICS:
             if metric.kind == COUNTER and metric.name not in BY_REASON:
                 self._files.add(metric.name, labels, 0)
+        for name, reasons in KNOWN_REASONS.items():
+            for reason in reasons:
+                self._files.add(name, (*labels, ("reason", reason)), 0)
 
     def add(self, window: CountedWindow, labels: Labels) -> None:
         """Count one finished window."""

@@ -12,15 +12,18 @@ from nwor_bench.report.text import (
     change,
     change_range,
     compared_time,
+    corrected,
     joined,
     label,
     percent,
     plural,
+    sure_bounds,
 )
 from nwor_bench.report.verdicts import (
     CPU_BADGE,
     Answer,
     answer,
+    holds_one,
     on_cpu,
     subject_cells,
     went_wrong,
@@ -90,7 +93,17 @@ def _how_much(found: Answer, cells: Sequence[CellResult]) -> str:
     texts = [_effect(found.cell), *(_effect(cell) for cell in others)]
     start = "Not known for sure. " if found.badge == Verdict.AMBIGUOUS else ""
     time = compared_time([found.cell]).replace("window", "verification step (window)")
-    return f"{start}In {time}: {'; '.join(texts)}."
+    return f"{start}In {time}: {'; '.join(texts)}.{_of_all(found.cell)}"
+
+
+def _of_all(cell: CellResult) -> str:
+    """Which intervals these are, where several cells were compared."""
+    if not corrected(cell):
+        return ""
+    return (
+        f" These intervals are {corrected(cell)}, so that they hold for the best one too; those "
+        "in the tables are each cell's own."
+    )
 
 
 def _no_number(found: Answer) -> str:
@@ -111,8 +124,9 @@ def _effect(cell: CellResult) -> str:
     if cell.ratio_to_off is None:
         return f"{label(cell)} {cell.verdict}, no number"
     interval = ""
-    if cell.ratio_ci_low is not None and cell.ratio_ci_high is not None:
-        interval = f" (95 % interval: {change_range(cell.ratio_ci_low, cell.ratio_ci_high)})"
+    bounds = sure_bounds(cell)
+    if bounds is not None:
+        interval = f" (95 % interval: {change_range(*bounds)})"
     return f"{label(cell)} takes {change(cell.ratio_to_off)}{interval}, {cell.verdict}"
 
 
@@ -132,13 +146,19 @@ def _how_sure(run: RunData, found: Answer, cells: Sequence[CellResult]) -> Itera
     cell = found.cell
     if cell is None or cell.ratio_to_off is None:
         return
-    opening = {
+    why = "the whole interval lies on one side of no difference."
+    if holds_one(cell):
+        why = "Holm's correction leaves the difference standing; its size is less sure."
+    yield {
         str(Verdict.AMBIGUOUS): "Not sure enough to say yes or no.",
         str(Verdict.SAME): "Sure that any effect is within the interval above.",
-    }.get(verdict, "Sure of the direction: the whole interval lies on one side of no difference.")
-    yield opening
+    }.get(verdict, f"Sure of the direction: {why}")
     yield f"It rests on {plural(cell.batches, 'block')}, each of which ran every cell on the same "
-    yield "prompts; an interval of this kind holds the true value in 19 of 20 runs."
+    if corrected(cell):
+        yield "prompts; intervals of this kind all hold the true values in 19 of 20 runs, whichever"
+        yield "cell comes out best."
+    else:
+        yield "prompts; an interval of this kind holds the true value in 19 of 20 runs."
     yield from _noise(cells)
     yield from _weakened(run, cells)
 

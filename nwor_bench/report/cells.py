@@ -48,7 +48,8 @@ def _times(cells: Sequence[CellResult]) -> Table:
             for c in cells
         ],
         numbers_from=2,
-        caption=f"Times; the ratio is of the {time}, below 1 is faster",
+        caption=f"Times; the ratio is of the {time}, below 1 is faster; the interval is each "
+        "cell's own",
     )  # fmt: skip
 
 

@@ -77,7 +77,23 @@ def _pairing(comparison: Comparison) -> list[str]:
         )
     if any(change.measure == LATENCY_MS for change in made):
         found.append("Times are those of whole batches where a run has no times of windows.")
-    return found
+    return [*found, *_untimed(comparison)]
+
+
+def _untimed(comparison: Comparison) -> list[str]:
+    """How many windows no time rests on."""
+    times = [cell.time for cell in comparison.cells if cell.time is not None]
+    without = [
+        sum(getattr(t, name) or 0 for t in times) for name in ("base_untimed", "new_untimed")
+    ]
+    if not any(without):
+        return []
+    every = [sum(getattr(t, name) or 0 for t in times) for name in ("base_windows", "new_windows")]
+    return [
+        "Windows without a time of their own are left out: "
+        f"{without[0]:,} of {every[0]:,} in BASE, {without[1]:,} of {every[1]:,} in NEW (on a GPU "
+        "the first ones behind a prefill have none)."
+    ]
 
 
 def _span(blocks: Sequence[int]) -> str:

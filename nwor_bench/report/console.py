@@ -54,7 +54,7 @@ def print_summary(
 
 
 def _times(cells: Sequence[CellResult]) -> Table:
-    table = _new_table("Time / off x off\n[95 % interval]", "p50 ms", "tokens/s", verdict=True)
+    table = _new_table("Time / off x off\n[own 95 % interval]", "p50 ms", "tokens/s", verdict=True)
     for cell in cells:
         verdict = Text(cell.verdict, style=_style(cell.verdict))
         numbers = (ratio(cell), decimal(cell.latency_ms_p50), decimal(cell.tokens_per_s))

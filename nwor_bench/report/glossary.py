@@ -21,10 +21,14 @@ ENTRIES = (
     ("Time over off x off [95 % interval]", "Geometric mean over blocks of the cell's mean window "
      "time divided by that of off x off on the same prompts, windows of equal batch size and "
      "context matched. Below 1 is faster: 0.98 is 2 % less time. The interval is Student's t on "
-     "the blocks' log ratios, widened where they are autocorrelated. Where windows could not be "
-     "timed or matched it is the time of whole batches, and Compared says latency_ms."),
-    ("FASTER, SLOWER", "The interval excludes 1, still does after Holm's correction for the number "
-     "of cells, and the ratio is farther from 1 than the noise floor."),
+     "the blocks' log ratios, widened where they are autocorrelated; it is the cell's own. Where "
+     "windows could not be timed or matched it is the time of whole batches, and Compared says "
+     "latency_ms."),
+    ("Corrected for compared cells", "The answer's interval: Student's t at 1 - 0.05 / number of "
+     "cells (Bonferroni), so that all cells' intervals hold at once in 95 % of runs, and with them "
+     "that of the cell which came out best. cells.csv has it as ratio_simultaneous_low and _high."),
+    ("FASTER, SLOWER", "The cell's own interval excludes 1, still does after Holm's correction "
+     "for the number of cells, and the ratio is farther from 1 than the noise floor."),
     ("SAME", f"The whole interval lies within {_MARGIN} of 1."),
     ("AMBIGUOUS", "None of these: the run was too short or too noisy to say."),
     ("INEFFECTIVE", "The mode never fired, so its time says nothing of it and it has no ratio."),

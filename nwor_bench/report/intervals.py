@@ -128,9 +128,9 @@ def _caption(time: str, margin: float, floor: float | None) -> str:
         "against itself (A/A) reached; what lies within it may be noise. "
     )
     return (
-        f"Each mark is a cell's {time} over that of off x off, the bar its 95 % interval. Left of "
-        f"the line at 1.000 is faster. {band}Dotted: {100 * margin:g} % on each side; an interval "
-        "between the dotted lines is SAME."
+        f"Each mark is a cell's {time} over that of off x off, the bar its own 95 % interval. "
+        f"Left of the line at 1.000 is faster. {band}Dotted: {100 * margin:g} % on each side; "
+        "an interval between the dotted lines is SAME."
     )
 
 

@@ -59,6 +59,24 @@ def ratio(cell: CellResult) -> str:
     return f"{cell.ratio_to_off:.3f} [{cell.ratio_ci_low:.3f}, {cell.ratio_ci_high:.3f}]"
 
 
+def sure_bounds(cell: CellResult) -> tuple[float, float] | None:
+    """The interval that holds although its cell was chosen among several; None without one.
+
+    The simultaneous one; for runs that did not store it, and for A/A, the cell's own.
+    """
+    bounds = (cell.ratio_simultaneous_low, cell.ratio_simultaneous_high)
+    if bounds[0] is None or bounds[1] is None:
+        bounds = (cell.ratio_ci_low, cell.ratio_ci_high)
+    low, high = bounds
+    return None if low is None or high is None else (low, high)
+
+
+def corrected(cell: CellResult) -> str:
+    """`corrected for 5 compared cells`; "" where there was one, or the run did not store it."""
+    cells = cell.simultaneous_cells or 1
+    return f"corrected for {cells} compared cells" if cells > 1 else ""
+
+
 def joined(words: Sequence[str]) -> str:
     """`a, b and c`."""
     return " and ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))

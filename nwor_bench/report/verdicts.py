@@ -6,7 +6,15 @@ from typing import Any
 
 from nwor_bench.aggregate import REFERENCE, noise_floor
 from nwor_bench.records import CellResult, NworMode, Verdict
-from nwor_bench.report.text import change, change_range, compared_time, joined, label
+from nwor_bench.report.text import (
+    change,
+    change_range,
+    compared_time,
+    corrected,
+    joined,
+    label,
+    sure_bounds,
+)
 from nwor_bench.stats import DEFAULT_MARGIN
 
 CPU_SENTENCE = "On a CPU these times judge the harness, never NWOR."
@@ -134,8 +142,8 @@ def _never_fired(cells: Sequence[CellResult], subject: str) -> str:
 
 def _timed(cells: Sequence[CellResult], subject: str) -> Answer:
     """What the times say: of the cells with the best verdict, the one with the lowest ratio."""
-    faster = _having(Verdict.FASTER, cells)
-    if faster:
+    faster = sorted(_having(Verdict.FASTER, cells), key=holds_one)
+    if faster:  # the lowest ratio of those whose interval excludes 1 for all cells at once
         best = faster[0]
         return Answer(best.verdict, f"Yes, {subject} pays here: {_measured(best)}.", best)
     open_cells = _having(Verdict.AMBIGUOUS, cells)
@@ -157,11 +165,20 @@ def _timed(cells: Sequence[CellResult], subject: str) -> Answer:
 
 
 def _measured(cell: CellResult) -> str:
-    """The effect with its interval, if it has one."""
-    if cell.ratio_ci_low is None or cell.ratio_ci_high is None:
+    """The effect with the interval that holds for the best of several cells, if it has one."""
+    bounds = sure_bounds(cell)
+    if bounds is None:
         return _point(cell)
-    spread = change_range(cell.ratio_ci_low, cell.ratio_ci_high)
-    return f"{_point(cell)} (95 % confidence: {spread})"
+    parts = [f"95 % confidence: {change_range(*bounds)}", corrected(cell)]
+    if cell.verdict in (Verdict.FASTER, Verdict.SLOWER) and holds_one(cell):
+        parts.append("that there is a difference is sure by Holm's correction")
+    return f"{_point(cell)} ({', '.join(filter(None, parts))})"
+
+
+def holds_one(cell: CellResult) -> bool:
+    """True if the cell's interval for all cells at once does not exclude 1, or there is none."""
+    bounds = sure_bounds(cell)
+    return bounds is None or bounds[0] <= 1 <= bounds[1]
 
 
 def _point(cell: CellResult) -> str:
@@ -178,11 +195,10 @@ def _undecided(cell: CellResult, subject: str) -> str:
     start = f"This run cannot say whether {subject} pays"
     if cell.ratio_to_off is None:
         return f"{start}: {cell.reason or 'nothing was compared'}."
-    low, high = cell.ratio_ci_low, cell.ratio_ci_high
-    if low is not None and high is not None and low <= 1 <= high:
-        return (
-            f"{start}: {_point(cell)}, but it may be {change_range(low, high)} (95 % confidence)."
-        )
+    bounds = sure_bounds(cell)
+    if bounds is not None and holds_one(cell):
+        may_be = f"but it may be {change_range(*bounds)} (95 % confidence)"
+        return f"{start}: {_point(cell)}, {', '.join(filter(None, [may_be, corrected(cell)]))}."
     reason = "" if cell.reason is None else f"; {cell.reason.split('; ')[0]}"
     return f"{start}: {_measured(cell)}{reason}."
 

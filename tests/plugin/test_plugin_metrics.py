@@ -80,6 +80,8 @@ def test_a_server_shows_what_its_workers_count() -> None:
     publish(hook, worker_of_rank(1, data_parallel_index=1), SETTINGS)
     at = 'nwor_mode="stage",pair="org/target + draft",rank="3",scv_mode="graph"'
     assert f"nwor_windows_total{{{at}}} 0.0" in nwor_lines()
+    reasoned = at.replace('rank="3"', 'rank="3",reason="micro_batches"')
+    assert f"nwor_fallback_count_total{{{reasoned}}} 0.0" in nwor_lines()
     assert not any(line.startswith("nwor_acceptance_rate") for line in nwor_lines())
     hook.accumulator.add(WindowCounts(1, 4, 1, 4, 1, 3, 12, scv_path="graph"), WindowTimes())
     lines = nwor_lines()

@@ -70,13 +70,80 @@ def test_the_answer_names_the_best_cell_its_effect_and_its_interval():
     best = named(cells, "stage x graph")
     assert best.ratio_to_off == min(c.ratio_to_off for c in cells if c.ratio_to_off is not None)
     effect = f"{100 * (1 - best.ratio_to_off):.1f} % less time"
-    ends = f"{100 * (1 - best.ratio_ci_high):.1f} % to {100 * (1 - best.ratio_ci_low):.1f} % less"
+    low, high = best.ratio_simultaneous_low, best.ratio_simultaneous_high
+    assert low < best.ratio_ci_low < best.ratio_ci_high < high < 1
+    ends = f"{100 * (1 - high):.1f} % to {100 * (1 - low):.1f} % less"
     sentence = answer(run.header, cells).sentence
     assert "in the setting stage x graph a verification step took" in sentence
     assert effect in sentence
-    assert f"95 % confidence: {ends}" in sentence
+    assert f"95 % confidence: {ends}, corrected for 5 compared cells)" in sentence
+    assert f"(95 % interval: {ends}), FASTER" in told(run)["By how much?"]
+    assert "whichever cell comes out best" in told(run)["How sure is that?"]
     for label in ("stage x off", "stage x graph", "stage x adaptive"):
         assert told(run)["By how much?"].count(label) == 1
+
+
+def test_one_compared_cell_needs_no_correction():
+    run = faster()
+    two = {("off", "off"), ("stage", "graph")}
+    run = replace(
+        run,
+        batches=tuple(b for b in run.batches if (b.nwor_mode, b.scv_mode) in two),
+        windows=tuple(w for w in run.windows if (w.nwor_mode, w.scv_mode) in two),
+    )
+    best = named(summarise(run), "stage x graph")
+    assert best.ratio_simultaneous_low == pytest.approx(best.ratio_ci_low, rel=1e-12)
+    assert best.ratio_simultaneous_high == pytest.approx(best.ratio_ci_high, rel=1e-12)
+    sentence = answer(run.header, summarise(run)).sentence
+    assert re.search(r"\(95 % confidence: [^,]* less\)", sentence)
+    assert "corrected" not in " ".join([sentence, *told(run).values()])
+
+
+def chosen_among_two(first: float, second: float) -> list[CellResult]:
+    """Two FASTER cells by ratio; the first's interval for all cells holds 1, the second's not."""
+    cells = summarise(faster())
+    both = {"stage x off": (first, 1.001), "stage x graph": (second, 0.999)}
+    return [
+        replace(
+            cell,
+            verdict="FASTER",
+            ratio_to_off=both[cell.label][0],
+            ratio_ci_low=0.9,
+            ratio_ci_high=0.9985,
+            ratio_simultaneous_low=0.89,
+            ratio_simultaneous_high=both[cell.label][1],
+        )
+        if cell.label in both
+        else replace(cell, ratio_to_off=0.9995, verdict="SAME")
+        if cell.ratio_to_off is not None
+        else cell
+        for cell in cells
+    ]
+
+
+def test_the_best_is_taken_of_the_cells_that_are_faster_for_all_at_once():
+    cells = chosen_among_two(0.94, 0.95)
+    found = answer(faster().header, cells)
+    assert found.cell.label == "stage x graph"
+    assert "95 % confidence: 0.10 % to 11.0 % less" in found.sentence
+
+
+def test_a_best_cell_that_is_sure_by_holm_alone_is_said_to_be():
+    cells = [cell for cell in chosen_among_two(0.94, 0.95) if cell.label != "stage x graph"]
+    found = answer(faster().header, cells)
+    assert (found.badge, found.cell.label) == ("FASTER", "stage x off")
+    assert "anywhere from 11.0 % less to 0.10 % more" in found.sentence
+    assert "that there is a difference is sure by Holm's correction" in found.sentence
+    said = dict(questions(faster(), cells).entries)["How sure is that?"]
+    assert "the whole interval lies on one side" not in said
+
+
+def test_a_run_that_stored_no_simultaneous_interval_gives_its_own():
+    none = {"ratio_simultaneous_low": None, "ratio_simultaneous_high": None}
+    cells = [replace(c, **none, simultaneous_cells=None) for c in summarise(faster())]
+    found = answer(faster().header, cells)
+    ends = 100 * (1 - found.cell.ratio_ci_high), 100 * (1 - found.cell.ratio_ci_low)
+    assert f"(95 % confidence: {ends[0]:.1f} % to {ends[1]:.1f} % less)" in found.sentence
 
 
 def test_an_undecided_answer_gives_both_ends():

@@ -21,7 +21,7 @@ from nwor_bench.plugin.late_counts import LateCounts, PendingStep
 from nwor_bench.plugin.layers import attention_layers
 from nwor_bench.plugin.probe import Probe
 from nwor_bench.plugin.rank_vote import RankVote
-from nwor_bench.plugin.refusals import STAGING_STOPPED, DeviceRefusals
+from nwor_bench.plugin.refused_commits import STAGING_STOPPED, DeviceRefusals
 from nwor_bench.plugin.same_step_reads import may_read_this_step
 from nwor_bench.plugin.settings import PluginSettings
 from nwor_bench.plugin.window import close_leftover

@@ -72,8 +72,7 @@ class _Attachment:
         reason = self._vote.settle(self._try(self._make))
         if reason is not None:
             return reason
-        self._hook.agree()
-        for step in (self._wrap, self._switch_on):
+        for step in (self._hook.agree, self._wrap, self._switch_on):
             reason = self._vote.settle(self._try(step))
             if reason is not None:
                 self._undo()

@@ -110,6 +110,7 @@ def publish_refusal(reason: str, worker: Any, settings: PluginSettings) -> None:
     labels = labels_of(pair_name(worker.vllm_config), settings.nwor_mode, settings.scv_mode, rank)
     files = MetricFiles(folder, process_name(rank))
     files.add("nwor_fallback_count", (*labels, ("reason", reason)), 1)
+    files.close()
 
 
 def global_rank(worker: Any) -> int:

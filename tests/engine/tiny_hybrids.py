@@ -1,4 +1,4 @@
-"""Tiny models with layers that keep a state instead of K/V: a configuration, no weights.
+"""Tiny models with other layers than attention over all of a request: a configuration, no weights.
 
 vLLM fills them with random weights (`load_format="dummy"`).
 """
@@ -125,6 +125,19 @@ HYBRIDS: dict[str, dict[str, Any]] = {
         "decoder_sparse_step": 1,
         "moe_intermediate_size": 64,
         "shared_expert_intermediate_size": 64,
+    },
+    # No hybrid, but three of four layers see one chunk of a request (chunked local attention).
+    "Llama 4": {
+        "architectures": ["Llama4ForCausalLM"],
+        "model_type": "llama4_text",
+        "intermediate_size_mlp": 256,
+        "num_local_experts": 2,
+        "num_experts_per_tok": 1,
+        "interleave_moe_layer_step": 2,
+        "attention_chunk_size": 64,
+        "no_rope_layers": [1, 1, 1, 0],
+        "use_qk_norm": True,
+        "rope_theta": 10000.0,
     },
 }
 """Settings on top of COMMON, by family."""

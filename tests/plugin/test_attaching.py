@@ -1,7 +1,7 @@
 """Whatever fails while the hook attaches: vLLM goes on as it was, and somebody can read why."""
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,7 +20,7 @@ METHODS = ("execute_model", "prepare_attn", "sample")
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Mode stage in the environment, one rank, and a folder for the metrics."""
     from nwor_bench.plugin.rank_vote import RankVote
 
@@ -30,7 +30,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.delenv("PROMETHEUS_MULTIPROC_DIR", raising=False)
     monkeypatch.setenv("VLLM_NWOR_METRICS_DIR", str(tmp_path))
     monkeypatch.setattr(RankVote, "of_worker", RankVote)
-    yield tmp_path
+    return tmp_path
 
 
 def worker_of(runner: Any) -> Any:
@@ -222,9 +222,7 @@ def test_a_hybrids_windows_are_seen_and_their_reason_is_shown(
     assert len(shown) == (1 if mode == "stage" else 0)
 
 
-def registering(
-    monkeypatch: pytest.MonkeyPatch, install: Callable[..., Any]
-) -> Callable[[], None]:
+def registering(monkeypatch: pytest.MonkeyPatch, install: Callable[..., Any]) -> Callable[[], None]:
     import nwor_bench.plugin.install as module
     from nwor_bench import plugin
 
@@ -243,7 +241,7 @@ def test_a_fault_while_vllm_loads_the_plugin_is_not_vllms(
         registering(monkeypatch, fails)()
     assert plugin.not_installed == "install:ZeroDivisionError (planted)"
     assert "planted" in caplog.text
-    with pytest.raises(BenchError, match="not attached .* install:ZeroDivisionError"):
+    with pytest.raises(BenchError, match=r"not attached .* install:ZeroDivisionError"):
         NworWorkerExtension.nwor_status(SimpleNamespace())
 
 

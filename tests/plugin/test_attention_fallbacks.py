@@ -205,7 +205,7 @@ def test_memory_that_turns_out_to_be_shared_later_ends_the_step(layers: Any) -> 
     layers.window.abort("planted")
     layers.window.close()
     layers.begin("whole step")
-    with pytest.raises(HeldValuesLost, match="target layer 0 .* by layer 1 .*VLLM_NWOR"):
+    with pytest.raises(HeldValuesLost, match=r"target layer 0 .* by layer 1 .*VLLM_NWOR"):
         layers.forward(buffers=shared_buffers("both", layers.keys[0]))
 
 

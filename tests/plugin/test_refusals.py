@@ -232,7 +232,7 @@ def test_a_real_chunked_layer_is_refused_on_a_cpu_too() -> None:
     layer = SimpleNamespace(impl=impl, attn_backend=backend, kv_cache=None, head_size=32)
     runner = runner_with({NAMES[0]: layer})
     runner.parallel_config.pipeline_parallel_size = 1
-    with pytest.raises(StagingUnavailable, match="^chunked_local_attention$"):
+    with pytest.raises(StagingUnavailable, match=r"^chunked_local_attention$"):
         stageable_layers(runner, [NAMES[0]])
     layer.attn_backend = ReferenceCPUAttentionBackend
     assert [found.name for found in stageable_layers(runner, [NAMES[0]])] == [NAMES[0]]
@@ -253,7 +253,7 @@ def test_reference_sliding_windows_are_refused() -> None:
 def test_a_write_that_is_bypassed_is_refused(place: str) -> None:
     """vLLM 0.33 names it; 0.32 has no such attribute."""
     layer = attention_layer()
-    setattr(layer if place == "layer" else layer.impl, "kv_cache_update_bypass", True)
+    (layer if place == "layer" else layer.impl).kv_cache_update_bypass = True
     assert reason_of(runner_with(two(layer))) == "kv_cache_update_bypass"
 
 

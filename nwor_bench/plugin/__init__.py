@@ -4,23 +4,41 @@ Without VLLM_NWOR_MODE and VLLM_SCV_MODE in the environment `register` returns a
 vLLM stays as it is.
 """
 
+import logging
+
+not_installed: str | None = None
+"""Why this process's vLLM could not be prepared, and runs as without the plugin."""
+
 
 def register() -> None:
     """Called by vLLM in every process; may be called more than once.
 
+    Only what the environment asks wrongly is raised. Whatever else fails must not stop vLLM: it
+    is logged with its traceback, and `not_installed` says it.
+
     Raises:
-        ConfigError: unknown mode in the environment, or an unsupported vLLM.
+        ConfigError: unknown mode in the environment, or an unsupported vLLM or device.
     """
+    global not_installed
     from nwor_bench.plugin.settings import read_settings
 
     settings = read_settings()
     if settings is None:
         return
+    from nwor_bench.errors import ConfigError
     from nwor_bench.versions import require_supported_vllm
 
     require_supported_vllm()
-    from nwor_bench.plugin.install import install
-    from nwor_bench.plugin.metrics import share_folder
+    try:
+        from nwor_bench.plugin.install import install
+        from nwor_bench.plugin.metrics import share_folder
 
-    install(settings)
-    share_folder()
+        install(settings)
+        share_folder()
+    except ConfigError:
+        raise
+    except Exception as fault:
+        not_installed = f"install:{type(fault).__name__} ({fault})"
+        logging.getLogger("vllm.nwor_bench").exception(
+            "nwor-bench is not installed into this vLLM, which runs as without it"
+        )

@@ -17,6 +17,7 @@ from vllm.v1.attention.backends.cpu_attn import (
     CPUAttentionMetadata,
 )
 
+from nwor_bench.plugin import refusals
 from nwor_bench.plugin.staging import StagingBuffers, write_kv_cache
 from nwor_bench.plugin.window import Window
 from nwor_kernels.verify_attention import (
@@ -92,7 +93,7 @@ class ReferenceCPUAttentionImpl(CPUAttentionBackendImpl):
             raise NotImplementedError("fused output quantisation is not supported on a CPU")
         if attn_metadata is None:  # a warm-up run
             return output
-        staging = self._open_staging()
+        staging = self._open_staging(key, value, attn_metadata)
         verify_attention_reference(
             query,
             kv_cache,
@@ -107,10 +108,20 @@ class ReferenceCPUAttentionImpl(CPUAttentionBackendImpl):
         )
         return output
 
-    def _open_staging(self) -> LayerStaging | None:
-        """This layer's staging if its drafts are staged right now."""
+    def _open_staging(self, key: Any, value: Any, metadata: Any) -> LayerStaging | None:
+        """This layer's staging if its drafts are staged right now, and the step is as planned."""
         staging = self.staging
-        return staging if staging is not None and staging.window.is_staging else None
+        if staging is None or not staging.window.is_staging:
+            return None
+        window, reason = staging.window, refusals.of_call(key, value, (), {})
+        if reason is None and not window.has_staged(staging.layer):
+            reason = refusals.NOT_STAGED
+        if reason is None and window.batch is not None:
+            reason = refusals.of_step(metadata, len(window.batch.num_draft_tokens))
+        if reason is None:
+            return staging
+        window.abort(reason)
+        return None
 
     def _plan(
         self, metadata: CPUAttentionMetadata, block_size: int, staging: LayerStaging | None

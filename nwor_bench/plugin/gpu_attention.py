@@ -11,9 +11,16 @@ from typing import Any
 import torch
 from torch import Tensor
 from vllm.v1.attention.backend import AttentionType
-from vllm.v1.attention.backends.flash_attn import FlashAttentionImpl
-from vllm.v1.attention.backends.triton_attn import TritonAttentionImpl
+from vllm.v1.attention.backends.flash_attn import (
+    FlashAttentionImpl,
+    FlashAttentionMetadataBuilder,
+)
+from vllm.v1.attention.backends.triton_attn import (
+    TritonAttentionImpl,
+    TritonAttentionMetadataBuilder,
+)
 
+from nwor_bench.plugin import refusals
 from nwor_bench.plugin.gpu_staging import GpuStaging, GpuWindowBatch
 from nwor_bench.plugin.patching import Patch
 from nwor_bench.plugin.window import Window
@@ -26,14 +33,23 @@ from nwor_kernels.verify_attention.kernel import (
 SUPPORTED = (FlashAttentionImpl, TritonAttentionImpl)
 """Implementations whose cache is [blocks, kv_heads, block_size, 2 * head_dim], K then V."""
 
+BUILDERS = (FlashAttentionMetadataBuilder, TritonAttentionMetadataBuilder)
+"""Builders whose metadata have one row for each request of the step."""
+
 FP8 = ("fp8", "fp8_e4m3")
 
 
 def why_unsupported(layer: Any, max_query_len: int, dtype: torch.dtype) -> str | None:
     """The fallback reason of a layer that cannot be staged; None if it can."""
+    reason = refusals.of_kind(layer)
+    if reason is not None:
+        return reason
     impl = layer.impl
     if type(impl) not in SUPPORTED:
         return f"unsupported_attention:{type(impl).__name__}"
+    reason = refusals.of_layer(layer, BUILDERS)
+    if reason is not None:
+        return reason
     if impl.attn_type != AttentionType.DECODER:
         return f"attention_type:{impl.attn_type}"
     if impl.alibi_slopes is not None:
@@ -116,6 +132,11 @@ class StagingAttention:
             **kwargs: Any,
         ) -> Tensor:
             batch = window.batch
+            if window.is_staging and attn_metadata is not None:
+                reason = refusals.of_call(key, value, args, kwargs)
+                reason = reason or self._why_not_staged(attn_metadata)
+                if reason is not None:
+                    window.abort(reason)  # before the cache is read for this layer
             if not window.is_staging or attn_metadata is None:
                 return original(
                     layer, query, key, value, kv_cache, attn_metadata, output, *args, **kwargs
@@ -128,6 +149,13 @@ class StagingAttention:
             return output
 
         return forward
+
+    def _why_not_staged(self, metadata: Any) -> str | None:
+        """Why this layer's attention must read the cache in this step; None: it need not."""
+        if not self._window.has_staged(self._number):
+            return refusals.NOT_STAGED
+        assert self._window.batch is not None
+        return refusals.of_step(metadata, len(self._window.batch.num_draft_tokens))
 
     def _verify(
         self, batch: GpuWindowBatch, query: Tensor, kv_cache: Tensor, metadata: Any, output: Tensor

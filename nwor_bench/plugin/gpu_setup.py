@@ -1,11 +1,13 @@
 """What staging on a GPU consists of, or why this model or runner must be written directly."""
 
+import logging
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from nwor_bench.plugin.gpu_attention import StagingAttention, why_unsupported
+from nwor_bench.plugin import refusals
+from nwor_bench.plugin.gpu_attention import BUILDERS, StagingAttention, why_unsupported
 from nwor_bench.plugin.gpu_plan import WindowPlanner
 from nwor_bench.plugin.gpu_staging import GpuStaging
 from nwor_bench.plugin.graph_sets import StagingGraphs
@@ -17,6 +19,8 @@ from nwor_bench.plugin.staging import StagingUnavailable
 from nwor_bench.plugin.window import Window
 from nwor_bench.records import StageBy, StageL2
 from nwor_kernels.verify_attention.kernel import VerifyWorkspace
+
+logger = logging.getLogger("vllm.nwor_bench")
 
 REFERENCED_PART = 64
 """By reference a window may keep 1/64 of the device's memory alive: 1.25 GB of 80.
@@ -40,11 +44,17 @@ class StagingParts:
 def set_up_staging(
     runner: Any, target_names: list[str], settings: PluginSettings
 ) -> tuple[StagingParts | None, str | None]:
-    """Everything that staging needs from vLLM's V2 runner, or None and the fallback reason."""
+    """Everything that staging needs from vLLM's V2 runner, or None and the fallback reason.
+
+    A fault of our own is a reason too: mode off, and vLLM's start, must not end with it.
+    """
     try:
         return _parts(runner, target_names, settings), None
     except StagingUnavailable as unavailable:
         return None, str(unavailable)
+    except Exception as fault:
+        logger.exception("nwor: staging could not be set up; windows are written directly")
+        return None, f"setup:{type(fault).__name__}"
 
 
 def _parts(runner: Any, target_names: list[str], settings: PluginSettings) -> StagingParts:
@@ -53,6 +63,9 @@ def _parts(runner: Any, target_names: list[str], settings: PluginSettings) -> St
     context = runner.compilation_config.static_forward_context
     for name in target_names:
         reason = reason or why_unsupported(context[name], length, runner.dtype)
+    reason = reason or refusals.of_groups(
+        getattr(runner, "attn_groups", ()), target_names, BUILDERS
+    )
     if reason:
         raise StagingUnavailable(reason)
     group = one_group_of(runner, target_names)
@@ -133,4 +146,6 @@ def why_runner_cannot_stage(runner: Any) -> str | None:
         "micro_batches": runner.ubatch_runner is not None,
         "lora": runner.lora_config is not None,
     }
-    return next((reason for reason, holds in reasons.items() if holds), None)
+    reason = next((reason for reason, holds in reasons.items() if holds), None)
+    reason = reason or refusals.of_model(getattr(config, "model_config", None))
+    return reason or refusals.of_compilation(runner.compilation_config, runner.cudagraph_manager)

@@ -17,6 +17,7 @@ from torch import Tensor
 
 import nwor_kernels
 from nwor_bench.plugin.copy_buffers import CopyBuffers
+from nwor_bench.plugin.held_values import HeldValues
 from nwor_bench.plugin.persisting_l2 import PersistingL2
 from nwor_bench.plugin.staging import LayerCache, StagingUnavailable
 from nwor_bench.plugin.window import WindowBatch
@@ -28,6 +29,9 @@ logger = logging.getLogger("vllm.nwor_bench")
 
 Launch = Callable[[Tensor], None]
 """Launches a commit for these counts, [requests] int32 on the device."""
+
+ACTIVATIONS_REUSED = "activations_reused"
+"""What goes wrong where one layer's K/V lie where another's were: in this engine, always."""
 
 EVERY_ROW = 1 << 20
 """A count above any window's: whoever commits with it commits every staged row."""
@@ -115,6 +119,7 @@ class GpuStaging:
         self._bound: dict[tuple[StagedSources, int], Launch] = {}
         self.keys: list[Tensor] = []
         self.values: list[Tensor] = []
+        self._held = HeldValues(self.num_layers)
         self._holds_layers = True  # so that this reset makes the lists
         self.reset()
         self._collected: StagedSources | None = None
@@ -175,6 +180,7 @@ class GpuStaging:
         if self._holds_layers:
             self.keys = [self._cache] * self.num_layers
             self.values = [self._cache] * self.num_layers
+            self._held.clear()
             self._holds_layers = False
 
     def stage(self, layer: int, key: Tensor, value: Tensor, rows: Tensor) -> str:
@@ -183,7 +189,10 @@ class GpuStaging:
         assert batch is not None
         self._holds_layers = True
         if not batch.copied:
-            self.keys[layer], self.values[layer] = key, value
+            held = self._held.take(layer, key, value)
+            if held is None:
+                return ACTIVATIONS_REUSED
+            self.keys[layer], self.values[layer] = held
             return ""
         buffers = self.buffers
         if layer == 0 and self.l2 is not None:

@@ -19,6 +19,7 @@ from vllm.v1.worker.gpu.cudagraph_utils import BatchExecutionDescriptor, ModelCu
 
 from nwor_bench.plugin.gpu_plan import DraftCounts, equal_drafts, whole_step
 from nwor_bench.plugin.gpu_staging import GpuStaging, GpuWindowBatch
+from nwor_bench.plugin.staging import StagingUnavailable
 from nwor_bench.plugin.window import Window
 from nwor_kernels.commit.sources import StagedSources
 
@@ -75,6 +76,10 @@ class StagingGraphs:
             self._manager = self._make_manager()
             for desc in self.wanted():
                 self.shapes[desc] = self._capture_one(self._manager, desc)
+        except StagingUnavailable as refusal:
+            logger.error("nwor: no full CUDA graphs for staging: %s", refusal)
+            self.give_up(f"graph_capture:{refusal}")
+            return
         except Exception as fault:  # out of memory, or a kernel that cannot be captured
             logger.exception("nwor: no full CUDA graphs for staging; windows are written directly")
             self.give_up(f"graph_capture:{type(fault).__name__}")
@@ -133,8 +138,11 @@ class StagingGraphs:
                 use_aux_hidden_state_outputs=runner.use_aux_hidden_state_outputs,
                 progress_bar_desc="Capturing CUDA graphs for NWOR stage",
             )
-            if not self._window.is_staging:
-                raise RuntimeError("staging fell back while a graph was captured")
+            reason = self._window.fallback_reason
+            if reason is None and not self._window.staged_every_layer:
+                reason = "layer_not_staged"
+            if reason is not None:
+                raise StagingUnavailable(reason)
             # Built after the capture: the last forward is the one that was captured. The tensors
             # are let go as the window ends, so that the next shape can have their memory.
             sources = StagedSources(self._staging.keys, self._staging.values)

@@ -62,7 +62,7 @@ def _cpu_patches() -> list[Patch]:
 
 def _attach_after(original: Callable[..., Any]) -> Callable[..., Any]:
     def compile_or_warm_up_model(worker: Any) -> Any:
-        from nwor_bench.plugin.worker import attach_hook
+        from nwor_bench.plugin.attaching import attach_hook
 
         result = original(worker)
         attach_hook(worker)

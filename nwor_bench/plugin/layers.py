@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
+from nwor_bench.plugin import refusals
 from nwor_bench.plugin.staging import LayerCache, StagingUnavailable
 
 
@@ -53,8 +54,12 @@ def stageable_layers(runner: Any, target_names: list[str]) -> list[LayerCache]:
     """
     if runner.parallel_config.pipeline_parallel_size > 1:
         raise StagingUnavailable("pipeline_parallel")  # only the last stage samples
-    one_group_of(runner, target_names)
     context = runner.compilation_config.static_forward_context
+    for name in target_names:
+        reason = refusals.of_kind(context[name])
+        if reason is not None:
+            raise StagingUnavailable(reason)
+    one_group_of(runner, target_names)
     return [_layer_cache(name, context[name], runner.dtype) for name in target_names]
 
 
@@ -76,10 +81,15 @@ def target_caches(
 
 
 def _layer_cache(name: str, layer: Any, dtype: Any) -> LayerCache:
+    from vllm.v1.attention.backends.cpu_attn import CPUAttentionMetadataBuilder
+
     from nwor_bench.plugin.attention import ReferenceCPUAttentionImpl
 
     if not isinstance(layer.impl, ReferenceCPUAttentionImpl):
         raise StagingUnavailable(f"unsupported_attention:{type(layer.impl).__name__}")
     if layer.impl.why_stock is not None:
         raise StagingUnavailable(layer.impl.why_stock)
+    reason = refusals.of_layer(layer, (CPUAttentionMetadataBuilder,))
+    if reason is not None:
+        raise StagingUnavailable(reason)
     return LayerCache(name, layer.kv_cache, layer.head_size, dtype)

@@ -19,7 +19,7 @@ from prometheus_client.registry import Collector
 
 from nwor_bench.errors import ConfigError
 from nwor_bench.plugin.accumulator import WindowCounts
-from nwor_bench.plugin.patching import Patch
+from nwor_bench.plugin.patching import Patch, PatchSet
 from nwor_bench.plugin.settings import PluginSettings
 from nwor_bench.profiling.metrics import MetricFiles, WindowMetrics, labels_of, process_name
 
@@ -74,18 +74,20 @@ def folder_of(environ: Mapping[str, str] = os.environ) -> Path | None:
     return None
 
 
-def publish(hook: Any, worker: Any, settings: PluginSettings) -> None:
+def publish(hook: Any, worker: Any, settings: PluginSettings) -> PatchSet:
     """Count the worker's windows for /metrics from now on, if metrics are on.
 
     Call it before the hook is attached, whose wrappers have to lie on top.
+
+    Returns:
+        What was patched for it, perhaps nothing: undo it if the hook cannot be attached.
     """
+    patches = PatchSet([])
     folder = folder_of()
     if folder is None:
-        return
-    config = worker.vllm_config
-    rank = config.parallel_config.data_parallel_index * config.parallel_config.world_size
-    rank += worker.rank
-    pair = pair_name(config)
+        return patches
+    rank = global_rank(worker)
+    pair = pair_name(worker.vllm_config)
     metrics = WindowMetrics(MetricFiles(folder, process_name(rank)))
 
     def count(window: WindowCounts) -> None:
@@ -94,7 +96,27 @@ def publish(hook: Any, worker: Any, settings: PluginSettings) -> None:
     metrics.begin(labels_of(pair, settings.nwor_mode, settings.scv_mode, rank))
     hook.accumulator.listener = count
     if hook.late is not None:
-        Patch(hook.runner, "execute_model", read_counts_in_time(hook)).apply()
+        patches = PatchSet([Patch(hook.runner, "execute_model", read_counts_in_time(hook))])
+        patches.apply()
+    return patches
+
+
+def publish_refusal(reason: str, worker: Any, settings: PluginSettings) -> None:
+    """Count once, under its reason, that this worker's windows will not be seen at all."""
+    folder = folder_of()
+    if folder is None:
+        return
+    rank = global_rank(worker)
+    labels = labels_of(pair_name(worker.vllm_config), settings.nwor_mode, settings.scv_mode, rank)
+    files = MetricFiles(folder, process_name(rank))
+    files.add("nwor_fallback_count", (*labels, ("reason", reason)), 1)
+    files.close()
+
+
+def global_rank(worker: Any) -> int:
+    """The worker's number among all of a server's, over its data-parallel engines."""
+    parallel = worker.vllm_config.parallel_config
+    return int(parallel.data_parallel_index * parallel.world_size + worker.rank)
 
 
 def read_counts_in_time(

@@ -75,8 +75,16 @@ class V1RunnerHook:
             buffers = StagingBuffers(layers, capacity)
         except StagingUnavailable as unavailable:
             reason = str(unavailable)
-        reason = self._vote.settle(reason)
-        return (buffers, None) if reason is None else (None, reason)
+        except Exception as fault:
+            logger.exception("nwor: staging could not be set up; windows are written directly")
+            reason = f"setup:{type(fault).__name__}"
+        return buffers, reason
+
+    def agree(self) -> None:
+        """Stage on every rank or on none; every rank calls it once, before anything else."""
+        self.staging_unavailable = self._vote.settle(self.staging_unavailable)
+        if self.staging_unavailable is not None:
+            self.buffers = self.window = None
 
     @property
     def attached(self) -> bool:

@@ -4,6 +4,7 @@ What a step is, and what the worker extension asks about windows, stands here to
 runner's methods call all this, in runner_v2.py.
 """
 
+import logging
 import time
 from dataclasses import dataclass
 from functools import partial
@@ -16,7 +17,7 @@ from torch import Tensor
 from nwor_bench.plugin.accumulator import Accumulator
 from nwor_bench.plugin.device_validation import DeviceValidator
 from nwor_bench.plugin.gpu_setup import set_up_staging
-from nwor_bench.plugin.gpu_staging import GpuWindowBatch, Launch
+from nwor_bench.plugin.gpu_staging import ACTIVATIONS_REUSED, GpuWindowBatch, Launch
 from nwor_bench.plugin.late_counts import LateCounts, PendingStep
 from nwor_bench.plugin.layers import attention_layers
 from nwor_bench.plugin.probe import Probe
@@ -27,6 +28,8 @@ from nwor_bench.plugin.settings import PluginSettings
 from nwor_bench.plugin.window import close_leftover
 from nwor_bench.records import NworMode, ScvMode
 from nwor_kernels.direct_launch import refusals
+
+logger = logging.getLogger("vllm.nwor_bench")
 
 
 @dataclass(slots=True)
@@ -60,9 +63,17 @@ class V2Windows:
         k = runner.num_speculative_steps
         self.validator = DeviceValidator(k, runner.max_num_reqs, runner.device)
         self._vote = RankVote.of_worker()
-        parts, reason = set_up_staging(runner, self.target_layers, settings)
-        self.staging_unavailable = self._vote.settle(reason)
-        self._parts = None if self.staging_unavailable else parts
+        self._parts, self.staging_unavailable = set_up_staging(runner, self.target_layers, settings)
+        self._name_parts()
+
+    def agree(self) -> None:
+        """Stage on every rank or on none; every rank calls it once, before anything else."""
+        self.staging_unavailable = self._vote.settle(self.staging_unavailable)
+        if self.staging_unavailable is not None:
+            self._parts = None
+        self._name_parts()
+
+    def _name_parts(self) -> None:
         self.window = self._parts.window if self._parts else None
         self.buffers = self._parts.staging if self._parts else None
         self.graphs = self._parts.graphs if self._parts else None
@@ -125,7 +136,7 @@ class V2Windows:
             step.uniform = most
         if self.nwor_mode is not NworMode.STAGE:
             return
-        if self._parts is None:
+        if self._parts is None or self.staging_unavailable is not None:
             step.pending.fallback_reason = self.staging_unavailable
             return
         if self._stopped_staging(step):
@@ -186,10 +197,17 @@ class V2Windows:
         self.refusals.settle(reason)
         if reason is not None:
             window.withdraw(reason)
+            self._stop_staging_if_lasting(reason)
         self.probe.mark("commit_end")
         outcome = window.close()
         pending.staged_tokens = outcome.staged_tokens
         pending.fallback_reason = outcome.fallback_reason
+
+    def _stop_staging_if_lasting(self, reason: str) -> None:
+        """No later window is staged if this one showed that none can be; all ranks know it."""
+        if ACTIVATIONS_REUSED in reason:
+            logger.error("nwor: %s; from now on windows are written directly", reason)
+            self.staging_unavailable = reason
 
     def _validate_in_commit(self, pending: PendingStep, batch: GpuWindowBatch) -> None:
         """One launch decides and commits: a captured window's addresses never change."""

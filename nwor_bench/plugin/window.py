@@ -24,6 +24,10 @@ class WindowError(RuntimeError):
     """The life cycle was called out of order: a bug in a hook, never bad data."""
 
 
+class HeldValuesLost(WindowError):
+    """K/V that were held are no longer there: nothing can be written, the step must not go on."""
+
+
 class State(Enum):
     """Where a window stands."""
 
@@ -120,6 +124,15 @@ class Window:
         """True while attention must stage instead of write."""
         return self.state is State.OPEN
 
+    @property
+    def staged_every_layer(self) -> bool:
+        """True once all target layers have staged (in the latest run, where runs repeat)."""
+        return len(self._staged_layers) == self.staging.num_layers
+
+    def has_staged(self, layer: int) -> bool:
+        """True if this layer's K/V of this very window are held (in the latest run)."""
+        return layer in self._staged_layers
+
     def begin(self, batch: WindowBatch, *, repeats: bool = False) -> None:
         """Open a window; raises WindowError if one is still in flight.
 
@@ -146,6 +159,8 @@ class Window:
         if layer in self._staged_layers and not self._repeats:
             problem = "layer_staged_twice"
         else:
+            if layer in self._staged_layers:
+                self._staged_layers = set()  # another run of the forward begins
             problem = _attempt(self.staging.stage, layer, key, value, self.batch.rows)
         if problem:
             self.abort(f"stage:{problem}")
@@ -170,7 +185,7 @@ class Window:
             return False
         if self.state is not State.OPEN or self.batch is None:
             raise WindowError(f"accept() while the window is {self.state.value}")
-        if len(self._staged_layers) != self.staging.num_layers:
+        if not self.staged_every_layer:
             self.abort("accept:layer_not_staged")
             return False
         if not self.batch.fits(accepted):
@@ -254,6 +269,8 @@ def _attempt(action: Callable[..., str], *arguments: Any) -> str:
     """Run a staging action; an exception becomes a fallback reason, its traceback is logged."""
     try:
         return action(*arguments)
+    except HeldValuesLost:
+        raise
     except Exception as fault:
         logger.exception("staging failed; the window is written directly")
         return type(fault).__name__

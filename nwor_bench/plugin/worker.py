@@ -8,23 +8,15 @@ from typing import Any
 import numpy as np
 import torch
 
+from nwor_bench import plugin
 from nwor_bench.errors import BenchError
-from nwor_bench.plugin import metrics, register
+from nwor_bench.plugin import register
+from nwor_bench.plugin.attaching import HOOK, NOT_ATTACHED, RANGES
 from nwor_bench.plugin.counted_windows import CountedWindows
 from nwor_bench.plugin.launch_windows import LaunchWindows
-from nwor_bench.plugin.nvtx_patches import WindowRanges
-from nwor_bench.plugin.settings import PluginSettings, read_settings
-from nwor_bench.profiling import nvtx_ranges
 from nwor_bench.records import NworMode, ScvMode
 
 register()
-
-HOOK = "nwor_hook"
-"""Attribute of a worker that holds its runner's hook."""
-
-RANGES = "nwor_ranges"
-"""Attribute of a worker that holds its NVTX ranges, which are off unless asked for."""
-
 
 COUNTED = "nwor_counted"
 """Attribute of a worker that holds what counts its windows, once it was asked for."""
@@ -34,34 +26,6 @@ COUNTERS: dict[str, type[CountedWindows] | type[LaunchWindows]] = {
     "launches": LaunchWindows,
 }
 """What counts, by the name of the phase that it is for."""
-
-
-def attach_hook(worker: Any) -> None:
-    """Wrap the worker's runner in the modes that the environment asks for."""
-    settings = read_settings()
-    if settings is None or worker.vllm_config.speculative_config is None:
-        return  # without speculation there are no windows
-    hook = _make_hook(worker.model_runner, settings)
-    metrics.publish(hook, worker, settings)
-    ranges = WindowRanges(hook)
-    ranges.switch(nvtx_ranges.wanted())
-    setattr(worker, RANGES, ranges)
-    hook.attach()
-    hook.set_modes(settings.nwor_mode, settings.scv_mode)
-    setattr(worker, HOOK, hook)
-
-
-def _make_hook(runner: Any, settings: PluginSettings) -> Any:
-    """The hook for vLLM's V1 or V2 runner; each is imported where it is used."""
-    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
-
-    if isinstance(runner, GPUModelRunner):
-        from nwor_bench.plugin.runner_v1 import V1RunnerHook
-
-        return V1RunnerHook(runner, debug=settings.debug)
-    from nwor_bench.plugin.runner_v2 import V2RunnerHook
-
-    return V2RunnerHook(runner, settings)
 
 
 class NworWorkerExtension:
@@ -170,14 +134,26 @@ class NworWorkerExtension:
 
 def _hook(worker: Any) -> Any:
     hook = getattr(worker, HOOK, None)
-    if hook is None:
+    if hook is not None:
+        return hook
+    reason = getattr(worker, NOT_ATTACHED, None) or plugin.not_installed
+    if reason is not None:
         raise BenchError(
-            "the nwor-bench plugin is not attached to this worker; it needs VLLM_NWOR_MODE or "
-            "VLLM_SCV_MODE in the environment and speculation switched on"
+            f"the nwor-bench plugin is not attached to this worker, because of {reason}; vLLM "
+            "runs as without it, and its log has the traceback"
         )
-    return hook
+    raise BenchError(
+        "the nwor-bench plugin is not attached to this worker; it needs VLLM_NWOR_MODE or "
+        "VLLM_SCV_MODE in the environment and speculation switched on"
+    )
 
 
-def _backend_name(hook: Any) -> str:
+def _backend_name(hook: Any) -> str | None:
+    """The first attention implementation among the target layers; None if no layer has one.
+
+    Recurrent layers have none.
+    """
     context = hook.runner.compilation_config.static_forward_context
-    return type(context[hook.target_layers[0]].impl).__name__
+    implementations = (getattr(context[name], "impl", None) for name in hook.target_layers)
+    found = next((impl for impl in implementations if impl is not None), None)
+    return None if found is None else type(found).__name__

@@ -1,0 +1,129 @@
+"""Attach the hook to a worker, or leave vLLM as it is and say why.
+
+An installed plugin must never stop a vLLM process: whatever fails here is logged once with its
+traceback, counted under its reason, and what was patched until then is undone. With tensor
+parallelism all ranks attach or none does, since ranks that are attached wait for each other.
+"""
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from nwor_bench.plugin import metrics
+from nwor_bench.plugin.nvtx_patches import WindowRanges
+from nwor_bench.plugin.patching import PatchSet
+from nwor_bench.plugin.rank_vote import RankVote
+from nwor_bench.plugin.settings import PluginSettings, read_settings
+from nwor_bench.profiling import nvtx_ranges
+
+logger = logging.getLogger("vllm.nwor_bench")
+
+HOOK = "nwor_hook"
+"""Attribute of a worker that holds its runner's hook."""
+
+RANGES = "nwor_ranges"
+"""Attribute of a worker that holds its NVTX ranges, which are off unless asked for."""
+
+NOT_ATTACHED = "nwor_not_attached"
+"""Attribute of a worker that holds why it has no hook, if one was asked for."""
+
+
+def attach_hook(worker: Any) -> None:
+    """Wrap the worker's runner in the modes that the environment asks for; raises nothing.
+
+    What stands in the way is then the worker's attribute NOT_ATTACHED.
+    """
+    try:
+        settings = read_settings()
+        if settings is None or worker.vllm_config.speculative_config is None:
+            return  # without speculation there are no windows
+        attachment = _Attachment(worker, settings)
+        reason = attachment.run()
+        if reason is None:
+            return
+        if attachment.fault is None:
+            logger.error("nwor-bench is not attached because of %s", reason)
+        setattr(worker, NOT_ATTACHED, f"{reason} ({attachment.fault or 'see that rank'})")
+        metrics.publish_refusal(reason, worker, settings)
+    except Exception as fault:  # the vote itself, vLLM's configuration, or the metrics
+        if not hasattr(worker, NOT_ATTACHED):
+            setattr(worker, NOT_ATTACHED, f"{_name(fault)} ({fault})")
+        logger.exception("nwor-bench could not be attached")
+
+
+class _Attachment:
+    """The steps of attaching; the ranks vote between them, so that none waits for another.
+
+    Attributes:
+        fault: what this rank failed of, already logged.
+    """
+
+    def __init__(self, worker: Any, settings: PluginSettings):
+        self.fault: Exception | None = None
+        self._worker = worker
+        self._settings = settings
+        self._vote = RankVote.of_worker()
+        self._hook: Any = None
+        self._ranges: WindowRanges | None = None
+        self._metrics = PatchSet([])
+
+    def run(self) -> str | None:
+        """Attach; the reason why not, or None."""
+        reason = self._vote.settle(self._try(self._make))
+        if reason is not None:
+            return reason
+        for step in (self._hook.agree, self._wrap, self._switch_on):
+            reason = self._vote.settle(self._try(step))
+            if reason is not None:
+                self._undo()
+                return reason
+        setattr(self._worker, RANGES, self._ranges)
+        setattr(self._worker, HOOK, self._hook)
+        return None
+
+    def _make(self) -> None:
+        self._hook = make_hook(self._worker.model_runner, self._settings)
+
+    def _wrap(self) -> None:
+        self._metrics = metrics.publish(self._hook, self._worker, self._settings)
+        self._ranges = WindowRanges(self._hook)
+        self._ranges.switch(nvtx_ranges.wanted())
+        self._hook.attach()
+
+    def _switch_on(self) -> None:
+        self._hook.set_modes(self._settings.nwor_mode, self._settings.scv_mode)
+
+    def _undo(self) -> None:
+        """Stock methods again, the last wrapped first."""
+        self._try(self._hook.detach)
+        ranges = self._ranges
+        if ranges is not None:
+            self._try(lambda: ranges.switch(False))
+        self._try(self._metrics.undo)
+
+    def _try(self, step: Callable[[], Any]) -> str | None:
+        """Run a step; what went wrong as a fallback reason, its traceback is logged."""
+        try:
+            step()
+        except Exception as fault:
+            logger.exception("nwor-bench is not attached; vLLM runs as without it")
+            self.fault = self.fault or fault
+            return _name(fault)
+        return None
+
+
+def make_hook(runner: Any, settings: PluginSettings) -> Any:
+    """The hook for vLLM's V1 or V2 runner; each is imported where it is used."""
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+
+    if isinstance(runner, GPUModelRunner):
+        from nwor_bench.plugin.runner_v1 import V1RunnerHook
+
+        return V1RunnerHook(runner, debug=settings.debug)
+    from nwor_bench.plugin.runner_v2 import V2RunnerHook
+
+    return V2RunnerHook(runner, settings)
+
+
+def _name(fault: Exception) -> str:
+    return f"attach:{type(fault).__name__}"

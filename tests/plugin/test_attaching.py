@@ -1,0 +1,258 @@
+"""Whatever fails while the hook attaches: vLLM goes on as it was, and somebody can read why."""
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.multiprocess import MultiProcessCollector
+from test_refusals import RECURRENT, recurrent
+from test_runner_v2_counts import runner_of_two_requests
+
+from nwor_bench.errors import BenchError, ConfigError
+
+pytestmark = pytest.mark.slow  # vLLM's runner is imported
+
+METHODS = ("execute_model", "prepare_attn", "sample")
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Mode stage in the environment, one rank, and a folder for the metrics."""
+    from nwor_bench.plugin.rank_vote import RankVote
+
+    monkeypatch.setenv("VLLM_NWOR_MODE", "stage")
+    monkeypatch.setenv("VLLM_SCV_MODE", "off")
+    monkeypatch.delenv("VLLM_NWOR_METRICS", raising=False)
+    monkeypatch.delenv("PROMETHEUS_MULTIPROC_DIR", raising=False)
+    monkeypatch.setenv("VLLM_NWOR_METRICS_DIR", str(tmp_path))
+    monkeypatch.setattr(RankVote, "of_worker", RankVote)
+    return tmp_path
+
+
+def worker_of(runner: Any) -> Any:
+    speculative = SimpleNamespace(
+        model="x", method="ngram", uses_draft_kv_cache=lambda: False, rejection_sample_method="x"
+    )
+    config = SimpleNamespace(
+        speculative_config=speculative,
+        parallel_config=SimpleNamespace(data_parallel_index=0, world_size=1),
+        model_config=SimpleNamespace(model="target"),
+    )
+    return SimpleNamespace(model_runner=runner, vllm_config=config, rank=0)
+
+
+def fallbacks(folder: Path) -> list[str]:
+    """What a server shows of fallbacks."""
+    registry = CollectorRegistry()
+    MultiProcessCollector(registry, str(folder))  # type: ignore[no-untyped-call]
+    text = generate_latest(registry).decode()
+    return [line for line in text.splitlines() if line.startswith("nwor_fallback_count_total")]
+
+
+def fails(*_: Any, **__: Any) -> Any:
+    raise ZeroDivisionError("planted")
+
+
+STEPS: dict[str, str] = {
+    "the runner's layers": "nwor_bench.plugin.v2_windows.attention_layers",
+    "the validator": "nwor_bench.plugin.v2_windows.DeviceValidator",
+    "the ranks' agreement": "nwor_bench.plugin.v2_windows.V2Windows.agree",
+    "the ranges": "nwor_bench.plugin.attaching.WindowRanges",
+    "the hook's patches": "nwor_bench.plugin.runner_v2.V2RunnerHook.attach",
+    "the modes": "nwor_bench.plugin.v2_windows.V2Windows.set_modes",
+}
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_a_fault_in_any_step_leaves_stock_vllm_and_its_reason(
+    step: str, folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    import nwor_bench.plugin.attaching as attaching
+    import nwor_bench.plugin.runner_v2  # noqa: F401
+    from nwor_bench.plugin.worker import NworWorkerExtension
+
+    monkeypatch.setattr(STEPS[step], fails)
+    runner = runner_of_two_requests()
+    stock = {name: getattr(runner, name) for name in METHODS}
+    worker = worker_of(runner)
+    with caplog.at_level(logging.WARNING, "vllm.nwor_bench"):
+        attaching.attach_hook(worker)
+    assert {name: getattr(runner, name) for name in METHODS} == stock
+    assert not hasattr(worker, attaching.HOOK)
+    told = [record for record in caplog.records if record.name == "vllm.nwor_bench"]
+    assert len(told) == 1
+    assert told[0].exc_info is not None
+    assert told[0].exc_info[0] is ZeroDivisionError
+    with pytest.raises(BenchError, match=r"not attached .* attach:ZeroDivisionError \(planted\)"):
+        NworWorkerExtension.nwor_status(worker)
+    (line,) = fallbacks(folder)
+    assert 'reason="attach:ZeroDivisionError"' in line
+    assert line.endswith(" 1.0")
+
+
+def test_a_method_that_vllm_does_not_have_is_such_a_fault(folder: Path) -> None:
+    from nwor_bench.plugin.attaching import attach_hook
+
+    runner = runner_of_two_requests()
+    stock = runner.execute_model
+    del runner.sample
+    worker = worker_of(runner)
+    attach_hook(worker)
+    assert runner.execute_model is stock
+    assert "attach:PatchError" in worker.nwor_not_attached
+    (line,) = fallbacks(folder)
+    assert 'reason="attach:PatchError"' in line
+
+
+def test_metrics_that_cannot_be_written_stop_nothing(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from nwor_bench.plugin.attaching import attach_hook
+
+    monkeypatch.setenv("VLLM_NWOR_METRICS_DIR", str(folder / "gone"))
+    runner = runner_of_two_requests()
+    stock = {name: getattr(runner, name) for name in METHODS}
+    worker = worker_of(runner)
+    attach_hook(worker)
+    assert {name: getattr(runner, name) for name in METHODS} == stock
+    assert "attach:ConfigError" in worker.nwor_not_attached
+
+
+def test_a_configuration_without_what_we_ask_for_stops_nothing(folder: Path) -> None:
+    from nwor_bench.plugin.attaching import attach_hook
+
+    worker = SimpleNamespace(model_runner=runner_of_two_requests())
+    attach_hook(worker)
+    assert "attach:AttributeError" in worker.nwor_not_attached
+
+
+def test_a_fault_of_another_rank_detaches_this_one(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A rank that stayed attached would wait for the others in every window."""
+    from nwor_bench.plugin.attaching import HOOK, attach_hook
+    from nwor_bench.plugin.rank_vote import RankVote
+
+    class Vote(RankVote):
+        asked = 0
+
+        def settle(self, reason: str | None, num_accepted: Any = ()) -> str | None:
+            Vote.asked += 1
+            return "rank_1:attach:OutOfMemoryError" if Vote.asked == 5 else reason
+
+    monkeypatch.setattr(RankVote, "of_worker", Vote)
+    runner = runner_of_two_requests()
+    stock = {name: getattr(runner, name) for name in METHODS}
+    worker = worker_of(runner)
+    with caplog.at_level(logging.WARNING, "vllm.nwor_bench"):
+        attach_hook(worker)
+    assert Vote.asked == 5  # made, agreed twice, wrapped, switched on
+    assert {name: getattr(runner, name) for name in METHODS} == stock
+    assert not hasattr(worker, HOOK)
+    assert worker.nwor_not_attached.startswith("rank_1:attach:OutOfMemoryError")
+    assert len([r for r in caplog.records if r.name == "vllm.nwor_bench"]) == 1
+
+
+@pytest.mark.parametrize("asked", [False, True])
+def test_nothing_happens_where_nothing_is_asked_or_drafted(
+    asked: bool, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from nwor_bench.plugin.attaching import attach_hook
+
+    if not asked:
+        monkeypatch.delenv("VLLM_NWOR_MODE")
+        monkeypatch.delenv("VLLM_SCV_MODE")
+    runner = runner_of_two_requests()
+    stock = {name: getattr(runner, name) for name in METHODS}
+    worker = worker_of(runner)
+    if asked:
+        worker.vllm_config.speculative_config = None
+    attach_hook(worker)
+    assert {name: getattr(runner, name) for name in METHODS} == stock
+    assert vars(worker).keys() == {"model_runner", "vllm_config", "rank"}
+    assert list(folder.iterdir()) == []
+
+
+def hybrid_runner(module: str, name: str) -> Any:
+    runner = runner_of_two_requests()
+    runner.lora_config = None
+    runner.compilation_config.static_forward_context["layer"] = recurrent(module, name)
+    runner.kv_cache_config.kv_cache_groups.append(SimpleNamespace(layer_names=["layer"]))
+    return runner
+
+
+@pytest.mark.parametrize("mode", ["off", "stage"])
+@pytest.mark.parametrize(("module", "name"), RECURRENT)
+def test_a_hybrids_windows_are_seen_and_their_reason_is_shown(
+    module: str, name: str, mode: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import numpy as np
+
+    from nwor_bench.plugin.attaching import attach_hook
+
+    monkeypatch.setenv("VLLM_NWOR_MODE", mode)
+    runner = hybrid_runner(module, name)
+    worker = worker_of(runner)
+    attach_hook(worker)
+    hook = worker.nwor_hook
+    assert hook.staging_unavailable == "recurrent_layers"
+    drafts = {"a-1": [-1] * 4, "b-2": [-1] * 4}
+    step = SimpleNamespace(total_num_scheduled_tokens=10, scheduled_spec_decode_tokens=drafts)
+    runner.execute_model(step)
+    runner.prepare_attn(
+        SimpleNamespace(
+            req_ids=list(drafts),
+            num_tokens=10,
+            num_reqs=2,
+            num_draft_tokens=8,
+            num_draft_tokens_per_req=np.array([4, 4], dtype=np.int32),
+        )
+    )
+    runner.sample(None, None, None)
+    (window,) = hook.drain(None)
+    assert window["accepted_tokens"] == 2
+    assert window["staged_tokens"] == 0
+    expected = "recurrent_layers" if mode == "stage" else None
+    assert window["fallback_reason"] == expected
+    shown = [line for line in fallbacks(folder) if 'reason="recurrent_layers"' in line]
+    assert len(shown) == (1 if mode == "stage" else 0)
+
+
+def registering(monkeypatch: pytest.MonkeyPatch, install: Callable[..., Any]) -> Callable[[], None]:
+    import nwor_bench.plugin.install as module
+    from nwor_bench import plugin
+
+    monkeypatch.setattr(plugin, "not_installed", None)
+    monkeypatch.setattr(module, "install", install)
+    return plugin.register
+
+
+def test_a_fault_while_vllm_loads_the_plugin_is_not_vllms(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from nwor_bench import plugin
+    from nwor_bench.plugin.worker import NworWorkerExtension
+
+    with caplog.at_level(logging.ERROR, "vllm.nwor_bench"):
+        registering(monkeypatch, fails)()
+    assert plugin.not_installed == "install:ZeroDivisionError (planted)"
+    assert "planted" in caplog.text
+    with pytest.raises(BenchError, match=r"not attached .* install:ZeroDivisionError"):
+        NworWorkerExtension.nwor_status(SimpleNamespace())
+
+
+def test_what_the_environment_asks_wrongly_is_still_one_clear_error(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: Any) -> None:
+        raise ConfigError("VLLM_NWOR_STAGE_BY: planted")
+
+    with pytest.raises(ConfigError, match="planted"):
+        registering(monkeypatch, refuse)()
+    monkeypatch.setenv("VLLM_NWOR_MODE", "stag")
+    with pytest.raises(ConfigError, match="did you mean 'stage'"):
+        registering(monkeypatch, fails)()

@@ -1,0 +1,162 @@
+"""A capture in which staging falls back leaves no graphs, and a window that proves that nothing
+can be held is the last one that is tried."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+pytestmark = pytest.mark.slow  # vLLM's attention backends are imported
+
+
+@pytest.fixture
+def layers(monkeypatch: pytest.MonkeyPatch) -> Any:
+    from wrapped_layers import WrappedLayers
+
+    for name in ("synchronize", "empty_cache"):
+        monkeypatch.setattr(torch.cuda, name, lambda: None)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (1, 1))
+    return WrappedLayers(staged=True, monkeypatch=monkeypatch)
+
+
+def shared(layers: Any) -> dict[str, Any]:
+    return {"buffers": (torch.empty_like(layers.keys[0]), torch.empty_like(layers.keys[0]))}
+
+
+def virtual(_: Any) -> dict[str, Any]:
+    from test_attention_fallbacks import chunked
+
+    return {"metadata": chunked(12), "odd_layer": 1}
+
+
+@pytest.mark.parametrize("run", ["warm-up", "capture"])
+@pytest.mark.parametrize(
+    ("oddity", "reason"),
+    [
+        (shared, "stage:activations_reused"),
+        (virtual, "attention:other_requests"),
+        (lambda _: {"captured_write": [1]}, "attention:kv_not_staged"),
+        (lambda _: {"odd_layer": 2, "key_is_none": True}, "attention:kv_cache_update_bypass"),
+        (lambda _: {"odd_layer": 0, "output_scale": 1.0}, "attention:output_scale"),
+    ],
+    ids=["shared memory", "virtual requests", "silent hook", "no key", "output scale"],
+)
+def test_a_capture_that_falls_back_leaves_no_graphs(
+    layers: Any, run: str, oddity: Any, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from vllm.config.compilation import CUDAGraphMode
+    from vllm.v1.worker.gpu.cudagraph_utils import BatchExecutionDescriptor
+    from wrapped_layers import DRAFTS, REQUESTS, ROWS
+
+    from nwor_bench.plugin.graph_sets import StagingGraphs
+
+    shape = BatchExecutionDescriptor(
+        cg_mode=CUDAGraphMode.FULL,
+        num_tokens=ROWS,
+        num_reqs=REQUESTS,
+        uniform_token_count=DRAFTS + 1,
+    )
+    stock = SimpleNamespace(graphs={shape: None}, decode_query_len=DRAFTS + 1)
+    wanted = ("model model_state input_buffers intermediate_tensors block_tables attn_groups "
+              "kv_cache_config lora_config use_aux_hidden_state_outputs")  # fmt: skip
+    runner = SimpleNamespace(
+        cudagraph_manager=stock, device=torch.device("cpu"), **dict.fromkeys(wanted.split())
+    )
+
+    def capture(*_: Any, **__: Any) -> None:
+        layers.forward(**(oddity(layers) if run == "warm-up" else {}))
+        layers.forward(**(oddity(layers) if run == "capture" else {}))
+
+    graphs = StagingGraphs(runner, layers.window, layers.staging)
+    monkeypatch.setattr(graphs, "_make_manager", lambda: SimpleNamespace(capture=capture))
+    graphs.capture()
+    assert graphs.unavailable == f"graph_capture:{reason}"
+    assert graphs.shapes == {}
+    assert not layers.window.is_staging
+    assert layers.window.batch is None
+    layers.begin("whole step")  # the window serves again
+    layers.window.forget()
+
+
+def test_a_capture_in_which_nothing_staged_leaves_no_graphs(
+    layers: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Write and attention both inside of compiled code: no hook says anything."""
+    from nwor_bench.plugin.graph_sets import StagingGraphs
+
+    graphs = StagingGraphs(SimpleNamespace(), layers.window, layers.staging)
+    monkeypatch.setattr(graphs, "wanted", lambda: ["shape"])
+
+    def padding(_: Any) -> Any:
+        batch = layers.begin("whole step")
+        layers.window.forget()
+        return batch
+
+    monkeypatch.setattr(graphs, "_padding", padding)
+    names = ("model model_state input_buffers intermediate_tensors block_tables attn_groups "
+             "kv_cache_config lora_config use_aux_hidden_state_outputs")  # fmt: skip
+    vars(graphs._runner).update(dict.fromkeys(names.split()))
+    manager = SimpleNamespace(capture=lambda *_, **__: None)
+    monkeypatch.setattr(graphs, "_make_manager", lambda: manager)
+    graphs.capture()
+    assert graphs.unavailable == "graph_capture:layer_not_staged"
+
+
+def test_after_one_window_that_cannot_be_held_no_other_is_tried(
+    layers: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from test_runner_v2_counts import runner_of_two_requests
+
+    from nwor_bench.plugin import v2_windows
+    from nwor_bench.plugin.patching import PatchSet
+    from nwor_bench.plugin.rank_vote import RankVote
+    from nwor_bench.plugin.runner_v2 import V2RunnerHook
+    from nwor_bench.plugin.settings import PluginSettings
+    from nwor_bench.records import NworMode, ScvMode
+
+    planned = []
+
+    def plan(*_: Any) -> Any:
+        planned.append(layers.begin("whole step"))
+        layers.window.forget()
+        return planned[-1], None
+
+    graphs = SimpleNamespace(capture=lambda: None, unavailable=None, give_up=lambda _: None)
+    parts = SimpleNamespace(
+        window=layers.window,
+        staging=layers.staging,
+        graphs=graphs,
+        planner=SimpleNamespace(plan=plan),
+        attention=PatchSet([]),
+    )
+    monkeypatch.setattr(RankVote, "of_worker", RankVote)
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)
+    monkeypatch.setattr(v2_windows, "set_up_staging", lambda *_: (parts, None))
+    runner = runner_of_two_requests()
+    runner.num_speculative_steps = 3
+    hook = V2RunnerHook(runner, PluginSettings(NworMode.STAGE, ScvMode.OFF, False))
+    hook.agree()
+    hook.attach()
+    hook.set_modes(NworMode.STAGE, ScvMode.OFF)
+    for _ in range(3):
+        drafts = {"a-1": [-1] * 3, "b-2": [-1] * 3}
+        runner.execute_model(
+            SimpleNamespace(total_num_scheduled_tokens=8, scheduled_spec_decode_tokens=drafts)
+        )
+        runner.prepare_attn(
+            SimpleNamespace(
+                req_ids=list(drafts),
+                num_tokens=8,
+                num_reqs=2,
+                num_draft_tokens=6,
+                num_draft_tokens_per_req=np.array([3, 3], dtype=np.int32),
+            )
+        )
+        layers.forward(**shared(layers))
+        runner.sample(None, None, None)
+    reasons = [window["fallback_reason"] for window in hook.drain(None)]
+    assert reasons == ["stage:activations_reused"] * 3
+    assert len(planned) == 1
+    assert hook.staging_unavailable == "stage:activations_reused"

@@ -1,0 +1,331 @@
+"""Which configurations are refused, by which name, with the real configurations of vLLM."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from nwor_bench.plugin.settings import PluginSettings
+from nwor_bench.records import NworMode, ScvMode
+
+pytestmark = pytest.mark.slow  # vLLM's attention backends are imported
+
+SETTINGS = PluginSettings(NworMode.STAGE, ScvMode.OFF, debug=False)
+NAMES = ["model.layers.0.attn", "model.layers.1.attn"]
+
+
+def attention_layer(kind: str = "Flash", **changes: Any) -> Any:
+    """A layer with vLLM's own implementation, made without a GPU; `changes` are the impl's."""
+    from vllm.v1.attention.backends import flash_attn, triton_attn
+
+    module = {"Flash": flash_attn, "Triton": triton_attn}[kind]
+    impl = object.__new__(getattr(module, f"{kind}AttentionImpl"))
+    settings = {
+        "attn_type": "decoder",
+        "alibi_slopes": None,
+        "sinks": None,
+        "kv_cache_dtype": "auto",
+        "head_size": 64,
+        "num_heads": 4,
+        "num_kv_heads": 2,
+        "scale": 0.1,
+        "logits_soft_cap": 0.0,
+        "sliding_window": (-1, -1),
+        "chunk_lookback": -1,
+    }
+    vars(impl).update(settings | changes)
+    return SimpleNamespace(
+        impl=impl,
+        attn_backend=getattr(module, f"{kind}AttentionBackend"),
+        head_size=64,
+        kv_cache=torch.zeros(3, 2, 16, 128),
+    )
+
+
+def runner_with(
+    layers: dict[str, Any], compilation: Any = None, manager: Any = None, **changes: Any
+) -> Any:
+    """A V2 runner that could stage these layers, but for what `changes` say."""
+    from vllm.config import CompilationConfig, CompilationMode
+
+    compilation = compilation or CompilationConfig(mode=CompilationMode.NONE)
+    compilation.static_forward_context = dict(layers)
+    group = SimpleNamespace(layer_names=list(layers))
+    model = SimpleNamespace(rswa_window=None)
+    facts = {
+        "kv_cache_config": SimpleNamespace(kv_cache_groups=[group]),
+        "compilation_config": compilation,
+        "vllm_config": SimpleNamespace(kv_transfer_config=None, model_config=model),
+        "parallel_config": SimpleNamespace(data_parallel_size=1),
+        "use_pp": False,
+        "dcp_size": 1,
+        "pcp_manager": None,
+        "adaptive_verification": None,
+        "ubatch_runner": None,
+        "lora_config": None,
+        "cudagraph_manager": manager,
+        "num_speculative_steps": 4,
+        "max_num_reqs": 2,
+        "dtype": torch.float32,
+        "device": torch.device("cpu"),
+        "attn_groups": [],
+    }
+    return SimpleNamespace(**(facts | changes))
+
+
+def reason_of(runner: Any) -> str | None:
+    """Why staging is unavailable; None if all of it could be set up."""
+    from nwor_bench.plugin.gpu_setup import set_up_staging
+
+    context = runner.compilation_config.static_forward_context
+    parts, reason = set_up_staging(runner, list(context), SETTINGS)
+    assert (parts is None) == (reason is not None)
+    return reason
+
+
+def two(layer: Any = None) -> dict[str, Any]:
+    """Two target layers, the second one as given."""
+    return {NAMES[0]: attention_layer(), NAMES[1]: layer or attention_layer()}
+
+
+def compiled(mode: int = 3, *, split: bool = True, **settings: Any) -> Any:
+    """vLLM's compilation configuration as an engine has it after its start."""
+    from vllm.config import CompilationConfig
+
+    config = CompilationConfig(mode=mode, **settings)
+    if split:
+        config.set_splitting_ops_for_v1("allgather_reducescatter")
+    return config
+
+
+@pytest.mark.parametrize("kind", ["Flash", "Triton"])
+def test_what_can_be_staged_is_not_refused(kind: str) -> None:
+    layers = {name: attention_layer(kind) for name in NAMES}
+    assert reason_of(runner_with(layers)) is None
+    assert reason_of(runner_with(layers, compiled())) is None
+
+
+@pytest.mark.parametrize("mode", [1, 2])
+def test_code_compiled_as_a_whole_is_refused(mode: int) -> None:
+    assert reason_of(runner_with(two(), compiled(mode))) == "whole_graph_compilation"
+
+
+@pytest.mark.parametrize(
+    "splitting_ops",
+    [
+        [],
+        ["vllm::unified_attention_with_output"],  # the write is then captured with the rest
+        ["vllm::unified_kv_cache_update"],
+        ["vllm::mamba_mixer2"],
+    ],
+)
+def test_a_graph_that_is_not_split_at_the_write_and_the_attention_is_refused(
+    splitting_ops: list[str],
+) -> None:
+    config = compiled(splitting_ops=splitting_ops)
+    assert reason_of(runner_with(two(), config)) == "whole_graph_compilation"
+
+
+def test_the_two_ops_are_enough() -> None:
+    ops = ["vllm::unified_attention_with_output", "vllm::unified_kv_cache_update"]
+    assert reason_of(runner_with(two(), compiled(splitting_ops=ops))) is None
+
+
+def test_inductors_own_partition_is_refused() -> None:
+    config = compiled(use_inductor_graph_partition=True)
+    assert reason_of(runner_with(two(), config)) == "inductor_graph_partition"
+
+
+@pytest.mark.parametrize(
+    "fusion", ["fuse_attn_quant", "fuse_rope_kvcache", "fuse_qk_norm_rope_kvcache"]
+)
+def test_a_fused_write_or_attention_is_refused_by_its_name(fusion: str) -> None:
+    config = compiled()
+    setattr(config.pass_config, fusion, True)
+    assert reason_of(runner_with(two(), config)) == fusion
+
+
+def test_without_compilation_none_of_that_matters() -> None:
+    config = compiled(mode=0)
+    config.use_inductor_graph_partition = True
+    config.pass_config.fuse_attn_quant = True
+    assert config.splitting_ops == []
+    assert reason_of(runner_with(two(), config)) is None
+
+
+@pytest.mark.parametrize(("breakable", "reason"), [(True, "breakable_cuda_graphs"), (False, None)])
+def test_breakable_cuda_graphs_are_refused(breakable: bool, reason: str | None) -> None:
+    manager = SimpleNamespace(use_breakable_cg=breakable)
+    assert reason_of(runner_with(two(), manager=manager)) == reason
+
+
+@pytest.mark.parametrize(("graphs", "reason"), [(True, "breakable_cuda_graphs"), (False, None)])
+def test_the_environment_switches_them_on(
+    monkeypatch: pytest.MonkeyPatch, graphs: bool, reason: str | None
+) -> None:
+    """A manager that does not say it; without any CUDA graphs the variable changes nothing."""
+    monkeypatch.setenv("VLLM_USE_BREAKABLE_CUDAGRAPH", "1")
+    manager = SimpleNamespace() if graphs else None
+    assert reason_of(runner_with(two(), manager=manager)) == reason
+
+
+def derived_backend(which: str) -> Any:
+    """vLLM's own derived backends of FlashAttention."""
+    from vllm.model_executor.layers.attention import chunked_local_attention, static_sink_attention
+    from vllm.v1.attention.backends.flash_attn import FlashAttentionBackend
+    from vllm.v1.attention.backends.utils import create_fast_prefill_custom_backend
+
+    if which == "chunked":
+        return chunked_local_attention.create_chunked_local_attention_backend(
+            FlashAttentionBackend, 8192
+        )
+    if which == "sinks":
+        return static_sink_attention.create_static_sink_attention_backend(
+            FlashAttentionBackend, sink_len=16
+        )
+    return create_fast_prefill_custom_backend("FastPrefill", FlashAttentionBackend)
+
+
+DERIVED = [
+    ("chunked", "chunked_local_attention"),
+    ("sinks", "attention_metadata:StaticSinkAttentionBuilder"),
+    ("fast prefill", "attention_metadata:FastPrefillAttentionBuilder"),
+]
+
+
+@pytest.mark.parametrize(("which", "reason"), DERIVED)
+def test_a_layer_whose_metadata_are_not_per_request_is_refused(which: str, reason: str) -> None:
+    """Its implementation is FlashAttention's, and all layers are in one group of KV caches."""
+    layer = attention_layer()
+    layer.attn_backend = derived_backend(which)
+    assert reason_of(runner_with(two(layer))) == reason
+
+
+@pytest.mark.parametrize(("which", "reason"), DERIVED)
+def test_so_is_a_group_for_which_the_runner_derived_the_builder(which: str, reason: str) -> None:
+    """Fast prefill is chosen by the runner: the layer's own backend does not tell."""
+    builder = object.__new__(derived_backend(which).get_builder_cls())
+    group = SimpleNamespace(layer_names=[NAMES[1]], metadata_builders=[builder])
+    assert reason_of(runner_with(two(), attn_groups=[[group]])) == reason
+    other = SimpleNamespace(layer_names=["model.layers.9.drafter"], metadata_builders=[builder])
+    assert reason_of(runner_with(two(), attn_groups=[[other]])) is None
+
+
+def test_a_real_chunked_layer_is_refused_on_a_cpu_too() -> None:
+    from vllm.model_executor.layers.attention.chunked_local_attention import (
+        create_chunked_local_attention_backend,
+    )
+    from vllm.v1.attention.backends.cpu_attn import CPUAttentionMetadataBuilder
+
+    from nwor_bench.plugin.attention import (
+        ReferenceCPUAttentionBackend,
+        ReferenceCPUAttentionImpl,
+    )
+    from nwor_bench.plugin.layers import stageable_layers
+    from nwor_bench.plugin.staging import StagingUnavailable
+
+    assert ReferenceCPUAttentionBackend.get_builder_cls() is CPUAttentionMetadataBuilder
+    impl = object.__new__(ReferenceCPUAttentionImpl)
+    impl.why_stock = None
+    backend = create_chunked_local_attention_backend(ReferenceCPUAttentionBackend, 64)
+    layer = SimpleNamespace(impl=impl, attn_backend=backend, kv_cache=None, head_size=32)
+    runner = runner_with({NAMES[0]: layer})
+    runner.parallel_config.pipeline_parallel_size = 1
+    with pytest.raises(StagingUnavailable, match=r"^chunked_local_attention$"):
+        stageable_layers(runner, [NAMES[0]])
+    layer.attn_backend = ReferenceCPUAttentionBackend
+    assert [found.name for found in stageable_layers(runner, [NAMES[0]])] == [NAMES[0]]
+
+
+def test_attention_over_chunks_of_a_window_is_refused() -> None:
+    layer = attention_layer("Triton", sliding_window=(31, 0), chunk_lookback=1)
+    assert reason_of(runner_with(two(layer))) == "chunk_lookback"
+
+
+def test_reference_sliding_windows_are_refused() -> None:
+    model = SimpleNamespace(rswa_window=512)
+    config = SimpleNamespace(kv_transfer_config=None, model_config=model)
+    assert reason_of(runner_with(two(), vllm_config=config)) == "rswa_window"
+
+
+@pytest.mark.parametrize("place", ["layer", "impl"])
+def test_a_write_that_is_bypassed_is_refused(place: str) -> None:
+    """vLLM 0.33 names it; 0.32 has no such attribute."""
+    layer = attention_layer()
+    (layer if place == "layer" else layer.impl).kv_cache_update_bypass = True
+    assert reason_of(runner_with(two(layer))) == "kv_cache_update_bypass"
+
+
+def recurrent(module: str, name: str) -> Any:
+    """A layer of vLLM's own class, without its weights."""
+    from importlib import import_module
+
+    import torch.nn as nn
+
+    layer = object.__new__(getattr(import_module(f"vllm.model_executor.{module}"), name))
+    nn.Module.__init__(layer)
+    return layer
+
+
+RECURRENT = [
+    ("layers.mamba.mamba_mixer", "MambaMixer"),
+    ("layers.mamba.mamba_mixer2", "MambaMixer2"),
+    ("layers.mamba.short_conv", "ShortConv"),
+    ("layers.mamba.gdn.qwen_gdn_linear_attn", "QwenGatedDeltaNetAttention"),
+]
+
+
+@pytest.mark.parametrize(("module", "name"), RECURRENT)
+@pytest.mark.parametrize("first", [True, False])
+def test_a_hybrid_is_refused_by_name(module: str, name: str, first: bool) -> None:
+    layers = [attention_layer(), recurrent(module, name)]
+    if first:
+        layers.reverse()
+    assert reason_of(runner_with(dict(zip(NAMES, layers, strict=True)))) == "recurrent_layers"
+
+
+def test_a_sparse_indexer_is_refused_by_name() -> None:
+    layer = recurrent("models.deepseek_v2", "DeepseekV32IndexerCache")
+    assert reason_of(runner_with(two(layer))) == "sparse_indexer"
+
+
+def test_any_other_layer_without_an_implementation_is_refused_by_its_class() -> None:
+    class Memory:
+        pass
+
+    assert reason_of(runner_with(two(Memory()))) == "layer_without_attention:Memory"
+
+
+def test_a_fault_of_our_own_is_a_reason_too(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from nwor_bench.plugin import gpu_setup
+
+    def no_memory(*_: Any) -> None:
+        raise torch.OutOfMemoryError("planted")
+
+    monkeypatch.setattr(gpu_setup, "GpuStaging", no_memory)
+    with caplog.at_level("ERROR", "vllm.nwor_bench"):
+        assert reason_of(runner_with(two())) == "setup:OutOfMemoryError"
+    assert "planted" in caplog.text
+
+
+@pytest.mark.parametrize("layers", ["hybrid", "attention", "recurrent", "none"])
+def test_the_backends_name_needs_no_implementation(layers: str) -> None:
+    from nwor_bench.plugin.worker import _backend_name
+
+    mamba = recurrent(*RECURRENT[1])
+    context = {
+        "hybrid": [mamba, attention_layer()],
+        "attention": [attention_layer(), mamba],
+        "recurrent": [mamba],
+        "none": [],
+    }[layers]
+    names = [f"layer {n}" for n in range(len(context))]
+    compilation = SimpleNamespace(static_forward_context=dict(zip(names, context, strict=True)))
+    hook = SimpleNamespace(
+        runner=SimpleNamespace(compilation_config=compilation), target_layers=names
+    )
+    expected = "FlashAttentionImpl" if layers in ("hybrid", "attention") else None
+    assert _backend_name(hook) == expected

@@ -1,0 +1,209 @@
+"""Target layers on a CPU whose write and attention are wrapped as in mode stage on a GPU.
+
+The stock part writes and reads a paged cache in torch; the kernel that reads staged K/V is
+replaced by the same reference. What a window leaves in the caches and what attention gives can
+so be compared with a step that was never staged.
+"""
+
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from nwor_bench.plugin import gpu_attention
+from nwor_bench.plugin.gpu_attention import StagingAttention
+from nwor_bench.plugin.gpu_plan import DraftCounts, drafts_only, equal_drafts, set_slots, whole_step
+from nwor_bench.plugin.gpu_staging import GpuStaging, GpuWindowBatch
+from nwor_bench.plugin.patching import PatchSet
+from nwor_bench.plugin.staging import LayerCache, write_kv_cache
+from nwor_bench.plugin.window import Window
+from nwor_kernels.verify_attention import plan_attention, verify_attention_reference
+
+LAYERS, REQUESTS, DRAFTS, CONTEXT = 3, 2, 3, 9
+KV_HEADS, HEADS, WIDTH, BLOCK_SIZE = 2, 4, 8, 4
+ROWS = REQUESTS * (DRAFTS + 1)
+BLOCKS_EACH = 4
+
+
+class CpuStaging(GpuStaging):
+    """Real staging, except that a window given up is written by torch instead of by Triton."""
+
+    def write_directly(self, layers: list[int], slots: Tensor) -> None:
+        batch = self._batch
+        assert batch is not None
+        rows = slice(0, slots.numel()) if batch.copied else batch.rows
+        for layer in layers:
+            cache = self.layers[layer].kv_cache
+            write_kv_cache(self.keys[layer][rows], self.values[layer][rows], cache, slots)
+
+
+class StockImpl:
+    """The stock write and attention of one layer, over a paged cache."""
+
+    scale, logits_soft_cap, sliding_window, kv_cache_dtype = 0.3, 0.0, (-1, -1), "auto"
+
+    def __init__(self) -> None:
+        self.attended = 0
+
+    def do_kv_cache_update(
+        self, layer: Any, key: Tensor, value: Tensor, kv_cache: Tensor, slot_mapping: Tensor
+    ) -> None:
+        write_kv_cache(key, value, kv_cache, slot_mapping)
+
+    def forward(
+        self,
+        layer: Any,
+        query: Tensor,
+        key: Tensor | None,
+        value: Tensor | None,
+        kv_cache: Tensor,
+        metadata: Any,
+        output: Tensor,
+        output_scale: Any = None,
+        output_block_scale: Any = None,
+    ) -> Tensor:
+        self.attended += 1
+        attend(query, kv_cache, metadata, output)
+        return output
+
+
+def attend(query: Tensor, kv_cache: Tensor, metadata: Any, output: Tensor, **staged: Any) -> None:
+    rows = staged.pop("rows", None)
+    plan = plan_attention(
+        metadata.query_start_loc,
+        metadata.seq_lens,
+        metadata.block_table,
+        BLOCK_SIZE,
+        staged_token_rows=rows,
+    )
+    verify_attention_reference(query, kv_cache, plan, output, scale=StockImpl.scale, **staged)
+
+
+def step_metadata() -> Any:
+    """Each request's drafts and the token before, behind nine tokens of context."""
+    starts = torch.arange(REQUESTS + 1, dtype=torch.int32) * (DRAFTS + 1)
+    table = torch.arange(REQUESTS * BLOCKS_EACH, dtype=torch.int32).view(REQUESTS, BLOCKS_EACH)
+    return SimpleNamespace(
+        query_start_loc=starts,
+        seq_lens=torch.full((REQUESTS,), CONTEXT + DRAFTS + 1, dtype=torch.int32),
+        block_table=table,
+        max_seq_len=CONTEXT + DRAFTS + 1,
+        causal=True,
+    )
+
+
+def step_slots() -> Tensor:
+    """[rows] int64: where the step's tokens belong."""
+    places = CONTEXT + torch.arange(DRAFTS + 1)
+    return torch.cat([r * BLOCKS_EACH * BLOCK_SIZE + places for r in range(REQUESTS)])
+
+
+class WrappedLayers:
+    """Layers with equal random caches and K/V in every instance; `staged` wraps them."""
+
+    def __init__(self, staged: bool, monkeypatch: Any = None):
+        random = torch.Generator().manual_seed(5)
+        shape = (REQUESTS * BLOCKS_EACH, KV_HEADS, BLOCK_SIZE, 2 * WIDTH)
+        self.caches = [torch.randn(shape, generator=random) for _ in range(LAYERS)]
+        self.query = torch.randn(ROWS, HEADS, WIDTH, generator=random)
+        fused = torch.randn(LAYERS, 2, ROWS, KV_HEADS, WIDTH, generator=random)
+        self.keys, self.values = list(fused[:, 0]), list(fused[:, 1])
+        self.layers: list[Any] = [SimpleNamespace(impl=StockImpl()) for _ in range(LAYERS)]
+        self.outputs: list[Tensor] = []
+        self.verified: list[int] = []
+        caches = [LayerCache(str(n), c, WIDTH, torch.float32) for n, c in enumerate(self.caches)]
+        self.staging = CpuStaging(caches, REQUESTS * DRAFTS)
+        self.window = Window(self.staging)
+        if staged:
+            monkeypatch.setattr(gpu_attention, "verify_attention_triton", self._verify)
+            patches = []
+            for number, layer in enumerate(self.layers):
+                layer._k_scale = layer._v_scale = layer._q_scale = torch.ones(1)
+                made = StagingAttention(number, layer, self.window, self.staging, None)  # type: ignore[arg-type]
+                patches += made.patches()
+            PatchSet(patches).apply()
+
+    def begin(self, way: str) -> GpuWindowBatch:
+        """Open a window that is held whole, or of which the drafts alone are held or copied."""
+        counts = DraftCounts(np.full(REQUESTS, DRAFTS, dtype=np.int32), ROWS)
+        if way == "whole step":
+            batch = whole_step(counts, DRAFTS + 1, torch.arange(ROWS), step_slots())
+        elif way == "equal drafts, copied":
+            batch = equal_drafts(REQUESTS, DRAFTS + 1, torch.device("cpu"))
+            set_slots(batch, step_slots())
+        else:
+            starts = np.arange(REQUESTS + 1, dtype=np.int32) * (DRAFTS + 1)
+            batch = drafts_only(counts, starts, step_slots(), copied=way == "drafts, copied")
+        self.staging.open(batch)
+        self.window.begin(batch)
+        return batch
+
+    def forward(
+        self,
+        captured_write: Sequence[int] = (),
+        metadata: Any = None,
+        odd_layer: int | None = None,
+        key_is_none: bool = False,
+        buffers: tuple[Tensor, Tensor] | None = None,
+        **scales: Any,
+    ) -> None:
+        """Run all layers.
+
+        Args:
+            captured_write: layers whose stock write runs inside a graph, past every hook.
+            metadata: what `odd_layer` is given instead of the step's metadata.
+            odd_layer: the layer that is called otherwise than the others.
+            key_is_none: its K/V were written by a fused kernel.
+            buffers: every layer's K and V are put here first, as compiled code does.
+            scales: further arguments of its attention.
+        """
+        for number, layer in enumerate(self.layers):
+            key, value = self.keys[number], self.values[number]
+            if buffers is not None:
+                key, value = buffers[0].copy_(key), buffers[1].copy_(value)
+            cache, odd = self.caches[number], number == odd_layer
+            if number in captured_write or (odd and key_is_none):
+                write_kv_cache(key, value, cache, step_slots())
+            else:
+                layer.impl.do_kv_cache_update(layer, key, value, cache, step_slots())
+            given = (None, None) if odd and key_is_none else (key, value)
+            used = metadata if odd and metadata is not None else step_metadata()
+            output = torch.full_like(self.query, torch.nan)
+            more = scales if odd else {}
+            layer.impl.forward(layer, self.query, *given, cache, used, output, **more)
+            self.outputs.append(output)
+
+    def _verify(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        kv_cache: Tensor,
+        query_start_loc: Tensor,
+        seq_lens: Tensor,
+        block_table: Tensor,
+        starts: Tensor,
+        ends: Tensor,
+        output: Tensor,
+        **_: Any,
+    ) -> None:
+        number = next(n for n, cache in enumerate(self.caches) if cache is kv_cache)
+        self.verified.append(number)
+        batch = self.window.batch
+        assert batch is not None
+        metadata = SimpleNamespace(
+            query_start_loc=query_start_loc, seq_lens=seq_lens, block_table=block_table
+        )
+        held = slice(None) if batch.copied else batch.rows
+        attend(
+            query,
+            kv_cache,
+            metadata,
+            output,
+            rows=batch.rows,
+            staged_key=key[held],
+            staged_value=value[held],
+        )

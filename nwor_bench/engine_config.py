@@ -20,6 +20,10 @@ _BINDING = "VLLM_CPU_OMP_THREADS_BIND"
 
 WORKER_EXTENSION = "nwor_bench.plugin.worker.NworWorkerExtension"
 
+DUMMY_LOADERS = {"dummy": "nwor_dummy"}
+"""Which of vLLM's loaders fills a pair without weights: the worker extension's, whose values make
+attention matter (plugin/dummy_weights.py). vLLM's own is left to `--engine-args`."""
+
 
 def set_environment(
     dtype: str,
@@ -188,7 +192,7 @@ def engine_arguments(pair: ResolvedPair, spec: SweepSpec) -> dict[str, Any]:
         "worker_extension_cls": WORKER_EXTENSION,
     }
     if pair.load_format is not None:
-        arguments["load_format"] = pair.load_format
+        arguments["load_format"] = DUMMY_LOADERS.get(pair.load_format, pair.load_format)
     if spec.block_size is not None:
         arguments["block_size"] = spec.block_size
     return {**arguments, **spec.engine_args}

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from nwor_bench.errors import BenchError
-from nwor_bench.plugin import metrics, register
+from nwor_bench.plugin import dummy_weights, metrics, register
 from nwor_bench.plugin.counted_windows import CountedWindows
 from nwor_bench.plugin.launch_windows import LaunchWindows
 from nwor_bench.plugin.nvtx_patches import WindowRanges
@@ -148,6 +148,7 @@ class NworWorkerExtension:
             "dtype": str(hook.runner.dtype).removeprefix("torch."),
             "kv_cache_dtype": str(config.cache_config.cache_dtype),
             "attention_backend": _backend_name(hook),
+            "dummy_weights": dummy_weights.facts_of(hook.runner),
             "cuda_graphs": hook.graph_facts(),
             "launch_refusals": hook.launch_refusals(),
             "has_probe": hook.has_probe,

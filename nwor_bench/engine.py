@@ -93,6 +93,9 @@ class Engine(Protocol):
     def set_counters(self, kind: str, on: bool) -> None:
         """Count each window's DRAM bytes ("counters") or CUDA calls ("launches"), or stop."""
 
+    def watch_writes(self, on: bool) -> list[dict[str, int]]:
+        """Watch what staging writes, or stop; what each rank saw since (see `write_check`)."""
+
     def close(self) -> None:
         """Release the engine's memory."""
 
@@ -194,6 +197,10 @@ class VllmEngine:
         """Count each window's DRAM bytes or CUDA calls, or stop (first rank's)."""
         self._rpc("nwor_set_counters", kind, on)
         self._counting = kind if on else None
+
+    def watch_writes(self, on: bool) -> list[dict[str, int]]:
+        """Watch what staging writes, or stop; what each rank saw since it was switched on."""
+        return self._rpc_all("nwor_watch_writes", on)
 
     def _add_counters(self, kind: str, windows: list[dict[str, Any]]) -> dict[str, Any]:
         """Put what was counted into the windows; how well it is known."""

@@ -13,7 +13,7 @@ from statistics import fmean
 from nwor_bench.aggregate import summarise
 from nwor_bench.conditions import ConditionMonitor
 from nwor_bench.config import SweepSpec
-from nwor_bench.engine import Engine, Sampling
+from nwor_bench.engine import BatchOutput, Engine, Sampling
 from nwor_bench.measure import BatchPlace, batch_record, counter_event, window_records
 from nwor_bench.parity import GapSource
 from nwor_bench.parity_gate import Answer, ParityGate, broken_event, cell_of
@@ -21,9 +21,10 @@ from nwor_bench.plan import Block, Plan
 from nwor_bench.profiling.nvtx_ranges import ranges_if_wanted, span
 from nwor_bench.progress import Progress
 from nwor_bench.prompts import Encode
-from nwor_bench.records import BatchRecord, Cell, WindowRecord
+from nwor_bench.records import BatchRecord, Cell, NworMode, WindowRecord
 from nwor_bench.store import RunStore, read_run
 from nwor_bench.trend import WARMUP_LOOKBACK, not_steady
+from nwor_bench.write_check import write_fault
 
 OnBatch = Callable[[BatchRecord, Iterable[WindowRecord]], None]
 """Is told of every batch once it is stored, with its windows."""
@@ -208,8 +209,9 @@ class Sweep:
             self._engine.set_modes(cell)
             if self._monitor is not None:
                 self._monitor.begin()
+            watched = phase == "gate" and cell.nwor_mode is NworMode.STAGE
             with span(self._ranges, "batch", place.batch, cell.label):
-                output = self._engine.generate(prompts, sampling)
+                output, written = self._generate(prompts, sampling, watched)
             conditions = {} if self._monitor is None else self._monitor.end()
         self._num_batches += 1
         self._last_latency_ms = output.latency_ms
@@ -219,6 +221,10 @@ class Sweep:
             answer = self.parity.judge(cell, answer, reference, block)
         windows = window_records(place, output, self._bytes_per_token)
         self._store.append_batch(answer.record, windows)
+        fault = write_fault(written, sum(window.committed_tokens for window in windows))
+        if fault is not None:
+            reason = self.parity.break_cell(cell, fault)
+            self._store.append_event(broken_event(cell, block, reason))
         if output.counter_facts is not None:
             self._store.append_event(counter_event(place, output.counter_facts))
         if self._on_batch is not None:
@@ -226,6 +232,19 @@ class Sweep:
         self._count(answer.record)
         self._progress.batch_done(cell, answer.record)
         return answer, windows
+
+    def _generate(
+        self, prompts: list[list[int]], sampling: Sampling, watched: bool
+    ) -> tuple[BatchOutput, list[dict[str, int]]]:
+        """One batch, and what each rank's staging wrote where that is watched."""
+        if not watched:
+            return self._engine.generate(prompts, sampling), []
+        self._engine.watch_writes(True)
+        try:
+            output = self._engine.generate(prompts, sampling)
+        finally:
+            written = self._engine.watch_writes(False)
+        return output, written
 
     def _sampling(self, phase: str, block: Block) -> Sampling:
         """The gate is greedy whatever the scenario's temperature; seeds depend on the block."""

@@ -94,6 +94,9 @@ class FakeEngine:
             scv_counters=_scv_counters(self.cell, len(windows)),
         )
 
+    def watch_writes(self, on: bool) -> list[dict[str, int]]:
+        return []
+
     def close(self) -> None:
         self.closed += 1
 

@@ -38,7 +38,7 @@ PURE = (
     *("nwor_bench.profiling.counters_wanted", "nwor_bench.sweep_index", "nwor_bench.sweep_points"),
     *("nwor_bench.sweep_spec", "nwor_bench.toml_file", "nwor_bench.toml_lines"),
     *("nwor_bench.traffic", "nwor_bench.training.folder", "nwor_bench.training.recipe"),
-    *("nwor_bench.training.templates",),
+    *("nwor_bench.training.templates", "nwor_bench.write_check"),
 )
 HEAVY = ("torch", "vllm", "pandas", "scipy", "pydantic", "transformers", "plotly")
 

@@ -14,6 +14,7 @@ from nwor_bench.plugin.counted_windows import CountedWindows
 from nwor_bench.plugin.launch_windows import LaunchWindows
 from nwor_bench.plugin.nvtx_patches import WindowRanges
 from nwor_bench.plugin.settings import PluginSettings, read_settings
+from nwor_bench.plugin.write_watch import WriteWatch
 from nwor_bench.profiling import nvtx_ranges
 from nwor_bench.records import NworMode, ScvMode
 
@@ -28,6 +29,9 @@ RANGES = "nwor_ranges"
 
 COUNTED = "nwor_counted"
 """Attribute of a worker that holds what counts its windows, once it was asked for."""
+
+WRITES = "nwor_write_watch"
+"""Attribute of a worker that holds what watches its staged slots, once it was asked for."""
 
 COUNTERS: dict[str, type[CountedWindows] | type[LaunchWindows]] = {
     "counters": CountedWindows,
@@ -124,6 +128,17 @@ class NworWorkerExtension:
     def nwor_take_counters(self, kind: str) -> dict[str, Any]:
         """End the batch: its windows' counts, in their order, and how well they are known."""
         return dict(getattr(self, COUNTED)[kind].take())
+
+    def nwor_watch_writes(self, on: bool) -> dict[str, int]:
+        """Watch staged slots, or stop; see `WriteWatch.switch`. Call it between batches."""
+        hook = _hook(self)
+        watch = getattr(self, WRITES, None)
+        if watch is None:
+            if hook.window is None:
+                return dict.fromkeys(("windows", "early", "uneven", "written"), 0)
+            watch = WriteWatch(hook.window, [layer.kv_cache for layer in hook.buffers.layers])
+            setattr(self, WRITES, watch)
+        return dict(watch.switch(on))
 
     def nwor_status(self) -> dict[str, Any]:
         """What is attached to what, for run.json and the cross-checks."""

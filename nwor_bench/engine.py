@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from nwor_bench.config import SweepSpec
 from nwor_bench.engine_config import check_arguments, set_environment, start_llm
+from nwor_bench.engine_kv import KvCache, VllmKvCache
 from nwor_bench.engine_log import log_to_file, stderr_to_file
 from nwor_bench.errors import EngineError
 from nwor_bench.pairs import ResolvedPair
@@ -93,6 +94,9 @@ class Engine(Protocol):
     def set_counters(self, kind: str, on: bool) -> None:
         """Count each window's DRAM bytes ("counters") or CUDA calls ("launches"), or stop."""
 
+    def kv_cache(self) -> KvCache:
+        """Its KV cache, to be read back between batches."""
+
     def close(self) -> None:
         """Release the engine's memory."""
 
@@ -124,6 +128,7 @@ class VllmEngine:
         self.start_seconds = time.perf_counter() - started
         VllmEngine.starts += 1
         self._counting: str | None = None
+        self._kv_cache = VllmKvCache(self._llm, self._rpc_all)
         self._vllm = require_supported_vllm()
 
     def status(self) -> dict[str, Any]:
@@ -161,6 +166,7 @@ class VllmEngine:
         started = time.perf_counter()
         outputs = self._llm.generate(inputs, params, use_tqdm=False)
         latency_ms = (time.perf_counter() - started) * 1e3
+        self._kv_cache.last_batch(outputs)
         lengths = {output.request_id: len(output.outputs[0].token_ids) for output in outputs}
         ranks = self._rpc_all("nwor_drain", lengths)
         refused = [error for rank in ranks for error in rank["device_errors"]]
@@ -195,6 +201,10 @@ class VllmEngine:
         self._rpc("nwor_set_counters", kind, on)
         self._counting = kind if on else None
 
+    def kv_cache(self) -> KvCache:
+        """The KV cache of every rank, to be read back between batches."""
+        return self._kv_cache
+
     def _add_counters(self, kind: str, windows: list[dict[str, Any]]) -> dict[str, Any]:
         """Put what was counted into the windows; how well it is known."""
         taken = self._rpc("nwor_take_counters", kind)
@@ -209,6 +219,7 @@ class VllmEngine:
 
     def close(self) -> None:
         """Shut the engine core down and let go of its memory."""
+        self._kv_cache.close()
         llm = self.__dict__.pop("_llm", None)
         if llm is not None:
             llm.llm_engine.engine_core.shutdown()

@@ -87,6 +87,12 @@ class ParityGate:
         record = replace(answer.record, parity=found.parity, first_mismatch=found.difference)
         return Answer(record, answer.token_ids)
 
+    def break_cell(self, cell: Cell, reason: str) -> str:
+        """Remember that a cell is wrong, whatever else was found of it; all its reasons."""
+        reasons = [self.broken[cell], reason] if cell in self.broken else [reason]
+        self.broken[cell] = "; ".join(reasons)
+        return self.broken[cell]
+
     def recheck(
         self, block: Block, answers: Mapping[Cell, Answer], baseline: Cell
     ) -> Iterator[tuple[Cell, str]]:

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from nwor_bench.config import SweepSpec
 from nwor_bench.engine_config import check_arguments, set_environment, start_llm
+from nwor_bench.engine_kv import KvCache, VllmKvCache
 from nwor_bench.engine_log import log_to_file, stderr_to_file
 from nwor_bench.errors import EngineError
 from nwor_bench.pairs import ResolvedPair
@@ -96,6 +97,9 @@ class Engine(Protocol):
     def watch_writes(self, on: bool) -> list[dict[str, int]]:
         """Watch what staging writes, or stop; what each rank saw since (see `write_check`)."""
 
+    def kv_cache(self) -> KvCache:
+        """Its KV cache, to be read back between batches."""
+
     def close(self) -> None:
         """Release the engine's memory."""
 
@@ -127,6 +131,7 @@ class VllmEngine:
         self.start_seconds = time.perf_counter() - started
         VllmEngine.starts += 1
         self._counting: str | None = None
+        self._kv_cache = VllmKvCache(self._llm, self._rpc_all)
         self._vllm = require_supported_vllm()
 
     def status(self) -> dict[str, Any]:
@@ -164,6 +169,7 @@ class VllmEngine:
         started = time.perf_counter()
         outputs = self._llm.generate(inputs, params, use_tqdm=False)
         latency_ms = (time.perf_counter() - started) * 1e3
+        self._kv_cache.last_batch(outputs)
         lengths = {output.request_id: len(output.outputs[0].token_ids) for output in outputs}
         ranks = self._rpc_all("nwor_drain", lengths)
         refused = [error for rank in ranks for error in rank["device_errors"]]
@@ -202,6 +208,10 @@ class VllmEngine:
         """Watch what staging writes, or stop; what each rank saw since it was switched on."""
         return self._rpc_all("nwor_watch_writes", on)
 
+    def kv_cache(self) -> KvCache:
+        """The KV cache of every rank, to be read back between batches."""
+        return self._kv_cache
+
     def _add_counters(self, kind: str, windows: list[dict[str, Any]]) -> dict[str, Any]:
         """Put what was counted into the windows; how well it is known."""
         taken = self._rpc("nwor_take_counters", kind)
@@ -216,6 +226,7 @@ class VllmEngine:
 
     def close(self) -> None:
         """Shut the engine core down and let go of its memory."""
+        self._kv_cache.close()
         llm = self.__dict__.pop("_llm", None)
         if llm is not None:
             llm.llm_engine.engine_core.shutdown()

@@ -4,16 +4,22 @@ A run that was cut short goes on from its records: what is stored is not run aga
 order and the seeds are the plan's. Only warm-up is always done anew, for the engine is cold.
 """
 
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from datetime import UTC, datetime
 from statistics import fmean
 
+import psutil
+
 from nwor_bench.aggregate import summarise
 from nwor_bench.conditions import ConditionMonitor
 from nwor_bench.config import SweepSpec
 from nwor_bench.engine import BatchOutput, Engine, Sampling
+from nwor_bench.kv_gate import KvGate, rows_budget
+from nwor_bench.kv_result import kv_event
+from nwor_bench.kv_verdict import KvVerdict
 from nwor_bench.measure import BatchPlace, batch_record, counter_event, window_records
 from nwor_bench.parity import GapSource
 from nwor_bench.parity_gate import Answer, ParityGate, broken_event, cell_of
@@ -63,6 +69,7 @@ class Sweep:
         self.plan = plan
         self.spec = spec
         self.parity = ParityGate(engine.status(), encode, gaps)
+        self.kv_gate = _kv_gate(engine, plan.baseline)
         self.stopped: str | None = None
         self._engine = engine
         self._store = store
@@ -98,11 +105,16 @@ class Sweep:
             self._count_in(phase, blocks)
 
     def gate(self) -> None:
-        """Greedy tokens and per-position acceptance of every cell against off x off."""
+        """Greedy tokens, per-position acceptance and K/V of every cell against off x off."""
         reference: Answer | None = None
-        for order, cell in enumerate(self.plan.gate.order):
-            answer = self._answer(cell, "gate", self.plan.gate, order, reference)
-            reference = reference or answer
+        began = time.perf_counter()
+        with self.kv_gate.watching():
+            for order, cell in enumerate(self.plan.gate.order):
+                answer = self._answer(cell, "gate", self.plan.gate, order, reference)
+                reference = reference or answer
+                self._check_kv(cell, answer)
+        if self.kv_gate.results:
+            self._store.update({"kv_gate": self.kv_gate.facts(time.perf_counter() - began)})
         for cell, reason in self.parity.broken.items():
             self._progress.say(f"gate: {cell.label} is INVALID: {reason}")
         passed = len(self.plan.cells) - len(self.parity.broken)
@@ -110,6 +122,16 @@ class Sweep:
             f"gate: {passed} of {len(self.plan.cells)} cells give the tokens and the acceptance "
             "of off x off"
         )
+
+    def _check_kv(self, cell: Cell, answer: Answer) -> None:
+        """What the cell's gate batch left in the cache; nothing for an answer that was stored."""
+        found = self.kv_gate.check(cell, self._encode(self.plan.gate.prompts), answer)
+        if found is None:
+            return
+        self._store.append_event(kv_event(cell, found))
+        if found.verdict is KvVerdict.BROKEN:
+            reason = self.parity.break_cell(cell, found.reason or "K/V rows differ")
+            self._store.append_event(broken_event(cell, self.plan.gate, reason))
 
     def _restore(self) -> None:
         """Take over what the store holds already."""
@@ -257,6 +279,13 @@ class Sweep:
             seed=self.spec.seed + block.number * scenario.requests,
             ignore_eos=scenario.ignore_eos,
         )
+
+
+def _kv_gate(engine: Engine, baseline: Cell) -> KvGate:
+    """The K/V gate, with as much memory for rows as the host can spare."""
+    status = engine.status()
+    budget = rows_budget(psutil.virtual_memory().available, len(status.get("ranks") or [0]))
+    return KvGate(engine.kv_cache(), engine.set_modes, status, baseline, budget)
 
 
 def _now() -> str:

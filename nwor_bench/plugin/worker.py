@@ -10,7 +10,9 @@ import torch
 
 from nwor_bench.errors import BenchError
 from nwor_bench.plugin import dummy_weights, metrics, register
+from nwor_bench.plugin.block_tables import BlockWatch
 from nwor_bench.plugin.counted_windows import CountedWindows
+from nwor_bench.plugin.kv_rows import KvRows
 from nwor_bench.plugin.launch_windows import LaunchWindows
 from nwor_bench.plugin.nvtx_patches import WindowRanges
 from nwor_bench.plugin.settings import PluginSettings, read_settings
@@ -32,6 +34,12 @@ COUNTED = "nwor_counted"
 
 WRITES = "nwor_write_watch"
 """Attribute of a worker that holds what watches its staged slots, once it was asked for."""
+
+KV_WATCH = "nwor_kv_watch"
+"""Attribute of a worker that holds what notes the blocks of requests, once it was asked for."""
+
+KV_ROWS = "nwor_kv_rows"
+"""Attribute of a worker that holds the K/V rows kept for the K/V gate."""
 
 COUNTERS: dict[str, type[CountedWindows] | type[LaunchWindows]] = {
     "counters": CountedWindows,
@@ -139,6 +147,34 @@ class NworWorkerExtension:
             watch = WriteWatch(hook.window, [layer.kv_cache for layer in hook.buffers.layers])
             setattr(self, WRITES, watch)
         return dict(watch.switch(on))
+
+    def nwor_watch_blocks(self, on: bool) -> None:
+        """Note which cache blocks each request gets, or stop and forget every kept row.
+
+        Call it between batches.
+        """
+        hook = _hook(self)
+        watch = getattr(self, KV_WATCH, None) or BlockWatch(hook.runner)
+        setattr(self, KV_WATCH, watch)
+        watch.switch(on)
+        if on:
+            setattr(self, KV_ROWS, KvRows(hook, watch))
+        elif getattr(self, KV_ROWS, None) is not None:
+            getattr(self, KV_ROWS).drop(None)
+
+    def nwor_keep_kv(
+        self, name: str, requests: list[str], spans: list[tuple[int, int]]
+    ) -> dict[str, Any]:
+        """Keep rows of finished requests under `name`; see `KvRows.keep`."""
+        return dict(getattr(self, KV_ROWS).keep(name, requests, spans))
+
+    def nwor_compare_kv(self, name: str, pairs: list[tuple[int, str, int, int]]) -> dict[str, Any]:
+        """Errors of kept rows against others; see `KvRows.compare`."""
+        return dict(getattr(self, KV_ROWS).compare(name, pairs))
+
+    def nwor_drop_kv(self, names: list[str]) -> None:
+        """Forget kept rows."""
+        getattr(self, KV_ROWS).drop(names)
 
     def nwor_status(self) -> dict[str, Any]:
         """What is attached to what, for run.json and the cross-checks."""

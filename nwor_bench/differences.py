@@ -44,8 +44,8 @@ class Judged:
     largest_gap: float | None = None
     """The largest gap of a tie, in nats; None if there was none."""
 
-    diverged: tuple[float, ...] = ()
-    """For each differing request the share of the batch's tokens behind its first difference."""
+    diverged: tuple[int, ...] = ()
+    """For each differing request the reference's tokens from the first difference on."""
 
 
 def judge_differences(
@@ -71,7 +71,7 @@ def judge_differences(
         return Judged(Comparison(INVALID, difference), tokens=total)
     outputs = {request: tuple(output) for request, output in enumerate(tokens)}
     round_ = _round(outputs, dict.fromkeys(outputs, 0), reference)
-    diverged = tuple((len(reference[p.request]) - p.position) / total for p in round_.places)
+    diverged = tuple(len(reference[p.request]) - p.position for p in round_.places)
     found: list[PlaceVerdict] = []
     compared = rounds = 0
     while True:

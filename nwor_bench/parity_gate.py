@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from nwor_bench.acceptance_interval import acceptance_outside
+from nwor_bench.acceptance_interval import AcceptanceCheck, acceptance_of
 from nwor_bench.differences import judge_differences
 from nwor_bench.parity import (
     ACCEPTANCE_ONLY,
@@ -81,6 +81,7 @@ class ParityGate:
         self._ties = ties
         self._ignore_eos = ignore_eos
         self._on_event = on_event
+        self._acceptance = AcceptanceCheck()
         self._judged: dict[tuple[Any, ...], dict[str, Any]] = {}
 
     def restore(self, run: RunData) -> None:
@@ -165,7 +166,9 @@ class ParityGate:
             self._on_event(event)
         if judged.comparison.parity == INVALID:
             return judged.comparison
-        outside = acceptance_outside(answer.record, reference.record, judged.diverged)
+        outside = self._acceptance.add(
+            cell, acceptance_of(answer.record, reference.record, judged.diverged, judged.tokens)
+        )
         return Comparison(INVALID, outside) if outside else judged.comparison
 
 

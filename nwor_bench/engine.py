@@ -16,7 +16,15 @@ from nwor_bench.ranks import common_status, disagreement
 from nwor_bench.records import Cell
 from nwor_bench.versions import require_supported_vllm
 
-__all__ = ["BatchOutput", "Engine", "Sampling", "VllmCounters", "VllmEngine", "check_arguments"]
+__all__ = [
+    "BatchOutput",
+    "Engine",
+    "GreedyOutput",
+    "Sampling",
+    "VllmCounters",
+    "VllmEngine",
+    "check_arguments",
+]
 
 _COUNTERS = {
     "vllm:spec_decode_num_drafts": "num_drafts",
@@ -76,6 +84,17 @@ class BatchOutput:
     rank_disagreement: str | None = None
 
 
+@dataclass(frozen=True)
+class GreedyOutput:
+    """One request of a batch that is not measured."""
+
+    token_ids: tuple[int, ...]
+
+    top: tuple[dict[int, float], ...] = ()
+    """At each output position the log probabilities, in nats, of the likeliest tokens and of the
+    one that was chosen, by token id; empty unless asked for."""
+
+
 class Engine(Protocol):
     """What the sweep needs of an engine."""
 
@@ -87,6 +106,17 @@ class Engine(Protocol):
 
     def generate(self, prompts: Sequence[Sequence[int]], sampling: Sampling) -> BatchOutput:
         """Run one batch to its end from an empty prefix cache."""
+
+    def decode_greedily(
+        self,
+        prompts: Sequence[Sequence[int]],
+        max_new_tokens: Sequence[int],
+        *,
+        ignore_eos: bool,
+        top: int = 0,
+        keep_prefix_cache: bool = False,
+    ) -> Sequence[GreedyOutput]:
+        """Greedy outputs in the present modes, beside the measured batches."""
 
     def set_probe(self, on: bool) -> None:
         """Time each window's phases on the device, if `status()["has_probe"]`."""
@@ -159,8 +189,7 @@ class VllmEngine:
             detokenize=False,
         )
         inputs = [{"prompt_token_ids": list(prompt)} for prompt in prompts]
-        if not self._llm.reset_prefix_cache():
-            raise EngineError("vLLM could not reset its prefix cache between batches")
+        self._reset_prefix_cache()
         self._rpc("nwor_seed", sampling.seed)
         self._rpc("nwor_drain")  # windows of an interrupted batch do not belong to this one
         before = self._read_counters()
@@ -170,11 +199,7 @@ class VllmEngine:
         outputs = self._llm.generate(inputs, params, use_tqdm=False)
         latency_ms = (time.perf_counter() - started) * 1e3
         self._kv_cache.last_batch(outputs)
-        lengths = {output.request_id: len(output.outputs[0].token_ids) for output in outputs}
-        ranks = self._rpc_all("nwor_drain", lengths)
-        refused = [error for rank in ranks for error in rank["device_errors"]]
-        if refused:
-            raise EngineError(f"a commit was refused on the device: {refused}")
+        ranks = self._drain(outputs)
         windows = ranks[0]["windows"]
         facts = self._add_counters(self._counting, windows) if self._counting else None
         return BatchOutput(
@@ -186,6 +211,56 @@ class VllmEngine:
             counter_facts=facts,
             rank_disagreement=disagreement([rank["windows"] for rank in ranks]),
         )
+
+    def decode_greedily(
+        self,
+        prompts: Sequence[Sequence[int]],
+        max_new_tokens: Sequence[int],
+        *,
+        ignore_eos: bool,
+        top: int = 0,
+        keep_prefix_cache: bool = False,
+    ) -> tuple[GreedyOutput, ...]:
+        """Greedy outputs in the present modes; nothing of it reaches the next batch's records.
+
+        Args:
+            prompts: token ids; more prompts than the engine runs at once wait in its queue.
+            max_new_tokens: of each prompt.
+            ignore_eos: go on behind an end-of-sequence token.
+            top: how many of the likeliest tokens to tell of at each output position.
+            keep_prefix_cache: take contexts from the prefix cache instead of emptying it first.
+        """
+        from vllm import SamplingParams
+
+        params = [
+            SamplingParams(
+                max_tokens=length,
+                temperature=0.0,
+                ignore_eos=ignore_eos,
+                detokenize=False,
+                logprobs=top or None,
+            )
+            for length in max_new_tokens
+        ]
+        if not keep_prefix_cache:
+            self._reset_prefix_cache()
+        inputs = [{"prompt_token_ids": list(prompt)} for prompt in prompts]
+        outputs = self._llm.generate(inputs, params, use_tqdm=False)
+        self._drain(outputs)
+        return tuple(_greedy_output(output.outputs[0]) for output in outputs)
+
+    def _reset_prefix_cache(self) -> None:
+        if not self._llm.reset_prefix_cache():
+            raise EngineError("vLLM could not reset its prefix cache between batches")
+
+    def _drain(self, outputs: Sequence[Any]) -> list[dict[str, Any]]:
+        """Every rank's windows of a finished batch; raises EngineError if a commit was refused."""
+        lengths = {output.request_id: len(output.outputs[0].token_ids) for output in outputs}
+        ranks = self._rpc_all("nwor_drain", lengths)
+        refused = [error for rank in ranks for error in rank["device_errors"]]
+        if refused:
+            raise EngineError(f"a commit was refused on the device: {refused}")
+        return ranks
 
     def set_hooks(self, attached: bool) -> None:
         """Wrap or unwrap the runner, to measure what the hooks themselves cost."""
@@ -248,3 +323,15 @@ class VllmEngine:
             elif metric.name == _PER_POSITION:
                 per_position = tuple(int(value) for value in metric.values)
         return VllmCounters(**found, accepted_per_position=per_position)
+
+
+def _greedy_output(completion: Any) -> GreedyOutput:
+    """From vLLM's CompletionOutput. Raises EngineError if a token has no log probabilities."""
+    rows = completion.logprobs
+    if rows is not None and len(rows) != len(completion.token_ids):
+        raise EngineError(
+            f"vLLM returned {len(rows)} rows of log probabilities for "
+            f"{len(completion.token_ids)} tokens"
+        )
+    top = tuple({token: float(entry.logprob) for token, entry in row.items()} for row in rows or ())
+    return GreedyOutput(tuple(completion.token_ids), top)

@@ -15,6 +15,7 @@ from nwor_bench.errors import BenchError, ConfigError, EngineError
 from nwor_bench.pairs import ResolvedPair
 from nwor_bench.profiling.pm_sampling import check_counters
 from nwor_bench.records import StageBy, StageL2
+from nwor_bench.tie_judge import TOP
 
 _BINDING = "VLLM_CPU_OMP_THREADS_BIND"
 
@@ -102,6 +103,7 @@ def check_arguments(pair: ResolvedPair, spec: SweepSpec) -> None:
     Raises ConfigError with vLLM's own reason if it refuses.
     """
     _check_staging(spec)
+    _check_logprobs(spec)
     set_environment(
         spec.dtype or pair.dtype, spec.tensor_parallel_size, spec.stage_by, spec.stage_l2
     )
@@ -115,6 +117,18 @@ def check_arguments(pair: ResolvedPair, spec: SweepSpec) -> None:
         from vllm import EngineArgs
 
         EngineArgs(**engine_arguments(pair, spec)).create_engine_config()
+
+
+def _check_logprobs(spec: SweepSpec) -> None:
+    """The gate asks for the `TOP` likeliest tokens where it judges a difference."""
+    most = spec.engine_args.get("max_logprobs", TOP)
+    if isinstance(most, int) and 0 <= most < TOP:
+        raise ConfigError.for_field(
+            "--engine-args: max_logprobs",
+            most,
+            f"the gate asks for {TOP} log probabilities a token; leave it out, or write {TOP} or "
+            "more",
+        )
 
 
 def _check_staging(spec: SweepSpec) -> None:

@@ -21,7 +21,6 @@ from nwor_bench.kv_gate import KvGate, rows_budget
 from nwor_bench.kv_result import kv_event
 from nwor_bench.kv_verdict import KvVerdict
 from nwor_bench.measure import BatchPlace, batch_record, counter_event, window_records
-from nwor_bench.parity import GapSource
 from nwor_bench.parity_gate import Answer, ParityGate, broken_event, cell_of
 from nwor_bench.plan import Block, Plan
 from nwor_bench.profiling.nvtx_ranges import ranges_if_wanted, span
@@ -29,6 +28,7 @@ from nwor_bench.progress import Progress
 from nwor_bench.prompts import Encode
 from nwor_bench.records import BatchRecord, Cell, NworMode, WindowRecord
 from nwor_bench.store import RunStore, read_run
+from nwor_bench.tie_judge import TieJudge
 from nwor_bench.trend import WARMUP_LOOKBACK, not_steady
 from nwor_bench.write_check import write_fault
 
@@ -49,7 +49,6 @@ class Sweep:
         store: receives every batch as it ends; batches that it holds are not run again.
         encode: prompts to token ids.
         progress: is told what happens.
-        gaps: explains differing tokens of precisions below float32; None if nobody can.
         monitor: watches the machine during batches; None records no conditions.
         on_batch: is told of every batch once it is stored.
     """
@@ -63,12 +62,24 @@ class Sweep:
         encode: Encode,
         progress: Progress,
         monitor: ConditionMonitor | None = None,
-        gaps: GapSource | None = None,
         on_batch: OnBatch | None = None,
     ):
         self.plan = plan
         self.spec = spec
-        self.parity = ParityGate(engine.status(), encode, gaps)
+        scenario = spec.scenario
+        self.parity = ParityGate(
+            engine.status(),
+            encode,
+            TieJudge(
+                engine,
+                plan.baseline,
+                lambda: encode(plan.gate.prompts),
+                scenario.max_new_tokens,
+                scenario.ignore_eos,
+            ),
+            scenario.ignore_eos,
+            store.append_event,
+        )
         self.kv_gate = _kv_gate(engine, plan.baseline)
         self.stopped: str | None = None
         self._engine = engine

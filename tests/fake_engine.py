@@ -7,7 +7,7 @@ from random import Random
 from typing import Any
 
 from nwor_bench.config import SweepSpec
-from nwor_bench.engine import BatchOutput, Sampling, VllmCounters
+from nwor_bench.engine import BatchOutput, GreedyOutput, Sampling, VllmCounters
 from nwor_bench.pairs import ResolvedPair
 from nwor_bench.records import Cell, NworMode, ScvMode
 
@@ -27,15 +27,26 @@ class Call:
     sampling: Sampling
 
 
+@dataclass(frozen=True)
+class Flip:
+    """In mode stage `token` follows a prefix; mode off puts it `gap` nats behind its own."""
+
+    token: int
+    gap: float
+
+
 @dataclass
 class FakeEngine:
-    """Greedy answers depend on the prompt alone, sampled ones on prompt, seed and place.
+    """A greedy token depends on those before it, sampled ones on prompt, seed and place.
 
     Args:
         wrong: says which calls (number, cell) answer with one token changed.
         failing: what to raise in which call, by its number from 0.
         before: called at the start of every `generate` with the call's number.
-        bytes_per_token, has_probe: as `status` tells it.
+        bytes_per_token, has_probe, device, dtype: as `status` tells it.
+        flips: by prefix (prompt and output so far), what mode stage answers otherwise.
+        error: nats by which mode off's gaps move between batch shapes.
+        decoded: cell, prompts and lengths of each `decode_greedily`.
         switched: probe and counters, each with the number of calls before it.
     """
 
@@ -44,6 +55,11 @@ class FakeEngine:
     before: Callable[[int], None] = lambda number: None
     bytes_per_token: int | None = BYTES_PER_TOKEN
     has_probe: bool = False
+    device: str = "cpu"
+    dtype: str = "float32"
+    flips: dict[tuple[int, ...], Flip] = field(default_factory=dict)
+    error: float = 0.05
+    decoded: list[tuple[Cell, Tokens, tuple[int, ...]]] = field(default_factory=list)
     switched: list[tuple[int, str, bool]] = field(default_factory=list)
     calls: list[Call] = field(default_factory=list)
     closed: int = 0
@@ -51,7 +67,8 @@ class FakeEngine:
 
     def status(self) -> dict[str, Any]:
         return {
-            "device": "cpu",
+            "device": self.device,
+            "dtype": self.dtype,
             "attention_backend": "CPU_ATTN",
             "runner": "V1",
             "target_layers": LAYERS,
@@ -81,7 +98,10 @@ class FakeEngine:
         self.before(number)
         if number in self.failing:
             raise self.failing[number]
-        tokens = [_answer(prompt, place, sampling) for place, prompt in enumerate(asked)]
+        if sampling.temperature == 0:
+            tokens = [self._greedy(prompt, sampling.max_new_tokens) for prompt in asked]
+        else:
+            tokens = [_sampled(prompt, place, sampling) for place, prompt in enumerate(asked)]
         if self.wrong(number, self.cell):
             last = tokens[-1]
             tokens[-1] = (*last[:-1], last[-1] + 1)
@@ -96,6 +116,43 @@ class FakeEngine:
 
     def watch_writes(self, on: bool) -> list[dict[str, int]]:
         return []
+
+    def decode_greedily(
+        self,
+        prompts: Sequence[Sequence[int]],
+        max_new_tokens: Sequence[int],
+        *,
+        ignore_eos: bool,
+        top: int = 0,
+        keep_prefix_cache: bool = False,
+    ) -> list[GreedyOutput]:
+        assert self.cell is not None, "no mode was set"
+        asked = tuple(tuple(prompt) for prompt in prompts)
+        self.decoded.append((self.cell, asked, tuple(max_new_tokens)))
+        shape = (len(asked), keep_prefix_cache, max(max_new_tokens))
+        outputs = []
+        for prompt, length in zip(asked, max_new_tokens, strict=True):
+            tokens = self._greedy(prompt, length)
+            tops = [self._top((*prompt, *tokens[:at]), shape) for at in range(length if top else 0)]
+            outputs.append(GreedyOutput(tokens, tuple(tops)))
+        return outputs
+
+    def _greedy(self, prompt: tuple[int, ...], length: int) -> tuple[int, ...]:
+        ids = prompt
+        while len(ids) < len(prompt) + length:
+            stage = self.cell is not None and self.cell.nwor_mode is NworMode.STAGE
+            flip = self.flips.get(ids) if stage else None
+            ids = (*ids, greedy_token(ids) if flip is None else flip.token)
+        return ids[len(prompt) :]
+
+    def _top(self, ids: tuple[int, ...], shape: tuple[Any, ...]) -> dict[int, float]:
+        """The greedy token, and two tokens behind it whose gaps move with the shape."""
+        moved = Random(str((ids, shape))).gauss(0, self.error)
+        first = greedy_token(ids)
+        found = {first: -0.1, (first + 1) % 256: -4.1 - moved}
+        if ids in self.flips:
+            found[self.flips[ids].token] = -0.1 - self.flips[ids].gap - moved
+        return found
 
     def close(self) -> None:
         self.closed += 1
@@ -117,9 +174,13 @@ def accept_arguments(pair: ResolvedPair, spec: SweepSpec) -> None:
     """In place of vLLM's own check of its arguments."""
 
 
-def _answer(prompt: tuple[int, ...], place: int, sampling: Sampling) -> tuple[int, ...]:
-    seed = (prompt,) if sampling.temperature == 0 else (prompt, place, sampling.seed)
-    random = Random(str(seed))
+def greedy_token(ids: tuple[int, ...]) -> int:
+    """What mode off says behind these tokens."""
+    return Random(str(ids)).randrange(256)
+
+
+def _sampled(prompt: tuple[int, ...], place: int, sampling: Sampling) -> tuple[int, ...]:
+    random = Random(str((prompt, place, sampling.seed)))
     return tuple(random.randrange(256) for _ in range(sampling.max_new_tokens))
 
 

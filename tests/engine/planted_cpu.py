@@ -241,6 +241,14 @@ def last_row_missed(group: Any, visible: Tensor) -> None:
 
 
 @attention_wrapped
+def first_row_missed(group: Any, visible: Tensor) -> None:
+    """No query sees the first draft of its request's window."""
+    for request in group.staged.request.unique():
+        own = group.staged.position[group.staged.request == request]
+        visible[request, :, :, own.min()] = False
+
+
+@attention_wrapped
 def own_row_missed(group: Any, visible: Tensor) -> None:
     """No draft sees itself."""
     for request, position in zip(group.staged.request, group.staged.position, strict=True):
@@ -253,6 +261,23 @@ def stale_attention(worker: Any) -> AbstractContextManager[None]:
     from nwor_bench.plugin.attention import ReferenceCPUAttentionImpl
 
     return wrapped(ReferenceCPUAttentionImpl, "_open_staging", lambda original: lambda self: None)
+
+
+def drafter_not_written(worker: Any) -> AbstractContextManager[None]:
+    """While NWOR stages, no layer of the drafter writes its K/V."""
+    from nwor_bench.plugin.attention import ReferenceCPUAttentionImpl
+    from nwor_bench.records import NworMode
+
+    hook = worker.nwor_hook
+
+    def wrap(write: Callable[..., None]) -> Callable[..., None]:
+        def faulty(self: Any, *rest: Any) -> None:
+            if self.staging is not None or hook.nwor_mode is not NworMode.STAGE:
+                write(self, *rest)
+
+        return faulty
+
+    return wrapped(ReferenceCPUAttentionImpl, "do_kv_cache_update", wrap)
 
 
 def first_token_not_written(worker: Any) -> AbstractContextManager[None]:

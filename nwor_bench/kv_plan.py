@@ -22,7 +22,9 @@ def choose_spans(lengths: Sequence[tuple[int, int]], room: int) -> list[Span]:
         room: most positions of all requests together.
     """
     committed = [committed_positions(*each) for each in lengths]
-    outputs = [max(total - prompt, 0) for total, (prompt, _) in zip(committed, lengths, strict=True)]
+    outputs = [
+        max(total - prompt, 0) for total, (prompt, _) in zip(committed, lengths, strict=True)
+    ]
     shares = _evenly(outputs, room)
     prompts = [total - output for total, output in zip(committed, outputs, strict=True)]
     if shares == outputs:

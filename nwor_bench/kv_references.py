@@ -35,9 +35,7 @@ def kv_batch(
     prompts: Sequence[Sequence[int]], outputs: Sequence[Sequence[int]], room: int
 ) -> KvBatch:
     """A batch of which at most `room` positions are kept."""
-    lengths = [
-        (len(prompt), len(output)) for prompt, output in zip(prompts, outputs, strict=True)
-    ]
+    lengths = [(len(prompt), len(output)) for prompt, output in zip(prompts, outputs, strict=True)]
     ids = [
         tuple([*prompt, *output][: committed_positions(len(prompt), len(output))])
         for prompt, output in zip(prompts, outputs, strict=True)

@@ -16,6 +16,7 @@ pytestmark = pytest.mark.engine
 
 Damage = Callable[[torch.Tensor, torch.Tensor], None]
 
+
 @pytest.fixture(autouse=True)
 def _environment_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
     """run_session sets vLLM's switches for its process."""

@@ -192,6 +192,7 @@ class VllmEngine:
         self._reset_prefix_cache()
         self._rpc("nwor_seed", sampling.seed)
         self._rpc("nwor_drain")  # windows of an interrupted batch do not belong to this one
+        self._kv_cache.before_batch()
         before = self._read_counters()
         if self._counting:
             self._rpc("nwor_start_counters", self._counting)

@@ -43,10 +43,16 @@ class VllmKvCache:
         self._llm = llm
         self._rpc_all = rpc_all
         self._requests: list[str] = []
+        self._watching = False
 
     def close(self) -> None:
         """Let go of the engine, so that its memory can be released."""
         self._llm = None
+
+    def before_batch(self) -> None:
+        """Forget the blocks of the batch before, if anybody watches."""
+        if self._watching:
+            self._rpc_all("nwor_watch_blocks", True)
 
     def last_batch(self, outputs: Sequence[Any]) -> None:
         """Take over the names of the requests that have just been answered."""
@@ -54,6 +60,7 @@ class VllmKvCache:
 
     def watch(self, on: bool) -> None:
         """See `KvCache`."""
+        self._watching = on
         self._rpc_all("nwor_watch_blocks", on)
 
     def prefill(self, sequences: Sequence[Sequence[int]]) -> None:
@@ -64,6 +71,7 @@ class VllmKvCache:
         inputs = [{"prompt_token_ids": list(sequence)} for sequence in sequences]
         if not self._llm.reset_prefix_cache():
             raise EngineError("vLLM could not reset its prefix cache before a prefill")
+        self.before_batch()
         self.last_batch(self._llm.generate(inputs, params, use_tqdm=False))
 
     def keep(self, name: str, spans: Sequence[Span]) -> str | None:

@@ -99,11 +99,13 @@ class KvGate:
         began = time.perf_counter()
         room = self._budget // SETS_AT_ONCE // max(self._bytes_per_token, 1)
         batch = kv_batch(prompts, answer.token_ids, room)
-        found = self._check(batch, answer) if stages else self._keep_off(batch, answer)
+        if not stages:
+            self._keep_off(batch, answer)
+            self._seconds += time.perf_counter() - began
+            return None
+        found = self._check(batch, answer)
         spent = time.perf_counter() - began
         self._seconds += spent
-        if found is None:
-            return None
         self.results[cell] = replace(found, seconds=round(spent, 3))
         return self.results[cell]
 

@@ -8,8 +8,10 @@ from typing import Any
 
 from nwor_bench.config import SweepSpec
 from nwor_bench.engine import BatchOutput, GreedyOutput, Sampling, VllmCounters
+from nwor_bench.engine_kv import Pair, Span
 from nwor_bench.pairs import ResolvedPair
 from nwor_bench.records import Cell, NworMode, ScvMode
+from nwor_bench.store import RunData
 
 LAYERS = 3
 BYTES_PER_TOKEN = 1536
@@ -36,6 +38,69 @@ class Flip:
 
 
 @dataclass
+class FakeKvCache:
+    """K/V rows without values: mode off is off by OWN_ERROR from itself, and a wrong row by 1.
+
+    Args:
+        wrong: says in which cells V of head 1 in layer 1 is wrong.
+        unreadable: why no rows can be kept.
+        lost: all positions of a cell are in blocks that other requests have.
+    """
+
+    wrong: Callable[[Cell], bool] = lambda cell: False
+    unreadable: str | None = None
+    lost: bool = False
+    cell: Cell | None = None
+    watched: list[bool] = field(default_factory=list)
+    prefills: list[tuple[Cell | None, Tokens]] = field(default_factory=list)
+    kept: dict[str, tuple[Cell | None, tuple[Span, ...]]] = field(default_factory=dict)
+
+    def watch(self, on: bool) -> None:
+        self.watched.append(on)
+
+    def prefill(self, sequences: Sequence[Sequence[int]]) -> None:
+        self.prefills.append((self.cell, tuple(tuple(ids) for ids in sequences)))
+
+    def keep(self, name: str, spans: Sequence[Span]) -> str | None:
+        self.kept[name] = (self.cell, tuple(spans))
+        return self.unreadable
+
+    def compare(self, name: str, pairs: Sequence[Pair]) -> list[dict[str, Any]]:
+        cell, spans = self.kept[name]
+        for i, other, j, _ in pairs:
+            assert self.kept[other][1][j] == spans[i]
+        positions = sum(stop - start for start, stop in spans)
+        wrong = name == "cell" and cell is not None and self.wrong(cell)
+        alike = any(other == "off" for _, other, _, _ in pairs)
+        errors = [
+            _kv_error(layer, what, wrong=wrong and (layer, what) == (1, "V"), alike=alike)
+            for layer in range(LAYERS)
+            for what in "KV"
+        ]
+        checked = 0 if self.lost else positions
+        return [{"checked": checked, "unknown": positions - checked, "errors": errors}]
+
+    def drop(self, names: Sequence[str]) -> None:
+        for name in names:
+            del self.kept[name]
+
+
+OWN_ERROR = 0.01
+
+
+def _kv_error(layer: int, what: str, *, wrong: bool, alike: bool) -> dict[str, Any]:
+    usual = 0.0 if alike else OWN_ERROR
+    error = 1.0 if wrong else usual
+    place = {"request": 1, "position": 5, "head": 1}
+    return {
+        "layer": layer, "name": f"layers.{layer}", "what": what, "part": "output", "rows": 1000,
+        "largest": error, "rms": usual / 2, "median": usual / 4, "place": place,
+        "differing": int(error > 0), "first": place if error else None,
+        "one_step": 1e-4, "one_element": 1e-5,
+    }  # fmt: skip
+
+
+@dataclass
 class FakeEngine:
     """A greedy token depends on those before it, sampled ones on prompt, seed and place.
 
@@ -48,6 +113,7 @@ class FakeEngine:
         error: nats by which mode off's gaps move between batch shapes.
         decoded: cell, prompts and lengths of each `decode_greedily`.
         switched: probe and counters, each with the number of calls before it.
+        kv: its KV cache.
     """
 
     wrong: Callable[[int, Cell], bool] = lambda number, cell: False
@@ -64,6 +130,7 @@ class FakeEngine:
     calls: list[Call] = field(default_factory=list)
     closed: int = 0
     cell: Cell | None = None
+    kv: FakeKvCache = field(default_factory=FakeKvCache)
 
     def status(self) -> dict[str, Any]:
         return {
@@ -82,7 +149,10 @@ class FakeEngine:
         }
 
     def set_modes(self, cell: Cell) -> None:
-        self.cell = cell
+        self.cell = self.kv.cell = cell
+
+    def kv_cache(self) -> FakeKvCache:
+        return self.kv
 
     def set_probe(self, on: bool) -> None:
         self.switched.append((len(self.calls), "probe", on))
@@ -172,6 +242,11 @@ class FakeFactory:
 
 def accept_arguments(pair: ResolvedPair, spec: SweepSpec) -> None:
     """In place of vLLM's own check of its arguments."""
+
+
+def events_but_kv(run: RunData) -> list[dict[str, Any]]:
+    """A run's events less those that every gate writes."""
+    return [event for event in run.events if event.get("event") != "kv_gate"]
 
 
 def greedy_token(ids: tuple[int, ...]) -> int:

@@ -29,6 +29,8 @@ PURE = (
     *("nwor_bench.plan_text", "nwor_bench.planning", "nwor_bench.ranks", "nwor_bench.strategies"),
     *("nwor_bench.config", "nwor_bench.errors", "nwor_bench.interrupts"),
     *("nwor_bench.invariants", "nwor_bench.json_text", "nwor_bench.judge"),
+    *("nwor_bench.kv_gate", "nwor_bench.kv_plan", "nwor_bench.kv_references"),
+    *("nwor_bench.kv_result", "nwor_bench.kv_verdict"),
     *("nwor_bench.parity", "nwor_bench.parity_gate", "nwor_bench.plan"),
     *("nwor_bench.ray_slots", "nwor_bench.record_lines", "nwor_bench.records"),
     *("nwor_bench.resources", "nwor_bench.run_header", "nwor_bench.scenario"),
@@ -82,6 +84,7 @@ RULES = [
         ("nwor_bench", "nwor_kernels"),
         but=(
             *("nwor_bench.engine", "nwor_bench.engine_config", "nwor_bench.plugin"),
+            "nwor_bench.engine_kv",
             "nwor_bench.microbench.vllm_peers",
         ),
         never=("vllm",),

@@ -1,4 +1,7 @@
-"""K/V rows of finished requests, copied out of the cache under a name and compared by name."""
+"""K/V rows of finished requests, copied out of the cache under a name and compared by name.
+
+Rows of a block that another request is given before the batch ends are copied at that moment.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,7 +11,7 @@ import torch
 from torch import Tensor
 
 from nwor_bench.errors import BenchError
-from nwor_bench.plugin.block_tables import BlockWatch
+from nwor_bench.plugin.block_tables import BlockTables, BlockWatch, Held
 from nwor_bench.plugin.kv_errors import RowPlaces, errors_of
 
 Pair = tuple[int, str, int, int]
@@ -17,14 +20,17 @@ Pair = tuple[int, str, int, int]
 ROOM = 8
 """Rows stay on a GPU with this many times their size free; else they go to the host."""
 
+RESCUE_BYTES = 1 << 30
+"""Most bytes of rows that are copied before their blocks are reused; the rest is lost."""
+
 
 @dataclass(frozen=True)
 class LayerRows:
     """Where a target layer's rows are: its cache, and how K is told from V."""
 
     name: str
-    kv_cache: Tensor
-    """[blocks, kv_heads, block_size, K + V width], not contiguous."""
+    kv_cache: Any
+    """[blocks, kv_heads, block_size, K + V width], not contiguous; recurrent layers have others."""
     head_dim: int
     cache_dtype: str
 
@@ -38,7 +44,7 @@ class KeptRows:
     offsets: tuple[int, ...]
     """Each request's first row."""
     known: Tensor
-    """[rows] bool: False where another request had been given the block."""
+    """[rows] bool: False where the contents were lost, another request having got the block."""
     layers: tuple[Tensor, ...]
     """[rows, kv_heads, K + V width] for each target layer."""
 
@@ -48,19 +54,30 @@ class KvRows:
 
     Args:
         hook: the runner's hook, which knows the target's layers.
-        watch: notes the blocks of requests.
     """
 
-    def __init__(self, hook: Any, watch: BlockWatch):
-        self._watch = watch
+    def __init__(self, hook: Any):
+        groups = _groups_of(hook)
+        self._why_unreadable = None
+        if len(groups) != 1:
+            self._why_unreadable = f"the target's layers are in {len(groups)} KV-cache groups"
+        self._watch = BlockWatch(hook.runner, groups[0] if groups else 0)
+        self._watch.before_loss = self._rescue
         self._kept: dict[str, KeptRows] = {}
+        self._rescued: dict[Held, list[Tensor]] = {}
         self._layers = _layer_rows(hook)
-        self._groups = _groups_of(hook)
+
+    def watch(self, on: bool) -> None:
+        """Begin to note a batch's blocks, or stop and forget all rows."""
+        self._rescued.clear()
+        self._watch.switch(on and self.why_unreadable() is None)
+        if not on:
+            self.drop(None)
 
     def why_unreadable(self) -> str | None:
         """Why the cache cannot be read row by row; None if it can be."""
-        if len(self._groups) > 1:
-            return f"the target's layers are in {len(self._groups)} KV-cache groups"
+        if self._why_unreadable is not None:
+            return self._why_unreadable
         for layer in self._layers:
             if not isinstance(layer.kv_cache, Tensor) or layer.kv_cache.dim() != 4:
                 return f"{layer.name} has no cache of blocks, heads, tokens and elements"
@@ -80,17 +97,39 @@ class KvRows:
         reason = self.why_unreadable()
         if reason is not None:
             return {"unreadable": reason, "bytes": 0}
-        slots = self._slots(requests, spans)
-        rows = sum(stop - start for start, stop in spans)
-        num_bytes = sum(rows * _row_bytes(layer.kv_cache) for layer in self._layers)
-        place = _place_for(num_bytes, self._layers[0].kv_cache.device)
-        self._kept[name] = KeptRows(
-            spans=tuple((start, stop) for start, stop in spans),
-            offsets=_offsets(spans),
-            known=slots >= 0,
-            layers=tuple(_gather(layer, slots).to(place) for layer in self._layers),
-        )
+        held = [
+            each
+            for request, (start, stop) in zip(requests, spans, strict=True)
+            for each in self._watch.tables.held(request, start, stop)
+        ]
+        offsets = [position for start, stop in spans for position in range(start, stop)]
+        places = _places(held, offsets, self._watch.tables)
+        known = places >= 0
+        num_bytes = len(held) * self._row_bytes()
+        there = _place_for(num_bytes, self._layers[0].kv_cache.device)
+        rows = [_gather(layer, places).to(there) for layer in self._layers]
+        for block, copies in self._rescued.items():
+            index = [i for i, each in enumerate(held) if each == block]
+            known[index] = True
+            inside = [offsets[i] % self._watch.tables.block_size for i in index]
+            for layer_rows, copy in zip(rows, copies, strict=True):
+                layer_rows[index] = copy[inside].to(there)
+        spans = tuple((start, stop) for start, stop in spans)
+        self._kept[name] = KeptRows(spans, _offsets(spans), known, tuple(rows))
         return {"unreadable": None, "bytes": num_bytes}
+
+    def _rescue(self, lost: list[Held]) -> None:
+        """Copy the rows of blocks that are about to be reused, as far as there is room."""
+        size = self._watch.tables.block_size
+        for held in lost:
+            if (len(self._rescued) + 1) * size * self._row_bytes() > RESCUE_BYTES:
+                return
+            slots = held[0] * size + torch.arange(size)
+            self._rescued[held] = [_gather(layer, slots) for layer in self._layers]
+
+    def _row_bytes(self) -> int:
+        """Bytes of one token in all target layers of this rank."""
+        return sum(_row_bytes(layer.kv_cache) for layer in self._layers)
 
     def drop(self, names: Sequence[str] | None) -> None:
         """Forget kept rows; None: all of them, and their memory is given back to the device."""
@@ -135,14 +174,6 @@ class KvRows:
                 found.append({"layer": number, "name": layer.name, "what": what, **part})
         return found
 
-    def _slots(self, requests: Sequence[str], spans: Sequence[tuple[int, int]]) -> Tensor:
-        (group,) = self._groups
-        slots = [
-            self._watch.tables.slots(request, group, start, stop)
-            for request, (start, stop) in zip(requests, spans, strict=True)
-        ]
-        return torch.tensor([slot for each in slots for slot in each], dtype=torch.int64)
-
 
 @dataclass(frozen=True)
 class _Matched:
@@ -179,6 +210,16 @@ def _matched(kept: dict[str, KeptRows], name: str, pairs: Sequence[Pair]) -> _Ma
         torch.cat([empty.bool(), *outputs]),
     )
     return _Matched(torch.cat([empty, *ours]), theirs, places, unknown)
+
+
+def _places(held: Sequence[Held | None], positions: Sequence[int], tables: BlockTables) -> Tensor:
+    """[rows] int64: the cache slot of each row, -1 where its block has another's contents."""
+    size = tables.block_size
+    slots = [
+        each[0] * size + position % size if each and tables.is_current(each) else -1
+        for each, position in zip(held, positions, strict=True)
+    ]
+    return torch.tensor(slots, dtype=torch.int64)
 
 
 def _gather(layer: LayerRows, slots: Tensor) -> Tensor:

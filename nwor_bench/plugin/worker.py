@@ -10,7 +10,6 @@ import torch
 
 from nwor_bench.errors import BenchError
 from nwor_bench.plugin import dummy_weights, metrics, register
-from nwor_bench.plugin.block_tables import BlockWatch
 from nwor_bench.plugin.counted_windows import CountedWindows
 from nwor_bench.plugin.kv_rows import KvRows
 from nwor_bench.plugin.launch_windows import LaunchWindows
@@ -35,11 +34,8 @@ COUNTED = "nwor_counted"
 WRITES = "nwor_write_watch"
 """Attribute of a worker that holds what watches its staged slots, once it was asked for."""
 
-KV_WATCH = "nwor_kv_watch"
-"""Attribute of a worker that holds what notes the blocks of requests, once it was asked for."""
-
 KV_ROWS = "nwor_kv_rows"
-"""Attribute of a worker that holds the K/V rows kept for the K/V gate."""
+"""Attribute of a worker that holds the K/V rows kept for the K/V gate, once it was asked for."""
 
 COUNTERS: dict[str, type[CountedWindows] | type[LaunchWindows]] = {
     "counters": CountedWindows,
@@ -149,18 +145,13 @@ class NworWorkerExtension:
         return dict(watch.switch(on))
 
     def nwor_watch_blocks(self, on: bool) -> None:
-        """Note which cache blocks each request gets, or stop and forget every kept row.
+        """Note which cache blocks the next batch's requests get; or stop and forget all rows.
 
-        Call it between batches.
+        Call it before each batch.
         """
-        hook = _hook(self)
-        watch = getattr(self, KV_WATCH, None) or BlockWatch(hook.runner)
-        setattr(self, KV_WATCH, watch)
-        watch.switch(on)
-        if on:
-            setattr(self, KV_ROWS, KvRows(hook, watch))
-        elif getattr(self, KV_ROWS, None) is not None:
-            getattr(self, KV_ROWS).drop(None)
+        rows = getattr(self, KV_ROWS, None) or KvRows(_hook(self))
+        setattr(self, KV_ROWS, rows)
+        rows.watch(on)
 
     def nwor_keep_kv(
         self, name: str, requests: list[str], spans: list[tuple[int, int]]

@@ -67,9 +67,14 @@ class CellData:
 
     @property
     def first_mismatch(self) -> str | None:
-        """Where its output first differed from that of off x off, in words."""
-        found = (batch.first_mismatch for batch in self.batches if batch.first_mismatch)
-        return next(found, self.found_later)
+        """Where its output first differed from that of off x off, in words.
+
+        What makes the cell INVALID comes before a difference that is explained.
+        """
+        if self.found_later is not None:
+            return self.found_later
+        invalid_first = sorted(self.batches, key=lambda batch: batch.parity != Verdict.INVALID)
+        return next((batch.first_mismatch for batch in invalid_first if batch.first_mismatch), None)
 
     @property
     def fallbacks(self) -> dict[str, int]:

@@ -19,7 +19,6 @@ from nwor_bench.config import SweepSpec
 from nwor_bench.engine import Engine
 from nwor_bench.errors import ExitCode
 from nwor_bench.interrupts import Interrupts, heed_interrupts
-from nwor_bench.logit_gap import LogitGaps
 from nwor_bench.pairs import ResolvedPair
 from nwor_bench.plan import Plan, blocks_for_header
 from nwor_bench.progress import Progress, make_progress
@@ -111,7 +110,6 @@ def run_prepared(
                     prepared.encode,
                     progress,
                     monitor,
-                    _gaps(pair, status),
                     _and_then(on_batch, interrupts.check),
                 )
                 _measure(sweep, status, store, progress)
@@ -127,13 +125,6 @@ def run_prepared(
     if failure is not None:
         raise failure
     return code
-
-
-def _gaps(pair: ResolvedPair, status: dict[str, Any]) -> LogitGaps | None:
-    """What explains differing tokens, where the target's weights are at hand."""
-    if not LogitGaps.can_explain(pair.target, pair.load_format):
-        return None
-    return LogitGaps(pair.target, str(status.get("dtype", "float32")))
 
 
 def _header(prepared: Prepared, started_at: datetime) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from nwor_bench.config import SweepSpec
 from nwor_bench.engine_config import check_arguments, set_environment, start_llm
+from nwor_bench.engine_kv import KvCache, VllmKvCache
 from nwor_bench.engine_log import log_to_file, stderr_to_file
 from nwor_bench.errors import EngineError
 from nwor_bench.pairs import ResolvedPair
@@ -15,7 +16,15 @@ from nwor_bench.ranks import common_status, disagreement
 from nwor_bench.records import Cell
 from nwor_bench.versions import require_supported_vllm
 
-__all__ = ["BatchOutput", "Engine", "Sampling", "VllmCounters", "VllmEngine", "check_arguments"]
+__all__ = [
+    "BatchOutput",
+    "Engine",
+    "GreedyOutput",
+    "Sampling",
+    "VllmCounters",
+    "VllmEngine",
+    "check_arguments",
+]
 
 _COUNTERS = {
     "vllm:spec_decode_num_drafts": "num_drafts",
@@ -75,6 +84,17 @@ class BatchOutput:
     rank_disagreement: str | None = None
 
 
+@dataclass(frozen=True)
+class GreedyOutput:
+    """One request of a batch that is not measured."""
+
+    token_ids: tuple[int, ...]
+
+    top: tuple[dict[int, float], ...] = ()
+    """At each output position the log probabilities, in nats, of the likeliest tokens and of the
+    one that was chosen, by token id; empty unless asked for."""
+
+
 class Engine(Protocol):
     """What the sweep needs of an engine."""
 
@@ -87,11 +107,28 @@ class Engine(Protocol):
     def generate(self, prompts: Sequence[Sequence[int]], sampling: Sampling) -> BatchOutput:
         """Run one batch to its end from an empty prefix cache."""
 
+    def decode_greedily(
+        self,
+        prompts: Sequence[Sequence[int]],
+        max_new_tokens: Sequence[int],
+        *,
+        ignore_eos: bool,
+        top: int = 0,
+        keep_prefix_cache: bool = False,
+    ) -> Sequence[GreedyOutput]:
+        """Greedy outputs in the present modes, beside the measured batches."""
+
     def set_probe(self, on: bool) -> None:
         """Time each window's phases on the device, if `status()["has_probe"]`."""
 
     def set_counters(self, kind: str, on: bool) -> None:
         """Count each window's DRAM bytes ("counters") or CUDA calls ("launches"), or stop."""
+
+    def watch_writes(self, on: bool) -> list[dict[str, int]]:
+        """Watch what staging writes, or stop; what each rank saw since (see `write_check`)."""
+
+    def kv_cache(self) -> KvCache:
+        """Its KV cache, to be read back between batches."""
 
     def close(self) -> None:
         """Release the engine's memory."""
@@ -124,6 +161,7 @@ class VllmEngine:
         self.start_seconds = time.perf_counter() - started
         VllmEngine.starts += 1
         self._counting: str | None = None
+        self._kv_cache = VllmKvCache(self._llm, self._rpc_all)
         self._vllm = require_supported_vllm()
 
     def status(self) -> dict[str, Any]:
@@ -151,21 +189,18 @@ class VllmEngine:
             detokenize=False,
         )
         inputs = [{"prompt_token_ids": list(prompt)} for prompt in prompts]
-        if not self._llm.reset_prefix_cache():
-            raise EngineError("vLLM could not reset its prefix cache between batches")
+        self._reset_prefix_cache()
         self._rpc("nwor_seed", sampling.seed)
         self._rpc("nwor_drain")  # windows of an interrupted batch do not belong to this one
+        self._kv_cache.before_batch()
         before = self._read_counters()
         if self._counting:
             self._rpc("nwor_start_counters", self._counting)
         started = time.perf_counter()
         outputs = self._llm.generate(inputs, params, use_tqdm=False)
         latency_ms = (time.perf_counter() - started) * 1e3
-        lengths = {output.request_id: len(output.outputs[0].token_ids) for output in outputs}
-        ranks = self._rpc_all("nwor_drain", lengths)
-        refused = [error for rank in ranks for error in rank["device_errors"]]
-        if refused:
-            raise EngineError(f"a commit was refused on the device: {refused}")
+        self._kv_cache.last_batch(outputs)
+        ranks = self._drain(outputs)
         windows = ranks[0]["windows"]
         facts = self._add_counters(self._counting, windows) if self._counting else None
         return BatchOutput(
@@ -177,6 +212,56 @@ class VllmEngine:
             counter_facts=facts,
             rank_disagreement=disagreement([rank["windows"] for rank in ranks]),
         )
+
+    def decode_greedily(
+        self,
+        prompts: Sequence[Sequence[int]],
+        max_new_tokens: Sequence[int],
+        *,
+        ignore_eos: bool,
+        top: int = 0,
+        keep_prefix_cache: bool = False,
+    ) -> tuple[GreedyOutput, ...]:
+        """Greedy outputs in the present modes; nothing of it reaches the next batch's records.
+
+        Args:
+            prompts: token ids; more prompts than the engine runs at once wait in its queue.
+            max_new_tokens: of each prompt.
+            ignore_eos: go on behind an end-of-sequence token.
+            top: how many of the likeliest tokens to tell of at each output position.
+            keep_prefix_cache: take contexts from the prefix cache instead of emptying it first.
+        """
+        from vllm import SamplingParams
+
+        params = [
+            SamplingParams(
+                max_tokens=length,
+                temperature=0.0,
+                ignore_eos=ignore_eos,
+                detokenize=False,
+                logprobs=top or None,
+            )
+            for length in max_new_tokens
+        ]
+        if not keep_prefix_cache:
+            self._reset_prefix_cache()
+        inputs = [{"prompt_token_ids": list(prompt)} for prompt in prompts]
+        outputs = self._llm.generate(inputs, params, use_tqdm=False)
+        self._drain(outputs)
+        return tuple(_greedy_output(output.outputs[0]) for output in outputs)
+
+    def _reset_prefix_cache(self) -> None:
+        if not self._llm.reset_prefix_cache():
+            raise EngineError("vLLM could not reset its prefix cache between batches")
+
+    def _drain(self, outputs: Sequence[Any]) -> list[dict[str, Any]]:
+        """Every rank's windows of a finished batch; raises EngineError if a commit was refused."""
+        lengths = {output.request_id: len(output.outputs[0].token_ids) for output in outputs}
+        ranks = self._rpc_all("nwor_drain", lengths)
+        refused = [error for rank in ranks for error in rank["device_errors"]]
+        if refused:
+            raise EngineError(f"a commit was refused on the device: {refused}")
+        return ranks
 
     def set_hooks(self, attached: bool) -> None:
         """Wrap or unwrap the runner, to measure what the hooks themselves cost."""
@@ -195,6 +280,14 @@ class VllmEngine:
         self._rpc("nwor_set_counters", kind, on)
         self._counting = kind if on else None
 
+    def watch_writes(self, on: bool) -> list[dict[str, int]]:
+        """Watch what staging writes, or stop; what each rank saw since it was switched on."""
+        return self._rpc_all("nwor_watch_writes", on)
+
+    def kv_cache(self) -> KvCache:
+        """The KV cache of every rank, to be read back between batches."""
+        return self._kv_cache
+
     def _add_counters(self, kind: str, windows: list[dict[str, Any]]) -> dict[str, Any]:
         """Put what was counted into the windows; how well it is known."""
         taken = self._rpc("nwor_take_counters", kind)
@@ -209,6 +302,7 @@ class VllmEngine:
 
     def close(self) -> None:
         """Shut the engine core down and let go of its memory."""
+        self._kv_cache.close()
         llm = self.__dict__.pop("_llm", None)
         if llm is not None:
             llm.llm_engine.engine_core.shutdown()
@@ -230,3 +324,15 @@ class VllmEngine:
             elif metric.name == _PER_POSITION:
                 per_position = tuple(int(value) for value in metric.values)
         return VllmCounters(**found, accepted_per_position=per_position)
+
+
+def _greedy_output(completion: Any) -> GreedyOutput:
+    """From vLLM's CompletionOutput. Raises EngineError if a token has no log probabilities."""
+    rows = completion.logprobs
+    if rows is not None and len(rows) != len(completion.token_ids):
+        raise EngineError(
+            f"vLLM returned {len(rows)} rows of log probabilities for "
+            f"{len(completion.token_ids)} tokens"
+        )
+    top = tuple({token: float(entry.logprob) for token, entry in row.items()} for row in rows or ())
+    return GreedyOutput(tuple(completion.token_ids), top)

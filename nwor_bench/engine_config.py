@@ -15,6 +15,7 @@ from nwor_bench.errors import BenchError, ConfigError, EngineError
 from nwor_bench.pairs import ResolvedPair, refused_config
 from nwor_bench.profiling.pm_sampling import check_counters
 from nwor_bench.records import StageBy, StageL2
+from nwor_bench.tie_judge import TOP
 
 _REFUSALS = (ValueError, TypeError, NotImplementedError, AssertionError)
 """What vLLM raises for a configuration that it does not take."""
@@ -22,6 +23,10 @@ _REFUSALS = (ValueError, TypeError, NotImplementedError, AssertionError)
 _BINDING = "VLLM_CPU_OMP_THREADS_BIND"
 
 WORKER_EXTENSION = "nwor_bench.plugin.worker.NworWorkerExtension"
+
+DUMMY_LOADERS = {"dummy": "nwor_dummy"}
+"""Which of vLLM's loaders fills a pair without weights: the worker extension's, whose values make
+attention matter (plugin/dummy_weights.py). vLLM's own is left to `--engine-args`."""
 
 
 def set_environment(
@@ -101,6 +106,7 @@ def check_arguments(pair: ResolvedPair, spec: SweepSpec) -> None:
     Raises ConfigError with vLLM's own reason if it refuses.
     """
     _check_staging(spec)
+    _check_logprobs(spec)
     set_environment(
         spec.dtype or pair.dtype, spec.tensor_parallel_size, spec.stage_by, spec.stage_l2
     )
@@ -158,6 +164,18 @@ def _check_configs(pair: ResolvedPair, trust_remote_code: bool) -> None:
             get_config(model, trust_remote_code)
         except Exception as error:  # see above
             raise refused_config(f"pair {pair.name}: {role}", Path(model), error, "vLLM") from error
+
+
+def _check_logprobs(spec: SweepSpec) -> None:
+    """The gate asks for the `TOP` likeliest tokens where it judges a difference."""
+    most = spec.engine_args.get("max_logprobs", TOP)
+    if isinstance(most, int) and 0 <= most < TOP:
+        raise ConfigError.for_field(
+            "--engine-args: max_logprobs",
+            most,
+            f"the gate asks for {TOP} log probabilities a token; leave it out, or write {TOP} or "
+            "more",
+        )
 
 
 def _check_staging(spec: SweepSpec) -> None:
@@ -235,7 +253,7 @@ def engine_arguments(pair: ResolvedPair, spec: SweepSpec) -> dict[str, Any]:
         "worker_extension_cls": WORKER_EXTENSION,
     }
     if pair.load_format is not None:
-        arguments["load_format"] = pair.load_format
+        arguments["load_format"] = DUMMY_LOADERS.get(pair.load_format, pair.load_format)
     if spec.block_size is not None:
         arguments["block_size"] = spec.block_size
     return {**arguments, **spec.engine_args}

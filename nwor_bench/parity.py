@@ -4,7 +4,6 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol
 
 from nwor_bench.records import BatchRecord
 
@@ -20,9 +19,10 @@ Tokens = Sequence[Sequence[int]]
 class ParityRule(StrEnum):
     """What a cell's greedy output must share with that of off x off.
 
-    EXACT: every token. EXPLAINED: every token, or else the two candidates' logits lie closer
-    than the run's precision can tell apart. ACCEPTANCE_ONLY: where vLLM accepts drafts by the
-    dice (synthetic acceptance) tokens do not follow the target; lengths and accepted drafts do.
+    EXACT: every token, and every position's acceptance. EXPLAINED: where a token differs, mode
+    off itself must not be able to tell the two apart (a tie), and acceptance stays within its
+    interval position by position. ACCEPTANCE_ONLY: with synthetic acceptance tokens do not follow
+    the target; lengths and acceptance must be equal, since vLLM draws from the batch's seed.
     """
 
     EXACT = EXACT
@@ -30,42 +30,17 @@ class ParityRule(StrEnum):
     ACCEPTANCE_ONLY = ACCEPTANCE_ONLY
 
 
-def parity_rule(device: str, dtype: str, synthetic: bool, can_explain: bool) -> ParityRule:
+def parity_rule(device: str, dtype: str, synthetic: bool) -> ParityRule:
     """The strictest rule that sound modes can meet.
 
     On a CPU all modes share one attention, and float32 leaves room for no other token; other
-    dtypes on a GPU do, and are explained where the target's weights are at hand.
+    dtypes on a GPU do, and the engine itself can be asked for any target that it serves.
     """
     if synthetic:
         return ParityRule.ACCEPTANCE_ONLY
-    if device.startswith("cpu") or dtype == "float32" or not can_explain:
+    if device.startswith("cpu") or dtype == "float32":
         return ParityRule.EXACT
     return ParityRule.EXPLAINED
-
-
-class GapSource(Protocol):
-    """Explains one request's first differing token; see `logit_gap.LogitGaps`."""
-
-    def explain(
-        self, prompt: Sequence[int], reference: Sequence[int], tokens: Sequence[int]
-    ) -> "Gap | None":
-        """None if one output is the beginning of the other."""
-
-
-class Gap(Protocol):
-    """How far apart two candidates are, and how far the precision can move them."""
-
-    @property
-    def gap(self) -> float:
-        """Distance of the two logits."""
-
-    @property
-    def allowance(self) -> float:
-        """The largest distance that precision explains."""
-
-    @property
-    def explained(self) -> bool:
-        """True if the gap is within the allowance."""
 
 
 @dataclass(frozen=True)
@@ -74,40 +49,6 @@ class Comparison:
 
     parity: str
     difference: str | None = None
-
-
-def explain_tokens(
-    prompts: Tokens, tokens: Tokens, reference: Tokens, gaps: GapSource
-) -> Comparison:
-    """EXPLAINED if every differing request's first differing token is a tie, else INVALID."""
-    difference = first_mismatch(tokens, reference)
-    if difference is None:
-        return Comparison(EXACT)
-    if len(tokens) != len(reference):
-        return Comparison(INVALID, difference)
-    differing = [i for i in range(len(reference)) if list(tokens[i]) != list(reference[i])]
-    found = [gaps.explain(prompts[i], reference[i], tokens[i]) for i in differing]
-    unexplained = [
-        (i, gap)
-        for i, gap in zip(differing, found, strict=True)
-        if gap is None or not gap.explained
-    ]
-    if unexplained:
-        request, gap = unexplained[0]
-        why = "one output ends early" if gap is None else (
-            f"the logits lie {gap.gap:.3g} apart, precision explains {gap.allowance:.3g}"
-        )  # fmt: skip
-        return Comparison(
-            INVALID,
-            f"{difference}; {len(unexplained)} not explained by precision, first: request "
-            f"{request}: {why}",
-        )
-    largest = max((gap for gap in found if gap is not None), key=lambda gap: gap.gap)
-    return Comparison(
-        EXPLAINED,
-        f"{len(differing)} of {len(reference)} requests differ, each at a tie: the largest gap "
-        f"of the two logits is {largest.gap:.3g}, precision explains {largest.allowance:.3g}",
-    )
 
 
 def compare_lengths(tokens: Tokens, reference: Tokens) -> str | None:

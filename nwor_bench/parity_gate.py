@@ -3,38 +3,42 @@
 Cells are judged on the gate's block and, at temperature 0, on every timed block once more.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from nwor_bench.acceptance_interval import AcceptanceCheck, acceptance_of
+from nwor_bench.differences import judge_differences
 from nwor_bench.parity import (
     ACCEPTANCE_ONLY,
     EXACT,
     INVALID,
     REFERENCE,
     Comparison,
-    GapSource,
     ParityRule,
     acceptance_mismatch,
     compare_lengths,
     digest_mismatch,
-    explain_tokens,
     first_mismatch,
     parity_rule,
 )
+from nwor_bench.parity_events import TIES_EVENT, event_key, ties_event, ties_facts
 from nwor_bench.plan import Block
 from nwor_bench.prompts import Encode
 from nwor_bench.records import BatchRecord, Cell, NworMode, ScvMode
 from nwor_bench.store import RunData
+from nwor_bench.tie_judge import TieJudge
 
 BROKEN_EVENT = "parity_broken"
 
 COMPARED = {
     ParityRule.EXACT: "greedy tokens and per-position acceptance, request by request",
-    ParityRule.EXPLAINED: "greedy tokens, request by request; where one differs, the float32 "
-    "logits of both candidates must be closer than the run's precision can tell apart",
-    ParityRule.ACCEPTANCE_ONLY: "output lengths and per-position acceptance: vLLM accepts drafts "
-    "by the dice here, so tokens do not follow the target",
+    ParityRule.EXPLAINED: "greedy tokens, request by request: where one differs, mode off's own "
+    "log probabilities of both, asked for in three batch shapes, must be a tie; behind it the cell "
+    "goes on from off x off's token until the gate's block is compared to its end (timed blocks: "
+    "the first difference of each request); acceptance within its interval, position by position",
+    ParityRule.ACCEPTANCE_ONLY: "output lengths and per-position acceptance: acceptance is "
+    "synthetic here, so tokens do not follow the target",
 }
 
 
@@ -52,20 +56,33 @@ class ParityGate:
     Args:
         status: the engine's; its device, dtype and way to accept drafts decide the rule.
         encode: prompts to token ids.
-        gaps: explains differing tokens of precisions below float32; None if nobody can.
+        ties: judges differing tokens of precisions below float32.
+        ignore_eos: every request gives all its tokens, so lengths may never differ.
+        on_event: takes what was judged, for the records.
 
     Attributes:
         broken: each cell whose output differed, with what differed first.
     """
 
-    def __init__(self, status: Mapping[str, Any], encode: Encode, gaps: GapSource | None):
+    def __init__(
+        self,
+        status: Mapping[str, Any],
+        encode: Encode,
+        ties: TieJudge,
+        ignore_eos: bool,
+        on_event: Callable[[dict[str, Any]], None],
+    ):
         synthetic = status.get("rejection_sample_method") == "synthetic"
         dtype = str(status.get("dtype", "float32"))
         device = str(status.get("device", "cpu"))
-        self.rule = parity_rule(device, dtype, synthetic, can_explain=gaps is not None)
+        self.rule = parity_rule(device, dtype, synthetic)
         self.broken: dict[Cell, str] = {}
         self._encode = encode
-        self._gaps = gaps
+        self._ties = ties
+        self._ignore_eos = ignore_eos
+        self._on_event = on_event
+        self._acceptance = AcceptanceCheck()
+        self._judged: dict[tuple[Any, ...], dict[str, Any]] = {}
 
     def restore(self, run: RunData) -> None:
         """Take over which cells a run's records say are broken, in blocks that were cut too."""
@@ -77,22 +94,31 @@ class ParityGate:
                 modes = NworMode(event["nwor_mode"]), ScvMode(event["scv_mode"])
                 cell = Cell(event["pair"], *modes, event.get("arm"))
                 self.broken.setdefault(cell, event["reason"])
+            elif event.get("event") == TIES_EVENT:
+                self._judged[event_key(event)] = event
 
     def judge(self, cell: Cell, answer: Answer, reference: Answer | None, block: Block) -> Answer:
         """The answer with the parity of a gate batch; `reference` is None for off x off itself."""
         found = Comparison(REFERENCE)
         if reference is not None:
-            found = self._compare(answer, reference, block)
+            found = self._compare(cell, answer, reference, block, to_the_end=True)
         self._remember(cell, found)
         record = replace(answer.record, parity=found.parity, first_mismatch=found.difference)
         return Answer(record, answer.token_ids)
+
+    def break_cell(self, cell: Cell, reason: str) -> str:
+        """Remember that a cell is wrong, whatever else was found of it; all its reasons."""
+        reasons = [self.broken[cell], reason] if cell in self.broken else [reason]
+        self.broken[cell] = "; ".join(reasons)
+        return self.broken[cell]
 
     def recheck(
         self, block: Block, answers: Mapping[Cell, Answer], baseline: Cell
     ) -> Iterator[tuple[Cell, str]]:
         """The cells of a timed block that break parity there, with what differs."""
         for cell, answer in answers.items():
-            if self._remember(cell, self._compare(answer, answers[baseline], block)):
+            found = self._compare(cell, answer, answers[baseline], block, to_the_end=False)
+            if self._remember(cell, found):
                 yield cell, self.broken[cell]
 
     def facts(self) -> dict[str, Any]:
@@ -100,6 +126,7 @@ class ParityGate:
         return {
             "rule": str(self.rule),
             "compared": COMPARED[self.rule],
+            "ties": ties_facts(self._judged.values()),
             "broken": {cell.label: reason for cell, reason in self.broken.items()},
         }
 
@@ -109,19 +136,46 @@ class ParityGate:
             self.broken[cell] = found.difference or "its output differs"
         return found.parity == INVALID
 
-    def _compare(self, answer: Answer, reference: Answer, block: Block) -> Comparison:
+    def _compare(
+        self, cell: Cell, answer: Answer, reference: Answer, block: Block, *, to_the_end: bool
+    ) -> Comparison:
         tokens, expected = answer.token_ids, reference.token_ids
+        known = tokens is not None and expected is not None
+        if self.rule is ParityRule.ACCEPTANCE_ONLY or self._ignore_eos:
+            lengths = compare_lengths(tokens, expected) if tokens and expected else None
+            if lengths:
+                return Comparison(INVALID, lengths)
+        if self.rule is ParityRule.EXPLAINED and known:
+            return self._explain(cell, answer, reference, block, to_the_end=to_the_end)
         acceptance = acceptance_mismatch(answer.record, reference.record)
         if self.rule is ParityRule.ACCEPTANCE_ONLY:
-            lengths = compare_lengths(tokens, expected) if tokens and expected else None
-            difference = lengths or acceptance
-            return Comparison(INVALID if difference else ACCEPTANCE_ONLY, difference)
-        if self.rule is ParityRule.EXPLAINED and self._gaps is not None and tokens and expected:
-            found = explain_tokens(self._encode(block.prompts), tokens, expected, self._gaps)
-            if found.difference is not None:
-                return found
+            return Comparison(INVALID if acceptance else ACCEPTANCE_ONLY, acceptance)
         difference = _token_mismatch(answer, reference) or acceptance
         return Comparison(INVALID if difference else EXACT, difference)
+
+    def _explain(
+        self, cell: Cell, answer: Answer, reference: Answer, block: Block, *, to_the_end: bool
+    ) -> Comparison:
+        """Differing tokens must be ties, and acceptance within its interval all the same."""
+        judged = judge_differences(
+            cell,
+            self._encode(block.prompts),
+            answer.token_ids or (),
+            reference.token_ids or (),
+            self._ties,
+            to_the_end=to_the_end,
+        )
+        scale = self._ties.measured
+        if judged.differences and scale is not None:
+            event = ties_event(cell, answer.record, judged, scale)
+            self._judged[event_key(event)] = event
+            self._on_event(event)
+        if judged.comparison.parity == INVALID:
+            return judged.comparison
+        outside = self._acceptance.add(
+            cell, acceptance_of(answer.record, reference.record, judged.diverged, judged.tokens)
+        )
+        return Comparison(INVALID, outside) if outside else judged.comparison
 
 
 def broken_event(cell: Cell, block: Block, reason: str) -> dict[str, Any]:

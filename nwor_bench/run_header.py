@@ -12,6 +12,7 @@ from nwor_bench.json_text import parse_json
 
 _OBJECTS = (
     *("scenario", "pair", "choice", "spec", "engine", "environment", "parity", "warmup"),
+    "kv_gate",
     *("environment.packages", "environment.cpu", "environment.git", "environment.memory"),
     *("environment.settings", "spec.scenario", "spec.engine_args"),
 )

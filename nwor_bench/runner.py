@@ -6,16 +6,19 @@ whole, since its cells are compared with each other and two engine processes bre
 different ways. Warm-up is always done anew, for the engine is cold.
 """
 
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from datetime import UTC, datetime
 from statistics import fmean
 
+import psutil
+
 from nwor_bench.aggregate import summarise
 from nwor_bench.conditions import ConditionMonitor
 from nwor_bench.config import SweepSpec
-from nwor_bench.engine import Engine, Sampling
+from nwor_bench.engine import BatchOutput, Engine, Sampling
 from nwor_bench.finished_blocks import (
     BlockKey,
     block_of,
@@ -23,16 +26,20 @@ from nwor_bench.finished_blocks import (
     finished_event,
     superseded_event,
 )
+from nwor_bench.kv_gate import KvGate, rows_budget
+from nwor_bench.kv_result import kv_event
+from nwor_bench.kv_verdict import KvVerdict
 from nwor_bench.measure import BatchPlace, batch_record, counter_event, window_records
-from nwor_bench.parity import GapSource
 from nwor_bench.parity_gate import Answer, ParityGate, broken_event
 from nwor_bench.plan import Block, Plan
 from nwor_bench.profiling.nvtx_ranges import ranges_if_wanted, span
 from nwor_bench.progress import Progress
 from nwor_bench.prompts import Encode
-from nwor_bench.records import BatchRecord, Cell, WindowRecord
+from nwor_bench.records import BatchRecord, Cell, NworMode, WindowRecord
 from nwor_bench.store import RunData, RunStore, read_run
+from nwor_bench.tie_judge import TieJudge
 from nwor_bench.trend import WARMUP_LOOKBACK, not_steady
+from nwor_bench.write_check import write_fault
 
 OnBatch = Callable[[BatchRecord, Iterable[WindowRecord]], None]
 """Is told of every batch once it is stored, with its windows."""
@@ -54,7 +61,6 @@ class Sweep:
         store: receives every batch as it ends; blocks that it holds are not run again.
         encode: prompts to token ids.
         progress: is told what happens.
-        gaps: explains differing tokens of precisions below float32; None if nobody can.
         monitor: watches the machine during batches; None records no conditions.
         on_batch: is told of every batch once it is stored.
     """
@@ -68,12 +74,25 @@ class Sweep:
         encode: Encode,
         progress: Progress,
         monitor: ConditionMonitor | None = None,
-        gaps: GapSource | None = None,
         on_batch: OnBatch | None = None,
     ):
         self.plan = plan
         self.spec = spec
-        self.parity = ParityGate(engine.status(), encode, gaps)
+        scenario = spec.scenario
+        self.parity = ParityGate(
+            engine.status(),
+            encode,
+            TieJudge(
+                engine,
+                plan.baseline,
+                lambda: encode(plan.gate.prompts),
+                scenario.max_new_tokens,
+                scenario.ignore_eos,
+            ),
+            scenario.ignore_eos,
+            store.append_event,
+        )
+        self.kv_gate = _kv_gate(engine, plan.baseline)
         self.stopped: str | None = None
         self._engine = engine
         self._store = store
@@ -110,12 +129,9 @@ class Sweep:
             self._count_in(phase, blocks)
 
     def gate(self) -> None:
-        """Greedy tokens and per-position acceptance of every cell against off x off."""
+        """Greedy tokens, per-position acceptance and K/V of every cell against off x off."""
         if self._begin("gate", self.plan.gate):
-            reference: Answer | None = None
-            for order, cell in enumerate(self.plan.gate.order):
-                answer = self._run_batch(cell, "gate", self.plan.gate, order, reference)[0]
-                reference = reference or answer
+            self._run_gate()
             self._finish("gate", self.plan.gate)
         for cell, reason in self.parity.broken.items():
             self._progress.say(f"gate: {cell.label} is INVALID: {reason}")
@@ -124,6 +140,27 @@ class Sweep:
             f"gate: {passed} of {len(self.plan.cells)} cells give the tokens and the acceptance "
             "of off x off"
         )
+
+    def _run_gate(self) -> None:
+        reference: Answer | None = None
+        began = time.perf_counter()
+        with self.kv_gate.watching():
+            for order, cell in enumerate(self.plan.gate.order):
+                answer = self._run_batch(cell, "gate", self.plan.gate, order, reference)[0]
+                reference = reference or answer
+                self._check_kv(cell, answer)
+        if self.kv_gate.results:
+            self._store.update({"kv_gate": self.kv_gate.facts(time.perf_counter() - began)})
+
+    def _check_kv(self, cell: Cell, answer: Answer) -> None:
+        """What the cell's gate batch left in the cache, and a break of it for the records."""
+        found = self.kv_gate.check(cell, self._encode(self.plan.gate.prompts), answer)
+        if found is None:
+            return
+        self._store.append_event(kv_event(cell, found))
+        if found.verdict is KvVerdict.BROKEN:
+            reason = self.parity.break_cell(cell, found.reason or "K/V rows differ")
+            self._store.append_event(broken_event(cell, self.plan.gate, reason))
 
     def _restore(self) -> None:
         """Take over what the store holds already: verdicts, and the blocks that are finished."""
@@ -233,8 +270,9 @@ class Sweep:
             self._engine.set_modes(cell)
             if self._monitor is not None:
                 self._monitor.begin()
+            watched = phase == "gate" and cell.nwor_mode is NworMode.STAGE
             with span(self._ranges, "batch", place.batch, cell.label):
-                output = self._engine.generate(prompts, sampling)
+                output, written = self._generate(prompts, sampling, watched)
             conditions = {} if self._monitor is None else self._monitor.end()
         self._num_batches += 1
         self._last_latency_ms = output.latency_ms
@@ -244,6 +282,10 @@ class Sweep:
             answer = self.parity.judge(cell, answer, reference, block)
         windows = window_records(place, output, self._bytes_per_token)
         self._store.append_batch(answer.record, windows)
+        fault = write_fault(written, sum(window.committed_tokens for window in windows))
+        if fault is not None:
+            reason = self.parity.break_cell(cell, fault)
+            self._store.append_event(broken_event(cell, block, reason))
         if output.counter_facts is not None:
             self._store.append_event(counter_event(place, output.counter_facts))
         if self._on_batch is not None:
@@ -251,6 +293,19 @@ class Sweep:
         self._count(answer.record)
         self._progress.batch_done(cell, answer.record)
         return answer, windows
+
+    def _generate(
+        self, prompts: list[list[int]], sampling: Sampling, watched: bool
+    ) -> tuple[BatchOutput, list[dict[str, int]]]:
+        """One batch, and what each rank's staging wrote where that is watched."""
+        if not watched:
+            return self._engine.generate(prompts, sampling), []
+        self._engine.watch_writes(True)
+        try:
+            output = self._engine.generate(prompts, sampling)
+        finally:
+            written = self._engine.watch_writes(False)
+        return output, written
 
     def _sampling(self, phase: str, block: Block) -> Sampling:
         """The gate is greedy whatever the scenario's temperature; seeds depend on the block."""
@@ -281,6 +336,13 @@ def _as_of(run: RunData, done: int) -> RunData:
         superseded_windows=tuple(w for w in run.superseded_windows if w.batch in numbers),
         events=tuple(event for event in run.events if event.get("block", 0) <= done),
     )
+
+
+def _kv_gate(engine: Engine, baseline: Cell) -> KvGate:
+    """The K/V gate, with as much memory for rows as the host can spare."""
+    status = engine.status()
+    budget = rows_budget(psutil.virtual_memory().available, len(status.get("ranks") or [0]))
+    return KvGate(engine.kv_cache(), engine.set_modes, status, baseline, budget)
 
 
 def _now() -> str:

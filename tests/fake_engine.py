@@ -7,9 +7,11 @@ from random import Random
 from typing import Any
 
 from nwor_bench.config import SweepSpec
-from nwor_bench.engine import BatchOutput, Sampling, VllmCounters
+from nwor_bench.engine import BatchOutput, GreedyOutput, Sampling, VllmCounters
+from nwor_bench.engine_kv import Pair, Span
 from nwor_bench.pairs import ResolvedPair
 from nwor_bench.records import Cell, NworMode, ScvMode
+from nwor_bench.store import RunData
 
 LAYERS = 3
 BYTES_PER_TOKEN = 1536
@@ -27,16 +29,91 @@ class Call:
     sampling: Sampling
 
 
+@dataclass(frozen=True)
+class Flip:
+    """In mode stage `token` follows a prefix; mode off puts it `gap` nats behind its own."""
+
+    token: int
+    gap: float
+
+
+@dataclass
+class FakeKvCache:
+    """K/V rows without values: mode off is off by OWN_ERROR from itself, and a wrong row by 1.
+
+    Args:
+        wrong: says in which cells V of head 1 in layer 1 is wrong.
+        unreadable: why no rows can be kept.
+        lost: all positions of a cell are in blocks that other requests have.
+    """
+
+    wrong: Callable[[Cell], bool] = lambda cell: False
+    unreadable: str | None = None
+    lost: bool = False
+    cell: Cell | None = None
+    watched: list[bool] = field(default_factory=list)
+    prefills: list[tuple[Cell | None, Tokens]] = field(default_factory=list)
+    kept: dict[str, tuple[Cell | None, tuple[Span, ...]]] = field(default_factory=dict)
+
+    def watch(self, on: bool) -> None:
+        self.watched.append(on)
+
+    def prefill(self, sequences: Sequence[Sequence[int]]) -> None:
+        self.prefills.append((self.cell, tuple(tuple(ids) for ids in sequences)))
+
+    def keep(self, name: str, spans: Sequence[Span]) -> str | None:
+        self.kept[name] = (self.cell, tuple(spans))
+        return self.unreadable
+
+    def compare(self, name: str, pairs: Sequence[Pair]) -> list[dict[str, Any]]:
+        cell, spans = self.kept[name]
+        for i, other, j, _ in pairs:
+            assert self.kept[other][1][j] == spans[i]
+        positions = sum(stop - start for start, stop in spans)
+        wrong = name == "cell" and cell is not None and self.wrong(cell)
+        alike = any(other == "off" for _, other, _, _ in pairs)
+        errors = [
+            _kv_error(layer, what, wrong=wrong and (layer, what) == (1, "V"), alike=alike)
+            for layer in range(LAYERS)
+            for what in "KV"
+        ]
+        checked = 0 if self.lost else positions
+        return [{"checked": checked, "unknown": positions - checked, "errors": errors}]
+
+    def drop(self, names: Sequence[str]) -> None:
+        for name in names:
+            del self.kept[name]
+
+
+OWN_ERROR = 0.01
+
+
+def _kv_error(layer: int, what: str, *, wrong: bool, alike: bool) -> dict[str, Any]:
+    usual = 0.0 if alike else OWN_ERROR
+    error = 1.0 if wrong else usual
+    place = {"request": 1, "position": 5, "head": 1}
+    return {
+        "layer": layer, "name": f"layers.{layer}", "what": what, "part": "output", "rows": 1000,
+        "largest": error, "rms": usual / 2, "median": usual / 4, "place": place,
+        "differing": int(error > 0), "first": place if error else None,
+        "one_step": 1e-4, "one_element": 1e-5,
+    }  # fmt: skip
+
+
 @dataclass
 class FakeEngine:
-    """Greedy answers depend on the prompt alone, sampled ones on prompt, seed and place.
+    """A greedy token depends on those before it, sampled ones on prompt, seed and place.
 
     Args:
         wrong: says which calls (number, cell) answer with one token changed.
         failing: what to raise in which call, by its number from 0.
         before: called at the start of every `generate` with the call's number.
-        bytes_per_token, has_probe: as `status` tells it.
+        bytes_per_token, has_probe, device, dtype: as `status` tells it.
+        flips: by prefix (prompt and output so far), what mode stage answers otherwise.
+        error: nats by which mode off's gaps move between batch shapes.
+        decoded: cell, prompts and lengths of each `decode_greedily`.
         switched: probe and counters, each with the number of calls before it.
+        kv: its KV cache.
     """
 
     wrong: Callable[[int, Cell], bool] = lambda number, cell: False
@@ -44,14 +121,21 @@ class FakeEngine:
     before: Callable[[int], None] = lambda number: None
     bytes_per_token: int | None = BYTES_PER_TOKEN
     has_probe: bool = False
+    device: str = "cpu"
+    dtype: str = "float32"
+    flips: dict[tuple[int, ...], Flip] = field(default_factory=dict)
+    error: float = 0.05
+    decoded: list[tuple[Cell, Tokens, tuple[int, ...]]] = field(default_factory=list)
     switched: list[tuple[int, str, bool]] = field(default_factory=list)
     calls: list[Call] = field(default_factory=list)
     closed: int = 0
     cell: Cell | None = None
+    kv: FakeKvCache = field(default_factory=FakeKvCache)
 
     def status(self) -> dict[str, Any]:
         return {
-            "device": "cpu",
+            "device": self.device,
+            "dtype": self.dtype,
             "attention_backend": "CPU_ATTN",
             "runner": "V1",
             "target_layers": LAYERS,
@@ -65,7 +149,10 @@ class FakeEngine:
         }
 
     def set_modes(self, cell: Cell) -> None:
-        self.cell = cell
+        self.cell = self.kv.cell = cell
+
+    def kv_cache(self) -> FakeKvCache:
+        return self.kv
 
     def set_probe(self, on: bool) -> None:
         self.switched.append((len(self.calls), "probe", on))
@@ -81,7 +168,10 @@ class FakeEngine:
         self.before(number)
         if number in self.failing:
             raise self.failing[number]
-        tokens = [_answer(prompt, place, sampling) for place, prompt in enumerate(asked)]
+        if sampling.temperature == 0:
+            tokens = [self._greedy(prompt, sampling.max_new_tokens) for prompt in asked]
+        else:
+            tokens = [_sampled(prompt, place, sampling) for place, prompt in enumerate(asked)]
         if self.wrong(number, self.cell):
             last = tokens[-1]
             tokens[-1] = (*last[:-1], last[-1] + 1)
@@ -93,6 +183,46 @@ class FakeEngine:
             counters=_counters(windows),
             scv_counters=_scv_counters(self.cell, len(windows)),
         )
+
+    def watch_writes(self, on: bool) -> list[dict[str, int]]:
+        return []
+
+    def decode_greedily(
+        self,
+        prompts: Sequence[Sequence[int]],
+        max_new_tokens: Sequence[int],
+        *,
+        ignore_eos: bool,
+        top: int = 0,
+        keep_prefix_cache: bool = False,
+    ) -> list[GreedyOutput]:
+        assert self.cell is not None, "no mode was set"
+        asked = tuple(tuple(prompt) for prompt in prompts)
+        self.decoded.append((self.cell, asked, tuple(max_new_tokens)))
+        shape = (len(asked), keep_prefix_cache, max(max_new_tokens))
+        outputs = []
+        for prompt, length in zip(asked, max_new_tokens, strict=True):
+            tokens = self._greedy(prompt, length)
+            tops = [self._top((*prompt, *tokens[:at]), shape) for at in range(length if top else 0)]
+            outputs.append(GreedyOutput(tokens, tuple(tops)))
+        return outputs
+
+    def _greedy(self, prompt: tuple[int, ...], length: int) -> tuple[int, ...]:
+        ids = prompt
+        while len(ids) < len(prompt) + length:
+            stage = self.cell is not None and self.cell.nwor_mode is NworMode.STAGE
+            flip = self.flips.get(ids) if stage else None
+            ids = (*ids, greedy_token(ids) if flip is None else flip.token)
+        return ids[len(prompt) :]
+
+    def _top(self, ids: tuple[int, ...], shape: tuple[Any, ...]) -> dict[int, float]:
+        """The greedy token, and two tokens behind it whose gaps move with the shape."""
+        moved = Random(str((ids, shape))).gauss(0, self.error)
+        first = greedy_token(ids)
+        found = {first: -0.1, (first + 1) % 256: -4.1 - moved}
+        if ids in self.flips:
+            found[self.flips[ids].token] = -0.1 - self.flips[ids].gap - moved
+        return found
 
     def close(self) -> None:
         self.closed += 1
@@ -114,9 +244,18 @@ def accept_arguments(pair: ResolvedPair, spec: SweepSpec) -> None:
     """In place of vLLM's own check of its arguments."""
 
 
-def _answer(prompt: tuple[int, ...], place: int, sampling: Sampling) -> tuple[int, ...]:
-    seed = (prompt,) if sampling.temperature == 0 else (prompt, place, sampling.seed)
-    random = Random(str(seed))
+def events_but_kv(run: RunData) -> list[dict[str, Any]]:
+    """A run's events less those that every gate writes."""
+    return [event for event in run.events if event.get("event") != "kv_gate"]
+
+
+def greedy_token(ids: tuple[int, ...]) -> int:
+    """What mode off says behind these tokens."""
+    return Random(str(ids)).randrange(256)
+
+
+def _sampled(prompt: tuple[int, ...], place: int, sampling: Sampling) -> tuple[int, ...]:
+    random = Random(str((prompt, place, sampling.seed)))
     return tuple(random.randrange(256) for _ in range(sampling.max_new_tokens))
 
 

@@ -30,6 +30,8 @@ PURE = (
     *("nwor_bench.config", "nwor_bench.errors", "nwor_bench.interrupts"),
     *("nwor_bench.finished_blocks",),
     *("nwor_bench.invariants", "nwor_bench.json_text", "nwor_bench.judge"),
+    *("nwor_bench.kv_gate", "nwor_bench.kv_plan", "nwor_bench.kv_references"),
+    *("nwor_bench.kv_result", "nwor_bench.kv_verdict"),
     *("nwor_bench.parity", "nwor_bench.parity_gate", "nwor_bench.plan"),
     *("nwor_bench.ray_slots", "nwor_bench.record_lines", "nwor_bench.records"),
     *("nwor_bench.resources", "nwor_bench.run_header", "nwor_bench.scenario"),
@@ -39,7 +41,7 @@ PURE = (
     *("nwor_bench.profiling.counters_wanted", "nwor_bench.sweep_index", "nwor_bench.sweep_points"),
     *("nwor_bench.sweep_spec", "nwor_bench.toml_file", "nwor_bench.toml_lines"),
     *("nwor_bench.traffic", "nwor_bench.training.folder", "nwor_bench.training.recipe"),
-    *("nwor_bench.training.templates",),
+    *("nwor_bench.training.templates", "nwor_bench.write_check"),
 )
 HEAVY = ("torch", "vllm", "pandas", "scipy", "pydantic", "transformers", "plotly")
 
@@ -83,6 +85,7 @@ RULES = [
         ("nwor_bench", "nwor_kernels"),
         but=(
             *("nwor_bench.engine", "nwor_bench.engine_config", "nwor_bench.plugin"),
+            "nwor_bench.engine_kv",
             "nwor_bench.microbench.vllm_peers",
         ),
         never=("vllm",),

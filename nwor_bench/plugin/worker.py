@@ -10,16 +10,24 @@ import torch
 
 from nwor_bench import plugin
 from nwor_bench.errors import BenchError
-from nwor_bench.plugin import register
+from nwor_bench.plugin import dummy_weights, register
 from nwor_bench.plugin.attaching import HOOK, NOT_ATTACHED, RANGES
 from nwor_bench.plugin.counted_windows import CountedWindows
+from nwor_bench.plugin.kv_rows import KvRows
 from nwor_bench.plugin.launch_windows import LaunchWindows
+from nwor_bench.plugin.write_watch import WriteWatch
 from nwor_bench.records import NworMode, ScvMode
 
 register()
 
 COUNTED = "nwor_counted"
 """Attribute of a worker that holds what counts its windows, once it was asked for."""
+
+WRITES = "nwor_write_watch"
+"""Attribute of a worker that holds what watches its staged slots, once it was asked for."""
+
+KV_ROWS = "nwor_kv_rows"
+"""Attribute of a worker that holds the K/V rows kept for the K/V gate, once it was asked for."""
 
 COUNTERS: dict[str, type[CountedWindows] | type[LaunchWindows]] = {
     "counters": CountedWindows,
@@ -89,6 +97,40 @@ class NworWorkerExtension:
         """End the batch: its windows' counts, in their order, and how well they are known."""
         return dict(getattr(self, COUNTED)[kind].take())
 
+    def nwor_watch_writes(self, on: bool) -> dict[str, int]:
+        """Watch staged slots, or stop; see `WriteWatch.switch`. Call it between batches."""
+        hook = _hook(self)
+        watch = getattr(self, WRITES, None)
+        if watch is None:
+            if hook.window is None:
+                return dict.fromkeys(("windows", "early", "uneven", "written"), 0)
+            watch = WriteWatch(hook.window, [layer.kv_cache for layer in hook.buffers.layers])
+            setattr(self, WRITES, watch)
+        return dict(watch.switch(on))
+
+    def nwor_watch_blocks(self, on: bool) -> None:
+        """Note which cache blocks the next batch's requests get; or stop and forget all rows.
+
+        Call it before each batch.
+        """
+        rows = getattr(self, KV_ROWS, None) or KvRows(_hook(self))
+        setattr(self, KV_ROWS, rows)
+        rows.watch(on)
+
+    def nwor_keep_kv(
+        self, name: str, requests: list[str], spans: list[tuple[int, int]]
+    ) -> dict[str, Any]:
+        """Keep rows of finished requests under `name`; see `KvRows.keep`."""
+        return dict(getattr(self, KV_ROWS).keep(name, requests, spans))
+
+    def nwor_compare_kv(self, name: str, pairs: list[tuple[int, str, int, int]]) -> dict[str, Any]:
+        """Errors of kept rows against others; see `KvRows.compare`."""
+        return dict(getattr(self, KV_ROWS).compare(name, pairs))
+
+    def nwor_drop_kv(self, names: list[str]) -> None:
+        """Forget kept rows."""
+        getattr(self, KV_ROWS).drop(names)
+
     def nwor_status(self) -> dict[str, Any]:
         """What is attached to what, for run.json and the cross-checks."""
         hook = _hook(self)
@@ -112,6 +154,7 @@ class NworWorkerExtension:
             "dtype": str(hook.runner.dtype).removeprefix("torch."),
             "kv_cache_dtype": str(config.cache_config.cache_dtype),
             "attention_backend": _backend_name(hook),
+            "dummy_weights": dummy_weights.facts_of(hook.runner),
             "cuda_graphs": hook.graph_facts(),
             "launch_refusals": hook.launch_refusals(),
             "has_probe": hook.has_probe,

@@ -8,6 +8,7 @@ from nwor_bench.advice import Severity, findings
 from nwor_bench.aggregate import REFERENCE, noise_floor
 from nwor_bench.records import AA, CellResult, Verdict
 from nwor_bench.report.document import Definitions
+from nwor_bench.report.kv_gate import kv_sentence
 from nwor_bench.report.text import (
     change,
     change_range,
@@ -42,7 +43,7 @@ def questions(run: RunData, cells: Sequence[CellResult]) -> Definitions:
         "Does it pay?": _pays(found, cells),
         "By how much?": _how_much(found, cells),
         "How sure is that?": " ".join(_how_sure(run, found, cells)),
-        "Is the output the same?": same_output(cells),
+        "Is the output the same?": f"{same_output(cells)} {kv_sentence(run)}".strip(),
         "What next?": " ".join(_next(run, found, cells)),
     }
     return Definitions(tuple((question, text) for question, text in entries.items() if text))

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from nwor_bench.invariants import cell_key, cell_label, check_invariants, counter_checks
 from nwor_bench.records import BatchRecord, CellResult
 from nwor_bench.report.document import Block, Bullets, Paragraph, Section, table
+from nwor_bench.report.kv_gate import kv_blocks
 from nwor_bench.report.text import NOT_MEASURED, count, label, settings
 from nwor_bench.store import RunData
 
@@ -23,6 +24,7 @@ def parity_section(run: RunData, cells: Sequence[CellResult]) -> Section:
             caption="What the gate found",
         ),
     ]
+    blocks += kv_blocks(run)
     facts = list(settings(run.header.get("parity")))
     if facts:
         blocks.append(table(["Gate", "Value"], facts, numbers_from=2, caption="The gate"))

@@ -37,6 +37,7 @@ from one_engine import ManyRuns, add_arguments, one_thread, percent, spec_of  # 
 
 from nwor_bench.config import SweepSpec  # noqa: E402
 from nwor_bench.engine import BatchOutput, Sampling, VllmEngine  # noqa: E402
+from nwor_bench.engine_kv import KvCache  # noqa: E402
 from nwor_bench.records import AA, Cell, CellResult, NworMode, ScvMode, Verdict  # noqa: E402
 from nwor_bench.store import RunData  # noqa: E402
 
@@ -169,6 +170,10 @@ class DelayedEngine:
     def set_probe(self, on: bool) -> None:
         """The engine's."""
         self._engine.set_probe(on)
+
+    def kv_cache(self) -> KvCache:
+        """The engine's."""
+        return self._engine.kv_cache()
 
     def close(self) -> None:
         """Nothing: the engine serves the next run."""

@@ -9,6 +9,7 @@ import pytest
 from checklist_rows import check_grammar
 from checklist_tools import ask, check_cache, greedy
 from engine_tools import eagle_pair, prompts_of, run_cell, tiny_pair, tiny_spec, total
+from kv_gate_tools import change_a_value, kv_results
 from rank_faults import (
     accepts_one_less,
     commit_drops_a_row,
@@ -122,6 +123,27 @@ def test_a_fault_on_one_rank_is_a_fallback_of_all(
     assert total(output, "staged_tokens") == total(output, "committed_tokens") == 0
     healed = run_cell(engine, "stage", "off", PROMPTS)
     assert {w["fallback_reason"] for w in healed.windows} == {None}
+
+
+def test_the_kv_gate_looks_into_every_rank(engine: VllmEngine) -> None:
+    for one_attention in (True, False):
+        (result,) = kv_results(engine, PROMPTS, one_attention=one_attention)
+        assert result.reason is None
+        assert result.checked == result.committed == sum(map(len, PROMPTS)) + 8 * 39
+        assert (result.ranks, result.layers) == (2, 3)
+
+
+@pytest.mark.parametrize("one_attention", [True, False])
+def test_the_kv_gate_names_a_value_of_the_second_rank(
+    engine: VllmEngine, one_attention: bool
+) -> None:
+    def plant(output: BatchOutput) -> None:
+        on_ranks(engine, change_a_value, 2, 4, 50, 3, 0, 1)
+
+    (result,) = kv_results(engine, PROMPTS, one_attention=one_attention, before_check=plant)
+    assert result.reason is not None
+    assert result.reason.startswith("K/V: layer 2 (model.layers.2.self_attn.attn), request 4, ")
+    assert "position 50 (of its output), K, head 0 of rank 1" in result.reason
 
 
 def test_ranks_that_accept_differently_write_directly(

@@ -1,0 +1,88 @@
+"""The engine's KV cache, read back: rows kept by name on every rank, and compared there."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from nwor_bench.errors import EngineError
+
+Span = tuple[int, int]
+"""First position of a request and the one behind the last."""
+
+Pair = tuple[int, str, int, int]
+"""(request of this set, other set, its request there, length of its prompt)."""
+
+
+class KvCache(Protocol):
+    """What the K/V gate needs of an engine; rows stay where the engine's workers are."""
+
+    def watch(self, on: bool) -> None:
+        """Note the blocks of every request from now on, or stop and forget all kept rows."""
+
+    def prefill(self, sequences: Sequence[Sequence[int]]) -> None:
+        """Compute these tokens' K/V from an empty prefix cache, in the mode that is on."""
+
+    def keep(self, name: str, spans: Sequence[Span]) -> str | None:
+        """Keep rows of the last batch's requests; why the cache is unreadable, else None."""
+
+    def compare(self, name: str, pairs: Sequence[Pair]) -> list[dict[str, Any]]:
+        """One dict a rank: `checked` and `unknown` positions, and `errors` a layer."""
+
+    def drop(self, names: Sequence[str]) -> None:
+        """Forget kept rows."""
+
+
+class VllmKvCache:
+    """The KV cache of a vLLM in this process.
+
+    Args:
+        llm: vLLM's `LLM`.
+        rpc_all: calls a worker method; the answer of every rank.
+    """
+
+    def __init__(self, llm: Any, rpc_all: Callable[..., list[Any]]):
+        self._llm = llm
+        self._rpc_all = rpc_all
+        self._requests: list[str] = []
+        self._watching = False
+
+    def close(self) -> None:
+        """Let go of the engine, so that its memory can be released."""
+        self._llm = None
+
+    def before_batch(self) -> None:
+        """Forget the blocks of the batch before, if anybody watches."""
+        if self._watching:
+            self._rpc_all("nwor_watch_blocks", True)
+
+    def last_batch(self, outputs: Sequence[Any]) -> None:
+        """Take over the names of the requests that have just been answered."""
+        self._requests = [output.request_id for output in outputs]
+
+    def watch(self, on: bool) -> None:
+        """See `KvCache`."""
+        self._watching = on
+        self._rpc_all("nwor_watch_blocks", on)
+
+    def prefill(self, sequences: Sequence[Sequence[int]]) -> None:
+        """See `KvCache`. Each sequence is a prompt with one token to be sampled."""
+        from vllm import SamplingParams
+
+        params = SamplingParams(max_tokens=1, temperature=0.0, detokenize=False)
+        inputs = [{"prompt_token_ids": list(sequence)} for sequence in sequences]
+        if not self._llm.reset_prefix_cache():
+            raise EngineError("vLLM could not reset its prefix cache before a prefill")
+        self.before_batch()
+        self.last_batch(self._llm.generate(inputs, params, use_tqdm=False))
+
+    def keep(self, name: str, spans: Sequence[Span]) -> str | None:
+        """See `KvCache`."""
+        kept = self._rpc_all("nwor_keep_kv", name, self._requests, [list(span) for span in spans])
+        return next((rank["unreadable"] for rank in kept if rank["unreadable"]), None)
+
+    def compare(self, name: str, pairs: Sequence[Pair]) -> list[dict[str, Any]]:
+        """See `KvCache`."""
+        return self._rpc_all("nwor_compare_kv", name, [list(pair) for pair in pairs])
+
+    def drop(self, names: Sequence[str]) -> None:
+        """See `KvCache`."""
+        self._rpc_all("nwor_drop_kv", list(names))

@@ -1,0 +1,181 @@
+"""Are a staging cell's K/V rows those of mode off? Verdicts from the errors of each layer. Pure.
+
+On a CPU all modes share one attention: where the tokens are equal, rows must be equal bit for
+bit. Elsewhere each layer has a tolerance of its own: a stated multiple of the error of mode off
+against itself in that layer.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+MULTIPLES = {"largest": 3.0, "rms": 2.0, "median": 1.5}
+"""How many times the error of mode off against itself a cell's may be.
+
+The largest of a few thousand errors fluctuates most and the median least. The largest error finds
+one wrong row; the other two find a fault that is small in every row.
+"""
+
+ENOUGH_ROWS = 100
+"""Rows from which on rms and median are compared: those of fewer rows say little."""
+
+LayerKey = tuple[int, int, str]
+"""(rank, layer, "K" or "V")."""
+
+
+class KvVerdict(StrEnum):
+    """What the K/V gate says of one cell."""
+
+    EXACT = "equal bit for bit"
+    WITHIN = "within tolerance"
+    BROKEN = "INVALID"
+    NOT_RUN = "not run"
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """Errors of mode off against itself in one layer, and what they allow.
+
+    `own` and `allowed` have the names of MULTIPLES; all are fractions of the layer's row norm.
+    """
+
+    own: dict[str, float]
+    allowed: dict[str, float]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The error of one layer that decides: by which measure, how large, how large it may be.
+
+    `error` is None if it is not finite. `allowed` is 0 where rows must be equal bit for bit.
+    """
+
+    measure: str
+    error: float | None
+    allowed: float
+    own: float
+    rank: int
+    layer: int
+    name: str
+    what: str
+    part: str
+    request: int
+    position: int
+    head: int
+
+    @property
+    def ratio(self) -> float:
+        """Error over what is allowed; infinite for an error that is not finite."""
+        if self.error is None:
+            return float("inf")
+        if self.allowed == 0:
+            return float("inf") if self.error else 0.0
+        return self.error / self.allowed
+
+    def sentence(self, ranks: int) -> str:
+        """For people: layer, request, position, K or V, head, and by how much."""
+        rank = f" of rank {self.rank}" if ranks > 1 else ""
+        place = (
+            f"K/V: layer {self.layer} ({self.name}), request {self.request}, position "
+            f"{self.position} (of its {self.part}), {self.what}, head {self.head}{rank}"
+        )
+        if self.error is None:
+            return f"{place}: not a finite number"
+        if self.allowed == 0:
+            return (
+                f"{place} is not what off x off left, bit for bit; the layer's largest error is "
+                f"{self.error:.3g} of a row's norm"
+            )
+        return (
+            f"{place}: the layer's {self.measure} error is {self.error:.3g} of a row's norm, "
+            f"{self.allowed:.3g} is allowed (mode off against itself: {self.own:.3g})"
+        )
+
+
+def tolerances(
+    comparisons: Iterable[Sequence[Mapping[str, Any]]],
+) -> tuple[dict[LayerKey, Tolerance], str | None]:
+    """The tolerance of each layer from mode off against itself.
+
+    Args:
+        comparisons: what `KvCache.compare` returned, one entry a rank, for rows of mode off in
+            different batch shapes.
+
+    Returns:
+        Tolerances by rank, layer and K or V, and why there are none (rows of mode off that are
+        not finite) or None.
+    """
+    own: dict[LayerKey, dict[str, float]] = {}
+    floors: dict[LayerKey, dict[str, float]] = {}
+    for ranks in comparisons:
+        for rank, found in enumerate(ranks):
+            for entry in found["errors"]:
+                key = (rank, entry["layer"], entry["what"])
+                if entry["largest"] is None or entry["one_step"] is None:
+                    name, what = entry["name"], entry["what"]
+                    return {}, f"rows of mode off itself are not finite in {name}, {what}"
+                best = own.setdefault(key, dict.fromkeys(MULTIPLES, 0.0))
+                least = floors.setdefault(key, dict.fromkeys(MULTIPLES, 0.0))
+                for measure in MULTIPLES:
+                    best[measure] = max(best[measure], entry[measure])
+                    step = entry["one_step" if measure == "largest" else "one_element"]
+                    least[measure] = max(least[measure], step)
+    return {key: _tolerance(own[key], floors[key]) for key in own}, None
+
+
+def _tolerance(own: dict[str, float], least: dict[str, float]) -> Tolerance:
+    """Never finer than one rounding step of the cache: of the largest element for the largest
+    error, of one average element in every row for the others."""
+    allowed = {name: max(MULTIPLES[name] * own[name], least[name]) for name in MULTIPLES}
+    return Tolerance(own, allowed)
+
+
+def judge_exact(ranks: Sequence[Mapping[str, Any]]) -> Finding | None:
+    """The first row, of the lowest layer that has one, which is not equal bit for bit."""
+    found = [
+        _finding("largest", entry["largest"], 0.0, 0.0, rank, entry, entry["first"])
+        for rank, entry in _entries(ranks)
+        if entry["differing"]
+    ]
+    return min(found, key=lambda f: (f.layer, f.request, f.position, f.rank, f.what), default=None)
+
+
+def judge_within(
+    ranks: Sequence[Mapping[str, Any]], allowed: Mapping[LayerKey, Tolerance]
+) -> tuple[Finding | None, bool]:
+    """The finding that decides, and whether it breaks the tolerance.
+
+    Of the layers that break it, the lowest is where the fault is: its error goes on into all
+    that follow. If none does, the error nearest to what is allowed.
+    """
+    found = [
+        _finding(name, entry[name], tolerance.allowed[name], tolerance.own[name], rank, entry)
+        for rank, entry in _entries(ranks)
+        for tolerance in (allowed[rank, entry["layer"], entry["what"]],)
+        for name in MULTIPLES
+        if name == "largest" or entry["rows"] >= ENOUGH_ROWS
+    ]
+    broken = [finding for finding in found if finding.ratio > 1]
+    if broken:
+        lowest = min(finding.layer for finding in broken)
+        return max((f for f in broken if f.layer == lowest), key=lambda f: f.ratio), True
+    return max(found, key=lambda finding: finding.ratio, default=None), False
+
+
+def _entries(ranks: Sequence[Mapping[str, Any]]) -> Iterable[tuple[int, Mapping[str, Any]]]:
+    return ((rank, entry) for rank, found in enumerate(ranks) for entry in found["errors"])
+
+
+def _finding(
+    measure: str,
+    error: float | None,
+    allowed: float,
+    own: float,
+    rank: int,
+    entry: Mapping[str, Any],
+    place: Mapping[str, int] | None = None,
+) -> Finding:
+    told = {name: entry[name] for name in ("layer", "name", "what", "part")}
+    where = entry["place"] if place is None else place
+    return Finding(measure, error, allowed, own, rank, **told, **where)

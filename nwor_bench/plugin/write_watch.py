@@ -1,0 +1,123 @@
+"""Sees what staging writes to the cache, and when: on during the gate, off while timing.
+
+When a window opens, the slots of its staged rows are filled with a constant that no K or V row
+consists of. Whatever has written one of them before the commit wrote it directly; after the
+commit the rows that hold something else are those that were committed, the same in every layer.
+Nobody reads these slots in between: in mode off they are overwritten before attention.
+"""
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nwor_bench.plugin.patching import Patch, PatchSet
+from nwor_bench.plugin.window import State, Window, WindowBatch
+
+MARK = 208.0
+"""Exact in float32, float16, bfloat16 and e4m3, and finite: masked positions are multiplied."""
+
+MARK_IN_E4M3 = 0x75
+"""The byte of `MARK` in an fp8 cache, which vLLM keeps as uint8."""
+
+
+class WriteWatch:
+    """Watches one worker's window while it is on.
+
+    Args:
+        window: the worker's.
+        caches: the target layers', [blocks, kv_heads, block_size, width] each.
+    """
+
+    def __init__(self, window: Window, caches: list[Tensor]):
+        self._window = window
+        self._caches = [_as_bytes_if_fp8(cache) for cache in caches]
+        self._counts: Counter[str] = Counter()
+        self._slots: Tensor | None = None
+        self._drafts: Tensor | None = None
+        self._patches = PatchSet(
+            [
+                Patch(window, "begin", self._wrap_begin),
+                Patch(window, "commit", self._wrap_commit),
+                Patch(window, "close", self._wrap_close),
+            ]
+        )
+
+    def switch(self, on: bool) -> dict[str, int]:
+        """Begin to watch, or stop; what was seen since it was switched on.
+
+        Returns:
+            "windows": committed windows; "early": rows x layers that something wrote before the
+            commit; "uneven": rows that some layers hold after it and others do not; "written":
+            drafts in the cache after it.
+        """
+        if on and not self._patches.applied:
+            self._patches.apply()
+        elif not on and self._patches.applied:
+            self._patches.undo()
+        counts, self._counts = self._counts, Counter()
+        return {name: counts[name] for name in ("windows", "early", "uneven", "written")}
+
+    def _wrap_begin(self, original: Callable[..., None]) -> Callable[..., None]:
+        def begin(batch: WindowBatch, **how: Any) -> None:
+            original(batch, **how)
+            self._slots = None
+            if not how.get("repeats"):  # a capture's window has no slots
+                self._mark(batch)
+
+        return begin
+
+    def _mark(self, batch: WindowBatch) -> None:
+        real = batch.slots >= 0
+        self._slots = batch.slots[real]
+        self._drafts = _is_draft(batch)[real]
+        for cache in self._caches:
+            block, offset = self._slots // cache.shape[2], self._slots % cache.shape[2]
+            cache[block, :, offset] = _mark_of(cache)
+
+    def _wrap_commit(self, original: Callable[[], bool]) -> Callable[[], bool]:
+        def commit() -> bool:
+            if self._slots is not None and self._window.state is State.ACCEPTED:
+                self._counts["early"] += int(self._written().sum())
+            return original()
+
+        return commit
+
+    def _wrap_close(self, original: Callable[[], Any]) -> Callable[[], Any]:
+        def close() -> Any:
+            if self._slots is not None and self._window.state is State.COMMITTED:
+                written = self._written()
+                self._counts["windows"] += 1
+                self._counts["uneven"] += int((written.any(0) != written.all(0)).sum())
+                self._counts["written"] += int(written.any(0)[self._drafts].sum())
+            self._slots = None
+            return original()
+
+        return close
+
+    def _written(self) -> Tensor:
+        """[layers, rows] bool: which staged rows hold anything else than the mark."""
+        assert self._slots is not None
+        found = []
+        for cache in self._caches:
+            block, offset = self._slots // cache.shape[2], self._slots % cache.shape[2]
+            found.append((cache[block, :, offset] != _mark_of(cache)).flatten(1).any(1))
+        return torch.stack(found)
+
+
+def _is_draft(batch: WindowBatch) -> Tensor:
+    """[rows] bool: not the certain first token, which a whole step stages too."""
+    rows = torch.arange(batch.slots.numel(), device=batch.slots.device)
+    certain = getattr(batch, "certain", 0)
+    length = getattr(batch, "tokens_per_request", None)
+    return rows >= 0 if not certain or length is None else rows % length >= certain
+
+
+def _as_bytes_if_fp8(cache: Tensor) -> Tensor:
+    return cache.view(torch.uint8) if cache.element_size() == 1 else cache
+
+
+def _mark_of(cache: Tensor) -> float:
+    return MARK_IN_E4M3 if cache.dtype is torch.uint8 else MARK

@@ -1,0 +1,28 @@
+"""The gate's check of writes: staged drafts reach the cache by the commit, and only accepted ones.
+
+A mode that writes every draft at once and counts it as staged gives the right tokens and the
+right counts, saves nothing, and is found out here.
+"""
+
+from collections.abc import Mapping, Sequence
+
+
+def write_fault(ranks: Sequence[Mapping[str, int]], committed: int) -> str | None:
+    """What a gate batch's writes say against it, in words; None if nothing does.
+
+    Args:
+        ranks: what each rank's `WriteWatch` saw, the first rank first.
+        committed: committed drafts of the batch, as its windows count them.
+    """
+    for rank, seen in enumerate(ranks):
+        where = f" on rank {rank}" if len(ranks) > 1 else ""
+        if seen["early"]:
+            return f"writes: {seen['early']} staged rows were written before their commit{where}"
+        if seen["uneven"]:
+            return f"writes: {seen['uneven']} rows were not written in every layer alike{where}"
+        if seen["windows"] and seen["written"] != committed:
+            return (
+                f"writes: {seen['written']} drafts are in the cache after their commits{where}, "
+                f"but {committed} were counted as committed"
+            )
+    return None

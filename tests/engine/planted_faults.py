@@ -1,0 +1,225 @@
+"""The planted faults: what each stands for, how it is planted, and which checks must see it.
+
+A fault is planted into the project's own code or state and taken away again. The sweep's real
+gate then runs on a real engine, and the checks that saw it are compared with this table:
+exactly on the CPU; on a GPU those of `sure` are the least.
+"""
+
+from dataclasses import dataclass
+
+import planted_cpu as cpu
+import planted_gpu as gpu
+from planted_cpu import Plant
+
+BOTH = ("stage x off", "stage x graph")
+GRAPH_ALONE = ("stage x graph",)
+
+K = frozenset({"K/V"})
+TOKENS = frozenset({"tokens"})
+WRITES = frozenset({"writes"})
+COUNTERS = frozenset({"counters"})
+ACCEPTANCE = frozenset({"acceptance"})
+RANKS = frozenset({"ranks"})
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One planted fault.
+
+    Attributes:
+        name: its row in docs/planted-faults.md.
+        stands_for: the mistake in the code that would look like this.
+        why: why the checks of `cpu_checks` see it, and the others do not.
+        cpu, gpu: what plants it on the V1 and on the V2 runner; None where it cannot be there.
+        cpu_checks: exactly what sees it on the CPU with the tiny pair.
+        sure: what must see it on any engine.
+        cells: the cells in which it shows.
+        captured: on a GPU it must be in place when the full CUDA graphs are captured.
+        cache_dtype: the GPU's cache that it needs.
+    """
+
+    name: str
+    stands_for: str
+    why: str
+    cpu: Plant | None
+    gpu: Plant | None
+    cpu_checks: frozenset[str]
+    sure: frozenset[str]
+    cells: tuple[str, ...] = BOTH
+    captured: bool = False
+    cache_dtype: str = "auto"
+
+
+FAULTS = (
+    Fault(
+        "one head of one layer wrong, committed",
+        "a commit that computes one head's offset wrongly",
+        "attention reads the head from the next window on, and the cache keeps it; slots are "
+        "written when they should be",
+        cpu.head_wrong_in_commit, gpu.head_wrong_in_commit, K | TOKENS, K,
+    ),
+    Fault(
+        "one head of one layer wrong, staged",
+        "staging that copies one head's rows wrongly",
+        "attention of the same window reads it, and the commit takes it along",
+        cpu.head_wrong_in_staging, gpu.head_wrong_in_staging, K | TOKENS, K, captured=True,
+    ),
+    Fault(
+        "one slot too far in the last layer",
+        "slots taken from another layer's mapping",
+        "the right slots stay empty in one layer alone: tokens, rows and writes differ",
+        cpu.last_layer_one_slot_on, gpu.last_layer_one_slot_on, K | TOKENS | WRITES, K | WRITES,
+    ),
+    Fault(
+        "one accepted token too few",
+        "a count that forgets the last accepted draft",
+        "its slot keeps what stood there, and fewer drafts are written than counted",
+        cpu.one_too_few, gpu.one_too_few, K | TOKENS | WRITES, K | WRITES,
+    ),
+    Fault(
+        "one accepted token too many",
+        "validation that takes a rejected draft for an accepted one",
+        "the next window overwrites its slot, so tokens and rows stay right: counts and writes "
+        "alone tell (on the CPU the records take validation's count, on a GPU vLLM's)",
+        cpu.accepts_one_too_many, gpu.one_too_many, COUNTERS, frozenset(),
+    ),
+    Fault(
+        "one accepted token too many, in SCV graph alone",
+        "a device kernel that differs from the host's loop",
+        "as above, in the one cell whose validation runs on the device",
+        cpu.accepts_one_too_many_in_scv_graph, gpu.one_too_many_in_scv_graph, COUNTERS,
+        frozenset(), GRAPH_ALONE,
+    ),
+    Fault(
+        "the rejected drafts committed instead of the accepted",
+        "an inverted mask",
+        "accepted slots keep what stood there; more is written than counted",
+        cpu.rejected_committed, gpu.rejected_committed, K | TOKENS | WRITES, K | WRITES,
+    ),
+    Fault(
+        "V of two layers swapped",
+        "layers' addresses in the wrong order",
+        "every slot is written in time, with another layer's values",
+        cpu.values_of_two_layers_swapped, gpu.values_of_two_layers_swapped, K | TOKENS, K,
+    ),
+    Fault(
+        "K and V swapped in one layer",
+        "the two halves of a cache row confused",
+        "every slot is written in time, with the other half's values",
+        cpu.key_and_value_swapped, gpu.key_and_value_swapped, K | TOKENS, K,
+    ),
+    Fault(
+        "a layer skipped in the commit",
+        "a loop over layers that ends early",
+        "one layer's slots keep what stood there, the other layers' do not",
+        cpu.layer_skipped, gpu.layer_skipped, K | TOKENS | WRITES, K | WRITES,
+    ),
+    Fault(
+        "a commit after the next window has begun",
+        "a commit on another stream, or too late",
+        "slots are filled one window late from rows that are another window's by then",
+        cpu.commit_after_the_next_begin, gpu.commit_after_the_next_begin,
+        K | TOKENS | WRITES, K | WRITES,
+    ),
+    Fault(
+        "slots of two requests swapped",
+        "requests ordered differently in the batch and in the plan",
+        "as many rows are written as counted, in slots of the other request",
+        cpu.slots_of_two_requests_swapped, gpu.slots_of_two_requests_swapped, K | TOKENS, K,
+    ),
+    Fault(
+        "the certain first token not written",
+        "a first token that is taken for a draft",
+        "its slot keeps what stood there; writes counts drafts alone",
+        cpu.first_token_not_written, gpu.first_token_not_written, K | TOKENS, K,
+    ),
+    Fault(
+        "V of one layer rounded to fp8 in a cache that is not fp8",
+        "a cast through the wrong dtype",
+        "three bits of mantissa are far from float32's 23, and far enough from bf16's 7",
+        cpu.value_rounded_to_fp8, gpu.value_rounded_to_fp8, K | TOKENS, K,
+    ),
+    Fault(
+        "a stale scale in an fp8 cache",
+        "a commit with the scale of another layer or of an earlier calibration",
+        "every value of the layer is half of what it should be",
+        None, gpu.stale_scale, frozenset(), K, cache_dtype="fp8",
+    ),
+    Fault(
+        "attention reads the cache instead of the staged rows",
+        "the first published NWOR: the write is skipped, and nothing replaces the read",
+        "drafts attend to what stood in their slots, so what they compute is wrong",
+        cpu.stale_attention, gpu.stale_attention, K | TOKENS, K, captured=True,
+    ),
+    Fault(
+        "attention misses the window's last row",
+        "an end that is one too small",
+        "the last draft alone lacks itself: its rows in later layers are wrong where it is "
+        "accepted, and few tokens depend on it",
+        cpu.last_row_missed, gpu.last_row_missed, K, K, captured=True,
+    ),
+    Fault(
+        "attention misses the window's first staged row",
+        "a start that is one too large",
+        "every draft of the window lacks a row beside it",
+        cpu.first_row_missed, gpu.first_row_missed, K | TOKENS, K, captured=True,
+    ),
+    Fault(
+        "attention misses each draft's own row",
+        "a causal mask that is strict",
+        "a row has much of its attention for itself",
+        cpu.own_row_missed, None, K | TOKENS, K,
+    ),
+    Fault(
+        "the drafter's rows are not written",
+        "a drafter's layer that is taken for one of the target's",
+        "the target verifies every draft, so tokens and its rows are right; drafts get worse",
+        cpu.drafter_not_written, None, ACCEPTANCE, ACCEPTANCE,
+    ),
+    Fault(
+        "counters doubled",
+        "a window that is recorded twice",
+        "the windows' counts are twice vLLM's, and twice what is in the cache",
+        cpu.counters_doubled, cpu.counters_doubled, COUNTERS | WRITES, COUNTERS,
+    ),
+    Fault(
+        "staged tokens counted in each layer",
+        "stage operations taken for tokens",
+        "as above, and stage operations no longer are tokens x layers",
+        cpu.counted_in_each_layer, cpu.counted_in_each_layer, COUNTERS | WRITES, COUNTERS,
+    ),
+    Fault(
+        "every draft written at once and counted as staged",
+        "a mode that never saves a write: INEFFECTIVE, but not by its counts",
+        "tokens, rows and counts are right; only the watched slots tell",
+        cpu.written_directly_in_secret, gpu.written_directly_in_secret, WRITES, WRITES,
+    ),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class RankFault:
+    """A fault on one of two tensor-parallel ranks; `plant` is a function of `rank_faults`."""
+
+    name: str
+    stands_for: str
+    why: str
+    plant: str
+    checks: frozenset[str]
+    cells: tuple[str, ...] = BOTH
+
+
+RANK_FAULTS = (
+    RankFault(
+        "one rank commits a row less",
+        "ranks that settle on one count and write another",
+        "half the heads of a slot keep what stood there; the other rank is right",
+        "commit_drops_a_row", K | TOKENS | WRITES,
+    ),
+    RankFault(
+        "one rank counts a token less",
+        "ranks that record different windows",
+        "output and rows are right; the ranks' windows differ",
+        "counts_one_less", RANKS, ("off x off", *BOTH),
+    ),
+)  # fmt: skip

@@ -1,0 +1,110 @@
+"""Values of models without weights: who gets which, and how much attention a row has of itself."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+from vllm.config import VllmConfig, set_current_vllm_config
+from vllm.model_executor.layers.layernorm import GemmaRMSNorm, RMSNorm
+
+from nwor_bench import engine_config
+from nwor_bench.plugin import dummy_weights
+from nwor_bench.plugin.dummy_weights import fill, lean_queries_on_keys
+
+
+class Holder(nn.Module):
+    """A module with these parameters and attributes."""
+
+    def __init__(self, parameters: dict[str, torch.Tensor], **attributes: object):
+        super().__init__()
+        for name, value in parameters.items():
+            self.register_parameter(name, nn.Parameter(value, requires_grad=False))
+        for name, value in attributes.items():
+            setattr(self, name, value)
+
+
+def model(**modules: nn.Module) -> nn.Module:
+    whole = nn.Module()
+    for name, module in modules.items():
+        whole.add_module(name, module)
+    return whole
+
+
+def drawn(*shape: int) -> torch.Tensor:
+    """What vLLM's own dummy loader leaves."""
+    return torch.empty(shape).uniform_(-1e-3, 1e-3)
+
+
+def test_the_engine_names_the_loader_of_the_plugin() -> None:
+    assert engine_config.DUMMY_LOADERS == {"dummy": dummy_weights.LOAD_FORMAT}
+
+
+@pytest.mark.parametrize(("head_dim", "heads", "kv_heads"), [(64, 4, 4), (128, 3, 1), (256, 7, 1)])
+def test_a_row_has_5_to_20_percent_of_its_attention_at_1000_tokens(
+    head_dim: int, heads: int, kv_heads: int
+) -> None:
+    hidden, tokens = 512, 1000
+    torch.manual_seed(3)
+    weight = torch.randn((heads + 2 * kv_heads) * head_dim, hidden) * hidden**-0.5
+    before = weight.clone()
+    lean_queries_on_keys(weight, heads, kv_heads, head_dim)
+    assert torch.equal(weight[heads * head_dim :], before[heads * head_dim :])
+    rows = torch.randn(tokens, hidden)
+    query = (rows @ weight[: heads * head_dim].T).view(tokens, kv_heads, -1, head_dim)
+    key = (rows @ weight[heads * head_dim :][: kv_heads * head_dim].T).view(tokens, kv_heads, -1)
+    scores = torch.einsum("qghd,kgd->ghqk", query, key) / math.sqrt(head_dim)
+    own = scores.softmax(-1).diagonal(dim1=-2, dim2=-1)
+    assert 0.05 < own.mean() < 0.20
+    assert query.std() == pytest.approx(1.0, abs=0.05)
+
+
+def test_queries_laid_out_otherwise_are_left_random() -> None:
+    weight = torch.randn(12 * 8, 16)
+    before = weight.clone()
+    lean_queries_on_keys(weight, heads=4, kv_heads=2, head_dim=8)  # 4 gates beside 4 queries
+    assert torch.equal(weight, before)
+
+
+def test_each_kind_of_parameter_gets_its_value() -> None:
+    with set_current_vllm_config(VllmConfig()):
+        norms = {"inner": RMSNorm(8), "gemma": GemmaRMSNorm(8), "norm": RMSNorm(64)}
+    for norm in norms.values():
+        norm.weight.data.uniform_(-1e-3, 1e-3)
+    quantised = torch.ones(4, 4).to(torch.float8_e4m3fn)
+    whole = model(
+        **norms,
+        linear=Holder({"weight": drawn(256, 512), "bias": drawn(256)}),
+        experts=Holder({"w13_weight": drawn(4, 64, 128)}),
+        packed=Holder({"qweight": torch.ones(4, 4, dtype=torch.int32), "weight": quantised}),
+        scaled=Holder({"weight_scale": drawn(4), "k_scale": drawn(1)[0]}),
+        mamba=Holder({"A_log": drawn(4), "dt_bias": drawn(4), "D": drawn(4)}),
+        conv1d=Holder({"weight": drawn(4, 1, 3)}),
+    )
+    kept = {n: p.clone() for n, p in whole.named_parameters() if n.split(".")[0] in
+            ("packed", "mamba", "conv1d") or n == "scaled.weight_scale"}  # fmt: skip
+    assert fill(whole) == {"matrices": 2, "norms": 3, "zeros": 1, "scales": 1, "left_alone": 7}
+    values = dict(whole.named_parameters())
+    assert values["linear.weight"].std() == pytest.approx(512**-0.5, rel=0.02)
+    assert values["experts.w13_weight"].std() == pytest.approx(128**-0.5, rel=0.02)
+    assert (values["inner.weight"] == 1).all()
+    assert set(values["norm.weight"].tolist()) == {1.0, -1.0}  # a tied head must not echo
+    assert (values["gemma.weight"] == 0).all()  # Gemma's norm multiplies by 1 + weight
+    assert (values["linear.bias"] == 0).all()
+    assert values["scaled.k_scale"] == 1
+    for name, before in kept.items():
+        assert torch.equal(values[name].float(), before.float()), name
+
+
+def test_values_follow_from_names_and_sharded_ones_from_the_rank() -> None:
+    def made(**attributes: object) -> torch.Tensor:
+        whole = model(a=Holder({"weight": drawn(16, 16)}, **attributes))
+        fill(whole)
+        return next(whole.parameters()).data
+
+    assert torch.equal(made(), made())
+    assert torch.equal(made(tp_size=1, tp_rank=0), made())
+    assert not torch.equal(made(tp_size=2, tp_rank=0), made(tp_size=2, tp_rank=1))
+    other = model(b=Holder({"weight": drawn(16, 16)}))
+    fill(other)
+    assert not torch.equal(next(other.parameters()).data, made())

@@ -1,0 +1,117 @@
+"""The watch over staged slots: what is written early, unevenly, or beyond what was accepted."""
+
+import pytest
+import torch
+
+from nwor_bench.plugin.gpu_staging import GpuWindowBatch
+from nwor_bench.plugin.staging import LayerCache, StagingBuffers, write_kv_cache
+from nwor_bench.plugin.window import Window, WindowBatch
+from nwor_bench.plugin.write_watch import MARK, MARK_IN_E4M3, WriteWatch, _is_draft
+
+LAYERS = 3
+ROWS, SLOTS = torch.tensor([1, 2, 4]), torch.tensor([9, 10, 14])
+
+
+class Watched:
+    """A window of three drafts (two requests) over small caches, and the watch over it."""
+
+    def __init__(self, dtype: torch.dtype = torch.float32):
+        caches = [torch.zeros(5, 2, 4, 8, dtype=dtype) for _ in range(LAYERS)]
+        layers = [LayerCache(f"layer{i}", c, 4, torch.float32) for i, c in enumerate(caches)]
+        self.caches = caches
+        self.buffers = StagingBuffers(layers, 4)
+        self.window = Window(self.buffers)
+        self.watch = WriteWatch(self.window, caches)
+        self.key, self.value = torch.randn(2, 5, 2, 4).unbind()
+
+    def stage(self) -> None:
+        direct = torch.tensor([8, -1, -1, 13, -1])
+        self.window.begin(WindowBatch((2, 1), ROWS, SLOTS, direct))
+        for layer in range(LAYERS):
+            assert self.window.stage(layer, self.key, self.value)
+
+    def settle(self, accepted: list[bool]) -> None:
+        assert self.window.accept(torch.tensor(accepted), sum(accepted))
+        assert self.window.commit()
+        self.window.close()
+
+
+def test_a_sound_window_writes_what_it_accepted() -> None:
+    watched = Watched()
+    watched.watch.switch(True)
+    watched.stage()
+    watched.settle([True, False, True])
+    seen = watched.watch.switch(False)
+    assert seen == {"windows": 1, "early": 0, "uneven": 0, "written": 2}
+    cache = watched.caches[0]
+    assert (cache[10 // 4, :, 10 % 4] == MARK).all()  # rejected: the next window overwrites it
+
+
+def test_nothing_is_marked_or_counted_while_it_is_off() -> None:
+    watched = Watched()
+    watched.watch.switch(True)
+    watched.watch.switch(False)
+    watched.stage()
+    watched.settle([True, False, True])
+    assert watched.watch.switch(False) == dict.fromkeys(
+        ("windows", "early", "uneven", "written"), 0
+    )
+    assert not (watched.caches[0] == MARK).any()
+
+
+def test_a_direct_write_is_seen_before_the_commit() -> None:
+    watched = Watched()
+    watched.watch.switch(True)
+    watched.stage()
+    for cache in watched.caches[:2]:
+        write_kv_cache(watched.key[ROWS], watched.value[ROWS], cache, SLOTS)
+    watched.settle([True, True, True])
+    seen = watched.watch.switch(False)
+    assert (seen["early"], seen["uneven"], seen["written"]) == (2 * 3, 0, 3)
+
+
+def test_a_layer_that_was_left_out_is_uneven() -> None:
+    watched = Watched()
+    watched.watch.switch(True)
+    watched.stage()
+    kept = watched.caches[1].clone()
+    assert watched.window.accept(torch.tensor([True, True, False]), 2)
+    assert watched.window.commit()
+    watched.caches[1].copy_(kept)
+    watched.window.close()
+    assert watched.watch.switch(False) == {"windows": 1, "early": 0, "uneven": 2, "written": 2}
+
+
+def test_a_window_that_fell_back_is_no_committed_one() -> None:
+    watched = Watched()
+    watched.watch.switch(True)
+    watched.stage()
+    watched.window.abort("why")
+    watched.window.close()
+    assert watched.watch.switch(False)["windows"] == 0
+
+
+def test_a_capture_has_no_slots_to_mark() -> None:
+    watched = Watched()
+    watched.watch.switch(True)
+    watched.window.begin(WindowBatch((2, 1), ROWS, SLOTS, None), repeats=True)
+    watched.window.forget()
+    assert not (watched.caches[0] == MARK).any()
+
+
+def test_padding_and_the_certain_token_are_no_drafts() -> None:
+    slots = torch.tensor([8, 9, 10, -1, -1, -1])
+    batch = GpuWindowBatch((2, 2), torch.arange(6), slots, None, tokens_per_request=3, certain=1)
+    assert _is_draft(batch).tolist() == [False, True, True, False, True, True]
+    watched = Watched()
+    watched.watch.switch(True)
+    watched.watch._mark(batch)
+    marked = {n for n in range(20) if (watched.caches[0][n // 4, :, n % 4] == MARK).all()}
+    assert marked == {8, 9, 10}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_the_mark_is_exact_in_every_dtype_of_a_cache(dtype: torch.dtype) -> None:
+    assert torch.tensor(MARK, dtype=dtype).item() == MARK
+    byte = torch.tensor([MARK_IN_E4M3], dtype=torch.uint8)
+    assert byte.view(torch.float8_e4m3fn).float().item() == MARK

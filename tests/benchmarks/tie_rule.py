@@ -9,7 +9,8 @@ the whole vocabulary, by transformers. Needs a GPU, or a CPU with fast bfloat16.
 Printed: the share of output positions whose two likeliest tokens lie within the allowance; and of
 the tokens that change when the model may not see an eighth of the context (behind its first token,
 at a place drawn per request), how many each rule calls a tie, taken one by one. The gate as a
-whole is stricter: one token that is no tie makes a cell INVALID.
+whole is stricter: one token that is no tie makes a cell INVALID, and so do ties that together lie
+too far apart. Mode off's own flips between batch shapes must pass.
 """
 
 import argparse
@@ -25,7 +26,7 @@ from nwor_bench.pairs import resolve_pair
 from nwor_bench.prompts import encode, load_prompts, load_tokenizer
 from nwor_bench.records import Cell, NworMode, ScvMode
 from nwor_bench.tie_judge import TOP, TieJudge
-from nwor_bench.ties import Place, PlaceVerdict, leading_two
+from nwor_bench.ties import Place, PlaceVerdict, leading_two, together_outside
 
 Texts = list[list[int]]
 
@@ -109,6 +110,13 @@ def share(name: str, found: list[PlaceVerdict], rows: list[Rows]) -> str:
     return f"{name}: {ours} of {total} ({ours / total:.1%}); rule before: {old} ({old / total:.1%})"
 
 
+def together(ties: list[PlaceVerdict]) -> str:
+    """What the gate says of all of them."""
+    squares = sum(verdict.multiple**2 for verdict in ties)
+    outside = together_outside(len(ties), squares)
+    return f"squares {squares:.1f} of {len(ties)}: {'too far apart' if outside else 'sound'}"
+
+
 def report(pair_name: str, requests: int, tokens: int, seed: int) -> None:
     """Start the engine, judge, print."""
     pair = resolve_pair(pair_name)
@@ -138,6 +146,12 @@ def report(pair_name: str, requests: int, tokens: int, seed: int) -> None:
     print(share("changed tokens called a tie, an eighth masked", changed, rows))
     broken = {verdict.place.request for verdict in changed if not verdict.is_tie}
     print(f"requests with a changed token that is no tie: {len(broken)} of {requests}")
+    ties = [verdict for verdict in changed if verdict.is_tie]
+    print(f"the masked model's ties taken together: {together(ties)}")
+    flips = [v for v in leading if any(gap is not None and gap <= 0 for gap in v.gaps)]
+    sound = sum(verdict.is_tie for verdict in flips)
+    print(f"mode off's own flips between its shapes: {len(flips)}, of them ties {sound}")
+    print(f"taken together: {together(flips)}")
 
 
 def main() -> None:

@@ -11,7 +11,7 @@ TIES_EVENT = "ties"
 
 
 def ties_event(cell: Cell, batch: BatchRecord, judged: Judged, scale: ErrorScale) -> dict[str, Any]:
-    """Differing tokens of one batch, judged. Gaps in nats."""
+    """Differing tokens of one batch, judged. Gaps in nats, the time of judging in seconds."""
     return {
         "event": TIES_EVENT,
         "pair": cell.pair,
@@ -32,6 +32,7 @@ def ties_event(cell: Cell, batch: BatchRecord, judged: Judged, scale: ErrorScale
         "error_positions": scale.positions,
         "positions_within": scale.within,
         "allowance": scale.allowance,
+        "spent_s": spent_s,
     }
 
 
@@ -59,6 +60,7 @@ def ties_facts(events: Iterable[dict[str, Any]]) -> dict[str, Any] | None:
         "tokens_compared": sum(event["tokens_compared"] for event in every),
         "tokens": sum(event["tokens"] for event in every),
         "continuation_batches": sum(event["rounds"] for event in every),
+        "judging_s": sum(event["spent_s"] for event in every),
         "error_rms_nats": latest["error_rms"],
         "error_largest_nats": latest["error_largest"],
         "error_positions": latest["error_positions"],

@@ -155,6 +155,7 @@ class ParityGate:
     ) -> Comparison:
         """Differing tokens must be ties, and acceptance within its interval all the same."""
         prompts = [tuple(prompt) for prompt in self._encode(block.prompts)]
+        spent_before = self._ties.spent_s
         judged = judge_differences(
             cell,
             prompts,
@@ -165,7 +166,8 @@ class ParityGate:
         )
         scale = self._ties.measured
         if judged.verdicts and scale is not None:
-            event = ties_event(cell, answer.record, judged, scale)
+            spent = self._ties.spent_s - spent_before
+            event = ties_event(cell, answer.record, judged, scale, spent)
             self._judged[event_key(event)] = event
             self._on_event(event)
         if judged.comparison.parity == INVALID:

@@ -153,6 +153,7 @@ def test_a_tie_is_explained_and_written_down(folder: Path) -> None:
     assert facts["compared"] == COMPARED[ParityRule.EXPLAINED]
     found = facts["ties"]
     assert (found["differences_judged"], found["continuation_batches"]) == (3, 3)
+    assert found["judging_s"] > 0
     assert (found["error_positions"], found["tokens_compared"]) == (16, 48)
     assert found["allowance_nats"] == pytest.approx(5 * found["error_rms_nats"])
     assert 0 < found["largest_gap_nats"] < found["allowance_nats"]

@@ -10,7 +10,9 @@ from nwor_bench.ties import ALLOWED_RMS, ErrorScale
 TIES_EVENT = "ties"
 
 
-def ties_event(cell: Cell, batch: BatchRecord, judged: Judged, scale: ErrorScale) -> dict[str, Any]:
+def ties_event(
+    cell: Cell, batch: BatchRecord, judged: Judged, scale: ErrorScale, spent_s: float
+) -> dict[str, Any]:
     """Differing tokens of one batch, judged. Gaps in nats, the time of judging in seconds."""
     return {
         "event": TIES_EVENT,

@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector
 from test_refusals import RECURRENT, recurrent
 from test_runner_v2_counts import runner_of_two_requests
+from v2_pieces import scheduled
 
 from nwor_bench.errors import BenchError, ConfigError
 
@@ -201,12 +202,11 @@ def test_a_hybrids_windows_are_seen_and_their_reason_is_shown(
     attach_hook(worker)
     hook = worker.nwor_hook
     assert hook.staging_unavailable == "recurrent_layers"
-    drafts = {"a-1": [-1] * 4, "b-2": [-1] * 4}
-    step = SimpleNamespace(total_num_scheduled_tokens=10, scheduled_spec_decode_tokens=drafts)
-    runner.execute_model(step)
+    requests = ["a-1", "b-2"]
+    runner.execute_model(scheduled(requests, drafts=4))
     runner.prepare_attn(
         SimpleNamespace(
-            req_ids=list(drafts),
+            req_ids=requests,
             num_tokens=10,
             num_reqs=2,
             num_draft_tokens=8,

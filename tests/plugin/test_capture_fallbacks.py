@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from v2_pieces import scheduled
 
 pytestmark = pytest.mark.slow  # vLLM's attention backends are imported
 
@@ -141,13 +142,11 @@ def test_after_one_window_that_cannot_be_held_no_other_is_tried(
     hook.attach()
     hook.set_modes(NworMode.STAGE, ScvMode.OFF)
     for _ in range(3):
-        drafts = {"a-1": [-1] * 3, "b-2": [-1] * 3}
-        runner.execute_model(
-            SimpleNamespace(total_num_scheduled_tokens=8, scheduled_spec_decode_tokens=drafts)
-        )
+        requests = ["a-1", "b-2"]
+        runner.execute_model(scheduled(requests, drafts=3))
         runner.prepare_attn(
             SimpleNamespace(
-                req_ids=list(drafts),
+                req_ids=requests,
                 num_tokens=8,
                 num_reqs=2,
                 num_draft_tokens=6,

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from v2_pieces import scheduled
 
 from nwor_bench.plugin.settings import PluginSettings
 from nwor_bench.records import NworMode, ScvMode
@@ -56,14 +57,11 @@ def window_of(
     hook = V2RunnerHook(runner, PluginSettings(NworMode.STAGE, ScvMode.OFF, False))
     hook.attach()
     hook.set_modes(NworMode.STAGE, ScvMode.OFF)
-    step = SimpleNamespace(
-        total_num_scheduled_tokens=10,
-        scheduled_spec_decode_tokens={"a-1": [-1] * 4, "b-2": [-1] * 4},
+    step = scheduled(
+        ["a-1", "b-2"],
+        drafts=4,
         pending_structured_output_tokens=arguments.get("waited", True),
         num_invalid_spec_tokens=None,  # for ever: the scheduler writes into its own copy
-        finished_req_ids=set(),
-        scheduled_new_reqs=[],
-        scheduled_cached_reqs=SimpleNamespace(resumed_req_ids=set()),
     )
     batch = SimpleNamespace(
         req_ids=["a-1", "b-2"],

@@ -111,16 +111,20 @@ def make_hook(monkeypatch: pytest.MonkeyPatch, vote: RankVote | None = None) -> 
 
 
 def scheduled(
-    requests: Sequence[str], finished: Iterable[str] = (), new: Sequence[Any] = ()
+    requests: Sequence[str],
+    finished: Iterable[str] = (),
+    new: Sequence[Any] = (),
+    drafts: int = K,
+    **more: Any,
 ) -> Any:
-    """A SchedulerOutput: a window of each request."""
+    """A SchedulerOutput: a window of each request; `more` are further fields of it."""
     return SimpleNamespace(
-        total_num_scheduled_tokens=len(requests) * (K + 1),
-        scheduled_spec_decode_tokens={name: [-1] * K for name in requests},
+        total_num_scheduled_tokens=len(requests) * (drafts + 1),
+        scheduled_spec_decode_tokens={name: [-1] * drafts for name in requests},
         finished_req_ids=set(finished),
         scheduled_new_reqs=list(new),
         scheduled_cached_reqs=SimpleNamespace(resumed_req_ids=set()),
-        pending_structured_output_tokens=False,
+        **{"pending_structured_output_tokens": False, **more},
     )
 
 

@@ -119,7 +119,7 @@ def test_after_one_window_that_cannot_be_held_no_other_is_tried(
 
     planned = []
 
-    def plan(*_: Any) -> Any:
+    def plan(*_: Any, **__: Any) -> Any:
         planned.append(layers.begin("whole step"))
         layers.window.forget()
         return planned[-1], None

@@ -176,8 +176,10 @@ def _check_resumable(run: RunData, prepared: Prepared, folder: Path, console: Co
     stored = len([batch for batch in run.batches if batch.phase != "warmup"])
     every = len(prepared.plan.cells) * (1 + len(prepared.plan.blocks))
     cut = [block_name(block) for block in cut_blocks(run.batches, run.finished)]
-    then = f"{' and '.join(cut)} was cut and is run again whole" if cut else "it goes on from there"
-    line = f"{folder}: {stored} of at most {every} batches are stored; {then}"
+    again = f"; {' and '.join(cut)} was cut and is run again whole" if cut else ""
+    line = (
+        f"{folder}: {stored} of at most {every} batches are stored; it goes on from there{again}"
+    )
     console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 

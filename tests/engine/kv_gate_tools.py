@@ -82,4 +82,5 @@ def change_a_value(
     element = cache[slot // size, head, slot % size]
     if element.dtype is torch.uint8:
         element = element.view(torch.float8_e4m3fn)
-    element[column] = (element[column].float() + 1).to(element.dtype)
+    with torch.inference_mode():  # the cache was made in it
+        element[column] = (element[column].float() + 1).to(element.dtype)

@@ -6,7 +6,6 @@ cache is the only thing that can be compared.
 
 import json
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,10 +15,8 @@ from kv_gate_tools import change_a_value, kv_results
 from rank_faults import on_ranks
 
 from nwor_bench.engine import BatchOutput, VllmEngine
-from nwor_bench.errors import ExitCode
 from nwor_bench.kv_verdict import KvVerdict
 from nwor_bench.pairs import resolve_pair
-from nwor_bench.session import PairChoice, run_session
 
 pytestmark = [pytest.mark.engine, pytest.mark.gpu]
 
@@ -80,25 +77,3 @@ def test_a_wrong_element_is_named(engine: VllmEngine, head: int) -> None:
     assert f"request {request}, position {position} (of its output), K, head {head}:" in (
         result.reason
     )
-
-
-@pytest.mark.parametrize(("graphs", "cache"), KINDS)
-def test_a_sweep_tells_what_the_gate_took(
-    tmp_path: Path,
-    graphs: str,
-    cache: str,
-    record_property: Callable[[str, object], None],
-) -> None:
-    spec = tiny_spec(
-        draft_tokens=4,
-        max_model_len=1024,
-        max_new_tokens=60,
-        batches=1,
-        warmup=1,
-        engine_args=arguments_of(graphs, cache),
-    )
-    code = run_session(spec, PairChoice(pair="qwen-shape"), tmp_path / "run")
-    gate = json.loads((tmp_path / "run" / "run.json").read_text())["kv_gate"]
-    record_property("seconds", (gate["seconds"], gate["gate_seconds"]))
-    assert code is ExitCode.OK
-    assert {cell["verdict"] for cell in gate["cells"].values()} == {"within tolerance"}

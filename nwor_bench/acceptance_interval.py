@@ -9,7 +9,7 @@ text has nearly equal acceptance: the interval is wider than need be, which cost
 Behind a tie the text is another one, and the windows of one request go together: for each such
 request the variance grows as if the rate behind its first difference were drawn anew between 0
 and 1 for each cell. That leaves one batch little power where many requests differ, so each batch
-is compared alone and together with all of the cell's batches before it.
+is compared alone and together with the cell's batches before it.
 """
 
 from collections.abc import Sequence
@@ -72,16 +72,26 @@ def acceptance_of(
 
 
 class AcceptanceCheck:
-    """Compares each batch of a cell with off x off's, alone and with the cell's earlier ones."""
+    """Compares each batch of a cell with off x off's, alone and with the cell's earlier ones.
+
+    A batch with a prompt that an earlier one had is compared alone only: greedy decoding repeats
+    itself, which is no second piece of evidence.
+    """
 
     def __init__(self) -> None:
         self._before: dict[Cell, Acceptance] = {}
+        self._prompts: dict[Cell, set[tuple[int, ...]]] = {}
 
-    def add(self, cell: Cell, batch: Acceptance) -> str | None:
+    def add(self, cell: Cell, batch: Acceptance, prompts: Sequence[tuple[int, ...]]) -> str | None:
         """Where acceptance leaves its interval, in words; None if nowhere."""
+        seen = self._prompts.setdefault(cell, set())
+        outside = acceptance_outside(batch)
+        if outside or not seen.isdisjoint(prompts):
+            return outside
+        seen |= set(prompts)
         before = self._before.get(cell)
         together = self._before[cell] = batch if before is None else before.plus(batch)
-        return acceptance_outside(batch) or acceptance_outside(together)
+        return acceptance_outside(together)
 
 
 def acceptance_outside(found: Acceptance, alpha: float = ALPHA) -> str | None:

@@ -29,9 +29,6 @@ class Judged:
 
     comparison: Comparison
 
-    differences: int = 0
-    """Differing tokens that were judged."""
-
     rounds: int = 0
     """Batches in which the cell went on behind ties."""
 
@@ -41,11 +38,17 @@ class Judged:
     tokens: int = 0
     """Output tokens of the reference."""
 
-    largest_gap: float | None = None
-    """The largest gap of a tie, in nats; None if there was none."""
+    verdicts: tuple[PlaceVerdict, ...] = ()
+    """The judged differences, in the order in which they were judged."""
 
     diverged: tuple[int, ...] = ()
     """For each differing request the reference's tokens from the first difference on."""
+
+    @property
+    def largest_gap(self) -> float | None:
+        """The largest gap of a tie, in nats; None if there was none."""
+        gaps = [v.gap for v in self.verdicts if v.is_tie and v.gap is not None]
+        return max(gaps, default=None)
 
 
 def judge_differences(
@@ -89,9 +92,7 @@ def judge_differences(
         comparison = Comparison(INVALID, what)
     else:
         comparison = Comparison(EXPLAINED, _ties(found, len(reference), compared, total))
-    gaps = [verdict.gap for verdict in found if verdict.is_tie and verdict.gap is not None]
-    largest = max(gaps, default=None)
-    return Judged(comparison, len(found), rounds, compared, total, largest, diverged)
+    return Judged(comparison, rounds, compared, total, tuple(found), diverged)
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,10 @@ from nwor_bench.ties import ALLOWED_RMS, ErrorScale
 TIES_EVENT = "ties"
 
 
-def ties_event(cell: Cell, batch: BatchRecord, judged: Judged, scale: ErrorScale) -> dict[str, Any]:
-    """Differing tokens of one batch, judged. Gaps in nats."""
+def ties_event(
+    cell: Cell, batch: BatchRecord, judged: Judged, scale: ErrorScale, spent_s: float
+) -> dict[str, Any]:
+    """Differing tokens of one batch, judged. Gaps in nats, the time of judging in seconds."""
     return {
         "event": TIES_EVENT,
         "pair": cell.pair,
@@ -21,8 +23,9 @@ def ties_event(cell: Cell, batch: BatchRecord, judged: Judged, scale: ErrorScale
         "phase": batch.phase,
         "block": batch.block,
         "parity": judged.comparison.parity,
-        "differences": judged.differences,
+        "differences": len(judged.verdicts),
         "largest_gap": judged.largest_gap,
+        "squared_multiples": sum(v.multiple**2 for v in judged.verdicts),
         "rounds": judged.rounds,
         "tokens_compared": judged.tokens_compared,
         "tokens": judged.tokens,
@@ -31,6 +34,7 @@ def ties_event(cell: Cell, batch: BatchRecord, judged: Judged, scale: ErrorScale
         "error_positions": scale.positions,
         "positions_within": scale.within,
         "allowance": scale.allowance,
+        "spent_s": spent_s,
     }
 
 
@@ -58,10 +62,11 @@ def ties_facts(events: Iterable[dict[str, Any]]) -> dict[str, Any] | None:
         "tokens_compared": sum(event["tokens_compared"] for event in every),
         "tokens": sum(event["tokens"] for event in every),
         "continuation_batches": sum(event["rounds"] for event in every),
+        "judging_s": sum(event["spent_s"] for event in every),
         "error_rms_nats": latest["error_rms"],
         "error_largest_nats": latest["error_largest"],
         "error_positions": latest["error_positions"],
-        "positions_within_allowance": latest["positions_within"],
+        "error_positions_within_allowance": latest["positions_within"],
         "allowance_nats": latest["allowance"],
         "allowance": f"{ALLOWED_RMS:g} times error_rms_nats, or the place's own movement",
     }

@@ -28,15 +28,17 @@ from nwor_bench.prompts import Encode
 from nwor_bench.records import BatchRecord, Cell, NworMode, ScvMode
 from nwor_bench.store import RunData
 from nwor_bench.tie_judge import TieJudge
+from nwor_bench.ties import together_outside
 
 BROKEN_EVENT = "parity_broken"
 
 COMPARED = {
     ParityRule.EXACT: "greedy tokens and per-position acceptance, request by request",
     ParityRule.EXPLAINED: "greedy tokens, request by request: where one differs, mode off's own "
-    "log probabilities of both, asked for in three batch shapes, must be a tie; behind it the cell "
-    "goes on from off x off's token until the gate's block is compared to its end (timed blocks: "
-    "the first difference of each request); acceptance within its interval, position by position",
+    "log probabilities of both, asked for in three batch shapes, must be a tie, and all ties of a "
+    "cell together no farther apart than sound flips; behind a tie the cell goes on from off x "
+    "off's token until the gate's block is compared to its end (timed blocks: the first difference "
+    "of each request); acceptance within its interval, position by position",
     ParityRule.ACCEPTANCE_ONLY: "output lengths and per-position acceptance: acceptance is "
     "synthetic here, so tokens do not follow the target",
 }
@@ -82,6 +84,7 @@ class ParityGate:
         self._ignore_eos = ignore_eos
         self._on_event = on_event
         self._acceptance = AcceptanceCheck()
+        self._multiples: dict[Cell, dict[tuple[tuple[int, ...], int, int], float]] = {}
         self._judged: dict[tuple[Any, ...], dict[str, Any]] = {}
 
     def restore(self, run: RunData) -> None:
@@ -157,24 +160,35 @@ class ParityGate:
         self, cell: Cell, answer: Answer, reference: Answer, block: Block, *, to_the_end: bool
     ) -> Comparison:
         """Differing tokens must be ties, and acceptance within its interval all the same."""
+        prompts = [tuple(prompt) for prompt in self._encode(block.prompts)]
+        spent_before = self._ties.spent_s
         judged = judge_differences(
             cell,
-            self._encode(block.prompts),
+            prompts,
             answer.token_ids or (),
             reference.token_ids or (),
             self._ties,
             to_the_end=to_the_end,
         )
         scale = self._ties.measured
-        if judged.differences and scale is not None:
-            event = ties_event(cell, answer.record, judged, scale)
+        if judged.verdicts and scale is not None:
+            spent = self._ties.spent_s - spent_before
+            event = ties_event(cell, answer.record, judged, scale, spent)
             self._judged[event_key(event)] = event
             self._on_event(event)
         if judged.comparison.parity == INVALID:
             return judged.comparison
-        outside = self._acceptance.add(
-            cell, acceptance_of(answer.record, reference.record, judged.diverged, judged.tokens)
-        )
+        # Blocks may share prompts, and equal prompts have equal ties: each counts once.
+        ties = self._multiples.setdefault(cell, {})
+        for verdict in judged.verdicts:
+            place = verdict.place
+            key = (prompts[place.request], place.position, place.token)
+            ties.setdefault(key, verdict.multiple)
+        far = together_outside(len(ties), sum(multiple**2 for multiple in ties.values()))
+        if far is not None:
+            return Comparison(INVALID, far)
+        counts = acceptance_of(answer.record, reference.record, judged.diverged, judged.tokens)
+        outside = self._acceptance.add(cell, counts, prompts)
         return Comparison(INVALID, outside) if outside else judged.comparison
 
 

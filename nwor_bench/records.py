@@ -223,7 +223,8 @@ class CellResult:
     `scv_status` judges SCV alone: "off", "ok" or "INEFFECTIVE".
     `scv_status` is "not measured", and the counts of tokens, stage operations and fallbacks are
     None, for a cell that was never timed.
-    `parity` is "reference", "exact", "INVALID" or None (not checked).
+    `parity` is "reference", "exact", "explained" (ties alone differ), "acceptance only",
+    "INVALID" or None (not checked).
     `verdict` is one of `Verdict`, or "reference" for the baseline.
     """
 

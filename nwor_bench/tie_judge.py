@@ -56,15 +56,14 @@ class GreedyEngine(Protocol):
 class TieJudge:
     """Judges differing tokens by mode off's own log probabilities.
 
-    The error scale is measured once, when the first difference has to be judged, and costs about
-    two gate batches of off x off: the gate's block decoded once more, then up to `MOST_POSITIONS`
-    of its positions asked for again behind prefixes from the prefix cache. Without a prefix cache
-    those prefixes are prefilled whole.
+    A prefix is asked for in three batch shapes: all prefixes together, prefilled whole; together
+    with their context from the prefix cache, so that only the last partial block is computed, as
+    few tokens as a window has; and from the cache again, each alone.
 
-    A place is asked for in three batch shapes: all prefixes together and prefilled whole, together
-    with their context from the prefix cache (only the last partial block is computed, as few
-    tokens as a window has), and each prefix alone and whole. Two of the three differ even where
-    the engine has no prefix cache.
+    The error scale is measured once, when the first difference has to be judged: the gate's block
+    is decoded once more in mode off, then up to `MOST_POSITIONS` of its positions are asked for in
+    those shapes. At 8 requests that is one gate batch and 160 steps of a few tokens, about the
+    time of four gate batches. An engine without a prefix cache prefills every prefix anew.
 
     Args:
         engine: started; its modes are other ones afterwards.
@@ -109,11 +108,7 @@ class TieJudge:
                 for place in places
             )
         )
-        shapes = [
-            self._next_tokens(prefixes),
-            self._next_tokens(prefixes, keep_prefix_cache=True),
-            [top for prefix in prefixes for top in self._next_tokens([prefix])],
-        ]
+        shapes = self._shapes(prefixes)
         by_prefix = {prefix: tops for prefix, *tops in zip(prefixes, *shapes, strict=True)}
         verdicts = []
         for place in places:
@@ -143,22 +138,26 @@ class TieJudge:
         }
 
     def _measure_scale(self) -> ErrorScale:
-        """Decoded in mode off's own windows against asked for behind a cached prefix."""
+        """Mode off's own windows against the shapes in which places are asked for."""
         prompts = self._gate()
         decoded = self._engine.decode_greedily(
             prompts, [self._max_new_tokens] * len(prompts), ignore_eos=self._ignore_eos, top=TOP
         )
         outputs = [output.token_ids for output in decoded]
         spots = spread([len(output) for output in outputs], MOST_POSITIONS)
-        # Prefilled anew, so that the prefixes' K/V are not those of the windows.
-        self._next_tokens([(*p, *out[:-1]) for p, out in zip(prompts, outputs, strict=True)])
-        again = self._next_tokens(
-            [(*prompts[r], *outputs[r][:at]) for r, at in spots], keep_prefix_cache=True
-        )
+        asked = self._shapes([(*prompts[r], *outputs[r][:at]) for r, at in spots])
         try:
-            return error_scale([decoded[r].top[at] for r, at in spots], again)
+            return error_scale([decoded[r].top[at] for r, at in spots], asked)
         except ValueError as error:
             raise EngineError(f"the gate cannot measure the error of mode off: {error}") from error
+
+    def _shapes(self, prefixes: Tokens) -> list[list[TopLogprobs]]:
+        """The likeliest tokens behind each prefix, in each batch shape."""
+        return [
+            self._next_tokens(prefixes),
+            self._next_tokens(prefixes, keep_prefix_cache=True),
+            [top for p in prefixes for top in self._next_tokens([p], keep_prefix_cache=True)],
+        ]
 
     def _next_tokens(self, prefixes: Tokens, keep_prefix_cache: bool = False) -> list[TopLogprobs]:
         """The likeliest tokens behind each prefix, asked for in one batch."""

@@ -2,15 +2,19 @@
 
 Two sound kernels sum in another order, so in bf16 they may prefer different tokens where two
 logits all but agree. How nearly is not taken from a constant or from the whole vocabulary: mode
-off answers the same prefix in several batch shapes, and the gap of the two candidates may be no
-larger than mode off itself moves such gaps.
+off answers the same prefix in several batch shapes. A place's gap is the mean over those shapes,
+and the error scale s is the root mean square, over many output positions, of what mode off's own
+decoding differs by from that mean: a sound cell's decoding differs from it by as much.
 
-Why five times the root mean square s of the movements: a sound cell's gap differs from the one
-measured here by about s, so for normal errors a sound flip lies beyond c s at a share of
-`density * s * (phi(c) - c * Q(c))` of the positions (density: share of positions per nat near a
-gap of 0; phi, Q: the normal density and upper tail). With density 0.2 and s = 0.1 that is 8e-6 at
-c = 3, 1e-7 at c = 4 and 1e-9 at c = 5: a run compares 1e4 to 1e6 tokens, and errors have longer
-tails than the normal distribution's.
+Why a single gap may reach 5 s: for normal errors a sound flip lies beyond c s at a share of
+`density * s * (phi(c) - c * Q(c))` of the positions (density: share of positions per nat of the
+gap near 0; phi, Q: the normal density and upper tail). With density 0.5 and s = 0.1 that is 2e-5
+at c = 3, 4e-7 at c = 4 and 3e-9 at c = 5, and a run compares 1e4 to 1e6 tokens. Errors measured in
+bf16 have a kurtosis of 5, so 4 s would be passed now and then.
+
+Most sound flips lie far nearer: the mean of (gap / s)^2 over flips is 2/3 for normal errors and 1
+for Laplace's, while a fault's lie anywhere. So all differences of a cell together are held to
+`n + 9 sqrt(n)` (Laplace's variance is 5: four standard deviations), or to 25, one gap of 5 s.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,7 +22,9 @@ from dataclasses import dataclass
 from math import fsum, sqrt
 
 ALLOWED_RMS = 5.0
-"""The allowance in multiples of the movements' root mean square."""
+"""The largest gap of a tie in multiples of the error scale."""
+
+_SPREAD = 9.0
 
 TopLogprobs = Mapping[int, float]
 """Log probabilities of the likeliest next tokens, by token id, in nats."""
@@ -26,7 +32,7 @@ TopLogprobs = Mapping[int, float]
 
 @dataclass(frozen=True)
 class ErrorScale:
-    """How far mode off moves the gap of two candidates from one batch shape to another."""
+    """How far mode off's own decoding moves the gap of two candidates from its mean."""
 
     rms: float
     """Root mean square of the movements, in nats."""
@@ -75,19 +81,22 @@ class PlaceVerdict:
 
     @property
     def gap(self) -> float | None:
-        """The smallest distance of the two candidates; 0 if the shapes disagree which leads."""
+        """The distance of the two candidates, in nats: the mean over the shapes, without sign."""
         known = [gap for gap in self.gaps if gap is not None]
         if len(known) < len(self.gaps) or not known:
             return None
-        if min(known) <= 0 <= max(known):
-            return 0.0
-        return min(abs(gap) for gap in known)
+        return abs(fsum(known)) / len(known)
 
     @property
     def allowance(self) -> float:
         """The scale's allowance, or this place's own movement if that is larger."""
         known = [gap for gap in self.gaps if gap is not None]
         return max(self.scale.allowance, max(known) - min(known)) if known else 0.0
+
+    @property
+    def multiple(self) -> float:
+        """The gap in multiples of the error scale (of a fifth of the allowance)."""
+        return ALLOWED_RMS * self.gap / self.allowance if self.gap else 0.0
 
     @property
     def is_tie(self) -> bool:
@@ -114,23 +123,49 @@ def leading_two(top: TopLogprobs) -> tuple[int, int] | None:
     return (ranked[0], ranked[1]) if len(ranked) > 1 else None
 
 
-def error_scale(first: Sequence[TopLogprobs], second: Sequence[TopLogprobs]) -> ErrorScale:
-    """The scale from the same positions in two batch shapes.
+def together_outside(differences: int, squares: float) -> str | None:
+    """Whether ties, each within its allowance, lie too far apart taken together; None if not.
 
-    Each position gives one movement: that of the gap of the two likeliest tokens of `first`.
-    Raises ValueError if no position has both tokens in both shapes.
+    Args:
+        differences: judged differences of one cell.
+        squares: sum of the squares of their `multiple`.
     """
-    gaps: list[tuple[float, float]] = []
-    for top, other in zip(first, second, strict=True):
+    allowed = max(ALLOWED_RMS**2, differences + _SPREAD * sqrt(differences))
+    if squares <= allowed:
+        return None
+    return (
+        f"its {differences} differing tokens are ties one by one, but together they lie too far "
+        f"apart: the squared gaps sum to {squares:.0f} times the squared error of mode off, "
+        f"sound flips to {allowed:.0f} at most"
+    )
+
+
+def error_scale(
+    decoded: Sequence[TopLogprobs], asked: Sequence[Sequence[TopLogprobs]]
+) -> ErrorScale:
+    """The scale from mode off's decoding and from the shapes in which places are asked for.
+
+    Args:
+        decoded: at each position, as mode off's own windows gave it.
+        asked: the same positions in each other shape.
+
+    Each position gives one movement: that of the gap of the two likeliest tokens of `decoded`.
+    Raises ValueError if no position has both tokens in every shape.
+    """
+    moved, within = [], []
+    for top, *others in zip(decoded, *asked, strict=True):
         two = leading_two(top)
         if two is None:
             continue
-        before, after = gap_between(top, *two), gap_between(other, *two)
-        if before is not None and after is not None:
-            gaps.append((before, after))
-    if not gaps:
-        raise ValueError("no position has its two likeliest tokens in both shapes")
-    moved = [after - before for before, after in gaps]
+        gaps = [gap_between(other, *two) for other in (top, *others)]
+        known = [gap for gap in gaps if gap is not None]
+        if len(known) < len(gaps):
+            continue
+        mean = fsum(known[1:]) / len(known[1:])
+        moved.append(known[0] - mean)
+        within.append(abs(mean))
+    if not moved:
+        raise ValueError("no position has its two likeliest tokens in every shape")
     rms = sqrt(fsum(m * m for m in moved) / len(moved))
-    within = sum(abs(before) <= ALLOWED_RMS * rms for before, _ in gaps)
-    return ErrorScale(rms, max(abs(m) for m in moved), len(gaps), within)
+    near = sum(gap <= ALLOWED_RMS * rms for gap in within)
+    return ErrorScale(rms, max(abs(m) for m in moved), len(moved), near)

@@ -81,12 +81,18 @@ def test_a_small_loss_in_every_batch_is_seen_in_all_together() -> None:
     """10 % less at the first position: within the interval of 300 windows, not of 3,000."""
     check = AcceptanceCheck()
     batch = beside(((180, 108, 63, 27), 300), (SOUND, 300))
-    found = [check.add(STAGE, batch) for _ in range(20)]
+    found = [check.add(STAGE, batch, [(number,)]) for number in range(20)]
     assert found[0] is None
     assert found[-1] is not None
     assert "in 20 batches" in found[-1]
     other = replace(STAGE, scv_mode=ScvMode.GRAPH)
-    assert check.add(other, batch) is None
+    assert check.add(other, batch, [(1,)]) is None
+
+
+def test_a_block_that_repeats_a_prompt_is_no_further_evidence() -> None:
+    check = AcceptanceCheck()
+    batch = beside(((180, 108, 63, 27), 300), (SOUND, 300))
+    assert [check.add(STAGE, batch, [(1,), (number,)]) for number in range(2, 22)] == [None] * 20
 
 
 def test_a_batch_that_was_not_measured_leaves_the_sum_unmeasured() -> None:
@@ -189,6 +195,6 @@ def test_one_accepted_token_too_few_is_seen(diverging: int, batches: int) -> Non
                 ours.run(rate, LENGTH, committed_too_few=1)
                 theirs.run(rate, LENGTH)
             counts = beside(ours.counts(), theirs.counts(), (LENGTH // 2,) * diverging)
-            found = found or check.add(STAGE, counts)
+            found = found or check.add(STAGE, counts, [(batch,)])
         seen += found is not None
     assert seen / trials >= 0.98

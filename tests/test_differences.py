@@ -50,7 +50,7 @@ def test_equal_tokens_ask_nothing() -> None:
     found = judged(engine)
     assert found.comparison.parity == EXACT
     assert found.comparison.difference is None
-    assert (found.differences, found.tokens_compared, found.tokens) == (0, 36, 36)
+    assert (len(found.verdicts), found.tokens_compared, found.tokens) == (0, 36, 36)
     assert engine.decoded == []
 
 
@@ -60,7 +60,7 @@ def test_a_tie_is_explained_and_the_rest_behind_it_is_compared() -> None:
     assert found.comparison.parity == EXPLAINED
     assert "1 of 3 requests differ" in str(found.comparison.difference)
     assert "36 of 36 tokens compared" in str(found.comparison.difference)
-    assert (found.differences, found.rounds, found.tokens_compared) == (1, 1, 36)
+    assert (len(found.verdicts), found.rounds, found.tokens_compared) == (1, 1, 36)
     assert found.largest_gap is not None
     assert found.largest_gap <= 0.25
     assert found.diverged == (8,)
@@ -87,7 +87,7 @@ def test_a_second_difference_behind_a_tie_is_found() -> None:
     found = judged(FakeEngine(flips=flips))
     assert found.comparison.parity == INVALID
     assert "request 0, output token 9" in str(found.comparison.difference)
-    assert (found.differences, found.rounds) == (2, 1)
+    assert (len(found.verdicts), found.rounds) == (2, 1)
 
 
 def test_first_differences_alone_say_how_much_was_compared() -> None:
@@ -118,7 +118,7 @@ def test_ties_at_every_position_end_after_as_many_rounds() -> None:
     engine = FakeEngine(flips=flips)
     found = judged(engine)
     assert found.comparison.parity == EXPLAINED
-    assert (found.differences, found.rounds) == (LENGTH, LENGTH - 1)
+    assert (len(found.verdicts), found.rounds) == (LENGTH, LENGTH - 1)
     assert found.tokens_compared == 36
 
 

@@ -35,6 +35,8 @@ PURE = (
     *("nwor_bench.ray_slots", "nwor_bench.record_lines", "nwor_bench.records"),
     *("nwor_bench.resources", "nwor_bench.run_header", "nwor_bench.scenario"),
     *("nwor_bench.stats", "nwor_bench.store"),
+    *("nwor_bench.acceptance_interval", "nwor_bench.differences", "nwor_bench.parity_events"),
+    *("nwor_bench.tie_judge", "nwor_bench.ties"),
     *("nwor_bench.microbench.cases", "nwor_bench.microbench.goals", "nwor_bench.microbench.rounds"),
     *("nwor_bench.microbench.rows", "nwor_bench.microbench.run", "nwor_bench.microbench.text"),
     *("nwor_bench.profiling.counters_wanted", "nwor_bench.sweep_index", "nwor_bench.sweep_points"),

@@ -153,6 +153,7 @@ def test_a_tie_is_explained_and_written_down(folder: Path) -> None:
     assert facts["compared"] == COMPARED[ParityRule.EXPLAINED]
     found = facts["ties"]
     assert (found["differences_judged"], found["continuation_batches"]) == (3, 3)
+    assert found["judging_s"] > 0
     assert (found["error_positions"], found["tokens_compared"]) == (16, 48)
     assert found["allowance_nats"] == pytest.approx(5 * found["error_rms_nats"])
     assert 0 < found["largest_gap_nats"] < found["allowance_nats"]
@@ -221,3 +222,24 @@ def test_what_was_judged_is_read_back(folder: Path) -> None:
     again.sweep.parity.restore(read_run(folder))
     assert again.sweep.parity.facts() == runner.sweep.parity.facts()
     assert len(ties(before)) == 3
+
+
+def test_ties_that_are_all_far_apart_make_a_cell_invalid(folder: Path) -> None:
+    """Each is within 5 error scales (0.06 nats each way), together they are not sound."""
+    runner = Runner(folder, gpu_engine(), requests=8, max_new_tokens=16)
+    for request in range(8):
+        flip(runner, 0, request, 5 + request, gap=0.2)
+    runner.run()
+    assert "together they lie too far apart" in runner.sweep.parity.broken[STAGE]
+
+
+def test_a_prompt_of_several_blocks_counts_its_tie_once(folder: Path) -> None:
+    runner = Runner(folder, gpu_engine(), requests=2, batches=40)
+    ids = prefix_in(runner, 0, 1, 3)
+    runner.engine.flips[ids] = Flip((greedy_token(ids) + 100) % 256, 0.2)
+    shared = [b for b in runner.plan.blocks if runner.plan.gate.prompts[1] in b.prompts]
+    run = runner.run()
+    assert len(ties(run)) == 3 * (1 + len(shared))
+    assert len(shared) >= 3
+    assert all(event["squared_multiples"] > 25 / 3 for event in ties(run))
+    assert runner.sweep.parity.broken == {}

@@ -59,6 +59,11 @@ def same_output(cells: Sequence[CellResult]) -> str:
         return f"Not checked for {joined(unchecked)}."
     if all(cell.parity == "exact" for cell in compared):
         return "Yes where it was checked: on the gate's prompts every cell gave the same tokens."
+    if all(cell.parity in ("exact", "explained") for cell in compared):
+        return (
+            "Yes, but for ties: where a cell's token differed, off x off itself cannot tell the "
+            "two tokens apart. How many, and how near they were, stands under Parity."
+        )
     return "As far as it could be checked; the section Parity tells how far that is."
 
 

@@ -15,7 +15,8 @@ def parity_section(run: RunData, cells: Sequence[CellResult]) -> Section:
     blocks: list[Block] = [
         Paragraph(
             "Each cell first generates greedily, and its tokens are compared with those of "
-            "off x off, request by request. A cell that differs is INVALID and carries no time."
+            "off x off, request by request. A cell that differs is INVALID and carries no time, "
+            "unless every differing token is a tie: the table below says what was compared."
         ),
         table(
             ["Cell", "Parity", "First mismatch", "Compared batches", "Requests"],

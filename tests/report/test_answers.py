@@ -165,6 +165,13 @@ def test_scv_alone_is_asked_about_where_nothing_stages():
     assert "Nothing was measured" in answer({}, []).sentence
 
 
+def test_ties_are_said_to_be_ties():
+    run = change_batches(
+        faster(), lambda b: b.nwor_mode == "stage" and b.phase == "gate", parity="explained"
+    )
+    assert told(run)["Is the output the same?"].startswith("Yes, but for ties: where a cell's")
+
+
 def test_an_unchecked_output_is_said_to_be():
     run = change_batches(faster(), lambda b: b.nwor_mode == "stage", parity=None)
     said = told(run)

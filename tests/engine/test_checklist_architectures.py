@@ -32,7 +32,13 @@ def case(row: str, name: str, fallback: str | None, **arguments: Any) -> Any:
         case("Gemma, sliding window, one cache group", "gemma", None, **ONE_GROUP),
         case("Gemma, sliding window, several cache groups", "gemma", "several_kv_cache_groups"),
         case("fp8 cache", "Llama", "cache_dtype:fp8", kv_cache_dtype="fp8"),
-        case("latent attention (MLA)", "mla", "unsupported_attention:CPUMLAImpl"),
+        # Without the choice vLLM takes another implementation on a CPU with AMX, bfloat16 alone.
+        case(
+            "latent attention (MLA)",
+            "mla",
+            "unsupported_attention:CPUMLAImpl",
+            attention_backend="CPU_MLA",
+        ),
         case("layers that share K/V", "shared K/V", "layers_share_kv", **ONE_GROUP),
     ],
 )

@@ -177,9 +177,7 @@ def _check_resumable(run: RunData, prepared: Prepared, folder: Path, console: Co
     every = len(prepared.plan.cells) * (1 + len(prepared.plan.blocks))
     cut = [block_name(block) for block in cut_blocks(run.batches, run.finished)]
     again = f"; {' and '.join(cut)} was cut and is run again whole" if cut else ""
-    line = (
-        f"{folder}: {stored} of at most {every} batches are stored; it goes on from there{again}"
-    )
+    line = f"{folder}: {stored} of at most {every} batches are stored; it goes on from there{again}"
     console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 

@@ -15,7 +15,7 @@ from packaging.utils import canonicalize_name
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 TOP_LEVEL = {
-    *("nwor_bench", "kernels", "scenarios", "sweeps", "tests", "requirements"),
+    *("nwor_bench", "kernels", "scenarios", "sweeps", "tests", "requirements", "docs"),
     *("pyproject.toml", "Makefile", "README.md", "LICENSE", "CHANGELOG.md", "CONTRIBUTING.md"),
 }
 BREAK_THE_CPU_IMPORT = {"torchvision", "torchaudio", "torchcodec"}

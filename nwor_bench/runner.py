@@ -27,7 +27,7 @@ from nwor_bench.finished_blocks import (
     superseded_event,
 )
 from nwor_bench.kv_gate import KvGate, rows_budget
-from nwor_bench.kv_result import kv_event
+from nwor_bench.kv_result import KvResult, kv_event
 from nwor_bench.kv_verdict import KvVerdict
 from nwor_bench.measure import BatchPlace, batch_record, counter_event, window_records
 from nwor_bench.parity_gate import Answer, ParityGate, broken_event
@@ -148,19 +148,20 @@ class Sweep:
             for order, cell in enumerate(self.plan.gate.order):
                 answer = self._run_batch(cell, "gate", self.plan.gate, order, reference)[0]
                 reference = reference or answer
-                self._check_kv(cell, answer)
         if self.kv_gate.results:
             self._store.update({"kv_gate": self.kv_gate.facts(time.perf_counter() - began)})
 
-    def _check_kv(self, cell: Cell, answer: Answer) -> None:
-        """What the cell's gate batch left in the cache, and a break of it for the records."""
-        found = self.kv_gate.check(cell, self._encode(self.plan.gate.prompts), answer)
+    def _keep_kv_result(self, cell: Cell, found: KvResult | None) -> None:
+        """What the K/V gate found, for the records; a break makes the cell INVALID."""
         if found is None:
             return
         self._store.append_event(kv_event(cell, found))
         if found.verdict is KvVerdict.BROKEN:
-            reason = self.parity.break_cell(cell, found.reason or "K/V rows differ")
-            self._store.append_event(broken_event(cell, self.plan.gate, reason))
+            self._break(cell, self.plan.gate, found.reason or "K/V rows differ")
+
+    def _break(self, cell: Cell, block: Block, reason: str) -> None:
+        every = self.parity.break_cell(cell, reason)
+        self._store.append_event(broken_event(cell, block, every))
 
     def _restore(self) -> None:
         """Take over what the store holds already: verdicts, and the blocks that are finished."""
@@ -278,14 +279,17 @@ class Sweep:
         self._last_latency_ms = output.latency_ms
         record = batch_record(place, output, prompts, sampling, conditions)
         answer = Answer(record, output.token_ids)
+        kv_result = None
         if phase == "gate":
+            # The cache first: judging runs batches of its own, which take these blocks.
+            kv_result = self.kv_gate.check(cell, prompts, answer)
             answer = self.parity.judge(cell, answer, reference, block)
         windows = window_records(place, output, self._bytes_per_token)
         self._store.append_batch(answer.record, windows)
         fault = write_fault(written, sum(window.committed_tokens for window in windows))
         if fault is not None:
-            reason = self.parity.break_cell(cell, fault)
-            self._store.append_event(broken_event(cell, block, reason))
+            self._break(cell, block, fault)
+        self._keep_kv_result(cell, kv_result)
         if output.counter_facts is not None:
             self._store.append_event(counter_event(place, output.counter_facts))
         if self._on_batch is not None:

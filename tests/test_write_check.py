@@ -13,7 +13,7 @@ from nwor_bench.session import PairChoice, run_session
 from nwor_bench.store import read_run
 from nwor_bench.write_check import write_fault
 
-SOUND = {"windows": 4, "early": 0, "uneven": 0, "written": 7}
+SOUND = {"windows": 4, "early": 0, "uneven": 0, "written": 7, "without_slot": 0}
 
 
 @pytest.mark.parametrize(
@@ -25,6 +25,8 @@ SOUND = {"windows": 4, "early": 0, "uneven": 0, "written": 7}
         ([{**SOUND, "early": 3}], "3 staged rows were written before their commit"),
         ([SOUND, {**SOUND, "uneven": 1}], "in every layer alike on rank 1"),
         ([{**SOUND, "written": 8}], "8 drafts are in the cache .* but 7 were counted"),
+        ([{**SOUND, "written": 6}], "6 drafts are in the cache .* but 7 were counted"),
+        ([{**SOUND, "written": 6, "without_slot": 1}], None),  # beyond the model's length
         ([{**SOUND, "windows": 0, "written": 0}], None),  # nothing was staged
     ],
 )
@@ -47,7 +49,7 @@ def test_a_cell_that_writes_early_is_invalid() -> None:
         assert engine.cell is not None
         switched.append((on, engine.cell.label))
         graph = engine.cell.label == "stage x graph"
-        return [{"windows": 1 if graph else 0, "early": int(graph), "uneven": 0, "written": 0}]
+        return [{**SOUND, "windows": int(graph), "early": int(graph)}]
 
     engine.watch_writes = watch_writes  # type: ignore[method-assign]
     spec = resolve(

@@ -15,7 +15,7 @@ from nwor_bench.plugin.attaching import HOOK, NOT_ATTACHED, RANGES
 from nwor_bench.plugin.counted_windows import CountedWindows
 from nwor_bench.plugin.kv_rows import KvRows
 from nwor_bench.plugin.launch_windows import LaunchWindows
-from nwor_bench.plugin.write_watch import WriteWatch
+from nwor_bench.plugin.write_watch import COUNTS, WriteWatch
 from nwor_bench.records import NworMode, ScvMode
 
 register()
@@ -103,7 +103,7 @@ class NworWorkerExtension:
         watch = getattr(self, WRITES, None)
         if watch is None:
             if hook.window is None:
-                return dict.fromkeys(("windows", "early", "uneven", "written"), 0)
+                return dict.fromkeys(COUNTS, 0)
             watch = WriteWatch(hook.window, [layer.kv_cache for layer in hook.buffers.layers])
             setattr(self, WRITES, watch)
         return dict(watch.switch(on))

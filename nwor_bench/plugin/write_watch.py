@@ -23,6 +23,10 @@ MARK_IN_E4M3 = 0x75
 """The byte of `MARK` in an fp8 cache, which vLLM keeps as uint8."""
 
 
+COUNTS = ("windows", "early", "uneven", "written", "without_slot")
+"""What a watch counts; see `WriteWatch.switch`."""
+
+
 class WriteWatch:
     """Watches one worker's window while it is on.
 
@@ -37,6 +41,7 @@ class WriteWatch:
         self._counts: Counter[str] = Counter()
         self._slots: Tensor | None = None
         self._drafts: Tensor | None = None
+        self._without_slot = 0
         self._patches = PatchSet(
             [
                 Patch(window, "begin", self._wrap_begin),
@@ -51,14 +56,15 @@ class WriteWatch:
         Returns:
             "windows": committed windows; "early": rows x layers that something wrote before the
             commit; "uneven": rows that some layers hold after it and others do not; "written":
-            drafts in the cache after it.
+            drafts in the cache after it; "without_slot": drafts that vLLM gave no slot, which
+            nobody can write.
         """
         if on and not self._patches.applied:
             self._patches.apply()
         elif not on and self._patches.applied:
             self._patches.undo()
         counts, self._counts = self._counts, Counter()
-        return {name: counts[name] for name in ("windows", "early", "uneven", "written")}
+        return {name: counts[name] for name in COUNTS}
 
     def _wrap_begin(self, original: Callable[..., None]) -> Callable[..., None]:
         def begin(batch: WindowBatch, **how: Any) -> None:
@@ -70,9 +76,10 @@ class WriteWatch:
         return begin
 
     def _mark(self, batch: WindowBatch) -> None:
-        real = batch.slots >= 0
+        real, drafts = batch.slots >= 0, _is_draft(batch)
         self._slots = batch.slots[real]
-        self._drafts = _is_draft(batch)[real]
+        self._drafts = drafts[real]
+        self._without_slot = max(batch.total - int(self._drafts.sum()), 0)
         for cache in self._caches:
             block, offset = self._slots // cache.shape[2], self._slots % cache.shape[2]
             cache[block, :, offset] = _mark_of(cache)
@@ -90,6 +97,7 @@ class WriteWatch:
             if self._slots is not None and self._window.state is State.COMMITTED:
                 written = self._written()
                 self._counts["windows"] += 1
+                self._counts["without_slot"] += self._without_slot
                 self._counts["uneven"] += int((written.any(0) != written.all(0)).sum())
                 self._counts["written"] += int(written.any(0)[self._drafts].sum())
             self._slots = None

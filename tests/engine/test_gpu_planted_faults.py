@@ -31,7 +31,7 @@ from nwor_bench.pairs import resolve_pair
 
 pytestmark = [pytest.mark.engine, pytest.mark.gpu]
 
-REAL, SHAPE = "smollm2-eagle", "llama-3b-shape"
+REAL, SHAPE = "smollm2", "llama-3b-shape"
 GRAPHS: dict[str, dict[str, Any]] = {"eager": EAGER, "full": FULL_FOR_ALL}
 LENGTHS = [400, 131, 90, 233, 61, 350, 140, 77]
 SEEDS = (1, 2, 3)

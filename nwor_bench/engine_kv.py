@@ -18,8 +18,11 @@ class KvCache(Protocol):
     def watch(self, on: bool) -> None:
         """Note the blocks of every request from now on, or stop and forget all kept rows."""
 
-    def prefill(self, sequences: Sequence[Sequence[int]]) -> None:
-        """Compute these tokens' K/V from an empty prefix cache, in the mode that is on."""
+    def prefill(self, sequences: Sequence[Sequence[int]], *, nudged: bool = False) -> None:
+        """Compute these tokens' K/V from an empty prefix cache, in the mode that is on.
+
+        `nudged`: every layer's attention returns values that are off by one rounding step.
+        """
 
     def keep(self, name: str, spans: Sequence[Span]) -> str | None:
         """Keep rows of the last batch's requests; why the cache is unreadable, else None."""
@@ -63,7 +66,7 @@ class VllmKvCache:
         self._watching = on
         self._rpc_all("nwor_watch_blocks", on)
 
-    def prefill(self, sequences: Sequence[Sequence[int]]) -> None:
+    def prefill(self, sequences: Sequence[Sequence[int]], *, nudged: bool = False) -> None:
         """See `KvCache`. Each sequence is a prompt with one token to be sampled."""
         from vllm import SamplingParams
 
@@ -72,7 +75,13 @@ class VllmKvCache:
         if not self._llm.reset_prefix_cache():
             raise EngineError("vLLM could not reset its prefix cache before a prefill")
         self.before_batch()
-        self.last_batch(self._llm.generate(inputs, params, use_tqdm=False))
+        if nudged:
+            self._rpc_all("nwor_nudge_attention", True)
+        try:
+            self.last_batch(self._llm.generate(inputs, params, use_tqdm=False))
+        finally:
+            if nudged:
+                self._rpc_all("nwor_nudge_attention", False)
 
     def keep(self, name: str, spans: Sequence[Span]) -> str | None:
         """See `KvCache`."""

@@ -77,14 +77,17 @@ class KvReferences:
         return self._pairs(batch, range(len(batch.ids)))
 
     def own_errors(self, batch: KvBatch) -> list[list[dict[str, Any]]]:
-        """Mode off against itself: the references of `batch` against a prefill in two halves.
+        """Mode off against itself: the references of `batch` against prefills in other ways.
 
-        One comparison a half, none for a single request. `pairs` must have been asked before.
+        In two halves (none for a single request), and with attention off by a rounding step in
+        every layer. One comparison a group of requests; `pairs` must have been asked before.
         """
+        everybody = range(len(batch.ids))
+        ways = [(half, False) for half in halves(everybody)] + [(list(everybody), True)]
         found = []
-        for half in halves(range(len(batch.ids))):
-            for group in self._groups(batch, half):
-                name = self._prefill(batch, group)
+        for numbers, nudged in ways:
+            for group in self._groups(batch, numbers):
+                name = self._prefill(batch, group, nudged=nudged)
                 found.append(self._cache.compare(name, self._pairs(batch, group)))
                 self._cache.drop([name])
         return found
@@ -101,12 +104,12 @@ class KvReferences:
         self._places = {ids: place for ids, place in self._places.items() if place[0] not in stale}
         self._cache.drop(sorted(stale))
 
-    def _prefill(self, batch: KvBatch, numbers: Sequence[int]) -> str:
+    def _prefill(self, batch: KvBatch, numbers: Sequence[int], *, nudged: bool = False) -> str:
         """Mode off computes these requests' tokens anew; the name of the kept rows."""
         self._to_off()
         self._sets += 1
         name = f"prefill-{self._sets}"
-        self._cache.prefill([batch.ids[i] for i in numbers])
+        self._cache.prefill([batch.ids[i] for i in numbers], nudged=nudged)
         self._cache.keep(name, [batch.spans[i] for i in numbers])
         return name
 

@@ -53,13 +53,18 @@ class FakeKvCache:
     cell: Cell | None = None
     watched: list[bool] = field(default_factory=list)
     prefills: list[tuple[Cell | None, Tokens]] = field(default_factory=list)
+    nudged: list[Tokens] = field(default_factory=list)
     kept: dict[str, tuple[Cell | None, tuple[Span, ...]]] = field(default_factory=dict)
 
     def watch(self, on: bool) -> None:
         self.watched.append(on)
 
-    def prefill(self, sequences: Sequence[Sequence[int]]) -> None:
-        self.prefills.append((self.cell, tuple(tuple(ids) for ids in sequences)))
+    def prefill(self, sequences: Sequence[Sequence[int]], *, nudged: bool = False) -> None:
+        ids = tuple(tuple(each) for each in sequences)
+        if nudged:
+            self.nudged.append(ids)
+        else:
+            self.prefills.append((self.cell, ids))
 
     def keep(self, name: str, spans: Sequence[Span]) -> str | None:
         self.kept[name] = (self.cell, tuple(spans))

@@ -12,6 +12,7 @@ from nwor_bench import plugin
 from nwor_bench.errors import BenchError
 from nwor_bench.plugin import dummy_weights, register
 from nwor_bench.plugin.attaching import HOOK, NOT_ATTACHED, RANGES
+from nwor_bench.plugin.attention_nudge import AttentionNudge
 from nwor_bench.plugin.counted_windows import CountedWindows
 from nwor_bench.plugin.kv_rows import KvRows
 from nwor_bench.plugin.launch_windows import LaunchWindows
@@ -25,6 +26,9 @@ COUNTED = "nwor_counted"
 
 WRITES = "nwor_write_watch"
 """Attribute of a worker that holds what watches its staged slots, once it was asked for."""
+
+NUDGE = "nwor_attention_nudge"
+"""Attribute of a worker that holds what moves its attention's output, once it was asked for."""
 
 KV_ROWS = "nwor_kv_rows"
 """Attribute of a worker that holds the K/V rows kept for the K/V gate, once it was asked for."""
@@ -116,6 +120,16 @@ class NworWorkerExtension:
         rows = getattr(self, KV_ROWS, None) or KvRows(_hook(self))
         setattr(self, KV_ROWS, rows)
         rows.watch(on)
+
+    def nwor_nudge_attention(self, on: bool) -> None:
+        """Move what the target's attention returns by a rounding step, or stop."""
+        hook = _hook(self)
+        nudge = getattr(self, NUDGE, None)
+        if nudge is None:
+            context = hook.runner.compilation_config.static_forward_context
+            nudge = AttentionNudge([context[name] for name in hook.target_layers])
+            setattr(self, NUDGE, nudge)
+        nudge.switch(on)
 
     def nwor_keep_kv(
         self, name: str, requests: list[str], spans: list[tuple[int, int]]

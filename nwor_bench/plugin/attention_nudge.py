@@ -1,0 +1,77 @@
+"""Moves what attention returns by one rounding step, to measure what such a step does to K/V.
+
+Two correct attention kernels add in different orders and round at different places, so their
+outputs differ by about a rounding step. Stock attention against itself does not show that: its
+decode and its prefill may add in the same order, bit for bit. The error that a step of that size
+leaves in each layer's K/V is measured in mode off, with this on during a prefill.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nwor_bench.plugin.patching import Patch, PatchSet
+
+SEED = 20
+"""Of the signs: every run moves the same elements the same way."""
+
+FLOAT32_STEPS = 16
+"""Steps of float32: sums of a thousand terms and fast exponentials err by several, while below
+float32 the rounding of the output is larger than both."""
+
+
+class AttentionNudge:
+    """Wraps the attention of target layers while it is on.
+
+    Args:
+        layers: vLLM's attention modules of the target.
+    """
+
+    def __init__(self, layers: list[Any]):
+        self._layers = layers
+        self._patches: PatchSet | None = None
+        self._signs: torch.Generator | None = None
+
+    def switch(self, on: bool) -> None:
+        """Begin or stop; call it between batches, in mode off."""
+        if self._patches is not None:
+            self._patches.undo()
+            self._patches = None
+        if on:
+            self._signs = None
+            patches = PatchSet([Patch(layer.impl, "forward", self._wrap) for layer in self._layers])
+            patches.apply()
+            self._patches = patches
+
+    def _wrap(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def forward(
+            layer: Any,
+            query: Tensor,
+            key: Tensor,
+            value: Tensor,
+            kv_cache: Tensor,
+            attn_metadata: Any,
+            output: Tensor,
+            *args: Any,
+            **kwargs: Any,
+        ) -> Any:
+            result = original(
+                layer, query, key, value, kv_cache, attn_metadata, output, *args, **kwargs
+            )
+            if attn_metadata is not None:
+                self._move(output)
+            return result
+
+        return forward
+
+    def _move(self, output: Tensor) -> None:
+        """Every element up or down, in place."""
+        if self._signs is None:
+            self._signs = torch.Generator(output.device).manual_seed(SEED)
+        step = torch.finfo(output.dtype).eps
+        if output.dtype is torch.float32:
+            step *= FLOAT32_STEPS
+        up = torch.empty_like(output).bernoulli_(0.5, generator=self._signs)
+        output.mul_(1 + step * (2 * up - 1))

@@ -16,7 +16,7 @@ from engine_tools import tiny_pair, tiny_spec, worker_of
 
 from nwor_bench.engine import VllmEngine
 from nwor_bench.plugin import late_counts
-from nwor_bench.plugin.worker import HOOK
+from nwor_bench.plugin.attaching import HOOK
 
 pytestmark = [
     pytest.mark.engine,

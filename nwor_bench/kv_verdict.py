@@ -10,12 +10,14 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-MULTIPLES = {"largest": 4.0, "rms": 4.0, "median": 4.0}
+MULTIPLES = {"largest": 3.0, "rms": 2.0, "median": 2.0}
 """How many times the error of mode off against itself a cell's may be.
 
 Staging brings another attention kernel, whose roundings are its own, and mode off moved by one
-rounding step in every layer shows their size to a factor. The largest error finds one wrong row;
-the other two find a fault that is small in every row.
+rounding step in every layer shows their size. On an H200 sound cells (SmolLM2, 3B and Qwen shapes,
+bf16 and fp8, eager and full graphs) had at most 1.24 times mode off's largest error and 1.01 times
+its rms and median; V of one layer rounded to fp8 in a bf16 cache had 2.3 times its rms. The
+largest error finds one wrong row; the other two find a fault that is small in every row.
 """
 
 ENOUGH_ROWS = 100

@@ -67,34 +67,40 @@ def errors_of(
     errors = errors.nan_to_num(nan=torch.inf, posinf=torch.inf)
     differing = (_bits(rows) != _bits(reference)).any(-1)
     step = torch.finfo(element_view(reference, cache_dtype).dtype).eps
-    steps = {
-        "one_step": _number((step * expected.abs().max() / norm).nan_to_num(nan=0.0)),
-        "one_element": step / expected.shape[-1] ** 0.5,
-    }
+    one_step = (step * expected.abs().max() / norm).nan_to_num(nan=0.0)
+    one_element = step / expected.shape[-1] ** 0.5
     found = []
     for part, chosen in zip(PARTS, (~places.is_output, places.is_output), strict=True):
         index = chosen.nonzero(as_tuple=True)[0]
         if index.numel():
             there = index.to(errors.device)
-            numbers = _numbers(errors[there], differing[there], places, index)
-            found.append({"part": part, **numbers, **steps})
+            numbers = _numbers(errors[there], differing[there], one_step, places, index)
+            found.append({"part": part, **numbers, "one_element": one_element})
     return found
 
 
-def _numbers(errors: Tensor, differing: Tensor, places: RowPlaces, index: Tensor) -> dict[str, Any]:
+def _numbers(
+    errors: Tensor, differing: Tensor, one_step: Tensor, places: RowPlaces, index: Tensor
+) -> dict[str, Any]:
+    """All numbers in one copy to the host: there are a few for every layer."""
     heads = errors.shape[1]
-    flat = errors.flatten()
-    worst = int(flat.argmax())
-    first = int(differing.flatten().to(torch.uint8).argmax())
-    count = int(differing.sum())
+    flat, wrong = errors.flatten(), differing.flatten().to(torch.uint8)
+    measured = (flat.max(), flat.square().mean().sqrt(), flat.median(), one_step)
+    found = (flat.argmax(), wrong.argmax(), wrong.sum())
+    largest, rms, median, step, worst, first, count = torch.stack(
+        [number.double() for number in (*measured, *found)]
+    ).tolist()
+    places_of = [int(worst), int(first)]
+    at_worst, at_first = (_place(places, int(index[n // heads]), n % heads) for n in places_of)
     return {
         "rows": flat.numel(),
-        "largest": _number(flat.max()),
-        "rms": _number(flat.square().mean().sqrt()),
-        "median": _number(flat.median()),
-        "place": _place(places, int(index[worst // heads]), worst % heads),
-        "differing": count,
-        "first": _place(places, int(index[first // heads]), first % heads) if count else None,
+        "largest": _number(largest),
+        "rms": _number(rms),
+        "median": _number(median),
+        "place": at_worst,
+        "differing": int(count),
+        "first": at_first if count else None,
+        "one_step": _number(step),
     }
 
 
@@ -103,9 +109,8 @@ def _place(places: RowPlaces, row: int, head: int) -> dict[str, int]:
     return {"request": request, "position": position, "head": head}
 
 
-def _number(value: Tensor) -> float | None:
-    number = float(value)
-    return number if abs(number) < float("inf") else None
+def _number(value: float) -> float | None:
+    return value if abs(value) < float("inf") else None
 
 
 def _bits(rows: Tensor) -> Tensor:

@@ -260,7 +260,11 @@ def stale_attention(worker: Any) -> AbstractContextManager[None]:
     """The write is skipped and attention reads the cache alone: the first published NWOR."""
     from nwor_bench.plugin.attention import ReferenceCPUAttentionImpl
 
-    return wrapped(ReferenceCPUAttentionImpl, "_open_staging", lambda original: lambda self: None)
+    return wrapped(
+        ReferenceCPUAttentionImpl, "_open_staging", lambda original: lambda self, *_: None
+    )
+        ReferenceCPUAttentionImpl, "_open_staging", lambda original: lambda self, *_: None
+    )
 
 
 def drafter_not_written(worker: Any) -> AbstractContextManager[None]:

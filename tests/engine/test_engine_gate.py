@@ -36,7 +36,7 @@ def plant_stale_attention(monkeypatch: pytest.MonkeyPatch) -> None:
     """Skip the write and leave attention as it was: the first published NWOR's fault."""
     from nwor_bench.plugin.attention import ReferenceCPUAttentionImpl
 
-    monkeypatch.setattr(ReferenceCPUAttentionImpl, "_open_staging", lambda self: None)
+    monkeypatch.setattr(ReferenceCPUAttentionImpl, "_open_staging", lambda self, *_: None)
 
 
 def plant_skipped_layer(monkeypatch: pytest.MonkeyPatch) -> None:

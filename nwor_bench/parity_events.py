@@ -33,6 +33,7 @@ def ties_event(
         "error_largest": scale.largest,
         "error_positions": scale.positions,
         "positions_within": scale.within,
+        "error_moved_rms": scale.moved_rms,
         "allowance": scale.allowance,
         "spent_s": spent_s,
     }
@@ -68,5 +69,6 @@ def ties_facts(events: Iterable[dict[str, Any]]) -> dict[str, Any] | None:
         "error_positions": latest["error_positions"],
         "error_positions_within_allowance": latest["positions_within"],
         "allowance_nats": latest["allowance"],
-        "allowance": f"{ALLOWED_RMS:g} times error_rms_nats, or the place's own movement",
+        "allowance": f"{ALLOWED_RMS:g} times error_rms_nats, error_largest_nats or the place's own "
+        "movement: the largest",
     }

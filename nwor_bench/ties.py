@@ -12,9 +12,15 @@ gap near 0; phi, Q: the normal density and upper tail). With density 0.5 and s =
 at c = 3, 4e-7 at c = 4 and 3e-9 at c = 5, and a run compares 1e4 to 1e6 tokens. Errors measured in
 bf16 have a kurtosis of 5, so 4 s would be passed now and then.
 
-Most sound flips lie far nearer: the mean of (gap / s)^2 over flips is 2/3 for normal errors and 1
-for Laplace's, while a fault's lie anywhere. So all differences of a cell together are held to
-`n + 9 sqrt(n)` (Laplace's variance is 5: four standard deviations), or to 25, one gap of 5 s.
+Logits in bf16 are rounded to steps, an eighth for logits of 16 to 32: of two that all but agree
+one may stand a whole step above the other, and the least movement turns them over. So a gap may
+always reach the largest movement that was seen. Most positions then do not move, the others by a
+step or a part of it, and half of all sound flips have a gap of a whole step.
+
+Without steps most sound flips lie far nearer: the mean of (gap / s)^2 over flips is 2/3 for normal
+errors and 1 for Laplace's, while a fault's lie anywhere. So all differences of a cell together are
+held to `n + 9 sqrt(n)` (Laplace's variance is 5: four standard deviations), or to 25, one gap of
+5 s. The unit here is the error scale of the positions that moved, which is s without steps.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,7 +28,10 @@ from dataclasses import dataclass
 from math import fsum, sqrt
 
 ALLOWED_RMS = 5.0
-"""The largest gap of a tie in multiples of the error scale."""
+"""The largest gap of a tie in multiples of the error scale, where no movement was larger."""
+
+STILL = 1e-4
+"""Movements up to here, in nats, are the rounding of log probabilities in float32."""
 
 _SPREAD = 9.0
 
@@ -46,10 +55,13 @@ class ErrorScale:
     within: int
     """Of them, positions whose two likeliest tokens lie within the allowance."""
 
+    moved_rms: float
+    """Root mean square of the movements over the positions that moved at all, in nats."""
+
     @property
     def allowance(self) -> float:
         """The largest gap, in nats, that counts as a tie anywhere."""
-        return ALLOWED_RMS * self.rms
+        return allowed_gap(self.rms, self.largest)
 
 
 @dataclass(frozen=True)
@@ -95,8 +107,10 @@ class PlaceVerdict:
 
     @property
     def multiple(self) -> float:
-        """The gap in multiples of the error scale (of a fifth of the allowance)."""
-        return ALLOWED_RMS * self.gap / self.allowance if self.gap else 0.0
+        """The gap over the scale of moving positions, or over a fifth of the allowance."""
+        if not self.gap:
+            return 0.0
+        return self.gap / max(self.scale.moved_rms, self.allowance / ALLOWED_RMS)
 
     @property
     def is_tie(self) -> bool:
@@ -108,6 +122,11 @@ class PlaceVerdict:
         if self.gap is None:
             return "the token is not among mode off's likeliest there"
         return f"{self.gap:.3g} nats apart in mode off, a tie is at most {self.allowance:.3g}"
+
+
+def allowed_gap(rms: float, largest: float) -> float:
+    """The largest gap of a tie, in nats, from the movements' root mean square and the largest."""
+    return max(ALLOWED_RMS * rms, largest)
 
 
 def gap_between(top: TopLogprobs, reference: int, token: int) -> float | None:
@@ -167,5 +186,8 @@ def error_scale(
     if not moved:
         raise ValueError("no position has its two likeliest tokens in every shape")
     rms = sqrt(fsum(m * m for m in moved) / len(moved))
-    near = sum(gap <= ALLOWED_RMS * rms for gap in within)
-    return ErrorScale(rms, max(abs(m) for m in moved), len(moved), near)
+    largest = max(abs(m) for m in moved)
+    near = sum(gap <= allowed_gap(rms, largest) for gap in within)
+    moving = [m for m in moved if abs(m) > STILL]
+    moved_rms = sqrt(fsum(m * m for m in moving) / len(moving)) if moving else 0.0
+    return ErrorScale(rms, largest, len(moved), near, moved_rms)

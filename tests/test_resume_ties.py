@@ -5,7 +5,7 @@ tokens of two processes never agree, and within one process every difference is 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from random import Random
@@ -14,13 +14,14 @@ from typing import Any
 import pytest
 from fake_engine import FakeEngine, FakeFactory, accept_arguments
 
-from nwor_bench import conduct
+from nwor_bench import runner
 from nwor_bench.config import Overrides, SweepSpec, load_scenario, resolve
 from nwor_bench.errors import ExitCode
 from nwor_bench.record_lines import batch_key
 from nwor_bench.records import BatchRecord
 from nwor_bench.session import PairChoice, resume_session, run_session
 from nwor_bench.store import RECORDS_FILE, RunData, read_run
+from nwor_bench.ties import ErrorScale, Place, PlaceVerdict
 
 pytestmark = pytest.mark.usefixtures("own_surroundings", "ties")
 
@@ -47,34 +48,33 @@ class TieEngine(FakeEngine):
         assert cell is not None
         tokens = []
         for answer in output.token_ids:
-            shift = 10 * self.process + Random(str((self.process, cell, answer))).randrange(5)
+            own = 0 if cell.is_baseline else 1 + Random(str((self.process, cell))).randrange(4)
+            shift = 10 * self.process + own
             far = FAR if self.wrong(number, cell) else 0
             tokens.append((*answer[:-1], answer[-1] + shift + far))
         return replace(output, token_ids=tuple(tokens))
 
 
-@dataclass(frozen=True)
-class Gap:
-    gap: float
-    allowance: float = 5.0
-
-    @property
-    def explained(self) -> bool:
-        return self.gap <= self.allowance
-
-
 class LastTokens:
-    """Explains a differing last token by how far the two are apart."""
+    """In place of the judge that asks the engine: tokens that are near each other are a tie."""
 
-    def explain(
-        self, prompt: Sequence[int], reference: Sequence[int], tokens: Sequence[int]
-    ) -> Gap:
-        return Gap(float(abs(reference[-1] - tokens[-1])))
+    measured = ErrorScale(rms=10.0, largest=10.0, positions=128, within=0, moved_rms=10.0)
+    spent_s = 0.0
+
+    def __init__(self, *_: Any):
+        pass
+
+    def judge(self, prompts: Any, reference: Any, places: Sequence[Place]) -> list[PlaceVerdict]:
+        gaps = [float(place.reference - place.token) for place in places]
+        return [PlaceVerdict(p, (g, g), self.measured) for p, g in zip(places, gaps, strict=True)]
+
+    def go_on(self, *_: Any) -> dict[int, tuple[int, ...]]:
+        raise AssertionError("only last tokens differ: nothing is left to go on with")
 
 
 @pytest.fixture
 def ties(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(conduct, "_gaps", lambda pair, status: LastTokens())
+    monkeypatch.setattr(runner, "TieJudge", LastTokens)
 
 
 def spec_of(**flags: Any) -> SweepSpec:

@@ -20,7 +20,7 @@ from nwor_bench.ties import (
 )
 
 PLACE = Place(request=1, position=3, reference=7, token=9)
-SCALE = ErrorScale(rms=0.1, largest=0.3, positions=100, within=4)
+SCALE = ErrorScale(rms=0.1, largest=0.3, positions=100, within=4, moved_rms=0.1)
 
 
 def verdict(*gaps: float | None) -> PlaceVerdict:
@@ -53,7 +53,7 @@ def test_the_mean_gap_is_held_against_the_allowance(
 
 
 def test_where_nothing_moves_only_equal_logits_are_a_tie() -> None:
-    still = ErrorScale(rms=0.0, largest=0.0, positions=9, within=0)
+    still = ErrorScale(rms=0.0, largest=0.0, positions=9, within=0, moved_rms=0.0)
     assert PlaceVerdict(PLACE, (0.0, 0.0), still).is_tie
     assert not PlaceVerdict(PLACE, (1e-9, 1e-9), still).is_tie
 
@@ -157,7 +157,7 @@ def test_a_fault_whose_flips_lie_anywhere_is_seen_by_its_tenth() -> None:
 
 @given(st.lists(st.floats(-5, 5), min_size=1, max_size=4), st.floats(0, 2))
 def test_the_allowance_is_never_below_the_scales(gaps: list[float], rms: float) -> None:
-    scale = ErrorScale(rms, rms, 10, 0)
+    scale = ErrorScale(rms, rms, 10, 0, rms)
     found = PlaceVerdict(PLACE, tuple(gaps), scale)
     assert found.allowance >= scale.allowance
     assert found.gap is not None
@@ -181,3 +181,30 @@ def test_sound_flips_beyond_the_allowance_are_as_rare_as_the_module_says() -> No
         expected = number * 2 * density * moved * (phi - c * (1 - normal.cdf(c)))
         seen = sum(gap > c * moved for gap in beyond)
         assert abs(seen - expected) < 4 * sqrt(expected) + 1
+
+
+STEP = 0.125
+"""Logits of 16 to 32 in bfloat16."""
+
+
+def stepped(jumps: int, positions: int = 128) -> ErrorScale:
+    """A scale where most positions stay and `jumps` of them move by a whole step."""
+    decoded = [{1: -0.1, 2: -1.1 - STEP * (n < jumps)} for n in range(positions)]
+    still = [{1: -0.1, 2: -1.1}] * positions
+    return error_scale(decoded, [still, still, still])
+
+
+def test_a_gap_of_a_whole_rounding_step_is_a_tie_where_steps_were_seen() -> None:
+    scale = stepped(jumps=4)
+    assert scale.rms == pytest.approx(STEP / 32**0.5)
+    assert 5 * scale.rms < STEP
+    assert PlaceVerdict(PLACE, (STEP, STEP, STEP), scale).is_tie
+    assert not PlaceVerdict(PLACE, (2 * STEP, 2 * STEP, 2 * STEP), scale).is_tie
+
+
+@pytest.mark.parametrize("flips", [1, 4, 20, 100])
+def test_sound_flips_of_logits_in_steps_pass_together(flips: int) -> None:
+    """Half of them have a gap of a whole step, half of none."""
+    verdict = PlaceVerdict(PLACE, (STEP, STEP, STEP), stepped(jumps=4))
+    assert verdict.multiple == pytest.approx(1.0)
+    assert together_outside(flips, flips / 2 * verdict.multiple**2) is None

@@ -263,8 +263,6 @@ def stale_attention(worker: Any) -> AbstractContextManager[None]:
     return wrapped(
         ReferenceCPUAttentionImpl, "_open_staging", lambda original: lambda self, *_: None
     )
-        ReferenceCPUAttentionImpl, "_open_staging", lambda original: lambda self, *_: None
-    )
 
 
 def drafter_not_written(worker: Any) -> AbstractContextManager[None]:

@@ -13,14 +13,17 @@ at c = 3, 4e-7 at c = 4 and 3e-9 at c = 5, and a run compares 1e4 to 1e6 tokens.
 bf16 have a kurtosis of 5, so 4 s would be passed now and then.
 
 Logits in bf16 are rounded to steps, an eighth for logits of 16 to 32: of two that all but agree
-one may stand a whole step above the other, and the least movement turns them over. So a gap may
-always reach the largest movement that was seen. Most positions then do not move, the others by a
-step or a part of it, and half of all sound flips have a gap of a whole step.
+one may stand a whole step above the other, and the least movement turns them over; now and then both
+move at once. So a gap may always reach twice the largest movement that was seen, one for each
+candidate (for normal errors that is 5 s once more: the largest of 128 is 2.7 s on average). Most
+positions then do not move, the others by a step or a part of it, and half of all sound flips have
+a gap of a whole step.
 
 Without steps most sound flips lie far nearer: the mean of (gap / s)^2 over flips is 2/3 for normal
 errors and 1 for Laplace's, while a fault's lie anywhere. So all differences of a cell together are
-held to `n + 9 sqrt(n)` (Laplace's variance is 5: four standard deviations), or to 25, one gap of
-5 s. The unit here is the error scale of the positions that moved, which is s without steps.
+held to `2 n + 9 sqrt(n)` (twice the mean of flips in steps, and four of Laplace's standard
+deviations), or to 25, one gap of 5 s. The unit here is the error scale of the positions that
+moved, which is s without steps.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,7 +31,10 @@ from dataclasses import dataclass
 from math import fsum, sqrt
 
 ALLOWED_RMS = 5.0
-"""The largest gap of a tie in multiples of the error scale, where no movement was larger."""
+"""The largest gap of a tie in multiples of the error scale, where no movement was far larger."""
+
+ALLOWED_LARGEST = 2.0
+"""The largest gap of a tie in multiples of the largest movement: each candidate may move so far."""
 
 STILL = 1e-4
 """Movements up to here, in nats, are the rounding of log probabilities in float32."""
@@ -126,7 +132,7 @@ class PlaceVerdict:
 
 def allowed_gap(rms: float, largest: float) -> float:
     """The largest gap of a tie, in nats, from the movements' root mean square and the largest."""
-    return max(ALLOWED_RMS * rms, largest)
+    return max(ALLOWED_RMS * rms, ALLOWED_LARGEST * largest)
 
 
 def gap_between(top: TopLogprobs, reference: int, token: int) -> float | None:
@@ -149,7 +155,7 @@ def together_outside(differences: int, squares: float) -> str | None:
         differences: judged differences of one cell.
         squares: sum of the squares of their `multiple`.
     """
-    allowed = max(ALLOWED_RMS**2, differences + _SPREAD * sqrt(differences))
+    allowed = max(ALLOWED_RMS**2, 2 * differences + _SPREAD * sqrt(differences))
     if squares <= allowed:
         return None
     return (

@@ -20,7 +20,7 @@ from nwor_bench.ties import (
 )
 
 PLACE = Place(request=1, position=3, reference=7, token=9)
-SCALE = ErrorScale(rms=0.1, largest=0.3, positions=100, within=4, moved_rms=0.1)
+SCALE = ErrorScale(rms=0.1, largest=0.25, positions=100, within=4, moved_rms=0.1)
 
 
 def verdict(*gaps: float | None) -> PlaceVerdict:
@@ -105,7 +105,7 @@ def test_a_multiple_counts_in_error_scales() -> None:
         ([4.0, 4.0], False),
         ([3.0] * 5, False),
         ([1.0] * 1000, True),
-        ([1.5] * 1000, False),
+        ([1.6] * 1000, False),
         ([], True),
     ],
 )
@@ -145,13 +145,13 @@ def test_sound_cells_pass_at_every_block_of_a_run(error: str) -> None:
     assert flagged <= 20
 
 
-def test_a_fault_whose_flips_lie_anywhere_is_seen_by_its_tenth() -> None:
+def test_a_fault_whose_flips_lie_anywhere_is_seen_by_its_fourteenth() -> None:
     """Each of them within the allowance, gaps uniform up to 5 s."""
     random = Random(6)
     seen = 0
     for _ in range(500):
-        multiples = [random.uniform(0, 5) for _ in range(10)]
-        seen += together_outside(10, sum(m * m for m in multiples)) is not None
+        multiples = [random.uniform(0, 5) for _ in range(14)]
+        seen += together_outside(14, sum(m * m for m in multiples)) is not None
     assert seen / 500 >= 0.97
 
 
@@ -194,12 +194,13 @@ def stepped(jumps: int, positions: int = 128) -> ErrorScale:
     return error_scale(decoded, [still, still, still])
 
 
-def test_a_gap_of_a_whole_rounding_step_is_a_tie_where_steps_were_seen() -> None:
+def test_a_gap_of_a_step_for_each_candidate_is_a_tie_where_steps_were_seen() -> None:
     scale = stepped(jumps=4)
     assert scale.rms == pytest.approx(STEP / 32**0.5)
     assert 5 * scale.rms < STEP
     assert PlaceVerdict(PLACE, (STEP, STEP, STEP), scale).is_tie
-    assert not PlaceVerdict(PLACE, (2 * STEP, 2 * STEP, 2 * STEP), scale).is_tie
+    assert PlaceVerdict(PLACE, (2 * STEP, 2 * STEP, 2 * STEP), scale).is_tie  # both moved
+    assert not PlaceVerdict(PLACE, (3 * STEP, 3 * STEP, 3 * STEP), scale).is_tie
 
 
 @pytest.mark.parametrize("flips", [1, 4, 20, 100])

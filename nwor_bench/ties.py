@@ -13,11 +13,11 @@ at c = 3, 4e-7 at c = 4 and 3e-9 at c = 5, and a run compares 1e4 to 1e6 tokens.
 bf16 have a kurtosis of 5, so 4 s would be passed now and then.
 
 Logits in bf16 are rounded to steps, an eighth for logits of 16 to 32: of two that all but agree
-one may stand a whole step above the other, and the least movement turns them over; now and then both
-move at once. So a gap may always reach twice the largest movement that was seen, one for each
-candidate (for normal errors that is 5 s once more: the largest of 128 is 2.7 s on average). Most
-positions then do not move, the others by a step or a part of it, and half of all sound flips have
-a gap of a whole step.
+one may stand a whole step above the other, and the least movement turns them over. Now and then
+both move at once. So a gap may always reach twice the largest movement that was seen, one for
+each candidate (for normal errors that is 5 s once more: the largest of 128 is 2.7 s on average).
+Most positions then do not move, the others by a step or a part of it, and half of all sound flips
+have a gap of a whole step.
 
 Without steps most sound flips lie far nearer: the mean of (gap / s)^2 over flips is 2/3 for normal
 errors and 1 for Laplace's, while a fault's lie anywhere. So all differences of a cell together are

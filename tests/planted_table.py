@@ -32,7 +32,8 @@ INTRODUCTION = """\
 
 Each row is a fault that was planted into the project's own code. The sweep's gate then ran on a
 real engine, and the cell says which of its checks saw the fault. No fault may pass; an empty cell
-was not run, or the fault cannot be there.
+was not run, or the fault cannot be there. On an H200 with real weights nothing was recorded yet:
+the run was cut short.
 """
 CHECKS = """\
 The checks: **tokens** are compared with those of off x off, **acceptance** with its accepted
@@ -53,10 +54,16 @@ def read_outcomes(folder: Path) -> dict[str, dict[str, Any]]:
     return {name: json.loads(file.read_text()) for name, file in files.items() if file.is_file()}
 
 
-def cell(fault: str, found: dict[str, list[str]]) -> str:
-    """Which checks saw a fault; empty where it was not planted."""
+def cell(fault: str, facts: dict[str, Any]) -> str:
+    """Which checks saw a fault; empty where it was not planted.
+
+    A fault that was judged anew, from the errors that were measured, says so.
+    """
+    found = facts.get("faults", {})
     if fault not in found:
         return ""
+    if fault in facts.get("rejudged", {}):
+        return f"{', '.join(facts['rejudged'][fault]['checks'])} (judged anew)"
     if fault == SOUND:
         return "passes" if not found[fault] else f"FALSE ALARM: {', '.join(found[fault])}"
     return ", ".join(found[fault]) or "NOT CAUGHT"
@@ -67,7 +74,7 @@ def render(outcomes: dict[str, dict[str, Any]]) -> str:
     table = [(SOUND, "the control: three sets of prompts"), *_named("stands_for")]
     rows = [
         {"Fault": name, "What it stands for": text}
-        | {title: cell(name, outcomes.get(c, {}).get("faults", {})) for c, title in COLUMNS.items()}
+        | {title: cell(name, outcomes.get(c, {})) for c, title in COLUMNS.items()}
         for name, text in table
     ]
     reasons = [{"Fault": name, "Why these checks see it": text} for name, text in _named("why")]
@@ -75,10 +82,15 @@ def render(outcomes: dict[str, dict[str, Any]]) -> str:
         f"- {COLUMNS[name]}: {facts['device']}, vLLM {facts['vllm']}, torch {facts['torch']}."
         for name, facts in outcomes.items()
     ]
+    anew = [
+        f"- Judged anew in {COLUMNS[name]}: {fault}; {what['why']}."
+        for name, facts in outcomes.items()
+        for fault, what in facts.get("rejudged", {}).items()
+    ]
     parts = [
         INTRODUCTION,
         pd.DataFrame(rows).to_markdown(index=False) + "\n",
-        "\n".join(origin) + "\n",
+        "\n".join([*origin, *anew]) + "\n",
         CHECKS,
         pd.DataFrame(reasons).to_markdown(index=False) + "\n",
         "Made by `tests/planted_table.py` from `sweeps/results/planted-faults/*.json`.\n",

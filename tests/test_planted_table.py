@@ -19,7 +19,12 @@ from planted_table import SOUND, cell, render
 def test_a_cell_says_which_checks_saw_a_fault(
     fault: str, found: dict[str, list[str]], says: str
 ) -> None:
-    assert cell(fault, found) == says
+    assert cell(fault, {"faults": found}) == says
+
+
+def test_a_fault_that_was_judged_anew_says_so() -> None:
+    facts = {"faults": {"a": []}, "rejudged": {"a": {"checks": ["K/V"], "why": "another limit"}}}
+    assert cell("a", facts) == "K/V (judged anew)"
 
 
 def test_a_column_that_was_not_run_is_empty() -> None:
@@ -34,7 +39,9 @@ def test_every_recorded_fault_is_in_the_table_and_none_passed() -> None:
     assert "cpu" in outcomes
     for column, facts in outcomes.items():
         assert set(facts["faults"]) <= names, column
-        assert [f for f, seen in facts["faults"].items() if bool(seen) is (f == SOUND)] == []
+        anew = {f: told["checks"] for f, told in facts.get("rejudged", {}).items()}
+        found = {**facts["faults"], **anew}
+        assert [f for f, seen in found.items() if bool(seen) is (f == SOUND)] == []
 
 
 def test_the_page_holds_the_recorded_outcomes() -> None:

@@ -164,8 +164,8 @@ class KvGate:
 
     def _measure_tolerances(self) -> str | None:
         """Mode off against itself, once: off x off's rows against a prefill of the same tokens,
-        and that against prefills in another batch shape and with attention off by a rounding
-        step. Why that told nothing, or None."""
+        and that against a prefill in another batch shape with attention off by a rounding step.
+        Why that told nothing, or None."""
         if self._tolerances:
             return None
         assert self._off is not None

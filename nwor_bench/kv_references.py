@@ -77,17 +77,17 @@ class KvReferences:
         return self._pairs(batch, range(len(batch.ids)))
 
     def own_errors(self, batch: KvBatch) -> list[list[dict[str, Any]]]:
-        """Mode off against itself: the references of `batch` against prefills in other ways.
+        """Mode off against itself: the references of `batch` against prefills of another kind.
 
-        In two halves (none for a single request), and with attention off by a rounding step in
-        every layer. One comparison a group of requests; `pairs` must have been asked before.
+        In two halves, which is another batch shape (a single request has none), and with
+        attention off by a rounding step in every layer. One comparison a group of requests;
+        `pairs` must have been asked before.
         """
-        everybody = range(len(batch.ids))
-        ways = [(half, False) for half in halves(everybody)] + [(list(everybody), True)]
+        everybody = list(range(len(batch.ids)))
         found = []
-        for numbers, nudged in ways:
+        for numbers in halves(everybody) or [everybody]:
             for group in self._groups(batch, numbers):
-                name = self._prefill(batch, group, nudged=nudged)
+                name = self._prefill(batch, group, nudged=True)
                 found.append(self._cache.compare(name, self._pairs(batch, group)))
                 self._cache.drop([name])
         return found

@@ -197,9 +197,10 @@ def test_on_a_gpu_the_reference_is_what_mode_off_prefills(tmp_path: Path) -> Non
     cells = list(gate["cells"].values())
     assert {cell["verdict"] for cell in cells} == {"within tolerance"}
     assert gate["own_errors"]["largest"] == {"smallest": OWN_ERROR, "largest": OWN_ERROR}
-    prefills = runner.engine.kv.prefills
-    assert {cell for cell, _ in prefills} == {BASELINE}
-    together, first, second = (ids for _, ids in prefills)  # all cells share one reference
+    kv = runner.engine.kv
+    ((cell, together),) = kv.prefills  # all cells share one reference
+    assert cell == BASELINE
+    first, second = kv.nudged  # mode off against itself: in halves, a rounding step apart
     assert together == first + second
     prompts, tokens = runner.engine.calls[1].prompts, 8
     assert [ids[: len(p)] for ids, p in zip(together, prompts, strict=True)] == list(prompts)
@@ -248,7 +249,8 @@ def test_other_tokens_have_a_reference_of_their_own(tmp_path: Path) -> None:
     runner = Runner(tmp_path / "run", OtherTokens(device="cuda:0"))
     runner.run()
     sizes = [len(ids) for _, ids in runner.engine.kv.prefills]
-    assert sizes == [2, 1, 1, 1]  # off x off's, its halves, and once the request that differs
+    assert sizes == [2, 1]  # off x off's, and once the request that differs
+    assert [len(ids) for ids in runner.engine.kv.nudged] == [1, 1]
     verdicts = {str(result.verdict) for result in runner.sweep.kv_gate.results.values()}
     assert verdicts == {"within tolerance"}
 
@@ -274,10 +276,3 @@ def test_where_nothing_can_be_staged_nothing_is_asked(tmp_path: Path) -> None:
     assert runner.engine.kv.kept == {}
     for cell in run.header["kv_gate"]["cells"].values():
         assert cell["verdict"] == "not run"
-
-
-def test_a_rounding_step_of_attention_is_measured_once_on_all_requests(tmp_path: Path) -> None:
-    kv = FakeKvCache()
-    runner, _ = swept(tmp_path, kv, device="cuda:0")
-    (ids,) = kv.nudged
-    assert [len(each) for each in ids] == [len(p) + 8 - 1 for p in runner.engine.calls[1].prompts]

@@ -20,6 +20,9 @@ SPLIT_OPS = ("vllm::unified_kv_cache_update", "vllm::unified_attention_with_outp
 FUSIONS = ("fuse_attn_quant", "fuse_rope_kvcache", "fuse_qk_norm_rope_kvcache")
 """vLLM's passes that put the write or the attention into another kernel."""
 
+SCALES = ("output_scale", "output_block_scale")
+"""What vLLM 0.32 passes to attention behind `output`."""
+
 NOT_STAGED = "attention:kv_not_staged"
 """Attention of a layer whose write hook did not run in this step."""
 
@@ -148,6 +151,9 @@ def of_call(key: Any, value: Any, positional: Sequence[Any], named: dict[str, An
     """
     if key is None or value is None:
         return "attention:kv_cache_update_bypass"
-    given = {**dict(zip(("output_scale", "output_block_scale"), positional, strict=False)), **named}
+    if not positional and all(extra is None for extra in named.values()):
+        return None  # every call of vLLM 0.32 that is not fused; asked in each layer of each step
+    names = (*SCALES, *(f"argument_{n}" for n in range(len(SCALES), len(positional))))
+    given = {**dict(zip(names, positional, strict=False)), **named}
     name = next((name for name, extra in given.items() if extra is not None), None)
     return None if name is None else f"attention:{name}"

@@ -329,3 +329,26 @@ def test_the_backends_name_needs_no_implementation(layers: str) -> None:
     )
     expected = "FlashAttentionImpl" if layers in ("hybrid", "attention") else None
     assert _backend_name(hook) == expected
+
+
+@pytest.mark.parametrize(
+    ("positional", "named", "reason"),
+    [
+        ((), {}, None),
+        ((None, None), {}, None),
+        ((), {"output_scale": None, "output_block_scale": None}, None),
+        ((1.0,), {}, "attention:output_scale"),
+        ((None, 1.0), {}, "attention:output_block_scale"),
+        ((None, None, 1.0), {}, "attention:argument_2"),
+        ((None,), {"of_a_later_vllm": 1.0}, "attention:of_a_later_vllm"),
+    ],
+)
+def test_no_argument_of_attention_is_dropped(
+    positional: tuple[Any, ...], named: dict[str, Any], reason: str | None
+) -> None:
+    from nwor_bench.plugin import refusals
+
+    assert refusals.of_call("K", "V", positional, named) == reason
+    bypassed = "attention:kv_cache_update_bypass"
+    assert refusals.of_call(None, "V", positional, named) == bypassed
+    assert refusals.of_call("K", None, positional, named) == bypassed

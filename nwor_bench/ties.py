@@ -121,7 +121,7 @@ class PlaceVerdict:
     @property
     def is_tie(self) -> bool:
         """True if mode off cannot tell the two tokens apart."""
-        return self.gap is not None and self.gap <= self.allowance
+        return self.gap is not None and self.gap <= self.allowance + STILL
 
     def describe(self) -> str:
         """The gap beside the allowance, in words."""
@@ -193,7 +193,7 @@ def error_scale(
         raise ValueError("no position has its two likeliest tokens in every shape")
     rms = sqrt(fsum(m * m for m in moved) / len(moved))
     largest = max(abs(m) for m in moved)
-    near = sum(gap <= allowed_gap(rms, largest) for gap in within)
+    near = sum(gap <= allowed_gap(rms, largest) + STILL for gap in within)
     moving = [m for m in moved if abs(m) > STILL]
     moved_rms = sqrt(fsum(m * m for m in moving) / len(moving)) if moving else 0.0
     return ErrorScale(rms, largest, len(moved), near, moved_rms)

@@ -70,7 +70,7 @@ class KvGate:
         self._references = KvReferences(cache, partial(set_modes, baseline), status)
         self._off: tuple[KvBatch, Answer] | None = None
         self._tolerances: dict[LayerKey, Tolerance] = {}
-        self._why_not: str | None = "off x off was answered by an earlier process"
+        self._why_not: str | None = "off x off was not looked at before it"
         self._seconds = 0.0
         self.results: dict[Cell, KvResult] = {}
 
@@ -94,7 +94,7 @@ class KvGate:
         Call it right after each batch of the gate, for off x off first.
         """
         stages = cell.nwor_mode is NworMode.STAGE
-        if answer.token_ids is None or not (stages or cell == self._baseline):
+        if not (stages or cell == self._baseline):
             return None
         began = time.perf_counter()
         room = self._budget // SETS_AT_ONCE // max(self._bytes_per_token, 1)

@@ -44,9 +44,6 @@ def kv_event(cell: Cell, result: KvResult) -> dict[str, Any]:
     """The result for the records."""
     return {
         "event": KV_EVENT,
-        "pair": cell.pair,
-        "nwor_mode": str(cell.nwor_mode),
-        "scv_mode": str(cell.scv_mode),
-        "arm": cell.arm,
+        **cell.names,
         **result.to_dict(),
     }

@@ -105,13 +105,9 @@ def batch_record(
 
 def counter_event(place: BatchPlace, facts: dict[str, Any]) -> dict[str, Any]:
     """How well what was counted in a batch is known, for the records."""
-    cell = place.cell
     return {
         "event": place.phase,
-        "pair": cell.pair,
-        "nwor_mode": str(cell.nwor_mode),
-        "scv_mode": str(cell.scv_mode),
-        "arm": cell.arm,
+        **place.cell.names,
         "block": place.block.number,
         "batch": place.batch,
         **facts,

@@ -84,17 +84,6 @@ def first_mismatch(
     )
 
 
-def digest_mismatch(digests: Sequence[str], reference: Sequence[str]) -> str | None:
-    """The same for batches of which only the fingerprints are left (a run that is resumed)."""
-    if len(digests) != len(reference):
-        return f"{len(digests)} requests answered, {len(reference)} expected"
-    pairs = enumerate(zip(digests, reference, strict=True))
-    differing = [i for i, (ours, theirs) in pairs if ours != theirs]
-    if not differing:
-        return None
-    return f"{len(differing)} of {len(reference)} requests differ; first: request {differing[0]}"
-
-
 def acceptance_mismatch(batch: BatchRecord, reference: BatchRecord) -> str | None:
     """Where per-position acceptance (vLLM's own count) differs; None if it is equal."""
     ours, theirs = batch.vllm_accepted_per_position, reference.vllm_accepted_per_position

@@ -16,10 +16,7 @@ def ties_event(
     """Differing tokens of one batch, judged. Gaps in nats, the time of judging in seconds."""
     return {
         "event": TIES_EVENT,
-        "pair": cell.pair,
-        "nwor_mode": str(cell.nwor_mode),
-        "scv_mode": str(cell.scv_mode),
-        "arm": cell.arm,
+        **cell.names,
         "phase": batch.phase,
         "block": batch.block,
         "parity": judged.comparison.parity,

@@ -18,7 +18,6 @@ from nwor_bench.parity import (
     ParityRule,
     acceptance_mismatch,
     compare_lengths,
-    digest_mismatch,
     first_mismatch,
     parity_rule,
 )
@@ -46,10 +45,10 @@ COMPARED = {
 
 @dataclass(frozen=True)
 class Answer:
-    """One batch: what was recorded, and the tokens themselves unless it was read back."""
+    """One batch that has just run: what was recorded, and its tokens."""
 
     record: BatchRecord
-    token_ids: tuple[tuple[int, ...], ...] | None
+    token_ids: tuple[tuple[int, ...], ...]
 
 
 class ParityGate:
@@ -142,18 +141,16 @@ class ParityGate:
     def _compare(
         self, cell: Cell, answer: Answer, reference: Answer, block: Block, *, to_the_end: bool
     ) -> Comparison:
-        tokens, expected = answer.token_ids, reference.token_ids
-        known = tokens is not None and expected is not None
         if self.rule is ParityRule.ACCEPTANCE_ONLY or self._ignore_eos:
-            lengths = compare_lengths(tokens, expected) if tokens and expected else None
+            lengths = compare_lengths(answer.token_ids, reference.token_ids)
             if lengths:
                 return Comparison(INVALID, lengths)
-        if self.rule is ParityRule.EXPLAINED and known:
+        if self.rule is ParityRule.EXPLAINED:
             return self._explain(cell, answer, reference, block, to_the_end=to_the_end)
         acceptance = acceptance_mismatch(answer.record, reference.record)
         if self.rule is ParityRule.ACCEPTANCE_ONLY:
             return Comparison(INVALID if acceptance else ACCEPTANCE_ONLY, acceptance)
-        difference = _token_mismatch(answer, reference) or acceptance
+        difference = first_mismatch(answer.token_ids, reference.token_ids) or acceptance
         return Comparison(INVALID if difference else EXACT, difference)
 
     def _explain(
@@ -165,8 +162,8 @@ class ParityGate:
         judged = judge_differences(
             cell,
             prompts,
-            answer.token_ids or (),
-            reference.token_ids or (),
+            answer.token_ids,
+            reference.token_ids,
             self._ties,
             to_the_end=to_the_end,
         )
@@ -196,10 +193,7 @@ def broken_event(cell: Cell, block: Block, reason: str) -> dict[str, Any]:
     """A cell that broke parity in a timed block, for the records; `restore` reads it back."""
     return {
         "event": BROKEN_EVENT,
-        "pair": cell.pair,
-        "nwor_mode": str(cell.nwor_mode),
-        "scv_mode": str(cell.scv_mode),
-        "arm": cell.arm,
+        **cell.names,
         "block": block.number,
         "reason": reason,
     }
@@ -208,9 +202,3 @@ def broken_event(cell: Cell, block: Block, reason: str) -> dict[str, Any]:
 def cell_of(batch: BatchRecord) -> Cell:
     """The cell that a batch belongs to."""
     return Cell(batch.pair, NworMode(batch.nwor_mode), ScvMode(batch.scv_mode), batch.arm)
-
-
-def _token_mismatch(answer: Answer, reference: Answer) -> str | None:
-    if answer.token_ids is None or reference.token_ids is None:
-        return digest_mismatch(answer.record.token_digests, reference.record.token_digests)
-    return first_mismatch(answer.token_ids, reference.token_ids)

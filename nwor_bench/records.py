@@ -90,6 +90,16 @@ class Cell:
         """For people: `stage x graph`."""
         return label_of(self.nwor_mode, self.scv_mode, self.arm)
 
+    @property
+    def names(self) -> dict[str, str | None]:
+        """The cell in an event of the records."""
+        return {
+            "pair": self.pair,
+            "nwor_mode": str(self.nwor_mode),
+            "scv_mode": str(self.scv_mode),
+            "arm": self.arm,
+        }
+
 
 def label_of(nwor_mode: str, scv_mode: str, arm: str | None) -> str:
     """A cell's name for people: `stage x graph`, `off x off (A/A)`."""

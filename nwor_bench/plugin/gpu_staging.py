@@ -23,7 +23,6 @@ from nwor_bench.plugin.staging import LayerCache, StagingUnavailable
 from nwor_bench.plugin.window import WindowBatch
 from nwor_kernels.commit.plan import CommitPlan
 from nwor_kernels.commit.sources import StagedSources
-from nwor_kernels.metadata import error_names
 
 logger = logging.getLogger("vllm.nwor_bench")
 
@@ -299,10 +298,3 @@ class GpuStaging:
             row_index=batch.row_index,
             rows=None if batch.copied or batch.tokens_per_request else batch.rows,
         )
-
-    def take_errors(self) -> list[str]:
-        """What commits complained about since the last call; waits for the device."""
-        flags = self.errors.tolist()
-        if any(flags):
-            self.errors.zero_()
-        return [f"layer {n}: {error_names(flag)}" for n, flag in enumerate(flags) if flag]

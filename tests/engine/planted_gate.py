@@ -98,7 +98,8 @@ def _outcome(gate: Sweep, run: Any) -> GateOutcome:
 def _told_apart(reason: str) -> Iterable[tuple[str, str]]:
     """The check that each part of a gate's reason comes from."""
     found = []
-    if "requests differ" in reason or "requests answered" in reason or "output lengths" in reason:
+    of_tokens = ("requests differ", "requests answered", "output lengths", "differing tokens")
+    if any(words in reason for words in of_tokens):
         found.append(("tokens", reason))
     if "accepted per position" in reason or "acceptance" in reason:
         found.append(("acceptance", reason))

@@ -48,7 +48,7 @@ test: $(INSTALLED)  ## run all tests that this machine can run
 	@$(PYTEST) $(SIDE_BY_SIDE) $(ARGS)
 
 test-fast: $(INSTALLED)  ## run the tests that start no engine and take no seconds each
-	@$(PYTEST) -n auto --ignore tests/engine -m "not engine and not gpu and not slow" $(ARGS)
+	@$(PYTEST) -n auto --ignore tests/live_engine -m "not engine and not gpu and not slow" $(ARGS)
 
 test-gpu: $(INSTALLED)  ## run the tests that need a CUDA device
 	@$(PYTEST) -m gpu $(ARGS)

@@ -7,11 +7,11 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from nwor_bench.aggregate import summarise
-from nwor_bench.cell_data import gather_cells
-from nwor_bench.invariants import cell_key
-from nwor_bench.store import RunData
-from nwor_bench.stored_run import StoredRun
+from nwor_bench.analysis.aggregate import summarise
+from nwor_bench.analysis.cell_data import gather_cells
+from nwor_bench.analysis.comparing.stored_run import StoredRun
+from nwor_bench.analysis.invariants import cell_key
+from nwor_bench.records.store import RunData
 from tests.synthetic_run import save_run, write_reports
 
 Factors = Mapping[tuple[str, str], float]

@@ -82,7 +82,7 @@ def _nothing_waits_for_the_disk() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def checkout_facts() -> dict[str, Any]:
     """What git says of the checkout, asked once: three processes for each run add up."""
-    from nwor_bench import environment
+    from nwor_bench.instruments import environment
 
     return environment._git(Path(environment.__file__))
 
@@ -98,7 +98,7 @@ def own_surroundings(
 
     Plotly's 5 MB need not be in every report; tests/report holds that pages are whole.
     """
-    from nwor_bench import environment
+    from nwor_bench.instruments import environment
 
     monkeypatch.setattr("plotly.offline.get_plotlyjs", lambda: "")
     monkeypatch.setattr(environment, "_git", lambda source: checkout_facts)
@@ -115,7 +115,7 @@ def command_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Callable[..., tuple[int, str, str]]:
     """Run `nwor-bench` with the given arguments in this process: exit code, stdout, stderr."""
-    from nwor_bench import cli
+    from nwor_bench.cli import app as cli
 
     def invoke(*arguments: str) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["nwor-bench", *arguments])

@@ -6,12 +6,12 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from nwor_bench.config import SweepSpec
-from nwor_bench.engine import BatchOutput, GreedyOutput, Sampling, VllmCounters
-from nwor_bench.engine_kv import Pair, Span
-from nwor_bench.pairs import ResolvedPair
-from nwor_bench.records import Cell, NworMode, ScvMode
-from nwor_bench.store import RunData
+from nwor_bench.engine.engine import BatchOutput, GreedyOutput, Sampling, VllmCounters
+from nwor_bench.engine.kv_cache import Pair, Span
+from nwor_bench.models.pairs import ResolvedPair
+from nwor_bench.records.store import RunData
+from nwor_bench.records.types import Cell, NworMode, ScvMode
+from nwor_bench.workload.config import SweepSpec
 
 LAYERS = 3
 BYTES_PER_TOKEN = 1536

@@ -105,7 +105,7 @@ def _surroundings() -> dict[str, str]:
     """Where the tests ran: imported here, since a session that starts no engine needs none."""
     import torch
 
-    from nwor_bench.versions import require_supported_vllm
+    from nwor_bench.instruments.versions import require_supported_vllm
 
     cuda = torch.cuda.is_available()
     device = torch.cuda.get_device_name() if cuda else "CPU"

@@ -8,9 +8,10 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from nwor_bench.aggregate import summarise
-from nwor_bench.record_lines import batch_key
-from nwor_bench.records import (
+from nwor_bench.analysis.aggregate import summarise
+from nwor_bench.records.lines import batch_key
+from nwor_bench.records.store import RunData, RunStore, read_run
+from nwor_bench.records.types import (
     AA,
     FORMAT_VERSION,
     BatchRecord,
@@ -21,7 +22,6 @@ from nwor_bench.records import (
     WindowRecord,
 )
 from nwor_bench.report import ReportPaths, write_files
-from nwor_bench.store import RunData, RunStore, read_run
 
 LAYERS = 30
 BYTES_PER_TOKEN = 23_040

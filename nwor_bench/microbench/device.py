@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from nwor_bench.conditions import ConditionMonitor
+from nwor_bench.instruments.conditions import ConditionMonitor
 from nwor_bench.microbench.attention import attention_contest
 from nwor_bench.microbench.cases import Group, Spec
 from nwor_bench.microbench.commit import commit_contest

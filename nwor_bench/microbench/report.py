@@ -13,6 +13,7 @@ from nwor_bench.microbench import text
 from nwor_bench.microbench.cases import Spec
 from nwor_bench.microbench.goals import GoalResult, judge
 from nwor_bench.microbench.rows import COLUMNS, FORMAT_VERSION, Row, Status
+from nwor_bench.records.store import write_atomically
 from nwor_bench.report.document import (
     Block,
     Bullets,
@@ -25,7 +26,6 @@ from nwor_bench.report.document import (
 )
 from nwor_bench.report.markdown import render_markdown
 from nwor_bench.report.text import decimal
-from nwor_bench.store import write_atomically
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Result:
     Attributes:
         command: as it was typed.
         facts: of the device: `gpu`, `l2_bytes`, `copy_gb_per_s`.
-        environment: as `nwor_bench.environment.collect` has it.
+        environment: as `nwor_bench.instruments.environment.collect` has it.
     """
 
     spec: Spec

@@ -1,7 +1,7 @@
 """Rounds: every implementation once, in random order, until the ratios are known. Pure.
 
 Implementations are compared within a round, where the GPU's clocks and its neighbours were the
-same. When to stop is `nwor_bench.stopping`'s rule, on the intervals' width alone.
+same. When to stop is `nwor_bench.workload.stopping`'s rule, on the intervals' width alone.
 """
 
 import random
@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from nwor_bench.microbench.rows import Sample, half_widths
-from nwor_bench.stopping import FIRST_LOOK, StoppingRule
+from nwor_bench.workload.stopping import FIRST_LOOK, StoppingRule
 
 Replay = Callable[[], Sample]
 """One round of one implementation."""

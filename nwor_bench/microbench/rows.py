@@ -5,8 +5,8 @@ from dataclasses import asdict, dataclass, fields
 from enum import StrEnum
 from statistics import median
 
+from nwor_bench.analysis.statistics import paired_ratio
 from nwor_bench.microbench.cases import COPY, L2, OURS, Group, LaunchMode
-from nwor_bench.stats import paired_ratio
 
 FORMAT_VERSION = 1
 """Of kernels.json and kernels.csv; a change of meaning gets a new number."""

@@ -10,14 +10,14 @@ from typing import Any
 
 from rich.console import Console
 
-from nwor_bench import environment
 from nwor_bench.errors import ConfigError, ExitCode
+from nwor_bench.instruments import environment
 from nwor_bench.microbench.cases import Group, Spec, expand
 from nwor_bench.microbench.console import print_plan, print_result
 from nwor_bench.microbench.report import Result, write_files
 from nwor_bench.microbench.rows import Row
 from nwor_bench.microbench.run import Bench, run_groups
-from nwor_bench.store import RUNS, default_folder
+from nwor_bench.records.store import RUNS, default_folder
 
 FILES = ("kernels.csv", "kernels.json", "kernels.md")
 

@@ -26,12 +26,12 @@ def register() -> None:
     if settings is None:
         return
     from nwor_bench.errors import ConfigError
-    from nwor_bench.versions import require_supported_vllm
+    from nwor_bench.instruments.versions import require_supported_vllm
 
     require_supported_vllm()
     try:
         from nwor_bench.plugin.install import install
-        from nwor_bench.plugin.metrics import share_folder
+        from nwor_bench.plugin.observe.metrics import share_folder
 
         install(settings)
         share_folder()

@@ -9,12 +9,12 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from nwor_bench.plugin import metrics
-from nwor_bench.plugin.nvtx_patches import WindowRanges
+from nwor_bench.instruments import nvtx_ranges
+from nwor_bench.plugin.observe import metrics
+from nwor_bench.plugin.observe.nvtx import WindowRanges
 from nwor_bench.plugin.patching import PatchSet
 from nwor_bench.plugin.rank_vote import RankVote
 from nwor_bench.plugin.settings import PluginSettings, read_settings
-from nwor_bench.profiling import nvtx_ranges
 
 logger = logging.getLogger("vllm.nwor_bench")
 
@@ -117,10 +117,10 @@ def make_hook(runner: Any, settings: PluginSettings) -> Any:
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
     if isinstance(runner, GPUModelRunner):
-        from nwor_bench.plugin.runner_v1 import V1RunnerHook
+        from nwor_bench.plugin.runner_v1.hook import V1RunnerHook
 
         return V1RunnerHook(runner, debug=settings.debug)
-    from nwor_bench.plugin.runner_v2 import V2RunnerHook
+    from nwor_bench.plugin.runner_v2.hook import V2RunnerHook
 
     return V2RunnerHook(runner, settings)
 

@@ -11,7 +11,7 @@ from nwor_bench.errors import ConfigError
 from nwor_bench.plugin.patching import Patch, PatchSet
 from nwor_bench.plugin.settings import PluginSettings
 
-CPU_BACKEND = "nwor_bench.plugin.attention.ReferenceCPUAttentionBackend"
+CPU_BACKEND = "nwor_bench.plugin.runner_v1.cpu_attention.ReferenceCPUAttentionBackend"
 
 _patches: PatchSet | None = None
 

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from nwor_bench.plugin.accumulator import Accumulator, WindowCounts, WindowTimes, per_position
 from nwor_bench.plugin.invalid_drafts import valid_drafts
-from nwor_bench.plugin.probe import Marks, durations
-from nwor_bench.records import SETTLING
+from nwor_bench.plugin.observe.phases import Marks, durations
+from nwor_bench.records.types import SETTLING
 
 logger = logging.getLogger("vllm.nwor_bench")
 

@@ -83,7 +83,7 @@ def target_caches(
 def _layer_cache(name: str, layer: Any, dtype: Any) -> LayerCache:
     from vllm.v1.attention.backends.cpu_attn import CPUAttentionMetadataBuilder
 
-    from nwor_bench.plugin.attention import ReferenceCPUAttentionImpl
+    from nwor_bench.plugin.runner_v1.cpu_attention import ReferenceCPUAttentionImpl
 
     if not isinstance(layer.impl, ReferenceCPUAttentionImpl):
         raise StagingUnavailable(f"unsupported_attention:{type(layer.impl).__name__}")

@@ -7,7 +7,7 @@ from enum import StrEnum
 from typing import TypeVar
 
 from nwor_bench.errors import ConfigError
-from nwor_bench.records import NworMode, ScvMode, StageBy, StageL2
+from nwor_bench.records.types import NworMode, ScvMode, StageBy, StageL2
 
 NWOR_MODE = "VLLM_NWOR_MODE"
 SCV_MODE = "VLLM_SCV_MODE"

@@ -12,12 +12,12 @@ from nwor_bench import plugin
 from nwor_bench.errors import BenchError
 from nwor_bench.plugin import dummy_weights, register
 from nwor_bench.plugin.attaching import HOOK, NOT_ATTACHED, RANGES
-from nwor_bench.plugin.attention_nudge import AttentionNudge
-from nwor_bench.plugin.counted_windows import CountedWindows
-from nwor_bench.plugin.kv_rows import KvRows
-from nwor_bench.plugin.launch_windows import LaunchWindows
-from nwor_bench.plugin.write_watch import COUNTS, WriteWatch
-from nwor_bench.records import NworMode, ScvMode
+from nwor_bench.plugin.observe.attention_nudge import AttentionNudge
+from nwor_bench.plugin.observe.dram import CountedWindows
+from nwor_bench.plugin.observe.kv_rows import KvRows
+from nwor_bench.plugin.observe.launches import LaunchWindows
+from nwor_bench.plugin.observe.write_watch import COUNTS, WriteWatch
+from nwor_bench.records.types import NworMode, ScvMode
 
 register()
 

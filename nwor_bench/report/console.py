@@ -9,13 +9,13 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from nwor_bench.advice import Severity, findings
-from nwor_bench.records import CellResult, Verdict
+from nwor_bench.analysis.findings import Severity, findings
+from nwor_bench.records.store import RunData
+from nwor_bench.records.types import CellResult, Verdict
 from nwor_bench.report.content import warnings
-from nwor_bench.report.dram import dram_summary
+from nwor_bench.report.sections.dram import dram_summary
+from nwor_bench.report.sections.verdicts import verdict_sentence
 from nwor_bench.report.text import count, decimal, label, percent, ratio
-from nwor_bench.report.verdicts import verdict_sentence
-from nwor_bench.store import RunData
 
 _STYLES = {
     Verdict.SAME: "green",

@@ -3,13 +3,10 @@
 from collections.abc import Sequence
 from typing import Any
 
-from nwor_bench.advice import findings
-from nwor_bench.invariants import cell_key, cell_label
-from nwor_bench.records import CellResult, RunStatus, Verdict
-from nwor_bench.report.acceptance import acceptance_section
-from nwor_bench.report.answers import questions
-from nwor_bench.report.bytes import bytes_section
-from nwor_bench.report.cells import cell_section, ruler_section
+from nwor_bench.analysis.findings import findings
+from nwor_bench.analysis.invariants import cell_key, cell_label
+from nwor_bench.records.store import RunData
+from nwor_bench.records.types import CellResult, RunStatus, Verdict
 from nwor_bench.report.document import (
     Block,
     Bullets,
@@ -22,17 +19,20 @@ from nwor_bench.report.document import (
     Section,
     table,
 )
-from nwor_bench.report.dram import dram_section
-from nwor_bench.report.evidence import counter_section, parity_section
-from nwor_bench.report.fallbacks import fallback_section
-from nwor_bench.report.glossary import glossary
-from nwor_bench.report.launches import launch_section
-from nwor_bench.report.limits import CPU_LIMIT, limits
-from nwor_bench.report.phases import phase_section
+from nwor_bench.report.sections.acceptance import acceptance_section
+from nwor_bench.report.sections.answers import questions
+from nwor_bench.report.sections.bytes import bytes_section
+from nwor_bench.report.sections.cells import cell_section, ruler_section
+from nwor_bench.report.sections.dram import dram_section
+from nwor_bench.report.sections.evidence import counter_section, parity_section
+from nwor_bench.report.sections.fallbacks import fallback_section
+from nwor_bench.report.sections.glossary import glossary
+from nwor_bench.report.sections.launches import launch_section
+from nwor_bench.report.sections.limits import CPU_LIMIT, limits
+from nwor_bench.report.sections.phases import phase_section
+from nwor_bench.report.sections.verdicts import answer, on_cpu
+from nwor_bench.report.sections.window_times import window_time_section
 from nwor_bench.report.text import NOT_MEASURED, joined, settings
-from nwor_bench.report.verdicts import answer, on_cpu
-from nwor_bench.report.window_times import window_time_section
-from nwor_bench.store import RunData
 
 ORIENTATION = (
     "NWOR is an option for serving language models with vLLM: it keeps the data of guessed tokens "

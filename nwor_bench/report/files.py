@@ -8,14 +8,14 @@ from typing import Any
 
 import pandas as pd
 
-from nwor_bench.advice import findings
-from nwor_bench.aggregate import noise_floor
-from nwor_bench.invariants import check_invariants
-from nwor_bench.records import BatchRecord, CellResult, WindowRecord, columns, to_dict
+from nwor_bench.analysis.aggregate import noise_floor
+from nwor_bench.analysis.findings import findings
+from nwor_bench.analysis.invariants import check_invariants
+from nwor_bench.records.store import RUN_FILE, RunData, write_atomically, write_header
+from nwor_bench.records.types import BatchRecord, CellResult, WindowRecord, columns, to_dict
 from nwor_bench.report.content import build_document
-from nwor_bench.report.html import render_html
+from nwor_bench.report.html.page import render_html
 from nwor_bench.report.markdown import render_markdown
-from nwor_bench.store import RUN_FILE, RunData, write_atomically, write_header
 
 THE_REST = "Figures, evidence and a glossary are in report.html beside this file."
 

@@ -13,7 +13,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from nwor_bench.errors import ConfigError
-from nwor_bench.records import BatchRecord, WindowRecord
+from nwor_bench.records.types import BatchRecord, WindowRecord
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
@@ -36,7 +36,7 @@ class SweepMetrics:
         from prometheus_client import CollectorRegistry
         from prometheus_client.multiprocess import MultiProcessCollector
 
-        from nwor_bench.profiling.metrics import MetricFiles, WindowMetrics, process_name
+        from nwor_bench.records.metrics import MetricFiles, WindowMetrics, process_name
 
         self._files = MetricFiles(folder, process_name(rank=0))
         self._windows = WindowMetrics(self._files)
@@ -46,7 +46,7 @@ class SweepMetrics:
 
     def batch_done(self, batch: BatchRecord, windows: Iterable[WindowRecord]) -> None:
         """Count a batch's windows, and write the textfile anew."""
-        from nwor_bench.profiling.metrics import labels_of
+        from nwor_bench.records.metrics import labels_of
 
         # What a sweep drains is rank 0's; the other ranks' counts are the same.
         labels = labels_of(batch.pair, batch.nwor_mode, batch.scv_mode, rank=0)

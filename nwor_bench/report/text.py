@@ -4,8 +4,8 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from nwor_bench.paired import LATENCY_MS
-from nwor_bench.records import CellResult
+from nwor_bench.analysis.paired import LATENCY_MS
+from nwor_bench.records.types import CellResult
 
 NOT_MEASURED = "–"  # noqa: RUF001 - an en dash is meant
 """Stands where there is no value (the glossary says why that may be); CSV files have "" there."""

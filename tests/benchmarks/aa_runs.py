@@ -11,13 +11,13 @@ times that this script is run; it ends with 1 then.
 import argparse
 import sys
 
-from nwor_bench.preload import run_under_one_openmp
+from nwor_bench.engine.preload import run_under_one_openmp
 
 run_under_one_openmp()
 
 from one_engine import ManyRuns, add_arguments, one_thread, percent, spec_of  # noqa: E402
 
-from nwor_bench.records import Verdict  # noqa: E402
+from nwor_bench.records.types import Verdict  # noqa: E402
 
 ALLOWED = 4
 

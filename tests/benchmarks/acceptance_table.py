@@ -17,10 +17,10 @@ import pandas as pd
 from numpy.typing import NDArray
 from scipy import stats
 
-from nwor_bench.csv_records import read_table
-from nwor_bench.records import AA, BatchRecord
-from nwor_bench.store import read_header
-from nwor_bench.stored_run import BATCHES_TABLE
+from nwor_bench.analysis.comparing.stored_run import BATCHES_TABLE
+from nwor_bench.records.csv_tables import read_table
+from nwor_bench.records.store import read_header
+from nwor_bench.records.types import AA, BatchRecord
 
 Cell = tuple[str, str]
 """NWOR mode and SCV mode."""
@@ -44,7 +44,7 @@ Cells that stage ({cells}) have the same counts in every block.
 {equal} of the {requests} requests got the same text in off and stage. The others differ from a
 token on that was a tie (the run's parity gate checks that for its own prompts), and behind it text
 and windows are others. In float32, where texts are equal, so are all counts: a test holds that on
-a CPU (`tests/engine/test_engine_eagle.py`).
+a CPU (`tests/live_engine/test_engine_eagle.py`).
 """
 
 

@@ -23,12 +23,12 @@ from dram_count import captured, dram_bytes, layer_weights, reader
 from measured_page import save_measured
 
 import nwor_kernels
+from nwor_bench.instruments.cupti_library import run_under_own_cupti
+from nwor_bench.instruments.pm_sampling import PmSampler
 from nwor_bench.microbench import vllm_peers
 from nwor_bench.microbench.attention import MAX_SPLITS, AttentionBuffers
 from nwor_bench.microbench.cases import Group, Shape, Window, parse_windows
 from nwor_bench.microbench.subject import Call
-from nwor_bench.profiling.cupti_library import run_under_own_cupti
-from nwor_bench.profiling.pm_sampling import PmSampler
 from nwor_kernels.verify_attention.kernel import VerifyWorkspace
 
 SHAPE = Shape()

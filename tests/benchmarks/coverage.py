@@ -4,11 +4,12 @@
 
 Simulated runs whose true ratio is 1 (tests/simulated_noise.py), most of them with noise that is
 autocorrelated and heavy-tailed. The first table compares ways to make an interval from n blocks:
-`ours` (nwor_bench.stats.paired_ratio), plain Student's t, the percentile bootstrap over blocks,
-BCa, and the studentised bootstrap. The second stops a run at the first look at which the
-interval is narrow enough (nwor_bench.stopping), and, to compare, as soon as it excludes 1. The
-third takes the cell that came out fastest of six equal ones: its own interval, and the one that
-holds for all six at once (nwor_bench.stats.simultaneous_bounds), which a report's answer gives.
+`ours` (nwor_bench.analysis.statistics.paired_ratio), plain Student's t, the percentile bootstrap
+over blocks, BCa, and the studentised bootstrap. The second stops a run at the first look at which
+the interval is narrow enough (nwor_bench.workload.stopping), and, to compare, as soon as it
+excludes 1. The third takes the cell that came out fastest of six equal ones: its own interval, and
+the one that holds for all six at once (nwor_bench.analysis.statistics.simultaneous_bounds), which a
+report's answer gives.
 """
 
 import argparse
@@ -18,8 +19,8 @@ from functools import partial
 import numpy as np
 from scipy import stats
 
-from nwor_bench.stats import paired_ratio, simultaneous_bounds
-from nwor_bench.stopping import StoppingRule
+from nwor_bench.analysis.statistics import paired_ratio, simultaneous_bounds
+from nwor_bench.workload.stopping import StoppingRule
 from tests.simulated_noise import (
     Logs,
     all_cells,

@@ -8,7 +8,7 @@ from typing import Any
 from attention_dram_table import COPIED, OURS, Medians, gap
 from dram_parts import Parts
 
-from nwor_bench.model_shape import ModelShape
+from nwor_bench.models.shape import ModelShape
 
 TESTS = re.compile("-(1split|emptied|engine[0-9]|hold)-")
 """Runs beside the 24 cases and those of persist: they test what explains a difference."""

@@ -16,9 +16,9 @@ from typing import Any
 
 from dram_table import add_run_arguments, run_kind
 
-from nwor_bench.engine import VllmEngine
-from nwor_bench.profiling.cupti_library import run_under_own_cupti
-from nwor_bench.records import Cell
+from nwor_bench.engine.engine import VllmEngine
+from nwor_bench.instruments.cupti_library import run_under_own_cupti
+from nwor_bench.records.types import Cell
 
 
 class HoldingEngine(VllmEngine):

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from nwor_bench.invariants import cell_key, full_windows, windows_by_batch
-from nwor_bench.model_shape import ModelShape
-from nwor_bench.profiling.dram_counters import PHASE
-from nwor_bench.records import SETTLING, NworMode, WindowRecord
-from nwor_bench.store import RunData
+from nwor_bench.analysis.dram.counters import PHASE
+from nwor_bench.analysis.invariants import cell_key, full_windows, windows_by_batch
+from nwor_bench.models.shape import ModelShape
+from nwor_bench.records.store import RunData
+from nwor_bench.records.types import SETTLING, NworMode, WindowRecord
 from nwor_kernels.verify_attention.partials import busy_programs, partial_bytes
 from nwor_kernels.verify_attention.tuning import (
     LaunchShape,

@@ -25,14 +25,14 @@ from dram_parts import SPILLED, Parts, parts_of, split_bytes
 from dram_text import TEXT
 from run_machine import machine_of
 
-from nwor_bench.csv_records import read_table
-from nwor_bench.model_config import read_shape
-from nwor_bench.model_shape import ModelShape
-from nwor_bench.pairs import read_model_config, resolve_pair
-from nwor_bench.profiling.dram_rows import csv_rows
-from nwor_bench.records import BatchRecord, WindowRecord
-from nwor_bench.store import RECORDS_FILE, RunData, read_header, read_run
-from nwor_bench.stored_run import BATCHES_TABLE, WINDOWS_TABLE
+from nwor_bench.analysis.comparing.stored_run import BATCHES_TABLE, WINDOWS_TABLE
+from nwor_bench.analysis.dram.rows import csv_rows
+from nwor_bench.models.config_json import read_shape
+from nwor_bench.models.pairs import read_model_config, resolve_pair
+from nwor_bench.models.shape import ModelShape
+from nwor_bench.records.csv_tables import read_table
+from nwor_bench.records.store import RECORDS_FILE, RunData, read_header, read_run
+from nwor_bench.records.types import BatchRecord, WindowRecord
 from nwor_kernels.verify_attention.tuning import WHOLE_PAIRS
 
 SCRIPT = "python tests/benchmarks/dram_table.py"

@@ -33,15 +33,15 @@ from dram_report import write_report
 from one_engine import full_graphs
 from rich.console import Console
 
-from nwor_bench.conduct import run_prepared
-from nwor_bench.config import Overrides, SweepSpec, load_scenario, resolve
-from nwor_bench.engine import VllmEngine, check_arguments
-from nwor_bench.plan import Block, Plan
-from nwor_bench.profiling.cupti_library import run_under_own_cupti
-from nwor_bench.profiling.dram_counters import PHASE
-from nwor_bench.records import Cell, NworMode, ScvMode
-from nwor_bench.session import PairChoice, prepare
-from nwor_bench.stored_run import BATCHES_TABLE, WINDOWS_TABLE
+from nwor_bench.analysis.comparing.stored_run import BATCHES_TABLE, WINDOWS_TABLE
+from nwor_bench.analysis.dram.counters import PHASE
+from nwor_bench.engine.engine import VllmEngine, check_arguments
+from nwor_bench.instruments.cupti_library import run_under_own_cupti
+from nwor_bench.records.types import Cell, NworMode, ScvMode
+from nwor_bench.run.execute import run_prepared
+from nwor_bench.run.prepare import PairChoice, prepare
+from nwor_bench.workload.config import Overrides, SweepSpec, load_scenario, resolve
+from nwor_bench.workload.schedule import Block, Plan
 
 PAIR = "llama-3b-shape"
 STAGES = {"reference": ("reference", "normal"), "copy": ("copy", "normal"),

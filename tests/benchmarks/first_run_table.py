@@ -16,10 +16,10 @@ from pathlib import Path
 
 import pandas as pd
 
-from nwor_bench.aggregate import summarise
-from nwor_bench.records import AA, CellResult
+from nwor_bench.analysis.aggregate import summarise
+from nwor_bench.records.store import RUN_FILE, RunData, read_run
+from nwor_bench.records.types import AA, CellResult
 from nwor_bench.report.text import NOT_MEASURED, count, decimal
-from nwor_bench.store import RUN_FILE, RunData, read_run
 
 
 @dataclass(frozen=True)

@@ -13,15 +13,15 @@ import argparse
 from pathlib import Path
 from tempfile import mkdtemp
 
-from nwor_bench.preload import run_under_one_openmp
+from nwor_bench.engine.preload import run_under_one_openmp
 
 run_under_one_openmp()
 
-from nwor_bench.config import Overrides, load_scenario, resolve  # noqa: E402
-from nwor_bench.engine import Sampling, VllmEngine  # noqa: E402
-from nwor_bench.pairs import resolve_pair  # noqa: E402
-from nwor_bench.prompts import encode, load_prompts, load_tokenizer, select_blocks  # noqa: E402
-from nwor_bench.stats import paired_ratio  # noqa: E402
+from nwor_bench.analysis.statistics import paired_ratio  # noqa: E402
+from nwor_bench.engine.engine import Sampling, VllmEngine  # noqa: E402
+from nwor_bench.models.pairs import resolve_pair  # noqa: E402
+from nwor_bench.workload.config import Overrides, load_scenario, resolve  # noqa: E402
+from nwor_bench.workload.prompts import encode, load_prompts, load_tokenizer, select_blocks  # noqa: E402
 
 
 def main() -> None:

@@ -24,10 +24,10 @@ import pandas as pd
 import torch
 from one_engine import full_graphs
 
-from nwor_bench.config import Overrides, load_scenario, resolve
-from nwor_bench.engine import Sampling, VllmEngine
-from nwor_bench.pairs import resolve_pair
-from nwor_bench.records import Cell, NworMode, ScvMode
+from nwor_bench.engine.engine import Sampling, VllmEngine
+from nwor_bench.models.pairs import resolve_pair
+from nwor_bench.records.types import Cell, NworMode, ScvMode
+from nwor_bench.workload.config import Overrides, load_scenario, resolve
 from nwor_kernels import direct_launch
 from nwor_kernels.cuda_driver import load_driver
 

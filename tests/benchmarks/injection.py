@@ -29,17 +29,17 @@ from dataclasses import dataclass, fields, replace
 from statistics import fmean
 from typing import Any, Protocol
 
-from nwor_bench.preload import run_under_one_openmp
+from nwor_bench.engine.preload import run_under_one_openmp
 
 run_under_one_openmp()
 
 from one_engine import ManyRuns, add_arguments, one_thread, percent, spec_of  # noqa: E402
 
-from nwor_bench.config import SweepSpec  # noqa: E402
-from nwor_bench.engine import BatchOutput, Sampling, VllmEngine  # noqa: E402
-from nwor_bench.engine_kv import KvCache  # noqa: E402
-from nwor_bench.records import AA, Cell, CellResult, NworMode, ScvMode, Verdict  # noqa: E402
-from nwor_bench.store import RunData  # noqa: E402
+from nwor_bench.engine.engine import BatchOutput, Sampling, VllmEngine  # noqa: E402
+from nwor_bench.engine.kv_cache import KvCache  # noqa: E402
+from nwor_bench.records.store import RunData  # noqa: E402
+from nwor_bench.records.types import AA, Cell, CellResult, NworMode, ScvMode, Verdict  # noqa: E402
+from nwor_bench.workload.config import SweepSpec  # noqa: E402
 
 INJECTED = "injected"
 NEEDED = 0.45

@@ -33,9 +33,9 @@ from l2_kernels import read_kernel, write_kernel
 from measured_page import save_measured
 from torch import Tensor
 
-from nwor_bench.plugin.persisting_l2 import PersistingL2
-from nwor_bench.profiling.cupti_library import run_under_own_cupti
-from nwor_bench.profiling.pm_sampling import PmSampler
+from nwor_bench.instruments.cupti_library import run_under_own_cupti
+from nwor_bench.instruments.pm_sampling import PmSampler
+from nwor_bench.plugin.runner_v2.persisting_l2 import PersistingL2
 
 BUFFER_BYTES = 3_670_016
 """Copies of 8 requests x 4 drafts over the 28 layers of the 3B shape."""

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 import triton
 
-from nwor_bench.environment import collect
+from nwor_bench.instruments.environment import collect
 from nwor_kernels import launch
 from nwor_kernels.commit import plan as commit_plan
 from nwor_kernels.commit.sources import StagedSources

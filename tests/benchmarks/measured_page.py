@@ -11,7 +11,7 @@ from typing import Any
 
 import pandas as pd
 
-from nwor_bench import environment
+from nwor_bench.instruments import environment
 
 Facts = dict[str, Any]
 """How it was measured: `command`, `environment`, and what the script adds."""

@@ -16,9 +16,9 @@ from typing import Any
 import pandas as pd
 from run_machine import machine_of
 
-from nwor_bench.profiling.dram_counters import PHASE
-from nwor_bench.records import SETTLING, BatchRecord, NworMode, ScvMode, WindowRecord
-from nwor_bench.store import RunData, read_run
+from nwor_bench.analysis.dram.counters import PHASE
+from nwor_bench.records.store import RunData, read_run
+from nwor_bench.records.types import SETTLING, BatchRecord, NworMode, ScvMode, WindowRecord
 
 SECTOR = 32
 """Bytes of one of L2's sectors."""

@@ -18,13 +18,13 @@ from statistics import fmean
 import pandas as pd
 from run_machine import machine_of
 
-from nwor_bench.profiling.launches import KINDS, HostCall, kind_of
-from nwor_bench.profiling.nsys_export import NsysExport, read_export
-from nwor_bench.profiling.nsys_findings import settled
-from nwor_bench.profiling.nsys_windows import NsysWindow, windows_of
-from nwor_bench.profiling.tables import by_cell
-from nwor_bench.records import SETTLING
-from nwor_bench.store import read_header
+from nwor_bench.instruments.launches import KINDS, HostCall, kind_of
+from nwor_bench.instruments.nsight.nsys_export import NsysExport, read_export
+from nwor_bench.instruments.nsight.nsys_findings import settled
+from nwor_bench.instruments.nsight.nsys_windows import NsysWindow, windows_of
+from nwor_bench.instruments.nsight.tables import by_cell
+from nwor_bench.records.store import read_header
+from nwor_bench.records.types import SETTLING
 
 TEXT = """# Windows under Nsight Systems
 

@@ -10,14 +10,14 @@ from typing import Any
 
 from rich.console import Console
 
-from nwor_bench.aggregate import summarise
-from nwor_bench.conduct import run_prepared
-from nwor_bench.config import Overrides, SweepSpec, load_scenario, resolve
-from nwor_bench.engine import Engine, VllmEngine
-from nwor_bench.environment import collect
-from nwor_bench.records import CellResult
-from nwor_bench.session import PairChoice, prepare
-from nwor_bench.store import RunData, read_run
+from nwor_bench.analysis.aggregate import summarise
+from nwor_bench.engine.engine import Engine, VllmEngine
+from nwor_bench.instruments.environment import collect
+from nwor_bench.records.store import RunData, read_run
+from nwor_bench.records.types import CellResult
+from nwor_bench.run.execute import run_prepared
+from nwor_bench.run.prepare import PairChoice, prepare
+from nwor_bench.workload.config import Overrides, SweepSpec, load_scenario, resolve
 
 
 def one_thread() -> None:

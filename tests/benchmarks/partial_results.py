@@ -20,13 +20,13 @@ from dram_count import captured, dram_bytes, followed, reader
 from partial_table import BACKGROUND, write_table
 from rich.console import Console
 
+from nwor_bench.instruments.pm_sampling import PmSampler
 from nwor_bench.microbench import device as cuda_device
 from nwor_bench.microbench.attention import attention_contest
 from nwor_bench.microbench.cases import L2, PEERS, Group, LaunchMode, Spec, expand, parse_windows
 from nwor_bench.microbench.run import Bench
 from nwor_bench.microbench.session import require_cuda, run_session
 from nwor_bench.microbench.subject import Call, Contest, Subject
-from nwor_bench.profiling.pm_sampling import PmSampler
 from nwor_kernels.verify_attention.kernel import Discard, Tuning
 
 AS_IS = Tuning(discard=Discard.OFF, skip_padding=False, whole_pairs=0)

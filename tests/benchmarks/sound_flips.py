@@ -4,7 +4,7 @@
 
 A second attention kernel that is as right as the first differs from it by about a rounding step.
 Here every layer's attention returns values one rounding step up or down while mode off decodes
-(`nwor_bench.plugin.attention_nudge`), and the differing tokens are judged as the gate judges a
+(`nwor_bench.plugin.observe.attention_nudge`), and the gate decides on the differing tokens as on a
 staging cell's: behind each tie it goes on from the reference's token, to the end. Every set of
 prompts that is called INVALID is a false alarm. Needs a GPU, or a CPU with fast bfloat16.
 """
@@ -13,15 +13,15 @@ import argparse
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
-from nwor_bench.config import Overrides, load_scenario, resolve
-from nwor_bench.differences import judge_differences
-from nwor_bench.engine import VllmEngine
-from nwor_bench.pairs import resolve_pair
-from nwor_bench.parity import Tokens
-from nwor_bench.prompts import encode, load_prompts, load_tokenizer
-from nwor_bench.records import Cell, NworMode, ScvMode
-from nwor_bench.tie_judge import TieJudge
-from nwor_bench.ties import together_outside
+from nwor_bench.analysis.parity.batches import Tokens
+from nwor_bench.analysis.parity.differences import judge_differences
+from nwor_bench.analysis.parity.ties import together_outside
+from nwor_bench.engine.engine import VllmEngine
+from nwor_bench.models.pairs import resolve_pair
+from nwor_bench.records.types import Cell, NworMode, ScvMode
+from nwor_bench.run.gate.ties import TieJudge
+from nwor_bench.workload.config import Overrides, load_scenario, resolve
+from nwor_bench.workload.prompts import encode, load_prompts, load_tokenizer
 
 
 class NudgedJudge(TieJudge):

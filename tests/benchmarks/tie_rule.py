@@ -3,8 +3,8 @@
     python tests/benchmarks/tie_rule.py [--pair smollm2] [--requests 8] [--tokens 64]
 
 A vLLM engine of the pair in bfloat16 gives the reference text and judges, exactly as the gate does
-(`nwor_bench.tie_judge`). Beside it stands the rule before it: twice the largest bfloat16 error over
-the whole vocabulary, by transformers. Needs a GPU, or a CPU with fast bfloat16.
+(`nwor_bench.run.gate.ties`). Beside it stands the rule before it: twice the largest bfloat16 error
+over the whole vocabulary, by transformers. Needs a GPU, or a CPU with fast bfloat16.
 
 Printed: the share of output positions whose two likeliest tokens lie within the allowance; and of
 the tokens that change when the model may not see an eighth of the context (behind its first token,
@@ -20,13 +20,14 @@ from typing import Any
 
 import torch
 
-from nwor_bench.config import Overrides, load_scenario, resolve
-from nwor_bench.engine import VllmEngine
-from nwor_bench.pairs import resolve_pair
-from nwor_bench.prompts import encode, load_prompts, load_tokenizer
-from nwor_bench.records import Cell, NworMode, ScvMode
-from nwor_bench.tie_judge import TOP, TieJudge
-from nwor_bench.ties import Place, PlaceVerdict, leading_two, together_outside
+from nwor_bench.analysis.parity.ties import Place, PlaceVerdict, leading_two, together_outside
+from nwor_bench.engine.arguments import TOP
+from nwor_bench.engine.engine import VllmEngine
+from nwor_bench.models.pairs import resolve_pair
+from nwor_bench.records.types import Cell, NworMode, ScvMode
+from nwor_bench.run.gate.ties import TieJudge
+from nwor_bench.workload.config import Overrides, load_scenario, resolve
+from nwor_bench.workload.prompts import encode, load_prompts, load_tokenizer
 
 Texts = list[list[int]]
 

@@ -17,7 +17,7 @@ from kernel_inputs import SEEDS, assert_same, generator, nan_caches, random_kv
 from torch import Tensor
 
 pytest.importorskip("triton")
-from nwor_bench.plugin.gpu_plan import (
+from nwor_bench.plugin.runner_v2.plan import (
     DraftCounts,
     WindowPlanner,
     drafts_only,
@@ -25,7 +25,7 @@ from nwor_bench.plugin.gpu_plan import (
     set_slots,
     whole_step,
 )
-from nwor_bench.plugin.gpu_staging import GpuStaging, GpuWindowBatch
+from nwor_bench.plugin.runner_v2.staging import GpuStaging, GpuWindowBatch
 from nwor_bench.plugin.staging import LayerCache, write_kv_cache
 from nwor_bench.plugin.window import Window, close_leftover
 from nwor_kernels.commit.sources import StagedSources

@@ -9,7 +9,7 @@ import pytest
 
 from nwor_bench.microbench.rounds import TRIES, WARMUP_ROUNDS, make_rule, measure
 from nwor_bench.microbench.rows import Sample
-from nwor_bench.stopping import FIRST_LOOK
+from nwor_bench.workload.stopping import FIRST_LOOK
 
 NAMES = ("nwor", "vllm_cuda", "copy", "empty")
 

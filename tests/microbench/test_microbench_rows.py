@@ -10,15 +10,7 @@ from scipy import stats
 
 from nwor_bench.microbench.cases import L2, Group, LaunchMode, Window
 from nwor_bench.microbench.goals import GOALS, Verdict, judge
-from nwor_bench.microbench.rows import (
-    Row,
-    Sample,
-    Status,
-    Timed,
-    blank,
-    half_widths,
-    timed_rows,
-)
+from nwor_bench.microbench.rows import Row, Sample, Status, Timed, blank, half_widths, timed_rows
 
 GROUP = Group("commit", "bf16", Window(8, 4), 0.5)
 

@@ -60,12 +60,12 @@ def fails(*_: Any, **__: Any) -> Any:
 
 
 STEPS: dict[str, str] = {
-    "the runner's layers": "nwor_bench.plugin.v2_windows.attention_layers",
-    "the validator": "nwor_bench.plugin.v2_windows.DeviceValidator",
-    "the ranks' agreement": "nwor_bench.plugin.v2_windows.V2Windows.agree",
+    "the runner's layers": "nwor_bench.plugin.runner_v2.windows.attention_layers",
+    "the validator": "nwor_bench.plugin.runner_v2.windows.DeviceValidator",
+    "the ranks' agreement": "nwor_bench.plugin.runner_v2.windows.V2Windows.agree",
     "the ranges": "nwor_bench.plugin.attaching.WindowRanges",
-    "the hook's patches": "nwor_bench.plugin.runner_v2.V2RunnerHook.attach",
-    "the modes": "nwor_bench.plugin.v2_windows.V2Windows.set_modes",
+    "the hook's patches": "nwor_bench.plugin.runner_v2.hook.V2RunnerHook.attach",
+    "the modes": "nwor_bench.plugin.runner_v2.windows.V2Windows.set_modes",
 }
 
 
@@ -74,7 +74,7 @@ def test_a_fault_in_any_step_leaves_stock_vllm_and_its_reason(
     step: str, folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     import nwor_bench.plugin.attaching as attaching
-    import nwor_bench.plugin.runner_v2  # noqa: F401
+    import nwor_bench.plugin.runner_v2.hook  # noqa: F401
     from nwor_bench.plugin.worker import NworWorkerExtension
 
     monkeypatch.setattr(STEPS[step], fails)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from nwor_bench.plugin.attention_nudge import AttentionNudge
+from nwor_bench.plugin.observe.attention_nudge import AttentionNudge
 
 
 class Attention:

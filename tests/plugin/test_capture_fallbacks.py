@@ -51,7 +51,7 @@ def test_a_capture_that_falls_back_leaves_no_graphs(
     from vllm.v1.worker.gpu.cudagraph_utils import BatchExecutionDescriptor
     from wrapped_layers import DRAFTS, REQUESTS, ROWS
 
-    from nwor_bench.plugin.graph_sets import StagingGraphs
+    from nwor_bench.plugin.runner_v2.graph_sets import StagingGraphs
 
     shape = BatchExecutionDescriptor(
         cg_mode=CUDAGraphMode.FULL,
@@ -85,7 +85,7 @@ def test_a_capture_in_which_nothing_staged_leaves_no_graphs(
     layers: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Write and attention both inside of compiled code: no hook says anything."""
-    from nwor_bench.plugin.graph_sets import StagingGraphs
+    from nwor_bench.plugin.runner_v2.graph_sets import StagingGraphs
 
     graphs = StagingGraphs(SimpleNamespace(), layers.window, layers.staging)
     monkeypatch.setattr(graphs, "wanted", lambda: ["shape"])
@@ -110,12 +110,12 @@ def test_after_one_window_that_cannot_be_held_no_other_is_tried(
 ) -> None:
     from test_runner_v2_counts import runner_of_two_requests
 
-    from nwor_bench.plugin import v2_windows
     from nwor_bench.plugin.patching import PatchSet
     from nwor_bench.plugin.rank_vote import RankVote
-    from nwor_bench.plugin.runner_v2 import V2RunnerHook
+    from nwor_bench.plugin.runner_v2 import windows as v2_windows
+    from nwor_bench.plugin.runner_v2.hook import V2RunnerHook
     from nwor_bench.plugin.settings import PluginSettings
-    from nwor_bench.records import NworMode, ScvMode
+    from nwor_bench.records.types import NworMode, ScvMode
 
     planned = []
 

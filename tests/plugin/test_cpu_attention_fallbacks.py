@@ -15,7 +15,10 @@ class CpuLayers:
     def __init__(self, staged: bool):
         from wrapped_layers import LAYERS, REQUESTS, WIDTH, WrappedLayers, step_slots
 
-        from nwor_bench.plugin.attention import LayerStaging, ReferenceCPUAttentionImpl
+        from nwor_bench.plugin.runner_v1.cpu_attention import (
+            LayerStaging,
+            ReferenceCPUAttentionImpl,
+        )
         from nwor_bench.plugin.staging import LayerCache, StagingBuffers
         from nwor_bench.plugin.window import Window, WindowBatch
 

@@ -1,7 +1,7 @@
 """Which way a validation is launched: eagerly or by a graph, and what is counted.
 
-The captures are stand-ins that run their launch on the CPU; tests/engine/test_gpu_windows.py has
-the real ones.
+The captures are stand-ins that run their launch on the CPU;
+tests/live_engine/test_gpu_windows.py has the real ones.
 """
 
 from collections.abc import Callable
@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from nwor_bench.plugin import device_validation
-from nwor_bench.plugin.device_validation import TRIALS, DeviceValidator
-from nwor_bench.records import ScvMode
+from nwor_bench.plugin.runner_v2 import device_validation
+from nwor_bench.plugin.runner_v2.device_validation import TRIALS, DeviceValidator
+from nwor_bench.records.types import ScvMode
 
 SHAPE = ("mask", 4, 2)
 

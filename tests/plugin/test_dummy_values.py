@@ -8,7 +8,7 @@ from torch import nn
 from vllm.config import VllmConfig, set_current_vllm_config
 from vllm.model_executor.layers.layernorm import GemmaRMSNorm, RMSNorm
 
-from nwor_bench import engine_config
+from nwor_bench.engine import arguments as engine_config
 from nwor_bench.plugin import dummy_weights
 from nwor_bench.plugin.dummy_weights import fill, lean_queries_on_keys
 

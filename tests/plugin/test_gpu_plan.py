@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 pytest.importorskip("triton")
-from nwor_bench.plugin import gpu_plan
-from nwor_bench.plugin.gpu_plan import (
+from nwor_bench.plugin.runner_v2 import plan as gpu_plan
+from nwor_bench.plugin.runner_v2.plan import (
     DraftCounts,
     WindowPlanner,
     drafts_only,

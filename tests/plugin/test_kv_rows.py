@@ -9,8 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nwor_bench.plugin.kv_errors import RowPlaces, errors_of
-from nwor_bench.plugin.kv_rows import KvRows
+from nwor_bench.plugin.observe.kv_errors import RowPlaces, errors_of
+from nwor_bench.plugin.observe.kv_rows import KvRows
 
 SIZE = 4
 HEADS = 2
@@ -239,7 +239,7 @@ def watched(blocks: int = 8) -> tuple[Runner, KvRows]:
 def test_rows_beyond_the_room_for_copies_are_said_to_be_lost(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from nwor_bench.plugin import kv_rows
+    from nwor_bench.plugin.observe import kv_rows
 
     monkeypatch.setattr(kv_rows, "RESCUE_BYTES", 0)
     runner, rows = watched()

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from nwor_bench.errors import ConfigError, ExitCode
-from nwor_bench.plugin import launch_windows
-from nwor_bench.plugin.launch_windows import LaunchWindows
-from nwor_bench.profiling.launches import HostCall
+from nwor_bench.instruments.launches import HostCall
+from nwor_bench.plugin.observe import launches as launch_windows
+from nwor_bench.plugin.observe.launches import LaunchWindows
 
 
 def batch(windows: LaunchWindows, runner: Any, drafts: list[dict[str, list[int]]]) -> Any:

@@ -8,10 +8,10 @@ import pytest
 import torch
 from nvtx_recorder import NvtxModule, RecordingDomain
 
-from nwor_bench.plugin.nvtx_patches import WindowRanges
+from nwor_bench.instruments.nvtx_ranges import DOMAIN
+from nwor_bench.plugin.observe.nvtx import WindowRanges
 from nwor_bench.plugin.patching import Patch, PatchSet
-from nwor_bench.profiling.nvtx_ranges import DOMAIN
-from nwor_bench.records import NworMode, ScvMode
+from nwor_bench.records.types import NworMode, ScvMode
 
 
 class Model(torch.nn.Module):

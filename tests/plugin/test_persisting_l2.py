@@ -14,8 +14,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nwor_bench.plugin import persisting_l2
-from nwor_bench.plugin.persisting_l2 import L2Refusal, L2Room, PersistingL2
+from nwor_bench.plugin.runner_v2 import persisting_l2
+from nwor_bench.plugin.runner_v2.persisting_l2 import L2Refusal, L2Room, PersistingL2
 
 MB = 1 << 20
 BUFFER = torch.zeros(MB, dtype=torch.float32)  # 4 MB

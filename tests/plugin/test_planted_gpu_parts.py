@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 import torch
 
-from nwor_bench.plugin.gpu_plan import DraftCounts, drafts_only, whole_step
+from nwor_bench.plugin.runner_v2.plan import DraftCounts, drafts_only, whole_step
 from nwor_bench.plugin.staging import LayerCache
-from nwor_bench.records import ScvMode
+from nwor_bench.records.types import ScvMode
 from nwor_kernels.commit.reference import accepted_rows, commit_windows_reference
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "engine"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "live_engine"))
 import planted_gpu
 
 LAYERS, LENGTH, HEADS, DIM, BLOCK = 3, 5, 2, 4, 8

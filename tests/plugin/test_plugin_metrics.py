@@ -10,9 +10,10 @@ import pytest
 from prometheus_client import REGISTRY, generate_latest
 
 from nwor_bench.errors import ConfigError
-from nwor_bench.plugin import metrics, register
+from nwor_bench.plugin import register
 from nwor_bench.plugin.accumulator import Accumulator, WindowCounts, WindowTimes
-from nwor_bench.plugin.metrics import (
+from nwor_bench.plugin.observe import metrics
+from nwor_bench.plugin.observe.metrics import (
     FOLDER,
     LATE_COUNTS_S,
     SWITCH,
@@ -24,7 +25,7 @@ from nwor_bench.plugin.metrics import (
     share_folder,
 )
 from nwor_bench.plugin.settings import PluginSettings
-from nwor_bench.records import NworMode, ScvMode
+from nwor_bench.records.types import NworMode, ScvMode
 
 
 @pytest.fixture(autouse=True)

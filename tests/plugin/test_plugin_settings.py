@@ -9,7 +9,7 @@ import pytest
 
 from nwor_bench.errors import ConfigError, ExitCode
 from nwor_bench.plugin.settings import PluginSettings, read_settings
-from nwor_bench.records import NworMode, ScvMode, StageBy, StageL2
+from nwor_bench.records.types import NworMode, ScvMode, StageBy, StageL2
 
 ROOT = Path(__file__).parents[2]
 
@@ -17,7 +17,7 @@ HEAVY = "assert not {'vllm', 'torch'} & set(sys.modules), 'something heavy was i
 
 REGISTER_AND_SAY = """\
 import sys
-import nwor_bench.versions
+import nwor_bench.instruments.versions
 {prepare}
 from nwor_bench.errors import BenchError
 from nwor_bench.plugin import register
@@ -157,8 +157,11 @@ def test_without_the_variables_register_imports_neither_vllm_nor_torch():
 @pytest.mark.parametrize(
     ("prepare", "expected"),
     [
-        ("nwor_bench.versions.version = lambda name: '0.31.2'", "0.31.2"),
-        ("nwor_bench.versions.DISTRIBUTIONS = ('no-such-distribution',)", "not installed"),
+        ("nwor_bench.instruments.versions.version = lambda name: '0.31.2'", "0.31.2"),
+        (
+            "nwor_bench.instruments.versions.DISTRIBUTIONS = ('no-such-distribution',)",
+            "not installed",
+        ),
     ],
 )
 def test_an_unsupported_vllm_is_one_clear_line_before_anything_is_imported(prepare, expected):

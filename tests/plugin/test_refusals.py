@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from nwor_bench.plugin.settings import PluginSettings
-from nwor_bench.records import NworMode, ScvMode
+from nwor_bench.records.types import NworMode, ScvMode
 
 pytestmark = pytest.mark.slow  # vLLM's attention backends are imported
 
@@ -76,7 +76,7 @@ def runner_with(
 
 def reason_of(runner: Any) -> str | None:
     """Why staging is unavailable; None if all of it could be set up."""
-    from nwor_bench.plugin.gpu_setup import set_up_staging
+    from nwor_bench.plugin.runner_v2.setup import set_up_staging
 
     context = runner.compilation_config.static_forward_context
     parts, reason = set_up_staging(runner, list(context), SETTINGS)
@@ -218,11 +218,11 @@ def test_a_real_chunked_layer_is_refused_on_a_cpu_too() -> None:
     )
     from vllm.v1.attention.backends.cpu_attn import CPUAttentionMetadataBuilder
 
-    from nwor_bench.plugin.attention import (
+    from nwor_bench.plugin.layers import stageable_layers
+    from nwor_bench.plugin.runner_v1.cpu_attention import (
         ReferenceCPUAttentionBackend,
         ReferenceCPUAttentionImpl,
     )
-    from nwor_bench.plugin.layers import stageable_layers
     from nwor_bench.plugin.staging import StagingUnavailable
 
     assert ReferenceCPUAttentionBackend.get_builder_cls() is CPUAttentionMetadataBuilder
@@ -300,7 +300,7 @@ def test_any_other_layer_without_an_implementation_is_refused_by_its_class() -> 
 def test_a_fault_of_our_own_is_a_reason_too(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from nwor_bench.plugin import gpu_setup
+    from nwor_bench.plugin.runner_v2 import setup as gpu_setup
 
     def no_memory(*_: Any) -> None:
         raise torch.OutOfMemoryError("planted")

@@ -9,7 +9,7 @@ import torch
 from v2_pieces import scheduled
 
 from nwor_bench.plugin.settings import PluginSettings
-from nwor_bench.records import NworMode, ScvMode
+from nwor_bench.records.types import NworMode, ScvMode
 
 pytestmark = pytest.mark.slow  # vLLM's runner is imported
 
@@ -50,7 +50,7 @@ def window_of(
     `arguments`: how many drafts of request a may be accepted, whether the step waited for tokens.
     """
     from nwor_bench.plugin.rank_vote import RankVote
-    from nwor_bench.plugin.runner_v2 import V2RunnerHook
+    from nwor_bench.plugin.runner_v2.hook import V2RunnerHook
 
     monkeypatch.setattr(RankVote, "of_worker", RankVote)
     runner = runner_of_two_requests()

@@ -5,12 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nwor_bench.plugin.staging import (
-    LayerCache,
-    StagingBuffers,
-    StagingUnavailable,
-    write_kv_cache,
-)
+from nwor_bench.plugin.staging import LayerCache, StagingBuffers, StagingUnavailable, write_kv_cache
 from nwor_bench.plugin.window import Outcome, Window, WindowBatch
 
 NAN = float("nan")

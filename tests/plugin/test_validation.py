@@ -5,8 +5,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nwor_bench.plugin.validation import ValidationRefused, Validator, accepted_on_host
-from nwor_bench.records import ScvMode
+from nwor_bench.plugin.runner_v1.validation import ValidationRefused, Validator, accepted_on_host
+from nwor_bench.records.types import ScvMode
 
 VOCAB = 20
 CPU = torch.device("cpu")

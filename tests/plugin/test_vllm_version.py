@@ -4,8 +4,8 @@ from importlib.metadata import PackageNotFoundError
 
 import pytest
 
-from nwor_bench import versions
 from nwor_bench.errors import ExitCode, UnsupportedVllmError
+from nwor_bench.instruments import versions
 
 
 @pytest.fixture

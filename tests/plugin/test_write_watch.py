@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from nwor_bench.plugin.gpu_staging import GpuWindowBatch
+from nwor_bench.plugin.observe.write_watch import MARK, MARK_IN_E4M3, WriteWatch, _is_draft
+from nwor_bench.plugin.runner_v2.staging import GpuWindowBatch
 from nwor_bench.plugin.staging import LayerCache, StagingBuffers, write_kv_cache
 from nwor_bench.plugin.window import Window, WindowBatch
-from nwor_bench.plugin.write_watch import MARK, MARK_IN_E4M3, WriteWatch, _is_draft
 
 LAYERS = 3
 ROWS, SLOTS = torch.tensor([1, 2, 4]), torch.tensor([9, 10, 14])

@@ -16,7 +16,7 @@ from window_model import ModelStaging
 from nwor_bench.plugin.rank_vote import RankVote
 from nwor_bench.plugin.settings import PluginSettings
 from nwor_bench.plugin.window import Window, WindowBatch
-from nwor_bench.records import NworMode, ScvMode
+from nwor_bench.records.types import NworMode, ScvMode
 
 K = 2
 LAYERS = 2
@@ -87,9 +87,9 @@ def make_runner() -> Any:
 
 def make_hook(monkeypatch: pytest.MonkeyPatch, vote: RankVote | None = None) -> Any:
     """A V2 hook that stages in mode `stage`, attached."""
-    from nwor_bench.plugin import v2_windows
     from nwor_bench.plugin.patching import PatchSet
-    from nwor_bench.plugin.runner_v2 import V2RunnerHook
+    from nwor_bench.plugin.runner_v2 import windows as v2_windows
+    from nwor_bench.plugin.runner_v2.hook import V2RunnerHook
 
     staging = PieceStaging()
     parts = SimpleNamespace(

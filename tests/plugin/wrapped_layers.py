@@ -13,11 +13,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nwor_bench.plugin import gpu_attention
-from nwor_bench.plugin.gpu_attention import StagingAttention
-from nwor_bench.plugin.gpu_plan import DraftCounts, drafts_only, equal_drafts, set_slots, whole_step
-from nwor_bench.plugin.gpu_staging import GpuStaging, GpuWindowBatch
 from nwor_bench.plugin.patching import PatchSet
+from nwor_bench.plugin.runner_v2 import attention as gpu_attention
+from nwor_bench.plugin.runner_v2.attention import StagingAttention
+from nwor_bench.plugin.runner_v2.plan import (
+    DraftCounts,
+    drafts_only,
+    equal_drafts,
+    set_slots,
+    whole_step,
+)
+from nwor_bench.plugin.runner_v2.staging import GpuStaging, GpuWindowBatch
 from nwor_bench.plugin.staging import LayerCache, write_kv_cache
 from nwor_bench.plugin.window import Window
 from nwor_kernels.verify_attention import plan_attention, verify_attention_reference

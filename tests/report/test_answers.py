@@ -5,12 +5,12 @@ from dataclasses import replace
 
 import pytest
 
-from nwor_bench.aggregate import noise_floor, summarise
-from nwor_bench.records import CellResult
-from nwor_bench.report.answers import questions
+from nwor_bench.analysis.aggregate import noise_floor, summarise
+from nwor_bench.records.store import RunData
+from nwor_bench.records.types import CellResult
+from nwor_bench.report.sections.answers import questions
+from nwor_bench.report.sections.verdicts import answer
 from nwor_bench.report.text import change, change_range, compared_time
-from nwor_bench.report.verdicts import answer
-from nwor_bench.store import RunData
 from tests.report.report_runs import RUNS, ambiguous, faster, gpu_run, invalid
 from tests.synthetic_run import change_batches, make_run
 

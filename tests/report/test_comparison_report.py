@@ -7,11 +7,15 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from nwor_bench.compare import DecideBy, compare_runs
-from nwor_bench.report.comparison import comparison_json, comparison_markdown, print_comparison
-from nwor_bench.report.comparison_notes import notes
-from nwor_bench.report.comparison_text import headline, how_decided, reasons
-from nwor_bench.store import read_header
+from nwor_bench.analysis.comparing.compare import DecideBy, compare_runs
+from nwor_bench.records.store import read_header
+from nwor_bench.report.comparison.notes import notes
+from nwor_bench.report.comparison.reports import (
+    comparison_json,
+    comparison_markdown,
+    print_comparison,
+)
+from nwor_bench.report.comparison.text import headline, how_decided, reasons
 from tests.changed_run import other_prompts, slowed, stored, with_header
 from tests.synthetic_run import change_batches, change_windows, make_run
 

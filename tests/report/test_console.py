@@ -7,8 +7,8 @@ import typer
 from rich.console import Console
 from typer.testing import CliRunner
 
-from nwor_bench.aggregate import summarise
-from nwor_bench.commands.report import report
+from nwor_bench.analysis.aggregate import summarise
+from nwor_bench.cli.commands.report import report
 from nwor_bench.errors import ConfigError
 from nwor_bench.report import cells_table, print_summary
 from tests.report.report_runs import faster, with_counters

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from plotly.offline import get_plotlyjs
 
-from nwor_bench.aggregate import summarise
-from nwor_bench.records import Verdict
+from nwor_bench.analysis.aggregate import summarise
+from nwor_bench.records.types import Verdict
 from nwor_bench.report.content import build_document
 from nwor_bench.report.document import (
     Bullets,
@@ -23,12 +23,12 @@ from nwor_bench.report.document import (
     Table,
     table,
 )
-from nwor_bench.report.html import render_html
-from nwor_bench.report.limits import limits
+from nwor_bench.report.html.page import render_html
+from nwor_bench.report.html.style import CSS
 from nwor_bench.report.markdown import escape, render_markdown
-from nwor_bench.report.style import CSS
+from nwor_bench.report.sections.limits import limits
+from nwor_bench.report.sections.verdicts import CPU_SENTENCE, verdict_sentence
 from nwor_bench.report.text import NOT_MEASURED
-from nwor_bench.report.verdicts import CPU_SENTENCE, verdict_sentence
 from tests.synthetic_run import change_batches, make_run
 
 VOID = {"meta", "link"}

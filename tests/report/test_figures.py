@@ -9,15 +9,15 @@ import numpy as np
 import plotly.graph_objects as go
 import pytest
 
-from nwor_bench.aggregate import noise_floor, summarise
-from nwor_bench.phases import PHASES, cell_phases
-from nwor_bench.profiling.dram_counters import cell_bytes
+from nwor_bench.analysis.aggregate import noise_floor, summarise
+from nwor_bench.analysis.dram.counters import cell_bytes
+from nwor_bench.analysis.phases import PHASES, cell_phases
+from nwor_bench.records.store import RunData
 from nwor_bench.report.content import build_document
 from nwor_bench.report.document import Figure, Paragraph
-from nwor_bench.report.html import render_html
-from nwor_bench.report.intervals import interval_figure
+from nwor_bench.report.html.page import render_html
 from nwor_bench.report.plots import plot_text, scripts
-from nwor_bench.store import RunData
+from nwor_bench.report.sections.intervals import interval_figure
 from tests.report.report_runs import RUNS, faster, gpu_run, invalid, with_counters
 from tests.synthetic_run import change_batches, change_windows, make_run
 

@@ -5,15 +5,15 @@ from typing import Any
 
 import pytest
 
-from nwor_bench.aggregate import summarise
-from nwor_bench.kv_result import KvResult, kv_event
-from nwor_bench.kv_verdict import Finding, KvVerdict
-from nwor_bench.records import Cell, NworMode, ScvMode
-from nwor_bench.report.answers import questions
+from nwor_bench.analysis.aggregate import summarise
+from nwor_bench.analysis.parity.kv_result import KvResult, kv_event
+from nwor_bench.analysis.parity.kv_verdict import Finding, KvVerdict
+from nwor_bench.records.store import RunData
+from nwor_bench.records.types import Cell, NworMode, ScvMode
 from nwor_bench.report.content import build_document
-from nwor_bench.report.kv_gate import kv_blocks
 from nwor_bench.report.markdown import render_markdown
-from nwor_bench.store import RunData
+from nwor_bench.report.sections.answers import questions
+from nwor_bench.report.sections.kv_gate import kv_blocks
 from tests.report.report_runs import faster
 
 STAGE = Cell("tiny", NworMode.STAGE, ScvMode.OFF)

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from nwor_bench.aggregate import summarise
+from nwor_bench.analysis.aggregate import summarise
 from nwor_bench.report.content import build_document
 from nwor_bench.report.document import Figure, Table
-from nwor_bench.report.html import render_html
+from nwor_bench.report.html.page import render_html
 from tests.report.browser import Tab, find_browser, open_browser
 from tests.report.report_runs import faster, with_counters
 

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from nwor_bench.aggregate import summarise
+from nwor_bench.analysis.aggregate import summarise
 from nwor_bench.errors import ConfigError, StoreError
-from nwor_bench.records import CellResult, WindowRecord
+from nwor_bench.records.store import RECORDS_FILE, read_run
+from nwor_bench.records.types import CellResult, WindowRecord
 from nwor_bench.report.files import to_csv
-from nwor_bench.store import RECORDS_FILE, read_run
 from tests.synthetic_run import change_batches, make_run, save_run, write_reports
 
 # From the design's output contract.

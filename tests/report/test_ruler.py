@@ -8,14 +8,14 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from nwor_bench.advice import findings
-from nwor_bench.aggregate import summarise
+from nwor_bench.analysis.aggregate import summarise
+from nwor_bench.analysis.findings import findings
+from nwor_bench.records.store import RunData
 from nwor_bench.report import print_summary
 from nwor_bench.report.content import build_document
 from nwor_bench.report.markdown import escape, render_markdown
+from nwor_bench.report.sections.verdicts import verdict_sentence
 from nwor_bench.report.text import p_value
-from nwor_bench.report.verdicts import verdict_sentence
-from nwor_bench.store import RunData
 from tests.synthetic_run import change_batches, make_run, save_run, write_reports
 
 

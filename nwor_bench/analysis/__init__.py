@@ -1,0 +1,1 @@
+"""From records to verdicts: statistics, invariants, parity, findings and comparisons."""

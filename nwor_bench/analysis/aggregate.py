@@ -1,0 +1,167 @@
+"""From a run's records to one summary a cell.
+
+Counters and times come from the batches of phase "timed" and their windows; parity may be
+broken by a batch of any phase. What was never timed has None, not 0.
+"""
+
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+
+from nwor_bench.analysis.cell_data import REFERENCE, CellData, gather_cells
+from nwor_bench.analysis.cell_verdicts import Judgement, judge_cells
+from nwor_bench.analysis.invariants import CellKey, check_invariants, find_violations
+from nwor_bench.records.store import RunData
+from nwor_bench.records.types import AA, CellResult, Verdict
+
+__all__ = ["REFERENCE", "check_invariants", "noise_floor", "summarise"]
+
+
+def summarise(run: RunData) -> list[CellResult]:
+    """One summary a cell that ran, by pair, then NWOR mode, then SCV mode (off first)."""
+    violations: dict[CellKey, str] = {}
+    for violation in find_violations(run):
+        violations.setdefault(violation.cell, violation.text)
+    results = []
+    for _, group in groupby(gather_cells(run), key=lambda cell: cell.key[0]):
+        cells = list(group)
+        faults = [violations.get(cell.key) for cell in cells]
+        judgements = judge_cells(cells, _baseline(cells, violations), faults)
+        results += [_result(*both) for both in zip(cells, judgements, strict=True)]
+    return results
+
+
+def noise_floor(cells: Sequence[CellResult]) -> dict[str, Any] | None:
+    """What the A/A arm shows, for run.json; None if it has no interval.
+
+    `half_width` is half its interval, `floor` how far the interval reaches from 1: an effect
+    below it may be noise. Both are fractions.
+    """
+    for cell in cells:
+        low, high = cell.ratio_ci_low, cell.ratio_ci_high
+        if cell.arm == AA and low is not None and high is not None:
+            return {
+                "cell": cell.label,
+                "compared": cell.compared,
+                "blocks": cell.batches,
+                "ratio": cell.ratio_to_off,
+                "low": low,
+                "high": high,
+                "half_width": (high - low) / 2,
+                "floor": max(abs(low - 1), abs(high - 1)),
+                "smallest_effect": cell.smallest_effect,
+                "verdict": cell.verdict,
+            }
+    return None
+
+
+def _baseline(cells: Sequence[CellData], violations: Mapping[CellKey, str]) -> CellData | None:
+    """off x off, if its output and counts can be trusted."""
+    for cell in cells:
+        if cell.is_baseline and cell.parity != Verdict.INVALID and cell.key not in violations:
+            return cell
+    return None
+
+
+def _result(cell: CellData, judgement: Judgement) -> CellResult:
+    pair, nwor_mode, scv_mode, arm = cell.key
+    return CellResult(
+        pair=pair,
+        nwor_mode=nwor_mode,
+        scv_mode=scv_mode,
+        arm=arm,
+        batches=len(cell.timed),
+        windows=sum(batch.windows for batch in cell.timed),
+        requests=sum(batch.requests for batch in cell.timed),
+        output_tokens=sum(batch.output_tokens for batch in cell.timed),
+        parity=cell.parity,
+        scv_status=cell.scv_status,
+        fallbacks=cell.fallbacks,
+        scv_fallbacks=cell.scv_fallbacks,
+        **_counts(cell),
+        **_bytes(cell),
+        **_acceptance(cell),
+        **_times(cell, trusted=judgement.verdict != Verdict.INVALID),
+        **vars(judgement),
+    )
+
+
+def _counts(cell: CellData) -> dict[str, Any]:
+    counts = {
+        "draft_tokens": sum(batch.draft_tokens for batch in cell.timed),
+        "accepted_tokens": sum(batch.accepted_tokens for batch in cell.timed),
+        "nwor_total_staged": cell.staged,
+        "nwor_total_committed": sum(window.committed_tokens for window in cell.windows),
+        "nwor_total_rejected": sum(window.rejected_tokens for window in cell.windows),
+        "nwor_stage_operations": sum(window.stage_operations for window in cell.windows),
+        # Each token once, however many layers staged it.
+        "nwor_unique_tokens": cell.staged,
+        "nwor_fallback_count": sum(cell.fallbacks.values()),
+        **cell.scv_counters,
+    }
+    return dict(counts) if cell.timed else dict.fromkeys(counts)
+
+
+def _bytes(cell: CellData) -> dict[str, Any]:
+    return {
+        "bytes_staged": _known_sum([window.bytes_staged for window in cell.windows]),
+        "bytes_committed": _known_sum([window.bytes_committed for window in cell.windows]),
+        "bytes_avoided": _known_sum([window.bytes_avoided for window in cell.windows]),
+    }
+
+
+def _acceptance(cell: CellData) -> dict[str, Any]:
+    """Acceptance by position is None or empty unless every window recorded its positions.
+
+    Windows without a draft that vLLM counts (their requests had finished) have none to record.
+    """
+    drafts = sum(batch.draft_tokens for batch in cell.timed)
+    accepted = sum(batch.accepted_tokens for batch in cell.timed)
+    length: float | None = None
+    rates: tuple[float, ...] = ()
+    counted = [w for w in cell.windows if w.draft_tokens > w.uncounted_draft_tokens]
+    if counted and all(window.drafts_per_position for window in counted):
+        drafted = _by_position([window.drafts_per_position for window in counted])
+        taken = _by_position([window.accepted_per_position for window in counted])
+        taken += [0] * (len(drafted) - len(taken))
+        # Requests with a draft at the first position: a request's windows.
+        length = 1 + sum(taken) / drafted[0] if drafted[0] else None
+        rates = tuple(a / d for a, d in zip(taken, drafted, strict=True) if d)
+    return {
+        "acceptance_rate": _ratio(accepted, drafts),
+        "mean_accepted_per_window": _ratio(accepted, sum(b.windows for b in cell.timed)),
+        "acceptance_length": length,
+        "acceptance_per_position": rates,
+    }
+
+
+def _times(cell: CellData, *, trusted: bool) -> dict[str, Any]:
+    """Times in ms and tokens per second; all None for a cell that may carry none."""
+    latencies = [batch.latency_ms for batch in cell.timed] if trusted else []
+    windows = [w.wall_ms for w in cell.windows if w.wall_ms is not None] if trusted else []
+    tokens = sum(batch.output_tokens for batch in cell.timed)
+    return {
+        "latency_ms_p50": float(np.percentile(latencies, 50)) if latencies else None,
+        "latency_ms_p95": float(np.percentile(latencies, 95)) if latencies else None,
+        "window_ms_mean": float(np.mean(windows)) if windows else None,
+        "tokens_per_s": _ratio(1000 * tokens, sum(latencies)),
+    }
+
+
+def _by_position(rows: Sequence[Sequence[int]]) -> list[int]:
+    sums = [0] * max(map(len, rows))
+    for row in rows:
+        for position, count in enumerate(row):
+            sums[position] += count
+    return sums
+
+
+def _ratio(above: float, below: float) -> float | None:
+    return above / below if below else None
+
+
+def _known_sum(values: Sequence[int | None]) -> int | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if known else None

@@ -1,0 +1,144 @@
+"""A run's records, gathered by cell."""
+
+from collections import Counter
+from dataclasses import dataclass
+
+from nwor_bench.analysis.invariants import (
+    CellKey,
+    cell_key,
+    cell_order,
+    is_baseline,
+    windows_by_batch,
+)
+from nwor_bench.records.lines import batch_key
+from nwor_bench.records.store import RunData
+from nwor_bench.records.types import AA, BatchRecord, ScvMode, Verdict, WindowRecord
+
+REFERENCE = "reference"
+"""Verdict and parity of off x off, against which the other cells are judged."""
+
+EXACT = "exact"
+"""Parity of a cell whose tokens equal those of off x off."""
+
+SCV_COUNTERS = (
+    "scv_device_validations",
+    "scv_graph_hits",
+    "scv_graph_captures",
+    "scv_fallback_count",
+)
+
+
+@dataclass(frozen=True)
+class CellData:
+    """One cell's records.
+
+    Attributes:
+        key: (pair, NWOR mode, SCV mode, arm).
+        batches: all its batches, of every phase.
+        timed: those of phase "timed", which alone count for times and counters.
+        windows: the windows of the timed batches.
+        found_later: how its output differed in a block that had been stored already, or in one
+            that was cut and run again; None if it did not.
+    """
+
+    key: CellKey
+    batches: list[BatchRecord]
+    timed: list[BatchRecord]
+    windows: list[WindowRecord]
+    found_later: str | None = None
+
+    @property
+    def is_baseline(self) -> bool:
+        """True for off x off."""
+        return is_baseline(self.key)
+
+    @property
+    def is_aa(self) -> bool:
+        """True for the second off x off."""
+        return self.key[3] == AA
+
+    @property
+    def staged(self) -> int:
+        """Draft tokens staged in timed windows."""
+        return sum(window.staged_tokens for window in self.windows)
+
+    @property
+    def parity(self) -> str | None:
+        """INVALID if any batch is; else what the checked batches say, the weakest first."""
+        values = {batch.parity for batch in self.batches if batch.parity is not None}
+        if self.found_later is not None or Verdict.INVALID in values:
+            return str(Verdict.INVALID)
+        weaker = sorted(values - {EXACT, REFERENCE})
+        return weaker[0] if weaker else max(values, default=None)
+
+    @property
+    def first_mismatch(self) -> str | None:
+        """Where its output first differed from that of off x off, in words.
+
+        What makes the cell INVALID comes before a difference that is explained.
+        """
+        if self.found_later is not None:
+            return self.found_later
+        invalid_first = sorted(self.batches, key=lambda batch: batch.parity != Verdict.INVALID)
+        return next((batch.first_mismatch for batch in invalid_first if batch.first_mismatch), None)
+
+    @property
+    def fallbacks(self) -> dict[str, int]:
+        """Windows that were written directly in mode stage, by reason."""
+        counts: Counter[str] = Counter()
+        for batch in self.timed:
+            counts.update(batch.fallbacks)
+        return dict(sorted(counts.items()))
+
+    @property
+    def scv_counters(self) -> dict[str, int]:
+        """SCV's own counters over the timed batches."""
+        return {
+            name: sum(batch.scv_counters.get(name, 0) for batch in self.timed)
+            for name in SCV_COUNTERS
+        }
+
+    @property
+    def scv_fallbacks(self) -> dict[str, int]:
+        """Windows that were not validated as the mode asks, by reason."""
+        reasons = (window.scv_fallback_reason for window in self.windows)
+        return dict(sorted(Counter(reason for reason in reasons if reason).items()))
+
+    @property
+    def scv_status(self) -> str:
+        """ "off", "ok", "INEFFECTIVE" (it never ran as asked) or "not measured"."""
+        if self.key[2] == ScvMode.OFF:
+            return "off"
+        if not self.timed:
+            return "not measured"
+        counters = self.scv_counters
+        validated = counters["scv_graph_hits"] + counters["scv_device_validations"]
+        fired = validated > counters["scv_fallback_count"]
+        return "ok" if fired else str(Verdict.INEFFECTIVE)
+
+
+def gather_cells(run: RunData) -> list[CellData]:
+    """The cells that ran, by pair, then NWOR mode, then SCV mode (off first)."""
+    windows = windows_by_batch(run)
+    found_later = _found_later(run)
+    cells = []
+    known = {cell_key(batch) for batch in run.batches} | found_later.keys()
+    for key in sorted(known, key=cell_order):
+        batches = [batch for batch in run.batches if cell_key(batch) == key]
+        timed = [batch for batch in batches if batch.phase == "timed"]
+        own = [window for batch in timed for window in windows[batch_key(batch)]]
+        cells.append(CellData(key, batches, timed, own, found_later.get(key)))
+    return cells
+
+
+def _found_later(run: RunData) -> dict[CellKey, str]:
+    """Cells that broke parity where no batch of theirs says so, each with the first mismatch."""
+    found: dict[CellKey, str] = {}
+    for batch in run.superseded:
+        if batch.parity == Verdict.INVALID:
+            found.setdefault(cell_key(batch), batch.first_mismatch or "its output differs")
+    for event in run.events:
+        if event.get("event") == "parity_broken":
+            key = (event["pair"], event["nwor_mode"], event["scv_mode"], event.get("arm"))
+            found.setdefault(key, event["reason"])
+    return found

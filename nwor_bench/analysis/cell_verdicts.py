@@ -1,0 +1,216 @@
+"""What a cell's records allow one to say. By the first rule that holds, a cell is
+
+1. INVALID if its output differed from that of off x off in any batch, or its counts do not
+   add up: it carries no time at all;
+2. "reference" if it is off x off itself;
+3. INEFFECTIVE if its mode never fired: NWOR `stage` that staged nothing, or, with NWOR off,
+   an SCV mode that validated nothing as asked. It carries no ratio;
+4. AMBIGUOUS if nothing can be compared: no valid off x off, too few blocks, output not checked;
+5. what `stats.verdict` says of the paired ratio, its p value adjusted for the number of cells
+   that are compared (Holm), and the noise floor: how far the A/A arm's interval reaches from 1.
+
+The A/A arm is judged likewise, by its own interval alone: it is no hypothesis of the run's, and
+it cannot be held against itself.
+
+A `stage` cell whose SCV mode never fired keeps its NWOR verdict; its `scv_status` and reason
+tell the rest.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from nwor_bench.analysis.cell_data import REFERENCE, CellData
+from nwor_bench.analysis.paired import PairedTimes, pair_times
+from nwor_bench.analysis.statistics import (
+    DEFAULT_MARGIN,
+    MIN_BLOCKS,
+    SIGNIFICANCE,
+    RatioInterval,
+    block_bootstrap,
+    geometric_mean_ratio,
+    holm,
+    log_ratios,
+    outlying,
+    paired_ratio,
+    signed_rank_p,
+    simultaneous_bounds,
+    smallest_effect,
+    verdict,
+)
+from nwor_bench.records.types import NworMode, Verdict
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """The fields of a CellResult that a comparison gives; `verdict` is "" until all are known."""
+
+    verdict: str
+    reason: str | None = None
+    ratio_to_off: float | None = None
+    ratio_ci_low: float | None = None
+    ratio_ci_high: float | None = None
+    compared: str | None = None
+    matched_windows: int | None = None
+    unmatched_windows: int | None = None
+    p_value: float | None = None
+    p_value_holm: float | None = None
+    wilcoxon_p: float | None = None
+    wilcoxon_p_holm: float | None = None
+    smallest_effect: float | None = None
+    outlier_blocks: tuple[int, ...] = ()
+    bootstrap_low: float | None = None
+    bootstrap_high: float | None = None
+    ratio_simultaneous_low: float | None = None
+    ratio_simultaneous_high: float | None = None
+    simultaneous_cells: int | None = None
+
+
+@dataclass(frozen=True)
+class _Case:
+    """A cell with what is known of it before the others are."""
+
+    cell: CellData
+    judgement: Judgement
+    interval: RatioInterval | None = None
+
+
+def judge_cells(
+    cells: Sequence[CellData], baseline: CellData | None, violations: Sequence[str | None]
+) -> list[Judgement]:
+    """Judge the cells of one pair together, in the order given.
+
+    Args:
+        cells: all cells of the pair, off x off and its A/A arm among them.
+        baseline: off x off, or None if there is none to trust.
+        violations: for each cell the first of its counts that does not add up, or None.
+    """
+    cases = [
+        _prepare(cell, baseline, violation)
+        for cell, violation in zip(cells, violations, strict=True)
+    ]
+    floor = next((c.interval.distance for c in cases if c.cell.is_aa and c.interval), None)
+    open_cases = [c for c in cases if c.interval and not c.cell.is_aa]
+    p_values = iter(holm([c.judgement.p_value or 0.0 for c in open_cases]))
+    ranks = iter(holm([c.judgement.wilcoxon_p or 0.0 for c in open_cases]))
+    judgements = []
+    for case in cases:
+        if case.interval is None:
+            judgements.append(case.judgement)
+        elif case.cell.is_aa:
+            judgements.append(_decide(case, None, None))
+        else:
+            low, high = simultaneous_bounds(case.interval, len(open_cases))
+            adjusted = replace(
+                case.judgement,
+                ratio_simultaneous_low=low,
+                ratio_simultaneous_high=high,
+                simultaneous_cells=len(open_cases),
+                p_value_holm=next(p_values),
+                wilcoxon_p_holm=next(ranks),
+                smallest_effect=smallest_effect(case.interval, len(open_cases)),
+            )
+            judgements.append(_decide(replace(case, judgement=adjusted), floor, len(open_cases)))
+    return judgements
+
+
+def _prepare(cell: CellData, baseline: CellData | None, violation: str | None) -> _Case:
+    if cell.parity == Verdict.INVALID:
+        where = f" ({cell.first_mismatch})" if cell.first_mismatch else ""
+        text = f"it changed the model's output{where}"
+        return _Case(cell, Judgement(str(Verdict.INVALID), text))
+    if violation is not None:
+        return _Case(cell, Judgement(str(Verdict.INVALID), violation))
+    if cell.is_baseline:
+        return _Case(cell, Judgement(REFERENCE))
+    idle = _idle_reason(cell)
+    if idle is not None:
+        return _Case(cell, Judgement(str(Verdict.INEFFECTIVE), idle))
+    if baseline is None:
+        return _ambiguous(cell, "there is no valid off x off to compare it with")
+    times = pair_times(cell, baseline)
+    if times is None:
+        return _ambiguous(cell, "no block was timed both in it and in off x off")
+    return _compare(cell, times)
+
+
+def _ambiguous(cell: CellData, reason: str) -> _Case:
+    return _Case(cell, Judgement(str(Verdict.AMBIGUOUS), reason))
+
+
+def _compare(cell: CellData, times: PairedTimes) -> _Case:
+    judgement = Judgement(
+        verdict="",
+        ratio_to_off=geometric_mean_ratio(times.treated, times.baseline),
+        compared=times.compared,
+        matched_windows=times.matched_windows,
+        unmatched_windows=times.unmatched_windows,
+    )
+    interval = paired_ratio(times.treated, times.baseline)
+    if interval is None:
+        few = f"its timed blocks are {len(times.blocks)}, and an interval needs {MIN_BLOCKS}"
+        return _Case(cell, replace(judgement, verdict=str(Verdict.AMBIGUOUS), reason=few))
+    bootstrapped = block_bootstrap(times.treated, times.baseline) or (None, None)
+    away = outlying(log_ratios(times.treated, times.baseline).tolist())
+    judgement = replace(
+        judgement,
+        ratio_ci_low=interval.low,
+        ratio_ci_high=interval.high,
+        p_value=interval.p_value,
+        wilcoxon_p=signed_rank_p(times.treated, times.baseline),
+        smallest_effect=smallest_effect(interval),
+        outlier_blocks=tuple(times.blocks[place] for place in away),
+        bootstrap_low=bootstrapped[0],
+        bootstrap_high=bootstrapped[1],
+    )
+    if cell.parity is None:
+        unchecked = "its output was not checked"
+        return _Case(cell, replace(judgement, verdict=str(Verdict.AMBIGUOUS), reason=unchecked))
+    return _Case(cell, judgement, interval)
+
+
+def _decide(case: _Case, floor: float | None, compared_cells: int | None) -> Judgement:
+    interval, adjusted = case.interval, case.judgement.p_value_holm
+    assert interval is not None
+    found = verdict(interval, p_adjusted=adjusted, noise_floor=floor)
+    reasons = []
+    if found is Verdict.AMBIGUOUS:
+        reasons.append(_why_ambiguous(interval, adjusted, floor, compared_cells))
+    idle_scv = _idle_scv(case.cell)
+    if idle_scv:
+        reasons.append(f"{idle_scv}; its NWOR result stands")
+    return replace(case.judgement, verdict=str(found), reason="; ".join(reasons) or None)
+
+
+def _why_ambiguous(
+    interval: RatioInterval, adjusted: float | None, floor: float | None, cells: int | None
+) -> str:
+    if interval.low <= 1 <= interval.high:
+        return f"its interval holds 1 and reaches beyond {100 * DEFAULT_MARGIN:g} %"
+    if adjusted is not None and adjusted >= SIGNIFICANCE:
+        return f"its interval excludes 1, but not after correction for {cells} cells"
+    assert floor is not None
+    away = 100 * abs(interval.ratio - 1)
+    return f"its {away:.2f} % are within the noise floor of {100 * floor:.2f} %"
+
+
+def _idle_reason(cell: CellData) -> str | None:
+    """Why the cell's mode never fired, or None if it did or nothing was timed yet."""
+    if cell.key[1] != NworMode.STAGE:
+        return _idle_scv(cell)
+    if cell.staged or not cell.timed:
+        return None
+    if not any(batch.draft_tokens for batch in cell.timed):
+        return "no draft token was proposed, so nothing was staged"
+    return f"no draft token was staged{_most_common(cell.fallbacks)}"
+
+
+def _idle_scv(cell: CellData) -> str | None:
+    if cell.scv_status != Verdict.INEFFECTIVE:
+        return None
+    return f"SCV validated no window as asked{_most_common(cell.scv_fallbacks)}"
+
+
+def _most_common(reasons: dict[str, int]) -> str:
+    ranked = Counter(reasons).most_common(1)
+    return f" (most often: {ranked[0][0]})" if ranked else ""

@@ -1,0 +1,226 @@
+"""How much one cell changed from BASE to NEW: its time, and its ratio to off x off. Pure.
+
+The two runs are different processes, perhaps of different days. Blocks of the same prompts, seed
+and temperature are compared in pairs, which takes the prompts' own length out of the noise; where
+fewer than MIN_BLOCKS are alike the two sides are independent samples (Welch). The ratio to off
+x off was measured within each run, so that what shifts a whole run cancels in its change.
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+
+from nwor_bench.analysis.cell_data import CellData
+from nwor_bench.analysis.comparing.stored_run import StoredRun
+from nwor_bench.analysis.invariants import CellKey
+from nwor_bench.analysis.paired import LATENCY_MS, WINDOW_MS, pair_times
+from nwor_bench.analysis.statistics import (
+    MIN_BLOCKS,
+    RatioInterval,
+    geometric_mean_ratio,
+    paired_ratio,
+)
+from nwor_bench.analysis.welch import from_bounds, unpaired_ratio
+from nwor_bench.records.types import CellResult
+
+ByBlock = Mapping[int, float]
+
+
+@dataclass(frozen=True)
+class Change:
+    """NEW over BASE (1.02 = 2 % more time), with a 95 % interval where one could be made.
+
+    `measure` says which time: WINDOW_MS or LATENCY_MS. `paired` tells whether the same prompts
+    were compared block by block; the blocks are those that the interval rests on. `why_open`
+    says why there is no interval. Of `base_windows` and `new_windows` timed ones the `untimed`
+    have no time of their own (behind a prefill, or before a pause) and are left out; None where no
+    records of windows are compared.
+    """
+
+    measure: str
+    ratio: float
+    interval: RatioInterval | None
+    paired: bool = False
+    base_blocks: int | None = None
+    new_blocks: int | None = None
+    why_open: str | None = None
+    base_windows: int | None = None
+    new_windows: int | None = None
+    base_untimed: int | None = None
+    new_untimed: int | None = None
+
+
+@dataclass(frozen=True)
+class _Side:
+    """One run's number: by block where blocks were kept, else from the cell's summary."""
+
+    ratio: float
+    blocks: ByBlock | None
+    interval: RatioInterval | None
+
+
+def time_change(base: StoredRun, new: StoredRun, key: CellKey) -> Change | None:
+    """Change of the cell's time per window, or per batch where a block's windows have none.
+
+    None if a side has no time at all, as an INVALID cell.
+    """
+    before, after = base.cells[key], new.cells[key]
+    if before.latency_ms_p50 is None or after.latency_ms_p50 is None:
+        return None
+    ours, theirs = new.data.get(key), base.data.get(key)
+    if ours is None or theirs is None:
+        return _summary_change(before, after)
+    same = same_blocks(theirs, ours)
+    if len(same) >= MIN_BLOCKS:
+        times = pair_times(_only(ours, same), _only(theirs, same))
+        assert times is not None  # the blocks are timed in both
+        # Through _change, so that paired times are paired in one place.
+        above = dict(zip(times.blocks, times.treated, strict=True))
+        below = dict(zip(times.blocks, times.baseline, strict=True))
+        change = _change(times.compared, _side(below), _side(above), same)
+        return _with_windows(change, _only(theirs, same), _only(ours, same))
+    for measure in (WINDOW_MS, LATENCY_MS):
+        below, above = _times(theirs, measure), _times(ours, measure)
+        if below and above:
+            return _with_windows(_change(measure, _side(below), _side(above), same), theirs, ours)
+    return None
+
+
+def _with_windows(change: Change, base: CellData, new: CellData) -> Change:
+    """The change with its windows counted, if it is one of windows."""
+    if change.measure != WINDOW_MS:
+        return change
+    untimed = [sum(not window.wall_ms for window in side.windows) for side in (base, new)]
+    return replace(
+        change,
+        base_windows=len(base.windows),
+        new_windows=len(new.windows),
+        base_untimed=untimed[0],
+        new_untimed=untimed[1],
+    )
+
+
+def ratio_change(base: StoredRun, new: StoredRun, key: CellKey) -> Change | None:
+    """Change of the cell's ratio to off x off; None where a run has no such ratio."""
+    if base.cells[key].ratio_to_off is None or new.cells[key].ratio_to_off is None:
+        return None
+    for measure in (WINDOW_MS, LATENCY_MS):
+        below, above = _ratio_side(base, key, measure), _ratio_side(new, key, measure)
+        if below is not None and above is not None:
+            same: Collection[int] = ()
+            if below.blocks is not None and above.blocks is not None:
+                same = same_blocks(base.data[key], new.data[key])
+            return _change(measure, below, above, same)
+    return None
+
+
+def same_blocks(base: CellData, new: CellData) -> set[int]:
+    """Blocks that both sides timed on the same prompts with the same seed and temperature."""
+    ours, theirs = _work(new), _work(base)
+    return {block for block, work in ours.items() if theirs.get(block) == work}
+
+
+def _work(cell: CellData) -> dict[int, list[tuple[str, int, float]]]:
+    work: dict[int, list[tuple[str, int, float]]] = {}
+    for batch in cell.timed:
+        each = (batch.prompt_digest, batch.seed, batch.temperature)
+        work.setdefault(batch.block, []).append(each)
+    return work
+
+
+def _change(measure: str, base: _Side, new: _Side, same: Collection[int]) -> Change:
+    """Paired over the blocks of the same work if they are enough, else unpaired."""
+    if base.blocks is not None and new.blocks is not None:
+        common = sorted(base.blocks.keys() & new.blocks.keys() & set(same))
+        if len(common) >= MIN_BLOCKS:
+            interval = paired_ratio(
+                [new.blocks[block] for block in common], [base.blocks[block] for block in common]
+            )
+            assert interval is not None
+            return Change(measure, interval.ratio, interval, True, len(common), len(common))
+    below, above = (None if s.interval is None else s.interval.blocks for s in (base, new))
+    both = None
+    if base.interval is not None and new.interval is not None:
+        both = unpaired_ratio(new.interval, base.interval)
+    why = None if both is not None else _too_few(base, new)
+    return Change(measure, new.ratio / base.ratio, both, False, below, above, why)
+
+
+def _too_few(base: _Side, new: _Side) -> str:
+    parts = []
+    for name, side in (("BASE", base), ("NEW", new)):
+        if side.blocks is not None and len(side.blocks) < MIN_BLOCKS:
+            parts.append(f"{name} has {len(side.blocks)}")
+        elif side.interval is None:
+            parts.append(f"{name} kept no interval")
+    return f"an interval needs {MIN_BLOCKS} timed blocks, and {' and '.join(parts)}"
+
+
+def _side(values: ByBlock) -> _Side:
+    numbers = [values[block] for block in sorted(values)]
+    ones = [1.0] * len(numbers)
+    return _Side(geometric_mean_ratio(numbers, ones), values, paired_ratio(numbers, ones))
+
+
+def _ratio_side(run: StoredRun, key: CellKey, measure: str) -> _Side | None:
+    """The cell's ratio to off x off by that measure; None if the run does not have it."""
+    cell, baseline = run.data.get(key), run.baseline_of(key)
+    if cell is None or baseline is None:
+        return _summary_side(run.cells[key], measure)
+    if measure == LATENCY_MS:
+        above, below = _times(cell, measure), _times(baseline, measure)
+        blocks = {b: above[b] / below[b] for b in above.keys() & below.keys()}
+        return _side(blocks) if blocks else None
+    times = pair_times(cell, baseline)
+    if times is None or times.compared != measure:
+        return None
+    ratios = [a / b for a, b in zip(times.treated, times.baseline, strict=True)]
+    return _side(dict(zip(times.blocks, ratios, strict=True)))
+
+
+def _summary_side(cell: CellResult, measure: str) -> _Side | None:
+    # Before `compared` was written, the ratio was that of latencies.
+    if cell.ratio_to_off is None or (cell.compared or LATENCY_MS) != measure:
+        return None
+    interval = None
+    if cell.ratio_ci_low is not None and cell.ratio_ci_high is not None:
+        bounds = (cell.ratio_ci_low, cell.ratio_ci_high)
+        interval = from_bounds(cell.ratio_to_off, *bounds, cell.batches)
+    return _Side(cell.ratio_to_off, None, interval)
+
+
+def _summary_change(before: CellResult, after: CellResult) -> Change | None:
+    why = "a run kept cell summaries only, and blocks are what an interval is made from"
+    if before.window_ms_mean and after.window_ms_mean:
+        ratio = after.window_ms_mean / before.window_ms_mean
+        return Change(WINDOW_MS, ratio, None, why_open=why)
+    if before.latency_ms_p50 and after.latency_ms_p50:
+        ratio = after.latency_ms_p50 / before.latency_ms_p50
+        return Change(LATENCY_MS, ratio, None, why_open=why)
+    return None
+
+
+def _times(cell: CellData, measure: str) -> dict[int, float]:
+    """Each block's mean time of a window, or its whole latency; empty if a block has no time.
+
+    Windows without a time are left out: on a GPU those behind a prefill have none in any batch.
+    """
+    blocks: dict[int, list[float | None]] = {batch.block: [] for batch in cell.timed}
+    if measure == LATENCY_MS:
+        for batch in cell.timed:
+            blocks[batch.block].append(batch.latency_ms)
+        return {block: sum(filter(None, values)) for block, values in blocks.items()}
+    for window in cell.windows:
+        blocks[window.block].append(window.wall_ms)
+    known = {b: [v for v in values if v] for b, values in blocks.items()}
+    if not all(known.values()):
+        return {}
+    return {block: sum(values) / len(values) for block, values in known.items()}
+
+
+def _only(cell: CellData, blocks: Collection[int]) -> CellData:
+    """The cell's timed records of those blocks."""
+    return replace(
+        cell,
+        timed=[batch for batch in cell.timed if batch.block in blocks],
+        windows=[window for window in cell.windows if window.block in blocks],
+    )

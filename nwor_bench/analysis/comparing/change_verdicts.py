@@ -1,0 +1,224 @@
+"""What may be said of a cell's change from BASE to NEW. By the first rule that holds, a cell is
+
+1. ONLY IN BASE or ONLY IN NEW, if the other run does not have it;
+2. REGRESSION if it is INVALID or its mode never fires (INEFFECTIVE; also SCV's in a stage
+   cell) in NEW and not in BASE; IMPROVEMENT where NEW mended that;
+3. AMBIGUOUS if it is INVALID in both, NOT COMPARED if its mode fired in neither;
+4. NOT COMPARED if it is off x off (unless time itself decides) or the A/A arm: these show what
+   the machine and chance did between the two runs;
+5. AMBIGUOUS if a number or its interval is missing, or its output was not checked in NEW;
+6. SAME if the whole interval lies within 1 +- threshold;
+7. REGRESSION (IMPROVEMENT) if the interval lies above (below) 1, the p value adjusted for the
+   number of cells (Holm) is below 0.05, and the change is greater than the threshold and
+   farther from 1 than the A/A arm's change reaches;
+8. else AMBIGUOUS.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from nwor_bench.analysis.comparing.change_estimates import Change
+from nwor_bench.analysis.invariants import CellKey, is_baseline
+from nwor_bench.analysis.statistics import SIGNIFICANCE, holm, verdict
+from nwor_bench.records.types import AA, CellResult, Verdict, label_of
+
+
+class Outcome(StrEnum):
+    """What became of a cell between the two runs."""
+
+    REGRESSION = "REGRESSION"
+    IMPROVEMENT = "IMPROVEMENT"
+    SAME = "SAME"
+    AMBIGUOUS = "AMBIGUOUS"
+    NOT_COMPARED = "NOT COMPARED"
+    ONLY_IN_BASE = "ONLY IN BASE"
+    ONLY_IN_NEW = "ONLY IN NEW"
+
+
+class DecideBy(StrEnum):
+    """The number whose change decides: the ratio to off x off, or the time itself."""
+
+    RATIO = "ratio"
+    TIME = "time"
+
+
+@dataclass(frozen=True)
+class CellChange:
+    """One cell in both runs; `outcome` is None until all cells are known.
+
+    `ratio` is the change of its ratio to off x off, `time` that of its time per window;
+    `p_value_holm` belongs to whichever decides.
+    """
+
+    key: CellKey
+    base: CellResult | None
+    new: CellResult | None
+    ratio: Change | None = None
+    time: Change | None = None
+    outcome: Outcome | None = None
+    reason: str | None = None
+    p_value_holm: float | None = None
+
+    @property
+    def label(self) -> str:
+        """For people: `stage x graph`."""
+        return label_of(*self.key[1:])
+
+    @property
+    def is_reference(self) -> bool:
+        """True for off x off."""
+        return is_baseline(self.key)
+
+
+def judge_changes(
+    cells: Sequence[CellChange], by: DecideBy, threshold: float, floor: float | None
+) -> list[CellChange]:
+    """Judge the changes of two runs' cells together, in the order given.
+
+    Args:
+        cells: matched, with their changes measured.
+        by: whose change decides.
+        threshold: the change that matters, a fraction.
+        floor: how far the A/A arm's change reaches from 1, or None.
+    """
+    cells = [_without_numbers(cell, by) for cell in cells]
+    p_values = [_p_value(cell, by) for cell in cells if cell.outcome is None]
+    adjusted = iter(holm(p_values))
+    judged = []
+    for cell in cells:
+        if cell.outcome is None:
+            cell = replace(cell, p_value_holm=next(adjusted))
+            cell = _by_numbers(cell, by, threshold, floor, len(p_values))
+        judged.append(cell)
+    return judged
+
+
+def _p_value(cell: CellChange, by: DecideBy) -> float:
+    change = _deciding(cell, by)
+    assert change is not None
+    assert change.interval is not None
+    assert change.interval.p_value is not None
+    return change.interval.p_value
+
+
+def _deciding(cell: CellChange, by: DecideBy) -> Change | None:
+    return cell.ratio if by is DecideBy.RATIO else cell.time
+
+
+def _without_numbers(cell: CellChange, by: DecideBy) -> CellChange:
+    """Rules 1 to 5; the outcome stays None where the interval decides."""
+    found = _by_presence(cell) or _by_state(cell) or _by_role(cell, by)
+    if found is not None:
+        return replace(cell, outcome=found[0], reason=found[1])
+    change = _deciding(cell, by)
+    if change is None:
+        return replace(cell, outcome=Outcome.AMBIGUOUS, reason=_why_no_number(cell, by))
+    if change.interval is None:
+        return replace(cell, outcome=Outcome.AMBIGUOUS, reason=change.why_open)
+    return cell
+
+
+def _by_presence(cell: CellChange) -> tuple[Outcome, str] | None:
+    if cell.base is None:
+        return Outcome.ONLY_IN_NEW, "BASE has no such cell"
+    if cell.new is None:
+        return Outcome.ONLY_IN_BASE, "NEW has no such cell"
+    return None
+
+
+def _by_state(cell: CellChange) -> tuple[Outcome, str] | None:
+    """A cell that may carry no number in one run or both."""
+    before, after = _state(cell.base), _state(cell.new)
+    if after == before == Verdict.INVALID:
+        return Outcome.AMBIGUOUS, "INVALID in both runs"
+    if after == before == Verdict.INEFFECTIVE:
+        return Outcome.NOT_COMPARED, "the mode fired in neither run"
+    assert cell.base is not None
+    assert cell.new is not None
+    if after is not None and before != Verdict.INVALID:
+        return Outcome.REGRESSION, f"{after} in NEW{_because(cell.new)}"
+    if before is not None:
+        now = "INEFFECTIVE, no longer INVALID, in NEW" if after else "no longer so in NEW"
+        return Outcome.IMPROVEMENT, f"{before} in BASE{_because(cell.base)}; {now}"
+    if _scv_stopped(cell.base, cell.new):
+        return Outcome.REGRESSION, f"SCV ran as asked in BASE and never in NEW{_because(cell.new)}"
+    return None
+
+
+def _state(cell: CellResult | None) -> Verdict | None:
+    states = (Verdict.INVALID, Verdict.INEFFECTIVE)
+    return next((state for state in states if cell is not None and cell.verdict == state), None)
+
+
+def _because(cell: CellResult) -> str:
+    return f": {cell.reason.rstrip('.')}" if cell.reason else ""
+
+
+def _scv_stopped(before: CellResult, after: CellResult) -> bool:
+    return before.scv_status == "ok" and after.scv_status == Verdict.INEFFECTIVE
+
+
+def _by_role(cell: CellChange, by: DecideBy) -> tuple[Outcome, str] | None:
+    if cell.key[3] == AA:
+        return Outcome.NOT_COMPARED, "it shows what chance does to the other changes"
+    if cell.is_reference and by is DecideBy.RATIO:
+        return Outcome.NOT_COMPARED, "the other cells' ratios are to it"
+    assert cell.base is not None
+    assert cell.new is not None
+    if cell.new.parity is None and cell.base.parity is not None:
+        return Outcome.AMBIGUOUS, "the output was checked in BASE and not in NEW"
+    return None
+
+
+def _why_no_number(cell: CellChange, by: DecideBy) -> str:
+    if by is DecideBy.TIME:
+        return "a run has no time of it"
+    missing = [
+        name
+        for name, side in (("BASE", cell.base), ("NEW", cell.new))
+        if side is None or side.ratio_to_off is None
+    ]
+    if missing:
+        return f"no ratio to off x off in {' and '.join(missing)}"
+    return "one run timed windows, the other whole batches only"
+
+
+def _by_numbers(
+    cell: CellChange, by: DecideBy, threshold: float, floor: float | None, cells: int
+) -> CellChange:
+    """Rules 6 to 8."""
+    change = _deciding(cell, by)
+    assert change is not None
+    assert change.interval is not None
+    bar = max(threshold, floor or 0.0)
+    found = verdict(change.interval, threshold, p_adjusted=cell.p_value_holm, noise_floor=bar)
+    match found:
+        case Verdict.SAME:
+            return replace(cell, outcome=Outcome.SAME)
+        case Verdict.SLOWER:
+            return replace(cell, outcome=Outcome.REGRESSION)
+        case Verdict.FASTER:
+            return replace(cell, outcome=Outcome.IMPROVEMENT)
+    reason = _why_ambiguous(change, threshold, floor, cell.p_value_holm, cells)
+    return replace(cell, outcome=Outcome.AMBIGUOUS, reason=reason)
+
+
+def _why_ambiguous(
+    change: Change, threshold: float, floor: float | None, p_adjusted: float | None, cells: int
+) -> str:
+    interval = change.interval
+    assert interval is not None
+    if interval.low <= 1 <= interval.high:
+        return f"the interval holds 1 and reaches beyond the threshold of {_percent(threshold)}"
+    if p_adjusted is not None and p_adjusted >= SIGNIFICANCE:
+        return f"the interval excludes 1, but not after correction for {cells} cells"
+    size = _percent(abs(change.ratio - 1))
+    if abs(change.ratio - 1) <= threshold:
+        return f"{size} are within the threshold of {_percent(threshold)}, the interval is not"
+    assert floor is not None
+    return f"{size} are within the {_percent(floor)} that the A/A arm's change reaches"
+
+
+def _percent(value: float) -> str:
+    return f"{100 * value:.3g} %"

@@ -1,0 +1,113 @@
+"""Two runs -> regressions and improvements. Pure; the rules are in `compare_rules.py`.
+
+Cells are matched by pair, NWOR mode, SCV mode and arm (with `force` a pair may have another name);
+one that only one of the runs has is kept and says so.
+"""
+
+from dataclasses import dataclass, replace
+
+from nwor_bench.analysis.comparing.change_estimates import ratio_change, time_change
+from nwor_bench.analysis.comparing.change_verdicts import (
+    CellChange,
+    DecideBy,
+    Outcome,
+    judge_changes,
+)
+from nwor_bench.analysis.comparing.preconditions import (
+    Difference,
+    blocking_differences,
+    other_differences,
+)
+from nwor_bench.analysis.comparing.stored_run import StoredRun
+from nwor_bench.analysis.invariants import CellKey, cell_order
+from nwor_bench.errors import ExitCode, NotComparableError
+from nwor_bench.records.types import AA, label_of
+
+__all__ = ["CellChange", "Comparison", "DecideBy", "Outcome", "compare_runs"]
+
+DEFAULT_THRESHOLD = 0.01
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two runs compared.
+
+    `forced` are the differences that would have been a reason to refuse, `others` those that
+    may explain a change. `noise_floor` is how far the A/A arm's change reaches from 1, or None.
+    """
+
+    base: StoredRun
+    new: StoredRun
+    cells: tuple[CellChange, ...]
+    decide_by: DecideBy
+    threshold: float
+    noise_floor: float | None
+    forced: tuple[Difference, ...]
+    others: tuple[Difference, ...]
+
+    def having(self, *outcomes: Outcome) -> list[CellChange]:
+        """The cells of these outcomes."""
+        return [cell for cell in self.cells if cell.outcome in outcomes]
+
+    def exit_code(self, *, strict: bool = False) -> ExitCode:
+        """REGRESSION if there is one; with `strict` INCONCLUSIVE if a cell is open or gone."""
+        if self.having(Outcome.REGRESSION):
+            return ExitCode.REGRESSION
+        if strict and self.having(Outcome.AMBIGUOUS, Outcome.ONLY_IN_BASE):
+            return ExitCode.INCONCLUSIVE
+        return ExitCode.OK
+
+
+def compare_runs(
+    base: StoredRun,
+    new: StoredRun,
+    *,
+    threshold: float = DEFAULT_THRESHOLD,
+    decide_by: DecideBy = DecideBy.RATIO,
+    force: bool = False,
+) -> Comparison:
+    """Match the cells of two runs and judge each change; `threshold` is a fraction.
+
+    Raises NotComparableError if the runs did other work or ran on another machine (not with
+    `force`), or have no cell in common.
+    """
+    differences = blocking_differences(base.header, new.header)
+    if differences and not force:
+        lines = "\n".join(f"  {difference}" for difference in differences)
+        raise NotComparableError(
+            f"BASE and NEW are not comparable:\n{lines}\n"
+            "Run NEW as BASE ran, or compare all the same with --force."
+        )
+    if force and len(base.pairs) == len(new.pairs) == 1:
+        new = new.under_pair(*base.pairs)
+    keys = sorted(base.cells.keys() | new.cells.keys(), key=cell_order)
+    if not base.cells.keys() & new.cells.keys():
+        raise NotComparableError(
+            f"BASE and NEW have no cell in common: BASE has {_names(base)}; NEW has {_names(new)}"
+        )
+    cells = [_matched(base, new, key) for key in keys]
+    floor = None
+    if decide_by is DecideBy.RATIO:
+        controls = (cell.ratio for cell in cells if cell.key[3] == AA)
+        floor = max((c.interval.distance for c in controls if c and c.interval), default=None)
+    return Comparison(
+        base=base,
+        new=new,
+        cells=tuple(judge_changes(cells, decide_by, threshold, floor)),
+        decide_by=decide_by,
+        threshold=threshold,
+        noise_floor=floor,
+        forced=tuple(differences),
+        others=tuple(other_differences(base.header, new.header)),
+    )
+
+
+def _names(run: StoredRun) -> str:
+    return ", ".join(f"{key[0]}: {label_of(*key[1:])}" for key in sorted(run.cells, key=cell_order))
+
+
+def _matched(base: StoredRun, new: StoredRun, key: CellKey) -> CellChange:
+    cell = CellChange(key, base.cells.get(key), new.cells.get(key))
+    if cell.base is None or cell.new is None:
+        return cell
+    return replace(cell, ratio=ratio_change(base, new, key), time=time_change(base, new, key))

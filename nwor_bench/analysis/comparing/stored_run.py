@@ -1,0 +1,161 @@
+"""A run as `compare` reads it: from its raw records, or from what a stored baseline kept of them.
+
+A stored baseline may lack the raw records. Its CSV tables then give the blocks' times; where
+those are missing too there are cell summaries alone, and times have no interval.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from nwor_bench.analysis.aggregate import summarise
+from nwor_bench.analysis.cell_data import CellData, gather_cells
+from nwor_bench.analysis.invariants import CellKey, cell_key
+from nwor_bench.errors import ConfigError, StoreError
+from nwor_bench.records.csv_tables import read_table
+from nwor_bench.records.lines import batch_key
+from nwor_bench.records.store import RECORDS_FILE, RUN_FILE, RunData, read_header, read_run
+from nwor_bench.records.types import BatchRecord, CellResult, RunStatus, WindowRecord
+
+CELLS_TABLE, BATCHES_TABLE, WINDOWS_TABLE = "cells.csv", "batches.csv", "windows.csv"
+SUMMARIES = "cell summaries"
+"""`source` of a run of which no block is left."""
+
+_CELLS = TypeAdapter(list[CellResult])
+
+
+@dataclass(frozen=True)
+class StoredRun:
+    """A run's summaries, and its records by cell as far as they were kept.
+
+    `source` says what the records were read from: a file's name, or SUMMARIES if `data` is
+    empty. `warnings` are sentences about the run as a whole.
+    """
+
+    folder: Path
+    header: dict[str, Any]
+    cells: dict[CellKey, CellResult]
+    data: dict[CellKey, CellData]
+    source: str
+    warnings: tuple[str, ...]
+
+    def baseline_of(self, key: CellKey) -> CellData | None:
+        """The records of off x off of that cell's pair; None if they were not kept."""
+        found = (c for k, c in self.data.items() if k[0] == key[0] and c.is_baseline)
+        return next(found, None)
+
+    @property
+    def pairs(self) -> set[str]:
+        """The names of its pairs; `nwor-bench sweep` runs one."""
+        return {key[0] for key in self.cells}
+
+    def under_pair(self, name: str) -> "StoredRun":
+        """The run as if its pair had that name, so that its cells match those of another pair."""
+        return replace(
+            self,
+            cells={(name, *k[1:]): replace(cell, pair=name) for k, cell in self.cells.items()},
+            data={
+                (name, *k[1:]): replace(cell, key=(name, *k[1:])) for k, cell in self.data.items()
+            },
+        )
+
+
+def load_stored(folder: Path) -> StoredRun:
+    """Read a run folder or a stored baseline.
+
+    Raises ConfigError if there is no run or it has no cells, StoreError if it is damaged or of
+    a format that this version does not read.
+    """
+    if not (folder / RUN_FILE).is_file() and (folder / "sweep.json").is_file():
+        raise ConfigError.for_field(
+            "run folder", str(folder), "it holds a sweep of several runs; name one run in it"
+        )
+    header = read_header(folder)
+    if (folder / RECORDS_FILE).is_file():
+        run, source = read_run(folder), RECORDS_FILE
+        cells: Sequence[CellResult] = summarise(run)
+    else:
+        run, source = _from_tables(folder, header)
+        cells = _summaries(folder, header)
+        if source != SUMMARIES:
+            _require_whole(folder, run, cells)
+    if not cells:
+        raise ConfigError.for_field(
+            "run folder", str(folder), "no cell was measured in it; name a run that has cells"
+        )
+    return StoredRun(
+        folder=folder,
+        header=header,
+        cells={cell_key(cell): cell for cell in cells},
+        data={cell.key: cell for cell in gather_cells(run)},
+        source=source,
+        warnings=(*_status(header), *run.warnings),
+    )
+
+
+def _status(header: dict[str, Any]) -> list[str]:
+    status = header.get("status")
+    if status == RunStatus.COMPLETE:
+        return []
+    return [f"it did not end as planned (status: {status or 'unknown'})"]
+
+
+def _from_tables(folder: Path, header: dict[str, Any]) -> tuple[RunData, str]:
+    """The records that the CSV tables hold, and which tables there were."""
+    if not (folder / BATCHES_TABLE).is_file():
+        return RunData(header, (), ()), SUMMARIES
+    batches = read_table(folder / BATCHES_TABLE, BatchRecord)
+    windows: list[WindowRecord] = []
+    source = BATCHES_TABLE
+    if (folder / WINDOWS_TABLE).is_file():
+        windows = list(map(_own_fallback, read_table(folder / WINDOWS_TABLE, WindowRecord)))
+        source = f"{BATCHES_TABLE} and {WINDOWS_TABLE}"
+    return RunData(header, tuple(batches), tuple(windows)), source
+
+
+def _require_whole(folder: Path, run: RunData, cells: Sequence[CellResult]) -> None:
+    """Refuse a table that was cut: what is left of a cell's blocks would pass for all of them."""
+    timed = Counter(cell_key(batch) for batch in run.batches if batch.phase == "timed")
+    for cell in cells:
+        found = timed[cell_key(cell)]
+        if found != cell.batches:
+            raise _cut(folder / BATCHES_TABLE, found, "timed batches", cell.batches, cell.label)
+    if not (folder / WINDOWS_TABLE).is_file():
+        return
+    windows = Counter(map(batch_key, run.windows))
+    for batch in run.batches:
+        found = windows[batch_key(batch)]
+        if found != batch.windows:
+            place = f"batch {batch.batch}"
+            raise _cut(folder / WINDOWS_TABLE, found, "windows", batch.windows, place)
+
+
+def _cut(path: Path, found: int, what: str, expected: int, place: str) -> StoreError:
+    return StoreError(
+        f"{path}: it has {found} of the {expected} {what} of {place}; copy the whole file, or "
+        "remove it and compare without"
+    )
+
+
+def _own_fallback(window: WindowRecord) -> WindowRecord:
+    """The table shows SCV's fallback in NWOR's column too; take it out again."""
+    reasons = (window.fallback_reason or "").split("; ")
+    own = [reason for reason in reasons if reason and not reason.startswith("scv:")]
+    return replace(window, fallback_reason="; ".join(own) or None)
+
+
+def _summaries(folder: Path, header: dict[str, Any]) -> Sequence[CellResult]:
+    if header.get("cells"):
+        try:
+            return _CELLS.validate_python(header["cells"])
+        except ValidationError as error:
+            first = error.errors()[0]
+            place = ".".join(str(part) for part in first["loc"])
+            raise StoreError(f"{folder / RUN_FILE}: cells.{place}: {first['msg']}") from error
+    if (folder / CELLS_TABLE).is_file():
+        return read_table(folder / CELLS_TABLE, CellResult)
+    return []

@@ -1,0 +1,241 @@
+"""What each cell's windows moved in DRAM, and by how much that differs from off x off. Pure.
+
+From batches of phase "counters" alone. A window counts if all requests take part in it, nothing
+is prefilled beside it and it is not among the first of its batch, whose DRAM still writes back
+what the prefill left in the L2 cache. Windows of two cells are compared where both stand at the
+same place: as many requests, drafts and tokens generated so far.
+"""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean, median
+from typing import Any
+
+import numpy as np
+from scipy import stats
+
+from nwor_bench.analysis.dram.prediction import predicted_difference, strategy_of
+from nwor_bench.analysis.invariants import (
+    CellKey,
+    accepted,
+    cell_key,
+    cell_order,
+    full_windows,
+    is_baseline,
+    windows_by_batch,
+)
+from nwor_bench.analysis.statistics import (
+    CONFIDENCE,
+    MIN_BLOCKS,
+    POWER,
+    SIGNIFICANCE,
+    variance_inflation,
+)
+from nwor_bench.records.lines import BatchKey, batch_key
+from nwor_bench.records.store import RunData
+from nwor_bench.records.types import SETTLING, BatchRecord, NworMode, ScvMode, WindowRecord
+
+PHASE = "counters"
+COUNTERS = ("dram_read_bytes", "dram_write_bytes", "l2_bytes")
+
+Place = tuple[int, int, int]
+"""Requests with drafts, draft tokens, tokens that the batch had generated before the window."""
+
+
+@dataclass(frozen=True)
+class Amount:
+    """A mean in bytes with its interval over blocks; without one below MIN_BLOCKS.
+
+    `smallest` is the smallest difference that so many blocks of this noise would have shown, in
+    four of five such runs.
+    """
+
+    mean: float
+    low: float | None = None
+    high: float | None = None
+    smallest: float | None = None
+
+    @property
+    def excludes_zero(self) -> bool:
+        """True where the interval lies on one side of 0."""
+        return self.low is not None and self.high is not None and self.low * self.high > 0
+
+    def holds(self, value: float) -> bool | None:
+        """Does the interval contain the value? None without an interval."""
+        if self.low is None or self.high is None:
+            return None
+        return self.low <= value <= self.high
+
+
+@dataclass(frozen=True)
+class CellBytes:
+    """One cell's bytes a window.
+
+    Attributes:
+        cell: (pair, NWOR mode, SCV mode, arm).
+        windows, blocks: how many were counted.
+        staged, accepted: drafts, and accepted drafts, of a counted window on average; None where
+            no window counted.
+        amounts: bytes a window, by counter; a counter that was not read is missing.
+        differences: the same windows' bytes less those of off x off; empty for off x off.
+        matched: windows that the differences rest on.
+        predicted: what the byte model says that the differences are, by counter.
+        sampler_cost: a counted window's time over a timed one's; None where one has no time.
+    """
+
+    cell: CellKey
+    windows: int
+    blocks: int
+    staged: float | None
+    accepted: float | None
+    amounts: Mapping[str, Amount]
+    differences: Mapping[str, Amount]
+    matched: int
+    predicted: Mapping[str, float]
+    sampler_cost: float | None
+
+    @property
+    def is_baseline(self) -> bool:
+        """True for off x off, the first of the two."""
+        return is_baseline(self.cell)
+
+
+def cell_bytes(run: RunData) -> list[CellBytes]:
+    """One entry for each cell that was counted, in the order of the cells; off x off first."""
+    counted = [batch for batch in run.batches if batch.phase == PHASE]
+    cells = sorted({cell_key(batch) for batch in counted}, key=cell_order)
+    windows = windows_by_batch(run)
+    placed = {cell: _placed(counted, cell, windows) for cell in cells}
+    compared = len(cells) - 1
+    return [_of_cell(run, cell, placed, windows, compared) for cell in cells]
+
+
+def clock_facts(run: RunData) -> list[dict[str, Any]]:
+    """How well each counted batch's bytes are known, as the worker said."""
+    return [event for event in run.events if event.get("event") == PHASE]
+
+
+def amount_of(values: Sequence[float], compared: int = 1) -> Amount:
+    """The mean of one value a block, with Student's t over the blocks.
+
+    The same interval as for times (see `stats.paired_ratio`), on bytes instead of log ratios;
+    `smallest` as `stats.smallest_effect`, for `compared` cells.
+    """
+    numbers = np.asarray(values, dtype=float)
+    count = len(numbers)
+    mean = float(numbers.mean())
+    if count < MIN_BLOCKS:
+        return Amount(mean)
+    error = float(numbers.std(ddof=1)) * (variance_inflation(numbers) / count) ** 0.5
+    free = count - 1
+    half = float(stats.t.ppf((1 + CONFIDENCE) / 2, free)) * error
+    tails = stats.t.ppf(1 - SIGNIFICANCE / 2 / max(1, compared), free) + stats.t.ppf(POWER, free)
+    return Amount(mean, mean - half, mean + half, float(tails) * error)
+
+
+Blocks = dict[int, dict[Place, list[WindowRecord]]]
+"""A cell's counted windows, by block and place."""
+
+
+def _placed(
+    batches: Sequence[BatchRecord], cell: CellKey, windows: Mapping[BatchKey, list[WindowRecord]]
+) -> Blocks:
+    blocks: Blocks = defaultdict(lambda: defaultdict(list))
+    for batch in batches:
+        if cell_key(batch) != cell:
+            continue
+        generated = 0
+        steady = 0
+        for window in windows[batch_key(batch)]:
+            if _is_full(window, batch):
+                steady += 1
+                if steady > SETTLING and window.dram_write_bytes is not None:
+                    place = (window.num_reqs, window.draft_tokens, generated)
+                    blocks[batch.block][place].append(window)
+            generated += accepted(window) + window.num_reqs
+    return blocks
+
+
+def _is_full(window: WindowRecord, batch: BatchRecord) -> bool:
+    """All requests take part, so none is being prefilled, and none had finished before."""
+    return window.num_reqs == batch.requests and not window.uncounted_draft_tokens
+
+
+def _of_cell(
+    run: RunData,
+    cell: CellKey,
+    placed: Mapping[CellKey, Blocks],
+    windows: Mapping[BatchKey, list[WindowRecord]],
+    compared: int,
+) -> CellBytes:
+    own = placed[cell]
+    flat = [w for places in own.values() for group in places.values() for w in group]
+    baseline_key = (cell[0], str(NworMode.OFF), str(ScvMode.OFF), None)
+    differences: dict[str, Amount] = {}
+    matched = 0
+    if cell != baseline_key and baseline_key in placed:
+        differences, matched = _differences(own, placed[baseline_key], compared)
+    staged = fmean([w.draft_tokens for w in flat]) if flat else None
+    kept = fmean([accepted(w) for w in flat]) if flat else None
+    predicted: dict[str, float] = {}
+    engine, how = run.header.get("engine") or {}, strategy_of(run.header)
+    if staged is not None and kept is not None and any(w.staged_tokens for w in flat):
+        requests = fmean([w.num_reqs for w in flat])
+        predicted = predicted_difference(engine, staged, kept, how, requests)
+    return CellBytes(
+        cell=cell,
+        windows=len(flat),
+        blocks=len(own),
+        staged=staged,
+        accepted=kept,
+        amounts={name: amount for name in COUNTERS if (amount := _amount(own, name))},
+        differences=differences,
+        matched=matched,
+        predicted=predicted,
+        sampler_cost=_sampler_cost(run, cell, windows),
+    )
+
+
+def _amount(blocks: Blocks, name: str) -> Amount | None:
+    means = []
+    for places in blocks.values():
+        found = [getattr(window, name) for group in places.values() for window in group]
+        values = [value for value in found if value is not None]
+        if values:
+            means.append(fmean(values))
+    return amount_of(means) if means else None
+
+
+def _differences(own: Blocks, base: Blocks, compared: int) -> tuple[dict[str, Amount], int]:
+    """Block by block, the mean over the places that both cells have."""
+    by_counter: dict[str, list[float]] = defaultdict(list)
+    matched = 0
+    for block in sorted(own.keys() & base.keys()):
+        shared = own[block].keys() & base[block].keys()
+        matched += sum(len(own[block][place]) for place in shared)
+        for name in COUNTERS:
+            found = [_gap(own[block][place], base[block][place], name) for place in shared]
+            gaps = [gap for gap in found if gap is not None]
+            if gaps:
+                by_counter[name].append(fmean(gaps))
+    return {name: amount_of(values, compared) for name, values in by_counter.items()}, matched
+
+
+def _gap(ours: Sequence[WindowRecord], theirs: Sequence[WindowRecord], name: str) -> float | None:
+    above = [value for w in ours if (value := getattr(w, name)) is not None]
+    below = [value for w in theirs if (value := getattr(w, name)) is not None]
+    return fmean(above) - fmean(below) if above and below else None
+
+
+def _sampler_cost(
+    run: RunData, cell: CellKey, windows: Mapping[BatchKey, list[WindowRecord]]
+) -> float | None:
+    """Median time of full windows in the counted batches over that in the timed ones."""
+    times = []
+    for phase in (PHASE, "timed"):
+        own = [b for b in run.batches if b.phase == phase and cell_key(b) == cell]
+        walls = [w.wall_ms for w in full_windows(own, windows) if w.wall_ms is not None]
+        times.append(median(walls) if walls else None)
+    counted, timed = times
+    return counted / timed if counted and timed else None

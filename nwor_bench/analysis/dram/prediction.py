@@ -1,0 +1,61 @@
+"""What the byte model says that windows of mode `stage` move in DRAM. Pure."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from nwor_bench.models.byte_model import CACHE_BITS
+from nwor_bench.models.strategies import COPY_IN_L2, COPY_SPILLED, DIRECT, REFERENCE, Strategy
+from nwor_bench.records.types import StageBy
+
+
+def strategy_of(header: Mapping[str, Any]) -> Strategy:
+    """How the run's mode `stage` held drafts on a GPU, as the byte model knows it.
+
+    Copies count as kept in L2 only where all of them were, by what the GPU gave.
+    """
+    if (header.get("spec") or {}).get("stage_by", StageBy.REFERENCE) == StageBy.REFERENCE:
+        return REFERENCE
+    l2 = (header.get("engine") or {}).get("stage_l2") or {}
+    if l2.get("unavailable") or l2.get("hit_ratio") is None:
+        return COPY_SPILLED
+    kept = l2["hit_ratio"] * l2["window_bytes"]
+    return COPY_IN_L2 if kept >= l2["buffer_bytes"] else COPY_SPILLED
+
+
+def predicted_difference(
+    engine: Mapping[str, Any],
+    staged: float,
+    accepted_tokens: float,
+    strategy: Strategy = REFERENCE,
+    requests: float = 0.0,
+) -> dict[str, float]:
+    """What the byte model says that a staged window moves more (or less) than a direct one.
+
+    Args:
+        engine: the run's facts about it; `bytes_per_token` is what one token takes in the caches.
+        staged, accepted_tokens: drafts of a window, and those accepted.
+        strategy: how drafts are held until the commit.
+        requests: those of the window. Held by reference, the certain first token of each waits
+            for the commit too, which reads it back; it is written once either way.
+
+    Empty where the engine's sizes are not known.
+    """
+    row, dtype = engine.get("bytes_per_token"), str(engine.get("dtype"))
+    cache = str(engine.get("kv_cache_dtype", "auto"))
+    cache = dtype if cache == "auto" else cache
+    if row is None or dtype not in CACHE_BITS or cache not in CACHE_BITS:
+        return {}
+    wide = row * CACHE_BITS[dtype] / CACHE_BITS[cache]
+
+    def moved(how: Strategy, reads: bool) -> float:
+        return sum(
+            move.rows(staged, accepted_tokens) * (wide if move.as_activations else row)
+            for move in how.moves
+            if move.reads is reads
+        )
+
+    first_tokens = requests * wide if strategy is REFERENCE else 0.0
+    return {
+        "dram_read_bytes": first_tokens + moved(strategy, True) - moved(DIRECT, True),
+        "dram_write_bytes": moved(strategy, False) - moved(DIRECT, False),
+    }

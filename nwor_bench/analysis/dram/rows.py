@@ -1,0 +1,48 @@
+"""What each cell moved in DRAM as rows of a table over several runs. Pure."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from nwor_bench.analysis.dram.counters import COUNTERS, Amount, cell_bytes
+from nwor_bench.records.store import RunData
+
+
+def csv_rows(run: RunData) -> list[dict[str, Any]]:
+    """One row a cell, for a table of several runs; what was not measured is None."""
+    scenario, spec = run.header.get("scenario") or {}, run.header.get("spec") or {}
+    l2 = (run.header.get("engine") or {}).get("stage_l2") or {}
+    rows = []
+    for cell in cell_bytes(run):
+        pair, nwor_mode, scv_mode, arm = cell.cell
+        row: dict[str, Any] = {
+            "pair": pair,
+            "scenario": scenario.get("name"),
+            "requests": scenario.get("requests"),
+            "draft_tokens": scenario.get("draft_tokens"),
+            "engine_args": spec.get("engine_args"),
+            "stage_by": spec.get("stage_by"),
+            "stage_l2": spec.get("stage_l2"),
+            "stage_l2_window_bytes": l2.get("window_bytes"),
+            "stage_l2_hit_ratio": l2.get("hit_ratio"),
+            "stage_l2_unavailable": l2.get("unavailable"),
+            "nwor_mode": nwor_mode,
+            "scv_mode": scv_mode,
+            "arm": arm,
+            "blocks": cell.blocks,
+            "windows": cell.windows,
+            "matched_windows": cell.matched,
+            "staged_tokens_mean": cell.staged,
+            "accepted_tokens_mean": cell.accepted,
+            "sampler_cost": cell.sampler_cost,
+        }
+        for name in COUNTERS:
+            row |= _columns(name, cell.amounts.get(name), ("mean", "low", "high"))
+            fields = ("mean", "low", "high", "smallest")
+            row |= _columns(f"{name}_minus_off", cell.differences.get(name), fields)
+            row[f"{name}_minus_off_predicted"] = cell.predicted.get(name)
+        rows.append(row)
+    return rows
+
+
+def _columns(name: str, amount: Amount | None, fields: Sequence[str]) -> dict[str, float | None]:
+    return {f"{name}_{part}": getattr(amount, part, None) for part in fields}

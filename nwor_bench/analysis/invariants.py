@@ -1,0 +1,285 @@
+"""Checks that the counts of a run add up, within a window and against vLLM's own counters."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import zip_longest
+from typing import Any
+
+from nwor_bench.analysis.parity.batches import ParityRule
+from nwor_bench.records.finished_blocks import first_tries
+from nwor_bench.records.lines import BatchKey, batch_key
+from nwor_bench.records.store import RunData
+from nwor_bench.records.types import (
+    BatchRecord,
+    CellResult,
+    NworMode,
+    ScvMode,
+    WindowRecord,
+    label_of,
+)
+
+CellKey = tuple[str, str, str, str | None]
+"""(pair, NWOR mode, SCV mode, arm)."""
+
+_NWOR_ORDER = {str(mode): place for place, mode in enumerate(NworMode)}
+_SCV_ORDER = {str(mode): place for place, mode in enumerate(ScvMode)}
+_LAST = 99
+
+
+@dataclass(frozen=True)
+class Violation:
+    """A count of one cell that does not add up, as a sentence."""
+
+    cell: CellKey
+    text: str
+
+
+@dataclass(frozen=True)
+class CounterCheck:
+    """One counter of one cell: ours from the windows, vLLM's from its own metrics.
+
+    Summed over the cell's batches in which vLLM's counter was read, of every phase. Either
+    side is None if it was not measured.
+    """
+
+    cell: CellKey
+    counter: str
+    ours: int | None
+    vllm: int | None
+
+    @property
+    def agrees(self) -> bool | None:
+        """None if one side was not measured."""
+        return None if self.ours is None or self.vllm is None else self.ours == self.vllm
+
+
+def cell_key(record: BatchRecord | WindowRecord | CellResult) -> CellKey:
+    """The cell that a record belongs to: (pair, NWOR mode, SCV mode, arm)."""
+    return (record.pair, record.nwor_mode, record.scv_mode, record.arm)
+
+
+def cell_label(cell: CellKey) -> str:
+    """For people: `stage x graph`."""
+    return label_of(*cell[1:])
+
+
+def is_baseline(cell: CellKey) -> bool:
+    """True for off x off, the first of the two: what every other cell is compared with."""
+    return cell[1:] == (NworMode.OFF, ScvMode.OFF, None)
+
+
+def cell_order(cell: CellKey) -> tuple[Any, ...]:
+    """Sort key: by pair, then NWOR mode, then SCV mode, each in its declared order (off first);
+    the A/A arm follows off x off."""
+    pair, nwor, scv, arm = cell
+    modes = (_NWOR_ORDER.get(nwor, _LAST), nwor, _SCV_ORDER.get(scv, _LAST), scv)
+    return (pair, *modes, arm or "")
+
+
+def windows_by_batch(run: RunData) -> dict[BatchKey, list[WindowRecord]]:
+    """Each batch's windows, in the order in which they ran."""
+    groups: dict[BatchKey, list[WindowRecord]] = {batch_key(b): [] for b in run.batches}
+    for window in run.windows:
+        groups[batch_key(window)].append(window)
+    return groups
+
+
+def full_windows(
+    batches: Iterable[BatchRecord], windows: Mapping[BatchKey, Sequence[WindowRecord]]
+) -> list[WindowRecord]:
+    """Windows that all requests of their batch took part in: the others are shorter."""
+    return [
+        window
+        for batch in batches
+        for window in windows[batch_key(batch)]
+        if window.num_reqs == batch.requests
+    ]
+
+
+def accepted(window: WindowRecord) -> int:
+    """Accepted draft tokens of a window, whether it was staged or written directly."""
+    return window.committed_tokens if window.staged_tokens else window.accepted_tokens
+
+
+def counted_accepted(windows: Iterable[WindowRecord]) -> int:
+    """Accepted tokens that vLLM counts too (not those of requests that had finished)."""
+    return sum(accepted(w) - w.uncounted_accepted_tokens for w in windows)
+
+
+def counted_drafts(windows: Iterable[WindowRecord]) -> int:
+    """Draft tokens that vLLM counts too: the staged ones, or all where none was staged."""
+    return sum((w.staged_tokens or w.draft_tokens) - w.uncounted_draft_tokens for w in windows)
+
+
+def check_invariants(run: RunData) -> list[str]:
+    """One sentence for each count that does not add up; an empty list if all do."""
+    return [violation.text for violation in find_violations(run)]
+
+
+def find_violations(run: RunData) -> list[Violation]:
+    """The same as `check_invariants`, each with the cell that it makes INVALID.
+
+    Blocks that were cut and run again are checked too: to interrupt a run mends no fault.
+    """
+    layers = (run.header.get("engine") or {}).get("target_layers")
+    every = replace(
+        run,
+        batches=(*run.batches, *run.superseded),
+        windows=(*run.windows, *run.superseded_windows),
+    )
+    windows = windows_by_batch(every)
+    found = [v for window in every.windows for v in _window_violations(window, layers)]
+    found += [v for batch in every.batches for v in _batch_violations(batch, windows)]
+    found += _prompt_violations(run)
+    for batches in (run.batches, *first_tries(run.superseded, run.events)):
+        found += _output_violations(run.header, batches)
+    return found
+
+
+def counter_checks(run: RunData) -> list[CounterCheck]:
+    """Our counters beside vLLM's for every cell, in `cell_order`."""
+    windows = windows_by_batch(run)
+    cells = sorted({cell_key(batch) for batch in run.batches}, key=cell_order)
+    checks = []
+    for cell in cells:
+        batches = [b for b in run.batches if cell_key(b) == cell]
+        checks += _cell_counters(cell, batches, windows)
+    return checks
+
+
+def _window_violations(window: WindowRecord, layers: int | None) -> list[Violation]:
+    cell = cell_key(window)
+    place = (
+        f"{cell_label(cell)}, block {window.block}, batch {window.batch}, window {window.window}"
+    )
+    staged = window.staged_tokens
+    settled = window.committed_tokens + window.rejected_tokens
+    found = []
+    if staged != settled:
+        found.append(
+            f"{place}: {staged} staged tokens, but {window.committed_tokens} committed and "
+            f"{window.rejected_tokens} rejected."
+        )
+    if layers is not None and window.stage_operations != staged * layers:
+        found.append(
+            f"{place}: {window.stage_operations} stage operations, but {staged} staged tokens "
+            f"in {layers} target layers."
+        )
+    return [Violation(cell, text) for text in found]
+
+
+def _batch_violations(
+    batch: BatchRecord, windows: dict[BatchKey, list[WindowRecord]]
+) -> list[Violation]:
+    """Window records may be missing where nothing is staged; in stage mode they must add up.
+
+    In every mode the ranks of one engine must have counted the same.
+    """
+    cell = cell_key(batch)
+    place = f"{cell_label(cell)}, block {batch.block}, batch {batch.batch} ({batch.phase})"
+    if batch.rank_disagreement:
+        return [Violation(cell, f"{place}: {batch.rank_disagreement}.")]
+    if batch.nwor_mode != NworMode.STAGE:
+        return []
+    own = windows[batch_key(batch)]
+    staged = sum(window.staged_tokens for window in own)
+    committed = sum(window.committed_tokens for window in own)
+    pairs = [
+        ("windows", len(own), batch.windows, "its batch record"),
+        ("staged tokens", staged, batch.staged_tokens, "its batch record"),
+        ("committed tokens", committed, batch.committed_tokens, "its batch record"),
+        ("draft tokens", sum(w.draft_tokens for w in own), batch.draft_tokens, "its batch record"),
+        ("accepted tokens", sum(map(accepted, own)), batch.accepted_tokens, "its batch record"),
+        ("draft tokens", counted_drafts(own), batch.vllm_draft_tokens, "vLLM"),
+        ("accepted tokens", counted_accepted(own), batch.vllm_accepted_tokens, "vLLM"),
+        ("accepted per position", _per_position(own), _trimmed(batch), "vLLM"),
+    ]
+    return [
+        Violation(cell, f"{place}: {ours} {what} in the window records, but {theirs} in {source}.")
+        for what, ours, theirs, source in pairs
+        if theirs is not None and ours != theirs
+    ]
+
+
+def _per_position(windows: Iterable[WindowRecord]) -> list[int]:
+    rows = [window.accepted_per_position for window in windows]
+    return _without_zeros([sum(column) for column in zip_longest(*rows, fillvalue=0)])
+
+
+def _trimmed(batch: BatchRecord) -> list[int] | None:
+    counts = batch.vllm_accepted_per_position
+    return None if counts is None else _without_zeros(list(counts))
+
+
+def _without_zeros(counts: list[int]) -> list[int]:
+    """Positions that nobody reached are absent on one side and 0 on the other."""
+    while counts and counts[-1] == 0:
+        counts = counts[:-1]
+    return counts
+
+
+def _prompt_violations(run: RunData) -> list[Violation]:
+    """All cells of a block must have had the same prompts, or their ratio means nothing."""
+    found = []
+    first: dict[tuple[str, str, int], BatchRecord] = {}
+    for batch in run.batches:
+        other = first.setdefault((batch.pair, batch.phase, batch.block), batch)
+        if batch.prompt_digest != other.prompt_digest:
+            cell = cell_key(batch)
+            found.append(
+                Violation(
+                    cell,
+                    f"{cell_label(cell)}, block {batch.block} ({batch.phase}): its prompts are "
+                    f"not those of {cell_label(cell_key(other))}.",
+                )
+            )
+    return found
+
+
+def _output_violations(
+    header: Mapping[str, Any], batches: Iterable[BatchRecord]
+) -> list[Violation]:
+    """Greedy batches of a block must have said the same in every cell, timed ones too."""
+    rule = (header.get("parity") or {}).get("rule", ParityRule.EXACT)
+    if rule != ParityRule.EXACT:
+        return []  # other tokens are allowed, and were judged while the run had them
+    greedy = [batch for batch in batches if batch.temperature == 0]
+    baseline = {
+        (batch.pair, batch.phase, batch.block): batch.token_digests
+        for batch in greedy
+        if is_baseline(cell_key(batch))
+    }
+    found = []
+    for batch in greedy:
+        expected = baseline.get((batch.pair, batch.phase, batch.block), batch.token_digests)
+        differing = sum(a != b for a, b in zip(batch.token_digests, expected, strict=False))
+        differing += abs(len(batch.token_digests) - len(expected))
+        if differing:
+            cell = cell_key(batch)
+            text = (
+                f"{cell_label(cell)}, block {batch.block} ({batch.phase}): {differing} of "
+                f"{len(expected)} requests gave other tokens than off x off."
+            )
+            found.append(Violation(cell, text))
+    return found
+
+
+def _cell_counters(
+    cell: CellKey, batches: list[BatchRecord], windows: dict[BatchKey, list[WindowRecord]]
+) -> list[CounterCheck]:
+    read = [b for b in batches if b.vllm_draft_tokens is not None]
+    own = [w for b in read for w in windows[batch_key(b)]]
+    counts = {
+        "draft tokens": (counted_drafts(own), [b.vllm_draft_tokens for b in read]),
+        "accepted tokens": (counted_accepted(own), [b.vllm_accepted_tokens for b in read]),
+    }
+    return [
+        CounterCheck(cell, name, ours if own else None, _total(theirs))
+        for name, (ours, theirs) in counts.items()
+    ]
+
+
+def _total(values: list[int | None]) -> int | None:
+    """The sum, or None if there is nothing to add or one part was not measured."""
+    known = [value for value in values if value is not None]
+    return sum(known) if known and len(known) == len(values) else None

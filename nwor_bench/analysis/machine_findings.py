@@ -1,0 +1,216 @@
+"""Findings about the machine: was it steady, its own, and cool? Pure."""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from statistics import fmean, median
+
+from scipy.stats import median_abs_deviation
+
+from nwor_bench.analysis.finding import Finding, FindingKind, Severity
+from nwor_bench.analysis.invariants import cell_key, full_windows, is_baseline, windows_by_batch
+from nwor_bench.analysis.trend import trend
+from nwor_bench.instruments.conditions import throttle_names
+from nwor_bench.records.store import RunData
+from nwor_bench.records.types import BatchRecord
+
+BUSY = 0.05
+"""Share of the processors' time that others may take before it is said."""
+
+CLOCK_CHANGE = 0.02
+"""Lowest below highest clock, as a share."""
+
+LOW_MEMORY = 0.05
+"""Memory available over memory in the machine."""
+
+HOST_SCATTER = 0.03
+HOST_OVER_GPU = 3.0
+"""The host is said to set the pace where windows scatter by more than the first, and by more than
+the second times what the forward pass in them does on the GPU. Seen on H200s: windows 4 to 20 %,
+forward passes 1 to 4 %."""
+
+PACED_WINDOWS = 16
+"""Fewest windows from which a scatter is told."""
+
+
+def machine_findings(run: RunData) -> Iterator[Finding]:
+    """Warm-up, drift, and what the batches' conditions tell."""
+    yield from _time(run)
+    yield from _pace(run)
+    yield from _stage_l2(run)
+    yield from _launches(run)
+    timed = [batch for batch in run.batches if batch.phase == "timed" and batch.conditions]
+    if timed:
+        yield from _gpu(timed)
+        yield from _host(run, timed)
+
+
+def _time(run: RunData) -> Iterator[Finding]:
+    """Was the machine steady before and while blocks were timed?"""
+    unsteady = (run.header.get("warmup") or {}).get("not_steady")
+    if unsteady:
+        yield Finding(
+            FindingKind.WARMUP,
+            Severity.WARNING,
+            f"Window times were not steady when warm-up ended: {unsteady}.",
+            "Write a larger --max-warmup, or look for what else runs on the machine.",
+        )
+    means = _baseline_means(run)
+    drift = trend(means)
+    if drift.matters:
+        yield Finding(
+            FindingKind.TREND,
+            Severity.WARNING,
+            f"Window times of off x off drifted by {100 * drift.drift:+.1f} % over "
+            f"{len(means)} blocks (Mann-Kendall p = {drift.p_value:.3f}).",
+            "Ratios bear it, since every block holds all cells; absolute times do not. Warm up "
+            "longer (--warmup), and fix the clocks if you may.",
+        )
+
+
+def _pace(run: RunData) -> Iterator[Finding]:
+    """Is it the host that windows wait for? From the batches that time phases on the device."""
+    probed = [b for b in run.batches if b.phase == "probe" and is_baseline(cell_key(b))]
+    windows = full_windows(probed, windows_by_batch(run))
+    pairs = [(w.wall_ms, w.forward_ms) for w in windows if w.wall_ms and w.forward_ms]
+    if len(pairs) < PACED_WINDOWS:
+        return
+    (wall, wall_scatter), (forward, forward_scatter) = (
+        (median(times), median_abs_deviation(times, scale="normal") / median(times))
+        for times in zip(*pairs, strict=True)
+    )
+    if wall_scatter > max(HOST_SCATTER, HOST_OVER_GPU * forward_scatter):
+        yield Finding(
+            FindingKind.HOST_PACE,
+            Severity.WARNING,
+            f"The host sets the pace: a window took {wall:.2f} ms and scattered by "
+            f"{100 * wall_scatter:.0f} %, the forward pass in it took the GPU {forward:.2f} ms and "
+            f"scattered by {100 * forward_scatter:.1f} %.",
+            "These times are the host's more than the GPU's. Take a quieter or faster host, give "
+            "the process cores of its own (taskset), or write more --requests.",
+        )
+
+
+def _baseline_means(run: RunData) -> list[float]:
+    """Mean window time of off x off in each timed block, in ms."""
+    blocks = {batch.block for batch in run.batches if batch.phase == "timed"}
+    times: dict[int, list[float]] = defaultdict(list)
+    for window in run.windows:
+        if is_baseline(cell_key(window)) and window.wall_ms is not None:
+            times[window.block].append(window.wall_ms)
+    return [fmean(times[block]) for block in sorted(blocks & times.keys())]
+
+
+def _stage_l2(run: RunData) -> Iterator[Finding]:
+    """Did the copies of staged drafts stay in L2, as was asked?"""
+    l2 = (run.header.get("engine") or {}).get("stage_l2")
+    if not l2:
+        return
+    remedy = "Its numbers are those of --stage-by copy alone; leave --stage-l2 out."
+    if l2["unavailable"]:
+        told = f"Staged copies did not persist in L2: {l2['unavailable']}."
+        yield Finding(FindingKind.STAGE_L2, Severity.WARNING, told, remedy)
+    elif l2["hit_ratio"] * l2["window_bytes"] < l2["buffer_bytes"]:
+        kept = l2["hit_ratio"] * l2["window_bytes"] / l2["buffer_bytes"]
+        yield Finding(
+            FindingKind.STAGE_L2,
+            Severity.NOTE,
+            f"{_percent(kept)} of the {l2['buffer_bytes'] / 1e6:.1f} MB of staged copies could "
+            f"persist in L2, of which {l2['set_aside_bytes'] / 1e6:.1f} MB were set aside.",
+            "Write fewer --requests or --draft-tokens for copies that fit.",
+        )
+    else:
+        yield Finding(
+            FindingKind.STAGE_L2,
+            Severity.NOTE,
+            f"L2 is set aside for all {l2['buffer_bytes'] / 1e6:.1f} MB of staged copies, by what "
+            "CUDA says. Whether they stay is not said: an H200 let them go within a window.",
+            "Compare --dram-counters with and without --stage-l2 persist.",
+        )
+
+
+def _launches(run: RunData) -> Iterator[Finding]:
+    """Were commits and masks launched in the slower way?"""
+    refused = (run.header.get("engine") or {}).get("launch_refusals")
+    if refused:
+        why = ", ".join(f"{reason} ({number})" for reason, number in sorted(refused.items()))
+        yield Finding(
+            FindingKind.LAUNCHES,
+            Severity.NOTE,
+            f"Triton launched kernels that the driver launches directly elsewhere: {why}.",
+            "It costs the host some microseconds a window; vLLM's own Triton and a driver of CUDA "
+            "12.4 or later are known to do.",
+        )
+
+
+def _gpu(timed: Sequence[BatchRecord]) -> Iterator[Finding]:
+    reasons = Counter(
+        name for b in timed for name in throttle_names(b.conditions.get("gpu_throttle_reasons"))
+    )
+    held = sum(b.conditions.get("gpu_throttled_ms", 0.0) for b in timed)
+    if reasons or held > 0:
+        listed = ", ".join(f"{name} in {count}" for name, count in reasons.most_common())
+        yield Finding(
+            FindingKind.THROTTLING,
+            Severity.WARNING,
+            f"The GPU throttled in timed batches: {listed or 'power or heat'} of {len(timed)} "
+            f"batches, {held:.0f} ms held down.",
+            "Cool it, raise the power limit, or lock lower clocks that it can hold.",
+        )
+    clocks = _values(timed, "gpu_sm_clock_mhz")
+    if clocks and min(clocks) < (1 - CLOCK_CHANGE) * max(clocks):
+        yield Finding(
+            FindingKind.CLOCKS,
+            Severity.WARNING,
+            f"The GPU's SM clock ran from {min(clocks):.0f} to {max(clocks):.0f} MHz in timed "
+            "batches.",
+            "Lock the clocks (nvidia-smi --lock-gpu-clocks) if you may; else add blocks.",
+        )
+    others = _values(timed, "gpu_other_processes")
+    if others and max(others) > 0:
+        yield Finding(
+            FindingKind.GPU_SHARED,
+            Severity.WARNING,
+            f"Up to {max(others):.0f} other processes were on the GPU in "
+            f"{sum(other > 0 for other in others)} of {len(timed)} timed batches.",
+            "Measure on a GPU of your own.",
+        )
+
+
+def _host(run: RunData, timed: Sequence[BatchRecord]) -> Iterator[Finding]:
+    for name, kind, words, remedy in (
+        ("cpu_other", FindingKind.CPU_BUSY, "Other processes used", "Stop what else runs here."),
+        ("cpu_steal", FindingKind.CPU_STEAL, "The hypervisor took",
+         "Measure on a machine that is not shared, or at another time."),
+    ):  # fmt: skip
+        shares = _values(timed, name)
+        busy = [share for share in shares if share > BUSY]
+        if busy:
+            yield Finding(
+                kind,
+                Severity.WARNING if len(busy) > len(shares) / 10 else Severity.NOTE,
+                f"{words} up to {_percent(max(busy))} of the processors' time, more than "
+                f"{_percent(BUSY)} in {len(busy)} of {len(shares)} timed batches.",
+                remedy,
+            )
+    faults = sum(_values(timed, "major_faults"))
+    swapped = sum(_values(timed, "swapped_in_bytes"))
+    total = ((run.header.get("environment") or {}).get("memory") or {}).get("total_bytes")
+    free = min(_values(timed, "memory_available_bytes"), default=None)
+    low = total is not None and free is not None and free < LOW_MEMORY * total
+    if swapped or faults > len(timed) or low:
+        least = f", {free / 1e9:.1f} GB free at the least" if free is not None else ""
+        yield Finding(
+            FindingKind.MEMORY_PRESSURE,
+            Severity.WARNING,
+            f"Memory ran short in timed batches: {faults:.0f} pages read from disk, "
+            f"{swapped / 1e6:.1f} MB swapped in{least}.",
+            "Free memory, or write a smaller --kv-cache-gib or fewer --requests.",
+        )
+
+
+def _values(batches: Sequence[BatchRecord], name: str) -> list[float]:
+    return [batch.conditions[name] for batch in batches if name in batch.conditions]
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f} %"

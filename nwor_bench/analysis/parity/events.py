@@ -1,0 +1,71 @@
+"""What the gate judged, as events of the records and as a summary for run.json."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from nwor_bench.analysis.parity.differences import Judged
+from nwor_bench.analysis.parity.ties import ALLOWED_LARGEST, ALLOWED_RMS, ErrorScale
+from nwor_bench.records.types import BatchRecord, Cell
+
+TIES_EVENT = "ties"
+
+
+def ties_event(
+    cell: Cell, batch: BatchRecord, judged: Judged, scale: ErrorScale, spent_s: float
+) -> dict[str, Any]:
+    """Differing tokens of one batch, judged. Gaps in nats, the time of judging in seconds."""
+    return {
+        "event": TIES_EVENT,
+        **cell.names,
+        "phase": batch.phase,
+        "block": batch.block,
+        "parity": judged.comparison.parity,
+        "differences": len(judged.verdicts),
+        "largest_gap": judged.largest_gap,
+        "squared_multiples": sum(v.multiple**2 for v in judged.verdicts),
+        "rounds": judged.rounds,
+        "tokens_compared": judged.tokens_compared,
+        "tokens": judged.tokens,
+        "error_rms": scale.rms,
+        "error_largest": scale.largest,
+        "error_positions": scale.positions,
+        "positions_within": scale.within,
+        "error_moved_rms": scale.moved_rms,
+        "allowance": scale.allowance,
+        "spent_s": spent_s,
+    }
+
+
+def event_key(event: dict[str, Any]) -> tuple[Any, ...]:
+    """Cell and batch of an event; a block that ran again replaces what it had judged."""
+    names = ("pair", "nwor_mode", "scv_mode", "arm", "phase", "block")
+    return tuple(event.get(name) for name in names)
+
+
+def ties_facts(events: Iterable[dict[str, Any]]) -> dict[str, Any] | None:
+    """All batches together, for run.json; None if no token differed.
+
+    Token counts are those of batches with a difference. The error scale is the latest: a run that
+    was resumed measured it once more.
+    """
+    every = list(events)
+    if not every:
+        return None
+    latest = every[-1]
+    gaps = [event["largest_gap"] for event in every if event["largest_gap"] is not None]
+    return {
+        "batches_with_differences": len(every),
+        "differences_judged": sum(event["differences"] for event in every),
+        "largest_gap_nats": max(gaps, default=None),
+        "tokens_compared": sum(event["tokens_compared"] for event in every),
+        "tokens": sum(event["tokens"] for event in every),
+        "continuation_batches": sum(event["rounds"] for event in every),
+        "judging_s": sum(event["spent_s"] for event in every),
+        "error_rms_nats": latest["error_rms"],
+        "error_largest_nats": latest["error_largest"],
+        "error_positions": latest["error_positions"],
+        "error_positions_within_allowance": latest["positions_within"],
+        "allowance_nats": latest["allowance"],
+        "allowance": f"{ALLOWED_RMS:g} times error_rms_nats, {ALLOWED_LARGEST:g} times "
+        "error_largest_nats or the place's own movement: the largest",
+    }

@@ -1,0 +1,96 @@
+"""Where a window's time goes, and what share of it deciding takes: from probed batches."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from nwor_bench.analysis.invariants import (
+    CellKey,
+    cell_key,
+    cell_order,
+    full_windows,
+    windows_by_batch,
+)
+from nwor_bench.records.lines import BatchKey
+from nwor_bench.records.store import RunData
+from nwor_bench.records.types import BatchRecord, WindowRecord
+
+PHASES = ("forward_ms", "sample_ms", "mask_ms", "commit_ms")
+
+
+@dataclass(frozen=True)
+class CellPhases:
+    """Medians over a cell's windows with all requests in them; None where nothing was measured.
+
+    Attributes:
+        cell: (pair, NWOR mode, SCV mode).
+        device_ms: forward, sample, mask and commit, between events on the device.
+        window_ms: a window from start to start, in the timed batches.
+        hook_ms, scv_host_ms: host time that the hooks added to a window, and the part of it that
+            decided what was accepted, waiting included; in the timed batches.
+        probe_cost: a window's time in the probed batch over that in the timed ones.
+        launches, host_syncs: device launches and waits of the host for deciding, a window.
+        paths: timed windows by how they were decided: host, device, capture, graph.
+    """
+
+    cell: CellKey
+    device_ms: dict[str, float | None]
+    window_ms: float | None
+    hook_ms: float | None
+    scv_host_ms: float | None
+    probe_cost: float | None
+    launches: float | None
+    host_syncs: float | None
+    paths: dict[str, int]
+
+    @property
+    def deciding_share(self) -> float | None:
+        """Host time of deciding as a share of the window."""
+        if self.scv_host_ms is None or not self.window_ms:
+            return None
+        return self.scv_host_ms / self.window_ms
+
+
+def cell_phases(run: RunData) -> list[CellPhases]:
+    """One entry for each cell that was probed, in the order of the cells."""
+    probed = [batch for batch in run.batches if batch.phase == "probe"]
+    cells = sorted({cell_key(batch) for batch in probed}, key=cell_order)
+    windows = windows_by_batch(run)
+    return [_phases_of(run, cell, windows) for cell in cells]
+
+
+def _phases_of(
+    run: RunData, cell: CellKey, windows: dict[BatchKey, list[WindowRecord]]
+) -> CellPhases:
+    own = [batch for batch in run.batches if cell_key(batch) == cell]
+    probed = full_windows([b for b in own if b.phase == "probe"], windows)
+    timed_batches = [b for b in own if b.phase == "timed"]
+    timed = full_windows(timed_batches, windows)
+    window_ms, probed_ms = _median(timed, "wall_ms"), _median(probed, "wall_ms")
+    count = sum(batch.windows for batch in timed_batches)
+    paths: dict[str, int] = {}
+    for window in timed:
+        if window.scv_path:
+            paths[window.scv_path] = paths.get(window.scv_path, 0) + 1
+    return CellPhases(
+        cell=cell,
+        device_ms={name: _median(probed, name) for name in PHASES},
+        window_ms=window_ms,
+        hook_ms=_median(timed, "hook_ms"),
+        scv_host_ms=_median(timed, "scv_host_ms"),
+        probe_cost=probed_ms / window_ms if probed_ms and window_ms else None,
+        launches=_per_window(timed_batches, "scv_launches", count),
+        host_syncs=_per_window(timed_batches, "scv_host_syncs", count),
+        paths=paths,
+    )
+
+
+def _median(windows: Sequence[WindowRecord], name: str) -> float | None:
+    values = [value for w in windows if (value := getattr(w, name)) is not None]
+    return median(values) if values else None
+
+
+def _per_window(batches: Sequence[BatchRecord], counter: str, windows: int) -> float | None:
+    """A counter over the windows; None where no batch counted it."""
+    counts = [batch.scv_counters[counter] for batch in batches if counter in batch.scv_counters]
+    return sum(counts) / windows if counts and windows else None

@@ -1,0 +1,1 @@
+"""The command line: parsing, one module a command, and `doctor`."""

@@ -1,0 +1,78 @@
+"""The command line: parse, call, print errors. Heavy imports happen inside the commands."""
+
+import sys
+from typing import Any
+
+import typer
+from typer.core import TyperGroup
+
+from nwor_bench import __version__
+from nwor_bench.cli.commands import (
+    compare,
+    doctor,
+    kernels,
+    pairs,
+    plan,
+    profile,
+    report,
+    scenarios,
+    sweep,
+)
+from nwor_bench.errors import BenchError, ExitCode
+
+
+class _Commands(TyperGroup):
+    """Says so when a command is interrupted; without this the prompt comes back in silence."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            typer.secho("nwor-bench: interrupted", fg="red", err=True)
+            raise typer.Exit(ExitCode.INTERRUPTED) from None
+
+
+app = typer.Typer(
+    cls=_Commands,
+    help="What happens to the KV cache in speculative decoding, measured on stock vLLM.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command("sweep")(sweep.sweep)
+app.command("report")(report.report)
+app.command("compare")(compare.compare)
+app.command("plan")(plan.plan)
+app.command("doctor")(doctor.doctor)
+app.command("kernels")(kernels.kernels)
+app.add_typer(profile.app, name="profile")
+app.add_typer(pairs.app, name="pairs")
+app.add_typer(scenarios.app, name="scenarios")
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"nwor-bench {__version__}")
+        raise typer.Exit()
+
+
+@app.callback()
+def _options(
+    version: bool = typer.Option(
+        False,
+        "--version",
+        help="Show the version and exit.",
+        callback=_print_version,
+        is_eager=True,
+    ),
+) -> None:
+    """What happens to the KV cache in speculative decoding, measured on stock vLLM."""
+
+
+def main() -> None:
+    """Entry point of `nwor-bench`: a BenchError becomes one message and its exit code."""
+    try:
+        app(prog_name="nwor-bench")  # also as `python -m nwor_bench`
+    except BenchError as error:
+        typer.secho(f"nwor-bench: {error}", fg="red", err=True)
+        sys.exit(error.exit_code)

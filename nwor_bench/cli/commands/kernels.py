@@ -1,0 +1,135 @@
+"""`nwor-bench kernels`: each kernel against what else does its work, on this machine's GPU."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from nwor_bench.microbench.cases import Shape, Spec
+
+WORK = "What to time"
+SHAPE = "The model's shape"
+PRECISION = "When to stop"
+OUTPUT = "Output"
+
+
+def kernels(
+    kernels: Annotated[
+        str, typer.Option(help="Some of commit, stage, mask, verify_attention.",
+                          rich_help_panel=WORK)
+    ] = "commit,stage,mask,verify_attention",
+    windows: Annotated[
+        str, typer.Option(help="Requests x drafts.", rich_help_panel=WORK)
+    ] = "8x4,64x4,64x8,256x8",
+    acceptance: Annotated[
+        str, typer.Option(help="Accepted drafts over drafts; for commit and mask.",
+                          rich_help_panel=WORK)
+    ] = "0.1,0.5,0.9",
+    context: Annotated[
+        str, typer.Option(help="Cached tokens a request; for verify_attention.",
+                          rich_help_panel=WORK)
+    ] = "1024",
+    cache_dtype: Annotated[
+        str, typer.Option(help="bf16, fp8.", rich_help_panel=WORK)
+    ] = "bf16,fp8",
+    l2: Annotated[
+        str, typer.Option(help="cold, warm: what calls find in the L2 cache.",
+                          rich_help_panel=WORK)
+    ] = "cold,warm",
+    launch: Annotated[
+        str, typer.Option(help="graph, eager: how kernels are launched.", rich_help_panel=WORK)
+    ] = "graph,eager",
+    layers: Annotated[int, typer.Option(help="Target layers.", rich_help_panel=SHAPE)] = 28,
+    heads: Annotated[int, typer.Option(help="Query heads.", rich_help_panel=SHAPE)] = 24,
+    kv_heads: Annotated[int, typer.Option(help="K/V heads.", rich_help_panel=SHAPE)] = 8,
+    head_dim: Annotated[int, typer.Option(help="Numbers a head.", rich_help_panel=SHAPE)] = 128,
+    block_size: Annotated[
+        int, typer.Option(help="Tokens a cache block.", rich_help_panel=SHAPE)
+    ] = 16,
+    rounds: Annotated[
+        int, typer.Option(help="Rounds of a case at most.", rich_help_panel=PRECISION)
+    ] = 30,
+    ci_width: Annotated[
+        str, typer.Option(help="Stop a case when each ratio is known within +- this much.",
+                          rich_help_panel=PRECISION)
+    ] = "1%",
+    time_budget: Annotated[
+        str | None, typer.Option(help="Begin nothing new after so long, e.g. 60s, 5m.",
+                                 rich_help_panel=PRECISION)
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Seed of inputs and order.")] = 0,
+    output: Annotated[
+        Path | None, typer.Option(help="Folder for the files (default: runs/TIME-kernels).",
+                                  rich_help_panel=OUTPUT)
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show the cases and the time they take, and stop. "
+                                             "Needs no GPU.")
+    ] = False,
+) -> None:  # fmt: skip
+    """Time our kernels against vLLM's, FlashInfer's and torch's, and check each result first.
+
+    Exit codes: 0 done, 2 bad input or no CUDA device, 3 a result was wrong.
+    """
+    from nwor_bench.microbench.cases import (
+        CACHE_DTYPES,
+        L2,
+        PEERS,
+        LaunchMode,
+        Spec,
+        parse_acceptances,
+        parse_counts,
+        parse_names,
+        parse_windows,
+    )
+    from nwor_bench.workload.stopping import parse_fraction, parse_seconds
+
+    spec = Spec(
+        kernels=parse_names("--kernels", kernels, tuple(PEERS)),
+        windows=parse_windows(windows),
+        acceptances=parse_acceptances(acceptance),
+        contexts=parse_counts("--context", context),
+        cache_dtypes=parse_names("--cache-dtype", cache_dtype, CACHE_DTYPES),
+        l2=tuple(map(L2, parse_names("--l2", l2, tuple(L2)))),
+        launch=tuple(map(LaunchMode, parse_names("--launch", launch, tuple(LaunchMode)))),
+        shape=_shape(layers, heads, kv_heads, head_dim, block_size),
+        max_rounds=_at_least("--rounds", rounds, 3),
+        ci_width=parse_fraction("--ci-width", ci_width),
+        time_budget_s=None if time_budget is None else parse_seconds("--time-budget", time_budget),
+        seed=seed,
+    )
+    raise typer.Exit(_run(spec, output, dry_run))
+
+
+def _run(spec: "Spec", output: Path | None, dry_run: bool) -> int:
+    from rich.console import Console
+
+    from nwor_bench.microbench.session import plan_session, run_session
+
+    if dry_run:
+        return plan_session(Console(), spec)
+    return run_session(Console(), spec, output)
+
+
+def _shape(layers: int, heads: int, kv_heads: int, head_dim: int, block_size: int) -> "Shape":
+    from nwor_bench.errors import ConfigError
+    from nwor_bench.microbench.cases import Shape
+
+    _at_least("--layers", layers, 1)
+    _at_least("--kv-heads", kv_heads, 1)
+    if heads < kv_heads or heads % kv_heads:
+        raise ConfigError.for_field("--heads", heads, f"write a multiple of --kv-heads {kv_heads}")
+    if head_dim not in (64, 96, 128, 256):
+        raise ConfigError.for_field("--head-dim", head_dim, "write 64, 96, 128 or 256")
+    if block_size not in (16, 32, 64, 128):
+        raise ConfigError.for_field("--block-size", block_size, "write 16, 32, 64 or 128")
+    return Shape(layers, heads, kv_heads, head_dim, block_size)
+
+
+def _at_least(flag: str, value: int, least: int) -> int:
+    from nwor_bench.errors import ConfigError
+
+    if value < least:
+        raise ConfigError.for_field(flag, value, f"write {least} or more")
+    return value

@@ -1,0 +1,173 @@
+"""nwor-bench pairs list | show | fetch | train."""
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+    from typing import Any
+
+    from nwor_bench.models.pairs import ModelPair
+    from nwor_bench.models.pairs.model import ShapeSource
+
+app = typer.Typer(help="Model pairs: which there are, and making one ready.", no_args_is_help=True)
+
+Name = Annotated[str, typer.Argument(help="A pair's name, or the path of a pair's .toml file.")]
+
+
+@app.command("list")
+def list_pairs() -> None:
+    """List the pairs that come with nwor-bench."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from nwor_bench.models.pairs import DEFAULT_PAIR, load_pair, pair_names
+
+    table = Table("pair", "drafts by", "dtype", "ready", "what it is")
+    for name in pair_names():
+        pair = load_pair(name)
+        label = f"{name} (default)" if name == DEFAULT_PAIR else name
+        ready = "yes" if _is_ready(pair) else "no"
+        weights = "; no weights" if pair.shape is not None else ""
+        table.add_row(label, pair.method, pair.dtype, ready, f"{pair.description}{weights}")
+    Console().print(table)
+
+
+@app.command()
+def show(name: Name) -> None:
+    """Show where a pair comes from and how it drafts."""
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    from nwor_bench.models.pairs import load_pair
+
+    pair = load_pair(name)
+    fields = pair.model_dump(exclude={pair.source, "speculative"}, exclude_none=True)
+    table = Table(show_header=False)
+    table.add_column("field", no_wrap=True)
+    table.add_column("value", overflow="fold")  # a checksum or a path is never cut short
+    for key, value in fields.items():
+        table.add_row(key, escape(str(value)))
+    source = getattr(pair, pair.source).model_dump(exclude_none=True)
+    for group, values in (("speculative", pair.speculative), (pair.source, source)):
+        for key, value in _rows(group, values):
+            table.add_row(key, escape(str(value)))
+    if pair.shape is not None:
+        for key, value in _without_weights(pair.shape):
+            table.add_row(key, value)
+    if (folder := _cached_folder(pair)) is not None:
+        table.add_row("ready", f"yes, in {folder}" if folder.is_dir() else f"no ({folder})")
+    Console().print(table)
+
+
+@app.command()
+def fetch(name: Name = "smollm2") -> None:
+    """Download or generate a pair, once; later calls find it in the cache."""
+    from rich.console import Console
+
+    from nwor_bench.models.pairs import fetch_pair, load_pair
+
+    pair = load_pair(name)
+    was_ready = _is_ready(pair)
+    console = Console()
+    if console.is_terminal:
+        with console.status(f"{name}: starting") as status:
+            resolved = fetch_pair(pair, progress=lambda step: status.update(f"{name}: {step}"))
+    else:
+        resolved = fetch_pair(pair, progress=lambda step: typer.echo(f"{name}: {step}"))
+    # typer.echo, not rich: a path must stay in one line to be copied.
+    typer.echo(f"{pair.name}: {'already there' if was_ready else 'ready'}")
+    typer.echo(f"target: {resolved.target}")
+    typer.echo(f"drafter: {resolved.draft or 'none (prompt lookup)'}")
+    if resolved.load_format is not None:
+        from nwor_bench.models.pairs.shape import WITHOUT_WEIGHTS
+
+        typer.echo(f"weights: {WITHOUT_WEIGHTS}")
+
+
+@app.command()
+def train(
+    drafter: Annotated[
+        str, typer.Argument(help="What to train: smollm2-eagle, or tiny-eagle to try it out.")
+    ],
+    epochs: Annotated[int | None, typer.Option(help="Times over the text.")] = None,
+    tokens: Annotated[
+        int | None, typer.Option(help="Tokens of text that the target generates.")
+    ] = None,
+    device: Annotated[
+        str | None,
+        typer.Option(help="cpu or cuda (default: cuda where there is one; cpu for little text)."),
+    ] = None,
+    output: Annotated[
+        str | None, typer.Option(help="A new folder (default: runs/TIME-train-DRAFTER).")
+    ] = None,
+    resume: Annotated[
+        str | None, typer.Option(help="Go on with the training in this folder.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of all that is random.")] = None,
+) -> None:
+    """Train an EAGLE head for a pair's target, from text that the target generates.
+
+    FOLDER/head is then a drafter: `nwor-bench sweep --pair smollm2 --draft-model FOLDER/head`.
+    The pair smollm2 ships with what smollm2-eagle made.
+    """
+    from datetime import UTC, datetime
+    from pathlib import Path
+
+    from nwor_bench.errors import ConfigError
+    from nwor_bench.models.training.folder import HEAD, begin_folder, resumed_recipe
+    from nwor_bench.models.training.recipe import find_recipe
+
+    given = {"epochs": epochs, "tokens": tokens, "seed": seed}
+    recipe = find_recipe(drafter).with_values(**given)
+    if resume is not None and output is not None:
+        raise ConfigError.for_field("--output", output, "--resume names the folder; leave it out")
+    if resume is not None:
+        folder = Path(resume)
+        recipe = resumed_recipe(folder, drafter, given)
+    from rich.console import Console
+
+    from nwor_bench.models.training.train import check_device, choose_device, train_head
+
+    device = device or choose_device(recipe)
+    check_device(device)
+    if resume is None:
+        now = datetime.now(UTC)
+        folder = Path(output or f"runs/{now:%Y%m%dT%H%M%SZ}-train-{drafter}")
+        begin_folder(folder, recipe)
+    train_head(recipe, folder, device, Console())
+    typer.echo(f"head: {folder / HEAD}")
+
+
+def _rows(group: str, values: "dict[str, Any]") -> "Iterator[tuple[str, Any]]":
+    """One row a value, and one for each entry of a config.json that stands in the pair."""
+    for key, value in values.items():
+        if isinstance(value, dict):
+            yield from ((f"{group}.{key}.{entry}", inner) for entry, inner in value.items())
+        else:
+            yield f"{group}.{key}", value
+
+
+def _without_weights(shape: "ShapeSource") -> "Iterator[tuple[str, str]]":
+    from nwor_bench.models.pairs.shape import WITHOUT_WEIGHTS, shape_parameters
+
+    yield "weights", WITHOUT_WEIGHTS
+    for name, config in (("target", shape.target), ("draft", shape.draft)):
+        if config is not None:
+            millions = shape_parameters(config, f"shape.{name}") / 1e6
+            yield f"{name} parameters", f"about {millions:,.0f} million"
+
+
+def _cached_folder(pair: "ModelPair") -> "Path | None":
+    """The pair's place in the cache; None for models that the user keeps elsewhere."""
+    from nwor_bench.models.pairs import pair_folder
+
+    return None if pair.source == "folder" else pair_folder(pair)
+
+
+def _is_ready(pair: "ModelPair") -> bool:
+    folder = _cached_folder(pair)
+    return folder is None or folder.is_dir()

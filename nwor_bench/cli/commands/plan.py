@@ -1,0 +1,132 @@
+"""`nwor-bench plan`: what NWOR could save at most, from a config.json and the byte model."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+if TYPE_CHECKING:
+    from nwor_bench.report.prediction.text import Plan
+
+MODEL = "Model (name one)"
+OUTPUT = "Output"
+
+
+def plan(
+    config: Annotated[
+        list[Path] | None,
+        typer.Option(help="A config.json, or its folder; repeat it to compare models.",
+                     rich_help_panel=MODEL)
+    ] = None,
+    target_model: Annotated[
+        str | None, typer.Option(help="A local model folder.", rich_help_panel=MODEL)
+    ] = None,
+    pair: Annotated[
+        str | None, typer.Option(help="The target of a pair that is ready.", rich_help_panel=MODEL)
+    ] = None,
+    requests: Annotated[int, typer.Option(help="Requests a step.")] = 8,
+    context: Annotated[int, typer.Option(help="Cached tokens a request.")] = 1024,
+    draft_tokens: Annotated[int, typer.Option(help="Drafts a request and window.")] = 4,
+    acceptance: Annotated[float, typer.Option(help="Accepted drafts over drafts, 0 to 1.")] = 0.5,
+    cache_dtype: Annotated[
+        str, typer.Option(help="auto (the model's), float32, bfloat16, float16, fp8.")
+    ] = "auto",
+    weight_dtype: Annotated[
+        str, typer.Option(help="auto (the model's), float32, bfloat16, float16, fp8, int8, int4.")
+    ] = "auto",
+    tensor_parallel_size: Annotated[int, typer.Option(help="Ranks that share the model.")] = 1,
+    csv: Annotated[
+        Path | None, typer.Option(help="Write a row for each strategy.", rich_help_panel=OUTPUT)
+    ] = None,
+    html: Annotated[
+        Path | None, typer.Option(help="Write the break-even map, one offline page.",
+                                  rich_help_panel=OUTPUT)
+    ] = None,
+    markdown: Annotated[
+        bool, typer.Option("--markdown", help="Print a Markdown table, a row for each model.",
+                           rich_help_panel=OUTPUT)
+    ] = False,
+) -> None:  # fmt: skip
+    """Predict what NWOR could save at most. Needs no GPU; measures nothing.
+
+    Reads a model's config.json and counts the DRAM bytes of one verification step.
+    """
+    from nwor_bench.cli.plan_flags import check_workload, load_configs, make_plan, write_output
+    from nwor_bench.errors import ConfigError
+    from nwor_bench.models.byte_model import Workload
+
+    load = Workload(requests, context, draft_tokens, acceptance, tensor_parallel_size)
+    check_workload(load)
+    plans = [
+        make_plan(source, load, cache_dtype, weight_dtype)
+        for source in load_configs(config or [], target_model, pair)
+    ]
+    if html is not None and len(plans) > 1:
+        raise ConfigError.for_field("--html", str(html), "the map shows one model; name one")
+    if csv is not None:
+        write_output("--csv", csv, _csv_of(plans))
+    if html is not None:
+        from nwor_bench.report.prediction.breakeven_page import break_even_page
+
+        write_output("--html", html, break_even_page(plans[0]))
+    if markdown:
+        _print_markdown(plans)
+    elif len(plans) > 1:
+        _print_models(plans)
+    else:
+        _print_plan(plans[0])
+
+
+def _csv_of(plans: "Sequence[Plan]") -> str:
+    import pandas as pd
+
+    from nwor_bench.report.prediction.text import csv_rows
+
+    return pd.DataFrame([row for plan in plans for row in csv_rows(plan)]).to_csv(index=False)
+
+
+def _print_plan(plan: "Plan") -> None:
+    from nwor_bench.report.prediction import text as plan_text
+
+    typer.echo(plan_text.wrapped(plan_text.headline(plan)) + "\n")
+    typer.echo(plan_text.wrapped(plan_text.setting(plan)) + "\n")
+    _print_table(("DRAM bytes of one step", "predicted", "share"), plan_text.step_rows(plan))
+    _print_table(plan_text.STRATEGY_HEADERS, plan_text.strategy_rows(plan))
+    for note in plan_text.notes(plan):
+        typer.echo(plan_text.wrapped(note, bullet="- "))
+
+
+def _print_models(plans: "Sequence[Plan]") -> None:
+    from nwor_bench.report.prediction import text as plan_text
+
+    for plan in plans:
+        typer.echo(plan_text.wrapped(f"{plan.name}: {plan_text.headline(plan)}") + "\n")
+    _print_table(plan_text.MODEL_HEADERS, plan_text.model_rows(plans))
+    typer.echo(plan_text.wrapped(plan_text.COMPARISON_NOTE))
+
+
+def _print_markdown(plans: "Sequence[Plan]") -> None:
+    import pandas as pd
+
+    from nwor_bench.report.prediction import text as plan_text
+
+    frame = pd.DataFrame(plan_text.model_rows(plans), columns=list(plan_text.MODEL_HEADERS))
+    alignment = ("left", *["right"] * (len(plan_text.MODEL_HEADERS) - 1))
+    typer.echo(frame.to_markdown(index=False, colalign=alignment, disable_numparse=True))
+
+
+def _print_table(headers: "Sequence[str]", rows: "Sequence[Sequence[str]]") -> None:
+    from textwrap import fill
+
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=0, collapse_padding=True)
+    for place, header in enumerate(headers):
+        justify: Literal["left", "right"] = "right" if place else "left"
+        table.add_column(fill(header, 9) if place else header, justify=justify, no_wrap=True)
+    for row in rows:
+        table.add_row(*row)
+    Console(width=80, highlight=False).print(table)

@@ -1,0 +1,182 @@
+"""`nwor-bench profile`: a sweep under Nsight Compute or Nsight Systems, and what they saw."""
+
+import shlex
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(
+    help="Run a sweep under one of NVIDIA's profilers: profile ncu -- sweep ...",
+    no_args_is_help=True,
+)
+
+PASSED_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
+
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the command line, and stop.")]
+Report = Annotated[
+    Path, typer.Option(help="Report's path without its ending; tables are written beside it.")
+]
+Read = Annotated[
+    Path | None, typer.Option(help="Read this report (or export) instead of running anything.")
+]
+
+
+@app.command("ncu", context_settings=PASSED_ON)
+def ncu(
+    context: typer.Context,
+    windows: Annotated[int, typer.Option(help="Windows to measure.")] = 20,
+    skip: Annotated[
+        int, typer.Option(help="Windows before them: warm-up and gate (see windows.csv).")
+    ] = 100,
+    report: Report = Path("nwor-ncu"),
+    read: Read = None,
+    run: Annotated[
+        Path | None, typer.Option(help="With --read: the run folder, which knows windows' cells.")
+    ] = None,
+    dry_run: DryRun = False,
+) -> None:
+    """DRAM and L2 counters of chosen windows, by Nsight Compute: profile ncu -- sweep ...
+
+    Each window is measured as a whole, the sweep being run once a pass.
+    """
+    from nwor_bench.errors import ConfigError
+    from nwor_bench.instruments.nsight.ncu_command import REPORT, graph_warning, ncu_command
+    from nwor_bench.instruments.nsight.ncu_run import run_profile
+    from nwor_bench.instruments.nsight.report_files import without_ending
+    from nwor_bench.instruments.nsight.tools import check_version, find_tool
+
+    _check_read(read, context)
+    report = without_ending(report, REPORT)
+    if run is not None and read is None:
+        raise ConfigError.for_field("--run", str(run), "leave it out: the run made here is found")
+    if dry_run:
+        typer.echo(shlex.join(ncu_command(Path("ncu"), context.args, report, windows, skip)))
+        _warn(graph_warning(context.args))
+        return
+    if read is None:
+        tool = find_tool("ncu")
+        command = ncu_command(tool, context.args, report, windows, skip)
+        check_version("ncu", tool)
+        _warn(graph_warning(context.args))
+        read, run = run_profile(command, report)
+        again = ["nwor-bench", "profile", "ncu", "--read", str(read)]
+        again += [] if run is None else ["--run", str(run)]
+        typer.echo(f"Report: {read} (again: {shlex.join(again)})", err=True)
+    _tell_ncu(read, run)
+
+
+def _tell_ncu(report: Path, run: Path | None) -> None:
+    """Write and show the windows of a report, with their cells if the run is known."""
+    from nwor_bench.errors import ConfigError
+    from nwor_bench.instruments.nsight.ncu_cells import cells_of, warmup_warning
+    from nwor_bench.instruments.nsight.ncu_module import load_module
+    from nwor_bench.instruments.nsight.ncu_read import read_report
+    from nwor_bench.instruments.nsight.report_files import TABLE
+    from nwor_bench.instruments.nsight.tables import print_table, write_table
+    from nwor_bench.instruments.nsight.tools import look_for_tool
+    from nwor_bench.records.store import read_run
+
+    if not report.is_file():
+        raise ConfigError(f"profile ncu: {report}: there is no such file")
+    data = None if run is None else read_run(run)
+    cells = {} if data is None else cells_of(data)
+    windows = read_report(report, load_module(look_for_tool("ncu")), cells)
+    rows = [window.row() for window in windows]
+    write_table(report.with_suffix(TABLE), rows)
+    print_table("Windows as Nsight Compute counted them", rows)
+    _warn(None if data is None else warmup_warning(windows, data))
+
+
+@app.command("nsys", context_settings=PASSED_ON)
+def nsys(
+    context: typer.Context,
+    capture: Annotated[
+        str, typer.Option(help="What to capture, its first: sweep, block, cell or batch.")
+    ] = "block",
+    gpu_metrics: Annotated[
+        bool, typer.Option("--gpu-metrics", help="Sample the GPU's metrics too.")
+    ] = False,
+    report: Report = Path("nwor-nsys"),
+    read: Read = None,
+    dry_run: DryRun = False,
+) -> None:
+    """Launches, waits, idle time and bandwidth of each window, by Nsight Systems.
+
+    A block is every cell once, after warm-up and gate; the sweep's first cell and batch are
+    warm-up. The exit code is the sweep's.
+    """
+    from nwor_bench.errors import ConfigError
+    from nwor_bench.instruments.nsight.nsys_command import export_command, nsys_command
+    from nwor_bench.instruments.nsight.nsys_run import EXPORT, REPORT, export_of, run_profile
+    from nwor_bench.instruments.nsight.report_files import ending, without_ending
+    from nwor_bench.instruments.nsight.tools import check_version, find_tool
+    from nwor_bench.instruments.nvtx_ranges import HARNESS_RANGES
+
+    if capture not in HARNESS_RANGES:
+        raise ConfigError.unknown("--capture", capture, HARNESS_RANGES)
+    _check_read(read, context)
+    report = without_ending(report, REPORT)
+    code, written = 0, ending(report, REPORT)
+    if dry_run:
+        tool, metrics = Path("nsys"), _metrics(None) if gpu_metrics else ()
+        typer.echo(shlex.join(nsys_command(tool, context.args, report, capture, metrics)))
+        typer.echo(shlex.join(export_command(tool, written, ending(report, EXPORT))))
+        return
+    if read is None:
+        tool = find_tool("nsys")
+        metrics = _metrics(tool) if gpu_metrics else ()
+        command = nsys_command(tool, context.args, report, capture, metrics)
+        check_version("nsys", tool)
+        code = run_profile(command, report, capture)
+    _tell_nsys(export_of(read or written))
+    if code:
+        raise typer.Exit(code)
+
+
+def _tell_nsys(export: Path) -> None:
+    """Write the windows of an export, show their means by cell, and say what is missing."""
+    from nwor_bench.instruments.nsight import nsys_findings
+    from nwor_bench.instruments.nsight.nsys_export import read_export
+    from nwor_bench.instruments.nsight.nsys_windows import windows_of
+    from nwor_bench.instruments.nsight.report_files import TABLE
+    from nwor_bench.instruments.nsight.tables import by_cell, cells_across, print_table, write_table
+
+    found = read_export(export)
+    windows = windows_of(found)
+    write_table(export.with_suffix(TABLE), [window.row() for window in windows])
+    _warn(nsys_findings.nothing_of_the_gpu(found))
+    _warn(nsys_findings.lost_calls(found, windows))
+    _warn(nsys_findings.nothing_settled(windows))
+    cells = [window.cell for window in windows]
+    rows = by_cell([window.row() for window in nsys_findings.settled(windows)], cells)
+    title = "Windows as Nsight Systems saw them, means without a batch's ends"
+    print_table(title, cells_across(rows))
+
+
+def _metrics(tool: Path | None) -> tuple[str, str]:
+    """Options for the GPU's metrics as this tool (None: a new one) calls them."""
+    from nwor_bench.instruments.nsight.nsys_command import METRICS_NOW, metrics_options
+    from nwor_bench.instruments.nsight.tools import ask
+
+    return METRICS_NOW if tool is None else metrics_options(ask(tool, "profile", "--help"))
+
+
+def _check_read(read: Path | None, context: typer.Context) -> None:
+    """Raises ConfigError for a sweep, or an option, that --read would leave unheard."""
+    from nwor_bench.errors import ConfigError
+
+    if read is None:
+        return
+    sources = {name: context.get_parameter_source(name) for name in context.params}
+    written = [name for name, source in sources.items() if source and source.name == "COMMANDLINE"]
+    given = [f"--{name.replace('_', '-')}" for name in written if name not in ("read", "run")]
+    if unheard := shlex.join([*given, *context.args]):
+        raise ConfigError.for_field(
+            "profile", unheard, f"--read {read} runs nothing; leave out one of them"
+        )
+
+
+def _warn(sentence: str | None) -> None:
+    if sentence is not None:
+        typer.secho(f"nwor-bench: {sentence}", fg="yellow", err=True)

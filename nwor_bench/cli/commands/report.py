@@ -1,0 +1,44 @@
+"""`nwor-bench report RUN`: make a run's reports anew from its records."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from nwor_bench.errors import ExitCode, StoreError
+
+
+def report(
+    run: Annotated[Path, typer.Argument(help="A run folder, as `nwor-bench sweep` wrote it.")],
+    github_summary: Annotated[
+        bool, typer.Option("--github-summary",
+                           help="Append report.md to the job's summary on GitHub.")
+    ] = False,
+) -> None:  # fmt: skip
+    """Rebuild all reports of RUN from its records and show its cells.
+
+    Exits with 3 if a cell is INVALID.
+    """
+    from rich.console import Console
+
+    from nwor_bench.analysis.aggregate import summarise
+    from nwor_bench.records.store import RECORDS_FILE, RUN_FILE, read_run
+    from nwor_bench.records.types import RunStatus, Verdict
+    from nwor_bench.report import print_summary, write_files
+    from nwor_bench.report.github import append_github_summary, github_summary_file
+
+    if github_summary:
+        github_summary_file()  # refuse before anything is written
+    data = read_run(run)
+    if data.header.get("status") == RunStatus.COMPLETE and not data.batches:
+        raise StoreError(
+            f"{run / RECORDS_FILE}: holds no batch, and {RUN_FILE} says that the run is complete; "
+            "restore it: reports from it would replace the run's tables by empty ones"
+        )
+    cells = summarise(data)
+    paths = write_files(run, data, cells)
+    print_summary(Console(), data, cells, run)
+    if github_summary:
+        append_github_summary(paths.markdown.read_text(encoding="utf-8"))
+    if any(cell.verdict == Verdict.INVALID for cell in cells):
+        raise typer.Exit(ExitCode.CORRECTNESS_BROKEN)

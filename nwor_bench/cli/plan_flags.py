@@ -1,0 +1,152 @@
+"""From the flags of `nwor-bench plan` to a plan: everything bad is refused here, by flag."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import inf
+from pathlib import Path
+from typing import Any
+
+from nwor_bench.errors import ConfigError
+from nwor_bench.models.byte_model import CACHE_BITS, WEIGHT_BITS, ByteModel, Workload
+from nwor_bench.models.config_json import MODEL_BITS, read_shape
+from nwor_bench.records.json_text import parse_json
+from nwor_bench.report.prediction.text import Plan
+
+AUTO = "auto"
+
+
+@dataclass(frozen=True)
+class NamedConfig:
+    """A config.json's content, the model's name, and the flag and value that led to it."""
+
+    name: str
+    config: Mapping[str, Any]
+    flag: str
+    value: str
+
+
+def check_workload(load: Workload) -> None:
+    """Raise ConfigError for a number out of range."""
+    counts = {
+        "--requests": load.requests,
+        "--context": load.context,
+        "--draft-tokens": load.draft_tokens,
+        "--tensor-parallel-size": load.ranks,
+    }
+    for flag, value in counts.items():
+        if not 1 <= value < inf:
+            raise ConfigError.for_field(flag, value, "write 1 or more")
+    if not 0 <= load.acceptance <= 1:
+        raise ConfigError.for_field(
+            "--acceptance", load.acceptance, "write a fraction from 0 to 1 (accepted / drafts)"
+        )
+
+
+def load_configs(
+    configs: Sequence[Path], target_model: str | None, pair: str | None
+) -> list[NamedConfig]:
+    """The config.json of each model named; exactly one of the three ways must be used.
+
+    Raises ConfigError for files that cannot be read, hub names and pairs that are not ready.
+    """
+    named = {"--config": configs, "--target-model": target_model, "--pair": pair}
+    given = [flag for flag, value in named.items() if value]
+    if not given:
+        raise ConfigError(
+            "no model: write --config FILE (a config.json), --target-model FOLDER or --pair NAME"
+        )
+    if len(given) > 1:
+        raise ConfigError.for_field(given[1], named[given[1]], f"{given[0]} names the model; "
+                                    "give one of the two")  # fmt: skip
+    if target_model:
+        return [_of_folder(target_model, "--target-model", target_model)]
+    if pair:
+        return [_of_pair(pair)]
+    return [_of_path(path) for path in configs]
+
+
+def make_plan(source: NamedConfig, load: Workload, cache_dtype: str, weight_dtype: str) -> Plan:
+    """The plan of one model. Raises ConfigError for unknown types and a split that cannot be."""
+    shape = read_shape(source.config, source.flag, source.value)
+    if not shape.fits_ranks(load.ranks):
+        raise ConfigError.for_field(
+            "--tensor-parallel-size",
+            load.ranks,
+            f"write a divisor of the {shape.heads} attention heads that divides the "
+            f"{shape.kv_heads} KV heads or is a multiple of them",
+        )
+    cache = shape.dtype if cache_dtype == AUTO else cache_dtype
+    if cache not in CACHE_BITS:
+        raise ConfigError.unknown("--cache-dtype", cache, [*CACHE_BITS, AUTO])
+    if weight_dtype not in (AUTO, *WEIGHT_BITS):
+        raise ConfigError.unknown("--weight-dtype", weight_dtype, [*WEIGHT_BITS, AUTO])
+    weight_bits = shape.weight_bits if weight_dtype == AUTO else WEIGHT_BITS[weight_dtype]
+    if weight_bits is None:
+        raise ConfigError.for_field(
+            "--weight-dtype", weight_dtype, "the config's quantization_config does not say how "
+            f"many bits a weight has; write one of {', '.join(WEIGHT_BITS)}",
+        )  # fmt: skip
+    if weight_dtype == AUTO:
+        plain = weight_bits == MODEL_BITS[shape.dtype]
+        weight_dtype = shape.dtype if plain else f"{weight_bits}-bit (quantised)"
+    model = ByteModel(shape, CACHE_BITS[cache], weight_bits, MODEL_BITS[shape.dtype])
+    return Plan(source.name, model, load, cache, weight_dtype)
+
+
+def write_output(flag: str, path: Path, text: str) -> None:
+    """Write a file, replacing an older one; raises ConfigError where that cannot be."""
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError.for_field(
+            flag, str(path), f"it cannot be written ({error.strerror}); name a file in a folder "
+            "that exists and can be written",
+        ) from error  # fmt: skip
+
+
+def _of_path(path: Path) -> NamedConfig:
+    if path.is_dir():
+        return _of_folder(str(path), "--config", str(path))
+    try:
+        config = parse_json(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise ConfigError.for_field(
+            "--config", str(path), "there is no such file; name a model's config.json"
+        ) from error
+    except (OSError, ValueError) as error:
+        raise ConfigError.for_field(
+            "--config", str(path), f"it cannot be read as JSON ({error}); name a config.json"
+        ) from error
+    if not isinstance(config, dict):
+        raise ConfigError.for_field(
+            "--config", str(path), "it is not a JSON object; name a model's config.json"
+        )
+    name = path.resolve().parent.name if path.name == "config.json" else path.stem
+    return NamedConfig(name, config, "--config", str(path))
+
+
+def _of_folder(folder: str, flag: str, value: str, name: str | None = None) -> NamedConfig:
+    from nwor_bench.models.pairs.local import locate_model, read_model_config
+
+    located = locate_model(flag, folder)
+    config = read_model_config(located, flag)
+    if config is None:
+        raise ConfigError.for_field(
+            flag, value, "a hub model is not read from here; name its config.json with --config"
+        )
+    return NamedConfig(name or Path(located).name, config, flag, value)
+
+
+def _of_pair(name: str) -> NamedConfig:
+    from nwor_bench.models.pairs import load_pair, pair_folder
+
+    pair = load_pair(name)
+    if pair.folder is not None:
+        return _of_folder(pair.folder.target, "--pair", name, name)
+    folder = pair_folder(pair)
+    if not folder.is_dir():
+        raise ConfigError.for_field(
+            "--pair", name, f"it is not on this machine yet; run `nwor-bench pairs fetch {name}`"
+        )
+    target = folder if pair.packaged is not None else folder / "target"
+    return _of_folder(str(target), "--pair", name, pair.name)

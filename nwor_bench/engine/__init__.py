@@ -1,0 +1,1 @@
+"""One live vLLM: checked arguments, start, mode switches, batches, counters and cache read back."""

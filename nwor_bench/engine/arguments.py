@@ -1,0 +1,263 @@
+"""What vLLM is told before it starts, and what it refuses."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from pydantic import ValidationError
+
+from nwor_bench.engine.log import log_to_file
+from nwor_bench.errors import BenchError, ConfigError, EngineError
+from nwor_bench.instruments.pm_sampling import check_counters
+from nwor_bench.models.pairs import ResolvedPair, refused_config
+from nwor_bench.records.types import StageBy, StageL2
+from nwor_bench.workload.config import SweepSpec
+
+TOP = 20
+"""Likeliest tokens that the gate asks for at a position; a token beyond them is no tie."""
+
+_REFUSALS = (ValueError, TypeError, NotImplementedError, AssertionError)
+"""What vLLM raises for a configuration that it does not take."""
+
+_BINDING = "VLLM_CPU_OMP_THREADS_BIND"
+
+WORKER_EXTENSION = "nwor_bench.plugin.worker.NworWorkerExtension"
+
+DUMMY_LOADERS = {"dummy": "nwor_dummy"}
+"""Which of vLLM's loaders fills a pair without weights: the worker extension's, whose values make
+attention matter (plugin/dummy_weights.py). vLLM's own is left to `--engine-args`."""
+
+
+def set_environment(
+    dtype: str,
+    ranks: int = 1,
+    stage_by: StageBy = StageBy.REFERENCE,
+    stage_l2: StageL2 = StageL2.NORMAL,
+) -> None:
+    """Switch the plugin on and keep the engine core in this process.
+
+    Which model runner serves a GPU is vLLM's choice, or VLLM_USE_V2_MODEL_RUNNER's.
+    """
+    fixed = {
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "VLLM_NWOR_MODE": "off",
+        "VLLM_SCV_MODE": "off",
+        "VLLM_NWOR_STAGE_BY": stage_by.value,
+        "VLLM_NWOR_STAGE_L2": stage_l2.value,
+        "VLLM_NWOR_METRICS": "0",  # the sweep has its own
+        "VLLM_NO_USAGE_STATS": "1",
+    }
+    if on_cpu():
+        fixed["VLLM_USE_V2_MODEL_RUNNER"] = "0"
+        given = os.environ.get(_BINDING, "auto")
+        # A binding for another number of ranks is what an earlier engine of this process had.
+        if given == "auto" or (given != "nobind" and given.count("|") + 1 != ranks):
+            fixed[_BINDING] = _processors_of_ranks(ranks)
+    else:
+        if ranks > 1:
+            # A process that has asked CUDA for its devices, as this one has, must not be forked.
+            fixed["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"
+        if dtype == "float32":
+            # Triton would round float32 to tf32, three digits: vLLM's attention and ours then
+            # differ by enough to turn a close call between two tokens (seen on an H200, a logit
+            # gap of 1e-4).
+            fixed["TRITON_F32_DEFAULT"] = "ieee"
+    os.environ.update(fixed)
+
+
+def _processors_of_ranks(ranks: int) -> str:
+    """The processors that this process may use, shared out: "0,1|2,3" for two ranks of four.
+
+    One rank gets vLLM's own choice, "auto"; for more that is a NUMA node each, or a refusal.
+    Raises ConfigError if there are fewer processors than ranks.
+    """
+    if ranks == 1:
+        return "auto"
+    processors = sorted(os.sched_getaffinity(0))
+    share = len(processors) // ranks
+    if share == 0:
+        raise ConfigError.for_field(
+            "--tensor-parallel-size",
+            ranks,
+            f"each rank needs a processor, and there are {len(processors)} here",
+        )
+    shares = [processors[rank * share : (rank + 1) * share] for rank in range(ranks)]
+    return "|".join(",".join(map(str, each)) for each in shares)
+
+
+def on_cpu() -> bool:
+    """Does the installed vLLM run on the CPU?"""
+    from vllm.platforms import current_platform
+
+    return bool(current_platform.is_cpu())
+
+
+def _has_gpu() -> bool:
+    """Can this vLLM run on a CUDA device of this machine?"""
+    import torch
+
+    return not on_cpu() and torch.cuda.is_available()
+
+
+def check_arguments(pair: ResolvedPair, spec: SweepSpec) -> None:
+    """Have vLLM judge the configuration before anything is started or written.
+
+    Raises ConfigError with vLLM's own reason if it refuses.
+    """
+    _check_staging(spec)
+    _check_logprobs(spec)
+    set_environment(
+        spec.dtype or pair.dtype, spec.tensor_parallel_size, spec.stage_by, spec.stage_l2
+    )
+    if spec.dram_counters:
+        check_counters(_has_gpu)
+    if spec.launch_counts and not _has_gpu():
+        raise ConfigError.for_field(
+            "--launch-counts", True, "there is no CUDA device here, so there is nothing to count"
+        )
+    with TemporaryDirectory() as folder, log_to_file(Path(folder) / "vllm.log"), _refusals():
+        from vllm import EngineArgs
+
+        _check_configs(pair, bool(spec.engine_args.get("trust_remote_code")))
+        try:
+            config = EngineArgs(**engine_arguments(pair, spec)).create_engine_config()
+        except (BenchError, *_REFUSALS):
+            raise
+        except Exception as error:  # what reads a model's files raises errors of any kind
+            kind = type(error).__name__
+            raise ConfigError(
+                f"vLLM refuses this configuration of the pair {pair.name}: {kind}: {_reason(error)}"
+            ) from error
+    if _has_gpu():
+        _check_step_tokens(config)
+
+
+def _check_step_tokens(config: Any) -> None:
+    """Refuse steps larger than all requests together: vLLM's warm-up then dies on a GPU.
+
+    vLLM 0.32 shares out the tokens of its largest step among `max_num_seqs` dummy requests
+    (`GPUModelRunner._dummy_run`), and takes for granted that none gets more than `max_model_len`.
+    A longer one reads past its row of the block table: an illegal memory access. vLLM itself
+    only warns ("may lead to unexpected behavior"). Stock vLLM on an H200 with 8 requests of 2,048
+    tokens starts with 16,384 tokens a step and dies with 16,640; 65,536 start with 64 requests, or
+    with 8 of 8,192.
+    """
+    scheduler, longest = config.scheduler_config, config.model_config.max_model_len
+    most = scheduler.max_num_seqs * longest
+    if scheduler.max_num_batched_tokens > most:
+        raise ConfigError.for_field(
+            "--engine-args: max_num_batched_tokens",
+            scheduler.max_num_batched_tokens,
+            f"vLLM's warm-up on a GPU reads past its block table above requests x max_model_len "
+            f"({scheduler.max_num_seqs} x {longest}); write at most {most}, or a larger "
+            "--max-model-len",
+        )
+
+
+def _check_configs(pair: ResolvedPair, trust_remote_code: bool) -> None:
+    """Have vLLM read the config.json of local models: its own message names no file."""
+    from vllm.transformers_utils.config import get_config
+
+    for role, model in (("target", pair.target), ("drafter", pair.draft)):
+        if model is None or not Path(model).is_dir():
+            continue
+        try:
+            get_config(model, trust_remote_code)
+        except Exception as error:  # see above
+            raise refused_config(f"pair {pair.name}: {role}", Path(model), error, "vLLM") from error
+
+
+def _check_logprobs(spec: SweepSpec) -> None:
+    """The gate asks for the `TOP` likeliest tokens where it judges a difference."""
+    most = spec.engine_args.get("max_logprobs", TOP)
+    if isinstance(most, int) and 0 <= most < TOP:
+        raise ConfigError.for_field(
+            "--engine-args: max_logprobs",
+            most,
+            f"the gate asks for {TOP} log probabilities a token; leave it out, or write {TOP} or "
+            "more",
+        )
+
+
+def _check_staging(spec: SweepSpec) -> None:
+    """How drafts are held can be chosen on a GPU alone, and L2 be asked for through a package."""
+    if spec.stage_by is not StageBy.REFERENCE and not _has_gpu():
+        raise ConfigError.for_field(
+            "--stage-by",
+            spec.stage_by.value,
+            "there is no CUDA device here, and on a CPU mode stage has one way to hold drafts; "
+            "leave --stage-by and --stage-l2 out",
+        )
+    if spec.stage_l2 is StageL2.PERSIST:
+        try:
+            import cuda.bindings.runtime  # noqa: F401
+        except (ImportError, OSError) as error:
+            raise ConfigError.for_field(
+                "--stage-l2",
+                spec.stage_l2.value,
+                f"the package cuda-bindings does not load ({error}); pip install cuda-bindings",
+            ) from error
+
+
+def start_llm(pair: ResolvedPair, spec: SweepSpec) -> Any:
+    """vLLM's `LLM`; raises ConfigError if it refuses, EngineError if it does not start."""
+    try:
+        with _refusals():
+            from vllm import LLM
+
+            return LLM(**engine_arguments(pair, spec))
+    except BenchError:
+        raise
+    except Exception as error:
+        raise EngineError(f"vLLM did not start: {type(error).__name__}: {error}") from error
+
+
+@contextmanager
+def _refusals() -> Iterator[None]:
+    """Turn what vLLM raises for a configuration that it does not take into a ConfigError."""
+    try:
+        yield
+    except BenchError:
+        raise
+    except _REFUSALS as error:
+        raise ConfigError(f"vLLM refuses this configuration: {_reason(error)}") from error
+
+
+def _reason(error: Exception) -> str:
+    """What vLLM says, in one line and without the objects that its validator prints."""
+    if isinstance(error, ValidationError):
+        faults = error.errors(include_url=False, include_input=False, include_context=False)
+        where = [".".join(map(str, fault["loc"])) for fault in faults]
+        what = [fault["msg"].removeprefix("Value error, ") for fault in faults]
+        return "; ".join(f"{a}: {b}" if a else b for a, b in zip(where, what, strict=True))
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return " ".join(lines[:3])
+
+
+def engine_arguments(pair: ResolvedPair, spec: SweepSpec) -> dict[str, Any]:
+    """The arguments of vLLM's `LLM`: the sweep's own, then `--engine-args` on top."""
+    from nwor_bench.engine.memory import kv_cache_bytes
+
+    scenario = spec.scenario
+    config = {**pair.speculative_config(scenario.draft_tokens), **(spec.speculative_config or {})}
+    arguments: dict[str, Any] = {
+        "model": pair.target,
+        "dtype": spec.dtype or pair.dtype,
+        "max_model_len": scenario.max_model_len,
+        "max_num_seqs": scenario.requests,
+        "tensor_parallel_size": spec.tensor_parallel_size,
+        "seed": spec.seed,
+        "speculative_config": config,
+        "kv_cache_memory_bytes": kv_cache_bytes(pair, spec),
+        "enforce_eager": on_cpu(),
+        "disable_log_stats": False,
+        "worker_extension_cls": WORKER_EXTENSION,
+    }
+    if pair.load_format is not None:
+        arguments["load_format"] = DUMMY_LOADERS.get(pair.load_format, pair.load_format)
+    if spec.block_size is not None:
+        arguments["block_size"] = spec.block_size
+    return {**arguments, **spec.engine_args}

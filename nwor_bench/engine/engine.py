@@ -1,0 +1,338 @@
+"""The persistent engine: one vLLM per pair, modes switched live."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from nwor_bench.engine.arguments import check_arguments, set_environment, start_llm
+from nwor_bench.engine.kv_cache import KvCache, VllmKvCache
+from nwor_bench.engine.log import log_to_file, stderr_to_file
+from nwor_bench.engine.ranks import common_status, disagreement
+from nwor_bench.errors import EngineError
+from nwor_bench.instruments.versions import require_supported_vllm
+from nwor_bench.models.pairs import ResolvedPair
+from nwor_bench.records.types import Cell
+from nwor_bench.workload.config import SweepSpec
+
+__all__ = [
+    "BatchOutput",
+    "Engine",
+    "GreedyOutput",
+    "Sampling",
+    "VllmCounters",
+    "VllmEngine",
+    "check_arguments",
+]
+
+_COUNTERS = {
+    "vllm:spec_decode_num_drafts": "num_drafts",
+    "vllm:spec_decode_num_draft_tokens": "draft_tokens",
+    "vllm:spec_decode_num_accepted_tokens": "accepted_tokens",
+}
+_PER_POSITION = "vllm:spec_decode_num_accepted_tokens_per_pos"
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How a batch samples. The engine's random stream starts anew from `seed` every batch."""
+
+    max_new_tokens: int
+    temperature: float
+    top_p: float
+    seed: int
+    ignore_eos: bool
+
+
+@dataclass(frozen=True)
+class VllmCounters:
+    """vLLM's own spec_decode counters (a difference over one batch)."""
+
+    num_drafts: int = 0
+    draft_tokens: int = 0
+    accepted_tokens: int = 0
+    accepted_per_position: tuple[int, ...] = ()
+
+    def minus(self, before: "VllmCounters") -> "VllmCounters":
+        """What was counted since `before`."""
+        earlier = before.accepted_per_position or (0,) * len(self.accepted_per_position)
+        return VllmCounters(
+            self.num_drafts - before.num_drafts,
+            self.draft_tokens - before.draft_tokens,
+            self.accepted_tokens - before.accepted_tokens,
+            tuple(
+                now - then for now, then in zip(self.accepted_per_position, earlier, strict=True)
+            ),
+        )
+
+
+@dataclass(frozen=True)
+class BatchOutput:
+    """What one batch returned and counted. `windows` are the worker's plain dicts.
+
+    `counter_facts` says how well what counters put into `windows` is known; None without any.
+    `windows` are the first rank's; `rank_disagreement` says where another rank's counts differ.
+    """
+
+    token_ids: tuple[tuple[int, ...], ...]
+    latency_ms: float
+    windows: list[dict[str, Any]]
+    counters: VllmCounters
+    scv_counters: dict[str, int] = field(default_factory=dict)
+    counter_facts: dict[str, Any] | None = None
+    rank_disagreement: str | None = None
+
+
+@dataclass(frozen=True)
+class GreedyOutput:
+    """One request of a batch that is not measured."""
+
+    token_ids: tuple[int, ...]
+
+    top: tuple[dict[int, float], ...] = ()
+    """At each output position the log probabilities, in nats, of the likeliest tokens and of the
+    one that was chosen, by token id; empty unless asked for."""
+
+
+class Engine(Protocol):
+    """What the sweep needs of an engine."""
+
+    def status(self) -> dict[str, Any]:
+        """Facts for run.json: device, layers, block size, what is attached."""
+
+    def set_modes(self, cell: Cell) -> None:
+        """Switch both modes live."""
+
+    def generate(self, prompts: Sequence[Sequence[int]], sampling: Sampling) -> BatchOutput:
+        """Run one batch to its end from an empty prefix cache."""
+
+    def decode_greedily(
+        self,
+        prompts: Sequence[Sequence[int]],
+        max_new_tokens: Sequence[int],
+        *,
+        ignore_eos: bool,
+        top: int = 0,
+        keep_prefix_cache: bool = False,
+    ) -> Sequence[GreedyOutput]:
+        """Greedy outputs in the present modes, beside the measured batches."""
+
+    def set_probe(self, on: bool) -> None:
+        """Time each window's phases on the device, if `status()["has_probe"]`."""
+
+    def set_counters(self, kind: str, on: bool) -> None:
+        """Count each window's DRAM bytes ("counters") or CUDA calls ("launches"), or stop."""
+
+    def watch_writes(self, on: bool) -> list[dict[str, int]]:
+        """Watch what staging writes, or stop; what each rank saw since (see `write_check`)."""
+
+    def kv_cache(self) -> KvCache:
+        """Its KV cache, to be read back between batches."""
+
+    def close(self) -> None:
+        """Release the engine's memory."""
+
+
+class VllmEngine:
+    """Stock vLLM in this process, with the plugin attached.
+
+    Args:
+        pair: ready models.
+        spec: the sweep.
+        log: file that receives vLLM's own messages; None leaves them on the terminal.
+
+    Raises:
+        ConfigError: vLLM refuses the configuration, or the device is not supported.
+        EngineError: vLLM did not start.
+    """
+
+    starts = 0
+    """Engines started in this process; a sweep of one pair must count one."""
+
+    def __init__(self, pair: ResolvedPair, spec: SweepSpec, log: Path | None = None):
+        self._log = log
+        started = time.perf_counter()
+        set_environment(
+            spec.dtype or pair.dtype, spec.tensor_parallel_size, spec.stage_by, spec.stage_l2
+        )
+        with log_to_file(log):
+            self._llm = start_llm(pair, spec)
+        self.start_seconds = time.perf_counter() - started
+        VllmEngine.starts += 1
+        self._counting: str | None = None
+        self._kv_cache = VllmKvCache(self._llm, self._rpc_all)
+        self._vllm = require_supported_vllm()
+
+    def status(self) -> dict[str, Any]:
+        """Device, layers, block size, CUDA graphs, number of starts and what is attached."""
+        starts = {"start_count": VllmEngine.starts, "start_seconds": round(self.start_seconds, 2)}
+        return {**common_status(self._rpc_all("nwor_status")), "vllm": self._vllm, **starts}
+
+    def set_modes(self, cell: Cell) -> None:
+        """Switch both modes live; call it between batches.
+
+        The first switch to stage may capture CUDA graphs, of which vLLM draws progress bars.
+        """
+        with stderr_to_file(self._log):
+            self._rpc("nwor_set_modes", str(cell.nwor_mode), str(cell.scv_mode))
+
+    def generate(self, prompts: Sequence[Sequence[int]], sampling: Sampling) -> BatchOutput:
+        """Run one batch to its end from an empty prefix cache; counters are read around it."""
+        from vllm import SamplingParams
+
+        params = SamplingParams(
+            max_tokens=sampling.max_new_tokens,
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            ignore_eos=sampling.ignore_eos,
+            detokenize=False,
+        )
+        inputs = [{"prompt_token_ids": list(prompt)} for prompt in prompts]
+        self._reset_prefix_cache()
+        self._rpc("nwor_seed", sampling.seed)
+        self._rpc("nwor_drain")  # windows of an interrupted batch do not belong to this one
+        self._kv_cache.before_batch()
+        before = self._read_counters()
+        if self._counting:
+            self._rpc("nwor_start_counters", self._counting)
+        started = time.perf_counter()
+        outputs = self._llm.generate(inputs, params, use_tqdm=False)
+        latency_ms = (time.perf_counter() - started) * 1e3
+        self._kv_cache.last_batch(outputs)
+        ranks = self._drain(outputs)
+        windows = ranks[0]["windows"]
+        facts = self._add_counters(self._counting, windows) if self._counting else None
+        return BatchOutput(
+            token_ids=tuple(tuple(output.outputs[0].token_ids) for output in outputs),
+            latency_ms=latency_ms,
+            windows=windows,
+            counters=self._read_counters().minus(before),
+            scv_counters=ranks[0]["scv_counters"],
+            counter_facts=facts,
+            rank_disagreement=disagreement([rank["windows"] for rank in ranks]),
+        )
+
+    def decode_greedily(
+        self,
+        prompts: Sequence[Sequence[int]],
+        max_new_tokens: Sequence[int],
+        *,
+        ignore_eos: bool,
+        top: int = 0,
+        keep_prefix_cache: bool = False,
+    ) -> tuple[GreedyOutput, ...]:
+        """Greedy outputs in the present modes; nothing of it reaches the next batch's records.
+
+        Args:
+            prompts: token ids; more prompts than the engine runs at once wait in its queue.
+            max_new_tokens: of each prompt.
+            ignore_eos: go on behind an end-of-sequence token.
+            top: how many of the likeliest tokens to tell of at each output position.
+            keep_prefix_cache: take contexts from the prefix cache instead of emptying it first.
+        """
+        from vllm import SamplingParams
+
+        params = [
+            SamplingParams(
+                max_tokens=length,
+                temperature=0.0,
+                ignore_eos=ignore_eos,
+                detokenize=False,
+                logprobs=top or None,
+            )
+            for length in max_new_tokens
+        ]
+        if not keep_prefix_cache:
+            self._reset_prefix_cache()
+        inputs = [{"prompt_token_ids": list(prompt)} for prompt in prompts]
+        outputs = self._llm.generate(inputs, params, use_tqdm=False)
+        self._drain(outputs)
+        return tuple(_greedy_output(output.outputs[0]) for output in outputs)
+
+    def _reset_prefix_cache(self) -> None:
+        if not self._llm.reset_prefix_cache():
+            raise EngineError("vLLM could not reset its prefix cache between batches")
+
+    def _drain(self, outputs: Sequence[Any]) -> list[dict[str, Any]]:
+        """Every rank's windows of a finished batch; raises EngineError if a commit was refused."""
+        lengths = {output.request_id: len(output.outputs[0].token_ids) for output in outputs}
+        ranks = self._rpc_all("nwor_drain", lengths)
+        refused = [error for rank in ranks for error in rank["device_errors"]]
+        if refused:
+            raise EngineError(f"a commit was refused on the device: {refused}")
+        return ranks
+
+    def set_hooks(self, attached: bool) -> None:
+        """Wrap or unwrap the runner, to measure what the hooks themselves cost."""
+        self._rpc("nwor_set_hooks", attached)
+
+    def set_nvtx(self, on: bool) -> None:
+        """Put NVTX ranges around windows, or take them away."""
+        self._rpc("nwor_set_nvtx", on)
+
+    def set_probe(self, on: bool) -> None:
+        """Time each window's phases on the device, or stop; costs host time (see the report)."""
+        self._rpc("nwor_set_probe", on)
+
+    def set_counters(self, kind: str, on: bool) -> None:
+        """Count each window's DRAM bytes or CUDA calls, or stop (first rank's)."""
+        self._rpc("nwor_set_counters", kind, on)
+        self._counting = kind if on else None
+
+    def watch_writes(self, on: bool) -> list[dict[str, int]]:
+        """Watch what staging writes, or stop; what each rank saw since it was switched on."""
+        return self._rpc_all("nwor_watch_writes", on)
+
+    def kv_cache(self) -> KvCache:
+        """The KV cache of every rank, to be read back between batches."""
+        return self._kv_cache
+
+    def _add_counters(self, kind: str, windows: list[dict[str, Any]]) -> dict[str, Any]:
+        """Put what was counted into the windows; how well it is known."""
+        taken = self._rpc("nwor_take_counters", kind)
+        if len(taken["windows"]) != len(windows):
+            raise EngineError(
+                f"{len(windows)} windows ran and {len(taken['windows'])} were marked for "
+                f"{kind}: what was counted cannot be told apart"
+            )
+        for window, counted in zip(windows, taken["windows"], strict=True):
+            window.update(counted)
+        return dict(taken["facts"])
+
+    def close(self) -> None:
+        """Shut the engine core down and let go of its memory."""
+        self._kv_cache.close()
+        llm = self.__dict__.pop("_llm", None)
+        if llm is not None:
+            llm.llm_engine.engine_core.shutdown()
+
+    def _rpc(self, method: str, *args: Any) -> Any:
+        """Call a worker method on every rank; the first one's answer."""
+        return self._rpc_all(method, *args)[0]
+
+    def _rpc_all(self, method: str, *args: Any) -> list[Any]:
+        """Call a worker method; the answer of every rank, in their order."""
+        return list(self._llm.collective_rpc(method, args=args))
+
+    def _read_counters(self) -> VllmCounters:
+        found: dict[str, int] = {}
+        per_position: tuple[int, ...] = ()
+        for metric in self._llm.get_metrics():
+            if metric.name in _COUNTERS:
+                found[_COUNTERS[metric.name]] = int(metric.value)
+            elif metric.name == _PER_POSITION:
+                per_position = tuple(int(value) for value in metric.values)
+        return VllmCounters(**found, accepted_per_position=per_position)
+
+
+def _greedy_output(completion: Any) -> GreedyOutput:
+    """From vLLM's CompletionOutput. Raises EngineError if a token has no log probabilities."""
+    rows = completion.logprobs
+    if rows is not None and len(rows) != len(completion.token_ids):
+        raise EngineError(
+            f"vLLM returned {len(rows)} rows of log probabilities for "
+            f"{len(completion.token_ids)} tokens"
+        )
+    top = tuple({token: float(entry.logprob) for token, entry in row.items()} for row in rows or ())
+    return GreedyOutput(tuple(completion.token_ids), top)

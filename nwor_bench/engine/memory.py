@@ -1,0 +1,142 @@
+"""How much memory a sweep needs, and is it there? Asked before an engine starts."""
+
+from pathlib import Path
+from typing import Any
+
+from nwor_bench.errors import ConfigError
+from nwor_bench.instruments.device_memory import free_memory
+from nwor_bench.models.config_json import MODEL_BITS
+from nwor_bench.models.pairs import ResolvedPair, read_model_config
+from nwor_bench.models.pairs.shape import LOAD_FORMAT, shape_parameters
+from nwor_bench.workload.config import SweepSpec
+
+GIB = 1 << 30
+HEADROOM = 1.25
+"""Room beside the requests' own tokens: block rounding and drafts in flight."""
+
+UNKNOWN_MODEL_CACHE = 1 * GIB
+"""Cache for a hub model whose config.json is not at hand yet."""
+
+RUNTIME_BYTES = {"host": int(1.5 * GIB), "gpu": 3 * GIB}
+"""Allowance for what vLLM, torch and activations take beside weights and cache; on a GPU for the
+captured graphs of both modes too."""
+
+WIDEST = 4
+"""Bytes of an element whose type is not known: float32's."""
+
+_CACHE_BYTES = {"float32": 4, "float": 4, "bfloat16": 2, "float16": 2, "half": 2}
+"""Bytes of a cache element by vLLM's kv_cache_dtype; every other type is quantised to one."""
+
+
+def kv_cache_bytes(pair: ResolvedPair, spec: SweepSpec) -> int:
+    """Bytes of KV cache: `--kv-cache-gib`, or enough for all requests at full length.
+
+    One block comes on top, since vLLM keeps the first one empty.
+    """
+    if spec.kv_cache_gib is not None:
+        return int(spec.kv_cache_gib * GIB)
+    per_token = cache_bytes_per_token(pair, spec)
+    if per_token is None:
+        return UNKNOWN_MODEL_CACHE
+    block = spec.block_size or 128
+    length = -(-spec.scenario.max_model_len // block) * block
+    return int(per_token * spec.scenario.requests * length * HEADROOM) + per_token * block
+
+
+def cache_bytes_per_token(pair: ResolvedPair, spec: SweepSpec) -> int | None:
+    """K and V of one token over all layers of target and drafter; None for a hub model,
+    and for a config.json that names its sizes otherwise.
+
+    2 x layers x kv heads x head dim x bytes an element; with latent attention (MLA) one row of
+    kv_lora_rank + qk_rope_head_dim elements a layer.
+    """
+    total = 0
+    for model in (pair.target, pair.draft):
+        if model is None:
+            continue
+        elements = _cache_elements(read_model_config(model) or {})
+        if elements == 0:
+            return None
+        total += elements * cache_element_bytes(pair, spec)
+    return total
+
+
+def cache_element_bytes(pair: ResolvedPair, spec: SweepSpec) -> int:
+    """Bytes of one K or V element: as --engine-args kv_cache_dtype says, or the run's dtype."""
+    kind = str(spec.engine_args.get("kv_cache_dtype", "auto"))
+    return _element_bytes(pair, spec) if kind == "auto" else _CACHE_BYTES.get(kind, 1)
+
+
+def _element_bytes(pair: ResolvedPair, spec: SweepSpec) -> int:
+    """Bytes of an activation or weight: by the run's dtype, or the config's where it is auto."""
+    dtype = spec.dtype or pair.dtype
+    if dtype == "auto":
+        return _bytes_of_config(read_model_config(pair.target) or {})
+    return MODEL_BITS[dtype] // 8
+
+
+def _bytes_of_config(config: dict[str, Any]) -> int:
+    config = {**config, **(config.get("text_config") or {})}
+    name = str(config.get("dtype") or config.get("torch_dtype")).removeprefix("torch.")
+    return MODEL_BITS[name] // 8 if name in MODEL_BITS else WIDEST
+
+
+def _cache_elements(config: dict[str, Any]) -> int:
+    config = config.get("text_config") or config
+    layers = config.get("num_hidden_layers", 0)
+    if config.get("kv_lora_rank"):
+        return int(layers * (config["kv_lora_rank"] + config.get("qk_rope_head_dim", 0)))
+    heads = config.get("num_attention_heads", 1)
+    kv_heads = config.get("num_key_value_heads") or heads
+    head_dim = config.get("head_dim") or config.get("hidden_size", 0) // heads
+    return int(2 * layers * kv_heads * head_dim)
+
+
+def needed_bytes(pair: ResolvedPair, spec: SweepSpec, where: str) -> int:
+    """Bytes that each rank will take on the "gpu" or the "host": cache, weights, runtime.
+
+    The weights of a hub model are not known and not in it.
+    """
+    weights = _weight_bytes(pair, spec, on_gpu=where == "gpu") // spec.tensor_parallel_size
+    return kv_cache_bytes(pair, spec) + weights + RUNTIME_BYTES[where]
+
+
+def require_memory(pair: ResolvedPair, spec: SweepSpec) -> None:
+    """Raises ConfigError if cache and weights will not fit into the device's free memory."""
+    free = free_memory(spec.tensor_parallel_size)
+    needed = needed_bytes(pair, spec, free.where)
+    if needed > free.num_bytes:
+        if spec.kv_cache_gib is not None:
+            field, value = "--kv-cache-gib", f"{spec.kv_cache_gib:g}"
+        else:
+            field = "--requests x --max-model-len"
+            value = f"{spec.scenario.requests} x {spec.scenario.max_model_len}"
+        place = " on the GPU" if free.where == "gpu" else ""
+        raise ConfigError.for_field(
+            field,
+            value,
+            f"no free memory for the cache: {needed / GIB:.1f} GiB needed with the weights, "
+            f"{free.num_bytes / GIB:.1f} GiB free{place}; write a smaller --kv-cache-gib, fewer "
+            "--requests or a shorter --max-model-len",
+        )
+
+
+def _weight_bytes(pair: ResolvedPair, spec: SweepSpec, on_gpu: bool) -> int:
+    """Bytes that the weights take once loaded; 0 for a hub model, of which nothing is known.
+
+    Dummy weights: the config's parameters in the run's dtype. Files: their size, twice on a CPU
+    as bf16 may be widened to float32 there, and on a GPU if the run's dtype is the wider one.
+    """
+    total = 0
+    for model in (pair.target, pair.draft):
+        config = None if model is None else read_model_config(model)
+        if model is None or config is None:
+            continue
+        element = _element_bytes(pair, spec)
+        if pair.load_format == LOAD_FORMAT:
+            total += shape_parameters(config, model) * element
+            continue
+        size = sum(file.stat().st_size for file in Path(model).glob("*.safetensors"))
+        wider = element > _bytes_of_config(config)
+        total += size * (2 if not on_gpu or wider else 1)
+    return total

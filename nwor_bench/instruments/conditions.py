@@ -1,0 +1,197 @@
+"""What the machine did while a batch ran: clocks, throttling, other processes, memory pressure.
+
+`ConditionMonitor.during(...)` is read before and after a batch, never in between: a thread that
+samples would itself be load. Counters give what happened within the batch, gauges what held at
+its end. What a machine does not tell is left out of the mapping, never 0.
+
+Names in a batch's `conditions`, each with its unit:
+
+- `cpu_other`: share of the machine's processor time that other processes used; `cpu_steal`:
+  share that the hypervisor took away (psutil.cpu_times, Linux)
+- `major_faults`: pages that this process had to read from disk; `swapped_in_bytes`: the whole
+  machine's; `memory_available_bytes`: gauge
+- `gpu_sm_clock_mhz` and `gpu_memory_clock_mhz`: the lowest over the GPUs in use, gauges;
+  `gpu_temperature_c`: the highest, gauge
+- `gpu_throttle_reasons`: NVML's bits of all GPUs in use, gauge (`throttle_names` reads them);
+  `gpu_throttled_ms`: time in which power or heat held the clocks down
+- `gpu_other_processes`: processes on these GPUs beside this one, gauge
+"""
+
+import os
+import resource
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import psutil
+
+from nwor_bench.instruments.device_memory import visible_handles
+
+THROTTLE_BITS = {
+    0x0000000000000004: "software power cap",
+    0x0000000000000008: "hardware slowdown",
+    0x0000000000000010: "synchronised clocks",
+    0x0000000000000020: "software thermal slowdown",
+    0x0000000000000040: "hardware thermal slowdown",
+    0x0000000000000080: "hardware power brake",
+}
+"""NVML's clocks event reasons (nvml.h, nvmlClocksEventReason*) that hold the clocks down. Idle
+(1), clocks that an application set (2) and the display's (256) are none of them."""
+
+Conditions = dict[str, float]
+
+
+@dataclass(frozen=True)
+class _Reading:
+    """Counters since some start, and gauges."""
+
+    counters: Mapping[str, float] = field(default_factory=dict)
+    gauges: Mapping[str, float] = field(default_factory=dict)
+
+
+class ConditionMonitor:
+    """Reads the machine before and after batches.
+
+    Args:
+        gpus: True to read the GPUs too (through NVML); those in CUDA_VISIBLE_DEVICES.
+    """
+
+    def __init__(self, gpus: bool = False):
+        self._gpus = _open_gpus() if gpus else None
+        self._before = self._read()
+
+    def begin(self) -> None:
+        """A batch is about to start."""
+        self._before = self._read()
+
+    def end(self) -> Conditions:
+        """The batch has ended: what happened since `begin`."""
+        after = self._read()
+        since = {
+            name: value - self._before.counters[name]
+            for name, value in after.counters.items()
+            if name in self._before.counters
+        }
+        found = _processor_shares(since)
+        for name in ("major_faults", "swapped_in_bytes", "gpu_throttled_ms"):
+            if name in since:
+                found[name] = since[name]
+        return {name: round(value, 4) for name, value in {**found, **after.gauges}.items()}
+
+    def _read(self) -> _Reading:
+        counters, gauges = _read_host()
+        if self._gpus is not None:
+            more_counters, more_gauges = self._gpus.read()
+            counters |= more_counters
+            gauges |= more_gauges
+        return _Reading(counters, gauges)
+
+
+def throttle_names(bits: float | None) -> list[str]:
+    """What holds the clocks down, in words; empty if nothing does."""
+    return [name for bit, name in THROTTLE_BITS.items() if int(bits or 0) & bit]
+
+
+def _read_host() -> tuple[dict[str, float], dict[str, float]]:
+    all_cpus = psutil.cpu_times()
+    own = psutil.Process().cpu_times()
+    idle = all_cpus.idle + getattr(all_cpus, "iowait", 0.0)
+    steal = getattr(all_cpus, "steal", 0.0)
+    # Guests' time is counted in user and nice already (man 5 proc).
+    total = all_cpus.user + all_cpus.system + idle + steal
+    total += sum(getattr(all_cpus, name, 0.0) for name in ("nice", "irq", "softirq"))
+    counters = {
+        "cpu_total": total,
+        "cpu_idle": idle,
+        "steal": steal,
+        "cpu_own": own.user + own.system,
+        "major_faults": float(resource.getrusage(resource.RUSAGE_SELF).ru_majflt),
+    }
+    swapped = getattr(psutil.swap_memory(), "sin", None)
+    if swapped is not None:
+        counters["swapped_in_bytes"] = float(swapped)
+    gauges = {"memory_available_bytes": float(psutil.virtual_memory().available)}
+    return counters, gauges
+
+
+def _processor_shares(since: Mapping[str, float]) -> Conditions:
+    """Shares of the processors' time; none for a batch too short for the clock's ticks."""
+    total = since["cpu_total"]
+    if total <= 0.1:
+        return {}
+    other = total - since["cpu_idle"] - since["steal"] - since["cpu_own"]
+    return {"cpu_other": max(0.0, other / total), "cpu_steal": max(0.0, since["steal"] / total)}
+
+
+class _Gpus:
+    """The GPUs that this process uses, through NVML."""
+
+    def __init__(self, nvml: Any, handles: list[Any]):
+        self._nvml = nvml
+        self._handles = handles
+
+    def read(self) -> tuple[dict[str, float], dict[str, float]]:
+        """Counters and gauges; what a GPU does not support is left out."""
+        nvml = self._nvml
+        sm = self._ask_all("nvmlDeviceGetClockInfo", nvml.NVML_CLOCK_SM)
+        memory = self._ask_all("nvmlDeviceGetClockInfo", nvml.NVML_CLOCK_MEM)
+        heat = self._ask_all("nvmlDeviceGetTemperature", nvml.NVML_TEMPERATURE_GPU)
+        reasons = self._ask_all("nvmlDeviceGetCurrentClocksEventReasons")
+        gauges: dict[str, float] = {}
+        for name, values, pick in (
+            ("gpu_sm_clock_mhz", sm, min),
+            ("gpu_memory_clock_mhz", memory, min),
+            ("gpu_temperature_c", heat, max),
+        ):
+            if values:
+                gauges[name] = float(pick(values))
+        if reasons:
+            bits = 0
+            for reason in reasons:
+                bits |= int(reason)
+            gauges["gpu_throttle_reasons"] = float(bits)
+        others = [self._others(handle) for handle in self._handles]
+        if others and None not in others:
+            gauges["gpu_other_processes"] = float(sum(n for n in others if n is not None))
+        return self._throttled(), gauges
+
+    def _ask_all(self, name: str, *arguments: Any) -> list[Any]:
+        answers = [self._ask(name, handle, *arguments) for handle in self._handles]
+        return [answer for answer in answers if answer is not None]
+
+    def _ask(self, name: str, *arguments: Any) -> Any:
+        """One NVML query, or None where this GPU does not support it."""
+        try:
+            return getattr(self._nvml, name)(*arguments)
+        except self._nvml.NVMLError:
+            return None
+
+    def _throttled(self) -> dict[str, float]:
+        policies = (self._nvml.NVML_PERF_POLICY_POWER, self._nvml.NVML_PERF_POLICY_THERMAL)
+        found = [a for p in policies for a in self._ask_all("nvmlDeviceGetViolationStatus", p)]
+        if not found:
+            return {}
+        return {"gpu_throttled_ms": sum(answer.violationTime for answer in found) / 1e6}
+
+    def _others(self, handle: Any) -> int | None:
+        """Other processes that compute on this GPU.
+
+        In a container NVML may number processes as the host does, where ours is not found by
+        its own number: then one of those that are listed is taken to be ours.
+        """
+        running = self._ask("nvmlDeviceGetComputeRunningProcesses", handle)
+        if running is None:
+            return None
+        others = sum(process.pid != os.getpid() for process in running)
+        return max(0, others - 1) if others == len(running) else others
+
+
+def _open_gpus() -> _Gpus | None:
+    """The GPUs in use, or None where NVML does not answer."""
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+        return _Gpus(pynvml, visible_handles(pynvml))
+    except pynvml.NVMLError:
+        return None

@@ -1,0 +1,1 @@
+"""Nsight Systems and Nsight Compute: command lines, and what their reports say by window."""

@@ -1,0 +1,202 @@
+"""Hardware counters of one GPU, sampled at a fixed interval while anything runs on it.
+
+CUPTI's PM sampling, through NVIDIA's package cupti-python: no wrapper around the program, no
+replay, nothing serialised. Seen on an H200 with cupti-python 13.4:
+
+- A sample's times are nanoseconds of CLOCK_REALTIME, not of the GPU's %globaltimer.
+- The first sample after a start reaches back to the last stop: it is dropped.
+- One decode gives what fits into its image; a second one gives empty samples.
+- The interval of the first `configure` stays until the collector is disabled.
+- Once PyTorch's profiler has run in a process, CUPTI's times there are the processor's cycles.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nwor_bench.errors import ConfigError
+from nwor_bench.instruments.cupti_library import loaded_cupti
+
+METRICS = {
+    "dram_read_bytes": "dram__bytes_read.sum",
+    "dram_write_bytes": "dram__bytes_write.sum",
+}
+"""What a window's fields are called, and NVIDIA's names of the counters behind them."""
+
+MORE_METRICS = {"l2_bytes": "lts__t_bytes.sum"}
+"""Taken along where the GPU counts them in the same pass."""
+
+INTERVAL_NS = 50_000
+OLDEST = (13, 4)
+"""Oldest cupti-python (and libcupti) with PM sampling in Python."""
+
+MOST_SAMPLES = 400_000
+"""Samples of one decode: 3.2 kB of host memory each."""
+
+FLAG = "--dram-counters"
+
+CLOCK_NS = 1_000_000_000
+"""CUPTI's time and CLOCK_REALTIME were within 1 us of each other; further apart than this they
+are different clocks."""
+
+PERMISSION = (
+    "this user may not read the GPU's counters; run as root, start the container with "
+    "--cap-add=SYS_ADMIN, or load the driver with NVreg_RestrictProfilingToAdminUsers=0"
+)
+
+
+class CountersUnavailable(ConfigError):
+    """No hardware counters here: the message says what is missing and what to do."""
+
+
+def unavailable(reason: str) -> CountersUnavailable:
+    """The one message that a user gets, and no number."""
+    return CountersUnavailable(f"{FLAG}: {reason}")
+
+
+@dataclass(frozen=True)
+class PmSamples:
+    """Samples in the order of time.
+
+    Attributes:
+        start_ns, end_ns: [n] int64 on CLOCK_REALTIME.
+        values: [n, metrics] float64, what was counted within each sample.
+        names: the metrics' field names.
+    """
+
+    start_ns: NDArray[np.int64]
+    end_ns: NDArray[np.int64]
+    values: NDArray[np.float64]
+    names: tuple[str, ...]
+
+
+class PmSampler:
+    """Samples one GPU between `start` and `stop`, as often as asked; `close` when done.
+
+    Args:
+        device: the GPU's number in this process.
+        interval_ns: length of a sample.
+
+    Raises:
+        CountersUnavailable: the package, the library, the device or the permission is missing.
+    """
+
+    def __init__(self, device: int = 0, interval_ns: int = INTERVAL_NS):
+        self.interval_ns = interval_ns
+        self._collector = _enabled(_collector_class()(device))
+        self._check_clock()
+        self.names = self._configure()
+
+    def _check_clock(self) -> None:
+        from cupti import cupti
+
+        if abs(cupti.get_timestamp() - time.clock_gettime_ns(time.CLOCK_REALTIME)) > CLOCK_NS:
+            self.close()
+            raise unavailable(
+                "PyTorch's profiler has run in this process and left CUPTI a clock of its own; "
+                "count launches (--launch-counts) in a run of their own"
+            )
+
+    def _configure(self) -> tuple[str, ...]:
+        """Ask for all metrics, or for those of DRAM alone where that is too much."""
+        wanted = {**METRICS, **MORE_METRICS}
+        try:
+            self._apply(wanted)
+        except Exception:  # CUPTI's own error types: this GPU counts fewer in one pass
+            wanted = METRICS
+            try:
+                self._apply(wanted)
+            except Exception as refusal:
+                self.close()
+                raise unavailable(
+                    f"this GPU does not sample {', '.join(wanted.values())} ({refusal}); "
+                    "use `nwor-bench profile ncu` instead"
+                ) from refusal
+        return tuple(wanted)
+
+    def _apply(self, metrics: dict[str, str]) -> None:
+        self._collector.configure(
+            metrics=list(metrics.values()), sampling_interval=self.interval_ns
+        )
+
+    def start(self) -> None:
+        """Begin to sample."""
+        self._collector.start()
+
+    def stop(self, seconds: float) -> PmSamples:
+        """End sampling; the samples since `start`, which was `seconds` ago.
+
+        Raises CountersUnavailable if that is longer than one decode can hold.
+        """
+        self._collector.stop()
+        room = int(seconds * 1e9 / self.interval_ns * 1.1) + 1000
+        if room > MOST_SAMPLES:
+            most = MOST_SAMPLES * self.interval_ns / 1.1e9
+            raise unavailable(
+                f"a batch took {seconds:.0f} s and at most {most:.0f} s can be sampled; "
+                "write fewer --max-new-tokens or --requests"
+            )
+        samples = list(self._collector.decode(room))[1:]  # the first reaches back to the last stop
+        return PmSamples(
+            np.array([sample.start_timestamp for sample in samples], dtype=np.int64),
+            np.array([sample.end_timestamp for sample in samples], dtype=np.int64),
+            np.array([sample.metric_values for sample in samples], dtype=np.float64).reshape(
+                len(samples), len(self.names)
+            ),
+            self.names,
+        )
+
+    def close(self) -> None:
+        """Let go of the GPU's counters."""
+        self._collector.disable()
+
+
+def check_counters(has_gpu: Callable[[], bool]) -> None:
+    """Sample once and stop; raises CountersUnavailable with the remedy if that fails."""
+    if not has_gpu():  # first: without a GPU nothing that could be installed would help
+        raise unavailable(
+            "there is no CUDA device here, and DRAM counters are a GPU's; leave it out, or run on "
+            "a machine with an NVIDIA GPU"
+        )
+    collector = _collector_class()
+    import torch
+
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()  # CUPTI may find no device before CUDA has started
+    _enabled(collector(0)).disable()
+
+
+def _collector_class() -> Any:
+    install = "pip install 'nwor-bench[counters]'"
+    try:
+        found = version("cupti-python")
+    except PackageNotFoundError as error:
+        raise unavailable(f"the package cupti-python is not installed; {install}") from error
+    if tuple(int(part) for part in found.split(".")[:2]) < OLDEST:
+        oldest = ".".join(map(str, OLDEST))
+        raise unavailable(f"cupti-python {found} is too old, {oldest} is needed; {install}")
+    try:
+        from cupti import pm_sampling
+    except (ImportError, OSError, RuntimeError) as error:
+        raise unavailable(f"cupti-python does not load ({error}); {install}") from error
+    return pm_sampling.Collector
+
+
+def _enabled(collector: Any) -> Any:
+    """Take the GPU's counters. Raises CountersUnavailable with what stands in the way."""
+    try:
+        collector.enable()
+    except PermissionError as error:
+        raise unavailable(PERMISSION) from error
+    except Exception as error:  # CUPTI's own error types, of a library that may not fit
+        raise unavailable(
+            f"CUPTI refuses ({error}); the library in use is {loaded_cupti() or 'not loaded'}: put "
+            "the folder of the libcupti that came with cupti-python in front of LD_LIBRARY_PATH, "
+            "and stop other profilers"
+        ) from error
+    return collector

@@ -1,0 +1,216 @@
+"""From a model's config.json to its shape; what is missing or unknown is refused by name."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from nwor_bench.errors import ConfigError
+from nwor_bench.models.shape import Experts, Layer, Mla, ModelShape
+
+MODEL_BITS = {"float32": 32, "bfloat16": 16, "float16": 16}
+"""Types that a model computes in, and their size in bits."""
+
+MOST_LAYERS = 10_000
+"""Layers beyond which a config.json holds a slip, not a model."""
+
+KNOWN_TYPES = {
+    *("llama", "mistral", "ministral", "mixtral", "granite", "olmo2", "olmo3", "phi3", "smollm3"),
+    *("qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "gemma", "gemma2", "gemma3", "gemma3_text"),
+    *("deepseek_v2", "deepseek_v3", "kimi_k2"),
+}
+"""Model types whose matrices this counts as they are; others are read as if they were Llama."""
+
+_OTHER_KINDS = {
+    "is_encoder_decoder": "it is an encoder-decoder",
+    "mamba_d_state": "it has state-space layers",
+    "ssm_state_size": "it has state-space layers",
+    "linear_num_key_heads": "it has linear-attention layers",
+    "num_kv_shared_layers": "its layers share caches",
+    "index_topk": "its attention reads a chosen part of the context",
+}
+"""Keys that, when set, mean another flow of bytes than the model's."""
+
+Config = Mapping[str, Any]
+
+
+def read_shape(config: Config, field: str, source: str) -> ModelShape:
+    """The shape that a config.json describes; a text model inside a larger one is found.
+
+    `field` and `source` name the flag and its value in messages. Raises ConfigError for a
+    missing or mistyped entry and for architectures that the byte model does not cover.
+    """
+    inner = config.get("text_config")
+    return _Reader({**config, **inner} if isinstance(inner, dict) else config, field, source).read()
+
+
+class _Reader:
+    def __init__(self, config: Config, field: str, source: str) -> None:
+        self.config = config
+        self.field = field
+        self.source = source
+
+    def read(self) -> ModelShape:
+        for key, kind in _OTHER_KINDS.items():
+            if self.config.get(key):
+                raise self.refusal(f"{kind} ({key}); name a decoder with a plain KV cache")
+        hidden, heads = self.number("hidden_size"), self.number("num_attention_heads")
+        kv_heads = self.number("num_key_value_heads", heads)
+        if heads % kv_heads and self.config.get("kv_lora_rank") is None:
+            raise self.refusal(
+                f'its "num_key_value_heads" is {kv_heads}; write a divisor of the {heads} '
+                '"num_attention_heads"'
+            )
+        dtype = self.dtype()
+        experts = self.experts()
+        layers = self.layers(experts)
+        some_dense = not all(layer.sparse for layer in layers)
+        return ModelShape(
+            model_type=str(self.config.get("model_type", "unknown")),
+            hidden=hidden,
+            vocab=self.number("vocab_size"),
+            heads=heads,
+            kv_heads=kv_heads,
+            head_dim=self.number("head_dim", hidden // heads),
+            mlp_width=self.number("intermediate_size") if some_dense else 0,
+            layers=layers,
+            dtype=dtype,
+            weight_bits=self.weight_bits(dtype),
+            tied_embeddings=self.tied(),
+            mla=self.mla(),
+            experts=experts,
+        )
+
+    def refusal(self, remedy: str) -> ConfigError:
+        return ConfigError.for_field(self.field, self.source, remedy)
+
+    def number(self, key: str, default: int | None = None) -> int:
+        """A whole number of 1 or more; null and absent are the same."""
+        value = self.config.get(key)
+        value = default if value is None else value
+        if value is None:
+            raise self.refusal(f'its config has no "{key}"; add it with the model\'s value')
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise self.refusal(f'its "{key}" is {value!r}; write a whole number, 1 or more')
+        return value
+
+    def whole(self, key: str) -> int:
+        """A whole number that is 0 where it is null or absent."""
+        return self.number(key) if self.config.get(key) else 0
+
+    def entries(self, key: str, kind: type) -> list[Any] | None:
+        """A list of `kind`; None where it is null or absent."""
+        value = self.config.get(key)
+        if value is None:
+            return None
+        if not isinstance(value, list) or not all(isinstance(entry, kind) for entry in value):
+            raise self.refusal(f'its "{key}" is {value!r}; write a list of {kind.__name__}')
+        return value
+
+    def tied(self) -> bool:
+        # Gemma's configs leave the key out, and the family ties by default.
+        is_gemma = str(self.config.get("model_type", "")).startswith("gemma")
+        return bool(self.config.get("tie_word_embeddings", is_gemma))
+
+    def dtype(self) -> str:
+        value = self.config.get("dtype") or self.config.get("torch_dtype") or "float32"
+        name = str(value).removeprefix("torch.")
+        if name not in MODEL_BITS:
+            raise self.refusal(f'its "dtype" is {value!r}; write one of {", ".join(MODEL_BITS)}')
+        return name
+
+    def weight_bits(self, dtype: str) -> int | None:
+        """Bits of a matrix element; None when a quantisation does not say."""
+        quantised = self.config.get("quantization_config")
+        if not quantised:
+            return MODEL_BITS[dtype]
+        if not isinstance(quantised, dict):
+            raise self.refusal('its "quantization_config" is not an object; remove it')
+        if quantised.get("quant_method") == "fp8":
+            return 8
+        bits = quantised.get("bits") or _group_bits(quantised)
+        return bits if isinstance(bits, int) and bits > 0 else None
+
+    def mla(self) -> Mla | None:
+        if self.config.get("kv_lora_rank") is None:
+            return None
+        return Mla(
+            q_rank=self.whole("q_lora_rank") or None,
+            kv_rank=self.number("kv_lora_rank"),
+            rope_dim=self.number("qk_rope_head_dim"),
+            nope_dim=self.number("qk_nope_head_dim"),
+            v_dim=self.number("v_head_dim"),
+        )
+
+    def experts(self) -> Experts | None:
+        names = ("n_routed_experts", "num_experts", "num_local_experts")
+        key = next((name for name in names if self.config.get(name)), None)
+        if key is None:
+            return None
+        count, per_token = self.number(key), self.number("num_experts_per_tok")
+        if per_token > count:
+            raise self.refusal(
+                f'its "num_experts_per_tok" is {per_token} with {count} experts; write at most that'
+            )
+        own_width = "moe_intermediate_size" in self.config
+        width = self.number("moe_intermediate_size" if own_width else "intermediate_size")
+        shared = self.whole("shared_expert_intermediate_size")
+        return Experts(count, per_token, width, shared or self.whole("n_shared_experts") * width)
+
+    def layers(self, experts: Experts | None) -> tuple[Layer, ...]:
+        count = self.number("num_hidden_layers")
+        if count > MOST_LAYERS:
+            raise self.refusal(f'its "num_hidden_layers" is {count}; write {MOST_LAYERS} or less')
+        windows = self.windows(count)
+        dense_first = self.whole("first_k_dense_replace")
+        step, frequency = self.number("decoder_sparse_step", 1), self.number("moe_layer_freq", 1)
+        dense = self.entries("mlp_only_layers", int) or []
+        return tuple(
+            Layer(
+                window=windows[place],
+                sparse=experts is not None
+                and place >= dense_first
+                and place not in dense
+                and (place + 1) % step == 0
+                and place % frequency == 0,
+            )
+            for place in range(count)
+        )
+
+    def windows(self, count: int) -> list[int | None]:
+        """Each layer's sliding window, None where a layer attends to the whole context."""
+        kinds = self.entries("layer_types", str)
+        if kinds is not None:
+            return self.listed_windows(kinds, count)
+        window = self.whole("sliding_window") or None
+        if window is None or self.config.get("use_sliding_window") is False:
+            return [None] * count
+        return [window if self.slides(place) else None for place in range(count)]
+
+    def listed_windows(self, kinds: list[str], count: int) -> list[int | None]:
+        """The windows in configs that list their layers' types."""
+        strange = sorted({*kinds} - {"full_attention", "sliding_attention"})
+        if strange or len(kinds) != count:
+            raise self.refusal(
+                f'its "layer_types" lists {strange[0] if strange else len(kinds)}; only {count} '
+                "layers of full_attention or sliding_attention are covered"
+            )
+        window = self.number("sliding_window") if "sliding_attention" in kinds else None
+        return [window if kind == "sliding_attention" else None for kind in kinds]
+
+    def slides(self, place: int) -> bool:
+        """Whether layer `place` slides in configs that do not list their layers' types."""
+        family = str(self.config.get("model_type", ""))
+        if family.startswith("gemma3"):
+            return (place + 1) % self.number("sliding_window_pattern", 6) != 0
+        if family == "gemma2":
+            return place % 2 == 0
+        if family.startswith("qwen"):
+            return place >= self.whole("max_window_layers")
+        return True
+
+
+def _group_bits(quantised: Config) -> object:
+    """Bits in the way compressed-tensors writes them: config_groups.*.weights.num_bits."""
+    groups = quantised.get("config_groups")
+    first = next(iter(groups.values()), None) if isinstance(groups, dict) else None
+    weights = first.get("weights") if isinstance(first, dict) else None
+    return weights.get("num_bits") if isinstance(weights, dict) else None

@@ -1,0 +1,29 @@
+"""Model pairs: a target and the way in which its tokens are drafted.
+
+Importing this pulls in neither numpy nor torch nor vLLM; only building a packaged pair needs
+torch. Tests make pairs of other shapes and noise with `pairs.tiny.generate_tiny`.
+"""
+
+from nwor_bench.models.pairs.cache import cache_root, pair_folder
+from nwor_bench.models.pairs.catalogue import load_pair, pair_names
+from nwor_bench.models.pairs.config_check import check_model_configs, refused_config
+from nwor_bench.models.pairs.fetch import fetch_pair, resolve_pair
+from nwor_bench.models.pairs.local import read_model_config
+from nwor_bench.models.pairs.model import METHODS, ModelPair, ResolvedPair
+from nwor_bench.workload.run_spec import DEFAULT_PAIR
+
+__all__ = [
+    "DEFAULT_PAIR",
+    "METHODS",
+    "ModelPair",
+    "ResolvedPair",
+    "cache_root",
+    "check_model_configs",
+    "fetch_pair",
+    "load_pair",
+    "pair_folder",
+    "pair_names",
+    "read_model_config",
+    "refused_config",
+    "resolve_pair",
+]

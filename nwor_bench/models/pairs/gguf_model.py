@@ -1,0 +1,153 @@
+"""Turn a quantised Llama GGUF into the folder that vLLM loads: bf16 safetensors and a config."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from nwor_bench.errors import BenchError
+from nwor_bench.models.pairs.cache import Progress
+from nwor_bench.models.pairs.gguf_tokenizer import write_tokenizer
+from nwor_bench.models.pairs.json_file import write_json
+
+if TYPE_CHECKING:
+    import gguf
+    import torch
+
+Field = Callable[..., Any]
+"""Looks a GGUF metadata key up; raises BenchError when it is missing and has no default."""
+
+_NAMES = {
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+    "output": "lm_head",
+    "attn_norm": "input_layernorm",
+    "ffn_norm": "post_attention_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+_REQUIRED = object()
+
+
+def convert_gguf(source: Path, folder: Path, progress: Progress) -> None:
+    """Write config, bf16 weights and tokenizer of the GGUF file `source` into `folder`.
+
+    Needs memory for the bf16 weights and one float32 tensor. Raises BenchError when the file
+    is not a Llama model that this knows how to convert.
+    """
+    import gguf
+
+    reader = gguf.GGUFReader(source)
+
+    def field(key: str, default: Any = _REQUIRED) -> Any:
+        found = reader.get_field(key)
+        if found is not None:
+            return found.contents()
+        if default is _REQUIRED:
+            raise BenchError(f"{source.name}: no field {key}; only Llama GGUF files are supported")
+        return default
+
+    if (architecture := field("general.architecture")) != "llama":
+        raise BenchError(f"{source.name}: architecture is {architecture!r}; only 'llama' works")
+    config = llama_config(field, tied="output.weight" not in {t.name for t in reader.tensors})
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / "config.json", config)
+    tokens = {k: config[k] for k in ("bos_token_id", "eos_token_id", "pad_token_id")}
+    write_json(folder / "generation_config.json", tokens)
+    write_tokenizer(field, folder)
+    _write_weights(reader, config, folder / "model.safetensors", progress)
+
+
+def llama_config(field: Field, *, tied: bool) -> dict[str, Any]:
+    """config.json of the Llama model that the GGUF metadata describes."""
+    heads = field("llama.attention.head_count")
+    hidden = field("llama.embedding_length")
+    eos = field("tokenizer.ggml.eos_token_id")
+    if field("llama.rope.scaling.type", "none") != "none":
+        raise BenchError("llama.rope.scaling.type: scaled rope in a GGUF is not supported")
+    return {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_act": "silu",
+        "hidden_size": hidden,
+        "intermediate_size": field("llama.feed_forward_length"),
+        "num_hidden_layers": field("llama.block_count"),
+        "num_attention_heads": heads,
+        "num_key_value_heads": field("llama.attention.head_count_kv", heads),
+        "head_dim": field("llama.attention.key_length", hidden // heads),
+        "vocab_size": len(field("tokenizer.ggml.tokens")),
+        "max_position_embeddings": field("llama.context_length"),
+        "rms_norm_eps": round(field("llama.attention.layer_norm_rms_epsilon"), 10),
+        "rope_theta": field("llama.rope.freq_base", 10000.0),
+        "attention_bias": False,
+        "mlp_bias": False,
+        "tie_word_embeddings": tied,
+        "bos_token_id": field("tokenizer.ggml.bos_token_id"),
+        "eos_token_id": eos,
+        "pad_token_id": field("tokenizer.ggml.padding_token_id", eos),
+        "dtype": "bfloat16",
+    }
+
+
+def _write_weights(
+    reader: "gguf.GGUFReader", config: dict[str, Any], path: Path, progress: Progress
+) -> None:
+    """Dequantise tensor by tensor; a quantisation that gguf cannot undo raises BenchError."""
+    from safetensors.torch import save_file
+
+    weights = {}
+    for number, tensor in enumerate(reader.tensors, 1):
+        if number % 50 == 1:
+            progress(f"dequantising tensor {number} of {len(reader.tensors)}")
+        if tensor.name == "rope_freqs.weight":
+            raise BenchError("rope_freqs.weight: scaled rope in a GGUF is not supported")
+        weights[hub_name(tensor.name)] = _dequantised(tensor, config)
+    save_file(weights, str(path), metadata={"format": "pt"})
+
+
+def _dequantised(tensor: "gguf.ReaderTensor", config: dict[str, Any]) -> "torch.Tensor":
+    """One tensor in bf16, in the layout of transformers and vLLM."""
+    import gguf
+    import torch
+
+    try:
+        values = gguf.dequantize(tensor.data, tensor.tensor_type)
+    except NotImplementedError as error:
+        raise BenchError(f"{tensor.name}: cannot undo {tensor.tensor_type.name}") from error
+    if tensor.name.endswith("attn_q.weight"):
+        values = unpermute(values, config["num_attention_heads"])
+    elif tensor.name.endswith("attn_k.weight"):
+        values = unpermute(values, config["num_key_value_heads"])
+    # A copy: the reader's arrays are views of the read-only mapped file.
+    return torch.from_numpy(np.array(values, dtype=np.float32)).to(torch.bfloat16)
+
+
+def unpermute(weight: np.ndarray, heads: int) -> np.ndarray:
+    """Rows of a GGUF query or key matrix in the order that transformers and vLLM rotate.
+
+    GGUF rotates neighbours (2i, 2i + 1) of each head, transformers and vLLM rotate
+    (i, i + head_dim/2); the rows are stored so that both give the same attention.
+    """
+    rows, columns = weight.shape
+    pairs = weight.reshape(heads, rows // heads // 2, 2, columns)
+    return pairs.swapaxes(1, 2).reshape(rows, columns)
+
+
+def hub_name(name: str) -> str:
+    """`blk.3.attn_q.weight` is `model.layers.3.self_attn.q_proj.weight`.
+
+    Raises BenchError for tensors that a Llama model without biases does not have.
+    """
+    parts = name.split(".")
+    prefix = ""
+    if parts[0] == "blk":
+        prefix, parts = f"model.layers.{parts[1]}.", parts[2:]
+    if len(parts) != 2 or parts[1] != "weight" or parts[0] not in _NAMES:
+        raise BenchError(f"{name}: not a tensor of a plain Llama model; cannot convert this GGUF")
+    return f"{prefix}{_NAMES[parts[0]]}.weight"

@@ -1,0 +1,60 @@
+"""A pair without weights: config.json files that vLLM's dummy loader fills with random numbers."""
+
+from pathlib import Path
+from typing import Any
+
+from nwor_bench.errors import ConfigError
+from nwor_bench.models.config_json import read_shape
+from nwor_bench.models.pairs.json_file import write_json
+from nwor_bench.models.pairs.model import ShapeSource
+from nwor_bench.models.pairs.tiny import BYTE_VOCABULARY, SPECIAL_TOKENS, write_byte_tokenizer
+
+LOAD_FORMAT = "dummy"
+"""vLLM's loader that fills any shape with small random numbers instead of weights."""
+
+WITHOUT_WEIGHTS = (
+    "none (random, vLLM's dummy loader); says nothing about acceptance or the models' text"
+)
+
+
+def check_shape(shape: ShapeSource) -> None:
+    """Refuse what is no decoder's config.json, before anything is written.
+
+    Raises ConfigError naming the table and the entry: a missing size, another architecture than
+    the byte model covers, or a vocabulary in which the prompts' tokens have no place.
+    """
+    for name, config in _configs(shape):
+        field = f"[shape.{name}]"
+        for key, example in (("architectures", ["LlamaForCausalLM"]), ("model_type", "llama")):
+            if not config.get(key):
+                raise ConfigError.for_field(field, key, f"write it, for example {example!r}")
+        sizes = read_shape(config, field, config["model_type"])
+        if sizes.vocab < BYTE_VOCABULARY:
+            raise ConfigError.for_field(
+                f"{field} vocab_size", sizes.vocab,
+                f"prompts are tokens of single bytes; write {BYTE_VOCABULARY} or more",
+            )  # fmt: skip
+
+
+def shape_parameters(config: dict[str, Any], field: str) -> int:
+    """Parameters of the model that a config.json describes, norms and biases left out."""
+    return read_shape(config, field, str(config.get("model_type"))).parameters()
+
+
+def write_shape(folder: Path, shape: ShapeSource) -> None:
+    """Write `folder`/target and, if there is one, `folder`/draft.
+
+    The target gets a tokenizer of bytes, whose ids any larger vocabulary has too.
+    """
+    for name, config in _configs(shape):
+        (folder / name).mkdir(parents=True)
+        write_json(folder / name / "config.json", config)
+    target = folder / "target"
+    write_byte_tokenizer(target)
+    ends = BYTE_VOCABULARY - len(SPECIAL_TOKENS)
+    write_json(target / "generation_config.json", {"eos_token_id": ends, "pad_token_id": ends + 1})
+
+
+def _configs(shape: ShapeSource) -> list[tuple[str, dict[str, Any]]]:
+    configs = (("target", shape.target), ("draft", shape.draft))
+    return [(name, config) for name, config in configs if config is not None]

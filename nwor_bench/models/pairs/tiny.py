@@ -1,0 +1,177 @@
+"""A target and a drafter written from a seed: random weights, float32, in about a second.
+
+The drafter is the target plus Gaussian noise, so the noise sets the acceptance: 0 makes the
+two identical (every draft accepted), noise far above 1 makes them strangers (every draft
+rejected). numpy's generator is used, not torch's, because its bytes do not depend on the
+CPU's instruction set: the same seed gives the same files everywhere.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from nwor_bench.models.pairs.json_file import write_json
+
+Weights = dict[str, np.ndarray]
+
+SPECIAL_TOKENS = ("<|end|>", "<|pad|>", "<|system|>", "<|user|>", "<|assistant|>")
+"""Their ids follow those of the 256 bytes, in this order; what is left is reserved."""
+
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] }}<|end|>"
+    "{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+_BYTES = 256
+
+BYTE_VOCABULARY = _BYTES + len(SPECIAL_TOKENS)
+"""Tokens of a tokenizer of bytes."""
+
+
+def generate_tiny(
+    folder: Path,
+    *,
+    seed: int = 0,
+    noise: float = 0.05,
+    layers: int = 3,
+    hidden: int = 128,
+    heads: int = 4,
+    kv_heads: int = 2,
+    head_dim: int = 32,
+    vocab: int = 264,
+    max_positions: int = 32768,
+) -> tuple[Path, Path]:
+    """Write `folder`/target and `folder`/draft and return the two paths.
+
+    `noise` is relative: the standard deviation added to a weight matrix is `noise` times that
+    matrix's own. Files are the same, byte for byte, for the same arguments.
+    """
+    if vocab < BYTE_VOCABULARY or heads % kv_heads or noise < 0:
+        raise ValueError(
+            f"vocab {vocab}, heads {heads}, kv_heads {kv_heads}, noise {noise}: vocab must be at "
+            f"least {BYTE_VOCABULARY}, heads a multiple of kv_heads, noise >= 0"
+        )
+    config = _config(layers, hidden, heads, kv_heads, head_dim, vocab, max_positions)
+    target_weights = _random_weights(np.random.default_rng([seed, 0]), config)
+    draft_weights = _with_noise(np.random.default_rng([seed, 1]), target_weights, noise)
+    target, draft = folder / "target", folder / "draft"
+    _write_model(target, config, target_weights)
+    _write_model(draft, config, draft_weights)
+    return target, draft
+
+
+def _config(
+    layers: int,
+    hidden: int,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    vocab: int,
+    max_positions: int,
+) -> dict[str, Any]:
+    """config.json of a Llama model of that shape."""
+    return {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_act": "silu",
+        "hidden_size": hidden,
+        "intermediate_size": 2 * hidden,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "head_dim": head_dim,
+        "vocab_size": vocab,
+        "max_position_embeddings": max_positions,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 10000.0,
+        "attention_bias": False,
+        "mlp_bias": False,
+        "tie_word_embeddings": False,
+        "eos_token_id": _BYTES,
+        "pad_token_id": _BYTES + 1,
+        "dtype": "float32",
+    }
+
+
+def _random_weights(rng: np.random.Generator, config: dict[str, Any]) -> Weights:
+    """Weights of a Llama model under their Hugging Face names, norms set to one.
+
+    Standard deviation 1/sqrt(inputs) lets attention carry as much as the token itself, so the
+    next token depends on the history. With the usual 0.02 a random model is a map from token
+    to token and soon repeats itself.
+    """
+    hidden, wide = config["hidden_size"], config["intermediate_size"]
+    q_rows = config["num_attention_heads"] * config["head_dim"]
+    kv_rows = config["num_key_value_heads"] * config["head_dim"]
+    shapes = {
+        "self_attn.q_proj": (q_rows, hidden),
+        "self_attn.k_proj": (kv_rows, hidden),
+        "self_attn.v_proj": (kv_rows, hidden),
+        "self_attn.o_proj": (hidden, q_rows),
+        "mlp.gate_proj": (wide, hidden),
+        "mlp.up_proj": (wide, hidden),
+        "mlp.down_proj": (hidden, wide),
+    }
+    weights = {"model.embed_tokens.weight": _normal(rng, (config["vocab_size"], hidden), 1.0)}
+    for layer in range(config["num_hidden_layers"]):
+        prefix = f"model.layers.{layer}"
+        for norm in ("input_layernorm", "post_attention_layernorm"):
+            weights[f"{prefix}.{norm}.weight"] = np.ones(hidden, np.float32)
+        for name, shape in shapes.items():
+            weights[f"{prefix}.{name}.weight"] = _normal(rng, shape, shape[1] ** -0.5)
+    weights["model.norm.weight"] = np.ones(hidden, np.float32)
+    # The factor 2 spreads the logits, so that sampling at temperature 1 is not almost uniform.
+    head = _normal(rng, (config["vocab_size"], hidden), 2 * hidden**-0.5)
+    # Logit 0 never wins against 256 random ones: greedy output is text and never ends early.
+    head[_BYTES:] = 0.0
+    weights["lm_head.weight"] = head
+    return weights
+
+
+def _normal(rng: np.random.Generator, shape: tuple[int, ...], std: float) -> np.ndarray:
+    return rng.standard_normal(shape, dtype=np.float32) * np.float32(std)
+
+
+def _with_noise(rng: np.random.Generator, weights: Weights, noise: float) -> Weights:
+    """Add noise to every matrix; norms (vectors) and zero rows stay as they are."""
+    noisy = {}
+    for name, weight in weights.items():
+        if weight.ndim == 2:
+            # Drawn even for noise 0, so that one seed gives one direction of noise.
+            change = _normal(rng, weight.shape, 1.0) * (weight != 0)
+            weight = weight + np.float32(noise) * weight.std() * change
+        noisy[name] = weight
+    return noisy
+
+
+def _write_model(folder: Path, config: dict[str, Any], weights: Weights) -> None:
+    from safetensors.numpy import save_file
+
+    folder.mkdir(parents=True)
+    write_json(folder / "config.json", config)
+    tokens = {key: config[key] for key in ("eos_token_id", "pad_token_id")}
+    write_json(folder / "generation_config.json", tokens)
+    save_file(weights, str(folder / "model.safetensors"), metadata={"format": "pt"})
+    write_byte_tokenizer(folder, config["vocab_size"])
+
+
+def write_byte_tokenizer(folder: Path, vocab: int = BYTE_VOCABULARY) -> None:
+    """A tokenizer of single bytes: any text becomes its UTF-8, one token a byte."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+    symbols = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE({s: i for i, s in enumerate(symbols)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    reserved = range(vocab - BYTE_VOCABULARY)
+    names = [*SPECIAL_TOKENS, *(f"<|reserved_{i}|>" for i in reserved)]
+    tokenizer.add_special_tokens([AddedToken(n, special=True, normalized=False) for n in names])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": SPECIAL_TOKENS[0],
+        "pad_token": SPECIAL_TOKENS[1],
+        "clean_up_tokenization_spaces": False,
+        "chat_template": CHAT_TEMPLATE,
+    }
+    write_json(folder / "tokenizer_config.json", settings)

@@ -1,0 +1,1 @@
+"""What else the plugin sees of a window: bytes, launches, phases, ranges, cache rows."""

@@ -1,0 +1,222 @@
+"""Hardware counters for each window of a batch: marks on the stream, samples beside them.
+
+A window is all that the GPU does from the start of its step to the start of the next one: the
+forward, sampling, the commit and the drafter. An event on the stream marks each start, and copies
+of known size before and after the batch tie the events to the samples (see `counter_join`).
+Everything here is in place only while counters are on.
+"""
+
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+
+from nwor_bench.errors import BenchError
+from nwor_bench.instruments.counter_join import ClockMatch, counted_between, match_clocks
+from nwor_bench.instruments.pm_sampling import CountersUnavailable, PmSampler, PmSamples
+from nwor_bench.plugin.patching import Patch, PatchSet
+
+COPIES = 3
+"""Copies of known size before a batch, and as many after it."""
+
+COPY_BYTES = 1 << 28
+"""256 MiB: far more than an L2 cache holds, 0.14 ms on an H200."""
+
+QUIET_S = 0.008
+"""Pause around each copy, so that no other traffic is near it."""
+
+TRUSTED = (0.95, 1.05)
+"""Bytes counted over bytes copied: outside of this the counters are not used."""
+
+
+class Sampler(Protocol):
+    """What counts; on a GPU the PmSampler."""
+
+    names: tuple[str, ...]
+    interval_ns: int
+
+    def start(self) -> None:
+        """Begin to sample."""
+
+    def stop(self, seconds: float) -> PmSamples:
+        """End, and give the samples of the last `seconds`."""
+
+    def close(self) -> None:
+        """Let go of the counters."""
+
+
+class Timeline(Protocol):
+    """Marks where the device stands, and reads them later."""
+
+    copy_bytes: int
+
+    def anchor(self) -> int:
+        """Zero of the marks' clock, now; its time on the host's CLOCK_REALTIME in ns, about."""
+
+    def mark(self) -> Any:
+        """Note that the device has come here."""
+
+    def ns(self, mark: Any) -> float:
+        """When it did, in ns since the anchor; waits for it."""
+
+    def copy(self) -> None:
+        """Read and write `copy_bytes`."""
+
+
+class CudaTimeline:
+    """Events on the current stream of this process's GPU."""
+
+    copy_bytes = COPY_BYTES
+
+    def __init__(self) -> None:
+        self._from = torch.zeros(COPY_BYTES, dtype=torch.uint8, device="cuda")
+        self._to = torch.zeros_like(self._from)
+        self._zero: Any = None
+
+    def anchor(self) -> int:
+        """Record the zero on an idle stream; the host's time in the middle of the call."""
+        torch.cuda.synchronize()
+        before = time.clock_gettime_ns(time.CLOCK_REALTIME)
+        self._zero = self.mark()
+        self._zero.synchronize()
+        return (before + time.clock_gettime_ns(time.CLOCK_REALTIME)) // 2
+
+    def mark(self) -> Any:
+        """An event on the current stream."""
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record()
+        return event
+
+    def ns(self, mark: Any) -> float:
+        """Milliseconds between the events, as ns (to about 0.5 us)."""
+        mark.synchronize()
+        return float(self._zero.elapsed_time(mark)) * 1e6
+
+    def copy(self) -> None:
+        """From one buffer to the other."""
+        self._to.copy_(self._from)
+
+
+def open_instruments() -> tuple[Sampler, Timeline]:
+    """The counters and the stream of this process's GPU. Raises CountersUnavailable."""
+    if not torch.cuda.is_available():
+        raise CountersUnavailable("--dram-counters: there is no CUDA device in this worker")
+    return PmSampler(torch.cuda.current_device()), CudaTimeline()
+
+
+class CountedWindows:
+    """Counts what the windows of one runner move, batch by batch.
+
+    Args:
+        hook: the runner's hook, of either runner; its windows are drained in the order in which
+            they are marked here.
+    """
+
+    def __init__(self, hook: Any):
+        self._hook = hook
+        self._patches: PatchSet | None = None
+        self._instruments: tuple[Sampler, Timeline] | None = None
+        self._marks: list[tuple[Any, bool]] = []
+        self._copies: list[tuple[Any, Any]] = []
+        self._started = 0.0
+        self._anchor_ns = 0
+
+    @property
+    def on(self) -> bool:
+        """True while windows are marked."""
+        return self._patches is not None
+
+    def switch(self, on: bool) -> None:
+        """Open the counters and mark windows, or close them; call it between batches."""
+        if on == self.on:
+            return
+        if on:
+            self._instruments = open_instruments()
+            wrap = Patch(self._hook.runner, "execute_model", self._wrap_execute_model)
+            self._patches = PatchSet([wrap])
+            self._patches.apply()
+            return
+        assert self._patches is not None
+        self._patches.undo()
+        sampler, _ = self._opened()
+        sampler.close()
+        self._patches = self._instruments = None
+
+    def start(self) -> None:
+        """Begin to sample, with the copies that come before a batch."""
+        sampler, timeline = self._opened()
+        self._marks, self._copies = [], []
+        sampler.start()
+        self._started = time.perf_counter()
+        self._anchor_ns = timeline.anchor()
+        self._copy(timeline)
+
+    def take(self) -> dict[str, Any]:
+        """End the batch: what each window moved, in their order, and how well that is known.
+
+        Raises BenchError if the counters do not see the known copies as they are.
+        """
+        sampler, timeline = self._opened()
+        self._marks.append((timeline.mark(), False))
+        self._copy(timeline)
+        samples = sampler.stop(time.perf_counter() - self._started)
+        copies = [(timeline.ns(start), timeline.ns(end)) for start, end in self._copies]
+        match = match_clocks(samples, copies, timeline.copy_bytes, self._anchor_ns)
+        if match is None or not TRUSTED[0] <= match.copy_ratio <= TRUSTED[1]:
+            raise BenchError(
+                "--dram-counters: the samples do not show copies of known size as they are "
+                f"({match or 'none is found'}); nothing that they say counts"
+            )
+        times = [timeline.ns(mark) for mark, _ in self._marks]
+        places = [place for place, (_, is_window) in enumerate(self._marks) if is_window]
+        counted = counted_between(
+            samples,
+            match.offset_ns,
+            [times[place] for place in places],
+            [times[place + 1] for place in places],
+        )
+        windows = [
+            {
+                name: None if value != value else round(value)
+                for name, value in zip(sampler.names, row, strict=True)
+            }
+            for row in counted.tolist()
+        ]
+        return {"windows": windows, "facts": self._facts(match, len(samples.start_ns), sampler)}
+
+    def _facts(self, match: ClockMatch, samples: int, sampler: Sampler) -> dict[str, Any]:
+        return {
+            "samples": samples,
+            "sample_us": sampler.interval_ns / 1e3,
+            "clock_spread_us": round(match.spread_ns / 1e3, 2),
+            "clock_to_host_us": round((match.offset_ns - self._anchor_ns) / 1e3, 2),
+            "copies_found": match.copies,
+            "copies_made": len(self._copies),
+            "copy_ratio": round(match.copy_ratio, 5),
+        }
+
+    def _copy(self, timeline: Timeline) -> None:
+        for _ in range(COPIES):
+            time.sleep(QUIET_S)
+            start = timeline.mark()
+            timeline.copy()
+            end = timeline.mark()
+            timeline.ns(end)  # waits, so that the pause after it is one
+            self._copies.append((start, end))
+        time.sleep(QUIET_S)
+
+    def _opened(self) -> tuple[Sampler, Timeline]:
+        if self._instruments is None:
+            raise BenchError("hardware counters are not switched on in this worker")
+        return self._instruments
+
+    def _wrap_execute_model(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def execute_model(scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
+            if not kwargs.get("dummy_run") and scheduler_output.total_num_scheduled_tokens:
+                _, timeline = self._opened()
+                is_window = bool(scheduler_output.scheduled_spec_decode_tokens)
+                self._marks.append((timeline.mark(), is_window))
+            return original(scheduler_output, *args, **kwargs)
+
+        return execute_model

@@ -1,0 +1,154 @@
+"""A worker's counters on vLLM's own /metrics, in `vllm serve`.
+
+The server and its workers are different processes, so they share a folder of metric files. With
+several API servers vLLM has such a folder already (PROMETHEUS_MULTIPROC_DIR) and shows whatever
+is in it; with one, the plugin makes a folder when it is loaded in the server, leaves its name to
+the processes that the server starts, and adds the folder to what /metrics shows.
+"""
+
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from prometheus_client import REGISTRY, Metric
+from prometheus_client.multiprocess import MultiProcessCollector
+from prometheus_client.registry import Collector
+
+from nwor_bench.errors import ConfigError
+from nwor_bench.plugin.accumulator import WindowCounts
+from nwor_bench.plugin.patching import Patch, PatchSet
+from nwor_bench.plugin.settings import PluginSettings
+from nwor_bench.records.metrics import MetricFiles, WindowMetrics, labels_of, process_name
+
+SWITCH = "VLLM_NWOR_METRICS"
+"""0: no metrics (a sweep has its own); anything else, or nothing: in `vllm serve`."""
+
+FOLDER = "VLLM_NWOR_METRICS_DIR"
+"""Where the processes of one server put their files; the plugin sets it."""
+
+VLLM_FOLDER = "PROMETHEUS_MULTIPROC_DIR"
+
+LATE_COUNTS_S = 5.0
+"""On a GPU a worker's counts stay on the device: how often they are read for the metrics."""
+
+_own_folder: TemporaryDirectory[str] | None = None
+
+
+class FolderCollector(Collector):
+    """Everything that the metric files of a folder hold, merged as it is asked for."""
+
+    def __init__(self, folder: str):
+        self._files = MultiProcessCollector(None, folder)  # type: ignore[no-untyped-call]
+
+    def collect(self) -> Iterator[Metric]:
+        """Read the files."""
+        yield from self._files.collect()  # type: ignore[no-untyped-call]
+
+
+def share_folder() -> None:
+    """In the first process of a server: make the folder, and let /metrics show it."""
+    global _own_folder
+    if os.environ.get(SWITCH) == "0" or FOLDER in os.environ:
+        return
+    _own_folder = TemporaryDirectory(prefix="nwor-metrics-")
+    os.environ[FOLDER] = _own_folder.name
+    REGISTRY.register(FolderCollector(_own_folder.name))
+
+
+def folder_of(environ: Mapping[str, str] = os.environ) -> Path | None:
+    """The folder for a worker's files; None where metrics are off.
+
+    Raises ConfigError if the folder that the environment names is none.
+    """
+    if environ.get(SWITCH) == "0":
+        return None
+    for name in (VLLM_FOLDER, FOLDER):
+        if environ.get(name):
+            folder = Path(environ[name])
+            if not folder.is_dir():
+                raise ConfigError.for_field(name, str(folder), "name an existing folder")
+            return folder
+    return None
+
+
+def publish(hook: Any, worker: Any, settings: PluginSettings) -> PatchSet:
+    """Count the worker's windows for /metrics from now on, if metrics are on.
+
+    Call it before the hook is attached, whose wrappers have to lie on top.
+
+    Returns:
+        What was patched for it, perhaps nothing: undo it if the hook cannot be attached.
+    """
+    patches = PatchSet([])
+    folder = folder_of()
+    if folder is None:
+        return patches
+    rank = global_rank(worker)
+    pair = pair_name(worker.vllm_config)
+    metrics = WindowMetrics(MetricFiles(folder, process_name(rank)))
+
+    def count(window: WindowCounts) -> None:
+        metrics.add(window, labels_of(pair, hook.nwor_mode, hook.validator.mode, rank))
+
+    metrics.begin(labels_of(pair, settings.nwor_mode, settings.scv_mode, rank))
+    hook.accumulator.listener = count
+    if hook.late is not None:
+        patches = PatchSet([Patch(hook.runner, "execute_model", read_counts_in_time(hook))])
+        patches.apply()
+    return patches
+
+
+def publish_refusal(reason: str, worker: Any, settings: PluginSettings) -> None:
+    """Count once, under its reason, that this worker's windows will not be seen at all."""
+    folder = folder_of()
+    if folder is None:
+        return
+    rank = global_rank(worker)
+    labels = labels_of(pair_name(worker.vllm_config), settings.nwor_mode, settings.scv_mode, rank)
+    files = MetricFiles(folder, process_name(rank))
+    files.add("nwor_fallback_count", (*labels, ("reason", reason)), 1)
+    files.close()
+
+
+def global_rank(worker: Any) -> int:
+    """The worker's number among all of a server's, over its data-parallel engines."""
+    parallel = worker.vllm_config.parallel_config
+    return int(parallel.data_parallel_index * parallel.world_size + worker.rank)
+
+
+def read_counts_in_time(
+    hook: Any, clock: Callable[[], float] = time.perf_counter
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Have counts that are still on the device read every few seconds, and when work runs out.
+
+    Each reading waits for the steps that the device has still to finish.
+    """
+
+    def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
+        last = clock()
+
+        def execute_model(scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
+            nonlocal last
+            # vLLM runs one more step, an empty one, when its last request has finished.
+            if not scheduler_output.total_num_scheduled_tokens or clock() - last > LATE_COUNTS_S:
+                hook.late.resolve(None)
+                last = clock()
+            return original(scheduler_output, *args, **kwargs)
+
+        return execute_model
+
+    return wrap
+
+
+def pair_name(config: Any) -> str:
+    """Target and drafter as a label: hub names, or the last part of a folder's path."""
+    speculative = config.speculative_config
+    drafter = speculative.model if speculative.uses_draft_kv_cache() else None
+    return f"{_short(config.model_config.model)} + {_short(drafter or speculative.method)}"
+
+
+def _short(name: str) -> str:
+    return Path(name).name if Path(name).is_absolute() else name

@@ -1,0 +1,1 @@
+"""Staging in vLLM's V1 model runner, which the CPU build uses."""

@@ -1,0 +1,1 @@
+"""Staging in vLLM's V2 model runner, the default on a GPU."""

@@ -1,0 +1,195 @@
+"""A target layer's attention on a GPU while NWOR stages: stock methods, wrapped on the instance.
+
+In mode `off` nothing here is in place and the layer runs the stock implementation. In mode
+`stage` its write leaves out what the window stages, and its attention reads the committed
+context from the cache and the window's K/V from where it is staged.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from vllm.v1.attention.backend import AttentionType
+from vllm.v1.attention.backends.flash_attn import (
+    FlashAttentionImpl,
+    FlashAttentionMetadataBuilder,
+)
+from vllm.v1.attention.backends.triton_attn import (
+    TritonAttentionImpl,
+    TritonAttentionMetadataBuilder,
+)
+
+from nwor_bench.plugin import refusals
+from nwor_bench.plugin.patching import Patch
+from nwor_bench.plugin.runner_v2.staging import GpuStaging, GpuWindowBatch
+from nwor_bench.plugin.window import Window
+from nwor_kernels.verify_attention.kernel import (
+    VerifyWorkspace,
+    unsupported_reason,
+    verify_attention_triton,
+)
+
+SUPPORTED = (FlashAttentionImpl, TritonAttentionImpl)
+"""Implementations whose cache is [blocks, kv_heads, block_size, 2 * head_dim], K then V."""
+
+BUILDERS = (FlashAttentionMetadataBuilder, TritonAttentionMetadataBuilder)
+"""Builders whose metadata have one row for each request of the step."""
+
+FP8 = ("fp8", "fp8_e4m3")
+
+
+def why_unsupported(layer: Any, max_query_len: int, dtype: torch.dtype) -> str | None:
+    """The fallback reason of a layer that cannot be staged; None if it can."""
+    reason = refusals.of_kind(layer)
+    if reason is not None:
+        return reason
+    impl = layer.impl
+    if type(impl) not in SUPPORTED:
+        return f"unsupported_attention:{type(impl).__name__}"
+    reason = refusals.of_layer(layer, BUILDERS)
+    if reason is not None:
+        return reason
+    if impl.attn_type != AttentionType.DECODER:
+        return f"attention_type:{impl.attn_type}"
+    if impl.alibi_slopes is not None:
+        return "alibi"
+    if getattr(impl, "sinks", None) is not None:
+        return "attention_sinks"
+    quantised = impl.kv_cache_dtype not in ("auto", "bfloat16", "float16", "float32")
+    if quantised and impl.kv_cache_dtype not in FP8:
+        return f"cache_dtype:{impl.kv_cache_dtype}"
+    cache_dtype = torch.float8_e4m3fn if quantised else dtype
+    return unsupported_reason(impl.head_size, max_query_len, dtype, cache_dtype)
+
+
+class StagingAttention:
+    """Wraps the write and the attention of one target layer.
+
+    Args:
+        number: the layer's place among the target layers.
+        layer: vLLM's attention module.
+        window: the window in flight.
+        staging: holds the window's K/V.
+        workspace: partial results of split attention, shared by all layers.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        layer: Any,
+        window: Window,
+        staging: GpuStaging,
+        workspace: VerifyWorkspace,
+    ):
+        self._number = number
+        self._layer = layer
+        self._window = window
+        self._staging = staging
+        self._workspace = workspace
+        impl = layer.impl
+        self._scale = float(impl.scale)
+        self._softcap = float(impl.logits_soft_cap or 0.0)
+        self._sliding_window = positions_seen(impl.sliding_window)
+        self._quantised = impl.kv_cache_dtype in FP8
+
+    def patches(self) -> list[Patch]:
+        """The two patches, not yet applied."""
+        impl = self._layer.impl
+        return [
+            Patch(impl, "do_kv_cache_update", self._wrap_write),
+            Patch(impl, "forward", self._wrap_forward),
+        ]
+
+    def _wrap_write(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        window, number = self._window, self._number
+
+        def do_kv_cache_update(
+            layer: Any, key: Tensor, value: Tensor, kv_cache: Tensor, slot_mapping: Tensor
+        ) -> None:
+            if window.is_staging and window.stage(number, key, value):
+                assert window.batch is not None
+                direct_slots = window.batch.direct_slots
+                if direct_slots is None:
+                    return
+                slot_mapping = direct_slots
+            original(layer, key, value, kv_cache, slot_mapping)
+
+        return do_kv_cache_update
+
+    def _wrap_forward(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        window = self._window
+
+        def forward(
+            layer: Any,
+            query: Tensor,
+            key: Tensor,
+            value: Tensor,
+            kv_cache: Tensor,
+            attn_metadata: Any,
+            output: Tensor,
+            *args: Any,
+            **kwargs: Any,
+        ) -> Tensor:
+            batch = window.batch
+            if window.is_staging and attn_metadata is not None:
+                reason = refusals.of_call(key, value, args, kwargs)
+                reason = reason or self._why_not_staged(attn_metadata)
+                if reason is not None:
+                    window.abort(reason)  # before the cache is read for this layer
+            if not window.is_staging or attn_metadata is None:
+                return original(
+                    layer, query, key, value, kv_cache, attn_metadata, output, *args, **kwargs
+                )
+            assert isinstance(batch, GpuWindowBatch)
+            if batch.tokens_per_request is None:
+                # Requests without a window attend here; the others' rows are overwritten below.
+                original(layer, query, key, value, kv_cache, attn_metadata, output, *args, **kwargs)
+            self._verify(batch, query, kv_cache, attn_metadata, output)
+            return output
+
+        return forward
+
+    def _why_not_staged(self, metadata: Any) -> str | None:
+        """Why this layer's attention must read the cache in this step; None: it need not."""
+        if not self._window.has_staged(self._number):
+            return refusals.NOT_STAGED
+        assert self._window.batch is not None
+        return refusals.of_step(metadata, len(self._window.batch.num_draft_tokens))
+
+    def _verify(
+        self, batch: GpuWindowBatch, query: Tensor, kv_cache: Tensor, metadata: Any, output: Tensor
+    ) -> None:
+        starts, ends = batch.staged_start, batch.staged_end
+        if starts is None or ends is None:
+            starts, ends = metadata.query_start_loc[:-1], metadata.query_start_loc[1:]
+        layer = self._layer
+        q_scale = layer._q_scale.view(-1) if query.dtype == torch.float8_e4m3fn else None
+        verify_attention_triton(
+            query,
+            self._staging.keys[self._number],
+            self._staging.values[self._number],
+            kv_cache,
+            metadata.query_start_loc,
+            metadata.seq_lens,
+            metadata.block_table,
+            starts,
+            ends,
+            output,
+            scale=self._scale,
+            max_query_len=batch.max_query_len,
+            max_seq_len=metadata.max_seq_len,
+            sliding_window=self._sliding_window,
+            softcap=self._softcap,
+            q_scale=q_scale,
+            k_scale=layer._k_scale.view(-1) if self._quantised else None,
+            v_scale=layer._v_scale.view(-1) if self._quantised else None,
+            workspace=self._workspace,
+        )
+
+
+def positions_seen(sliding_window: tuple[int, int] | None) -> int:
+    """FlashAttention's (left, right) window as the number of positions seen; -1: all."""
+    if sliding_window is None or sliding_window[0] < 0:
+        return -1
+    return sliding_window[0] + 1

@@ -1,0 +1,273 @@
+"""Speculative cache validation on a GPU: which drafts of this window were accepted?
+
+vLLM's V2 sampler leaves `num_sampled` on the device. Mode `off` copies it to the host and loops,
+the reference. Mode `graph` replays a CUDA graph of the kernel, one a bucketed shape, captured
+when the shape is first seen. Mode `adaptive` launches the kernel eagerly until a shape has
+recurred `TRIALS` times, then replays it as often, and from then on does what took the host less
+time. What each window did is counted.
+"""
+
+import logging
+import time
+from collections import Counter, OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+from statistics import median
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from nwor_bench.records.types import ScvMode
+from nwor_kernels.mask.kernel import acceptance_mask_from_counts_triton, bind_mask
+
+logger = logging.getLogger("vllm.nwor_bench")
+
+TRIALS = 8
+"""Adaptive: eager launches of a shape before it is captured, and replays before it is judged."""
+
+MOST_GRAPHS = 32
+"""Captured shapes kept; the one longest unused is evicted for a new one."""
+
+Shape = tuple[str, int, int]
+"""What is launched, and the two numbers that its launches have in common."""
+
+
+class DeviceValidation(NamedTuple):
+    """What was decided about one window.
+
+    Attributes:
+        num_accepted: [requests] int32 on the device, accepted drafts of each request.
+        path: "host", "device" (launched eagerly), "capture" (launched eagerly, then captured
+            for the next window) or "graph".
+        fallback_reason: why the mode's own path was not taken; None if it was.
+    """
+
+    num_accepted: Tensor
+    path: str
+    fallback_reason: str | None = None
+
+
+@dataclass
+class _Trial:
+    """Adaptive's knowledge of one shape: host seconds of each way, and which one pays."""
+
+    eager: list[float] = field(default_factory=list)
+    replayed: list[float] = field(default_factory=list)
+    replay_pays: bool = True
+    """True until as many replays have been tried as launches, then by their medians."""
+
+    def add_replay(self, seconds: float) -> None:
+        """Note how long a replay took; the last that is wanted settles the matter."""
+        self.replayed.append(seconds)
+        if len(self.replayed) == TRIALS:
+            self.replay_pays = median(self.replayed) < median(self.eager)
+
+
+_NO_TRIAL = _Trial()
+"""For mode `graph`, which tries nothing: it stays empty, so replaying pays."""
+
+
+@dataclass
+class _Captured:
+    """A graph and the buffer that its input is copied to."""
+
+    graph: torch.cuda.CUDAGraph
+    num_sampled: Tensor
+
+    def replay(self, given: Tensor) -> None:
+        """Fill the first of the captured counts; the rest is padding's, which nobody commits."""
+        kept = self.num_sampled
+        if given.shape != kept.shape:  # making a view takes the host longer than the comparison
+            kept = kept[: given.shape[0]]
+        kept.copy_(given)
+        self.graph.replay()
+
+
+class DeviceValidator:
+    """Validates windows in one SCV mode at a time and counts how.
+
+    Args:
+        drafts: most drafts of a request.
+        max_requests: most requests of a step.
+        device: a CUDA device.
+    """
+
+    def __init__(self, drafts: int, max_requests: int, device: torch.device):
+        self.mode = ScvMode.OFF
+        self.counters: Counter[str] = Counter()
+        self.fallbacks: Counter[str] = Counter()
+        self._device = device
+        most = _bucket(max_requests)
+        self._mask = torch.empty(most * drafts, dtype=torch.bool, device=device)
+        self._num_accepted = torch.zeros(most, dtype=torch.int32, device=device)
+        self._graphs: OrderedDict[Shape, _Captured] = OrderedDict()
+        self._trials: dict[Shape, _Trial] = {}
+        self._cannot_capture: str | None = None
+        self._mask_launches: dict[int, Callable[[Tensor], None]] = {}
+
+    @cached_property
+    def capture_stream(self) -> torch.cuda.Stream:
+        """The stream that launches are captured on: kernels keep its attributes in the graph."""
+        return torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+
+    def switch(self, mode: ScvMode) -> None:
+        """Start a mode anew: counters at zero, adaptive's memory of shapes empty.
+
+        Captured graphs are kept, since a graph is the same in both modes.
+        """
+        self.mode = mode
+        self.counters = Counter()
+        self.fallbacks = Counter()
+
+    def validate(
+        self, num_sampled: Tensor, drafts: np.ndarray, uniform: int | None
+    ) -> DeviceValidation:
+        """Decide which drafts were accepted.
+
+        Args:
+            num_sampled: [requests] int32 on the device: accepted drafts + 1, or 0 for a
+                request that only prefills.
+            drafts: [requests] int32 on the host, drafts of each request.
+            uniform: drafts of every request where all have as many.
+        """
+        if self.mode is ScvMode.OFF:
+            return self._on_host(num_sampled, drafts)
+        num_accepted = self._num_accepted[: len(drafts)]
+        if uniform is None:
+            self._count_fallback("uneven_windows")
+            self._launch_uneven(num_sampled, drafts, num_accepted)
+            return DeviceValidation(num_accepted, "device", "uneven_windows")
+        requests = _bucket(len(drafts))
+        shape = ("mask", requests, uniform)
+        path, reason = self.run(shape, requests, self._mask_launch(uniform), num_sampled)
+        return DeviceValidation(num_accepted, path, reason)
+
+    def warm_up(self, drafts: int) -> None:
+        """Compile what validates windows of this length, so that no window waits for that.
+
+        The kernel has a binary for every power of two of requests.
+        """
+        if drafts in self._mask_launches:
+            return
+        launch, requests = self._mask_launch(drafts), self._num_accepted.numel()
+        while requests:
+            launch(torch.zeros(requests, dtype=torch.int32, device=self._device))
+            requests //= 2
+
+    def run(
+        self, shape: Shape, requests: int, launch: Callable[[Tensor], None], num_sampled: Tensor
+    ) -> tuple[str, str | None]:
+        """Launch a kernel that decides on `num_sampled`, as this mode does.
+
+        Args:
+            shape: names the launch; equal shapes differ in their counts alone.
+            requests: most counts that a launch of this shape takes.
+            launch: launches the kernel for these counts; captured with counts of its own.
+            num_sampled: [up to `requests`] int32 on the device.
+
+        Returns:
+            The path taken and the fallback reason, as in `DeviceValidation`.
+        """
+        captured = self._graphs.get(shape)
+        adaptive = self.mode is ScvMode.ADAPTIVE
+        trial = self._trial_of(shape) if adaptive else _NO_TRIAL
+        untried = adaptive and len(trial.eager) < TRIALS
+        began = time.perf_counter()
+        if captured is not None and not untried and trial.replay_pays:
+            self._replay(shape, captured, num_sampled)
+            if adaptive and len(trial.replayed) < TRIALS:
+                trial.add_replay(time.perf_counter() - began)
+            return "graph", None
+        launch(num_sampled)
+        if untried:
+            trial.eager.append(time.perf_counter() - began)
+        self.counters["scv_device_validations"] += 1
+        self.counters["scv_launches"] += 1
+        if captured is not None:
+            self.counters["scv_kept_eager"] += 1
+            return "device", None
+        self.counters["scv_graph_misses"] += 1
+        if self._cannot_capture:
+            self._count_fallback(self._cannot_capture)
+            return "device", self._cannot_capture
+        if adaptive and len(trial.eager) < TRIALS:
+            return "device", None
+        # The launch above served this window, and was the warm-up that a capture needs.
+        self._cannot_capture = problem = self._capture(shape, requests, launch)
+        if problem:
+            self._count_fallback(problem)
+            return "device", problem
+        return "capture", None
+
+    def _trial_of(self, shape: Shape) -> _Trial:
+        trial = self._trials.get(shape)
+        if trial is None:
+            trial = self._trials[shape] = _Trial()
+        return trial
+
+    def _replay(self, shape: Shape, captured: _Captured, num_sampled: Tensor) -> None:
+        self._graphs.move_to_end(shape)
+        self.counters["scv_graph_hits"] += 1
+        self.counters["scv_launches"] += 2  # the copy of the counts, and the graph
+        captured.replay(num_sampled)
+
+    def _on_host(self, num_sampled: Tensor, drafts: np.ndarray) -> DeviceValidation:
+        """Copy to the host (which waits for the device), loop, copy back."""
+        counts = num_sampled.tolist()
+        accepted = [
+            min(max(sampled - 1, 0), allowed)
+            for sampled, allowed in zip(counts, drafts.tolist(), strict=True)
+        ]
+        self.counters["scv_host_syncs"] += 1
+        num_accepted = torch.tensor(accepted, dtype=torch.int32).pin_memory()
+        return DeviceValidation(num_accepted.to(self._device, non_blocking=True), "host")
+
+    def _mask_launch(self, drafts: int) -> Callable[[Tensor], None]:
+        """What launches the mask kernel on counts of windows of this length."""
+        known = self._mask_launches.get(drafts)
+        if known is not None:
+            return known
+
+        # Not through the operator, whose dispatch takes the host longer than the launch.
+        launch = bind_mask(self._mask, self._num_accepted, drafts)
+        self._mask_launches[drafts] = launch
+        return launch
+
+    def _launch_uneven(self, num_sampled: Tensor, drafts: np.ndarray, num_accepted: Tensor) -> None:
+        self.counters["scv_device_validations"] += 1
+        self.counters["scv_launches"] += 1
+        pinned = torch.from_numpy(np.ascontiguousarray(drafts, dtype=np.int32)).pin_memory()
+        on_device = pinned.to(self._device, non_blocking=True)
+        mask = self._mask[: int(drafts.sum())]
+        acceptance_mask_from_counts_triton(num_sampled, on_device, mask, num_accepted)
+
+    def _capture(self, shape: Shape, requests: int, launch: Callable[[Tensor], None]) -> str | None:
+        """Capture a launch with counts of its own; the fallback reason if that fails."""
+        if len(self._graphs) >= MOST_GRAPHS:
+            self._graphs.popitem(last=False)
+            self.counters["scv_graph_evictions"] += 1
+        num_sampled = torch.zeros(requests, dtype=torch.int32, device=self._device)
+        graph = torch.cuda.CUDAGraph()
+        try:
+            torch.cuda.synchronize()
+            stream = self.capture_stream
+            with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+                launch(num_sampled)
+        except (RuntimeError, torch.OutOfMemoryError) as fault:
+            logger.exception("nwor: validation could not be captured; it runs eagerly")
+            return f"graph_capture:{type(fault).__name__}"
+        self._graphs[shape] = _Captured(graph, num_sampled)
+        self.counters["scv_graph_captures"] += 1
+        return None
+
+    def _count_fallback(self, reason: str) -> None:
+        self.counters["scv_fallback_count"] += 1
+        self.fallbacks[reason] += 1
+
+
+def _bucket(requests: int) -> int:
+    """Requests rounded up to a power of two: few shapes, so few graphs."""
+    return 1 << max(requests - 1, 0).bit_length()

@@ -1,0 +1,176 @@
+"""A second set of full CUDA graphs, captured while staging, beside vLLM's own set.
+
+A captured forward cannot change its mind: vLLM's graphs write every draft to the cache. So the
+same model is captured once more with the target layers staging. The K/V activations of that
+capture keep their addresses for as long as the graphs live, and every replay leaves a window's
+K/V there until the next replay from the pool, which is after the commit. Staging by copy, the
+graph holds the copies' kernels, and writes each window's first token to where the window's
+`direct_slots` say at the time of the replay.
+"""
+
+import logging
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from vllm.config.compilation import CUDAGraphMode
+from vllm.v1.worker.gpu.cudagraph_utils import BatchExecutionDescriptor, ModelCudaGraphManager
+
+from nwor_bench.plugin.runner_v2.plan import DraftCounts, equal_drafts, whole_step
+from nwor_bench.plugin.runner_v2.staging import GpuStaging, GpuWindowBatch
+from nwor_bench.plugin.staging import StagingUnavailable
+from nwor_bench.plugin.window import Window
+from nwor_kernels.commit.sources import StagedSources
+
+logger = logging.getLogger("vllm.nwor_bench")
+
+
+class StagingGraphs:
+    """The graphs that replay a window in mode `stage`, one a captured decode shape.
+
+    Args:
+        runner: vLLM's V2 model runner, after it has captured its own graphs.
+        window: the window in flight; it is opened for each capture.
+        staging: what the captured layers stage into.
+        copied: drafts are copied, instead of left where the capture has them.
+    """
+
+    def __init__(self, runner: Any, window: Window, staging: GpuStaging, copied: bool = False):
+        self._runner = runner
+        self._window = window
+        self._staging = staging
+        self._manager: ModelCudaGraphManager | None = None
+        self._copied = copied
+        self.shapes: dict[BatchExecutionDescriptor, GpuWindowBatch] = {}
+        """Each captured window, as it was captured: all padding."""
+        self.memory_bytes: int | None = None
+        self.unavailable: str | None = None
+
+    @property
+    def capture_sizes(self) -> list[int]:
+        """Token counts that the set can replay, ascending."""
+        return sorted(desc.num_tokens for desc in self.shapes)
+
+    def wanted(self) -> list[BatchExecutionDescriptor]:
+        """vLLM's own full graphs of uniform windows, largest first."""
+        stock = self._runner.cudagraph_manager
+        if stock is None:
+            return []
+        full = [desc for desc in stock.graphs if desc.cg_mode is CUDAGraphMode.FULL]
+        windows = [d for d in full if d.uniform_token_count == stock.decode_query_len]
+        plain = [d for d in windows if d.num_ubatches == 1 and d.num_active_loras == 0]
+        return sorted(plain, key=lambda desc: desc.num_tokens, reverse=True)
+
+    def capture(self) -> None:
+        """Capture every wanted shape once; a failure leaves the set empty and says why.
+
+        The caller has wrapped the target layers' attention.
+        """
+        if self.shapes or self.unavailable or not self.wanted():
+            return
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        free_before = torch.cuda.mem_get_info()[0]
+        try:
+            self._manager = self._make_manager()
+            for desc in self.wanted():
+                self.shapes[desc] = self._capture_one(self._manager, desc)
+        except StagingUnavailable as refusal:
+            logger.error("nwor: no full CUDA graphs for staging: %s", refusal)
+            self.give_up(f"graph_capture:{refusal}")
+            return
+        except Exception as fault:  # out of memory, or a kernel that cannot be captured
+            logger.exception("nwor: no full CUDA graphs for staging; windows are written directly")
+            self.give_up(f"graph_capture:{type(fault).__name__}")
+            return
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        self.memory_bytes = free_before - torch.cuda.mem_get_info()[0]
+
+    def give_up(self, reason: str | None) -> None:
+        """Without graphs for staging from now on, here or on another rank; None: nothing."""
+        if reason is None:
+            return
+        self.shapes.clear()
+        self._manager = None
+        self.unavailable = reason
+        torch.cuda.empty_cache()
+
+    def replay(self, desc: BatchExecutionDescriptor) -> Any:
+        """Run one captured window; the model's output, in vLLM's own output buffers."""
+        assert self._manager is not None
+        return self._manager.run_fullgraph(desc)
+
+    def _make_manager(self) -> ModelCudaGraphManager:
+        runner, stock = self._runner, self._runner.cudagraph_manager
+        manager = ModelCudaGraphManager(
+            runner.vllm_config,
+            runner.device,
+            stock.cudagraph_mode,
+            stock.decode_query_len,
+            lora_capture_cases=stock.lora_capture_cases,
+            varlen_decode=stock.varlen_decode,
+        )
+        # Both sets write the model's output to the same buffers: one replays at a time.
+        manager.hidden_states = stock.hidden_states
+        manager.aux_hidden_states = stock.aux_hidden_states
+        manager.intermediate_tensors = stock.intermediate_tensors
+        return manager
+
+    def _capture_one(
+        self, manager: ModelCudaGraphManager, desc: BatchExecutionDescriptor
+    ) -> GpuWindowBatch:
+        runner = self._runner
+        batch = self._padding(desc)
+        manager._capture_descs = {CUDAGraphMode.FULL: [desc]}
+        self._staging.open(batch)
+        with _RepeatedWindow(self._window, batch):
+            manager.capture(
+                runner.model,
+                runner.model_state,
+                runner.input_buffers,
+                runner.intermediate_tensors,
+                runner.block_tables,
+                runner.attn_groups,
+                runner.kv_cache_config,
+                has_lora=runner.lora_config is not None,
+                use_aux_hidden_state_outputs=runner.use_aux_hidden_state_outputs,
+                progress_bar_desc="Capturing CUDA graphs for NWOR stage",
+            )
+            reason = self._window.fallback_reason
+            if reason is None and not self._window.staged_every_layer:
+                reason = "layer_not_staged"
+            if reason is not None:
+                raise StagingUnavailable(reason)
+            # Built after the capture: the last forward is the one that was captured. The tensors
+            # are let go as the window ends, so that the next shape can have their memory.
+            sources = StagedSources(self._staging.keys, self._staging.values)
+        captured = replace(batch, sources=sources)
+        self._staging.warm_up(captured)
+        return captured
+
+    def _padding(self, desc: BatchExecutionDescriptor) -> GpuWindowBatch:
+        """Windows of the captured shape without a slot: what the capture runs on."""
+        requests, length = desc.num_reqs, desc.uniform_token_count
+        assert requests is not None
+        assert length is not None
+        if self._copied:
+            return equal_drafts(requests, length, self._runner.device)
+        rows = torch.arange(desc.num_tokens, device=self._runner.device)
+        counts = DraftCounts(np.full(requests, length - 1, dtype=np.int32), desc.num_tokens)
+        return whole_step(counts, length, rows, torch.full_like(rows, -1))
+
+
+class _RepeatedWindow:
+    """Keeps a window open over several forwards (warm-up and capture), then forgets it."""
+
+    def __init__(self, window: Window, batch: GpuWindowBatch):
+        self._window = window
+        self._batch = batch
+
+    def __enter__(self) -> None:
+        self._window.begin(self._batch, repeats=True)
+
+    def __exit__(self, *_: object) -> None:
+        self._window.forget()

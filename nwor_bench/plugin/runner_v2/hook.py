@@ -1,0 +1,131 @@
+"""vLLM's V2 model runner (the default on a GPU), translated into windows.
+
+Four methods of the runner are wrapped, and two of its CUDA graph manager: `execute_model` tells
+what was scheduled, `dispatch` which graph will run it, `prepare_attn` the slots (begin),
+`run_fullgraph` is the forward under a full graph, `sample` gives the accepted counts on the
+device (accept, commit). Counts are read by the host when the harness drains them, never here.
+"""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from nwor_bench.plugin.invalid_drafts import invalid_drafts
+from nwor_bench.plugin.late_counts import PendingStep
+from nwor_bench.plugin.patching import Patch, PatchSet
+from nwor_bench.plugin.request_lives import finished, restarted
+from nwor_bench.plugin.runner_v2.windows import Step, V2Windows
+from nwor_bench.plugin.settings import PluginSettings
+
+
+class V2RunnerHook(V2Windows):
+    """Puts the windows of one V2 runner into its methods: attach and detach."""
+
+    def __init__(self, runner: Any, settings: PluginSettings):
+        super().__init__(runner, settings)
+        self._patches = self._runner_patches()
+
+    def _runner_patches(self) -> PatchSet:
+        runner = self.runner
+        patches = [
+            Patch(runner, "execute_model", self._wrap_execute_model),
+            Patch(runner, "prepare_attn", self._wrap_prepare_attn),
+            Patch(runner, "sample", self._wrap_sample),
+        ]
+        if runner.cudagraph_manager is not None:
+            patches += [
+                Patch(runner.cudagraph_manager, "dispatch", self._wrap_dispatch),
+                Patch(runner.cudagraph_manager, "run_fullgraph", self._wrap_run_fullgraph),
+            ]
+        return PatchSet(patches)
+
+    @property
+    def attached(self) -> bool:
+        """True while the runner's methods are wrapped."""
+        return self._patches.applied
+
+    def attach(self) -> None:
+        """Wrap the runner; the target layers follow when staging is switched on."""
+        self._patches.apply()
+
+    def detach(self) -> None:
+        """Leave runner and layers as they were found."""
+        self._patches.undo()
+        self._stock_attention()
+
+    # The wrappers, in the order in which a step meets them.
+
+    def _wrap_execute_model(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def execute_model(scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
+            if kwargs.get("dummy_run"):
+                return original(scheduler_output, *args, **kwargs)
+            self._close_leftover()
+            self.late.note_requests(finished(scheduler_output), restarted(scheduler_output))
+            if not scheduler_output.total_num_scheduled_tokens:
+                return original(scheduler_output, *args, **kwargs)
+            now = time.perf_counter()
+            self.late.step_started(now)
+            has_window = bool(scheduler_output.scheduled_spec_decode_tokens)
+            self._step = Step(PendingStep(started=now), has_window, scheduler_output)
+            return original(scheduler_output, *args, **kwargs)
+
+        return execute_model
+
+    def _wrap_dispatch(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def dispatch(*args: Any, **kwargs: Any) -> Any:
+            self._descriptor = original(*args, **kwargs)
+            return self._descriptor
+
+        return dispatch
+
+    def _wrap_prepare_attn(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def prepare_attn(input_batch: Any) -> Any:
+            tables, slot_mappings = original(input_batch)
+            step = self._step
+            if step is not None:
+                began = time.perf_counter()
+                step.pending.req_ids = input_batch.req_ids
+                step.pending.num_tokens = input_batch.num_tokens
+                if step.has_window:
+                    self._begin(step, input_batch, slot_mappings)
+                    self.probe.mark("forward_start")
+                step.pending.hook_s += time.perf_counter() - began
+            return tables, slot_mappings
+
+        return prepare_attn
+
+    def _wrap_run_fullgraph(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def run_fullgraph(desc: Any) -> Any:
+            if self.window is None or self.graphs is None or not self.window.is_staging:
+                return original(desc)
+            self.window.replayed()
+            return self.graphs.replay(desc)
+
+        return run_fullgraph
+
+    def _wrap_sample(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def sample(hidden_states: Any, input_batch: Any, grammar_output: Any) -> Any:
+            step = self._step
+            if step is None:
+                return original(hidden_states, input_batch, grammar_output)
+            if step.has_window:
+                self.probe.mark("sample_start")
+            output = original(hidden_states, input_batch, grammar_output)
+            began = time.perf_counter()
+            step.pending.num_sampled = output[1]
+            if step.has_window:
+                if grammar_output is not None:
+                    # The drafts of the step before: this step's own come after its samples.
+                    judged = self.runner.draft_tokens_handler.req_ids
+                    step.pending.invalid_drafts = invalid_drafts(
+                        step.scheduler_output, grammar_output, judged
+                    )
+                self.probe.mark("sample_end")
+                self._validate_and_commit(step, output[1])
+                step.pending.marks = self.probe.take()
+            self._step = None
+            self.late.add(step.pending)
+            step.pending.hook_s += time.perf_counter() - began
+            return output
+
+        return sample

@@ -1,0 +1,151 @@
+"""What staging on a GPU consists of, or why this model or runner must be written directly."""
+
+import logging
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from nwor_bench.plugin import refusals
+from nwor_bench.plugin.layers import one_group_of, target_caches
+from nwor_bench.plugin.patching import Patch, PatchSet
+from nwor_bench.plugin.runner_v2.attention import BUILDERS, StagingAttention, why_unsupported
+from nwor_bench.plugin.runner_v2.graph_sets import StagingGraphs
+from nwor_bench.plugin.runner_v2.persisting_l2 import PersistingL2
+from nwor_bench.plugin.runner_v2.plan import WindowPlanner
+from nwor_bench.plugin.runner_v2.staging import GpuStaging
+from nwor_bench.plugin.settings import PluginSettings
+from nwor_bench.plugin.staging import StagingUnavailable
+from nwor_bench.plugin.window import Window
+from nwor_bench.records.types import StageBy, StageL2
+from nwor_kernels.verify_attention.kernel import VerifyWorkspace
+
+logger = logging.getLogger("vllm.nwor_bench")
+
+REFERENCED_PART = 64
+"""By reference a window may keep 1/64 of the device's memory alive: 1.25 GB of 80.
+
+vLLM has not seen it in its memory profile, and leaves about 8 % free by default. A step of 320
+rows (64 requests with 4 drafts) of Llama-3.1-8B holds 126 MB.
+"""
+
+
+@dataclass(frozen=True)
+class StagingParts:
+    """Staging for one runner; `attention` is applied while the mode is `stage`."""
+
+    window: Window
+    staging: GpuStaging
+    graphs: StagingGraphs
+    planner: WindowPlanner
+    attention: PatchSet
+
+
+def set_up_staging(
+    runner: Any, target_names: list[str], settings: PluginSettings
+) -> tuple[StagingParts | None, str | None]:
+    """Everything that staging needs from vLLM's V2 runner, or None and the fallback reason.
+
+    A fault of our own is a reason too: mode off, and vLLM's start, must not end with it.
+    """
+    try:
+        return _parts(runner, target_names, settings), None
+    except StagingUnavailable as unavailable:
+        return None, str(unavailable)
+    except Exception as fault:
+        logger.exception("nwor: staging could not be set up; windows are written directly")
+        return None, f"setup:{type(fault).__name__}"
+
+
+def _parts(runner: Any, target_names: list[str], settings: PluginSettings) -> StagingParts:
+    reason = why_runner_cannot_stage(runner)
+    length = runner.num_speculative_steps + 1
+    context = runner.compilation_config.static_forward_context
+    for name in target_names:
+        reason = reason or why_unsupported(context[name], length, runner.dtype)
+    reason = reason or refusals.of_groups(
+        getattr(runner, "attn_groups", ()), target_names, BUILDERS
+    )
+    if reason:
+        raise StagingUnavailable(reason)
+    group = one_group_of(runner, target_names)
+    caches, scales = target_caches(runner, target_names)
+    staging = GpuStaging(caches, runner.max_num_reqs * (length - 1), scales)
+    copied = settings.stage_by is StageBy.COPY
+    if settings.stage_l2 is StageL2.PERSIST:
+        staging.l2 = PersistingL2(staging.buffers.memory)
+    window = Window(staging)
+    graphs = StagingGraphs(runner, window, staging, copied)
+    layers = [context[name] for name in target_names]
+    most = most_referenced_rows(layers, runner.dtype.itemsize, _memory_of(runner.device))
+    planner = WindowPlanner(
+        length, group, runner.max_num_reqs, graphs, runner.device, copied, most_referenced=most
+    )
+    return StagingParts(
+        window,
+        staging,
+        graphs,
+        planner,
+        _attention_patches(runner, layers, length, window, staging),
+    )
+
+
+def _attention_patches(
+    runner: Any, layers: list[Any], length: int, window: Window, staging: GpuStaging
+) -> PatchSet:
+    impl = layers[0].impl
+    workspace = VerifyWorkspace.create(
+        max_requests=runner.max_num_reqs,
+        num_heads=impl.num_heads,
+        num_kv_heads=impl.num_kv_heads,
+        head_dim=impl.head_size,
+        max_query_len=length,
+        device=runner.device,
+    )
+    patches: list[Patch] = []
+    for number, layer in enumerate(layers):
+        patches += StagingAttention(number, layer, window, staging, workspace).patches()
+    return PatchSet(patches)
+
+
+def _memory_of(device: torch.device) -> int | None:
+    """All of a CUDA device's memory in bytes; None of a CPU, which is nobody's limit here."""
+    if device.type != "cuda":
+        return None
+    return int(torch.cuda.get_device_properties(device).total_memory)
+
+
+def most_referenced_rows(layers: list[Any], itemsize: int, memory_bytes: int | None) -> int | None:
+    """Most rows of a step that may stay alive by reference in every layer.
+
+    A row's K and V are views into the layer's fused QKV, all of which they keep alive.
+
+    Args:
+        layers: vLLM's attention layers of the target, on this rank.
+        itemsize: bytes of an activation.
+        memory_bytes: the device's memory; None: any number of rows.
+    """
+    if memory_bytes is None:
+        return None
+    row = sum(
+        (layer.impl.num_heads + 2 * layer.impl.num_kv_heads) * layer.impl.head_size
+        for layer in layers
+    )
+    return memory_bytes // REFERENCED_PART // (row * itemsize)
+
+
+def why_runner_cannot_stage(runner: Any) -> str | None:
+    """The fallback reason of a runner whose steps are more than this hook follows, or None."""
+    config = runner.vllm_config
+    reasons = {
+        "data_parallel": runner.parallel_config.data_parallel_size > 1,
+        "pipeline_parallel": runner.use_pp,
+        "context_parallel": runner.dcp_size > 1 or runner.pcp_manager is not None,
+        "kv_transfer": config.kv_transfer_config is not None,  # reads the cache within a step
+        "adaptive_verification": runner.adaptive_verification is not None,
+        "micro_batches": runner.ubatch_runner is not None,
+        "lora": runner.lora_config is not None,
+    }
+    reason = next((reason for reason, holds in reasons.items() if holds), None)
+    reason = reason or refusals.of_model(getattr(config, "model_config", None))
+    return reason or refusals.of_compilation(runner.compilation_config, runner.cudagraph_manager)

@@ -1,0 +1,1 @@
+"""What a run writes down: its records, its header, and the folder that keeps them."""

@@ -1,0 +1,297 @@
+"""A run folder: `run.json` (what ran, how it ended) and `records.jsonl` (one record a line).
+
+A batch is written as one append: its windows' lines, then its own. The batch's line is what
+makes its windows count, so a run that dies in the middle of an append loses that batch only.
+"""
+
+import fcntl
+import json
+import os
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from errno import EINVAL, ENOTDIR
+from os import strerror
+from pathlib import Path
+from typing import Any
+
+from nwor_bench.errors import ConfigError, StoreError
+from nwor_bench.records.finished_blocks import (
+    BlockKey,
+    finished_blocks,
+    other_events,
+    superseded_numbers,
+)
+from nwor_bench.records.header import check_kinds, read_object
+from nwor_bench.records.lines import BatchKey, batch_key, event_line, parse_records, record_line
+from nwor_bench.records.types import FORMAT_VERSION, BatchRecord, RunStatus, WindowRecord
+
+RUNS = Path("runs")
+"""Where a run's folder is made if no other is named."""
+
+RUN_FILE = "run.json"
+RECORDS_FILE = "records.jsonl"
+READABLE_VERSIONS = (1, FORMAT_VERSION)
+"""Version 1 had no A/A arm, conditions or findings; its records read as they are."""
+
+
+@dataclass(frozen=True)
+class RunData:
+    """Everything that a run folder holds. `warnings` are sentences for the top of a report.
+
+    `superseded` are the batches of blocks that were cut and run again, `superseded_windows`
+    theirs: no number rests on them, but a fault that was seen in one stays a fault. `finished`
+    are the blocks that a resumed run leaves alone.
+    """
+
+    header: dict[str, Any]
+    batches: tuple[BatchRecord, ...]
+    windows: tuple[WindowRecord, ...]
+    events: tuple[dict[str, Any], ...] = ()
+    warnings: tuple[str, ...] = ()
+    superseded: tuple[BatchRecord, ...] = ()
+    superseded_windows: tuple[WindowRecord, ...] = ()
+    finished: frozenset[BlockKey] = frozenset()
+
+
+class RunStore:
+    """Writes one run folder, a batch at a time; each append is on the disk when it returns."""
+
+    def __init__(self, folder: Path, header: dict[str, Any], keys: set[BatchKey]) -> None:
+        """Use `create` or `open` instead."""
+        self.folder = folder
+        self.header = header
+        self._keys = keys
+
+    @classmethod
+    def create(cls, folder: Path, header: dict[str, Any]) -> "RunStore":
+        """Start a run in `folder` (made with its parents), with status "partial" until it ends.
+
+        Raises ConfigError if the folder already holds a run or cannot be written.
+        """
+        check_output(folder)
+        new = [path for path in (folder, *folder.parents) if not path.exists()]
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / RECORDS_FILE).touch(exist_ok=False)
+            for changed in (folder, *(path.parent for path in new)):
+                sync_folder(changed)
+        except FileExistsError as error:
+            raise _not_writable(folder, error) from error
+        except OSError as error:
+            raise _not_writable(folder, error) from error
+        full = {"format_version": FORMAT_VERSION, "status": str(RunStatus.PARTIAL), **header}
+        write_header(folder, full)
+        return cls(folder, full, set())
+
+    @classmethod
+    def open(cls, folder: Path) -> "RunStore":
+        """Reopen a run to add to it; half-written records at its end are cut off.
+
+        Raises ConfigError if there is no run, StoreError if it is damaged or of another version.
+        """
+        header = read_header(folder)
+        path = folder / RECORDS_FILE
+        records = parse_records(path, _read_bytes(path))
+        try:
+            os.truncate(path, records.whole_bytes)
+            for leftover in folder.glob(".*.tmp"):  # of `write_atomically`, cut short
+                leftover.unlink()
+        except OSError as error:
+            raise StoreError(f"{path}: cannot be written ({error.strerror})") from error
+        return cls(folder, header, {batch_key(batch) for batch in records.batches})
+
+    def append_batch(self, batch: BatchRecord, windows: Sequence[WindowRecord]) -> None:
+        """Add a batch with its windows.
+
+        Raises StoreError if the disk refuses it, a value has no JSON form (NaN), the cell
+        already has a batch of this block and number, or the windows are not the batch's.
+        """
+        key = batch_key(batch)
+        if key in self._keys:
+            raise StoreError(f"batch {key} is already in the run; number a cell's batches apart")
+        strangers = [window for window in windows if batch_key(window) != key]
+        if strangers:
+            raise StoreError(f"a window of {batch_key(strangers[0])} came with batch {key}")
+        if len(windows) != batch.windows:
+            raise StoreError(f"batch {key} came with {len(windows)} of its {batch.windows} windows")
+        lines = [record_line(window) for window in windows]
+        self._append(b"".join([*lines, record_line(batch)]))
+        self._keys.add(key)
+
+    def append_event(self, event: dict[str, Any]) -> None:
+        """Add anything else worth keeping, as a plain dict (a start, a retry, an interruption).
+
+        Raises StoreError if the disk refuses it or the event has a field of the name "kind".
+        """
+        self._append(event_line(event))
+
+    def update(self, changes: dict[str, Any]) -> None:
+        """Set top-level fields of run.json and rewrite it atomically."""
+        header = {**self.header, **changes}
+        write_header(self.folder, header)
+        self.header = header
+
+    def finish(self, status: RunStatus, summary: dict[str, Any]) -> None:
+        """Set the final status and the summary's fields in run.json."""
+        self.update({**summary, "status": str(status)})
+
+    def _append(self, data: bytes) -> None:
+        path = self.folder / RECORDS_FILE
+        try:
+            with path.open("ab") as file:
+                before = file.tell()
+                try:
+                    file.write(data)
+                    file.flush()
+                    os.fsync(file.fileno())
+                except BaseException:
+                    # Ctrl-C or a full disk: leave no half line for the next append to run into.
+                    os.truncate(path, before)
+                    raise
+        except OSError as error:
+            raise StoreError(f"{path}: cannot be written ({error.strerror})") from error
+
+
+@contextmanager
+def only_writer(folder: Path) -> Iterator[None]:
+    """Keep other processes from writing this run meanwhile; a dead one holds nothing back.
+
+    Raises ConfigError if another process is writing it.
+    """
+    with (folder / RECORDS_FILE).open("ab") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise ConfigError.for_field(
+                "run folder", str(folder), "another process is writing it; wait until that ends"
+            ) from error
+        yield
+
+
+def check_output(folder: Path) -> None:
+    """Refuse early what `RunStore.create` would refuse later, writing nothing.
+
+    Raises ConfigError if the folder holds a run, or a file is in its way.
+    """
+    try:
+        holds_run = (folder / RUN_FILE).exists() or (folder / RECORDS_FILE).exists()
+        nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    except OSError as error:  # a name too long, a folder that may not be looked into
+        raise _not_writable(folder, error) from error
+    if holds_run:
+        raise ConfigError.for_field(
+            "--output", str(folder), "it already holds a run; name a new folder"
+        )
+    if not nearest.is_dir():
+        raise _not_writable(folder, NotADirectoryError(ENOTDIR, strerror(ENOTDIR)))
+
+
+def read_run(folder: Path) -> RunData:
+    """Read a run back; what a crash left half-written is skipped and named in `warnings`.
+
+    Batches of a block that ran again are apart, and what was noted of them is left out.
+
+    Raises ConfigError if the folder holds no run, StoreError if the run is damaged or was
+    written in a format that this version does not read.
+    """
+    header = read_header(folder)
+    path = folder / RECORDS_FILE
+    records = parse_records(path, _read_bytes(path))
+    aside = superseded_numbers(records.events)
+    batches = tuple(b for b in records.batches if b.batch not in aside)
+    return RunData(
+        header=header,
+        batches=batches,
+        windows=tuple(w for w in records.windows if w.batch not in aside),
+        events=tuple(other_events(e for e in records.events if e.get("batch") not in aside)),
+        warnings=tuple(records.warnings),
+        superseded=tuple(b for b in records.batches if b.batch in aside),
+        superseded_windows=tuple(w for w in records.windows if w.batch in aside),
+        finished=finished_blocks(batches, records.events),
+    )
+
+
+def default_folder(root: Path, scenario: str, pair: str, now: datetime) -> Path:
+    """`root/<UTC time>-<scenario>-<pair>`, with names made safe for a file system."""
+    time = now.astimezone(UTC).strftime("%Y%m%dT%H%M%SZ")
+    names = [re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.") for name in (scenario, pair)]
+    return root / "-".join([time, *(name for name in names if name)])
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Replace a file's content in one step. Raises StoreError if the disk refuses it."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("w", encoding="utf-8", newline="\n") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+        sync_folder(path.parent)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise StoreError(f"{path}: cannot be written ({error.strerror})") from error
+
+
+def sync_folder(folder: Path) -> None:
+    """Have the names in a folder on the disk: a file's own fsync does not keep its name.
+
+    A file system that has no such operation for folders (EINVAL) keeps names as it does. Raises
+    OSError for any other failure.
+    """
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno != EINVAL:
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def write_header(folder: Path, header: dict[str, Any]) -> None:
+    """Write run.json atomically."""
+    write_atomically(folder / RUN_FILE, json.dumps(header, indent=2, allow_nan=False) + "\n")
+
+
+def _read_bytes(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError as error:
+        raise StoreError(
+            f"{path}: is not there; a baseline that was stored without its records can be compared "
+            "(nwor-bench compare), neither reported anew nor continued"
+        ) from error
+    except OSError as error:
+        raise StoreError(f"{path}: cannot be read ({error.strerror})") from error
+
+
+def read_header(folder: Path) -> dict[str, Any]:
+    """run.json's content.
+
+    Raises ConfigError if the folder holds no run, StoreError if it is not JSON, of a format
+    version that this one does not read, or holds a part of the wrong kind.
+    """
+    path = folder / RUN_FILE
+    if not path.is_file():
+        raise ConfigError.for_field(
+            "run folder", str(folder), f"name a folder that holds a {RUN_FILE}"
+        )
+    header = read_object(_read_bytes(path), path)
+    version = header.get("format_version")
+    if version not in READABLE_VERSIONS:
+        known = ", ".join(str(v) for v in READABLE_VERSIONS)
+        raise StoreError(
+            f"{path}: format_version {version!r} is unknown; this nwor-bench reads {known}"
+        )
+    check_kinds(header, path)
+    return header
+
+
+def _not_writable(folder: Path, error: OSError) -> ConfigError:
+    return ConfigError.for_field(
+        "--output", str(folder), f"it cannot be written ({error.strerror}); name another folder"
+    )

@@ -1,0 +1,1 @@
+"""A comparison of two runs, as text, Markdown and JSON."""

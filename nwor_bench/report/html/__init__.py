@@ -1,0 +1,1 @@
+"""The HTML page: nothing is loaded from elsewhere."""

@@ -1,0 +1,229 @@
+"""The answer: does it pay, and the sentences that a hurried reader takes away."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from nwor_bench.analysis.aggregate import REFERENCE, noise_floor
+from nwor_bench.analysis.statistics import DEFAULT_MARGIN
+from nwor_bench.records.types import CellResult, NworMode, Verdict
+from nwor_bench.report.text import (
+    change,
+    change_range,
+    compared_time,
+    corrected,
+    joined,
+    label,
+    sure_bounds,
+)
+
+CPU_SENTENCE = "On a CPU these times judge the harness, never NWOR."
+
+CPU_BADGE = "CPU RUN"
+NOTHING_BADGE = "NOTHING COMPARED"
+
+_PHRASES = {
+    Verdict.FASTER: "faster",
+    Verdict.SLOWER: "slower",
+    Verdict.SAME: f"the same within {100 * DEFAULT_MARGIN:g} %",
+    Verdict.AMBIGUOUS: "too uncertain to call",
+    Verdict.INEFFECTIVE: "never fired, so not compared",
+}
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Does it pay? In one sentence, to be read after the badge.
+
+    `badge` is a verdict, or in a few words why there is none; `cell` the one that the sentence
+    rests on, if it is one.
+    """
+
+    badge: str
+    sentence: str
+    cell: CellResult | None = None
+
+
+def on_cpu(header: dict[str, Any]) -> bool:
+    """True if the engine ran on a CPU."""
+    return (header.get("engine") or {}).get("device") == "cpu"
+
+
+def answer(header: dict[str, Any], cells: Sequence[CellResult]) -> Answer:
+    """The first that holds: nothing measured, INVALID, a CPU, never fired, the times' verdict."""
+    if not cells:
+        return Answer(NOTHING_BADGE, "Nothing was measured.")
+    invalid = [cell for cell in cells if cell.verdict == Verdict.INVALID]
+    asked, subject = subject_cells(cells)
+    if invalid:
+        return Answer(str(Verdict.INVALID), _invalid(invalid, subject))
+    if not asked:
+        return Answer(NOTHING_BADGE, "Only off x off ran, so there is nothing to compare.")
+    if on_cpu(header):
+        return Answer(CPU_BADGE, _cpu(subject))
+    live = [cell for cell in asked if cell.verdict != Verdict.INEFFECTIVE]
+    if not live:
+        return Answer(str(Verdict.INEFFECTIVE), _never_fired(asked, subject))
+    return _timed(live, subject)
+
+
+def subject_cells(cells: Sequence[CellResult]) -> tuple[list[CellResult], str]:
+    """The cells that the question is about, and what they have switched on.
+
+    Those with NWOR on; in a run without any, those of SCV alone.
+    """
+    own = [cell for cell in cells if cell.arm is None and cell.verdict != REFERENCE]
+    staged = [cell for cell in own if cell.nwor_mode == NworMode.STAGE]
+    return (staged, "NWOR") if staged else (own, "SCV")
+
+
+def verdict_sentence(header: dict[str, Any], cells: Sequence[CellResult]) -> str:
+    """The answer, then what became of every cell, in a few plain sentences."""
+    found = answer(header, cells)
+    sentences = [f"{found.badge}: {found.sentence}", cells_sentence(cells), _floor(cells)]
+    if on_cpu(header):
+        sentences.append(CPU_SENTENCE)
+    return " ".join(filter(None, sentences))
+
+
+def cells_sentence(cells: Sequence[CellResult]) -> str:
+    """What became of the time, the cells of one verdict together."""
+    groups: dict[str, list[CellResult]] = {}
+    for name, phrase in _PHRASES.items():
+        for cell in cells:
+            if cell.verdict == name and cell.arm is None:
+                idle = name == Verdict.AMBIGUOUS and cell.ratio_to_off is None
+                groups.setdefault("not compared" if idle else phrase, []).append(cell)
+    parts = [
+        f"{joined([label(cell) for cell in group])} {phrase}{_range(group)}"
+        for phrase, group in groups.items()
+    ]
+    time = compared_time(cells)
+    start = f"{time[0].upper()}{time[1:]} against off x off"
+    return f"{start}: {'; '.join(parts)}." if parts else ""
+
+
+def _invalid(cells: Sequence[CellResult], subject: str) -> str:
+    if any(cell.arm or _is_off(cell) for cell in cells):
+        why = "; ".join(f"{label(cell)}: {_reason(cell)}" for cell in cells)
+        return f"Nothing can be compared, because off x off itself cannot be trusted: {why}."
+    groups: dict[str, list[str]] = {}
+    for cell in cells:
+        groups.setdefault(_reason(cell), []).append(label(cell))
+    why = "; ".join(f"{joined(labels)}: {reason}" for reason, labels in groups.items())
+    if len(groups) == 1:  # the settings are named already
+        why = _reason(cells[0])
+    return f"Whether {subject} pays is not known, because {went_wrong(cells)}: {why}."
+
+
+def _reason(cell: CellResult) -> str:
+    return f"{cell.reason}".rstrip(".")
+
+
+def went_wrong(cells: Sequence[CellResult]) -> str:
+    """`the setting stage x graph did not work right`, of the INVALID cells among these."""
+    invalid = [label(cell) for cell in cells if cell.verdict == Verdict.INVALID]
+    noun = "setting" if len(invalid) == 1 else "settings"
+    return f"the {noun} {joined(invalid)} did not work right"
+
+
+def _cpu(subject: str) -> str:
+    return (
+        f"This run says nothing on whether {subject} pays: it ran on a CPU, and judges the "
+        f"harness, not {subject}."
+    )
+
+
+def _never_fired(cells: Sequence[CellResult], subject: str) -> str:
+    reasons = list(dict.fromkeys(cell.reason for cell in cells if cell.reason))
+    why = f": {'; '.join(reasons)}" if reasons else ""
+    return f"{subject} never did anything in this run, so whether it pays is not known{why}."
+
+
+def _timed(cells: Sequence[CellResult], subject: str) -> Answer:
+    """What the times say: of the cells with the best verdict, the one with the lowest ratio."""
+    faster = sorted(_having(Verdict.FASTER, cells), key=holds_one)
+    if faster:  # the lowest ratio of those whose interval excludes 1 for all cells at once
+        best = faster[0]
+        return Answer(best.verdict, f"Yes, {subject} pays here: {_measured(best)}.", best)
+    open_cells = _having(Verdict.AMBIGUOUS, cells)
+    if open_cells:
+        best = open_cells[0]
+        return Answer(best.verdict, _undecided(best, subject), best)
+    same = _having(Verdict.SAME, cells)
+    if same:
+        best = same[0]
+        text = (
+            f"No, {subject} does not pay here: it makes no difference of more than "
+            f"{100 * DEFAULT_MARGIN:g} %; {_measured(best)}."
+        )
+        return Answer(best.verdict, text, best)
+    best = _having(Verdict.SLOWER, cells)[0]
+    at_best = "at its best, " if len(cells) > 1 else ""
+    text = f"No, {subject} does not pay here, it costs time: {at_best}{_measured(best)}."
+    return Answer(best.verdict, text, best)
+
+
+def _measured(cell: CellResult) -> str:
+    """The effect with the interval that holds for the best of several cells, if it has one."""
+    bounds = sure_bounds(cell)
+    if bounds is None:
+        return _point(cell)
+    parts = [f"95 % confidence: {change_range(*bounds)}", corrected(cell)]
+    if cell.verdict in (Verdict.FASTER, Verdict.SLOWER) and holds_one(cell):
+        parts.append("that there is a difference is sure by Holm's correction")
+    return f"{_point(cell)} ({', '.join(filter(None, parts))})"
+
+
+def holds_one(cell: CellResult) -> bool:
+    """True if the cell's interval for all cells at once does not exclude 1, or there is none."""
+    bounds = sure_bounds(cell)
+    return bounds is None or bounds[0] <= 1 <= bounds[1]
+
+
+def _point(cell: CellResult) -> str:
+    """`in the setting stage x graph a verification step took 2.1 % less time on average ...`."""
+    assert cell.ratio_to_off is not None
+    step = "batch" if compared_time([cell]) == "time per batch" else "verification step"
+    return (
+        f"in the setting {label(cell)} a {step} took {change(cell.ratio_to_off)} time on average "
+        "than in off x off"
+    )
+
+
+def _undecided(cell: CellResult, subject: str) -> str:
+    start = f"This run cannot say whether {subject} pays"
+    if cell.ratio_to_off is None:
+        return f"{start}: {cell.reason or 'nothing was compared'}."
+    bounds = sure_bounds(cell)
+    if bounds is not None and holds_one(cell):
+        may_be = f"but it may be {change_range(*bounds)} (95 % confidence)"
+        return f"{start}: {_point(cell)}, {', '.join(filter(None, [may_be, corrected(cell)]))}."
+    reason = "" if cell.reason is None else f"; {cell.reason.split('; ')[0]}"
+    return f"{start}: {_measured(cell)}{reason}."
+
+
+def _having(verdict: Verdict, cells: Sequence[CellResult]) -> list[CellResult]:
+    """The cells of a verdict, the lowest ratio first."""
+    own = [cell for cell in cells if cell.verdict == verdict]
+    return sorted(own, key=lambda cell: (cell.ratio_to_off is None, cell.ratio_to_off or 0.0))
+
+
+def _is_off(cell: CellResult) -> bool:
+    return (cell.nwor_mode, cell.scv_mode) == ("off", "off")
+
+
+def _floor(cells: Sequence[CellResult]) -> str:
+    found = noise_floor(cells)
+    if found is None:
+        return ""
+    low, high = 100 * (found["low"] - 1), 100 * (found["high"] - 1)
+    return f"Noise floor: off x off against itself came out at {low:+.2f} % to {high:+.2f} %."
+
+
+def _range(cells: Sequence[CellResult]) -> str:
+    ratios = [cell.ratio_to_off for cell in cells if cell.ratio_to_off is not None]
+    if not ratios:
+        return ""
+    low, high = f"{min(ratios):.3f}", f"{max(ratios):.3f}"
+    return f" (ratio {low})" if low == high else f" (ratios {low} to {high})"

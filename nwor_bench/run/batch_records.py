@@ -1,0 +1,123 @@
+"""From an engine's raw output to the records of one batch."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from nwor_bench.analysis.parity.batches import digest
+from nwor_bench.engine.engine import BatchOutput, Sampling
+from nwor_bench.records.types import BatchRecord, Cell, WindowRecord
+from nwor_bench.workload.schedule import Block
+
+
+@dataclass(frozen=True)
+class BatchPlace:
+    """Where a batch stands in the sweep: its cell, phase, block, number and order."""
+
+    cell: Cell
+    phase: str
+    block: Block
+    batch: int
+    order: int
+    started_at: str
+
+
+def window_records(
+    place: BatchPlace, output: BatchOutput, bytes_per_token: int | None
+) -> list[WindowRecord]:
+    """One record a window. Bytes are token counts x cache bytes a token, not measured traffic."""
+    return [
+        _window_record(place, number, window, bytes_per_token)
+        for number, window in enumerate(output.windows)
+    ]
+
+
+def _window_record(
+    place: BatchPlace, number: int, window: dict[str, Any], bytes_per_token: int | None
+) -> WindowRecord:
+    def in_bytes(tokens: int) -> int | None:
+        return None if bytes_per_token is None else tokens * bytes_per_token
+
+    tuples = {
+        name: tuple(window[name]) for name in ("accepted_per_position", "drafts_per_position")
+    }
+    return WindowRecord(
+        pair=place.cell.pair,
+        nwor_mode=str(place.cell.nwor_mode),
+        scv_mode=str(place.cell.scv_mode),
+        block=place.block.number,
+        batch=place.batch,
+        window=number,
+        arm=place.cell.arm,
+        bytes_staged=in_bytes(window["staged_tokens"]),
+        bytes_committed=in_bytes(window["committed_tokens"]),
+        bytes_avoided=in_bytes(window["rejected_tokens"]),
+        **{**window, **tuples},
+    )
+
+
+def batch_record(
+    place: BatchPlace,
+    output: BatchOutput,
+    prompts: Sequence[Sequence[int]],
+    sampling: Sampling,
+    conditions: dict[str, float],
+) -> BatchRecord:
+    """The batch's record, with vLLM's counters beside our sums."""
+    output_tokens = sum(len(tokens) for tokens in output.token_ids)
+    windows = output.windows
+    return BatchRecord(
+        pair=place.cell.pair,
+        nwor_mode=str(place.cell.nwor_mode),
+        scv_mode=str(place.cell.scv_mode),
+        phase=place.phase,
+        block=place.block.number,
+        batch=place.batch,
+        order=place.order,
+        requests=len(prompts),
+        prompt_tokens=sum(len(prompt) for prompt in prompts),
+        output_tokens=output_tokens,
+        latency_ms=output.latency_ms,
+        tokens_per_s=output_tokens / (output.latency_ms / 1e3),
+        windows=len(windows),
+        draft_tokens=sum(window["draft_tokens"] for window in windows),
+        accepted_tokens=sum(window["accepted_tokens"] for window in windows),
+        staged_tokens=sum(window["staged_tokens"] for window in windows),
+        committed_tokens=sum(window["committed_tokens"] for window in windows),
+        vllm_num_drafts=output.counters.num_drafts,
+        vllm_draft_tokens=output.counters.draft_tokens,
+        vllm_accepted_tokens=output.counters.accepted_tokens,
+        vllm_accepted_per_position=output.counters.accepted_per_position,
+        parity=None,
+        prompt_digest=prompt_digest(prompts),
+        token_digests=tuple(digest(tokens) for tokens in output.token_ids),
+        temperature=sampling.temperature,
+        seed=sampling.seed,
+        started_at=place.started_at,
+        fallbacks=_count_fallbacks(windows, "fallback_reason"),
+        scv_counters=output.scv_counters,
+        arm=place.cell.arm,
+        conditions=conditions,
+        rank_disagreement=output.rank_disagreement,
+    )
+
+
+def counter_event(place: BatchPlace, facts: dict[str, Any]) -> dict[str, Any]:
+    """How well what was counted in a batch is known, for the records."""
+    return {
+        "event": place.phase,
+        **place.cell.names,
+        "block": place.block.number,
+        "batch": place.batch,
+        **facts,
+    }
+
+
+def prompt_digest(prompts: Sequence[Sequence[int]]) -> str:
+    """A short fingerprint of a block's prompts, token by token."""
+    return digest([token for prompt in prompts for token in (*prompt, -1)])
+
+
+def _count_fallbacks(windows: list[dict[str, Any]], name: str) -> dict[str, int]:
+    return dict(Counter(window[name] for window in windows if window[name]))

@@ -1,0 +1,235 @@
+"""Conduct a sweep that has been checked: engine, batches, records, reports, however it ends."""
+
+import shlex
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from nwor_bench.analysis.aggregate import summarise
+from nwor_bench.engine.engine import Engine
+from nwor_bench.errors import ExitCode
+from nwor_bench.instruments import environment
+from nwor_bench.instruments.conditions import ConditionMonitor
+from nwor_bench.models.pairs import ResolvedPair
+from nwor_bench.records.store import RunData, RunStore, only_writer, read_run
+from nwor_bench.records.types import BatchRecord, CellResult, RunStatus, Verdict, WindowRecord
+from nwor_bench.report import print_summary, write_files
+from nwor_bench.run import resume
+from nwor_bench.run.blocks import OnBatch, Sweep
+from nwor_bench.run.interrupts import Interrupts, heed_interrupts
+from nwor_bench.run.progress import Progress, make_progress
+from nwor_bench.workload.config import SweepSpec
+from nwor_bench.workload.prompts import Encode
+from nwor_bench.workload.schedule import Plan, blocks_for_header
+
+EngineFactory = Callable[[ResolvedPair, SweepSpec, Path | None], Engine]
+
+Publish = Callable[[str], None]
+"""Takes a report in Markdown to wherever else it is wanted."""
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A sweep that has been checked and can start: what runs, on which pair, in which order.
+
+    `choice` is the pair as the command line named it, `pair` what that came to.
+    """
+
+    spec: SweepSpec
+    choice: dict[str, str | None]
+    pair: ResolvedPair
+    plan: Plan
+    encode: Encode
+
+
+EngineSource = Callable[[Path | None], AbstractContextManager[Engine]]
+"""Gives the engine for one run, started already or now; the path is for vLLM's log."""
+
+
+def own_engine(prepared: Prepared, engine_factory: EngineFactory) -> EngineSource:
+    """An engine for one run: started when asked for, closed when the run ends."""
+
+    @contextmanager
+    def source(log: Path | None) -> Iterator[Engine]:
+        engine = engine_factory(prepared.pair, prepared.spec, log)
+        try:
+            yield engine
+        finally:
+            engine.close()
+
+    return source
+
+
+def run_prepared(
+    prepared: Prepared,
+    folder: Path,
+    source: EngineSource,
+    console: Console,
+    *,
+    verbose: bool = False,
+    resumed: RunData | None = None,
+    on_batch: OnBatch | None = None,
+    in_sweep: bool = False,
+    publish: Publish | None = None,
+) -> ExitCode:
+    """Measure into `folder`, a new one or that of the run `resumed`, and write the reports.
+
+    `on_batch` is told of every batch once it is stored. A run `in_sweep` leaves it to the sweep
+    to say how to go on if it does not end as planned. `publish` is given report.md.
+    """
+    plan, pair = prepared.plan, prepared.pair
+    if resumed is None:
+        RunStore.create(folder, _header(prepared, datetime.now(UTC)))
+    with only_writer(folder):
+        store = RunStore.open(folder)
+        if resumed is not None:
+            store.append_event(
+                {"event": "resumed", "at": _now(), "warnings": list(resumed.warnings)}
+            )
+        log = None if verbose else folder / "engine.log"
+
+        def measure(progress: Progress, interrupts: Interrupts) -> None:
+            progress.say(f"vLLM with {pair.name} (log: {log or 'this terminal'})")
+            with source(log) as engine:
+                interrupts.check()
+                status = engine.status()
+                if resumed is not None:
+                    resume.check_engine(resumed, status)
+                monitor = ConditionMonitor(gpus=str(status["device"]).startswith("cuda"))
+                sweep = Sweep(
+                    plan,
+                    prepared.spec,
+                    engine,
+                    store,
+                    prepared.encode,
+                    progress,
+                    monitor,
+                    _and_then(on_batch, interrupts.check),
+                )
+                _measure(sweep, status, store, progress)
+                # Staging captured its graphs on the way: what they took is known only now.
+                store.update({"engine": engine.status()})
+
+        total = plan.num_batches + sum(prepared.spec.counted_blocks.values()) * len(plan.cells)
+        with make_progress(console, plan.cells, total) as progress, heed_interrupts() as interrupts:
+            status, failure = _guarded(measure, store, progress, interrupts)
+        code = _finish(store, status, console, publish)
+        if status is not RunStatus.COMPLETE and not in_sweep:
+            say_how_to_go_on(folder, console)
+    if failure is not None:
+        raise failure
+    return code
+
+
+def _header(prepared: Prepared, started_at: datetime) -> dict[str, Any]:
+    spec = prepared.spec.to_dict()
+    return {
+        "scenario": spec["scenario"],
+        "pair": asdict(prepared.pair),
+        "choice": prepared.choice,
+        "spec": spec,
+        "engine": None,
+        "environment": environment.collect(),
+        "parity": None,
+        "noise_floor": None,
+        "warmup": None,
+        "stopped": None,
+        "blocks": blocks_for_header(prepared.plan),
+        "command": shlex.join(["nwor-bench", *sys.argv[1:]]),
+        "started_at": started_at.isoformat(timespec="seconds"),
+        "finished_at": None,
+    }
+
+
+def _measure(sweep: Sweep, status: dict[str, Any], store: RunStore, progress: Progress) -> None:
+    """Run the plan on a started engine; what the gate found is stored however it ends."""
+    # The rule at once: looks at the intervals, and a report of a killed run, go by it.
+    store.update({"engine": status, "parity": sweep.parity.facts()})
+    progress.say(
+        f"engine start {status['start_count']}: {status['start_seconds']:.1f} s, "
+        f"{status['target_layers']} target layers, {status['attention_backend']}"
+    )
+    began = time.perf_counter()
+    try:
+        sweep.run()
+    finally:
+        spent = (store.header.get("measuring_s") or 0.0) + _since(began)
+        facts = {"parity": sweep.parity.facts(), "measuring_s": spent, "stopped": sweep.stopped}
+        store.update(facts)
+
+
+def _and_then(on_batch: OnBatch | None, check: Callable[[], None]) -> OnBatch:
+    """Both, in that order, for every batch."""
+
+    def both(batch: BatchRecord, windows: Iterable[WindowRecord]) -> None:
+        if on_batch is not None:
+            on_batch(batch, windows)
+        check()
+
+    return both
+
+
+def _guarded(
+    measure: Callable[[Progress, Interrupts], None],
+    store: RunStore,
+    progress: Progress,
+    interrupts: Interrupts,
+) -> tuple[RunStatus, Exception | None]:
+    """How measuring ended, noted in the records; the run is reported before an error goes on."""
+    try:
+        measure(progress, interrupts)
+    except KeyboardInterrupt:
+        pass
+    except Exception as error:
+        if not interrupts.seen:  # code that Ctrl-C cuts short may raise an error of its own
+            told = str(error) or repr(error)
+            store.append_event({"event": "failed", "at": _now(), "error": told})
+            return RunStatus.FAILED, error
+    else:
+        return RunStatus.COMPLETE, None
+    progress.say("interrupted: keeping what was measured")
+    store.append_event({"event": "interrupted", "at": _now()})
+    return RunStatus.PARTIAL, None
+
+
+def _finish(
+    store: RunStore, status: RunStatus, console: Console, publish: Publish | None
+) -> ExitCode:
+    """Final status, reports, the table on the terminal."""
+    store.finish(status, {"finished_at": _now()})
+    run = read_run(store.folder)
+    cells = summarise(run)
+    paths = write_files(store.folder, run, cells)
+    print_summary(console, run, cells, store.folder)
+    if publish is not None:
+        publish(paths.markdown.read_text(encoding="utf-8"))
+    if status is RunStatus.PARTIAL and worst_of(cells) is ExitCode.OK:
+        return ExitCode.INTERRUPTED
+    return worst_of(cells)
+
+
+def say_how_to_go_on(folder: Path, console: Console) -> None:
+    """The command that resumes a run or a sweep, in one line to be copied."""
+    command = shlex.join(["nwor-bench", "sweep", "--resume", str(folder)])
+    console.print(f"To go on: {command}", highlight=False, markup=False, soft_wrap=True)
+
+
+def worst_of(cells: Sequence[CellResult]) -> ExitCode:
+    """The exit code that a run's cells ask for, however it ended."""
+    broken = any(cell.verdict == Verdict.INVALID for cell in cells)
+    return ExitCode.CORRECTNESS_BROKEN if broken else ExitCode.OK
+
+
+def _since(began: float) -> float:
+    return round(time.perf_counter() - began, 3)
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")

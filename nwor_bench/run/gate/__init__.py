@@ -1,0 +1,1 @@
+"""The gate: each cell runs once before anything is timed, and must leave what off x off leaves."""

@@ -1,0 +1,219 @@
+"""The K/V gate: after a staging cell's gate batch, is the cache what mode off would have left?
+
+Tokens and acceptance are checked by `parity_gate`. Where vLLM accepts drafts synthetically the
+output does not follow the target's logits, and this is the only check of values.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from nwor_bench.analysis.parity.kv_result import KvResult
+from nwor_bench.analysis.parity.kv_verdict import (
+    MULTIPLES,
+    Finding,
+    KvVerdict,
+    LayerKey,
+    Tolerance,
+    judge_exact,
+    judge_within,
+    tolerances,
+)
+from nwor_bench.engine.kv_cache import KvCache
+from nwor_bench.records.types import Cell, NworMode
+from nwor_bench.run.gate.kv_references import KvBatch, KvReferences, kv_batch
+from nwor_bench.run.gate.parity import Answer
+
+BUDGET_BYTES = 4 << 30
+"""Most memory for kept rows on each rank."""
+
+HOST_SHARE = 0.25
+"""Most of the host's free memory that the kept rows of all ranks may take together."""
+
+SETS_AT_ONCE = 4
+"""Sets of rows that are kept at a time: off x off's own, its prefill, a cell's, one more."""
+
+BIT_FOR_BIT = "the rows that off x off left, bit for bit"
+WITH_PREFILL = "mode off's prefill of the same tokens"
+
+
+class KvGate:
+    """Compares the cache after staging cells' gate batches with what mode off leaves.
+
+    Args:
+        cache: the engine's.
+        set_modes: switches the engine's modes.
+        status: the engine's facts: device, layers, bytes a token, blocks.
+        baseline: the cell off x off.
+        budget: bytes of kept rows on each rank.
+
+    Attributes:
+        results: what was found, by cell.
+    """
+
+    def __init__(
+        self,
+        cache: KvCache,
+        set_modes: Callable[[Cell], None],
+        status: Mapping[str, Any],
+        baseline: Cell,
+        budget: int = BUDGET_BYTES,
+    ):
+        self._cache = cache
+        self._baseline = baseline
+        self._budget = budget
+        self._bytes_per_token = int(status.get("bytes_per_token") or 0)
+        self._one_attention = str(status["device"]).startswith("cpu")
+        self._references = KvReferences(cache, partial(set_modes, baseline), status)
+        self._off: tuple[KvBatch, Answer] | None = None
+        self._tolerances: dict[LayerKey, Tolerance] = {}
+        self._why_not: str | None = "off x off was not looked at before it"
+        self._seconds = 0.0
+        self.results: dict[Cell, KvResult] = {}
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Note the blocks of all requests meanwhile; nothing where nothing can be staged."""
+        if not self._bytes_per_token:
+            yield
+            return
+        self._cache.watch(True)
+        try:
+            yield
+        finally:
+            self._cache.watch(False)
+
+    def check(
+        self, cell: Cell, prompts: Sequence[Sequence[int]], answer: Answer
+    ) -> KvResult | None:
+        """Look into the cache after the cell's gate batch; None for a cell that does not stage.
+
+        Call it right after each batch of the gate, for off x off first.
+        """
+        stages = cell.nwor_mode is NworMode.STAGE
+        if not (stages or cell == self._baseline):
+            return None
+        began = time.perf_counter()
+        room = self._budget // SETS_AT_ONCE // max(self._bytes_per_token, 1)
+        batch = kv_batch(prompts, answer.token_ids, room)
+        if not stages:
+            self._keep_off(batch, answer)
+            self._seconds += time.perf_counter() - began
+            return None
+        found = self._check(batch, answer)
+        spent = time.perf_counter() - began
+        self._seconds += spent
+        self.results[cell] = replace(found, seconds=round(spent, 3))
+        return self.results[cell]
+
+    def facts(self, gate_seconds: float) -> dict[str, Any]:
+        """What was compared, how closely, at what cost, and what was found; for run.json."""
+        return {
+            "multiples": MULTIPLES,
+            "budget_bytes": self._budget,
+            "seconds": round(self._seconds, 3),
+            "gate_seconds": round(gate_seconds, 3),
+            "own_errors": self._own_errors(),
+            "cells": {cell.label: result.to_dict() for cell, result in self.results.items()},
+        }
+
+    def _own_errors(self) -> dict[str, dict[str, float]] | None:
+        """Mode off against itself, over layers and ranks; None where no cell needed it."""
+        if not self._tolerances:
+            return None
+        every = {name: [t.own[name] for t in self._tolerances.values()] for name in MULTIPLES}
+        return {name: {"smallest": min(v), "largest": max(v)} for name, v in every.items()}
+
+    def _keep_off(self, batch: KvBatch, answer: Answer) -> None:
+        if not self._bytes_per_token:
+            return
+        self._why_not = self._cache.keep("off", batch.spans)
+        self._off = (batch, answer) if self._why_not is None else None
+
+    def _check(self, batch: KvBatch, answer: Answer) -> KvResult:
+        if not answer.record.staged_tokens:
+            return KvResult(KvVerdict.NOT_RUN, "nothing was staged")
+        if self._off is None:
+            return KvResult(KvVerdict.NOT_RUN, self._why_not)
+        self._cache.keep("cell", batch.spans)
+        try:
+            if self._one_attention and _ran_alike(answer, self._off[1]):
+                return self._check_exact(batch)
+            return self._check_within(batch)
+        finally:
+            self._cache.drop(["cell"])
+
+    def _check_exact(self, batch: KvBatch) -> KvResult:
+        pairs = [(i, "off", i, length) for i, length in enumerate(batch.prompt_lengths)]
+        ranks = self._cache.compare("cell", pairs)
+        finding = judge_exact(ranks)
+        verdict = KvVerdict.EXACT if finding is None else KvVerdict.BROKEN
+        return _result(batch, ranks, verdict, finding, BIT_FOR_BIT)
+
+    def _check_within(self, batch: KvBatch) -> KvResult:
+        why_not = self._measure_tolerances()
+        if why_not is not None:
+            return KvResult(KvVerdict.NOT_RUN, why_not)
+        ranks = self._cache.compare("cell", self._references.pairs(batch))
+        finding, broken = judge_within(ranks, self._tolerances)
+        verdict = KvVerdict.BROKEN if broken else KvVerdict.WITHIN
+        return _result(batch, ranks, verdict, finding, WITH_PREFILL)
+
+    def _measure_tolerances(self) -> str | None:
+        """Mode off against itself, once: off x off's rows against a prefill of the same tokens,
+        and that against a prefill in another batch shape with attention off by a rounding step.
+        Why that told nothing, or None."""
+        if self._tolerances:
+            return None
+        assert self._off is not None
+        batch, _ = self._off
+        pairs = self._references.pairs(batch, lasting=True)
+        found = [self._cache.compare("off", pairs), *self._references.own_errors(batch)]
+        self._tolerances, why_not = tolerances(found)
+        if why_not is None and not self._tolerances:
+            return "no row of off x off could be compared with mode off itself"
+        return why_not
+
+
+def _result(
+    batch: KvBatch,
+    ranks: Sequence[Mapping[str, Any]],
+    verdict: KvVerdict,
+    finding: Finding | None,
+    compared_with: str,
+) -> KvResult:
+    first = ranks[0]
+    result = KvResult(
+        verdict,
+        compared_with=compared_with,
+        committed=batch.committed,
+        checked=first["checked"],
+        unknown=first["unknown"],
+        beyond_budget=batch.beyond_budget,
+        layers=len({entry["layer"] for entry in first["errors"]}),
+        ranks=len(ranks),
+        finding=finding,
+    )
+    if not first["checked"]:
+        reason = "no position could be checked: other requests were given their blocks"
+        return replace(result, verdict=KvVerdict.NOT_RUN, reason=reason)
+    if verdict is KvVerdict.BROKEN and finding is not None:
+        return replace(result, reason=finding.sentence(len(ranks)))
+    return result
+
+
+def _ran_alike(answer: Answer, off: Answer) -> bool:
+    """The same tokens in the same windows: where the attention is one, the same arithmetic."""
+    ours, theirs = answer.record, off.record
+    return answer.token_ids == off.token_ids and (
+        (ours.windows, ours.draft_tokens, ours.vllm_accepted_per_position)
+        == (theirs.windows, theirs.draft_tokens, theirs.vllm_accepted_per_position)
+    )
+
+
+def rows_budget(free_bytes: int, ranks: int) -> int:
+    """Bytes for kept rows on each rank, with `free_bytes` free on the host."""
+    return min(BUDGET_BYTES, int(free_bytes * HOST_SHARE / ranks))

@@ -1,0 +1,122 @@
+"""What mode off leaves in the cache for given token ids: prefilled once, kept, and reused."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from nwor_bench.engine.kv_cache import KvCache, Pair, Span
+from nwor_bench.run.gate.kv_plan import choose_spans, committed_positions, groups_that_fit, halves
+
+Ids = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class KvBatch:
+    """Requests of one answered batch, by what the cache must hold of them."""
+
+    prompt_lengths: tuple[int, ...]
+    ids: tuple[Ids, ...]
+    """Prompt and output of each request without the last token, which has no K/V yet."""
+    spans: tuple[Span, ...]
+    """The positions that are kept."""
+
+    @property
+    def committed(self) -> int:
+        """Positions of all requests."""
+        return sum(len(ids) for ids in self.ids)
+
+    @property
+    def beyond_budget(self) -> int:
+        """Positions that are not kept."""
+        return self.committed - sum(stop - start for start, stop in self.spans)
+
+
+def kv_batch(
+    prompts: Sequence[Sequence[int]], outputs: Sequence[Sequence[int]], room: int
+) -> KvBatch:
+    """A batch of which at most `room` positions are kept."""
+    lengths = [(len(prompt), len(output)) for prompt, output in zip(prompts, outputs, strict=True)]
+    ids = [
+        tuple([*prompt, *output][: committed_positions(len(prompt), len(output))])
+        for prompt, output in zip(prompts, outputs, strict=True)
+    ]
+    spans = choose_spans(lengths, room)
+    return KvBatch(tuple(prompt for prompt, _ in lengths), tuple(ids), tuple(spans))
+
+
+class KvReferences:
+    """Rows of mode off for token ids, kept on every rank.
+
+    Args:
+        cache: the engine's.
+        to_off: switches the engine to off x off.
+        status: the engine's facts, of which the number and size of blocks are read.
+    """
+
+    def __init__(self, cache: KvCache, to_off: Callable[[], None], status: Mapping[str, Any]):
+        self._cache = cache
+        self._to_off = to_off
+        self._status = status
+        self._places: dict[Ids, tuple[str, int]] = {}
+        self._lasting: set[str] = set()
+        self._sets = 0
+
+    def pairs(self, batch: KvBatch, *, lasting: bool = False) -> list[Pair]:
+        """Each request with its reference, which is prefilled now unless it is there already.
+
+        References that are not `lasting` make room when others are needed.
+        """
+        missing = [i for i, ids in enumerate(batch.ids) if ids not in self._places]
+        if missing:
+            self._forget_all_but(batch.ids)
+        for group in self._groups(batch, missing):
+            name = self._prefill(batch, group)
+            if lasting:
+                self._lasting.add(name)
+            self._places |= {batch.ids[i]: (name, at) for at, i in enumerate(group)}
+        return self._pairs(batch, range(len(batch.ids)))
+
+    def own_errors(self, batch: KvBatch) -> list[list[dict[str, Any]]]:
+        """Mode off against itself: the references of `batch` against prefills of another kind.
+
+        In two halves, which is another batch shape (a single request has none), and with
+        attention off by a rounding step in every layer. One comparison a group of requests;
+        `pairs` must have been asked before.
+        """
+        everybody = list(range(len(batch.ids)))
+        found = []
+        for numbers in halves(everybody) or [everybody]:
+            for group in self._groups(batch, numbers):
+                name = self._prefill(batch, group, nudged=True)
+                found.append(self._cache.compare(name, self._pairs(batch, group)))
+                self._cache.drop([name])
+        return found
+
+    def _pairs(self, batch: KvBatch, numbers: Sequence[int]) -> list[Pair]:
+        return [
+            (at, *self._places[batch.ids[i]], batch.prompt_lengths[i])
+            for at, i in enumerate(numbers)
+        ]
+
+    def _forget_all_but(self, wanted: Sequence[Ids]) -> None:
+        shared = {self._places[ids][0] for ids in wanted if ids in self._places}
+        stale = {name for name, _ in self._places.values()} - shared - self._lasting
+        self._places = {ids: place for ids, place in self._places.items() if place[0] not in stale}
+        self._cache.drop(sorted(stale))
+
+    def _prefill(self, batch: KvBatch, numbers: Sequence[int], *, nudged: bool = False) -> str:
+        """Mode off computes these requests' tokens anew; the name of the kept rows."""
+        self._to_off()
+        self._sets += 1
+        name = f"prefill-{self._sets}"
+        self._cache.prefill([batch.ids[i] for i in numbers], nudged=nudged)
+        self._cache.keep(name, [batch.spans[i] for i in numbers])
+        return name
+
+    def _groups(self, batch: KvBatch, numbers: Sequence[int]) -> list[list[int]]:
+        """Requests that fit into the cache together, with a block each for what follows."""
+        size = int(self._status["block_size"])
+        blocks = int(self._status["num_gpu_blocks"]) - 1  # vLLM keeps one empty
+        lengths = [len(batch.ids[i]) + size for i in numbers]
+        groups = groups_that_fit(lengths, size, blocks)
+        return [[numbers[at] for at in group] for group in groups]

@@ -1,0 +1,204 @@
+"""The gate of a run: which cells still give the tokens and the acceptance of off x off.
+
+Cells are judged on the gate's block and, at temperature 0, on every timed block once more.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from nwor_bench.analysis.parity.acceptance_interval import AcceptanceCheck, acceptance_of
+from nwor_bench.analysis.parity.batches import (
+    ACCEPTANCE_ONLY,
+    EXACT,
+    INVALID,
+    REFERENCE,
+    Comparison,
+    ParityRule,
+    acceptance_mismatch,
+    compare_lengths,
+    first_mismatch,
+    parity_rule,
+)
+from nwor_bench.analysis.parity.differences import judge_differences
+from nwor_bench.analysis.parity.events import TIES_EVENT, event_key, ties_event, ties_facts
+from nwor_bench.analysis.parity.ties import together_outside
+from nwor_bench.records.store import RunData
+from nwor_bench.records.types import BatchRecord, Cell, NworMode, ScvMode
+from nwor_bench.run.gate.ties import TieJudge
+from nwor_bench.workload.prompts import Encode
+from nwor_bench.workload.schedule import Block
+
+BROKEN_EVENT = "parity_broken"
+
+COMPARED = {
+    ParityRule.EXACT: "greedy tokens and per-position acceptance, request by request",
+    ParityRule.EXPLAINED: "greedy tokens, request by request: where one differs, mode off's own "
+    "log probabilities of both, asked for in three batch shapes, must be a tie, and all ties of a "
+    "cell together no farther apart than sound flips; behind a tie the cell goes on from off x "
+    "off's token until the gate's block is compared to its end (timed blocks: the first difference "
+    "of each request); acceptance within its interval, position by position",
+    ParityRule.ACCEPTANCE_ONLY: "output lengths and per-position acceptance: acceptance is "
+    "synthetic here, so tokens do not follow the target",
+}
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One batch that has just run: what was recorded, and its tokens."""
+
+    record: BatchRecord
+    token_ids: tuple[tuple[int, ...], ...]
+
+
+class ParityGate:
+    """Judges batches by the run's parity rule and remembers the cells that broke it.
+
+    Args:
+        status: the engine's; its device, dtype and way to accept drafts decide the rule.
+        encode: prompts to token ids.
+        ties: judges differing tokens of precisions below float32.
+        ignore_eos: every request gives all its tokens, so lengths may never differ.
+        on_event: takes what was judged, for the records.
+
+    Attributes:
+        broken: each cell whose output differed, with what differed first.
+    """
+
+    def __init__(
+        self,
+        status: Mapping[str, Any],
+        encode: Encode,
+        ties: TieJudge,
+        ignore_eos: bool,
+        on_event: Callable[[dict[str, Any]], None],
+    ):
+        synthetic = status.get("rejection_sample_method") == "synthetic"
+        dtype = str(status.get("dtype", "float32"))
+        device = str(status.get("device", "cpu"))
+        self.rule = parity_rule(device, dtype, synthetic)
+        self.broken: dict[Cell, str] = {}
+        self._encode = encode
+        self._ties = ties
+        self._ignore_eos = ignore_eos
+        self._on_event = on_event
+        self._acceptance = AcceptanceCheck()
+        self._multiples: dict[Cell, dict[tuple[tuple[int, ...], int, int], float]] = {}
+        self._judged: dict[tuple[Any, ...], dict[str, Any]] = {}
+
+    def restore(self, run: RunData) -> None:
+        """Take over which cells a run's records say are broken, in blocks that were cut too."""
+        for batch in (*run.batches, *run.superseded):
+            if batch.parity == INVALID:
+                self.broken[cell_of(batch)] = batch.first_mismatch or "its output differs"
+        for event in run.events:
+            if event.get("event") == BROKEN_EVENT:
+                modes = NworMode(event["nwor_mode"]), ScvMode(event["scv_mode"])
+                cell = Cell(event["pair"], *modes, event.get("arm"))
+                self.broken.setdefault(cell, event["reason"])
+            elif event.get("event") == TIES_EVENT:
+                self._judged[event_key(event)] = event
+
+    def judge(self, cell: Cell, answer: Answer, reference: Answer | None, block: Block) -> Answer:
+        """The answer with the parity of a gate batch; `reference` is None for off x off itself."""
+        found = Comparison(REFERENCE)
+        if reference is not None:
+            found = self._compare(cell, answer, reference, block, to_the_end=True)
+        self._remember(cell, found)
+        record = replace(answer.record, parity=found.parity, first_mismatch=found.difference)
+        return Answer(record, answer.token_ids)
+
+    def break_cell(self, cell: Cell, reason: str) -> str:
+        """Remember that a cell is wrong, whatever else was found of it; all its reasons."""
+        reasons = [self.broken[cell], reason] if cell in self.broken else [reason]
+        self.broken[cell] = "; ".join(reasons)
+        return self.broken[cell]
+
+    def recheck(
+        self, block: Block, answers: Mapping[Cell, Answer], baseline: Cell
+    ) -> Iterator[tuple[Cell, str]]:
+        """The cells of a timed block that break parity there, with what differs."""
+        for cell, answer in answers.items():
+            found = self._compare(cell, answer, answers[baseline], block, to_the_end=False)
+            if self._remember(cell, found):
+                yield cell, self.broken[cell]
+
+    def facts(self) -> dict[str, Any]:
+        """The rule, what was compared, and which cells broke it, for run.json."""
+        return {
+            "rule": str(self.rule),
+            "compared": COMPARED[self.rule],
+            "ties": ties_facts(self._judged.values()),
+            "broken": {cell.label: reason for cell, reason in self.broken.items()},
+        }
+
+    def _remember(self, cell: Cell, found: Comparison) -> bool:
+        """True if the cell broke parity."""
+        if found.parity == INVALID:
+            self.broken[cell] = found.difference or "its output differs"
+        return found.parity == INVALID
+
+    def _compare(
+        self, cell: Cell, answer: Answer, reference: Answer, block: Block, *, to_the_end: bool
+    ) -> Comparison:
+        if self.rule is ParityRule.ACCEPTANCE_ONLY or self._ignore_eos:
+            lengths = compare_lengths(answer.token_ids, reference.token_ids)
+            if lengths:
+                return Comparison(INVALID, lengths)
+        if self.rule is ParityRule.EXPLAINED:
+            return self._explain(cell, answer, reference, block, to_the_end=to_the_end)
+        acceptance = acceptance_mismatch(answer.record, reference.record)
+        if self.rule is ParityRule.ACCEPTANCE_ONLY:
+            return Comparison(INVALID if acceptance else ACCEPTANCE_ONLY, acceptance)
+        difference = first_mismatch(answer.token_ids, reference.token_ids) or acceptance
+        return Comparison(INVALID if difference else EXACT, difference)
+
+    def _explain(
+        self, cell: Cell, answer: Answer, reference: Answer, block: Block, *, to_the_end: bool
+    ) -> Comparison:
+        """Differing tokens must be ties, and acceptance within its interval all the same."""
+        prompts = [tuple(prompt) for prompt in self._encode(block.prompts)]
+        spent_before = self._ties.spent_s
+        judged = judge_differences(
+            cell,
+            prompts,
+            answer.token_ids,
+            reference.token_ids,
+            self._ties,
+            to_the_end=to_the_end,
+        )
+        scale = self._ties.measured
+        if judged.verdicts and scale is not None:
+            spent = self._ties.spent_s - spent_before
+            event = ties_event(cell, answer.record, judged, scale, spent)
+            self._judged[event_key(event)] = event
+            self._on_event(event)
+        if judged.comparison.parity == INVALID:
+            return judged.comparison
+        # Blocks may share prompts, and equal prompts have equal ties: each counts once.
+        ties = self._multiples.setdefault(cell, {})
+        for verdict in judged.verdicts:
+            place = verdict.place
+            key = (prompts[place.request], place.position, place.token)
+            ties.setdefault(key, verdict.multiple)
+        far = together_outside(len(ties), sum(multiple**2 for multiple in ties.values()))
+        if far is not None:
+            return Comparison(INVALID, far)
+        counts = acceptance_of(answer.record, reference.record, judged.diverged, judged.tokens)
+        outside = self._acceptance.add(cell, counts, prompts)
+        return Comparison(INVALID, outside) if outside else judged.comparison
+
+
+def broken_event(cell: Cell, block: Block, reason: str) -> dict[str, Any]:
+    """A cell that broke parity in a timed block, for the records; `restore` reads it back."""
+    return {
+        "event": BROKEN_EVENT,
+        **cell.names,
+        "block": block.number,
+        "reason": reason,
+    }
+
+
+def cell_of(batch: BatchRecord) -> Cell:
+    """The cell that a batch belongs to."""
+    return Cell(batch.pair, NworMode(batch.nwor_mode), ScvMode(batch.scv_mode), batch.arm)

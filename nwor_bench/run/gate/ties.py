@@ -1,0 +1,176 @@
+"""Asks the live engine, in mode off, how near two tokens are and how far it moves such gaps."""
+
+from collections.abc import Callable, Mapping, Sequence
+from time import perf_counter
+from typing import Protocol
+
+from nwor_bench.analysis.parity.batches import Tokens
+from nwor_bench.analysis.parity.ties import (
+    ErrorScale,
+    Place,
+    PlaceVerdict,
+    TopLogprobs,
+    error_scale,
+    gap_between,
+)
+from nwor_bench.engine.arguments import TOP
+from nwor_bench.errors import EngineError
+from nwor_bench.records.types import Cell
+
+MOST_POSITIONS = 128
+"""Output positions of the gate's block on which the error scale is measured."""
+
+
+class GreedyOutput(Protocol):
+    """One request's greedy output; see `engine.GreedyOutput`."""
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        """The output tokens."""
+
+    @property
+    def top(self) -> tuple[TopLogprobs, ...]:
+        """The likeliest tokens at each output position, if they were asked for."""
+
+
+class GreedyEngine(Protocol):
+    """What the judge needs of an engine; see `engine.VllmEngine`."""
+
+    def set_modes(self, cell: Cell) -> None:
+        """Switch both modes live."""
+
+    def decode_greedily(
+        self,
+        prompts: Tokens,
+        max_new_tokens: Sequence[int],
+        *,
+        ignore_eos: bool,
+        top: int = 0,
+        keep_prefix_cache: bool = False,
+    ) -> Sequence[GreedyOutput]:
+        """Greedy outputs beside the measured batches."""
+
+
+class TieJudge:
+    """Judges differing tokens by mode off's own log probabilities.
+
+    A prefix is asked for in three batch shapes: all prefixes together, prefilled whole; together
+    with their context from the prefix cache, so that only the last partial block is computed, as
+    few tokens as a window has; and from the cache again, each alone.
+
+    The error scale is measured once, when the first difference has to be judged: the gate's block
+    is decoded once more in mode off, then up to `MOST_POSITIONS` of its positions are asked for in
+    those shapes. At 8 requests that is one gate batch and 160 steps of a few tokens, about the
+    time of four gate batches. An engine without a prefix cache prefills every prefix anew.
+
+    Args:
+        engine: started; its modes are other ones afterwards.
+        baseline: off x off.
+        gate: gives the prompts of the gate's block.
+        max_new_tokens: output tokens of each request of the gate's block.
+        ignore_eos: as in the gate.
+    """
+
+    def __init__(
+        self,
+        engine: GreedyEngine,
+        baseline: Cell,
+        gate: Callable[[], Tokens],
+        max_new_tokens: int,
+        ignore_eos: bool,
+    ):
+        self._engine = engine
+        self._baseline = baseline
+        self._gate = gate
+        self._max_new_tokens = max_new_tokens
+        self._ignore_eos = ignore_eos
+        self._scale: ErrorScale | None = None
+        self.spent_s = 0.0
+        """Time spent on asking the engine, in seconds."""
+
+    @property
+    def measured(self) -> ErrorScale | None:
+        """The error scale; None if nothing had to be judged yet."""
+        return self._scale
+
+    def judge(
+        self, prompts: Tokens, reference: Tokens, places: Sequence[Place]
+    ) -> list[PlaceVerdict]:
+        """A verdict for each place, in their order; the engine is left in mode off."""
+        began = perf_counter()
+        self._engine.set_modes(self._baseline)
+        scale = self._scale = self._scale or self._measure_scale()
+        prefixes = list(
+            dict.fromkeys(
+                (*prompts[place.request], *reference[place.request][: place.position])
+                for place in places
+            )
+        )
+        shapes = self._shapes(prefixes)
+        by_prefix = {prefix: tops for prefix, *tops in zip(prefixes, *shapes, strict=True)}
+        verdicts = []
+        for place in places:
+            prefix = (*prompts[place.request], *reference[place.request][: place.position])
+            gaps = tuple(
+                gap_between(top, place.reference, place.token) for top in by_prefix[prefix]
+            )
+            verdicts.append(PlaceVerdict(place, gaps, scale))
+        self.spent_s += perf_counter() - began
+        return verdicts
+
+    def go_on(
+        self, cell: Cell, prompts: Tokens, reference: Tokens, starts: Mapping[int, int]
+    ) -> dict[int, tuple[int, ...]]:
+        """The rest of each request in the cell's modes, behind `starts` tokens of the reference."""
+        began = perf_counter()
+        self._engine.set_modes(cell)
+        outputs = self._engine.decode_greedily(
+            [(*prompts[request], *reference[request][:start]) for request, start in starts.items()],
+            [len(reference[request]) - start for request, start in starts.items()],
+            ignore_eos=self._ignore_eos,
+        )
+        self.spent_s += perf_counter() - began
+        return {
+            request: tuple(output.token_ids)
+            for request, output in zip(starts, outputs, strict=True)
+        }
+
+    def _measure_scale(self) -> ErrorScale:
+        """Mode off's own windows against the shapes in which places are asked for."""
+        prompts = self._gate()
+        decoded = self._engine.decode_greedily(
+            prompts, [self._max_new_tokens] * len(prompts), ignore_eos=self._ignore_eos, top=TOP
+        )
+        outputs = [output.token_ids for output in decoded]
+        spots = spread([len(output) for output in outputs], MOST_POSITIONS)
+        asked = self._shapes([(*prompts[r], *outputs[r][:at]) for r, at in spots])
+        try:
+            return error_scale([decoded[r].top[at] for r, at in spots], asked)
+        except ValueError as error:
+            raise EngineError(f"the gate cannot measure the error of mode off: {error}") from error
+
+    def _shapes(self, prefixes: Tokens) -> list[list[TopLogprobs]]:
+        """The likeliest tokens behind each prefix, in each batch shape."""
+        return [
+            self._next_tokens(prefixes),
+            self._next_tokens(prefixes, keep_prefix_cache=True),
+            [top for p in prefixes for top in self._next_tokens([p], keep_prefix_cache=True)],
+        ]
+
+    def _next_tokens(self, prefixes: Tokens, keep_prefix_cache: bool = False) -> list[TopLogprobs]:
+        """The likeliest tokens behind each prefix, asked for in one batch."""
+        outputs = self._engine.decode_greedily(
+            prefixes,
+            [1] * len(prefixes),
+            ignore_eos=self._ignore_eos,
+            top=TOP,
+            keep_prefix_cache=keep_prefix_cache,
+        )
+        return [output.top[0] for output in outputs]
+
+
+def spread(lengths: Sequence[int], most: int) -> list[tuple[int, int]]:
+    """Up to `most` (request, position) spread evenly over outputs of these lengths."""
+    every = [(request, at) for request, length in enumerate(lengths) for at in range(length)]
+    count = min(most, len(every))
+    return [every[i * len(every) // count] for i in range(count)]

@@ -1,0 +1,40 @@
+"""The engine that all runs of a group share."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from nwor_bench.engine.engine import Engine
+from nwor_bench.run.execute import EngineFactory, EngineSource, Prepared
+from nwor_bench.workload.config import SweepSpec
+
+
+class GroupEngine:
+    """Started by the first run that asks for it; after `close` the next one gets a new engine.
+
+    Args:
+        factory: starts an engine.
+        spec: the group's, with room for its largest run.
+    """
+
+    def __init__(self, factory: EngineFactory, spec: SweepSpec):
+        self._factory = factory
+        self._spec = spec
+        self._engine: Engine | None = None
+
+    def source(self, prepared: Prepared) -> EngineSource:
+        """What `run_prepared` takes its engine from; the engine outlives the run."""
+
+        @contextmanager
+        def engine(log: Path | None) -> Iterator[Engine]:
+            if self._engine is None:
+                self._engine = self._factory(prepared.pair, self._spec, log)
+            yield self._engine
+
+        return engine
+
+    def close(self) -> None:
+        """Close the engine, if there is one: after a batch that failed it may hold half of it."""
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            engine.close()

@@ -1,0 +1,102 @@
+"""What a sweep says while it runs: a live line per cell, or plain lines without a terminal."""
+
+from typing import Protocol
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from nwor_bench.records.types import BatchRecord, Cell
+
+
+class Progress(Protocol):
+    """Receives what happened."""
+
+    def say(self, line: str) -> None:
+        """A step that happens once: start-up, the gate's outcome."""
+
+    def batch_done(self, cell: Cell, record: BatchRecord) -> None:
+        """A batch of a cell has ended."""
+
+
+class PlainProgress:
+    """One line an event: for logs and CI."""
+
+    def __init__(self, console: Console, num_batches: int):
+        self._console = console
+        self._num_batches = num_batches
+        self._done = 0
+
+    def __enter__(self) -> "PlainProgress":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+    def say(self, line: str) -> None:
+        """Print the line."""
+        self._console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+    def batch_done(self, cell: Cell, record: BatchRecord) -> None:
+        """Print the batch's numbers."""
+        self._done += 1
+        self._num_batches = max(self._num_batches, self._done)  # probed batches were not foreseen
+        where = record.phase if record.phase != "timed" else f"block {record.block}"
+        self.say(
+            f"[{self._done:{len(str(self._num_batches))}}/{self._num_batches}] "
+            f"{where:8} {cell.label:16} "
+            f"{record.latency_ms / 1e3:6.2f} s  {record.tokens_per_s:6.0f} tokens/s  "
+            f"accepted {record.accepted_tokens}/{record.draft_tokens}"
+            + (f"  parity {record.parity}" if record.parity else "")
+        )
+
+
+class LiveProgress:
+    """A small table that updates in place: one row a cell."""
+
+    def __init__(self, console: Console, cells: tuple[Cell, ...], num_batches: int):
+        self._console = console
+        self._rows: dict[str, list[str]] = {cell.label: ["waiting", "", "", ""] for cell in cells}
+        self._num_batches = num_batches
+        self._done = 0
+        self._live = Live(self._table(), console=console, transient=True, refresh_per_second=4)
+
+    def __enter__(self) -> "LiveProgress":
+        self._live.__enter__()
+        return self
+
+    def __exit__(self, *args: object) -> None:
+        self._live.__exit__(None, None, None)
+
+    def say(self, line: str) -> None:
+        """Print the line above the table."""
+        self._console.print(line, highlight=False, markup=False)
+
+    def batch_done(self, cell: Cell, record: BatchRecord) -> None:
+        """Update the cell's row."""
+        self._done += 1
+        self._num_batches = max(self._num_batches, self._done)  # probed batches were not foreseen
+        where = record.phase if record.phase != "timed" else f"block {record.block}"
+        self._rows[cell.label] = [
+            where,
+            f"{record.latency_ms / 1e3:.2f} s",
+            f"{record.tokens_per_s:.0f}",
+            f"{record.accepted_tokens}/{record.draft_tokens}",
+        ]
+        self._live.update(self._table())
+
+    def _table(self) -> Table:
+        title = f"{self._done} of {self._num_batches} batches"
+        table = Table("cell", "last batch", "latency", "tokens/s", "accepted", title=title)
+        for label, row in self._rows.items():
+            table.add_row(label, *row)
+        return table
+
+
+def make_progress(
+    console: Console, cells: tuple[Cell, ...], num_batches: int
+) -> PlainProgress | LiveProgress:
+    """Live on a terminal, plain lines elsewhere."""
+    if console.is_terminal:
+        return LiveProgress(console, cells, num_batches)
+    return PlainProgress(console, num_batches)

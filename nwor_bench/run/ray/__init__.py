@@ -1,0 +1,1 @@
+"""A sweep over a Ray cluster: one engine a GPU."""

@@ -1,0 +1,134 @@
+"""sweep.json, the index of a sweep folder: what was asked for, and what became of every run."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from nwor_bench.errors import StoreError
+from nwor_bench.records.header import read_object
+from nwor_bench.records.store import write_atomically
+from nwor_bench.workload.sweep_file import SweepFile
+from nwor_bench.workload.sweep_points import EngineGroup
+from nwor_bench.workload.toml_file import dotted, remedy
+
+INDEX_FILE = "sweep.json"
+SWEEP_FORMAT_VERSION = 1
+PENDING, DONE, FAILED, INTERRUPTED = "pending", "done", "failed", "interrupted"
+
+
+class SweepIndex:
+    """What a sweep folder holds, rewritten after every run so that it is true at any moment."""
+
+    def __init__(self, folder: Path, content: dict[str, Any]):
+        """Use `create` or `open` instead."""
+        self.folder = folder
+        self.content = content
+
+    @classmethod
+    def create(
+        cls, folder: Path, sweep: SweepFile, groups: Sequence[EngineGroup], started_at: str
+    ) -> "SweepIndex":
+        """Begin a sweep folder, with every run pending."""
+        runs = [
+            {"number": point.number, "folder": point.folder, "engine": group.number, **point.axes,
+             "status": PENDING, "exit_code": None, "error": None}
+            for group in groups
+            for point in group.points
+        ]  # fmt: skip
+        folder.mkdir(parents=True, exist_ok=True)
+        index = cls(
+            folder,
+            {
+                "format_version": SWEEP_FORMAT_VERSION,
+                "name": sweep.name,
+                "sweep": sweep.model_dump(mode="json"),
+                "engines": len(groups),
+                "started_at": started_at,
+                "finished_at": None,
+                "runs": sorted(runs, key=lambda run: run["number"]),
+            },
+        )
+        index.write()
+        return index
+
+    @classmethod
+    def open(cls, folder: Path) -> "SweepIndex":
+        """Read a sweep folder. Raises StoreError if its index is damaged or of another version."""
+        path = folder / INDEX_FILE
+        try:
+            content = read_object(path.read_bytes(), path)
+        except OSError as error:
+            raise StoreError(f"{path}: cannot be read ({error})") from error
+        version = content.get("format_version")
+        if version != SWEEP_FORMAT_VERSION:
+            raise StoreError(
+                f"{path}: format_version {version!r} is unknown; this nwor-bench reads "
+                f"{SWEEP_FORMAT_VERSION}"
+            )
+        return cls(folder, content)
+
+    def check_runs(self, groups: Sequence[EngineGroup]) -> None:
+        """Raises StoreError for an index without a name, or whose runs are not its axes' own."""
+        path, runs = self.folder / INDEX_FILE, self.content.get("runs")
+        if not isinstance(self.content.get("name"), str):
+            raise StoreError(f"{path}: name is not a text: restore the file")
+        listed = runs if isinstance(runs, list) else []
+        for group in groups:
+            for point in group.points:
+                wanted = {"number": point.number, "folder": point.folder, **point.axes}
+                if not any(_has(run, wanted) for run in listed):
+                    raise StoreError(
+                        f"{path}: runs: run {point.number} ({point.label}) of its axes is not "
+                        "listed as it was begun: the file was changed since nwor-bench wrote it; "
+                        "restore it"
+                    )
+
+    @property
+    def sweep(self) -> SweepFile:
+        """What the sweep was begun with. Raises StoreError if that is damaged."""
+        try:
+            return SweepFile.model_validate_json(json.dumps(self.content.get("sweep")))
+        except ValidationError as error:
+            fault = error.errors()[0]
+            name = dotted(("sweep", *fault["loc"]))
+            raise StoreError(
+                f"{self.folder / INDEX_FILE}: {name}: {remedy(fault)}, or restore the file"
+            ) from error
+
+    def status(self, number: int) -> str:
+        """How far the run of that number is."""
+        return str(self._run(number)["status"])
+
+    @property
+    def is_done(self) -> bool:
+        """True once no run is left to do."""
+        return all(run["status"] == DONE for run in self.content["runs"])
+
+    def done_codes(self) -> list[int]:
+        """Exit codes of the runs that are done."""
+        return [int(run["exit_code"]) for run in self.content["runs"] if run["status"] == DONE]
+
+    def set_run(self, number: int, **changes: Any) -> None:
+        """Note what became of a run."""
+        self._run(number).update(changes)
+        self.write()
+
+    def write(self) -> None:
+        """Rewrite sweep.json atomically."""
+        write_atomically(self.folder / INDEX_FILE, json.dumps(self.content, indent=2) + "\n")
+
+    def _run(self, number: int) -> dict[str, Any]:
+        found: dict[str, Any] = next(r for r in self.content["runs"] if r["number"] == number)
+        return found
+
+
+def _has(run: object, wanted: Mapping[str, Any]) -> bool:
+    return (
+        isinstance(run, Mapping)
+        and run.get("status") in (PENDING, DONE, FAILED, INTERRUPTED)
+        and (run["status"] != DONE or isinstance(run.get("exit_code"), int))
+        and all(run.get(name) == value for name, value in wanted.items())
+    )

@@ -1,0 +1,218 @@
+"""A sweep file from the command line to its runs: everything is checked, then conducted."""
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from nwor_bench.engine.engine import VllmEngine, check_arguments
+from nwor_bench.engine.memory import require_memory
+from nwor_bench.errors import ConfigError, ExitCode
+from nwor_bench.instruments.versions import require_supported_vllm
+from nwor_bench.records.store import RUN_FILE, RUNS, check_output, default_folder
+from nwor_bench.run.blocks import OnBatch
+from nwor_bench.run.dry_run import sweep_lines
+from nwor_bench.run.execute import EngineFactory, Prepared, Publish
+from nwor_bench.run.prepare import CheckEngine, PairChoice, prepare
+from nwor_bench.run.sweep_execute import SweepConductor
+from nwor_bench.run.sweep_index import DONE, INDEX_FILE, SweepIndex
+from nwor_bench.workload.config import flag_of
+from nwor_bench.workload.sweep_file import Axes, Settings, SweepFile, load_sweep
+from nwor_bench.workload.sweep_points import EngineGroup, group_by_engine, make_points
+
+ALLOWED_FLAGS = (
+    *("file", "output", "resume", "dry_run", "verbose", "continue_on_error"),
+    "ray",
+    *("nvtx", "prometheus_port", "prometheus_address", "prometheus_textfile", "github_summary"),
+)
+
+
+@dataclass(frozen=True)
+class _Options:
+    """What `run_sweep` and `resume_sweep` are told alike."""
+
+    dry_run: bool
+    verbose: bool
+    continue_on_error: bool
+    on_batch: OnBatch | None
+    publish: Publish | None
+    ray: bool
+    engine_factory: EngineFactory
+    check_engine: CheckEngine
+
+
+def check_flags(given: Mapping[str, Any]) -> None:
+    """Refuse flags that the file decides. `given` is the command line by parameter name."""
+    for name, value in given.items():
+        if name not in ALLOWED_FLAGS:
+            raise ConfigError.for_field(flag_of(name), value, _instead_of(name))
+
+
+def _instead_of(flag: str) -> str:
+    """Where a sweep file says what the flag of that name does."""
+    for table, model in (("axes", Axes), ("settings", Settings)):
+        for name in (flag, f"{flag}s"):
+            if name in model.model_fields:
+                return f"the sweep file says it: write it as `{name}` under [{table}]"
+    return "--file cannot take it: leave it out, or sweep that run alone"
+
+
+def run_sweep(
+    path: Path,
+    output: Path | None = None,
+    *,
+    dry_run: bool = False,
+    verbose: bool = False,
+    continue_on_error: bool = False,
+    on_batch: OnBatch | None = None,
+    publish: Publish | None = None,
+    ray: bool = False,
+    engine_factory: EngineFactory = VllmEngine,
+    check_engine: CheckEngine = check_arguments,
+) -> ExitCode:
+    """Run a sweep file from its beginning; returns the worst exit code of its runs.
+
+    With `ray` the engines run on a Ray cluster, whose machines check them for themselves.
+
+    Raises ConfigError, before anything is started or written, for any run that cannot be; and,
+    without `continue_on_error`, what the first failing run raises.
+    """
+    options = _Options(
+        dry_run, verbose, continue_on_error, on_batch, publish, ray, engine_factory, check_engine
+    )
+    require_supported_vllm()
+    console = Console()
+    sweep = load_sweep(path)
+    groups = group_by_engine(make_points(sweep))
+    if output is not None:
+        _check_output(output)
+
+    def make_index() -> SweepIndex:
+        now = datetime.now(UTC)
+        folder = output or default_folder(RUNS, sweep.name, "", now)
+        return SweepIndex.create(folder, sweep, groups, now.isoformat(timespec="seconds"))
+
+    return _conduct(sweep, groups, make_index, console, options)
+
+
+def resume_sweep(
+    folder: Path,
+    path: Path | None = None,
+    *,
+    dry_run: bool = False,
+    verbose: bool = False,
+    continue_on_error: bool = False,
+    on_batch: OnBatch | None = None,
+    publish: Publish | None = None,
+    ray: bool = False,
+    engine_factory: EngineFactory = VllmEngine,
+    check_engine: CheckEngine = check_arguments,
+) -> ExitCode:
+    """Go on with a sweep folder: runs that are done stay, others go on or begin.
+
+    With `ray` a run that was cut short is measured anew, not from where it stood.
+
+    Raises ConfigError if `path` is given and says otherwise than the sweep was begun with.
+    """
+    options = _Options(
+        dry_run, verbose, continue_on_error, on_batch, publish, ray, engine_factory, check_engine
+    )
+    require_supported_vllm()
+    console = Console()
+    if (folder / RUN_FILE).is_file():
+        raise ConfigError.for_field(
+            "--file", str(path), f"{folder} holds a single run; leave the flag out"
+        )
+    index = SweepIndex.open(folder)
+    sweep = index.sweep
+    if path is not None and load_sweep(path) != sweep:
+        raise ConfigError.for_field(
+            "--file", str(path), "the sweep was begun with other contents; leave the flag out"
+        )
+    groups = group_by_engine(make_points(sweep))
+    index.check_runs(groups)
+    left = [_without(group, index) for group in groups]
+    left = [group for group in left if group.points]
+    if not left:
+        raise ConfigError.for_field("--resume", str(folder), "all of its runs are done")
+    return _conduct(sweep, left, lambda: index, console, options)
+
+
+def _conduct(
+    sweep: SweepFile,
+    groups: Sequence[EngineGroup],
+    open_index: Callable[[], SweepIndex],
+    console: Console,
+    options: _Options,
+) -> ExitCode:
+    """Check every run of the groups, then run them here or on Ray; a dry run only tells them.
+
+    `open_index` is called when nothing can be refused any more.
+    """
+    if options.ray:
+        _check_sweep_for_ray(sweep)
+    prepared = _prepare_all(groups, console, here=not options.ray)
+    if options.dry_run:
+        for line in sweep_lines(sweep, groups, prepared):
+            console.print(line, highlight=False, markup=False)
+        return ExitCode.OK
+    proceed, publish = options.continue_on_error, options.publish
+    if options.ray:
+        from nwor_bench.run.ray.sweep import run_on_ray
+
+        return run_on_ray(
+            open_index(), groups, sys.argv, console, continue_on_error=proceed, publish=publish
+        )
+    for group in groups:
+        options.check_engine(prepared[group.points[0].number].pair, group.spec)
+    how = {"verbose": options.verbose, "on_batch": options.on_batch, "in_sweep": True}
+    conductor = SweepConductor(
+        open_index(), prepared, console, options.engine_factory, how, proceed, publish
+    )
+    return conductor.run(groups)
+
+
+def _check_sweep_for_ray(sweep: SweepFile) -> None:
+    """Refuse DRAM counters: a Ray worker starts with the libcupti that PyTorch brings."""
+    if sweep.settings.dram_counters:
+        raise ConfigError.for_field(
+            "--ray", True,
+            "a Ray worker cannot read DRAM counters (dram_counters under [settings]); leave --ray "
+            "out, or begin a sweep without dram_counters",
+        )  # fmt: skip
+
+
+def _check_output(folder: Path) -> None:
+    """Refuse a folder that holds a sweep or a run already, or that cannot be made."""
+    if (folder / INDEX_FILE).exists():
+        raise ConfigError.for_field(
+            "--output", str(folder), "it already holds a sweep; name a new folder"
+        )
+    check_output(folder)
+
+
+def _prepare_all(
+    groups: Sequence[EngineGroup], console: Console, here: bool = True
+) -> dict[int, Prepared]:
+    """Check every run before the first starts; memory only where the engines run `here`."""
+    prepared = {}
+    for group in groups:
+        for point in group.points:
+            ready = prepare(point.spec, PairChoice(pair=point.pair), console)
+            prepared[point.number] = ready
+        try:
+            if here:
+                require_memory(ready.pair, group.spec)
+        except ConfigError as error:
+            raise ConfigError(f"engine {group.number} ({ready.pair.name}): {error}") from error
+    return prepared
+
+
+def _without(group: EngineGroup, index: SweepIndex) -> EngineGroup:
+    """The group without the runs that are done; the engine's room stays the same."""
+    points = tuple(p for p in group.points if index.status(p.number) != DONE)
+    return EngineGroup(group.number, group.spec, points)

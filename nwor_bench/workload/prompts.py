@@ -1,0 +1,265 @@
+"""Prompts: load them for a scenario, choose each block's, and turn them into token ids."""
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib import import_module
+from itertools import islice
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from nwor_bench.errors import ConfigError
+from nwor_bench.records.json_text import parse_json
+from nwor_bench.workload.resources import resource_dir
+from nwor_bench.workload.scenario import PromptSource, Scenario
+
+HubLoader = Callable[[str, str | None, str], Iterable[Mapping[str, Any]]]
+"""(dataset, configuration, split) -> rows."""
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A user's message; `id` is unique within its source."""
+
+    id: str
+    category: str
+    text: str
+
+
+Encode = Callable[[tuple[Prompt, ...]], list[list[int]]]
+"""Prompts to token ids, with the target's tokenizer."""
+
+
+def load_prompts(scenario: Scenario, hub_loader: HubLoader | None = None) -> list[Prompt]:
+    """All prompts that fit the scenario's source, categories and lengths, in a fixed order.
+
+    `hub_loader` replaces the `datasets` library. Raises ConfigError when the source cannot
+    be read or nothing in it fits.
+    """
+    source = scenario.prompts
+    if source.source == "builtin":
+        prompts = _builtin(source)
+    elif source.source == "jsonl":
+        prompts = _jsonl(source)
+    else:
+        prompts = _hub(source, hub_loader or _datasets_rows)
+    fitting = [prompt for prompt in prompts if _fits(prompt, source)]
+    if not fitting:
+        upper = source.max_chars or "any number of"
+        raise ConfigError(
+            f"scenario {scenario.name!r}: none of its {len(prompts)} prompts has "
+            f"{source.min_chars} to {upper} characters and a category in "
+            f"{list(source.categories) or 'any'}; change [prompts] in the scenario"
+        )
+    return fitting
+
+
+def _fits(prompt: Prompt, source: PromptSource) -> bool:
+    length = len(prompt.text)
+    return (not source.categories or prompt.category in source.categories) and (
+        source.min_chars <= length and (source.max_chars is None or length <= source.max_chars)
+    )
+
+
+def builtin_categories() -> tuple[str, ...]:
+    """Categories of the prompts that ship with nwor-bench: one JSONL file each."""
+    return tuple(sorted(path.stem for path in _builtin_dir().glob("*.jsonl")))
+
+
+def _builtin_dir() -> Path:
+    return resource_dir("scenarios") / "prompts"
+
+
+def _builtin(source: PromptSource) -> list[Prompt]:
+    known = builtin_categories()
+    for category in source.categories:
+        if category not in known:
+            raise ConfigError.unknown("prompts.categories", category, known)
+    wanted = source.categories or known
+    return [p for name in wanted for p in read_jsonl(_builtin_dir() / f"{name}.jsonl", name)]
+
+
+def _jsonl(source: PromptSource) -> list[Prompt]:
+    assert source.path is not None  # PromptSource refuses jsonl without a path
+    return read_jsonl(source.path)
+
+
+def read_jsonl(path: Path, category: str = "user") -> list[Prompt]:
+    """Prompts of a JSONL file: `text` or `prompt`, optional `id` and `category`.
+
+    A prompt without an id is called after its line, `line-7`. Raises ConfigError with file
+    and line.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: cannot be read as UTF-8 text ({error})") from error
+    prompts: list[Prompt] = []
+    seen: set[str] = set()
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        prompt = _prompt_of_line(f"{path}:{number}", number, line, category)
+        if prompt.id in seen:
+            raise ConfigError.for_field(f"{path}:{number}: id", prompt.id, "write a unique one")
+        seen.add(prompt.id)
+        prompts.append(prompt)
+    return prompts
+
+
+def _prompt_of_line(where: str, number: int, line: str, category: str) -> Prompt:
+    try:
+        row = parse_json(line)
+    except ValueError as error:
+        raise ConfigError(f'{where}: is not JSON ({error}); write {{"text": "..."}}') from error
+    if not isinstance(row, dict) or ("text" in row) == ("prompt" in row):
+        raise ConfigError(f"{where}: write an object with either `text` or `prompt`")
+    name = "text" if "text" in row else "prompt"
+    values = {name: row[name], "id": f"line-{number}", "category": category}
+    values |= {key: row[key] for key in ("id", "category") if key in row}
+    for key, value in values.items():
+        if not isinstance(value, str) or not value.strip():
+            raise ConfigError.for_field(f"{where}: {key}", value, "write a text that is not empty")
+    return Prompt(values["id"], values["category"], values[name])
+
+
+def _hub(source: PromptSource, loader: HubLoader) -> list[Prompt]:
+    """The first `limit` rows of the data set whose text fits the lengths."""
+    assert source.dataset is not None  # PromptSource refuses hub without a data set
+    rows = loader(source.dataset, source.dataset_config, source.split)
+    fitting = (prompt for prompt in _hub_prompts(source, rows) if _fits(prompt, source))
+    return list(islice(fitting, source.limit))
+
+
+def _hub_prompts(source: PromptSource, rows: Iterable[Mapping[str, Any]]) -> Iterator[Prompt]:
+    field = source.field or ""
+    for number, row in enumerate(rows):
+        if field not in row:
+            raise ConfigError.unknown("prompts.field", field, row)
+        if all(row.get(name) == value for name, value in source.where.items()):
+            text = f"{source.instruction}\n\n{row[field]}" if source.instruction else row[field]
+            yield Prompt(f"{source.dataset}-{number}", "hub", str(text))
+
+
+def _datasets_rows(dataset: str, config: str | None, split: str) -> Iterator[Mapping[str, Any]]:
+    """Stream a data set with the optional `datasets` library."""
+    remedy = 'pip install datasets and be online, or write source = "builtin" in [prompts]'
+    try:
+        load_dataset = import_module("datasets").load_dataset
+    except ImportError as error:
+        raise ConfigError.for_field("prompts.dataset", dataset, remedy) from error
+    try:
+        yield from load_dataset(dataset, config, split=split, streaming=True)
+    except Exception as error:  # the library passes on whatever its network client raises
+        message = f"it did not load ({error}); {remedy}"
+        raise ConfigError.for_field("prompts.dataset", dataset, message) from error
+
+
+def select_blocks(
+    prompts: Sequence[Prompt], requests: int, blocks: int, seed: int
+) -> list[list[Prompt]]:
+    """The prompts of blocks 0 to `blocks` - 1, `requests` each, the same for every cell.
+
+    Deterministic by (seed, block), however many blocks are asked for. Categories take turns.
+    Within a block no prompt repeats while unused ones are left, and over the blocks the least
+    used come first, so that later blocks bring new text as long as there is any.
+    """
+    if not prompts:
+        raise ConfigError("there are no prompts to choose from")
+    used: Counter[str] = Counter()
+    chosen: list[list[Prompt]] = []
+    for block in range(blocks):
+        chosen.append(_choose(prompts, requests, used, Random(f"{seed}:{block}")))
+        used.update(prompt.id for prompt in chosen[block])
+    return chosen
+
+
+def _choose(
+    prompts: Sequence[Prompt], requests: int, used: Mapping[str, int], random: Random
+) -> list[Prompt]:
+    queues: dict[str, list[Prompt]] = defaultdict(list)
+    for prompt in sorted(prompts, key=lambda p: (used.get(p.id, 0), random.random())):
+        queues[prompt.category].append(prompt)
+
+    def uses(category: str) -> tuple[int, float]:
+        return sum(used.get(p.id, 0) for p in queues[category]), random.random()
+
+    categories = sorted(queues, key=uses)
+    longest = max(map(len, queues.values()))
+    turns = [
+        queues[category][turn]
+        for turn in range(longest)
+        for category in categories
+        if turn < len(queues[category])
+    ]
+    return [turns[i % len(turns)] for i in range(requests)]
+
+
+def encode(
+    prompts: Sequence[Prompt],
+    tokenizer: Any,
+    max_model_len: int,
+    max_new_tokens: int,
+    tokens: int | None = None,
+) -> list[list[int]]:
+    """Token ids of each prompt, through the tokenizer's chat template where it has one.
+
+    With `tokens` each is repeated or cut to that length; prompts that differ in their first
+    tokens stay different.
+
+    Raises ConfigError, naming the longest prompt, when one of them and `max_new_tokens` do
+    not fit into `max_model_len` together (all in tokens).
+    """
+    encoded = [_of_length(_token_ids(tokenizer, prompt), tokens) for prompt in prompts]
+    longest = max(range(len(encoded)), key=lambda i: len(encoded[i]), default=None)
+    if longest is None:
+        return []
+    needed = len(encoded[longest]) + max_new_tokens
+    if needed > max_model_len:
+        raise ConfigError.for_field(
+            "--max-model-len",
+            max_model_len,
+            f"prompt {prompts[longest].id!r} has {len(encoded[longest])} tokens and "
+            f"--max-new-tokens adds {max_new_tokens}; write at least {needed}, or use shorter "
+            "prompts (max_chars in the scenario)",
+        )
+    return encoded
+
+
+def _token_ids(tokenizer: Any, prompt: Prompt) -> list[int]:
+    if getattr(tokenizer, "chat_template", None):
+        messages = [{"role": "user", "content": prompt.text}]
+        ids = tokenizer.apply_chat_template(
+            messages, add_generation_prompt=True, tokenize=True, return_dict=False
+        )
+    else:
+        ids = tokenizer.encode(prompt.text)
+    if len(ids) == 0:
+        raise ConfigError(f"prompt {prompt.id!r} has no tokens; write some text in it")
+    return list(ids)
+
+
+def _of_length(ids: list[int], tokens: int | None) -> list[int]:
+    if tokens is None:
+        return ids
+    return (ids * (tokens // len(ids) + 1))[:tokens]
+
+
+@lru_cache(maxsize=4)
+def load_tokenizer(target: str | Path) -> Any:
+    """The tokenizer of a model folder or hub name; ConfigError when there is none.
+
+    Kept, since the runs of a sweep file share a target or two.
+    """
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(str(target))
+    except Exception as error:  # files of the model's own raise errors of any kind
+        raise ConfigError.for_field(
+            "--target-model",
+            str(target),
+            f"its tokenizer did not load ({error}); name a folder with tokenizer files",
+        ) from error

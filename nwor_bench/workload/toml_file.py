@@ -1,0 +1,149 @@
+"""Read a TOML file into a strict model; every fault names file, line, field and remedy."""
+
+import json
+import re
+import tomllib
+from collections.abc import Iterator, Sequence
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, TypeVar, get_args
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic_core import ErrorDetails
+
+from nwor_bench.errors import ConfigError
+from nwor_bench.workload.toml_lines import LineIndex
+
+
+class StrictModel(BaseModel):
+    """Base of all file schemas: frozen, no unknown fields, no conversion between types."""
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", strict=True, allow_inf_nan=False, hide_input_in_errors=True
+    )
+
+
+M = TypeVar("M", bound=StrictModel)
+
+_WORDINGS = (
+    (r"^Input should be ", "write "),
+    (r"greater than or equal to (\S+)", r"\1 or more"),
+    (r"less than or equal to (\S+)", r"\1 or less"),
+    (r"^write (greater|less) than", r"write a number \1 than"),
+    (r"\ban object\b", "a table"),
+    (r"\ba valid string\b", 'text in "double quotes"'),
+    (r"^(Tuple|List) should have at least 1 item.*", "write one value or more"),
+)
+
+
+def read_toml(path: str | Path, model: type[M]) -> M:
+    """Parse the file at `path` and validate it as `model`.
+
+    Raises ConfigError when the file cannot be read, is not TOML, or has unknown, missing or
+    mistyped fields; all faulty fields are named, each with its line.
+    """
+    path = Path(path)
+    text = _read_text(path)
+    data = _parse(path, text)
+    try:
+        # Through JSON, where a list may become a tuple and a string an enum or a path
+        # although the model is strict.
+        return model.model_validate_json(json.dumps(data, default=str))
+    except ValidationError as error:
+        raise _config_error(path, text, model, error) from error
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise ConfigError(f"{path}: cannot be read ({reason}); name a TOML file") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: is not UTF-8 text; save it as UTF-8") from error
+
+
+def _parse(path: Path, text: str) -> dict[str, Any]:
+    try:
+        return tomllib.loads(text)
+    except ValueError as error:  # TOMLDecodeError, and integers too long to convert
+        lines = text.rstrip().split("\n")
+        found = re.search(r"\(at line (\d+)", str(error))
+        number = min(int(found.group(1)) if found else len(lines), len(lines))
+        reason = re.sub(r" \(at .*\)$", "", str(error))
+        raise ConfigError(
+            f"{path}:{number}: {lines[number - 1].strip()!r} is not valid TOML ({reason}); "
+            'write `field = value`, with text in "double quotes"'
+        ) from error
+
+
+def _config_error(
+    path: Path, text: str, model: type[StrictModel], error: ValidationError
+) -> ConfigError:
+    index = LineIndex(text)
+    faults = [
+        (index.line_of(fault["loc"]), _describe(path, index, model, fault))
+        for fault in error.errors(include_url=False)
+    ]
+    return ConfigError("\n".join(message for _, message in sorted(faults)))
+
+
+def _describe(path: Path, index: LineIndex, model: type[StrictModel], fault: ErrorDetails) -> str:
+    loc = fault["loc"]
+    known = index.known_path(loc)
+    if fault["type"] == "missing":
+        known += (loc[-1],)
+    where = f"{path}:{index.line_of(loc)}"
+    field = dotted(known) or "the file"
+    if fault["type"] == "missing":
+        return f"{where}: {field}: is missing; add `{loc[-1]} = ...`"
+    if fault["type"] == "extra_forbidden":
+        names = sorted(_field_names(model, loc[:-1]))
+        near = get_close_matches(str(loc[-1]), names, n=1)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        problem = f"unknown field; {hint}known here: {', '.join(names)}"
+        return f"{where}: {field}{_value(fault['input'])}: {problem}"
+    return f"{where}: {ConfigError.for_field(field, fault['input'], remedy(fault))}"
+
+
+def _value(value: object) -> str:
+    """` = 3` for a message; nothing for a whole table, which the line shows anyway."""
+    return "" if isinstance(value, dict) else f" = {value!r}"
+
+
+def remedy(fault: ErrorDetails) -> str:
+    """Turn a validator's sentence into what to write instead."""
+    message = re.sub(r"^(Value error|Assertion failed), ", "", fault["msg"])
+    for pattern, words in _WORDINGS:
+        message = re.sub(pattern, words, message)
+    return message
+
+
+def dotted(path: Sequence[str | int]) -> str:
+    """A field's path for people: ("a", 0, "b") is `a[0].b`."""
+    text = ""
+    for part in path:
+        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else str(part)
+    return text
+
+
+def _field_names(model: type[BaseModel], loc: Sequence[str | int]) -> set[str]:
+    """Names that the table at `loc` may hold; the union of them where several models fit."""
+    models = {model}
+    for part in loc:
+        inner = {
+            found
+            for m in models
+            if isinstance(part, str) and part in m.model_fields
+            for found in _models_in(m.model_fields[part].annotation)
+        }
+        models = inner or models  # an index or a union's tag stays in the same table
+    return {name for m in models for name in m.model_fields}
+
+
+def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
+    """Models inside an annotation, such as those of `tuple[A, ...] | None`."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for argument in get_args(annotation):
+        yield from _models_in(argument)

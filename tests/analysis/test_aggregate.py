@@ -1,0 +1,384 @@
+"""Summaries and verdicts of cells, recomputed by hand from the records."""
+
+from dataclasses import replace
+from statistics import median
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nwor_bench.analysis.aggregate import REFERENCE, check_invariants, summarise
+from nwor_bench.analysis.invariants import counter_checks
+from nwor_bench.records.store import RunData
+from nwor_bench.records.types import CellResult, Verdict
+from tests.synthetic_run import BYTES_PER_TOKEN, LAYERS, change_batches, change_windows, make_run
+
+TIMES = ("latency_ms_p50", "latency_ms_p95", "window_ms_mean", "tokens_per_s")
+RATIOS = ("ratio_to_off", "ratio_ci_low", "ratio_ci_high")
+
+
+def cell(run: RunData, nwor: str, scv: str) -> CellResult:
+    (found,) = [c for c in summarise(run) if (c.nwor_mode, c.scv_mode) == (nwor, scv)]
+    return found
+
+
+def of(nwor: str, scv: str, phase: str | None = None):
+    """A test for a cell's records, for batches of one phase if one is named."""
+
+    def matches(record) -> bool:
+        same = (record.nwor_mode, record.scv_mode) == (nwor, scv)
+        return same and (phase is None or record.phase == phase)
+
+    return matches
+
+
+@pytest.fixture(scope="module")
+def run() -> RunData:
+    return make_run()
+
+
+def test_cells_stand_in_a_fixed_order(run):
+    modes = [(c.nwor_mode, c.scv_mode) for c in summarise(run)]
+    scv = ["off", "graph", "adaptive"]
+    assert modes == [("off", s) for s in scv] + [("stage", s) for s in scv]
+
+
+@settings(max_examples=10)
+@given(seed=st.integers(0, 1000), blocks=st.integers(1, 5))
+def test_sums_are_those_of_the_timed_records(seed, blocks):
+    run = make_run(blocks=blocks, seed=seed)
+    for result in summarise(run):
+        match = of(result.nwor_mode, result.scv_mode)
+        batches = [b for b in run.batches if match(b) and b.phase == "timed"]
+        windows = [w for w in run.windows if match(w) and w.block != 0]
+        assert result.batches == blocks
+        assert result.windows == len(windows)
+        assert result.output_tokens == 128 * blocks
+        assert result.draft_tokens == sum(w.draft_tokens for w in windows)
+        assert result.accepted_tokens == sum(w.accepted_tokens for w in windows)
+        assert result.acceptance_rate == result.accepted_tokens / result.draft_tokens
+        assert result.mean_accepted_per_window == result.accepted_tokens / len(windows)
+        # Two requests, and each has a draft in every window.
+        per_request = result.accepted_tokens / (2 * len(windows))
+        assert result.acceptance_length == pytest.approx(1 + per_request)
+        assert len(result.acceptance_per_position) <= 4
+        assert result.latency_ms_p50 == pytest.approx(median(b.latency_ms for b in batches))
+        seconds = sum(b.latency_ms for b in batches) / 1000
+        assert result.tokens_per_s == pytest.approx(128 * blocks / seconds)
+        if result.nwor_mode == "stage":
+            staged = sum(w.draft_tokens for w in windows if w.fallback_reason is None)
+            assert result.nwor_total_staged == staged == result.nwor_unique_tokens
+            assert result.nwor_total_committed + result.nwor_total_rejected == staged
+            assert result.nwor_stage_operations == staged * LAYERS
+            assert result.bytes_staged == staged * BYTES_PER_TOKEN
+            assert result.fallbacks == {"mixed_batch": blocks}
+            assert result.nwor_fallback_count == blocks
+
+
+def test_what_was_not_measured_is_none_not_zero(run):
+    assert cell(run, "off", "off").bytes_staged is None
+    gate_only = replace(
+        run,
+        batches=tuple(b for b in run.batches if b.phase == "gate"),
+        windows=tuple(w for w in run.windows if w.block == 0),
+    )
+    result = cell(gate_only, "stage", "graph")
+    assert (result.batches, result.scv_status) == (0, "not measured")
+    for name in (*TIMES, *RATIOS, "acceptance_rate", "nwor_total_staged", "scv_graph_hits"):
+        assert getattr(result, name) is None, name
+    assert (result.verdict, result.parity) == (Verdict.AMBIGUOUS, "exact")
+
+
+def test_windows_without_positions_give_no_acceptance_length(run):
+    bare = change_windows(run, of("stage", "off"), drafts_per_position=(), accepted_per_position=())
+    result = cell(bare, "stage", "off")
+    assert (result.acceptance_length, result.acceptance_per_position) == (None, ())
+    assert result.acceptance_rate == cell(run, "stage", "off").acceptance_rate
+
+
+def test_per_position_rates_divide_by_the_drafts_there(run):
+    one = replace(
+        run,
+        batches=tuple(b for b in run.batches if b.phase == "timed" and b.block == 1),
+        windows=tuple(w for w in run.windows if w.block == 1),
+    )
+    planted = change_windows(
+        one, of("off", "off"), drafts_per_position=(4, 2, 1), accepted_per_position=(3, 1, 0)
+    )
+    result = cell(planted, "off", "off")
+    assert result.acceptance_per_position == (0.75, 0.5, 0.0)
+    assert result.acceptance_length == 2.0
+
+
+def test_a_window_of_finished_requests_alone_hides_no_acceptance_length(run):
+    """Seen on an H200: the last window's drafts were all of a request that had ended."""
+    ended = next(w for w in run.windows if of("off", "off")(w) and w.block == 1)
+    changed = replace(
+        ended,
+        drafts_per_position=(),
+        accepted_per_position=(),
+        uncounted_draft_tokens=ended.draft_tokens,
+        uncounted_accepted_tokens=ended.accepted_tokens,
+    )
+    others = tuple(w for w in run.windows if w is not ended)
+    found = cell(replace(run, windows=(*others, changed)), "off", "off")
+    without = cell(replace(run, windows=others), "off", "off")
+    assert found.acceptance_length == without.acceptance_length is not None
+    assert found.acceptance_per_position == without.acceptance_per_position
+
+
+def test_the_baseline_is_the_reference(run):
+    result = cell(run, "off", "off")
+    assert (result.verdict, result.parity) == (REFERENCE, REFERENCE)
+    assert [getattr(result, name) for name in RATIOS] == [None] * 3
+    assert result.latency_ms_p50 is not None
+
+
+def test_the_planted_slowdown_is_found(run):
+    result = cell(run, "stage", "off")
+    assert result.verdict == Verdict.SLOWER
+    assert result.ratio_ci_low < 1.06 < result.ratio_ci_high
+    assert result.ratio_to_off == pytest.approx(1.06, abs=0.005)
+
+
+def test_only_blocks_that_both_cells_ran_are_compared(run):
+    lost = replace(
+        run,
+        batches=tuple(
+            b for b in run.batches if not (of("stage", "off")(b) and b.block not in (0, 1, 2, 3))
+        ),
+        windows=tuple(
+            w for w in run.windows if not (of("stage", "off")(w) and w.block not in (0, 1, 2, 3))
+        ),
+    )
+    ours = {b.block: b.latency_ms for b in lost.batches if of("stage", "off", "timed")(b)}
+    base = {b.block: b.latency_ms for b in lost.batches if of("off", "off", "timed")(b)}
+    assert (len(ours), len(base)) == (3, 6)
+    product = 1.0
+    for block, latency in ours.items():
+        product *= latency / base[block]
+    assert cell(lost, "stage", "off").ratio_to_off == pytest.approx(product ** (1 / 3))
+
+
+@pytest.mark.parametrize("phase", ["gate", "timed"])
+def test_a_cell_that_breaks_parity_carries_no_time(run, phase):
+    broken = change_batches(
+        run, of("stage", "graph", phase), parity="INVALID", first_mismatch="request 1, token 3"
+    )
+    result = cell(broken, "stage", "graph")
+    assert (result.verdict, result.parity) == (Verdict.INVALID, "INVALID")
+    assert [getattr(result, name) for name in (*TIMES, *RATIOS)] == [None] * 7
+    assert "request 1, token 3" in result.reason
+    assert result.nwor_total_staged > 0
+    assert cell(broken, "stage", "off").verdict == Verdict.SLOWER
+
+
+def test_parity_that_was_found_broken_afterwards_counts(run):
+    event = {
+        "event": "parity_broken",
+        "pair": "toy",
+        "nwor_mode": "stage",
+        "scv_mode": "off",
+        "reason": "block 3 differs",
+    }
+    result = cell(replace(run, events=(event,)), "stage", "off")
+    assert (result.verdict, result.parity) == (Verdict.INVALID, "INVALID")
+    assert "block 3 differs" in result.reason
+    assert [getattr(result, name) for name in (*TIMES, *RATIOS)] == [None] * 7
+
+
+def test_without_a_valid_baseline_there_is_no_ratio(run):
+    broken = change_batches(run, of("off", "off", "gate"), parity="INVALID")
+    result = cell(broken, "stage", "off")
+    assert (result.verdict, result.ratio_to_off) == (Verdict.AMBIGUOUS, None)
+    assert "off x off" in result.reason
+    assert result.latency_ms_p50 is not None
+
+
+def test_output_that_was_not_checked_earns_no_verdict(run):
+    unchecked = change_batches(run, of("stage", "off"), parity=None)
+    result = cell(unchecked, "stage", "off")
+    assert (result.verdict, result.parity) == (Verdict.AMBIGUOUS, None)
+    assert "not checked" in result.reason
+
+
+def test_a_weaker_parity_than_exact_is_kept(run):
+    explained = change_batches(run, of("stage", "off", "gate"), parity="explained")
+    assert cell(explained, "stage", "off").parity == "explained"
+    assert cell(explained, "stage", "off").verdict == Verdict.SLOWER
+
+
+def test_two_blocks_give_a_ratio_but_no_verdict():
+    result = cell(make_run(blocks=2), "stage", "off")
+    assert result.verdict == Verdict.AMBIGUOUS
+    assert result.ratio_to_off is not None
+    assert (result.ratio_ci_low, result.ratio_ci_high) == (None, None)
+    assert "2" in result.reason
+
+
+def test_stage_that_staged_nothing_is_ineffective(run):
+    nothing = change_windows(
+        run,
+        of("stage", "off"),
+        staged_tokens=0,
+        committed_tokens=0,
+        rejected_tokens=0,
+        stage_operations=0,
+        fallback_reason="out_of_memory",
+    )
+    nothing = change_batches(
+        nothing,
+        of("stage", "off"),
+        staged_tokens=0,
+        committed_tokens=0,
+        fallbacks={"out_of_memory": 8},
+    )
+    result = cell(nothing, "stage", "off")
+    assert result.verdict == Verdict.INEFFECTIVE
+    assert [getattr(result, name) for name in RATIOS] == [None] * 3
+    assert "out_of_memory" in result.reason
+    assert result.nwor_total_staged == 0
+
+
+def test_scv_that_never_fired_spoils_only_its_own_verdict(run):
+    alone, with_stage = cell(run, "off", "graph"), cell(run, "stage", "graph")
+    assert alone.scv_status == with_stage.scv_status == "INEFFECTIVE"
+    assert (alone.verdict, alone.ratio_to_off) == (Verdict.INEFFECTIVE, None)
+    assert "no_cuda" in alone.reason
+    assert with_stage.verdict == Verdict.SLOWER
+    assert "NWOR result stands" in with_stage.reason
+    assert with_stage.scv_fallbacks == {"no_cuda": with_stage.windows}
+
+
+def test_scv_that_fired_is_judged_by_its_latency():
+    run = make_run(device="cuda", blocks=8)
+    result = cell(run, "off", "graph")
+    assert (result.scv_status, result.verdict) == ("ok", Verdict.SAME)
+    assert (result.scv_graph_hits, result.scv_graph_captures) == (8 * 7, 8)
+    once = change_batches(
+        run,
+        of("off", "graph"),
+        scv_counters={"scv_device_validations": 8, "scv_fallback_count": 7},
+    )
+    assert cell(once, "off", "graph").scv_status == "ok"
+
+
+@pytest.mark.parametrize(("fallbacks", "status"), [(0, "ok"), (8, "INEFFECTIVE")])
+def test_a_cell_that_only_replays_has_fired(fallbacks, status):
+    counters = {"scv_graph_hits": 8, "scv_fallback_count": fallbacks}
+    run = make_run(device="cuda", blocks=8)
+    replayed = change_batches(run, of("off", "graph"), scv_counters=counters)
+    assert cell(replayed, "off", "graph").scv_status == status
+
+
+def test_a_sound_run_has_no_violation(run):
+    assert check_invariants(run) == []
+    assert all(check.agrees for check in counter_checks(run))
+
+
+WINDOW_FAULTS = {
+    "rejected": {"rejected_tokens": 9999},
+    "stage operations": {"stage_operations": 1},
+    "staged": {"staged_tokens": 9999},
+}
+
+
+@pytest.mark.parametrize("fault", WINDOW_FAULTS.values(), ids=WINDOW_FAULTS)
+@pytest.mark.parametrize("block", [0, 2])
+def test_one_bad_window_makes_its_cell_invalid(run, fault, block):
+    def match(window):
+        return of("stage", "off")(window) and (window.block, window.window) == (block, 5)
+
+    bad = change_windows(run, match, **fault)
+    assert any(
+        "stage x off, block" in text and "window 5" in text for text in check_invariants(bad)
+    )
+    result = cell(bad, "stage", "off")
+    assert (result.verdict, result.tokens_per_s) == (Verdict.INVALID, None)
+    assert cell(bad, "stage", "graph").verdict == Verdict.SLOWER
+
+
+@pytest.mark.parametrize(
+    ("field", "text"),
+    [
+        ("vllm_draft_tokens", "draft tokens"),
+        ("vllm_accepted_tokens", "accepted tokens"),
+        ("staged_tokens", "staged tokens"),
+        ("committed_tokens", "committed tokens"),
+        ("windows", "windows"),
+    ],
+)
+def test_counts_that_differ_from_the_batch_or_vllm_are_violations(run, field, text):
+    bad = change_batches(run, lambda b: of("stage", "off")(b) and b.block == 4, **{field: 3})
+    (violation,) = check_invariants(bad)
+    assert text in violation
+    assert cell(bad, "stage", "off").verdict == Verdict.INVALID
+
+
+@pytest.mark.parametrize("cell_name", [("off", "off"), ("stage", "graph")])
+def test_ranks_that_counted_differently_are_a_violation_in_any_mode(run, cell_name):
+    words = "window 3 has draft_tokens 7 on rank 1 and 8 on rank 0"
+    bad = change_batches(run, lambda b: of(*cell_name)(b) and b.block == 2, rank_disagreement=words)
+    (violation,) = check_invariants(bad)
+    assert violation.endswith(f"{words}.")
+    assert cell(bad, *cell_name).verdict == Verdict.INVALID
+
+
+def test_a_commit_that_vllm_did_not_accept_is_a_violation(run):
+    """One rejected token committed: each window adds up, and the sums differ from vLLM's."""
+
+    def faulty(record):
+        return of("stage", "off")(record) and (record.block, record.window) == (2, 5)
+
+    window = next(w for w in run.windows if faulty(w))
+    committed, rejected = window.committed_tokens + 1, window.rejected_tokens - 1
+    bad = change_windows(run, faulty, committed_tokens=committed, rejected_tokens=rejected)
+    assert any(text.endswith("in vLLM.") for text in check_invariants(bad))
+    assert cell(bad, "stage", "off").verdict == Verdict.INVALID
+
+
+def test_counters_that_were_not_read_are_no_violation(run):
+    unread = change_batches(
+        run, of("stage", "off"), vllm_draft_tokens=None, vllm_accepted_tokens=None
+    )
+    assert check_invariants(unread) == []
+    checks = [c for c in counter_checks(unread) if c.cell == ("toy", "stage", "off", None)]
+    assert [(check.vllm, check.agrees) for check in checks] == [(None, None)] * 2
+
+
+def test_windows_of_finished_requests_are_counted_apart(run):
+    """Two drafts, one of them accepted, that vLLM does not count."""
+
+    def last(record):
+        return of("stage", "off")(record) and record.block == 2
+
+    windows = [w for w in run.windows if last(w)]
+    target = next(w for w in windows if w.staged_tokens >= 2 and w.committed_tokens >= 1)
+    apart = change_windows(
+        run, lambda w: w is target, uncounted_draft_tokens=2, uncounted_accepted_tokens=1
+    )
+    assert len(check_invariants(apart)) == 2
+    batch = next(b for b in run.batches if last(b))
+    agreed = change_batches(
+        apart,
+        last,
+        vllm_draft_tokens=batch.vllm_draft_tokens - 2,
+        vllm_accepted_tokens=batch.vllm_accepted_tokens - 1,
+    )
+    assert check_invariants(agreed) == []
+
+
+def test_different_prompts_in_a_block_cannot_be_compared(run):
+    bad = change_batches(
+        run, lambda b: of("stage", "off")(b) and b.block == 1, prompt_digest="other"
+    )
+    assert any("prompts" in text for text in check_invariants(bad))
+
+
+def test_a_header_without_an_engine_still_summarises(run):
+    """An engine that never told its layers: what needs them is left unchecked."""
+    assert len(summarise(replace(run, header={"engine": None, "spec": None}))) == 6
+
+
+def test_an_empty_run_has_no_cells():
+    assert summarise(RunData({}, (), ())) == []

@@ -1,0 +1,193 @@
+"""Differences are judged one after the other, to the end or to the first that is no tie."""
+
+from collections.abc import Mapping, Sequence
+
+import pytest
+from fake_engine import FakeEngine, Flip, greedy_token
+
+from nwor_bench.analysis.parity.batches import EXACT, EXPLAINED, INVALID
+from nwor_bench.analysis.parity.differences import Judged, judge_differences
+from nwor_bench.analysis.parity.ties import Place, PlaceVerdict
+from nwor_bench.errors import EngineError
+from nwor_bench.records.types import Cell, NworMode, ScvMode
+from nwor_bench.run.gate.ties import MOST_POSITIONS, TieJudge, spread
+
+OFF = Cell("toy", NworMode.OFF, ScvMode.OFF)
+STAGE = Cell("toy", NworMode.STAGE, ScvMode.GRAPH)
+PROMPTS = [[1, 2, 3], [4, 5], [6]]
+LENGTH = 12
+
+
+def own_text(prompt: Sequence[int], length: int) -> tuple[int, ...]:
+    ids = tuple(prompt)
+    for _ in range(length):
+        ids = (*ids, greedy_token(ids))
+    return ids[len(prompt) :]
+
+
+REFERENCE = [own_text(prompt, LENGTH) for prompt in PROMPTS]
+
+
+def prefix(request: int, at: int) -> tuple[int, ...]:
+    return (*PROMPTS[request], *REFERENCE[request][:at])
+
+
+def flip(request: int, at: int, gap: float) -> dict[tuple[int, ...], Flip]:
+    """Stage answers another token there; mode off puts it `gap` nats behind its own."""
+    return {prefix(request, at): Flip((REFERENCE[request][at] + 100) % 256, gap)}
+
+
+def judged(engine: FakeEngine, to_the_end: bool = True) -> Judged:
+    """Stage's tokens beside the reference, on an engine whose error is 0.05 nats."""
+    judge = TieJudge(engine, OFF, lambda: PROMPTS, LENGTH, ignore_eos=True)
+    engine.set_modes(STAGE)
+    tokens = [engine._greedy(tuple(prompt), LENGTH) for prompt in PROMPTS]
+    return judge_differences(STAGE, PROMPTS, tokens, REFERENCE, judge, to_the_end=to_the_end)
+
+
+def test_equal_tokens_ask_nothing() -> None:
+    engine = FakeEngine()
+    found = judged(engine)
+    assert found.comparison.parity == EXACT
+    assert found.comparison.difference is None
+    assert (len(found.verdicts), found.tokens_compared, found.tokens) == (0, 36, 36)
+    assert engine.decoded == []
+
+
+def test_a_tie_is_explained_and_the_rest_behind_it_is_compared() -> None:
+    engine = FakeEngine(flips=flip(1, 4, gap=0.05))
+    found = judged(engine)
+    assert found.comparison.parity == EXPLAINED
+    assert "1 of 3 requests differ" in str(found.comparison.difference)
+    assert "36 of 36 tokens compared" in str(found.comparison.difference)
+    assert (len(found.verdicts), found.rounds, found.tokens_compared) == (1, 1, 36)
+    assert found.largest_gap is not None
+    assert found.largest_gap <= 0.25
+    assert found.diverged == (8,)
+    went_on = [call for call in engine.decoded if call[0] == STAGE]
+    assert went_on == [(STAGE, (prefix(1, 5),), (LENGTH - 5,))]
+
+
+@pytest.mark.parametrize("gap", [0.8, -0.8])
+def test_a_difference_that_mode_off_can_tell_apart_is_invalid(gap: float) -> None:
+    found = judged(FakeEngine(flips=flip(2, 0, gap)))
+    assert found.comparison.parity == INVALID
+    token = (REFERENCE[2][0] + 100) % 256
+    assert (
+        f"not a tie: 1, first: request 2, output token 0: {token} instead of {REFERENCE[2][0]}"
+        in str(found.comparison.difference)
+    )
+    assert found.largest_gap is None
+
+
+def test_a_second_difference_behind_a_tie_is_found() -> None:
+    """Judged by first differences alone this cell would pass."""
+    flips = {**flip(0, 3, 0.05), **flip(0, 9, 1.5)}
+    assert judged(FakeEngine(flips=flips), to_the_end=False).comparison.parity == EXPLAINED
+    found = judged(FakeEngine(flips=flips))
+    assert found.comparison.parity == INVALID
+    assert "request 0, output token 9" in str(found.comparison.difference)
+    assert (len(found.verdicts), found.rounds) == (2, 1)
+
+
+def test_first_differences_alone_say_how_much_was_compared() -> None:
+    engine = FakeEngine(flips=flip(0, 3, 0.05))
+    found = judged(engine, to_the_end=False)
+    assert (found.tokens_compared, found.tokens, found.rounds) == (4 + 12 + 12, 36, 0)
+    assert STAGE not in {cell for cell, _, _ in engine.decoded}
+
+
+def test_a_token_beyond_the_likeliest_is_no_tie() -> None:
+    engine = FakeEngine(flips=flip(0, 3, 0.01))
+    hidden = engine._top
+    token = (REFERENCE[0][3] + 100) % 256
+
+    def without(ids: tuple[int, ...], shape: tuple[object, ...]) -> dict[int, float]:
+        return {t: p for t, p in hidden(ids, shape).items() if t != token}
+
+    engine._top = without  # type: ignore[method-assign]
+    found = judged(engine)
+    assert found.comparison.parity == INVALID
+    assert "not among mode off's likeliest" in str(found.comparison.difference)
+
+
+def test_ties_at_every_position_end_after_as_many_rounds() -> None:
+    flips: dict[tuple[int, ...], Flip] = {}
+    for at in range(LENGTH):
+        flips |= flip(0, at, 0.05)
+    engine = FakeEngine(flips=flips)
+    found = judged(engine)
+    assert found.comparison.parity == EXPLAINED
+    assert (len(found.verdicts), found.rounds) == (LENGTH, LENGTH - 1)
+    assert found.tokens_compared == 36
+
+
+def test_a_tie_at_the_last_token_needs_no_further_round() -> None:
+    found = judged(FakeEngine(flips=flip(0, LENGTH - 1, 0.05)))
+    assert (found.comparison.parity, found.rounds) == (EXPLAINED, 0)
+
+
+class NeverAsked:
+    """A source for outputs in which no token differs."""
+
+    def judge(
+        self, prompts: object, reference: object, places: Sequence[Place]
+    ) -> list[PlaceVerdict]:
+        raise AssertionError(places)
+
+    def go_on(
+        self, cell: Cell, prompts: object, reference: object, starts: Mapping[int, int]
+    ) -> dict[int, tuple[int, ...]]:
+        raise AssertionError(starts)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "words"),
+    [
+        ([(1, 2), (3,)], "request 0 ends after 2 output tokens, with off x off after 3"),
+        ([(1, 2, 3, 4), (3,)], "request 0 ends after 4 output tokens, with off x off after 3"),
+        ([(1, 2, 3), ()], "request 1 ends after 0 output tokens, with off x off after 1"),
+        ([(1, 2, 3)], "1 requests answered, 2 expected"),
+    ],
+)
+def test_an_output_that_is_the_others_beginning_is_invalid(
+    tokens: list[tuple[int, ...]], words: str
+) -> None:
+    found = judge_differences(
+        STAGE, [[1], [2]], tokens, [(1, 2, 3), (3,)], NeverAsked(), to_the_end=True
+    )
+    assert found.comparison.parity == INVALID
+    assert words in str(found.comparison.difference)
+
+
+def test_the_scale_is_measured_once_and_in_mode_off() -> None:
+    engine = FakeEngine(flips=flip(1, 4, 0.05), error=0.2)
+    judge = TieJudge(engine, OFF, lambda: PROMPTS, LENGTH, ignore_eos=True)
+    assert judge.measured is None
+    place = Place(1, 4, REFERENCE[1][4], (REFERENCE[1][4] + 100) % 256)
+    judge.judge(PROMPTS, REFERENCE, [place])
+    first = judge.measured
+    assert first is not None
+    assert first.positions == 36
+    assert 0.1 < first.rms / 2**0.5 < 0.4  # each shape moves by 0.2 of its own
+    asked = len(engine.decoded)
+    judge.judge(PROMPTS, REFERENCE, [place, place])
+    assert judge.measured is first
+    assert len(engine.decoded) == asked + 3  # together, from the cache, and one prefix alone
+    assert {cell for cell, _, _ in engine.decoded} == {OFF}
+    assert judge.spent_s > 0
+
+
+def test_an_engine_without_log_probabilities_is_an_error() -> None:
+    engine = FakeEngine()
+    engine._top = lambda ids, shape: {1: 0.0}  # type: ignore[method-assign]
+    judge = TieJudge(engine, OFF, lambda: PROMPTS, LENGTH, ignore_eos=True)
+    with pytest.raises(EngineError, match="cannot measure the error of mode off"):
+        judge.judge(PROMPTS, REFERENCE, [Place(0, 0, 1, 2)])
+
+
+def test_positions_are_spread_over_all_outputs() -> None:
+    assert spread([2, 0, 1], 9) == [(0, 0), (0, 1), (2, 0)]
+    spots = spread([128] * 8, MOST_POSITIONS)
+    assert len(set(spots)) == MOST_POSITIONS
+    assert [sum(r == request for r, _ in spots) for request in range(8)] == [16] * 8

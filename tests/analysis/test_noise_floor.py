@@ -1,0 +1,134 @@
+"""Cells judged together: the A/A arm, correction for their number, the noise floor."""
+
+from dataclasses import replace
+
+import pytest
+
+from nwor_bench.analysis.aggregate import noise_floor, summarise
+from nwor_bench.analysis.finding import FindingKind
+from nwor_bench.analysis.findings import findings
+from nwor_bench.analysis.statistics import SIGNIFICANCE
+from nwor_bench.records.store import RunData
+from nwor_bench.records.types import Verdict
+from tests.synthetic_run import change_batches, change_windows, make_run
+
+
+def cells_by_label(run: RunData):
+    return {cell.label: cell for cell in summarise(run)}
+
+
+def slowed(run: RunData, test, factors) -> RunData:
+    """The run with window times of block b multiplied by factors[b - 1] where `test` holds."""
+    windows = tuple(
+        replace(w, wall_ms=w.wall_ms * factors[w.block - 1]) if w.block and test(w) else w
+        for w in run.windows
+    )
+    return replace(run, windows=windows)
+
+
+@pytest.fixture(scope="module")
+def run() -> RunData:
+    return make_run(blocks=12, aa=True, device="cuda")
+
+
+def test_the_aa_arm_is_a_cell_after_off_x_off(run):
+    labels = [cell.label for cell in summarise(run)]
+    assert labels[:3] == ["off x off", "off x off (A/A)", "off x graph"]
+    arm = cells_by_label(run)["off x off (A/A)"]
+    assert (arm.verdict, arm.arm, arm.parity) == (Verdict.SAME, "A/A", "exact")
+    assert arm.ratio_ci_low < 1 < arm.ratio_ci_high
+    assert arm.batches == 12
+
+
+def test_the_floor_is_how_far_its_interval_reaches(run):
+    floor = noise_floor(summarise(run))
+    assert floor["floor"] == max(1 - floor["low"], floor["high"] - 1)
+    assert floor["half_width"] == (floor["high"] - floor["low"]) / 2
+    assert 0 < floor["floor"] < 0.01
+    assert noise_floor(summarise(make_run(blocks=4))) is None
+
+
+def test_an_effect_below_the_floor_is_not_called(run):
+    """The A/A arm is shifted by 8 %, beyond the planted 6 %: nothing can be told apart."""
+    biased = slowed(run, lambda w: w.arm is not None, [1.08] * 12)
+    stage = cells_by_label(biased)["stage x off"]
+    assert stage.ratio_ci_low > 1.05
+    assert stage.verdict == Verdict.AMBIGUOUS
+    assert "noise floor" in stage.reason
+    assert cells_by_label(biased)["off x off (A/A)"].verdict == Verdict.SLOWER
+
+
+def test_p_values_are_corrected_for_the_cells_but_the_arms(run):
+    cells = cells_by_label(run)
+    compared = [c for c in cells.values() if c.ratio_to_off is not None and c.arm is None]
+    assert len(compared) == 5
+    least = min(compared, key=lambda c: c.p_value)
+    assert least.p_value_holm == pytest.approx(5 * least.p_value)
+    assert all(c.p_value_holm >= c.p_value for c in compared)
+    assert all(c.wilcoxon_p_holm >= c.wilcoxon_p > 0 for c in compared)
+    assert cells["off x off (A/A)"].p_value_holm is None
+
+
+def test_a_difference_that_does_not_survive_the_correction_is_not_called():
+    """Five cells; one differs by little more than its own noise: p about 0.03."""
+    run = make_run(blocks=12, aa=True, device="cuda")
+    flat = slowed(run, lambda w: w.nwor_mode == "stage", [1 / 1.06] * 12)
+    noise = [1.03, 0.98, 1.05, 0.99, 1.06, 0.98, 1.04, 1.01, 1.05, 0.99, 1.07, 1.02]
+    odd = slowed(flat, lambda w: (w.nwor_mode, w.scv_mode) == ("stage", "off"), noise)
+    cell = cells_by_label(odd)["stage x off"]
+    assert cell.p_value < SIGNIFICANCE <= cell.p_value_holm
+    assert cell.ratio_ci_low > 1
+    assert cell.verdict == Verdict.AMBIGUOUS
+    assert "after correction for 5 cells" in cell.reason
+
+
+def test_an_outlying_block_counts_and_is_named(run):
+    wild = [1.0] * 12
+    wild[6] = 3.0
+    odd = slowed(run, lambda w: (w.nwor_mode, w.scv_mode) == ("stage", "off"), wild)
+    cell, before = cells_by_label(odd)["stage x off"], cells_by_label(run)["stage x off"]
+    assert cell.outlier_blocks == (7,)
+    assert cell.ratio_to_off == pytest.approx(before.ratio_to_off * 3 ** (1 / 12))
+    assert before.outlier_blocks == ()
+    (note,) = (f.message for f in findings(odd, summarise(odd)) if f.kind == FindingKind.OUTLIERS)
+    assert note.endswith(": block 7 stands apart from the others, and counts all the same.")
+    two = [replace(cell, outlier_blocks=(3, 7))]
+    (note,) = (f.message for f in findings(odd, two) if f.kind == FindingKind.OUTLIERS)
+    assert note.endswith(": blocks 3, 7 stand apart from the others, and count all the same.")
+
+
+def test_an_arm_that_breaks_parity_is_invalid_and_gives_no_floor(run):
+    broken = change_batches(
+        run, lambda b: b.arm is not None and b.phase == "gate", parity="INVALID",
+        first_mismatch="request 0",
+    )  # fmt: skip
+    assert cells_by_label(broken)["off x off (A/A)"].verdict == Verdict.INVALID
+    assert noise_floor(summarise(broken)) is None
+    assert cells_by_label(broken)["off x off"].verdict == "reference"
+    assert cells_by_label(broken)["stage x off"].verdict == Verdict.SLOWER
+
+
+def test_the_arms_windows_are_not_taken_for_off_x_offs(run):
+    """Slow down the arm alone: no other ratio may move."""
+    biased = change_windows(run, lambda w: w.arm is not None, wall_ms=500.0)
+    for label, cell in cells_by_label(run).items():
+        if "A/A" not in label:
+            assert cells_by_label(biased)[label].ratio_to_off == cell.ratio_to_off
+
+
+def test_an_arm_that_answers_otherwise_is_its_own_fault(run):
+    """off x off stays the reference by which the others are judged."""
+    other = change_batches(
+        run, lambda b: b.arm is not None and b.phase == "timed", token_digests=("x", "y")
+    )
+    found = cells_by_label(other)
+    assert found["off x off (A/A)"].verdict == Verdict.INVALID
+    assert found["stage x off"].verdict == Verdict.SLOWER
+
+
+def test_the_arm_never_stands_in_for_off_x_off(run):
+    def baseline(batch) -> bool:
+        return (batch.nwor_mode, batch.scv_mode, batch.arm) == ("off", "off", None)
+
+    broken = change_batches(run, baseline, parity="INVALID")
+    assert cells_by_label(broken)["stage x off"].ratio_to_off is None

@@ -1,0 +1,69 @@
+"""Warm-up ends when times are steady: trends found, noise borne, by known cases."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nwor_bench.analysis.trend import MAX_SPREAD, WARMUP_LOOKBACK, not_steady, trend
+
+TIMES = st.lists(st.floats(1.0, 1e4), min_size=3, max_size=12)
+
+
+def test_a_straight_line_has_its_own_drift():
+    found = trend([100.0, 102.0, 104.0, 106.0, 108.0])
+    assert found.drift == pytest.approx(8 / 104)
+    assert found.p_value == pytest.approx(2 / 120)  # 1 of 5! orders, on two sides
+    assert found.matters
+
+
+def test_one_wild_value_makes_no_trend():
+    assert not trend([100.0, 100.1, 99.9, 250.0, 100.0, 99.8, 100.2]).matters
+
+
+def test_a_certain_trend_of_half_a_per_cent_does_not_matter():
+    found = trend([100 * (1 + 0.0005 * i) for i in range(10)])
+    assert found.p_value < 0.001
+    assert not found.matters
+
+
+@given(TIMES)
+def test_backwards_the_drift_has_the_other_sign(values):
+    there, back = trend(values), trend(values[::-1])
+    assert there.drift == pytest.approx(-back.drift)
+    assert there.p_value == pytest.approx(back.p_value)
+
+
+@pytest.mark.parametrize("values", [[], [5.0], [5.0, 6.0], [5.0] * 9])
+def test_nothing_to_see_is_no_trend(values):
+    assert (trend(values).p_value, trend(values).drift) == (1.0, 0.0)
+
+
+def test_steady_takes_enough_batches():
+    assert not_steady([]) == f"only 0 of the {WARMUP_LOOKBACK} batches that it takes to tell"
+    assert not_steady([10.0] * (WARMUP_LOOKBACK - 1)) is not None
+    assert not_steady([10.0] * WARMUP_LOOKBACK) is None
+
+
+def test_a_machine_that_warms_up_is_not_steady_until_it_is():
+    """Each batch takes off a third of what the first ones cost too much."""
+    times = [100 * (1 + 0.8 * 0.67**i) for i in range(30)]
+    ended = next(n for n in range(31) if not_steady(times[:n]) is None)
+    assert times[ended - 1] < 102
+    assert "trend" in str(not_steady(times[:8]))
+
+
+def test_only_the_last_batches_count():
+    assert not_steady([500.0, 300.0, *[100.0, 101.0, 100.5, 100.2, 100.7]]) is None
+
+
+def test_a_wide_spread_is_said():
+    values = [100.0, 100 * (1 + 2 * MAX_SPREAD), 100.0, 101.0, 100.5]
+    assert "spread of 20 %" in str(not_steady(values))
+
+
+def test_steady_noise_is_seldom_called_a_trend():
+    """2 % of noise, nothing else: at most 1 run in 20 by the test's own level."""
+    rng = np.random.default_rng(1)
+    called = sum("trend" in str(not_steady(rng.normal(100, 2, 5).tolist())) for _ in range(2000))
+    assert called / 2000 < 0.05

@@ -1,0 +1,438 @@
+"""Bad input: one clear message, exit code 2, before an engine starts or a folder is made."""
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nwor_bench.engine.engine import VllmEngine
+from nwor_bench.errors import ExitCode
+from nwor_bench.run.prepare import run_session
+
+Refusal = Callable[..., str]
+Run = Callable[..., tuple[int, str, str]]
+OUT = "out/run"
+
+pytestmark = pytest.mark.usefixtures("own_surroundings")
+
+
+@pytest.fixture
+def no_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fail if a sweep gets as far as vLLM."""
+
+    def refuse(*_: object, **__: object) -> Any:
+        raise AssertionError("the sweep went on to vLLM")
+
+    monkeypatch.setattr(VllmEngine, "__init__", refuse)
+    monkeypatch.setitem(run_session.__kwdefaults__, "check_engine", refuse)
+
+
+@pytest.fixture
+def refusal(no_engine: None, command_line: Run) -> Refusal:
+    """Run `nwor-bench` and return its message, once code, shape and traces are checked."""
+
+    def invoke(*arguments: str) -> str:
+        before = sorted(Path.cwd().rglob("*"))
+        code, _, message = command_line(*arguments)
+        assert code == ExitCode.BAD_USAGE, message
+        assert sorted(Path.cwd().rglob("*")) == before, "it left something behind"
+        assert message.startswith(("nwor-bench: ", "Usage: "))
+        assert 1 <= len(message.splitlines()) <= 6
+        assert "Traceback" not in message
+        return message
+
+    return invoke
+
+
+@pytest.fixture
+def sweep(refusal: Refusal) -> Refusal:
+    """The refusal of a sweep of the tiny pair with these further arguments."""
+    return lambda *arguments: refusal("sweep", "--pair", "tiny", "--output", OUT, *arguments)
+
+
+def model(name: str, **config: Any) -> str:
+    folder = Path(name)
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config))
+    return name
+
+
+# --- names ---
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--scenario", "shrot"], "--scenario: unknown name 'shrot'; did you mean 'short'?"),
+        (["--scenario", ""], "--scenario: unknown name ''; known: "),
+        (["--scenario", "mine.toml"], "mine.toml: cannot be read"),
+        (["--pair", "tinny"], "pair: unknown name 'tinny'; did you mean 'tiny'?"),
+        (["--pair", ""], "pair: unknown name ''; known: "),
+        (
+            ["--nwor-modes", "off,stagd"],
+            "--nwor-modes: unknown name 'stagd'; did you mean 'stage'?",
+        ),
+        (["--scv-modes", "off,adaptiv"], "unknown name 'adaptiv'; did you mean 'adaptive'?"),
+        (["--method", "eagle-3"], "method: unknown name 'eagle-3'; did you mean 'eagle3'?"),
+        (["--dtype", "bf16"], "--dtype: unknown name 'bf16'; did you mean 'bfloat16'?"),
+    ],
+)
+def test_unknown_names_offer_the_nearest(sweep: Refusal, arguments: list[str], words: str) -> None:
+    assert words in sweep(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["pairs", "show", "tinny"], "did you mean 'tiny'?"),
+        (["pairs", "fetch", "tinny"], "did you mean 'tiny'?"),
+        (["scenarios", "show", "lnog"], "did you mean 'long'?"),
+        (["sweeep"], "sweep"),
+        (["pairs", "lst"], "list"),
+        (["sweep", "--request", "4"], "--requests"),
+        (["report"], "run"),
+    ],
+)
+def test_unknown_names_elsewhere(refusal: Refusal, arguments: list[str], words: str) -> None:
+    assert words in refusal(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        ("", "write for example off,stage"),
+        ("stage", "write off,stage"),
+        ("off,off", "write each mode once"),
+        (",", "write for example off,stage"),
+        ("off stage", "unknown name 'off stage'"),
+        ("OFF", "unknown name 'OFF'"),
+    ],
+)
+def test_lists_of_modes(sweep: Refusal, value: str, words: str) -> None:
+    message = sweep("--nwor-modes", value)
+    assert message.startswith("nwor-bench: --nwor-modes: ")
+    assert words in message
+
+
+# --- numbers ---
+
+
+@pytest.mark.parametrize(
+    ("flag", "value", "words"),
+    [
+        ("--draft-tokens", "0", "write 1 or more"),
+        ("--draft-tokens", "-2", "write 1 or more"),
+        ("--requests", "0", "write 1 or more"),
+        ("--requests", "1000000000", "write 100000 or less"),
+        ("--batches", "0", "write 1 or more"),
+        ("--batches", "1000000000", "write 10000 or less"),
+        ("--warmup", "-1", "write 0 or more"),
+        ("--max-new-tokens", "0", "write 1 or more"),
+        ("--temperature", "-1", "write 0 or more"),
+        ("--temperature", "nan", "write a finite number"),
+        ("--temperature", "inf", "write a finite number"),
+        ("--seed", "-1", "write 0 to 4294967295"),
+        ("--seed", "4294967296", "write 0 to 4294967295"),
+        ("--block-size", "0", "write 1 or more"),
+        ("--tensor-parallel-size", "0", "write 1 or more"),
+        ("--kv-cache-gib", "0", "write more than 0"),
+        ("--kv-cache-gib", "nan", "write more than 0"),
+        ("--kv-cache-gib", "inf", "write more than 0"),
+    ],
+)
+def test_numbers_out_of_range(sweep: Refusal, flag: str, value: str, words: str) -> None:
+    message = sweep(flag, value)
+    assert message.startswith(f"nwor-bench: {flag}: ")
+    assert value.rstrip(".0") in message or value in message
+    assert words in message
+
+
+def test_a_bound_of_blocks_has_a_bound_itself(sweep: Refusal) -> None:
+    """Every block is drawn before the first begins: without it a slip hangs."""
+    message = sweep("--ci-width", "0.5%", "--max-blocks", "1000000000")
+    assert message.startswith("nwor-bench: --max-blocks: 1000000000 is not usable; write 10000 or")
+
+
+@pytest.mark.parametrize(
+    ("flag", "value"),
+    [("--requests", "1e9"), ("--requests", "many"), ("--temperature", "hot"), ("--seed", "0.5")],
+)
+def test_what_is_no_number_is_bad_usage(sweep: Refusal, flag: str, value: str) -> None:
+    assert flag in sweep(flag, value)
+
+
+# --- memory and lengths ---
+
+
+def test_no_memory_for_the_cache(sweep: Refusal) -> None:
+    message = sweep("--kv-cache-gib", "100000")
+    assert re.search(
+        r"--kv-cache-gib: '100000' is not usable; no free memory.* GiB needed.* GiB free; write",
+        message,
+    )
+
+
+def test_no_memory_for_the_requests(sweep: Refusal) -> None:
+    message = sweep("--requests", "100000", "--max-model-len", "30000")
+    assert "--requests x --max-model-len: '100000 x 30000'" in message
+    assert "fewer --requests" in message
+
+
+def test_prompts_longer_than_the_model_takes(sweep: Refusal) -> None:
+    message = sweep("--max-model-len", "60")
+    wanted = re.search(
+        r"--max-model-len: 60 is .*prompt '[\w-]+' has (\d+) tokens .* adds (\d+); "
+        r"write at least (\d+)",
+        message,
+    )
+    assert wanted is not None
+    prompt, new, least = map(int, wanted.groups())
+    assert least == prompt + new
+
+
+def test_no_room_for_a_prompt(sweep: Refusal) -> None:
+    message = sweep("--max-model-len", "20", "--max-new-tokens", "30")
+    assert "write more than 34 (--max-new-tokens 30 + --draft-tokens 4)" in message
+
+
+# --- models ---
+
+
+def test_a_model_folder_without_config(refusal: Refusal) -> None:
+    Path("empty").mkdir()
+    for flag in ("--target-model", "--draft-model"):
+        message = refusal("sweep", flag, "empty")
+        assert message.startswith(f"nwor-bench: {flag[2:].replace('-', '_')}: ")
+        assert "empty' is not usable; the folder holds no config.json; name a" in message
+
+
+def test_a_drafter_whose_vocabulary_does_not_fit(refusal: Refusal) -> None:
+    target, draft = model("target", vocab_size=1000), model("draft", vocab_size=999)
+    message = refusal("sweep", "--target-model", target, "--draft-model", draft)
+    assert "its vocabulary has 999 tokens and the target's 1000; name a drafter" in message
+
+
+def test_a_drafter_that_does_not_fit_the_pair(sweep: Refusal) -> None:
+    message = sweep("--draft-model", model("draft", vocab_size=1000))
+    assert "its vocabulary has 1000 tokens and the target's 264" in message
+
+
+def test_a_target_without_a_tokenizer(refusal: Refusal) -> None:
+    shape = {"num_hidden_layers": 1, "num_attention_heads": 1, "hidden_size": 8}
+    target = model("target", vocab_size=10, model_type="llama", **shape)
+    message = refusal("sweep", "--target-model", target)
+    assert "its tokenizer did not load" in message
+
+
+def test_a_pair_and_a_target_contradict(sweep: Refusal, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "give one of the two" in sweep("--target-model", "org/name")
+    monkeypatch.setenv("TARGET_MODEL", "org/name")
+    assert "TARGET_MODEL" in sweep()
+
+
+def test_models_from_the_environment(refusal: Refusal, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TARGET_MODEL", "/no/such/target")
+    assert "'/no/such/target' is not usable; no such folder" in refusal("sweep")
+    monkeypatch.delenv("TARGET_MODEL")
+    monkeypatch.setenv("DRAFT_MODEL", "/no/such/draft")
+    assert "'/no/such/draft' is not usable; no such folder" in refusal("sweep", "--pair", "tiny")
+
+
+def test_empty_variables_are_no_models(
+    no_engine: None, monkeypatch: pytest.MonkeyPatch, command_line: Run
+) -> None:
+    monkeypatch.setenv("TARGET_MODEL", "")
+    monkeypatch.setenv("DRAFT_MODEL", "")
+    code, out, _ = command_line("sweep", "--pair", "tiny", "--dry-run")
+    assert code == 0
+    assert "pair tiny: draft_model" in out
+
+
+# --- JSON ---
+
+
+@pytest.mark.parametrize(
+    ("flag", "value", "words"),
+    [
+        ("--speculative-config", "{method: ngram}", "it is not JSON"),
+        ("--speculative-config", "", "it is not JSON"),
+        ("--speculative-config", "[1]", "write a JSON object"),
+        ("--speculative-config", "null", "write a JSON object"),
+        ("--engine-args", "enforce_eager", "it is not JSON"),
+        pytest.param("--engine-args", "[" * 100_000, "it is not JSON", id="nested too deeply"),
+        ("--engine-args", '"a"', "write a JSON object"),
+        ("--engine-args", '{"model": "x"}', "use --target-model"),
+        ("--engine-args", '{"seed": 1}', "use --seed"),
+        ("--engine-args", '{"dtype": "half"}', "use --dtype"),
+        ("--engine-args", '{"block_size": 16}', "use --block-size"),
+        ("--engine-args", '{"kv_cache_memory_bytes": 1}', "use --kv-cache-gib"),
+        ("--engine-args", '{"disable_log_stats": true}', "reads vLLM's counters"),
+        ("--engine-args", '{"max-num-seqs": 1}', "write 'max_num_seqs'"),
+    ],
+)
+def test_json_flags(sweep: Refusal, flag: str, value: str, words: str) -> None:
+    message = sweep(flag, value)
+    assert message.startswith(f"nwor-bench: {flag}: ")
+    assert words in message
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (['{"num_speculative_tokens": 3}', "--draft-tokens", "4"], "give one of the two"),
+        (['{"num_speculative_tokens": "3"}'], "'3' is not usable; write a valid integer"),
+        (['{"num_speculative_tokens": 0}'], "write 1 or more"),
+        (['{"method": "ngram"}', "--method", "draft_model"], "give one of the two"),
+        (['{"method": "eagel"}'], "did you mean 'eagle'?"),
+        (['{"method": "ngram", "model": "org/name"}'], "takes no drafter"),
+        (['{"model": "org/name"}', "--draft-model", "org/other"], "give one of the two"),
+    ],
+)
+def test_a_speculative_config_that_contradicts(
+    sweep: Refusal, arguments: list[str], words: str
+) -> None:
+    assert words in sweep("--speculative-config", *arguments)
+
+
+# --- output ---
+
+
+def test_an_output_that_holds_a_run(refusal: Refusal) -> None:
+    Path("old").mkdir()
+    for name in ("run.json", "records.jsonl"):
+        (Path("old") / name).write_text("{}")
+        message = refusal("sweep", "--pair", "tiny", "--output", "old")
+        assert "--output: 'old' is not usable; it already holds a run; name a new" in message
+        (Path("old") / name).unlink()
+
+
+@pytest.mark.parametrize("output", ["file", "file/below", "file/far/below"])
+def test_an_output_with_a_file_in_the_way(refusal: Refusal, output: str) -> None:
+    Path("file").write_text("not a folder")
+    message = refusal("sweep", "--pair", "tiny", "--output", output)
+    assert f"--output: '{output}' is not usable; it cannot be written (Not a directory)" in message
+
+
+@pytest.mark.parametrize("output", ["", "x" * 300])
+def test_an_output_that_is_no_name(refusal: Refusal, output: str) -> None:
+    assert "--output: " in refusal("sweep", "--pair", "tiny", "--output", output)
+
+
+def test_an_output_where_nothing_can_be_made(
+    refusal: Refusal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(run_session.__kwdefaults__, "check_engine", lambda pair, spec: None)
+    message = refusal("sweep", "--pair", "tiny", "--output", "/proc/no/run")
+    assert "--output: '/proc/no/run' is not usable; it cannot be written" in message
+
+
+def test_what_is_wrong_with_the_output_is_said_first(refusal: Refusal) -> None:
+    """Before a pair is downloaded."""
+    Path("old").mkdir()
+    (Path("old") / "run.json").write_text("{}")
+    message = refusal("sweep", "--pair", "no-such-pair", "--output", "old")
+    assert "already holds a run" in message
+
+
+# --- files ---
+
+SCENARIO = """\
+requests = 2
+batches = 1
+draft_tokens = 4
+max_new_tokens = 8
+max_model_len = 64
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("batches", "batchs", "mine.toml:2: batchs = 1: unknown field; did you mean 'batches'?"),
+        ("= 4", '= "4"', "mine.toml:3: draft_tokens: '4' is not usable"),
+        ("= 8", "= 0", "mine.toml:4: max_new_tokens: 0 is not usable; write 1 or more"),
+        ("= 64", "= ", "mine.toml:5: 'max_model_len =' is not valid TOML"),
+        ("requests = 2\n", "", "requests: is missing; add `requests = ...`"),
+    ],
+)
+def test_a_faulty_scenario_file(sweep: Refusal, old: str, new: str, words: str) -> None:
+    Path("mine.toml").write_text(SCENARIO.replace(old, new))
+    assert words in sweep("--scenario", "mine.toml")
+
+
+def test_all_faults_of_a_file_are_told_at_once(sweep: Refusal) -> None:
+    Path("mine.toml").write_text(SCENARIO.replace("batches", "batchs").replace("= 4", "= 0"))
+    message = sweep("--scenario", "mine.toml")
+    assert "mine.toml:2: batchs" in message
+    assert "mine.toml:3: draft_tokens" in message
+
+
+def test_a_faulty_pair_file(refusal: Refusal) -> None:
+    Path("mine.toml").write_text('name = "mine"\nmethod = 3\n')
+    message = refusal("sweep", "--pair", "mine.toml")
+    assert "mine.toml:2: method: 3 is not usable" in message
+
+
+# --- reports ---
+
+
+def test_reports_of_what_is_no_run(refusal: Refusal) -> None:
+    Path("empty").mkdir()
+    Path("file").write_text("x")
+    for name in ("empty", "file", "missing"):
+        assert "name a folder that holds a run.json" in refusal("report", name)
+
+
+@pytest.mark.parametrize(
+    ("header", "records", "words"),
+    [
+        ("{", "", "not valid JSON"),
+        ("[]", "", "format_version None is unknown"),
+        ('{"format_version": 99}', "", "format_version 99 is unknown; this nwor-bench reads 1"),
+        ('{"format_version": 1}', None, "records.jsonl: is not there"),
+        ('{"format_version": 1}', "nonsense\n", "records.jsonl:1: not a record"),
+        ('{"format_version": 1}', '{"kind": "batch"}\n', "records.jsonl:1: batch record, pair"),
+        ('{"format_version": 2, "status": "complete"}', "", "records.jsonl: holds no batch"),
+    ],
+)
+def test_reports_of_a_damaged_run(
+    refusal: Refusal, header: str, records: str | None, words: str
+) -> None:
+    Path("run").mkdir()
+    Path("run/run.json").write_text(header)
+    if records is not None:
+        Path("run/records.jsonl").write_text(records)
+    assert words in refusal("report", "run")
+
+
+# --- vLLM's own refusals ---
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--engine-args", '{"no_such_arg": 1}'], "no_such_arg"),
+        (["--engine-args", '{"quantization": "nope"}'], "Unknown quantization method: nope"),
+        (["--max-model-len", "100000", "--requests", "1"], "max_model_len (100000) is greater"),
+        (["--speculative-config", '{"no_such_field": 1}'], "no_such_field"),
+        (["--tensor-parallel-size", "3"], "divisible by tensor parallel size (3)"),
+    ],
+)
+def test_what_vllm_refuses_is_refused_before_a_folder_is_made(
+    sweep: Refusal, monkeypatch: pytest.MonkeyPatch, arguments: list[str], words: str
+) -> None:
+    from nwor_bench.engine.engine import check_arguments
+
+    for name in ("VLLM_NWOR_MODE", "VLLM_SCV_MODE", "VLLM_CONFIGURE_LOGGING"):
+        monkeypatch.setenv(name, "0" if "LOGGING" in name else "off")
+    monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "auto")
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(8)))  # enough for any rank
+    monkeypatch.setitem(run_session.__kwdefaults__, "check_engine", check_arguments)
+    message = sweep(*arguments)
+    assert message.startswith("nwor-bench: vLLM refuses this configuration: ")
+    assert words in message
+    assert "input_value" not in message

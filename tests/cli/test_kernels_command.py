@@ -1,0 +1,139 @@
+"""`nwor-bench kernels` as a user meets it without a GPU: help, dry run, refusals, exit codes."""
+
+import json
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from nwor_bench.cli import app as cli
+from nwor_bench.errors import ConfigError, ExitCode
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "microbench"))
+from fake_bench import FACTS, make_bench
+
+Run = Callable[..., tuple[int, str, str]]
+
+pytestmark = pytest.mark.usefixtures("own_surroundings")
+
+
+@pytest.fixture
+def kernels(command_line: Run) -> Run:
+    """Run `nwor-bench kernels` in this process: exit code, stdout, stderr."""
+    return partial(command_line, "kernels")
+
+
+@pytest.fixture
+def no_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+
+
+def test_the_help_explains_every_flag_in_80_columns() -> None:
+    done = CliRunner().invoke(cli.app, ["kernels", "--help"], terminal_width=80)
+    assert done.exit_code == 0
+    assert max(map(len, done.output.splitlines())) <= 80
+    flags = (
+        "--kernels --windows --acceptance --context --cache-dtype --l2 --launch --layers --heads "
+        "--kv-heads --head-dim --block-size --rounds --ci-width --time-budget --seed --output "
+        "--dry-run"
+    )
+    assert [flag for flag in flags.split() if flag not in done.output] == []
+    assert "3 a result was wrong" in " ".join(done.output.split())
+
+
+def test_a_dry_run_needs_no_gpu_and_writes_nothing(
+    kernels: Run, no_cuda: None, tmp_path: Path
+) -> None:
+    code, out, err = kernels("--dry-run", "--kernels", "stage,mask", "--windows", "8x4,2x3")
+    assert (code, err) == (0, "")
+    assert max(map(len, out.splitlines())) <= 80
+    assert "40 cases in 10 groups" in " ".join(out.split())  # 2x2 stage, 2x3 mask, 4 states each
+    assert "Nothing was measured" in out
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_cuda_it_says_so_before_anything_is_made(
+    kernels: Run, no_cuda: None, tmp_path: Path
+) -> None:
+    code, out, err = kernels("--output", "here")
+    assert (code, out) == (ExitCode.BAD_USAGE, "")
+    assert "needs a CUDA device" in err
+    assert "make venv DEVICE=cuda" in err
+    assert "--dry-run" in err
+    assert len(err.splitlines()) == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "field"),
+    [
+        (("--kernels", "comit"), "--kernels"),
+        (("--windows", "8by4"), "--windows"),
+        (("--windows", "8x16"), "--windows"),
+        (("--acceptance", "50%"), "--acceptance"),
+        (("--context", "1k"), "--context"),
+        (("--cache-dtype", "int8"), "--cache-dtype"),
+        (("--l2", "hot"), "--l2"),
+        (("--launch", "lazy"), "--launch"),
+        (("--layers", "0"), "--layers"),
+        (("--heads", "10"), "--heads"),
+        (("--head-dim", "100"), "--head-dim"),
+        (("--block-size", "8"), "--block-size"),
+        (("--rounds", "2"), "--rounds"),
+        (("--ci-width", "0"), "--ci-width"),
+        (("--time-budget", "soon"), "--time-budget"),
+    ],
+)
+def test_bad_input_is_refused_by_flag(kernels: Run, arguments: tuple, field: str) -> None:
+    code, out, err = kernels(*arguments)
+    assert (code, out) == (ExitCode.BAD_USAGE, "")
+    assert err.startswith(f"nwor-bench: {field}: ")
+    assert len(err.splitlines()) == 1
+
+
+def session(folder: Path | None, **faults: object) -> int:
+    from nwor_bench.microbench.cases import Spec, Window
+    from nwor_bench.microbench.session import run_session
+
+    spec = Spec(kernels=("stage",), windows=(Window(8, 4),), max_rounds=3)
+    return run_session(
+        Console(width=80), spec, folder, make_bench=lambda s: (make_bench(s, **faults), FACTS)
+    )
+
+
+def test_a_run_writes_three_files_into_a_new_folder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert session(None) == ExitCode.OK
+    (folder,) = (tmp_path / "runs").iterdir()
+    assert folder.name.endswith("Z-kernels")
+    names = {path.name for path in folder.iterdir()}
+    assert names == {"kernels.csv", "kernels.json", "kernels.md"}
+    assert str(folder.relative_to(tmp_path)) in capsys.readouterr().out
+    assert json.loads((folder / "kernels.json").read_text())["environment"]["packages"]
+
+
+def test_a_wrong_result_is_exit_code_3_and_the_files_are_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = session(tmp_path / "out", wrong={"vllm_cuda": "layer 0: 2 bytes"})
+    assert code == ExitCode.CORRECTNESS_BROKEN
+    assert "INVALID" in (tmp_path / "out" / "kernels.csv").read_text()
+    assert "INVALID" in capsys.readouterr().out
+
+
+def test_an_older_run_is_never_overwritten(tmp_path: Path) -> None:
+    assert session(tmp_path / "out") == ExitCode.OK
+    before = (tmp_path / "out" / "kernels.csv").read_text()
+    with pytest.raises(ConfigError, match="already holds a kernel run"):
+        session(tmp_path / "out")
+    assert (tmp_path / "out" / "kernels.csv").read_text() == before
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="is a file"):
+        session(tmp_path / "file" / "out")

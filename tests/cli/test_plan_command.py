@@ -1,0 +1,290 @@
+"""`nwor-bench plan` as a user meets it: answer first, 80 columns, files, refusals, the page."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from nwor_bench.errors import ExitCode
+from nwor_bench.report.prediction.text import percent
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+CONFIGS = CHECKOUT / "tests" / "data" / "configs"
+MODELS = ("Llama-3.2-3B", "Llama-3.1-8B", "Llama-3.1-70B", "Qwen3-30B-A3B", "DeepSeek-V3")
+LLAMA = ("--config", str(CONFIGS / "Llama-3.2-3B.json"))
+SHARE = re.compile(r"save here is ([\d.]+) % of the step's DRAM bytes")
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture(autouse=True)
+def own_surroundings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NWOR_BENCH_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def plan(command_line: Run) -> Run:
+    """Run `nwor-bench plan` in this process: exit code, stdout, stderr."""
+    return partial(command_line, "plan")
+
+
+def flat(text: str) -> str:
+    return " ".join(text.split())
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_the_answer_comes_first_within_80_columns(plan: Run, model: str) -> None:
+    code, out, err = plan("--config", str(CONFIGS / f"{model}.json"))
+    assert (code, err) == (0, "")
+    assert max(map(len, out.splitlines())) <= 80
+    assert flat(out).startswith("The most that NWOR could save here is ")
+    assert "staging by reference pays below 50 % acceptance" in flat(out)
+    assert "nothing was measured" in flat(out)
+    assert ("Experts:" in out) == (model in ("Qwen3-30B-A3B", "DeepSeek-V3"))
+
+
+def test_the_share_of_the_3b_shape_is_the_one_counted_by_hand(plan: Run) -> None:
+    _, out, _ = plan(*LLAMA, "--acceptance", "0")
+    drafts = 8 * 4 * 28 * 2 * 8 * 128 * 2
+    context = 8 * 1024 * 28 * 2 * 8 * 128 * 2
+    attention = 3072 * 3072 * 2 + 3072 * 1024 * 2
+    weights = (28 * (attention + 3 * 3072 * 8192) + 128256 * 3072) * 2
+    expected = 100 * drafts / (weights + context + drafts)
+    found = SHARE.search(flat(out))
+    assert found is not None
+    assert float(found.group(1)) == pytest.approx(expected, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--acceptance", "0.16"), "at 16 % it saves"),
+        (("--acceptance", "0.5"), "at 50 % it changes nothing"),
+        (("--acceptance", "0.8"), "at 80 % it costs"),
+        (("--cache-dtype", "fp8"), "pays below 33 % acceptance"),
+        (("--weight-dtype", "int4"), "weights in int4"),
+        (("--tensor-parallel-size", "2"), "one of 2 ranks"),
+    ],
+)
+def test_what_the_flags_change_is_said(plan: Run, arguments: tuple[str, ...], words: str) -> None:
+    _, out, _ = plan(*LLAMA, *arguments)
+    assert words in flat(out)
+
+
+def test_an_unknown_model_type_is_said(plan: Run) -> None:
+    config = json.loads((CONFIGS / "Llama-3.2-3B.json").read_text())
+    Path("config.json").write_text(json.dumps({**config, "model_type": "novel"}))
+    _, out, _ = plan("--config", ".")
+    assert "'novel' is read as if it were built like Llama" in flat(out)
+
+
+def test_csv_has_a_row_for_each_strategy_and_says_predicted(plan: Run) -> None:
+    code, _, _ = plan(*LLAMA, "--acceptance", "0.25", "--csv", "plan.csv")
+    assert code == 0
+    rows = pd.read_csv("plan.csv").set_index("strategy")
+    assert list(rows.index) == [
+        *("direct", "copy_spilled", "copy_in_l2", "reference", "log_and_restore")
+    ]
+    row = 28 * 2 * 8 * 128 * 2
+    total = rows.predicted_bytes_read + rows.predicted_bytes_written
+    assert list(total / row) == [32, 48, 8, 16, 144]
+    assert rows.predicted_break_even_acceptance.isna().tolist() == [True, True, False, False, True]
+    counted = [name for name in rows.columns if "bytes" in name or "share" in name]
+    assert all(name.startswith("predicted_") for name in counted)
+
+
+def test_several_models_are_compared(plan: Run) -> None:
+    chosen = [part for model in MODELS for part in ("--config", str(CONFIGS / f"{model}.json"))]
+    code, out, _ = plan(*chosen)
+    assert code == 0
+    assert max(map(len, out.splitlines())) <= 80
+    _, markdown, _ = plan(*chosen, "--markdown")
+    lines = markdown.strip().splitlines()
+    assert len(lines) == 2 + len(MODELS)
+    assert [line.split("|")[1].strip() for line in lines[2:]] == list(MODELS)
+    code, _, err = plan(*chosen, "--html", "x.html")
+    assert code == ExitCode.BAD_USAGE
+    assert "name one" in err
+
+
+def test_a_model_folder_and_a_pair(plan: Run) -> None:
+    folder = Path("my-model")
+    folder.mkdir()
+    shutil.copy(CONFIGS / "Llama-3.1-8B.json", folder / "config.json")
+    code, out, _ = plan("--target-model", "my-model")
+    assert code == 0
+    assert "my-model: 8.03 billion" in out
+    Path("p.toml").write_text(
+        'name = "p"\ndescription = ""\nsource = "folder"\nmethod = "ngram"\n'
+        '[folder]\ntarget = "my-model"\n'
+    )
+    code, out, _ = plan("--pair", "p.toml")
+    assert code == 0
+    assert "8.03 billion" in out
+
+
+def test_a_small_model_has_parameters_too(plan: Run) -> None:
+    config = json.loads((CONFIGS / "Llama-3.2-3B.json").read_text())
+    small = {"num_hidden_layers": 1, "hidden_size": 24, "head_dim": 1, "intermediate_size": 48}
+    Path("small.json").write_text(json.dumps({**config, **small}))
+    code, out, _ = plan("--config", "small.json")
+    # attention 24 x (2 x 24 + 2 x 8) x 1, MLP 3 x 24 x 48, one tied embedding 128,256 x 24
+    assert code == 0
+    assert "small: 3.08 million parameters, 1 layer." in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ((), "write --config FILE"),
+        (("--config", "none.json"), "none.json"),
+        (("--config", "."), "holds no config.json"),
+        (("--config", "broken.json"), "as JSON"),
+        (("--config", "deep.json"), "as JSON"),
+        (("--config", "list.json"), "not a JSON object"),
+        (("--config", "empty.json"), "hidden_size"),
+        (("--target-model", "org/name"), "name its config.json with --config"),
+        (("--target-model", "no/such/folder"), "no such folder"),
+        (("--pair", "smolm2"), "did you mean 'smollm2'"),
+        (("--pair", "tiny"), "pairs fetch tiny"),
+        ((*LLAMA, "--pair", "tiny"), "--pair: 'tiny'"),
+        ((*LLAMA, "--requests", "0"), "--requests: 0"),
+        ((*LLAMA, "--context", "-1"), "--context: -1"),
+        ((*LLAMA, "--draft-tokens", "0"), "--draft-tokens: 0"),
+        ((*LLAMA, "--acceptance", "50"), "--acceptance: 50.0"),
+        ((*LLAMA, "--acceptance", "nan"), "--acceptance: nan"),
+        ((*LLAMA, "--cache-dtype", "fp9"), "--cache-dtype: unknown name 'fp9'"),
+        ((*LLAMA, "--weight-dtype", "bf16"), "--weight-dtype: unknown name 'bf16'"),
+        ((*LLAMA, "--tensor-parallel-size", "0"), "--tensor-parallel-size: 0"),
+        ((*LLAMA, "--tensor-parallel-size", "5"), "24 attention heads"),
+        (("--config", "quantised.json"), "--weight-dtype: 'auto'"),
+        ((*LLAMA, "--csv", "no/folder/x.csv"), "--csv: 'no/folder/x.csv'"),
+        ((*LLAMA, "--html", "."), "--html: '.'"),
+    ],
+)
+def test_bad_input_is_refused(plan: Run, arguments: tuple[str, ...], words: str) -> None:
+    config = json.loads((CONFIGS / "Llama-3.2-3B.json").read_text())
+    Path("broken.json").write_text("{")
+    Path("deep.json").write_text("[" * 10**5)
+    Path("list.json").write_text("[]")
+    Path("empty.json").write_text("{}")
+    odd = {**config, "quantization_config": {"quant_method": "odd"}}
+    Path("quantised.json").write_text(json.dumps(odd))
+    code, out, err = plan(*arguments)
+    assert code == ExitCode.BAD_USAGE, err
+    assert out == ""
+    assert words in err
+    assert "Traceback" not in err
+    assert len(err.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("share", "text"),
+    [
+        (0, "0 %"), (1e-15, "0 %"), (0.0000023, "0.00023 %"), (0.00025, "0.025 %"),
+        (-0.0014940, "-0.15 %"), (0.123, "12 %"), (1, "100 %"), (0.05, "5.0 %"),
+    ],
+)  # fmt: skip
+def test_percentages_have_two_digits_and_no_exponent(share: float, text: str) -> None:
+    assert percent(share) == text
+
+
+def test_neither_torch_nor_vllm_is_loaded() -> None:
+    """test_cli.py holds that --help is lighter still."""
+    script = (
+        "import sys\nfrom nwor_bench.cli.app import main\n"
+        "try:\n    main()\nexcept SystemExit as end:\n    assert not end.code, end.code\n"
+        "heavy = ('torch', 'vllm', 'transformers')\n"
+        "print([name for name in heavy if name in sys.modules], file=sys.stderr)\n"
+    )
+    environ = {**os.environ, "PYTHONPATH": f"{CHECKOUT}:{CHECKOUT / 'kernels'}"}
+    arguments = ["plan", *LLAMA, "--html", "x.html", "--csv", "x.csv"]
+    command = [sys.executable, "-c", script, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, env=environ)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.strip() == "[]"
+
+
+# --- the page ---
+
+
+@pytest.fixture
+def page(plan: Run, tmp_path: Path) -> Path:
+    plan(*LLAMA, "--requests", "24", "--acceptance", "0.2", "--html", "map.html")
+    return tmp_path / "map.html"
+
+
+def test_the_page_loads_nothing_from_elsewhere(page: Path) -> None:
+    text = page.read_text()
+    assert "could save here is" in text
+    assert "Plotly" in text
+    assert re.findall(r"<(?:script|link|img|iframe)[^>]*\b(?:src|href)\s*=", text) == []
+
+
+def test_names_are_escaped(plan: Run) -> None:
+    shutil.copy(CONFIGS / "Llama-3.2-3B.json", "a<b>.json")
+    plan("--config", "a<b>.json", "--html", "x.html")
+    text = Path("x.html").read_text()
+    assert "<title>Would NWOR pay? a&lt;b&gt;</title>" in text
+    assert "a<b>" not in text
+
+
+PROBE = """<script>
+addEventListener("load", () => {
+  const map = document.getElementById("map");
+  const state = () => ({
+    said: document.getElementById("said").textContent,
+    rows: map.data[0].y, z: map.data[0].z, point: [map.data[1].x[0], map.data[1].y[0]],
+    line: map.layout.shapes[0].visible === false ? null : map.layout.shapes[0].x0,
+    wide: document.documentElement.scrollWidth > innerWidth,
+  });
+  const states = [state()];
+  for (const [name, value] of [["drafts", "8"], ["strategy", "copy_spilled"]]) {
+    const select = document.getElementById(name);
+    select.value = value;
+    select.dispatchEvent(new Event("change"));
+    states.push(state());
+  }
+  document.body.innerHTML = "";
+  document.body.dataset.states = JSON.stringify(states);
+  document.title = "probed";
+});
+</script></body>"""
+
+
+@pytest.mark.slow
+def test_the_map_in_a_real_browser(page: Path, tmp_path: Path) -> None:
+    browser = shutil.which("chromium") or shutil.which("google-chrome")
+    if browser is None:
+        pytest.skip("no Chromium")
+    page.write_text(page.read_text().replace("</body>", PROBE))
+    flags = (
+        "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-sync "
+        "--disable-background-networking --disable-component-update --virtual-time-budget=5000 "
+        "--window-size=500,1800 --enable-logging=stderr --dump-dom"
+    )
+    command = [browser, *flags.split(), f"--user-data-dir={tmp_path / 'profile'}", page.as_uri()]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "CONSOLE" not in done.stderr
+    found = re.search(r'data-states="([^"]*)"', done.stdout)
+    assert found is not None
+    by_reference, longer, spilled = json.loads(found.group(1).replace("&quot;", '"'))
+    assert by_reference["rows"][:4] == ["1", "2", "4", "8"]
+    assert by_reference["point"] == [20, "24"]
+    assert by_reference["line"] == pytest.approx(50)
+    assert "below 50 % acceptance" in by_reference["said"]
+    assert not by_reference["wide"]
+    assert longer["z"][-1][0] > by_reference["z"][-1][0] > 0 > by_reference["z"][-1][-1]
+    assert spilled["line"] is None
+    assert max(map(max, spilled["z"])) <= 0
+    assert "never" in spilled["said"]

@@ -1,0 +1,72 @@
+"""What vLLM is told about processors, and which of its arguments are refused before a start."""
+
+import os
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from nwor_bench.engine.arguments import _check_step_tokens, set_environment
+from nwor_bench.errors import ConfigError
+
+BINDING = "VLLM_CPU_OMP_THREADS_BIND"
+
+
+@pytest.fixture(autouse=True)
+def four_processors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a CPU with the processors 2, 3, 6 and 7; the environment is put back."""
+    monkeypatch.setattr("nwor_bench.engine.arguments.on_cpu", lambda: True)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {7, 2, 6, 3})
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    os.environ.pop(BINDING, None)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "expected"), [(1, "auto"), (2, "2,3|6,7"), (3, "2|3|6"), (4, "2|3|6|7")]
+)
+def test_ranks_share_out_the_processors(ranks: int, expected: str) -> None:
+    set_environment("float32", ranks)
+    assert os.environ[BINDING] == expected
+
+
+def test_more_ranks_than_processors_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"--tensor-parallel-size: 5 .* there are 4 here"):
+        set_environment("float32", 5)
+
+
+@pytest.mark.parametrize(("ranks", "given"), [(1, "3"), (2, "2|7"), (2, "nobind"), (1, "nobind")])
+def test_what_the_user_says_stands(ranks: int, given: str) -> None:
+    os.environ[BINDING] = given
+    set_environment("float32", ranks)
+    assert os.environ[BINDING] == given
+
+
+def test_an_engine_of_fewer_ranks_is_not_bound_like_the_one_before() -> None:
+    set_environment("float32", 2)
+    set_environment("float32", 1)
+    assert os.environ[BINDING] == "auto"
+
+
+def config_of(step_tokens: int, requests: int, longest: int) -> Any:
+    """The three numbers of a VllmConfig that decide how long vLLM's dummy requests are."""
+    return SimpleNamespace(
+        scheduler_config=SimpleNamespace(max_num_batched_tokens=step_tokens, max_num_seqs=requests),
+        model_config=SimpleNamespace(max_model_len=longest),
+    )
+
+
+@pytest.mark.parametrize(("step_tokens", "requests", "longest"), [(16384, 8, 2048), (1, 1, 1)])
+def test_steps_that_the_dummy_requests_can_hold_pass(
+    step_tokens: int, requests: int, longest: int
+) -> None:
+    _check_step_tokens(config_of(step_tokens, requests, longest))
+
+
+@pytest.mark.parametrize(("step_tokens", "requests", "longest"), [(65536, 8, 2048), (9, 2, 4)])
+def test_a_step_larger_than_all_requests_is_refused(
+    step_tokens: int, requests: int, longest: int
+) -> None:
+    """(65536, 8, 2048) ended in an illegal memory access at vLLM's start on an H200."""
+    most = requests * longest
+    with pytest.raises(ConfigError, match=rf"max_num_batched_tokens.*{step_tokens}.*most {most}"):
+        _check_step_tokens(config_of(step_tokens, requests, longest))

@@ -1,0 +1,264 @@
+"""Memory asked for before a start: bytes counted by hand."""
+
+import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import psutil
+import pytest
+
+from nwor_bench.engine import memory
+from nwor_bench.engine.memory import (
+    GIB,
+    RUNTIME_BYTES,
+    UNKNOWN_MODEL_CACHE,
+    WIDEST,
+    cache_bytes_per_token,
+    kv_cache_bytes,
+    require_memory,
+)
+from nwor_bench.errors import ConfigError, ExitCode
+from nwor_bench.instruments import device_memory
+from nwor_bench.instruments.device_memory import FreeMemory
+from nwor_bench.models.pairs import ResolvedPair
+from nwor_bench.workload.config import Overrides, SweepSpec, resolve
+from nwor_bench.workload.scenario import Scenario
+
+SCENARIO = Scenario(
+    name="toy", requests=8, batches=1, draft_tokens=4, max_new_tokens=8, max_model_len=1000
+)
+TARGET = {
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "hidden_size": 100,
+}
+
+
+def pair_of(
+    folder: Path, *configs: dict[str, Any] | str, dtype: str = "float32", dummy: bool = False
+) -> ResolvedPair:
+    models = []
+    for number, config in enumerate(configs):
+        if isinstance(config, str):
+            models.append(config)
+            continue
+        place = folder / f"model-{number}"
+        place.mkdir()
+        (place / "config.json").write_text(json.dumps(config))
+        models.append(str(place))
+    draft = models[1] if len(models) > 1 else None
+    method = "draft_model" if draft else "ngram"
+    load_format = "dummy" if dummy else None
+    return ResolvedPair("toy", method, models[0], draft, dtype, load_format=load_format)
+
+
+def spec_with(**options: Any) -> SweepSpec:
+    return resolve(SCENARIO, Overrides(), **options)
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        # K and V x 3 layers x 2 heads x 32 values x 4 bytes
+        (TARGET, 2 * 3 * 2 * 32 * 4),
+        ({**TARGET, "num_key_value_heads": None}, 2 * 3 * 4 * 32 * 4),
+        ({**TARGET, "head_dim": None}, 2 * 3 * 2 * 25 * 4),
+        ({"text_config": TARGET}, 2 * 3 * 2 * 32 * 4),
+        # MLA keeps one latent row and its rotary part a layer, whatever the heads.
+        ({**TARGET, "kv_lora_rank": 512, "qk_rope_head_dim": 64}, 3 * (512 + 64) * 4),
+    ],
+)
+def test_bytes_of_one_token(tmp_path: Path, config: dict[str, Any], expected: int) -> None:
+    assert cache_bytes_per_token(pair_of(tmp_path, config), spec_with()) == expected
+
+
+@pytest.mark.parametrize(
+    ("dtype", "flag", "cache", "element"),
+    [
+        ("bfloat16", None, None, 2),
+        ("bfloat16", "float32", None, 4),
+        ("float32", "float16", "auto", 2),
+        ("float32", None, "fp8", 1),
+        ("float32", None, "fp8_e5m2", 1),
+        ("bfloat16", None, "float32", 4),
+        # Where the pair leaves it to the model, its config.json says it, or the widest is taken.
+        ("auto", None, None, WIDEST),
+    ],
+)
+def test_bytes_of_an_element(
+    tmp_path: Path, dtype: str, flag: str | None, cache: str | None, element: int
+) -> None:
+    arguments = None if cache is None else json.dumps({"kv_cache_dtype": cache})
+    spec = spec_with(dtype=flag, engine_args=arguments)
+    pair = pair_of(tmp_path, TARGET, dtype=dtype)
+    assert cache_bytes_per_token(pair, spec) == 2 * 3 * 2 * 32 * element
+
+
+@pytest.mark.parametrize("name", ["dtype", "torch_dtype"])
+def test_an_automatic_dtype_is_the_models(tmp_path: Path, name: str) -> None:
+    pair = pair_of(tmp_path, {**TARGET, name: "bfloat16"}, dtype="auto")
+    assert cache_bytes_per_token(pair, spec_with()) == 2 * 3 * 2 * 32 * 2
+
+
+def test_target_and_drafter_share_the_cache(tmp_path: Path) -> None:
+    pair = pair_of(tmp_path, TARGET, {**TARGET, "num_hidden_layers": 1})
+    assert cache_bytes_per_token(pair, spec_with()) == 1536 + 512
+
+
+@pytest.mark.parametrize("models", [("org/name",), (TARGET, "org/name"), ({"n_layer": 12},)])
+def test_a_model_of_unknown_size_gets_a_fixed_cache(tmp_path: Path, models: tuple) -> None:
+    pair = pair_of(tmp_path, *models)
+    assert cache_bytes_per_token(pair, spec_with()) is None
+    assert kv_cache_bytes(pair, spec_with()) == UNKNOWN_MODEL_CACHE
+
+
+@pytest.mark.parametrize(
+    ("block_size", "length", "block"), [(None, 1024, 128), (16, 1008, 16), (64, 1024, 64)]
+)
+def test_the_cache_holds_all_requests_in_whole_blocks(
+    tmp_path: Path, block_size: int | None, length: int, block: int
+) -> None:
+    """A quarter more for drafts in flight, and the block that vLLM keeps empty."""
+    spec = spec_with(block_size=block_size)
+    requests = 1536 * 8 * length
+    expected = requests + requests // 4 + 1536 * block
+    assert kv_cache_bytes(pair_of(tmp_path, TARGET), spec) == expected
+
+
+def test_the_flag_sets_the_cache(tmp_path: Path) -> None:
+    pair = pair_of(tmp_path, TARGET)
+    assert kv_cache_bytes(pair, spec_with(kv_cache_gib=2.5)) == 2_684_354_560
+
+
+def free(monkeypatch: pytest.MonkeyPatch, available: int, where: str = "host") -> None:
+    """So much is free on every rank's device, which is asked for as many ranks as will run."""
+    monkeypatch.setattr(memory, "free_memory", lambda ranks: FreeMemory(available, where))
+
+
+def with_weights(pair: ResolvedPair, size: int) -> ResolvedPair:
+    for model in (pair.target, pair.draft):
+        assert model is not None
+        (Path(model) / "model.safetensors").write_bytes(b"x" * size)
+    return pair
+
+
+def expect_limit(
+    monkeypatch: pytest.MonkeyPatch, pair: ResolvedPair, spec: SweepSpec, needed: int, where: str
+) -> None:
+    free(monkeypatch, needed, where)
+    require_memory(pair, spec)
+    free(monkeypatch, needed - 1, where)
+    with pytest.raises(ConfigError, match=r"--kv-cache-gib: '1'.*no free memory") as caught:
+        require_memory(pair, spec)
+    assert caught.value.exit_code == ExitCode.BAD_USAGE
+    assert ("free on the GPU" in str(caught.value)) == (where == "gpu")
+
+
+@pytest.mark.parametrize(
+    ("where", "config_dtype", "flag", "times"),
+    [
+        # On a CPU bf16 files may be widened to float32.
+        ("host", "float32", None, 2),
+        ("gpu", "float32", None, 1),
+        ("gpu", "bfloat16", "bfloat16", 1),
+        ("gpu", "bfloat16", "float32", 2),
+    ],
+)
+def test_weights_cache_and_runtime_must_fit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    where: str, config_dtype: str, flag: str | None, times: int,
+) -> None:  # fmt: skip
+    config = {**TARGET, "dtype": config_dtype}
+    pair = with_weights(pair_of(tmp_path, config, config), 1000)
+    needed = GIB + times * 2 * 1000 + RUNTIME_BYTES[where]
+    expect_limit(monkeypatch, pair, spec_with(kv_cache_gib=1.0, dtype=flag), needed, where)
+
+
+def test_every_rank_holds_its_share_of_the_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pair = with_weights(pair_of(tmp_path, TARGET, TARGET), 1001)
+    spec = spec_with(kv_cache_gib=1.0, tensor_parallel_size=2)
+    expect_limit(monkeypatch, pair, spec, GIB + 1001 + RUNTIME_BYTES["gpu"], "gpu")
+
+
+def test_weights_that_are_made_up_take_what_the_shape_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = {**TARGET, "hidden_size": 128, "intermediate_size": 64, "vocab_size": 1000,
+              "model_type": "llama", "tie_word_embeddings": True}  # fmt: skip
+    pair = pair_of(tmp_path, config, dtype="bfloat16", dummy=True)
+    attention = 128 * (4 * 32) * 2 + 128 * (2 * 32) * 2
+    parameters = 1000 * 128 + 3 * (attention + 3 * 128 * 64)
+    needed = GIB + 2 * parameters + RUNTIME_BYTES["gpu"]
+    expect_limit(monkeypatch, pair, spec_with(kv_cache_gib=1.0), needed, "gpu")
+
+
+def test_without_the_flag_the_message_names_what_asks_for_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free(monkeypatch, GIB)
+    with pytest.raises(ConfigError, match=r"--requests x --max-model-len: '8 x 1000'"):
+        require_memory(pair_of(tmp_path, TARGET), spec_with())
+
+
+def test_the_cpu_build_asks_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device_memory, "_is_cpu_build", lambda: True)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=12345))
+    assert device_memory.free_memory() == FreeMemory(12345, "host")
+
+
+class Nvml:
+    """Four GPUs; `broken` is a machine without a driver."""
+
+    class NVMLError(Exception):
+        """As pynvml's."""
+
+    FREE = (40, 10, 30, 20)
+
+    def __init__(self, broken: bool = False) -> None:
+        self.broken = broken
+
+    def nvmlInit(self) -> None:  # noqa: N802
+        if self.broken:
+            raise self.NVMLError
+
+    def __getattr__(self, name: str) -> Any:
+        return {
+            "nvmlShutdown": lambda: None,
+            "nvmlDeviceGetCount": lambda: len(self.FREE),
+            "nvmlDeviceGetHandleByIndex": lambda index: index,
+            "nvmlDeviceGetUUID": lambda index: f"GPU-{'abcd'[index]}0",
+            "nvmlDeviceGetMemoryInfo": lambda index: SimpleNamespace(free=self.FREE[index]),
+        }[name]
+
+
+@pytest.mark.parametrize(
+    ("visible", "ranks", "free_bytes"),
+    [
+        (None, 1, 40),
+        (None, 2, 10),  # the fullest of those that will be used
+        ("2,3", 2, 20),
+        ("3,0", 1, 20),
+        ("GPU-c", 1, 30),
+    ],
+)
+def test_the_gpus_that_will_be_used_are_asked(
+    monkeypatch: pytest.MonkeyPatch, visible: str | None, ranks: int, free_bytes: int
+) -> None:
+    monkeypatch.setattr(device_memory, "_is_cpu_build", lambda: False)
+    monkeypatch.setitem(sys.modules, "pynvml", Nvml())
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert device_memory.free_memory(ranks) == FreeMemory(free_bytes, "gpu")
+
+
+def test_without_a_driver_the_host_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device_memory, "_is_cpu_build", lambda: False)
+    monkeypatch.setitem(sys.modules, "pynvml", Nvml(broken=True))
+    assert device_memory.free_memory().where == "host"

@@ -1,0 +1,73 @@
+"""Ranks of one engine: their counts must agree, their times need not."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nwor_bench.engine.ranks import common_status, disagreement
+from nwor_bench.errors import EngineError
+
+COUNTS = ("draft_tokens", "accepted_tokens", "staged_tokens", "committed_tokens")
+windows = st.lists(
+    st.fixed_dictionaries({name: st.integers(0, 9) for name in COUNTS}), min_size=1, max_size=5
+)
+
+
+def copies(batch, ranks):
+    """The same counts on every rank, each with times of its own."""
+    return [[{**window, "wall_ms": rank + 0.5} for window in batch] for rank in range(ranks)]
+
+
+@given(windows, st.integers(1, 4))
+def test_equal_counts_agree_whatever_the_times(batch, ranks):
+    assert disagreement(copies(batch, ranks)) is None
+
+
+@given(windows, st.integers(2, 4), st.data())
+def test_any_other_count_on_any_rank_is_named(batch, ranks, data):
+    found = copies(batch, ranks)
+    rank = data.draw(st.integers(1, ranks - 1))
+    number = data.draw(st.integers(0, len(batch) - 1))
+    name = data.draw(st.sampled_from(COUNTS))
+    found[rank][number][name] += 1
+    ours = batch[number][name]
+    assert disagreement(found) == (
+        f"window {number} has {name} {ours + 1} on rank {rank} and {ours} on rank 0"
+    )
+
+
+@given(windows)
+def test_a_window_that_one_rank_alone_ran_is_named(batch):
+    first, second = copies(batch, 2)
+    assert disagreement([first, second[:-1]]) == (
+        f"rank 1 ran {len(batch) - 1} windows and rank 0 {len(batch)}"
+    )
+
+
+STATUS = {
+    "device": "cuda:0",
+    "target_layers": 28,
+    "drafter_layers": 1,
+    "kv_heads": 4,
+    "bytes_per_token": 57344,
+    "num_gpu_blocks": 1000,
+    "totals": {"windows": 3},
+}
+
+
+def test_one_ranks_status_is_left_as_it_is():
+    assert common_status([STATUS]) == STATUS
+
+
+def test_each_ranks_own_facts_are_kept():
+    other = {**STATUS, "device": "cuda:1", "totals": {"windows": 2}}
+    status = common_status([STATUS, other])
+    assert {name: status[name] for name in STATUS} == STATUS
+    assert [rank["device"] for rank in status["ranks"]] == ["cuda:0", "cuda:1"]
+    assert [rank["kv_heads"] for rank in status["ranks"]] == [4, 4]
+
+
+@pytest.mark.parametrize(("name", "value"), [("num_gpu_blocks", 999), ("target_layers", 27)])
+def test_ranks_that_differ_in_what_they_must_share_are_refused(name, value):
+    with pytest.raises(EngineError, match=rf"rank 1 has {name} {value}, rank 0 {STATUS[name]}"):
+        common_status([STATUS, {**STATUS, name: value}])

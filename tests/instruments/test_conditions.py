@@ -1,0 +1,147 @@
+"""What the machine did: counters as differences, gauges as they are, a stand-in for NVML."""
+
+import os
+import sys
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from nwor_bench.instruments.conditions import THROTTLE_BITS, ConditionMonitor, throttle_names
+
+
+class FakeNvml:
+    """Two GPUs; `time_ns` runs on by 5 ms of throttling at every reading of the first."""
+
+    NVML_CLOCK_SM, NVML_CLOCK_MEM, NVML_TEMPERATURE_GPU = 1, 2, 0
+    NVML_PERF_POLICY_POWER, NVML_PERF_POLICY_THERMAL = 0, 1
+
+    class NVMLError(Exception):
+        pass
+
+    def __init__(self, pids: tuple[list[int], list[int]], unsupported: set[str] = frozenset()):
+        self.pids = pids
+        self.unsupported = unsupported
+        self.throttled = 0
+        self.reasons = [0x1, 0x20]
+
+    def __getattr__(self, name: str) -> Any:
+        if not name.startswith("nvml"):
+            raise AttributeError(name)
+
+        def answer(*arguments: Any) -> Any:
+            if name in self.unsupported:
+                raise self.NVMLError(name)
+            return self._answers()[name](*arguments)
+
+        return answer
+
+    def _answers(self) -> dict[str, Any]:
+        return {
+            "nvmlInit": lambda: None,
+            "nvmlDeviceGetCount": lambda: 2,
+            "nvmlDeviceGetHandleByIndex": lambda index: index,
+            "nvmlDeviceGetUUID": lambda gpu: f"GPU-{gpu}aaa",
+            "nvmlDeviceGetClockInfo": lambda gpu, kind: {1: 1980 - gpu, 2: 2619}[kind],
+            "nvmlDeviceGetTemperature": lambda gpu, kind: 40 + gpu,
+            "nvmlDeviceGetCurrentClocksEventReasons": lambda gpu: self.reasons[gpu],
+            "nvmlDeviceGetViolationStatus": self._violation,
+            "nvmlDeviceGetComputeRunningProcesses": lambda gpu: [
+                SimpleNamespace(pid=pid) for pid in self.pids[gpu]
+            ],
+        }
+
+    def _violation(self, gpu: int, policy: int) -> Any:
+        if (gpu, policy) == (0, self.NVML_PERF_POLICY_POWER):
+            self.throttled += 5_000_000
+            return SimpleNamespace(violationTime=self.throttled)
+        return SimpleNamespace(violationTime=77_000_000)
+
+
+@pytest.fixture
+def use(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+    def install(nvml: FakeNvml) -> ConditionMonitor:
+        monkeypatch.setitem(sys.modules, "pynvml", nvml)
+        return ConditionMonitor(gpus=True)
+
+    return install
+
+
+def test_the_host_is_read_without_a_gpu() -> None:
+    monitor = ConditionMonitor()
+    monitor.begin()
+    ended = time.perf_counter() + 0.4
+    while time.perf_counter() < ended:
+        pass
+    found = monitor.end()
+    assert 0 <= found["cpu_other"] < 1
+    assert 0 <= found["cpu_steal"] < 1
+    assert found["memory_available_bytes"] > 0
+    assert found["major_faults"] >= 0
+    assert not [name for name in found if name.startswith("gpu")]
+
+
+def test_a_batch_of_no_time_has_no_shares() -> None:
+    monitor = ConditionMonitor()
+    monitor.begin()
+    assert "cpu_other" not in monitor.end()
+
+
+def test_gpus_are_read_the_worst_of_them(use: Any) -> None:
+    monitor = use(FakeNvml(([os.getpid(), 5], [os.getpid()])))
+    monitor.begin()
+    found = monitor.end()
+    assert (found["gpu_sm_clock_mhz"], found["gpu_memory_clock_mhz"]) == (1979, 2619)
+    assert found["gpu_temperature_c"] == 41
+    assert throttle_names(found["gpu_throttle_reasons"]) == ["software thermal slowdown"]
+    assert found["gpu_throttled_ms"] == 5  # within the batch, not since the machine started
+    assert found["gpu_other_processes"] == 1
+
+
+def test_where_our_number_is_not_known_one_process_is_ours(use: Any) -> None:
+    found = use(FakeNvml(([4001], [4001, 4002]))).end()
+    assert found["gpu_other_processes"] == 1
+
+
+def test_what_a_gpu_does_not_tell_is_left_out(use: Any) -> None:
+    nvml = FakeNvml(
+        ([], []),
+        {"nvmlDeviceGetViolationStatus", "nvmlDeviceGetTemperature",
+         "nvmlDeviceGetComputeRunningProcesses"},
+    )  # fmt: skip
+    found = use(nvml).end()
+    assert {name for name in found if name.startswith("gpu")} == {
+        "gpu_sm_clock_mhz", "gpu_memory_clock_mhz", "gpu_throttle_reasons",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(("visible", "clock"), [("0", 1980), ("1", 1979), ("GPU-0", 1980)])
+def test_only_visible_gpus_are_read(
+    use: Any, monkeypatch: pytest.MonkeyPatch, visible: str, clock: int
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert use(FakeNvml(([], []))).end()["gpu_sm_clock_mhz"] == clock
+
+
+def test_without_nvml_the_host_is_read_alone(use: Any) -> None:
+    found = use(FakeNvml(([], []), {"nvmlInit"})).end()
+    assert "memory_available_bytes" in found
+    assert not [name for name in found if name.startswith("gpu")]
+
+
+def test_idle_and_wanted_clocks_are_no_throttling() -> None:
+    assert throttle_names(None) == throttle_names(0x1 | 0x2 | 0x100) == []
+    assert throttle_names(sum(THROTTLE_BITS)) == list(THROTTLE_BITS.values())
+
+
+@pytest.mark.gpu
+def test_a_real_gpu_answers() -> None:
+    monitor = ConditionMonitor(gpus=True)
+    monitor.begin()
+    found = monitor.end()
+    assert 100 < found["gpu_sm_clock_mhz"] < 5000
+    assert 10 < found["gpu_temperature_c"] < 110
+    assert "gpu_throttle_reasons" in found

@@ -1,0 +1,177 @@
+"""Who reads DRAM counters starts again under cupti-python's library: runs gone on with and sweep
+files too. No GPU and no CUPTI is needed to see it."""
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from fake_engine import accept_arguments
+
+from nwor_bench.cli import app as cli
+from nwor_bench.errors import ConfigError, ExitCode, StoreError
+from nwor_bench.instruments import cupti_library
+from nwor_bench.models.pairs import ResolvedPair
+from nwor_bench.records.store import RunStore
+from nwor_bench.run.counters_wanted import counters_wanted
+from nwor_bench.run.sweep_index import SweepIndex
+from nwor_bench.run.sweep_prepare import resume_sweep, run_sweep
+from nwor_bench.workload.config import SweepSpec, load_scenario, resolve
+from nwor_bench.workload.sweep_file import Settings, SweepFile
+from nwor_bench.workload.sweep_points import group_by_engine, make_points
+
+OLD_RUN = Path(__file__).resolve().parent.parent / "golden" / "version-1"
+FOLDER = Path("/site-packages/nvidia/cu13/lib")
+
+
+def begun_run(folder: Path, counters: bool) -> str:
+    spec = resolve(load_scenario("short"), dram_counters=counters)
+    RunStore.create(folder, {"spec": spec.to_dict()})
+    return str(folder)
+
+
+def begun_sweep(folder: Path, counters: bool) -> str:
+    sweep = SweepFile(name="small", settings=Settings(dram_counters=counters))
+    SweepIndex.create(folder, sweep, group_by_engine(make_points(sweep)), "now")
+    return str(folder)
+
+
+def sweep_file(folder: Path, counters: bool) -> str:
+    folder.mkdir()
+    path = folder / "small.toml"
+    path.write_text(f"[settings]\ndram_counters = {str(counters).lower()}\n")
+    return str(path)
+
+
+Begin = Callable[[Path, bool], str]
+BEGUN: list[tuple[str, Begin]] = [
+    ("--resume", begun_run), ("--resume", begun_sweep), ("--file", sweep_file)
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("counters", [True, False])
+@pytest.mark.parametrize(("flag", "begin"), BEGUN)
+def test_it_is_read_from_what_was_begun_or_asked_for(
+    flag: str, begin: Begin, counters: bool, tmp_path: Path
+) -> None:
+    path = begin(tmp_path / "it", counters)
+    resume, file = (path, None) if flag == "--resume" else (None, path)
+    assert counters_wanted(False, resume, file) is counters
+    assert counters_wanted(True, resume, file)
+
+
+def test_nothing_asked_nothing_wanted() -> None:
+    assert not counters_wanted(False, None, None)
+    assert counters_wanted(True, None, None)
+    assert not counters_wanted(False, None, "quick")
+    assert not counters_wanted(False, str(OLD_RUN), None)
+
+
+def test_what_a_sweep_was_begun_with_counts_not_the_file_beside_it(tmp_path: Path) -> None:
+    folder = begun_sweep(tmp_path / "out", True)
+    assert counters_wanted(False, folder, sweep_file(tmp_path / "now", False))
+
+
+def test_faults_are_those_of_the_readers(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"name a folder that holds a run\.json"):
+        counters_wanted(False, str(tmp_path), None)
+    with pytest.raises(ConfigError, match="did you mean 'quick'"):
+        counters_wanted(False, None, "quik")
+    (tmp_path / "sweep.json").write_text("{")
+    with pytest.raises(StoreError, match=r"sweep\.json: not valid JSON"):
+        counters_wanted(False, str(tmp_path), None)
+
+
+class Replaced(BaseException):
+    """What execve never comes back from."""
+
+
+@pytest.fixture
+def replaced(monkeypatch: pytest.MonkeyPatch, own_surroundings: None) -> list[dict[str, str]]:
+    """Environments that the process was started again with."""
+    seen: list[dict[str, str]] = []
+
+    def execve(path: str, arguments: list[str], environ: dict[str, str]) -> None:
+        seen.append(environ)
+        raise Replaced
+
+    monkeypatch.setattr(cupti_library, "cupti_folder", lambda: FOLDER)
+    monkeypatch.setattr(cupti_library.os, "execve", execve)
+    monkeypatch.delenv(cupti_library.DONE, raising=False)
+    monkeypatch.setenv("LD_LIBRARY_PATH", "/before")
+    return seen
+
+
+@pytest.mark.parametrize(("flag", "begin"), BEGUN)
+def test_the_command_starts_again_before_anything_is_measured(
+    flag: str,
+    begin: Begin,
+    replaced: list[dict[str, str]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["nwor-bench", "sweep", flag, begin(tmp_path / "it", True)])
+    with pytest.raises(Replaced):
+        cli.main()
+    assert [environ["LD_LIBRARY_PATH"] for environ in replaced] == [f"{FOLDER}:/before"]
+    assert cupti_library.cupti_environment(replaced[0], FOLDER) is None  # once
+
+
+def test_without_counters_the_command_goes_on(
+    replaced: list[dict[str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = sweep_file(tmp_path / "it", False)
+    for arguments in (["--file", path], ["--resume", begun_run(tmp_path / "run", False)]):
+        monkeypatch.setattr(sys, "argv", ["nwor-bench", "sweep", *arguments, "--seed", "-1"])
+        with pytest.raises(SystemExit) as ended:  # refused later, for the flag
+            cli.main()
+        assert ended.value.code == ExitCode.BAD_USAGE
+    assert replaced == []
+
+
+def test_every_run_of_a_sweep_file_counts_what_the_file_asks_for(
+    own_surroundings: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "small.toml"
+    text = '[axes]\npairs = ["tiny"]\nrequests = [1, 2]\n[settings]\nbatches = 3\nmax_warmup = 1\n'
+    rows = []
+    for extra in ("", "launch_counts = true\n", "dram_counters = true\n"):
+        path.write_text(text + extra)
+        assert run_sweep(path, dry_run=True) is ExitCode.OK
+        lines = capsys.readouterr().out.splitlines()
+        rows.append([line.split()[:6] for line in lines if line.split()[:2] == ["1", "short"]])
+    # One batch to warm up, then seven cells in the gate and three blocks; one block more for the
+    # launches, three for the counters.
+    assert [row[-1] for (row,) in rows] == ["29", "36", "50"]
+    checked: list[SweepSpec] = []
+
+    def check(pair: ResolvedPair, spec: SweepSpec) -> None:
+        checked.append(spec)
+        raise ConfigError("no GPU here")
+
+    with pytest.raises(ConfigError, match="no GPU here"):
+        run_sweep(path, tmp_path / "out", check_engine=check)
+    assert [spec.counted_blocks for spec in checked] == [{"counters": 3, "launches": 0}]
+    assert not (tmp_path / "out").exists()
+
+
+def test_counters_are_not_for_ray(own_surroundings: None, tmp_path: Path) -> None:
+    path = Path(sweep_file(tmp_path / "it", True))
+    words = r"^--ray: True .*Ray worker cannot read DRAM counters"
+    with pytest.raises(ConfigError, match=words):
+        run_sweep(path, tmp_path / "out", ray=True, check_engine=accept_arguments)
+    assert not (tmp_path / "out").exists()
+    folder = Path(begun_sweep(tmp_path / "begun", True))
+    with pytest.raises(ConfigError, match=words):
+        resume_sweep(folder, ray=True, check_engine=accept_arguments)
+
+
+def test_a_sweep_begun_before_the_settings_existed_goes_on_without(tmp_path: Path) -> None:
+    folder = Path(begun_sweep(tmp_path / "out", False))
+    content = json.loads((folder / "sweep.json").read_text())
+    for name in ("dram_counters", "launch_counts"):
+        del content["sweep"]["settings"][name]
+    (folder / "sweep.json").write_text(json.dumps(content))
+    assert not counters_wanted(False, str(folder), None)
+    assert SweepIndex.open(folder).sweep == SweepFile(name="small")

@@ -1,0 +1,198 @@
+"""Samples from a stand-in for cupti-python, and one message for everything that can be missing."""
+
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any, ClassVar
+
+import pytest
+
+from nwor_bench.errors import ExitCode
+from nwor_bench.instruments import cupti_library, pm_sampling
+from nwor_bench.instruments.pm_sampling import CountersUnavailable, PmSampler, check_counters
+
+
+@dataclass
+class Sample:
+    start_timestamp: int
+    end_timestamp: int
+    metric_values: list[float]
+
+
+@dataclass
+class Collector:
+    """What cupti-python's does, as seen on an H200."""
+
+    refuses: ClassVar[tuple[str, ...]] = ()
+    enable_error: ClassVar[Exception | None] = None
+    made: ClassVar[list["Collector"]] = []
+    device: int = 0
+    metrics: list[str] = field(default_factory=list)
+    log: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        Collector.made.append(self)
+
+    def enable(self) -> None:
+        if self.enable_error is not None:
+            raise self.enable_error
+        self.log.append("enable")
+
+    def configure(self, *, metrics: list[str], sampling_interval: int) -> None:
+        if set(metrics) & set(self.refuses):
+            raise ValueError("cannot be collected in a single pass")
+        self.metrics = metrics
+
+    def start(self) -> None:
+        self.log.append("start")
+
+    def stop(self) -> None:
+        self.log.append("stop")
+
+    def disable(self) -> None:
+        self.log.append("disable")
+
+    def decode(self, room: int) -> list[Sample]:
+        self.log.append(f"decode {room}")
+        values = [float(n + 1) for n in range(len(self.metrics))]
+        first = Sample(5, 10_000, [9e9] * len(self.metrics))
+        return [first, *(Sample(10_000 * i, 10_000 * (i + 1), values) for i in (1, 2, 3))]
+
+
+@pytest.fixture
+def cupti(monkeypatch: pytest.MonkeyPatch) -> type[Collector]:
+    package, module = ModuleType("cupti"), ModuleType("cupti.pm_sampling")
+    module.Collector = Collector  # type: ignore[attr-defined]
+    package.pm_sampling = module  # type: ignore[attr-defined]
+    now = lambda: time.clock_gettime_ns(time.CLOCK_REALTIME)  # noqa: E731
+    package.cupti = SimpleNamespace(get_timestamp=now)  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "cupti", package)
+    monkeypatch.setitem(sys.modules, "cupti.pm_sampling", module)
+    monkeypatch.setattr(pm_sampling, "version", lambda name: "13.4.0")
+    monkeypatch.setattr(Collector, "refuses", ())
+    monkeypatch.setattr(Collector, "enable_error", None)
+    monkeypatch.setattr(Collector, "made", [])
+    return Collector
+
+
+def test_the_sample_that_reaches_back_is_dropped(cupti: type[Collector]) -> None:
+    sampler = PmSampler(interval_ns=10_000)
+    sampler.start()
+    samples = sampler.stop(0.001)
+    assert samples.names == ("dram_read_bytes", "dram_write_bytes", "l2_bytes")
+    assert samples.start_ns.tolist() == [10_000, 20_000, 30_000]
+    assert samples.end_ns.tolist() == [20_000, 30_000, 40_000]
+    assert samples.values.tolist() == [[1.0, 2.0, 3.0]] * 3
+    sampler.close()
+    assert cupti.made[0].log == ["enable", "start", "stop", "decode 1110", "disable"]
+
+
+def test_a_gpu_that_counts_less_at_once_still_counts_dram(cupti: type[Collector]) -> None:
+    cupti.refuses = ("lts__t_bytes.sum",)
+    sampler = PmSampler()
+    assert sampler.names == ("dram_read_bytes", "dram_write_bytes")
+    sampler.start()
+    assert sampler.stop(0.01).values.shape == (3, 2)
+
+
+def test_a_batch_too_long_for_one_decode_is_refused(cupti: type[Collector]) -> None:
+    sampler = PmSampler()
+    sampler.start()
+    with pytest.raises(CountersUnavailable, match="--max-new-tokens"):
+        sampler.stop(60.0)
+
+
+def test_a_clock_that_another_profiler_left_is_found_out(
+    cupti: type[Collector], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seen on an H200: after PyTorch's profiler CUPTI tells the processor's cycles."""
+    cycles = SimpleNamespace(get_timestamp=lambda: 218_000_000_000)
+    monkeypatch.setattr(sys.modules["cupti"], "cupti", cycles)
+    with pytest.raises(CountersUnavailable, match=r"--launch-counts.* in a run of their own"):
+        PmSampler()
+    assert cupti.made[0].log == ["enable", "disable"]
+
+
+def message(has_gpu: bool = True) -> str:
+    with pytest.raises(CountersUnavailable) as refusal:
+        check_counters(lambda: has_gpu)
+    assert refusal.value.exit_code is ExitCode.BAD_USAGE
+    text = str(refusal.value)
+    assert text.startswith("--dram-counters: ")
+    assert "\n" not in text
+    return text
+
+
+def test_counters_that_work_are_let_go(cupti: type[Collector]) -> None:
+    check_counters(lambda: True)
+    assert cupti.made[0].log == ["enable", "disable"]
+
+
+def test_each_obstacle_has_its_remedy(
+    cupti: type[Collector], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "no CUDA device" in message(has_gpu=False)
+    cupti.enable_error = PermissionError("Insufficient privileges")
+    assert "NVreg_RestrictProfilingToAdminUsers=0" in message()
+    cupti.enable_error = RuntimeError("could not load nvperf")
+    assert "LD_LIBRARY_PATH" in message()
+    cupti.enable_error = OSError("odd")
+    assert "odd" in message()
+    monkeypatch.setattr(pm_sampling, "version", lambda name: "13.3.9")
+    assert "13.3.9 is too old, 13.4 is needed" in message()
+
+
+def test_a_gpu_without_dram_counters_points_to_ncu(cupti: type[Collector]) -> None:
+    cupti.refuses = ("dram__bytes_read.sum",)
+    with pytest.raises(CountersUnavailable, match="profile ncu"):
+        PmSampler()
+    assert cupti.made[0].log == ["enable", "disable"]
+
+
+def test_without_the_package_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> str:
+        raise pm_sampling.PackageNotFoundError(name)
+
+    monkeypatch.setattr(pm_sampling, "version", missing)
+    assert "pip install 'nwor-bench[counters]'" in message()
+    assert "no CUDA device" in message(has_gpu=False)  # installing it would not help there
+
+
+def test_a_package_that_does_not_load_says_why(
+    cupti: type[Collector], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "cupti", ModuleType("cupti"))
+    monkeypatch.delitem(sys.modules, "cupti.pm_sampling")
+    assert "does not load" in message()
+
+
+class Replaced(Exception):
+    pass
+
+
+def test_the_process_is_replaced_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    folder = tmp_path / "nvidia" / "cu13" / "lib"
+    folder.mkdir(parents=True)
+    (folder / "libcupti.so.13").touch()
+    (tmp_path / "cupti").mkdir()
+    (tmp_path / "cupti" / "__init__.py").touch()
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert cupti_library.cupti_folder() == folder
+    seen: list[dict[str, str]] = []
+
+    def execve(path: str, arguments: list[str], environ: dict[str, str]) -> None:
+        seen.append(environ)
+        raise Replaced
+
+    monkeypatch.setattr(cupti_library.os, "execve", execve)
+    monkeypatch.delenv(cupti_library.DONE, raising=False)
+    monkeypatch.setenv("LD_LIBRARY_PATH", "/before")
+    with pytest.raises(Replaced):
+        cupti_library.run_under_own_cupti()
+    assert seen[0]["LD_LIBRARY_PATH"] == f"{folder}:/before"
+    again: Any = cupti_library.cupti_environment(seen[0], folder)
+    assert again is None
+    assert cupti_library.cupti_environment({"LD_LIBRARY_PATH": str(folder)}, folder) is None
+    assert cupti_library.cupti_environment({}, None) is None

@@ -1,0 +1,173 @@
+"""NVTX ranges of the harness: when they are on, what they hold, and nothing while they are off."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from fake_engine import FakeEngine
+from nvtx_recorder import NvtxModule, NvtxThatMustNotBeCalled
+from toy_run import Runner
+
+from nwor_bench.errors import ConfigError, ExitCode
+from nwor_bench.instruments import nvtx_ranges
+from nwor_bench.instruments.nvtx_ranges import DOMAIN, PROFILERS, SWITCH, switch_on, wanted
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(autouse=True)
+def no_profiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (SWITCH, "NVTX_DISABLE", *PROFILERS):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def nvtx(monkeypatch: pytest.MonkeyPatch) -> NvtxModule:
+    module = NvtxModule()
+    monkeypatch.setitem(sys.modules, "nvtx", module)
+    return module
+
+
+@pytest.mark.parametrize(
+    ("environ", "on"),
+    [
+        ({}, False),
+        ({SWITCH: ""}, False),
+        ({SWITCH: "1"}, True),
+        ({"NVTX_INJECTION64_PATH": "/opt/tool.so"}, True),
+        ({"NSYS_PROFILING_SESSION_ID": "77"}, True),
+        ({SWITCH: "0", "NVTX_INJECTION64_PATH": "/opt/tool.so"}, False),
+    ],
+)
+def test_when_ranges_are_on(environ: dict[str, str], on: bool) -> None:
+    assert wanted(environ) is on
+
+
+def test_an_unknown_switch_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"VLLM_NWOR_NVTX: 'yes' .* write 1") as refusal:
+        wanted({SWITCH: "yes"})
+    assert refusal.value.exit_code is ExitCode.BAD_USAGE
+
+
+def test_switching_on_reaches_the_processes_to_come(
+    monkeypatch: pytest.MonkeyPatch, nvtx: NvtxModule
+) -> None:
+    monkeypatch.setenv(SWITCH, "0")
+    switch_on()
+    assert os.environ[SWITCH] == "1"
+
+
+def test_what_silences_nvtx_is_refused(monkeypatch: pytest.MonkeyPatch, nvtx: NvtxModule) -> None:
+    monkeypatch.setenv("NVTX_DISABLE", "1")
+    with pytest.raises(ConfigError, match="NVTX_DISABLE is set"):
+        switch_on()
+
+
+def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "nvtx", None)
+    with pytest.raises(ConfigError, match="pip install nvtx"):
+        switch_on()
+    assert SWITCH not in os.environ
+
+
+def test_a_sweep_without_ranges_does_not_touch_nvtx(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setitem(sys.modules, "nvtx", NvtxThatMustNotBeCalled())
+    runner = Runner(tmp_path / "run", FakeEngine(), batches=2)
+    assert runner.run().batches
+    with pytest.raises(AssertionError, match="while ranges are off"):
+        nvtx_ranges.open_ranges()  # the stand-in does fail where nvtx is used
+
+
+def test_a_sweeps_ranges_are_its_batches(
+    monkeypatch: pytest.MonkeyPatch, nvtx: NvtxModule, tmp_path: Path
+) -> None:
+    monkeypatch.setenv(SWITCH, "1")
+    runner = Runner(tmp_path / "run", FakeEngine(), batches=2)
+    run = runner.run()
+    (domain,) = nvtx.domains.values()
+    assert list(nvtx.domains) == [DOMAIN]
+    (sweep,) = domain.take().inside
+    assert (sweep.name, sweep.payload) == ("sweep", runner.plan.num_batches)
+    blocks = [turn for turn in sweep.inside if turn.name == "block"]
+    assert [block.payload for block in blocks] == [1, 2]
+    assert {cell.name for block in blocks for cell in block.inside} == {"cell"}
+    expected = [(b.batch, b.order, runner.log.done[b.batch][0].label) for b in run.batches]
+    turns = []
+    for cell in sweep.all("cell"):
+        (batch,) = cell.inside
+        assert (batch.name, batch.category) == ("batch", cell.category)
+        turns.append((batch.payload, cell.payload, cell.category))
+    assert turns == expected
+    assert {"off x off", "off x off (A/A)", "stage x graph"} <= {turn[2] for turn in turns}
+
+
+def test_ranges_are_closed_when_a_batch_fails(
+    monkeypatch: pytest.MonkeyPatch, nvtx: NvtxModule, tmp_path: Path
+) -> None:
+    monkeypatch.setenv(SWITCH, "1")
+    runner = Runner(tmp_path / "run", FakeEngine(failing={3: RuntimeError("gone")}))
+    with pytest.raises(RuntimeError, match="gone"):
+        runner.run()
+    (domain,) = nvtx.domains.values()
+    assert len(domain.take().all("batch")) == 4
+
+
+LISTENER = Path(__file__).parents[1] / "data" / "nvtx_listener.c"
+EMIT = """
+from nwor_bench.instruments.nvtx_ranges import ranges_if_wanted, span
+ranges = ranges_if_wanted()
+with span(ranges, "batch", 7, "stage x graph"):
+    with span(ranges, "window", 0, "stage x graph"):
+        pass
+with span(ranges, "sweep", 3):
+    pass
+"""
+
+
+@pytest.mark.parametrize("tool", [(), ("-DREFUSES_EXTENSIONS",)], ids=["new", "old"])
+def test_a_real_profiler_hears_the_ranges(tool: tuple[str, ...], tmp_path: Path) -> None:
+    """The package nvtx itself, with a tool that it loads as it would load Nsight Systems.
+
+    An old tool refuses NVTX's extensions: nvtx then takes every domain for switched off.
+    """
+    compiler = shutil.which("cc")
+    if compiler is None:
+        pytest.skip("needs a C compiler")
+    library, heard = tmp_path / "listener.so", tmp_path / "heard.txt"
+    subprocess.run([compiler, "-shared", "-fPIC", *tool, "-o", library, LISTENER], check=True)
+    environ = {
+        **os.environ,
+        "PYTHONPATH": str(CHECKOUT),
+        "NVTX_INJECTION64_PATH": str(library),
+        "NVTX_LISTENER_FILE": str(heard),
+    }
+    subprocess.run([sys.executable, "-c", EMIT], check=True, env=environ)
+    lines = heard.read_text().splitlines()
+    domains = [line for line in lines if line.startswith("domain")]
+    assert set(domains) == {"domain nwor-bench"}
+    assert lines[len(domains) :] == [
+        "category 1 stage x graph",
+        "push nwor-bench batch 1 7",
+        "push nwor-bench window 1 0",
+        "pop nwor-bench",
+        "pop nwor-bench",
+        "push nwor-bench sweep 0 3",
+        "pop nwor-bench",
+    ]
+
+
+def test_an_nvtx_that_cannot_be_helped_is_refused(
+    monkeypatch: pytest.MonkeyPatch, nvtx: NvtxModule
+) -> None:
+    """Never a profile without ranges and without a word."""
+    nvtx.Domain = type("Domain", (), {})
+    monkeypatch.setitem(sys.modules, "nvtx._lib.lib", None)
+    assert nvtx_ranges.open_ranges({})
+    with pytest.raises(ConfigError, match=r"too old for this version.*pip install nvtx==") as error:
+        nvtx_ranges.open_ranges({"NSYS_PROFILING_SESSION_ID": "7"})
+    assert error.value.exit_code is ExitCode.BAD_USAGE

@@ -1,0 +1,52 @@
+"""Real vLLM: engines that are closed when their module ends."""
+
+import os
+from collections.abc import Callable, Iterator
+
+import pytest
+from engine_tools import tiny_pair, tiny_spec
+
+from nwor_bench.engine.engine import VllmEngine
+from nwor_bench.models.pairs import ResolvedPair
+from nwor_bench.workload.config import SweepSpec
+
+
+@pytest.fixture(scope="module")
+def start_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., VllmEngine]]:
+    """Start engines (pair, spec) that are closed when the module ends."""
+    saved = dict(os.environ)
+    started: list[VllmEngine] = []
+
+    def start(pair: ResolvedPair, spec: SweepSpec) -> VllmEngine:
+        log = tmp_path_factory.mktemp("engine") / "engine.log"
+        started.append(VllmEngine(pair, spec, log))
+        return started[-1]
+
+    yield start
+    for engine in started:
+        engine.close()
+    os.environ.clear()
+    os.environ.update(saved)
+
+
+@pytest.fixture
+def start_alone(start_engine: Callable[..., VllmEngine]) -> Iterator[Callable[..., VllmEngine]]:
+    """Start an engine that is closed when the test ends: a GPU's process holds one at a time."""
+    started: list[VllmEngine] = []
+
+    def start(pair: ResolvedPair, spec: SweepSpec) -> VllmEngine:
+        started.append(start_engine(pair, spec))
+        return started[-1]
+
+    yield start
+    for engine in started:
+        engine.close()
+
+
+@pytest.fixture(scope="module")
+def engine(
+    start_engine: Callable[..., VllmEngine], tmp_path_factory: pytest.TempPathFactory
+) -> VllmEngine:
+    """A draft model with partial acceptance: every window has drafts to keep and to drop."""
+    pair = tiny_pair(tmp_path_factory.mktemp("pair"), "draft_model")
+    return start_engine(pair, tiny_spec(block_size=32))

@@ -1,0 +1,122 @@
+"""Generated models, prompts, and a way to run one cell on a real engine."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from nwor_bench.engine.engine import BatchOutput, Sampling, VllmEngine
+from nwor_bench.errors import BenchError
+from nwor_bench.models.pairs import ResolvedPair, resolve_pair
+from nwor_bench.models.pairs.tiny import generate_tiny
+from nwor_bench.records.types import Cell, NworMode, ScvMode
+from nwor_bench.workload.config import Overrides, SweepSpec, load_scenario, resolve
+from nwor_bench.workload.prompts import encode, load_prompts, load_tokenizer
+
+EAGER: dict[str, Any] = {"enforce_eager": True}
+FULL: dict[str, Any] = {
+    "compilation_config": {
+        "mode": 0,
+        "cudagraph_mode": "FULL_DECODE_ONLY",
+        "cudagraph_capture_sizes": [5, 40],
+    }
+}
+"""vLLM's arguments on a GPU: no CUDA graphs, or full ones for windows of 1 and 8 requests."""
+
+FULL_FOR_ALL: dict[str, Any] = {
+    "compilation_config": {**FULL["compilation_config"], "cudagraph_capture_sizes": [5, 10, 20, 40]}
+}
+"""Full CUDA graphs for windows of 1 to 8 requests, with little padding."""
+
+NGRAM = {"prompt_lookup_max": 3, "prompt_lookup_min": 1}
+
+
+def tiny_pair(folder: Path, method: str, noise: float = 0.05, layers: int = 3) -> ResolvedPair:
+    """A generated pair in float32; for ngram without its drafter."""
+    target, draft = generate_tiny(folder, noise=noise, layers=layers)
+    if method == "ngram":
+        return ResolvedPair("tiny", "ngram", str(target), None, "float32", NGRAM)
+    return ResolvedPair("tiny", "draft_model", str(target), str(draft), "float32")
+
+
+def tiny_spec(**changes: Any) -> SweepSpec:
+    """Eight short requests; `changes` are Overrides, or keywords of `resolve`."""
+    overrides = {"requests": 8, "max_new_tokens": 40, "max_model_len": 512, "batches": 3}
+    names = set(Overrides.__dataclass_fields__)
+    overrides |= {name: changes.pop(name) for name in list(changes) if name in names}
+    return resolve(load_scenario("short"), Overrides(**overrides), **changes)
+
+
+def prompts_of(lengths: list[int], seed: int = 1) -> list[list[int]]:
+    """Pseudo-random byte tokens with repeats in them, so that prompt lookup finds drafts."""
+    phrase = [(seed * 37 + 11 * i) % 200 + 32 for i in range(12)]
+    return [[(r + 40) % 256, *(phrase * (n // 12 + 1))[: n - 1]] for r, n in enumerate(lengths)]
+
+
+def smollm2_on_short(name: str, count: int) -> tuple[ResolvedPair, list[list[int]]]:
+    """That pair of SmolLM2, `count` prompts of scenario short; skips where it cannot be fetched."""
+    try:
+        pair = resolve_pair(name)
+    except BenchError as error:
+        pytest.skip(f"{name} cannot be fetched here: {error}")
+    texts = load_prompts(load_scenario("short"))[:count]
+    return pair, encode(texts, load_tokenizer(pair.target), 512, 32)
+
+
+def run_cell(
+    engine: VllmEngine,
+    nwor: str,
+    scv: str,
+    prompts: list[list[int]],
+    max_new_tokens: int = 40,
+    temperature: float = 0.0,
+) -> BatchOutput:
+    """One batch of one cell."""
+    engine.set_modes(Cell("tiny", NworMode(nwor), ScvMode(scv)))
+    return engine.generate(prompts, Sampling(max_new_tokens, temperature, 1.0, 7, True))
+
+
+def total(output: BatchOutput, name: str) -> int:
+    """Sum of one count over a batch's windows."""
+    return total_of(output.windows, name)
+
+
+def total_of(windows: list[dict[str, Any]], name: str) -> int:
+    """Sum of one count over windows."""
+    return sum(window[name] for window in windows)
+
+
+def worker_of(engine: VllmEngine) -> Any:
+    """The engine's worker, in this process."""
+    core = engine._llm.llm_engine.engine_core.engine_core
+    return core.model_executor.driver_worker.worker
+
+
+def abort_requests(engine: VllmEngine) -> None:
+    """Drop the requests that a failed batch left in vLLM, as a server does."""
+    llm_engine = engine._llm.llm_engine
+    llm_engine.abort_request(list(llm_engine.output_processor.request_states), internal=True)
+    worker_of(engine).model_runner.execute_model_state = None
+
+
+def eagle_pair(folder: Path, layers: int = 3) -> ResolvedPair:
+    """The tiny target with an EAGLE head made of its first layer: vLLM names it by `layers`."""
+    target = Path(tiny_pair(folder, "ngram", layers=layers).target)
+    weights = load_file(target / "model.safetensors")
+    hidden = weights["model.embed_tokens.weight"].shape[1]
+    head = {
+        name.removeprefix("model."): tensor
+        for name, tensor in weights.items()
+        if name.startswith("model.layers.0.") and "input_layernorm" not in name
+    }
+    head["fc.weight"] = np.hstack([np.eye(hidden), np.zeros((hidden, hidden))]).astype(np.float32)
+    config = json.loads((target / "config.json").read_text())
+    config |= {"num_hidden_layers": 1, "architectures": ["EagleLlamaForCausalLM"]}
+    eagle = folder / "eagle"
+    eagle.mkdir()
+    (eagle / "config.json").write_text(json.dumps(config))
+    save_file(head, eagle / "model.safetensors", metadata={"format": "pt"})
+    return ResolvedPair("tiny", "eagle", str(target), str(eagle), "float32")

@@ -1,0 +1,86 @@
+"""The K/V gate's cells on one engine, without a sweep around them."""
+
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from engine_tools import run_cell, total
+
+from nwor_bench.analysis.parity.kv_result import KvResult
+from nwor_bench.engine.engine import BatchOutput, VllmEngine
+from nwor_bench.records.types import Cell, NworMode, ScvMode
+from nwor_bench.run.gate.kv import KvGate
+from nwor_bench.run.gate.parity import Answer
+
+OFF = Cell("tiny", NworMode.OFF, ScvMode.OFF)
+STAGE = Cell("tiny", NworMode.STAGE, ScvMode.OFF)
+
+
+def answer_of(output: BatchOutput) -> Answer:
+    """As much of a gate batch's answer as the K/V gate looks at."""
+    record: Any = SimpleNamespace(
+        staged_tokens=total(output, "staged_tokens"),
+        windows=len(output.windows),
+        draft_tokens=total(output, "draft_tokens"),
+        vllm_accepted_per_position=output.counters.accepted_per_position,
+    )
+    return Answer(record, output.token_ids)
+
+
+def kv_results(
+    engine: VllmEngine,
+    prompts: list[list[int]],
+    *,
+    one_attention: bool | None = None,
+    before_check: Callable[[BatchOutput], None] = lambda output: None,
+    scv_modes: Sequence[str] = ("off",),
+    max_new_tokens: int = 40,
+) -> list[KvResult]:
+    """off x off, then `stage` in these SCV modes, each checked by one K/V gate.
+
+    Args:
+        one_attention: whether rows may be compared bit for bit; None: as the gate decides.
+        before_check: called between each staged batch and the check.
+    """
+    gate = KvGate(engine.kv_cache(), engine.set_modes, engine.status(), OFF)
+    if one_attention is not None:
+        gate._one_attention = one_attention
+    results = []
+    with gate.watching():
+        stock = run_cell(engine, "off", "off", prompts, max_new_tokens)
+        assert gate.check(OFF, prompts, answer_of(stock)) is None
+        for scv in scv_modes:
+            staged = run_cell(engine, "stage", scv, prompts, max_new_tokens)
+            before_check(staged)
+            cell = Cell("tiny", NworMode.STAGE, ScvMode(scv))
+            result = gate.check(cell, prompts, answer_of(staged))
+            assert result is not None
+            results.append(result)
+    return results
+
+
+def change_a_value(
+    worker: Any, layer: int, request: int, position: int, column: int, head: int, rank: int
+) -> None:
+    """Add 1 to one element of the cache on one rank, where that request has that position.
+
+    Requests are numbered in the order in which the batch named them. Called in every worker.
+    """
+    if worker.rank != rank:
+        return
+    tables = worker.nwor_kv_rows._watch.tables
+    name = sorted(tables._tables, key=int)[request]
+    (held,) = tables.held(name, position, position + 1)
+    assert held is not None
+    assert tables.is_current(held)
+    slot = held[0] * tables.block_size + position % tables.block_size
+    hook = worker.nwor_hook
+    name = hook.target_layers[layer]
+    cache = hook.runner.compilation_config.static_forward_context[name].kv_cache
+    size = cache.shape[2]
+    element = cache[slot // size, head, slot % size]
+    if element.dtype is torch.uint8:
+        element = element.view(torch.float8_e4m3fn)
+    with torch.inference_mode():  # the cache was made in it
+        element[column] = (element[column].float() + 1).to(element.dtype)

@@ -1,0 +1,129 @@
+"""Two servers of one model, and what their tests do: the stock answers, also after a load."""
+
+import asyncio
+import json
+import random
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.request import Request, urlopen
+
+from server_tools import complete, read_metrics, server
+
+from nwor_bench.models.pairs.tiny import generate_tiny
+
+if TYPE_CHECKING:  # a machine without it can still collect the tests
+    import httpx
+
+PROMPTS = [f"{word} two {word} two {word * n} two" for n, word in enumerate("abcdefghijkl", 1)]
+REQUESTS = 200
+
+
+@dataclass(frozen=True)
+class Servers:
+    """Addresses of two servers of one model."""
+
+    stock: str
+    staged: str
+
+
+@contextmanager
+def stock_and_staged(folder: Path, *flags: str, **extra: str) -> Iterator[Servers]:
+    """One server as vLLM ships it, without the plugin, and one that stages.
+
+    `flags` and `extra` (environment variables) are for both.
+    """
+    target = generate_tiny(folder / "pair", noise=0.05)[0]
+    extension = ("--worker-extension-cls", "nwor_bench.plugin.worker.NworWorkerExtension")
+    modes = {"VLLM_NWOR_MODE": "stage", "VLLM_SCV_MODE": "graph", "VLLM_SERVER_DEV_MODE": "1"}
+    starting = [
+        server(target, folder / "stock.txt", *flags, **extra),
+        server(target, folder / "staged.txt", *flags, *extension, **modes, **extra),
+    ]
+    with ExitStack() as stack, ThreadPoolExecutor() as side_by_side:
+        yield Servers(*side_by_side.map(stack.enter_context, starting))
+
+
+def ask_worker(base: str, method: str) -> Any:
+    """What the worker says through vLLM's development endpoint."""
+    body = json.dumps({"method": method}).encode()
+    request = Request(f"{base}/collective_rpc", body, {"content-type": "application/json"})
+    return json.loads(urlopen(request, timeout=60).read())["results"][0]
+
+
+def check_answers(servers: Servers) -> None:
+    """Greedy answers are alike, and the staging server staged."""
+    stock = [complete(servers.stock, prompt) for prompt in PROMPTS]
+    assert "nwor_windows_total" not in read_metrics(f"{servers.stock}/metrics")
+    before = read_metrics(f"{servers.staged}/metrics")["nwor_total_staged_total"]
+    assert [complete(servers.staged, prompt) for prompt in PROMPTS] == stock
+    assert read_metrics(f"{servers.staged}/metrics")["nwor_total_staged_total"] > before
+
+
+async def stream(
+    client: "httpx.AsyncClient", base: str, number: int, temperature: float
+) -> tuple[str, str | None]:
+    """One streamed request; every second one hangs up after some chunks.
+
+    Returns the prompt, and the text where the request was not cut off.
+    """
+    prompt = PROMPTS[number % len(PROMPTS)]
+    hang_up = random.Random(number).randrange(12) if number % 2 else None
+    body = {"model": "tiny", "prompt": prompt, "max_tokens": 40, "stream": True}
+    body |= {"temperature": temperature}
+    pieces: list[str] = []
+    async with client.stream("POST", f"{base}/v1/completions", json=body) as response:
+        assert response.status_code == 200
+        async for line in response.aiter_lines():
+            if hang_up is not None and len(pieces) >= hang_up:
+                return prompt, None
+            data = line.removeprefix("data: ")
+            if data and data != "[DONE]":
+                pieces.append(json.loads(data)["choices"][0]["text"])
+    return prompt, "".join(pieces)
+
+
+async def load(base: str, requests: int, temperature: float = 0.0) -> list[tuple[str, str]]:
+    """All requests at once; the answers of those that were not cut off."""
+    import httpx
+
+    limits = httpx.Limits(max_connections=requests)
+    async with httpx.AsyncClient(limits=limits, timeout=120) as client:
+        streams = (stream(client, base, number, temperature) for number in range(requests))
+        answers = await asyncio.gather(*streams)
+    return [(prompt, text) for prompt, text in answers if text is not None]
+
+
+def wait_until_idle(base: str) -> None:
+    """vLLM takes cancelled requests out of its queues a little later."""
+    deadline = time.monotonic() + 60
+    queues = ("vllm:num_requests_running", "vllm:num_requests_waiting")
+    while any(read_metrics(f"{base}/metrics")[name] for name in queues):
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+
+
+def check_load(servers: Servers) -> None:
+    """A load of which every second request may be cancelled leaves nothing behind.
+
+    Greedy and sampled requests apart: where they share a batch, stock vLLM 0.32 samples the
+    greedy ones too on a CPU as soon as it speculates.
+    """
+    stock = {prompt: complete(servers.stock, prompt) for prompt in PROMPTS}
+    finished = asyncio.run(load(servers.staged, REQUESTS))
+    assert len(finished) >= REQUESTS // 2
+    assert finished == [(prompt, stock[prompt]) for prompt, _ in finished]
+    asyncio.run(load(servers.staged, REQUESTS // 4, temperature=0.9))
+    wait_until_idle(servers.staged)
+    assert ask_worker(servers.staged, "nwor_window_state") == "idle"
+    assert {prompt: complete(servers.staged, prompt) for prompt in PROMPTS} == stock
+    samples = read_metrics(f"{servers.staged}/metrics")
+    assert samples["nwor_total_staged_total"] == samples["nwor_draft_tokens_total"] > 0
+    settled = samples["nwor_total_committed_total"] + samples["nwor_total_rejected_total"]
+    assert samples["nwor_total_staged_total"] == settled
+    assert samples["nwor_total_committed_total"] == samples["nwor_accepted_tokens_total"]
+    assert samples.get("nwor_fallback_count_total", 0) == 0

@@ -1,0 +1,207 @@
+"""Whatever goes wrong in a window, the tokens stay right and the fallback is counted."""
+
+import logging
+from collections.abc import Callable
+
+import pytest
+import torch
+from engine_tools import (
+    abort_requests,
+    prompts_of,
+    run_cell,
+    total,
+    worker_of,
+)
+
+from nwor_bench.engine.engine import BatchOutput, VllmEngine
+
+pytestmark = pytest.mark.engine
+
+PROMPTS = prompts_of([24, 31, 18, 40, 27, 22, 35, 29])
+
+
+@pytest.fixture(scope="module")
+def reference(engine: VllmEngine) -> BatchOutput:
+    """off x off on the same prompts."""
+    return run_cell(engine, "off", "off", PROMPTS)
+
+
+Check = Callable[[BatchOutput, str], None]
+
+
+@pytest.fixture
+def check(reference: BatchOutput, record_property: Callable[[str, str], None]) -> Check:
+    """Hold what every fault leaves, and tell the support table the reason."""
+
+    def hold(output: BatchOutput, reason: str) -> None:
+        check_fallback(output, reference, reason)
+        record_property("written_directly", reason)
+
+    return hold
+
+
+def check_fallback(output: BatchOutput, reference: BatchOutput, reason: str) -> None:
+    """Same tokens, some windows fell back with the reason, and the counters still agree."""
+    assert output.token_ids == reference.token_ids
+    fell_back = [w for w in output.windows if w["fallback_reason"]]
+    assert fell_back
+    assert {w["fallback_reason"] for w in fell_back} == {reason}
+    assert all(w["staged_tokens"] == w["committed_tokens"] == 0 for w in fell_back)
+    accepted = total(output, "committed_tokens") + sum(w["accepted_tokens"] for w in fell_back)
+    assert accepted == output.counters.accepted_tokens
+
+
+def every_third(fault: Callable[[], object]) -> Callable[[], bool]:
+    """True in one call of three, after running `fault`."""
+    calls = iter(range(10**9))
+
+    def strikes() -> bool:
+        if next(calls) % 3 == 1:
+            fault()
+            return True
+        return False
+
+    return strikes
+
+
+@pytest.mark.row("faults inside a window")
+@pytest.mark.parametrize("layer", [0, 1, 2])
+def test_a_layer_that_cannot_stage(
+    engine: VllmEngine, check: Check, monkeypatch: pytest.MonkeyPatch, layer: int
+) -> None:
+    from nwor_bench.plugin.staging import StagingBuffers
+
+    stage = StagingBuffers.stage
+    strikes = every_third(lambda: None)
+
+    def broken(self: StagingBuffers, number: int, *args: torch.Tensor) -> str:
+        return "overflow" if number == layer and strikes() else stage(self, number, *args)
+
+    monkeypatch.setattr(StagingBuffers, "stage", broken)
+    output = run_cell(engine, "stage", "off", PROMPTS)
+    check(output, "stage:overflow")
+    assert total(output, "staged_tokens") > 0
+
+
+@pytest.mark.row("faults inside a window")
+def test_a_commit_that_raises(
+    engine: VllmEngine, check: Check, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import nwor_kernels
+
+    commit = nwor_kernels.commit_staged_kv_cache
+    strikes = every_third(lambda: None)
+
+    def broken(*args: torch.Tensor) -> None:
+        if strikes():
+            raise RuntimeError("planted")
+        commit(*args)
+
+    monkeypatch.setattr(nwor_kernels, "commit_staged_kv_cache", broken)
+    check(run_cell(engine, "stage", "off", PROMPTS), "commit:RuntimeError")
+
+
+@pytest.mark.row("faults inside a window")
+@pytest.mark.parametrize("scv", ["off", "graph"])
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        (lambda ids: ids[:-1], "validate:sampled_ids_shape"),
+        (lambda ids: ids.flatten(), "validate:sampled_ids_shape"),
+        (lambda ids: ids.float(), "validate:sampled_ids_dtype"),
+        (lambda ids: ids[:0], "validate:sampled_ids_shape"),
+    ],
+    ids=["row missing", "flat", "float", "empty"],
+)
+def test_sampled_ids_that_do_not_fit(
+    engine: VllmEngine,
+    check: Check,
+    monkeypatch: pytest.MonkeyPatch,
+    scv: str,
+    damage: Callable[[torch.Tensor], torch.Tensor],
+    reason: str,
+) -> None:
+    from nwor_bench.plugin.runner_v1.validation import Validation, Validator
+
+    validate = Validator.validate
+
+    def damaged(self: Validator, ids: torch.Tensor, drafts: tuple[int, ...]) -> Validation:
+        return validate(self, damage(ids), drafts)
+
+    monkeypatch.setattr(Validator, "validate", damaged)
+    output = run_cell(engine, "stage", scv, PROMPTS)
+    check(output, reason)
+    if scv == "graph":
+        assert output.scv_counters["scv_fallback_count"] == len(output.windows)
+
+
+def test_a_step_that_dies_is_closed_by_the_next(
+    engine: VllmEngine, reference: BatchOutput, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An exception between forward and sampling leaves a window open; the engine goes on."""
+    from nwor_bench.plugin.runner_v1.hook import V1RunnerHook
+    from nwor_bench.plugin.runner_v1.host_counts import Step
+
+    hook: V1RunnerHook = worker_of(engine).nwor_hook
+    begin = V1RunnerHook._begin
+
+    def begin_and_die(self: V1RunnerHook, step: Step) -> None:
+        begin(self, step)
+        raise RuntimeError("planted")
+
+    with monkeypatch.context() as planted:
+        planted.setattr(V1RunnerHook, "_begin", begin_and_die)
+        with pytest.raises(RuntimeError, match="planted"):
+            run_cell(engine, "stage", "off", PROMPTS[:1])
+    assert hook.window is not None
+    assert hook.window.is_staging
+    abort_requests(engine)
+    output = run_cell(engine, "stage", "off", PROMPTS)
+    assert hook.window.batch is None
+    assert output.token_ids == reference.token_ids
+
+
+class Messages(logging.Handler):
+    """Keeps what was logged."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.INFO)
+        self.texts: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.texts.append(record.getMessage())
+
+
+def test_debug_logs_begin_and_commit_of_each_window(
+    engine: VllmEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker_of(engine).nwor_hook._counts, "debug", True)
+    messages = Messages()
+    logger = logging.getLogger("vllm.nwor_bench")
+    logger.addHandler(messages)
+    try:
+        output = run_cell(engine, "stage", "off", PROMPTS[:2])
+    finally:
+        logger.removeHandler(messages)
+    begins = [text for text in messages.texts if text.startswith("nwor begin")]
+    commits = [text for text in messages.texts if text.startswith("nwor commit")]
+    assert len(begins) == len(commits) == len(output.windows)
+    for text, window in zip(commits, output.windows, strict=True):
+        assert f"staged {window['staged_tokens']}, committed {window['committed_tokens']}" in text
+
+
+def test_hooks_come_off_and_go_on_again(engine: VllmEngine, reference: BatchOutput) -> None:
+    worker = worker_of(engine)
+    wrapped = {"execute_model", "_model_forward", "_sample", "sample_tokens"}
+    assert wrapped <= set(vars(worker.model_runner))
+    engine.set_hooks(False)
+    try:
+        assert not wrapped & set(vars(worker.model_runner))
+        bare = run_cell(engine, "stage", "off", PROMPTS)
+        assert bare.token_ids == reference.token_ids
+        assert bare.windows == []
+    finally:
+        engine.set_hooks(True)
+    again = run_cell(engine, "stage", "off", PROMPTS)
+    assert again.token_ids == reference.token_ids
+    assert total(again, "staged_tokens") > 0

@@ -1,0 +1,89 @@
+"""The gate on real vLLM: planted faults that keep the engine running but change its words."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import torch
+from engine_tools import tiny_spec
+
+from nwor_bench.errors import ExitCode
+from nwor_bench.run.prepare import PairChoice, run_session
+
+pytestmark = pytest.mark.engine
+
+
+@pytest.fixture(autouse=True)
+def _environment_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """run_session sets vLLM's switches for its process."""
+    for name in ("VLLM_NWOR_MODE", "VLLM_SCV_MODE", "VLLM_ENABLE_V1_MULTIPROCESSING"):
+        monkeypatch.setenv(name, "off" if "MODE" in name else "0")
+    monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "0")
+
+
+def sweep(folder: Path, **changes: Any) -> tuple[ExitCode, pd.DataFrame, dict[str, Any]]:
+    """A real sweep of the tiny pair; its exit code, cells and run.json."""
+    spec = tiny_spec(scv_modes="off,graph", **changes)
+    code = run_session(spec, PairChoice(pair="tiny"), folder)
+    cells = pd.read_csv(folder / "cells.csv", keep_default_na=False)
+    return code, cells, json.loads((folder / "run.json").read_text())
+
+
+def plant_stale_attention(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Skip the write and leave attention as it was: the first published NWOR's fault."""
+    from nwor_bench.plugin.runner_v1.cpu_attention import ReferenceCPUAttentionImpl
+
+    monkeypatch.setattr(ReferenceCPUAttentionImpl, "_open_staging", lambda self, *_: None)
+
+
+def plant_skipped_layer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commit all layers but one."""
+    import nwor_kernels
+
+    commit = nwor_kernels.commit_staged_kv_cache
+
+    def all_but_layer_1(
+        key: torch.Tensor, value: torch.Tensor, caches: list[torch.Tensor], *rest: torch.Tensor
+    ) -> None:
+        commit(key, value, [c.clone() if i == 1 else c for i, c in enumerate(caches)], *rest)
+
+    monkeypatch.setattr(nwor_kernels, "commit_staged_kv_cache", all_but_layer_1)
+
+
+def test_a_sound_run_passes(tmp_path: Path) -> None:
+    code, cells, run = sweep(tmp_path / "run")
+    assert code is ExitCode.OK
+    assert run["status"] == "complete"
+    assert run["engine"]["attached"] is True
+    assert run["violations"] == []
+    stage = cells[cells.nwor_mode == "stage"]
+    assert set(cells.parity) == {"reference", "exact"}
+    assert (stage.nwor_total_staged > 0).all()
+    assert (stage.nwor_total_staged == stage.nwor_total_committed + stage.nwor_total_rejected).all()
+    assert (stage.nwor_total_committed == stage.accepted_tokens).all()
+    windows = pd.read_csv(tmp_path / "run" / "windows.csv", keep_default_na=False)
+    assert set(windows[windows.scv_mode == "graph"].fallback_reason) == {"scv:no_cuda"}
+    assert set(windows[windows.scv_mode == "off"].fallback_reason) == {""}
+    graph = cells[(cells.nwor_mode == "off") & (cells.scv_mode == "graph")].iloc[0]
+    assert graph.verdict == "INEFFECTIVE"
+    assert graph.ratio_to_off == ""
+
+
+@pytest.mark.parametrize("plant", [plant_stale_attention, plant_skipped_layer])
+def test_a_planted_fault_turns_the_cell_invalid(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plant: Callable[[pytest.MonkeyPatch], None]
+) -> None:
+    plant(monkeypatch)
+    code, cells, run = sweep(tmp_path / "run")
+    assert code is ExitCode.CORRECTNESS_BROKEN
+    stage, off = cells[cells.nwor_mode == "stage"], cells[cells.nwor_mode == "off"]
+    assert set(stage.verdict) == {"INVALID"}
+    assert "INVALID" not in set(off.verdict)
+    timings = ["latency_ms_p50", "latency_ms_p95", "window_ms_mean", "tokens_per_s"]
+    timings += ["ratio_to_off", "ratio_ci_low", "ratio_ci_high"]
+    assert (stage[timings] == "").all(axis=None)
+    assert "INVALID" in (tmp_path / "run" / "report.md").read_text()
+    assert set(run["parity"]["broken"]) == {"stage x off", "stage x graph"}

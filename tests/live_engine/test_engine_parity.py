@@ -1,0 +1,139 @@
+"""`stage` says exactly what `off` says, in float32, on real vLLM."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from engine_tools import prompts_of, run_cell, tiny_pair, tiny_spec, total
+
+from nwor_bench.engine.engine import VllmEngine
+
+pytestmark = pytest.mark.engine
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One engine: its row, how it drafts, its block size, and the acceptance it must show."""
+
+    row: str
+    name: str
+    method: str
+    noise: float
+    block_size: int
+    acceptance: tuple[float, float]
+
+
+SETTINGS = [
+    Setting("ngram", "ngram", "ngram", 0.0, 32, (0.05, 0.95)),
+    Setting("partial acceptance", "partial acceptance", "draft_model", 0.05, 64, (0.2, 0.95)),
+    Setting("full acceptance", "full acceptance", "draft_model", 0.0, 32, (0.99, 1.0)),
+    Setting("no acceptance", "full rejection", "draft_model", 50.0, 64, (0.0, 0.05)),
+]
+
+STEADY = prompts_of([24, 31, 18, 40, 27, 22, 35, 29])
+MIXED = prompts_of([300, 20, 150, 25, 260, 33, 18, 90])
+SHARED = [[66] + [65] * 130 + prompt[1:] for prompt in prompts_of([20] * 8)]
+BATCHES = {
+    "one request": STEADY[:1],
+    "several requests": STEADY,
+    "prefill beside decode": MIXED,
+    "shared prefix": SHARED,
+}
+ROW_OF_BATCH = {**{name: name for name in BATCHES}, "shared prefix": "shared prefixes"}
+
+
+def with_rows(setting: Setting) -> Any:
+    """The setting as a parameter that stands for its rows of the checklist."""
+    rows = dict.fromkeys((setting.row, setting.method))
+    return pytest.param(setting, marks=[pytest.mark.row(row) for row in rows], id=setting.name)
+
+
+@pytest.fixture(scope="module", params=[with_rows(setting) for setting in SETTINGS])
+def setting(request: pytest.FixtureRequest) -> Setting:
+    """Each setting in turn."""
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def engine(
+    setting: Setting,
+    start_engine: Callable[..., VllmEngine],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> VllmEngine:
+    """64 tokens a step at most: long prompts are prefilled in chunks beside decoding requests."""
+    pair = tiny_pair(tmp_path_factory.mktemp("pair"), setting.method, setting.noise)
+    chunked = '{"max_num_batched_tokens": 64, "enable_prefix_caching": true}'
+    return start_engine(pair, tiny_spec(block_size=setting.block_size, engine_args=chunked))
+
+
+@pytest.mark.row("Llama")
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.row(row)) for name, row in ROW_OF_BATCH.items()]
+)
+def test_stage_gives_the_tokens_of_off(engine: VllmEngine, setting: Setting, name: str) -> None:
+    reference = run_cell(engine, "off", "off", BATCHES[name])
+    drafts = reference.counters.draft_tokens
+    assert drafts > 0
+    for scv in ("off", "graph", "adaptive"):
+        output = run_cell(engine, "stage", scv, BATCHES[name])
+        assert output.token_ids == reference.token_ids
+        assert total(output, "staged_tokens") == drafts
+        assert total(output, "committed_tokens") == output.counters.accepted_tokens
+        assert output.counters == reference.counters
+        rejected = total(output, "rejected_tokens")
+        assert total(output, "staged_tokens") == total(output, "committed_tokens") + rejected
+        assert {window["fallback_reason"] for window in output.windows} == {None}
+
+
+def test_the_setting_accepts_what_it_is_for(engine: VllmEngine, setting: Setting) -> None:
+    counters = run_cell(engine, "stage", "off", STEADY).counters
+    low, high = setting.acceptance
+    assert low <= counters.accepted_tokens / counters.draft_tokens <= high
+
+
+@pytest.mark.row("temperature and top-p")
+def test_sampling_keeps_the_counts(engine: VllmEngine) -> None:
+    """Tokens cannot be compared: vLLM's CPU rejection sampler is not reproducible from a seed."""
+    output = run_cell(engine, "stage", "graph", STEADY, temperature=0.8)
+    assert output.token_ids != run_cell(engine, "off", "off", STEADY).token_ids
+    assert total(output, "staged_tokens") == output.counters.draft_tokens > 0
+    assert total(output, "committed_tokens") == output.counters.accepted_tokens
+
+
+@pytest.mark.row("shared prefixes")
+def test_prefix_cache_hits_read_committed_tokens(engine: VllmEngine) -> None:
+    """A second turn continues from blocks that the first turn's commits filled."""
+    from vllm import SamplingParams
+
+    llm = engine._llm
+    answers = {}
+    for nwor in ("off", "stage"):
+        first = run_cell(engine, nwor, "off", STEADY)
+        turns = [p + list(t) + [90, 91] for p, t in zip(STEADY, first.token_ids, strict=True)]
+        hits = _prefix_cache_hits(llm)
+        params = SamplingParams(max_tokens=24, temperature=0, ignore_eos=True, detokenize=False)
+        inputs = [{"prompt_token_ids": turn} for turn in turns]
+        outputs = llm.generate(inputs, params, use_tqdm=False)
+        assert _prefix_cache_hits(llm) > hits
+        answers[nwor] = [tuple(output.outputs[0].token_ids) for output in outputs]
+    assert answers["stage"] == answers["off"]
+
+
+def _prefix_cache_hits(llm: object) -> int:
+    metrics = llm.get_metrics()  # type: ignore[attr-defined]
+    return sum(m.value for m in metrics if m.name == "vllm:prefix_cache_hits")
+
+
+def test_modes_switch_in_one_engine_and_only_target_layers_are_staged(
+    engine: VllmEngine, setting: Setting
+) -> None:
+    status = engine.status()
+    assert status["target_layers"] == status["staging_buffers"] == 3
+    assert status["drafter_layers"] == (0 if setting.method == "ngram" else 3)
+    output = run_cell(engine, "stage", "off", STEADY)
+    assert total(output, "stage_operations") == 3 * total(output, "staged_tokens")
+    off = run_cell(engine, "off", "off", STEADY)
+    assert total(off, "staged_tokens") == 0
+    assert off.windows[0]["mask_ms"] is None
+    assert off.windows[0]["commit_ms"] is None

@@ -1,0 +1,82 @@
+"""Real vLLM on a GPU with other models than Llama: staged, or written directly with the reason.
+
+Random weights, and drafts accepted by dice that are cast alike in every mode: equal tokens then
+say that windows accepted alike and that the target computed the same on what was committed.
+"""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from engine_tools import EAGER, FULL, prompts_of, run_cell, tiny_spec, total
+
+from nwor_bench.engine.engine import VllmEngine
+from nwor_bench.models.pairs import resolve_pair
+
+pytestmark = [pytest.mark.engine, pytest.mark.gpu]
+
+
+def case(row: str, *values: Any) -> Any:
+    """A parameter set that stands for a row of the checklist."""
+    return pytest.param(*values, marks=pytest.mark.row(row))
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "arguments", "fallback"),
+    [
+        case("Llama", "llama-1b-shape", "float32", EAGER, None),
+        case("Qwen", "qwen-shape", "float32", EAGER, None),
+        case("Qwen", "qwen-shape", "bfloat16", FULL, None),
+        case("mixture of experts", "moe-shape", "float32", EAGER, None),
+        # Layers with and without a sliding window are two groups of KV caches.
+        case(
+            "Gemma, sliding window, several cache groups",
+            "gemma-shape",
+            "float32",
+            EAGER,
+            "several_kv_cache_groups",
+        ),
+        # In one group, the sliding window is the kernel's business.
+        case(
+            "Gemma, sliding window, one cache group",
+            "gemma-shape",
+            "float32",
+            {**EAGER, "disable_hybrid_kv_cache_manager": True},
+            None,
+        ),
+        # Latent attention keeps no K and V of its own.
+        case("latent attention (MLA)", "mla-shape", "bfloat16", EAGER, "unsupported_attention"),
+    ],
+)
+def test_an_architecture_is_staged_or_says_why_not(
+    name: str,
+    dtype: str,
+    arguments: dict[str, Any],
+    fallback: str | None,
+    tmp_path: Path,
+    record_property: Callable[[str, str], None],
+) -> None:
+    pair = resolve_pair(name, cache_dir=tmp_path)
+    spec = tiny_spec(
+        draft_tokens=4, dtype=dtype, max_model_len=1024, engine_args=json.dumps(arguments)
+    )
+    engine = VllmEngine(pair, spec, tmp_path / "engine.log")
+    try:
+        prompts = prompts_of([600, 21, 90, 33, 61, 150, 40, 77])  # one beyond Gemma's window
+        stock = run_cell(engine, "off", "off", prompts)
+        for scv in ("off", "graph", "adaptive"):
+            staged = run_cell(engine, "stage", scv, prompts)
+            assert staged.token_ids == stock.token_ids
+            assert total(staged, "accepted_tokens") == total(stock, "accepted_tokens") > 0
+            reasons = {window["fallback_reason"] for window in staged.windows}
+            if fallback is None:
+                assert reasons == {None}
+                assert total(staged, "staged_tokens") == total(staged, "draft_tokens") > 0
+            else:
+                assert all(reason.startswith(fallback) for reason in reasons)
+                assert total(staged, "staged_tokens") == 0
+                record_property("written_directly", fallback)
+    finally:
+        engine.close()

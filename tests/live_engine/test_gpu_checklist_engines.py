@@ -1,0 +1,162 @@
+"""The checklist's rows that need an engine of their own, on a GPU: scheduling, drafters, caches.
+
+Float32 unless a row forbids it; what is accepted by dice is cast alike in every mode.
+"""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from checklist_rows import (
+    LONG,
+    ONE_LONG,
+    PROMPTS,
+    SMALL_CACHE,
+    check_adapter,
+    check_drafter,
+    check_preemption,
+)
+from checklist_tools import (
+    ask,
+    check_cache,
+    check_counts,
+    check_partial,
+    compare,
+    greedy,
+)
+from engine_tools import EAGER, FULL_FOR_ALL, NGRAM, eagle_pair, tiny_pair, tiny_spec, worker_of
+from rank_faults import on_ranks, watch_slots, watched_slots
+from tiny_architectures import write_architecture
+from tiny_drafters import eagle3_pair, mtp_pair
+
+from nwor_bench.engine.engine import VllmEngine
+from nwor_bench.models.pairs import ResolvedPair, resolve_pair
+
+pytestmark = [pytest.mark.engine, pytest.mark.gpu]
+
+Start = Callable[..., VllmEngine]
+SCV = ("off", "graph", "adaptive")
+
+
+def spec_of(arguments: dict[str, Any], **changes: Any) -> Any:
+    """Eight requests, four drafts each."""
+    given = json.dumps(arguments)
+    return tiny_spec(draft_tokens=4, block_size=32, engine_args=given, **changes)
+
+
+@pytest.mark.row("preemption under a small cache")
+@pytest.mark.row("async scheduling")
+@pytest.mark.parametrize("late", [True, False], ids=["async", "in step"])
+def test_preemption_with_results_that_come_late_or_not(
+    late: bool, tmp_path: Path, start_alone: Start, record_property: Callable[[str, str], None]
+) -> None:
+    """Async scheduling also runs windows of requests that a token has already ended."""
+    arguments = {**FULL_FOR_ALL, **SMALL_CACHE, "async_scheduling": late}
+    engine = start_alone(tiny_pair(tmp_path, "draft_model"), spec_of(arguments))
+    assert worker_of(engine).vllm_config.scheduler_config.async_scheduling is late
+    for scv in SCV:
+        check_preemption(engine, scv)
+    free = ask(engine, "off", LONG[:4], greedy())
+    params = [greedy(stop_token_ids=[tokens[20]]) for tokens in free.tokens]
+    stock, staged = compare(engine, LONG[:4], params, SCV)
+    for answers in (stock, staged):
+        assert (answers.total("uncounted_draft_tokens") > 0) is late
+    record_property("note", "vLLM's V2 runner computes again and swaps nothing out")
+
+
+@pytest.mark.parametrize(
+    ("length", "accepted"),
+    [
+        pytest.param(1.0, 0, marks=pytest.mark.row("no acceptance"), id="none"),
+        pytest.param(5.0, 1, marks=pytest.mark.row("full acceptance"), id="all"),
+    ],
+)
+def test_every_draft_ends_alike(
+    length: float, accepted: int, tmp_path: Path, start_alone: Start
+) -> None:
+    """`length`: tokens that a request gains a window; a request's last window may be cut."""
+    dice = {"rejection_sample_method": "synthetic", "synthetic_acceptance_length": length}
+    spec = spec_of(FULL_FOR_ALL, speculative_config=json.dumps(dice))
+    engine = start_alone(tiny_pair(tmp_path, "draft_model"), spec)
+    for number in (1, 8):
+        stock, staged = compare(engine, PROMPTS[:number], greedy(), SCV)
+        for answers in (stock, staged):
+            assert answers.counters.accepted_tokens == accepted * answers.counters.draft_tokens
+        assert staged.total("rejected_tokens") == (1 - accepted) * staged.total("staged_tokens")
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        pytest.param(eagle_pair, marks=pytest.mark.row("eagle"), id="eagle"),
+        pytest.param(eagle3_pair, marks=pytest.mark.row("eagle3"), id="eagle3"),
+        pytest.param(mtp_pair, marks=pytest.mark.row("mtp"), id="mtp"),
+    ],
+)
+def test_a_drafter_in_the_targets_cache_group(
+    build: Callable[[Path], ResolvedPair], tmp_path: Path, start_alone: Start
+) -> None:
+    check_drafter(start_alone(build(tmp_path), spec_of(FULL_FOR_ALL)), SCV)
+
+
+@pytest.mark.row("ngram")
+def test_prompt_lookup(tmp_path: Path, start_alone: Start) -> None:
+    engine = start_alone(tiny_pair(tmp_path, "ngram"), spec_of(FULL_FOR_ALL))
+    for prompts in (ONE_LONG[:1], ONE_LONG):
+        stock, staged = compare(engine, prompts, greedy(), SCV)
+        check_partial(stock)
+        check_cache(engine, prompts, staged)
+
+
+@pytest.mark.row("LoRA")
+def test_an_adapter(
+    tmp_path: Path, start_alone: Start, record_property: Callable[[str, str], None]
+) -> None:
+    """In bfloat16, since vLLM's LoRA kernels take no float32; both modes run the same kernels."""
+    pair = tiny_pair(tmp_path / "pair", "ngram")
+    arguments = {**EAGER, "enable_lora": True, "max_lora_rank": 8}
+    engine = start_alone(pair, spec_of(arguments, dtype="bfloat16"))
+    check_adapter(engine, pair.target, tmp_path / "lora", SCV, fallback="lora")
+    record_property("written_directly", "lora")
+
+
+@pytest.mark.row("layers that share K/V")
+def test_layers_that_share_kv(
+    tmp_path: Path, start_alone: Start, record_property: Callable[[str, str], None]
+) -> None:
+    model = write_architecture(tmp_path / "model", "shared K/V")
+    pair = ResolvedPair("tiny", "ngram", str(model), None, "float32", NGRAM)
+    arguments = {**EAGER, "disable_hybrid_kv_cache_manager": True}
+    engine = start_alone(pair, spec_of(arguments, kv_cache_gib=0.1))
+    stock, staged = compare(engine, ONE_LONG, greedy(), SCV, fallback="layers_share_kv")
+    check_partial(stock)
+    check_cache(engine, ONE_LONG, staged)
+    record_property("written_directly", "layers_share_kv")
+
+
+@pytest.mark.row("fp8 cache")
+def test_an_fp8_cache(tmp_path: Path, start_alone: Start) -> None:
+    """Counts by dice, and every slot beside a direct write.
+
+    FlashAttention rounds more than K and V to fp8, so tokens may differ: how many are accepted may
+    not, nor what the cache then holds.
+    """
+    arguments = {**EAGER, "kv_cache_dtype": "fp8"}
+    pair = resolve_pair("qwen-shape", cache_dir=tmp_path)
+    engine = start_alone(pair, spec_of(arguments, max_model_len=1024))
+    stock = ask(engine, "off", ONE_LONG, greedy())
+    check_partial(stock)
+    for scv in SCV:
+        staged = ask(engine, "stage", ONE_LONG, greedy(), scv=scv)
+        check_counts(engine, staged)
+        assert staged.counters == stock.counters
+        assert [len(tokens) for tokens in staged.tokens] == [len(t) for t in stock.tokens]
+        assert [tokens[0] for tokens in staged.tokens] == [t[0] for t in stock.tokens]
+    on_ranks(engine, watch_slots)
+    watched = ask(engine, "stage", ONE_LONG, greedy())
+    (slots,) = on_ranks(engine, watched_slots)
+    assert slots["windows"] == len(watched.windows) >= 8
+    assert slots["accepted"] > 0 < slots["rejected"]
+    assert slots["wrong"] == 0

@@ -1,0 +1,44 @@
+"""What the K/V gate takes of a sweep's gate on a GPU; an engine to itself for each kind."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from engine_tools import tiny_spec
+from test_gpu_kv_gate import KINDS, arguments_of
+
+from nwor_bench.errors import ExitCode
+from nwor_bench.run.prepare import PairChoice, run_session
+
+pytestmark = [pytest.mark.engine, pytest.mark.gpu]
+
+
+@pytest.fixture(autouse=True)
+def _environment_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """run_session sets vLLM's switches for its process."""
+    for name in ("VLLM_NWOR_MODE", "VLLM_SCV_MODE"):
+        monkeypatch.setenv(name, "off")
+    monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+
+
+@pytest.mark.parametrize(("graphs", "cache"), KINDS)
+def test_a_sweep_tells_what_the_gate_took(
+    tmp_path: Path,
+    graphs: str,
+    cache: str,
+    record_property: Callable[[str, object], None],
+) -> None:
+    spec = tiny_spec(
+        draft_tokens=4,
+        max_model_len=1024,
+        max_new_tokens=60,
+        batches=1,
+        warmup=1,
+        engine_args=arguments_of(graphs, cache),
+    )
+    code = run_session(spec, PairChoice(pair="qwen-shape"), tmp_path / "run")
+    gate = json.loads((tmp_path / "run" / "run.json").read_text())["kv_gate"]
+    record_property("seconds", (gate["seconds"], gate["gate_seconds"]))
+    assert code is ExitCode.OK
+    assert {cell["verdict"] for cell in gate["cells"].values()} == {"within tolerance"}

@@ -1,0 +1,254 @@
+"""Real vLLM on a GPU: staging gives the stock tokens, eagerly and under every kind of CUDA graph.
+
+Float32, so that vLLM takes its Triton attention and tokens can be compared exactly.
+"""
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from engine_tools import prompts_of, run_cell, tiny_pair, tiny_spec, total, worker_of
+
+from nwor_bench.engine.engine import BatchOutput, VllmEngine
+
+pytestmark = [pytest.mark.engine, pytest.mark.gpu]
+
+GRAPHS: dict[str, dict[str, Any]] = {
+    "eager": {"enforce_eager": True},
+    "full": {
+        "compilation_config": {
+            "mode": 0,
+            "cudagraph_mode": "FULL_DECODE_ONLY",
+            "cudagraph_capture_sizes": [5, 20, 40],
+        }
+    },
+    "piecewise": {
+        "compilation_config": {"cudagraph_mode": "PIECEWISE", "cudagraph_capture_sizes": [8, 64]}
+    },
+}
+STAGES: dict[str, dict[str, str]] = {
+    "reference": {},
+    "copy": {"stage_by": "copy"},
+    "persist": {"stage_by": "copy", "stage_l2": "persist"},
+}
+ENGINES = [
+    *[(graphs, "reference") for graphs in GRAPHS],
+    *[(graphs, stage) for stage in ("copy", "persist") for graphs in ("eager", "full")],
+]
+LENGTHS = [130, 21, 90, 33, 61, 150, 40, 77]
+"""With 64 tokens a step, long prompts come in chunks beside the windows of short ones."""
+
+
+@pytest.fixture(scope="module", params=ENGINES, ids="-".join)
+def engine(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[VllmEngine]:
+    """One engine a kind of CUDA graph and of staging; vLLM cannot hold two at a time."""
+    graphs, stage = request.param
+    if stage == "persist":
+        pytest.importorskip("cuda.bindings.runtime")
+    arguments = {**GRAPHS[graphs], "max_num_batched_tokens": 64}
+    pair = tiny_pair(tmp_path_factory.mktemp("pair"), "draft_model", noise=0.2)
+    spec = tiny_spec(draft_tokens=4, engine_args=json.dumps(arguments), **STAGES[stage])
+    started = VllmEngine(pair, spec, None)
+    started.graphs, started.stage = graphs, stage  # type: ignore[attr-defined]
+    yield started
+    started.close()
+
+
+def counted(output: BatchOutput, name: str) -> int:
+    """A count less what vLLM does not count: windows of requests that had finished."""
+    return total(output, f"{name}_tokens") - total(output, f"uncounted_{name}_tokens")
+
+
+def reasons(output: BatchOutput) -> set[str | None]:
+    return {window["fallback_reason"] for window in output.windows}
+
+
+@pytest.mark.row("CUDA graphs")
+@pytest.mark.row("several requests")
+@pytest.mark.row("prefill beside decode")
+@pytest.mark.row("partial acceptance")
+@pytest.mark.row("draft_model")
+@pytest.mark.row("Llama")
+@pytest.mark.parametrize("scv", ["off", "graph", "adaptive"])
+def test_staging_gives_the_stock_tokens(engine: VllmEngine, scv: str) -> None:
+    prompts = prompts_of(LENGTHS)
+    stock = run_cell(engine, "off", "off", prompts)
+    staged = run_cell(engine, "stage", scv, prompts)
+    assert staged.token_ids == stock.token_ids
+    assert 0 < total(staged, "accepted_tokens") < total(staged, "draft_tokens")
+    assert reasons(staged) == {None}
+    assert total(staged, "staged_tokens") == total(staged, "draft_tokens")
+    for output in (stock, staged):
+        assert counted(output, "draft") == output.counters.draft_tokens
+        assert counted(output, "accepted") == output.counters.accepted_tokens
+    for window in staged.windows:
+        settled = window["committed_tokens"] + window["rejected_tokens"]
+        assert window["staged_tokens"] == settled
+        assert window["stage_operations"] == 3 * window["staged_tokens"]
+
+
+def test_a_batch_after_staging_finds_a_sound_cache(engine: VllmEngine) -> None:
+    """What was staged and committed is read by later steps and by prefix-cache hits."""
+    prompts = prompts_of(LENGTHS, seed=5)
+    first = run_cell(engine, "off", "off", prompts)
+    run_cell(engine, "stage", "graph", prompts)
+    assert run_cell(engine, "off", "off", prompts).token_ids == first.token_ids
+
+
+def test_both_graph_sets_have_the_same_shapes(engine: VllmEngine) -> None:
+    before = engine._rpc("nwor_status")["num_gpu_blocks"]
+    run_cell(engine, "stage", "graph", prompts_of(LENGTHS[:2]), 8)
+    status = engine._rpc("nwor_status")
+    facts = status["cuda_graphs"]
+    assert status["num_gpu_blocks"] == before
+    assert facts["stage_window_sizes"] == facts["stock_window_sizes"]
+    assert facts["stage_unavailable"] is None
+    if engine.graphs == "full":  # type: ignore[attr-defined]
+        assert facts["stock_window_sizes"] == [5, 20, 40]
+        assert facts["stage_memory_bytes"] >= 0
+
+
+def test_copies_persist_in_l2_while_a_cell_stages_and_no_longer(engine: VllmEngine) -> None:
+    facts = engine._rpc("nwor_status")["stage_l2"]
+    if engine.stage != "persist":  # type: ignore[attr-defined]
+        assert facts is None
+        return
+    from cuda.bindings import runtime
+
+    def set_aside() -> int:
+        error, size = runtime.cudaDeviceGetLimit(runtime.cudaLimit.cudaLimitPersistingL2CacheSize)
+        assert error == runtime.cudaError_t.cudaSuccess
+        return int(size)
+
+    run_cell(engine, "off", "off", prompts_of(LENGTHS[:2]), 8)
+    before = set_aside()
+    run_cell(engine, "stage", "graph", prompts_of(LENGTHS[:2]), 8)
+    facts = engine._rpc("nwor_status")["stage_l2"]
+    assert facts["unavailable"] is None
+    assert facts["hit_ratio"] == 1.0
+    assert set_aside() == facts["set_aside_bytes"] >= facts["window_bytes"]
+    run_cell(engine, "off", "off", prompts_of(LENGTHS[:2]), 8)
+    assert set_aside() == before
+
+
+def test_scv_captures_once_and_then_replays(engine: VllmEngine) -> None:
+    prompts = prompts_of(LENGTHS[:2])
+    for scv in ("graph", "adaptive"):
+        output = run_cell(engine, "off", scv, prompts)
+        paths = [window["scv_path"] for window in output.windows]
+        assert set(paths) <= {"device", "capture", "graph"}
+        assert paths.count("graph") == output.scv_counters.get("scv_graph_hits", 0) > 0
+        if scv == "graph":
+            assert output.scv_counters.get("scv_fallback_count", 0) == paths.count("device")
+
+
+def test_off_leaves_the_layers_as_vllm_made_them(engine: VllmEngine) -> None:
+    run_cell(engine, "stage", "off", prompts_of(LENGTHS[:2]), 8)
+    run_cell(engine, "off", "off", prompts_of(LENGTHS[:2]), 8)
+    runner = worker_of(engine).model_runner
+    for layer in runner.compilation_config.static_forward_context.values():
+        assert {"forward", "do_kv_cache_update"}.isdisjoint(vars(layer.impl))
+
+
+def test_attention_that_reads_the_cache_alone_is_found_out(
+    engine: VllmEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first published NWOR's fault: skip the write, attend to what lies in the slots."""
+    if engine.graphs == "full":  # type: ignore[attr-defined]
+        pytest.skip("its graphs were captured sound")
+    from nwor_bench.plugin.runner_v2 import attention as gpu_attention
+
+    def stale(self: Any, batch: Any, query: Any, cache: Any, metadata: Any, output: Any) -> None:
+        layer = self._layer
+        impl = type(layer.impl)
+        impl.forward(layer.impl, layer, query, None, None, cache, metadata, output)
+
+    prompts = prompts_of(LENGTHS)
+    stock = run_cell(engine, "off", "off", prompts)
+    monkeypatch.setattr(gpu_attention.StagingAttention, "_verify", stale)
+    assert run_cell(engine, "stage", "off", prompts).token_ids != stock.token_ids
+
+
+@pytest.mark.row("faults inside a window")
+def test_a_commit_that_fails_writes_the_window_directly(
+    engine: VllmEngine,
+    monkeypatch: pytest.MonkeyPatch,
+    record_property: Callable[[str, str], None],
+) -> None:
+    from nwor_bench.plugin.runner_v2.staging import GpuStaging
+
+    def broken(*_: Any) -> str:
+        raise RuntimeError("planted")
+
+    prompts = prompts_of(LENGTHS)
+    stock = run_cell(engine, "off", "off", prompts)
+    monkeypatch.setattr(GpuStaging, "commit", broken)
+    output = run_cell(engine, "stage", "off", prompts)
+    assert output.token_ids == stock.token_ids
+    assert reasons(output) == {"commit:RuntimeError"}
+    record_property("written_directly", "commit:RuntimeError")
+    assert total(output, "staged_tokens") == 0
+
+
+@pytest.mark.row("faults inside a window")
+def test_a_layer_that_cannot_stage_falls_back_in_all(
+    engine: VllmEngine,
+    monkeypatch: pytest.MonkeyPatch,
+    record_property: Callable[[str, str], None],
+) -> None:
+    if engine.graphs == "full":  # type: ignore[attr-defined]
+        pytest.skip("no layer is called in a replay")
+    from nwor_bench.plugin.runner_v2.staging import GpuStaging
+
+    stage = GpuStaging.stage
+
+    def broken(self: Any, layer: int, *rest: Any) -> str:
+        return "planted" if layer == 1 else stage(self, layer, *rest)
+
+    prompts = prompts_of(LENGTHS)
+    stock = run_cell(engine, "off", "off", prompts)
+    monkeypatch.setattr(GpuStaging, "stage", broken)
+    output = run_cell(engine, "stage", "off", prompts)
+    assert output.token_ids == stock.token_ids
+    assert reasons(output) == {"stage:planted"}
+    record_property("written_directly", "stage:planted")
+
+
+def test_the_probe_times_the_phases(engine: VllmEngine) -> None:
+    engine.set_probe(True)
+    output = run_cell(engine, "stage", "off", prompts_of(LENGTHS[:2]), 16)
+    engine.set_probe(False)
+    for window in output.windows:
+        for phase in ("forward_ms", "sample_ms", "mask_ms", "commit_ms"):
+            assert window[phase] > 0
+    silent = run_cell(engine, "stage", "off", prompts_of(LENGTHS[:2]), 16)
+    assert {window["forward_ms"] for window in silent.windows} == {None}
+
+
+def test_graphs_that_cannot_be_captured_are_a_counted_fallback(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+
+    from nwor_bench.plugin.runner_v2.graph_sets import StagingGraphs
+
+    def full(*_: Any) -> None:
+        raise torch.OutOfMemoryError("planted")
+
+    monkeypatch.setattr(StagingGraphs, "_capture_one", full)
+    pair = tiny_pair(tmp_path, "draft_model", noise=0.2)
+    engine = VllmEngine(
+        pair, tiny_spec(draft_tokens=4, engine_args=json.dumps(GRAPHS["full"])), None
+    )
+    try:
+        prompts = prompts_of([30] * 8)
+        stock = run_cell(engine, "off", "off", prompts)
+        output = run_cell(engine, "stage", "graph", prompts)
+        assert output.token_ids == stock.token_ids
+        assert "graph_capture:OutOfMemoryError" in reasons(output)
+    finally:
+        engine.close()

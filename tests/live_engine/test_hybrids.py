@@ -1,0 +1,85 @@
+"""Real vLLM with models whose layers keep a state: it starts, and says why nothing is staged.
+
+Mamba and Jamba are not here: vLLM's CPU build lacks their selective scan. Tokens are compared
+on a GPU alone (test_gpu_hybrids.py): with drafts vLLM's CPU build gives other tokens from batch to
+batch, with our hooks taken off as well, since its kernels do not take a state back.
+"""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from engine_tools import prompts_of, run_cell, tiny_spec, total
+from tiny_hybrids import EAGER_DUMMY, hybrid_pair
+
+from nwor_bench.engine.engine import VllmEngine
+
+pytestmark = pytest.mark.engine
+
+MODES = [
+    ("off", "off", None),
+    ("stage", "off", "recurrent_layers"),
+    ("stage", "graph", "recurrent_layers"),
+]
+
+
+@pytest.mark.parametrize(
+    ("family", "dtype", "backend"),
+    [
+        ("Mamba 2", "float32", None),
+        ("Granite hybrid", "float32", "ReferenceCPUAttentionImpl"),
+        ("Falcon-H1", "float32", "ReferenceCPUAttentionImpl"),
+        ("Nemotron-H", "float32", "ReferenceCPUAttentionImpl"),
+        ("Zamba 2", "float32", "ReferenceCPUAttentionImpl"),
+        ("LFM2", "float32", "ReferenceCPUAttentionImpl"),
+        # vLLM's gated delta net on a CPU needs bfloat16.
+        ("Qwen3-Next", "bfloat16", "ReferenceCPUAttentionImpl"),
+    ],
+)
+def test_a_hybrid_runs_as_without_us_and_says_why(
+    family: str,
+    dtype: str,
+    backend: str | None,
+    tmp_path: Path,
+    start_engine: Callable[..., VllmEngine],
+) -> None:
+    pair = hybrid_pair(tmp_path / "model", family, dtype)
+    spec = tiny_spec(kv_cache_gib=0.2, requests=2, engine_args=json.dumps(EAGER_DUMMY))
+    engine = start_engine(pair, spec)
+    try:
+        status = engine.status()
+        assert status["staging_unavailable"] == "recurrent_layers"
+        assert status["attention_backend"] == backend
+        prompts = prompts_of([20, 30])
+        for nwor, scv, reason in MODES:
+            output = run_cell(engine, nwor, scv, prompts, 16)
+            assert [len(tokens) for tokens in output.token_ids] == [16, 16]
+            assert {window["fallback_reason"] for window in output.windows} == {reason}
+            assert total(output, "staged_tokens") == 0
+            assert total(output, "draft_tokens") == output.counters.draft_tokens > 0
+            assert total(output, "accepted_tokens") == output.counters.accepted_tokens
+    finally:
+        engine.close()
+
+
+@pytest.mark.parametrize("one_group", [True, False])
+def test_chunked_local_attention_is_refused_by_name(
+    one_group: bool, tmp_path: Path, start_engine: Callable[..., VllmEngine]
+) -> None:
+    """With an EAGLE head vLLM puts all layers of Llama 4 into one group of KV caches."""
+    pair = hybrid_pair(tmp_path / "model", "Llama 4", "float32")
+    arguments = {**EAGER_DUMMY, "disable_hybrid_kv_cache_manager": one_group}
+    spec = tiny_spec(kv_cache_gib=0.2, requests=2, block_size=32, engine_args=json.dumps(arguments))
+    engine = start_engine(pair, spec)
+    try:
+        reason = "chunked_local_attention" if one_group else "several_kv_cache_groups"
+        assert engine.status()["staging_unavailable"] == reason
+        prompts = prompts_of([100, 30])  # one beyond a chunk
+        stock = run_cell(engine, "off", "off", prompts, 24)
+        staged = run_cell(engine, "stage", "off", prompts, 24)
+        assert staged.token_ids == stock.token_ids
+        assert {window["fallback_reason"] for window in staged.windows} == {reason}
+        assert total(staged, "staged_tokens") == 0
+    finally:
+        engine.close()

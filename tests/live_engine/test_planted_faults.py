@@ -1,0 +1,66 @@
+"""Every planted fault is caught by the sweep's gate on the CPU, and by the checks that should."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from engine_tools import prompts_of, tiny_spec, worker_of
+from planted_faults import FAULTS, RANK_FAULTS, Fault
+from planted_gate import GateOutcome, run_gate
+from planted_outcomes import SOUND, Outcomes, recorded
+
+from nwor_bench.engine.engine import VllmEngine
+
+pytestmark = pytest.mark.engine
+
+LENGTHS = [24, 31, 18, 40, 27, 22, 35, 29]
+SPEC = tiny_spec(block_size=32)
+ON_CPU = [fault for fault in FAULTS if fault.cpu is not None]
+
+
+@pytest.fixture(scope="module")
+def outcomes() -> Iterator[Outcomes]:
+    """The column of this file."""
+    with recorded("cpu") as found:
+        yield found
+
+
+def gate(engine: VllmEngine, folder: Path, seed: int = 1) -> GateOutcome:
+    outcome = run_gate(engine, SPEC, prompts_of(LENGTHS, seed), folder / "run")
+    assert outcome.staged > 0  # a gate in which nothing is staged would pass everything
+    return outcome
+
+
+def test_there_are_at_least_16_faults_each_with_a_name_of_its_own() -> None:
+    names = [fault.name for fault in (*FAULTS, *RANK_FAULTS)]
+    assert len(set(names)) == len(names) >= 16
+    assert all(fault.cpu or fault.gpu for fault in FAULTS)
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_a_sound_run_passes(
+    engine: VllmEngine, outcomes: Outcomes, tmp_path: Path, seed: int
+) -> None:
+    outcome = gate(engine, tmp_path, seed)
+    outcomes.add(SOUND, outcome)
+    assert outcome.reasons == {}
+
+
+@pytest.mark.parametrize("fault", ON_CPU, ids=lambda fault: fault.name)
+def test_a_planted_fault_is_caught(
+    engine: VllmEngine, outcomes: Outcomes, tmp_path: Path, fault: Fault
+) -> None:
+    assert fault.cpu is not None
+    with fault.cpu(worker_of(engine)):
+        outcome = gate(engine, tmp_path)
+    outcomes.add(fault.name, outcome)
+    assert outcome.caught == dict.fromkeys(fault.cells, fault.cpu_checks), outcome.reasons
+    assert fault.sure <= fault.cpu_checks
+
+
+def test_nothing_stays_of_what_was_planted(engine: VllmEngine, tmp_path: Path) -> None:
+    for fault in ON_CPU:
+        assert fault.cpu is not None
+        with fault.cpu(worker_of(engine)):
+            pass
+    assert gate(engine, tmp_path, seed=4).reasons == {}

@@ -1,0 +1,206 @@
+"""Options that do not fit together are refused before anything is fetched, with a way out."""
+
+import json
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+
+from nwor_bench.errors import ConfigError, ExitCode
+from nwor_bench.models.pairs import ResolvedPair, read_model_config, resolve_pair
+from nwor_bench.models.pairs import fetch as fetch_module
+
+
+def model_folder(folder: Path, **config: Any) -> str:
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config))
+    return str(folder)
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> str:
+    return model_folder(tmp_path / "target", vocab_size=1000)
+
+
+@pytest.fixture
+def no_building(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> NoReturn:
+        raise AssertionError("something was fetched")
+
+    monkeypatch.setattr(fetch_module, "build_once", refuse)
+
+
+def refusal(**options: Any) -> str:
+    with pytest.raises(ConfigError) as caught:
+        resolve_pair(**options)
+    assert caught.value.exit_code == ExitCode.BAD_USAGE
+    return str(caught.value)
+
+
+def test_target_alone_drafts_by_prompt_lookup(target: str) -> None:
+    pair = resolve_pair(target_model=target)
+    assert (pair.name, pair.method, pair.target, pair.draft) == ("target", "ngram", target, None)
+    assert pair.dtype == "auto"
+    assert pair.speculative_config(3) == {
+        "method": "ngram", "num_speculative_tokens": 3,
+        "prompt_lookup_max": 3, "prompt_lookup_min": 1,
+    }  # fmt: skip
+
+
+def test_draft_model_of_the_same_vocabulary(tmp_path: Path, target: str) -> None:
+    draft = model_folder(tmp_path / "draft", vocab_size=1000)
+    pair = resolve_pair(target_model=target, draft_model=draft)
+    assert pair.speculative_config(5) == {
+        "method": "draft_model", "model": draft, "num_speculative_tokens": 5
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("size", [999, 1001])
+def test_draft_model_of_another_vocabulary_is_refused(
+    tmp_path: Path, target: str, size: int
+) -> None:
+    draft = model_folder(tmp_path / "draft", vocab_size=size)
+    message = refusal(target_model=target, draft_model=draft)
+    assert "draft_model" in message
+    assert f"{size} tokens" in message
+    assert "1000" in message
+
+
+@pytest.mark.parametrize("method", ["eagle", "eagle3"])
+def test_eagle_may_draft_from_part_of_the_vocabulary_only(
+    tmp_path: Path, target: str, method: str
+) -> None:
+    part = model_folder(tmp_path / "part", vocab_size=1000, draft_vocab_size=200)
+    assert resolve_pair(target_model=target, draft_model=part, method=method).draft == part
+    wide = model_folder(tmp_path / "wide", vocab_size=1000, draft_vocab_size=1001)
+    message = refusal(target_model=target, draft_model=wide, method=method)
+    assert "1001 tokens" in message
+
+
+def test_vocabulary_inside_a_text_config_counts(tmp_path: Path) -> None:
+    target = model_folder(tmp_path / "target", text_config={"vocab_size": 50})
+    draft = model_folder(tmp_path / "draft", vocab_size=51)
+    assert "51 tokens" in refusal(target_model=target, draft_model=draft)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "method"),
+    [("LlamaForCausalLM", "draft_model"), ("EagleLlamaForCausalLM", "eagle"),
+     ("LlamaForCausalLMEagle3", "eagle3")],
+)  # fmt: skip
+def test_method_follows_from_the_drafter(
+    tmp_path: Path, target: str, architecture: str, method: str
+) -> None:
+    draft = model_folder(tmp_path / "draft", vocab_size=1000, architectures=[architecture])
+    assert resolve_pair(target_model=target, draft_model=draft).method == method
+
+
+def test_drafter_for_ngram_is_refused(tmp_path: Path, target: str) -> None:
+    draft = model_folder(tmp_path / "draft", vocab_size=1000)
+    message = refusal(target_model=target, draft_model=draft, method="ngram")
+    assert "takes no drafter" in message
+    assert "--draft-model" in message
+
+
+@pytest.mark.parametrize("method", ["draft_model", "eagle", "eagle3"])
+def test_missing_drafter_is_refused(no_building: None, target: str, method: str) -> None:
+    for options in ({"target_model": target}, {"name": "smollm2-ngram"}):
+        message = refusal(**options, method=method)
+        assert method in message
+        assert "needs a drafter" in message
+
+
+@pytest.mark.parametrize("method", ["draft_model", "eagle3"])
+def test_the_pairs_own_drafter_drafts_in_its_own_way(no_building: None, method: str) -> None:
+    message = refusal(name="smollm2", method=method)
+    assert message.startswith(f"method: '{method}' is not usable")
+    assert "smollm2's own drafter is for eagle" in message
+    assert "--method ngram" in message
+
+
+def test_unknown_method_offers_the_nearest(no_building: None, target: str) -> None:
+    for options in ({"target_model": target}, {"name": "tiny"}, {"name": "smollm2"}):
+        assert "did you mean 'eagle3'" in refusal(**options, method="eagle-3")
+
+
+def test_unknown_pair_offers_the_nearest(no_building: None) -> None:
+    message = refusal(name="smolm2")
+    assert "did you mean 'smollm2'" in message
+    assert "tiny-ngram" in message
+
+
+@pytest.mark.parametrize("option", ["target_model", "draft_model"])
+def test_folder_without_config_is_refused(
+    no_building: None, tmp_path: Path, option: str, target: str
+) -> None:
+    options = {"target_model": target, option: str(tmp_path)}
+    message = refusal(**options)
+    assert option in message
+    assert str(tmp_path) in message
+    assert "no config.json" in message
+
+
+def test_config_that_is_no_json_object_is_refused(tmp_path: Path) -> None:
+    for content, message in (("{", "cannot be read"), ("[]", "not a JSON object")):
+        (tmp_path / "config.json").write_text(content)
+        assert message in refusal(target_model=str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    "reference", ["", " ", "llama", "/no/such/folder", "./gone", "a/b/c", "a/b c", "org/ñ", "~/x"]
+)  # fmt: skip
+def test_neither_folder_nor_hub_name_is_refused(reference: str) -> None:
+    message = refusal(target_model=reference)
+    assert "target_model" in message
+    assert repr(reference) in message
+    assert "org/name" in message
+
+
+def test_file_is_refused_in_favour_of_its_folder(tmp_path: Path) -> None:
+    (tmp_path / "model.gguf").touch()
+    assert "it is a file" in refusal(target_model=str(tmp_path / "model.gguf"))
+
+
+def test_hub_names_are_left_for_vllm() -> None:
+    pair = resolve_pair(
+        target_model="meta-llama/Llama-3.2-3B", draft_model="org/head_1.0", method="eagle"
+    )
+    assert (pair.name, pair.target, pair.draft) == (
+        "Llama-3.2-3B", "meta-llama/Llama-3.2-3B", "org/head_1.0",
+    )  # fmt: skip
+    assert read_model_config(pair.target) is None
+
+
+def test_relative_folders_become_absolute(
+    tmp_path: Path, target: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert resolve_pair(target_model="./target").target == target
+
+
+def test_method_alone_changes_how_a_pair_drafts(tmp_path: Path) -> None:
+    as_is = resolve_pair("tiny", cache_dir=tmp_path)
+    assert as_is.method == "draft_model"
+    assert as_is.draft is not None
+    lookup = resolve_pair("tiny", method="ngram", cache_dir=tmp_path)
+    assert lookup.draft is None
+    assert lookup.speculative["prompt_lookup_max"] == 3
+    back = resolve_pair("tiny-ngram", method="draft_model", cache_dir=tmp_path)
+    assert back.draft == as_is.draft
+    assert back.speculative == {}
+
+
+def test_drafter_alone_replaces_the_pairs_own(tmp_path: Path) -> None:
+    draft = model_folder(tmp_path / "draft", vocab_size=264)
+    pair = resolve_pair("tiny", draft_model=draft, cache_dir=tmp_path / "cache")
+    assert (pair.name, pair.draft) == ("tiny", draft)
+    wrong = model_folder(tmp_path / "wrong", vocab_size=512)
+    message = refusal(name="tiny", draft_model=wrong, cache_dir=tmp_path / "cache")
+    assert "512 tokens" in message
+
+
+@pytest.mark.parametrize("count", [0, -1, True])
+def test_draft_tokens_must_be_positive(count: int) -> None:
+    pair = ResolvedPair("p", "ngram", "org/name", None, "auto")
+    with pytest.raises(ConfigError, match="draft_tokens"):
+        pair.speculative_config(count)

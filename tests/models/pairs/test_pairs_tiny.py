@@ -1,0 +1,102 @@
+"""The generated pair: same bytes for the same seed, noise as asked, any text tokenises."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.numpy import load_file
+from tokenizers import Tokenizer
+
+from nwor_bench.models.pairs.tiny import generate_tiny
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+def weights(model: Path) -> dict[str, np.ndarray]:
+    return load_file(model / "model.safetensors")
+
+
+def test_same_seed_gives_the_same_bytes_and_another_seed_others(tmp_path: Path) -> None:
+    for name, seed in (("first", 3), ("second", 3), ("other", 4)):
+        generate_tiny(tmp_path / name, seed=seed)
+    first = contents(tmp_path / "first")
+    assert first == contents(tmp_path / "second")
+    assert len(first) == 10  # five files for each of the two models
+    other = contents(tmp_path / "other")
+    assert first["target/model.safetensors"] != other["target/model.safetensors"]
+
+
+def test_without_noise_the_drafter_is_the_target(tmp_path: Path) -> None:
+    target, draft = generate_tiny(tmp_path, noise=0)
+    assert contents(target) == contents(draft)
+
+
+@pytest.mark.parametrize("noise", [0.1, 3.0])
+def test_noise_is_relative_to_each_matrix_and_leaves_the_target_alone(
+    tmp_path: Path, noise: float
+) -> None:
+    plain, _ = generate_tiny(tmp_path / "plain", noise=0)
+    target, draft = generate_tiny(tmp_path / "noisy", noise=noise)
+    assert contents(plain) == contents(target)
+    for name, weight in weights(target).items():
+        change = weights(draft)[name] - weight
+        if weight.ndim == 1:
+            assert not change.any(), name
+        else:
+            used = weight != 0
+            assert change[used].std() == pytest.approx(noise * weight.std(), rel=0.05), name
+
+
+def test_shape_follows_the_arguments(tmp_path: Path) -> None:
+    target, _ = generate_tiny(
+        tmp_path, layers=2, hidden=64, heads=6, kv_heads=3, head_dim=16, vocab=300, max_positions=99
+    )
+    config = json.loads((target / "config.json").read_text())
+    loaded = weights(target)
+    assert config["max_position_embeddings"] == 99
+    assert loaded["model.embed_tokens.weight"].shape == (300, 64)
+    assert loaded["model.layers.1.self_attn.q_proj.weight"].shape == (6 * 16, 64)
+    assert loaded["model.layers.1.self_attn.k_proj.weight"].shape == (3 * 16, 64)
+    assert loaded["model.layers.1.self_attn.o_proj.weight"].shape == (64, 6 * 16)
+    assert "model.layers.2.input_layernorm.weight" not in loaded
+    assert Tokenizer.from_file(str(target / "tokenizer.json")).get_vocab_size() == 300
+
+
+def test_special_tokens_never_win_greedily(tmp_path: Path) -> None:
+    """Their logits are 0 whatever the hidden state; of 256 random ones some are above 0."""
+    target, draft = generate_tiny(tmp_path, noise=0.5)
+    for model in (target, draft):
+        head = weights(model)["lm_head.weight"]
+        assert not head[256:].any()
+        assert (np.abs(head[:256]).max(axis=1) > 0).all()
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"vocab": 260}, {"heads": 3, "kv_heads": 2}, {"noise": -0.1}], ids=str
+)
+def test_impossible_shapes_are_refused(tmp_path: Path, wrong: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        generate_tiny(tmp_path, **wrong)  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    target, _ = generate_tiny(tmp_path_factory.mktemp("tiny"))
+    return Tokenizer.from_file(str(target / "tokenizer.json"))
+
+
+@given(st.text(alphabet=st.characters(exclude_characters="<", exclude_categories=["Cs"])))
+def test_any_text_is_one_token_a_byte_and_comes_back(tokenizer: Tokenizer, text: str) -> None:
+    ids = tokenizer.encode(text).ids
+    assert len(ids) == len(text.encode())
+    assert all(0 <= i < 256 for i in ids)
+    assert tokenizer.decode(ids) == text
+
+
+def test_special_tokens_are_matched_whole(tokenizer: Tokenizer) -> None:
+    assert tokenizer.encode("<|user|>a<|end|>").ids[::2] == [259, 256]

@@ -1,0 +1,237 @@
+"""config.json to shape: five public models against their published counts, and what is refused."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nwor_bench.errors import ConfigError
+from nwor_bench.models.config_json import KNOWN_TYPES, read_shape
+from nwor_bench.models.shape import Experts, Layer, Mla, ModelShape
+
+CONFIGS = Path(__file__).parents[1] / "data" / "configs"
+
+SMALL = {
+    "model_type": "llama", "hidden_size": 8, "vocab_size": 10, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "intermediate_size": 16, "num_hidden_layers": 4,
+    "dtype": "bfloat16",
+}  # fmt: skip
+
+MLA = {
+    "q_lora_rank": 3, "kv_lora_rank": 6, "qk_rope_head_dim": 2, "qk_nope_head_dim": 4,
+    "v_head_dim": 5,
+}  # fmt: skip
+
+
+def published(name: str) -> ModelShape:
+    config = json.loads((CONFIGS / f"{name}.json").read_text())
+    return read_shape(config, "--config", name)
+
+
+def small(**changes: Any) -> ModelShape:
+    return read_shape({**SMALL, **changes}, "--config", "small")
+
+
+def windows(shape: ModelShape) -> list[int | None]:
+    return [layer.window for layer in shape.layers]
+
+
+def sparse(shape: ModelShape) -> list[bool]:
+    return [layer.sparse for layer in shape.layers]
+
+
+@pytest.mark.parametrize(
+    ("name", "billions", "digits"),
+    [
+        ("Llama-3.2-3B", 3.21, 2),
+        ("Llama-3.1-8B", 8.03, 2),
+        ("Llama-3.1-70B", 70.6, 1),
+        ("Qwen3-30B-A3B", 30.5, 1),
+        ("DeepSeek-V3", 671, 0),
+    ],
+)
+def test_parameters_are_the_published_ones(name: str, billions: float, digits: int) -> None:
+    shape = published(name)
+    assert round(shape.parameters() / 1e9, digits) == billions
+    assert shape.model_type in KNOWN_TYPES
+
+
+@pytest.mark.parametrize(("name", "billions"), [("Qwen3-30B-A3B", 3.3), ("DeepSeek-V3", 37)])
+def test_activated_parameters_are_the_published_ones(name: str, billions: float) -> None:
+    shape = published(name)
+    assert shape.experts is not None
+    embedding = shape.vocab * shape.hidden
+    blocks = shape.block_parameters(shape.experts.per_token)
+    activated = blocks + shape.unquantised_parameters() + embedding
+    assert activated / 1e9 == pytest.approx(billions, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("name", "bytes_per_token"),
+    [
+        ("Llama-3.2-3B", 112 * 1024),
+        ("Llama-3.1-8B", 128 * 1024),
+        ("Llama-3.1-70B", 320 * 1024),
+        ("Qwen3-30B-A3B", 96 * 1024),
+        ("DeepSeek-V3", 61 * (512 + 64) * 2),  # no K and V apart
+    ],
+)
+def test_cache_of_a_token_in_bf16(name: str, bytes_per_token: int) -> None:
+    shape = published(name)
+    assert len(shape.layers) * shape.cache_row_elements() * 2 == bytes_per_token
+
+
+def test_a_dense_model_counted_tensor_by_tensor() -> None:
+    layer = [(8, 8), (4, 8), (4, 8), (8, 8), (16, 8), (16, 8), (8, 16)]
+    tensors = [(10, 8), *layer * 4, (10, 8)]
+    assert small().parameters() == sum(rows * columns for rows, columns in tensors)
+    assert small(tie_word_embeddings=True).parameters() == small().parameters() - 80
+
+
+def test_an_mla_model_with_experts_counted_tensor_by_tensor() -> None:
+    shape = small(
+        **MLA, n_routed_experts=6, num_experts_per_tok=2, moe_intermediate_size=7,
+        n_shared_experts=2, first_k_dense_replace=1,
+    )  # fmt: skip
+    attention = [(3, 8), (4 * 6, 3), (6 + 2, 8), (4 * (4 + 5), 6), (8, 4 * 5)]
+    experts = [(7, 8), (7, 8), (8, 7)] * 6 + [(14, 8), (14, 8), (8, 14)] + [(6, 8)]
+    dense = [(16, 8), (16, 8), (8, 16)]
+    tensors = [(10, 8), *attention * 4, *dense, *experts * 3, (10, 8)]
+    assert shape.parameters() == sum(rows * columns for rows, columns in tensors)
+    assert shape.mla == Mla(q_rank=3, kv_rank=6, rope_dim=2, nope_dim=4, v_dim=5)
+    assert shape.cache_row_elements() == 6 + 2
+
+
+def test_mla_may_have_no_query_rank() -> None:
+    lean, full = small(**{**MLA, "q_lora_rank": None}), small(**MLA)
+    assert lean.attention_parameters() - full.attention_parameters() == 8 * 24 - (8 * 3 + 3 * 24)
+
+
+def test_defaults() -> None:
+    shape = small(num_key_value_heads=None)
+    assert shape.kv_heads == 4
+    assert shape.head_dim == 2
+    assert small(head_dim=6).cache_row_elements() == 2 * 2 * 6
+    assert shape.layers == (Layer(),) * 4
+    assert not shape.tied_embeddings
+    assert small(model_type="gemma2").tied_embeddings
+
+
+def test_a_text_model_inside_a_larger_one_is_found() -> None:
+    outer = {"model_type": "gemma3", "torch_dtype": "bfloat16", "vision_config": {}}
+    inner = {k: v for k, v in SMALL.items() if k != "dtype"} | {"model_type": "gemma3_text"}
+    shape = read_shape({**outer, "text_config": inner}, "--config", "x")
+    assert (shape.model_type, shape.dtype) == ("gemma3_text", "bfloat16")
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ({"model_type": "mistral", "sliding_window": 64}, [64, 64, 64, 64]),
+        ({"model_type": "mistral", "sliding_window": None}, [None] * 4),
+        ({"model_type": "qwen2", "sliding_window": 64, "use_sliding_window": False}, [None] * 4),
+        (
+            {"model_type": "qwen2", "sliding_window": 64, "use_sliding_window": True,
+             "max_window_layers": 3},
+            [None, None, None, 64],
+        ),
+        ({"model_type": "gemma2", "sliding_window": 64}, [64, None, 64, None]),
+        (
+            {"model_type": "gemma3_text", "sliding_window": 64, "sliding_window_pattern": 3},
+            [64, 64, None, 64],
+        ),
+        (
+            {"model_type": "gemma3_text", "sliding_window": 64,
+             "layer_types": ["full_attention", *["sliding_attention"] * 3]},
+            [None, 64, 64, 64],
+        ),
+    ],
+)  # fmt: skip
+def test_which_layers_slide(config: dict[str, Any], expected: list[int | None]) -> None:
+    assert windows(small(**config)) == expected
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ({"num_local_experts": 8, "num_experts_per_tok": 2}, [True] * 4),
+        ({"num_experts": 8, "num_experts_per_tok": 2, "decoder_sparse_step": 2},
+         [False, True, False, True]),
+        ({"num_experts": 8, "num_experts_per_tok": 2, "mlp_only_layers": [0, 3]},
+         [False, True, True, False]),
+        ({"n_routed_experts": 8, "num_experts_per_tok": 2, "first_k_dense_replace": 3},
+         [False, False, False, True]),
+        ({"n_routed_experts": 8, "num_experts_per_tok": 2, "moe_layer_freq": 2},
+         [True, False, True, False]),
+    ],
+)  # fmt: skip
+def test_which_layers_have_experts(config: dict[str, Any], expected: list[bool]) -> None:
+    assert sparse(small(**config)) == expected
+
+
+def test_widths_of_experts() -> None:
+    mixtral = small(num_local_experts=8, num_experts_per_tok=2)
+    assert mixtral.experts == Experts(8, 2, 16)
+    qwen = small(num_experts=8, num_experts_per_tok=2, moe_intermediate_size=6,
+                 shared_expert_intermediate_size=5)  # fmt: skip
+    assert qwen.experts == Experts(8, 2, 6, shared_width=5)
+
+
+@pytest.mark.parametrize(
+    ("quantised", "bits"),
+    [
+        (None, 16),
+        ({"quant_method": "fp8"}, 8),
+        ({"quant_method": "awq", "bits": 4}, 4),
+        ({"quant_method": "compressed-tensors",
+          "config_groups": {"group_0": {"weights": {"num_bits": 8}}}}, 8),
+        ({"quant_method": "own"}, None),
+        ({"quant_method": "own", "config_groups": {}}, None),
+    ],
+)  # fmt: skip
+def test_bits_of_a_weight(quantised: dict[str, Any] | None, bits: int | None) -> None:
+    assert small(quantization_config=quantised).weight_bits == bits
+
+
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "ranks", "fits"),
+    [(8, 2, 2, True), (8, 2, 8, True), (8, 2, 3, False), (12, 4, 6, False), (8, 8, 16, False)],
+)
+def test_which_ranks_fit(heads: int, kv_heads: int, ranks: int, fits: bool) -> None:
+    shape = small(num_attention_heads=heads, num_key_value_heads=kv_heads, head_dim=2)
+    assert shape.fits_ranks(ranks) == fits
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"hidden_size": None}, 'no "hidden_size"'),
+        ({"vocab_size": "many"}, "\"vocab_size\" is 'many'"),
+        ({"num_hidden_layers": 0}, '"num_hidden_layers" is 0'),
+        ({"num_hidden_layers": 10**9}, '"num_hidden_layers" is 1000000000; write 10000 or less'),
+        ({"num_key_value_heads": 3}, '"num_key_value_heads" is 3; write a divisor of the '),
+        ({"num_attention_heads": True}, '"num_attention_heads" is True'),
+        ({"intermediate_size": None}, 'no "intermediate_size"'),
+        ({"dtype": "int3"}, "\"dtype\" is 'int3'"),
+        ({"quantization_config": "fp8"}, '"quantization_config" is not an object'),
+        ({"is_encoder_decoder": True}, "encoder-decoder"),
+        ({"mamba_d_state": 16}, "state-space"),
+        ({"kv_lora_rank": 6}, 'no "qk_rope_head_dim"'),
+        ({"num_experts": 8}, 'no "num_experts_per_tok"'),
+        ({"num_experts": 8, "num_experts_per_tok": 9}, "with 8 experts"),
+        ({"layer_types": ["linear_attention"] * 4}, "linear_attention"),
+        ({"layer_types": ["full_attention"] * 3}, "only 4 layers"),
+        ({"layer_types": ["sliding_attention"] * 4}, 'no "sliding_window"'),
+        ({"layer_types": 4}, '"layer_types" is 4'),
+        ({"layer_types": [["full_attention"]] * 4}, "full_attention"),
+        ({"mlp_only_layers": 3, "num_experts": 8, "num_experts_per_tok": 2}, "mlp_only_layers"),
+        ({"hidden_size": 2}, '"head_dim"'),
+    ],
+)
+def test_refused_by_the_name_of_the_entry(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        small(**changes)
+    message = str(refused.value)
+    assert message.startswith("--config: 'small' is not usable; ")
+    assert words in message

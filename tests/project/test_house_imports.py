@@ -1,0 +1,394 @@
+"""Who may import whom: packages by floor, read off the folders; a few rules for single modules.
+
+Imports are read from the source with `ast`, so nothing is imported to check them."""
+
+import ast
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+SOURCE_ROOTS = {"nwor_bench": Path("nwor_bench"), "nwor_kernels": Path("kernels/nwor_kernels")}
+
+FLOORS = (
+    ("errors",),
+    ("records",),
+    ("workload", "instruments"),
+    ("models", "plugin"),
+    ("analysis",),
+    ("engine", "report"),
+    ("microbench", "run"),
+    ("cli",),
+    ("__main__",),
+)
+"""The packages from the ground up. A package imports from the floors below it, never from its own
+floor or from above."""
+
+HEAVY = ("torch", "vllm", "pandas", "scipy", "pydantic", "transformers", "plotly")
+NO_ENGINE = tuple(f"nwor_bench.{name}" for name in ("records", "workload", "models", "analysis"))
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Names are patterns that cover submodules too; `who` less `but` are the modules it binds.
+
+    `never` must not be imported anywhere in the file, inside functions included. `never_loaded`
+    must not be loaded by importing the module, through whatever modules of ours it imports.
+    `only` are all that may be imported besides the standard library, `only_ours` all of ours.
+    """
+
+    name: str
+    who: tuple[str, ...]
+    but: tuple[str, ...] = ()
+    never: tuple[str, ...] = ()
+    never_loaded: tuple[str, ...] = ()
+    only: tuple[str, ...] | None = None
+    only_ours: tuple[str, ...] | None = None
+
+
+RULES = [
+    Rule(
+        "kernels need torch and triton", ("nwor_kernels",), only=("nwor_kernels", "torch", "triton")
+    ),
+    Rule(
+        "references need torch alone",
+        ("nwor_kernels.*.reference",),
+        never=("nwor_kernels.*.kernel",),
+        only=("nwor_kernels", "torch"),
+    ),
+    Rule(
+        "records, workload, models and analysis load no engine",
+        NO_ENGINE,
+        but=("nwor_bench.models.training",),
+        never_loaded=("torch", "vllm"),
+    ),
+    Rule(
+        "vllm stays in engine and plugin",
+        ("nwor_bench", "nwor_kernels"),
+        but=("nwor_bench.engine", "nwor_bench.plugin", "nwor_bench.microbench.vllm_peers"),
+        never=("vllm",),
+    ),
+    Rule(
+        "plugin is named by string",
+        ("nwor_bench",),
+        but=("nwor_bench.plugin",),
+        never=("nwor_bench.plugin",),
+    ),
+    Rule(
+        "plugin stands by itself",
+        ("nwor_bench.plugin",),
+        only_ours=(
+            *("nwor_bench.errors", "nwor_bench.instruments", "nwor_bench.plugin"),
+            *("nwor_bench.records", "nwor_kernels"),
+        ),
+    ),
+    Rule(
+        "window knows no vllm",
+        ("nwor_bench.plugin.window",),
+        never=("vllm",),
+        never_loaded=("vllm",),
+    ),
+    Rule(
+        "runner_v1 without runner_v2",
+        ("nwor_bench.plugin.runner_v1",),
+        never=("nwor_bench.plugin.runner_v2",),
+        never_loaded=("nwor_bench.plugin.runner_v2",),
+    ),
+    Rule(
+        "runner_v2 without runner_v1",
+        ("nwor_bench.plugin.runner_v2",),
+        never=("nwor_bench.plugin.runner_v1.hook",),
+        never_loaded=("nwor_bench.plugin.runner_v1.hook",),
+    ),
+    Rule(
+        "report sees records, models and analysis",
+        ("nwor_bench.report",),
+        only_ours=(
+            *("nwor_bench.analysis", "nwor_bench.errors", "nwor_bench.models"),
+            *("nwor_bench.records", "nwor_bench.report"),
+        ),
+        never_loaded=("torch",),
+    ),
+    Rule("nvtx waits until it is wanted", ("nwor_bench",), never_loaded=("nvtx",)),
+    Rule(
+        "help answers at once",
+        ("nwor_bench.cli.app", "nwor_bench.cli.commands"),
+        never_loaded=HEAVY,
+    ),
+]
+
+
+@dataclass(frozen=True)
+class Import:
+    """One imported module; `on_load` when importing the file runs it."""
+
+    name: str
+    line: int
+    on_load: bool
+
+
+def covers(patterns: tuple[str, ...], name: str) -> bool:
+    return any(fnmatchcase(name, p) or fnmatchcase(name, f"{p}.*") for p in patterns)
+
+
+def find_modules(checkout: Path) -> dict[str, Path]:
+    """Dotted name -> file, for every module of both packages."""
+    modules = {}
+    for package, folder in SOURCE_ROOTS.items():
+        for path in sorted((checkout / folder).rglob("*.py")):
+            parts = path.relative_to(checkout / folder).with_suffix("").parts
+            modules[".".join([package, *parts]).removesuffix(".__init__")] = path
+    return modules
+
+
+def names_imported(node: ast.stmt, module: str, modules: dict[str, Path]) -> Iterator[str]:
+    """The modules that one import statement names, relative ones made absolute."""
+    if isinstance(node, ast.Import):
+        yield from (alias.name for alias in node.names)
+    elif isinstance(node, ast.ImportFrom):
+        source = node.module or ""
+        if node.level:
+            package = module.split(".")
+            drop = node.level - (modules[module].name == "__init__.py")
+            source = ".".join([*package[: len(package) - drop], *filter(None, [source])])
+        for alias in node.names:
+            submodule = f"{source}.{alias.name}"
+            yield submodule if submodule in modules else source
+
+
+def is_for_types_only(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING")
+
+
+def read_imports(module: str, modules: dict[str, Path]) -> list[Import]:
+    found: list[Import] = []
+
+    def visit(node: ast.AST, on_load: bool) -> None:
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            names = names_imported(node, module, modules)
+            found.extend(Import(name, node.lineno, on_load) for name in names)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            on_load = False
+        for field, value in ast.iter_fields(node):
+            skipped = is_for_types_only(node) and field == "body"
+            for child in value if isinstance(value, list) else [value]:
+                if isinstance(child, ast.AST):
+                    visit(child, on_load and not skipped)
+
+    visit(ast.parse(modules[module].read_text()), True)
+    return found
+
+
+def loaded_by(module: str, imports: dict[str, list[Import]]) -> dict[str, str]:
+    """Everything that importing `module` loads -> the chain of modules that leads there."""
+    chains = {module: module}
+    queue = [module]
+    while queue:
+        current = queue.pop(0)
+        direct = [found.name for found in imports.get(current, []) if found.on_load]
+        for name in [*direct, current.rpartition(".")[0]]:  # a package is loaded before its parts
+            if name and name not in chains:
+                chains[name] = f"{chains[current]} -> {name}"
+                queue.append(name)
+    return chains
+
+
+@cache
+def read_sources(checkout: Path) -> tuple[dict[str, Path], dict[str, list[Import]]]:
+    """All modules under `checkout` and what each imports, read once for all rules."""
+    modules = find_modules(checkout)
+    return modules, {module: read_imports(module, modules) for module in modules}
+
+
+def broken(rule: Rule, checkout: Path) -> list[str]:
+    """One line for each import under `checkout` that the rule forbids."""
+    modules, imports = read_sources(checkout)
+    ours = tuple(SOURCE_ROOTS)
+    lines = []
+    for module in modules:
+        if not covers(rule.who, module) or covers(rule.but, module):
+            continue
+        for found in imports[module]:
+            name = found.name
+            standard = name.partition(".")[0] in sys.stdlib_module_names
+            outside = rule.only is not None and not standard and not covers(rule.only, name)
+            foreign = (
+                rule.only_ours is not None
+                and covers(ours, name)
+                and not covers(rule.only_ours, name)
+            )
+            if covers(rule.never, name) or outside or foreign:
+                lines.append(f"{modules[module].relative_to(checkout)}:{found.line} imports {name}")
+        if rule.never_loaded:
+            chains = loaded_by(module, imports)
+            lines += [chain for name, chain in chains.items() if covers(rule.never_loaded, name)]
+    return lines
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
+def test_the_sources_keep_the_rule(rule: Rule) -> None:
+    assert broken(rule, CHECKOUT) == []
+
+
+PLANTED = [
+    ("kernels need torch and triton", {"kernels/nwor_kernels/stage/kernel.py": "import numpy"}),
+    ("references need torch alone", {"kernels/nwor_kernels/mask/reference.py": "import triton"}),
+    (
+        "references need torch alone",
+        {
+            "kernels/nwor_kernels/mask/kernel.py": "",
+            "kernels/nwor_kernels/mask/reference.py": "from .kernel import fast",
+        },
+    ),
+    (
+        "records, workload, models and analysis load no engine",
+        {"nwor_bench/analysis/statistics.py": "import torch"},
+    ),
+    (
+        "records, workload, models and analysis load no engine",
+        {
+            "nwor_bench/workload/schedule.py": "from nwor_bench import odd",
+            "nwor_bench/odd.py": "import torch",
+        },
+    ),
+    (
+        "records, workload, models and analysis load no engine",
+        {
+            "nwor_bench/records/store.py": "import nwor_bench.a.b",
+            "nwor_bench/a/__init__.py": "import torch",
+        },
+    ),
+    ("vllm stays in engine and plugin", {"nwor_bench/run/blocks.py": "from vllm.config import X"}),
+    (
+        "plugin is named by string",
+        {
+            "nwor_bench/plugin/__init__.py": "",
+            "nwor_bench/engine/engine.py": "def f():\n    from nwor_bench import plugin",
+        },
+    ),
+    (
+        "plugin stands by itself",
+        {
+            "nwor_bench/analysis/statistics.py": "",
+            "nwor_bench/plugin/a.py": "from ..analysis.statistics import mean",
+        },
+    ),
+    ("window knows no vllm", {"nwor_bench/plugin/window.py": "try:\n    import vllm\nfinally: 1"}),
+    (
+        "runner_v1 without runner_v2",
+        {
+            "nwor_bench/plugin/runner_v1/hook.py": "from .. import shared",
+            "nwor_bench/plugin/shared.py": "from .runner_v2.hook import f",
+            "nwor_bench/plugin/runner_v2/hook.py": "",
+        },
+    ),
+    (
+        "runner_v2 without runner_v1",
+        {"nwor_bench/plugin/runner_v2/hook.py": "from ..runner_v1.hook import f"},
+    ),
+    (
+        "report sees records, models and analysis",
+        {"nwor_bench/report/html/page.py": "from nwor_bench.run.blocks import run"},
+    ),
+    (
+        "nvtx waits until it is wanted",
+        {
+            "nwor_bench/run/blocks.py": "from nwor_bench.ranges import span",
+            "nwor_bench/ranges.py": "import nvtx",
+        },
+    ),
+    (
+        "help answers at once",
+        {
+            "nwor_bench/cli/commands/sweep.py": "from nwor_bench.workload.config import Spec",
+            "nwor_bench/workload/config.py": "if True:\n    import pydantic",
+        },
+    ),
+]
+
+
+def plant(checkout: Path, files: dict[str, str]) -> None:
+    for name, source in files.items():
+        path = checkout / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(source)
+
+
+@pytest.mark.parametrize(("rule_name", "files"), PLANTED)
+def test_a_planted_import_is_seen(rule_name: str, files: dict[str, str], tmp_path: Path) -> None:
+    plant(tmp_path, files)
+    rule = next(rule for rule in RULES if rule.name == rule_name)
+    assert broken(rule, tmp_path)
+
+
+def test_every_rule_has_been_seen_to_fail() -> None:
+    assert {rule.name for rule in RULES} == {name for name, _ in PLANTED}
+
+
+def test_what_is_allowed_is_not_reported(tmp_path: Path) -> None:
+    files = {
+        "nwor_bench/plugin/window.py": "import torch\nfrom nwor_bench.records.types import Cell",
+        "nwor_bench/cli/app.py": "import nwor_bench.errors\n\ndef sweep():\n    import torch",
+        "nwor_bench/engine/engine.py": "import vllm\nplugin = 'nwor_bench.plugin.worker.Worker'",
+        "nwor_bench/records/store.py": "import typing as t\nif t.TYPE_CHECKING:\n    import torch",
+        "kernels/nwor_kernels/stage/kernel.py": "import math\nimport torch\nimport triton.language",
+    }
+    plant(tmp_path, files)
+    assert [line for rule in RULES for line in broken(rule, tmp_path)] == []
+
+
+def package_of(module: str) -> str:
+    """`nwor_bench.run.gate.parity` -> `run`."""
+    return module.split(".")[1] if "." in module else ""
+
+
+def climbing(checkout: Path) -> list[str]:
+    """One line for each import that does not lead to a lower floor."""
+    floor = {name: number for number, names in enumerate(FLOORS) for name in names}
+    modules, imports = read_sources(checkout)
+    lines = []
+    for module in modules:
+        own = package_of(module)
+        if not module.startswith("nwor_bench.") or own not in floor:
+            continue
+        for found in imports[module]:
+            ours = found.name in modules and found.name.startswith("nwor_bench.")
+            other = package_of(found.name) if ours else ""
+            if other and other != own and floor.get(other, len(FLOORS)) >= floor[own]:
+                lines.append(f"{modules[module].relative_to(checkout)}:{found.line} -> {other}")
+    return lines
+
+
+def test_imports_lead_to_lower_floors() -> None:
+    assert climbing(CHECKOUT) == []
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"nwor_bench/records/a.py": "import nwor_bench.run.b", "nwor_bench/run/b.py": ""},
+        {"nwor_bench/engine/a.py": "from ..report import b", "nwor_bench/report/b.py": ""},
+        {"nwor_bench/cli/a.py": "import nwor_bench.odd", "nwor_bench/odd.py": ""},
+    ],
+    ids=["upwards", "same floor", "no floor"],
+)
+def test_an_import_that_climbs_is_seen(files: dict[str, str], tmp_path: Path) -> None:
+    plant(tmp_path, files)
+    assert len(climbing(tmp_path)) == 1
+
+
+def test_every_entry_of_the_package_has_a_floor() -> None:
+    entries = {
+        path.stem
+        for path in (CHECKOUT / "nwor_bench").iterdir()
+        if path.suffix == ".py" or (path / "__init__.py").is_file()
+    }
+    named = [name for names in FLOORS for name in names]
+    assert entries - {"__init__"} == set(named)
+    assert len(named) <= 13
+    assert len(FLOORS) <= 10

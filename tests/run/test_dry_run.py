@@ -1,0 +1,80 @@
+"""What a dry run says besides cells and order: when a run may stop, what it counts afterwards."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nwor_bench.run.prepare import PairChoice, run_session
+from nwor_bench.run.sweep_prepare import run_sweep
+from nwor_bench.workload.config import Overrides, load_scenario, resolve
+
+pytestmark = pytest.mark.usefixtures("own_surroundings")
+
+
+@pytest.fixture
+def told(capsys: pytest.CaptureFixture[str]) -> Any:
+    """The lines of a dry run of the tiny pair with these flags."""
+
+    def run(batches: int = 5, **flags: Any) -> list[str]:
+        spec = resolve(load_scenario("short"), Overrides(batches=batches), **flags)
+        run_session(spec, PairChoice(pair="tiny"), dry_run=True)
+        lines = capsys.readouterr().out.splitlines()
+        assert max(map(len, lines)) <= 80
+        return lines
+
+    return run
+
+
+def test_a_plain_run_stops_nowhere_and_counts_nothing(told: Any) -> None:
+    lines = told()
+    place = lines.index("cells (NWOR x SCV):")
+    assert "5 blocks x 7 cells" in lines[place - 1]
+
+
+@pytest.mark.parametrize(
+    ("flags", "line"),
+    [
+        ({"ci_width": "0.5%"}, "stops early: every interval within +- 0.5 %"),
+        ({"time_budget": "5m"}, "stops early: 300 s in timed batches"),
+        (
+            {"ci_width": "1%", "time_budget": "90s"},
+            "stops early: every interval within +- 1 %, or 90 s in timed batches",
+        ),
+    ],
+)
+def test_what_may_end_a_run_is_told(told: Any, flags: dict[str, str], line: str) -> None:
+    assert line in told(**flags)
+
+
+@pytest.mark.parametrize(
+    ("flags", "line"),
+    [
+        ({"dram_counters": True}, "untimed batches after them: 4 x 7 for DRAM counters"),
+        ({"launch_counts": True}, "untimed batches after them: 1 x 7 for launch counts"),
+        (
+            {"dram_counters": True, "launch_counts": True},
+            "untimed batches after them: 4 x 7 for DRAM counters, 1 x 7 for launch counts",
+        ),
+    ],
+)
+def test_counted_batches_are_told(told: Any, flags: dict[str, bool], line: str) -> None:
+    assert line in told(batches=4, **flags)
+
+
+@pytest.mark.parametrize("nwor", ['"off", "stage"', '"off"'])
+def test_cells_are_kept_whole_at_the_end_of_a_line(
+    nwor: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "small.toml"
+    path.write_text(f'[axes]\npairs = ["tiny"]\nnwor_modes = [{nwor}]\n')
+    run_sweep(path, dry_run=True)
+    lines = capsys.readouterr().out.splitlines()
+    assert "sweep small: 1 run, engine starts: 1" in lines
+    start = next(i for i, line in enumerate(lines) if " cells a run: " in line)
+    end = next(i for i, line in enumerate(lines) if line.split()[0] == "run")
+    assert all(len(line) <= 80 and line == line.rstrip() for line in lines[start:end])
+    assert all(line.endswith(",") for line in lines[start : end - 1])
+    told = " ".join(line.strip() for line in lines[start:end])
+    assert told.endswith(", off x adaptive, off x off (A/A)") or ", stage x adaptive, " in told
+    assert told.count(" x ") == int(lines[start].split()[0])

@@ -1,0 +1,278 @@
+"""The K/V gate's logic: which positions, which tolerance, which verdict; no engine."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_engine import OWN_ERROR, FakeEngine, FakeKvCache
+from hypothesis import given
+from hypothesis import strategies as st
+from toy_run import BASELINE, STAGE, Runner, cell_of
+
+from nwor_bench.analysis.parity.kv_verdict import judge_exact, judge_within, tolerances
+from nwor_bench.engine.engine import BatchOutput, Sampling
+from nwor_bench.records.types import NworMode
+from nwor_bench.run.gate.kv import BUDGET_BYTES, rows_budget
+from nwor_bench.run.gate.kv_plan import choose_spans, groups_that_fit, halves
+
+LENGTHS = st.lists(st.tuples(st.integers(1, 50), st.integers(0, 30)), max_size=6)
+
+
+@given(LENGTHS, st.integers(0, 400))
+def test_output_positions_come_first_and_room_is_used_up(
+    lengths: list[tuple[int, int]], room: int
+) -> None:
+    spans = choose_spans(lengths, room)
+    committed = [prompt + output - 1 for prompt, output in lengths]
+    assert [stop for _, stop in spans] == committed
+    assert all(0 <= start <= stop for start, stop in spans)
+    kept = sum(stop - start for start, stop in spans)
+    assert kept <= room
+    outputs = [max(output - 1, 0) for _, output in lengths]
+    covered = sum(
+        min(stop - start, output) for (start, stop), output in zip(spans, outputs, strict=True)
+    )
+    assert kept == covered or covered == sum(outputs)  # prompts only after every output
+    assert min(room, sum(committed)) - kept < max(len(lengths), 1)
+
+
+@given(st.lists(st.integers(1, 300), max_size=12), st.integers(1, 32), st.integers(1, 20))
+def test_groups_fit_into_the_cache(lengths: list[int], size: int, blocks: int) -> None:
+    groups = groups_that_fit(lengths, size, blocks)
+    assert [number for group in groups for number in group] == list(range(len(lengths)))
+    for group in groups:
+        needed = sum(-(-lengths[number] // size) for number in group)
+        assert needed <= blocks or len(group) == 1
+
+
+def test_halves_are_another_batch_shape() -> None:
+    assert halves([3]) == halves([]) == []
+    assert halves([3, 4]) == [[3], [4]]
+    assert halves([3, 4, 5]) == [[3], [4, 5]]
+
+
+def test_the_budget_leaves_the_host_its_memory() -> None:
+    assert rows_budget(1 << 40, 1) == BUDGET_BYTES
+    assert rows_budget(8 << 30, 2) == 1 << 30
+
+
+def entry(layer: int = 0, what: str = "K", **numbers: Any) -> dict[str, Any]:
+    """One layer's errors as they usually are; `numbers` are what is unusual."""
+    place = {"request": 2, "position": 7, "head": 1}
+    usual = {
+        "layer": layer, "name": f"layers.{layer}", "what": what, "part": "output", "rows": 500,
+        "largest": 0.01, "rms": 0.005, "median": 0.002,
+        "place": place, "differing": 0, "first": None, "one_step": 1e-4, "one_element": 1e-5,
+    }  # fmt: skip
+    return {**usual, **numbers}
+
+
+def one_rank(*entries: dict[str, Any]) -> list[dict[str, Any]]:
+    return [{"checked": 10, "unknown": 0, "errors": list(entries)}]
+
+
+def judged(*found: dict[str, Any], **own: float) -> tuple[Any, bool]:
+    """A cell's errors against a tolerance from mode off's own, the same in every layer."""
+    layers = {(e["layer"], e["what"]) for e in found}
+    allowed, why_not = tolerances([one_rank(*(entry(*place, **own) for place in layers))])
+    assert why_not is None
+    return judge_within(one_rank(*found), allowed)
+
+
+def test_errors_like_those_of_mode_off_itself_pass() -> None:
+    finding, broken = judged(entry(0, largest=0.012), entry(1, largest=0.025))
+    assert not broken
+    assert (finding.layer, finding.error) == (1, 0.025)
+
+
+def test_one_wrong_row_is_found_by_the_largest_error() -> None:
+    finding, broken = judged(entry(0, largest=0.01), entry(1, "V", largest=1.0))
+    assert broken
+    assert finding.sentence(1) == (
+        "K/V: layer 1 (layers.1), request 2, position 7 (of its output), V, head 1: the layer's "
+        "largest error is 1 of a row's norm, 0.03 is allowed (mode off against itself: 0.01)"
+    )
+    assert "head 1 of rank 0" in finding.sentence(2)
+
+
+@pytest.mark.parametrize(("measure", "value"), [("rms", 0.011), ("median", 0.006)])
+def test_a_fault_that_is_small_in_every_row_is_found(measure: str, value: float) -> None:
+    finding, broken = judged(entry(0, largest=0.02, **{measure: value}))
+    assert broken
+    assert finding.measure == measure
+
+
+def test_rms_and_median_of_a_few_rows_decide_nothing() -> None:
+    assert not judged(entry(0, largest=0.02, rms=0.02, median=0.02, rows=99))[1]
+
+
+def test_the_lowest_broken_layer_is_named() -> None:
+    finding, broken = judged(entry(2, largest=5.0), entry(1, largest=0.4), entry(0, largest=0.01))
+    assert broken
+    assert finding.layer == 1
+
+
+def test_a_row_that_is_not_finite_is_broken() -> None:
+    finding, broken = judged(entry(0, largest=None, rms=None))
+    assert broken
+    assert finding.ratio == float("inf")
+    assert finding.sentence(1).endswith("head 1: not a finite number")
+
+
+def test_rows_of_mode_off_that_are_not_finite_give_no_tolerance() -> None:
+    allowed, why_not = tolerances([one_rank(entry(0, largest=0.1), entry(1, largest=None))])
+    assert (allowed, why_not) == ({}, "rows of mode off itself are not finite in layers.1, K")
+
+
+def test_where_mode_off_is_equal_to_itself_one_rounding_step_is_allowed() -> None:
+    equal = {"largest": 0.0, "rms": 0.0, "median": 0.0}
+    assert not judged(entry(0, largest=1e-4, rms=1e-5, median=0.0), **equal)[1]
+    assert judged(entry(0, largest=2e-4, rms=1e-5, median=0.0), **equal)[1]
+
+
+def test_the_worst_of_several_comparisons_of_mode_off_counts() -> None:
+    twice = [
+        one_rank(entry(0, largest=0.01)),
+        one_rank(entry(0, largest=0.05, rms=0.001, median=0.003)),
+    ]
+    allowed, _ = tolerances(twice)
+    assert allowed[0, 0, "K"].own == {"largest": 0.05, "rms": 0.005, "median": 0.003}
+
+
+def test_each_rank_has_a_tolerance_of_its_own() -> None:
+    own = [*one_rank(entry(0, largest=0.01)), *one_rank(entry(0, largest=0.5))]
+    allowed, _ = tolerances([own])
+    cell = [*one_rank(entry(0, largest=0.02)), *one_rank(entry(0, largest=0.6))]
+    assert not judge_within(cell, allowed)[1]
+    finding, broken = judge_within(cell[::-1], allowed)
+    assert broken
+    assert finding is not None
+    assert finding.rank == 0
+
+
+def test_bit_for_bit_the_first_row_of_the_lowest_layer_is_named() -> None:
+    early, late = ({"request": r, "position": 4, "head": 0} for r in (0, 3))
+    found = judge_exact(
+        one_rank(
+            entry(0),
+            entry(2, largest=9.0, differing=5, first=early),
+            entry(1, "V", largest=1e-7, differing=1, first=late),
+        )
+    )
+    assert found is not None
+    assert (found.layer, found.what, found.request, found.position) == (1, "V", 3, 4)
+    assert found.ratio == float("inf")
+    assert "bit for bit" in found.sentence(1)
+    assert judge_exact(one_rank(entry(0), entry(1))) is None
+
+
+# The gate in a sweep, on a stand-in engine.
+
+
+def swept(folder: Path, kv: FakeKvCache, **engine: Any) -> tuple[Runner, Any]:
+    runner = Runner(folder / "run", FakeEngine(kv=kv, **engine))
+    return runner, runner.run()
+
+
+def test_every_staging_cell_is_checked_and_told(tmp_path: Path) -> None:
+    runner, run = swept(tmp_path, FakeKvCache())
+    gate = run.header["kv_gate"]
+    staging = {cell for cell in runner.plan.cells if cell.nwor_mode is NworMode.STAGE}
+    assert set(gate["cells"]) == {cell.label for cell in staging}
+    assert {cell["verdict"] for cell in gate["cells"].values()} == {"equal bit for bit"}
+    told = [event for event in run.events if event["event"] == "kv_gate"]
+    assert {(e["nwor_mode"], e["scv_mode"]) for e in told} == {
+        (str(cell.nwor_mode), str(cell.scv_mode)) for cell in staging
+    }
+    assert runner.engine.kv.watched == [True, False]
+    assert runner.engine.kv.prefills == []  # tokens are equal, and a CPU has one attention
+    assert set(runner.engine.kv.kept) == {"off"}
+
+
+def test_on_a_gpu_the_reference_is_what_mode_off_prefills(tmp_path: Path) -> None:
+    runner, run = swept(tmp_path, FakeKvCache(), device="cuda:0")
+    gate = run.header["kv_gate"]
+    cells = list(gate["cells"].values())
+    assert {cell["verdict"] for cell in cells} == {"within tolerance"}
+    assert gate["own_errors"]["largest"] == {"smallest": OWN_ERROR, "largest": OWN_ERROR}
+    kv = runner.engine.kv
+    ((cell, together),) = kv.prefills  # all cells share one reference
+    assert cell == BASELINE
+    first, second = kv.nudged  # mode off against itself: in halves, a rounding step apart
+    assert together == first + second
+    prompts, tokens = runner.engine.calls[1].prompts, 8
+    assert [ids[: len(p)] for ids, p in zip(together, prompts, strict=True)] == list(prompts)
+    assert [len(ids) for ids in together] == [len(p) + tokens - 1 for p in prompts]
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda:0"])
+def test_a_cell_with_a_wrong_row_is_invalid_and_not_timed(tmp_path: Path, device: str) -> None:
+    kv = FakeKvCache(wrong=lambda cell: cell == STAGE)
+    runner, run = swept(tmp_path, kv, device=device)
+    reason = runner.sweep.parity.broken[STAGE]
+    assert reason.startswith("K/V: layer 1 (layers.1), request 1, position 5")
+    assert list(runner.sweep.parity.broken) == [STAGE]
+    timed = [cell_of(batch) for batch in run.batches if batch.phase == "timed"]
+    assert STAGE not in timed
+    assert BASELINE in timed
+    (event,) = [event for event in run.events if event["event"] == "parity_broken"]
+    assert (event["nwor_mode"], event["scv_mode"], event["reason"]) == ("stage", "off", reason)
+    result = run.header["kv_gate"]["cells"][STAGE.label]
+    assert (result["verdict"], result["reason"]) == ("INVALID", reason)
+    assert result["finding"]["ratio"] == (None if device == "cpu" else pytest.approx(100 / 3))
+
+
+def test_tokens_that_differ_are_named_beside_the_rows(tmp_path: Path) -> None:
+    kv = FakeKvCache(wrong=lambda cell: cell == STAGE)
+    runner, _ = swept(tmp_path, kv, wrong=lambda number, cell: cell == STAGE)
+    reason = runner.sweep.parity.broken[STAGE]
+    assert "output token" in reason
+    assert "; K/V: layer 1" in reason
+    assert runner.sweep.kv_gate.results[STAGE].compared_with is not None
+
+
+class OtherTokens(FakeEngine):
+    """Staging cells begin the last request's answer with another token."""
+
+    def generate(self, prompts: Sequence[Sequence[int]], sampling: Sampling) -> BatchOutput:
+        output = super().generate(prompts, sampling)
+        assert self.cell is not None
+        if self.cell.nwor_mode is NworMode.OFF:
+            return output
+        *others, last = output.token_ids
+        return replace(output, token_ids=(*others, (last[0] + 1, *last[1:])))
+
+
+def test_other_tokens_have_a_reference_of_their_own(tmp_path: Path) -> None:
+    runner = Runner(tmp_path / "run", OtherTokens(device="cuda:0"))
+    runner.run()
+    sizes = [len(ids) for _, ids in runner.engine.kv.prefills]
+    assert sizes == [2, 1]  # off x off's, and once the request that differs
+    assert [len(ids) for ids in runner.engine.kv.nudged] == [1, 1]
+    verdicts = {str(result.verdict) for result in runner.sweep.kv_gate.results.values()}
+    assert verdicts == {"within tolerance"}
+
+
+@pytest.mark.parametrize(
+    ("kv", "reason"),
+    [
+        (FakeKvCache(unreadable="layers.0 has no cache"), "layers.0 has no cache"),
+        (FakeKvCache(lost=True), "no position could be checked: other requests were given"),
+    ],
+)
+def test_what_could_not_be_checked_is_said(tmp_path: Path, kv: FakeKvCache, reason: str) -> None:
+    runner, run = swept(tmp_path, kv)
+    for cell in run.header["kv_gate"]["cells"].values():
+        assert cell["verdict"] == "not run"
+        assert cell["reason"].startswith(reason)
+    assert runner.sweep.parity.broken == {}
+
+
+def test_where_nothing_can_be_staged_nothing_is_asked(tmp_path: Path) -> None:
+    runner, run = swept(tmp_path, FakeKvCache(), bytes_per_token=None)
+    assert runner.engine.kv.watched == []
+    assert runner.engine.kv.kept == {}
+    for cell in run.header["kv_gate"]["cells"].values():
+        assert cell["verdict"] == "not run"

@@ -1,0 +1,245 @@
+"""The gate of a bf16 run on a GPU: ties by mode off's own numbers, acceptance always."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_engine import DRAFTS, FakeEngine, Flip, greedy_token
+from toy_run import STAGE, Runner, cell_of, encode, of_phase
+
+from nwor_bench.analysis.parity.batches import ParityRule, parity_rule
+from nwor_bench.engine.engine import BatchOutput
+from nwor_bench.records.store import RunData, read_run
+from nwor_bench.records.types import NworMode
+from nwor_bench.run.gate.parity import COMPARED
+
+Change = Callable[[BatchOutput], None]
+
+
+class GpuEngine(FakeEngine):
+    """Runs in bf16 on a GPU; `change` alters what mode stage returns."""
+
+    change: Change | None = None
+    method = "strict"
+
+    def generate(self, prompts: Any, sampling: Any) -> BatchOutput:
+        output = super().generate(prompts, sampling)
+        stage = self.cell is not None and self.cell.nwor_mode is NworMode.STAGE
+        if self.change is not None and stage:
+            self.change(output)
+        return output
+
+    def status(self) -> dict[str, Any]:
+        return {**super().status(), "rejection_sample_method": self.method}
+
+
+def gpu_engine(change: Change | None = None, **values: Any) -> GpuEngine:
+    engine = GpuEngine(**{"device": "cuda:0", "dtype": "bfloat16", **values})
+    engine.change = change
+    return engine
+
+
+def accepted(change: Callable[[tuple[int, ...]], tuple[int, ...]]) -> Change:
+    def apply(output: BatchOutput) -> None:
+        counters = output.counters
+        moved = change(counters.accepted_per_position)
+        object.__setattr__(counters, "accepted_per_position", moved)
+
+    return apply
+
+
+def one_less(counts: tuple[int, ...]) -> tuple[int, ...]:
+    return (*counts[:-1], counts[-1] - 1) if counts[-1] else (*counts[:-2], counts[-2] - 1, 0)
+
+
+def prefix_in(runner: Runner, block: int, request: int, at: int) -> tuple[int, ...]:
+    """Prompt and mode off's first tokens of one request."""
+    blocks = (runner.plan.gate, *runner.plan.blocks)
+    ids = tuple(encode(blocks[block].prompts)[request])
+    for _ in range(at):
+        ids = (*ids, greedy_token(ids))
+    return ids
+
+
+def flip(runner: Runner, block: int, request: int, at: int, gap: float) -> None:
+    ids = prefix_in(runner, block, request, at)
+    runner.engine.flips[ids] = Flip((greedy_token(ids) + 100) % 256, gap)
+
+
+def ties(run: RunData) -> list[dict[str, Any]]:
+    return [event for event in run.events if event["event"] == "ties"]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "run"
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "synthetic", "rule"),
+    [
+        ("cpu", "float32", False, ParityRule.EXACT),
+        ("cpu", "bfloat16", False, ParityRule.EXACT),
+        ("cuda:0", "float32", False, ParityRule.EXACT),
+        ("cuda:0", "bfloat16", False, ParityRule.EXPLAINED),
+        ("cuda:0", "float16", False, ParityRule.EXPLAINED),
+        ("cuda:0", "bfloat16", True, ParityRule.ACCEPTANCE_ONLY),
+        ("cpu", "float32", True, ParityRule.ACCEPTANCE_ONLY),
+    ],
+)
+def test_the_rule_needs_no_folder_of_weights(
+    device: str, dtype: str, synthetic: bool, rule: ParityRule
+) -> None:
+    assert parity_rule(device, dtype, synthetic) is rule
+
+
+def test_a_drafters_tie_leaves_the_cell_valid(folder: Path) -> None:
+    """Equal tokens, one draft less accepted: INVALID until now."""
+    runner = Runner(folder, gpu_engine(accepted(one_less)))
+    run = runner.run()
+    assert runner.sweep.parity.broken == {}
+    assert {b.parity for b in of_phase(run, "gate")} == {"reference", "exact"}
+    assert len(of_phase(run, "timed")) == 21
+
+
+@pytest.mark.parametrize(
+    ("dtype", "method", "rule"),
+    [
+        ("float32", "strict", ParityRule.EXACT),
+        ("bfloat16", "synthetic", ParityRule.ACCEPTANCE_ONLY),
+    ],
+)
+def test_in_float32_and_with_synthetic_acceptance_it_must_be_equal(
+    folder: Path, dtype: str, method: str, rule: ParityRule
+) -> None:
+    engine = gpu_engine(accepted(one_less), dtype=dtype)
+    engine.method = method
+    runner = Runner(folder, engine)
+    runner.run()
+    assert runner.sweep.parity.rule is rule
+    assert {cell.nwor_mode for cell in runner.sweep.parity.broken} == {NworMode.STAGE}
+
+
+@pytest.mark.parametrize("at", [None, 7])
+def test_other_acceptance_is_invalid_beside_a_tie_too(folder: Path, at: int | None) -> None:
+    """One explained token switched the check of acceptance off until now."""
+    lost = accepted(lambda counts: (0,) * DRAFTS)
+    runner = Runner(folder, gpu_engine(lost), requests=8)
+    if at is not None:
+        flip(runner, 0, 0, at, gap=0.03)
+    run = runner.run()
+    assert {cell.nwor_mode for cell in runner.sweep.parity.broken} == {NworMode.STAGE}
+    assert "accepted per position: draft 1 0 of 24" in runner.sweep.parity.broken[STAGE]
+    assert STAGE not in {cell_of(batch) for batch in of_phase(run, "timed")}
+    assert bool(ties(run)) is (at is not None)
+
+
+def test_a_tie_is_explained_and_written_down(folder: Path) -> None:
+    runner = Runner(folder, gpu_engine())
+    flip(runner, 0, 1, 3, gap=0.03)
+    run = runner.run()
+    gate = {cell_of(batch): batch for batch in of_phase(run, "gate")}
+    assert gate[STAGE].parity == "explained"
+    assert "1 of 2 requests differ; 1 differing tokens judged" in str(gate[STAGE].first_mismatch)
+    events = ties(run)
+    assert [(e["phase"], e["nwor_mode"]) for e in events] == [("gate", "stage")] * 3
+    assert {(e["differences"], e["rounds"], e["tokens_compared"], e["tokens"]) for e in events} == {
+        (1, 1, 16, 16)
+    }
+    facts = runner.sweep.parity.facts()
+    assert facts["rule"] == "explained"
+    assert facts["compared"] == COMPARED[ParityRule.EXPLAINED]
+    found = facts["ties"]
+    assert (found["differences_judged"], found["continuation_batches"]) == (3, 3)
+    assert found["judging_s"] > 0
+    assert (found["error_positions"], found["tokens_compared"]) == (16, 48)
+    assert found["allowance_nats"] == pytest.approx(5 * found["error_rms_nats"])
+    assert 0 < found["largest_gap_nats"] < found["allowance_nats"]
+    json.dumps(facts)
+
+
+def test_without_a_difference_nothing_is_asked(folder: Path) -> None:
+    engine = gpu_engine()
+    runner = Runner(folder, engine)
+    runner.run()
+    assert engine.decoded == []
+    assert runner.sweep.parity.facts()["ties"] is None
+
+
+def test_a_second_difference_that_is_no_tie_makes_the_cell_invalid(folder: Path) -> None:
+    runner = Runner(folder, gpu_engine())
+    flip(runner, 0, 1, 3, gap=0.03)
+    flip(runner, 0, 1, 6, gap=2.0)
+    run = runner.run()
+    assert "request 1, output token 6" in runner.sweep.parity.broken[STAGE]
+    assert {e["parity"] for e in ties(run)} == {"INVALID"}
+    assert STAGE not in {cell_of(batch) for batch in of_phase(run, "timed")}
+
+
+def test_a_timed_block_is_judged_by_first_differences(folder: Path) -> None:
+    runner = Runner(folder, gpu_engine())
+    flip(runner, 1, 0, 2, gap=0.03)
+    flip(runner, 2, 1, 5, gap=2.0)
+    run = runner.run()
+    stored = [(e["block"], e["parity"], e["rounds"]) for e in ties(run)]
+    assert stored == [(1, "explained", 0)] * 3 + [(2, "INVALID", 0)] * 3
+    assert [b.block for b in of_phase(run, "timed") if cell_of(b) == STAGE] == [1, 2]
+    assert "request 1, output token 5" in runner.sweep.parity.broken[STAGE]
+    assert {e["block"] for e in run.events if e["event"] == "parity_broken"} == {2}
+
+
+@pytest.mark.parametrize("ignore_eos", [True, False])
+def test_a_length_that_differs_is_no_tie(folder: Path, ignore_eos: bool) -> None:
+    def shorter(output: BatchOutput) -> None:
+        first, *rest = output.token_ids
+        object.__setattr__(output, "token_ids", (first[:-1], *rest))
+
+    runner = Runner(folder, gpu_engine(shorter), ignore_eos=ignore_eos)
+    runner.run()
+    text = runner.sweep.parity.broken[STAGE]
+    words = "output lengths [7, 8], [8, 8]" if ignore_eos else "request 0 ends after 7 output"
+    assert words in text
+
+
+def test_measured_batches_are_the_planned_ones_whatever_is_judged(folder: Path) -> None:
+    """What the judge asks is in no record, and each cell's modes are set for its own batch."""
+    runner = Runner(folder, gpu_engine())
+    flip(runner, 0, 1, 3, gap=0.03)
+    flip(runner, 1, 0, 2, gap=0.03)
+    run = runner.run()
+    ran = [cell_of(batch) for batch in run.batches]
+    assert [call.cell for call in runner.engine.calls] == ran
+    assert len(ran) == runner.plan.num_batches
+
+
+def test_what_was_judged_is_read_back(folder: Path) -> None:
+    runner = Runner(folder, gpu_engine())
+    flip(runner, 0, 1, 3, gap=0.03)
+    before = runner.run()
+    again = Runner(folder.with_name("other"), gpu_engine())
+    again.sweep.parity.restore(read_run(folder))
+    assert again.sweep.parity.facts() == runner.sweep.parity.facts()
+    assert len(ties(before)) == 3
+
+
+def test_ties_that_are_all_far_apart_make_a_cell_invalid(folder: Path) -> None:
+    """Each is within 5 error scales (0.06 nats each way), together they are not sound."""
+    runner = Runner(folder, gpu_engine(), requests=8, max_new_tokens=16)
+    for request in range(8):
+        flip(runner, 0, request, 5 + request, gap=0.2)
+    runner.run()
+    assert "together they lie too far apart" in runner.sweep.parity.broken[STAGE]
+
+
+def test_a_prompt_of_several_blocks_counts_its_tie_once(folder: Path) -> None:
+    runner = Runner(folder, gpu_engine(), requests=2, batches=40)
+    ids = prefix_in(runner, 0, 1, 3)
+    runner.engine.flips[ids] = Flip((greedy_token(ids) + 100) % 256, 0.2)
+    shared = [b for b in runner.plan.blocks if runner.plan.gate.prompts[1] in b.prompts]
+    run = runner.run()
+    assert len(ties(run)) == 3 * (1 + len(shared))
+    assert len(shared) >= 3
+    assert all(event["squared_multiples"] > 25 / 3 for event in ties(run))
+    assert runner.sweep.parity.broken == {}

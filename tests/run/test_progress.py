@@ -1,0 +1,73 @@
+"""What a sweep says while it runs, with and without a terminal."""
+
+import io
+from dataclasses import replace
+
+import pytest
+from rich.console import Console
+from synthetic_run import CELLS, make_run
+
+from nwor_bench.run.progress import LiveProgress, PlainProgress, make_progress
+
+RUN = make_run(blocks=1)
+GATE, TIMED = RUN.batches[0], RUN.batches[-1]
+
+
+def console(terminal: bool) -> Console:
+    return Console(file=io.StringIO(), force_terminal=terminal, width=80, color_system=None)
+
+
+def text_of(console: Console) -> str:
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def test_a_terminal_gets_the_live_table_and_a_log_gets_lines() -> None:
+    assert isinstance(make_progress(console(True), CELLS, 3), LiveProgress)
+    assert isinstance(make_progress(console(False), CELLS, 3), PlainProgress)
+
+
+def test_plain_lines_count_up_and_carry_the_numbers() -> None:
+    out = console(False)
+    timed = replace(TIMED, latency_ms=1500.0, tokens_per_s=321.4, accepted_tokens=7, draft_tokens=9)
+    with PlainProgress(out, 12) as progress:
+        progress.say("[bold]not markup[/bold]")
+        progress.batch_done(CELLS[4], replace(GATE, parity="exact"))
+        progress.batch_done(CELLS[0], timed)
+    said, gate, block = text_of(out).splitlines()
+    assert said == "[bold]not markup[/bold]"
+    assert gate.startswith("[ 1/12] gate     stage x graph ")
+    assert gate.endswith("parity exact")
+    assert block.startswith(f"[ 2/12] block {timed.block}  off x off ")
+    assert "1.50 s" in block
+    assert "321 tokens/s" in block
+    assert block.endswith("accepted 7/9")
+
+
+def test_a_long_line_stays_one_line_in_a_log() -> None:
+    out = console(False)
+    PlainProgress(out, 1).say("path " * 40)
+    assert len(text_of(out).splitlines()) == 1
+
+
+def test_the_live_table_has_a_line_for_every_cell() -> None:
+    out = console(True)
+    progress = LiveProgress(out, CELLS, 12)
+    with progress:
+        progress.say("[x] a step")
+        progress.batch_done(CELLS[4], replace(TIMED, accepted_tokens=7, draft_tokens=9))
+    assert "[x] a step" in text_of(out)
+    shown = console(False)
+    shown.print(progress._table())
+    rows = text_of(shown)
+    assert "1 of 12 batches" in rows
+    assert all(cell.label in rows for cell in CELLS)
+    assert rows.count("waiting") == 5
+    assert "7/9" in next(line for line in rows.splitlines() if "stage x graph" in line)
+    assert max(map(len, rows.splitlines())) <= 80
+
+
+def test_an_error_inside_is_not_swallowed() -> None:
+    for progress in (PlainProgress(console(False), 1), LiveProgress(console(True), CELLS, 1)):
+        with pytest.raises(KeyError), progress:
+            raise KeyError("x")

@@ -1,0 +1,382 @@
+"""Sweeps over a Ray cluster: placement, lost workers, one folder. A stand-in for Ray, and Ray."""
+
+import json
+import os
+import stat
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from nwor_bench.cli.app import app
+from nwor_bench.errors import ConfigError, EngineError, ExitCode
+from nwor_bench.records.store import read_run
+from nwor_bench.run.ray.slots import Slot, find_slots
+from nwor_bench.run.ray.sweep import check_flags_for_ray, run_on_ray
+from nwor_bench.run.ray.worker import Failed, GroupTask, Placed, RunFiles, device_held_alone
+from nwor_bench.run.sweep_index import SweepIndex
+from nwor_bench.run.sweep_prepare import run_sweep
+from nwor_bench.workload.sweep_file import SweepFile
+from nwor_bench.workload.sweep_points import EngineGroup, group_by_engine, make_points
+
+SWEEP = {
+    "name": "small",
+    "axes": {
+        "pairs": ["tiny-ngram", "tiny"], "requests": [1, 2], "nwor_modes": ["off", "stage"],
+        "scv_modes": ["off"],
+    },
+    "settings": {"batches": 3, "max_new_tokens": 6, "max_warmup": 1},
+}  # fmt: skip
+
+
+def node(
+    host: str, cpus: float, gpus: int = 0, alive: bool = True, name: str = ""
+) -> dict[str, Any]:
+    resources = {"CPU": cpus} | ({"GPU": float(gpus)} if gpus else {})
+    return {
+        "NodeID": name or host, "NodeManagerHostname": host, "Alive": alive, "Resources": resources
+    }  # fmt: skip
+
+
+def affinity(node_id: str, soft: bool) -> tuple[str, bool]:
+    return (node_id, soft)
+
+
+def test_each_engine_gets_whole_gpus() -> None:
+    nodes = [node("a", 8, 4), node("b", 8, 3), node("c", 8), node("d", 8, 8, alive=False)]
+    slots = find_slots(nodes, 1, affinity)
+    assert slots == [Slot({"num_gpus": 1, "num_cpus": 1})] * 7
+    assert len(find_slots(nodes, 2, affinity)) == 2 + 1
+    with pytest.raises(ConfigError, match=r"tensor_parallel_size: 5 .* 4 GPUs at most"):
+        find_slots(nodes, 5, affinity)
+
+
+def test_without_gpus_each_engine_gets_a_whole_machine() -> None:
+    slots = find_slots([node("a", 8), node("b", 2)], 1, affinity)
+    assert [(slot.node, slot.options["num_cpus"]) for slot in slots] == [("a", 8), ("b", 2)]
+    assert [slot.options["scheduling_strategy"] for slot in slots] == [("a", False), ("b", False)]
+    with pytest.raises(ConfigError, match="2 Ray nodes run on a"):
+        find_slots([node("a", 4, name="x"), node("a", 4, name="y")], 1, affinity)
+
+
+def test_two_engines_never_share_a_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    with device_held_alone(tmp_path) as device:
+        assert device == "cpu"
+        with pytest.raises(ConfigError, match="another engine is being timed on cpu"):
+            device_held_alone(tmp_path).__enter__()
+    with device_held_alone(tmp_path):
+        pass
+    uuids = {"0": ["GPU-a"], "1": ["GPU-b"], "1,2": ["GPU-b", "GPU-c"]}
+    see = lambda: uuids[os.environ["CUDA_VISIBLE_DEVICES"]]  # noqa: E731
+    monkeypatch.setattr("nwor_bench.instruments.device_memory.visible_gpu_uuids", see)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    with device_held_alone(tmp_path):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+        with device_held_alone(tmp_path):
+            monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,2")
+            with pytest.raises(ConfigError, match="another engine is being timed on GPU-b"):
+                device_held_alone(tmp_path).__enter__()
+
+
+@pytest.fixture
+def on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr("socket.gethostname", lambda: "node7")
+
+
+@pytest.mark.parametrize(
+    ("variable", "folder"),
+    [
+        ("NWOR_BENCH_CACHE", "locks"),
+        ("XDG_CACHE_HOME", "nwor-bench/locks"),
+        ("HOME", ".cache/nwor-bench/locks"),
+    ],
+)
+def test_the_lock_lies_in_a_folder_of_the_users_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, on_a_cpu: None, variable: str, folder: str
+) -> None:
+    """Never in a folder that all users share; its name tells machines with one home apart."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "shared"))
+    for name in ("NWOR_BENCH_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv(variable, str(tmp_path / "own"))
+    locks = tmp_path / "own" / folder
+    with device_held_alone():
+        assert [path.name for path in locks.iterdir()] == ["node7-cpu.lock"]
+        assert stat.S_IMODE(locks.stat().st_mode) == 0o700
+        with pytest.raises(ConfigError, match="another engine is being timed on cpu of node7"):
+            device_held_alone().__enter__()
+        monkeypatch.setattr("socket.gethostname", lambda: "node8")
+        with device_held_alone():
+            pass
+    assert not (tmp_path / "shared").exists()
+
+
+def test_a_lock_that_cannot_be_made_says_where_and_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, on_a_cpu: None
+) -> None:
+    monkeypatch.setenv("NWOR_BENCH_CACHE", str(tmp_path))
+    (tmp_path / "locks").write_text("a file")
+    message = r"NWOR_BENCH_CACHE: '.*/locks' is not usable; .*\(File exists\).*set NWOR_BENCH_CACHE"
+    with pytest.raises(ConfigError, match=message):
+        device_held_alone().__enter__()
+    (tmp_path / "locks").unlink()
+    (tmp_path / "locks" / "node7-cpu.lock").mkdir(parents=True)
+    with pytest.raises(ConfigError, match=r"node7-cpu\.lock' .*\(Is a directory\)"):
+        device_held_alone().__enter__()
+
+
+def test_a_file_system_without_locks_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, on_a_cpu: None
+) -> None:
+    monkeypatch.setenv("NWOR_BENCH_CACHE", str(tmp_path))
+
+    def refuse(file: Any, how: int) -> None:
+        raise OSError(37, "No locks available")
+
+    monkeypatch.setattr("fcntl.flock", refuse)
+    with pytest.raises(ConfigError, match=r"node7-cpu\.lock' .*\(No locks available\)"):
+        device_held_alone().__enter__()
+
+
+class RayError(Exception):
+    pass
+
+
+class RayTaskError(RayError):
+    def __init__(self, cause: BaseException):
+        super().__init__(str(cause))
+        self.cause = cause
+
+
+Script = Callable[[GroupTask, int], Iterator[Any]]
+
+
+class FakeRay:
+    """Runs `script(task, how often this engine was started)` a message at a time, in turn.
+
+    An exception that a script yields is raised where its message is fetched.
+    """
+
+    exceptions = SimpleNamespace(RayError=RayError, RayTaskError=RayTaskError)
+
+    def __init__(self, script: Script, nodes: list[dict[str, Any]]):
+        self.script, self.cluster = script, nodes
+        self.starts: list[int] = []
+        self.most = self.cancelled = self.turn = 0
+        self.running: set[Any] = set()
+
+    def is_initialized(self) -> bool:
+        return True
+
+    def nodes(self) -> list[dict[str, Any]]:
+        return self.cluster
+
+    def remote(self, **options: Any) -> Callable[[Any], Any]:
+        assert options["max_calls"] == 1
+        return lambda function: SimpleNamespace(remote=self.start)
+
+    def start(self, task: GroupTask) -> Iterator[Any]:
+        number = task.group.number
+        stream = self.script(task, self.starts.count(number))
+        self.starts.append(number)
+        self.running.add(stream)
+        self.most = max(self.most, len(self.running))
+        return self.watched(stream)
+
+    def watched(self, stream: Iterator[Any]) -> Iterator[Any]:
+        try:
+            for message in stream:
+                yield message
+                if isinstance(message, BaseException):
+                    return
+        finally:
+            self.running.discard(stream)
+
+    def wait(self, streams: list[Any], num_returns: int) -> tuple[list[Any], list[Any]]:
+        self.turn += 1
+        return [streams[self.turn % len(streams)]], []
+
+    def get(self, message: Any) -> Any:
+        if isinstance(message, BaseException):
+            raise message
+        return message
+
+    def cancel(self, stream: Any, force: bool) -> None:
+        self.cancelled += 1
+
+
+@pytest.fixture
+def groups() -> tuple[EngineGroup, ...]:
+    return group_by_engine(make_points(SweepFile.model_validate_json(json.dumps(SWEEP))))
+
+
+@pytest.fixture
+def on_fake_ray(
+    tmp_path: Path, groups: tuple[EngineGroup, ...], monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., tuple[FakeRay, ExitCode, SweepIndex]]:
+    strategies = SimpleNamespace(NodeAffinitySchedulingStrategy=affinity)
+    sweep = SweepFile.model_validate_json(json.dumps(SWEEP))
+
+    def run(script: Script, nodes: list[dict[str, Any]], **how: Any) -> Any:
+        ray = FakeRay(script, nodes)
+        monkeypatch.setattr("nwor_bench.run.ray.sweep.require_ray", lambda: ray)
+        monkeypatch.setattr("nwor_bench.run.ray.sweep.import_module", lambda name: strategies)
+        monkeypatch.setattr("nwor_bench.run.sweep_execute.write_summary", lambda index: "")
+        index = SweepIndex.create(tmp_path / "out", sweep, groups, "now")
+        code = run_on_ray(index, groups, ["nwor-bench"], Console(quiet=True), **how)
+        return ray, code, SweepIndex.open(tmp_path / "out")
+
+    return run
+
+
+def measured(task: GroupTask, start: int) -> Iterator[Any]:
+    yield Placed("a", "cpu")
+    for point in task.group.points:
+        yield RunFiles(point.number, 0, {"run.json": f"start {start}".encode()})
+
+
+def runs(index: SweepIndex) -> list[tuple[str, str]]:
+    """Each run's status, and what its run.json says."""
+    return [
+        (run["status"], (index.folder / run["folder"] / "run.json").read_text())
+        for run in index.content["runs"]
+    ]
+
+
+GPUS = [node("a", 8, 2)]
+
+
+def test_engines_run_at_once_and_end_in_one_folder(on_fake_ray: Any) -> None:
+    ray, code, index = on_fake_ray(measured, GPUS)
+    assert (ray.most, sorted(ray.starts), code) == (2, [1, 2], ExitCode.OK)
+    assert runs(index) == [("done", "start 0")] * 4
+    assert index.content["finished_at"]
+    ray, _, _ = on_fake_ray(measured, [node("a", 8)])
+    assert ray.most == 1
+
+
+def test_a_lost_workers_unfinished_runs_start_again(on_fake_ray: Any) -> None:
+    def lossy(task: GroupTask, start: int) -> Iterator[Any]:
+        for count, message in enumerate(measured(task, start)):
+            if task.group.number == 1 and start == 0 and count == 2:
+                yield RayError("The worker died")
+            yield message
+
+    ray, code, index = on_fake_ray(lossy, GPUS)
+    assert (sorted(ray.starts), code) == ([1, 1, 2], ExitCode.OK)
+    assert runs(index) == [("done", "start 0"), ("done", "start 1"), *[("done", "start 0")] * 2]
+
+
+def test_an_engine_that_always_kills_its_worker_is_given_up(on_fake_ray: Any) -> None:
+    def deadly(task: GroupTask, start: int) -> Iterator[Any]:
+        if task.group.number == 1:
+            yield RayError("The worker died")
+        yield from measured(task, start)
+
+    with pytest.raises(EngineError, match=r"3 workers were lost.*The worker died"):
+        on_fake_ray(deadly, GPUS)
+    ray, code, index = on_fake_ray(deadly, GPUS, continue_on_error=True)
+    assert code is ExitCode.FAILED
+    assert ray.starts.count(1) == 3
+    assert [run["status"] for run in index.content["runs"]] == ["failed"] * 2 + ["done"] * 2
+
+
+def test_the_last_machine_going_away_ends_the_sweep(on_fake_ray: Any) -> None:
+    machine = node("a", 8)
+
+    def taken_away(task: GroupTask, start: int) -> Iterator[Any]:
+        machine["Alive"] = False
+        yield RayError("The node died")
+
+    with pytest.raises(EngineError, match="no machine left"):
+        on_fake_ray(taken_away, [machine])
+
+
+def test_a_failed_run_ends_the_sweep_unless_it_may_go_on(on_fake_ray: Any) -> None:
+    def failing(task: GroupTask, start: int) -> Iterator[Any]:
+        for message in measured(task, start):
+            is_bad = isinstance(message, RunFiles) and message.number == 1
+            yield Failed(1, 3, message.files, "parity broke") if is_bad else message
+
+    with pytest.raises(EngineError, match=r"run 1 \(tiny-ngram .*parity broke"):
+        on_fake_ray(failing, [node("a", 8)])
+    _, code, index = on_fake_ray(failing, GPUS, continue_on_error=True)
+    assert code is ExitCode.CORRECTNESS_BROKEN
+    assert [run["status"] for run in index.content["runs"]] == ["failed"] + ["done"] * 3
+    assert index.content["runs"][0]["error"] == "parity broke"
+
+
+def test_what_a_worker_refuses_is_raised_as_it_is(on_fake_ray: Any) -> None:
+    def refusing(task: GroupTask, start: int) -> Iterator[Any]:
+        yield RayTaskError(ConfigError("memory: too little"))
+
+    with pytest.raises(ConfigError, match="memory: too little"):
+        on_fake_ray(refusing, GPUS)
+
+
+def test_flags_about_this_process_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match=r"--prometheus-port: 0 .* elsewhere with --ray"):
+        check_flags_for_ray({"file": "quick", "prometheus_port": 0})
+
+    def missing(name: str) -> None:
+        raise ImportError(name)
+
+    monkeypatch.setattr("nwor_bench.run.ray.sweep.import_module", missing)
+    with pytest.raises(ConfigError, match=r"pip install 'nwor-bench\[ray\]'"):
+        check_flags_for_ray({"file": "quick"})
+
+
+def test_ray_is_for_sweep_files(own_surroundings: None) -> None:
+    with pytest.raises(ConfigError, match=r"--ray: True .* needs --file"):
+        CliRunner().invoke(app, ["sweep", "--ray"], catch_exceptions=False)
+
+
+@pytest.mark.engine
+def test_a_sweep_on_a_local_ray_survives_a_killed_worker(
+    own_surroundings: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ray = pytest.importorskip("ray")
+    import psutil
+
+    checkout = Path(__file__).resolve().parents[2]  # workers find what is not installed
+    monkeypatch.setenv("PYTHONPATH", f"{checkout}:{checkout / 'kernels'}")
+    killed: list[int] = []
+
+    class Killing(Console):
+        """Kills the worker of the first engine as soon as it is known where that runs."""
+
+        def print(self, *objects: Any, **how: Any) -> None:
+            if not killed and str(objects[0]).startswith("engine 1 on"):
+                for process in psutil.Process().children(recursive=True):
+                    if "ray::measure_group" in " ".join(process.cmdline()):
+                        killed.append(process.pid)
+                        process.kill()
+            super().print(*objects, **how)
+
+    monkeypatch.setattr("nwor_bench.run.sweep_prepare.Console", Killing)
+    content = Path("small.toml")
+    content.write_text(
+        'name = "small"\n[axes]\npairs = ["tiny-ngram", "tiny"]\nrequests = [2]\n'
+        'nwor_modes = ["off", "stage"]\nscv_modes = ["off"]\n'
+        "[settings]\nbatches = 3\nmax_new_tokens = 6\nmax_warmup = 1\n"
+    )
+    assert run_sweep(content, Path("out"), ray=True) is ExitCode.OK
+    assert len(killed) == 1
+    assert not ray.is_initialized()
+    index = json.loads(Path("out/sweep.json").read_text())
+    assert [run["status"] for run in index["runs"]] == ["done", "done"]
+    for run in index["runs"]:
+        stored = read_run(Path("out") / run["folder"])
+        assert stored.header["parity"]["broken"] == {}
+        assert sum(batch.draft_tokens for batch in stored.batches) > 0
+    starts = {
+        read_run(Path("out") / run["folder"]).header["engine"]["start_count"]
+        for run in index["runs"]
+    }
+    assert starts == {1}  # a process of its own for each engine

@@ -1,0 +1,490 @@
+"""A run that was cut short goes on: same order, same seeds, nothing twice, nothing else."""
+
+import json
+import os
+import signal
+import time
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+import typer
+from fake_engine import FakeEngine, FakeFactory, accept_arguments, events_but_kv
+
+from nwor_bench.analysis.aggregate import summarise
+from nwor_bench.cli.app import app
+from nwor_bench.errors import BenchError, ConfigError, ExitCode, StoreError
+from nwor_bench.instruments import environment
+from nwor_bench.records.store import (
+    RECORDS_FILE,
+    RUN_FILE,
+    RunData,
+    RunStore,
+    only_writer,
+    read_run,
+)
+from nwor_bench.records.types import BatchRecord
+from nwor_bench.run import resume
+from nwor_bench.run.prepare import PairChoice, resume_session, run_session
+from nwor_bench.workload.config import Overrides, SweepSpec, load_scenario, resolve
+
+pytestmark = pytest.mark.usefixtures("own_surroundings")
+
+RUN = Path("run")
+WHOLE = 7 + 3 * 7  # the gate and three blocks of six cells and the A/A arm
+
+
+def spec_of(**flags: Any) -> SweepSpec:
+    overrides = Overrides(requests=2, batches=3, max_new_tokens=6)
+    return resolve(load_scenario("short"), overrides, **{"max_warmup": 1, **flags})
+
+
+def begin(engine: FakeEngine, **flags: Any) -> ExitCode:
+    return run_session(
+        spec_of(**flags), PairChoice(pair="tiny"), RUN,
+        engine_factory=FakeFactory(engine), check_engine=accept_arguments,
+    )  # fmt: skip
+
+
+def go_on(engine: FakeEngine | None = None, given: Any = None, folder: Path = RUN) -> ExitCode:
+    return resume_session(
+        folder, given or {},
+        engine_factory=FakeFactory(engine or FakeEngine()), check_engine=accept_arguments,
+    )  # fmt: skip
+
+
+def interrupted_at(n: int, **changes: Any) -> None:
+    code = begin(FakeEngine(failing={n: KeyboardInterrupt()}, **changes))
+    assert code is (ExitCode.CORRECTNESS_BROKEN if changes else ExitCode.INTERRUPTED)
+    assert read_run(RUN).header["status"] == "partial"
+
+
+def without_times(batch: BatchRecord) -> BatchRecord:
+    """What must not depend on when and how often the run was cut: all but times and numbers."""
+    return replace(batch, batch=0, started_at="", conditions={})
+
+
+def measured(folder: Path = RUN) -> list[BatchRecord]:
+    return [without_times(b) for b in read_run(folder).batches if b.phase != "warmup"]
+
+
+@cache
+def never_cut() -> list[BatchRecord]:
+    """What a run measures that is left alone: the first test that asks makes it."""
+    begin(FakeEngine())
+    RUN.rename("uncut")
+    return measured(Path("uncut"))
+
+
+@pytest.fixture
+def uncut(own_surroundings: None) -> list[BatchRecord]:
+    """The same run, never cut."""
+    return never_cut()
+
+
+@pytest.mark.parametrize("n", [0, 1, 3, 8, 9, 17, 28])
+def test_a_resumed_run_is_the_run_that_was_never_cut(n: int, uncut: list[BatchRecord]) -> None:
+    interrupted_at(n)
+    engine = FakeEngine()
+    assert go_on(engine) is ExitCode.OK
+    run = read_run(RUN)
+    assert run.header["status"] == "complete"
+    assert measured() == uncut
+    finished = max(0, n - 1) // 7
+    assert len(engine.calls) == 1 + WHOLE - 7 * finished  # warm-up and unfinished blocks anew
+    numbers = {batch.batch for batch in (*run.batches, *run.superseded)}
+    assert len(numbers) == len(run.batches) + len(run.superseded)
+    assert len(run.windows) == 3 * len(run.batches)
+    again = ["superseded"] if n > 1 and (n - 1) % 7 else []
+    assert [event["event"] for event in events_but_kv(run)] == ["interrupted", "resumed", *again]
+
+
+def test_a_run_may_be_cut_again_and_again(uncut: list[BatchRecord]) -> None:
+    interrupted_at(5)
+    for n in (1, 3, 6):
+        engine = FakeEngine(failing={n: KeyboardInterrupt()})
+        assert go_on(engine) is ExitCode.INTERRUPTED
+    assert go_on() is ExitCode.OK
+    assert measured() == uncut
+
+
+def test_a_failed_run_can_be_resumed(uncut: list[BatchRecord]) -> None:
+    with pytest.raises(RuntimeError, match="gone"):
+        begin(FakeEngine(failing={12: RuntimeError("gone")}))
+    assert go_on() is ExitCode.OK
+    assert read_run(RUN).header["status"] == "complete"
+    assert measured() == uncut
+
+
+def test_what_was_measured_is_timed_in_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    interrupted_at(9)
+    first = read_run(RUN).header["measuring_s"]
+    go_on()
+    assert read_run(RUN).header["measuring_s"] >= first
+
+
+def test_a_torn_line_is_cut_off_measured_again_and_said(
+    uncut: list[BatchRecord], capsys: pytest.CaptureFixture[str]
+) -> None:
+    interrupted_at(12)
+    path = RUN / RECORDS_FILE
+    lines = path.read_bytes().splitlines(keepends=True)
+    kept = [line for line in lines if b'"interrupted"' not in line]
+    path.write_bytes(b"".join(kept)[:-30])
+    assert go_on() is ExitCode.OK
+    assert measured() == uncut
+    assert "was not written to the end" in capsys.readouterr().out
+    findings = json.loads((RUN / RUN_FILE).read_text())["findings"]
+    assert any(f["kind"] == "torn_records" and "last line" in f["message"] for f in findings)
+
+
+@pytest.mark.parametrize("n", [4, 12])
+def test_parity_is_judged_in_the_block_that_runs_again(n: int) -> None:
+    """After the cut one cell answers otherwise than off x off does in the same process."""
+    interrupted_at(n)
+    engine = FakeEngine(wrong=lambda number, cell: cell.label == "stage x adaptive")
+    assert go_on(engine) is ExitCode.CORRECTNESS_BROKEN
+    run = read_run(RUN)
+    assert list(run.header["parity"]["broken"]) == ["stage x adaptive"]
+    assert "1 of 2 requests differ" in run.header["parity"]["broken"]["stage x adaptive"]
+
+
+def test_a_cell_that_broke_before_the_cut_stays_broken() -> None:
+    interrupted_at(12, wrong=lambda number, cell: cell.label == "stage x graph")
+    engine = FakeEngine()
+    assert go_on(engine) is ExitCode.CORRECTNESS_BROKEN
+    assert "stage x graph" not in {call.cell.label for call in engine.calls}
+    assert list(read_run(RUN).header["parity"]["broken"]) == ["stage x graph"]
+
+
+def test_a_break_that_was_not_judged_yet_is_a_break() -> None:
+    """Killed between the last batch of a block and the event that judges it.
+
+    The block is run again and its tokens are equal then; its first try's fingerprints tell.
+    """
+
+    def wrong(number: int, cell: Any) -> bool:
+        return number > 8 and cell.label == "stage x off"
+
+    interrupted_at(16, wrong=wrong)
+    path = RUN / RECORDS_FILE
+    path.write_bytes(path.read_bytes().split(b'{"event":"parity_broken"')[0])
+    assert go_on() is ExitCode.CORRECTNESS_BROKEN
+    run = read_run(RUN)
+    invalid = [c for c in run.header["cells"] if c["verdict"] == "INVALID"]
+    assert [(c["nwor_mode"], c["scv_mode"]) for c in invalid] == [("stage", "off")]
+    assert "block 1 (timed): 1 of 2 requests gave other tokens" in invalid[0]["reason"]
+    assert [batch.block for batch in run.superseded] == [1] * 7
+
+
+def test_a_run_that_stops_early_stops_at_the_same_block() -> None:
+    """The fake's windows are exact, so the first look, after ten blocks, ends the run."""
+    flags = {"ci_width": "1%", "max_blocks": 30}
+    begin(FakeEngine(), **flags)
+    whole, stopped = measured(), read_run(RUN).header["stopped"]
+    assert len(whole) == 7 + 10 * 7
+    assert "--ci-width 1%" in stopped
+    RUN.rename("whole")
+    begin(FakeEngine(failing={60: KeyboardInterrupt()}), **flags)
+    go_on()
+    assert measured() == whole
+    assert read_run(RUN).header["stopped"] == stopped
+
+
+class ShakyEngine(FakeEngine):
+    """Window times scatter by a tenth, by prompts and cell, in all blocks but the thirteenth."""
+
+    def generate(self, prompts: Any, sampling: Any) -> Any:
+        output = super().generate(prompts, sampling)
+        calm = sampling.seed == 13 * 2  # two requests a block
+        scatter = Random(str((prompts, self.cell))).random()
+        factor = 1 + scatter / (1e6 if calm else 10)
+        for window in output.windows:
+            window["wall_ms"] *= factor
+        return output
+
+
+def test_a_look_sees_the_blocks_up_to_it_and_no_more() -> None:
+    """Thirteen blocks are narrow enough, twelve and ten are not: only looks at 10 and 12 count.
+
+    A resumed run that looked at all thirteen on its way past block 10 would stop there.
+    """
+    begin(ShakyEngine(), ci_width="0.0001%", max_blocks=14)
+    run = read_run(RUN)
+    widths = {n: widest(run, n) for n in (10, 12, 13)}
+    assert widths[13] < widths[12] < widths[10]
+    between = f"{50 * (widths[12] + widths[13])}%"
+    RUN.rename("whole")
+    flags = {"ci_width": between, "max_blocks": 14}
+    begin(ShakyEngine(failing={1 + 7 + 13 * 7: KeyboardInterrupt()}), **flags)
+    assert go_on(ShakyEngine()) is ExitCode.OK
+    assert len(measured()) == 7 + 14 * 7
+    assert read_run(RUN).header["stopped"] == "--max-blocks 14"
+
+
+class WideCell(FakeEngine):
+    """Window times of stage x off scatter by a half, those of all other cells by nothing."""
+
+    def generate(self, prompts: Any, sampling: Any) -> Any:
+        output = super().generate(prompts, sampling)
+        if self.cell is not None and self.cell.label == "stage x off":
+            for window in output.windows:
+                window["wall_ms"] *= 1 + Random(str(prompts)).random() / 2
+        return output
+
+
+def test_a_cell_that_breaks_after_a_look_was_wide_in_that_look() -> None:
+    """Its interval keeps the run going at block 10; it breaks in block 11 and counts no more."""
+    flags = {"ci_width": "1%", "max_blocks": 14}
+
+    def wrong(number: int, cell: Any) -> bool:
+        return number >= 1 + 7 + 10 * 7 and cell.label == "stage x off"
+
+    begin(WideCell(wrong=wrong), **flags)
+    whole = read_run(RUN)
+    assert max(batch.block for batch in whole.batches) == 12
+    RUN.rename("whole")
+    begin(WideCell(wrong=wrong, failing={1 + 7 + 11 * 7 + 2: KeyboardInterrupt()}), **flags)
+    assert go_on(WideCell()) is ExitCode.CORRECTNESS_BROKEN
+    assert read_run(RUN).header["stopped"] == whole.header["stopped"]
+    assert measured() == measured(Path("whole"))
+
+
+def widest(run: RunData, blocks: int) -> float:
+    """The largest half-width over the compared cells after so many blocks."""
+    batches = tuple(batch for batch in run.batches if batch.block <= blocks)
+    windows = tuple(window for window in run.windows if window.block <= blocks)
+    cells = summarise(replace(run, batches=batches, windows=windows))
+    return max(cell.half_width for cell in cells if cell.half_width is not None)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"requests": 4}, "--requests: 4 .* begun with 2"),
+        ({"seed": 7}, "--seed: 7 .* begun with 0"),
+        ({"pair": "smollm2"}, "--pair: 'smollm2' .* begun with 'tiny'"),
+        ({"draft_model": "a/b"}, "--draft-model: 'a/b' .* begun without it"),
+        ({"nwor_modes": "off"}, "--nwor-modes: 'off' .* begun with"),
+        ({"scenario": "medium"}, "--scenario: 'medium' .* begun with 'short'"),
+        ({"ci_width": "1%"}, "--ci-width: '1%' .* begun without it"),
+        ({"time_budget": "1m"}, "--time-budget: '1m' .* begun without it"),
+        ({"engine_args": '{"a": 1}'}, "--engine-args"),
+        ({"engine_args": "{"}, "--engine-args: '{' .* it is not JSON"),
+        ({"speculative_config": "[]"}, r"--speculative-config: '\[\]' .* write a JSON object"),
+        ({"ci_width": "wide"}, "--ci-width: 'wide' .* write for example 0.5%"),
+        ({"scv_modes": "bogus"}, "--scv-modes: 'bogus' .* begun with"),
+        ({"output": "other"}, "--output: 'other' .* leave it out"),
+    ],
+)
+def test_flags_that_say_otherwise_are_refused(given: dict[str, Any], words: str) -> None:
+    interrupted_at(9)
+    before = (RUN / RECORDS_FILE).read_bytes()
+    with pytest.raises(ConfigError, match=words):
+        go_on(given=given)
+    assert (RUN / RECORDS_FILE).read_bytes() == before
+
+
+def test_every_flag_is_held_against_the_run_or_changes_nothing_of_it() -> None:
+    """A new flag of the sweep must not be ignored in silence when a run goes on."""
+    interrupted_at(9)
+    header = read_run(RUN).header
+    harmless = {"resume", "dry_run", "verbose", "nvtx", "github_summary",
+                "prometheus_port", "prometheus_address", "prometheus_textfile"}  # fmt: skip
+    for_files = {"file", "continue_on_error", "ray"}  # refused before a single run is resumed
+    command = typer.main.get_command(app).commands["sweep"]  # type: ignore[attr-defined]
+    names = {parameter.name for parameter in command.params} - harmless - for_files - {"help"}
+    assert len(names) > 20
+    for name in names:
+        with pytest.raises(ConfigError):
+            resume.check_flags({name: "7"}, header)
+
+
+def test_a_choice_that_was_none_yet_when_the_run_was_begun_has_its_default() -> None:
+    interrupted_at(9)
+    header = json.loads((RUN / RUN_FILE).read_text())
+    for name in ("launch_counts", "max_blocks"):
+        del header["spec"][name]
+    (RUN / RUN_FILE).write_text(json.dumps(header))
+    with pytest.raises(ConfigError, match=r"--launch-counts: True .* begun without it"):
+        go_on(given={"launch_counts": True})
+    assert go_on() is ExitCode.OK
+
+
+def test_flags_that_say_the_same_are_fine() -> None:
+    interrupted_at(9)
+    given = {"requests": 2, "pair": "tiny", "scenario": "short", "nwor_modes": "off, stage",
+             "max_warmup": 1, "resume": "run", "verbose": False}  # fmt: skip
+    assert go_on(given=given) is ExitCode.OK
+
+
+def change_header(**changes: Any) -> None:
+    path = RUN / RUN_FILE
+    header = json.loads(path.read_text())
+    for dotted, value in changes.items():
+        *parts, last = dotted.split("__")
+        place = header
+        for part in parts:
+            place = place[part]
+        place[last] = value
+    path.write_text(json.dumps(header))
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"environment__packages__torch": "1.0"}, r"environment\.packages\.torch"),
+        ({"environment__cpu__model": "other"}, r"environment\.cpu\.model"),
+        ({"environment__gpus": [{"name": "H200"}]}, r"environment\.gpus"),
+        ({"pair__dtype": "bfloat16"}, r"pair\.dtype"),
+        ({"engine__target_layers": 99}, r"engine\.target_layers"),
+        ({"blocks": []}, "blocks"),
+        ({"spec__seed": 5}, "blocks"),
+    ],
+)
+def test_another_machine_or_order_is_refused(changes: dict[str, Any], words: str) -> None:
+    interrupted_at(9)
+    change_header(**changes)
+    with pytest.raises(BenchError, match=words) as caught:
+        go_on()
+    assert caught.value.exit_code == ExitCode.BAD_USAGE
+
+
+@pytest.mark.parametrize(
+    ("part", "value", "words"),
+    [
+        *((part, None, f"{part} is missing") for part in ("spec", "pair", "choice", "blocks")),
+        ("environment", None, "environment is missing"),
+        ("environment__packages", None, r"environment\.packages is missing"),
+        ("environment", "x", "environment is 'x', not an object"),
+        ("blocks", "x", "blocks is 'x', not a list"),
+        ("scenario__requests", 3, r"scenario\.requests is 3 and spec\.scenario\.requests 2"),
+        ("spec__nwor_modes", ["offf"], "'offf' is not a valid NworMode"),
+    ],
+)
+def test_an_edited_header_is_refused_by_the_name_of_what_changed(
+    part: str, value: Any, words: str
+) -> None:
+    interrupted_at(9)
+    change_header(**{part: value})
+    with pytest.raises(StoreError, match=words) as caught:
+        go_on()
+    assert "run.json" in str(caught.value)
+
+
+def test_an_edited_scenario_is_refused_by_its_field() -> None:
+    interrupted_at(9)
+    change_header(scenario__requests="two", spec__scenario__requests="two")
+    with pytest.raises(StoreError, match=r"spec\.scenario\.requests is 'two'; write a valid int"):
+        go_on()
+
+
+def test_other_prompts_are_refused() -> None:
+    interrupted_at(9)
+    path = RUN / RECORDS_FILE
+    text = path.read_text().replace('"prompt_digest":"', '"prompt_digest":"f')
+    path.write_text(text)
+    with pytest.raises(ConfigError, match="prompts of block 0"):
+        go_on()
+
+
+def test_a_complete_run_is_refused() -> None:
+    begin(FakeEngine())
+    with pytest.raises(ConfigError, match="this run is complete"):
+        go_on()
+
+
+def test_a_run_of_version_1_is_read_and_not_continued() -> None:
+    interrupted_at(9)
+    change_header(format_version=1)
+    with pytest.raises(ConfigError, match="format version 1 and can be read, not continued"):
+        go_on()
+
+
+def test_no_run_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"run folder.*run\.json"):
+        go_on(folder=Path("nothing"))
+
+
+def test_two_writers_are_refused() -> None:
+    interrupted_at(9)
+    with only_writer(RUN), pytest.raises(ConfigError, match="another process is writing it"):
+        go_on()
+    assert go_on() is ExitCode.OK
+
+
+def test_leftovers_of_a_killed_write_are_cleared() -> None:
+    interrupted_at(9)
+    leftover = RUN / ".run.json.123.tmp"
+    leftover.write_text("half")
+    RunStore.open(RUN)
+    assert not leftover.exists()
+
+
+# kill -9, for real: a forked process measures, and dies at a random moment.
+
+
+def in_a_child(work: Any) -> int:
+    """Fork a process that does `work`, silently; returns its number."""
+    child = os.fork()
+    if child == 0:
+        try:
+            null = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(null, 1)
+            os.dup2(null, 2)
+            work()
+            os._exit(0)
+        except BaseException:
+            os._exit(1)
+    return child
+
+
+def slow_engine() -> FakeEngine:
+    return FakeEngine(before=lambda number: time.sleep(0.002))
+
+
+@pytest.mark.slow
+def test_kill_9_at_20_random_moments_loses_at_most_the_batch_in_flight(
+    uncut: list[BatchRecord], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = environment.collect()
+    monkeypatch.setattr(environment, "collect", lambda: known)  # it is the same machine
+    random = Random(9)
+    cut = 0
+    for trial in range(20):
+        if RUN.exists():
+            RUN.rename(f"before-{trial}")
+        child = in_a_child(lambda: begin(slow_engine()))
+        deadline = time.monotonic() + 10
+        moment = random.randrange(WHOLE + 3)
+        while stored() < moment and running(child) and time.monotonic() < deadline:
+            time.sleep(0.0005)
+        time.sleep(random.random() * 0.004)
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        lost_at_most_one = stored()
+        if not (RUN / RUN_FILE).is_file():
+            continue  # nothing had begun
+        run = read_run(RUN)
+        assert len(run.batches) in (lost_at_most_one, lost_at_most_one + 1)
+        if run.header["status"] != "complete":
+            cut += 1
+            assert go_on() is ExitCode.OK
+        again = read_run(RUN)
+        assert measured() == uncut
+        assert len({b.batch for b in again.batches}) == len(again.batches)
+        assert again.warnings == ()
+    assert cut >= 15
+
+
+def stored() -> int:
+    """Whole batches in the file."""
+    path = RUN / RECORDS_FILE
+    return path.read_bytes().count(b'"kind":"batch"}\n') if path.is_file() else 0
+
+
+def running(child: int) -> bool:
+    return os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None

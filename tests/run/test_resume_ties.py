@@ -1,0 +1,302 @@
+"""Resuming a run in bf16 on a GPU: two engine processes break ties in different ways.
+
+The stand-in engine's last tokens depend on its process and on the cell, as bf16 ties do; the
+tokens of two processes never agree, and within one process every difference is a tie.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+from fake_engine import FakeEngine, FakeFactory, accept_arguments
+
+from nwor_bench.analysis.parity.ties import ErrorScale, Place, PlaceVerdict
+from nwor_bench.errors import ExitCode
+from nwor_bench.records.lines import batch_key
+from nwor_bench.records.store import RECORDS_FILE, RunData, read_run
+from nwor_bench.records.types import BatchRecord
+from nwor_bench.run import blocks as runner
+from nwor_bench.run.prepare import PairChoice, resume_session, run_session
+from nwor_bench.workload.config import Overrides, SweepSpec, load_scenario, resolve
+
+pytestmark = pytest.mark.usefixtures("own_surroundings", "ties")
+
+RUN = Path("run")
+CELLS, BLOCKS = 7, 2
+BATCHES = 1 + CELLS * (1 + BLOCKS)  # one of warm-up, the gate, two timed blocks
+FAR = 1000
+"""A last token that is off by so much is no tie."""
+
+
+class TieEngine(FakeEngine):
+    """A GPU in bf16. Each instance stands for one engine process with ties of its own."""
+
+    def __init__(self, process: int, **changes: Any):
+        super().__init__(**changes)
+        self.process = process
+
+    def status(self) -> dict[str, Any]:
+        return super().status() | {"device": "cuda:0", "dtype": "bfloat16"}
+
+    def generate(self, prompts: Any, sampling: Any) -> Any:
+        cell, number = self.cell, len(self.calls)
+        output = super().generate(prompts, sampling)
+        assert cell is not None
+        tokens = []
+        for answer in output.token_ids:
+            own = 0 if cell.is_baseline else 1 + Random(str((self.process, cell))).randrange(4)
+            shift = 10 * self.process + own
+            far = FAR if self.wrong(number, cell) else 0
+            tokens.append((*answer[:-1], answer[-1] + shift + far))
+        return replace(output, token_ids=tuple(tokens))
+
+
+class LastTokens:
+    """In place of the judge that asks the engine: tokens that are near each other are a tie."""
+
+    measured = ErrorScale(rms=10.0, largest=10.0, positions=128, within=0, moved_rms=10.0)
+    spent_s = 0.0
+
+    def __init__(self, *_: Any):
+        pass
+
+    def judge(self, prompts: Any, reference: Any, places: Sequence[Place]) -> list[PlaceVerdict]:
+        gaps = [float(place.reference - place.token) for place in places]
+        return [PlaceVerdict(p, (g, g), self.measured) for p, g in zip(places, gaps, strict=True)]
+
+    def go_on(self, *_: Any) -> dict[int, tuple[int, ...]]:
+        raise AssertionError("only last tokens differ: nothing is left to go on with")
+
+
+@pytest.fixture
+def ties(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "TieJudge", LastTokens)
+
+
+def spec_of(**flags: Any) -> SweepSpec:
+    overrides = Overrides(requests=2, batches=BLOCKS, max_new_tokens=6)
+    return resolve(load_scenario("short"), overrides, **{"max_warmup": 1, **flags})
+
+
+def begin(engine: FakeEngine, **flags: Any) -> ExitCode:
+    return run_session(
+        spec_of(**flags), PairChoice(pair="tiny"), RUN,
+        engine_factory=FakeFactory(engine), check_engine=accept_arguments,
+    )  # fmt: skip
+
+
+def go_on(engine: FakeEngine) -> ExitCode:
+    return resume_session(
+        RUN, {}, engine_factory=FakeFactory(engine), check_engine=accept_arguments
+    )
+
+
+def outcome(run: RunData) -> list[tuple[str, str, int]]:
+    """Parity, verdict and timed batches of every cell, as run.json tells them."""
+    names = ("nwor_mode", "scv_mode", "arm", "parity", "verdict", "batches")
+    return [tuple(cell[name] for name in names) for cell in run.header["cells"]]
+
+
+@cache
+def uncut() -> list[tuple[str, str, int]]:
+    """What the run comes to that is never cut."""
+    assert begin(TieEngine(1)) is ExitCode.OK
+    found = outcome(read_run(RUN))
+    RUN.rename("uncut")
+    return found
+
+
+@pytest.mark.parametrize("cut", range(1, BATCHES))
+def test_a_run_that_is_cut_and_resumed_comes_to_the_same_verdicts(cut: int) -> None:
+    expected = uncut()
+    assert begin(TieEngine(1, failing={cut: KeyboardInterrupt()})) is ExitCode.INTERRUPTED
+    assert go_on(TieEngine(2)) is ExitCode.OK
+    run = read_run(RUN)
+    assert run.header["status"] == "complete"
+    assert run.header["parity"]["broken"] == {}
+    assert outcome(run) == expected
+    assert [e for e in run.events if e["event"] == "parity_broken"] == []
+
+
+@pytest.mark.parametrize("cut", [3, 8, 12, 15, 18])
+def test_the_batches_of_a_block_come_from_one_engine_process(cut: int) -> None:
+    begin(TieEngine(1, failing={cut: KeyboardInterrupt()}))
+    first = {batch_key(batch) for batch in read_run(RUN).batches}
+    go_on(TieEngine(2))
+    blocks: dict[tuple[str, int], set[bool]] = {}
+    for batch in read_run(RUN).batches:
+        if batch.phase != "warmup":
+            blocks.setdefault((batch.phase, batch.block), set()).add(batch_key(batch) in first)
+    assert len(blocks) == 1 + BLOCKS
+    assert all(len(processes) == 1 for processes in blocks.values())
+
+
+def test_an_interruption_after_a_blocks_last_batch_is_no_verdict() -> None:
+    """Ctrl-C comes once the batch is stored, before the block's tokens are compared."""
+
+    def interrupt(batch: BatchRecord, windows: Any) -> None:
+        if (batch.phase, batch.block, batch.order) == ("timed", 1, CELLS - 1):
+            raise KeyboardInterrupt
+
+    code = run_session(
+        spec_of(), PairChoice(pair="tiny"), RUN, on_batch=interrupt,
+        engine_factory=FakeFactory(TieEngine(1)), check_engine=accept_arguments,
+    )  # fmt: skip
+    assert code is ExitCode.INTERRUPTED
+    engine = TieEngine(2)
+    assert go_on(engine) is ExitCode.OK
+    assert len(engine.calls) == 1 + BLOCKS * CELLS  # warm-up and both timed blocks
+
+
+def test_finished_blocks_are_neither_run_nor_judged_again() -> None:
+    begin(TieEngine(1, failing={1 + 2 * CELLS: KeyboardInterrupt()}))  # block 1 is finished
+    before = read_run(RUN)
+    engine = TieEngine(2)
+    go_on(engine)
+    assert len(engine.calls) == 1 + CELLS
+    after = read_run(RUN)
+    kept = [b for b in after.batches if (b.phase, b.block) in {("gate", 0), ("timed", 1)}]
+    assert kept == [b for b in before.batches if b.phase != "warmup"]
+    assert after.superseded == ()
+
+
+@pytest.mark.parametrize("cut", [5, 12])
+def test_what_a_cut_block_had_stays_in_the_records_and_out_of_the_numbers(cut: int) -> None:
+    begin(TieEngine(1, failing={cut: KeyboardInterrupt()}))
+    text = (RUN / RECORDS_FILE).read_bytes()
+    go_on(TieEngine(2))
+    assert (RUN / RECORDS_FILE).read_bytes().startswith(text)
+    run = read_run(RUN)
+    number = 1 + (cut - 1) // CELLS * CELLS  # the cut block's first batch
+    assert [batch.batch for batch in run.superseded] == list(range(number, cut))
+    numbers = {batch.batch for batch in run.batches}
+    assert numbers.isdisjoint(batch.batch for batch in run.superseded)
+    assert {window.batch for window in run.windows} == numbers
+    table = (RUN / "batches.csv").read_text().splitlines()
+    assert len(table) == 1 + len(run.batches)
+
+
+def test_a_run_is_cut_again_in_the_block_that_was_cut_before() -> None:
+    expected = uncut()
+    begin(TieEngine(1, failing={12: KeyboardInterrupt()}))
+    for process in (2, 3):
+        engine = TieEngine(process, failing={3: KeyboardInterrupt()})
+        assert go_on(engine) is ExitCode.INTERRUPTED
+    assert go_on(TieEngine(4)) is ExitCode.OK
+    run = read_run(RUN)
+    assert outcome(run) == expected
+    assert len(run.superseded) == 4 + 2 + 2
+
+
+def test_an_interruption_before_the_block_runs_again_sets_nothing_aside() -> None:
+    begin(TieEngine(1, failing={12: KeyboardInterrupt()}))
+    before = read_run(RUN)
+    assert go_on(TieEngine(2, failing={0: KeyboardInterrupt()})) is ExitCode.INTERRUPTED
+    after = read_run(RUN)
+    assert after.superseded == ()
+    assert after.batches == before.batches
+
+
+@pytest.mark.parametrize("cut", [4, 7, 9, 18])
+def test_a_cell_that_broke_in_the_gate_stays_broken(cut: int) -> None:
+    """Also where the gate was cut and its other cells run again: a break was seen."""
+    number = 2  # the gate's second cell
+    broken = TieEngine(
+        1, failing={cut: KeyboardInterrupt()}, wrong=lambda call, cell: call == number
+    )
+    assert begin(broken) is ExitCode.CORRECTNESS_BROKEN
+    label = broken.calls[number].cell.label
+    engine = TieEngine(2)
+    assert go_on(engine) is ExitCode.CORRECTNESS_BROKEN
+    run = read_run(RUN)
+    assert list(run.header["parity"]["broken"]) == [label]
+    timed = [call.cell.label for call in engine.calls[1 + (CELLS if cut < 8 else 0) :]]
+    assert timed
+    assert label not in timed
+
+
+def test_a_break_in_the_block_that_runs_again_is_found() -> None:
+    begin(TieEngine(1, failing={12: KeyboardInterrupt()}))
+    engine = TieEngine(2, wrong=lambda number, cell: cell.label == "stage x graph")
+    assert go_on(engine) is ExitCode.CORRECTNESS_BROKEN
+    assert list(read_run(RUN).header["parity"]["broken"]) == ["stage x graph"]
+
+
+def test_counts_that_did_not_add_up_in_a_block_that_ran_again_are_no_less_wrong() -> None:
+    class Miscounting(TieEngine):
+        def generate(self, prompts: Any, sampling: Any) -> Any:
+            output = super().generate(prompts, sampling)
+            if self.cell is not None and self.cell.label == "stage x off":
+                output.windows[0]["stage_operations"] += 1
+            return output
+
+    first = Miscounting(1, failing={1 + 2 * CELLS: KeyboardInterrupt()})
+    assert begin(first) is ExitCode.CORRECTNESS_BROKEN
+    cut = Miscounting(1, failing={CELLS: KeyboardInterrupt()})  # all of the gate but its last
+    RUN.rename("first")
+    assert begin(cut) is ExitCode.CORRECTNESS_BROKEN
+    assert go_on(TieEngine(2)) is ExitCode.CORRECTNESS_BROKEN
+    cells = {cell["verdict"]: cell["reason"] for cell in read_run(RUN).header["cells"]}
+    assert "stage operations" in cells["INVALID"]
+
+
+def test_a_run_of_an_older_version_goes_on_behind_its_last_block_that_another_followed() -> None:
+    """Its records do not say which blocks are finished: one that was followed by another is."""
+    begin(TieEngine(1, failing={1 + 2 * CELLS + 3: KeyboardInterrupt()}))
+    path = RUN / RECORDS_FILE
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join(line for line in lines if b'"block_finished"' not in line))
+    engine = TieEngine(2)
+    assert go_on(engine) is ExitCode.OK
+    assert len(engine.calls) == 1 + CELLS  # block 2, whole
+    assert outcome(read_run(RUN)) == uncut_after()
+
+
+def uncut_after() -> list[tuple[str, str, int]]:
+    RUN.rename("resumed")
+    return uncut()
+
+
+def test_a_cell_with_explained_ties_counts_in_a_look() -> None:
+    """The fake's windows are exact, so the first look, after ten blocks, ends the run, resumed or
+    not: explained ties make no cell INVALID while the run goes on."""
+    flags = {"ci_width": "1%", "max_blocks": 12}
+    assert begin(TieEngine(1), **flags) is ExitCode.OK
+    stopped = read_run(RUN).header["stopped"]
+    assert "every ratio is known" in str(stopped)
+    assert max(batch.block for batch in read_run(RUN).batches) == 10
+    RUN.rename("whole")
+    begin(TieEngine(1, failing={1 + 9 * CELLS: KeyboardInterrupt()}), **flags)
+    assert go_on(TieEngine(2)) is ExitCode.OK
+    assert read_run(RUN).header["stopped"] == stopped
+    assert max(batch.block for batch in read_run(RUN).batches) == 10
+
+
+def test_a_run_that_is_killed_keeps_its_parity_rule() -> None:
+    """A report of what is left must not hold explained ties against it."""
+    headers = []
+
+    def look(batch: BatchRecord, windows: Any) -> None:
+        headers.append(read_run(RUN).header["parity"])
+
+    run_session(
+        spec_of(), PairChoice(pair="tiny"), RUN, on_batch=look,
+        engine_factory=FakeFactory(TieEngine(1)), check_engine=accept_arguments,
+    )  # fmt: skip
+    assert {header["rule"] for header in headers} == {"explained"}
+
+
+def test_the_report_says_what_was_run_again(capsys: pytest.CaptureFixture[str]) -> None:
+    begin(TieEngine(1, failing={12: KeyboardInterrupt()}))
+    capsys.readouterr()
+    go_on(TieEngine(2))
+    told = capsys.readouterr().out.replace("\n", " ")
+    assert "block 1 (timed) was cut and is run again whole" in told
+    found = [f for f in read_run(RUN).header["findings"] if f["kind"] == "superseded"]
+    assert len(found) == 1
+    assert "4 batches" in found[0]["message"]
+    assert "block 1 (timed)" in found[0]["message"]

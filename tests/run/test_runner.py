@@ -1,0 +1,206 @@
+"""The sweep on a stand-in engine: gate first and greedy, every batch stored as it ends."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_engine import FakeEngine, events_but_kv
+from toy_run import BASELINE, STAGE, Runner, cell_of, encode, of_phase
+
+from nwor_bench.analysis.aggregate import summarise
+from nwor_bench.records.store import read_run
+from nwor_bench.records.types import Cell, Verdict
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "run"
+
+
+def test_warm_up_then_gate_then_blocks_in_the_planned_order(folder: Path) -> None:
+    runner = Runner(folder, FakeEngine(), warmup=2)
+    run = runner.run()
+    planned = [BASELINE] * 2 + [c for b in (runner.plan.gate, *runner.plan.blocks) for c in b.order]
+    assert [call.cell for call in runner.engine.calls] == planned
+    assert [cell_of(batch) for batch in run.batches] == planned
+    assert [batch.phase for batch in run.batches] == ["warmup"] * 2 + ["gate"] * 7 + ["timed"] * 21
+    assert [batch.batch for batch in run.batches] == list(range(30))
+    assert [batch.order for batch in run.batches] == [0, 0] + list(range(7)) * 4
+    assert len(runner.log.done) == runner.plan.num_batches == 30
+
+
+def test_the_order_in_run_json_is_the_order_that_ran(folder: Path) -> None:
+    run = Runner(folder, FakeEngine()).run()
+    for entry in run.header["blocks"]:
+        phase = "gate" if entry["block"] == 0 else "timed"
+        ran = [b for b in of_phase(run, phase) if b.block == entry["block"]]
+        assert entry["order"] == [cell_of(batch).label for batch in ran]
+        assert len(entry["prompt_ids"]) == 2
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_the_gate_is_greedy_whatever_the_temperature(folder: Path, temperature: float) -> None:
+    runner = Runner(folder, FakeEngine(), temperature=temperature)
+    run = runner.run()
+    gate = runner.engine.calls[1:8]
+    assert {(c.sampling.temperature, c.sampling.top_p) for c in gate} == {(0.0, 1.0)}
+    timed = runner.engine.calls[8:]
+    assert {(c.sampling.temperature, c.sampling.top_p) for c in timed} == {(temperature, 0.9)}
+    assert {batch.temperature for batch in of_phase(run, "gate")} == {0.0}
+    assert [b.parity for b in of_phase(run, "gate")] == ["reference"] + ["exact"] * 6
+
+
+def test_all_cells_of_a_block_get_the_same_prompts_and_seed(folder: Path) -> None:
+    runner = Runner(folder, FakeEngine(), temperature=0.8, seed=5)
+    run = runner.run()
+    asked: dict[int, set[Any]] = {}
+    for batch, call in zip(run.batches, runner.engine.calls, strict=True):
+        if batch.phase == "timed":
+            asked.setdefault(batch.block, set()).add((call.prompts, call.sampling))
+    assert sorted(asked) == [1, 2, 3]
+    assert all(len(what) == 1 for what in asked.values())
+    assert len({next(iter(what))[1].seed for what in asked.values()}) == 3
+    digests = {(b.block, b.prompt_digest) for b in run.batches if b.phase == "timed"}
+    assert len(digests) == 3
+    for block in runner.plan.blocks:
+        prompts, sampling = next(iter(asked[block.number]))
+        assert [list(p) for p in prompts] == encode(block.prompts)
+        assert sampling.max_new_tokens == 8
+
+
+def test_every_block_has_a_seed_of_its_own(folder: Path) -> None:
+    runner = Runner(folder, FakeEngine(), temperature=0.8, seed=5)
+    runner.run()
+    assert sorted({call.sampling.seed for call in runner.engine.calls}) == [5, 7, 9, 11]
+
+
+def test_a_cell_with_other_tokens_is_invalid_and_never_timed(folder: Path) -> None:
+    runner = Runner(folder, FakeEngine(wrong=lambda number, cell: cell == STAGE))
+    run = runner.run()
+    gate = {cell_of(batch): batch for batch in of_phase(run, "gate")}
+    assert gate[STAGE].parity == "INVALID"
+    assert "1 of 2 requests differ; first: request 1, output token 7" in str(
+        gate[STAGE].first_mismatch
+    )
+    assert {b.parity for c, b in gate.items() if c != STAGE} == {"reference", "exact"}
+    assert STAGE not in {cell_of(batch) for batch in of_phase(run, "timed")}
+    assert len(of_phase(run, "timed")) == 6 * 3
+    assert list(runner.sweep.parity.broken) == [STAGE]
+    assert any("gate: 6 of 7 cells" in line for line in runner.log.lines)
+    assert any("stage x off is INVALID" in line for line in runner.log.lines)
+    verdicts = {(c.nwor_mode, c.scv_mode): c for c in summarise(run)}
+    broken = verdicts["stage", "off"]
+    assert broken.verdict == Verdict.INVALID
+    assert broken.latency_ms_p50 is broken.ratio_to_off is broken.tokens_per_s is None
+
+
+def test_other_acceptance_is_a_broken_gate_too(folder: Path) -> None:
+    class OtherAcceptance(FakeEngine):
+        def generate(self, prompts: Any, sampling: Any) -> Any:
+            output = super().generate(prompts, sampling)
+            if self.cell == STAGE:
+                counters = output.counters
+                first, *rest = counters.accepted_per_position
+                object.__setattr__(counters, "accepted_per_position", (first - 1, *rest))
+            return output
+
+    runner = Runner(folder, OtherAcceptance())
+    run = runner.run()
+    assert "accepted per position" in runner.sweep.parity.broken[STAGE]
+    assert STAGE not in {cell_of(batch) for batch in of_phase(run, "timed")}
+
+
+def test_parity_that_breaks_later_is_found_and_stops_the_cell(folder: Path) -> None:
+    number_of_block_2 = 1 + 7 + 7
+
+    def wrong(number: int, cell: Cell) -> bool:
+        return cell == STAGE and number >= number_of_block_2
+
+    runner = Runner(folder, FakeEngine(wrong=wrong))
+    run = runner.run()
+    timed = [batch.block for batch in of_phase(run, "timed") if cell_of(batch) == STAGE]
+    assert timed == [1, 2]
+    assert [cell_of(b) for b in of_phase(run, "timed")].count(BASELINE) == 3
+    (event,) = events_but_kv(run)
+    assert {k: event[k] for k in ("event", "pair", "nwor_mode", "scv_mode", "block")} == {
+        "event": "parity_broken", "pair": "toy", "nwor_mode": "stage", "scv_mode": "off",
+        "block": 2,
+    }  # fmt: skip
+    verdicts = {(c.nwor_mode, c.scv_mode, c.arm): c.verdict for c in summarise(run)}
+    assert verdicts["stage", "off", None] == Verdict.INVALID
+    assert list(verdicts.values()).count(Verdict.INVALID) == 1
+
+
+def test_sampled_blocks_are_not_compared(folder: Path) -> None:
+    """Above temperature 0 equal seeds need not give equal tokens; only the gate judges."""
+
+    def wrong(number: int, cell: Cell) -> bool:
+        return cell == STAGE and number > 7
+
+    runner = Runner(folder, FakeEngine(wrong=wrong), temperature=0.8)
+    run = runner.run()
+    assert events_but_kv(run) == []
+    assert runner.sweep.parity.broken == {}
+    assert len(of_phase(run, "timed")) == 21
+
+
+@pytest.mark.parametrize("n", [0, 1, 4, 7, 20])
+def test_a_crash_leaves_every_batch_before_it(folder: Path, n: int) -> None:
+    runner = Runner(folder, FakeEngine(failing={n: RuntimeError("gone")}))
+    with pytest.raises(RuntimeError, match="gone"):
+        runner.run()
+    run = read_run(folder)
+    assert len(run.batches) == n
+    assert len(run.windows) == 3 * n
+    assert run.warnings == ()
+    assert run.header["status"] == "partial"
+
+
+def test_windows_are_stored_with_bytes_only_where_they_are_known(folder: Path) -> None:
+    run = Runner(folder, FakeEngine(bytes_per_token=None)).run()
+    assert {window.bytes_staged for window in run.windows} == {None}
+    assert any(window.staged_tokens for window in run.windows)
+
+
+def test_a_sound_run_has_six_comparable_cells(folder: Path) -> None:
+    cells = summarise(Runner(folder, FakeEngine()).run())
+    assert len(cells) == 7
+    assert Verdict.INVALID not in {cell.verdict for cell in cells}
+    staged = [c for c in cells if c.nwor_mode == "stage"]
+    assert all(c.nwor_total_staged == 3 * 3 * 2 * 4 for c in staged)
+    for cell in staged:
+        assert cell.nwor_total_committed is not None
+        assert cell.nwor_total_rejected is not None
+        assert cell.nwor_total_staged == cell.nwor_total_committed + cell.nwor_total_rejected
+
+
+def test_where_there_is_a_probe_two_blocks_run_once_more_with_it(folder: Path) -> None:
+    engine = FakeEngine(has_probe=True, wrong=lambda number, cell: number == 3)
+    runner = Runner(folder, engine)
+    run = runner.run()
+    probed = of_phase(run, "probe")
+    (broken,) = runner.sweep.parity.broken
+    sound = [cell for cell in runner.plan.cells if cell != broken]
+    assert [batch.block for batch in probed] == [1] * len(sound) + [2] * len(sound)
+    assert {cell_of(batch) for batch in probed} == set(sound)
+    first = len(engine.calls) - len(probed)
+    assert engine.switched == [(first, "probe", True), (len(engine.calls), "probe", False)]
+    # Nothing that is timed sees them.
+    assert all(cell.batches == 3 for cell in summarise(run) if cell.verdict != Verdict.INVALID)
+
+
+def test_a_probe_is_switched_off_when_its_batch_fails(folder: Path) -> None:
+    engine = FakeEngine(has_probe=True)
+    runner = Runner(folder, engine)
+    timed = 1 + len(runner.plan.cells) * (1 + len(runner.plan.blocks))
+    engine.failing[timed + 2] = RuntimeError("planted")
+    with pytest.raises(RuntimeError, match="planted"):
+        runner.run()
+    assert engine.switched[-1] == (timed + 3, "probe", False)
+    assert len(of_phase(read_run(folder), "probe")) == 2
+
+
+def test_without_a_probe_nothing_is_probed(folder: Path) -> None:
+    engine = FakeEngine()
+    assert not of_phase(Runner(folder, engine).run(), "probe")
+    assert engine.switched == []

@@ -1,0 +1,316 @@
+"""A whole session on a stand-in engine: however it ends, what was measured is reported."""
+
+import json
+import os
+import signal
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from fake_engine import FakeEngine, FakeFactory, accept_arguments, events_but_kv
+
+from nwor_bench.errors import BenchError, ConfigError, EngineError, ExitCode
+from nwor_bench.models.pairs import ResolvedPair
+from nwor_bench.records.store import RunData, read_run
+from nwor_bench.run.interrupts import heed_interrupts
+from nwor_bench.run.prepare import PairChoice, run_session
+from nwor_bench.workload.config import Overrides, SweepSpec, load_scenario, resolve
+
+REPORTS = ("run.json", "cells.csv", "batches.csv", "windows.csv", "report.md", "report.html")
+pytestmark = pytest.mark.usefixtures("own_surroundings")
+GATE_ENDS = 1 + 7  # one warm-up, six cells and the A/A arm
+
+
+def spec_of(**overrides: Any) -> SweepSpec:
+    small = {"requests": 2, "batches": 2, "max_new_tokens": 6, **overrides}
+    return resolve(load_scenario("short"), Overrides(**small), max_warmup=1)
+
+
+def session(engine: FakeEngine, output: Path | None = Path("run"), **overrides: Any) -> ExitCode:
+    return run_session(
+        spec_of(**overrides),
+        PairChoice(pair="tiny"),
+        output,
+        engine_factory=FakeFactory(engine),
+        check_engine=accept_arguments,
+    )
+
+
+def reported(folder: Path = Path("run")) -> tuple[RunData, pd.DataFrame]:
+    """The run's records, once every report is seen to hold all of them."""
+    run = read_run(folder)
+    assert [name for name in REPORTS if not (folder / name).is_file()] == []
+    assert len(pd.read_csv(folder / "batches.csv")) == len(run.batches)
+    assert len(pd.read_csv(folder / "windows.csv")) == len(run.windows)
+    assert run.header["finished_at"] is not None
+    return run, pd.read_csv(folder / "cells.csv", keep_default_na=False)
+
+
+def test_a_sound_session(capsys: pytest.CaptureFixture[str]) -> None:
+    engine = FakeEngine()
+    assert session(engine) is ExitCode.OK
+    run, cells = reported()
+    assert run.header["status"] == "complete"
+    assert len(run.batches) == GATE_ENDS + 2 * 7
+    assert list(cells["parity"]) == ["reference"] + ["exact"] * 6
+    assert list(cells["arm"]) == ["", "A/A"] + [""] * 5
+    assert run.header["engine"]["start_count"] == 1
+    assert run.header["parity"]["broken"] == {}
+    assert run.header["measuring_s"] >= 0
+    assert engine.closed == 1
+    text = capsys.readouterr().out
+    assert "gate: 7 of 7 cells" in text
+    assert "Run folder: run" in text
+    assert max(len(line) for line in text.splitlines() if "Run folder" not in line) <= 100
+
+
+def test_the_prompts_are_the_pairs_own_tokens() -> None:
+    engine = FakeEngine()
+    session(engine)
+    ids = engine.calls[0].prompts
+    assert len(ids) == 2
+    assert all(len(prompt) > 10 and max(prompt) < 264 for prompt in ids)
+
+
+def test_a_run_goes_into_runs_by_default() -> None:
+    session(FakeEngine(), output=None)
+    (folder,) = Path("runs").iterdir()
+    assert folder.name.endswith("-short-tiny")
+    reported(folder)
+
+
+def test_broken_parity_ends_with_3() -> None:
+    engine = FakeEngine(wrong=lambda number, cell: cell.label == "stage x graph")
+    assert session(engine) is ExitCode.CORRECTNESS_BROKEN
+    run, cells = reported()
+    assert run.header["status"] == "complete"
+    assert list(run.header["parity"]["broken"]) == ["stage x graph"]
+    (broken,) = cells[cells.verdict == "INVALID"].to_dict("records")
+    assert (broken["nwor_mode"], broken["scv_mode"], broken["batches"]) == ("stage", "graph", 0)
+    assert broken["latency_ms_p50"] == broken["tokens_per_s"] == broken["ratio_to_off"] == ""
+
+
+def test_parity_that_breaks_in_a_timed_block_ends_with_3() -> None:
+    def wrong(number: int, cell: Any) -> bool:
+        return number >= GATE_ENDS and cell.label == "stage x off"
+
+    assert session(FakeEngine(wrong=wrong)) is ExitCode.CORRECTNESS_BROKEN
+    run, cells = reported()
+    assert [event["event"] for event in events_but_kv(run)] == ["parity_broken"]
+    assert list(cells[cells.verdict == "INVALID"].scv_mode) == ["off"]
+
+
+@pytest.mark.parametrize("n", [0, 1, 5, GATE_ENDS, 12])
+def test_an_interruption_keeps_what_was_measured(
+    n: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    engine = FakeEngine(failing={n: KeyboardInterrupt()})
+    assert session(engine) is ExitCode.INTERRUPTED
+    run, _ = reported()
+    assert run.header["status"] == "partial"
+    assert len(run.batches) == n
+    assert [event["event"] for event in events_but_kv(run)] == ["interrupted"]
+    assert engine.closed == 1
+    out = capsys.readouterr().out
+    assert "interrupted: keeping what was measured" in out
+    assert "To go on: nwor-bench sweep --resume " in out
+
+
+@pytest.mark.parametrize("which", [signal.SIGINT, signal.SIGTERM])
+def test_an_interruption_that_a_library_loses_ends_the_run_behind_the_batch(
+    which: signal.Signals,
+) -> None:
+    """Seen while an engine started: the exception met a finaliser, and the sweep went on."""
+    before = signal.getsignal(which)
+
+    def lose(number: int) -> None:
+        if number == 9:
+            with suppress(KeyboardInterrupt):
+                signal.raise_signal(which)
+
+    assert session(FakeEngine(before=lose)) is ExitCode.INTERRUPTED
+    run, _ = reported()
+    assert (run.header["status"], len(run.batches)) == ("partial", 10)
+    assert signal.getsignal(which) is before
+
+
+def test_an_interruption_that_the_start_of_the_engine_loses_ends_the_run() -> None:
+    engine = FakeEngine()
+
+    def start(*_: Any) -> FakeEngine:
+        with suppress(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+        return engine
+
+    code = run_session(
+        spec_of(), PairChoice(pair="tiny"), Path("run"),
+        engine_factory=start, check_engine=accept_arguments,
+    )  # fmt: skip
+    assert code is ExitCode.INTERRUPTED
+    run, _ = reported()
+    assert (run.header["status"], len(run.batches), engine.closed) == ("partial", 0, 1)
+
+
+def test_ctrl_c_is_ignored_where_the_process_was_started_to_ignore_it() -> None:
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with heed_interrupts() as interrupts:
+            signal.raise_signal(signal.SIGINT)
+        assert not interrupts.seen
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_sigterm_is_an_interruption_and_only_while_measuring() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+
+    def stop(number: int) -> None:
+        if number == 9:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    assert session(FakeEngine(before=stop)) is ExitCode.INTERRUPTED
+    run, _ = reported()
+    assert (run.header["status"], len(run.batches)) == ("partial", 9)
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_an_interruption_of_a_broken_run_still_says_3() -> None:
+    engine = FakeEngine(
+        wrong=lambda number, cell: cell.label == "stage x off", failing={12: KeyboardInterrupt()}
+    )
+    assert session(engine) is ExitCode.CORRECTNESS_BROKEN
+    assert reported()[0].header["status"] == "partial"
+
+
+@pytest.mark.parametrize(
+    "error", [EngineError("the engine died"), RuntimeError("the engine died"), MemoryError()]
+)
+def test_an_error_is_raised_after_the_reports_are_written(error: Exception) -> None:
+    engine = FakeEngine(failing={10: error})
+    with pytest.raises(type(error)) as caught:
+        session(engine)
+    assert caught.value is error
+    run, cells = reported()
+    assert run.header["status"] == "failed"
+    assert len(run.batches) == 10
+    assert len(cells) == 7
+    (event,) = events_but_kv(run)
+    assert event["event"] == "failed"
+    assert event["error"] in ("the engine died", "MemoryError()")
+    assert event["error"] in Path("run/report.md").read_text()
+    assert engine.closed == 1
+
+
+def test_an_engine_that_does_not_start_leaves_a_failed_run(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def broken(pair: ResolvedPair, spec: SweepSpec, log: Path | None) -> FakeEngine:
+        raise EngineError("vLLM did not start: no luck")
+
+    with pytest.raises(EngineError, match="no luck"):
+        run_session(
+            spec_of(), PairChoice(pair="tiny"), Path("run"),
+            engine_factory=broken, check_engine=accept_arguments,
+        )  # fmt: skip
+    run, cells = reported()
+    assert (run.header["status"], len(run.batches), len(cells)) == ("failed", 0, 0)
+    out = capsys.readouterr().out
+    assert "Nothing was measured" in out
+    assert "Verdict" not in out  # no table without a line
+
+
+def test_what_vllm_refuses_leaves_no_run_folder() -> None:
+    def refuse(pair: ResolvedPair, spec: SweepSpec) -> None:
+        raise ConfigError("vLLM refuses this configuration: no")
+
+    factory = FakeFactory()
+    with pytest.raises(ConfigError, match="vLLM refuses"):
+        run_session(
+            spec_of(), PairChoice(pair="tiny"), Path("run"),
+            engine_factory=factory, check_engine=refuse,
+        )  # fmt: skip
+    assert factory.starts == 0
+    assert not Path("run").exists()
+
+
+def test_a_dry_run_starts_and_writes_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    def refuse(*_: object) -> Any:
+        raise AssertionError("something was started")
+
+    code = run_session(
+        spec_of(batches=3, seed=2), PairChoice(pair="tiny"), None,
+        dry_run=True, engine_factory=refuse, check_engine=refuse,
+    )  # fmt: skip
+    assert code is ExitCode.OK
+    assert list(Path.cwd().iterdir()) == []
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    labels = [f"  {i}  {n} x {s}" for i, (n, s) in enumerate(
+        [(n, s) for n in ("off", "stage") for s in ("off", "graph", "adaptive")], start=1
+    )]  # fmt: skip
+    labels.append("  7  off x off (A/A)")
+    assert [line for line in lines if line in labels] == labels
+    orders = {line.split(":")[0].strip(): line.split(":")[1].split() for line in lines[-4:]}
+    assert list(orders) == ["gate", "block 1", "block 2", "block 3"]
+    assert all(sorted(order) == list("1234567") for order in orders.values())
+
+
+def test_the_dry_runs_order_is_the_order_of_the_run(capsys: pytest.CaptureFixture[str]) -> None:
+    run_session(spec_of(), PairChoice(pair="tiny"), None, dry_run=True)
+    lines = capsys.readouterr().out.splitlines()
+    names = {line.split()[0]: line.split(maxsplit=1)[1] for line in lines if line[2:3].isdigit()}
+    shown = [[names[n] for n in line.split(":")[1].split()] for line in lines[-3:]]
+    session(FakeEngine())
+    assert shown == [block["order"] for block in reported()[0].header["blocks"]]
+
+
+@pytest.mark.parametrize(
+    ("choice", "config", "expected"),
+    [
+        (PairChoice("tiny"), None, PairChoice("tiny")),
+        (PairChoice("tiny"), {"prompt_lookup_max": 2}, PairChoice("tiny")),
+        (PairChoice("tiny"), {"method": "ngram"}, PairChoice("tiny", method="ngram")),
+        (PairChoice(), {"model": "a/b"}, PairChoice(draft_model="a/b")),
+        (
+            PairChoice(method="eagle", draft_model="a/b"),
+            {"method": "eagle", "model": "a/b"},
+            PairChoice(method="eagle", draft_model="a/b"),
+        ),
+    ],
+)
+def test_vllms_speculative_config_chooses_method_and_drafter(
+    choice: PairChoice, config: dict[str, Any] | None, expected: PairChoice
+) -> None:
+    assert choice.with_config(config) == expected
+
+
+@pytest.mark.parametrize(
+    ("choice", "config", "words"),
+    [
+        (PairChoice(method="ngram"), {"method": "eagle"}, "--method: 'ngram'"),
+        (PairChoice(draft_model="a/b"), {"model": "a/c"}, "--draft-model: 'a/b'"),
+        (PairChoice(), {"method": 3}, "--speculative-config: method: 3"),
+    ],
+)
+def test_flags_and_speculative_config_must_agree(
+    choice: PairChoice, config: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(BenchError) as caught:
+        choice.with_config(config)
+    assert words in str(caught.value)
+    assert caught.value.exit_code == ExitCode.BAD_USAGE
+
+
+def test_run_json_tells_what_ran(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["/bin/nwor-bench", "sweep", "--output", "my run"])
+    session(FakeEngine(), seed=9)
+    header = json.loads(Path("run/run.json").read_text())
+    assert header["pair"]["name"] == "tiny"
+    assert header["spec"]["seed"] == 9
+    assert header["scenario"]["requests"] == 2
+    assert header["command"] == "nwor-bench sweep --output 'my run'"
+    assert header["environment"]["python"]
+    assert [block["block"] for block in header["blocks"]] == [0, 1, 2]

@@ -1,0 +1,280 @@
+"""Scenarios and command-line values are merged and checked in one place."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nwor_bench.errors import ConfigError
+from nwor_bench.records.types import AA, Cell, NworMode, ScvMode
+from nwor_bench.workload.config import (
+    Overrides,
+    Scenario,
+    SweepSpec,
+    flag_of,
+    load_scenario,
+    resolve,
+)
+from nwor_bench.workload.scenario import scenario_names
+
+SCENARIO = Scenario(
+    name="base",
+    requests=8,
+    batches=5,
+    warmup=1,
+    draft_tokens=4,
+    max_new_tokens=48,
+    max_model_len=1024,
+)
+
+TOML = """
+requests = 2
+batches = 3
+draft_tokens = 4
+max_new_tokens = 8
+max_model_len = 64
+[prompts]
+source = "jsonl"
+path = "mine/prompts.jsonl"
+"""
+
+
+def refusal(*args: object, **kwargs: object) -> str:
+    with pytest.raises(ConfigError) as caught:
+        resolve(SCENARIO, *args, **kwargs)  # type: ignore[arg-type]
+    return str(caught.value)
+
+
+def test_nothing_given_leaves_the_scenario_as_it_is() -> None:
+    spec = resolve(SCENARIO)
+    assert spec.scenario == SCENARIO
+    assert (spec.seed, spec.tensor_parallel_size, spec.engine_args) == (0, 1, {})
+    assert spec.speculative_config is None
+
+
+def test_flags_replace_the_scenarios_values() -> None:
+    given_values = {
+        "requests": 3,
+        "batches": 7,
+        "warmup": 0,
+        "draft_tokens": 2,
+        "max_new_tokens": 5,
+        "temperature": 0.5,
+        "top_p": 0.9,
+        "max_model_len": 256,
+        "ignore_eos": False,
+    }
+    spec = resolve(SCENARIO, Overrides(**given_values, seed=11))
+    assert spec.scenario == SCENARIO.model_copy(update=given_values)
+    assert spec.seed == 11
+
+
+def test_cells_are_every_combination_with_the_baseline_among_them() -> None:
+    cells = resolve(SCENARIO).cells("tiny")
+    assert len(cells) == 7
+    assert cells[6] == Cell("tiny", NworMode.OFF, ScvMode.OFF, AA)
+    assert cells[0] == Cell("tiny", NworMode.OFF, ScvMode.OFF)
+    assert {(c.nwor_mode, c.scv_mode) for c in cells} == {
+        (nwor, scv) for nwor in NworMode for scv in ScvMode
+    }
+    assert [c.label for c in resolve(SCENARIO, scv_modes="off, graph").cells("p")] == [
+        "off x off",
+        "off x graph",
+        "stage x off",
+        "stage x graph",
+        "off x off (A/A)",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "remedy"),
+    [
+        ("draft_tokens", 0, "write 1 or more"),
+        ("draft_tokens", -3, "1 or more"),
+        ("requests", 0, "1 or more"),
+        ("requests", -1, "1 or more"),
+        ("batches", 0, "1 or more"),
+        ("max_new_tokens", 0, "1 or more"),
+        ("warmup", -1, "0 or more"),
+        ("temperature", -0.1, "0 or more"),
+        ("temperature", float("nan"), "finite"),
+        ("top_p", 0.0, "greater than 0"),
+        ("top_p", 1.5, "1 or less"),
+        ("max_model_len", 0, "2 or more"),
+    ],
+)
+def test_a_bad_value_is_refused_with_its_flag(field: str, value: float, remedy: str) -> None:
+    message = refusal(Overrides(**{field: value}))  # type: ignore[arg-type]
+    assert message.startswith(f"{flag_of(field)}: {value!r} is not usable; ")
+    assert re.search(remedy, message)
+
+
+@pytest.mark.parametrize(
+    ("flags", "start", "remedy"),
+    [
+        ({"seed_flag": -1}, "--seed: -1", "0 to 4294967295"),
+        ({"tensor_parallel_size": 0}, "--tensor-parallel-size: 0", "1 or more"),
+        ({"block_size": 0}, "--block-size: 0", "1 or more"),
+        ({"kv_cache_gib": 0.0}, "--kv-cache-gib: 0.0", "more than 0"),
+        ({"dtype": "float23"}, "--dtype: unknown name 'float23'", "did you mean 'float32'?"),
+        ({"nwor_modes": "off,stgae"}, "--nwor-modes: unknown name 'stgae'", "mean 'stage'?"),
+        ({"scv_modes": "off,grph"}, "--scv-modes: unknown name 'grph'", "mean 'graph'?"),
+        ({"scv_modes": "off,graph,off"}, "--scv-modes: 'off,graph,off'", "each mode once"),
+        ({"nwor_modes": ""}, "--nwor-modes: ''", "write for example off,stage"),
+        ({"nwor_modes": "off,"}, "--nwor-modes: 'off,'", "write for example off,stage"),
+        ({"nwor_modes": "stage"}, "--nwor-modes: 'stage'", "write off,stage"),
+        ({"scv_modes": "graph,adaptive"}, "--scv-modes: ", "write off,graph,adaptive"),
+        ({"speculative_config": "{method"}, "--speculative-config: '{method'", "not JSON"),
+        ({"speculative_config": "[1]"}, "--speculative-config: '[1]'", "a JSON object"),
+        ({"engine_args": "4"}, "--engine-args: '4'", "a JSON object"),
+        ({"engine_args": '{"seed": 1}'}, "--engine-args: 'seed'", "use --seed"),
+        (
+            {"engine_args": '{"hf_overrides": {"num_hidden_layers": 84}}'},
+            "--engine-args: 'hf_overrides'",
+            "a pair file",
+        ),
+        (
+            {"engine_args": '{"max-num-seqs": 1}'},
+            "--engine-args: 'max-num-seqs'",
+            "write 'max_num_seqs'",
+        ),
+    ],
+)
+def test_bad_flags(flags: dict, start: str, remedy: str) -> None:
+    overrides = Overrides(seed=flags.pop("seed_flag", None))
+    message = refusal(overrides, **flags)
+    assert message.startswith(start)
+    assert remedy in message
+
+
+def test_a_prompt_must_have_room_beside_the_output_and_the_drafts() -> None:
+    message = refusal(Overrides(max_model_len=52))
+    assert message.startswith("--max-model-len: 52 is not usable; write more than 52")
+    assert resolve(SCENARIO, Overrides(max_model_len=53)).scenario.max_model_len == 53
+
+
+def test_draft_tokens_come_from_vllms_speculative_config() -> None:
+    config = '{"method": "eagle", "num_speculative_tokens": 7}'
+    spec = resolve(SCENARIO, speculative_config=config)
+    assert spec.scenario.draft_tokens == 7
+    assert spec.speculative_config == {"method": "eagle", "num_speculative_tokens": 7}
+    same = resolve(SCENARIO, Overrides(draft_tokens=7), speculative_config=config)
+    assert same == spec
+    message = refusal(Overrides(draft_tokens=3), speculative_config=config)
+    assert message.startswith("--draft-tokens: 3 ")
+    assert "give one of the two" in message
+    bad = refusal(speculative_config='{"num_speculative_tokens": "x"}')
+    assert bad.startswith("--draft-tokens: 'x'")
+
+
+def test_to_dict_is_plain_json() -> None:
+    spec = resolve(SCENARIO, nwor_modes="off", engine_args='{"max_num_seqs": 4}')
+    plain = json.loads(json.dumps(spec.to_dict()))
+    assert plain == spec.to_dict()
+    assert plain["nwor_modes"] == ["off"]
+    assert plain["scv_modes"] == ["off", "graph", "adaptive"]
+    assert plain["scenario"]["draft_tokens"] == 4
+    assert plain["engine_args"] == {"max_num_seqs": 4}
+    assert set(plain) == set(SweepSpec.__dataclass_fields__)
+
+
+@given(
+    st.builds(
+        Overrides,
+        requests=st.none() | st.integers(-2, 5),
+        batches=st.none() | st.integers(-2, 5),
+        draft_tokens=st.none() | st.integers(-2, 5),
+        max_new_tokens=st.none() | st.integers(-2, 5),
+        max_model_len=st.none() | st.integers(-2, 12),
+        temperature=st.none() | st.floats(),
+        seed=st.none() | st.integers(),
+    )
+)
+def test_whatever_resolves_keeps_the_rules(overrides: Overrides) -> None:
+    try:
+        spec = resolve(SCENARIO, overrides)
+    except ConfigError:
+        return
+    s = spec.scenario
+    assert min(s.requests, s.batches, s.draft_tokens, s.max_new_tokens) >= 1
+    assert 0 <= s.temperature < float("inf")
+    assert s.max_new_tokens + s.draft_tokens < s.max_model_len
+    assert 0 <= spec.seed < 2**32
+
+
+def test_unknown_scenario_offers_the_nearest() -> None:
+    with pytest.raises(
+        ConfigError, match=r"--scenario: unknown name 'shrot'; did you mean 'short'"
+    ):
+        load_scenario("shrot")
+    with pytest.raises(ConfigError, match=r"none\.toml: cannot be read"):
+        load_scenario("none.toml")
+
+
+def test_a_users_file_takes_its_name_and_its_paths_from_where_it_lies(tmp_path: Path) -> None:
+    path = tmp_path / "my-load.toml"
+    path.write_text(TOML)
+    scenario = load_scenario(path)
+    assert scenario.name == "my-load"
+    assert scenario.prompts.path == tmp_path / "mine" / "prompts.jsonl"
+    path.write_text('name = "other"\n' + TOML.replace("mine/", "/abs/"))
+    assert load_scenario(str(path)).name == "other"
+    assert load_scenario(path).prompts.path == Path("/abs/prompts.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "line", "words"),
+    [
+        ("batches = 3", "batchs = 3", 3, "did you mean 'batches'?"),
+        ("draft_tokens = 4", "draft_tokens = 0", 4, "draft_tokens: 0 .*1 or more"),
+        ("draft_tokens = 4", 'draft_tokens = "4"', 4, "draft_tokens: '4' .*valid integer"),
+        ('path = "mine/prompts.jsonl"', "", 7, "`path`"),
+        ('source = "jsonl"', 'source = "file"', 8, "'builtin', 'hub' or 'jsonl'"),
+        ('source = "jsonl"', 'source = "hub"', 7, "`dataset` and `field`"),
+        ('source = "jsonl"', 'source = "builtin"', 7, "`path` needs"),
+        ('path = "mine', 'min_chars=9\nmax_chars=8\npath = "mine', 7, "min_chars .9. <= max"),
+        ("\nrequests", '\nname = "a/b"\nrequests', 2, "name: 'a/b'"),
+    ],
+)
+def test_a_faulty_file(tmp_path: Path, old: str, new: str, line: int, words: str) -> None:
+    path = tmp_path / "bad.toml"
+    assert old in TOML
+    path.write_text(TOML.replace(old, new))
+    with pytest.raises(ConfigError, match=rf"bad\.toml:{line}: .*{words}"):
+        load_scenario(path)
+
+
+def test_shipped_scenarios() -> None:
+    assert scenario_names() == ("ctx-1k", "ctx-256", "long", "medium", "mixed", "short")
+    lengths = {name: load_scenario(name).prompts for name in scenario_names()}
+    assert lengths["short"].max_chars == 800
+    assert (lengths["medium"].min_chars, lengths["medium"].max_chars) == (800, 4000)
+    assert lengths["long"].min_chars == 6000
+    for name in scenario_names():
+        assert load_scenario(name).name == name
+        resolve(load_scenario(name))
+
+
+@pytest.mark.parametrize("name", ["short", "medium", "long", "mixed"])
+def test_the_examples_in_the_comments_of_a_shipped_scenario_load(name: str, tmp_path: Path) -> None:
+    from nwor_bench.workload.resources import resource_dir
+
+    text = (resource_dir("scenarios") / f"{name}.toml").read_text()
+    head = text.split("\n[prompts]")[0]
+    # Each run of comment lines that starts with "# [prompts]" is one example table.
+    examples = re.findall(r"^# \[prompts\]\n(?:# \w.*\n?)+", text, re.MULTILINE)
+    sources = set()
+    for example in examples:
+        path = tmp_path / "example.toml"
+        path.write_text(head + "\n" + re.sub(r"^# ", "", example, flags=re.MULTILINE))
+        sources.add(load_scenario(path).prompts.dataset)
+    wanted = {
+        "short": "OpenAssistant/oasst1",
+        "medium": "abisee/cnn_dailymail",
+        "long": "abisee/cnn_dailymail",
+        "mixed": "Open-Orca/OpenOrca",
+    }
+    assert wanted[name] in sources

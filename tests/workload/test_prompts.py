@@ -1,0 +1,320 @@
+"""Loading, choosing and encoding prompts."""
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nwor_bench.errors import ConfigError
+from nwor_bench.workload import prompts as module
+from nwor_bench.workload.prompts import Prompt, encode, load_prompts, read_jsonl, select_blocks
+from nwor_bench.workload.scenario import PromptSource, Scenario
+
+
+def scenario_with(**source: Any) -> Scenario:
+    return Scenario(
+        name="s",
+        requests=1,
+        batches=1,
+        draft_tokens=1,
+        max_new_tokens=1,
+        max_model_len=8,
+        prompts=PromptSource(**source),
+    )
+
+
+def write_lines(folder: Path, *lines: str) -> Path:
+    path = folder / "mine.jsonl"
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
+
+
+# --- loading ---
+
+
+def test_users_jsonl(tmp_path: Path) -> None:
+    path = write_lines(
+        tmp_path,
+        '{"text": "one\\u2028two"}',
+        "",
+        '{"prompt": "three", "id": "x", "category": "c", "more": 1}',
+    )
+    assert load_prompts(scenario_with(source="jsonl", path=path)) == [
+        Prompt("line-1", "user", "one\u2028two"),
+        Prompt("x", "c", "three"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("{not json}", "is not JSON"),
+        pytest.param("[" * 100_000, "is not JSON", id="nested too deeply"),
+        ('"text"', "either `text` or `prompt`"),
+        ('{"txt": "a"}', "either `text` or `prompt`"),
+        ('{"text": "a", "prompt": "b"}', "either `text` or `prompt`"),
+        ('{"text": 5}', "text: 5 is not usable; write a text"),
+        ('{"text": "  "}', "text: '  ' is not usable"),
+        ('{"text": "a", "id": 7}', "id: 7 is not usable"),
+        ('{"text": "a", "id": "first"}', "id: 'first' is not usable; write a unique one"),
+    ],
+)
+def test_a_faulty_line_is_named(tmp_path: Path, line: str, words: str) -> None:
+    path = write_lines(tmp_path, '{"text": "fine", "id": "first"}', "", line)
+    with pytest.raises(ConfigError) as caught:
+        read_jsonl(path)
+    assert str(caught.value).startswith(f"{path}:3: ")
+    assert words in str(caught.value)
+
+
+def test_unreadable_jsonl(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"none\.jsonl: cannot be read"):
+        read_jsonl(tmp_path / "none.jsonl")
+    (tmp_path / "latin.jsonl").write_bytes(b'{"text": "\xe9"}')
+    with pytest.raises(ConfigError, match=r"latin\.jsonl: cannot be read as UTF-8"):
+        read_jsonl(tmp_path / "latin.jsonl")
+
+
+def test_lengths_and_categories_filter(tmp_path: Path) -> None:
+    rows = [
+        {"text": "a" * size, "id": f"{category}{size}", "category": category}
+        for category in "xy"
+        for size in (1, 5, 9)
+    ]
+    path = write_lines(tmp_path, *map(json.dumps, rows))
+    kept = load_prompts(
+        scenario_with(source="jsonl", path=path, categories=("y",), min_chars=5, max_chars=9)
+    )
+    assert [prompt.id for prompt in kept] == ["y5", "y9"]
+    with pytest.raises(ConfigError, match=r"none of its 6 prompts has 10 to any number of char"):
+        load_prompts(scenario_with(source="jsonl", path=path, min_chars=10))
+
+
+def test_unknown_builtin_category() -> None:
+    with pytest.raises(ConfigError, match=r"prompts\.categories: unknown name 'math'.*'maths'"):
+        load_prompts(scenario_with(categories=("math",)))
+
+
+def test_builtin_keeps_to_the_categories() -> None:
+    kept = load_prompts(scenario_with(categories=("code", "chat")))
+    assert {prompt.category for prompt in kept} == {"code", "chat"}
+
+
+HUB_ROWS = [
+    {"body": "short", "lang": "en"},
+    {"body": "ein langer Satz", "lang": "de"},
+    {"body": "a long sentence", "lang": "en"},
+    {"body": "another long sentence", "lang": "en"},
+    {"body": "a third long sentence", "lang": "en"},
+]
+
+
+def test_hub_rows_are_filtered_instructed_and_limited() -> None:
+    asked: list[tuple[str, str | None, str]] = []
+    read = 0
+
+    def loader(*names: Any) -> Iterator[dict[str, str]]:
+        nonlocal read
+        asked.append(names)
+        for row in HUB_ROWS:
+            read += 1
+            yield row
+
+    source = {
+        "source": "hub",
+        "dataset": "someone/texts",
+        "dataset_config": "v1",
+        "split": "test",
+        "field": "body",
+        "where": {"lang": "en"},
+        "instruction": "Shorten:",
+        "min_chars": 16,
+        "limit": 2,
+    }
+    kept = load_prompts(scenario_with(**source), loader)
+    assert asked == [("someone/texts", "v1", "test")]
+    assert [prompt.text for prompt in kept] == [
+        "Shorten:\n\na long sentence",
+        "Shorten:\n\nanother long sentence",
+    ]
+    assert len({prompt.id for prompt in kept}) == 2
+    assert read == 4  # a stream is not read past the limit
+
+
+def test_hub_field_must_exist() -> None:
+    source = {"source": "hub", "dataset": "d", "field": "bdy"}
+    with pytest.raises(ConfigError, match=r"prompts\.field: unknown name 'bdy'.*'body'"):
+        load_prompts(scenario_with(**source), lambda *names: HUB_ROWS)
+
+
+def test_hub_without_the_library_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> Any:
+        raise ImportError(name)
+
+    monkeypatch.setattr(module, "import_module", missing)
+    with pytest.raises(ConfigError, match=r"pip install datasets and be online, or .*builtin"):
+        load_prompts(scenario_with(source="hub", dataset="d", field="f"))
+
+
+def test_hub_offline_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Library:
+        @staticmethod
+        def load_dataset(*names: object, **options: object) -> Any:
+            raise ConnectionError("no route")
+
+    monkeypatch.setattr(module, "import_module", lambda name: Library)
+    with pytest.raises(ConfigError, match=r"'d' .*no route.*pip install datasets and be online"):
+        load_prompts(scenario_with(source="hub", dataset="d", field="f"))
+
+
+# --- choosing ---
+
+pools = st.dictionaries(st.sampled_from("abcdef"), st.integers(1, 9), min_size=1).map(
+    lambda sizes: [
+        Prompt(f"{category}{i}", category, "text")
+        for category, size in sizes.items()
+        for i in range(size)
+    ]
+)
+
+
+@given(pools, st.integers(1, 30), st.integers(0, 6), st.integers(0, 2**32 - 1))
+def test_a_block_is_deterministic_complete_and_without_needless_repeats(
+    pool: list[Prompt], requests: int, block: int, seed: int
+) -> None:
+    chosen = select_blocks(pool, requests, block + 1, seed)[block]
+    assert chosen == select_blocks(list(pool), requests, block + 1, seed)[block]
+    assert len(chosen) == requests
+    assert set(chosen) <= set(pool)
+    counts = Counter(prompt.id for prompt in chosen)
+    fewest = min(counts.get(prompt.id, 0) for prompt in pool)
+    assert max(counts.values()) <= fewest + 1
+
+
+@given(pools, st.integers(1, 30), st.integers(0, 6), st.integers(0, 99))
+def test_a_block_is_balanced_over_categories(
+    pool: list[Prompt], requests: int, block: int, seed: int
+) -> None:
+    chosen = select_blocks(pool, requests, block + 1, seed)[block]
+    sizes = Counter(prompt.category for prompt in pool)
+    taken = Counter(prompt.category for prompt in chosen)
+    if requests <= len(pool):
+        # A category gives less than another only when it has no more to give.
+        most = max(taken.values())
+        assert all(taken[c] >= min(most - 1, size) for c, size in sizes.items())
+
+
+@given(st.integers(1, 4), st.integers(1, 5), st.integers(1, 4), st.integers(0, 99))
+def test_blocks_share_no_prompt_while_unused_ones_are_left(
+    categories: int, share: int, blocks: int, seed: int
+) -> None:
+    pool = [
+        Prompt(f"{c}-{i}", str(c), "text") for c in range(categories) for i in range(share * blocks)
+    ]
+    chosen = select_blocks(pool, categories * share, blocks, seed)
+    seen = [prompt.id for block in chosen for prompt in block]
+    assert len(seen) == len(set(seen))
+
+
+def test_blocks_and_seeds_differ_even_when_they_use_all_prompts() -> None:
+    pool = [Prompt(str(i), "c", "text") for i in range(8)]
+    chosen = [block for seed in range(4) for block in select_blocks(pool, 8, 4, seed)]
+    orders = {tuple(prompt.id for prompt in block) for block in chosen}
+    assert len(orders) == 16
+
+
+def test_the_first_block_is_the_same_on_every_machine() -> None:
+    # Runs are compared across machines, so the choice must not hang on hashes or platforms.
+    import subprocess
+    import sys
+
+    code = (
+        "from nwor_bench.workload.prompts import Prompt, select_blocks;"
+        "pool = [Prompt(f'{c}{i}', c, 't') for c in 'abc' for i in range(9)];"
+        "print([p.id for p in select_blocks(pool, 6, 3, 7)[2]])"
+    )
+    outputs = {
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env={"PYTHONHASHSEED": seed, "PYTHONPATH": ":".join(sys.path)},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in ("1", "2")
+    }
+    assert len(outputs) == 1
+
+
+def test_no_prompts_to_choose_from() -> None:
+    with pytest.raises(ConfigError, match="no prompts"):
+        select_blocks([], 1, 1, 0)
+
+
+# --- encoding ---
+
+
+class Words:
+    """A tokenizer that gives each word its length."""
+
+    chat_template: str | None = None
+
+    def encode(self, text: str) -> list[int]:
+        return [len(word) for word in text.split()]
+
+    def apply_chat_template(self, messages: list[dict[str, str]], **options: Any) -> list[int]:
+        assert options == {"add_generation_prompt": True, "tokenize": True, "return_dict": False}
+        assert [message["role"] for message in messages] == ["user"]
+        return [100, *self.encode(messages[0]["content"]), 101]
+
+
+TWO = [Prompt("a", "c", "one two"), Prompt("b", "c", "three four five")]
+
+
+def test_encode_uses_the_chat_template_where_there_is_one() -> None:
+    plain, chatty = Words(), Words()
+    chatty.chat_template = "{{ messages }}"
+    assert encode(TWO, plain, 100, 1) == [[3, 3], [5, 4, 4]]
+    assert encode(TWO, chatty, 100, 1) == [[100, 3, 3, 101], [100, 5, 4, 4, 101]]
+    assert encode([], plain, 100, 1) == []
+
+
+def test_a_prompt_that_does_not_fit_is_named() -> None:
+    assert encode(TWO, Words(), 5, 2)
+    with pytest.raises(ConfigError) as caught:
+        encode(TWO, Words(), 4, 2)
+    message = str(caught.value)
+    assert message.startswith("--max-model-len: 4 is not usable; prompt 'b' has 3 tokens")
+    assert "write at least 5" in message
+
+
+def test_a_prompt_without_tokens_is_refused() -> None:
+    with pytest.raises(ConfigError, match="'e' has no tokens"):
+        encode([Prompt("e", "c", " ")], Words(), 10, 1)
+
+
+def test_a_real_tokenizer_with_a_chat_template(tmp_path: Path) -> None:
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    words = {"[U]": 0, "one": 1, "two": 2, "<u>": 3, "<a>": 4}
+    inner = Tokenizer(models.WordLevel(words, unk_token="[U]"))
+    inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    made = PreTrainedTokenizerFast(tokenizer_object=inner, unk_token="[U]")
+    made.chat_template = (
+        "{% for m in messages %}<u> {{ m.content }} {% endfor %}"
+        "{% if add_generation_prompt %}<a>{% endif %}"
+    )
+    made.save_pretrained(tmp_path)
+    tokenizer = module.load_tokenizer(tmp_path)
+    assert encode([TWO[0]], tokenizer, 100, 1) == [[3, 1, 2, 4]]
+
+
+def test_a_folder_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"--target-model: .*tokenizer did not load"):
+        module.load_tokenizer(tmp_path)

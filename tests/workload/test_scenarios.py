@@ -1,0 +1,159 @@
+"""The shipped scenarios and prompts, and `nwor-bench scenarios`."""
+
+import json
+import re
+from itertools import combinations
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from nwor_bench.cli.commands.scenarios import app
+from nwor_bench.errors import ConfigError
+from nwor_bench.workload.prompts import (
+    Prompt,
+    builtin_categories,
+    load_prompts,
+    read_jsonl,
+    select_blocks,
+)
+from nwor_bench.workload.resources import resource_dir
+from nwor_bench.workload.scenario import load_scenario, scenario_names
+
+CATEGORIES = ("chat", "code", "maths", "retrieval", "summarising", "translation")
+FILES = sorted((resource_dir("scenarios") / "prompts").glob("*.jsonl"))
+ALL = [prompt for path in FILES for prompt in read_jsonl(path)]
+
+
+def shingles(text: str, size: int = 6) -> list[str]:
+    """Every run of `size` words; equal text shares them all, related text few."""
+    words = re.findall(r"\w+", text.lower())
+    return [" ".join(words[i : i + size]) for i in range(max(1, len(words) - size + 1))]
+
+
+def test_there_are_enough_prompts_in_every_category() -> None:
+    assert builtin_categories() == CATEGORIES
+    assert len(ALL) >= 84
+    for path in FILES:
+        prompts = read_jsonl(path)
+        assert len(prompts) >= 12
+        assert {prompt.category for prompt in prompts} == {path.stem}
+
+
+def test_ids_are_unique_and_start_with_their_category() -> None:
+    assert len({prompt.id for prompt in ALL}) == len(ALL)
+    for prompt in ALL:
+        assert re.fullmatch(rf"{prompt.category}-[a-z0-9-]+", prompt.id)
+
+
+def test_no_two_prompts_are_nearly_the_same() -> None:
+    parts = {prompt.id: set(shingles(prompt.text)) for prompt in ALL}
+    for a, b in combinations(ALL, 2):
+        shared = len(parts[a.id] & parts[b.id])
+        assert shared <= 0.2 * min(len(parts[a.id]), len(parts[b.id])), (a.id, b.id)
+
+
+def test_length_does_not_come_from_repetition() -> None:
+    for prompt in ALL:
+        runs = shingles(prompt.text)
+        assert len(set(runs)) > 0.8 * len(runs), prompt.id
+
+
+def test_files_are_clean_text() -> None:
+    for path in FILES:
+        raw = path.read_bytes()
+        text = raw.decode("utf-8")
+        assert b"\r" not in raw
+        assert text.endswith("\n")
+        assert not text.endswith("\n\n")
+        for line in text.splitlines():
+            row = json.loads(line)
+            assert list(row) == ["id", "category", "text"]
+            assert json.dumps(row, ensure_ascii=False) == line
+            assert row["text"] == row["text"].strip()
+            assert all(char.isprintable() or char in "\n\t" for char in row["text"])
+            assert "\ufffd" not in row["text"]
+            if row["category"] != "translation":
+                assert row["text"].isascii(), row["id"]
+
+
+@pytest.mark.parametrize("name", ["short", "medium", "long", "mixed"])
+def test_each_scenario_has_prompts_for_three_blocks_of_its_own(name: str) -> None:
+    scenario = load_scenario(name)
+    prompts = load_prompts(scenario)
+    assert len(prompts) >= 3 * scenario.requests
+    chosen = [p for block in select_blocks(prompts, scenario.requests, 3, seed=0) for p in block]
+    assert len({prompt.id for prompt in chosen}) == 3 * scenario.requests
+    for prompt in prompts:
+        assert len(prompt.text) >= scenario.prompts.min_chars
+        assert len(prompt.text) <= (scenario.prompts.max_chars or 10**9)
+
+
+def test_long_prompts_are_long_and_fit() -> None:
+    prompts = load_prompts(load_scenario("long"))
+    assert len(prompts) >= 12
+    for prompt in prompts:
+        assert len(prompt.text) >= 6000
+        # No tokenizer here: two characters a token is below what listings of numbers reach.
+        assert len(prompt.text) / 2 < load_scenario("long").max_model_len
+
+
+def test_mixed_has_every_length() -> None:
+    sizes = [len(prompt.text) for prompt in load_prompts(load_scenario("mixed"))]
+    assert sum(size <= 800 for size in sizes) >= 40
+    assert sum(800 < size <= 4000 for size in sizes) >= 20
+    assert sum(size >= 6000 for size in sizes) >= 12
+
+
+# --- the command ---
+
+
+def run(*arguments: str) -> str:
+    result = CliRunner().invoke(app, list(arguments), env={"COLUMNS": "80"})
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def test_list_fits_eighty_columns() -> None:
+    output = run("list")
+    assert max(map(len, output.splitlines())) <= 80
+    for name in scenario_names():
+        row = next(line for line in output.splitlines() if f" {name} " in line)
+        cells = [cell.strip() for cell in row.strip("│┃ ").split("│")]
+        s = load_scenario(name)
+        numbers = [s.requests, s.batches, s.draft_tokens, s.max_new_tokens, s.temperature]
+        assert cells == [name, *map(str, [*numbers, s.max_model_len, len(load_prompts(s))])]
+
+
+def test_show_has_all_fields_and_an_example() -> None:
+    output = run("show", "short")
+    for words in ("draft_tokens", "prompts.max_chars", "800", "median", "Example"):
+        assert words in output
+    first = load_prompts(load_scenario("short"))[0]
+    assert first.id in output
+    assert first.text.split("\n")[0][:60] in output
+
+
+def test_show_counts_a_users_own_prompts(tmp_path: Path) -> None:
+    lines = [{"text": "a" * size, "category": "mine[/x]"} for size in (3, 4, 8)]
+    (tmp_path / "p.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    scenario = tmp_path / "own.toml"
+    scenario.write_text(
+        "requests = 1\nbatches = 1\ndraft_tokens = 1\nmax_new_tokens = 1\nmax_model_len = 64\n"
+        '[prompts]\nsource = "jsonl"\npath = "p.jsonl"\n'
+    )
+    output = run("show", str(scenario))
+    row = next(line for line in output.splitlines() if "all" in line.split())
+    assert re.findall(r"\d+", row) == ["3", "3", "4", "8"]
+
+
+def test_unknown_scenario() -> None:
+    result = CliRunner().invoke(app, ["show", "medum"])
+    assert isinstance(result.exception, ConfigError)
+    assert "did you mean 'medium'?" in str(result.exception)
+
+
+def test_prompts_carry_no_placeholder() -> None:
+    for prompt in ALL:
+        assert isinstance(prompt, Prompt)
+        assert not re.search(r"lorem ipsum|TODO|XXX|FIXME", prompt.text)

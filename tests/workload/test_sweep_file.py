@@ -1,0 +1,472 @@
+"""Sweep files: faults named by line, the fewest engines, every run in its folder."""
+
+import json
+import re
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, get_args
+
+import pandas as pd
+import pytest
+from fake_engine import FakeEngine, accept_arguments, events_but_kv
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nwor_bench.engine.memory import GIB, RUNTIME_BYTES
+from nwor_bench.errors import ConfigError, EngineError, ExitCode, StoreError
+from nwor_bench.models.pairs import ResolvedPair
+from nwor_bench.records.store import read_run
+from nwor_bench.records.types import NworMode, ScvMode
+from nwor_bench.run import execute as conduct
+from nwor_bench.run.estimate import ENGINE_START_S
+from nwor_bench.run.sweep_prepare import check_flags, resume_sweep, run_sweep
+from nwor_bench.workload.config import SweepSpec
+from nwor_bench.workload.resources import resource_dir
+from nwor_bench.workload.sweep_file import Axes, CacheDtype, SweepFile, load_sweep
+from nwor_bench.workload.sweep_points import group_by_engine, make_points
+
+SMALL = """
+name = "small"
+[axes]
+pairs = ["tiny", "tiny-ngram"]
+requests = [1, 2]
+nwor_modes = ["off", "stage"]
+scv_modes = ["off"]
+[settings]
+batches = 3
+max_new_tokens = 6
+max_warmup = 1
+"""
+
+
+@pytest.fixture
+def small(tmp_path: Path, own_surroundings: None) -> Path:
+    path = tmp_path / "small.toml"
+    path.write_text(SMALL)
+    return path
+
+
+class Engines:
+    """Gives a new stand-in for every start, and remembers what each was started with."""
+
+    def __init__(self, failing: dict[int, BaseException] | None = None) -> None:
+        self.failing = failing or {}
+        self.started: list[FakeEngine] = []
+        self.specs: list[SweepSpec] = []
+
+    def __call__(self, pair: ResolvedPair, spec: SweepSpec, log: Path | None) -> FakeEngine:
+        assert not self.started or self.started[-1].closed == 1, "two engines at once"
+        self.specs.append(spec)
+        fault = self.failing.pop(len(self.started), None)
+        self.started.append(FakeEngine(failing={} if fault is None else {5: fault}))
+        return self.started[-1]
+
+
+def sweep(path: Path, engines: Engines, **flags: Any) -> ExitCode:
+    return run_sweep(
+        path, Path("out"), engine_factory=engines, check_engine=accept_arguments, **flags
+    )
+
+
+def index() -> dict[str, Any]:
+    content: dict[str, Any] = json.loads(Path("out/sweep.json").read_text())
+    return content
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("drafts = [2]", r"s\.toml:3: axes\.drafts.*did you mean 'draft_tokens'"),
+        ("requests = 4", r"s\.toml:3: axes\.requests: 4 .* write"),
+        ("requests = []\npairs = []", r"s\.toml:4: axes\.pairs: .* write one value or more"),
+        ('dtype = ["float8"]', r"s\.toml:3: axes\.dtype"),
+        ('cache_dtype = ["fp9"]', r"s\.toml:3: axes\.cache_dtype.*'fp9'.*'fp8'"),
+        ("[settings]\ntime_budget = 60", r"time_budget: 60 .*write text in \"double quotes\""),
+        ("requests = [1, 2, 1]", r"s\.toml:3: axes\.requests: \[1, 2, 1\] .*write each value once"),
+        ("[setting]\nbatches = 2", r"s\.toml:3: setting: unknown.*did you mean 'settings'"),
+        ("[settings]\nci_with = '1%'", r"settings\.ci_with.*did you mean 'ci_width'"),
+        ("[settings]\ndram_counter = true", r"dram_counter.*did you mean 'dram_counters'"),
+        ("[settings]\ndram_counters = 'yes'", r"s\.toml:4: settings\.dram_counters: 'yes' .*write"),
+        ("[settings]\nlaunch_counts = true\ndram_counters = true", r"settings.*not both"),
+        ("[settings]\nlaunch_counts = 1", r"s\.toml:4: settings\.launch_counts: 1 .*write"),
+    ],
+)
+def test_faults_are_named_by_line_and_nearest_name(tmp_path: Path, line: str, words: str) -> None:
+    path = tmp_path / "s.toml"
+    path.write_text(f"# a comment\n[axes]\n{line}\n")
+    with pytest.raises(ConfigError, match=words):
+        load_sweep(path)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ("ci_width = 'half'", "--ci-width: 'half'"),
+        ("batches = 0", "--batches: 0"),
+        ("max_blocks = 9", "--max-blocks: 9"),
+    ],
+)
+def test_values_meet_the_rules_of_the_flags(tmp_path: Path, settings: str, words: str) -> None:
+    path = tmp_path / "s.toml"
+    path.write_text(f"[settings]\n{settings}\n")
+    with pytest.raises(ConfigError, match=words):
+        make_points(load_sweep(path))
+
+
+@pytest.mark.parametrize(("length", "fits"), [("0.9", 0), ("1.0", 1), ("3.0", 1), ("3.1", 0)])
+def test_an_acceptance_length_is_what_a_window_can_give(
+    tmp_path: Path, length: str, fits: int
+) -> None:
+    path = tmp_path / "s.toml"
+    path.write_text(f"[axes]\ndraft_tokens = [2]\nacceptance_length = [{length}]\n")
+    refused = pytest.raises(ConfigError, match=rf"acceptance_length: {length} .*write 1 to 3")
+    with nullcontext() if fits else refused:
+        make_points(load_sweep(path))
+
+
+@pytest.mark.slow  # imports vLLM
+def test_cache_dtypes_are_vllms() -> None:
+    from vllm.config.cache import CacheDType
+
+    assert get_args(CacheDtype) == get_args(CacheDType)
+
+
+def test_a_sweep_without_off_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "s.toml"
+    path.write_text('[axes]\nnwor_modes = ["stage"]\n')
+    with pytest.raises(ConfigError, match="every cell is compared with off x off"):
+        make_points(load_sweep(path))
+
+
+def test_unknown_names_are_refused_with_the_nearest() -> None:
+    with pytest.raises(ConfigError, match="did you mean 'quick'"):
+        load_sweep(Path("quik"))
+    with pytest.raises(ConfigError, match="--file: '' is not usable; name a sweep file"):
+        load_sweep(Path())
+
+
+@pytest.mark.parametrize("name", [path.stem for path in resource_dir("sweeps").glob("*.toml")])
+def test_the_shipped_sweeps_are_sound(name: str) -> None:
+    shipped = load_sweep(Path(name))
+    assert shipped.name == name
+    assert make_points(shipped)
+    assert load_sweep(Path(f"sweeps/{name}.toml")) == shipped
+
+
+def axis(values: list[Any]) -> st.SearchStrategy[tuple[Any, ...]]:
+    return st.lists(st.sampled_from(values), unique=True, max_size=3).map(tuple)
+
+
+@given(
+    pairs=axis(["tiny", "smollm2", "tiny-ngram"]).filter(bool),
+    scenarios=axis(["short", "medium", "mixed"]).filter(bool),
+    draft_tokens=axis([2, 4, 8]),
+    requests=axis([1, 8, 32]),
+    temperature=axis([0.0, 0.8]),
+    dtype=axis(["float32", "bfloat16"]),
+)
+def test_every_combination_runs_once_and_engines_start_least(**axes: Any) -> None:
+    points = make_points(SweepFile(axes=Axes(**axes)))
+    count = 1
+    for values in axes.values():
+        count *= max(1, len(values))
+    assert len({point.label for point in points}) == len(points) == count
+    assert len({point.folder for point in points}) == count
+    assert [point.number for point in points] == list(range(1, count + 1))
+    groups = group_by_engine(points)
+    assert sorted(p.number for g in groups for p in g.points) == list(range(1, count + 1))
+    # One engine for every pair, dtype and number of drafts is the least that there can be.
+    drafts = axes["draft_tokens"] or {p.spec.scenario.draft_tokens for p in points}
+    assert len(groups) == len(axes["pairs"]) * max(1, len(axes["dtype"])) * len(drafts)
+    for group in groups:
+        assert {(p.pair, p.spec.dtype, p.spec.scenario.draft_tokens) for p in group.points} == {
+            (group.points[0].pair, group.spec.dtype, group.spec.scenario.draft_tokens)
+        }
+        for point in group.points:  # every run fits into its engine
+            assert point.spec.scenario.requests <= group.spec.scenario.requests
+            assert point.spec.scenario.max_model_len <= group.spec.scenario.max_model_len
+
+
+def test_a_sweep_leaves_a_run_folder_each_an_index_and_a_summary(small: Path) -> None:
+    engines = Engines()
+    assert sweep(small, engines) is ExitCode.OK
+    assert [spec.scenario.requests for spec in engines.specs] == [2, 2]
+    assert [engine.closed for engine in engines.started] == [1, 1]
+    runs = index()["runs"]
+    assert [(r["pair"], r["requests"], r["engine"]) for r in runs] == [
+        ("tiny", 1, 1), ("tiny", 2, 1), ("tiny-ngram", 1, 2), ("tiny-ngram", 2, 2),
+    ]  # fmt: skip
+    assert {run["status"] for run in runs} == {"done"}
+    for run in runs:
+        data = read_run(Path("out") / run["folder"])
+        assert data.header["status"] == "complete"
+        assert data.header["scenario"]["requests"] == run["requests"]
+        assert {batch.requests for batch in data.batches} == {run["requests"]}
+        assert (Path("out") / run["folder"] / "report.html").is_file()
+    summary = pd.read_csv("out/summary.csv")
+    assert len(summary) == 4 * 3  # off x off, stage x off, the A/A arm
+    assert set(summary.requests) == {1, 2}
+    assert "off x off (A/A)" in Path("out/summary.md").read_text()
+    assert index()["finished_at"]
+
+
+def test_a_dry_run_tells_cells_engines_time_and_memory_and_writes_nothing(
+    small: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    before = sorted(tmp_path.iterdir())
+
+    def refuse(*_: object) -> Any:
+        raise AssertionError("something was started")
+
+    code = run_sweep(small, None, dry_run=True, engine_factory=refuse, check_engine=refuse)
+    out = capsys.readouterr().out
+    assert code is ExitCode.OK
+    assert "sweep small: 4 runs, engine starts: 2" in out
+    assert "off x off, stage x off, off x off (A/A)" in out
+    lines = out.splitlines()
+    # One warm-up batch, then the gate and three blocks of three cells each.
+    rows = [line.split()[:6] for line in lines if re.match(r" +\d", line)]
+    assert rows == [
+        [str(number), "short", requests, "0", "3", "13"]
+        for number, requests in ((1, "1"), (2, "2"), (3, "1"), (4, "2"))
+    ]
+    assert max(map(len, lines)) <= 80
+    found = re.findall(r"memory: (\S+) MiB of KV cache, about (\S+) GiB in all, (\S+) GiB", out)
+    assert len(found) == 2
+    for cache, needed, free in found:
+        assert 0 < float(cache) < 100
+        assert RUNTIME_BYTES["host"] / GIB <= float(needed) < float(free)
+    starts = [lines.index(line) for line in lines if line.startswith("engine ")]
+    assert [lines[i].split(",")[0] for i in starts] == ["engine 1: tiny", "engine 2: tiny-ngram"]
+    total = re.search(r"^about (\d+) s in all", out, re.MULTILINE)
+    assert total is not None
+    assert float(total[1]) > 2 * ENGINE_START_S
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_a_dry_run_refuses_what_the_run_would(small: Path) -> None:
+    sweep(small, Engines())
+    with pytest.raises(ConfigError, match=r"--output.*already holds a sweep"):
+        run_sweep(small, Path("out"), dry_run=True)
+    with pytest.raises(ConfigError, match=r"--output.*already holds a run"):
+        run_sweep(small, Path("out") / index()["runs"][0]["folder"], dry_run=True)
+
+
+def test_an_engine_without_room_is_named(small: Path) -> None:
+    small.write_text(SMALL + "kv_cache_gib = 1e6\n")
+    with pytest.raises(ConfigError, match=r"engine 1 \(tiny\): --kv-cache-gib: '1e\+06'"):
+        run_sweep(small, dry_run=True)
+
+
+def test_a_combination_that_cannot_be_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "s.toml"
+    path.write_text("[axes]\ndraft_tokens = [4, 8]\n[settings]\nmax_model_len = 40\n")
+    with pytest.raises(ConfigError, match=r"run 2 \(smollm2, short\): --max-model-len: 40"):
+        make_points(load_sweep(path))
+
+
+def test_the_summary_is_published_however_the_sweep_ends(small: Path) -> None:
+    published: list[str] = []
+    with pytest.raises(EngineError, match="no luck"):
+        sweep(small, Engines({0: EngineError("no luck")}), publish=published.append)
+    assert published == [Path("out/summary.md").read_text()]
+    assert "no luck" in published[0]
+
+
+def test_a_failing_run_ends_the_sweep_and_the_index_says_so(small: Path) -> None:
+    with pytest.raises(EngineError, match="no luck"):
+        sweep(small, Engines({0: EngineError("no luck")}))
+    runs = index()["runs"]
+    assert [run["status"] for run in runs] == ["failed"] + ["pending"] * 3
+    assert (runs[0]["error"], runs[0]["exit_code"]) == ("no luck", 1)
+    assert index()["finished_at"] is None
+
+
+def test_a_failing_run_may_be_passed_over(small: Path) -> None:
+    """The engine whose batch failed serves no further run."""
+    engines = Engines({0: EngineError("no luck")})
+    assert sweep(small, engines, continue_on_error=True) is ExitCode.FAILED
+    assert [run["status"] for run in index()["runs"]] == ["failed"] + ["done"] * 3
+    assert len(engines.started) == 3
+    assert "no luck" in Path("out/summary.md").read_text() or Path("out/summary.csv").is_file()
+
+
+def test_an_interrupted_sweep_goes_on(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert sweep(small, Engines({1: KeyboardInterrupt()})) is ExitCode.INTERRUPTED
+    assert [run["status"] for run in index()["runs"]] == [
+        "done", "done", "interrupted", "pending",
+    ]  # fmt: skip
+    out = capsys.readouterr().out
+    assert out.endswith("Sweep folder: out\nTo go on: nwor-bench sweep --resume out\n")
+    assert out.count("To go on") == 1
+    engines = Engines()
+    code = resume_sweep(
+        Path("out"), small, engine_factory=engines, check_engine=accept_arguments
+    )  # fmt: skip
+    assert code is ExitCode.OK
+    assert len(engines.started) == 1
+    assert {run["status"] for run in index()["runs"]} == {"done"}
+    assert "To go on" not in capsys.readouterr().out
+    third = read_run(Path("out") / index()["runs"][2]["folder"])
+    told = [event["event"] for event in events_but_kv(third)]
+    assert told == ["interrupted", "resumed", "superseded"]
+    assert len(third.batches) == 2 + 3 * 4
+    with pytest.raises(ConfigError, match="all of its runs are done"):
+        resume_sweep(Path("out"), engine_factory=engines, check_engine=accept_arguments)
+
+
+def test_ctrl_c_outside_of_measuring_is_an_interruption_too(
+    small: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(conduct, "write_files", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        sweep(small, Engines(), continue_on_error=True)
+    runs = index()["runs"]
+    assert [run["status"] for run in runs] == ["interrupted"] + ["pending"] * 3
+    assert runs[0]["exit_code"] == ExitCode.INTERRUPTED
+
+
+def test_a_single_run_is_no_sweep(small: Path) -> None:
+    sweep(small, Engines())
+    with pytest.raises(ConfigError, match=r"--file.*holds a single run"):
+        resume_sweep(Path("out") / index()["runs"][0]["folder"], small)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "[]",
+        "{",
+        '{"format_version": 1}',
+        '{"format_version": 1, "sweep": {"axs": {}}}',
+        "[" * 10**5,
+    ],
+)
+def test_a_damaged_index_is_one_message(tmp_path: Path, damage: str) -> None:
+    (tmp_path / "sweep.json").write_text(damage)
+    with pytest.raises(StoreError, match=r"sweep\.json: "):
+        resume_sweep(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda content: content.pop("runs"), "runs: run 1 "),
+        (lambda content: content.update(runs="x"), "runs: run 1 "),
+        (lambda content: content.update(runs=["x"]), "runs: run 1 "),
+        (lambda content: content["runs"].pop(), "runs: run 4 "),
+        (lambda content: content["runs"][1].update(requests=77), "runs: run 2 "),
+        (lambda content: content["runs"][0].update(exit_code=None), "runs: run 1 "),
+        (lambda content: content["runs"][3].update(status="finished"), "runs: run 4 "),
+        (lambda content: content.pop("name"), "name is not a text"),
+    ],
+)
+def test_an_edited_index_is_refused_before_anything_starts(
+    small: Path, change: Callable[[dict[str, Any]], object], words: str
+) -> None:
+    sweep(small, Engines({1: KeyboardInterrupt()}))
+    content = index()
+    change(content)
+    Path("out/sweep.json").write_text(json.dumps(content))
+    engines = Engines()
+    with pytest.raises(StoreError, match=rf"sweep\.json: {words}"):
+        resume_sweep(Path("out"), engine_factory=engines, check_engine=accept_arguments)
+    assert engines.started == []
+
+
+def test_a_sweep_goes_on_with_its_own_contents_only(small: Path) -> None:
+    sweep(small, Engines({1: KeyboardInterrupt()}))
+    small.write_text(SMALL.replace("batches = 3", "batches = 4"))
+    with pytest.raises(ConfigError, match="begun with other contents"):
+        resume_sweep(Path("out"), small, engine_factory=Engines(), check_engine=accept_arguments)
+
+
+def broken_in(number: int) -> type[Engines]:
+    """Engines of which the one started as that number has a stage cell with wrong tokens."""
+
+    class Broken(Engines):
+        def __call__(self, *arguments: Any) -> FakeEngine:
+            engine = super().__call__(*arguments)
+            if len(self.started) == number:
+                engine.wrong = lambda call, cell: cell.label == "stage x off"
+            return engine
+
+    return Broken
+
+
+def test_wrong_numbers_are_worse_than_none(small: Path) -> None:
+    engines = broken_in(3)({0: EngineError("no luck")})
+    assert sweep(small, engines, continue_on_error=True) is ExitCode.CORRECTNESS_BROKEN
+
+
+def test_an_interruption_of_a_broken_run_ends_the_sweep_too(small: Path) -> None:
+    """Exit code 3 is the run's, and nobody may take it for leave to start the next one."""
+    assert sweep(small, broken_in(1)({0: KeyboardInterrupt()})) is ExitCode.INTERRUPTED
+    assert [run["status"] for run in index()["runs"]] == ["interrupted"] + ["pending"] * 3
+
+
+def test_a_sweep_that_goes_on_still_ends_with_the_worst_of_all_its_runs(small: Path) -> None:
+    """The first two runs broke before the cut, the rest are fine."""
+    assert sweep(small, broken_in(1)({1: KeyboardInterrupt()})) is ExitCode.INTERRUPTED
+    assert [run["exit_code"] for run in index()["runs"]] == [3, 3, 130, None]
+    code = resume_sweep(Path("out"), engine_factory=Engines(), check_engine=accept_arguments)
+    assert code is ExitCode.CORRECTNESS_BROKEN
+    assert [run["exit_code"] for run in index()["runs"]] == [3, 3, 0, 0]
+
+
+def test_a_run_that_ended_just_before_the_index_was_written_keeps_its_exit_code(
+    small: Path,
+) -> None:
+    assert sweep(small, broken_in(1)()) is ExitCode.CORRECTNESS_BROKEN
+    content = index()
+    content["runs"][0] |= {"status": "pending", "exit_code": None}
+    Path("out/sweep.json").write_text(json.dumps(content))
+    engines = Engines()
+    code = resume_sweep(Path("out"), engine_factory=engines, check_engine=accept_arguments)
+    assert code is ExitCode.CORRECTNESS_BROKEN
+    assert index()["runs"][0]["exit_code"] == ExitCode.CORRECTNESS_BROKEN
+    assert engines.started == []
+
+
+def test_a_folder_that_holds_a_sweep_is_refused(small: Path) -> None:
+    sweep(small, Engines())
+    with pytest.raises(ConfigError, match=r"--output.*already holds a sweep"):
+        sweep(small, Engines())
+
+
+def test_an_index_of_another_version_is_refused(small: Path) -> None:
+    sweep(small, Engines())
+    path = Path("out/sweep.json")
+    path.write_text(json.dumps({**index(), "format_version": 7}))
+    with pytest.raises(StoreError, match="format_version 7 is unknown"):
+        resume_sweep(Path("out"))
+
+
+def test_flags_that_the_file_decides_are_refused() -> None:
+    check_flags({"file": "x", "output": "y", "dry_run": True, "verbose": False})
+    with pytest.raises(ConfigError, match=r"--requests: 4 .* as `requests` under \[axes\]"):
+        check_flags({"file": "x", "requests": 4})
+    with pytest.raises(ConfigError, match=r"--pair: 'tiny' .* as `pairs` under \[axes\]"):
+        check_flags({"pair": "tiny"})
+    with pytest.raises(ConfigError, match=r"--seed: 4 .* as `seed` under \[settings\]"):
+        check_flags({"seed": 4})
+    with pytest.raises(ConfigError, match=r"--dram-counters: .* as `dram_counters` under \[sett"):
+        check_flags({"dram_counters": True})
+    with pytest.raises(ConfigError, match=r"--launch-counts: .* as `launch_counts` under \[sett"):
+        check_flags({"launch_counts": True})
+    with pytest.raises(ConfigError, match=r"--target-model: 'm' .* --file cannot take it"):
+        check_flags({"target_model": "m"})
+
+
+def test_modes_are_the_cells_of_every_run() -> None:
+    axes = Axes(nwor_modes=(NworMode.OFF,), scv_modes=(ScvMode.OFF, ScvMode.GRAPH))
+    (point,) = make_points(SweepFile(axes=axes))
+    assert [cell.label for cell in point.spec.cells("p")] == [
+        "off x off", "off x graph", "off x off (A/A)",
+    ]  # fmt: skip
+    assert replace(point, number=7).folder.startswith("07-smollm2-short")

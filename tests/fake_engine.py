@@ -11,7 +11,7 @@ from nwor_bench.engine.kv_cache import Pair, Span
 from nwor_bench.models.pairs import ResolvedPair
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import Cell, NworMode, ScvMode
-from nwor_bench.workload.config import SweepSpec
+from nwor_bench.workload.config import RunSpec
 
 LAYERS = 3
 BYTES_PER_TOKEN = 1536
@@ -235,17 +235,17 @@ class FakeEngine:
 
 @dataclass
 class FakeFactory:
-    """What `run_session` takes in place of VllmEngine; keeps the engine for the test."""
+    """What `run_one` takes in place of VllmEngine; keeps the engine for the test."""
 
     engine: FakeEngine = field(default_factory=FakeEngine)
     starts: int = 0
 
-    def __call__(self, pair: ResolvedPair, spec: SweepSpec, log: Path | None = None) -> FakeEngine:
+    def __call__(self, pair: ResolvedPair, spec: RunSpec, log: Path | None = None) -> FakeEngine:
         self.starts += 1
         return self.engine
 
 
-def accept_arguments(pair: ResolvedPair, spec: SweepSpec) -> None:
+def accept_arguments(pair: ResolvedPair, spec: RunSpec) -> None:
     """In place of vLLM's own check of its arguments."""
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from nwor_bench.analysis.cell_data import REFERENCE, CellData, gather_cells
-from nwor_bench.analysis.cell_verdicts import Judgement, judge_cells
+from nwor_bench.analysis.cell_verdicts import CellVerdict, cell_verdicts
 from nwor_bench.analysis.invariants import CellKey, check_invariants, find_violations
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import AA, CellResult, Verdict
@@ -28,8 +28,8 @@ def summarise(run: RunData) -> list[CellResult]:
     for _, group in groupby(gather_cells(run), key=lambda cell: cell.key[0]):
         cells = list(group)
         faults = [violations.get(cell.key) for cell in cells]
-        judgements = judge_cells(cells, _baseline(cells, violations), faults)
-        results += [_result(*both) for both in zip(cells, judgements, strict=True)]
+        verdicts = cell_verdicts(cells, _baseline(cells, violations), faults)
+        results += [_result(*both) for both in zip(cells, verdicts, strict=True)]
     return results
 
 
@@ -65,7 +65,7 @@ def _baseline(cells: Sequence[CellData], violations: Mapping[CellKey, str]) -> C
     return None
 
 
-def _result(cell: CellData, judgement: Judgement) -> CellResult:
+def _result(cell: CellData, cell_verdict: CellVerdict) -> CellResult:
     pair, nwor_mode, scv_mode, arm = cell.key
     return CellResult(
         pair=pair,
@@ -83,8 +83,8 @@ def _result(cell: CellData, judgement: Judgement) -> CellResult:
         **_counts(cell),
         **_bytes(cell),
         **_acceptance(cell),
-        **_times(cell, trusted=judgement.verdict != Verdict.INVALID),
-        **vars(judgement),
+        **_times(cell, trusted=cell_verdict.verdict != Verdict.INVALID),
+        **vars(cell_verdict),
     )
 
 

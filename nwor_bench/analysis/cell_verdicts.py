@@ -42,7 +42,7 @@ from nwor_bench.records.types import NworMode, Verdict
 
 
 @dataclass(frozen=True)
-class Judgement:
+class CellVerdict:
     """The fields of a CellResult that a comparison gives; `verdict` is "" until all are known."""
 
     verdict: str
@@ -71,13 +71,13 @@ class _Case:
     """A cell with what is known of it before the others are."""
 
     cell: CellData
-    judgement: Judgement
+    cell_verdict: CellVerdict
     interval: RatioInterval | None = None
 
 
-def judge_cells(
+def cell_verdicts(
     cells: Sequence[CellData], baseline: CellData | None, violations: Sequence[str | None]
-) -> list[Judgement]:
+) -> list[CellVerdict]:
     """Judge the cells of one pair together, in the order given.
 
     Args:
@@ -91,18 +91,18 @@ def judge_cells(
     ]
     floor = next((c.interval.distance for c in cases if c.cell.is_aa and c.interval), None)
     open_cases = [c for c in cases if c.interval and not c.cell.is_aa]
-    p_values = iter(holm([c.judgement.p_value or 0.0 for c in open_cases]))
-    ranks = iter(holm([c.judgement.wilcoxon_p or 0.0 for c in open_cases]))
-    judgements = []
+    p_values = iter(holm([c.cell_verdict.p_value or 0.0 for c in open_cases]))
+    ranks = iter(holm([c.cell_verdict.wilcoxon_p or 0.0 for c in open_cases]))
+    verdicts = []
     for case in cases:
         if case.interval is None:
-            judgements.append(case.judgement)
+            verdicts.append(case.cell_verdict)
         elif case.cell.is_aa:
-            judgements.append(_decide(case, None, None))
+            verdicts.append(_decide(case, None, None))
         else:
             low, high = simultaneous_bounds(case.interval, len(open_cases))
             adjusted = replace(
-                case.judgement,
+                case.cell_verdict,
                 ratio_simultaneous_low=low,
                 ratio_simultaneous_high=high,
                 simultaneous_cells=len(open_cases),
@@ -110,22 +110,22 @@ def judge_cells(
                 wilcoxon_p_holm=next(ranks),
                 smallest_effect=smallest_effect(case.interval, len(open_cases)),
             )
-            judgements.append(_decide(replace(case, judgement=adjusted), floor, len(open_cases)))
-    return judgements
+            verdicts.append(_decide(replace(case, cell_verdict=adjusted), floor, len(open_cases)))
+    return verdicts
 
 
 def _prepare(cell: CellData, baseline: CellData | None, violation: str | None) -> _Case:
     if cell.parity == Verdict.INVALID:
         where = f" ({cell.first_mismatch})" if cell.first_mismatch else ""
         text = f"it changed the model's output{where}"
-        return _Case(cell, Judgement(str(Verdict.INVALID), text))
+        return _Case(cell, CellVerdict(str(Verdict.INVALID), text))
     if violation is not None:
-        return _Case(cell, Judgement(str(Verdict.INVALID), violation))
+        return _Case(cell, CellVerdict(str(Verdict.INVALID), violation))
     if cell.is_baseline:
-        return _Case(cell, Judgement(REFERENCE))
+        return _Case(cell, CellVerdict(REFERENCE))
     idle = _idle_reason(cell)
     if idle is not None:
-        return _Case(cell, Judgement(str(Verdict.INEFFECTIVE), idle))
+        return _Case(cell, CellVerdict(str(Verdict.INEFFECTIVE), idle))
     if baseline is None:
         return _ambiguous(cell, "there is no valid off x off to compare it with")
     times = pair_times(cell, baseline)
@@ -135,11 +135,11 @@ def _prepare(cell: CellData, baseline: CellData | None, violation: str | None) -
 
 
 def _ambiguous(cell: CellData, reason: str) -> _Case:
-    return _Case(cell, Judgement(str(Verdict.AMBIGUOUS), reason))
+    return _Case(cell, CellVerdict(str(Verdict.AMBIGUOUS), reason))
 
 
 def _compare(cell: CellData, times: PairedTimes) -> _Case:
-    judgement = Judgement(
+    cell_verdict = CellVerdict(
         verdict="",
         ratio_to_off=geometric_mean_ratio(times.treated, times.baseline),
         compared=times.compared,
@@ -149,11 +149,11 @@ def _compare(cell: CellData, times: PairedTimes) -> _Case:
     interval = paired_ratio(times.treated, times.baseline)
     if interval is None:
         few = f"its timed blocks are {len(times.blocks)}, and an interval needs {MIN_BLOCKS}"
-        return _Case(cell, replace(judgement, verdict=str(Verdict.AMBIGUOUS), reason=few))
+        return _Case(cell, replace(cell_verdict, verdict=str(Verdict.AMBIGUOUS), reason=few))
     bootstrapped = block_bootstrap(times.treated, times.baseline) or (None, None)
     away = outlying(log_ratios(times.treated, times.baseline).tolist())
-    judgement = replace(
-        judgement,
+    cell_verdict = replace(
+        cell_verdict,
         ratio_ci_low=interval.low,
         ratio_ci_high=interval.high,
         p_value=interval.p_value,
@@ -165,12 +165,12 @@ def _compare(cell: CellData, times: PairedTimes) -> _Case:
     )
     if cell.parity is None:
         unchecked = "its output was not checked"
-        return _Case(cell, replace(judgement, verdict=str(Verdict.AMBIGUOUS), reason=unchecked))
-    return _Case(cell, judgement, interval)
+        return _Case(cell, replace(cell_verdict, verdict=str(Verdict.AMBIGUOUS), reason=unchecked))
+    return _Case(cell, cell_verdict, interval)
 
 
-def _decide(case: _Case, floor: float | None, compared_cells: int | None) -> Judgement:
-    interval, adjusted = case.interval, case.judgement.p_value_holm
+def _decide(case: _Case, floor: float | None, compared_cells: int | None) -> CellVerdict:
+    interval, adjusted = case.interval, case.cell_verdict.p_value_holm
     assert interval is not None
     found = verdict(interval, p_adjusted=adjusted, noise_floor=floor)
     reasons = []
@@ -179,7 +179,7 @@ def _decide(case: _Case, floor: float | None, compared_cells: int | None) -> Jud
     idle_scv = _idle_scv(case.cell)
     if idle_scv:
         reasons.append(f"{idle_scv}; its NWOR result stands")
-    return replace(case.judgement, verdict=str(found), reason="; ".join(reasons) or None)
+    return replace(case.cell_verdict, verdict=str(found), reason="; ".join(reasons) or None)
 
 
 def _why_ambiguous(

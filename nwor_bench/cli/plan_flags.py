@@ -10,7 +10,7 @@ from nwor_bench.errors import ConfigError
 from nwor_bench.models.byte_model import CACHE_BITS, WEIGHT_BITS, ByteModel, Workload
 from nwor_bench.models.config_json import MODEL_BITS, read_shape
 from nwor_bench.records.json_text import parse_json
-from nwor_bench.report.prediction.text import Plan
+from nwor_bench.report.prediction.text import BytePrediction
 
 AUTO = "auto"
 
@@ -65,7 +65,9 @@ def load_configs(
     return [_of_path(path) for path in configs]
 
 
-def make_plan(source: NamedConfig, load: Workload, cache_dtype: str, weight_dtype: str) -> Plan:
+def predict(
+    source: NamedConfig, load: Workload, cache_dtype: str, weight_dtype: str
+) -> BytePrediction:
     """The plan of one model. Raises ConfigError for unknown types and a split that cannot be."""
     shape = read_shape(source.config, source.flag, source.value)
     if not shape.fits_ranks(load.ranks):
@@ -90,7 +92,7 @@ def make_plan(source: NamedConfig, load: Workload, cache_dtype: str, weight_dtyp
         plain = weight_bits == MODEL_BITS[shape.dtype]
         weight_dtype = shape.dtype if plain else f"{weight_bits}-bit (quantised)"
     model = ByteModel(shape, CACHE_BITS[cache], weight_bits, MODEL_BITS[shape.dtype])
-    return Plan(source.name, model, load, cache, weight_dtype)
+    return BytePrediction(source.name, model, load, cache, weight_dtype)
 
 
 def write_output(flag: str, path: Path, text: str) -> None:

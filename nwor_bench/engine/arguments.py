@@ -14,7 +14,7 @@ from nwor_bench.errors import BenchError, ConfigError, EngineError
 from nwor_bench.instruments.pm_sampling import check_counters
 from nwor_bench.models.pairs import ResolvedPair, refused_config
 from nwor_bench.records.types import StageBy, StageL2
-from nwor_bench.workload.config import SweepSpec
+from nwor_bench.workload.config import RunSpec
 
 TOP = 20
 """Likeliest tokens that the gate asks for at a position; a token beyond them is no tie."""
@@ -102,7 +102,7 @@ def _has_gpu() -> bool:
     return not on_cpu() and torch.cuda.is_available()
 
 
-def check_arguments(pair: ResolvedPair, spec: SweepSpec) -> None:
+def check_arguments(pair: ResolvedPair, spec: RunSpec) -> None:
     """Have vLLM judge the configuration before anything is started or written.
 
     Raises ConfigError with vLLM's own reason if it refuses.
@@ -170,7 +170,7 @@ def _check_configs(pair: ResolvedPair, trust_remote_code: bool) -> None:
             raise refused_config(f"pair {pair.name}: {role}", Path(model), error, "vLLM") from error
 
 
-def _check_logprobs(spec: SweepSpec) -> None:
+def _check_logprobs(spec: RunSpec) -> None:
     """The gate asks for the `TOP` likeliest tokens where it judges a difference."""
     most = spec.engine_args.get("max_logprobs", TOP)
     if isinstance(most, int) and 0 <= most < TOP:
@@ -182,7 +182,7 @@ def _check_logprobs(spec: SweepSpec) -> None:
         )
 
 
-def _check_staging(spec: SweepSpec) -> None:
+def _check_staging(spec: RunSpec) -> None:
     """How drafts are held can be chosen on a GPU alone, and L2 be asked for through a package."""
     if spec.stage_by is not StageBy.REFERENCE and not _has_gpu():
         raise ConfigError.for_field(
@@ -202,7 +202,7 @@ def _check_staging(spec: SweepSpec) -> None:
             ) from error
 
 
-def start_llm(pair: ResolvedPair, spec: SweepSpec) -> Any:
+def start_llm(pair: ResolvedPair, spec: RunSpec) -> Any:
     """vLLM's `LLM`; raises ConfigError if it refuses, EngineError if it does not start."""
     try:
         with _refusals():
@@ -237,7 +237,7 @@ def _reason(error: Exception) -> str:
     return " ".join(lines[:3])
 
 
-def engine_arguments(pair: ResolvedPair, spec: SweepSpec) -> dict[str, Any]:
+def engine_arguments(pair: ResolvedPair, spec: RunSpec) -> dict[str, Any]:
     """The arguments of vLLM's `LLM`: the sweep's own, then `--engine-args` on top."""
     from nwor_bench.engine.memory import kv_cache_bytes
 

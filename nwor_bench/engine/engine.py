@@ -14,7 +14,7 @@ from nwor_bench.errors import EngineError
 from nwor_bench.instruments.versions import require_supported_vllm
 from nwor_bench.models.pairs import ResolvedPair
 from nwor_bench.records.types import Cell
-from nwor_bench.workload.config import SweepSpec
+from nwor_bench.workload.config import RunSpec
 
 __all__ = [
     "BatchOutput",
@@ -150,7 +150,7 @@ class VllmEngine:
     starts = 0
     """Engines started in this process; a sweep of one pair must count one."""
 
-    def __init__(self, pair: ResolvedPair, spec: SweepSpec, log: Path | None = None):
+    def __init__(self, pair: ResolvedPair, spec: RunSpec, log: Path | None = None):
         self._log = log
         started = time.perf_counter()
         set_environment(

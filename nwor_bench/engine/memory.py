@@ -8,7 +8,7 @@ from nwor_bench.instruments.device_memory import free_memory
 from nwor_bench.models.config_json import MODEL_BITS
 from nwor_bench.models.pairs import ResolvedPair, read_model_config
 from nwor_bench.models.pairs.shape import LOAD_FORMAT, shape_parameters
-from nwor_bench.workload.config import SweepSpec
+from nwor_bench.workload.config import RunSpec
 
 GIB = 1 << 30
 HEADROOM = 1.25
@@ -28,7 +28,7 @@ _CACHE_BYTES = {"float32": 4, "float": 4, "bfloat16": 2, "float16": 2, "half": 2
 """Bytes of a cache element by vLLM's kv_cache_dtype; every other type is quantised to one."""
 
 
-def kv_cache_bytes(pair: ResolvedPair, spec: SweepSpec) -> int:
+def kv_cache_bytes(pair: ResolvedPair, spec: RunSpec) -> int:
     """Bytes of KV cache: `--kv-cache-gib`, or enough for all requests at full length.
 
     One block comes on top, since vLLM keeps the first one empty.
@@ -43,7 +43,7 @@ def kv_cache_bytes(pair: ResolvedPair, spec: SweepSpec) -> int:
     return int(per_token * spec.scenario.requests * length * HEADROOM) + per_token * block
 
 
-def cache_bytes_per_token(pair: ResolvedPair, spec: SweepSpec) -> int | None:
+def cache_bytes_per_token(pair: ResolvedPair, spec: RunSpec) -> int | None:
     """K and V of one token over all layers of target and drafter; None for a hub model,
     and for a config.json that names its sizes otherwise.
 
@@ -61,13 +61,13 @@ def cache_bytes_per_token(pair: ResolvedPair, spec: SweepSpec) -> int | None:
     return total
 
 
-def cache_element_bytes(pair: ResolvedPair, spec: SweepSpec) -> int:
+def cache_element_bytes(pair: ResolvedPair, spec: RunSpec) -> int:
     """Bytes of one K or V element: as --engine-args kv_cache_dtype says, or the run's dtype."""
     kind = str(spec.engine_args.get("kv_cache_dtype", "auto"))
     return _element_bytes(pair, spec) if kind == "auto" else _CACHE_BYTES.get(kind, 1)
 
 
-def _element_bytes(pair: ResolvedPair, spec: SweepSpec) -> int:
+def _element_bytes(pair: ResolvedPair, spec: RunSpec) -> int:
     """Bytes of an activation or weight: by the run's dtype, or the config's where it is auto."""
     dtype = spec.dtype or pair.dtype
     if dtype == "auto":
@@ -92,7 +92,7 @@ def _cache_elements(config: dict[str, Any]) -> int:
     return int(2 * layers * kv_heads * head_dim)
 
 
-def needed_bytes(pair: ResolvedPair, spec: SweepSpec, where: str) -> int:
+def needed_bytes(pair: ResolvedPair, spec: RunSpec, where: str) -> int:
     """Bytes that each rank will take on the "gpu" or the "host": cache, weights, runtime.
 
     The weights of a hub model are not known and not in it.
@@ -101,7 +101,7 @@ def needed_bytes(pair: ResolvedPair, spec: SweepSpec, where: str) -> int:
     return kv_cache_bytes(pair, spec) + weights + RUNTIME_BYTES[where]
 
 
-def require_memory(pair: ResolvedPair, spec: SweepSpec) -> None:
+def require_memory(pair: ResolvedPair, spec: RunSpec) -> None:
     """Raises ConfigError if cache and weights will not fit into the device's free memory."""
     free = free_memory(spec.tensor_parallel_size)
     needed = needed_bytes(pair, spec, free.where)
@@ -121,7 +121,7 @@ def require_memory(pair: ResolvedPair, spec: SweepSpec) -> None:
         )
 
 
-def _weight_bytes(pair: ResolvedPair, spec: SweepSpec, on_gpu: bool) -> int:
+def _weight_bytes(pair: ResolvedPair, spec: RunSpec, on_gpu: bool) -> int:
     """Bytes that the weights take once loaded; 0 for a hub model, of which nothing is known.
 
     Dummy weights: the config's parameters in the run's dtype. Files: their size, twice on a CPU

@@ -8,10 +8,10 @@ from typing import Any
 
 from nwor_bench.errors import EngineError
 
-OF_ONE_RANK = ("device", "totals")
+MAY_DIFFER = ("device", "totals")
 """Facts of a worker in which ranks may differ; `totals` follow from the windows."""
 
-TOLD_OF_EACH = ("device", "target_layers", "drafter_layers", "kv_heads", "bytes_per_token")
+PER_RANK = ("device", "target_layers", "drafter_layers", "kv_heads", "bytes_per_token")
 
 
 def disagreement(windows_by_rank: Sequence[Sequence[Mapping[str, Any]]]) -> str | None:
@@ -43,7 +43,7 @@ def common_status(statuses: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """
     first = statuses[0]
     for rank, status in enumerate(statuses):
-        for name in first.keys() - set(OF_ONE_RANK):
+        for name in first.keys() - set(MAY_DIFFER):
             if status[name] != first[name]:
                 raise EngineError(
                     f"rank {rank} has {name} {status[name]!r}, rank 0 {first[name]!r}: ranks that "
@@ -51,4 +51,4 @@ def common_status(statuses: Sequence[dict[str, Any]]) -> dict[str, Any]:
                 )
     if len(statuses) == 1:
         return first
-    return {**first, "ranks": [{name: s[name] for name in TOLD_OF_EACH} for s in statuses]}
+    return {**first, "ranks": [{name: s[name] for name in PER_RANK} for s in statuses]}

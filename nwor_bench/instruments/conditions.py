@@ -135,13 +135,13 @@ class _Gpus:
         nvml = self._nvml
         sm = self._ask_all("nvmlDeviceGetClockInfo", nvml.NVML_CLOCK_SM)
         memory = self._ask_all("nvmlDeviceGetClockInfo", nvml.NVML_CLOCK_MEM)
-        heat = self._ask_all("nvmlDeviceGetTemperature", nvml.NVML_TEMPERATURE_GPU)
+        temperature = self._ask_all("nvmlDeviceGetTemperature", nvml.NVML_TEMPERATURE_GPU)
         reasons = self._ask_all("nvmlDeviceGetCurrentClocksEventReasons")
         gauges: dict[str, float] = {}
         for name, values, pick in (
             ("gpu_sm_clock_mhz", sm, min),
             ("gpu_memory_clock_mhz", memory, min),
-            ("gpu_temperature_c", heat, max),
+            ("gpu_temperature_c", temperature, max),
         ):
             if values:
                 gauges[name] = float(pick(values))

@@ -67,13 +67,13 @@ GOALS = (
 )  # fmt: skip
 
 
-def judge(rows: Sequence[Row]) -> list[GoalResult]:
+def goal_results(rows: Sequence[Row]) -> list[GoalResult]:
     """Every goal whose kernel was measured."""
     kernels = {row.kernel for row in rows}
-    return [_judge(goal, rows) for goal in GOALS if goal.kernel in kernels]
+    return [_goal_result(goal, rows) for goal in GOALS if goal.kernel in kernels]
 
 
-def _judge(goal: Goal, rows: Sequence[Row]) -> GoalResult:
+def _goal_result(goal: Goal, rows: Sequence[Row]) -> GoalResult:
     cases = [
         (row.time_over_nwor, row.time_over_nwor_low, row.time_over_nwor_high, row)
         for row in rows

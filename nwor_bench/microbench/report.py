@@ -11,7 +11,7 @@ import pandas as pd
 
 from nwor_bench.microbench import text
 from nwor_bench.microbench.cases import Spec
-from nwor_bench.microbench.goals import GoalResult, judge
+from nwor_bench.microbench.goals import GoalResult, goal_results
 from nwor_bench.microbench.rows import COLUMNS, FORMAT_VERSION, Row, Status
 from nwor_bench.records.store import write_atomically
 from nwor_bench.report.document import (
@@ -48,7 +48,7 @@ class Result:
     @property
     def goals(self) -> list[GoalResult]:
         """The goals whose kernels were measured."""
-        return judge(self.rows)
+        return goal_results(self.rows)
 
     @property
     def invalid(self) -> list[Row]:

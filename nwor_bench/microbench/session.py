@@ -28,7 +28,7 @@ def plan_session(console: Console, spec: Spec) -> int:
     return ExitCode.OK
 
 
-def run_session(
+def run_kernels(
     console: Console,
     spec: Spec,
     output: Path | None,

@@ -91,7 +91,7 @@ COPY_IN_L2 = Strategy(
     launches_per_layer=1,
     launches_per_window=1,
 )
-REFERENCE = Strategy(
+BY_REFERENCE = Strategy(
     "reference",
     "by reference",
     (
@@ -115,4 +115,4 @@ LOG_AND_RESTORE = Strategy(
     launches_per_window=1,
     writes_drafts_in_place=True,
 )
-STRATEGIES = (DIRECT, COPY_SPILLED, COPY_IN_L2, REFERENCE, LOG_AND_RESTORE)
+STRATEGIES = (DIRECT, COPY_SPILLED, COPY_IN_L2, BY_REFERENCE, LOG_AND_RESTORE)

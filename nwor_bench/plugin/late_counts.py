@@ -197,7 +197,7 @@ class LateCounts:
             for n, d in zip(window.num_sampled or [0] * len(drafts), drafts, strict=True)
         ]
         counted = [
-            lengths is None or already < lengths.get(outer_name(req_id), already + 1)
+            lengths is None or already < lengths.get(external_request_id(req_id), already + 1)
             for req_id, already in zip(step.req_ids, window.before, strict=True)
         ]
         self._record(window, drafts, accepted, counted)
@@ -233,7 +233,7 @@ class LateCounts:
             logger.info("nwor window: accepted %s of %s; %s", accepted, drafts, counts)
 
 
-def outer_name(req_id: str) -> str:
+def external_request_id(req_id: str) -> str:
     """A request's name as its caller gave it: vLLM appends a random suffix after a dash."""
     return req_id.rpartition("-")[0] or req_id
 

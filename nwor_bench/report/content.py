@@ -22,7 +22,7 @@ from nwor_bench.report.document import (
 from nwor_bench.report.sections.acceptance import acceptance_section
 from nwor_bench.report.sections.answers import questions
 from nwor_bench.report.sections.bytes import bytes_section
-from nwor_bench.report.sections.cells import cell_section, ruler_section
+from nwor_bench.report.sections.cells import cell_section, precision_section
 from nwor_bench.report.sections.dram import dram_section
 from nwor_bench.report.sections.evidence import counter_section, parity_section
 from nwor_bench.report.sections.fallbacks import fallback_section
@@ -54,7 +54,7 @@ def build_document(run: RunData, cells: Sequence[CellResult]) -> Document:
     sections = (
         _what_ran(run),
         cell_section(cells),
-        ruler_section(run, cells),
+        precision_section(run, cells),
         window_time_section(run, cells),
         acceptance_section(cells),
         phase_section(run, cells),

@@ -35,9 +35,9 @@ from nwor_bench.records.types import BatchRecord, Cell, NworMode, WindowRecord
 from nwor_bench.run.batch_records import BatchPlace, batch_record, counter_event, window_records
 from nwor_bench.run.gate.kv import KvGate, rows_budget
 from nwor_bench.run.gate.parity import Answer, ParityGate, broken_event
-from nwor_bench.run.gate.ties import TieJudge
+from nwor_bench.run.gate.ties import TieCheck
 from nwor_bench.run.progress import Progress
-from nwor_bench.workload.config import SweepSpec
+from nwor_bench.workload.config import RunSpec
 from nwor_bench.workload.prompts import Encode
 from nwor_bench.workload.schedule import Block, Plan
 
@@ -51,7 +51,7 @@ PROBED_BLOCKS = 2
 """Blocks that run once more with each window's phases timed, where the engine has a probe."""
 
 
-class Sweep:
+class BlockRunner:
     """One pair's sweep on one engine.
 
     Args:
@@ -68,7 +68,7 @@ class Sweep:
     def __init__(
         self,
         plan: Plan,
-        spec: SweepSpec,
+        spec: RunSpec,
         engine: Engine,
         store: RunStore,
         encode: Encode,
@@ -82,7 +82,7 @@ class Sweep:
         self.parity = ParityGate(
             engine.status(),
             encode,
-            TieJudge(
+            TieCheck(
                 engine,
                 plan.baseline,
                 lambda: encode(plan.gate.prompts),
@@ -290,7 +290,7 @@ class Sweep:
         if phase == "gate":
             # The cache first: judging runs batches of its own, which take these blocks.
             kv_result = self.kv_gate.check(cell, prompts, answer)
-            answer = self.parity.judge(cell, answer, reference, block)
+            answer = self.parity.check(cell, answer, reference, block)
         windows = window_records(place, output, self._bytes_per_token)
         self._store.append_batch(answer.record, windows)
         fault = write_fault(written, sum(window.committed_tokens for window in windows))

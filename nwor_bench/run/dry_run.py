@@ -10,7 +10,7 @@ from nwor_bench.records.types import StageBy, StageL2
 from nwor_bench.report.text import plural
 from nwor_bench.run.estimate import ENGINE_START_S, duration, run_seconds, this_machine
 from nwor_bench.run.execute import Prepared
-from nwor_bench.workload.config import SweepSpec
+from nwor_bench.workload.config import RunSpec
 from nwor_bench.workload.schedule import Plan
 from nwor_bench.workload.sweep_file import SweepFile
 from nwor_bench.workload.sweep_points import EngineGroup, Point
@@ -25,7 +25,7 @@ WIDTH = 80
 """Columns of a terminal."""
 
 
-def plan_lines(plan: Plan, spec: SweepSpec, pair: ResolvedPair) -> list[str]:
+def plan_lines(plan: Plan, spec: RunSpec, pair: ResolvedPair) -> list[str]:
     """The plan for people; cells are numbered, so that a block's order fits in one line."""
     scenario = spec.scenario
     numbers = {cell: number for number, cell in enumerate(plan.cells, start=1)}
@@ -128,7 +128,7 @@ def _engine(group: EngineGroup, pair: ResolvedPair) -> str:
     return ", ".join(parts)
 
 
-def _memory(pair: ResolvedPair, spec: SweepSpec) -> str:
+def _memory(pair: ResolvedPair, spec: RunSpec) -> str:
     free = free_memory(spec.tensor_parallel_size)
     return (
         f"memory: {_size(kv_cache_bytes(pair, spec))} of KV cache, about "
@@ -142,7 +142,7 @@ def _size(num_bytes: int) -> str:
     return f"{gib:.1f} GiB" if gib >= 0.1 else f"{1024 * gib:.1f} MiB"
 
 
-def _amount(plan: Plan, spec: SweepSpec) -> str:
+def _amount(plan: Plan, spec: RunSpec) -> str:
     warmup = f"{plan.warmup} to {plan.max_warmup}"
     if plan.warmup == plan.max_warmup:
         warmup = f"{plan.warmup}"
@@ -156,7 +156,7 @@ def _amount(plan: Plan, spec: SweepSpec) -> str:
     )
 
 
-def _until(spec: SweepSpec) -> list[str]:
+def _until(spec: RunSpec) -> list[str]:
     """What may end the run before its last block."""
     rule = spec.stopping
     ends = []
@@ -167,7 +167,7 @@ def _until(spec: SweepSpec) -> list[str]:
     return [f"stops early: {', or '.join(ends)}"] if ends else []
 
 
-def _counted(plan: Plan, spec: SweepSpec) -> list[str]:
+def _counted(plan: Plan, spec: RunSpec) -> list[str]:
     """The blocks that run once more for counters."""
     names = {"counters": "DRAM counters", "launches": "launch counts"}
     parts = [
@@ -178,7 +178,7 @@ def _counted(plan: Plan, spec: SweepSpec) -> list[str]:
     return [f"untimed batches after them: {', '.join(parts)}"] if parts else []
 
 
-def _staging(spec: SweepSpec) -> list[str]:
+def _staging(spec: RunSpec) -> list[str]:
     """How drafts are held, where that is not the usual way."""
     if spec.stage_by is StageBy.REFERENCE:
         return []

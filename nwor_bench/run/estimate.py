@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from nwor_bench.errors import BenchError
 from nwor_bench.models.config_json import read_shape
 from nwor_bench.models.pairs import ResolvedPair, read_model_config
-from nwor_bench.workload.config import SweepSpec
+from nwor_bench.workload.config import RunSpec
 
 ENGINE_START_S = 15.0
 """A later start on a GPU takes 16 s, one on a CPU 4 to 10; a machine's first may take 140."""
@@ -39,7 +39,7 @@ def this_machine() -> Machine:
     return Machine(bandwidth, None) if bandwidth is not None else _try_cpu()
 
 
-def batch_seconds(pair: ResolvedPair, spec: SweepSpec, machine: Machine) -> float | None:
+def batch_seconds(pair: ResolvedPair, spec: RunSpec, machine: Machine) -> float | None:
     """About how long one batch takes; None for a model whose size is not known here."""
     sizes = [_parameters(model) for model in (pair.target, pair.draft) if model]
     if None in sizes:
@@ -58,7 +58,7 @@ def batch_seconds(pair: ResolvedPair, spec: SweepSpec, machine: Machine) -> floa
     return windows * (window + host)
 
 
-def run_seconds(pair: ResolvedPair, spec: SweepSpec, machine: Machine) -> float | None:
+def run_seconds(pair: ResolvedPair, spec: RunSpec, machine: Machine) -> float | None:
     """About how long one run measures, engine start aside; at most, where a rule may end it."""
     each = batch_seconds(pair, spec, machine)
     if each is None:

@@ -22,14 +22,14 @@ from nwor_bench.records.store import RunData, RunStore, only_writer, read_run
 from nwor_bench.records.types import BatchRecord, CellResult, RunStatus, Verdict, WindowRecord
 from nwor_bench.report import print_summary, write_files
 from nwor_bench.run import resume
-from nwor_bench.run.blocks import OnBatch, Sweep
+from nwor_bench.run.blocks import BlockRunner, OnBatch
 from nwor_bench.run.interrupts import Interrupts, heed_interrupts
 from nwor_bench.run.progress import Progress, make_progress
-from nwor_bench.workload.config import SweepSpec
+from nwor_bench.workload.config import RunSpec
 from nwor_bench.workload.prompts import Encode
 from nwor_bench.workload.schedule import Plan, blocks_for_header
 
-EngineFactory = Callable[[ResolvedPair, SweepSpec, Path | None], Engine]
+EngineFactory = Callable[[ResolvedPair, RunSpec, Path | None], Engine]
 
 Publish = Callable[[str], None]
 """Takes a report in Markdown to wherever else it is wanted."""
@@ -42,7 +42,7 @@ class Prepared:
     `choice` is the pair as the command line named it, `pair` what that came to.
     """
 
-    spec: SweepSpec
+    spec: RunSpec
     choice: dict[str, str | None]
     pair: ResolvedPair
     plan: Plan
@@ -103,7 +103,7 @@ def run_prepared(
                 if resumed is not None:
                     resume.check_engine(resumed, status)
                 monitor = ConditionMonitor(gpus=str(status["device"]).startswith("cuda"))
-                sweep = Sweep(
+                sweep = BlockRunner(
                     plan,
                     prepared.spec,
                     engine,
@@ -148,7 +148,9 @@ def _header(prepared: Prepared, started_at: datetime) -> dict[str, Any]:
     }
 
 
-def _measure(sweep: Sweep, status: dict[str, Any], store: RunStore, progress: Progress) -> None:
+def _measure(
+    sweep: BlockRunner, status: dict[str, Any], store: RunStore, progress: Progress
+) -> None:
     """Run the plan on a started engine; what the gate found is stored however it ends."""
     # The rule at once: looks at the intervals, and a report of a killed run, go by it.
     store.update({"engine": status, "parity": sweep.parity.facts()})

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from nwor_bench.engine.engine import Engine
 from nwor_bench.run.execute import EngineFactory, EngineSource, Prepared
-from nwor_bench.workload.config import SweepSpec
+from nwor_bench.workload.config import RunSpec
 
 
 class GroupEngine:
@@ -17,7 +17,7 @@ class GroupEngine:
         spec: the group's, with room for its largest run.
     """
 
-    def __init__(self, factory: EngineFactory, spec: SweepSpec):
+    def __init__(self, factory: EngineFactory, spec: RunSpec):
         self._factory = factory
         self._spec = spec
         self._engine: Engine | None = None

@@ -27,11 +27,11 @@ from nwor_bench.run.execute import (
     own_engine,
     run_prepared,
 )
-from nwor_bench.workload.config import SweepSpec
+from nwor_bench.workload.config import RunSpec
 from nwor_bench.workload.prompts import Encode, encode, load_prompts, load_tokenizer
 from nwor_bench.workload.schedule import Plan, make_plan
 
-CheckEngine = Callable[[ResolvedPair, SweepSpec], None]
+CheckEngine = Callable[[ResolvedPair, RunSpec], None]
 """Raises ConfigError for what vLLM would refuse, without starting it."""
 
 
@@ -67,8 +67,8 @@ def _agreed(
     return given if value is None else value
 
 
-def run_session(
-    spec: SweepSpec,
+def run_one(
+    spec: RunSpec,
     choice: PairChoice,
     output: Path | None = None,
     *,
@@ -101,7 +101,7 @@ def run_session(
     )
 
 
-def resume_session(
+def resume_one(
     folder: Path,
     given: Mapping[str, Any],
     *,
@@ -136,7 +136,7 @@ def resume_session(
 
 
 def _on_own_engine(
-    conduct: Callable[..., ExitCode],
+    execute: Callable[..., ExitCode],
     prepared: Prepared,
     folder: Path,
     console: Console,
@@ -144,9 +144,9 @@ def _on_own_engine(
     check_engine: CheckEngine,
     **how: Any,
 ) -> ExitCode:
-    """`conduct` is `run_prepared` or `resume_prepared`, `how` what it is told besides."""
+    """`execute` is `run_prepared` or `resume_prepared`, `how` what it is told besides."""
     check_engine(prepared.pair, prepared.spec)
-    return conduct(prepared, folder, own_engine(prepared, engine_factory), console, **how)
+    return execute(prepared, folder, own_engine(prepared, engine_factory), console, **how)
 
 
 def resume_prepared(
@@ -182,14 +182,14 @@ def _check_resumable(run: RunData, prepared: Prepared, folder: Path, console: Co
     console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
-def _ready(spec: SweepSpec, choice: PairChoice, console: Console) -> Prepared:
+def _ready(spec: RunSpec, choice: PairChoice, console: Console) -> Prepared:
     """A run that is prepared and fits into this machine's memory."""
     prepared = prepare(spec, choice, console)
     require_memory(prepared.pair, spec)
     return prepared
 
 
-def prepare(spec: SweepSpec, choice: PairChoice, console: Console) -> Prepared:
+def prepare(spec: RunSpec, choice: PairChoice, console: Console) -> Prepared:
     """Make the pair ready and decide every batch. Raises ConfigError for what cannot run."""
     choice = choice.with_config(spec.speculative_config)
     pair = resolve_pair(
@@ -204,7 +204,7 @@ def prepare(spec: SweepSpec, choice: PairChoice, console: Console) -> Prepared:
     return Prepared(spec, asdict(choice), pair, plan, _encode_all(plan, spec, pair))
 
 
-def _encode_all(plan: Plan, spec: SweepSpec, pair: ResolvedPair) -> Encode:
+def _encode_all(plan: Plan, spec: RunSpec, pair: ResolvedPair) -> Encode:
     """Tokenise every prompt now, so that one that does not fit is refused before a start."""
     tokenizer = load_tokenizer(pair.target)
     scenario = spec.scenario

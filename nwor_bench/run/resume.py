@@ -13,7 +13,7 @@ from nwor_bench.records.header import check_complete
 from nwor_bench.records.store import RUN_FILE, RunData
 from nwor_bench.records.types import FORMAT_VERSION, NworMode, RunStatus, ScvMode, StageBy, StageL2
 from nwor_bench.run.batch_records import prompt_digest
-from nwor_bench.workload.config import SweepSpec, flag_of, json_object
+from nwor_bench.workload.config import RunSpec, flag_of, json_object
 from nwor_bench.workload.prompts import Encode
 from nwor_bench.workload.scenario import Scenario, load_scenario
 from nwor_bench.workload.schedule import Plan, blocks_for_header
@@ -62,7 +62,7 @@ def require_resumable(run: RunData, folder: str) -> None:
     check_complete(run.header, f"{folder}/{RUN_FILE}")
 
 
-def stored_spec(header: Mapping[str, Any]) -> SweepSpec:
+def stored_spec(header: Mapping[str, Any]) -> RunSpec:
     """The configuration that a run was begun with; what was no choice yet has its default.
 
     Raises StoreError for a value that no run can have been begun with.
@@ -77,7 +77,7 @@ def stored_spec(header: Mapping[str, Any]) -> SweepSpec:
         raise StoreError(f"{RUN_FILE}: spec: {error}; restore the file") from error
 
 
-def _spec_of(stored: Mapping[str, Any]) -> SweepSpec:
+def _spec_of(stored: Mapping[str, Any]) -> RunSpec:
     plain = dict(stored)
     # Through JSON, as strict models take text for paths and lists for tuples from it alone.
     plain["scenario"] = Scenario.model_validate_json(json.dumps(plain["scenario"]))
@@ -86,14 +86,14 @@ def _spec_of(stored: Mapping[str, Any]) -> SweepSpec:
     for name, kind in (("stage_by", StageBy), ("stage_l2", StageL2)):
         if name in plain:
             plain[name] = kind(plain[name])
-    return SweepSpec(**{f.name: plain[f.name] for f in fields(SweepSpec) if f.name in plain})
+    return RunSpec(**{f.name: plain[f.name] for f in fields(RunSpec) if f.name in plain})
 
 
 def _unusable(name: str, value: object, wanted: str) -> StoreError:
     return StoreError(f"{RUN_FILE}: {name} is {value!r}; {wanted}, or restore the file")
 
 
-def check_spec(run: RunData, spec: SweepSpec) -> None:
+def check_spec(run: RunData, spec: RunSpec) -> None:
     """Refuse another configuration than the run's."""
     begun = stored_spec(run.header).to_dict()
     for name, value in spec.to_dict().items():

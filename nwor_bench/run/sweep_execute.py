@@ -27,7 +27,7 @@ from nwor_bench.run.sweep_summary import write_summary
 from nwor_bench.workload.sweep_points import EngineGroup, Point
 
 
-class SweepConductor:
+class SweepRunner:
     """Runs the groups in turn, each on its own engine, and keeps the index true."""
 
     def __init__(

@@ -18,7 +18,7 @@ from nwor_bench.run.blocks import OnBatch
 from nwor_bench.run.dry_run import sweep_lines
 from nwor_bench.run.execute import EngineFactory, Prepared, Publish
 from nwor_bench.run.prepare import CheckEngine, PairChoice, prepare
-from nwor_bench.run.sweep_execute import SweepConductor
+from nwor_bench.run.sweep_execute import SweepRunner
 from nwor_bench.run.sweep_index import DONE, INDEX_FILE, SweepIndex
 from nwor_bench.workload.config import flag_of
 from nwor_bench.workload.sweep_file import Axes, Settings, SweepFile, load_sweep
@@ -96,7 +96,7 @@ def run_sweep(
         folder = output or default_folder(RUNS, sweep.name, "", now)
         return SweepIndex.create(folder, sweep, groups, now.isoformat(timespec="seconds"))
 
-    return _conduct(sweep, groups, make_index, console, options)
+    return _execute(sweep, groups, make_index, console, options)
 
 
 def resume_sweep(
@@ -139,10 +139,10 @@ def resume_sweep(
     left = [group for group in left if group.points]
     if not left:
         raise ConfigError.for_field("--resume", str(folder), "all of its runs are done")
-    return _conduct(sweep, left, lambda: index, console, options)
+    return _execute(sweep, left, lambda: index, console, options)
 
 
-def _conduct(
+def _execute(
     sweep: SweepFile,
     groups: Sequence[EngineGroup],
     open_index: Callable[[], SweepIndex],
@@ -170,10 +170,10 @@ def _conduct(
     for group in groups:
         options.check_engine(prepared[group.points[0].number].pair, group.spec)
     how = {"verbose": options.verbose, "on_batch": options.on_batch, "in_sweep": True}
-    conductor = SweepConductor(
+    runner = SweepRunner(
         open_index(), prepared, console, options.engine_factory, how, proceed, publish
     )
-    return conductor.run(groups)
+    return runner.run(groups)
 
 
 def _check_sweep_for_ray(sweep: SweepFile) -> None:

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from nwor_bench.errors import ConfigError
 from nwor_bench.records.json_text import parse_json
 from nwor_bench.records.types import NworMode, ScvMode, StageBy, StageL2
-from nwor_bench.workload.run_spec import DEFAULT_SEED, SweepSpec
+from nwor_bench.workload.run_spec import DEFAULT_SEED, RunSpec
 from nwor_bench.workload.scenario import (
     MOST_BLOCKS,
     PromptSource,
@@ -25,8 +25,8 @@ from nwor_bench.workload.toml_file import remedy
 __all__ = [
     "Overrides",
     "PromptSource",
+    "RunSpec",
     "Scenario",
-    "SweepSpec",
     "flag_of",
     "load_scenario",
     "resolve",
@@ -98,7 +98,7 @@ def resolve(
     launch_counts: bool = False,
     stage_by: str = StageBy.REFERENCE,
     stage_l2: str = StageL2.NORMAL,
-) -> SweepSpec:
+) -> RunSpec:
     """Merge a scenario with the command line's values and check the whole.
 
     Modes are comma-separated names; `speculative_config` and `engine_args` are JSON objects
@@ -107,7 +107,7 @@ def resolve(
     """
     config = json_object("--speculative-config", speculative_config)
     overrides = _drafts_from(config, overrides)
-    spec = SweepSpec(
+    spec = RunSpec(
         scenario=_override(scenario, overrides),
         nwor_modes=_modes("--nwor-modes", nwor_modes, NworMode),
         scv_modes=_modes("--scv-modes", scv_modes, ScvMode),
@@ -200,7 +200,7 @@ def json_object(flag: str, text: str | None) -> dict[str, Any] | None:
     return value
 
 
-def _check(spec: SweepSpec) -> None:
+def _check(spec: RunSpec) -> None:
     """Rules that are not a scenario field's own."""
     scenario = spec.scenario
     room = scenario.max_new_tokens + scenario.draft_tokens
@@ -226,7 +226,7 @@ def _check(spec: SweepSpec) -> None:
     _check_staging(spec)
 
 
-def _check_staging(spec: SweepSpec) -> None:
+def _check_staging(spec: RunSpec) -> None:
     """How drafts are held: only mode `stage` holds any, and only copies can be kept in L2."""
     if spec.stage_by is not StageBy.REFERENCE and NworMode.STAGE not in spec.nwor_modes:
         remedy_text = "no cell stages; write --nwor-modes off,stage or leave it out"
@@ -236,7 +236,7 @@ def _check_staging(spec: SweepSpec) -> None:
         raise ConfigError.for_field("--stage-l2", spec.stage_l2.value, remedy_text)
 
 
-def _check_amount(spec: SweepSpec) -> None:
+def _check_amount(spec: RunSpec) -> None:
     """How much to measure: the flags must not contradict each other."""
     batches, warmup = spec.scenario.batches, spec.scenario.warmup
     if spec.max_blocks is not None:

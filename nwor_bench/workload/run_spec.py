@@ -14,7 +14,7 @@ DEFAULT_MAX_WARMUP = 15
 
 
 @dataclass(frozen=True)
-class SweepSpec:
+class RunSpec:
     """All that a sweep needs besides its model pair, merged and validated.
 
     `scenario` already carries the command line's values. `speculative_config` and

@@ -6,7 +6,7 @@ from random import Random
 from typing import Any
 
 from nwor_bench.records.types import Cell
-from nwor_bench.workload.config import SweepSpec
+from nwor_bench.workload.config import RunSpec
 from nwor_bench.workload.prompts import Prompt, select_blocks
 
 GATE_BLOCK = 0
@@ -47,7 +47,7 @@ class Plan:
         return self.max_warmup + len(self.cells) * (1 + len(self.blocks))
 
 
-def make_plan(spec: SweepSpec, pair_name: str, prompts: Sequence[Prompt]) -> Plan:
+def make_plan(spec: RunSpec, pair_name: str, prompts: Sequence[Prompt]) -> Plan:
     """Randomised complete blocks: every cell once a block, in an order drawn per block.
 
     The same spec, prompts and seed give the same plan. In the gate the baseline runs first,

@@ -7,7 +7,7 @@ from itertools import product
 from pathlib import Path
 
 from nwor_bench.errors import ConfigError
-from nwor_bench.workload.config import Overrides, SweepSpec, resolve
+from nwor_bench.workload.config import Overrides, RunSpec, resolve
 from nwor_bench.workload.scenario import load_scenario
 from nwor_bench.workload.sweep_file import SweepFile
 
@@ -19,7 +19,7 @@ class Point:
     number: int
     pair: str
     scenario: str
-    spec: SweepSpec
+    spec: RunSpec
 
     @property
     def axes(self) -> dict[str, str | int | float | None]:
@@ -84,7 +84,7 @@ class EngineGroup:
     """
 
     number: int
-    spec: SweepSpec
+    spec: RunSpec
     points: tuple[Point, ...]
 
 
@@ -134,7 +134,7 @@ def _spec(
     values: Overrides,
     cache_dtype: str | None,
     acceptance_length: float | None,
-) -> SweepSpec:
+) -> RunSpec:
     shared = sweep.settings
     engine_args = dict(shared.engine_args)
     if cache_dtype is not None:
@@ -189,7 +189,7 @@ def group_by_engine(points: Sequence[Point]) -> tuple[EngineGroup, ...]:
     )
 
 
-def _roomiest(points: Sequence[Point]) -> SweepSpec:
+def _roomiest(points: Sequence[Point]) -> RunSpec:
     spec = points[0].spec
     room = {
         "requests": max(point.spec.scenario.requests for point in points),

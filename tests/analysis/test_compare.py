@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from nwor_bench.analysis.comparing.compare import Comparison, DecideBy, Outcome, compare_runs
+from nwor_bench.analysis.comparing.compare import ChangeVerdict, Comparison, DecideBy, compare_runs
 from nwor_bench.analysis.comparing.stored_run import StoredRun
 from nwor_bench.errors import ExitCode, NotComparableError
 from nwor_bench.records.store import RunData
@@ -47,11 +47,11 @@ def test_a_run_is_the_same_as_itself() -> None:
 
 
 @pytest.mark.parametrize(
-    ("factor", "outcome"), [(1.05, Outcome.REGRESSION), (0.95, Outcome.IMPROVEMENT)]
+    ("factor", "outcome"), [(1.05, ChangeVerdict.REGRESSION), (0.95, ChangeVerdict.IMPROVEMENT)]
 )
 @pytest.mark.parametrize("machine", [0.7, 1.0, 1.4])
 def test_one_changed_cell_is_found_whatever_the_machine_did(
-    factor: float, outcome: Outcome, machine: float
+    factor: float, outcome: ChangeVerdict, machine: float
 ) -> None:
     comparison = compare(slowed(BASE, {GRAPH: factor}, machine=machine))
     changed = cell_of(comparison, "stage x graph")
@@ -60,7 +60,7 @@ def test_one_changed_cell_is_found_whatever_the_machine_did(
     assert interval.low < factor < interval.high
     assert 0.98 * machine < cell_of(comparison, "off x off").time.ratio < 1.02 * machine
     assert [cell.label for cell in comparison.having(outcome)] == ["stage x graph"]
-    code = ExitCode.REGRESSION if outcome is Outcome.REGRESSION else ExitCode.OK
+    code = ExitCode.REGRESSION if outcome is ChangeVerdict.REGRESSION else ExitCode.OK
     assert comparison.exit_code() is code
 
 
@@ -74,11 +74,11 @@ def test_by_time_a_slower_machine_is_a_regression_of_every_cell() -> None:
 
 def test_a_change_within_the_threshold_is_no_regression() -> None:
     new = slowed(BASE, {GRAPH: 1.05})
-    assert cell_of(compare(new, threshold=0.1), "stage x graph").outcome is Outcome.SAME
+    assert cell_of(compare(new, threshold=0.1), "stage x graph").outcome is ChangeVerdict.SAME
     noisy = slowed(BASE, {GRAPH: 1.03}, noise=0.05)
     edge = cell_of(compare(noisy, threshold=0.04), "stage x graph")
     assert edge.ratio.interval.high > 1.04
-    assert edge.outcome is Outcome.AMBIGUOUS
+    assert edge.outcome is ChangeVerdict.AMBIGUOUS
 
 
 def test_a_change_within_that_of_the_aa_arm_is_ambiguous() -> None:
@@ -90,7 +90,7 @@ def test_a_change_within_that_of_the_aa_arm_is_ambiguous() -> None:
     comparison = compare(drifted)
     assert comparison.noise_floor > 0.05
     changed = cell_of(comparison, "stage x graph")
-    assert changed.outcome is Outcome.AMBIGUOUS
+    assert changed.outcome is ChangeVerdict.AMBIGUOUS
     assert "A/A arm" in changed.reason
     assert compare(new).noise_floor < 0.01
 
@@ -111,7 +111,7 @@ def test_other_prompts_are_compared_unpaired() -> None:
         assert (cell.ratio.paired, twin.ratio.paired) == (True, False)
         assert twin.ratio.ratio == pytest.approx(cell.ratio.ratio)
         assert twin.ratio.base_blocks == twin.ratio.new_blocks == 12
-    assert cell_of(unpaired, "stage x graph").outcome is Outcome.REGRESSION
+    assert cell_of(unpaired, "stage x graph").outcome is ChangeVerdict.REGRESSION
 
 
 @pytest.mark.parametrize("field", [{"seed": 4}, {"temperature": 0.7}])
@@ -132,7 +132,7 @@ def test_too_few_blocks_give_no_interval_and_no_verdict() -> None:
     cell = cell_of(compare(few, stored(few)), "stage x off")
     assert cell.ratio.interval is None
     assert cell.ratio.ratio == pytest.approx(1.0)
-    assert cell.outcome is Outcome.AMBIGUOUS
+    assert cell.outcome is ChangeVerdict.AMBIGUOUS
     assert "BASE has 2 and NEW has 2" in cell.reason
 
 
@@ -140,7 +140,7 @@ def test_a_batch_is_compared_where_windows_have_no_time() -> None:
     new = change_windows(slowed(BASE, {GRAPH: 1.05}), lambda window: True, wall_ms=None)
     cell = cell_of(compare(new), "stage x graph")
     assert cell.ratio.measure == cell.time.measure == "latency_ms"
-    assert cell.outcome is Outcome.REGRESSION
+    assert cell.outcome is ChangeVerdict.REGRESSION
 
 
 def settling(run: RunData) -> RunData:
@@ -170,7 +170,7 @@ def test_windows_without_a_time_are_left_out_and_told(other) -> None:
     changed = cell_of(comparison, "stage x graph")
     assert changed.time.measure == changed.ratio.measure == "window_ms"
     assert changed.time.interval.low < 1.05 * 1.1 < changed.time.interval.high
-    assert changed.outcome is Outcome.REGRESSION
+    assert changed.outcome is ChangeVerdict.REGRESSION
     timed = 12 * 8  # blocks x windows of a cell
     assert changed.time.base_windows == changed.time.new_windows == timed
     assert changed.time.base_untimed == changed.time.new_untimed == 12 * 3
@@ -212,18 +212,18 @@ NO_SCV = change_batches(
 @pytest.mark.parametrize(
     ("base", "new", "outcome", "words"),
     [
-        (BASE, BROKEN, Outcome.REGRESSION, "INVALID in NEW"),
-        (BASE, IDLE, Outcome.REGRESSION, "INEFFECTIVE in NEW"),
-        (BASE, NO_SCV, Outcome.REGRESSION, "SCV ran as asked in BASE"),
-        (IDLE, BROKEN, Outcome.REGRESSION, "INVALID in NEW"),
-        (BROKEN, BASE, Outcome.IMPROVEMENT, "INVALID in BASE"),
-        (IDLE, BASE, Outcome.IMPROVEMENT, "INEFFECTIVE in BASE"),
-        (BROKEN, BROKEN, Outcome.AMBIGUOUS, "INVALID in both"),
-        (IDLE, IDLE, Outcome.NOT_COMPARED, "neither run"),
+        (BASE, BROKEN, ChangeVerdict.REGRESSION, "INVALID in NEW"),
+        (BASE, IDLE, ChangeVerdict.REGRESSION, "INEFFECTIVE in NEW"),
+        (BASE, NO_SCV, ChangeVerdict.REGRESSION, "SCV ran as asked in BASE"),
+        (IDLE, BROKEN, ChangeVerdict.REGRESSION, "INVALID in NEW"),
+        (BROKEN, BASE, ChangeVerdict.IMPROVEMENT, "INVALID in BASE"),
+        (IDLE, BASE, ChangeVerdict.IMPROVEMENT, "INEFFECTIVE in BASE"),
+        (BROKEN, BROKEN, ChangeVerdict.AMBIGUOUS, "INVALID in both"),
+        (IDLE, IDLE, ChangeVerdict.NOT_COMPARED, "neither run"),
     ],
 )
 def test_what_a_cell_is_counts_before_how_fast_it_is(
-    base: RunData, new: RunData, outcome: Outcome, words: str
+    base: RunData, new: RunData, outcome: ChangeVerdict, words: str
 ) -> None:
     # Twice as fast: no speed makes up for wrong output or for a mode that never fired.
     comparison = compare(slowed(new, {GRAPH: 0.5}), stored(base))
@@ -236,7 +236,7 @@ def test_what_a_cell_is_counts_before_how_fast_it_is(
 
 def test_output_that_is_no_longer_checked_is_ambiguous() -> None:
     cell = cell_of(compare(change_batches(BASE, is_graph, parity=None)), "stage x graph")
-    assert cell.outcome is Outcome.AMBIGUOUS
+    assert cell.outcome is ChangeVerdict.AMBIGUOUS
     assert "checked in BASE and not in NEW" in cell.reason
 
 
@@ -279,8 +279,8 @@ def test_force_matches_the_cells_of_a_pair_of_another_name() -> None:
 
 def test_strict_tells_open_cells_from_the_same() -> None:
     comparison = compare(slowed(BASE, {}, noise=0.2))
-    assert comparison.having(Outcome.AMBIGUOUS)
-    assert not comparison.having(Outcome.REGRESSION)
+    assert comparison.having(ChangeVerdict.AMBIGUOUS)
+    assert not comparison.having(ChangeVerdict.REGRESSION)
     assert comparison.exit_code() is ExitCode.OK
     assert comparison.exit_code(strict=True) is ExitCode.INCONCLUSIVE
 

@@ -6,11 +6,11 @@ import pytest
 from fake_engine import FakeEngine, Flip, greedy_token
 
 from nwor_bench.analysis.parity.batches import EXACT, EXPLAINED, INVALID
-from nwor_bench.analysis.parity.differences import Judged, judge_differences
+from nwor_bench.analysis.parity.differences import TokenCheck, check_tokens
 from nwor_bench.analysis.parity.ties import Place, PlaceVerdict
 from nwor_bench.errors import EngineError
 from nwor_bench.records.types import Cell, NworMode, ScvMode
-from nwor_bench.run.gate.ties import MOST_POSITIONS, TieJudge, spread
+from nwor_bench.run.gate.ties import MOST_POSITIONS, TieCheck, spread
 
 OFF = Cell("toy", NworMode.OFF, ScvMode.OFF)
 STAGE = Cell("toy", NworMode.STAGE, ScvMode.GRAPH)
@@ -37,12 +37,12 @@ def flip(request: int, at: int, gap: float) -> dict[tuple[int, ...], Flip]:
     return {prefix(request, at): Flip((REFERENCE[request][at] + 100) % 256, gap)}
 
 
-def judged(engine: FakeEngine, to_the_end: bool = True) -> Judged:
+def judged(engine: FakeEngine, to_the_end: bool = True) -> TokenCheck:
     """Stage's tokens beside the reference, on an engine whose error is 0.05 nats."""
-    judge = TieJudge(engine, OFF, lambda: PROMPTS, LENGTH, ignore_eos=True)
+    judge = TieCheck(engine, OFF, lambda: PROMPTS, LENGTH, ignore_eos=True)
     engine.set_modes(STAGE)
     tokens = [engine._greedy(tuple(prompt), LENGTH) for prompt in PROMPTS]
-    return judge_differences(STAGE, PROMPTS, tokens, REFERENCE, judge, to_the_end=to_the_end)
+    return check_tokens(STAGE, PROMPTS, tokens, REFERENCE, judge, to_the_end=to_the_end)
 
 
 def test_equal_tokens_ask_nothing() -> None:
@@ -81,7 +81,7 @@ def test_a_difference_that_mode_off_can_tell_apart_is_invalid(gap: float) -> Non
 
 
 def test_a_second_difference_behind_a_tie_is_found() -> None:
-    """Judged by first differences alone this cell would pass."""
+    """TokenCheck by first differences alone this cell would pass."""
     flips = {**flip(0, 3, 0.05), **flip(0, 9, 1.5)}
     assert judged(FakeEngine(flips=flips), to_the_end=False).comparison.parity == EXPLAINED
     found = judged(FakeEngine(flips=flips))
@@ -130,7 +130,7 @@ def test_a_tie_at_the_last_token_needs_no_further_round() -> None:
 class NeverAsked:
     """A source for outputs in which no token differs."""
 
-    def judge(
+    def check(
         self, prompts: object, reference: object, places: Sequence[Place]
     ) -> list[PlaceVerdict]:
         raise AssertionError(places)
@@ -153,7 +153,7 @@ class NeverAsked:
 def test_an_output_that_is_the_others_beginning_is_invalid(
     tokens: list[tuple[int, ...]], words: str
 ) -> None:
-    found = judge_differences(
+    found = check_tokens(
         STAGE, [[1], [2]], tokens, [(1, 2, 3), (3,)], NeverAsked(), to_the_end=True
     )
     assert found.comparison.parity == INVALID
@@ -162,16 +162,16 @@ def test_an_output_that_is_the_others_beginning_is_invalid(
 
 def test_the_scale_is_measured_once_and_in_mode_off() -> None:
     engine = FakeEngine(flips=flip(1, 4, 0.05), error=0.2)
-    judge = TieJudge(engine, OFF, lambda: PROMPTS, LENGTH, ignore_eos=True)
+    judge = TieCheck(engine, OFF, lambda: PROMPTS, LENGTH, ignore_eos=True)
     assert judge.measured is None
     place = Place(1, 4, REFERENCE[1][4], (REFERENCE[1][4] + 100) % 256)
-    judge.judge(PROMPTS, REFERENCE, [place])
+    judge.check(PROMPTS, REFERENCE, [place])
     first = judge.measured
     assert first is not None
     assert first.positions == 36
     assert 0.1 < first.rms / 2**0.5 < 0.4  # each shape moves by 0.2 of its own
     asked = len(engine.decoded)
-    judge.judge(PROMPTS, REFERENCE, [place, place])
+    judge.check(PROMPTS, REFERENCE, [place, place])
     assert judge.measured is first
     assert len(engine.decoded) == asked + 3  # together, from the cache, and one prefix alone
     assert {cell for cell, _, _ in engine.decoded} == {OFF}
@@ -181,9 +181,9 @@ def test_the_scale_is_measured_once_and_in_mode_off() -> None:
 def test_an_engine_without_log_probabilities_is_an_error() -> None:
     engine = FakeEngine()
     engine._top = lambda ids, shape: {1: 0.0}  # type: ignore[method-assign]
-    judge = TieJudge(engine, OFF, lambda: PROMPTS, LENGTH, ignore_eos=True)
+    judge = TieCheck(engine, OFF, lambda: PROMPTS, LENGTH, ignore_eos=True)
     with pytest.raises(EngineError, match="cannot measure the error of mode off"):
-        judge.judge(PROMPTS, REFERENCE, [Place(0, 0, 1, 2)])
+        judge.check(PROMPTS, REFERENCE, [Place(0, 0, 1, 2)])
 
 
 def test_positions_are_spread_over_all_outputs() -> None:

@@ -10,7 +10,7 @@ from nwor_bench.analysis.parity.write_check import write_fault
 from nwor_bench.errors import ExitCode
 from nwor_bench.records.store import read_run
 from nwor_bench.records.types import NworMode
-from nwor_bench.run.prepare import PairChoice, run_session
+from nwor_bench.run.prepare import PairChoice, run_one
 from nwor_bench.workload.config import Overrides, load_scenario, resolve
 
 SOUND = {"windows": 4, "early": 0, "uneven": 0, "written": 7, "without_slot": 0}
@@ -57,7 +57,7 @@ def test_a_cell_that_writes_early_is_invalid() -> None:
         Overrides(requests=2, batches=2, max_new_tokens=6),
         max_warmup=1,
     )
-    code = run_session(
+    code = run_one(
         spec,
         PairChoice(pair="tiny"),
         Path("run"),

@@ -40,7 +40,7 @@ from nwor_bench.instruments.cupti_library import run_under_own_cupti
 from nwor_bench.records.types import Cell, NworMode, ScvMode
 from nwor_bench.run.execute import run_prepared
 from nwor_bench.run.prepare import PairChoice, prepare
-from nwor_bench.workload.config import Overrides, SweepSpec, load_scenario, resolve
+from nwor_bench.workload.config import Overrides, RunSpec, load_scenario, resolve
 from nwor_bench.workload.schedule import Block, Plan
 
 PAIR = "llama-3b-shape"
@@ -49,7 +49,7 @@ STAGES = {"reference": ("reference", "normal"), "copy": ("copy", "normal"),
 """--stage-by and --stage-l2 by the word for both."""
 
 
-def spec_of(arguments: argparse.Namespace, acceptance: float, stage: str) -> SweepSpec:
+def spec_of(arguments: argparse.Namespace, acceptance: float, stage: str) -> RunSpec:
     """One run: prefill in one step, a full graph for windows of all requests, or none at all.
 
     Launches are counted in a process's last run: PyTorch's profiler changes CUPTI's clock.
@@ -116,7 +116,7 @@ class EmptiedEngine(VllmEngine):
         torch.cuda.empty_cache()
 
 
-def set_acceptance(engine: VllmEngine, spec: SweepSpec) -> None:
+def set_acceptance(engine: VllmEngine, spec: RunSpec) -> None:
     """Give a living engine the run's synthetic acceptance (V2 runner, same process)."""
     from vllm.config.speculative import SpeculativeConfig
     from vllm.v1.spec_decode.utils import unconditional_to_conditional_rates

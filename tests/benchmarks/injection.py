@@ -39,7 +39,7 @@ from nwor_bench.engine.engine import BatchOutput, Sampling, VllmEngine  # noqa: 
 from nwor_bench.engine.kv_cache import KvCache  # noqa: E402
 from nwor_bench.records.store import RunData  # noqa: E402
 from nwor_bench.records.types import AA, Cell, CellResult, NworMode, ScvMode, Verdict  # noqa: E402
-from nwor_bench.workload.config import SweepSpec  # noqa: E402
+from nwor_bench.workload.config import RunSpec  # noqa: E402
 
 INJECTED = "injected"
 NEEDED = 0.45
@@ -47,7 +47,7 @@ NEEDED = 0.45
 
 
 @dataclass(frozen=True)
-class InjectedSpec(SweepSpec):
+class InjectedSpec(RunSpec):
     """off x off, its A/A arm, and the cell with the delay."""
 
     def cells(self, pair_name: str) -> tuple[Cell, ...]:
@@ -190,7 +190,7 @@ def main() -> int:
     args = parser.parse_args()
     one_thread()
     base = spec_of(args)
-    spec = InjectedSpec(**{f.name: getattr(base, f.name) for f in fields(SweepSpec)})
+    spec = InjectedSpec(**{f.name: getattr(base, f.name) for f in fields(RunSpec)})
     runs = ManyRuns(args, spec)
     engine = DelayedEngine(runs.engine)
     _, cells = runs.run(999, "pilot", engine)

@@ -17,7 +17,7 @@ from nwor_bench.records.store import RunData, read_run
 from nwor_bench.records.types import CellResult
 from nwor_bench.run.execute import run_prepared
 from nwor_bench.run.prepare import PairChoice, prepare
-from nwor_bench.workload.config import Overrides, SweepSpec, load_scenario, resolve
+from nwor_bench.workload.config import Overrides, RunSpec, load_scenario, resolve
 
 
 def one_thread() -> None:
@@ -66,7 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser, **defaults: object) -> None:
     parser.set_defaults(**defaults)
 
 
-def spec_of(args: argparse.Namespace) -> SweepSpec:
+def spec_of(args: argparse.Namespace) -> RunSpec:
     """off x off and its A/A arm alone, with the arguments' sizes."""
     return resolve(
         load_scenario(args.scenario),
@@ -97,7 +97,7 @@ def choice_of(args: argparse.Namespace) -> PairChoice:
 class ManyRuns:
     """Runs one after the other on one engine; each with a seed, and so an order, of its own."""
 
-    def __init__(self, args: argparse.Namespace, spec: SweepSpec):
+    def __init__(self, args: argparse.Namespace, spec: RunSpec):
         self.folder: Path = args.folder
         self.spec = spec
         self.choice = choice_of(args)

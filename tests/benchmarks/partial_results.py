@@ -25,7 +25,7 @@ from nwor_bench.microbench import device as cuda_device
 from nwor_bench.microbench.attention import attention_contest
 from nwor_bench.microbench.cases import L2, PEERS, Group, LaunchMode, Spec, expand, parse_windows
 from nwor_bench.microbench.run import Bench
-from nwor_bench.microbench.session import require_cuda, run_session
+from nwor_bench.microbench.session import require_cuda, run_kernels
 from nwor_bench.microbench.subject import Call, Contest, Subject
 from nwor_kernels.verify_attention.kernel import Discard, Tuning
 
@@ -119,7 +119,7 @@ def main() -> None:
         bench, facts = cuda_device.make_bench(spec)
         return replace(bench, build=partial(make_contest, spec)), facts
 
-    code = run_session(Console(), spec, options.output, make_bench=make_bench)
+    code = run_kernels(Console(), spec, options.output, make_bench=make_bench)
     if code == 0 and not options.no_dram:
         sampler = PmSampler(torch.cuda.current_device())
         lines: list[str] = []

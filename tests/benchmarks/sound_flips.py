@@ -14,17 +14,17 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from nwor_bench.analysis.parity.batches import Tokens
-from nwor_bench.analysis.parity.differences import judge_differences
+from nwor_bench.analysis.parity.differences import check_tokens
 from nwor_bench.analysis.parity.ties import together_outside
 from nwor_bench.engine.engine import VllmEngine
 from nwor_bench.models.pairs import resolve_pair
 from nwor_bench.records.types import Cell, NworMode, ScvMode
-from nwor_bench.run.gate.ties import TieJudge
+from nwor_bench.run.gate.ties import TieCheck
 from nwor_bench.workload.config import Overrides, load_scenario, resolve
 from nwor_bench.workload.prompts import encode, load_prompts, load_tokenizer
 
 
-class NudgedJudge(TieJudge):
+class NudgedTieCheck(TieCheck):
     """The gate's judge, for a cell that is mode off with its attention off by a step."""
 
     def __init__(self, engine: VllmEngine, off: Cell, prompts: Tokens, tokens: int):
@@ -48,16 +48,16 @@ def nudged(engine: VllmEngine) -> Iterator[None]:
         engine._rpc_all("nwor_nudge_attention", False)
 
 
-def judge_set(engine: VllmEngine, off: Cell, prompts: Tokens, tokens: int) -> str:
+def check_set(engine: VllmEngine, off: Cell, prompts: Tokens, tokens: int) -> str:
     """One set of prompts: what differs, and the verdict."""
     engine.set_modes(off)
     lengths = [tokens] * len(prompts)
     reference = [o.token_ids for o in engine.decode_greedily(prompts, lengths, ignore_eos=True)]
     with nudged(engine):
         outputs = engine.decode_greedily(prompts, lengths, ignore_eos=True)
-    judge = NudgedJudge(engine, off, prompts, tokens)
+    judge = NudgedTieCheck(engine, off, prompts, tokens)
     answers = [output.token_ids for output in outputs]
-    judged = judge_differences(off, prompts, answers, reference, judge, to_the_end=True)
+    judged = check_tokens(off, prompts, answers, reference, judge, to_the_end=True)
     scale = judge.measured
     if scale is None:
         return "no token differs"
@@ -89,7 +89,7 @@ def main() -> None:
     for number in range(len(prompts) // given.requests):
         first = number * given.requests
         chosen = prompts[first : first + given.requests]
-        print(f"set {number + 1}: {judge_set(engine, off, chosen, given.tokens)}", flush=True)
+        print(f"set {number + 1}: {check_set(engine, off, chosen, given.tokens)}", flush=True)
     engine.close()
 
 

@@ -25,7 +25,7 @@ from nwor_bench.engine.arguments import TOP
 from nwor_bench.engine.engine import VllmEngine
 from nwor_bench.models.pairs import resolve_pair
 from nwor_bench.records.types import Cell, NworMode, ScvMode
-from nwor_bench.run.gate.ties import TieJudge
+from nwor_bench.run.gate.ties import TieCheck
 from nwor_bench.workload.config import Overrides, load_scenario, resolve
 from nwor_bench.workload.prompts import encode, load_prompts, load_tokenizer
 
@@ -131,10 +131,10 @@ def report(pair_name: str, requests: int, tokens: int, seed: int) -> None:
     engine.set_modes(off)
     texts_out = engine.decode_greedily(prompts, [tokens] * requests, ignore_eos=True)
     outputs = [list(output.token_ids) for output in texts_out]
-    judge = TieJudge(engine, off, lambda: prompts, tokens, ignore_eos=True)
+    judge = TieCheck(engine, off, lambda: prompts, tokens, ignore_eos=True)
     rows = rows_of(pair.target, prompts, outputs, seed)
-    leading = judge.judge(prompts, outputs, leading_places(engine, prompts, outputs))
-    changed = judge.judge(prompts, outputs, changed_places(rows, outputs))
+    leading = judge.check(prompts, outputs, leading_places(engine, prompts, outputs))
+    changed = judge.check(prompts, outputs, changed_places(rows, outputs))
     engine.close()
     scale = judge.measured
     assert scale is not None

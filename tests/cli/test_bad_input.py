@@ -10,7 +10,7 @@ import pytest
 
 from nwor_bench.engine.engine import VllmEngine
 from nwor_bench.errors import ExitCode
-from nwor_bench.run.prepare import run_session
+from nwor_bench.run.prepare import run_one
 
 Refusal = Callable[..., str]
 Run = Callable[..., tuple[int, str, str]]
@@ -27,7 +27,7 @@ def no_engine(monkeypatch: pytest.MonkeyPatch) -> None:
         raise AssertionError("the sweep went on to vLLM")
 
     monkeypatch.setattr(VllmEngine, "__init__", refuse)
-    monkeypatch.setitem(run_session.__kwdefaults__, "check_engine", refuse)
+    monkeypatch.setitem(run_one.__kwdefaults__, "check_engine", refuse)
 
 
 @pytest.fixture
@@ -324,7 +324,7 @@ def test_an_output_that_is_no_name(refusal: Refusal, output: str) -> None:
 def test_an_output_where_nothing_can_be_made(
     refusal: Refusal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(run_session.__kwdefaults__, "check_engine", lambda pair, spec: None)
+    monkeypatch.setitem(run_one.__kwdefaults__, "check_engine", lambda pair, spec: None)
     message = refusal("sweep", "--pair", "tiny", "--output", "/proc/no/run")
     assert "--output: '/proc/no/run' is not usable; it cannot be written" in message
 
@@ -431,7 +431,7 @@ def test_what_vllm_refuses_is_refused_before_a_folder_is_made(
         monkeypatch.setenv(name, "0" if "LOGGING" in name else "off")
     monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "auto")
     monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(8)))  # enough for any rank
-    monkeypatch.setitem(run_session.__kwdefaults__, "check_engine", check_arguments)
+    monkeypatch.setitem(run_one.__kwdefaults__, "check_engine", check_arguments)
     message = sweep(*arguments)
     assert message.startswith("nwor-bench: vLLM refuses this configuration: ")
     assert words in message

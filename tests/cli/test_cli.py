@@ -14,7 +14,7 @@ from fake_engine import FakeEngine, FakeFactory, accept_arguments
 
 from nwor_bench import __version__
 from nwor_bench.errors import ExitCode
-from nwor_bench.run.prepare import run_session
+from nwor_bench.run.prepare import run_one
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 HEAVY = ("torch", "vllm", "pandas", "scipy", "transformers", "plotly", "numpy")
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.usefixtures("own_surroundings")
 @pytest.fixture
 def engine(monkeypatch: pytest.MonkeyPatch) -> FakeEngine:
     """Sweeps of this test run on this stand-in."""
-    defaults = run_session.__kwdefaults__
+    defaults = run_one.__kwdefaults__
     fake = FakeEngine()
     monkeypatch.setitem(defaults, "engine_factory", FakeFactory(fake))
     monkeypatch.setitem(defaults, "check_engine", accept_arguments)
@@ -248,7 +248,7 @@ def test_ctrl_c_before_anything_was_measured_says_so(
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setitem(run_session.__kwdefaults__, "check_engine", interrupt)
+    monkeypatch.setitem(run_one.__kwdefaults__, "check_engine", interrupt)
     code, _, err = command_line(*TINY, "--output", "run")
     assert (code, err) == (ExitCode.INTERRUPTED, "nwor-bench: interrupted\n")
     assert not Path("run").exists()

@@ -99,10 +99,10 @@ def test_bad_input_is_refused_by_flag(kernels: Run, arguments: tuple, field: str
 
 def session(folder: Path | None, **faults: object) -> int:
     from nwor_bench.microbench.cases import Spec, Window
-    from nwor_bench.microbench.session import run_session
+    from nwor_bench.microbench.session import run_kernels
 
     spec = Spec(kernels=("stage",), windows=(Window(8, 4),), max_rounds=3)
-    return run_session(
+    return run_kernels(
         Console(width=80), spec, folder, make_bench=lambda s: (make_bench(s, **faults), FACTS)
     )
 

@@ -23,7 +23,7 @@ from nwor_bench.errors import ConfigError, ExitCode
 from nwor_bench.instruments import device_memory
 from nwor_bench.instruments.device_memory import FreeMemory
 from nwor_bench.models.pairs import ResolvedPair
-from nwor_bench.workload.config import Overrides, SweepSpec, resolve
+from nwor_bench.workload.config import Overrides, RunSpec, resolve
 from nwor_bench.workload.scenario import Scenario
 
 SCENARIO = Scenario(
@@ -56,7 +56,7 @@ def pair_of(
     return ResolvedPair("toy", method, models[0], draft, dtype, load_format=load_format)
 
 
-def spec_with(**options: Any) -> SweepSpec:
+def spec_with(**options: Any) -> RunSpec:
     return resolve(SCENARIO, Overrides(), **options)
 
 
@@ -147,7 +147,7 @@ def with_weights(pair: ResolvedPair, size: int) -> ResolvedPair:
 
 
 def expect_limit(
-    monkeypatch: pytest.MonkeyPatch, pair: ResolvedPair, spec: SweepSpec, needed: int, where: str
+    monkeypatch: pytest.MonkeyPatch, pair: ResolvedPair, spec: RunSpec, needed: int, where: str
 ) -> None:
     free(monkeypatch, needed, where)
     require_memory(pair, spec)

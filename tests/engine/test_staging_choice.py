@@ -18,13 +18,13 @@ from nwor_bench.analysis.dram.prediction import strategy_of
 from nwor_bench.analysis.findings import FindingKind, Severity, findings
 from nwor_bench.engine import arguments as engine_config
 from nwor_bench.errors import ConfigError, ExitCode
-from nwor_bench.models.strategies import COPY_IN_L2, COPY_SPILLED, REFERENCE
+from nwor_bench.models.strategies import BY_REFERENCE, COPY_IN_L2, COPY_SPILLED
 from nwor_bench.records.store import read_run
 from nwor_bench.records.types import StageBy, StageL2
 from nwor_bench.run import resume
-from nwor_bench.run.prepare import PairChoice, resume_session, run_session
+from nwor_bench.run.prepare import PairChoice, resume_one, run_one
 from nwor_bench.run.sweep_prepare import check_flags, run_sweep
-from nwor_bench.workload.config import Overrides, SweepSpec, load_scenario, resolve
+from nwor_bench.workload.config import Overrides, RunSpec, load_scenario, resolve
 from nwor_bench.workload.sweep_file import Settings, SweepFile, load_sweep
 from nwor_bench.workload.sweep_points import make_points
 
@@ -39,7 +39,7 @@ REFUSED = {**dict.fromkeys(KEPT), "unavailable": "this GPU sets no L2 aside"}
 pytestmark = pytest.mark.usefixtures("own_surroundings")
 
 
-def spec(**changes: Any) -> SweepSpec:
+def spec(**changes: Any) -> RunSpec:
     return resolve(load_scenario("short"), Overrides(requests=2, batches=3), **changes)
 
 
@@ -74,7 +74,7 @@ def test_without_a_gpu_there_is_one_message_and_nothing_starts(
 ) -> None:
     monkeypatch.setattr(engine_config, "on_cpu", lambda: True)
     with pytest.raises(ConfigError, match=r"^--stage-by: 'copy' .*no CUDA device here") as refusal:
-        run_session(spec(**asked), PairChoice(pair="tiny"), tmp_path / "run")
+        run_one(spec(**asked), PairChoice(pair="tiny"), tmp_path / "run")
     assert "\n" not in str(refusal.value)
     assert not (tmp_path / "run").exists()
 
@@ -117,7 +117,7 @@ def test_a_run_goes_on_as_it_was_begun(tmp_path: Path) -> None:
     how: dict[str, Any] = {"check_engine": accept_arguments}
     stopped = FakeEngine(failing={9: KeyboardInterrupt()})
     begun = spec(**COPY, max_warmup=1)
-    run_session(begun, PairChoice(pair="tiny"), folder, engine_factory=lambda *_: stopped, **how)
+    run_one(begun, PairChoice(pair="tiny"), folder, engine_factory=lambda *_: stopped, **how)
     header = read_run(folder).header
     assert header["spec"]["stage_by"] == "copy"
     with pytest.raises(ConfigError, match=r"^--stage-l2: 'persist' .*begun with 'normal'"):
@@ -125,7 +125,7 @@ def test_a_run_goes_on_as_it_was_begun(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"^--stage-by: 'reference' .*begun with 'copy'"):
         resume.check_flags({"stage_by": "reference"}, header)
     given = {"stage_by": "copy", "resume": "run"}
-    code = resume_session(folder, given, engine_factory=lambda *_: FakeEngine(), **how)
+    code = resume_one(folder, given, engine_factory=lambda *_: FakeEngine(), **how)
     assert code is ExitCode.OK
 
 
@@ -156,8 +156,8 @@ def test_a_sweep_file_names_them_under_settings(tmp_path: Path, capsys: Any) -> 
 @pytest.mark.parametrize(
     ("asked", "l2", "strategy"),
     [
-        ({}, None, REFERENCE),
-        ({"stage_by": "reference"}, None, REFERENCE),
+        ({}, None, BY_REFERENCE),
+        ({"stage_by": "reference"}, None, BY_REFERENCE),
         (COPY, None, COPY_SPILLED),
         (PERSIST, KEPT, COPY_IN_L2),
         (PERSIST, IN_PART, COPY_SPILLED),

@@ -17,7 +17,7 @@ from nwor_bench.records.store import RunStore
 from nwor_bench.run.counters_wanted import counters_wanted
 from nwor_bench.run.sweep_index import SweepIndex
 from nwor_bench.run.sweep_prepare import resume_sweep, run_sweep
-from nwor_bench.workload.config import SweepSpec, load_scenario, resolve
+from nwor_bench.workload.config import RunSpec, load_scenario, resolve
 from nwor_bench.workload.sweep_file import Settings, SweepFile
 from nwor_bench.workload.sweep_points import group_by_engine, make_points
 
@@ -144,9 +144,9 @@ def test_every_run_of_a_sweep_file_counts_what_the_file_asks_for(
     # One batch to warm up, then seven cells in the gate and three blocks; one block more for the
     # launches, three for the counters.
     assert [row[-1] for (row,) in rows] == ["29", "36", "50"]
-    checked: list[SweepSpec] = []
+    checked: list[RunSpec] = []
 
-    def check(pair: ResolvedPair, spec: SweepSpec) -> None:
+    def check(pair: ResolvedPair, spec: RunSpec) -> None:
         checked.append(spec)
         raise ConfigError("no GPU here")
 

@@ -15,7 +15,7 @@ from nwor_bench.analysis.dram.counters import amount_of, cell_bytes
 from nwor_bench.analysis.dram.prediction import predicted_difference
 from nwor_bench.analysis.dram.rows import csv_rows
 from nwor_bench.analysis.invariants import accepted
-from nwor_bench.models.strategies import COPY_SPILLED, REFERENCE
+from nwor_bench.models.strategies import BY_REFERENCE, COPY_SPILLED
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import SETTLING, BatchRecord, WindowRecord
 from nwor_bench.report.document import Document
@@ -170,9 +170,9 @@ def test_too_few_blocks_give_a_mean_alone() -> None:
 @pytest.mark.parametrize(
     ("cache", "strategy", "read", "written"),
     [
-        ("auto", REFERENCE, 12_000, 12_000 - 32_000),
+        ("auto", BY_REFERENCE, 12_000, 12_000 - 32_000),
         ("bfloat16", COPY_SPILLED, 12_000, 32_000 + 12_000 - 32_000),
-        ("fp8", REFERENCE, 24_000, 12_000 - 32_000),  # 1,000 bytes are then one byte an element
+        ("fp8", BY_REFERENCE, 24_000, 12_000 - 32_000),  # 1,000 bytes are then one byte an element
     ],
 )
 def test_the_prediction_is_the_byte_models(cache, strategy, read, written) -> None:
@@ -183,7 +183,7 @@ def test_the_prediction_is_the_byte_models(cache, strategy, read, written) -> No
 
 def test_held_by_reference_the_certain_first_tokens_are_read_back_too() -> None:
     engine = {**ENGINE, "kv_cache_dtype": "fp8"}  # held at twice the cache's size
-    for strategy, more in ((REFERENCE, 8 * 2_000), (COPY_SPILLED, 0)):
+    for strategy, more in ((BY_REFERENCE, 8 * 2_000), (COPY_SPILLED, 0)):
         without = predicted_difference(engine, 32, 12, strategy)
         found = predicted_difference(engine, 32, 12, strategy, requests=8)
         assert found["dram_read_bytes"] - without["dram_read_bytes"] == more

@@ -8,7 +8,7 @@ from engine_tools import tiny_pair, tiny_spec
 
 from nwor_bench.engine.engine import VllmEngine
 from nwor_bench.models.pairs import ResolvedPair
-from nwor_bench.workload.config import SweepSpec
+from nwor_bench.workload.config import RunSpec
 
 
 @pytest.fixture(scope="module")
@@ -17,7 +17,7 @@ def start_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[
     saved = dict(os.environ)
     started: list[VllmEngine] = []
 
-    def start(pair: ResolvedPair, spec: SweepSpec) -> VllmEngine:
+    def start(pair: ResolvedPair, spec: RunSpec) -> VllmEngine:
         log = tmp_path_factory.mktemp("engine") / "engine.log"
         started.append(VllmEngine(pair, spec, log))
         return started[-1]
@@ -34,7 +34,7 @@ def start_alone(start_engine: Callable[..., VllmEngine]) -> Iterator[Callable[..
     """Start an engine that is closed when the test ends: a GPU's process holds one at a time."""
     started: list[VllmEngine] = []
 
-    def start(pair: ResolvedPair, spec: SweepSpec) -> VllmEngine:
+    def start(pair: ResolvedPair, spec: RunSpec) -> VllmEngine:
         started.append(start_engine(pair, spec))
         return started[-1]
 

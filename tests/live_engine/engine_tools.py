@@ -13,7 +13,7 @@ from nwor_bench.errors import BenchError
 from nwor_bench.models.pairs import ResolvedPair, resolve_pair
 from nwor_bench.models.pairs.tiny import generate_tiny
 from nwor_bench.records.types import Cell, NworMode, ScvMode
-from nwor_bench.workload.config import Overrides, SweepSpec, load_scenario, resolve
+from nwor_bench.workload.config import Overrides, RunSpec, load_scenario, resolve
 from nwor_bench.workload.prompts import encode, load_prompts, load_tokenizer
 
 EAGER: dict[str, Any] = {"enforce_eager": True}
@@ -42,7 +42,7 @@ def tiny_pair(folder: Path, method: str, noise: float = 0.05, layers: int = 3) -
     return ResolvedPair("tiny", "draft_model", str(target), str(draft), "float32")
 
 
-def tiny_spec(**changes: Any) -> SweepSpec:
+def tiny_spec(**changes: Any) -> RunSpec:
     """Eight short requests; `changes` are Overrides, or keywords of `resolve`."""
     overrides = {"requests": 8, "max_new_tokens": 40, "max_model_len": 512, "batches": 3}
     names = set(Overrides.__dataclass_fields__)

@@ -9,8 +9,8 @@ from nwor_bench.analysis.invariants import find_violations
 from nwor_bench.engine.engine import Engine
 from nwor_bench.records.store import RunStore, read_run
 from nwor_bench.records.types import Cell, NworMode, ScvMode
-from nwor_bench.run.blocks import Sweep
-from nwor_bench.workload.config import SweepSpec
+from nwor_bench.run.blocks import BlockRunner
+from nwor_bench.workload.config import RunSpec
 from nwor_bench.workload.prompts import Prompt
 from nwor_bench.workload.schedule import GATE_BLOCK, Block, Plan
 
@@ -54,21 +54,21 @@ class GateOutcome:
 
 def run_gate(
     engine: Engine,
-    spec: SweepSpec,
+    spec: RunSpec,
     prompts: Sequence[Sequence[int]],
     folder: Path,
     pair: str = "tiny",
     **sweep: Any,
 ) -> GateOutcome:
-    """Run `Sweep.gate` on these prompts (token ids) with a store in `folder`.
+    """Run `BlockRunner.gate` on these prompts (token ids) with a store in `folder`.
 
-    `sweep` are further keyword arguments of `Sweep`.
+    `sweep` are further keyword arguments of `BlockRunner`.
     """
     cells = tuple(_cell(pair, label) for label in CELLS)
     named = tuple(Prompt(f"prompt {n}", "planted", "") for n in range(len(prompts)))
     plan = Plan(cells, 0, 0, Block(GATE_BLOCK, cells, named), ())
     store = RunStore.create(folder, {"engine": engine.status(), "parity": None})
-    gate = Sweep(
+    gate = BlockRunner(
         plan, spec, engine, store, lambda _: [list(p) for p in prompts], Quiet(), **sweep
     )  # fmt: skip
     gate.gate()
@@ -81,7 +81,7 @@ def _cell(pair: str, label: str) -> Cell:
     return Cell(pair, NworMode(nwor), ScvMode(scv))
 
 
-def _outcome(gate: Sweep, run: Any) -> GateOutcome:
+def _outcome(gate: BlockRunner, run: Any) -> GateOutcome:
     reasons: dict[str, list[tuple[str, str]]] = {}
     for cell, reason in gate.parity.broken.items():
         reasons.setdefault(cell.label, []).extend(_told_apart(reason))

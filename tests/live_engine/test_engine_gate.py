@@ -11,14 +11,14 @@ import torch
 from engine_tools import tiny_spec
 
 from nwor_bench.errors import ExitCode
-from nwor_bench.run.prepare import PairChoice, run_session
+from nwor_bench.run.prepare import PairChoice, run_one
 
 pytestmark = pytest.mark.engine
 
 
 @pytest.fixture(autouse=True)
 def _environment_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    """run_session sets vLLM's switches for its process."""
+    """run_one sets vLLM's switches for its process."""
     for name in ("VLLM_NWOR_MODE", "VLLM_SCV_MODE", "VLLM_ENABLE_V1_MULTIPROCESSING"):
         monkeypatch.setenv(name, "off" if "MODE" in name else "0")
     monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "0")
@@ -27,7 +27,7 @@ def _environment_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
 def sweep(folder: Path, **changes: Any) -> tuple[ExitCode, pd.DataFrame, dict[str, Any]]:
     """A real sweep of the tiny pair; its exit code, cells and run.json."""
     spec = tiny_spec(scv_modes="off,graph", **changes)
-    code = run_session(spec, PairChoice(pair="tiny"), folder)
+    code = run_one(spec, PairChoice(pair="tiny"), folder)
     cells = pd.read_csv(folder / "cells.csv", keep_default_na=False)
     return code, cells, json.loads((folder / "run.json").read_text())
 

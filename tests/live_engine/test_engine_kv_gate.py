@@ -10,7 +10,7 @@ import torch
 from engine_tools import tiny_spec
 
 from nwor_bench.errors import ExitCode
-from nwor_bench.run.prepare import PairChoice, run_session
+from nwor_bench.run.prepare import PairChoice, run_one
 
 pytestmark = pytest.mark.engine
 
@@ -19,7 +19,7 @@ Damage = Callable[[torch.Tensor, torch.Tensor], None]
 
 @pytest.fixture(autouse=True)
 def _environment_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    """run_session sets vLLM's switches for its process."""
+    """run_one sets vLLM's switches for its process."""
     for name in ("VLLM_NWOR_MODE", "VLLM_SCV_MODE", "VLLM_ENABLE_V1_MULTIPROCESSING"):
         monkeypatch.setenv(name, "off" if "MODE" in name else "0")
     monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "0")
@@ -29,7 +29,7 @@ def sweep(folder: Path, **changes: Any) -> tuple[ExitCode, dict[str, Any]]:
     """A real sweep of the tiny pair, its exit code and run.json."""
     modes = {"nwor_modes": "off,stage", "scv_modes": "off", "batches": 1, "warmup": 1}
     spec = tiny_spec(**{**modes, **changes})
-    code = run_session(spec, PairChoice(pair="tiny"), folder)
+    code = run_one(spec, PairChoice(pair="tiny"), folder)
     return code, json.loads((folder / "run.json").read_text())
 
 

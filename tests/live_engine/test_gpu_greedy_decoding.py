@@ -15,8 +15,8 @@ from nwor_bench.engine.engine import VllmEngine
 from nwor_bench.errors import BenchError, ExitCode
 from nwor_bench.models.pairs import resolve_pair
 from nwor_bench.records.types import Cell, NworMode, ScvMode
-from nwor_bench.run.gate.ties import TOP, TieJudge
-from nwor_bench.run.prepare import PairChoice, run_session
+from nwor_bench.run.gate.ties import TOP, TieCheck
+from nwor_bench.run.prepare import PairChoice, run_one
 from nwor_bench.workload.config import Overrides, load_scenario, resolve
 
 pytestmark = [pytest.mark.engine, pytest.mark.gpu]
@@ -60,10 +60,10 @@ def test_measured_batches_do_not_see_what_was_asked(engine: VllmEngine, nwor: st
 
 def test_the_judge_tells_a_gap_from_a_tie(engine: VllmEngine) -> None:
     reference = run_cell(engine, "off", "off", PROMPTS, max_new_tokens=20).token_ids
-    judge = TieJudge(engine, OFF, lambda: PROMPTS, 20, ignore_eos=True)
+    judge = TieCheck(engine, OFF, lambda: PROMPTS, 20, ignore_eos=True)
     row = reference_logprobs(target_of(engine), [*PROMPTS[1], *reference[1][:5]])[-1]
     second = int(row.topk(2).indices[1])
-    (verdict,) = judge.judge(PROMPTS, reference, [Place(1, 5, reference[1][5], second)])
+    (verdict,) = judge.check(PROMPTS, reference, [Place(1, 5, reference[1][5], second)])
     assert verdict.gap == pytest.approx(float(row[reference[1][5]] - row[second]), abs=2e-3)
     assert not verdict.is_tie
     stage = Cell("tiny", NworMode.STAGE, ScvMode.GRAPH)
@@ -85,7 +85,7 @@ def test_a_sound_run_in_bfloat16_passes(
     spec = resolve(
         load_scenario("short"), overrides, dtype="bfloat16", engine_args=json.dumps(mode)
     )
-    code = run_session(spec, PairChoice(pair="smollm2"), tmp_path / "run")
+    code = run_one(spec, PairChoice(pair="smollm2"), tmp_path / "run")
     run = json.loads((tmp_path / "run" / "run.json").read_text())
     assert run["parity"]["broken"] == {}
     assert code is ExitCode.OK

@@ -9,14 +9,14 @@ from engine_tools import tiny_spec
 from test_gpu_kv_gate import KINDS, arguments_of
 
 from nwor_bench.errors import ExitCode
-from nwor_bench.run.prepare import PairChoice, run_session
+from nwor_bench.run.prepare import PairChoice, run_one
 
 pytestmark = [pytest.mark.engine, pytest.mark.gpu]
 
 
 @pytest.fixture(autouse=True)
 def _environment_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    """run_session sets vLLM's switches for its process."""
+    """run_one sets vLLM's switches for its process."""
     for name in ("VLLM_NWOR_MODE", "VLLM_SCV_MODE"):
         monkeypatch.setenv(name, "off")
     monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
@@ -37,7 +37,7 @@ def test_a_sweep_tells_what_the_gate_took(
         warmup=1,
         engine_args=arguments_of(graphs, cache),
     )
-    code = run_session(spec, PairChoice(pair="qwen-shape"), tmp_path / "run")
+    code = run_one(spec, PairChoice(pair="qwen-shape"), tmp_path / "run")
     gate = json.loads((tmp_path / "run" / "run.json").read_text())["kv_gate"]
     record_property("seconds", (gate["seconds"], gate["gate_seconds"]))
     assert code is ExitCode.OK

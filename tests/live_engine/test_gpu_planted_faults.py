@@ -27,7 +27,7 @@ from planted_outcomes import SOUND, Outcomes, recorded
 
 from nwor_bench.engine.engine import VllmEngine
 from nwor_bench.models.pairs import resolve_pair
-from nwor_bench.workload.config import SweepSpec
+from nwor_bench.workload.config import RunSpec
 
 pytestmark = [pytest.mark.engine, pytest.mark.gpu]
 
@@ -48,7 +48,7 @@ class Subject:
     """One engine with its prompts: three sets of eight."""
 
     engine: VllmEngine
-    spec: SweepSpec
+    spec: RunSpec
     prompts: list[list[list[int]]]
     outcomes: Outcomes
     graphs: str

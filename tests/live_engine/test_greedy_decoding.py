@@ -10,7 +10,7 @@ from nwor_bench.analysis.parity.ties import Place
 from nwor_bench.engine.engine import BatchOutput, VllmEngine
 from nwor_bench.errors import ConfigError
 from nwor_bench.records.types import Cell, NworMode, ScvMode
-from nwor_bench.run.gate.ties import TOP, TieJudge
+from nwor_bench.run.gate.ties import TOP, TieCheck
 
 pytestmark = pytest.mark.engine
 
@@ -92,11 +92,11 @@ def test_measured_batches_do_not_see_what_was_asked_between_them(
 def test_the_judge_measures_and_goes_on_with_a_real_engine(engine: VllmEngine) -> None:
     """In float32 mode off's gaps move by rounding alone: the second likeliest is no tie."""
     reference = run_cell(engine, "off", "off", PROMPTS, max_new_tokens=20).token_ids
-    judge = TieJudge(engine, OFF, lambda: PROMPTS, 20, ignore_eos=True)
+    judge = TieCheck(engine, OFF, lambda: PROMPTS, 20, ignore_eos=True)
     row = reference_logprobs(target_of(engine), [*PROMPTS[1], *reference[1][:5]])[-1]
     second = int(row.topk(2).indices[1])
     places = [Place(1, 5, reference[1][5], second), Place(1, 5, reference[1][5], reference[1][5])]
-    verdicts = judge.judge(PROMPTS, reference, places)
+    verdicts = judge.check(PROMPTS, reference, places)
     gap = float(row[reference[1][5]] - row[second])
     assert gap > 1e-3, "choose another place: these two are a tie"
     assert [round(g, 3) for g in verdicts[0].gaps if g is not None] == [round(gap, 3)] * 3

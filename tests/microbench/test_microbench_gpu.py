@@ -80,10 +80,10 @@ def test_reading_from_memory_takes_longer_than_from_l2(bench) -> None:
 
 
 def test_a_session_writes_its_files(tmp_path: Path) -> None:
-    from nwor_bench.microbench.session import run_session
+    from nwor_bench.microbench.session import run_kernels
 
     spec = Spec(windows=(WINDOW,), acceptances=(0.5,), contexts=(300,), shape=SHAPE, max_rounds=3)
-    assert run_session(Console(width=80), spec, tmp_path / "out") == ExitCode.OK
+    assert run_kernels(Console(width=80), spec, tmp_path / "out") == ExitCode.OK
     frame = pd.read_csv(tmp_path / "out" / "kernels.csv")
     ours = frame[frame.implementation == OURS]
     assert len(ours) == 7 * 4

@@ -9,7 +9,7 @@ import pytest
 from scipy import stats
 
 from nwor_bench.microbench.cases import L2, Group, LaunchMode, Window
-from nwor_bench.microbench.goals import GOALS, Verdict, judge
+from nwor_bench.microbench.goals import GOALS, Verdict, goal_results
 from nwor_bench.microbench.rows import Row, Sample, Status, Timed, blank, half_widths, timed_rows
 
 GROUP = Group("commit", "bf16", Window(8, 4), 0.5)
@@ -91,7 +91,7 @@ def measured(kernel: str, peer: str, ratio: float, spread: float = 0.01, **more:
     [(8.5, Verdict.MET), (7.5, Verdict.MISSED), (8.0, Verdict.UNCLEAR)],
 )
 def test_a_goal_is_judged_by_the_interval(ratio: float, verdict: Verdict) -> None:
-    results = judge([measured("commit", "vllm_cuda", ratio)])
+    results = goal_results([measured("commit", "vllm_cuda", ratio)])
     assert [result.verdict for result in results] == [verdict, Verdict.NOT_MEASURED]
 
 
@@ -103,20 +103,20 @@ def test_the_worst_case_decides() -> None:
         measured("commit", "copy", 0.5),
         measured("commit", "vllm_cuda", 3.0, status=Status.INVALID),
     ]
-    result = judge(rows)[0]
+    result = goal_results(rows)[0]
     assert (result.verdict, result.cases, result.met) == (Verdict.MISSED, 2, 1)
     assert result.worst is rows[1]
 
 
 def test_a_mask_is_held_against_an_empty_kernel_with_its_counts_in_l2() -> None:
     warm, cold = measured("mask", "empty", 0.95), measured("mask", "empty", 0.5, l2=L2.COLD)
-    (result,) = judge([warm, cold])
+    (result,) = goal_results([warm, cold])
     assert (result.verdict, result.cases) == (Verdict.MET, 1)
 
 
 def test_goals_of_kernels_that_did_not_run_are_left_out() -> None:
-    assert judge([]) == []
-    assert {result.goal.kernel for result in judge([measured("stage", "vllm_cuda", 1.2)])} == {
-        "stage"
-    }
+    assert goal_results([]) == []
+    assert {
+        result.goal.kernel for result in goal_results([measured("stage", "vllm_cuda", 1.2)])
+    } == {"stage"}
     assert {goal.kernel for goal in GOALS} == {"commit", "stage", "mask", "verify_attention"}

@@ -13,11 +13,11 @@ from nwor_bench.models.breakeven import break_even_map
 from nwor_bench.models.byte_model import ByteModel, Workload
 from nwor_bench.models.shape import Experts, Layer, Mla, ModelShape
 from nwor_bench.models.strategies import (
+    BY_REFERENCE,
     COPY_IN_L2,
     COPY_SPILLED,
     DIRECT,
     LOG_AND_RESTORE,
-    REFERENCE,
     STRATEGIES,
     Strategy,
 )
@@ -107,7 +107,7 @@ SIMULATED: dict[Strategy, Callable[[Dram, Window], None]] = {
     DIRECT: run_direct,
     COPY_SPILLED: run_copy_spilled,
     COPY_IN_L2: run_copy_in_l2,
-    REFERENCE: run_reference,
+    BY_REFERENCE: run_reference,
     LOG_AND_RESTORE: run_log_and_restore,
 }
 
@@ -180,7 +180,7 @@ def test_bytes_are_those_of_a_counted_window(
         (DIRECT, lambda n, a: n),
         (COPY_SPILLED, lambda n, a: n + 2 * a),
         (COPY_IN_L2, lambda n, a: a),
-        (REFERENCE, lambda n, a: 2 * a),
+        (BY_REFERENCE, lambda n, a: 2 * a),
         (LOG_AND_RESTORE, lambda n, a: 5 * n - 2 * a),
     ],
     ids=lambda value: getattr(value, "name", ""),
@@ -200,8 +200,8 @@ def test_in_one_type_the_formulas_are_the_designs(
 @pytest.mark.parametrize(
     ("strategy", "cache", "limit"),
     [
-        (REFERENCE, 16, 1 / 2),
-        (REFERENCE, 8, 1 / 3),  # a held bf16 row is read to write an fp8 row: 3 units against 1
+        (BY_REFERENCE, 16, 1 / 2),
+        (BY_REFERENCE, 8, 1 / 3),  # a held bf16 row is read to write an fp8 row: 3 units against 1
         (COPY_IN_L2, 16, 1.0),
         (COPY_IN_L2, 8, 1.0),
         (COPY_SPILLED, 16, None),
@@ -315,7 +315,7 @@ def test_a_latent_row_is_the_same_on_every_rank() -> None:
         (DIRECT, 28, 28),
         (COPY_SPILLED, 28 + 1, 28 + 28 + 1),
         (COPY_IN_L2, 28 + 1, 28 + 28 + 1),
-        (REFERENCE, 1, 28 + 1),
+        (BY_REFERENCE, 1, 28 + 1),
         (LOG_AND_RESTORE, 28 + 28 + 1, 28 + 28 + 1),
     ],
 )
@@ -332,10 +332,10 @@ def test_the_map_holds_the_workload_and_the_models_shares() -> None:
     assert 24 in chart.requests
     assert 777 in chart.contexts
     assert 6 in chart.draft_tokens
-    shares = chart.shares(REFERENCE, 6, 777)
+    shares = chart.shares(BY_REFERENCE, 6, 777)
     assert [len(row) for row in shares] == [len(chart.acceptances)] * len(chart.requests)
     for requests, row in zip(chart.requests, shares, strict=True):
         for acceptance, share in zip(chart.acceptances, row, strict=True):
             load = Workload(requests, 777, 6, acceptance)
-            assert share == pytest.approx(model.share(REFERENCE, load))
+            assert share == pytest.approx(model.share(BY_REFERENCE, load))
             assert share * (0.5 - acceptance) >= 0

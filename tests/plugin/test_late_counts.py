@@ -8,7 +8,7 @@ import torch
 from nwor_bench.plugin import accumulator as accumulator_module
 from nwor_bench.plugin import late_counts
 from nwor_bench.plugin.accumulator import Accumulator
-from nwor_bench.plugin.late_counts import MOST_PENDING, LateCounts, PendingStep, outer_name
+from nwor_bench.plugin.late_counts import MOST_PENDING, LateCounts, PendingStep, external_request_id
 
 LAYERS = 3
 
@@ -122,9 +122,9 @@ def test_the_windows_behind_a_prefill_have_no_time_of_their_own():
 
 
 def test_a_request_is_known_by_the_name_its_caller_gave():
-    assert outer_name("17-0a1b2c3d") == "17"
-    assert outer_name("chat-cmpl-5-0a1b2c3d") == "chat-cmpl-5"
-    assert outer_name("17") == "17"
+    assert external_request_id("17-0a1b2c3d") == "17"
+    assert external_request_id("chat-cmpl-5-0a1b2c3d") == "chat-cmpl-5"
+    assert external_request_id("17") == "17"
 
 
 BATCH = 5_000

@@ -7,7 +7,7 @@ import pytest
 
 from nwor_bench.analysis.aggregate import summarise
 from nwor_bench.analysis.parity.kv_result import KvResult, kv_event
-from nwor_bench.analysis.parity.kv_verdict import Finding, KvVerdict
+from nwor_bench.analysis.parity.kv_verdict import KvMismatch, KvVerdict
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import Cell, NworMode, ScvMode
 from nwor_bench.report.content import build_document
@@ -18,7 +18,7 @@ from tests.report.report_runs import faster
 
 STAGE = Cell("tiny", NworMode.STAGE, ScvMode.OFF)
 GRAPH = Cell("tiny", NworMode.STAGE, ScvMode.GRAPH)
-FINDING = Finding("largest", 0.02, 0.03, 0.01, 0, 1, "layers.1", "V", "output", 2, 7, 1)
+FINDING = KvMismatch("largest", 0.02, 0.03, 0.01, 0, 1, "layers.1", "V", "output", 2, 7, 1)
 COUNTS: dict[str, Any] = {
     "committed": 2293, "checked": 2200, "unknown": 93, "beyond_budget": 0, "layers": 28,
     "ranks": 2, "finding": FINDING,

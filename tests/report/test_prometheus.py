@@ -24,7 +24,7 @@ from nwor_bench.records.metrics import KNOWN_REASONS, METRICS, MetricFiles, Wind
 from nwor_bench.records.types import CellResult, columns
 from nwor_bench.report.prometheus import sweep_metrics
 from nwor_bench.report.sections.fallbacks import MEANINGS
-from nwor_bench.run.prepare import run_session
+from nwor_bench.run.prepare import run_one
 
 DESIGNED = {
     *("nwor_total_staged", "nwor_total_committed", "nwor_total_rejected", "nwor_acceptance_rate"),
@@ -63,8 +63,8 @@ def exposed(folder: Path) -> str:
 @pytest.fixture
 def engine(monkeypatch: pytest.MonkeyPatch) -> FakeEngine:
     fake = FakeEngine()
-    monkeypatch.setitem(run_session.__kwdefaults__, "engine_factory", FakeFactory(fake))
-    monkeypatch.setitem(run_session.__kwdefaults__, "check_engine", accept_arguments)
+    monkeypatch.setitem(run_one.__kwdefaults__, "engine_factory", FakeFactory(fake))
+    monkeypatch.setitem(run_one.__kwdefaults__, "check_engine", accept_arguments)
     return fake
 
 
@@ -362,9 +362,9 @@ def test_a_textfile_that_goes_away_ends_the_run_with_one_message(
             folder.rename("elsewhere")
 
     monkeypatch.setitem(
-        run_session.__kwdefaults__, "engine_factory", FakeFactory(FakeEngine(before=before))
+        run_one.__kwdefaults__, "engine_factory", FakeFactory(FakeEngine(before=before))
     )
-    monkeypatch.setitem(run_session.__kwdefaults__, "check_engine", accept_arguments)
+    monkeypatch.setitem(run_one.__kwdefaults__, "check_engine", accept_arguments)
     flags = ("--output", "run", "--prometheus-textfile", "metrics/m.prom")
     code, out, error = command_line(*TINY, *flags)
     assert code == ExitCode.BAD_USAGE

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from nwor_bench.run.prepare import PairChoice, run_session
+from nwor_bench.run.prepare import PairChoice, run_one
 from nwor_bench.run.sweep_prepare import run_sweep
 from nwor_bench.workload.config import Overrides, load_scenario, resolve
 
@@ -18,7 +18,7 @@ def told(capsys: pytest.CaptureFixture[str]) -> Any:
 
     def run(batches: int = 5, **flags: Any) -> list[str]:
         spec = resolve(load_scenario("short"), Overrides(batches=batches), **flags)
-        run_session(spec, PairChoice(pair="tiny"), dry_run=True)
+        run_one(spec, PairChoice(pair="tiny"), dry_run=True)
         lines = capsys.readouterr().out.splitlines()
         assert max(map(len, lines)) <= 80
         return lines

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from toy_run import BASELINE, STAGE, Runner, cell_of
 
-from nwor_bench.analysis.parity.kv_verdict import judge_exact, judge_within, tolerances
+from nwor_bench.analysis.parity.kv_verdict import compare_exactly, compare_within, tolerances
 from nwor_bench.engine.engine import BatchOutput, Sampling
 from nwor_bench.records.types import NworMode
 from nwor_bench.run.gate.kv import BUDGET_BYTES, rows_budget
@@ -78,7 +78,7 @@ def judged(*found: dict[str, Any], **own: float) -> tuple[Any, bool]:
     layers = {(e["layer"], e["what"]) for e in found}
     allowed, why_not = tolerances([one_rank(*(entry(*place, **own) for place in layers))])
     assert why_not is None
-    return judge_within(one_rank(*found), allowed)
+    return compare_within(one_rank(*found), allowed)
 
 
 def test_errors_like_those_of_mode_off_itself_pass() -> None:
@@ -145,8 +145,8 @@ def test_each_rank_has_a_tolerance_of_its_own() -> None:
     own = [*one_rank(entry(0, largest=0.01)), *one_rank(entry(0, largest=0.5))]
     allowed, _ = tolerances([own])
     cell = [*one_rank(entry(0, largest=0.02)), *one_rank(entry(0, largest=0.6))]
-    assert not judge_within(cell, allowed)[1]
-    finding, broken = judge_within(cell[::-1], allowed)
+    assert not compare_within(cell, allowed)[1]
+    finding, broken = compare_within(cell[::-1], allowed)
     assert broken
     assert finding is not None
     assert finding.rank == 0
@@ -154,7 +154,7 @@ def test_each_rank_has_a_tolerance_of_its_own() -> None:
 
 def test_bit_for_bit_the_first_row_of_the_lowest_layer_is_named() -> None:
     early, late = ({"request": r, "position": 4, "head": 0} for r in (0, 3))
-    found = judge_exact(
+    found = compare_exactly(
         one_rank(
             entry(0),
             entry(2, largest=9.0, differing=5, first=early),
@@ -165,7 +165,7 @@ def test_bit_for_bit_the_first_row_of_the_lowest_layer_is_named() -> None:
     assert (found.layer, found.what, found.request, found.position) == (1, "V", 3, 4)
     assert found.ratio == float("inf")
     assert "bit for bit" in found.sentence(1)
-    assert judge_exact(one_rank(entry(0), entry(1))) is None
+    assert compare_exactly(one_rank(entry(0), entry(1))) is None
 
 
 # The gate in a sweep, on a stand-in engine.

@@ -142,7 +142,7 @@ def test_a_tie_is_explained_and_written_down(folder: Path) -> None:
     run = runner.run()
     gate = {cell_of(batch): batch for batch in of_phase(run, "gate")}
     assert gate[STAGE].parity == "explained"
-    assert "1 of 2 requests differ; 1 differing tokens judged" in str(gate[STAGE].first_mismatch)
+    assert "1 of 2 requests differ; 1 differing tokens checked" in str(gate[STAGE].first_mismatch)
     events = ties(run)
     assert [(e["phase"], e["nwor_mode"]) for e in events] == [("gate", "stage")] * 3
     assert {(e["differences"], e["rounds"], e["tokens_compared"], e["tokens"]) for e in events} == {

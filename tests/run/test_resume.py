@@ -28,8 +28,8 @@ from nwor_bench.records.store import (
 )
 from nwor_bench.records.types import BatchRecord
 from nwor_bench.run import resume
-from nwor_bench.run.prepare import PairChoice, resume_session, run_session
-from nwor_bench.workload.config import Overrides, SweepSpec, load_scenario, resolve
+from nwor_bench.run.prepare import PairChoice, resume_one, run_one
+from nwor_bench.workload.config import Overrides, RunSpec, load_scenario, resolve
 
 pytestmark = pytest.mark.usefixtures("own_surroundings")
 
@@ -37,20 +37,20 @@ RUN = Path("run")
 WHOLE = 7 + 3 * 7  # the gate and three blocks of six cells and the A/A arm
 
 
-def spec_of(**flags: Any) -> SweepSpec:
+def spec_of(**flags: Any) -> RunSpec:
     overrides = Overrides(requests=2, batches=3, max_new_tokens=6)
     return resolve(load_scenario("short"), overrides, **{"max_warmup": 1, **flags})
 
 
 def begin(engine: FakeEngine, **flags: Any) -> ExitCode:
-    return run_session(
+    return run_one(
         spec_of(**flags), PairChoice(pair="tiny"), RUN,
         engine_factory=FakeFactory(engine), check_engine=accept_arguments,
     )  # fmt: skip
 
 
 def go_on(engine: FakeEngine | None = None, given: Any = None, folder: Path = RUN) -> ExitCode:
-    return resume_session(
+    return resume_one(
         folder, given or {},
         engine_factory=FakeFactory(engine or FakeEngine()), check_engine=accept_arguments,
     )  # fmt: skip

@@ -20,8 +20,8 @@ from nwor_bench.records.lines import batch_key
 from nwor_bench.records.store import RECORDS_FILE, RunData, read_run
 from nwor_bench.records.types import BatchRecord
 from nwor_bench.run import blocks as runner
-from nwor_bench.run.prepare import PairChoice, resume_session, run_session
-from nwor_bench.workload.config import Overrides, SweepSpec, load_scenario, resolve
+from nwor_bench.run.prepare import PairChoice, resume_one, run_one
+from nwor_bench.workload.config import Overrides, RunSpec, load_scenario, resolve
 
 pytestmark = pytest.mark.usefixtures("own_surroundings", "ties")
 
@@ -64,7 +64,7 @@ class LastTokens:
     def __init__(self, *_: Any):
         pass
 
-    def judge(self, prompts: Any, reference: Any, places: Sequence[Place]) -> list[PlaceVerdict]:
+    def check(self, prompts: Any, reference: Any, places: Sequence[Place]) -> list[PlaceVerdict]:
         gaps = [float(place.reference - place.token) for place in places]
         return [PlaceVerdict(p, (g, g), self.measured) for p, g in zip(places, gaps, strict=True)]
 
@@ -74,25 +74,23 @@ class LastTokens:
 
 @pytest.fixture
 def ties(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runner, "TieJudge", LastTokens)
+    monkeypatch.setattr(runner, "TieCheck", LastTokens)
 
 
-def spec_of(**flags: Any) -> SweepSpec:
+def spec_of(**flags: Any) -> RunSpec:
     overrides = Overrides(requests=2, batches=BLOCKS, max_new_tokens=6)
     return resolve(load_scenario("short"), overrides, **{"max_warmup": 1, **flags})
 
 
 def begin(engine: FakeEngine, **flags: Any) -> ExitCode:
-    return run_session(
+    return run_one(
         spec_of(**flags), PairChoice(pair="tiny"), RUN,
         engine_factory=FakeFactory(engine), check_engine=accept_arguments,
     )  # fmt: skip
 
 
 def go_on(engine: FakeEngine) -> ExitCode:
-    return resume_session(
-        RUN, {}, engine_factory=FakeFactory(engine), check_engine=accept_arguments
-    )
+    return resume_one(RUN, {}, engine_factory=FakeFactory(engine), check_engine=accept_arguments)
 
 
 def outcome(run: RunData) -> list[tuple[str, str, int]]:
@@ -142,7 +140,7 @@ def test_an_interruption_after_a_blocks_last_batch_is_no_verdict() -> None:
         if (batch.phase, batch.block, batch.order) == ("timed", 1, CELLS - 1):
             raise KeyboardInterrupt
 
-    code = run_session(
+    code = run_one(
         spec_of(), PairChoice(pair="tiny"), RUN, on_batch=interrupt,
         engine_factory=FakeFactory(TieEngine(1)), check_engine=accept_arguments,
     )  # fmt: skip
@@ -283,7 +281,7 @@ def test_a_run_that_is_killed_keeps_its_parity_rule() -> None:
     def look(batch: BatchRecord, windows: Any) -> None:
         headers.append(read_run(RUN).header["parity"])
 
-    run_session(
+    run_one(
         spec_of(), PairChoice(pair="tiny"), RUN, on_batch=look,
         engine_factory=FakeFactory(TieEngine(1)), check_engine=accept_arguments,
     )  # fmt: skip

@@ -16,21 +16,21 @@ from nwor_bench.errors import BenchError, ConfigError, EngineError, ExitCode
 from nwor_bench.models.pairs import ResolvedPair
 from nwor_bench.records.store import RunData, read_run
 from nwor_bench.run.interrupts import heed_interrupts
-from nwor_bench.run.prepare import PairChoice, run_session
-from nwor_bench.workload.config import Overrides, SweepSpec, load_scenario, resolve
+from nwor_bench.run.prepare import PairChoice, run_one
+from nwor_bench.workload.config import Overrides, RunSpec, load_scenario, resolve
 
 REPORTS = ("run.json", "cells.csv", "batches.csv", "windows.csv", "report.md", "report.html")
 pytestmark = pytest.mark.usefixtures("own_surroundings")
 GATE_ENDS = 1 + 7  # one warm-up, six cells and the A/A arm
 
 
-def spec_of(**overrides: Any) -> SweepSpec:
+def spec_of(**overrides: Any) -> RunSpec:
     small = {"requests": 2, "batches": 2, "max_new_tokens": 6, **overrides}
     return resolve(load_scenario("short"), Overrides(**small), max_warmup=1)
 
 
 def session(engine: FakeEngine, output: Path | None = Path("run"), **overrides: Any) -> ExitCode:
-    return run_session(
+    return run_one(
         spec_of(**overrides),
         PairChoice(pair="tiny"),
         output,
@@ -145,7 +145,7 @@ def test_an_interruption_that_the_start_of_the_engine_loses_ends_the_run() -> No
             signal.raise_signal(signal.SIGINT)
         return engine
 
-    code = run_session(
+    code = run_one(
         spec_of(), PairChoice(pair="tiny"), Path("run"),
         engine_factory=start, check_engine=accept_arguments,
     )  # fmt: skip
@@ -207,11 +207,11 @@ def test_an_error_is_raised_after_the_reports_are_written(error: Exception) -> N
 def test_an_engine_that_does_not_start_leaves_a_failed_run(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    def broken(pair: ResolvedPair, spec: SweepSpec, log: Path | None) -> FakeEngine:
+    def broken(pair: ResolvedPair, spec: RunSpec, log: Path | None) -> FakeEngine:
         raise EngineError("vLLM did not start: no luck")
 
     with pytest.raises(EngineError, match="no luck"):
-        run_session(
+        run_one(
             spec_of(), PairChoice(pair="tiny"), Path("run"),
             engine_factory=broken, check_engine=accept_arguments,
         )  # fmt: skip
@@ -223,12 +223,12 @@ def test_an_engine_that_does_not_start_leaves_a_failed_run(
 
 
 def test_what_vllm_refuses_leaves_no_run_folder() -> None:
-    def refuse(pair: ResolvedPair, spec: SweepSpec) -> None:
+    def refuse(pair: ResolvedPair, spec: RunSpec) -> None:
         raise ConfigError("vLLM refuses this configuration: no")
 
     factory = FakeFactory()
     with pytest.raises(ConfigError, match="vLLM refuses"):
-        run_session(
+        run_one(
             spec_of(), PairChoice(pair="tiny"), Path("run"),
             engine_factory=factory, check_engine=refuse,
         )  # fmt: skip
@@ -240,7 +240,7 @@ def test_a_dry_run_starts_and_writes_nothing(capsys: pytest.CaptureFixture[str])
     def refuse(*_: object) -> Any:
         raise AssertionError("something was started")
 
-    code = run_session(
+    code = run_one(
         spec_of(batches=3, seed=2), PairChoice(pair="tiny"), None,
         dry_run=True, engine_factory=refuse, check_engine=refuse,
     )  # fmt: skip
@@ -259,7 +259,7 @@ def test_a_dry_run_starts_and_writes_nothing(capsys: pytest.CaptureFixture[str])
 
 
 def test_the_dry_runs_order_is_the_order_of_the_run(capsys: pytest.CaptureFixture[str]) -> None:
-    run_session(spec_of(), PairChoice(pair="tiny"), None, dry_run=True)
+    run_one(spec_of(), PairChoice(pair="tiny"), None, dry_run=True)
     lines = capsys.readouterr().out.splitlines()
     names = {line.split()[0]: line.split(maxsplit=1)[1] for line in lines if line[2:3].isdigit()}
     shown = [[names[n] for n in line.split(":")[1].split()] for line in lines[-3:]]

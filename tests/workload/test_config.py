@@ -12,8 +12,8 @@ from nwor_bench.errors import ConfigError
 from nwor_bench.records.types import AA, Cell, NworMode, ScvMode
 from nwor_bench.workload.config import (
     Overrides,
+    RunSpec,
     Scenario,
-    SweepSpec,
     flag_of,
     load_scenario,
     resolve,
@@ -178,7 +178,7 @@ def test_to_dict_is_plain_json() -> None:
     assert plain["scv_modes"] == ["off", "graph", "adaptive"]
     assert plain["scenario"]["draft_tokens"] == 4
     assert plain["engine_args"] == {"max_num_seqs": 4}
-    assert set(plain) == set(SweepSpec.__dataclass_fields__)
+    assert set(plain) == set(RunSpec.__dataclass_fields__)
 
 
 @given(

@@ -5,7 +5,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nwor_bench.workload.config import Overrides, SweepSpec, resolve
+from nwor_bench.workload.config import Overrides, RunSpec, resolve
 from nwor_bench.workload.prompts import Prompt, select_blocks
 from nwor_bench.workload.scenario import Scenario
 from nwor_bench.workload.schedule import GATE_BLOCK, make_plan
@@ -23,7 +23,7 @@ modes = st.permutations(["off", "graph", "adaptive"]).flatmap(
 
 
 @st.composite
-def specs(draw: st.DrawFn) -> SweepSpec:
+def specs(draw: st.DrawFn) -> RunSpec:
     overrides = Overrides(
         requests=draw(st.integers(1, 20)),
         batches=draw(st.integers(1, 12)),
@@ -34,12 +34,12 @@ def specs(draw: st.DrawFn) -> SweepSpec:
     return resolve(SCENARIO, overrides, nwor_modes=nwor, scv_modes=draw(modes))
 
 
-def spec_with(**overrides: int) -> SweepSpec:
+def spec_with(**overrides: int) -> RunSpec:
     return resolve(SCENARIO, Overrides(**overrides))
 
 
 @given(specs())
-def test_every_cell_runs_once_in_every_block(spec: SweepSpec) -> None:
+def test_every_cell_runs_once_in_every_block(spec: RunSpec) -> None:
     plan = make_plan(spec, "toy", POOL)
     assert [block.number for block in plan.blocks] == list(range(1, spec.scenario.batches + 1))
     assert plan.gate.number == GATE_BLOCK
@@ -53,19 +53,19 @@ def test_every_cell_runs_once_in_every_block(spec: SweepSpec) -> None:
 
 
 @given(specs())
-def test_the_gate_begins_with_off_x_off(spec: SweepSpec) -> None:
+def test_the_gate_begins_with_off_x_off(spec: RunSpec) -> None:
     plan = make_plan(spec, "toy", POOL)
     assert plan.gate.order[0] == plan.baseline
     assert plan.baseline.label == "off x off"
 
 
 @given(specs())
-def test_the_same_seed_gives_the_same_plan(spec: SweepSpec) -> None:
+def test_the_same_seed_gives_the_same_plan(spec: RunSpec) -> None:
     assert make_plan(spec, "toy", POOL) == make_plan(spec, "toy", list(POOL))
 
 
 @given(specs())
-def test_the_prompts_of_a_block_depend_on_nothing_but_seed_and_number(spec: SweepSpec) -> None:
+def test_the_prompts_of_a_block_depend_on_nothing_but_seed_and_number(spec: RunSpec) -> None:
     plan = make_plan(spec, "toy", POOL)
     for block in (plan.gate, *plan.blocks):
         alone = select_blocks(POOL, spec.scenario.requests, block.number + 1, spec.seed)

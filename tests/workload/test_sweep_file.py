@@ -22,7 +22,7 @@ from nwor_bench.records.types import NworMode, ScvMode
 from nwor_bench.run import execute as conduct
 from nwor_bench.run.estimate import ENGINE_START_S
 from nwor_bench.run.sweep_prepare import check_flags, resume_sweep, run_sweep
-from nwor_bench.workload.config import SweepSpec
+from nwor_bench.workload.config import RunSpec
 from nwor_bench.workload.resources import resource_dir
 from nwor_bench.workload.sweep_file import Axes, CacheDtype, SweepFile, load_sweep
 from nwor_bench.workload.sweep_points import group_by_engine, make_points
@@ -54,9 +54,9 @@ class Engines:
     def __init__(self, failing: dict[int, BaseException] | None = None) -> None:
         self.failing = failing or {}
         self.started: list[FakeEngine] = []
-        self.specs: list[SweepSpec] = []
+        self.specs: list[RunSpec] = []
 
-    def __call__(self, pair: ResolvedPair, spec: SweepSpec, log: Path | None) -> FakeEngine:
+    def __call__(self, pair: ResolvedPair, spec: RunSpec, log: Path | None) -> FakeEngine:
         assert not self.started or self.started[-1].closed == 1, "two engines at once"
         self.specs.append(spec)
         fault = self.failing.pop(len(self.started), None)

@@ -24,7 +24,7 @@ from nwor_bench.analysis.statistics import SIGNIFICANCE, holm, verdict
 from nwor_bench.records.types import AA, CellResult, Verdict, label_of
 
 
-class Outcome(StrEnum):
+class ChangeVerdict(StrEnum):
     """What became of a cell between the two runs."""
 
     REGRESSION = "REGRESSION"
@@ -56,7 +56,7 @@ class CellChange:
     new: CellResult | None
     ratio: Change | None = None
     time: Change | None = None
-    outcome: Outcome | None = None
+    outcome: ChangeVerdict | None = None
     reason: str | None = None
     p_value_holm: float | None = None
 
@@ -71,7 +71,7 @@ class CellChange:
         return is_baseline(self.key)
 
 
-def judge_changes(
+def change_verdicts(
     cells: Sequence[CellChange], by: DecideBy, threshold: float, floor: float | None
 ) -> list[CellChange]:
     """Judge the changes of two runs' cells together, in the order given.
@@ -113,36 +113,39 @@ def _without_numbers(cell: CellChange, by: DecideBy) -> CellChange:
         return replace(cell, outcome=found[0], reason=found[1])
     change = _deciding(cell, by)
     if change is None:
-        return replace(cell, outcome=Outcome.AMBIGUOUS, reason=_why_no_number(cell, by))
+        return replace(cell, outcome=ChangeVerdict.AMBIGUOUS, reason=_why_no_number(cell, by))
     if change.interval is None:
-        return replace(cell, outcome=Outcome.AMBIGUOUS, reason=change.why_open)
+        return replace(cell, outcome=ChangeVerdict.AMBIGUOUS, reason=change.why_open)
     return cell
 
 
-def _by_presence(cell: CellChange) -> tuple[Outcome, str] | None:
+def _by_presence(cell: CellChange) -> tuple[ChangeVerdict, str] | None:
     if cell.base is None:
-        return Outcome.ONLY_IN_NEW, "BASE has no such cell"
+        return ChangeVerdict.ONLY_IN_NEW, "BASE has no such cell"
     if cell.new is None:
-        return Outcome.ONLY_IN_BASE, "NEW has no such cell"
+        return ChangeVerdict.ONLY_IN_BASE, "NEW has no such cell"
     return None
 
 
-def _by_state(cell: CellChange) -> tuple[Outcome, str] | None:
+def _by_state(cell: CellChange) -> tuple[ChangeVerdict, str] | None:
     """A cell that may carry no number in one run or both."""
     before, after = _state(cell.base), _state(cell.new)
     if after == before == Verdict.INVALID:
-        return Outcome.AMBIGUOUS, "INVALID in both runs"
+        return ChangeVerdict.AMBIGUOUS, "INVALID in both runs"
     if after == before == Verdict.INEFFECTIVE:
-        return Outcome.NOT_COMPARED, "the mode fired in neither run"
+        return ChangeVerdict.NOT_COMPARED, "the mode fired in neither run"
     assert cell.base is not None
     assert cell.new is not None
     if after is not None and before != Verdict.INVALID:
-        return Outcome.REGRESSION, f"{after} in NEW{_because(cell.new)}"
+        return ChangeVerdict.REGRESSION, f"{after} in NEW{_because(cell.new)}"
     if before is not None:
         now = "INEFFECTIVE, no longer INVALID, in NEW" if after else "no longer so in NEW"
-        return Outcome.IMPROVEMENT, f"{before} in BASE{_because(cell.base)}; {now}"
+        return ChangeVerdict.IMPROVEMENT, f"{before} in BASE{_because(cell.base)}; {now}"
     if _scv_stopped(cell.base, cell.new):
-        return Outcome.REGRESSION, f"SCV ran as asked in BASE and never in NEW{_because(cell.new)}"
+        return (
+            ChangeVerdict.REGRESSION,
+            f"SCV ran as asked in BASE and never in NEW{_because(cell.new)}",
+        )
     return None
 
 
@@ -159,15 +162,15 @@ def _scv_stopped(before: CellResult, after: CellResult) -> bool:
     return before.scv_status == "ok" and after.scv_status == Verdict.INEFFECTIVE
 
 
-def _by_role(cell: CellChange, by: DecideBy) -> tuple[Outcome, str] | None:
+def _by_role(cell: CellChange, by: DecideBy) -> tuple[ChangeVerdict, str] | None:
     if cell.key[3] == AA:
-        return Outcome.NOT_COMPARED, "it shows what chance does to the other changes"
+        return ChangeVerdict.NOT_COMPARED, "it shows what chance does to the other changes"
     if cell.is_reference and by is DecideBy.RATIO:
-        return Outcome.NOT_COMPARED, "the other cells' ratios are to it"
+        return ChangeVerdict.NOT_COMPARED, "the other cells' ratios are to it"
     assert cell.base is not None
     assert cell.new is not None
     if cell.new.parity is None and cell.base.parity is not None:
-        return Outcome.AMBIGUOUS, "the output was checked in BASE and not in NEW"
+        return ChangeVerdict.AMBIGUOUS, "the output was checked in BASE and not in NEW"
     return None
 
 
@@ -195,13 +198,13 @@ def _by_numbers(
     found = verdict(change.interval, threshold, p_adjusted=cell.p_value_holm, noise_floor=bar)
     match found:
         case Verdict.SAME:
-            return replace(cell, outcome=Outcome.SAME)
+            return replace(cell, outcome=ChangeVerdict.SAME)
         case Verdict.SLOWER:
-            return replace(cell, outcome=Outcome.REGRESSION)
+            return replace(cell, outcome=ChangeVerdict.REGRESSION)
         case Verdict.FASTER:
-            return replace(cell, outcome=Outcome.IMPROVEMENT)
+            return replace(cell, outcome=ChangeVerdict.IMPROVEMENT)
     reason = _why_ambiguous(change, threshold, floor, cell.p_value_holm, cells)
-    return replace(cell, outcome=Outcome.AMBIGUOUS, reason=reason)
+    return replace(cell, outcome=ChangeVerdict.AMBIGUOUS, reason=reason)
 
 
 def _why_ambiguous(

@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from nwor_bench.analysis.comparing.change_estimates import ratio_change, time_change
 from nwor_bench.analysis.comparing.change_verdicts import (
     CellChange,
+    ChangeVerdict,
     DecideBy,
-    Outcome,
-    judge_changes,
+    change_verdicts,
 )
 from nwor_bench.analysis.comparing.preconditions import (
     Difference,
@@ -23,7 +23,7 @@ from nwor_bench.analysis.invariants import CellKey, cell_order
 from nwor_bench.errors import ExitCode, NotComparableError
 from nwor_bench.records.types import AA, label_of
 
-__all__ = ["CellChange", "Comparison", "DecideBy", "Outcome", "compare_runs"]
+__all__ = ["CellChange", "ChangeVerdict", "Comparison", "DecideBy", "compare_runs"]
 
 DEFAULT_THRESHOLD = 0.01
 
@@ -45,15 +45,15 @@ class Comparison:
     forced: tuple[Difference, ...]
     others: tuple[Difference, ...]
 
-    def having(self, *outcomes: Outcome) -> list[CellChange]:
+    def having(self, *outcomes: ChangeVerdict) -> list[CellChange]:
         """The cells of these outcomes."""
         return [cell for cell in self.cells if cell.outcome in outcomes]
 
     def exit_code(self, *, strict: bool = False) -> ExitCode:
         """REGRESSION if there is one; with `strict` INCONCLUSIVE if a cell is open or gone."""
-        if self.having(Outcome.REGRESSION):
+        if self.having(ChangeVerdict.REGRESSION):
             return ExitCode.REGRESSION
-        if strict and self.having(Outcome.AMBIGUOUS, Outcome.ONLY_IN_BASE):
+        if strict and self.having(ChangeVerdict.AMBIGUOUS, ChangeVerdict.ONLY_IN_BASE):
             return ExitCode.INCONCLUSIVE
         return ExitCode.OK
 
@@ -93,7 +93,7 @@ def compare_runs(
     return Comparison(
         base=base,
         new=new,
-        cells=tuple(judge_changes(cells, decide_by, threshold, floor)),
+        cells=tuple(change_verdicts(cells, decide_by, threshold, floor)),
         decide_by=decide_by,
         threshold=threshold,
         noise_floor=floor,

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from nwor_bench.models.byte_model import CACHE_BITS
-from nwor_bench.models.strategies import COPY_IN_L2, COPY_SPILLED, DIRECT, REFERENCE, Strategy
+from nwor_bench.models.strategies import BY_REFERENCE, COPY_IN_L2, COPY_SPILLED, DIRECT, Strategy
 from nwor_bench.records.types import StageBy
 
 
@@ -14,7 +14,7 @@ def strategy_of(header: Mapping[str, Any]) -> Strategy:
     Copies count as kept in L2 only where all of them were, by what the GPU gave.
     """
     if (header.get("spec") or {}).get("stage_by", StageBy.REFERENCE) == StageBy.REFERENCE:
-        return REFERENCE
+        return BY_REFERENCE
     l2 = (header.get("engine") or {}).get("stage_l2") or {}
     if l2.get("unavailable") or l2.get("hit_ratio") is None:
         return COPY_SPILLED
@@ -26,7 +26,7 @@ def predicted_difference(
     engine: Mapping[str, Any],
     staged: float,
     accepted_tokens: float,
-    strategy: Strategy = REFERENCE,
+    strategy: Strategy = BY_REFERENCE,
     requests: float = 0.0,
 ) -> dict[str, float]:
     """What the byte model says that a staged window moves more (or less) than a direct one.
@@ -54,7 +54,7 @@ def predicted_difference(
             if move.reads is reads
         )
 
-    first_tokens = requests * wide if strategy is REFERENCE else 0.0
+    first_tokens = requests * wide if strategy is BY_REFERENCE else 0.0
     return {
         "dram_read_bytes": first_tokens + moved(strategy, True) - moved(DIRECT, True),
         "dram_write_bytes": moved(strategy, False) - moved(DIRECT, False),

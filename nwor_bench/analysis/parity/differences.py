@@ -17,9 +17,9 @@ from nwor_bench.records.types import Cell
 
 
 class TieSource(Protocol):
-    """Asks the engine; see `tie_judge.TieJudge`."""
+    """Asks the engine; see `tie_judge.TieCheck`."""
 
-    def judge(
+    def check(
         self, prompts: Tokens, reference: Tokens, places: Sequence[Place]
     ) -> list[PlaceVerdict]:
         """A verdict for each place, in their order."""
@@ -31,8 +31,8 @@ class TieSource(Protocol):
 
 
 @dataclass(frozen=True)
-class Judged:
-    """A batch beside the reference, its differing tokens judged."""
+class TokenCheck:
+    """A batch beside the reference, its differing tokens checked."""
 
     comparison: Comparison
 
@@ -46,7 +46,7 @@ class Judged:
     """Output tokens of the reference."""
 
     verdicts: tuple[PlaceVerdict, ...] = ()
-    """The judged differences, in the order in which they were judged."""
+    """The judged differences, in the order in which they were checked."""
 
     diverged: tuple[int, ...] = ()
     """For each differing request the reference's tokens from the first difference on."""
@@ -58,7 +58,7 @@ class Judged:
         return max(gaps, default=None)
 
 
-def judge_differences(
+def check_tokens(
     cell: Cell,
     prompts: Tokens,
     tokens: Tokens,
@@ -66,19 +66,19 @@ def judge_differences(
     source: TieSource,
     *,
     to_the_end: bool,
-) -> Judged:
+) -> TokenCheck:
     """EXACT if nothing differs, EXPLAINED if every judged difference is a tie, else INVALID.
 
     Behind a tie a cell's text is another one, so with `to_the_end` its modes generate the rest
     anew behind the reference's token, until every request has reached its end or a difference is
-    no tie. Without it only the first difference of each request is judged.
+    no tie. Without it only the first difference of each request is checked.
     """
     total = sum(map(len, reference))
     difference = first_mismatch(tokens, reference)
     if difference is None:
-        return Judged(Comparison(EXACT), tokens_compared=total, tokens=total)
+        return TokenCheck(Comparison(EXACT), tokens_compared=total, tokens=total)
     if len(tokens) != len(reference):
-        return Judged(Comparison(INVALID, difference), tokens=total)
+        return TokenCheck(Comparison(INVALID, difference), tokens=total)
     outputs = {request: tuple(output) for request, output in enumerate(tokens)}
     round_ = _round(outputs, dict.fromkeys(outputs, 0), reference)
     diverged = tuple(len(reference[p.request]) - p.position for p in round_.places)
@@ -86,7 +86,7 @@ def judge_differences(
     compared = rounds = 0
     while True:
         compared += round_.compared
-        verdicts = source.judge(prompts, reference, round_.places) if round_.places else []
+        verdicts = source.check(prompts, reference, round_.places) if round_.places else []
         found += verdicts
         broken = round_.ended or _not_ties(verdicts)
         if broken or not round_.next_starts or not to_the_end:
@@ -95,11 +95,11 @@ def judge_differences(
         round_ = _round(source.go_on(cell, prompts, reference, starts), starts, reference)
         rounds += 1
     if broken:
-        what = f"{difference}; {len(found)} differing tokens judged, not a tie: {broken}"
+        what = f"{difference}; {len(found)} differing tokens checked, not a tie: {broken}"
         comparison = Comparison(INVALID, what)
     else:
         comparison = Comparison(EXPLAINED, _ties(found, len(reference), compared, total))
-    return Judged(comparison, rounds, compared, total, tuple(found), diverged)
+    return TokenCheck(comparison, rounds, compared, total, tuple(found), diverged)
 
 
 @dataclass(frozen=True)
@@ -156,6 +156,6 @@ def _ties(found: Sequence[PlaceVerdict], requests: int, compared: int, total: in
     differing = len({verdict.place.request for verdict in found})
     worst = max(found, key=lambda verdict: verdict.gap or 0.0)
     return (
-        f"{differing} of {requests} requests differ; {len(found)} differing tokens judged, each "
+        f"{differing} of {requests} requests differ; {len(found)} differing tokens checked, each "
         f"a tie: the largest gap is {worst.describe()}; {compared} of {total} tokens compared"
     )

@@ -1,9 +1,9 @@
-"""What the gate judged, as events of the records and as a summary for run.json."""
+"""What the gate checked, as events of the records and as a summary for run.json."""
 
 from collections.abc import Iterable
 from typing import Any
 
-from nwor_bench.analysis.parity.differences import Judged
+from nwor_bench.analysis.parity.differences import TokenCheck
 from nwor_bench.analysis.parity.ties import ALLOWED_LARGEST, ALLOWED_RMS, ErrorScale
 from nwor_bench.records.types import BatchRecord, Cell
 
@@ -11,21 +11,21 @@ TIES_EVENT = "ties"
 
 
 def ties_event(
-    cell: Cell, batch: BatchRecord, judged: Judged, scale: ErrorScale, spent_s: float
+    cell: Cell, batch: BatchRecord, checked: TokenCheck, scale: ErrorScale, spent_s: float
 ) -> dict[str, Any]:
-    """Differing tokens of one batch, judged. Gaps in nats, the time of judging in seconds."""
+    """Differing tokens of one batch, checked. Gaps in nats, the time of judging in seconds."""
     return {
         "event": TIES_EVENT,
         **cell.names,
         "phase": batch.phase,
         "block": batch.block,
-        "parity": judged.comparison.parity,
-        "differences": len(judged.verdicts),
-        "largest_gap": judged.largest_gap,
-        "squared_multiples": sum(v.multiple**2 for v in judged.verdicts),
-        "rounds": judged.rounds,
-        "tokens_compared": judged.tokens_compared,
-        "tokens": judged.tokens,
+        "parity": checked.comparison.parity,
+        "differences": len(checked.verdicts),
+        "largest_gap": checked.largest_gap,
+        "squared_multiples": sum(v.multiple**2 for v in checked.verdicts),
+        "rounds": checked.rounds,
+        "tokens_compared": checked.tokens_compared,
+        "tokens": checked.tokens,
         "error_rms": scale.rms,
         "error_largest": scale.largest,
         "error_positions": scale.positions,
@@ -37,7 +37,7 @@ def ties_event(
 
 
 def event_key(event: dict[str, Any]) -> tuple[Any, ...]:
-    """Cell and batch of an event; a block that ran again replaces what it had judged."""
+    """Cell and batch of an event; a block that ran again replaces what it had checked."""
     names = ("pair", "nwor_mode", "scv_mode", "arm", "phase", "block")
     return tuple(event.get(name) for name in names)
 

@@ -3,7 +3,7 @@
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from nwor_bench.analysis.parity.kv_verdict import Finding, KvVerdict
+from nwor_bench.analysis.parity.kv_verdict import KvMismatch, KvVerdict
 from nwor_bench.records.types import Cell
 
 KV_EVENT = "kv_gate"
@@ -27,7 +27,7 @@ class KvResult:
     """Positions that had no room in memory."""
     layers: int | None = None
     ranks: int | None = None
-    finding: Finding | None = None
+    finding: KvMismatch | None = None
     """The error that decides, or the one nearest to what is allowed; None: every row is equal."""
     seconds: float | None = None
 

@@ -48,7 +48,7 @@ class Tolerance:
 
 
 @dataclass(frozen=True)
-class Finding:
+class KvMismatch:
     """The error of one layer that decides: by which measure, how large, how large it may be.
 
     `error` is None if it is not finite. `allowed` is 0 where rows must be equal bit for bit.
@@ -134,7 +134,7 @@ def _tolerance(own: dict[str, float], least: dict[str, float]) -> Tolerance:
     return Tolerance(own, allowed)
 
 
-def judge_exact(ranks: Sequence[Mapping[str, Any]]) -> Finding | None:
+def compare_exactly(ranks: Sequence[Mapping[str, Any]]) -> KvMismatch | None:
     """The first row, of the lowest layer that has one, which is not equal bit for bit."""
     found = [
         _finding("largest", entry["largest"], 0.0, 0.0, rank, entry, entry["first"])
@@ -144,9 +144,9 @@ def judge_exact(ranks: Sequence[Mapping[str, Any]]) -> Finding | None:
     return min(found, key=lambda f: (f.layer, f.request, f.position, f.rank, f.what), default=None)
 
 
-def judge_within(
+def compare_within(
     ranks: Sequence[Mapping[str, Any]], allowed: Mapping[LayerKey, Tolerance]
-) -> tuple[Finding | None, bool]:
+) -> tuple[KvMismatch | None, bool]:
     """The finding that decides, and whether it breaks the tolerance.
 
     Of the layers that break it, the lowest is where the fault is: its error goes on into all
@@ -178,7 +178,7 @@ def _finding(
     rank: int,
     entry: Mapping[str, Any],
     place: Mapping[str, int] | None = None,
-) -> Finding:
+) -> KvMismatch:
     told = {name: entry[name] for name in ("layer", "name", "what", "part")}
     where = entry["place"] if place is None else place
-    return Finding(measure, error, allowed, own, rank, **told, **where)
+    return KvMismatch(measure, error, allowed, own, rank, **told, **where)

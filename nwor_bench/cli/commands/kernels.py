@@ -105,11 +105,11 @@ def kernels(
 def _run(spec: "Spec", output: Path | None, dry_run: bool) -> int:
     from rich.console import Console
 
-    from nwor_bench.microbench.session import plan_session, run_session
+    from nwor_bench.microbench.session import plan_session, run_kernels
 
     if dry_run:
         return plan_session(Console(), spec)
-    return run_session(Console(), spec, output)
+    return run_kernels(Console(), spec, output)
 
 
 def _shape(layers: int, heads: int, kv_heads: int, head_dim: int, block_size: int) -> "Shape":

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 if TYPE_CHECKING:
-    from nwor_bench.report.prediction.text import Plan
+    from nwor_bench.report.prediction.text import BytePrediction
 
 MODEL = "Model (name one)"
 OUTPUT = "Output"
@@ -52,14 +52,14 @@ def plan(
 
     Reads a model's config.json and counts the DRAM bytes of one verification step.
     """
-    from nwor_bench.cli.plan_flags import check_workload, load_configs, make_plan, write_output
+    from nwor_bench.cli.plan_flags import check_workload, load_configs, predict, write_output
     from nwor_bench.errors import ConfigError
     from nwor_bench.models.byte_model import Workload
 
     load = Workload(requests, context, draft_tokens, acceptance, tensor_parallel_size)
     check_workload(load)
     plans = [
-        make_plan(source, load, cache_dtype, weight_dtype)
+        predict(source, load, cache_dtype, weight_dtype)
         for source in load_configs(config or [], target_model, pair)
     ]
     if html is not None and len(plans) > 1:
@@ -78,7 +78,7 @@ def plan(
         _print_plan(plans[0])
 
 
-def _csv_of(plans: "Sequence[Plan]") -> str:
+def _csv_of(plans: "Sequence[BytePrediction]") -> str:
     import pandas as pd
 
     from nwor_bench.report.prediction.text import csv_rows
@@ -86,7 +86,7 @@ def _csv_of(plans: "Sequence[Plan]") -> str:
     return pd.DataFrame([row for plan in plans for row in csv_rows(plan)]).to_csv(index=False)
 
 
-def _print_plan(plan: "Plan") -> None:
+def _print_plan(plan: "BytePrediction") -> None:
     from nwor_bench.report.prediction import text as plan_text
 
     typer.echo(plan_text.wrapped(plan_text.headline(plan)) + "\n")
@@ -97,7 +97,7 @@ def _print_plan(plan: "Plan") -> None:
         typer.echo(plan_text.wrapped(note, bullet="- "))
 
 
-def _print_models(plans: "Sequence[Plan]") -> None:
+def _print_models(plans: "Sequence[BytePrediction]") -> None:
     from nwor_bench.report.prediction import text as plan_text
 
     for plan in plans:
@@ -106,7 +106,7 @@ def _print_models(plans: "Sequence[Plan]") -> None:
     typer.echo(plan_text.wrapped(plan_text.COMPARISON_NOTE))
 
 
-def _print_markdown(plans: "Sequence[Plan]") -> None:
+def _print_markdown(plans: "Sequence[BytePrediction]") -> None:
     import pandas as pd
 
     from nwor_bench.report.prediction import text as plan_text

@@ -195,7 +195,7 @@ def sweep(
     else:
         ranges_if_wanted()  # refuse VLLM_NWOR_NVTX before anything starts
     from nwor_bench.report.prometheus import sweep_metrics
-    from nwor_bench.run.prepare import PairChoice, resume_session, run_session
+    from nwor_bench.run.prepare import PairChoice, resume_one, run_one
 
     given = _given(context)
     if output == "":
@@ -229,7 +229,7 @@ def sweep(
         if is_on:
             raise ConfigError.for_field(flag, True, "it needs --file")
     if resume is not None:
-        raise typer.Exit(resume_session(Path(resume), given, **how))
+        raise typer.Exit(resume_one(Path(resume), given, **how))
 
     spec = resolve(
         load_scenario(scenario),
@@ -261,7 +261,7 @@ def sweep(
         stage_l2=stage_l2,
     )
     choice = PairChoice(pair, target_model, draft_model, method)
-    raise typer.Exit(run_session(spec, choice, folder, **how))
+    raise typer.Exit(run_one(spec, choice, folder, **how))
 
 
 def _given(context: typer.Context) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Do target, drafter and method fit together? Judged from names and config.json alone."""
+"""Do target, drafter and method fit together? Decided from names and config.json alone."""
 
 from typing import Any
 

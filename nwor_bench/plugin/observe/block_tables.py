@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from nwor_bench.plugin.late_counts import outer_name
+from nwor_bench.plugin.late_counts import external_request_id
 from nwor_bench.plugin.patching import Patch
 
 NULL_BLOCK = 0
@@ -51,11 +51,11 @@ class BlockTables:
         that another one gets in the same step, and both then hold the same contents.
         """
         for req_id in output.finished_req_ids:
-            self._finished.update(self._tables.get(outer_name(req_id), ()))
+            self._finished.update(self._tables.get(external_request_id(req_id), ()))
         changes = list(_changes(output))
         lost = [held for held in self._given_now(changes) if held in self._finished]
         for req_id, blocks, computed in changes:
-            name = outer_name(req_id)
+            name = external_request_id(req_id)
             if computed is not None:
                 self._tables[name] = []
             if name in self._tables:  # else it began before this was switched on

@@ -14,7 +14,7 @@ from nwor_bench.report.text import joined, plural
 
 def notes(comparison: Comparison) -> list[str]:
     """What a reader must know to trust the numbers as far as they go, and no further."""
-    found = [*_forced(comparison), *_conduct(comparison), *_sources(comparison)]
+    found = [*_forced(comparison), *_method(comparison), *_sources(comparison)]
     found += _machines(comparison)
     found += [*_pairing(comparison), *_drift(comparison), *_acceptance(comparison)]
     if comparison.others:
@@ -36,7 +36,7 @@ def _forced(comparison: Comparison) -> list[str]:
     return [f"Compared by --force although the runs differ in what they did or ran on: {listed}."]
 
 
-def _conduct(comparison: Comparison) -> list[str]:
+def _method(comparison: Comparison) -> list[str]:
     return [f"{n}: {w.rstrip('.')}." for n, run in _sides(comparison) for w in run.warnings]
 
 

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from nwor_bench.analysis.comparing.change_estimates import Change
-from nwor_bench.analysis.comparing.compare import CellChange, Comparison, Outcome
+from nwor_bench.analysis.comparing.compare import CellChange, ChangeVerdict, Comparison
 from nwor_bench.analysis.comparing.stored_run import StoredRun
 from nwor_bench.records.types import to_dict
 from nwor_bench.report.comparison import text as words
@@ -23,12 +23,12 @@ COMPARISON_FORMAT_VERSION = 1
 NAME_WIDTH = len("stage x adaptive")
 
 _STYLES = {
-    Outcome.REGRESSION: "bold red",
-    Outcome.IMPROVEMENT: "bold green",
-    Outcome.SAME: "green",
-    Outcome.AMBIGUOUS: "cyan",
-    Outcome.ONLY_IN_BASE: "yellow",
-    Outcome.ONLY_IN_NEW: "yellow",
+    ChangeVerdict.REGRESSION: "bold red",
+    ChangeVerdict.IMPROVEMENT: "bold green",
+    ChangeVerdict.SAME: "green",
+    ChangeVerdict.AMBIGUOUS: "cyan",
+    ChangeVerdict.ONLY_IN_BASE: "yellow",
+    ChangeVerdict.ONLY_IN_NEW: "yellow",
 }
 
 
@@ -44,7 +44,9 @@ def print_comparison(console: Console, comparison: Comparison) -> None:
         console.print(Text(line))
     for note in notes(comparison):
         console.print(_bullet(note))
-    style = _STYLES[Outcome.REGRESSION] if comparison.having(Outcome.REGRESSION) else "bold"
+    style = (
+        _STYLES[ChangeVerdict.REGRESSION] if comparison.having(ChangeVerdict.REGRESSION) else "bold"
+    )
     console.print()
     console.print(Text(words.headline(comparison), style=style))
 

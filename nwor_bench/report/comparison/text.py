@@ -1,7 +1,7 @@
 """What a comparison of two runs says in words and in rows of text."""
 
 from nwor_bench.analysis.comparing.change_estimates import Change
-from nwor_bench.analysis.comparing.compare import CellChange, Comparison, DecideBy, Outcome
+from nwor_bench.analysis.comparing.compare import CellChange, ChangeVerdict, Comparison, DecideBy
 from nwor_bench.records.types import CellResult
 from nwor_bench.report.text import NOT_MEASURED, decimal, joined, plural
 
@@ -11,13 +11,13 @@ ARROW = " → "
 """Between BASE's value and NEW's."""
 
 _PHRASES = {
-    Outcome.REGRESSION: "got worse",
-    Outcome.IMPROVEMENT: "got better",
-    Outcome.SAME: "the same",
-    Outcome.AMBIGUOUS: "too uncertain to call",
-    Outcome.NOT_COMPARED: "not compared",
-    Outcome.ONLY_IN_BASE: "only in BASE",
-    Outcome.ONLY_IN_NEW: "only in NEW",
+    ChangeVerdict.REGRESSION: "got worse",
+    ChangeVerdict.IMPROVEMENT: "got better",
+    ChangeVerdict.SAME: "the same",
+    ChangeVerdict.AMBIGUOUS: "too uncertain to call",
+    ChangeVerdict.NOT_COMPARED: "not compared",
+    ChangeVerdict.ONLY_IN_BASE: "only in BASE",
+    ChangeVerdict.ONLY_IN_NEW: "only in NEW",
 }
 
 
@@ -31,19 +31,19 @@ def headline(comparison: Comparison) -> str:
     """Is NEW worse than BASE? One or two sentences."""
     groups = {
         outcome: [name_of(cell, comparison) for cell in comparison.having(outcome)]
-        for outcome in Outcome
+        for outcome in ChangeVerdict
     }
     rest = [f"{joined(names)} {_PHRASES[o]}" for o, names in groups.items() if names]
     return f"{_start(comparison)}: {'; '.join(rest)}."
 
 
 def _start(comparison: Comparison) -> str:
-    worse = comparison.having(Outcome.REGRESSION)
+    worse = comparison.having(ChangeVerdict.REGRESSION)
     if worse:
         return plural(len(worse), "regression")
-    if comparison.having(Outcome.AMBIGUOUS, Outcome.ONLY_IN_BASE):
+    if comparison.having(ChangeVerdict.AMBIGUOUS, ChangeVerdict.ONLY_IN_BASE):
         return "No regression was shown, and none can be ruled out"
-    if comparison.having(Outcome.SAME, Outcome.IMPROVEMENT):
+    if comparison.having(ChangeVerdict.SAME, ChangeVerdict.IMPROVEMENT):
         return "No regression"
     return "Nothing was compared"
 

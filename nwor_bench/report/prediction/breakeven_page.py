@@ -7,11 +7,11 @@ from string import Template
 from typing import TYPE_CHECKING, Any
 
 from nwor_bench.models.breakeven import MAPPED, BreakEvenMap, break_even_map
-from nwor_bench.models.strategies import REFERENCE
+from nwor_bench.models.strategies import BY_REFERENCE
 from nwor_bench.report.html.style import CSS
 from nwor_bench.report.prediction.text import (
     STRATEGY_HEADERS,
-    Plan,
+    BytePrediction,
     headline,
     notes,
     setting,
@@ -96,7 +96,7 @@ theme();
 """
 
 
-def break_even_page(plan: Plan) -> str:
+def break_even_page(plan: BytePrediction) -> str:
     """The page of one model: the answer, the map with its choices, tables and assumptions."""
     chart = break_even_map(plan.model, plan.load)
     return _PAGE.substitute(
@@ -140,7 +140,7 @@ def _choices(chart: BreakEvenMap) -> str:
     drafts = [(str(number), str(number)) for number in chart.draft_tokens]
     contexts = [(str(number), f"{number:,} tokens") for number in chart.contexts]
     return (
-        _select("strategy", "drafts' K/V", strategies, REFERENCE.name)
+        _select("strategy", "drafts' K/V", strategies, BY_REFERENCE.name)
         + _select("drafts", "drafts a request, k", drafts, str(chart.load.draft_tokens))
         + _select("context", "context a request", contexts, str(chart.load.context))
     )
@@ -168,7 +168,7 @@ def _heatmap(chart: BreakEvenMap) -> "go.Figure":
     import plotly.graph_objects as go
 
     load = chart.load
-    first = chart.shares(REFERENCE, load.draft_tokens, load.context)
+    first = chart.shares(BY_REFERENCE, load.draft_tokens, load.context)
     figure = go.Figure(
         [
             go.Heatmap(

@@ -8,7 +8,7 @@ from typing import Any
 
 from nwor_bench.models.byte_model import ByteModel, Workload
 from nwor_bench.models.config_json import KNOWN_TYPES
-from nwor_bench.models.strategies import DIRECT, REFERENCE, STRATEGIES, Strategy
+from nwor_bench.models.strategies import BY_REFERENCE, DIRECT, STRATEGIES, Strategy
 from nwor_bench.report.text import size
 
 WIDTH = 80
@@ -20,7 +20,7 @@ _NOTHING = 1e-9
 
 
 @dataclass(frozen=True)
-class Plan:
+class BytePrediction:
     """One model under one workload; the dtypes are names, for people."""
 
     name: str
@@ -50,7 +50,7 @@ def signed_size(amount: float) -> str:
     return f"-{text}" if round(amount) < 0 else text
 
 
-def pays_below(plan: Plan, strategy: Strategy) -> str:
+def pays_below(plan: BytePrediction, strategy: Strategy) -> str:
     """The break-even acceptance of a strategy; empty for direct, which is what it is against."""
     if strategy is DIRECT:
         return ""
@@ -58,16 +58,16 @@ def pays_below(plan: Plan, strategy: Strategy) -> str:
     return NEVER if limit is None else percent(limit)
 
 
-def launches(plan: Plan, strategy: Strategy) -> str:
+def launches(plan: BytePrediction, strategy: Strategy) -> str:
     """`28`, or `1-29` where it depends on how first tokens are written."""
     fewest, most = strategy.launches(len(plan.model.shape.layers))
     return str(fewest) if fewest == most else f"{fewest}-{most}"
 
 
-def headline(plan: Plan) -> str:
+def headline(plan: BytePrediction) -> str:
     """The answer in one sentence."""
-    limit = pays_below(plan, REFERENCE)
-    gain = plan.model.share(REFERENCE, plan.load)
+    limit = pays_below(plan, BY_REFERENCE)
+    gain = plan.model.share(BY_REFERENCE, plan.load)
     if limit == NEVER:
         by_reference = "staging by reference never pays in bytes"
     else:
@@ -91,7 +91,7 @@ def _amount(parameters: int) -> str:
     return f"{parameters:,}"
 
 
-def setting(plan: Plan) -> str:
+def setting(plan: BytePrediction) -> str:
     """What was asked: model, workload, types."""
     shape, load = plan.model.shape, plan.load
     ranks = f" Bytes are those of one of {load.ranks} ranks." if load.ranks > 1 else ""
@@ -104,7 +104,7 @@ def setting(plan: Plan) -> str:
     )
 
 
-def step_rows(plan: Plan) -> list[tuple[str, str, str]]:
+def step_rows(plan: BytePrediction) -> list[tuple[str, str, str]]:
     """What a step of stock vLLM moves: (what, bytes, share)."""
     model, load = plan.model, plan.load
     step = model.step(load)
@@ -121,7 +121,7 @@ def step_rows(plan: Plan) -> list[tuple[str, str, str]]:
 STRATEGY_HEADERS = ("drafts' K/V", "read", "written", "saved", "of step", "pays below", "launches")
 
 
-def strategy_rows(plan: Plan) -> list[tuple[str, ...]]:
+def strategy_rows(plan: BytePrediction) -> list[tuple[str, ...]]:
     """One row a strategy, under STRATEGY_HEADERS."""
     rows: list[tuple[str, ...]] = []
     for strategy in STRATEGIES:
@@ -136,7 +136,7 @@ def strategy_rows(plan: Plan) -> list[tuple[str, ...]]:
     return rows
 
 
-def notes(plan: Plan) -> list[str]:
+def notes(plan: BytePrediction) -> list[str]:
     """What the numbers assume, one sentence or two each."""
     model, load = plan.model, plan.load
     layers = len(model.shape.layers)
@@ -182,7 +182,7 @@ COMPARISON_NOTE = (
 )
 
 
-def model_rows(plans: Iterable[Plan]) -> list[tuple[str, ...]]:
+def model_rows(plans: Iterable[BytePrediction]) -> list[tuple[str, ...]]:
     """One row a model, under MODEL_HEADERS."""
     rows: list[tuple[str, ...]] = []
     for plan in plans:
@@ -194,15 +194,15 @@ def model_rows(plans: Iterable[Plan]) -> list[tuple[str, ...]]:
                 size(round(read)),
                 size(round(model.moved(DIRECT, load).total)),
                 percent(plan.most_share),
-                percent(model.share(REFERENCE, load)),
-                pays_below(plan, REFERENCE),
-                f"{launches(plan, DIRECT)} to {launches(plan, REFERENCE)}",
+                percent(model.share(BY_REFERENCE, load)),
+                pays_below(plan, BY_REFERENCE),
+                f"{launches(plan, DIRECT)} to {launches(plan, BY_REFERENCE)}",
             )
         )
     return rows
 
 
-def csv_rows(plan: Plan) -> list[dict[str, Any]]:
+def csv_rows(plan: BytePrediction) -> list[dict[str, Any]]:
     """One row a strategy with units in the names; `predicted_` marks what the model computes."""
     model, load = plan.model, plan.load
     common = {
@@ -224,7 +224,7 @@ def csv_rows(plan: Plan) -> list[dict[str, Any]]:
     return [{**common, **_strategy_values(plan, strategy)} for strategy in STRATEGIES]
 
 
-def _strategy_values(plan: Plan, strategy: Strategy) -> dict[str, Any]:
+def _strategy_values(plan: BytePrediction, strategy: Strategy) -> dict[str, Any]:
     model, load = plan.model, plan.load
     moved = model.moved(strategy, load)
     fewest, most = strategy.launches(len(model.shape.layers))

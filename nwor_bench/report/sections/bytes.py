@@ -11,7 +11,7 @@ from nwor_bench.analysis.dram.prediction import strategy_of
 from nwor_bench.analysis.invariants import cell_label
 from nwor_bench.models.byte_model import CACHE_BITS
 from nwor_bench.models.config_json import MODEL_BITS
-from nwor_bench.models.strategies import COPY_IN_L2, COPY_SPILLED, DIRECT, REFERENCE, Strategy
+from nwor_bench.models.strategies import BY_REFERENCE, COPY_IN_L2, COPY_SPILLED, DIRECT, Strategy
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import CellResult
 from nwor_bench.report.document import Block, Code, Figure, Paragraph, Section, table
@@ -22,7 +22,7 @@ TITLE = "Bytes: predicted beside measured"
 
 WRITE = "dram_write_bytes"
 
-_SHOWN = (DIRECT, REFERENCE, COPY_SPILLED, COPY_IN_L2)
+_SHOWN = (DIRECT, BY_REFERENCE, COPY_SPILLED, COPY_IN_L2)
 """Log and restore is left to `nwor-bench plan`: nothing in nwor-bench stages that way."""
 
 _COUNTED = (

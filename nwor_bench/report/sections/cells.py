@@ -69,7 +69,7 @@ def _tokens(cells: Sequence[CellResult]) -> Table:
     )  # fmt: skip
 
 
-def ruler_section(run: RunData, cells: Sequence[CellResult]) -> Section:
+def precision_section(run: RunData, cells: Sequence[CellResult]) -> Section:
     """How fine the run could measure."""
     rows = [
         [label(c), c.compared or NOT_MEASURED, count(c.matched_windows),
@@ -89,7 +89,7 @@ def ruler_section(run: RunData, cells: Sequence[CellResult]) -> Section:
     facts = _warm_up_and_stop(run)
     if facts:
         blocks.append(Paragraph(facts))
-    return Section("How fine the ruler was", tuple(blocks))
+    return Section("Measurement precision", tuple(blocks))
 
 
 def _bootstrap(cell: CellResult) -> str:

@@ -14,12 +14,12 @@ from typing import Any
 from nwor_bench.analysis.parity.kv_result import KvResult
 from nwor_bench.analysis.parity.kv_verdict import (
     MULTIPLES,
-    Finding,
+    KvMismatch,
     KvVerdict,
     LayerKey,
     Tolerance,
-    judge_exact,
-    judge_within,
+    compare_exactly,
+    compare_within,
     tolerances,
 )
 from nwor_bench.engine.kv_cache import KvCache
@@ -149,7 +149,7 @@ class KvGate:
     def _check_exact(self, batch: KvBatch) -> KvResult:
         pairs = [(i, "off", i, length) for i, length in enumerate(batch.prompt_lengths)]
         ranks = self._cache.compare("cell", pairs)
-        finding = judge_exact(ranks)
+        finding = compare_exactly(ranks)
         verdict = KvVerdict.EXACT if finding is None else KvVerdict.BROKEN
         return _result(batch, ranks, verdict, finding, BIT_FOR_BIT)
 
@@ -158,7 +158,7 @@ class KvGate:
         if why_not is not None:
             return KvResult(KvVerdict.NOT_RUN, why_not)
         ranks = self._cache.compare("cell", self._references.pairs(batch))
-        finding, broken = judge_within(ranks, self._tolerances)
+        finding, broken = compare_within(ranks, self._tolerances)
         verdict = KvVerdict.BROKEN if broken else KvVerdict.WITHIN
         return _result(batch, ranks, verdict, finding, WITH_PREFILL)
 
@@ -182,7 +182,7 @@ def _result(
     batch: KvBatch,
     ranks: Sequence[Mapping[str, Any]],
     verdict: KvVerdict,
-    finding: Finding | None,
+    finding: KvMismatch | None,
     compared_with: str,
 ) -> KvResult:
     first = ranks[0]

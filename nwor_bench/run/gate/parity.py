@@ -20,12 +20,12 @@ from nwor_bench.analysis.parity.batches import (
     first_mismatch,
     parity_rule,
 )
-from nwor_bench.analysis.parity.differences import judge_differences
+from nwor_bench.analysis.parity.differences import check_tokens
 from nwor_bench.analysis.parity.events import TIES_EVENT, event_key, ties_event, ties_facts
 from nwor_bench.analysis.parity.ties import together_outside
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import BatchRecord, Cell, NworMode, ScvMode
-from nwor_bench.run.gate.ties import TieJudge
+from nwor_bench.run.gate.ties import TieCheck
 from nwor_bench.workload.prompts import Encode
 from nwor_bench.workload.schedule import Block
 
@@ -59,7 +59,7 @@ class ParityGate:
         encode: prompts to token ids.
         ties: judges differing tokens of precisions below float32.
         ignore_eos: every request gives all its tokens, so lengths may never differ.
-        on_event: takes what was judged, for the records.
+        on_event: takes what was checked, for the records.
 
     Attributes:
         broken: each cell whose output differed, with what differed first.
@@ -69,7 +69,7 @@ class ParityGate:
         self,
         status: Mapping[str, Any],
         encode: Encode,
-        ties: TieJudge,
+        ties: TieCheck,
         ignore_eos: bool,
         on_event: Callable[[dict[str, Any]], None],
     ):
@@ -84,7 +84,7 @@ class ParityGate:
         self._on_event = on_event
         self._acceptance = AcceptanceCheck()
         self._multiples: dict[Cell, dict[tuple[tuple[int, ...], int, int], float]] = {}
-        self._judged: dict[tuple[Any, ...], dict[str, Any]] = {}
+        self._checked: dict[tuple[Any, ...], dict[str, Any]] = {}
 
     def restore(self, run: RunData) -> None:
         """Take over which cells a run's records say are broken, in blocks that were cut too."""
@@ -97,9 +97,9 @@ class ParityGate:
                 cell = Cell(event["pair"], *modes, event.get("arm"))
                 self.broken.setdefault(cell, event["reason"])
             elif event.get("event") == TIES_EVENT:
-                self._judged[event_key(event)] = event
+                self._checked[event_key(event)] = event
 
-    def judge(self, cell: Cell, answer: Answer, reference: Answer | None, block: Block) -> Answer:
+    def check(self, cell: Cell, answer: Answer, reference: Answer | None, block: Block) -> Answer:
         """The answer with the parity of a gate batch; `reference` is None for off x off itself."""
         found = Comparison(REFERENCE)
         if reference is not None:
@@ -128,7 +128,7 @@ class ParityGate:
         return {
             "rule": str(self.rule),
             "compared": COMPARED[self.rule],
-            "ties": ties_facts(self._judged.values()),
+            "ties": ties_facts(self._checked.values()),
             "broken": {cell.label: reason for cell, reason in self.broken.items()},
         }
 
@@ -159,7 +159,7 @@ class ParityGate:
         """Differing tokens must be ties, and acceptance within its interval all the same."""
         prompts = [tuple(prompt) for prompt in self._encode(block.prompts)]
         spent_before = self._ties.spent_s
-        judged = judge_differences(
+        checked = check_tokens(
             cell,
             prompts,
             answer.token_ids,
@@ -168,25 +168,25 @@ class ParityGate:
             to_the_end=to_the_end,
         )
         scale = self._ties.measured
-        if judged.verdicts and scale is not None:
+        if checked.verdicts and scale is not None:
             spent = self._ties.spent_s - spent_before
-            event = ties_event(cell, answer.record, judged, scale, spent)
-            self._judged[event_key(event)] = event
+            event = ties_event(cell, answer.record, checked, scale, spent)
+            self._checked[event_key(event)] = event
             self._on_event(event)
-        if judged.comparison.parity == INVALID:
-            return judged.comparison
+        if checked.comparison.parity == INVALID:
+            return checked.comparison
         # Blocks may share prompts, and equal prompts have equal ties: each counts once.
         ties = self._multiples.setdefault(cell, {})
-        for verdict in judged.verdicts:
+        for verdict in checked.verdicts:
             place = verdict.place
             key = (prompts[place.request], place.position, place.token)
             ties.setdefault(key, verdict.multiple)
         far = together_outside(len(ties), sum(multiple**2 for multiple in ties.values()))
         if far is not None:
             return Comparison(INVALID, far)
-        counts = acceptance_of(answer.record, reference.record, judged.diverged, judged.tokens)
+        counts = acceptance_of(answer.record, reference.record, checked.diverged, checked.tokens)
         outside = self._acceptance.add(cell, counts, prompts)
-        return Comparison(INVALID, outside) if outside else judged.comparison
+        return Comparison(INVALID, outside) if outside else checked.comparison
 
 
 def broken_event(cell: Cell, block: Block, reason: str) -> dict[str, Any]:

@@ -51,7 +51,7 @@ class GreedyEngine(Protocol):
         """Greedy outputs beside the measured batches."""
 
 
-class TieJudge:
+class TieCheck:
     """Judges differing tokens by mode off's own log probabilities.
 
     A prefix is asked for in three batch shapes: all prefixes together, prefilled whole; together
@@ -93,7 +93,7 @@ class TieJudge:
         """The error scale; None if nothing had to be judged yet."""
         return self._scale
 
-    def judge(
+    def check(
         self, prompts: Tokens, reference: Tokens, places: Sequence[Place]
     ) -> list[PlaceVerdict]:
         """A verdict for each place, in their order; the engine is left in mode off."""

@@ -11,7 +11,7 @@ import pytest
 
 from nwor_bench.errors import ConfigError, ExitCode
 from nwor_bench.models.pairs import ResolvedPair, check_model_configs, resolve_pair
-from nwor_bench.run.prepare import run_session
+from nwor_bench.run.prepare import run_one
 
 pytestmark = pytest.mark.usefixtures("own_surroundings")
 
@@ -30,7 +30,7 @@ def _no_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     def start(*arguments: Any) -> Any:
         raise AssertionError("an engine was started")
 
-    monkeypatch.setitem(run_session.__kwdefaults__, "engine_factory", start)
+    monkeypatch.setitem(run_one.__kwdefaults__, "engine_factory", start)
 
 
 def changed(model: str, **changes: Any) -> Path:

@@ -23,7 +23,7 @@ from nwor_bench.models.training.recipe import RECIPES, Recipe
 from nwor_bench.models.training.target import Target
 from nwor_bench.models.training.train import train_head
 from nwor_bench.records.store import read_run
-from nwor_bench.run.prepare import PairChoice, run_session
+from nwor_bench.run.prepare import PairChoice, run_one
 from nwor_bench.workload.config import Overrides, load_scenario, resolve
 
 pytestmark = pytest.mark.engine
@@ -131,7 +131,7 @@ def test_a_trained_head_learns_and_vllm_drafts_with_it(tmp_path: Path) -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("COLUMNS", "200")
-        code = run_session(spec, choice, tmp_path / "run", engine_factory=Recording)
+        code = run_one(spec, choice, tmp_path / "run", engine_factory=Recording)
     assert code is ExitCode.OK  # the gate compared the tokens of off and stage
     run = read_run(tmp_path / "run")
     assert run.header["pair"]["method"] == "eagle"

@@ -37,7 +37,7 @@ def run() -> RunData:
 def test_markdown_tells_the_floor_the_smallest_effect_and_every_finding(run):
     cells = summarise(run)
     text = render_markdown(build_document(run, cells))
-    ruler = text.split("## How fine the ruler was")[1].split("\n## ")[0]
+    ruler = text.split("## Measurement precision")[1].split("\n## ")[0]
     told = text.split("## Findings")[1].split("\n## ")[0]
     for cell in cells:
         if cell.ratio_to_off is not None:

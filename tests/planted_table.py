@@ -13,7 +13,7 @@ from typing import Any
 import pandas as pd
 
 CHECKOUT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(CHECKOUT / "tests" / "engine"))
+sys.path.insert(0, str(CHECKOUT / "tests" / "live_engine"))
 
 from planted_faults import FAULTS, RANK_FAULTS  # noqa: E402
 from planted_outcomes import SOUND  # noqa: E402

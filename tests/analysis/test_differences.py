@@ -81,7 +81,7 @@ def test_a_difference_that_mode_off_can_tell_apart_is_invalid(gap: float) -> Non
 
 
 def test_a_second_difference_behind_a_tie_is_found() -> None:
-    """TokenCheck by first differences alone this cell would pass."""
+    """Checked by first differences alone this cell would pass."""
     flips = {**flip(0, 3, 0.05), **flip(0, 9, 1.5)}
     assert judged(FakeEngine(flips=flips), to_the_end=False).comparison.parity == EXPLAINED
     found = judged(FakeEngine(flips=flips))

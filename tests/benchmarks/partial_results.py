@@ -21,12 +21,12 @@ from partial_table import BACKGROUND, write_table
 from rich.console import Console
 
 from nwor_bench.instruments.pm_sampling import PmSampler
-from nwor_bench.microbench import device as cuda_device
-from nwor_bench.microbench.attention import attention_contest
+from nwor_bench.microbench import cuda_bench as cuda_device
+from nwor_bench.microbench.attention import attention_implementations
+from nwor_bench.microbench.bench import Bench
 from nwor_bench.microbench.cases import L2, PEERS, Group, LaunchMode, Spec, expand, parse_windows
-from nwor_bench.microbench.run import Bench
-from nwor_bench.microbench.session import require_cuda, run_kernels
-from nwor_bench.microbench.subject import Call, Contest, Subject
+from nwor_bench.microbench.execute import require_cuda, run_kernels
+from nwor_bench.microbench.implementation import Call, Implementation, Implementations
 from nwor_kernels.verify_attention.kernel import Discard, Tuning
 
 AS_IS = Tuning(discard=Discard.OFF, skip_padding=False, whole_pairs=0)
@@ -46,14 +46,14 @@ OUTPUT = 9
 """Which argument of the kernel's launch is the output."""
 
 
-def tuned(ours: Subject, tuning: Tuning) -> Subject:
+def tuned(ours: Implementation, tuning: Tuning) -> Implementation:
     """Our subject's launches with a tuning of their own."""
     calls = [partial(call, tuning=tuning) for call in ours.calls if isinstance(call, partial)]
     assert len(calls) == len(ours.calls)
     return replace(ours, calls=calls)
 
 
-def variant(ours: Subject, name: str, tuning: Tuning) -> Subject:
+def variant(ours: Implementation, name: str, tuning: Tuning) -> Implementation:
     """Our subject in another way, held to what `ours` gives."""
     launches = [call for call in ours.calls if isinstance(call, partial)]
     calls = tuned(ours, tuning).calls
@@ -70,14 +70,14 @@ def variant(ours: Subject, name: str, tuning: Tuning) -> Subject:
             return "" if far < ROUNDING else f"{far:.1e} from the kernel as it is"
         return "" if torch.equal(*outputs) else "not the bits of the kernel as it is"
 
-    return Subject(name, ours.launches, ours.bytes_moved, calls, check)
+    return Implementation(name, ours.launches, ours.bytes_moved, calls, check)
 
 
-def make_contest(spec: Spec, group: Group) -> Contest:
+def make_contest(spec: Spec, group: Group) -> Implementations:
     """Our kernel as it is and each way to tune it, on the same buffers."""
     device = torch.device("cuda", torch.cuda.current_device())
-    ours = tuned(attention_contest(group, spec.shape, device, spec.seed).subjects[0], AS_IS)
-    return Contest((ours, *(variant(ours, name, WAYS[name]) for name in WAYS)), ())
+    ours = tuned(attention_implementations(group, spec.shape, device, spec.seed).runnable[0], AS_IS)
+    return Implementations((ours, *(variant(ours, name, WAYS[name]) for name in WAYS)), ())
 
 
 def print_dram(sampler: PmSampler, spec: Spec, group: Group, replays: int) -> list[str]:
@@ -85,7 +85,7 @@ def print_dram(sampler: PmSampler, spec: Spec, group: Group, replays: int) -> li
     weights = torch.ones(128 << 20, dtype=torch.uint8, device="cuda")
     total = torch.zeros((), dtype=torch.int64, device="cuda")
     spoil = reader(weights, total)
-    subjects = make_contest(spec, group).subjects
+    subjects = make_contest(spec, group).runnable
     ways: dict[str, Sequence[Call]] = {BACKGROUND: [spoil] * len(subjects[0].calls)}
     ways |= {subject.name: subject.calls for subject in subjects}
     lines = []

@@ -105,10 +105,10 @@ def kernels(
 def _run(spec: "Spec", output: Path | None, dry_run: bool) -> int:
     from rich.console import Console
 
-    from nwor_bench.microbench.session import plan_session, run_kernels
+    from nwor_bench.microbench.execute import run_kernels, show_plan
 
     if dry_run:
-        return plan_session(Console(), spec)
+        return show_plan(Console(), spec)
     return run_kernels(Console(), spec, output)
 
 

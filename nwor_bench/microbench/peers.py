@@ -1,20 +1,22 @@
-"""Whoever else writes K/V into one layer's paged cache, bound to tensors beforehand.
+"""Peers: other implementations of the cache write, and FlashAttention 3, as bound calls.
 
-Everything that a peer can be given in advance it gets in advance: views, index tensors, int32
-copies. What is timed is its write alone.
+Views, index tensors and int32 copies are made beforehand, so that only the peer's own kernels are
+timed. This is the only module of the microbenchmarks that imports vLLM.
 """
 
+import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from nwor_bench.microbench import vllm_peers
 from nwor_bench.microbench.cases import Shape
-from nwor_bench.microbench.subject import Call, RefusedError, not_installed, refused
+from nwor_bench.microbench.implementation import Call, RefusedError, not_installed, refused
 from nwor_kernels.fp8 import quantize_e4m3
 
 Bind = Callable[[Tensor, Tensor, Tensor, Any], Call]
@@ -22,13 +24,13 @@ Bind = Callable[[Tensor, Tensor, Tensor, Any], Call]
 
 @dataclass(frozen=True)
 class Writer:
-    """Writes one layer.
+    """Writes K/V into one layer's paged cache.
 
     Attributes:
-        launches: kernels of a write.
-        prepare: slots [tokens] int64 -> what `bind` wants to know of them.
-        bind: key and value [tokens, kv_heads, head_dim], the layer's cache, and what `prepare`
-            gave -> the write.
+        launches: kernels that a write launches.
+        prepare: slots [tokens] int64 -> the indices that `bind` takes.
+        bind: key and value [tokens, kv_heads, head_dim], the layer's cache, and the indices from
+            `prepare` -> the write.
     """
 
     launches: int
@@ -37,10 +39,10 @@ class Writer:
 
 
 def make_writer(name: str, shape: Shape, cache_dtype: str, scale: Tensor) -> Writer:
-    """The peer of that name. Raises RefusedError where it is not installed or cannot do this.
+    """The writer of that peer. Raises RefusedError if it is not installed or lacks this case.
 
     Args:
-        scale: [1] float32, of K and of V; for fp8 caches.
+        scale: [1] float32, of both K and V; used for fp8 caches.
     """
     make = {
         "vllm_cuda": _vllm_cuda,
@@ -58,17 +60,17 @@ def _halves(cache: Tensor, head_dim: int) -> tuple[Tensor, Tensor]:
 
 
 def _vllm_cuda(shape: Shape, cache_dtype: str, scale: Tensor) -> Writer:
-    return _vllm_writer(vllm_peers.cuda_write(), shape, cache_dtype, scale)
+    return _vllm_writer(_cuda_write(), shape, cache_dtype, scale)
 
 
 def _vllm_triton(shape: Shape, cache_dtype: str, scale: Tensor) -> Writer:
-    return _vllm_writer(vllm_peers.triton_write(), shape, cache_dtype, scale)
+    return _vllm_writer(_triton_write(), shape, cache_dtype, scale)
 
 
 def _vllm_writer(
     write: Callable[..., None], shape: Shape, cache_dtype: str, scale: Tensor
 ) -> Writer:
-    """vLLM's two writes take the same arguments."""
+    """Writer around either of vLLM's two writes, which take the same arguments."""
     kind = "fp8" if cache_dtype == "fp8" else "auto"
 
     def bind(key: Tensor, value: Tensor, cache: Tensor, slots: Tensor) -> Call:
@@ -79,9 +81,9 @@ def _vllm_writer(
 
 
 def _flashinfer(shape: Shape, cache_dtype: str, scale: Tensor) -> Writer:
-    """FlashInfer finds a row by its request's pages: here every row is a request of one page."""
+    """FlashInfer addresses rows by request and page: here every row is a request of one page."""
     if cache_dtype == "fp8":
-        raise refused("append_paged_kv_cache copies rows of the cache's dtype; it quantises none")
+        raise refused("append_paged_kv_cache does not quantise to fp8")
     try:
         append_paged_kv_cache = import_module("flashinfer.page").append_paged_kv_cache
     except ImportError as error:
@@ -103,7 +105,7 @@ def _flashinfer(shape: Shape, cache_dtype: str, scale: Tensor) -> Writer:
 
 
 def _index_copy(shape: Shape, cache_dtype: str, scale: Tensor) -> Writer:
-    """Two `index_copy_` a layer, over the cache as rows of one head of one slot."""
+    """Two `index_copy_` per layer; the cache is viewed as one row per head and slot."""
 
     def prepare(slots: Tensor) -> Tensor:
         head = torch.arange(shape.kv_heads, device=slots.device)
@@ -122,7 +124,7 @@ def _index_copy(shape: Shape, cache_dtype: str, scale: Tensor) -> Writer:
 
         return write
 
-    # A K or V in a fused output is made dense first; fp8: float, divide, clamp and cast as well.
+    # K and V are made contiguous first; fp8 adds float, divide, clamp and cast.
     return Writer(4 if cache_dtype == "bf16" else 10, prepare, bind)
 
 
@@ -130,3 +132,46 @@ def _import_failed(what: str, error: ImportError) -> RefusedError:
     if isinstance(error, ModuleNotFoundError) and error.name == what.lower():
         return not_installed(f"{what} is not installed")
     return not_installed(f"{what} does not import: {error}")
+
+
+@cache
+def _cuda_write() -> Callable[..., None]:
+    """`reshape_and_cache_flash` (CUDA), as vLLM's FlashAttention backend calls it.
+
+    Loads vLLM's kernel library without importing vLLM. A CPU build has no such library.
+    """
+    found = importlib.util.find_spec("vllm")
+    if found is None:
+        raise not_installed("vLLM is not installed")
+    for folder in found.submodule_search_locations or []:
+        for library in sorted(Path(folder).glob("_C_stable_libtorch*.so")):
+            torch.ops.load_library(library)  # type: ignore[no-untyped-call]
+    try:
+        return torch.ops._C_cache_ops.reshape_and_cache_flash.default
+    except AttributeError as error:
+        raise refused("this vLLM was built without CUDA kernels") from error
+
+
+@cache
+def _triton_write() -> Callable[..., None]:
+    """`triton_reshape_and_cache_flash`, the write of vLLM's Triton attention backend."""
+    try:
+        from vllm.v1.attention.ops.triton_reshape_and_cache_flash import (
+            triton_reshape_and_cache_flash,
+        )
+    except ImportError as error:
+        raise not_installed(f"vLLM's Triton write does not import: {error}") from error
+    return triton_reshape_and_cache_flash
+
+
+@cache
+def flash_attention() -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """vLLM's `flash_attn_varlen_func` and `get_scheduler_metadata`."""
+    try:
+        from vllm.vllm_flash_attn.flash_attn_interface import (
+            flash_attn_varlen_func,
+            get_scheduler_metadata,
+        )
+    except ImportError as error:
+        raise not_installed(f"vLLM's FlashAttention does not import: {error}") from error
+    return flash_attn_varlen_func, get_scheduler_metadata

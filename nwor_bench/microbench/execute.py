@@ -1,4 +1,4 @@
-"""One call of `nwor-bench kernels`: refuse early, measure, write, print."""
+"""Run `nwor-bench kernels`: check the machine and folder, measure, write, print."""
 
 import shlex
 import sys
@@ -12,18 +12,19 @@ from rich.console import Console
 
 from nwor_bench.errors import ConfigError, ExitCode
 from nwor_bench.instruments import environment
+from nwor_bench.microbench.bench import Bench, run_groups
 from nwor_bench.microbench.cases import Group, Spec, expand
 from nwor_bench.microbench.console import print_plan, print_result
-from nwor_bench.microbench.report import Result, write_files
+from nwor_bench.microbench.report import write_files
+from nwor_bench.microbench.result import Result
 from nwor_bench.microbench.rows import Row
-from nwor_bench.microbench.run import Bench, run_groups
 from nwor_bench.records.store import RUNS, default_folder
 
 FILES = ("kernels.csv", "kernels.json", "kernels.md")
 
 
-def plan_session(console: Console, spec: Spec) -> int:
-    """Print the cases and about how long they take; needs no GPU."""
+def show_plan(console: Console, spec: Spec) -> int:
+    """Print the cases and their expected time; needs no GPU."""
     print_plan(console, spec, expand(spec))
     return ExitCode.OK
 
@@ -35,14 +36,14 @@ def run_kernels(
     *,
     make_bench: Callable[[Spec], tuple[Bench, dict[str, Any]]] | None = None,
 ) -> int:
-    """Measure, write the files, print; the exit code.
+    """Measure, write the files and print them; returns the exit code.
 
     Args:
-        output: the files' folder; runs/<UTC time>-kernels if None.
-        make_bench: what times; the current CUDA device if None.
+        output: folder for the files; None: runs/<UTC time>-kernels.
+        make_bench: makes the bench; None: the one on the current CUDA device.
 
     Raises:
-        ConfigError: no CUDA device, or the folder cannot take the files.
+        ConfigError: no CUDA device, or the files cannot be written to the folder.
     """
     folder = output or default_folder(RUNS, "kernels", "", datetime.now(UTC))
     _check_folder(folder)
@@ -63,13 +64,13 @@ def run_kernels(
 
 def _cuda_bench(spec: Spec) -> tuple[Bench, dict[str, Any]]:
     require_cuda()
-    from nwor_bench.microbench.device import make_bench
+    from nwor_bench.microbench.cuda_bench import make_bench
 
     return make_bench(spec)
 
 
 def require_cuda() -> None:
-    """Raise ConfigError unless PyTorch sees a CUDA device and Triton is here."""
+    """Raise ConfigError unless PyTorch sees a CUDA device and Triton is installed."""
     remedy = (
         "run it on a machine with an NVIDIA GPU, set up by `make venv DEVICE=cuda`; "
         "--dry-run shows the cases without one"
@@ -87,21 +88,21 @@ def require_cuda() -> None:
 
 
 def _progress(console: Console, groups: int, begun: float) -> Callable[[Group, list[Row]], None]:
-    """Tells a line for each group as it is done, on a terminal alone."""
+    """A callback that prints one line per finished group, on a terminal only."""
     done = 0
 
-    def tell(group: Group, rows: list[Row]) -> None:
+    def print_group(group: Group, rows: list[Row]) -> None:
         nonlocal done
         done += 1
         if console.is_terminal:
             seconds = perf_counter() - begun
             console.print(f"[{done}/{groups}] {group.label} ({seconds:.0f} s)", markup=False)
 
-    return tell
+    return print_group
 
 
 def _check_folder(folder: Path) -> None:
-    """Refuse early: files are in the way, or the folder would have to be made inside a file."""
+    """Refuse a folder that holds a kernel run, or whose path leads through a file."""
     if any((folder / name).exists() for name in FILES):
         raise _unusable(folder, "it already holds a kernel run")
     nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists())

@@ -11,7 +11,7 @@ import torch
 
 from nwor_bench.microbench import inputs, mask, stage
 from nwor_bench.microbench.cases import OURS, Group, Shape, Window
-from nwor_bench.microbench.commit import commit_contest
+from nwor_bench.microbench.commit import commit_implementations
 
 SHAPE = Shape(layers=2, heads=4, kv_heads=2, head_dim=64)
 
@@ -21,17 +21,17 @@ def main() -> None:
     stage.SETS = mask.SETS = 2
     window, found = Window(2, 3), {}
     for build, group in (
-        (commit_contest, Group("commit", "bf16", window, 0.5)),
-        (stage.stage_contest, Group("stage", "bf16", window)),
-        (mask.mask_contest, Group("mask", "bf16", window, 0.5)),
+        (commit_implementations, Group("commit", "bf16", window, 0.5)),
+        (stage.stage_implementations, Group("stage", "bf16", window)),
+        (mask.mask_implementations, Group("mask", "bf16", window, 0.5)),
     ):
-        contest = build(group, SHAPE, torch.device("cpu"), 1)
-        for subject in contest.subjects:
-            if subject.name in (OURS, "torch_index_copy", "copy"):
-                right = subject.check()
-                subject.calls[0] = lambda: None
-                found[f"{group.kernel} {subject.name}"] = [right, subject.check()]
-        found[f"{group.kernel} refused"] = [each.name for each in contest.refusals]
+        built = build(group, SHAPE, torch.device("cpu"), 1)
+        for each in built.runnable:
+            if each.name in (OURS, "torch_index_copy", "copy"):
+                right = each.check()
+                each.calls[0] = lambda: None
+                found[f"{group.kernel} {each.name}"] = [right, each.check()]
+        found[f"{group.kernel} refused"] = [peer.name for peer in built.refused]
     print(json.dumps(found))
 
 

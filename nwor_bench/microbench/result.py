@@ -1,15 +1,16 @@
-"""The speeds that were promised, held against what was measured. Pure."""
+"""The result of a kernel run: its rows, and whether they meet the speed goals. Pure."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
-from nwor_bench.microbench.cases import EMPTY, FLASH, L2, STOCK, LaunchMode
+from nwor_bench.microbench.cases import EMPTY, FLASH, L2, STOCK, LaunchMode, Spec
 from nwor_bench.microbench.rows import Row, Status
 
 
 class Verdict(StrEnum):
-    """What the intervals of all of a goal's cases say together."""
+    """Verdict on a goal, from the intervals of all its cases."""
 
     MET = "met"
     MISSED = "missed"
@@ -19,9 +20,9 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True)
 class Goal:
-    """A kernel's promise: the peer's time over ours is at least `bound` in each case.
+    """A speed goal: the peer's time over ours is at least `bound` in each case.
 
-    `applies` chooses the cases among the graph-captured ones.
+    `applies` selects the cases among the graph-captured ones.
     """
 
     text: str
@@ -33,7 +34,7 @@ class Goal:
 
 @dataclass(frozen=True)
 class GoalResult:
-    """A goal, how many of its cases meet it, and the worst of them."""
+    """A goal's verdict, the number of cases that meet it, and the worst case."""
 
     goal: Goal
     verdict: Verdict
@@ -44,11 +45,11 @@ class GoalResult:
 
 GOALS = (
     Goal(
-        "commit, 32 staged tokens: a stock write a layer takes at least 8 times as long",
+        "commit, 32 staged tokens: stock writes layer by layer take at least 8 times as long",
         "commit", STOCK, 8.0, lambda row: row.staged_tokens == 32,
     ),
     Goal(
-        "commit, 512 staged tokens: a stock write a layer takes at least 1.5 times as long",
+        "commit, 512 staged tokens: stock writes layer by layer take at least 1.5 times as long",
         "commit", STOCK, 1.5, lambda row: row.staged_tokens == 512,
     ),
     Goal(
@@ -56,7 +57,7 @@ GOALS = (
         "stage", STOCK, 1.0, lambda row: True,
     ),
     Goal(
-        "mask, its counts just written (warm L2): at most 1.1 times an empty kernel",
+        "mask, warm L2: at most 1.1 times the time of an empty kernel",
         "mask", EMPTY, 1 / 1.1, lambda row: row.l2 is L2.WARM,
     ),
     Goal(
@@ -68,7 +69,7 @@ GOALS = (
 
 
 def goal_results(rows: Sequence[Row]) -> list[GoalResult]:
-    """Every goal whose kernel was measured."""
+    """Results of the goals whose kernels were measured."""
     kernels = {row.kernel for row in rows}
     return [_goal_result(goal, rows) for goal in GOALS if goal.kernel in kernels]
 
@@ -92,3 +93,31 @@ def _goal_result(goal: Goal, rows: Sequence[Row]) -> GoalResult:
     if not missed and met < len(known):
         verdict = Verdict.UNCLEAR
     return GoalResult(goal, verdict, len(known), met, worst)
+
+
+@dataclass(frozen=True)
+class Result:
+    """One kernel run.
+
+    Attributes:
+        command: the command line.
+        facts: facts about the device: `gpu`, `l2_bytes`, `copy_gb_per_s`.
+        environment: from `nwor_bench.instruments.environment.collect`.
+    """
+
+    spec: Spec
+    rows: Sequence[Row]
+    command: str
+    facts: dict[str, Any]
+    environment: dict[str, Any]
+    elapsed_s: float
+
+    @property
+    def goals(self) -> list[GoalResult]:
+        """Results of the goals whose kernels were measured."""
+        return goal_results(self.rows)
+
+    @property
+    def invalid(self) -> list[Row]:
+        """Rows whose implementation gave a wrong result."""
+        return [row for row in self.rows if row.status is Status.INVALID]

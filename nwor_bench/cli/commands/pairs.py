@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from nwor_bench.models.pairs import ModelPair
-    from nwor_bench.models.pairs.model import ShapeSource
+    from nwor_bench.models.pairs.pair import ShapeSource
 
 app = typer.Typer(help="Model pairs: which there are, and making one ready.", no_args_is_help=True)
 
@@ -83,7 +83,7 @@ def fetch(name: Name = "smollm2") -> None:
     typer.echo(f"target: {resolved.target}")
     typer.echo(f"drafter: {resolved.draft or 'none (prompt lookup)'}")
     if resolved.load_format is not None:
-        from nwor_bench.models.pairs.shape import WITHOUT_WEIGHTS
+        from nwor_bench.models.pairs.shape_source import WITHOUT_WEIGHTS
 
         typer.echo(f"weights: {WITHOUT_WEIGHTS}")
 
@@ -152,7 +152,7 @@ def _rows(group: str, values: "dict[str, Any]") -> "Iterator[tuple[str, Any]]":
 
 
 def _without_weights(shape: "ShapeSource") -> "Iterator[tuple[str, str]]":
-    from nwor_bench.models.pairs.shape import WITHOUT_WEIGHTS, shape_parameters
+    from nwor_bench.models.pairs.shape_source import WITHOUT_WEIGHTS, shape_parameters
 
     yield "weights", WITHOUT_WEIGHTS
     for name, config in (("target", shape.target), ("draft", shape.draft)):

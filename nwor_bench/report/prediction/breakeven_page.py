@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from string import Template
 from typing import TYPE_CHECKING, Any
 
-from nwor_bench.models.breakeven import MAPPED, BreakEvenMap, break_even_map
+from nwor_bench.models.byte_model import MAPPED, BreakEvenMap, break_even_map
 from nwor_bench.models.strategies import BY_REFERENCE
 from nwor_bench.report.html.style import CSS
 from nwor_bench.report.prediction.text import (

@@ -1,9 +1,9 @@
-"""An EAGLE head: one decoder layer behind a layer that fuses token and hidden state.
+"""An EAGLE head: a layer that fuses token and hidden state, then one decoder layer.
 
-Names and shapes of its weights are those that vLLM's EagleLlamaForCausalLM loads; embedding
-and output layer are the target's. The first layer has no input norm, as in EAGLE (Li et al.,
-2024, arXiv:2401.15077). Drafting several tokens is trained as it will run: each further draft
-continues from the head's own output (the training-time test of EAGLE-3, arXiv:2503.01840).
+Weights have the names and shapes that vLLM's EagleLlamaForCausalLM loads. Embedding and output
+layer are the target's. The first layer has no input norm, as in EAGLE (Li et al., 2024,
+arXiv:2401.15077). Training drafts several tokens as inference does: each further draft continues
+from the head's own output (the training-time test of EAGLE-3, arXiv:2503.01840).
 """
 
 from dataclasses import dataclass
@@ -14,12 +14,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from nwor_bench.models.pairs.json_file import write_json
+from nwor_bench.models.pairs.local import write_json
 
 
 @dataclass(frozen=True)
 class KeysValues:
-    """Keys and values of one draft step at every position: [batch, heads, tokens, head_dim]."""
+    """Keys and values of one draft step at all positions: [batch, heads, tokens, head_dim]."""
 
     keys: Tensor
     values: Tensor
@@ -39,16 +39,16 @@ class EagleHead(nn.Module):
         self.layers = nn.ModuleList([_Layer(config)])
 
     def forward(self, embeds: Tensor, hidden: Tensor, earlier: list[KeysValues]) -> Tensor:
-        """One draft step at every position at once.
+        """One draft step at all positions.
 
         Args:
             embeds: embeddings of the token after each position, [batch, tokens, hidden].
-            hidden: the hidden state at each position, the target's in the first step, else the
-                head's own of the step before, moved on by one position.
-            earlier: what the steps before attended with; this step's is appended.
+            hidden: hidden state at each position: the target's in the first step, then the head's
+                own of the previous step, shifted by one position.
+            earlier: keys and values of the previous steps; this step's are appended.
 
         Returns:
-            The hidden state after each position, as the head foresees it, same shape.
+            The predicted hidden state after each position, same shape.
         """
         fused = self.fc(torch.cat([embeds, hidden.to(embeds.dtype)], dim=-1))
         drafted: Tensor = self.layers[0](fused, earlier)
@@ -114,11 +114,10 @@ class _Attention(nn.Module):
 
 
 def _attend(queries: Tensor, steps: list[KeysValues]) -> Tensor:
-    """Attention of the last of `steps` at every position p.
+    """Attention of the last step, j, at every position p.
 
-    With j steps before it, p belongs to the window that began at p - j: up to there the keys
-    are the first step's (of the target's hidden states), and after it each step's own, one
-    position a step: step m's at p - (j - m).
+    Position p belongs to the window that began at p - j. Up to p - j it attends to the first step's
+    keys (from the target's hidden states); after that to one key per step m, at p - (j - m).
     """
     first, last = steps[0], len(steps) - 1
     tokens = queries.shape[2]
@@ -140,12 +139,12 @@ def _attend(queries: Tensor, steps: list[KeysValues]) -> Tensor:
 
 
 def _later(rows: Tensor, positions: int) -> Tensor:
-    """Row p becomes that of p - positions; zeros where there is none. Tokens are dim -2."""
+    """Shift rows along dim -2: row p becomes row p - positions, zeros at the beginning."""
     return F.pad(rows[..., : rows.shape[-2] - positions, :], (0, 0, positions, 0))
 
 
 def _rotate(rows: Tensor, theta: float) -> Tensor:
-    """Rotary positions 0, 1, ... over the two halves of each head (Su et al., 2021)."""
+    """Rotary embedding for positions 0, 1, ... over the halves of each head (Su et al., 2021)."""
     half = rows.shape[-1] // 2
     powers = torch.arange(half, device=rows.device, dtype=torch.float32) / half
     at = torch.arange(rows.shape[-2], device=rows.device, dtype=torch.float32)
@@ -157,18 +156,18 @@ def _rotate(rows: Tensor, theta: float) -> Tensor:
 
 
 def unroll(head: EagleHead, embeds: Tensor, hidden: Tensor, draft_tokens: int) -> list[Tensor]:
-    """`draft_tokens` drafts from every position, each from the one before.
+    """`draft_tokens` consecutive drafts from every position.
 
     Args:
         head: the head.
         embeds: embeddings of a sequence's tokens, [batch, tokens, hidden].
-        hidden: the target's hidden states there, same shape.
-        draft_tokens: drafts a window.
+        hidden: the target's hidden states at these tokens, same shape.
+        draft_tokens: drafts per window.
 
     Returns:
-        For each step j: [batch, tokens - 1, hidden], where row p is the head's idea of the
-        target's hidden state at p + 1, in the window that began at p - j. Its logits are those
-        of token p + 2. Rows p < j belong to no window.
+        For each step j: [batch, tokens - 1, hidden]. Row p is the predicted hidden state at p + 1,
+        in the window that began at p - j; its logits are those of token p + 2. Rows p < j belong
+        to no window.
     """
     following, known = embeds[:, 1:], hidden[:, :-1]
     earlier: list[KeysValues] = []
@@ -181,14 +180,14 @@ def unroll(head: EagleHead, embeds: Tensor, hidden: Tensor, draft_tokens: int) -
 
 
 def head_config(target: dict[str, Any], dtype: str) -> dict[str, Any]:
-    """config.json of a head for the target of that config.json."""
+    """config.json of a head for the target with config.json `target`."""
     kept = {name: value for name, value in target.items() if name != "architectures"}
     head = {"architectures": ["EagleLlamaForCausalLM"], "num_hidden_layers": 1, "dtype": dtype}
     return {**kept, **head}
 
 
 def write_head(folder: Path, head: EagleHead, target: dict[str, Any], dtype: str) -> None:
-    """Write the head as a model folder that vLLM loads, its weights in `dtype`."""
+    """Write the head as a model folder for vLLM, with weights in `dtype`."""
     from safetensors.torch import save_file
 
     folder.mkdir(parents=True, exist_ok=True)

@@ -1,24 +1,26 @@
-"""What a model pair is: the file that describes it, and what an engine needs to load it."""
+"""Model pairs: the schema of a pair's .toml file, the shipped pairs, and a resolved pair."""
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
 from nwor_bench.errors import ConfigError
-from nwor_bench.workload.toml_file import StrictModel
+from nwor_bench.workload.resources import resource_dir
+from nwor_bench.workload.toml_file import StrictModel, read_toml
 
 Method = Literal["ngram", "draft_model", "eagle", "eagle3"]
 METHODS: tuple[Method, ...] = ("ngram", "draft_model", "eagle", "eagle3")
-"""Ways of drafting; all but ngram (prompt lookup) need a drafter."""
+"""Drafting methods; all but ngram (prompt lookup) need a drafter."""
 
 _SHA256 = r"^[0-9a-f]{64}$"
 
 
 class PackagedSource(StrictModel):
-    """A GGUF model inside a wheel of the package registry, both pinned by SHA-256.
+    """A GGUF model in a wheel from the package registry; both are pinned by SHA-256.
 
-    `drafter` is a folder beside the pair's file, with a drafter for that model.
+    `drafter` is the folder of a drafter, relative to the pair's file.
     """
 
     package: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
@@ -30,7 +32,7 @@ class PackagedSource(StrictModel):
 
 
 class GeneratedSource(StrictModel):
-    """Shape, seed and drafter noise of a pair written by `generate_tiny`."""
+    """Shape, seed and drafter noise of a pair that `generate_tiny` writes."""
 
     seed: int = Field(ge=0)
     noise: float = Field(ge=0)
@@ -50,24 +52,24 @@ class GeneratedSource(StrictModel):
 
 
 class ShapeSource(StrictModel):
-    """config.json of a target, and of its drafter, without weights: vLLM makes up random ones."""
+    """config.json of a target and its drafter without weights: vLLM fills in random ones."""
 
     target: dict[str, Any]
     draft: dict[str, Any] | None = None
 
 
 class FolderSource(StrictModel):
-    """Models that exist already: each a local folder or a hub name such as org/name."""
+    """Existing models, each a local folder or a hub name (org/name)."""
 
     target: str
     draft: str | None = None
 
 
 class ModelPair(StrictModel):
-    """One scenarios/pairs/NAME.toml: where target and drafter come from, how they draft.
+    """A pair file (scenarios/pairs/NAME.toml): where target and drafter come from, how they draft.
 
-    `speculative` holds further settings that vLLM's speculative_config takes for `method`.
-    Exactly the table that `source` names is present.
+    `speculative` holds further entries of vLLM's speculative_config for `method`. Of the tables
+    packaged, generated, shape and folder only the one that `source` names is present.
     """
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
@@ -99,9 +101,9 @@ class ModelPair(StrictModel):
 
 @dataclass(frozen=True)
 class ResolvedPair:
-    """A pair that is ready to load. `target` and `draft` are absolute folders or hub names.
+    """A pair ready to load. `target` and `draft` are absolute folders or hub names.
 
-    `load_format` is vLLM's: "dummy" for a shape without weights; None is its default.
+    `load_format` is vLLM's: "dummy" for a shape without weights, None for its default.
     """
 
     name: str
@@ -114,9 +116,9 @@ class ResolvedPair:
     load_format: str | None = None
 
     def speculative_config(self, draft_tokens: int) -> dict[str, Any]:
-        """vLLM's speculative_config for `draft_tokens` drafts a window.
+        """vLLM's speculative_config for `draft_tokens` drafts per window.
 
-        Raises ConfigError when `draft_tokens` is not at least 1.
+        Raises ConfigError if `draft_tokens` is below 1.
         """
         if isinstance(draft_tokens, bool) or draft_tokens < 1:
             raise ConfigError.for_field(
@@ -124,3 +126,46 @@ class ResolvedPair:
             )
         config = {**self.speculative, "method": self.method, "num_speculative_tokens": draft_tokens}
         return config if self.draft is None else {**config, "model": self.draft}
+
+
+def pair_names() -> list[str]:
+    """Names of the shipped pairs, sorted."""
+    return sorted(path.stem for path in _folder().glob("*.toml"))
+
+
+def load_pair(name: str) -> ModelPair:
+    """Read a shipped pair by name, or any pair by the path of its .toml file.
+
+    Raises ConfigError for an unknown name or an invalid file.
+    """
+    if name.endswith(".toml"):
+        path = Path(name).expanduser()
+        return _with_folders_beside(path, read_toml(path, ModelPair))
+    if name not in pair_names():
+        raise ConfigError.unknown("pair", name, pair_names())
+    path = _folder() / f"{name}.toml"
+    return _with_folders_beside(path, read_toml(path, ModelPair))
+
+
+def _folder() -> Path:
+    return resource_dir("scenarios") / "pairs"
+
+
+def _with_folders_beside(path: Path, pair: ModelPair) -> ModelPair:
+    """The pair with model folders resolved relative to the pair's file."""
+    if pair.packaged is not None and pair.packaged.drafter is not None:
+        drafter = str((path.parent / pair.packaged.drafter).resolve())
+        packaged = pair.packaged.model_copy(update={"drafter": drafter})
+        return pair.model_copy(update={"packaged": packaged})
+    if pair.folder is None:
+        return pair
+
+    def beside(reference: str) -> str:
+        folder = path.parent / reference
+        return str(folder.resolve()) if folder.is_dir() else reference
+
+    draft = pair.folder.draft
+    source = FolderSource(
+        target=beside(pair.folder.target), draft=None if draft is None else beside(draft)
+    )
+    return pair.model_copy(update={"folder": source})

@@ -1,27 +1,27 @@
-"""A pair without weights: config.json files that vLLM's dummy loader fills with random numbers."""
+"""Pairs without weights (source "shape"): config.json files for vLLM's dummy loader."""
 
 from pathlib import Path
 from typing import Any
 
 from nwor_bench.errors import ConfigError
 from nwor_bench.models.config_json import read_shape
-from nwor_bench.models.pairs.json_file import write_json
-from nwor_bench.models.pairs.model import ShapeSource
+from nwor_bench.models.pairs.local import write_json
+from nwor_bench.models.pairs.pair import ShapeSource
 from nwor_bench.models.pairs.tiny import BYTE_VOCABULARY, SPECIAL_TOKENS, write_byte_tokenizer
 
 LOAD_FORMAT = "dummy"
-"""vLLM's loader that fills any shape with small random numbers instead of weights."""
+"""vLLM's load format that fills any shape with small random numbers."""
 
 WITHOUT_WEIGHTS = (
-    "none (random, vLLM's dummy loader); says nothing about acceptance or the models' text"
+    "none (random, vLLM's dummy loader); acceptance and text of this pair mean nothing"
 )
 
 
 def check_shape(shape: ShapeSource) -> None:
-    """Refuse what is no decoder's config.json, before anything is written.
+    """Refuse a config.json that is not a decoder's, before anything is written.
 
-    Raises ConfigError naming the table and the entry: a missing size, another architecture than
-    the byte model covers, or a vocabulary in which the prompts' tokens have no place.
+    Raises ConfigError naming the table and the entry: a missing size, an architecture that the
+    byte model does not cover, or a vocabulary too small for the prompts' tokens.
     """
     for name, config in _configs(shape):
         field = f"[shape.{name}]"
@@ -37,14 +37,14 @@ def check_shape(shape: ShapeSource) -> None:
 
 
 def shape_parameters(config: dict[str, Any], field: str) -> int:
-    """Parameters of the model that a config.json describes, norms and biases left out."""
+    """Parameters of the model that a config.json describes, without norms and biases."""
     return read_shape(config, field, str(config.get("model_type"))).parameters()
 
 
 def write_shape(folder: Path, shape: ShapeSource) -> None:
-    """Write `folder`/target and, if there is one, `folder`/draft.
+    """Write `folder`/target and, with a drafter, `folder`/draft.
 
-    The target gets a tokenizer of bytes, whose ids any larger vocabulary has too.
+    The target gets a byte tokenizer, whose ids are valid in any larger vocabulary.
     """
     for name, config in _configs(shape):
         (folder / name).mkdir(parents=True)

@@ -20,7 +20,7 @@ from run_machine import machine_of
 
 from nwor_bench.instruments.launches import KINDS, HostCall, kind_of
 from nwor_bench.instruments.nsight.nsys_export import NsysExport, read_export
-from nwor_bench.instruments.nsight.nsys_findings import settled
+from nwor_bench.instruments.nsight.nsys_warnings import settled
 from nwor_bench.instruments.nsight.nsys_windows import NsysWindow, windows_of
 from nwor_bench.instruments.nsight.tables import by_cell
 from nwor_bench.records.store import read_header

@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 
 from nwor_bench.cli.app import app
 from nwor_bench.errors import ConfigError, ExitCode
-from nwor_bench.instruments.nsight.nsys_command import METRICS_NOW, METRICS_ONCE, metrics_options
+from nwor_bench.instruments.nsight.nsys_profile import METRICS_NOW, METRICS_ONCE, metrics_options
 
 SWEEP = ["sweep", "--pair", "tiny"]
 
@@ -131,7 +131,7 @@ def test_a_report_is_read_by_way_of_an_export(folder: Path) -> None:
     ("name", "text", "message"),
     [
         ("x.nsys-rep", "", "was not exported.*newer one"),
-        ("x.qdstrm", "raw", "no report yet.*QdstrmImporter"),
+        ("x.qdstrm", "raw", "was not imported yet.*QdstrmImporter"),
         ("y.sqlite", None, "no such file"),
     ],
 )
@@ -149,7 +149,7 @@ def test_a_run_without_cuda_says_so_once(folder: Path) -> None:
     export = Path(shutil.copy(cut_nsys_export.PATH, folder / "cpu.sqlite"))
     result = invoke("--read", str(export))
     assert result.exit_code == 0, result.exception
-    assert result.output.count("traced no call of CUDA") == 1
+    assert result.output.count("traced no CUDA call") == 1
     with export.with_suffix(".windows.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert list(rows[0]) == [

@@ -41,10 +41,13 @@ def ncu(
     Each window is measured as a whole, the sweep being run once a pass.
     """
     from nwor_bench.errors import ConfigError
-    from nwor_bench.instruments.nsight.ncu_command import REPORT, graph_warning, ncu_command
-    from nwor_bench.instruments.nsight.ncu_run import run_profile
-    from nwor_bench.instruments.nsight.report_files import without_ending
-    from nwor_bench.instruments.nsight.tools import check_version, find_tool
+    from nwor_bench.instruments.nsight.ncu_profile import (
+        REPORT,
+        graph_warning,
+        ncu_command,
+        run_profile,
+    )
+    from nwor_bench.instruments.nsight.tools import check_version, find_tool, without_ending
 
     _check_read(read, context)
     report = without_ending(report, REPORT)
@@ -69,12 +72,14 @@ def ncu(
 def _tell_ncu(report: Path, run: Path | None) -> None:
     """Write and show the windows of a report, with their cells if the run is known."""
     from nwor_bench.errors import ConfigError
-    from nwor_bench.instruments.nsight.ncu_cells import cells_of, warmup_warning
-    from nwor_bench.instruments.nsight.ncu_module import load_module
-    from nwor_bench.instruments.nsight.ncu_read import read_report
-    from nwor_bench.instruments.nsight.report_files import TABLE
+    from nwor_bench.instruments.nsight.ncu_read import (
+        cells_of,
+        load_module,
+        read_report,
+        warmup_warning,
+    )
     from nwor_bench.instruments.nsight.tables import print_table, write_table
-    from nwor_bench.instruments.nsight.tools import look_for_tool
+    from nwor_bench.instruments.nsight.tools import TABLE, look_for_tool
     from nwor_bench.records.store import read_run
 
     if not report.is_file():
@@ -107,10 +112,15 @@ def nsys(
     warm-up. The exit code is the sweep's.
     """
     from nwor_bench.errors import ConfigError
-    from nwor_bench.instruments.nsight.nsys_command import export_command, nsys_command
-    from nwor_bench.instruments.nsight.nsys_run import EXPORT, REPORT, export_of, run_profile
-    from nwor_bench.instruments.nsight.report_files import ending, without_ending
-    from nwor_bench.instruments.nsight.tools import check_version, find_tool
+    from nwor_bench.instruments.nsight.nsys_profile import (
+        EXPORT,
+        REPORT,
+        export_command,
+        export_of,
+        nsys_command,
+        run_profile,
+    )
+    from nwor_bench.instruments.nsight.tools import check_version, ending, find_tool, without_ending
     from nwor_bench.instruments.nvtx_ranges import HARNESS_RANGES
 
     if capture not in HARNESS_RANGES:
@@ -136,30 +146,30 @@ def nsys(
 
 def _tell_nsys(export: Path) -> None:
     """Write the windows of an export, show their means by cell, and say what is missing."""
-    from nwor_bench.instruments.nsight import nsys_findings
+    from nwor_bench.instruments.nsight import nsys_warnings
     from nwor_bench.instruments.nsight.nsys_export import read_export
     from nwor_bench.instruments.nsight.nsys_windows import windows_of
-    from nwor_bench.instruments.nsight.report_files import TABLE
     from nwor_bench.instruments.nsight.tables import by_cell, cells_across, print_table, write_table
+    from nwor_bench.instruments.nsight.tools import TABLE
 
     found = read_export(export)
     windows = windows_of(found)
     write_table(export.with_suffix(TABLE), [window.row() for window in windows])
-    _warn(nsys_findings.nothing_of_the_gpu(found))
-    _warn(nsys_findings.lost_calls(found, windows))
-    _warn(nsys_findings.nothing_settled(windows))
+    _warn(nsys_warnings.nothing_of_the_gpu(found))
+    _warn(nsys_warnings.lost_calls(found, windows))
+    _warn(nsys_warnings.nothing_settled(windows))
     cells = [window.cell for window in windows]
-    rows = by_cell([window.row() for window in nsys_findings.settled(windows)], cells)
+    rows = by_cell([window.row() for window in nsys_warnings.settled(windows)], cells)
     title = "Windows as Nsight Systems saw them, means without a batch's ends"
     print_table(title, cells_across(rows))
 
 
 def _metrics(tool: Path | None) -> tuple[str, str]:
     """Options for the GPU's metrics as this tool (None: a new one) calls them."""
-    from nwor_bench.instruments.nsight.nsys_command import METRICS_NOW, metrics_options
-    from nwor_bench.instruments.nsight.tools import ask
+    from nwor_bench.instruments.nsight.nsys_profile import METRICS_NOW, metrics_options
+    from nwor_bench.instruments.nsight.tools import output_of
 
-    return METRICS_NOW if tool is None else metrics_options(ask(tool, "profile", "--help"))
+    return METRICS_NOW if tool is None else metrics_options(output_of(tool, "profile", "--help"))
 
 
 def _check_read(read: Path | None, context: typer.Context) -> None:

@@ -11,8 +11,7 @@ from typing import Any
 import torch
 
 from nwor_bench.errors import BenchError, ConfigError
-from nwor_bench.instruments.kineto import STEP, open_profiler, read_calls
-from nwor_bench.instruments.launches import count_calls
+from nwor_bench.instruments.launches import STEP, count_calls, open_profiler, read_calls
 from nwor_bench.plugin.patching import Patch, PatchSet
 
 

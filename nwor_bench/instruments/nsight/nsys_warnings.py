@@ -1,4 +1,4 @@
-"""Which windows of an Nsight Systems export means are taken over, and what it lacks. Pure."""
+"""Steady-state windows of an Nsight Systems export, and warnings about missing data. Pure."""
 
 from collections.abc import Sequence
 
@@ -8,9 +8,10 @@ from nwor_bench.records.types import SETTLING
 
 
 def settled(windows: Sequence[NsysWindow]) -> list[NsysWindow]:
-    """Windows that a mean is taken over: of all requests, with an end, none of a batch's first.
+    """Windows in the steady state, over which means are taken.
 
-    The host's first windows of a batch wait for the prefill; the last ones have fewer requests.
+    Leaves out the first windows of a batch, where the host waits for the prefill; the last window,
+    which has no end; and windows with fewer requests than the batch.
     """
     full: dict[tuple[int | None, int | None], int] = {}
     for w in windows:
@@ -25,35 +26,35 @@ def settled(windows: Sequence[NsysWindow]) -> list[NsysWindow]:
 
 
 def nothing_settled(windows: Sequence[NsysWindow]) -> str | None:
-    """A sentence if there are windows and none that a mean is taken over."""
+    """A warning if no window is in the steady state; else None."""
     if not windows or settled(windows):
         return None
     return (
-        f"none of the {len(windows)} windows of the export counts: a mean leaves out the first "
-        f"{SETTLING} of a batch, its last and those of fewer requests. Profile longer batches: "
-        "write a larger --max-new-tokens"
+        f"none of the export's {len(windows)} windows counts: means leave out each batch's first "
+        f"{SETTLING} windows, its last one, and those with fewer requests. Profile longer batches: "
+        "use a larger --max-new-tokens"
     )
 
 
 def nothing_of_the_gpu(export: NsysExport) -> str | None:
-    """A sentence if no CUDA was traced, since most columns are empty then."""
+    """A warning if no CUDA call was traced (most columns are then empty); else None."""
     if export.calls is not None or export.work is not None:
         return None
     return (
-        "Nsight Systems traced no call of CUDA: the columns on launches, waits, busy and idle time "
+        "Nsight Systems traced no CUDA call: the columns on launches, waits, busy and idle time "
         "are empty. On a machine with a GPU look for CUDA errors in its messages above; a version "
-        "older than the driver may not trace it"
+        "older than the driver may not trace CUDA"
     )
 
 
 def lost_calls(export: NsysExport, windows: Sequence[NsysWindow]) -> str | None:
-    """A sentence if CUDA's calls were traced, and some windows have none on record."""
+    """A warning if CUDA calls were traced but some windows have none; else None."""
     lost = sum(w.host_ms is not None and w.counts is None for w in windows)
     if export.calls is None or not lost:
         return None
     return (
-        f"{lost} of {len(windows)} windows lie after the last call of CUDA that Nsight Systems has "
-        "on record, and their columns are empty: it lost what came later. A version older than "
-        "CUDA does so at a call that it does not know (seen while a process warms up): take a "
-        "newer one, or capture a later range (--capture block)"
+        f"{lost} of {len(windows)} windows come after the last CUDA call that Nsight Systems "
+        "recorded, so their columns are empty. A version older than CUDA stops at a call that it "
+        "does not know (seen during warm-up): use a newer version, or capture a later range "
+        "(--capture block)"
     )

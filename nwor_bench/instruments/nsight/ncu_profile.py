@@ -1,18 +1,25 @@
-"""The command line of Nsight Compute around a sweep: DRAM and L2 counters of chosen windows.
+"""Run Nsight Compute around a sweep: DRAM and L2 counters of chosen windows.
 
-Each chosen window is measured as a whole (a range), the sweep being run once a pass. Kernel
-replay would count kernels one by one with everything else held still, which is not what a window
-does; range replay within one run refuses `cuGraphLaunch`. With application-range replay a window
-of an eager engine is measured right.
+Each chosen window is measured as one range, with application-range replay: the sweep runs once per
+counter pass, with an eager engine. Kernel replay would serialise the kernels of a window; range
+replay within one run refuses `cuGraphLaunch`.
 """
 
 import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from nwor_bench.errors import ConfigError
+from nwor_bench.errors import ConfigError, ExitCode
+from nwor_bench.instruments.nsight.tools import (
+    PROGRAM,
+    check_is_sweep,
+    ending,
+    make_room,
+    run_tool,
+    with_ranges,
+)
 from nwor_bench.instruments.nvtx_ranges import DOMAIN
+from nwor_bench.records.store import RUN_FILE, RUNS
 
 METRICS = {
     "dram_read_bytes": "dram__bytes_read.sum",
@@ -21,12 +28,10 @@ METRICS = {
     "l2_write_sectors": "lts__t_sectors_op_write.sum",
     "gpu_ns": "gpu__time_duration.sum",
 }
-"""Names of the columns, and NVIDIA's of what is collected for them."""
+"""Column names, and NVIDIA's names of their metrics."""
 
 REPORT = ".ncu-rep"
 """Ending of a report."""
-
-PROGRAM = (sys.executable, "-c", "from nwor_bench.cli.app import main; main()")
 
 
 def ncu_command(
@@ -36,12 +41,12 @@ def ncu_command(
 
     Args:
         ncu: the tool.
-        sweep: what follows `nwor-bench`, "sweep" first.
+        sweep: arguments of `nwor-bench`, beginning with "sweep".
         report: the report's path without its ending.
-        windows: how many to measure.
-        skip: windows before them, warm-up's and the gate's.
+        windows: how many windows to measure.
+        skip: windows to skip first (warm-up and gate).
 
-    Raises ConfigError for what cannot be replayed.
+    Raises ConfigError for a sweep that cannot be replayed.
     """
     check_sweep(sweep)
     for flag, value, least in (("--windows", windows, 1), ("--skip", skip, 0)):
@@ -63,13 +68,13 @@ def ncu_command(
 def numbers_regex(first: int, last: int) -> str:
     """The whole numbers from `first` to `last`, both at least 1, as a regular expression.
 
-    `--range-filter` matches a range's whole number against one: `[101-140]` is there a class of
-    three characters, and takes ranges 0, 1 and 4. Of the syntax only what ncu's help shows is used,
-    classes and alternatives: 8 to 112 is `[8-9]|[1-9][0-9]|10[0-9]|11[0-2]`.
+    `--range-filter` matches a range's whole number against a regular expression, where `[101-140]`
+    would be a class of single characters. Only character classes and alternatives are used, as in
+    ncu's help: 8 to 112 is `[8-9]|[1-9][0-9]|10[0-9]|11[0-2]`.
     """
     parts = []
     while first <= last:
-        size, free = 1, 0  # the last `free` digits may be any: `size` numbers
+        size, free = 1, 0  # any values in the last `free` digits: `size` numbers
         while first % (10 * size) == 0 and first + 10 * size - 1 <= last:
             size, free = 10 * size, free + 1
         head, digit = divmod(first // size, 10)
@@ -80,23 +85,8 @@ def numbers_regex(first: int, last: int) -> str:
     return "|".join(parts)
 
 
-def with_ranges(sweep: Sequence[str]) -> list[str]:
-    """The sweep with its NVTX ranges on, whatever the profiler leaves in the environment."""
-    return [*sweep] if "--nvtx" in sweep else [*sweep, "--nvtx"]
-
-
-def check_is_sweep(command: Sequence[str]) -> None:
-    """Refuse what is no sweep."""
-    if not command or command[0] != "sweep":
-        raise ConfigError.for_field(
-            "profile",
-            " ".join(command),
-            "write `-- sweep` and its flags, e.g. `-- sweep --pair tiny`",
-        )
-
-
 def check_sweep(sweep: Sequence[str]) -> None:
-    """Refuse what is no sweep, and a run folder that a second pass could not write."""
+    """Raise ConfigError unless the command is a sweep that every pass can run in a new folder."""
     check_is_sweep(sweep)
     for name in ("--output", "--resume", "--file"):
         if any(part == name or part.startswith(f"{name}=") for part in sweep):
@@ -107,7 +97,7 @@ def check_sweep(sweep: Sequence[str]) -> None:
 
 
 def graph_warning(sweep: Sequence[str]) -> str | None:
-    """A sentence if the sweep's engine would replay CUDA graphs, whose windows ncu may refuse."""
+    """A warning if the sweep's engine would replay CUDA graphs, which ncu may refuse; else None."""
     for place, part in enumerate(sweep):
         if part.startswith("--engine-args"):
             text = part.partition("=")[2] or (sweep[place + 1] if place + 1 < len(sweep) else "{}")
@@ -115,9 +105,34 @@ def graph_warning(sweep: Sequence[str]) -> str | None:
                 if json.loads(text).get("enforce_eager"):
                     return None
             except (ValueError, AttributeError):
-                return None  # the sweep itself refuses it, with the reason
+                return None  # the sweep itself refuses such JSON
     return (
         "ncu measures windows of an eager engine: add "
         "--engine-args '{\"enforce_eager\": true}' to the sweep. For windows under CUDA graphs "
         "use sweep --dram-counters."
     )
+
+
+def run_profile(command: Sequence[str], report: Path) -> tuple[Path, Path | None]:
+    """Profile a sweep; returns its report, and the folder of its last run if it made one.
+
+    Removes an earlier report first. Raises KeyboardInterrupt after Ctrl-C, ConfigError if there is
+    no report.
+    """
+    make_room(report, REPORT)
+    written, earlier = ending(report, REPORT), run_folders()
+    code = run_tool(command)
+    if code == ExitCode.INTERRUPTED:
+        raise KeyboardInterrupt
+    if code or not written.is_file():
+        what = f"ended with exit code {code}" if code else "wrote no report"
+        raise ConfigError(
+            f"profile ncu: it {what}; its messages above say why. Without permission for the "
+            "counters run as root, or load the driver with NVreg_RestrictProfilingToAdminUsers=0"
+        )
+    return written, max(run_folders() - earlier, default=None)  # names begin with the time
+
+
+def run_folders() -> set[Path]:
+    """Run folders in the default place of a sweep without --output."""
+    return {path.parent for path in RUNS.glob(f"*/{RUN_FILE}")}

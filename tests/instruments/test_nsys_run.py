@@ -68,7 +68,7 @@ def test_a_report_becomes_a_table(folder: Path) -> None:
     assert names(folder) == ["new"]
     written = sorted(path.name for path in (folder / "here/new").iterdir())
     assert written == ["a.v1.nsys-rep", "a.v1.sqlite", "a.v1.windows.csv"]
-    assert "Windows as Nsight Systems saw them" in result.output
+    assert "Windows by Nsight Systems" in result.output
 
 
 def test_a_sweep_that_fails_after_its_report_keeps_both(folder: Path) -> None:
@@ -76,7 +76,7 @@ def test_a_sweep_that_fails_after_its_report_keeps_both(folder: Path) -> None:
     install(folder, 'echo report > "$2.nsys-rep"; exit 3')
     result = invoke("--", *SWEEP)
     assert result.exit_code == 3
-    assert "Windows as Nsight Systems saw them" in result.output
+    assert "Windows by Nsight Systems" in result.output
     assert names(folder) == ["nwor-nsys.nsys-rep", "nwor-nsys.sqlite", "nwor-nsys.windows.csv"]
 
 

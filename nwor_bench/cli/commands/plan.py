@@ -1,4 +1,4 @@
-"""`nwor-bench plan`: what NWOR could save at most, from a config.json and the byte model."""
+"""`nwor-bench plan`: the most that NWOR could save, from a config.json and the byte model."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,11 +23,11 @@ def plan(
         str | None, typer.Option(help="A local model folder.", rich_help_panel=MODEL)
     ] = None,
     pair: Annotated[
-        str | None, typer.Option(help="The target of a pair that is ready.", rich_help_panel=MODEL)
+        str | None, typer.Option(help="The target of a fetched pair.", rich_help_panel=MODEL)
     ] = None,
-    requests: Annotated[int, typer.Option(help="Requests a step.")] = 8,
-    context: Annotated[int, typer.Option(help="Cached tokens a request.")] = 1024,
-    draft_tokens: Annotated[int, typer.Option(help="Drafts a request and window.")] = 4,
+    requests: Annotated[int, typer.Option(help="Requests per step.")] = 8,
+    context: Annotated[int, typer.Option(help="Cached tokens per request.")] = 1024,
+    draft_tokens: Annotated[int, typer.Option(help="Drafts per request and window.")] = 4,
     acceptance: Annotated[float, typer.Option(help="Accepted drafts over drafts, 0 to 1.")] = 0.5,
     cache_dtype: Annotated[
         str, typer.Option(help="auto (the model's), float32, bfloat16, float16, fp8.")
@@ -37,18 +37,18 @@ def plan(
     ] = "auto",
     tensor_parallel_size: Annotated[int, typer.Option(help="Ranks that share the model.")] = 1,
     csv: Annotated[
-        Path | None, typer.Option(help="Write a row for each strategy.", rich_help_panel=OUTPUT)
+        Path | None, typer.Option(help="Write one row per strategy.", rich_help_panel=OUTPUT)
     ] = None,
     html: Annotated[
         Path | None, typer.Option(help="Write the break-even map, one offline page.",
                                   rich_help_panel=OUTPUT)
     ] = None,
     markdown: Annotated[
-        bool, typer.Option("--markdown", help="Print a Markdown table, a row for each model.",
+        bool, typer.Option("--markdown", help="Print a Markdown table, one row per model.",
                            rich_help_panel=OUTPUT)
     ] = False,
 ) -> None:  # fmt: skip
-    """Predict what NWOR could save at most. Needs no GPU; measures nothing.
+    """Predict the most that NWOR could save. Needs no GPU; measures nothing.
 
     Reads a model's config.json and counts the DRAM bytes of one verification step.
     """

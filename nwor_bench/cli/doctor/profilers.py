@@ -1,4 +1,4 @@
-"""Profilers: may this user read the GPU's counters, and with which tools?"""
+"""Checks of profilers: permission to read the GPU's counters, CUPTI, Nsight's tools, NVTX."""
 
 import os
 import re
@@ -32,10 +32,10 @@ COUNT_ONCE = (
 
 
 def check_permission(has_gpu: bool) -> Check:
-    """Does the driver let this user read hardware counters?"""
+    """Whether the driver lets this user read hardware counters."""
     name = "counters"
     if not has_gpu:
-        return Check(name, State.MISSING, "no GPU whose counters could be read", "see GPU")
+        return Check(name, State.MISSING, "no GPU", "see GPU")
     try:
         restricted = "RmProfilingAdminOnly: 1" in DRIVER_PARAMETERS.read_text()
         status = PROCESS_STATUS.read_text()
@@ -55,7 +55,7 @@ def _is_admin(status: str) -> bool:
 
 
 def check_cupti(has_gpu: bool) -> Check:
-    """Can CUPTI sample this GPU's counters? Tried for real, in a process of its own."""
+    """Whether CUPTI can sample this GPU's counters, tried in a process of its own."""
     install = "pip install 'nwor-bench[counters]'; without it there is no --dram-counters"
     found = installed("cupti-python")
     if found is None:
@@ -78,7 +78,7 @@ def check_cupti(has_gpu: bool) -> Check:
 
 
 def check_nsight(tool: str) -> Check:
-    """Is `ncu` or `nsys` there, does it run, and is it new enough?"""
+    """Whether `ncu` or `nsys` is installed, runs, and is new enough."""
     try:
         path = find_tool(tool)
     except ToolUnavailable as error:
@@ -96,12 +96,12 @@ def _refused(tool: str, state: State, error: ToolUnavailable) -> Check:
 
 
 def check_nvtx() -> Check:
-    """Is the package there that names ranges for profilers, and does it load?"""
+    """Whether the package nvtx is installed and loads."""
     found = installed("nvtx")
     if found is None:
         return Check("NVTX", State.MISSING, "the package nvtx is not installed", "pip install nvtx")
     if os.environ.get("NVTX_DISABLE"):
-        return Check("NVTX", State.WRONG, "NVTX_DISABLE silences ranges", "unset NVTX_DISABLE")
+        return Check("NVTX", State.WRONG, "NVTX_DISABLE disables ranges", "unset NVTX_DISABLE")
     try:
         wanted()
         open_ranges({})

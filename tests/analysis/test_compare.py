@@ -9,7 +9,7 @@ from nwor_bench.analysis.comparing.stored_run import StoredRun
 from nwor_bench.errors import ExitCode, NotComparableError
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import WindowRecord
-from nwor_bench.report.comparison.notes import notes
+from nwor_bench.report.comparison.text import notes
 from tests.changed_run import other_prompts, slowed, stored, with_header
 from tests.synthetic_run import change_batches, change_windows, make_run
 
@@ -176,7 +176,7 @@ def test_windows_without_a_time_are_left_out_and_told(other) -> None:
     assert changed.time.base_untimed == changed.time.new_untimed == 12 * 3
     cells = len(comparison.cells)
     sentence = (
-        f"Windows without a time of their own are left out: {cells * 36:,} of {cells * timed:,} in "
+        f"Windows without a time are left out: {cells * 36:,} of {cells * timed:,} in "
         f"BASE, {cells * 36:,} of {cells * timed:,} in NEW"
     )
     assert [note for note in notes(comparison) if note.startswith(sentence)]
@@ -214,12 +214,12 @@ NO_SCV = change_batches(
     [
         (BASE, BROKEN, ChangeVerdict.REGRESSION, "INVALID in NEW"),
         (BASE, IDLE, ChangeVerdict.REGRESSION, "INEFFECTIVE in NEW"),
-        (BASE, NO_SCV, ChangeVerdict.REGRESSION, "SCV ran as asked in BASE"),
+        (BASE, NO_SCV, ChangeVerdict.REGRESSION, "SCV's mode fired in BASE"),
         (IDLE, BROKEN, ChangeVerdict.REGRESSION, "INVALID in NEW"),
         (BROKEN, BASE, ChangeVerdict.IMPROVEMENT, "INVALID in BASE"),
         (IDLE, BASE, ChangeVerdict.IMPROVEMENT, "INEFFECTIVE in BASE"),
         (BROKEN, BROKEN, ChangeVerdict.AMBIGUOUS, "INVALID in both"),
-        (IDLE, IDLE, ChangeVerdict.NOT_COMPARED, "neither run"),
+        (IDLE, IDLE, ChangeVerdict.NOT_COMPARED, "INEFFECTIVE in both"),
     ],
 )
 def test_what_a_cell_is_counts_before_how_fast_it_is(

@@ -10,7 +10,7 @@ Call = Callable[[], object]
 
 @dataclass(frozen=True)
 class Implementation:
-    """One implementation in one group.
+    """One implementation of a kernel's work, in one group.
 
     Attributes:
         name: `nwor` or a peer's.

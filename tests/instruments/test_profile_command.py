@@ -229,7 +229,7 @@ def test_a_tool_that_is_none_is_one_message(tool: str, text: str | None, here: P
     path = script(here / "../bin" / tool, text or "")
     if text is None:
         path.write_bytes(b"\x7fELF and no more")
-    with pytest.raises(ConfigError, match=f"^profile {tool}: .*; install Nsight [A-Z][a-z]+ anew"):
+    with pytest.raises(ConfigError, match=f"^profile {tool}: .*; reinstall Nsight [A-Z][a-z]+"):
         raise invoke("profile", tool, "--", *SWEEP).exception
 
 

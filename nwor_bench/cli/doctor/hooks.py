@@ -91,14 +91,14 @@ def _run(engine: HookedEngine, cell: Cell) -> BatchOutput:
 
 
 def _problem(batches: _Batches, status: dict[str, Any]) -> str | None:
-    """What the batches show that must not be; None if all is well."""
+    """The fault that the batches show; None if there is none."""
     if not batches.stock.windows:
         return "the hooks saw no window, although the batch drafts"
     for batch in (batches.staged, batches.again):
         if not any(window["staged_tokens"] for window in batch.windows):
             reasons = {window["fallback_reason"] for window in batch.windows} - {None}
-            told = status.get("staging_unavailable") or ", ".join(sorted(reasons))
-            return f"mode stage staged nothing: {told or 'no reason given'}"
+            reason = status.get("staging_unavailable") or ", ".join(sorted(reasons))
+            return f"mode stage staged nothing: {reason or 'no reason given'}"
     if batches.undone.windows:
         return "the hooks were detached and still saw windows"
     if not batches.undone.counters.num_drafts:

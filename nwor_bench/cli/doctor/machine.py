@@ -9,7 +9,7 @@ from nwor_bench.instruments.conditions import throttle_names
 from nwor_bench.instruments.device_memory import free_memory
 
 Gpus = list[dict[str, Any]]
-"""As `environment.collect()` lists them."""
+"""GPUs as listed by `environment.collect()`."""
 
 
 def check_gpu(gpus: Gpus, note: str | None) -> Check:

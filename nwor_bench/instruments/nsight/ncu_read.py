@@ -77,7 +77,7 @@ class NcuWindow:
     values: dict[str, float | None]
 
     def row(self) -> dict[str, Any]:
-        """Flat, for a table."""
+        """The values as one flat row."""
         which = {"place": self.place, "cell": self.cell, "batch": self.batch}
         return {**which, "window": self.window, **self.values}
 

@@ -55,7 +55,7 @@ class NsysWindow:
     process: int | None = None
 
     def row(self) -> dict[str, object]:
-        """Flat, for a table."""
+        """The values as one flat row."""
         plain = {
             "cell": self.cell,
             "batch": self.batch,

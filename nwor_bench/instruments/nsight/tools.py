@@ -70,7 +70,7 @@ def check_version(name: str, tool: Path) -> str:
     if found is None:
         raise ToolUnavailable(
             f"profile {name}: {tool} does not say its version ({answer.strip()[:80]!r}); "
-            f"install {PRODUCT[name]} anew"
+            f"reinstall {PRODUCT[name]}"
         )
     if (int(found[1]), int(found[2])) < OLDEST[name]:
         oldest = ".".join(map(str, OLDEST[name]))
@@ -131,7 +131,7 @@ def run_tool(command: Sequence[str]) -> int:
 def _cannot_run(tool: Path, error: Exception) -> ToolUnavailable:
     product = PRODUCT.get(tool.name, tool.name)
     return ToolUnavailable(
-        f"profile {tool.name}: {tool} cannot be run ({error}); install {product} anew"
+        f"profile {tool.name}: {tool} cannot be run ({error}); reinstall {product}"
     )
 
 

@@ -176,5 +176,5 @@ def load_data(path: Path) -> TrainingData:
         )
         generating_s, written = float(stored["generating_s"]), stored["self_written"]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise StoreError(f"{path}: cannot be read ({error}); start the training anew") from error
+        raise StoreError(f"{path}: cannot be read ({error}); start a new training") from error
     return TrainingData(training, held_out, generating_s, written)

@@ -50,13 +50,13 @@ def resumed_recipe(folder: Path, name: str, given: dict[str, int | None]) -> Rec
         stored: dict[str, Any] = parse_json(path.read_text(encoding="utf-8"))
         recipe = Recipe.from_dict(stored)
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise StoreError(f"{path}: cannot be read ({error}); start the training anew") from error
+        raise StoreError(f"{path}: cannot be read ({error}); start a new training") from error
     if recipe.name != name:
         raise ConfigError.for_field("drafter", name, f"the training in {folder} is {recipe.name}")
     for flag, value in given.items():
         if value not in (None, stored[flag]):
             raise ConfigError.for_field(
-                f"--{flag}", value, f"the training was begun with {stored[flag]}; leave it out"
+                f"--{flag}", value, f"the training uses {stored[flag]}; leave it out"
             )
     if (folder / HEAD / TRAINING_FILE).is_file():
         raise ConfigError.for_field("--resume", str(folder), "the training is done")
@@ -117,4 +117,4 @@ def load_checkpoint(
     except StoreError:
         raise
     except Exception as error:  # torch raises many types of errors for a truncated file
-        raise StoreError(f"{path}: cannot be read ({error}); start the training anew") from error
+        raise StoreError(f"{path}: cannot be read ({error}); start a new training") from error

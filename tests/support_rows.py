@@ -2,8 +2,7 @@
 
 A test names its row with `@pytest.mark.row("...")`. What it saw of windows that were written
 directly it says through `record_property("written_directly", reason)`, and what a reader must
-know through `record_property("note", text)`. `sweeps/studies/support/support_table.py` makes the table of
-it.
+know through `record_property("note", text)`. `sweeps/studies/support` makes the table of it.
 """
 
 import json

@@ -1,6 +1,6 @@
 """dram.csv from runs with DRAM counters: a row a run and cell, and what a difference is made of.
 
-    python sweeps/studies/dram-bytes/compact.py FOLDER... [--alone attention.csv] [--output dram.csv]
+    python sweeps/studies/dram-bytes/compact.py FOLDER... [--alone attention.csv] [--output FILE]
 
 FOLDER is a run folder of `measure.py`, or one that holds some. Runs that did not end have one row,
 without a figure. `--alone` is what the kernels read by themselves

@@ -1,12 +1,12 @@
 """Eagerly: does it change stock vLLM's DRAM bytes to hold the K/V of all layers, and nothing else?
 
-    python sweeps/studies/dram-bytes/measure_held.py --requests 64 --draft-tokens 8 --blocks 4 --output DIR
+    python sweeps/studies/dram-bytes/measure_held.py --requests 64 --draft-tokens 8 --output DIR
 
 Staging by reference holds every layer's K/V until the commit, so that in an eager engine the
 allocator gives each layer other memory, where stock reuses a layer's for the next. Here the A/A arm
-of a run like `measure.py --eager`'s holds them until the next step's first layer (a
-prefill's too, which staging does not), and stages nothing; no cell does. README.md
-shows what that adds beside what stays unexplained.
+of a run like `measure.py --eager`'s holds them until the next step's first layer (a prefill's too,
+which staging does not), and stages nothing; no cell does. README.md shows what that adds beside
+what stays unexplained.
 """
 
 import argparse

@@ -1,6 +1,6 @@
 """What a launch of the verification kernel writes beside its output: partial results. Pure.
 
-The same arithmetic as `division.py`'s on the device, on the host's integers, for the byte model of `parts.py`.
+The same arithmetic as `division.py`'s on the device, on the host's integers.
 """
 
 from collections.abc import Iterator, Sequence

@@ -38,7 +38,7 @@ MIDDLE = 12
 FLASH_SPLITS = {(8, 4): 2, (64, 8): 1}
 """Parts into which FlashAttention 3 splits contexts, by requests and drafts.
 
-What its scheduler says on an H200 (`sweeps/studies/dram-kernels/measure.py`), in full graphs and eagerly.
+What its scheduler says on an H200 (`sweeps/studies/dram-kernels`), in full graphs and eagerly.
 """
 
 MOST_SPLITS = "flash_attn_max_num_splits_for_cuda_graph"

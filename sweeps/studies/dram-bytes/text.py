@@ -32,8 +32,8 @@ MB a window, mode stage less stock:
 - `FA splits`: the float32 partial results that stock FlashAttention 3 writes where it splits a
   context, {tile:.2f} MB for each of two splits at 8 x 4. Its scheduler says that it splits in two
   there and not at all at 64 x 8, and by itself it leaves that many bytes
-  ([attention](../dram-kernels/README.md)). Our kernel makes partial results too at 8 x 4 (`made`), and
-  drops them from L2 before they are written ([partial results](../partial-results/README.md)).
+  ([attention](../dram-kernels/README.md)). Our kernel makes partial results too at 8 x 4 (`made`),
+  and drops them from L2 before they are written ([partial results](../partial-results/README.md)).
 - `FA lse`: the log-sum-exp of each query row and head that FlashAttention writes beside its output.
 - `spills`: registers that our kernel spills to local memory, counted in the compiled code
   (`parts.py`): {spilled} a thread of each program that has work.

@@ -2,11 +2,11 @@
 
     python sweeps/studies/dram-kernels/measure.py [--output FILE.csv]
 
-What `sweeps/studies/dram-bytes` measures inside an engine, kernel by kernel: into how many parts FlashAttention
-3 cuts a context, what it and ours leave behind, and which reads are not the context's. vLLM's
-kernels and ours run as in a layer of the 3B shape, on 28 layers' caches, with the QKV outputs
-freshly written before them and a layer's weights read behind them. Ways take turns in each round.
-`page.py` makes README.md of it. Needs a GPU whose counters may be read, and
+What `sweeps/studies/dram-bytes` measures inside an engine, kernel by kernel: into how many parts
+FlashAttention 3 cuts a context, what it and ours leave behind, and which reads are not the
+context's. vLLM's kernels and ours run as in a layer of the 3B shape, on 28 layers' caches, with the
+QKV outputs freshly written before them and a layer's weights read behind them. Ways take turns in
+each round. `page.py` makes README.md of it. Needs a GPU whose counters may be read, and
 cupti-python.
 """
 

@@ -31,8 +31,8 @@ buffer is still there with 1 x, {most} % at most (2 x, and `evict_last` with not
 After {gone_at}, at most {gone_most} %. The graphs' nodes do hold the window
 (read back: {nodes}). In an engine a window of
 8 x 4 streams 11.7 GB past the first layer's copies, half of that past the average ones; there
-`--stage-l2 persist` saved nothing ([DRAM bytes](../dram-bytes/README.md)). H200s in virtual machines were all we had;
-whether one without, or another GPU, keeps them, this script tells.
+`--stage-l2 persist` saved nothing ([DRAM bytes](../dram-bytes/README.md)). All H200s were in
+virtual machines; whether one without, or another GPU, keeps them, `measure_l2.py` tells.
 """
 
 

@@ -40,7 +40,8 @@ WHY = """
 What differs, and why:
 
 - **Acceptance** belongs to target, drafter and prompts together. The published run's models are not
-  ours, so its rate and ours cannot be compared; the 3B shape is told to accept as often (synthetic acceptance).
+  ours, so its rate and ours cannot be compared; the 3B shape has the published one by synthetic
+  acceptance.
 - **Drafted tokens a window**: {drafted:.1f} published, of 8 x 4 = 32 at most. Where requests end at
   different times, later windows hold fewer of them; our scenario keeps each request going for the
   same number of tokens.
@@ -96,10 +97,11 @@ def document(rows: pd.DataFrame) -> str:
     drafted = (PUBLISHED.drafted or 0) / (PUBLISHED.windows or 1)
     return (
         "# The first published run's setting\n\n"
-        "Our two runs in the setting of the first published one (8 requests, 4 drafts, temperature\n"
-        "0.7, 2 batches, short prompts) stage every draft and commit what is accepted; the published\n"
-        "harness counted no staged token. Made by `sweeps/studies/first-run/page.py` from the rows\n"
-        "of [runs.csv](../../results/h200/runs.csv) of:\n\n"
+        "Our two runs in the setting of the first published one (8 requests, 4 drafts,\n"
+        "temperature 0.7, 2 batches, short prompts) stage every draft and commit what is\n"
+        "accepted; the published harness counted no staged token. Made by\n"
+        "`sweeps/studies/first-run/page.py` from these rows of\n"
+        "[runs.csv](../../results/h200/runs.csv):\n\n"
         f"{where}\n\n{table.to_markdown()}\n{WHY.format(drafted=drafted)}"
     )
 

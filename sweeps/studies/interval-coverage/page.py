@@ -23,8 +23,8 @@ Per cent of runs whose interval holds the truth:
 {intervals}
 
 `ours` is Student's t on the blocks' log ratios, widened where they are autocorrelated
-(`nwor_bench/analysis/statistics.py`). Where neighbouring blocks are correlated by 0.3 every way falls
-short: ours holds the truth in {neighbours} % of runs, the percentile bootstrap in {worst} %.
+(`nwor_bench/analysis/statistics.py`). Where neighbouring blocks are correlated by 0.3 every way
+falls short: ours holds the truth in {neighbours} % of runs, the percentile bootstrap in {worst} %.
 
 ## Stopping
 

@@ -23,8 +23,8 @@ TEXT = """# Our kernels against their peers
 
 {table}
 
-Times in microseconds; in brackets the time over ours with its 95 % interval: 2 means that ours takes
-half the time. `host`: what an eager call takes the host. `cold`: nothing that a call reads or
+Times in microseconds; in brackets the time over ours with its 95 % interval: 2 means that ours
+takes half the time. `host`: what an eager call takes the host. `cold`: nothing that a call reads or
 writes is in L2; `warm`: what the last call left is. A commit's call writes all layers, a stage's
 one. Every result was compared with a torch reference before it was timed.
 

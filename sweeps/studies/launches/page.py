@@ -12,8 +12,9 @@ and {copied:.1f} with the copy of the counts before it.
 
     python sweeps/studies/launches/measure.py --output FILE.csv
 
-{gpu}, {cpu}; Python {python}, torch {torch}, Triton {triton}. Median microseconds of host time of one
-launch in a loop, over {launches:,} launches ([launches.csv](launches.csv)):
+{gpu}, {cpu}; Python {python}, torch {torch}, Triton {triton}.
+Median microseconds of host time of one launch in a loop, over {launches:,} launches
+([launches.csv](launches.csv)):
 
 {table}
 """

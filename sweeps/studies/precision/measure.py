@@ -16,9 +16,10 @@ scatter by a tenth, as on a shared CPU, it takes a thousand short blocks to see 
 host is slow or shared the host sets the pace of a 3B shape's windows, and hides what the device
 waits; deep-3b-shape.toml, three times as deep, leaves it to the device:
 
-    python sweeps/studies/precision/measure.py --pair sweeps/studies/precision/deep-3b-shape.toml --delays 1
-        --scenario ctx-1k --requests 8 --draft-tokens 4 --max-new-tokens 96 --max-blocks 24
-        --engine-args '{"compilation_config": ...}' --folder /tmp/injection
+    python sweeps/studies/precision/measure.py --delays 1 --folder /tmp/injection
+        --pair sweeps/studies/precision/deep-3b-shape.toml --scenario ctx-1k --requests 8
+        --draft-tokens 4 --max-new-tokens 96 --max-blocks 24
+        --engine-args '{"compilation_config": ...}'
 """
 
 import argparse

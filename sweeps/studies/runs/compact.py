@@ -16,6 +16,8 @@ from typing import Any
 
 import pandas as pd
 
+from nwor_bench.report.text import NOT_MEASURED
+
 FROM_CELL = {
     "verdict": "verdict",
     "n": "batches",
@@ -71,7 +73,8 @@ def times_in(report: str) -> dict[str, dict[str, str]]:
         elif not line.startswith("|:"):
             row = dict(zip(heading, parts, strict=True))
             times = {ours: row[theirs] for ours, theirs in FROM_REPORT.items() if theirs in row}
-            found.setdefault(parts[0], {}).update({k: v for k, v in times.items() if v != "–"})
+            measured = {name: time for name, time in times.items() if time != NOT_MEASURED}
+            found.setdefault(parts[0], {}).update(measured)
     return found
 
 

@@ -21,9 +21,9 @@ window over that of off x off with its 95 % interval: below 1 is faster.
 - `tokens a window`: what vLLM was told to accept (synthetic acceptance), bonus token included;
   else what drafts really gained, over all requests, in off x off.
 - `forward + commit`: time on the device (CUDA events, one probed batch a cell), over off x off's
-  forward pass. `hooks`, `deciding`: microseconds of the host that our hooks add to a window, and the
-  part that decides what was accepted. Runs before these were recorded have none.
-- `tokens`: exact: all tokens equal those of off x off. Explained: they differ at ties of bf16 alone.
+  forward pass. `hooks`, `deciding`: microseconds of the host that our hooks add to a window, and
+  the part that decides what was accepted. Runs before these were recorded have none.
+- `tokens`: exact: all tokens equal off x off's. Explained: they differ at ties of bf16 alone.
 """
 
 SWEEP = """## {sweep}

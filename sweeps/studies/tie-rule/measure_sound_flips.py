@@ -1,6 +1,7 @@
 """Does the tie rule pass a sound kernel? Tokens of mode off with attention a rounding step off.
 
-    python sweeps/studies/tie-rule/measure_sound_flips.py [--pair smollm2] [--sets 8] [--requests 8] [--tokens 40]
+    python sweeps/studies/tie-rule/measure_sound_flips.py [--pair smollm2] [--sets 8] [--requests 8]
+        [--tokens 40]
 
 A second attention kernel that is as right as the first differs from it by about a rounding step.
 Here every layer's attention returns values one rounding step up or down while mode off decodes

@@ -100,9 +100,10 @@ def _time(row: Row) -> str:
 
 
 def _markdown(lines: list[dict[str, str]]) -> str:
+    """A table without padding."""
     frame = pd.DataFrame(lines).fillna("")
-    header = "| " + " | ".join(frame.columns) + " |\n|" + " --- |" * len(frame.columns)
-    return "\n".join([header, *("| " + " | ".join(row) + " |" for row in frame.to_numpy())])
+    header = [" | ".join(frame.columns), "|".join([" --- "] * len(frame.columns)).strip()]
+    return "\n".join(f"| {row} |" for row in [*header, *map(" | ".join, frame.to_numpy())])
 
 
 if __name__ == "__main__":

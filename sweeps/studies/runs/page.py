@@ -158,7 +158,10 @@ def _number(value: float, digits: int) -> str:
 
 
 def _markdown(lines: list[dict[str, str]]) -> str:
-    return str(pd.DataFrame(lines).to_markdown(index=False, disable_numparse=True))
+    """A table without padding: a wide one is mostly that."""
+    frame = pd.DataFrame(lines).fillna("")
+    header = [" | ".join(frame.columns), "|".join([" --- "] * len(frame.columns)).strip()]
+    return "\n".join(f"| {row} |" for row in [*header, *map(" | ".join, frame.to_numpy())])
 
 
 def main() -> None:

@@ -1,6 +1,6 @@
 """How far two sets of K or V rows lie apart, per layer: a few plain numbers."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,48 +60,79 @@ def errors_of(
         first, `one_step` and `one_element`: the error of one rounding step of the largest
         element, and of an average one.
     """
-    expected = cache_values(reference, cache_dtype)
-    norm = expected.square().sum(-1).mean().sqrt()
-    distance = (cache_values(rows, cache_dtype) - expected).square().sum(-1).sqrt()
-    errors = torch.where(distance == 0, distance, distance / norm)
-    errors = errors.nan_to_num(nan=torch.inf, posinf=torch.inf)
-    differing = (_bits(rows) != _bits(reference)).any(-1)
-    step = torch.finfo(element_view(reference, cache_dtype).dtype).eps
-    one_step = (step * expected.abs().max() / norm).nan_to_num(nan=0.0)
-    one_element = step / expected.shape[-1] ** 0.5
-    found = []
-    for part, chosen in zip(PARTS, (~places.is_output, places.is_output), strict=True):
-        index = chosen.nonzero(as_tuple=True)[0]
-        if index.numel():
-            there = index.to(errors.device)
-            numbers = _numbers(errors[there], differing[there], one_step, places, index)
-            found.append({"part": part, **numbers, "one_element": one_element})
-    return found
+    errors = RowErrors(places)
+    errors.add({}, rows, reference, cache_dtype)
+    return errors.read()
 
 
-def _numbers(
-    errors: Tensor, differing: Tensor, one_step: Tensor, places: RowPlaces, index: Tensor
-) -> dict[str, Any]:
-    """All numbers in one copy to the host: there are a few for every layer."""
-    heads = errors.shape[1]
+class RowErrors:
+    """Errors of many layers' K and V rows: on the device until all are read in one copy.
+
+    Args:
+        places: what each row is, in every layer.
+    """
+
+    def __init__(self, places: RowPlaces):
+        self._places = places
+        chosen = zip(PARTS, (~places.is_output, places.is_output), strict=True)
+        indices = [(part, which.nonzero(as_tuple=True)[0]) for part, which in chosen]
+        self._parts = [(part, index) for part, index in indices if index.numel()]
+        self._there: list[Tensor] = []
+        self._entries: list[tuple[dict[str, Any], Tensor, int]] = []
+        self._numbers: list[Tensor] = []
+
+    def add(
+        self, layer: Mapping[str, Any], rows: Tensor, reference: Tensor, cache_dtype: str
+    ) -> None:
+        """Measure one layer's K or V rows as `errors_of` says; `layer` goes into its dicts."""
+        expected = cache_values(reference, cache_dtype)
+        norm = expected.square().sum(-1).mean().sqrt()
+        distance = (cache_values(rows, cache_dtype) - expected).square().sum(-1).sqrt()
+        errors = torch.where(distance == 0, distance, distance / norm)
+        errors = errors.nan_to_num(nan=torch.inf, posinf=torch.inf)
+        differing = (_bits(rows) != _bits(reference)).any(-1)
+        step = torch.finfo(element_view(reference, cache_dtype).dtype).eps
+        one_step = (step * expected.abs().max() / norm).nan_to_num(nan=0.0)
+        one_element = step / expected.shape[-1] ** 0.5
+        if not self._there:
+            self._there = [index.to(errors.device) for _, index in self._parts]
+        for (part, index), there in zip(self._parts, self._there, strict=True):
+            told = {**layer, "part": part, "one_element": one_element}
+            self._entries.append((told, index, errors.shape[1]))
+            self._numbers.append(_numbers(errors[there], differing[there], one_step))
+
+    def read(self) -> list[dict[str, Any]]:
+        """The dicts of all layers, in the order in which they were added."""
+        numbers = torch.stack(self._numbers).tolist() if self._numbers else []
+        return [
+            {**told, **self._on_host(index, heads, found)}
+            for (told, index, heads), found in zip(self._entries, numbers, strict=True)
+        ]
+
+    def _on_host(self, index: Tensor, heads: int, numbers: Sequence[float]) -> dict[str, Any]:
+        largest, rms, median, one_step, worst, first, count = numbers
+        at_worst, at_first = (
+            _place(self._places, int(index[int(n) // heads]), int(n) % heads)
+            for n in (worst, first)
+        )
+        return {
+            "rows": index.numel() * heads,
+            "largest": _number(largest),
+            "rms": _number(rms),
+            "median": _number(median),
+            "place": at_worst,
+            "differing": int(count),
+            "first": at_first if count else None,
+            "one_step": _number(one_step),
+        }
+
+
+def _numbers(errors: Tensor, differing: Tensor, one_step: Tensor) -> Tensor:
+    """[7] float64 on the rows' device: what `RowErrors` reads."""
     flat, wrong = errors.flatten(), differing.flatten().to(torch.uint8)
     measured = (flat.max(), flat.square().mean().sqrt(), flat.median(), one_step)
     found = (flat.argmax(), wrong.argmax(), wrong.sum())
-    largest, rms, median, step, worst, first, count = torch.stack(
-        [number.double() for number in (*measured, *found)]
-    ).tolist()
-    places_of = [int(worst), int(first)]
-    at_worst, at_first = (_place(places, int(index[n // heads]), n % heads) for n in places_of)
-    return {
-        "rows": flat.numel(),
-        "largest": _number(largest),
-        "rms": _number(rms),
-        "median": _number(median),
-        "place": at_worst,
-        "differing": int(count),
-        "first": at_first if count else None,
-        "one_step": _number(step),
-    }
+    return torch.stack([number.double() for number in (*measured, *found)])
 
 
 def _place(places: RowPlaces, row: int, head: int) -> dict[str, int]:

@@ -65,6 +65,19 @@ def errors_of(
     return errors.read()
 
 
+@dataclass(frozen=True)
+class _LayerErrors:
+    """One layer's K or V: errors of its rows on their device, and what is told of them."""
+
+    told: dict[str, Any]
+    one_element: float
+    errors: Tensor
+    """[rows, kv_heads] float32."""
+    differing: Tensor
+    """[rows, kv_heads] uint8: 1 where a row is not equal bit for bit."""
+    one_step: Tensor
+
+
 class RowErrors:
     """Errors of many layers' K and V rows: on the device until all are read in one copy.
 
@@ -74,48 +87,61 @@ class RowErrors:
 
     def __init__(self, places: RowPlaces):
         self._places = places
-        chosen = zip(PARTS, (~places.is_output, places.is_output), strict=True)
-        indices = [(part, which.nonzero(as_tuple=True)[0]) for part, which in chosen]
-        self._parts = [(part, index) for part, index in indices if index.numel()]
-        self._there: list[Tensor] = []
-        self._entries: list[tuple[dict[str, Any], Tensor, int]] = []
-        self._numbers: list[Tensor] = []
+        self._layers: list[_LayerErrors] = []
 
     def add(
-        self, layer: Mapping[str, Any], rows: Tensor, reference: Tensor, cache_dtype: str
+        self, told: Mapping[str, Any], rows: Tensor, reference: Tensor, cache_dtype: str
     ) -> None:
-        """Measure one layer's K or V rows as `errors_of` says; `layer` goes into its dicts."""
+        """Measure one layer's K or V rows as `errors_of` says; `told` goes into its dicts."""
         expected = cache_values(reference, cache_dtype)
         norm = expected.square().sum(-1).mean().sqrt()
-        distance = (cache_values(rows, cache_dtype) - expected).square().sum(-1).sqrt()
+        distance = (cache_values(rows, cache_dtype) - expected).square_().sum(-1).sqrt()
         errors = torch.where(distance == 0, distance, distance / norm)
-        errors = errors.nan_to_num(nan=torch.inf, posinf=torch.inf)
-        differing = (_bits(rows) != _bits(reference)).any(-1)
+        differing = (_bits(rows) != _bits(reference)).any(-1).to(torch.uint8)
         step = torch.finfo(element_view(reference, cache_dtype).dtype).eps
-        one_step = (step * expected.abs().max() / norm).nan_to_num(nan=0.0)
+        one_step = step * expected.abs().max() / norm
         one_element = step / expected.shape[-1] ** 0.5
-        if not self._there:
-            self._there = [index.to(errors.device) for _, index in self._parts]
-        for (part, index), there in zip(self._parts, self._there, strict=True):
-            told = {**layer, "part": part, "one_element": one_element}
-            self._entries.append((told, index, errors.shape[1]))
-            self._numbers.append(_numbers(errors[there], differing[there], one_step))
+        self._layers.append(_LayerErrors(dict(told), one_element, errors, differing, one_step))
 
     def read(self) -> list[dict[str, Any]]:
         """The dicts of all layers, in the order in which they were added."""
-        numbers = torch.stack(self._numbers).tolist() if self._numbers else []
+        alike: dict[int, list[int]] = {}
+        for number, layer in enumerate(self._layers):
+            alike.setdefault(layer.errors.shape[1], []).append(number)
+        found: list[list[dict[str, Any]]] = [[] for _ in self._layers]
+        chosen = (~self._places.is_output, self._places.is_output)
+        for part, which in zip(PARTS, chosen, strict=True):
+            index = which.nonzero(as_tuple=True)[0]
+            for numbers in alike.values() if index.numel() else ():
+                for number, entry in zip(numbers, self._part(part, index, numbers), strict=True):
+                    found[number].append(entry)
+        return [entry for entries in found for entry in entries]
+
+    def _part(self, part: str, index: Tensor, numbers: Sequence[int]) -> list[dict[str, Any]]:
+        """One dict for each of these layers, which have the same number of heads."""
+        layers = [self._layers[number] for number in numbers]
+        there = index.to(layers[0].errors.device)
+        errors = torch.stack([layer.errors for layer in layers])[:, there].flatten(1)
+        differing = torch.stack([layer.differing for layer in layers])[:, there].flatten(1)
+        steps = torch.stack([layer.one_step for layer in layers])
+        measured = _numbers(errors, differing, steps).tolist()
         return [
-            {**told, **self._on_host(index, heads, found)}
-            for (told, index, heads), found in zip(self._entries, numbers, strict=True)
+            self._told(layer, part, index, values)
+            for layer, values in zip(layers, measured, strict=True)
         ]
 
-    def _on_host(self, index: Tensor, heads: int, numbers: Sequence[float]) -> dict[str, Any]:
+    def _told(
+        self, layer: _LayerErrors, part: str, index: Tensor, numbers: Sequence[float]
+    ) -> dict[str, Any]:
         largest, rms, median, one_step, worst, first, count = numbers
+        heads = layer.errors.shape[1]
         at_worst, at_first = (
             _place(self._places, int(index[int(n) // heads]), int(n) % heads)
             for n in (worst, first)
         )
         return {
+            **layer.told,
+            "part": part,
             "rows": index.numel() * heads,
             "largest": _number(largest),
             "rms": _number(rms),
@@ -124,15 +150,18 @@ class RowErrors:
             "differing": int(count),
             "first": at_first if count else None,
             "one_step": _number(one_step),
+            "one_element": layer.one_element,
         }
 
 
 def _numbers(errors: Tensor, differing: Tensor, one_step: Tensor) -> Tensor:
-    """[7] float64 on the rows' device: what `RowErrors` reads."""
-    flat, wrong = errors.flatten(), differing.flatten().to(torch.uint8)
-    measured = (flat.max(), flat.square().mean().sqrt(), flat.median(), one_step)
-    found = (flat.argmax(), wrong.argmax(), wrong.sum())
-    return torch.stack([number.double() for number in (*measured, *found)])
+    """[layers, 7] float64 from [layers, rows], [layers, rows] and [layers]: what `_told` reads."""
+    errors = errors.nan_to_num(nan=torch.inf, posinf=torch.inf)
+    largest, worst = errors.max(1)
+    rms, median = errors.square().mean(1).sqrt(), errors.median(1).values
+    measured = (largest, rms, median, one_step.nan_to_num(nan=0.0))
+    found = (worst, differing.argmax(1), differing.sum(1))
+    return torch.stack([numbers.double() for numbers in (*measured, *found)], 1)
 
 
 def _place(places: RowPlaces, row: int, head: int) -> dict[str, int]:

@@ -10,7 +10,8 @@ A cell brings another attention kernel, though, and mode off may agree with itse
 FlashAttention adds in the same order in decode and in prefill (on an H200, 0 of 128 positions
 moved in one set of prompts). So mode off answers once more with every layer's attention a rounding
 step off (`plugin.attention_nudge`), which is how far two right kernels are apart, and s is the
-larger of the two errors.
+larger of the two errors. On an H200 that s, about 0.12 nats on SmolLM2, explains how many tokens
+of sound staging cells differ: 10, 6 and 3 of 320 in three sets of prompts, 8, 8 and 3 expected.
 
 Why a single gap may reach 5 s: for normal errors a sound flip lies beyond c s at a share of
 `density * s * (phi(c) - c * Q(c))` of the positions (density: share of positions per nat of the
@@ -19,10 +20,9 @@ at c = 3, 4e-7 at c = 4 and 3e-9 at c = 5, and a run compares 1e4 to 1e6 tokens.
 bf16 have a kurtosis of 5, so 4 s would be passed now and then.
 
 Logits in bf16 are rounded to steps, an eighth for logits of 16 to 32: of two that all but agree
-one may stand a whole step above the other, and the least movement turns them over. Now and then
-both move at once. So a gap may always reach twice the largest movement that was seen, one for
-each candidate (for normal errors that is 5 s once more: the largest of 128 is 2.7 s on average).
-Most positions then do not move, the others by a step or a part of it, and half of all sound flips
+one may stand a whole step above the other, and the least movement turns them over. Where few
+positions move, 5 s may be less than a step. So a gap may always reach the largest movement that
+was seen: it is the movement of a gap, of both candidates together. Half of all sound flips then
 have a gap of a whole step.
 
 Without steps most sound flips lie far nearer: the mean of (gap / s)^2 over flips is 2/3 for normal
@@ -37,10 +37,7 @@ from dataclasses import dataclass
 from math import fsum, sqrt
 
 ALLOWED_RMS = 5.0
-"""The largest gap of a tie in multiples of the error scale, where no movement was far larger."""
-
-ALLOWED_LARGEST = 2.0
-"""The largest gap of a tie in multiples of the largest movement: each candidate may move so far."""
+"""The largest gap of a tie in multiples of the error scale, where no movement was larger."""
 
 STILL = 1e-4
 """Movements up to here, in nats, are the rounding of log probabilities in float32."""
@@ -139,7 +136,7 @@ class PlaceVerdict:
 
 def allowed_gap(rms: float, largest: float) -> float:
     """The largest gap of a tie, in nats, from the movements' root mean square and the largest."""
-    return max(ALLOWED_RMS * rms, ALLOWED_LARGEST * largest)
+    return max(ALLOWED_RMS * rms, largest)
 
 
 def gap_between(top: TopLogprobs, reference: int, token: int) -> float | None:

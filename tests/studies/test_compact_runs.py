@@ -9,18 +9,20 @@ from types import ModuleType
 import pandas as pd
 import pytest
 
+from nwor_bench.report.text import NOT_MEASURED
+
 KEPT = Path(__file__).resolve().parents[2] / "sweeps" / "results" / "cpu-2-cores"
 
 REPORT = """
 | Cell             |   Window ms |   Forward |   Sample |   Mask |   Commit |   Probe |
 |:-----------------|------------:|----------:|---------:|-------:|---------:|--------:|
-| off x off        |       9.311 |     6.231 |    0.497 |      – |        – |   0.948 |
-| stage x graph    |       8.814 |     6.185 |    0.486 |      – |    0.017 |   1.308 |
+| off x off        |       9.311 |     6.231 |    0.497 |      DASH |        DASH |   0.948 |
+| stage x graph    |       8.814 |     6.185 |    0.486 |      DASH |    0.017 |   1.308 |
 
 | Cell             |   Hooks ms |   Deciding ms |   Share of window |
 |:-----------------|-----------:|--------------:|------------------:|
 | stage x graph    |      0.081 |         0.045 |             0.5 % |
-"""
+""".replace("DASH", NOT_MEASURED)
 
 
 @pytest.fixture

@@ -23,6 +23,7 @@ def kernel_script(study):
     return partial(study, "dram-kernels")
 
 
+@pytest.mark.slow
 def test_each_way_to_stage_has_a_process_of_its_own(engine_script):
     found = engine_script("measure").each_in_a_process(eval, ["__import__('os').getpid()"] * 2)
     assert len({*found, os.getpid()}) == 3

@@ -61,6 +61,7 @@ def test_the_page_holds_the_recorded_outcomes(table: ModuleType) -> None:
     assert table.PAGE.read_text() == table.render(outcomes)
 
 
+@pytest.mark.slow  # vLLM is imported
 def test_the_list_of_faults_is_the_tests_own(
     table: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:

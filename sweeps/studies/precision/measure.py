@@ -188,7 +188,7 @@ def report(data: RunData, cells: list[CellResult], waited_ms: list[float]) -> di
 
 
 def write_rows(rows: list[dict[str, Any]], table: Path) -> None:
-    """All rows so far: a run takes minutes, and a borrowed machine may be gone after it."""
+    """All rows so far: a run takes minutes, and the machine may be gone after it."""
     pd.DataFrame(rows).to_csv(table, index=False, float_format="%.6g")
 
 

@@ -21,18 +21,18 @@ Every run is a row of [injection.csv](injection.csv); `measure.py` made them, `p
 
 ## Commands
 
-{sessions}
+{all_series}
 """
 
 
 def text_of(rows: pd.DataFrame) -> str:
     """The whole page."""
-    found = [_line(keys, part) for keys, part in rows.groupby(["session", "delay"], sort=False)]
-    sessions = rows.dropna(subset="command").to_dict("records")
+    found = [_line(keys, part) for keys, part in rows.groupby(["series", "delay"], sort=False)]
+    all_series = rows.dropna(subset="command").to_dict("records")
     return TEXT.format(
         answer=_answer(rows),
         table=pd.DataFrame(found).to_markdown(index=False, disable_numparse=True),
-        sessions="\n".join(_session(row) for row in sessions).rstrip(),
+        all_series="\n".join(_told(row) for row in all_series).rstrip(),
     )
 
 
@@ -40,8 +40,8 @@ def _answer(rows: pd.DataFrame) -> str:
     """How many were found; not those runs whose pace a busy host set."""
     lines = []
     for where, chosen in (
-        ("On a CPU", rows[rows["session"] == "CPU"]),
-        ("On an H200", rows[rows["session"].str.startswith("H200, GPU")]),
+        ("On a CPU", rows[rows["series"] == "CPU"]),
+        ("On an H200", rows[rows["series"].str.startswith("H200, GPU")]),
     ):
         told = [
             f"{100 * delay:g} % in {(part['verdict'] == 'SLOWER').sum()} of {len(part)} runs"
@@ -53,10 +53,10 @@ def _answer(rows: pd.DataFrame) -> str:
 
 
 def _line(keys: tuple[Any, ...], rows: pd.DataFrame) -> dict[str, str]:
-    """One session and delay."""
+    """One series and delay."""
     half = (rows["ratio_high"] - rows["ratio_low"]) / 2
     return {
-        "session": str(keys[0]),
+        "series": str(keys[0]),
         "pair": rows.iloc[0]["pair"],
         "delay": f"{100 * keys[1]:g} %",
         "runs": str(len(rows)),
@@ -73,9 +73,9 @@ def _span(values: "pd.Series[float]", shown: str) -> str:
     return low if low == high else f"{low} to {high}"
 
 
-def _session(row: dict[str, Any]) -> str:
+def _told(row: dict[str, Any]) -> str:
     commit = f"commit {row['commit']}" if pd.notna(row["commit"]) else "commit not recorded"
-    said = f"{row['session']}: {row['machine']}; vLLM {row['vllm']}, {commit}."
+    said = f"{row['series']}: {row['machine']}; vLLM {row['vllm']}, {commit}."
     return f"{said}\n\n    {row['command']}\n"
 
 

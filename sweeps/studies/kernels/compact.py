@@ -26,7 +26,6 @@ COLUMNS = {
     "l2": "l2",
     "launch": "launch",
     "staged_tokens": "staged_tokens",
-    "launches": "launches",
     "rounds": "n",
     "time_us": "time_us",
     "time_over_nwor": "ratio",

@@ -94,7 +94,7 @@ def _section(rows: list[Row], kernel: str, dtype: str) -> str:
 def _time(row: Row) -> str:
     if row.status is not Status.OK:
         return str(row.status)
-    host = "" if row.host_us_per_call is None else f", host {row.host_us_per_call:.1f}"
+    host = "" if row.host_us_per_call is None else f", host {microseconds(row.host_us_per_call)}"
     ratio = "" if row.time_over_nwor is None else f" ({interval(row)})"
     return f"{microseconds(row.time_us)}{ratio}{host}"
 

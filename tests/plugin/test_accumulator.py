@@ -6,8 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nwor_bench.plugin import accumulator
-from nwor_bench.plugin.accumulator import Accumulator, WindowCounts, WindowTimes, per_position
+from nwor_bench.plugin.counts import accumulator
+from nwor_bench.plugin.counts.accumulator import (
+    Accumulator,
+    WindowCounts,
+    WindowTimes,
+    per_position,
+)
 
 COUNTS = st.builds(
     WindowCounts,

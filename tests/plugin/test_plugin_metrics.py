@@ -11,7 +11,7 @@ from prometheus_client import REGISTRY, generate_latest
 
 from nwor_bench.errors import ConfigError
 from nwor_bench.plugin import register
-from nwor_bench.plugin.accumulator import Accumulator, WindowCounts, WindowTimes
+from nwor_bench.plugin.counts.accumulator import Accumulator, WindowCounts, WindowTimes
 from nwor_bench.plugin.observe import metrics
 from nwor_bench.plugin.observe.metrics import (
     FOLDER,

@@ -18,7 +18,7 @@ from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 
 from nwor_bench.errors import ConfigError
-from nwor_bench.plugin.accumulator import WindowCounts
+from nwor_bench.plugin.counts.accumulator import WindowCounts
 from nwor_bench.plugin.patching import Patch, PatchSet
 from nwor_bench.plugin.settings import PluginSettings
 from nwor_bench.records.metrics import MetricFiles, WindowMetrics, labels_of, process_name

@@ -17,9 +17,9 @@ from vllm.v1.attention.backends.cpu_attn import (
     CPUAttentionMetadata,
 )
 
-from nwor_bench.plugin import refusals
-from nwor_bench.plugin.staging import StagingBuffers, write_kv_cache
-from nwor_bench.plugin.window import Window
+from nwor_bench.plugin.runner_v1.staging import StagingBuffers, write_kv_cache
+from nwor_bench.plugin.staging import refusals
+from nwor_bench.plugin.staging.window import Window
 from nwor_kernels.verify_attention import (
     AttentionPlan,
     plan_attention,

@@ -17,18 +17,17 @@ import torch
 from torch import Tensor
 from vllm.forward_context import get_forward_context
 
-from nwor_bench.plugin.accumulator import Accumulator
-from nwor_bench.plugin.invalid_drafts import invalid_drafts
-from nwor_bench.plugin.late_counts import LateCounts, PendingStep
-from nwor_bench.plugin.layers import attention_layers, stageable_layers
+from nwor_bench.plugin.counts.accumulator import Accumulator
+from nwor_bench.plugin.counts.late_counts import LateCounts, PendingStep
+from nwor_bench.plugin.counts.scheduler_output import finished, invalid_drafts, restarted
 from nwor_bench.plugin.patching import Patch, PatchSet
 from nwor_bench.plugin.rank_vote import RankVote
-from nwor_bench.plugin.request_lives import finished, restarted
 from nwor_bench.plugin.runner_v1.cpu_attention import LayerStaging
 from nwor_bench.plugin.runner_v1.host_counts import HostCounts, Step, count_sampled, pending_step
+from nwor_bench.plugin.runner_v1.setup import set_up_staging
 from nwor_bench.plugin.runner_v1.validation import Validation, ValidationRefused, Validator
-from nwor_bench.plugin.staging import StagingBuffers, StagingUnavailable
-from nwor_bench.plugin.window import Window, WindowBatch, close_leftover
+from nwor_bench.plugin.staging.layers import attention_layers
+from nwor_bench.plugin.staging.window import Window, WindowBatch, close_leftover
 from nwor_bench.records.types import NworMode, ScvMode
 
 logger = logging.getLogger("vllm.nwor_bench")
@@ -57,7 +56,9 @@ class V1RunnerHook:
         capacity = runner.max_num_reqs * runner.num_spec_tokens
         self.validator = Validator(capacity, vocab_size, runner.device)
         self._vote = RankVote.of_worker()
-        self.buffers, self.staging_unavailable = self._make_buffers(capacity)
+        self.buffers, self.staging_unavailable = set_up_staging(
+            runner, self.target_layers, capacity
+        )
         self.window = Window(self.buffers) if self.buffers else None
         self._patches = PatchSet(
             [
@@ -67,18 +68,6 @@ class V1RunnerHook:
                 Patch(runner, "sample_tokens", self._wrap_sample_tokens),
             ]
         )
-
-    def _make_buffers(self, capacity: int) -> tuple[StagingBuffers | None, str | None]:
-        buffers, reason = None, None
-        try:
-            layers = stageable_layers(self.runner, self.target_layers)
-            buffers = StagingBuffers(layers, capacity)
-        except StagingUnavailable as unavailable:
-            reason = str(unavailable)
-        except Exception as fault:
-            logger.exception("nwor: staging could not be set up; windows are written directly")
-            reason = f"setup:{type(fault).__name__}"
-        return buffers, reason
 
     def agree(self) -> None:
         """Stage on every rank or on none; every rank calls it once, before anything else."""

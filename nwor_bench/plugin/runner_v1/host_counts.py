@@ -12,11 +12,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nwor_bench.plugin.accumulator import Accumulator, WindowCounts, WindowTimes, per_position
-from nwor_bench.plugin.invalid_drafts import valid_drafts
-from nwor_bench.plugin.late_counts import PendingStep
+from nwor_bench.plugin.counts.accumulator import (
+    Accumulator,
+    WindowCounts,
+    WindowTimes,
+    per_position,
+)
+from nwor_bench.plugin.counts.late_counts import PendingStep
+from nwor_bench.plugin.counts.scheduler_output import valid_drafts
 from nwor_bench.plugin.runner_v1.validation import Validation, accepted_on_host
-from nwor_bench.plugin.window import Outcome
+from nwor_bench.plugin.staging.window import Outcome
 
 logger = logging.getLogger("vllm.nwor_bench")
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from nwor_bench.plugin.staging import LayerCache
+from nwor_bench.plugin.staging.layers import LayerCache
 from nwor_kernels.commit.sources import StagedSources
 
 

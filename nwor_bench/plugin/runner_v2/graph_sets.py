@@ -17,10 +17,15 @@ import torch
 from vllm.config.compilation import CUDAGraphMode
 from vllm.v1.worker.gpu.cudagraph_utils import BatchExecutionDescriptor, ModelCudaGraphManager
 
-from nwor_bench.plugin.runner_v2.plan import DraftCounts, equal_drafts, whole_step
-from nwor_bench.plugin.runner_v2.staging import GpuStaging, GpuWindowBatch
-from nwor_bench.plugin.staging import StagingUnavailable
-from nwor_bench.plugin.window import Window
+from nwor_bench.plugin.runner_v2.batch import (
+    DraftCounts,
+    GpuWindowBatch,
+    equal_drafts,
+    whole_step,
+)
+from nwor_bench.plugin.runner_v2.staging import GpuStaging
+from nwor_bench.plugin.staging.layers import StagingUnavailable
+from nwor_bench.plugin.staging.window import Window
 from nwor_kernels.commit.sources import StagedSources
 
 logger = logging.getLogger("vllm.nwor_bench")

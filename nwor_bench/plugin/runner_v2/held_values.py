@@ -8,7 +8,7 @@ addresses are compared; only what was seen to be apart is then held by reference
 
 from torch import Tensor
 
-from nwor_bench.plugin.window import HeldValuesLost
+from nwor_bench.plugin.staging.window import HeldValuesLost
 
 
 class HeldValues:

@@ -5,9 +5,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from nwor_bench.plugin import refusals
-from nwor_bench.plugin.layers import one_group_of, target_caches
 from nwor_bench.plugin.patching import Patch, PatchSet
 from nwor_bench.plugin.runner_v2.attention import BUILDERS, StagingAttention, why_unsupported
 from nwor_bench.plugin.runner_v2.graph_sets import StagingGraphs
@@ -15,8 +14,9 @@ from nwor_bench.plugin.runner_v2.persisting_l2 import PersistingL2
 from nwor_bench.plugin.runner_v2.plan import WindowPlanner
 from nwor_bench.plugin.runner_v2.staging import GpuStaging
 from nwor_bench.plugin.settings import PluginSettings
-from nwor_bench.plugin.staging import StagingUnavailable
-from nwor_bench.plugin.window import Window
+from nwor_bench.plugin.staging import refusals
+from nwor_bench.plugin.staging.layers import LayerCache, StagingUnavailable, one_group_of
+from nwor_bench.plugin.staging.window import Window
 from nwor_bench.records.types import StageBy, StageL2
 from nwor_kernels.verify_attention.kernel import VerifyWorkspace
 
@@ -149,3 +149,20 @@ def why_runner_cannot_stage(runner: Any) -> str | None:
     reason = next((reason for reason, holds in reasons.items() if holds), None)
     reason = reason or refusals.of_model(getattr(config, "model_config", None))
     return reason or refusals.of_compilation(runner.compilation_config, runner.cudagraph_manager)
+
+
+def target_caches(
+    runner: Any, target_names: list[str]
+) -> tuple[list[LayerCache], tuple[list[Tensor], list[Tensor]] | None]:
+    """The target's caches on a GPU, and the K and V scales of each if they are fp8."""
+    context = runner.compilation_config.static_forward_context
+    layers = [context[name] for name in target_names]
+    caches = [
+        LayerCache(name, layer.kv_cache, layer.head_size, runner.dtype)
+        for name, layer in zip(target_names, layers, strict=True)
+    ]
+    if not any(layer.impl.kv_cache_dtype.startswith("fp8") for layer in layers):
+        return caches, None
+    keys = [layer._k_scale.view(-1) for layer in layers]
+    values = [layer._v_scale.view(-1) for layer in layers]
+    return caches, (keys, values)

@@ -9,18 +9,17 @@ complain about is read late.
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 
 import torch
 from torch import Tensor
 
 import nwor_kernels
+from nwor_bench.plugin.runner_v2.batch import GpuWindowBatch
 from nwor_bench.plugin.runner_v2.copy_buffers import CopyBuffers
 from nwor_bench.plugin.runner_v2.held_values import HeldValues
 from nwor_bench.plugin.runner_v2.persisting_l2 import PersistingL2
-from nwor_bench.plugin.staging import LayerCache, StagingUnavailable
-from nwor_bench.plugin.window import WindowBatch
+from nwor_bench.plugin.staging.layers import LayerCache, StagingUnavailable
 from nwor_kernels.commit.plan import CommitPlan
 from nwor_kernels.commit.sources import StagedSources
 
@@ -34,44 +33,6 @@ ACTIVATIONS_REUSED = "activations_reused"
 
 EVERY_ROW = 1 << 20
 """A count above any window's: whoever commits with it commits every staged row."""
-
-
-@dataclass(frozen=True)
-class GpuWindowBatch(WindowBatch):
-    """A window on a GPU, planned by the V2 runner's hook.
-
-    Attributes:
-        max_query_len: most query rows of a request with a window.
-        staged_start, staged_end: [requests] int32, a request's staged rows in the source; None:
-            the whole step is staged, and the step's `query_start_loc` tells.
-        tokens_per_request: staged rows of each request where all have as many and nothing but
-            windows is in the step; else None, and the next two say whose each row is.
-        certain: rows of each request that are staged before its first draft: 1 where the whole
-            step is, 0 where the first token is written at once.
-        row_request, row_index: [N] int32, request and place in its window of each staged row.
-        sources: addresses of a captured graph's K/V; None: collected layer by layer.
-        copied: the rows' K/V are copied into buffers, one after the other.
-    """
-
-    max_query_len: int = 1
-    staged_start: Tensor | None = None
-    staged_end: Tensor | None = None
-    tokens_per_request: int | None = None
-    certain: int = 0
-    row_request: Tensor | None = None
-    row_index: Tensor | None = None
-    sources: StagedSources | None = None
-    copied: bool = False
-
-    @cached_property
-    def commit_shape(self) -> tuple[str, int, int]:
-        """Name of the commit's launch for a validator: rows, and rows of each request."""
-        return "commit", self.slots.numel(), self.tokens_per_request or 1
-
-    def fits(self, accepted: Tensor) -> bool:
-        """`accepted` holds one count a request, not a mask."""
-        shape = accepted.shape
-        return len(shape) == 1 and shape[0] >= len(self.num_draft_tokens)
 
 
 class GpuStaging:

@@ -16,8 +16,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nwor_bench.plugin.accumulator import Accumulator, WindowCounts, WindowTimes, per_position
-from nwor_bench.plugin.invalid_drafts import valid_drafts
+from nwor_bench.plugin.counts.accumulator import (
+    Accumulator,
+    WindowCounts,
+    WindowTimes,
+    per_position,
+)
+from nwor_bench.plugin.counts.scheduler_output import valid_drafts
 from nwor_bench.plugin.observe.phases import Marks, durations
 from nwor_bench.records.types import SETTLING
 
@@ -120,7 +125,7 @@ class LateCounts:
             last.period_s = now - last.started
 
     def note_requests(self, finished: Collection[str], restarted: Mapping[str, int]) -> None:
-        """What the scheduler says as it sends a step (see `request_lives`)."""
+        """What the scheduler says as it sends a step (see `scheduler_output`)."""
         if finished:
             self._finished.update(finished)
         if restarted:

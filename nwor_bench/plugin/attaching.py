@@ -14,6 +14,7 @@ from nwor_bench.plugin.observe import metrics
 from nwor_bench.plugin.observe.nvtx import WindowRanges
 from nwor_bench.plugin.patching import PatchSet
 from nwor_bench.plugin.rank_vote import RankVote
+from nwor_bench.plugin.runner_hook import RunnerHook
 from nwor_bench.plugin.settings import PluginSettings, read_settings
 
 logger = logging.getLogger("vllm.nwor_bench")
@@ -63,7 +64,7 @@ class _Attachment:
         self._worker = worker
         self._settings = settings
         self._vote = RankVote.of_worker()
-        self._hook: Any = None
+        self._hook: RunnerHook
         self._ranges: WindowRanges | None = None
         self._metrics = PatchSet([])
 
@@ -112,7 +113,7 @@ class _Attachment:
         return None
 
 
-def make_hook(runner: Any, settings: PluginSettings) -> Any:
+def make_hook(runner: Any, settings: PluginSettings) -> RunnerHook:
     """The hook for vLLM's V1 or V2 runner; each is imported where it is used."""
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 

@@ -17,6 +17,7 @@ from nwor_bench.plugin.observe.dram import CountedWindows
 from nwor_bench.plugin.observe.kv_rows import KvRows
 from nwor_bench.plugin.observe.launches import LaunchWindows
 from nwor_bench.plugin.observe.write_watch import COUNTS, WriteWatch
+from nwor_bench.plugin.runner_hook import RunnerHook
 from nwor_bench.records.types import NworMode, ScvMode
 
 register()
@@ -106,7 +107,7 @@ class NworWorkerExtension:
         hook = _hook(self)
         watch = getattr(self, WRITES, None)
         if watch is None:
-            if hook.window is None:
+            if hook.window is None or hook.buffers is None:
                 return dict.fromkeys(COUNTS, 0)
             watch = WriteWatch(hook.window, [layer.kv_cache for layer in hook.buffers.layers])
             setattr(self, WRITES, watch)
@@ -189,8 +190,8 @@ class NworWorkerExtension:
             hook.detach()
 
 
-def _hook(worker: Any) -> Any:
-    hook = getattr(worker, HOOK, None)
+def _hook(worker: Any) -> RunnerHook:
+    hook: RunnerHook | None = getattr(worker, HOOK, None)
     if hook is not None:
         return hook
     reason = getattr(worker, NOT_ATTACHED, None) or plugin.not_installed
@@ -205,7 +206,7 @@ def _hook(worker: Any) -> Any:
     )
 
 
-def _backend_name(hook: Any) -> str | None:
+def _backend_name(hook: RunnerHook) -> str | None:
     """The first attention implementation among the target layers; None if no layer has one.
 
     Recurrent layers have none.

@@ -16,6 +16,7 @@ from nwor_bench.errors import BenchError
 from nwor_bench.instruments.counter_join import ClockMatch, counted_between, match_clocks
 from nwor_bench.instruments.pm_sampling import CountersUnavailable, PmSampler, PmSamples
 from nwor_bench.plugin.patching import Patch, PatchSet
+from nwor_bench.plugin.runner_hook import RunnerHook
 
 COPIES = 3
 """Copies of known size before a batch, and as many after it."""
@@ -113,7 +114,7 @@ class CountedWindows:
             they are marked here.
     """
 
-    def __init__(self, hook: Any):
+    def __init__(self, hook: RunnerHook):
         self._hook = hook
         self._patches: PatchSet | None = None
         self._instruments: tuple[Sampler, Timeline] | None = None

@@ -13,6 +13,7 @@ from torch import Tensor
 from nwor_bench.errors import BenchError
 from nwor_bench.plugin.observe.block_tables import BlockTables, BlockWatch, Held
 from nwor_bench.plugin.observe.kv_errors import RowPlaces, errors_of
+from nwor_bench.plugin.runner_hook import RunnerHook
 
 Pair = tuple[int, str, int, int]
 """(request of this set, other set, its request there, length of its prompt)."""
@@ -56,7 +57,7 @@ class KvRows:
         hook: the runner's hook, which knows the target's layers.
     """
 
-    def __init__(self, hook: Any):
+    def __init__(self, hook: RunnerHook):
         groups = _groups_of(hook)
         self._why_unreadable = None
         if len(groups) != 1:
@@ -229,7 +230,7 @@ def _gather(layer: LayerRows, slots: Tensor) -> Tensor:
     return layer.kv_cache[there // size, :, there % size]
 
 
-def _layer_rows(hook: Any) -> list[LayerRows]:
+def _layer_rows(hook: RunnerHook) -> list[LayerRows]:
     context = hook.runner.compilation_config.static_forward_context
     layers = [(name, context[name]) for name in hook.target_layers]
     return [
@@ -243,7 +244,7 @@ def _layer_rows(hook: Any) -> list[LayerRows]:
     ]
 
 
-def _groups_of(hook: Any) -> list[int]:
+def _groups_of(hook: RunnerHook) -> list[int]:
     """The KV-cache groups that hold target layers."""
     groups = hook.runner.kv_cache_config.kv_cache_groups
     target = set(hook.target_layers)

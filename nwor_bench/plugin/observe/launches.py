@@ -14,6 +14,7 @@ from nwor_bench.errors import BenchError, ConfigError
 from nwor_bench.instruments.kineto import STEP, open_profiler, read_calls
 from nwor_bench.instruments.launches import count_calls
 from nwor_bench.plugin.patching import Patch, PatchSet
+from nwor_bench.plugin.runner_hook import RunnerHook
 
 
 class LaunchWindows:
@@ -23,7 +24,7 @@ class LaunchWindows:
         hook: the runner's hook, of either runner.
     """
 
-    def __init__(self, hook: Any):
+    def __init__(self, hook: RunnerHook):
         self._hook = hook
         self._patches: PatchSet | None = None
         self._profiler: Any = None

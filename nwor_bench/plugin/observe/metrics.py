@@ -20,6 +20,7 @@ from prometheus_client.registry import Collector
 from nwor_bench.errors import ConfigError
 from nwor_bench.plugin.counts.accumulator import WindowCounts
 from nwor_bench.plugin.patching import Patch, PatchSet
+from nwor_bench.plugin.runner_hook import RunnerHook
 from nwor_bench.plugin.settings import PluginSettings
 from nwor_bench.records.metrics import MetricFiles, WindowMetrics, labels_of, process_name
 
@@ -74,7 +75,7 @@ def folder_of(environ: Mapping[str, str] = os.environ) -> Path | None:
     return None
 
 
-def publish(hook: Any, worker: Any, settings: PluginSettings) -> PatchSet:
+def publish(hook: RunnerHook, worker: Any, settings: PluginSettings) -> PatchSet:
     """Count the worker's windows for /metrics from now on, if metrics are on.
 
     Call it before the hook is attached, whose wrappers have to lie on top.
@@ -120,12 +121,15 @@ def global_rank(worker: Any) -> int:
 
 
 def read_counts_in_time(
-    hook: Any, clock: Callable[[], float] = time.perf_counter
+    hook: RunnerHook, clock: Callable[[], float] = time.perf_counter
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Have counts that are still on the device read every few seconds, and when work runs out.
 
     Each reading waits for the steps that the device has still to finish.
     """
+
+    late = hook.late
+    assert late is not None
 
     def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
         last = clock()
@@ -134,7 +138,7 @@ def read_counts_in_time(
             nonlocal last
             # vLLM runs one more step, an empty one, when its last request has finished.
             if not scheduler_output.total_num_scheduled_tokens or clock() - last > LATE_COUNTS_S:
-                hook.late.resolve(None)
+                late.resolve(None)
                 last = clock()
             return original(scheduler_output, *args, **kwargs)
 

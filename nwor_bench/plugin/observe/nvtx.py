@@ -10,6 +10,7 @@ from typing import Any
 
 from nwor_bench.instruments.nvtx_ranges import Ranges, open_ranges
 from nwor_bench.plugin.patching import Patch, PatchSet
+from nwor_bench.plugin.runner_hook import RunnerHook
 from nwor_bench.records.types import label_of
 
 
@@ -20,7 +21,7 @@ class WindowRanges:
         hook: the runner's hook, of either runner.
     """
 
-    def __init__(self, hook: Any):
+    def __init__(self, hook: RunnerHook):
         self._hook = hook
         self._patches: PatchSet | None = None
         self._ranges: Ranges | None = None

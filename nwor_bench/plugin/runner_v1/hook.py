@@ -34,11 +34,12 @@ logger = logging.getLogger("vllm.nwor_bench")
 
 
 class V1RunnerHook:
-    """Owns the window of one V1 runner: attach, switch modes, read back, detach."""
+    """Follows one V1 runner: attach, switch modes, read back, detach (see `RunnerHook`)."""
 
     name = "V1"
     has_probe = False
     stage_by = "copy"
+    graphs = None
 
     def __init__(self, runner: Any, debug: bool = False):
         self.runner = runner

@@ -15,9 +15,11 @@ import time
 from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from prometheus_client.mmap_dict import MmapedDict, mmap_key
+
+from nwor_bench.records.types import WindowCounts
 
 
 @dataclass(frozen=True)
@@ -71,29 +73,6 @@ Labels = tuple[tuple[str, str], ...]
 """Label names and values, in a fixed order."""
 
 
-class CountedWindow(Protocol):
-    """What a window's record says, in the harness as in a worker."""
-
-    @property
-    def draft_tokens(self) -> int: ...
-    @property
-    def accepted_tokens(self) -> int: ...
-    @property
-    def staged_tokens(self) -> int: ...
-    @property
-    def committed_tokens(self) -> int: ...
-    @property
-    def rejected_tokens(self) -> int: ...
-    @property
-    def stage_operations(self) -> int: ...
-    @property
-    def fallback_reason(self) -> str | None: ...
-    @property
-    def scv_path(self) -> str | None: ...
-    @property
-    def scv_fallback_reason(self) -> str | None: ...
-
-
 class MetricFiles:
     """One process's values in a folder of metric files.
 
@@ -141,7 +120,7 @@ class WindowMetrics:
             for reason in reasons:
                 self._files.add(name, (*labels, ("reason", reason)), 0)
 
-    def add(self, window: CountedWindow, labels: Labels) -> None:
+    def add(self, window: WindowCounts, labels: Labels) -> None:
         """Count one finished window."""
         counts = {
             "nwor_windows": 1,

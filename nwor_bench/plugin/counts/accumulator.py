@@ -5,47 +5,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from nwor_bench.records.types import WindowCounts, WindowTimes
+
 MAX_UNDRAINED = 10_000
 """Windows kept where nobody has ever drained (`vllm serve`); older ones leave only their totals."""
 
 MAX_BETWEEN_DRAINS = 1_000_000
 """Windows kept where somebody drains (a sweep): above an hour of windows in one batch."""
-
-
-@dataclass
-class WindowTimes:
-    """Times of one window in ms; None where a phase did not run or was not measured.
-
-    `hook_ms` is host time that the hooks added, `scv_host_ms` the validation's part of it.
-    """
-
-    wall_ms: float | None = None
-    forward_ms: float | None = None
-    sample_ms: float | None = None
-    mask_ms: float | None = None
-    commit_ms: float | None = None
-    hook_ms: float | None = None
-    scv_host_ms: float | None = None
-
-
-@dataclass
-class WindowCounts:
-    """One window's counts, as they cross the process border (a plain dict by then)."""
-
-    num_reqs: int
-    draft_tokens: int
-    accepted_tokens: int
-    staged_tokens: int = 0
-    committed_tokens: int = 0
-    rejected_tokens: int = 0
-    stage_operations: int = 0
-    uncounted_draft_tokens: int = 0
-    uncounted_accepted_tokens: int = 0
-    fallback_reason: str | None = None
-    scv_path: str | None = None
-    scv_fallback_reason: str | None = None
-    accepted_per_position: tuple[int, ...] = ()
-    drafts_per_position: tuple[int, ...] = ()
 
 
 @dataclass

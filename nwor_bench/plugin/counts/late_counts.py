@@ -10,21 +10,16 @@ earlier, to bound what waits on the device, but windows are recorded when they a
 import logging
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from nwor_bench.plugin.counts.accumulator import (
-    Accumulator,
-    WindowCounts,
-    WindowTimes,
-    per_position,
-)
+from nwor_bench.plugin.counts.accumulator import Accumulator, per_position
 from nwor_bench.plugin.counts.scheduler_output import valid_drafts
 from nwor_bench.plugin.observe.phases import Marks, durations
-from nwor_bench.records.types import SETTLING
+from nwor_bench.records.types import SETTLING, UNTIMED, WindowCounts, WindowTimes
 
 logger = logging.getLogger("vllm.nwor_bench")
 
@@ -249,7 +244,8 @@ def _times(window: _ReadWindow) -> WindowTimes:
     def ms(seconds: float | None) -> float | None:
         return None if seconds is None else seconds * 1e3
 
-    return WindowTimes(
+    return replace(
+        UNTIMED,
         wall_ms=ms(step.period_s),
         hook_ms=ms(step.hook_s),
         scv_host_ms=ms(step.scv_s),

@@ -18,11 +18,11 @@ from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 
 from nwor_bench.errors import ConfigError
-from nwor_bench.plugin.counts.accumulator import WindowCounts
 from nwor_bench.plugin.patching import Patch, PatchSet
 from nwor_bench.plugin.runner_hook import RunnerHook
 from nwor_bench.plugin.settings import PluginSettings
 from nwor_bench.records.metrics import MetricFiles, WindowMetrics, labels_of, process_name
+from nwor_bench.records.types import WindowCounts
 
 SWITCH = "VLLM_NWOR_METRICS"
 """0: no metrics (a sweep has its own); anything else, or nothing: in `vllm serve`."""

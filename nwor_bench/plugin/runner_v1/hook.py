@@ -10,6 +10,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -155,7 +156,7 @@ class V1RunnerHook:
             self._begin(step)
             started = time.perf_counter()
             output = original(*args, **kwargs)
-            step.times.forward_ms = _ms_since(started)
+            step.times = replace(step.times, forward_ms=_ms_since(started))
             return output
 
         return _model_forward
@@ -169,7 +170,7 @@ class V1RunnerHook:
                 self._count_late(self.late, step, output.sampled_token_ids)
             if step is None:
                 return output
-            step.times.sample_ms = _ms_since(started)
+            step.times = replace(step.times, sample_ms=_ms_since(started))
             self._validate_and_commit(step, output.sampled_token_ids)
             return output
 
@@ -183,7 +184,7 @@ class V1RunnerHook:
             step, self._step = self._step, None
             if step is not None:
                 step.invalid_drafts = invalid_drafts(step.scheduler_output, grammar_output, judged)
-                step.times.wall_ms = _ms_since(step.started)
+                step.times = replace(step.times, wall_ms=_ms_since(step.started))
                 if self.window is not None and self.window.batch is not None:
                     step.outcome = self.window.close()
                 if self.late is None:
@@ -248,11 +249,11 @@ class V1RunnerHook:
             step.scv_fallback_reason = step.validation.fallback_reason
         except ValidationRefused as refusal:
             self._refuse(step, str(refusal))
-        step.times.mask_ms = _ms_since(started)
+        step.times = replace(step.times, mask_ms=_ms_since(started))
         if window is not None and staged:
             started = time.perf_counter()
             self._commit(window, step.validation)
-            step.times.commit_ms = _ms_since(started)
+            step.times = replace(step.times, commit_ms=_ms_since(started))
 
     def _commit(self, window: Window, validation: Validation | None) -> None:
         """Commit what was accepted, unless this rank or another has to write directly."""

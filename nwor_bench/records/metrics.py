@@ -56,8 +56,7 @@ KNOWN_REASONS = {
         *("kv_transfer", "layer_shapes_differ", "layer_staged_twice", "layers_share_kv", "lora"),
         *("micro_batches", "more_drafts_than_capacity", "no_target_layers", "pipeline_parallel"),
         *("ranks_accepted_differently", "several_kv_cache_groups"),
-        *("sliding_window_of_unequal_windows", "sliding_window_too_short", "step_not_finished"),
-        "window_beside_prefill_of_its_request",
+        *("step_not_finished", "window_beside_prefill_of_its_request"),
     ),
     "scv_fallback_count": (
         *("capture_not_supported", "more_drafts_than_capacity", "no_cuda", "sampled_ids_dtype"),

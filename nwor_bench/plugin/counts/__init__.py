@@ -1,1 +1,1 @@
-"""What each window did: counted on the host or late on the device, kept until it is drained."""
+"""Windows counted on the host or late from the device, and kept until they are drained."""

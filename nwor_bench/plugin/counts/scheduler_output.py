@@ -41,17 +41,17 @@ def restarted(scheduler_output: Any) -> Mapping[str, int]:
 
 
 def invalid_drafts(
-    scheduler_output: Any, grammar_output: Any, judged: Collection[str]
+    scheduler_output: Any, grammar_output: Any, checked: Collection[str]
 ) -> Mapping[str, int]:
-    """What the scheduler will leave out of its statistics, read from what a worker is given.
+    """Forbidden drafts, which the scheduler leaves out of its statistics.
 
     Only a step that waited for earlier tokens (`pending_structured_output_tokens`) has its drafts
-    judged; drafts of any other step were judged before they were scheduled.
+    checked by the scheduler late; drafts of any other step were checked before they were scheduled.
 
     Args:
         scheduler_output: vLLM's SchedulerOutput of the step, in any process.
         grammar_output: vLLM's GrammarOutput of the step, or None.
-        judged: requests whose drafts the runner handed to the scheduler; one that sat out the
+        checked: requests whose drafts the runner handed to the scheduler; one that sat out the
             step before keeps its placeholders, and vLLM counts those as drafts.
 
     Returns:
@@ -61,12 +61,12 @@ def invalid_drafts(
         return {}
     scheduled = scheduler_output.scheduled_spec_decode_tokens
     req_ids = grammar_output.structured_output_request_ids
-    # vLLM's word on a grammar output without numbers: none of the drafts may be accepted.
+    # vLLM's meaning of a grammar output without numbers: none of the drafts may be accepted.
     acceptable = grammar_output.num_acceptable_drafts or [0] * len(req_ids)
     invalid = {
         req_id: len(scheduled.get(req_id, ())) - allowed
         for req_id, allowed in zip(req_ids, acceptable, strict=True)
-        if req_id in judged
+        if req_id in checked
     }
     return {req_id: drafts for req_id, drafts in invalid.items() if drafts}
 

@@ -1,4 +1,4 @@
-"""How far two sets of K or V rows lie apart, per layer: a few plain numbers."""
+"""Errors of K or V rows against reference rows, layer by layer."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 PARTS = ("prompt", "output")
-"""Rows of the prompt's tokens, and rows of tokens that the request wrote itself."""
+"""Rows of the prompt's tokens, and rows of the request's own output tokens."""
 
 
 @dataclass(frozen=True)

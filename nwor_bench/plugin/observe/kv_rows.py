@@ -19,7 +19,7 @@ Pair = tuple[int, str, int, int]
 """(request of this set, other set, its request there, length of its prompt)."""
 
 ROOM = 8
-"""Rows stay on a GPU with this many times their size free; else they go to the host."""
+"""Rows stay on a GPU that has this many times their size free, else they go to the host."""
 
 RESCUE_BYTES = 1 << 30
 """Most bytes of rows that are copied before their blocks are reused; the rest is lost."""
@@ -27,7 +27,7 @@ RESCUE_BYTES = 1 << 30
 
 @dataclass(frozen=True)
 class LayerRows:
-    """Where a target layer's rows are: its cache, and how K is told from V."""
+    """Where a target layer's rows are: its cache, and where V begins in a row."""
 
     name: str
     kv_cache: Any
@@ -51,7 +51,7 @@ class KeptRows:
 
 
 class KvRows:
-    """What one worker holds of its cache for the K/V gate.
+    """K/V rows that one worker keeps for the K/V gate.
 
     Args:
         hook: the runner's hook, which knows the target's layers.
@@ -69,7 +69,7 @@ class KvRows:
         self._layers = _layer_rows(hook)
 
     def watch(self, on: bool) -> None:
-        """Begin to note a batch's blocks, or stop and forget all rows."""
+        """Start to note a batch's blocks, or stop and forget all rows."""
         self._rescued.clear()
         self._watch.switch(on and self.why_unreadable() is None)
         if not on:

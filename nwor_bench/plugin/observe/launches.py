@@ -43,7 +43,7 @@ class LaunchWindows:
         self._patches.apply()
 
     def start(self) -> None:
-        """Begin to record."""
+        """Start recording."""
         self._is_window = []
         self._profiler = open_profiler()
         self._profiler.start()

@@ -39,7 +39,7 @@ _own_folder: TemporaryDirectory[str] | None = None
 
 
 class FolderCollector(Collector):
-    """Everything that the metric files of a folder hold, merged as it is asked for."""
+    """All metrics in the files of a folder, merged at each scrape."""
 
     def __init__(self, folder: str):
         self._files = MultiProcessCollector(None, folder)  # type: ignore[no-untyped-call]
@@ -50,7 +50,7 @@ class FolderCollector(Collector):
 
 
 def share_folder() -> None:
-    """In the first process of a server: make the folder, and let /metrics show it."""
+    """In the first process of a server: make the folder, and show it on /metrics."""
     global _own_folder
     if os.environ.get(SWITCH) == "0" or FOLDER in os.environ:
         return
@@ -78,7 +78,7 @@ def folder_of(environ: Mapping[str, str] = os.environ) -> Path | None:
 def publish(hook: RunnerHook, worker: Any, settings: PluginSettings) -> PatchSet:
     """Count the worker's windows for /metrics from now on, if metrics are on.
 
-    Call it before the hook is attached, whose wrappers have to lie on top.
+    Call it before the hook is attached: the hook's wrappers must be the outer ones.
 
     Returns:
         What was patched for it, perhaps nothing: undo it if the hook cannot be attached.
@@ -103,7 +103,7 @@ def publish(hook: RunnerHook, worker: Any, settings: PluginSettings) -> PatchSet
 
 
 def publish_refusal(reason: str, worker: Any, settings: PluginSettings) -> None:
-    """Count once, under its reason, that this worker's windows will not be seen at all."""
+    """Count once, under its reason, that this worker has no hook and counts no window."""
     folder = folder_of()
     if folder is None:
         return
@@ -123,9 +123,9 @@ def global_rank(worker: Any) -> int:
 def read_counts_in_time(
     hook: RunnerHook, clock: Callable[[], float] = time.perf_counter
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Have counts that are still on the device read every few seconds, and when work runs out.
+    """Read counts that are still on the device every few seconds, and when work runs out.
 
-    Each reading waits for the steps that the device has still to finish.
+    Each read waits for the steps that the device has not finished.
     """
 
     late = hook.late

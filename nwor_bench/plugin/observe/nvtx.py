@@ -1,8 +1,7 @@
 """Ranges around a worker's windows: patches that exist only while NVTX is on.
 
-They lie beneath the runner hook's own wrappers, around vLLM's methods, so that `sample` is vLLM's
-sampling alone and `mask` and `commit` come after it. While NVTX is off nothing of this is in
-place, and no line of it runs.
+They are inside the runner hook's own wrappers, around vLLM's methods, so that `sample` is vLLM's
+sampling alone and `mask` and `commit` come after it. While NVTX is off no patch is in place.
 """
 
 from collections.abc import Callable
@@ -38,7 +37,7 @@ class WindowRanges:
     def switch(self, on: bool) -> None:
         """Emit ranges, or stop; call it between batches.
 
-        The hook is taken off meanwhile, since its wrappers have to lie on top.
+        The hook is detached meanwhile, since its wrappers must be the outer ones.
         """
         if on == self.on:
             return

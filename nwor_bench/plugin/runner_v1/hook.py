@@ -1,4 +1,4 @@
-"""vLLM's V1 model runner, translated into windows.
+"""The hook of vLLM's V1 model runner: which of its methods make a window.
 
 Four methods of one runner instance are wrapped: `execute_model` tells what was scheduled,
 `_model_forward` runs with the forward context set (begin), `_sample` returns the sampled ids
@@ -114,21 +114,21 @@ class V1RunnerHook:
         return self.accumulator.drain()
 
     def device_errors(self) -> list[str]:
-        """None: every launch is checked as it returns, and a fault is a counted fallback."""
+        """Always empty: each launch is checked as it returns; an error is a counted fallback."""
         return []
 
     def set_probe(self, on: bool) -> None:
-        """Nothing to switch: this runner's phases are timed on the host."""
+        """Does nothing: this runner's phases are timed on the host."""
 
     def graph_facts(self) -> dict[str, Any] | None:
         """None: windows under this runner's CUDA graphs are written directly."""
         return None
 
     def launch_refusals(self) -> None:
-        """No kernel of ours is launched again and again here."""
+        """None: this runner binds no kernel."""
 
     def l2_facts(self) -> None:
-        """Nothing persists in a processor's cache."""
+        """None: copies are not kept in an L2 cache."""
 
     # The four wrappers, in the order in which a step meets them.
 
@@ -179,11 +179,11 @@ class V1RunnerHook:
     def _wrap_sample_tokens(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def sample_tokens(grammar_output: Any) -> Any:
             # Read before this step's own drafts are there.
-            judged = self.runner._draft_token_req_ids or ()
+            checked = self.runner._draft_token_req_ids or ()
             output = original(grammar_output)
             step, self._step = self._step, None
             if step is not None:
-                step.invalid_drafts = invalid_drafts(step.scheduler_output, grammar_output, judged)
+                step.invalid_drafts = invalid_drafts(step.scheduler_output, grammar_output, checked)
                 step.times = replace(step.times, wall_ms=_ms_since(step.started))
                 if self.window is not None and self.window.batch is not None:
                     step.outcome = self.window.close()
@@ -198,7 +198,7 @@ class V1RunnerHook:
     # One window: begin, validate and commit, record.
 
     def _begin(self, step: Step) -> None:
-        """Read the window off the scheduler's word, and open it when staging is on."""
+        """Note the drafts of each request, and open the window when staging is on."""
         drafts = self._scheduler_output.scheduled_spec_decode_tokens
         step.req_ids = tuple(self.runner.input_batch.req_ids)
         step.num_draft_tokens = tuple(len(drafts.get(req_id, ())) for req_id in step.req_ids)
@@ -273,7 +273,7 @@ class V1RunnerHook:
             self.window.abort(f"validate:{reason}")
 
     def _close_leftover(self) -> None:
-        """A step that died between its calls leaves a window open: write it, count it."""
+        """Write and count the window that a step left open when it died between its calls."""
         step, self._step = self._step, None
         reason = close_leftover(self.window)
         if step is not None:

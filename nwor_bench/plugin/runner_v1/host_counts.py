@@ -1,6 +1,6 @@
-"""Windows of the V1 runner, counted from what it brings to the host anyway.
+"""Windows of the V1 runner, counted from the token ids that it copies to the host anyway.
 
-With async scheduling it brings that late and on one rank alone, so LateCounts counts them.
+With async scheduling these come late and on one rank only, so LateCounts counts the windows.
 """
 
 import logging
@@ -90,7 +90,7 @@ class HostCounts:
             _log_window(step, counts, num_accepted)
 
     def add_unfinished(self, step: Step, reason: str | None) -> None:
-        """Record a window whose step died: what it accepted is unknown, and vLLM counts none."""
+        """Record a window whose step died: its acceptance is unknown, and vLLM counts none."""
         drafts = sum(step.num_draft_tokens)
         counts = WindowCounts(
             num_reqs=step.num_reqs,

@@ -19,30 +19,29 @@ from nwor_kernels.commit.sources import StagedSources
 
 @dataclass(frozen=True)
 class GpuWindowBatch(WindowBatch):
-    """A window on a GPU, planned by the V2 runner's hook.
-
-    Attributes:
-        max_query_len: most query rows of a request with a window.
-        staged_start, staged_end: [requests] int32, a request's staged rows in the source; None:
-            the whole step is staged, and the step's `query_start_loc` tells.
-        tokens_per_request: staged rows of each request where all have as many and nothing but
-            windows is in the step; else None, and the next two say whose each row is.
-        certain: rows of each request that are staged before its first draft: 1 where the whole
-            step is, 0 where the first token is written at once.
-        row_request, row_index: [N] int32, request and place in its window of each staged row.
-        sources: addresses of a captured graph's K/V; None: collected layer by layer.
-        copied: the rows' K/V are copied into buffers, one after the other.
-    """
+    """A window on a GPU, planned by the V2 runner's hook."""
 
     max_query_len: int = 1
+    """Most query rows of a request with a window."""
     staged_start: Tensor | None = None
+    """[requests] int32, each request's first staged row in the source; None: the whole step is
+    staged, and the step's `query_start_loc` holds it."""
     staged_end: Tensor | None = None
+    """[requests] int32, the row after each request's last staged one; None likewise."""
     tokens_per_request: int | None = None
+    """Staged rows of each request where the step is nothing but equal windows; else None, and
+    `row_request` and `row_index` place each row."""
     certain: int = 0
+    """Rows of each request that are staged before its first draft: 1 where the whole step is
+    staged, 0 where the first token is written at once."""
     row_request: Tensor | None = None
+    """[N] int32, the request of each staged row."""
     row_index: Tensor | None = None
+    """[N] int32, the place of each staged row in its request's window."""
     sources: StagedSources | None = None
+    """Addresses of a captured graph's K/V; None: collected layer by layer."""
     copied: bool = False
+    """True where the rows' K/V are copied into buffers, one after the other."""
 
     @cached_property
     def commit_shape(self) -> tuple[str, int, int]:

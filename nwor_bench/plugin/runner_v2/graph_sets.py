@@ -1,6 +1,6 @@
 """A second set of full CUDA graphs, captured while staging, beside vLLM's own set.
 
-A captured forward cannot change its mind: vLLM's graphs write every draft to the cache. So the
+A captured forward is fixed: vLLM's graphs write every draft to the cache. So the
 same model is captured once more with the target layers staging. The K/V activations of that
 capture keep their addresses for as long as the graphs live, and every replay leaves a window's
 K/V there until the next replay from the pool, which is after the commit. Staging by copy, the
@@ -94,7 +94,7 @@ class StagingGraphs:
         self.memory_bytes = free_before - torch.cuda.mem_get_info()[0]
 
     def give_up(self, reason: str | None) -> None:
-        """Without graphs for staging from now on, here or on another rank; None: nothing."""
+        """Drop the graphs for good because this or another rank has none; None: do nothing."""
         if reason is None:
             return
         self.shapes.clear()

@@ -1,4 +1,4 @@
-"""vLLM's V2 model runner (the default on a GPU), translated into windows.
+"""The hook of vLLM's V2 model runner (the default on a GPU): which of its methods make a window.
 
 Four methods of the runner are wrapped, and two of its CUDA graph manager: `execute_model` tells
 what was scheduled, `dispatch` which graph will run it, `prepare_attn` the slots (begin),
@@ -91,7 +91,7 @@ class V2RunnerHook(V2Windows):
             self._stock_attention()
 
     def _allocate_copies(self) -> None:
-        """Give windows the memory that copies need, or none to stage on any rank."""
+        """Allocate the memory of copies, or stop staging on every rank."""
         if self._parts is None:
             return
         reason = self._vote.settle(self._parts.staging.allocate())
@@ -101,7 +101,7 @@ class V2RunnerHook(V2Windows):
             self._parts = self.window = self.buffers = self.graphs = None
 
     def _stock_attention(self) -> None:
-        """Give the target layers their own methods back, and the L2 cache its usual size."""
+        """Restore the target layers' stock methods and the L2 cache's usual size."""
         if self._parts is None or not self._parts.attention.applied:
             return
         self._parts.attention.undo()
@@ -114,7 +114,7 @@ class V2RunnerHook(V2Windows):
         return self.accumulator.drain()
 
     def device_errors(self) -> list[str]:
-        """What commits refused since the last call; waits for the device."""
+        """Commits refused on the device since the last call; waits for it."""
         return self.refusals.take() if self.refusals else []
 
     def set_probe(self, on: bool) -> None:
@@ -122,16 +122,16 @@ class V2RunnerHook(V2Windows):
         self.probe.on = on
 
     def l2_facts(self) -> dict[str, Any] | None:
-        """What of the copies persists in L2; None where that was not asked for."""
+        """How much of the copies persists in L2; None where that was not asked for."""
         l2 = self.buffers.l2 if self.buffers else None
         return None if l2 is None else l2.facts()
 
     def launch_refusals(self) -> dict[str, int]:
-        """Bound kernels of this process that Triton launches, by the reason."""
+        """Bound kernels of this process that are launched through Triton, by reason."""
         return dict(direct_launch_refusals)
 
     def graph_facts(self) -> dict[str, Any]:
-        """Both graph sets: their sizes must be equal, and what the second one took."""
+        """Sizes of both graph sets, which must be equal, and the memory of the second."""
         stock, graphs = self.runner.cudagraph_manager, self.graphs
         wanted = graphs.wanted() if graphs else []
         return {
@@ -205,9 +205,9 @@ class V2RunnerHook(V2Windows):
             if step.has_window:
                 if grammar_output is not None:
                     # The drafts of the step before: this step's own come after its samples.
-                    judged = self.runner.draft_tokens_handler.req_ids
+                    checked = self.runner.draft_tokens_handler.req_ids
                     step.pending.invalid_drafts = invalid_drafts(
-                        step.scheduler_output, grammar_output, judged
+                        step.scheduler_output, grammar_output, checked
                     )
                 self.probe.mark("sample_end")
                 self._validate_and_commit(step, output[1])

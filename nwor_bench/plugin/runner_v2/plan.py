@@ -110,7 +110,7 @@ class WindowPlanner:
         return batch, None
 
     def _may_hold(self, counts: DraftCounts) -> bool:
-        """May the K/V of this whole step stay alive, in every layer, until the commit?"""
+        """True if the K/V of this whole step may stay alive in every layer until the commit."""
         most = self._most_referenced
         return counts.windows_alone and (most is None or counts.num_tokens <= most)
 

@@ -1,4 +1,4 @@
-"""What staging on a GPU consists of, or why this model or runner must be written directly."""
+"""Staging on a GPU set up for one runner, or why its windows must be written directly."""
 
 import logging
 from dataclasses import dataclass
@@ -46,7 +46,7 @@ def set_up_staging(
 ) -> tuple[StagingParts | None, str | None]:
     """Everything that staging needs from vLLM's V2 runner, or None and the fallback reason.
 
-    A fault of our own is a reason too: mode off, and vLLM's start, must not end with it.
+    An error in this code is a fallback reason too: it stops neither mode off nor vLLM's start.
     """
     try:
         return _parts(runner, target_names, settings), None
@@ -109,7 +109,7 @@ def _attention_patches(
 
 
 def _memory_of(device: torch.device) -> int | None:
-    """All of a CUDA device's memory in bytes; None of a CPU, which is nobody's limit here."""
+    """All of a CUDA device's memory in bytes; None for a CPU, where it sets no limit."""
     if device.type != "cuda":
         return None
     return int(torch.cuda.get_device_properties(device).total_memory)
@@ -135,7 +135,7 @@ def most_referenced_rows(layers: list[Any], itemsize: int, memory_bytes: int | N
 
 
 def why_runner_cannot_stage(runner: Any) -> str | None:
-    """The fallback reason of a runner whose steps are more than this hook follows, or None."""
+    """The fallback reason of a runner whose steps this hook cannot follow, or None."""
     config = runner.vllm_config
     reasons = {
         "data_parallel": runner.parallel_config.data_parallel_size > 1,

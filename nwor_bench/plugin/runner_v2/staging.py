@@ -3,8 +3,8 @@
 Eagerly, and inside a full CUDA graph that was captured for staging, the K/V activations of a
 step live until the commit, so they are only pointed at. Between piecewise CUDA graphs the next
 piece overwrites them, so the drafts are copied into buffers; elsewhere too if that is asked for.
-Either way one launch commits all layers, and nothing waits for the device: what a kernel has to
-complain about is read late.
+Either way one launch commits all layers, and nothing waits for the device: errors of kernels are
+read late.
 """
 
 import logging
@@ -29,10 +29,10 @@ Launch = Callable[[Tensor], None]
 """Launches a commit for these counts, [requests] int32 on the device."""
 
 ACTIVATIONS_REUSED = "activations_reused"
-"""What goes wrong where one layer's K/V lie where another's were: in this engine, always."""
+"""Fallback reason where one layer's K/V overwrite another's; it then holds for every window."""
 
 EVERY_ROW = 1 << 20
-"""A count above any window's: whoever commits with it commits every staged row."""
+"""A count above any window's: a commit with it writes every staged row."""
 
 
 class GpuStaging:
@@ -119,19 +119,19 @@ class GpuStaging:
         return self.num_layers * cache.shape[1] * cache.shape[3] * cache.element_size()
 
     def open(self, batch: GpuWindowBatch) -> None:
-        """Take the window that the next stage and commit belong to."""
+        """Set the window that the next stage and commit belong to."""
         self._batch = batch
         self._through = None
 
     def validate_in_commit(self, through: Callable[[Launch, Tensor], None]) -> None:
-        """Let this window's commit decide by itself what was accepted.
+        """Let this window's commit decide what was accepted.
 
         It is then given vLLM's `num_sampled`, and `through` launches it (perhaps as a graph).
         """
         self._through = through
 
     def reset(self) -> None:
-        """Let go of the last window's K/V; one that a graph replayed has left nothing here.
+        """Release the last window's K/V; a window that a graph replayed holds nothing here.
 
         The commit may still be running. Its stream is the one that the K/V were allocated on, so
         PyTorch gives their memory only to kernels that run after it.
@@ -144,7 +144,7 @@ class GpuStaging:
             self._holds_layers = False
 
     def stage(self, layer: int, key: Tensor, value: Tensor, rows: Tensor) -> str:
-        """Point at one layer's K/V, or copy its drafts; returns what went wrong, or ''."""
+        """Point at one layer's K/V, or copy its drafts; returns '', or why that failed."""
         batch = self._batch
         assert batch is not None
         self._holds_layers = True
@@ -166,7 +166,7 @@ class GpuStaging:
         """Write the accepted rows of all layers.
 
         `accepted` is [requests] int32, accepted drafts of each request; vLLM's `num_sampled`,
-        which counts the certain first token too, where the commit decides by itself.
+        which counts the certain first token too, where the commit decides.
         """
         assert self._batch is not None
         certain = self._batch.certain
@@ -177,7 +177,7 @@ class GpuStaging:
         return ""
 
     def warm_up(self, batch: GpuWindowBatch) -> None:
-        """Compile what commits windows of this shape, so that no window waits for that.
+        """Compile the commit of windows of this shape, so that no window waits for it.
 
         `batch` is captured and all padding (slots of -1): nothing is written.
         """
@@ -188,7 +188,7 @@ class GpuStaging:
         self._bound.clear()
 
     def _launch(self, slots: Tensor, certain: int) -> Launch:
-        """What commits the window in flight, given its counts."""
+        """The launch that commits the window in flight, given its counts."""
         batch = self._batch
         assert batch is not None
         if batch.sources is None or batch.tokens_per_request is None:

@@ -1,6 +1,6 @@
 """The window of one step under vLLM's V2 runner: begin, decide what was accepted, commit.
 
-Which of the runner's methods call this is told in `hook.py`.
+`hook.py` calls this from the runner's methods.
 """
 
 import logging
@@ -98,7 +98,7 @@ class V2Windows:
         self._parts.window.begin(batch)
 
     def _stopped_staging(self, step: Step) -> bool:
-        """Has staging stopped for good? Then this window's reason is noted."""
+        """True if staging has stopped for good; this window's reason is then noted."""
         refused = self.refusals
         if refused is None:
             return False
@@ -148,7 +148,7 @@ class V2Windows:
         pending.fallback_reason = outcome.fallback_reason
 
     def _stop_staging_if_lasting(self, reason: str) -> None:
-        """No later window is staged if this one showed that none can be; all ranks know it."""
+        """Stage no later window if this one shows that none can be; every rank does the same."""
         if ACTIVATIONS_REUSED in reason:
             logger.error("nwor: %s; from now on windows are written directly", reason)
             self.staging_unavailable = reason
@@ -168,7 +168,7 @@ class V2Windows:
         pending.scv_s = time.perf_counter() - began
 
     def _close_leftover(self) -> None:
-        """A step that died between its calls leaves a window open: write it, count it."""
+        """Write and count the window that a step left open when it died between its calls."""
         step, self._step = self._step, None
         reason = close_leftover(self.window)
         if step is not None and step.has_window:

@@ -1,1 +1,1 @@
-"""What staging is for both runners: a window's life, the target's layers, the refusals."""
+"""Staging as both runners share it: a window's life, the target's layers, the refusals."""

@@ -1,6 +1,6 @@
-"""Which attention layers belong to the target, and can they be staged?
+"""Which attention layers belong to the target, and their caches.
 
-Names alone do not tell: an EAGLE head on a 30-layer target registers as layer 30 of the
+Names alone do not show it: an EAGLE head on a 30-layer target registers as layer 30 of the
 same model, in the same KV-cache group. So the runner is asked what it registered after both
 models were loaded.
 """

@@ -6,10 +6,12 @@ A second attention kernel that is as right as the first differs from it by about
 Here every layer's attention returns values one rounding step up or down while mode off decodes
 (`nwor_bench.plugin.observe.attention_nudge`), and the gate decides on the differing tokens as on a
 staging cell's: behind each tie it goes on from the reference's token, to the end. Every set of
-prompts that is called INVALID is a false alarm. Needs a GPU, or a CPU with fast bfloat16.
+prompts that is called INVALID is a false alarm. Eagerly: replayed CUDA graphs hold attention as it
+was captured. Needs a GPU, or a CPU with fast bfloat16.
 """
 
 import argparse
+import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
@@ -82,7 +84,8 @@ def main() -> None:
     given = parser.parse_args()
     pair, scenario = resolve_pair(given.pair), load_scenario("short")
     overrides = Overrides(requests=given.requests, max_new_tokens=given.tokens)
-    engine = VllmEngine(pair, resolve(scenario, overrides, dtype="bfloat16"))
+    eager = json.dumps({"enforce_eager": True})
+    engine = VllmEngine(pair, resolve(scenario, overrides, dtype="bfloat16", engine_args=eager))
     texts = load_prompts(scenario)[: given.sets * given.requests]
     prompts = encode(texts, load_tokenizer(pair.target), 1024, given.tokens)
     off = Cell(pair.name, NworMode.OFF, ScvMode.OFF)

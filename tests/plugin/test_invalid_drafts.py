@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nwor_bench.plugin.invalid_drafts import invalid_drafts
+from nwor_bench.plugin.counts.scheduler_output import invalid_drafts
 
 
 def step(pending: bool = True, **drafts: int) -> Any:

@@ -4,7 +4,8 @@ from dataclasses import replace
 from statistics import median
 
 import pytest
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from nwor_bench.analysis.aggregate import REFERENCE, check_invariants, summarise
@@ -43,7 +44,7 @@ def test_cells_stand_in_a_fixed_order(run):
     assert modes == [("off", s) for s in scv] + [("stage", s) for s in scv]
 
 
-@settings(max_examples=10)
+@examples(10)
 @given(seed=st.integers(0, 1000), blocks=st.integers(1, 5))
 def test_sums_are_those_of_the_timed_records(seed, blocks):
     run = make_run(blocks=blocks, seed=seed)

@@ -67,6 +67,7 @@ def test_the_package_imports_and_runs_on_a_cpu_without_triton() -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow  # a process
 def test_importing_the_package_imports_no_kernel_file() -> None:
     done = run_python(
         "-c",

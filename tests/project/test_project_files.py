@@ -111,6 +111,7 @@ def copy_of_the_sources(folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.slow  # builds the wheel
 def test_wheel_holds_every_module_and_data_file(tmp_path: Path) -> None:
     source = copy_of_the_sources(tmp_path)
     build = "from setuptools import build_meta; build_meta.build_wheel('dist')"

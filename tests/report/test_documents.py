@@ -5,7 +5,8 @@ from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from plotly.offline import get_plotlyjs
 
@@ -337,7 +338,7 @@ def test_escaped_text_is_one_line_that_unescapes_to_itself(text):
     assert plain == " ".join(text.split())
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(text=st.text(min_size=1))
 def test_any_text_gives_a_sound_page(text):
     blocks = (Headline(text, text, "none"), Paragraph(text), Bullets((text,)), Code(text),

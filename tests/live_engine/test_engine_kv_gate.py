@@ -77,7 +77,10 @@ def test_a_sound_run_is_equal_bit_for_bit(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("damage", "layer", "place"),
-    [(one_head_of_one_layer, 1, ", V, head 1 "), (keys_of_the_last_layer, 2, ", K, head 0 ")],
+    [
+        (one_head_of_one_layer, 1, ", V, head 1 "),
+        pytest.param(keys_of_the_last_layer, 2, ", K, head 0 ", marks=pytest.mark.long),
+    ],
 )
 def test_wrong_values_that_no_token_tells_are_invalid(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: Damage, layer: int, place: str

@@ -7,12 +7,12 @@ import pytest
 from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
+from synthetic_run import BYTES_PER_TOKEN, LAYERS, change_batches, change_windows, make_run
 
 from nwor_bench.analysis.aggregate import REFERENCE, check_invariants, summarise
 from nwor_bench.analysis.invariants import counter_checks
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import CellResult, Verdict
-from tests.synthetic_run import BYTES_PER_TOKEN, LAYERS, change_batches, change_windows, make_run
 
 TIMES = ("latency_ms_p50", "latency_ms_p95", "window_ms_mean", "tokens_per_s")
 RATIOS = ("ratio_to_off", "ratio_ci_low", "ratio_ci_high")

@@ -5,8 +5,10 @@ from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
+from changed_run import save_baseline, slowed
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from synthetic_run import make_run, save_run
 
 from nwor_bench.analysis.aggregate import summarise
 from nwor_bench.analysis.comparing.change_estimates import ratio_change, time_change
@@ -19,8 +21,6 @@ from nwor_bench.records.csv_tables import read_table
 from nwor_bench.records.types import BatchRecord, CellResult, WindowRecord
 from nwor_bench.report.files import to_csv
 from nwor_bench.workload.config import load_scenario
-from tests.changed_run import save_baseline, slowed
-from tests.synthetic_run import make_run, save_run
 
 RUN = make_run(blocks=8, device="cuda", aa=True)
 NEW = slowed(RUN, {("stage", "graph"): 1.05})

@@ -5,7 +5,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from changed_run import other_prompts, slowed, stored, with_header
 from rich.console import Console
+from synthetic_run import change_batches, change_windows, make_run
 
 from nwor_bench.analysis.comparing.compare import DecideBy, compare_runs
 from nwor_bench.records.store import read_header
@@ -16,8 +18,6 @@ from nwor_bench.report.comparison.reports import (
     print_comparison,
 )
 from nwor_bench.report.comparison.text import headline, how_decided, reasons
-from tests.changed_run import other_prompts, slowed, stored, with_header
-from tests.synthetic_run import change_batches, change_windows, make_run
 
 REAL = Path(__file__).parents[2] / "sweeps" / "results" / "cpu-2-cores"
 RUN = make_run(blocks=12, device="cuda", aa=True)

@@ -9,6 +9,7 @@ from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 from plotly.offline import get_plotlyjs
+from synthetic_run import change_batches, make_run
 
 from nwor_bench.analysis.aggregate import summarise
 from nwor_bench.records.types import Verdict
@@ -30,7 +31,6 @@ from nwor_bench.report.markdown import escape, render_markdown
 from nwor_bench.report.sections.limits import limits
 from nwor_bench.report.sections.verdicts import CPU_SENTENCE, verdict_sentence
 from nwor_bench.report.text import NOT_MEASURED
-from tests.synthetic_run import change_batches, make_run
 
 VOID = {"meta", "link"}
 

@@ -6,13 +6,13 @@ import json
 from dataclasses import replace
 
 import pytest
+from synthetic_run import change_batches, make_run, save_run, write_reports
 
 from nwor_bench.analysis.aggregate import summarise
 from nwor_bench.errors import ConfigError, StoreError
 from nwor_bench.records.store import RECORDS_FILE, read_run
 from nwor_bench.records.types import CellResult, WindowRecord
 from nwor_bench.report.files import to_csv
-from tests.synthetic_run import change_batches, make_run, save_run, write_reports
 
 # From the design's output contract.
 CELLS = """pair, nwor_mode, scv_mode, batches, windows, requests, output_tokens, draft_tokens,

@@ -91,6 +91,7 @@ def test_a_damaged_table_is_named_with_its_row(damage, words: str, tmp_path: Pat
         read_table(path, WindowRecord)
 
 
+@pytest.mark.slow
 def test_tables_alone_give_what_the_records_give(new: Path, tmp_path: Path) -> None:
     save_run(RUN, tmp_path / "records")
     records = load_stored(tmp_path / "records")

@@ -41,7 +41,14 @@ def check_bytes(device, requests, tuning, *, heads=4, kv_heads=2, head_dim=32) -
 @pytest.mark.parametrize("requests", [EVEN, UNEVEN], ids=["even", "uneven"])
 @pytest.mark.parametrize(
     ("programs", "min_tiles"),
-    [(1, 2), (3, 1), (4, 2), (7, 1), (13, 2), (40, 1)],
+    [
+        (4, 2),
+        *(
+            pytest.param(*case, marks=pytest.mark.long)
+            for case in ((1, 2), (3, 1), (7, 1), (13, 2))
+        ),
+        pytest.param(40, 1, marks=pytest.mark.long),
+    ],
 )
 def test_as_many_as_the_kernel_writes(triton_device, requests, programs, min_tiles):
     tuning = Tuning(
@@ -54,7 +61,9 @@ def test_as_many_as_the_kernel_writes(triton_device, requests, programs, min_til
 
 
 @pytest.mark.parametrize("requests", [EVEN, UNEVEN], ids=["even", "uneven"])
-@pytest.mark.parametrize("programs", [2, 3, 4, 5])
+@pytest.mark.parametrize(
+    "programs", [4, *(pytest.param(n, marks=pytest.mark.long) for n in (2, 3, 5))]
+)
 def test_whole_pairs_leave_nothing(triton_device, requests, programs):
     """Six pairs for fewer programs; as long as the longest program takes at most thrice as long."""
     tuning = Tuning(block_n=16, programs=programs, min_tiles=1, skip_padding=False, whole_pairs=200)

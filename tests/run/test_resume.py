@@ -97,7 +97,9 @@ def uncut(own_surroundings: None) -> list[BatchRecord]:
     return never_cut()
 
 
-@pytest.mark.parametrize("n", [0, 1, 3, 8, 9, 17, 28])
+@pytest.mark.parametrize(
+    "n", [0, 9, 28, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 3, 8, 17))]
+)
 def test_a_resumed_run_is_the_run_that_was_never_cut(n: int, uncut: list[BatchRecord]) -> None:
     interrupted_at(n)
     engine = FakeEngine()

@@ -23,7 +23,7 @@ from nwor_bench.run import blocks as runner
 from nwor_bench.run.prepare import PairChoice, resume_one, run_one
 from nwor_bench.workload.config import Overrides, RunSpec, load_scenario, resolve
 
-pytestmark = pytest.mark.usefixtures("own_surroundings", "ties")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("own_surroundings", "ties")]
 
 RUN = Path("run")
 CELLS, BLOCKS = 7, 2
@@ -108,16 +108,7 @@ def uncut() -> list[tuple[str, str, int]]:
     return found
 
 
-FIRST_AND_LAST = {1, CELLS, CELLS + 1, BATCHES - CELLS, BATCHES - 1}
-
-
-@pytest.mark.parametrize(
-    "cut",
-    [
-        pytest.param(cut, marks=() if cut in FIRST_AND_LAST else pytest.mark.slow)
-        for cut in range(1, BATCHES)
-    ],
-)
+@pytest.mark.parametrize("cut", range(1, BATCHES))
 def test_a_run_that_is_cut_and_resumed_comes_to_the_same_verdicts(cut: int) -> None:
     expected = uncut()
     assert begin(TieEngine(1, failing={cut: KeyboardInterrupt()})) is ExitCode.INTERRUPTED
@@ -268,7 +259,6 @@ def uncut_after() -> list[tuple[str, str, int]]:
     return uncut()
 
 
-@pytest.mark.slow  # several long runs
 def test_a_cell_with_explained_ties_counts_in_a_look() -> None:
     """The fake's windows are exact, so the first look, after ten blocks, ends the run, resumed or
     not: explained ties make no cell INVALID while the run goes on."""

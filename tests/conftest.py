@@ -85,6 +85,10 @@ def pytest_collection() -> None:
     gc.disable()
 
 
+def pytest_sessionfinish() -> None:
+    gc.unfreeze()
+
+
 def pytest_collection_finish() -> None:
     """What was imported is never garbage: no later collection looks at it again."""
     gc.freeze()

@@ -49,7 +49,9 @@ def test_a_run_is_the_same_as_itself() -> None:
 @pytest.mark.parametrize(
     ("factor", "outcome"), [(1.05, ChangeVerdict.REGRESSION), (0.95, ChangeVerdict.IMPROVEMENT)]
 )
-@pytest.mark.parametrize("machine", [0.7, 1.0, 1.4])
+@pytest.mark.parametrize(
+    "machine", [1.0, *(pytest.param(factor, marks=pytest.mark.slow) for factor in (0.7, 1.4))]
+)
 def test_one_changed_cell_is_found_whatever_the_machine_did(
     factor: float, outcome: ChangeVerdict, machine: float
 ) -> None:

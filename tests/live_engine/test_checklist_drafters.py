@@ -12,14 +12,14 @@ from tiny_drafters import eagle3_pair, mtp_pair
 from nwor_bench.engine.engine import VllmEngine
 from nwor_bench.models.pairs import ResolvedPair
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.long]
 
 
 @pytest.mark.parametrize(
     "build",
     [
         pytest.param(eagle3_pair, marks=pytest.mark.row("eagle3"), id="eagle3"),
-        pytest.param(mtp_pair, marks=[pytest.mark.row("mtp"), pytest.mark.long], id="mtp"),
+        pytest.param(mtp_pair, marks=pytest.mark.row("mtp"), id="mtp"),
     ],
 )
 def test_a_drafter_in_the_targets_cache_group(
@@ -29,7 +29,6 @@ def test_a_drafter_in_the_targets_cache_group(
     check_drafter(engine, ["off", "graph"])
 
 
-@pytest.mark.long
 @pytest.mark.row("LoRA")
 def test_an_adapter(tmp_path: Path, start_engine: Callable[..., VllmEngine]) -> None:
     """In a batch with both, stock vLLM 0.32 gives every request the adapter on a CPU."""

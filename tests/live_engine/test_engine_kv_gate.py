@@ -57,6 +57,7 @@ def keys_of_the_last_layer(key: torch.Tensor, value: torch.Tensor) -> None:
     key[2] *= 1 + 1e-6
 
 
+@pytest.mark.long
 def test_a_sound_run_is_equal_bit_for_bit(tmp_path: Path) -> None:
     code, run = sweep(tmp_path / "run", scv_modes="off,graph")
     assert code is ExitCode.OK

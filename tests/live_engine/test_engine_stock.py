@@ -72,7 +72,8 @@ def answers(
         return [job.result() for job in jobs]
 
 
-@pytest.mark.parametrize("method", ["ngram", pytest.param("draft_model", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("method", ["ngram", "draft_model"])
 def test_the_same_tokens_as_stock_in_float32(tmp_path: Path, method: str) -> None:
     pair = tiny_pair(tmp_path / "pair", method)
     prompts = prompts_of([24, 31, 18, 40, 150, 22, 35, 29])

@@ -9,10 +9,9 @@ from server_tools import START_S, complete, process, read_metrics, server, wait_
 
 from nwor_bench.models.pairs.tiny import generate_tiny
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.long]
 
 
-@pytest.mark.long
 def test_a_sweep_serves_its_counters_while_it_runs(tmp_path: Path, pair_cache: Path) -> None:
     flags = ("--requests", "2", "--batches", "3", "--max-new-tokens", "24", "--seed", "5")
     sweep = ["sweep", "--pair", "tiny", *flags, "--output", str(tmp_path / "run")]
@@ -46,13 +45,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return generate_tiny(tmp_path_factory.mktemp("pair"), noise=0.05)[0]
 
 
-@pytest.mark.parametrize(
-    "ranks",
-    [
-        pytest.param(1, id="one rank"),
-        pytest.param(2, id="two ranks, vLLM's own folder", marks=pytest.mark.long),
-    ],
-)
+@pytest.mark.parametrize("ranks", [1, 2], ids=["one rank", "two ranks, vLLM's own folder"])
 def test_vllm_serves_our_counters_beside_its_own(target: Path, tmp_path: Path, ranks: int) -> None:
     """Two tensor-parallel ranks each count what vLLM counts once.
 

@@ -92,6 +92,7 @@ def test_the_output_says_which_number_decides() -> None:
     assert f"above {100 * floor:.3g} %: so far from 1" in how_decided(compare(loud))
 
 
+@pytest.mark.slow  # many comparisons
 def test_notes_tell_what_weakens_the_numbers() -> None:
     def told(new, base=BASE, **options) -> str:
         return " ".join(notes(compare_runs(base, stored(new), **options)))

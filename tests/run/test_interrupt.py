@@ -97,9 +97,8 @@ def stop(process: Sweep, how: signal.Signals, folder: Path) -> tuple[str, RunDat
     return out, run
 
 
-@pytest.mark.parametrize(
-    "how", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.long)]
-)
+@pytest.mark.long
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
 def test_stopped_while_it_measures(sweep: Sweep, tmp_path: Path, how: signal.Signals) -> None:
     folder = tmp_path / "run"
     records = folder / "records.jsonl"

@@ -116,6 +116,7 @@ def test_a_resumed_run_is_the_run_that_was_never_cut(n: int, uncut: list[BatchRe
     assert [event["event"] for event in events_but_kv(run)] == ["interrupted", "resumed", *again]
 
 
+@pytest.mark.slow  # several runs
 def test_a_run_may_be_cut_again_and_again(uncut: list[BatchRecord]) -> None:
     interrupted_at(5)
     for n in (1, 3, 6):

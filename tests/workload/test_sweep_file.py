@@ -299,6 +299,7 @@ def test_a_failing_run_ends_the_sweep_and_the_index_says_so(small: Path) -> None
     assert index()["finished_at"] is None
 
 
+@pytest.mark.slow  # several runs
 def test_a_failing_run_may_be_passed_over(small: Path) -> None:
     """The engine whose batch failed serves no further run."""
     engines = Engines({0: EngineError("no luck")})
@@ -414,6 +415,7 @@ def broken_in(number: int) -> type[Engines]:
     return Broken
 
 
+@pytest.mark.slow  # several runs
 def test_wrong_numbers_are_worse_than_none(small: Path) -> None:
     engines = broken_in(3)({0: EngineError("no luck")})
     assert sweep(small, engines, continue_on_error=True) is ExitCode.CORRECTNESS_BROKEN
@@ -425,6 +427,7 @@ def test_an_interruption_of_a_broken_run_ends_the_sweep_too(small: Path) -> None
     assert [run["status"] for run in index()["runs"]] == ["interrupted"] + ["pending"] * 3
 
 
+@pytest.mark.slow  # several runs
 def test_a_sweep_that_goes_on_still_ends_with_the_worst_of_all_its_runs(small: Path) -> None:
     """The first two runs broke before the cut, the rest are fine."""
     assert sweep(small, broken_in(1)({1: KeyboardInterrupt()})) is ExitCode.INTERRUPTED
@@ -434,6 +437,7 @@ def test_a_sweep_that_goes_on_still_ends_with_the_worst_of_all_its_runs(small: P
     assert [run["exit_code"] for run in index()["runs"]] == [3, 3, 0, 0]
 
 
+@pytest.mark.slow  # several runs
 def test_a_run_that_ended_just_before_the_index_was_written_keeps_its_exit_code(
     small: Path,
 ) -> None:

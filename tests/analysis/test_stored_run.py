@@ -5,8 +5,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from changed_run import save_baseline, slowed
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from synthetic_run import make_run, save_run
 
 from nwor_bench.analysis.aggregate import summarise
 from nwor_bench.analysis.comparing.change_estimates import ratio_change, time_change
@@ -19,8 +21,6 @@ from nwor_bench.records.csv_tables import read_table
 from nwor_bench.records.types import BatchRecord, CellResult, WindowRecord, columns
 from nwor_bench.report.files import to_csv
 from nwor_bench.workload.config import load_scenario
-from tests.changed_run import save_baseline, slowed
-from tests.synthetic_run import make_run, save_run
 
 RUN = make_run(blocks=8, device="cuda", aa=True)
 NEW = slowed(RUN, {("stage", "graph"): 1.05})
@@ -91,6 +91,7 @@ def test_a_damaged_table_is_named_with_its_row(damage, words: str, tmp_path: Pat
         read_table(path, WindowRecord)
 
 
+@pytest.mark.slow
 def test_tables_alone_give_what_the_records_give(new: Path, tmp_path: Path) -> None:
     save_run(RUN, tmp_path / "records")
     records = load_stored(tmp_path / "records")

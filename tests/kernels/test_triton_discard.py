@@ -42,7 +42,9 @@ def leftovers(step, device, filled: float, **tuning: Any) -> tuple[Tensor, Tenso
 
 
 @pytest.mark.parametrize("skip_padding", [False, True])
-@pytest.mark.parametrize("programs", [4, 7, 40])
+@pytest.mark.parametrize(
+    "programs", [7, *(pytest.param(n, marks=pytest.mark.long) for n in (4, 40))]
+)
 def test_exactly_what_was_merged_is_given_up(triton_device, programs, skip_padding):
     """4 programs cut pairs in two, 40 cut a pair into more parts than are merged at a time."""
     step = make_step(UNEVEN, heads=6, kv_heads=2, head_dim=40, seed=21)

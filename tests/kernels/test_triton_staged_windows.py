@@ -11,7 +11,8 @@ from weakref import ref
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from kernel_inputs import SEEDS, assert_same, generator, nan_caches, random_kv
 from torch import Tensor
@@ -209,7 +210,7 @@ uneven_batches = st.lists(
 ).filter(lambda batch: any(drafts for _, drafts in batch))
 
 
-@settings(deadline=None, max_examples=12)
+@examples(12)
 @given(batch=equal_batches, seed=SEEDS, in_commit=st.booleans())
 def test_equal_windows_are_committed_alike_by_copy_and_by_reference(
     triton_device, batch, seed, in_commit
@@ -297,7 +298,7 @@ def test_a_mixed_step_holds_copies_of_its_drafts_and_nothing_of_the_step(triton_
     bench.expect(step, step.kept())
 
 
-@settings(deadline=None, max_examples=12)
+@examples(12)
 @given(batch=uneven_batches, seed=SEEDS, copied=st.booleans())
 def test_uneven_windows_are_committed_alike(triton_device, batch, seed, copied):
     step = make_step(batch, seed, triton_device)
@@ -307,7 +308,7 @@ def test_uneven_windows_are_committed_alike(triton_device, batch, seed, copied):
     bench.expect(step, step.kept())
 
 
-@settings(deadline=None, max_examples=12)
+@examples(12)
 @given(
     drafts=st.integers(1, 4),
     captured=st.integers(1, 4),

@@ -5,7 +5,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from nwor_bench.plugin.counts.scheduler_output import invalid_drafts
@@ -81,7 +82,7 @@ REQUESTS = st.dictionaries(
 
 
 @pytest.mark.slow  # vLLM's scheduler is imported
-@settings(max_examples=200)
+@examples(200)
 @given(requests=REQUESTS)
 def test_a_worker_reads_what_vllms_scheduler_counts(
     requests: dict[str, tuple[int, int, bool]],

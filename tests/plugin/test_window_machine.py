@@ -1,6 +1,7 @@
 """A window under any sequence of calls and faults: the cache ends up valid."""
 
 import torch
+from examples import examples
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -238,4 +239,4 @@ class WindowMachine(RuleBasedStateMachine):
 
 
 TestWindowMachine = WindowMachine.TestCase
-TestWindowMachine.settings = settings(deadline=None, max_examples=150, stateful_step_count=40)
+TestWindowMachine.settings = settings(examples(150), stateful_step_count=40)

@@ -187,6 +187,7 @@ def test_workers_are_merged_and_labelled_by_rank(
         file.close()
 
 
+@pytest.mark.slow  # a whole run
 def test_counters_rise_while_a_sweep_runs(tmp_path: Path) -> None:
     textfile = tmp_path / "m.prom"
     seen: list[float] = []

@@ -13,6 +13,8 @@ from nwor_bench.microbench import text
 from nwor_bench.microbench.cases import Spec
 from nwor_bench.microbench.goals import GoalResult, goal_results
 from nwor_bench.microbench.rows import COLUMNS, FORMAT_VERSION, Row, Status
+from nwor_bench.records.environment import Environment
+from nwor_bench.records.json_part import to_json
 from nwor_bench.records.store import write_atomically
 from nwor_bench.report.document import (
     Block,
@@ -42,7 +44,7 @@ class Result:
     rows: Sequence[Row]
     command: str
     facts: dict[str, Any]
-    environment: dict[str, Any]
+    environment: Environment
     elapsed_s: float
 
     @property
@@ -93,7 +95,7 @@ def json_text(result: Result) -> str:
         "command": result.command,
         "elapsed_s": round(result.elapsed_s, 1),
         "device": result.facts,
-        "environment": result.environment,
+        "environment": to_json(result.environment),
         "spec": asdict(result.spec),
         "goals": goals,
         "rows": [asdict(row) for row in result.rows],
@@ -129,7 +131,7 @@ def document(result: Result) -> Document:
 def machine(result: Result) -> str:
     """One sentence on the device, its ceiling, the shape and the libraries."""
     facts, shape = result.facts, result.spec.shape
-    packages = result.environment.get("packages", {})
+    packages = result.environment.packages or {}
     libraries = ", ".join(
         f"{n} {packages[n]}" for n in ("torch", "triton", "vllm") if packages.get(n)
     )

@@ -17,7 +17,7 @@ from nwor_bench.plugin.observe.dram import CountedWindows
 from nwor_bench.plugin.observe.kv_rows import KvRows
 from nwor_bench.plugin.observe.launches import LaunchWindows
 from nwor_bench.plugin.observe.write_watch import COUNTS, WriteWatch
-from nwor_bench.records.types import NworMode, ScvMode
+from nwor_bench.records.types import NworMode, Phase, ScvMode
 
 register()
 
@@ -34,8 +34,8 @@ KV_ROWS = "nwor_kv_rows"
 """Attribute of a worker that holds the K/V rows kept for the K/V gate, once it was asked for."""
 
 COUNTERS: dict[str, type[CountedWindows] | type[LaunchWindows]] = {
-    "counters": CountedWindows,
-    "launches": LaunchWindows,
+    Phase.COUNTERS: CountedWindows,
+    Phase.LAUNCHES: LaunchWindows,
 }
 """What counts, by the name of the phase that it is for."""
 

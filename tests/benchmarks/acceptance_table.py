@@ -101,9 +101,9 @@ def document(folder: Path) -> tuple[str, list[Difference]]:
     )
     texts = [_texts(batches[cell]) for cell in (OFF, next(iter(staging)))]
     timed = {batch.block for batch in batches[OFF]}
-    prompts = [p for b in header["blocks"] if b["block"] in timed for p in b["prompt_ids"]]
+    prompts = [p for b in header.blocks if b.block in timed for p in b.prompt_ids]
     text = TEXT.format(
-        command=header["command"],
+        command=header.command,
         blocks=len(first),
         table=table.to_markdown(disable_numparse=True),
         prompts=len(set(prompts)),

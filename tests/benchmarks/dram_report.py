@@ -31,6 +31,7 @@ from nwor_bench.models.config_json import read_shape
 from nwor_bench.models.pairs import read_model_config, resolve_pair
 from nwor_bench.models.shape import ModelShape
 from nwor_bench.records.csv_tables import read_table
+from nwor_bench.records.json_part import to_json
 from nwor_bench.records.store import RECORDS_FILE, RunData, read_header, read_run
 from nwor_bench.records.types import BatchRecord, WindowRecord
 from nwor_kernels.verify_attention.tuning import WHOLE_PAIRS
@@ -49,7 +50,7 @@ def write_report(
     """
     found = [p.parent for root in roots for p in sorted(root.glob("**/run.json"))]
     folders = sorted(found, key=_place)
-    ended = [folder for folder in folders if read_header(folder)["status"] == "complete"]
+    ended = [folder for folder in folders if read_header(folder).status == "complete"]
     runs = {folder.name: read_kept(folder) for folder in ended}
     rows = [{"run": name, **row} for name, run in runs.items() for row in csv_rows(run)]
     output.mkdir(parents=True, exist_ok=True)
@@ -61,7 +62,7 @@ def write_report(
     pairs = list(zip(staged, parts, strict=True))
     text = TEXT.format(
         commands="\n".join(f"    {line}" for line in _commands(runs, output)),
-        machine=machine_of(next(iter(runs.values())).header, ("vllm", "torch", "triton")),
+        machine=machine_of(to_json(next(iter(runs.values())).header), ("vllm", "torch", "triton")),
         left_out=_left_out([folder.name for folder in folders if folder not in ended]),
         measured=_markdown([_measured(row) for row in rows]),
         parts=_markdown([_parts(row, part) for row, part in pairs]),
@@ -102,7 +103,7 @@ def _commands(runs: Mapping[str, RunData], output: Path) -> list[str]:
     said = []
     for name, run in runs.items():
         script = HOLD if "-hold-" in name else SCRIPT
-        said.append(str(run.header["command"]).replace("nwor-bench", script, 1))
+        said.append(str(run.header.command).replace("nwor-bench", script, 1))
     return [
         *dict.fromkeys(said),
         f"{SCRIPT} table {output}/dram --before {output}/dram-before.csv "

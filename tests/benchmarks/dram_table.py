@@ -34,10 +34,9 @@ from one_engine import full_graphs
 from rich.console import Console
 
 from nwor_bench.analysis.comparing.stored_run import BATCHES_TABLE, WINDOWS_TABLE
-from nwor_bench.analysis.dram.counters import PHASE
 from nwor_bench.engine.engine import VllmEngine, check_arguments
 from nwor_bench.instruments.cupti_library import run_under_own_cupti
-from nwor_bench.records.types import Cell, NworMode, ScvMode
+from nwor_bench.records.types import Cell, NworMode, Phase, ScvMode
 from nwor_bench.run.execute import run_prepared
 from nwor_bench.run.prepare import PairChoice, prepare
 from nwor_bench.workload.config import Overrides, RunSpec, load_scenario, resolve
@@ -209,7 +208,7 @@ def keep(arguments: argparse.Namespace) -> None:
             pd.read_csv(header.parent / name, dtype=str, keep_default_na=False)
             for name in (BATCHES_TABLE, WINDOWS_TABLE)
         ]
-        counted = tables[0].loc[tables[0]["phase"] == PHASE, "batch"]
+        counted = tables[0].loc[tables[0]["phase"] == Phase.COUNTERS, "batch"]
         for name, table in zip((BATCHES_TABLE, WINDOWS_TABLE), tables, strict=True):
             table[table["batch"].isin(counted)].to_csv(folder / name, index=False)
 

@@ -126,10 +126,10 @@ def _over(a: int | None, b: int | None) -> float | None:
 
 
 def _origin(run: RunData) -> str:
-    environment = run.header["environment"]
-    gpus = environment["gpus"]
-    device = gpus[0]["name"] if gpus else f"{environment['cpu']['model']} (CPU)"
-    return f"`{run.header['command']}` on {device}"
+    environment = run.header.environment
+    gpus = environment.gpus
+    device = gpus[0].name if gpus else f"{environment.cpu.model} (CPU)"
+    return f"`{run.header.command}` on {device}"
 
 
 if __name__ == "__main__":

@@ -30,6 +30,7 @@ from statistics import fmean
 from typing import Any, Protocol
 
 from nwor_bench.engine.preload import run_under_one_openmp
+from nwor_bench.records.engine_status import EngineStatus
 
 run_under_one_openmp()
 
@@ -150,7 +151,7 @@ class DelayedEngine:
 
         self._runner.execute_model, self._runner.sample_tokens = watched, delayed
 
-    def status(self) -> dict[str, Any]:
+    def status(self) -> EngineStatus:
         """The engine's."""
         return self._engine.status()
 

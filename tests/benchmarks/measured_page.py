@@ -12,6 +12,7 @@ from typing import Any
 import pandas as pd
 
 from nwor_bench.instruments import environment
+from nwor_bench.records.json_part import to_json
 
 Facts = dict[str, Any]
 """How it was measured: `command`, `environment`, and what the script adds."""
@@ -21,7 +22,7 @@ def save_measured(output: Path, name: str, rows: pd.DataFrame, **more: object) -
     """Write NAME.csv and NAME.json into a folder, made if it is not there."""
     output.mkdir(parents=True, exist_ok=True)
     rows.to_csv(output / f"{name}.csv", index=False)
-    facts = {"command": shlex.join(sys.argv), "environment": environment.collect(), **more}
+    facts = {"command": shlex.join(sys.argv), "environment": to_json(environment.collect()), **more}
     (output / f"{name}.json").write_text(json.dumps(facts), encoding="utf-8")
 
 

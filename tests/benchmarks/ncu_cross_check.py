@@ -16,9 +16,9 @@ from typing import Any
 import pandas as pd
 from run_machine import machine_of
 
-from nwor_bench.analysis.dram.counters import PHASE
+from nwor_bench.records.json_part import to_json
 from nwor_bench.records.store import RunData, read_run
-from nwor_bench.records.types import SETTLING, BatchRecord, NworMode, ScvMode, WindowRecord
+from nwor_bench.records.types import SETTLING, BatchRecord, NworMode, Phase, ScvMode, WindowRecord
 
 SECTOR = 32
 """Bytes of one of L2's sectors."""
@@ -48,7 +48,9 @@ MB are 10^6 bytes. L2 is sectors read and written x {sector} for Nsight Compute,
 
 def sampled(run: RunData) -> dict[int, list[WindowRecord]]:
     """Sampled windows of off x off, the A/A arm's too, by number in their batch."""
-    batches = {batch.batch for batch in run.batches if batch.phase == PHASE and _is_off(batch)}
+    batches = {
+        batch.batch for batch in run.batches if batch.phase == Phase.COUNTERS and _is_off(batch)
+    }
     found: dict[int, list[WindowRecord]] = {}
     for window in run.windows:
         if window.batch in batches and window.dram_read_bytes is not None:
@@ -126,7 +128,7 @@ def text_of(report: Path, run_folder: Path, output: Path, profile: str) -> str:
         report=report.name,
         run=run_folder.name,
         output=output,
-        machine=machine_of(run.header),
+        machine=machine_of(to_json(run.header)),
         requests=max(window.num_reqs for window in all_sampled),
         drafts=max(w.draft_tokens // w.num_reqs for w in all_sampled),
         batches=len({window.batch for window in all_sampled}),

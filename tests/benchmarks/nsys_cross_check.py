@@ -23,6 +23,7 @@ from nwor_bench.instruments.nsight.nsys_export import NsysExport, read_export
 from nwor_bench.instruments.nsight.nsys_findings import settled
 from nwor_bench.instruments.nsight.nsys_windows import NsysWindow, windows_of
 from nwor_bench.instruments.nsight.tables import by_cell
+from nwor_bench.records.json_part import to_json
 from nwor_bench.records.store import read_header
 from nwor_bench.records.types import SETTLING
 
@@ -198,10 +199,10 @@ def text_of(path: Path, run: Path, runs: Sequence[Path], output: Path) -> str:
     }
     cells = pd.DataFrame(by_cell([w.row() for w in settled(windows)]))
     return TEXT.format(
-        sweep=header["command"].removeprefix("nwor-bench ").replace(f" --output {run}", ""),
+        sweep=header.command.removeprefix("nwor-bench ").replace(f" --output {run}", ""),
         kineto=shlex.join(each.name for each in runs),
         output=output,
-        machine=machine_of(header),
+        machine=machine_of(to_json(header)),
         version=export.version,
         schema=export.schema,
         batches=len({w.batch for w in windows}),

@@ -11,8 +11,8 @@ import yaml
 
 from nwor_bench.cli import app as cli
 from nwor_bench.report.github import LIMIT_BYTES, append_github_summary
-from tests.changed_run import save_baseline, slowed, with_header
-from tests.synthetic_run import make_run, save_run
+from tests.changed_run import save_baseline, slowed
+from tests.synthetic_run import make_run, save_run, with_header
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 CI_EXAMPLE = CHECKOUT / "sweeps/ci-example.yml"

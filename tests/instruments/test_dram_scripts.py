@@ -9,6 +9,8 @@ from types import SimpleNamespace
 import pandas as pd
 import pytest
 
+from tests.synthetic_run import header_of
+
 SCRIPTS = Path(__file__).parents[1] / "benchmarks"
 
 
@@ -179,6 +181,8 @@ def test_what_is_left_is_told_by_run_and_missing_runs_are_told_too(script):
 def test_an_engine_held_to_fewer_splits_has_no_more(script):
     module = script("dram_parts")
     allowed = {"attention_config": {module.MOST_SPLITS: 1}}
-    runs = [SimpleNamespace(header={"spec": spec}) for spec in ({}, {"engine_args": allowed})]
+    runs = [
+        SimpleNamespace(header=header_of({"spec": spec})) for spec in ({}, {"engine_args": allowed})
+    ]
     assert [module._splits(run, 8, 4) for run in runs] == [2, 1]
     assert module._splits(runs[1], 3, 3) is None

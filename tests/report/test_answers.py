@@ -12,7 +12,7 @@ from nwor_bench.report.sections.answers import questions
 from nwor_bench.report.sections.verdicts import answer
 from nwor_bench.report.text import change, change_range, compared_time
 from tests.report.report_runs import RUNS, ambiguous, faster, gpu_run, invalid
-from tests.synthetic_run import change_batches, make_run
+from tests.synthetic_run import change_batches, make_run, with_parts
 
 
 def told(run: RunData) -> dict[str, str]:
@@ -248,7 +248,7 @@ def test_an_unchecked_output_is_said_to_be():
 
 def test_a_partial_run_is_to_be_finished():
     run = faster()
-    partial = replace(run, header={**run.header, "status": "partial"})
+    partial = with_parts(run, status="partial")
     assert told(partial)["What next?"].startswith("Finish the run: nwor-bench sweep --resume")
 
 

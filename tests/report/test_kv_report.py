@@ -15,6 +15,7 @@ from nwor_bench.report.markdown import render_markdown
 from nwor_bench.report.sections.answers import questions
 from nwor_bench.report.sections.kv_gate import kv_blocks
 from tests.report.report_runs import faster
+from tests.synthetic_run import with_parts
 
 STAGE = Cell("tiny", NworMode.STAGE, ScvMode.OFF)
 GRAPH = Cell("tiny", NworMode.STAGE, ScvMode.GRAPH)
@@ -36,7 +37,7 @@ FACTS = {
 def with_kv(*results: tuple[Cell, KvResult]) -> RunData:
     run = faster()
     events = tuple(kv_event(cell, result) for cell, result in results)
-    return replace(run, events=(*run.events, *events), header={**run.header, "kv_gate": FACTS})
+    return with_parts(replace(run, events=(*run.events, *events)), kv_gate=FACTS)
 
 
 def answered(run: RunData) -> str:

@@ -9,8 +9,9 @@ import pytest
 
 from nwor_bench.analysis.aggregate import summarise
 from nwor_bench.errors import ConfigError, StoreError
+from nwor_bench.records.json_part import to_json
 from nwor_bench.records.store import RECORDS_FILE, read_run
-from nwor_bench.records.types import CellResult, WindowRecord
+from nwor_bench.records.types import CellResult, RunStatus, WindowRecord
 from nwor_bench.report.files import to_csv
 from tests.synthetic_run import change_batches, make_run, save_run, write_reports
 
@@ -86,7 +87,7 @@ def test_no_records_are_a_header_alone():
 
 
 def test_run_json_keeps_the_header_and_gains_the_summaries(folder):
-    before = read_run(folder).header
+    before = to_json(read_run(folder).header)
     after = json.loads(write_reports(folder).run_json.read_text())
     assert {name: after[name] for name in before} == before
     assert [cell["verdict"] for cell in after["cells"]][:2] == ["reference", "INEFFECTIVE"]
@@ -126,7 +127,9 @@ def test_an_invalid_cell_has_no_time_in_any_summary(tmp_path):
 
 def test_a_run_without_batches_still_gets_its_reports(tmp_path):
     run = make_run()
-    empty = replace(run, batches=(), windows=(), header={**run.header, "status": "partial"})
+    empty = replace(
+        run, batches=(), windows=(), header=replace(run.header, status=RunStatus.PARTIAL)
+    )
     save_run(empty, tmp_path / "run")
     paths = write_reports(tmp_path / "run")
     assert "Nothing was measured." in paths.markdown.read_text()

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from nwor_bench.instruments.nsight.ncu_read import NcuWindow
 from nwor_bench.records.store import RUN_FILE, RUNS, RunData
-from nwor_bench.records.types import label_of
+from nwor_bench.records.types import Phase
 
 
 def run_folders() -> set[Path]:
@@ -15,12 +15,12 @@ def run_folders() -> set[Path]:
 
 def cells_of(run: RunData) -> dict[int, str]:
     """The cell of each batch by its number in batches.csv, as `stage x graph`."""
-    return {b.batch: label_of(b.nwor_mode, b.scv_mode, b.arm) for b in run.batches}
+    return {b.batch: b.cell.label for b in run.batches}
 
 
 def warmup_warning(windows: Sequence[NcuWindow], run: RunData) -> str | None:
     """A sentence if some of the measured windows ran before the first timed batch."""
-    first = min((batch.batch for batch in run.batches if batch.phase == "timed"), default=0)
+    first = min((batch.batch for batch in run.batches if batch.phase == Phase.TIMED), default=0)
     early = [window for window in windows if window.batch is not None and window.batch < first]
     if not early:
         return None

@@ -284,6 +284,15 @@ def test_a_value_of_the_wrong_type_is_named_by_its_field():
         parse_records(Path("r.jsonl"), line)
 
 
+@pytest.mark.parametrize(
+    ("field", "value"), [("nwor_mode", "control"), ("scv_mode", "host"), ("phase", "rest")]
+)
+def test_a_mode_or_phase_that_this_version_does_not_know_is_named(field, value):
+    batch = replace(BATCH, windows=0, **{field: value})
+    with pytest.raises(StoreError, match=rf"r\.jsonl:1: batch record, {field}: Input should be"):
+        parse_records(Path("r.jsonl"), record_line(batch))
+
+
 def test_windows_before_another_batch_are_damage():
     with pytest.raises(StoreError, match="of another batch"):
         parse_records(Path("r.jsonl"), record_line(WINDOWS[0]) + record_line(SECOND))

@@ -55,8 +55,8 @@ test-gpu: $(INSTALLED)  ## run the tests that need a CUDA device
 
 support-table: $(INSTALLED)  ## run the checklist's tests and write the README's support table
 	@status=0
-	$(PYTEST) -m row --support-json sweeps/results/support/$(DEVICE).json $(ARGS) || status=$$?
-	$(BIN)/python tests/support_table.py
+	$(PYTEST) -m row --support-json sweeps/studies/support/$(DEVICE).json $(ARGS) || status=$$?
+	$(BIN)/python sweeps/studies/support/support_table.py
 	exit $$status
 
 lint: $(INSTALLED)  ## ruff: rules and format

@@ -201,11 +201,12 @@ class FakeEngine:
         ignore_eos: bool,
         top: int = 0,
         keep_prefix_cache: bool = False,
+        nudged: bool = False,
     ) -> list[GreedyOutput]:
         assert self.cell is not None, "no mode was set"
         asked = tuple(tuple(prompt) for prompt in prompts)
         self.decoded.append((self.cell, asked, tuple(max_new_tokens)))
-        shape = (len(asked), keep_prefix_cache, max(max_new_tokens))
+        shape = (len(asked), keep_prefix_cache, max(max_new_tokens), nudged)
         outputs = []
         for prompt, length in zip(asked, max_new_tokens, strict=True):
             tokens = self._greedy(prompt, length)

@@ -2,7 +2,7 @@
 
 A test names its row with `@pytest.mark.row("...")`. What it saw of windows that were written
 directly it says through `record_property("written_directly", reason)`, and what a reader must
-know through `record_property("note", text)`. `support_table.py` makes the table of it.
+know through `record_property("note", text)`. `sweeps/studies/support` makes the table of it.
 """
 
 import json
@@ -97,8 +97,9 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     path = session.config.getoption("--support-json")
     if path is not None:
         tests = [t for t in session.config.stash[OUTCOMES] if t["outcome"] != "skipped"]
+        facts = {**_surroundings(), "rows": ROWS, "tests": tests}
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps({**_surroundings(), "tests": tests}, indent=1) + "\n")
+        path.write_text(json.dumps(facts, indent=1) + "\n")
 
 
 def _surroundings() -> dict[str, str]:

@@ -80,7 +80,7 @@ def paired_ratio(
 
     Why not a bootstrap: on simulated runs whose truth is known (7 cells a block in random
     order, a drift that is 0.9 autocorrelated from batch to batch, heavy-tailed noise;
-    tests/benchmarks/coverage.py prints the table) the percentile bootstrap over blocks holds
+    sweeps/studies/interval-coverage has the table) the percentile bootstrap over blocks holds
     the truth in 83 % of runs of 5 blocks and 89 % of 10, the studentised one in 98 % of 5;
     this interval in 95 to 97 % from 5 blocks to 60.
 
@@ -112,9 +112,9 @@ def simultaneous_bounds(interval: RatioInterval, cells: int) -> tuple[float, flo
     Statistical Association 56, 1961; Bonferroni's inequality, whatever the cells' correlation).
     Since all of them hold, that of the cell which came out best holds too: its own interval does
     not, as the best of several is partly the luckiest (Benjamini and Yekutieli, the same journal
-    100, 2005, on intervals after selection). tests/benchmarks/coverage.py prints both: of six equal
-    cells the fastest one's own interval holds the truth in 91 to 93 % of simulated runs, this one
-    in 98 to 99 %.
+    100, 2005, on intervals after selection). sweeps/studies/interval-coverage shows both: of six
+    equal cells the fastest one's own interval holds the truth in 91 to 93 % of simulated runs, this
+    one in 98 to 99 %.
 
     Raises ValueError for fewer than one cell, or an interval without a standard error.
     """

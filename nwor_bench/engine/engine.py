@@ -116,6 +116,7 @@ class Engine(Protocol):
         ignore_eos: bool,
         top: int = 0,
         keep_prefix_cache: bool = False,
+        nudged: bool = False,
     ) -> Sequence[GreedyOutput]:
         """Greedy outputs in the present modes, beside the measured batches."""
 
@@ -226,6 +227,7 @@ class VllmEngine:
         ignore_eos: bool,
         top: int = 0,
         keep_prefix_cache: bool = False,
+        nudged: bool = False,
     ) -> tuple[GreedyOutput, ...]:
         """Greedy outputs in the present modes; nothing of it reaches the next batch's records.
 
@@ -235,6 +237,7 @@ class VllmEngine:
             ignore_eos: go on behind an end-of-sequence token.
             top: how many of the likeliest tokens to tell of at each output position.
             keep_prefix_cache: take contexts from the prefix cache instead of emptying it first.
+            nudged: every layer's attention returns values that are off by one rounding step.
         """
         from vllm import SamplingParams
 
@@ -251,7 +254,13 @@ class VllmEngine:
         if not keep_prefix_cache:
             self._reset_prefix_cache()
         inputs = [{"prompt_token_ids": list(prompt)} for prompt in prompts]
-        outputs = self._llm.generate(inputs, params, use_tqdm=False)
+        if nudged:
+            self._rpc_all("nwor_nudge_attention", True)
+        try:
+            outputs = self._llm.generate(inputs, params, use_tqdm=False)
+        finally:
+            if nudged:
+                self._rpc_all("nwor_nudge_attention", False)
         self._drain(outputs)
         return tuple(_greedy_output(output.outputs[0]) for output in outputs)
 

@@ -8,6 +8,8 @@ import pytest
 import scipy.stats
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from intervals_held import best_of
+from simulated_noise import all_cells, design_t3, heavy, neighbours_t3, normal
 
 from nwor_bench.analysis.statistics import (
     RatioInterval,
@@ -24,8 +26,6 @@ from nwor_bench.analysis.statistics import (
     verdict,
 )
 from nwor_bench.records.types import Verdict
-from tests.benchmarks.coverage import best_of
-from tests.simulated_noise import all_cells, design_t3, heavy, neighbours_t3, normal
 
 LATENCIES = st.lists(st.floats(1.0, 1e4), min_size=3, max_size=12)
 
@@ -212,7 +212,7 @@ def test_an_effect_of_the_smallest_size_is_called_in_four_of_five_runs(cells):
     [(design_t3, 5), (design_t3, 10), (design_t3, 20), (design_t3, 60), (neighbours_t3, 60)],
 )
 def test_intervals_hold_the_truth_in_95_of_100_runs(model, blocks):
-    """A short form of tests/benchmarks/coverage.py: 700 runs with a known true ratio.
+    """A short form of sweeps/studies/interval-coverage: 700 runs with a known true ratio.
 
     Noise has heavy tails (Student's t with 3 degrees of freedom) and is autocorrelated. The
     tolerance is 93 to 97 % and three standard errors of a binomial of 700 beside it.

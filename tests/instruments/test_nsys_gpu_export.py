@@ -21,7 +21,7 @@ KINETO = (
     {"kernel_launches": 101, "graph_launches": 3, "host_syncs": 1, "async_copies": 15},
 )
 """PyTorch's own profiler on windows of stage x graph of another run with the same shape (see
-sweeps/results/h200/nsys.md): without and with new blocks in vLLM's block table."""
+sweeps/studies/profiler-cross-check/nsys.md): without and with new blocks in vLLM's block table."""
 
 DRIVER_COPY = "cuMemcpyDtoDAsync_v2"
 """A copy by the driver's own call: PyTorch's profiler does not record it."""

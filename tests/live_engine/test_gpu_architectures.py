@@ -1,7 +1,9 @@
 """Real vLLM on a GPU with other models than Llama: staged, or written directly with the reason.
 
-Random weights, and drafts accepted by dice that are cast alike in every mode: equal tokens then
-say that windows accepted alike and that the target computed the same on what was committed.
+Random weights, and drafts accepted by a draw that is the same in every mode: equal tokens then
+say that windows accepted alike and that the target computed the same on what was committed. In
+bfloat16 FlashAttention and the kernel that stages round differently, so a near-tie may go either
+way: there the K/V gate compares values.
 """
 
 import json
@@ -11,11 +13,15 @@ from typing import Any
 
 import pytest
 from engine_tools import EAGER, FULL, prompts_of, run_cell, tiny_spec, total
+from kv_gate_tools import kv_results
 
+from nwor_bench.analysis.parity.kv_verdict import KvVerdict
 from nwor_bench.engine.engine import VllmEngine
 from nwor_bench.models.pairs import resolve_pair
 
 pytestmark = [pytest.mark.engine, pytest.mark.gpu]
+
+SCV = ("off", "graph", "adaptive")
 
 
 def case(row: str, *values: Any) -> Any:
@@ -66,9 +72,11 @@ def test_an_architecture_is_staged_or_says_why_not(
     try:
         prompts = prompts_of([600, 21, 90, 33, 61, 150, 40, 77])  # one beyond Gemma's window
         stock = run_cell(engine, "off", "off", prompts)
-        for scv in ("off", "graph", "adaptive"):
+        for scv in SCV:
             staged = run_cell(engine, "stage", scv, prompts)
-            assert staged.token_ids == stock.token_ids
+            if dtype == "float32" or fallback is not None:
+                assert staged.token_ids == stock.token_ids
+            assert [len(t) for t in staged.token_ids] == [len(t) for t in stock.token_ids]
             assert total(staged, "accepted_tokens") == total(stock, "accepted_tokens") > 0
             reasons = {window["fallback_reason"] for window in staged.windows}
             if fallback is None:
@@ -78,5 +86,10 @@ def test_an_architecture_is_staged_or_says_why_not(
                 assert all(reason.startswith(fallback) for reason in reasons)
                 assert total(staged, "staged_tokens") == 0
                 record_property("written_directly", fallback)
+        if fallback is None and dtype != "float32":
+            for result in kv_results(engine, prompts, scv_modes=SCV):
+                assert result.reason is None
+                assert result.verdict is KvVerdict.WITHIN
+                assert result.checked == result.committed
     finally:
         engine.close()

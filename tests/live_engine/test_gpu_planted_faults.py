@@ -1,7 +1,7 @@
 """Every planted fault is caught by the sweep's gate on a GPU: real weights and a 3B shape.
 
 One engine start serves all faults; those of staging and attention have the graphs that stage
-captured anew. Run with NWOR_BENCH_PLANTED_JSON=sweeps/results/planted-faults to keep the table.
+captured anew. Run with NWOR_BENCH_PLANTED_JSON=sweeps/studies/planted-faults to keep the table.
 """
 
 import json

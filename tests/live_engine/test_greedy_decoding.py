@@ -72,6 +72,22 @@ def test_a_prefix_from_the_cache_has_the_same_log_probabilities(engine: VllmEngi
             torch.testing.assert_close(found, expected[list(top)], atol=2e-4, rtol=0)
 
 
+def test_a_rounding_step_of_attention_moves_log_probabilities_and_leaves_no_trace(
+    engine: VllmEngine,
+) -> None:
+    engine.set_modes(OFF)
+    ones = [1] * len(PROMPTS)
+    plain, nudged, again = (
+        engine.decode_greedily(PROMPTS, ones, ignore_eos=True, top=TOP, nudged=on)
+        for on in (False, True, False)
+    )
+    assert again == plain
+    for first, moved in zip(plain, nudged, strict=True):
+        both = set(first.top[0]) & set(moved.top[0])
+        moves = [abs(first.top[0][t] - moved.top[0][t]) for t in both]
+        assert 0 < max(moves) < 1e-3  # float32
+
+
 def test_without_being_asked_no_log_probabilities_come(engine: VllmEngine) -> None:
     engine.set_modes(OFF)
     outputs = engine.decode_greedily(PROMPTS[:2], [3, 5], ignore_eos=True)

@@ -103,7 +103,7 @@ def test_lock_satisfies_the_projects_own_dependencies() -> None:
 
 
 def copy_of_the_sources(folder: Path) -> Path:
-    ignore = shutil.ignore_patterns("__pycache__", "results")
+    ignore = shutil.ignore_patterns("__pycache__", "results", "studies")
     for name in ("nwor_bench", "kernels", "scenarios", "sweeps"):
         shutil.copytree(CHECKOUT / name, folder / name, ignore=ignore)
     for name in ("pyproject.toml", "README.md", "LICENSE"):

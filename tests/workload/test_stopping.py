@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from simulated_noise import heavy
 
 from nwor_bench.analysis.statistics import paired_ratio
 from nwor_bench.errors import ConfigError
@@ -17,7 +18,6 @@ from nwor_bench.workload.stopping import (
     parse_fraction,
     parse_seconds,
 )
-from tests.simulated_noise import heavy
 
 
 @given(blocks=st.integers(1, 60), more=st.integers(0, 200))

@@ -51,7 +51,7 @@ SKIP_PADDING = True
 WHOLE_PAIRS = 5
 """What launches do about partial results unless a `Tuning` says otherwise.
 
-Chosen by the measurement in sweeps/results/h200/partials.md.
+Chosen by the measurement in sweeps/studies/partial-results/README.md.
 """
 
 

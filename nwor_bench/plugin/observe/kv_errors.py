@@ -1,6 +1,6 @@
 """How far two sets of K or V rows lie apart, per layer: a few plain numbers."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,48 +60,108 @@ def errors_of(
         first, `one_step` and `one_element`: the error of one rounding step of the largest
         element, and of an average one.
     """
-    expected = cache_values(reference, cache_dtype)
-    norm = expected.square().sum(-1).mean().sqrt()
-    distance = (cache_values(rows, cache_dtype) - expected).square().sum(-1).sqrt()
-    errors = torch.where(distance == 0, distance, distance / norm)
+    errors = RowErrors(places)
+    errors.add({}, rows, reference, cache_dtype)
+    return errors.read()
+
+
+@dataclass(frozen=True)
+class _LayerErrors:
+    """One layer's K or V: errors of its rows on their device, and what is told of them."""
+
+    told: dict[str, Any]
+    one_element: float
+    errors: Tensor
+    """[rows, kv_heads] float32."""
+    differing: Tensor
+    """[rows, kv_heads] uint8: 1 where a row is not equal bit for bit."""
+    one_step: Tensor
+
+
+class RowErrors:
+    """Errors of many layers' K and V rows: on the device until all are read in one copy.
+
+    Args:
+        places: what each row is, in every layer.
+    """
+
+    def __init__(self, places: RowPlaces):
+        self._places = places
+        self._layers: list[_LayerErrors] = []
+
+    def add(
+        self, told: Mapping[str, Any], rows: Tensor, reference: Tensor, cache_dtype: str
+    ) -> None:
+        """Measure one layer's K or V rows as `errors_of` says; `told` goes into its dicts."""
+        expected = cache_values(reference, cache_dtype)
+        norm = expected.square().sum(-1).mean().sqrt()
+        distance = (cache_values(rows, cache_dtype) - expected).square_().sum(-1).sqrt()
+        errors = torch.where(distance == 0, distance, distance / norm)
+        differing = (_bits(rows) != _bits(reference)).any(-1).to(torch.uint8)
+        step = torch.finfo(element_view(reference, cache_dtype).dtype).eps
+        one_step = step * expected.abs().max() / norm
+        one_element = step / expected.shape[-1] ** 0.5
+        self._layers.append(_LayerErrors(dict(told), one_element, errors, differing, one_step))
+
+    def read(self) -> list[dict[str, Any]]:
+        """The dicts of all layers, in the order in which they were added."""
+        alike: dict[int, list[int]] = {}
+        for number, layer in enumerate(self._layers):
+            alike.setdefault(layer.errors.shape[1], []).append(number)
+        found: list[list[dict[str, Any]]] = [[] for _ in self._layers]
+        chosen = (~self._places.is_output, self._places.is_output)
+        for part, which in zip(PARTS, chosen, strict=True):
+            index = which.nonzero(as_tuple=True)[0]
+            for numbers in alike.values() if index.numel() else ():
+                for number, entry in zip(numbers, self._part(part, index, numbers), strict=True):
+                    found[number].append(entry)
+        return [entry for entries in found for entry in entries]
+
+    def _part(self, part: str, index: Tensor, numbers: Sequence[int]) -> list[dict[str, Any]]:
+        """One dict for each of these layers, which have the same number of heads."""
+        layers = [self._layers[number] for number in numbers]
+        there = index.to(layers[0].errors.device)
+        errors = torch.stack([layer.errors for layer in layers])[:, there].flatten(1)
+        differing = torch.stack([layer.differing for layer in layers])[:, there].flatten(1)
+        steps = torch.stack([layer.one_step for layer in layers])
+        measured = _numbers(errors, differing, steps).tolist()
+        return [
+            self._told(layer, part, index, values)
+            for layer, values in zip(layers, measured, strict=True)
+        ]
+
+    def _told(
+        self, layer: _LayerErrors, part: str, index: Tensor, numbers: Sequence[float]
+    ) -> dict[str, Any]:
+        largest, rms, median, one_step, worst, first, count = numbers
+        heads = layer.errors.shape[1]
+        at_worst, at_first = (
+            _place(self._places, int(index[int(n) // heads]), int(n) % heads)
+            for n in (worst, first)
+        )
+        return {
+            **layer.told,
+            "part": part,
+            "rows": index.numel() * heads,
+            "largest": _number(largest),
+            "rms": _number(rms),
+            "median": _number(median),
+            "place": at_worst,
+            "differing": int(count),
+            "first": at_first if count else None,
+            "one_step": _number(one_step),
+            "one_element": layer.one_element,
+        }
+
+
+def _numbers(errors: Tensor, differing: Tensor, one_step: Tensor) -> Tensor:
+    """[layers, 7] float64 from [layers, rows], [layers, rows] and [layers]: what `_told` reads."""
     errors = errors.nan_to_num(nan=torch.inf, posinf=torch.inf)
-    differing = (_bits(rows) != _bits(reference)).any(-1)
-    step = torch.finfo(element_view(reference, cache_dtype).dtype).eps
-    one_step = (step * expected.abs().max() / norm).nan_to_num(nan=0.0)
-    one_element = step / expected.shape[-1] ** 0.5
-    found = []
-    for part, chosen in zip(PARTS, (~places.is_output, places.is_output), strict=True):
-        index = chosen.nonzero(as_tuple=True)[0]
-        if index.numel():
-            there = index.to(errors.device)
-            numbers = _numbers(errors[there], differing[there], one_step, places, index)
-            found.append({"part": part, **numbers, "one_element": one_element})
-    return found
-
-
-def _numbers(
-    errors: Tensor, differing: Tensor, one_step: Tensor, places: RowPlaces, index: Tensor
-) -> dict[str, Any]:
-    """All numbers in one copy to the host: there are a few for every layer."""
-    heads = errors.shape[1]
-    flat, wrong = errors.flatten(), differing.flatten().to(torch.uint8)
-    measured = (flat.max(), flat.square().mean().sqrt(), flat.median(), one_step)
-    found = (flat.argmax(), wrong.argmax(), wrong.sum())
-    largest, rms, median, step, worst, first, count = torch.stack(
-        [number.double() for number in (*measured, *found)]
-    ).tolist()
-    places_of = [int(worst), int(first)]
-    at_worst, at_first = (_place(places, int(index[n // heads]), n % heads) for n in places_of)
-    return {
-        "rows": flat.numel(),
-        "largest": _number(largest),
-        "rms": _number(rms),
-        "median": _number(median),
-        "place": at_worst,
-        "differing": int(count),
-        "first": at_first if count else None,
-        "one_step": _number(step),
-    }
+    largest, worst = errors.max(1)
+    rms, median = errors.square().mean(1).sqrt(), errors.median(1).values
+    measured = (largest, rms, median, one_step.nan_to_num(nan=0.0))
+    found = (worst, differing.argmax(1), differing.sum(1))
+    return torch.stack([numbers.double() for numbers in (*measured, *found)], 1)
 
 
 def _place(places: RowPlaces, row: int, head: int) -> dict[str, int]:

@@ -4,7 +4,7 @@ Rows of a block that another request is given before the batch ends are copied a
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from nwor_bench.errors import BenchError
 from nwor_bench.plugin.observe.block_tables import BlockTables, BlockWatch, Held
-from nwor_bench.plugin.observe.kv_errors import RowPlaces, errors_of
+from nwor_bench.plugin.observe.kv_errors import RowErrors, RowPlaces
 
 Pair = tuple[int, str, int, int]
 """(request of this set, other set, its request there, length of its prompt)."""
@@ -107,7 +107,8 @@ class KvRows:
         known = places >= 0
         num_bytes = len(held) * self._row_bytes()
         there = _place_for(num_bytes, self._layers[0].kv_cache.device)
-        rows = [_gather(layer, places).to(there) for layer in self._layers]
+        slots = places.to(self._layers[0].kv_cache.device)
+        rows = [_gather(layer, slots).to(there) for layer in self._layers]
         for block, copies in self._rescued.items():
             index = [i for i, each in enumerate(held) if each == block]
             known[index] = True
@@ -152,14 +153,23 @@ class KvRows:
             raise BenchError(f"K/V rows: {name!r} is compared with rows that are not kept")
         rows = _matched(self._kept, name, pairs)
         checked = rows.places.requests.numel()
-        errors = [
-            found
-            for number in (range(len(self._layers)) if checked else ())
-            for found in self._layer_errors(number, name, rows)
-        ]
-        return {"checked": checked, "unknown": rows.unknown, "errors": errors}
+        errors = RowErrors(rows.places)
+        if checked:
+            rows = self._beside_rows(name, rows)
+            for number in range(len(self._layers)):
+                self._add_errors(errors, number, name, rows)
+        return {"checked": checked, "unknown": rows.unknown, "errors": errors.read()}
 
-    def _layer_errors(self, number: int, name: str, rows: "_Matched") -> list[dict[str, Any]]:
+    def _beside_rows(self, name: str, rows: "_Matched") -> "_Matched":
+        """The same with each set's indices on the device of its rows: once, not for each layer."""
+
+        def beside(index: Tensor, kept: KeptRows) -> Tensor:
+            return index.to(kept.layers[0].device)
+
+        theirs = [(other, beside(index, self._kept[other])) for other, index in rows.theirs]
+        return replace(rows, ours=beside(rows.ours, self._kept[name]), theirs=theirs)
+
+    def _add_errors(self, errors: RowErrors, number: int, name: str, rows: "_Matched") -> None:
         layer = self._layers[number]
         device = layer.kv_cache.device
         ours = self._kept[name].layers[number][rows.ours].to(device)
@@ -167,12 +177,10 @@ class KvRows:
             [self._kept[other].layers[number][index].to(device) for other, index in rows.theirs]
         )
         split = layer.head_dim
-        found = []
         for what, columns in (("K", slice(0, split)), ("V", slice(split, None))):
             both = ours[..., columns].contiguous(), theirs[..., columns].contiguous()
-            for part in errors_of(*both, rows.places, layer.cache_dtype):
-                found.append({"layer": number, "name": layer.name, "what": what, **part})
-        return found
+            told = {"layer": number, "name": layer.name, "what": what}
+            errors.add(told, *both, layer.cache_dtype)
 
 
 @dataclass(frozen=True)

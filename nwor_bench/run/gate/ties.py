@@ -47,6 +47,7 @@ class GreedyEngine(Protocol):
         ignore_eos: bool,
         top: int = 0,
         keep_prefix_cache: bool = False,
+        nudged: bool = False,
     ) -> Sequence[GreedyOutput]:
         """Greedy outputs beside the measured batches."""
 
@@ -60,8 +61,9 @@ class TieCheck:
 
     The error scale is measured once, when the first difference has to be judged: the gate's block
     is decoded once more in mode off, then up to `MOST_POSITIONS` of its positions are asked for in
-    those shapes. At 8 requests that is one gate batch and 160 steps of a few tokens, about the
-    time of four gate batches. An engine without a prefix cache prefills every prefix anew.
+    those shapes, and with attention a rounding step off. At 8 requests that is one gate batch and
+    180 steps of a few tokens, about the time of four gate batches. An engine without a prefix cache
+    prefills every prefix anew.
 
     Args:
         engine: started; its modes are other ones afterwards.
@@ -136,16 +138,19 @@ class TieCheck:
         }
 
     def _measure_scale(self) -> ErrorScale:
-        """Mode off's own windows against the shapes in which places are asked for."""
+        """Mode off's own windows, and attention a rounding step off, against the shapes in which
+        places are asked for."""
         prompts = self._gate()
         decoded = self._engine.decode_greedily(
             prompts, [self._max_new_tokens] * len(prompts), ignore_eos=self._ignore_eos, top=TOP
         )
         outputs = [output.token_ids for output in decoded]
         spots = spread([len(output) for output in outputs], MOST_POSITIONS)
-        asked = self._shapes([(*prompts[r], *outputs[r][:at]) for r, at in spots])
+        prefixes = [(*prompts[r], *outputs[r][:at]) for r, at in spots]
+        asked = self._shapes(prefixes)
+        nudged = self._next_tokens(prefixes, nudged=True)  # the next batch empties the prefix cache
         try:
-            return error_scale([decoded[r].top[at] for r, at in spots], asked)
+            return error_scale([decoded[r].top[at] for r, at in spots], nudged, asked)
         except ValueError as error:
             raise EngineError(f"the gate cannot measure the error of mode off: {error}") from error
 
@@ -157,7 +162,9 @@ class TieCheck:
             [top for p in prefixes for top in self._next_tokens([p], keep_prefix_cache=True)],
         ]
 
-    def _next_tokens(self, prefixes: Tokens, keep_prefix_cache: bool = False) -> list[TopLogprobs]:
+    def _next_tokens(
+        self, prefixes: Tokens, keep_prefix_cache: bool = False, nudged: bool = False
+    ) -> list[TopLogprobs]:
         """The likeliest tokens behind each prefix, asked for in one batch."""
         outputs = self._engine.decode_greedily(
             prefixes,
@@ -165,6 +172,7 @@ class TieCheck:
             ignore_eos=self._ignore_eos,
             top=TOP,
             keep_prefix_cache=keep_prefix_cache,
+            nudged=nudged,
         )
         return [output.top[0] for output in outputs]
 

@@ -1,0 +1,111 @@
+"""README.md from kernels.csv: python sweeps/studies/kernels/page.py"""
+
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from compact import COLUMNS
+
+from nwor_bench.microbench.cases import L2, LaunchMode
+from nwor_bench.microbench.goals import goal_results
+from nwor_bench.microbench.rows import Row, Status
+from nwor_bench.microbench.text import case, goal_cells, interval, microseconds
+
+TEXT = """# Our kernels against their peers
+
+{met} of {goals} goals are met: graph-captured, each kernel against what else does its work.
+
+    {command}
+    python sweeps/studies/kernels/compact.py FOLDER && python sweeps/studies/kernels/page.py
+
+{machine} Every line of the run is a row of [kernels.csv](kernels.csv).
+
+{table}
+
+Times in microseconds; in brackets the time over ours with its 95 % interval: 2 means that ours
+takes half the time. `host`: what an eager call takes the host. `cold`: nothing that a call reads or
+writes is in L2; `warm`: what the last call left is. A commit's call writes all layers, a stage's
+one. Every result was compared with a torch reference before it was timed.
+
+{sections}
+
+## Without a time, or with a remark
+
+{remarks}
+"""
+
+
+def read_rows(table: Path) -> tuple[list[Row], dict[str, str]]:
+    """The rows, and the facts before the table."""
+    text = table.read_text(encoding="utf-8")
+    told = (line[2:].partition(": ") for line in text.splitlines() if line.startswith("# "))
+    names = {ours: theirs for theirs, ours in COLUMNS.items()}
+    frame = pd.read_csv(StringIO(text), comment="#").rename(columns=names).astype(object)
+    records = frame.where(frame.notna(), None).to_dict("records")
+    return [_row(record) for record in records], {name: value for name, _, value in told}
+
+
+def _row(record: dict[str, Any]) -> Row:
+    """Written tokens are not kept: no page shows them."""
+    kinds = {"status": Status, "l2": L2, "launch": LaunchMode}
+    typed = {name: kind(record[name]) for name, kind in kinds.items()}
+    whole = {name: int(record[name]) for name in ("context", "rounds") if record[name] is not None}
+    texts = {"reason": record["reason"] or ""}
+    return Row(**{**record, **typed, **whole, **texts, "written_tokens": 0})
+
+
+def text_of(table: Path) -> str:
+    """The whole page."""
+    rows, facts = read_rows(table)
+    results = goal_results(rows)
+    goals = [
+        dict(zip(("goal", "verdict", "cases", "worst time/nwor"), goal_cells(each), strict=True))
+        for each in results
+    ]
+    kinds = dict.fromkeys((row.kernel, row.cache_dtype) for row in rows)
+    remarks = dict.fromkeys(
+        f"- {row.implementation} ({row.kernel}, {row.cache_dtype}): {row.status}: {row.reason}"
+        for row in rows
+        if row.reason
+    )
+    return TEXT.format(
+        met=sum(str(each.verdict) == "met" for each in results),
+        goals=len(results),
+        **facts,
+        table=_markdown(goals),
+        sections="\n\n".join(_section(rows, *kind) for kind in kinds),
+        remarks="\n".join(remarks) or "None.",
+    )
+
+
+def _section(rows: list[Row], kernel: str, dtype: str) -> str:
+    """A kernel's table: a line a case, a column an implementation."""
+    lines: dict[tuple[str, str, str], dict[str, str]] = {}
+    for row in rows:
+        if (row.kernel, row.cache_dtype) == (kernel, dtype):
+            where = (case(row), str(row.l2), str(row.launch))
+            start = dict(zip(("case", "L2", "launch"), where, strict=True))
+            lines.setdefault(where, start)[row.implementation] = _time(row)
+    name = kernel if kernel == "mask" else f"{kernel}, {dtype} cache"
+    return f"## {name}\n\n{_markdown(list(lines.values()))}"
+
+
+def _time(row: Row) -> str:
+    if row.status is not Status.OK:
+        return str(row.status)
+    host = "" if row.host_us_per_call is None else f", host {microseconds(row.host_us_per_call)}"
+    ratio = "" if row.time_over_nwor is None else f" ({interval(row)})"
+    return f"{microseconds(row.time_us)}{ratio}{host}"
+
+
+def _markdown(lines: list[dict[str, str]]) -> str:
+    """A table without padding."""
+    frame = pd.DataFrame(lines).fillna("")
+    header = [" | ".join(frame.columns), "|".join([" --- "] * len(frame.columns)).strip()]
+    return "\n".join(f"| {row} |" for row in [*header, *map(" | ".join, frame.to_numpy())])
+
+
+if __name__ == "__main__":
+    here = Path(__file__).parent
+    (here / "README.md").write_text(text_of(here / "kernels.csv"), encoding="utf-8")

@@ -1,0 +1,119 @@
+"""Many small runs on one engine, for the scripts that measure the harness itself."""
+
+import argparse
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from rich.console import Console
+
+from nwor_bench.analysis.aggregate import summarise
+from nwor_bench.engine.engine import Engine, VllmEngine
+from nwor_bench.instruments.environment import collect
+from nwor_bench.records.store import RunData, read_run
+from nwor_bench.records.types import CellResult
+from nwor_bench.run.execute import run_prepared
+from nwor_bench.run.prepare import PairChoice, prepare
+from nwor_bench.workload.config import Overrides, RunSpec, load_scenario, resolve
+
+
+def one_thread() -> None:
+    """On a CPU, run the kernels on one thread, unless the environment says otherwise.
+
+    A small model's threads wait for each other at every operator, and on a shared machine that
+    wait is most of the noise (seen: 12 % a batch on two threads, 5 % on one). Call it before
+    vLLM is imported. A GPU's host is left as any sweep has it.
+    """
+    if collect().gpus:
+        return
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", str(min(os.sched_getaffinity(0))))
+
+
+def add_arguments(parser: argparse.ArgumentParser, **defaults: object) -> None:
+    """The pair (as `nwor-bench sweep` takes it) and the size of one run."""
+    parser.add_argument("--pair", help="default: tiny")
+    parser.add_argument("--target-model")
+    parser.add_argument("--draft-model")
+    parser.add_argument("--method")
+    parser.add_argument("--dtype")
+    parser.add_argument("--speculative-config", help="vLLM's JSON")
+    parser.add_argument("--engine-args", help="vLLM's JSON")
+    parser.add_argument("--scenario", default="short")
+    parser.add_argument("--requests", type=int)
+    parser.add_argument("--draft-tokens", type=int)
+    parser.add_argument("--max-new-tokens", type=int)
+    parser.add_argument("--max-model-len", type=int)
+    parser.add_argument("--batches", type=int, help="blocks a run, at least with --ci-width")
+    parser.add_argument("--ci-width")
+    parser.add_argument("--max-blocks", type=int)
+    parser.add_argument("--time-budget", help="for one run")
+    parser.add_argument("--runs", type=int)
+    parser.add_argument("--folder", type=Path, required=True, help="for the runs; a new one")
+    parser.set_defaults(**defaults)
+
+
+def spec_of(args: argparse.Namespace) -> RunSpec:
+    """off x off and its A/A arm alone, with the arguments' sizes."""
+    return resolve(
+        load_scenario(args.scenario),
+        Overrides(
+            requests=args.requests,
+            batches=args.batches,
+            draft_tokens=args.draft_tokens,
+            max_new_tokens=args.max_new_tokens,
+            max_model_len=args.max_model_len,
+        ),
+        nwor_modes="off",
+        scv_modes="off",
+        dtype=args.dtype,
+        speculative_config=args.speculative_config,
+        engine_args=args.engine_args,
+        ci_width=args.ci_width,
+        max_blocks=args.max_blocks,
+        time_budget=args.time_budget,
+    )
+
+
+def choice_of(args: argparse.Namespace) -> PairChoice:
+    """The pair that the arguments name; tiny if they name none."""
+    pair = args.pair or (None if args.target_model else "tiny")
+    return PairChoice(pair, args.target_model, args.draft_model, args.method)
+
+
+class ManyRuns:
+    """Runs one after the other on one engine; each with a seed, and so an order, of its own."""
+
+    def __init__(self, args: argparse.Namespace, spec: RunSpec):
+        self.folder: Path = args.folder
+        self.spec = spec
+        self.choice = choice_of(args)
+        self.folder.mkdir(parents=True)
+        self._quiet = Console(file=(self.folder / "console.log").open("w"), width=100)
+        ready = prepare(spec, self.choice, Console())
+        self.engine = VllmEngine(ready.pair, spec, self.folder / "engine.log")
+
+    def run(
+        self, number: int, name: str, engine: Engine | None = None
+    ) -> tuple[RunData, list[CellResult]]:
+        """One whole sweep: warm-up, gate, blocks, reports."""
+        spec = replace(self.spec, seed=number)
+        prepared = prepare(spec, self.choice, self._quiet)
+        folder = self.folder / name
+
+        @contextmanager
+        def source(_: Path | None) -> Iterator[Engine]:
+            yield engine or self.engine
+
+        run_prepared(prepared, folder, source, self._quiet)
+        data = read_run(folder)
+        if data.header.status != "complete":
+            raise KeyboardInterrupt
+        return data, summarise(data)
+
+
+def percent(value: float | None) -> str:
+    """A fraction with two decimals."""
+    return "-" if value is None else f"{100 * value:+.2f} %"

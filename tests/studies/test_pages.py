@@ -1,0 +1,82 @@
+"""Every study's page is what its CSV gives: no number was typed."""
+
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import pandas as pd
+import pytest
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+STUDIES = CHECKOUT / "sweeps" / "studies"
+RUNS = CHECKOUT / "sweeps" / "results" / "h200" / "runs.csv"
+Study = Callable[[str, str], ModuleType]
+
+
+def check(page: Path, made: str) -> None:
+    assert page.read_text(encoding="utf-8") == made
+
+
+@pytest.mark.parametrize(
+    ("folder", "table"),
+    [
+        ("interval-coverage", "coverage.csv"),
+        ("launches", "launches.csv"),
+        ("precision", "injection.csv"),
+    ],
+)
+def test_a_page_of_one_table(study: Study, folder: str, table: str) -> None:
+    rows = pd.read_csv(STUDIES / folder / table)
+    check(STUDIES / folder / "README.md", study(folder, "page").text_of(rows))
+
+
+@pytest.mark.parametrize(
+    ("folder", "table"), [("kernels", "kernels.csv"), ("profiler-cross-check", "ncu.csv")]
+)
+def test_a_page_of_one_table_with_its_facts(study: Study, folder: str, table: str) -> None:
+    made = study(folder, "page").text_of(STUDIES / folder / table)
+    check(STUDIES / folder / "README.md", made)
+
+
+def test_the_page_of_the_runs(study: Study) -> None:
+    made = study("runs", "page").text_of(pd.read_csv(RUNS), RUNS.name)
+    check(RUNS.with_suffix(".md"), made)
+
+
+def test_the_page_of_the_first_run(study: Study) -> None:
+    made = study("first-run", "page").document(pd.read_csv(RUNS))
+    check(STUDIES / "first-run" / "README.md", made)
+
+
+def test_the_page_of_acceptance(study: Study) -> None:
+    folder = STUDIES / "acceptance"
+    made, _ = study("acceptance", "page").document(pd.read_csv(folder / "acceptance.csv"))
+    check(folder / "README.md", made)
+
+
+def test_the_page_of_the_hooks(study: Study) -> None:
+    folder = STUDIES / "hook-cost"
+    tables = (pd.read_csv(folder / name) for name in ("hook-parts.csv", "nvtx.csv"))
+    check(folder / "README.md", study("hook-cost", "page").text_of(*tables))
+
+
+def test_the_page_of_dram_bytes(study: Study) -> None:
+    pytest.importorskip("triton")
+    folder = STUDIES / "dram-bytes"
+    made = study("dram-bytes", "page").text_of(folder / "dram.csv", folder / "before.csv")
+    check(folder / "README.md", made)
+
+
+@pytest.mark.parametrize(
+    ("module", "table", "page"),
+    [
+        ("page", "attention.csv", "README.md"),
+        ("page_l2", "persisting-l2.csv", "persisting-l2.md"),
+    ],
+)
+def test_a_page_of_dram_kernels(study: Study, module: str, table: str, page: str) -> None:
+    pytest.importorskip("triton")
+    folder = STUDIES / "dram-kernels"
+    script = study("dram-kernels", module)
+    rows, facts = study("dram-kernels", "measured_page").read_measured(folder / table)
+    check(folder / page, script.text_of(rows, facts))

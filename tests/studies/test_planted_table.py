@@ -1,0 +1,79 @@
+"""docs/planted-faults.md says what the recorded tests found, and nothing else."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+SOUND = "none (sound run)"
+PLANTS = Path(__file__).resolve().parents[1] / "live_engine"
+
+
+@pytest.fixture
+def table(study: Callable[[str, str], ModuleType]) -> ModuleType:
+    """The script that makes the page."""
+    return study("planted-faults", "planted_table")
+
+
+@pytest.mark.parametrize(
+    ("fault", "found", "says"),
+    [
+        ("a", {}, ""),
+        ("a", {"a": ["tokens", "K/V"]}, "tokens, K/V"),
+        ("a", {"a": []}, "NOT CAUGHT"),
+        (SOUND, {SOUND: []}, "passes"),
+        (SOUND, {SOUND: ["K/V"]}, "FALSE ALARM: K/V"),
+        (SOUND, {}, ""),
+    ],
+)
+def test_a_cell_says_which_checks_saw_a_fault(
+    table: ModuleType, fault: str, found: dict[str, list[str]], says: str
+) -> None:
+    assert table.cell(fault, {"faults": found}) == says
+
+
+def test_a_fault_that_was_judged_anew_says_so(table: ModuleType) -> None:
+    facts = {"faults": {"a": []}, "rejudged": {"a": {"checks": ["K/V"], "why": "another limit"}}}
+    assert table.cell("a", facts) == "K/V (judged anew)"
+
+
+def test_a_column_that_was_not_run_is_empty(table: ModuleType) -> None:
+    lines = [line.split("|") for line in table.render({}).splitlines() if line.startswith("| ")]
+    first = [part.strip() for part in next(line for line in lines if SOUND in line[1])[3:-1]]
+    assert first == [""] * len(table.COLUMNS)
+
+
+def test_every_recorded_fault_is_in_the_table_and_none_passed(table: ModuleType) -> None:
+    names = {SOUND, *(fault["name"] for fault in table.read_faults(table.RESULTS))}
+    outcomes = table.read_outcomes(table.RESULTS)
+    assert "cpu" in outcomes
+    for column, facts in outcomes.items():
+        assert set(facts["faults"]) <= names, column
+        anew = {f: told["checks"] for f, told in facts.get("rejudged", {}).items()}
+        found = {**facts["faults"], **anew}
+        assert [f for f, seen in found.items() if bool(seen) is (f == SOUND)] == []
+
+
+def test_the_page_holds_the_recorded_outcomes(table: ModuleType) -> None:
+    outcomes = table.read_outcomes(table.RESULTS)
+    assert table.PAGE.read_text() == table.render(outcomes)
+
+
+@pytest.mark.slow  # vLLM is imported
+def test_the_list_of_faults_is_the_tests_own(
+    table: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With NWOR_BENCH_PLANTED_JSON=FOLDER the list is written there anew first."""
+    pytest.importorskip("vllm")
+    monkeypatch.syspath_prepend(str(PLANTS))
+    from planted_faults import FAULTS, RANK_FAULTS
+    from planted_outcomes import SOUND as RECORDED
+
+    fields = ("name", "stands_for", "why")
+    own = [{name: getattr(f, name) for name in fields} for f in (*FAULTS, *RANK_FAULTS)]
+    if folder := os.environ.get("NWOR_BENCH_PLANTED_JSON"):
+        table.write_faults(Path(folder), own)
+    assert table.read_faults(table.RESULTS) == own
+    assert RECORDED == SOUND == table.SOUND

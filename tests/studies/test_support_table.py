@@ -1,0 +1,119 @@
+"""The README's support table says what the recorded tests said, and nothing else."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from support_rows import ROWS
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+README = CHECKOUT / "README.md"
+
+
+@pytest.fixture
+def table(study: Callable[[str, str], ModuleType]) -> ModuleType:
+    """The script that writes the table."""
+    return study("support", "support_table")
+
+
+def ended(outcome: str, *reasons: str) -> dict[str, Any]:
+    """One test as the plugin writes it."""
+    return {"rows": ["LoRA"], "outcome": outcome, "written_directly": list(reasons), "notes": []}
+
+
+@pytest.mark.parametrize(
+    ("tests", "says"),
+    [
+        ([], ""),
+        ([ended("passed")], "staged"),
+        ([ended("passed", "layers_share_kv")], "written directly: `layers_share_kv`"),
+        ([ended("passed"), ended("passed", "b"), ended("passed", "a")], "staged; `a`, `b`"),
+        ([ended("passed"), ended("failed", "a")], "FAILED (1 of 2)"),
+        ([ended("error")], "FAILED (1 of 1)"),
+    ],
+)
+def test_a_cell_says_how_its_tests_ended(
+    table: ModuleType, tests: list[dict[str, Any]], says: str
+) -> None:
+    assert table.cell(tests) == says
+
+
+def test_every_row_is_in_the_table_and_a_missing_column_is_empty(table: ModuleType) -> None:
+    tests = [ended("passed") | {"notes": ["only alone"]}]
+    facts = {"device": "CPU", "vllm": "0.32.0", "torch": "2.13", "rows": ROWS, "tests": tests}
+    text = table.render({"cpu": facts})
+    lines = [[part.strip() for part in line.split("|")] for line in text.splitlines()]
+    cells = {line[1]: line[2:4] for line in lines if len(line) > 4}
+    assert set(ROWS) <= set(cells)
+    assert cells["LoRA"] == ["staged", ""]
+    assert cells["eagle"] == ["", ""]
+    assert "LoRA: only alone" in text
+
+
+def test_what_a_test_of_two_rows_notes_is_said_once(table: ModuleType) -> None:
+    test = ended("passed") | {"rows": ["LoRA", "eagle"], "notes": ["only alone"]}
+    facts = {
+        "device": "CPU",
+        "vllm": "0.32.0",
+        "torch": "2.13",
+        "rows": ROWS,
+        "tests": [test, test],
+    }
+    text = table.render({"cpu": facts})
+    assert text.count("only alone") == 1
+    assert "- LoRA, eagle: only alone" in text
+
+
+def test_the_document_keeps_what_is_around_the_table(table: ModuleType) -> None:
+    begin, end = table.BEGIN, table.END
+    once = table.put(f"a\n{begin}\nold\n{end}\nb", "new")
+    assert once == f"a\n{begin}\n\nnew\n\n{end}\nb"
+    assert table.put(once, "new") == once
+    for broken in ("", begin, end + begin, f"{begin}{begin}{end}", f"{begin}{end}{end}"):
+        with pytest.raises(ValueError, match="once each"):
+            table.put(broken, "new")
+
+
+def test_the_readme_holds_the_table_of_the_recorded_outcomes(table: ModuleType) -> None:
+    text = README.read_text()
+    outcomes = table.read_outcomes(table.RESULTS)
+    assert outcomes
+    assert all(tuple(facts["rows"]) == ROWS for facts in outcomes.values())
+    assert table.put(text, table.render(outcomes)) == text
+
+
+PROBE = """
+import pytest
+
+@pytest.mark.row("{row}")
+def test_one(record_property):
+    record_property("written_directly", "because")
+
+@pytest.mark.row("LoRA")
+def test_two():
+    pytest.skip("not here")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("row", "code"), [("LoRA", 0), ("a row that is not there", 4)])
+def test_the_plugin_records_rows_and_refuses_unknown_ones(
+    tmp_path: Path, row: str, code: int
+) -> None:
+    (tmp_path / "test_probe.py").write_text(PROBE.format(row=row))
+    (tmp_path / "conftest.py").write_text('pytest_plugins = ["support_rows"]')
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "--support-json", "out.json"],
+        cwd=tmp_path, capture_output=True, text=True,
+        env={"PYTHONPATH": f"{README.parent}:{README.parent / 'tests'}", "PATH": ""},
+    )  # fmt: skip
+    assert done.returncode == code, done.stdout + done.stderr
+    if code == 0:
+        written = json.loads((tmp_path / "out.json").read_text())
+        assert tuple(written["rows"]) == ROWS
+        assert [test["written_directly"] for test in written["tests"]] == [["because"]]

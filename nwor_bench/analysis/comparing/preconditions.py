@@ -9,6 +9,9 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any
 
+from nwor_bench.workload.options import Compare, declared
+from nwor_bench.workload.run_spec import RunSpec
+
 _AMOUNT = ("description", "batches", "warmup")
 """Fields of a scenario that say how much was measured, not what."""
 
@@ -17,7 +20,7 @@ _FOLDERS = ("scenario.prompts.path", "pair.target", "pair.draft")
 
 _OWN_SETTINGS = (
     *("LD_PRELOAD", "VLLM_ENABLE_V1_MULTIPROCESSING", "VLLM_NWOR_MODE", "VLLM_SCV_MODE"),
-    *("VLLM_NWOR_STAGE_BY", "VLLM_NWOR_STAGE_L2"),
+    *(each.option.worker_variable for each in declared(RunSpec) if each.option.worker_variable),
 )
 """Environment variables that nwor-bench sets itself."""
 
@@ -65,13 +68,18 @@ def _work(header: Mapping[str, Any]) -> dict[str, Any]:
     found = dict(_flat(scenario, "scenario"))
     for name in ("name", "method", "target", "draft", "speculative"):
         found[f"pair.{name}"] = _get(header, "pair", name)
-    for name in ("tensor_parallel_size", "speculative_config", "engine_args"):
-        found[f"spec.{name}"] = _get(header, "spec", name)
+    found |= _options(header, Compare.REFUSE)
     found["dtype"] = _first(header, ("engine", "dtype"), ("spec", "dtype"), ("pair", "dtype"))
     for name in _FOLDERS:
         if isinstance(found.get(name), str):
             found[name] = PurePath(found[name]).name
     return found
+
+
+def _options(header: Mapping[str, Any], treatment: Compare) -> dict[str, Any]:
+    """The run's options that are treated so where they differ."""
+    names = [each.field for each in declared(RunSpec) if each.option.compare is treatment]
+    return {f"spec.{name}": _get(header, "spec", name) for name in names}
 
 
 def _machine(header: Mapping[str, Any]) -> dict[str, Any]:
@@ -99,8 +107,7 @@ def _surroundings(header: Mapping[str, Any]) -> dict[str, Any]:
         "GPU driver": drivers,
         "seed": _get(header, "spec", "seed"),
     }
-    for name in ("stage_by", "stage_l2"):
-        found[f"spec.{name}"] = _get(header, "spec", name)
+    found |= _options(header, Compare.TELL)
     for name in ("runner", "attention_backend", "block_size"):
         found[f"engine.{name}"] = _get(header, "engine", name)
     for name in ("torch", "triton", "transformers"):

@@ -3,15 +3,15 @@
 from dataclasses import replace
 
 import pytest
+from changed_run import other_prompts, slowed, stored, with_header
+from synthetic_run import change_batches, change_windows, make_run
 
 from nwor_bench.analysis.comparing.compare import ChangeVerdict, Comparison, DecideBy, compare_runs
 from nwor_bench.analysis.comparing.stored_run import StoredRun
 from nwor_bench.errors import ExitCode, NotComparableError
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import WindowRecord
-from nwor_bench.report.comparison.notes import notes
-from tests.changed_run import other_prompts, slowed, stored, with_header
-from tests.synthetic_run import change_batches, change_windows, make_run
+from nwor_bench.report.comparison.text import notes
 
 GRAPH = ("stage", "graph")
 BASE = make_run(blocks=12, device="cuda", aa=True)
@@ -49,7 +49,9 @@ def test_a_run_is_the_same_as_itself() -> None:
 @pytest.mark.parametrize(
     ("factor", "outcome"), [(1.05, ChangeVerdict.REGRESSION), (0.95, ChangeVerdict.IMPROVEMENT)]
 )
-@pytest.mark.parametrize("machine", [0.7, 1.0, 1.4])
+@pytest.mark.parametrize(
+    "machine", [1.0, *(pytest.param(factor, marks=pytest.mark.slow) for factor in (0.7, 1.4))]
+)
 def test_one_changed_cell_is_found_whatever_the_machine_did(
     factor: float, outcome: ChangeVerdict, machine: float
 ) -> None:
@@ -176,7 +178,7 @@ def test_windows_without_a_time_are_left_out_and_told(other) -> None:
     assert changed.time.base_untimed == changed.time.new_untimed == 12 * 3
     cells = len(comparison.cells)
     sentence = (
-        f"Windows without a time of their own are left out: {cells * 36:,} of {cells * timed:,} in "
+        f"Windows without a time are left out: {cells * 36:,} of {cells * timed:,} in "
         f"BASE, {cells * 36:,} of {cells * timed:,} in NEW"
     )
     assert [note for note in notes(comparison) if note.startswith(sentence)]
@@ -214,12 +216,12 @@ NO_SCV = change_batches(
     [
         (BASE, BROKEN, ChangeVerdict.REGRESSION, "INVALID in NEW"),
         (BASE, IDLE, ChangeVerdict.REGRESSION, "INEFFECTIVE in NEW"),
-        (BASE, NO_SCV, ChangeVerdict.REGRESSION, "SCV ran as asked in BASE"),
+        (BASE, NO_SCV, ChangeVerdict.REGRESSION, "SCV's mode fired in BASE"),
         (IDLE, BROKEN, ChangeVerdict.REGRESSION, "INVALID in NEW"),
         (BROKEN, BASE, ChangeVerdict.IMPROVEMENT, "INVALID in BASE"),
         (IDLE, BASE, ChangeVerdict.IMPROVEMENT, "INEFFECTIVE in BASE"),
         (BROKEN, BROKEN, ChangeVerdict.AMBIGUOUS, "INVALID in both"),
-        (IDLE, IDLE, ChangeVerdict.NOT_COMPARED, "neither run"),
+        (IDLE, IDLE, ChangeVerdict.NOT_COMPARED, "INEFFECTIVE in both"),
     ],
 )
 def test_what_a_cell_is_counts_before_how_fast_it_is(

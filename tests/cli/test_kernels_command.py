@@ -1,20 +1,17 @@
 """`nwor-bench kernels` as a user meets it without a GPU: help, dry run, refusals, exit codes."""
 
 import json
-import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 import pytest
+from fake_bench import FACTS, make_bench
 from rich.console import Console
 from typer.testing import CliRunner
 
 from nwor_bench.cli import app as cli
 from nwor_bench.errors import ConfigError, ExitCode
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "microbench"))
-from fake_bench import FACTS, make_bench
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -99,7 +96,7 @@ def test_bad_input_is_refused_by_flag(kernels: Run, arguments: tuple, field: str
 
 def session(folder: Path | None, **faults: object) -> int:
     from nwor_bench.microbench.cases import Spec, Window
-    from nwor_bench.microbench.session import run_kernels
+    from nwor_bench.microbench.execute import run_kernels
 
     spec = Spec(kernels=("stage",), windows=(Window(8, 4),), max_rounds=3)
     return run_kernels(

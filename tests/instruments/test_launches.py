@@ -1,16 +1,24 @@
 """CUDA calls by window: against a count made the slow way, and from PyTorch's own profiler."""
 
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
-from nwor_bench.instruments.kineto import STEP, open_profiler, read_calls
-from nwor_bench.instruments.launches import KINDS, HostCall, count_calls, kind_of
+from nwor_bench.instruments.launches import (
+    KINDS,
+    STEP,
+    HostCall,
+    count_calls,
+    kind_of,
+    open_profiler,
+    read_calls,
+)
 
 NAMES = ["cudaLaunchKernel", "cuLaunchKernelEx", "cudaGraphLaunch_v10000", "cudaGetDevice",
          "cudaStreamSynchronize_v3020", "cuMemcpyDtoHAsync_v2", "cuLaunchKernel_ptsz"]  # fmt: skip
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(
     calls=st.lists(st.tuples(st.sampled_from(NAMES), st.integers(-50, 1050)), max_size=60),
     borders=st.lists(st.integers(0, 1000), min_size=2, max_size=9, unique=True),

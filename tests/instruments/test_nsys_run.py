@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 
 from nwor_bench.cli.app import app
 from nwor_bench.errors import ConfigError, ExitCode
-from nwor_bench.instruments.nsight.nsys_command import METRICS_NOW, METRICS_ONCE, metrics_options
+from nwor_bench.instruments.nsight.nsys_profile import METRICS_NOW, METRICS_ONCE, metrics_options
 
 SWEEP = ["sweep", "--pair", "tiny"]
 
@@ -68,7 +68,7 @@ def test_a_report_becomes_a_table(folder: Path) -> None:
     assert names(folder) == ["new"]
     written = sorted(path.name for path in (folder / "here/new").iterdir())
     assert written == ["a.v1.nsys-rep", "a.v1.sqlite", "a.v1.windows.csv"]
-    assert "Windows as Nsight Systems saw them" in result.output
+    assert "Windows by Nsight Systems" in result.output
 
 
 def test_a_sweep_that_fails_after_its_report_keeps_both(folder: Path) -> None:
@@ -76,7 +76,7 @@ def test_a_sweep_that_fails_after_its_report_keeps_both(folder: Path) -> None:
     install(folder, 'echo report > "$2.nsys-rep"; exit 3')
     result = invoke("--", *SWEEP)
     assert result.exit_code == 3
-    assert "Windows as Nsight Systems saw them" in result.output
+    assert "Windows by Nsight Systems" in result.output
     assert names(folder) == ["nwor-nsys.nsys-rep", "nwor-nsys.sqlite", "nwor-nsys.windows.csv"]
 
 
@@ -131,7 +131,7 @@ def test_a_report_is_read_by_way_of_an_export(folder: Path) -> None:
     ("name", "text", "message"),
     [
         ("x.nsys-rep", "", "was not exported.*newer one"),
-        ("x.qdstrm", "raw", "no report yet.*QdstrmImporter"),
+        ("x.qdstrm", "raw", "was not imported yet.*QdstrmImporter"),
         ("y.sqlite", None, "no such file"),
     ],
 )
@@ -149,7 +149,7 @@ def test_a_run_without_cuda_says_so_once(folder: Path) -> None:
     export = Path(shutil.copy(cut_nsys_export.PATH, folder / "cpu.sqlite"))
     result = invoke("--read", str(export))
     assert result.exit_code == 0, result.exception
-    assert result.output.count("traced no call of CUDA") == 1
+    assert result.output.count("traced no CUDA call") == 1
     with export.with_suffix(".windows.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert list(rows[0]) == [
@@ -182,6 +182,7 @@ SLOW = (
 """What is interrupted, and takes longer over its report than `subprocess.run` gives it."""
 
 
+@pytest.mark.slow  # processes
 @pytest.mark.parametrize("report", ['echo report > "$2.nsys-rep"', "touch ended"])
 def test_ctrl_c_waits_for_the_report(folder: Path, report: str) -> None:
     """A terminal's Ctrl-C reaches the tool, its sweep and this command at once."""
@@ -196,6 +197,7 @@ def test_ctrl_c_waits_for_the_report(folder: Path, report: str) -> None:
         assert names(folder) == ["began", *written]
 
 
+@pytest.mark.slow  # processes
 def test_sigterm_is_handed_on_to_the_tool(folder: Path) -> None:
     """A CI runner's stop reaches this command alone; the tool would run on to its end."""
     install(folder, SLOW.format(report="touch ended"))

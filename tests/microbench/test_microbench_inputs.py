@@ -4,10 +4,12 @@ from collections import Counter
 
 import pytest
 import torch
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from nwor_bench.microbench.cases import Group, Shape, Window
+from nwor_bench.microbench.implementation import RefusedError
 from nwor_bench.microbench.inputs import (
     FP8_POISON,
     SlotPool,
@@ -19,8 +21,7 @@ from nwor_bench.microbench.inputs import (
     poison,
     spread,
 )
-from nwor_bench.microbench.subject import RefusedError
-from nwor_bench.microbench.writers import make_writer
+from nwor_bench.microbench.peers import make_writer
 from nwor_kernels.commit.reference import accepted_rows, commit_windows_reference
 
 CPU = torch.device("cpu")
@@ -33,7 +34,7 @@ def generator(seed: int) -> torch.Generator:
 
 
 @given(WINDOWS, st.integers(0, 9), st.data())
-@settings(max_examples=30, deadline=None)
+@examples(30)
 def test_accepted_tokens_are_spread_and_lead_their_windows(window, seed, data) -> None:
     total = data.draw(st.integers(1, window.tokens))
     counts = spread(total, window, generator(seed))
@@ -45,7 +46,7 @@ def test_accepted_tokens_are_spread_and_lead_their_windows(window, seed, data) -
 
 
 @given(WINDOWS, st.sampled_from([16, 32]), st.integers(1, 4), st.integers(0, 9))
-@settings(max_examples=30, deadline=None)
+@examples(30)
 def test_no_slot_is_given_twice(window, block_size, sets, seed) -> None:
     pool = SlotPool(window, block_size, sets, generator(seed))
     slots = torch.stack([pool.take() for _ in range(sets)])
@@ -126,7 +127,7 @@ def test_torchs_write_writes_what_the_reference_writes(cache_dtype: str) -> None
 
 
 def test_flashinfer_quantises_nothing() -> None:
-    with pytest.raises(RefusedError, match="quantises none"):
+    with pytest.raises(RefusedError, match="does not quantise"):
         make_writer("flashinfer", SHAPE, "fp8", torch.ones(1))
 
 
@@ -164,4 +165,4 @@ def test_a_large_copy_is_made_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(copy.calls) >= 3
     assert copy.check() == ""
     copy.calls[0] = lambda: None  # type: ignore[index]
-    assert copy.check() == "the copy is not the source"
+    assert copy.check() == "the copy differs from its source"

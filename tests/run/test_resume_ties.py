@@ -24,7 +24,7 @@ from nwor_bench.run.prepare import PairChoice, resume_one, run_one
 from nwor_bench.run.run_options import RunOptions
 from nwor_bench.workload.config import RunSpec, load_scenario, resolve
 
-pytestmark = pytest.mark.usefixtures("own_surroundings", "ties")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("own_surroundings", "ties")]
 
 RUN = Path("run")
 CELLS, BLOCKS = 7, 2

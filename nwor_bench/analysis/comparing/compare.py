@@ -1,7 +1,7 @@
-"""Two runs -> regressions and improvements. Pure; the rules are in `compare_rules.py`.
+"""Compare two runs cell by cell. Pure; the rules are in `change_verdicts`.
 
-Cells are matched by pair, NWOR mode, SCV mode and arm (with `force` a pair may have another name);
-one that only one of the runs has is kept and says so.
+Cells are matched by pair, NWOR mode, SCV mode and arm; with `force` the pairs' names may differ. A
+cell in only one of the runs is listed with that verdict.
 """
 
 from dataclasses import dataclass, replace
@@ -32,8 +32,9 @@ DEFAULT_THRESHOLD = 0.01
 class Comparison:
     """Two runs compared.
 
-    `forced` are the differences that would have been a reason to refuse, `others` those that
-    may explain a change. `noise_floor` is how far the A/A arm's change reaches from 1, or None.
+    `forced` are differences that would be refused without --force, `others` those that may explain
+    a change. `noise_floor` is the largest distance from 1 of the A/A arm's change; None without an
+    A/A arm.
     """
 
     base: StoredRun
@@ -46,11 +47,11 @@ class Comparison:
     others: tuple[Difference, ...]
 
     def having(self, *outcomes: ChangeVerdict) -> list[CellChange]:
-        """The cells of these outcomes."""
+        """The cells with these verdicts."""
         return [cell for cell in self.cells if cell.outcome in outcomes]
 
     def exit_code(self, *, strict: bool = False) -> ExitCode:
-        """REGRESSION if there is one; with `strict` INCONCLUSIVE if a cell is open or gone."""
+        """REGRESSION if a cell regressed; with `strict` INCONCLUSIVE if one is open or gone."""
         if self.having(ChangeVerdict.REGRESSION):
             return ExitCode.REGRESSION
         if strict and self.having(ChangeVerdict.AMBIGUOUS, ChangeVerdict.ONLY_IN_BASE):
@@ -66,17 +67,17 @@ def compare_runs(
     decide_by: DecideBy = DecideBy.RATIO,
     force: bool = False,
 ) -> Comparison:
-    """Match the cells of two runs and judge each change; `threshold` is a fraction.
+    """Match the cells of two runs and give each change a verdict; `threshold` is a fraction.
 
-    Raises NotComparableError if the runs did other work or ran on another machine (not with
-    `force`), or have no cell in common.
+    Raises NotComparableError if the runs have no cell in common or, without `force`, if they
+    differ in work or machine.
     """
     differences = blocking_differences(base.header, new.header)
     if differences and not force:
         lines = "\n".join(f"  {difference}" for difference in differences)
         raise NotComparableError(
             f"BASE and NEW are not comparable:\n{lines}\n"
-            "Run NEW as BASE ran, or compare all the same with --force."
+            "Run NEW as BASE ran, or compare anyway with --force."
         )
     if force and len(base.pairs) == len(new.pairs) == 1:
         new = new.under_pair(*base.pairs)

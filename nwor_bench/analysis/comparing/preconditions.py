@@ -1,7 +1,6 @@
-"""What two runs must have in common to be compared, and what else differs between them. Pure.
+"""Preconditions of a comparison: which differences of two runs forbid it, which explain it. Pure.
 
-A value that one of the two did not record (an older format, an engine that never started) is
-unknown, not different.
+A value that one run did not record (older format, engine never started) is unknown, not different.
 """
 
 from collections.abc import Iterator, Mapping
@@ -13,10 +12,10 @@ from nwor_bench.workload.options import Compare, declared
 from nwor_bench.workload.run_spec import RunSpec
 
 _AMOUNT = ("description", "batches", "warmup")
-"""Fields of a scenario that say how much was measured, not what."""
+"""Fields of a scenario on the amount measured, which may differ."""
 
 _FOLDERS = ("scenario.prompts.path", "pair.target", "pair.draft")
-"""Paths, of which the last part is what matters: the same model lies elsewhere elsewhere."""
+"""Paths differ between machines: their last component is compared."""
 
 _OWN_SETTINGS = (
     *("LD_PRELOAD", "VLLM_ENABLE_V1_MULTIPROCESSING", "VLLM_NWOR_MODE", "VLLM_SCV_MODE"),
@@ -40,17 +39,17 @@ class Difference:
 
 
 def blocking_differences(base: Mapping[str, Any], new: Mapping[str, Any]) -> list[Difference]:
-    """Differences of two run headers that make a comparison of their times senseless."""
+    """Differences in work or machine, which make times incomparable."""
     return _differences(_work(base) | _machine(base), _work(new) | _machine(new))
 
 
 def other_differences(base: Mapping[str, Any], new: Mapping[str, Any]) -> list[Difference]:
-    """Differences that may explain a change, and are no reason to refuse one."""
+    """Differences that may explain a change but do not forbid the comparison."""
     return _differences(_surroundings(base), _surroundings(new))
 
 
 def unknown_machine(header: Mapping[str, Any]) -> list[str]:
-    """What a run did not record of the machine that it ran on."""
+    """Names of the machine's facts that a run did not record."""
     return [name for name, value in _machine(header).items() if value is _UNKNOWN]
 
 
@@ -63,7 +62,7 @@ def _differences(base: Mapping[str, Any], new: Mapping[str, Any]) -> list[Differ
 
 
 def _work(header: Mapping[str, Any]) -> dict[str, Any]:
-    """What was run: scenario, models, and how vLLM was told to run them."""
+    """The work of a run: scenario, models, and vLLM's arguments."""
     scenario = {k: v for k, v in (header.get("scenario") or {}).items() if k not in _AMOUNT}
     found = dict(_flat(scenario, "scenario"))
     for name in ("name", "method", "target", "draft", "speculative"):
@@ -119,7 +118,7 @@ def _surroundings(header: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _of_gpus(header: Mapping[str, Any], name: str) -> Any:
-    """That fact of every GPU; _UNKNOWN where they were not recorded."""
+    """That fact for every GPU; _UNKNOWN if not recorded."""
     gpus = _get(header, "environment", "gpus")
     if not isinstance(gpus, list) or not all(isinstance(gpu, Mapping) for gpu in gpus):
         return _UNKNOWN
@@ -135,7 +134,7 @@ def _flat(values: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
 
 
 def _get(values: Any, *path: str) -> Any:
-    """The value at a path, or _UNKNOWN where a step is missing."""
+    """The value at a path, or _UNKNOWN if it is missing."""
     for name in path:
         if not isinstance(values, Mapping) or name not in values:
             return _UNKNOWN
@@ -144,7 +143,7 @@ def _get(values: Any, *path: str) -> Any:
 
 
 def _first(header: Mapping[str, Any], *paths: tuple[str, ...]) -> Any:
-    """The first of the values that is neither missing nor None."""
+    """The first value that is neither missing nor None."""
     found = (_known(_get(header, *path)) for path in paths)
     return next((value for value in found if value is not _UNKNOWN), _UNKNOWN)
 

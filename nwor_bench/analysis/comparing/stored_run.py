@@ -1,7 +1,7 @@
-"""A run as `compare` reads it: from its raw records, or from what a stored baseline kept of them.
+"""A run for `compare`: read from its records, or from the tables of a stored baseline.
 
-A stored baseline may lack the raw records. Its CSV tables then give the blocks' times; where
-those are missing too there are cell summaries alone, and times have no interval.
+A baseline without records gives the blocks' times from its CSV tables. Without these there are only
+cell summaries, and times have no interval.
 """
 
 from collections import Counter
@@ -23,17 +23,17 @@ from nwor_bench.records.types import BatchRecord, CellResult, RunStatus, WindowR
 
 CELLS_TABLE, BATCHES_TABLE, WINDOWS_TABLE = "cells.csv", "batches.csv", "windows.csv"
 SUMMARIES = "cell summaries"
-"""`source` of a run of which no block is left."""
+"""`source` of a run without blocks."""
 
 _CELLS = TypeAdapter(list[CellResult])
 
 
 @dataclass(frozen=True)
 class StoredRun:
-    """A run's summaries, and its records by cell as far as they were kept.
+    """A run's cell summaries, and its records by cell if they were kept.
 
-    `source` says what the records were read from: a file's name, or SUMMARIES if `data` is
-    empty. `warnings` are sentences about the run as a whole.
+    `source` names the file that the records were read from; it is SUMMARIES if `data` is empty.
+    `warnings` are sentences about the whole run.
     """
 
     folder: Path
@@ -44,17 +44,17 @@ class StoredRun:
     warnings: tuple[str, ...]
 
     def baseline_of(self, key: CellKey) -> CellData | None:
-        """The records of off x off of that cell's pair; None if they were not kept."""
+        """Records of off x off with the cell's pair; None if they were not kept."""
         found = (c for k, c in self.data.items() if k[0] == key[0] and c.is_baseline)
         return next(found, None)
 
     @property
     def pairs(self) -> set[str]:
-        """The names of its pairs; `nwor-bench sweep` runs one."""
+        """Names of its pairs; a run of `nwor-bench sweep` has one."""
         return {key[0] for key in self.cells}
 
     def under_pair(self, name: str) -> "StoredRun":
-        """The run as if its pair had that name, so that its cells match those of another pair."""
+        """The run with its pair renamed, so that its cells match those of another pair."""
         return replace(
             self,
             cells={(name, *k[1:]): replace(cell, pair=name) for k, cell in self.cells.items()},
@@ -67,8 +67,8 @@ class StoredRun:
 def load_stored(folder: Path) -> StoredRun:
     """Read a run folder or a stored baseline.
 
-    Raises ConfigError if there is no run or it has no cells, StoreError if it is damaged or of
-    a format that this version does not read.
+    Raises ConfigError if there is no run or it has no cells, StoreError if it is damaged or has an
+    unknown format.
     """
     if not (folder / RUN_FILE).is_file() and (folder / "sweep.json").is_file():
         raise ConfigError.for_field(
@@ -105,7 +105,7 @@ def _status(header: dict[str, Any]) -> list[str]:
 
 
 def _from_tables(folder: Path, header: dict[str, Any]) -> tuple[RunData, str]:
-    """The records that the CSV tables hold, and which tables there were."""
+    """The records in the CSV tables, and the tables' names."""
     if not (folder / BATCHES_TABLE).is_file():
         return RunData(header, (), ()), SUMMARIES
     batches = read_table(folder / BATCHES_TABLE, BatchRecord)
@@ -118,7 +118,7 @@ def _from_tables(folder: Path, header: dict[str, Any]) -> tuple[RunData, str]:
 
 
 def _require_whole(folder: Path, run: RunData, cells: Sequence[CellResult]) -> None:
-    """Refuse a table that was cut: what is left of a cell's blocks would pass for all of them."""
+    """Raise StoreError for a truncated table: the remaining blocks would pass for all of them."""
     timed = Counter(cell_key(batch) for batch in run.batches if batch.phase == "timed")
     for cell in cells:
         found = timed[cell_key(cell)]
@@ -142,7 +142,7 @@ def _cut(path: Path, found: int, what: str, expected: int, place: str) -> StoreE
 
 
 def _own_fallback(window: WindowRecord) -> WindowRecord:
-    """The table shows SCV's fallback in NWOR's column too; take it out again."""
+    """The window without SCV's fallback reason, which the table's column also shows."""
     reasons = (window.fallback_reason or "").split("; ")
     own = [reason for reason in reasons if reason and not reason.startswith("scv:")]
     return replace(window, fallback_reason="; ".join(own) or None)

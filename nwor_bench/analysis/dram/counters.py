@@ -1,9 +1,9 @@
-"""What each cell's windows moved in DRAM, and by how much that differs from off x off. Pure.
+"""DRAM bytes of each cell's windows, and their differences from off x off. Pure.
 
-From batches of phase "counters" alone. A window counts if all requests take part in it, nothing
-is prefilled beside it and it is not among the first of its batch, whose DRAM still writes back
-what the prefill left in the L2 cache. Windows of two cells are compared where both stand at the
-same place: as many requests, drafts and tokens generated so far.
+Uses batches of phase "counters" alone. A window counts in the steady state: all requests take part,
+none is being prefilled, and it is not among the batch's first windows, in which L2 still writes
+back the prefill's data. Windows of two cells are compared at the same place: equal requests,
+drafts, and tokens generated so far.
 """
 
 from collections import defaultdict
@@ -40,15 +40,15 @@ PHASE = "counters"
 COUNTERS = ("dram_read_bytes", "dram_write_bytes", "l2_bytes")
 
 Place = tuple[int, int, int]
-"""Requests with drafts, draft tokens, tokens that the batch had generated before the window."""
+"""Requests with drafts, draft tokens, and tokens that the batch generated before the window."""
 
 
 @dataclass(frozen=True)
 class Amount:
-    """A mean in bytes with its interval over blocks; without one below MIN_BLOCKS.
+    """A mean in bytes with its interval over blocks; no interval below MIN_BLOCKS.
 
-    `smallest` is the smallest difference that so many blocks of this noise would have shown, in
-    four of five such runs.
+    `smallest` is the smallest difference that this many blocks with this noise detect in 80 % of
+    runs.
     """
 
     mean: float
@@ -58,11 +58,11 @@ class Amount:
 
     @property
     def excludes_zero(self) -> bool:
-        """True where the interval lies on one side of 0."""
+        """True if the interval is on one side of 0."""
         return self.low is not None and self.high is not None and self.low * self.high > 0
 
     def holds(self, value: float) -> bool | None:
-        """Does the interval contain the value? None without an interval."""
+        """True if the interval contains the value; None without an interval."""
         if self.low is None or self.high is None:
             return None
         return self.low <= value <= self.high
@@ -70,18 +70,17 @@ class Amount:
 
 @dataclass(frozen=True)
 class CellBytes:
-    """One cell's bytes a window.
+    """One cell's bytes per window.
 
     Attributes:
         cell: (pair, NWOR mode, SCV mode, arm).
         windows, blocks: how many were counted.
-        staged, accepted: drafts, and accepted drafts, of a counted window on average; None where
-            no window counted.
-        amounts: bytes a window, by counter; a counter that was not read is missing.
-        differences: the same windows' bytes less those of off x off; empty for off x off.
-        matched: windows that the differences rest on.
-        predicted: what the byte model says that the differences are, by counter.
-        sampler_cost: a counted window's time over a timed one's; None where one has no time.
+        staged, accepted: mean drafts and accepted drafts of a counted window; None without one.
+        amounts: bytes per window, by counter; a counter that was not read is missing.
+        differences: bytes minus those of off x off's matching windows; empty for off x off.
+        matched: windows behind the differences.
+        predicted: differences predicted by the byte model, by counter.
+        sampler_cost: time of a counted window over a timed one; None if one has no time.
     """
 
     cell: CellKey
@@ -97,12 +96,12 @@ class CellBytes:
 
     @property
     def is_baseline(self) -> bool:
-        """True for off x off, the first of the two."""
+        """True for off x off, not for the A/A arm."""
         return is_baseline(self.cell)
 
 
 def cell_bytes(run: RunData) -> list[CellBytes]:
-    """One entry for each cell that was counted, in the order of the cells; off x off first."""
+    """One entry per counted cell, off x off first."""
     counted = [batch for batch in run.batches if batch.phase == PHASE]
     cells = sorted({cell_key(batch) for batch in counted}, key=cell_order)
     windows = windows_by_batch(run)
@@ -112,15 +111,15 @@ def cell_bytes(run: RunData) -> list[CellBytes]:
 
 
 def clock_facts(run: RunData) -> list[dict[str, Any]]:
-    """How well each counted batch's bytes are known, as the worker said."""
+    """The worker's facts on clock offset and counter accuracy, for each counted batch."""
     return [event for event in run.events if event.get("event") == PHASE]
 
 
 def amount_of(values: Sequence[float], compared: int = 1) -> Amount:
-    """The mean of one value a block, with Student's t over the blocks.
+    """The mean of one value per block, with Student's t interval over the blocks.
 
-    The same interval as for times (see `stats.paired_ratio`), on bytes instead of log ratios;
-    `smallest` as `stats.smallest_effect`, for `compared` cells.
+    The interval of `statistics.paired_ratio`, on bytes instead of log ratios; `smallest` is as in
+    `statistics.smallest_effect`, for `compared` cells.
     """
     numbers = np.asarray(values, dtype=float)
     count = len(numbers)
@@ -158,7 +157,7 @@ def _placed(
 
 
 def _is_full(window: WindowRecord, batch: BatchRecord) -> bool:
-    """All requests take part, so none is being prefilled, and none had finished before."""
+    """True if all requests take part: none is being prefilled, none has finished."""
     return window.num_reqs == batch.requests and not window.uncounted_draft_tokens
 
 
@@ -208,7 +207,7 @@ def _amount(blocks: Blocks, name: str) -> Amount | None:
 
 
 def _differences(own: Blocks, base: Blocks, compared: int) -> tuple[dict[str, Amount], int]:
-    """Block by block, the mean over the places that both cells have."""
+    """By counter, the mean difference over places that both cells have; and the windows used."""
     by_counter: dict[str, list[float]] = defaultdict(list)
     matched = 0
     for block in sorted(own.keys() & base.keys()):

@@ -1,4 +1,4 @@
-"""What each cell moved in DRAM as rows of a table over several runs. Pure."""
+"""DRAM bytes of each cell as rows of a table over several runs. Pure."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -8,7 +8,7 @@ from nwor_bench.records.store import RunData
 
 
 def csv_rows(run: RunData) -> list[dict[str, Any]]:
-    """One row a cell, for a table of several runs; what was not measured is None."""
+    """One row per cell; None if not measured."""
     scenario, spec = run.header.get("scenario") or {}, run.header.get("spec") or {}
     l2 = (run.header.get("engine") or {}).get("stage_l2") or {}
     rows = []

@@ -17,8 +17,8 @@ from nwor_bench.engine.engine import BatchOutput, Sampling, VllmEngine
 from nwor_bench.errors import ExitCode
 from nwor_bench.models.pairs import resolve_pair
 from nwor_bench.models.training.acceptance import Acceptance, measure_acceptance
+from nwor_bench.models.training.eagle_head import EagleHead
 from nwor_bench.models.training.folder import begin_folder
-from nwor_bench.models.training.model import EagleHead
 from nwor_bench.models.training.recipe import RECIPES, Recipe
 from nwor_bench.models.training.target import Target
 from nwor_bench.models.training.train import train_head
@@ -103,6 +103,7 @@ def simulated(head_folder: Path, answered: list[tuple[list[int], list[int]]]) ->
     return measure_acceptance(head, Target(pair.target, "cpu", "float32"), answered, 4, [48])[0]
 
 
+@pytest.mark.long
 def test_a_trained_head_learns_and_vllm_drafts_with_it(tmp_path: Path) -> None:
     folder = tmp_path / "training"
     begin_folder(folder, RECIPE)

@@ -1,0 +1,224 @@
+"""Findings: each planted fault is named with its remedy, and a sound run has none of them."""
+
+from dataclasses import replace
+from random import Random
+from typing import Any
+
+import pytest
+from synthetic_run import change_batches, change_windows, make_run
+
+from nwor_bench.analysis.aggregate import summarise
+from nwor_bench.analysis.findings import FindingKind, Severity, findings
+from nwor_bench.records.store import RunData
+from nwor_bench.records.types import BatchRecord
+
+GOOD = {
+    "cpu_other": 0.01, "cpu_steal": 0.0, "major_faults": 0.0, "swapped_in_bytes": 0.0,
+    "memory_available_bytes": 12e9, "gpu_sm_clock_mhz": 1980.0, "gpu_memory_clock_mhz": 2619.0,
+    "gpu_temperature_c": 45.0, "gpu_throttle_reasons": 1.0, "gpu_throttled_ms": 0.0,
+    "gpu_other_processes": 0.0,
+}  # fmt: skip
+
+
+def timed(batch: BatchRecord) -> bool:
+    return batch.phase == "timed"
+
+
+def second(batch: BatchRecord) -> bool:
+    return batch.phase == "timed" and batch.block == 2
+
+
+@pytest.fixture(scope="module")
+def run() -> RunData:
+    made = make_run(blocks=12, aa=True, device="cuda")
+    warmup = {"batches": 5, "lookback": 5, "not_steady": None}
+    made = replace(made, header={**made.header, "warmup": warmup})
+    return change_batches(made, timed, conditions=GOOD)
+
+
+def found_in(run: RunData) -> dict[FindingKind, Any]:
+    return {finding.kind: finding for finding in findings(run, summarise(run))}
+
+
+def watched(run: RunData, test: Any, **conditions: float) -> RunData:
+    return change_batches(run, test, conditions={**GOOD, **conditions})
+
+
+def test_a_sound_run_has_only_its_planted_fallbacks(run):
+    """Window 3 of every stage block falls back; idle clocks (bit 1) are no throttling."""
+    kinds = {finding.kind for finding in findings(run, summarise(run))}
+    assert kinds == {FindingKind.FALLBACKS}
+
+
+@pytest.mark.parametrize(
+    ("conditions", "kind", "words"),
+    [
+        ({"gpu_throttle_reasons": 0x20}, FindingKind.THROTTLING, "software thermal slowdown"),
+        ({"gpu_throttle_reasons": 0x4 | 0x1}, FindingKind.THROTTLING, "software power cap"),
+        ({"gpu_throttled_ms": 12.0}, FindingKind.THROTTLING, "84 ms held down"),
+        ({"gpu_sm_clock_mhz": 1500.0}, FindingKind.CLOCKS, "1500 to 1980 MHz"),
+        ({"gpu_other_processes": 2.0}, FindingKind.GPU_SHARED, "Up to 2 other processes"),
+        ({"cpu_other": 0.3}, FindingKind.CPU_BUSY, "up to 30.0 %"),
+        ({"cpu_steal": 0.2}, FindingKind.CPU_STEAL, "up to 20.0 %"),
+        ({"swapped_in_bytes": 5e6}, FindingKind.MEMORY_PRESSURE, "35.0 MB swapped in"),
+        ({"major_faults": 100.0}, FindingKind.MEMORY_PRESSURE, "700 pages"),
+        ({"memory_available_bytes": 3e8}, FindingKind.MEMORY_PRESSURE, "0.3 GB free"),
+    ],
+)
+def test_what_the_machine_did_in_one_block_is_said(run, conditions, kind, words):
+    finding = found_in(watched(run, second, **conditions))[kind]
+    assert words in finding.message
+    assert finding.remedy
+
+
+def test_the_gate_and_warm_up_may_be_disturbed(run):
+    gate = watched(run, lambda b: b.phase == "gate", cpu_other=0.9, gpu_throttle_reasons=0x20)
+    assert found_in(gate).keys() == {FindingKind.FALLBACKS}
+
+
+def test_one_busy_block_of_twelve_is_a_note_and_many_are_a_warning(run):
+    assert found_in(watched(run, second, cpu_other=0.3))[FindingKind.CPU_BUSY].severity == "note"
+    busy = found_in(watched(run, timed, cpu_other=0.3))[FindingKind.CPU_BUSY]
+    assert busy.severity is Severity.WARNING
+
+
+def test_conditions_that_were_not_watched_are_no_findings(run):
+    bare = change_batches(run, timed, conditions={})
+    assert found_in(bare).keys() == {FindingKind.FALLBACKS}
+
+
+def test_a_drift_of_the_windows_is_said(run):
+    windows = tuple(replace(w, wall_ms=w.wall_ms * (1 + 0.01 * w.block)) for w in run.windows)
+    drift = found_in(replace(run, windows=windows))[FindingKind.TREND]
+    assert "+10." in drift.message
+    assert "12 blocks" in drift.message
+
+
+@pytest.mark.parametrize(
+    ("wall", "forward", "is_said"),
+    [(0.2, 0.01, True), (0.2, 0.15, False), (0.01, 0.001, False)],
+    ids=["the host scatters", "both do", "neither does"],
+)
+def test_a_host_that_sets_the_pace_is_said(run, wall, forward, is_said):
+    """Windows scatter far more than what the GPU does in them."""
+    rng = Random(3)
+    batch = next(
+        b
+        for b in run.batches
+        if b.phase == "timed" and (b.nwor_mode, b.arm) == ("off", None) and b.scv_mode == "off"
+    )
+    own = [
+        w
+        for w in run.windows
+        if (w.nwor_mode, w.scv_mode, w.arm, w.batch) == ("off", "off", None, batch.batch)
+    ]
+    probed = replace(batch, phase="probe", batch=9000)
+    windows = [
+        replace(
+            window,
+            batch=9000,
+            wall_ms=7 * rng.gauss(1, wall),
+            forward_ms=3 * rng.gauss(1, forward),
+        )
+        for window in own * 5
+    ]
+    paced = replace(run, batches=(*run.batches, probed), windows=(*run.windows, *windows))
+    found = found_in(paced)
+    assert (FindingKind.HOST_PACE in found) is is_said
+    if is_said:
+        assert "The host sets the pace: a window took" in found[FindingKind.HOST_PACE].message
+
+
+def test_warm_up_that_never_became_steady_is_said(run):
+    facts = {"batches": 15, "lookback": 5, "not_steady": "a spread of 40 % over 5 batches"}
+    unsteady = replace(run, header={**run.header, "warmup": facts})
+    assert "spread of 40 %" in found_in(unsteady)[FindingKind.WARMUP].message
+
+
+def test_few_blocks_and_a_missing_arm_are_said():
+    kinds = found_in(make_run(blocks=4))
+    assert "Timed blocks: 4." in kinds[FindingKind.FEW_BLOCKS].message
+    assert "every sweep has one" in kinds[FindingKind.AA_MISSING].remedy
+
+
+def test_an_arm_that_had_no_turn_yet_is_not_called_missing():
+    """The run was cut short in its gate: to measure anew would throw away what there is."""
+    run = make_run(blocks=4, aa=True)
+    cut = replace(run, batches=run.batches[:1], windows=())
+    finding = found_in(cut)[FindingKind.AA_MISSING]
+    assert "ended before its A/A arm" in finding.message
+    assert "--resume" in finding.remedy
+
+
+def test_an_ambiguous_cell_is_told_what_it_could_have_seen(run):
+    """Scatter of 20 % a block, the same for stage x off in every second block."""
+
+    def shaken(w):
+        factor = 0.8 if w.block % 2 else 1.2
+        stage = (w.nwor_mode, w.scv_mode) == ("stage", "off")
+        return replace(w, wall_ms=w.wall_ms * factor) if w.block and stage else w
+
+    odd = replace(run, windows=tuple(map(shaken, run.windows)))
+    (finding,) = [f for f in findings(odd, summarise(odd)) if f.kind is FindingKind.AMBIGUOUS]
+    assert finding.cell == "stage x off"
+    assert "smallest effect to be seen" in finding.message
+
+
+def test_an_arm_that_differs_is_said(run):
+    biased = change_windows(run, lambda w: w.arm is not None, wall_ms=40.0)
+    finding = found_in(biased)[FindingKind.AA_DIFFERS]
+    assert "SLOWER" in finding.message
+    broken = change_batches(run, lambda b: b.arm is not None, parity="INVALID")
+    assert found_in(broken)[FindingKind.AA_DIFFERS].severity is Severity.ERROR
+
+
+def test_an_effect_below_the_noise_floor_names_its_cells(run):
+    windows = tuple(
+        replace(w, wall_ms=w.wall_ms * 1.09) if w.arm else w for w in run.windows
+    )  # fmt: skip
+    finding = found_in(replace(run, windows=windows))[FindingKind.NOISE_FLOOR]
+    assert "stage x off" in finding.message
+    assert "off x graph" not in finding.message
+
+
+@pytest.mark.parametrize(("blocks", "said"), [(12, True), (4, False)])
+def test_a_difference_that_few_blocks_carry_is_doubted(run, blocks, said):
+    """Four blocks could not have convinced the rank test whatever they had shown."""
+    cell = next(c for c in summarise(run) if c.label == "stage x off")
+    doubtful = replace(cell, wilcoxon_p=0.1, wilcoxon_p_holm=0.5, batches=blocks)
+    kinds = {finding.kind for finding in findings(run, [doubtful])}
+    assert (FindingKind.RANK_TEST in kinds) == said
+    assert FindingKind.RANK_TEST not in {f.kind for f in findings(run, [cell])}
+
+
+def test_what_a_crash_cut_off_is_said(run):
+    event = {"event": "resumed", "at": "now", "warnings": ["records.jsonl: its last line ..."]}
+    torn = found_in(replace(run, events=(event,)))[FindingKind.TORN]
+    assert "its last line" in torn.message
+
+
+def test_cells_that_never_fired_for_one_reason_are_one_finding():
+    idle = [f for f in findings_of(make_run(blocks=12, aa=True)) if f.kind == "ineffective"]
+    assert len(idle) == 1
+    assert "off x graph, off x adaptive" in idle[0].message
+
+
+def findings_of(run: RunData):
+    return findings(run, summarise(run))
+
+
+def test_the_severest_come_first(run):
+    broken = change_batches(run, lambda b: b.arm is not None, parity="INVALID")
+    order = [finding.severity for finding in findings_of(broken)]
+    assert order == sorted(order, key=["error", "warning", "note"].index)
+    assert all(f.message and f.remedy for f in findings_of(broken))
+
+
+def test_launches_in_the_slower_way_are_told(run):
+    engine = run.header.get("engine") or {}
+    for refused, told in (({}, False), ({"scratch_memory": 2, "clusters": 1}, True)):
+        made = replace(run, header={**run.header, "engine": {**engine, "launch_refusals": refused}})
+        finding = found_in(made).get(FindingKind.LAUNCHES)
+        assert (finding is not None) == told
+    assert finding is not None
+    assert "clusters (1), scratch_memory (2)" in finding.message

@@ -1,0 +1,319 @@
+"""Ratios and verdicts, against known cases and simulated truth."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+import scipy.stats
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from intervals_held import best_of
+from simulated_noise import all_cells, design_t3, heavy, neighbours_t3, normal
+
+from nwor_bench.analysis.statistics import (
+    RatioInterval,
+    block_bootstrap,
+    geometric_mean_ratio,
+    holm,
+    least_signed_rank_p,
+    outlying,
+    paired_ratio,
+    signed_rank_p,
+    simultaneous_bounds,
+    smallest_effect,
+    variance_inflation,
+    verdict,
+)
+from nwor_bench.records.types import Verdict
+
+LATENCIES = st.lists(st.floats(1.0, 1e4), min_size=3, max_size=12)
+
+
+def interval(low: float, high: float) -> RatioInterval:
+    return RatioInterval((low * high) ** 0.5, low, high, blocks=9, confidence=0.95)
+
+
+def test_the_ratio_is_the_geometric_mean_over_blocks():
+    # Twice as slow on one block, half as slow on another: no difference on the whole.
+    assert geometric_mean_ratio([200, 5000], [100, 10_000]) == pytest.approx(1.0)
+    assert geometric_mean_ratio([2, 2, 8], [1, 1, 1]) == pytest.approx(32 ** (1 / 3))
+
+
+@given(baseline=LATENCIES, factor=st.floats(0.25, 4))
+def test_a_constant_factor_is_found_exactly(baseline, factor):
+    found = paired_ratio([factor * x for x in baseline], baseline)
+    assert (found.ratio, found.low, found.high) == pytest.approx((factor, factor, factor))
+    assert found.blocks == len(baseline)
+
+
+@given(treated=LATENCIES, baseline=LATENCIES)
+def test_the_interval_holds_the_ratio_and_inverts_with_the_sides(treated, baseline):
+    size = min(len(treated), len(baseline))
+    treated, baseline = treated[:size], baseline[:size]
+    there = paired_ratio(treated, baseline)
+    back = paired_ratio(baseline, treated)
+    assert there.low <= there.ratio * (1 + 1e-9)
+    assert there.ratio <= there.high * (1 + 1e-9)
+    assert there.ratio == pytest.approx(1 / back.ratio)
+    assert (there.low, there.high) == pytest.approx((1 / back.high, 1 / back.low))
+    assert there.p_value == pytest.approx(back.p_value)
+
+
+def test_more_confidence_is_a_wider_interval():
+    treated, baseline = [1.0, 2.0, 3.5, 4.0, 5.0], [1.1, 1.9, 3.0, 4.4, 5.2]
+    narrow = paired_ratio(treated, baseline, confidence=0.8)
+    wide = paired_ratio(treated, baseline, confidence=0.99)
+    assert wide.low < narrow.low < narrow.high < wide.high
+
+
+@pytest.mark.parametrize("blocks", [1, 2])
+def test_too_few_blocks_give_no_interval(blocks):
+    assert paired_ratio([1.0] * blocks, [2.0] * blocks) is None
+    assert signed_rank_p([1.0] * blocks, [2.0] * blocks) is None
+
+
+@pytest.mark.parametrize(
+    ("treated", "baseline"),
+    [
+        ([], []),
+        ([1.0, 2.0], [1.0]),
+        ([1.0, 0.0, 1.0], [1.0, 1.0, 1.0]),
+        ([1.0, 1.0, 1.0], [1.0, -1.0, 1.0]),
+        ([1.0, math.nan, 1.0], [1.0, 1.0, 1.0]),
+        ([1.0, math.inf, 1.0], [1.0, 1.0, 1.0]),
+    ],
+)
+def test_latencies_that_cannot_be_are_refused(treated, baseline):
+    with pytest.raises(ValueError, match=r"latencies|as many"):
+        paired_ratio(treated, baseline)
+
+
+@given(treated=LATENCIES, baseline=LATENCIES)
+def test_the_p_value_belongs_to_the_interval(treated, baseline):
+    """p < 0.05 exactly where the 95 % interval leaves 1 out."""
+    size = min(len(treated), len(baseline))
+    found = paired_ratio(treated[:size], baseline[:size])
+    assume(abs(found.p_value - 0.05) > 1e-9)
+    assert (found.p_value < 0.05) == (not found.low <= 1 <= found.high)
+
+
+def test_three_blocks_are_drawn_as_wide_as_they_lie():
+    """Of 27 draws of three one is three times the smallest: 3.7 %, more than the tail of 2.5 %."""
+    found = block_bootstrap([1.1, 0.9, 1.3], [1.0, 1.0, 1.0])
+    assert found == pytest.approx((0.9, 1.3))
+
+
+def test_the_bootstrap_leaves_its_tails_of_all_possible_draws():
+    rng = np.random.default_rng(3)
+    logs = rng.standard_t(3, 5) / 50
+    low, high = block_bootstrap(np.exp(logs).tolist(), [1.0] * 5)
+    means = np.array([np.mean(draw) for draw in itertools.product(logs, repeat=5)])
+    below, above = math.log(low), math.log(high)
+    # A share of 0.025 lies between what is left outside with and without the end itself.
+    assert np.mean(means < below - 1e-9) - 0.006 < 0.025 < np.mean(means < below + 1e-9) + 0.006
+    assert np.mean(means > above + 1e-9) - 0.006 < 0.025 < np.mean(means > above - 1e-9) + 0.006
+
+
+def test_the_bootstrap_is_the_same_each_time_and_needs_three_blocks():
+    treated, baseline = [1.0, 2.0, 3.5, 4.0], [1.1, 1.9, 3.0, 4.4]
+    assert block_bootstrap(treated, baseline) == block_bootstrap(treated, baseline)
+    assert block_bootstrap(treated[:2], baseline[:2]) is None
+    assert block_bootstrap(baseline, baseline) == (1.0, 1.0)
+
+
+def test_without_autocorrelation_the_interval_is_students_t():
+    """Alternating log ratios correlate negatively: nothing is corrected."""
+    logs = np.array([0.01, -0.02, 0.03, -0.01, 0.02, -0.03, 0.015, -0.015])
+    found = paired_ratio(np.exp(logs).tolist(), [1.0] * 8)
+    expected = scipy.stats.ttest_1samp(logs, 0.0)
+    assert found.p_value == pytest.approx(expected.pvalue)
+    ends = expected.confidence_interval(0.95)
+    assert (math.log(found.low), math.log(found.high)) == pytest.approx((ends.low, ends.high))
+
+
+def test_a_run_of_equal_neighbours_widens_the_interval():
+    """The same values, sorted: neighbours are alike, and the mean is less certain."""
+    rng = np.random.default_rng(5)
+    logs = rng.normal(0, 0.02, 20)
+    shuffled = paired_ratio(np.exp(logs).tolist(), [1.0] * 20)
+    ordered = paired_ratio(np.exp(np.sort(logs)).tolist(), [1.0] * 20)
+    assert variance_inflation(np.sort(logs)) > 3
+    assert ordered.half_width > 1.7 * shuffled.half_width
+    assert ordered.ratio == pytest.approx(shuffled.ratio)
+
+
+def test_the_inflation_recovers_that_of_a_known_autoregression():
+    """Long series of r = 0.3 and 0.6: (1 + r) / (1 - r) = 1.857 and 4."""
+    rng = np.random.default_rng(11)
+    for r, truth in ((0.3, 1.857), (0.6, 4.0)):
+        series = [rng.normal()]
+        for _ in range(20_000):
+            series.append(r * series[-1] + rng.normal())
+        assert variance_inflation(np.array(series)) == pytest.approx(truth, rel=0.08)
+    assert variance_inflation(np.zeros(5)) == 1.0
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=8))
+def test_holm_adjusts_as_its_definition_says(p_values):
+    """Step down: the k-th smallest is called if it and all smaller pass alpha / (m - k)."""
+    adjusted = holm(p_values)
+    for alpha in (0.01, 0.05, 0.2):
+        ranked = sorted(range(len(p_values)), key=lambda i: p_values[i])
+        called = set()
+        for rank, place in enumerate(ranked):
+            if p_values[place] * (len(p_values) - rank) >= alpha:
+                break
+            called.add(place)
+        assert {i for i, p in enumerate(adjusted) if p < alpha} == called
+
+
+@pytest.mark.parametrize("blocks", [3, 5, 9])
+def test_the_rank_test_cannot_go_below_its_least_p(blocks):
+    """All blocks slower: the most extreme of the 2^n equally likely signs, on two sides."""
+    treated = [1.1 + 0.01 * i for i in range(blocks)]
+    assert signed_rank_p(treated, [1.0] * blocks) == pytest.approx(least_signed_rank_p(blocks))
+    assert least_signed_rank_p(blocks) == 2 / 2**blocks
+
+
+def test_one_wild_block_moves_the_mean_and_not_the_ranks():
+    treated = [1.001, 0.999, 1.002, 0.998, 1.0005, 0.9995, 1.0015, 3.0]
+    assert signed_rank_p(treated, [1.0] * 8) > 0.2
+    assert outlying(np.log(treated).tolist()) == [7]
+    assert paired_ratio(treated, [1.0] * 8).ratio > 1.1  # it counts
+
+
+def test_equal_sides_have_no_difference():
+    assert signed_rank_p([1.0, 2.0, 3.0], [1.0, 2.0, 3.0]) == 1.0
+    found = paired_ratio([1.0, 2.0, 3.0], [1.0, 2.0, 3.0])
+    assert (found.low, found.high, found.p_value) == (1.0, 1.0, 1.0)
+    assert outlying([0.0] * 6) == []
+
+
+@pytest.mark.parametrize("cells", [1, 5])
+def test_an_effect_of_the_smallest_size_is_called_in_four_of_five_runs(cells):
+    """The known standard error gives the effect; runs with that true effect must call it so often.
+
+    2,000 runs of 12 blocks; the tolerance is four standard errors of a binomial, and the formula's
+    own approximation (a shifted t for a non-central one) costs up to two points.
+    """
+    rng = np.random.default_rng(3)
+    runs, blocks, noise = 2000, 12, 0.01
+    interval = RatioInterval(1.0, 0.99, 1.01, blocks, 0.95, 0.5, noise / blocks**0.5)
+    effect = math.log1p(smallest_effect(interval, cells))
+    logs = rng.normal(effect, noise, (runs, blocks))
+    p_values = scipy.stats.ttest_1samp(logs, 0.0, axis=1).pvalue
+    called = np.mean(p_values < 0.05 / cells)
+    assert abs(called - 0.8) < 4 * math.sqrt(0.16 / runs) + 0.02
+
+
+@pytest.mark.parametrize(
+    ("model", "blocks"),
+    [(design_t3, 5), (design_t3, 10), (design_t3, 20), (design_t3, 60), (neighbours_t3, 60)],
+)
+def test_intervals_hold_the_truth_in_95_of_100_runs(model, blocks):
+    """A short form of sweeps/studies/interval-coverage: 700 runs with a known true ratio.
+
+    Noise has heavy tails (Student's t with 3 degrees of freedom) and is autocorrelated. The
+    tolerance is 93 to 97 % and three standard errors of a binomial of 700 beside it.
+    """
+    runs, truth = 700, 1.013
+    beside = 3 * math.sqrt(0.05 * 0.95 / runs)
+    logs = model(np.random.default_rng(blocks), runs, blocks) * 0.02 + math.log(truth)
+    covered = np.mean([covers(row, truth) for row in logs])
+    assert 0.93 - beside <= covered <= 0.97 + beside
+
+
+def covers(logs, truth) -> bool:
+    found = paired_ratio(np.exp(logs).tolist(), [1.0] * len(logs))
+    return found.low <= truth <= found.high
+
+
+@pytest.mark.parametrize(
+    ("p_adjusted", "noise_floor", "expected"),
+    [
+        (0.01, 0.005, Verdict.SLOWER),
+        (0.06, 0.005, Verdict.AMBIGUOUS),
+        (0.01, 0.05, Verdict.AMBIGUOUS),
+        (None, None, Verdict.SLOWER),
+    ],
+)
+def test_a_difference_must_pass_correction_and_noise_floor(p_adjusted, noise_floor, expected):
+    found = verdict(interval(1.01, 1.05), p_adjusted=p_adjusted, noise_floor=noise_floor)
+    assert found is expected
+    same = verdict(interval(0.995, 1.004), p_adjusted=p_adjusted, noise_floor=noise_floor)
+    assert same is Verdict.SAME
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "expected"),
+    [
+        (0.995, 1.004, Verdict.SAME),
+        (1.002, 1.006, Verdict.SAME),
+        (0.991, 0.997, Verdict.SAME),
+        (0.99, 1.01, Verdict.SAME),
+        (1.002, 1.02, Verdict.SLOWER),
+        (1.03, 1.05, Verdict.SLOWER),
+        (0.9, 0.999, Verdict.FASTER),
+        (0.8, 0.9, Verdict.FASTER),
+        (0.98, 1.005, Verdict.AMBIGUOUS),
+        (0.9, 1.1, Verdict.AMBIGUOUS),
+        (1.0, 1.05, Verdict.AMBIGUOUS),
+    ],
+)
+def test_verdicts(low, high, expected):
+    assert verdict(interval(low, high)) is expected
+
+
+def test_no_interval_is_ambiguous():
+    assert verdict(None) is Verdict.AMBIGUOUS
+
+
+@given(low=st.floats(0.5, 2), high=st.floats(0.5, 2))
+def test_the_sides_mirror_each_other(low, high):
+    """Swapping treated and baseline swaps FASTER and SLOWER (with no margin, exactly)."""
+    assume(low <= high)
+    mirror = {Verdict.FASTER: Verdict.SLOWER, Verdict.SLOWER: Verdict.FASTER}
+    there = verdict(interval(low, high), margin=0.0)
+    back = verdict(interval(1 / high, 1 / low), margin=0.0)
+    assert back is mirror.get(there, there)
+
+
+def test_a_simultaneous_interval_is_students_t_at_a_share_of_the_error():
+    """Bonferroni by scipy's own interval of a mean, in logs."""
+    treated, cells = [1.02, 1.05, 0.99, 1.03, 1.01, 1.04], 5
+    found = paired_ratio(treated, [1.0] * 6)
+    logs = np.log(treated)
+    error = scipy.stats.sem(logs)
+    assert found.standard_error == pytest.approx(error)  # no autocorrelation to make up for
+    low, high = scipy.stats.t.interval(1 - 0.05 / cells, 5, logs.mean(), error)
+    assert simultaneous_bounds(found, cells) == pytest.approx((np.exp(low), np.exp(high)))
+    assert simultaneous_bounds(found, 1) == pytest.approx((found.low, found.high))
+
+
+@pytest.mark.parametrize("cells", [0, -1])
+def test_no_cells_have_no_simultaneous_interval(cells):
+    found = paired_ratio([1.0, 1.1, 1.2], [1.0] * 3)
+    with pytest.raises(ValueError, match="1 cell or more"):
+        simultaneous_bounds(found, cells)
+
+
+@pytest.mark.parametrize("noise", [normal, heavy])
+def test_the_fastest_of_six_equal_cells_is_held_by_the_simultaneous_interval(noise):
+    """Its own interval is too narrow: the fastest of several is partly the luckiest."""
+    logs = 0.02 * all_cells(np.random.default_rng(3), 500, 10, noise)
+    own, simultaneous = best_of(logs)
+    assert own < 0.95
+    assert simultaneous >= 0.95
+
+
+@pytest.mark.slow  # many simulated runs
+def test_the_intervals_of_all_cells_hold_at_once():
+    """What makes the choice harmless; independent cells are the hardest case of Bonferroni's."""
+    logs = normal(np.random.default_rng(4), (500, 6, 8))
+    held = 0
+    for run in logs:
+        found = [paired_ratio(np.exp(cell).tolist(), [1.0] * 8) for cell in run]
+        bounds = [simultaneous_bounds(interval, 6) for interval in found]
+        held += all(low <= 1 <= high for low, high in bounds)
+    assert held / 500 >= 0.94  # 0.95 less two standard errors of 500 runs would be 0.93

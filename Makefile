@@ -33,7 +33,7 @@ SIDE_BY_SIDE := $(if $(filter cpu,$(DEVICE)),-n 2 --dist loadfile --no-loadscope
 
 PIP_INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check $(PIP_ARGS)
 
-.PHONY: help venv sweep test test-fast test-gpu support-table lint types clean stamps
+.PHONY: help venv sweep test test-fast test-all test-gpu support-table lint types clean stamps
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
@@ -44,11 +44,15 @@ venv: $(INSTALLED)  ## set up .venv for the device that this machine has
 sweep: $(INSTALLED)  ## measure the short scenario with the default pair; ARGS adds flags
 	@$(BIN)/nwor-bench sweep --scenario short $(ARGS)
 
-test: $(INSTALLED)  ## run all tests that this machine can run
-	@$(PYTEST) $(SIDE_BY_SIDE) $(ARGS)
+test: $(INSTALLED)  ## run the tests, one engine or more of each kind among them
+	@$(PYTEST) $(SIDE_BY_SIDE) -m "not long" --hypothesis-profile test $(ARGS)
 
 test-fast: $(INSTALLED)  ## run the tests that start no engine and take no seconds each
-	@$(PYTEST) -n auto --ignore tests/live_engine -m "not engine and not gpu and not slow" $(ARGS)
+	@$(PYTEST) -n auto --dist loadfile --ignore tests/live_engine \
+	  -m "not engine and not gpu and not slow and not long" --hypothesis-profile test-fast $(ARGS)
+
+test-all: test  ## run `make test`, then what it leaves out: long tests and all examples
+	@$(PYTEST) $(SIDE_BY_SIDE) -m "long or hypothesis" --hypothesis-profile test-all $(ARGS)
 
 test-gpu: $(INSTALLED)  ## run the tests that need a CUDA device
 	@$(PYTEST) -m gpu $(ARGS)

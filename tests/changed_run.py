@@ -7,12 +7,13 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from synthetic_run import save_run, write_reports
+
 from nwor_bench.analysis.aggregate import summarise
 from nwor_bench.analysis.cell_data import gather_cells
 from nwor_bench.analysis.comparing.stored_run import StoredRun
 from nwor_bench.analysis.invariants import cell_key
 from nwor_bench.records.store import RunData
-from tests.synthetic_run import save_run, write_reports
 
 Factors = Mapping[tuple[str, str], float]
 

@@ -2,6 +2,7 @@
 
 import gc
 import os
+import re
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -16,9 +17,11 @@ from hypothesis import settings
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# Examples of a property by make target (`--hypothesis-profile`); plain pytest runs all of them.
 # No test is timed: on a busy machine any example may take longer than hypothesis' 200 ms.
-settings.register_profile("untimed", deadline=None)
-settings.load_profile("untimed")
+for target, number in {"test-fast": 10, "test": 25, "test-all": 100}.items():
+    settings.register_profile(target, deadline=None, max_examples=number)
+settings.load_profile("test-all")
 
 pytest_plugins = ["support_rows"]
 
@@ -49,6 +52,24 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         pytest.skip("needs vLLM's CPU build")
 
 
+LEFT_OUT = re.compile(r"not (\w+)(?: and |$)")
+FILE_MARKS = re.compile(r"^pytestmark = .*(?:\n[ \]].*)*", re.MULTILINE)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """A file is not imported if `-m "not a and not b"` leaves out a mark that the whole file has.
+
+    What such files import takes seconds in every process.
+    """
+    left_out = LEFT_OUT.findall(config.option.markexpr)
+    if collection_path.suffix != ".py" or LEFT_OUT.sub("", config.option.markexpr) or not left_out:
+        return None
+    marks = FILE_MARKS.search(collection_path.read_text(encoding="utf-8"))
+    if marks is None or not re.search(rf"mark\.({'|'.join(left_out)})\b", marks[0]):
+        return None
+    return True
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Files that take long come first: where files run side by side, none is left for the end."""
     long = {item.path for item in items if _takes_long(item)}
@@ -56,7 +77,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def _takes_long(item: pytest.Item) -> bool:
-    return any(item.get_closest_marker(name) is not None for name in ("engine", "slow"))
+    return any(item.get_closest_marker(name) is not None for name in ("engine", "slow", "long"))
 
 
 def pytest_collection() -> None:
@@ -64,7 +85,13 @@ def pytest_collection() -> None:
     gc.disable()
 
 
+def pytest_sessionfinish() -> None:
+    gc.unfreeze()
+
+
 def pytest_collection_finish() -> None:
+    """What was imported is never garbage: no later collection looks at it again."""
+    gc.freeze()
     gc.enable()
 
 
@@ -87,21 +114,40 @@ def checkout_facts() -> dict[str, Any]:
     return environment._git(Path(environment.__file__))
 
 
+@pytest.fixture(scope="session")
+def installed_version() -> Callable[[str], str | None]:
+    """A package's version, read once: ten files for each run add up."""
+    from nwor_bench.instruments import environment
+
+    return cache(environment._version)
+
+
 @pytest.fixture
 def own_surroundings(
     pair_cache: Path,
     checkout_facts: dict[str, Any],
+    installed_version: Callable[[str], str | None],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A command line in a folder of its own: tiny is built, nothing comes from outside.
 
+    Transformers does not look at tiny's configurations: that adds up, and
+    test_refused_configs.py holds what becomes of those that it refuses.
+
     Plotly's 5 MB need not be in every report; tests/report holds that pages are whole.
     """
     from nwor_bench.instruments import environment
+    from nwor_bench.run import prepare
 
+    def check(pair: Any, real: Callable[[Any], None] = prepare.check_model_configs) -> None:
+        if pair.name not in ("tiny", "tiny-ngram"):
+            real(pair)
+
+    monkeypatch.setattr(prepare, "check_model_configs", check)
     monkeypatch.setattr("plotly.offline.get_plotlyjs", lambda: "")
     monkeypatch.setattr(environment, "_git", lambda source: checkout_facts)
+    monkeypatch.setattr(environment, "_version", installed_version)
     monkeypatch.setenv("NWOR_BENCH_CACHE", str(pair_cache))
     monkeypatch.setenv("NWOR_BENCH_PRELOADED", "1")
     monkeypatch.setenv("COLUMNS", "80")

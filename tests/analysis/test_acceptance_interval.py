@@ -160,6 +160,7 @@ def flagged_when_sound(trial: int, requests: int, diverging: float) -> bool:
     return acceptance_outside(replace(found, tokens=requests * LENGTH)) is not None
 
 
+@pytest.mark.slow  # many simulated runs
 @pytest.mark.parametrize("requests", [1, 8])
 @pytest.mark.parametrize("diverging", [0.0, 0.5, 1.0])
 def test_sound_cells_are_not_flagged(requests: int, diverging: float) -> None:
@@ -168,6 +169,7 @@ def test_sound_cells_are_not_flagged(requests: int, diverging: float) -> None:
     assert flagged == 0
 
 
+@pytest.mark.slow  # many simulated runs
 def test_independent_windows_are_flagged_as_seldom_as_alpha_says() -> None:
     """Without any pairing, at a level that 400 trials can show."""
     alpha, trials, flagged = 0.05, 400, 0
@@ -181,6 +183,7 @@ def test_independent_windows_are_flagged_as_seldom_as_alpha_says() -> None:
     assert flagged / trials <= alpha
 
 
+@pytest.mark.slow  # many simulated runs
 @pytest.mark.parametrize(("diverging", "batches"), [(0, 1), (4, 10)])
 def test_one_accepted_token_too_few_is_seen(diverging: int, batches: int) -> None:
     """8 requests of 128 tokens, of which `diverging` leave the reference half way."""

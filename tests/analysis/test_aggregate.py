@@ -4,14 +4,15 @@ from dataclasses import replace
 from statistics import median
 
 import pytest
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
+from synthetic_run import BYTES_PER_TOKEN, LAYERS, change_batches, change_windows, make_run
 
 from nwor_bench.analysis.aggregate import REFERENCE, check_invariants, summarise
 from nwor_bench.analysis.invariants import counter_checks
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import CellResult, Verdict
-from tests.synthetic_run import BYTES_PER_TOKEN, LAYERS, change_batches, change_windows, make_run
 
 TIMES = ("latency_ms_p50", "latency_ms_p95", "window_ms_mean", "tokens_per_s")
 RATIOS = ("ratio_to_off", "ratio_ci_low", "ratio_ci_high")
@@ -43,7 +44,7 @@ def test_cells_stand_in_a_fixed_order(run):
     assert modes == [("off", s) for s in scv] + [("stage", s) for s in scv]
 
 
-@settings(max_examples=10)
+@examples(10)
 @given(seed=st.integers(0, 1000), blocks=st.integers(1, 5))
 def test_sums_are_those_of_the_timed_records(seed, blocks):
     run = make_run(blocks=blocks, seed=seed)

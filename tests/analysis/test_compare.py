@@ -3,6 +3,8 @@
 from dataclasses import replace
 
 import pytest
+from changed_run import other_prompts, slowed, stored, with_header
+from synthetic_run import change_batches, change_windows, make_run
 
 from nwor_bench.analysis.comparing.compare import ChangeVerdict, Comparison, DecideBy, compare_runs
 from nwor_bench.analysis.comparing.stored_run import StoredRun
@@ -10,8 +12,6 @@ from nwor_bench.errors import ExitCode, NotComparableError
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import WindowRecord
 from nwor_bench.report.comparison.text import notes
-from tests.changed_run import other_prompts, slowed, stored, with_header
-from tests.synthetic_run import change_batches, change_windows, make_run
 
 GRAPH = ("stage", "graph")
 BASE = make_run(blocks=12, device="cuda", aa=True)
@@ -49,7 +49,9 @@ def test_a_run_is_the_same_as_itself() -> None:
 @pytest.mark.parametrize(
     ("factor", "outcome"), [(1.05, ChangeVerdict.REGRESSION), (0.95, ChangeVerdict.IMPROVEMENT)]
 )
-@pytest.mark.parametrize("machine", [0.7, 1.0, 1.4])
+@pytest.mark.parametrize(
+    "machine", [1.0, *(pytest.param(factor, marks=pytest.mark.slow) for factor in (0.7, 1.4))]
+)
 def test_one_changed_cell_is_found_whatever_the_machine_did(
     factor: float, outcome: ChangeVerdict, machine: float
 ) -> None:

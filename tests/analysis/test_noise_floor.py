@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+from synthetic_run import change_batches, change_windows, make_run
 
 from nwor_bench.analysis.aggregate import noise_floor, summarise
 from nwor_bench.analysis.finding import FindingKind
@@ -10,7 +11,6 @@ from nwor_bench.analysis.findings import findings
 from nwor_bench.analysis.statistics import SIGNIFICANCE
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import Verdict
-from tests.synthetic_run import change_batches, change_windows, make_run
 
 
 def cells_by_label(run: RunData):

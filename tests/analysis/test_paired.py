@@ -5,11 +5,11 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from synthetic_run import change_windows, make_run
 
 from nwor_bench.analysis.cell_data import CellData, gather_cells
 from nwor_bench.analysis.paired import CONTEXT_STEP, LATENCY_MS, WINDOW_MS, pair_times
 from nwor_bench.records.types import WindowRecord
-from tests.synthetic_run import change_windows, make_run
 
 
 def cells_of(run) -> dict[str, CellData]:

@@ -1,12 +1,14 @@
 """Runs read back from what was kept of them: records, tables, or summaries alone."""
 
 import json
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from changed_run import save_baseline, slowed
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from synthetic_run import make_run, save_run
 
 from nwor_bench.analysis.aggregate import summarise
 from nwor_bench.analysis.comparing.change_estimates import ratio_change, time_change
@@ -16,11 +18,9 @@ from nwor_bench.analysis.comparing.stored_run import load_stored
 from nwor_bench.errors import ConfigError, StoreError
 from nwor_bench.models.pairs import DEFAULT_PAIR, load_pair
 from nwor_bench.records.csv_tables import read_table
-from nwor_bench.records.types import BatchRecord, CellResult, WindowRecord
+from nwor_bench.records.types import BatchRecord, CellResult, WindowRecord, columns
 from nwor_bench.report.files import to_csv
 from nwor_bench.workload.config import load_scenario
-from tests.changed_run import save_baseline, slowed
-from tests.synthetic_run import make_run, save_run
 
 RUN = make_run(blocks=8, device="cuda", aa=True)
 NEW = slowed(RUN, {("stage", "graph"): 1.05})
@@ -68,7 +68,7 @@ def test_any_value_survives_a_table(tmp_path_factory: pytest.TempPathFactory, **
 def test_unknown_columns_are_left_out_and_missing_ones_take_their_default(tmp_path: Path) -> None:
     path = tmp_path / "windows.csv"
     lines = to_csv(WindowRecord, [RUN.windows[0]]).splitlines()
-    kept = [f.name for f in fields(WindowRecord)].index("arm")
+    kept = columns(WindowRecord).index("arm")
     older = [",".join(line.split(",")[:kept]) for line in lines]
     path.write_text(f"{older[0]},from_the_future\n{older[1]},7\n")
     assert read_table(path, WindowRecord) == [replace(RUN.windows[0], arm=None)]
@@ -91,6 +91,7 @@ def test_a_damaged_table_is_named_with_its_row(damage, words: str, tmp_path: Pat
         read_table(path, WindowRecord)
 
 
+@pytest.mark.slow
 def test_tables_alone_give_what_the_records_give(new: Path, tmp_path: Path) -> None:
     save_run(RUN, tmp_path / "records")
     records = load_stored(tmp_path / "records")

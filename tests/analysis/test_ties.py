@@ -151,6 +151,7 @@ def flips(random: Random, error: str, positions: int, half: float = 10.0) -> lis
     return found
 
 
+@pytest.mark.slow  # many simulated runs
 @pytest.mark.parametrize("error", ["normal", "laplace"])
 def test_sound_cells_pass_at_every_block_of_a_run(error: str) -> None:
     """2,000 runs of 40 blocks; a block has some 4 flips. Gaps beyond 5 s are the single rule's."""
@@ -188,6 +189,7 @@ def test_the_allowance_is_never_below_the_scales(gaps: list[float], rms: float) 
     assert PlaceVerdict(PLACE, tuple(-gap for gap in gaps), scale).is_tie is found.is_tie
 
 
+@pytest.mark.slow  # many simulated runs
 def test_sound_flips_beyond_the_allowance_are_as_rare_as_the_module_says() -> None:
     """Simulated at 2 and 3 times the rms, where they can still be counted."""
     random = Random(3)

@@ -62,6 +62,7 @@ def test_a_wide_spread_is_said():
     assert "spread of 20 %" in str(not_steady(values))
 
 
+@pytest.mark.slow  # many simulated runs
 def test_steady_noise_is_seldom_called_a_trend():
     """2 % of noise, nothing else: at most 1 run in 20 by the test's own level."""
     rng = np.random.default_rng(1)

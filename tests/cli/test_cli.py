@@ -39,6 +39,7 @@ def widest(text: str) -> int:
     return max(map(len, text.splitlines()))
 
 
+@pytest.mark.slow  # a process
 def test_help_loads_nothing_heavy() -> None:
     """In one process, since what is not loaded at its end was loaded by none of them."""
     commands = ("sweep", "report", "doctor", "compare", "pairs", "scenarios", "plan")
@@ -262,6 +263,7 @@ def test_a_failing_engine_ends_with_1_in_one_line(command_line: Run, engine: Fak
     assert (code, err) == (ExitCode.FAILED, "nwor-bench: vLLM stopped answering\n")
 
 
+@pytest.mark.slow  # a process
 @pytest.mark.parametrize("arguments", [("--help",), ("sweep", "--help"), ("--version",)])
 def test_the_package_runs_as_a_module(arguments: tuple[str, ...]) -> None:
     """`python -m nwor_bench`, where the command is not on the path; its help names the command."""
@@ -272,6 +274,7 @@ def test_the_package_runs_as_a_module(arguments: tuple[str, ...]) -> None:
     assert "python -m" not in found.stdout
 
 
+@pytest.mark.slow  # a process
 def test_a_module_that_is_given_nonsense_exits_as_the_command_does() -> None:
     command = [sys.executable, "-m", "nwor_bench", "report", "no/such/run"]
     found = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, check=False)

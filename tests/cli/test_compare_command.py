@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import typer
 import yaml
+from changed_run import save_baseline, slowed, with_header
+from synthetic_run import make_run, save_run
 
 from nwor_bench.cli import app as cli
 from nwor_bench.report.github import LIMIT_BYTES, append_github_summary
-from tests.changed_run import save_baseline, slowed, with_header
-from tests.synthetic_run import make_run, save_run
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 CI_EXAMPLE = CHECKOUT / "sweeps/ci-example.yml"
@@ -51,19 +51,19 @@ def run(runs: Path, monkeypatch: pytest.MonkeyPatch, command_line: Run) -> Run:
     ("arguments", "code"),
     [
         ("base base", 0),
-        ("base same", 0),
-        ("stored same", 0),
+        pytest.param("base same", 0, marks=pytest.mark.slow),
+        pytest.param("stored same", 0, marks=pytest.mark.slow),
         ("base slower", 4),
         ("stored slower", 4),
-        ("slower base --strict", 0),
-        ("base slower --threshold 10%", 0),
-        ("base slower --threshold 0.1", 0),
-        ("base noisy", 0),
+        pytest.param("slower base --strict", 0, marks=pytest.mark.slow),
+        pytest.param("base slower --threshold 10%", 0, marks=pytest.mark.slow),
+        pytest.param("base slower --threshold 0.1", 0, marks=pytest.mark.slow),
+        pytest.param("base noisy", 0, marks=pytest.mark.slow),
         ("base noisy --strict", 5),
-        ("base slower --strict", 4),
+        pytest.param("base slower --strict", 4, marks=pytest.mark.slow),
         ("base long", 5),
         ("base long --force", 0),
-        ("base slower --decide-by time", 4),
+        pytest.param("base slower --decide-by time", 4, marks=pytest.mark.slow),
     ],
 )
 def test_exit_codes(run: Run, arguments: str, code: int) -> None:

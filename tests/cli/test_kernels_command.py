@@ -1,20 +1,17 @@
 """`nwor-bench kernels` as a user meets it without a GPU: help, dry run, refusals, exit codes."""
 
 import json
-import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 import pytest
+from fake_bench import FACTS, make_bench
 from rich.console import Console
 from typer.testing import CliRunner
 
 from nwor_bench.cli import app as cli
 from nwor_bench.errors import ConfigError, ExitCode
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "microbench"))
-from fake_bench import FACTS, make_bench
 
 Run = Callable[..., tuple[int, str, str]]
 

@@ -199,6 +199,7 @@ def test_percentages_have_two_digits_and_no_exponent(share: float, text: str) ->
     assert percent(share) == text
 
 
+@pytest.mark.slow  # a process
 def test_neither_torch_nor_vllm_is_loaded() -> None:
     """test_cli.py holds that --help is lighter still."""
     script = (

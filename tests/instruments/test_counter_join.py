@@ -2,7 +2,8 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from nwor_bench.instruments.counter_join import counted_between, match_clocks
@@ -32,7 +33,7 @@ def slowly(samples: PmSamples, start: int, end: int) -> list[float]:
     return total
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(st.integers(0, 2**31), st.lists(st.integers(0, 90 * SAMPLE), min_size=2, max_size=8))
 def test_every_window_gets_its_share(seed: int, borders: list[int]) -> None:
     samples = samples_of(np.random.default_rng(seed).uniform(1, 1e6, (100, 2)))
@@ -77,7 +78,7 @@ def traffic_with_copies(
     return values
 
 
-@settings(max_examples=30, deadline=None)
+@examples(30)
 @given(
     offset=st.integers(-1_000_000, 1_000_000),
     jitter=st.lists(st.integers(0, 900_000), min_size=3, max_size=6),

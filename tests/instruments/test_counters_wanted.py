@@ -130,6 +130,7 @@ def test_without_counters_the_command_goes_on(
     assert replaced == []
 
 
+@pytest.mark.slow  # several runs
 def test_every_run_of_a_sweep_file_counts_what_the_file_asks_for(
     own_surroundings: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

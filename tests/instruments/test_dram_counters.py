@@ -6,7 +6,8 @@ from random import Random
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats as reference
 from synthetic_run import BYTES_PER_TOKEN, make_run
@@ -147,7 +148,7 @@ def test_a_run_without_counters_has_no_section() -> None:
     assert csv_rows(run) == []
 
 
-@settings(max_examples=30, deadline=None)
+@examples(30)
 @given(st.lists(st.floats(-1e9, 1e9), min_size=3, max_size=12))
 def test_the_interval_is_students_at_least(values: list[float]) -> None:
     found = amount_of(values)

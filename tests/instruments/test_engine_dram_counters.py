@@ -78,6 +78,7 @@ def test_windows_get_the_bytes_of_their_own_time(tmp_path: Path, gpu: SimulatedG
     assert {"dram_read_bytes", "dram_write_bytes"} <= set(header)
 
 
+@pytest.mark.long
 def test_counters_that_cannot_be_trusted_end_the_run(tmp_path: Path, gpu: SimulatedGpu) -> None:
     gpu.counts_copies = 0.8
     with pytest.raises(BenchError, match="known size"):
@@ -88,6 +89,7 @@ def test_counters_that_cannot_be_trusted_end_the_run(tmp_path: Path, gpu: Simula
     assert [batch for batch in run.batches if batch.phase == "timed"]
 
 
+@pytest.mark.long
 def test_launches_are_counted_in_one_more_block(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -110,6 +110,7 @@ def test_the_revision_is_that_of_the_checkout_that_tracks_the_file(tmp_path):
     assert environment._git(installed) == unknown
 
 
+@pytest.mark.slow  # a process
 def test_neither_torch_nor_vllm_is_imported():
     code = (
         "import sys, nwor_bench.instruments.environment as e; e.collect(); "

@@ -1,6 +1,7 @@
 """CUDA calls by window: against a count made the slow way, and from PyTorch's own profiler."""
 
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from nwor_bench.instruments.launches import (
@@ -17,7 +18,7 @@ NAMES = ["cudaLaunchKernel", "cuLaunchKernelEx", "cudaGraphLaunch_v10000", "cuda
          "cudaStreamSynchronize_v3020", "cuMemcpyDtoHAsync_v2", "cuLaunchKernel_ptsz"]  # fmt: skip
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(
     calls=st.lists(st.tuples(st.sampled_from(NAMES), st.integers(-50, 1050)), max_size=60),
     borders=st.lists(st.integers(0, 1000), min_size=2, max_size=9, unique=True),

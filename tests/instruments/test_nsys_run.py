@@ -182,6 +182,7 @@ SLOW = (
 """What is interrupted, and takes longer over its report than `subprocess.run` gives it."""
 
 
+@pytest.mark.slow  # processes
 @pytest.mark.parametrize("report", ['echo report > "$2.nsys-rep"', "touch ended"])
 def test_ctrl_c_waits_for_the_report(folder: Path, report: str) -> None:
     """A terminal's Ctrl-C reaches the tool, its sweep and this command at once."""
@@ -196,6 +197,7 @@ def test_ctrl_c_waits_for_the_report(folder: Path, report: str) -> None:
         assert names(folder) == ["began", *written]
 
 
+@pytest.mark.slow  # processes
 def test_sigterm_is_handed_on_to_the_tool(folder: Path) -> None:
     """A CI runner's stop reaches this command alone; the tool would run on to its end."""
     install(folder, SLOW.format(report="touch ended"))

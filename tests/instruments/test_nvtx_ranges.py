@@ -129,6 +129,7 @@ with span(ranges, "sweep", 3):
 """
 
 
+@pytest.mark.slow  # processes
 @pytest.mark.parametrize("tool", [(), ("-DREFUSES_EXTENSIONS",)], ids=["new", "old"])
 def test_a_real_profiler_hears_the_ranges(tool: tuple[str, ...], tmp_path: Path) -> None:
     """The package nvtx itself, with a tool that it loads as it would load Nsight Systems.

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from make_nsys_export import PATH
 from simulated_ncu_report import Action, report_of
@@ -53,7 +54,7 @@ def matched(pattern: str, up_to: int) -> list[int]:
 
 
 @given(first=st.integers(1, 3_000), count=st.integers(1, 400))
-@settings(max_examples=100, deadline=None)
+@examples(100)
 def test_a_range_filter_takes_its_windows_and_no_other(first: int, count: int) -> None:
     pattern = numbers_regex(first, first + count - 1)
     assert set(pattern) <= set("0123456789[-]|")  # what ncu's help shows, and no more

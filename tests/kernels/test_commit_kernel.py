@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from kernel_inputs import (
     CACHE_LAYOUTS,
@@ -98,7 +99,7 @@ def expected_caches(window: Window) -> list[Tensor]:
     return caches
 
 
-@settings(deadline=None, max_examples=60)
+@examples(60)
 @given(
     seed=SEEDS,
     layers=st.integers(1, 3),

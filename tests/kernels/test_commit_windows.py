@@ -4,7 +4,8 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from kernel_inputs import SEEDS, assert_same, generator, kv_of_layers, nan_caches, num_written
 
@@ -33,7 +34,7 @@ def committed(slots, accepted, rows=None, *, num_rows=6, layers=2, seed=0):
     return keys, values, memory, caches, errors.tolist()
 
 
-@settings(deadline=None, max_examples=60)
+@examples(60)
 @given(seed=SEEDS, by_row=st.booleans(), data=st.data())
 def test_accepted_rows_are_written_and_nothing_else(seed, by_row, data):
     places = data.draw(st.permutations(range(BLOCKS * BLOCK_SIZE)))
@@ -88,7 +89,7 @@ def test_padding_past_the_sources_is_no_error(slots, rows):
     assert errors == [64, 64]
 
 
-@settings(deadline=None, max_examples=60)
+@examples(60)
 @given(
     counts=st.lists(st.integers(0, 5), max_size=4),
     tokens=st.integers(1, 4),
@@ -130,7 +131,7 @@ def e4m3_numbers() -> list[tuple[float, int]]:
     return numbers
 
 
-@settings(deadline=None, max_examples=30)
+@examples(30)
 @given(
     seed=SEEDS,
     scale=st.sampled_from([1.0, 0.37, 3.0, 0.0078]),

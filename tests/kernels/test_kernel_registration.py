@@ -103,6 +103,7 @@ def test_the_schema_names_exactly_what_is_mutated_and_returns_nothing(name):
     assert not schema.returns
 
 
+@pytest.mark.slow  # compiles
 @each_operator
 def test_opcheck(name):
     function, inputs, _ = OPERATORS[name]

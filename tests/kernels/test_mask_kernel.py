@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from kernel_inputs import SEEDS, generator
 
@@ -40,7 +41,7 @@ def run_mask(sampled, drafts, width, capacity, *, dtype=torch.int64, vocab_size=
     return accepted.tolist(), num_accepted.tolist()
 
 
-@settings(deadline=None, max_examples=200)
+@examples(200)
 @given(
     drafts=st.lists(st.integers(0, 5), max_size=6),
     width=st.integers(0, 7),
@@ -58,7 +59,7 @@ def test_any_ids_of_any_width_give_what_the_loop_gives(drafts, width, spare, dty
     )
 
 
-@settings(deadline=None, max_examples=100)
+@examples(100)
 @given(drafts=st.lists(st.integers(0, 6), min_size=1, max_size=6), data=st.data())
 def test_what_rejection_sampling_returns_is_read_back(drafts, data):
     kept = [data.draw(st.integers(0, n)) for n in drafts]
@@ -105,7 +106,7 @@ def test_strided_ids_counts_and_outputs():
     assert count_memory.tolist() == [-7, 2, -7, 0]
 
 
-@settings(deadline=None, max_examples=100)
+@examples(100)
 @given(
     requests=st.integers(0, 5),
     drafts=st.integers(0, 4),
@@ -130,7 +131,7 @@ def test_counts_give_what_the_loop_over_as_many_ids_gives(requests, drafts, spar
     assert (accepted.tolist(), num_accepted.tolist()) == expected
 
 
-@settings(deadline=None, max_examples=60)
+@examples(60)
 @given(requests=st.integers(0, 5), drafts=st.integers(0, 4), width=st.integers(0, 6), seed=SEEDS)
 def test_equal_drafts_may_be_told_by_number(requests, drafts, width, seed):
     ids = torch.randint(-1, VOCAB + 2, (requests, width), generator=generator(seed))

@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from kernel_inputs import FLOAT_DTYPES, SEEDS, assert_same, generator, num_written, random_kv
 
@@ -22,7 +23,7 @@ def nan_staging(capacity, kv_heads, width, dtype, *, strided):
     return memory, memory[1::2, 1:, 2:-1]
 
 
-@settings(deadline=None, max_examples=60)
+@examples(60)
 @given(
     seed=SEEDS,
     num_tokens=st.integers(1, 12),

@@ -4,7 +4,8 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from kernel_inputs import (
     CACHE_LAYOUTS,
@@ -101,7 +102,7 @@ def compare(shape, seed, device, change=lambda window: None, tokens_per_program=
     return actual
 
 
-@settings(deadline=None, max_examples=15)
+@examples(15)
 @given(
     seed=SEEDS,
     rows=st.integers(0, 9),

@@ -4,7 +4,8 @@ from itertools import product
 
 import pytest
 import torch
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from kernel_inputs import CACHE_LAYOUTS, SEEDS, assert_same, num_written
 
@@ -56,7 +57,7 @@ def without_certain_row(windows: Windows) -> None:
 CHANGES = {"equal": (), "indexed": (by_index,), "masked": (by_mask,), "rows": (by_row,)}
 
 
-@settings(deadline=None, max_examples=15)
+@examples(15)
 @given(
     seed=SEEDS,
     requests=st.integers(0, 4),

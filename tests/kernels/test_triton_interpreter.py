@@ -15,7 +15,7 @@ import nwor_kernels
 HERE = Path(__file__).resolve().parent
 CHECKOUT = HERE.parent.parent
 KERNELS = (
-    ("verify_attention", "discard", "partial_bytes", "mask"),
+    ("verify_attention", "discard", "mask"),
     ("commit", "commit_windows", "commit_fp8", "stage", "staged_windows"),
 )
 """Halves that take about as long, each a process beside the other."""
@@ -31,22 +31,36 @@ def run_python(*arguments: str, **more_env: str) -> subprocess.CompletedProcess[
     )
 
 
-def interpret(kernels: tuple[str, ...]) -> subprocess.CompletedProcess[str]:
-    """Run the tests of some kernels with the interpreter turned on."""
+def interpret(kernels: tuple[str, ...], wanted: str, profile: str) -> None:
+    """The tests of some kernels with the interpreter turned on pass, and there are some."""
     tests = [str(HERE / f"test_triton_{kernel}.py") for kernel in kernels]
-    options = ("-q", "-p", "no:cacheprovider", "-m", "not gpu")
+    options = ("-q", "-p", "no:cacheprovider", "-m", f"not gpu and {wanted}")
+    plugins = ("-p", "_hypothesis_pytestplugin", f"--hypothesis-profile={profile}")
     quick_start = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "OMP_NUM_THREADS": "1"}
-    return run_python("-m", "pytest", *tests, *options, TRITON_INTERPRET="1", **quick_start)
+    done = run_python(
+        "-m", "pytest", *tests, *options, *plugins, TRITON_INTERPRET="1", **quick_start
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert " passed" in done.stdout
+    assert "skipped" not in done.stdout
 
 
 @pytest.mark.slow
-def test_kernels_in_the_interpreter() -> None:
+@pytest.mark.parametrize(
+    ("wanted", "profile"),
+    [
+        ("not long", "test"),
+        pytest.param("(long or hypothesis)", "test-all", marks=pytest.mark.long),
+    ],
+    ids=["some", "rest"],
+)
+def test_kernels_in_the_interpreter(wanted: str, profile: str) -> None:
+    """In `make test` some of each kernel's tests; the rest, and all examples, in test-all."""
     pytest.importorskip("triton")
     with ThreadPoolExecutor() as pool:
-        for done in pool.map(interpret, KERNELS):
-            assert done.returncode == 0, done.stdout + done.stderr
-            assert " passed" in done.stdout
-            assert "skipped" not in done.stdout
+        halves = [pool.submit(interpret, kernels, wanted, profile) for kernels in KERNELS]
+        for half in halves:
+            half.result()
 
 
 def test_the_interpreter_is_not_on_here() -> None:
@@ -67,6 +81,7 @@ def test_the_package_imports_and_runs_on_a_cpu_without_triton() -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow  # a process
 def test_importing_the_package_imports_no_kernel_file() -> None:
     done = run_python(
         "-c",

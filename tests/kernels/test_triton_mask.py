@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from kernel_inputs import SEEDS, generator
 
@@ -58,7 +59,7 @@ def compare(ids, drafts, capacity, device, *, junk=True, from_counts=False):
     assert results[1] == results[0]
 
 
-@settings(deadline=None, max_examples=40)
+@examples(40)
 @given(
     seed=SEEDS,
     drafts=st.lists(st.integers(0, 5), max_size=6),

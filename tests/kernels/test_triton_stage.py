@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from kernel_inputs import SEEDS, assert_same, generator, num_written, random_kv, to_device
 
@@ -43,7 +44,7 @@ def compare(key, value, rows, capacity, device, *, strided=False, tokens_per_pro
     return results[1][2][1, ::2].tolist()
 
 
-@settings(deadline=None, max_examples=30)
+@examples(30)
 @given(
     seed=SEEDS,
     num_tokens=st.integers(1, 12),

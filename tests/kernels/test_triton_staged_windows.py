@@ -11,23 +11,26 @@ from weakref import ref
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from kernel_inputs import SEEDS, assert_same, generator, nan_caches, random_kv
 from torch import Tensor
 
 pytest.importorskip("triton")
-from nwor_bench.plugin.runner_v2.plan import (
+from nwor_bench.plugin.runner_v1.staging import write_kv_cache
+from nwor_bench.plugin.runner_v2.batch import (
     DraftCounts,
-    WindowPlanner,
+    GpuWindowBatch,
     drafts_only,
     equal_drafts,
     set_slots,
     whole_step,
 )
-from nwor_bench.plugin.runner_v2.staging import GpuStaging, GpuWindowBatch
-from nwor_bench.plugin.staging import LayerCache, write_kv_cache
-from nwor_bench.plugin.window import Window, close_leftover
+from nwor_bench.plugin.runner_v2.plan import WindowPlanner
+from nwor_bench.plugin.runner_v2.staging import GpuStaging
+from nwor_bench.plugin.staging.layers import LayerCache
+from nwor_bench.plugin.staging.window import Window, close_leftover
 from nwor_kernels.commit.sources import StagedSources
 
 LAYERS, KV_HEADS, WIDTHS, BLOCK_SIZE = 2, 2, (16, 8), 4
@@ -207,7 +210,7 @@ uneven_batches = st.lists(
 ).filter(lambda batch: any(drafts for _, drafts in batch))
 
 
-@settings(deadline=None, max_examples=12)
+@examples(12)
 @given(batch=equal_batches, seed=SEEDS, in_commit=st.booleans())
 def test_equal_windows_are_committed_alike_by_copy_and_by_reference(
     triton_device, batch, seed, in_commit
@@ -295,7 +298,7 @@ def test_a_mixed_step_holds_copies_of_its_drafts_and_nothing_of_the_step(triton_
     bench.expect(step, step.kept())
 
 
-@settings(deadline=None, max_examples=12)
+@examples(12)
 @given(batch=uneven_batches, seed=SEEDS, copied=st.booleans())
 def test_uneven_windows_are_committed_alike(triton_device, batch, seed, copied):
     step = make_step(batch, seed, triton_device)
@@ -305,7 +308,7 @@ def test_uneven_windows_are_committed_alike(triton_device, batch, seed, copied):
     bench.expect(step, step.kept())
 
 
-@settings(deadline=None, max_examples=12)
+@examples(12)
 @given(
     drafts=st.integers(1, 4),
     captured=st.integers(1, 4),

@@ -10,7 +10,8 @@ from attention_cases import (
     poison_drafts,
     staged_rows,
 )
-from hypothesis import assume, given, settings
+from examples import examples
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from kernel_inputs import SEEDS
 from torch import Tensor
@@ -133,7 +134,7 @@ def test_bfloat16_against_the_definition(feature):
     assert_close_to_definition(attend(step, **options), step, **options)
 
 
-@settings(deadline=None, max_examples=50)
+@examples(50)
 @given(
     requests=REQUESTS,
     ratio=st.sampled_from([1, 3, 4, 7]),
@@ -161,7 +162,7 @@ def test_any_batch_staged_against_the_definition(
     assert_close_to_definition(output, step, **options)
 
 
-@settings(deadline=None, max_examples=150)
+@examples(150)
 @given(
     requests=REQUESTS,
     ratio=st.sampled_from([1, 3, 4, 7]),
@@ -221,7 +222,7 @@ def test_padding_among_the_staged_rows_belongs_to_nobody():
     assert_equal_bits(output, attend(step))
 
 
-@settings(deadline=None, max_examples=80)
+@examples(80)
 @given(
     requests=REQUESTS,
     feature=st.sampled_from(FEATURES),

@@ -15,8 +15,8 @@ from checklist_tools import Answers, ask, check_cache, check_same, greedy
 from engine_tools import tiny_pair, tiny_spec, worker_of
 
 from nwor_bench.engine.engine import VllmEngine
-from nwor_bench.plugin import late_counts
 from nwor_bench.plugin.attaching import HOOK
+from nwor_bench.plugin.counts import late_counts
 
 pytestmark = [
     pytest.mark.engine,
@@ -27,7 +27,13 @@ pytestmark = [
 LENGTHS = list(range(12, 44, 4))
 
 
-@pytest.fixture(scope="module", params=[2, 1], ids=["two ranks", "one rank"])
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(2, id="two ranks", marks=pytest.mark.long),
+        pytest.param(1, id="one rank"),
+    ],
+)
 def engine(
     request: pytest.FixtureRequest,
     start_engine: Callable[..., VllmEngine],
@@ -102,6 +108,7 @@ def test_counts_that_are_read_early_are_judged_by_the_lengths(
     engine._rpc("nwor_drain")
 
 
+@pytest.mark.long  # compares the two
 @pytest.mark.row("structured output")
 def test_a_grammar_that_invalidates_drafts(
     engine: VllmEngine, answers_so_far: list[Answers]

@@ -20,8 +20,13 @@ pytestmark = pytest.mark.engine
 ONE_GROUP = {"disable_hybrid_kv_cache_manager": True}
 
 
+IN_MAKE_TEST = {"Qwen", "Gemma, sliding window, several cache groups"}
+"""One that is staged and one that is written directly."""
+
+
 def case(row: str, name: str, fallback: str | None, **arguments: Any) -> Any:
-    return pytest.param(name, fallback, arguments, marks=pytest.mark.row(row), id=row)
+    marks = [pytest.mark.row(row)] + [pytest.mark.long] * (row not in IN_MAKE_TEST)
+    return pytest.param(name, fallback, arguments, marks=marks, id=row)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from tiny_drafters import eagle3_pair, mtp_pair
 from nwor_bench.engine.engine import VllmEngine
 from nwor_bench.models.pairs import ResolvedPair
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.long]
 
 
 @pytest.mark.parametrize(

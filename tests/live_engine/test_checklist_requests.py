@@ -21,7 +21,7 @@ pytestmark = pytest.mark.engine
 ATTEMPTS = 20
 """Batches a sampled case may take: stock vLLM's CPU sampler accepts from 0 to 30 drafts in one."""
 
-SCV = pytest.mark.parametrize("scv", ["off", "graph"])
+SCV = pytest.mark.parametrize("scv", ["off", pytest.param("graph", marks=pytest.mark.long)])
 
 
 @pytest.mark.row("requests that finish inside a window")
@@ -33,11 +33,12 @@ def test_max_tokens_inside_a_window(engine: VllmEngine, scv: str) -> None:
 
 @pytest.mark.row("requests that finish inside a window")
 @pytest.mark.row("stop strings inside a window")
-@pytest.mark.parametrize("kind", ["stop", "stop_token_ids"])
+@pytest.mark.parametrize("kind", ["stop", pytest.param("stop_token_ids", marks=pytest.mark.long)])
 def test_stop_inside_a_window(engine: VllmEngine, kind: str) -> None:
     check_stops(engine, kind, ["off"])
 
 
+@pytest.mark.long
 @pytest.mark.row("temperature and top-p")
 @pytest.mark.parametrize(
     "settings", [{"temperature": 0.3}, {"temperature": 0.5, "top_p": 0.5}], ids=["0.3", "top-p"]
@@ -70,6 +71,7 @@ def test_sampling_leaves_a_sound_cache(
                             "counts and the cache that is left behind are compared")  # fmt: skip
 
 
+@pytest.mark.long
 @pytest.mark.row("seeds")
 def test_seeds_of_requests(engine: VllmEngine, record_property: Callable[[str, str], None]) -> None:
     """Stock vLLM's rejection sampler gives other tokens each time on a CPU, seeds or not."""
@@ -85,6 +87,7 @@ def test_seeds_of_requests(engine: VllmEngine, record_property: Callable[[str, s
                                 "seed; counts and the cache are compared")  # fmt: skip
 
 
+@pytest.mark.long
 @pytest.mark.row("penalties")
 @pytest.mark.parametrize("settings", PENALTIES.values(), ids=PENALTIES)
 def test_penalties(engine: VllmEngine, settings: dict[str, Any]) -> None:

@@ -23,7 +23,7 @@ def engine(
 
 
 @pytest.mark.row("preemption under a small cache")
-@pytest.mark.parametrize("scv", ["off", "graph"])
+@pytest.mark.parametrize("scv", ["off", pytest.param("graph", marks=pytest.mark.long)])
 def test_preempted_requests_are_computed_again(
     engine: VllmEngine, scv: str, record_property: Callable[[str, str], None]
 ) -> None:

@@ -19,7 +19,13 @@ pytestmark = pytest.mark.engine
 PROMPTS = prompts_of([40, 25])
 
 
-@pytest.mark.parametrize("name", ["qwen", "gemma", "mixture of experts", "mla"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(pytest.param(name, marks=pytest.mark.long) for name in ("qwen", "gemma", "mla")),
+        "mixture of experts",
+    ],
+)
 def test_answers_are_finite_and_differ(
     name: str, tmp_path: Path, start_alone: Callable[..., VllmEngine]
 ) -> None:

@@ -37,6 +37,7 @@ def test_the_head_is_told_from_the_targets_layers(
     assert total(output, "stage_operations") == 3 * total(output, "staged_tokens") > 0
 
 
+@pytest.mark.long
 @pytest.mark.row("eagle")
 def test_the_shipped_head_drafts_held_out_prompts(start_engine: Callable[..., VllmEngine]) -> None:
     """Real weights in float32, so that tokens can be compared."""

@@ -57,6 +57,7 @@ def keys_of_the_last_layer(key: torch.Tensor, value: torch.Tensor) -> None:
     key[2] *= 1 + 1e-6
 
 
+@pytest.mark.long
 def test_a_sound_run_is_equal_bit_for_bit(tmp_path: Path) -> None:
     code, run = sweep(tmp_path / "run", scv_modes="off,graph")
     assert code is ExitCode.OK
@@ -77,7 +78,10 @@ def test_a_sound_run_is_equal_bit_for_bit(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("damage", "layer", "place"),
-    [(one_head_of_one_layer, 1, ", V, head 1 "), (keys_of_the_last_layer, 2, ", K, head 0 ")],
+    [
+        (one_head_of_one_layer, 1, ", V, head 1 "),
+        pytest.param(keys_of_the_last_layer, 2, ", K, head 0 ", marks=pytest.mark.long),
+    ],
 )
 def test_wrong_values_that_no_token_tells_are_invalid(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: Damage, layer: int, place: str

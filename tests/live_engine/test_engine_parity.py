@@ -14,7 +14,10 @@ pytestmark = pytest.mark.engine
 
 @dataclass(frozen=True)
 class Setting:
-    """One engine: its row, how it drafts, its block size, and the acceptance it must show."""
+    """One engine: its row, how it drafts, its block size, and the acceptance it must show.
+
+    `long`: in `make test-all` alone.
+    """
 
     row: str
     name: str
@@ -22,13 +25,14 @@ class Setting:
     noise: float
     block_size: int
     acceptance: tuple[float, float]
+    long: bool = False
 
 
 SETTINGS = [
     Setting("ngram", "ngram", "ngram", 0.0, 32, (0.05, 0.95)),
     Setting("partial acceptance", "partial acceptance", "draft_model", 0.05, 64, (0.2, 0.95)),
-    Setting("full acceptance", "full acceptance", "draft_model", 0.0, 32, (0.99, 1.0)),
-    Setting("no acceptance", "full rejection", "draft_model", 50.0, 64, (0.0, 0.05)),
+    Setting("full acceptance", "full acceptance", "draft_model", 0.0, 32, (0.99, 1.0), long=True),
+    Setting("no acceptance", "full rejection", "draft_model", 50.0, 64, (0.0, 0.05), long=True),
 ]
 
 STEADY = prompts_of([24, 31, 18, 40, 27, 22, 35, 29])
@@ -46,7 +50,8 @@ ROW_OF_BATCH = {**{name: name for name in BATCHES}, "shared prefix": "shared pre
 def with_rows(setting: Setting) -> Any:
     """The setting as a parameter that stands for its rows of the checklist."""
     rows = dict.fromkeys((setting.row, setting.method))
-    return pytest.param(setting, marks=[pytest.mark.row(row) for row in rows], id=setting.name)
+    marks = [pytest.mark.row(row) for row in rows] + [pytest.mark.long] * setting.long
+    return pytest.param(setting, marks=marks, id=setting.name)
 
 
 @pytest.fixture(scope="module", params=[with_rows(setting) for setting in SETTINGS])

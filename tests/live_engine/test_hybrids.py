@@ -8,6 +8,7 @@ batch, with our hooks taken off as well, since its kernels do not take a state b
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from engine_tools import prompts_of, run_cell, tiny_spec, total
@@ -24,17 +25,22 @@ MODES = [
 ]
 
 
+def rest(*case: str | None) -> Any:
+    """A case that `make test-all` has alone."""
+    return pytest.param(*case, marks=pytest.mark.long)
+
+
 @pytest.mark.parametrize(
     ("family", "dtype", "backend"),
     [
-        ("Mamba 2", "float32", None),
+        rest("Mamba 2", "float32", None),
         ("Granite hybrid", "float32", "ReferenceCPUAttentionImpl"),
-        ("Falcon-H1", "float32", "ReferenceCPUAttentionImpl"),
-        ("Nemotron-H", "float32", "ReferenceCPUAttentionImpl"),
-        ("Zamba 2", "float32", "ReferenceCPUAttentionImpl"),
-        ("LFM2", "float32", "ReferenceCPUAttentionImpl"),
+        rest("Falcon-H1", "float32", "ReferenceCPUAttentionImpl"),
+        rest("Nemotron-H", "float32", "ReferenceCPUAttentionImpl"),
+        rest("Zamba 2", "float32", "ReferenceCPUAttentionImpl"),
+        rest("LFM2", "float32", "ReferenceCPUAttentionImpl"),
         # vLLM's gated delta net on a CPU needs bfloat16.
-        ("Qwen3-Next", "bfloat16", "ReferenceCPUAttentionImpl"),
+        rest("Qwen3-Next", "bfloat16", "ReferenceCPUAttentionImpl"),
     ],
 )
 def test_a_hybrid_runs_as_without_us_and_says_why(
@@ -63,7 +69,7 @@ def test_a_hybrid_runs_as_without_us_and_says_why(
         engine.close()
 
 
-@pytest.mark.parametrize("one_group", [True, False])
+@pytest.mark.parametrize("one_group", [True, pytest.param(False, marks=pytest.mark.long)])
 def test_chunked_local_attention_is_refused_by_name(
     one_group: bool, tmp_path: Path, start_engine: Callable[..., VllmEngine]
 ) -> None:

@@ -30,7 +30,7 @@ def check_whole(result: KvResult, committed: int, ranks: int = 1) -> None:
     assert (result.layers, result.ranks, result.beyond_budget) == (3, ranks, 0)
 
 
-@pytest.mark.parametrize("one_attention", [True, False])
+@pytest.mark.parametrize("one_attention", [True, pytest.param(False, marks=pytest.mark.long)])
 def test_a_draft_model(engine: VllmEngine, one_attention: bool) -> None:
     """Bit for bit, and with the tolerances of a GPU: of mode off against itself."""
     scv_modes = ("off", "graph", "adaptive")
@@ -42,7 +42,11 @@ def test_a_draft_model(engine: VllmEngine, one_attention: bool) -> None:
 @pytest.mark.parametrize("one_attention", [True, False])
 @pytest.mark.parametrize(
     ("layer", "request_number", "position", "column", "head"),
-    [(0, 0, 3, 0, 0), (1, 3, 60, 20, 1), (2, 7, 67, 40, 1)],
+    [
+        (0, 0, 3, 0, 0),
+        pytest.param(1, 3, 60, 20, 1, marks=pytest.mark.long),
+        pytest.param(2, 7, 67, 40, 1, marks=pytest.mark.long),
+    ],
 )
 def test_one_changed_value_is_named(
     engine: VllmEngine,
@@ -67,6 +71,7 @@ def test_one_changed_value_is_named(
     )
 
 
+@pytest.mark.long
 def test_prefix_hits_and_chunks(start_engine: Callable[..., VllmEngine], tmp_path: Path) -> None:
     arguments = {"max_num_batched_tokens": 64}
     pair = tiny_pair(tmp_path, "draft_model")
@@ -78,6 +83,7 @@ def test_prefix_hits_and_chunks(start_engine: Callable[..., VllmEngine], tmp_pat
     assert metric(engine, "vllm:prefix_cache_hits") > hits
 
 
+@pytest.mark.long
 def test_an_eagle_head(start_engine: Callable[..., VllmEngine], tmp_path: Path) -> None:
     engine = start_engine(eagle_pair(tmp_path), tiny_spec(block_size=32))
     for one_attention in (True, False):
@@ -85,6 +91,7 @@ def test_an_eagle_head(start_engine: Callable[..., VllmEngine], tmp_path: Path) 
         check_whole(result, COMMITTED)
 
 
+@pytest.mark.long
 def test_preempted_requests(start_engine: Callable[..., VllmEngine], tmp_path: Path) -> None:
     """A request that was preempted is computed again in other blocks, and these are compared."""
     pair = tiny_pair(tmp_path, "draft_model")
@@ -96,6 +103,7 @@ def test_preempted_requests(start_engine: Callable[..., VllmEngine], tmp_path: P
     assert metric(engine, "vllm:num_preemptions") > before
 
 
+@pytest.mark.long
 def test_without_prefix_caching(start_engine: Callable[..., VllmEngine], tmp_path: Path) -> None:
     """vLLM then gives the blocks that were freed last to the next request at once."""
     arguments: dict[str, Any] = {"enable_prefix_caching": False, "max_num_seqs": 3}

@@ -36,7 +36,9 @@ def nvtx() -> Any:
     patch.undo()
 
 
-@pytest.fixture(scope="module", params=["ngram", "draft_model"])
+@pytest.fixture(
+    scope="module", params=[pytest.param("ngram", marks=pytest.mark.long), "draft_model"]
+)
 def engine(
     request: pytest.FixtureRequest,
     nvtx: NvtxModule,

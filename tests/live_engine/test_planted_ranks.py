@@ -15,6 +15,7 @@ from nwor_bench.engine.engine import VllmEngine
 
 pytestmark = [
     pytest.mark.engine,
+    pytest.mark.long,
     pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two processors"),
 ]
 

@@ -9,7 +9,7 @@ from server_tools import START_S, complete, process, read_metrics, server, wait_
 
 from nwor_bench.models.pairs.tiny import generate_tiny
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.long]
 
 
 def test_a_sweep_serves_its_counters_while_it_runs(tmp_path: Path, pair_cache: Path) -> None:

@@ -58,7 +58,9 @@ def test_each_rank_stages_its_own_heads(engine: VllmEngine) -> None:
     assert [rank["bytes_per_token"] for rank in status["ranks"]] == [rows, rows]
 
 
-@pytest.mark.parametrize("scv", ["off", "graph", "adaptive"])
+@pytest.mark.parametrize(
+    "scv", ["off", *(pytest.param(scv, marks=pytest.mark.long) for scv in ("graph", "adaptive"))]
+)
 def test_tokens_and_counts_are_those_of_stock(
     engine: VllmEngine, reference: BatchOutput, scv: str
 ) -> None:
@@ -78,10 +80,12 @@ def test_the_cache_is_sound_on_every_rank(engine: VllmEngine) -> None:
     check_cache(engine, PROMPTS, staged)
 
 
+@pytest.mark.long
 def test_a_grammar_that_invalidates_drafts(engine: VllmEngine) -> None:
     check_grammar(engine, ["off", "graph"])
 
 
+@pytest.mark.long
 def test_every_slot_holds_what_a_direct_write_leaves(
     engine: VllmEngine, reference: BatchOutput
 ) -> None:
@@ -97,6 +101,7 @@ def test_every_slot_holds_what_a_direct_write_leaves(
         assert rank["wrong"] == 0
 
 
+@pytest.mark.long
 def test_a_slot_that_one_rank_did_not_write_is_seen(engine: VllmEngine) -> None:
     with planted(engine, commit_drops_a_row, rank=1):
         on_ranks(engine, watch_slots)
@@ -107,9 +112,12 @@ def test_a_slot_that_one_rank_did_not_write_is_seen(engine: VllmEngine) -> None:
 
 @pytest.mark.parametrize(
     ("plant", "fault"),
-    [(staging_fails, "stage:RuntimeError"), (commit_fails, "commit:RuntimeError")],
+    [
+        pytest.param(staging_fails, "stage:RuntimeError", marks=pytest.mark.long),
+        (commit_fails, "commit:RuntimeError"),
+    ],
 )
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.long), 1])
 def test_a_fault_on_one_rank_is_a_fallback_of_all(
     engine: VllmEngine, reference: BatchOutput, plant: Any, fault: str, rank: int
 ) -> None:
@@ -125,6 +133,7 @@ def test_a_fault_on_one_rank_is_a_fallback_of_all(
     assert {w["fallback_reason"] for w in healed.windows} == {None}
 
 
+@pytest.mark.long
 def test_the_kv_gate_looks_into_every_rank(engine: VllmEngine) -> None:
     for one_attention in (True, False):
         (result,) = kv_results(engine, PROMPTS, one_attention=one_attention)
@@ -133,7 +142,7 @@ def test_the_kv_gate_looks_into_every_rank(engine: VllmEngine) -> None:
         assert (result.ranks, result.layers) == (2, 3)
 
 
-@pytest.mark.parametrize("one_attention", [True, False])
+@pytest.mark.parametrize("one_attention", [True, pytest.param(False, marks=pytest.mark.long)])
 def test_the_kv_gate_names_a_value_of_the_second_rank(
     engine: VllmEngine, one_attention: bool
 ) -> None:
@@ -167,6 +176,7 @@ def test_a_rank_that_counts_differently_is_named(engine: VllmEngine) -> None:
     )
 
 
+@pytest.mark.long
 def test_drafter_layers_behind_32_target_layers_are_not_staged(
     tmp_path: Path, start_engine: Callable[..., VllmEngine]
 ) -> None:

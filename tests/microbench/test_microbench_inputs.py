@@ -4,7 +4,8 @@ from collections import Counter
 
 import pytest
 import torch
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from nwor_bench.microbench.cases import Group, Shape, Window
@@ -33,7 +34,7 @@ def generator(seed: int) -> torch.Generator:
 
 
 @given(WINDOWS, st.integers(0, 9), st.data())
-@settings(max_examples=30, deadline=None)
+@examples(30)
 def test_accepted_tokens_are_spread_and_lead_their_windows(window, seed, data) -> None:
     total = data.draw(st.integers(1, window.tokens))
     counts = spread(total, window, generator(seed))
@@ -45,7 +46,7 @@ def test_accepted_tokens_are_spread_and_lead_their_windows(window, seed, data) -
 
 
 @given(WINDOWS, st.sampled_from([16, 32]), st.integers(1, 4), st.integers(0, 9))
-@settings(max_examples=30, deadline=None)
+@examples(30)
 def test_no_slot_is_given_twice(window, block_size, sets, seed) -> None:
     pool = SlotPool(window, block_size, sets, generator(seed))
     slots = torch.stack([pool.take() for _ in range(sets)])

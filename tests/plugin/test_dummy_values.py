@@ -12,6 +12,8 @@ from nwor_bench.engine import arguments as engine_config
 from nwor_bench.plugin import dummy_weights
 from nwor_bench.plugin.dummy_weights import fill, lean_queries_on_keys
 
+pytestmark = pytest.mark.slow  # vLLM's layers are imported
+
 
 class Holder(nn.Module):
     """A module with these parameters and attributes."""

@@ -5,10 +5,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
-from nwor_bench.plugin.invalid_drafts import invalid_drafts
+from nwor_bench.plugin.counts.scheduler_output import invalid_drafts
 
 
 def step(pending: bool = True, **drafts: int) -> Any:
@@ -81,7 +82,7 @@ REQUESTS = st.dictionaries(
 
 
 @pytest.mark.slow  # vLLM's scheduler is imported
-@settings(max_examples=200)
+@examples(200)
 @given(requests=REQUESTS)
 def test_a_worker_reads_what_vllms_scheduler_counts(
     requests: dict[str, tuple[int, int, bool]],

@@ -3,23 +3,19 @@
 A fault that plants nothing would look like a check that sees nothing.
 """
 
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
+import planted_gpu
 import pytest
 import torch
 
-from nwor_bench.plugin.runner_v2.plan import DraftCounts, drafts_only, whole_step
-from nwor_bench.plugin.staging import LayerCache
+from nwor_bench.plugin.runner_v2.batch import DraftCounts, drafts_only, whole_step
+from nwor_bench.plugin.staging.layers import LayerCache
 from nwor_bench.records.types import ScvMode
 from nwor_kernels.commit.reference import accepted_rows, commit_windows_reference
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "live_engine"))
-import planted_gpu
 
 LAYERS, LENGTH, HEADS, DIM, BLOCK = 3, 5, 2, 4, 8
 SLOTS = torch.tensor([8, 9, 10, 11, 12, 21, 22, 23, 24, 25, 40, 41, 42, 43, 44])

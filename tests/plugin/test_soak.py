@@ -4,7 +4,7 @@ import pytest
 from soak import memory_curve, serve
 from v2_pieces import make_hook
 
-from nwor_bench.plugin import accumulator, late_counts
+from nwor_bench.plugin.counts import accumulator, late_counts
 
 pytestmark = pytest.mark.slow  # vLLM's runner is imported, and thousands of steps run
 
@@ -12,7 +12,13 @@ BYTES_A_NAME = 100
 """A request's name alone takes more: what grows by it grows with every request."""
 
 
-@pytest.mark.parametrize("reads", [True, False], ids=["metrics read", "nobody reads"])
+@pytest.mark.parametrize(
+    "reads",
+    [
+        pytest.param(True, id="metrics read"),
+        pytest.param(False, id="nobody reads", marks=pytest.mark.long),
+    ],
+)
 def test_memory_does_not_grow_with_requests(monkeypatch: pytest.MonkeyPatch, reads: bool) -> None:
     # What waits for a reading or a drain is full before the first look: the rest is growth.
     monkeypatch.setattr(accumulator, "MAX_UNDRAINED", 500)

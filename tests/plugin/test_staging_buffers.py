@@ -2,11 +2,13 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
-from nwor_bench.plugin.staging import LayerCache, StagingBuffers, StagingUnavailable, write_kv_cache
-from nwor_bench.plugin.window import Outcome, Window, WindowBatch
+from nwor_bench.plugin.runner_v1.staging import StagingBuffers, write_kv_cache
+from nwor_bench.plugin.staging.layers import LayerCache, StagingUnavailable
+from nwor_bench.plugin.staging.window import Outcome, Window, WindowBatch
 
 NAN = float("nan")
 
@@ -162,7 +164,7 @@ def test_write_directly_writes_the_named_layers_and_skips_padding():
         assert_cache_holds(cache.kv_cache, entries if layer != 1 else {})
 
 
-@settings(deadline=None, max_examples=60)
+@examples(60)
 @given(
     kv_heads=st.integers(1, 3),
     widths=st.tuples(st.integers(1, 4), st.integers(1, 4)),

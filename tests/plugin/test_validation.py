@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from nwor_bench.plugin.runner_v1.validation import ValidationRefused, Validator, accepted_on_host
@@ -45,7 +46,7 @@ def sampled_windows(draw):
     return ids, drafts, kept
 
 
-@settings(deadline=None, max_examples=150)
+@examples(150)
 @given(window=windows(), mode=st.sampled_from(DEVICE_MODES))
 def test_host_and_device_agree_on_any_ids(window, mode):
     ids, drafts = window
@@ -58,7 +59,7 @@ def test_host_and_device_agree_on_any_ids(window, mode):
     assert all(type(count) is int for count in host.num_accepted + device.num_accepted)
 
 
-@settings(deadline=None, max_examples=100)
+@examples(100)
 @given(window=sampled_windows(), mode=st.sampled_from(list(ScvMode)))
 def test_what_rejection_sampling_decided_is_read_back(window, mode):
     ids, drafts, kept = window

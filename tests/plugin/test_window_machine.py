@@ -1,12 +1,13 @@
 """A window under any sequence of calls and faults: the cache ends up valid."""
 
 import torch
+from examples import examples
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from window_model import ModelEngine
 
-from nwor_bench.plugin.window import State, WindowError
+from nwor_bench.plugin.staging.window import State, WindowError
 
 FAULTS = ["overflow", RuntimeError("fault"), MemoryError("fault")]
 
@@ -238,4 +239,4 @@ class WindowMachine(RuleBasedStateMachine):
 
 
 TestWindowMachine = WindowMachine.TestCase
-TestWindowMachine.settings = settings(deadline=None, max_examples=150, stateful_step_count=40)
+TestWindowMachine.settings = settings(examples(150), stateful_step_count=40)

@@ -64,12 +64,12 @@ def test_licence_is_apache_2() -> None:
     assert "END OF TERMS AND CONDITIONS" in text
 
 
-def test_ci_runs_make_test_and_nothing_after_it() -> None:
+def test_ci_runs_all_tests_and_nothing_after_them() -> None:
     script = CHECKOUT / ".ci" / "run"
     lines = script.read_text().splitlines()
     assert os.access(script, os.X_OK)
     assert "set -euo pipefail" in lines
-    assert lines[-1] == "make test"
+    assert lines[-1] == "make test test-all"
 
 
 @pytest.mark.parametrize("lock", ["cpu.txt", "dev.txt"])
@@ -111,6 +111,7 @@ def copy_of_the_sources(folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.slow  # builds the wheel
 def test_wheel_holds_every_module_and_data_file(tmp_path: Path) -> None:
     source = copy_of_the_sources(tmp_path)
     build = "from setuptools import build_meta; build_meta.build_wheel('dist')"
@@ -161,7 +162,7 @@ def test_first_call_installs(set_up: Path) -> None:
     assert would_run(set_up, "venv").count("pip install") == 3  # PyTorch, the lock, the project
 
 
-@pytest.mark.parametrize("target", ["sweep", "test", "test-fast", "lint", "types"])
+@pytest.mark.parametrize("target", ["sweep", "test", "test-fast", "test-all", "lint", "types"])
 def test_second_call_installs_nothing(set_up: Path, target: str) -> None:
     finish_set_up(set_up)
     assert "pip" not in would_run(set_up, target)
@@ -173,6 +174,12 @@ def test_engines_run_side_by_side_where_they_share_no_gpu(
 ) -> None:
     recipe = run("make", "-n", "test", f"DEVICE={device}", cwd=set_up)
     assert re.findall(r"-m pytest.* -n (\d+) --dist loadfile ", recipe) == workers
+
+
+def test_test_all_runs_what_test_leaves_out_and_all_examples(set_up: Path) -> None:
+    recipe = run("make", "-n", "test", "test-all", "DEVICE=cpu", cwd=set_up)
+    chosen = re.findall(r'-m pytest.* -m "(.+?)" --hypothesis-profile (\S+)', recipe)
+    assert chosen == [("not long", "test"), ("long or hypothesis", "test-all")]
 
 
 def test_install_cut_short_is_done_anew(set_up: Path) -> None:

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from synthetic_run import make_run, save_run
 
 from nwor_bench.errors import ConfigError, ExitCode, StoreError
 from nwor_bench.records.lines import batch_key, parse_records, record_line
 from nwor_bench.records.store import RECORDS_FILE, RUN_FILE, RunStore, default_folder, read_run
 from nwor_bench.records.types import BatchRecord, RunStatus, WindowRecord
-from tests.synthetic_run import make_run, save_run
 
 HEADER = {"scenario": {"name": "short"}}
 RUN = make_run(blocks=1, windows=2)

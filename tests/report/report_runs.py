@@ -6,9 +6,10 @@ from dataclasses import replace
 from functools import cache
 from random import Random
 
+from synthetic_run import SLOWDOWN, change_batches, make_run
+
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import BatchRecord, NworMode, WindowRecord
-from tests.synthetic_run import SLOWDOWN, change_batches, make_run
 
 GPU_ENGINE = {"device": "cuda", "dtype": "bfloat16", "kv_cache_dtype": "auto", "runner": "V2"}
 

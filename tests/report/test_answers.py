@@ -4,6 +4,8 @@ import re
 from dataclasses import replace
 
 import pytest
+from report_runs import RUNS, ambiguous, faster, gpu_run, invalid
+from synthetic_run import change_batches, make_run
 
 from nwor_bench.analysis.aggregate import noise_floor, summarise
 from nwor_bench.records.store import RunData
@@ -11,8 +13,6 @@ from nwor_bench.records.types import CellResult
 from nwor_bench.report.sections.answers import questions
 from nwor_bench.report.sections.verdicts import answer
 from nwor_bench.report.text import change, change_range, compared_time
-from tests.report.report_runs import RUNS, ambiguous, faster, gpu_run, invalid
-from tests.synthetic_run import change_batches, make_run
 
 
 def told(run: RunData) -> dict[str, str]:

@@ -5,7 +5,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from changed_run import other_prompts, slowed, stored, with_header
 from rich.console import Console
+from synthetic_run import change_batches, change_windows, make_run
 
 from nwor_bench.analysis.comparing.compare import DecideBy, compare_runs
 from nwor_bench.records.store import read_header
@@ -15,8 +17,6 @@ from nwor_bench.report.comparison.reports import (
     print_comparison,
 )
 from nwor_bench.report.comparison.text import headline, how_decided, notes, reasons
-from tests.changed_run import other_prompts, slowed, stored, with_header
-from tests.synthetic_run import change_batches, change_windows, make_run
 
 REAL = Path(__file__).parents[2] / "sweeps" / "results" / "cpu-2-cores"
 RUN = make_run(blocks=12, device="cuda", aa=True)
@@ -91,6 +91,7 @@ def test_the_output_says_which_number_decides() -> None:
     assert f"above {100 * floor:.3g} %, the noise floor" in how_decided(compare(loud))
 
 
+@pytest.mark.slow  # many comparisons
 def test_notes_tell_what_weakens_the_numbers() -> None:
     def told(new, base=BASE, **options) -> str:
         return " ".join(notes(compare_runs(base, stored(new), **options)))

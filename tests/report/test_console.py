@@ -4,15 +4,15 @@ from dataclasses import replace
 
 import pytest
 import typer
+from report_runs import faster, with_counters
 from rich.console import Console
+from synthetic_run import change_batches, make_run, save_run
 from typer.testing import CliRunner
 
 from nwor_bench.analysis.aggregate import summarise
 from nwor_bench.cli.commands.report import report
 from nwor_bench.errors import ConfigError
 from nwor_bench.report import cells_table, print_summary
-from tests.report.report_runs import faster, with_counters
-from tests.synthetic_run import change_batches, make_run, save_run
 
 
 def shown(renderable, width: int) -> list[str]:

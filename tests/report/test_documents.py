@@ -5,9 +5,11 @@ from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from plotly.offline import get_plotlyjs
+from synthetic_run import change_batches, make_run
 
 from nwor_bench.analysis.aggregate import summarise
 from nwor_bench.records.types import Verdict
@@ -29,7 +31,6 @@ from nwor_bench.report.markdown import escape, render_markdown
 from nwor_bench.report.sections.limits import limits
 from nwor_bench.report.sections.verdicts import CPU_SENTENCE, verdict_sentence
 from nwor_bench.report.text import NOT_MEASURED
-from tests.synthetic_run import change_batches, make_run
 
 VOID = {"meta", "link"}
 
@@ -337,7 +338,7 @@ def test_escaped_text_is_one_line_that_unescapes_to_itself(text):
     assert plain == " ".join(text.split())
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(text=st.text(min_size=1))
 def test_any_text_gives_a_sound_page(text):
     blocks = (Headline(text, text, "none"), Paragraph(text), Bullets((text,)), Code(text),

@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import plotly.graph_objects as go
 import pytest
+from report_runs import RUNS, faster, gpu_run, invalid, with_counters
+from synthetic_run import change_batches, change_windows, make_run
 
 from nwor_bench.analysis.aggregate import noise_floor, summarise
 from nwor_bench.analysis.dram.counters import cell_bytes
@@ -18,8 +20,6 @@ from nwor_bench.report.document import Figure, Paragraph
 from nwor_bench.report.html.page import render_html
 from nwor_bench.report.plots import plot_text, scripts
 from nwor_bench.report.sections.intervals import interval_figure
-from tests.report.report_runs import RUNS, faster, gpu_run, invalid, with_counters
-from tests.synthetic_run import change_batches, change_windows, make_run
 
 
 def figures(run: RunData) -> dict[str, Figure]:

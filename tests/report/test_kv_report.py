@@ -4,6 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from report_runs import faster
 
 from nwor_bench.analysis.aggregate import summarise
 from nwor_bench.analysis.parity.kv_result import KvResult, kv_event
@@ -14,7 +15,6 @@ from nwor_bench.report.content import build_document
 from nwor_bench.report.markdown import render_markdown
 from nwor_bench.report.sections.answers import questions
 from nwor_bench.report.sections.kv_gate import kv_blocks
-from tests.report.report_runs import faster
 
 STAGE = Cell("tiny", NworMode.STAGE, ScvMode.OFF)
 GRAPH = Cell("tiny", NworMode.STAGE, ScvMode.GRAPH)

@@ -4,13 +4,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from browser import Tab, find_browser, open_browser
+from report_runs import faster, with_counters
 
 from nwor_bench.analysis.aggregate import summarise
 from nwor_bench.report.content import build_document
 from nwor_bench.report.document import Figure, Table
 from nwor_bench.report.html.page import render_html
-from tests.report.browser import Tab, find_browser, open_browser
-from tests.report.report_runs import faster, with_counters
 
 STATE = """(() => {
   const all = (query, root = document) => [...root.querySelectorAll(query)];

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 from rich.console import Console
+from synthetic_run import change_batches, make_run, save_run, write_reports
 
 from nwor_bench.analysis.aggregate import summarise
 from nwor_bench.analysis.findings import findings
@@ -16,7 +17,6 @@ from nwor_bench.report.content import build_document
 from nwor_bench.report.markdown import escape, render_markdown
 from nwor_bench.report.sections.verdicts import verdict_sentence
 from nwor_bench.report.text import p_value
-from tests.synthetic_run import change_batches, make_run, save_run, write_reports
 
 
 @pytest.fixture

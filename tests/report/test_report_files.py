@@ -6,13 +6,13 @@ import json
 from dataclasses import replace
 
 import pytest
+from synthetic_run import change_batches, make_run, save_run, write_reports
 
 from nwor_bench.analysis.aggregate import summarise
 from nwor_bench.errors import ConfigError, StoreError
 from nwor_bench.records.store import RECORDS_FILE, read_run
 from nwor_bench.records.types import CellResult, WindowRecord
 from nwor_bench.report.files import to_csv
-from tests.synthetic_run import change_batches, make_run, save_run, write_reports
 
 # From the design's output contract.
 CELLS = """pair, nwor_mode, scv_mode, batches, windows, requests, output_tokens, draft_tokens,
@@ -32,27 +32,35 @@ def folder(tmp_path):
     return tmp_path / "run"
 
 
+@pytest.fixture(scope="module")
+def reports(tmp_path_factory):
+    """The same run's report files, for tests that only read them."""
+    folder = tmp_path_factory.mktemp("reports") / "run"
+    save_run(make_run(), folder)
+    return read_run(folder), write_reports(folder)
+
+
 def rows(path) -> list[dict[str, str]]:
     return list(csv.DictReader(io.StringIO(path.read_text(encoding="utf-8"))))
 
 
 @pytest.mark.parametrize(("name", "contract"), [("cells_csv", CELLS), ("windows_csv", WINDOWS)])
-def test_the_contracts_columns_come_first_and_in_order(folder, name, contract):
+def test_the_contracts_columns_come_first_and_in_order(reports, name, contract):
     expected = contract.replace("\n", " ").split(", ")
-    header = getattr(write_reports(folder), name).read_text().splitlines()[0].split(",")
+    header = getattr(reports[1], name).read_text().splitlines()[0].split(",")
     assert header[: len(expected)] == [column.strip() for column in expected]
     assert len(set(header)) == len(header)
 
 
-def test_every_record_is_a_row(folder):
-    run, paths = read_run(folder), write_reports(folder)
+def test_every_record_is_a_row(reports):
+    run, paths = reports
     assert len(rows(paths.cells_csv)) == 6
     assert len(rows(paths.batches_csv)) == len(run.batches)
     assert len(rows(paths.windows_csv)) == len(run.windows)
 
 
-def test_values_survive_the_csv_unrounded(folder):
-    run, paths = read_run(folder), write_reports(folder)
+def test_values_survive_the_csv_unrounded(reports):
+    run, paths = reports
     for row, batch in zip(rows(paths.batches_csv), run.batches, strict=True):
         assert float(row["latency_ms"]) == batch.latency_ms
         assert row["token_digests"].split(";") == list(batch.token_digests)
@@ -60,8 +68,8 @@ def test_values_survive_the_csv_unrounded(folder):
         assert row["parity"] == (batch.parity or "")
 
 
-def test_what_was_not_measured_is_an_empty_field(folder):
-    baseline = rows(write_reports(folder).cells_csv)[0]
+def test_what_was_not_measured_is_an_empty_field(reports):
+    baseline = rows(reports[1].cells_csv)[0]
     for name in ("ratio_to_off", "ratio_ci_low", "bytes_staged", "reason"):
         assert baseline[name] == ""
     assert baseline["nwor_total_staged"] == "0"
@@ -85,9 +93,8 @@ def test_no_records_are_a_header_alone():
     assert to_csv(WindowRecord, []).count("\n") == 1
 
 
-def test_run_json_keeps_the_header_and_gains_the_summaries(folder):
-    before = read_run(folder).header
-    after = json.loads(write_reports(folder).run_json.read_text())
+def test_run_json_keeps_the_header_and_gains_the_summaries(reports):
+    before, after = reports[0].header, json.loads(reports[1].run_json.read_text())
     assert {name: after[name] for name in before} == before
     assert [cell["verdict"] for cell in after["cells"]][:2] == ["reference", "INEFFECTIVE"]
     assert (after["violations"], after["warnings"]) == ([], [])

@@ -97,6 +97,7 @@ def stop(process: Sweep, how: signal.Signals, folder: Path) -> tuple[str, RunDat
     return out, run
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
 def test_stopped_while_it_measures(sweep: Sweep, tmp_path: Path, how: signal.Signals) -> None:
     folder = tmp_path / "run"

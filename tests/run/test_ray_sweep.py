@@ -337,6 +337,7 @@ def test_ray_is_for_sweep_files(own_surroundings: None) -> None:
         CliRunner().invoke(app, ["sweep", "--ray"], catch_exceptions=False)
 
 
+@pytest.mark.long
 @pytest.mark.engine
 def test_a_sweep_on_a_local_ray_survives_a_killed_worker(
     own_surroundings: None, monkeypatch: pytest.MonkeyPatch

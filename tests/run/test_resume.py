@@ -56,9 +56,21 @@ def go_on(engine: FakeEngine | None = None, given: Any = None, folder: Path = RU
     )  # fmt: skip
 
 
-def interrupted_at(n: int, **changes: Any) -> None:
-    code = begin(FakeEngine(failing={n: KeyboardInterrupt()}, **changes))
-    assert code is (ExitCode.CORRECTNESS_BROKEN if changes else ExitCode.INTERRUPTED)
+def interrupted_at(n: int) -> None:
+    """Leave a run that was interrupted in call n, as it was measured once for all tests."""
+    RUN.mkdir(exist_ok=True)
+    for name, content in files_of_a_run_cut_at(n).items():
+        (RUN / name).write_bytes(content)
+
+
+@cache
+def files_of_a_run_cut_at(n: int) -> dict[str, bytes]:
+    interrupt(n, ExitCode.INTERRUPTED)
+    return {path.name: path.read_bytes() for path in RUN.iterdir()}
+
+
+def interrupt(n: int, expected: ExitCode, **changes: Any) -> None:
+    assert begin(FakeEngine(failing={n: KeyboardInterrupt()}, **changes)) is expected
     assert read_run(RUN).header["status"] == "partial"
 
 
@@ -85,7 +97,9 @@ def uncut(own_surroundings: None) -> list[BatchRecord]:
     return never_cut()
 
 
-@pytest.mark.parametrize("n", [0, 1, 3, 8, 9, 17, 28])
+@pytest.mark.parametrize(
+    "n", [0, 9, 28, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 3, 8, 17))]
+)
 def test_a_resumed_run_is_the_run_that_was_never_cut(n: int, uncut: list[BatchRecord]) -> None:
     interrupted_at(n)
     engine = FakeEngine()
@@ -102,6 +116,7 @@ def test_a_resumed_run_is_the_run_that_was_never_cut(n: int, uncut: list[BatchRe
     assert [event["event"] for event in events_but_kv(run)] == ["interrupted", "resumed", *again]
 
 
+@pytest.mark.slow  # several runs
 def test_a_run_may_be_cut_again_and_again(uncut: list[BatchRecord]) -> None:
     interrupted_at(5)
     for n in (1, 3, 6):
@@ -153,7 +168,8 @@ def test_parity_is_judged_in_the_block_that_runs_again(n: int) -> None:
 
 
 def test_a_cell_that_broke_before_the_cut_stays_broken() -> None:
-    interrupted_at(12, wrong=lambda number, cell: cell.label == "stage x graph")
+    wrong = {"wrong": lambda number, cell: cell.label == "stage x graph"}
+    interrupt(12, ExitCode.CORRECTNESS_BROKEN, **wrong)
     engine = FakeEngine()
     assert go_on(engine) is ExitCode.CORRECTNESS_BROKEN
     assert "stage x graph" not in {call.cell.label for call in engine.calls}
@@ -169,7 +185,7 @@ def test_a_break_that_was_not_judged_yet_is_a_break() -> None:
     def wrong(number: int, cell: Any) -> bool:
         return number > 8 and cell.label == "stage x off"
 
-    interrupted_at(16, wrong=wrong)
+    interrupt(16, ExitCode.CORRECTNESS_BROKEN, wrong=wrong)
     path = RUN / RECORDS_FILE
     path.write_bytes(path.read_bytes().split(b'{"event":"parity_broken"')[0])
     assert go_on() is ExitCode.CORRECTNESS_BROKEN
@@ -180,6 +196,7 @@ def test_a_break_that_was_not_judged_yet_is_a_break() -> None:
     assert [batch.block for batch in run.superseded] == [1] * 7
 
 
+@pytest.mark.slow  # several long runs
 def test_a_run_that_stops_early_stops_at_the_same_block() -> None:
     """The fake's windows are exact, so the first look, after ten blocks, ends the run."""
     flags = {"ci_width": "1%", "max_blocks": 30}
@@ -207,6 +224,7 @@ class ShakyEngine(FakeEngine):
         return output
 
 
+@pytest.mark.slow  # several long runs
 def test_a_look_sees_the_blocks_up_to_it_and_no_more() -> None:
     """Thirteen blocks are narrow enough, twelve and ten are not: only looks at 10 and 12 count.
 
@@ -236,6 +254,7 @@ class WideCell(FakeEngine):
         return output
 
 
+@pytest.mark.slow  # several long runs
 def test_a_cell_that_breaks_after_a_look_was_wide_in_that_look() -> None:
     """Its interval keeps the run going at block 10; it breaks in block 11 and counts no more."""
     flags = {"ci_width": "1%", "max_blocks": 14}

@@ -23,7 +23,7 @@ from nwor_bench.run import blocks as runner
 from nwor_bench.run.prepare import PairChoice, resume_one, run_one
 from nwor_bench.workload.config import Overrides, RunSpec, load_scenario, resolve
 
-pytestmark = pytest.mark.usefixtures("own_surroundings", "ties")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("own_surroundings", "ties")]
 
 RUN = Path("run")
 CELLS, BLOCKS = 7, 2

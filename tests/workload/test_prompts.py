@@ -228,6 +228,7 @@ def test_blocks_and_seeds_differ_even_when_they_use_all_prompts() -> None:
     assert len(orders) == 16
 
 
+@pytest.mark.slow  # processes
 def test_the_first_block_is_the_same_on_every_machine() -> None:
     # Runs are compared across machines, so the choice must not hang on hashes or platforms.
     import subprocess

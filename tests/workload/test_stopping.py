@@ -76,6 +76,7 @@ def test_times_that_cannot_be_are_refused(text):
         parse_seconds("--time-budget", text)
 
 
+@pytest.mark.slow  # many simulated runs
 def test_stopping_on_width_keeps_the_coverage_and_on_the_verdict_would_not():
     """400 heavy-tailed runs of up to 100 blocks, half-width sought: 0.4 of a block's spread.
 

@@ -1,5 +1,6 @@
 """Sweep files: faults named by line, the fewest engines, every run in its folder."""
 
+import functools
 import json
 import re
 from collections.abc import Callable
@@ -68,6 +69,20 @@ def sweep(path: Path, engines: Engines, **flags: Any) -> ExitCode:
     return run_sweep(
         path, Path("out"), engine_factory=engines, check_engine=accept_arguments, **flags
     )
+
+
+@functools.cache
+def files_of_a_sweep(cut: bool) -> dict[Path, bytes]:
+    """What the small sweep leaves, whole or interrupted in its third run."""
+    sweep(Path("small.toml"), Engines({1: KeyboardInterrupt()} if cut else None))
+    return {path: path.read_bytes() for path in Path("out").rglob("*") if path.is_file()}
+
+
+def leave_a_sweep(*, cut: bool) -> None:
+    """Its folder, as it was measured once for all tests."""
+    for path, content in files_of_a_sweep(cut).items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
 
 
 def index() -> dict[str, Any]:
@@ -247,7 +262,7 @@ def test_a_dry_run_tells_cells_engines_time_and_memory_and_writes_nothing(
 
 
 def test_a_dry_run_refuses_what_the_run_would(small: Path) -> None:
-    sweep(small, Engines())
+    leave_a_sweep(cut=False)
     with pytest.raises(ConfigError, match=r"--output.*already holds a sweep"):
         run_sweep(small, Path("out"), dry_run=True)
     with pytest.raises(ConfigError, match=r"--output.*already holds a run"):
@@ -284,6 +299,7 @@ def test_a_failing_run_ends_the_sweep_and_the_index_says_so(small: Path) -> None
     assert index()["finished_at"] is None
 
 
+@pytest.mark.slow  # several runs
 def test_a_failing_run_may_be_passed_over(small: Path) -> None:
     """The engine whose batch failed serves no further run."""
     engines = Engines({0: EngineError("no luck")})
@@ -332,7 +348,7 @@ def test_ctrl_c_outside_of_measuring_is_an_interruption_too(
 
 
 def test_a_single_run_is_no_sweep(small: Path) -> None:
-    sweep(small, Engines())
+    leave_a_sweep(cut=False)
     with pytest.raises(ConfigError, match=r"--file.*holds a single run"):
         resume_sweep(Path("out") / index()["runs"][0]["folder"], small)
 
@@ -369,7 +385,7 @@ def test_a_damaged_index_is_one_message(tmp_path: Path, damage: str) -> None:
 def test_an_edited_index_is_refused_before_anything_starts(
     small: Path, change: Callable[[dict[str, Any]], object], words: str
 ) -> None:
-    sweep(small, Engines({1: KeyboardInterrupt()}))
+    leave_a_sweep(cut=True)
     content = index()
     change(content)
     Path("out/sweep.json").write_text(json.dumps(content))
@@ -380,7 +396,7 @@ def test_an_edited_index_is_refused_before_anything_starts(
 
 
 def test_a_sweep_goes_on_with_its_own_contents_only(small: Path) -> None:
-    sweep(small, Engines({1: KeyboardInterrupt()}))
+    leave_a_sweep(cut=True)
     small.write_text(SMALL.replace("batches = 3", "batches = 4"))
     with pytest.raises(ConfigError, match="begun with other contents"):
         resume_sweep(Path("out"), small, engine_factory=Engines(), check_engine=accept_arguments)
@@ -399,6 +415,7 @@ def broken_in(number: int) -> type[Engines]:
     return Broken
 
 
+@pytest.mark.slow  # several runs
 def test_wrong_numbers_are_worse_than_none(small: Path) -> None:
     engines = broken_in(3)({0: EngineError("no luck")})
     assert sweep(small, engines, continue_on_error=True) is ExitCode.CORRECTNESS_BROKEN
@@ -410,6 +427,7 @@ def test_an_interruption_of_a_broken_run_ends_the_sweep_too(small: Path) -> None
     assert [run["status"] for run in index()["runs"]] == ["interrupted"] + ["pending"] * 3
 
 
+@pytest.mark.slow  # several runs
 def test_a_sweep_that_goes_on_still_ends_with_the_worst_of_all_its_runs(small: Path) -> None:
     """The first two runs broke before the cut, the rest are fine."""
     assert sweep(small, broken_in(1)({1: KeyboardInterrupt()})) is ExitCode.INTERRUPTED
@@ -419,6 +437,7 @@ def test_a_sweep_that_goes_on_still_ends_with_the_worst_of_all_its_runs(small: P
     assert [run["exit_code"] for run in index()["runs"]] == [3, 3, 0, 0]
 
 
+@pytest.mark.slow  # several runs
 def test_a_run_that_ended_just_before_the_index_was_written_keeps_its_exit_code(
     small: Path,
 ) -> None:
@@ -434,13 +453,13 @@ def test_a_run_that_ended_just_before_the_index_was_written_keeps_its_exit_code(
 
 
 def test_a_folder_that_holds_a_sweep_is_refused(small: Path) -> None:
-    sweep(small, Engines())
+    leave_a_sweep(cut=False)
     with pytest.raises(ConfigError, match=r"--output.*already holds a sweep"):
         sweep(small, Engines())
 
 
 def test_an_index_of_another_version_is_refused(small: Path) -> None:
-    sweep(small, Engines())
+    leave_a_sweep(cut=False)
     path = Path("out/sweep.json")
     path.write_text(json.dumps({**index(), "format_version": 7}))
     with pytest.raises(StoreError, match="format_version 7 is unknown"):

@@ -37,7 +37,12 @@ def acceptance(pair: ResolvedPair) -> float:
 
 
 @pytest.mark.parametrize(
-    ("noise", "low", "high"), [(0.0, 0.95, 1.0), (0.05, 0.3, 0.9), (5.0, 0, 0.1)]
+    ("noise", "low", "high"),
+    [
+        pytest.param(0.0, 0.95, 1.0, marks=pytest.mark.long),
+        (0.05, 0.3, 0.9),
+        pytest.param(5.0, 0, 0.1, marks=pytest.mark.long),
+    ],
 )
 def test_noise_sets_the_acceptance(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, noise: float, low: float, high: float

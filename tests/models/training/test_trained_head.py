@@ -102,6 +102,7 @@ def simulated(head_folder: Path, answered: list[tuple[list[int], list[int]]]) ->
     return measure_acceptance(head, Target(pair.target, "cpu", "float32"), answered, 4, [48])[0]
 
 
+@pytest.mark.long
 def test_a_trained_head_learns_and_vllm_drafts_with_it(tmp_path: Path) -> None:
     folder = tmp_path / "training"
     begin_folder(folder, RECIPE)

@@ -268,6 +268,7 @@ def test_training_prompts_are_many_and_never_held_out() -> None:
     assert texts[:500] != [prompt.text for prompt in training_prompts(500, seed=1)]
 
 
+@pytest.mark.slow
 def test_templates_hold_enough_for_the_shipped_recipe() -> None:
     recipe = RECIPES["smollm2-eagle"]
     assert len(training_prompts(int(recipe.from_templates * SPARE) + 8, 0)) > recipe.from_templates

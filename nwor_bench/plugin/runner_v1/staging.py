@@ -1,27 +1,11 @@
-"""Staging buffers of one worker: one K and one V row a draft token in each target layer."""
-
-from dataclasses import dataclass
+"""Staging on a CPU: buffers of one K and one V row a draft token in each target layer."""
 
 import torch
 from torch import Tensor
 
 import nwor_kernels
-from nwor_bench.errors import BenchError
+from nwor_bench.plugin.staging.layers import LayerCache, StagingUnavailable
 from nwor_kernels.metadata import ERROR_FLAG, error_names
-
-
-class StagingUnavailable(BenchError):
-    """This model's layers cannot be staged; the message is the fallback reason."""
-
-
-@dataclass(frozen=True)
-class LayerCache:
-    """One target layer's cache: `kv_cache` is [blocks, kv_heads, block_size, K + V width]."""
-
-    name: str
-    kv_cache: Tensor
-    head_dim: int
-    dtype: torch.dtype
 
 
 class StagingBuffers:

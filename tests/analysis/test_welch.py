@@ -45,6 +45,7 @@ def test_without_spread_it_is_certain() -> None:
     assert unpaired_ratio(same, RatioInterval(1, 1, 1, 4, 0.95)) is None
 
 
+@pytest.mark.slow  # many simulated runs
 def test_the_truth_lies_in_the_interval_as_often_as_it_says() -> None:
     # Blocks of very unequal length, heavy-tailed noise, other prompts in each run: 2,000 pairs
     # of runs whose true change is 3 %.

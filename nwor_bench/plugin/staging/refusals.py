@@ -1,10 +1,10 @@
-"""Which configurations cannot be staged, and by which name they are refused.
+"""Which configurations cannot be staged, and the name under which each is refused.
 
-Staging holds a window's K/V from the write hook to the commit, and gives attention to a kernel of
-our own. So the hook must run in every step, what it was given must stay where it is, and a
-layer's metadata must describe the step's requests. What breaks one of these is refused by name
-before anything is staged; `of_step` looks once more at every step, for what no configuration
-tells. Attributes of vLLM 0.33 are only asked for, so that 0.32 does not need them.
+Staging holds a window's K/V from the write hook to the commit, and our own kernel does the
+attention. So the hook must run in every step, the K/V must stay in place, and a layer's metadata
+must describe the step's requests. A configuration that breaks one of these is refused by name
+before anything is staged; `of_step` checks every step for what no configuration shows. Attributes
+of vLLM 0.33 are read with a default, because 0.32 does not have them.
 """
 
 from collections.abc import Iterable, Sequence
@@ -79,7 +79,7 @@ def of_kind(layer: Any) -> str | None:
 
 
 def of_layer(layer: Any, builders: Iterable[type]) -> str | None:
-    """The fallback reason of an attention layer whose implementation alone could be staged.
+    """The fallback reason of an attention layer whose implementation is supported, or None.
 
     Args:
         layer: vLLM's attention module.

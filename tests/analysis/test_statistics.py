@@ -307,6 +307,7 @@ def test_the_fastest_of_six_equal_cells_is_held_by_the_simultaneous_interval(noi
     assert simultaneous >= 0.95
 
 
+@pytest.mark.slow  # many simulated runs
 def test_the_intervals_of_all_cells_hold_at_once():
     """What makes the choice harmless; independent cells are the hardest case of Bonferroni's."""
     logs = normal(np.random.default_rng(4), (500, 6, 8))

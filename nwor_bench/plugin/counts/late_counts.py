@@ -1,25 +1,25 @@
-"""Windows counted after the fact: the V2 runner's, and any with async scheduling.
+"""Windows counted late: the V2 runner's, and the V1 runner's with async scheduling.
 
-Accepted counts stay on the device while the engine runs: a step leaves behind the tensor that
-vLLM computed anyway, and one copy reads those of many steps. Under async scheduling the engine
-also runs windows of requests that have already finished; vLLM does not count those, and here they
-are counted apart. Which they are is known when the requests' lengths are: counts may be read
-earlier, to bound what waits on the device, but windows are recorded when they are drained.
+Accepted counts stay on the device while the engine runs: each step leaves the tensor that vLLM
+computed anyway, and one copy reads those of many steps. With async scheduling the engine also runs
+windows of requests that have already finished; vLLM does not count those, and here they are counted
+apart. The requests' lengths show which they are. So counts may be read earlier, to bound what waits
+on the device, but windows are recorded when they are drained.
 """
 
 import logging
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from nwor_bench.plugin.accumulator import Accumulator, WindowCounts, WindowTimes, per_position
-from nwor_bench.plugin.invalid_drafts import valid_drafts
+from nwor_bench.plugin.counts.accumulator import Accumulator, per_position
+from nwor_bench.plugin.counts.scheduler_output import valid_drafts
 from nwor_bench.plugin.observe.phases import Marks, durations
-from nwor_bench.records.types import SETTLING
+from nwor_bench.records.types import SETTLING, UNTIMED, WindowCounts, WindowTimes
 
 logger = logging.getLogger("vllm.nwor_bench")
 
@@ -29,31 +29,39 @@ MOST_PENDING = 2_000
 
 @dataclass(slots=True)
 class PendingStep:
-    """A step as the host knew it; `num_sampled` [requests] int32 is still on the device.
-
-    `drafts` [requests] is None for a step without drafts, which only tells how far each request
-    has come. Times on the host in seconds.
-
-    `period_s` is the time to the start of the next step. The host runs ahead of the device, so the
-    first windows behind a prefill hold what was left of that: they get no time (SETTLING).
-    `times`, where the runner has its own, stand instead of all that.
-    """
+    """A finished step whose counts are still on the device. Host times in seconds."""
 
     started: float
+    """When the step began, on the host's clock."""
     invalid_drafts: Mapping[str, int] | None = None
+    """Drafts that a grammar forbids, by request."""
     num_tokens: int = 0
+    """Tokens of the step."""
     req_ids: Sequence[str] = ()
+    """Requests of the step in batch order."""
     drafts: np.ndarray | None = None
+    """[requests] drafts of each; None for a step without drafts, which only counts tokens."""
     num_sampled: Tensor | None = None
+    """[requests] int32 on the device, tokens that each request got."""
     staged_tokens: int = 0
+    """Drafts that were staged and committed or rejected."""
     fallback_reason: str | None = None
+    """Why the window was written directly."""
     scv_path: str | None = None
+    """How acceptance was decided; see `WindowCounts`."""
     scv_fallback_reason: str | None = None
+    """Why it was not decided as the SCV mode says."""
     scv_s: float | None = None
+    """Host time of that decision."""
     hook_s: float = 0.0
+    """Host time that the hooks added."""
     period_s: float | None = None
+    """Time to the start of the next step. The host runs ahead of the device, so the first windows
+    after a prefill include the rest of that prefill: they get no time (SETTLING)."""
     marks: Marks = field(default_factory=dict)
+    """CUDA events between the window's phases, where the probe is on."""
     times: WindowTimes | None = None
+    """Times that the runner measured itself; they override the times above."""
     finished: Collection[str] = ()
     """Requests that ended before this step."""
     restarted: Mapping[str, int] = field(default_factory=dict)
@@ -82,7 +90,7 @@ class _ReadWindow:
 
 
 class LateCounts:
-    """Turns pending steps into window records when somebody asks.
+    """Turns pending steps into window records.
 
     Args:
         accumulator: receives the records.
@@ -106,11 +114,11 @@ class LateCounts:
 
     @property
     def requests_known(self) -> int:
-        """Requests whose tokens are counted: those whose end has not been read."""
+        """Requests whose tokens are still counted: their end has not been read."""
         return len(self._sampled_before)
 
     def read_with(self, tensor: Tensor, take: Callable[[list[int]], None]) -> None:
-        """Have `tensor` [n] int32, on the steps' device, read with every copy of counts."""
+        """Read `tensor` [n] int32, on the steps' device, with every copy of counts."""
         self._also, self._take_also = tensor, take
 
     def step_started(self, now: float) -> None:
@@ -120,7 +128,7 @@ class LateCounts:
             last.period_s = now - last.started
 
     def note_requests(self, finished: Collection[str], restarted: Mapping[str, int]) -> None:
-        """What the scheduler says as it sends a step (see `request_lives`)."""
+        """Note the requests that a step ends and restarts (see `scheduler_output`)."""
         if finished:
             self._finished.update(finished)
         if restarted:
@@ -141,8 +149,8 @@ class LateCounts:
         """Read the counts of all pending steps in one copy and record their windows.
 
         Args:
-            output_lengths: tokens that each finished request returned, by its outer name; None
-                where nobody knows (`vllm serve`): every window then counts.
+            output_lengths: tokens that each finished request returned, by its external name; None
+                if unknown (`vllm serve`): every window then counts.
         """
         self._read_pending()
         while self._read:
@@ -171,7 +179,7 @@ class LateCounts:
             self._sampled_before.pop(req_id, None)
 
     def _count(self, step: PendingStep, num_sampled: list[int]) -> None:
-        """Count on, and keep what the window's record needs; in the steps' order."""
+        """Add up each request's tokens, and keep what the record needs; in the steps' order."""
         self._forget(step.finished)
         self._sampled_before.update(step.restarted)
         step.finished, step.restarted, step.num_sampled = (), {}, None
@@ -186,7 +194,7 @@ class LateCounts:
             self._read.append(_ReadWindow(step, num_sampled, before, steady, phases))
 
     def _settle(self, window: _ReadWindow, lengths: dict[str, int] | None) -> None:
-        """Record one window: which of its requests had finished before it began?"""
+        """Record one window; requests that had finished before it are counted apart."""
         step = window.step
         assert step.drafts is not None
         if not window.steady:
@@ -234,7 +242,7 @@ class LateCounts:
 
 
 def external_request_id(req_id: str) -> str:
-    """A request's name as its caller gave it: vLLM appends a random suffix after a dash."""
+    """The caller's name of a request: vLLM appends a dash and a random suffix."""
     return req_id.rpartition("-")[0] or req_id
 
 
@@ -244,7 +252,8 @@ def _times(window: _ReadWindow) -> WindowTimes:
     def ms(seconds: float | None) -> float | None:
         return None if seconds is None else seconds * 1e3
 
-    return WindowTimes(
+    return replace(
+        UNTIMED,
         wall_ms=ms(step.period_s),
         hook_ms=ms(step.hook_s),
         scv_host_ms=ms(step.scv_s),
@@ -255,7 +264,7 @@ def _times(window: _ReadWindow) -> WindowTimes:
 def _read_all(counts: list[Tensor | None], also: Tensor | None) -> list[list[int]]:
     """Every step's counts as host lists, with one copy from the device.
 
-    If anything is copied, `also` comes with it, as one list more.
+    If anything is copied, `also` is copied with it and returned as one more list.
     """
     there = [tensor for tensor in counts if tensor is not None]
     if there and also is not None:

@@ -1,74 +1,41 @@
-"""What a worker remembers about its windows until the harness drains it."""
+"""Windows of one worker, kept until they are drained, and their totals."""
 
 from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from nwor_bench.records.types import WindowCounts, WindowTimes
+
 MAX_UNDRAINED = 10_000
-"""Windows kept where nobody has ever drained (`vllm serve`); older ones leave only their totals."""
+"""Windows kept where none was ever drained (`vllm serve`); of older ones only totals remain."""
 
 MAX_BETWEEN_DRAINS = 1_000_000
-"""Windows kept where somebody drains (a sweep): above an hour of windows in one batch."""
-
-
-@dataclass
-class WindowTimes:
-    """Times of one window in ms; None where a phase did not run or was not measured.
-
-    `hook_ms` is host time that the hooks added, `scv_host_ms` the validation's part of it.
-    """
-
-    wall_ms: float | None = None
-    forward_ms: float | None = None
-    sample_ms: float | None = None
-    mask_ms: float | None = None
-    commit_ms: float | None = None
-    hook_ms: float | None = None
-    scv_host_ms: float | None = None
-
-
-@dataclass
-class WindowCounts:
-    """One window's counts, as they cross the process border (a plain dict by then)."""
-
-    num_reqs: int
-    draft_tokens: int
-    accepted_tokens: int
-    staged_tokens: int = 0
-    committed_tokens: int = 0
-    rejected_tokens: int = 0
-    stage_operations: int = 0
-    uncounted_draft_tokens: int = 0
-    uncounted_accepted_tokens: int = 0
-    fallback_reason: str | None = None
-    scv_path: str | None = None
-    scv_fallback_reason: str | None = None
-    accepted_per_position: tuple[int, ...] = ()
-    drafts_per_position: tuple[int, ...] = ()
+"""Windows kept between two drains of a run: more than an hour of one batch."""
 
 
 @dataclass
 class Accumulator:
-    """Per-window records and running totals of one worker. Plain host numbers only.
-
-    `listener` is told of every window as it is added (the metrics of `vllm serve`).
-    """
+    """Per-window records and running totals of one worker. Plain host numbers only."""
 
     windows: deque[tuple[WindowCounts, WindowTimes]] = field(default_factory=deque)
+    """Windows since the last drain, oldest first."""
     totals: Counter[str] = field(default_factory=Counter)
+    """Sums over all windows, by metric name; a drain leaves them."""
     fallbacks: Counter[str] = field(default_factory=Counter)
+    """Windows that were written directly, by reason; a drain leaves them."""
     listener: Callable[[WindowCounts], None] | None = None
+    """Called with every window as it is added, for the metrics of `vllm serve`."""
     drained: bool = False
-    """True once somebody has drained, and may be expected to do so again."""
+    """True after the first drain: then more drains are expected."""
 
     @property
     def most_kept(self) -> int:
-        """How many windows wait for a drain."""
+        """Most windows that wait for a drain."""
         return MAX_BETWEEN_DRAINS if self.drained else MAX_UNDRAINED
 
     def add(self, counts: WindowCounts, times: WindowTimes) -> None:
-        """Remember one finished window."""
+        """Keep one finished window."""
         self.windows.append((counts, times))
         if len(self.windows) > self.most_kept:
             self.windows.popleft()
@@ -86,7 +53,7 @@ class Accumulator:
             self.listener(counts)
 
     def drain(self) -> list[dict[str, Any]]:
-        """Hand out the windows since the last drain, oldest first, and forget them."""
+        """Return the windows since the last drain, oldest first, and forget them."""
         drained = [{**vars(counts), **vars(times)} for counts, times in self.windows]
         self.windows.clear()
         self.drained = True

@@ -1,8 +1,8 @@
 """The life of one window: begin -> stage -> accept -> commit, or abort. Knows no vLLM.
 
-The runner hook owns the life cycle, once a window; attention only stages. Whatever goes
-wrong, the cache ends up as stock vLLM would have left it: a window is committed in every
-layer, or every draft token that was staged is written directly before anyone reads it.
+The runner hook drives the life cycle; attention only stages. After any error the cache is as stock
+vLLM would have left it: a window is committed in every layer, or every staged draft token is
+written directly before it is read.
 """
 
 import logging
@@ -17,7 +17,7 @@ from torch import Tensor
 logger = logging.getLogger("vllm.nwor_bench")
 
 NOT_FINISHED = "step_not_finished"
-"""Why a window is written directly whose step died between its calls."""
+"""Fallback reason of a window whose step died between its calls."""
 
 
 class WindowError(RuntimeError):
@@ -25,11 +25,11 @@ class WindowError(RuntimeError):
 
 
 class HeldValuesLost(WindowError):
-    """K/V that were held are no longer there: nothing can be written, the step must not go on."""
+    """Held K/V were overwritten: nothing can be written, and the step must stop."""
 
 
 class State(Enum):
-    """Where a window stands."""
+    """The states of a window."""
 
     IDLE = "idle"
     OPEN = "open"
@@ -40,21 +40,17 @@ class State(Enum):
 
 @dataclass(frozen=True)
 class WindowBatch:
-    """What the scheduler says about one window.
-
-    Attributes:
-        num_draft_tokens: drafts of each request of the batch, in batch order (0 for a
-            request that only prefills).
-        rows: [N] int64, the draft tokens' rows in the batch.
-        slots: [N] int64, their cache slots, the same for every layer.
-        direct_slots: [num_tokens] int64, the step's slots with -1 for the drafts: what is
-            written to the cache at once; None: nothing is, the whole step waits for the commit.
-    """
+    """The draft tokens of one step, and where their K/V go."""
 
     num_draft_tokens: tuple[int, ...]
+    """Drafts of each request in batch order; 0 for a request that only prefills."""
     rows: Tensor
+    """[N] int64, the staged tokens' rows in the batch."""
     slots: Tensor
+    """[N] int64, their cache slots, the same for every layer."""
     direct_slots: Tensor | None
+    """[num_tokens] int64, the slots to be written at once: the step's, with -1 for staged tokens.
+    None: the whole step waits for the commit."""
 
     @cached_property
     def total(self) -> int:
@@ -62,17 +58,17 @@ class WindowBatch:
         return sum(self.num_draft_tokens)
 
     def fits(self, accepted: Tensor) -> bool:
-        """Can this acceptance belong to this window? By default: a mask of its staged rows."""
+        """True if this acceptance has the shape of this window's: a mask of its staged rows."""
         return accepted.shape == self.slots.shape
 
 
 class Staging(Protocol):
-    """Where staged K/V is held. Methods return an empty string, or what went wrong."""
+    """Holds a window's K/V. Methods return an empty string, or why they failed."""
 
     num_layers: int
 
     def reset(self) -> None:
-        """Forget the last window, and let go of its tensors; called as each window ends."""
+        """Release the last window's tensors; called as each window ends."""
 
     def stage(self, layer: int, key: Tensor, value: Tensor, rows: Tensor) -> str:
         """Hold the rows' K/V of one layer."""
@@ -104,7 +100,7 @@ class Outcome(NamedTuple):
 
 @dataclass
 class Window:
-    """The window in flight. One object lives as long as the engine and is used again."""
+    """The window in flight; one object serves every window of an engine."""
 
     staging: Staging
     state: State = State.IDLE
@@ -221,14 +217,14 @@ class Window:
 
     @property
     def fallback_reason(self) -> str | None:
-        """Why the window in flight is written directly; None as long as it is not."""
+        """Why the window in flight is written directly; None if it is not."""
         return self._reason if self.state is State.DIRECT else None
 
     def withdraw(self, reason: str) -> None:
-        """End like the ranks of which one fell back: every draft in the cache, `reason` counted.
+        """Fall back because a rank did: write every draft to the cache and count `reason`.
 
-        What was committed is written once more with the same values, the rejected drafts with
-        it, as stock vLLM writes them.
+        Committed tokens are written again with the same values, and the rejected drafts with
+        them, as stock vLLM writes them.
         """
         if self.state not in (State.COMMITTED, State.DIRECT) or self.batch is None:
             raise WindowError(f"withdraw() while the window is {self.state.value}")
@@ -238,7 +234,7 @@ class Window:
         self._reason = reason
 
     def close(self) -> Outcome:
-        """End the window and say how it went; raises WindowError if it is not decided."""
+        """End the window and return its outcome; raises WindowError if it is not decided."""
         if self.state not in (State.COMMITTED, State.DIRECT) or self.batch is None:
             raise WindowError(f"close() while the window is {self.state.value}")
         if self.state is State.COMMITTED:
@@ -255,10 +251,7 @@ class Window:
 
 
 def close_leftover(window: Window | None) -> str | None:
-    """End the window that a step left open when it died; the reason why it fell back.
-
-    Also the reason of a step that had opened none.
-    """
+    """Close the window of a step that died; its fallback reason, also where none was open."""
     if window is None or window.batch is None:
         return NOT_FINISHED
     window.abort(NOT_FINISHED)

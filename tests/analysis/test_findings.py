@@ -5,12 +5,12 @@ from random import Random
 from typing import Any
 
 import pytest
+from synthetic_run import change_batches, change_windows, make_run
 
 from nwor_bench.analysis.aggregate import summarise
 from nwor_bench.analysis.findings import FindingKind, Severity, findings
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import BatchRecord
-from tests.synthetic_run import change_batches, change_windows, make_run
 
 GOOD = {
     "cpu_other": 0.01, "cpu_steal": 0.0, "major_faults": 0.0, "swapped_in_bytes": 0.0,

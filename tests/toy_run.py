@@ -1,5 +1,6 @@
 """One run of the toy scenario on a stand-in engine."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -49,9 +50,8 @@ class Runner:
         self.engine = engine
         self.log = Log()
         self.folder = folder
-        header = make_header(blocks_for_header(self.plan))
-        header.pop("status")
-        header["engine"] = engine.status()
+        blocks = blocks_for_header(self.plan)
+        header = replace(make_header([]), blocks=blocks, engine=engine.status())
         self.sweep = BlockRunner(
             self.plan, self.spec, engine, RunStore.create(folder, header), encode, self.log
         )
@@ -67,7 +67,3 @@ def encode(prompts: tuple[Prompt, ...]) -> list[list[int]]:
 
 def of_phase(run: RunData, phase: str) -> list[BatchRecord]:
     return [batch for batch in run.batches if batch.phase == phase]
-
-
-def cell_of(batch: BatchRecord) -> Cell:
-    return Cell(batch.pair, NworMode(batch.nwor_mode), ScvMode(batch.scv_mode), batch.arm)

@@ -11,6 +11,7 @@ import pandas as pd
 from nwor_bench.microbench.cases import OURS
 from nwor_bench.microbench.result import GoalResult, Result
 from nwor_bench.microbench.rows import COLUMNS, FORMAT_VERSION, Row, Status
+from nwor_bench.records.json_part import to_json
 from nwor_bench.records.store import write_atomically
 from nwor_bench.report.document import (
     Block,
@@ -82,7 +83,7 @@ def json_text(result: Result) -> str:
         "command": result.command,
         "elapsed_s": round(result.elapsed_s, 1),
         "device": result.facts,
-        "environment": result.environment,
+        "environment": to_json(result.environment),
         "spec": asdict(result.spec),
         "goals": goals,
         "rows": [asdict(row) for row in result.rows],
@@ -116,7 +117,7 @@ def document(result: Result) -> Document:
 def machine(result: Result) -> str:
     """Device, copy bandwidth, model shape, library versions and duration, in a few sentences."""
     facts, shape = result.facts, result.spec.shape
-    packages = result.environment.get("packages", {})
+    packages = result.environment.packages or {}
     libraries = ", ".join(
         f"{n} {packages[n]}" for n in ("torch", "triton", "vllm") if packages.get(n)
     )

@@ -7,6 +7,7 @@ from typing import Any
 
 from nwor_bench.microbench.cases import EMPTY, FLASH, L2, STOCK, LaunchMode, Spec
 from nwor_bench.microbench.rows import Row, Status
+from nwor_bench.records.environment import Environment
 
 
 class Verdict(StrEnum):
@@ -109,7 +110,7 @@ class Result:
     rows: Sequence[Row]
     command: str
     facts: dict[str, Any]
-    environment: dict[str, Any]
+    environment: Environment
     elapsed_s: float
 
     @property

@@ -18,7 +18,7 @@ from nwor_bench.plugin.observe.kv_rows import KvRows
 from nwor_bench.plugin.observe.launches import LaunchWindows
 from nwor_bench.plugin.observe.write_watch import COUNTS, WriteWatch
 from nwor_bench.plugin.runner_hook import RunnerHook
-from nwor_bench.records.types import NworMode, ScvMode
+from nwor_bench.records.types import NworMode, Phase, ScvMode
 
 register()
 
@@ -35,8 +35,8 @@ KV_ROWS = "nwor_kv_rows"
 """Attribute of a worker that holds its `KvRows`; made on first use."""
 
 COUNTERS: dict[str, type[CountedWindows] | type[LaunchWindows]] = {
-    "counters": CountedWindows,
-    "launches": LaunchWindows,
+    Phase.COUNTERS: CountedWindows,
+    Phase.LAUNCHES: LaunchWindows,
 }
 """The counters of each phase, by the name of the phase."""
 

@@ -30,5 +30,5 @@ def counters_wanted(flag: bool, resume: str | None, file: str | None) -> bool:
 def _begun_with_counters(folder: Path) -> bool:
     if (folder / INDEX_FILE).is_file():
         return SweepIndex.open(folder).sweep.settings.dram_counters
-    spec = read_header(folder).get("spec") or {}  # older runs do not have the field
+    spec = read_header(folder).spec or {}  # older runs do not have the field
     return bool(spec.get("dram_counters", False))

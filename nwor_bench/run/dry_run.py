@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from nwor_bench.engine.memory import GIB, kv_cache_bytes, needed_bytes
 from nwor_bench.instruments.device_memory import free_memory
 from nwor_bench.models.pairs import ResolvedPair
-from nwor_bench.records.types import StageBy, StageL2
+from nwor_bench.records.types import Phase, StageBy, StageL2
 from nwor_bench.report.text import plural
 from nwor_bench.run.estimate import ENGINE_START_S, duration, run_seconds, this_machine
 from nwor_bench.run.execute import Prepared
@@ -169,7 +169,7 @@ def _until(spec: RunSpec) -> list[str]:
 
 def _counted(plan: Plan, spec: RunSpec) -> list[str]:
     """The blocks that run once more for counters."""
-    names = {"counters": "DRAM counters", "launches": "launch counts"}
+    names = {Phase.COUNTERS: "DRAM counters", Phase.LAUNCHES: "launch counts"}
     parts = [
         f"{blocks} x {len(plan.cells)} for {names[phase]}"
         for phase, blocks in spec.counted_blocks.items()

@@ -16,6 +16,7 @@ from nwor_bench.instruments.versions import require_supported_vllm
 from nwor_bench.models.pairs import ResolvedPair, check_model_configs, resolve_pair
 from nwor_bench.records.finished_blocks import block_name, cut_blocks
 from nwor_bench.records.store import RUNS, RunData, check_output, default_folder, read_run
+from nwor_bench.records.types import Phase
 from nwor_bench.run import resume
 from nwor_bench.run.blocks import OnBatch
 from nwor_bench.run.dry_run import plan_lines
@@ -124,7 +125,8 @@ def resume_one(
     resume.require_resumable(run, str(folder))
     resume.check_flags(given, run.header)
     spec = resume.stored_spec(run.header)
-    choice = {name.name: run.header["choice"].get(name.name) for name in fields(PairChoice)}
+    named = run.header.choice or {}
+    choice = {name.name: named.get(name.name) for name in fields(PairChoice)}
     prepared = _ready(spec, PairChoice(**choice), console)
     if dry_run:
         _check_resumable(run, prepared, folder, console)
@@ -174,7 +176,7 @@ def _check_resumable(run: RunData, prepared: Prepared, folder: Path, console: Co
     resume.check_plan(run, prepared.plan, prepared.encode)
     for warning in run.warnings:
         console.print(f"Warning: {warning}", highlight=False, markup=False)
-    stored = len([batch for batch in run.batches if batch.phase != "warmup"])
+    stored = len([batch for batch in run.batches if batch.phase != Phase.WARMUP])
     every = len(prepared.plan.cells) * (1 + len(prepared.plan.blocks))
     cut = [block_name(block) for block in cut_blocks(run.batches, run.finished)]
     again = f"; {' and '.join(cut)} was cut and is run again whole" if cut else ""

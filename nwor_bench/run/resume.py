@@ -9,7 +9,9 @@ from pydantic import ValidationError
 
 from nwor_bench.errors import ConfigError, StoreError
 from nwor_bench.models.pairs import ResolvedPair
-from nwor_bench.records.header import check_complete
+from nwor_bench.records.engine_status import EngineStatus
+from nwor_bench.records.environment import CpuFacts, Environment
+from nwor_bench.records.header import PairFacts, RunHeader, check_complete
 from nwor_bench.records.store import RUN_FILE, RunData
 from nwor_bench.records.types import FORMAT_VERSION, NworMode, RunStatus, ScvMode, StageBy, StageL2
 from nwor_bench.run.batch_records import prompt_digest
@@ -47,11 +49,11 @@ _ENGINE = ("device", "attention_backend", "runner", "target_layers", "bytes_per_
 def require_resumable(run: RunData, folder: str) -> None:
     """Raises ConfigError for a run that is complete, or of another format version, StoreError
     for one whose header lacks what it was begun with."""
-    if run.header.get("status") == RunStatus.COMPLETE:
+    if run.header.status is RunStatus.COMPLETE:
         raise ConfigError.for_field(
             "--resume", folder, "this run is complete; `nwor-bench report` shows it"
         )
-    version = run.header.get("format_version")
+    version = run.header.format_version
     if version != FORMAT_VERSION:
         raise ConfigError.for_field(
             "--resume",
@@ -62,13 +64,13 @@ def require_resumable(run: RunData, folder: str) -> None:
     check_complete(run.header, f"{folder}/{RUN_FILE}")
 
 
-def stored_spec(header: Mapping[str, Any]) -> RunSpec:
+def stored_spec(header: RunHeader) -> RunSpec:
     """The configuration that a run was begun with; what was no choice yet has its default.
 
     Raises StoreError for a value that no run can have been begun with.
     """
     try:
-        return _spec_of(header["spec"])
+        return _spec_of(header.spec or {})
     except ValidationError as error:
         fault = error.errors()[0]
         name = ".".join(map(str, ("spec", "scenario", *fault["loc"])))
@@ -103,12 +105,13 @@ def check_spec(run: RunData, spec: RunSpec) -> None:
 
 def check_pair(run: RunData, pair: ResolvedPair) -> None:
     """Refuse models that are no longer those that the run was begun with."""
+    begun = run.header.pair or PairFacts()
     for name, value in asdict(pair).items():
-        if run.header["pair"].get(name) != value:
-            raise _differs(f"pair.{name}", value, run.header["pair"].get(name))
+        if getattr(begun, name) != value:
+            raise _differs(f"pair.{name}", value, getattr(begun, name))
 
 
-def check_flags(given: Mapping[str, Any], header: Mapping[str, Any]) -> None:
+def check_flags(given: Mapping[str, Any], header: RunHeader) -> None:
     """Refuse a flag that says otherwise than the run.
 
     Args:
@@ -121,7 +124,7 @@ def check_flags(given: Mapping[str, Any], header: Mapping[str, Any]) -> None:
     spec = stored_spec(header).to_dict()
     begun: dict[str, Any] = {name: spec["scenario"][name] for name in _SCENARIO_FLAGS}
     begun |= {name: spec[name] for name in _SPEC_FLAGS}
-    begun |= {name: (header.get("choice") or {}).get(name) for name in _PAIR_FLAGS}
+    begun |= {name: (header.choice or {}).get(name) for name in _PAIR_FLAGS}
     begun |= {name: spec[name] for name in _READ if name in spec}
     begun["time_budget"] = spec["time_budget_s"]
     begun["scenario"] = spec["scenario"]["name"]
@@ -145,7 +148,7 @@ def check_flags(given: Mapping[str, Any], header: Mapping[str, Any]) -> None:
 
 def check_plan(run: RunData, plan: Plan, encode: Encode) -> None:
     """Refuse to go on if prompts or order came out otherwise than when the run was begun."""
-    if blocks_for_header(plan) != run.header["blocks"]:
+    if blocks_for_header(plan) != run.header.blocks:
         raise ConfigError(
             "--resume: blocks: the order of cells or the choice of prompts that the configuration "
             "gives is not the one that run.json says the run was begun with; restore run.json and "
@@ -157,27 +160,31 @@ def check_plan(run: RunData, plan: Plan, encode: Encode) -> None:
             raise _differs(f"prompts of block {batch.block}", "tokens", "those of its records")
 
 
-def check_environment(run: RunData, now: Mapping[str, Any]) -> None:
+def check_environment(run: RunData, now: Environment) -> None:
     """Refuse another machine or other libraries: half a run on each is no run."""
-    begun = run.header["environment"]
-    pairs = [
-        (f"packages.{name}", begun["packages"].get(name), now["packages"].get(name))
-        for name in _ENVIRONMENT
-    ]
-    pairs.append(("cpu.model", begun["cpu"].get("model"), now["cpu"].get("model")))
-    names = [[gpu.get("name") for gpu in each.get("gpus") or []] for each in (begun, now)]
-    pairs.append(("gpus", names[0], names[1]))
-    for name, then, today in pairs:
-        if then != today:
-            raise _differs(f"environment.{name}", today, then)
+    begun = _identity(run.header.environment or Environment())
+    for name, today in _identity(now).items():
+        if begun[name] != today:
+            raise _differs(f"environment.{name}", today, begun[name])
 
 
-def check_engine(run: RunData, status: Mapping[str, Any]) -> None:
+def _identity(environment: Environment) -> dict[str, Any]:
+    """What must be the same in both halves of a run."""
+    packages, cpu = environment.packages or {}, environment.cpu or CpuFacts()
+    return {
+        **{f"packages.{name}": packages.get(name) for name in _ENVIRONMENT},
+        "cpu.model": cpu.model,
+        "gpus": [gpu.name for gpu in environment.gpus or ()],
+    }
+
+
+def check_engine(run: RunData, status: EngineStatus) -> None:
     """Refuse an engine that came up otherwise than the one that the run was begun on."""
-    begun = run.header.get("engine") or {}
-    for name in _ENGINE:
-        if name in begun and begun[name] != status.get(name):
-            raise _differs(f"engine.{name}", status.get(name), begun[name])
+    begun = run.header.engine
+    for name in _ENGINE if begun else ():
+        then, now = getattr(begun, name), getattr(status, name)
+        if begun and name not in begun.absent and then != now:
+            raise _differs(f"engine.{name}", now, then)
 
 
 def _differs(field: str, now: object, then: object) -> ConfigError:

@@ -80,7 +80,7 @@ class SweepRunner:
                 raise
             self._console.print(f"run {point.number} failed: {text}", style="red", markup=False)
         else:
-            whole = read_run(folder).header.get("status") == RunStatus.COMPLETE
+            whole = read_run(folder).header.status is RunStatus.COMPLETE
             status = DONE if whole else INTERRUPTED
             self._index.set_run(point.number, status=status, error=None, exit_code=int(code))
             code = code if whole else ExitCode.INTERRUPTED
@@ -92,7 +92,7 @@ class SweepRunner:
         source = engine.source(prepared)
         if (folder / RUN_FILE).is_file():
             run = read_run(folder)
-            if run.header.get("status") == RunStatus.COMPLETE:  # just before the index was written
+            if run.header.status is RunStatus.COMPLETE:  # just before the index was written
                 return worst_of(summarise(run))
             return resume_prepared(prepared, folder, source, self._console, **self._how)
         return run_prepared(prepared, folder, source, self._console, **self._how)

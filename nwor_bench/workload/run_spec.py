@@ -4,7 +4,7 @@ from dataclasses import dataclass, field, fields
 from itertools import product
 from typing import Any
 
-from nwor_bench.records.types import AA, Cell, NworMode, ScvMode, StageBy, StageL2
+from nwor_bench.records.types import AA, Cell, NworMode, Phase, ScvMode, StageBy, StageL2
 from nwor_bench.workload.scenario import Scenario
 from nwor_bench.workload.stopping import MAX_BLOCKS, StoppingRule
 
@@ -64,12 +64,12 @@ class RunSpec:
         return least, most
 
     @property
-    def counted_blocks(self) -> dict[str, int]:
+    def counted_blocks(self) -> dict[Phase, int]:
         """Blocks that run once more, untimed, for each kind of counters: DRAM bytes need as many
         as times do, launches are the same in every block."""
         return {
-            "counters": self.scenario.batches if self.dram_counters else 0,
-            "launches": 1 if self.launch_counts else 0,
+            Phase.COUNTERS: self.scenario.batches if self.dram_counters else 0,
+            Phase.LAUNCHES: 1 if self.launch_counts else 0,
         }
 
     def to_dict(self) -> dict[str, Any]:

@@ -1,14 +1,15 @@
 """What compare may say of two runs whose true difference is known."""
 
+import re
 from dataclasses import replace
 
 import pytest
-from changed_run import other_prompts, slowed, stored, with_header
-from synthetic_run import change_batches, change_windows, make_run
+from changed_run import other_prompts, slowed, stored
+from synthetic_run import change_batches, change_windows, make_run, with_header, with_parts
 
 from nwor_bench.analysis.comparing.compare import ChangeVerdict, Comparison, DecideBy, compare_runs
 from nwor_bench.analysis.comparing.stored_run import StoredRun
-from nwor_bench.errors import ExitCode, NotComparableError
+from nwor_bench.errors import ExitCode, NotComparableError, StoreError
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import WindowRecord
 from nwor_bench.report.comparison.text import notes
@@ -339,14 +340,25 @@ def test_what_does_not_change_the_work_is_no_reason_to_refuse(part: str, values:
 
 
 def test_what_an_older_run_did_not_record_is_unknown_not_different() -> None:
-    header = {**BASE.header, "engine": None, "scenario": {"name": "short"}, "environment": {}}
-    old = replace(STORED, header=header)
-    assert not compare(BASE, old).forced
+    old = with_parts(BASE, engine=None, scenario={"name": "short"}, environment={})
+    assert not compare(BASE, replace(STORED, header=old.header)).forced
 
 
-@pytest.mark.parametrize("gpus", [None, "H200", ["H200"], [3]])
-def test_gpus_that_were_not_recorded_as_such_are_unknown(gpus: object) -> None:
-    assert not compare(with_header(BASE, "environment", gpus=gpus)).forced
+def test_gpus_that_were_not_recorded_are_unknown() -> None:
+    assert not compare(with_header(BASE, "environment", gpus=None)).forced
+
+
+@pytest.mark.parametrize(
+    ("gpus", "words"),
+    [
+        ("H200", "environment.gpus is 'H200', not a list"),
+        (["H200"], "environment.gpus.0 is 'H200', not an object"),
+        ([{}, 3], "environment.gpus.1 is 3, not an object"),
+    ],
+)
+def test_gpus_that_are_none_are_refused_by_name(gpus: object, words: str) -> None:
+    with pytest.raises(StoreError, match=f"^run.json: {re.escape(words)}: the file was changed"):
+        with_header(BASE, "environment", gpus=gpus)
 
 
 def test_what_else_differs_is_told() -> None:

@@ -66,7 +66,7 @@ def test_a_cell_that_writes_early_is_invalid() -> None:
     )
     assert code is ExitCode.CORRECTNESS_BROKEN
     run = read_run(Path("run"))
-    broken = run.header["parity"]["broken"]
+    broken = run.header.parity.broken
     assert broken == {"stage x graph": "writes: 1 staged rows were written before their commit"}
     timed = {b.scv_mode for b in run.batches if b.phase == "timed" and b.nwor_mode == "stage"}
     assert timed == {"off", "adaptive"}  # a broken cell is not timed

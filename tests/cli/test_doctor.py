@@ -28,17 +28,18 @@ from nwor_bench.cli.doctor.hooks import check_hooks
 from nwor_bench.engine.engine import BatchOutput, Sampling
 from nwor_bench.errors import BenchError, ConfigError, EngineError, ExitCode
 from nwor_bench.instruments import environment
+from nwor_bench.records.environment import GpuFacts
 from nwor_bench.records.types import Cell, NworMode
 
-H200 = {
-    "name": "NVIDIA H200",
-    "driver": "580.65.06",
-    "compute_capability": "9.0",
-    "memory_total_bytes": 150_754_820_096,
-    "sm_clock_mhz": 1980,
-    "sm_clock_max_mhz": 1980,
-    "throttle_reasons": 1,
-}
+H200 = GpuFacts(
+    name="NVIDIA H200",
+    driver="580.65.06",
+    compute_capability="9.0",
+    memory_total_bytes=150_754_820_096,
+    sm_clock_mhz=1980,
+    sm_clock_max_mhz=1980,
+    throttle_reasons=1,
+)
 
 Packages = Callable[..., None]
 
@@ -229,7 +230,7 @@ def test_several_gpus_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_gpu_clocks(changes: dict[str, Any], state: State, words: str) -> None:
-    check = machine.check_clocks([{**H200, **changes}], None)
+    check = machine.check_clocks([replace(H200, **changes)], None)
     assert check.state is state
     assert words in check.found
 
@@ -493,7 +494,7 @@ def run(
 
 
 def a_gpu_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    facts = environment.collect() | {"gpus": [H200], "gpu_note": None}
+    facts = replace(environment.collect(), gpus=(H200,), gpu_note=None)
     monkeypatch.setattr(environment, "collect", lambda: facts)
 
 

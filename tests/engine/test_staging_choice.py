@@ -3,14 +3,13 @@
 import json
 import os
 import sys
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from fake_engine import FakeEngine, accept_arguments
-from synthetic_run import make_run
+from synthetic_run import header_of, make_run, with_header
 
 from nwor_bench.analysis.aggregate import summarise
 from nwor_bench.analysis.comparing.preconditions import blocking_differences, other_differences
@@ -50,7 +49,7 @@ def test_drafts_are_held_by_reference_unless_asked_otherwise() -> None:
     assert (asked.stage_by, asked.stage_l2) == (StageBy.COPY, StageL2.PERSIST)
     plain = json.loads(json.dumps(asked.to_dict()))
     assert (plain["stage_by"], plain["stage_l2"]) == ("copy", "persist")
-    assert resume.stored_spec({"spec": plain}) == asked
+    assert resume.stored_spec(header_of({"spec": plain})) == asked
 
 
 @pytest.mark.parametrize(
@@ -119,7 +118,7 @@ def test_a_run_goes_on_as_it_was_begun(tmp_path: Path) -> None:
     begun = spec(**COPY, max_warmup=1)
     run_one(begun, PairChoice(pair="tiny"), folder, engine_factory=lambda *_: stopped, **how)
     header = read_run(folder).header
-    assert header["spec"]["stage_by"] == "copy"
+    assert header.spec["stage_by"] == "copy"
     with pytest.raises(ConfigError, match=r"^--stage-l2: 'persist' .*begun with 'normal'"):
         resume.check_flags({"stage_l2": "persist"}, header)
     with pytest.raises(ConfigError, match=r"^--stage-by: 'reference' .*begun with 'copy'"):
@@ -132,7 +131,7 @@ def test_a_run_goes_on_as_it_was_begun(tmp_path: Path) -> None:
 def test_a_run_begun_before_there_was_a_choice_is_by_reference() -> None:
     plain = spec().to_dict()
     del plain["stage_by"], plain["stage_l2"]
-    assert resume.stored_spec({"spec": plain}) == spec()
+    assert resume.stored_spec(header_of({"spec": plain})) == spec()
 
 
 def test_a_sweep_file_names_them_under_settings(tmp_path: Path, capsys: Any) -> None:
@@ -166,9 +165,9 @@ def test_a_sweep_file_names_them_under_settings(tmp_path: Path, capsys: Any) -> 
     ],
 )
 def test_the_prediction_is_that_of_what_was_done(asked: Any, l2: Any, strategy: Any) -> None:
-    assert strategy_of({"spec": asked, "engine": {"stage_l2": l2}}) is strategy
+    assert strategy_of(header_of({"spec": asked, "engine": {"stage_l2": l2}})) is strategy
     if l2 is None:
-        assert strategy_of({"spec": asked, "engine": None}) is strategy
+        assert strategy_of(header_of({"spec": asked, "engine": None})) is strategy
 
 
 @pytest.mark.parametrize(
@@ -182,15 +181,15 @@ def test_the_prediction_is_that_of_what_was_done(asked: Any, l2: Any, strategy: 
 )
 def test_copies_that_may_not_have_stayed_are_a_finding(l2: Any, severity: Any, words: str) -> None:
     run = make_run(blocks=3, aa=True, device="cuda")
-    run = replace(run, header={**run.header, "engine": {**run.header["engine"], "stage_l2": l2}})
+    run = with_header(run, "engine", stage_l2=l2)
     found = [f for f in findings(run, summarise(run)) if f.kind is FindingKind.STAGE_L2]
     assert [f.severity for f in found] == ([] if severity is None else [severity])
     assert all(words in f.message and f.remedy for f in found)
 
 
 def test_runs_that_hold_drafts_otherwise_can_be_compared_and_it_is_told() -> None:
-    base = {"spec": {"stage_by": "reference", "stage_l2": "normal"}}
-    new = {"spec": {"stage_by": "copy", "stage_l2": "normal"}}
+    base = header_of({"spec": {"stage_by": "reference", "stage_l2": "normal"}})
+    new = header_of({"spec": {"stage_by": "copy", "stage_l2": "normal"}})
     assert blocking_differences(base, new) == []
     assert [d.field for d in other_differences(base, new)] == ["spec.stage_by"]
-    assert other_differences({"spec": {}}, new) == []
+    assert other_differences(header_of({"spec": {}}), new) == []

@@ -13,6 +13,7 @@ from nwor_bench.cli import app as cli
 from nwor_bench.errors import ConfigError, ExitCode, StoreError
 from nwor_bench.instruments import cupti_library
 from nwor_bench.models.pairs import ResolvedPair
+from nwor_bench.records.header import RunHeader
 from nwor_bench.records.store import RunStore
 from nwor_bench.run.counters_wanted import counters_wanted
 from nwor_bench.run.sweep_index import SweepIndex
@@ -27,7 +28,7 @@ FOLDER = Path("/site-packages/nvidia/cu13/lib")
 
 def begun_run(folder: Path, counters: bool) -> str:
     spec = resolve(load_scenario("short"), dram_counters=counters)
-    RunStore.create(folder, {"spec": spec.to_dict()})
+    RunStore.create(folder, RunHeader(spec=spec.to_dict()))
     return str(folder)
 
 

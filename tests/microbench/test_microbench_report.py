@@ -15,10 +15,11 @@ from nwor_bench.microbench.console import print_plan, print_result
 from nwor_bench.microbench.report import document, json_text, write_files
 from nwor_bench.microbench.result import Result
 from nwor_bench.microbench.rows import COLUMNS, FORMAT_VERSION
+from nwor_bench.records.environment import Environment
 from nwor_bench.report.markdown import render_markdown
 
 SPEC = Spec(windows=(Window(8, 4), Window(256, 8)), acceptances=(0.1,), max_rounds=5)
-ENVIRONMENT = {"packages": {"torch": "2.11.0", "triton": "3.6.0", "vllm": None}}
+ENVIRONMENT = Environment(packages={"torch": "2.11.0", "triton": "3.6.0", "vllm": None})
 
 
 @pytest.fixture(scope="module")

@@ -5,11 +5,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from changed_run import other_prompts, slowed, stored, with_header
+from changed_run import other_prompts, slowed, stored
 from rich.console import Console
-from synthetic_run import change_batches, change_windows, make_run
+from synthetic_run import change_batches, change_windows, make_run, with_header
 
 from nwor_bench.analysis.comparing.compare import DecideBy, compare_runs
+from nwor_bench.records.environment import Environment
 from nwor_bench.records.store import read_header
 from nwor_bench.report.comparison.reports import (
     comparison_json,
@@ -118,9 +119,10 @@ def test_notes_tell_what_weakens_the_numbers() -> None:
 def test_a_machine_that_was_not_recorded_is_told() -> None:
     """A run is refused on another machine; it was compared in silence on an unknown one."""
     real = read_header(REAL)
-    known = replace(BASE, header={**BASE.header, **{k: real[k] for k in ("environment", "engine")}})
+    header = replace(BASE.header, environment=real.environment, engine=real.engine)
+    known = replace(BASE, header=header)
     assert "did not record" not in " ".join(notes(compare_runs(known, known)))
-    unknown = replace(known, header={**known.header, "environment": {}})
+    unknown = replace(known, header=replace(header, environment=Environment()))
     told = " ".join(notes(compare_runs(unknown, known)))
     assert "BASE did not record its GPUs, CPU and CPU threads: the runs may differ" in told
     assert "NEW did not record" not in told
@@ -129,7 +131,7 @@ def test_a_machine_that_was_not_recorded_is_told() -> None:
 def test_other_acceptance_on_the_same_prompts_is_told() -> None:
     def accepting_less(run):
         new = stored(run)
-        key = next(key for key in new.cells if key[1:3] == ("stage", "adaptive"))
+        key = next(cell for cell in new.cells if cell.label == "stage x adaptive")
         return replace(new, cells={**new.cells, key: replace(new.cells[key], acceptance_rate=0.01)})
 
     found = notes(compare_runs(BASE, accepting_less(WORSE)))

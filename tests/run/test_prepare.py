@@ -45,7 +45,7 @@ def reported(folder: Path = Path("run")) -> tuple[RunData, pd.DataFrame]:
     assert [name for name in REPORTS if not (folder / name).is_file()] == []
     assert len(pd.read_csv(folder / "batches.csv")) == len(run.batches)
     assert len(pd.read_csv(folder / "windows.csv")) == len(run.windows)
-    assert run.header["finished_at"] is not None
+    assert run.header.finished_at is not None
     return run, pd.read_csv(folder / "cells.csv", keep_default_na=False)
 
 
@@ -53,13 +53,13 @@ def test_a_sound_session(capsys: pytest.CaptureFixture[str]) -> None:
     engine = FakeEngine()
     assert session(engine) is ExitCode.OK
     run, cells = reported()
-    assert run.header["status"] == "complete"
+    assert run.header.status == "complete"
     assert len(run.batches) == GATE_ENDS + 2 * 7
     assert list(cells["parity"]) == ["reference"] + ["exact"] * 6
     assert list(cells["arm"]) == ["", "A/A"] + [""] * 5
-    assert run.header["engine"]["start_count"] == 1
-    assert run.header["parity"]["broken"] == {}
-    assert run.header["measuring_s"] >= 0
+    assert run.header.engine.start_count == 1
+    assert run.header.parity.broken == {}
+    assert run.header.measuring_s >= 0
     assert engine.closed == 1
     text = capsys.readouterr().out
     assert "gate: 7 of 7 cells" in text
@@ -86,8 +86,8 @@ def test_broken_parity_ends_with_3() -> None:
     engine = FakeEngine(wrong=lambda number, cell: cell.label == "stage x graph")
     assert session(engine) is ExitCode.CORRECTNESS_BROKEN
     run, cells = reported()
-    assert run.header["status"] == "complete"
-    assert list(run.header["parity"]["broken"]) == ["stage x graph"]
+    assert run.header.status == "complete"
+    assert list(run.header.parity.broken) == ["stage x graph"]
     (broken,) = cells[cells.verdict == "INVALID"].to_dict("records")
     assert (broken["nwor_mode"], broken["scv_mode"], broken["batches"]) == ("stage", "graph", 0)
     assert broken["latency_ms_p50"] == broken["tokens_per_s"] == broken["ratio_to_off"] == ""
@@ -110,7 +110,7 @@ def test_an_interruption_keeps_what_was_measured(
     engine = FakeEngine(failing={n: KeyboardInterrupt()})
     assert session(engine) is ExitCode.INTERRUPTED
     run, _ = reported()
-    assert run.header["status"] == "partial"
+    assert run.header.status == "partial"
     assert len(run.batches) == n
     assert [event["event"] for event in events_but_kv(run)] == ["interrupted"]
     assert engine.closed == 1
@@ -133,7 +133,7 @@ def test_an_interruption_that_a_library_loses_ends_the_run_behind_the_batch(
 
     assert session(FakeEngine(before=lose)) is ExitCode.INTERRUPTED
     run, _ = reported()
-    assert (run.header["status"], len(run.batches)) == ("partial", 10)
+    assert (run.header.status, len(run.batches)) == ("partial", 10)
     assert signal.getsignal(which) is before
 
 
@@ -151,7 +151,7 @@ def test_an_interruption_that_the_start_of_the_engine_loses_ends_the_run() -> No
     )  # fmt: skip
     assert code is ExitCode.INTERRUPTED
     run, _ = reported()
-    assert (run.header["status"], len(run.batches), engine.closed) == ("partial", 0, 1)
+    assert (run.header.status, len(run.batches), engine.closed) == ("partial", 0, 1)
 
 
 def test_ctrl_c_is_ignored_where_the_process_was_started_to_ignore_it() -> None:
@@ -173,7 +173,7 @@ def test_sigterm_is_an_interruption_and_only_while_measuring() -> None:
 
     assert session(FakeEngine(before=stop)) is ExitCode.INTERRUPTED
     run, _ = reported()
-    assert (run.header["status"], len(run.batches)) == ("partial", 9)
+    assert (run.header.status, len(run.batches)) == ("partial", 9)
     assert signal.getsignal(signal.SIGTERM) is before
 
 
@@ -182,7 +182,7 @@ def test_an_interruption_of_a_broken_run_still_says_3() -> None:
         wrong=lambda number, cell: cell.label == "stage x off", failing={12: KeyboardInterrupt()}
     )
     assert session(engine) is ExitCode.CORRECTNESS_BROKEN
-    assert reported()[0].header["status"] == "partial"
+    assert reported()[0].header.status == "partial"
 
 
 @pytest.mark.parametrize(
@@ -194,7 +194,7 @@ def test_an_error_is_raised_after_the_reports_are_written(error: Exception) -> N
         session(engine)
     assert caught.value is error
     run, cells = reported()
-    assert run.header["status"] == "failed"
+    assert run.header.status == "failed"
     assert len(run.batches) == 10
     assert len(cells) == 7
     (event,) = events_but_kv(run)
@@ -216,7 +216,7 @@ def test_an_engine_that_does_not_start_leaves_a_failed_run(
             engine_factory=broken, check_engine=accept_arguments,
         )  # fmt: skip
     run, cells = reported()
-    assert (run.header["status"], len(run.batches), len(cells)) == ("failed", 0, 0)
+    assert (run.header.status, len(run.batches), len(cells)) == ("failed", 0, 0)
     out = capsys.readouterr().out
     assert "Nothing was measured" in out
     assert "Verdict" not in out  # no table without a line
@@ -264,7 +264,7 @@ def test_the_dry_runs_order_is_the_order_of_the_run(capsys: pytest.CaptureFixtur
     names = {line.split()[0]: line.split(maxsplit=1)[1] for line in lines if line[2:3].isdigit()}
     shown = [[names[n] for n in line.split(":")[1].split()] for line in lines[-3:]]
     session(FakeEngine())
-    assert shown == [block["order"] for block in reported()[0].header["blocks"]]
+    assert shown == [list(block.order) for block in reported()[0].header.blocks]
 
 
 @pytest.mark.parametrize(

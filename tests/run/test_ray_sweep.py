@@ -374,10 +374,9 @@ def test_a_sweep_on_a_local_ray_survives_a_killed_worker(
     assert [run["status"] for run in index["runs"]] == ["done", "done"]
     for run in index["runs"]:
         stored = read_run(Path("out") / run["folder"])
-        assert stored.header["parity"]["broken"] == {}
+        assert stored.header.parity.broken == {}
         assert sum(batch.draft_tokens for batch in stored.batches) > 0
     starts = {
-        read_run(Path("out") / run["folder"]).header["engine"]["start_count"]
-        for run in index["runs"]
+        read_run(Path("out") / run["folder"]).header.engine.start_count for run in index["runs"]
     }
     assert starts == {1}  # a process of its own for each engine

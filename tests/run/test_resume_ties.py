@@ -40,7 +40,7 @@ class TieEngine(FakeEngine):
         self.process = process
 
     def status(self) -> dict[str, Any]:
-        return super().status() | {"device": "cuda:0", "dtype": "bfloat16"}
+        return replace(super().status(), device="cuda:0", dtype="bfloat16")
 
     def generate(self, prompts: Any, sampling: Any) -> Any:
         cell, number = self.cell, len(self.calls)
@@ -96,7 +96,7 @@ def go_on(engine: FakeEngine) -> ExitCode:
 def outcome(run: RunData) -> list[tuple[str, str, int]]:
     """Parity, verdict and timed batches of every cell, as run.json tells them."""
     names = ("nwor_mode", "scv_mode", "arm", "parity", "verdict", "batches")
-    return [tuple(cell[name] for name in names) for cell in run.header["cells"]]
+    return [tuple(cell[name] for name in names) for cell in run.header.cells]
 
 
 @cache
@@ -114,8 +114,8 @@ def test_a_run_that_is_cut_and_resumed_comes_to_the_same_verdicts(cut: int) -> N
     assert begin(TieEngine(1, failing={cut: KeyboardInterrupt()})) is ExitCode.INTERRUPTED
     assert go_on(TieEngine(2)) is ExitCode.OK
     run = read_run(RUN)
-    assert run.header["status"] == "complete"
-    assert run.header["parity"]["broken"] == {}
+    assert run.header.status == "complete"
+    assert run.header.parity.broken == {}
     assert outcome(run) == expected
     assert [e for e in run.events if e["event"] == "parity_broken"] == []
 
@@ -211,7 +211,7 @@ def test_a_cell_that_broke_in_the_gate_stays_broken(cut: int) -> None:
     engine = TieEngine(2)
     assert go_on(engine) is ExitCode.CORRECTNESS_BROKEN
     run = read_run(RUN)
-    assert list(run.header["parity"]["broken"]) == [label]
+    assert list(run.header.parity.broken) == [label]
     timed = [call.cell.label for call in engine.calls[1 + (CELLS if cut < 8 else 0) :]]
     assert timed
     assert label not in timed
@@ -221,7 +221,7 @@ def test_a_break_in_the_block_that_runs_again_is_found() -> None:
     begin(TieEngine(1, failing={12: KeyboardInterrupt()}))
     engine = TieEngine(2, wrong=lambda number, cell: cell.label == "stage x graph")
     assert go_on(engine) is ExitCode.CORRECTNESS_BROKEN
-    assert list(read_run(RUN).header["parity"]["broken"]) == ["stage x graph"]
+    assert list(read_run(RUN).header.parity.broken) == ["stage x graph"]
 
 
 def test_counts_that_did_not_add_up_in_a_block_that_ran_again_are_no_less_wrong() -> None:
@@ -238,7 +238,7 @@ def test_counts_that_did_not_add_up_in_a_block_that_ran_again_are_no_less_wrong(
     RUN.rename("first")
     assert begin(cut) is ExitCode.CORRECTNESS_BROKEN
     assert go_on(TieEngine(2)) is ExitCode.CORRECTNESS_BROKEN
-    cells = {cell["verdict"]: cell["reason"] for cell in read_run(RUN).header["cells"]}
+    cells = {cell["verdict"]: cell["reason"] for cell in read_run(RUN).header.cells}
     assert "stage operations" in cells["INVALID"]
 
 
@@ -264,13 +264,13 @@ def test_a_cell_with_explained_ties_counts_in_a_look() -> None:
     not: explained ties make no cell INVALID while the run goes on."""
     flags = {"ci_width": "1%", "max_blocks": 12}
     assert begin(TieEngine(1), **flags) is ExitCode.OK
-    stopped = read_run(RUN).header["stopped"]
+    stopped = read_run(RUN).header.stopped
     assert "every ratio is known" in str(stopped)
     assert max(batch.block for batch in read_run(RUN).batches) == 10
     RUN.rename("whole")
     begin(TieEngine(1, failing={1 + 9 * CELLS: KeyboardInterrupt()}), **flags)
     assert go_on(TieEngine(2)) is ExitCode.OK
-    assert read_run(RUN).header["stopped"] == stopped
+    assert read_run(RUN).header.stopped == stopped
     assert max(batch.block for batch in read_run(RUN).batches) == 10
 
 
@@ -279,13 +279,13 @@ def test_a_run_that_is_killed_keeps_its_parity_rule() -> None:
     headers = []
 
     def look(batch: BatchRecord, windows: Any) -> None:
-        headers.append(read_run(RUN).header["parity"])
+        headers.append(read_run(RUN).header.parity)
 
     run_one(
         spec_of(), PairChoice(pair="tiny"), RUN, on_batch=look,
         engine_factory=FakeFactory(TieEngine(1)), check_engine=accept_arguments,
     )  # fmt: skip
-    assert {header["rule"] for header in headers} == {"explained"}
+    assert {header.rule for header in headers} == {"explained"}
 
 
 def test_the_report_says_what_was_run_again(capsys: pytest.CaptureFixture[str]) -> None:
@@ -294,7 +294,7 @@ def test_the_report_says_what_was_run_again(capsys: pytest.CaptureFixture[str]) 
     go_on(TieEngine(2))
     told = capsys.readouterr().out.replace("\n", " ")
     assert "block 1 (timed) was cut and is run again whole" in told
-    found = [f for f in read_run(RUN).header["findings"] if f["kind"] == "superseded"]
+    found = [f for f in read_run(RUN).header.findings if f["kind"] == "superseded"]
     assert len(found) == 1
     assert "4 batches" in found[0]["message"]
     assert "block 1 (timed)" in found[0]["message"]

@@ -216,8 +216,8 @@ def test_a_sweep_leaves_a_run_folder_each_an_index_and_a_summary(small: Path) ->
     assert {run["status"] for run in runs} == {"done"}
     for run in runs:
         data = read_run(Path("out") / run["folder"])
-        assert data.header["status"] == "complete"
-        assert data.header["scenario"]["requests"] == run["requests"]
+        assert data.header.status == "complete"
+        assert data.header.scenario["requests"] == run["requests"]
         assert {batch.requests for batch in data.batches} == {run["requests"]}
         assert (Path("out") / run["folder"] / "report.html").is_file()
     summary = pd.read_csv("out/summary.csv")

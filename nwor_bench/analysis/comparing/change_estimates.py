@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 
 from nwor_bench.analysis.cell_data import CellData
 from nwor_bench.analysis.comparing.stored_run import StoredRun
-from nwor_bench.analysis.invariants import CellKey
 from nwor_bench.analysis.paired import LATENCY_MS, WINDOW_MS, pair_times
 from nwor_bench.analysis.statistics import (
     MIN_BLOCKS,
@@ -20,6 +19,7 @@ from nwor_bench.analysis.statistics import (
     paired_ratio,
 )
 from nwor_bench.analysis.welch import from_bounds, unpaired_ratio
+from nwor_bench.records.cell import Cell
 from nwor_bench.records.types import CellResult
 
 ByBlock = Mapping[int, float]
@@ -61,15 +61,15 @@ class _Side:
     interval: RatioInterval | None
 
 
-def time_change(base: StoredRun, new: StoredRun, key: CellKey) -> Change | None:
-    """Change of the cell's time per window, or per batch if a block's windows have no time.
+def time_change(base: StoredRun, new: StoredRun, cell: Cell) -> Change | None:
+    """Change of the cell's time per window, or per batch where a block's windows have none.
 
     None if a side has no time at all, such as an INVALID cell.
     """
-    before, after = base.cells[key], new.cells[key]
+    before, after = base.cells[cell], new.cells[cell]
     if before.latency_ms_p50 is None or after.latency_ms_p50 is None:
         return None
-    ours, theirs = new.data.get(key), base.data.get(key)
+    ours, theirs = new.data.get(cell), base.data.get(cell)
     if ours is None or theirs is None:
         return _summary_change(before, after)
     same = same_blocks(theirs, ours)
@@ -102,16 +102,16 @@ def _with_windows(change: Change, base: CellData, new: CellData) -> Change:
     )
 
 
-def ratio_change(base: StoredRun, new: StoredRun, key: CellKey) -> Change | None:
+def ratio_change(base: StoredRun, new: StoredRun, cell: Cell) -> Change | None:
     """Change of the cell's ratio to off x off; None if a run has no such ratio."""
-    if base.cells[key].ratio_to_off is None or new.cells[key].ratio_to_off is None:
+    if base.cells[cell].ratio_to_off is None or new.cells[cell].ratio_to_off is None:
         return None
     for measure in (WINDOW_MS, LATENCY_MS):
-        below, above = _ratio_side(base, key, measure), _ratio_side(new, key, measure)
+        below, above = _ratio_side(base, cell, measure), _ratio_side(new, cell, measure)
         if below is not None and above is not None:
             same: Collection[int] = ()
             if below.blocks is not None and above.blocks is not None:
-                same = same_blocks(base.data[key], new.data[key])
+                same = same_blocks(base.data[cell], new.data[cell])
             return _change(measure, below, above, same)
     return None
 
@@ -164,16 +164,16 @@ def _side(values: ByBlock) -> _Side:
     return _Side(geometric_mean_ratio(numbers, ones), values, paired_ratio(numbers, ones))
 
 
-def _ratio_side(run: StoredRun, key: CellKey, measure: str) -> _Side | None:
+def _ratio_side(run: StoredRun, cell: Cell, measure: str) -> _Side | None:
     """The cell's ratio to off x off by that measure; None if the run lacks it."""
-    cell, baseline = run.data.get(key), run.baseline_of(key)
-    if cell is None or baseline is None:
-        return _summary_side(run.cells[key], measure)
+    own, baseline = run.data.get(cell), run.baseline_of(cell)
+    if own is None or baseline is None:
+        return _summary_side(run.cells[cell], measure)
     if measure == LATENCY_MS:
-        above, below = _times(cell, measure), _times(baseline, measure)
+        above, below = _times(own, measure), _times(baseline, measure)
         blocks = {b: above[b] / below[b] for b in above.keys() & below.keys()}
         return _side(blocks) if blocks else None
-    times = pair_times(cell, baseline)
+    times = pair_times(own, baseline)
     if times is None or times.compared != measure:
         return None
     ratios = [a / b for a, b in zip(times.treated, times.baseline, strict=True)]

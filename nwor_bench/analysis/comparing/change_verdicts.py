@@ -18,9 +18,8 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from nwor_bench.analysis.comparing.change_estimates import Change
-from nwor_bench.analysis.invariants import CellKey, is_baseline
 from nwor_bench.analysis.statistics import SIGNIFICANCE, holm, verdict
-from nwor_bench.records.types import AA, CellResult, Verdict, label_of
+from nwor_bench.records.types import AA, Cell, CellResult, Verdict
 
 
 class ChangeVerdict(StrEnum):
@@ -50,7 +49,7 @@ class CellChange:
     `p_value_holm` belongs to the one that decides. `outcome` is None until `change_verdicts`.
     """
 
-    key: CellKey
+    cell: Cell
     base: CellResult | None
     new: CellResult | None
     ratio: Change | None = None
@@ -62,12 +61,12 @@ class CellChange:
     @property
     def label(self) -> str:
         """Label such as `stage x graph`."""
-        return label_of(*self.key[1:])
+        return self.cell.label
 
     @property
     def is_reference(self) -> bool:
         """True for off x off."""
-        return is_baseline(self.key)
+        return self.cell.is_baseline
 
 
 def change_verdicts(
@@ -162,8 +161,8 @@ def _scv_stopped(before: CellResult, after: CellResult) -> bool:
 
 
 def _by_role(cell: CellChange, by: DecideBy) -> tuple[ChangeVerdict, str] | None:
-    if cell.key[3] == AA:
-        return ChangeVerdict.NOT_COMPARED, "it shows the changes that chance alone makes"
+    if cell.cell.arm == AA:
+        return ChangeVerdict.NOT_COMPARED, "it shows what chance does to the other changes"
     if cell.is_reference and by is DecideBy.RATIO:
         return ChangeVerdict.NOT_COMPARED, "it is the reference of the other cells' ratios"
     assert cell.base is not None

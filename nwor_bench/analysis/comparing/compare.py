@@ -19,9 +19,8 @@ from nwor_bench.analysis.comparing.preconditions import (
     other_differences,
 )
 from nwor_bench.analysis.comparing.stored_run import StoredRun
-from nwor_bench.analysis.invariants import CellKey, cell_order
 from nwor_bench.errors import ExitCode, NotComparableError
-from nwor_bench.records.types import AA, label_of
+from nwor_bench.records.cell import AA, Cell, cell_order
 
 __all__ = ["CellChange", "ChangeVerdict", "Comparison", "DecideBy", "compare_runs"]
 
@@ -81,15 +80,15 @@ def compare_runs(
         )
     if force and len(base.pairs) == len(new.pairs) == 1:
         new = new.under_pair(*base.pairs)
-    keys = sorted(base.cells.keys() | new.cells.keys(), key=cell_order)
+    every = sorted(base.cells.keys() | new.cells.keys(), key=cell_order)
     if not base.cells.keys() & new.cells.keys():
         raise NotComparableError(
             f"BASE and NEW have no cell in common: BASE has {_names(base)}; NEW has {_names(new)}"
         )
-    cells = [_matched(base, new, key) for key in keys]
+    cells = [_matched(base, new, cell) for cell in every]
     floor = None
     if decide_by is DecideBy.RATIO:
-        controls = (cell.ratio for cell in cells if cell.key[3] == AA)
+        controls = (change.ratio for change in cells if change.cell.arm == AA)
         floor = max((c.interval.distance for c in controls if c and c.interval), default=None)
     return Comparison(
         base=base,
@@ -104,11 +103,12 @@ def compare_runs(
 
 
 def _names(run: StoredRun) -> str:
-    return ", ".join(f"{key[0]}: {label_of(*key[1:])}" for key in sorted(run.cells, key=cell_order))
+    return ", ".join(f"{cell.pair}: {cell.label}" for cell in sorted(run.cells, key=cell_order))
 
 
-def _matched(base: StoredRun, new: StoredRun, key: CellKey) -> CellChange:
-    cell = CellChange(key, base.cells.get(key), new.cells.get(key))
-    if cell.base is None or cell.new is None:
-        return cell
-    return replace(cell, ratio=ratio_change(base, new, key), time=time_change(base, new, key))
+def _matched(base: StoredRun, new: StoredRun, cell: Cell) -> CellChange:
+    change = CellChange(cell, base.cells.get(cell), new.cells.get(cell))
+    if change.base is None or change.new is None:
+        return change
+    ratio, time = ratio_change(base, new, cell), time_change(base, new, cell)
+    return replace(change, ratio=ratio, time=time)

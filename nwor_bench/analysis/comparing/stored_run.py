@@ -8,18 +8,17 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
 from nwor_bench.analysis.aggregate import summarise
 from nwor_bench.analysis.cell_data import CellData, gather_cells
-from nwor_bench.analysis.invariants import CellKey, cell_key
 from nwor_bench.errors import ConfigError, StoreError
 from nwor_bench.records.csv_tables import read_table
+from nwor_bench.records.header import RunHeader
 from nwor_bench.records.lines import batch_key
 from nwor_bench.records.store import RECORDS_FILE, RUN_FILE, RunData, read_header, read_run
-from nwor_bench.records.types import BatchRecord, CellResult, RunStatus, WindowRecord
+from nwor_bench.records.types import BatchRecord, Cell, CellResult, Phase, RunStatus, WindowRecord
 
 CELLS_TABLE, BATCHES_TABLE, WINDOWS_TABLE = "cells.csv", "batches.csv", "windows.csv"
 SUMMARIES = "cell summaries"
@@ -37,30 +36,31 @@ class StoredRun:
     """
 
     folder: Path
-    header: dict[str, Any]
-    cells: dict[CellKey, CellResult]
-    data: dict[CellKey, CellData]
+    header: RunHeader
+    cells: dict[Cell, CellResult]
+    data: dict[Cell, CellData]
     source: str
     warnings: tuple[str, ...]
 
-    def baseline_of(self, key: CellKey) -> CellData | None:
+    def baseline_of(self, cell: Cell) -> CellData | None:
         """Records of off x off with the cell's pair; None if they were not kept."""
-        found = (c for k, c in self.data.items() if k[0] == key[0] and c.is_baseline)
+        own = (data for other, data in self.data.items() if other.pair == cell.pair)
+        found = (data for data in own if data.is_baseline)
         return next(found, None)
 
     @property
     def pairs(self) -> set[str]:
         """Names of its pairs; a run of `nwor-bench sweep` has one."""
-        return {key[0] for key in self.cells}
+        return {cell.pair for cell in self.cells}
 
     def under_pair(self, name: str) -> "StoredRun":
         """The run with its pair renamed, so that its cells match those of another pair."""
+        cells = [replace(result, pair=name) for result in self.cells.values()]
+        every = [replace(data, cell=replace(data.cell, pair=name)) for data in self.data.values()]
         return replace(
             self,
-            cells={(name, *k[1:]): replace(cell, pair=name) for k, cell in self.cells.items()},
-            data={
-                (name, *k[1:]): replace(cell, key=(name, *k[1:])) for k, cell in self.data.items()
-            },
+            cells={result.cell: result for result in cells},
+            data={data.cell: data for data in every},
         )
 
 
@@ -90,21 +90,21 @@ def load_stored(folder: Path) -> StoredRun:
     return StoredRun(
         folder=folder,
         header=header,
-        cells={cell_key(cell): cell for cell in cells},
-        data={cell.key: cell for cell in gather_cells(run)},
+        cells={result.cell: result for result in cells},
+        data={data.cell: data for data in gather_cells(run)},
         source=source,
         warnings=(*_status(header), *run.warnings),
     )
 
 
-def _status(header: dict[str, Any]) -> list[str]:
-    status = header.get("status")
+def _status(header: RunHeader) -> list[str]:
+    status = header.status
     if status == RunStatus.COMPLETE:
         return []
     return [f"it did not end as planned (status: {status or 'unknown'})"]
 
 
-def _from_tables(folder: Path, header: dict[str, Any]) -> tuple[RunData, str]:
+def _from_tables(folder: Path, header: RunHeader) -> tuple[RunData, str]:
     """The records in the CSV tables, and the tables' names."""
     if not (folder / BATCHES_TABLE).is_file():
         return RunData(header, (), ()), SUMMARIES
@@ -119,9 +119,9 @@ def _from_tables(folder: Path, header: dict[str, Any]) -> tuple[RunData, str]:
 
 def _require_whole(folder: Path, run: RunData, cells: Sequence[CellResult]) -> None:
     """Raise StoreError for a truncated table: the remaining blocks would pass for all of them."""
-    timed = Counter(cell_key(batch) for batch in run.batches if batch.phase == "timed")
+    timed = Counter(batch.cell for batch in run.batches if batch.phase == Phase.TIMED)
     for cell in cells:
-        found = timed[cell_key(cell)]
+        found = timed[cell.cell]
         if found != cell.batches:
             raise _cut(folder / BATCHES_TABLE, found, "timed batches", cell.batches, cell.label)
     if not (folder / WINDOWS_TABLE).is_file():
@@ -148,10 +148,10 @@ def _own_fallback(window: WindowRecord) -> WindowRecord:
     return replace(window, fallback_reason="; ".join(own) or None)
 
 
-def _summaries(folder: Path, header: dict[str, Any]) -> Sequence[CellResult]:
-    if header.get("cells"):
+def _summaries(folder: Path, header: RunHeader) -> Sequence[CellResult]:
+    if header.cells:
         try:
-            return _CELLS.validate_python(header["cells"])
+            return _CELLS.validate_python(header.cells)
         except ValidationError as error:
             first = error.errors()[0]
             place = ".".join(str(part) for part in first["loc"])

@@ -17,12 +17,8 @@ from scipy import stats
 
 from nwor_bench.analysis.dram.prediction import predicted_difference, strategy_of
 from nwor_bench.analysis.invariants import (
-    CellKey,
     accepted,
-    cell_key,
-    cell_order,
     full_windows,
-    is_baseline,
     windows_by_batch,
 )
 from nwor_bench.analysis.statistics import (
@@ -32,11 +28,12 @@ from nwor_bench.analysis.statistics import (
     SIGNIFICANCE,
     variance_inflation,
 )
+from nwor_bench.records.cell import Cell, NworMode, ScvMode, cell_order
+from nwor_bench.records.engine_status import EngineStatus
 from nwor_bench.records.lines import BatchKey, batch_key
 from nwor_bench.records.store import RunData
-from nwor_bench.records.types import SETTLING, BatchRecord, NworMode, ScvMode, WindowRecord
+from nwor_bench.records.types import SETTLING, BatchRecord, Phase, WindowRecord
 
-PHASE = "counters"
 COUNTERS = ("dram_read_bytes", "dram_write_bytes", "l2_bytes")
 
 Place = tuple[int, int, int]
@@ -73,7 +70,7 @@ class CellBytes:
     """One cell's bytes per window.
 
     Attributes:
-        cell: (pair, NWOR mode, SCV mode, arm).
+        cell: whose windows they are.
         windows, blocks: how many were counted.
         staged, accepted: mean drafts and accepted drafts of a counted window; None without one.
         amounts: bytes per window, by counter; a counter that was not read is missing.
@@ -83,7 +80,7 @@ class CellBytes:
         sampler_cost: time of a counted window over a timed one; None if one has no time.
     """
 
-    cell: CellKey
+    cell: Cell
     windows: int
     blocks: int
     staged: float | None
@@ -97,13 +94,13 @@ class CellBytes:
     @property
     def is_baseline(self) -> bool:
         """True for off x off, not for the A/A arm."""
-        return is_baseline(self.cell)
+        return self.cell.is_baseline
 
 
 def cell_bytes(run: RunData) -> list[CellBytes]:
     """One entry per counted cell, off x off first."""
-    counted = [batch for batch in run.batches if batch.phase == PHASE]
-    cells = sorted({cell_key(batch) for batch in counted}, key=cell_order)
+    counted = [batch for batch in run.batches if batch.phase == Phase.COUNTERS]
+    cells = sorted({batch.cell for batch in counted}, key=cell_order)
     windows = windows_by_batch(run)
     placed = {cell: _placed(counted, cell, windows) for cell in cells}
     compared = len(cells) - 1
@@ -112,7 +109,7 @@ def cell_bytes(run: RunData) -> list[CellBytes]:
 
 def clock_facts(run: RunData) -> list[dict[str, Any]]:
     """The worker's facts on clock offset and counter accuracy, for each counted batch."""
-    return [event for event in run.events if event.get("event") == PHASE]
+    return [event for event in run.events if event.get("event") == Phase.COUNTERS]
 
 
 def amount_of(values: Sequence[float], compared: int = 1) -> Amount:
@@ -138,11 +135,11 @@ Blocks = dict[int, dict[Place, list[WindowRecord]]]
 
 
 def _placed(
-    batches: Sequence[BatchRecord], cell: CellKey, windows: Mapping[BatchKey, list[WindowRecord]]
+    batches: Sequence[BatchRecord], cell: Cell, windows: Mapping[BatchKey, list[WindowRecord]]
 ) -> Blocks:
     blocks: Blocks = defaultdict(lambda: defaultdict(list))
     for batch in batches:
-        if cell_key(batch) != cell:
+        if batch.cell != cell:
             continue
         generated = 0
         steady = 0
@@ -163,22 +160,22 @@ def _is_full(window: WindowRecord, batch: BatchRecord) -> bool:
 
 def _of_cell(
     run: RunData,
-    cell: CellKey,
-    placed: Mapping[CellKey, Blocks],
+    cell: Cell,
+    placed: Mapping[Cell, Blocks],
     windows: Mapping[BatchKey, list[WindowRecord]],
     compared: int,
 ) -> CellBytes:
     own = placed[cell]
     flat = [w for places in own.values() for group in places.values() for w in group]
-    baseline_key = (cell[0], str(NworMode.OFF), str(ScvMode.OFF), None)
+    baseline = Cell(cell.pair, NworMode.OFF, ScvMode.OFF)
     differences: dict[str, Amount] = {}
     matched = 0
-    if cell != baseline_key and baseline_key in placed:
-        differences, matched = _differences(own, placed[baseline_key], compared)
+    if cell != baseline and baseline in placed:
+        differences, matched = _differences(own, placed[baseline], compared)
     staged = fmean([w.draft_tokens for w in flat]) if flat else None
     kept = fmean([accepted(w) for w in flat]) if flat else None
     predicted: dict[str, float] = {}
-    engine, how = run.header.get("engine") or {}, strategy_of(run.header)
+    engine, how = run.header.engine or EngineStatus(), strategy_of(run.header)
     if staged is not None and kept is not None and any(w.staged_tokens for w in flat):
         requests = fmean([w.num_reqs for w in flat])
         predicted = predicted_difference(engine, staged, kept, how, requests)
@@ -228,12 +225,12 @@ def _gap(ours: Sequence[WindowRecord], theirs: Sequence[WindowRecord], name: str
 
 
 def _sampler_cost(
-    run: RunData, cell: CellKey, windows: Mapping[BatchKey, list[WindowRecord]]
+    run: RunData, cell: Cell, windows: Mapping[BatchKey, list[WindowRecord]]
 ) -> float | None:
     """Median time of full windows in the counted batches over that in the timed ones."""
     times = []
-    for phase in (PHASE, "timed"):
-        own = [b for b in run.batches if b.phase == phase and cell_key(b) == cell]
+    for phase in (Phase.COUNTERS, Phase.TIMED):
+        own = [b for b in run.batches if b.phase == phase and b.cell == cell]
         walls = [w.wall_ms for w in full_windows(own, windows) if w.wall_ms is not None]
         times.append(median(walls) if walls else None)
     counted, timed = times

@@ -1,29 +1,28 @@
 """DRAM bytes of mode `stage`'s windows, predicted by the byte model. Pure."""
 
-from collections.abc import Mapping
-from typing import Any
-
 from nwor_bench.models.byte_model import CACHE_BITS
 from nwor_bench.models.strategies import BY_REFERENCE, COPY_IN_L2, COPY_SPILLED, DIRECT, Strategy
+from nwor_bench.records.engine_status import EngineStatus, StageL2Facts
+from nwor_bench.records.header import RunHeader
 from nwor_bench.records.types import StageBy
 
 
-def strategy_of(header: Mapping[str, Any]) -> Strategy:
-    """The byte model's strategy for the run's mode `stage` on a GPU.
+def strategy_of(header: RunHeader) -> Strategy:
+    """How the run's mode `stage` held drafts on a GPU, as the byte model knows it.
 
     Copies count as kept in L2 only if the GPU reserved enough L2 for all of them.
     """
-    if (header.get("spec") or {}).get("stage_by", StageBy.REFERENCE) == StageBy.REFERENCE:
+    if (header.spec or {}).get("stage_by", StageBy.REFERENCE) == StageBy.REFERENCE:
         return BY_REFERENCE
-    l2 = (header.get("engine") or {}).get("stage_l2") or {}
-    if l2.get("unavailable") or l2.get("hit_ratio") is None:
+    l2 = (header.engine or EngineStatus()).stage_l2 or StageL2Facts()
+    kept, buffer = l2.kept_bytes, l2.buffer_bytes
+    if l2.unavailable or kept is None or buffer is None:
         return COPY_SPILLED
-    kept = l2["hit_ratio"] * l2["window_bytes"]
-    return COPY_IN_L2 if kept >= l2["buffer_bytes"] else COPY_SPILLED
+    return COPY_IN_L2 if kept >= buffer else COPY_SPILLED
 
 
 def predicted_difference(
-    engine: Mapping[str, Any],
+    engine: EngineStatus,
     staged: float,
     accepted_tokens: float,
     strategy: Strategy = BY_REFERENCE,
@@ -40,8 +39,7 @@ def predicted_difference(
 
     Empty if the engine's sizes are unknown.
     """
-    row, dtype = engine.get("bytes_per_token"), str(engine.get("dtype"))
-    cache = str(engine.get("kv_cache_dtype", "auto"))
+    row, dtype, cache = engine.bytes_per_token, str(engine.dtype), engine.kv_cache_dtype or "auto"
     cache = dtype if cache == "auto" else cache
     if row is None or dtype not in CACHE_BITS or cache not in CACHE_BITS:
         return {}

@@ -30,7 +30,7 @@ def report(
     if github_summary:
         github_summary_file()  # refuse before anything is written
     data = read_run(run)
-    if data.header.get("status") == RunStatus.COMPLETE and not data.batches:
+    if data.header.status is RunStatus.COMPLETE and not data.batches:
         raise StoreError(
             f"{run / RECORDS_FILE}: holds no batch, but {RUN_FILE} says that the run is complete; "
             "restore it: reports from it would replace the run's tables with empty ones"

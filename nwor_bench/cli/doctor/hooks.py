@@ -4,11 +4,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Protocol
+from typing import Protocol
 
 from nwor_bench.cli.doctor.check import Check, State, what_and_remedy
 from nwor_bench.engine.engine import BatchOutput, Engine, Sampling, VllmEngine
 from nwor_bench.errors import BenchError, ConfigError
+from nwor_bench.records.engine_status import EngineStatus
 from nwor_bench.records.types import Cell, NworMode, ScvMode
 
 NAME = "hooks"
@@ -78,9 +79,9 @@ def _try_hooks(engine: HookedEngine) -> Check:
         remedy = "run the tests of the hooks (make test-fast) and report what fails"
         return Check(NAME, State.WRONG, problem, remedy, needed=True)
     what = (
-        f"{status['runner']} runner, {status['target_layers']} target layers: attached "
-        f"({len(staged.windows)} windows staged, same tokens), detached, attached again; "
-        f"engine start {status['start_seconds']:.0f} s"
+        f"{status.runner} runner, {status.target_layers} target layers: attached "
+        f"({len(staged.windows)} windows staged, tokens as without), undone, attached again; "
+        f"engine start {status.start_seconds or 0:.0f} s"
     )
     return Check(NAME, State.OK, what, needed=True)
 
@@ -90,15 +91,15 @@ def _run(engine: HookedEngine, cell: Cell) -> BatchOutput:
     return engine.generate(PROMPTS, SAMPLING)
 
 
-def _problem(batches: _Batches, status: dict[str, Any]) -> str | None:
+def _problem(batches: _Batches, status: EngineStatus) -> str | None:
     """The fault that the batches show; None if there is none."""
     if not batches.stock.windows:
         return "the hooks saw no window, although the batch drafts"
     for batch in (batches.staged, batches.again):
         if not any(window["staged_tokens"] for window in batch.windows):
             reasons = {window["fallback_reason"] for window in batch.windows} - {None}
-            reason = status.get("staging_unavailable") or ", ".join(sorted(reasons))
-            return f"mode stage staged nothing: {reason or 'no reason given'}"
+            told = status.staging_unavailable or ", ".join(sorted(reasons))
+            return f"mode stage staged nothing: {told or 'no reason given'}"
     if batches.undone.windows:
         return "the hooks were detached and still saw windows"
     if not batches.undone.counters.num_drafts:

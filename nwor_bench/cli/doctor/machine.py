@@ -1,15 +1,16 @@
 """Checks of GPU, driver, clocks and memory."""
 
-from typing import Any
+from collections.abc import Sequence
 
 from nwor_bench.cli.doctor.check import Check, State
 from nwor_bench.cli.doctor.software import is_cpu_build
 from nwor_bench.engine.memory import GIB, RUNTIME_BYTES
 from nwor_bench.instruments.conditions import throttle_names
 from nwor_bench.instruments.device_memory import free_memory
+from nwor_bench.records.environment import GpuFacts
 
-Gpus = list[dict[str, Any]]
-"""GPUs as listed by `environment.collect()`."""
+Gpus = Sequence[GpuFacts]
+"""As `environment.collect()` lists them."""
 
 
 def check_gpu(gpus: Gpus, note: str | None) -> Check:
@@ -22,9 +23,9 @@ def check_gpu(gpus: Gpus, note: str | None) -> Check:
         return Check("GPU", State.MISSING, note or "none", remedy, needed=True)
     first = gpus[0]
     many = "" if len(gpus) == 1 else f"{len(gpus)} x "
-    memory = first["memory_total_bytes"]
+    memory = first.memory_total_bytes
     size = "" if memory is None else f", {memory / GIB:.0f} GiB"
-    what = f"{many}{first['name']}{size}, compute capability {first['compute_capability']}"
+    what = f"{many}{first.name}{size}, compute capability {first.compute_capability}"
     if is_cpu_build():
         remedy = "install vLLM's CUDA build to use it: make clean venv DEVICE=cuda"
         return Check("GPU", State.WRONG, f"{what}; vLLM's CPU build does not use it", remedy)
@@ -34,8 +35,8 @@ def check_gpu(gpus: Gpus, note: str | None) -> Check:
 def check_driver(gpus: Gpus) -> Check:
     """The driver's version; PyTorch's check shows which CUDA it supports."""
     if not gpus:
-        return Check("driver", State.MISSING, "no GPU", "see GPU")
-    return Check("driver", State.OK, str(gpus[0]["driver"]))
+        return Check("driver", State.MISSING, "no GPU to drive", "see GPU")
+    return Check("driver", State.OK, str(gpus[0].driver))
 
 
 def check_clocks(gpus: Gpus, governor: str | None) -> Check:
@@ -43,11 +44,11 @@ def check_clocks(gpus: Gpus, governor: str | None) -> Check:
     if not gpus:
         return _check_governor(governor)
     first = gpus[0]
-    if first["sm_clock_mhz"] is None:
-        remedy = "nothing to do; reports will show no clocks"
-        return Check("clocks", State.MISSING, "this GPU does not report its clocks", remedy)
-    what = f"SM {first['sm_clock_mhz']} of {first['sm_clock_max_mhz']} MHz"
-    held = sorted({name for gpu in gpus for name in throttle_names(gpu["throttle_reasons"])})
+    if first.sm_clock_mhz is None:
+        remedy = "nothing to do; reports show no clocks here"
+        return Check("clocks", State.MISSING, "this GPU does not tell its clocks", remedy)
+    what = f"SM {first.sm_clock_mhz} of {first.sm_clock_max_mhz} MHz"
+    held = sorted({name for gpu in gpus for name in throttle_names(gpu.throttle_reasons)})
     if held:
         remedy = "let it cool or raise its power limit; timings are slow and noisy until then"
         return Check("clocks", State.WRONG, f"{what}, throttled: {', '.join(held)}", remedy)

@@ -12,6 +12,7 @@ from rich.text import Text
 from nwor_bench.analysis.comparing.change_estimates import Change
 from nwor_bench.analysis.comparing.compare import CellChange, ChangeVerdict, Comparison
 from nwor_bench.analysis.comparing.stored_run import StoredRun
+from nwor_bench.records.environment import Environment, GitState
 from nwor_bench.records.types import to_dict
 from nwor_bench.report.comparison import text as words
 from nwor_bench.report.document import Bullets, Document, Paragraph, Section, table
@@ -131,41 +132,31 @@ def _bullet(text: str) -> Table:
 
 
 def _origin(run: StoredRun) -> str:
+    environment = run.header.environment or Environment()
     parts = [f"is {run.folder.name}"]
     for name, value in (
-        ("begun", run.header.get("started_at")),
-        ("nwor-bench", _nested(run, "environment", "packages", "nwor-bench")),
-        ("git", _nested(run, "environment", "git", "revision")),
+        ("begun", run.header.started_at),
+        ("nwor-bench", (environment.packages or {}).get("nwor-bench")),
+        ("git", (environment.git or GitState()).revision),
     ):
         if value is not None:
             parts.append(f"{name} {value}")
     return ", ".join(parts)
 
 
-def _nested(run: StoredRun, *path: str) -> Any:
-    value: Any = run.header
-    for name in path:
-        value = (value or {}).get(name)
-    return value
-
-
 def _run(run: StoredRun) -> dict[str, Any]:
     return {
         "folder": str(run.folder),
-        "started_at": run.header.get("started_at"),
-        "status": run.header.get("status"),
+        "started_at": run.header.started_at,
+        "status": run.header.status,
         "read_from": run.source,
         "warnings": list(run.warnings),
     }
 
 
 def _cell(cell: CellChange) -> dict[str, Any]:
-    pair, nwor_mode, scv_mode, arm = cell.key
     return {
-        "pair": pair,
-        "nwor_mode": nwor_mode,
-        "scv_mode": scv_mode,
-        "arm": arm,
+        **cell.cell.names,
         "outcome": str(cell.outcome),
         "reason": cell.reason,
         "p_value_holm": cell.p_value_holm,

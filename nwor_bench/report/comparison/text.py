@@ -29,8 +29,8 @@ _PHRASES = {
 
 def name_of(cell: CellChange, comparison: Comparison) -> str:
     """The cell's label, with its pair if there are several pairs."""
-    pairs = {each.key[0] for each in comparison.cells}
-    return cell.label if len(pairs) == 1 else f"{cell.key[0]}: {cell.label}"
+    pairs = {each.cell.pair for each in comparison.cells}
+    return cell.label if len(pairs) == 1 else f"{cell.cell.pair}: {cell.label}"
 
 
 def headline(comparison: Comparison) -> str:

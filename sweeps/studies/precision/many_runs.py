@@ -26,7 +26,7 @@ def one_thread() -> None:
     wait is most of the noise (seen: 12 % a batch on two threads, 5 % on one). Call it before
     vLLM is imported. A GPU's host is left as any sweep has it.
     """
-    if collect()["gpus"]:
+    if collect().gpus:
         return
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", str(min(os.sched_getaffinity(0))))
@@ -109,7 +109,7 @@ class ManyRuns:
 
         run_prepared(prepared, folder, source, self._quiet)
         data = read_run(folder)
-        if data.header["status"] != "complete":
+        if data.header.status != "complete":
             raise KeyboardInterrupt
         return data, summarise(data)
 

@@ -135,9 +135,9 @@ def test_a_trained_head_learns_and_vllm_drafts_with_it(tmp_path: Path) -> None:
         code = run_one(spec, choice, tmp_path / "run", engine_factory=Recording)
     assert code is ExitCode.OK  # the gate compared the tokens of off and stage
     run = read_run(tmp_path / "run")
-    assert run.header["pair"]["method"] == "eagle"
-    assert run.header["parity"]["rule"] == "exact"
-    assert run.header["parity"]["broken"] == {}
+    assert run.header.pair.method == "eagle"
+    assert run.header.parity.rule == "exact"
+    assert run.header.parity.broken == {}
 
     prompts, output = outputs[-1]
     answered = [(list(p), list(ids)) for p, ids in zip(prompts, output.token_ids, strict=True)]

@@ -234,6 +234,6 @@ def test_a_tool_that_cannot_run_is_one_message_where_it_exports(folder: Path) ->
     (folder / "bin" / "nsys").write_bytes(b"no program\0")
     (folder / "bin" / "nsys").chmod(0o755)
     (folder / "here" / "x.nsys-rep").write_text("report")
-    with pytest.raises(ConfigError, match=r"^profile nsys: .*Exec format.*; install Nsight"):
+    with pytest.raises(ConfigError, match=r"^profile nsys: .*Exec format.*; reinstall Nsight"):
         raise invoke("--read", "x.nsys-rep").exception
     assert names(folder) == ["x.nsys-rep"]

@@ -371,7 +371,7 @@ def test_resuming_needs_the_same_values(tmp_path: Path) -> None:
     recipe = dataclasses.replace(TINY, epochs=2)
     begin_folder(folder, recipe)
     assert resumed_recipe(folder, "tiny-eagle", {"epochs": 2, "seed": None}) == recipe
-    with pytest.raises(ConfigError, match=r"--epochs: 3 .* begun with 2"):
+    with pytest.raises(ConfigError, match=r"--epochs: 3 .* training uses 2"):
         resumed_recipe(folder, "tiny-eagle", {"epochs": 3})
     with pytest.raises(ConfigError, match="is tiny-eagle"):
         resumed_recipe(folder, "smollm2-eagle", {})

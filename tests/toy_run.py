@@ -10,7 +10,7 @@ from synthetic_run import make_header
 from nwor_bench.records.store import RunData, RunStore, read_run
 from nwor_bench.records.types import BatchRecord, Cell, NworMode, ScvMode
 from nwor_bench.run.blocks import BlockRunner
-from nwor_bench.workload.config import Overrides, RunSpec, resolve
+from nwor_bench.workload.config import RunSpec, resolve
 from nwor_bench.workload.prompts import Prompt
 from nwor_bench.workload.scenario import Scenario
 from nwor_bench.workload.schedule import Plan, blocks_for_header, make_plan
@@ -45,7 +45,7 @@ class Runner:
     def __init__(self, folder: Path, engine: FakeEngine, **overrides: Any) -> None:
         warmup = overrides.get("warmup", SCENARIO.warmup)
         flags = {"max_warmup": warmup, **{f: overrides.pop(f) for f in FLAGS & overrides.keys()}}
-        self.spec: RunSpec = resolve(SCENARIO, Overrides(**overrides), **flags)
+        self.spec: RunSpec = resolve(SCENARIO, **overrides, **flags)
         self.plan: Plan = make_plan(self.spec, "toy", POOL)
         self.engine = engine
         self.log = Log()

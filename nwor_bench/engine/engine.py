@@ -155,9 +155,7 @@ class VllmEngine:
     def __init__(self, pair: ResolvedPair, spec: RunSpec, log: Path | None = None):
         self._log = log
         started = time.perf_counter()
-        set_environment(
-            spec.dtype or pair.dtype, spec.tensor_parallel_size, spec.stage_by, spec.stage_l2
-        )
+        set_environment(spec.dtype or pair.dtype, spec.tensor_parallel_size, spec.worker_variables)
         with log_to_file(log):
             self._llm = start_llm(pair, spec)
         self.start_seconds = time.perf_counter() - started

@@ -1,4 +1,4 @@
-"""Conduct a sweep that has been checked: engine, batches, records, reports, however it ends."""
+"""Run one prepared run: engine, batches, records; write reports even after a failure."""
 
 import shlex
 import sys
@@ -26,14 +26,12 @@ from nwor_bench.run import resume
 from nwor_bench.run.blocks import BlockRunner, OnBatch
 from nwor_bench.run.interrupts import Interrupts, heed_interrupts
 from nwor_bench.run.progress import Progress, make_progress
+from nwor_bench.run.run_options import DEFAULT_OPTIONS, Publish, RunOptions
 from nwor_bench.workload.config import RunSpec
 from nwor_bench.workload.prompts import Encode
 from nwor_bench.workload.schedule import Plan, blocks_for_header
 
 EngineFactory = Callable[[ResolvedPair, RunSpec, Path | None], Engine]
-
-Publish = Callable[[str], None]
-"""Takes a report in Markdown to wherever else it is wanted."""
 
 
 @dataclass(frozen=True)
@@ -73,17 +71,15 @@ def run_prepared(
     folder: Path,
     source: EngineSource,
     console: Console,
+    options: RunOptions = DEFAULT_OPTIONS,
     *,
-    verbose: bool = False,
     resumed: RunData | None = None,
-    on_batch: OnBatch | None = None,
     in_sweep: bool = False,
-    publish: Publish | None = None,
 ) -> ExitCode:
     """Measure into `folder`, a new one or that of the run `resumed`, and write the reports.
 
-    `on_batch` is told of every batch once it is stored. A run `in_sweep` leaves it to the sweep
-    to say how to go on if it does not end as planned. `publish` is given report.md.
+    A run `in_sweep` leaves it to the sweep to publish, and to say how to go on if the run does not
+    end as planned.
     """
     plan, pair = prepared.plan, prepared.pair
     if resumed is None:
@@ -94,7 +90,7 @@ def run_prepared(
             store.append_event(
                 {"event": "resumed", "at": _now(), "warnings": list(resumed.warnings)}
             )
-        log = None if verbose else folder / "engine.log"
+        log = None if options.verbose else folder / "engine.log"
 
         def measure(progress: Progress, interrupts: Interrupts) -> None:
             progress.say(f"vLLM with {pair.name} (log: {log or 'this terminal'})")
@@ -112,7 +108,7 @@ def run_prepared(
                     prepared.encode,
                     progress,
                     monitor,
-                    _and_then(on_batch, interrupts.check),
+                    _and_then(options.on_batch, interrupts.check),
                 )
                 _measure(sweep, status, store, progress)
                 # Staging captured its graphs on the way: what they took is known only now.
@@ -121,7 +117,7 @@ def run_prepared(
         total = plan.num_batches + sum(prepared.spec.counted_blocks.values()) * len(plan.cells)
         with make_progress(console, plan.cells, total) as progress, heed_interrupts() as interrupts:
             status, failure = _guarded(measure, store, progress, interrupts)
-        code = _finish(store, status, console, publish)
+        code = _finish(store, status, console, None if in_sweep else options.publish)
         if status is not RunStatus.COMPLETE and not in_sweep:
             say_how_to_go_on(folder, console)
     if failure is not None:

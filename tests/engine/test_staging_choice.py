@@ -22,8 +22,9 @@ from nwor_bench.records.store import read_run
 from nwor_bench.records.types import StageBy, StageL2
 from nwor_bench.run import resume
 from nwor_bench.run.prepare import PairChoice, resume_one, run_one
+from nwor_bench.run.run_options import RunOptions
 from nwor_bench.run.sweep_prepare import check_flags, run_sweep
-from nwor_bench.workload.config import Overrides, RunSpec, load_scenario, resolve
+from nwor_bench.workload.config import RunSpec, load_scenario, resolve
 from nwor_bench.workload.sweep_file import Settings, SweepFile, load_sweep
 from nwor_bench.workload.sweep_points import make_points
 
@@ -39,7 +40,7 @@ pytestmark = pytest.mark.usefixtures("own_surroundings")
 
 
 def spec(**changes: Any) -> RunSpec:
-    return resolve(load_scenario("short"), Overrides(requests=2, batches=3), **changes)
+    return resolve(load_scenario("short"), requests=2, batches=3, **changes)
 
 
 def test_drafts_are_held_by_reference_unless_asked_otherwise() -> None:
@@ -73,7 +74,7 @@ def test_without_a_gpu_there_is_one_message_and_nothing_starts(
 ) -> None:
     monkeypatch.setattr(engine_config, "on_cpu", lambda: True)
     with pytest.raises(ConfigError, match=r"^--stage-by: 'copy' .*no CUDA device here") as refusal:
-        run_one(spec(**asked), PairChoice(pair="tiny"), tmp_path / "run")
+        run_one(spec(**asked), PairChoice(pair="tiny"), RunOptions(output=tmp_path / "run"))
     assert "\n" not in str(refusal.value)
     assert not (tmp_path / "run").exists()
 
@@ -95,7 +96,7 @@ def test_the_workers_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     for changes, told in (({}, ("reference", "normal")), (PERSIST, ("copy", "persist"))):
         monkeypatch.setattr(os, "environ", {})
         asked = spec(**changes)
-        engine_config.set_environment("bfloat16", 1, asked.stage_by, asked.stage_l2)
+        engine_config.set_environment("bfloat16", 1, asked.worker_variables)
         names = ("VLLM_NWOR_STAGE_BY", "VLLM_NWOR_STAGE_L2")
         assert tuple(os.environ[name] for name in names) == told
 
@@ -116,7 +117,13 @@ def test_a_run_goes_on_as_it_was_begun(tmp_path: Path) -> None:
     how: dict[str, Any] = {"check_engine": accept_arguments}
     stopped = FakeEngine(failing={9: KeyboardInterrupt()})
     begun = spec(**COPY, max_warmup=1)
-    run_one(begun, PairChoice(pair="tiny"), folder, engine_factory=lambda *_: stopped, **how)
+    run_one(
+        begun,
+        PairChoice(pair="tiny"),
+        RunOptions(output=folder),
+        engine_factory=lambda *_: stopped,
+        **how,
+    )
     header = read_run(folder).header
     assert header.spec["stage_by"] == "copy"
     with pytest.raises(ConfigError, match=r"^--stage-l2: 'persist' .*begun with 'normal'"):
@@ -139,7 +146,7 @@ def test_a_sweep_file_names_them_under_settings(tmp_path: Path, capsys: Any) -> 
     path.write_text('[axes]\npairs = ["tiny"]\n[settings]\nstage_by = "copy"\nstage_l2 = "persist"')
     (point,) = make_points(load_sweep(path))
     assert (point.spec.stage_by, point.spec.stage_l2) == (StageBy.COPY, StageL2.PERSIST)
-    assert run_sweep(path, dry_run=True) is ExitCode.OK
+    assert run_sweep(path, RunOptions(dry_run=True)) is ExitCode.OK
     assert "mode stage: by copy, kept in L2" in capsys.readouterr().out.splitlines()
     path.write_text('[settings]\nstage_by = "copies"')
     with pytest.raises(ConfigError, match=r"it\.toml:2: settings\.stage_by: 'copies'"):

@@ -17,7 +17,8 @@ from nwor_bench.models.pairs import ResolvedPair
 from nwor_bench.records.store import RunData, read_run
 from nwor_bench.run.interrupts import heed_interrupts
 from nwor_bench.run.prepare import PairChoice, run_one
-from nwor_bench.workload.config import Overrides, RunSpec, load_scenario, resolve
+from nwor_bench.run.run_options import RunOptions
+from nwor_bench.workload.config import RunSpec, load_scenario, resolve
 
 REPORTS = ("run.json", "cells.csv", "batches.csv", "windows.csv", "report.md", "report.html")
 pytestmark = pytest.mark.usefixtures("own_surroundings")
@@ -26,14 +27,14 @@ GATE_ENDS = 1 + 7  # one warm-up, six cells and the A/A arm
 
 def spec_of(**overrides: Any) -> RunSpec:
     small = {"requests": 2, "batches": 2, "max_new_tokens": 6, **overrides}
-    return resolve(load_scenario("short"), Overrides(**small), max_warmup=1)
+    return resolve(load_scenario("short"), **small, max_warmup=1)
 
 
 def session(engine: FakeEngine, output: Path | None = Path("run"), **overrides: Any) -> ExitCode:
     return run_one(
         spec_of(**overrides),
         PairChoice(pair="tiny"),
-        output,
+        RunOptions(output=output),
         engine_factory=FakeFactory(engine),
         check_engine=accept_arguments,
     )
@@ -146,9 +147,12 @@ def test_an_interruption_that_the_start_of_the_engine_loses_ends_the_run() -> No
         return engine
 
     code = run_one(
-        spec_of(), PairChoice(pair="tiny"), Path("run"),
-        engine_factory=start, check_engine=accept_arguments,
-    )  # fmt: skip
+        spec_of(),
+        PairChoice(pair="tiny"),
+        RunOptions(output=Path("run")),
+        engine_factory=start,
+        check_engine=accept_arguments,
+    )
     assert code is ExitCode.INTERRUPTED
     run, _ = reported()
     assert (run.header.status, len(run.batches), engine.closed) == ("partial", 0, 1)
@@ -212,9 +216,12 @@ def test_an_engine_that_does_not_start_leaves_a_failed_run(
 
     with pytest.raises(EngineError, match="no luck"):
         run_one(
-            spec_of(), PairChoice(pair="tiny"), Path("run"),
-            engine_factory=broken, check_engine=accept_arguments,
-        )  # fmt: skip
+            spec_of(),
+            PairChoice(pair="tiny"),
+            RunOptions(output=Path("run")),
+            engine_factory=broken,
+            check_engine=accept_arguments,
+        )
     run, cells = reported()
     assert (run.header.status, len(run.batches), len(cells)) == ("failed", 0, 0)
     out = capsys.readouterr().out
@@ -229,9 +236,12 @@ def test_what_vllm_refuses_leaves_no_run_folder() -> None:
     factory = FakeFactory()
     with pytest.raises(ConfigError, match="vLLM refuses"):
         run_one(
-            spec_of(), PairChoice(pair="tiny"), Path("run"),
-            engine_factory=factory, check_engine=refuse,
-        )  # fmt: skip
+            spec_of(),
+            PairChoice(pair="tiny"),
+            RunOptions(output=Path("run")),
+            engine_factory=factory,
+            check_engine=refuse,
+        )
     assert factory.starts == 0
     assert not Path("run").exists()
 
@@ -241,9 +251,12 @@ def test_a_dry_run_starts_and_writes_nothing(capsys: pytest.CaptureFixture[str])
         raise AssertionError("something was started")
 
     code = run_one(
-        spec_of(batches=3, seed=2), PairChoice(pair="tiny"), None,
-        dry_run=True, engine_factory=refuse, check_engine=refuse,
-    )  # fmt: skip
+        spec_of(batches=3, seed=2),
+        PairChoice(pair="tiny"),
+        RunOptions(dry_run=True),
+        engine_factory=refuse,
+        check_engine=refuse,
+    )
     assert code is ExitCode.OK
     assert list(Path.cwd().iterdir()) == []
     lines = capsys.readouterr().out.splitlines()
@@ -259,7 +272,7 @@ def test_a_dry_run_starts_and_writes_nothing(capsys: pytest.CaptureFixture[str])
 
 
 def test_the_dry_runs_order_is_the_order_of_the_run(capsys: pytest.CaptureFixture[str]) -> None:
-    run_one(spec_of(), PairChoice(pair="tiny"), None, dry_run=True)
+    run_one(spec_of(), PairChoice(pair="tiny"), RunOptions(dry_run=True))
     lines = capsys.readouterr().out.splitlines()
     names = {line.split()[0]: line.split(maxsplit=1)[1] for line in lines if line[2:3].isdigit()}
     shown = [[names[n] for n in line.split(":")[1].split()] for line in lines[-3:]]

@@ -29,7 +29,8 @@ from nwor_bench.records.store import (
 from nwor_bench.records.types import BatchRecord
 from nwor_bench.run import resume
 from nwor_bench.run.prepare import PairChoice, resume_one, run_one
-from nwor_bench.workload.config import Overrides, RunSpec, load_scenario, resolve
+from nwor_bench.run.run_options import RunOptions
+from nwor_bench.workload.config import RunSpec, load_scenario, resolve
 
 pytestmark = pytest.mark.usefixtures("own_surroundings")
 
@@ -38,15 +39,18 @@ WHOLE = 7 + 3 * 7  # the gate and three blocks of six cells and the A/A arm
 
 
 def spec_of(**flags: Any) -> RunSpec:
-    overrides = Overrides(requests=2, batches=3, max_new_tokens=6)
-    return resolve(load_scenario("short"), overrides, **{"max_warmup": 1, **flags})
+    overrides = {"requests": 2, "batches": 3, "max_new_tokens": 6}
+    return resolve(load_scenario("short"), **overrides, **{"max_warmup": 1, **flags})
 
 
 def begin(engine: FakeEngine, **flags: Any) -> ExitCode:
     return run_one(
-        spec_of(**flags), PairChoice(pair="tiny"), RUN,
-        engine_factory=FakeFactory(engine), check_engine=accept_arguments,
-    )  # fmt: skip
+        spec_of(**flags),
+        PairChoice(pair="tiny"),
+        RunOptions(output=RUN),
+        engine_factory=FakeFactory(engine),
+        check_engine=accept_arguments,
+    )
 
 
 def go_on(engine: FakeEngine | None = None, given: Any = None, folder: Path = RUN) -> ExitCode:

@@ -21,7 +21,8 @@ from nwor_bench.records.store import RECORDS_FILE, RunData, read_run
 from nwor_bench.records.types import BatchRecord
 from nwor_bench.run import blocks as runner
 from nwor_bench.run.prepare import PairChoice, resume_one, run_one
-from nwor_bench.workload.config import Overrides, RunSpec, load_scenario, resolve
+from nwor_bench.run.run_options import RunOptions
+from nwor_bench.workload.config import RunSpec, load_scenario, resolve
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("own_surroundings", "ties")]
 
@@ -78,15 +79,18 @@ def ties(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def spec_of(**flags: Any) -> RunSpec:
-    overrides = Overrides(requests=2, batches=BLOCKS, max_new_tokens=6)
-    return resolve(load_scenario("short"), overrides, **{"max_warmup": 1, **flags})
+    overrides = {"requests": 2, "batches": BLOCKS, "max_new_tokens": 6}
+    return resolve(load_scenario("short"), **overrides, **{"max_warmup": 1, **flags})
 
 
 def begin(engine: FakeEngine, **flags: Any) -> ExitCode:
     return run_one(
-        spec_of(**flags), PairChoice(pair="tiny"), RUN,
-        engine_factory=FakeFactory(engine), check_engine=accept_arguments,
-    )  # fmt: skip
+        spec_of(**flags),
+        PairChoice(pair="tiny"),
+        RunOptions(output=RUN),
+        engine_factory=FakeFactory(engine),
+        check_engine=accept_arguments,
+    )
 
 
 def go_on(engine: FakeEngine) -> ExitCode:
@@ -141,9 +145,12 @@ def test_an_interruption_after_a_blocks_last_batch_is_no_verdict() -> None:
             raise KeyboardInterrupt
 
     code = run_one(
-        spec_of(), PairChoice(pair="tiny"), RUN, on_batch=interrupt,
-        engine_factory=FakeFactory(TieEngine(1)), check_engine=accept_arguments,
-    )  # fmt: skip
+        spec_of(),
+        PairChoice(pair="tiny"),
+        RunOptions(output=RUN, on_batch=interrupt),
+        engine_factory=FakeFactory(TieEngine(1)),
+        check_engine=accept_arguments,
+    )
     assert code is ExitCode.INTERRUPTED
     engine = TieEngine(2)
     assert go_on(engine) is ExitCode.OK
@@ -282,9 +289,12 @@ def test_a_run_that_is_killed_keeps_its_parity_rule() -> None:
         headers.append(read_run(RUN).header.parity)
 
     run_one(
-        spec_of(), PairChoice(pair="tiny"), RUN, on_batch=look,
-        engine_factory=FakeFactory(TieEngine(1)), check_engine=accept_arguments,
-    )  # fmt: skip
+        spec_of(),
+        PairChoice(pair="tiny"),
+        RunOptions(output=RUN, on_batch=look),
+        engine_factory=FakeFactory(TieEngine(1)),
+        check_engine=accept_arguments,
+    )
     assert {header.rule for header in headers} == {"explained"}
 
 

@@ -12,6 +12,8 @@ from nwor_bench.records.engine_status import EngineStatus
 from nwor_bench.records.environment import CpuFacts, Environment
 from nwor_bench.records.header import PairFacts, RunHeader
 from nwor_bench.records.json_part import JsonPart
+from nwor_bench.workload.options import Compare, declared
+from nwor_bench.workload.run_spec import RunSpec
 
 _AMOUNT = ("description", "batches", "warmup")
 """Fields of a scenario on the amount measured, which may differ."""
@@ -21,7 +23,7 @@ _FOLDERS = ("scenario.prompts.path", "pair.target", "pair.draft")
 
 _OWN_SETTINGS = (
     *("LD_PRELOAD", "VLLM_ENABLE_V1_MULTIPROCESSING", "VLLM_NWOR_MODE", "VLLM_SCV_MODE"),
-    *("VLLM_NWOR_STAGE_BY", "VLLM_NWOR_STAGE_L2"),
+    *(each.option.worker_variable for each in declared(RunSpec) if each.option.worker_variable),
 )
 """Environment variables that nwor-bench sets itself."""
 
@@ -69,8 +71,7 @@ def _work(header: RunHeader) -> dict[str, Any]:
     found = dict(_flat(scenario, "scenario"))
     for name in ("name", "method", "target", "draft", "speculative"):
         found[f"pair.{name}"] = _field(header.pair, name)
-    for name in ("tensor_parallel_size", "speculative_config", "engine_args"):
-        found[f"spec.{name}"] = _entry(header.spec, name)
+    found |= _options(header, Compare.REFUSE)
     engine = header.engine or EngineStatus()
     pair = header.pair or PairFacts()
     found["dtype"] = _first(engine.dtype, (header.spec or {}).get("dtype"), pair.dtype)
@@ -78,6 +79,12 @@ def _work(header: RunHeader) -> dict[str, Any]:
         if isinstance(found.get(name), str):
             found[name] = PurePath(found[name]).name
     return found
+
+
+def _options(header: RunHeader, treatment: Compare) -> dict[str, Any]:
+    """The run's options that are treated so where they differ."""
+    names = [each.field for each in declared(RunSpec) if each.option.compare is treatment]
+    return {f"spec.{name}": _entry(header.spec, name) for name in names}
 
 
 def _machine(header: RunHeader) -> dict[str, Any]:
@@ -102,8 +109,7 @@ def _surroundings(header: RunHeader) -> dict[str, Any]:
         "GPU driver": _UNKNOWN if gpus is None else sorted({str(gpu.driver) for gpu in gpus}),
         "seed": _entry(header.spec, "seed"),
     }
-    for name in ("stage_by", "stage_l2"):
-        found[f"spec.{name}"] = _entry(header.spec, name)
+    found |= _options(header, Compare.TELL)
     for name in ("runner", "attention_backend", "block_size"):
         found[f"engine.{name}"] = _field(header.engine, name)
     for name in ("torch", "triton", "transformers"):

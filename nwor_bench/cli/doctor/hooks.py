@@ -48,10 +48,10 @@ def check_hooks(start: Callable[[Path], HookedEngine] | None = None) -> Check:
 
 def _start(log: Path) -> HookedEngine:
     from nwor_bench.models.pairs import resolve_pair
-    from nwor_bench.workload.config import Overrides, load_scenario, resolve
+    from nwor_bench.workload.config import load_scenario, resolve
 
-    small = Overrides(requests=len(PROMPTS), max_new_tokens=24, max_model_len=256)
-    spec = resolve(load_scenario("short"), small, engine_args='{"enforce_eager": true}')
+    small = {"requests": len(PROMPTS), "max_new_tokens": 24, "max_model_len": 256}
+    spec = resolve(load_scenario("short"), **small, engine_args='{"enforce_eager": true}')
     return VllmEngine(resolve_pair(PAIR), spec, log)
 
 

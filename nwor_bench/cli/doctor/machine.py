@@ -10,7 +10,7 @@ from nwor_bench.instruments.device_memory import free_memory
 from nwor_bench.records.environment import GpuFacts
 
 Gpus = Sequence[GpuFacts]
-"""As `environment.collect()` lists them."""
+"""GPUs as listed by `environment.collect()`."""
 
 
 def check_gpu(gpus: Gpus, note: str | None) -> Check:

@@ -33,6 +33,11 @@ def free_memory(ranks: int = 1) -> FreeMemory:
     return FreeMemory(int(psutil.virtual_memory().available), "host")
 
 
+def uses_gpu() -> bool:
+    """Will the installed vLLM run on a GPU of this machine?"""
+    return not _is_cpu_build() and bool(visible_gpu_uuids())
+
+
 def _is_cpu_build() -> bool:
     try:
         version(CPU_BUILD)

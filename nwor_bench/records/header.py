@@ -34,7 +34,7 @@ class PairFacts(JsonPart):
     """The drafter's folder or hub name; None for ngram."""
 
     dtype: str | None = None
-    """Data type that the pair asks for."""
+    """Data type where the spec names none: the pair file's, or what the processor is fast in."""
 
     speculative: Mapping[str, Any] | None = None
     """Further settings of vLLM's speculative_config."""
@@ -129,6 +129,9 @@ class RunHeader(JsonPart):
 
     pair: PairFacts | None = None
     """The models that ran."""
+
+    dtype_note: str | None = None
+    """Why the pair's dtype is not its file's; None where it is."""
 
     choice: Mapping[str, str | None] | None = None
     """The pair as the command line named it, by flag."""

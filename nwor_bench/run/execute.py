@@ -38,7 +38,8 @@ EngineFactory = Callable[[ResolvedPair, RunSpec, Path | None], Engine]
 class Prepared:
     """A sweep that has been checked and can start: what runs, on which pair, in which order.
 
-    `choice` is the pair as the command line named it, `pair` what that came to.
+    `choice` is the pair as the command line named it, `pair` what that came to; `dtype_note` says
+    why its dtype is not the pair file's.
     """
 
     spec: RunSpec
@@ -46,6 +47,7 @@ class Prepared:
     pair: ResolvedPair
     plan: Plan
     encode: Encode
+    dtype_note: str | None = None
 
 
 EngineSource = Callable[[Path | None], AbstractContextManager[Engine]]
@@ -130,6 +132,7 @@ def _header(prepared: Prepared, started_at: datetime) -> RunHeader:
     return RunHeader(
         scenario=spec["scenario"],
         pair=PairFacts(**asdict(prepared.pair)),
+        dtype_note=prepared.dtype_note,
         choice=prepared.choice,
         spec=spec,
         environment=environment.collect(),

@@ -1,7 +1,7 @@
 """A run from the spec to the reports: check everything, then run it on one engine."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from nwor_bench.engine.engine import VllmEngine, check_arguments
 from nwor_bench.engine.memory import require_memory
 from nwor_bench.errors import ExitCode
 from nwor_bench.instruments import environment
+from nwor_bench.instruments.processor import float32_reason
 from nwor_bench.instruments.versions import require_supported_vllm
 from nwor_bench.models.pairs import ResolvedPair, check_model_configs, resolve_pair
 from nwor_bench.records.finished_blocks import block_name, cut_blocks
@@ -134,6 +135,8 @@ def _check_resumable(run: RunData, prepared: Prepared, folder: Path, console: Co
 def _ready(spec: RunSpec, choice: PairChoice, console: Console) -> Prepared:
     """A run that is prepared and fits into this machine's memory."""
     prepared = prepare(spec, choice, console)
+    if prepared.dtype_note is not None:
+        console.print(prepared.dtype_note, highlight=False, markup=False, soft_wrap=True)
     require_memory(prepared.pair, spec)
     return prepared
 
@@ -149,8 +152,11 @@ def prepare(spec: RunSpec, choice: PairChoice, console: Console) -> Prepared:
         progress=lambda line: console.print(line, highlight=False, markup=False),
     )
     check_model_configs(pair)
+    note = float32_reason(pair.dtype) if spec.dtype is None else None
+    if note is not None:
+        pair = replace(pair, dtype="float32")
     plan = make_plan(spec, pair.name, load_prompts(spec.scenario))
-    return Prepared(spec, asdict(choice), pair, plan, _encode_all(plan, spec, pair))
+    return Prepared(spec, asdict(choice), pair, plan, _encode_all(plan, spec, pair), note)
 
 
 def _encode_all(plan: Plan, spec: RunSpec, pair: ResolvedPair) -> Encode:

@@ -186,7 +186,7 @@ def _prepare_all(
     groups: Sequence[EngineGroup], console: Console, here: bool = True
 ) -> dict[int, Prepared]:
     """Check every run before the first starts; memory only where the engines run `here`."""
-    prepared = {}
+    prepared: dict[int, Prepared] = {}
     for group in groups:
         for point in group.points:
             ready = prepare(point.spec, PairChoice(pair=point.pair), console)
@@ -196,6 +196,8 @@ def _prepare_all(
                 require_memory(ready.pair, group.spec)
         except ConfigError as error:
             raise ConfigError(f"engine {group.number} ({ready.pair.name}): {error}") from error
+    for note in sorted({each.dtype_note for each in prepared.values() if each.dtype_note}):
+        console.print(note, highlight=False, markup=False, soft_wrap=True)
     return prepared
 
 

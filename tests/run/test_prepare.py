@@ -327,3 +327,22 @@ def test_run_json_tells_what_ran(monkeypatch: pytest.MonkeyPatch) -> None:
     assert header["command"] == "nwor-bench sweep --output 'my run'"
     assert header["environment"]["python"]
     assert [block["block"] for block in header["blocks"]] == [0, 1, 2]
+
+
+def test_float32_where_the_processor_has_no_bf16(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("nwor_bench.run.prepare.float32_reason", lambda dtype: f"not {dtype}")
+    session(FakeEngine())
+    run = read_run(Path("run"))
+    assert run.header.pair.dtype == "float32"
+    assert run.header.dtype_note is not None
+    assert run.header.dtype_note in capsys.readouterr().out
+
+
+def test_the_users_dtype_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nwor_bench.run.prepare.float32_reason", lambda dtype: f"not {dtype}")
+    session(FakeEngine(), dtype="bfloat16")
+    run = read_run(Path("run"))
+    assert run.header.spec["dtype"] == "bfloat16"
+    assert run.header.dtype_note is None

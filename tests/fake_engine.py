@@ -115,6 +115,7 @@ class FakeEngine:
         failing: what to raise in which call, by its number from 0.
         before: called at the start of every `generate` with the call's number.
         bytes_per_token, has_probe, device, dtype: as `status` tells it.
+        scv_fallback: why no window is validated as an SCV mode asks.
         flips: by prefix (prompt and output so far), what mode stage answers otherwise.
         error: nats by which mode off's gaps move between batch shapes.
         decoded: cell, prompts and lengths of each `decode_greedily`.
@@ -127,6 +128,7 @@ class FakeEngine:
     before: Callable[[int], None] = lambda number: None
     bytes_per_token: int | None = BYTES_PER_TOKEN
     has_probe: bool = False
+    scv_fallback: str = "capture_not_supported"
     device: str = "cpu"
     dtype: str = "float32"
     flips: dict[tuple[int, ...], Flip] = field(default_factory=dict)
@@ -181,7 +183,7 @@ class FakeEngine:
         if self.wrong(number, self.cell):
             last = tokens[-1]
             tokens[-1] = (*last[:-1], last[-1] + 1)
-        windows = [_window(self.cell, asked, step) for step in range(3)]
+        windows = [_window(self.cell, asked, step, self.scv_fallback) for step in range(3)]
         return BatchOutput(
             token_ids=tuple(tokens),
             latency_ms=100.0 + Random(str((asked, self.cell.label))).random(),
@@ -266,7 +268,7 @@ def _sampled(prompt: tuple[int, ...], place: int, sampling: Sampling) -> tuple[i
     return tuple(random.randrange(256) for _ in range(sampling.max_new_tokens))
 
 
-def _window(cell: Cell, prompts: Tokens, step: int) -> dict[str, Any]:
+def _window(cell: Cell, prompts: Tokens, step: int, scv_fallback: str) -> dict[str, Any]:
     random = Random(str((prompts, step)))
     accepted = [random.randint(0, DRAFTS) for _ in prompts]
     drafts = DRAFTS * len(prompts)
@@ -291,7 +293,7 @@ def _window(cell: Cell, prompts: Tokens, step: int) -> dict[str, Any]:
         "accepted_per_position": [sum(a > j for a in accepted) for j in range(DRAFTS)],
         "drafts_per_position": [len(prompts)] * DRAFTS,
         "scv_path": "host" if cell.scv_mode is ScvMode.OFF else "eager",
-        "scv_fallback_reason": None if cell.scv_mode is ScvMode.OFF else "no_cuda",
+        "scv_fallback_reason": None if cell.scv_mode is ScvMode.OFF else scv_fallback,
     }
 
 

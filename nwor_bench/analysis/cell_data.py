@@ -3,6 +3,7 @@
 from collections import Counter
 from dataclasses import dataclass
 
+from nwor_bench.analysis.cannot_fire import cannot_fire
 from nwor_bench.analysis.invariants import windows_by_batch
 from nwor_bench.records.cell import AA, Cell, ScvMode, cell_order
 from nwor_bench.records.lines import batch_key
@@ -34,6 +35,8 @@ class CellData:
         windows: the windows of the timed batches.
         found_later: how its output differed in a block that had been stored already, or in one
             that was cut and run again; None if it did not.
+        cannot_fire: why its SCV mode cannot fire on this machine, as the gate proved; such a cell
+            is not timed. None where it may.
     """
 
     cell: Cell
@@ -41,6 +44,7 @@ class CellData:
     timed: list[BatchRecord]
     windows: list[WindowRecord]
     found_later: str | None = None
+    cannot_fire: str | None = None
 
     @property
     def is_baseline(self) -> bool:
@@ -105,7 +109,7 @@ class CellData:
         if self.cell.scv_mode is ScvMode.OFF:
             return "off"
         if not self.timed:
-            return "not measured"
+            return "not measured" if self.cannot_fire is None else str(Verdict.INEFFECTIVE)
         counters = self.scv_counters
         validated = counters["scv_graph_hits"] + counters["scv_device_validations"]
         fired = validated > counters["scv_fallback_count"]
@@ -115,14 +119,14 @@ class CellData:
 def gather_cells(run: RunData) -> list[CellData]:
     """The cells that ran, by pair, then NWOR mode, then SCV mode (off first)."""
     windows = windows_by_batch(run)
-    found_later = _found_later(run)
+    found_later, idle = _found_later(run), cannot_fire(run)
     cells = []
     known = {batch.cell for batch in run.batches} | found_later.keys()
     for cell in sorted(known, key=cell_order):
         batches = [batch for batch in run.batches if batch.cell == cell]
         timed = [batch for batch in batches if batch.phase == Phase.TIMED]
         own = [window for batch in timed for window in windows[batch_key(batch)]]
-        cells.append(CellData(cell, batches, timed, own, found_later.get(cell)))
+        cells.append(CellData(cell, batches, timed, own, found_later.get(cell), idle.get(cell)))
     return cells
 
 

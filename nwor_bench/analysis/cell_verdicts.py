@@ -4,7 +4,8 @@
    add up: it carries no time at all;
 2. "reference" if it is off x off itself;
 3. INEFFECTIVE if its mode never fired: NWOR `stage` that staged nothing, or, with NWOR off,
-   an SCV mode that validated nothing as asked. It carries no ratio;
+   an SCV mode that validated nothing as asked; or if the gate proved that its SCV mode cannot
+   fire on this machine, so that it was not timed. It carries no ratio;
 4. AMBIGUOUS if nothing can be compared: no valid off x off, too few blocks, output not checked;
 5. what `stats.verdict` says of the paired ratio, its p value adjusted for the number of cells
    that are compared (Holm), and the noise floor: how far the A/A arm's interval reaches from 1.
@@ -12,8 +13,8 @@
 The A/A arm is judged likewise, by its own interval alone: it is no hypothesis of the run's, and
 it cannot be held against itself.
 
-A `stage` cell whose SCV mode never fired keeps its NWOR verdict; its `scv_status` and reason
-tell the rest.
+A timed `stage` cell whose SCV mode never fired keeps its NWOR verdict; its `scv_status` and
+reason tell the rest.
 """
 
 from collections import Counter
@@ -196,6 +197,8 @@ def _why_ambiguous(
 
 def _idle_reason(cell: CellData) -> str | None:
     """Why the cell's mode never fired, or None if it did or nothing was timed yet."""
+    if cell.cannot_fire is not None and not cell.timed:
+        return cell.cannot_fire
     if cell.cell.nwor_mode is not NworMode.STAGE:
         return _idle_scv(cell)
     if cell.staged or not cell.timed:

@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 
+from nwor_bench.analysis.cannot_fire import cannot_fire
 from nwor_bench.engine.engine import Engine
 from nwor_bench.instruments.conditions import ConditionMonitor
 from nwor_bench.instruments.nvtx_ranges import ranges_if_wanted, span
@@ -83,6 +84,7 @@ class BlockRunner:
         )
         self.kv_gate = kv_gate(engine, status, plan.baseline)
         self.stopped: str | None = None
+        self._idle: frozenset[Cell] = frozenset()
         self._engine = engine
         self._has_probe = bool(status.has_probe)
         self._store = store
@@ -101,7 +103,8 @@ class BlockRunner:
         self._batches = BatchRunner(engine, store, encode, spec, self._ranges, monitor, first)
 
     def run(self) -> None:
-        """Warm up, gate, then time; cells that break parity are not run further."""
+        """Warm up, gate, then time; cells that break parity, and those whose SCV mode cannot fire
+        on this machine, are not run further."""
         with span(self._ranges, "sweep", self.plan.num_batches):
             self._run()
 
@@ -143,6 +146,11 @@ class BlockRunner:
             self._finish(Phase.GATE, self.plan.gate)
         for cell, reason in self.parity.broken.items():
             self._progress.say(f"gate: {cell.label} is INVALID: {reason}")
+        idle = cannot_fire(read_run(self._store.folder))
+        self._idle = frozenset(idle)
+        for reason in sorted(set(idle.values())):
+            labels = ", ".join(c.label for c in self.plan.cells if idle.get(c) == reason)
+            self._progress.say(f"gate: INEFFECTIVE {labels}: {reason}")
         passed = len(self.plan.cells) - len(self.parity.broken)
         self._progress.say(
             f"gate: {passed} of {len(self.plan.cells)} cells give the tokens and the acceptance "
@@ -185,8 +193,9 @@ class BlockRunner:
             self._engine.set_counters(phase, on)
 
     def _run_block(self, phase: Phase, block: Block) -> dict[Cell, Answer]:
-        """A batch of every cell that has not broken parity, in the block's order."""
-        cells = [(n, cell) for n, cell in enumerate(block.order) if cell not in self.parity.broken]
+        """A batch of every cell that is still measured, in the block's order."""
+        left_out = self._idle.union(self.parity.broken)
+        cells = [(n, cell) for n, cell in enumerate(block.order) if cell not in left_out]
         return {cell: self._run_batch(cell, phase, block, order).answer for order, cell in cells}
 
     def _run_batch(self, cell: Cell, phase: Phase, block: Block, order: int) -> RanBatch:

@@ -83,7 +83,15 @@ def test_sums_are_those_of_the_timed_records(seed, blocks):
             assert result.nwor_fallback_count == blocks
 
 
-def test_what_was_not_measured_is_none_not_zero(run):
+@pytest.mark.parametrize(
+    ("device", "scv_status", "verdict"),
+    [
+        ("cuda", "not measured", Verdict.AMBIGUOUS),
+        ("cpu", "INEFFECTIVE", Verdict.INEFFECTIVE),  # the gate proves that it cannot fire
+    ],
+)
+def test_what_was_not_measured_is_none_not_zero(device, scv_status, verdict):
+    run = make_run(device=device)
     assert cell(run, "off", "off").bytes_staged is None
     gate_only = replace(
         run,
@@ -91,10 +99,10 @@ def test_what_was_not_measured_is_none_not_zero(run):
         windows=tuple(w for w in run.windows if w.block == 0),
     )
     result = cell(gate_only, "stage", "graph")
-    assert (result.batches, result.scv_status) == (0, "not measured")
+    assert (result.batches, result.scv_status) == (0, scv_status)
     for name in (*TIMES, *RATIOS, "acceptance_rate", "nwor_total_staged", "scv_graph_hits"):
         assert getattr(result, name) is None, name
-    assert (result.verdict, result.parity) == (Verdict.AMBIGUOUS, "exact")
+    assert (result.verdict, result.parity) == (verdict, "exact")
 
 
 def test_windows_without_positions_give_no_acceptance_length(run):

@@ -203,6 +203,6 @@ def _rounds(replays: Mapping[str, Replay], rule: StoppingRule, rng: random.Rando
         for name in names:
             samples[name].append(replays[name]())
         done += 1
-        if rule.stop(done, half_widths(samples) if done in rule.looks else [], 0.0):
+        if rule.stop(done, half_widths(samples) if done in rule.looks else [], 0.0, 0.0):
             break
     return samples

@@ -6,7 +6,6 @@ whole, since its cells are compared with each other and two engine processes bre
 different ways. Warm-up is always done anew, for the engine is cold.
 """
 
-from collections import defaultdict
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 
@@ -16,7 +15,6 @@ from nwor_bench.instruments.conditions import ConditionMonitor
 from nwor_bench.instruments.nvtx_ranges import ranges_if_wanted, span
 from nwor_bench.records.finished_blocks import (
     BlockKey,
-    block_of,
     cut_blocks,
     finished_event,
     superseded_event,
@@ -24,6 +22,7 @@ from nwor_bench.records.finished_blocks import (
 from nwor_bench.records.store import RunData, RunStore, read_run
 from nwor_bench.records.types import BatchRecord, Cell, Phase, WindowRecord
 from nwor_bench.run.batch import BatchRunner, RanBatch
+from nwor_bench.run.budget import Budget
 from nwor_bench.run.gate.block import GateBlock, kv_gate
 from nwor_bench.run.gate.parity import Answer, ParityGate, broken_event
 from nwor_bench.run.gate.ties import TieCheck
@@ -36,9 +35,6 @@ from nwor_bench.workload.schedule import Block, Plan
 
 OnBatch = Callable[[BatchRecord, Iterable[WindowRecord]], None]
 """Is told of every batch once it is stored, with its windows."""
-
-PROBED_BLOCKS = 2
-"""Blocks that run once more with each window's phases timed, where the engine has a probe."""
 
 
 class BlockRunner:
@@ -91,41 +87,47 @@ class BlockRunner:
         self._progress = progress
         self._on_batch = on_batch
         self._ranges = ranges_if_wanted()
-        self._timed_ms: dict[int, float] = defaultdict(float)
         run = read_run(store.folder)
         self.parity.restore(run)
         self._finished = run.finished
         self._cut = cut_blocks(run.batches, run.finished)
-        for batch in run.batches:
-            if block_of(batch) in self._finished:
-                self._count(batch)
+        self._budget = Budget(spec.time_budget_s, run)
         first = _next_number(run)
         self._batches = BatchRunner(engine, store, encode, spec, self._ranges, monitor, first)
 
     def run(self) -> None:
         """Warm up, gate, then time; cells that break parity, and those whose SCV mode cannot fire
         on this machine, are not run further."""
+        self._budget.begin()
         with span(self._ranges, "sweep", self.plan.num_batches):
             self._run()
 
     def _run(self) -> None:
         self._warm_up()
         self.gate()
+        done = 0
+        self.stopped = self._why_stop(done)
         for block in self.plan.blocks:
-            self._timed_block(block)
-            self.stopped = self._why_stop(block.number)
             if self.stopped is not None:
-                self._progress.say(f"stopped after {block.number} blocks: {self.stopped}")
+                self._progress.say(f"stopped after {done} blocks: {self.stopped}")
                 break
-        self._count_in(Phase.PROBE, PROBED_BLOCKS if self._has_probe else 0)
-        for phase, blocks in self.spec.counted_blocks.items():
-            self._count_in(phase, blocks)
+            self._timed_block(block)
+            done = block.number
+            self.stopped = self._why_stop(done)
+        for phase, blocks in self._untimed.items():
+            self._count_in(phase, blocks if done else 0)
+
+    @property
+    def _untimed(self) -> dict[Phase, int]:
+        """Blocks that run once more behind the last, by what is on in them."""
+        probed = self._budget.probed_blocks(len(self._live_cells())) if self._has_probe else 0
+        return {Phase.PROBE: probed, **self.spec.counted_blocks}
 
     def _warm_up(self) -> None:
         def batch() -> RanBatch:
             return self._run_batch(self.plan.baseline, Phase.WARMUP, self.plan.gate, 0)
 
-        facts = warm_up(batch, self.plan.warmup, self.plan.max_warmup)
+        facts = warm_up(batch, self.plan.warmup, self.plan.max_warmup, self._budget)
         self._store.update(warmup=facts)
         unsteady = facts.not_steady
         how = "window times are steady" if unsteady is None else f"not steady: {unsteady}"
@@ -160,11 +162,13 @@ class BlockRunner:
     def _timed_block(self, block: Block) -> None:
         if not self._begin(Phase.TIMED, block):
             return
+        began = self._budget.spent_s
         with span(self._ranges, "block", block.number):
             answers = self._run_block(Phase.TIMED, block)
         if self.spec.scenario.temperature == 0:
             self._recheck(block, answers)
         self._finish(Phase.TIMED, block)
+        self._budget.block(block.number, self._budget.spent_s - began)
 
     def _recheck(self, block: Block, answers: dict[Cell, Answer]) -> None:
         """A timed block at temperature 0 is one more gate, at no cost."""
@@ -194,8 +198,8 @@ class BlockRunner:
 
     def _run_block(self, phase: Phase, block: Block) -> dict[Cell, Answer]:
         """A batch of every cell that is still measured, in the block's order."""
-        left_out = self._idle.union(self.parity.broken)
-        cells = [(n, cell) for n, cell in enumerate(block.order) if cell not in left_out]
+        live = self._live_cells()
+        cells = [(n, cell) for n, cell in enumerate(block.order) if cell in live]
         return {cell: self._run_batch(cell, phase, block, order).answer for order, cell in cells}
 
     def _run_batch(self, cell: Cell, phase: Phase, block: Block, order: int) -> RanBatch:
@@ -208,7 +212,7 @@ class BlockRunner:
         record = batch.answer.record
         if self._on_batch is not None:
             self._on_batch(record, batch.windows)
-        self._count(record)
+        self._budget.batch(record.latency_ms / 1e3)
         self._progress.batch_done(batch.cell, record)
 
     def _begin(self, phase: Phase, block: Block) -> bool:
@@ -224,16 +228,20 @@ class BlockRunner:
         """Note that the block was run and judged to its end."""
         self._store.append_event(finished_event((phase, block.number)))
 
-    def _count(self, batch: BatchRecord) -> None:
-        if batch.phase == Phase.TIMED:
-            self._timed_ms[batch.block] += batch.latency_ms
+    def _live_cells(self) -> frozenset[Cell]:
+        """The cells that are still measured."""
+        return frozenset(self.plan.cells) - self._idle - self.parity.broken.keys()
 
     def _why_stop(self, done: int) -> str | None:
         """What the stopping rule says after `done` blocks."""
         rule = self.spec.stopping
-        spent = sum(ms for block, ms in self._timed_ms.items() if block <= done) / 1e3
         widths = half_widths(read_run(self._store.folder), done) if done in rule.looks else []
-        return rule.stop(done, widths, spent)
+        if (Phase.TIMED, done + 1) in self._finished:  # the clock let an earlier try go on
+            return rule.stop(done, widths, 0.0, 0.0)
+        # With one more block the untimed ones behind the last must fit in too.
+        blocks = 1 + sum(self._untimed.values())
+        next_s = blocks * self._budget.block_s(len(self._live_cells()))
+        return rule.stop(done, widths, self._budget.spent_s, next_s)
 
 
 def _next_number(run: RunData) -> int:

@@ -162,7 +162,7 @@ def _until(spec: RunSpec) -> list[str]:
     if rule.ci_width is not None:
         ends.append(f"every interval within +- {100 * rule.ci_width:g} %")
     if rule.time_budget_s is not None:
-        ends.append(f"{rule.time_budget_s:g} s in timed batches")
+        ends.append(f"{rule.time_budget_s:g} s after the engine's start")
     return [f"stops early: {', or '.join(ends)}"] if ends else []
 
 

@@ -84,7 +84,8 @@ class RunSpec:
     )] = None
     """Warm-up batches at most; None for DEFAULT_MAX_WARMUP."""
     ci_width: Annotated[float | None, Option(
-        "Stop when every interval is within +- this much, e.g. 0.5%.", Panel.PRECISION, written=str,
+        "Stop when every interval is within +- this much, e.g. 0.5% (default: 1%, unless another "
+        "of these flags or --batches is written).", Panel.PRECISION, written=str,
         read=parse_fraction, table="settings",
     )] = None
     """Half-width of every ratio's interval at which to stop, as a fraction."""
@@ -94,10 +95,11 @@ class RunSpec:
     )] = None
     """Timed blocks at most; None for MAX_BLOCKS."""
     time_budget_s: Annotated[float | None, Option(
-        "Time in timed batches at most, e.g. 60s, 5m.", Panel.PRECISION, name="time_budget",
+        "Whole run but the engine's start, e.g. 5m (default likewise: 60s on a CPU, 100s on one "
+        "without bf16, 120s on a GPU).", Panel.PRECISION, name="time_budget",
         written=str, read=parse_seconds, table="settings",
     )] = None
-    """Seconds in timed batches after which no block begins."""
+    """Seconds after the engine's start beyond which no block may end."""
     dtype: Annotated[Dtype | None, Option(
         "auto, bfloat16, float16 or float32 (default: the pair's).", Panel.VLLM,
         axis=Axis(4, "{}", "{}", is_slow=True), engine_argument="dtype",

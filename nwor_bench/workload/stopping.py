@@ -36,7 +36,8 @@ class StoppingRule:
             may end it before).
         max_blocks: at most so many.
         ci_width: stop when the half-width of every ratio's interval is at most this fraction.
-        time_budget_s: start no block that would end after so many seconds in timed batches.
+        time_budget_s: start no block that would end later than so many seconds after the engine's
+            start.
     """
 
     blocks: int
@@ -54,18 +55,21 @@ class StoppingRule:
             found.append(ceil(found[-1] * LOOK_STEP))
         return tuple(look for look in found if look < self.max_blocks)
 
-    def stop(self, done: int, half_widths: Sequence[float | None], spent_s: float) -> str | None:
+    def stop(
+        self, done: int, half_widths: Sequence[float | None], spent_s: float, next_s: float
+    ) -> str | None:
         """Why to stop after `done` blocks, or None to go on.
 
-        `half_widths` are those of the compared cells (None: no interval) and count at looks only;
-        `spent_s` is the time in timed batches so far.
+        Args:
+            done: finished blocks.
+            half_widths: of the compared cells (None: no interval); they count at looks only.
+            spent_s: time since the engine's start.
+            next_s: time that one more block takes.
         """
         if done >= self.max_blocks:
             return None if self.max_blocks == self.blocks else f"--max-blocks {self.max_blocks}"
-        if self.time_budget_s is not None and done:
-            expected = spent_s * (done + 1) / done
-            if expected > self.time_budget_s:
-                return f"--time-budget {self.time_budget_s:g}s: {spent_s:.1f} s were spent"
+        if self.time_budget_s is not None and spent_s + next_s > self.time_budget_s:
+            return f"--time-budget {self.time_budget_s:g}s: {spent_s:.1f} s were spent"
         known = [width for width in half_widths if width is not None]
         if (
             self.ci_width is not None

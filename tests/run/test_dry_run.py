@@ -37,10 +37,10 @@ def test_a_plain_run_stops_nowhere_and_counts_nothing(told: Any) -> None:
     ("flags", "line"),
     [
         ({"ci_width": "0.5%"}, "stops early: every interval within +- 0.5 %"),
-        ({"time_budget": "5m"}, "stops early: 300 s in timed batches"),
+        ({"time_budget": "5m"}, "stops early: 300 s after the engine's start"),
         (
             {"ci_width": "1%", "time_budget": "90s"},
-            "stops early: every interval within +- 1 %, or 90 s in timed batches",
+            "stops early: every interval within +- 1 %, or 90 s after the engine's start",
         ),
     ],
 )

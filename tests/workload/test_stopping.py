@@ -30,24 +30,25 @@ def test_looks_are_few_and_lie_apart(blocks, more):
 def test_without_a_width_or_a_clock_all_blocks_run():
     rule = StoppingRule(7, 7)
     assert rule.looks == ()
-    assert [rule.stop(done, [0.0], 1e9) for done in range(1, 8)] == [None] * 7
+    assert [rule.stop(done, [0.0], 1e9, 0.0) for done in range(1, 8)] == [None] * 7
 
 
 def test_it_stops_when_every_interval_is_narrow_and_only_at_a_look():
     rule = StoppingRule(5, 100, ci_width=0.005)
-    assert rule.stop(9, [0.001], 1.0) is None
-    assert rule.stop(11, [0.001], 1.0) is None
+    assert rule.stop(9, [0.001], 1.0, 0.0) is None
+    assert rule.stop(11, [0.001], 1.0, 0.0) is None
     for look in rule.looks:
-        assert rule.stop(look, [0.001, 0.0051], 1.0) is None
-        assert rule.stop(look, [0.001, None], 1.0) is None
-        assert rule.stop(look, [], 1.0) is None
-        assert "0.48 %" in rule.stop(look, [0.001, 0.0048], 1.0)
+        assert rule.stop(look, [0.001, 0.0051], 1.0, 0.0) is None
+        assert rule.stop(look, [0.001, None], 1.0, 0.0) is None
+        assert rule.stop(look, [], 1.0, 0.0) is None
+        assert "0.48 %" in rule.stop(look, [0.001, 0.0048], 1.0, 0.0)
 
 
 def test_the_clock_starts_no_block_that_it_could_not_end():
     rule = StoppingRule(5, 100, time_budget_s=60)
-    assert rule.stop(5, [], 49.9) is None  # six blocks: 59.9 s
-    assert "--time-budget 60s" in rule.stop(5, [], 50.1)
+    assert rule.stop(5, [], 49.9, 10.0) is None
+    assert "--time-budget 60s" in rule.stop(5, [], 50.1, 10.0)
+    assert "55.0 s were spent" in rule.stop(0, [], 55.0, 10.0)  # before the first, too
 
 
 @pytest.mark.parametrize(
@@ -89,7 +90,7 @@ def test_stopping_on_width_keeps_the_coverage_and_on_the_verdict_would_not():
     covered = seen_something = 0
     for row in np.exp(logs).tolist():
         found = {n: paired_ratio(row[:n], [1.0] * n) for n in (*rule.looks, most)}
-        ended = next((n for n in rule.looks if rule.stop(n, [found[n].half_width], 0)), most)
+        ended = next((n for n in rule.looks if rule.stop(n, [found[n].half_width], 0, 0)), most)
         covered += found[ended].low <= 1 <= found[ended].high
         seen_something += any(not f.low <= 1 <= f.high for f in found.values())
     beside = 3 * math.sqrt(0.05 * 0.95 / runs)

@@ -87,10 +87,12 @@ def _run(
     for name in ("continue_on_error", "ray"):
         if getattr(options, name):
             raise ConfigError.for_field(flag_of(name), True, "it needs --file")
+    from nwor_bench.run.budget import default_stop
     from nwor_bench.run.prepare import resume_one, run_one
     from nwor_bench.workload.config import load_scenario, resolve
 
     if resume is not None:
         return resume_one(resume, given, options)
-    spec = resolve(load_scenario(scenario), **of_holders(flags, ScenarioValues, RunSpec))
+    values = of_holders(flags, ScenarioValues, RunSpec)
+    spec = resolve(load_scenario(scenario), **values | default_stop(values))
     return run_one(spec, PairChoice(**of_holders(flags, PairChoice)), options)

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import stats
 
-WARMUP_LOOKBACK = 5
-"""Batches that must be steady. Five rising or falling in a row have p = 0.017, four 0.083."""
+from nwor_bench.workload.run_spec import WARMUP_LOOKBACK
 
 MAX_DRIFT = 0.01
 """A certain trend of less than this over the whole series is no trend that matters."""

@@ -35,6 +35,7 @@ def plan_lines(plan: Plan, spec: RunSpec, pair: ResolvedPair) -> list[str]:
         _memory(pair, spec),
         f"scenario {scenario.name}: {scenario.requests} requests x "
         f"{scenario.max_new_tokens} new tokens, {scenario.draft_tokens} drafts",
+        _time(pair, spec),
         _amount(plan, spec),
         *_until(spec),
         *_counted(plan, spec),
@@ -164,6 +165,16 @@ def _until(spec: RunSpec) -> list[str]:
     if rule.time_budget_s is not None:
         ends.append(f"{rule.time_budget_s:g} s after the engine's start")
     return [f"stops early: {', or '.join(ends)}"] if ends else []
+
+
+def _time(pair: ResolvedPair, spec: RunSpec) -> str:
+    """How long the whole run takes."""
+    seconds = run_seconds(pair, spec, this_machine())
+    if seconds is None:
+        return "time: unknown, as the size of the models is"
+    most = "at most " if spec.time_budget_s is not None else ""
+    start = duration(ENGINE_START_S)
+    return f"time: {most}about {duration(seconds + ENGINE_START_S)}, {start} of it to start"
 
 
 def _counted(plan: Plan, spec: RunSpec) -> list[str]:

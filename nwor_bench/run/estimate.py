@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from nwor_bench.errors import BenchError
 from nwor_bench.models.config_json import read_shape
 from nwor_bench.models.pairs import ResolvedPair, read_model_config
+from nwor_bench.records.types import ScvMode
 from nwor_bench.workload.config import RunSpec
+from nwor_bench.workload.run_spec import WARMUP_LOOKBACK
 
 ENGINE_START_S = 15.0
 """A later start on a GPU takes 16 s, one on a CPU 4 to 10; a machine's first may take 140."""
@@ -62,14 +64,15 @@ def run_seconds(pair: ResolvedPair, spec: RunSpec, machine: Machine) -> float | 
     """About how long one run measures, engine start aside; at most, where a rule may end it."""
     each = batch_seconds(pair, spec, machine)
     if each is None:
-        return None
-    cells = len(spec.cells(pair.name))
+        return spec.time_budget_s
+    cells = spec.cells(pair.name)
+    # On a CPU no SCV mode can fire: such cells run in the gate alone.
+    live = [c for c in cells if machine.flops is None or c.scv_mode is ScvMode.OFF]
     least, most = spec.warmup_batches
-    blocks = spec.stopping.max_blocks * cells * each
-    if spec.time_budget_s is not None:
-        blocks = min(blocks, spec.time_budget_s)
-    untimed = cells * (1 + sum(spec.counted_blocks.values()))  # the gate, then the counters
-    return blocks + (untimed + max(least, min(5, most))) * each
+    blocks = spec.stopping.max_blocks + sum(spec.counted_blocks.values())
+    batches = blocks * len(live) + len(cells) + max(least, min(WARMUP_LOOKBACK, most))
+    whole = batches * each
+    return whole if spec.time_budget_s is None else min(whole, spec.time_budget_s)
 
 
 def duration(seconds: float | None) -> str:

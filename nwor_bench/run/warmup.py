@@ -3,10 +3,11 @@
 from collections.abc import Callable
 from statistics import fmean
 
-from nwor_bench.analysis.trend import WARMUP_LOOKBACK, not_steady
+from nwor_bench.analysis.trend import not_steady
 from nwor_bench.records.header import WarmupFacts
 from nwor_bench.run.batch import RanBatch
 from nwor_bench.run.budget import Budget
+from nwor_bench.workload.run_spec import WARMUP_LOOKBACK
 
 
 def warm_up(run: Callable[[], RanBatch], least: int, most: int, budget: Budget) -> WarmupFacts:

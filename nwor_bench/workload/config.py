@@ -9,7 +9,7 @@ from nwor_bench.errors import ConfigError
 from nwor_bench.records.types import NworMode, StageBy, StageL2
 from nwor_bench.workload.options import declared, flag_of, names, read_all
 from nwor_bench.workload.pair_choice import PairChoice
-from nwor_bench.workload.run_spec import RunSpec, VllmEntries
+from nwor_bench.workload.run_spec import WARMUP_LOOKBACK, RunSpec, VllmEntries
 from nwor_bench.workload.scenario import PromptSource, Scenario, load_scenario, scenario_names
 from nwor_bench.workload.scenario_values import MOST_BLOCKS, ScenarioValues
 from nwor_bench.workload.toml_file import remedy
@@ -146,6 +146,13 @@ def _check_amount(spec: RunSpec) -> None:
     if spec.max_warmup is not None and spec.max_warmup < warmup:
         raise ConfigError.for_field(
             "--max-warmup", spec.max_warmup, f"write {warmup} (--warmup) or more"
+        )
+    if spec.max_warmup is not None and warmup < spec.max_warmup < WARMUP_LOOKBACK:
+        raise ConfigError.for_field(
+            "--max-warmup",
+            spec.max_warmup,
+            f"write {WARMUP_LOOKBACK} or more: fewer batches do not tell whether times are steady; "
+            f"for exactly so many write --warmup {spec.max_warmup} too",
         )
 
 

@@ -28,6 +28,9 @@ DEFAULT_PAIR = "smollm2"
 DEFAULT_SCENARIO = "short"
 DEFAULT_MAX_WARMUP = 15
 
+WARMUP_LOOKBACK = 5
+"""Batches that must be steady. Five rising or falling in a row have p = 0.017, four 0.083."""
+
 Dtype = Literal["auto", "bfloat16", "float16", "float32"]
 
 CacheDtype = Literal[

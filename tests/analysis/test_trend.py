@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nwor_bench.analysis.trend import MAX_SPREAD, WARMUP_LOOKBACK, not_steady, trend
+from nwor_bench.analysis.trend import MAX_SPREAD, not_steady, trend
+from nwor_bench.workload.run_spec import WARMUP_LOOKBACK
 
 TIMES = st.lists(st.floats(1.0, 1e4), min_size=3, max_size=12)
 

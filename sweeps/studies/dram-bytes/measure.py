@@ -67,7 +67,7 @@ def spec_of(arguments: argparse.Namespace, acceptance: float, stage: str) -> Run
         load_scenario("ctx-1k"),
         requests=arguments.requests,
         batches=arguments.blocks,
-        warmup=1,
+        warmup=2,
         draft_tokens=arguments.draft_tokens,
         max_new_tokens=new,
         nwor_modes="off,stage",

@@ -1,0 +1,123 @@
+"""The time budget: warm-up, gate and blocks fit into it; what does not fit is not measured."""
+
+from pathlib import Path
+
+import pytest
+from fake_engine import FakeEngine
+from toy_run import Runner, of_phase
+
+from nwor_bench.analysis.aggregate import summarise
+from nwor_bench.errors import ConfigError
+from nwor_bench.records.store import read_run
+from nwor_bench.run import budget
+from nwor_bench.run.budget import default_stop
+from nwor_bench.workload.config import load_scenario, resolve
+from nwor_bench.workload.run_spec import RunSpec
+from nwor_bench.workload.stopping import parse_fraction, parse_seconds
+
+
+class Clock:
+    """A clock on which every batch takes `batch_s`."""
+
+    def __init__(self, batch_s: float) -> None:
+        self.now = 0.0
+        self.batch_s = batch_s
+
+    def perf_counter(self) -> float:
+        return self.now
+
+    def before(self, number: int) -> None:
+        self.now += self.batch_s
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock(batch_s=0.1)  # the stand-in engine says that a batch took 100 ms
+    monkeypatch.setattr(budget, "time", clock)
+    return clock
+
+
+def runner(folder: Path, clock: Clock, seconds: str, has_probe: bool = False) -> Runner:
+    engine = FakeEngine(before=clock.before, scv_fallback="no_cuda", has_probe=has_probe)
+    return Runner(folder, engine, batches=3, time_budget=seconds, max_warmup=15)
+
+
+def test_the_whole_run_fits_into_the_budget(tmp_path: Path, clock: Clock) -> None:
+    made = runner(tmp_path / "run", clock, "3.5s")
+    run = made.run()
+    assert clock.now <= 3.5
+    # Five batches to warm up, the gate's seven, then as many blocks of three as there is time for.
+    assert len(of_phase(run, "warmup")) == 5
+    assert len(of_phase(run, "timed")) == 3 * 7
+    assert "--time-budget 3.5s" in (made.sweep.stopped or "")
+
+
+def test_warm_up_takes_a_share_and_says_so(tmp_path: Path, clock: Clock) -> None:
+    run = runner(tmp_path / "run", clock, "2s").run()
+    assert len(of_phase(run, "warmup")) == 3  # a fifth of the budget, with rounding
+    text = run.header.warmup.not_steady if run.header.warmup else None
+    assert text is not None
+    assert "--time-budget left no room for more" in text
+
+
+def test_without_room_for_a_block_nothing_is_timed(tmp_path: Path, clock: Clock) -> None:
+    made = runner(tmp_path / "run", clock, "1s", has_probe=True)
+    run = made.run()
+    assert {batch.phase for batch in run.batches} == {"warmup", "gate"}
+    assert "stopped after 0 blocks" in made.log.lines[-1]
+    for cell in summarise(run):
+        assert cell.tokens_per_s is None
+        assert cell.ratio_to_off is None
+
+
+def test_probed_blocks_fit_too_and_timed_ones_come_first(tmp_path: Path, clock: Clock) -> None:
+    run = runner(tmp_path / "run", clock, "3.5s", has_probe=True).run()
+    assert clock.now <= 3.5
+    assert len(of_phase(run, "probe")) == 3  # one block of the two: a second takes over 15 %
+    assert len(of_phase(run, "timed")) == 3 * 6
+
+
+def test_the_blocks_of_an_earlier_try_are_kept_and_counted(tmp_path: Path, clock: Clock) -> None:
+    whole = runner(tmp_path / "run", clock, "3.5s").run()
+    left = budget.Budget(3.5, read_run(tmp_path / "run"))
+    assert len(whole.finished) == 8
+    # The gate and seven blocks of three, by the batches' own times.
+    assert left.spent_s == pytest.approx(0.1 * (7 + 21), rel=0.02)
+    assert left.block_s(cells=7) == pytest.approx(0.3, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "slow", "seconds"),
+    [(True, False, "120s"), (False, False, "60s"), (False, True, "100s")],
+)
+def test_a_run_has_a_budget_by_default(
+    monkeypatch: pytest.MonkeyPatch, gpu: bool, slow: bool, seconds: str
+) -> None:
+    monkeypatch.setattr(budget, "uses_gpu", lambda: gpu)
+    monkeypatch.setattr(budget, "bf16_is_slow", lambda: slow)
+    assert default_stop({"seed": 1, "batches": None}) == {"ci_width": "1%", "time_budget": seconds}
+
+
+@pytest.mark.parametrize(
+    "given", [{"batches": 5}, {"ci_width": "2%"}, {"time_budget": "5m"}, {"max_blocks": 9}]
+)
+def test_flags_that_say_how_much_replace_the_default(given: dict[str, object]) -> None:
+    assert default_stop(given) == {}
+
+
+def test_the_defaults_are_what_the_flags_take() -> None:
+    assert parse_fraction("--ci-width", budget.DEFAULT_CI_WIDTH) == 0.01
+    assert [parse_seconds("--time-budget", s) for s in budget.DEFAULT_BUDGETS.values()]
+    assert RunSpec.__dataclass_fields__["time_budget_s"].default is None
+
+
+@pytest.mark.parametrize(("max_warmup", "warmup"), [(4, 2), (2, 1)])
+def test_a_warm_up_that_cannot_tell_is_refused(max_warmup: int, warmup: int) -> None:
+    with pytest.raises(ConfigError, match=r"--max-warmup.*write 5 or more.*--warmup"):
+        resolve(load_scenario("short"), warmup=warmup, max_warmup=max_warmup)
+
+
+@pytest.mark.parametrize(("max_warmup", "warmup"), [(5, 1), (2, 2), (0, 0)])
+def test_a_warm_up_fixed_on_purpose_is_not(max_warmup: int, warmup: int) -> None:
+    spec = resolve(load_scenario("short"), warmup=warmup, max_warmup=max_warmup)
+    assert spec.warmup_batches == (warmup, max_warmup)

@@ -220,6 +220,7 @@ def test_a_drafter_that_does_not_fit_the_pair(sweep: Refusal) -> None:
     assert "its vocabulary has 1000 tokens and the target's 264" in message
 
 
+@pytest.mark.slow  # imports transformers
 def test_a_target_without_a_tokenizer(refusal: Refusal) -> None:
     shape = {"num_hidden_layers": 1, "num_attention_heads": 1, "hidden_size": 8}
     target = model("target", vocab_size=10, model_type="llama", **shape)

@@ -32,6 +32,5 @@ def study(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str, str], Modu
 def forget() -> None:
     """Drop all modules of studies."""
     for name, module in list(sys.modules.items()):
-        file = getattr(module, "__file__", None)
-        if file and STUDIES in Path(file).parents:
+        if str(vars(module).get("__file__")).startswith(f"{STUDIES}/"):
             del sys.modules[name]

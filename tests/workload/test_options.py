@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from nwor_bench.cli.option_flags import with_flags, written_on
 from nwor_bench.errors import ConfigError
 from nwor_bench.plugin.settings import read_settings
+from nwor_bench.records.header import RunHeader
 from nwor_bench.run.resume import stored_spec
 from nwor_bench.run.run_options import RunOptions
 from nwor_bench.workload.config import load_scenario, resolve
@@ -156,7 +157,7 @@ def test_a_run_is_read_back_whole() -> None:
         load_scenario("short"), nwor_modes="stage,off", stage_by="copy", ci_width="1%",
         dtype="float32", engine_args='{"a": 1}', time_budget="2m", kv_cache_gib=1.5,
     )  # fmt: skip
-    assert stored_spec({"spec": spec.to_dict()}) == spec
+    assert stored_spec(RunHeader(spec=spec.to_dict())) == spec
 
 
 def test_an_option_that_does_not_exist_is_a_mistake_of_ours() -> None:

@@ -62,7 +62,7 @@ class _Side:
 
 
 def time_change(base: StoredRun, new: StoredRun, cell: Cell) -> Change | None:
-    """Change of the cell's time per window, or per batch where a block's windows have none.
+    """Change of the cell's time per window, or per batch if a block's windows have no time.
 
     None if a side has no time at all, such as an INVALID cell.
     """

@@ -129,17 +129,17 @@ def _flat(values: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
 
 
 def _field(part: JsonPart | None, name: str) -> Any:
-    """A part's field; _UNKNOWN where the run did not record it."""
+    """A part's field; _UNKNOWN if the run did not record it."""
     return _UNKNOWN if part is None or name in part.absent else getattr(part, name)
 
 
 def _entry(values: Mapping[str, Any] | None, name: str) -> Any:
-    """A mapping's value; _UNKNOWN where the run did not record it."""
+    """A mapping's value; _UNKNOWN if the run did not record it."""
     return (values or {}).get(name, _UNKNOWN)
 
 
 def _first(*values: Any) -> Any:
-    """The first of the values that is not None."""
+    """The first value that is not None."""
     return next((value for value in values if value is not None), _UNKNOWN)
 
 

@@ -8,7 +8,7 @@ from nwor_bench.records.types import StageBy
 
 
 def strategy_of(header: RunHeader) -> Strategy:
-    """How the run's mode `stage` held drafts on a GPU, as the byte model knows it.
+    """The byte model's strategy for the run's mode `stage` on a GPU.
 
     Copies count as kept in L2 only if the GPU reserved enough L2 for all of them.
     """

@@ -80,7 +80,7 @@ def _try_hooks(engine: HookedEngine) -> Check:
         return Check(NAME, State.WRONG, problem, remedy, needed=True)
     what = (
         f"{status.runner} runner, {status.target_layers} target layers: attached "
-        f"({len(staged.windows)} windows staged, tokens as without), undone, attached again; "
+        f"({len(staged.windows)} windows staged, same tokens), detached, attached again; "
         f"engine start {status.start_seconds or 0:.0f} s"
     )
     return Check(NAME, State.OK, what, needed=True)
@@ -98,8 +98,8 @@ def _problem(batches: _Batches, status: EngineStatus) -> str | None:
     for batch in (batches.staged, batches.again):
         if not any(window["staged_tokens"] for window in batch.windows):
             reasons = {window["fallback_reason"] for window in batch.windows} - {None}
-            told = status.staging_unavailable or ", ".join(sorted(reasons))
-            return f"mode stage staged nothing: {told or 'no reason given'}"
+            reason = status.staging_unavailable or ", ".join(sorted(reasons))
+            return f"mode stage staged nothing: {reason or 'no reason given'}"
     if batches.undone.windows:
         return "the hooks were detached and still saw windows"
     if not batches.undone.counters.num_drafts:

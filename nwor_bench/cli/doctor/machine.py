@@ -10,7 +10,7 @@ from nwor_bench.instruments.device_memory import free_memory
 from nwor_bench.records.environment import GpuFacts
 
 Gpus = Sequence[GpuFacts]
-"""As `environment.collect()` lists them."""
+"""GPUs as listed by `environment.collect()`."""
 
 
 def check_gpu(gpus: Gpus, note: str | None) -> Check:
@@ -45,8 +45,8 @@ def check_clocks(gpus: Gpus, governor: str | None) -> Check:
         return _check_governor(governor)
     first = gpus[0]
     if first.sm_clock_mhz is None:
-        remedy = "nothing to do; reports show no clocks here"
-        return Check("clocks", State.MISSING, "this GPU does not tell its clocks", remedy)
+        remedy = "nothing to do; reports will show no clocks"
+        return Check("clocks", State.MISSING, "this GPU does not report its clocks", remedy)
     what = f"SM {first.sm_clock_mhz} of {first.sm_clock_max_mhz} MHz"
     held = sorted({name for gpu in gpus for name in throttle_names(gpu.throttle_reasons)})
     if held:

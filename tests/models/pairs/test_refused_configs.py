@@ -13,7 +13,10 @@ from nwor_bench.errors import ConfigError, ExitCode
 from nwor_bench.models.pairs import ResolvedPair, check_model_configs, resolve_pair
 from nwor_bench.run.prepare import run_one
 
-pytestmark = pytest.mark.usefixtures("own_surroundings")
+pytestmark = [
+    pytest.mark.slow,  # transformers is imported
+    pytest.mark.usefixtures("own_surroundings"),
+]
 
 Run = Callable[..., tuple[int, str, str]]
 MISSING = object()

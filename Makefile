@@ -21,6 +21,10 @@ LOCKED := .venv/.locked-$(DEVICE)-$(call fingerprint,$(LOCK_FILES))
 INSTALLED := .venv/.installed-$(DEVICE)-$(call fingerprint,$(LOCK_FILES) pyproject.toml)
 
 BIN := .venv/bin
+
+# Every process of a test run imports the same files: none compiles them anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 # Twice quiet: errors only. Progress is what the recipes say.
 
 # vLLM's CPU build and PyTorch bring an OpenMP runtime each, and the two fight for the cores;

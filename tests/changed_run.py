@@ -12,7 +12,6 @@ from synthetic_run import save_run, write_reports
 from nwor_bench.analysis.aggregate import summarise
 from nwor_bench.analysis.cell_data import gather_cells
 from nwor_bench.analysis.comparing.stored_run import StoredRun
-from nwor_bench.analysis.invariants import cell_key
 from nwor_bench.records.store import RunData
 
 Factors = Mapping[tuple[str, str], float]
@@ -30,7 +29,7 @@ def slowed(
     drawn: dict[Any, float] = {}
 
     def factor(record: Any) -> float:
-        place = (cell_key(record), record.batch)
+        place = (record.cell, record.batch)
         chance = drawn.setdefault(place, rng.uniform(1 - noise, 1 + noise))
         own = 1.0 if record.arm else factors.get((record.nwor_mode, record.scv_mode), 1.0)
         return machine * own * chance
@@ -40,11 +39,6 @@ def slowed(
         batches=tuple(replace(b, latency_ms=b.latency_ms * factor(b)) for b in run.batches),
         windows=tuple(replace(w, wall_ms=(w.wall_ms or 0) * factor(w)) for w in run.windows),
     )
-
-
-def with_header(run: RunData, part: str, **values: Any) -> RunData:
-    """The run with fields of one part of its header changed."""
-    return replace(run, header={**run.header, part: {**run.header[part], **values}})
 
 
 def other_prompts(run: RunData) -> RunData:
@@ -58,8 +52,8 @@ def stored(run: RunData) -> StoredRun:
     return StoredRun(
         folder=Path("somewhere"),
         header=run.header,
-        cells={cell_key(cell): cell for cell in summarise(run)},
-        data={cell.key: cell for cell in gather_cells(run)},
+        cells={result.cell: result for result in summarise(run)},
+        data={data.cell: data for data in gather_cells(run)},
         source="records.jsonl",
         warnings=(),
     )

@@ -9,8 +9,9 @@ from typing import Any
 from nwor_bench.engine.engine import BatchOutput, GreedyOutput, Sampling, VllmCounters
 from nwor_bench.engine.kv_cache import Pair, Span
 from nwor_bench.models.pairs import ResolvedPair
+from nwor_bench.records.engine_status import EngineStatus
 from nwor_bench.records.store import RunData
-from nwor_bench.records.types import Cell, NworMode, ScvMode
+from nwor_bench.records.types import Cell, NworMode, Phase, ScvMode
 from nwor_bench.workload.config import RunSpec
 
 LAYERS = 3
@@ -137,21 +138,21 @@ class FakeEngine:
     cell: Cell | None = None
     kv: FakeKvCache = field(default_factory=FakeKvCache)
 
-    def status(self) -> dict[str, Any]:
-        return {
-            "device": self.device,
-            "dtype": self.dtype,
-            "attention_backend": "CPU_ATTN",
-            "runner": "V1",
-            "target_layers": LAYERS,
-            "drafter_layers": 0,
-            "bytes_per_token": self.bytes_per_token,
-            "block_size": 32,
-            "has_probe": self.has_probe,
-            "num_gpu_blocks": 64,
-            "start_count": 1,
-            "start_seconds": 0.5,
-        }
+    def status(self) -> EngineStatus:
+        return EngineStatus(
+            device=self.device,
+            dtype=self.dtype,
+            attention_backend="CPU_ATTN",
+            runner="V1",
+            target_layers=LAYERS,
+            drafter_layers=0,
+            bytes_per_token=self.bytes_per_token,
+            block_size=32,
+            has_probe=self.has_probe,
+            num_gpu_blocks=64,
+            start_count=1,
+            start_seconds=0.5,
+        )
 
     def set_modes(self, cell: Cell) -> None:
         self.cell = self.kv.cell = cell
@@ -162,8 +163,8 @@ class FakeEngine:
     def set_probe(self, on: bool) -> None:
         self.switched.append((len(self.calls), "probe", on))
 
-    def set_counters(self, kind: str, on: bool) -> None:
-        self.switched.append((len(self.calls), kind, on))
+    def set_counters(self, phase: Phase, on: bool) -> None:
+        self.switched.append((len(self.calls), phase, on))
 
     def generate(self, prompts: Sequence[Sequence[int]], sampling: Sampling) -> BatchOutput:
         assert self.cell is not None, "no mode was set"

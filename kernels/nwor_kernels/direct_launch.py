@@ -1,7 +1,7 @@
-"""Launching a compiled Triton kernel by the driver itself: the least host time of an eager launch.
+"""Launches a compiled Triton kernel through the CUDA driver: the least host time of all.
 
 Triton's own way takes every argument apart in every launch. Here parameters, grid and attributes
-lie ready in the memory that `cuLaunchKernelEx` reads, and a launch fills in what differs. What a
+are ready in the memory that `cuLaunchKernelEx` reads, and a launch fills in what differs. What a
 binary expects is taken from its signature and held against what the driver says of it; whatever
 is not understood is refused, with a reason that is logged once and counted in `refusals`.
 """
@@ -55,7 +55,7 @@ class Refused(Exception):
 def prepare(
     compiled: Any, grid: tuple[int, int, int], arguments: Sequence[Any], at: int
 ) -> DirectLaunch:
-    """What launches this binary from now on, from one thread at a time.
+    """The direct launch of this binary, for one thread at a time.
 
     Args:
         compiled: Triton's `CompiledKernel`, launched at least once.
@@ -108,7 +108,7 @@ def _launch_by(
         c_void_p, (ctypes.addressof(config), ctypes.addressof(parameters), compiled.function)
     )
 
-    # Newer Tritons unload a binary that nobody holds.
+    # Newer Tritons unload a binary without references.
     def launch(address: int, number: int, *, held: object = (compiled, parameters)) -> None:
         set_address(address)
         set_number(number)
@@ -121,7 +121,7 @@ def _launch_by(
 
 
 def _check_binary(compiled: Any, grid: tuple[int, int, int]) -> None:
-    """Refuse what needs more of a launch than parameters, grid and early start."""
+    """Refuse a binary whose launch needs more than parameters, grid and early start."""
     metadata, kinds = compiled.metadata, compiled.src.signature.values()
     problems = {
         "backend": torch.version.hip is not None or metadata.target.backend != "cuda",
@@ -142,7 +142,7 @@ def _check_binary(compiled: Any, grid: tuple[int, int, int]) -> None:
 
 
 def hooks_installed() -> bool:
-    """Whether somebody (a profiler) wants to hear of Triton's launches."""
+    """True if a profiler has hooked Triton's launches."""
     runtime = knobs.runtime
     for hook in (runtime.launch_enter_hook, runtime.launch_exit_hook):
         if hook is not None and getattr(hook, "calls", True):  # a chain may be empty

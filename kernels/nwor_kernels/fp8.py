@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 E4M3_MAX = 448.0
-"""Largest finite e4m3fn number; what lies beyond becomes it, NaN stays NaN."""
+"""Largest finite e4m3fn number; larger values saturate to it, NaN stays NaN."""
 
 E4M3_CACHE_DTYPES = (torch.uint8, torch.float8_e4m3fn)
 """Dtypes that an fp8 KV cache's tensor has: vLLM allocates bytes and views them as e4m3fn."""

@@ -1,4 +1,4 @@
-"""Launching Triton kernels over and over: less host time, and no gap to the kernel before."""
+"""Repeated launches of a Triton kernel: less host time, no gap after the kernel before."""
 
 from collections.abc import Callable, Mapping
 from functools import cache
@@ -17,7 +17,7 @@ from nwor_kernels.direct_launch import (
 
 
 class Launch:
-    """A kernel with its grid and compile-time parameters: what recurs from launch to launch.
+    """A kernel with its grid and compile-time parameters, launched again and again.
 
     Triton looks at every argument of every launch to find the binary, which takes the host
     longer than the launch. Here the first launch finds it and the later ones use it, so whatever
@@ -56,7 +56,7 @@ class Launch:
             self._compiled, self._again = compiled, compiled[self._grid]
 
     def bind(self, *arguments: object, at: int) -> Callable[[Tensor, int], None]:
-        """Launches with all arguments fixed but one tensor, its dtype and strides too.
+        """A launch whose arguments are all fixed but one tensor, its dtype and strides too.
 
         The first launch goes through Triton, the later ones to the driver (`direct_launch`), or
         where that is refused through Triton with addresses as plain integers, which spares the
@@ -67,7 +67,7 @@ class Launch:
             at: the tensor's place among them.
 
         Returns:
-            What launches, given the tensor and the last number.
+            The launch, given the tensor and the last number.
         """
         before, after = arguments[:at], arguments[at:]
         direct: DirectLaunch | None = None
@@ -84,7 +84,7 @@ class Launch:
         return launch
 
     def _by_address(self, arguments: tuple[object, ...], at: int) -> DirectLaunch:
-        """The cheapest launch that only wants the address at this place and the last number."""
+        """The cheapest launch, given the address at this place and the last number."""
         addresses = _addresses(arguments)
         first, last = addresses[:at], addresses[at + 1 : -1]
         again, in_order = self._again, self._in_order

@@ -24,7 +24,7 @@ ERROR_NAMES = {
     ERROR_COUNT_MISMATCH: "count_mismatch",
     ERROR_SLOT_RANGE: "slot_range",
 }
-"""Flag to the word used in a fallback reason."""
+"""Each flag's name in a fallback reason."""
 
 
 def error_names(flags: int) -> str:

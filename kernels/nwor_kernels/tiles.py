@@ -27,8 +27,8 @@ class Tiling(NamedTuple):
 def tiling(num_rows: int, width: int, tokens: int) -> Tiling:
     """Cut `num_rows` rows of `width` elements into tiles of about `tokens` rows.
 
-    Short rows are gathered until a program has something to do. There is always one program,
-    for whoever has to report on an empty window.
+    Short rows are gathered until a program has something to do. There is always one program:
+    it reports the errors of an empty window too.
     """
     columns = min(triton.next_power_of_2(width), MAX_COLUMNS)
     tokens = max(tokens, min(1024 // columns, triton.next_power_of_2(max(num_rows, 1))))

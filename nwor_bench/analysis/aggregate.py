@@ -12,22 +12,22 @@ import numpy as np
 
 from nwor_bench.analysis.cell_data import REFERENCE, CellData, gather_cells
 from nwor_bench.analysis.cell_verdicts import CellVerdict, cell_verdicts
-from nwor_bench.analysis.invariants import CellKey, check_invariants, find_violations
+from nwor_bench.analysis.invariants import check_invariants, find_violations
 from nwor_bench.records.store import RunData
-from nwor_bench.records.types import AA, CellResult, Verdict
+from nwor_bench.records.types import AA, Cell, CellResult, Verdict
 
 __all__ = ["REFERENCE", "check_invariants", "noise_floor", "summarise"]
 
 
 def summarise(run: RunData) -> list[CellResult]:
     """One summary a cell that ran, by pair, then NWOR mode, then SCV mode (off first)."""
-    violations: dict[CellKey, str] = {}
+    violations: dict[Cell, str] = {}
     for violation in find_violations(run):
         violations.setdefault(violation.cell, violation.text)
     results = []
-    for _, group in groupby(gather_cells(run), key=lambda cell: cell.key[0]):
+    for _, group in groupby(gather_cells(run), key=lambda data: data.cell.pair):
         cells = list(group)
-        faults = [violations.get(cell.key) for cell in cells]
+        faults = [violations.get(cell.cell) for cell in cells]
         verdicts = cell_verdicts(cells, _baseline(cells, violations), faults)
         results += [_result(*both) for both in zip(cells, verdicts, strict=True)]
     return results
@@ -57,21 +57,20 @@ def noise_floor(cells: Sequence[CellResult]) -> dict[str, Any] | None:
     return None
 
 
-def _baseline(cells: Sequence[CellData], violations: Mapping[CellKey, str]) -> CellData | None:
+def _baseline(cells: Sequence[CellData], violations: Mapping[Cell, str]) -> CellData | None:
     """off x off, if its output and counts can be trusted."""
     for cell in cells:
-        if cell.is_baseline and cell.parity != Verdict.INVALID and cell.key not in violations:
+        if cell.is_baseline and cell.parity != Verdict.INVALID and cell.cell not in violations:
             return cell
     return None
 
 
 def _result(cell: CellData, cell_verdict: CellVerdict) -> CellResult:
-    pair, nwor_mode, scv_mode, arm = cell.key
     return CellResult(
-        pair=pair,
-        nwor_mode=nwor_mode,
-        scv_mode=scv_mode,
-        arm=arm,
+        pair=cell.cell.pair,
+        nwor_mode=cell.cell.nwor_mode,
+        scv_mode=cell.cell.scv_mode,
+        arm=cell.cell.arm,
         batches=len(cell.timed),
         windows=sum(batch.windows for batch in cell.timed),
         requests=sum(batch.requests for batch in cell.timed),

@@ -3,16 +3,11 @@
 from collections import Counter
 from dataclasses import dataclass
 
-from nwor_bench.analysis.invariants import (
-    CellKey,
-    cell_key,
-    cell_order,
-    is_baseline,
-    windows_by_batch,
-)
+from nwor_bench.analysis.invariants import windows_by_batch
+from nwor_bench.records.cell import AA, Cell, ScvMode, cell_order
 from nwor_bench.records.lines import batch_key
 from nwor_bench.records.store import RunData
-from nwor_bench.records.types import AA, BatchRecord, ScvMode, Verdict, WindowRecord
+from nwor_bench.records.types import BatchRecord, Phase, Verdict, WindowRecord
 
 REFERENCE = "reference"
 """Verdict and parity of off x off, against which the other cells are judged."""
@@ -33,7 +28,7 @@ class CellData:
     """One cell's records.
 
     Attributes:
-        key: (pair, NWOR mode, SCV mode, arm).
+        cell: whose records they are.
         batches: all its batches, of every phase.
         timed: those of phase "timed", which alone count for times and counters.
         windows: the windows of the timed batches.
@@ -41,7 +36,7 @@ class CellData:
             that was cut and run again; None if it did not.
     """
 
-    key: CellKey
+    cell: Cell
     batches: list[BatchRecord]
     timed: list[BatchRecord]
     windows: list[WindowRecord]
@@ -50,12 +45,12 @@ class CellData:
     @property
     def is_baseline(self) -> bool:
         """True for off x off."""
-        return is_baseline(self.key)
+        return self.cell.is_baseline
 
     @property
     def is_aa(self) -> bool:
         """True for the second off x off."""
-        return self.key[3] == AA
+        return self.cell.arm == AA
 
     @property
     def staged(self) -> int:
@@ -107,7 +102,7 @@ class CellData:
     @property
     def scv_status(self) -> str:
         """ "off", "ok", "INEFFECTIVE" (it never ran as asked) or "not measured"."""
-        if self.key[2] == ScvMode.OFF:
+        if self.cell.scv_mode is ScvMode.OFF:
             return "off"
         if not self.timed:
             return "not measured"
@@ -122,23 +117,22 @@ def gather_cells(run: RunData) -> list[CellData]:
     windows = windows_by_batch(run)
     found_later = _found_later(run)
     cells = []
-    known = {cell_key(batch) for batch in run.batches} | found_later.keys()
-    for key in sorted(known, key=cell_order):
-        batches = [batch for batch in run.batches if cell_key(batch) == key]
-        timed = [batch for batch in batches if batch.phase == "timed"]
+    known = {batch.cell for batch in run.batches} | found_later.keys()
+    for cell in sorted(known, key=cell_order):
+        batches = [batch for batch in run.batches if batch.cell == cell]
+        timed = [batch for batch in batches if batch.phase == Phase.TIMED]
         own = [window for batch in timed for window in windows[batch_key(batch)]]
-        cells.append(CellData(key, batches, timed, own, found_later.get(key)))
+        cells.append(CellData(cell, batches, timed, own, found_later.get(cell)))
     return cells
 
 
-def _found_later(run: RunData) -> dict[CellKey, str]:
+def _found_later(run: RunData) -> dict[Cell, str]:
     """Cells that broke parity where no batch of theirs says so, each with the first mismatch."""
-    found: dict[CellKey, str] = {}
+    found: dict[Cell, str] = {}
     for batch in run.superseded:
         if batch.parity == Verdict.INVALID:
-            found.setdefault(cell_key(batch), batch.first_mismatch or "its output differs")
+            found.setdefault(batch.cell, batch.first_mismatch or "its output differs")
     for event in run.events:
         if event.get("event") == "parity_broken":
-            key = (event["pair"], event["nwor_mode"], event["scv_mode"], event.get("arm"))
-            found.setdefault(key, event["reason"])
+            found.setdefault(Cell.from_names(event), event["reason"])
     return found

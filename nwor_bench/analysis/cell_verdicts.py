@@ -196,7 +196,7 @@ def _why_ambiguous(
 
 def _idle_reason(cell: CellData) -> str | None:
     """Why the cell's mode never fired, or None if it did or nothing was timed yet."""
-    if cell.key[1] != NworMode.STAGE:
+    if cell.cell.nwor_mode is not NworMode.STAGE:
         return _idle_scv(cell)
     if cell.staged or not cell.timed:
         return None

@@ -68,10 +68,10 @@ def _noise(run: RunData, cells: Sequence[CellResult]) -> Iterator[Finding]:
 
 
 def _no_arm(run: RunData) -> Finding:
-    blocks = run.header.get("blocks") or ()
+    blocks = run.header.blocks or ()
     message = "The run has no A/A arm (off x off against itself), so its noise floor is not known."
     remedy = "Measure anew with this version: every sweep has one."
-    if any(AA in label for block in blocks for label in block["order"]):
+    if any(AA in label for block in blocks for label in block.order or ()):
         message = "The run ended before its A/A arm (off x off against itself) had its turn."
         remedy = "Go on with it: `nwor-bench sweep --resume` and its folder."
     return Finding(FindingKind.AA_MISSING, Severity.NOTE, message, remedy)

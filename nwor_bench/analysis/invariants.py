@@ -3,34 +3,22 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
-from typing import Any
 
 from nwor_bench.analysis.parity.batches import ParityRule
+from nwor_bench.records.cell import Cell, cell_order
+from nwor_bench.records.engine_status import EngineStatus
 from nwor_bench.records.finished_blocks import first_tries
+from nwor_bench.records.header import ParityFacts, RunHeader
 from nwor_bench.records.lines import BatchKey, batch_key
 from nwor_bench.records.store import RunData
-from nwor_bench.records.types import (
-    BatchRecord,
-    CellResult,
-    NworMode,
-    ScvMode,
-    WindowRecord,
-    label_of,
-)
-
-CellKey = tuple[str, str, str, str | None]
-"""(pair, NWOR mode, SCV mode, arm)."""
-
-_NWOR_ORDER = {str(mode): place for place, mode in enumerate(NworMode)}
-_SCV_ORDER = {str(mode): place for place, mode in enumerate(ScvMode)}
-_LAST = 99
+from nwor_bench.records.types import BatchRecord, NworMode, WindowRecord
 
 
 @dataclass(frozen=True)
 class Violation:
     """A count of one cell that does not add up, as a sentence."""
 
-    cell: CellKey
+    cell: Cell
     text: str
 
 
@@ -42,7 +30,7 @@ class CounterCheck:
     side is None if it was not measured.
     """
 
-    cell: CellKey
+    cell: Cell
     counter: str
     ours: int | None
     vllm: int | None
@@ -51,29 +39,6 @@ class CounterCheck:
     def agrees(self) -> bool | None:
         """None if one side was not measured."""
         return None if self.ours is None or self.vllm is None else self.ours == self.vllm
-
-
-def cell_key(record: BatchRecord | WindowRecord | CellResult) -> CellKey:
-    """The cell that a record belongs to: (pair, NWOR mode, SCV mode, arm)."""
-    return (record.pair, record.nwor_mode, record.scv_mode, record.arm)
-
-
-def cell_label(cell: CellKey) -> str:
-    """For people: `stage x graph`."""
-    return label_of(*cell[1:])
-
-
-def is_baseline(cell: CellKey) -> bool:
-    """True for off x off, the first of the two: what every other cell is compared with."""
-    return cell[1:] == (NworMode.OFF, ScvMode.OFF, None)
-
-
-def cell_order(cell: CellKey) -> tuple[Any, ...]:
-    """Sort key: by pair, then NWOR mode, then SCV mode, each in its declared order (off first);
-    the A/A arm follows off x off."""
-    pair, nwor, scv, arm = cell
-    modes = (_NWOR_ORDER.get(nwor, _LAST), nwor, _SCV_ORDER.get(scv, _LAST), scv)
-    return (pair, *modes, arm or "")
 
 
 def windows_by_batch(run: RunData) -> dict[BatchKey, list[WindowRecord]]:
@@ -121,7 +86,7 @@ def find_violations(run: RunData) -> list[Violation]:
 
     Blocks that were cut and run again are checked too: to interrupt a run mends no fault.
     """
-    layers = (run.header.get("engine") or {}).get("target_layers")
+    layers = (run.header.engine or EngineStatus()).target_layers
     every = replace(
         run,
         batches=(*run.batches, *run.superseded),
@@ -139,19 +104,17 @@ def find_violations(run: RunData) -> list[Violation]:
 def counter_checks(run: RunData) -> list[CounterCheck]:
     """Our counters beside vLLM's for every cell, in `cell_order`."""
     windows = windows_by_batch(run)
-    cells = sorted({cell_key(batch) for batch in run.batches}, key=cell_order)
+    cells = sorted({batch.cell for batch in run.batches}, key=cell_order)
     checks = []
     for cell in cells:
-        batches = [b for b in run.batches if cell_key(b) == cell]
+        batches = [b for b in run.batches if b.cell == cell]
         checks += _cell_counters(cell, batches, windows)
     return checks
 
 
 def _window_violations(window: WindowRecord, layers: int | None) -> list[Violation]:
-    cell = cell_key(window)
-    place = (
-        f"{cell_label(cell)}, block {window.block}, batch {window.batch}, window {window.window}"
-    )
+    cell = window.cell
+    place = f"{cell.label}, block {window.block}, batch {window.batch}, window {window.window}"
     staged = window.staged_tokens
     settled = window.committed_tokens + window.rejected_tokens
     found = []
@@ -175,8 +138,8 @@ def _batch_violations(
 
     In every mode the ranks of one engine must have counted the same.
     """
-    cell = cell_key(batch)
-    place = f"{cell_label(cell)}, block {batch.block}, batch {batch.batch} ({batch.phase})"
+    cell = batch.cell
+    place = f"{cell.label}, block {batch.block}, batch {batch.batch} ({batch.phase})"
     if batch.rank_disagreement:
         return [Violation(cell, f"{place}: {batch.rank_disagreement}.")]
     if batch.nwor_mode != NworMode.STAGE:
@@ -225,29 +188,24 @@ def _prompt_violations(run: RunData) -> list[Violation]:
     for batch in run.batches:
         other = first.setdefault((batch.pair, batch.phase, batch.block), batch)
         if batch.prompt_digest != other.prompt_digest:
-            cell = cell_key(batch)
-            found.append(
-                Violation(
-                    cell,
-                    f"{cell_label(cell)}, block {batch.block} ({batch.phase}): its prompts are "
-                    f"not those of {cell_label(cell_key(other))}.",
-                )
+            text = (
+                f"{batch.cell.label}, block {batch.block} ({batch.phase}): its prompts are "
+                f"not those of {other.cell.label}."
             )
+            found.append(Violation(batch.cell, text))
     return found
 
 
-def _output_violations(
-    header: Mapping[str, Any], batches: Iterable[BatchRecord]
-) -> list[Violation]:
+def _output_violations(header: RunHeader, batches: Iterable[BatchRecord]) -> list[Violation]:
     """Greedy batches of a block must have said the same in every cell, timed ones too."""
-    rule = (header.get("parity") or {}).get("rule", ParityRule.EXACT)
-    if rule != ParityRule.EXACT:
+    rule = (header.parity or ParityFacts()).rule  # older runs do not have it
+    if rule not in (None, ParityRule.EXACT):
         return []  # other tokens are allowed, and were judged while the run had them
     greedy = [batch for batch in batches if batch.temperature == 0]
     baseline = {
         (batch.pair, batch.phase, batch.block): batch.token_digests
         for batch in greedy
-        if is_baseline(cell_key(batch))
+        if batch.cell.is_baseline
     }
     found = []
     for batch in greedy:
@@ -255,17 +213,16 @@ def _output_violations(
         differing = sum(a != b for a, b in zip(batch.token_digests, expected, strict=False))
         differing += abs(len(batch.token_digests) - len(expected))
         if differing:
-            cell = cell_key(batch)
             text = (
-                f"{cell_label(cell)}, block {batch.block} ({batch.phase}): {differing} of "
+                f"{batch.cell.label}, block {batch.block} ({batch.phase}): {differing} of "
                 f"{len(expected)} requests gave other tokens than off x off."
             )
-            found.append(Violation(cell, text))
+            found.append(Violation(batch.cell, text))
     return found
 
 
 def _cell_counters(
-    cell: CellKey, batches: list[BatchRecord], windows: dict[BatchKey, list[WindowRecord]]
+    cell: Cell, batches: list[BatchRecord], windows: dict[BatchKey, list[WindowRecord]]
 ) -> list[CounterCheck]:
     read = [b for b in batches if b.vllm_draft_tokens is not None]
     own = [w for b in read for w in windows[batch_key(b)]]

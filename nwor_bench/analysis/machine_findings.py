@@ -7,11 +7,14 @@ from statistics import fmean, median
 from scipy.stats import median_abs_deviation
 
 from nwor_bench.analysis.finding import Finding, FindingKind, Severity
-from nwor_bench.analysis.invariants import cell_key, full_windows, is_baseline, windows_by_batch
+from nwor_bench.analysis.invariants import full_windows, windows_by_batch
 from nwor_bench.analysis.trend import trend
 from nwor_bench.instruments.conditions import throttle_names
+from nwor_bench.records.engine_status import EngineStatus
+from nwor_bench.records.environment import Environment, MemoryFacts
+from nwor_bench.records.header import WarmupFacts
 from nwor_bench.records.store import RunData
-from nwor_bench.records.types import BatchRecord
+from nwor_bench.records.types import BatchRecord, Phase
 
 BUSY = 0.05
 """Share of the processors' time that others may take before it is said."""
@@ -38,7 +41,7 @@ def machine_findings(run: RunData) -> Iterator[Finding]:
     yield from _pace(run)
     yield from _stage_l2(run)
     yield from _launches(run)
-    timed = [batch for batch in run.batches if batch.phase == "timed" and batch.conditions]
+    timed = [batch for batch in run.batches if batch.phase == Phase.TIMED and batch.conditions]
     if timed:
         yield from _gpu(timed)
         yield from _host(run, timed)
@@ -46,7 +49,7 @@ def machine_findings(run: RunData) -> Iterator[Finding]:
 
 def _time(run: RunData) -> Iterator[Finding]:
     """Was the machine steady before and while blocks were timed?"""
-    unsteady = (run.header.get("warmup") or {}).get("not_steady")
+    unsteady = (run.header.warmup or WarmupFacts()).not_steady
     if unsteady:
         yield Finding(
             FindingKind.WARMUP,
@@ -69,7 +72,7 @@ def _time(run: RunData) -> Iterator[Finding]:
 
 def _pace(run: RunData) -> Iterator[Finding]:
     """Is it the host that windows wait for? From the batches that time phases on the device."""
-    probed = [b for b in run.batches if b.phase == "probe" and is_baseline(cell_key(b))]
+    probed = [b for b in run.batches if b.phase == Phase.PROBE and b.cell.is_baseline]
     windows = full_windows(probed, windows_by_batch(run))
     pairs = [(w.wall_ms, w.forward_ms) for w in windows if w.wall_ms and w.forward_ms]
     if len(pairs) < PACED_WINDOWS:
@@ -92,37 +95,37 @@ def _pace(run: RunData) -> Iterator[Finding]:
 
 def _baseline_means(run: RunData) -> list[float]:
     """Mean window time of off x off in each timed block, in ms."""
-    blocks = {batch.block for batch in run.batches if batch.phase == "timed"}
+    blocks = {batch.block for batch in run.batches if batch.phase == Phase.TIMED}
     times: dict[int, list[float]] = defaultdict(list)
     for window in run.windows:
-        if is_baseline(cell_key(window)) and window.wall_ms is not None:
+        if window.cell.is_baseline and window.wall_ms is not None:
             times[window.block].append(window.wall_ms)
     return [fmean(times[block]) for block in sorted(blocks & times.keys())]
 
 
 def _stage_l2(run: RunData) -> Iterator[Finding]:
     """Did the copies of staged drafts stay in L2, as was asked?"""
-    l2 = (run.header.get("engine") or {}).get("stage_l2")
-    if not l2:
+    l2 = (run.header.engine or EngineStatus()).stage_l2
+    if l2 is None:
         return
     remedy = "Its numbers are those of --stage-by copy alone; leave --stage-l2 out."
-    if l2["unavailable"]:
-        told = f"Staged copies did not persist in L2: {l2['unavailable']}."
+    kept, buffer = l2.kept_bytes, l2.buffer_bytes
+    if l2.unavailable or kept is None or buffer is None:
+        told = f"Staged copies did not persist in L2: {l2.unavailable or 'how many is not known'}."
         yield Finding(FindingKind.STAGE_L2, Severity.WARNING, told, remedy)
-    elif l2["hit_ratio"] * l2["window_bytes"] < l2["buffer_bytes"]:
-        kept = l2["hit_ratio"] * l2["window_bytes"] / l2["buffer_bytes"]
+    elif kept < buffer:
         yield Finding(
             FindingKind.STAGE_L2,
             Severity.NOTE,
-            f"{_percent(kept)} of the {l2['buffer_bytes'] / 1e6:.1f} MB of staged copies could "
-            f"persist in L2, of which {l2['set_aside_bytes'] / 1e6:.1f} MB were set aside.",
+            f"{_percent(kept / buffer)} of the {buffer / 1e6:.1f} MB of staged copies could "
+            f"persist in L2, of which {(l2.set_aside_bytes or 0) / 1e6:.1f} MB were set aside.",
             "Write fewer --requests or --draft-tokens for copies that fit.",
         )
     else:
         yield Finding(
             FindingKind.STAGE_L2,
             Severity.NOTE,
-            f"L2 is set aside for all {l2['buffer_bytes'] / 1e6:.1f} MB of staged copies, by what "
+            f"L2 is set aside for all {buffer / 1e6:.1f} MB of staged copies, by what "
             "CUDA says. Whether they stay is not said: an H200 let them go within a window.",
             "Compare --dram-counters with and without --stage-l2 persist.",
         )
@@ -130,7 +133,7 @@ def _stage_l2(run: RunData) -> Iterator[Finding]:
 
 def _launches(run: RunData) -> Iterator[Finding]:
     """Were commits and masks launched in the slower way?"""
-    refused = (run.header.get("engine") or {}).get("launch_refusals")
+    refused = (run.header.engine or EngineStatus()).launch_refusals
     if refused:
         why = ", ".join(f"{reason} ({number})" for reason, number in sorted(refused.items()))
         yield Finding(
@@ -194,7 +197,8 @@ def _host(run: RunData, timed: Sequence[BatchRecord]) -> Iterator[Finding]:
             )
     faults = sum(_values(timed, "major_faults"))
     swapped = sum(_values(timed, "swapped_in_bytes"))
-    total = ((run.header.get("environment") or {}).get("memory") or {}).get("total_bytes")
+    memory = (run.header.environment or Environment()).memory or MemoryFacts()
+    total = memory.total_bytes
     free = min(_values(timed, "memory_available_bytes"), default=None)
     low = total is not None and free is not None and free < LOW_MEMORY * total
     if swapped or faults > len(timed) or low:

@@ -4,16 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from nwor_bench.analysis.invariants import (
-    CellKey,
-    cell_key,
-    cell_order,
-    full_windows,
-    windows_by_batch,
-)
+from nwor_bench.analysis.invariants import full_windows, windows_by_batch
+from nwor_bench.records.cell import Cell, cell_order
 from nwor_bench.records.lines import BatchKey
 from nwor_bench.records.store import RunData
-from nwor_bench.records.types import BatchRecord, WindowRecord
+from nwor_bench.records.types import BatchRecord, Phase, WindowRecord
 
 PHASES = ("forward_ms", "sample_ms", "mask_ms", "commit_ms")
 
@@ -23,7 +18,7 @@ class CellPhases:
     """Medians over a cell's windows with all requests in them; None where nothing was measured.
 
     Attributes:
-        cell: (pair, NWOR mode, SCV mode).
+        cell: whose windows they are.
         device_ms: forward, sample, mask and commit, between events on the device.
         window_ms: a window from start to start, in the timed batches.
         hook_ms, scv_host_ms: host time that the hooks added to a window, and the part of it that
@@ -33,7 +28,7 @@ class CellPhases:
         paths: timed windows by how they were decided: host, device, capture, graph.
     """
 
-    cell: CellKey
+    cell: Cell
     device_ms: dict[str, float | None]
     window_ms: float | None
     hook_ms: float | None
@@ -53,18 +48,16 @@ class CellPhases:
 
 def cell_phases(run: RunData) -> list[CellPhases]:
     """One entry for each cell that was probed, in the order of the cells."""
-    probed = [batch for batch in run.batches if batch.phase == "probe"]
-    cells = sorted({cell_key(batch) for batch in probed}, key=cell_order)
+    probed = [batch for batch in run.batches if batch.phase == Phase.PROBE]
+    cells = sorted({batch.cell for batch in probed}, key=cell_order)
     windows = windows_by_batch(run)
     return [_phases_of(run, cell, windows) for cell in cells]
 
 
-def _phases_of(
-    run: RunData, cell: CellKey, windows: dict[BatchKey, list[WindowRecord]]
-) -> CellPhases:
-    own = [batch for batch in run.batches if cell_key(batch) == cell]
-    probed = full_windows([b for b in own if b.phase == "probe"], windows)
-    timed_batches = [b for b in own if b.phase == "timed"]
+def _phases_of(run: RunData, cell: Cell, windows: dict[BatchKey, list[WindowRecord]]) -> CellPhases:
+    own = [batch for batch in run.batches if batch.cell == cell]
+    probed = full_windows([b for b in own if b.phase == Phase.PROBE], windows)
+    timed_batches = [b for b in own if b.phase == Phase.TIMED]
     timed = full_windows(timed_batches, windows)
     window_ms, probed_ms = _median(timed, "wall_ms"), _median(probed, "wall_ms")
     count = sum(batch.windows for batch in timed_batches)

@@ -1,1 +1,1 @@
-"""The command line: parsing, one module a command, and `doctor`."""
+"""The command line: the app, one module per command, and `doctor`."""

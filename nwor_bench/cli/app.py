@@ -22,7 +22,7 @@ from nwor_bench.errors import BenchError, ExitCode
 
 
 class _Commands(TyperGroup):
-    """Says so when a command is interrupted; without this the prompt comes back in silence."""
+    """Prints a message when a command is interrupted by Ctrl-C."""
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -70,7 +70,7 @@ def _options(
 
 
 def main() -> None:
-    """Entry point of `nwor-bench`: a BenchError becomes one message and its exit code."""
+    """Entry point of `nwor-bench`: prints a BenchError and ends with its exit code."""
     try:
         app(prog_name="nwor-bench")  # also as `python -m nwor_bench`
     except BenchError as error:

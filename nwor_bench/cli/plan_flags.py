@@ -1,4 +1,4 @@
-"""From the flags of `nwor-bench plan` to a plan: everything bad is refused here, by flag."""
+"""Flags of `nwor-bench plan`: check them by name, and make a prediction."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ AUTO = "auto"
 
 @dataclass(frozen=True)
 class NamedConfig:
-    """A config.json's content, the model's name, and the flag and value that led to it."""
+    """A config.json's content, the model's name, and the flag and value that named it."""
 
     name: str
     config: Mapping[str, Any]
@@ -45,9 +45,9 @@ def check_workload(load: Workload) -> None:
 def load_configs(
     configs: Sequence[Path], target_model: str | None, pair: str | None
 ) -> list[NamedConfig]:
-    """The config.json of each model named; exactly one of the three ways must be used.
+    """The config.json of each named model; exactly one of the three arguments must be given.
 
-    Raises ConfigError for files that cannot be read, hub names and pairs that are not ready.
+    Raises ConfigError for unreadable files, hub names, and pairs that were not fetched.
     """
     named = {"--config": configs, "--target-model": target_model, "--pair": pair}
     given = [flag for flag, value in named.items() if value]
@@ -68,7 +68,10 @@ def load_configs(
 def predict(
     source: NamedConfig, load: Workload, cache_dtype: str, weight_dtype: str
 ) -> BytePrediction:
-    """The plan of one model. Raises ConfigError for unknown types and a split that cannot be."""
+    """The prediction for one model.
+
+    Raises ConfigError for an unknown dtype, or if the model cannot be split over the ranks.
+    """
     shape = read_shape(source.config, source.flag, source.value)
     if not shape.fits_ranks(load.ranks):
         raise ConfigError.for_field(
@@ -96,7 +99,7 @@ def predict(
 
 
 def write_output(flag: str, path: Path, text: str) -> None:
-    """Write a file, replacing an older one; raises ConfigError where that cannot be."""
+    """Write a file, replacing an older one. Raises ConfigError if it cannot be written."""
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:

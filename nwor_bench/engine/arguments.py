@@ -1,7 +1,7 @@
 """What vLLM is told before it starts, and what it refuses."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -32,21 +32,22 @@ attention matter (plugin/dummy_weights.py). vLLM's own is left to `--engine-args
 
 
 def set_environment(
-    dtype: str,
-    ranks: int = 1,
-    stage_by: StageBy = StageBy.REFERENCE,
-    stage_l2: StageL2 = StageL2.NORMAL,
+    dtype: str, ranks: int = 1, worker_variables: Mapping[str, str] | None = None
 ) -> None:
     """Switch the plugin on and keep the engine core in this process.
 
     Which model runner serves a GPU is vLLM's choice, or VLLM_USE_V2_MODEL_RUNNER's.
+
+    Args:
+        dtype: the models'.
+        ranks: tensor-parallel ranks.
+        worker_variables: the run's own, as `RunSpec.worker_variables` has them.
     """
     fixed = {
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "VLLM_NWOR_MODE": "off",
         "VLLM_SCV_MODE": "off",
-        "VLLM_NWOR_STAGE_BY": stage_by.value,
-        "VLLM_NWOR_STAGE_L2": stage_l2.value,
+        **(worker_variables or {}),
         "VLLM_NWOR_METRICS": "0",  # the sweep has its own
         "VLLM_NO_USAGE_STATS": "1",
     }
@@ -103,15 +104,13 @@ def _has_gpu() -> bool:
 
 
 def check_arguments(pair: ResolvedPair, spec: RunSpec) -> None:
-    """Have vLLM judge the configuration before anything is started or written.
+    """Have vLLM check the configuration before anything is started or written.
 
     Raises ConfigError with vLLM's own reason if it refuses.
     """
     _check_staging(spec)
     _check_logprobs(spec)
-    set_environment(
-        spec.dtype or pair.dtype, spec.tensor_parallel_size, spec.stage_by, spec.stage_l2
-    )
+    set_environment(spec.dtype or pair.dtype, spec.tensor_parallel_size, spec.worker_variables)
     if spec.dram_counters:
         check_counters(_has_gpu)
     if spec.launch_counts and not _has_gpu():
@@ -171,7 +170,7 @@ def _check_configs(pair: ResolvedPair, trust_remote_code: bool) -> None:
 
 
 def _check_logprobs(spec: RunSpec) -> None:
-    """The gate asks for the `TOP` likeliest tokens where it judges a difference."""
+    """The gate asks for the `TOP` likeliest tokens at a difference."""
     most = spec.engine_args.get("max_logprobs", TOP)
     if isinstance(most, int) and 0 <= most < TOP:
         raise ConfigError.for_field(

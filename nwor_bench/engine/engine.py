@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -13,7 +13,8 @@ from nwor_bench.engine.ranks import common_status, disagreement
 from nwor_bench.errors import EngineError
 from nwor_bench.instruments.versions import require_supported_vllm
 from nwor_bench.models.pairs import ResolvedPair
-from nwor_bench.records.types import Cell
+from nwor_bench.records.engine_status import EngineStatus
+from nwor_bench.records.types import Cell, Phase
 from nwor_bench.workload.config import RunSpec
 
 __all__ = [
@@ -98,7 +99,7 @@ class GreedyOutput:
 class Engine(Protocol):
     """What the sweep needs of an engine."""
 
-    def status(self) -> dict[str, Any]:
+    def status(self) -> EngineStatus:
         """Facts for run.json: device, layers, block size, what is attached."""
 
     def set_modes(self, cell: Cell) -> None:
@@ -120,10 +121,10 @@ class Engine(Protocol):
         """Greedy outputs in the present modes, beside the measured batches."""
 
     def set_probe(self, on: bool) -> None:
-        """Time each window's phases on the device, if `status()["has_probe"]`."""
+        """Time each window's phases on the device, if `status().has_probe`."""
 
-    def set_counters(self, kind: str, on: bool) -> None:
-        """Count each window's DRAM bytes ("counters") or CUDA calls ("launches"), or stop."""
+    def set_counters(self, phase: Phase, on: bool) -> None:
+        """Count what batches of that phase count (DRAM bytes or CUDA calls), or stop."""
 
     def watch_writes(self, on: bool) -> list[dict[str, int]]:
         """Watch what staging writes, or stop; what each rank saw since (see `write_check`)."""
@@ -154,21 +155,23 @@ class VllmEngine:
     def __init__(self, pair: ResolvedPair, spec: RunSpec, log: Path | None = None):
         self._log = log
         started = time.perf_counter()
-        set_environment(
-            spec.dtype or pair.dtype, spec.tensor_parallel_size, spec.stage_by, spec.stage_l2
-        )
+        set_environment(spec.dtype or pair.dtype, spec.tensor_parallel_size, spec.worker_variables)
         with log_to_file(log):
             self._llm = start_llm(pair, spec)
         self.start_seconds = time.perf_counter() - started
         VllmEngine.starts += 1
-        self._counting: str | None = None
+        self._counting: Phase | None = None
         self._kv_cache = VllmKvCache(self._llm, self._rpc_all)
         self._vllm = require_supported_vllm()
 
-    def status(self) -> dict[str, Any]:
+    def status(self) -> EngineStatus:
         """Device, layers, block size, CUDA graphs, number of starts and what is attached."""
-        starts = {"start_count": VllmEngine.starts, "start_seconds": round(self.start_seconds, 2)}
-        return {**common_status(self._rpc_all("nwor_status")), "vllm": self._vllm, **starts}
+        return replace(
+            common_status(self._rpc_all("nwor_status")),
+            vllm=self._vllm,
+            start_count=VllmEngine.starts,
+            start_seconds=round(self.start_seconds, 2),
+        )
 
     def set_modes(self, cell: Cell) -> None:
         """Switch both modes live; call it between batches.
@@ -196,7 +199,7 @@ class VllmEngine:
         self._kv_cache.before_batch()
         before = self._read_counters()
         if self._counting:
-            self._rpc("nwor_start_counters", self._counting)
+            self._rpc("nwor_start_counters", str(self._counting))
         started = time.perf_counter()
         outputs = self._llm.generate(inputs, params, use_tqdm=False)
         latency_ms = (time.perf_counter() - started) * 1e3
@@ -284,10 +287,10 @@ class VllmEngine:
         """Time each window's phases on the device, or stop; costs host time (see the report)."""
         self._rpc("nwor_set_probe", on)
 
-    def set_counters(self, kind: str, on: bool) -> None:
+    def set_counters(self, phase: Phase, on: bool) -> None:
         """Count each window's DRAM bytes or CUDA calls, or stop (first rank's)."""
-        self._rpc("nwor_set_counters", kind, on)
-        self._counting = kind if on else None
+        self._rpc("nwor_set_counters", str(phase), on)
+        self._counting = phase if on else None
 
     def watch_writes(self, on: bool) -> list[dict[str, int]]:
         """Watch what staging writes, or stop; what each rank saw since it was switched on."""
@@ -297,13 +300,13 @@ class VllmEngine:
         """The KV cache of every rank, to be read back between batches."""
         return self._kv_cache
 
-    def _add_counters(self, kind: str, windows: list[dict[str, Any]]) -> dict[str, Any]:
+    def _add_counters(self, phase: Phase, windows: list[dict[str, Any]]) -> dict[str, Any]:
         """Put what was counted into the windows; how well it is known."""
-        taken = self._rpc("nwor_take_counters", kind)
+        taken = self._rpc("nwor_take_counters", str(phase))
         if len(taken["windows"]) != len(windows):
             raise EngineError(
                 f"{len(windows)} windows ran and {len(taken['windows'])} were marked for "
-                f"{kind}: what was counted cannot be told apart"
+                f"{phase}: what was counted cannot be told apart"
             )
         for window, counted in zip(windows, taken["windows"], strict=True):
             window.update(counted)

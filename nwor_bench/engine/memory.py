@@ -7,7 +7,7 @@ from nwor_bench.errors import ConfigError
 from nwor_bench.instruments.device_memory import free_memory
 from nwor_bench.models.config_json import MODEL_BITS
 from nwor_bench.models.pairs import ResolvedPair, read_model_config
-from nwor_bench.models.pairs.shape import LOAD_FORMAT, shape_parameters
+from nwor_bench.models.pairs.shape_source import LOAD_FORMAT, shape_parameters
 from nwor_bench.workload.config import RunSpec
 
 GIB = 1 << 30

@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from nwor_bench.errors import EngineError
+from nwor_bench.records.engine_status import EngineStatus, RankStatus
+from nwor_bench.records.json_part import PartError, read_part
 
 MAY_DIFFER = ("device", "totals")
 """Facts of a worker in which ranks may differ; `totals` follow from the windows."""
-
-PER_RANK = ("device", "target_layers", "drafter_layers", "kv_heads", "bytes_per_token")
 
 
 def disagreement(windows_by_rank: Sequence[Sequence[Mapping[str, Any]]]) -> str | None:
@@ -35,8 +35,8 @@ def disagreement(windows_by_rank: Sequence[Sequence[Mapping[str, Any]]]) -> str 
     return None
 
 
-def common_status(statuses: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The first rank's facts, and under `ranks` those that each rank has for itself.
+def common_status(statuses: Sequence[Mapping[str, Any]]) -> EngineStatus:
+    """The first rank's facts, as its worker tells them, and those that each rank has for itself.
 
     Raises EngineError if the ranks differ where they must not: another number of layers, blocks
     or captured graphs would make them take different paths through the same window.
@@ -49,6 +49,10 @@ def common_status(statuses: Sequence[dict[str, Any]]) -> dict[str, Any]:
                     f"rank {rank} has {name} {status[name]!r}, rank 0 {first[name]!r}: ranks that "
                     "differ cannot be measured as one engine"
                 )
-    if len(statuses) == 1:
-        return first
-    return {**first, "ranks": [{name: s[name] for name in PER_RANK} for s in statuses]}
+    facts = dict(first)
+    if len(statuses) > 1:
+        facts["ranks"] = [{name: s[name] for name in RankStatus.names()} for s in statuses]
+    try:
+        return read_part(EngineStatus, facts)
+    except PartError as error:
+        raise EngineError(f"what the worker says of itself is not understood: {error}") from error

@@ -1,5 +1,5 @@
-"""Looking inside a run: named ranges for profilers, hardware counters, Nsight's tools.
+"""Observation of machine and GPU: environment, conditions, NVTX ranges, counters, Nsight's tools.
 
-The ranges (NVTX, domain `nwor-bench`) are what everything else here joins by; `nvtx_ranges` says
-what each of them is called and what its payload counts.
+Profiles are joined to windows by the NVTX ranges of the domain `nwor-bench`; `nvtx_ranges` lists
+their names and payloads.
 """

@@ -1,20 +1,21 @@
-"""What the machine did while a batch ran: clocks, throttling, other processes, memory pressure.
+"""State of the machine during a batch: clocks, throttling, other processes, memory pressure.
 
-`ConditionMonitor.during(...)` is read before and after a batch, never in between: a thread that
-samples would itself be load. Counters give what happened within the batch, gauges what held at
-its end. What a machine does not tell is left out of the mapping, never 0.
+`ConditionMonitor` reads before and after a batch, never during it, because a sampling thread would
+be load itself. Counters are differences over the batch; gauges are values at its end. A value that
+the machine does not report is left out, never 0.
 
-Names in a batch's `conditions`, each with its unit:
+Names in a batch's `conditions`:
 
-- `cpu_other`: share of the machine's processor time that other processes used; `cpu_steal`:
-  share that the hypervisor took away (psutil.cpu_times, Linux)
-- `major_faults`: pages that this process had to read from disk; `swapped_in_bytes`: the whole
-  machine's; `memory_available_bytes`: gauge
-- `gpu_sm_clock_mhz` and `gpu_memory_clock_mhz`: the lowest over the GPUs in use, gauges;
-  `gpu_temperature_c`: the highest, gauge
-- `gpu_throttle_reasons`: NVML's bits of all GPUs in use, gauge (`throttle_names` reads them);
-  `gpu_throttled_ms`: time in which power or heat held the clocks down
-- `gpu_other_processes`: processes on these GPUs beside this one, gauge
+- `cpu_other`: share of CPU time used by other processes
+- `cpu_steal`: share of CPU time taken by the hypervisor (psutil.cpu_times, Linux)
+- `major_faults`: pages that this process read from disk
+- `swapped_in_bytes`: bytes swapped in by the whole machine
+- `memory_available_bytes`: gauge
+- `gpu_sm_clock_mhz`, `gpu_memory_clock_mhz`: lowest over the GPUs in use, gauges
+- `gpu_temperature_c`: highest over the GPUs in use, gauge
+- `gpu_throttle_reasons`: NVML's bits of all GPUs in use, gauge; see `throttle_names`
+- `gpu_throttled_ms`: time in which power or temperature lowered the clocks
+- `gpu_other_processes`: other processes on these GPUs, gauge
 """
 
 import os
@@ -35,15 +36,15 @@ THROTTLE_BITS = {
     0x0000000000000040: "hardware thermal slowdown",
     0x0000000000000080: "hardware power brake",
 }
-"""NVML's clocks event reasons (nvml.h, nvmlClocksEventReason*) that hold the clocks down. Idle
-(1), clocks that an application set (2) and the display's (256) are none of them."""
+"""NVML's clocks event reasons (nvml.h, nvmlClocksEventReason*) that lower the clocks. Idle (1),
+application clocks (2) and display clocks (256) do not count."""
 
 Conditions = dict[str, float]
 
 
 @dataclass(frozen=True)
 class _Reading:
-    """Counters since some start, and gauges."""
+    """Counters and gauges at one moment."""
 
     counters: Mapping[str, float] = field(default_factory=dict)
     gauges: Mapping[str, float] = field(default_factory=dict)
@@ -53,7 +54,7 @@ class ConditionMonitor:
     """Reads the machine before and after batches.
 
     Args:
-        gpus: True to read the GPUs too (through NVML); those in CUDA_VISIBLE_DEVICES.
+        gpus: True to read the GPUs in CUDA_VISIBLE_DEVICES too, through NVML.
     """
 
     def __init__(self, gpus: bool = False):
@@ -61,11 +62,11 @@ class ConditionMonitor:
         self._before = self._read()
 
     def begin(self) -> None:
-        """A batch is about to start."""
+        """Read the machine; call it before a batch."""
         self._before = self._read()
 
     def end(self) -> Conditions:
-        """The batch has ended: what happened since `begin`."""
+        """Conditions since `begin`; call it after the batch."""
         after = self._read()
         since = {
             name: value - self._before.counters[name]
@@ -88,7 +89,7 @@ class ConditionMonitor:
 
 
 def throttle_names(bits: float | None) -> list[str]:
-    """What holds the clocks down, in words; empty if nothing does."""
+    """The reasons that lower the clocks, in words; empty if none does."""
     return [name for bit, name in THROTTLE_BITS.items() if int(bits or 0) & bit]
 
 
@@ -97,7 +98,7 @@ def _read_host() -> tuple[dict[str, float], dict[str, float]]:
     own = psutil.Process().cpu_times()
     idle = all_cpus.idle + getattr(all_cpus, "iowait", 0.0)
     steal = getattr(all_cpus, "steal", 0.0)
-    # Guests' time is counted in user and nice already (man 5 proc).
+    # user and nice already include guest time (man 5 proc).
     total = all_cpus.user + all_cpus.system + idle + steal
     total += sum(getattr(all_cpus, name, 0.0) for name in ("nice", "irq", "softirq"))
     counters = {
@@ -115,7 +116,7 @@ def _read_host() -> tuple[dict[str, float], dict[str, float]]:
 
 
 def _processor_shares(since: Mapping[str, float]) -> Conditions:
-    """Shares of the processors' time; none for a batch too short for the clock's ticks."""
+    """Shares of CPU time; empty if the batch is too short for the clock's resolution."""
     total = since["cpu_total"]
     if total <= 0.1:
         return {}
@@ -131,7 +132,7 @@ class _Gpus:
         self._handles = handles
 
     def read(self) -> tuple[dict[str, float], dict[str, float]]:
-        """Counters and gauges; what a GPU does not support is left out."""
+        """Counters and gauges; values that a GPU does not support are left out."""
         nvml = self._nvml
         sm = self._ask_all("nvmlDeviceGetClockInfo", nvml.NVML_CLOCK_SM)
         memory = self._ask_all("nvmlDeviceGetClockInfo", nvml.NVML_CLOCK_MEM)
@@ -160,7 +161,7 @@ class _Gpus:
         return [answer for answer in answers if answer is not None]
 
     def _ask(self, name: str, *arguments: Any) -> Any:
-        """One NVML query, or None where this GPU does not support it."""
+        """Result of one NVML query; None if this GPU does not support it."""
         try:
             return getattr(self._nvml, name)(*arguments)
         except self._nvml.NVMLError:
@@ -174,10 +175,10 @@ class _Gpus:
         return {"gpu_throttled_ms": sum(answer.violationTime for answer in found) / 1e6}
 
     def _others(self, handle: Any) -> int | None:
-        """Other processes that compute on this GPU.
+        """Number of other processes that compute on this GPU.
 
-        In a container NVML may number processes as the host does, where ours is not found by
-        its own number: then one of those that are listed is taken to be ours.
+        In a container NVML may list host process ids. If ours is not among them, one of the listed
+        processes is taken to be ours.
         """
         running = self._ask("nvmlDeviceGetComputeRunningProcesses", handle)
         if running is None:
@@ -187,7 +188,7 @@ class _Gpus:
 
 
 def _open_gpus() -> _Gpus | None:
-    """The GPUs in use, or None where NVML does not answer."""
+    """The GPUs in use; None without NVML."""
     import pynvml
 
     try:

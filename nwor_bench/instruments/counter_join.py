@@ -1,9 +1,11 @@
-"""Put hardware samples and windows on one clock, and say what each window moved. Pure.
+"""Put hardware samples and windows on one clock, and count each window's bytes. Pure.
 
-Windows are marked by events on the GPU's stream, samples carry times of the host's clock. Copies
-of known size, marked the same way, show up in the samples: what lies between the two middles of a
-copy is the offset of the clocks, what differs from copy to copy how well it is known, and the
-bytes counted over the bytes copied whether the counters can be trusted.
+Windows are marked by events on the GPU's stream; samples carry host times. Copies of known size
+are marked by events too and show up in the samples:
+
+- clock offset: the distance between a copy's middle by events and by samples;
+- precision of the offset: how much it differs between copies;
+- trust in the counters: bytes counted over bytes copied.
 """
 
 from collections.abc import Sequence
@@ -15,23 +17,23 @@ from numpy.typing import NDArray
 from nwor_bench.instruments.pm_sampling import PmSamples
 
 SEARCH_NS = 3_000_000
-"""How far from where the host's clock puts it a copy is looked for."""
+"""A copy is searched for within this distance of its time by the host's clock."""
 
 COVERED = 0.999
-"""A window counts only if samples cover at least this part of it."""
+"""A window counts only if samples cover at least this share of it."""
 
 READ = "dram_read_bytes"
 
 
 @dataclass(frozen=True)
 class ClockMatch:
-    """How the events' clock lies on the samples'.
+    """Offset between the events' clock and the samples' clock.
 
     Attributes:
         offset_ns: the samples' time of the events' zero.
-        spread_ns: half the distance between the copies that differ most.
-        copy_ratio: bytes read by all copies as counted, over the bytes that they are.
-        copies: how many were found.
+        spread_ns: half the largest difference between two copies' offsets.
+        copy_ratio: bytes counted for all copies, over the bytes that they read.
+        copies: number of copies found.
     """
 
     offset_ns: int
@@ -43,13 +45,13 @@ class ClockMatch:
 def match_clocks(
     samples: PmSamples, copies: Sequence[tuple[float, float]], copy_bytes: int, guess_ns: int
 ) -> ClockMatch | None:
-    """Find the copies among the samples; None if none of them shows.
+    """Find the copies in the samples; None if no copy is found.
 
     Args:
-        samples: what was counted.
+        samples: the samples.
         copies: start and end of each copy in ns since the events' zero.
-        copy_bytes: bytes that each of them reads.
-        guess_ns: about where the events' zero lies on the samples' clock (within SEARCH_NS).
+        copy_bytes: bytes that each copy reads.
+        guess_ns: the events' zero on the samples' clock, to within SEARCH_NS.
     """
     if not len(samples.start_ns):
         return None
@@ -79,10 +81,10 @@ def match_clocks(
 def counted_between(
     samples: PmSamples, offset_ns: int, starts_ns: Sequence[float], ends_ns: Sequence[float]
 ) -> NDArray[np.float64]:
-    """What was counted in each interval: [intervals, metrics]; NaN where samples are missing.
+    """Counts in each interval, [intervals, metrics]; NaN if samples are missing.
 
-    Times are ns since the events' zero, which lies at `offset_ns` on the samples' clock. A sample
-    that an interval's border cuts is shared in proportion to the time on either side.
+    Times are ns since the events' zero, which is `offset_ns` on the samples' clock. A sample that
+    crosses an interval's border is divided in proportion to time.
     """
     count = len(starts_ns)
     if not len(samples.start_ns) or not count:
@@ -91,7 +93,7 @@ def counted_between(
     shift = float(offset_ns - base)
     starts = np.asarray(starts_ns, dtype=np.float64) + shift
     ends = np.asarray(ends_ns, dtype=np.float64) + shift
-    # Both ends of every sample in turn: within one the count rises, between two it stays.
+    # Cumulative counts at both ends of every sample: they rise within a sample, not between two.
     borders = (
         np.column_stack([samples.start_ns - base, samples.end_ns - base]).ravel().astype(float)
     )

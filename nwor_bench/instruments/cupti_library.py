@@ -1,8 +1,8 @@
-"""Let cupti-python find the CUPTI that it was built for, not PyTorch's older one.
+"""Make cupti-python use its own CUPTI instead of PyTorch's older one.
 
-Both libraries are called libcupti.so.13, and the one that is loaded first serves everybody:
-PyTorch loads its own when it is imported. The dynamic linker reads LD_LIBRARY_PATH only when a
-process starts, so the command line replaces itself once, with the newer library in front.
+Both libraries are called libcupti.so.13, a process loads only one of them, and importing PyTorch
+loads PyTorch's. The dynamic linker reads LD_LIBRARY_PATH only when a process starts, so the command
+line restarts itself once with the newer library in front.
 """
 
 import os
@@ -12,15 +12,15 @@ from importlib.util import find_spec
 from pathlib import Path
 
 DONE = "NWOR_BENCH_CUPTI"
-"""Set in the replaced process, so that it happens once. Set it yourself to choose another CUPTI
+"""Set in the restarted process, so that it restarts once. Set it yourself to choose another CUPTI
 through LD_LIBRARY_PATH."""
 
 FOLDERS = ("nvidia/cu13/lib", "nvidia/cuda_cupti/lib")
-"""Where NVIDIA's packages put libcupti, beside the package `cupti`."""
+"""Folders of libcupti in NVIDIA's packages, relative to site-packages."""
 
 
 def cupti_folder() -> Path | None:
-    """The folder of the libcupti that was installed with cupti-python; None without one."""
+    """Folder of the libcupti that was installed with cupti-python; None if there is none."""
     spec = find_spec("cupti")
     if spec is None or spec.origin is None:
         return None
@@ -30,7 +30,7 @@ def cupti_folder() -> Path | None:
 
 
 def cupti_environment(environ: Mapping[str, str], folder: Path | None) -> dict[str, str] | None:
-    """The environment to start again with, or None if this process may go on as it is."""
+    """The environment for a restart; None if no restart is needed."""
     before = environ.get("LD_LIBRARY_PATH", "")
     if folder is None or DONE in environ or str(folder) in before.split(":"):
         return None
@@ -39,14 +39,14 @@ def cupti_environment(environ: Mapping[str, str], folder: Path | None) -> dict[s
 
 
 def run_under_own_cupti() -> None:
-    """Replace this process by itself with cupti-python's library in front, where needed."""
+    """Restart this process with cupti-python's library in front, if needed."""
     environ = cupti_environment(os.environ, cupti_folder())
     if environ is not None:
         os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environ)
 
 
 def loaded_cupti() -> str | None:
-    """Path of the libcupti in this process (Linux); None if there is none."""
+    """Path of the libcupti loaded in this process (Linux); None if there is none."""
     try:
         lines = Path("/proc/self/maps").read_text().splitlines()
     except OSError:

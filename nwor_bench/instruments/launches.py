@@ -1,12 +1,14 @@
-"""How often a window calls the driver: launches, graph launches, waits of the host. Pure.
+"""Driver calls per window: kernel launches, graph launches, host waits, copies.
 
-Whoever recorded the calls (PyTorch's Kineto, Nsight Systems), they come here as name and time.
+Calls are recorded by Kineto (PyTorch's profiler) or Nsight Systems, as name and time. Kineto needs
+no tool and no permission. Recording costs host time per call, so such batches are never timed.
 """
 
 import re
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 LAUNCHES = frozenset(
     {
@@ -34,18 +36,21 @@ KINDS = {
     "host_syncs": HOST_SYNCS,
     "async_copies": COPIES,
 }
-"""What is counted, and the calls of CUDA's runtime and driver that it is."""
+"""What is counted, and the CUDA runtime and driver calls that count as it."""
+
+STEP = "nwor-bench step"
+"""Name of the mark at the start of each engine step."""
 
 _SUFFIX = re.compile(r"(_v\d+|_ptsz|_ptds)+$")
 
 
 @dataclass(frozen=True)
 class HostCall:
-    """A call of CUDA's runtime or driver; times on the same clock as the windows.
+    """A call of CUDA's runtime or driver; times are on the same clock as the windows.
 
     Attributes:
-        end_ns: None where only the start was recorded.
-        to_pageable: copies from the GPU to memory that is not pinned, for which the host waits.
+        end_ns: None if only the start was recorded.
+        to_pageable: True for a copy from the GPU to pageable memory, for which the host waits.
     """
 
     name: str
@@ -55,9 +60,9 @@ class HostCall:
 
 
 def kind_of(name: str) -> str | None:
-    """What a call counts as; None for the many that count as nothing.
+    """The kind of a call; None if it is not counted.
 
-    Versions and stream variants are the same call: cudaLaunchKernel_v7000, cuMemcpyDtoHAsync_v2.
+    Version and stream suffixes are ignored: cudaLaunchKernel_v7000, cuMemcpyDtoHAsync_v2.
     """
     plain = _SUFFIX.sub("", name)
     return next((kind for kind, names in KINDS.items() if plain in names), None)
@@ -66,11 +71,11 @@ def kind_of(name: str) -> str | None:
 def count_calls(
     calls: Iterable[HostCall], starts_ns: Sequence[int], ends_ns: Sequence[int]
 ) -> list[dict[str, int]]:
-    """How many calls of each kind began in each of the intervals, which do not overlap.
+    """Number of calls of each kind that began in each interval; intervals must not overlap.
 
     Args:
         calls: in any order.
-        starts_ns: ascending; an interval holds its start, not its end.
+        starts_ns: ascending; an interval includes its start, not its end.
         ends_ns: one for each start.
     """
     counts = [dict.fromkeys(KINDS, 0) for _ in starts_ns]
@@ -82,3 +87,26 @@ def count_calls(
         if place >= 0 and call.start_ns < ends_ns[place]:
             counts[place][kind] += 1
     return counts
+
+
+def open_profiler() -> Any:
+    """PyTorch's profiler for host calls and, with a GPU, device activity; not started."""
+    from torch import cuda
+    from torch.profiler import ProfilerActivity, profile
+
+    activities = [ProfilerActivity.CPU]
+    if cuda.is_available():
+        activities.append(ProfilerActivity.CUDA)
+    return profile(activities=activities, acc_events=True)
+
+
+def read_calls(profiler: Any) -> tuple[list[HostCall], list[int]]:
+    """Counted calls, and the times of the step marks, from a stopped profiler."""
+    calls, marks = [], []
+    for event in profiler.profiler.kineto_results.events():
+        name = event.name()
+        if name == STEP:
+            marks.append(event.start_ns())
+        elif kind_of(name) is not None:
+            calls.append(HostCall(name, event.start_ns()))
+    return calls, sorted(marks)

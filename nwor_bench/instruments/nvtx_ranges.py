@@ -1,25 +1,25 @@
-"""Named ranges in a profiler's timeline (NVTX), off unless somebody looks.
+"""NVTX ranges in a profiler's timeline; off unless a profiler listens or they are switched on.
 
-All ranges are pushed and popped in the domain `nwor-bench`, under registered strings, so that
+All ranges are in the domain `nwor-bench`, under registered strings, so that
 `nsys --nvtx-capture batch@nwor-bench` and `ncu --nvtx --nvtx-include nwor-bench@window/` find
 them. A range's category is its cell (`stage x graph`), its payload one whole number:
 
 | range | around | payload |
 | --- | --- | --- |
-| sweep | everything that a run does on its engine | batches planned |
-| block | one timed block, every cell once: after warm-up and gate | its number, from 1 |
-| cell | one turn of a cell: mode switch and batch | place in the block's order |
-| batch | one `generate` | the batch's number in batches.csv |
-| window | a step with drafts, from its forward to the next drafts | its number in windows.csv |
+| sweep | all work of a run on its engine | batches planned |
+| block | one timed block: every cell once, after warm-up and gate | block number, from 1 |
+| cell | one cell in a block: mode switch and batch | place in the block's order |
+| batch | one `generate` | batch number in batches.csv |
+| window | a step with drafts, from its forward to the next drafts | window number in windows.csv |
 | forward | the target's forward | tokens of the step |
-| stage | one layer's K/V held back (none inside a full CUDA graph) | draft tokens |
+| stage | staging one layer's K/V (absent inside a full CUDA graph) | draft tokens |
 | sample | vLLM's sampler | requests of the step |
-| mask | deciding what was accepted (none where the commit decides) | draft tokens |
+| mask | the acceptance mask (absent if the commit computes it) | draft tokens |
 | commit | the commit of all layers | draft tokens |
 | draft | the drafter's next proposal | requests of the step |
 
-The first four come from the harness, the others from the worker; they nest, and lie inside
-vLLM's own scopes (VLLM_NVTX_SCOPES_FOR_PROFILING=1, domain `NVTX`).
+The first four come from the harness, the others from the worker. They nest inside vLLM's own
+scopes (VLLM_NVTX_SCOPES_FOR_PROFILING=1, domain `NVTX`).
 """
 
 import os
@@ -31,38 +31,38 @@ from nwor_bench.errors import ConfigError
 
 DOMAIN = "nwor-bench"
 SWITCH = "VLLM_NWOR_NVTX"
-"""1: ranges on; 0: off, under a profiler too; not set: on under a profiler."""
+"""1: ranges on; 0: off, even under a profiler; unset: on under a profiler."""
 
 PROFILERS = ("NVTX_INJECTION64_PATH", "NSYS_PROFILING_SESSION_ID")
-"""Variables that a profiler leaves in the environment of what it runs."""
+"""Environment variables that a profiler sets for the process it profiles."""
 
 HARNESS_RANGES = ("sweep", "block", "cell", "batch")
 
 
 class Ranges:
-    """Pushes and pops ranges of one NVTX domain; one object a process.
+    """Pushes and pops ranges of one NVTX domain; one object per process.
 
     Args:
-        domain: what `nvtx.get_domain` returned: without a listening tool, one that does nothing.
+        domain: the domain from `nvtx.get_domain`; it does nothing unless a tool listens.
     """
 
     def __init__(self, domain: Any):
         self._domain = domain
 
     def push(self, name: str, payload: int, category: str | None = None) -> None:
-        """Open a range inside the one that is open."""
+        """Open a range inside the currently open one."""
         attributes = self._domain.get_event_attributes(
             message=name, category=category, payload=payload
         )
         self._domain.push_range(attributes)
 
     def pop(self) -> None:
-        """Close the range that was opened last."""
+        """Close the last opened range."""
         self._domain.pop_range()
 
     @contextmanager
     def span(self, name: str, payload: int, category: str | None = None) -> Iterator[None]:
-        """A range around a block of code, closed however the block ends."""
+        """A range around a block of code, closed even after an exception."""
         self.push(name, payload, category)
         try:
             yield
@@ -73,14 +73,14 @@ class Ranges:
 def span(
     ranges: Ranges | None, name: str, payload: int, category: str | None = None
 ) -> AbstractContextManager[None]:
-    """A range around a block of code; nothing at all where ranges are off."""
+    """A range around a block of code; does nothing if ranges are off."""
     return nullcontext() if ranges is None else ranges.span(name, payload, category)
 
 
 def wanted(environ: Mapping[str, str] = os.environ) -> bool:
-    """Are ranges on? By VLLM_NWOR_NVTX, and without it under a profiler.
+    """True if ranges are on: by VLLM_NWOR_NVTX or, if that is unset, under a profiler.
 
-    Raises ConfigError for a value that is neither 0 nor 1.
+    Raises ConfigError if VLLM_NWOR_NVTX is neither 0 nor 1.
     """
     switch = environ.get(SWITCH, "")
     if switch not in ("", "0", "1"):
@@ -93,7 +93,7 @@ def _profiled(environ: Mapping[str, str]) -> bool:
 
 
 def open_ranges(environ: Mapping[str, str] = os.environ) -> Ranges:
-    """The domain's ranges. Raises ConfigError if the package nvtx cannot be used."""
+    """Ranges of our domain. Raises ConfigError if the package nvtx does not load."""
     try:
         import nvtx
     except ImportError as error:
@@ -107,12 +107,10 @@ def open_ranges(environ: Mapping[str, str] = os.environ) -> Ranges:
 
 
 def _open_for_an_old_tool(domain_type: Any) -> Any:
-    """The domain although `nvtxDomainIsEnabled` says no.
+    """Our domain for tools with an older NVTX payload extension (seen: Nsight Systems 2023.4).
 
-    That question came with NVTX's payload extension. A tool with an older form of the extension
-    (seen: Nsight Systems 2023.4) refuses it, the answer is then 0 for every domain, and nvtx hands
-    out a domain that does nothing: profiles without a single range. The tool itself hears pushes
-    and pops all the same; one that has the domain switched off ignores them.
+    With such a tool `nvtxDomainIsEnabled` returns 0 for every domain, so the package nvtx returns a
+    domain that does nothing and the profile has no ranges. The tool does record pushes and pops.
     """
     try:
         from nvtx._lib.lib import DomainHandle
@@ -129,18 +127,18 @@ def _open_for_an_old_tool(domain_type: Any) -> Any:
 
 
 def ranges_if_wanted(environ: Mapping[str, str] = os.environ) -> Ranges | None:
-    """The domain's ranges where they are on, else None: then nvtx is not even imported."""
+    """Ranges of our domain if they are on, else None; nvtx is imported only if they are on."""
     return open_ranges(environ) if wanted(environ) else None
 
 
 def switch_on() -> None:
-    """Turn ranges on in this process and in those that it starts (`sweep --nvtx`).
+    """Turn ranges on in this process and its children (`sweep --nvtx`).
 
-    Raises ConfigError if NVTX is disabled by the environment or its package does not load.
+    Raises ConfigError if NVTX_DISABLE is set or the package nvtx does not load.
     """
     if os.environ.get("NVTX_DISABLE"):
         raise ConfigError.for_field(
-            "--nvtx", True, "NVTX_DISABLE is set, which silences every range; unset it"
+            "--nvtx", True, "NVTX_DISABLE is set, which disables every range; unset it"
         )
     open_ranges()
     os.environ[SWITCH] = "1"

@@ -1,13 +1,13 @@
-"""Hardware counters of one GPU, sampled at a fixed interval while anything runs on it.
+"""Hardware counters of one GPU, sampled at a fixed interval (CUPTI's PM sampling).
 
-CUPTI's PM sampling, through NVIDIA's package cupti-python: no wrapper around the program, no
-replay, nothing serialised. Seen on an H200 with cupti-python 13.4:
+Uses NVIDIA's package cupti-python: no wrapper process, no replay, no serialised kernels. Observed
+on an H200 with cupti-python 13.4:
 
-- A sample's times are nanoseconds of CLOCK_REALTIME, not of the GPU's %globaltimer.
-- The first sample after a start reaches back to the last stop: it is dropped.
-- One decode gives what fits into its image; a second one gives empty samples.
+- Sample times are nanoseconds of CLOCK_REALTIME, not of the GPU's %globaltimer.
+- The first sample after a start reaches back to the last stop, so it is dropped.
+- One decode returns what fits into its image; a second one returns empty samples.
 - The interval of the first `configure` stays until the collector is disabled.
-- Once PyTorch's profiler has run in a process, CUPTI's times there are the processor's cycles.
+- After PyTorch's profiler has run in a process, CUPTI's times there are CPU cycles.
 """
 
 import time
@@ -26,23 +26,22 @@ METRICS = {
     "dram_read_bytes": "dram__bytes_read.sum",
     "dram_write_bytes": "dram__bytes_write.sum",
 }
-"""What a window's fields are called, and NVIDIA's names of the counters behind them."""
+"""Field names of a window, and NVIDIA's names of their counters."""
 
 MORE_METRICS = {"l2_bytes": "lts__t_bytes.sum"}
-"""Taken along where the GPU counts them in the same pass."""
+"""Also sampled if the GPU can count them in the same pass."""
 
 INTERVAL_NS = 50_000
 OLDEST = (13, 4)
-"""Oldest cupti-python (and libcupti) with PM sampling in Python."""
+"""Oldest cupti-python (and libcupti) with PM sampling."""
 
 MOST_SAMPLES = 400_000
-"""Samples of one decode: 3.2 kB of host memory each."""
+"""Most samples in one decode; each takes 3.2 kB of host memory."""
 
 FLAG = "--dram-counters"
 
 CLOCK_NS = 1_000_000_000
-"""CUPTI's time and CLOCK_REALTIME were within 1 us of each other; further apart than this they
-are different clocks."""
+"""Above this difference CUPTI does not use CLOCK_REALTIME; normally they agree to 1 us."""
 
 PERMISSION = (
     "this user may not read the GPU's counters; run as root, start the container with "
@@ -51,21 +50,21 @@ PERMISSION = (
 
 
 class CountersUnavailable(ConfigError):
-    """No hardware counters here: the message says what is missing and what to do."""
+    """Hardware counters are unavailable: the message says what is missing and what to do."""
 
 
 def unavailable(reason: str) -> CountersUnavailable:
-    """The one message that a user gets, and no number."""
+    """The error for --dram-counters with that reason."""
     return CountersUnavailable(f"{FLAG}: {reason}")
 
 
 @dataclass(frozen=True)
 class PmSamples:
-    """Samples in the order of time.
+    """Samples in order of time.
 
     Attributes:
         start_ns, end_ns: [n] int64 on CLOCK_REALTIME.
-        values: [n, metrics] float64, what was counted within each sample.
+        values: [n, metrics] float64, counts within each sample.
         names: the metrics' field names.
     """
 
@@ -76,14 +75,14 @@ class PmSamples:
 
 
 class PmSampler:
-    """Samples one GPU between `start` and `stop`, as often as asked; `close` when done.
+    """Samples one GPU between `start` and `stop`, any number of times; `close` it when done.
 
     Args:
         device: the GPU's number in this process.
         interval_ns: length of a sample.
 
     Raises:
-        CountersUnavailable: the package, the library, the device or the permission is missing.
+        CountersUnavailable: package, library, device or permission is missing.
     """
 
     def __init__(self, device: int = 0, interval_ns: int = INTERVAL_NS):
@@ -98,16 +97,16 @@ class PmSampler:
         if abs(cupti.get_timestamp() - time.clock_gettime_ns(time.CLOCK_REALTIME)) > CLOCK_NS:
             self.close()
             raise unavailable(
-                "PyTorch's profiler has run in this process and left CUPTI a clock of its own; "
-                "count launches (--launch-counts) in a run of their own"
+                "PyTorch's profiler has run in this process and changed CUPTI's clock; "
+                "use --launch-counts in another run"
             )
 
     def _configure(self) -> tuple[str, ...]:
-        """Ask for all metrics, or for those of DRAM alone where that is too much."""
+        """Configure all metrics, or those of DRAM alone if the GPU cannot count all at once."""
         wanted = {**METRICS, **MORE_METRICS}
         try:
             self._apply(wanted)
-        except Exception:  # CUPTI's own error types: this GPU counts fewer in one pass
+        except Exception:  # CUPTI's own error types: this GPU counts fewer metrics in one pass
             wanted = METRICS
             try:
                 self._apply(wanted)
@@ -125,13 +124,13 @@ class PmSampler:
         )
 
     def start(self) -> None:
-        """Begin to sample."""
+        """Start sampling."""
         self._collector.start()
 
     def stop(self, seconds: float) -> PmSamples:
-        """End sampling; the samples since `start`, which was `seconds` ago.
+        """Stop sampling; returns the samples since `start`, which was `seconds` ago.
 
-        Raises CountersUnavailable if that is longer than one decode can hold.
+        Raises CountersUnavailable if the samples do not fit into one decode.
         """
         self._collector.stop()
         room = int(seconds * 1e9 / self.interval_ns * 1.1) + 1000
@@ -152,22 +151,22 @@ class PmSampler:
         )
 
     def close(self) -> None:
-        """Let go of the GPU's counters."""
+        """Release the GPU's counters."""
         self._collector.disable()
 
 
 def check_counters(has_gpu: Callable[[], bool]) -> None:
-    """Sample once and stop; raises CountersUnavailable with the remedy if that fails."""
-    if not has_gpu():  # first: without a GPU nothing that could be installed would help
+    """Try to sample once. Raises CountersUnavailable with the remedy if that fails."""
+    if not has_gpu():  # first: without a GPU no installation helps
         raise unavailable(
-            "there is no CUDA device here, and DRAM counters are a GPU's; leave it out, or run on "
+            "there is no CUDA device here, and DRAM counters need one; leave it out, or run on "
             "a machine with an NVIDIA GPU"
         )
     collector = _collector_class()
     import torch
 
     if torch.cuda.is_available():
-        torch.cuda.synchronize()  # CUPTI may find no device before CUDA has started
+        torch.cuda.synchronize()  # CUPTI may find no device before CUDA is initialised
     _enabled(collector(0)).disable()
 
 
@@ -188,12 +187,12 @@ def _collector_class() -> Any:
 
 
 def _enabled(collector: Any) -> Any:
-    """Take the GPU's counters. Raises CountersUnavailable with what stands in the way."""
+    """The collector, enabled. Raises CountersUnavailable with the reason if CUPTI refuses."""
     try:
         collector.enable()
     except PermissionError as error:
         raise unavailable(PERMISSION) from error
-    except Exception as error:  # CUPTI's own error types, of a library that may not fit
+    except Exception as error:  # CUPTI's own error types; the library may be the wrong one
         raise unavailable(
             f"CUPTI refuses ({error}); the library in use is {loaded_cupti() or 'not loaded'}: put "
             "the folder of the libcupti that came with cupti-python in front of LD_LIBRARY_PATH, "

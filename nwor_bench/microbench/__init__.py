@@ -1,1 +1,1 @@
-"""Microbenchmarks: each kernel of nwor_kernels against what else does its work, in one run."""
+"""Microbenchmarks: each kernel of nwor_kernels against its peers."""

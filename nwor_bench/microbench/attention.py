@@ -1,4 +1,4 @@
-"""Verification attention against one-pass FlashAttention 3, as vLLM calls it under full graphs."""
+"""Verification attention against FlashAttention 3, called as vLLM does under full CUDA graphs."""
 
 from collections.abc import Callable
 from functools import partial
@@ -7,45 +7,54 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nwor_bench.microbench import vllm_peers
+from nwor_bench.microbench import peers
 from nwor_bench.microbench.baselines import make_baseline
 from nwor_bench.microbench.cases import COPY, EMPTY, OURS, PEERS, Group, Shape, bytes_moved
+from nwor_bench.microbench.implementation import (
+    Call,
+    Implementation,
+    Implementations,
+    with_peers,
+)
 from nwor_bench.microbench.inputs import count_sets
-from nwor_bench.microbench.subject import Call, Contest, Subject, contest
 from nwor_kernels.fp8 import quantize_e4m3
 from nwor_kernels.verify_attention import verify_attention_varlen_reference
 from nwor_kernels.verify_attention.kernel import VerifyWorkspace, verify_attention_triton
 
 SCALE = 0.02
-"""Of queries, K and V where the cache is fp8."""
+"""Scale of queries, K and V with an fp8 cache."""
 
 MAX_SEQ_LEN = 16_384
-"""What graphs are captured for, at least; the lengths that they meet are shorter."""
+"""Smallest maximum length that graphs are captured for; the timed lengths are shorter."""
 
 MAX_SPLITS = 32
 """vLLM's flash_attn_max_num_splits_for_cuda_graph."""
 
 TOLERANCE = {"bf16": 1e-2, "fp8": 6e-2}
-"""Relative error allowed; FlashAttention rounds its weights to e4m3 for an fp8 cache."""
+"""Largest relative error allowed. With an fp8 cache FlashAttention rounds its weights to e4m3."""
 
 
-def attention_contest(group: Group, shape: Shape, device: torch.device, seed: int) -> Contest:
-    """Our kernel reads the window from its K/V, FlashAttention from the cache."""
+def attention_implementations(
+    group: Group, shape: Shape, device: torch.device, seed: int
+) -> Implementations:
+    """Our kernel reads the window's K/V from the activations, FlashAttention from the cache."""
     torch.manual_seed(seed)
     moved = bytes_moved(group, shape)
     sets = [AttentionBuffers(group, shape, device) for _ in range(count_sets(moved, most=16))]
     wanted = sets[0].expected()
 
-    def peer(name: str) -> Subject:
+    def peer(name: str) -> Implementation:
         if name in (EMPTY, COPY):
             return make_baseline(name, moved, len(sets), device)
         calls = [each.flash_call() for each in sets]
-        return Subject(name, 1, moved, calls, lambda: sets[0].wrong(calls[0], wanted))
+        return Implementation(name, 1, moved, calls, lambda: sets[0].wrong(calls[0], wanted))
 
-    return contest(_ours(group, shape, sets, wanted), PEERS["verify_attention"], peer)
+    return with_peers(_ours(group, shape, sets, wanted), PEERS["verify_attention"], peer)
 
 
-def _ours(group: Group, shape: Shape, sets: "list[AttentionBuffers]", wanted: Tensor) -> Subject:
+def _ours(
+    group: Group, shape: Shape, sets: "list[AttentionBuffers]", wanted: Tensor
+) -> Implementation:
     workspace = VerifyWorkspace.create(
         max_requests=group.window.requests,
         num_heads=shape.heads,
@@ -62,11 +71,11 @@ def _ours(group: Group, shape: Shape, sets: "list[AttentionBuffers]", wanted: Te
         sets[0].write_window()
         return wrong
 
-    return Subject(OURS, 1, bytes_moved(group, shape), calls, check)
+    return Implementation(OURS, 1, bytes_moved(group, shape), calls, check)
 
 
 class AttentionBuffers:
-    """One step of attention; the cache holds every token, the window's too."""
+    """Inputs and output of one attention step. The cache holds every token, the window included."""
 
     def __init__(self, group: Group, shape: Shape, device: torch.device):
         self.shape, self.fp8 = shape, group.cache_dtype == "fp8"
@@ -95,7 +104,7 @@ class AttentionBuffers:
         self.write_window()
 
     def our_call(self, workspace: VerifyWorkspace, cached: int = 0) -> Call:
-        """One launch; the window is staged, but for its first `cached` tokens (of each request)."""
+        """One launch. Each request's first `cached` window tokens are read from the cache."""
         keywords = {
             "max_query_len": self.rows,
             "max_seq_len": self.max_seq_len,
@@ -104,9 +113,9 @@ class AttentionBuffers:
         return self._bind(verify_attention_triton, self.output, cached, **keywords)
 
     def flash_metadata(self, num_splits: int = MAX_SPLITS) -> Tensor:
-        """FlashAttention's schedule, [n] int32: columns of one number a request each."""
+        """FlashAttention's scheduler metadata, [n] int32: columns with one entry per request."""
         shape = self.shape
-        metadata: Tensor = vllm_peers.flash_attention()[1](
+        metadata: Tensor = peers.flash_attention()[1](
             **self._flash_common(num_splits),
             batch_size=self.requests,
             num_heads_q=shape.heads,
@@ -120,12 +129,12 @@ class AttentionBuffers:
         return metadata
 
     def flash_call(self, num_splits: int = MAX_SPLITS) -> Call:
-        """One call of FlashAttention 3 with the scheduler's metadata made beforehand.
+        """One call of FlashAttention 3; its scheduler metadata is made beforehand.
 
         Args:
-            num_splits: the most parts that a context is cut into; 0: FlashAttention's choice.
+            num_splits: most splits of a context; 0 lets FlashAttention choose.
         """
-        attend = vllm_peers.flash_attention()[0]
+        attend = peers.flash_attention()[0]
         metadata, shape = self.flash_metadata(num_splits), self.shape
         common = self._flash_common(num_splits)
         key, value = self.cache.transpose(1, 2).chunk(2, dim=-1)
@@ -147,7 +156,7 @@ class AttentionBuffers:
         )
 
     def _flash_common(self, num_splits: int) -> dict[str, Any]:
-        """What FlashAttention and its scheduler are both told."""
+        """Arguments of both FlashAttention and its scheduler."""
         return {
             "max_seqlen_q": self.rows,
             "max_seqlen_k": self.max_seq_len,
@@ -157,13 +166,13 @@ class AttentionBuffers:
         }
 
     def expected(self) -> Tensor:
-        """Attention in float32 by the kernel's torch reference."""
+        """The result in float32, by the kernel's torch reference."""
         output = torch.empty_like(self.output, dtype=torch.float32)
         self._bind(verify_attention_varlen_reference, output)()
         return output
 
     def wrong(self, call: Call, wanted: Tensor) -> str:
-        """What is wrong with the output of a call, or nothing."""
+        """The fault in a call's output, or an empty string."""
         self.output.fill_(float("nan"))
         call()
         error = float((self.output.float() - wanted).norm() / wanted.norm())
@@ -171,12 +180,12 @@ class AttentionBuffers:
         return "" if error < allowed else f"relative error {error:.1e}, more than {allowed:g}"
 
     def write_window(self) -> None:
-        """The window's K/V into the cache, as a stock write does it."""
+        """Write the window's K/V into the cache, as a stock write does."""
         rows = torch.cat([self.key, self.value], dim=-1)
         self._fill(quantize_e4m3(rows, self.scale) if self.fp8 else rows)
 
     def poison_window(self) -> None:
-        """NaN where the window's K/V would be: our kernel must not read it."""
+        """Write NaN in place of the window's K/V: our kernel must not read it from the cache."""
         sizes = (self.query.shape[0], self.shape.kv_heads, 2 * self.shape.head_dim)
         self._fill(torch.full(sizes, float("nan"), device=self.query.device).to(self.cache.dtype))
 
@@ -189,7 +198,7 @@ class AttentionBuffers:
     def _bind(
         self, attend: Callable[..., None], output: Tensor, cached: int = 0, **more: Any
     ) -> Call:
-        """`attend` with the arguments that our kernel and its reference share."""
+        """`attend` bound to the arguments that our kernel and its reference share."""
         starts, scale = self.starts, self.scale if self.fp8 else None
         return partial(
             attend, self.query, self.key, self.value, self.cache, starts, self.seq_lens, self.table,

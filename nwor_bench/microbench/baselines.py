@@ -1,34 +1,48 @@
-"""The two ends of the scale: a kernel that does nothing, and a plain copy."""
+"""Baselines: an empty kernel (the cost of a launch) and a plain copy (the memory bandwidth)."""
+
+from functools import cache
 
 import torch
+import triton
 from torch import Tensor
 
 from nwor_bench.microbench.cases import COPY, EMPTY
-from nwor_bench.microbench.empty_kernel import empty_launch
+from nwor_bench.microbench.implementation import Call, Implementation
 from nwor_bench.microbench.inputs import count_sets
-from nwor_bench.microbench.subject import Call, Subject
+from nwor_kernels.launch import Launch
 
 MOST_COPIED = 256 << 20
-"""Bytes of one copy: on an H200 a graph's copies of 513 MiB and more fell to two thirds of the
-bandwidth (2.77 TB/s instead of 4.2), eager ones did not."""
+"""Most bytes in one copy. On an H200 graph copies of 513 MiB and more reached 2.77 TB/s instead of
+4.2; eager copies did not slow down."""
 
 
-def make_baseline(name: str, bytes_moved: int, sets: int, device: torch.device) -> Subject:
-    """`empty` or `copy`, with as many calls as the others have sets of buffers.
+def make_baseline(name: str, bytes_moved: int, sets: int, device: torch.device) -> Implementation:
+    """`empty` or `copy`, with one call per set of buffers.
 
     Args:
-        bytes_moved: what the copy reads and writes in all; half of it each.
+        bytes_moved: bytes that the copy reads and writes together, half of them each.
     """
     return {EMPTY: _empty, COPY: _copy}[name](bytes_moved, sets, device)
 
 
-def _empty(bytes_moved: int, sets: int, device: torch.device) -> Subject:
+@triton.jit
+def _empty_kernel(anything):  # type: ignore[no-untyped-def]
+    pass
+
+
+@cache
+def _empty_launch() -> Launch:
+    """Launch of the empty kernel, without early start, as most kernels are launched."""
+    return Launch(_empty_kernel, (1, 1, 1), {}, num_warps=1)
+
+
+def _empty(bytes_moved: int, sets: int, device: torch.device) -> Implementation:
     anything = torch.ones(1, device=device)
-    launch = empty_launch()
-    return Subject(EMPTY, 1, None, [lambda: launch(anything)] * sets, lambda: "")
+    launch = _empty_launch()
+    return Implementation(EMPTY, 1, None, [lambda: launch(anything)] * sets, lambda: "")
 
 
-def _copy(bytes_moved: int, sets: int, device: torch.device) -> Subject:
+def _copy(bytes_moved: int, sets: int, device: torch.device) -> Implementation:
     size = max(1, bytes_moved // 2)
     sets = max(sets, count_sets(bytes_moved))
     pairs = [
@@ -45,14 +59,14 @@ def _copy(bytes_moved: int, sets: int, device: torch.device) -> Subject:
         source, target = pairs[0]
         target.copy_(~source)
         calls[0]()
-        return "" if torch.equal(source, target) else "the copy is not the source"
+        return "" if torch.equal(source, target) else "the copy differs from its source"
 
     parts = -(-size // MOST_COPIED)
-    return Subject(COPY, parts, 2 * size, calls, check)
+    return Implementation(COPY, parts, 2 * size, calls, check)
 
 
 def _copying(source: Tensor, target: Tensor) -> Call:
-    """A copy in parts of at most MOST_COPIED bytes."""
+    """A copy, in parts of at most MOST_COPIED bytes."""
     if source.numel() <= MOST_COPIED:
         return lambda: target.copy_(source)
     parts = list(

@@ -1,4 +1,4 @@
-"""What `nwor-bench kernels` times: kernels, peers, windows, and how long it will take. Pure."""
+"""The cases of `nwor-bench kernels`: kernels, peers, windows, and the expected time. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,24 +21,24 @@ PEERS: dict[str, tuple[str, ...]] = {
     "mask": (EMPTY, COPY),
     "verify_attention": (FLASH, EMPTY, COPY),
 }
-"""Each kernel's peers. vLLM, FlashInfer and torch write one layer's cache at a time, so a commit
-of all layers meets one write a layer. Nobody else has a mask kernel."""
+"""Each kernel's peers. vLLM, FlashInfer and torch write one layer's cache per call, so a commit is
+compared with one write per layer. No other project has a mask kernel."""
 
 CACHE_DTYPES = ("bf16", "fp8")
 
 SETUP_S = 0.7
-"""About what one group takes besides its rounds: buffers, compiling, checks, captures."""
+"""Typical setup time of a group: buffers, compilation, checks, graph capture."""
 
 
 class L2(StrEnum):
-    """What the timed calls find in the L2 cache: nothing of theirs, or what the last call left."""
+    """State of the L2 cache: cold holds no data of the call, warm holds the previous call's."""
 
     COLD = "cold"
     WARM = "warm"
 
 
 class LaunchMode(StrEnum):
-    """How the timed calls get to the device: replayed from a CUDA graph, or one by one."""
+    """How calls are launched: replayed from a CUDA graph, or one by one."""
 
     GRAPH = "graph"
     EAGER = "eager"
@@ -46,7 +46,7 @@ class LaunchMode(StrEnum):
 
 @dataclass(frozen=True)
 class Window:
-    """Requests in a step and drafts of each."""
+    """Requests in a step, and drafts per request."""
 
     requests: int
     drafts: int
@@ -62,7 +62,7 @@ class Window:
 
 @dataclass(frozen=True)
 class Shape:
-    """A target model's attention layers and its cache's blocks."""
+    """Attention layers of a target model, and the block size of its cache."""
 
     layers: int = 28
     heads: int = 24
@@ -72,17 +72,17 @@ class Shape:
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of one layer's K and V of one token in bf16."""
+        """Bytes of one token's K and V in one layer, in bf16."""
         return self.kv_heads * 2 * self.head_dim * 2
 
 
 @dataclass(frozen=True)
 class Group:
-    """What shares one set of inputs; it is timed for every state of L2 and way to launch.
+    """One set of inputs, timed for every L2 state and launch mode.
 
     Attributes:
-        acceptance: accepted drafts over drafts; None where the kernel's work does not depend on it.
-        context: committed tokens a request; None but for attention.
+        acceptance: accepted drafts over drafts; None if the kernel's work does not depend on it.
+        context: committed tokens per request; attention only.
     """
 
     kernel: str
@@ -93,7 +93,7 @@ class Group:
 
     @property
     def accepted(self) -> int:
-        """Accepted tokens of the window; all of them where acceptance does not matter."""
+        """Accepted tokens of the window; all of them if acceptance is None."""
         return accepted_tokens(self.window, self.acceptance)
 
     @property
@@ -106,7 +106,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Spec:
-    """Everything that the command line chose."""
+    """The options of one `nwor-bench kernels` run."""
 
     kernels: tuple[str, ...] = tuple(PEERS)
     windows: tuple[Window, ...] = (Window(8, 4), Window(64, 4), Window(64, 8), Window(256, 8))
@@ -123,12 +123,12 @@ class Spec:
 
 
 def accepted_tokens(window: Window, acceptance: float | None) -> int:
-    """Tokens of the window that are accepted, at least one: nothing accepted is nothing to do."""
+    """Accepted tokens of the window, at least one: with none accepted there is no work to time."""
     return window.tokens if acceptance is None else max(1, round(acceptance * window.tokens))
 
 
 def expand(spec: Spec) -> list[Group]:
-    """Every group, kernel by kernel in the order given. A mask knows no cache, so it has one."""
+    """All groups, kernel by kernel in the given order. A mask has one group for all dtypes."""
     groups = []
     for kernel in spec.kernels:
         dtypes = spec.cache_dtypes[:1] if kernel == "mask" else spec.cache_dtypes
@@ -145,11 +145,12 @@ def expand(spec: Spec) -> list[Group]:
 
 
 def bytes_moved(group: Group, shape: Shape) -> int:
-    """Bytes that one call must read and write, each once.
+    """Bytes that one call must read and write, each counted once.
 
-    A commit reads the accepted rows in bf16 and writes them in the cache's dtype; a stage copies
-    the staged rows of one layer; a mask reads a count and writes another and its mask; attention
-    reads context and window once, its queries and outputs aside.
+    - commit: reads the accepted rows in bf16, writes them in the cache's dtype.
+    - stage: copies one layer's staged rows.
+    - mask: reads a count per request, writes a count and the mask.
+    - verify_attention: reads context and window; queries and outputs are not counted.
     """
     cache_bytes = shape.row_bytes if group.cache_dtype == "bf16" else shape.row_bytes // 2
     if group.kernel == "commit":
@@ -163,7 +164,7 @@ def bytes_moved(group: Group, shape: Shape) -> int:
 
 
 def estimate_s(group: Group, spec: Spec) -> float:
-    """About how many seconds a group takes, from 3 us a launch and 2 TB/s; a rough guide."""
+    """Rough time of a group in seconds, assuming 3 us per launch and 2 TB/s."""
     moved = bytes_moved(group, spec.shape)
     launches = spec.shape.layers if group.kernel == "commit" else 1
     calls = max(2, min(32, (512 << 20) // max(moved, 1)))
@@ -174,7 +175,7 @@ def estimate_s(group: Group, spec: Spec) -> float:
 
 
 def parse_windows(text: str) -> tuple[Window, ...]:
-    """`8x4,64x8`: requests x drafts. Raises ConfigError."""
+    """Parse `8x4,64x8` (requests x drafts). Raises ConfigError."""
     return tuple(_window(part) for part in _parts("--windows", text))
 
 
@@ -189,7 +190,7 @@ def _window(text: str) -> Window:
 
 
 def parse_acceptances(text: str) -> tuple[float, ...]:
-    """`0.1,0.5`: fractions above 0 up to 1. Raises ConfigError."""
+    """Parse fractions above 0 and up to 1, as `0.1,0.5`. Raises ConfigError."""
     try:
         values = tuple(float(part) for part in _parts("--acceptance", text))
     except ValueError:
@@ -200,7 +201,7 @@ def parse_acceptances(text: str) -> tuple[float, ...]:
 
 
 def parse_counts(flag: str, text: str) -> tuple[int, ...]:
-    """`1024,8192`: whole numbers from 1. Raises ConfigError."""
+    """Parse whole numbers of 1 or more, as `1024,8192`. Raises ConfigError."""
     parts = _parts(flag, text)
     if not all(part.isdecimal() and int(part) > 0 for part in parts):
         raise ConfigError.for_field(flag, text, "write whole numbers such as 1024,8192")
@@ -208,7 +209,7 @@ def parse_counts(flag: str, text: str) -> tuple[int, ...]:
 
 
 def parse_names(flag: str, text: str, known: Sequence[str]) -> tuple[str, ...]:
-    """Some of the known names, in the order given. Raises ConfigError."""
+    """Parse known names, keeping their order. Raises ConfigError."""
     names = _parts(flag, text)
     for name in names:
         if name not in known:
@@ -217,8 +218,8 @@ def parse_names(flag: str, text: str, known: Sequence[str]) -> tuple[str, ...]:
 
 
 def _parts(flag: str, text: str) -> tuple[str, ...]:
-    """The parts between commas, each once, in order. Raises ConfigError if there is none."""
+    """The distinct parts between commas, in order. Raises ConfigError if there are none."""
     parts = tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
     if not parts:
-        raise ConfigError.for_field(flag, text, "name at least one, parted by commas")
+        raise ConfigError.for_field(flag, text, "name at least one; separate several by commas")
     return parts

@@ -1,10 +1,16 @@
-"""Commit: the accepted rows of all layers in one launch, against one write a layer."""
+"""Commit: our kernel writes all layers' accepted rows in one launch; peers write layer by layer."""
 
 import torch
 from torch import Tensor
 
 from nwor_bench.microbench.baselines import make_baseline
 from nwor_bench.microbench.cases import COPY, EMPTY, OURS, PEERS, Group, Shape, bytes_moved
+from nwor_bench.microbench.implementation import (
+    Call,
+    Implementation,
+    Implementations,
+    with_peers,
+)
 from nwor_bench.microbench.inputs import (
     Rows,
     SlotPool,
@@ -17,23 +23,24 @@ from nwor_bench.microbench.inputs import (
     poison,
     spread,
 )
-from nwor_bench.microbench.subject import Call, Contest, Subject, contest
-from nwor_bench.microbench.writers import Writer, make_writer
+from nwor_bench.microbench.peers import Writer, make_writer
 from nwor_kernels.commit.plan import CommitPlan
 from nwor_kernels.commit.reference import commit_windows_reference
 from nwor_kernels.commit.sources import StagedSources
 
 SCALE = 0.37
-"""Of fp8 caches; some numbers of random rows are beyond what e4m3 holds."""
+"""K and V scale of fp8 caches, small enough that some random values saturate e4m3."""
 
 
-def commit_contest(group: Group, shape: Shape, device: torch.device, seed: int) -> Contest:
-    """The commit of a window staged by reference, and writes of its accepted rows alone."""
-    return _CommitInputs(group, shape, device, seed).contest()
+def commit_implementations(
+    group: Group, shape: Shape, device: torch.device, seed: int
+) -> Implementations:
+    """Our commit of a window staged by reference, and the peers' writes of its accepted rows."""
+    return _CommitInputs(group, shape, device, seed).implementations()
 
 
 class _CommitInputs:
-    """Sets of windows and one cache a layer that all implementations write."""
+    """Sets of windows, and one cache per layer that all implementations write."""
 
     def __init__(self, group: Group, shape: Shape, device: torch.device, seed: int):
         self.group, self.shape, self.device = group, shape, device
@@ -54,12 +61,12 @@ class _CommitInputs:
         self.scales = [[self.scale] * shape.layers] * 2 if fp8 else []
         self.expected = self._expected()
 
-    def contest(self) -> Contest:
-        """Ours and the peers."""
-        return contest(self._ours(), PEERS["commit"], self._peer)
+    def implementations(self) -> Implementations:
+        """Our kernel and its peers."""
+        return with_peers(self._ours(), PEERS["commit"], self._peer)
 
     def _expected(self) -> list[Tensor]:
-        """The caches after a commit of the first set, by the torch reference."""
+        """The caches after the torch reference commits the first set."""
         expected = [cache.clone() for cache in self.caches]
         one, _ = self.sets[0]
         accepted = torch.zeros(one.all.slots.numel(), dtype=torch.bool, device=self.device)
@@ -72,7 +79,7 @@ class _CommitInputs:
         )  # fmt: skip
         return expected
 
-    def _ours(self) -> Subject:
+    def _ours(self) -> Implementation:
         plan = CommitPlan(self.caches, *self.scales)
         errors = torch.zeros(self.shape.layers, dtype=torch.int32, device=self.device)
 
@@ -92,15 +99,15 @@ class _CommitInputs:
             wrong = self._check(calls[0], exact=True)
             return wrong or ("the kernel set an error flag" if bool(errors.any()) else "")
 
-        return Subject(OURS, 1, self.bytes, calls, check)
+        return Implementation(OURS, 1, self.bytes, calls, check)
 
-    def _peer(self, name: str) -> Subject:
+    def _peer(self, name: str) -> Implementation:
         if name in (EMPTY, COPY):
             return make_baseline(name, self.bytes, len(self.sets), self.device)
         writer = make_writer(name, self.shape, self.group.cache_dtype, self.scale)
         calls = [self._layer_by_layer(writer, one.chosen) for one, _ in self.sets]
         launches = writer.launches * self.shape.layers
-        return Subject(
+        return Implementation(
             name, launches, self.bytes, calls, lambda: self._check(calls[0], exact=False)
         )
 

@@ -1,4 +1,4 @@
-"""A kernel run on the terminal, in 80 columns: goals first, then a table a kernel."""
+"""A kernel run on the terminal, in 80 columns: a table per kernel, then the goals."""
 
 from collections.abc import Sequence
 from itertools import groupby
@@ -9,23 +9,22 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from nwor_bench.microbench import text
+from nwor_bench.microbench import report
 from nwor_bench.microbench.cases import L2, Group, LaunchMode, Spec, estimate_s
-from nwor_bench.microbench.goals import GoalResult, Verdict
-from nwor_bench.microbench.report import Result, machine
+from nwor_bench.microbench.result import GoalResult, Result, Verdict
 from nwor_bench.microbench.rows import Row, Status
 
 _STYLES = {Verdict.MET: "green", Verdict.MISSED: "bold red", Verdict.UNCLEAR: "yellow"}
 
 
 def print_result(console: Console, result: Result, files: Sequence[Path]) -> None:
-    """What was measured; lines other than graph-captured cold ones are in the files alone."""
-    console.print(machine(result), highlight=False)
+    """Print graph-captured cold rows and the goals; the files hold all rows."""
+    console.print(report.machine(result), highlight=False)
     shown = _shown(result.rows)
     for (kernel, dtype), rows in groupby(shown, lambda row: (row.kernel, row.cache_dtype)):
         name = kernel if kernel == "mask" else f"{kernel}, {dtype} cache"
         console.print(_table(f"{name} ({_state(shown)})", list(rows), result.rows))
-    for reason in text.reasons(result.rows):
+    for reason in report.reasons(result.rows):
         console.print(Text(reason, style="bold red" if "INVALID" in reason else "dim"))
     if result.goals:
         console.print(_goals(result.goals))
@@ -33,7 +32,7 @@ def print_result(console: Console, result: Result, files: Sequence[Path]) -> Non
 
 
 def print_plan(console: Console, spec: Spec, groups: Sequence[Group]) -> None:
-    """What a run would time, and about how long that takes."""
+    """Print the groups that a run would time, and its expected time."""
     table = _new_table("kernel", "cache", "window", "accepted", "context", "cases", "about s")
     cases = len(spec.l2) * len(spec.launch)
     for group in groups:
@@ -57,13 +56,13 @@ def print_plan(console: Console, spec: Spec, groups: Sequence[Group]) -> None:
     )
     if spec.time_budget_s is not None and total > spec.time_budget_s:
         console.print(
-            f"--time-budget {spec.time_budget_s:g}s is less: the last groups would be skipped.",
+            f"--time-budget {spec.time_budget_s:g}s is shorter: the last groups would be skipped.",
             highlight=False,
         )
 
 
 def _shown(rows: Sequence[Row]) -> list[Row]:
-    """The lines of one state: graph-captured and cold where those were measured."""
+    """The rows of one L2 state and launch mode: graph-captured and cold if measured."""
     graph = [row for row in rows if row.launch is LaunchMode.GRAPH] or list(rows)
     return [row for row in graph if row.l2 is L2.COLD] or graph
 
@@ -75,22 +74,22 @@ def _state(rows: Sequence[Row]) -> str:
 def _table(title: str, rows: Sequence[Row], every: Sequence[Row]) -> Table:
     hosts = {_same(row): row.host_us_per_call for row in every if row.launch is LaunchMode.EAGER}
     table = _new_table(
-        text.case_heading(rows).replace(", ", ",\n"), "implementation", "time us", "GB/s",
+        report.case_heading(rows).replace(", ", ",\n"), "implementation", "time us", "GB/s",
         "of\ncopy", "time/nwor\n[95 %]", "host\nus", left=2, title=title,
     )  # fmt: skip
     last = ""
     for row in rows:
-        case = text.case(row)
+        case = report.case(row)
         style = "bold red" if row.status is Status.INVALID else ""
-        host = text.significant(hosts.get(_same(row)))
+        host = report.significant(hosts.get(_same(row)))
         name = row.implementation
-        table.add_row("" if case == last else case, name, *text.numbers(row), host, style=style)
+        table.add_row("" if case == last else case, name, *report.numbers(row), host, style=style)
         last = case
     return table
 
 
 def _same(row: Row) -> tuple[object, ...]:
-    """What the lines of one implementation in one group and state of L2 have in common."""
+    """Key shared by the rows of one implementation in one group and L2 state."""
     return (
         row.kernel, row.cache_dtype, row.requests, row.drafts, row.acceptance, row.context,
         row.implementation, row.l2,
@@ -102,7 +101,7 @@ def _goals(goals: Sequence[GoalResult]) -> Table:
     for name in ("goal", "", "cases", "worst time/nwor [95 %]"):
         table.add_column(name, overflow="fold")
     for each in goals:
-        goal, verdict, met, worst = text.goal_cells(each)
+        goal, verdict, met, worst = report.goal_cells(each)
         table.add_row(goal, Text(verdict, style=_STYLES.get(each.verdict, "")), met, worst)
     return table
 

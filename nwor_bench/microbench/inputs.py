@@ -1,4 +1,4 @@
-"""Windows as an engine has them: K/V in fused QKV outputs, slots in blocks, poisoned caches."""
+"""Inputs laid out as in an engine: K/V in fused QKV outputs, slots in blocks, poisoned caches."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,17 +12,17 @@ FP8_POISON = 0x7F
 """e4m3's NaN."""
 
 COLD_BYTES = 512 << 20
-"""What a round of buffer sets should touch, several times the L2 of any GPU so far."""
+"""Bytes that a round over all buffer sets should touch: several times any GPU's L2."""
 
 MOST_SETS, FEWEST_SETS = 32, 2
 
 
 @dataclass(frozen=True)
 class Rows:
-    """K and V of some tokens in every layer, as views of the layers' fused QKV outputs.
+    """K and V of tokens in every layer, as views of the layers' fused QKV outputs.
 
     Attributes:
-        keys, values: one tensor a layer, [tokens, kv_heads, head_dim].
+        keys, values: one tensor per layer, [tokens, kv_heads, head_dim].
         slots: [tokens] int64, the same for every layer.
     """
 
@@ -33,7 +33,7 @@ class Rows:
 
 @dataclass(frozen=True)
 class WindowSet:
-    """One step's rows, and the same rows as a writer of those chosen alone would be given them."""
+    """One step: all rows, the chosen rows alone, and the indices of the chosen rows."""
 
     all: Rows
     chosen: Rows
@@ -41,12 +41,12 @@ class WindowSet:
 
 
 def count_sets(bytes_of_one: int, most: int = MOST_SETS) -> int:
-    """Sets of buffers so that a round of them touches COLD_BYTES, within reason."""
+    """Number of buffer sets so that a round touches COLD_BYTES, from FEWEST_SETS to `most`."""
     return max(FEWEST_SETS, min(most, -(-COLD_BYTES // max(bytes_of_one, 1))))
 
 
 def spread(total: int, window: Window, generator: torch.Generator) -> Tensor:
-    """[requests] int32: `total` accepted tokens over requests of `window.drafts` each, unevenly."""
+    """[requests] int32: `total` accepted tokens spread at random over the requests."""
     order = torch.rand(window.requests, window.drafts, generator=generator)
     chosen = torch.zeros(window.tokens, dtype=torch.int32)
     chosen[order.flatten().argsort()[:total]] = 1
@@ -54,13 +54,13 @@ def spread(total: int, window: Window, generator: torch.Generator) -> Tensor:
 
 
 def leading(counts: Tensor, width: int) -> Tensor:
-    """Rows of a step of `width` rows a request that are below their request's count, int64."""
+    """Indices (int64) of each request's first `counts` rows, in a step of `width` rows each."""
     place = torch.arange(width).repeat(counts.numel(), 1)
     return (place < counts[:, None]).flatten().nonzero(as_tuple=True)[0]
 
 
 class SlotPool:
-    """Slots that no two requests share: each has blocks of its own, as in a paged cache."""
+    """Slots of a paged cache: each request has blocks of its own."""
 
     def __init__(self, window: Window, block_size: int, sets: int, generator: torch.Generator):
         self._window, self._block_size, self._generator = window, block_size, generator
@@ -69,7 +69,7 @@ class SlotPool:
         self._free = torch.randperm(self.num_blocks, generator=generator)
 
     def take(self) -> Tensor:
-        """[tokens] int64: consecutive positions of each request, from anywhere in a block."""
+        """[tokens] int64: consecutive positions per request, starting anywhere in a block."""
         count = self._window.requests * self._blocks_each
         blocks, self._free = self._free[:count], self._free[count:]
         blocks = blocks.view(self._window.requests, self._blocks_each)
@@ -84,9 +84,9 @@ class SlotPool:
 def make_set(
     shape: Shape, rows: int, slots: Tensor, choice: Tensor, device: torch.device
 ) -> WindowSet:
-    """`rows` random rows in every layer; `choice` are those that a writer of few is given.
+    """`rows` random rows in every layer, and the rows `choice` of them.
 
-    `slots` are [rows] where the whole step has slots, else those of the chosen rows.
+    `slots` has one entry per row, or one per chosen row.
     """
     width = (shape.heads + 2 * shape.kv_heads) * shape.head_dim
     packed = torch.randn(shape.layers, rows, width, device=device, dtype=torch.bfloat16)
@@ -100,7 +100,7 @@ def make_set(
 
 
 def make_caches(shape: Shape, blocks: int, cache_dtype: str, device: torch.device) -> list[Tensor]:
-    """Poisoned caches [blocks, kv_heads, block_size, 2 * head_dim] in vLLM's layout on a GPU."""
+    """Poisoned caches in vLLM's GPU layout: [blocks, kv_heads, block_size, 2 * head_dim]."""
     sizes = (blocks, shape.kv_heads, shape.block_size, 2 * shape.head_dim)
     dtype = torch.uint8 if cache_dtype == "fp8" else torch.bfloat16
     caches = [torch.empty(sizes, dtype=dtype, device=device) for _ in range(shape.layers)]
@@ -109,16 +109,16 @@ def make_caches(shape: Shape, blocks: int, cache_dtype: str, device: torch.devic
 
 
 def poison(tensors: Sequence[Tensor]) -> None:
-    """NaN everywhere, in the cache's own number format."""
+    """Fill with NaN, in the tensor's own number format."""
     for tensor in tensors:
         tensor.fill_(float("nan") if tensor.is_floating_point() else FP8_POISON)
 
 
 def difference(found: Sequence[Tensor], expected: Sequence[Tensor], *, exact: bool = True) -> str:
-    """What is wrong with the caches of some layers, bit by bit, or nothing.
+    """The first layer whose bits differ from `expected`, or an empty string.
 
-    Not `exact`, for peers that round to fp8 in their own way: a number may be its neighbour in
-    one of a hundred written numbers.
+    `exact=False` is for peers with another fp8 rounding: up to 1 % of the written values may be
+    the neighbouring fp8 value.
     """
     for layer, (tensor, wanted) in enumerate(zip(found, expected, strict=True)):
         if torch.equal(tensor.view(torch.uint8), wanted.view(torch.uint8)):
@@ -126,12 +126,12 @@ def difference(found: Sequence[Tensor], expected: Sequence[Tensor], *, exact: bo
         if not exact and _nearly(tensor, wanted):
             continue
         wrong = int((tensor.view(torch.uint8) != wanted.view(torch.uint8)).sum())
-        return f"layer {layer}: {wrong} bytes are not what the reference writes"
+        return f"layer {layer}: {wrong} bytes differ from the reference"
     return ""
 
 
 def _nearly(tensor: Tensor, wanted: Tensor) -> bool:
-    """fp8 codes that differ by at most one step, and seldom."""
+    """True if fp8 codes differ by at most one step, in at most 1 % of the written values."""
     if tensor.dtype != torch.uint8:
         return False
     apart = (tensor.short() - wanted.short()).abs()

@@ -1,21 +1,28 @@
-"""Mask: which drafts were accepted, from the counts on the device, against doing nothing."""
+"""Mask: our kernel marks accepted drafts from counts on the device; it has no peer kernel."""
 
 import torch
 from torch import Tensor
 
 from nwor_bench.microbench.baselines import make_baseline
 from nwor_bench.microbench.cases import OURS, PEERS, Group, Shape, bytes_moved
+from nwor_bench.microbench.implementation import (
+    Call,
+    Implementation,
+    Implementations,
+    with_peers,
+)
 from nwor_bench.microbench.inputs import spread
-from nwor_bench.microbench.subject import Call, Contest, Subject, contest
 from nwor_kernels.mask.kernel import acceptance_mask_from_counts_triton
 from nwor_kernels.mask.reference import acceptance_mask_from_counts_reference
 
 SETS = 64
-"""Calls of a round: a mask takes less than a microsecond."""
+"""Calls in a round: one call takes less than 1 us."""
 
 
-def mask_contest(group: Group, shape: Shape, device: torch.device, seed: int) -> Contest:
-    """The mask as SCV launches it: from `num_sampled`, all requests with as many drafts."""
+def mask_implementations(
+    group: Group, shape: Shape, device: torch.device, seed: int
+) -> Implementations:
+    """The mask as SCV launches it: from `num_sampled`, with equal drafts per request."""
     generator = torch.Generator().manual_seed(seed)
     window, moved = group.window, bytes_moved(group, shape)
     sets = [
@@ -44,7 +51,7 @@ def mask_contest(group: Group, shape: Shape, device: torch.device, seed: int) ->
         num_accepted.fill_(-1)
         calls[0]()
         right = torch.equal(mask, wanted) and torch.equal(num_accepted, wanted_counts)
-        return "" if right else "the mask or its counts are not the reference's"
+        return "" if right else "the mask or its counts differ from the reference"
 
-    ours = Subject(OURS, 1, moved, calls, check)
-    return contest(ours, PEERS["mask"], lambda name: make_baseline(name, moved, SETS, device))
+    ours = Implementation(OURS, 1, moved, calls, check)
+    return with_peers(ours, PEERS["mask"], lambda name: make_baseline(name, moved, SETS, device))

@@ -1,18 +1,17 @@
-"""The files of a kernel run: kernels.csv, kernels.json and kernels.md."""
+"""The files of a kernel run (kernels.csv, kernels.json, kernels.md) and the text of their rows."""
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from itertools import groupby
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 
-from nwor_bench.microbench import text
-from nwor_bench.microbench.cases import Spec
-from nwor_bench.microbench.goals import GoalResult, goal_results
+from nwor_bench.microbench.cases import OURS
+from nwor_bench.microbench.result import GoalResult, Result
 from nwor_bench.microbench.rows import COLUMNS, FORMAT_VERSION, Row, Status
+from nwor_bench.records.json_part import to_json
 from nwor_bench.records.store import write_atomically
 from nwor_bench.report.document import (
     Block,
@@ -25,39 +24,30 @@ from nwor_bench.report.document import (
     table,
 )
 from nwor_bench.report.markdown import render_markdown
-from nwor_bench.report.text import decimal
+from nwor_bench.report.text import NOT_MEASURED, decimal, percent
 
+NOTES = (
+    "time: median time of one call over rounds. A commit writes all layers, a stage one layer.",
+    "GB/s: bytes that the call must read and write, each counted once, over the time. of copy: "
+    "this over the GB/s of a device-to-device copy of as many bytes in the same case.",
+    "time/nwor: this implementation's time over our kernel's, paired by round, geometric mean "
+    "with its 95 % interval; 2 means that ours takes half the time.",
+    "host: host time of an eager call in microseconds, all launches included.",
+    "cold: L2 holds no data of the call; warm: L2 holds the data of the previous call.",
+    "Every result was checked against a torch reference before it was timed.",
+)
 
-@dataclass(frozen=True)
-class Result:
-    """A kernel run.
-
-    Attributes:
-        command: as it was typed.
-        facts: of the device: `gpu`, `l2_bytes`, `copy_gb_per_s`.
-        environment: as `nwor_bench.instruments.environment.collect` has it.
-    """
-
-    spec: Spec
-    rows: Sequence[Row]
-    command: str
-    facts: dict[str, Any]
-    environment: dict[str, Any]
-    elapsed_s: float
-
-    @property
-    def goals(self) -> list[GoalResult]:
-        """The goals whose kernels were measured."""
-        return goal_results(self.rows)
-
-    @property
-    def invalid(self) -> list[Row]:
-        """Lines whose implementation wrote something wrong."""
-        return [row for row in self.rows if row.status is Status.INVALID]
+_WORDS = {
+    Status.INVALID: "INVALID",
+    Status.NOT_INSTALLED: "absent",
+    Status.REFUSED: "refused",
+    Status.SKIPPED: "skipped",
+}
+"""Shown instead of a time."""
 
 
 def write_files(folder: Path, result: Result) -> list[Path]:
-    """Write the three files, replacing older ones. Raises StoreError if the disk refuses."""
+    """Write the three files, replacing older ones. Raises StoreError if that fails."""
     written = {
         "kernels.csv": csv_text(result.rows),
         "kernels.json": json_text(result),
@@ -69,13 +59,13 @@ def write_files(folder: Path, result: Result) -> list[Path]:
 
 
 def csv_text(rows: Sequence[Row]) -> str:
-    """One row a line of the result; what was not measured is empty."""
+    """The rows as CSV; values that were not measured are empty."""
     frame = pd.DataFrame([asdict(row) for row in rows], columns=list(COLUMNS))
     return frame.convert_dtypes().to_csv(index=False, float_format="%.6g")
 
 
 def json_text(result: Result) -> str:
-    """Everything, with the format's version."""
+    """Everything as JSON, with the format version."""
     goals = [
         {
             "goal": each.goal.text,
@@ -93,7 +83,7 @@ def json_text(result: Result) -> str:
         "command": result.command,
         "elapsed_s": round(result.elapsed_s, 1),
         "device": result.facts,
-        "environment": result.environment,
+        "environment": to_json(result.environment),
         "spec": asdict(result.spec),
         "goals": goals,
         "rows": [asdict(row) for row in result.rows],
@@ -102,61 +92,131 @@ def json_text(result: Result) -> str:
 
 
 def document(result: Result) -> Document:
-    """The run as a report: the command and the machine, the goals, every line, the notes."""
+    """The run as a report: command, machine, goals, all rows, notes."""
     lead: list[Block] = [Code(result.command), Paragraph(machine(result))]
     wrong = dict.fromkeys(
-        f"{row.implementation}, {row.kernel} {text.case(row)}, {row.cache_dtype}: {row.reason}"
+        f"{row.implementation}, {row.kernel} {case(row)}, {row.cache_dtype}: {row.reason}"
         for row in result.invalid
     )
     lead += [Callout("INVALID", each) for each in wrong]
     sections = []
     if result.goals:
         headers = ("goal (graph-captured)", "verdict", "cases", "worst time/nwor [95 %]")
-        rows = [text.goal_cells(each) for each in result.goals]
+        rows = [goal_cells(each) for each in result.goals]
         sections.append(Section("Goals", (table(headers, rows, numbers_from=4),)))
     for (kernel, dtype), lines in groupby(result.rows, lambda row: (row.kernel, row.cache_dtype)):
         name = kernel if kernel == "mask" else f"{kernel}, {dtype} cache"
         sections.append(Section(name, (_lines(list(lines)),)))
-    listed = text.reasons(result.rows)
+    listed = reasons(result.rows)
     if listed:
-        sections.append(
-            Section("Listed without a time, or with a remark", (Bullets(tuple(listed)),))
-        )
-    sections.append(Section("How to read the tables", (Bullets(text.NOTES),)))
+        sections.append(Section("Rows without a time, or with a remark", (Bullets(tuple(listed)),)))
+    sections.append(Section("How to read the tables", (Bullets(NOTES),)))
     return Document("Kernels against their peers", tuple(lead), tuple(sections))
 
 
 def machine(result: Result) -> str:
-    """One sentence on the device, its ceiling, the shape and the libraries."""
+    """Device, copy bandwidth, model shape, library versions and duration, in a few sentences."""
     facts, shape = result.facts, result.spec.shape
-    packages = result.environment.get("packages", {})
+    packages = result.environment.packages or {}
     libraries = ", ".join(
         f"{n} {packages[n]}" for n in ("torch", "triton", "vllm") if packages.get(n)
     )
     return (
         f"{facts['gpu']}, {facts['l2_bytes'] / 2**20:.0f} MiB of L2; a large device-to-device copy "
         f"moves {decimal(facts['copy_gb_per_s'], 0)} GB/s. {shape.layers} layers, {shape.heads} "
-        f"query and {shape.kv_heads} K/V heads of {shape.head_dim}, blocks of {shape.block_size}. "
-        f"{libraries or 'Library versions unknown'}. It took {result.elapsed_s:.0f} s."
+        f"query heads, {shape.kv_heads} K/V heads, head dim {shape.head_dim}, block size "
+        f"{shape.block_size}. {libraries or 'Library versions unknown'}. It took "
+        f"{result.elapsed_s:.0f} s."
     )
 
 
 def _lines(rows: Sequence[Row]) -> Block:
     headers = (
-        text.case_heading(rows), "L2", "launch", "implementation", "launches", "time us", "GB/s",
+        case_heading(rows), "L2", "launch", "implementation", "launches", "time us", "GB/s",
         "of copy", "time/nwor [95 %]", "host us", "rounds",
     )  # fmt: skip
     cells = [
         (
-            text.case(row),
+            case(row),
             row.l2,
             row.launch,
             row.implementation,
             decimal(row.launches, 0),
-            *text.numbers(row),
-            text.microseconds(row.host_us_per_call),
+            *numbers(row),
+            microseconds(row.host_us_per_call),
             decimal(row.rounds, 0),
         )
         for row in rows
     ]
     return table(headers, cells, numbers_from=4)
+
+
+def microseconds(value: float | None) -> str:
+    """A time in us: two decimals below 100, else none."""
+    return decimal(value, 2 if value is None or value < 100 else 0)
+
+
+def interval(row: Row) -> str:
+    """Time over ours with its interval, as `20.1 [19.9, 20.3]`; 1 for our own row."""
+    if row.implementation == OURS and row.status is Status.OK:
+        return "1"
+    numbers = (row.time_over_nwor, row.time_over_nwor_low, row.time_over_nwor_high)
+    ratio, low, high = (significant(number) for number in numbers)
+    return NOT_MEASURED if row.time_over_nwor is None else f"{ratio} [{low}, {high}]"
+
+
+def significant(value: float | None) -> str:
+    """A number with two decimals below 10, one below 100, else none."""
+    if value is None:
+        return NOT_MEASURED
+    return decimal(value, 2 if abs(value) < 10 else 1 if abs(value) < 100 else 0)
+
+
+def case(row: Row) -> str:
+    """The window with its acceptance or context, as `8x4, 0.5` or `8x4, 1024`."""
+    more = [] if row.acceptance is None else [f"{row.acceptance:g}"]
+    more += [] if row.context is None else [str(row.context)]
+    return ", ".join([f"{row.requests}x{row.drafts}", *more])
+
+
+def case_heading(rows: Sequence[Row]) -> str:
+    """Column heading for `case`."""
+    if any(row.context is not None for row in rows):
+        return "window, context"
+    return "window, accepted" if any(row.acceptance is not None for row in rows) else "window"
+
+
+def numbers(row: Row) -> tuple[str, ...]:
+    """Time, GB/s, share of copy and ratio of a row; the status instead of a missing time."""
+    if row.status is not Status.OK:
+        return (_WORDS[row.status], *[NOT_MEASURED] * 3)
+    return (
+        microseconds(row.time_us),
+        decimal(row.gb_per_s, 0),
+        percent(row.share_of_copy, 0),
+        interval(row),
+    )
+
+
+def reasons(rows: Sequence[Row]) -> list[str]:
+    """Distinct reasons as `flashinfer (commit, fp8): REFUSED: ...`, in the order of the rows."""
+    found: dict[str, None] = {}
+    for row in rows:
+        if row.reason:
+            where = f"{row.kernel}, {row.cache_dtype}"
+            found[f"{row.implementation} ({where}): {row.status}: {row.reason}"] = None
+    return list(found)
+
+
+def goal_cells(result: GoalResult) -> tuple[str, str, str, str]:
+    """Goal, verdict, number of cases that meet it, and the worst case with its ratio."""
+    worst = result.worst
+    if worst is None:
+        return (result.goal.text, result.verdict, NOT_MEASURED, NOT_MEASURED)
+    where = f"{case(worst)}, {worst.cache_dtype}, {worst.l2}"
+    return (
+        result.goal.text,
+        result.verdict,
+        f"{result.met} of {result.cases}",
+        f"{interval(worst)} ({where})",
+    )

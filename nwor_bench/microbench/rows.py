@@ -1,4 +1,4 @@
-"""One line of the result: an implementation of a kernel's work in one case. Pure."""
+"""Rows of the result: one implementation in one case. Pure."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
@@ -9,27 +9,27 @@ from nwor_bench.analysis.statistics import paired_ratio
 from nwor_bench.microbench.cases import COPY, L2, OURS, Group, LaunchMode
 
 FORMAT_VERSION = 1
-"""Of kernels.json and kernels.csv; a change of meaning gets a new number."""
+"""Version of kernels.json and kernels.csv; increase it when a column changes its meaning."""
 
 
 class Status(StrEnum):
-    """Whether a line has a time, and if not, why."""
+    """Whether a row has a time, and if not, why."""
 
     OK = "OK"
     INVALID = "INVALID"
-    """It wrote something wrong, so it was not timed."""
+    """Its result was wrong, so it was not timed."""
     NOT_INSTALLED = "NOT_INSTALLED"
     REFUSED = "REFUSED"
-    """It cannot do this case, or said no when it was called."""
+    """It does not support this case, or raised an error."""
     SKIPPED = "SKIPPED"
     """The time budget was used up."""
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One round of one implementation: microseconds a call, on the device and on the host.
+    """One round of one implementation: device and host time per call, in microseconds.
 
-    Eager device time spans the launches' gaps; host time is that of an eager call.
+    Eager device time includes the gaps between launches. Host time is known for eager calls only.
     """
 
     time_us: float
@@ -38,18 +38,18 @@ class Sample:
 
 @dataclass(frozen=True)
 class Row:
-    """A line of the table; what was not measured is None.
+    """A row of the table; None if not measured.
 
     Attributes:
-        staged_tokens, written_tokens: of one call; a commit writes the accepted ones alone.
+        staged_tokens, written_tokens: tokens per call; a commit writes accepted tokens only.
         launches: kernels that one call launches.
-        time_us: median microseconds of one call.
+        time_us: median time of one call.
         gb_per_s: bytes_moved (each byte read or written once) over time_us, in 10^9 bytes/s.
         share_of_copy: gb_per_s over that of a device-to-device copy of as many bytes.
-        time_over_nwor: this one's time over our kernel's, geometric mean over rounds, with its
-            95 % interval (low, high); 2 means that ours takes half the time.
-        host_us_per_call, host_us_per_launch: host time of an eager call, and over its launches.
-        discarded_rounds: rounds thrown away because the GPU's clocks were held down.
+        time_over_nwor: this time over our kernel's, geometric mean over rounds, with its 95 %
+            interval (low, high); 2 means that ours takes half the time.
+        host_us_per_call, host_us_per_launch: host time of an eager call, and per launch.
+        discarded_rounds: rounds discarded because the GPU throttled its clocks.
     """
 
     kernel: str
@@ -84,7 +84,7 @@ COLUMNS = tuple(field.name for field in fields(Row))
 
 @dataclass(frozen=True)
 class Timed:
-    """What is known of an implementation before it is timed."""
+    """Facts about an implementation that are known before it is timed."""
 
     name: str
     launches: int
@@ -94,7 +94,7 @@ class Timed:
 def blank(
     group: Group, name: str, l2: L2, launch: LaunchMode, status: Status, reason: str = ""
 ) -> Row:
-    """A line without a time."""
+    """A row without a time."""
     return Row(
         kernel=group.kernel,
         implementation=name,
@@ -120,7 +120,7 @@ def timed_rows(
     samples: Mapping[str, Sequence[Sample]],
     discarded: int = 0,
 ) -> list[Row]:
-    """One line for each implementation that was timed, in the order of `timed`."""
+    """One row for each timed implementation, in the order of `timed`."""
     times = {name: [sample.time_us for sample in rounds] for name, rounds in samples.items()}
     speeds = {
         each.name: each.bytes_moved / median(times[each.name]) / 1e3
@@ -144,7 +144,7 @@ def timed_rows(
 
 
 def half_widths(samples: Mapping[str, Sequence[Sample]]) -> list[float | None]:
-    """Half of each ratio's interval over the ratio; None where there is none yet."""
+    """Relative half width of each ratio's interval; None while there is no interval."""
     found: list[float | None] = []
     times = {name: [sample.time_us for sample in rounds] for name, rounds in samples.items()}
     for name in times:
@@ -155,7 +155,7 @@ def half_widths(samples: Mapping[str, Sequence[Sample]]) -> list[float | None]:
 
 
 def _ratio(times: Mapping[str, Sequence[float]], name: str) -> dict[str, float]:
-    """The time over ours, round by round; our own line has none."""
+    """The time over ours, paired by round; empty for our own row."""
     if name == OURS or OURS not in times:
         return {}
     interval = paired_ratio(times[name], times[OURS])

@@ -1,4 +1,4 @@
-"""Stage: one layer's draft rows into the staging buffers, against a write of the same tokens."""
+"""Stage: our kernel copies a layer's draft rows into staging buffers; peers write them to cache."""
 
 from dataclasses import replace
 
@@ -8,6 +8,12 @@ from torch import Tensor
 from nwor_bench.microbench.baselines import make_baseline
 from nwor_bench.microbench.cases import COPY, EMPTY, OURS, PEERS, Group, Shape, bytes_moved
 from nwor_bench.microbench.commit import SCALE
+from nwor_bench.microbench.implementation import (
+    Call,
+    Implementation,
+    Implementations,
+    with_peers,
+)
 from nwor_bench.microbench.inputs import (
     Rows,
     SlotPool,
@@ -17,23 +23,24 @@ from nwor_bench.microbench.inputs import (
     make_set,
     poison,
 )
-from nwor_bench.microbench.subject import Call, Contest, Subject, contest
-from nwor_bench.microbench.writers import make_writer
+from nwor_bench.microbench.peers import make_writer
 from nwor_kernels.commit.reference import commit_windows_reference
 from nwor_kernels.metadata import STAGED_COUNT
 from nwor_kernels.stage.kernel import stage_kv_cache_triton
 
 SETS = 64
-"""Calls of a round: a stage takes a microsecond or two, and a round must last."""
+"""Calls in a round: one call takes 1-2 us, too short to time alone."""
 
 
-def stage_contest(group: Group, shape: Shape, device: torch.device, seed: int) -> Contest:
-    """One launch that stages a layer, and stock writes of the same rows to the layer's cache."""
-    return _StageInputs(group, replace(shape, layers=1), device, seed).contest()
+def stage_implementations(
+    group: Group, shape: Shape, device: torch.device, seed: int
+) -> Implementations:
+    """Our staging of one layer, and the peers' writes of the same rows to that layer's cache."""
+    return _StageInputs(group, replace(shape, layers=1), device, seed).implementations()
 
 
 class _StageInputs:
-    """Sets of one layer's steps: drafts + 1 rows a request, of which the drafts are staged."""
+    """Sets of steps of one layer: drafts + 1 rows per request, of which the drafts are staged."""
 
     def __init__(self, group: Group, shape: Shape, device: torch.device, seed: int):
         self.group, self.shape, self.device = group, shape, device
@@ -49,18 +56,18 @@ class _StageInputs:
         self.caches = make_caches(shape, pool.num_blocks, group.cache_dtype, device)
         self.scale = torch.full((1,), SCALE, device=device)
 
-    def contest(self) -> Contest:
-        """Ours and the peers."""
-        return contest(self._ours(), PEERS["stage"], self._peer)
+    def implementations(self) -> Implementations:
+        """Our kernel and its peers."""
+        return with_peers(self._ours(), PEERS["stage"], self._peer)
 
-    def _ours(self) -> Subject:
+    def _ours(self) -> Implementation:
         sizes = (SETS, 2, self.group.window.tokens, self.shape.kv_heads, self.shape.head_dim)
         buffers = torch.empty(sizes, dtype=torch.bfloat16, device=self.device)
         metadata = torch.zeros(SETS, 2, dtype=torch.int32, device=self.device)
 
-        def bind(one: WindowSet, to: Tensor, told: Tensor) -> Call:
+        def bind(one: WindowSet, to: Tensor, metadata: Tensor) -> Call:
             return lambda: stage_kv_cache_triton(
-                one.all.keys[0], one.all.values[0], one.choice, to[0], to[1], told
+                one.all.keys[0], one.all.values[0], one.choice, to[0], to[1], metadata
             )
 
         calls = [bind(*each) for each in zip(self.sets, buffers, metadata, strict=True)]
@@ -77,9 +84,9 @@ class _StageInputs:
             tokens = self.group.window.tokens
             return "" if count == tokens else f"it counted {count} rows, not {tokens}"
 
-        return Subject(OURS, 1, self.bytes, calls, check)
+        return Implementation(OURS, 1, self.bytes, calls, check)
 
-    def _peer(self, name: str) -> Subject:
+    def _peer(self, name: str) -> Implementation:
         if name in (EMPTY, COPY):
             return make_baseline(name, self.bytes, SETS, self.device)
         writer = make_writer(name, self.shape, self.group.cache_dtype, self.scale)
@@ -95,10 +102,12 @@ class _StageInputs:
             return difference(self.caches, expected, exact=False)
 
         cache_bytes = 2 if self.group.cache_dtype == "bf16" else 1
-        return Subject(name, writer.launches, self.bytes * (2 + cache_bytes) // 4, calls, check)
+        return Implementation(
+            name, writer.launches, self.bytes * (2 + cache_bytes) // 4, calls, check
+        )
 
     def _expected(self, rows: Rows) -> list[Tensor]:
-        """The poisoned cache with these rows written, by the torch reference."""
+        """The poisoned cache after the torch reference writes these rows."""
         expected = [cache.clone() for cache in self.caches]
         every = torch.ones_like(rows.slots, dtype=torch.bool)
         errors = torch.zeros(1, dtype=torch.int32, device=self.device)

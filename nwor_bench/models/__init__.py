@@ -1,1 +1,1 @@
-"""What is known of models: pairs, training of drafters, config.json, shapes, and the byte model."""
+"""Model knowledge: pairs, training of drafters, config.json, shapes, the byte model."""

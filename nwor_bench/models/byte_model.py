@@ -1,29 +1,33 @@
-"""The byte model: DRAM bytes that one verification step is predicted to move. Nothing is measured.
+"""The byte model: predicted DRAM bytes of one verification step. Nothing is measured.
 
-What the drafts' K/V costs is in `strategies`; here are the step around it and the shares of it.
-Left out, alike in every strategy: other activations, logits, the drafter, the sampler. A real
-step moves more, so a share of the step is the most that it can be. All bytes are those of one
-tensor-parallel rank.
+`strategies` has the bytes of the drafts' K/V; this module adds the rest of the step. Other
+activations, logits, the drafter and the sampler are left out in every strategy. A real step moves
+more bytes, so every share of the step is an upper bound. All bytes are per tensor-parallel rank.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from nwor_bench.models.shape import ModelShape
-from nwor_bench.models.strategies import DIRECT, Strategy
+from nwor_bench.models.strategies import DIRECT, STRATEGIES, Strategy
 
 CACHE_BITS = {"float32": 32, "bfloat16": 16, "float16": 16}
 CACHE_BITS |= {"fp8": 8, "fp8_e4m3": 8, "fp8_e5m2": 8}
 """Size in bits of an element in the KV cache."""
 
 WEIGHT_BITS = {"float32": 32, "bfloat16": 16, "float16": 16, "fp8": 8, "int8": 8, "int4": 4}
-"""Size in bits of a matrix element; the scales of quantised ones (a few per cent) are left out."""
+"""Size in bits of a matrix element. Scales of quantised matrices (a few per cent) are left out."""
 
 
 @dataclass(frozen=True)
 class Workload:
-    """One step: `requests` requests with `context` cached tokens and `draft_tokens` drafts each.
+    """One verification step.
 
-    `acceptance` is accepted drafts over drafts, a fraction.
+    Attributes:
+        requests: requests in the step.
+        context: cached tokens per request.
+        draft_tokens: drafts per request.
+        acceptance: accepted drafts over drafts, a fraction.
+        ranks: tensor-parallel ranks.
     """
 
     requests: int
@@ -39,12 +43,12 @@ class Workload:
 
     @property
     def accepted(self) -> float:
-        """Accepted drafts on average, A."""
+        """Mean number of accepted drafts, A."""
         return self.staged * self.acceptance
 
     @property
     def tokens(self) -> int:
-        """Tokens that the step computes: the drafts and one certain token a request."""
+        """Tokens that the step computes: the drafts, and one certain token per request."""
         return self.staged + self.requests
 
 
@@ -63,7 +67,7 @@ class Moved:
 
 @dataclass(frozen=True)
 class ByteModel:
-    """A model with the element sizes of its cache, matrices and activations, in bits."""
+    """A model's shape, with the sizes of its cache, matrix and activation elements in bits."""
 
     shape: ModelShape
     cache_bits: int
@@ -71,15 +75,15 @@ class ByteModel:
     activation_bits: int
 
     def cache_row(self, ranks: int) -> float:
-        """Bytes that one token puts into the caches of all layers."""
+        """Bytes of one token's K/V in the caches of all layers."""
         return self._row_elements(ranks) * self.cache_bits / 8
 
     def activation_row(self, ranks: int) -> float:
-        """Bytes of the same values as activations, before the cache's type is applied."""
+        """Bytes of one token's K/V of all layers as activations."""
         return self._row_elements(ranks) * self.activation_bits / 8
 
     def moved(self, strategy: Strategy, load: Workload) -> Moved:
-        """What the strategy moves for the window's drafts."""
+        """Bytes that the strategy moves for the window's drafts."""
         totals = {True: 0.0, False: 0.0}
         for move in strategy.moves:
             row = self.activation_row if move.as_activations else self.cache_row
@@ -87,19 +91,19 @@ class ByteModel:
         return Moved(read=totals[True], written=totals[False])
 
     def saved(self, strategy: Strategy, load: Workload) -> float:
-        """Bytes that the strategy moves less than direct; negative where it moves more."""
+        """Bytes saved against direct writes; negative if the strategy moves more."""
         return self.moved(DIRECT, load).total - self.moved(strategy, load).total
 
     def most_saved(self, load: Workload) -> float:
-        """Bytes that no strategy can exceed: the rejected drafts' rows, never written."""
+        """Upper bound of `saved` for any strategy: the rejected drafts' rows."""
         return (load.staged - load.accepted) * self.cache_row(load.ranks)
 
     def break_even(self, strategy: Strategy) -> float | None:
-        """Acceptance below which the strategy moves fewer bytes than direct; None: at none.
+        """Acceptance below which the strategy moves fewer bytes than direct; None if it never does.
 
-        Its bytes are a N + b A, direct's d N; a N + b A < d N says A / N < (d - a) / b. By
-        reference in one type: a = 0, b = 2, d = 1: below 1/2. For b < 0 (log and restore) the
-        sign turns and acceptance would have to exceed (d - a) / b = 2, which it cannot.
+        The strategy moves a N + b A bytes, direct d N. a N + b A < d N means A / N < (d - a) / b.
+        By reference, with cache and activations of one dtype: a = 0, b = 2, d = 1, so below 1/2.
+        Log and restore has b < 0: acceptance would have to exceed (d - a) / b = 2.
         """
         fixed, slope = self._coefficients(strategy)
         direct, _ = self._coefficients(DIRECT)
@@ -108,10 +112,10 @@ class ByteModel:
         return min(1.0, (direct - fixed) / slope)
 
     def weights_read(self, load: Workload) -> float:
-        """Bytes of matrices read once in a step, lm_head included.
+        """Bytes of the matrices, each read once in a step, lm_head included.
 
-        Experts: as many as the step's tokens are expected to touch. lm_head, routers and the
-        rows looked up in the embedding keep the activations' type, as quantised checkpoints do.
+        Counts as many experts as the step's tokens are expected to touch. lm_head, routers and
+        embedding rows have the activations' dtype, as in quantised checkpoints.
         """
         experts = self.shape.experts
         touched = 0.0 if experts is None else experts.expected_distinct(load.tokens)
@@ -121,28 +125,28 @@ class ByteModel:
         return (blocks + plain) / 8
 
     def context_read(self, load: Workload) -> float:
-        """Bytes of cached K/V that attention reads: each request's context once a layer.
+        """Bytes of cached K/V that attention reads: each request's context once per layer.
 
-        A request's queries share one pass; sliding layers read no more than their window.
+        The queries of a request share one pass; sliding layers read at most their window.
         """
         tokens = sum(min(load.context, layer.window or load.context) for layer in self.shape.layers)
         row = self.shape.cache_row_elements(load.ranks) * self.cache_bits / 8
         return load.requests * tokens * row
 
     def first_tokens_written(self, load: Workload) -> float:
-        """Bytes of the certain first tokens' K/V, written directly in every strategy."""
+        """Bytes of the certain first tokens' K/V, which every strategy writes directly."""
         return load.requests * self.cache_row(load.ranks)
 
     def step(self, load: Workload) -> float:
-        """All predicted bytes of a step of stock vLLM."""
+        """All predicted bytes of a step in stock vLLM."""
         drafts = self.moved(DIRECT, load).total
         rest = self.weights_read(load) + self.context_read(load) + self.first_tokens_written(load)
         return rest + drafts
 
     def share(self, strategy: Strategy, load: Workload) -> float:
-        """The strategy's saving as a fraction of the step: the ceiling of its effect.
+        """The strategy's saving as a fraction of the step's bytes.
 
-        If the step is bound by DRAM bandwidth alone, its time falls by this fraction.
+        An upper bound of the time saved: it is reached if DRAM bandwidth alone limits the step.
         """
         return self.saved(strategy, load) / self.step(load)
 
@@ -155,3 +159,52 @@ class ByteModel:
         fixed = sum(move.staged * bits[move.as_activations] for move in strategy.moves)
         slope = sum(move.accepted * bits[move.as_activations] for move in strategy.moves)
         return fixed, slope
+
+
+MAPPED = tuple(strategy for strategy in STRATEGIES if strategy is not DIRECT)
+"""Strategies that a break-even map shows."""
+
+_ACCEPTANCES = tuple(number / 20 for number in range(21))
+_REQUESTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+_DRAFT_TOKENS = (1, 2, 3, 4, 5, 8, 16)
+_CONTEXTS = (128, 1024, 4096, 16384, 65536, 131072)
+
+
+@dataclass(frozen=True)
+class BreakEvenMap:
+    """Predicted savings over acceptance and batch size, for several k and contexts.
+
+    The axes include the values of `load`.
+    """
+
+    model: ByteModel
+    load: Workload
+    acceptances: tuple[float, ...]
+    requests: tuple[int, ...]
+    draft_tokens: tuple[int, ...]
+    contexts: tuple[int, ...]
+
+    def shares(self, strategy: Strategy, draft_tokens: int, context: int) -> list[list[float]]:
+        """Savings as fractions of the step's DRAM bytes: one row per batch size, by acceptance.
+
+        Positive if the strategy moves fewer bytes than direct.
+        """
+        load = replace(self.load, draft_tokens=draft_tokens, context=context)
+        return [self._row(strategy, replace(load, requests=number)) for number in self.requests]
+
+    def _row(self, strategy: Strategy, load: Workload) -> list[float]:
+        step = self.model.step(load)  # of direct, so the same for every acceptance
+        loads = (replace(load, acceptance=acceptance) for acceptance in self.acceptances)
+        return [self.model.saved(strategy, each) / step for each in loads]
+
+
+def break_even_map(model: ByteModel, load: Workload) -> BreakEvenMap:
+    """The break-even map around a workload."""
+    return BreakEvenMap(
+        model,
+        load,
+        acceptances=_ACCEPTANCES,
+        requests=tuple(sorted({*_REQUESTS, load.requests})),
+        draft_tokens=tuple(sorted({*_DRAFT_TOKENS, load.draft_tokens})),
+        contexts=tuple(sorted({*_CONTEXTS, load.context})),
+    )

@@ -1,4 +1,4 @@
-"""From a model's config.json to its shape; what is missing or unknown is refused by name."""
+"""Read a model's shape from its config.json; missing or unknown entries are refused by name."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,17 +7,17 @@ from nwor_bench.errors import ConfigError
 from nwor_bench.models.shape import Experts, Layer, Mla, ModelShape
 
 MODEL_BITS = {"float32": 32, "bfloat16": 16, "float16": 16}
-"""Types that a model computes in, and their size in bits."""
+"""Dtypes that a model computes in, and their size in bits."""
 
 MOST_LAYERS = 10_000
-"""Layers beyond which a config.json holds a slip, not a model."""
+"""A config.json with more layers than this is taken for a typing error."""
 
 KNOWN_TYPES = {
     *("llama", "mistral", "ministral", "mixtral", "granite", "olmo2", "olmo3", "phi3", "smollm3"),
     *("qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "gemma", "gemma2", "gemma3", "gemma3_text"),
     *("deepseek_v2", "deepseek_v3", "kimi_k2"),
 }
-"""Model types whose matrices this counts as they are; others are read as if they were Llama."""
+"""Model types whose matrices are counted exactly; others are read as Llama."""
 
 _OTHER_KINDS = {
     "is_encoder_decoder": "it is an encoder-decoder",
@@ -25,18 +25,18 @@ _OTHER_KINDS = {
     "ssm_state_size": "it has state-space layers",
     "linear_num_key_heads": "it has linear-attention layers",
     "num_kv_shared_layers": "its layers share caches",
-    "index_topk": "its attention reads a chosen part of the context",
+    "index_topk": "its attention reads a selected part of the context",
 }
-"""Keys that, when set, mean another flow of bytes than the model's."""
+"""Keys that, if set, mean an architecture that the byte model does not cover."""
 
 Config = Mapping[str, Any]
 
 
 def read_shape(config: Config, field: str, source: str) -> ModelShape:
-    """The shape that a config.json describes; a text model inside a larger one is found.
+    """The shape that a config.json describes; reads `text_config` if there is one.
 
     `field` and `source` name the flag and its value in messages. Raises ConfigError for a
-    missing or mistyped entry and for architectures that the byte model does not cover.
+    missing or mistyped entry, and for architectures that the byte model does not cover.
     """
     inner = config.get("text_config")
     return _Reader({**config, **inner} if isinstance(inner, dict) else config, field, source).read()
@@ -83,7 +83,7 @@ class _Reader:
         return ConfigError.for_field(self.field, self.source, remedy)
 
     def number(self, key: str, default: int | None = None) -> int:
-        """A whole number of 1 or more; null and absent are the same."""
+        """A whole number of 1 or more; null counts as absent."""
         value = self.config.get(key)
         value = default if value is None else value
         if value is None:
@@ -93,11 +93,11 @@ class _Reader:
         return value
 
     def whole(self, key: str) -> int:
-        """A whole number that is 0 where it is null or absent."""
+        """A whole number; 0 if null or absent."""
         return self.number(key) if self.config.get(key) else 0
 
     def entries(self, key: str, kind: type) -> list[Any] | None:
-        """A list of `kind`; None where it is null or absent."""
+        """A list of `kind`; None if null or absent."""
         value = self.config.get(key)
         if value is None:
             return None
@@ -118,7 +118,7 @@ class _Reader:
         return name
 
     def weight_bits(self, dtype: str) -> int | None:
-        """Bits of a matrix element; None when a quantisation does not say."""
+        """Bits of a matrix element; None if the quantisation config does not say."""
         quantised = self.config.get("quantization_config")
         if not quantised:
             return MODEL_BITS[dtype]
@@ -176,7 +176,7 @@ class _Reader:
         )
 
     def windows(self, count: int) -> list[int | None]:
-        """Each layer's sliding window, None where a layer attends to the whole context."""
+        """Each layer's sliding window; None for full attention."""
         kinds = self.entries("layer_types", str)
         if kinds is not None:
             return self.listed_windows(kinds, count)
@@ -186,7 +186,7 @@ class _Reader:
         return [window if self.slides(place) else None for place in range(count)]
 
     def listed_windows(self, kinds: list[str], count: int) -> list[int | None]:
-        """The windows in configs that list their layers' types."""
+        """Sliding windows for configs with `layer_types`."""
         strange = sorted({*kinds} - {"full_attention", "sliding_attention"})
         if strange or len(kinds) != count:
             raise self.refusal(
@@ -197,7 +197,7 @@ class _Reader:
         return [window if kind == "sliding_attention" else None for kind in kinds]
 
     def slides(self, place: int) -> bool:
-        """Whether layer `place` slides in configs that do not list their layers' types."""
+        """True if layer `place` slides, for configs without `layer_types`."""
         family = str(self.config.get("model_type", ""))
         if family.startswith("gemma3"):
             return (place + 1) % self.number("sliding_window_pattern", 6) != 0
@@ -209,7 +209,7 @@ class _Reader:
 
 
 def _group_bits(quantised: Config) -> object:
-    """Bits in the way compressed-tensors writes them: config_groups.*.weights.num_bits."""
+    """Bits as compressed-tensors writes them: config_groups.*.weights.num_bits."""
     groups = quantised.get("config_groups")
     first = next(iter(groups.values()), None) if isinstance(groups, dict) else None
     weights = first.get("weights") if isinstance(first, dict) else None

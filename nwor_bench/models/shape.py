@@ -1,6 +1,6 @@
-"""What the byte model must know about a decoder: layers, heads, experts. Pure arithmetic.
+"""A decoder's shape for the byte model: layers, heads, experts. Pure arithmetic.
 
-Parameters are counted in matrices; norms and biases are left out (under 0.1 % of any model).
+Parameter counts cover matrices; norms and biases (under 0.1 %) are left out.
 """
 
 from collections.abc import Callable
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Mla:
-    """Multi-head latent attention (DeepSeek-V2 and later): the cache holds one latent row."""
+    """Multi-head latent attention (DeepSeek-V2 and later); the cache holds one latent row."""
 
     q_rank: int | None
     kv_rank: int
@@ -20,7 +20,7 @@ class Mla:
 
 @dataclass(frozen=True)
 class Experts:
-    """A mixture-of-experts MLP: `shared_width` is that of the part which every token takes."""
+    """A mixture-of-experts MLP; `shared_width` is the width of the shared expert."""
 
     count: int
     per_token: int
@@ -28,18 +28,18 @@ class Experts:
     shared_width: int = 0
 
     def expected_distinct(self, tokens: int) -> float:
-        """How many experts of a layer `tokens` tokens touch together, on average.
+        """Expected number of distinct experts that `tokens` tokens use in one layer.
 
-        Assumes uniform, independent routing: a token misses a given expert with probability
-        1 - per_token / count, so all tokens miss it with that to the power of `tokens`. Real
-        routers are skewed and touch fewer, so the weights read are over-estimated.
+        Assumes uniform, independent routing: all tokens miss a given expert with probability
+        (1 - per_token / count) ** tokens. Real routers are skewed and use fewer experts, so this
+        overestimates the weights read.
         """
         return self.count * (1 - (1 - self.per_token / self.count) ** tokens)
 
 
 @dataclass(frozen=True)
 class Layer:
-    """One decoder layer: `window` caps the context it attends to; `sparse` if it has experts."""
+    """One decoder layer: `window` is its sliding window, `sparse` is True if it has experts."""
 
     window: int | None = None
     sparse: bool = False
@@ -47,8 +47,12 @@ class Layer:
 
 @dataclass(frozen=True)
 class ModelShape:
-    """A decoder's shape. `dtype` is the activations' type; `weight_bits` the size of a matrix
-    element in bits, None where a quantisation does not say."""
+    """A decoder's shape.
+
+    Attributes:
+        dtype: dtype of the activations.
+        weight_bits: bits of a matrix element; None if the quantisation config does not say.
+    """
 
     model_type: str
     hidden: int
@@ -65,15 +69,14 @@ class ModelShape:
     experts: Experts | None = None
 
     def fits_ranks(self, ranks: int) -> bool:
-        """Whether vLLM can split the model: heads divide evenly, KV heads divide or repeat."""
+        """True if vLLM can split the model: heads divide evenly, KV heads divide or repeat."""
         kv_fits = self.kv_heads % ranks == 0 or ranks % self.kv_heads == 0
         return self.heads % ranks == 0 and (kv_fits or self.mla is not None)
 
     def cache_row_elements(self, ranks: int = 1) -> int:
-        """Elements that one token puts into one layer's cache, on one of `ranks` ranks.
+        """Cache elements of one token in one layer, on one of `ranks` ranks.
 
-        K and V of the rank's KV heads, at least one; with MLA one latent row, the same on
-        every rank.
+        K and V of the rank's KV heads (at least one head); with MLA one latent row on every rank.
         """
         if self.mla is not None:
             return self.mla.kv_rank + self.mla.rope_dim
@@ -82,7 +85,7 @@ class ModelShape:
     def attention_parameters(self, ranks: int = 1) -> float:
         """Parameters of one layer's attention matrices on one rank.
 
-        Heads are shared out; the down-projections of MLA and repeated KV heads are not.
+        Heads are split over ranks; MLA's down-projections and repeated KV heads are not.
         """
         heads = self.heads / ranks
         if self.mla is None:
@@ -99,9 +102,9 @@ class ModelShape:
         return query + latent + expand + heads * mla.v_dim * self.hidden
 
     def block_parameters(self, touched_experts: float, ranks: int = 1) -> float:
-        """Parameters of all layers' attention and MLPs on one rank, gated MLPs assumed.
+        """Parameters of all layers' attention and MLPs on one rank; MLPs are gated.
 
-        `touched_experts` experts are counted in each sparse layer, besides the shared part.
+        Each sparse layer counts `touched_experts` experts and the shared expert.
         """
         dense = self._mlp(self.mlp_width) / ranks
         sparse = 0.0
@@ -112,13 +115,13 @@ class ModelShape:
         return self._over_layers(lambda layer: attention + (sparse if layer.sparse else dense))
 
     def unquantised_parameters(self, ranks: int = 1) -> float:
-        """Parameters on one rank that quantised checkpoints leave alone: lm_head and routers."""
+        """Parameters on one rank that quantised checkpoints do not quantise: lm_head, routers."""
         router = 0 if self.experts is None else self.hidden * self.experts.count
         routers = self._over_layers(lambda layer: router if layer.sparse else 0)
         return self.vocab * self.hidden / ranks + routers
 
     def parameters(self) -> int:
-        """All matrices of the model; compare it with the published count."""
+        """Parameters of the whole model, to compare with the published count."""
         experts = 0 if self.experts is None else self.experts.count
         embedding = 0 if self.tied_embeddings else self.vocab * self.hidden
         return round(self.block_parameters(experts) + self.unquantised_parameters()) + embedding

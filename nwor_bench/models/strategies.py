@@ -1,24 +1,22 @@
-"""The ways for drafts' K/V to get into the cache, as moves of rows across the DRAM's border.
+"""Strategies for writing drafts' K/V to the cache, as rows read from and written to DRAM.
 
-Source: the byte model of the project's design, DRAM reads and writes counted alike. A window
-stages N drafts (requests x k), A of which are accepted. One row is what one token puts into the
-caches of all layers. Each strategy is the list of its moves of rows, and its bytes are their sum:
+A window stages N drafts (requests x k); A of them are accepted. A row is one token's K/V in all
+layers. DRAM reads and writes count alike. Rows moved by each strategy:
 
-- direct: each draft's row is written to the cache: N.
-- copy, spilled from L2: each row is written to a staging buffer (N); the commit reads the
-  accepted ones (A) and writes them to the cache (A): N + 2A, never less than direct.
-- copy, kept in L2: staging never reaches DRAM; the accepted rows are written: A.
-- by reference: the K/V activations are held instead of copied; the commit reads the accepted
-  ones (A) and writes them (A): 2A.
-- log and restore: the old row under each draft is read (N) and logged (N), the draft's row
-  written (N); of the N - A rejected ones the log is read and written back: 5N - 2A.
+- direct: write each draft's row to the cache: N.
+- copy, spilled from L2: write each row to a staging buffer (N), read the accepted rows (A), write
+  them to the cache (A): N + 2A, never less than direct.
+- copy, kept in L2: staging never reaches DRAM; write the accepted rows: A.
+- by reference: keep the K/V activations; read the accepted rows (A), write them (A): 2A.
+- log and restore: read the old row under each draft (N), log it (N), write the draft's row (N);
+  for the N - A rejected drafts read the log and write it back: 5N - 2A.
 
-A row in the cache has the cache's element size; a held or copied row the activations'. With an
-fp8 cache below bf16 activations a held row is thus read at twice the size, and by reference pays
-below 1/3 instead of 1/2.
+Cache rows have the cache's element size; staged rows have the activations'. With an fp8 cache and
+bf16 activations a staged row is twice as large, so by reference pays below 1/3 acceptance instead
+of 1/2.
 
-That the GEMM's own write of the held activations costs no more DRAM than in stock vLLM is assumed
-in favour of "by reference".
+Assumption in favour of "by reference": keeping the activations costs no more DRAM writes than in
+stock vLLM.
 """
 
 from dataclasses import dataclass
@@ -26,7 +24,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Move:
-    """staged x N + accepted x A rows that cross the DRAM's border, in one direction."""
+    """staged x N + accepted x A rows that are read from or written to DRAM."""
 
     what: str
     reads: bool
@@ -35,13 +33,13 @@ class Move:
     as_activations: bool = False
 
     def rows(self, staged: float, accepted: float) -> float:
-        """Rows moved in a window of that many staged and accepted drafts."""
+        """Rows moved in a window with that many staged and accepted drafts."""
         return self.staged * staged + self.accepted * accepted
 
 
 @dataclass(frozen=True)
 class Strategy:
-    """A way for drafts' K/V to get into the cache, with the kernel launches that drafts need."""
+    """A strategy: its moves, and the kernel launches that drafts need."""
 
     name: str
     label: str
@@ -52,14 +50,14 @@ class Strategy:
 
     @property
     def staging(self) -> str:
-        """For a sentence: staging `by reference`, `by copy, kept in L2`."""
+        """The label for use in a sentence: `by reference`, `by copy, kept in L2`."""
         return "by " + self.label.removeprefix("by ")
 
     def launches(self, layers: int) -> tuple[int, int]:
-        """Fewest and most launches a window.
+        """Fewest and most launches per window.
 
-        The fewest count the drafts alone. Each request's first token is certain; where drafts
-        are not written in place, the stock write for it may remain, once a layer.
+        The fewest are those of the drafts. If drafts are not written in place, the stock write of
+        each request's certain first token may add one launch per layer.
         """
         drafts = layers * self.launches_per_layer + self.launches_per_window
         return drafts, drafts + (0 if self.writes_drafts_in_place else layers)

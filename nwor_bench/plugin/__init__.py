@@ -7,14 +7,14 @@ vLLM stays as it is.
 import logging
 
 not_installed: str | None = None
-"""Why this process's vLLM could not be prepared, and runs as without the plugin."""
+"""Why the plugin is not installed in this process; vLLM then runs as without it."""
 
 
 def register() -> None:
     """Called by vLLM in every process; may be called more than once.
 
-    Only what the environment asks wrongly is raised. Whatever else fails must not stop vLLM: it
-    is logged with its traceback, and `not_installed` says it.
+    Only wrong settings are raised. Any other error must not stop vLLM: it is logged with its
+    traceback, and `not_installed` names it.
 
     Raises:
         ConfigError: unknown mode in the environment, or an unsupported vLLM or device.

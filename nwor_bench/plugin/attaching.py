@@ -1,8 +1,8 @@
 """Attach the hook to a worker, or leave vLLM as it is and say why.
 
-An installed plugin must never stop a vLLM process: whatever fails here is logged once with its
-traceback, counted under its reason, and what was patched until then is undone. With tensor
-parallelism all ranks attach or none does, since ranks that are attached wait for each other.
+An installed plugin must never stop a vLLM process: an error here is logged once with its traceback,
+counted under its reason, and every patch is undone. With tensor parallelism all ranks attach or
+none does, since attached ranks wait for each other.
 """
 
 import logging
@@ -14,6 +14,7 @@ from nwor_bench.plugin.observe import metrics
 from nwor_bench.plugin.observe.nvtx import WindowRanges
 from nwor_bench.plugin.patching import PatchSet
 from nwor_bench.plugin.rank_vote import RankVote
+from nwor_bench.plugin.runner_hook import RunnerHook
 from nwor_bench.plugin.settings import PluginSettings, read_settings
 
 logger = logging.getLogger("vllm.nwor_bench")
@@ -31,7 +32,7 @@ NOT_ATTACHED = "nwor_not_attached"
 def attach_hook(worker: Any) -> None:
     """Wrap the worker's runner in the modes that the environment asks for; raises nothing.
 
-    What stands in the way is then the worker's attribute NOT_ATTACHED.
+    After an error the worker's attribute NOT_ATTACHED says why it has no hook.
     """
     try:
         settings = read_settings()
@@ -55,7 +56,7 @@ class _Attachment:
     """The steps of attaching; the ranks vote between them, so that none waits for another.
 
     Attributes:
-        fault: what this rank failed of, already logged.
+        fault: this rank's error, already logged.
     """
 
     def __init__(self, worker: Any, settings: PluginSettings):
@@ -63,12 +64,12 @@ class _Attachment:
         self._worker = worker
         self._settings = settings
         self._vote = RankVote.of_worker()
-        self._hook: Any = None
+        self._hook: RunnerHook
         self._ranges: WindowRanges | None = None
         self._metrics = PatchSet([])
 
     def run(self) -> str | None:
-        """Attach; the reason why not, or None."""
+        """Attach; None, or the reason why it is not attached."""
         reason = self._vote.settle(self._try(self._make))
         if reason is not None:
             return reason
@@ -94,7 +95,7 @@ class _Attachment:
         self._hook.set_modes(self._settings.nwor_mode, self._settings.scv_mode)
 
     def _undo(self) -> None:
-        """Stock methods again, the last wrapped first."""
+        """Restore the stock methods, the last wrapped first."""
         self._try(self._hook.detach)
         ranges = self._ranges
         if ranges is not None:
@@ -102,7 +103,7 @@ class _Attachment:
         self._try(self._metrics.undo)
 
     def _try(self, step: Callable[[], Any]) -> str | None:
-        """Run a step; what went wrong as a fallback reason, its traceback is logged."""
+        """Run a step; an error is logged with its traceback and becomes a fallback reason."""
         try:
             step()
         except Exception as fault:
@@ -112,7 +113,7 @@ class _Attachment:
         return None
 
 
-def make_hook(runner: Any, settings: PluginSettings) -> Any:
+def make_hook(runner: Any, settings: PluginSettings) -> RunnerHook:
     """The hook for vLLM's V1 or V2 runner; each is imported where it is used."""
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 

@@ -1,4 +1,4 @@
-"""Values for models without weights, at which attention matters.
+"""Generated weights for models without weights, with which attention matters.
 
 vLLM's dummy loader draws every weight from +-0.001, norms too. Activations are then so small
 that nothing which attention adds survives rounding to bf16, and no check of the K/V cache could
@@ -48,7 +48,7 @@ CACHE_SCALES = ("k_scale", "v_scale", "q_scale", "prob_scale")
 
 @register_model_loader(LOAD_FORMAT)
 class FilledDummyLoader(DummyModelLoader):
-    """vLLM's dummy loader, then the values of this module where they apply."""
+    """vLLM's dummy loader, then the values of this module."""
 
     def load_weights(self, model: nn.Module, model_config: ModelConfig) -> None:
         """Fill `model` in place; what was done is kept as its attribute `FACTS`."""
@@ -59,7 +59,7 @@ class FilledDummyLoader(DummyModelLoader):
 
 
 def fill(model: nn.Module, role: str = "") -> dict[str, int]:
-    """Give every parameter of a model its value, in place.
+    """Fill every parameter of a model, in place.
 
     A value follows from `role`, the parameter's name, its shape and, where the parameter is
     sharded, the tensor-parallel rank: every start gives the same model.

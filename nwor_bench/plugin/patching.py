@@ -10,7 +10,7 @@ Wrapper = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 class PatchError(BenchError):
-    """A patch's target is missing, already patched, or changed by somebody else."""
+    """A patch's target is missing, already patched, or changed by other code."""
 
 
 class Patch:
@@ -55,11 +55,11 @@ class Patch:
         self._replacement = replacement
 
     def undo(self) -> None:
-        """Restore what was there before; raises PatchError if it is no longer ours."""
+        """Restore what was there before; raises PatchError if other code replaced ours."""
         if not self.applied:
             return
         if vars(self._target).get(self._name) is not self._replacement:
-            raise PatchError(f"{self._describe()} was patched again by somebody else")
+            raise PatchError(f"{self._describe()} was patched again by other code")
         if self._was_own:
             setattr(self._target, self._name, self._own_value)
         else:
@@ -97,7 +97,7 @@ class PatchSet:
             raise
 
     def undo(self) -> None:
-        """Undo all, last applied first; those that cannot be are named after the others are."""
+        """Undo all, last applied first; then raise PatchError if some could not be undone."""
         problems = []
         for patch in reversed(self._patches):
             try:

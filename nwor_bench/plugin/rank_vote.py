@@ -1,9 +1,9 @@
-"""Ranks of one model end each window alike.
+"""Tensor-parallel ranks agree on each window's outcome.
 
-A fault on one tensor-parallel rank is seen by that rank alone: without a word between them it
-would write its window directly while the others commit theirs. The caches would be sound, but
-one engine would report two outcomes. So the ranks exchange three numbers on the host once a
-staged window, over the group that vLLM has for that (gloo), and the reasons only after a fault.
+Only the rank itself sees an error of its own. Without a vote it would write its window directly
+while the others commit theirs: the caches would be right, but one engine would report two outcomes.
+So the ranks exchange three numbers on the host for each staged window, over vLLM's gloo group, and
+their reasons only after an error.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ class RankVote:
     """Every rank must call `settle` equally often and in the same order.
 
     Args:
-        group: the host's process group of the ranks; None for one rank, which asks nobody.
+        group: the host's process group of the ranks; None for a single rank, which does not vote.
     """
 
     def __init__(self, group: Any = None):
@@ -36,7 +36,7 @@ class RankVote:
 
     @property
     def alone(self) -> bool:
-        """True for one rank: what it decides needs nobody's word."""
+        """True for a single rank, which decides without a vote."""
         return self._group is None
 
     def settle(self, reason: str | None, num_accepted: Sequence[int] = ()) -> str | None:
@@ -58,7 +58,7 @@ class RankVote:
         return None if highest == -minus_lowest else DIFFERENT_COUNTS
 
     def _common_reason(self, reason: str | None) -> str:
-        """All ranks' reason if they have the same, else the first faulty rank's, with its name."""
+        """The reason that all ranks have, else the first faulty rank's with its number."""
         reasons: list[str | None] = [None] * dist.get_world_size(self._group)
         dist.all_gather_object(reasons, reason, group=self._group)
         if len(set(reasons)) == 1:

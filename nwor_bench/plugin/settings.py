@@ -20,7 +20,7 @@ Choice = TypeVar("Choice", bound=StrEnum)
 
 @dataclass(frozen=True)
 class PluginSettings:
-    """What the environment asks of the plugin."""
+    """What the environment variables choose."""
 
     nwor_mode: NworMode
     scv_mode: ScvMode
@@ -30,7 +30,7 @@ class PluginSettings:
 
     @property
     def needs_gpu(self) -> str | None:
-        """The variable that asks for something only a GPU can do; None if none does."""
+        """The variable whose value needs a GPU; None if none does."""
         chosen = {
             STAGE_BY: self.stage_by is not StageBy.REFERENCE,
             STAGE_L2: self.stage_l2 is not StageL2.NORMAL,
@@ -42,7 +42,7 @@ def read_settings(environ: Mapping[str, str] = os.environ) -> PluginSettings | N
     """The settings, or None when neither mode variable is set: then vLLM stays untouched.
 
     Raises:
-        ConfigError: a variable holds an unknown word, or one that goes with another's.
+        ConfigError: a variable has an unknown value, or one that needs another variable.
     """
     if not environ.get(NWOR_MODE) and not environ.get(SCV_MODE):
         return None

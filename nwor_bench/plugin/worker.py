@@ -1,6 +1,6 @@
-"""The harness's hand in every worker: methods that `llm.collective_rpc` can call.
+"""Worker extension called through `collective_rpc`.
 
-Everything returned is a plain dict or list, since results may cross a process border.
+Methods return plain dicts and lists, since results may cross a process border.
 """
 
 from typing import Any
@@ -17,27 +17,28 @@ from nwor_bench.plugin.observe.dram import CountedWindows
 from nwor_bench.plugin.observe.kv_rows import KvRows
 from nwor_bench.plugin.observe.launches import LaunchWindows
 from nwor_bench.plugin.observe.write_watch import COUNTS, WriteWatch
-from nwor_bench.records.types import NworMode, ScvMode
+from nwor_bench.plugin.runner_hook import RunnerHook
+from nwor_bench.records.types import NworMode, Phase, ScvMode
 
 register()
 
 COUNTED = "nwor_counted"
-"""Attribute of a worker that holds what counts its windows, once it was asked for."""
+"""Attribute of a worker that holds its window counters; made on first use."""
 
 WRITES = "nwor_write_watch"
-"""Attribute of a worker that holds what watches its staged slots, once it was asked for."""
+"""Attribute of a worker that holds its `WriteWatch`; made on first use."""
 
 NUDGE = "nwor_attention_nudge"
-"""Attribute of a worker that holds what moves its attention's output, once it was asked for."""
+"""Attribute of a worker that holds its `AttentionNudge`; made on first use."""
 
 KV_ROWS = "nwor_kv_rows"
-"""Attribute of a worker that holds the K/V rows kept for the K/V gate, once it was asked for."""
+"""Attribute of a worker that holds its `KvRows`; made on first use."""
 
 COUNTERS: dict[str, type[CountedWindows] | type[LaunchWindows]] = {
-    "counters": CountedWindows,
-    "launches": LaunchWindows,
+    Phase.COUNTERS: CountedWindows,
+    Phase.LAUNCHES: LaunchWindows,
 }
-"""What counts, by the name of the phase that it is for."""
+"""The counters of each phase, by the name of the phase."""
 
 
 class NworWorkerExtension:
@@ -48,7 +49,7 @@ class NworWorkerExtension:
         _hook(self).set_modes(NworMode(nwor_mode), ScvMode(scv_mode))
 
     def nwor_seed(self, seed: int) -> None:
-        """Seed the worker's own random stream: equal batches then sample equally.
+        """Seed the worker's random stream, so that equal batches sample equally.
 
         Not through `SamplingParams(seed=...)`: with prefill in chunks vLLM 0.32 rewinds a
         request's generator, which a CPU generator cannot do ("CPU Generator does not use
@@ -62,8 +63,8 @@ class NworWorkerExtension:
         """Windows and counters since the last drain. On a GPU this waits for the device.
 
         Args:
-            output_lengths: tokens that each finished request returned, by its name: windows that
-                ran past them are counted apart, as vLLM does not count them.
+            output_lengths: tokens that each finished request returned, by its name; windows that
+                ran past them are counted apart, because vLLM does not count them.
         """
         hook = _hook(self)
         return {
@@ -98,7 +99,7 @@ class NworWorkerExtension:
         getattr(self, COUNTED)[kind].start()
 
     def nwor_take_counters(self, kind: str) -> dict[str, Any]:
-        """End the batch: its windows' counts, in their order, and how well they are known."""
+        """End the batch: each window's counts in order, and how precise they are."""
         return dict(getattr(self, COUNTED)[kind].take())
 
     def nwor_watch_writes(self, on: bool) -> dict[str, int]:
@@ -106,7 +107,7 @@ class NworWorkerExtension:
         hook = _hook(self)
         watch = getattr(self, WRITES, None)
         if watch is None:
-            if hook.window is None:
+            if hook.window is None or hook.buffers is None:
                 return dict.fromkeys(COUNTS, 0)
             watch = WriteWatch(hook.window, [layer.kv_cache for layer in hook.buffers.layers])
             setattr(self, WRITES, watch)
@@ -146,7 +147,7 @@ class NworWorkerExtension:
         getattr(self, KV_ROWS).drop(names)
 
     def nwor_status(self) -> dict[str, Any]:
-        """What is attached to what, for run.json and the cross-checks."""
+        """Facts about runner, layers and staging, for run.json and the cross-checks."""
         hook = _hook(self)
         config = self.vllm_config  # type: ignore[attr-defined]
         return {
@@ -176,12 +177,12 @@ class NworWorkerExtension:
         }
 
     def nwor_window_state(self) -> str | None:
-        """Where the window stands, "idle" between steps; None where nothing can be staged."""
+        """The state of the window, "idle" between steps; None where nothing can be staged."""
         window = _hook(self).window
         return None if window is None else window.state.value
 
     def nwor_set_hooks(self, attached: bool) -> None:
-        """Wrap the runner, or give it its stock methods back; nothing if it is so already."""
+        """Wrap the runner, or restore its stock methods; nothing if that is done already."""
         hook = _hook(self)
         if attached and not hook.attached:
             hook.attach()
@@ -189,8 +190,8 @@ class NworWorkerExtension:
             hook.detach()
 
 
-def _hook(worker: Any) -> Any:
-    hook = getattr(worker, HOOK, None)
+def _hook(worker: Any) -> RunnerHook:
+    hook: RunnerHook | None = getattr(worker, HOOK, None)
     if hook is not None:
         return hook
     reason = getattr(worker, NOT_ATTACHED, None) or plugin.not_installed
@@ -205,7 +206,7 @@ def _hook(worker: Any) -> Any:
     )
 
 
-def _backend_name(hook: Any) -> str | None:
+def _backend_name(hook: RunnerHook) -> str | None:
     """The first attention implementation among the target layers; None if no layer has one.
 
     Recurrent layers have none.

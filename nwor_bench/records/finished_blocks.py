@@ -9,9 +9,9 @@ file and count for nothing but faults.
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from nwor_bench.records.types import BatchRecord
+from nwor_bench.records.types import BatchRecord, Phase
 
-BlockKey = tuple[str, int]
+BlockKey = tuple[Phase, int]
 """(phase, block number)."""
 
 FINISHED_EVENT = "block_finished"
@@ -67,7 +67,7 @@ def finished_blocks(
     finished = {
         (event["phase"], event["block"]) for event in events if event.get("event") == FINISHED_EVENT
     }
-    measured = [batch for batch in batches if batch.phase != "warmup"]
+    measured = [batch for batch in batches if batch.phase != Phase.WARMUP]
     if measured:
         last = max(measured, key=lambda batch: batch.batch)
         finished |= {block_of(batch) for batch in measured} - {block_of(last)}
@@ -80,7 +80,7 @@ def cut_blocks(
     """The blocks that were begun and not finished, each with the numbers of its batches."""
     cut: dict[BlockKey, list[int]] = {}
     for batch in batches:
-        if batch.phase != "warmup" and block_of(batch) not in finished:
+        if batch.phase != Phase.WARMUP and block_of(batch) not in finished:
             cut.setdefault(block_of(batch), []).append(batch.batch)
     return cut
 

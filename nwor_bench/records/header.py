@@ -1,28 +1,194 @@
-"""What run.json must look like: damage and edits are refused by the name of the part.
+"""run.json: what a run was begun with, what it ran on, how it ended.
 
-A part may be missing or null (older versions, engines that never started), but not of another
-kind. Going on with a run takes more of its header than reading it does.
+Damage and edits are refused by the name of the part. A part may be missing or null (older
+versions, engines that never started), but not of another kind. Going on with a run takes more of
+its header than reading it does.
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from nwor_bench.errors import StoreError
+from nwor_bench.records.engine_status import EngineStatus
+from nwor_bench.records.environment import Environment
+from nwor_bench.records.json_part import JsonPart, PartError, read_part, short
 from nwor_bench.records.json_text import parse_json
+from nwor_bench.records.types import FORMAT_VERSION, RunStatus
 
-_OBJECTS = (
-    *("scenario", "pair", "choice", "spec", "engine", "environment", "parity", "warmup"),
-    "kv_gate",
-    *("environment.packages", "environment.cpu", "environment.git", "environment.memory"),
-    *("environment.settings", "spec.scenario", "spec.engine_args"),
-)
-_LISTS = ("blocks", "cells", "findings", "warnings", "violations", "environment.gpus")
 
-_TO_GO_ON = (
-    *("spec", "spec.scenario", "pair", "choice", "blocks"),
-    *("environment", "environment.packages", "environment.cpu"),
-)
-"""Parts that say what a run was begun with."""
+@dataclass(frozen=True, kw_only=True)
+class PairFacts(JsonPart):
+    """The models that ran; see `models.pairs.ResolvedPair`."""
+
+    name: str | None = None
+    """The pair's name."""
+
+    method: str | None = None
+    """How drafts are made: ngram, draft_model, eagle or eagle3."""
+
+    target: str | None = None
+    """The target's folder or hub name."""
+
+    draft: str | None = None
+    """The drafter's folder or hub name; None for ngram."""
+
+    dtype: str | None = None
+    """Data type that the pair asks for."""
+
+    speculative: Mapping[str, Any] | None = None
+    """Further settings of vLLM's speculative_config."""
+
+    description: str | None = None
+    """The pair file's sentence on it."""
+
+    load_format: str | None = None
+    """vLLM's; "dummy" for random weights."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockEntry(JsonPart):
+    """One planned block."""
+
+    block: int | None = None
+    """Its number; 0 is the gate's."""
+
+    order: tuple[str, ...] | None = None
+    """Labels of the cells, in the order in which they run."""
+
+    prompt_ids: tuple[str, ...] | None = None
+    """The prompts that every cell gets."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WarmupFacts(JsonPart):
+    """How warm-up ended."""
+
+    batches: int | None = None
+    """Batches of off x off that it took."""
+
+    lookback: int | None = None
+    """Batches that are looked at to tell whether times are steady."""
+
+    not_steady: str | None = None
+    """Why window times were not steady at its end; None if they were."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParityFacts(JsonPart):
+    """What the gate compared, and what it found."""
+
+    rule: str | None = None
+    """What cells must share with off x off; see `ParityRule`."""
+
+    compared: str | None = None
+    """The rule in words."""
+
+    ties: Mapping[str, Any] | None = None
+    """Differing tokens that were looked at; None where none were."""
+
+    broken: Mapping[str, str] | None = None
+    """What differed first, by the cell's label."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class KvGateFacts(JsonPart):
+    """How the KV cache of staging cells was compared with mode off's, and at what cost."""
+
+    multiples: Mapping[str, float] | None = None
+    """How many times mode off's own error a cell may be off, by kind of error."""
+
+    budget_bytes: int | None = None
+    """Most memory for kept rows on each rank."""
+
+    seconds: float | None = None
+    """Time that comparing took."""
+
+    gate_seconds: float | None = None
+    """Time that the whole gate took."""
+
+    own_errors: Mapping[str, Mapping[str, float]] | None = None
+    """Mode off against itself: the smallest and largest of a layer, by kind of error."""
+
+    cells: Mapping[str, Mapping[str, Any]] | None = None
+    """What was found, by the cell's label; see `KvResult`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunHeader(JsonPart):
+    """run.json."""
+
+    format_version: int = FORMAT_VERSION
+    """Version of run.json and records.jsonl."""
+
+    status: RunStatus | None = None
+    """How the run ended; partial while it runs."""
+
+    scenario: Mapping[str, Any] | None = None
+    """The scenario with the command line's changes; the same as spec's."""
+
+    pair: PairFacts | None = None
+    """The models that ran."""
+
+    choice: Mapping[str, str | None] | None = None
+    """The pair as the command line named it, by flag."""
+
+    spec: Mapping[str, Any] | None = None
+    """The whole configuration; see `RunSpec`."""
+
+    engine: EngineStatus | None = None
+    """The engine; None if it never started."""
+
+    environment: Environment | None = None
+    """Machine and software."""
+
+    parity: ParityFacts | None = None
+    """What the gate compared and found; None if it never began."""
+
+    noise_floor: Mapping[str, Any] | None = None
+    """What the A/A arm shows; None if it has no interval."""
+
+    warmup: WarmupFacts | None = None
+    """How warm-up ended; None before that."""
+
+    stopped: str | None = None
+    """Why the run stopped before its last block; None if it did not."""
+
+    blocks: tuple[BlockEntry, ...] | None = None
+    """The plan, block by block."""
+
+    command: str | None = None
+    """The command line, ready to be copied."""
+
+    started_at: str | None = None
+    """UTC time."""
+
+    finished_at: str | None = None
+    """UTC time; None while it runs."""
+
+    kv_gate: KvGateFacts | None = None
+    """What the K/V gate compared; None where it compared nothing."""
+
+    measuring_s: float | None = None
+    """Time from the started engine to the last batch, over all tries."""
+
+    findings: tuple[Mapping[str, Any], ...] | None = None
+    """What weakens the numbers; see `Finding`."""
+
+    cells: tuple[Mapping[str, Any], ...] | None = None
+    """Each cell's summary; see `CellResult`."""
+
+    violations: tuple[str, ...] | None = None
+    """Counts that do not add up, as sentences."""
+
+    warnings: tuple[str, ...] | None = None
+    """What a crash left half-written, as sentences."""
+
+
+WRITTEN_LATER = frozenset(("kv_gate", "measuring_s", "findings", "cells", "violations", "warnings"))
+"""Keys that run.json does not have when a run begins."""
+
+_OBJECTS_OF_SPEC = ("scenario", "engine_args")
 
 
 def read_object(text: str | bytes, place: object) -> dict[str, Any]:
@@ -34,42 +200,46 @@ def read_object(text: str | bytes, place: object) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def check_kinds(header: Mapping[str, Any], place: object) -> None:
-    """Raises StoreError for a part of another kind than nwor-bench writes."""
-    for names, kind, word in ((_OBJECTS, dict, "an object"), (_LISTS, list, "a list")):
-        for name in names:
-            value = part(header, name)
-            if value is not None and not isinstance(value, kind):
-                raise _damaged(place, name, f"is {_short(value)}, not {word}")
+def parse_header(values: Mapping[str, Any], place: object) -> RunHeader:
+    """The header that run.json holds; `place` is for messages.
+
+    Raises StoreError for a part of another kind than nwor-bench writes.
+    """
+    try:
+        header = read_part(RunHeader, values)
+        for name in _OBJECTS_OF_SPEC:
+            value = (header.spec or {}).get(name)
+            if value is not None and not isinstance(value, Mapping):
+                raise PartError(f"spec.{name}", f"is {short(value)}, not an object")
+    except PartError as error:
+        raise _damaged(place, error.name, error.what) from error
+    return header
 
 
-def check_complete(header: Mapping[str, Any], place: object) -> None:
+def check_complete(header: RunHeader, place: object) -> None:
     """Raises StoreError if a part that a run needs to go on is missing, or says it twice."""
-    for name in _TO_GO_ON:
-        if part(header, name) is None:
+    spec, environment = header.spec or {}, header.environment or Environment()
+    for name, part in (
+        ("spec", header.spec),
+        ("spec.scenario", spec.get("scenario")),
+        ("pair", header.pair),
+        ("choice", header.choice),
+        ("blocks", header.blocks),
+        ("environment", header.environment),
+        ("environment.packages", environment.packages),
+        ("environment.cpu", environment.cpu),
+    ):
+        if part is None:
             raise _damaged(place, name, "is missing")
-    told, twice = part(header, "spec.scenario"), header.get("scenario")
+    told, twice = spec["scenario"], header.scenario
     if twice is not None and twice != told:
         fields = {*told, *twice}
         name = min(field for field in fields if told.get(field) != twice.get(field))
         raise _damaged(
             place,
             f"scenario.{name}",
-            f"is {_short(twice.get(name))} and spec.scenario.{name} {_short(told.get(name))}",
+            f"is {short(twice.get(name))} and spec.scenario.{name} {short(told.get(name))}",
         )
-
-
-def part(header: Mapping[str, Any], name: str) -> Any:
-    """The part of a dotted name; None where it or what holds it is missing."""
-    found: Any = header
-    for step in name.split("."):
-        found = found.get(step) if isinstance(found, Mapping) else None
-    return found
-
-
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 40 else f"{text[:37]}..."
 
 
 def _damaged(place: object, name: str, what: str) -> StoreError:

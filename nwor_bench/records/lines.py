@@ -32,7 +32,8 @@ class Records:
 
 def batch_key(record: BatchRecord | WindowRecord) -> BatchKey:
     """What joins a window to its batch: (pair, NWOR mode, SCV mode, block, batch)."""
-    return (record.pair, record.nwor_mode, record.scv_mode, record.block, record.batch)
+    modes = str(record.nwor_mode), str(record.scv_mode)
+    return (record.pair, *modes, record.block, record.batch)
 
 
 def record_line(record: WindowRecord | BatchRecord) -> bytes:

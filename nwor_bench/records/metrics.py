@@ -15,9 +15,11 @@ import time
 from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from prometheus_client.mmap_dict import MmapedDict, mmap_key
+
+from nwor_bench.records.types import WindowCounts
 
 
 @dataclass(frozen=True)
@@ -54,8 +56,7 @@ KNOWN_REASONS = {
         *("kv_transfer", "layer_shapes_differ", "layer_staged_twice", "layers_share_kv", "lora"),
         *("micro_batches", "more_drafts_than_capacity", "no_target_layers", "pipeline_parallel"),
         *("ranks_accepted_differently", "several_kv_cache_groups"),
-        *("sliding_window_of_unequal_windows", "sliding_window_too_short", "step_not_finished"),
-        "window_beside_prefill_of_its_request",
+        *("step_not_finished", "window_beside_prefill_of_its_request"),
     ),
     "scv_fallback_count": (
         *("capture_not_supported", "more_drafts_than_capacity", "no_cuda", "sampled_ids_dtype"),
@@ -69,29 +70,6 @@ BY_NAME = {metric.name: metric for metric in METRICS}
 
 Labels = tuple[tuple[str, str], ...]
 """Label names and values, in a fixed order."""
-
-
-class CountedWindow(Protocol):
-    """What a window's record says, in the harness as in a worker."""
-
-    @property
-    def draft_tokens(self) -> int: ...
-    @property
-    def accepted_tokens(self) -> int: ...
-    @property
-    def staged_tokens(self) -> int: ...
-    @property
-    def committed_tokens(self) -> int: ...
-    @property
-    def rejected_tokens(self) -> int: ...
-    @property
-    def stage_operations(self) -> int: ...
-    @property
-    def fallback_reason(self) -> str | None: ...
-    @property
-    def scv_path(self) -> str | None: ...
-    @property
-    def scv_fallback_reason(self) -> str | None: ...
 
 
 class MetricFiles:
@@ -141,7 +119,7 @@ class WindowMetrics:
             for reason in reasons:
                 self._files.add(name, (*labels, ("reason", reason)), 0)
 
-    def add(self, window: CountedWindow, labels: Labels) -> None:
+    def add(self, window: WindowCounts, labels: Labels) -> None:
         """Count one finished window."""
         counts = {
             "nwor_windows": 1,

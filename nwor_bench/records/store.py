@@ -10,7 +10,7 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from errno import EINVAL, ENOTDIR
 from os import strerror
@@ -24,7 +24,8 @@ from nwor_bench.records.finished_blocks import (
     other_events,
     superseded_numbers,
 )
-from nwor_bench.records.header import check_kinds, read_object
+from nwor_bench.records.header import RunHeader, parse_header, read_object
+from nwor_bench.records.json_part import to_json
 from nwor_bench.records.lines import BatchKey, batch_key, event_line, parse_records, record_line
 from nwor_bench.records.types import FORMAT_VERSION, BatchRecord, RunStatus, WindowRecord
 
@@ -46,7 +47,7 @@ class RunData:
     are the blocks that a resumed run leaves alone.
     """
 
-    header: dict[str, Any]
+    header: RunHeader
     batches: tuple[BatchRecord, ...]
     windows: tuple[WindowRecord, ...]
     events: tuple[dict[str, Any], ...] = ()
@@ -59,14 +60,14 @@ class RunData:
 class RunStore:
     """Writes one run folder, a batch at a time; each append is on the disk when it returns."""
 
-    def __init__(self, folder: Path, header: dict[str, Any], keys: set[BatchKey]) -> None:
+    def __init__(self, folder: Path, header: RunHeader, keys: set[BatchKey]) -> None:
         """Use `create` or `open` instead."""
         self.folder = folder
         self.header = header
         self._keys = keys
 
     @classmethod
-    def create(cls, folder: Path, header: dict[str, Any]) -> "RunStore":
+    def create(cls, folder: Path, header: RunHeader) -> "RunStore":
         """Start a run in `folder` (made with its parents), with status "partial" until it ends.
 
         Raises ConfigError if the folder already holds a run or cannot be written.
@@ -82,7 +83,7 @@ class RunStore:
             raise _not_writable(folder, error) from error
         except OSError as error:
             raise _not_writable(folder, error) from error
-        full = {"format_version": FORMAT_VERSION, "status": str(RunStatus.PARTIAL), **header}
+        full = replace(header, format_version=FORMAT_VERSION, status=RunStatus.PARTIAL)
         write_header(folder, full)
         return cls(folder, full, set())
 
@@ -128,15 +129,15 @@ class RunStore:
         """
         self._append(event_line(event))
 
-    def update(self, changes: dict[str, Any]) -> None:
-        """Set top-level fields of run.json and rewrite it atomically."""
-        header = {**self.header, **changes}
+    def update(self, **changes: Any) -> None:
+        """Set fields of the header and rewrite run.json atomically."""
+        header = replace(self.header, **changes)
         write_header(self.folder, header)
         self.header = header
 
-    def finish(self, status: RunStatus, summary: dict[str, Any]) -> None:
-        """Set the final status and the summary's fields in run.json."""
-        self.update({**summary, "status": str(status)})
+    def finish(self, status: RunStatus, **changes: Any) -> None:
+        """Set the final status and other fields of the header."""
+        self.update(status=status, **changes)
 
     def _append(self, data: bytes) -> None:
         path = self.folder / RECORDS_FILE
@@ -252,9 +253,10 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def write_header(folder: Path, header: dict[str, Any]) -> None:
+def write_header(folder: Path, header: RunHeader) -> None:
     """Write run.json atomically."""
-    write_atomically(folder / RUN_FILE, json.dumps(header, indent=2, allow_nan=False) + "\n")
+    text = json.dumps(to_json(header), indent=2, allow_nan=False)
+    write_atomically(folder / RUN_FILE, f"{text}\n")
 
 
 def _read_bytes(path: Path) -> bytes:
@@ -269,8 +271,8 @@ def _read_bytes(path: Path) -> bytes:
         raise StoreError(f"{path}: cannot be read ({error.strerror})") from error
 
 
-def read_header(folder: Path) -> dict[str, Any]:
-    """run.json's content.
+def read_header(folder: Path) -> RunHeader:
+    """What run.json says of a run.
 
     Raises ConfigError if the folder holds no run, StoreError if it is not JSON, of a format
     version that this one does not read, or holds a part of the wrong kind.
@@ -280,15 +282,14 @@ def read_header(folder: Path) -> dict[str, Any]:
         raise ConfigError.for_field(
             "run folder", str(folder), f"name a folder that holds a {RUN_FILE}"
         )
-    header = read_object(_read_bytes(path), path)
-    version = header.get("format_version")
+    values = read_object(_read_bytes(path), path)
+    version = values.get("format_version")
     if version not in READABLE_VERSIONS:
         known = ", ".join(str(v) for v in READABLE_VERSIONS)
         raise StoreError(
             f"{path}: format_version {version!r} is unknown; this nwor-bench reads {known}"
         )
-    check_kinds(header, path)
-    return header
+    return parse_header(values, path)
 
 
 def _not_writable(folder: Path, error: OSError) -> ConfigError:

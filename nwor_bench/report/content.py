@@ -1,10 +1,12 @@
 """What a report says, in order: the answer, cells, evidence, the run itself, the glossary."""
 
 from collections.abc import Sequence
-from typing import Any
 
 from nwor_bench.analysis.findings import findings
-from nwor_bench.analysis.invariants import cell_key, cell_label
+from nwor_bench.records.engine_status import EngineStatus
+from nwor_bench.records.environment import Environment
+from nwor_bench.records.header import PairFacts, RunHeader
+from nwor_bench.records.json_part import to_json
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import CellResult, RunStatus, Verdict
 from nwor_bench.report.document import (
@@ -74,15 +76,15 @@ def build_document(run: RunData, cells: Sequence[CellResult]) -> Document:
     return Document(title(run.header), tuple(_lead(run, cells)), sections)
 
 
-def title(header: dict[str, Any]) -> str:
+def title(header: RunHeader) -> str:
     """`nwor-bench: scenario short, models smollm2`."""
-    scenario, pair = ((header.get(part) or {}).get("name") for part in ("scenario", "pair"))
+    scenario, pair = (header.scenario or {}).get("name"), (header.pair or PairFacts()).name
     return f"nwor-bench: scenario {scenario or 'unnamed'}, models {pair or 'unnamed'}"
 
 
 def warnings(run: RunData) -> list[str]:
     """What is wrong with the run as a whole; empty for a complete one."""
-    status = run.header.get("status")
+    status = run.header.status
     found = list(run.warnings)
     if status != RunStatus.COMPLETE:
         why = "".join(f"; {event['error']}" for event in run.events if "error" in event)
@@ -107,19 +109,19 @@ def _lead(run: RunData, cells: Sequence[CellResult]) -> list[Block]:
 
 def _what_ran(run: RunData) -> Section:
     header = run.header
-    scenario, pair = header.get("scenario") or {}, header.get("pair") or {}
-    engine, environment = header.get("engine") or {}, header.get("environment") or {}
-    gpus = joined([str(gpu.get("name")) for gpu in environment.get("gpus") or []])
+    scenario, pair = header.scenario or {}, header.pair or PairFacts()
+    engine, environment = header.engine or EngineStatus(), header.environment or Environment()
+    gpus = joined([str(gpu.name) for gpu in environment.gpus or ()])
     facts = {
-        "target": pair.get("target"),
-        "drafts by": pair.get("method"),
-        "data type": pair.get("dtype"),
+        "target": pair.target,
+        "drafts by": pair.method,
+        "data type": pair.dtype,
         "requests at a time": scenario.get("requests"),
-        "device": " ".join(filter(None, [engine.get("device"), gpus and f"({gpus})"])) or None,
-        "runner": engine.get("runner"),
-        "engine starts": engine.get("start_count"),
-        "started": header.get("started_at"),
-        "finished": header.get("finished_at"),
+        "device": " ".join(filter(None, [engine.device, gpus and f"({gpus})"])) or None,
+        "runner": engine.runner,
+        "engine starts": engine.start_count,
+        "started": header.started_at,
+        "finished": header.finished_at,
     }
     known = [f"{name} {value}" for name, value in facts.items() if value is not None]
     blocks: list[Block] = [Paragraph(BACKGROUND)]
@@ -139,23 +141,27 @@ def _findings(run: RunData, cells: Sequence[CellResult]) -> Section:
 
 
 def _repeat(run: RunData) -> Section:
-    command = run.header.get("command")
-    body: Block = Code(str(command)) if command else Paragraph("The command was not recorded.")
+    command = run.header.command
+    body: Block = Code(command) if command else Paragraph("The command was not recorded.")
     return Section("To repeat this run", (body,), brief=True)
 
 
 def _configuration(run: RunData) -> Section:
-    parts = ("scenario", "pair", "spec", "engine")
-    values = {part: run.header.get(part) or {} for part in parts}
-    values["spec"] = {k: v for k, v in values["spec"].items() if k != "scenario"}  # shown above
-    rows = [(part, *row) for part in parts for row in settings(values[part])]
+    header = run.header
+    parts = {
+        "scenario": header.scenario,
+        "pair": to_json(header.pair),
+        "spec": {k: v for k, v in (header.spec or {}).items() if k != "scenario"},  # shown above
+        "engine": to_json(header.engine),
+    }
+    rows = [(part, *row) for part, values in parts.items() for row in settings(values)]
     caption = "What was asked for, and what the engine made of it"
     heads = ["Part", "Setting", "Value"]
     return Section("Configuration", (table(heads, rows, numbers_from=3, caption=caption),))
 
 
 def _environment(run: RunData) -> Section:
-    rows = list(settings(run.header.get("environment")))
+    rows = list(settings(to_json(run.header.environment)))
     caption = "The machine and its software; what could not be read is left out"
     body: Block = table(["What", "Value"], rows, numbers_from=2, caption=caption)
     return Section("Environment", (body if rows else Paragraph("Nothing was recorded."),))
@@ -163,14 +169,14 @@ def _environment(run: RunData) -> Section:
 
 def _order(run: RunData) -> Section:
     """The order in which the cells really ran, block by block."""
-    prompts = {b.get("block"): b.get("prompt_ids", []) for b in run.header.get("blocks") or []}
+    prompts = {entry.block: entry.prompt_ids or () for entry in run.header.blocks or ()}
     groups: dict[tuple[int, str], list[tuple[int, str]]] = {}
     for batch in run.batches:
-        place = (batch.order, cell_label(cell_key(batch)))
+        place = (batch.order, batch.cell.label)
         groups.setdefault((batch.block, batch.phase), []).append(place)
     rows = [
         [str(block), phase, ", ".join(name for _, name in sorted(places)),
-         joined([str(prompt) for prompt in prompts.get(block, [])]) or NOT_MEASURED]
+         joined(prompts.get(block, ())) or NOT_MEASURED]
         for (block, phase), places in groups.items()
     ]  # fmt: skip
     note = "Every timed block runs each cell once on the same prompts, in an order drawn at random."

@@ -11,6 +11,7 @@ import pandas as pd
 from nwor_bench.analysis.aggregate import noise_floor
 from nwor_bench.analysis.findings import findings
 from nwor_bench.analysis.invariants import check_invariants
+from nwor_bench.records.header import RunHeader
 from nwor_bench.records.store import RUN_FILE, RunData, write_atomically, write_header
 from nwor_bench.records.types import BatchRecord, CellResult, WindowRecord, columns, to_dict
 from nwor_bench.report.content import build_document
@@ -57,16 +58,16 @@ def write_files(folder: Path, run: RunData, cells: Sequence[CellResult]) -> Repo
     return paths
 
 
-def with_summaries(run: RunData, cells: Sequence[CellResult]) -> dict[str, Any]:
-    """run.json's content: the header with the cells' summaries and what is wrong, if anything."""
-    return {
-        **run.header,
-        "noise_floor": noise_floor(cells),
-        "findings": [finding.to_dict() for finding in findings(run, cells)],
-        "cells": [to_dict(cell) for cell in cells],
-        "violations": check_invariants(run),
-        "warnings": list(run.warnings),
-    }
+def with_summaries(run: RunData, cells: Sequence[CellResult]) -> RunHeader:
+    """The header with the cells' summaries and what is wrong, if anything."""
+    return replace(
+        run.header,
+        noise_floor=noise_floor(cells),
+        findings=tuple(finding.to_dict() for finding in findings(run, cells)),
+        cells=tuple(to_dict(cell) for cell in cells),
+        violations=tuple(check_invariants(run)),
+        warnings=run.warnings,
+    )
 
 
 def to_csv(

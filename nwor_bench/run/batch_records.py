@@ -7,7 +7,7 @@ from typing import Any
 
 from nwor_bench.analysis.parity.batches import digest
 from nwor_bench.engine.engine import BatchOutput, Sampling
-from nwor_bench.records.types import BatchRecord, Cell, WindowRecord
+from nwor_bench.records.types import BatchRecord, Cell, Phase, WindowRecord
 from nwor_bench.workload.schedule import Block
 
 
@@ -16,7 +16,7 @@ class BatchPlace:
     """Where a batch stands in the sweep: its cell, phase, block, number and order."""
 
     cell: Cell
-    phase: str
+    phase: Phase
     block: Block
     batch: int
     order: int
@@ -69,8 +69,8 @@ def batch_record(
     windows = output.windows
     return BatchRecord(
         pair=place.cell.pair,
-        nwor_mode=str(place.cell.nwor_mode),
-        scv_mode=str(place.cell.scv_mode),
+        nwor_mode=place.cell.nwor_mode,
+        scv_mode=place.cell.scv_mode,
         phase=place.phase,
         block=place.block.number,
         batch=place.batch,

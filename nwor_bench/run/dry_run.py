@@ -6,11 +6,12 @@ from collections.abc import Mapping, Sequence
 from nwor_bench.engine.memory import GIB, kv_cache_bytes, needed_bytes
 from nwor_bench.instruments.device_memory import free_memory
 from nwor_bench.models.pairs import ResolvedPair
-from nwor_bench.records.types import StageBy, StageL2
+from nwor_bench.records.types import Phase, StageBy, StageL2
 from nwor_bench.report.text import plural
 from nwor_bench.run.estimate import ENGINE_START_S, duration, run_seconds, this_machine
 from nwor_bench.run.execute import Prepared
 from nwor_bench.workload.config import RunSpec
+from nwor_bench.workload.run_spec import AXES
 from nwor_bench.workload.schedule import Plan
 from nwor_bench.workload.sweep_file import SweepFile
 from nwor_bench.workload.sweep_points import EngineGroup, Point
@@ -113,18 +114,16 @@ def _aligned(row: Sequence[str], widths: Sequence[int]) -> str:
 
 
 def _engine(group: EngineGroup, pair: ResolvedPair) -> str:
-    first = group.points[0]
-    scenario = group.spec.scenario
+    words = group.points[0].words
     parts = [
         f"engine {group.number}: {pair.name}",
         group.spec.dtype or pair.dtype,
-        f"{scenario.draft_tokens} drafts",
-        f"up to {scenario.requests} requests",
+        words["draft_tokens"],
+        f"up to {group.spec.scenario.requests} requests",
     ]
-    if first.cache_dtype is not None:
-        parts.append(f"{first.cache_dtype} cache")
-    if first.acceptance_length is not None:
-        parts.append(f"acceptance length {first.acceptance_length:g}")
+    told = ("dtype", "draft_tokens")
+    own = [option.name for option, axis in AXES if not axis.shares_engine]
+    parts += [words[name] for name in own if name in words and name not in told]
     return ", ".join(parts)
 
 
@@ -169,7 +168,7 @@ def _until(spec: RunSpec) -> list[str]:
 
 def _counted(plan: Plan, spec: RunSpec) -> list[str]:
     """The blocks that run once more for counters."""
-    names = {"counters": "DRAM counters", "launches": "launch counts"}
+    names = {Phase.COUNTERS: "DRAM counters", Phase.LAUNCHES: "launch counts"}
     parts = [
         f"{blocks} x {len(plan.cells)} for {names[phase]}"
         for phase, blocks in spec.counted_blocks.items()

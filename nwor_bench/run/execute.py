@@ -1,4 +1,4 @@
-"""Conduct a sweep that has been checked: engine, batches, records, reports, however it ends."""
+"""Run one prepared run: engine, batches, records; write reports even after a failure."""
 
 import shlex
 import sys
@@ -8,7 +8,6 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
@@ -18,6 +17,8 @@ from nwor_bench.errors import ExitCode
 from nwor_bench.instruments import environment
 from nwor_bench.instruments.conditions import ConditionMonitor
 from nwor_bench.models.pairs import ResolvedPair
+from nwor_bench.records.engine_status import EngineStatus
+from nwor_bench.records.header import WRITTEN_LATER, PairFacts, RunHeader
 from nwor_bench.records.store import RunData, RunStore, only_writer, read_run
 from nwor_bench.records.types import BatchRecord, CellResult, RunStatus, Verdict, WindowRecord
 from nwor_bench.report import print_summary, write_files
@@ -25,14 +26,12 @@ from nwor_bench.run import resume
 from nwor_bench.run.blocks import BlockRunner, OnBatch
 from nwor_bench.run.interrupts import Interrupts, heed_interrupts
 from nwor_bench.run.progress import Progress, make_progress
+from nwor_bench.run.run_options import DEFAULT_OPTIONS, Publish, RunOptions
 from nwor_bench.workload.config import RunSpec
 from nwor_bench.workload.prompts import Encode
 from nwor_bench.workload.schedule import Plan, blocks_for_header
 
 EngineFactory = Callable[[ResolvedPair, RunSpec, Path | None], Engine]
-
-Publish = Callable[[str], None]
-"""Takes a report in Markdown to wherever else it is wanted."""
 
 
 @dataclass(frozen=True)
@@ -72,17 +71,15 @@ def run_prepared(
     folder: Path,
     source: EngineSource,
     console: Console,
+    options: RunOptions = DEFAULT_OPTIONS,
     *,
-    verbose: bool = False,
     resumed: RunData | None = None,
-    on_batch: OnBatch | None = None,
     in_sweep: bool = False,
-    publish: Publish | None = None,
 ) -> ExitCode:
     """Measure into `folder`, a new one or that of the run `resumed`, and write the reports.
 
-    `on_batch` is told of every batch once it is stored. A run `in_sweep` leaves it to the sweep
-    to say how to go on if it does not end as planned. `publish` is given report.md.
+    A run `in_sweep` leaves it to the sweep to publish, and to say how to go on if the run does not
+    end as planned.
     """
     plan, pair = prepared.plan, prepared.pair
     if resumed is None:
@@ -93,7 +90,7 @@ def run_prepared(
             store.append_event(
                 {"event": "resumed", "at": _now(), "warnings": list(resumed.warnings)}
             )
-        log = None if verbose else folder / "engine.log"
+        log = None if options.verbose else folder / "engine.log"
 
         def measure(progress: Progress, interrupts: Interrupts) -> None:
             progress.say(f"vLLM with {pair.name} (log: {log or 'this terminal'})")
@@ -102,7 +99,7 @@ def run_prepared(
                 status = engine.status()
                 if resumed is not None:
                     resume.check_engine(resumed, status)
-                monitor = ConditionMonitor(gpus=str(status["device"]).startswith("cuda"))
+                monitor = ConditionMonitor(gpus=str(status.device).startswith("cuda"))
                 sweep = BlockRunner(
                     plan,
                     prepared.spec,
@@ -111,16 +108,16 @@ def run_prepared(
                     prepared.encode,
                     progress,
                     monitor,
-                    _and_then(on_batch, interrupts.check),
+                    _and_then(options.on_batch, interrupts.check),
                 )
                 _measure(sweep, status, store, progress)
                 # Staging captured its graphs on the way: what they took is known only now.
-                store.update({"engine": engine.status()})
+                store.update(engine=engine.status())
 
         total = plan.num_batches + sum(prepared.spec.counted_blocks.values()) * len(plan.cells)
         with make_progress(console, plan.cells, total) as progress, heed_interrupts() as interrupts:
             status, failure = _guarded(measure, store, progress, interrupts)
-        code = _finish(store, status, console, publish)
+        code = _finish(store, status, console, None if in_sweep else options.publish)
         if status is not RunStatus.COMPLETE and not in_sweep:
             say_how_to_go_on(folder, console)
     if failure is not None:
@@ -128,43 +125,35 @@ def run_prepared(
     return code
 
 
-def _header(prepared: Prepared, started_at: datetime) -> dict[str, Any]:
+def _header(prepared: Prepared, started_at: datetime) -> RunHeader:
     spec = prepared.spec.to_dict()
-    return {
-        "scenario": spec["scenario"],
-        "pair": asdict(prepared.pair),
-        "choice": prepared.choice,
-        "spec": spec,
-        "engine": None,
-        "environment": environment.collect(),
-        "parity": None,
-        "noise_floor": None,
-        "warmup": None,
-        "stopped": None,
-        "blocks": blocks_for_header(prepared.plan),
-        "command": shlex.join(["nwor-bench", *sys.argv[1:]]),
-        "started_at": started_at.isoformat(timespec="seconds"),
-        "finished_at": None,
-    }
+    return RunHeader(
+        scenario=spec["scenario"],
+        pair=PairFacts(**asdict(prepared.pair)),
+        choice=prepared.choice,
+        spec=spec,
+        environment=environment.collect(),
+        blocks=blocks_for_header(prepared.plan),
+        command=shlex.join(["nwor-bench", *sys.argv[1:]]),
+        started_at=started_at.isoformat(timespec="seconds"),
+        absent=WRITTEN_LATER,
+    )
 
 
-def _measure(
-    sweep: BlockRunner, status: dict[str, Any], store: RunStore, progress: Progress
-) -> None:
+def _measure(sweep: BlockRunner, status: EngineStatus, store: RunStore, progress: Progress) -> None:
     """Run the plan on a started engine; what the gate found is stored however it ends."""
     # The rule at once: looks at the intervals, and a report of a killed run, go by it.
-    store.update({"engine": status, "parity": sweep.parity.facts()})
+    store.update(engine=status, parity=sweep.parity.facts())
     progress.say(
-        f"engine start {status['start_count']}: {status['start_seconds']:.1f} s, "
-        f"{status['target_layers']} target layers, {status['attention_backend']}"
+        f"engine start {status.start_count}: {status.start_seconds:.1f} s, "
+        f"{status.target_layers} target layers, {status.attention_backend}"
     )
     began = time.perf_counter()
     try:
         sweep.run()
     finally:
-        spent = (store.header.get("measuring_s") or 0.0) + _since(began)
-        facts = {"parity": sweep.parity.facts(), "measuring_s": spent, "stopped": sweep.stopped}
-        store.update(facts)
+        spent = (store.header.measuring_s or 0.0) + _since(began)
+        store.update(parity=sweep.parity.facts(), measuring_s=spent, stopped=sweep.stopped)
 
 
 def _and_then(on_batch: OnBatch | None, check: Callable[[], None]) -> OnBatch:
@@ -205,7 +194,7 @@ def _finish(
     store: RunStore, status: RunStatus, console: Console, publish: Publish | None
 ) -> ExitCode:
     """Final status, reports, the table on the terminal."""
-    store.finish(status, {"finished_at": _now()})
+    store.finish(status, finished_at=_now())
     run = read_run(store.folder)
     cells = summarise(run)
     paths = write_files(store.folder, run, cells)

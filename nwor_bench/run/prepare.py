@@ -1,7 +1,7 @@
-"""A sweep from the spec to the reports: check everything, then conduct it on one engine."""
+"""A run from the spec to the reports: check everything, then run it on one engine."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, fields
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -10,24 +10,25 @@ from rich.console import Console
 
 from nwor_bench.engine.engine import VllmEngine, check_arguments
 from nwor_bench.engine.memory import require_memory
-from nwor_bench.errors import ConfigError, ExitCode
+from nwor_bench.errors import ExitCode
 from nwor_bench.instruments import environment
 from nwor_bench.instruments.versions import require_supported_vllm
 from nwor_bench.models.pairs import ResolvedPair, check_model_configs, resolve_pair
 from nwor_bench.records.finished_blocks import block_name, cut_blocks
 from nwor_bench.records.store import RUNS, RunData, check_output, default_folder, read_run
+from nwor_bench.records.types import Phase
 from nwor_bench.run import resume
-from nwor_bench.run.blocks import OnBatch
 from nwor_bench.run.dry_run import plan_lines
 from nwor_bench.run.execute import (
     EngineFactory,
     EngineSource,
     Prepared,
-    Publish,
     own_engine,
     run_prepared,
 )
+from nwor_bench.run.run_options import DEFAULT_OPTIONS, RunOptions
 from nwor_bench.workload.config import RunSpec
+from nwor_bench.workload.pair_choice import PairChoice
 from nwor_bench.workload.prompts import Encode, encode, load_prompts, load_tokenizer
 from nwor_bench.workload.schedule import Plan, make_plan
 
@@ -35,80 +36,40 @@ CheckEngine = Callable[[ResolvedPair, RunSpec], None]
 """Raises ConfigError for what vLLM would refuse, without starting it."""
 
 
-@dataclass(frozen=True)
-class PairChoice:
-    """The pair as the command line names it; all None is the default pair."""
-
-    pair: str | None = None
-    target_model: str | None = None
-    draft_model: str | None = None
-    method: str | None = None
-
-    def with_config(self, config: Mapping[str, Any] | None) -> "PairChoice":
-        """Take the method and the drafter from vLLM's speculative_config where no flag names them.
-
-        Raises ConfigError where a flag says otherwise.
-        """
-        draft_model = _agreed("--draft-model", self.draft_model, config, "model")
-        method = _agreed("--method", self.method, config, "method")
-        return replace(self, draft_model=draft_model, method=method)
-
-
-def _agreed(
-    flag: str, given: str | None, config: Mapping[str, Any] | None, name: str
-) -> str | None:
-    value = (config or {}).get(name)
-    if value is not None and not isinstance(value, str):
-        raise ConfigError.for_field(f"--speculative-config: {name}", value, "write a text")
-    if value is not None and given not in (None, value):
-        raise ConfigError.for_field(
-            flag, given, f"--speculative-config says {name} {value!r}; give one of the two"
-        )
-    return given if value is None else value
-
-
 def run_one(
     spec: RunSpec,
     choice: PairChoice,
-    output: Path | None = None,
+    options: RunOptions = DEFAULT_OPTIONS,
     *,
-    dry_run: bool = False,
-    verbose: bool = False,
-    on_batch: OnBatch | None = None,
-    publish: Publish | None = None,
     engine_factory: EngineFactory = VllmEngine,
     check_engine: CheckEngine = check_arguments,
 ) -> ExitCode:
-    """Run one sweep and write its reports; returns the exit code.
+    """Run one spec and write its reports; returns the exit code.
 
     Raises ConfigError before anything is started or written. Whatever is raised later, such as
     EngineError, passes on after what was measured until then is stored and reported.
     """
     console = Console()
     require_supported_vllm()
-    if output is not None:
-        check_output(output)
+    if options.output is not None:
+        check_output(options.output)
     prepared = _ready(spec, choice, console)
-    if dry_run:
+    if options.dry_run:
         for line in plan_lines(prepared.plan, spec, prepared.pair):
             console.print(line, highlight=False, markup=False)
         return ExitCode.OK
     now = datetime.now(UTC)
-    folder = output or default_folder(RUNS, spec.scenario.name, prepared.pair.name, now)
-    how: dict[str, Any] = {"verbose": verbose, "on_batch": on_batch, "publish": publish}
-    return _on_own_engine(
-        run_prepared, prepared, folder, console, engine_factory, check_engine, **how
-    )
+    folder = options.output or default_folder(RUNS, spec.scenario.name, prepared.pair.name, now)
+    check_engine(prepared.pair, spec)
+    engine = own_engine(prepared, engine_factory)
+    return run_prepared(prepared, folder, engine, console, options)
 
 
 def resume_one(
     folder: Path,
     given: Mapping[str, Any],
+    options: RunOptions = DEFAULT_OPTIONS,
     *,
-    dry_run: bool = False,
-    verbose: bool = False,
-    on_batch: OnBatch | None = None,
-    publish: Publish | None = None,
     engine_factory: EngineFactory = VllmEngine,
     check_engine: CheckEngine = check_arguments,
 ) -> ExitCode:
@@ -124,29 +85,15 @@ def resume_one(
     resume.require_resumable(run, str(folder))
     resume.check_flags(given, run.header)
     spec = resume.stored_spec(run.header)
-    choice = {name.name: run.header["choice"].get(name.name) for name in fields(PairChoice)}
+    named = run.header.choice or {}
+    choice = {name.name: named.get(name.name) for name in fields(PairChoice)}
     prepared = _ready(spec, PairChoice(**choice), console)
-    if dry_run:
+    if options.dry_run:
         _check_resumable(run, prepared, folder, console)
         return ExitCode.OK
-    how: dict[str, Any] = {"verbose": verbose, "on_batch": on_batch, "publish": publish}
-    return _on_own_engine(
-        resume_prepared, prepared, folder, console, engine_factory, check_engine, **how
-    )
-
-
-def _on_own_engine(
-    execute: Callable[..., ExitCode],
-    prepared: Prepared,
-    folder: Path,
-    console: Console,
-    engine_factory: EngineFactory,
-    check_engine: CheckEngine,
-    **how: Any,
-) -> ExitCode:
-    """`execute` is `run_prepared` or `resume_prepared`, `how` what it is told besides."""
-    check_engine(prepared.pair, prepared.spec)
-    return execute(prepared, folder, own_engine(prepared, engine_factory), console, **how)
+    check_engine(prepared.pair, spec)
+    engine = own_engine(prepared, engine_factory)
+    return resume_prepared(prepared, folder, engine, console, options)
 
 
 def resume_prepared(
@@ -154,15 +101,17 @@ def resume_prepared(
     folder: Path,
     source: EngineSource,
     console: Console,
-    **how: Any,
+    options: RunOptions = DEFAULT_OPTIONS,
+    *,
+    in_sweep: bool = False,
 ) -> ExitCode:
-    """Go on with the run in `folder`; `how` is for `run_prepared`.
+    """Go on with the run in `folder`, as `run_prepared` runs one.
 
     Raises ConfigError if it was begun with anything else.
     """
     run = read_run(folder)
     _check_resumable(run, prepared, folder, console)
-    return run_prepared(prepared, folder, source, console, resumed=run, **how)
+    return run_prepared(prepared, folder, source, console, options, resumed=run, in_sweep=in_sweep)
 
 
 def _check_resumable(run: RunData, prepared: Prepared, folder: Path, console: Console) -> None:
@@ -174,7 +123,7 @@ def _check_resumable(run: RunData, prepared: Prepared, folder: Path, console: Co
     resume.check_plan(run, prepared.plan, prepared.encode)
     for warning in run.warnings:
         console.print(f"Warning: {warning}", highlight=False, markup=False)
-    stored = len([batch for batch in run.batches if batch.phase != "warmup"])
+    stored = len([batch for batch in run.batches if batch.phase != Phase.WARMUP])
     every = len(prepared.plan.cells) * (1 + len(prepared.plan.blocks))
     cut = [block_name(block) for block in cut_blocks(run.batches, run.finished)]
     again = f"; {' and '.join(cut)} was cut and is run again whole" if cut else ""

@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from nwor_bench.records.types import BatchRecord, Cell
+from nwor_bench.records.types import BatchRecord, Cell, Phase
 
 
 class Progress(Protocol):
@@ -41,7 +41,7 @@ class PlainProgress:
         """Print the batch's numbers."""
         self._done += 1
         self._num_batches = max(self._num_batches, self._done)  # probed batches were not foreseen
-        where = record.phase if record.phase != "timed" else f"block {record.block}"
+        where = record.phase if record.phase != Phase.TIMED else f"block {record.block}"
         self.say(
             f"[{self._done:{len(str(self._num_batches))}}/{self._num_batches}] "
             f"{where:8} {cell.label:16} "
@@ -76,7 +76,7 @@ class LiveProgress:
         """Update the cell's row."""
         self._done += 1
         self._num_batches = max(self._num_batches, self._done)  # probed batches were not foreseen
-        where = record.phase if record.phase != "timed" else f"block {record.block}"
+        where = record.phase if record.phase != Phase.TIMED else f"block {record.block}"
         self._rows[cell.label] = [
             where,
             f"{record.latency_ms / 1e3:.2f} s",

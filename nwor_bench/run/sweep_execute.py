@@ -1,10 +1,9 @@
-"""Conduct a sweep: one engine for each group of runs, one run folder each, one summary."""
+"""Run a sweep: one engine for each group of runs, one run folder each, one summary."""
 
 from collections.abc import Iterable, Mapping
 from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
@@ -15,15 +14,14 @@ from nwor_bench.records.types import RunStatus
 from nwor_bench.run.execute import (
     EngineFactory,
     Prepared,
-    Publish,
     run_prepared,
     say_how_to_go_on,
     worst_of,
 )
 from nwor_bench.run.group_engine import GroupEngine
 from nwor_bench.run.prepare import resume_prepared
-from nwor_bench.run.sweep_index import DONE, FAILED, INTERRUPTED, SweepIndex
-from nwor_bench.run.sweep_summary import write_summary
+from nwor_bench.run.run_options import Publish, RunOptions
+from nwor_bench.run.sweep_folder import DONE, FAILED, INTERRUPTED, SweepIndex, write_summary
 from nwor_bench.workload.sweep_points import EngineGroup, Point
 
 
@@ -36,17 +34,13 @@ class SweepRunner:
         prepared: Mapping[int, Prepared],
         console: Console,
         engine_factory: EngineFactory,
-        how: Mapping[str, Any],
-        continue_on_error: bool,
-        publish: Publish | None,
+        options: RunOptions,
     ):
         self._index = index
         self._prepared = prepared
         self._console = console
         self._factory = engine_factory
-        self._how = how
-        self._continue = continue_on_error
-        self._publish = publish
+        self._options = options
         self._codes = [ExitCode(code) for code in index.done_codes()]
 
     def run(self, groups: Iterable[EngineGroup]) -> ExitCode:
@@ -62,7 +56,7 @@ class SweepRunner:
                             return ExitCode.INTERRUPTED
             finish_sweep(self._index)
         finally:
-            close_sweep(self._index, self._console, self._publish)
+            close_sweep(self._index, self._console, self._options.publish)
         return worst_code(self._codes)
 
     def _run_point(self, engine: GroupEngine, point: Point) -> ExitCode:
@@ -76,11 +70,11 @@ class SweepRunner:
             code, text = failure_of(error)
             status = INTERRUPTED if isinstance(error, KeyboardInterrupt) else FAILED
             self._index.set_run(point.number, status=status, error=text, exit_code=int(code))
-            if not self._continue or not isinstance(error, Exception):
+            if not self._options.continue_on_error or not isinstance(error, Exception):
                 raise
             self._console.print(f"run {point.number} failed: {text}", style="red", markup=False)
         else:
-            whole = read_run(folder).header.get("status") == RunStatus.COMPLETE
+            whole = read_run(folder).header.status is RunStatus.COMPLETE
             status = DONE if whole else INTERRUPTED
             self._index.set_run(point.number, status=status, error=None, exit_code=int(code))
             code = code if whole else ExitCode.INTERRUPTED
@@ -92,10 +86,12 @@ class SweepRunner:
         source = engine.source(prepared)
         if (folder / RUN_FILE).is_file():
             run = read_run(folder)
-            if run.header.get("status") == RunStatus.COMPLETE:  # just before the index was written
+            if run.header.status is RunStatus.COMPLETE:  # just before the index was written
                 return worst_of(summarise(run))
-            return resume_prepared(prepared, folder, source, self._console, **self._how)
-        return run_prepared(prepared, folder, source, self._console, **self._how)
+            execute = resume_prepared
+        else:
+            execute = run_prepared
+        return execute(prepared, folder, source, self._console, self._options, in_sweep=True)
 
 
 def finish_sweep(index: SweepIndex) -> None:

@@ -1,8 +1,7 @@
-"""A sweep file from the command line to its runs: everything is checked, then conducted."""
+"""A sweep file from the command line to its runs: check every run, then run them all."""
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -14,42 +13,31 @@ from nwor_bench.engine.memory import require_memory
 from nwor_bench.errors import ConfigError, ExitCode
 from nwor_bench.instruments.versions import require_supported_vllm
 from nwor_bench.records.store import RUN_FILE, RUNS, check_output, default_folder
-from nwor_bench.run.blocks import OnBatch
 from nwor_bench.run.dry_run import sweep_lines
-from nwor_bench.run.execute import EngineFactory, Prepared, Publish
-from nwor_bench.run.prepare import CheckEngine, PairChoice, prepare
+from nwor_bench.run.execute import EngineFactory, Prepared
+from nwor_bench.run.prepare import CheckEngine, prepare
+from nwor_bench.run.run_options import DEFAULT_OPTIONS, RunOptions
 from nwor_bench.run.sweep_execute import SweepRunner
-from nwor_bench.run.sweep_index import DONE, INDEX_FILE, SweepIndex
-from nwor_bench.workload.config import flag_of
+from nwor_bench.run.sweep_folder import DONE, INDEX_FILE, SweepIndex
+from nwor_bench.workload.options import declared, flag_of, names
+from nwor_bench.workload.pair_choice import PairChoice
 from nwor_bench.workload.sweep_file import Axes, Settings, SweepFile, load_sweep
 from nwor_bench.workload.sweep_points import EngineGroup, group_by_engine, make_points
 
-ALLOWED_FLAGS = (
-    *("file", "output", "resume", "dry_run", "verbose", "continue_on_error"),
-    "ray",
-    *("nvtx", "prometheus_port", "prometheus_address", "prometheus_textfile", "github_summary"),
-)
-
-
-@dataclass(frozen=True)
-class _Options:
-    """What `run_sweep` and `resume_sweep` are told alike."""
-
-    dry_run: bool
-    verbose: bool
-    continue_on_error: bool
-    on_batch: OnBatch | None
-    publish: Publish | None
-    ray: bool
-    engine_factory: EngineFactory
-    check_engine: CheckEngine
-
 
 def check_flags(given: Mapping[str, Any]) -> None:
-    """Refuse flags that the file decides. `given` is the command line by parameter name."""
+    """Refuse flags that the file decides, and with --ray those about this process.
+
+    `given` is what the command line says, by option name.
+    """
+    allowed = names(declared(RunOptions))
     for name, value in given.items():
-        if name not in ALLOWED_FLAGS:
+        if name not in allowed:
             raise ConfigError.for_field(flag_of(name), value, _instead_of(name))
+    if given.get("ray"):
+        from nwor_bench.run.ray.sweep import check_flags_for_ray
+
+        check_flags_for_ray(given)
 
 
 def _instead_of(flag: str) -> str:
@@ -63,64 +51,47 @@ def _instead_of(flag: str) -> str:
 
 def run_sweep(
     path: Path,
-    output: Path | None = None,
+    options: RunOptions = DEFAULT_OPTIONS,
     *,
-    dry_run: bool = False,
-    verbose: bool = False,
-    continue_on_error: bool = False,
-    on_batch: OnBatch | None = None,
-    publish: Publish | None = None,
-    ray: bool = False,
     engine_factory: EngineFactory = VllmEngine,
     check_engine: CheckEngine = check_arguments,
 ) -> ExitCode:
-    """Run a sweep file from its beginning; returns the worst exit code of its runs.
+    """Run a sweep file from its beginning; return the worst exit code of its runs.
 
-    With `ray` the engines run on a Ray cluster, whose machines check them for themselves.
+    With `options.ray` the engines run on a Ray cluster, whose machines check them for themselves.
 
     Raises ConfigError, before anything is started or written, for any run that cannot be; and,
     without `continue_on_error`, what the first failing run raises.
     """
-    options = _Options(
-        dry_run, verbose, continue_on_error, on_batch, publish, ray, engine_factory, check_engine
-    )
     require_supported_vllm()
     console = Console()
     sweep = load_sweep(path)
     groups = group_by_engine(make_points(sweep))
-    if output is not None:
-        _check_output(output)
-
-    def make_index() -> SweepIndex:
-        now = datetime.now(UTC)
-        folder = output or default_folder(RUNS, sweep.name, "", now)
-        return SweepIndex.create(folder, sweep, groups, now.isoformat(timespec="seconds"))
-
-    return _execute(sweep, groups, make_index, console, options)
+    if options.output is not None:
+        _check_output(options.output)
+    prepared = _checked(sweep, groups, console, options, check_engine)
+    if options.dry_run:
+        return _show(sweep, groups, prepared, console)
+    now = datetime.now(UTC)
+    folder = options.output or default_folder(RUNS, sweep.name, "", now)
+    index = SweepIndex.create(folder, sweep, groups, now.isoformat(timespec="seconds"))
+    return _run(index, groups, prepared, console, options, engine_factory)
 
 
 def resume_sweep(
     folder: Path,
     path: Path | None = None,
+    options: RunOptions = DEFAULT_OPTIONS,
     *,
-    dry_run: bool = False,
-    verbose: bool = False,
-    continue_on_error: bool = False,
-    on_batch: OnBatch | None = None,
-    publish: Publish | None = None,
-    ray: bool = False,
     engine_factory: EngineFactory = VllmEngine,
     check_engine: CheckEngine = check_arguments,
 ) -> ExitCode:
     """Go on with a sweep folder: runs that are done stay, others go on or begin.
 
-    With `ray` a run that was cut short is measured anew, not from where it stood.
+    With `options.ray` a run that was cut short is measured anew, not from where it stood.
 
     Raises ConfigError if `path` is given and says otherwise than the sweep was begun with.
     """
-    options = _Options(
-        dry_run, verbose, continue_on_error, on_batch, publish, ray, engine_factory, check_engine
-    )
     require_supported_vllm()
     console = Console()
     if (folder / RUN_FILE).is_file():
@@ -139,41 +110,57 @@ def resume_sweep(
     left = [group for group in left if group.points]
     if not left:
         raise ConfigError.for_field("--resume", str(folder), "all of its runs are done")
-    return _execute(sweep, left, lambda: index, console, options)
+    prepared = _checked(sweep, left, console, options, check_engine)
+    if options.dry_run:
+        return _show(sweep, left, prepared, console)
+    return _run(index, left, prepared, console, options, engine_factory)
 
 
-def _execute(
+def _checked(
     sweep: SweepFile,
     groups: Sequence[EngineGroup],
-    open_index: Callable[[], SweepIndex],
     console: Console,
-    options: _Options,
-) -> ExitCode:
-    """Check every run of the groups, then run them here or on Ray; a dry run only tells them.
+    options: RunOptions,
+    check_engine: CheckEngine,
+) -> dict[int, Prepared]:
+    """Check every run of the groups before the first starts; the runs by number.
 
-    `open_index` is called when nothing can be refused any more.
+    Engines are checked where they run: for a dry run nowhere, with Ray by its workers.
     """
     if options.ray:
         _check_sweep_for_ray(sweep)
     prepared = _prepare_all(groups, console, here=not options.ray)
-    if options.dry_run:
-        for line in sweep_lines(sweep, groups, prepared):
-            console.print(line, highlight=False, markup=False)
-        return ExitCode.OK
-    proceed, publish = options.continue_on_error, options.publish
+    if not options.ray and not options.dry_run:
+        for group in groups:
+            check_engine(prepared[group.points[0].number].pair, group.spec)
+    return prepared
+
+
+def _show(
+    sweep: SweepFile,
+    groups: Sequence[EngineGroup],
+    prepared: Mapping[int, Prepared],
+    console: Console,
+) -> ExitCode:
+    for line in sweep_lines(sweep, groups, prepared):
+        console.print(line, highlight=False, markup=False)
+    return ExitCode.OK
+
+
+def _run(
+    index: SweepIndex,
+    groups: Sequence[EngineGroup],
+    prepared: Mapping[int, Prepared],
+    console: Console,
+    options: RunOptions,
+    engine_factory: EngineFactory,
+) -> ExitCode:
+    """Run the groups here or on Ray."""
     if options.ray:
         from nwor_bench.run.ray.sweep import run_on_ray
 
-        return run_on_ray(
-            open_index(), groups, sys.argv, console, continue_on_error=proceed, publish=publish
-        )
-    for group in groups:
-        options.check_engine(prepared[group.points[0].number].pair, group.spec)
-    how = {"verbose": options.verbose, "on_batch": options.on_batch, "in_sweep": True}
-    runner = SweepRunner(
-        open_index(), prepared, console, options.engine_factory, how, proceed, publish
-    )
-    return runner.run(groups)
+        return run_on_ray(index, groups, sys.argv, console, options)
+    return SweepRunner(index, prepared, console, engine_factory, options).run(groups)
 
 
 def _check_sweep_for_ray(sweep: SweepFile) -> None:

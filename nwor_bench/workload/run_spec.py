@@ -1,44 +1,144 @@
-"""A sweep's configuration, merged and checked: what runs, how much of it, and until when."""
+"""What a run measures, merged and checked: what runs, how much of it, and until when."""
 
 from dataclasses import dataclass, field, fields
 from itertools import product
-from typing import Any
+from math import inf
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from nwor_bench.records.types import AA, Cell, NworMode, ScvMode, StageBy, StageL2
-from nwor_bench.workload.scenario import Scenario
-from nwor_bench.workload.stopping import MAX_BLOCKS, StoppingRule
+from nwor_bench.records.types import AA, Cell, NworMode, Phase, ScvMode, StageBy, StageL2
+from nwor_bench.workload.option_text import to_plain
+from nwor_bench.workload.options import (
+    Axis,
+    Compare,
+    Declared,
+    Option,
+    Panel,
+    axes_of,
+    declared,
+    in_range,
+    within,
+)
+from nwor_bench.workload.scenario_values import ScenarioValues
+from nwor_bench.workload.stopping import MAX_BLOCKS, StoppingRule, parse_fraction, parse_seconds
+
+if TYPE_CHECKING:
+    from nwor_bench.workload.scenario import Scenario
 
 DEFAULT_PAIR = "smollm2"
-DEFAULT_SEED = 0
+DEFAULT_SCENARIO = "short"
 DEFAULT_MAX_WARMUP = 15
+
+Dtype = Literal["auto", "bfloat16", "float16", "float32"]
+
+CacheDtype = Literal[
+    "auto", "float16", "bfloat16", "fp8", "fp8_e4m3", "fp8_e5m2", "fp8_inc", "fp8_ds_mla",
+    "nvfp4_ds_mla", "turboquant_k8v4", "turboquant_4bit_nc", "turboquant_k3v4_nc",
+    "turboquant_3bit_nc", "ultraquant_4bit", "int4_per_token_head", "int8_per_token_head",
+    "fp8_per_token_head", "nvfp4", "nvfp4_4over6",
+]  # fmt: skip
+"""vLLM's kv_cache_dtype, auto being the model's; importing it from vLLM would take seconds."""
+
+
+def _includes_off(modes: tuple[str, ...]) -> str | None:
+    if "off" in modes:
+        return None
+    return f"write off,{','.join(modes)}: every cell is compared with off x off"
+
+
+def _finite_and_more_than_0(value: float) -> str | None:
+    return None if 0 < value < inf else "write more than 0"
 
 
 @dataclass(frozen=True)
 class RunSpec:
-    """All that a sweep needs besides its model pair, merged and validated.
+    """All that a run needs besides its model pair: what resuming and comparing go by."""
 
-    `scenario` already carries the command line's values. `speculative_config` and
-    `engine_args` are vLLM's own, passed through.
-    """
-
-    scenario: Scenario
-    nwor_modes: tuple[NworMode, ...]
-    scv_modes: tuple[ScvMode, ...]
-    seed: int = DEFAULT_SEED
-    dtype: str | None = None
-    block_size: int | None = None
-    tensor_parallel_size: int = 1
-    speculative_config: dict[str, Any] | None = None
-    engine_args: dict[str, Any] = field(default_factory=dict)
-    kv_cache_gib: float | None = None
-    ci_width: float | None = None
-    max_blocks: int | None = None
-    time_budget_s: float | None = None
-    max_warmup: int | None = None
-    dram_counters: bool = False
-    launch_counts: bool = False
-    stage_by: StageBy = StageBy.REFERENCE
-    stage_l2: StageL2 = StageL2.NORMAL
+    scenario: "Scenario"
+    """The workload, with the values of flags and sweep files already in it."""
+    # fmt: off
+    nwor_modes: Annotated[tuple[NworMode, ...], Option(
+        "off, stage: where drafts' K/V goes.", Panel.MODES, check=_includes_off, table="axes",
+    )] = tuple(NworMode)
+    """Rows of the grid of cells."""
+    scv_modes: Annotated[tuple[ScvMode, ...], Option(
+        "off, graph, adaptive: who validates.", Panel.MODES, check=_includes_off, table="axes",
+    )] = tuple(ScvMode)
+    """Columns of the grid of cells."""
+    stage_by: Annotated[StageBy, Option(
+        "reference, copy: how a GPU holds drafts' K/V while staged.", Panel.MODES, table="settings",
+        worker_variable="VLLM_NWOR_STAGE_BY", compare=Compare.TELL,
+    )] = StageBy.REFERENCE
+    """How mode stage holds drafts' K/V on a GPU."""
+    stage_l2: Annotated[StageL2, Option(
+        "normal, persist: ask for copies to stay in L2 (an H200's do not).", Panel.MODES,
+        table="settings", worker_variable="VLLM_NWOR_STAGE_L2", compare=Compare.TELL,
+    )] = StageL2.NORMAL
+    """How the buffer of copies is cached."""
+    seed: Annotated[int, Option(
+        "Seed of prompts, order, sampling (default: 0).", Panel.WORKLOAD, written=int,
+        check=in_range(0, 2**32 - 1), table="settings", engine_argument="seed",
+    )] = 0
+    """Of prompts, order and sampling."""
+    max_warmup: Annotated[int | None, Option(
+        "Untimed batches at most (default: 15).", Panel.PRECISION, table="settings",
+    )] = None
+    """Warm-up batches at most; None for DEFAULT_MAX_WARMUP."""
+    ci_width: Annotated[float | None, Option(
+        "Stop when every interval is within +- this much, e.g. 0.5%.", Panel.PRECISION, written=str,
+        read=parse_fraction, table="settings",
+    )] = None
+    """Half-width of every ratio's interval at which to stop, as a fraction."""
+    max_blocks: Annotated[int | None, Option(
+        "Timed blocks at most, with the above or below (default: 200).", Panel.PRECISION,
+        table="settings",
+    )] = None
+    """Timed blocks at most; None for MAX_BLOCKS."""
+    time_budget_s: Annotated[float | None, Option(
+        "Time in timed batches at most, e.g. 60s, 5m.", Panel.PRECISION, name="time_budget",
+        written=str, read=parse_seconds, table="settings",
+    )] = None
+    """Seconds in timed batches after which no block begins."""
+    dtype: Annotated[Dtype | None, Option(
+        "auto, bfloat16, float16 or float32 (default: the pair's).", Panel.VLLM,
+        axis=Axis(4, "{}", "{}", is_slow=True), engine_argument="dtype",
+    )] = None
+    """vLLM's dtype; None for the pair's."""
+    block_size: Annotated[int | None, Option(
+        "Tokens a cache block.", Panel.VLLM, check=within(1), table="settings",
+        engine_argument="block_size",
+    )] = None
+    """Tokens a block of the KV cache; None for vLLM's choice."""
+    kv_cache_gib: Annotated[float | None, Option(
+        "KV-cache size (default: what the requests need).", Panel.VLLM,
+        check=_finite_and_more_than_0, table="settings", engine_argument="kv_cache_memory_bytes",
+    )] = None
+    """Size of the KV cache in GiB; None for what the requests need."""
+    tensor_parallel_size: Annotated[int, Option(
+        "Ranks that share the target.", Panel.VLLM, check=within(1), table="settings",
+        engine_argument="tensor_parallel_size", compare=Compare.REFUSE,
+    )] = 1
+    """Tensor-parallel ranks of the target."""
+    speculative_config: Annotated[dict[str, Any] | None, Option(
+        "vLLM's JSON, on top of the pair's.", Panel.VLLM, engine_argument="speculative_config",
+        compare=Compare.REFUSE,
+    )] = None
+    """vLLM's own, on top of the pair's."""
+    engine_args: Annotated[dict[str, Any], Option(
+        "More arguments of vLLM's LLM(), as JSON.", Panel.VLLM, table="settings",
+        compare=Compare.REFUSE,
+    )] = field(default_factory=dict)
+    """Further arguments of vLLM's LLM()."""
+    dram_counters: Annotated[bool, Option(
+        "Count DRAM bytes a window, in passes of their own (GPU).", Panel.PROFILING,
+        table="settings",
+    )] = False
+    """Run every block once more, untimed, for DRAM counters."""
+    launch_counts: Annotated[bool, Option(
+        "Count launches and host waits a window, in one more block.", Panel.PROFILING,
+        table="settings",
+    )] = False
+    """Run one block more, untimed, to count launches and host waits."""
+    # fmt: on
 
     def cells(self, pair_name: str) -> tuple[Cell, ...]:
         """Every combination of the modes, in the order given, and last the A/A arm: off x off
@@ -64,20 +164,51 @@ class RunSpec:
         return least, most
 
     @property
-    def counted_blocks(self) -> dict[str, int]:
+    def counted_blocks(self) -> dict[Phase, int]:
         """Blocks that run once more, untimed, for each kind of counters: DRAM bytes need as many
         as times do, launches are the same in every block."""
         return {
-            "counters": self.scenario.batches if self.dram_counters else 0,
-            "launches": 1 if self.launch_counts else 0,
+            Phase.COUNTERS: self.scenario.batches if self.dram_counters else 0,
+            Phase.LAUNCHES: 1 if self.launch_counts else 0,
         }
+
+    @property
+    def worker_variables(self) -> dict[str, str]:
+        """Environment variables that tell the plugin in vLLM's workers what this run asks for."""
+        return {
+            each.option.worker_variable: str(getattr(self, each.field))
+            for each in declared(RunSpec)
+            if each.option.worker_variable is not None
+        }
+
+    def value_of(self, asked: Declared) -> Any:
+        """The value of an option that this run has."""
+        if asked.option.entry is not None:
+            holder, key = asked.option.entry
+            return (getattr(self, holder) or {}).get(key)
+        return getattr(self.scenario if asked.holder is ScenarioValues else self, asked.field)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for run.json."""
-        plain = {f.name: getattr(self, f.name) for f in fields(self)}
-        plain["scenario"] = self.scenario.model_dump(mode="json")
-        plain["nwor_modes"] = [mode.value for mode in self.nwor_modes]
-        plain["scv_modes"] = [mode.value for mode in self.scv_modes]
-        plain["stage_by"] = self.stage_by.value
-        plain["stage_l2"] = self.stage_l2.value
-        return plain
+        plain = {f.name: to_plain(getattr(self, f.name)) for f in fields(self)}
+        return {**plain, "scenario": self.scenario.model_dump(mode="json")}
+
+
+class VllmEntries:
+    """Entries of vLLM's JSON that have a name of their own in sweep files."""
+
+    # fmt: off
+    cache_dtype: Annotated[CacheDtype, Option(
+        "vLLM's kv_cache_dtype.", has_flag=False, axis=Axis(5, "{} cache", "kv{}"),
+        entry=("engine_args", "kv_cache_dtype"),
+    )]
+    acceptance_length: Annotated[float, Option(
+        "Tokens that a request gains a window, with synthetic acceptance.", has_flag=False,
+        axis=Axis(6, "acceptance length {:g}", "a{:g}"),
+        entry=("speculative_config", "synthetic_acceptance_length"),
+    )]
+    # fmt: on
+
+
+AXES = axes_of(ScenarioValues, RunSpec, VllmEntries)
+"""The options that sweep files vary, in the order of labels, folder names and tables."""

@@ -1,20 +1,21 @@
 """Scenarios: what text the model gets and how it decodes, read from TOML.
 
-Every rule about a scenario's values stands once, on the model's fields, so that a file's
-value and a flag's value meet the same rule.
+Every rule about a scenario's values stands once, on the fields of `ScenarioValues`, so that a
+file's value and a flag's value meet the same rule.
 """
 
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from nwor_bench.errors import ConfigError
+from nwor_bench.workload.options import declared
 from nwor_bench.workload.resources import resource_dir
-from nwor_bench.workload.toml_file import StrictModel, read_toml
+from nwor_bench.workload.scenario_values import ScenarioValues
+from nwor_bench.workload.toml_file import NamedFile, StrictModel, read_toml
 
-MOST_BLOCKS = 10_000
-"""Timed blocks that a run may have; each is drawn before the first begins."""
+_CHECKS = {each.field: each.option.check for each in declared(ScenarioValues)}
 
 
 class PromptSource(StrictModel):
@@ -52,27 +53,19 @@ class PromptSource(StrictModel):
         return self
 
 
-class Scenario(StrictModel):
-    """A workload: prompts, how many of them at once, and how the model decodes.
+class Scenario(ScenarioValues, NamedFile):
+    """A workload: prompts, how many of them at once, and how the model decodes."""
 
-    `batches` is the number of timed blocks: in each, every cell runs once on the same
-    `requests` prompts. `warmup` counts untimed batches a cell. Lengths without "chars" in
-    their name are in tokens. The upper limits catch slips of the keyboard before their prompts
-    fill the memory.
-    """
-
-    name: str = Field(default="", pattern=r"^([A-Za-z0-9][A-Za-z0-9._-]*)?$")
-    description: str = ""
-    requests: int = Field(ge=1, le=100_000)
-    batches: int = Field(ge=1, le=MOST_BLOCKS)
-    warmup: int = Field(default=1, ge=0)
-    draft_tokens: int = Field(ge=1)
-    max_new_tokens: int = Field(ge=1)
-    temperature: float = Field(default=0.0, ge=0)
-    top_p: float = Field(default=1.0, gt=0, le=1)
-    max_model_len: int = Field(ge=2)
-    ignore_eos: bool = True
     prompts: PromptSource = PromptSource()
+
+    @field_validator("*")
+    @classmethod
+    def _passes_its_check(cls, value: Any, field: ValidationInfo) -> Any:
+        check = _CHECKS.get(str(field.field_name))
+        wanted = None if check is None else check(value)
+        if wanted is not None:
+            raise ValueError(wanted)
+        return value
 
 
 def scenario_names() -> tuple[str, ...]:

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
-from typing import Any
 
+from nwor_bench.records.header import BlockEntry
 from nwor_bench.records.types import Cell
 from nwor_bench.workload.config import RunSpec
 from nwor_bench.workload.prompts import Prompt, select_blocks
@@ -68,13 +68,13 @@ def make_plan(spec: RunSpec, pair_name: str, prompts: Sequence[Prompt]) -> Plan:
     return Plan(cells, *spec.warmup_batches, gate, tuple(timed))
 
 
-def blocks_for_header(plan: Plan) -> list[dict[str, Any]]:
+def blocks_for_header(plan: Plan) -> tuple[BlockEntry, ...]:
     """Each block's number, cell order and prompts, for run.json."""
-    return [
-        {
-            "block": block.number,
-            "order": [cell.label for cell in block.order],
-            "prompt_ids": [prompt.id for prompt in block.prompts],
-        }
+    return tuple(
+        BlockEntry(
+            block=block.number,
+            order=tuple(cell.label for cell in block.order),
+            prompt_ids=tuple(prompt.id for prompt in block.prompts),
+        )
         for block in (plan.gate, *plan.blocks)
-    ]
+    )

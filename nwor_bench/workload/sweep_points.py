@@ -1,13 +1,14 @@
 """The runs that a sweep file's axes span, each with its configuration, grouped by engine. Pure."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 from nwor_bench.errors import ConfigError
-from nwor_bench.workload.config import Overrides, RunSpec, resolve
+from nwor_bench.workload.config import resolve
+from nwor_bench.workload.run_spec import AXES, RunSpec
 from nwor_bench.workload.scenario import load_scenario
 from nwor_bench.workload.sweep_file import SweepFile
 
@@ -24,56 +25,31 @@ class Point:
     @property
     def axes(self) -> dict[str, str | int | float | None]:
         """Its place on the axes, by name."""
-        scenario = self.spec.scenario
+        place = {option.name: self.spec.value_of(option) for option, _ in AXES}
+        return {"pair": self.pair, "scenario": self.scenario, **place}
+
+    @property
+    def words(self) -> dict[str, str]:
+        """What its label says of each axis that has a value, by the axis' name."""
         return {
-            "pair": self.pair,
-            "scenario": self.scenario,
-            "draft_tokens": scenario.draft_tokens,
-            "requests": scenario.requests,
-            "temperature": scenario.temperature,
-            "dtype": self.spec.dtype,
-            "cache_dtype": self.cache_dtype,
-            "acceptance_length": self.acceptance_length,
+            option.name: axis.label.format(value)
+            for option, axis in AXES
+            if (value := self.spec.value_of(option)) is not None
         }
-
-    @property
-    def cache_dtype(self) -> str | None:
-        """vLLM's kv_cache_dtype, where the file names one."""
-        return self.spec.engine_args.get("kv_cache_dtype")
-
-    @property
-    def acceptance_length(self) -> float | None:
-        """The synthetic acceptance length, where the file names one."""
-        return (self.spec.speculative_config or {}).get("synthetic_acceptance_length")
 
     @property
     def label(self) -> str:
         """For people: `tiny short, 4 drafts, 8 requests, temperature 0, float32`."""
-        scenario = self.spec.scenario
-        text = (
-            f"{Path(self.pair).stem} {scenario.name}, {scenario.draft_tokens} drafts, "
-            f"{scenario.requests} requests, temperature {scenario.temperature:g}"
-        )
-        if self.spec.dtype is not None:
-            text += f", {self.spec.dtype}"
-        if self.cache_dtype is not None:
-            text += f", {self.cache_dtype} cache"
-        if self.acceptance_length is not None:
-            text += f", acceptance length {self.acceptance_length:g}"
-        return text
+        name = f"{Path(self.pair).stem} {self.spec.scenario.name}"
+        return ", ".join([name, *self.words.values()])
 
     @property
     def folder(self) -> str:
         """Its run folder within the sweep's: `03-tiny-short-k4-r8`."""
-        scenario = self.spec.scenario
-        parts = [f"{self.number:02d}", Path(self.pair).stem, scenario.name]
-        parts += [f"k{scenario.draft_tokens}", f"r{scenario.requests}"]
-        parts += [f"t{scenario.temperature:g}", self.spec.dtype or ""]
-        if self.cache_dtype is not None:
-            parts.append(f"kv{self.cache_dtype}")
-        if self.acceptance_length is not None:
-            parts.append(f"a{self.acceptance_length:g}")
-        return "-".join(part for part in parts if part)
+        values = [(axis, self.spec.value_of(option)) for option, axis in AXES]
+        parts = [axis.folder.format(value) for axis, value in values if value is not None]
+        name = [f"{self.number:02d}", Path(self.pair).stem, self.spec.scenario.name]
+        return "-".join(part for part in (*name, *parts) if part)
 
 
 @dataclass(frozen=True)
@@ -93,28 +69,25 @@ def make_points(sweep: SweepFile) -> tuple[Point, ...]:
 
     Raises ConfigError as `resolve` does, with the run that it concerns.
     """
-    axes = sweep.axes
     points = []
-    combinations = product(
-        axes.pairs,
-        axes.scenarios,
-        axes.dtype or (None,),
-        axes.draft_tokens or (None,),
-        axes.requests or (None,),
-        axes.temperature or (None,),
-        axes.cache_dtype or (None,),
-        axes.acceptance_length or (None,),
-    )
-    for number, values in enumerate(combinations, start=1):
-        pair, scenario, dtype, drafts, requests, heat, cache_dtype, length = values
-        overrides = Overrides(draft_tokens=drafts, requests=requests, temperature=heat)
+    for number, place in enumerate(_combinations(sweep), start=1):
+        pair, scenario = place.pop("pair"), place.pop("scenario")
         try:
-            spec = _spec(sweep, scenario, dtype, overrides, cache_dtype, length)
-            _check_length(length, spec.scenario.draft_tokens)
+            spec = resolve(load_scenario(scenario), **sweep.shared, **place)
+            _check_length(place["acceptance_length"], spec.scenario.draft_tokens)
         except ConfigError as error:
             raise ConfigError(f"run {number} ({pair}, {scenario}): {error}") from error
         points.append(Point(number, pair, scenario, spec))
     return tuple(points)
+
+
+def _combinations(sweep: SweepFile) -> list[dict[str, Any]]:
+    """A value of every axis, by name; None for an axis that the file leaves out."""
+    axes = sweep.axes
+    varied: dict[str, tuple[Any, ...]] = {"pair": axes.pairs, "scenario": axes.scenarios}
+    for option, _ in sorted(AXES, key=lambda each: not each[1].is_slow):
+        varied[option.name] = getattr(axes, option.name) or (None,)
+    return [dict(zip(varied, values, strict=True)) for values in product(*varied.values())]
 
 
 def _check_length(acceptance_length: float | None, draft_tokens: int) -> None:
@@ -127,62 +100,16 @@ def _check_length(acceptance_length: float | None, draft_tokens: int) -> None:
         )
 
 
-def _spec(
-    sweep: SweepFile,
-    scenario: str,
-    dtype: str | None,
-    values: Overrides,
-    cache_dtype: str | None,
-    acceptance_length: float | None,
-) -> RunSpec:
-    shared = sweep.settings
-    engine_args = dict(shared.engine_args)
-    if cache_dtype is not None:
-        engine_args["kv_cache_dtype"] = cache_dtype
-    length = {"synthetic_acceptance_length": acceptance_length}
-    overrides = replace(
-        values,
-        batches=shared.batches,
-        warmup=shared.warmup,
-        max_new_tokens=shared.max_new_tokens,
-        max_model_len=shared.max_model_len,
-        seed=shared.seed,
-    )
-    return resolve(
-        load_scenario(scenario),
-        overrides,
-        nwor_modes=",".join(sweep.axes.nwor_modes),
-        scv_modes=",".join(sweep.axes.scv_modes),
-        dtype=dtype,
-        block_size=shared.block_size,
-        tensor_parallel_size=shared.tensor_parallel_size,
-        kv_cache_gib=shared.kv_cache_gib,
-        engine_args=json.dumps(engine_args),
-        speculative_config=None if acceptance_length is None else json.dumps(length),
-        ci_width=shared.ci_width,
-        max_blocks=shared.max_blocks,
-        time_budget=shared.time_budget,
-        max_warmup=shared.max_warmup,
-        dram_counters=shared.dram_counters,
-        launch_counts=shared.launch_counts,
-        stage_by=shared.stage_by,
-        stage_l2=shared.stage_l2,
-    )
-
-
 def group_by_engine(points: Sequence[Point]) -> tuple[EngineGroup, ...]:
     """The fewest engines: runs whose engine differs in nothing but its room share one.
 
-    Pair, dtypes, draft tokens and acceptance length need an engine of their own;
-    requests, scenarios and temperature do not. Groups and their runs keep the order of the
-    points.
+    Each axis says whether it needs an engine of its own. Groups and their runs keep the order of
+    the points.
     """
     groups: dict[tuple[object, ...], list[Point]] = {}
     for point in points:
-        spec = point.spec
-        vllm = json.dumps([spec.engine_args, spec.speculative_config], sort_keys=True)
-        key = (point.pair, spec.dtype, spec.scenario.draft_tokens, vllm)
-        groups.setdefault(key, []).append(point)
+        place = [point.axes[option.name] for option, axis in AXES if not axis.shares_engine]
+        groups.setdefault((point.pair, *place), []).append(point)
     return tuple(
         EngineGroup(number, _roomiest(own), tuple(own))
         for number, own in enumerate(groups.values(), start=1)

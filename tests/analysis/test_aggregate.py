@@ -7,7 +7,14 @@ import pytest
 from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
-from synthetic_run import BYTES_PER_TOKEN, LAYERS, change_batches, change_windows, make_run
+from synthetic_run import (
+    BYTES_PER_TOKEN,
+    LAYERS,
+    change_batches,
+    change_windows,
+    header_of,
+    make_run,
+)
 
 from nwor_bench.analysis.aggregate import REFERENCE, check_invariants, summarise
 from nwor_bench.analysis.invariants import counter_checks
@@ -343,7 +350,7 @@ def test_counters_that_were_not_read_are_no_violation(run):
         run, of("stage", "off"), vllm_draft_tokens=None, vllm_accepted_tokens=None
     )
     assert check_invariants(unread) == []
-    checks = [c for c in counter_checks(unread) if c.cell == ("toy", "stage", "off", None)]
+    checks = [c for c in counter_checks(unread) if c.cell.label == "stage x off"]
     assert [(check.vllm, check.agrees) for check in checks] == [(None, None)] * 2
 
 
@@ -378,8 +385,8 @@ def test_different_prompts_in_a_block_cannot_be_compared(run):
 
 def test_a_header_without_an_engine_still_summarises(run):
     """An engine that never told its layers: what needs them is left unchecked."""
-    assert len(summarise(replace(run, header={"engine": None, "spec": None}))) == 6
+    assert len(summarise(replace(run, header=header_of({"engine": None, "spec": None})))) == 6
 
 
 def test_an_empty_run_has_no_cells():
-    assert summarise(RunData({}, (), ())) == []
+    assert summarise(RunData(header_of({}), (), ())) == []

@@ -1,17 +1,18 @@
 """What compare may say of two runs whose true difference is known."""
 
+import re
 from dataclasses import replace
 
 import pytest
-from changed_run import other_prompts, slowed, stored, with_header
-from synthetic_run import change_batches, change_windows, make_run
+from changed_run import other_prompts, slowed, stored
+from synthetic_run import change_batches, change_windows, make_run, with_header, with_parts
 
 from nwor_bench.analysis.comparing.compare import ChangeVerdict, Comparison, DecideBy, compare_runs
 from nwor_bench.analysis.comparing.stored_run import StoredRun
-from nwor_bench.errors import ExitCode, NotComparableError
+from nwor_bench.errors import ExitCode, NotComparableError, StoreError
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import WindowRecord
-from nwor_bench.report.comparison.notes import notes
+from nwor_bench.report.comparison.text import notes
 
 GRAPH = ("stage", "graph")
 BASE = make_run(blocks=12, device="cuda", aa=True)
@@ -178,7 +179,7 @@ def test_windows_without_a_time_are_left_out_and_told(other) -> None:
     assert changed.time.base_untimed == changed.time.new_untimed == 12 * 3
     cells = len(comparison.cells)
     sentence = (
-        f"Windows without a time of their own are left out: {cells * 36:,} of {cells * timed:,} in "
+        f"Windows without a time are left out: {cells * 36:,} of {cells * timed:,} in "
         f"BASE, {cells * 36:,} of {cells * timed:,} in NEW"
     )
     assert [note for note in notes(comparison) if note.startswith(sentence)]
@@ -216,12 +217,12 @@ NO_SCV = change_batches(
     [
         (BASE, BROKEN, ChangeVerdict.REGRESSION, "INVALID in NEW"),
         (BASE, IDLE, ChangeVerdict.REGRESSION, "INEFFECTIVE in NEW"),
-        (BASE, NO_SCV, ChangeVerdict.REGRESSION, "SCV ran as asked in BASE"),
+        (BASE, NO_SCV, ChangeVerdict.REGRESSION, "SCV's mode fired in BASE"),
         (IDLE, BROKEN, ChangeVerdict.REGRESSION, "INVALID in NEW"),
         (BROKEN, BASE, ChangeVerdict.IMPROVEMENT, "INVALID in BASE"),
         (IDLE, BASE, ChangeVerdict.IMPROVEMENT, "INEFFECTIVE in BASE"),
         (BROKEN, BROKEN, ChangeVerdict.AMBIGUOUS, "INVALID in both"),
-        (IDLE, IDLE, ChangeVerdict.NOT_COMPARED, "neither run"),
+        (IDLE, IDLE, ChangeVerdict.NOT_COMPARED, "INEFFECTIVE in both"),
     ],
 )
 def test_what_a_cell_is_counts_before_how_fast_it_is(
@@ -339,14 +340,25 @@ def test_what_does_not_change_the_work_is_no_reason_to_refuse(part: str, values:
 
 
 def test_what_an_older_run_did_not_record_is_unknown_not_different() -> None:
-    header = {**BASE.header, "engine": None, "scenario": {"name": "short"}, "environment": {}}
-    old = replace(STORED, header=header)
-    assert not compare(BASE, old).forced
+    old = with_parts(BASE, engine=None, scenario={"name": "short"}, environment={})
+    assert not compare(BASE, replace(STORED, header=old.header)).forced
 
 
-@pytest.mark.parametrize("gpus", [None, "H200", ["H200"], [3]])
-def test_gpus_that_were_not_recorded_as_such_are_unknown(gpus: object) -> None:
-    assert not compare(with_header(BASE, "environment", gpus=gpus)).forced
+def test_gpus_that_were_not_recorded_are_unknown() -> None:
+    assert not compare(with_header(BASE, "environment", gpus=None)).forced
+
+
+@pytest.mark.parametrize(
+    ("gpus", "words"),
+    [
+        ("H200", "environment.gpus is 'H200', not a list"),
+        (["H200"], "environment.gpus.0 is 'H200', not an object"),
+        ([{}, 3], "environment.gpus.1 is 3, not an object"),
+    ],
+)
+def test_gpus_that_are_none_are_refused_by_name(gpus: object, words: str) -> None:
+    with pytest.raises(StoreError, match=f"^run.json: {re.escape(words)}: the file was changed"):
+        with_header(BASE, "environment", gpus=gpus)
 
 
 def test_what_else_differs_is_told() -> None:

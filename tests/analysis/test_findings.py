@@ -5,7 +5,7 @@ from random import Random
 from typing import Any
 
 import pytest
-from synthetic_run import change_batches, change_windows, make_run
+from synthetic_run import change_batches, change_windows, make_run, with_header, with_parts
 
 from nwor_bench.analysis.aggregate import summarise
 from nwor_bench.analysis.findings import FindingKind, Severity, findings
@@ -32,7 +32,7 @@ def second(batch: BatchRecord) -> bool:
 def run() -> RunData:
     made = make_run(blocks=12, aa=True, device="cuda")
     warmup = {"batches": 5, "lookback": 5, "not_steady": None}
-    made = replace(made, header={**made.header, "warmup": warmup})
+    made = with_parts(made, warmup=warmup)
     return change_batches(made, timed, conditions=GOOD)
 
 
@@ -131,7 +131,7 @@ def test_a_host_that_sets_the_pace_is_said(run, wall, forward, is_said):
 
 def test_warm_up_that_never_became_steady_is_said(run):
     facts = {"batches": 15, "lookback": 5, "not_steady": "a spread of 40 % over 5 batches"}
-    unsteady = replace(run, header={**run.header, "warmup": facts})
+    unsteady = with_parts(run, warmup=facts)
     assert "spread of 40 %" in found_in(unsteady)[FindingKind.WARMUP].message
 
 
@@ -215,9 +215,8 @@ def test_the_severest_come_first(run):
 
 
 def test_launches_in_the_slower_way_are_told(run):
-    engine = run.header.get("engine") or {}
     for refused, told in (({}, False), ({"scratch_memory": 2, "clusters": 1}, True)):
-        made = replace(run, header={**run.header, "engine": {**engine, "launch_refusals": refused}})
+        made = with_header(run, "engine", launch_refusals=refused)
         finding = found_in(made).get(FindingKind.LAUNCHES)
         assert (finding is not None) == told
     assert finding is not None

@@ -13,7 +13,7 @@ from nwor_bench.records.types import WindowRecord
 
 
 def cells_of(run) -> dict[str, CellData]:
-    return {f"{cell.key[1]} x {cell.key[2]}": cell for cell in gather_cells(run)}
+    return {cell.cell.label: cell for cell in gather_cells(run)}
 
 
 def window(block: int, number: int, ms: float | None, reqs=2, drafts=8, accepted=3) -> WindowRecord:

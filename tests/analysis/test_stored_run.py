@@ -1,14 +1,14 @@
 """Runs read back from what was kept of them: records, tables, or summaries alone."""
 
 import json
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from changed_run import save_baseline, slowed
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from synthetic_run import make_run, save_run
+from synthetic_run import header_of, make_run, save_run, with_parts
 
 from nwor_bench.analysis.aggregate import summarise
 from nwor_bench.analysis.comparing.change_estimates import ratio_change, time_change
@@ -18,14 +18,22 @@ from nwor_bench.analysis.comparing.stored_run import load_stored
 from nwor_bench.errors import ConfigError, StoreError
 from nwor_bench.models.pairs import DEFAULT_PAIR, load_pair
 from nwor_bench.records.csv_tables import read_table
-from nwor_bench.records.types import BatchRecord, CellResult, WindowRecord
+from nwor_bench.records.types import (
+    BatchRecord,
+    Cell,
+    CellResult,
+    NworMode,
+    ScvMode,
+    WindowRecord,
+    columns,
+)
 from nwor_bench.report.files import to_csv
 from nwor_bench.workload.config import load_scenario
 
 RUN = make_run(blocks=8, device="cuda", aa=True)
 NEW = slowed(RUN, {("stage", "graph"): 1.05})
 TABLES = ("cells.csv", "batches.csv", "windows.csv")
-STAGE_GRAPH = ("toy", "stage", "graph", None)
+STAGE_GRAPH = Cell("toy", NworMode.STAGE, ScvMode.GRAPH)
 CHECKOUT = Path(__file__).resolve().parents[2]
 
 
@@ -68,7 +76,7 @@ def test_any_value_survives_a_table(tmp_path_factory: pytest.TempPathFactory, **
 def test_unknown_columns_are_left_out_and_missing_ones_take_their_default(tmp_path: Path) -> None:
     path = tmp_path / "windows.csv"
     lines = to_csv(WindowRecord, [RUN.windows[0]]).splitlines()
-    kept = [f.name for f in fields(WindowRecord)].index("arm")
+    kept = columns(WindowRecord).index("arm")
     older = [",".join(line.split(",")[:kept]) for line in lines]
     path.write_text(f"{older[0]},from_the_future\n{older[1]},7\n")
     assert read_table(path, WindowRecord) == [replace(RUN.windows[0], arm=None)]
@@ -171,15 +179,17 @@ def test_the_baseline_that_comes_with_the_project_can_be_compared() -> None:
     assert len(base.cells) >= 6
     assert base.baseline_of(next(iter(base.cells))) is not None  # blocks, so times have intervals
     pair = load_pair(DEFAULT_PAIR)
-    today = {
-        "scenario": load_scenario("short").model_dump(mode="json"),
-        "pair": {
-            "name": pair.name,
-            "method": pair.method,
-            "draft": pair.packaged and pair.packaged.drafter,
-            "speculative": pair.speculative,
-        },
-    }
+    today = header_of(
+        {
+            "scenario": load_scenario("short").model_dump(mode="json"),
+            "pair": {
+                "name": pair.name,
+                "method": pair.method,
+                "draft": pair.packaged and pair.packaged.drafter,
+                "speculative": pair.speculative,
+            },
+        }
+    )
     assert blocking_differences(base.header, today) == []  # what `make sweep` measures
     comparison = compare_runs(base, base)
     assert not comparison.forced
@@ -187,7 +197,7 @@ def test_the_baseline_that_comes_with_the_project_can_be_compared() -> None:
 
 
 def test_an_unfinished_run_says_so(tmp_path: Path) -> None:
-    save_run(replace(RUN, header={**RUN.header, "status": "partial"}), tmp_path / "run")
+    save_run(with_parts(RUN, status="partial"), tmp_path / "run")
     assert "status: partial" in load_stored(tmp_path / "run").warnings[0]
     assert load_stored(save_baseline(RUN, tmp_path / "whole")).warnings == ()
 

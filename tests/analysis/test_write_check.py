@@ -11,7 +11,8 @@ from nwor_bench.errors import ExitCode
 from nwor_bench.records.store import read_run
 from nwor_bench.records.types import NworMode
 from nwor_bench.run.prepare import PairChoice, run_one
-from nwor_bench.workload.config import Overrides, load_scenario, resolve
+from nwor_bench.run.run_options import RunOptions
+from nwor_bench.workload.config import load_scenario, resolve
 
 SOUND = {"windows": 4, "early": 0, "uneven": 0, "written": 7, "without_slot": 0}
 
@@ -52,21 +53,17 @@ def test_a_cell_that_writes_early_is_invalid() -> None:
         return [{**SOUND, "windows": int(graph), "early": int(graph)}]
 
     engine.watch_writes = watch_writes  # type: ignore[method-assign]
-    spec = resolve(
-        load_scenario("short"),
-        Overrides(requests=2, batches=2, max_new_tokens=6),
-        max_warmup=1,
-    )
+    spec = resolve(load_scenario("short"), requests=2, batches=2, max_new_tokens=6, max_warmup=1)
     code = run_one(
         spec,
         PairChoice(pair="tiny"),
-        Path("run"),
+        RunOptions(output=Path("run")),
         engine_factory=FakeFactory(engine),
         check_engine=accept_arguments,
     )
     assert code is ExitCode.CORRECTNESS_BROKEN
     run = read_run(Path("run"))
-    broken = run.header["parity"]["broken"]
+    broken = run.header.parity.broken
     assert broken == {"stage x graph": "writes: 1 staged rows were written before their commit"}
     timed = {b.scv_mode for b in run.batches if b.phase == "timed" and b.nwor_mode == "stage"}
     assert timed == {"off", "adaptive"}  # a broken cell is not timed

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import typer
 import yaml
-from changed_run import save_baseline, slowed, with_header
-from synthetic_run import make_run, save_run
+from changed_run import save_baseline, slowed
+from synthetic_run import make_run, save_run, with_header
 
 from nwor_bench.cli import app as cli
 from nwor_bench.report.github import LIMIT_BYTES, append_github_summary

@@ -13,23 +13,33 @@ from typing import Any
 import pytest
 from fake_engine import FakeEngine
 
-from nwor_bench.cli.doctor import Check, State, can_sweep, examine, hooks, machine, software, tools
+from nwor_bench.cli.doctor import (
+    Check,
+    State,
+    can_sweep,
+    examine,
+    hooks,
+    machine,
+    profilers,
+    software,
+)
+from nwor_bench.cli.doctor.check import check_lines
 from nwor_bench.cli.doctor.hooks import check_hooks
-from nwor_bench.cli.doctor.text import check_lines
 from nwor_bench.engine.engine import BatchOutput, Sampling
 from nwor_bench.errors import BenchError, ConfigError, EngineError, ExitCode
 from nwor_bench.instruments import environment
+from nwor_bench.records.environment import GpuFacts
 from nwor_bench.records.types import Cell, NworMode
 
-H200 = {
-    "name": "NVIDIA H200",
-    "driver": "580.65.06",
-    "compute_capability": "9.0",
-    "memory_total_bytes": 150_754_820_096,
-    "sm_clock_mhz": 1980,
-    "sm_clock_max_mhz": 1980,
-    "throttle_reasons": 1,
-}
+H200 = GpuFacts(
+    name="NVIDIA H200",
+    driver="580.65.06",
+    compute_capability="9.0",
+    memory_total_bytes=150_754_820_096,
+    sm_clock_mhz=1980,
+    sm_clock_max_mhz=1980,
+    throttle_reasons=1,
+)
 
 Packages = Callable[..., None]
 
@@ -40,7 +50,7 @@ def packages(monkeypatch: pytest.MonkeyPatch) -> Packages:
 
     def pretend(**found: str) -> None:
         versions = {name.replace("_", "-"): number for name, number in found.items()}
-        for module in (software, tools):
+        for module in (software, profilers):
             monkeypatch.setattr(module, "installed", versions.get)
 
     return pretend
@@ -72,7 +82,7 @@ def states(checks: list[Check]) -> dict[str, State]:
     ("found", "state", "words"),
     [
         ("0.32.0", State.OK, "0.32.0, CPU build"),
-        ("0.33.1", State.WRONG, "0.33.1, but the plugin knows 0.32.x"),
+        ("0.33.1", State.WRONG, "0.33.1, but the plugin supports 0.32.x"),
         (None, State.MISSING, "not installed"),
     ],
 )
@@ -213,14 +223,14 @@ def test_several_gpus_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("changes", "state", "words"),
     [
-        ({}, State.OK, "SM 1980 of 1980 MHz, nothing holds them down"),
+        ({}, State.OK, "SM 1980 of 1980 MHz, not throttled"),
         ({"throttle_reasons": 0x44}, State.WRONG, "hardware thermal slowdown, software power cap"),
-        ({"throttle_reasons": None}, State.OK, "nothing holds"),
-        ({"sm_clock_mhz": None}, State.MISSING, "does not tell its clocks"),
+        ({"throttle_reasons": None}, State.OK, "not throttled"),
+        ({"sm_clock_mhz": None}, State.MISSING, "does not report its clocks"),
     ],
 )
 def test_gpu_clocks(changes: dict[str, Any], state: State, words: str) -> None:
-    check = machine.check_clocks([{**H200, **changes}], None)
+    check = machine.check_clocks([replace(H200, **changes)], None)
     assert check.state is state
     assert words in check.found
 
@@ -269,9 +279,9 @@ def test_permission(
     if parameters is not None:
         files["params"].write_text(f"EnableMSI: 1\n{parameters}")
     files["status"].write_text(f"Name:\tpython\nCapEff:\t{capabilities}\nCapBnd:\t0\n")
-    monkeypatch.setattr(tools, "DRIVER_PARAMETERS", files["params"])
-    monkeypatch.setattr(tools, "PROCESS_STATUS", files["status"])
-    check = tools.check_permission(has_gpu=True)
+    monkeypatch.setattr(profilers, "DRIVER_PARAMETERS", files["params"])
+    monkeypatch.setattr(profilers, "PROCESS_STATUS", files["status"])
+    check = profilers.check_permission(has_gpu=True)
     assert check.state is state
     assert words in check.found
     assert ("--cap-add=SYS_ADMIN" in check.remedy) is (state is not State.OK)
@@ -291,14 +301,14 @@ def test_nsight(
     executable: Callable[[str, str], Path], script: str, state: State, words: str
 ) -> None:
     path = executable("ncu", script)
-    check = tools.check_nsight("ncu")
+    check = profilers.check_nsight("ncu")
     assert check.state is state
     assert words in check.found
     assert str(path) in check.found
 
 
 def test_no_nsight(executable: Callable[[str, str], Path]) -> None:
-    check = tools.check_nsight("nsys")
+    check = profilers.check_nsight("nsys")
     assert check.state is State.MISSING
     assert "Nsight Systems is not installed" in check.found
     assert check.remedy
@@ -306,7 +316,7 @@ def test_no_nsight(executable: Callable[[str, str], Path]) -> None:
 
 def test_a_tool_that_cannot_be_run(executable: Callable[[str, str], Path]) -> None:
     executable("ncu", "").write_bytes(b"\x7fELF nonsense")
-    assert tools.check_nsight("ncu").state is State.WRONG
+    assert profilers.check_nsight("ncu").state is State.WRONG
 
 
 @pytest.mark.parametrize(
@@ -331,8 +341,8 @@ def test_cupti(
     remedy: str,
 ) -> None:
     packages(cupti_python="13.4.0")
-    monkeypatch.setattr(tools, "COUNT_ONCE", script)
-    check = tools.check_cupti(has_gpu=True)
+    monkeypatch.setattr(profilers, "COUNT_ONCE", script)
+    check = profilers.check_cupti(has_gpu=True)
     assert check.state is state
     assert found in check.found
     assert remedy in check.remedy
@@ -341,7 +351,7 @@ def test_cupti(
 def test_counting_once_refuses_here_with_a_remedy(packages: Packages) -> None:
     """The script itself, on a machine without the package: one message, no traceback."""
     packages(cupti_python="13.4.0")
-    check = tools.check_cupti(has_gpu=True)
+    check = profilers.check_cupti(has_gpu=True)
     assert check.state is State.WRONG
     assert "Traceback" not in check.found
     assert "pip install" in check.remedy
@@ -349,27 +359,29 @@ def test_counting_once_refuses_here_with_a_remedy(packages: Packages) -> None:
 
 def test_without_cupti_or_gpu(packages: Packages) -> None:
     packages()
-    assert tools.check_cupti(has_gpu=True).remedy.startswith("pip install 'nwor-bench[counters]'")
+    assert profilers.check_cupti(has_gpu=True).remedy.startswith(
+        "pip install 'nwor-bench[counters]'"
+    )
     packages(cupti_python="13.4.0")
-    assert tools.check_cupti(has_gpu=False).remedy == "see GPU"
+    assert profilers.check_cupti(has_gpu=False).remedy == "see GPU"
 
 
 def test_nvtx(monkeypatch: pytest.MonkeyPatch, packages: Packages) -> None:
     monkeypatch.delenv("NVTX_DISABLE", raising=False)
     packages()
-    assert tools.check_nvtx().state is State.MISSING
+    assert profilers.check_nvtx().state is State.MISSING
     packages(nvtx="0.2.17")
-    assert tools.check_nvtx().state is State.OK
+    assert profilers.check_nvtx().state is State.OK
     monkeypatch.setenv("VLLM_NWOR_NVTX", "yes")
-    check = tools.check_nvtx()
+    check = profilers.check_nvtx()
     assert (check.state, check.remedy) == (State.WRONG, "write 1 for ranges, 0 for none")
     monkeypatch.delenv("VLLM_NWOR_NVTX")
     monkeypatch.setitem(sys.modules, "nvtx", None)  # installed, and does not load
-    check = tools.check_nvtx()
+    check = profilers.check_nvtx()
     assert check.state is State.WRONG
     assert "does not load" in check.found + check.remedy
     monkeypatch.setenv("NVTX_DISABLE", "1")
-    assert tools.check_nvtx().state is State.WRONG
+    assert profilers.check_nvtx().state is State.WRONG
 
 
 # Hooks
@@ -470,7 +482,7 @@ def test_the_engine_is_not_started_where_it_could_not_run(
 
 
 def test_every_failed_check_says_what_to_do() -> None:
-    with pytest.raises(ValueError, match="GPU is missing and says no remedy"):
+    with pytest.raises(ValueError, match="GPU is missing and has no remedy"):
         Check("GPU", State.MISSING, "none")
 
 
@@ -482,7 +494,7 @@ def run(
 
 
 def a_gpu_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    facts = environment.collect() | {"gpus": [H200], "gpu_note": None}
+    facts = replace(environment.collect(), gpus=(H200,), gpu_note=None)
     monkeypatch.setattr(environment, "collect", lambda: facts)
 
 
@@ -518,7 +530,7 @@ def test_what_stops_a_sweep_ends_with_2(
     monkeypatch.setattr(hooks, "check_hooks", lambda: broken)
     code, out = run()
     assert code == ExitCode.BAD_USAGE
-    assert "A sweep cannot run here until these are mended: hooks." in out
+    assert "A sweep cannot run here until these are fixed: hooks." in out
     code, out = run("--json")
     assert code == ExitCode.BAD_USAGE
     assert json.loads(out)["can_sweep"] is False

@@ -96,7 +96,7 @@ def test_bad_input_is_refused_by_flag(kernels: Run, arguments: tuple, field: str
 
 def session(folder: Path | None, **faults: object) -> int:
     from nwor_bench.microbench.cases import Spec, Window
-    from nwor_bench.microbench.session import run_kernels
+    from nwor_bench.microbench.execute import run_kernels
 
     spec = Spec(kernels=("stage",), windows=(Window(8, 4),), max_rounds=3)
     return run_kernels(

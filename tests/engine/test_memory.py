@@ -23,7 +23,7 @@ from nwor_bench.errors import ConfigError, ExitCode
 from nwor_bench.instruments import device_memory
 from nwor_bench.instruments.device_memory import FreeMemory
 from nwor_bench.models.pairs import ResolvedPair
-from nwor_bench.workload.config import Overrides, RunSpec, resolve
+from nwor_bench.workload.config import RunSpec, resolve
 from nwor_bench.workload.scenario import Scenario
 
 SCENARIO = Scenario(
@@ -57,7 +57,7 @@ def pair_of(
 
 
 def spec_with(**options: Any) -> RunSpec:
-    return resolve(SCENARIO, Overrides(), **options)
+    return resolve(SCENARIO, **options)
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from nwor_bench.engine.ranks import common_status, disagreement
 from nwor_bench.errors import EngineError
+from nwor_bench.records.json_part import to_json
 
 COUNTS = ("draft_tokens", "accepted_tokens", "staged_tokens", "committed_tokens")
 windows = st.lists(
@@ -56,12 +57,12 @@ STATUS = {
 
 
 def test_one_ranks_status_is_left_as_it_is():
-    assert common_status([STATUS]) == STATUS
+    assert to_json(common_status([STATUS])) == STATUS
 
 
 def test_each_ranks_own_facts_are_kept():
     other = {**STATUS, "device": "cuda:1", "totals": {"windows": 2}}
-    status = common_status([STATUS, other])
+    status = to_json(common_status([STATUS, other]))
     assert {name: status[name] for name in STATUS} == STATUS
     assert [rank["device"] for rank in status["ranks"]] == ["cuda:0", "cuda:1"]
     assert [rank["kv_heads"] for rank in status["ranks"]] == [4, 4]

@@ -3,14 +3,13 @@
 import json
 import os
 import sys
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from fake_engine import FakeEngine, accept_arguments
-from synthetic_run import make_run
+from synthetic_run import header_of, make_run, with_header
 
 from nwor_bench.analysis.aggregate import summarise
 from nwor_bench.analysis.comparing.preconditions import blocking_differences, other_differences
@@ -23,8 +22,9 @@ from nwor_bench.records.store import read_run
 from nwor_bench.records.types import StageBy, StageL2
 from nwor_bench.run import resume
 from nwor_bench.run.prepare import PairChoice, resume_one, run_one
+from nwor_bench.run.run_options import RunOptions
 from nwor_bench.run.sweep_prepare import check_flags, run_sweep
-from nwor_bench.workload.config import Overrides, RunSpec, load_scenario, resolve
+from nwor_bench.workload.config import RunSpec, load_scenario, resolve
 from nwor_bench.workload.sweep_file import Settings, SweepFile, load_sweep
 from nwor_bench.workload.sweep_points import make_points
 
@@ -40,7 +40,7 @@ pytestmark = pytest.mark.usefixtures("own_surroundings")
 
 
 def spec(**changes: Any) -> RunSpec:
-    return resolve(load_scenario("short"), Overrides(requests=2, batches=3), **changes)
+    return resolve(load_scenario("short"), requests=2, batches=3, **changes)
 
 
 def test_drafts_are_held_by_reference_unless_asked_otherwise() -> None:
@@ -50,7 +50,7 @@ def test_drafts_are_held_by_reference_unless_asked_otherwise() -> None:
     assert (asked.stage_by, asked.stage_l2) == (StageBy.COPY, StageL2.PERSIST)
     plain = json.loads(json.dumps(asked.to_dict()))
     assert (plain["stage_by"], plain["stage_l2"]) == ("copy", "persist")
-    assert resume.stored_spec({"spec": plain}) == asked
+    assert resume.stored_spec(header_of({"spec": plain})) == asked
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_without_a_gpu_there_is_one_message_and_nothing_starts(
 ) -> None:
     monkeypatch.setattr(engine_config, "on_cpu", lambda: True)
     with pytest.raises(ConfigError, match=r"^--stage-by: 'copy' .*no CUDA device here") as refusal:
-        run_one(spec(**asked), PairChoice(pair="tiny"), tmp_path / "run")
+        run_one(spec(**asked), PairChoice(pair="tiny"), RunOptions(output=tmp_path / "run"))
     assert "\n" not in str(refusal.value)
     assert not (tmp_path / "run").exists()
 
@@ -96,7 +96,7 @@ def test_the_workers_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     for changes, told in (({}, ("reference", "normal")), (PERSIST, ("copy", "persist"))):
         monkeypatch.setattr(os, "environ", {})
         asked = spec(**changes)
-        engine_config.set_environment("bfloat16", 1, asked.stage_by, asked.stage_l2)
+        engine_config.set_environment("bfloat16", 1, asked.worker_variables)
         names = ("VLLM_NWOR_STAGE_BY", "VLLM_NWOR_STAGE_L2")
         assert tuple(os.environ[name] for name in names) == told
 
@@ -117,9 +117,15 @@ def test_a_run_goes_on_as_it_was_begun(tmp_path: Path) -> None:
     how: dict[str, Any] = {"check_engine": accept_arguments}
     stopped = FakeEngine(failing={9: KeyboardInterrupt()})
     begun = spec(**COPY, max_warmup=1)
-    run_one(begun, PairChoice(pair="tiny"), folder, engine_factory=lambda *_: stopped, **how)
+    run_one(
+        begun,
+        PairChoice(pair="tiny"),
+        RunOptions(output=folder),
+        engine_factory=lambda *_: stopped,
+        **how,
+    )
     header = read_run(folder).header
-    assert header["spec"]["stage_by"] == "copy"
+    assert header.spec["stage_by"] == "copy"
     with pytest.raises(ConfigError, match=r"^--stage-l2: 'persist' .*begun with 'normal'"):
         resume.check_flags({"stage_l2": "persist"}, header)
     with pytest.raises(ConfigError, match=r"^--stage-by: 'reference' .*begun with 'copy'"):
@@ -132,7 +138,7 @@ def test_a_run_goes_on_as_it_was_begun(tmp_path: Path) -> None:
 def test_a_run_begun_before_there_was_a_choice_is_by_reference() -> None:
     plain = spec().to_dict()
     del plain["stage_by"], plain["stage_l2"]
-    assert resume.stored_spec({"spec": plain}) == spec()
+    assert resume.stored_spec(header_of({"spec": plain})) == spec()
 
 
 def test_a_sweep_file_names_them_under_settings(tmp_path: Path, capsys: Any) -> None:
@@ -140,7 +146,7 @@ def test_a_sweep_file_names_them_under_settings(tmp_path: Path, capsys: Any) -> 
     path.write_text('[axes]\npairs = ["tiny"]\n[settings]\nstage_by = "copy"\nstage_l2 = "persist"')
     (point,) = make_points(load_sweep(path))
     assert (point.spec.stage_by, point.spec.stage_l2) == (StageBy.COPY, StageL2.PERSIST)
-    assert run_sweep(path, dry_run=True) is ExitCode.OK
+    assert run_sweep(path, RunOptions(dry_run=True)) is ExitCode.OK
     assert "mode stage: by copy, kept in L2" in capsys.readouterr().out.splitlines()
     path.write_text('[settings]\nstage_by = "copies"')
     with pytest.raises(ConfigError, match=r"it\.toml:2: settings\.stage_by: 'copies'"):
@@ -166,9 +172,9 @@ def test_a_sweep_file_names_them_under_settings(tmp_path: Path, capsys: Any) -> 
     ],
 )
 def test_the_prediction_is_that_of_what_was_done(asked: Any, l2: Any, strategy: Any) -> None:
-    assert strategy_of({"spec": asked, "engine": {"stage_l2": l2}}) is strategy
+    assert strategy_of(header_of({"spec": asked, "engine": {"stage_l2": l2}})) is strategy
     if l2 is None:
-        assert strategy_of({"spec": asked, "engine": None}) is strategy
+        assert strategy_of(header_of({"spec": asked, "engine": None})) is strategy
 
 
 @pytest.mark.parametrize(
@@ -182,15 +188,15 @@ def test_the_prediction_is_that_of_what_was_done(asked: Any, l2: Any, strategy: 
 )
 def test_copies_that_may_not_have_stayed_are_a_finding(l2: Any, severity: Any, words: str) -> None:
     run = make_run(blocks=3, aa=True, device="cuda")
-    run = replace(run, header={**run.header, "engine": {**run.header["engine"], "stage_l2": l2}})
+    run = with_header(run, "engine", stage_l2=l2)
     found = [f for f in findings(run, summarise(run)) if f.kind is FindingKind.STAGE_L2]
     assert [f.severity for f in found] == ([] if severity is None else [severity])
     assert all(words in f.message and f.remedy for f in found)
 
 
 def test_runs_that_hold_drafts_otherwise_can_be_compared_and_it_is_told() -> None:
-    base = {"spec": {"stage_by": "reference", "stage_l2": "normal"}}
-    new = {"spec": {"stage_by": "copy", "stage_l2": "normal"}}
+    base = header_of({"spec": {"stage_by": "reference", "stage_l2": "normal"}})
+    new = header_of({"spec": {"stage_by": "copy", "stage_l2": "normal"}})
     assert blocking_differences(base, new) == []
     assert [d.field for d in other_differences(base, new)] == ["spec.stage_by"]
-    assert other_differences({"spec": {}}, new) == []
+    assert other_differences(header_of({"spec": {}}), new) == []

@@ -1,6 +1,6 @@
 """Cut an export of Nsight Systems down to what its reader looks at, for tests/data.
 
-    python tests/profiling/cut_nsys_export.py EXPORT SMALL [--spans BATCH:FIRST-LAST ...]
+    python tests/instruments/cut_nsys_export.py EXPORT SMALL [--spans BATCH:FIRST-LAST ...]
 
 Kept as they are: the tables' own statements, NVTX events, CUDA's calls, GPU work, the texts that
 they name, and which version wrote the export; with --spans only those from the first window of a

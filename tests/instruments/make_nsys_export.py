@@ -1,6 +1,6 @@
 """Write tests/data/nsys_windows.sqlite: a made-up export of a GPU in Nsight Systems' schema.
 
-    python tests/profiling/make_nsys_export.py
+    python tests/instruments/make_nsys_export.py
 
 Tables, columns and types are those that Nsight Systems 2023.4.4 itself makes (schema 3.7.2). Three
 processes: the harness has the batches, a worker the windows, a stranger the same numbers of calls.

@@ -13,9 +13,11 @@ from nwor_bench.cli import app as cli
 from nwor_bench.errors import ConfigError, ExitCode, StoreError
 from nwor_bench.instruments import cupti_library
 from nwor_bench.models.pairs import ResolvedPair
+from nwor_bench.records.header import RunHeader
 from nwor_bench.records.store import RunStore
 from nwor_bench.run.counters_wanted import counters_wanted
-from nwor_bench.run.sweep_index import SweepIndex
+from nwor_bench.run.run_options import RunOptions
+from nwor_bench.run.sweep_folder import SweepIndex
 from nwor_bench.run.sweep_prepare import resume_sweep, run_sweep
 from nwor_bench.workload.config import RunSpec, load_scenario, resolve
 from nwor_bench.workload.sweep_file import Settings, SweepFile
@@ -27,7 +29,7 @@ FOLDER = Path("/site-packages/nvidia/cu13/lib")
 
 def begun_run(folder: Path, counters: bool) -> str:
     spec = resolve(load_scenario("short"), dram_counters=counters)
-    RunStore.create(folder, {"spec": spec.to_dict()})
+    RunStore.create(folder, RunHeader(spec=spec.to_dict()))
     return str(folder)
 
 
@@ -56,31 +58,32 @@ def test_it_is_read_from_what_was_begun_or_asked_for(
     flag: str, begin: Begin, counters: bool, tmp_path: Path
 ) -> None:
     path = begin(tmp_path / "it", counters)
-    resume, file = (path, None) if flag == "--resume" else (None, path)
-    assert counters_wanted(False, resume, file) is counters
-    assert counters_wanted(True, resume, file)
+    options = RunOptions(**{flag.strip("-"): Path(path)})
+    assert counters_wanted(False, options) is counters
+    assert counters_wanted(True, options)
 
 
 def test_nothing_asked_nothing_wanted() -> None:
-    assert not counters_wanted(False, None, None)
-    assert counters_wanted(True, None, None)
-    assert not counters_wanted(False, None, "quick")
-    assert not counters_wanted(False, str(OLD_RUN), None)
+    assert not counters_wanted(False, RunOptions())
+    assert counters_wanted(True, RunOptions())
+    assert not counters_wanted(False, RunOptions(file=Path("quick")))
+    assert not counters_wanted(False, RunOptions(resume=OLD_RUN))
 
 
 def test_what_a_sweep_was_begun_with_counts_not_the_file_beside_it(tmp_path: Path) -> None:
-    folder = begun_sweep(tmp_path / "out", True)
-    assert counters_wanted(False, folder, sweep_file(tmp_path / "now", False))
+    folder = Path(begun_sweep(tmp_path / "out", True))
+    file = Path(sweep_file(tmp_path / "now", False))
+    assert counters_wanted(False, RunOptions(resume=folder, file=file))
 
 
 def test_faults_are_those_of_the_readers(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"name a folder that holds a run\.json"):
-        counters_wanted(False, str(tmp_path), None)
+        counters_wanted(False, RunOptions(resume=tmp_path))
     with pytest.raises(ConfigError, match="did you mean 'quick'"):
-        counters_wanted(False, None, "quik")
+        counters_wanted(False, RunOptions(file=Path("quik")))
     (tmp_path / "sweep.json").write_text("{")
     with pytest.raises(StoreError, match=r"sweep\.json: not valid JSON"):
-        counters_wanted(False, str(tmp_path), None)
+        counters_wanted(False, RunOptions(resume=tmp_path))
 
 
 class Replaced(BaseException):
@@ -139,7 +142,7 @@ def test_every_run_of_a_sweep_file_counts_what_the_file_asks_for(
     rows = []
     for extra in ("", "launch_counts = true\n", "dram_counters = true\n"):
         path.write_text(text + extra)
-        assert run_sweep(path, dry_run=True) is ExitCode.OK
+        assert run_sweep(path, RunOptions(dry_run=True)) is ExitCode.OK
         lines = capsys.readouterr().out.splitlines()
         rows.append([line.split()[:6] for line in lines if line.split()[:2] == ["1", "short"]])
     # One batch to warm up, then seven cells in the gate and three blocks; one block more for the
@@ -152,7 +155,7 @@ def test_every_run_of_a_sweep_file_counts_what_the_file_asks_for(
         raise ConfigError("no GPU here")
 
     with pytest.raises(ConfigError, match="no GPU here"):
-        run_sweep(path, tmp_path / "out", check_engine=check)
+        run_sweep(path, RunOptions(output=tmp_path / "out"), check_engine=check)
     assert [spec.counted_blocks for spec in checked] == [{"counters": 3, "launches": 0}]
     assert not (tmp_path / "out").exists()
 
@@ -161,11 +164,13 @@ def test_counters_are_not_for_ray(own_surroundings: None, tmp_path: Path) -> Non
     path = Path(sweep_file(tmp_path / "it", True))
     words = r"^--ray: True .*Ray worker cannot read DRAM counters"
     with pytest.raises(ConfigError, match=words):
-        run_sweep(path, tmp_path / "out", ray=True, check_engine=accept_arguments)
+        run_sweep(
+            path, RunOptions(output=tmp_path / "out", ray=True), check_engine=accept_arguments
+        )
     assert not (tmp_path / "out").exists()
     folder = Path(begun_sweep(tmp_path / "begun", True))
     with pytest.raises(ConfigError, match=words):
-        resume_sweep(folder, ray=True, check_engine=accept_arguments)
+        resume_sweep(folder, options=RunOptions(ray=True), check_engine=accept_arguments)
 
 
 def test_a_sweep_begun_before_the_settings_existed_goes_on_without(tmp_path: Path) -> None:
@@ -174,5 +179,5 @@ def test_a_sweep_begun_before_the_settings_existed_goes_on_without(tmp_path: Pat
     for name in ("dram_counters", "launch_counts"):
         del content["sweep"]["settings"][name]
     (folder / "sweep.json").write_text(json.dumps(content))
-    assert not counters_wanted(False, str(folder), None)
+    assert not counters_wanted(False, RunOptions(resume=folder))
     assert SweepIndex.open(folder).sweep == SweepFile(name="small")

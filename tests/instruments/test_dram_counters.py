@@ -10,13 +10,14 @@ from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats as reference
-from synthetic_run import BYTES_PER_TOKEN, make_run
+from synthetic_run import BYTES_PER_TOKEN, make_run, with_header
 
 from nwor_bench.analysis.dram.counters import amount_of, cell_bytes
 from nwor_bench.analysis.dram.prediction import predicted_difference
 from nwor_bench.analysis.dram.rows import csv_rows
 from nwor_bench.analysis.invariants import accepted
 from nwor_bench.models.strategies import BY_REFERENCE, COPY_SPILLED
+from nwor_bench.records.engine_status import EngineStatus
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import SETTLING, BatchRecord, WindowRecord
 from nwor_bench.report.document import Document
@@ -25,7 +26,7 @@ from nwor_bench.report.sections.dram import dram_section
 
 WRITTEN = 214_000_000
 SAVED = 1_800_000
-ENGINE = {"bytes_per_token": 1000, "dtype": "bfloat16", "kv_cache_dtype": "auto"}
+ENGINE = EngineStatus(bytes_per_token=1000, dtype="bfloat16", kv_cache_dtype="auto")
 
 
 def counted_run(blocks: int = 6, noise: float = 20_000.0, seed: int = 3) -> RunData:
@@ -64,24 +65,24 @@ def counted_run(blocks: int = 6, noise: float = 20_000.0, seed: int = 3) -> RunD
 
 
 def test_a_planted_difference_is_found_within_its_interval() -> None:
-    cells = {cell.cell[1:]: cell for cell in cell_bytes(counted_run())}
+    cells = {cell.cell.label: cell for cell in cell_bytes(counted_run())}
     assert len(cells) == 7
-    stage = cells["stage", "graph", None].differences["dram_write_bytes"]
+    stage = cells["stage x graph"].differences["dram_write_bytes"]
     assert stage.low is not None
     assert stage.holds(-SAVED)
     assert stage.excludes_zero
     assert abs(stage.mean + SAVED) < 20_000
-    again = cells["off", "off", "A/A"].differences["dram_write_bytes"]
+    again = cells["off x off (A/A)"].differences["dram_write_bytes"]
     assert again.holds(0.0)
-    assert cells["stage", "off", None].differences["dram_read_bytes"].mean == pytest.approx(
+    assert cells["stage x off"].differences["dram_read_bytes"].mean == pytest.approx(
         SAVED / 2, abs=1
     )
-    assert cells["off", "off", None].differences == {}
+    assert cells["off x off"].differences == {}
 
 
 def test_a_difference_below_the_noise_is_not_called() -> None:
     cells = cell_bytes(counted_run(noise=6e6))
-    stage = next(c for c in cells if c.cell[1:] == ("stage", "graph", None))
+    stage = next(c for c in cells if c.cell.label == "stage x graph")
     found = stage.differences["dram_write_bytes"]
     assert not found.excludes_zero
     assert found.smallest is not None
@@ -117,9 +118,9 @@ def test_windows_at_other_places_are_not_compared() -> None:
         else w
         for w in run.windows
     )
-    cells = {c.cell[1:]: c for c in cell_bytes(replace(run, windows=moved))}
-    assert cells["stage", "graph", None].matched < cells["off", "graph", None].matched
-    found = cells["stage", "graph", None].differences["dram_write_bytes"]
+    cells = {c.cell.label: c for c in cell_bytes(replace(run, windows=moved))}
+    assert cells["stage x graph"].matched < cells["off x graph"].matched
+    found = cells["stage x graph"].differences["dram_write_bytes"]
     assert abs(found.mean + SAVED) < 40_000
 
 
@@ -177,13 +178,13 @@ def test_too_few_blocks_give_a_mean_alone() -> None:
     ],
 )
 def test_the_prediction_is_the_byte_models(cache, strategy, read, written) -> None:
-    engine = {**ENGINE, "kv_cache_dtype": cache}
+    engine = replace(ENGINE, kv_cache_dtype=cache)
     found = predicted_difference(engine, 32, 12, strategy)
     assert found == {"dram_read_bytes": read, "dram_write_bytes": written}
 
 
 def test_held_by_reference_the_certain_first_tokens_are_read_back_too() -> None:
-    engine = {**ENGINE, "kv_cache_dtype": "fp8"}  # held at twice the cache's size
+    engine = replace(ENGINE, kv_cache_dtype="fp8")  # held at twice the cache's size
     for strategy, more in ((BY_REFERENCE, 8 * 2_000), (COPY_SPILLED, 0)):
         without = predicted_difference(engine, 32, 12, strategy)
         found = predicted_difference(engine, 32, 12, strategy, requests=8)
@@ -192,8 +193,8 @@ def test_held_by_reference_the_certain_first_tokens_are_read_back_too() -> None:
 
 
 def test_without_the_engines_sizes_nothing_is_predicted() -> None:
-    assert predicted_difference({"bytes_per_token": None, "dtype": "bfloat16"}, 32, 12) == {}
-    assert predicted_difference({"bytes_per_token": 10, "dtype": "odd"}, 32, 12) == {}
+    assert predicted_difference(EngineStatus(dtype="bfloat16"), 32, 12) == {}
+    assert predicted_difference(EngineStatus(bytes_per_token=10, dtype="odd"), 32, 12) == {}
 
 
 def test_the_section_says_what_was_saved_and_how_it_is_known() -> None:
@@ -201,14 +202,14 @@ def test_the_section_says_what_was_saved_and_how_it_is_known() -> None:
     fact = {"event": "counters", "sample_us": 50.0, "clock_spread_us": 3.5, "copies_found": 6,
             "copies_made": 6, "clock_to_host_us": 12.0, "copy_ratio": 0.998}  # fmt: skip
     run = replace(run, events=(*run.events, fact))
-    header = {**run.header, "engine": {**run.header["engine"], "dtype": "float32"}}
-    section = dram_section(replace(run, header=header))
+    run = with_header(run, "engine", dtype="float32")
+    section = dram_section(run)
     assert section is not None
     text = render_markdown(Document("x", (), (section,)))
     assert "stage x graph wrote 1.8" in text
     assert "MB a window fewer than off x off" in text
     assert "+- 3.5 us" in text
-    row = next(r for r in csv_rows(replace(run, header=header)) if r["nwor_mode"] == "stage")
+    row = next(r for r in csv_rows(run) if r["nwor_mode"] == "stage")
     staged, kept = row["staged_tokens_mean"], row["accepted_tokens_mean"]
     wanted = (kept - staged) * BYTES_PER_TOKEN
     assert row["dram_write_bytes_minus_off_predicted"] == pytest.approx(wanted)

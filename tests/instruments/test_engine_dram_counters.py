@@ -12,7 +12,8 @@ from nwor_bench.analysis.dram.counters import cell_bytes, clock_facts
 from nwor_bench.errors import BenchError, ConfigError, ExitCode
 from nwor_bench.records.store import read_run
 from nwor_bench.run.prepare import PairChoice, run_one
-from nwor_bench.workload.config import Overrides, load_scenario, resolve
+from nwor_bench.run.run_options import RunOptions
+from nwor_bench.workload.config import load_scenario, resolve
 
 pytestmark = pytest.mark.engine
 
@@ -38,11 +39,11 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> SimulatedGpu:
 
 def spec(**changes: Any) -> Any:
     flags = {"scv_modes": "off", "dram_counters": True, "max_warmup": 1, **changes}
-    return resolve(load_scenario("short"), Overrides(**WANTED), **flags)
+    return resolve(load_scenario("short"), **WANTED, **flags)
 
 
 def test_windows_get_the_bytes_of_their_own_time(tmp_path: Path, gpu: SimulatedGpu) -> None:
-    code = run_one(spec(), PairChoice(pair="tiny"), tmp_path / "run")
+    code = run_one(spec(), PairChoice(pair="tiny"), RunOptions(output=tmp_path / "run"))
     assert code is ExitCode.OK
     run = read_run(tmp_path / "run")
     counted = [batch for batch in run.batches if batch.phase == "counters"]
@@ -82,7 +83,7 @@ def test_windows_get_the_bytes_of_their_own_time(tmp_path: Path, gpu: SimulatedG
 def test_counters_that_cannot_be_trusted_end_the_run(tmp_path: Path, gpu: SimulatedGpu) -> None:
     gpu.counts_copies = 0.8
     with pytest.raises(BenchError, match="known size"):
-        run_one(spec(), PairChoice(pair="tiny"), tmp_path / "run")
+        run_one(spec(), PairChoice(pair="tiny"), RunOptions(output=tmp_path / "run"))
     run = read_run(tmp_path / "run")
     assert json.loads((tmp_path / "run" / "run.json").read_text())["status"] == "failed"
     assert all(window.dram_write_bytes is None for window in run.windows)
@@ -107,7 +108,7 @@ def test_launches_are_counted_in_one_more_block(
 
     monkeypatch.setattr(launch_windows, "read_calls", with_calls)
     asked = spec(dram_counters=False, launch_counts=True)
-    code = run_one(asked, PairChoice(pair="tiny"), tmp_path / "run")
+    code = run_one(asked, PairChoice(pair="tiny"), RunOptions(output=tmp_path / "run"))
     assert code is ExitCode.OK
     run = read_run(tmp_path / "run")
     phases = [batch.phase for batch in run.batches]
@@ -120,10 +121,12 @@ def test_launches_are_counted_in_one_more_block(
 
 def test_without_a_gpu_there_is_one_message_and_nothing_starts(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"^--dram-counters: ") as refusal:
-        run_one(spec(), PairChoice(pair="tiny"), tmp_path / "run")
+        run_one(spec(), PairChoice(pair="tiny"), RunOptions(output=tmp_path / "run"))
     assert refusal.value.exit_code == 2
     with pytest.raises(ConfigError, match=r"^--launch-counts: "):
         run_one(
-            spec(dram_counters=False, launch_counts=True), PairChoice(pair="tiny"), tmp_path / "run"
+            spec(dram_counters=False, launch_counts=True),
+            PairChoice(pair="tiny"),
+            RunOptions(output=tmp_path / "run"),
         )
     assert not (tmp_path / "run").exists()

@@ -11,34 +11,37 @@ import pytest
 
 from nwor_bench import __version__
 from nwor_bench.instruments import environment
+from nwor_bench.records.environment import Environment, GitState, GpuFacts
+from nwor_bench.records.json_part import read_part, to_json
 
 
 @pytest.fixture(scope="module")
-def found() -> dict:
+def found() -> Environment:
     return environment.collect()
 
 
 def test_it_is_plain_json(found):
-    assert json.loads(json.dumps(found, allow_nan=False)) == found
+    plain = json.loads(json.dumps(to_json(found), allow_nan=False))
+    assert read_part(Environment, plain) == found
 
 
 def test_it_names_this_interpreter_and_package(found):
-    assert found["python"] == platform.python_version()
-    assert found["packages"]["nwor-bench"] in (__version__, None)
-    assert found["packages"]["numpy"] is not None
-    assert found["command_line"] == sys.argv
+    assert found.python == platform.python_version()
+    assert found.packages["nwor-bench"] in (__version__, None)
+    assert found.packages["numpy"] is not None
+    assert found.command_line == tuple(sys.argv)
 
 
 def test_it_does_not_name_the_host(found):
     host = socket.gethostname()
-    assert len(host) < 4 or host not in json.dumps(found)
+    assert len(host) < 4 or host not in json.dumps(to_json(found))
 
 
 def test_machine_facts_are_positive_or_absent(found):
-    assert found["memory"]["total_bytes"] > 2**20
-    assert found["cpu"]["threads"] >= 1
+    assert found.memory.total_bytes > 2**20
+    assert found.cpu.threads >= 1
     for name in ("model", "cores", "usable_threads", "governor"):
-        assert found["cpu"][name] not in (0, ""), name
+        assert getattr(found.cpu, name) not in (0, ""), name
 
 
 def test_without_gpus_the_list_is_empty_and_says_why(monkeypatch):
@@ -49,8 +52,8 @@ def test_without_gpus_the_list_is_empty_and_says_why(monkeypatch):
 
     monkeypatch.setattr(pynvml, "nvmlInit", refuse)
     found = environment.collect()
-    assert found["gpus"] == []
-    assert found["gpu_note"].startswith("NVML: ")
+    assert found.gpus == ()
+    assert found.gpu_note.startswith("NVML: ")
 
 
 def test_what_a_gpu_does_not_tell_is_none():
@@ -73,16 +76,15 @@ def test_what_a_gpu_does_not_tell_is_none():
             return "999.1"
 
     gpu = environment._gpu(Nvml(), None)
-    assert (gpu.pop("name"), gpu.pop("driver")) == ("Toy GPU", "999.1")
-    assert set(gpu.values()) == {None}
+    assert gpu == GpuFacts(name="Toy GPU", driver="999.1")
 
 
 def test_only_named_settings_are_copied(monkeypatch):
     monkeypatch.setenv("VLLM_API_KEY", "hush")
     monkeypatch.setenv("VLLM_NWOR_MODE", "stage")
     found = environment.collect()
-    assert found["settings"]["VLLM_NWOR_MODE"] == "stage"
-    assert "hush" not in json.dumps(found)
+    assert found.settings["VLLM_NWOR_MODE"] == "stage"
+    assert "hush" not in json.dumps(to_json(found))
 
 
 def git(folder: Path, *arguments: str) -> str:
@@ -95,16 +97,16 @@ def test_the_revision_is_that_of_the_checkout_that_tracks_the_file(tmp_path):
     source = tmp_path / "package" / "module.py"
     source.parent.mkdir()
     source.write_text("x = 1\n")
-    unknown = {"revision": None, "dirty": None}
+    unknown = GitState()
     assert environment._git(source) == unknown
     git(tmp_path, "init", "-q")
     assert environment._git(source) == unknown
     git(tmp_path, "add", ".")
     git(tmp_path, "commit", "-q", "-m", "first")
     revision = git(tmp_path, "rev-parse", "HEAD")
-    assert environment._git(source) == {"revision": revision, "dirty": False}
+    assert environment._git(source) == GitState(revision=revision, dirty=False)
     source.write_text("x = 2\n")
-    assert environment._git(source) == {"revision": revision, "dirty": True}
+    assert environment._git(source) == GitState(revision=revision, dirty=True)
     installed = tmp_path / "copy.py"
     installed.write_text("x = 1\n")
     assert environment._git(installed) == unknown

@@ -4,8 +4,15 @@ from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nwor_bench.instruments.kineto import STEP, open_profiler, read_calls
-from nwor_bench.instruments.launches import KINDS, HostCall, count_calls, kind_of
+from nwor_bench.instruments.launches import (
+    KINDS,
+    STEP,
+    HostCall,
+    count_calls,
+    kind_of,
+    open_profiler,
+    read_calls,
+)
 
 NAMES = ["cudaLaunchKernel", "cuLaunchKernelEx", "cudaGraphLaunch_v10000", "cudaGetDevice",
          "cudaStreamSynchronize_v3020", "cuMemcpyDtoHAsync_v2", "cuLaunchKernel_ptsz"]  # fmt: skip

@@ -11,7 +11,7 @@ from make_nsys_export import CALLS, HARNESS, PATH, WORKER, write
 
 from nwor_bench.errors import ConfigError
 from nwor_bench.instruments.nsight.nsys_export import read_export
-from nwor_bench.instruments.nsight.nsys_findings import nothing_of_the_gpu
+from nwor_bench.instruments.nsight.nsys_warnings import nothing_of_the_gpu
 from nwor_bench.instruments.nsight.nsys_windows import NsysWindow, windows_of
 
 
@@ -146,7 +146,7 @@ def test_no_cuda_at_all_is_one_sentence(export: Path) -> None:
     change(export, "DELETE FROM CUPTI_ACTIVITY_KIND_RUNTIME")
     assert nothing_of_the_gpu(read_export(export)) is None
     change(export, "DELETE FROM CUPTI_ACTIVITY_KIND_KERNEL")
-    assert "no call of CUDA" in str(nothing_of_the_gpu(read_export(export)))
+    assert "no CUDA call" in str(nothing_of_the_gpu(read_export(export)))
 
 
 def test_unregistered_texts_read_alike(export: Path) -> None:
@@ -169,7 +169,7 @@ def test_unregistered_texts_read_alike(export: Path) -> None:
         (
             "DELETE FROM NVTX_EVENTS WHERE textId = (SELECT id FROM StringIds "
             "WHERE value = 'window')",
-            "no window is in it.*; profile anew",
+            "it has no window.*; profile again",
         ),
     ],
 )

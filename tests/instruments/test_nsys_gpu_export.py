@@ -13,7 +13,7 @@ from cut_nsys_export import CALLS, GPU_PATH, WORK
 from make_nsys_export import TABLES
 
 from nwor_bench.instruments.nsight.nsys_export import read_export
-from nwor_bench.instruments.nsight.nsys_findings import lost_calls, settled
+from nwor_bench.instruments.nsight.nsys_warnings import lost_calls, settled
 from nwor_bench.instruments.nsight.nsys_windows import NsysWindow, windows_of
 
 KINETO = (

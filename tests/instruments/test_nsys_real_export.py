@@ -11,7 +11,7 @@ from cut_nsys_export import KEPT, PATH, cut
 from make_nsys_export import TABLES
 
 from nwor_bench.instruments.nsight.nsys_export import NsysExport, read_export
-from nwor_bench.instruments.nsight.nsys_findings import nothing_of_the_gpu
+from nwor_bench.instruments.nsight.nsys_warnings import nothing_of_the_gpu
 from nwor_bench.instruments.nsight.nsys_windows import windows_of
 
 

@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 
 from nwor_bench.cli.app import app
 from nwor_bench.errors import ConfigError, ExitCode
-from nwor_bench.instruments.nsight.nsys_command import METRICS_NOW, METRICS_ONCE, metrics_options
+from nwor_bench.instruments.nsight.nsys_profile import METRICS_NOW, METRICS_ONCE, metrics_options
 
 SWEEP = ["sweep", "--pair", "tiny"]
 
@@ -68,7 +68,7 @@ def test_a_report_becomes_a_table(folder: Path) -> None:
     assert names(folder) == ["new"]
     written = sorted(path.name for path in (folder / "here/new").iterdir())
     assert written == ["a.v1.nsys-rep", "a.v1.sqlite", "a.v1.windows.csv"]
-    assert "Windows as Nsight Systems saw them" in result.output
+    assert "Windows by Nsight Systems" in result.output
 
 
 def test_a_sweep_that_fails_after_its_report_keeps_both(folder: Path) -> None:
@@ -76,7 +76,7 @@ def test_a_sweep_that_fails_after_its_report_keeps_both(folder: Path) -> None:
     install(folder, 'echo report > "$2.nsys-rep"; exit 3')
     result = invoke("--", *SWEEP)
     assert result.exit_code == 3
-    assert "Windows as Nsight Systems saw them" in result.output
+    assert "Windows by Nsight Systems" in result.output
     assert names(folder) == ["nwor-nsys.nsys-rep", "nwor-nsys.sqlite", "nwor-nsys.windows.csv"]
 
 
@@ -131,7 +131,7 @@ def test_a_report_is_read_by_way_of_an_export(folder: Path) -> None:
     ("name", "text", "message"),
     [
         ("x.nsys-rep", "", "was not exported.*newer one"),
-        ("x.qdstrm", "raw", "no report yet.*QdstrmImporter"),
+        ("x.qdstrm", "raw", "was not imported yet.*QdstrmImporter"),
         ("y.sqlite", None, "no such file"),
     ],
 )
@@ -149,7 +149,7 @@ def test_a_run_without_cuda_says_so_once(folder: Path) -> None:
     export = Path(shutil.copy(cut_nsys_export.PATH, folder / "cpu.sqlite"))
     result = invoke("--read", str(export))
     assert result.exit_code == 0, result.exception
-    assert result.output.count("traced no call of CUDA") == 1
+    assert result.output.count("traced no CUDA call") == 1
     with export.with_suffix(".windows.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert list(rows[0]) == [
@@ -234,6 +234,6 @@ def test_a_tool_that_cannot_run_is_one_message_where_it_exports(folder: Path) ->
     (folder / "bin" / "nsys").write_bytes(b"no program\0")
     (folder / "bin" / "nsys").chmod(0o755)
     (folder / "here" / "x.nsys-rep").write_text("report")
-    with pytest.raises(ConfigError, match=r"^profile nsys: .*Exec format.*; install Nsight"):
+    with pytest.raises(ConfigError, match=r"^profile nsys: .*Exec format.*; reinstall Nsight"):
         raise invoke("--read", "x.nsys-rep").exception
     assert names(folder) == ["x.nsys-rep"]

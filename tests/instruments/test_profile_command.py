@@ -18,8 +18,8 @@ from typer.testing import CliRunner
 
 from nwor_bench.cli.app import app
 from nwor_bench.errors import ConfigError, ExitCode
-from nwor_bench.instruments.nsight import ncu_run, tools
-from nwor_bench.instruments.nsight.ncu_command import (
+from nwor_bench.instruments.nsight import ncu_profile, tools
+from nwor_bench.instruments.nsight.ncu_profile import (
     METRICS,
     graph_warning,
     ncu_command,
@@ -183,9 +183,9 @@ def test_an_earlier_report_is_not_taken_for_this_runs(here: Path) -> None:
 
 
 def test_ctrl_c_is_no_failure_of_ncus(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ncu_run, "run_tool", lambda command: ExitCode.INTERRUPTED)
+    monkeypatch.setattr(ncu_profile, "run_tool", lambda command: ExitCode.INTERRUPTED)
     with pytest.raises(KeyboardInterrupt):
-        ncu_run.run_profile(["ncu"], Path("r"))
+        ncu_profile.run_profile(["ncu"], Path("r"))
 
 
 @pytest.mark.parametrize("tool", ["ncu", "nsys"])
@@ -230,7 +230,7 @@ def test_a_tool_that_is_none_is_one_message(tool: str, text: str | None, here: P
     path = script(here / "../bin" / tool, text or "")
     if text is None:
         path.write_bytes(b"\x7fELF and no more")
-    with pytest.raises(ConfigError, match=f"^profile {tool}: .*; install Nsight [A-Z][a-z]+ anew"):
+    with pytest.raises(ConfigError, match=f"^profile {tool}: .*; reinstall Nsight [A-Z][a-z]+"):
         raise invoke("profile", tool, "--", *SWEEP).exception
 
 
@@ -260,7 +260,7 @@ def test_windows_are_named_by_the_cells_of_the_sweeps_own_run(
     batches = read_run(GOLDEN).batches
     actions = [Action((("batch", b.batch), ("window", 0)), gpu_ns=(5, "ns")) for b in batches]
     module, table = report_of(*actions), here / "nwor-ncu.windows.csv"
-    monkeypatch.setattr("nwor_bench.instruments.nsight.ncu_module.load_module", lambda ncu: module)
+    monkeypatch.setattr("nwor_bench.instruments.nsight.ncu_read.load_module", lambda ncu: module)
     result = invoke("profile", "ncu", "--", *SWEEP)
     assert result.exit_code == 0, result.exception
     assert f"--read nwor-ncu.ncu-rep --run {made[1]})" in result.stderr
@@ -271,8 +271,8 @@ def test_windows_are_named_by_the_cells_of_the_sweeps_own_run(
     early = [b for b in batches if b.phase != "timed"]
     assert early == list(batches[: len(early)])
     skip = sum(batch.windows for batch in early)
-    assert f"{len(early)} of {len(batches)} windows are of warm-up and gate" in result.stderr
-    assert f"a --skip of {skip} " in result.stderr
+    assert f"{len(early)} of {len(batches)} windows belong to warm-up and gate" in result.stderr
+    assert f"--skip {skip}, " in result.stderr
 
     again = invoke("profile", "ncu", "--read", "nwor-ncu.ncu-rep", "--run", made[1])
     assert again.exit_code == 0, again.exception
@@ -303,7 +303,7 @@ def test_an_export_of_short_batches_says_what_to_write(name: str, tmp_path: Path
     result = invoke("profile", "nsys", "--read", str(shutil.copy(source, tmp_path)))
     assert result.exit_code == 0, result.exception
     is_short = name == "nsys_windows"
-    assert ("none of the 6 windows of the export counts" in result.stderr) is is_short
+    assert ("none of the export's 6 windows counts" in result.stderr) is is_short
     assert ("larger --max-new-tokens" in result.stderr) is is_short
 
 

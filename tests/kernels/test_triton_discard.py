@@ -78,6 +78,46 @@ def test_padding_rows_need_not_be_left(triton_device):
     assert torch.equal(~sums.view(14, 32).isnan().any(dim=1), torch.tensor(rows_of) > 0)
 
 
+EVEN = [Request(90, 5, 4)] * 3
+
+
+def bytes_left(device, requests, *, heads=4, kv_heads=2, head_dim=32, **tuning: Any) -> int:
+    """Bytes of partial results that a launch leaves in a workspace that was full of NaN."""
+    step = make_step(requests, heads=heads, kv_heads=kv_heads, head_dim=head_dim, seed=8)
+    workspace = VerifyWorkspace.create(
+        max_requests=len(requests), num_heads=heads, num_kv_heads=kv_heads, head_dim=head_dim,
+        max_query_len=max(request.queries for request in requests), device=device,
+        programs=tuning["programs"],
+    )  # fmt: skip
+    left = (workspace.accumulators, workspace.sums)
+    for tensor in left:
+        tensor.fill_(float("nan"))
+    shape = Tuning(block_n=16, min_tiles=1, **tuning)
+    output = run(step, stage_step(step, False), device, workspace=workspace, tuning=shape)
+    check(step, output, torch.from_numpy(attend_slowly(step)), torch.float32)
+    return sum(4 * int((~tensor.isnan()).sum()) for tensor in left)
+
+
+@pytest.mark.parametrize("requests", [EVEN, UNEVEN], ids=["even", "uneven"])
+@pytest.mark.parametrize("programs", [2, 3, 4, 5])
+def test_whole_pairs_leave_nothing(triton_device, requests, programs):
+    """Six pairs for fewer programs; as long as the longest program takes at most thrice as long."""
+    tuning = {"programs": programs, "skip_padding": False}
+    assert bytes_left(triton_device, requests, **tuning, whole_pairs=200) == 0
+    cut = bytes_left(triton_device, requests, **tuning, whole_pairs=0)
+    assert cut > 0 or programs in (2, 3)
+    assert bytes_left(triton_device, requests, **tuning, whole_pairs=1) in (0, cut)
+
+
+def test_padding_rows_of_the_last_of_several_tiles(triton_device):
+    """80 query rows in tiles of 64; the other request's 10 leave its second tile empty."""
+    requests = [Request(70, 16, 15), Request(40, 2, 1)]
+    shape = {"heads": 5, "kv_heads": 1, "head_dim": 256, "programs": 7, "whole_pairs": 0}
+    assert launch_shape(16, 5, 256, 4, triton_device, Tuning(programs=7)).row_tiles == 2
+    found = bytes_left(triton_device, requests, **shape, skip_padding=False)
+    assert 0 < bytes_left(triton_device, requests, **shape, skip_padding=True) < found
+
+
 def test_a_workspace_that_shares_a_line_with_others_is_refused():
     cpu = torch.device("cpu")
     shape = replace(launch_shape(5, 3, 40, 4, cpu, Tuning(programs=3)), discard=Discard.L2)

@@ -1,7 +1,7 @@
 """The verification kernel against attention by its definition, in float64.
 
 Interpreted on the CPU, token by token over small shapes; on a GPU over the grid of shapes too, with
-the varlen reference (itself held to the definition in test_two_pass_attention.py) in float64.
+the varlen reference (itself held to the definition in test_varlen_reference.py) in float64.
 """
 
 import pytest
@@ -263,7 +263,7 @@ def test_fp8_cache_sees_staged_tokens_as_if_written(triton_device, per_head, fp8
 
 @pytest.mark.gpu
 def test_the_operator_is_the_kernel_on_a_gpu():
-    """On a CPU it is the reference: test_two_pass_attention.py."""
+    """On a CPU it is the reference: test_varlen_reference.py."""
     step = make_step(MIXED, seed=14)
     result = run(step, stage_step(step, True), torch.device("cuda"), kernel=verify_attention)
     check(step, result, torch.from_numpy(attend_slowly(step)), torch.float32)

@@ -93,7 +93,7 @@ def check_counts(engine: VllmEngine, answers: Answers) -> None:
     assert answers.total("committed_tokens") == answers.total("accepted_tokens")
     settled = answers.total("committed_tokens") + answers.total("rejected_tokens")
     assert answers.total("staged_tokens") == settled
-    layers = engine.status()["target_layers"]
+    layers = engine.status().target_layers
     assert answers.total("stage_operations") == layers * answers.total("staged_tokens")
     check_no_open_window(engine)
 

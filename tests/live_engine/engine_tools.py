@@ -13,7 +13,7 @@ from nwor_bench.errors import BenchError
 from nwor_bench.models.pairs import ResolvedPair, resolve_pair
 from nwor_bench.models.pairs.tiny import generate_tiny
 from nwor_bench.records.types import Cell, NworMode, ScvMode
-from nwor_bench.workload.config import Overrides, RunSpec, load_scenario, resolve
+from nwor_bench.workload.config import RunSpec, load_scenario, resolve
 from nwor_bench.workload.prompts import encode, load_prompts, load_tokenizer
 
 EAGER: dict[str, Any] = {"enforce_eager": True}
@@ -43,11 +43,9 @@ def tiny_pair(folder: Path, method: str, noise: float = 0.05, layers: int = 3) -
 
 
 def tiny_spec(**changes: Any) -> RunSpec:
-    """Eight short requests; `changes` are Overrides, or keywords of `resolve`."""
-    overrides = {"requests": 8, "max_new_tokens": 40, "max_model_len": 512, "batches": 3}
-    names = set(Overrides.__dataclass_fields__)
-    overrides |= {name: changes.pop(name) for name in list(changes) if name in names}
-    return resolve(load_scenario("short"), Overrides(**overrides), **changes)
+    """Eight short requests; `changes` are keywords of `resolve`."""
+    usual = {"requests": 8, "max_new_tokens": 40, "max_model_len": 512, "batches": 3}
+    return resolve(load_scenario("short"), **{**usual, **changes})
 
 
 def prompts_of(lengths: list[int], seed: int = 1) -> list[list[int]]:

@@ -347,16 +347,15 @@ def accepts_one_too_many_in_scv_graph(worker: Any) -> AbstractContextManager[Non
     return wrapped(validator, "_on_device", wrap)
 
 
-def counts_changed(change: Callable[[Any, int], None]) -> Plant:
-    """A plant over the record of each staged window: `change(counts, layers)`."""
+def counts_changed(change: Callable[[Any, int], Any]) -> Plant:
+    """A plant over the record of each window: `change(counts, layers)` is recorded instead."""
 
     def plant(worker: Any) -> AbstractContextManager[None]:
         hook = worker.nwor_hook
 
         def wrap(add: Callable[..., None]) -> Callable[..., None]:
             def faulty(counts: Any, times: Any) -> None:
-                change(counts, len(hook.target_layers))
-                add(counts, times)
+                add(change(counts, len(hook.target_layers)), times)
 
             return faulty
 
@@ -369,14 +368,12 @@ STAGE_COUNTS = ("staged_tokens", "committed_tokens", "rejected_tokens", "stage_o
 
 
 @counts_changed
-def counters_doubled(counts: Any, layers: int) -> None:
+def counters_doubled(counts: Any, layers: int) -> Any:
     """Every staged token is counted twice, consistently."""
-    for name in STAGE_COUNTS:
-        setattr(counts, name, 2 * getattr(counts, name))
+    return replace(counts, **{name: 2 * getattr(counts, name) for name in STAGE_COUNTS})
 
 
 @counts_changed
-def counted_in_each_layer(counts: Any, layers: int) -> None:
+def counted_in_each_layer(counts: Any, layers: int) -> Any:
     """A staged token is counted once a layer."""
-    for name in STAGE_COUNTS[:3]:
-        setattr(counts, name, layers * getattr(counts, name))
+    return replace(counts, **{name: layers * getattr(counts, name) for name in STAGE_COUNTS[:3]})

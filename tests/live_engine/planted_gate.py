@@ -7,6 +7,7 @@ from typing import Any
 
 from nwor_bench.analysis.invariants import find_violations
 from nwor_bench.engine.engine import Engine
+from nwor_bench.records.header import RunHeader
 from nwor_bench.records.store import RunStore, read_run
 from nwor_bench.records.types import Cell, NworMode, ScvMode
 from nwor_bench.run.blocks import BlockRunner
@@ -67,12 +68,12 @@ def run_gate(
     cells = tuple(_cell(pair, label) for label in CELLS)
     named = tuple(Prompt(f"prompt {n}", "planted", "") for n in range(len(prompts)))
     plan = Plan(cells, 0, 0, Block(GATE_BLOCK, cells, named), ())
-    store = RunStore.create(folder, {"engine": engine.status(), "parity": None})
+    store = RunStore.create(folder, RunHeader(engine=engine.status()))
     gate = BlockRunner(
         plan, spec, engine, store, lambda _: [list(p) for p in prompts], Quiet(), **sweep
     )  # fmt: skip
     gate.gate()
-    store.update({"parity": gate.parity.facts()})
+    store.update(parity=gate.parity.facts())
     return _outcome(gate, read_run(folder))
 
 
@@ -86,8 +87,9 @@ def _outcome(gate: BlockRunner, run: Any) -> GateOutcome:
     for cell, reason in gate.parity.broken.items():
         reasons.setdefault(cell.label, []).extend(_told_apart(reason))
     for violation in find_violations(run):
-        label = " x ".join(violation.cell[1:3])
-        reasons.setdefault(label, []).append((_count_check(violation.text), violation.text))
+        reasons.setdefault(violation.cell.label, []).append(
+            (_count_check(violation.text), violation.text)
+        )
     return GateOutcome(
         caught={cell: frozenset(check for check, _ in found) for cell, found in reasons.items()},
         reasons={cell: [text for _, text in found] for cell, found in reasons.items()},

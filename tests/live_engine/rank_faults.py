@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -54,7 +55,7 @@ def staging_fails(worker: Any) -> None:
 
 def commit_is_refused(worker: Any) -> None:
     """The device refuses every commit of this rank, which reads its counts after four steps."""
-    from nwor_bench.plugin import late_counts
+    from nwor_bench.plugin.counts import late_counts
     from nwor_kernels.metadata import ERROR_SLOT_RANGE
 
     buffers = worker.nwor_hook.buffers
@@ -79,7 +80,6 @@ def commit_fails(worker: Any) -> None:
 
 def accepts_one_less(worker: Any) -> None:
     """This rank's validation finds one accepted draft less than the others', where there is one."""
-    from dataclasses import replace
 
     validator = worker.nwor_hook.validator
     validate = validator.validate
@@ -117,8 +117,7 @@ def counts_one_less(worker: Any) -> None:
     add = accumulator.add
 
     def wrong(counts: Any, times: Any) -> None:
-        counts.staged_tokens -= 1
-        add(counts, times)
+        add(replace(counts, staged_tokens=counts.staged_tokens - 1), times)
 
     accumulator.add = wrong
 

@@ -35,7 +35,7 @@ def test_answers_are_finite_and_differ(
     dtype = "bfloat16" if name == "mla" else "float32"
     pair = ResolvedPair("other", "ngram", str(target), None, dtype, NGRAM, load_format="dummy")
     engine = start_alone(pair, tiny_spec(block_size=32, kv_cache_gib=0.1))
-    facts = engine.status()["dummy_weights"]
+    facts = engine.status().dummy_weights
     assert facts["drafter"] is None  # prompt lookup
     assert facts["target"]["matrices"] > 0 < facts["target"]["norms"]
     seen: list[torch.Tensor] = []

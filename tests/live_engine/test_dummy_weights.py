@@ -87,7 +87,7 @@ def last_keys(engine: VllmEngine, prompt: list[int]) -> torch.Tensor:
 
 
 def test_target_and_drafter_are_filled_and_the_record_says_so(engine: VllmEngine) -> None:
-    facts = engine.status()["dummy_weights"]
+    facts = engine.status().dummy_weights
     assert facts["generator"] == "nwor_dummy"
     for part in ("target", "drafter"):
         assert facts[part] == {

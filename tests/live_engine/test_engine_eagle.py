@@ -27,7 +27,7 @@ def test_the_head_is_told_from_the_targets_layers(
     hook = worker_of(engine).nwor_hook
     assert hook.target_layers == [f"model.layers.{i}.self_attn.attn" for i in range(3)]
     assert hook.drafter_layers == ["model.layers.3.self_attn.attn"]
-    assert engine.status()["staging_buffers"] == 3
+    assert engine.status().staging_buffers == 3
     prompts = prompts_of([24, 31, 18, 40])
     reference = run_cell(engine, "off", "off", prompts)
     output = run_cell(engine, "stage", "graph", prompts)

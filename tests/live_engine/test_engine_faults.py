@@ -69,7 +69,7 @@ def every_third(fault: Callable[[], object]) -> Callable[[], bool]:
 def test_a_layer_that_cannot_stage(
     engine: VllmEngine, check: Check, monkeypatch: pytest.MonkeyPatch, layer: int
 ) -> None:
-    from nwor_bench.plugin.staging import StagingBuffers
+    from nwor_bench.plugin.runner_v1.staging import StagingBuffers
 
     stage = StagingBuffers.stage
     strikes = every_third(lambda: None)

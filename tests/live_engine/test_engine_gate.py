@@ -12,6 +12,7 @@ from engine_tools import tiny_spec
 
 from nwor_bench.errors import ExitCode
 from nwor_bench.run.prepare import PairChoice, run_one
+from nwor_bench.run.run_options import RunOptions
 
 pytestmark = pytest.mark.engine
 
@@ -27,7 +28,7 @@ def _environment_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
 def sweep(folder: Path, **changes: Any) -> tuple[ExitCode, pd.DataFrame, dict[str, Any]]:
     """A real sweep of the tiny pair; its exit code, cells and run.json."""
     spec = tiny_spec(scv_modes="off,graph", **changes)
-    code = run_one(spec, PairChoice(pair="tiny"), folder)
+    code = run_one(spec, PairChoice(pair="tiny"), RunOptions(output=folder))
     cells = pd.read_csv(folder / "cells.csv", keep_default_na=False)
     return code, cells, json.loads((folder / "run.json").read_text())
 

@@ -11,6 +11,7 @@ from engine_tools import tiny_spec
 
 from nwor_bench.errors import ExitCode
 from nwor_bench.run.prepare import PairChoice, run_one
+from nwor_bench.run.run_options import RunOptions
 
 pytestmark = pytest.mark.engine
 
@@ -29,7 +30,7 @@ def sweep(folder: Path, **changes: Any) -> tuple[ExitCode, dict[str, Any]]:
     """A real sweep of the tiny pair, its exit code and run.json."""
     modes = {"nwor_modes": "off,stage", "scv_modes": "off", "batches": 1, "warmup": 1}
     spec = tiny_spec(**{**modes, **changes})
-    code = run_one(spec, PairChoice(pair="tiny"), folder)
+    code = run_one(spec, PairChoice(pair="tiny"), RunOptions(output=folder))
     return code, json.loads((folder / "run.json").read_text())
 
 

@@ -134,8 +134,8 @@ def test_modes_switch_in_one_engine_and_only_target_layers_are_staged(
     engine: VllmEngine, setting: Setting
 ) -> None:
     status = engine.status()
-    assert status["target_layers"] == status["staging_buffers"] == 3
-    assert status["drafter_layers"] == (0 if setting.method == "ngram" else 3)
+    assert status.target_layers == status.staging_buffers == 3
+    assert status.drafter_layers == (0 if setting.method == "ngram" else 3)
     output = run_cell(engine, "stage", "off", STEADY)
     assert total(output, "stage_operations") == 3 * total(output, "staged_tokens")
     off = run_cell(engine, "off", "off", STEADY)

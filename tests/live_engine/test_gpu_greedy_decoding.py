@@ -17,7 +17,8 @@ from nwor_bench.models.pairs import resolve_pair
 from nwor_bench.records.types import Cell, NworMode, ScvMode
 from nwor_bench.run.gate.ties import TOP, TieCheck
 from nwor_bench.run.prepare import PairChoice, run_one
-from nwor_bench.workload.config import Overrides, load_scenario, resolve
+from nwor_bench.run.run_options import RunOptions
+from nwor_bench.workload.config import load_scenario, resolve
 
 pytestmark = [pytest.mark.engine, pytest.mark.gpu]
 
@@ -81,11 +82,11 @@ def test_a_sound_run_in_bfloat16_passes(
         pytest.skip(f"smollm2 cannot be fetched here: {error}")
     for name in ("VLLM_NWOR_MODE", "VLLM_SCV_MODE", "VLLM_ENABLE_V1_MULTIPROCESSING"):
         monkeypatch.setenv(name, "off" if "MODE" in name else "0")  # given back after the run
-    overrides = Overrides(requests=8, batches=3, max_new_tokens=128)
+    overrides = {"requests": 8, "batches": 3, "max_new_tokens": 128}
     spec = resolve(
-        load_scenario("short"), overrides, dtype="bfloat16", engine_args=json.dumps(mode)
+        load_scenario("short"), **overrides, dtype="bfloat16", engine_args=json.dumps(mode)
     )
-    code = run_one(spec, PairChoice(pair="smollm2"), tmp_path / "run")
+    code = run_one(spec, PairChoice(pair="smollm2"), RunOptions(output=tmp_path / "run"))
     run = json.loads((tmp_path / "run" / "run.json").read_text())
     assert run["parity"]["broken"] == {}
     assert code is ExitCode.OK

@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.engine, pytest.mark.gpu]
 def check_refused(engine: VllmEngine, reason: str, prompts: list[list[int]]) -> None:
     """In every mode the tokens are those of vLLM alone, and each window has its reason."""
     status = engine.status()
-    assert status["staging_unavailable"] == reason
+    assert status.staging_unavailable == reason
     engine.set_hooks(False)
     alone = run_cell(engine, "off", "off", prompts, 24)
     assert alone.windows == []
@@ -106,4 +106,4 @@ def test_stages_by_reference_after_the_first_window_of_each_size(
         assert staged.token_ids == stock.token_ids
         assert {window["fallback_reason"] for window in staged.windows} == {None}
         assert total(staged, "staged_tokens") == total(staged, "draft_tokens") > 0
-    assert engine.status()["staging_unavailable"] is None
+    assert engine.status().staging_unavailable is None

@@ -63,8 +63,8 @@ def test_sound_modes_are_within_the_error_of_mode_off_itself(
 def test_a_wrong_element_is_named(engine: VllmEngine, head: int) -> None:
     """One K element in the last layer is off by several times the row's norm."""
     status = engine.status()
-    layer, request, position = status["target_layers"] - 1, 2, len(PROMPTS[2]) + 30
-    head = head % status["kv_heads"]
+    layer, request, position = status.target_layers - 1, 2, len(PROMPTS[2]) + 30
+    head = head % status.kv_heads
 
     def plant(output: BatchOutput) -> None:
         torch.cuda.synchronize()

@@ -10,6 +10,7 @@ from test_gpu_kv_gate import KINDS, arguments_of
 
 from nwor_bench.errors import ExitCode
 from nwor_bench.run.prepare import PairChoice, run_one
+from nwor_bench.run.run_options import RunOptions
 
 pytestmark = [pytest.mark.engine, pytest.mark.gpu]
 
@@ -37,7 +38,7 @@ def test_a_sweep_tells_what_the_gate_took(
         warmup=1,
         engine_args=arguments_of(graphs, cache),
     )
-    code = run_one(spec, PairChoice(pair="qwen-shape"), tmp_path / "run")
+    code = run_one(spec, PairChoice(pair="qwen-shape"), RunOptions(output=tmp_path / "run"))
     gate = json.loads((tmp_path / "run" / "run.json").read_text())["kv_gate"]
     record_property("seconds", (gate["seconds"], gate["gate_seconds"]))
     assert code is ExitCode.OK

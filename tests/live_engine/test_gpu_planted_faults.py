@@ -132,7 +132,7 @@ def test_graphs_captured_anew_are_sound_again(subject: Subject, tmp_path: Path) 
 
 def test_the_shape_has_values_at_which_attention_matters(subject: Subject) -> None:
     """K and V of the 3B shape are of order 1 in every layer, and finite."""
-    facts = subject.engine.status()["dummy_weights"]
+    facts = subject.engine.status().dummy_weights
     if "shape" not in subject.outcomes.column:
         assert facts is None
         return

@@ -10,8 +10,8 @@ from engine_tools import EAGER, FULL_FOR_ALL, prompts_of, run_cell, tiny_pair, t
 
 from nwor_bench.engine.engine import VllmEngine
 from nwor_bench.errors import EngineError
-from nwor_bench.plugin import late_counts
 from nwor_bench.plugin.attaching import HOOK
+from nwor_bench.plugin.counts import late_counts
 from nwor_kernels.metadata import ERROR_SLOT_RANGE
 
 pytestmark = [pytest.mark.engine, pytest.mark.gpu]

@@ -68,9 +68,9 @@ def test_two_ranks_stage_as_one(
             on_ranks(engine, watch_slots)
             watched = run_cell(engine, "stage", "off", prompts)
             for rank in on_ranks(engine, watched_slots):
-                assert rank["windows"] == len(watched.windows) >= 8
-                assert rank["accepted"] > 0 < rank["rejected"]
-                assert rank["wrong"] == 0
+                assert rank.windows == len(watched.windows) >= 8
+                assert rank.accepted > 0 < rank.rejected
+                assert rank.wrong == 0
             with planted(engine, staging_fails, rank=1):
                 faulty = run_cell(engine, "stage", "off", prompts)
             assert faulty.token_ids == stock.token_ids
@@ -88,8 +88,8 @@ def test_drafter_layers_behind_32_target_layers_are_not_staged(
     spec = tiny_spec(requests=16, draft_tokens=8, tensor_parallel_size=2)
     engine = start_engine(eagle_pair(tmp_path, layers=32), spec)
     status = engine.status()
-    assert status["target_layers"] == status["staging_buffers"] == 32
-    assert [rank["drafter_layers"] for rank in status["ranks"]] == [1, 1]
+    assert status.target_layers == status.staging_buffers == 32
+    assert [rank.drafter_layers for rank in status.ranks] == [1, 1]
     prompts = prompts_of([20 + 3 * n for n in range(16)])
     stock = run_cell(engine, "off", "off", prompts)
     staged = run_cell(engine, "stage", "graph", prompts)

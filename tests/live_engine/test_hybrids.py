@@ -55,8 +55,8 @@ def test_a_hybrid_runs_as_without_us_and_says_why(
     engine = start_engine(pair, spec)
     try:
         status = engine.status()
-        assert status["staging_unavailable"] == "recurrent_layers"
-        assert status["attention_backend"] == backend
+        assert status.staging_unavailable == "recurrent_layers"
+        assert status.attention_backend == backend
         prompts = prompts_of([20, 30])
         for nwor, scv, reason in MODES:
             output = run_cell(engine, nwor, scv, prompts, 16)
@@ -80,7 +80,7 @@ def test_chunked_local_attention_is_refused_by_name(
     engine = start_engine(pair, spec)
     try:
         reason = "chunked_local_attention" if one_group else "several_kv_cache_groups"
-        assert engine.status()["staging_unavailable"] == reason
+        assert engine.status().staging_unavailable == reason
         prompts = prompts_of([100, 30])  # one beyond a chunk
         stock = run_cell(engine, "off", "off", prompts, 24)
         staged = run_cell(engine, "stage", "off", prompts, 24)

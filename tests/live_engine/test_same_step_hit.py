@@ -14,7 +14,7 @@ from checklist_tools import greedy
 from engine_tools import EAGER, FULL_FOR_ALL, prompts_of, tiny_pair, tiny_spec
 
 from nwor_bench.engine.engine import VllmEngine
-from nwor_bench.plugin.runner_v2.same_step_reads import may_read_this_step
+from nwor_bench.plugin.runner_v2.plan import may_read_this_step
 from nwor_bench.records.types import Cell, NworMode, ScvMode
 
 pytestmark = [pytest.mark.engine]

@@ -52,10 +52,10 @@ def reference(engine: VllmEngine) -> BatchOutput:
 
 def test_each_rank_stages_its_own_heads(engine: VllmEngine) -> None:
     status = engine.status()
-    assert status["target_layers"] == status["staging_buffers"] == 3
-    assert [rank["kv_heads"] for rank in status["ranks"]] == [1, 1]  # two in the model
+    assert status.target_layers == status.staging_buffers == 3
+    assert [rank.kv_heads for rank in status.ranks] == [1, 1]  # two in the model
     rows = 3 * 1 * 2 * 32 * 4  # layers, heads of this rank, K and V, head_dim, float32
-    assert [rank["bytes_per_token"] for rank in status["ranks"]] == [rows, rows]
+    assert [rank.bytes_per_token for rank in status.ranks] == [rows, rows]
 
 
 @pytest.mark.parametrize(
@@ -95,10 +95,10 @@ def test_every_slot_holds_what_a_direct_write_leaves(
     ranks = on_ranks(engine, watched_slots)
     assert staged.token_ids == reference.token_ids
     for rank in ranks:
-        assert rank["windows"] == len(staged.windows) >= 8
-        assert rank["accepted"] == 3 * total(staged, "committed_tokens") > 0
-        assert rank["rejected"] == 3 * total(staged, "rejected_tokens") > 0
-        assert rank["wrong"] == 0
+        assert rank.windows == len(staged.windows) >= 8
+        assert rank.accepted == 3 * total(staged, "committed_tokens") > 0
+        assert rank.rejected == 3 * total(staged, "rejected_tokens") > 0
+        assert rank.wrong == 0
 
 
 @pytest.mark.long
@@ -188,8 +188,8 @@ def test_drafter_layers_behind_32_target_layers_are_not_staged(
     pair = eagle_pair(tmp_path, layers=32)
     engine = start_engine(pair, tiny_spec(requests=16, draft_tokens=8, **TWO_RANKS))
     status = engine.status()
-    assert status["target_layers"] == status["staging_buffers"] == 32
-    assert [rank["drafter_layers"] for rank in status["ranks"]] == [1, 1]
+    assert status.target_layers == status.staging_buffers == 32
+    assert [rank.drafter_layers for rank in status.ranks] == [1, 1]
     prompts = prompts_of([20 + 3 * n for n in range(16)])
     stock = run_cell(engine, "off", "off", prompts)
     for scv in ("off", "graph"):

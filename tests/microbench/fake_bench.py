@@ -1,14 +1,13 @@
-"""A bench without a GPU: subjects of given speeds, right or wrong, on a clock that is told."""
+"""A bench without a GPU: implementations of given speeds, right or wrong, on a set clock."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from random import Random
 
+from nwor_bench.microbench.bench import Bench, Replay
 from nwor_bench.microbench.cases import L2, OURS, PEERS, Group, LaunchMode, Spec, bytes_moved
-from nwor_bench.microbench.rounds import Replay
+from nwor_bench.microbench.implementation import Implementation, Implementations, Refusal
 from nwor_bench.microbench.rows import Sample, Status
-from nwor_bench.microbench.run import Bench
-from nwor_bench.microbench.subject import Contest, Refusal, Subject
 
 FACTS = {"gpu": "Fake GPU", "l2_bytes": 60 << 20, "copy_gb_per_s": 4000.0}
 
@@ -25,14 +24,14 @@ class FakeStopwatch:
     def __post_init__(self) -> None:
         self._noise = Random(7)
 
-    def prepare(self, subject: Subject, l2: L2, launch: LaunchMode) -> Replay:
-        if (subject.name, launch) in self.cannot:
+    def prepare(self, implementation: Implementation, l2: L2, launch: LaunchMode) -> Replay:
+        if (implementation.name, launch) in self.cannot:
             raise RuntimeError("cannot be captured\nsecond line")
-        self.prepared.append((subject.name, l2, launch))
+        self.prepared.append((implementation.name, l2, launch))
 
         def replay() -> Sample:
-            self.replayed.append(subject.name)
-            time_us = self.us.get(subject.name, 5.0) * self._noise.uniform(0.999, 1.001)
+            self.replayed.append(implementation.name)
+            time_us = self.us.get(implementation.name, 5.0) * self._noise.uniform(0.999, 1.001)
             return Sample(time_us, 40.0 if launch is LaunchMode.EAGER else None)
 
         return replay
@@ -50,12 +49,12 @@ def make_bench(
     """A bench whose peers are all there but for `refusals`; `wrong` says whose check fails how."""
     clock = {"s": 0.0}
 
-    def build(group: Group) -> Contest:
+    def build(group: Group) -> Implementations:
         clock["s"] += seconds_a_group
         listed = tuple(each for each in refusals if each.name in PEERS[group.kernel])
         out = {refusal.name for refusal in listed}
-        subjects = [
-            Subject(
+        implementations = [
+            Implementation(
                 name,
                 28 if name.startswith("vllm") and group.kernel == "commit" else 1,
                 None if name == "empty" else bytes_moved(group, spec.shape),
@@ -65,7 +64,7 @@ def make_bench(
             for name in (OURS, *PEERS[group.kernel])
             if name not in out
         ]
-        return Contest(tuple(subjects), listed)
+        return Implementations(tuple(implementations), listed)
 
     stopwatch = FakeStopwatch(us or {OURS: 4.0, "vllm_cuda": 80.0, "copy": 2.0}, cannot)
     return Bench(spec, build, stopwatch, lambda: clock["s"])

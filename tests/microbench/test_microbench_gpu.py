@@ -1,4 +1,4 @@
-"""On a GPU: every contest's implementations do the work, broken ones are seen, times come out."""
+"""On a GPU: every implementation does the work, broken ones are seen, times come out."""
 
 import json
 from dataclasses import replace
@@ -9,9 +9,9 @@ import pytest
 from rich.console import Console
 
 from nwor_bench.errors import ExitCode
+from nwor_bench.microbench.bench import fault_of
 from nwor_bench.microbench.cases import COPY, L2, OURS, Group, LaunchMode, Shape, Spec, Window
 from nwor_bench.microbench.rows import Status
-from nwor_bench.microbench.run import fault_of
 
 pytestmark = pytest.mark.gpu
 
@@ -30,15 +30,15 @@ GROUPS = [
 
 @pytest.fixture(scope="module")
 def bench():
-    from nwor_bench.microbench.device import make_bench
+    from nwor_bench.microbench.cuda_bench import make_bench
 
     return make_bench(Spec(shape=SHAPE))
 
 
 @pytest.mark.parametrize("group", GROUPS, ids=lambda group: group.label)
 def test_every_implementation_does_the_work(bench, group: Group) -> None:
-    contest = bench[0].build(group)
-    faults = {subject.name: fault_of(subject) for subject in contest.subjects}
+    found = bench[0].build(group)
+    faults = {each.name: fault_of(each) for each in found.runnable}
     assert faults.pop(OURS) is None
     # A foreign library may say no; it may not do something else.
     assert {fault[0] for fault in faults.values() if fault} <= {Status.REFUSED}
@@ -47,31 +47,31 @@ def test_every_implementation_does_the_work(bench, group: Group) -> None:
 
 @pytest.mark.parametrize("group", GROUPS, ids=lambda group: group.label)
 def test_an_implementation_that_does_nothing_is_wrong(bench, group: Group) -> None:
-    for subject in bench[0].build(group).subjects:
-        if subject.bytes_moved is None or subject.name == COPY or fault_of(subject):
+    for each in bench[0].build(group).runnable:
+        if each.bytes_moved is None or each.name == COPY or fault_of(each):
             continue
-        calls = list(subject.calls)
-        subject.calls[0] = lambda: None  # type: ignore[index]
+        calls = list(each.calls)
+        each.calls[0] = lambda: None  # type: ignore[index]
         try:
-            idle = subject.check()
+            idle = each.check()
         finally:
-            subject.calls[0] = calls[0]  # type: ignore[index]
-        assert idle, subject.name
+            each.calls[0] = calls[0]  # type: ignore[index]
+        assert idle, each.name
 
 
 @pytest.mark.parametrize("launch", list(LaunchMode))
 @pytest.mark.parametrize("l2", list(L2))
 def test_times_are_positive_and_graphs_have_no_host_time(bench, l2, launch) -> None:
-    contest = bench[0].build(GROUPS[0])
-    ours = next(subject for subject in contest.subjects if subject.name == OURS)
+    found = bench[0].build(GROUPS[0])
+    ours = next(each for each in found.runnable if each.name == OURS)
     sample = bench[0].stopwatch.prepare(ours, l2, launch)()
     assert 0 < sample.time_us < 1e4
     assert (sample.host_us is None) == (launch is LaunchMode.GRAPH)
 
 
 def test_reading_from_memory_takes_longer_than_from_l2(bench) -> None:
-    contest = bench[0].build(replace(GROUPS[0], window=Window(64, 8)))
-    copy = next(subject for subject in contest.subjects if subject.name == COPY)
+    found = bench[0].build(replace(GROUPS[0], window=Window(64, 8)))
+    copy = next(each for each in found.runnable if each.name == COPY)
     cold, warm = (
         min(bench[0].stopwatch.prepare(copy, l2, LaunchMode.GRAPH)().time_us for _ in range(5))
         for l2 in L2
@@ -80,7 +80,7 @@ def test_reading_from_memory_takes_longer_than_from_l2(bench) -> None:
 
 
 def test_a_session_writes_its_files(tmp_path: Path) -> None:
-    from nwor_bench.microbench.session import run_kernels
+    from nwor_bench.microbench.execute import run_kernels
 
     spec = Spec(windows=(WINDOW,), acceptances=(0.5,), contexts=(300,), shape=SHAPE, max_rounds=3)
     assert run_kernels(Console(width=80), spec, tmp_path / "out") == ExitCode.OK

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nwor_bench.microbench.cases import Group, Shape, Window
+from nwor_bench.microbench.implementation import RefusedError
 from nwor_bench.microbench.inputs import (
     FP8_POISON,
     SlotPool,
@@ -20,8 +21,7 @@ from nwor_bench.microbench.inputs import (
     poison,
     spread,
 )
-from nwor_bench.microbench.subject import RefusedError
-from nwor_bench.microbench.writers import make_writer
+from nwor_bench.microbench.peers import make_writer
 from nwor_kernels.commit.reference import accepted_rows, commit_windows_reference
 
 CPU = torch.device("cpu")
@@ -127,7 +127,7 @@ def test_torchs_write_writes_what_the_reference_writes(cache_dtype: str) -> None
 
 
 def test_flashinfer_quantises_nothing() -> None:
-    with pytest.raises(RefusedError, match="quantises none"):
+    with pytest.raises(RefusedError, match="does not quantise"):
         make_writer("flashinfer", SHAPE, "fp8", torch.ones(1))
 
 
@@ -165,4 +165,4 @@ def test_a_large_copy_is_made_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(copy.calls) >= 3
     assert copy.check() == ""
     copy.calls[0] = lambda: None  # type: ignore[index]
-    assert copy.check() == "the copy is not the source"
+    assert copy.check() == "the copy differs from its source"

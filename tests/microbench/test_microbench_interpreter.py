@@ -1,4 +1,4 @@
-"""The contests of commit, stage and mask with our real kernels, in Triton's interpreter."""
+"""The implementations of commit, stage and mask with our real kernels, in Triton's interpreter."""
 
 import json
 import os
@@ -17,7 +17,7 @@ def found() -> dict[str, list[str]]:
     pytest.importorskip("triton")
     roots = os.pathsep.join([str(CHECKOUT), str(CHECKOUT / "kernels")])
     env = {**os.environ, "PYTHONPATH": roots, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
-    command = [sys.executable, str(HERE / "contests_in_the_interpreter.py")]
+    command = [sys.executable, str(HERE / "kernels_in_the_interpreter.py")]
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])

@@ -9,15 +9,17 @@ import pytest
 from fake_bench import FACTS, NO_FLASHINFER, make_bench
 from rich.console import Console
 
+from nwor_bench.microbench.bench import run_groups
 from nwor_bench.microbench.cases import OURS, Spec, Window, expand
 from nwor_bench.microbench.console import print_plan, print_result
-from nwor_bench.microbench.report import Result, document, json_text, write_files
+from nwor_bench.microbench.report import document, json_text, write_files
+from nwor_bench.microbench.result import Result
 from nwor_bench.microbench.rows import COLUMNS, FORMAT_VERSION
-from nwor_bench.microbench.run import run_groups
+from nwor_bench.records.environment import Environment
 from nwor_bench.report.markdown import render_markdown
 
 SPEC = Spec(windows=(Window(8, 4), Window(256, 8)), acceptances=(0.1,), max_rounds=5)
-ENVIRONMENT = {"packages": {"torch": "2.11.0", "triton": "3.6.0", "vllm": None}}
+ENVIRONMENT = Environment(packages={"torch": "2.11.0", "triton": "3.6.0", "vllm": None})
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +28,7 @@ def result() -> Result:
         SPEC,
         {OURS: 3.5, "vllm_cuda": 1234.5, "copy": 2.0},
         refusals=(NO_FLASHINFER,),
-        wrong={"vllm_triton": "layer 0: 9 bytes are not what the reference writes"},
+        wrong={"vllm_triton": "layer 0: 9 bytes differ from the reference"},
     )
     rows = run_groups(bench, expand(SPEC), lambda group, lines: None)
     return Result(SPEC, rows, "nwor-bench kernels --seed 0", FACTS, ENVIRONMENT, 12.3)

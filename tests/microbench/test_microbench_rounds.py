@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from nwor_bench.microbench.rounds import TRIES, WARMUP_ROUNDS, make_rule, measure
+from nwor_bench.microbench.bench import TRIES, WARMUP_ROUNDS, make_rule, run_rounds
 from nwor_bench.microbench.rows import Sample
 from nwor_bench.workload.stopping import FIRST_LOOK
 
@@ -33,7 +33,7 @@ class Machine:
 
 def test_everyone_runs_once_a_round_in_random_order() -> None:
     machine = Machine(noise=0.5)
-    measured = measure(machine.replays(), make_rule(40, 0.001), Random(0))
+    measured = run_rounds(machine.replays(), make_rule(40, 0.001), Random(0))
     size = len(NAMES)
     rounds = [tuple(machine.calls[i : i + size]) for i in range(0, len(machine.calls), size)]
     assert all(sorted(each) == sorted(NAMES) for each in rounds)
@@ -43,7 +43,7 @@ def test_everyone_runs_once_a_round_in_random_order() -> None:
 
 
 def test_drift_that_all_share_does_not_widen_the_ratios() -> None:
-    measured = measure(Machine(noise=0.0).replays(), make_rule(100, 0.01), Random(0))
+    measured = run_rounds(Machine(noise=0.0).replays(), make_rule(100, 0.01), Random(0))
     assert {len(samples) for samples in measured.samples.values()} == {FIRST_LOOK}
     first, second = (measured.samples[name] for name in NAMES[:2])
     ratios = {round(b.time_us / a.time_us, 9) for a, b in zip(first, second, strict=True)}
@@ -51,7 +51,7 @@ def test_drift_that_all_share_does_not_widen_the_ratios() -> None:
 
 
 def test_fewer_rounds_than_the_first_look_are_kept_to() -> None:
-    measured = measure(Machine(noise=0.5).replays(), make_rule(3, 0.01), Random(0))
+    measured = run_rounds(Machine(noise=0.5).replays(), make_rule(3, 0.01), Random(0))
     assert {len(samples) for samples in measured.samples.values()} == {3}
 
 
@@ -65,7 +65,7 @@ def test_rounds_under_throttled_clocks_are_thrown_away(held: int) -> None:
             yield total
 
     readings = throttled()
-    measured = measure(
+    measured = run_rounds(
         Machine(noise=0.0).replays(), make_rule(10, 0.01), Random(0), lambda: next(readings)
     )
     assert measured.throttled == (held >= TRIES)

@@ -9,7 +9,7 @@ import pytest
 from scipy import stats
 
 from nwor_bench.microbench.cases import L2, Group, LaunchMode, Window
-from nwor_bench.microbench.goals import GOALS, Verdict, goal_results
+from nwor_bench.microbench.result import GOALS, Verdict, goal_results
 from nwor_bench.microbench.rows import Row, Sample, Status, Timed, blank, half_widths, timed_rows
 
 GROUP = Group("commit", "bf16", Window(8, 4), 0.5)

@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 from fake_bench import NO_FLASHINFER, make_bench
 
+from nwor_bench.microbench.bench import Bench, fault_of, run_groups
 from nwor_bench.microbench.cases import L2, OURS, PEERS, LaunchMode, Spec, Window, expand
+from nwor_bench.microbench.implementation import Implementation, not_installed, with_peers
 from nwor_bench.microbench.rows import Row, Status
-from nwor_bench.microbench.run import Bench, fault_of, run_groups
-from nwor_bench.microbench.subject import Subject, contest, not_installed
 
 SPEC = Spec(kernels=("commit", "mask"), windows=(Window(8, 4),), acceptances=(0.5,), max_rounds=5)
 MODES = len(L2) * len(LaunchMode)
@@ -109,27 +109,27 @@ def fails() -> str:
 
 
 def test_a_peer_that_raises_is_refused_and_ours_may_not() -> None:
-    peer = Subject("vllm_cuda", 1, 8, [], fails)
+    peer = Implementation("vllm_cuda", 1, 8, [], fails)
     assert fault_of(peer) == (Status.REFUSED, "OSError: libcuda.so: not found")
     with pytest.raises(OSError, match="libcuda"):
         fault_of(replace(peer, name=OURS))
 
 
-def test_a_contest_lists_the_peers_that_cannot_be_made() -> None:
-    ours = Subject(OURS, 1, 8, [], str)
+def test_peers_that_cannot_be_made_are_listed() -> None:
+    ours = Implementation(OURS, 1, 8, [], str)
 
-    def make(name: str) -> Subject:
+    def make(name: str) -> Implementation:
         if name == "flashinfer":
             raise not_installed("FlashInfer is not installed")
         if name == "vllm_triton":
             raise AttributeError("no such operator")
         return replace(ours, name=name)
 
-    made = contest(ours, PEERS["commit"], make)
-    assert [s.name for s in made.subjects] == [
+    made = with_peers(ours, PEERS["commit"], make)
+    assert [s.name for s in made.runnable] == [
         OURS, "vllm_cuda", "torch_index_copy", "empty", "copy",
     ]  # fmt: skip
-    assert {refusal.name: refusal.status for refusal in made.refusals} == {
+    assert {refusal.name: refusal.status for refusal in made.refused} == {
         "vllm_triton": Status.REFUSED,
         "flashinfer": Status.NOT_INSTALLED,
     }

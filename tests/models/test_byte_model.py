@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nwor_bench.models.breakeven import break_even_map
-from nwor_bench.models.byte_model import ByteModel, Workload
+from nwor_bench.models.byte_model import ByteModel, Workload, break_even_map
 from nwor_bench.models.shape import Experts, Layer, Mla, ModelShape
 from nwor_bench.models.strategies import (
     BY_REFERENCE,

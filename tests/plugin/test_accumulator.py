@@ -1,13 +1,15 @@
 """What a worker remembers: windows until they are drained, totals for good."""
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nwor_bench.plugin import accumulator
-from nwor_bench.plugin.accumulator import Accumulator, WindowCounts, WindowTimes, per_position
+from nwor_bench.plugin.counts import accumulator
+from nwor_bench.plugin.counts.accumulator import Accumulator, per_position
+from nwor_bench.records.types import UNTIMED, WindowCounts
 
 COUNTS = st.builds(
     WindowCounts,
@@ -32,14 +34,22 @@ TOTAL_OF_FIELD = {
 
 
 def one_window(drafts: int = 1) -> WindowCounts:
-    return WindowCounts(num_reqs=1, draft_tokens=drafts, accepted_tokens=0)
+    return WindowCounts(
+        num_reqs=1,
+        draft_tokens=drafts,
+        staged_tokens=0,
+        committed_tokens=0,
+        rejected_tokens=0,
+        stage_operations=0,
+        fallback_reason=None,
+    )
 
 
 @given(windows=st.lists(COUNTS, max_size=8), drains=st.sets(st.integers(0, 7)))
 def test_totals_add_up_whenever_the_windows_are_drained(windows, drains):
     kept, drained = Accumulator(), []
     for number, counts in enumerate(windows):
-        kept.add(counts, WindowTimes(wall_ms=float(number)))
+        kept.add(counts, replace(UNTIMED, wall_ms=float(number)))
         if number in drains:
             drained += kept.drain()
     drained += kept.drain()
@@ -56,18 +66,24 @@ def test_totals_add_up_whenever_the_windows_are_drained(windows, drains):
 
 def test_a_drain_hands_out_each_window_once():
     kept = Accumulator()
-    kept.add(one_window(2), WindowTimes())
-    kept.add(one_window(3), WindowTimes())
+    kept.add(one_window(2), UNTIMED)
+    kept.add(one_window(3), UNTIMED)
     assert [window["draft_tokens"] for window in kept.drain()] == [2, 3]
     assert kept.drain() == []
-    kept.add(one_window(4), WindowTimes())
+    kept.add(one_window(4), UNTIMED)
     assert [window["draft_tokens"] for window in kept.drain()] == [4]
 
 
 def test_a_window_becomes_a_plain_dict_where_unmeasured_times_are_none():
     kept = Accumulator()
-    counts = WindowCounts(2, 6, 3, scv_path="device", accepted_per_position=(2, 1))
-    kept.add(counts, WindowTimes(wall_ms=1.5, mask_ms=0.25))
+    counts = replace(
+        one_window(6),
+        num_reqs=2,
+        accepted_tokens=3,
+        scv_path="device",
+        accepted_per_position=(2, 1),
+    )
+    kept.add(counts, replace(UNTIMED, wall_ms=1.5, mask_ms=0.25))
     (window,) = kept.drain()
     assert type(window) is dict
     assert (window["num_reqs"], window["draft_tokens"], window["accepted_tokens"]) == (2, 6, 3)
@@ -79,14 +95,14 @@ def test_a_window_becomes_a_plain_dict_where_unmeasured_times_are_none():
 
 
 def test_no_time_is_zero_before_it_is_measured():
-    assert set(vars(WindowTimes()).values()) == {None}
+    assert set(vars(UNTIMED).values()) == {None}
 
 
 def test_undrained_windows_are_bounded_and_still_count(monkeypatch):
     monkeypatch.setattr(accumulator, "MAX_UNDRAINED", 3)
     kept = Accumulator()
     for drafts in range(1, 6):
-        kept.add(one_window(drafts), WindowTimes())
+        kept.add(one_window(drafts), UNTIMED)
     assert kept.totals["windows"] == 5
     assert kept.totals["draft_tokens"] == 15
     assert [window["draft_tokens"] for window in kept.drain()] == [3, 4, 5]
@@ -97,7 +113,7 @@ def test_a_batch_keeps_every_window_once_somebody_drains(monkeypatch):
     kept = Accumulator()
     assert kept.drain() == []  # as a sweep does before its first batch
     for drafts in range(1, 6):
-        kept.add(one_window(drafts), WindowTimes())
+        kept.add(one_window(drafts), UNTIMED)
     assert [window["draft_tokens"] for window in kept.drain()] == [1, 2, 3, 4, 5]
 
 

@@ -19,8 +19,9 @@ class CpuLayers:
             LayerStaging,
             ReferenceCPUAttentionImpl,
         )
-        from nwor_bench.plugin.staging import LayerCache, StagingBuffers
-        from nwor_bench.plugin.window import Window, WindowBatch
+        from nwor_bench.plugin.runner_v1.staging import StagingBuffers
+        from nwor_bench.plugin.staging.layers import LayerCache
+        from nwor_bench.plugin.staging.window import Window, WindowBatch
 
         self.step = WrappedLayers(staged=False)
         self.caches, self.outputs = self.step.caches, []
@@ -46,7 +47,7 @@ class CpuLayers:
     ) -> None:
         from wrapped_layers import step_metadata, step_slots
 
-        from nwor_bench.plugin.staging import write_kv_cache
+        from nwor_bench.plugin.runner_v1.staging import write_kv_cache
 
         for number, impl in enumerate(self.impls):
             odd, cache = number == odd_layer, self.caches[number]

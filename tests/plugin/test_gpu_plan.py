@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 
 pytest.importorskip("triton")
 from nwor_bench.plugin.runner_v2 import plan as gpu_plan
-from nwor_bench.plugin.runner_v2.plan import (
+from nwor_bench.plugin.runner_v2.batch import (
     DraftCounts,
-    WindowPlanner,
     drafts_only,
     equal_drafts,
     set_slots,
     whole_step,
 )
+from nwor_bench.plugin.runner_v2.plan import WindowPlanner
 
 requests = st.lists(
     st.tuples(st.integers(1, 6), st.integers(0, 5)).map(lambda n: (n[0], min(n[1], n[0] - 1))),

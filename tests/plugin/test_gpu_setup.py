@@ -9,7 +9,7 @@ import torch
 pytest.importorskip("triton")
 from nwor_bench.plugin.runner_v2.copy_buffers import CopyBuffers
 from nwor_bench.plugin.runner_v2.staging import GpuStaging
-from nwor_bench.plugin.staging import LayerCache, StagingUnavailable
+from nwor_bench.plugin.staging.layers import LayerCache, StagingUnavailable
 
 LAYERS = 2
 

@@ -9,7 +9,7 @@ from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nwor_bench.plugin.invalid_drafts import invalid_drafts
+from nwor_bench.plugin.counts.scheduler_output import invalid_drafts
 
 
 def step(pending: bool = True, **drafts: int) -> Any:

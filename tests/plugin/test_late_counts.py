@@ -6,10 +6,15 @@ import numpy as np
 import pytest
 import torch
 
-from nwor_bench.plugin import accumulator as accumulator_module
-from nwor_bench.plugin import late_counts
-from nwor_bench.plugin.accumulator import Accumulator
-from nwor_bench.plugin.late_counts import MOST_PENDING, LateCounts, PendingStep, external_request_id
+from nwor_bench.plugin.counts import accumulator as accumulator_module
+from nwor_bench.plugin.counts import late_counts
+from nwor_bench.plugin.counts.accumulator import Accumulator
+from nwor_bench.plugin.counts.late_counts import (
+    MOST_PENDING,
+    LateCounts,
+    PendingStep,
+    external_request_id,
+)
 
 LAYERS = 3
 

@@ -11,7 +11,7 @@ from prometheus_client import REGISTRY, generate_latest
 
 from nwor_bench.errors import ConfigError
 from nwor_bench.plugin import register
-from nwor_bench.plugin.accumulator import Accumulator, WindowCounts, WindowTimes
+from nwor_bench.plugin.counts.accumulator import Accumulator
 from nwor_bench.plugin.observe import metrics
 from nwor_bench.plugin.observe.metrics import (
     FOLDER,
@@ -25,7 +25,7 @@ from nwor_bench.plugin.observe.metrics import (
     share_folder,
 )
 from nwor_bench.plugin.settings import PluginSettings
-from nwor_bench.records.types import NworMode, ScvMode
+from nwor_bench.records.types import UNTIMED, NworMode, ScvMode, WindowCounts
 
 
 @pytest.fixture(autouse=True)
@@ -84,7 +84,18 @@ def test_a_server_shows_what_its_workers_count() -> None:
     reasoned = at.replace('rank="3"', 'rank="3",reason="micro_batches"')
     assert f"nwor_fallback_count_total{{{reasoned}}} 0.0" in nwor_lines()
     assert not any(line.startswith("nwor_acceptance_rate") for line in nwor_lines())
-    hook.accumulator.add(WindowCounts(1, 4, 1, 4, 1, 3, 12, scv_path="graph"), WindowTimes())
+    counts = WindowCounts(
+        num_reqs=1,
+        draft_tokens=4,
+        accepted_tokens=1,
+        staged_tokens=4,
+        committed_tokens=1,
+        rejected_tokens=3,
+        stage_operations=12,
+        fallback_reason=None,
+        scv_path="graph",
+    )
+    hook.accumulator.add(counts, UNTIMED)
     lines = nwor_lines()
     for sample in (
         f"nwor_total_staged_total{{{at}}} 4.0",

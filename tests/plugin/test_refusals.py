@@ -218,12 +218,12 @@ def test_a_real_chunked_layer_is_refused_on_a_cpu_too() -> None:
     )
     from vllm.v1.attention.backends.cpu_attn import CPUAttentionMetadataBuilder
 
-    from nwor_bench.plugin.layers import stageable_layers
     from nwor_bench.plugin.runner_v1.cpu_attention import (
         ReferenceCPUAttentionBackend,
         ReferenceCPUAttentionImpl,
     )
-    from nwor_bench.plugin.staging import StagingUnavailable
+    from nwor_bench.plugin.runner_v1.setup import stageable_layers
+    from nwor_bench.plugin.staging.layers import StagingUnavailable
 
     assert ReferenceCPUAttentionBackend.get_builder_cls() is CPUAttentionMetadataBuilder
     impl = object.__new__(ReferenceCPUAttentionImpl)
@@ -346,7 +346,7 @@ def test_the_backends_name_needs_no_implementation(layers: str) -> None:
 def test_no_argument_of_attention_is_dropped(
     positional: tuple[Any, ...], named: dict[str, Any], reason: str | None
 ) -> None:
-    from nwor_bench.plugin import refusals
+    from nwor_bench.plugin.staging import refusals
 
     assert refusals.of_call("K", "V", positional, named) == reason
     bypassed = "attention:kv_cache_update_bypass"

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from nwor_bench.plugin.request_lives import finished, restarted
+from nwor_bench.plugin.counts.scheduler_output import finished, restarted
 
 pytestmark = pytest.mark.slow  # vLLM is imported
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from nwor_bench.plugin.runner_v2.same_step_reads import may_read_this_step
+from nwor_bench.plugin.runner_v2.plan import may_read_this_step
 
 
 def output(*computed: int, resumed: tuple[str, ...] = ()) -> Any:

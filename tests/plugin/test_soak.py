@@ -4,7 +4,7 @@ import pytest
 from soak import memory_curve, serve
 from v2_pieces import make_hook
 
-from nwor_bench.plugin import accumulator, late_counts
+from nwor_bench.plugin.counts import accumulator, late_counts
 
 pytestmark = pytest.mark.slow  # vLLM's runner is imported, and thousands of steps run
 

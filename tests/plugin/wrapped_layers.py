@@ -14,18 +14,20 @@ import torch
 from torch import Tensor
 
 from nwor_bench.plugin.patching import PatchSet
+from nwor_bench.plugin.runner_v1.staging import write_kv_cache
 from nwor_bench.plugin.runner_v2 import attention as gpu_attention
 from nwor_bench.plugin.runner_v2.attention import StagingAttention
-from nwor_bench.plugin.runner_v2.plan import (
+from nwor_bench.plugin.runner_v2.batch import (
     DraftCounts,
+    GpuWindowBatch,
     drafts_only,
     equal_drafts,
     set_slots,
     whole_step,
 )
-from nwor_bench.plugin.runner_v2.staging import GpuStaging, GpuWindowBatch
-from nwor_bench.plugin.staging import LayerCache, write_kv_cache
-from nwor_bench.plugin.window import Window
+from nwor_bench.plugin.runner_v2.staging import GpuStaging
+from nwor_bench.plugin.staging.layers import LayerCache
+from nwor_bench.plugin.staging.window import Window
 from nwor_kernels.verify_attention import plan_attention, verify_attention_reference
 
 LAYERS, REQUESTS, DRAFTS, CONTEXT = 3, 2, 3, 9

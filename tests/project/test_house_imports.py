@@ -70,7 +70,7 @@ RULES = [
     Rule(
         "vllm stays in engine and plugin",
         ("nwor_bench", "nwor_kernels"),
-        but=("nwor_bench.engine", "nwor_bench.plugin", "nwor_bench.microbench.vllm_peers"),
+        but=("nwor_bench.engine", "nwor_bench.plugin", "nwor_bench.microbench.peers"),
         never=("vllm",),
     ),
     Rule(
@@ -89,7 +89,7 @@ RULES = [
     ),
     Rule(
         "window knows no vllm",
-        ("nwor_bench.plugin.window",),
+        ("nwor_bench.plugin.staging.window",),
         never=("vllm",),
         never_loaded=("vllm",),
     ),
@@ -278,7 +278,10 @@ PLANTED = [
             "nwor_bench/plugin/a.py": "from ..analysis.statistics import mean",
         },
     ),
-    ("window knows no vllm", {"nwor_bench/plugin/window.py": "try:\n    import vllm\nfinally: 1"}),
+    (
+        "window knows no vllm",
+        {"nwor_bench/plugin/staging/window.py": "try:\n    import vllm\nfinally: 1"},
+    ),
     (
         "runner_v1 without runner_v2",
         {
@@ -332,7 +335,7 @@ def test_every_rule_has_been_seen_to_fail() -> None:
 
 def test_what_is_allowed_is_not_reported(tmp_path: Path) -> None:
     files = {
-        "nwor_bench/plugin/window.py": "import torch\nfrom nwor_bench.records.types import Cell",
+        "nwor_bench/plugin/staging/window.py": "import torch\nimport nwor_bench.records.types",
         "nwor_bench/cli/app.py": "import nwor_bench.errors\n\ndef sweep():\n    import torch",
         "nwor_bench/engine/engine.py": "import vllm\nplugin = 'nwor_bench.plugin.worker.Worker'",
         "nwor_bench/records/store.py": "import typing as t\nif t.TYPE_CHECKING:\n    import torch",

@@ -31,7 +31,7 @@ def test_every_readable_version_but_todays_has_a_golden_run():
 
 def test_version_1_reads_without_an_arm():
     run = read_run(GOLDEN / "version-1")
-    assert run.header["format_version"] == 1
+    assert run.header.format_version == 1
     assert (len(run.batches), len(run.windows), run.warnings) == (31, 93, ())
     assert {batch.arm for batch in run.batches} == {None}
     assert {len(batch.conditions) for batch in run.batches} == {0}
@@ -46,7 +46,7 @@ def test_its_counts_are_those_that_its_own_version_summed():
     run = read_run(GOLDEN / "version-1")
     names = ("draft_tokens", "accepted_tokens", "nwor_total_staged", "nwor_total_committed",
              "nwor_stage_operations", "latency_ms_p50", "tokens_per_s")  # fmt: skip
-    for then, now in zip(run.header["cells"], summarise(run), strict=True):
+    for then, now in zip(run.header.cells, summarise(run), strict=True):
         assert [then[name] for name in names] == [getattr(now, name) for name in names]
 
 
@@ -58,7 +58,7 @@ def test_its_reports_can_be_made_anew(version, tmp_path):
     run = read_run(folder)
     paths = write_files(folder, run, summarise(run))
     assert (folder / "records.jsonl").read_bytes() == before
-    assert read_run(folder).header["format_version"] == version
+    assert read_run(folder).header.format_version == version
     columns = list(pd.read_csv(paths.cells_csv).columns)
     assert columns[: len(CELLS_OF_VERSION_1)] == list(CELLS_OF_VERSION_1)
     assert "golden" not in paths.markdown.read_text()

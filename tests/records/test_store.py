@@ -12,11 +12,14 @@ from hypothesis import strategies as st
 from synthetic_run import make_run, save_run
 
 from nwor_bench.errors import ConfigError, ExitCode, StoreError
+from nwor_bench.records.engine_status import EngineStatus
+from nwor_bench.records.header import RunHeader
 from nwor_bench.records.lines import batch_key, parse_records, record_line
 from nwor_bench.records.store import RECORDS_FILE, RUN_FILE, RunStore, default_folder, read_run
 from nwor_bench.records.types import BatchRecord, RunStatus, WindowRecord
 
-HEADER = {"scenario": {"name": "short"}}
+HEADER = RunHeader(scenario={"name": "short"})
+ON_CPU = EngineStatus(device="cpu")
 RUN = make_run(blocks=1, windows=2)
 BATCH = RUN.batches[0]
 WINDOWS = [window for window in RUN.windows if batch_key(window) == batch_key(BATCH)]
@@ -33,14 +36,14 @@ def test_a_run_comes_back_as_it_was_written(tmp_path):
     assert found.batches == RUN.batches
     assert found.windows == RUN.windows
     assert found.warnings == ()
-    assert found.header["status"] == "complete"
-    assert found.header["engine"] == RUN.header["engine"]
+    assert found.header.status == "complete"
+    assert found.header.engine == RUN.header.engine
 
 
 def test_a_run_that_was_never_finished_is_partial(store):
     store.append_batch(BATCH, WINDOWS)
     found = read_run(store.folder)
-    assert found.header["status"] == RunStatus.PARTIAL
+    assert found.header.status == RunStatus.PARTIAL
     assert found.batches == (BATCH,)
 
 
@@ -55,12 +58,12 @@ def test_events_keep_their_place_and_fields(store):
 
 
 def test_update_and_finish_rewrite_only_what_they_name(store):
-    store.update({"engine": {"device": "cpu"}})
-    store.finish(RunStatus.COMPLETE, {"finished_at": "later"})
+    store.update(engine=ON_CPU)
+    store.finish(RunStatus.COMPLETE, finished_at="later")
     header = read_run(store.folder).header
-    assert header["scenario"] == HEADER["scenario"]
-    assert (header["engine"], header["finished_at"]) == ({"device": "cpu"}, "later")
-    assert header["status"] == "complete"
+    assert header.scenario == HEADER.scenario
+    assert (header.engine, header.finished_at) == (ON_CPU, "later")
+    assert header.status == "complete"
     assert sorted(path.name for path in store.folder.iterdir()) == [RECORDS_FILE, RUN_FILE]
 
 
@@ -216,7 +219,7 @@ def test_a_folder_that_was_there_is_synchronised_and_its_parents_are_not(tmp_pat
 
 
 def test_a_renamed_header_is_on_the_disk(store, synced_folders):
-    store.update({"engine": {"device": "cpu"}})
+    store.update(engine=ON_CPU)
     assert synced_folders == [(store.folder, {RECORDS_FILE, RUN_FILE})]
 
 
@@ -229,11 +232,11 @@ def test_a_file_system_that_synchronises_no_folders_is_written_all_the_same(stor
             raise OSError(error, os.strerror(error))
 
     monkeypatch.setattr(os, "fsync", refuse)
-    store.update({"engine": {"device": "cpu"}})
-    assert read_run(store.folder).header["engine"] == {"device": "cpu"}
+    store.update(engine=ON_CPU)
+    assert read_run(store.folder).header.engine == ON_CPU
     error = 5
     with pytest.raises(StoreError, match="Input/output error"):
-        store.update({"engine": {"device": "cuda"}})
+        store.update(engine=EngineStatus(device="cuda"))
 
 
 LINES = b"".join(map(record_line, [*WINDOWS, BATCH]))
@@ -279,6 +282,15 @@ def test_a_value_of_the_wrong_type_is_named_by_its_field():
     line = record_line(WINDOWS[0]).replace(b'"num_reqs":2', b'"num_reqs":"two"')
     with pytest.raises(StoreError, match=r"r\.jsonl:1: window record, num_reqs"):
         parse_records(Path("r.jsonl"), line)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("nwor_mode", "control"), ("scv_mode", "host"), ("phase", "rest")]
+)
+def test_a_mode_or_phase_that_this_version_does_not_know_is_named(field, value):
+    batch = replace(BATCH, windows=0, **{field: value})
+    with pytest.raises(StoreError, match=rf"r\.jsonl:1: batch record, {field}: Input should be"):
+        parse_records(Path("r.jsonl"), record_line(batch))
 
 
 def test_windows_before_another_batch_are_damage():

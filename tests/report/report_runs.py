@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import cache
 from random import Random
 
-from synthetic_run import SLOWDOWN, change_batches, make_run
+from synthetic_run import SLOWDOWN, change_batches, make_run, with_header, with_parts
 
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import BatchRecord, NworMode, WindowRecord
@@ -48,9 +48,8 @@ def gpu_run(
             else 1.0
         ]
     )
-    header = {**made.header, "engine": {**made.header["engine"], **GPU_ENGINE}}
-    header["warmup"] = {"batches": 6, "lookback": 5, "not_steady": None}
-    run = replace(made, header=header, batches=batches, windows=windows)
+    run = with_header(replace(made, batches=batches, windows=windows), "engine", **GPU_ENGINE)
+    run = with_parts(run, warmup={"batches": 6, "lookback": 5, "not_steady": None})
     return with_probe(run) if probed else run
 
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 from report_runs import RUNS, ambiguous, faster, gpu_run, invalid
-from synthetic_run import change_batches, make_run
+from synthetic_run import change_batches, make_run, with_parts
 
 from nwor_bench.analysis.aggregate import noise_floor, summarise
 from nwor_bench.records.store import RunData
@@ -248,7 +248,7 @@ def test_an_unchecked_output_is_said_to_be():
 
 def test_a_partial_run_is_to_be_finished():
     run = faster()
-    partial = replace(run, header={**run.header, "status": "partial"})
+    partial = with_parts(run, status="partial")
     assert told(partial)["What next?"].startswith("Finish the run: nwor-bench sweep --resume")
 
 

@@ -5,19 +5,19 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from changed_run import other_prompts, slowed, stored, with_header
+from changed_run import other_prompts, slowed, stored
 from rich.console import Console
-from synthetic_run import change_batches, change_windows, make_run
+from synthetic_run import change_batches, change_windows, make_run, with_header
 
 from nwor_bench.analysis.comparing.compare import DecideBy, compare_runs
+from nwor_bench.records.environment import Environment
 from nwor_bench.records.store import read_header
-from nwor_bench.report.comparison.notes import notes
 from nwor_bench.report.comparison.reports import (
     comparison_json,
     comparison_markdown,
     print_comparison,
 )
-from nwor_bench.report.comparison.text import headline, how_decided, reasons
+from nwor_bench.report.comparison.text import headline, how_decided, notes, reasons
 
 REAL = Path(__file__).parents[2] / "sweeps" / "results" / "cpu-2-cores"
 RUN = make_run(blocks=12, device="cuda", aa=True)
@@ -83,13 +83,13 @@ def test_the_headline_says_which_way_and_how_sure() -> None:
 
 def test_the_output_says_which_number_decides() -> None:
     assert "ratio to off x off decides" in how_decided(compare(WORSE))
-    assert "The time itself decides" in how_decided(compare(WORSE, decide_by=DecideBy.TIME))
+    assert "The time decides" in how_decided(compare(WORSE, decide_by=DecideBy.TIME))
     assert "above 1 % (--threshold)" in how_decided(compare(WORSE))
     assert "above 5 % (--threshold)" in how_decided(compare(WORSE, threshold=0.05))
     loud = slowed(RUN, {}, noise=0.1)
     floor = compare(loud).noise_floor
     assert floor > 0.01
-    assert f"above {100 * floor:.3g} %: so far from 1" in how_decided(compare(loud))
+    assert f"above {100 * floor:.3g} %, the noise floor" in how_decided(compare(loud))
 
 
 @pytest.mark.slow  # many comparisons
@@ -98,8 +98,8 @@ def test_notes_tell_what_weakens_the_numbers() -> None:
         return " ".join(notes(compare_runs(base, stored(new), **options)))
 
     assert "12 blocks of the same prompts" in told(WORSE)
-    assert "times as long as in BASE, more than the blocks' noise explains" in told(WORSE)
-    assert "which the blocks' noise explains" in told(slowed(RUN, {}, seed=3))
+    assert "times as long as in BASE, more than the blocks' noise" in told(WORSE)
+    assert "within the blocks' noise" in told(slowed(RUN, {}, seed=3))
     assert "not paired" in told(other_prompts(WORSE))
     assert "not paired" not in told(WORSE)
     assert "whole batches" in told(change_windows(WORSE, lambda w: True, wall_ms=None))
@@ -119,24 +119,27 @@ def test_notes_tell_what_weakens_the_numbers() -> None:
 def test_a_machine_that_was_not_recorded_is_told() -> None:
     """A run is refused on another machine; it was compared in silence on an unknown one."""
     real = read_header(REAL)
-    known = replace(BASE, header={**BASE.header, **{k: real[k] for k in ("environment", "engine")}})
+    header = replace(BASE.header, environment=real.environment, engine=real.engine)
+    known = replace(BASE, header=header)
     assert "did not record" not in " ".join(notes(compare_runs(known, known)))
-    unknown = replace(known, header={**known.header, "environment": {}})
+    unknown = replace(known, header=replace(header, environment=Environment()))
     told = " ".join(notes(compare_runs(unknown, known)))
-    assert "BASE did not record its GPUs, CPU and CPU threads: whether both" in told
+    assert "BASE did not record its GPUs, CPU and CPU threads: the runs may differ" in told
     assert "NEW did not record" not in told
 
 
 def test_other_acceptance_on_the_same_prompts_is_told() -> None:
     def accepting_less(run):
         new = stored(run)
-        key = next(key for key in new.cells if key[1:3] == ("stage", "adaptive"))
+        key = next(cell for cell in new.cells if cell.label == "stage x adaptive")
         return replace(new, cells={**new.cells, key: replace(new.cells[key], acceptance_rate=0.01)})
 
     found = notes(compare_runs(BASE, accepting_less(WORSE)))
-    assert any("share of drafts was accepted: stage x adaptive." in note for note in found)
+    assert any(
+        "Acceptance changed on the same prompts: stage x adaptive." in note for note in found
+    )
     for new in (accepting_less(other_prompts(WORSE)), stored(WORSE)):
-        assert not any("another share" in note for note in notes(compare_runs(BASE, new)))
+        assert not any("Acceptance changed" in note for note in notes(compare_runs(BASE, new)))
 
 
 def test_reasons_name_the_cells_that_share_them() -> None:
@@ -146,7 +149,7 @@ def test_reasons_name_the_cells_that_share_them() -> None:
         line.startswith("REGRESSION: stage x adaptive: INVALID in NEW: ") and "token 3" in line
         for line in found
     )
-    noisy = [line for line in reasons(compare(slowed(RUN, {}, noise=0.2))) if "holds 1" in line]
+    noisy = [line for line in reasons(compare(slowed(RUN, {}, noise=0.2))) if "contains 1" in line]
     assert len(noisy) == 1
     assert "stage x off, stage x graph and stage x adaptive" in noisy[0]
 

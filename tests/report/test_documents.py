@@ -9,9 +9,10 @@ from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 from plotly.offline import get_plotlyjs
-from synthetic_run import change_batches, make_run
+from synthetic_run import change_batches, make_run, with_parts
 
 from nwor_bench.analysis.aggregate import summarise
+from nwor_bench.records.json_part import to_json
 from nwor_bench.records.types import Verdict
 from nwor_bench.report.content import build_document
 from nwor_bench.report.document import (
@@ -186,16 +187,16 @@ def test_bytes_are_called_computed(run):
 
 
 def test_a_partial_run_says_so_before_its_verdict(run):
-    partial = replace(run, header={**run.header, "status": "partial"})
+    partial = with_parts(run, status="partial")
     text = markdown(partial)
     assert text.index("status: partial") < text.index("## Cells")
 
 
 def test_the_real_order_of_each_block_is_listed(run):
     order = section(markdown(run), "Order of cells in each block")
-    for block in run.header["blocks"]:
-        assert ", ".join(block["order"]) in order
-        assert block["prompt_ids"][0] in order
+    for block in run.header.blocks:
+        assert ", ".join(block.order) in order
+        assert block.prompt_ids[0] in order
 
 
 def test_on_a_gpu_the_other_attention_kernel_is_a_limit(run):
@@ -296,10 +297,13 @@ NASTY = '<script>alert(1)</script> | `x` ](http://a) **b** &lt; "q" _c_'
 
 def nasty(run):
     """A run whose every free text is hostile."""
-    header = {**run.header, "command": NASTY, "environment": {NASTY: NASTY}}
-    header["scenario"] = {"name": NASTY}
-    header["blocks"] = [{**block, "prompt_ids": [NASTY]} for block in run.header["blocks"]]
-    bad = replace(run, header=header, warnings=(NASTY,))
+    bad = with_parts(
+        replace(run, warnings=(NASTY,)),
+        command=NASTY,
+        environment={NASTY: NASTY},
+        scenario={"name": NASTY},
+        blocks=[{**to_json(block), "prompt_ids": [NASTY]} for block in run.header.blocks],
+    )
     return change_batches(
         bad,
         lambda b: (b.nwor_mode, b.scv_mode) == ("stage", "graph"),

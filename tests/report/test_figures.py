@@ -9,7 +9,7 @@ import numpy as np
 import plotly.graph_objects as go
 import pytest
 from report_runs import RUNS, faster, gpu_run, invalid, with_counters
-from synthetic_run import change_batches, change_windows, make_run
+from synthetic_run import change_batches, change_windows, make_run, with_header
 
 from nwor_bench.analysis.aggregate import noise_floor, summarise
 from nwor_bench.analysis.dram.counters import cell_bytes
@@ -159,7 +159,7 @@ def test_cells_that_accepted_alike_share_their_bars(run):
 
 
 def test_the_timeline_shows_each_measured_phase_and_no_other(run):
-    rows = {f"{row.cell[1]} x {row.cell[2]}": row for row in cell_phases(run) if not row.cell[3]}
+    rows = {row.cell.label: row for row in cell_phases(run) if row.cell.arm is None}
     figure = figures(run)["timeline"]
     bars = [trace for trace in figure.data if trace["type"] == "bar" and trace["xaxis"] == "x"]
     assert [bar["name"] for bar in bars] == [name.removesuffix("_ms") for name in PHASES]
@@ -175,10 +175,10 @@ def test_the_timeline_shows_each_measured_phase_and_no_other(run):
 
 
 def test_dram_bytes_stand_beside_their_prediction(run):
-    found = {cell.cell[1:3]: cell for cell in cell_bytes(run) if cell.cell[3] is None}
+    found = {cell.cell.label: cell for cell in cell_bytes(run) if cell.cell.arm is None}
     measured, predicted = figures(run)["dram-bytes"].data
     place = measured["y"].index("stage x graph")
-    cell = found["stage", "graph"]
+    cell = found["stage x graph"]
     assert measured["x"][place] == cell.differences["dram_write_bytes"].mean / 1e6
     assert measured["x"][place] == pytest.approx(-0.05, rel=0.1)
     assert predicted["x"][place] == cell.predicted["dram_write_bytes"] / 1e6
@@ -188,7 +188,7 @@ def test_dram_bytes_stand_beside_their_prediction(run):
 def test_predicted_bytes_are_those_of_the_byte_model_by_hand():
     run = gpu_run()
     baseline = summarise(run)[0]
-    row = run.header["engine"]["bytes_per_token"]
+    row = run.header.engine.bytes_per_token
     drafts = baseline.draft_tokens / baseline.windows
     kept = baseline.accepted_tokens / baseline.windows
     text = render_html(build_document(run, summarise(run)))
@@ -206,13 +206,12 @@ def test_predicted_bytes_are_those_of_the_byte_model_by_hand():
 
 def test_an_fp8_cache_below_bf16_activations_is_read_at_twice_the_size():
     run = gpu_run()
-    header = {**run.header, "engine": {**run.header["engine"], "kv_cache_dtype": "fp8"}}
     tables = [
         re.search(
             r"by reference</th><td[^>]*>([\d.]+) kB",
             render_html(build_document(each, summarise(each))),
         )
-        for each in (run, replace(run, header=header))
+        for each in (run, with_header(run, "engine", kv_cache_dtype="fp8"))
     ]
     plain, fp8 = (float(found.group(1)) for found in tables)
     assert fp8 == pytest.approx(2 * plain, abs=0.1)

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 from report_runs import faster
+from synthetic_run import with_parts
 
 from nwor_bench.analysis.aggregate import summarise
 from nwor_bench.analysis.parity.kv_result import KvResult, kv_event
@@ -36,7 +37,7 @@ FACTS = {
 def with_kv(*results: tuple[Cell, KvResult]) -> RunData:
     run = faster()
     events = tuple(kv_event(cell, result) for cell, result in results)
-    return replace(run, events=(*run.events, *events), header={**run.header, "kv_gate": FACTS})
+    return with_parts(replace(run, events=(*run.events, *events)), kv_gate=FACTS)
 
 
 def answered(run: RunData) -> str:

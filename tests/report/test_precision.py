@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 from rich.console import Console
-from synthetic_run import change_batches, make_run, save_run, write_reports
+from synthetic_run import change_batches, make_run, save_run, with_parts, write_reports
 
 from nwor_bench.analysis.aggregate import summarise
 from nwor_bench.analysis.findings import findings
@@ -23,15 +23,13 @@ from nwor_bench.report.text import p_value
 def run() -> RunData:
     """Ten blocks with the A/A arm, on a busy machine, stopped by its intervals' width."""
     made = make_run(blocks=10, aa=True)
-    header = {
-        **made.header,
-        "warmup": {"batches": 6, "lookback": 5, "not_steady": None},
-        "stopped": "--ci-width 1%: every ratio is known to +- 0.20 %",
-    }
-    busy = {"cpu_other": 0.4, "cpu_steal": 0.0, "major_faults": 0.0, "swapped_in_bytes": 0.0}
-    return change_batches(
-        replace(made, header=header), lambda b: b.phase == "timed", conditions=busy
+    made = with_parts(
+        made,
+        warmup={"batches": 6, "lookback": 5, "not_steady": None},
+        stopped="--ci-width 1%: every ratio is known to +- 0.20 %",
     )
+    busy = {"cpu_other": 0.4, "cpu_steal": 0.0, "major_faults": 0.0, "swapped_in_bytes": 0.0}
+    return change_batches(made, lambda b: b.phase == "timed", conditions=busy)
 
 
 def test_markdown_tells_the_floor_the_smallest_effect_and_every_finding(run):

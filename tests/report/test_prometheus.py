@@ -126,7 +126,7 @@ def test_a_sweeps_metrics_are_the_sums_of_its_records(tmp_path: Path) -> None:
 @st.composite
 def windows(draw: Any) -> list[tuple[int, Any]]:
     """Windows of one to three ranks, as workers record them."""
-    from nwor_bench.plugin.accumulator import WindowCounts
+    from nwor_bench.records.types import WindowCounts
 
     found = []
     for _ in range(draw(st.integers(1, 12))):
@@ -219,7 +219,7 @@ FALLBACKS = ("nwor_fallback_count_total", "scv_fallback_count_total")
 @pytest.mark.parametrize("name", FALLBACKS)
 def test_fallbacks_are_at_0_before_the_first(tmp_path: Path, name: str) -> None:
     """`increase()` sees a first fallback only where the series stood at 0 in a scrape before."""
-    from nwor_bench.plugin.accumulator import WindowCounts
+    from nwor_bench.records.types import WindowCounts
 
     files = MetricFiles(tmp_path, "nwor-0-1")
     metrics, labels = WindowMetrics(files), labels_of("a pair", "stage", "graph", 0)
@@ -230,8 +230,17 @@ def test_fallbacks_are_at_0_before_the_first(tmp_path: Path, name: str) -> None:
     assert known
     for reason in (*sorted(known), "not_known_yet"):
         reasons = [reason if n == name else None for n in FALLBACKS]
-        window = WindowCounts(1, 4, 1, 0, 0, 0, 0)
-        window.fallback_reason, window.scv_fallback_reason = reasons
+        window = WindowCounts(
+            num_reqs=1,
+            draft_tokens=4,
+            accepted_tokens=1,
+            staged_tokens=0,
+            committed_tokens=0,
+            rejected_tokens=0,
+            stage_operations=0,
+            fallback_reason=reasons[0],
+            scv_fallback_reason=reasons[1],
+        )
         metrics.add(window, labels)
     after = parse(exposed(tmp_path))
     assert total(after, name) == len(known) + 1

@@ -10,8 +10,9 @@ from synthetic_run import change_batches, make_run, save_run, write_reports
 
 from nwor_bench.analysis.aggregate import summarise
 from nwor_bench.errors import ConfigError, StoreError
+from nwor_bench.records.json_part import to_json
 from nwor_bench.records.store import RECORDS_FILE, read_run
-from nwor_bench.records.types import CellResult, WindowRecord
+from nwor_bench.records.types import CellResult, RunStatus, WindowRecord
 from nwor_bench.report.files import to_csv
 
 # From the design's output contract.
@@ -94,7 +95,7 @@ def test_no_records_are_a_header_alone():
 
 
 def test_run_json_keeps_the_header_and_gains_the_summaries(reports):
-    before, after = reports[0].header, json.loads(reports[1].run_json.read_text())
+    before, after = to_json(reports[0].header), json.loads(reports[1].run_json.read_text())
     assert {name: after[name] for name in before} == before
     assert [cell["verdict"] for cell in after["cells"]][:2] == ["reference", "INEFFECTIVE"]
     assert (after["violations"], after["warnings"]) == ([], [])
@@ -134,7 +135,9 @@ def test_an_invalid_cell_has_no_time_in_any_summary(tmp_path):
 
 def test_a_run_without_batches_still_gets_its_reports(tmp_path):
     run = make_run()
-    empty = replace(run, batches=(), windows=(), header={**run.header, "status": "partial"})
+    empty = replace(
+        run, batches=(), windows=(), header=replace(run.header, status=RunStatus.PARTIAL)
+    )
     save_run(empty, tmp_path / "run")
     paths = write_reports(tmp_path / "run")
     assert "Nothing was measured." in paths.markdown.read_text()

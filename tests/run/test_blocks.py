@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from fake_engine import FakeEngine, events_but_kv
-from toy_run import BASELINE, STAGE, Runner, cell_of, encode, of_phase
+from toy_run import BASELINE, STAGE, Runner, encode, of_phase
 
 from nwor_bench.analysis.aggregate import summarise
 from nwor_bench.records.store import read_run
@@ -22,7 +22,7 @@ def test_warm_up_then_gate_then_blocks_in_the_planned_order(folder: Path) -> Non
     run = runner.run()
     planned = [BASELINE] * 2 + [c for b in (runner.plan.gate, *runner.plan.blocks) for c in b.order]
     assert [call.cell for call in runner.engine.calls] == planned
-    assert [cell_of(batch) for batch in run.batches] == planned
+    assert [batch.cell for batch in run.batches] == planned
     assert [batch.phase for batch in run.batches] == ["warmup"] * 2 + ["gate"] * 7 + ["timed"] * 21
     assert [batch.batch for batch in run.batches] == list(range(30))
     assert [batch.order for batch in run.batches] == [0, 0] + list(range(7)) * 4
@@ -31,11 +31,11 @@ def test_warm_up_then_gate_then_blocks_in_the_planned_order(folder: Path) -> Non
 
 def test_the_order_in_run_json_is_the_order_that_ran(folder: Path) -> None:
     run = Runner(folder, FakeEngine()).run()
-    for entry in run.header["blocks"]:
-        phase = "gate" if entry["block"] == 0 else "timed"
-        ran = [b for b in of_phase(run, phase) if b.block == entry["block"]]
-        assert entry["order"] == [cell_of(batch).label for batch in ran]
-        assert len(entry["prompt_ids"]) == 2
+    for entry in run.header.blocks:
+        phase = "gate" if entry.block == 0 else "timed"
+        ran = [b for b in of_phase(run, phase) if b.block == entry.block]
+        assert list(entry.order) == [batch.cell.label for batch in ran]
+        assert len(entry.prompt_ids) == 2
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
@@ -77,13 +77,13 @@ def test_every_block_has_a_seed_of_its_own(folder: Path) -> None:
 def test_a_cell_with_other_tokens_is_invalid_and_never_timed(folder: Path) -> None:
     runner = Runner(folder, FakeEngine(wrong=lambda number, cell: cell == STAGE))
     run = runner.run()
-    gate = {cell_of(batch): batch for batch in of_phase(run, "gate")}
+    gate = {batch.cell: batch for batch in of_phase(run, "gate")}
     assert gate[STAGE].parity == "INVALID"
     assert "1 of 2 requests differ; first: request 1, output token 7" in str(
         gate[STAGE].first_mismatch
     )
     assert {b.parity for c, b in gate.items() if c != STAGE} == {"reference", "exact"}
-    assert STAGE not in {cell_of(batch) for batch in of_phase(run, "timed")}
+    assert STAGE not in {batch.cell for batch in of_phase(run, "timed")}
     assert len(of_phase(run, "timed")) == 6 * 3
     assert list(runner.sweep.parity.broken) == [STAGE]
     assert any("gate: 6 of 7 cells" in line for line in runner.log.lines)
@@ -107,7 +107,7 @@ def test_other_acceptance_is_a_broken_gate_too(folder: Path) -> None:
     runner = Runner(folder, OtherAcceptance())
     run = runner.run()
     assert "accepted per position" in runner.sweep.parity.broken[STAGE]
-    assert STAGE not in {cell_of(batch) for batch in of_phase(run, "timed")}
+    assert STAGE not in {batch.cell for batch in of_phase(run, "timed")}
 
 
 def test_parity_that_breaks_later_is_found_and_stops_the_cell(folder: Path) -> None:
@@ -118,9 +118,9 @@ def test_parity_that_breaks_later_is_found_and_stops_the_cell(folder: Path) -> N
 
     runner = Runner(folder, FakeEngine(wrong=wrong))
     run = runner.run()
-    timed = [batch.block for batch in of_phase(run, "timed") if cell_of(batch) == STAGE]
+    timed = [batch.block for batch in of_phase(run, "timed") if batch.cell == STAGE]
     assert timed == [1, 2]
-    assert [cell_of(b) for b in of_phase(run, "timed")].count(BASELINE) == 3
+    assert [b.cell for b in of_phase(run, "timed")].count(BASELINE) == 3
     (event,) = events_but_kv(run)
     assert {k: event[k] for k in ("event", "pair", "nwor_mode", "scv_mode", "block")} == {
         "event": "parity_broken", "pair": "toy", "nwor_mode": "stage", "scv_mode": "off",
@@ -153,7 +153,7 @@ def test_a_crash_leaves_every_batch_before_it(folder: Path, n: int) -> None:
     assert len(run.batches) == n
     assert len(run.windows) == 3 * n
     assert run.warnings == ()
-    assert run.header["status"] == "partial"
+    assert run.header.status == "partial"
 
 
 def test_windows_are_stored_with_bytes_only_where_they_are_known(folder: Path) -> None:
@@ -182,7 +182,7 @@ def test_where_there_is_a_probe_two_blocks_run_once_more_with_it(folder: Path) -
     (broken,) = runner.sweep.parity.broken
     sound = [cell for cell in runner.plan.cells if cell != broken]
     assert [batch.block for batch in probed] == [1] * len(sound) + [2] * len(sound)
-    assert {cell_of(batch) for batch in probed} == set(sound)
+    assert {batch.cell for batch in probed} == set(sound)
     first = len(engine.calls) - len(probed)
     assert engine.switched == [(first, "probe", True), (len(engine.calls), "probe", False)]
     # Nothing that is timed sees them.

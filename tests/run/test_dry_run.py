@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 
 from nwor_bench.run.prepare import PairChoice, run_one
+from nwor_bench.run.run_options import RunOptions
 from nwor_bench.run.sweep_prepare import run_sweep
-from nwor_bench.workload.config import Overrides, load_scenario, resolve
+from nwor_bench.workload.config import load_scenario, resolve
 
 pytestmark = pytest.mark.usefixtures("own_surroundings")
 
@@ -17,8 +18,8 @@ def told(capsys: pytest.CaptureFixture[str]) -> Any:
     """The lines of a dry run of the tiny pair with these flags."""
 
     def run(batches: int = 5, **flags: Any) -> list[str]:
-        spec = resolve(load_scenario("short"), Overrides(batches=batches), **flags)
-        run_one(spec, PairChoice(pair="tiny"), dry_run=True)
+        spec = resolve(load_scenario("short"), batches=batches, **flags)
+        run_one(spec, PairChoice(pair="tiny"), RunOptions(dry_run=True))
         lines = capsys.readouterr().out.splitlines()
         assert max(map(len, lines)) <= 80
         return lines
@@ -68,7 +69,7 @@ def test_cells_are_kept_whole_at_the_end_of_a_line(
 ) -> None:
     path = tmp_path / "small.toml"
     path.write_text(f'[axes]\npairs = ["tiny"]\nnwor_modes = [{nwor}]\n')
-    run_sweep(path, dry_run=True)
+    run_sweep(path, RunOptions(dry_run=True))
     lines = capsys.readouterr().out.splitlines()
     assert "sweep small: 1 run, engine starts: 1" in lines
     start = next(i for i, line in enumerate(lines) if " cells a run: " in line)

@@ -88,7 +88,7 @@ def stop(process: Sweep, how: signal.Signals, folder: Path) -> tuple[str, RunDat
     assert "Traceback" not in out
     assert "interrupted: keeping what was measured" in out
     run = read_run(folder)
-    assert run.header["status"] == "partial"
+    assert run.header.status == "partial"
     assert [event["event"] for event in events_but_kv(run)] == ["interrupted"]
     assert run.warnings == ()
     assert [name for name in REPORTS if not (folder / name).is_file()] == []
@@ -120,7 +120,7 @@ def test_stopped_while_the_engine_starts(sweep: Sweep, tmp_path: Path) -> None:
     wait_until(sweep, lambda: log.is_file() and log.stat().st_size > 0)
     _, run = stop(sweep, signal.SIGINT, folder)
     assert run.batches == ()
-    assert run.header["engine"] is None
+    assert run.header.engine is None
 
 
 def test_killed_and_resumed(start: Start, tmp_path: Path) -> None:
@@ -138,7 +138,7 @@ def test_killed_and_resumed(start: Start, tmp_path: Path) -> None:
     assert second.returncode == 0, out
     assert "batches are stored; it goes on from there" in out
     run = read_run(folder)
-    assert run.header["status"] == "complete"
+    assert run.header.status == "complete"
     phases = [batch.phase for batch in run.batches]
     assert (phases.count("gate"), phases.count("timed")) == (7, 21)
     assert phases.count("warmup") == 2  # a new engine is cold

@@ -9,7 +9,7 @@ import pytest
 from fake_engine import OWN_ERROR, FakeEngine, FakeKvCache
 from hypothesis import given
 from hypothesis import strategies as st
-from toy_run import BASELINE, STAGE, Runner, cell_of
+from toy_run import BASELINE, STAGE, Runner
 
 from nwor_bench.analysis.parity.kv_verdict import compare_exactly, compare_within, tolerances
 from nwor_bench.engine.engine import BatchOutput, Sampling
@@ -178,10 +178,10 @@ def swept(folder: Path, kv: FakeKvCache, **engine: Any) -> tuple[Runner, Any]:
 
 def test_every_staging_cell_is_checked_and_told(tmp_path: Path) -> None:
     runner, run = swept(tmp_path, FakeKvCache())
-    gate = run.header["kv_gate"]
+    gate = run.header.kv_gate
     staging = {cell for cell in runner.plan.cells if cell.nwor_mode is NworMode.STAGE}
-    assert set(gate["cells"]) == {cell.label for cell in staging}
-    assert {cell["verdict"] for cell in gate["cells"].values()} == {"equal bit for bit"}
+    assert set(gate.cells) == {cell.label for cell in staging}
+    assert {cell["verdict"] for cell in gate.cells.values()} == {"equal bit for bit"}
     told = [event for event in run.events if event["event"] == "kv_gate"]
     assert {(e["nwor_mode"], e["scv_mode"]) for e in told} == {
         (str(cell.nwor_mode), str(cell.scv_mode)) for cell in staging
@@ -193,10 +193,10 @@ def test_every_staging_cell_is_checked_and_told(tmp_path: Path) -> None:
 
 def test_on_a_gpu_the_reference_is_what_mode_off_prefills(tmp_path: Path) -> None:
     runner, run = swept(tmp_path, FakeKvCache(), device="cuda:0")
-    gate = run.header["kv_gate"]
-    cells = list(gate["cells"].values())
+    gate = run.header.kv_gate
+    cells = list(gate.cells.values())
     assert {cell["verdict"] for cell in cells} == {"within tolerance"}
-    assert gate["own_errors"]["largest"] == {"smallest": OWN_ERROR, "largest": OWN_ERROR}
+    assert gate.own_errors["largest"] == {"smallest": OWN_ERROR, "largest": OWN_ERROR}
     kv = runner.engine.kv
     ((cell, together),) = kv.prefills  # all cells share one reference
     assert cell == BASELINE
@@ -214,12 +214,12 @@ def test_a_cell_with_a_wrong_row_is_invalid_and_not_timed(tmp_path: Path, device
     reason = runner.sweep.parity.broken[STAGE]
     assert reason.startswith("K/V: layer 1 (layers.1), request 1, position 5")
     assert list(runner.sweep.parity.broken) == [STAGE]
-    timed = [cell_of(batch) for batch in run.batches if batch.phase == "timed"]
+    timed = [batch.cell for batch in run.batches if batch.phase == "timed"]
     assert STAGE not in timed
     assert BASELINE in timed
     (event,) = [event for event in run.events if event["event"] == "parity_broken"]
     assert (event["nwor_mode"], event["scv_mode"], event["reason"]) == ("stage", "off", reason)
-    result = run.header["kv_gate"]["cells"][STAGE.label]
+    result = run.header.kv_gate.cells[STAGE.label]
     assert (result["verdict"], result["reason"]) == ("INVALID", reason)
     assert result["finding"]["ratio"] == (None if device == "cpu" else pytest.approx(100 / 3))
 
@@ -264,7 +264,7 @@ def test_other_tokens_have_a_reference_of_their_own(tmp_path: Path) -> None:
 )
 def test_what_could_not_be_checked_is_said(tmp_path: Path, kv: FakeKvCache, reason: str) -> None:
     runner, run = swept(tmp_path, kv)
-    for cell in run.header["kv_gate"]["cells"].values():
+    for cell in run.header.kv_gate.cells.values():
         assert cell["verdict"] == "not run"
         assert cell["reason"].startswith(reason)
     assert runner.sweep.parity.broken == {}
@@ -274,5 +274,5 @@ def test_where_nothing_can_be_staged_nothing_is_asked(tmp_path: Path) -> None:
     runner, run = swept(tmp_path, FakeKvCache(), bytes_per_token=None)
     assert runner.engine.kv.watched == []
     assert runner.engine.kv.kept == {}
-    for cell in run.header["kv_gate"]["cells"].values():
+    for cell in run.header.kv_gate.cells.values():
         assert cell["verdict"] == "not run"

@@ -2,15 +2,18 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from fake_engine import DRAFTS, FakeEngine, Flip, greedy_token
-from toy_run import STAGE, Runner, cell_of, encode, of_phase
+from toy_run import STAGE, Runner, encode, of_phase
 
 from nwor_bench.analysis.parity.batches import ParityRule, parity_rule
 from nwor_bench.engine.engine import BatchOutput
+from nwor_bench.records.engine_status import EngineStatus
+from nwor_bench.records.json_part import to_json
 from nwor_bench.records.store import RunData, read_run
 from nwor_bench.records.types import NworMode
 from nwor_bench.run.gate.parity import COMPARED
@@ -31,8 +34,8 @@ class GpuEngine(FakeEngine):
             self.change(output)
         return output
 
-    def status(self) -> dict[str, Any]:
-        return {**super().status(), "rejection_sample_method": self.method}
+    def status(self) -> EngineStatus:
+        return replace(super().status(), rejection_sample_method=self.method)
 
 
 def gpu_engine(change: Change | None = None, **values: Any) -> GpuEngine:
@@ -132,7 +135,7 @@ def test_other_acceptance_is_invalid_beside_a_tie_too(folder: Path, at: int | No
     run = runner.run()
     assert {cell.nwor_mode for cell in runner.sweep.parity.broken} == {NworMode.STAGE}
     assert "accepted per position: draft 1 0 of 24" in runner.sweep.parity.broken[STAGE]
-    assert STAGE not in {cell_of(batch) for batch in of_phase(run, "timed")}
+    assert STAGE not in {batch.cell for batch in of_phase(run, "timed")}
     assert bool(ties(run)) is (at is not None)
 
 
@@ -140,7 +143,7 @@ def test_a_tie_is_explained_and_written_down(folder: Path) -> None:
     runner = Runner(folder, gpu_engine())
     flip(runner, 0, 1, 3, gap=0.03)
     run = runner.run()
-    gate = {cell_of(batch): batch for batch in of_phase(run, "gate")}
+    gate = {batch.cell: batch for batch in of_phase(run, "gate")}
     assert gate[STAGE].parity == "explained"
     assert "1 of 2 requests differ; 1 differing tokens checked" in str(gate[STAGE].first_mismatch)
     events = ties(run)
@@ -149,15 +152,15 @@ def test_a_tie_is_explained_and_written_down(folder: Path) -> None:
         (1, 1, 16, 16)
     }
     facts = runner.sweep.parity.facts()
-    assert facts["rule"] == "explained"
-    assert facts["compared"] == COMPARED[ParityRule.EXPLAINED]
-    found = facts["ties"]
+    assert facts.rule == "explained"
+    assert facts.compared == COMPARED[ParityRule.EXPLAINED]
+    found = facts.ties
     assert (found["differences_judged"], found["continuation_batches"]) == (3, 3)
     assert found["judging_s"] > 0
     assert (found["error_positions"], found["tokens_compared"]) == (16, 48)
     assert found["allowance_nats"] == pytest.approx(5 * found["error_rms_nats"])
     assert 0 < found["largest_gap_nats"] < found["allowance_nats"]
-    json.dumps(facts)
+    json.dumps(to_json(facts))
 
 
 def test_without_a_difference_nothing_is_asked(folder: Path) -> None:
@@ -165,7 +168,7 @@ def test_without_a_difference_nothing_is_asked(folder: Path) -> None:
     runner = Runner(folder, engine)
     runner.run()
     assert engine.decoded == []
-    assert runner.sweep.parity.facts()["ties"] is None
+    assert runner.sweep.parity.facts().ties is None
 
 
 def test_a_second_difference_that_is_no_tie_makes_the_cell_invalid(folder: Path) -> None:
@@ -175,7 +178,7 @@ def test_a_second_difference_that_is_no_tie_makes_the_cell_invalid(folder: Path)
     run = runner.run()
     assert "request 1, output token 6" in runner.sweep.parity.broken[STAGE]
     assert {e["parity"] for e in ties(run)} == {"INVALID"}
-    assert STAGE not in {cell_of(batch) for batch in of_phase(run, "timed")}
+    assert STAGE not in {batch.cell for batch in of_phase(run, "timed")}
 
 
 def test_a_timed_block_is_judged_by_first_differences(folder: Path) -> None:
@@ -185,7 +188,7 @@ def test_a_timed_block_is_judged_by_first_differences(folder: Path) -> None:
     run = runner.run()
     stored = [(e["block"], e["parity"], e["rounds"]) for e in ties(run)]
     assert stored == [(1, "explained", 0)] * 3 + [(2, "INVALID", 0)] * 3
-    assert [b.block for b in of_phase(run, "timed") if cell_of(b) == STAGE] == [1, 2]
+    assert [b.block for b in of_phase(run, "timed") if b.cell == STAGE] == [1, 2]
     assert "request 1, output token 5" in runner.sweep.parity.broken[STAGE]
     assert {e["block"] for e in run.events if e["event"] == "parity_broken"} == {2}
 
@@ -209,7 +212,7 @@ def test_measured_batches_are_the_planned_ones_whatever_is_judged(folder: Path) 
     flip(runner, 0, 1, 3, gap=0.03)
     flip(runner, 1, 0, 2, gap=0.03)
     run = runner.run()
-    ran = [cell_of(batch) for batch in run.batches]
+    ran = [batch.cell for batch in run.batches]
     assert [call.cell for call in runner.engine.calls] == ran
     assert len(ran) == runner.plan.num_batches
 

@@ -17,7 +17,8 @@ from nwor_bench.models.pairs import ResolvedPair
 from nwor_bench.records.store import RunData, read_run
 from nwor_bench.run.interrupts import heed_interrupts
 from nwor_bench.run.prepare import PairChoice, run_one
-from nwor_bench.workload.config import Overrides, RunSpec, load_scenario, resolve
+from nwor_bench.run.run_options import RunOptions
+from nwor_bench.workload.config import RunSpec, load_scenario, resolve
 
 REPORTS = ("run.json", "cells.csv", "batches.csv", "windows.csv", "report.md", "report.html")
 pytestmark = pytest.mark.usefixtures("own_surroundings")
@@ -26,14 +27,14 @@ GATE_ENDS = 1 + 7  # one warm-up, six cells and the A/A arm
 
 def spec_of(**overrides: Any) -> RunSpec:
     small = {"requests": 2, "batches": 2, "max_new_tokens": 6, **overrides}
-    return resolve(load_scenario("short"), Overrides(**small), max_warmup=1)
+    return resolve(load_scenario("short"), **small, max_warmup=1)
 
 
 def session(engine: FakeEngine, output: Path | None = Path("run"), **overrides: Any) -> ExitCode:
     return run_one(
         spec_of(**overrides),
         PairChoice(pair="tiny"),
-        output,
+        RunOptions(output=output),
         engine_factory=FakeFactory(engine),
         check_engine=accept_arguments,
     )
@@ -45,7 +46,7 @@ def reported(folder: Path = Path("run")) -> tuple[RunData, pd.DataFrame]:
     assert [name for name in REPORTS if not (folder / name).is_file()] == []
     assert len(pd.read_csv(folder / "batches.csv")) == len(run.batches)
     assert len(pd.read_csv(folder / "windows.csv")) == len(run.windows)
-    assert run.header["finished_at"] is not None
+    assert run.header.finished_at is not None
     return run, pd.read_csv(folder / "cells.csv", keep_default_na=False)
 
 
@@ -53,13 +54,13 @@ def test_a_sound_session(capsys: pytest.CaptureFixture[str]) -> None:
     engine = FakeEngine()
     assert session(engine) is ExitCode.OK
     run, cells = reported()
-    assert run.header["status"] == "complete"
+    assert run.header.status == "complete"
     assert len(run.batches) == GATE_ENDS + 2 * 7
     assert list(cells["parity"]) == ["reference"] + ["exact"] * 6
     assert list(cells["arm"]) == ["", "A/A"] + [""] * 5
-    assert run.header["engine"]["start_count"] == 1
-    assert run.header["parity"]["broken"] == {}
-    assert run.header["measuring_s"] >= 0
+    assert run.header.engine.start_count == 1
+    assert run.header.parity.broken == {}
+    assert run.header.measuring_s >= 0
     assert engine.closed == 1
     text = capsys.readouterr().out
     assert "gate: 7 of 7 cells" in text
@@ -86,8 +87,8 @@ def test_broken_parity_ends_with_3() -> None:
     engine = FakeEngine(wrong=lambda number, cell: cell.label == "stage x graph")
     assert session(engine) is ExitCode.CORRECTNESS_BROKEN
     run, cells = reported()
-    assert run.header["status"] == "complete"
-    assert list(run.header["parity"]["broken"]) == ["stage x graph"]
+    assert run.header.status == "complete"
+    assert list(run.header.parity.broken) == ["stage x graph"]
     (broken,) = cells[cells.verdict == "INVALID"].to_dict("records")
     assert (broken["nwor_mode"], broken["scv_mode"], broken["batches"]) == ("stage", "graph", 0)
     assert broken["latency_ms_p50"] == broken["tokens_per_s"] == broken["ratio_to_off"] == ""
@@ -110,7 +111,7 @@ def test_an_interruption_keeps_what_was_measured(
     engine = FakeEngine(failing={n: KeyboardInterrupt()})
     assert session(engine) is ExitCode.INTERRUPTED
     run, _ = reported()
-    assert run.header["status"] == "partial"
+    assert run.header.status == "partial"
     assert len(run.batches) == n
     assert [event["event"] for event in events_but_kv(run)] == ["interrupted"]
     assert engine.closed == 1
@@ -133,7 +134,7 @@ def test_an_interruption_that_a_library_loses_ends_the_run_behind_the_batch(
 
     assert session(FakeEngine(before=lose)) is ExitCode.INTERRUPTED
     run, _ = reported()
-    assert (run.header["status"], len(run.batches)) == ("partial", 10)
+    assert (run.header.status, len(run.batches)) == ("partial", 10)
     assert signal.getsignal(which) is before
 
 
@@ -146,12 +147,15 @@ def test_an_interruption_that_the_start_of_the_engine_loses_ends_the_run() -> No
         return engine
 
     code = run_one(
-        spec_of(), PairChoice(pair="tiny"), Path("run"),
-        engine_factory=start, check_engine=accept_arguments,
-    )  # fmt: skip
+        spec_of(),
+        PairChoice(pair="tiny"),
+        RunOptions(output=Path("run")),
+        engine_factory=start,
+        check_engine=accept_arguments,
+    )
     assert code is ExitCode.INTERRUPTED
     run, _ = reported()
-    assert (run.header["status"], len(run.batches), engine.closed) == ("partial", 0, 1)
+    assert (run.header.status, len(run.batches), engine.closed) == ("partial", 0, 1)
 
 
 def test_ctrl_c_is_ignored_where_the_process_was_started_to_ignore_it() -> None:
@@ -173,7 +177,7 @@ def test_sigterm_is_an_interruption_and_only_while_measuring() -> None:
 
     assert session(FakeEngine(before=stop)) is ExitCode.INTERRUPTED
     run, _ = reported()
-    assert (run.header["status"], len(run.batches)) == ("partial", 9)
+    assert (run.header.status, len(run.batches)) == ("partial", 9)
     assert signal.getsignal(signal.SIGTERM) is before
 
 
@@ -182,7 +186,7 @@ def test_an_interruption_of_a_broken_run_still_says_3() -> None:
         wrong=lambda number, cell: cell.label == "stage x off", failing={12: KeyboardInterrupt()}
     )
     assert session(engine) is ExitCode.CORRECTNESS_BROKEN
-    assert reported()[0].header["status"] == "partial"
+    assert reported()[0].header.status == "partial"
 
 
 @pytest.mark.parametrize(
@@ -194,7 +198,7 @@ def test_an_error_is_raised_after_the_reports_are_written(error: Exception) -> N
         session(engine)
     assert caught.value is error
     run, cells = reported()
-    assert run.header["status"] == "failed"
+    assert run.header.status == "failed"
     assert len(run.batches) == 10
     assert len(cells) == 7
     (event,) = events_but_kv(run)
@@ -212,11 +216,14 @@ def test_an_engine_that_does_not_start_leaves_a_failed_run(
 
     with pytest.raises(EngineError, match="no luck"):
         run_one(
-            spec_of(), PairChoice(pair="tiny"), Path("run"),
-            engine_factory=broken, check_engine=accept_arguments,
-        )  # fmt: skip
+            spec_of(),
+            PairChoice(pair="tiny"),
+            RunOptions(output=Path("run")),
+            engine_factory=broken,
+            check_engine=accept_arguments,
+        )
     run, cells = reported()
-    assert (run.header["status"], len(run.batches), len(cells)) == ("failed", 0, 0)
+    assert (run.header.status, len(run.batches), len(cells)) == ("failed", 0, 0)
     out = capsys.readouterr().out
     assert "Nothing was measured" in out
     assert "Verdict" not in out  # no table without a line
@@ -229,9 +236,12 @@ def test_what_vllm_refuses_leaves_no_run_folder() -> None:
     factory = FakeFactory()
     with pytest.raises(ConfigError, match="vLLM refuses"):
         run_one(
-            spec_of(), PairChoice(pair="tiny"), Path("run"),
-            engine_factory=factory, check_engine=refuse,
-        )  # fmt: skip
+            spec_of(),
+            PairChoice(pair="tiny"),
+            RunOptions(output=Path("run")),
+            engine_factory=factory,
+            check_engine=refuse,
+        )
     assert factory.starts == 0
     assert not Path("run").exists()
 
@@ -241,9 +251,12 @@ def test_a_dry_run_starts_and_writes_nothing(capsys: pytest.CaptureFixture[str])
         raise AssertionError("something was started")
 
     code = run_one(
-        spec_of(batches=3, seed=2), PairChoice(pair="tiny"), None,
-        dry_run=True, engine_factory=refuse, check_engine=refuse,
-    )  # fmt: skip
+        spec_of(batches=3, seed=2),
+        PairChoice(pair="tiny"),
+        RunOptions(dry_run=True),
+        engine_factory=refuse,
+        check_engine=refuse,
+    )
     assert code is ExitCode.OK
     assert list(Path.cwd().iterdir()) == []
     lines = capsys.readouterr().out.splitlines()
@@ -259,12 +272,12 @@ def test_a_dry_run_starts_and_writes_nothing(capsys: pytest.CaptureFixture[str])
 
 
 def test_the_dry_runs_order_is_the_order_of_the_run(capsys: pytest.CaptureFixture[str]) -> None:
-    run_one(spec_of(), PairChoice(pair="tiny"), None, dry_run=True)
+    run_one(spec_of(), PairChoice(pair="tiny"), RunOptions(dry_run=True))
     lines = capsys.readouterr().out.splitlines()
     names = {line.split()[0]: line.split(maxsplit=1)[1] for line in lines if line[2:3].isdigit()}
     shown = [[names[n] for n in line.split(":")[1].split()] for line in lines[-3:]]
     session(FakeEngine())
-    assert shown == [block["order"] for block in reported()[0].header["blocks"]]
+    assert shown == [list(block.order) for block in reported()[0].header.blocks]
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,8 @@ from nwor_bench.records.store import read_run
 from nwor_bench.run.ray.slots import Slot, find_slots
 from nwor_bench.run.ray.sweep import check_flags_for_ray, run_on_ray
 from nwor_bench.run.ray.worker import Failed, GroupTask, Placed, RunFiles, device_held_alone
-from nwor_bench.run.sweep_index import SweepIndex
+from nwor_bench.run.run_options import RunOptions
+from nwor_bench.run.sweep_folder import SweepIndex
 from nwor_bench.run.sweep_prepare import run_sweep
 from nwor_bench.workload.sweep_file import SweepFile
 from nwor_bench.workload.sweep_points import EngineGroup, group_by_engine, make_points
@@ -229,7 +230,7 @@ def on_fake_ray(
         monkeypatch.setattr("nwor_bench.run.ray.sweep.import_module", lambda name: strategies)
         monkeypatch.setattr("nwor_bench.run.sweep_execute.write_summary", lambda index: "")
         index = SweepIndex.create(tmp_path / "out", sweep, groups, "now")
-        code = run_on_ray(index, groups, ["nwor-bench"], Console(quiet=True), **how)
+        code = run_on_ray(index, groups, ["nwor-bench"], Console(quiet=True), RunOptions(**how))
         return ray, code, SweepIndex.open(tmp_path / "out")
 
     return run
@@ -367,17 +368,16 @@ def test_a_sweep_on_a_local_ray_survives_a_killed_worker(
         'nwor_modes = ["off", "stage"]\nscv_modes = ["off"]\n'
         "[settings]\nbatches = 3\nmax_new_tokens = 6\nmax_warmup = 1\n"
     )
-    assert run_sweep(content, Path("out"), ray=True) is ExitCode.OK
+    assert run_sweep(content, RunOptions(output=Path("out"), ray=True)) is ExitCode.OK
     assert len(killed) == 1
     assert not ray.is_initialized()
     index = json.loads(Path("out/sweep.json").read_text())
     assert [run["status"] for run in index["runs"]] == ["done", "done"]
     for run in index["runs"]:
         stored = read_run(Path("out") / run["folder"])
-        assert stored.header["parity"]["broken"] == {}
+        assert stored.header.parity.broken == {}
         assert sum(batch.draft_tokens for batch in stored.batches) > 0
     starts = {
-        read_run(Path("out") / run["folder"]).header["engine"]["start_count"]
-        for run in index["runs"]
+        read_run(Path("out") / run["folder"]).header.engine.start_count for run in index["runs"]
     }
     assert starts == {1}  # a process of its own for each engine

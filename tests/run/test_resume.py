@@ -29,7 +29,8 @@ from nwor_bench.records.store import (
 from nwor_bench.records.types import BatchRecord
 from nwor_bench.run import resume
 from nwor_bench.run.prepare import PairChoice, resume_one, run_one
-from nwor_bench.workload.config import Overrides, RunSpec, load_scenario, resolve
+from nwor_bench.run.run_options import RunOptions
+from nwor_bench.workload.config import RunSpec, load_scenario, resolve
 
 pytestmark = pytest.mark.usefixtures("own_surroundings")
 
@@ -38,15 +39,18 @@ WHOLE = 7 + 3 * 7  # the gate and three blocks of six cells and the A/A arm
 
 
 def spec_of(**flags: Any) -> RunSpec:
-    overrides = Overrides(requests=2, batches=3, max_new_tokens=6)
-    return resolve(load_scenario("short"), overrides, **{"max_warmup": 1, **flags})
+    overrides = {"requests": 2, "batches": 3, "max_new_tokens": 6}
+    return resolve(load_scenario("short"), **overrides, **{"max_warmup": 1, **flags})
 
 
 def begin(engine: FakeEngine, **flags: Any) -> ExitCode:
     return run_one(
-        spec_of(**flags), PairChoice(pair="tiny"), RUN,
-        engine_factory=FakeFactory(engine), check_engine=accept_arguments,
-    )  # fmt: skip
+        spec_of(**flags),
+        PairChoice(pair="tiny"),
+        RunOptions(output=RUN),
+        engine_factory=FakeFactory(engine),
+        check_engine=accept_arguments,
+    )
 
 
 def go_on(engine: FakeEngine | None = None, given: Any = None, folder: Path = RUN) -> ExitCode:
@@ -71,7 +75,7 @@ def files_of_a_run_cut_at(n: int) -> dict[str, bytes]:
 
 def interrupt(n: int, expected: ExitCode, **changes: Any) -> None:
     assert begin(FakeEngine(failing={n: KeyboardInterrupt()}, **changes)) is expected
-    assert read_run(RUN).header["status"] == "partial"
+    assert read_run(RUN).header.status == "partial"
 
 
 def without_times(batch: BatchRecord) -> BatchRecord:
@@ -105,7 +109,7 @@ def test_a_resumed_run_is_the_run_that_was_never_cut(n: int, uncut: list[BatchRe
     engine = FakeEngine()
     assert go_on(engine) is ExitCode.OK
     run = read_run(RUN)
-    assert run.header["status"] == "complete"
+    assert run.header.status == "complete"
     assert measured() == uncut
     finished = max(0, n - 1) // 7
     assert len(engine.calls) == 1 + WHOLE - 7 * finished  # warm-up and unfinished blocks anew
@@ -130,15 +134,15 @@ def test_a_failed_run_can_be_resumed(uncut: list[BatchRecord]) -> None:
     with pytest.raises(RuntimeError, match="gone"):
         begin(FakeEngine(failing={12: RuntimeError("gone")}))
     assert go_on() is ExitCode.OK
-    assert read_run(RUN).header["status"] == "complete"
+    assert read_run(RUN).header.status == "complete"
     assert measured() == uncut
 
 
 def test_what_was_measured_is_timed_in_all(monkeypatch: pytest.MonkeyPatch) -> None:
     interrupted_at(9)
-    first = read_run(RUN).header["measuring_s"]
+    first = read_run(RUN).header.measuring_s
     go_on()
-    assert read_run(RUN).header["measuring_s"] >= first
+    assert read_run(RUN).header.measuring_s >= first
 
 
 def test_a_torn_line_is_cut_off_measured_again_and_said(
@@ -163,8 +167,8 @@ def test_parity_is_judged_in_the_block_that_runs_again(n: int) -> None:
     engine = FakeEngine(wrong=lambda number, cell: cell.label == "stage x adaptive")
     assert go_on(engine) is ExitCode.CORRECTNESS_BROKEN
     run = read_run(RUN)
-    assert list(run.header["parity"]["broken"]) == ["stage x adaptive"]
-    assert "1 of 2 requests differ" in run.header["parity"]["broken"]["stage x adaptive"]
+    assert list(run.header.parity.broken) == ["stage x adaptive"]
+    assert "1 of 2 requests differ" in run.header.parity.broken["stage x adaptive"]
 
 
 def test_a_cell_that_broke_before_the_cut_stays_broken() -> None:
@@ -173,7 +177,7 @@ def test_a_cell_that_broke_before_the_cut_stays_broken() -> None:
     engine = FakeEngine()
     assert go_on(engine) is ExitCode.CORRECTNESS_BROKEN
     assert "stage x graph" not in {call.cell.label for call in engine.calls}
-    assert list(read_run(RUN).header["parity"]["broken"]) == ["stage x graph"]
+    assert list(read_run(RUN).header.parity.broken) == ["stage x graph"]
 
 
 def test_a_break_that_was_not_judged_yet_is_a_break() -> None:
@@ -190,7 +194,7 @@ def test_a_break_that_was_not_judged_yet_is_a_break() -> None:
     path.write_bytes(path.read_bytes().split(b'{"event":"parity_broken"')[0])
     assert go_on() is ExitCode.CORRECTNESS_BROKEN
     run = read_run(RUN)
-    invalid = [c for c in run.header["cells"] if c["verdict"] == "INVALID"]
+    invalid = [c for c in run.header.cells if c["verdict"] == "INVALID"]
     assert [(c["nwor_mode"], c["scv_mode"]) for c in invalid] == [("stage", "off")]
     assert "block 1 (timed): 1 of 2 requests gave other tokens" in invalid[0]["reason"]
     assert [batch.block for batch in run.superseded] == [1] * 7
@@ -201,14 +205,14 @@ def test_a_run_that_stops_early_stops_at_the_same_block() -> None:
     """The fake's windows are exact, so the first look, after ten blocks, ends the run."""
     flags = {"ci_width": "1%", "max_blocks": 30}
     begin(FakeEngine(), **flags)
-    whole, stopped = measured(), read_run(RUN).header["stopped"]
+    whole, stopped = measured(), read_run(RUN).header.stopped
     assert len(whole) == 7 + 10 * 7
     assert "--ci-width 1%" in stopped
     RUN.rename("whole")
     begin(FakeEngine(failing={60: KeyboardInterrupt()}), **flags)
     go_on()
     assert measured() == whole
-    assert read_run(RUN).header["stopped"] == stopped
+    assert read_run(RUN).header.stopped == stopped
 
 
 class ShakyEngine(FakeEngine):
@@ -240,7 +244,7 @@ def test_a_look_sees_the_blocks_up_to_it_and_no_more() -> None:
     begin(ShakyEngine(failing={1 + 7 + 13 * 7: KeyboardInterrupt()}), **flags)
     assert go_on(ShakyEngine()) is ExitCode.OK
     assert len(measured()) == 7 + 14 * 7
-    assert read_run(RUN).header["stopped"] == "--max-blocks 14"
+    assert read_run(RUN).header.stopped == "--max-blocks 14"
 
 
 class WideCell(FakeEngine):
@@ -268,7 +272,7 @@ def test_a_cell_that_breaks_after_a_look_was_wide_in_that_look() -> None:
     RUN.rename("whole")
     begin(WideCell(wrong=wrong, failing={1 + 7 + 11 * 7 + 2: KeyboardInterrupt()}), **flags)
     assert go_on(WideCell()) is ExitCode.CORRECTNESS_BROKEN
-    assert read_run(RUN).header["stopped"] == whole.header["stopped"]
+    assert read_run(RUN).header.stopped == whole.header.stopped
     assert measured() == measured(Path("whole"))
 
 
@@ -489,7 +493,7 @@ def test_kill_9_at_20_random_moments_loses_at_most_the_batch_in_flight(
             continue  # nothing had begun
         run = read_run(RUN)
         assert len(run.batches) in (lost_at_most_one, lost_at_most_one + 1)
-        if run.header["status"] != "complete":
+        if run.header.status != "complete":
             cut += 1
             assert go_on() is ExitCode.OK
         again = read_run(RUN)

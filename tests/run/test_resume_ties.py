@@ -21,7 +21,8 @@ from nwor_bench.records.store import RECORDS_FILE, RunData, read_run
 from nwor_bench.records.types import BatchRecord
 from nwor_bench.run import blocks as runner
 from nwor_bench.run.prepare import PairChoice, resume_one, run_one
-from nwor_bench.workload.config import Overrides, RunSpec, load_scenario, resolve
+from nwor_bench.run.run_options import RunOptions
+from nwor_bench.workload.config import RunSpec, load_scenario, resolve
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("own_surroundings", "ties")]
 
@@ -40,7 +41,7 @@ class TieEngine(FakeEngine):
         self.process = process
 
     def status(self) -> dict[str, Any]:
-        return super().status() | {"device": "cuda:0", "dtype": "bfloat16"}
+        return replace(super().status(), device="cuda:0", dtype="bfloat16")
 
     def generate(self, prompts: Any, sampling: Any) -> Any:
         cell, number = self.cell, len(self.calls)
@@ -78,15 +79,18 @@ def ties(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def spec_of(**flags: Any) -> RunSpec:
-    overrides = Overrides(requests=2, batches=BLOCKS, max_new_tokens=6)
-    return resolve(load_scenario("short"), overrides, **{"max_warmup": 1, **flags})
+    overrides = {"requests": 2, "batches": BLOCKS, "max_new_tokens": 6}
+    return resolve(load_scenario("short"), **overrides, **{"max_warmup": 1, **flags})
 
 
 def begin(engine: FakeEngine, **flags: Any) -> ExitCode:
     return run_one(
-        spec_of(**flags), PairChoice(pair="tiny"), RUN,
-        engine_factory=FakeFactory(engine), check_engine=accept_arguments,
-    )  # fmt: skip
+        spec_of(**flags),
+        PairChoice(pair="tiny"),
+        RunOptions(output=RUN),
+        engine_factory=FakeFactory(engine),
+        check_engine=accept_arguments,
+    )
 
 
 def go_on(engine: FakeEngine) -> ExitCode:
@@ -96,7 +100,7 @@ def go_on(engine: FakeEngine) -> ExitCode:
 def outcome(run: RunData) -> list[tuple[str, str, int]]:
     """Parity, verdict and timed batches of every cell, as run.json tells them."""
     names = ("nwor_mode", "scv_mode", "arm", "parity", "verdict", "batches")
-    return [tuple(cell[name] for name in names) for cell in run.header["cells"]]
+    return [tuple(cell[name] for name in names) for cell in run.header.cells]
 
 
 @cache
@@ -114,8 +118,8 @@ def test_a_run_that_is_cut_and_resumed_comes_to_the_same_verdicts(cut: int) -> N
     assert begin(TieEngine(1, failing={cut: KeyboardInterrupt()})) is ExitCode.INTERRUPTED
     assert go_on(TieEngine(2)) is ExitCode.OK
     run = read_run(RUN)
-    assert run.header["status"] == "complete"
-    assert run.header["parity"]["broken"] == {}
+    assert run.header.status == "complete"
+    assert run.header.parity.broken == {}
     assert outcome(run) == expected
     assert [e for e in run.events if e["event"] == "parity_broken"] == []
 
@@ -141,9 +145,12 @@ def test_an_interruption_after_a_blocks_last_batch_is_no_verdict() -> None:
             raise KeyboardInterrupt
 
     code = run_one(
-        spec_of(), PairChoice(pair="tiny"), RUN, on_batch=interrupt,
-        engine_factory=FakeFactory(TieEngine(1)), check_engine=accept_arguments,
-    )  # fmt: skip
+        spec_of(),
+        PairChoice(pair="tiny"),
+        RunOptions(output=RUN, on_batch=interrupt),
+        engine_factory=FakeFactory(TieEngine(1)),
+        check_engine=accept_arguments,
+    )
     assert code is ExitCode.INTERRUPTED
     engine = TieEngine(2)
     assert go_on(engine) is ExitCode.OK
@@ -211,7 +218,7 @@ def test_a_cell_that_broke_in_the_gate_stays_broken(cut: int) -> None:
     engine = TieEngine(2)
     assert go_on(engine) is ExitCode.CORRECTNESS_BROKEN
     run = read_run(RUN)
-    assert list(run.header["parity"]["broken"]) == [label]
+    assert list(run.header.parity.broken) == [label]
     timed = [call.cell.label for call in engine.calls[1 + (CELLS if cut < 8 else 0) :]]
     assert timed
     assert label not in timed
@@ -221,7 +228,7 @@ def test_a_break_in_the_block_that_runs_again_is_found() -> None:
     begin(TieEngine(1, failing={12: KeyboardInterrupt()}))
     engine = TieEngine(2, wrong=lambda number, cell: cell.label == "stage x graph")
     assert go_on(engine) is ExitCode.CORRECTNESS_BROKEN
-    assert list(read_run(RUN).header["parity"]["broken"]) == ["stage x graph"]
+    assert list(read_run(RUN).header.parity.broken) == ["stage x graph"]
 
 
 def test_counts_that_did_not_add_up_in_a_block_that_ran_again_are_no_less_wrong() -> None:
@@ -238,7 +245,7 @@ def test_counts_that_did_not_add_up_in_a_block_that_ran_again_are_no_less_wrong(
     RUN.rename("first")
     assert begin(cut) is ExitCode.CORRECTNESS_BROKEN
     assert go_on(TieEngine(2)) is ExitCode.CORRECTNESS_BROKEN
-    cells = {cell["verdict"]: cell["reason"] for cell in read_run(RUN).header["cells"]}
+    cells = {cell["verdict"]: cell["reason"] for cell in read_run(RUN).header.cells}
     assert "stage operations" in cells["INVALID"]
 
 
@@ -264,13 +271,13 @@ def test_a_cell_with_explained_ties_counts_in_a_look() -> None:
     not: explained ties make no cell INVALID while the run goes on."""
     flags = {"ci_width": "1%", "max_blocks": 12}
     assert begin(TieEngine(1), **flags) is ExitCode.OK
-    stopped = read_run(RUN).header["stopped"]
+    stopped = read_run(RUN).header.stopped
     assert "every ratio is known" in str(stopped)
     assert max(batch.block for batch in read_run(RUN).batches) == 10
     RUN.rename("whole")
     begin(TieEngine(1, failing={1 + 9 * CELLS: KeyboardInterrupt()}), **flags)
     assert go_on(TieEngine(2)) is ExitCode.OK
-    assert read_run(RUN).header["stopped"] == stopped
+    assert read_run(RUN).header.stopped == stopped
     assert max(batch.block for batch in read_run(RUN).batches) == 10
 
 
@@ -279,13 +286,16 @@ def test_a_run_that_is_killed_keeps_its_parity_rule() -> None:
     headers = []
 
     def look(batch: BatchRecord, windows: Any) -> None:
-        headers.append(read_run(RUN).header["parity"])
+        headers.append(read_run(RUN).header.parity)
 
     run_one(
-        spec_of(), PairChoice(pair="tiny"), RUN, on_batch=look,
-        engine_factory=FakeFactory(TieEngine(1)), check_engine=accept_arguments,
-    )  # fmt: skip
-    assert {header["rule"] for header in headers} == {"explained"}
+        spec_of(),
+        PairChoice(pair="tiny"),
+        RunOptions(output=RUN, on_batch=look),
+        engine_factory=FakeFactory(TieEngine(1)),
+        check_engine=accept_arguments,
+    )
+    assert {header.rule for header in headers} == {"explained"}
 
 
 def test_the_report_says_what_was_run_again(capsys: pytest.CaptureFixture[str]) -> None:
@@ -294,7 +304,7 @@ def test_the_report_says_what_was_run_again(capsys: pytest.CaptureFixture[str]) 
     go_on(TieEngine(2))
     told = capsys.readouterr().out.replace("\n", " ")
     assert "block 1 (timed) was cut and is run again whole" in told
-    found = [f for f in read_run(RUN).header["findings"] if f["kind"] == "superseded"]
+    found = [f for f in read_run(RUN).header.findings if f["kind"] == "superseded"]
     assert len(found) == 1
     assert "4 batches" in found[0]["message"]
     assert "block 1 (timed)" in found[0]["message"]

@@ -8,6 +8,8 @@ from types import SimpleNamespace
 import pandas as pd
 import pytest
 
+from tests.synthetic_run import header_of
+
 
 @pytest.fixture
 def engine_script(study):
@@ -164,6 +166,7 @@ def test_what_is_left_is_told_by_run_and_missing_runs_are_told_too(engine_script
 def test_an_engine_held_to_fewer_splits_has_no_more(engine_script):
     module = engine_script("parts")
     allowed = {"attention_config": {module.MOST_SPLITS: 1}}
-    runs = [SimpleNamespace(header={"spec": spec}) for spec in ({}, {"engine_args": allowed})]
+    specs = ({}, {"engine_args": allowed})
+    runs = [SimpleNamespace(header=header_of({"spec": spec})) for spec in specs]
     assert [module._splits(run, 8, 4) for run in runs] == [2, 1]
     assert module._splits(runs[1], 3, 3) is None

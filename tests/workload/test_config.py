@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from nwor_bench.errors import ConfigError
 from nwor_bench.records.types import AA, Cell, NworMode, ScvMode
 from nwor_bench.workload.config import (
-    Overrides,
     RunSpec,
     Scenario,
     flag_of,
@@ -42,9 +41,9 @@ path = "mine/prompts.jsonl"
 """
 
 
-def refusal(*args: object, **kwargs: object) -> str:
+def refusal(**given: object) -> str:
     with pytest.raises(ConfigError) as caught:
-        resolve(SCENARIO, *args, **kwargs)  # type: ignore[arg-type]
+        resolve(SCENARIO, **given)
     return str(caught.value)
 
 
@@ -67,7 +66,7 @@ def test_flags_replace_the_scenarios_values() -> None:
         "max_model_len": 256,
         "ignore_eos": False,
     }
-    spec = resolve(SCENARIO, Overrides(**given_values, seed=11))
+    spec = resolve(SCENARIO, **given_values, seed=11)
     assert spec.scenario == SCENARIO.model_copy(update=given_values)
     assert spec.seed == 11
 
@@ -107,7 +106,7 @@ def test_cells_are_every_combination_with_the_baseline_among_them() -> None:
     ],
 )
 def test_a_bad_value_is_refused_with_its_flag(field: str, value: float, remedy: str) -> None:
-    message = refusal(Overrides(**{field: value}))  # type: ignore[arg-type]
+    message = refusal(**{field: value})
     assert message.startswith(f"{flag_of(field)}: {value!r} is not usable; ")
     assert re.search(remedy, message)
 
@@ -115,7 +114,7 @@ def test_a_bad_value_is_refused_with_its_flag(field: str, value: float, remedy: 
 @pytest.mark.parametrize(
     ("flags", "start", "remedy"),
     [
-        ({"seed_flag": -1}, "--seed: -1", "0 to 4294967295"),
+        ({"seed": -1}, "--seed: -1", "0 to 4294967295"),
         ({"tensor_parallel_size": 0}, "--tensor-parallel-size: 0", "1 or more"),
         ({"block_size": 0}, "--block-size: 0", "1 or more"),
         ({"kv_cache_gib": 0.0}, "--kv-cache-gib: 0.0", "more than 0"),
@@ -144,16 +143,15 @@ def test_a_bad_value_is_refused_with_its_flag(field: str, value: float, remedy: 
     ],
 )
 def test_bad_flags(flags: dict, start: str, remedy: str) -> None:
-    overrides = Overrides(seed=flags.pop("seed_flag", None))
-    message = refusal(overrides, **flags)
+    message = refusal(**flags)
     assert message.startswith(start)
     assert remedy in message
 
 
 def test_a_prompt_must_have_room_beside_the_output_and_the_drafts() -> None:
-    message = refusal(Overrides(max_model_len=52))
+    message = refusal(max_model_len=52)
     assert message.startswith("--max-model-len: 52 is not usable; write more than 52")
-    assert resolve(SCENARIO, Overrides(max_model_len=53)).scenario.max_model_len == 53
+    assert resolve(SCENARIO, max_model_len=53).scenario.max_model_len == 53
 
 
 def test_draft_tokens_come_from_vllms_speculative_config() -> None:
@@ -161,9 +159,9 @@ def test_draft_tokens_come_from_vllms_speculative_config() -> None:
     spec = resolve(SCENARIO, speculative_config=config)
     assert spec.scenario.draft_tokens == 7
     assert spec.speculative_config == {"method": "eagle", "num_speculative_tokens": 7}
-    same = resolve(SCENARIO, Overrides(draft_tokens=7), speculative_config=config)
+    same = resolve(SCENARIO, draft_tokens=7, speculative_config=config)
     assert same == spec
-    message = refusal(Overrides(draft_tokens=3), speculative_config=config)
+    message = refusal(draft_tokens=3, speculative_config=config)
     assert message.startswith("--draft-tokens: 3 ")
     assert "give one of the two" in message
     bad = refusal(speculative_config='{"num_speculative_tokens": "x"}')
@@ -183,7 +181,7 @@ def test_to_dict_is_plain_json() -> None:
 
 @given(
     st.builds(
-        Overrides,
+        dict,
         requests=st.none() | st.integers(-2, 5),
         batches=st.none() | st.integers(-2, 5),
         draft_tokens=st.none() | st.integers(-2, 5),
@@ -193,9 +191,9 @@ def test_to_dict_is_plain_json() -> None:
         seed=st.none() | st.integers(),
     )
 )
-def test_whatever_resolves_keeps_the_rules(overrides: Overrides) -> None:
+def test_whatever_resolves_keeps_the_rules(overrides: dict[str, int | None]) -> None:
     try:
-        spec = resolve(SCENARIO, overrides)
+        spec = resolve(SCENARIO, **overrides)
     except ConfigError:
         return
     s = spec.scenario

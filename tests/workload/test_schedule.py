@@ -5,7 +5,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nwor_bench.workload.config import Overrides, RunSpec, resolve
+from nwor_bench.workload.config import RunSpec, resolve
 from nwor_bench.workload.prompts import Prompt, select_blocks
 from nwor_bench.workload.scenario import Scenario
 from nwor_bench.workload.schedule import GATE_BLOCK, make_plan
@@ -24,18 +24,18 @@ modes = st.permutations(["off", "graph", "adaptive"]).flatmap(
 
 @st.composite
 def specs(draw: st.DrawFn) -> RunSpec:
-    overrides = Overrides(
-        requests=draw(st.integers(1, 20)),
-        batches=draw(st.integers(1, 12)),
-        warmup=draw(st.integers(0, 3)),
-        seed=draw(st.integers(0, 2**32 - 1)),
-    )
+    overrides = {
+        "requests": draw(st.integers(1, 20)),
+        "batches": draw(st.integers(1, 12)),
+        "warmup": draw(st.integers(0, 3)),
+        "seed": draw(st.integers(0, 2**32 - 1)),
+    }
     nwor = draw(st.sampled_from(["off", "off,stage", "stage,off"]))
-    return resolve(SCENARIO, overrides, nwor_modes=nwor, scv_modes=draw(modes))
+    return resolve(SCENARIO, **overrides, nwor_modes=nwor, scv_modes=draw(modes))
 
 
 def spec_with(**overrides: int) -> RunSpec:
-    return resolve(SCENARIO, Overrides(**overrides))
+    return resolve(SCENARIO, **overrides)
 
 
 @given(specs())

@@ -22,10 +22,12 @@ from nwor_bench.records.store import read_run
 from nwor_bench.records.types import NworMode, ScvMode
 from nwor_bench.run import execute as conduct
 from nwor_bench.run.estimate import ENGINE_START_S
+from nwor_bench.run.run_options import RunOptions
 from nwor_bench.run.sweep_prepare import check_flags, resume_sweep, run_sweep
 from nwor_bench.workload.config import RunSpec
 from nwor_bench.workload.resources import resource_dir
-from nwor_bench.workload.sweep_file import Axes, CacheDtype, SweepFile, load_sweep
+from nwor_bench.workload.run_spec import CacheDtype
+from nwor_bench.workload.sweep_file import Axes, SweepFile, load_sweep
 from nwor_bench.workload.sweep_points import group_by_engine, make_points
 
 SMALL = """
@@ -67,7 +69,10 @@ class Engines:
 
 def sweep(path: Path, engines: Engines, **flags: Any) -> ExitCode:
     return run_sweep(
-        path, Path("out"), engine_factory=engines, check_engine=accept_arguments, **flags
+        path,
+        RunOptions(output=Path("out"), **flags),
+        engine_factory=engines,
+        check_engine=accept_arguments,
     )
 
 
@@ -216,8 +221,8 @@ def test_a_sweep_leaves_a_run_folder_each_an_index_and_a_summary(small: Path) ->
     assert {run["status"] for run in runs} == {"done"}
     for run in runs:
         data = read_run(Path("out") / run["folder"])
-        assert data.header["status"] == "complete"
-        assert data.header["scenario"]["requests"] == run["requests"]
+        assert data.header.status == "complete"
+        assert data.header.scenario["requests"] == run["requests"]
         assert {batch.requests for batch in data.batches} == {run["requests"]}
         assert (Path("out") / run["folder"] / "report.html").is_file()
     summary = pd.read_csv("out/summary.csv")
@@ -235,7 +240,7 @@ def test_a_dry_run_tells_cells_engines_time_and_memory_and_writes_nothing(
     def refuse(*_: object) -> Any:
         raise AssertionError("something was started")
 
-    code = run_sweep(small, None, dry_run=True, engine_factory=refuse, check_engine=refuse)
+    code = run_sweep(small, RunOptions(dry_run=True), engine_factory=refuse, check_engine=refuse)
     out = capsys.readouterr().out
     assert code is ExitCode.OK
     assert "sweep small: 4 runs, engine starts: 2" in out
@@ -264,15 +269,17 @@ def test_a_dry_run_tells_cells_engines_time_and_memory_and_writes_nothing(
 def test_a_dry_run_refuses_what_the_run_would(small: Path) -> None:
     leave_a_sweep(cut=False)
     with pytest.raises(ConfigError, match=r"--output.*already holds a sweep"):
-        run_sweep(small, Path("out"), dry_run=True)
+        run_sweep(small, RunOptions(output=Path("out"), dry_run=True))
     with pytest.raises(ConfigError, match=r"--output.*already holds a run"):
-        run_sweep(small, Path("out") / index()["runs"][0]["folder"], dry_run=True)
+        run_sweep(
+            small, RunOptions(output=Path("out") / index()["runs"][0]["folder"], dry_run=True)
+        )
 
 
 def test_an_engine_without_room_is_named(small: Path) -> None:
     small.write_text(SMALL + "kv_cache_gib = 1e6\n")
     with pytest.raises(ConfigError, match=r"engine 1 \(tiny\): --kv-cache-gib: '1e\+06'"):
-        run_sweep(small, dry_run=True)
+        run_sweep(small, RunOptions(dry_run=True))
 
 
 def test_a_combination_that_cannot_be_is_named(tmp_path: Path) -> None:

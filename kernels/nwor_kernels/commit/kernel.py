@@ -5,9 +5,9 @@ device. A commit therefore does no host work per layer, never waits for the devi
 captured in a CUDA graph. `plan.py` builds the tables and launches.
 
 All or nothing: every program checks every layer (8 bytes each) and all slots (8 bytes each, from
-L2, and hidden behind the rows it has already begun to load), and so all come to the same verdict
-without talking to each other. The first program alone writes error flags. They follow from inputs
-that nobody writes, so a program that reads a flag too early or too late decides the same.
+L2, and hidden behind the rows it has already begun to load), so all programs decide the same
+without communication. Only the first program writes error flags. They follow from inputs that no
+program writes, so a program that reads a flag too early or too late decides the same.
 """
 
 import triton

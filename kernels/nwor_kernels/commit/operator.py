@@ -23,8 +23,8 @@ def commit_staged_kv_cache_triton(
     """`commit_staged_kv_cache_reference` in one launch.
 
     Staging buffers are sources whose layers stand at a fixed pitch. The tables are kept for the
-    next call, but finding them takes host time for each layer: whoever commits every window
-    builds a `CommitPlan` and calls that.
+    next call, but finding them takes host time for each layer: hot paths keep a `CommitPlan`
+    and call that.
     """
     tensors = (staged_key, staged_value, *kv_caches)
     layout = tuple((t.data_ptr(), t.dtype, t.device, t.shape, t.stride()) for t in tensors)

@@ -144,7 +144,7 @@ class CommitPlan:
                 them must keep their addresses and layouts.
 
         Returns:
-            What commits, given [requests] int32 on the device, contiguous.
+            The commit, given [requests] int32 on the device, contiguous.
         """
         small = (slots, errors, None, None, None, errors, None)
         launch = self._prepare(sources, small, _Options(False, tokens_per_request, certain, None))

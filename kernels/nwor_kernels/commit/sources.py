@@ -103,7 +103,7 @@ class StagedSources:
 
 
 def known_element(dtype: torch.dtype, known: Mapping[torch.dtype, Any], name: str) -> Any:
-    """Triton's word for a dtype, or an error that lists the dtypes that would do."""
+    """Triton's name of a dtype; the ValueError lists the known dtypes."""
     if dtype not in known:
         raise ValueError(f"{name} are {dtype}; commit knows {', '.join(map(str, known))}")
     return known[dtype]

@@ -1,8 +1,8 @@
 """Device code: the mask of windows of one length, from their counts: one load, then two stores.
 
 Every entry of the mask loads its own request's count (they share a cache line or two), so that no
-thread waits for another. The kernel after this one is let in at once: it waits for what is written
-here by itself, and its start is paid meanwhile.
+thread waits for another. The next kernel may start at once: it waits for this kernel's writes, and
+its start-up overlaps with them.
 """
 
 import triton

@@ -60,7 +60,7 @@ def bind_mask(
         drafts_per_request: drafts of each request.
 
     Returns:
-        What masks, given `num_sampled` [requests] int32, contiguous: the least host time.
+        The launch, given `num_sampled` [requests] int32, contiguous; it takes the least host time.
     """
     bound: dict[int, Callable[[Tensor, int], None]] = {}
 

@@ -1,8 +1,8 @@
 """Stage in Triton: one launch copies a layer's draft rows and writes the layer's metadata.
 
 All or nothing without a host synchronisation: every program reads all of `rows` (8 bytes an
-entry, from L2) and comes to the same verdict by itself. The copied rows are loaded before that
-verdict is in and stored after it, so that the check's latency hides behind theirs.
+entry, from L2) and so decides the same. The rows are loaded before the decision and stored after
+it, so that the check's latency hides behind theirs.
 """
 
 import triton

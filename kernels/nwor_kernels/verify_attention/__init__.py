@@ -82,7 +82,7 @@ def _(
     k_scale: Tensor | None = None,
     v_scale: Tensor | None = None,
 ) -> None:
-    """One Triton launch with a workspace of its own: a caller in a hurry keeps one and calls
+    """One Triton launch with a new workspace; hot paths reuse a workspace and call
     `verify_attention_triton`. Triton is imported by the first call, which only a GPU makes."""
     from nwor_kernels.verify_attention.kernel import verify_attention_triton
 

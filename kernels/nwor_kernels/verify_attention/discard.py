@@ -76,7 +76,7 @@ def _discard(line, wanted, DISCARD: tl.constexpr):
 
 @triton.jit
 def _discard_l2(line, wanted):
-    """Not pure: it may neither vanish, though nobody reads its result, nor move over a barrier.
+    """Not pure: it may neither vanish, though its result is never read, nor move over a barrier.
 
     The predicate is the mask that Triton's inline assembly does not have.
     """

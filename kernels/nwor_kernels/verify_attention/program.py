@@ -5,7 +5,7 @@ padded to a matrix tile) are attended together: a pair. A pair's work is its con
 BLOCK_N tokens and one last step for the window. The steps of all pairs, laid end to end, are cut
 into equal parts, one a program; each program finds its part from the lengths on the device. So a
 fixed grid serves short, long and mixed contexts alike, in a CUDA graph too. A pair that was cut
-is merged by log-sum-exp by whichever of its programs finishes last: nobody waits, and there is no
+is merged by log-sum-exp by the last of its programs to finish: no program waits, and there is no
 second launch.
 
 For fp8 caches the staged K/V are seen as if they had been written and read back: quantisation

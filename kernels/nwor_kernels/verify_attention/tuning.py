@@ -24,7 +24,7 @@ MAX_TILE = 128 * 128
 def unsupported_reason(
     head_dim: int, max_query_len: int, dtype: torch.dtype, cache_dtype: torch.dtype
 ) -> str | None:
-    """A word for what the kernel does not serve, to be counted as a fallback; None if it does."""
+    """The fallback reason of what the kernel does not serve; None if it does."""
     if head_dim > MAX_HEAD_DIM or head_dim % 8:
         return f"head_dim_{head_dim}"
     if max_query_len > MAX_QUERY_LEN:
@@ -49,7 +49,7 @@ class Discard(IntEnum):
 DISCARD = Discard.L2
 SKIP_PADDING = True
 WHOLE_PAIRS = 5
-"""What launches do about partial results unless a `Tuning` says otherwise.
+"""Defaults for partial results, overridden by a `Tuning`.
 
 Chosen by the measurement in sweeps/studies/partial-results/README.md.
 """
@@ -57,7 +57,7 @@ Chosen by the measurement in sweeps/studies/partial-results/README.md.
 
 @dataclass(frozen=True)
 class Tuning:
-    """How a launch is shaped; None leaves a choice to the rules."""
+    """Choices for a launch; None leaves a choice to `launch_shape`."""
 
     block_n: int | None = None
     programs: int | None = None
@@ -72,33 +72,32 @@ class Tuning:
 
 @dataclass(frozen=True)
 class LaunchShape:
-    """How query rows are tiled and what one program does.
-
-    Attributes:
-        rows: query rows of a tile, a power of two; unused ones are padding.
-        row_tiles: tiles of query rows that one K/V head of a request has.
-        dim: head dim, padded to a power of two.
-        block_n: tokens of context a step.
-        programs: programs of the launch.
-        min_tiles: fewest steps that are worth a program.
-        num_warps, num_stages, max_registers: Triton's; fewer registers, more programs at a time.
-        discard: what becomes of merged partial results.
-        skip_padding: whether partial results are without the padding rows.
-        whole_pairs: per cent more steps that a program may have for whole pairs; 0: always cut.
-    """
+    """How query rows are tiled and what one program does."""
 
     rows: int
+    """Query rows of a tile, a power of two; unused ones are padding."""
     row_tiles: int
+    """Tiles of query rows that one K/V head of a request has."""
     dim: int
+    """Head dim, padded to a power of two."""
     block_n: int
+    """Tokens of context a step."""
     programs: int
+    """Programs of the launch."""
     min_tiles: int
+    """Fewest steps that are worth a program."""
     num_warps: int
+    """Triton's."""
     num_stages: int
+    """Triton's."""
     max_registers: int | None
+    """Most registers of a thread: fewer let more programs run at a time."""
     discard: Discard
+    """What becomes of merged partial results."""
     skip_padding: bool
+    """True if partial results leave out the padding rows."""
     whole_pairs: int
+    """Per cent more steps that a program may have for whole pairs; 0: always cut."""
 
 
 def launch_shape(
@@ -109,7 +108,10 @@ def launch_shape(
     device: torch.device,
     tuning: Tuning | None = None,
 ) -> LaunchShape:
-    """The rules, measured on an H200; `cache_bytes` are those of an element of the cache."""
+    """The shape of a launch, by rules measured on an H200.
+
+    `cache_bytes` are those of an element of the cache, `tuning` overrides single choices.
+    """
     tuning = tuning or Tuning()
     rows, row_tiles, dim = row_tiling(max_query_len, ratio, head_dim)
     step = 32 if dim * cache_bytes > 256 else 64

@@ -1,4 +1,4 @@
-"""Memory that a launch of the verification kernel needs beside its tensors."""
+"""Scratch memory of a launch of the verification kernel."""
 
 from dataclasses import dataclass
 
@@ -11,21 +11,19 @@ from nwor_kernels.verify_attention.tuning import Discard, LaunchShape, programs_
 
 @dataclass(frozen=True)
 class VerifyWorkspace:
-    """Partial results of contexts that several programs share, and who is done.
+    """Partial results of contexts that several programs share, and which programs are done.
 
     Made once and used by every layer; launches that share one must not overlap.
-
-    Attributes:
-        accumulators: float32, two [rows, dim] tiles a program: only the first and the last of
-            its contexts can be shared with another.
-        sums: float32, maximum and sum of each of their rows.
-        arrived: int32, programs done with each (request, K/V head, tile of query rows); every
-            launch leaves it at 0.
     """
 
     accumulators: Tensor
+    """float32, two [rows, dim] tiles a program: only the first and the last of its contexts can be
+    shared with another program."""
     sums: Tensor
+    """float32, maximum and sum of each of their rows."""
     arrived: Tensor
+    """int32, programs done with each (request, K/V head, tile of query rows); every launch leaves
+    it at 0."""
 
     @classmethod
     def create(

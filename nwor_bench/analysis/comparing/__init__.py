@@ -1,1 +1,1 @@
-"""Two runs, BASE and NEW: may they be compared, and how much did each cell change?"""
+"""Comparison of two runs, BASE and NEW: preconditions, changes of each cell, verdicts."""

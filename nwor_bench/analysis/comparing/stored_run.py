@@ -1,74 +1,74 @@
-"""A run as `compare` reads it: from its raw records, or from what a stored baseline kept of them.
+"""A run for `compare`: read from its records, or from the tables of a stored baseline.
 
-A stored baseline may lack the raw records. Its CSV tables then give the blocks' times; where
-those are missing too there are cell summaries alone, and times have no interval.
+A baseline without records gives the blocks' times from its CSV tables. Without these there are only
+cell summaries, and times have no interval.
 """
 
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
 from nwor_bench.analysis.aggregate import summarise
 from nwor_bench.analysis.cell_data import CellData, gather_cells
-from nwor_bench.analysis.invariants import CellKey, cell_key
 from nwor_bench.errors import ConfigError, StoreError
 from nwor_bench.records.csv_tables import read_table
+from nwor_bench.records.header import RunHeader
 from nwor_bench.records.lines import batch_key
 from nwor_bench.records.store import RECORDS_FILE, RUN_FILE, RunData, read_header, read_run
-from nwor_bench.records.types import BatchRecord, CellResult, RunStatus, WindowRecord
+from nwor_bench.records.types import BatchRecord, Cell, CellResult, Phase, RunStatus, WindowRecord
 
 CELLS_TABLE, BATCHES_TABLE, WINDOWS_TABLE = "cells.csv", "batches.csv", "windows.csv"
 SUMMARIES = "cell summaries"
-"""`source` of a run of which no block is left."""
+"""`source` of a run without blocks."""
 
 _CELLS = TypeAdapter(list[CellResult])
 
 
 @dataclass(frozen=True)
 class StoredRun:
-    """A run's summaries, and its records by cell as far as they were kept.
+    """A run's cell summaries, and its records by cell if they were kept.
 
-    `source` says what the records were read from: a file's name, or SUMMARIES if `data` is
-    empty. `warnings` are sentences about the run as a whole.
+    `source` names the file that the records were read from; it is SUMMARIES if `data` is empty.
+    `warnings` are sentences about the whole run.
     """
 
     folder: Path
-    header: dict[str, Any]
-    cells: dict[CellKey, CellResult]
-    data: dict[CellKey, CellData]
+    header: RunHeader
+    cells: dict[Cell, CellResult]
+    data: dict[Cell, CellData]
     source: str
     warnings: tuple[str, ...]
 
-    def baseline_of(self, key: CellKey) -> CellData | None:
-        """The records of off x off of that cell's pair; None if they were not kept."""
-        found = (c for k, c in self.data.items() if k[0] == key[0] and c.is_baseline)
+    def baseline_of(self, cell: Cell) -> CellData | None:
+        """Records of off x off with the cell's pair; None if they were not kept."""
+        own = (data for other, data in self.data.items() if other.pair == cell.pair)
+        found = (data for data in own if data.is_baseline)
         return next(found, None)
 
     @property
     def pairs(self) -> set[str]:
-        """The names of its pairs; `nwor-bench sweep` runs one."""
-        return {key[0] for key in self.cells}
+        """Names of its pairs; a run of `nwor-bench sweep` has one."""
+        return {cell.pair for cell in self.cells}
 
     def under_pair(self, name: str) -> "StoredRun":
-        """The run as if its pair had that name, so that its cells match those of another pair."""
+        """The run with its pair renamed, so that its cells match those of another pair."""
+        cells = [replace(result, pair=name) for result in self.cells.values()]
+        every = [replace(data, cell=replace(data.cell, pair=name)) for data in self.data.values()]
         return replace(
             self,
-            cells={(name, *k[1:]): replace(cell, pair=name) for k, cell in self.cells.items()},
-            data={
-                (name, *k[1:]): replace(cell, key=(name, *k[1:])) for k, cell in self.data.items()
-            },
+            cells={result.cell: result for result in cells},
+            data={data.cell: data for data in every},
         )
 
 
 def load_stored(folder: Path) -> StoredRun:
     """Read a run folder or a stored baseline.
 
-    Raises ConfigError if there is no run or it has no cells, StoreError if it is damaged or of
-    a format that this version does not read.
+    Raises ConfigError if there is no run or it has no cells, StoreError if it is damaged or has an
+    unknown format.
     """
     if not (folder / RUN_FILE).is_file() and (folder / "sweep.json").is_file():
         raise ConfigError.for_field(
@@ -90,22 +90,22 @@ def load_stored(folder: Path) -> StoredRun:
     return StoredRun(
         folder=folder,
         header=header,
-        cells={cell_key(cell): cell for cell in cells},
-        data={cell.key: cell for cell in gather_cells(run)},
+        cells={result.cell: result for result in cells},
+        data={data.cell: data for data in gather_cells(run)},
         source=source,
         warnings=(*_status(header), *run.warnings),
     )
 
 
-def _status(header: dict[str, Any]) -> list[str]:
-    status = header.get("status")
+def _status(header: RunHeader) -> list[str]:
+    status = header.status
     if status == RunStatus.COMPLETE:
         return []
     return [f"it did not end as planned (status: {status or 'unknown'})"]
 
 
-def _from_tables(folder: Path, header: dict[str, Any]) -> tuple[RunData, str]:
-    """The records that the CSV tables hold, and which tables there were."""
+def _from_tables(folder: Path, header: RunHeader) -> tuple[RunData, str]:
+    """The records in the CSV tables, and the tables' names."""
     if not (folder / BATCHES_TABLE).is_file():
         return RunData(header, (), ()), SUMMARIES
     batches = read_table(folder / BATCHES_TABLE, BatchRecord)
@@ -118,10 +118,10 @@ def _from_tables(folder: Path, header: dict[str, Any]) -> tuple[RunData, str]:
 
 
 def _require_whole(folder: Path, run: RunData, cells: Sequence[CellResult]) -> None:
-    """Refuse a table that was cut: what is left of a cell's blocks would pass for all of them."""
-    timed = Counter(cell_key(batch) for batch in run.batches if batch.phase == "timed")
+    """Raise StoreError for a truncated table: the remaining blocks would pass for all of them."""
+    timed = Counter(batch.cell for batch in run.batches if batch.phase == Phase.TIMED)
     for cell in cells:
-        found = timed[cell_key(cell)]
+        found = timed[cell.cell]
         if found != cell.batches:
             raise _cut(folder / BATCHES_TABLE, found, "timed batches", cell.batches, cell.label)
     if not (folder / WINDOWS_TABLE).is_file():
@@ -142,16 +142,16 @@ def _cut(path: Path, found: int, what: str, expected: int, place: str) -> StoreE
 
 
 def _own_fallback(window: WindowRecord) -> WindowRecord:
-    """The table shows SCV's fallback in NWOR's column too; take it out again."""
+    """The window without SCV's fallback reason, which the table's column also shows."""
     reasons = (window.fallback_reason or "").split("; ")
     own = [reason for reason in reasons if reason and not reason.startswith("scv:")]
     return replace(window, fallback_reason="; ".join(own) or None)
 
 
-def _summaries(folder: Path, header: dict[str, Any]) -> Sequence[CellResult]:
-    if header.get("cells"):
+def _summaries(folder: Path, header: RunHeader) -> Sequence[CellResult]:
+    if header.cells:
         try:
-            return _CELLS.validate_python(header["cells"])
+            return _CELLS.validate_python(header.cells)
         except ValidationError as error:
             first = error.errors()[0]
             place = ".".join(str(part) for part in first["loc"])

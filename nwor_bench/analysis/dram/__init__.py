@@ -1,1 +1,1 @@
-"""DRAM bytes of each cell: counted by the GPU, and predicted by the byte model."""
+"""DRAM bytes of each cell, measured by the GPU's counters and predicted by the byte model."""

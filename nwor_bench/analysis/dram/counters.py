@@ -1,9 +1,9 @@
-"""What each cell's windows moved in DRAM, and by how much that differs from off x off. Pure.
+"""DRAM bytes of each cell's windows, and their differences from off x off. Pure.
 
-From batches of phase "counters" alone. A window counts if all requests take part in it, nothing
-is prefilled beside it and it is not among the first of its batch, whose DRAM still writes back
-what the prefill left in the L2 cache. Windows of two cells are compared where both stand at the
-same place: as many requests, drafts and tokens generated so far.
+Uses batches of phase "counters" alone. A window counts in the steady state: all requests take part,
+none is being prefilled, and it is not among the batch's first windows, in which L2 still writes
+back the prefill's data. Windows of two cells are compared at the same place: equal requests,
+drafts, and tokens generated so far.
 """
 
 from collections import defaultdict
@@ -17,12 +17,8 @@ from scipy import stats
 
 from nwor_bench.analysis.dram.prediction import predicted_difference, strategy_of
 from nwor_bench.analysis.invariants import (
-    CellKey,
     accepted,
-    cell_key,
-    cell_order,
     full_windows,
-    is_baseline,
     windows_by_batch,
 )
 from nwor_bench.analysis.statistics import (
@@ -32,23 +28,24 @@ from nwor_bench.analysis.statistics import (
     SIGNIFICANCE,
     variance_inflation,
 )
+from nwor_bench.records.cell import Cell, NworMode, ScvMode, cell_order
+from nwor_bench.records.engine_status import EngineStatus
 from nwor_bench.records.lines import BatchKey, batch_key
 from nwor_bench.records.store import RunData
-from nwor_bench.records.types import SETTLING, BatchRecord, NworMode, ScvMode, WindowRecord
+from nwor_bench.records.types import SETTLING, BatchRecord, Phase, WindowRecord
 
-PHASE = "counters"
 COUNTERS = ("dram_read_bytes", "dram_write_bytes", "l2_bytes")
 
 Place = tuple[int, int, int]
-"""Requests with drafts, draft tokens, tokens that the batch had generated before the window."""
+"""Requests with drafts, draft tokens, and tokens that the batch generated before the window."""
 
 
 @dataclass(frozen=True)
 class Amount:
-    """A mean in bytes with its interval over blocks; without one below MIN_BLOCKS.
+    """A mean in bytes with its interval over blocks; no interval below MIN_BLOCKS.
 
-    `smallest` is the smallest difference that so many blocks of this noise would have shown, in
-    four of five such runs.
+    `smallest` is the smallest difference that this many blocks with this noise detect in 80 % of
+    runs.
     """
 
     mean: float
@@ -58,11 +55,11 @@ class Amount:
 
     @property
     def excludes_zero(self) -> bool:
-        """True where the interval lies on one side of 0."""
+        """True if the interval is on one side of 0."""
         return self.low is not None and self.high is not None and self.low * self.high > 0
 
     def holds(self, value: float) -> bool | None:
-        """Does the interval contain the value? None without an interval."""
+        """True if the interval contains the value; None without an interval."""
         if self.low is None or self.high is None:
             return None
         return self.low <= value <= self.high
@@ -70,21 +67,20 @@ class Amount:
 
 @dataclass(frozen=True)
 class CellBytes:
-    """One cell's bytes a window.
+    """One cell's bytes per window.
 
     Attributes:
-        cell: (pair, NWOR mode, SCV mode, arm).
+        cell: whose windows they are.
         windows, blocks: how many were counted.
-        staged, accepted: drafts, and accepted drafts, of a counted window on average; None where
-            no window counted.
-        amounts: bytes a window, by counter; a counter that was not read is missing.
-        differences: the same windows' bytes less those of off x off; empty for off x off.
-        matched: windows that the differences rest on.
-        predicted: what the byte model says that the differences are, by counter.
-        sampler_cost: a counted window's time over a timed one's; None where one has no time.
+        staged, accepted: mean drafts and accepted drafts of a counted window; None without one.
+        amounts: bytes per window, by counter; a counter that was not read is missing.
+        differences: bytes minus those of off x off's matching windows; empty for off x off.
+        matched: windows behind the differences.
+        predicted: differences predicted by the byte model, by counter.
+        sampler_cost: time of a counted window over a timed one; None if one has no time.
     """
 
-    cell: CellKey
+    cell: Cell
     windows: int
     blocks: int
     staged: float | None
@@ -97,14 +93,14 @@ class CellBytes:
 
     @property
     def is_baseline(self) -> bool:
-        """True for off x off, the first of the two."""
-        return is_baseline(self.cell)
+        """True for off x off, not for the A/A arm."""
+        return self.cell.is_baseline
 
 
 def cell_bytes(run: RunData) -> list[CellBytes]:
-    """One entry for each cell that was counted, in the order of the cells; off x off first."""
-    counted = [batch for batch in run.batches if batch.phase == PHASE]
-    cells = sorted({cell_key(batch) for batch in counted}, key=cell_order)
+    """One entry per counted cell, off x off first."""
+    counted = [batch for batch in run.batches if batch.phase == Phase.COUNTERS]
+    cells = sorted({batch.cell for batch in counted}, key=cell_order)
     windows = windows_by_batch(run)
     placed = {cell: _placed(counted, cell, windows) for cell in cells}
     compared = len(cells) - 1
@@ -112,15 +108,15 @@ def cell_bytes(run: RunData) -> list[CellBytes]:
 
 
 def clock_facts(run: RunData) -> list[dict[str, Any]]:
-    """How well each counted batch's bytes are known, as the worker said."""
-    return [event for event in run.events if event.get("event") == PHASE]
+    """The worker's facts on clock offset and counter accuracy, for each counted batch."""
+    return [event for event in run.events if event.get("event") == Phase.COUNTERS]
 
 
 def amount_of(values: Sequence[float], compared: int = 1) -> Amount:
-    """The mean of one value a block, with Student's t over the blocks.
+    """The mean of one value per block, with Student's t interval over the blocks.
 
-    The same interval as for times (see `stats.paired_ratio`), on bytes instead of log ratios;
-    `smallest` as `stats.smallest_effect`, for `compared` cells.
+    The interval of `statistics.paired_ratio`, on bytes instead of log ratios; `smallest` is as in
+    `statistics.smallest_effect`, for `compared` cells.
     """
     numbers = np.asarray(values, dtype=float)
     count = len(numbers)
@@ -139,11 +135,11 @@ Blocks = dict[int, dict[Place, list[WindowRecord]]]
 
 
 def _placed(
-    batches: Sequence[BatchRecord], cell: CellKey, windows: Mapping[BatchKey, list[WindowRecord]]
+    batches: Sequence[BatchRecord], cell: Cell, windows: Mapping[BatchKey, list[WindowRecord]]
 ) -> Blocks:
     blocks: Blocks = defaultdict(lambda: defaultdict(list))
     for batch in batches:
-        if cell_key(batch) != cell:
+        if batch.cell != cell:
             continue
         generated = 0
         steady = 0
@@ -158,28 +154,28 @@ def _placed(
 
 
 def _is_full(window: WindowRecord, batch: BatchRecord) -> bool:
-    """All requests take part, so none is being prefilled, and none had finished before."""
+    """True if all requests take part: none is being prefilled, none has finished."""
     return window.num_reqs == batch.requests and not window.uncounted_draft_tokens
 
 
 def _of_cell(
     run: RunData,
-    cell: CellKey,
-    placed: Mapping[CellKey, Blocks],
+    cell: Cell,
+    placed: Mapping[Cell, Blocks],
     windows: Mapping[BatchKey, list[WindowRecord]],
     compared: int,
 ) -> CellBytes:
     own = placed[cell]
     flat = [w for places in own.values() for group in places.values() for w in group]
-    baseline_key = (cell[0], str(NworMode.OFF), str(ScvMode.OFF), None)
+    baseline = Cell(cell.pair, NworMode.OFF, ScvMode.OFF)
     differences: dict[str, Amount] = {}
     matched = 0
-    if cell != baseline_key and baseline_key in placed:
-        differences, matched = _differences(own, placed[baseline_key], compared)
+    if cell != baseline and baseline in placed:
+        differences, matched = _differences(own, placed[baseline], compared)
     staged = fmean([w.draft_tokens for w in flat]) if flat else None
     kept = fmean([accepted(w) for w in flat]) if flat else None
     predicted: dict[str, float] = {}
-    engine, how = run.header.get("engine") or {}, strategy_of(run.header)
+    engine, how = run.header.engine or EngineStatus(), strategy_of(run.header)
     if staged is not None and kept is not None and any(w.staged_tokens for w in flat):
         requests = fmean([w.num_reqs for w in flat])
         predicted = predicted_difference(engine, staged, kept, how, requests)
@@ -208,7 +204,7 @@ def _amount(blocks: Blocks, name: str) -> Amount | None:
 
 
 def _differences(own: Blocks, base: Blocks, compared: int) -> tuple[dict[str, Amount], int]:
-    """Block by block, the mean over the places that both cells have."""
+    """By counter, the mean difference over places that both cells have; and the windows used."""
     by_counter: dict[str, list[float]] = defaultdict(list)
     matched = 0
     for block in sorted(own.keys() & base.keys()):
@@ -229,12 +225,12 @@ def _gap(ours: Sequence[WindowRecord], theirs: Sequence[WindowRecord], name: str
 
 
 def _sampler_cost(
-    run: RunData, cell: CellKey, windows: Mapping[BatchKey, list[WindowRecord]]
+    run: RunData, cell: Cell, windows: Mapping[BatchKey, list[WindowRecord]]
 ) -> float | None:
     """Median time of full windows in the counted batches over that in the timed ones."""
     times = []
-    for phase in (PHASE, "timed"):
-        own = [b for b in run.batches if b.phase == phase and cell_key(b) == cell]
+    for phase in (Phase.COUNTERS, Phase.TIMED):
+        own = [b for b in run.batches if b.phase == phase and b.cell == cell]
         walls = [w.wall_ms for w in full_windows(own, windows) if w.wall_ms is not None]
         times.append(median(walls) if walls else None)
     counted, timed = times

@@ -1,47 +1,45 @@
-"""What the byte model says that windows of mode `stage` move in DRAM. Pure."""
-
-from collections.abc import Mapping
-from typing import Any
+"""DRAM bytes of mode `stage`'s windows, predicted by the byte model. Pure."""
 
 from nwor_bench.models.byte_model import CACHE_BITS
 from nwor_bench.models.strategies import BY_REFERENCE, COPY_IN_L2, COPY_SPILLED, DIRECT, Strategy
+from nwor_bench.records.engine_status import EngineStatus, StageL2Facts
+from nwor_bench.records.header import RunHeader
 from nwor_bench.records.types import StageBy
 
 
-def strategy_of(header: Mapping[str, Any]) -> Strategy:
-    """How the run's mode `stage` held drafts on a GPU, as the byte model knows it.
+def strategy_of(header: RunHeader) -> Strategy:
+    """The byte model's strategy for the run's mode `stage` on a GPU.
 
-    Copies count as kept in L2 only where all of them were, by what the GPU gave.
+    Copies count as kept in L2 only if the GPU reserved enough L2 for all of them.
     """
-    if (header.get("spec") or {}).get("stage_by", StageBy.REFERENCE) == StageBy.REFERENCE:
+    if (header.spec or {}).get("stage_by", StageBy.REFERENCE) == StageBy.REFERENCE:
         return BY_REFERENCE
-    l2 = (header.get("engine") or {}).get("stage_l2") or {}
-    if l2.get("unavailable") or l2.get("hit_ratio") is None:
+    l2 = (header.engine or EngineStatus()).stage_l2 or StageL2Facts()
+    kept, buffer = l2.kept_bytes, l2.buffer_bytes
+    if l2.unavailable or kept is None or buffer is None:
         return COPY_SPILLED
-    kept = l2["hit_ratio"] * l2["window_bytes"]
-    return COPY_IN_L2 if kept >= l2["buffer_bytes"] else COPY_SPILLED
+    return COPY_IN_L2 if kept >= buffer else COPY_SPILLED
 
 
 def predicted_difference(
-    engine: Mapping[str, Any],
+    engine: EngineStatus,
     staged: float,
     accepted_tokens: float,
     strategy: Strategy = BY_REFERENCE,
     requests: float = 0.0,
 ) -> dict[str, float]:
-    """What the byte model says that a staged window moves more (or less) than a direct one.
+    """Predicted bytes of a staged window minus those of a direct one, by counter.
 
     Args:
-        engine: the run's facts about it; `bytes_per_token` is what one token takes in the caches.
-        staged, accepted_tokens: drafts of a window, and those accepted.
-        strategy: how drafts are held until the commit.
-        requests: those of the window. Held by reference, the certain first token of each waits
-            for the commit too, which reads it back; it is written once either way.
+        engine: the engine's facts; `bytes_per_token` is one token's bytes in all caches.
+        staged, accepted_tokens: drafts and accepted drafts of a window.
+        strategy: the staging strategy.
+        requests: requests of the window. By reference, the commit also writes each request's
+            certain first token and reads its activations first.
 
-    Empty where the engine's sizes are not known.
+    Empty if the engine's sizes are unknown.
     """
-    row, dtype = engine.get("bytes_per_token"), str(engine.get("dtype"))
-    cache = str(engine.get("kv_cache_dtype", "auto"))
+    row, dtype, cache = engine.bytes_per_token, str(engine.dtype), engine.kv_cache_dtype or "auto"
     cache = dtype if cache == "auto" else cache
     if row is None or dtype not in CACHE_BITS or cache not in CACHE_BITS:
         return {}

@@ -1,4 +1,4 @@
-"""`nwor-bench compare BASE NEW`: did NEW get worse?"""
+"""`nwor-bench compare BASE NEW`: find regressions of NEW against BASE."""
 
 from pathlib import Path
 from typing import Annotated
@@ -11,9 +11,9 @@ PRINTED = Path("-")
 
 def compare(
     base: Annotated[Path, typer.Argument(help="The run to compare with, or a stored baseline.")],
-    new: Annotated[Path, typer.Argument(help="The run in question.")],
+    new: Annotated[Path, typer.Argument(help="The run to check.")],
     threshold: Annotated[
-        str, typer.Option(help="The change that matters: smaller ones are no regression.")
+        str, typer.Option(help="Smaller changes are no regression.")
     ] = "1%",
     decide_by: Annotated[
         str, typer.Option(help="ratio (to off x off; cancels the machine's drift) or time.")
@@ -22,7 +22,7 @@ def compare(
         bool, typer.Option("--strict", help="End with 5 if a cell is AMBIGUOUS or only in BASE.")
     ] = False,
     force: Annotated[
-        bool, typer.Option("--force", help="Compare runs of other work or other machines too.")
+        bool, typer.Option("--force", help="Compare runs of different work or machines too.")
     ] = False,
     markdown: Annotated[
         Path | None, typer.Option(help="Write a table for a pull request; - prints it instead.",
@@ -37,7 +37,7 @@ def compare(
                            help="Append the table to the job's summary on GitHub.")
     ] = False,
 ) -> None:  # fmt: skip
-    """Compare two runs cell by cell: is NEW slower, or broken, where BASE was not?
+    """Compare two runs cell by cell: where is NEW slower than BASE, or broken?
 
     Exit codes: 0 no regression, 2 bad input, 4 a regression,
     5 not comparable, or inconclusive with --strict.

@@ -1,4 +1,4 @@
-"""`nwor-bench doctor`: what this machine can measure, and what to do about the rest."""
+"""`nwor-bench doctor`: what this machine can measure, with a remedy for what it cannot."""
 
 from typing import Annotated
 
@@ -10,13 +10,13 @@ from nwor_bench.errors import ExitCode
 def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="Print the checks as JSON.")] = False,
     no_engine: Annotated[
-        bool, typer.Option("--no-engine", help="Start no engine: the hooks are not tried.")
+        bool, typer.Option("--no-engine", help="Start no engine; skips the check of the hooks.")
     ] = False,
 ) -> None:
     """Check what this machine can measure: vLLM, hooks, GPU, profilers, memory.
 
-    Starts a tiny engine to attach the hooks and take them off again (5 to 20 s;
-    the first one on a machine with a GPU takes minutes).
+    Starts a tiny engine to attach and detach the hooks (5 to 20 s; the first engine
+    on a machine with a GPU takes minutes).
 
     Exit codes: 0 a sweep can run, 2 it cannot.
     """
@@ -28,8 +28,8 @@ def doctor(
 
     run_under_one_openmp()
     from nwor_bench.cli.doctor import can_sweep, examine
+    from nwor_bench.cli.doctor.check import check_lines
     from nwor_bench.cli.doctor.hooks import check_hooks
-    from nwor_bench.cli.doctor.text import check_lines
 
     if not no_engine:
         typer.echo("starting a tiny engine to try the hooks ...", err=True)

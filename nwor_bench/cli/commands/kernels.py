@@ -1,4 +1,4 @@
-"""`nwor-bench kernels`: each kernel against what else does its work, on this machine's GPU."""
+"""`nwor-bench kernels`: each kernel against its peers, on this machine's GPU."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -27,14 +27,14 @@ def kernels(
                           rich_help_panel=WORK)
     ] = "0.1,0.5,0.9",
     context: Annotated[
-        str, typer.Option(help="Cached tokens a request; for verify_attention.",
+        str, typer.Option(help="Cached tokens per request; for verify_attention.",
                           rich_help_panel=WORK)
     ] = "1024",
     cache_dtype: Annotated[
         str, typer.Option(help="bf16, fp8.", rich_help_panel=WORK)
     ] = "bf16,fp8",
     l2: Annotated[
-        str, typer.Option(help="cold, warm: what calls find in the L2 cache.",
+        str, typer.Option(help="cold, warm: state of the L2 cache.",
                           rich_help_panel=WORK)
     ] = "cold,warm",
     launch: Annotated[
@@ -43,19 +43,19 @@ def kernels(
     layers: Annotated[int, typer.Option(help="Target layers.", rich_help_panel=SHAPE)] = 28,
     heads: Annotated[int, typer.Option(help="Query heads.", rich_help_panel=SHAPE)] = 24,
     kv_heads: Annotated[int, typer.Option(help="K/V heads.", rich_help_panel=SHAPE)] = 8,
-    head_dim: Annotated[int, typer.Option(help="Numbers a head.", rich_help_panel=SHAPE)] = 128,
+    head_dim: Annotated[int, typer.Option(help="Head dimension.", rich_help_panel=SHAPE)] = 128,
     block_size: Annotated[
-        int, typer.Option(help="Tokens a cache block.", rich_help_panel=SHAPE)
+        int, typer.Option(help="Tokens per cache block.", rich_help_panel=SHAPE)
     ] = 16,
     rounds: Annotated[
-        int, typer.Option(help="Rounds of a case at most.", rich_help_panel=PRECISION)
+        int, typer.Option(help="Most rounds of a case.", rich_help_panel=PRECISION)
     ] = 30,
     ci_width: Annotated[
-        str, typer.Option(help="Stop a case when each ratio is known within +- this much.",
+        str, typer.Option(help="Stop a case when each ratio is known to +- this much.",
                           rich_help_panel=PRECISION)
     ] = "1%",
     time_budget: Annotated[
-        str | None, typer.Option(help="Begin nothing new after so long, e.g. 60s, 5m.",
+        str | None, typer.Option(help="Start no group after this time, e.g. 60s, 5m.",
                                  rich_help_panel=PRECISION)
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of inputs and order.")] = 0,
@@ -64,11 +64,11 @@ def kernels(
                                   rich_help_panel=OUTPUT)
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show the cases and the time they take, and stop. "
+        bool, typer.Option("--dry-run", help="Show the cases and their expected time, and stop. "
                                              "Needs no GPU.")
     ] = False,
 ) -> None:  # fmt: skip
-    """Time our kernels against vLLM's, FlashInfer's and torch's, and check each result first.
+    """Check and time our kernels against vLLM's, FlashInfer's and torch's.
 
     Exit codes: 0 done, 2 bad input or no CUDA device, 3 a result was wrong.
     """
@@ -105,10 +105,10 @@ def kernels(
 def _run(spec: "Spec", output: Path | None, dry_run: bool) -> int:
     from rich.console import Console
 
-    from nwor_bench.microbench.session import plan_session, run_kernels
+    from nwor_bench.microbench.execute import run_kernels, show_plan
 
     if dry_run:
-        return plan_session(Console(), spec)
+        return show_plan(Console(), spec)
     return run_kernels(Console(), spec, output)
 
 

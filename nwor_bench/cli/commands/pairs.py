@@ -1,4 +1,4 @@
-"""nwor-bench pairs list | show | fetch | train."""
+"""`nwor-bench pairs list|show|fetch|train`: model pairs."""
 
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,16 +10,16 @@ if TYPE_CHECKING:
     from typing import Any
 
     from nwor_bench.models.pairs import ModelPair
-    from nwor_bench.models.pairs.model import ShapeSource
+    from nwor_bench.models.pairs.pair import ShapeSource
 
-app = typer.Typer(help="Model pairs: which there are, and making one ready.", no_args_is_help=True)
+app = typer.Typer(help="Model pairs: list, show, fetch, train a drafter.", no_args_is_help=True)
 
 Name = Annotated[str, typer.Argument(help="A pair's name, or the path of a pair's .toml file.")]
 
 
 @app.command("list")
 def list_pairs() -> None:
-    """List the pairs that come with nwor-bench."""
+    """List the shipped pairs."""
     from rich.console import Console
     from rich.table import Table
 
@@ -37,7 +37,7 @@ def list_pairs() -> None:
 
 @app.command()
 def show(name: Name) -> None:
-    """Show where a pair comes from and how it drafts."""
+    """Show a pair's source and how it drafts."""
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
@@ -65,7 +65,7 @@ def show(name: Name) -> None:
 
 @app.command()
 def fetch(name: Name = "smollm2") -> None:
-    """Download or generate a pair, once; later calls find it in the cache."""
+    """Download or generate a pair, unless it is in the cache."""
     from rich.console import Console
 
     from nwor_bench.models.pairs import fetch_pair, load_pair
@@ -83,7 +83,7 @@ def fetch(name: Name = "smollm2") -> None:
     typer.echo(f"target: {resolved.target}")
     typer.echo(f"drafter: {resolved.draft or 'none (prompt lookup)'}")
     if resolved.load_format is not None:
-        from nwor_bench.models.pairs.shape import WITHOUT_WEIGHTS
+        from nwor_bench.models.pairs.shape_source import WITHOUT_WEIGHTS
 
         typer.echo(f"weights: {WITHOUT_WEIGHTS}")
 
@@ -91,28 +91,26 @@ def fetch(name: Name = "smollm2") -> None:
 @app.command()
 def train(
     drafter: Annotated[
-        str, typer.Argument(help="What to train: smollm2-eagle, or tiny-eagle to try it out.")
+        str, typer.Argument(help="Recipe: smollm2-eagle, or tiny-eagle for a quick try.")
     ],
-    epochs: Annotated[int | None, typer.Option(help="Times over the text.")] = None,
+    epochs: Annotated[int | None, typer.Option(help="Epochs.")] = None,
     tokens: Annotated[
         int | None, typer.Option(help="Tokens of text that the target generates.")
     ] = None,
     device: Annotated[
         str | None,
-        typer.Option(help="cpu or cuda (default: cuda where there is one; cpu for little text)."),
+        typer.Option(help="cpu or cuda (default: cuda if available; cpu for little text)."),
     ] = None,
     output: Annotated[
         str | None, typer.Option(help="A new folder (default: runs/TIME-train-DRAFTER).")
     ] = None,
-    resume: Annotated[
-        str | None, typer.Option(help="Go on with the training in this folder.")
-    ] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of all that is random.")] = None,
+    resume: Annotated[str | None, typer.Option(help="Resume the training in this folder.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of everything random.")] = None,
 ) -> None:
-    """Train an EAGLE head for a pair's target, from text that the target generates.
+    """Train an EAGLE head for a pair's target, on text that the target generates.
 
-    FOLDER/head is then a drafter: `nwor-bench sweep --pair smollm2 --draft-model FOLDER/head`.
-    The pair smollm2 ships with what smollm2-eagle made.
+    Use the result with `nwor-bench sweep --pair smollm2 --draft-model FOLDER/head`.
+    The pair smollm2 ships with the head that smollm2-eagle trained.
     """
     from datetime import UTC, datetime
     from pathlib import Path
@@ -143,7 +141,7 @@ def train(
 
 
 def _rows(group: str, values: "dict[str, Any]") -> "Iterator[tuple[str, Any]]":
-    """One row a value, and one for each entry of a config.json that stands in the pair."""
+    """One row per value, and one per entry of a config.json inside the pair."""
     for key, value in values.items():
         if isinstance(value, dict):
             yield from ((f"{group}.{key}.{entry}", inner) for entry, inner in value.items())
@@ -152,7 +150,7 @@ def _rows(group: str, values: "dict[str, Any]") -> "Iterator[tuple[str, Any]]":
 
 
 def _without_weights(shape: "ShapeSource") -> "Iterator[tuple[str, str]]":
-    from nwor_bench.models.pairs.shape import WITHOUT_WEIGHTS, shape_parameters
+    from nwor_bench.models.pairs.shape_source import WITHOUT_WEIGHTS, shape_parameters
 
     yield "weights", WITHOUT_WEIGHTS
     for name, config in (("target", shape.target), ("draft", shape.draft)):
@@ -162,7 +160,7 @@ def _without_weights(shape: "ShapeSource") -> "Iterator[tuple[str, str]]":
 
 
 def _cached_folder(pair: "ModelPair") -> "Path | None":
-    """The pair's place in the cache; None for models that the user keeps elsewhere."""
+    """The pair's folder in the cache; None for a pair of the user's own folders."""
     from nwor_bench.models.pairs import pair_folder
 
     return None if pair.source == "folder" else pair_folder(pair)

@@ -1,4 +1,4 @@
-"""`nwor-bench plan`: what NWOR could save at most, from a config.json and the byte model."""
+"""`nwor-bench plan`: the most that NWOR could save, from a config.json and the byte model."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,11 +23,11 @@ def plan(
         str | None, typer.Option(help="A local model folder.", rich_help_panel=MODEL)
     ] = None,
     pair: Annotated[
-        str | None, typer.Option(help="The target of a pair that is ready.", rich_help_panel=MODEL)
+        str | None, typer.Option(help="The target of a fetched pair.", rich_help_panel=MODEL)
     ] = None,
-    requests: Annotated[int, typer.Option(help="Requests a step.")] = 8,
-    context: Annotated[int, typer.Option(help="Cached tokens a request.")] = 1024,
-    draft_tokens: Annotated[int, typer.Option(help="Drafts a request and window.")] = 4,
+    requests: Annotated[int, typer.Option(help="Requests per step.")] = 8,
+    context: Annotated[int, typer.Option(help="Cached tokens per request.")] = 1024,
+    draft_tokens: Annotated[int, typer.Option(help="Drafts per request and window.")] = 4,
     acceptance: Annotated[float, typer.Option(help="Accepted drafts over drafts, 0 to 1.")] = 0.5,
     cache_dtype: Annotated[
         str, typer.Option(help="auto (the model's), float32, bfloat16, float16, fp8.")
@@ -37,18 +37,18 @@ def plan(
     ] = "auto",
     tensor_parallel_size: Annotated[int, typer.Option(help="Ranks that share the model.")] = 1,
     csv: Annotated[
-        Path | None, typer.Option(help="Write a row for each strategy.", rich_help_panel=OUTPUT)
+        Path | None, typer.Option(help="Write one row per strategy.", rich_help_panel=OUTPUT)
     ] = None,
     html: Annotated[
         Path | None, typer.Option(help="Write the break-even map, one offline page.",
                                   rich_help_panel=OUTPUT)
     ] = None,
     markdown: Annotated[
-        bool, typer.Option("--markdown", help="Print a Markdown table, a row for each model.",
+        bool, typer.Option("--markdown", help="Print a Markdown table, one row per model.",
                            rich_help_panel=OUTPUT)
     ] = False,
 ) -> None:  # fmt: skip
-    """Predict what NWOR could save at most. Needs no GPU; measures nothing.
+    """Predict the most that NWOR could save. Needs no GPU; measures nothing.
 
     Reads a model's config.json and counts the DRAM bytes of one verification step.
     """
@@ -58,61 +58,63 @@ def plan(
 
     load = Workload(requests, context, draft_tokens, acceptance, tensor_parallel_size)
     check_workload(load)
-    plans = [
+    predictions = [
         predict(source, load, cache_dtype, weight_dtype)
         for source in load_configs(config or [], target_model, pair)
     ]
-    if html is not None and len(plans) > 1:
+    if html is not None and len(predictions) > 1:
         raise ConfigError.for_field("--html", str(html), "the map shows one model; name one")
     if csv is not None:
-        write_output("--csv", csv, _csv_of(plans))
+        write_output("--csv", csv, _csv_of(predictions))
     if html is not None:
         from nwor_bench.report.prediction.breakeven_page import break_even_page
 
-        write_output("--html", html, break_even_page(plans[0]))
+        write_output("--html", html, break_even_page(predictions[0]))
     if markdown:
-        _print_markdown(plans)
-    elif len(plans) > 1:
-        _print_models(plans)
+        _print_markdown(predictions)
+    elif len(predictions) > 1:
+        _print_models(predictions)
     else:
-        _print_plan(plans[0])
+        _print_prediction(predictions[0])
 
 
-def _csv_of(plans: "Sequence[BytePrediction]") -> str:
+def _csv_of(predictions: "Sequence[BytePrediction]") -> str:
     import pandas as pd
 
     from nwor_bench.report.prediction.text import csv_rows
 
-    return pd.DataFrame([row for plan in plans for row in csv_rows(plan)]).to_csv(index=False)
+    return pd.DataFrame([row for prediction in predictions for row in csv_rows(prediction)]).to_csv(
+        index=False
+    )
 
 
-def _print_plan(plan: "BytePrediction") -> None:
-    from nwor_bench.report.prediction import text as plan_text
+def _print_prediction(prediction: "BytePrediction") -> None:
+    from nwor_bench.report.prediction import text as words
 
-    typer.echo(plan_text.wrapped(plan_text.headline(plan)) + "\n")
-    typer.echo(plan_text.wrapped(plan_text.setting(plan)) + "\n")
-    _print_table(("DRAM bytes of one step", "predicted", "share"), plan_text.step_rows(plan))
-    _print_table(plan_text.STRATEGY_HEADERS, plan_text.strategy_rows(plan))
-    for note in plan_text.notes(plan):
-        typer.echo(plan_text.wrapped(note, bullet="- "))
-
-
-def _print_models(plans: "Sequence[BytePrediction]") -> None:
-    from nwor_bench.report.prediction import text as plan_text
-
-    for plan in plans:
-        typer.echo(plan_text.wrapped(f"{plan.name}: {plan_text.headline(plan)}") + "\n")
-    _print_table(plan_text.MODEL_HEADERS, plan_text.model_rows(plans))
-    typer.echo(plan_text.wrapped(plan_text.COMPARISON_NOTE))
+    typer.echo(words.wrapped(words.headline(prediction)) + "\n")
+    typer.echo(words.wrapped(words.setting(prediction)) + "\n")
+    _print_table(("DRAM bytes of one step", "predicted", "share"), words.step_rows(prediction))
+    _print_table(words.STRATEGY_HEADERS, words.strategy_rows(prediction))
+    for note in words.notes(prediction):
+        typer.echo(words.wrapped(note, bullet="- "))
 
 
-def _print_markdown(plans: "Sequence[BytePrediction]") -> None:
+def _print_models(predictions: "Sequence[BytePrediction]") -> None:
+    from nwor_bench.report.prediction import text as words
+
+    for prediction in predictions:
+        typer.echo(words.wrapped(f"{prediction.name}: {words.headline(prediction)}") + "\n")
+    _print_table(words.MODEL_HEADERS, words.model_rows(predictions))
+    typer.echo(words.wrapped(words.COMPARISON_NOTE))
+
+
+def _print_markdown(predictions: "Sequence[BytePrediction]") -> None:
     import pandas as pd
 
-    from nwor_bench.report.prediction import text as plan_text
+    from nwor_bench.report.prediction import text as words
 
-    frame = pd.DataFrame(plan_text.model_rows(plans), columns=list(plan_text.MODEL_HEADERS))
-    alignment = ("left", *["right"] * (len(plan_text.MODEL_HEADERS) - 1))
+    frame = pd.DataFrame(words.model_rows(predictions), columns=list(words.MODEL_HEADERS))
+    alignment = ("left", *["right"] * (len(words.MODEL_HEADERS) - 1))
     typer.echo(frame.to_markdown(index=False, colalign=alignment, disable_numparse=True))
 
 

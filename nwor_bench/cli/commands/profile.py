@@ -1,4 +1,4 @@
-"""`nwor-bench profile`: a sweep under Nsight Compute or Nsight Systems, and what they saw."""
+"""`nwor-bench profile`: a sweep under Nsight Compute or Nsight Systems, and its windows."""
 
 import shlex
 from pathlib import Path
@@ -13,13 +13,11 @@ app = typer.Typer(
 
 PASSED_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
 
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the command line, and stop.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the command line and stop.")]
 Report = Annotated[
-    Path, typer.Option(help="Report's path without its ending; tables are written beside it.")
+    Path, typer.Option(help="The report's path without its ending; tables go beside it.")
 ]
-Read = Annotated[
-    Path | None, typer.Option(help="Read this report (or export) instead of running anything.")
-]
+Read = Annotated[Path | None, typer.Option(help="Read this report (or export) and run nothing.")]
 
 
 @app.command("ncu", context_settings=PASSED_ON)
@@ -32,19 +30,22 @@ def ncu(
     report: Report = Path("nwor-ncu"),
     read: Read = None,
     run: Annotated[
-        Path | None, typer.Option(help="With --read: the run folder, which knows windows' cells.")
+        Path | None, typer.Option(help="With --read: the run folder, to name the windows' cells.")
     ] = None,
     dry_run: DryRun = False,
 ) -> None:
     """DRAM and L2 counters of chosen windows, by Nsight Compute: profile ncu -- sweep ...
 
-    Each window is measured as a whole, the sweep being run once a pass.
+    Each window is measured as one range; the sweep runs once per counter pass.
     """
     from nwor_bench.errors import ConfigError
-    from nwor_bench.instruments.nsight.ncu_command import REPORT, graph_warning, ncu_command
-    from nwor_bench.instruments.nsight.ncu_run import run_profile
-    from nwor_bench.instruments.nsight.report_files import without_ending
-    from nwor_bench.instruments.nsight.tools import check_version, find_tool
+    from nwor_bench.instruments.nsight.ncu_profile import (
+        REPORT,
+        graph_warning,
+        ncu_command,
+        run_profile,
+    )
+    from nwor_bench.instruments.nsight.tools import check_version, find_tool, without_ending
 
     _check_read(read, context)
     report = without_ending(report, REPORT)
@@ -67,14 +68,16 @@ def ncu(
 
 
 def _tell_ncu(report: Path, run: Path | None) -> None:
-    """Write and show the windows of a report, with their cells if the run is known."""
+    """Write and print the windows of a report, with their cells if the run is known."""
     from nwor_bench.errors import ConfigError
-    from nwor_bench.instruments.nsight.ncu_cells import cells_of, warmup_warning
-    from nwor_bench.instruments.nsight.ncu_module import load_module
-    from nwor_bench.instruments.nsight.ncu_read import read_report
-    from nwor_bench.instruments.nsight.report_files import TABLE
+    from nwor_bench.instruments.nsight.ncu_read import (
+        cells_of,
+        load_module,
+        read_report,
+        warmup_warning,
+    )
     from nwor_bench.instruments.nsight.tables import print_table, write_table
-    from nwor_bench.instruments.nsight.tools import look_for_tool
+    from nwor_bench.instruments.nsight.tools import TABLE, look_for_tool
     from nwor_bench.records.store import read_run
 
     if not report.is_file():
@@ -84,7 +87,7 @@ def _tell_ncu(report: Path, run: Path | None) -> None:
     windows = read_report(report, load_module(look_for_tool("ncu")), cells)
     rows = [window.row() for window in windows]
     write_table(report.with_suffix(TABLE), rows)
-    print_table("Windows as Nsight Compute counted them", rows)
+    print_table("Windows by Nsight Compute", rows)
     _warn(None if data is None else warmup_warning(windows, data))
 
 
@@ -92,10 +95,10 @@ def _tell_ncu(report: Path, run: Path | None) -> None:
 def nsys(
     context: typer.Context,
     capture: Annotated[
-        str, typer.Option(help="What to capture, its first: sweep, block, cell or batch.")
+        str, typer.Option(help="Capture the first of these: sweep, block, cell or batch.")
     ] = "block",
     gpu_metrics: Annotated[
-        bool, typer.Option("--gpu-metrics", help="Sample the GPU's metrics too.")
+        bool, typer.Option("--gpu-metrics", help="Sample GPU metrics too.")
     ] = False,
     report: Report = Path("nwor-nsys"),
     read: Read = None,
@@ -103,14 +106,19 @@ def nsys(
 ) -> None:
     """Launches, waits, idle time and bandwidth of each window, by Nsight Systems.
 
-    A block is every cell once, after warm-up and gate; the sweep's first cell and batch are
-    warm-up. The exit code is the sweep's.
+    A block runs every cell once, after warm-up and gate; a sweep's first cell and batch
+    belong to warm-up. The exit code is the sweep's.
     """
     from nwor_bench.errors import ConfigError
-    from nwor_bench.instruments.nsight.nsys_command import export_command, nsys_command
-    from nwor_bench.instruments.nsight.nsys_run import EXPORT, REPORT, export_of, run_profile
-    from nwor_bench.instruments.nsight.report_files import ending, without_ending
-    from nwor_bench.instruments.nsight.tools import check_version, find_tool
+    from nwor_bench.instruments.nsight.nsys_profile import (
+        EXPORT,
+        REPORT,
+        export_command,
+        export_of,
+        nsys_command,
+        run_profile,
+    )
+    from nwor_bench.instruments.nsight.tools import check_version, ending, find_tool, without_ending
     from nwor_bench.instruments.nvtx_ranges import HARNESS_RANGES
 
     if capture not in HARNESS_RANGES:
@@ -135,35 +143,35 @@ def nsys(
 
 
 def _tell_nsys(export: Path) -> None:
-    """Write the windows of an export, show their means by cell, and say what is missing."""
-    from nwor_bench.instruments.nsight import nsys_findings
+    """Write the windows of an export, print their means by cell, and warn of missing data."""
+    from nwor_bench.instruments.nsight import nsys_warnings
     from nwor_bench.instruments.nsight.nsys_export import read_export
     from nwor_bench.instruments.nsight.nsys_windows import windows_of
-    from nwor_bench.instruments.nsight.report_files import TABLE
     from nwor_bench.instruments.nsight.tables import by_cell, cells_across, print_table, write_table
+    from nwor_bench.instruments.nsight.tools import TABLE
 
     found = read_export(export)
     windows = windows_of(found)
     write_table(export.with_suffix(TABLE), [window.row() for window in windows])
-    _warn(nsys_findings.nothing_of_the_gpu(found))
-    _warn(nsys_findings.lost_calls(found, windows))
-    _warn(nsys_findings.nothing_settled(windows))
+    _warn(nsys_warnings.nothing_of_the_gpu(found))
+    _warn(nsys_warnings.lost_calls(found, windows))
+    _warn(nsys_warnings.nothing_settled(windows))
     cells = [window.cell for window in windows]
-    rows = by_cell([window.row() for window in nsys_findings.settled(windows)], cells)
-    title = "Windows as Nsight Systems saw them, means without a batch's ends"
+    rows = by_cell([window.row() for window in nsys_warnings.settled(windows)], cells)
+    title = "Windows by Nsight Systems, steady-state means"
     print_table(title, cells_across(rows))
 
 
 def _metrics(tool: Path | None) -> tuple[str, str]:
-    """Options for the GPU's metrics as this tool (None: a new one) calls them."""
-    from nwor_bench.instruments.nsight.nsys_command import METRICS_NOW, metrics_options
-    from nwor_bench.instruments.nsight.tools import ask
+    """Options for GPU metrics in this tool's version (None: a new version)."""
+    from nwor_bench.instruments.nsight.nsys_profile import METRICS_NOW, metrics_options
+    from nwor_bench.instruments.nsight.tools import output_of
 
-    return METRICS_NOW if tool is None else metrics_options(ask(tool, "profile", "--help"))
+    return METRICS_NOW if tool is None else metrics_options(output_of(tool, "profile", "--help"))
 
 
 def _check_read(read: Path | None, context: typer.Context) -> None:
-    """Raises ConfigError for a sweep, or an option, that --read would leave unheard."""
+    """Raise ConfigError for a sweep or an option that --read would ignore."""
     from nwor_bench.errors import ConfigError
 
     if read is None:
@@ -171,9 +179,9 @@ def _check_read(read: Path | None, context: typer.Context) -> None:
     sources = {name: context.get_parameter_source(name) for name in context.params}
     written = [name for name, source in sources.items() if source and source.name == "COMMANDLINE"]
     given = [f"--{name.replace('_', '-')}" for name in written if name not in ("read", "run")]
-    if unheard := shlex.join([*given, *context.args]):
+    if ignored := shlex.join([*given, *context.args]):
         raise ConfigError.for_field(
-            "profile", unheard, f"--read {read} runs nothing; leave out one of them"
+            "profile", ignored, f"--read {read} runs nothing; leave out one of them"
         )
 
 

@@ -1,4 +1,4 @@
-"""`nwor-bench report RUN`: make a run's reports anew from its records."""
+"""`nwor-bench report RUN`: rebuild a run's reports from its records."""
 
 from pathlib import Path
 from typing import Annotated
@@ -15,7 +15,7 @@ def report(
                            help="Append report.md to the job's summary on GitHub.")
     ] = False,
 ) -> None:  # fmt: skip
-    """Rebuild all reports of RUN from its records and show its cells.
+    """Rebuild all reports of RUN from its records, and show its cells.
 
     Exits with 3 if a cell is INVALID.
     """
@@ -30,10 +30,10 @@ def report(
     if github_summary:
         github_summary_file()  # refuse before anything is written
     data = read_run(run)
-    if data.header.get("status") == RunStatus.COMPLETE and not data.batches:
+    if data.header.status is RunStatus.COMPLETE and not data.batches:
         raise StoreError(
-            f"{run / RECORDS_FILE}: holds no batch, and {RUN_FILE} says that the run is complete; "
-            "restore it: reports from it would replace the run's tables by empty ones"
+            f"{run / RECORDS_FILE}: holds no batch, but {RUN_FILE} says that the run is complete; "
+            "restore it: reports from it would replace the run's tables with empty ones"
         )
     cells = summarise(data)
     paths = write_files(run, data, cells)

@@ -1,4 +1,4 @@
-"""`nwor-bench scenarios list|show`: the workloads that a sweep can run."""
+"""`nwor-bench scenarios list|show`: the workloads of a run."""
 
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,17 +10,17 @@ if TYPE_CHECKING:
     from nwor_bench.workload.prompts import Prompt
     from nwor_bench.workload.scenario import Scenario
 
-app = typer.Typer(help="List and show the workloads that a sweep can run.", no_args_is_help=True)
+app = typer.Typer(help="List and show the scenarios (workloads).", no_args_is_help=True)
 
 EXAMPLE_CHARS = 400
 
 HUB_FIELDS = ("split", "limit")
-"""Fields of a prompt source that have defaults but mean something for hub data sets only."""
+"""Fields of a prompt source with defaults that only hub data sets use."""
 
 
 @app.command("list")
 def list_scenarios() -> None:
-    """One line for each scenario that ships with nwor-bench."""
+    """List the shipped scenarios."""
     from rich.console import Console
     from rich.table import Table
 
@@ -52,7 +52,7 @@ def list_scenarios() -> None:
 def show_scenario(
     name: Annotated[str, typer.Argument(help="A scenario's name, or the path of a .toml file.")],
 ) -> None:
-    """All fields of one scenario, its prompts' lengths, and one of its prompts."""
+    """Show a scenario's fields, the lengths of its prompts, and one prompt."""
     from rich.console import Console
     from rich.markup import escape
 
@@ -91,7 +91,7 @@ def _fields(scenario: "Scenario") -> "Table":
 
 
 def _lengths(prompts: "list[Prompt]") -> "Table":
-    """Prompts by category: how many, and their lengths in characters."""
+    """A table of prompts by category: their number, and their lengths in characters."""
     from statistics import median
 
     from rich.markup import escape

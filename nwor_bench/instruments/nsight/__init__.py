@@ -1,1 +1,1 @@
-"""Nsight Systems and Nsight Compute: command lines, and what their reports say by window."""
+"""Nsight Systems and Nsight Compute around a sweep: command lines, and their reports by window."""

@@ -1,17 +1,42 @@
-"""Read a report of Nsight Compute with NVIDIA's own module, units included, window by window.
+"""Read a report of Nsight Compute window by window, units included, with NVIDIA's module.
 
-`ncu_report` comes with the tool (see `ncu_module`) and reads reports of its own version, of older
-ones and, as far as seen, of somewhat newer ones.
+The module `ncu_report` comes with the tool. It reads reports of its own version, of older ones
+and, as far as seen, of slightly newer ones. `load_module` looks for it in PYTHONPATH, then beside
+the tool: `ncu` is often a script in /usr/local/cuda/bin that starts a tool in another folder.
+
+If SciPy or PyTorch was loaded before the module, reading a report ends the process (std::bad_cast;
+seen with 2024.1's module). Read reports in a process of their own, as `nwor-bench profile ncu`
+does.
 """
 
-from collections.abc import Mapping
+import importlib
+import re
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from nwor_bench.errors import ConfigError
-from nwor_bench.instruments.nsight.ncu_command import METRICS
+from nwor_bench.instruments.nsight import tools
+from nwor_bench.instruments.nsight.ncu_profile import METRICS
 from nwor_bench.instruments.nvtx_ranges import DOMAIN
+from nwor_bench.records.store import RunData
+from nwor_bench.records.types import label_of
+
+MODULE = "ncu_report"
+
+BESIDE = "nsight-compute-*"
+"""Folder names of Nsight Compute beside the toolkit's bin."""
+
+PACKAGES = (
+    "opt/nvidia/nsight-compute/*",
+    f"usr/local/cuda/{BESIDE}",
+    f"usr/local/cuda-*/{BESIDE}",
+    "usr/lib/nsight-compute",
+)
+"""Other places: Nsight Compute by itself, in any toolkit, and Debian's package."""
 
 BYTE_UNITS = {"byte": 1, "Kbyte": 10**3, "Mbyte": 10**6, "Gbyte": 10**9, "Tbyte": 10**12}
 TIME_UNITS = {
@@ -27,10 +52,10 @@ UNITS = {
     "l2_write_sectors": PLAIN_UNITS,
     "gpu_ns": TIME_UNITS,
 }
-"""What each column's unit can be called, and how much of the column's own unit that is."""
+"""Names of each column's possible units, and their size in the column's own unit."""
 
 LONGEST_WINDOW_S = 1000
-"""No window lasts as long. The module of 2024.1 calls the ns of a report of 2025.3 "second"."""
+"""Longer than any window. 2024.1's module names the ns of a report of 2025.3 "second"."""
 
 
 @dataclass(frozen=True)
@@ -38,11 +63,11 @@ class NcuWindow:
     """One measured window.
 
     Attributes:
-        place: among the report's windows, from 1.
-        cell: as `stage x graph`; None where the batch's cell is not known.
+        place: number in the report, from 1.
+        cell: label such as `stage x graph`; None if unknown.
         batch, window: numbers as in batches.csv and windows.csv, from the NVTX ranges' payloads;
-            None where the report does not hold them.
-        values: what was counted; None for a counter that the report does not hold.
+            None if the report lacks them.
+        values: counts by column; None for a counter that the report lacks.
     """
 
     place: int
@@ -52,7 +77,7 @@ class NcuWindow:
     values: dict[str, float | None]
 
     def row(self) -> dict[str, Any]:
-        """Flat, for a table."""
+        """The values as one flat row."""
         which = {"place": self.place, "cell": self.cell, "batch": self.batch}
         return {**which, "window": self.window, **self.values}
 
@@ -63,9 +88,9 @@ def read_report(path: Path, module: Any, cells: Mapping[int, str]) -> list[NcuWi
     Args:
         path: the .ncu-rep file.
         module: NVIDIA's `ncu_report`.
-        cells: each batch's cell, by its number (see `ncu_cells`); empty where no run is at hand.
+        cells: each batch's cell, by batch number (see `cells_of`); empty without a run folder.
 
-    Raises ConfigError for a report that cannot be read, holds nothing, or has an unknown unit.
+    Raises ConfigError for a report that cannot be read, is empty, or has an unknown unit.
     """
     try:
         report = module.load_report(str(path))
@@ -89,7 +114,7 @@ def read_report(path: Path, module: Any, cells: Mapping[int, str]) -> list[NcuWi
 
 
 def _value(path: Path, action: Any, name: str) -> float | None:
-    """A metric in the column's unit; None if the report does not hold it."""
+    """A metric in the column's unit; None if the report lacks it."""
     metric = action.metric_by_name(METRICS[name])
     if metric is None or metric.value() is None:
         return None
@@ -106,7 +131,7 @@ def _value(path: Path, action: Any, name: str) -> float | None:
 
 
 def _payload(action: Any, name: str) -> int | None:
-    """Payload of our domain's range of that name around a result; None if there is none."""
+    """Payload of our range `name` around a result; None if there is none."""
     state = action.nvtx_state()
     if state is None:
         return None
@@ -119,3 +144,73 @@ def _payload(action: Any, name: str) -> int | None:
             if name in (found.name(), found.message()) and found.has_attributes():
                 return int(found.payload_as_uint64())
     return None
+
+
+def cells_of(run: RunData) -> dict[int, str]:
+    """Cell label of each batch (such as `stage x graph`), by its number in batches.csv."""
+    return {b.batch: label_of(b.nwor_mode, b.scv_mode, b.arm) for b in run.batches}
+
+
+def warmup_warning(windows: Sequence[NcuWindow], run: RunData) -> str | None:
+    """A warning if some measured windows ran before the first timed batch; else None."""
+    first = min((batch.batch for batch in run.batches if batch.phase == "timed"), default=0)
+    early = [window for window in windows if window.batch is not None and window.batch < first]
+    if not early:
+        return None
+    before = sum(batch.windows for batch in run.batches if batch.batch < first)
+    return (
+        f"{len(early)} of {len(windows)} windows belong to warm-up and gate. To leave them out use "
+        f"--skip {before}, with --warmup equal to --max-warmup so that warm-up has the same length"
+    )
+
+
+def load_module(ncu: Path | None) -> ModuleType:
+    """`ncu_report` from PYTHONPATH, or from the package of the tool `ncu` (None: no tool).
+
+    Raises ConfigError if none loads.
+    """
+    try:
+        return importlib.import_module(MODULE)
+    except ImportError as error:
+        failures = [str(error)]
+    for folder in module_folders(ncu):
+        sys.path.insert(0, str(folder))
+        try:
+            return importlib.import_module(MODULE)
+        except ImportError as error:
+            failures.append(f"{folder}: {error}")
+        finally:
+            sys.path.remove(str(folder))
+    raise ConfigError(
+        f"profile ncu: the module {MODULE} does not load ({'; '.join(failures)}); it is in "
+        "extras/python of Nsight Compute: put that folder into PYTHONPATH"
+    )
+
+
+def module_folders(ncu: Path | None) -> list[Path]:
+    """Folders with the module: the tool's own package, then its version, then newest first."""
+    folders = dict.fromkeys(package / "extras" / "python" for package in _packages(ncu))
+    return [folder for folder in folders if (folder / f"{MODULE}.py").is_file()]
+
+
+def _packages(ncu: Path | None) -> Iterator[Path]:
+    found = [folder for pattern in PACKAGES for folder in Path(tools.ROOT).glob(pattern)]
+    version = None
+    if ncu is not None:
+        tool = ncu.resolve().parent
+        yield from (tool, tool.parent.parent)  # for `ncu` itself, and target/linux-...-x64/ncu
+        found += tool.parent.glob(BESIDE)
+        version = _version_of(ncu)
+    found.sort(key=lambda folder: (_numbers(folder) == version, _numbers(folder)), reverse=True)
+    yield from (folder.resolve() for folder in found)
+
+
+def _version_of(ncu: Path) -> list[int] | None:
+    """[2025, 3, 1] of "Version 2025.3.1.0 (build ...)", as in the package's folder name."""
+    found = re.search(r"(\d{4})\.(\d+)\.(\d+)", tools.output_of(ncu, "--version"))
+    return None if found is None else [int(number) for number in found.groups()]
+
+
+def _numbers(folder: Path) -> list[int]:
+    """The numbers in a folder's name, so that 2025.10.0 is newer than 2025.9.1."""
+    return [int(digits) for digits in re.findall(r"\d+", folder.name)]

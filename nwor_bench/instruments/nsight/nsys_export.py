@@ -1,12 +1,11 @@
-"""Read what Nsight Systems exported to SQLite: events by window.
+"""Read an SQLite export of Nsight Systems: NVTX ranges, CUDA calls, GPU work, GPU metrics.
 
-The tables and columns are those of NVIDIA's export schema, major version 3: seen in exports of
-Nsight Systems 2023.4 (3.7), documented for later ones (User Guide, "SQLite Schema Reference").
-Tables are made only for what was traced, or all of them with nothing in some (`--lazy false`):
-what would come from a table that is missing or empty is None, not 0.
+Supports major version 3 of NVIDIA's export schema: seen in exports of Nsight Systems 2023.4 (3.7),
+documented for later ones (User Guide, "SQLite Schema Reference"). Tables of what was not traced are
+missing or empty (`--lazy false`); their values are None, not 0.
 
-Numbers of domains and of calls are a process's own. A process is the upper part of a `globalTid`
-and of a `globalPid`, whose lower 24 bits are the thread.
+Domain and call numbers are unique per process only. The upper bits of a `globalTid` or `globalPid`
+are the process, the lower 24 bits the thread.
 """
 
 import sqlite3
@@ -27,13 +26,13 @@ PUSH_POP, DOMAIN_CREATE, CATEGORY = 59, 75, 33
 """Kinds of NVTX events (ENUM_NSYS_EVENT_TYPE)."""
 
 DEVICE_TO_HOST, PAGEABLE = 2, 0
-"""Of a copy: its kind (ENUM_CUDA_MEMCPY_OPER), its target's memory (ENUM_CUDA_MEM_KIND)."""
+"""Kind of a copy (ENUM_CUDA_MEMCPY_OPER), and memory of its target (ENUM_CUDA_MEM_KIND)."""
 
 PROCESS = ">> 24"
-"""Of a globalTid or globalPid: what is left is one process of one machine."""
+"""Applied to a globalTid or globalPid: the process on that machine."""
 
 PROCESS_ID = 0xFFFFFF
-"""Of what is left: the process id that the operating system knows."""
+"""Mask of the operating system's process id in such a process."""
 
 ANEW = "run the sweep under `nwor-bench profile nsys`"
 
@@ -43,7 +42,7 @@ PAYLOADS = ("int64Value", "uint64Value", "int32Value", "uint32Value")
 
 @dataclass(frozen=True)
 class NvtxRange:
-    """A closed range of our domain; times in ns on the session's clock, process by number."""
+    """A closed range of our domain; times in ns on the profile's clock."""
 
     name: str
     payload: int | None
@@ -55,7 +54,7 @@ class NvtxRange:
 
 @dataclass(frozen=True)
 class DeviceWork:
-    """A kernel or copy on the GPU, and the host call that it came from (None: not known)."""
+    """A kernel or copy on the GPU; `called_ns` is the time of its host call, None if unknown."""
 
     start_ns: int
     end_ns: int
@@ -65,7 +64,7 @@ class DeviceWork:
 
 @dataclass(frozen=True)
 class MetricSample:
-    """One value of one of the GPU's metrics."""
+    """One sample of one GPU metric."""
 
     at_ns: int
     name: str
@@ -74,10 +73,10 @@ class MetricSample:
 
 @dataclass(frozen=True)
 class NsysExport:
-    """What an export holds; None for a kind that was not traced.
+    """Content of an export; None for what was not traced.
 
     Attributes:
-        calls: those of each process, by its number.
+        calls: CUDA calls by process.
     """
 
     version: str
@@ -91,18 +90,18 @@ class NsysExport:
 def read_export(path: Path) -> NsysExport:
     """Read an export.
 
-    Raises ConfigError if it is none, of another schema, or holds no window of our domain.
+    Raises ConfigError if it is not an export, has another schema, or has no window of our domain.
     """
     if not path.is_file():
         raise _unusable(path, "there is no such file")
     try:
-        # As a URI, in which # ? and % have a meaning unless quoted.
+        # as_uri quotes #, ? and %, which have a meaning in URIs.
         with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as database:
             return _read(path, database)
     except sqlite3.DatabaseError as error:
         raise _unusable(
-            path, f"it is no SQLite database of Nsight Systems ({error}); read a .nsys-rep, or "
-            "what `nsys export --type sqlite` makes of one"
+            path, f"it is no SQLite database of Nsight Systems ({error}); read a .nsys-rep, or its "
+            "export by `nsys export --type sqlite`"
         ) from error  # fmt: skip
 
 
@@ -118,15 +117,15 @@ def _read(path: Path, database: sqlite3.Connection) -> NsysExport:
     major = facts.get("EXPORT_SCHEMA_VERSION_MAJOR") or schema.split(".")[0]
     if major and major != str(SCHEMA_MAJOR):
         raise _unusable(
-            path, f"its schema is {schema or major}, and {SCHEMA_MAJOR}.x is read here; export the "
-            "report anew with a version that writes it, such as Nsight Systems 2023.4"
+            path, f"its schema is {schema or major}, and only {SCHEMA_MAJOR}.x is read; export the "
+            "report again with a version that writes it, such as Nsight Systems 2023.4"
         )  # fmt: skip
     ranges = list(_ranges(database))
     if not ranges:
         raise _unusable(path, f"no range of the domain {DOMAIN!r} is in it; {ANEW}")
     if not any(found.name == "window" for found in ranges):
         raise _unusable(
-            path, "no window is in it: nothing was drafted in what was captured; profile anew with "
+            path, "it has no window: nothing was drafted in the captured range; profile again with "
             "a longer range (--capture sweep), or with a drafter that drafts"
         )  # fmt: skip
     version = facts.get("EXPORT_PRODUCT_VERSION") or facts.get("NSIGHT_SYSTEMS_VERSION") or ""
@@ -143,7 +142,7 @@ def _read(path: Path, database: sqlite3.Connection) -> NsysExport:
 
 
 def _filled_tables(database: sqlite3.Connection) -> set[str]:
-    """Tables with at least one row."""
+    """Names of tables with at least one row."""
     names = database.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall()
     return {n for (n,) in names if database.execute(f'SELECT 1 FROM "{n}" LIMIT 1').fetchone()}
 
@@ -156,7 +155,7 @@ def _export_facts(database: sqlite3.Connection, tables: set[str]) -> dict[str, s
 
 
 def _ranges(database: sqlite3.Connection) -> Iterator[NvtxRange]:
-    """Push-pop ranges of our domain, closed, in the order of their start."""
+    """Closed push-pop ranges of our domain, in order of their start."""
     columns = {row[1] for row in database.execute("PRAGMA table_info(NVTX_EVENTS)")}
     payload = ", ".join([*(f"e.{name}" for name in PAYLOADS if name in columns), "NULL", "NULL"])
     ours = _our_domains(database)
@@ -182,7 +181,7 @@ def _ranges(database: sqlite3.Connection) -> Iterator[NvtxRange]:
 
 
 def _our_domains(database: sqlite3.Connection) -> set[tuple[int | None, int]]:
-    """Process and number of our domain: another process may call another domain by that number."""
+    """(process, number) of our domain in each process; numbers differ between processes."""
     rows = database.execute(
         f"SELECT d.globalTid {PROCESS}, d.domainId FROM NVTX_EVENTS d "
         "LEFT JOIN StringIds s ON s.id = d.textId "
@@ -214,7 +213,7 @@ def _calls(database: sqlite3.Connection, tables: set[str]) -> dict[int | None, l
 
 
 def _work(database: sqlite3.Connection, tables: set[str]) -> list[DeviceWork] | None:
-    """Kernels and copies; each knows the time of the call that it came from."""
+    """Kernels and copies with the times of their host calls; None if none were traced."""
     kinds = ("KERNEL", "MEMCPY", "MEMSET", "GRAPH_TRACE")
     traced = [kind for kind in kinds if f"CUPTI_ACTIVITY_KIND_{kind}" in tables]
     if not traced:

@@ -1,13 +1,12 @@
-"""What each window of an Nsight Systems export did: calls, device time, idle time, bandwidth. Pure.
+"""Windows of an Nsight Systems export: calls, device time, idle time, bandwidth. Pure.
 
-On the host a window lasts from the start of its range to the start of the next one in the same
-batch. On the device it is the work that the calls of that time launched, and it lasts until the
-next window's work begins: what is in between and not busy is idle. The last window of a batch has
-no such end, so that what needs one is None there. Work inside CUDA graphs is that of their launch;
-what passes between two nodes of a graph is idle too.
-
-Nsight Systems may stop listening in the middle (seen: 2023.4 at a call that CUDA 12.4 did not
-have): windows that reach beyond the last call of their process are None as well, not 0.
+- Host: a window lasts from the start of its range to the start of the next one in its batch.
+- Device: a window is the work launched by the host calls in that time. It lasts until the next
+  window's work begins; time without work is idle. Work in a CUDA graph belongs to the graph's
+  launch, and gaps between a graph's nodes are idle.
+- The last window of a batch has no end: values that need one are None.
+- Nsight Systems may stop recording (seen: 2023.4 at a call that CUDA 12.4 does not have). Values of
+  windows after the last recorded call of their process are None, not 0.
 """
 
 from bisect import bisect_left, bisect_right
@@ -27,19 +26,19 @@ from nwor_bench.instruments.nsight.nsys_export import (
 
 @dataclass(frozen=True)
 class NsysWindow:
-    """One window; None for what was not traced.
+    """One window; values that were not traced are None.
 
     Attributes:
-        cell: `stage x graph`, by its batch, which knows an A/A arm from off x off.
-        batch, window: numbers as in batches.csv and windows.csv; batch is None outside of one.
-        requests: those of its step.
-        host_ms: from its start to the next one's.
-        counts: calls of the host by kind (see `launches`).
-        wait_ms: what the host spent in `host_syncs` and in copies that wait for the GPU.
-        gpu_operations: kernels, copies and fills on the GPU, in graphs and outside of them.
-        busy_ms, idle_ms: the GPU's time with and without work, until the next window's work.
-        metrics: mean of each of the GPU's sampled metrics meanwhile, by NVIDIA's name.
-        process: the worker's process id: one of several ranks.
+        cell: label such as `stage x graph`, from its batch (the A/A arm differs from off x off).
+        batch, window: numbers as in batches.csv and windows.csv; batch is None outside a batch.
+        requests: requests of its step.
+        host_ms: time from its start to the next window's.
+        counts: host calls by kind (see `launches`).
+        wait_ms: host time in `host_syncs` and in copies that wait for the GPU.
+        gpu_operations: kernels, copies and fills on the GPU, inside and outside graphs.
+        busy_ms, idle_ms: GPU time with and without work, until the next window's work.
+        metrics: mean of each sampled GPU metric, by NVIDIA's name.
+        process: process id of the worker (rank).
     """
 
     cell: str | None
@@ -56,7 +55,7 @@ class NsysWindow:
     process: int | None = None
 
     def row(self) -> dict[str, object]:
-        """Flat, for a table."""
+        """The values as one flat row."""
         plain = {
             "cell": self.cell,
             "batch": self.batch,
@@ -73,7 +72,7 @@ class NsysWindow:
 
 
 def windows_of(export: NsysExport) -> list[NsysWindow]:
-    """Every window range of the export, process by process, each in the order of time."""
+    """All windows of the export, process by process, each in order of time."""
     by_process: dict[int | None, list[NvtxRange]] = {}
     for window in export.ranges:
         if window.name == "window":
@@ -91,7 +90,7 @@ def _windows_of_one(
     windows: Sequence[NvtxRange],
     batches: Sequence[NvtxRange],
 ) -> list[NsysWindow]:
-    """The windows of one process, with its own calls and work."""
+    """The windows of one process, with its calls and work."""
     places = [_batch_of(window, batches) for window in windows]
     requests = _requests([r for r in export.ranges if r.process == process], windows)
     ends = _host_ends(windows, places)
@@ -126,12 +125,12 @@ def _windows_of_one(
 
 
 def _heard(ends: Sequence[int | None], until: int) -> list[int | None]:
-    """The ends, None where nothing shows that calls were recorded until then."""
+    """The ends; None if no call was recorded at or after them."""
     return [None if end is None or end > until else end for end in ends]
 
 
 def _requests(ranges: Sequence[NvtxRange], windows: Sequence[NvtxRange]) -> list[int | None]:
-    """Requests of each window's step: the payload of the range `sample` inside it."""
+    """Requests of each window's step, from the payload of its range `sample`."""
     samples = [r for r in ranges if r.name == "sample"]
     starts = [r.start_ns for r in samples]
     found = []
@@ -149,7 +148,7 @@ def _batch_of(window: NvtxRange, batches: Iterable[NvtxRange]) -> NvtxRange | No
 def _host_ends(
     windows: Sequence[NvtxRange], places: Sequence[NvtxRange | None]
 ) -> list[int | None]:
-    """Where each window ends: at the next one of its batch; the last of a batch has no end."""
+    """End of each window: the start of the next one in its batch; None for the last."""
     following = [*windows[1:], None]
     batches = [*places[1:], None]
     return [
@@ -172,7 +171,7 @@ def _counts(
 def _waits(
     calls: Sequence[HostCall] | None, windows: Sequence[NvtxRange], ends: Sequence[int | None]
 ) -> list[float | None]:
-    """Time in ms that the host spent in calls that wait for the GPU, window by window."""
+    """Host time in ms in calls that wait for the GPU, for each window."""
     if calls is None:
         return [None for _ in windows]
     waiting = [
@@ -194,7 +193,7 @@ def _waits(
 def _work_of(
     work: Sequence[DeviceWork] | None, windows: Sequence[NvtxRange], ends: Sequence[int | None]
 ) -> list[list[DeviceWork]] | None:
-    """The work that each window's calls launched; None if no device work was traced."""
+    """Device work launched by each window's calls; None if no device work was traced."""
     if work is None:
         return None
     found: list[list[DeviceWork]] = [[] for _ in windows]
@@ -214,7 +213,7 @@ def _work_of(
 def _device_span(
     work: list[list[DeviceWork]] | None, place: int, batches: Sequence[NvtxRange | None]
 ) -> tuple[int, int] | None:
-    """From the start of the window's work to the start of the next window's."""
+    """Start of the window's work, and start of the next window's work; None if unknown."""
     if work is None or place + 1 >= len(work) or batches[place] is not batches[place + 1]:
         return None
     if not work[place] or not work[place + 1]:
@@ -225,7 +224,7 @@ def _device_span(
 
 
 def _busy_ns(work: Sequence[DeviceWork], span: tuple[int, int] | None) -> int | None:
-    """Time within the span in which at least one piece of work runs."""
+    """Time within the span in which at least one kernel or copy runs."""
     if span is None:
         return None
     total, reached = 0, span[0]

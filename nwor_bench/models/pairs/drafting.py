@@ -1,19 +1,19 @@
-"""Do target, drafter and method fit together? Decided from names and config.json alone."""
+"""Check that target, drafter and method fit together, from names and config.json alone."""
 
 from typing import Any
 
 from nwor_bench.errors import ConfigError
 from nwor_bench.models.pairs.local import read_model_config
-from nwor_bench.models.pairs.model import METHODS
+from nwor_bench.models.pairs.pair import METHODS
 
 PROMPT_LOOKUP: dict[str, Any] = {"prompt_lookup_max": 3, "prompt_lookup_min": 1}
-"""ngram settings of pairs that name none: match the last 3 tokens, else 2, else 1."""
+"""Default ngram settings: match the last 3 tokens, else 2, else 1."""
 
 
 def choose_method(method: str | None, draft: str | None) -> str:
-    """The method asked for, else what the drafter's config.json says, else ngram without one.
+    """The given method; else the one of the drafter's config.json; else ngram without a drafter.
 
-    Raises ConfigError for an unknown method, and when method and drafter contradict.
+    Raises ConfigError for an unknown method, and if method and drafter contradict each other.
     """
     if method is None:
         return _method_of(draft)
@@ -43,10 +43,10 @@ def _method_of(draft: str | None) -> str:
 
 
 def check_vocabulary(method: str, target: str, draft: str | None) -> None:
-    """Refuse a drafter whose token ids the target does not share.
+    """Refuse a drafter with another vocabulary than the target. Raises ConfigError.
 
-    A draft model's vocabulary has the target's size; an EAGLE head may draft from a part of
-    it. Sizes that a config.json does not give, and hub models, are left for vLLM to check.
+    A draft model needs the target's vocabulary size; an EAGLE head may draft from a part of it.
+    Hub models, and configs without a size, are left for vLLM to check.
     """
     if draft is None:
         return
@@ -66,7 +66,7 @@ def check_vocabulary(method: str, target: str, draft: str | None) -> None:
 
 
 def vocabulary_size(config: dict[str, Any] | None) -> int | None:
-    """vocab_size of a config.json, also where a text model sits inside; None if not given."""
+    """vocab_size of a config.json or of its text_config; None if absent."""
     if config is None:
         return None
     inner = config.get("text_config")

@@ -1,4 +1,4 @@
-"""From a pair's description to models that an engine can load."""
+"""Resolve a pair's description to models that an engine can load, building them if needed."""
 
 import shutil
 from pathlib import Path
@@ -6,25 +6,24 @@ from typing import Any
 
 from nwor_bench.errors import ConfigError
 from nwor_bench.models.pairs.cache import Progress, build_once, pair_folder
-from nwor_bench.models.pairs.catalogue import load_pair
 from nwor_bench.models.pairs.drafting import PROMPT_LOOKUP, check_vocabulary, choose_method
 from nwor_bench.models.pairs.local import locate_model
-from nwor_bench.models.pairs.model import ModelPair, PackagedSource, ResolvedPair
-from nwor_bench.models.pairs.shape import LOAD_FORMAT, check_shape, write_shape
+from nwor_bench.models.pairs.pair import ModelPair, PackagedSource, ResolvedPair, load_pair
+from nwor_bench.models.pairs.shape_source import LOAD_FORMAT, check_shape, write_shape
 from nwor_bench.workload.run_spec import DEFAULT_PAIR
 
 
 def _silent(_: str) -> None:
-    """Progress that nobody watches."""
+    """Progress callback that does nothing."""
 
 
 def fetch_pair(
     pair: ModelPair, cache_dir: str | Path | None = None, progress: Progress | None = None
 ) -> ResolvedPair:
-    """Make `pair` ready on this machine; quick when it is already.
+    """Make `pair` ready on this machine, if it is not already.
 
-    Raises BenchError when a download fails or is not what the pair pins, ConfigError when the
-    cache cannot be written or the pair's models do not fit together.
+    Raises BenchError if a download fails or does not match its checksum, ConfigError if the cache
+    cannot be written or the pair's models do not fit together.
     """
     return _drafting_itself(pair, pair.method, cache_dir, progress or _silent)
 
@@ -38,12 +37,12 @@ def resolve_pair(
     cache_dir: str | Path | None = None,
     progress: Progress | None = None,
 ) -> ResolvedPair:
-    """The pair called `name` (default: smollm2), or models of the user's own, ready to load.
+    """The pair called `name` (default: smollm2), or the user's own models, ready to load.
 
-    `target_model` and `draft_model` are local folders or hub names. With a target the pair
-    is not used at all; a drafter or a method alone changes how the pair drafts. Without
-    `method` it follows from the drafter, and is ngram where there is none. Raises ConfigError
-    and BenchError as `fetch_pair` does; wrong options are refused before anything is fetched.
+    `target_model` and `draft_model` are local folders or hub names. A target replaces the pair; a
+    drafter or a method alone changes how the pair drafts. Without `method`, the drafter decides,
+    and it is ngram without a drafter. Raises ConfigError and BenchError as `fetch_pair` does;
+    wrong options are refused before anything is fetched.
     """
     draft = None if draft_model is None else locate_model("draft_model", draft_model)
     if target_model is not None:
@@ -66,7 +65,7 @@ def resolve_pair(
 def _drafting_itself(
     pair: ModelPair, method: str, cache_dir: str | Path | None, progress: Progress
 ) -> ResolvedPair:
-    """The pair with what it has of its own: its drafter for `method`, or none for ngram."""
+    """The pair with its own drafter, or without a drafter for ngram."""
     parts = pair.shape or pair.folder
     own = parts.draft if parts else pair.packaged and pair.packaged.drafter
     has_drafter = pair.generated is not None or bool(own)
@@ -84,7 +83,7 @@ def _drafting_itself(
 def _models(
     pair: ModelPair, cache_dir: str | Path | None, progress: Progress
 ) -> tuple[str, str | None]:
-    """Target and drafter of the pair's source, built first where that is needed."""
+    """Target and drafter of the pair's source, built first if needed."""
     if pair.folder is not None:
         draft = pair.folder.draft
         target = locate_model("folder.target", pair.folder.target)
@@ -126,7 +125,7 @@ def _build_generated(shape: dict[str, Any], work: Path, progress: Progress) -> N
 def _resolved(
     pair: ModelPair | None, name: str, method: str, target: str, draft: str | None
 ) -> ResolvedPair:
-    """Check that the parts fit, and put them together."""
+    """The resolved pair, after checking that method, target and drafter fit."""
     choose_method(method, draft)
     check_vocabulary(method, target, draft)
     if pair is not None and pair.method == method:

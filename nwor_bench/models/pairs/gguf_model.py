@@ -1,4 +1,4 @@
-"""Turn a quantised Llama GGUF into the folder that vLLM loads: bf16 safetensors and a config."""
+"""Convert a quantised Llama GGUF to a model folder: bf16 safetensors, config.json, tokenizer."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -8,15 +8,14 @@ import numpy as np
 
 from nwor_bench.errors import BenchError
 from nwor_bench.models.pairs.cache import Progress
-from nwor_bench.models.pairs.gguf_tokenizer import write_tokenizer
-from nwor_bench.models.pairs.json_file import write_json
+from nwor_bench.models.pairs.local import write_json
 
 if TYPE_CHECKING:
     import gguf
     import torch
 
 Field = Callable[..., Any]
-"""Looks a GGUF metadata key up; raises BenchError when it is missing and has no default."""
+"""Returns the value of a GGUF metadata key; raises BenchError if it is missing without default."""
 
 _NAMES = {
     "token_embd": "model.embed_tokens",
@@ -34,12 +33,15 @@ _NAMES = {
 }
 _REQUIRED = object()
 
+_CONTROL = 3
+"""token_type of a control token: matched as a whole, omitted from decoded text."""
+
 
 def convert_gguf(source: Path, folder: Path, progress: Progress) -> None:
     """Write config, bf16 weights and tokenizer of the GGUF file `source` into `folder`.
 
-    Needs memory for the bf16 weights and one float32 tensor. Raises BenchError when the file
-    is not a Llama model that this knows how to convert.
+    Needs memory for the bf16 weights and one float32 tensor. Raises BenchError if the file is not
+    a supported Llama model.
     """
     import gguf
 
@@ -98,7 +100,7 @@ def llama_config(field: Field, *, tied: bool) -> dict[str, Any]:
 def _write_weights(
     reader: "gguf.GGUFReader", config: dict[str, Any], path: Path, progress: Progress
 ) -> None:
-    """Dequantise tensor by tensor; a quantisation that gguf cannot undo raises BenchError."""
+    """Dequantise tensor by tensor. Raises BenchError for an unsupported quantisation."""
     from safetensors.torch import save_file
 
     weights = {}
@@ -129,10 +131,10 @@ def _dequantised(tensor: "gguf.ReaderTensor", config: dict[str, Any]) -> "torch.
 
 
 def unpermute(weight: np.ndarray, heads: int) -> np.ndarray:
-    """Rows of a GGUF query or key matrix in the order that transformers and vLLM rotate.
+    """Rows of a GGUF query or key matrix, reordered for transformers and vLLM.
 
-    GGUF rotates neighbours (2i, 2i + 1) of each head, transformers and vLLM rotate
-    (i, i + head_dim/2); the rows are stored so that both give the same attention.
+    Rotary embeddings pair (2i, 2i + 1) of each head in GGUF, and (i, i + head_dim/2) in
+    transformers and vLLM.
     """
     rows, columns = weight.shape
     pairs = weight.reshape(heads, rows // heads // 2, 2, columns)
@@ -140,7 +142,7 @@ def unpermute(weight: np.ndarray, heads: int) -> np.ndarray:
 
 
 def hub_name(name: str) -> str:
-    """`blk.3.attn_q.weight` is `model.layers.3.self_attn.q_proj.weight`.
+    """Hugging Face's name: `blk.3.attn_q.weight` -> `model.layers.3.self_attn.q_proj.weight`.
 
     Raises BenchError for tensors that a Llama model without biases does not have.
     """
@@ -151,3 +153,52 @@ def hub_name(name: str) -> str:
     if len(parts) != 2 or parts[1] != "weight" or parts[0] not in _NAMES:
         raise BenchError(f"{name}: not a tensor of a plain Llama model; cannot convert this GGUF")
     return f"{prefix}{_NAMES[parts[0]]}.weight"
+
+
+def write_tokenizer(field: Field, folder: Path) -> None:
+    """Write tokenizer.json and tokenizer_config.json (with the chat template) into `folder`.
+
+    Supports byte-level BPE, as of GPT-2 and SmolLM2. Raises BenchError for other tokenizers.
+    """
+    from tokenizers import AddedToken, Tokenizer, decoders, models
+
+    if (kind := field("tokenizer.ggml.model")) != "gpt2":
+        raise BenchError(f"tokenizer.ggml.model is {kind!r}; only 'gpt2' (byte-level BPE) works")
+    tokens: list[str] = field("tokenizer.ggml.tokens")
+    merges = [tuple(merge.split(" ")) for merge in field("tokenizer.ggml.merges")]
+    tokenizer = Tokenizer(models.BPE({t: i for i, t in enumerate(tokens)}, merges))
+    tokenizer.pre_tokenizer = _pre_tokenizer(field("tokenizer.ggml.pre", "default"))
+    tokenizer.decoder = decoders.ByteLevel()
+    types = zip(tokens, field("tokenizer.ggml.token_type"), strict=True)
+    control = [token for token, kind in types if kind == _CONTROL]
+    tokenizer.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in control])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    write_json(folder / "tokenizer_config.json", _settings(field, tokens))
+
+
+def _pre_tokenizer(name: str) -> Any:
+    """The pre-tokenizer of that name. `smollm`: single digits, then GPT-2's pattern."""
+    from tokenizers import pre_tokenizers
+
+    gpt2 = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+    if name in ("gpt-2", "default"):
+        return gpt2
+    if name == "smollm":
+        digits = pre_tokenizers.Digits(individual_digits=True)
+        return pre_tokenizers.Sequence([digits, gpt2])
+    raise BenchError(f"tokenizer.ggml.pre is {name!r}; only 'smollm' and 'gpt-2' work")
+
+
+def _settings(field: Field, tokens: list[str]) -> dict[str, Any]:
+    eos = field("tokenizer.ggml.eos_token_id")
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": tokens[field("tokenizer.ggml.bos_token_id")],
+        "eos_token": tokens[eos],
+        "pad_token": tokens[field("tokenizer.ggml.padding_token_id", eos)],
+        "unk_token": tokens[field("tokenizer.ggml.unknown_token_id", eos)],
+        "model_max_length": field("llama.context_length"),
+        "clean_up_tokenization_spaces": False,
+    }
+    template = field("tokenizer.chat_template", None)
+    return settings if template is None else {**settings, "chat_template": template}

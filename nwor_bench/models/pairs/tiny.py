@@ -1,9 +1,8 @@
-"""A target and a drafter written from a seed: random weights, float32, in about a second.
+"""Write a target and a drafter from a seed: random float32 weights, in about a second.
 
-The drafter is the target plus Gaussian noise, so the noise sets the acceptance: 0 makes the
-two identical (every draft accepted), noise far above 1 makes them strangers (every draft
-rejected). numpy's generator is used, not torch's, because its bytes do not depend on the
-CPU's instruction set: the same seed gives the same files everywhere.
+The drafter is the target plus Gaussian noise. The noise sets the acceptance: with 0 every draft is
+accepted, far above 1 every draft is rejected. numpy's generator gives the same files on every CPU;
+torch's depends on the instruction set.
 """
 
 from pathlib import Path
@@ -11,12 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from nwor_bench.models.pairs.json_file import write_json
+from nwor_bench.models.pairs.local import write_json
 
 Weights = dict[str, np.ndarray]
 
 SPECIAL_TOKENS = ("<|end|>", "<|pad|>", "<|system|>", "<|user|>", "<|assistant|>")
-"""Their ids follow those of the 256 bytes, in this order; what is left is reserved."""
+"""Their ids follow those of the 256 bytes, in this order; the remaining ids are reserved."""
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] }}<|end|>"
@@ -25,7 +24,7 @@ CHAT_TEMPLATE = (
 _BYTES = 256
 
 BYTE_VOCABULARY = _BYTES + len(SPECIAL_TOKENS)
-"""Tokens of a tokenizer of bytes."""
+"""Vocabulary size of the byte tokenizer."""
 
 
 def generate_tiny(
@@ -41,10 +40,10 @@ def generate_tiny(
     vocab: int = 264,
     max_positions: int = 32768,
 ) -> tuple[Path, Path]:
-    """Write `folder`/target and `folder`/draft and return the two paths.
+    """Write `folder`/target and `folder`/draft; returns the two paths.
 
-    `noise` is relative: the standard deviation added to a weight matrix is `noise` times that
-    matrix's own. Files are the same, byte for byte, for the same arguments.
+    `noise` is relative to each weight matrix's standard deviation. The same arguments give the
+    same files, byte for byte.
     """
     if vocab < BYTE_VOCABULARY or heads % kv_heads or noise < 0:
         raise ValueError(
@@ -96,9 +95,9 @@ def _config(
 def _random_weights(rng: np.random.Generator, config: dict[str, Any]) -> Weights:
     """Weights of a Llama model under their Hugging Face names, norms set to one.
 
-    Standard deviation 1/sqrt(inputs) lets attention carry as much as the token itself, so the
-    next token depends on the history. With the usual 0.02 a random model is a map from token
-    to token and soon repeats itself.
+    With a standard deviation of 1/sqrt(inputs) attention contributes as much as the token itself,
+    so the next token depends on the history. With the usual 0.02 a random model maps token to
+    token and soon repeats itself.
     """
     hidden, wide = config["hidden_size"], config["intermediate_size"]
     q_rows = config["num_attention_heads"] * config["head_dim"]
@@ -120,9 +119,9 @@ def _random_weights(rng: np.random.Generator, config: dict[str, Any]) -> Weights
         for name, shape in shapes.items():
             weights[f"{prefix}.{name}.weight"] = _normal(rng, shape, shape[1] ** -0.5)
     weights["model.norm.weight"] = np.ones(hidden, np.float32)
-    # The factor 2 spreads the logits, so that sampling at temperature 1 is not almost uniform.
+    # The factor 2 spreads the logits: without it sampling at temperature 1 is almost uniform.
     head = _normal(rng, (config["vocab_size"], hidden), 2 * hidden**-0.5)
-    # Logit 0 never wins against 256 random ones: greedy output is text and never ends early.
+    # Zero logits never win against 256 random ones: greedy output is text and never ends early.
     head[_BYTES:] = 0.0
     weights["lm_head.weight"] = head
     return weights
@@ -133,11 +132,11 @@ def _normal(rng: np.random.Generator, shape: tuple[int, ...], std: float) -> np.
 
 
 def _with_noise(rng: np.random.Generator, weights: Weights, noise: float) -> Weights:
-    """Add noise to every matrix; norms (vectors) and zero rows stay as they are."""
+    """The weights plus noise on every matrix; norms (vectors) and zero rows are unchanged."""
     noisy = {}
     for name, weight in weights.items():
         if weight.ndim == 2:
-            # Drawn even for noise 0, so that one seed gives one direction of noise.
+            # Drawn even for noise 0, so that a seed always gives the same direction of noise.
             change = _normal(rng, weight.shape, 1.0) * (weight != 0)
             weight = weight + np.float32(noise) * weight.std() * change
         noisy[name] = weight
@@ -156,7 +155,7 @@ def _write_model(folder: Path, config: dict[str, Any], weights: Weights) -> None
 
 
 def write_byte_tokenizer(folder: Path, vocab: int = BYTE_VOCABULARY) -> None:
-    """A tokenizer of single bytes: any text becomes its UTF-8, one token a byte."""
+    """Write a byte tokenizer: a text becomes its UTF-8 bytes, one token each."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
     symbols = sorted(pre_tokenizers.ByteLevel.alphabet())

@@ -1,5 +1,5 @@
-"""Training of drafters: an EAGLE head from text that the target itself generates.
+"""Training of drafters: an EAGLE head, trained on text that the target generates.
 
-A recipe says what is trained, on how much, for how long; everything random follows from its
-seed. Only `train`, `data` and `target` need more than torch.
+A recipe defines what is trained, on how many tokens and for how many epochs; its seed decides
+everything random.
 """

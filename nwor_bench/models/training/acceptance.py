@@ -1,4 +1,4 @@
-"""How many drafts would the target accept? Greedy windows, simulated on its own text."""
+"""Acceptance of a head's drafts: greedy windows, simulated on the target's own text."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,17 +7,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nwor_bench.models.training.model import EagleHead, unroll
+from nwor_bench.models.training.eagle_head import EagleHead, unroll
 from nwor_bench.models.training.target import Target
 
 
 @dataclass(frozen=True)
 class Acceptance:
-    """Counts over windows that each drafted the same number of tokens.
+    """Accepted drafts by position, over windows with equally many drafts.
 
     Attributes:
         windows: windows counted.
-        accepted: drafts accepted at each position, first position first.
+        accepted: accepted drafts at each position, first position first.
     """
 
     windows: int
@@ -25,12 +25,12 @@ class Acceptance:
 
     @property
     def length(self) -> float | None:
-        """Tokens that a request gains a window, bonus token included; None without a window."""
+        """Acceptance length (tokens per window, bonus token included); None without windows."""
         return 1 + sum(self.accepted) / self.windows if self.windows else None
 
     @property
     def rates(self) -> tuple[float, ...] | None:
-        """Accepted drafts over drafts, position by position; None without a window."""
+        """Acceptance rate by position; None without windows."""
         return tuple(n / self.windows for n in self.accepted) if self.windows else None
 
     def to_dict(self) -> dict[str, Any]:
@@ -44,15 +44,15 @@ class Acceptance:
 
 
 def accepted_drafts(drafts: Tensor, tokens: Tensor) -> Tensor:
-    """How many drafts are accepted if a window begins at each position.
+    """Number of accepted drafts for a window at each position.
 
     Args:
-        drafts: drafted token of step j in the row of `unroll`, [steps, tokens - 1], int64.
-        tokens: the sequence, [tokens], int64; from the prompt's end on the target's greedy text.
+        drafts: token drafted in step j, in the rows of `unroll`, [steps, tokens - 1], int64.
+        tokens: prompt and the target's greedy answer, [tokens], int64.
 
     Returns:
-        [tokens - 1 - steps], int64: for a window that begins at t (the hidden state at t and
-        token t + 1 known) the number of leading drafts that equal tokens t + 2, t + 3, ...
+        [tokens - 1 - steps], int64: for a window at position t (hidden state of t and token t + 1
+        are known) the number of leading drafts that equal tokens t + 2, t + 3, ...
     """
     steps = drafts.shape[0]
     starts = tokens.shape[0] - 1 - steps
@@ -63,10 +63,10 @@ def accepted_drafts(drafts: Tensor, tokens: Tensor) -> Tensor:
 
 
 def walk(accepted: Sequence[int], first: int, steps: int) -> Acceptance:
-    """Windows one after another: each begins where the last one's bonus token ended.
+    """Acceptance over consecutive windows: each begins after the last one's bonus token.
 
-    Feeding the sequence's own tokens to later steps is exact: a window's later drafts count
-    only while the earlier ones were those very tokens.
+    Feeding the sequence's own tokens to later draft steps is exact, because a draft counts only
+    if all earlier drafts of the window equal those tokens.
     """
     counts, windows, at = [0] * steps, 0, first
     while at < len(accepted):
@@ -87,7 +87,7 @@ def measure_acceptance(
 ) -> list[Acceptance]:
     """Acceptance over greedy answers; `sequences` are (prompt, answer) token ids.
 
-    One result for each of `answer_tokens`: over the first so many tokens of every answer.
+    Returns one result for each length in `answer_tokens`, over the first so many answer tokens.
     """
     windows, counts = [0] * len(answer_tokens), [[0] * draft_tokens for _ in answer_tokens]
     for prompt, answer in sequences:
@@ -97,9 +97,9 @@ def measure_acceptance(
         drafts = torch.stack([target.logits(step[0]).argmax(-1).cpu() for step in drafted])
         accepted = accepted_drafts(drafts, tokens).tolist()
         for row, length in enumerate(answer_tokens):
-            # What follows later changes nothing before it: a shorter answer is a prefix of this.
-            judged = accepted[: len(prompt) + length - 1 - draft_tokens]
-            found = walk(judged, len(prompt) - 1, draft_tokens)
+            # Later tokens do not change earlier ones, so a shorter answer is a prefix of this.
+            counted = accepted[: len(prompt) + length - 1 - draft_tokens]
+            found = walk(counted, len(prompt) - 1, draft_tokens)
             windows[row] += found.windows
             counts[row] = [a + b for a, b in zip(counts[row], found.accepted, strict=True)]
     return [Acceptance(w, tuple(c)) for w, c in zip(windows, counts, strict=True)]

@@ -1,4 +1,4 @@
-"""The model card of a trained head: all figures come from the training's own record."""
+"""The model card of a trained head, written from training.json."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,26 +16,29 @@ def write_card(path: Path, record: dict[str, Any]) -> None:
     path.write_text(
         f"""# {recipe["name"]}: an EAGLE head for {record["target"]}
 
-One decoder layer and a layer that fuses token and hidden state: {record["parameters"]:,} \
-parameters in {record["dtype"]}. Embedding and output layer are the target's, so this drafts for \
-that model only. Made by `nwor-bench pairs train {recipe["name"]}`, which makes it anew.
+A drafter with {record["parameters"]:,} parameters in {record["dtype"]}: a layer that fuses token \
+and hidden state, then one decoder layer. It uses the target's embedding and output layer, so it \
+drafts for that model only. `nwor-bench pairs train {recipe["name"]}` trains it again.
 
 ## Data
-{data["training_sequences"]:,} answers of {recipe["answer_tokens"]} tokens \
-({data["training_tokens"]:,} tokens) that the target generated, \
-{data["training_sequences"] - sampled:,} of them greedy and {sampled:,} drawn at temperature \
-{recipe["temperature"]:g}. Their prompts: {data["prompts_from_templates"]:,} filled in from \
-templates, {data["prompts_self_written"]:,} written by the target itself. {_written(data)}\
-Held out: {data["held_out_sequences"]:,} prompts of the shipped scenarios, none of which was \
-trained on.
+| data | count |
+|---|---|
+| answers by the target, {recipe["answer_tokens"]} tokens each | \
+{data["training_sequences"]:,} ({data["training_tokens"]:,} tokens) |
+| of these greedy | {data["training_sequences"] - sampled:,} |
+| of these sampled at temperature {recipe["temperature"]:g} | {sampled:,} |
+| prompts from templates | {data["prompts_from_templates"]:,} |
+| prompts written by the target | {data["prompts_self_written"]:,} |
+{_written(data)}\
+| held-out prompts (shipped scenarios, not trained on) | {data["held_out_sequences"]:,} |
 
 ## Training
-{record["steps"]:,} steps in {len(record["epochs"]) - 1} epochs, {recipe["batch"]} sequences a \
+{record["steps"]:,} steps in {len(record["epochs"]) - 1} epochs, {recipe["batch"]} sequences per \
 step, AdamW with a learning rate up to {recipe["learning_rate"]:g}, seed {recipe["seed"]}. Loss: \
 cross-entropy with the target's distribution plus {recipe["hidden_weight"]:g} x smooth-L1 between \
-hidden states, over {recipe["draft_tokens"]} drafts of which each continues from the one before.
-It took {record["training_s"]:.0f} s of steps and {_seconds(data["generating_s"])} to generate \
-the answers, on {record["machine"]} (torch {software["torch"]}, transformers \
+hidden states, over {recipe["draft_tokens"]} consecutive drafts.
+Time: {record["training_s"]:.0f} s for the steps, {_seconds(data["generating_s"])} for the \
+answers, on {record["machine"]} (torch {software["torch"]}, transformers \
 {software["transformers"]}).
 
 ## Held-out acceptance
@@ -54,21 +57,20 @@ def _lengths(lengths: Sequence[int]) -> str:
 
 
 def _written(data: dict[str, Any]) -> str:
-    """What became of the target's own prompts; a sentence, or nothing where it wrote none."""
+    """Rows on the prompts that the target wrote; empty if it wrote none."""
     written = data["self_written"]
     if written is None:
         return ""
     reasons = ", ".join(f"{count:,} {reason}" for reason, count in written["dropped"].items())
     return (
-        f"Of these {written['around']:,} are tasks about a message that it wrote, the others "
-        f"messages as they are. It wrote {written['tries']:,} messages in "
-        f"{_seconds(written['seconds'])}, of which were dropped: "
-        f"{reasons or 'none'}; what was left over was not used. "
+        f"| of these tasks about a message | {written['around']:,} |\n"
+        f"| messages written for them | {written['tries']:,} in {_seconds(written['seconds'])} |\n"
+        f"| messages dropped | {reasons or 'none'} |\n"
     )
 
 
 def _table(rows: list[dict[str, Any]], index: int, length: int, draft_tokens: int) -> str:
-    """One row an epoch; `index` is where its `held_out` has answers of that length."""
+    """A table with one row per epoch; `index` is the place of `length` in `held_out`."""
     positions = " | ".join(f"draft {i + 1}" for i in range(draft_tokens))
     lines = [
         f"### Over the first {length} tokens of an answer",

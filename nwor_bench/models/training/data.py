@@ -1,7 +1,7 @@
-"""Training text: prompts from templates and from the target itself, answers by the target.
+"""Training data: prompts from templates and from the target, answers from the target.
 
-Held out are the scenarios' prompts: none of them is trained on, so acceptance in any sweep over
-them is measured on held-out prompts.
+The scenarios' prompts are held out, so a run's acceptance is measured on prompts that the head was
+not trained on.
 """
 
 import json
@@ -28,10 +28,10 @@ from nwor_bench.workload.prompts import Prompt, builtin_categories, encode, read
 from nwor_bench.workload.resources import resource_dir
 
 SPARE = 1.5
-"""Prompts asked of the templates for each one needed: some are longer than the recipe allows."""
+"""Template prompts made per prompt needed: some are longer than the recipe allows."""
 
 Step = Callable[[int], None]
-"""Told how many sequences a finished batch added."""
+"""Called with the number of sequences that a finished batch added."""
 
 Sequenced = tuple[list[int], list[int]]
 """Token ids of a prompt and of its answer."""
@@ -39,12 +39,12 @@ Sequenced = tuple[list[int], list[int]]
 
 @dataclass(frozen=True)
 class Prompts:
-    """Prompts that are there before the target writes its own.
+    """Prompts from templates and scenarios.
 
     Attributes:
         templates: training prompts, token ids.
         held_out: held-out prompts, token ids.
-        texts: texts of all template prompts, used or not.
+        texts: texts of all template prompts, including unused ones.
     """
 
     templates: list[list[int]]
@@ -53,14 +53,14 @@ class Prompts:
 
 
 @dataclass(frozen=True)
-class Data:
-    """Sequences, and what became of their prompts.
+class TrainingData:
+    """Prompts and answers of a training.
 
     Attributes:
         training: prompts and answers to train on.
         held_out: held-out prompts and greedy answers.
-        generating_s: time it took to generate the answers.
-        self_written: counts of the prompts that the target wrote; None where it wrote none.
+        generating_s: time taken to generate the answers.
+        self_written: counts of the prompts that the target wrote; None if it wrote none.
     """
 
     training: list[Sequenced]
@@ -70,7 +70,7 @@ class Data:
 
 
 def held_out_prompts() -> list[Prompt]:
-    """All prompts of the shipped scenarios, categories in turn."""
+    """All prompts of the shipped scenarios, alternating between categories."""
     folder = resource_dir("scenarios") / "prompts"
     kinds = [read_jsonl(folder / f"{name}.jsonl", name) for name in builtin_categories()]
     longest = max(map(len, kinds))
@@ -78,10 +78,10 @@ def held_out_prompts() -> list[Prompt]:
 
 
 def choose_prompts(recipe: Recipe, tokenizer: Any) -> Prompts:
-    """The prompts that need no target, short enough for the recipe.
+    """The template and held-out prompts that are short enough for the recipe.
 
-    Raises ConfigError when there are too few, when a prompt would be both trained on and held
-    out, or when the target is to write prompts and its tokenizer does not say how they begin.
+    Raises ConfigError if there are too few, if a held-out prompt is among the training prompts, or
+    if the target should write prompts but its tokenizer has no usable chat template.
     """
     held_out = held_out_prompts()
     texts = [plain(prompt.text) for prompt in held_out]
@@ -123,11 +123,11 @@ def _fitting(prompts: list[Prompt], longest: int, tokenizer: Any, count: int) ->
 
 def make_data(
     recipe: Recipe, target: Target, prompts: Prompts, written: SelfWritten | None, step: Step
-) -> Data:
-    """Have the target answer every prompt.
+) -> TrainingData:
+    """Generate the target's answer to every prompt.
 
-    Training answers are greedy or sampled in the recipe's proportion, whoever wrote the prompt;
-    held-out ones greedy, and as long as the longest over which acceptance is measured.
+    Training answers are greedy or sampled, in the recipe's proportion. Held-out answers are greedy,
+    with the longest of the recipe's held-out lengths.
     """
     import torch
 
@@ -141,13 +141,13 @@ def make_data(
     found += _answers(target, training[sampled:], tokens, 0.0, step)
     greedy = _answers(target, prompts.held_out, max(recipe.held_out_tokens), 0.0, step)
     seconds = round(time.perf_counter() - began, 3)
-    return Data(found, greedy, seconds, written.counts() if written else None)
+    return TrainingData(found, greedy, seconds, written.counts() if written else None)
 
 
 def _answers(
     target: Target, prompts: Sequence[list[int]], tokens: int, temperature: float, step: Step
 ) -> list[Sequenced]:
-    """Prompts of like length are answered together, so that little is padded."""
+    """Answers in the order of the prompts; prompts of similar length share a batch."""
     order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
     answers: dict[int, list[int]] = {}
     together = GENERATED_TOGETHER[target.device]
@@ -159,16 +159,16 @@ def _answers(
     return [(prompts[i], answers[i]) for i in range(len(prompts))]
 
 
-def save_data(path: Path, data: Data) -> None:
-    """Keep the sequences, so that a resumed training goes on with the same ones."""
+def save_data(path: Path, data: TrainingData) -> None:
+    """Write the sequences to disk, so that a resumed training uses the same ones."""
     temporary = path.with_suffix(".partial")
     content = json.dumps(vars(data))
     temporary.write_text(content, encoding="utf-8")
     temporary.replace(path)
 
 
-def load_data(path: Path) -> Data:
-    """Read back what `save_data` wrote. Raises StoreError for a damaged file."""
+def load_data(path: Path) -> TrainingData:
+    """Read what `save_data` wrote. Raises StoreError for a damaged file."""
     try:
         stored = parse_json(path.read_text(encoding="utf-8"))
         training, held_out = (
@@ -176,5 +176,5 @@ def load_data(path: Path) -> Data:
         )
         generating_s, written = float(stored["generating_s"]), stored["self_written"]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise StoreError(f"{path}: cannot be read ({error}); start the training anew") from error
-    return Data(training, held_out, generating_s, written)
+        raise StoreError(f"{path}: cannot be read ({error}); start a new training") from error
+    return TrainingData(training, held_out, generating_s, written)

@@ -1,4 +1,4 @@
-"""What a training says while it runs: a bar on a terminal, and a line an epoch everywhere."""
+"""Progress of a training: a bar on a terminal, and one line per epoch."""
 
 from types import TracebackType
 from typing import Any
@@ -15,7 +15,7 @@ from rich.progress import (
 
 
 class TrainingProgress:
-    """One bar for each kind of work: prompts being written, answers, steps."""
+    """A progress bar for the current work: prompts, answers or steps."""
 
     def __init__(self, console: Console):
         self._console = console
@@ -44,11 +44,11 @@ class TrainingProgress:
         self._bar.stop()
 
     def begin(self, what: str, total: int, done: int = 0) -> None:
-        """A new bar of `total` steps."""
+        """Start a new bar of `total` steps."""
         self._bar.reset(self._task, total=total, completed=done, description=what)
 
     def advance(self, steps: int = 1, what: str | None = None) -> None:
-        """Move the bar on, with another text if there is one."""
+        """Advance the bar, and set its text if `what` is given."""
         self._bar.update(self._task, advance=steps, description=what)
 
     def say(self, line: str) -> None:
@@ -56,7 +56,7 @@ class TrainingProgress:
         self._console.print(line, highlight=False, markup=False, soft_wrap=True)
 
     def epoch(self, row: dict[str, Any], epochs: int) -> None:
-        """One line for a finished epoch; number 0 is the untrained head."""
+        """Print one line for a finished epoch; epoch 0 is the untrained head."""
         loss = "" if row["loss"] is None else f"loss {row['loss']:.3f}, "
         self.say(
             f"epoch {row['epoch']} of {epochs}: {loss}held-out acceptance length "

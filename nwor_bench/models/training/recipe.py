@@ -1,4 +1,4 @@
-"""What is trained and how: one recipe a head. Pure."""
+"""Training recipes: one per head. Pure."""
 
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Self
@@ -8,26 +8,26 @@ from nwor_bench.errors import ConfigError
 
 @dataclass(frozen=True)
 class Recipe:
-    """All that the trained weights depend on, besides the machine.
+    """Everything that decides the trained weights, apart from the machine.
 
     Attributes:
-        pair: the pair whose target is drafted for; its weights are not changed.
-        tokens: tokens of the target's answers to train on, over all sequences.
-        answer_tokens: length of each answer; as in sweeps it goes on past the end of the text.
-        prompt_tokens: longest prompt that is used, training and held out alike.
-        written_share: share of training prompts that the target writes itself; the others are
-            filled in from templates.
-        around_share: share of those that become the text of a task (to summarise it, translate
-            it, find something in it); the others are prompts as they are.
-        written_tokens: within how many tokens such a prompt must end, to be used.
-        held_out: prompts of the scenarios on which acceptance is measured.
-        held_out_tokens: answer lengths over which it is measured.
-        sampled_share: share of training answers drawn at `temperature`; the others are greedy.
-        batch: sequences a step.
-        draft_tokens: drafts a window, in training and in the measured acceptance.
-        learning_rate: AdamW's, at its highest.
-        hidden_weight: weight of the smooth-L1 loss beside the cross-entropy's 1.
-        step_decay: weight of each further draft's loss, relative to the one before.
+        pair: pair whose target the head drafts for; the target's weights do not change.
+        tokens: answer tokens to train on, over all sequences.
+        answer_tokens: length of each answer; generation ignores the end-of-text token.
+        prompt_tokens: longest prompt used, for training and held-out prompts.
+        written_share: share of training prompts that the target writes; the rest come from
+            templates.
+        around_share: share of the target's messages that become the text of a task (summarise,
+            translate, search); the rest are prompts as they are.
+        written_tokens: most tokens in a message that the target writes.
+        held_out: number of scenario prompts on which acceptance is measured.
+        held_out_tokens: answer lengths over which acceptance is measured.
+        sampled_share: share of training answers sampled at `temperature`; the rest are greedy.
+        batch: sequences per step.
+        draft_tokens: drafts per window, in training and in the acceptance measurement.
+        learning_rate: AdamW's highest learning rate.
+        hidden_weight: weight of the smooth-L1 loss; the cross-entropy has weight 1.
+        step_decay: weight of each further draft's loss, relative to the previous draft's.
     """
 
     name: str
@@ -58,12 +58,12 @@ class Recipe:
 
     @property
     def sequences(self) -> int:
-        """Training sequences: one answer each."""
+        """Training sequences, one answer each."""
         return self.tokens // self.answer_tokens
 
     @property
     def self_written(self) -> int:
-        """Training prompts that the target writes itself."""
+        """Training prompts that the target writes."""
         return round(self.sequences * self.written_share)
 
     @property
@@ -73,12 +73,12 @@ class Recipe:
 
     @property
     def sampled_sequences(self) -> int:
-        """Training sequences whose answers are drawn, not greedy."""
+        """Training sequences with sampled answers."""
         return int(self.sequences * self.sampled_share)
 
     @property
     def steps_per_epoch(self) -> int:
-        """Optimiser steps an epoch; the last may hold fewer sequences."""
+        """Optimiser steps per epoch; the last may have fewer sequences."""
         return -(-self.sequences // self.batch)
 
     @property
@@ -97,7 +97,7 @@ class Recipe:
 
     @classmethod
     def from_dict(cls, stored: dict[str, Any]) -> "Recipe":
-        """Read back what `to_dict` gave. Raises KeyError for a value that is missing."""
+        """Read what `to_dict` gave. Raises KeyError for a missing value."""
         values = {field.name: stored[field.name] for field in fields(cls)}
         return cls(**values | {"held_out_tokens": tuple(values["held_out_tokens"])})
 
@@ -105,11 +105,11 @@ class Recipe:
 RECIPES = {
     recipe.name: recipe
     for recipe in (
-        # Answers of 96 tokens, so that a third of the loss is on the first 32 of them, as many as
-        # the scenario `short` generates: 62,500 answers, 46,875 of them to prompts that the
-        # target wrote. 782 steps an epoch of 80 sequences each: 7,680 answer tokens and, with
-        # prompts of 67 on average, 13,000 tokens in all. On one H200 the 6 epochs = 4,692 steps
-        # took 474 s, the answers 144 s and the messages (four of five were usable) 178 s.
+        # Answers of 96 tokens put a third of the loss on the first 32, the number that the
+        # scenario `short` generates. 62,500 answers; the target wrote 46,875 of the prompts.
+        # 782 steps per epoch with 80 sequences each: 7,680 answer tokens, about 13,000 with
+        # prompts. On one H200: 474 s for 4,692 steps (6 epochs), 144 s for the answers, 178 s for
+        # the messages (80 % were usable).
         Recipe(
             "smollm2-eagle", "smollm2", tokens=6_000_000, epochs=6, answer_tokens=96,
             written_share=0.75, batch=80,

@@ -1,9 +1,8 @@
-"""Prompts that the target writes itself, when it is asked to go on where a user begins to write.
+"""Prompts written by the target: it continues an open user turn of its chat template.
 
-A chat model has learnt what users write too: after its chat template up to the open user turn it
-samples a message (Magpie, Xu et al., 2024, arXiv:2406.08464). What comes is uneven, and much
-wider than any templates; what is no whole message is dropped and counted by reason. Some of the
-messages become texts to work on, since users' prompts often hold one and these seldom do.
+A chat model has also learnt what users write (Magpie, Xu et al., 2024, arXiv:2406.08464). Its
+messages vary more than templates. Unusable messages are dropped and counted by reason. Some
+messages become the text of a task, because users' prompts often contain a text and these seldom do.
 """
 
 import time
@@ -20,24 +19,24 @@ from nwor_bench.models.training.templates import around
 from nwor_bench.workload.prompts import Prompt, encode
 
 TRIES = 4
-"""Messages sampled at most for each prompt that is needed, and one batch more."""
+"""At most this many messages are sampled per prompt needed, plus one batch."""
 
 SHORTEST = 12
-"""Characters below which a message is hardly a task ("Hi.", "Thank you")."""
+"""Shortest message in characters; shorter ones are rarely tasks ("Hi.", "Thank you")."""
 
 TEMPERATURE = 1.0
-"""The model's own distribution: colder, it writes the same few messages again and again."""
+"""The model's own distribution; at lower temperatures it repeats a few messages."""
 
 _MARK = "the-user-writes-here"
 
 
 @dataclass(frozen=True)
 class OpenTurn:
-    """Where a user begins to write.
+    """An open user turn.
 
     Attributes:
-        ids: token ids of the chat template up to there.
-        end: token that ends a user's turn.
+        ids: token ids of the chat template up to the user's message.
+        end: token that ends the user's turn.
     """
 
     ids: list[int]
@@ -46,14 +45,14 @@ class OpenTurn:
 
 @dataclass(frozen=True)
 class SelfWritten:
-    """What the target wrote.
+    """Prompts that the target wrote.
 
     Attributes:
-        prompts: token ids of each prompt kept, in the chat template, ready to be answered.
-        around: how many of them are tasks about a message, not the message as it is.
+        prompts: token ids of each prompt kept, in the chat template.
+        around: how many prompts are tasks about a message.
         tries: messages sampled.
-        dropped: messages not kept, by reason; those left over when enough were kept are neither.
-        seconds: time it took.
+        dropped: messages dropped, by reason; surplus usable messages are not counted.
+        seconds: time taken.
     """
 
     prompts: list[list[int]]
@@ -63,15 +62,15 @@ class SelfWritten:
     seconds: float
 
     def counts(self) -> dict[str, Any]:
-        """All but the prompts, for JSON."""
+        """Everything except the prompts, for JSON."""
         counts = asdict(self)
         return {"kept": len(counts.pop("prompts")), **counts}
 
 
 def open_turn(tokenizer: Any) -> OpenTurn:
-    """The open user turn of a tokenizer's chat template, with whatever system prompt it puts.
+    """The open user turn of a tokenizer's chat template, including its default system prompt.
 
-    Raises ConfigError where there is no template, or where no token of its own ends the turn.
+    Raises ConfigError without a chat template, or if no special token ends the user's turn.
     """
     if not getattr(tokenizer, "chat_template", None):
         raise ConfigError.for_field(
@@ -88,12 +87,12 @@ def open_turn(tokenizer: Any) -> OpenTurn:
 
 
 def plain(text: str) -> str:
-    """A text without what two prompts may differ in and still be the same: case and spaces."""
+    """A text in lower case with single spaces, to compare prompts."""
     return " ".join(text.casefold().split())
 
 
 def contains_any(text: str, others: Iterable[str]) -> bool:
-    """Whether one of `others` is in the text, case and spaces aside; `others` are `plain`."""
+    """True if one of `others` (already `plain`) is in the text, ignoring case and spaces."""
     text = plain(text)
     return any(other in text for other in others)
 
@@ -106,38 +105,38 @@ def write_prompts(
     taken: Iterable[str],
     step: Callable[[int], None],
 ) -> SelfWritten:
-    """As many prompts as the recipe wants; on one device the seed alone decides which.
+    """As many prompts as the recipe needs; on one device the seed alone decides which.
 
     Args:
         recipe: the recipe.
-        target: who writes.
-        tokenizer: the target's.
-        held_out: texts that no prompt may be or contain.
+        target: the model that writes.
+        tokenizer: the target's tokenizer.
+        held_out: texts that no prompt may contain.
         taken: texts that no prompt may repeat.
-        step: told how many prompts a batch added.
+        step: called with the number of prompts that a batch added.
 
-    Raises ConfigError when the target writes too few in `TRIES` times as many tries.
+    Raises ConfigError if `TRIES` messages per prompt do not give enough prompts.
     """
     import torch
 
     torch.manual_seed(recipe.seed)
     began = time.perf_counter()
     turn, together = open_turn(tokenizer), GENERATED_TOGETHER[target.device]
-    sieve = _Sieve(recipe, tokenizer, [plain(text) for text in held_out], taken)
+    filtered = _Filter(recipe, tokenizer, [plain(text) for text in held_out], taken)
     kept: list[_Kept] = []
     tries, wanted = 0, recipe.self_written
     while len(kept) < wanted:
         if tries >= TRIES * wanted + together:
-            raise ConfigError(_too_few(len(kept), wanted, tries, sieve.dropped))
+            raise ConfigError(_too_few(len(kept), wanted, tries, filtered.dropped))
         messages = target.write(turn.ids, together, turn.end, recipe.written_tokens, TEMPERATURE)
         tries += together
-        found = [prompt for message in messages if (prompt := sieve.prompt(message)) is not None]
-        found = found[: wanted - len(kept)]
+        prompts = map(filtered.prompt, messages)
+        found = [prompt for prompt in prompts if prompt is not None][: wanted - len(kept)]
         kept += found
         step(len(found))
     seconds = round(time.perf_counter() - began, 3)
-    prompts, tasks = [prompt.ids for prompt in kept], sum(prompt.is_task for prompt in kept)
-    return SelfWritten(prompts, tasks, tries, dict(sieve.dropped), seconds)
+    ids, tasks = [prompt.ids for prompt in kept], sum(prompt.is_task for prompt in kept)
+    return SelfWritten(ids, tasks, tries, dict(filtered.dropped), seconds)
 
 
 def _too_few(kept: int, wanted: int, tries: int, dropped: Counter[str]) -> str:
@@ -154,8 +153,8 @@ class _Kept:
     is_task: bool
 
 
-class _Sieve:
-    """Lets whole new messages through, some as the text of a task, and counts the others."""
+class _Filter:
+    """Makes prompts of new, complete messages, some as the text of a task; counts the others."""
 
     def __init__(self, recipe: Recipe, tokenizer: Any, held_out: list[str], taken: Iterable[str]):
         self._recipe, self._tokenizer = recipe, tokenizer
@@ -166,7 +165,7 @@ class _Sieve:
         self.dropped: Counter[str] = Counter()
 
     def prompt(self, message: list[int] | None) -> _Kept | None:
-        """The prompt that the message gives, in the chat template, or None when it is dropped."""
+        """The message as a prompt in the chat template; None if it is dropped."""
         text = self._tokenizer.decode(message or []).strip()
         reason = self._fault(message, text)
         if reason is None:
@@ -189,7 +188,7 @@ class _Sieve:
         return "repeated" if plain(text) in self._seen else None
 
     def _encoded(self, text: str) -> tuple[list[int], str | None]:
-        """Once more from text to tokens, as a user's text comes: not always the same ones."""
+        """Token ids of the text, and the reason to drop it. Ids may differ from those sampled."""
         prompt = Prompt("self-written", "training", text)
         ids = encode([prompt], self._tokenizer, max_model_len=1 << 30, max_new_tokens=0)[0]
         if contains_any(text, self._held_out):

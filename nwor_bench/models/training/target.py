@@ -1,4 +1,4 @@
-"""The target as training needs it: its hidden states, its logits, its own text."""
+"""The target model in training: hidden states, logits and generated text."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,20 +11,19 @@ from nwor_bench.errors import ConfigError
 from nwor_bench.models.pairs import read_model_config
 
 GENERATED_TOGETHER = {"cpu": 32, "cuda": 4096}
-"""Texts that are generated in one batch: enough to keep the device busy.
+"""Texts generated in one batch, enough to keep the device busy.
 
-A decoding step costs about 30 ms of launches however many texts it serves. At 4,096 texts of 256
-tokens the keys and values of SmolLM2-135M take 24 GB (30 layers x 2 x 3 heads x 64 x 2 bytes a
-token = 23 kB) and the logits 0.8 GB in float32; 4,096 x 9 heads stay below the 65,535 blocks that
-some attention kernels launch at most.
+A decoding step costs about 30 ms of launches for any batch size. With 4,096 texts of 256 tokens
+SmolLM2-135M's K/V takes 24 GB (30 layers x 2 x 3 heads x 64 x 2 bytes = 23 kB per token), its
+float32 logits 0.8 GB. 4,096 x 9 heads is below the 65,535 blocks that some attention kernels allow.
 """
 
 
 def require_llama(folder: str) -> dict[str, Any]:
     """config.json of a target for which a head can be trained.
 
-    Raises ConfigError for hub models and for what the head's layer does not compute: other
-    architectures than Llama's, scaled rotary positions, biases.
+    Raises ConfigError for hub models, and for models that the head's layer cannot match:
+    architectures other than Llama, scaled rotary positions, biases.
     """
     config = read_model_config(folder, "target")
     if config is None or not any(Path(folder).glob("*.safetensors")):
@@ -50,7 +49,7 @@ class Target:
     Args:
         folder: its model folder.
         device: "cpu" or "cuda".
-        dtype: the model's; on a CPU always float32, which two cores compute faster.
+        dtype: dtype on a GPU; a CPU always uses float32, which is faster there.
     """
 
     def __init__(self, folder: str, device: str, dtype: str):
@@ -62,34 +61,34 @@ class Target:
         self.dtype = torch.float32 if device == "cpu" else getattr(torch, dtype)
         self._model = AutoModelForCausalLM.from_pretrained(folder, dtype=self.dtype)
         self._model.to(device).eval().requires_grad_(False)
-        # As in sweeps, an answer goes on past its end, so that all have the same length.
+        # Answers continue past the end-of-text token, as in runs: all have the same length.
         self._model.generation_config.eos_token_id = None
 
     @torch.no_grad()
     def hidden_states(self, ids: Tensor) -> Tensor:
-        """What the head drafts from: [batch, tokens] -> [batch, tokens, hidden], after the norm."""
+        """Final hidden states after the norm: [batch, tokens] -> [batch, tokens, hidden]."""
         return self._model.model(input_ids=ids, use_cache=False).last_hidden_state
 
     def embed(self, ids: Tensor) -> Tensor:
-        """Embeddings, [batch, tokens] -> [batch, tokens, hidden]; the head shares them."""
+        """Embeddings, shared with the head: [batch, tokens] -> [batch, tokens, hidden]."""
         return self._model.get_input_embeddings()(ids)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """[..., hidden] -> [..., vocabulary] in float32; gradients go through to `hidden`."""
+        """Logits in float32: [..., hidden] -> [..., vocabulary]; gradients reach `hidden`."""
         return self._model.lm_head(hidden.to(self.dtype)).float()
 
     def generate(
         self, prompts: Sequence[Sequence[int]], new_tokens: int, temperature: float
     ) -> list[list[int]]:
-        """Answers of exactly `new_tokens` tokens; greedy at temperature 0, else sampled."""
+        """Answers of exactly `new_tokens` tokens: greedy at temperature 0, else sampled."""
         return self._generate(prompts, new_tokens, temperature, end=None)
 
     def write(
         self, begin: Sequence[int], count: int, end: int, longest: int, temperature: float
     ) -> list[list[int] | None]:
-        """`count` sampled texts that go on after `begin`, each without its token `end`.
+        """`count` sampled continuations of `begin`, each up to the token `end`.
 
-        None where `end` did not come within `longest` tokens.
+        None for a text without `end` within `longest` tokens.
         """
         rows = self._generate([begin] * count, longest, temperature, end)
         return [row[: row.index(end)] if end in row else None for row in rows]
@@ -102,7 +101,7 @@ class Target:
         temperature: float,
         end: int | None,
     ) -> list[list[int]]:
-        """At most `new_tokens` each; rows that ended are padded with 0 until all have ended."""
+        """At most `new_tokens` tokens per prompt; rows that ended early are padded with 0."""
         from transformers import StaticCache
 
         width = max(map(len, prompts))
@@ -114,7 +113,7 @@ class Target:
         how: dict[str, Any] = {"do_sample": temperature > 0}
         if temperature > 0:
             how |= {"temperature": temperature, "top_k": 0, "top_p": 1.0}
-        # Room for all tokens from the start: a cache that grows asks for memory at every token.
+        # A static cache: a growing one allocates memory at every token.
         cache = StaticCache(config=self._model.config, max_cache_len=width + new_tokens)
         found = self._model.generate(
             input_ids=ids.to(self.device),

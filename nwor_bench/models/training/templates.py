@@ -1,7 +1,7 @@
-"""Training prompts: sentences with blanks, filled at random from a seed.
+"""Training prompts from templates: sentences with blanks, filled at random from a seed. Pure.
 
-They cover the kinds of tasks of the shipped scenarios, but none of them is a scenario's prompt:
-those are held out. Pure.
+They cover the same kinds of tasks as the shipped scenarios, without any scenario's prompt: those
+are held out.
 """
 
 from collections.abc import Iterator
@@ -158,15 +158,15 @@ _AROUND = (
     "{text}\n\nQuestion: which names and numbers are in this text?",
     'Message from {name}: "{text}" Question: what does {name} want?',
 )
-"""Tasks about a text that is not ours."""
+"""Tasks about a given text."""
 
 _NUMBERS = {"small": (2, 12), "many": (13, 99), "more": (120, 990)}
 
 
 def training_prompts(count: int, seed: int) -> list[Prompt]:
-    """`count` different prompts, categories in turn; the first n are the same for any count.
+    """`count` different prompts, alternating categories; the first n are the same for any count.
 
-    Raises ConfigError when the templates hold fewer.
+    Raises ConfigError if the templates give fewer.
     """
     found: dict[str, None] = {}
     for text in _texts(seed, attempts=20 * count):
@@ -180,7 +180,7 @@ def training_prompts(count: int, seed: int) -> list[Prompt]:
 
 
 def around(text: str, random: Random) -> str:
-    """A task about that text: to summarise it, translate it, find something in it."""
+    """A task about the text: summarise, translate, or find something in it."""
     template = random.choice(_AROUND)
     return template.format(**_fill(template, random, text=text))
 
@@ -194,7 +194,7 @@ def _texts(seed: int, attempts: int) -> Iterator[str]:
 
 
 def _fill(template: str, random: Random, **filled: str) -> dict[str, str]:
-    """A word or number for each blank; a blank that ends in 2 differs from the one without."""
+    """A word or number for each blank; a blank ending in 2 differs from the one without."""
     for _, blank, _, _ in Formatter().parse(template):
         if blank and blank not in filled:
             kind = blank.removesuffix("2")

@@ -1,4 +1,4 @@
-"""Train a head: data, epochs, held-out acceptance, checkpoints, the finished model folder."""
+"""Train a head: data, epochs, held-out acceptance, checkpoints, and the model folder."""
 
 import math
 import platform
@@ -14,40 +14,45 @@ from torch.optim import AdamW
 
 from nwor_bench.errors import ConfigError
 from nwor_bench.models.pairs import resolve_pair
-from nwor_bench.models.pairs.json_file import write_json
+from nwor_bench.models.pairs.local import write_json
 from nwor_bench.models.training.acceptance import measure_acceptance
-from nwor_bench.models.training.batches import Batches
 from nwor_bench.models.training.card import write_card
-from nwor_bench.models.training.checkpoint import Position, load_checkpoint, save_checkpoint
 from nwor_bench.models.training.data import (
-    Data,
     Prompts,
+    TrainingData,
     choose_prompts,
     load_data,
     make_data,
     more_prompts,
     save_data,
 )
-from nwor_bench.models.training.folder import HEAD, SEQUENCES_FILE, TRAINING_FILE
-from nwor_bench.models.training.loss import draft_losses
-from nwor_bench.models.training.model import EagleHead, write_head
+from nwor_bench.models.training.eagle_head import EagleHead, write_head
+from nwor_bench.models.training.folder import (
+    HEAD,
+    SEQUENCES_FILE,
+    TRAINING_FILE,
+    Position,
+    load_checkpoint,
+    save_checkpoint,
+)
 from nwor_bench.models.training.progress import TrainingProgress
 from nwor_bench.models.training.recipe import Recipe
 from nwor_bench.models.training.target import Target, require_llama
+from nwor_bench.models.training.training_step import Batches, draft_losses
 from nwor_bench.workload.prompts import load_tokenizer
 
 SAVE_EVERY_S = 30.0
-"""A checkpoint at the end of each epoch, and after about this long within one."""
+"""Checkpoint interval within an epoch; every epoch also ends with a checkpoint."""
 
 WARMUP_SHARE = 0.05
-"""Share of the steps in which the learning rate rises; after it, it falls along a cosine."""
+"""Share of the steps in which the learning rate rises; then it falls along a cosine."""
 
 LOSSES = ("loss", "cross_entropy", "smooth_l1")
 
 AfterStep = Callable[[int], None]
 
 PATIENCE = 1_000_000
-"""Tokens of text from which training on a CPU takes hours and more: it must be meant."""
+"""With more tokens than this, training on a CPU takes hours: --device cpu must be given."""
 
 
 def train_head(
@@ -57,11 +62,11 @@ def train_head(
     console: Console,
     after_step: AfterStep | None = None,
 ) -> dict[str, Any]:
-    """Train into `folder`, from its checkpoint where there is one; returns training.json.
+    """Train into `folder`, from its checkpoint if there is one; returns training.json's content.
 
-    `folder`/head is the finished model folder. On a CPU the result is the same, bit for bit,
-    however often the training was stopped and resumed; `after_step` is told of every step.
-    Raises ConfigError before anything is generated for what cannot be trained.
+    `folder`/head is the finished model folder. On a CPU the result is the same bit for bit,
+    however often the training was resumed. `after_step` is called with each step's number. Raises
+    ConfigError for a target that cannot be trained for, before anything is generated.
     """
     check_device(device)
     pair = resolve_pair(recipe.pair)
@@ -83,7 +88,7 @@ def train_head(
 
 
 def choose_device(recipe: Recipe) -> str:
-    """A GPU where there is one; a CPU, unasked, only for little text (ConfigError otherwise)."""
+    """Return cuda if there is a GPU, else cpu. Raises ConfigError for too much text for a CPU."""
     if torch.cuda.is_available():
         return "cuda"
     if recipe.tokens > PATIENCE:
@@ -95,7 +100,7 @@ def choose_device(recipe: Recipe) -> str:
 
 
 def check_device(device: str) -> None:
-    """Raises ConfigError for a device that training does not know or that is not here."""
+    """Raise ConfigError for an unknown or missing device."""
     if device not in ("cpu", "cuda"):
         raise ConfigError.unknown("--device", device, ("cpu", "cuda"))
     if device == "cuda" and not torch.cuda.is_available():
@@ -109,7 +114,7 @@ def _data(
     tokenizer: Any,
     prompts: Prompts,
     progress: TrainingProgress,
-) -> Data:
+) -> TrainingData:
     path = folder / SEQUENCES_FILE
     if not path.is_file():
         written = None
@@ -131,7 +136,7 @@ class _Trainer:
         recipe: Recipe,
         folder: Path,
         target: Target,
-        data: Data,
+        data: TrainingData,
         config: dict[str, Any],
         progress: TrainingProgress,
     ):
@@ -146,10 +151,10 @@ class _Trainer:
         self._at = Position()
         if (folder / "checkpoint.pt").is_file():
             self._at = load_checkpoint(folder, self.head, self._optimizer, target.device)
-            progress.say(f"going on after step {self._at.step} of {recipe.steps}")
+            progress.say(f"resuming after step {self._at.step} of {recipe.steps}")
 
     def run(self, after_step: AfterStep) -> None:
-        """All steps that are left."""
+        """Run all remaining steps."""
         recipe, at = self._recipe, self._at
         if not at.epochs:
             self._finish_epoch()
@@ -191,7 +196,7 @@ class _Trainer:
         save_checkpoint(self._folder, self.head, self._optimizer, at)
 
     def _held_out(self) -> list[dict[str, Any]]:
-        """Held-out acceptance, for each of the recipe's answer lengths."""
+        """Held-out acceptance for each of the recipe's answer lengths."""
         lengths, drafts = self._recipe.held_out_tokens, self._recipe.draft_tokens
         with self._autocast():
             found = measure_acceptance(
@@ -203,12 +208,12 @@ class _Trainer:
         ]
 
     def _autocast(self) -> torch.autocast:
-        """The head's own weights stay float32 in training; a GPU computes in the target's dtype."""
+        """The head's weights stay float32 in training; a GPU computes in bfloat16."""
         on_gpu = self._target.device == "cuda" and self._target.dtype != torch.float32
         return torch.autocast(self._target.device, dtype=torch.bfloat16, enabled=on_gpu)
 
     def record(self, target: str, dtype: str) -> dict[str, Any]:
-        """What was done, for training.json and the card."""
+        """Record of the training, for training.json and the model card."""
         recipe, data = self._recipe, self._data
         return {
             "recipe": recipe.to_dict(),
@@ -234,7 +239,7 @@ class _Trainer:
 
 
 def learning_rate(recipe: Recipe, step: int) -> float:
-    """The rate of a step: a linear rise, then a cosine down to a twentieth of the highest."""
+    """A step's learning rate: a linear rise, then a cosine down to a twentieth of the highest."""
     rise = max(1, round(recipe.steps * WARMUP_SHARE))
     if step < rise:
         return recipe.learning_rate * (step + 1) / rise

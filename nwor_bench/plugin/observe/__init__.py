@@ -1,1 +1,1 @@
-"""What else the plugin sees of a window: bytes, launches, phases, ranges, cache rows."""
+"""Instruments around a worker's windows: bytes, launches, phases, NVTX ranges, K/V rows."""

@@ -15,7 +15,7 @@ from torch import Tensor
 from nwor_bench.plugin.patching import Patch, PatchSet
 
 SEED = 20
-"""Of the signs: every run moves the same elements the same way."""
+"""Seed of the signs: every run moves the same elements the same way."""
 
 FLOAT32_STEPS = 16
 """Steps of float32: sums of a thousand terms and fast exponentials err by several, while below
@@ -35,7 +35,7 @@ class AttentionNudge:
         self._signs: torch.Generator | None = None
 
     def switch(self, on: bool) -> None:
-        """Begin or stop; call it between batches, in mode off."""
+        """Start or stop; call it between batches, in mode off."""
         if self._patches is not None:
             self._patches.undo()
             self._patches = None

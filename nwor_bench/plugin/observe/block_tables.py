@@ -1,19 +1,19 @@
 """Which cache blocks each request was given, noted from the scheduler's output.
 
 After a request has finished its blocks keep their contents until they are given away again. vLLM
-gives a request's last, partly filled block away first, within the same batch: what is about to be
-lost is told in time for its rows to be copied.
+gives a request's last, partly filled block away first, within the same batch: blocks about to be
+lost are reported in time to copy their rows.
 """
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from nwor_bench.plugin.late_counts import external_request_id
+from nwor_bench.plugin.counts.late_counts import external_request_id
 from nwor_bench.plugin.patching import Patch
 
 NULL_BLOCK = 0
-"""vLLM's block of no content: it stands for blocks that a layer does not need any more."""
+"""vLLM's empty block, in place of blocks that a layer no longer needs."""
 
 Held = tuple[int, int]
 """A block, and how often it had been given away when the request got it."""
@@ -118,7 +118,7 @@ class BlockWatch:
         self._patch = Patch(runner, "execute_model", self._wrap)
 
     def switch(self, on: bool) -> None:
-        """Begin with empty tables, anew if it is on already, or stop and forget them."""
+        """Start with empty tables, again if already on; or stop and forget them."""
         self.tables.clear()
         if on and not self._patch.applied:
             self._patch.apply()

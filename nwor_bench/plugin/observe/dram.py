@@ -16,6 +16,7 @@ from nwor_bench.errors import BenchError
 from nwor_bench.instruments.counter_join import ClockMatch, counted_between, match_clocks
 from nwor_bench.instruments.pm_sampling import CountersUnavailable, PmSampler, PmSamples
 from nwor_bench.plugin.patching import Patch, PatchSet
+from nwor_bench.plugin.runner_hook import RunnerHook
 
 COPIES = 3
 """Copies of known size before a batch, and as many after it."""
@@ -31,34 +32,34 @@ TRUSTED = (0.95, 1.05)
 
 
 class Sampler(Protocol):
-    """What counts; on a GPU the PmSampler."""
+    """Samples hardware counters; on a GPU `PmSampler`."""
 
     names: tuple[str, ...]
     interval_ns: int
 
     def start(self) -> None:
-        """Begin to sample."""
+        """Start sampling."""
 
     def stop(self, seconds: float) -> PmSamples:
-        """End, and give the samples of the last `seconds`."""
+        """Stop; the samples of the last `seconds`."""
 
     def close(self) -> None:
-        """Let go of the counters."""
+        """Release the counters."""
 
 
 class Timeline(Protocol):
-    """Marks where the device stands, and reads them later."""
+    """Marks points on the device's stream, and reads their times later."""
 
     copy_bytes: int
 
     def anchor(self) -> int:
-        """Zero of the marks' clock, now; its time on the host's CLOCK_REALTIME in ns, about."""
+        """Set the marks' zero to now; about the host's CLOCK_REALTIME of it, in ns."""
 
     def mark(self) -> Any:
-        """Note that the device has come here."""
+        """Mark this point of the stream."""
 
     def ns(self, mark: Any) -> float:
-        """When it did, in ns since the anchor; waits for it."""
+        """The time of a mark in ns since the anchor; waits for the device."""
 
     def copy(self) -> None:
         """Read and write `copy_bytes`."""
@@ -75,7 +76,7 @@ class CudaTimeline:
         self._zero: Any = None
 
     def anchor(self) -> int:
-        """Record the zero on an idle stream; the host's time in the middle of the call."""
+        """Set the zero on an idle stream; the host's time in the middle of the call."""
         torch.cuda.synchronize()
         before = time.clock_gettime_ns(time.CLOCK_REALTIME)
         self._zero = self.mark()
@@ -106,14 +107,14 @@ def open_instruments() -> tuple[Sampler, Timeline]:
 
 
 class CountedWindows:
-    """Counts what the windows of one runner move, batch by batch.
+    """Counts the bytes that the windows of one runner move, batch by batch.
 
     Args:
         hook: the runner's hook, of either runner; its windows are drained in the order in which
             they are marked here.
     """
 
-    def __init__(self, hook: Any):
+    def __init__(self, hook: RunnerHook):
         self._hook = hook
         self._patches: PatchSet | None = None
         self._instruments: tuple[Sampler, Timeline] | None = None
@@ -144,7 +145,7 @@ class CountedWindows:
         self._patches = self._instruments = None
 
     def start(self) -> None:
-        """Begin to sample, with the copies that come before a batch."""
+        """Start sampling, and make the copies before a batch."""
         sampler, timeline = self._opened()
         self._marks, self._copies = [], []
         sampler.start()
@@ -153,9 +154,9 @@ class CountedWindows:
         self._copy(timeline)
 
     def take(self) -> dict[str, Any]:
-        """End the batch: what each window moved, in their order, and how well that is known.
+        """End the batch: the bytes of each window in order, and how precise they are.
 
-        Raises BenchError if the counters do not see the known copies as they are.
+        Raises BenchError if the counters do not show the known copies correctly.
         """
         sampler, timeline = self._opened()
         self._marks.append((timeline.mark(), False))
@@ -165,8 +166,8 @@ class CountedWindows:
         match = match_clocks(samples, copies, timeline.copy_bytes, self._anchor_ns)
         if match is None or not TRUSTED[0] <= match.copy_ratio <= TRUSTED[1]:
             raise BenchError(
-                "--dram-counters: the samples do not show copies of known size as they are "
-                f"({match or 'none is found'}); nothing that they say counts"
+                "--dram-counters: the counters do not show copies of known size correctly "
+                f"({match or 'none is found'}); none of their values is used"
             )
         times = [timeline.ns(mark) for mark, _ in self._marks]
         places = [place for place, (_, is_window) in enumerate(self._marks) if is_window]

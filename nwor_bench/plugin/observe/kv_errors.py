@@ -1,4 +1,4 @@
-"""How far two sets of K or V rows lie apart, per layer: a few plain numbers."""
+"""Errors of K or V rows against reference rows, layer by layer."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 PARTS = ("prompt", "output")
-"""Rows of the prompt's tokens, and rows of tokens that the request wrote itself."""
+"""Rows of the prompt's tokens, and rows of the request's own output tokens."""
 
 
 @dataclass(frozen=True)
@@ -67,15 +67,18 @@ def errors_of(
 
 @dataclass(frozen=True)
 class _LayerErrors:
-    """One layer's K or V: errors of its rows on their device, and what is told of them."""
+    """Errors of one layer's K or V rows, on their device."""
 
     told: dict[str, Any]
+    """Further entries of its dicts: which layer, and K or V."""
     one_element: float
+    """Error of one rounding step of an average element."""
     errors: Tensor
     """[rows, kv_heads] float32."""
     differing: Tensor
     """[rows, kv_heads] uint8: 1 where a row is not equal bit for bit."""
     one_step: Tensor
+    """Error of one rounding step of the largest element."""
 
 
 class RowErrors:

@@ -13,12 +13,13 @@ from torch import Tensor
 from nwor_bench.errors import BenchError
 from nwor_bench.plugin.observe.block_tables import BlockTables, BlockWatch, Held
 from nwor_bench.plugin.observe.kv_errors import RowErrors, RowPlaces
+from nwor_bench.plugin.runner_hook import RunnerHook
 
 Pair = tuple[int, str, int, int]
 """(request of this set, other set, its request there, length of its prompt)."""
 
 ROOM = 8
-"""Rows stay on a GPU with this many times their size free; else they go to the host."""
+"""Rows stay on a GPU that has this many times their size free, else they go to the host."""
 
 RESCUE_BYTES = 1 << 30
 """Most bytes of rows that are copied before their blocks are reused; the rest is lost."""
@@ -26,7 +27,7 @@ RESCUE_BYTES = 1 << 30
 
 @dataclass(frozen=True)
 class LayerRows:
-    """Where a target layer's rows are: its cache, and how K is told from V."""
+    """Where a target layer's rows are: its cache, and where V begins in a row."""
 
     name: str
     kv_cache: Any
@@ -50,13 +51,13 @@ class KeptRows:
 
 
 class KvRows:
-    """What one worker holds of its cache for the K/V gate.
+    """K/V rows that one worker keeps for the K/V gate.
 
     Args:
         hook: the runner's hook, which knows the target's layers.
     """
 
-    def __init__(self, hook: Any):
+    def __init__(self, hook: RunnerHook):
         groups = _groups_of(hook)
         self._why_unreadable = None
         if len(groups) != 1:
@@ -68,7 +69,7 @@ class KvRows:
         self._layers = _layer_rows(hook)
 
     def watch(self, on: bool) -> None:
-        """Begin to note a batch's blocks, or stop and forget all rows."""
+        """Start to note a batch's blocks, or stop and forget all rows."""
         self._rescued.clear()
         self._watch.switch(on and self.why_unreadable() is None)
         if not on:
@@ -237,7 +238,7 @@ def _gather(layer: LayerRows, slots: Tensor) -> Tensor:
     return layer.kv_cache[there // size, :, there % size]
 
 
-def _layer_rows(hook: Any) -> list[LayerRows]:
+def _layer_rows(hook: RunnerHook) -> list[LayerRows]:
     context = hook.runner.compilation_config.static_forward_context
     layers = [(name, context[name]) for name in hook.target_layers]
     return [
@@ -251,7 +252,7 @@ def _layer_rows(hook: Any) -> list[LayerRows]:
     ]
 
 
-def _groups_of(hook: Any) -> list[int]:
+def _groups_of(hook: RunnerHook) -> list[int]:
     """The KV-cache groups that hold target layers."""
     groups = hook.runner.kv_cache_config.kv_cache_groups
     target = set(hook.target_layers)

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 
 from nwor_bench.errors import BenchError, ConfigError
-from nwor_bench.instruments.kineto import STEP, open_profiler, read_calls
-from nwor_bench.instruments.launches import count_calls
+from nwor_bench.instruments.launches import STEP, count_calls, open_profiler, read_calls
 from nwor_bench.plugin.patching import Patch, PatchSet
+from nwor_bench.plugin.runner_hook import RunnerHook
 
 
 class LaunchWindows:
@@ -23,7 +23,7 @@ class LaunchWindows:
         hook: the runner's hook, of either runner.
     """
 
-    def __init__(self, hook: Any):
+    def __init__(self, hook: RunnerHook):
         self._hook = hook
         self._patches: PatchSet | None = None
         self._profiler: Any = None
@@ -42,7 +42,7 @@ class LaunchWindows:
         self._patches.apply()
 
     def start(self) -> None:
-        """Begin to record."""
+        """Start recording."""
         self._is_window = []
         self._profiler = open_profiler()
         self._profiler.start()

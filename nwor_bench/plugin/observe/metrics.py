@@ -18,10 +18,11 @@ from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 
 from nwor_bench.errors import ConfigError
-from nwor_bench.plugin.accumulator import WindowCounts
 from nwor_bench.plugin.patching import Patch, PatchSet
+from nwor_bench.plugin.runner_hook import RunnerHook
 from nwor_bench.plugin.settings import PluginSettings
 from nwor_bench.records.metrics import MetricFiles, WindowMetrics, labels_of, process_name
+from nwor_bench.records.types import WindowCounts
 
 SWITCH = "VLLM_NWOR_METRICS"
 """0: no metrics (a sweep has its own); anything else, or nothing: in `vllm serve`."""
@@ -38,7 +39,7 @@ _own_folder: TemporaryDirectory[str] | None = None
 
 
 class FolderCollector(Collector):
-    """Everything that the metric files of a folder hold, merged as it is asked for."""
+    """All metrics in the files of a folder, merged at each scrape."""
 
     def __init__(self, folder: str):
         self._files = MultiProcessCollector(None, folder)  # type: ignore[no-untyped-call]
@@ -49,7 +50,7 @@ class FolderCollector(Collector):
 
 
 def share_folder() -> None:
-    """In the first process of a server: make the folder, and let /metrics show it."""
+    """In the first process of a server: make the folder, and show it on /metrics."""
     global _own_folder
     if os.environ.get(SWITCH) == "0" or FOLDER in os.environ:
         return
@@ -74,10 +75,10 @@ def folder_of(environ: Mapping[str, str] = os.environ) -> Path | None:
     return None
 
 
-def publish(hook: Any, worker: Any, settings: PluginSettings) -> PatchSet:
+def publish(hook: RunnerHook, worker: Any, settings: PluginSettings) -> PatchSet:
     """Count the worker's windows for /metrics from now on, if metrics are on.
 
-    Call it before the hook is attached, whose wrappers have to lie on top.
+    Call it before the hook is attached: the hook's wrappers must be the outer ones.
 
     Returns:
         What was patched for it, perhaps nothing: undo it if the hook cannot be attached.
@@ -102,7 +103,7 @@ def publish(hook: Any, worker: Any, settings: PluginSettings) -> PatchSet:
 
 
 def publish_refusal(reason: str, worker: Any, settings: PluginSettings) -> None:
-    """Count once, under its reason, that this worker's windows will not be seen at all."""
+    """Count once, under its reason, that this worker has no hook and counts no window."""
     folder = folder_of()
     if folder is None:
         return
@@ -120,12 +121,15 @@ def global_rank(worker: Any) -> int:
 
 
 def read_counts_in_time(
-    hook: Any, clock: Callable[[], float] = time.perf_counter
+    hook: RunnerHook, clock: Callable[[], float] = time.perf_counter
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Have counts that are still on the device read every few seconds, and when work runs out.
+    """Read counts that are still on the device every few seconds, and when work runs out.
 
-    Each reading waits for the steps that the device has still to finish.
+    Each read waits for the steps that the device has not finished.
     """
+
+    late = hook.late
+    assert late is not None
 
     def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
         last = clock()
@@ -134,7 +138,7 @@ def read_counts_in_time(
             nonlocal last
             # vLLM runs one more step, an empty one, when its last request has finished.
             if not scheduler_output.total_num_scheduled_tokens or clock() - last > LATE_COUNTS_S:
-                hook.late.resolve(None)
+                late.resolve(None)
                 last = clock()
             return original(scheduler_output, *args, **kwargs)
 

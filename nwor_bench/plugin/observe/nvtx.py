@@ -1,8 +1,7 @@
 """Ranges around a worker's windows: patches that exist only while NVTX is on.
 
-They lie beneath the runner hook's own wrappers, around vLLM's methods, so that `sample` is vLLM's
-sampling alone and `mask` and `commit` come after it. While NVTX is off nothing of this is in
-place, and no line of it runs.
+They are inside the runner hook's own wrappers, around vLLM's methods, so that `sample` is vLLM's
+sampling alone and `mask` and `commit` come after it. While NVTX is off no patch is in place.
 """
 
 from collections.abc import Callable
@@ -10,6 +9,7 @@ from typing import Any
 
 from nwor_bench.instruments.nvtx_ranges import Ranges, open_ranges
 from nwor_bench.plugin.patching import Patch, PatchSet
+from nwor_bench.plugin.runner_hook import RunnerHook
 from nwor_bench.records.types import label_of
 
 
@@ -20,7 +20,7 @@ class WindowRanges:
         hook: the runner's hook, of either runner.
     """
 
-    def __init__(self, hook: Any):
+    def __init__(self, hook: RunnerHook):
         self._hook = hook
         self._patches: PatchSet | None = None
         self._ranges: Ranges | None = None
@@ -37,7 +37,7 @@ class WindowRanges:
     def switch(self, on: bool) -> None:
         """Emit ranges, or stop; call it between batches.
 
-        The hook is taken off meanwhile, since its wrappers have to lie on top.
+        The hook is detached meanwhile, since its wrappers must be the outer ones.
         """
         if on == self.on:
             return

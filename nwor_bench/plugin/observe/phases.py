@@ -1,4 +1,4 @@
-"""Where a window's time goes on the device: CUDA events between its phases, read late.
+"""Times of a window's phases on the device: CUDA events between them, read late.
 
 Off unless asked for, since events cost host time (a sweep measures how much). Recording never
 waits; `durations` is called when the harness drains, after the batch's tokens have arrived.
@@ -14,9 +14,9 @@ PHASES = {
     "mask_ms": ("sample_end", "mask_end"),
     "commit_ms": ("commit_start", "commit_end"),
 }
-"""Each time of a window, and the two marks that it lies between.
+"""Each time of a window, and the two marks that bound it.
 
-There is no `mask_ms` where the commit decides by itself what was accepted.
+There is no `mask_ms` where the commit decides what was accepted.
 """
 
 Marks = dict[str, Any]
@@ -30,7 +30,7 @@ class Probe:
         self._marks: Marks = {}
 
     def mark(self, name: str) -> None:
-        """Record where the stream stands now; does nothing while off."""
+        """Record an event on the current stream; nothing while off."""
         if self.on:
             event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
             event.record()

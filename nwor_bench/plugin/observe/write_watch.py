@@ -1,9 +1,9 @@
-"""Sees what staging writes to the cache, and when: on during the gate, off while timing.
+"""Checks what staging writes to the cache, and when: on in the gate, off in timed batches.
 
 When a window opens, the slots of its staged rows are filled with a constant that no K or V row
-consists of. Whatever has written one of them before the commit wrote it directly; after the
-commit the rows that hold something else are those that were committed, the same in every layer.
-Nobody reads these slots in between: in mode off they are overwritten before attention.
+consists of. A slot that has changed before the commit was written directly; after the commit the
+rows that have changed are those that were committed, the same in every layer. Nothing reads these
+slots in between: in mode off they are overwritten before attention.
 """
 
 from collections import Counter
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from nwor_bench.plugin.patching import Patch, PatchSet
-from nwor_bench.plugin.window import State, Window, WindowBatch
+from nwor_bench.plugin.staging.window import State, Window, WindowBatch
 
 MARK = 208.0
 """Exact in float32, float16, bfloat16 and e4m3, and finite: masked positions are multiplied."""
@@ -51,13 +51,13 @@ class WriteWatch:
         )
 
     def switch(self, on: bool) -> dict[str, int]:
-        """Begin to watch, or stop; what was seen since it was switched on.
+        """Start or stop; the counts since it was switched on.
 
         Returns:
             "windows": committed windows; "early": rows x layers that something wrote before the
             commit; "uneven": rows that some layers hold after it and others do not; "written":
             drafts in the cache after it; "without_slot": drafts that vLLM gave no slot, which
-            nobody can write.
+            cannot be written.
         """
         if on and not self._patches.applied:
             self._patches.apply()
@@ -106,7 +106,7 @@ class WriteWatch:
         return close
 
     def _written(self) -> Tensor:
-        """[layers, rows] bool: which staged rows hold anything else than the mark."""
+        """[layers, rows] bool: which staged rows no longer hold the mark."""
         assert self._slots is not None
         found = []
         for cache in self._caches:

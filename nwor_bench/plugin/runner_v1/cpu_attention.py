@@ -1,8 +1,8 @@
-"""Attention backends that know staging. On a CPU: a reference backend of our own.
+"""Attention on a CPU: a reference backend of our own that can stage.
 
 The stock CPU backend packs its cache per instruction set, so staged tokens cannot be mixed
-in. This one keeps vLLM's name and its place behind CPU_ATTN, owns both the write and the
-read, and keeps the cache in the GPU's layout, [blocks, kv_heads, block_size, 2 * head_dim].
+in. This one is registered as CPU_ATTN under vLLM's name, does both the write and the read,
+and keeps the cache in the GPU's layout, [blocks, kv_heads, block_size, 2 * head_dim].
 """
 
 from dataclasses import dataclass
@@ -17,9 +17,9 @@ from vllm.v1.attention.backends.cpu_attn import (
     CPUAttentionMetadata,
 )
 
-from nwor_bench.plugin import refusals
-from nwor_bench.plugin.staging import StagingBuffers, write_kv_cache
-from nwor_bench.plugin.window import Window
+from nwor_bench.plugin.runner_v1.staging import StagingBuffers, write_kv_cache
+from nwor_bench.plugin.staging import refusals
+from nwor_bench.plugin.staging.window import Window
 from nwor_kernels.verify_attention import (
     AttentionPlan,
     plan_attention,
@@ -29,7 +29,7 @@ from nwor_kernels.verify_attention import (
 
 @dataclass(frozen=True)
 class LayerStaging:
-    """What a target layer's attention needs to stage: the window, and the layer's number."""
+    """What a target layer's attention stages with: window, buffers and the layer's number."""
 
     window: Window
     buffers: StagingBuffers
@@ -37,7 +37,7 @@ class LayerStaging:
 
 
 class ReferenceCPUAttentionImpl(CPUAttentionBackendImpl):
-    """Writes and reads the paged cache in torch; stages where the runner hook asks for it."""
+    """Writes and reads the paged cache in torch; stages on layers that the runner hook chose."""
 
     staging: LayerStaging | None = None
     """Set by the runner hook on target layers only; drafter layers keep None."""
@@ -47,7 +47,7 @@ class ReferenceCPUAttentionImpl(CPUAttentionBackendImpl):
         self.why_stock = self._why_stock()
 
     def _why_stock(self) -> str | None:
-        """Why this layer is left to the stock backend, in both modes; None: it is ours."""
+        """Why the stock backend serves this layer in both modes; None: this backend does."""
         if self.is_fp8_kv_cache:
             return f"cache_dtype:{self.kv_cache_dtype}"
         return None if self.attn_type == AttentionType.DECODER else f"layer_type:{self.attn_type}"

@@ -1,4 +1,4 @@
-"""vLLM's V1 model runner, translated into windows.
+"""The hook of vLLM's V1 model runner: which of its methods make a window.
 
 Four methods of one runner instance are wrapped: `execute_model` tells what was scheduled,
 `_model_forward` runs with the forward context set (begin), `_sample` returns the sampled ids
@@ -10,6 +10,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,29 +18,29 @@ import torch
 from torch import Tensor
 from vllm.forward_context import get_forward_context
 
-from nwor_bench.plugin.accumulator import Accumulator
-from nwor_bench.plugin.invalid_drafts import invalid_drafts
-from nwor_bench.plugin.late_counts import LateCounts, PendingStep
-from nwor_bench.plugin.layers import attention_layers, stageable_layers
+from nwor_bench.plugin.counts.accumulator import Accumulator
+from nwor_bench.plugin.counts.late_counts import LateCounts, PendingStep
+from nwor_bench.plugin.counts.scheduler_output import finished, invalid_drafts, restarted
 from nwor_bench.plugin.patching import Patch, PatchSet
 from nwor_bench.plugin.rank_vote import RankVote
-from nwor_bench.plugin.request_lives import finished, restarted
 from nwor_bench.plugin.runner_v1.cpu_attention import LayerStaging
 from nwor_bench.plugin.runner_v1.host_counts import HostCounts, Step, count_sampled, pending_step
+from nwor_bench.plugin.runner_v1.setup import set_up_staging
 from nwor_bench.plugin.runner_v1.validation import Validation, ValidationRefused, Validator
-from nwor_bench.plugin.staging import StagingBuffers, StagingUnavailable
-from nwor_bench.plugin.window import Window, WindowBatch, close_leftover
+from nwor_bench.plugin.staging.layers import attention_layers
+from nwor_bench.plugin.staging.window import Window, WindowBatch, close_leftover
 from nwor_bench.records.types import NworMode, ScvMode
 
 logger = logging.getLogger("vllm.nwor_bench")
 
 
 class V1RunnerHook:
-    """Owns the window of one V1 runner: attach, switch modes, read back, detach."""
+    """Follows one V1 runner: attach, switch modes, read back, detach (see `RunnerHook`)."""
 
     name = "V1"
     has_probe = False
     stage_by = "copy"
+    graphs = None
 
     def __init__(self, runner: Any, debug: bool = False):
         self.runner = runner
@@ -57,7 +58,9 @@ class V1RunnerHook:
         capacity = runner.max_num_reqs * runner.num_spec_tokens
         self.validator = Validator(capacity, vocab_size, runner.device)
         self._vote = RankVote.of_worker()
-        self.buffers, self.staging_unavailable = self._make_buffers(capacity)
+        self.buffers, self.staging_unavailable = set_up_staging(
+            runner, self.target_layers, capacity
+        )
         self.window = Window(self.buffers) if self.buffers else None
         self._patches = PatchSet(
             [
@@ -67,18 +70,6 @@ class V1RunnerHook:
                 Patch(runner, "sample_tokens", self._wrap_sample_tokens),
             ]
         )
-
-    def _make_buffers(self, capacity: int) -> tuple[StagingBuffers | None, str | None]:
-        buffers, reason = None, None
-        try:
-            layers = stageable_layers(self.runner, self.target_layers)
-            buffers = StagingBuffers(layers, capacity)
-        except StagingUnavailable as unavailable:
-            reason = str(unavailable)
-        except Exception as fault:
-            logger.exception("nwor: staging could not be set up; windows are written directly")
-            reason = f"setup:{type(fault).__name__}"
-        return buffers, reason
 
     def agree(self) -> None:
         """Stage on every rank or on none; every rank calls it once, before anything else."""
@@ -123,21 +114,21 @@ class V1RunnerHook:
         return self.accumulator.drain()
 
     def device_errors(self) -> list[str]:
-        """None: every launch is checked as it returns, and a fault is a counted fallback."""
+        """Always empty: each launch is checked as it returns; an error is a counted fallback."""
         return []
 
     def set_probe(self, on: bool) -> None:
-        """Nothing to switch: this runner's phases are timed on the host."""
+        """Does nothing: this runner's phases are timed on the host."""
 
     def graph_facts(self) -> dict[str, Any] | None:
         """None: windows under this runner's CUDA graphs are written directly."""
         return None
 
     def launch_refusals(self) -> None:
-        """No kernel of ours is launched again and again here."""
+        """None: this runner binds no kernel."""
 
     def l2_facts(self) -> None:
-        """Nothing persists in a processor's cache."""
+        """None: copies are not kept in an L2 cache."""
 
     # The four wrappers, in the order in which a step meets them.
 
@@ -165,7 +156,7 @@ class V1RunnerHook:
             self._begin(step)
             started = time.perf_counter()
             output = original(*args, **kwargs)
-            step.times.forward_ms = _ms_since(started)
+            step.times = replace(step.times, forward_ms=_ms_since(started))
             return output
 
         return _model_forward
@@ -179,7 +170,7 @@ class V1RunnerHook:
                 self._count_late(self.late, step, output.sampled_token_ids)
             if step is None:
                 return output
-            step.times.sample_ms = _ms_since(started)
+            step.times = replace(step.times, sample_ms=_ms_since(started))
             self._validate_and_commit(step, output.sampled_token_ids)
             return output
 
@@ -188,12 +179,12 @@ class V1RunnerHook:
     def _wrap_sample_tokens(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def sample_tokens(grammar_output: Any) -> Any:
             # Read before this step's own drafts are there.
-            judged = self.runner._draft_token_req_ids or ()
+            checked = self.runner._draft_token_req_ids or ()
             output = original(grammar_output)
             step, self._step = self._step, None
             if step is not None:
-                step.invalid_drafts = invalid_drafts(step.scheduler_output, grammar_output, judged)
-                step.times.wall_ms = _ms_since(step.started)
+                step.invalid_drafts = invalid_drafts(step.scheduler_output, grammar_output, checked)
+                step.times = replace(step.times, wall_ms=_ms_since(step.started))
                 if self.window is not None and self.window.batch is not None:
                     step.outcome = self.window.close()
                 if self.late is None:
@@ -207,7 +198,7 @@ class V1RunnerHook:
     # One window: begin, validate and commit, record.
 
     def _begin(self, step: Step) -> None:
-        """Read the window off the scheduler's word, and open it when staging is on."""
+        """Note the drafts of each request, and open the window when staging is on."""
         drafts = self._scheduler_output.scheduled_spec_decode_tokens
         step.req_ids = tuple(self.runner.input_batch.req_ids)
         step.num_draft_tokens = tuple(len(drafts.get(req_id, ())) for req_id in step.req_ids)
@@ -258,11 +249,11 @@ class V1RunnerHook:
             step.scv_fallback_reason = step.validation.fallback_reason
         except ValidationRefused as refusal:
             self._refuse(step, str(refusal))
-        step.times.mask_ms = _ms_since(started)
+        step.times = replace(step.times, mask_ms=_ms_since(started))
         if window is not None and staged:
             started = time.perf_counter()
             self._commit(window, step.validation)
-            step.times.commit_ms = _ms_since(started)
+            step.times = replace(step.times, commit_ms=_ms_since(started))
 
     def _commit(self, window: Window, validation: Validation | None) -> None:
         """Commit what was accepted, unless this rank or another has to write directly."""
@@ -282,7 +273,7 @@ class V1RunnerHook:
             self.window.abort(f"validate:{reason}")
 
     def _close_leftover(self) -> None:
-        """A step that died between its calls leaves a window open: write it, count it."""
+        """Write and count the window that a step left open when it died between its calls."""
         step, self._step = self._step, None
         reason = close_leftover(self.window)
         if step is not None:

@@ -1,22 +1,23 @@
-"""Windows of the V1 runner, counted from what it brings to the host anyway.
+"""Windows of the V1 runner, counted from the token ids that it copies to the host anyway.
 
-With async scheduling it brings that late and on one rank alone, so LateCounts counts them.
+With async scheduling these come late and on one rank only, so LateCounts counts the windows.
 """
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from nwor_bench.plugin.accumulator import Accumulator, WindowCounts, WindowTimes, per_position
-from nwor_bench.plugin.invalid_drafts import valid_drafts
-from nwor_bench.plugin.late_counts import PendingStep
+from nwor_bench.plugin.counts.accumulator import Accumulator, per_position
+from nwor_bench.plugin.counts.late_counts import PendingStep
+from nwor_bench.plugin.counts.scheduler_output import valid_drafts
 from nwor_bench.plugin.runner_v1.validation import Validation, accepted_on_host
-from nwor_bench.plugin.window import Outcome
+from nwor_bench.plugin.staging.window import Outcome
+from nwor_bench.records.types import UNTIMED, WindowCounts, WindowTimes
 
 logger = logging.getLogger("vllm.nwor_bench")
 
@@ -30,7 +31,7 @@ class Step:
     num_draft_tokens: tuple[int, ...] = ()
     req_ids: tuple[str, ...] = ()
     invalid_drafts: Mapping[str, int] | None = None
-    times: WindowTimes = field(default_factory=WindowTimes)
+    times: WindowTimes = UNTIMED
     num_sampled: Tensor | None = None
     outcome: Outcome | None = None
     fallback_reason: str | None = None
@@ -68,35 +69,37 @@ class HostCounts:
         drafts = sum(step.num_draft_tokens)
         valid = valid_drafts(step.num_draft_tokens, step.req_ids, step.invalid_drafts)
         accepted_at, drafted_at = per_position(tuple(valid), num_accepted)
+        outcome = step.outcome or Outcome(0, 0, step.fallback_reason)
         counts = WindowCounts(
             num_reqs=step.num_reqs,
             draft_tokens=drafts,
             accepted_tokens=sum(num_accepted),
+            staged_tokens=outcome.staged_tokens,
+            committed_tokens=outcome.committed_tokens or 0,
+            rejected_tokens=outcome.rejected_tokens or 0,
+            stage_operations=outcome.staged_tokens * self._num_layers,
             uncounted_draft_tokens=drafts - sum(valid),
-            fallback_reason=step.fallback_reason,
-            scv_path=step.validation.path if step.validation else None,
-            scv_fallback_reason=step.scv_fallback_reason,
+            fallback_reason=outcome.fallback_reason,
             accepted_per_position=accepted_at,
             drafts_per_position=drafted_at,
+            scv_path=step.validation.path if step.validation else None,
+            scv_fallback_reason=step.scv_fallback_reason,
         )
-        outcome = step.outcome
-        if outcome is not None:
-            counts.staged_tokens = outcome.staged_tokens
-            counts.committed_tokens = outcome.committed_tokens or 0
-            counts.rejected_tokens = outcome.rejected_tokens or 0
-            counts.stage_operations = outcome.staged_tokens * self._num_layers
-            counts.fallback_reason = outcome.fallback_reason
         self._accumulator.add(counts, step.times)
         if self.debug:
             _log_window(step, counts, num_accepted)
 
     def add_unfinished(self, step: Step, reason: str | None) -> None:
-        """Record a window whose step died: what it accepted is unknown, and vLLM counts none."""
+        """Record a window whose step died: its acceptance is unknown, and vLLM counts none."""
         drafts = sum(step.num_draft_tokens)
         counts = WindowCounts(
             num_reqs=step.num_reqs,
             draft_tokens=drafts,
             accepted_tokens=0,
+            staged_tokens=0,
+            committed_tokens=0,
+            rejected_tokens=0,
+            stage_operations=0,
             uncounted_draft_tokens=drafts,
             fallback_reason=reason,
         )

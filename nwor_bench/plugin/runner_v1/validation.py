@@ -27,7 +27,7 @@ class Validation:
         accepted: [N] bool, in the order of the window's drafts.
         num_accepted: accepted drafts of each request of the batch.
         path: "host" or "device".
-        fallback_reason: why a device mode did not run as promised; None if it did.
+        fallback_reason: why a device mode did not run on the device as it says; None if it did.
     """
 
     accepted: Tensor
@@ -100,7 +100,7 @@ class Validator:
         return Validation(accepted, num_accepted.tolist(), "device", reason)
 
     def count_fallback(self, reason: str) -> None:
-        """Count a validation that did not run as its mode promises."""
+        """Count a validation that did not run as its mode says."""
         self.counters["scv_fallback_count"] += 1
         self.fallbacks[reason] += 1
 

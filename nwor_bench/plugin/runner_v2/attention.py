@@ -20,10 +20,11 @@ from vllm.v1.attention.backends.triton_attn import (
     TritonAttentionMetadataBuilder,
 )
 
-from nwor_bench.plugin import refusals
 from nwor_bench.plugin.patching import Patch
-from nwor_bench.plugin.runner_v2.staging import GpuStaging, GpuWindowBatch
-from nwor_bench.plugin.window import Window
+from nwor_bench.plugin.runner_v2.batch import GpuWindowBatch
+from nwor_bench.plugin.runner_v2.staging import GpuStaging
+from nwor_bench.plugin.staging import refusals
+from nwor_bench.plugin.staging.window import Window
 from nwor_kernels.verify_attention.kernel import (
     VerifyWorkspace,
     unsupported_reason,

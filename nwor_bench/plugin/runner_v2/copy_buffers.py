@@ -6,28 +6,24 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from nwor_bench.plugin.staging import LayerCache
+from nwor_bench.plugin.staging.layers import LayerCache
 from nwor_kernels.commit.sources import StagedSources
 
 
 @dataclass(frozen=True)
 class CopyBuffers:
-    """Rows for the most drafts that a window can have, in every target layer.
-
-    Attributes:
-        memory: [elements], all keys and then all values, so that one access-policy window of the
-            L2 cache covers both.
-        keys: [layers, capacity, kv_heads, head_dim], a view of it.
-        values: [layers, capacity, kv_heads, value_head_dim], another.
-        metadata: [layers, 2] int32, what `stage_kv_cache` says of each layer.
-        sources: where a commit finds the rows.
-    """
+    """Rows for the most drafts that a window can have, in every target layer."""
 
     memory: Tensor
+    """[elements], all keys and then all values, so that one access-policy window covers both."""
     keys: Tensor
+    """[layers, capacity, kv_heads, head_dim], a view of `memory`."""
     values: Tensor
+    """[layers, capacity, kv_heads, value_head_dim], another view."""
     metadata: Tensor
+    """[layers, 2] int32, written by `stage_kv_cache`."""
     sources: StagedSources
+    """Where a commit finds the rows."""
 
     @classmethod
     def create(cls, layers: Sequence[LayerCache], capacity: int) -> "CopyBuffers":

@@ -3,8 +3,8 @@
 vLLM's V2 sampler leaves `num_sampled` on the device. Mode `off` copies it to the host and loops,
 the reference. Mode `graph` replays a CUDA graph of the kernel, one a bucketed shape, captured
 when the shape is first seen. Mode `adaptive` launches the kernel eagerly until a shape has
-recurred `TRIALS` times, then replays it as often, and from then on does what took the host less
-time. What each window did is counted.
+recurred `TRIALS` times, then replays it as often, and from then on takes the way that costs the
+host less time. The way of each window is counted.
 """
 
 import logging
@@ -26,7 +26,7 @@ from nwor_kernels.mask.kernel import acceptance_mask_from_counts_triton, bind_ma
 logger = logging.getLogger("vllm.nwor_bench")
 
 TRIALS = 8
-"""Adaptive: eager launches of a shape before it is captured, and replays before it is judged."""
+"""Adaptive: eager launches of a shape before it is captured, and replays to compare with them."""
 
 MOST_GRAPHS = 32
 """Captured shapes kept; the one longest unused is evicted for a new one."""
@@ -52,7 +52,7 @@ class DeviceValidation(NamedTuple):
 
 @dataclass
 class _Trial:
-    """Adaptive's knowledge of one shape: host seconds of each way, and which one pays."""
+    """Adaptive: host seconds of each way for one shape, and which one pays."""
 
     eager: list[float] = field(default_factory=list)
     replayed: list[float] = field(default_factory=list)
@@ -60,14 +60,14 @@ class _Trial:
     """True until as many replays have been tried as launches, then by their medians."""
 
     def add_replay(self, seconds: float) -> None:
-        """Note how long a replay took; the last that is wanted settles the matter."""
+        """Note the time of a replay; after the last one the medians decide."""
         self.replayed.append(seconds)
         if len(self.replayed) == TRIALS:
             self.replay_pays = median(self.replayed) < median(self.eager)
 
 
 _NO_TRIAL = _Trial()
-"""For mode `graph`, which tries nothing: it stays empty, so replaying pays."""
+"""For mode `graph`, which compares nothing: it stays empty, so replaying pays."""
 
 
 @dataclass
@@ -78,7 +78,7 @@ class _Captured:
     num_sampled: Tensor
 
     def replay(self, given: Tensor) -> None:
-        """Fill the first of the captured counts; the rest is padding's, which nobody commits."""
+        """Fill the first of the captured counts; the rest are padding and never committed."""
         kept = self.num_sampled
         if given.shape != kept.shape:  # making a view takes the host longer than the comparison
             kept = kept[: given.shape[0]]
@@ -226,7 +226,7 @@ class DeviceValidator:
         return DeviceValidation(num_accepted.to(self._device, non_blocking=True), "host")
 
     def _mask_launch(self, drafts: int) -> Callable[[Tensor], None]:
-        """What launches the mask kernel on counts of windows of this length."""
+        """The launch of the mask kernel for windows of this length, given their counts."""
         known = self._mask_launches.get(drafts)
         if known is not None:
             return known

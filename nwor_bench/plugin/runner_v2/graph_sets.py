@@ -1,6 +1,6 @@
 """A second set of full CUDA graphs, captured while staging, beside vLLM's own set.
 
-A captured forward cannot change its mind: vLLM's graphs write every draft to the cache. So the
+A captured forward is fixed: vLLM's graphs write every draft to the cache. So the
 same model is captured once more with the target layers staging. The K/V activations of that
 capture keep their addresses for as long as the graphs live, and every replay leaves a window's
 K/V there until the next replay from the pool, which is after the commit. Staging by copy, the
@@ -17,10 +17,15 @@ import torch
 from vllm.config.compilation import CUDAGraphMode
 from vllm.v1.worker.gpu.cudagraph_utils import BatchExecutionDescriptor, ModelCudaGraphManager
 
-from nwor_bench.plugin.runner_v2.plan import DraftCounts, equal_drafts, whole_step
-from nwor_bench.plugin.runner_v2.staging import GpuStaging, GpuWindowBatch
-from nwor_bench.plugin.staging import StagingUnavailable
-from nwor_bench.plugin.window import Window
+from nwor_bench.plugin.runner_v2.batch import (
+    DraftCounts,
+    GpuWindowBatch,
+    equal_drafts,
+    whole_step,
+)
+from nwor_bench.plugin.runner_v2.staging import GpuStaging
+from nwor_bench.plugin.staging.layers import StagingUnavailable
+from nwor_bench.plugin.staging.window import Window
 from nwor_kernels.commit.sources import StagedSources
 
 logger = logging.getLogger("vllm.nwor_bench")
@@ -89,7 +94,7 @@ class StagingGraphs:
         self.memory_bytes = free_before - torch.cuda.mem_get_info()[0]
 
     def give_up(self, reason: str | None) -> None:
-        """Without graphs for staging from now on, here or on another rank; None: nothing."""
+        """Drop the graphs for good because this or another rank has none; None: do nothing."""
         if reason is None:
             return
         self.shapes.clear()

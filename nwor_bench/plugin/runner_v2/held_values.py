@@ -1,18 +1,18 @@
-"""Do the K/V that a window points at stay where they are until the commit?
+"""Checks that the K/V which a window points at stay in place until the commit.
 
 A reference keeps a tensor's memory from being given to another, but not from being written to:
-code compiled as a whole gives one layer's buffers to the next. Whether a model does that shows in
-the addresses. So the first window of each number of rows is held by copy, while its layers'
-addresses are compared; only what was seen to be apart is then held by reference.
+code compiled as a whole gives one layer's buffers to the next. The addresses show whether a model
+does that. So the first window of each number of rows is held by copy while its layers' addresses
+are compared; later windows are held by reference only if all addresses differed.
 """
 
 from torch import Tensor
 
-from nwor_bench.plugin.window import HeldValuesLost
+from nwor_bench.plugin.staging.window import HeldValuesLost
 
 
 class HeldValues:
-    """Takes each layer's K/V of a window, and says if two layers have the same address.
+    """Holds each layer's K/V of a window, and detects two layers with the same address.
 
     Args:
         num_layers: layers of a whole window.
@@ -27,7 +27,7 @@ class HeldValues:
         self._repeats = False
 
     def clear(self) -> None:
-        """Forget the window, and let its tensors go."""
+        """Forget the window and release its tensors."""
         self._owners.clear()
         self._layers.clear()
         self._originals.clear()
@@ -41,7 +41,7 @@ class HeldValues:
             key, value: [rows, kv_heads, head_dim], strided.
 
         Returns:
-            None if an earlier layer has the same address; what was taken of it is still right.
+            None if an earlier layer has the same address; what is held of that one is still right.
 
         Raises:
             HeldValuesLost: an earlier layer has the same address, and no copy was made.

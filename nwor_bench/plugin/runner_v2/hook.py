@@ -1,4 +1,4 @@
-"""vLLM's V2 model runner (the default on a GPU), translated into windows.
+"""The hook of vLLM's V2 model runner (the default on a GPU): which of its methods make a window.
 
 Four methods of the runner are wrapped, and two of its CUDA graph manager: `execute_model` tells
 what was scheduled, `dispatch` which graph will run it, `prepare_attn` the slots (begin),
@@ -10,16 +10,22 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from nwor_bench.plugin.invalid_drafts import invalid_drafts
-from nwor_bench.plugin.late_counts import PendingStep
+import torch
+
+from nwor_bench.plugin.counts.late_counts import PendingStep
+from nwor_bench.plugin.counts.scheduler_output import finished, invalid_drafts, restarted
 from nwor_bench.plugin.patching import Patch, PatchSet
-from nwor_bench.plugin.request_lives import finished, restarted
 from nwor_bench.plugin.runner_v2.windows import Step, V2Windows
 from nwor_bench.plugin.settings import PluginSettings
+from nwor_bench.records.types import NworMode, ScvMode
+from nwor_kernels.direct_launch import refusals as direct_launch_refusals
 
 
 class V2RunnerHook(V2Windows):
-    """Puts the windows of one V2 runner into its methods: attach and detach."""
+    """Follows one V2 runner: attach, switch modes, read back, detach (see `RunnerHook`)."""
+
+    name = "V2"
+    has_probe = True
 
     def __init__(self, runner: Any, settings: PluginSettings):
         super().__init__(runner, settings)
@@ -52,6 +58,89 @@ class V2RunnerHook(V2Windows):
         """Leave runner and layers as they were found."""
         self._patches.undo()
         self._stock_attention()
+
+    def agree(self) -> None:
+        """Stage on every rank or on none; every rank calls it once, before anything else."""
+        self.staging_unavailable = self._vote.settle(self.staging_unavailable)
+        if self.staging_unavailable is not None:
+            self._parts = None
+        self._name_parts()
+
+    def set_modes(self, nwor_mode: NworMode, scv_mode: ScvMode) -> None:
+        """Switch modes between steps; staging captures its graphs the first time.
+
+        In mode off the target layers are the stock objects again.
+        """
+        self._close_leftover()
+        self.nwor_mode = nwor_mode
+        self.validator.switch(scv_mode)
+        if scv_mode is not ScvMode.OFF:
+            self.validator.warm_up(self.runner.num_speculative_steps)
+        if nwor_mode is NworMode.STAGE:
+            self._allocate_copies()
+        if self._parts is None:
+            return
+        patches, l2 = self._parts.attention, self._parts.staging.l2
+        if nwor_mode is NworMode.STAGE and not patches.applied:
+            patches.apply()
+            if l2 is not None:
+                l2.switch_on(torch.cuda.current_stream(), self.validator.capture_stream)
+            self._parts.graphs.capture()
+            self._parts.graphs.give_up(self._vote.settle(self._parts.graphs.unavailable))
+        elif nwor_mode is NworMode.OFF:
+            self._stock_attention()
+
+    def _allocate_copies(self) -> None:
+        """Allocate the memory of copies, or stop staging on every rank."""
+        if self._parts is None:
+            return
+        reason = self._vote.settle(self._parts.staging.allocate())
+        if reason is not None:
+            self._stock_attention()
+            self.staging_unavailable = reason
+            self._parts = self.window = self.buffers = self.graphs = None
+
+    def _stock_attention(self) -> None:
+        """Restore the target layers' stock methods and the L2 cache's usual size."""
+        if self._parts is None or not self._parts.attention.applied:
+            return
+        self._parts.attention.undo()
+        if self._parts.staging.l2 is not None:
+            self._parts.staging.l2.switch_off()
+
+    def drain(self, output_lengths: dict[str, int] | None) -> list[dict[str, Any]]:
+        """Windows since the last drain; waits for the device once."""
+        self.late.resolve(output_lengths)
+        return self.accumulator.drain()
+
+    def device_errors(self) -> list[str]:
+        """Commits refused on the device since the last call; waits for it."""
+        return self.refusals.take() if self.refusals else []
+
+    def set_probe(self, on: bool) -> None:
+        """Time each window's phases with CUDA events, or stop doing so."""
+        self.probe.on = on
+
+    def l2_facts(self) -> dict[str, Any] | None:
+        """How much of the copies persists in L2; None where that was not asked for."""
+        l2 = self.buffers.l2 if self.buffers else None
+        return None if l2 is None else l2.facts()
+
+    def launch_refusals(self) -> dict[str, int]:
+        """Bound kernels of this process that are launched through Triton, by reason."""
+        return dict(direct_launch_refusals)
+
+    def graph_facts(self) -> dict[str, Any]:
+        """Sizes of both graph sets, which must be equal, and the memory of the second."""
+        stock, graphs = self.runner.cudagraph_manager, self.graphs
+        wanted = graphs.wanted() if graphs else []
+        return {
+            "mode": None if stock is None else stock.cudagraph_mode.name,
+            "stock_window_sizes": sorted(desc.num_tokens for desc in wanted),
+            "stage_window_sizes": graphs.capture_sizes if graphs else [],
+            "stage_memory_bytes": graphs.memory_bytes if graphs else None,
+            "stage_unavailable": graphs.unavailable if graphs else None,
+        }
 
     # The wrappers, in the order in which a step meets them.
 
@@ -116,9 +205,9 @@ class V2RunnerHook(V2Windows):
             if step.has_window:
                 if grammar_output is not None:
                     # The drafts of the step before: this step's own come after its samples.
-                    judged = self.runner.draft_tokens_handler.req_ids
+                    checked = self.runner.draft_tokens_handler.req_ids
                     step.pending.invalid_drafts = invalid_drafts(
-                        step.scheduler_output, grammar_output, judged
+                        step.scheduler_output, grammar_output, checked
                     )
                 self.probe.mark("sample_end")
                 self._validate_and_commit(step, output[1])

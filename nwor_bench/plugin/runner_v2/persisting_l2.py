@@ -23,24 +23,21 @@ logger = logging.getLogger("vllm.nwor_bench")
 
 
 class L2Refusal(RuntimeError):
-    """CUDA or this GPU does not do it; the message says what."""
+    """CUDA or this GPU refuses; the message names the call or the limit."""
 
 
 @dataclass(frozen=True)
 class L2Room:
-    """What this GPU can keep of a buffer, in bytes.
-
-    Attributes:
-        buffer_bytes: size of the buffer.
-        window_bytes: how much of it, from its start, the access-policy window covers.
-        set_aside_bytes: L2 set aside for it.
-        hit_ratio: share of the window that is kept.
-    """
+    """What this GPU can keep of a buffer, in bytes."""
 
     buffer_bytes: int
+    """Size of the buffer."""
     window_bytes: int
+    """How much of it, from its start, the access-policy window covers."""
     set_aside_bytes: int
+    """L2 set aside for it."""
     hit_ratio: float
+    """Share of the window that is kept."""
 
     @classmethod
     def of(cls, buffer_bytes: int, most_set_aside: int, most_window: int) -> "L2Room":
@@ -135,7 +132,7 @@ class PersistingL2:
             raise L2Refusal("CUDA set no L2 aside")
 
     def _give_back(self) -> None:
-        """Undo all that was done; what one call refuses keeps none of the others back."""
+        """Undo everything; a refused call does not stop the others."""
         self._is_on = False
         covered, self._covered = self._covered, set()
         for stream in covered:
@@ -163,7 +160,7 @@ class PersistingL2:
         self._call("cudaStreamSetAttribute", stream, attribute, value)
 
     def _call(self, name: str, *arguments: Any) -> Any:
-        """Call CUDA's runtime; what it returns besides the error, which is raised."""
+        """Call CUDA's runtime and return its result; an error is raised as L2Refusal."""
         error, *returned = getattr(self._cuda, name)(*arguments)
         if error != self._cuda.cudaError_t.cudaSuccess:
             self._cuda.cudaGetLastError()  # or the next launch would be blamed for it
@@ -171,7 +168,7 @@ class PersistingL2:
         return returned[0] if returned else None
 
     def _try(self, action: Callable[[], Any]) -> None:
-        """Do it; a refusal is told, the first one remembered, and everything given back."""
+        """Run an action; a refusal is logged, the first is kept, and all L2 is given back."""
         try:
             action()
         except L2Refusal as refusal:

@@ -1,59 +1,42 @@
-"""From vLLM's V2 input batch to the window that a GPU stages.
-
-Three shapes. A whole step: every request has a window of equal length, nothing is written until
-the commit, and no index is needed (`whole_step`); staged by copy, the first token of each is
-written at once (`equal_drafts`). Anything else: only drafts are staged, the other tokens are
-written at once, and the device is told which rows are whose (`drafts_only`).
+"""Which window each step gets: by reference, by copy, as a graph's replay, or none.
 
 By reference a window keeps the K/V of its whole step alive in every layer, which vLLM's memory
 profile has not seen. So drafts beside a prefill are copied, and those of very large steps.
 """
 
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Protocol
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from nwor_bench.plugin.runner_v2.staging import GpuWindowBatch
-
-if TYPE_CHECKING:  # importing it loads vLLM, which takes seconds and nothing here needs
-    from nwor_bench.plugin.runner_v2.graph_sets import StagingGraphs
-
+from nwor_bench.plugin.runner_v2.batch import (
+    DraftCounts,
+    GpuWindowBatch,
+    drafts_only,
+    equal_drafts,
+    set_slots,
+    whole_step,
+)
 
 MOST_PLANS = 256
 """Plans of equal windows kept for the steps to come, by requests and length; the oldest goes."""
 
-
-@dataclass(frozen=True)
-class DraftCounts:
-    """Drafts of each request of a step: `per_request` [requests] int32 on the host."""
-
-    per_request: np.ndarray
-    num_tokens: int
-
-    @property
-    def total(self) -> int:
-        """Draft tokens of the step."""
-        return int(self.per_request.sum())
-
-    def uniform_length(self) -> int | None:
-        """Rows of each window if the step is nothing but equal windows, else None."""
-        drafts = int(self.per_request[0])
-        rows = drafts + 1
-        if drafts == 0 or rows * len(self.per_request) != self.num_tokens:
-            return None
-        return rows if bool((self.per_request == drafts).all()) else None
-
-    @property
-    def windows_alone(self) -> bool:
-        """True for a step without prefill: each request runs its drafts and the token before."""
-        return self.num_tokens == self.total + len(self.per_request)
-
-
 Planned = tuple[GpuWindowBatch | None, str | None]
 """A window, or the reason why this step is written directly."""
+
+
+class CapturedWindows(Protocol):
+    """What the planner asks of the full CUDA graphs that stage (`StagingGraphs`)."""
+
+    @property
+    def shapes(self) -> Mapping[Any, GpuWindowBatch]:
+        """Each captured window by vLLM's descriptor of its graph."""
+
+    @property
+    def unavailable(self) -> str | None:
+        """Why nothing is captured; None while graphs can be used."""
 
 
 class WindowPlanner:
@@ -74,7 +57,7 @@ class WindowPlanner:
         length: int,
         group: int,
         max_requests: int,
-        graphs: "StagingGraphs",
+        graphs: CapturedWindows,
         device: torch.device,
         copied: bool = False,
         most_referenced: int | None = None,
@@ -127,7 +110,7 @@ class WindowPlanner:
         return batch, None
 
     def _may_hold(self, counts: DraftCounts) -> bool:
-        """May the K/V of this whole step stay alive, in every layer, until the commit?"""
+        """True if the K/V of this whole step may stay alive in every layer until the commit."""
         most = self._most_referenced
         return counts.windows_alone and (most is None or counts.num_tokens <= most)
 
@@ -175,113 +158,17 @@ def _keep(
     plans[key] = plan
 
 
-def drafts_only(
-    counts: DraftCounts, query_start_loc: np.ndarray, slot_mapping: Tensor, *, copied: bool
-) -> GpuWindowBatch:
-    """Plan a step that stages its drafts alone.
+def may_read_this_step(scheduler_output: Any) -> bool:
+    """True where a request starts, or starts again, on top of cached tokens.
+
+    Only then can a step read what it writes: running requests read blocks of their own, and a
+    block is looked up when a request starts. Whether the block is new is not asked, since with
+    async scheduling the host does not know how far each request has come.
 
     Args:
-        counts: drafts of each request.
-        query_start_loc: [requests + 1] int32 on the host; a request's drafts are its last rows.
-        slot_mapping: [num_tokens, padded] int64, the target layers' slots.
-        copied: drafts go to staging buffers, else their place in the step's K/V is used.
+        scheduler_output: vLLM's SchedulerOutput of the step.
     """
-    drafts = counts.per_request
-    requests = len(drafts)
-    ends = query_start_loc[1 : requests + 1]
-    row_request = np.repeat(np.arange(requests, dtype=np.int32), drafts)
-    first_staged = np.concatenate(([0], np.cumsum(drafts)))[:-1]
-    row_index = np.arange(len(row_request), dtype=np.int32) - first_staged[row_request]
-    rows = (ends - drafts)[row_request] + row_index
-    starts = first_staged if copied else ends - drafts
-    lengths = ends - query_start_loc[:requests]
-    packed = _to_device(
-        [rows, row_request, row_index, starts, starts + drafts], slot_mapping.device
-    )
-    batch_rows = packed[0].long()
-    direct_slots = slot_mapping.clone()
-    direct_slots[batch_rows] = -1
-    return GpuWindowBatch(
-        num_draft_tokens=tuple(drafts.tolist()),
-        rows=batch_rows,
-        slots=slot_mapping[batch_rows],
-        direct_slots=direct_slots,
-        max_query_len=int(lengths[drafts > 0].max()),
-        staged_start=packed[3],
-        staged_end=packed[4],
-        row_request=packed[1],
-        row_index=packed[2],
-        copied=copied,
-    )
-
-
-def whole_step(
-    counts: DraftCounts, length: int, rows: Tensor, slot_mapping: Tensor
-) -> GpuWindowBatch:
-    """Plan a step of equal windows, all of whose rows wait for the commit.
-
-    Args:
-        counts: drafts of each request.
-        length: rows of each window, the certain first token included.
-        rows: [num_tokens] int64, 0, 1, 2, ...
-        slot_mapping: [num_tokens] int64, the target layers' slots; padding is -1.
-    """
-    return GpuWindowBatch(
-        num_draft_tokens=tuple(counts.per_request.tolist()),
-        rows=rows,
-        slots=slot_mapping,
-        direct_slots=None,
-        max_query_len=length,
-        tokens_per_request=length,
-        certain=1,
-    )
-
-
-def equal_drafts(requests: int, length: int, device: torch.device) -> GpuWindowBatch:
-    """Plan steps of equal windows whose drafts are copied, and whose first tokens are written.
-
-    Made once and used again, in a captured graph too: nothing in it moves, and `set_slots` fills
-    in each step's slots, which are padding until then.
-
-    Args:
-        requests: windows of the step.
-        length: rows of each window, the certain first token included.
-        device: where the tensors are kept.
-    """
-    drafts = length - 1
-    step = torch.arange(requests * length, device=device).view(requests, length)
-    bounds = torch.arange(requests + 1, dtype=torch.int32, device=device) * drafts
-    return GpuWindowBatch(
-        num_draft_tokens=(drafts,) * requests,
-        rows=step[:, 1:].flatten(),
-        slots=torch.full_like(step[:, 1:], -1).flatten(),
-        direct_slots=torch.full_like(step, -1).flatten(),
-        max_query_len=length,
-        staged_start=bounds[:-1],
-        staged_end=bounds[1:],
-        tokens_per_request=drafts,
-        copied=True,
-    )
-
-
-def set_slots(batch: GpuWindowBatch, slot_mapping: Tensor) -> None:
-    """Fill in the slots of a step planned by `equal_drafts`; two small copies on the device.
-
-    Args:
-        batch: the plan.
-        slot_mapping: [num_tokens or more] int64, the target layers' slots; padding is -1.
-    """
-    assert batch.direct_slots is not None
-    length = batch.max_query_len
-    step = slot_mapping[: batch.direct_slots.numel()].view(-1, length)
-    batch.slots.view(-1, length - 1).copy_(step[:, 1:])
-    batch.direct_slots.view(-1, length)[:, 0].copy_(step[:, 0])
-
-
-def _to_device(columns: list[np.ndarray], device: torch.device) -> list[Tensor]:
-    """Several small int32 columns in one copy that does not wait."""
-    sizes = [len(column) for column in columns]
-    packed = torch.from_numpy(np.concatenate(columns).astype(np.int32, copy=False))
-    if device.type == "cuda":
-        packed = packed.pin_memory()
-    return list(torch.split(packed.to(device, non_blocking=True), sizes))
+    if any(new.num_computed_tokens > 0 for new in scheduler_output.scheduled_new_reqs):
+        return True
+    # The V2 runner is given a preempted request as a new one, V1 as a resumed one.
+    return bool(scheduler_output.scheduled_cached_reqs.resumed_req_ids)

@@ -2,8 +2,8 @@
 
 A commit is all or nothing, and decided on the device: a slot outside of the cache, or a layer that
 staged another number of rows, and no row of the window is written in any layer. The host has
-counted the window as committed by then. A sweep fails on it (its drain asks for the errors). A
-server asks nobody, so the flags are read with the late counts, and the worker stops staging.
+counted the window as committed by then. A run fails on it, because its drain reads the errors. A
+server has no drain, so the flags are read with the late counts, and the worker stops staging.
 """
 
 import logging
@@ -16,7 +16,7 @@ from nwor_kernels.metadata import error_names
 logger = logging.getLogger("vllm.nwor_bench")
 
 DEVICE_REFUSED = "device_refused"
-"""Begins the reason of the window with which staging stops."""
+"""Prefix of the reason of the window with which staging stops."""
 
 STAGING_STOPPED = "staging_stopped"
 """Why every later window is written directly."""
@@ -31,7 +31,7 @@ WHAT_IS_LOST = (
 
 
 class DeviceRefusals:
-    """What commits of one worker refused, and whether it still stages.
+    """Commits of one worker that were refused, and whether it still stages.
 
     Args:
         errors: [layers] int32 on the device; commits or their ERROR_* flags in.
@@ -43,7 +43,7 @@ class DeviceRefusals:
         """The fallback reason of the first refusal; it is kept for as long as the worker runs."""
         self.stopped = False
         """True from the window on with which all ranks stopped staging."""
-        self._untold: dict[str, None] = {}
+        self._unread: dict[str, None] = {}
 
     def note(self, flags: Sequence[int]) -> None:
         """Take the flags as they were read, [layers]."""
@@ -54,24 +54,24 @@ class DeviceRefusals:
         for layer, flag in enumerate(flags):
             together |= flag
             if flag:
-                self._untold[f"layer {layer}: {error_names(flag)}"] = None
+                self._unread[f"layer {layer}: {error_names(flag)}"] = None
         if self.reason is None:
             self.reason = f"{DEVICE_REFUSED}:{error_names(together)}"
             layers = sum(1 for flag in flags if flag)
             logger.error(WHAT_IS_LOST, error_names(together), layers, len(flags))
 
     def take(self) -> list[str]:
-        """What was refused since the last call, for a sweep; waits for the device."""
+        """Refusals since the last call, for a run's drain; waits for the device."""
         self.note(self.errors.tolist())
-        told, self._untold = list(self._untold), {}
-        return told
+        unread, self._unread = list(self._unread), {}
+        return unread
 
     def to_vote(self) -> str | None:
-        """This rank's word in the ranks' vote on a staged window; None: nothing was refused."""
+        """This rank's vote on a staged window; None: nothing was refused."""
         return None if self.stopped else self.reason
 
     def settle(self, reason: str | None) -> None:
-        """Take the ranks' common reason for a window: do all of them stop staging with it?"""
+        """Take the ranks' common reason for a window; a refusal in it stops staging."""
         if reason is None or DEVICE_REFUSED not in reason or self.stopped:
             return
         self.stopped = True

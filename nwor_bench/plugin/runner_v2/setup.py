@@ -1,13 +1,12 @@
-"""What staging on a GPU consists of, or why this model or runner must be written directly."""
+"""Staging on a GPU set up for one runner, or why its windows must be written directly."""
 
 import logging
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from nwor_bench.plugin import refusals
-from nwor_bench.plugin.layers import one_group_of, target_caches
 from nwor_bench.plugin.patching import Patch, PatchSet
 from nwor_bench.plugin.runner_v2.attention import BUILDERS, StagingAttention, why_unsupported
 from nwor_bench.plugin.runner_v2.graph_sets import StagingGraphs
@@ -15,8 +14,9 @@ from nwor_bench.plugin.runner_v2.persisting_l2 import PersistingL2
 from nwor_bench.plugin.runner_v2.plan import WindowPlanner
 from nwor_bench.plugin.runner_v2.staging import GpuStaging
 from nwor_bench.plugin.settings import PluginSettings
-from nwor_bench.plugin.staging import StagingUnavailable
-from nwor_bench.plugin.window import Window
+from nwor_bench.plugin.staging import refusals
+from nwor_bench.plugin.staging.layers import LayerCache, StagingUnavailable, one_group_of
+from nwor_bench.plugin.staging.window import Window
 from nwor_bench.records.types import StageBy, StageL2
 from nwor_kernels.verify_attention.kernel import VerifyWorkspace
 
@@ -46,7 +46,7 @@ def set_up_staging(
 ) -> tuple[StagingParts | None, str | None]:
     """Everything that staging needs from vLLM's V2 runner, or None and the fallback reason.
 
-    A fault of our own is a reason too: mode off, and vLLM's start, must not end with it.
+    An error in this code is a fallback reason too: it stops neither mode off nor vLLM's start.
     """
     try:
         return _parts(runner, target_names, settings), None
@@ -109,7 +109,7 @@ def _attention_patches(
 
 
 def _memory_of(device: torch.device) -> int | None:
-    """All of a CUDA device's memory in bytes; None of a CPU, which is nobody's limit here."""
+    """All of a CUDA device's memory in bytes; None for a CPU, where it sets no limit."""
     if device.type != "cuda":
         return None
     return int(torch.cuda.get_device_properties(device).total_memory)
@@ -135,7 +135,7 @@ def most_referenced_rows(layers: list[Any], itemsize: int, memory_bytes: int | N
 
 
 def why_runner_cannot_stage(runner: Any) -> str | None:
-    """The fallback reason of a runner whose steps are more than this hook follows, or None."""
+    """The fallback reason of a runner whose steps this hook cannot follow, or None."""
     config = runner.vllm_config
     reasons = {
         "data_parallel": runner.parallel_config.data_parallel_size > 1,
@@ -149,3 +149,20 @@ def why_runner_cannot_stage(runner: Any) -> str | None:
     reason = next((reason for reason, holds in reasons.items() if holds), None)
     reason = reason or refusals.of_model(getattr(config, "model_config", None))
     return reason or refusals.of_compilation(runner.compilation_config, runner.cudagraph_manager)
+
+
+def target_caches(
+    runner: Any, target_names: list[str]
+) -> tuple[list[LayerCache], tuple[list[Tensor], list[Tensor]] | None]:
+    """The target's caches on a GPU, and the K and V scales of each if they are fp8."""
+    context = runner.compilation_config.static_forward_context
+    layers = [context[name] for name in target_names]
+    caches = [
+        LayerCache(name, layer.kv_cache, layer.head_size, runner.dtype)
+        for name, layer in zip(target_names, layers, strict=True)
+    ]
+    if not any(layer.impl.kv_cache_dtype.startswith("fp8") for layer in layers):
+        return caches, None
+    keys = [layer._k_scale.view(-1) for layer in layers]
+    values = [layer._v_scale.view(-1) for layer in layers]
+    return caches, (keys, values)

@@ -3,24 +3,23 @@
 Eagerly, and inside a full CUDA graph that was captured for staging, the K/V activations of a
 step live until the commit, so they are only pointed at. Between piecewise CUDA graphs the next
 piece overwrites them, so the drafts are copied into buffers; elsewhere too if that is asked for.
-Either way one launch commits all layers, and nothing waits for the device: what a kernel has to
-complain about is read late.
+Either way one launch commits all layers, and nothing waits for the device: errors of kernels are
+read late.
 """
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 
 import torch
 from torch import Tensor
 
 import nwor_kernels
+from nwor_bench.plugin.runner_v2.batch import GpuWindowBatch
 from nwor_bench.plugin.runner_v2.copy_buffers import CopyBuffers
 from nwor_bench.plugin.runner_v2.held_values import HeldValues
 from nwor_bench.plugin.runner_v2.persisting_l2 import PersistingL2
-from nwor_bench.plugin.staging import LayerCache, StagingUnavailable
-from nwor_bench.plugin.window import WindowBatch
+from nwor_bench.plugin.staging.layers import LayerCache, StagingUnavailable
 from nwor_kernels.commit.plan import CommitPlan
 from nwor_kernels.commit.sources import StagedSources
 
@@ -30,48 +29,10 @@ Launch = Callable[[Tensor], None]
 """Launches a commit for these counts, [requests] int32 on the device."""
 
 ACTIVATIONS_REUSED = "activations_reused"
-"""What goes wrong where one layer's K/V lie where another's were: in this engine, always."""
+"""Fallback reason where one layer's K/V overwrite another's; it then holds for every window."""
 
 EVERY_ROW = 1 << 20
-"""A count above any window's: whoever commits with it commits every staged row."""
-
-
-@dataclass(frozen=True)
-class GpuWindowBatch(WindowBatch):
-    """A window on a GPU, planned by the V2 runner's hook.
-
-    Attributes:
-        max_query_len: most query rows of a request with a window.
-        staged_start, staged_end: [requests] int32, a request's staged rows in the source; None:
-            the whole step is staged, and the step's `query_start_loc` tells.
-        tokens_per_request: staged rows of each request where all have as many and nothing but
-            windows is in the step; else None, and the next two say whose each row is.
-        certain: rows of each request that are staged before its first draft: 1 where the whole
-            step is, 0 where the first token is written at once.
-        row_request, row_index: [N] int32, request and place in its window of each staged row.
-        sources: addresses of a captured graph's K/V; None: collected layer by layer.
-        copied: the rows' K/V are copied into buffers, one after the other.
-    """
-
-    max_query_len: int = 1
-    staged_start: Tensor | None = None
-    staged_end: Tensor | None = None
-    tokens_per_request: int | None = None
-    certain: int = 0
-    row_request: Tensor | None = None
-    row_index: Tensor | None = None
-    sources: StagedSources | None = None
-    copied: bool = False
-
-    @cached_property
-    def commit_shape(self) -> tuple[str, int, int]:
-        """Name of the commit's launch for a validator: rows, and rows of each request."""
-        return "commit", self.slots.numel(), self.tokens_per_request or 1
-
-    def fits(self, accepted: Tensor) -> bool:
-        """`accepted` holds one count a request, not a mask."""
-        shape = accepted.shape
-        return len(shape) == 1 and shape[0] >= len(self.num_draft_tokens)
+"""A count above any window's: a commit with it writes every staged row."""
 
 
 class GpuStaging:
@@ -158,19 +119,19 @@ class GpuStaging:
         return self.num_layers * cache.shape[1] * cache.shape[3] * cache.element_size()
 
     def open(self, batch: GpuWindowBatch) -> None:
-        """Take the window that the next stage and commit belong to."""
+        """Set the window that the next stage and commit belong to."""
         self._batch = batch
         self._through = None
 
     def validate_in_commit(self, through: Callable[[Launch, Tensor], None]) -> None:
-        """Let this window's commit decide by itself what was accepted.
+        """Let this window's commit decide what was accepted.
 
         It is then given vLLM's `num_sampled`, and `through` launches it (perhaps as a graph).
         """
         self._through = through
 
     def reset(self) -> None:
-        """Let go of the last window's K/V; one that a graph replayed has left nothing here.
+        """Release the last window's K/V; a window that a graph replayed holds nothing here.
 
         The commit may still be running. Its stream is the one that the K/V were allocated on, so
         PyTorch gives their memory only to kernels that run after it.
@@ -183,7 +144,7 @@ class GpuStaging:
             self._holds_layers = False
 
     def stage(self, layer: int, key: Tensor, value: Tensor, rows: Tensor) -> str:
-        """Point at one layer's K/V, or copy its drafts; returns what went wrong, or ''."""
+        """Point at one layer's K/V, or copy its drafts; returns '', or why that failed."""
         batch = self._batch
         assert batch is not None
         self._holds_layers = True
@@ -205,7 +166,7 @@ class GpuStaging:
         """Write the accepted rows of all layers.
 
         `accepted` is [requests] int32, accepted drafts of each request; vLLM's `num_sampled`,
-        which counts the certain first token too, where the commit decides by itself.
+        which counts the certain first token too, where the commit decides.
         """
         assert self._batch is not None
         certain = self._batch.certain
@@ -216,7 +177,7 @@ class GpuStaging:
         return ""
 
     def warm_up(self, batch: GpuWindowBatch) -> None:
-        """Compile what commits windows of this shape, so that no window waits for that.
+        """Compile the commit of windows of this shape, so that no window waits for it.
 
         `batch` is captured and all padding (slots of -1): nothing is written.
         """
@@ -227,7 +188,7 @@ class GpuStaging:
         self._bound.clear()
 
     def _launch(self, slots: Tensor, certain: int) -> Launch:
-        """What commits the window in flight, given its counts."""
+        """The launch that commits the window in flight, given its counts."""
         batch = self._batch
         assert batch is not None
         if batch.sources is None or batch.tokens_per_request is None:

@@ -1,7 +1,6 @@
-"""Windows of vLLM's V2 runner (the default on a GPU): begin, decide, commit.
+"""The window of one step under vLLM's V2 runner: begin, decide what was accepted, commit.
 
-What a step is, and what the worker extension asks about windows, stands here too; which of the
-runner's methods call all this, in runner_v2.py.
+`hook.py` calls this from the runner's methods.
 """
 
 import logging
@@ -11,23 +10,22 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
-from nwor_bench.plugin.accumulator import Accumulator
-from nwor_bench.plugin.late_counts import LateCounts, PendingStep
-from nwor_bench.plugin.layers import attention_layers
+from nwor_bench.plugin.counts.accumulator import Accumulator
+from nwor_bench.plugin.counts.late_counts import LateCounts, PendingStep
 from nwor_bench.plugin.observe.phases import Probe
 from nwor_bench.plugin.rank_vote import RankVote
+from nwor_bench.plugin.runner_v2.batch import GpuWindowBatch
 from nwor_bench.plugin.runner_v2.device_validation import DeviceValidator
+from nwor_bench.plugin.runner_v2.plan import may_read_this_step
 from nwor_bench.plugin.runner_v2.refused_commits import STAGING_STOPPED, DeviceRefusals
-from nwor_bench.plugin.runner_v2.same_step_reads import may_read_this_step
 from nwor_bench.plugin.runner_v2.setup import set_up_staging
-from nwor_bench.plugin.runner_v2.staging import ACTIVATIONS_REUSED, GpuWindowBatch, Launch
+from nwor_bench.plugin.runner_v2.staging import ACTIVATIONS_REUSED, Launch
 from nwor_bench.plugin.settings import PluginSettings
-from nwor_bench.plugin.window import close_leftover
+from nwor_bench.plugin.staging.layers import attention_layers
+from nwor_bench.plugin.staging.window import close_leftover
 from nwor_bench.records.types import NworMode, ScvMode
-from nwor_kernels.direct_launch import refusals
 
 logger = logging.getLogger("vllm.nwor_bench")
 
@@ -45,10 +43,7 @@ class Step:
 
 
 class V2Windows:
-    """Owns the window of one V2 runner: switch modes, begin, decide, commit, read back."""
-
-    name = "V2"
-    has_probe = True
+    """Opens, decides and commits the window of each step of one V2 runner."""
 
     def __init__(self, runner: Any, settings: PluginSettings):
         self.runner = runner
@@ -66,13 +61,6 @@ class V2Windows:
         self._parts, self.staging_unavailable = set_up_staging(runner, self.target_layers, settings)
         self._name_parts()
 
-    def agree(self) -> None:
-        """Stage on every rank or on none; every rank calls it once, before anything else."""
-        self.staging_unavailable = self._vote.settle(self.staging_unavailable)
-        if self.staging_unavailable is not None:
-            self._parts = None
-        self._name_parts()
-
     def _name_parts(self) -> None:
         self.window = self._parts.window if self._parts else None
         self.buffers = self._parts.staging if self._parts else None
@@ -80,50 +68,6 @@ class V2Windows:
         self.refusals = DeviceRefusals(self.buffers.errors) if self.buffers else None
         if self.refusals:
             self.late.read_with(self.refusals.errors, self.refusals.note)
-
-    def set_modes(self, nwor_mode: NworMode, scv_mode: ScvMode) -> None:
-        """Switch modes between steps; staging captures its graphs the first time.
-
-        In mode off the target layers are the stock objects again.
-        """
-        self._close_leftover()
-        self.nwor_mode = nwor_mode
-        self.validator.switch(scv_mode)
-        if scv_mode is not ScvMode.OFF:
-            self.validator.warm_up(self.runner.num_speculative_steps)
-        if nwor_mode is NworMode.STAGE:
-            self._allocate_copies()
-        if self._parts is None:
-            return
-        patches, l2 = self._parts.attention, self._parts.staging.l2
-        if nwor_mode is NworMode.STAGE and not patches.applied:
-            patches.apply()
-            if l2 is not None:
-                l2.switch_on(torch.cuda.current_stream(), self.validator.capture_stream)
-            self._parts.graphs.capture()
-            self._parts.graphs.give_up(self._vote.settle(self._parts.graphs.unavailable))
-        elif nwor_mode is NworMode.OFF:
-            self._stock_attention()
-
-    def _allocate_copies(self) -> None:
-        """Give windows the memory that copies need, or none to stage on any rank."""
-        if self._parts is None:
-            return
-        reason = self._vote.settle(self._parts.staging.allocate())
-        if reason is not None:
-            self._stock_attention()
-            self.staging_unavailable = reason
-            self._parts = self.window = self.buffers = self.graphs = None
-
-    def _stock_attention(self) -> None:
-        """Give the target layers their own methods back, and the L2 cache its usual size."""
-        if self._parts is None or not self._parts.attention.applied:
-            return
-        self._parts.attention.undo()
-        if self._parts.staging.l2 is not None:
-            self._parts.staging.l2.switch_off()
-
-    # One window: begin, validate and commit.
 
     def _begin(self, step: Step, input_batch: Any, slot_mappings: Tensor) -> None:
         """Note the drafts of each request, and open the window when staging is on."""
@@ -154,7 +98,7 @@ class V2Windows:
         self._parts.window.begin(batch)
 
     def _stopped_staging(self, step: Step) -> bool:
-        """Has staging stopped for good? Then this window's reason is noted."""
+        """True if staging has stopped for good; this window's reason is then noted."""
         refused = self.refusals
         if refused is None:
             return False
@@ -204,7 +148,7 @@ class V2Windows:
         pending.fallback_reason = outcome.fallback_reason
 
     def _stop_staging_if_lasting(self, reason: str) -> None:
-        """No later window is staged if this one showed that none can be; all ranks know it."""
+        """Stage no later window if this one shows that none can be; every rank does the same."""
         if ACTIVATIONS_REUSED in reason:
             logger.error("nwor: %s; from now on windows are written directly", reason)
             self.staging_unavailable = reason
@@ -224,45 +168,9 @@ class V2Windows:
         pending.scv_s = time.perf_counter() - began
 
     def _close_leftover(self) -> None:
-        """A step that died between its calls leaves a window open: write it, count it."""
+        """Write and count the window that a step left open when it died between its calls."""
         step, self._step = self._step, None
         reason = close_leftover(self.window)
         if step is not None and step.has_window:
             step.pending.fallback_reason = reason
             self.late.add(step.pending)
-
-    # For the worker extension.
-
-    def drain(self, output_lengths: dict[str, int] | None) -> list[dict[str, Any]]:
-        """Windows since the last drain; waits for the device once."""
-        self.late.resolve(output_lengths)
-        return self.accumulator.drain()
-
-    def device_errors(self) -> list[str]:
-        """What commits refused since the last call; waits for the device."""
-        return self.refusals.take() if self.refusals else []
-
-    def set_probe(self, on: bool) -> None:
-        """Time each window's phases with CUDA events, or stop doing so."""
-        self.probe.on = on
-
-    def l2_facts(self) -> dict[str, Any] | None:
-        """What of the copies persists in L2; None where that was not asked for."""
-        l2 = self.buffers.l2 if self.buffers else None
-        return None if l2 is None else l2.facts()
-
-    def launch_refusals(self) -> dict[str, int]:
-        """Bound kernels of this process that Triton launches, by the reason."""
-        return dict(refusals)
-
-    def graph_facts(self) -> dict[str, Any]:
-        """Both graph sets: their sizes must be equal, and what the second one took."""
-        stock, graphs = self.runner.cudagraph_manager, self.graphs
-        wanted = graphs.wanted() if graphs else []
-        return {
-            "mode": None if stock is None else stock.cudagraph_mode.name,
-            "stock_window_sizes": sorted(desc.num_tokens for desc in wanted),
-            "stage_window_sizes": graphs.capture_sizes if graphs else [],
-            "stage_memory_bytes": graphs.memory_bytes if graphs else None,
-            "stage_unavailable": graphs.unavailable if graphs else None,
-        }

@@ -1,1 +1,1 @@
-"""A comparison of two runs, as text, Markdown and JSON."""
+"""A comparison of two runs on the terminal, as Markdown and as JSON."""

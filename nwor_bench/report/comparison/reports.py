@@ -12,9 +12,9 @@ from rich.text import Text
 from nwor_bench.analysis.comparing.change_estimates import Change
 from nwor_bench.analysis.comparing.compare import CellChange, ChangeVerdict, Comparison
 from nwor_bench.analysis.comparing.stored_run import StoredRun
+from nwor_bench.records.environment import Environment, GitState
 from nwor_bench.records.types import to_dict
 from nwor_bench.report.comparison import text as words
-from nwor_bench.report.comparison.notes import notes
 from nwor_bench.report.document import Bullets, Document, Paragraph, Section, table
 from nwor_bench.report.markdown import render_markdown
 
@@ -33,7 +33,7 @@ _STYLES = {
 
 
 def print_comparison(console: Console, comparison: Comparison) -> None:
-    """Both tables, the reasons, the notes, and the verdict last, where the eye is."""
+    """Print tables, reasons and notes, and the headline last, above the prompt."""
     for name, run in (("BASE", comparison.base), ("NEW", comparison.new)):
         # Unwrapped, so that the path can be copied from a narrow terminal too.
         console.print(Text(f"{name:4} {run.folder}"), soft_wrap=True)
@@ -42,7 +42,7 @@ def print_comparison(console: Console, comparison: Comparison) -> None:
         console.print(rows)
     for line in ["", *words.reasons(comparison), "", words.how_decided(comparison), ""]:
         console.print(Text(line))
-    for note in notes(comparison):
+    for note in words.notes(comparison):
         console.print(_bullet(note))
     style = (
         _STYLES[ChangeVerdict.REGRESSION] if comparison.having(ChangeVerdict.REGRESSION) else "bold"
@@ -52,7 +52,7 @@ def print_comparison(console: Console, comparison: Comparison) -> None:
 
 
 def comparison_markdown(comparison: Comparison) -> str:
-    """For a pull request: the verdict first, then the tables, the reasons and the notes."""
+    """Markdown for a pull request: the headline first, then tables, reasons and notes."""
     sections = [
         Section(
             "Changes",
@@ -66,7 +66,7 @@ def comparison_markdown(comparison: Comparison) -> str:
             f"BASE{words.ARROW}NEW",
             (table(words.VALUE_HEADERS, words.value_rows(comparison), numbers_from=1),),
         ),
-        Section("Notes", (Bullets(tuple(notes(comparison))),)),
+        Section("Notes", (Bullets(tuple(words.notes(comparison))),)),
     ]
     lead = (
         Paragraph(words.headline(comparison), strong=True),
@@ -76,7 +76,7 @@ def comparison_markdown(comparison: Comparison) -> str:
 
 
 def comparison_json(comparison: Comparison, *, strict: bool) -> str:
-    """Everything that was compared, for other programs; what was not measured is null."""
+    """Everything as JSON; values that were not measured are null."""
     content = {
         "comparison_version": COMPARISON_FORMAT_VERSION,
         "headline": words.headline(comparison),
@@ -89,7 +89,7 @@ def comparison_json(comparison: Comparison, *, strict: bool) -> str:
         "forced_differences": [asdict(difference) for difference in comparison.forced],
         "other_differences": [asdict(difference) for difference in comparison.others],
         "cells": [_cell(cell) for cell in comparison.cells],
-        "notes": notes(comparison),
+        "notes": words.notes(comparison),
     }
     return json.dumps(content, indent=2, allow_nan=False) + "\n"
 
@@ -117,7 +117,7 @@ def _new_table(headers: tuple[str, ...]) -> Table:
     for place, header in enumerate(headers):
         words_in_it = place == 0 or header.startswith(("Change", "Parity"))
         side: Literal["left", "right"] = "left" if words_in_it else "right"
-        # Words fold where it is narrow, the cells' names last of all; numbers are never cut.
+        # On a narrow terminal words fold, cell names last; numbers are never truncated.
         least = None if place else NAME_WIDTH
         table.add_column(
             header, justify=side, no_wrap=not words_in_it, overflow="fold", min_width=least
@@ -132,41 +132,31 @@ def _bullet(text: str) -> Table:
 
 
 def _origin(run: StoredRun) -> str:
+    environment = run.header.environment or Environment()
     parts = [f"is {run.folder.name}"]
     for name, value in (
-        ("begun", run.header.get("started_at")),
-        ("nwor-bench", _nested(run, "environment", "packages", "nwor-bench")),
-        ("git", _nested(run, "environment", "git", "revision")),
+        ("begun", run.header.started_at),
+        ("nwor-bench", (environment.packages or {}).get("nwor-bench")),
+        ("git", (environment.git or GitState()).revision),
     ):
         if value is not None:
             parts.append(f"{name} {value}")
     return ", ".join(parts)
 
 
-def _nested(run: StoredRun, *path: str) -> Any:
-    value: Any = run.header
-    for name in path:
-        value = (value or {}).get(name)
-    return value
-
-
 def _run(run: StoredRun) -> dict[str, Any]:
     return {
         "folder": str(run.folder),
-        "started_at": run.header.get("started_at"),
-        "status": run.header.get("status"),
+        "started_at": run.header.started_at,
+        "status": run.header.status,
         "read_from": run.source,
         "warnings": list(run.warnings),
     }
 
 
 def _cell(cell: CellChange) -> dict[str, Any]:
-    pair, nwor_mode, scv_mode, arm = cell.key
     return {
-        "pair": pair,
-        "nwor_mode": nwor_mode,
-        "scv_mode": scv_mode,
-        "arm": arm,
+        **cell.cell.names,
         "outcome": str(cell.outcome),
         "reason": cell.reason,
         "p_value_holm": cell.p_value_holm,

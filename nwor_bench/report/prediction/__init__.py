@@ -1,1 +1,1 @@
-"""Predictions of the byte model, as text, rows and a page. Nothing here is measured."""
+"""Predictions of the byte model as text, tables and a page. Nothing is measured."""

@@ -1,4 +1,4 @@
-"""The break-even map as one page that opens offline: plotly's script is inside it."""
+"""The break-even map as one HTML page that opens offline, with plotly's script inside."""
 
 import html
 import json
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from string import Template
 from typing import TYPE_CHECKING, Any
 
-from nwor_bench.models.breakeven import MAPPED, BreakEvenMap, break_even_map
+from nwor_bench.models.byte_model import MAPPED, BreakEvenMap, break_even_map
 from nwor_bench.models.strategies import BY_REFERENCE
 from nwor_bench.report.html.style import CSS
 from nwor_bench.report.prediction.text import (
@@ -52,8 +52,8 @@ _PAGE = Template("""<!doctype html>
 <figure><figcaption>Predicted saving, % of the step's DRAM bytes:</figcaption>
 $figure
 </figure>
-<p>Blue: fewer DRAM bytes than stock vLLM. Brown: more. The circle is the workload above. The
-colour scale follows the chosen map, so compare maps by their numbers.</p>
+<p>Blue: fewer DRAM bytes than stock vLLM. Brown: more. The circle marks the workload above. Each
+map has its own colour scale, so compare maps by their numbers.</p>
 <h2>One step of stock vLLM</h2>
 $step
 <h2>Ways to keep drafts out of the cache</h2>
@@ -67,7 +67,7 @@ $script</script>
 </html>
 """)
 
-# Chooses one of the maps that Python computed; it computes no byte itself.
+# Shows one of the maps that Python computed; it computes no bytes itself.
 _SCRIPT = """
 const chosen = name => document.getElementById(name).value;
 function draw() {
@@ -96,26 +96,26 @@ theme();
 """
 
 
-def break_even_page(plan: BytePrediction) -> str:
-    """The page of one model: the answer, the map with its choices, tables and assumptions."""
-    chart = break_even_map(plan.model, plan.load)
+def break_even_page(prediction: BytePrediction) -> str:
+    """The page of one model: headline, map, tables and assumptions."""
+    chart = break_even_map(prediction.model, prediction.load)
     return _PAGE.substitute(
-        title=html.escape(f"Would NWOR pay? {plan.name}"),
+        title=html.escape(f"Would NWOR pay? {prediction.name}"),
         css=CSS + _OWN_CSS,
-        headline=_text(headline(plan)),
-        setting=_text(setting(plan)),
+        headline=_text(headline(prediction)),
+        setting=_text(setting(prediction)),
         choices=_choices(chart),
         figure=_figure(chart),
-        step=_table(("DRAM bytes of one step", "predicted", "share"), step_rows(plan)),
-        strategies=_table(STRATEGY_HEADERS, strategy_rows(plan)),
-        notes="".join(f"<li>{_text(note)}</li>" for note in notes(plan)),
+        step=_table(("DRAM bytes of one step", "predicted", "share"), step_rows(prediction)),
+        strategies=_table(STRATEGY_HEADERS, strategy_rows(prediction)),
+        notes="".join(f"<li>{_text(note)}</li>" for note in notes(prediction)),
         data=json.dumps(map_data(chart)).replace("<", "\\u003c"),
         script=_SCRIPT,
     )
 
 
 def map_data(chart: BreakEvenMap) -> dict[str, Any]:
-    """Per strategy its label, break-even acceptance, and savings in per cent by k and context."""
+    """Each strategy's label, break-even acceptance, and savings in per cent by k and context."""
     return {
         strategy.name: {
             "label": strategy.label,
@@ -156,7 +156,7 @@ def _select(name: str, label: str, options: Sequence[tuple[str, str]], chosen: s
 
 
 def _figure(chart: BreakEvenMap) -> str:
-    """The map with plotly's script before it; `draw` in the page fills it."""
+    """The map with plotly's script; the page's `draw` fills it."""
     config = {"displayModeBar": False, "responsive": True}
     drawn: str = _heatmap(chart).to_html(
         full_html=False, include_plotlyjs=True, div_id="map", config=config

@@ -2,13 +2,13 @@
 
 from collections.abc import Iterator, Sequence
 from math import ceil
-from typing import Any
 
 from nwor_bench.analysis.aggregate import REFERENCE, noise_floor
 from nwor_bench.analysis.findings import Severity, findings
 from nwor_bench.analysis.statistics import DEFAULT_MARGIN
+from nwor_bench.records.header import RunHeader
 from nwor_bench.records.store import RunData
-from nwor_bench.records.types import AA, CellResult, Verdict
+from nwor_bench.records.types import AA, CellResult, RunStatus, Verdict
 from nwor_bench.report.document import Definitions
 from nwor_bench.report.sections.kv_gate import kv_sentence
 from nwor_bench.report.sections.verdicts import (
@@ -193,13 +193,13 @@ def _weakened(run: RunData, cells: Sequence[CellResult]) -> Iterator[str]:
 
 
 def _next(run: RunData, found: Answer, cells: Sequence[CellResult]) -> Iterator[str]:
-    if run.header.get("status") == "partial":
+    if run.header.status is RunStatus.PARTIAL:
         yield "Finish the run: nwor-bench sweep --resume with its folder."
     yield from _next_by_verdict(run.header, found, cells)
 
 
 def _next_by_verdict(
-    header: dict[str, Any], found: Answer, cells: Sequence[CellResult]
+    header: RunHeader, found: Answer, cells: Sequence[CellResult]
 ) -> Iterator[str]:
     _, subject = subject_cells(cells)
     match found.badge:

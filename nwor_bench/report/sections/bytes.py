@@ -3,17 +3,17 @@
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from nwor_bench.analysis.aggregate import REFERENCE as BASELINE
 from nwor_bench.analysis.dram.counters import CellBytes, cell_bytes
 from nwor_bench.analysis.dram.prediction import strategy_of
-from nwor_bench.analysis.invariants import cell_label
 from nwor_bench.models.byte_model import CACHE_BITS
 from nwor_bench.models.config_json import MODEL_BITS
 from nwor_bench.models.strategies import BY_REFERENCE, COPY_IN_L2, COPY_SPILLED, DIRECT, Strategy
+from nwor_bench.records.engine_status import EngineStatus
+from nwor_bench.records.header import PairFacts
 from nwor_bench.records.store import RunData
-from nwor_bench.records.types import CellResult
+from nwor_bench.records.types import CellResult, Phase
 from nwor_bench.report.document import Block, Code, Figure, Paragraph, Section, table
 from nwor_bench.report.plots import axis, categories, colour, layout, plot_text
 from nwor_bench.report.text import NOT_MEASURED, count, decimal, label, percent, size
@@ -60,8 +60,8 @@ class _Rows:
 
 def bytes_section(run: RunData, cells: Sequence[CellResult]) -> Section:
     """Two tables: predicted DRAM bytes of a window by way of staging, and counted cache bytes."""
-    engine = run.header.get("engine") or {}
-    rows = _rows(engine, run.header, cells)
+    engine = run.header.engine or EngineStatus()
+    rows = _rows(engine, run.header.pair, cells)
     blocks: list[Block] = []
     if rows is None:
         blocks.append(
@@ -74,7 +74,7 @@ def bytes_section(run: RunData, cells: Sequence[CellResult]) -> Section:
         blocks += [Paragraph(_SHARE), Code(command)]
     measured = _figure(cell_bytes(run), strategy_of(run.header).staging)
     blocks.append(measured or Paragraph(_NO_DRAM))
-    per_token = engine.get("bytes_per_token")
+    per_token = engine.bytes_per_token
     each = "" if per_token is None else f" ({count(per_token)} bytes)"
     counted = table(
         ["Cell", "Staged", "Committed", "Avoided cache writes"],
@@ -93,7 +93,7 @@ def _figure(cells: Sequence[CellBytes], how: str) -> Figure | None:
     found = [(cell, cell.differences[WRITE]) for cell in cells if WRITE in cell.differences]
     if not found:
         return None
-    labels = [plot_text(cell_label(cell.cell)) for cell, _ in found]
+    labels = [plot_text(cell.cell.label) for cell, _ in found]
     reach = [
         None if amount.high is None else (amount.high - amount.mean) / 1e6 for _, amount in found
     ]
@@ -112,7 +112,7 @@ def _figure(cells: Sequence[CellBytes], how: str) -> Figure | None:
         "hovertemplate": "%{y}: predicted %{x:.2f} MB<extra></extra>",
     }  # fmt: skip
     in_words = "; ".join(
-        f"{cell_label(cell.cell)} {decimal(amount.mean / 1e6, 2)}" for cell, amount in found
+        f"{cell.cell.label} {decimal(amount.mean / 1e6, 2)}" for cell, amount in found
     )
     line = {"type": "line", "yref": "paper", "y0": 0, "y1": 1, "x0": 0, "x1": 0, "layer": "below",
             "line": {"color": colour("text"), "width": 1.5}}  # fmt: skip
@@ -126,7 +126,7 @@ def _figure(cells: Sequence[CellBytes], how: str) -> Figure | None:
         data=(measured, predicted),
         layout=layout(
             axis("MB a window, less off x off"),
-            categories([cell_label(cell.cell) for cell, _ in found]),
+            categories([cell.cell.label for cell, _ in found]),
             shapes=[line],
             showlegend=True,
         ),
@@ -170,15 +170,15 @@ def _size(amount: float | None) -> str:
 
 
 def _rows(
-    engine: dict[str, Any], header: dict[str, Any], cells: Sequence[CellResult]
+    engine: EngineStatus, pair: PairFacts | None, cells: Sequence[CellResult]
 ) -> _Rows | None:
     """From the counts of off x off, whose windows all cells run; None where they are missing."""
     baseline = next((cell for cell in cells if cell.verdict == BASELINE), None)
-    in_cache = engine.get("bytes_per_token")
+    in_cache = engine.bytes_per_token
     if baseline is None or not in_cache or not baseline.windows or not baseline.draft_tokens:
         return None
-    dtype = str(engine.get("dtype") or (header.get("pair") or {}).get("dtype"))
-    cache = str(engine.get("kv_cache_dtype") or "auto")
+    dtype = str(engine.dtype or (pair or PairFacts()).dtype)
+    cache = engine.kv_cache_dtype or "auto"
     bits, cache_bits = MODEL_BITS.get(dtype), CACHE_BITS.get(dtype if cache == "auto" else cache)
     return _Rows(
         in_cache=in_cache,
@@ -191,18 +191,16 @@ def _rows(
 def _plan_command(run: RunData, rows: _Rows) -> str:
     """`nwor-bench plan` for this run's model and load."""
     header = run.header
-    pair, choice = header.get("pair") or {}, header.get("choice") or {}
-    model = ["--pair", choice["pair"]] if choice.get("pair") else []
-    model = model or ["--target-model", str(pair.get("target"))]
-    timed = [batch for batch in run.batches if batch.phase == "timed"]
+    pair, named = header.pair or PairFacts(), (header.choice or {}).get("pair")
+    model = ["--pair", named] if named else ["--target-model", str(pair.target)]
+    timed = [batch for batch in run.batches if batch.phase == Phase.TIMED]
     requests = sum(batch.requests for batch in timed)
     # A request's context grows from its prompt to all of its tokens: halfway on average.
     tokens = sum(batch.prompt_tokens + batch.output_tokens / 2 for batch in timed)
     load = {
         "--requests": round(requests / len(timed)) if timed else None,
         "--context": round(tokens / requests) if requests else None,
-        "--draft-tokens": (header.get("scenario") or {}).get("draft_tokens")
-        or (header.get("spec") or {}).get("draft_tokens"),
+        "--draft-tokens": (header.scenario or {}).get("draft_tokens"),
         "--acceptance": f"{rows.accepted / rows.drafts:.2f}",
     }
     flags = [part for flag, value in load.items() if value for part in (flag, str(value))]

@@ -99,12 +99,12 @@ def _bootstrap(cell: CellResult) -> str:
 
 
 def _warm_up_and_stop(run: RunData) -> str:
-    warmup, stopped = run.header.get("warmup") or {}, run.header.get("stopped")
+    warmup, stopped = run.header.warmup, run.header.stopped
     parts = []
     if warmup:
-        unsteady = warmup.get("not_steady")
+        unsteady = warmup.not_steady
         how = f"not steady ({unsteady})" if unsteady else "steady (no trend, spread within 10 %)"
-        parts.append(f"Warm-up took {plural(warmup['batches'], 'batch')}; then times were {how}.")
+        parts.append(f"Warm-up took {plural(warmup.batches or 0, 'batch')}; then times were {how}.")
     if stopped:
         parts.append(f"Blocks ended by {stopped}.")
     return " ".join(parts)

@@ -5,9 +5,8 @@ from statistics import median
 
 from nwor_bench.analysis.dram.counters import Amount, CellBytes, cell_bytes, clock_facts
 from nwor_bench.analysis.dram.prediction import strategy_of
-from nwor_bench.analysis.invariants import cell_label
 from nwor_bench.records.store import RunData
-from nwor_bench.records.types import SETTLING
+from nwor_bench.records.types import SETTLING, NworMode
 from nwor_bench.report.document import Block, Paragraph, Section, Table, table
 from nwor_bench.report.text import NOT_MEASURED, count, decimal
 
@@ -57,12 +56,12 @@ def dram_summary(run: RunData) -> str | None:
 
 def answer(cells: Sequence[CellBytes]) -> str:
     """How much write traffic staging saved, in one sentence a stage cell."""
-    sentences = [_sentence(cell) for cell in cells if cell.cell[1] == "stage"]
+    sentences = [_sentence(cell) for cell in cells if cell.cell.nwor_mode is NworMode.STAGE]
     return " ".join(sentences) or "No cell staged: there is nothing to compare."
 
 
 def _sentence(cell: CellBytes) -> str:
-    name, found = cell_label(cell.cell), cell.differences.get(WRITE)
+    name, found = cell.cell.label, cell.differences.get(WRITE)
     if not cell.windows:
         return (
             f"{name}: no window counts, for none of all requests stood behind the first {SETTLING} "
@@ -88,7 +87,7 @@ def _sentence(cell: CellBytes) -> str:
 
 def _amounts(cells: Sequence[CellBytes]) -> Table:
     rows = [
-        [cell_label(cell.cell), *(_with_interval(cell.amounts.get(n)) for n in (READ, WRITE, L2)),
+        [cell.cell.label, *(_with_interval(cell.amounts.get(n)) for n in (READ, WRITE, L2)),
          count(cell.windows), count(cell.blocks), decimal(cell.staged, 1),
          decimal(cell.accepted, 2)]
         for cell in cells
@@ -103,7 +102,7 @@ def _differences(cells: Sequence[CellBytes]) -> Table:
     for cell in cells:
         if cell.is_baseline:
             continue
-        row = [cell_label(cell.cell)]
+        row = [cell.cell.label]
         for name in (WRITE, READ):
             found = cell.differences.get(name)
             row += [_with_interval(found, signed=True), _signed(cell.predicted.get(name)),

@@ -2,7 +2,8 @@
 
 from collections.abc import Sequence
 
-from nwor_bench.analysis.invariants import cell_key, cell_label, check_invariants, counter_checks
+from nwor_bench.analysis.invariants import check_invariants, counter_checks
+from nwor_bench.records.json_part import to_json
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import BatchRecord, CellResult
 from nwor_bench.report.document import Block, Bullets, Paragraph, Section, table
@@ -26,7 +27,7 @@ def parity_section(run: RunData, cells: Sequence[CellResult]) -> Section:
         ),
     ]
     blocks += kv_blocks(run)
-    facts = list(settings(run.header.get("parity")))
+    facts = list(settings(to_json(run.header.parity)))
     if facts:
         blocks.append(table(["Gate", "Value"], facts, numbers_from=2, caption="The gate"))
     violations = check_invariants(run)
@@ -49,7 +50,7 @@ def counter_section(run: RunData) -> Section:
     for check in counter_checks(run):
         agrees = {True: "yes", False: "NO", None: NOT_MEASURED}[check.agrees]
         counts = [count(check.ours), count(check.vllm)]
-        rows.append([cell_label(check.cell), check.counter, *counts, agrees])
+        rows.append([check.cell.label, check.counter, *counts, agrees])
     note = (
         "Summed over all batches of a cell, gate and warm-up included. vLLM's counters are read "
         "from the living engine before and after each batch. Windows of requests that had "
@@ -69,4 +70,4 @@ def _parity_row(cell: CellResult, batches: list[BatchRecord]) -> list[str]:
 
 
 def _batches(run: RunData, cell: CellResult) -> list[BatchRecord]:
-    return [batch for batch in run.batches if cell_key(batch) == cell_key(cell)]
+    return [batch for batch in run.batches if batch.cell == cell.cell]

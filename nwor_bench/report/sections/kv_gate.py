@@ -3,8 +3,10 @@
 from collections.abc import Mapping
 from typing import Any
 
+from nwor_bench.records.cell import Cell
+from nwor_bench.records.header import KvGateFacts
 from nwor_bench.records.store import RunData
-from nwor_bench.records.types import Verdict, label_of
+from nwor_bench.records.types import Verdict
 from nwor_bench.report.document import Block, Paragraph, table
 from nwor_bench.report.text import NOT_MEASURED, count, decimal, joined, percent
 
@@ -21,7 +23,7 @@ _EXPLAINED = (
 def kv_results(run: RunData) -> dict[str, Mapping[str, Any]]:
     """The K/V gate's last result for each cell, by its label; empty for runs without one."""
     return {
-        label_of(event["nwor_mode"], event["scv_mode"], event.get("arm")): event
+        Cell.from_names(event).label: event
         for event in run.events
         if event.get("event") == "kv_gate"
     }
@@ -66,7 +68,7 @@ def kv_blocks(run: RunData) -> list[Block]:
         Paragraph(_EXPLAINED),
         table(heads, rows, numbers_from=3, caption="What the KV cache held"),
     ]
-    facts = run.header.get("kv_gate")
+    facts = run.header.kv_gate
     return [*blocks, Paragraph(_cost(facts))] if facts else blocks
 
 
@@ -80,15 +82,15 @@ def _row(result: Mapping[str, Any]) -> list[str]:
     return [result["verdict"], result["reason"] or NOT_MEASURED, positions, near]
 
 
-def _cost(facts: Mapping[str, Any]) -> str:
+def _cost(facts: KvGateFacts) -> str:
     """What the K/V gate took, and how far mode off is from itself."""
-    spent, gate = facts["seconds"], facts["gate_seconds"]
+    spent, gate = facts.seconds or 0.0, facts.gate_seconds
     share = f" ({percent(spent / gate)})" if gate else ""
     text = f"The K/V gate took {decimal(spent, 2)} s of the gate's {decimal(gate, 2)} s{share}."
-    own = (facts.get("own_errors") or {}).get("largest")
-    if own is None:
+    own = (facts.own_errors or {}).get("largest")
+    if own is None or facts.multiples is None:
         return text
     return (
         f"{text} Mode off against itself: the largest error of a layer is {own['smallest']:.2g} to "
-        f"{own['largest']:.2g}, {facts['multiples']['largest']:g} times a layer's own is allowed."
+        f"{own['largest']:.2g}, {facts.multiples['largest']:g} times a layer's own is allowed."
     )

@@ -3,10 +3,9 @@
 from collections.abc import Iterator, Sequence
 
 from nwor_bench.analysis.aggregate import REFERENCE, noise_floor
-from nwor_bench.analysis.dram.counters import PHASE as COUNTERS
 from nwor_bench.analysis.statistics import MIN_BLOCKS
 from nwor_bench.records.store import RunData
-from nwor_bench.records.types import CellResult, NworMode, ScvMode
+from nwor_bench.records.types import CellResult, NworMode, Phase, ScvMode
 from nwor_bench.report.sections.verdicts import on_cpu
 from nwor_bench.report.text import joined, label, plural
 
@@ -46,7 +45,7 @@ def _device(run: RunData, cells: Sequence[CellResult]) -> Iterator[str]:
 
 
 def _time(run: RunData, cells: Sequence[CellResult]) -> Iterator[str]:
-    blocks = len({batch.block for batch in run.batches if batch.phase == "timed"})
+    blocks = len({batch.block for batch in run.batches if batch.phase == Phase.TIMED})
     if blocks < MIN_BLOCKS:
         yield (
             f"{plural(blocks, 'timed block')}: too few for an interval (it needs {MIN_BLOCKS}), so "
@@ -80,7 +79,7 @@ def _work(run: RunData, cells: Sequence[CellResult]) -> Iterator[str]:
                 f"Not the same number of output tokens as off x off: {joined(unequal)}. Their "
                 "batch latencies and tokens/s compare unequal work; windows are matched one by one."
             )
-    if any(batch.phase == "timed" and batch.temperature > 0 for batch in run.batches):
+    if any(batch.phase == Phase.TIMED and batch.temperature > 0 for batch in run.batches):
         yield (
             "Timed batches were sampled at a temperature above 0; parity was checked greedily "
             "and says nothing of the sampled text."
@@ -92,7 +91,7 @@ def _always(run: RunData) -> Iterator[str]:
         "Equal tokens were shown for the gate's prompts and this data type. That is strong "
         "evidence of the same computation, not a proof for every input."
     )
-    counted = any(batch.phase == COUNTERS for batch in run.batches)
+    counted = any(batch.phase == Phase.COUNTERS for batch in run.batches)
     dram = "" if counted else " No DRAM traffic was measured in this run."
     yield (
         "Tokens saved are not bytes saved, and bytes saved are not time saved: what is staged or "

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from typing import Any
 
-from nwor_bench.analysis.invariants import cell_key, cell_label
 from nwor_bench.analysis.phases import PHASES, CellPhases, cell_phases
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import CellResult, Verdict
@@ -35,13 +34,13 @@ _REST = 150
 
 def phase_section(run: RunData, cells: Sequence[CellResult]) -> Section:
     """A timeline and two tables; a line that says why not where nothing was probed."""
-    invalid = {cell_key(cell) for cell in cells if cell.verdict == Verdict.INVALID}
+    invalid = {cell.cell for cell in cells if cell.verdict == Verdict.INVALID}
     rows = [row for row in cell_phases(run) if row.cell not in invalid]
     if not rows:
         return Section(TITLE, (Paragraph(_why_not(run)),))
     device = table(
         ["Cell", "Window ms", "Forward", "Sample", "Mask", "Commit", "Probe"],
-        [[cell_label(row.cell), decimal(row.window_ms, 3), *_device(row)] for row in rows],
+        [[row.cell.label, decimal(row.window_ms, 3), *_device(row)] for row in rows],
         caption="A window on the device, ms",
     )
     host = table(
@@ -71,7 +70,7 @@ def _why_not(run: RunData) -> str:
 
 def _timeline(rows: Sequence[CellPhases]) -> Figure:
     """A window's phases one after the other; below, the short ones on an axis of their own."""
-    labels = [cell_label(row.cell) for row in rows]
+    labels = [row.cell.label for row in rows]
     whole = [_bar(name, rows, "x", "y", legend=True) for name in PHASES]
     short = [_bar(name, rows, "x2", "y2", legend=False) for name in _SHORT]
     data = [trace for trace in (*whole, _ends(rows), *short) if trace]
@@ -114,7 +113,7 @@ def _bar(
         "showlegend": legend,
         "xaxis": xaxis,
         "yaxis": yaxis,
-        "y": [plot_text(cell_label(row.cell)) for row in measured],
+        "y": [plot_text(row.cell.label) for row in measured],
         "x": [row.device_ms[name] for row in measured],
         "marker": {"color": colour(_COLOURS[name])},
         "hovertemplate": "%{y}: " + name.removesuffix("_ms") + " %{x:.3f} ms<extra></extra>",
@@ -131,7 +130,7 @@ def _ends(rows: Sequence[CellPhases]) -> dict[str, Any] | None:
         "name": "whole window",
         "xaxis": "x",
         "yaxis": "y",
-        "y": [plot_text(cell_label(row.cell)) for row in timed],
+        "y": [plot_text(row.cell.label) for row in timed],
         "x": [row.window_ms for row in timed],
         "marker": {"symbol": "line-ns-open", "size": 16, "color": colour("text"),
                    "line": {"width": 2}},
@@ -145,7 +144,7 @@ def _in_words(row: CellPhases) -> str:
         for name, value in row.device_ms.items()
         if value is not None
     )
-    return f"{cell_label(row.cell)}: {phases}"
+    return f"{row.cell.label}: {phases}"
 
 
 def _device(row: CellPhases) -> list[str]:
@@ -155,7 +154,7 @@ def _device(row: CellPhases) -> list[str]:
 def _host(row: CellPhases) -> list[str]:
     paths = ", ".join(f"{path} {count(number)}" for path, number in sorted(row.paths.items()))
     return [
-        cell_label(row.cell),
+        row.cell.label,
         decimal(row.hook_ms, 3),
         decimal(row.scv_host_ms, 3),
         percent(row.deciding_share),

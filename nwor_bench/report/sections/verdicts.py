@@ -2,10 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from nwor_bench.analysis.aggregate import REFERENCE, noise_floor
 from nwor_bench.analysis.statistics import DEFAULT_MARGIN
+from nwor_bench.records.engine_status import EngineStatus
+from nwor_bench.records.header import RunHeader
 from nwor_bench.records.types import CellResult, NworMode, Verdict
 from nwor_bench.report.text import (
     change,
@@ -44,12 +45,12 @@ class Answer:
     cell: CellResult | None = None
 
 
-def on_cpu(header: dict[str, Any]) -> bool:
+def on_cpu(header: RunHeader) -> bool:
     """True if the engine ran on a CPU."""
-    return (header.get("engine") or {}).get("device") == "cpu"
+    return (header.engine or EngineStatus()).device == "cpu"
 
 
-def answer(header: dict[str, Any], cells: Sequence[CellResult]) -> Answer:
+def answer(header: RunHeader, cells: Sequence[CellResult]) -> Answer:
     """The first that holds: nothing measured, INVALID, a CPU, never fired, the times' verdict."""
     if not cells:
         return Answer(NOTHING_BADGE, "Nothing was measured.")
@@ -77,7 +78,7 @@ def subject_cells(cells: Sequence[CellResult]) -> tuple[list[CellResult], str]:
     return (staged, "NWOR") if staged else (own, "SCV")
 
 
-def verdict_sentence(header: dict[str, Any], cells: Sequence[CellResult]) -> str:
+def verdict_sentence(header: RunHeader, cells: Sequence[CellResult]) -> str:
     """The answer, then what became of every cell, in a few plain sentences."""
     found = answer(header, cells)
     sentences = [f"{found.badge}: {found.sentence}", cells_sentence(cells), _floor(cells)]

@@ -23,6 +23,8 @@ from nwor_bench.analysis.parity.kv_verdict import (
     tolerances,
 )
 from nwor_bench.engine.kv_cache import KvCache
+from nwor_bench.records.engine_status import EngineStatus
+from nwor_bench.records.header import KvGateFacts
 from nwor_bench.records.types import Cell, NworMode
 from nwor_bench.run.gate.kv_references import KvBatch, KvReferences, kv_batch
 from nwor_bench.run.gate.parity import Answer
@@ -58,15 +60,15 @@ class KvGate:
         self,
         cache: KvCache,
         set_modes: Callable[[Cell], None],
-        status: Mapping[str, Any],
+        status: EngineStatus,
         baseline: Cell,
         budget: int = BUDGET_BYTES,
     ):
         self._cache = cache
         self._baseline = baseline
         self._budget = budget
-        self._bytes_per_token = int(status.get("bytes_per_token") or 0)
-        self._one_attention = str(status["device"]).startswith("cpu")
+        self._bytes_per_token = status.bytes_per_token or 0
+        self._one_attention = str(status.device).startswith("cpu")
         self._references = KvReferences(cache, partial(set_modes, baseline), status)
         self._off: tuple[KvBatch, Answer] | None = None
         self._tolerances: dict[LayerKey, Tolerance] = {}
@@ -109,16 +111,16 @@ class KvGate:
         self.results[cell] = replace(found, seconds=round(spent, 3))
         return self.results[cell]
 
-    def facts(self, gate_seconds: float) -> dict[str, Any]:
+    def facts(self, gate_seconds: float) -> KvGateFacts:
         """What was compared, how closely, at what cost, and what was found; for run.json."""
-        return {
-            "multiples": MULTIPLES,
-            "budget_bytes": self._budget,
-            "seconds": round(self._seconds, 3),
-            "gate_seconds": round(gate_seconds, 3),
-            "own_errors": self._own_errors(),
-            "cells": {cell.label: result.to_dict() for cell, result in self.results.items()},
-        }
+        return KvGateFacts(
+            multiples=MULTIPLES,
+            budget_bytes=self._budget,
+            seconds=round(self._seconds, 3),
+            gate_seconds=round(gate_seconds, 3),
+            own_errors=self._own_errors(),
+            cells={cell.label: result.to_dict() for cell, result in self.results.items()},
+        )
 
     def _own_errors(self) -> dict[str, dict[str, float]] | None:
         """Mode off against itself, over layers and ranks; None where no cell needed it."""

@@ -1,10 +1,11 @@
 """What mode off leaves in the cache for given token ids: prefilled once, kept, and reused."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from nwor_bench.engine.kv_cache import KvCache, Pair, Span
+from nwor_bench.records.engine_status import EngineStatus
 from nwor_bench.run.gate.kv_plan import choose_spans, committed_positions, groups_that_fit, halves
 
 Ids = tuple[int, ...]
@@ -53,7 +54,7 @@ class KvReferences:
         status: the engine's facts, of which the number and size of blocks are read.
     """
 
-    def __init__(self, cache: KvCache, to_off: Callable[[], None], status: Mapping[str, Any]):
+    def __init__(self, cache: KvCache, to_off: Callable[[], None], status: EngineStatus):
         self._cache = cache
         self._to_off = to_off
         self._status = status
@@ -115,8 +116,9 @@ class KvReferences:
 
     def _groups(self, batch: KvBatch, numbers: Sequence[int]) -> list[list[int]]:
         """Requests that fit into the cache together, with a block each for what follows."""
-        size = int(self._status["block_size"])
-        blocks = int(self._status["num_gpu_blocks"]) - 1  # vLLM keeps one empty
+        size, blocks = self._status.block_size, self._status.num_gpu_blocks
+        assert size is not None
+        assert blocks is not None
         lengths = [len(batch.ids[i]) + size for i in numbers]
-        groups = groups_that_fit(lengths, size, blocks)
+        groups = groups_that_fit(lengths, size, blocks - 1)  # vLLM keeps one empty
         return [[numbers[at] for at in group] for group in groups]

@@ -23,8 +23,10 @@ from nwor_bench.analysis.parity.batches import (
 from nwor_bench.analysis.parity.differences import check_tokens
 from nwor_bench.analysis.parity.events import TIES_EVENT, event_key, ties_event, ties_facts
 from nwor_bench.analysis.parity.ties import together_outside
+from nwor_bench.records.engine_status import EngineStatus
+from nwor_bench.records.header import ParityFacts
 from nwor_bench.records.store import RunData
-from nwor_bench.records.types import BatchRecord, Cell, NworMode, ScvMode
+from nwor_bench.records.types import BatchRecord, Cell
 from nwor_bench.run.gate.ties import TieCheck
 from nwor_bench.workload.prompts import Encode
 from nwor_bench.workload.schedule import Block
@@ -67,16 +69,14 @@ class ParityGate:
 
     def __init__(
         self,
-        status: Mapping[str, Any],
+        status: EngineStatus,
         encode: Encode,
         ties: TieCheck,
         ignore_eos: bool,
         on_event: Callable[[dict[str, Any]], None],
     ):
-        synthetic = status.get("rejection_sample_method") == "synthetic"
-        dtype = str(status.get("dtype", "float32"))
-        device = str(status.get("device", "cpu"))
-        self.rule = parity_rule(device, dtype, synthetic)
+        synthetic = status.rejection_sample_method == "synthetic"
+        self.rule = parity_rule(status.device or "cpu", status.dtype or "float32", synthetic)
         self.broken: dict[Cell, str] = {}
         self._encode = encode
         self._ties = ties
@@ -90,12 +90,10 @@ class ParityGate:
         """Take over which cells a run's records say are broken, in blocks that were cut too."""
         for batch in (*run.batches, *run.superseded):
             if batch.parity == INVALID:
-                self.broken[cell_of(batch)] = batch.first_mismatch or "its output differs"
+                self.broken[batch.cell] = batch.first_mismatch or "its output differs"
         for event in run.events:
             if event.get("event") == BROKEN_EVENT:
-                modes = NworMode(event["nwor_mode"]), ScvMode(event["scv_mode"])
-                cell = Cell(event["pair"], *modes, event.get("arm"))
-                self.broken.setdefault(cell, event["reason"])
+                self.broken.setdefault(Cell.from_names(event), event["reason"])
             elif event.get("event") == TIES_EVENT:
                 self._checked[event_key(event)] = event
 
@@ -123,14 +121,14 @@ class ParityGate:
             if self._remember(cell, found):
                 yield cell, self.broken[cell]
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> ParityFacts:
         """The rule, what was compared, and which cells broke it, for run.json."""
-        return {
-            "rule": str(self.rule),
-            "compared": COMPARED[self.rule],
-            "ties": ties_facts(self._checked.values()),
-            "broken": {cell.label: reason for cell, reason in self.broken.items()},
-        }
+        return ParityFacts(
+            rule=str(self.rule),
+            compared=COMPARED[self.rule],
+            ties=ties_facts(self._checked.values()),
+            broken={cell.label: reason for cell, reason in self.broken.items()},
+        )
 
     def _remember(self, cell: Cell, found: Comparison) -> bool:
         """True if the cell broke parity."""
@@ -197,8 +195,3 @@ def broken_event(cell: Cell, block: Block, reason: str) -> dict[str, Any]:
         "block": block.number,
         "reason": reason,
     }
-
-
-def cell_of(batch: BatchRecord) -> Cell:
-    """The cell that a batch belongs to."""
-    return Cell(batch.pair, NworMode(batch.nwor_mode), ScvMode(batch.scv_mode), batch.arm)

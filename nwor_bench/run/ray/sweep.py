@@ -16,12 +16,12 @@ from typing import Any
 from rich.console import Console
 
 from nwor_bench.errors import ConfigError, EngineError, ExitCode
-from nwor_bench.run.execute import Publish
 from nwor_bench.run.ray.slots import Slot, find_slots
 from nwor_bench.run.ray.worker import Failed, GroupTask, Placed, RunFiles, measure_group
+from nwor_bench.run.run_options import DEFAULT_OPTIONS, RunOptions
 from nwor_bench.run.sweep_execute import close_sweep, failure_of, finish_sweep, worst_code
-from nwor_bench.run.sweep_index import DONE, FAILED, INTERRUPTED, SweepIndex
-from nwor_bench.workload.config import flag_of
+from nwor_bench.run.sweep_folder import DONE, FAILED, INTERRUPTED, SweepIndex
+from nwor_bench.workload.options import declared
 from nwor_bench.workload.sweep_points import EngineGroup
 
 LOST_WORKERS = 3
@@ -38,22 +38,15 @@ def require_ray() -> Any:
         ) from error
 
 
-NOT_WITH_RAY = (
-    *("verbose", "nvtx"),
-    *("prometheus_port", "prometheus_address", "prometheus_textfile"),
-)
-"""Flags about this process, in which no engine runs."""
-
-
 def check_flags_for_ray(given: Mapping[str, Any]) -> None:
     """Refuse flags that mean nothing on another machine, and --ray without Ray.
 
-    `given` is the command line by parameter name.
+    `given` is what the command line says, by option name.
     """
-    for name, value in given.items():
-        if name in NOT_WITH_RAY:
+    for each in declared(RunOptions):
+        if each.option.is_local and each.name in given:
             raise ConfigError.for_field(
-                flag_of(name), value, "the engines run elsewhere with --ray; leave it out"
+                each.flag, given[each.name], "the engines run elsewhere with --ray; leave it out"
             )
     require_ray()
 
@@ -63,13 +56,11 @@ def run_on_ray(
     groups: Iterable[EngineGroup],
     command: list[str],
     console: Console,
-    *,
-    continue_on_error: bool = False,
-    publish: Publish | None = None,
+    options: RunOptions = DEFAULT_OPTIONS,
 ) -> ExitCode:
     """Run the groups on the Ray cluster of RAY_ADDRESS, or on a local one made for the purpose.
 
-    Returns the worst exit code of the sweep's runs. Without `continue_on_error` the first
+    Returns the worst exit code of the sweep's runs. Without `options.continue_on_error` the first
     failing run ends the sweep and its error is raised.
     """
     ray = require_ray()
@@ -78,7 +69,7 @@ def run_on_ray(
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         ray.init(log_to_driver=False)
     try:
-        return _RaySweep(ray, index, command, console, continue_on_error, publish).run(groups)
+        return _RaySweep(ray, index, command, console, options).run(groups)
     finally:
         if mine:
             ray.shutdown()
@@ -91,11 +82,10 @@ class _RaySweep:
         index: SweepIndex,
         command: list[str],
         console: Console,
-        continue_on_error: bool,
-        publish: Publish | None,
+        options: RunOptions,
     ):
         self._ray, self._index, self._console = ray, index, console
-        self._command, self._continue, self._publish = command, continue_on_error, publish
+        self._command, self._options = command, options
         self._waiting: list[EngineGroup] = []
         self._running: dict[Any, tuple[EngineGroup, Slot]] = {}
         self._lost: dict[int, int] = {}
@@ -119,12 +109,13 @@ class _RaySweep:
         finally:
             for stream in self._running:
                 self._ray.cancel(stream, force=True)
-            close_sweep(self._index, self._console, self._publish)
+            close_sweep(self._index, self._console, self._options.publish)
         return worst_code(self._codes)
 
     def _start(self, group: EngineGroup, slot: Slot) -> None:
         """`max_calls`: a process serves one engine, so that nothing of it is left behind."""
-        task = GroupTask(self._index.content["name"], group, tuple(self._command), self._continue)
+        name, command = self._index.content["name"], tuple(self._command)
+        task = GroupTask(name, group, command, self._options.continue_on_error)
         remote = self._ray.remote(max_calls=1, max_retries=0, **slot.options)(measure_group)
         self._running[remote.remote(task)] = (group, slot)
 
@@ -161,7 +152,7 @@ class _RaySweep:
                 message.number, status=FAILED, error=message.error, exit_code=message.exit_code
             )
             self._say(f"run {message.number} failed: {message.error}")
-            if not self._continue:
+            if not self._options.continue_on_error:
                 raise EngineError(f"run {message.number} ({point.label}): {message.error}")
         else:
             status = INTERRUPTED if code is ExitCode.INTERRUPTED else DONE
@@ -176,7 +167,7 @@ class _RaySweep:
             self._index.set_run(point.number, status=FAILED, error=text, exit_code=int(code))
             self._codes.append(code)
         self._say(f"engine {group.number} failed: {error}")
-        if not self._continue:
+        if not self._options.continue_on_error:
             raise error
 
     def _again(self, group: EngineGroup, error: BaseException) -> None:

@@ -20,8 +20,9 @@ from nwor_bench.errors import ConfigError
 from nwor_bench.models.pairs import cache_root
 from nwor_bench.run.execute import Prepared, run_prepared
 from nwor_bench.run.group_engine import GroupEngine
-from nwor_bench.run.prepare import PairChoice, prepare
+from nwor_bench.run.prepare import prepare
 from nwor_bench.run.sweep_execute import failure_of
+from nwor_bench.workload.pair_choice import PairChoice
 from nwor_bench.workload.sweep_points import EngineGroup, Point
 
 
@@ -37,7 +38,7 @@ class GroupTask:
 
 @dataclass(frozen=True)
 class Placed:
-    """The engine's place."""
+    """Host and device of the engine."""
 
     host: str
     device: str

@@ -32,7 +32,7 @@ from nwor_bench.instruments.cupti_library import run_under_own_cupti
 from nwor_bench.records.types import Cell, NworMode, ScvMode
 from nwor_bench.run.execute import run_prepared
 from nwor_bench.run.prepare import PairChoice, prepare
-from nwor_bench.workload.config import Overrides, RunSpec, load_scenario, resolve
+from nwor_bench.workload.config import RunSpec, load_scenario, resolve
 from nwor_bench.workload.schedule import Block, Plan
 
 PAIR = "llama-3b-shape"
@@ -65,13 +65,11 @@ def spec_of(arguments: argparse.Namespace, acceptance: float, stage: str) -> Run
     new = int(arguments.windows * (1 + arguments.draft_tokens * acceptance))
     return resolve(
         load_scenario("ctx-1k"),
-        Overrides(
-            requests=arguments.requests,
-            batches=arguments.blocks,
-            warmup=1,
-            draft_tokens=arguments.draft_tokens,
-            max_new_tokens=new,
-        ),
+        requests=arguments.requests,
+        batches=arguments.blocks,
+        warmup=1,
+        draft_tokens=arguments.draft_tokens,
+        max_new_tokens=new,
         nwor_modes="off,stage",
         scv_modes="off,graph",
         speculative_config=json.dumps(drafts),

@@ -13,11 +13,10 @@ import numpy as np
 import torch
 from partials import busy_programs, partial_bytes
 
-from nwor_bench.analysis.dram.counters import PHASE
-from nwor_bench.analysis.invariants import cell_key, full_windows, windows_by_batch
+from nwor_bench.analysis.invariants import full_windows, windows_by_batch
 from nwor_bench.models.shape import ModelShape
 from nwor_bench.records.store import RunData
-from nwor_bench.records.types import SETTLING, NworMode, WindowRecord
+from nwor_bench.records.types import SETTLING, NworMode, Phase, WindowRecord
 from nwor_kernels.verify_attention.tuning import (
     LaunchShape,
     Tuning,
@@ -157,7 +156,7 @@ def split_bytes(outputs: int, shape: ModelShape, splits: int) -> float:
 
 def _splits(run: RunData, requests: int, drafts: int) -> int | None:
     """What FlashAttention does, or less where the run's engine allowed less; None: unknown."""
-    settings = (run.header["spec"].get("engine_args") or {}).get("attention_config") or {}
+    settings = (run.header.spec.get("engine_args") or {}).get("attention_config") or {}
     own = FLASH_SPLITS.get((requests, drafts))
     return own if own is None else min(own, settings.get(MOST_SPLITS, own))
 
@@ -166,7 +165,7 @@ def _launch(run: RunData, shape: ModelShape, drafts: int) -> LaunchShape:
     """The launch as on the run's GPU."""
     window, ratio = drafts + 1, shape.heads // shape.kv_heads
     rows, _, dim = row_tiling(window, ratio, shape.head_dim)
-    processors = PROCESSORS[str(run.header["environment"]["gpus"][0]["name"])]
+    processors = PROCESSORS[str(run.header.environment.gpus[0].name)]
     tuning = Tuning(programs=programs_on(processors, rows, dim))
     return launch_shape(window, ratio, shape.head_dim, 2, torch.device("cpu"), tuning)
 
@@ -176,7 +175,7 @@ def _stage_windows(run: RunData) -> list[list[WindowRecord]]:
     windows = windows_by_batch(run)
     found = []
     for batch in run.batches:
-        if batch.phase == PHASE and cell_key(batch)[1] == NworMode.STAGE:
+        if batch.phase == Phase.COUNTERS and batch.nwor_mode is NworMode.STAGE:
             full = [w for w in full_windows([batch], windows) if not w.uncounted_draft_tokens]
             found.append([w for w in full[SETTLING:] if w.dram_write_bytes is not None])
     return found

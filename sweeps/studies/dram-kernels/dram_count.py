@@ -8,8 +8,8 @@ from typing import NamedTuple
 import torch
 
 from nwor_bench.instruments.pm_sampling import PmSampler
-from nwor_bench.microbench.stopwatch import capture
-from nwor_bench.microbench.subject import Call
+from nwor_bench.microbench.cuda_bench import capture
+from nwor_bench.microbench.implementation import Call
 
 MARGIN_S = 1e-3
 """Idle time at both ends: samples that ended before the first run do not count."""

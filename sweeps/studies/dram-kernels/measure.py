@@ -25,10 +25,10 @@ from measured_page import save_measured
 import nwor_kernels
 from nwor_bench.instruments.cupti_library import run_under_own_cupti
 from nwor_bench.instruments.pm_sampling import PmSampler
-from nwor_bench.microbench import vllm_peers
+from nwor_bench.microbench import peers
 from nwor_bench.microbench.attention import MAX_SPLITS, AttentionBuffers
 from nwor_bench.microbench.cases import Group, Shape, Window, parse_windows
-from nwor_bench.microbench.subject import Call
+from nwor_bench.microbench.implementation import Call
 from nwor_kernels.verify_attention.kernel import VerifyWorkspace
 
 SHAPE = Shape()
@@ -113,7 +113,7 @@ def _write(layer: AttentionBuffers, most: int | None = None) -> Call:
     slots = layer.table[:, position // block_size].long() * block_size + position % block_size
     slots[:, layer.rows if most is None else most :] = -1  # vLLM's word for: not this one
     halves = torch.split(layer.cache.transpose(1, 2), SHAPE.head_dim, dim=-1)
-    write: Callable[..., None] = vllm_peers.cuda_write()
+    write: Callable[..., None] = peers.cuda_write()
     rows = (layer.key, layer.value)
     return partial(write, *rows, *halves, slots.flatten(), "auto", layer.scale, layer.scale)
 

@@ -15,6 +15,7 @@ from typing import Any
 import pandas as pd
 
 from nwor_bench.instruments import environment
+from nwor_bench.records.json_part import to_json
 
 Facts = dict[str, Any]
 """How it was measured: `command`, `environment`, and what the script adds."""
@@ -27,10 +28,10 @@ def save_measured(table: Path, rows: pd.DataFrame, **more: object) -> None:
     table.parent.mkdir(parents=True, exist_ok=True)
     known = environment.collect()
     machine = {
-        "gpus": [{name: gpu[name] for name in ("name", "driver")} for gpu in known["gpus"]],
-        "packages": {name: known["packages"][name] for name in PACKAGES},
-        "git": known["git"],
-        "collected_at": known["collected_at"],
+        "gpus": [{"name": gpu.name, "driver": gpu.driver} for gpu in known.gpus],
+        "packages": {name: known.packages[name] for name in PACKAGES},
+        "git": to_json(known.git),
+        "collected_at": known.collected_at,
     }
     facts = {"command": shlex.join(sys.argv), "environment": machine, **more}
     lines = [f"# {name}: {json.dumps(value)}\n" for name, value in facts.items()]

@@ -20,7 +20,7 @@ run_under_one_openmp()
 from nwor_bench.analysis.statistics import paired_ratio  # noqa: E402
 from nwor_bench.engine.engine import Sampling, VllmEngine  # noqa: E402
 from nwor_bench.models.pairs import resolve_pair  # noqa: E402
-from nwor_bench.workload.config import Overrides, load_scenario, resolve  # noqa: E402
+from nwor_bench.workload.config import load_scenario, resolve  # noqa: E402
 from nwor_bench.workload.prompts import encode, load_prompts, load_tokenizer, select_blocks  # noqa: E402
 
 
@@ -32,7 +32,7 @@ def main() -> None:
     parser.add_argument("--what", choices=("hooks", "nvtx"), default="hooks")
     parser.add_argument("--engine-args", help="vLLM's JSON")
     args = parser.parse_args()
-    spec = resolve(load_scenario("short"), Overrides(), engine_args=args.engine_args)
+    spec = resolve(load_scenario("short"), engine_args=args.engine_args)
     scenario = spec.scenario
     pair = resolve_pair(args.pair)
     tokenizer = load_tokenizer(pair.target)

@@ -29,7 +29,7 @@ import torch
 from nwor_bench.engine.engine import Sampling, VllmEngine
 from nwor_bench.models.pairs import resolve_pair
 from nwor_bench.records.types import Cell, NworMode, ScvMode
-from nwor_bench.workload.config import Overrides, load_scenario, resolve
+from nwor_bench.workload.config import load_scenario, resolve
 from nwor_kernels import direct_launch
 from nwor_kernels.cuda_driver import load_driver
 
@@ -158,7 +158,9 @@ def main() -> None:
     }
     spec = resolve(
         load_scenario("ctx-1k"),
-        Overrides(requests=args.requests, draft_tokens=4, max_new_tokens=256),
+        requests=args.requests,
+        draft_tokens=4,
+        max_new_tokens=256,
         engine_args=json.dumps({"max_num_batched_tokens": 65536, "compilation_config": graphs}),
     )
     engine = VllmEngine(resolve_pair(PAIR), spec, Path(mkdtemp()) / "engine.log")

@@ -8,9 +8,9 @@ import pandas as pd
 from compact import COLUMNS
 
 from nwor_bench.microbench.cases import L2, LaunchMode
-from nwor_bench.microbench.goals import goal_results
+from nwor_bench.microbench.report import case, goal_cells, interval, microseconds
+from nwor_bench.microbench.result import goal_results
 from nwor_bench.microbench.rows import Row, Status
-from nwor_bench.microbench.text import case, goal_cells, interval, microseconds
 
 TEXT = """# Our kernels against their peers
 

@@ -139,7 +139,7 @@ def main() -> None:
         "triton": triton.__version__,
         "torch": torch.__version__,
         "gpu": torch.cuda.get_device_name(),
-        "cpu": collect()["cpu"]["model"],
+        "cpu": collect().cpu.model,
     }
     print("; ".join(f"{name} {value}" for name, value in facts.items()))
     for module in (commit_plan, mask_kernel):

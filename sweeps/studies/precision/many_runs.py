@@ -16,7 +16,7 @@ from nwor_bench.records.store import RunData, read_run
 from nwor_bench.records.types import CellResult
 from nwor_bench.run.execute import run_prepared
 from nwor_bench.run.prepare import PairChoice, prepare
-from nwor_bench.workload.config import Overrides, RunSpec, load_scenario, resolve
+from nwor_bench.workload.config import RunSpec, load_scenario, resolve
 
 
 def one_thread() -> None:
@@ -26,7 +26,7 @@ def one_thread() -> None:
     wait is most of the noise (seen: 12 % a batch on two threads, 5 % on one). Call it before
     vLLM is imported. A GPU's host is left as any sweep has it.
     """
-    if collect()["gpus"]:
+    if collect().gpus:
         return
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", str(min(os.sched_getaffinity(0))))
@@ -59,13 +59,11 @@ def spec_of(args: argparse.Namespace) -> RunSpec:
     """off x off and its A/A arm alone, with the arguments' sizes."""
     return resolve(
         load_scenario(args.scenario),
-        Overrides(
-            requests=args.requests,
-            batches=args.batches,
-            draft_tokens=args.draft_tokens,
-            max_new_tokens=args.max_new_tokens,
-            max_model_len=args.max_model_len,
-        ),
+        requests=args.requests,
+        batches=args.batches,
+        draft_tokens=args.draft_tokens,
+        max_new_tokens=args.max_new_tokens,
+        max_model_len=args.max_model_len,
         nwor_modes="off",
         scv_modes="off",
         dtype=args.dtype,
@@ -109,7 +107,7 @@ class ManyRuns:
 
         run_prepared(prepared, folder, source, self._quiet)
         data = read_run(folder)
-        if data.header["status"] != "complete":
+        if data.header.status != "complete":
             raise KeyboardInterrupt
         return data, summarise(data)
 

@@ -41,6 +41,7 @@ from waits import DeviceWait, HostWait, Wait  # noqa: E402
 
 from nwor_bench.engine.engine import BatchOutput, Sampling, VllmEngine  # noqa: E402
 from nwor_bench.engine.kv_cache import KvCache  # noqa: E402
+from nwor_bench.records.engine_status import EngineStatus  # noqa: E402
 from nwor_bench.records.store import RunData  # noqa: E402
 from nwor_bench.records.types import AA, Cell, CellResult, NworMode, ScvMode, Verdict  # noqa: E402
 from nwor_bench.workload.config import RunSpec  # noqa: E402
@@ -94,7 +95,7 @@ class DelayedEngine:
 
         self._runner.execute_model, self._runner.sample_tokens = watched, delayed
 
-    def status(self) -> dict[str, Any]:
+    def status(self) -> EngineStatus:
         """The engine's."""
         return self._engine.status()
 

@@ -38,7 +38,7 @@ def main() -> int:
         called += arm.verdict not in (Verdict.SAME, Verdict.AMBIGUOUS)
         held += arm.ratio_ci_low <= 1 <= arm.ratio_ci_high
         print(
-            f"{number + 1:3d}  {arm.batches:3d} blocks in {data.header['measuring_s']:5.1f} s  "
+            f"{number + 1:3d}  {arm.batches:3d} blocks in {data.header.measuring_s:5.1f} s  "
             f"{arm.ratio_to_off:.4f} [{arm.ratio_ci_low:.4f}, {arm.ratio_ci_high:.4f}]  "
             f"+- {percent(arm.half_width)}  {arm.compared}  {arm.verdict}",
             flush=True,

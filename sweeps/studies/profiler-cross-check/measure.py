@@ -16,9 +16,8 @@ from typing import Any
 
 import pandas as pd
 
-from nwor_bench.analysis.dram.counters import PHASE
 from nwor_bench.records.store import RunData, read_run
-from nwor_bench.records.types import BatchRecord, NworMode, ScvMode, WindowRecord
+from nwor_bench.records.types import BatchRecord, NworMode, Phase, ScvMode, WindowRecord
 
 SECTOR = 32
 """Bytes of one of L2's sectors."""
@@ -26,7 +25,8 @@ SECTOR = 32
 
 def sampled(run: RunData) -> dict[int, list[WindowRecord]]:
     """Sampled windows of off x off, the A/A arm's too, by number in their batch."""
-    batches = {batch.batch for batch in run.batches if batch.phase == PHASE and _is_off(batch)}
+    counted = (batch for batch in run.batches if batch.phase == Phase.COUNTERS)
+    batches = {batch.batch for batch in counted if _is_off(batch)}
     found: dict[int, list[WindowRecord]] = {}
     for window in run.windows:
         if window.batch in batches and window.dram_read_bytes is not None:
@@ -75,12 +75,12 @@ KINDS = ("accepted", "draft")
 def facts_of(run: RunData, name: str, measured: int, profile: str) -> dict[str, object]:
     """What the page says besides the table."""
     windows = [window for own in sampled(run).values() for window in own]
-    environment = run.header["environment"]
-    gpu, packages = environment["gpus"][0], environment["packages"]
+    environment = run.header.environment
+    gpu, packages = environment.gpus[0], environment.packages
     taken, drafts = (sum(getattr(w, f"{what}_tokens") for w in windows) for what in KINDS)
     return {
         "profile": profile,
-        "machine": f"One {gpu['name']}, driver {gpu['driver']}, vllm {packages['vllm']}, torch "
+        "machine": f"One {gpu.name}, driver {gpu.driver}, vllm {packages['vllm']}, torch "
         f"{packages['torch']}",
         "run": name,
         "requests": max(window.num_reqs for window in windows),

@@ -26,7 +26,7 @@ from nwor_bench.engine.engine import VllmEngine
 from nwor_bench.models.pairs import resolve_pair
 from nwor_bench.records.types import Cell, NworMode, ScvMode
 from nwor_bench.run.gate.ties import TieCheck
-from nwor_bench.workload.config import Overrides, load_scenario, resolve
+from nwor_bench.workload.config import load_scenario, resolve
 from nwor_bench.workload.prompts import encode, load_prompts, load_tokenizer
 
 Texts = list[list[int]]
@@ -122,8 +122,13 @@ def report(pair_name: str, requests: int, tokens: int, seed: int) -> None:
     """Start the engine, judge, print."""
     pair = resolve_pair(pair_name)
     scenario = load_scenario("short")
-    overrides = Overrides(requests=requests, max_new_tokens=tokens, max_model_len=1024, seed=seed)
-    spec = resolve(scenario, overrides, dtype="bfloat16")
+    overrides = {
+        "requests": requests,
+        "max_new_tokens": tokens,
+        "max_model_len": 1024,
+        "seed": seed,
+    }
+    spec = resolve(scenario, **overrides, dtype="bfloat16")
     texts = load_prompts(scenario)[:requests]
     prompts = encode(texts, load_tokenizer(pair.target), 1024, tokens)
     off = Cell(pair.name, NworMode.OFF, ScvMode.OFF)

@@ -23,7 +23,7 @@ from nwor_bench.engine.engine import VllmEngine
 from nwor_bench.models.pairs import resolve_pair
 from nwor_bench.records.types import Cell, NworMode, ScvMode
 from nwor_bench.run.gate.ties import TieCheck
-from nwor_bench.workload.config import Overrides, load_scenario, resolve
+from nwor_bench.workload.config import load_scenario, resolve
 from nwor_bench.workload.prompts import encode, load_prompts, load_tokenizer
 
 
@@ -84,9 +84,9 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=40)
     given = parser.parse_args()
     pair, scenario = resolve_pair(given.pair), load_scenario("short")
-    overrides = Overrides(requests=given.requests, max_new_tokens=given.tokens)
+    amount = {"requests": given.requests, "max_new_tokens": given.tokens}
     eager = json.dumps({"enforce_eager": True})
-    engine = VllmEngine(pair, resolve(scenario, overrides, dtype="bfloat16", engine_args=eager))
+    engine = VllmEngine(pair, resolve(scenario, **amount, dtype="bfloat16", engine_args=eager))
     texts = load_prompts(scenario)[: given.sets * given.requests]
     prompts = encode(texts, load_tokenizer(pair.target), 1024, given.tokens)
     off = Cell(pair.name, NworMode.OFF, ScvMode.OFF)

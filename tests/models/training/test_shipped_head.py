@@ -9,7 +9,7 @@ from safetensors import safe_open
 
 from nwor_bench.models.pairs import DEFAULT_PAIR, load_pair, pair_folder
 from nwor_bench.models.training.card import write_card
-from nwor_bench.models.training.model import EagleHead
+from nwor_bench.models.training.eagle_head import EagleHead
 from nwor_bench.models.training.recipe import Recipe, find_recipe
 from nwor_bench.workload.config import load_scenario
 

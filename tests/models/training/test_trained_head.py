@@ -17,14 +17,15 @@ from nwor_bench.engine.engine import BatchOutput, Sampling, VllmEngine
 from nwor_bench.errors import ExitCode
 from nwor_bench.models.pairs import resolve_pair
 from nwor_bench.models.training.acceptance import Acceptance, measure_acceptance
+from nwor_bench.models.training.eagle_head import EagleHead
 from nwor_bench.models.training.folder import begin_folder
-from nwor_bench.models.training.model import EagleHead
 from nwor_bench.models.training.recipe import RECIPES, Recipe
 from nwor_bench.models.training.target import Target
 from nwor_bench.models.training.train import train_head
 from nwor_bench.records.store import read_run
 from nwor_bench.run.prepare import PairChoice, run_one
-from nwor_bench.workload.config import Overrides, load_scenario, resolve
+from nwor_bench.run.run_options import RunOptions
+from nwor_bench.workload.config import load_scenario, resolve
 
 pytestmark = pytest.mark.engine
 
@@ -118,9 +119,9 @@ def test_a_trained_head_learns_and_vllm_drafts_with_it(tmp_path: Path) -> None:
     assert f"{last['held_out'][0]['acceptance_length']:.3f}" in card
 
     choice = PairChoice(pair="tiny", draft_model=str(folder / "head"))
-    values = Overrides(requests=4, batches=3, warmup=1, max_new_tokens=48, max_model_len=1024)
+    values = {"requests": 4, "batches": 3, "warmup": 1, "max_new_tokens": 48, "max_model_len": 1024}
     spec = resolve(
-        load_scenario("short"), values, nwor_modes="off,stage", scv_modes="off", max_warmup=1
+        load_scenario("short"), **values, nwor_modes="off,stage", scv_modes="off", max_warmup=1
     )
     outputs: list[tuple[list[int], BatchOutput]] = []
 
@@ -132,12 +133,12 @@ def test_a_trained_head_learns_and_vllm_drafts_with_it(tmp_path: Path) -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("COLUMNS", "200")
-        code = run_one(spec, choice, tmp_path / "run", engine_factory=Recording)
+        code = run_one(spec, choice, RunOptions(output=tmp_path / "run"), engine_factory=Recording)
     assert code is ExitCode.OK  # the gate compared the tokens of off and stage
     run = read_run(tmp_path / "run")
-    assert run.header["pair"]["method"] == "eagle"
-    assert run.header["parity"]["rule"] == "exact"
-    assert run.header["parity"]["broken"] == {}
+    assert run.header.pair.method == "eagle"
+    assert run.header.parity.rule == "exact"
+    assert run.header.parity.broken == {}
 
     prompts, output = outputs[-1]
     answered = [(list(p), list(ids)) for p, ids in zip(prompts, output.token_ids, strict=True)]

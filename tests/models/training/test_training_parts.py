@@ -17,22 +17,29 @@ from typer.testing import CliRunner
 from nwor_bench.cli.commands.pairs import app
 from nwor_bench.errors import ConfigError, StoreError
 from nwor_bench.models.training.acceptance import accepted_drafts, measure_acceptance, walk
-from nwor_bench.models.training.batches import Batches
 from nwor_bench.models.training.card import write_card
-from nwor_bench.models.training.checkpoint import (
+from nwor_bench.models.training.data import (
+    SPARE,
+    TrainingData,
+    held_out_prompts,
+    load_data,
+    save_data,
+)
+from nwor_bench.models.training.eagle_head import EagleHead, head_config, unroll, write_head
+from nwor_bench.models.training.folder import (
     CHECKPOINT,
     Position,
+    begin_folder,
     load_checkpoint,
+    resumed_recipe,
     save_checkpoint,
 )
-from nwor_bench.models.training.data import SPARE, Data, held_out_prompts, load_data, save_data
-from nwor_bench.models.training.folder import begin_folder, resumed_recipe
-from nwor_bench.models.training.model import EagleHead, head_config, unroll, write_head
 from nwor_bench.models.training.progress import TrainingProgress
 from nwor_bench.models.training.recipe import RECIPES, Recipe
 from nwor_bench.models.training.target import Target, require_llama
 from nwor_bench.models.training.templates import training_prompts
 from nwor_bench.models.training.train import learning_rate
+from nwor_bench.models.training.training_step import Batches
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"], "hidden_size": 24, "intermediate_size": 40,
@@ -228,18 +235,18 @@ def test_the_card_says_whose_prompts_and_which_answers(tmp_path: Path) -> None:
     dropped = {"never ended": 1234, "repeated": 5}
     card = card_of(tmp_path, {"kept": 70, "around": 28, "tries": 4096, "dropped": dropped,
                               "seconds": 41.2})  # fmt: skip
-    data = " ".join(card.split("## Data")[1].split("## Training")[0].split())
-    assert "30 filled in from templates, 70 written by the target itself" in data
-    assert "28 are tasks about a message" in data
-    assert (
-        "wrote 4,096 messages in 41 s, of which were dropped: 1,234 never ended, 5 repeated" in data
-    )
+    data = card.split("## Data")[1].split("## Training")[0]
+    assert "| prompts from templates | 30 |" in data
+    assert "| prompts written by the target | 70 |" in data
+    assert "| of these tasks about a message | 28 |" in data
+    assert "| messages written for them | 4,096 in 41 s |" in data
+    assert "| messages dropped | 1,234 never ended, 5 repeated |" in data
     short, long = card.split("### Over the first ")[1:]
     assert short.startswith("32 tokens of an answer\n")
     assert "| 1.625 | 0.500 | 0.250 |" in short
     assert long.startswith("256 tokens of an answer\n")
     assert "| 2.875 | 0.500 | 0.250 |" in long
-    assert "wrote" not in card_of(tmp_path, None)
+    assert "message" not in card_of(tmp_path, None)
 
 
 def test_an_epoch_s_line_says_over_which_tokens() -> None:
@@ -330,7 +337,7 @@ def test_a_checkpoint_comes_back_and_a_damaged_one_is_refused(tmp_path: Path) ->
 
 def test_sequences_come_back_and_damage_is_seen(tmp_path: Path) -> None:
     path = tmp_path / "sequences.json"
-    data = Data([([1, 2], [3])], [([4], [5, 6])], 1.5)
+    data = TrainingData([([1, 2], [3])], [([4], [5, 6])], 1.5)
     save_data(path, data)
     assert load_data(path) == data
     path.write_text(path.read_text()[:-9])
@@ -364,7 +371,7 @@ def test_resuming_needs_the_same_values(tmp_path: Path) -> None:
     recipe = dataclasses.replace(TINY, epochs=2)
     begin_folder(folder, recipe)
     assert resumed_recipe(folder, "tiny-eagle", {"epochs": 2, "seed": None}) == recipe
-    with pytest.raises(ConfigError, match=r"--epochs: 3 .* begun with 2"):
+    with pytest.raises(ConfigError, match=r"--epochs: 3 .* training uses 2"):
         resumed_recipe(folder, "tiny-eagle", {"epochs": 3})
     with pytest.raises(ConfigError, match="is tiny-eagle"):
         resumed_recipe(folder, "smollm2-eagle", {})

@@ -1,0 +1,171 @@
+"""Model pairs: the schema of a pair's .toml file, the shipped pairs, and a resolved pair."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from pydantic import Field, model_validator
+
+from nwor_bench.errors import ConfigError
+from nwor_bench.workload.resources import resource_dir
+from nwor_bench.workload.toml_file import StrictModel, read_toml
+
+Method = Literal["ngram", "draft_model", "eagle", "eagle3"]
+METHODS: tuple[Method, ...] = ("ngram", "draft_model", "eagle", "eagle3")
+"""Drafting methods; all but ngram (prompt lookup) need a drafter."""
+
+_SHA256 = r"^[0-9a-f]{64}$"
+
+
+class PackagedSource(StrictModel):
+    """A GGUF model in a wheel from the package registry; both are pinned by SHA-256.
+
+    `drafter` is the folder of a drafter, relative to the pair's file.
+    """
+
+    package: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    version: str = Field(pattern=r"^[A-Za-z0-9.+!_-]+$")
+    wheel_sha256: str = Field(pattern=_SHA256)
+    member: str = Field(min_length=1)
+    member_sha256: str = Field(pattern=_SHA256)
+    drafter: str | None = None
+
+
+class GeneratedSource(StrictModel):
+    """Shape, seed and drafter noise of a pair that `generate_tiny` writes."""
+
+    seed: int = Field(ge=0)
+    noise: float = Field(ge=0)
+    layers: int = Field(ge=1)
+    hidden: int = Field(ge=1)
+    heads: int = Field(ge=1)
+    kv_heads: int = Field(ge=1)
+    head_dim: int = Field(ge=1)
+    vocab: int = Field(ge=261)
+    max_positions: int = Field(ge=1)
+
+    @model_validator(mode="after")
+    def _heads_divide(self) -> Self:
+        if self.heads % self.kv_heads:
+            raise ValueError(f"write heads as a multiple of kv_heads ({self.kv_heads})")
+        return self
+
+
+class ShapeSource(StrictModel):
+    """config.json of a target and its drafter without weights: vLLM fills in random ones."""
+
+    target: dict[str, Any]
+    draft: dict[str, Any] | None = None
+
+
+class FolderSource(StrictModel):
+    """Existing models, each a local folder or a hub name (org/name)."""
+
+    target: str
+    draft: str | None = None
+
+
+class ModelPair(StrictModel):
+    """A pair file (scenarios/pairs/NAME.toml): where target and drafter come from, how they draft.
+
+    `speculative` holds further entries of vLLM's speculative_config for `method`. Of the tables
+    packaged, generated, shape and folder only the one that `source` names is present.
+    """
+
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    description: str
+    source: Literal["packaged", "generated", "shape", "folder"]
+    method: Method
+    dtype: Literal["float32", "bfloat16", "auto"] = "auto"
+    speculative: dict[str, int | float | str | bool] = Field(default_factory=dict)
+    packaged: PackagedSource | None = None
+    generated: GeneratedSource | None = None
+    shape: ShapeSource | None = None
+    folder: FolderSource | None = None
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Self:
+        tables = {
+            "packaged": self.packaged,
+            "generated": self.generated,
+            "shape": self.shape,
+            "folder": self.folder,
+        }
+        present = [name for name, table in tables.items() if table is not None]
+        if present != [self.source]:
+            found = ", ".join(present) or "none"
+            raise ValueError(f'write one table [{self.source}] for source = "{self.source}", '
+                             f"and no other (found: {found})")  # fmt: skip
+        return self
+
+
+@dataclass(frozen=True)
+class ResolvedPair:
+    """A pair ready to load. `target` and `draft` are absolute folders or hub names.
+
+    `load_format` is vLLM's: "dummy" for a shape without weights, None for its default.
+    """
+
+    name: str
+    method: str
+    target: str
+    draft: str | None
+    dtype: str
+    speculative: dict[str, Any] = field(default_factory=dict)
+    description: str = ""
+    load_format: str | None = None
+
+    def speculative_config(self, draft_tokens: int) -> dict[str, Any]:
+        """vLLM's speculative_config for `draft_tokens` drafts per window.
+
+        Raises ConfigError if `draft_tokens` is below 1.
+        """
+        if isinstance(draft_tokens, bool) or draft_tokens < 1:
+            raise ConfigError.for_field(
+                "draft_tokens", draft_tokens, "write the number of drafts a window, 1 or more"
+            )
+        config = {**self.speculative, "method": self.method, "num_speculative_tokens": draft_tokens}
+        return config if self.draft is None else {**config, "model": self.draft}
+
+
+def pair_names() -> list[str]:
+    """Names of the shipped pairs, sorted."""
+    return sorted(path.stem for path in _folder().glob("*.toml"))
+
+
+def load_pair(name: str) -> ModelPair:
+    """Read a shipped pair by name, or any pair by the path of its .toml file.
+
+    Raises ConfigError for an unknown name or an invalid file.
+    """
+    if name.endswith(".toml"):
+        path = Path(name).expanduser()
+        return _with_folders_beside(path, read_toml(path, ModelPair))
+    if name not in pair_names():
+        raise ConfigError.unknown("pair", name, pair_names())
+    path = _folder() / f"{name}.toml"
+    return _with_folders_beside(path, read_toml(path, ModelPair))
+
+
+def _folder() -> Path:
+    return resource_dir("scenarios") / "pairs"
+
+
+def _with_folders_beside(path: Path, pair: ModelPair) -> ModelPair:
+    """The pair with model folders resolved relative to the pair's file."""
+    if pair.packaged is not None and pair.packaged.drafter is not None:
+        drafter = str((path.parent / pair.packaged.drafter).resolve())
+        packaged = pair.packaged.model_copy(update={"drafter": drafter})
+        return pair.model_copy(update={"packaged": packaged})
+    if pair.folder is None:
+        return pair
+
+    def beside(reference: str) -> str:
+        folder = path.parent / reference
+        return str(folder.resolve()) if folder.is_dir() else reference
+
+    draft = pair.folder.draft
+    source = FolderSource(
+        target=beside(pair.folder.target), draft=None if draft is None else beside(draft)
+    )
+    return pair.model_copy(update={"folder": source})

@@ -1,0 +1,80 @@
+"""What vLLM's SchedulerOutput and GrammarOutput tell a worker about requests and their drafts.
+
+Drafts that a grammar forbids are verified, but left out of vLLM's statistics. With async scheduling
+a window is scheduled before its drafts are known: the scheduler checks them while the forward runs
+and writes how many are forbidden into its own SchedulerOutput (`num_invalid_spec_tokens`), which a
+worker in another process never sees. Every worker, with any executor, is given the grammar's
+output: how many of each request's drafts may be accepted.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+
+def finished(scheduler_output: Any) -> Collection[str]:
+    """Requests that ended since the last step; none of them is in a later step.
+
+    Steps without tokens name them too: the last requests of a server end with one.
+    """
+    ended: Collection[str] = scheduler_output.finished_req_ids
+    return ended
+
+
+def restarted(scheduler_output: Any) -> Mapping[str, int]:
+    """Requests that go on after a preemption, with the tokens that the scheduler has of each.
+
+    Their number may be below what was sampled: tokens of a step that was in flight are dropped
+    where the preemption came from a reset of the prefix cache.
+    """
+    known = {}
+    for new in scheduler_output.scheduled_new_reqs:  # the V2 runner's form
+        if new.prefill_token_ids is None or new.prompt_token_ids is None:
+            continue  # V1 is given no tokens, and a prompt of embeddings has none
+        tokens = len(new.prefill_token_ids) - len(new.prompt_token_ids)
+        if tokens > 0:
+            known[new.req_id] = tokens
+    cached = scheduler_output.scheduled_cached_reqs  # V1's
+    if cached.resumed_req_ids:
+        each = zip(cached.req_ids, cached.num_output_tokens, strict=True)
+        known |= {req_id: n for req_id, n in each if req_id in cached.resumed_req_ids}
+    return known
+
+
+def invalid_drafts(
+    scheduler_output: Any, grammar_output: Any, checked: Collection[str]
+) -> Mapping[str, int]:
+    """Forbidden drafts, which the scheduler leaves out of its statistics.
+
+    Only a step that waited for earlier tokens (`pending_structured_output_tokens`) has its drafts
+    checked by the scheduler late; drafts of any other step were checked before they were scheduled.
+
+    Args:
+        scheduler_output: vLLM's SchedulerOutput of the step, in any process.
+        grammar_output: vLLM's GrammarOutput of the step, or None.
+        checked: requests whose drafts the runner handed to the scheduler; one that sat out the
+            step before keeps its placeholders, and vLLM counts those as drafts.
+
+    Returns:
+        Forbidden drafts by request, of those that have some.
+    """
+    if grammar_output is None or not scheduler_output.pending_structured_output_tokens:
+        return {}
+    scheduled = scheduler_output.scheduled_spec_decode_tokens
+    req_ids = grammar_output.structured_output_request_ids
+    # vLLM's meaning of a grammar output without numbers: none of the drafts may be accepted.
+    acceptable = grammar_output.num_acceptable_drafts or [0] * len(req_ids)
+    invalid = {
+        req_id: len(scheduled.get(req_id, ())) - allowed
+        for req_id, allowed in zip(req_ids, acceptable, strict=True)
+        if req_id in checked
+    }
+    return {req_id: drafts for req_id, drafts in invalid.items() if drafts}
+
+
+def valid_drafts(
+    drafts: Sequence[int], req_ids: Sequence[str], invalid: Mapping[str, int] | None
+) -> list[int]:
+    """Each request's drafts less those that are forbidden, which are what vLLM counts."""
+    if not invalid:
+        return list(drafts)
+    return [n - invalid.get(req_id, 0) for n, req_id in zip(drafts, req_ids, strict=True)]

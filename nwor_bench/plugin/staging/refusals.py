@@ -1,0 +1,159 @@
+"""Which configurations cannot be staged, and the name under which each is refused.
+
+Staging holds a window's K/V from the write hook to the commit, and our own kernel does the
+attention. So the hook must run in every step, the K/V must stay in place, and a layer's metadata
+must describe the step's requests. A configuration that breaks one of these is refused by name
+before anything is staged; `of_step` checks every step for what no configuration shows. Attributes
+of vLLM 0.33 are read with a default, because 0.32 does not have them.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from vllm.compilation.breakable_cudagraph import is_breakable_cudagraph_enabled
+from vllm.config import CompilationMode
+from vllm.model_executor.layers.mamba.abstract import MambaBase
+
+SPLIT_OPS = ("vllm::unified_kv_cache_update", "vllm::unified_attention_with_output")
+"""The write and the attention: compiled code and piecewise graphs must end before each."""
+
+FUSIONS = ("fuse_attn_quant", "fuse_rope_kvcache", "fuse_qk_norm_rope_kvcache")
+"""vLLM's passes that put the write or the attention into another kernel."""
+
+SCALES = ("output_scale", "output_block_scale")
+"""What vLLM 0.32 passes to attention behind `output`."""
+
+NOT_STAGED = "attention:kv_not_staged"
+"""Attention of a layer whose write hook did not run in this step."""
+
+
+def of_compilation(config: Any, cudagraph_manager: Any) -> str | None:
+    """The fallback reason of a way to compile and capture under which K/V cannot be held.
+
+    For staging on a GPU. On a CPU nothing is captured and drafts are copied at once.
+
+    Args:
+        config: vLLM's `CompilationConfig`.
+        cudagraph_manager: the V2 runner's; None without CUDA graphs.
+    """
+    if _is_breakable(cudagraph_manager):
+        return "breakable_cuda_graphs"  # the write is captured, only attention runs in each step
+    mode = getattr(config, "mode", None) or CompilationMode.NONE
+    if mode == CompilationMode.NONE:
+        return None
+    if getattr(config, "use_inductor_graph_partition", False):
+        return "inductor_graph_partition"
+    passes = getattr(config, "pass_config", None)
+    fusion = next((name for name in FUSIONS if getattr(passes, name, False)), None)
+    if fusion is not None:
+        return fusion
+    splits = getattr(config, "splitting_ops", None) or ()
+    if mode != CompilationMode.VLLM_COMPILE or not set(SPLIT_OPS) <= set(splits):
+        return "whole_graph_compilation"  # Inductor gives one layer's buffers to the next
+    return None
+
+
+def _is_breakable(manager: Any) -> bool:
+    if manager is None:
+        return False
+    return bool(getattr(manager, "use_breakable_cg", is_breakable_cudagraph_enabled()))
+
+
+def of_model(model_config: Any) -> str | None:
+    """The fallback reason of a model whose attention sees other positions than ours."""
+    return "rswa_window" if getattr(model_config, "rswa_window", None) is not None else None
+
+
+def of_kind(layer: Any) -> str | None:
+    """The fallback reason of a layer without an attention implementation; None if it has one.
+
+    Mamba, gated delta net and short convolutions keep a state instead of K/V; a sparse indexer's
+    cache is written by the layer that it belongs to.
+    """
+    if getattr(layer, "impl", None) is not None:
+        return None
+    if isinstance(layer, MambaBase):
+        return "recurrent_layers"
+    name = type(layer).__name__
+    return "sparse_indexer" if "Indexer" in name else f"layer_without_attention:{name}"
+
+
+def of_layer(layer: Any, builders: Iterable[type]) -> str | None:
+    """The fallback reason of an attention layer whose implementation is supported, or None.
+
+    Args:
+        layer: vLLM's attention module.
+        builders: the metadata builders under which a step's metadata describe its requests.
+    """
+    backend = getattr(layer, "attn_backend", None)
+    reason = of_builder(backend.get_builder_cls(), builders) if backend is not None else None
+    impl = layer.impl
+    if reason is None and any(getattr(o, "kv_cache_update_bypass", False) for o in (layer, impl)):
+        return "kv_cache_update_bypass"
+    if reason is None and getattr(impl, "chunk_lookback", -1) > -1:
+        return "chunk_lookback"
+    return reason
+
+
+def of_builder(builder: type, known: Iterable[type]) -> str | None:
+    """The fallback reason of a layer's metadata builder, None if it is one of these exactly.
+
+    vLLM derives builders that cut a request into virtual ones or lengthen it: chunked local
+    attention, static sinks, fast prefill.
+    """
+    if builder in tuple(known):
+        return None
+    if "ChunkedLocal" in builder.__name__:
+        return "chunked_local_attention"
+    return f"attention_metadata:{builder.__name__}"
+
+
+def of_groups(
+    attn_groups: Sequence[Sequence[Any]], names: Iterable[str], known: Iterable[type]
+) -> str | None:
+    """The fallback reason of the groups in which the runner builds these layers' metadata."""
+    wanted, known = set(names), tuple(known)
+    for group in (group for groups in attn_groups for group in groups):
+        if wanted.isdisjoint(group.layer_names):
+            continue
+        for builder in group.metadata_builders:
+            reason = of_builder(type(builder), known)
+            if reason is not None:
+                return reason
+    return None
+
+
+def of_step(metadata: Any, requests: int) -> str | None:
+    """The fallback reason of one layer's metadata in this step; None if they fit the window.
+
+    Args:
+        metadata: the layer's attention metadata.
+        requests: requests of the window, those without drafts included.
+    """
+    rows = (metadata.seq_lens.shape[0], metadata.query_start_loc.shape[0] - 1)
+    if rows != (requests, requests):
+        return "attention:other_requests"
+    if getattr(metadata, "causal", True) is not True:
+        return "attention:not_causal"
+    for name in ("rswa_window", "rswa_prefix_lens"):
+        if getattr(metadata, name, None) is not None:
+            return f"attention:{name}"
+    return None
+
+
+def of_call(key: Any, value: Any, positional: Sequence[Any], named: dict[str, Any]) -> str | None:
+    """The fallback reason of what attention was called with; None if we can do the same.
+
+    Args:
+        key, value: None where a fused kernel has written them already (vLLM 0.33).
+        positional, named: what came after `output`: scales of a fused quantisation, or what a
+            later vLLM adds.
+    """
+    if key is None or value is None:
+        return "attention:kv_cache_update_bypass"
+    if not positional and all(extra is None for extra in named.values()):
+        return None  # every call of vLLM 0.32 that is not fused; asked in each layer of each step
+    names = (*SCALES, *(f"argument_{n}" for n in range(len(SCALES), len(positional))))
+    given = {**dict(zip(names, positional, strict=False)), **named}
+    name = next((name for name, extra in given.items() if extra is not None), None)
+    return None if name is None else f"attention:{name}"

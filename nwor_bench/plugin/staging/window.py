@@ -1,0 +1,269 @@
+"""The life of one window: begin -> stage -> accept -> commit, or abort. Knows no vLLM.
+
+The runner hook drives the life cycle; attention only stages. After any error the cache is as stock
+vLLM would have left it: a window is committed in every layer, or every staged draft token is
+written directly before it is read.
+"""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import Enum
+from functools import cached_property
+from typing import Any, NamedTuple, Protocol
+
+from torch import Tensor
+
+logger = logging.getLogger("vllm.nwor_bench")
+
+NOT_FINISHED = "step_not_finished"
+"""Fallback reason of a window whose step died between its calls."""
+
+
+class WindowError(RuntimeError):
+    """The life cycle was called out of order: a bug in a hook, never bad data."""
+
+
+class HeldValuesLost(WindowError):
+    """Held K/V were overwritten: nothing can be written, and the step must stop."""
+
+
+class State(Enum):
+    """The states of a window."""
+
+    IDLE = "idle"
+    OPEN = "open"
+    ACCEPTED = "accepted"
+    DIRECT = "direct"
+    COMMITTED = "committed"
+
+
+@dataclass(frozen=True)
+class WindowBatch:
+    """The draft tokens of one step, and where their K/V go."""
+
+    num_draft_tokens: tuple[int, ...]
+    """Drafts of each request in batch order; 0 for a request that only prefills."""
+    rows: Tensor
+    """[N] int64, the staged tokens' rows in the batch."""
+    slots: Tensor
+    """[N] int64, their cache slots, the same for every layer."""
+    direct_slots: Tensor | None
+    """[num_tokens] int64, the slots to be written at once: the step's, with -1 for staged tokens.
+    None: the whole step waits for the commit."""
+
+    @cached_property
+    def total(self) -> int:
+        """Draft tokens of the window."""
+        return sum(self.num_draft_tokens)
+
+    def fits(self, accepted: Tensor) -> bool:
+        """True if this acceptance has the shape of this window's: a mask of its staged rows."""
+        return accepted.shape == self.slots.shape
+
+
+class Staging(Protocol):
+    """Holds a window's K/V. Methods return an empty string, or why they failed."""
+
+    num_layers: int
+
+    def reset(self) -> None:
+        """Release the last window's tensors; called as each window ends."""
+
+    def stage(self, layer: int, key: Tensor, value: Tensor, rows: Tensor) -> str:
+        """Hold the rows' K/V of one layer."""
+
+    def commit(self, slots: Tensor, accepted: Tensor) -> str:
+        """Write the accepted rows of all layers, or nothing."""
+
+    def write_directly(self, layers: list[int], slots: Tensor) -> None:
+        """Write every staged row of these layers to the cache."""
+
+
+class Outcome(NamedTuple):
+    """How a window ended; `fallback_reason` is None when it was committed.
+
+    `committed_tokens` is None while only the device knows it.
+    """
+
+    staged_tokens: int
+    committed_tokens: int | None
+    fallback_reason: str | None
+
+    @property
+    def rejected_tokens(self) -> int | None:
+        """Staged and dropped."""
+        if self.committed_tokens is None:
+            return None
+        return self.staged_tokens - self.committed_tokens
+
+
+@dataclass
+class Window:
+    """The window in flight; one object serves every window of an engine."""
+
+    staging: Staging
+    state: State = State.IDLE
+    batch: WindowBatch | None = None
+    _staged_layers: set[int] = field(default_factory=set)
+    _accepted: Tensor | None = None
+    _committed_tokens: int | None = 0
+    _reason: str | None = None
+    _repeats: bool = False
+    _every_layer: set[int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._every_layer = set(range(self.staging.num_layers))  # never changed, only pointed at
+
+    @property
+    def is_staging(self) -> bool:
+        """True while attention must stage instead of write."""
+        return self.state is State.OPEN
+
+    @property
+    def staged_every_layer(self) -> bool:
+        """True once all target layers have staged (in the latest run, where runs repeat)."""
+        return len(self._staged_layers) == self.staging.num_layers
+
+    def has_staged(self, layer: int) -> bool:
+        """True if this layer's K/V of this very window are held (in the latest run)."""
+        return layer in self._staged_layers
+
+    def begin(self, batch: WindowBatch, *, repeats: bool = False) -> None:
+        """Open a window; raises WindowError if one is still in flight.
+
+        `repeats` is for a graph capture, which runs the forward more than once: a layer may
+        then stage again.
+        """
+        if self.state is not State.IDLE:
+            raise WindowError(f"begin() while a window is {self.state.value}")
+        self.batch = batch
+        self.state = State.OPEN
+        self._repeats = repeats
+
+    def forget(self) -> None:
+        """Drop a window whose tokens were never real: a capture's dummy batch."""
+        self.staging.reset()
+        self.state = State.IDLE
+        self.batch = self._accepted = self._reason = None
+        self._staged_layers = set()
+
+    def stage(self, layer: int, key: Tensor, value: Tensor) -> bool:
+        """Hold one layer's drafts. False: the window fell back, write this layer directly."""
+        if self.state is not State.OPEN or self.batch is None:
+            raise WindowError(f"stage() while the window is {self.state.value}")
+        if layer in self._staged_layers and not self._repeats:
+            problem = "layer_staged_twice"
+        else:
+            if layer in self._staged_layers:
+                self._staged_layers = set()  # another run of the forward begins
+            problem = _attempt(self.staging.stage, layer, key, value, self.batch.rows)
+        if problem:
+            self.abort(f"stage:{problem}")
+            return False
+        self._staged_layers.add(layer)
+        return True
+
+    def replayed(self) -> None:
+        """A captured graph ran the forward: it staged every layer without calling stage()."""
+        if self.state is not State.OPEN:
+            raise WindowError(f"replayed() while the window is {self.state.value}")
+        self._staged_layers = self._every_layer
+
+    def accept(self, accepted: Tensor, accepted_tokens: int | None) -> bool:
+        """Take what was accepted. False: the window fell back.
+
+        Args:
+            accepted: as the staging's commit wants it, usually the mask of accepted rows.
+            accepted_tokens: how many drafts that is; None while only the device knows.
+        """
+        if self.state is State.DIRECT:
+            return False
+        if self.state is not State.OPEN or self.batch is None:
+            raise WindowError(f"accept() while the window is {self.state.value}")
+        if not self.staged_every_layer:
+            self.abort("accept:layer_not_staged")
+            return False
+        if not self.batch.fits(accepted):
+            self.abort("accept:mask_shape")
+            return False
+        self._accepted = accepted
+        self._committed_tokens = accepted_tokens
+        self.state = State.ACCEPTED
+        return True
+
+    def commit(self) -> bool:
+        """Write the accepted drafts to every layer. False: the window fell back."""
+        if self.state is State.DIRECT:
+            return False
+        if self.state is not State.ACCEPTED or self.batch is None or self._accepted is None:
+            raise WindowError(f"commit() while the window is {self.state.value}")
+        problem = _attempt(self.staging.commit, self.batch.slots, self._accepted)
+        if problem:
+            self.abort(f"commit:{problem}")
+            return False
+        self.state = State.COMMITTED
+        return True
+
+    def abort(self, reason: str) -> None:
+        """Return to direct mode with the cache valid; allowed at any point before commit."""
+        if self.state in (State.IDLE, State.DIRECT):
+            return
+        if self.state is State.COMMITTED or self.batch is None:
+            raise WindowError("abort() after commit")
+        self.staging.write_directly(sorted(self._staged_layers), self.batch.slots)
+        self.state = State.DIRECT
+        self._reason = reason
+
+    @property
+    def fallback_reason(self) -> str | None:
+        """Why the window in flight is written directly; None if it is not."""
+        return self._reason if self.state is State.DIRECT else None
+
+    def withdraw(self, reason: str) -> None:
+        """Fall back because a rank did: write every draft to the cache and count `reason`.
+
+        Committed tokens are written again with the same values, and the rejected drafts with
+        them, as stock vLLM writes them.
+        """
+        if self.state not in (State.COMMITTED, State.DIRECT) or self.batch is None:
+            raise WindowError(f"withdraw() while the window is {self.state.value}")
+        if self.state is State.COMMITTED:
+            self.staging.write_directly(sorted(self._staged_layers), self.batch.slots)
+            self.state = State.DIRECT
+        self._reason = reason
+
+    def close(self) -> Outcome:
+        """End the window and return its outcome; raises WindowError if it is not decided."""
+        if self.state not in (State.COMMITTED, State.DIRECT) or self.batch is None:
+            raise WindowError(f"close() while the window is {self.state.value}")
+        if self.state is State.COMMITTED:
+            outcome = Outcome(self.batch.total, self._committed_tokens, None)
+        else:
+            outcome = Outcome(0, 0, self._reason)
+        # Now, not as the next window begins: by reference the K/V of the whole step are alive.
+        self.staging.reset()
+        self.state = State.IDLE
+        self.batch = self._accepted = self._reason = None
+        self._committed_tokens = 0
+        self._staged_layers = set()
+        return outcome
+
+
+def close_leftover(window: Window | None) -> str | None:
+    """Close the window of a step that died; its fallback reason, also where none was open."""
+    if window is None or window.batch is None:
+        return NOT_FINISHED
+    window.abort(NOT_FINISHED)
+    return window.close().fallback_reason
+
+
+def _attempt(action: Callable[..., str], *arguments: Any) -> str:
+    """Run a staging action; an exception becomes a fallback reason, its traceback is logged."""
+    try:
+        return action(*arguments)
+    except HeldValuesLost:
+        raise
+    except Exception as fault:
+        logger.exception("staging failed; the window is written directly")
+        return type(fault).__name__

@@ -1,0 +1,81 @@
+"""One record a batch: what was run, what was counted, beside vLLM's own counters."""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from nwor_bench.records.cell import Cell, NworMode, ScvMode, recorded_cell
+
+
+class Phase(StrEnum):
+    """What a batch is for; times and counters of a cell come from the timed ones alone."""
+
+    GATE = "gate"
+    """Greedy, untimed: tokens, acceptance and K/V of every cell against off x off."""
+
+    WARMUP = "warmup"
+    """Batches of off x off until window times are steady."""
+
+    TIMED = "timed"
+    """The blocks that the cells' times come from."""
+
+    COUNTERS = "counters"
+    """Untimed: each window's DRAM bytes are counted."""
+
+    LAUNCHES = "launches"
+    """Untimed: each window's CUDA calls are counted."""
+
+    PROBE = "probe"
+    """Untimed: each window's phases are timed on the device."""
+
+
+@dataclass(frozen=True)
+class BatchRecord:
+    """One `generate` call of one cell: a block's prompts, submitted together.
+
+    `order` is the cell's place in the block's random order. `vllm_*` are vLLM's own spec_decode
+    counters over this batch, read while the engine lives. `token_digests` has one digest a
+    request of its output token ids (parity evidence); `prompt_digest` identifies the block's
+    prompts.
+    `conditions` is what the machine did meanwhile (see `conditions.py`), empty if not watched.
+    `rank_disagreement` says where another tensor-parallel rank counted other windows than the
+    first, whose records these are.
+    """
+
+    pair: str
+    nwor_mode: NworMode
+    scv_mode: ScvMode
+    phase: Phase
+    block: int
+    batch: int
+    order: int
+    requests: int
+    prompt_tokens: int
+    output_tokens: int
+    latency_ms: float
+    tokens_per_s: float
+    windows: int
+    draft_tokens: int
+    accepted_tokens: int
+    staged_tokens: int
+    committed_tokens: int
+    vllm_num_drafts: int | None
+    vllm_draft_tokens: int | None
+    vllm_accepted_tokens: int | None
+    vllm_accepted_per_position: tuple[int, ...] | None
+    parity: str | None
+    prompt_digest: str
+    token_digests: tuple[str, ...]
+    temperature: float
+    seed: int
+    started_at: str
+    fallbacks: dict[str, int] = field(default_factory=dict)
+    scv_counters: dict[str, int] = field(default_factory=dict)
+    first_mismatch: str | None = None
+    arm: str | None = None
+    conditions: dict[str, float] = field(default_factory=dict)
+    rank_disagreement: str | None = None
+
+    @property
+    def cell(self) -> Cell:
+        """The cell that the batch is of."""
+        return recorded_cell(self.pair, self.nwor_mode, self.scv_mode, self.arm)

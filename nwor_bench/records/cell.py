@@ -1,0 +1,92 @@
+"""What names a cell: a pair of models, an NWOR mode, an SCV mode and an arm."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import lru_cache
+from typing import Any
+
+AA = "A/A"
+"""`arm` of the second off x off: what it differs from the first by is noise."""
+
+
+class NworMode(StrEnum):
+    """Where a draft token's K/V goes: straight to the cache, or staged until it is accepted."""
+
+    OFF = "off"
+    STAGE = "stage"
+
+
+class ScvMode(StrEnum):
+    """Who decides which drafts were accepted: the host, a graph-replayed kernel, or adaptively."""
+
+    OFF = "off"
+    GRAPH = "graph"
+    ADAPTIVE = "adaptive"
+
+
+_NWOR_ORDER = {mode: place for place, mode in enumerate(NworMode)}
+_SCV_ORDER = {mode: place for place, mode in enumerate(ScvMode)}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One (pair, NWOR mode, SCV mode), and the key of everything that is kept by cell."""
+
+    pair: str
+    """The pair's name."""
+
+    nwor_mode: NworMode
+
+    scv_mode: ScvMode
+
+    arm: str | None = None
+    """"A/A" for the second off x off, which is run and compared like any other cell so that the
+    run shows its own noise floor; else None."""
+
+    @classmethod
+    def from_names(cls, names: Mapping[str, Any]) -> "Cell":
+        """The cell that an event names (see `names`). Raises ValueError for an unknown mode."""
+        modes = NworMode(names["nwor_mode"]), ScvMode(names["scv_mode"])
+        return cls(names["pair"], *modes, names.get("arm"))
+
+    @property
+    def is_baseline(self) -> bool:
+        """True for off x off, against which every other cell is compared."""
+        off = self.nwor_mode is NworMode.OFF and self.scv_mode is ScvMode.OFF
+        return off and self.arm is None
+
+    @property
+    def label(self) -> str:
+        """For people: `stage x graph`, `off x off (A/A)`."""
+        return label_of(self.nwor_mode, self.scv_mode, self.arm)
+
+    @property
+    def names(self) -> dict[str, str | None]:
+        """The cell in an event of the records."""
+        return {
+            "pair": self.pair,
+            "nwor_mode": str(self.nwor_mode),
+            "scv_mode": str(self.scv_mode),
+            "arm": self.arm,
+        }
+
+
+def label_of(nwor_mode: str, scv_mode: str, arm: str | None) -> str:
+    """A cell's name for people: `stage x graph`, `off x off (A/A)`."""
+    return f"{nwor_mode} x {scv_mode}" + (f" ({arm})" if arm else "")
+
+
+def cell_order(cell: Cell) -> tuple[str, int, int, str]:
+    """Sort key: by pair, then NWOR mode, then SCV mode, each in its declared order (off first);
+    the A/A arm follows off x off."""
+    return (cell.pair, _NWOR_ORDER[cell.nwor_mode], _SCV_ORDER[cell.scv_mode], cell.arm or "")
+
+
+@lru_cache(maxsize=1024)
+def recorded_cell(pair: str, nwor_mode: str, scv_mode: str, arm: str | None) -> Cell:
+    """The cell of a record; the same object for equal names, since records are many and cells few.
+
+    Raises ValueError for an unknown mode.
+    """
+    return Cell(pair, NworMode(nwor_mode), ScvMode(scv_mode), arm)

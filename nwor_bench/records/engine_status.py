@@ -1,0 +1,160 @@
+"""What a started engine is, as run.json keeps it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from nwor_bench.records.json_part import JsonPart
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageL2Facts(JsonPart):
+    """How much L2 was set aside for copies of staged drafts."""
+
+    buffer_bytes: int | None = None
+    """The buffer that holds the copies."""
+
+    window_bytes: int | None = None
+    """The part of the buffer that the access-policy window covers."""
+
+    set_aside_bytes: int | None = None
+    """L2 that was set aside."""
+
+    hit_ratio: float | None = None
+    """Share of accesses to the window that may persist."""
+
+    unavailable: str | None = None
+    """Why nothing persists; None if it does."""
+
+    @property
+    def kept_bytes(self) -> float | None:
+        """Bytes of the buffer that may persist, by what the GPU gave; None if unknown."""
+        if self.hit_ratio is None or self.window_bytes is None:
+            return None
+        return self.hit_ratio * self.window_bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class CudaGraphs(JsonPart):
+    """Full CUDA graphs of the target's windows, one set for each NWOR mode."""
+
+    mode: str | None = None
+    """vLLM's cudagraph_mode."""
+
+    stock_window_sizes: tuple[int, ...] | None = None
+    """Tokens of the windows that vLLM captured."""
+
+    stage_window_sizes: tuple[int, ...] | None = None
+    """Tokens of the windows that were captured for mode stage."""
+
+    stage_memory_bytes: int | None = None
+    """Memory that the capture for mode stage took."""
+
+    stage_unavailable: str | None = None
+    """Why mode stage has no graphs; None if it has, or was not captured yet."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankStatus(JsonPart):
+    """What a tensor-parallel rank has for itself."""
+
+    device: str | None = None
+    """Its device."""
+
+    target_layers: int | None = None
+    """Attention layers of its part of the target."""
+
+    drafter_layers: int | None = None
+    """Attention layers of its part of the drafter."""
+
+    kv_heads: int | None = None
+    """K/V heads a layer."""
+
+    bytes_per_token: int | None = None
+    """Bytes that one token's K and V take over all its target layers."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineStatus(JsonPart):
+    """What is attached to which vLLM; with tensor parallelism the first rank's, and `ranks`."""
+
+    attached: bool | None = None
+    """Whether the runner's methods are wrapped."""
+
+    runner: str | None = None
+    """vLLM's model runner: V1 or V2."""
+
+    device: str | None = None
+    """Such as cpu or cuda:0."""
+
+    target_layers: int | None = None
+    """Attention layers of the target; recurrent ones are none."""
+
+    kv_heads: int | None = None
+    """K/V heads a layer."""
+
+    drafter_layers: int | None = None
+    """Attention layers of the drafter, which are never staged."""
+
+    staging_buffers: int | None = None
+    """Layers that can stage: the target's, or 0."""
+
+    staging_capacity: int | None = None
+    """Tokens that a window may stage."""
+
+    staging_unavailable: str | None = None
+    """Why nothing can be staged; None if it can."""
+
+    stage_by: str | None = None
+    """How staged K/V is held on a GPU; see `StageBy`."""
+
+    stage_l2: StageL2Facts | None = None
+    """L2 set aside for copies; None unless it was asked for."""
+
+    bytes_per_token: int | None = None
+    """Bytes that one token's K and V take over all target layers; None where nothing stages."""
+
+    rejection_sample_method: str | None = None
+    """vLLM's; with "synthetic" acceptance does not follow the target."""
+
+    block_size: int | None = None
+    """Tokens of a cache block."""
+
+    num_gpu_blocks: int | None = None
+    """Cache blocks, on a CPU too."""
+
+    dtype: str | None = None
+    """Data type of weights and activations."""
+
+    kv_cache_dtype: str | None = None
+    """Data type of the cache; auto is that of the activations."""
+
+    attention_backend: str | None = None
+    """Class of the first target layer's attention; None if no layer has one."""
+
+    dummy_weights: Mapping[str, Any] | None = None
+    """What random weights were filled with; None where weights were loaded."""
+
+    cuda_graphs: CudaGraphs | None = None
+    """Full CUDA graphs; None on a CPU."""
+
+    launch_refusals: Mapping[str, int] | None = None
+    """Kernels that Triton launched in the driver's place, by reason."""
+
+    has_probe: bool | None = None
+    """Whether a window's phases can be timed on the device."""
+
+    totals: Mapping[str, int] | None = None
+    """Counts of all windows since the engine's start."""
+
+    vllm: str | None = None
+    """Version of vLLM."""
+
+    start_count: int | None = None
+    """Engines that this process has started."""
+
+    start_seconds: float | None = None
+    """Time that the start took."""
+
+    ranks: tuple[RankStatus, ...] | None = None
+    """Each tensor-parallel rank's own facts; None for a single one."""

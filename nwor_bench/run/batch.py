@@ -1,0 +1,131 @@
+"""Run one batch: a block's prompts in one cell, from the engine's modes to the records."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from nwor_bench.engine.engine import BatchOutput, Engine, Sampling
+from nwor_bench.instruments.conditions import ConditionMonitor, Conditions
+from nwor_bench.instruments.nvtx_ranges import Ranges, span
+from nwor_bench.records.store import RunStore
+from nwor_bench.records.types import Cell, NworMode, Phase, WindowRecord
+from nwor_bench.run.batch_records import BatchPlace, batch_record, counter_event, window_records
+from nwor_bench.run.gate.parity import Answer
+from nwor_bench.workload.config import RunSpec
+from nwor_bench.workload.prompts import Encode
+from nwor_bench.workload.schedule import Block
+
+Check = Callable[[list[list[int]], Answer], Answer]
+"""Looks at a batch before it is stored, given its prompts; gives the answer with its parity."""
+
+
+@dataclass(frozen=True)
+class RanBatch:
+    """A batch that has run and is stored."""
+
+    cell: Cell
+    """Whose modes were on."""
+
+    answer: Answer
+    """Its record and its tokens."""
+
+    windows: list[WindowRecord]
+    """Its windows, in the order in which they ran."""
+
+    written: list[dict[str, int]]
+    """What each rank's staging wrote; empty unless watched."""
+
+
+class BatchRunner:
+    """Runs batches on one engine and stores each with its windows.
+
+    Args:
+        engine: started, in any mode.
+        store: receives every batch as it ends.
+        encode: prompts to token ids.
+        spec: how to sample.
+        ranges: NVTX ranges around batches, or None.
+        monitor: watches the machine during batches; None records no conditions.
+        first: number of the first batch.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        store: RunStore,
+        encode: Encode,
+        spec: RunSpec,
+        ranges: Ranges | None,
+        monitor: ConditionMonitor | None,
+        first: int,
+    ):
+        self._engine = engine
+        self._store = store
+        self._encode = encode
+        self._spec = spec
+        self._ranges = ranges
+        self._monitor = monitor
+        self._next = first
+        self._bytes_per_token = engine.status().bytes_per_token
+
+    def run(
+        self, cell: Cell, phase: Phase, block: Block, order: int, check: Check | None = None
+    ) -> RanBatch:
+        """One batch, stored; `check` sees it first, while its K/V is still in the cache."""
+        prompts = self._encode(block.prompts)
+        sampling = self._sampling(phase, block)
+        place = BatchPlace(cell, phase, block, self._next, order, _now())
+        output, written, conditions = self._generate(place, prompts, sampling)
+        self._next += 1
+        record = batch_record(place, output, prompts, sampling, conditions)
+        answer = Answer(record, output.token_ids)
+        if check is not None:
+            answer = check(prompts, answer)
+        windows = window_records(place, output, self._bytes_per_token)
+        self._store.append_batch(answer.record, windows)
+        if output.counter_facts is not None:
+            self._store.append_event(counter_event(place, output.counter_facts))
+        return RanBatch(cell, answer, windows, written)
+
+    def _generate(
+        self, place: BatchPlace, prompts: list[list[int]], sampling: Sampling
+    ) -> tuple[BatchOutput, list[dict[str, int]], Conditions]:
+        """What the engine gives, what each rank's staging wrote, what the machine did."""
+        label = place.cell.label
+        watched = place.phase == Phase.GATE and place.cell.nwor_mode is NworMode.STAGE
+        with span(self._ranges, "cell", place.order, label):
+            self._engine.set_modes(place.cell)
+            if self._monitor is not None:
+                self._monitor.begin()
+            with span(self._ranges, "batch", place.batch, label):
+                output, written = self._generate_watched(prompts, sampling, watched)
+            conditions = {} if self._monitor is None else self._monitor.end()
+        return output, written, conditions
+
+    def _generate_watched(
+        self, prompts: list[list[int]], sampling: Sampling, watched: bool
+    ) -> tuple[BatchOutput, list[dict[str, int]]]:
+        if not watched:
+            return self._engine.generate(prompts, sampling), []
+        self._engine.watch_writes(True)
+        try:
+            output = self._engine.generate(prompts, sampling)
+        finally:
+            written = self._engine.watch_writes(False)
+        return output, written
+
+    def _sampling(self, phase: Phase, block: Block) -> Sampling:
+        """The gate is greedy whatever the scenario's temperature; seeds depend on the block."""
+        scenario = self._spec.scenario
+        greedy = phase == Phase.GATE
+        return Sampling(
+            max_new_tokens=scenario.max_new_tokens,
+            temperature=0.0 if greedy else scenario.temperature,
+            top_p=1.0 if greedy else scenario.top_p,
+            seed=self._spec.seed + block.number * scenario.requests,
+            ignore_eos=scenario.ignore_eos,
+        )
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="milliseconds")

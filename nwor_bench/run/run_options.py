@@ -1,0 +1,87 @@
+"""How a run is shown and where it goes: the options that change nothing of what is measured."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from nwor_bench.errors import ConfigError
+from nwor_bench.workload.options import Option, Panel
+
+if TYPE_CHECKING:
+    from nwor_bench.run.blocks import OnBatch
+
+Publish = Callable[[str], None]
+"""Takes a report in Markdown to wherever else it is wanted."""
+
+
+def _new_folder(flag: str, text: str) -> Path:
+    if text == "":
+        raise ConfigError.for_field(flag, text, "name a new folder")
+    return Path(text)
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """Where a run or a sweep of runs goes, what is shown of it, and who is told."""
+
+    # fmt: off
+    output: Annotated[Path | None, Option(
+        "Run folder (default: runs/TIME-SCENARIO-PAIR).", Panel.FILES, read=_new_folder,
+    )] = None
+    """The new folder; None for one named by time, scenario and pair."""
+    resume: Annotated[Path | None, Option(
+        "Go on with the run (or sweep) in this folder.", Panel.FILES,
+    )] = None
+    """The folder of a run or sweep that was cut short."""
+    file: Annotated[Path | None, Option(
+        "A sweep file (sweeps/*.toml): many runs, one engine where one will do.", Panel.FILES,
+    )] = None
+    """A sweep file, or the name of a shipped one."""
+    continue_on_error: Annotated[bool, Option(
+        "With --file: go on with the next run when one fails.", Panel.FILES,
+    )] = False
+    """Of a sweep: go on with the next run when one fails."""
+    ray: Annotated[bool, Option(
+        "With --file: on a Ray cluster (RAY_ADDRESS, else this machine), one engine a GPU.",
+        Panel.FILES,
+    )] = False
+    """Of a sweep: run its engines on a Ray cluster."""
+    github_summary: Annotated[bool, Option(
+        "Append the report to the job's summary on GitHub.", Panel.FILES,
+    )] = False
+    """Append the report to the job's summary on GitHub."""
+    nvtx: Annotated[bool, Option(
+        "Name sweep, cells, batches and windows for a profiler.", Panel.PROFILING, is_local=True,
+    )] = False
+    """Name ranges for a profiler."""
+    prometheus_port: Annotated[int | None, Option(
+        "Serve the counters at this port's /metrics; 0: a free one.", Panel.PROFILING,
+        is_local=True,
+    )] = None
+    """Port of the counters; 0 for a free one, None for no server."""
+    prometheus_address: Annotated[str | None, Option(
+        "Serve them at this address (default: 127.0.0.1, this machine alone; 0.0.0.0: every "
+        "interface).", Panel.PROFILING, is_local=True,
+    )] = None
+    """Address of the counters; None for this machine alone."""
+    prometheus_textfile: Annotated[Path | None, Option(
+        "Write the counters for node exporter's textfile collector.", Panel.PROFILING,
+        is_local=True,
+    )] = None
+    """File of the counters for node exporter."""
+    dry_run: Annotated[bool, Option("Show what would run, and stop.")] = False
+    """Show what would run, and stop."""
+    verbose: Annotated[bool, Option(
+        "Leave vLLM's log on the terminal.", aliases=("-v",), is_local=True,
+    )] = False
+    """Leave vLLM's log on the terminal; otherwise it goes to a file in the run's folder."""
+    # fmt: on
+    on_batch: "OnBatch | None" = None
+    """Told of every batch once it is stored."""
+    publish: Publish | None = None
+    """Given report.md, or the summary of a sweep."""
+
+
+DEFAULT_OPTIONS = RunOptions()
+"""Of a run of which nothing is asked but to be run."""

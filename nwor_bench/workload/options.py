@@ -1,0 +1,215 @@
+"""An option is declared once: as a field, annotated with how it is written.
+
+    block_size: Annotated[int | None, Option("Tokens a cache block.", Panel.VLLM)] = None
+
+Such a field gives `nwor-bench sweep` its flag, sweep files their entry, run.json its key, --resume
+and `compare` what they hold runs against, and vLLM's workers their environment variable. Classes
+with such fields: `RunSpec`, `ScenarioValues`, `VllmEntries`, `PairChoice`, `RunOptions`.
+`nwor-bench --help` reads them, so their modules import no pydantic.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import MISSING, dataclass, fields, is_dataclass
+from enum import StrEnum
+from functools import cache
+from typing import Any, Literal
+
+from nwor_bench.errors import ConfigError
+from nwor_bench.workload.option_text import bare, known_words, parse_as
+
+Check = Callable[[Any], str | None]
+"""What to write instead of a value; None if it is fine."""
+
+
+class Panel(StrEnum):
+    """The groups of `nwor-bench sweep --help`, in their order."""
+
+    GENERAL = "Options"
+    MODELS = "Models"
+    MODES = "Modes"
+    WORKLOAD = "Workload (default: the scenario's value)"
+    PRECISION = "When to stop"
+    VLLM = "vLLM"
+    FILES = "Files"
+    PROFILING = "Profiling"
+
+
+class Compare(StrEnum):
+    """What `compare` does where two runs differ in an option."""
+
+    REFUSE = "refuse"
+    TELL = "tell"
+
+
+@dataclass(frozen=True)
+class Axis:
+    """How a sweep file varies an option: it lists values there, and each makes a run."""
+
+    place: int
+    """Its place among the axes, from 1: in labels, folder names and tables."""
+    label: str
+    """What a run's label says, with {} for the value."""
+    folder: str
+    """What the name of a run's folder says."""
+    is_slow: bool = False
+    """Its values change after those of all other axes."""
+    shares_engine: bool = False
+    """Runs that differ in it alone share an engine."""
+
+
+@dataclass(frozen=True)
+class Option:
+    """How a field is written and checked; the field itself says name, type and default."""
+
+    help: str
+    """One sentence for --help."""
+    panel: Panel = Panel.GENERAL
+    """The group of --help that it stands in."""
+    name: str | None = None
+    """Name in flags and sweep files, where that is not the field's."""
+    aliases: tuple[str, ...] = ()
+    """Further flags of the same meaning, such as -v."""
+    has_flag: bool = True
+    """False for what only files can say."""
+    flag_variable: str | None = None
+    """Environment variable that stands for the flag."""
+    written: type | None = None
+    """Type in flags and sweep files where it is not the field's; their default is None then."""
+    read: Callable[[str, Any], Any] | None = None
+    """From flag and text to the value, where the field's type does not tell how."""
+    check: Check | None = None
+    """Refuses values that the type allows."""
+    table: Literal["settings", "axes"] | None = None
+    """The table of a sweep file that has it."""
+    axis: Axis | None = None
+    """How a sweep file varies it; None if all of its runs share one value."""
+    entry: tuple[str, str] | None = None
+    """The field that holds it, and its key there: for entries of what vLLM takes as JSON."""
+    engine_argument: str | None = None
+    """vLLM's argument that it decides; --engine-args must not say it too."""
+    worker_variable: str | None = None
+    """Environment variable that tells it to the plugin in vLLM's workers."""
+    compare: Compare | None = None
+    """What `compare` does where two runs differ in it."""
+    is_local: bool = False
+    """It concerns this process, in which no engine runs with --ray."""
+
+
+@dataclass(frozen=True)
+class Declared:
+    """An option with the field that declares it."""
+
+    holder: type
+    field: str
+    kind: Any
+    """The field's type."""
+    default: Any
+    """None where the holder's fields replace values that stand elsewhere."""
+    option: Option
+
+    @property
+    def name(self) -> str:
+        """Its name in flags and sweep files."""
+        return self.option.name or self.field
+
+    @property
+    def flag(self) -> str:
+        """Its flag, also where only files can say it."""
+        return flag_of(self.name)
+
+    @property
+    def bare_kind(self) -> Any:
+        """The field's type without its None."""
+        return bare(self.kind)
+
+    @property
+    def written(self) -> Any:
+        """Its type in sweep files, and in flags where these have it."""
+        kind = self.option.written or self.kind
+        return kind if self.written_default is not None else kind | None
+
+    @property
+    def written_default(self) -> Any:
+        """What flags and sweep files say where nothing is written; None leaves the default."""
+        return None if self.option.written else self.default
+
+    def parse(self, given: Any) -> Any:
+        """What a flag or a sweep file says, whether its words are known or not.
+
+        Raises ConfigError.
+        """
+        if self.option.read is not None:
+            return self.option.read(self.flag, given)
+        return parse_as(self.bare_kind, self.flag, given)
+
+    def read(self, given: Any) -> Any:
+        """The field's value from what a flag or a sweep file says. Raises ConfigError."""
+        value = known_words(self.bare_kind, self.flag, self.parse(given))
+        remedy = None if self.option.check is None else self.option.check(value)
+        if remedy is not None:
+            shown = ",".join(given) if isinstance(given, tuple) else given
+            raise ConfigError.for_field(self.flag, shown, remedy)
+        return value
+
+
+@cache
+def declared(holder: type) -> tuple[Declared, ...]:
+    """The options that a class declares, in order."""
+    defaults = _defaults(holder)
+    found: list[Declared] = []
+    for field, annotation in holder.__annotations__.items():
+        for option in getattr(annotation, "__metadata__", ()):  # what Annotated adds to a type
+            kind = annotation.__origin__
+            found.append(Declared(holder, field, kind, defaults.get(field), option))
+    return tuple(found)
+
+
+def _defaults(holder: type) -> dict[str, Any]:
+    if not is_dataclass(holder):
+        return {}
+    return {
+        field.name: field.default if field.default_factory is MISSING else field.default_factory()
+        for field in fields(holder)
+    }
+
+
+def axes_of(*holders: type) -> tuple[tuple[Declared, Axis], ...]:
+    """The options that sweep files vary, by their place, and how."""
+    options = [each for holder in holders for each in declared(holder)]
+    found = [(each, each.option.axis) for each in options if each.option.axis is not None]
+    return tuple(sorted(found, key=lambda pair: pair[1].place))
+
+
+def read_all(holder: type, given: dict[str, Any]) -> dict[str, Any]:
+    """Fields of a holder and their values, from what was given by name; None gives nothing."""
+    return {
+        each.field: each.read(given[each.name])
+        for each in declared(holder)
+        if given.get(each.name) is not None
+    }
+
+
+def flag_of(name: str) -> str:
+    """The command-line flag of a name: draft_tokens is --draft-tokens."""
+    return "--" + name.replace("_", "-")
+
+
+def within(low: float, high: float | None = None) -> Check:
+    """A check of a number's bounds, both included."""
+
+    def check(value: float) -> str | None:
+        if value < low:
+            return f"write {low} or more"
+        return f"write {high} or less" if high is not None and value > high else None
+
+    return check
+
+
+def in_range(low: int, high: int) -> Check:
+    """A check that names both bounds."""
+    return lambda value: None if low <= value <= high else f"write {low} to {high}"
+
+
+def names(options: Iterable[Declared]) -> tuple[str, ...]:
+    """The names of options in flags and sweep files."""
+    return tuple(each.name for each in options)

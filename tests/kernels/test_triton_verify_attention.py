@@ -140,7 +140,14 @@ def test_requests_without_rows_are_left_alone_though_rows_are_staged_for_them(tr
 
 @pytest.mark.parametrize(
     ("programs", "min_tiles", "whole_pairs"),
-    [(1, 2, 0), (2, 1, 0), (5, 1, 0), (40, 2, 0), (2, 1, 200)],
+    [
+        (2, 1, 0),
+        (2, 1, 200),
+        *(
+            pytest.param(n, tiles, 0, marks=pytest.mark.long)
+            for n, tiles in ((1, 2), (5, 1), (40, 2))
+        ),
+    ],
 )
 def test_contexts_are_cut_anywhere(triton_device, programs, min_tiles, whole_pairs):
     """2 programs cut wherever it comes or between pairs, 5 and 40 give each pair its own."""
@@ -247,7 +254,13 @@ def test_padding_requests_of_a_captured_shape_are_left_alone(triton_device):
 
 @pytest.mark.parametrize(
     ("per_head", "fp8_query", "head_dim"),
-    [(False, False, 96), (False, True, 32), (True, False, 32), (True, True, 96)],
+    [
+        (True, True, 96),
+        *(
+            pytest.param(*case, marks=pytest.mark.long)
+            for case in ((False, False, 96), (False, True, 32), (True, False, 32))
+        ),
+    ],
 )
 def test_fp8_cache_sees_staged_tokens_as_if_written(triton_device, per_head, fp8_query, head_dim):
     k, v = ([2**-7, 2**-8], [2**-6, 2**-7]) if per_head else ([2**-8], [2**-7])

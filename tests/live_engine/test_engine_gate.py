@@ -61,6 +61,8 @@ def test_a_sound_run_passes(tmp_path: Path) -> None:
     assert run["engine"]["attached"] is True
     assert run["violations"] == []
     stage = cells[(cells.nwor_mode == "stage") & (cells.scv_mode == "off")]
+    counts = ["nwor_total_staged", "nwor_total_committed", "nwor_total_rejected"]
+    stage = stage.astype(dict.fromkeys([*counts, "accepted_tokens"], int))
     assert set(cells.parity) == {"reference", "exact"}
     assert (stage.nwor_total_staged > 0).all()
     assert (stage.nwor_total_staged == stage.nwor_total_committed + stage.nwor_total_rejected).all()

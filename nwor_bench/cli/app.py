@@ -41,7 +41,7 @@ app = typer.Typer(
 )
 app.command("sweep")(sweep.sweep)
 app.command("report")(report.report)
-app.command("compare")(compare.compare)
+app.command("compare", cls=compare.CompareCommand)(compare.compare)
 app.command("plan")(plan.plan)
 app.command("doctor")(doctor.doctor)
 app.command("kernels")(kernels.kernels)
@@ -61,6 +61,7 @@ def _options(
     version: bool = typer.Option(
         False,
         "--version",
+        "-V",
         help="Show the version and exit.",
         callback=_print_version,
         is_eager=True,

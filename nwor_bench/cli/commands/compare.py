@@ -1,12 +1,31 @@
 """`nwor-bench compare BASE NEW`: find regressions of NEW against BASE."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 OUTPUT = "Output"
 PRINTED = Path("-")
+
+
+class CompareCommand(TyperCommand):
+    """Takes --json without a file too, as the other commands do."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """A --json that no file follows prints."""
+        return super().parse_args(ctx, with_printed_json(args))
+
+
+def with_printed_json(args: list[str]) -> list[str]:
+    """The arguments with `--json -` for a --json that an option or nothing follows."""
+    found = []
+    for place, arg in enumerate(args):
+        after = args[place + 1 : place + 2]
+        is_bare = arg == "--json" and (not after or (after[0][:1] == "-" and after[0] != "-"))
+        found += [arg, "-"] if is_bare else [arg]
+    return found
 
 
 def compare(
@@ -29,9 +48,12 @@ def compare(
                                   rich_help_panel=OUTPUT)
     ] = None,
     json: Annotated[
-        Path | None, typer.Option(help="Write everything as JSON; - prints it instead.",
-                                  rich_help_panel=OUTPUT)
+        Path | None, typer.Option(help="Write everything as JSON; without a file or with - it is "
+                                       "printed instead.", rich_help_panel=OUTPUT)
     ] = None,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", "-q", help="Print only the answer.", rich_help_panel=OUTPUT)
+    ] = False,
     github_summary: Annotated[
         bool, typer.Option("--github-summary", rich_help_panel=OUTPUT,
                            help="Append the table to the job's summary on GitHub.")
@@ -70,7 +92,7 @@ def compare(
     )
     text = comparison_markdown(comparison)
     if PRINTED not in (markdown, json):
-        print_comparison(Console(), comparison)
+        print_comparison(Console(), comparison, quiet=quiet)
     _put("--markdown", markdown, text)
     _put("--json", json, comparison_json(comparison, strict=strict))
     if github_summary:

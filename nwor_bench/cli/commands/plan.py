@@ -47,6 +47,13 @@ def plan(
         bool, typer.Option("--markdown", help="Print a Markdown table, one row per model.",
                            rich_help_panel=OUTPUT)
     ] = False,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", "-q", help="Print only the answer.", rich_help_panel=OUTPUT)
+    ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print only the prediction, as JSON (docs/json.md).",
+                           rich_help_panel=OUTPUT)
+    ] = False,
 ) -> None:  # fmt: skip
     """Predict the most that NWOR could save. Needs no GPU; measures nothing.
 
@@ -56,6 +63,9 @@ def plan(
     from nwor_bench.errors import ConfigError
     from nwor_bench.models.byte_model import Workload
 
+    if as_json and (markdown or quiet):
+        other = "--markdown" if markdown else "--quiet"
+        raise ConfigError.for_field("--json", True, f"{other} prints too; give one of the two")
     load = Workload(requests, context, draft_tokens, acceptance, tensor_parallel_size)
     check_workload(load)
     predictions = [
@@ -70,7 +80,11 @@ def plan(
         from nwor_bench.report.prediction.breakeven_page import break_even_page
 
         write_output("--html", html, break_even_page(predictions[0]))
-    if markdown:
+    if as_json:
+        _print_json(predictions)
+    elif quiet:
+        _print_headlines(predictions)
+    elif markdown:
         _print_markdown(predictions)
     elif len(predictions) > 1:
         _print_models(predictions)
@@ -86,6 +100,24 @@ def _csv_of(predictions: "Sequence[BytePrediction]") -> str:
     return pd.DataFrame([row for prediction in predictions for row in csv_rows(prediction)]).to_csv(
         index=False
     )
+
+
+def _print_json(predictions: "Sequence[BytePrediction]") -> None:
+    from nwor_bench import __version__
+    from nwor_bench.records.json_text import document
+    from nwor_bench.report.prediction.text import prediction_values
+
+    values = [prediction_values(prediction) for prediction in predictions]
+    content = {"plan_version": 1, "nwor_bench": __version__, "predictions": values}
+    typer.echo(document(content), nl=False)
+
+
+def _print_headlines(predictions: "Sequence[BytePrediction]") -> None:
+    from nwor_bench.report.prediction import text as words
+
+    for prediction in predictions:
+        name = f"{prediction.name}: " if len(predictions) > 1 else ""
+        typer.echo(words.wrapped(name + words.headline(prediction)))
 
 
 def _print_prediction(prediction: "BytePrediction") -> None:

@@ -14,19 +14,32 @@ def report(
         bool, typer.Option("--github-summary",
                            help="Append report.md to the job's summary on GitHub.")
     ] = False,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", "-q", help="Print only the answer and the folder.")
+    ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print only the result, as JSON (docs/json.md).")
+    ] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show all details.")] = False,
 ) -> None:  # fmt: skip
     """Rebuild all reports of RUN from its records, and show its cells.
 
     Exits with 3 if a cell is INVALID.
     """
+    from dataclasses import replace
+
     from rich.console import Console
 
     from nwor_bench.analysis.aggregate import summarise
     from nwor_bench.records.store import RECORDS_FILE, RUN_FILE, read_run
     from nwor_bench.records.types import RunStatus, Verdict
-    from nwor_bench.report import print_summary, write_files
+    from nwor_bench.report import write_files
     from nwor_bench.report.github import append_github_summary, github_summary_file
+    from nwor_bench.run.output import tell_result
+    from nwor_bench.run.run_options import DEFAULT_OPTIONS, check_output_flags
 
+    options = replace(DEFAULT_OPTIONS, quiet=quiet, as_json=as_json, verbose=verbose)
+    check_output_flags(options)
     if github_summary:
         github_summary_file()  # refuse before anything is written
     data = read_run(run)
@@ -37,7 +50,7 @@ def report(
         )
     cells = summarise(data)
     paths = write_files(run, data, cells)
-    print_summary(Console(), data, cells, run)
+    tell_result(Console(), options, data, cells, run, in_sweep=False)
     if github_summary:
         append_github_summary(paths.markdown.read_text(encoding="utf-8"))
     if any(cell.verdict == Verdict.INVALID for cell in cells):

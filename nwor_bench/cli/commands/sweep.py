@@ -1,13 +1,14 @@
 """`nwor-bench sweep`: the command line of a run or a sweep of runs, and nothing else."""
 
 from dataclasses import replace
+from functools import partial
 from typing import Annotated, Any
 
 import typer
 
 from nwor_bench.cli.option_flags import of_holders, with_flags, written_on
 from nwor_bench.errors import ConfigError, ExitCode
-from nwor_bench.run.run_options import RunOptions
+from nwor_bench.run.run_options import RunOptions, check_output_flags
 from nwor_bench.workload.options import flag_of, read_all
 from nwor_bench.workload.pair_choice import PairChoice
 from nwor_bench.workload.run_spec import DEFAULT_SCENARIO, RunSpec
@@ -28,6 +29,7 @@ def sweep(
     130 interrupted (what was measured is kept).
     """
     options = RunOptions(**read_all(RunOptions, flags))
+    check_output_flags(options)
     _prepare_process(flags["dram_counters"], options)
     from nwor_bench.report.prometheus import sweep_metrics
 
@@ -35,7 +37,7 @@ def sweep(
         sweep_metrics(
             options.prometheus_port,
             options.prometheus_textfile,
-            typer.echo,
+            partial(typer.echo, err=options.quiet or options.as_json),
             address=options.prometheus_address,
             dry_run=options.dry_run,
         )

@@ -4,13 +4,15 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperCommand
+
+from nwor_bench.cli import completion
+from nwor_bench.cli.help import Command
 
 OUTPUT = "Output"
 PRINTED = Path("-")
 
 
-class CompareCommand(TyperCommand):
+class CompareCommand(Command):
     """Takes --json without a file too, as the other commands do."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -29,8 +31,13 @@ def with_printed_json(args: list[str]) -> list[str]:
 
 
 def compare(
-    base: Annotated[Path, typer.Argument(help="The run to compare with, or a stored baseline.")],
-    new: Annotated[Path, typer.Argument(help="The run to check.")],
+    base: Annotated[
+        Path, typer.Argument(help="The run to compare with, or a stored baseline.",
+                             autocompletion=completion.runs)
+    ],
+    new: Annotated[
+        Path, typer.Argument(help="The run to check.", autocompletion=completion.runs)
+    ],
     threshold: Annotated[
         str, typer.Option(help="Smaller changes are no regression.")
     ] = "1%",

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from nwor_bench.cli import completion
+
 if TYPE_CHECKING:
     from nwor_bench.report.prediction.text import BytePrediction
 
@@ -20,17 +22,25 @@ def plan(
                      rich_help_panel=MODEL)
     ] = None,
     target_model: Annotated[
-        str | None, typer.Option(help="A local model folder.", rich_help_panel=MODEL)
+        str | None, typer.Option("--target-model", "--model", help="A local model folder.",
+                                 rich_help_panel=MODEL)
     ] = None,
     pair: Annotated[
-        str | None, typer.Option(help="The target of a fetched pair.", rich_help_panel=MODEL)
+        str | None, typer.Option(help="The target of a fetched pair.", rich_help_panel=MODEL,
+                                 autocompletion=completion.pairs)
     ] = None,
-    requests: Annotated[int, typer.Option(help="Requests per step.")] = 8,
+    requests: Annotated[
+        int, typer.Option("--requests", "--num-prompts", help="Requests per step.")
+    ] = 8,
     context: Annotated[int, typer.Option(help="Cached tokens per request.")] = 1024,
-    draft_tokens: Annotated[int, typer.Option(help="Drafts per request and window.")] = 4,
+    draft_tokens: Annotated[
+        int, typer.Option("--draft-tokens", "--num-speculative-tokens",
+                          help="Drafts per request and window.")
+    ] = 4,
     acceptance: Annotated[float, typer.Option(help="Accepted drafts over drafts, 0 to 1.")] = 0.5,
     cache_dtype: Annotated[
-        str, typer.Option(help="auto (the model's), float32, bfloat16, float16, fp8.")
+        str, typer.Option("--cache-dtype", "--kv-cache-dtype",
+                          help="auto (the model's), float32, bfloat16, float16, fp8.")
     ] = "auto",
     weight_dtype: Annotated[
         str, typer.Option(help="auto (the model's), float32, bfloat16, float16, fp8, int8, int4.")

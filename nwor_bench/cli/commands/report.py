@@ -5,11 +5,15 @@ from typing import Annotated
 
 import typer
 
+from nwor_bench.cli import completion
 from nwor_bench.errors import ExitCode, StoreError
 
 
 def report(
-    run: Annotated[Path, typer.Argument(help="A run folder, as `nwor-bench sweep` wrote it.")],
+    run: Annotated[
+        Path, typer.Argument(help="A run folder, as `nwor-bench sweep` wrote it.",
+                             autocompletion=completion.runs)
+    ],
     github_summary: Annotated[
         bool, typer.Option("--github-summary",
                            help="Append report.md to the job's summary on GitHub.")

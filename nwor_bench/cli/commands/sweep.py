@@ -2,27 +2,38 @@
 
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from nwor_bench.cli import completion
 from nwor_bench.cli.option_flags import of_holders, with_flags, written_on
 from nwor_bench.errors import ConfigError, ExitCode
 from nwor_bench.run.run_options import RunOptions, check_output_flags
 from nwor_bench.workload.options import flag_of, read_all
 from nwor_bench.workload.pair_choice import PairChoice
-from nwor_bench.workload.run_spec import DEFAULT_SCENARIO, RunSpec
+from nwor_bench.workload.run_spec import DEFAULT_SCENARIO, RunSpec, VllmEntries
 from nwor_bench.workload.scenario_values import ScenarioValues
 
 
-@with_flags(PairChoice, ScenarioValues, RunSpec, RunOptions)
+@with_flags(PairChoice, ScenarioValues, RunSpec, VllmEntries, RunOptions)
 def sweep(
     context: typer.Context,
     scenario: Annotated[
-        str, typer.Option(help="A scenario's name, or the path of a scenario's .toml file.")
+        str,
+        typer.Option(
+            help="A scenario's name, or the path of a scenario's .toml file.",
+            autocompletion=completion.scenarios,
+        ),
     ] = DEFAULT_SCENARIO,
+    prompts: Annotated[
+        str | None,
+        typer.Option(help="Your prompts instead of the scenario's: a .jsonl file with `text` or "
+                          "`prompt` in each line.")
+    ] = None,
     **flags: Any,
-) -> None:
+) -> None:  # fmt: skip
     """Sweep NWOR x SCV over one model pair, in one engine.
 
     Exit codes: 0 done, 1 failed, 2 bad input, 3 correctness broken,
@@ -48,7 +59,7 @@ def sweep(
 
         github_summary_file()  # refuse before anything is measured
         options = replace(options, publish=append_github_summary)
-    raise typer.Exit(_run(written_on(context), scenario, flags, options))
+    raise typer.Exit(_run(written_on(context), scenario, prompts, flags, options))
 
 
 def _prepare_process(dram_counters: bool, options: RunOptions) -> None:
@@ -70,7 +81,11 @@ def _prepare_process(dram_counters: bool, options: RunOptions) -> None:
 
 
 def _run(
-    given: dict[str, Any], scenario: str, flags: dict[str, Any], options: RunOptions
+    given: dict[str, Any],
+    scenario: str,
+    prompts: str | None,
+    flags: dict[str, Any],
+    options: RunOptions,
 ) -> ExitCode:
     """Begin or go on with a run or a sweep; `given` is what the command line says of `flags`."""
     from nwor_bench.run.sweep_folder import INDEX_FILE
@@ -91,8 +106,12 @@ def _run(
             raise ConfigError.for_field(flag_of(name), True, "it needs --file")
     from nwor_bench.run.prepare import resume_one, run_one
     from nwor_bench.workload.config import load_scenario, resolve
+    from nwor_bench.workload.prompts import with_own_prompts
 
     if resume is not None:
         return resume_one(resume, given, options)
-    spec = resolve(load_scenario(scenario), **of_holders(flags, ScenarioValues, RunSpec))
+    workload = load_scenario(scenario)
+    if prompts is not None:
+        workload = with_own_prompts(workload, Path(prompts))
+    spec = resolve(workload, **of_holders(flags, ScenarioValues, RunSpec, VllmEntries))
     return run_one(spec, PairChoice(**of_holders(flags, PairChoice)), options)

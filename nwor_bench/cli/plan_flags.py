@@ -11,6 +11,7 @@ from nwor_bench.models.byte_model import CACHE_BITS, WEIGHT_BITS, ByteModel, Wor
 from nwor_bench.models.config_json import MODEL_BITS, read_shape
 from nwor_bench.records.json_text import parse_json
 from nwor_bench.report.prediction.text import BytePrediction
+from nwor_bench.workload.quantities import fraction
 
 AUTO = "auto"
 
@@ -25,6 +26,16 @@ class NamedConfig:
     value: str
 
 
+def parse_acceptance(text: str) -> float:
+    """Accepted over drafts, as `0.5` or `50%`. Raises ConfigError unless it is from 0 to 1."""
+    value = fraction(text)
+    if value is None or not 0 <= value <= 1:
+        raise ConfigError.for_field(
+            "--acceptance", text, "write a fraction of drafts from 0 to 1 such as 0.5 or 50%"
+        )
+    return value
+
+
 def check_workload(load: Workload) -> None:
     """Raise ConfigError for a number out of range."""
     counts = {
@@ -36,10 +47,6 @@ def check_workload(load: Workload) -> None:
     for flag, value in counts.items():
         if not 1 <= value < inf:
             raise ConfigError.for_field(flag, value, "write 1 or more")
-    if not 0 <= load.acceptance <= 1:
-        raise ConfigError.for_field(
-            "--acceptance", load.acceptance, "write a fraction from 0 to 1 (accepted / drafts)"
-        )
 
 
 def load_configs(

@@ -37,7 +37,9 @@ def plan(
         int, typer.Option("--draft-tokens", "--num-speculative-tokens",
                           help="Drafts per request and window.")
     ] = 4,
-    acceptance: Annotated[float, typer.Option(help="Accepted drafts over drafts, 0 to 1.")] = 0.5,
+    acceptance: Annotated[
+        str, typer.Option(help="Accepted drafts over drafts: 0.5 or 50%.")
+    ] = "0.5",
     cache_dtype: Annotated[
         str, typer.Option("--cache-dtype", "--kv-cache-dtype",
                           help="auto (the model's), float32, bfloat16, float16, fp8.")
@@ -69,14 +71,22 @@ def plan(
 
     Reads a model's config.json and counts the DRAM bytes of one verification step.
     """
-    from nwor_bench.cli.plan_flags import check_workload, load_configs, predict, write_output
+    from nwor_bench.cli.plan_flags import (
+        check_workload,
+        load_configs,
+        parse_acceptance,
+        predict,
+        write_output,
+    )
     from nwor_bench.errors import ConfigError
     from nwor_bench.models.byte_model import Workload
 
     if as_json and (markdown or quiet):
         other = "--markdown" if markdown else "--quiet"
         raise ConfigError.for_field("--json", True, f"{other} prints too; give one of the two")
-    load = Workload(requests, context, draft_tokens, acceptance, tensor_parallel_size)
+    load = Workload(
+        requests, context, draft_tokens, parse_acceptance(acceptance), tensor_parallel_size
+    )
     check_workload(load)
     predictions = [
         predict(source, load, cache_dtype, weight_dtype)

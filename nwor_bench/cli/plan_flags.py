@@ -4,14 +4,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nwor_bench.errors import ConfigError
 from nwor_bench.models.byte_model import CACHE_BITS, WEIGHT_BITS, ByteModel, Workload
 from nwor_bench.models.config_json import MODEL_BITS, read_shape
 from nwor_bench.records.json_text import parse_json
-from nwor_bench.report.prediction.text import BytePrediction
 from nwor_bench.workload.quantities import fraction
+
+if TYPE_CHECKING:
+    from nwor_bench.report.prediction.text import BytePrediction
 
 AUTO = "auto"
 
@@ -74,7 +76,7 @@ def load_configs(
 
 def predict(
     source: NamedConfig, load: Workload, cache_dtype: str, weight_dtype: str
-) -> BytePrediction:
+) -> "BytePrediction":
     """The prediction for one model.
 
     Raises ConfigError for an unknown dtype, or if the model cannot be split over the ranks.
@@ -102,6 +104,8 @@ def predict(
         plain = weight_bits == MODEL_BITS[shape.dtype]
         weight_dtype = shape.dtype if plain else f"{weight_bits}-bit (quantised)"
     model = ByteModel(shape, CACHE_BITS[cache], weight_bits, MODEL_BITS[shape.dtype])
+    from nwor_bench.report.prediction.text import BytePrediction
+
     return BytePrediction(source.name, model, load, cache, weight_dtype)
 
 

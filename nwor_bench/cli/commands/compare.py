@@ -71,11 +71,19 @@ def compare(
     Exit codes: 0 no regression, 2 bad input, 4 a regression,
     5 not comparable, or inconclusive with --strict.
     """
+    from nwor_bench.errors import ConfigError
+    from nwor_bench.records.store import read_header
+
+    if markdown == json == PRINTED:
+        raise ConfigError.for_field("--json", "-", "--markdown is printed already; name a file")
+    fraction = _fraction(threshold)
+    for folder in (base, new):
+        if not folder.is_dir():
+            read_header(folder)  # refuses it before pandas and scipy are imported
     from rich.console import Console
 
     from nwor_bench.analysis.comparing.compare import DecideBy, compare_runs
     from nwor_bench.analysis.comparing.stored_run import load_stored
-    from nwor_bench.errors import ConfigError
     from nwor_bench.report.comparison.reports import (
         comparison_json,
         comparison_markdown,
@@ -85,9 +93,6 @@ def compare(
 
     if decide_by not in set(DecideBy):
         raise ConfigError.unknown("--decide-by", decide_by, [str(each) for each in DecideBy])
-    if markdown == json == PRINTED:
-        raise ConfigError.for_field("--json", "-", "--markdown is printed already; name a file")
-    fraction = _fraction(threshold)
     if github_summary:
         github_summary_file()  # refuse before anything is read
     comparison = compare_runs(

@@ -32,14 +32,9 @@ def report(
     """
     from dataclasses import replace
 
-    from rich.console import Console
-
-    from nwor_bench.analysis.aggregate import summarise
     from nwor_bench.records.store import RECORDS_FILE, RUN_FILE, read_run
     from nwor_bench.records.types import RunStatus, Verdict
-    from nwor_bench.report import write_files
     from nwor_bench.report.github import append_github_summary, github_summary_file
-    from nwor_bench.run.output import tell_result
     from nwor_bench.run.run_options import DEFAULT_OPTIONS, check_output_flags
 
     options = replace(DEFAULT_OPTIONS, quiet=quiet, as_json=as_json, verbose=verbose)
@@ -52,6 +47,12 @@ def report(
             f"{run / RECORDS_FILE}: holds no batch, but {RUN_FILE} says that the run is complete; "
             "restore it: reports from it would replace the run's tables with empty ones"
         )
+    from rich.console import Console
+
+    from nwor_bench.analysis.aggregate import summarise
+    from nwor_bench.report import write_files
+    from nwor_bench.run.output import tell_result
+
     cells = summarise(data)
     paths = write_files(run, data, cells)
     tell_result(Console(), options, data, cells, run, in_sweep=False)

@@ -41,6 +41,7 @@ def sweep(
     """
     options = RunOptions(**read_all(RunOptions, flags))
     check_output_flags(options)
+    _check_early(scenario, prompts, flags, options)
     _prepare_process(flags["dram_counters"], options)
     from nwor_bench.report.prometheus import sweep_metrics
 
@@ -60,6 +61,45 @@ def sweep(
         github_summary_file()  # refuse before anything is measured
         options = replace(options, publish=append_github_summary)
     raise typer.Exit(_run(written_on(context), scenario, prompts, flags, options))
+
+
+def _check_early(
+    scenario: str, prompts: str | None, flags: dict[str, Any], options: RunOptions
+) -> None:
+    """Refuse slips of the keyboard before pandas, torch and vLLM are imported: these take seconds.
+
+    All of it is checked again where it is used.
+    """
+    if options.output is not None:
+        from nwor_bench.records.store import check_output
+
+        check_output(options.output)
+    if options.file is not None:
+        from nwor_bench.workload.sweep_file import load_sweep
+
+        load_sweep(options.file)
+        return
+    for name in ("continue_on_error", "ray"):
+        if getattr(options, name) and options.resume is None:
+            raise ConfigError.for_field(flag_of(name), True, "it needs --file")
+    if options.resume is not None:
+        return
+    _spec(scenario, prompts, flags)
+    if flags["pair"] is not None:
+        from nwor_bench.models.pairs.pair import load_pair
+
+        load_pair(flags["pair"])
+
+
+def _spec(scenario: str, prompts: str | None, flags: dict[str, Any]) -> RunSpec:
+    """The run that the flags ask for."""
+    from nwor_bench.workload.config import load_scenario, resolve
+    from nwor_bench.workload.prompts import with_own_prompts
+
+    workload = load_scenario(scenario)
+    if prompts is not None:
+        workload = with_own_prompts(workload, Path(prompts))
+    return resolve(workload, **of_holders(flags, ScenarioValues, RunSpec, VllmEntries))
 
 
 def _prepare_process(dram_counters: bool, options: RunOptions) -> None:
@@ -105,13 +145,8 @@ def _run(
         if getattr(options, name):
             raise ConfigError.for_field(flag_of(name), True, "it needs --file")
     from nwor_bench.run.prepare import resume_one, run_one
-    from nwor_bench.workload.config import load_scenario, resolve
-    from nwor_bench.workload.prompts import with_own_prompts
 
     if resume is not None:
         return resume_one(resume, given, options)
-    workload = load_scenario(scenario)
-    if prompts is not None:
-        workload = with_own_prompts(workload, Path(prompts))
-    spec = resolve(workload, **of_holders(flags, ScenarioValues, RunSpec, VllmEntries))
+    spec = _spec(scenario, prompts, flags)
     return run_one(spec, PairChoice(**of_holders(flags, PairChoice)), options)

@@ -199,6 +199,7 @@ def _finish(
     run = read_run(store.folder)
     cells = summarise(run)
     paths = write_files(store.folder, run, cells)
+    console.print()
     tell_result(console, options, run, cells, store.folder, in_sweep=in_sweep)
     if options.publish is not None and not in_sweep:
         options.publish(paths.markdown.read_text(encoding="utf-8"))

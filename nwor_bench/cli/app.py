@@ -4,7 +4,6 @@ import sys
 from typing import Any
 
 import typer
-from typer.core import TyperGroup
 
 from nwor_bench import __version__
 from nwor_bench.cli.commands import (
@@ -18,10 +17,11 @@ from nwor_bench.cli.commands import (
     scenarios,
     sweep,
 )
+from nwor_bench.cli.help import Command, Group, examples
 from nwor_bench.errors import BenchError, ExitCode
 
 
-class _Commands(TyperGroup):
+class _Commands(Group):
     """Prints a message when a command is interrupted by Ctrl-C."""
 
     def invoke(self, ctx: Any) -> Any:
@@ -39,12 +39,46 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command("sweep")(sweep.sweep)
-app.command("report")(report.report)
-app.command("compare")(compare.compare)
-app.command("plan")(plan.plan)
-app.command("doctor")(doctor.doctor)
-app.command("kernels")(kernels.kernels)
+app.command(
+    "sweep",
+    cls=Command,
+    epilog=examples(
+        "nwor-bench sweep",
+        "nwor-bench sweep --model FOLDER --draft-model FOLDER --method eagle3",
+        "nwor-bench sweep --prompts mine.jsonl --num-prompts 64 --ci-width 0.5%",
+        "nwor-bench sweep --file quick",
+    ),
+)(sweep.sweep)
+app.command(
+    "report",
+    cls=Command,
+    epilog=examples("nwor-bench report runs/first", "nwor-bench report runs/first --json"),
+)(report.report)
+app.command(
+    "compare",
+    cls=compare.CompareCommand,
+    epilog=examples("nwor-bench compare runs/before runs/after --threshold 2%"),
+)(compare.compare)
+app.command(
+    "plan",
+    cls=Command,
+    epilog=examples(
+        "nwor-bench plan --config config.json",
+        "nwor-bench plan --config config.json --num-prompts 64 --html plan.html",
+    ),
+)(plan.plan)
+app.command(
+    "doctor",
+    cls=Command,
+    epilog=examples("nwor-bench doctor", "nwor-bench doctor --no-engine --json"),
+)(doctor.doctor)
+app.command(
+    "kernels",
+    cls=Command,
+    epilog=examples(
+        "nwor-bench kernels --dry-run", "nwor-bench kernels --kernels commit --time-budget 60s"
+    ),
+)(kernels.kernels)
 app.add_typer(profile.app, name="profile")
 app.add_typer(pairs.app, name="pairs")
 app.add_typer(scenarios.app, name="scenarios")
@@ -61,6 +95,7 @@ def _options(
     version: bool = typer.Option(
         False,
         "--version",
+        "-V",
         help="Show the version and exit.",
         callback=_print_version,
         is_eager=True,

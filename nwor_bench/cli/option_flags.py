@@ -7,8 +7,16 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
+from nwor_bench.cli import completion
 from nwor_bench.workload.option_text import bare
 from nwor_bench.workload.options import Declared, Panel, declared, names
+
+_COMPLETIONS = {
+    "pair": completion.pairs,
+    "file": completion.sweeps,
+    "resume": completion.runs,
+}
+"""What the shell offers for an option, by its name."""
 
 Command = TypeVar("Command", bound=Callable[..., None])
 
@@ -38,6 +46,7 @@ def _parameter(each: Declared) -> inspect.Parameter:
         *option.aliases,
         help=option.help,
         envvar=option.flag_variable,
+        autocompletion=_COMPLETIONS.get(each.name),
         rich_help_panel=None if option.panel is Panel.GENERAL else option.panel.value,
     )
     return inspect.Parameter(

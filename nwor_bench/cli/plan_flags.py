@@ -4,13 +4,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nwor_bench.errors import ConfigError
 from nwor_bench.models.byte_model import CACHE_BITS, WEIGHT_BITS, ByteModel, Workload
 from nwor_bench.models.config_json import MODEL_BITS, read_shape
 from nwor_bench.records.json_text import parse_json
-from nwor_bench.report.prediction.text import BytePrediction
+from nwor_bench.workload.quantities import fraction
+
+if TYPE_CHECKING:
+    from nwor_bench.report.prediction.text import BytePrediction
 
 AUTO = "auto"
 
@@ -25,6 +28,16 @@ class NamedConfig:
     value: str
 
 
+def parse_acceptance(text: str) -> float:
+    """Accepted over drafts, as `0.5` or `50%`. Raises ConfigError unless it is from 0 to 1."""
+    value = fraction(text)
+    if value is None or not 0 <= value <= 1:
+        raise ConfigError.for_field(
+            "--acceptance", text, "write a fraction of drafts from 0 to 1 such as 0.5 or 50%"
+        )
+    return value
+
+
 def check_workload(load: Workload) -> None:
     """Raise ConfigError for a number out of range."""
     counts = {
@@ -36,10 +49,6 @@ def check_workload(load: Workload) -> None:
     for flag, value in counts.items():
         if not 1 <= value < inf:
             raise ConfigError.for_field(flag, value, "write 1 or more")
-    if not 0 <= load.acceptance <= 1:
-        raise ConfigError.for_field(
-            "--acceptance", load.acceptance, "write a fraction from 0 to 1 (accepted / drafts)"
-        )
 
 
 def load_configs(
@@ -67,7 +76,7 @@ def load_configs(
 
 def predict(
     source: NamedConfig, load: Workload, cache_dtype: str, weight_dtype: str
-) -> BytePrediction:
+) -> "BytePrediction":
     """The prediction for one model.
 
     Raises ConfigError for an unknown dtype, or if the model cannot be split over the ranks.
@@ -95,6 +104,8 @@ def predict(
         plain = weight_bits == MODEL_BITS[shape.dtype]
         weight_dtype = shape.dtype if plain else f"{weight_bits}-bit (quantised)"
     model = ByteModel(shape, CACHE_BITS[cache], weight_bits, MODEL_BITS[shape.dtype])
+    from nwor_bench.report.prediction.text import BytePrediction
+
     return BytePrediction(source.name, model, load, cache, weight_dtype)
 
 

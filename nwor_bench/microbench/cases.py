@@ -6,6 +6,7 @@ from enum import StrEnum
 from itertools import product
 
 from nwor_bench.errors import ConfigError
+from nwor_bench.workload.quantities import fraction
 
 OURS = "nwor"
 COPY = "copy"
@@ -190,13 +191,11 @@ def _window(text: str) -> Window:
 
 
 def parse_acceptances(text: str) -> tuple[float, ...]:
-    """Parse fractions above 0 and up to 1, as `0.1,0.5`. Raises ConfigError."""
-    try:
-        values = tuple(float(part) for part in _parts("--acceptance", text))
-    except ValueError:
-        values = ()
-    if not values or not all(0 < value <= 1 for value in values):
-        raise ConfigError.for_field("--acceptance", text, "write fractions such as 0.1,0.5,0.9")
+    """Parse fractions above 0 and up to 1, as `0.1,50%`. Raises ConfigError."""
+    read = [fraction(part) for part in _parts("--acceptance", text)]
+    values = tuple(value for value in read if value is not None and 0 < value <= 1)
+    if not values or len(values) < len(read):
+        raise ConfigError.for_field("--acceptance", text, "write fractions such as 0.1,50%,0.9")
     return values
 
 

@@ -1,4 +1,4 @@
-"""JSON that others wrote: whatever is wrong with it is a ValueError. Pure."""
+"""JSON text, read and written; whatever is wrong with what is read is a ValueError. Pure."""
 
 import json
 from typing import Any
@@ -14,3 +14,8 @@ def parse_json(text: str | bytes) -> Any:
         return json.loads(text)
     except RecursionError as error:
         raise ValueError(str(error)) from error
+
+
+def document(content: Any) -> str:
+    """An indented JSON document that ends with a newline; it has no NaN."""
+    return json.dumps(content, indent=2, allow_nan=False) + "\n"

@@ -17,6 +17,7 @@ from datetime import UTC, datetime
 from errno import EINVAL, ENOTDIR
 from os import strerror
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from nwor_bench.errors import ConfigError, StoreError
@@ -177,7 +178,7 @@ def only_writer(folder: Path) -> Iterator[None]:
 
 
 def check_output(folder: Path) -> None:
-    """Refuse early what `RunStore.create` would refuse later, writing nothing.
+    """Refuse early what `RunStore.create` would refuse later, leaving nothing behind.
 
     Raises ConfigError if the folder holds a run, or a file is in its way.
     """
@@ -192,6 +193,10 @@ def check_output(folder: Path) -> None:
         )
     if not nearest.is_dir():
         raise _not_writable(folder, NotADirectoryError(ENOTDIR, strerror(ENOTDIR)))
+    try:
+        TemporaryDirectory(dir=nearest, prefix=".nwor-").cleanup()
+    except OSError as error:
+        raise _not_writable(folder, error) from error
 
 
 def read_run(folder: Path) -> RunData:

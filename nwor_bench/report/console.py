@@ -1,4 +1,4 @@
-"""The terminal's view of a run: two tables that fit 80 columns, a verdict, and the folder."""
+"""The terminal's view of a run: the answer, one table that fits 80 columns, and the folder."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,12 +9,13 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from nwor_bench.analysis.findings import Severity, findings
+from nwor_bench.analysis.findings import Finding, Severity, findings
+from nwor_bench.analysis.grouped_findings import grouped
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import CellResult, Verdict
 from nwor_bench.report.content import warnings
 from nwor_bench.report.sections.dram import dram_summary
-from nwor_bench.report.sections.verdicts import verdict_sentence
+from nwor_bench.report.sections.verdicts import answer, verdict_sentence
 from nwor_bench.report.text import count, decimal, label, percent, ratio
 
 _STYLES = {
@@ -30,43 +31,71 @@ _SEVERITIES = {Severity.ERROR: "bold red", Severity.WARNING: "yellow", Severity.
 
 
 def cells_table(cells: Sequence[CellResult]) -> RenderableType:
-    """Times above, tokens below; numbers are never cut, names fold where it is narrow."""
-    return Group(_times(cells), "", _tokens(cells), "")
+    """What became of each cell; numbers are never cut, names fold where it is narrow."""
+    table = _new_table("Time / off x off\n[95 % interval]", "tokens/s", "accepted", verdict=True)
+    for cell in cells:
+        verdict = Text(cell.verdict, style=_style(cell.verdict))
+        numbers = (ratio(cell), decimal(cell.tokens_per_s), percent(cell.acceptance_rate))
+        table.add_row(label(cell), verdict, *numbers)
+    return Group(table, "")
+
+
+def details_table(cells: Sequence[CellResult]) -> RenderableType:
+    """Latency, staged and committed tokens, fallbacks and SCV status of each cell."""
+    return Group(_tokens(cells), "")
 
 
 def print_summary(
-    console: Console, run: RunData, cells: Sequence[CellResult], folder: Path
+    console: Console,
+    run: RunData,
+    cells: Sequence[CellResult],
+    folder: Path,
+    *,
+    verbose: bool = False,
+    quiet: bool = False,
 ) -> None:
-    """Print the tables, what is wrong with the run, its verdict, DRAM bytes, and its folder."""
-    if cells:
-        console.print(cells_table(cells))
-    for warning in warnings(run):
-        console.print(Text(f"Warning: {warning}", style="yellow"))
-    console.print(Text(verdict_sentence(run.header, cells)))
-    counted = dram_summary(run)
-    if counted is not None:
-        console.print(Text(counted))
-    for finding in findings(run, cells):
-        line = f"{finding.severity}: {finding.message} {finding.remedy}"
-        console.print(Text(line, style=_SEVERITIES[finding.severity]))
+    """Print the answer, one table, what weakens the numbers by cause, and the folder.
+
+    `verbose` adds a table and every finding in full; `quiet` leaves the answer and the folder.
+    """
+    found = answer(run.header, cells)
+    lead = verdict_sentence(run.header, cells) if verbose else f"{found.badge}: {found.sentence}"
+    console.print(Text(lead))
+    if not quiet:
+        _print_body(console, run, cells, verbose)
     # Unwrapped, so that the path can be copied from a narrow terminal too.
     console.print(Text(f"Run folder: {folder}"), soft_wrap=True)
 
 
-def _times(cells: Sequence[CellResult]) -> Table:
-    table = _new_table("Time / off x off\n[own 95 % interval]", "p50 ms", "tokens/s", verdict=True)
-    for cell in cells:
-        verdict = Text(cell.verdict, style=_style(cell.verdict))
-        numbers = (ratio(cell), decimal(cell.latency_ms_p50), decimal(cell.tokens_per_s))
-        table.add_row(label(cell), verdict, *numbers)
-    return table
+def _print_body(console: Console, run: RunData, cells: Sequence[CellResult], verbose: bool) -> None:
+    console.print()
+    if cells:
+        console.print(cells_table(cells))
+    if cells and verbose:
+        console.print(details_table(cells))
+    for warning in warnings(run):
+        console.print(Text(f"Warning: {warning}", style="yellow"))
+    counted = dram_summary(run)
+    if counted is not None:
+        console.print(Text(counted))
+    every = findings(run, cells)
+    for severity, line in _told(every, verbose):
+        console.print(Text(f"{severity}: {line}", style=_SEVERITIES[severity]))
+    if every and not verbose:
+        console.print(Text("Details: report.html, or `nwor-bench report -v`.", style="dim"))
+
+
+def _told(every: Sequence[Finding], verbose: bool) -> list[tuple[Severity, str]]:
+    if verbose:
+        return [(f.severity, f"{f.message} {f.remedy}") for f in every]
+    return [(group.severity, group.line) for group in grouped(every)]
 
 
 def _tokens(cells: Sequence[CellResult]) -> Table:
-    table = _new_table("accepted", "staged", "committed", "NWOR\nfallbacks", "SCV")
+    table = _new_table("p50 ms", "staged", "committed", "NWOR\nfallbacks", "SCV")
     for cell in cells:
         numbers = (
-            percent(cell.acceptance_rate),
+            decimal(cell.latency_ms_p50),
             count(cell.nwor_total_staged),
             count(cell.nwor_total_committed),
             count(cell.nwor_fallback_count),

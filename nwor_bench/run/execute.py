@@ -21,12 +21,13 @@ from nwor_bench.records.engine_status import EngineStatus
 from nwor_bench.records.header import WRITTEN_LATER, PairFacts, RunHeader
 from nwor_bench.records.store import RunData, RunStore, only_writer, read_run
 from nwor_bench.records.types import BatchRecord, CellResult, RunStatus, Verdict, WindowRecord
-from nwor_bench.report import print_summary, write_files
+from nwor_bench.report import write_files
 from nwor_bench.run import resume
 from nwor_bench.run.blocks import BlockRunner, OnBatch
 from nwor_bench.run.interrupts import Interrupts, heed_interrupts
+from nwor_bench.run.output import tell_result
 from nwor_bench.run.progress import Progress, make_progress
-from nwor_bench.run.run_options import DEFAULT_OPTIONS, Publish, RunOptions
+from nwor_bench.run.run_options import DEFAULT_OPTIONS, RunOptions
 from nwor_bench.workload.config import RunSpec
 from nwor_bench.workload.prompts import Encode
 from nwor_bench.workload.schedule import Plan, blocks_for_header
@@ -119,7 +120,7 @@ def run_prepared(
         total = plan.num_batches + sum(prepared.spec.counted_blocks.values()) * len(plan.cells)
         with make_progress(console, plan.cells, total) as progress, heed_interrupts() as interrupts:
             status, failure = _guarded(measure, store, progress, interrupts)
-        code = _finish(store, status, console, None if in_sweep else options.publish)
+        code = _finish(store, status, console, options, in_sweep=in_sweep)
         if status is not RunStatus.COMPLETE and not in_sweep:
             say_how_to_go_on(folder, console)
     if failure is not None:
@@ -194,16 +195,17 @@ def _guarded(
 
 
 def _finish(
-    store: RunStore, status: RunStatus, console: Console, publish: Publish | None
+    store: RunStore, status: RunStatus, console: Console, options: RunOptions, *, in_sweep: bool
 ) -> ExitCode:
-    """Final status, reports, the table on the terminal."""
+    """Final status, reports, the result on the terminal."""
     store.finish(status, finished_at=_now())
     run = read_run(store.folder)
     cells = summarise(run)
     paths = write_files(store.folder, run, cells)
-    print_summary(console, run, cells, store.folder)
-    if publish is not None:
-        publish(paths.markdown.read_text(encoding="utf-8"))
+    console.print()
+    tell_result(console, options, run, cells, store.folder, in_sweep=in_sweep)
+    if options.publish is not None and not in_sweep:
+        options.publish(paths.markdown.read_text(encoding="utf-8"))
     if status is RunStatus.PARTIAL and worst_of(cells) is ExitCode.OK:
         return ExitCode.INTERRUPTED
     return worst_of(cells)

@@ -27,6 +27,7 @@ from nwor_bench.run.execute import (
     own_engine,
     run_prepared,
 )
+from nwor_bench.run.output import console_for, tell_plan
 from nwor_bench.run.run_options import DEFAULT_OPTIONS, RunOptions
 from nwor_bench.workload.config import RunSpec
 from nwor_bench.workload.pair_choice import PairChoice
@@ -50,14 +51,13 @@ def run_one(
     Raises ConfigError before anything is started or written. Whatever is raised later, such as
     EngineError, passes on after what was measured until then is stored and reported.
     """
-    console = Console()
+    console = console_for(options)
     require_supported_vllm()
     if options.output is not None:
         check_output(options.output)
     prepared = _ready(spec, choice, console)
     if options.dry_run:
-        for line in plan_lines(prepared.plan, spec, prepared.pair):
-            console.print(line, highlight=False, markup=False)
+        tell_plan(options, plan_lines(prepared.plan, spec, prepared.pair))
         return ExitCode.OK
     now = datetime.now(UTC)
     folder = options.output or default_folder(RUNS, spec.scenario.name, prepared.pair.name, now)
@@ -80,7 +80,7 @@ def resume_one(
     prompts, the libraries or the machine are not those that the run was begun with, and if the
     run is complete.
     """
-    console = Console()
+    console = console_for(options)
     require_supported_vllm()
     run = read_run(folder)
     resume.require_resumable(run, str(folder))
@@ -90,7 +90,7 @@ def resume_one(
     choice = {name.name: named.get(name.name) for name in fields(PairChoice)}
     prepared = _ready(spec, PairChoice(**choice), console)
     if options.dry_run:
-        _check_resumable(run, prepared, folder, console)
+        _check_resumable(run, prepared, folder, Console())
         return ExitCode.OK
     check_engine(prepared.pair, spec)
     engine = own_engine(prepared, engine_factory)

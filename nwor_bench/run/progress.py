@@ -1,5 +1,7 @@
 """What a sweep says while it runs: a live line per cell, or plain lines without a terminal."""
 
+import time
+from datetime import timedelta
 from typing import Protocol
 
 from rich.console import Console
@@ -59,7 +61,11 @@ class LiveProgress:
         self._rows: dict[str, list[str]] = {cell.label: ["waiting", "", "", ""] for cell in cells}
         self._num_batches = num_batches
         self._done = 0
-        self._live = Live(self._table(), console=console, transient=True, refresh_per_second=4)
+        self._began = time.monotonic()
+        self._first_batch: float | None = None
+        self._live = Live(
+            get_renderable=self._table, console=console, transient=True, refresh_per_second=4
+        )
 
     def __enter__(self) -> "LiveProgress":
         self._live.__enter__()
@@ -74,6 +80,8 @@ class LiveProgress:
 
     def batch_done(self, cell: Cell, record: BatchRecord) -> None:
         """Update the cell's row."""
+        if self._first_batch is None:  # the engine's start is no measure of what is left
+            self._first_batch = time.monotonic() - record.latency_ms / 1e3
         self._done += 1
         self._num_batches = max(self._num_batches, self._done)  # probed batches were not foreseen
         where = record.phase if record.phase != Phase.TIMED else f"block {record.block}"
@@ -83,14 +91,27 @@ class LiveProgress:
             f"{record.tokens_per_s:.0f}",
             f"{record.accepted_tokens}/{record.draft_tokens}",
         ]
-        self._live.update(self._table())
+        self._live.refresh()
 
     def _table(self) -> Table:
-        title = f"{self._done} of {self._num_batches} batches"
+        title = f"{self._done} of {self._num_batches} batches, {self._clock()}"
         table = Table("cell", "last batch", "latency", "tokens/s", "accepted", title=title)
         for label, row in self._rows.items():
             table.add_row(label, *row)
         return table
+
+    def _clock(self) -> str:
+        """`0:01:10 elapsed, at most 0:02:05 left`."""
+        now = time.monotonic()
+        told = f"{_duration(now - self._began)} elapsed"
+        if self._first_batch is None:
+            return told
+        each = (now - self._first_batch) / self._done
+        return f"{told}, at most {_duration(each * (self._num_batches - self._done))} left"
+
+
+def _duration(seconds: float) -> str:
+    return str(timedelta(seconds=round(seconds)))
 
 
 def make_progress(

@@ -20,6 +20,7 @@ from nwor_bench.workload.option_text import from_plain, to_plain
 from nwor_bench.workload.options import declared
 from nwor_bench.workload.pair_choice import PairChoice
 from nwor_bench.workload.prompts import Encode
+from nwor_bench.workload.run_spec import VllmEntries
 from nwor_bench.workload.scenario import Scenario, load_scenario
 from nwor_bench.workload.scenario_values import ScenarioValues
 from nwor_bench.workload.schedule import Plan, blocks_for_header
@@ -112,7 +113,10 @@ def check_flags(given: Mapping[str, Any], header: RunHeader) -> None:
     if "scenario" in given:
         name = load_scenario(given["scenario"]).name
         _require_same("--scenario", given["scenario"], name, spec.scenario.name)
-    for holder in (PairChoice, ScenarioValues, RunSpec):
+    if "prompts" in given:
+        path = spec.scenario.prompts.path
+        _require_same("--prompts", given["prompts"], given["prompts"], path and str(path))
+    for holder in (PairChoice, ScenarioValues, RunSpec, VllmEntries):
         for option in declared(holder):
             if option.name in given:
                 text = given[option.name]

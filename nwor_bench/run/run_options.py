@@ -72,10 +72,18 @@ class RunOptions:
     """File of the counters for node exporter."""
     dry_run: Annotated[bool, Option("Show what would run, and stop.")] = False
     """Show what would run, and stop."""
-    verbose: Annotated[bool, Option(
-        "Leave vLLM's log on the terminal.", aliases=("-v",), is_local=True,
+    quiet: Annotated[bool, Option(
+        "Print only the answer and the folder.", aliases=("-q",),
     )] = False
-    """Leave vLLM's log on the terminal; otherwise it goes to a file in the run's folder."""
+    """Print only the answer and the folder."""
+    as_json: Annotated[bool, Option(
+        "Print only the result, as JSON (docs/json.md).", name="json",
+    )] = False
+    """Print the result as one JSON document and nothing else."""
+    verbose: Annotated[bool, Option(
+        "Show all details, and vLLM's log.", aliases=("-v",), is_local=True,
+    )] = False
+    """Print every finding and leave vLLM's log on the terminal, not in a file of the folder."""
     # fmt: on
     on_batch: "OnBatch | None" = None
     """Told of every batch once it is stored."""
@@ -85,3 +93,14 @@ class RunOptions:
 
 DEFAULT_OPTIONS = RunOptions()
 """Of a run of which nothing is asked but to be run."""
+
+
+def check_output_flags(options: RunOptions) -> None:
+    """Refuse flags whose output would not be what they promise. Raises ConfigError."""
+    only = "--json" if options.as_json else "--quiet"
+    if options.verbose and (options.as_json or options.quiet):
+        remedy = f"vLLM's log goes to stdout with it, which {only} keeps clean; give one of the two"
+        raise ConfigError.for_field("--verbose", True, remedy)
+    if options.as_json and options.dry_run and options.resume is not None:
+        remedy = "a run that goes on has no plan to print as JSON; leave one of the two out"
+        raise ConfigError.for_field("--dry-run", True, remedy)

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
@@ -11,6 +12,7 @@ from nwor_bench.analysis.aggregate import summarise
 from nwor_bench.errors import BenchError, ExitCode
 from nwor_bench.records.store import RUN_FILE, read_run
 from nwor_bench.records.types import RunStatus
+from nwor_bench.report.result_json import run_result
 from nwor_bench.run.execute import (
     EngineFactory,
     Prepared,
@@ -19,8 +21,9 @@ from nwor_bench.run.execute import (
     worst_of,
 )
 from nwor_bench.run.group_engine import GroupEngine
+from nwor_bench.run.output import tell_json
 from nwor_bench.run.prepare import resume_prepared
-from nwor_bench.run.run_options import Publish, RunOptions
+from nwor_bench.run.run_options import RunOptions
 from nwor_bench.run.sweep_folder import DONE, FAILED, INTERRUPTED, SweepIndex, write_summary
 from nwor_bench.workload.sweep_points import EngineGroup, Point
 
@@ -56,7 +59,7 @@ class SweepRunner:
                             return ExitCode.INTERRUPTED
             finish_sweep(self._index)
         finally:
-            close_sweep(self._index, self._console, self._options.publish)
+            close_sweep(self._index, self._console, self._options)
         return worst_code(self._codes)
 
     def _run_point(self, engine: GroupEngine, point: Point) -> ExitCode:
@@ -99,16 +102,32 @@ def finish_sweep(index: SweepIndex) -> None:
     index.content["finished_at"] = datetime.now(UTC).isoformat(timespec="seconds")
 
 
-def close_sweep(index: SweepIndex, console: Console, publish: Publish | None) -> None:
+def close_sweep(index: SweepIndex, console: Console, options: RunOptions) -> None:
     """Write index and summary, however the sweep ended, and say where they are."""
     index.write()
     summary = write_summary(index)
+    if options.as_json:
+        tell_json(_sweep_result(index))
     line = f"Sweep folder: {index.folder}"
-    console.print(line, highlight=False, markup=False, soft_wrap=True)
+    shown = Console() if options.quiet and not options.as_json else console
+    shown.print(line, highlight=False, markup=False, soft_wrap=True)
     if not index.is_done:
         say_how_to_go_on(index.folder, console)
-    if publish is not None:
-        publish(summary)
+    if options.publish is not None:
+        options.publish(summary)
+
+
+def _sweep_result(index: SweepIndex) -> dict[str, Any]:
+    """The result of each run, with its place in the sweep."""
+    runs = []
+    for entry in index.content["runs"]:
+        folder = index.folder / entry["folder"]
+        result = None
+        if (folder / RUN_FILE).is_file():
+            run = read_run(folder)
+            result = run_result(run, summarise(run), folder)
+        runs.append({**entry, "result": result})
+    return {"folder": str(index.folder), "name": index.content["name"], "runs": runs}
 
 
 def failure_of(error: BaseException) -> tuple[ExitCode, str]:

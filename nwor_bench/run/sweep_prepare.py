@@ -15,6 +15,7 @@ from nwor_bench.instruments.versions import require_supported_vllm
 from nwor_bench.records.store import RUN_FILE, RUNS, check_output, default_folder
 from nwor_bench.run.dry_run import sweep_lines
 from nwor_bench.run.execute import EngineFactory, Prepared
+from nwor_bench.run.output import console_for, tell_plan
 from nwor_bench.run.prepare import CheckEngine, prepare
 from nwor_bench.run.run_options import DEFAULT_OPTIONS, RunOptions
 from nwor_bench.run.sweep_execute import SweepRunner
@@ -64,14 +65,15 @@ def run_sweep(
     without `continue_on_error`, what the first failing run raises.
     """
     require_supported_vllm()
-    console = Console()
+    console = console_for(options)
     sweep = load_sweep(path)
     groups = group_by_engine(make_points(sweep))
     if options.output is not None:
         _check_output(options.output)
     prepared = _checked(sweep, groups, console, options, check_engine)
     if options.dry_run:
-        return _show(sweep, groups, prepared, console)
+        tell_plan(options, sweep_lines(sweep, groups, prepared))
+        return ExitCode.OK
     now = datetime.now(UTC)
     folder = options.output or default_folder(RUNS, sweep.name, "", now)
     index = SweepIndex.create(folder, sweep, groups, now.isoformat(timespec="seconds"))
@@ -93,7 +95,7 @@ def resume_sweep(
     Raises ConfigError if `path` is given and says otherwise than the sweep was begun with.
     """
     require_supported_vllm()
-    console = Console()
+    console = console_for(options)
     if (folder / RUN_FILE).is_file():
         raise ConfigError.for_field(
             "--file", str(path), f"{folder} holds a single run; leave the flag out"
@@ -112,7 +114,8 @@ def resume_sweep(
         raise ConfigError.for_field("--resume", str(folder), "all of its runs are done")
     prepared = _checked(sweep, left, console, options, check_engine)
     if options.dry_run:
-        return _show(sweep, left, prepared, console)
+        tell_plan(options, sweep_lines(sweep, left, prepared))
+        return ExitCode.OK
     return _run(index, left, prepared, console, options, engine_factory)
 
 
@@ -134,17 +137,6 @@ def _checked(
         for group in groups:
             check_engine(prepared[group.points[0].number].pair, group.spec)
     return prepared
-
-
-def _show(
-    sweep: SweepFile,
-    groups: Sequence[EngineGroup],
-    prepared: Mapping[int, Prepared],
-    console: Console,
-) -> ExitCode:
-    for line in sweep_lines(sweep, groups, prepared):
-        console.print(line, highlight=False, markup=False)
-    return ExitCode.OK
 
 
 def _run(

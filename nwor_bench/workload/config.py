@@ -74,6 +74,10 @@ def _add_entries(values: dict[str, Any], given: Mapping[str, Any]) -> None:
         value = given.get(each.name)
         if value is not None and each.option.entry is not None:
             field, key = each.option.entry
+            twice = (values.get(field) or {}).get(key, value)
+            if twice != value:
+                remedy_text = f"{flag_of(field)} says {key} {twice!r}; give one of the two"
+                raise ConfigError.for_field(each.flag, value, remedy_text)
             values[field] = {**(values.get(field) or {}), key: each.read(value)}
 
 

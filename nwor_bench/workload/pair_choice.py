@@ -19,11 +19,13 @@ class PairChoice:
     """A model pair's name or file."""
     target_model: Annotated[str | None, Option(
         "A local folder or hub name, instead of --pair.", Panel.MODELS,
-        flag_variable="TARGET_MODEL", engine_argument="model",
+        aliases=("--model",), flag_variable="TARGET_MODEL",
+        engine_argument="model",
     )] = None
     """The target, instead of a pair's."""
     draft_model: Annotated[str | None, Option(
-        "The drafter: a local folder or hub name.", Panel.MODELS, flag_variable="DRAFT_MODEL",
+        "The drafter: a local folder or hub name.", Panel.MODELS,
+        aliases=("--speculative-model",), flag_variable="DRAFT_MODEL",
     )] = None
     """The drafter, instead of a pair's."""
     method: Annotated[str | None, Option(

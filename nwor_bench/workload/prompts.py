@@ -109,6 +109,17 @@ def read_jsonl(path: Path, category: str = "user") -> list[Prompt]:
     return prompts
 
 
+def with_own_prompts(scenario: Scenario, path: Path) -> Scenario:
+    """The scenario with all prompts of the user's JSONL file instead of its own.
+
+    Raises ConfigError with file and line for what is no prompt.
+    """
+    if not read_jsonl(path):
+        raise ConfigError.for_field("--prompts", str(path), 'it is empty; write {"text": "..."}')
+    source = PromptSource(source="jsonl", path=path)
+    return scenario.model_copy(update={"prompts": source})
+
+
 def _prompt_of_line(where: str, number: int, line: str, category: str) -> Prompt:
     try:
         row = parse_json(line)

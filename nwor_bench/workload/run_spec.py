@@ -204,8 +204,8 @@ class VllmEntries:
 
     # fmt: off
     cache_dtype: Annotated[CacheDtype, Option(
-        "vLLM's kv_cache_dtype.", has_flag=False, axis=Axis(5, "{} cache", "kv{}"),
-        entry=("engine_args", "kv_cache_dtype"),
+        "vLLM's kv_cache_dtype.", Panel.VLLM, aliases=("--kv-cache-dtype",),
+        axis=Axis(5, "{} cache", "kv{}"), entry=("engine_args", "kv_cache_dtype"),
     )]
     acceptance_length: Annotated[float, Option(
         "Tokens that a request gains a window, with synthetic acceptance.", has_flag=False,

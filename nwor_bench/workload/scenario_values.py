@@ -23,7 +23,7 @@ class ScenarioValues:
 
     # fmt: off
     requests: Annotated[int, Option(
-        "Requests a batch.", Panel.WORKLOAD, check=within(1, 100_000),
+        "Requests a batch.", Panel.WORKLOAD, aliases=("--num-prompts",), check=within(1, 100_000),
         axis=Axis(2, "{} requests", "r{}", shares_engine=True),
     )]
     """Prompts of a batch, all at once."""
@@ -38,7 +38,8 @@ class ScenarioValues:
     )] = 1
     """Untimed batches a cell."""
     draft_tokens: Annotated[int, Option(
-        "Drafts a request and window.", Panel.WORKLOAD, check=within(1),
+        "Drafts a request and window.", Panel.WORKLOAD,
+        aliases=("--num-speculative-tokens",), check=within(1),
         axis=Axis(1, "{} drafts", "k{}"),
     )]
     """Tokens that the drafter proposes to each request, each window."""

@@ -8,12 +8,12 @@ first look after FIRST_LOOK blocks and looks that lie LOOK_STEP apart keep the i
 coverage at the stop between 93 and 97 % (simulated likewise). The clock knows no ratio at all.
 """
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil
 
 from nwor_bench.errors import ConfigError
+from nwor_bench.workload.quantities import fraction, seconds
 
 FIRST_LOOK = 10
 """Fewest blocks on whose intervals a run may stop."""
@@ -23,8 +23,6 @@ LOOK_STEP = 1.2
 
 MAX_BLOCKS = 200
 """Blocks at which a run ends that neither the width nor the clock has ended."""
-
-_UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 
 
 @dataclass(frozen=True)
@@ -85,23 +83,15 @@ class StoppingRule:
 
 def parse_fraction(flag: str, text: str) -> float:
     """`0.5%` or `0.005`. Raises ConfigError unless it lies between 0 and 1."""
-    found = re.fullmatch(r"\s*([0-9.]+)\s*(%?)\s*", text)
-    try:
-        value = float(found.group(1)) / (100 if found.group(2) else 1) if found else 0.0
-    except ValueError:
-        value = 0.0
-    if not 0 < value < 1:
+    value = fraction(text)
+    if value is None or not 0 < value < 1:
         raise ConfigError.for_field(flag, text, "write for example 0.5% (half the interval)")
     return value
 
 
 def parse_seconds(flag: str, text: str) -> float:
     """`60s`, `5m`, `1h` or a number of seconds. Raises ConfigError unless it is more than 0."""
-    found = re.fullmatch(r"\s*([0-9.]+)\s*([a-z]*)\s*", text)
-    try:
-        value = float(found.group(1)) * _UNITS[found.group(2)] if found else 0.0
-    except (ValueError, KeyError):
-        value = 0.0
-    if not value > 0:
+    value = seconds(text)
+    if value is None or not value > 0:
         raise ConfigError.for_field(flag, text, "write for example 60s, 5m or 1h")
     return value

@@ -73,7 +73,7 @@ def test_without_cuda_it_says_so_before_anything_is_made(
         (("--kernels", "comit"), "--kernels"),
         (("--windows", "8by4"), "--windows"),
         (("--windows", "8x16"), "--windows"),
-        (("--acceptance", "50%"), "--acceptance"),
+        (("--acceptance", "50"), "--acceptance"),
         (("--context", "1k"), "--context"),
         (("--cache-dtype", "int8"), "--cache-dtype"),
         (("--l2", "hot"), "--l2"),

@@ -10,9 +10,12 @@ from synthetic_run import change_batches, make_run, save_run
 from typer.testing import CliRunner
 
 from nwor_bench.analysis.aggregate import summarise
+from nwor_bench.analysis.findings import findings
+from nwor_bench.analysis.grouped_findings import grouped
 from nwor_bench.cli.commands.report import report
 from nwor_bench.errors import ConfigError
-from nwor_bench.report import cells_table, print_summary
+from nwor_bench.report import cells_table, details_table, print_summary
+from nwor_bench.report.sections.verdicts import answer
 
 
 def shown(renderable, width: int) -> list[str]:
@@ -44,9 +47,11 @@ def big_cells():
 @pytest.mark.parametrize("cells", [summarise(make_run()), big_cells()], ids=["usual", "big"])
 def test_tables_fit_and_cut_no_number(cells, width):
     lines = shown(cells_table(cells), width)
+    details = shown(details_table(cells), width)
     assert max(len(line.rstrip()) for line in lines) <= width
-    text = "\n".join(lines)
-    assert "…" not in text
+    assert max(len(line.rstrip()) for line in details) <= width
+    text = "\n".join(details)
+    assert "…" not in "\n".join(lines) + text
     for cell in cells:
         row = next(
             line for line in lines if line.startswith(f"{cell.nwor_mode} x {cell.scv_mode} ")
@@ -68,7 +73,39 @@ def test_the_summary_ends_with_verdict_and_folder(tmp_path):
     text = capture.get()
     assert text.splitlines()[-1] == f"Run folder: {folder}"
     assert "Warning: one line was torn" in text
-    assert "judge the harness" in text.replace("\n", " ")
+    told = " ".join(text.split())
+    assert told.startswith("CPU RUN: This run says nothing on whether NWOR pays: it ran on a CPU")
+    with console.capture() as capture:
+        print_summary(console, run, summarise(run), folder, verbose=True)
+    assert "judge the harness" in capture.get().replace("\n", " ")
+
+
+def summary(run, **how) -> str:
+    console = Console(width=80, color_system=None, force_terminal=False)
+    with console.capture() as capture:
+        print_summary(console, run, summarise(run), "run", **how)
+    return capture.get()
+
+
+def test_findings_are_one_line_a_cause_and_whole_with_verbose():
+    run = make_run()
+    lines = summary(run).splitlines()
+    groups = [line for line in lines if line.startswith(("note: ", "warning: ", "error: "))]
+    assert groups == [f"{g.severity}: {g.line}" for g in grouped(findings(run, summarise(run)))]
+    assert max(map(len, lines)) <= 80
+    told = " ".join(summary(run, verbose=True).split())
+    for finding in findings(run, summarise(run)):
+        assert finding.message in told
+        assert finding.remedy in told
+    assert "committed" in told
+    assert "committed" not in " ".join(lines)
+
+
+def test_quiet_leaves_the_answer_and_the_folder():
+    run = faster()
+    found = answer(run.header, summarise(run))
+    told = " ".join(summary(run, quiet=True).split())
+    assert told == f"{found.badge}: {found.sentence} Run folder: run"
 
 
 def test_counted_bytes_and_what_counting_costs_are_told():

@@ -60,7 +60,7 @@ def test_a_run_without_findings_says_so():
 def test_the_terminal_shows_findings_too(run, tmp_path):
     console = Console(width=80, color_system=None)
     with console.capture() as capture:
-        print_summary(console, run, summarise(run), tmp_path)
+        print_summary(console, run, summarise(run), tmp_path, verbose=True)
     lines = capture.get()
     assert "Other processes used up to 40.0 % of the processors' time" in " ".join(lines.split())
     assert "off x off (A/A)" in lines

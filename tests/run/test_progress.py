@@ -1,6 +1,7 @@
 """What a sweep says while it runs, with and without a terminal."""
 
 import io
+import re
 from dataclasses import replace
 
 import pytest
@@ -61,6 +62,7 @@ def test_the_live_table_has_a_line_for_every_cell() -> None:
     shown.print(progress._table())
     rows = text_of(shown)
     assert "1 of 12 batches" in rows
+    assert re.search(r"0:00:0\d elapsed, at most 0:\d\d:\d\d left", " ".join(rows.split()))
     assert all(cell.label in rows for cell in CELLS)
     assert rows.count("waiting") == 5
     assert "7/9" in next(line for line in rows.splitlines() if "stage x graph" in line)

@@ -1,17 +1,43 @@
 """`nwor-bench compare BASE NEW`: find regressions of NEW against BASE."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+
+from nwor_bench.cli import completion
+from nwor_bench.cli.help import Command
 
 OUTPUT = "Output"
 PRINTED = Path("-")
 
 
+class CompareCommand(Command):
+    """Takes --json without a file too, as the other commands do."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """A --json that no file follows prints."""
+        return super().parse_args(ctx, with_printed_json(args))
+
+
+def with_printed_json(args: list[str]) -> list[str]:
+    """The arguments with `--json -` for a --json that an option or nothing follows."""
+    found = []
+    for place, arg in enumerate(args):
+        after = args[place + 1 : place + 2]
+        is_bare = arg == "--json" and (not after or (after[0][:1] == "-" and after[0] != "-"))
+        found += [arg, "-"] if is_bare else [arg]
+    return found
+
+
 def compare(
-    base: Annotated[Path, typer.Argument(help="The run to compare with, or a stored baseline.")],
-    new: Annotated[Path, typer.Argument(help="The run to check.")],
+    base: Annotated[
+        Path, typer.Argument(help="The run to compare with, or a stored baseline.",
+                             autocompletion=completion.runs)
+    ],
+    new: Annotated[
+        Path, typer.Argument(help="The run to check.", autocompletion=completion.runs)
+    ],
     threshold: Annotated[
         str, typer.Option(help="Smaller changes are no regression.")
     ] = "1%",
@@ -29,9 +55,12 @@ def compare(
                                   rich_help_panel=OUTPUT)
     ] = None,
     json: Annotated[
-        Path | None, typer.Option(help="Write everything as JSON; - prints it instead.",
-                                  rich_help_panel=OUTPUT)
+        Path | None, typer.Option(help="Write everything as JSON; without a file or with - it is "
+                                       "printed instead.", rich_help_panel=OUTPUT)
     ] = None,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", "-q", help="Print only the answer.", rich_help_panel=OUTPUT)
+    ] = False,
     github_summary: Annotated[
         bool, typer.Option("--github-summary", rich_help_panel=OUTPUT,
                            help="Append the table to the job's summary on GitHub.")
@@ -42,11 +71,19 @@ def compare(
     Exit codes: 0 no regression, 2 bad input, 4 a regression,
     5 not comparable, or inconclusive with --strict.
     """
+    from nwor_bench.errors import ConfigError
+    from nwor_bench.records.store import read_header
+
+    if markdown == json == PRINTED:
+        raise ConfigError.for_field("--json", "-", "--markdown is printed already; name a file")
+    fraction = _fraction(threshold)
+    for folder in (base, new):
+        if not folder.is_dir():
+            read_header(folder)  # refuses it before pandas and scipy are imported
     from rich.console import Console
 
     from nwor_bench.analysis.comparing.compare import DecideBy, compare_runs
     from nwor_bench.analysis.comparing.stored_run import load_stored
-    from nwor_bench.errors import ConfigError
     from nwor_bench.report.comparison.reports import (
         comparison_json,
         comparison_markdown,
@@ -56,9 +93,6 @@ def compare(
 
     if decide_by not in set(DecideBy):
         raise ConfigError.unknown("--decide-by", decide_by, [str(each) for each in DecideBy])
-    if markdown == json == PRINTED:
-        raise ConfigError.for_field("--json", "-", "--markdown is printed already; name a file")
-    fraction = _fraction(threshold)
     if github_summary:
         github_summary_file()  # refuse before anything is read
     comparison = compare_runs(
@@ -70,7 +104,7 @@ def compare(
     )
     text = comparison_markdown(comparison)
     if PRINTED not in (markdown, json):
-        print_comparison(Console(), comparison)
+        print_comparison(Console(), comparison, quiet=quiet)
     _put("--markdown", markdown, text)
     _put("--json", json, comparison_json(comparison, strict=strict))
     if github_summary:

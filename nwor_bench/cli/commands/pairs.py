@@ -4,6 +4,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from nwor_bench.cli import completion
+from nwor_bench.cli.help import Command, Group, examples
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
@@ -12,12 +15,20 @@ if TYPE_CHECKING:
     from nwor_bench.models.pairs import ModelPair
     from nwor_bench.models.pairs.pair import ShapeSource
 
-app = typer.Typer(help="Model pairs: list, show, fetch, train a drafter.", no_args_is_help=True)
+app = typer.Typer(
+    cls=Group, help="Model pairs: list, show, fetch, train a drafter.", no_args_is_help=True
+)
 
-Name = Annotated[str, typer.Argument(help="A pair's name, or the path of a pair's .toml file.")]
+Name = Annotated[
+    str,
+    typer.Argument(
+        help="A pair's name, or the path of a pair's .toml file.",
+        autocompletion=completion.pairs,
+    ),
+]
 
 
-@app.command("list")
+@app.command("list", cls=Command, epilog=examples("nwor-bench pairs list"))
 def list_pairs() -> None:
     """List the shipped pairs."""
     from rich.console import Console
@@ -35,7 +46,7 @@ def list_pairs() -> None:
     Console().print(table)
 
 
-@app.command()
+@app.command(cls=Command, epilog=examples("nwor-bench pairs show smollm2"))
 def show(name: Name) -> None:
     """Show a pair's source and how it drafts."""
     from rich.console import Console
@@ -63,7 +74,7 @@ def show(name: Name) -> None:
     Console().print(table)
 
 
-@app.command()
+@app.command(cls=Command, epilog=examples("nwor-bench pairs fetch smollm2"))
 def fetch(name: Name = "smollm2") -> None:
     """Download or generate a pair, unless it is in the cache."""
     from rich.console import Console
@@ -88,7 +99,7 @@ def fetch(name: Name = "smollm2") -> None:
         typer.echo(f"weights: {WITHOUT_WEIGHTS}")
 
 
-@app.command()
+@app.command(cls=Command, epilog=examples("nwor-bench pairs train tiny-eagle --output runs/head"))
 def train(
     drafter: Annotated[
         str, typer.Argument(help="Recipe: smollm2-eagle, or tiny-eagle for a quick try.")

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from nwor_bench.cli import completion
+
 if TYPE_CHECKING:
     from nwor_bench.report.prediction.text import BytePrediction
 
@@ -20,17 +22,27 @@ def plan(
                      rich_help_panel=MODEL)
     ] = None,
     target_model: Annotated[
-        str | None, typer.Option(help="A local model folder.", rich_help_panel=MODEL)
+        str | None, typer.Option("--target-model", "--model", help="A local model folder.",
+                                 rich_help_panel=MODEL)
     ] = None,
     pair: Annotated[
-        str | None, typer.Option(help="The target of a fetched pair.", rich_help_panel=MODEL)
+        str | None, typer.Option(help="The target of a fetched pair.", rich_help_panel=MODEL,
+                                 autocompletion=completion.pairs)
     ] = None,
-    requests: Annotated[int, typer.Option(help="Requests per step.")] = 8,
+    requests: Annotated[
+        int, typer.Option("--requests", "--num-prompts", help="Requests per step.")
+    ] = 8,
     context: Annotated[int, typer.Option(help="Cached tokens per request.")] = 1024,
-    draft_tokens: Annotated[int, typer.Option(help="Drafts per request and window.")] = 4,
-    acceptance: Annotated[float, typer.Option(help="Accepted drafts over drafts, 0 to 1.")] = 0.5,
+    draft_tokens: Annotated[
+        int, typer.Option("--draft-tokens", "--num-speculative-tokens",
+                          help="Drafts per request and window.")
+    ] = 4,
+    acceptance: Annotated[
+        str, typer.Option(help="Accepted drafts over drafts: 0.5 or 50%.")
+    ] = "0.5",
     cache_dtype: Annotated[
-        str, typer.Option(help="auto (the model's), float32, bfloat16, float16, fp8.")
+        str, typer.Option("--cache-dtype", "--kv-cache-dtype",
+                          help="auto (the model's), float32, bfloat16, float16, fp8.")
     ] = "auto",
     weight_dtype: Annotated[
         str, typer.Option(help="auto (the model's), float32, bfloat16, float16, fp8, int8, int4.")
@@ -47,16 +59,34 @@ def plan(
         bool, typer.Option("--markdown", help="Print a Markdown table, one row per model.",
                            rich_help_panel=OUTPUT)
     ] = False,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", "-q", help="Print only the answer.", rich_help_panel=OUTPUT)
+    ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print only the prediction, as JSON (docs/json.md).",
+                           rich_help_panel=OUTPUT)
+    ] = False,
 ) -> None:  # fmt: skip
     """Predict the most that NWOR could save. Needs no GPU; measures nothing.
 
     Reads a model's config.json and counts the DRAM bytes of one verification step.
     """
-    from nwor_bench.cli.plan_flags import check_workload, load_configs, predict, write_output
+    from nwor_bench.cli.plan_flags import (
+        check_workload,
+        load_configs,
+        parse_acceptance,
+        predict,
+        write_output,
+    )
     from nwor_bench.errors import ConfigError
     from nwor_bench.models.byte_model import Workload
 
-    load = Workload(requests, context, draft_tokens, acceptance, tensor_parallel_size)
+    if as_json and (markdown or quiet):
+        other = "--markdown" if markdown else "--quiet"
+        raise ConfigError.for_field("--json", True, f"{other} prints too; give one of the two")
+    load = Workload(
+        requests, context, draft_tokens, parse_acceptance(acceptance), tensor_parallel_size
+    )
     check_workload(load)
     predictions = [
         predict(source, load, cache_dtype, weight_dtype)
@@ -70,7 +100,11 @@ def plan(
         from nwor_bench.report.prediction.breakeven_page import break_even_page
 
         write_output("--html", html, break_even_page(predictions[0]))
-    if markdown:
+    if as_json:
+        _print_json(predictions)
+    elif quiet:
+        _print_headlines(predictions)
+    elif markdown:
         _print_markdown(predictions)
     elif len(predictions) > 1:
         _print_models(predictions)
@@ -86,6 +120,24 @@ def _csv_of(predictions: "Sequence[BytePrediction]") -> str:
     return pd.DataFrame([row for prediction in predictions for row in csv_rows(prediction)]).to_csv(
         index=False
     )
+
+
+def _print_json(predictions: "Sequence[BytePrediction]") -> None:
+    from nwor_bench import __version__
+    from nwor_bench.records.json_text import document
+    from nwor_bench.report.prediction.text import prediction_values
+
+    values = [prediction_values(prediction) for prediction in predictions]
+    content = {"plan_version": 1, "nwor_bench": __version__, "predictions": values}
+    typer.echo(document(content), nl=False)
+
+
+def _print_headlines(predictions: "Sequence[BytePrediction]") -> None:
+    from nwor_bench.report.prediction import text as words
+
+    for prediction in predictions:
+        name = f"{prediction.name}: " if len(predictions) > 1 else ""
+        typer.echo(words.wrapped(name + words.headline(prediction)))
 
 
 def _print_prediction(prediction: "BytePrediction") -> None:

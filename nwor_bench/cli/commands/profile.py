@@ -6,7 +6,10 @@ from typing import Annotated
 
 import typer
 
+from nwor_bench.cli.help import Command, Group, examples
+
 app = typer.Typer(
+    cls=Group,
     help="Run a sweep under one of NVIDIA's profilers: profile ncu -- sweep ...",
     no_args_is_help=True,
 )
@@ -20,7 +23,12 @@ Report = Annotated[
 Read = Annotated[Path | None, typer.Option(help="Read this report (or export) and run nothing.")]
 
 
-@app.command("ncu", context_settings=PASSED_ON)
+@app.command(
+    "ncu",
+    cls=Command,
+    context_settings=PASSED_ON,
+    epilog=examples("nwor-bench profile ncu --windows 10 -- sweep --pair smollm2"),
+)
 def ncu(
     context: typer.Context,
     windows: Annotated[int, typer.Option(help="Windows to measure.")] = 20,
@@ -91,7 +99,12 @@ def _tell_ncu(report: Path, run: Path | None) -> None:
     _warn(None if data is None else warmup_warning(windows, data))
 
 
-@app.command("nsys", context_settings=PASSED_ON)
+@app.command(
+    "nsys",
+    cls=Command,
+    context_settings=PASSED_ON,
+    epilog=examples("nwor-bench profile nsys --capture block -- sweep --pair smollm2"),
+)
 def nsys(
     context: typer.Context,
     capture: Annotated[

@@ -5,28 +5,40 @@ from typing import Annotated
 
 import typer
 
+from nwor_bench.cli import completion
 from nwor_bench.errors import ExitCode, StoreError
 
 
 def report(
-    run: Annotated[Path, typer.Argument(help="A run folder, as `nwor-bench sweep` wrote it.")],
+    run: Annotated[
+        Path, typer.Argument(help="A run folder, as `nwor-bench sweep` wrote it.",
+                             autocompletion=completion.runs)
+    ],
     github_summary: Annotated[
         bool, typer.Option("--github-summary",
                            help="Append report.md to the job's summary on GitHub.")
     ] = False,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", "-q", help="Print only the answer and the folder.")
+    ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print only the result, as JSON (docs/json.md).")
+    ] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show all details.")] = False,
 ) -> None:  # fmt: skip
     """Rebuild all reports of RUN from its records, and show its cells.
 
     Exits with 3 if a cell is INVALID.
     """
-    from rich.console import Console
+    from dataclasses import replace
 
-    from nwor_bench.analysis.aggregate import summarise
     from nwor_bench.records.store import RECORDS_FILE, RUN_FILE, read_run
     from nwor_bench.records.types import RunStatus, Verdict
-    from nwor_bench.report import print_summary, write_files
     from nwor_bench.report.github import append_github_summary, github_summary_file
+    from nwor_bench.run.run_options import DEFAULT_OPTIONS, check_output_flags
 
+    options = replace(DEFAULT_OPTIONS, quiet=quiet, as_json=as_json, verbose=verbose)
+    check_output_flags(options)
     if github_summary:
         github_summary_file()  # refuse before anything is written
     data = read_run(run)
@@ -35,9 +47,15 @@ def report(
             f"{run / RECORDS_FILE}: holds no batch, but {RUN_FILE} says that the run is complete; "
             "restore it: reports from it would replace the run's tables with empty ones"
         )
+    from rich.console import Console
+
+    from nwor_bench.analysis.aggregate import summarise
+    from nwor_bench.report import write_files
+    from nwor_bench.run.output import tell_result
+
     cells = summarise(data)
     paths = write_files(run, data, cells)
-    print_summary(Console(), data, cells, run)
+    tell_result(Console(), options, data, cells, run, in_sweep=False)
     if github_summary:
         append_github_summary(paths.markdown.read_text(encoding="utf-8"))
     if any(cell.verdict == Verdict.INVALID for cell in cells):

@@ -4,13 +4,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from nwor_bench.cli import completion
+from nwor_bench.cli.help import Command, Group, examples
+
 if TYPE_CHECKING:
     from rich.table import Table
 
     from nwor_bench.workload.prompts import Prompt
     from nwor_bench.workload.scenario import Scenario
 
-app = typer.Typer(help="List and show the scenarios (workloads).", no_args_is_help=True)
+app = typer.Typer(cls=Group, help="List and show the scenarios (workloads).", no_args_is_help=True)
 
 EXAMPLE_CHARS = 400
 
@@ -18,7 +21,7 @@ HUB_FIELDS = ("split", "limit")
 """Fields of a prompt source with defaults that only hub data sets use."""
 
 
-@app.command("list")
+@app.command("list", cls=Command, epilog=examples("nwor-bench scenarios list"))
 def list_scenarios() -> None:
     """List the shipped scenarios."""
     from rich.console import Console
@@ -48,9 +51,15 @@ def list_scenarios() -> None:
     Console().print(table)
 
 
-@app.command("show")
+@app.command("show", cls=Command, epilog=examples("nwor-bench scenarios show short"))
 def show_scenario(
-    name: Annotated[str, typer.Argument(help="A scenario's name, or the path of a .toml file.")],
+    name: Annotated[
+        str,
+        typer.Argument(
+            help="A scenario's name, or the path of a .toml file.",
+            autocompletion=completion.scenarios,
+        ),
+    ],
 ) -> None:
     """Show a scenario's fields, the lengths of its prompts, and one prompt."""
     from rich.console import Console

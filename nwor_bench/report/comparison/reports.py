@@ -1,6 +1,5 @@
 """A comparison of two runs on the terminal, as Markdown for a pull request, and as JSON."""
 
-import json
 from dataclasses import asdict
 from typing import Any, Literal
 
@@ -13,6 +12,7 @@ from nwor_bench.analysis.comparing.change_estimates import Change
 from nwor_bench.analysis.comparing.compare import CellChange, ChangeVerdict, Comparison
 from nwor_bench.analysis.comparing.stored_run import StoredRun
 from nwor_bench.records.environment import Environment, GitState
+from nwor_bench.records.json_text import document
 from nwor_bench.records.types import to_dict
 from nwor_bench.report.comparison import text as words
 from nwor_bench.report.document import Bullets, Document, Paragraph, Section, table
@@ -32,8 +32,11 @@ _STYLES = {
 }
 
 
-def print_comparison(console: Console, comparison: Comparison) -> None:
-    """Print tables, reasons and notes, and the headline last, above the prompt."""
+def print_comparison(console: Console, comparison: Comparison, *, quiet: bool = False) -> None:
+    """Print tables, reasons and notes, and the headline last; `quiet` prints it alone."""
+    if quiet:
+        console.print(Text(words.headline(comparison)))
+        return
     for name, run in (("BASE", comparison.base), ("NEW", comparison.new)):
         # Unwrapped, so that the path can be copied from a narrow terminal too.
         console.print(Text(f"{name:4} {run.folder}"), soft_wrap=True)
@@ -91,7 +94,7 @@ def comparison_json(comparison: Comparison, *, strict: bool) -> str:
         "cells": [_cell(cell) for cell in comparison.cells],
         "notes": words.notes(comparison),
     }
-    return json.dumps(content, indent=2, allow_nan=False) + "\n"
+    return document(content)
 
 
 def _changes(comparison: Comparison) -> Table:

@@ -226,6 +226,16 @@ def csv_rows(prediction: BytePrediction) -> list[dict[str, Any]]:
     return [{**common, **_strategy_values(prediction, strategy)} for strategy in STRATEGIES]
 
 
+def prediction_values(prediction: BytePrediction) -> dict[str, Any]:
+    """Everything for JSON: the answer and a row per strategy, with `csv_rows`' names."""
+    return {
+        "model": prediction.name,
+        "headline": headline(prediction),
+        "most_saved_share": prediction.most_share,
+        "strategies": csv_rows(prediction),
+    }
+
+
 def _strategy_values(prediction: BytePrediction, strategy: Strategy) -> dict[str, Any]:
     model, load = prediction.model, prediction.load
     moved = model.moved(strategy, load)

@@ -109,7 +109,7 @@ class _RaySweep:
         finally:
             for stream in self._running:
                 self._ray.cancel(stream, force=True)
-            close_sweep(self._index, self._console, self._options.publish)
+            close_sweep(self._index, self._console, self._options)
         return worst_code(self._codes)
 
     def _start(self, group: EngineGroup, slot: Slot) -> None:

@@ -1,0 +1,58 @@
+"""What a sweep prints on stdout: all of it, the answer and the folder, or one JSON document."""
+
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from nwor_bench import __version__
+from nwor_bench.records.json_text import document
+from nwor_bench.records.store import RunData
+from nwor_bench.records.types import CellResult
+from nwor_bench.report import print_summary
+from nwor_bench.report.result_json import run_result
+from nwor_bench.run.run_options import RunOptions
+
+RESULT_VERSION = 1
+"""Of the keys; it rises when one goes or changes its meaning."""
+
+
+def tell_json(content: Mapping[str, Any]) -> None:
+    """Print one JSON document, headed by its version and ours."""
+    head = {"result_version": RESULT_VERSION, "nwor_bench": __version__}
+    sys.stdout.write(document({**head, **content}))
+
+
+def console_for(options: RunOptions) -> Console:
+    """The console for progress and steps, which --quiet and --json leave out."""
+    return Console(quiet=options.quiet or options.as_json)
+
+
+def tell_result(
+    console: Console,
+    options: RunOptions,
+    run: RunData,
+    cells: Sequence[CellResult],
+    folder: Path,
+    *,
+    in_sweep: bool,
+) -> None:
+    """Print a run's result; the runs of a sweep are in the sweep's own JSON."""
+    if options.as_json:
+        if not in_sweep:
+            tell_json(run_result(run, cells, folder))
+        return
+    shown = Console() if options.quiet else console
+    print_summary(shown, run, cells, folder, verbose=options.verbose, quiet=options.quiet)
+
+
+def tell_plan(options: RunOptions, lines: Sequence[str]) -> None:
+    """Print what --dry-run found, which is its answer with --quiet too."""
+    if options.as_json:
+        tell_json({"plan": list(lines)})
+        return
+    console = Console()
+    for line in lines:
+        console.print(line, highlight=False, markup=False)

@@ -1,0 +1,101 @@
+"""vLLM's names for our flags, and the user's own prompts."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from fake_engine import FakeEngine, FakeFactory, accept_arguments
+
+from nwor_bench.errors import ExitCode
+from nwor_bench.records.store import read_run
+from nwor_bench.run.prepare import resume_one, run_one
+from nwor_bench.workload.config import load_scenario, resolve
+
+Run = Callable[..., tuple[int, str, str]]
+
+TINY = ("sweep", "--pair", "tiny", "--batches", "1", "--max-new-tokens", "6", "--output", "run")
+
+pytestmark = pytest.mark.usefixtures("own_surroundings")
+
+
+@pytest.fixture(autouse=True)
+def engine(monkeypatch: pytest.MonkeyPatch) -> FakeEngine:
+    fake = FakeEngine()
+    for function in (run_one, resume_one):
+        monkeypatch.setitem(function.__kwdefaults__, "engine_factory", FakeFactory(fake))
+        monkeypatch.setitem(function.__kwdefaults__, "check_engine", accept_arguments)
+    return fake
+
+
+def test_vllms_names(command_line: Run) -> None:
+    code, _, err = command_line(
+        *TINY, "--num-prompts", "3", "--num-speculative-tokens", "2", "--kv-cache-dtype", "fp8"
+    )
+    assert (code, err) == (0, "")
+    spec = read_run(Path("run")).header.spec or {}
+    assert (spec["scenario"]["requests"], spec["scenario"]["draft_tokens"]) == (3, 2)
+    assert spec["engine_args"] == {"kv_cache_dtype": "fp8"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--model", "no/where"), "--target-model: 'no/where'"),
+        (("--kv-cache-dtype", "fp9"), "--cache-dtype: unknown name 'fp9'; did you mean 'fp8'"),
+        (
+            ("--kv-cache-dtype", "fp8", "--engine-args", '{"kv_cache_dtype": "auto"}'),
+            "--cache-dtype: 'fp8' is not usable; --engine-args says kv_cache_dtype 'auto'",
+        ),
+    ],
+)
+def test_a_refusal_of_an_alias(command_line: Run, arguments: tuple[str, ...], words: str) -> None:
+    code, _, err = command_line("sweep", *arguments)
+    assert code == ExitCode.BAD_USAGE
+    assert words in err
+
+
+def test_both_ways_to_say_the_same() -> None:
+    spec = resolve(load_scenario("short"), cache_dtype="fp8", engine_args={"kv_cache_dtype": "fp8"})
+    assert spec.engine_args == {"kv_cache_dtype": "fp8"}
+
+
+def write(path: str, *rows: object) -> None:
+    Path(path).write_text("\n".join(json.dumps(row) for row in rows), encoding="utf-8")
+
+
+def test_own_prompts_with_the_scenarios_other_values(command_line: Run, engine: FakeEngine) -> None:
+    write("mine.jsonl", {"prompt": "What is a cache?"}, {"text": "Why?"}, {"text": "How long?"})
+    engine.failing[9] = KeyboardInterrupt()
+    code, _, _ = command_line(*TINY, "--prompts", "mine.jsonl", "--requests", "2")
+    assert code == ExitCode.INTERRUPTED
+    header = read_run(Path("run")).header
+    assert (header.scenario or {})["prompts"]["path"] == "mine.jsonl"
+    used = {name for block in header.blocks or () for name in block.prompt_ids or ()}
+    assert used <= {"line-1", "line-2", "line-3"}
+    engine.failing.clear()
+    write("other.jsonl", {"text": "Other."})
+    code, _, err = command_line("sweep", "--resume", "run", "--prompts", "other.jsonl")
+    assert code == ExitCode.BAD_USAGE
+    assert "--prompts: 'other.jsonl' is not usable; the run was begun with 'mine.jsonl'" in err
+    assert command_line("sweep", "--resume", "run", "--prompts", "mine.jsonl")[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('{"text": "a"}\n{"txt": "b"}', "mine.jsonl:2: write an object with either"),
+        ('{"text": "a"}\n\nno JSON', "mine.jsonl:3: is not JSON"),
+        ("", "--prompts: 'mine.jsonl' is not usable; it is empty"),
+        (None, "mine.jsonl: cannot be read"),
+    ],
+)
+def test_bad_prompts_are_refused_by_file_and_line(
+    command_line: Run, engine: FakeEngine, text: str | None, words: str
+) -> None:
+    if text is not None:
+        Path("mine.jsonl").write_text(text)
+    code, out, err = command_line(*TINY, "--prompts", "mine.jsonl")
+    assert (code, out) == (ExitCode.BAD_USAGE, "")
+    assert words in err
+    assert engine.calls == []

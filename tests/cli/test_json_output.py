@@ -1,0 +1,200 @@
+"""--json and --quiet: nothing else on stdout, and every key that docs/json.md lists."""
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from changed_run import slowed
+from fake_engine import FakeEngine, FakeFactory, accept_arguments
+from synthetic_run import make_run, save_run
+
+from nwor_bench.cli.commands.compare import with_printed_json
+from nwor_bench.errors import ExitCode
+from nwor_bench.run.prepare import run_one
+from nwor_bench.run.sweep_prepare import run_sweep
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+CONFIG = CHECKOUT / "tests/data/configs/Llama-3.2-3B.json"
+TINY = ("sweep", "--pair", "tiny", "--requests", "2", "--batches", "2", "--max-new-tokens", "6")
+SWEEP = """
+name = "two"
+[axes]
+pairs = ["tiny"]
+scenarios = ["short"]
+requests = [1, 2]
+[settings]
+batches = 1
+max_new_tokens = 6
+"""
+
+Run = Callable[..., tuple[int, str, str]]
+
+pytestmark = pytest.mark.usefixtures("own_surroundings")
+
+
+@pytest.fixture(autouse=True)
+def engine(monkeypatch: pytest.MonkeyPatch) -> FakeEngine:
+    fake = FakeEngine()
+    for function in (run_one, run_sweep):
+        monkeypatch.setitem(function.__kwdefaults__, "engine_factory", FakeFactory(fake))
+        monkeypatch.setitem(function.__kwdefaults__, "check_engine", accept_arguments)
+    return fake
+
+
+@cache
+def documented() -> dict[str, tuple[str, ...]]:
+    """Keys by the heading of their table."""
+    text = (CHECKOUT / "docs/json.md").read_text(encoding="utf-8")
+    sections = re.split(r"^## ", text, flags=re.MULTILINE)[1:]
+    return {
+        section.splitlines()[0]: tuple(re.findall(r"^\| `([^`]+)` \|", section, re.MULTILINE))
+        for section in sections
+    }
+
+
+def lacking(content: Any, section: str) -> list[str]:
+    """Documented keys that a document does not have."""
+    return [key for key in documented()[section] if not any(True for _ in at(content, key))]
+
+
+def at(content: Any, key: str) -> Iterator[Any]:
+    """What stands at `a[].b`, in every entry of a."""
+    name, _, rest = key.partition(".")
+    if name.removesuffix("[]") not in content:
+        return
+    found = content[name.removesuffix("[]")]
+    for each in found if name.endswith("[]") else [found]:
+        yield from at(each, rest) if rest else [each]
+
+
+def top_level(section: str) -> set[str]:
+    return {re.split(r"[.\[]", key)[0] for key in documented()[section]}
+
+
+def test_a_sweep_and_its_report_print_one_document(command_line: Run) -> None:
+    code, out, err = command_line(*TINY, "--output", "run", "--json")
+    assert (code, err) == (0, "")
+    told = json.loads(out)
+    assert lacking(told, "sweep, report") == []
+    assert set(told) == top_level("sweep, report")
+    assert told["folder"] == "run"
+    assert told["status"] == "complete"
+    assert told["cells"][0]["cell"] == "off x off"
+    assert command_line("report", "run", "--json") == (0, out, "")
+
+
+def test_a_broken_run_says_so_in_its_document(command_line: Run, engine: FakeEngine) -> None:
+    engine.wrong = lambda number, cell: cell.label == "stage x off"
+    code, out, _ = command_line(*TINY, "--output", "run", "--json")
+    assert code == ExitCode.CORRECTNESS_BROKEN
+    assert json.loads(out)["answer"]["badge"] == "INVALID"
+
+
+def test_an_interrupted_run_prints_its_document(command_line: Run, engine: FakeEngine) -> None:
+    engine.failing[9] = KeyboardInterrupt()
+    code, out, _ = command_line(*TINY, "--output", "run", "--json")
+    assert code == ExitCode.INTERRUPTED
+    assert json.loads(out)["status"] == "partial"
+
+
+def test_quiet_prints_the_answer_and_the_folder(command_line: Run) -> None:
+    code, out, err = command_line(*TINY, "--output", "run", "-q")
+    assert (code, err) == (0, "")
+    *answer, folder = out.splitlines()
+    assert folder == "Run folder: run"
+    assert " ".join(answer).startswith("CPU RUN: ")
+    assert command_line("report", "run", "--quiet") == (0, out, "")
+
+
+def test_a_sweep_of_runs(command_line: Run, tmp_path: Path) -> None:
+    (tmp_path / "two.toml").write_text(SWEEP)
+    code, out, err = command_line("sweep", "--file", "two.toml", "--output", "many", "--json")
+    assert (code, err) == (0, "")
+    told = json.loads(out)
+    assert lacking(told, "sweep --file") == []
+    assert set(told) == top_level("sweep --file")
+    assert [run["result"]["status"] for run in told["runs"]] == ["complete"] * 2
+    code, out, _ = command_line("sweep", "--file", "two.toml", "--output", "again", "-q")
+    assert out.splitlines()[-1] == "Sweep folder: again"
+    assert out.count("Run folder: ") == 2
+    assert "gate" not in out
+
+
+@pytest.mark.parametrize("more", [("--pair", "tiny"), ("--file", "two.toml")])
+def test_a_dry_run(command_line: Run, tmp_path: Path, more: tuple[str, ...]) -> None:
+    (tmp_path / "two.toml").write_text(SWEEP)
+    code, out, err = command_line("sweep", *more, "--dry-run", "--json")
+    assert (code, err) == (0, "")
+    told = json.loads(out)
+    assert set(told) == set(documented()["sweep --dry-run"])
+    assert command_line("sweep", *more, "--dry-run", "-q")[1].splitlines()[0] == told["plan"][0]
+
+
+def test_a_prediction(command_line: Run) -> None:
+    code, out, err = command_line("plan", "--config", str(CONFIG), "--json")
+    assert (code, err) == (0, "")
+    told = json.loads(out)
+    assert lacking(told, "plan") == []
+    assert set(told) == top_level("plan")
+    _, out, _ = command_line("plan", "--config", str(CONFIG), "--quiet")
+    assert " ".join(out.split()) == told["predictions"][0]["headline"]
+
+
+def test_a_comparison(command_line: Run) -> None:
+    base = make_run(blocks=8, device="cuda", aa=True)
+    save_run(base, Path("base"))
+    save_run(slowed(base, {("stage", "graph"): 1.05}), Path("new"))
+    code, out, err = command_line("compare", "base", "new", "--json")
+    assert (code, err) == (4, "")
+    told = json.loads(out)
+    assert lacking(told, "compare") == []
+    assert set(told) == top_level("compare")
+    _, out, _ = command_line("compare", "base", "new", "-q")
+    assert " ".join(out.split()) == told["headline"]
+
+
+def test_doctor(command_line: Run) -> None:
+    _, out, _ = command_line("doctor", "--no-engine", "--json")
+    told = json.loads(out)
+    assert lacking(told, "doctor") == []
+    assert set(told) == top_level("doctor")
+
+
+@pytest.mark.parametrize(
+    ("given", "read"),
+    [
+        ("a b --json", "a b --json -"),
+        ("--json --strict a b", "--json - --strict a b"),
+        ("a b --json -", "a b --json -"),
+        ("a b --json x.json", "a b --json x.json"),
+        ("a b --json=x.json", "a b --json=x.json"),
+    ],
+)
+def test_compares_json_needs_no_file(given: str, read: str) -> None:
+    assert with_printed_json(given.split()) == read.split()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ((*TINY, "--json", "-v"), "--verbose: True is not usable; vLLM's log goes to stdout"),
+        ((*TINY, "-q", "-v"), "which --quiet keeps clean"),
+        (("plan", "--config", str(CONFIG), "--json", "--markdown"), "--markdown prints too"),
+        (("report", "nowhere", "--json"), "run folder: "),
+    ],
+)
+def test_a_refusal_leaves_stdout_empty(
+    command_line: Run, arguments: tuple[str, ...], words: str
+) -> None:
+    code, out, err = command_line(*arguments)
+    assert (code, out) == (ExitCode.BAD_USAGE, "")
+    assert words in err
+
+
+@pytest.mark.parametrize("flag", ["-V", "--version"])
+def test_the_version(command_line: Run, flag: str) -> None:
+    assert command_line(flag)[1].startswith("nwor-bench ")

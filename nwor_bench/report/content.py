@@ -13,7 +13,6 @@ from nwor_bench.report.document import (
     Block,
     Bullets,
     Callout,
-    Code,
     Definitions,
     Document,
     Headline,
@@ -32,6 +31,7 @@ from nwor_bench.report.sections.glossary import glossary
 from nwor_bench.report.sections.launches import launch_section
 from nwor_bench.report.sections.limits import CPU_LIMIT, limits
 from nwor_bench.report.sections.phases import phase_section
+from nwor_bench.report.sections.repeat import repeat_block
 from nwor_bench.report.sections.verdicts import answer, on_cpu
 from nwor_bench.report.sections.window_times import window_time_section
 from nwor_bench.report.text import NOT_MEASURED, joined, settings
@@ -115,7 +115,7 @@ def _what_ran(run: RunData) -> Section:
     facts = {
         "target": pair.target,
         "drafts by": pair.method,
-        "data type": pair.dtype,
+        "data type": header.data_type,
         "requests at a time": scenario.get("requests"),
         "device": " ".join(filter(None, [engine.device, gpus and f"({gpus})"])) or None,
         "runner": engine.runner,
@@ -141,9 +141,7 @@ def _findings(run: RunData, cells: Sequence[CellResult]) -> Section:
 
 
 def _repeat(run: RunData) -> Section:
-    command = run.header.command
-    body: Block = Code(command) if command else Paragraph("The command was not recorded.")
-    return Section("To repeat this run", (body,), brief=True)
+    return Section("To repeat this run", (repeat_block(run.header.command),), brief=True)
 
 
 def _configuration(run: RunData) -> Section:

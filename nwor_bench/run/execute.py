@@ -38,7 +38,8 @@ EngineFactory = Callable[[ResolvedPair, RunSpec, Path | None], Engine]
 class Prepared:
     """A sweep that has been checked and can start: what runs, on which pair, in which order.
 
-    `choice` is the pair as the command line named it, `pair` what that came to.
+    `choice` is the pair as the command line named it, `pair` what that came to; `command` measures
+    this run alone, where that is not the command of this process.
     """
 
     spec: RunSpec
@@ -46,6 +47,7 @@ class Prepared:
     pair: ResolvedPair
     plan: Plan
     encode: Encode
+    command: str | None = None
 
 
 EngineSource = Callable[[Path | None], AbstractContextManager[Engine]]
@@ -134,7 +136,7 @@ def _header(prepared: Prepared, started_at: datetime) -> RunHeader:
         spec=spec,
         environment=environment.collect(),
         blocks=blocks_for_header(prepared.plan),
-        command=shlex.join(["nwor-bench", *sys.argv[1:]]),
+        command=prepared.command or shlex.join(["nwor-bench", *sys.argv[1:]]),
         started_at=started_at.isoformat(timespec="seconds"),
         absent=WRITTEN_LATER,
     )

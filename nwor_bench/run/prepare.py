@@ -1,7 +1,7 @@
 """A run from the spec to the reports: check everything, then run it on one engine."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -26,11 +26,13 @@ from nwor_bench.run.execute import (
     own_engine,
     run_prepared,
 )
+from nwor_bench.run.point_command import point_command
 from nwor_bench.run.run_options import DEFAULT_OPTIONS, RunOptions
 from nwor_bench.workload.config import RunSpec
 from nwor_bench.workload.pair_choice import PairChoice
 from nwor_bench.workload.prompts import Encode, encode, load_prompts, load_tokenizer
 from nwor_bench.workload.schedule import Plan, make_plan
+from nwor_bench.workload.sweep_points import Point
 
 CheckEngine = Callable[[ResolvedPair, RunSpec], None]
 """Raises ConfigError for what vLLM would refuse, without starting it."""
@@ -151,6 +153,12 @@ def prepare(spec: RunSpec, choice: PairChoice, console: Console) -> Prepared:
     check_model_configs(pair)
     plan = make_plan(spec, pair.name, load_prompts(spec.scenario))
     return Prepared(spec, asdict(choice), pair, plan, _encode_all(plan, spec, pair))
+
+
+def prepare_point(point: Point, console: Console) -> Prepared:
+    """A run of a sweep file, with the command that measures it alone. Raises as `prepare` does."""
+    prepared = prepare(point.spec, PairChoice(pair=point.pair), console)
+    return replace(prepared, command=point_command(point))
 
 
 def _encode_all(plan: Plan, spec: RunSpec, pair: ResolvedPair) -> Encode:

@@ -15,12 +15,11 @@ from nwor_bench.instruments.versions import require_supported_vllm
 from nwor_bench.records.store import RUN_FILE, RUNS, check_output, default_folder
 from nwor_bench.run.dry_run import sweep_lines
 from nwor_bench.run.execute import EngineFactory, Prepared
-from nwor_bench.run.prepare import CheckEngine, prepare
+from nwor_bench.run.prepare import CheckEngine, prepare_point
 from nwor_bench.run.run_options import DEFAULT_OPTIONS, RunOptions
 from nwor_bench.run.sweep_execute import SweepRunner
 from nwor_bench.run.sweep_folder import DONE, INDEX_FILE, SweepIndex
 from nwor_bench.workload.options import declared, flag_of, names
-from nwor_bench.workload.pair_choice import PairChoice
 from nwor_bench.workload.sweep_file import Axes, Settings, SweepFile, load_sweep
 from nwor_bench.workload.sweep_points import EngineGroup, group_by_engine, make_points
 
@@ -189,7 +188,7 @@ def _prepare_all(
     prepared = {}
     for group in groups:
         for point in group.points:
-            ready = prepare(point.spec, PairChoice(pair=point.pair), console)
+            ready = prepare_point(point, console)
             prepared[point.number] = ready
         try:
             if here:

@@ -4,7 +4,6 @@ import html
 import re
 from collections.abc import Sequence
 
-from nwor_bench.analysis.aggregate import REFERENCE
 from nwor_bench.records.types import Verdict
 from nwor_bench.report.document import (
     Block,
@@ -22,7 +21,7 @@ from nwor_bench.report.document import (
 from nwor_bench.report.html.style import CSS
 from nwor_bench.report.plots import figure_element, scripts
 
-_VERDICTS = {str(verdict) for verdict in Verdict} | {REFERENCE}
+_VERDICTS = {str(verdict) for verdict in Verdict}
 
 _LONG = 36
 """A table value of more characters than this may wrap."""

@@ -6,14 +6,14 @@ CSS = """
   --page: #fcfcfb; --text: #1c1f23; --soft: #5c6570; --line: #d9dde2; --head: #f1f3f5;
   --callout: #fff6e0; --callout-line: #d99a1b; --band: #e3e7ec; --link: #1f5f9c;
   --same: #2f7d4f; --faster: #1f6fb2; --slower: #b4541a; --ambiguous: #6b7280;
-  --ineffective: #8a4bb0; --invalid: #c02634; --reference: #1c1f23;
+  --ineffective: #8a4bb0; --invalid: #c02634;
 }
 @media (prefers-color-scheme: dark) {
   :root {
     --page: #15181c; --text: #e4e7ea; --soft: #9aa4af; --line: #343b43; --head: #1e2329;
     --callout: #2c2512; --callout-line: #c9932c; --band: #2b323a; --link: #7fb8ee;
     --same: #6cc48f; --faster: #6db3ec; --slower: #f09a5c; --ambiguous: #a3acb8;
-    --ineffective: #c594e6; --invalid: #ff7b86; --reference: #e4e7ea;
+    --ineffective: #c594e6; --invalid: #ff7b86;
   }
 }
 * { box-sizing: border-box; }
@@ -87,6 +87,5 @@ figcaption { color: var(--soft); font-size: .8125rem; max-width: 46rem; margin-t
 .v-same { color: var(--same); } .v-faster { color: var(--faster); }
 .v-slower { color: var(--slower); } .v-ambiguous { color: var(--ambiguous); }
 .v-ineffective { color: var(--ineffective); } .v-invalid { color: var(--invalid); }
-.v-reference { color: var(--reference); }
 @media print { .scroll { overflow: visible; } body { font-size: 11px; } }
 """

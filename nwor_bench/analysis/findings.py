@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from nwor_bench.analysis.cell_data import REFERENCE
 from nwor_bench.analysis.finding import Finding, FindingKind, Severity
+from nwor_bench.analysis.finding_groups import FindingGroup, grouped
 from nwor_bench.analysis.machine_findings import machine_findings
 from nwor_bench.analysis.paired import LATENCY_MS
 from nwor_bench.analysis.statistics import SIGNIFICANCE, least_signed_rank_p
@@ -18,12 +19,12 @@ from nwor_bench.records.finished_blocks import SUPERSEDED_EVENT, block_name
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import AA, CellResult, Verdict
 
-__all__ = ["Finding", "FindingKind", "Severity", "findings"]
+__all__ = ["Finding", "FindingGroup", "FindingKind", "Severity", "findings", "grouped"]
 
 FEW_BLOCKS = 10
 """Below this an interval rests on too little to be tight."""
 
-ON_CPU = "Nothing to do: times on a CPU say nothing of NWOR on a GPU."
+ON_CPU = "Nothing to do, as times on a CPU say nothing of NWOR on a GPU."
 
 _BLOCKS_HELP = (FindingKind.FEW_BLOCKS, FindingKind.AMBIGUOUS, FindingKind.NOISE_FLOOR)
 """What more blocks would mend, where times count."""
@@ -177,7 +178,7 @@ def _fallbacks(cell: CellResult) -> Iterator[Finding]:
             FindingKind.FALLBACKS,
             Severity.WARNING if share > 0.1 else Severity.NOTE,
             f"{cell.label}: {_percent(share)} of its windows were written directly ({reasons}).",
-            "Its ratio is that of the mixture; 'Fallbacks by reason' in report.html explains them.",
+            "Its ratio is that of the mixture; see 'Fallbacks by reason'.",
             cell.label,
         )
 

@@ -18,7 +18,7 @@ from nwor_bench.report.content import build_document
 from nwor_bench.report.html.page import render_html
 from nwor_bench.report.markdown import render_markdown
 
-THE_REST = "Figures, evidence and a glossary are in report.html beside this file."
+THE_REST = "Figures, evidence and a glossary are in the run folder's report.html."
 
 
 @dataclass(frozen=True)
@@ -53,8 +53,8 @@ def write_files(folder: Path, run: RunData, cells: Sequence[CellResult]) -> Repo
         paths.windows_csv, to_csv(WindowRecord, [_all_fallbacks(w) for w in run.windows])
     )
     document = build_document(run, cells)
+    write_atomically(paths.html, render_html(document))  # first: report.md cites it
     write_atomically(paths.markdown, render_markdown(document.shortened(THE_REST)))
-    write_atomically(paths.html, render_html(document))
     return paths
 
 

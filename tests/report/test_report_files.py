@@ -3,7 +3,9 @@
 import csv
 import io
 import json
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from synthetic_run import change_batches, make_run, save_run, write_reports
@@ -149,3 +151,22 @@ def test_no_run_and_no_place_to_write_are_refused(folder, tmp_path):
     (folder / "cells.csv").mkdir()
     with pytest.raises(StoreError, match=r"cells\.csv: cannot be written"):
         write_reports(folder)
+
+
+KEPT = sorted((Path(__file__).parents[2] / "sweeps" / "results").glob("*/report.md"))
+
+
+def cited(text: str) -> set[str]:
+    return set(re.findall(r"[\w./-]+\.(?:html|csv|json|jsonl|log|md)\b", text))
+
+
+def test_report_md_cites_files_that_are_there(tmp_path):
+    save_run(make_run(aa=True), tmp_path)
+    text = write_reports(tmp_path).markdown.read_text()
+    assert "report.html" in cited(text)
+    assert {name for name in cited(text) if not (tmp_path / name).is_file()} == set()
+
+
+@pytest.mark.parametrize("path", KEPT, ids=lambda path: path.parent.name)
+def test_kept_reports_cite_files_that_are_there(path):
+    assert {name for name in cited(path.read_text()) if not (path.parent / name).is_file()} == set()

@@ -93,11 +93,14 @@ Block = Headline | Paragraph | Callout | Bullets | Definitions | Code | Table | 
 
 @dataclass(frozen=True)
 class Section:
-    """A heading and what stands under it; `brief` ones belong to the short report too."""
+    """A heading and what stands under it."""
 
     title: str
     blocks: tuple[Block, ...]
     brief: bool = False
+    """It belongs to the short report too."""
+    folded: bool = False
+    """A page shows the heading alone until it is opened."""
 
 
 @dataclass(frozen=True)

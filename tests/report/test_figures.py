@@ -25,7 +25,7 @@ from nwor_bench.report.sections.intervals import interval_figure
 def figures(run: RunData) -> dict[str, Figure]:
     """The report's figures by name."""
     document = build_document(run, summarise(run))
-    blocks = [block for section in document.sections for block in section.blocks]
+    blocks = [*document.lead, *(b for section in document.sections for b in section.blocks)]
     return {block.name: block for block in blocks if isinstance(block, Figure)}
 
 

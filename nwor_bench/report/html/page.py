@@ -33,8 +33,7 @@ def render_html(document: Document) -> str:
     if len(document.sections) > 1:
         body.append(_contents(document.sections))
     for section in document.sections:
-        heading = f'<h2 id="{_anchor(section)}">{escape(section.title)}</h2>'
-        body += [heading, *map(_block, section.blocks)]
+        body += _section(section)
     blocks = [*document.lead, *(block for each in document.sections for block in each.blocks)]
     drawing = scripts([block for block in blocks if isinstance(block, Figure)])
     return (
@@ -50,6 +49,14 @@ def render_html(document: Document) -> str:
 def escape(text: str) -> str:
     """Text for HTML; a number and its per-cent sign stay on one line."""
     return html.escape(text).replace(" %", "&nbsp;%")
+
+
+def _section(section: Section) -> list[str]:
+    heading = f'<h2 id="{_anchor(section)}">{escape(section.title)}</h2>'
+    blocks = [*map(_block, section.blocks)]
+    if section.folded:
+        return ["<details>", f"<summary>{heading}</summary>", *blocks, "</details>"]
+    return [heading, *blocks]
 
 
 def _contents(sections: Sequence[Section]) -> str:

@@ -27,6 +27,9 @@ h2 {
   font-size: 1.15rem; margin: 2.5rem 0 .75rem; padding-bottom: .3rem;
   border-bottom: 1px solid var(--line);
 }
+summary { cursor: pointer; }
+summary h2 { display: inline; border: 0; margin: 0; padding: 0; }
+details { margin: .6rem 0; padding: .35rem 0; border-bottom: 1px solid var(--line); }
 a { color: var(--link); }
 p, ul, dl { margin: .75rem 0; max-width: 46rem; overflow-wrap: anywhere; }
 ul { padding-left: 1.2rem; }

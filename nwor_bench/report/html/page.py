@@ -19,7 +19,7 @@ from nwor_bench.report.document import (
     Table,
 )
 from nwor_bench.report.html.style import CSS
-from nwor_bench.report.plots import figure_element, scripts
+from nwor_bench.report.plots import figure_element
 
 _VERDICTS = {str(verdict) for verdict in Verdict}
 
@@ -34,15 +34,13 @@ def render_html(document: Document) -> str:
         body.append(_contents(document.sections))
     for section in document.sections:
         body += _section(section)
-    blocks = [*document.lead, *(block for each in document.sections for block in each.blocks)]
-    drawing = scripts([block for block in blocks if isinstance(block, Figure)])
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         # A page without an icon of its own would ask its server for one.
         '<link rel="icon" href="data:,">\n'
         f"<title>{escape(document.title)}</title>\n<style>{CSS}</style>\n</head>\n"
-        "<body>\n<main>\n" + "\n".join(body) + f"\n</main>\n{drawing}</body>\n</html>\n"
+        "<body>\n<main>\n" + "\n".join(body) + "\n</main>\n</body>\n</html>\n"
     )
 
 

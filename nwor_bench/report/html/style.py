@@ -19,12 +19,12 @@ CSS = """
 * { box-sizing: border-box; }
 body {
   margin: 0; background: var(--page); color: var(--text);
-  font: 16px/1.55 system-ui, -apple-system, "Segoe UI", Roboto, "DejaVu Sans", sans-serif;
+  font: 15px/1.5 system-ui, -apple-system, "Segoe UI", Roboto, "DejaVu Sans", sans-serif;
 }
 main { max-width: 62rem; margin: 0 auto; padding: 1.5rem 1rem 4rem; }
 h1 { font-size: 1.6rem; line-height: 1.25; margin: 0 0 1rem; overflow-wrap: anywhere; }
 h2 {
-  font-size: 1.15rem; margin: 2.5rem 0 .75rem; padding-bottom: .3rem;
+  font-size: 1.15rem; margin: 1.8rem 0 .6rem; padding-bottom: .3rem;
   border-bottom: 1px solid var(--line);
 }
 summary { cursor: pointer; }
@@ -68,7 +68,7 @@ caption {
 caption span {  /* stays in sight where the table scrolls */
   display: block; position: sticky; left: .7rem; width: min(100%, 100vw - 3.6rem);
 }
-th, td { padding: .4rem .7rem; text-align: left; white-space: nowrap; vertical-align: top; }
+th, td { padding: .22rem .7rem; text-align: left; white-space: nowrap; vertical-align: top; }
 th { background: var(--head); font-weight: 600; white-space: normal; vertical-align: bottom; }
 tbody th { background: var(--page); white-space: nowrap; vertical-align: top; }
 thead th:first-child, tbody th { position: sticky; left: 0; }
@@ -85,7 +85,10 @@ pre {
 }
 .verdict { font-weight: 600; }
 figure { margin: 1rem 0; max-width: 46rem; }
-.plot { width: 100%; overflow: hidden; }
+.plot { width: 100%; overflow-x: auto; }
+.plot svg { display: block; width: 100%; min-width: 34rem; height: auto; }
+.plot svg * { stroke-linejoin: round; stroke-linecap: butt; }
+.plot text { font-family: inherit !important; }
 figcaption { color: var(--soft); font-size: .8125rem; max-width: 46rem; margin-top: .4rem; }
 .v-same { color: var(--same); } .v-faster { color: var(--faster); }
 .v-slower { color: var(--slower); } .v-ambiguous { color: var(--ambiguous); }

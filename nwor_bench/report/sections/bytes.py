@@ -17,7 +17,7 @@ from nwor_bench.records.header import PairFacts, RunHeader
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import CellResult, Phase
 from nwor_bench.report.document import Block, Code, Figure, Paragraph, Section, table
-from nwor_bench.report.plots import axis, categories, colour, layout, plot_text
+from nwor_bench.report.plots import axis, categories, colour, layout
 from nwor_bench.report.text import NOT_MEASURED, count, decimal, label, percent, size
 
 TITLE = "Bytes: predicted beside measured"
@@ -88,7 +88,7 @@ def bytes_section(run: RunData, cells: Sequence[CellResult]) -> Section:
         ],
         caption="Counted cache bytes of all timed windows",
     )  # fmt: skip
-    return Section(TITLE, (*blocks, counted, Paragraph(_COUNTED.format(each=each))))
+    return Section(TITLE, (*blocks, counted, Paragraph(_COUNTED.format(each=each))), folded=True)
 
 
 def _figure(cells: Sequence[CellBytes], how: str) -> Figure | None:
@@ -96,7 +96,7 @@ def _figure(cells: Sequence[CellBytes], how: str) -> Figure | None:
     found = [(cell, cell.differences[WRITE]) for cell in cells if WRITE in cell.differences]
     if not found:
         return None
-    labels = [plot_text(cell.cell.label) for cell, _ in found]
+    labels = [cell.cell.label for cell, _ in found]
     reach = [
         None if amount.high is None else (amount.high - amount.mean) / 1e6 for _, amount in found
     ]
@@ -105,14 +105,12 @@ def _figure(cells: Sequence[CellBytes], how: str) -> Figure | None:
         "x": [amount.mean / 1e6 for _, amount in found],
         "error_x": {"type": "data", "array": reach, "color": colour("faster"), "width": 5},
         "marker": {"size": 10, "color": colour("faster")},
-        "hovertemplate": "%{y}: measured %{x:.2f} MB<extra></extra>",
     }  # fmt: skip
     predicted = {
         "type": "scatter", "mode": "markers", "name": "predicted", "y": labels,
         "x": [cell.predicted[WRITE] / 1e6 if WRITE in cell.predicted else None
               for cell, _ in found],
         "marker": {"symbol": "diamond-open", "size": 12, "color": colour("slower")},
-        "hovertemplate": "%{y}: predicted %{x:.2f} MB<extra></extra>",
     }  # fmt: skip
     in_words = "; ".join(
         f"{cell.cell.label} {decimal(amount.mean / 1e6, 2)}" for cell, amount in found

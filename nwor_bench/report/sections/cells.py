@@ -93,7 +93,7 @@ def precision_section(run: RunData, cells: Sequence[CellResult]) -> Section:
     facts = _warm_up_and_stop(run)
     if facts:
         blocks.append(Paragraph(facts))
-    return Section("Measurement precision", tuple(blocks))
+    return Section("Measurement precision", tuple(blocks), folded=True)
 
 
 def _bootstrap(cell: CellResult) -> str:

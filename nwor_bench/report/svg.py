@@ -33,7 +33,7 @@ def draw_svg(figure: Figure) -> str:
     import matplotlib as mpl
     from matplotlib.figure import Figure as Canvas
 
-    with mpl.rc_context(_settings(figure.name)):
+    with mpl.rc_context(settings(figure.name)):
         canvas = Canvas(figsize=(_WIDTH / _DOTS, figure.height / _DOTS), dpi=_DOTS,
                         layout="constrained")  # fmt: skip
         layout = figure.layout
@@ -75,7 +75,8 @@ def inline(svg: str, name: str, alternative: str) -> str:
     return head + re.sub(r"\s*\n\s*", "\n", body).strip()
 
 
-def _settings(name: str) -> dict[str, Any]:
+def settings(name: str) -> Any:
+    """matplotlib's settings for a figure of that name."""
     text, soft = _STAND_INS["text"], _STAND_INS["soft"]
     return {
         "svg.fonttype": "none", "svg.hashsalt": name, "text.parse_math": False, "font.size": 13,
@@ -170,7 +171,8 @@ def _violin(axes: "Axes", trace: Mapping[str, Any], place: int) -> None:
     tint = stand_in(trace["line"]["color"])
     shape = axes.violinplot(trace["x"], [place], orientation="horizontal", widths=0.8,
                             showextrema=False, quantiles=[[0.25, 0.5, 0.75]])  # fmt: skip
-    for body in shape["bodies"]:
+    bodies: Any = shape["bodies"]
+    for body in bodies:
         body.set(facecolor=tint, edgecolor=tint, alpha=0.4)
     shape["cquantiles"].set_color(tint)
 

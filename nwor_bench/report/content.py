@@ -22,6 +22,7 @@ from nwor_bench.report.document import (
 )
 from nwor_bench.report.sections.acceptance import acceptance_section
 from nwor_bench.report.sections.answers import questions
+from nwor_bench.report.sections.blocks import block_section, block_table
 from nwor_bench.report.sections.bytes import bytes_section
 from nwor_bench.report.sections.cells import cell_section, first_blocks, precision_section
 from nwor_bench.report.sections.dram import dram_section
@@ -54,6 +55,7 @@ BACKGROUND = (
 def build_document(run: RunData, cells: Sequence[CellResult]) -> Document:
     """The whole report of a run, from its records and nothing else."""
     sections = (
+        block_section(run, cells),
         _what_ran(run),
         cell_section(cells),
         precision_section(run, cells),
@@ -67,6 +69,7 @@ def build_document(run: RunData, cells: Sequence[CellResult]) -> Document:
         parity_section(run, cells),
         counter_section(run),
         Section("What the numbers do not show", (Bullets(limits(run, cells)),), folded=True),
+        block_table(run, cells),
         _order(run),
         _configuration(run),
         _environment(run),

@@ -37,8 +37,9 @@ def draw_svg(figure: Figure) -> str:
         canvas = Canvas(figsize=(_WIDTH / _DOTS, figure.height / _DOTS), dpi=_DOTS,
                         layout="constrained")  # fmt: skip
         layout = figure.layout
-        rows = 2 if "xaxis2" in layout else 1
-        drawn = canvas.subplots(rows, 1, squeeze=False)[:, 0]
+        rows = sum(name.startswith("xaxis") for name in layout)
+        heights = {"height_ratios": layout.get("heights", [1] * rows)}
+        drawn = canvas.subplots(rows, 1, squeeze=False, gridspec_kw=heights)[:, 0]
         for place, axes in enumerate(drawn):
             end = "" if place == 0 else str(place + 1)
             own = [t for t in figure.data if t.get("xaxis", "x") == f"x{end}"]
@@ -98,12 +99,16 @@ def _draw(
     labels = yaxis.get("categoryarray")
     places = {label: place for place, label in enumerate(labels or ())}
     _shapes(axes, layout)
+    if "line_at" in yaxis:
+        axes.axhline(yaxis["line_at"], color=stand_in("var(--text)"), lw=1.5, zorder=1)
     filled: dict[str, float] = {}
     bars = [trace for trace in traces if trace["type"] == "bar"]
     for trace in traces:
         match trace["type"]:
             case "scatter":
                 _points(axes, trace, places)
+            case "line":
+                _line(axes, trace)
             case "violin":
                 _violin(axes, trace, places[trace["y0"]])
             case "bar" if trace.get("orientation") == "h":
@@ -165,6 +170,13 @@ def _points(axes: "Axes", trace: Mapping[str, Any], places: Mapping[str, int]) -
     axes.errorbar(values, rows, xerr=reach, fmt=_MARKERS[symbol], color=tint, capsize=4, lw=2,
                   ms=marker["size"] * 0.75, mew=2, label=trace["name"], clip_on=False,
                   mfc="none" if symbol.endswith("open") else tint, ls="none")  # fmt: skip
+
+
+def _line(axes: "Axes", trace: Mapping[str, Any]) -> None:
+    """Numbers over numbers, in their order."""
+    tint = stand_in(trace["line"]["color"])
+    axes.plot(trace["x"], trace["y"], trace.get("symbol", "o") + trace.get("dash", "-"), ms=4,
+              lw=1.3, color=tint, label=trace["name"])  # fmt: skip
 
 
 def _violin(axes: "Axes", trace: Mapping[str, Any], place: int) -> None:

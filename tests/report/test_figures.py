@@ -64,7 +64,7 @@ def test_every_figure_is_drawn_with_its_texts_in_the_page_s_colours(name):
 
 
 def test_all_figures_are_there_where_all_was_measured(run):
-    names = {"intervals", "window-times", "acceptance", "timeline", "dram-bytes"}
+    names = {"intervals", "blocks", "window-times", "acceptance", "timeline", "dram-bytes"}
     assert set(figures(run)) == names
     for figure in figures(run).values():
         assert figure.caption.endswith(".")
@@ -73,7 +73,7 @@ def test_all_figures_are_there_where_all_was_measured(run):
 
 def test_what_was_not_measured_is_a_sentence_and_no_figure():
     cpu = make_run(aa=True)
-    assert set(figures(cpu)) == {"intervals", "window-times", "acceptance"}
+    assert set(figures(cpu)) == {"intervals", "blocks", "window-times", "acceptance"}
     assert "timed between events on a GPU" in words(cpu, "Where a window's time goes")
     assert "not measured in this run" in words(cpu, "Bytes: predicted beside measured")
     assert "no batch was probed" in words(gpu_run(probed=False), "Where a window's time goes")
@@ -127,6 +127,29 @@ def test_the_noise_band_and_the_line_at_one(run):
     assert "There is no noise band" in bare.caption
 
 
+def test_each_block_stands_with_its_ratio_and_the_clocks_of_that_block(run):
+    warm = change_batches(
+        change_batches(run, lambda b: b.phase == "timed", conditions={"gpu_sm_clock_mhz": 1980.0}),
+        lambda b: b.phase == "timed" and b.block == 3 and b.nwor_mode == "stage",
+        conditions={"gpu_sm_clock_mhz": 1500.0, "gpu_throttled_ms": 40.0},
+    )
+    figure = figures(warm)["blocks"]
+    lines = {trace["name"]: trace for trace in figure.data}
+    compared = {cell.label: cell for cell in summarise(warm) if cell.ratio_to_off is not None}
+    assert set(lines) == {*compared, "SM clock, MHz", "throttled, ms"}
+    for label, cell in compared.items():
+        assert lines[label]["x"] == list(range(1, 13))
+        assert np.exp(np.mean(np.log(lines[label]["y"]))) == pytest.approx(
+            cell.ratio_to_off, rel=1e-3
+        )
+    clocks = dict(zip(lines["SM clock, MHz"]["x"], lines["SM clock, MHz"]["y"], strict=True))
+    assert clocks == {block: 1500.0 if block == 3 else 1980.0 for block in range(1, 13)}
+    assert lines["throttled, ms"]["y"] == [120.0]
+    assert "SM clock 1500 to 1980 MHz" in figure.alternative
+    assert "throttled, ms" in shown_texts(draw_svg(figure))
+    assert "clocks were not recorded" in figures(run)["blocks"].caption
+
+
 def test_window_times_keep_their_distribution_and_their_outliers(run):
     slow = change_windows(
         run,
@@ -146,7 +169,7 @@ def test_window_times_keep_their_distribution_and_their_outliers(run):
 
 def test_times_that_do_not_count_are_in_no_figure():
     wrong = invalid()
-    for name in ("window-times", "timeline", "intervals"):
+    for name in ("window-times", "timeline", "intervals", "blocks"):
         figure = figures(wrong)[name]
         assert "stage x off" in json.dumps(figure.data)
         assert "stage x graph" not in json.dumps(figure.data)

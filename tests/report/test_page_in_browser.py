@@ -92,7 +92,7 @@ def test_the_page_in_a_real_browser(tab: Tab, tmp_path: Path) -> None:
         assert min(state["marks"]) > 0
         assert state["clipped"] == []
         assert state["unpainted"] == 0
-    assert light["named"] == len(names) == 5
+    assert light["named"] == len(names) == 6
     assert light["headings"] == ["H1", *["H2"] * len(document.sections)]
     assert light["tables"] == light["captions"] == sum(isinstance(b, Table) for b in blocks)
     assert light["scopes"]

@@ -153,6 +153,23 @@ def test_no_run_and_no_place_to_write_are_refused(folder, tmp_path):
         write_reports(folder)
 
 
+def test_timed_windows_add_up_to_the_cells(reports):
+    _, paths = reports
+    windows = rows(paths.windows_csv)
+    assert list(windows[0])[-1] == "phase"
+    assert {row["phase"] for row in windows if row["block"] == "0"} == {"gate"}
+    for cell in rows(paths.cells_csv):
+        own = [
+            row
+            for row in windows
+            if row["phase"] == "timed"
+            and (row["nwor_mode"], row["scv_mode"], row["arm"])
+            == (cell["nwor_mode"], cell["scv_mode"], cell["arm"])
+        ]
+        assert len(own) == int(cell["windows"])
+        assert sum(int(row["draft_tokens"]) for row in own) == int(cell["draft_tokens"])
+
+
 KEPT = sorted((Path(__file__).parents[2] / "sweeps" / "results").glob("*/report.md"))
 
 

@@ -22,8 +22,6 @@ td:first-child { white-space: normal; min-width: 8rem; }
 figure { max-width: none; }
 """
 
-_LIMIT_HEADERS = ("drafts' K/V", "saves", "most it saves with this k, by context")
-
 _PAGE = Template("""<!doctype html>
 <html lang="en">
 <head>
@@ -67,7 +65,7 @@ def break_even_page(prediction: BytePrediction) -> str:
         setting=_text(setting(prediction)),
         context=f"{chart.load.context:,}",
         figure=draw_maps(chart, _in_words(chart)),
-        limits=_table(_LIMIT_HEADERS, limit_rows(chart)),
+        limits=_table(_limit_headers(chart), limit_rows(chart)),
         step=_table(("DRAM bytes of one step", "predicted", "share"), step_rows(prediction)),
         strategies=_table(STRATEGY_HEADERS, strategy_rows(prediction)),
         notes="".join(f"<li>{_text(note)}</li>" for note in notes(prediction)),
@@ -75,24 +73,24 @@ def break_even_page(prediction: BytePrediction) -> str:
 
 
 def limit_rows(chart: BreakEvenMap) -> list[list[str]]:
-    """Break-even acceptance of each way of staging, and the most that it saves on its maps."""
+    """Break-even acceptance of each way of staging, and the most that it saves at each context."""
     rows = []
     for strategy in MAPPED:
         limit = chart.model.break_even(strategy)
-        most = [
-            100 * max(map(max, chart.shares(strategy, drafts, context)))
-            for drafts in (chart.load.draft_tokens,)
-            for context in chart.contexts
-        ]
+        maps = (chart.shares(strategy, chart.load.draft_tokens, c) for c in chart.contexts)
         below = "never" if limit is None else f"below {100 * limit:.0f} % acceptance"
-        places = (f"{value:.2g} % at {c:,}" for value, c in zip(most, chart.contexts, strict=True))
-        rows.append([strategy.label, below, "; ".join(places)])
+        rows.append([strategy.label, below, *(f"{100 * max(map(max, m)):.2g} %" for m in maps)])
     return rows
+
+
+def _limit_headers(chart: BreakEvenMap) -> list[str]:
+    contexts = (f"at most, {context:,} tokens" for context in chart.contexts)
+    return ["drafts' K/V", f"saves (k = {chart.load.draft_tokens})", *contexts]
 
 
 def _in_words(chart: BreakEvenMap) -> str:
     return "Predicted savings over acceptance and requests. " + "; ".join(
-        f"{name}: saves {below}" for name, below, _ in limit_rows(chart)
+        f"{row[0]}: saves {row[1]}" for row in limit_rows(chart)
     )
 
 

@@ -141,8 +141,6 @@ def own_surroundings(
     Transformers, whose import takes seconds, is not asked about tiny: test_refused_configs.py
     holds what becomes of configurations that it refuses, test_pairs_tiny.py what its tokenizer
     makes of a text.
-
-    Plotly's 5 MB need not be in every report; tests/report holds that pages are whole.
     """
     from nwor_bench.instruments import environment
     from nwor_bench.run import prepare
@@ -156,7 +154,6 @@ def own_surroundings(
 
     monkeypatch.setattr(prepare, "check_model_configs", check)
     monkeypatch.setattr(prepare, "load_tokenizer", load)
-    monkeypatch.setattr("plotly.offline.get_plotlyjs", lambda: "")
     monkeypatch.setattr(environment, "_git", lambda source: checkout_facts)
     monkeypatch.setattr(environment, "_version", installed_version)
     monkeypatch.setenv("NWOR_BENCH_CACHE", str(pair_cache))

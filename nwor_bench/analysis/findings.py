@@ -6,20 +6,28 @@ blocks and noisy batches count, and are named here.
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from nwor_bench.analysis.cell_data import REFERENCE
 from nwor_bench.analysis.finding import Finding, FindingKind, Severity
+from nwor_bench.analysis.finding_groups import FindingGroup, grouped
 from nwor_bench.analysis.machine_findings import machine_findings
 from nwor_bench.analysis.paired import LATENCY_MS
 from nwor_bench.analysis.statistics import SIGNIFICANCE, least_signed_rank_p
+from nwor_bench.records.engine_status import EngineStatus
 from nwor_bench.records.finished_blocks import SUPERSEDED_EVENT, block_name
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import AA, CellResult, Verdict
 
-__all__ = ["Finding", "FindingKind", "Severity", "findings"]
+__all__ = ["Finding", "FindingGroup", "FindingKind", "Severity", "findings", "grouped"]
 
 FEW_BLOCKS = 10
 """Below this an interval rests on too little to be tight."""
+
+ON_CPU = "Nothing to do, as times on a CPU say nothing of NWOR on a GPU."
+
+_BLOCKS_HELP = (FindingKind.FEW_BLOCKS, FindingKind.AMBIGUOUS, FindingKind.NOISE_FLOOR)
+"""What more blocks would mend, where times count."""
 
 _UNMATCHED = 0.05
 """Share of windows that may go unmatched before it is said."""
@@ -28,6 +36,8 @@ _UNMATCHED = 0.05
 def findings(run: RunData, cells: Sequence[CellResult]) -> list[Finding]:
     """All findings of a run, the severest first."""
     found = [*_noise(run, cells), *_each_cell(cells), *machine_findings(run), *_records(run)]
+    if (run.header.engine or EngineStatus()).device == "cpu":
+        found = [replace(f, remedy=ON_CPU) if f.kind in _BLOCKS_HELP else f for f in found]
     order = {severity: place for place, severity in enumerate(reversed(Severity))}
     return sorted(found, key=lambda finding: order[finding.severity])
 
@@ -96,8 +106,7 @@ def _each_cell(cells: Sequence[CellResult]) -> Iterator[Finding]:
             FindingKind.INEFFECTIVE,
             Severity.WARNING,
             f"{_names(own)} never fired: {reason}.",
-            "Look up the reason under 'Fallbacks by reason'; such a cell's time says nothing of "
-            "its mode.",
+            _remedy_of_idle(reason),
         )
     for cell in cells:
         yield from _one_cell(cell)
@@ -169,7 +178,7 @@ def _fallbacks(cell: CellResult) -> Iterator[Finding]:
             FindingKind.FALLBACKS,
             Severity.WARNING if share > 0.1 else Severity.NOTE,
             f"{cell.label}: {_percent(share)} of its windows were written directly ({reasons}).",
-            "Its ratio is that of the mixture; the reasons are explained in the README.",
+            "Its ratio is that of the mixture; see 'Fallbacks by reason'.",
             cell.label,
         )
 
@@ -194,6 +203,12 @@ def _records(run: RunData) -> Iterator[Finding]:
                 f"{'is' if count == 1 else 'are'} set aside.",
                 "Nothing to do: the cells of a block come from one engine process.",
             )
+
+
+def _remedy_of_idle(reason: str | None) -> str:
+    if "no_cuda" in (reason or ""):
+        return "Nothing to mend here: it needs CUDA. Measure it on a GPU."
+    return "Look up the reason under 'Fallbacks by reason'; its time says nothing of its mode."
 
 
 def _floor(arm: CellResult) -> float | None:

@@ -187,6 +187,14 @@ class RunHeader(JsonPart):
     warnings: tuple[str, ...] | None = None
     """What a crash left half-written, as sentences."""
 
+    @property
+    def data_type(self) -> str | None:
+        """Data type of weights and activations: what was asked for, else the engine's or pair's."""
+        asked = (self.spec or {}).get("dtype")
+        if asked not in (None, "auto"):
+            return str(asked)
+        return (self.engine or EngineStatus()).dtype or (self.pair or PairFacts()).dtype
+
 
 WRITTEN_LATER = frozenset(("kv_gate", "measuring_s", "findings", "cells", "violations", "warnings"))
 """Keys that run.json does not have when a run begins."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from nwor_bench.analysis.findings import findings
+from nwor_bench.analysis.findings import Severity, findings, grouped
 from nwor_bench.records.engine_status import EngineStatus
 from nwor_bench.records.environment import Environment
 from nwor_bench.records.header import PairFacts, RunHeader
@@ -13,7 +13,6 @@ from nwor_bench.report.document import (
     Block,
     Bullets,
     Callout,
-    Code,
     Definitions,
     Document,
     Headline,
@@ -23,8 +22,9 @@ from nwor_bench.report.document import (
 )
 from nwor_bench.report.sections.acceptance import acceptance_section
 from nwor_bench.report.sections.answers import questions
+from nwor_bench.report.sections.blocks import block_section, block_table
 from nwor_bench.report.sections.bytes import bytes_section
-from nwor_bench.report.sections.cells import cell_section, precision_section
+from nwor_bench.report.sections.cells import cell_section, first_blocks, precision_section
 from nwor_bench.report.sections.dram import dram_section
 from nwor_bench.report.sections.evidence import counter_section, parity_section
 from nwor_bench.report.sections.fallbacks import fallback_section
@@ -32,6 +32,7 @@ from nwor_bench.report.sections.glossary import glossary
 from nwor_bench.report.sections.launches import launch_section
 from nwor_bench.report.sections.limits import CPU_LIMIT, limits
 from nwor_bench.report.sections.phases import phase_section
+from nwor_bench.report.sections.repeat import repeat_block
 from nwor_bench.report.sections.verdicts import answer, on_cpu
 from nwor_bench.report.sections.window_times import window_time_section
 from nwor_bench.report.text import NOT_MEASURED, joined, settings
@@ -54,6 +55,7 @@ BACKGROUND = (
 def build_document(run: RunData, cells: Sequence[CellResult]) -> Document:
     """The whole report of a run, from its records and nothing else."""
     sections = (
+        block_section(run, cells),
         _what_ran(run),
         cell_section(cells),
         precision_section(run, cells),
@@ -66,7 +68,8 @@ def build_document(run: RunData, cells: Sequence[CellResult]) -> Document:
         _findings(run, cells),
         parity_section(run, cells),
         counter_section(run),
-        Section("What the numbers do not show", (Bullets(limits(run, cells)),)),
+        Section("What the numbers do not show", (Bullets(limits(run, cells)),), folded=True),
+        block_table(run, cells),
         _order(run),
         _configuration(run),
         _environment(run),
@@ -97,14 +100,22 @@ def warnings(run: RunData) -> list[str]:
 
 
 def _lead(run: RunData, cells: Sequence[CellResult]) -> list[Block]:
+    """The first screen: the answer, its figure and table, and what weakens it; then the rest."""
     found = answer(run.header, cells)
     kind = found.badge.lower() if found.badge in set(Verdict) else "none"
-    lead: list[Block] = [Headline(found.badge, found.sentence, kind), Paragraph(ORIENTATION)]
+    lead: list[Block] = [Headline(found.badge, found.sentence, kind)]
     lead += [Callout("Incomplete", text) for text in warnings(run)]
+    lead += [*first_blocks(cells), *_weakened(run, cells)]
     if on_cpu(run.header):
         lead.append(Callout("Measured on a CPU", CPU_LIMIT))
-    lead.append(questions(run, cells))
-    return lead
+    return [*lead, Paragraph(ORIENTATION), questions(run, cells)]
+
+
+def _weakened(run: RunData, cells: Sequence[CellResult]) -> list[Block]:
+    """One line for each cause that weakens the answer; notes stay under Findings."""
+    groups = grouped(findings(run, cells))
+    lines = tuple(f"{g.severity.upper()}: {g.line}" for g in groups if g.severity != Severity.NOTE)
+    return [Paragraph("What weakens this answer:"), Bullets(lines)] if lines else []
 
 
 def _what_ran(run: RunData) -> Section:
@@ -115,7 +126,7 @@ def _what_ran(run: RunData) -> Section:
     facts = {
         "target": pair.target,
         "drafts by": pair.method,
-        "data type": pair.dtype,
+        "data type": header.data_type,
         "requests at a time": scenario.get("requests"),
         "device": " ".join(filter(None, [engine.device, gpus and f"({gpus})"])) or None,
         "runner": engine.runner,
@@ -137,13 +148,11 @@ def _findings(run: RunData, cells: Sequence[CellResult]) -> Section:
         nothing = Paragraph("Nothing was found that weakens the numbers.")
         return Section("Findings", (nothing,), brief=True)
     note = Paragraph("What weakens the numbers, the severest first, each with what to do about it.")
-    return Section("Findings", (note, Definitions(found)), brief=True)
+    return Section("Findings", (note, Definitions(found)), brief=True, folded=True)
 
 
 def _repeat(run: RunData) -> Section:
-    command = run.header.command
-    body: Block = Code(command) if command else Paragraph("The command was not recorded.")
-    return Section("To repeat this run", (body,), brief=True)
+    return Section("To repeat this run", (repeat_block(run.header.command),), brief=True)
 
 
 def _configuration(run: RunData) -> Section:
@@ -157,14 +166,16 @@ def _configuration(run: RunData) -> Section:
     rows = [(part, *row) for part, values in parts.items() for row in settings(values)]
     caption = "What was asked for, and what the engine made of it"
     heads = ["Part", "Setting", "Value"]
-    return Section("Configuration", (table(heads, rows, numbers_from=3, caption=caption),))
+    body = table(heads, rows, numbers_from=3, caption=caption)
+    return Section("Configuration", (body,), folded=True)
 
 
 def _environment(run: RunData) -> Section:
     rows = list(settings(to_json(run.header.environment)))
     caption = "The machine and its software; what could not be read is left out"
     body: Block = table(["What", "Value"], rows, numbers_from=2, caption=caption)
-    return Section("Environment", (body if rows else Paragraph("Nothing was recorded."),))
+    blocks = (body if rows else Paragraph("Nothing was recorded."),)
+    return Section("Environment", blocks, folded=True)
 
 
 def _order(run: RunData) -> Section:
@@ -182,4 +193,4 @@ def _order(run: RunData) -> Section:
     note = "Every timed block runs each cell once on the same prompts, in an order drawn at random."
     heads = ["Block", "Phase", "Order", "Prompts"]
     order = table(heads, rows, numbers_from=4, caption="Cells in the order in which they ran")
-    return Section("Order of cells in each block", (Paragraph(note), order))
+    return Section("Order of cells in each block", (Paragraph(note), order), folded=True)

@@ -69,14 +69,14 @@ class Table:
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure as plotly reads it; a medium without figures omits it, its numbers are in tables.
+    """A figure as data; a medium without figures omits it, its numbers are in tables.
 
     Attributes:
         name: identifies it on the page: small letters and hyphens.
         caption: how to read it.
         alternative: what it shows, for who cannot see it.
-        data: plotly traces. Colours are `colour(...)`; texts have gone through `plot_text`.
-        layout: plotly layout.
+        data: points, bars and distributions; see `svg`. Colours are `colour(...)`.
+        layout: axes, and the lines and notes on them.
         height: in CSS pixels.
     """
 
@@ -93,11 +93,14 @@ Block = Headline | Paragraph | Callout | Bullets | Definitions | Code | Table | 
 
 @dataclass(frozen=True)
 class Section:
-    """A heading and what stands under it; `brief` ones belong to the short report too."""
+    """A heading and what stands under it."""
 
     title: str
     blocks: tuple[Block, ...]
     brief: bool = False
+    """It belongs to the short report too."""
+    folded: bool = False
+    """A page shows the heading alone until it is opened."""
 
 
 @dataclass(frozen=True)

@@ -12,13 +12,14 @@ from nwor_bench.analysis.aggregate import noise_floor
 from nwor_bench.analysis.findings import findings
 from nwor_bench.analysis.invariants import check_invariants
 from nwor_bench.records.header import RunHeader
+from nwor_bench.records.lines import batch_key
 from nwor_bench.records.store import RUN_FILE, RunData, write_atomically, write_header
 from nwor_bench.records.types import BatchRecord, CellResult, WindowRecord, columns, to_dict
 from nwor_bench.report.content import build_document
 from nwor_bench.report.html.page import render_html
 from nwor_bench.report.markdown import render_markdown
 
-THE_REST = "Figures, evidence and a glossary are in report.html beside this file."
+THE_REST = "Figures, evidence and a glossary are in the run folder's report.html."
 
 
 @dataclass(frozen=True)
@@ -49,12 +50,10 @@ def write_files(folder: Path, run: RunData, cells: Sequence[CellResult]) -> Repo
     write_header(folder, with_summaries(run, cells))
     write_atomically(paths.cells_csv, to_csv(CellResult, cells))
     write_atomically(paths.batches_csv, to_csv(BatchRecord, run.batches))
-    write_atomically(
-        paths.windows_csv, to_csv(WindowRecord, [_all_fallbacks(w) for w in run.windows])
-    )
+    write_atomically(paths.windows_csv, _windows_csv(run))
     document = build_document(run, cells)
+    write_atomically(paths.html, render_html(document))  # first: report.md cites it
     write_atomically(paths.markdown, render_markdown(document.shortened(THE_REST)))
-    write_atomically(paths.html, render_html(document))
     return paths
 
 
@@ -78,10 +77,21 @@ def to_csv(
 
     None is an empty field; lists are joined by semicolons, mappings are JSON.
     """
+    return _csv(record_type, records).to_csv(index=False, lineterminator="\n")
+
+
+def _csv(record_type: type, records: Sequence[Any]) -> pd.DataFrame:
     names = columns(record_type)
     rows = [[_field(getattr(record, name)) for name in names] for record in records]
     # dtype=object keeps a column of whole numbers whole where one of them is missing.
-    frame = pd.DataFrame(rows, columns=names, dtype=object)
+    return pd.DataFrame(rows, columns=names, dtype=object)
+
+
+def _windows_csv(run: RunData) -> str:
+    """All windows, each with the phase of its batch: only those of phase "timed" make cells.csv."""
+    phases = {batch_key(batch): str(batch.phase) for batch in run.batches}
+    frame = _csv(WindowRecord, [_all_fallbacks(window) for window in run.windows])
+    frame["phase"] = [phases.get(batch_key(window), "") for window in run.windows]
     return frame.to_csv(index=False, lineterminator="\n")
 
 

@@ -40,7 +40,8 @@ class Prepared:
     """A sweep that has been checked and can start: what runs, on which pair, in which order.
 
     `choice` is the pair as the command line named it, `pair` what that came to; `dtype_note` says
-    why its dtype is not the pair file's.
+    why its dtype is not the pair file's; `command` measures this run alone, where that is not the
+    command of this process.
     """
 
     spec: RunSpec
@@ -49,6 +50,7 @@ class Prepared:
     plan: Plan
     encode: Encode
     dtype_note: str | None = None
+    command: str | None = None
 
 
 EngineSource = Callable[[Path | None], AbstractContextManager[Engine]]
@@ -138,7 +140,7 @@ def _header(prepared: Prepared, started_at: datetime) -> RunHeader:
         spec=spec,
         environment=environment.collect(),
         blocks=blocks_for_header(prepared.plan),
-        command=shlex.join(["nwor-bench", *sys.argv[1:]]),
+        command=prepared.command or shlex.join(["nwor-bench", *sys.argv[1:]]),
         started_at=started_at.isoformat(timespec="seconds"),
         absent=WRITTEN_LATER,
     )

@@ -28,11 +28,13 @@ from nwor_bench.run.execute import (
     run_prepared,
 )
 from nwor_bench.run.output import console_for, tell_plan
+from nwor_bench.run.point_command import point_command
 from nwor_bench.run.run_options import DEFAULT_OPTIONS, RunOptions
 from nwor_bench.workload.config import RunSpec
 from nwor_bench.workload.pair_choice import PairChoice
 from nwor_bench.workload.prompts import Encode, encode, load_prompts, load_tokenizer
 from nwor_bench.workload.schedule import Plan, make_plan
+from nwor_bench.workload.sweep_points import Point
 
 CheckEngine = Callable[[ResolvedPair, RunSpec], None]
 """Raises ConfigError for what vLLM would refuse, without starting it."""
@@ -157,6 +159,12 @@ def prepare(spec: RunSpec, choice: PairChoice, console: Console) -> Prepared:
         pair = replace(pair, dtype="float32")
     plan = make_plan(spec, pair.name, load_prompts(spec.scenario))
     return Prepared(spec, asdict(choice), pair, plan, _encode_all(plan, spec, pair), note)
+
+
+def prepare_point(point: Point, console: Console) -> Prepared:
+    """A run of a sweep file, with the command that measures it alone. Raises as `prepare` does."""
+    prepared = prepare(point.spec, PairChoice(pair=point.pair), console)
+    return replace(prepared, command=point_command(point))
 
 
 def _encode_all(plan: Plan, spec: RunSpec, pair: ResolvedPair) -> Encode:

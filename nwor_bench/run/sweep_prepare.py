@@ -16,12 +16,11 @@ from nwor_bench.records.store import RUN_FILE, RUNS, check_output, default_folde
 from nwor_bench.run.dry_run import sweep_lines
 from nwor_bench.run.execute import EngineFactory, Prepared
 from nwor_bench.run.output import console_for, tell_plan
-from nwor_bench.run.prepare import CheckEngine, prepare
+from nwor_bench.run.prepare import CheckEngine, prepare_point
 from nwor_bench.run.run_options import DEFAULT_OPTIONS, RunOptions
 from nwor_bench.run.sweep_execute import SweepRunner
 from nwor_bench.run.sweep_folder import DONE, INDEX_FILE, SweepIndex
 from nwor_bench.workload.options import declared, flag_of, names
-from nwor_bench.workload.pair_choice import PairChoice
 from nwor_bench.workload.sweep_file import Axes, Settings, SweepFile, load_sweep
 from nwor_bench.workload.sweep_points import EngineGroup, group_by_engine, make_points
 
@@ -181,7 +180,7 @@ def _prepare_all(
     prepared: dict[int, Prepared] = {}
     for group in groups:
         for point in group.points:
-            ready = prepare(point.spec, PairChoice(pair=point.pair), console)
+            ready = prepare_point(point, console)
             prepared[point.number] = ready
         try:
             if here:

@@ -16,7 +16,7 @@ from nwor_bench import __version__
 from nwor_bench.errors import ExitCode
 
 CHECKOUT = Path(__file__).resolve().parents[2]
-HEAVY = ("torch", "vllm", "pandas", "scipy", "transformers", "plotly", "numpy")
+HEAVY = ("torch", "vllm", "pandas", "scipy", "transformers", "matplotlib", "numpy")
 TINY = ("sweep", "--pair", "tiny", "--requests", "2", "--batches", "2", "--max-new-tokens", "6")
 
 Run = Callable[..., tuple[int, str, str]]

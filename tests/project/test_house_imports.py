@@ -29,7 +29,7 @@ FLOORS = (
 """The packages from the ground up. A package imports from the floors below it, never from its own
 floor or from above."""
 
-HEAVY = ("torch", "vllm", "pandas", "scipy", "pydantic", "transformers", "plotly")
+HEAVY = ("torch", "vllm", "pandas", "scipy", "pydantic", "transformers", "matplotlib")
 NO_ENGINE = tuple(f"nwor_bench.{name}" for name in ("records", "workload", "models", "analysis"))
 
 

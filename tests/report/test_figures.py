@@ -1,12 +1,11 @@
 """Figures show what was measured and nothing else, where the numbers say."""
 
+import html
 import json
 import re
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
-import plotly.graph_objects as go
 import pytest
 from report_runs import RUNS, faster, gpu_run, invalid, with_counters
 from synthetic_run import change_batches, change_windows, make_run, with_header
@@ -18,14 +17,15 @@ from nwor_bench.records.store import RunData
 from nwor_bench.report.content import build_document
 from nwor_bench.report.document import Figure, Paragraph
 from nwor_bench.report.html.page import render_html
-from nwor_bench.report.plots import plot_text, scripts
+from nwor_bench.report.plots import axis
 from nwor_bench.report.sections.intervals import interval_figure
+from nwor_bench.report.svg import COLOURS, draw_svg
 
 
 def figures(run: RunData) -> dict[str, Figure]:
     """The report's figures by name."""
     document = build_document(run, summarise(run))
-    blocks = [block for section in document.sections for block in section.blocks]
+    blocks = [*document.lead, *(b for section in document.sections for b in section.blocks)]
     return {block.name: block for block in blocks if isinstance(block, Figure)}
 
 
@@ -36,9 +36,9 @@ def words(run: RunData, title: str) -> str:
     return " ".join(block.text for block in section.blocks if isinstance(block, Paragraph))
 
 
-def painted(value: Any) -> Any:
-    """A description with colours that plotly's own checks know."""
-    return json.loads(re.sub(r"var\(--[a-z]+\)", "#123456", json.dumps(value)))
+def shown_texts(svg: str) -> list[str]:
+    """The texts of a drawn figure."""
+    return [html.unescape(text) for text in re.findall(r"<text[^>]*>([^<]*)</text>", svg)]
 
 
 @pytest.fixture(scope="module")
@@ -47,23 +47,33 @@ def run() -> RunData:
 
 
 @pytest.mark.parametrize("name", list(RUNS))
-def test_plotly_accepts_every_figure_without_a_complaint(name):
+def test_every_figure_is_drawn_with_its_texts_in_the_page_s_colours(name):
     for figure in figures(RUNS[name]()).values():
-        go.Figure(painted({"data": list(figure.data), "layout": figure.layout}))
+        svg = draw_svg(figure)
+        texts = shown_texts(svg)
+        labels = figure.layout["yaxis"].get("categoryarray", ())
+        assert set(labels) <= set(texts)
+        title = figure.layout["xaxis"]["title"]["text"]
+        assert not title or title in texts
+        assert svg.count("<title>") == 1
+        assert 'role="img"' in svg
+        assert set(re.findall(r"var\(--([a-z]+)\)", svg)) <= set(COLOURS)
+        assert "#0f1e" not in svg
+        assert not re.search(r"#000000|xmlns|<metadata|https?:", svg)
+        assert svg == draw_svg(figure)
 
 
 def test_all_figures_are_there_where_all_was_measured(run):
-    names = {"intervals", "window-times", "acceptance", "timeline", "dram-bytes"}
+    names = {"intervals", "blocks", "window-times", "acceptance", "timeline", "dram-bytes"}
     assert set(figures(run)) == names
     for figure in figures(run).values():
         assert figure.caption.endswith(".")
         assert len(figure.alternative) > 40
-        go.Figure(painted({"data": list(figure.data), "layout": figure.layout}))
 
 
 def test_what_was_not_measured_is_a_sentence_and_no_figure():
     cpu = make_run(aa=True)
-    assert set(figures(cpu)) == {"intervals", "window-times", "acceptance"}
+    assert set(figures(cpu)) == {"intervals", "blocks", "window-times", "acceptance"}
     assert "timed between events on a GPU" in words(cpu, "Where a window's time goes")
     assert "not measured in this run" in words(cpu, "Bytes: predicted beside measured")
     assert "no batch was probed" in words(gpu_run(probed=False), "Where a window's time goes")
@@ -117,6 +127,29 @@ def test_the_noise_band_and_the_line_at_one(run):
     assert "There is no noise band" in bare.caption
 
 
+def test_each_block_stands_with_its_ratio_and_the_clocks_of_that_block(run):
+    warm = change_batches(
+        change_batches(run, lambda b: b.phase == "timed", conditions={"gpu_sm_clock_mhz": 1980.0}),
+        lambda b: b.phase == "timed" and b.block == 3 and b.nwor_mode == "stage",
+        conditions={"gpu_sm_clock_mhz": 1500.0, "gpu_throttled_ms": 40.0},
+    )
+    figure = figures(warm)["blocks"]
+    lines = {trace["name"]: trace for trace in figure.data}
+    compared = {cell.label: cell for cell in summarise(warm) if cell.ratio_to_off is not None}
+    assert set(lines) == {*compared, "SM clock, MHz", "throttled, ms"}
+    for label, cell in compared.items():
+        assert lines[label]["x"] == list(range(1, 13))
+        assert np.exp(np.mean(np.log(lines[label]["y"]))) == pytest.approx(
+            cell.ratio_to_off, rel=1e-3
+        )
+    clocks = dict(zip(lines["SM clock, MHz"]["x"], lines["SM clock, MHz"]["y"], strict=True))
+    assert clocks == {block: 1500.0 if block == 3 else 1980.0 for block in range(1, 13)}
+    assert lines["throttled, ms"]["y"] == [120.0]
+    assert "SM clock 1500 to 1980 MHz" in figure.alternative
+    assert "throttled, ms" in shown_texts(draw_svg(figure))
+    assert "clocks were not recorded" in figures(run)["blocks"].caption
+
+
 def test_window_times_keep_their_distribution_and_their_outliers(run):
     slow = change_windows(
         run,
@@ -136,7 +169,7 @@ def test_window_times_keep_their_distribution_and_their_outliers(run):
 
 def test_times_that_do_not_count_are_in_no_figure():
     wrong = invalid()
-    for name in ("window-times", "timeline", "intervals"):
+    for name in ("window-times", "timeline", "intervals", "blocks"):
         figure = figures(wrong)[name]
         assert "stage x off" in json.dumps(figure.data)
         assert "stage x graph" not in json.dumps(figure.data)
@@ -217,14 +250,13 @@ def test_an_fp8_cache_below_bf16_activations_is_read_at_twice_the_size():
     assert fp8 == pytest.approx(2 * plain, abs=0.1)
 
 
-def test_hostile_labels_cannot_close_the_script_or_make_markup():
-    nasty = '</script><a href="http://x">&amp;'
-    figure = Figure("f", "c", "a", ({"name": plot_text(nasty)},), {}, 100)
-    text = scripts([figure]).rsplit('id="figures">', 1)[1]
-    data = text.split("</script>")[0]
-    (drawn,) = json.loads(data)
-    assert drawn["data"][0]["name"] == nasty.replace("&", "&amp;").replace("<", "&lt;").replace(
-        ">", "&gt;"
+def test_hostile_labels_make_no_markup():
+    nasty = '</svg></script><a href="http://x">&amp; $x_2$'
+    figure = interval_figure(summarise(faster()), 0.01)
+    assert figure is not None
+    drawn = draw_svg(
+        replace(figure, alternative=nasty, layout={**figure.layout, "xaxis": axis(nasty)})
     )
-    raw = Figure("f", "c", "a", ({"name": nasty},), {}, 100)
-    assert json.loads(scripts([raw]).rsplit('id="figures">', 1)[1].split("</script>")[0])
+    assert nasty in shown_texts(drawn)
+    assert "<a " not in drawn
+    assert drawn.count("</svg>") == 1

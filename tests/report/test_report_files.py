@@ -3,7 +3,9 @@
 import csv
 import io
 import json
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from synthetic_run import change_batches, make_run, save_run, write_reports
@@ -150,3 +152,39 @@ def test_no_run_and_no_place_to_write_are_refused(folder, tmp_path):
     (folder / "cells.csv").mkdir()
     with pytest.raises(StoreError, match=r"cells\.csv: cannot be written"):
         write_reports(folder)
+
+
+def test_timed_windows_add_up_to_the_cells(reports):
+    _, paths = reports
+    windows = rows(paths.windows_csv)
+    assert list(windows[0])[-1] == "phase"
+    assert {row["phase"] for row in windows if row["block"] == "0"} == {"gate"}
+    for cell in rows(paths.cells_csv):
+        own = [
+            row
+            for row in windows
+            if row["phase"] == "timed"
+            and (row["nwor_mode"], row["scv_mode"], row["arm"])
+            == (cell["nwor_mode"], cell["scv_mode"], cell["arm"])
+        ]
+        assert len(own) == int(cell["windows"])
+        assert sum(int(row["draft_tokens"]) for row in own) == int(cell["draft_tokens"])
+
+
+KEPT = sorted((Path(__file__).parents[2] / "sweeps" / "results").glob("*/report.md"))
+
+
+def cited(text: str) -> set[str]:
+    return set(re.findall(r"[\w./-]+\.(?:html|csv|json|jsonl|log|md)\b", text))
+
+
+def test_report_md_cites_files_that_are_there(tmp_path):
+    save_run(make_run(aa=True), tmp_path)
+    text = write_reports(tmp_path).markdown.read_text()
+    assert "report.html" in cited(text)
+    assert {name for name in cited(text) if not (tmp_path / name).is_file()} == set()
+
+
+@pytest.mark.parametrize("path", KEPT, ids=lambda path: path.parent.name)
+def test_kept_reports_cite_files_that_are_there(path):
+    assert {name for name in cited(path.read_text()) if not (path.parent / name).is_file()} == set()

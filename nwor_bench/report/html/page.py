@@ -4,7 +4,6 @@ import html
 import re
 from collections.abc import Sequence
 
-from nwor_bench.analysis.aggregate import REFERENCE
 from nwor_bench.records.types import Verdict
 from nwor_bench.report.document import (
     Block,
@@ -20,9 +19,9 @@ from nwor_bench.report.document import (
     Table,
 )
 from nwor_bench.report.html.style import CSS
-from nwor_bench.report.plots import figure_element, scripts
+from nwor_bench.report.plots import figure_element
 
-_VERDICTS = {str(verdict) for verdict in Verdict} | {REFERENCE}
+_VERDICTS = {str(verdict) for verdict in Verdict}
 
 _LONG = 36
 """A table value of more characters than this may wrap."""
@@ -34,23 +33,28 @@ def render_html(document: Document) -> str:
     if len(document.sections) > 1:
         body.append(_contents(document.sections))
     for section in document.sections:
-        heading = f'<h2 id="{_anchor(section)}">{escape(section.title)}</h2>'
-        body += [heading, *map(_block, section.blocks)]
-    blocks = [*document.lead, *(block for each in document.sections for block in each.blocks)]
-    drawing = scripts([block for block in blocks if isinstance(block, Figure)])
+        body += _section(section)
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         # A page without an icon of its own would ask its server for one.
         '<link rel="icon" href="data:,">\n'
         f"<title>{escape(document.title)}</title>\n<style>{CSS}</style>\n</head>\n"
-        "<body>\n<main>\n" + "\n".join(body) + f"\n</main>\n{drawing}</body>\n</html>\n"
+        "<body>\n<main>\n" + "\n".join(body) + "\n</main>\n</body>\n</html>\n"
     )
 
 
 def escape(text: str) -> str:
     """Text for HTML; a number and its per-cent sign stay on one line."""
     return html.escape(text).replace(" %", "&nbsp;%")
+
+
+def _section(section: Section) -> list[str]:
+    heading = f'<h2 id="{_anchor(section)}">{escape(section.title)}</h2>'
+    blocks = [*map(_block, section.blocks)]
+    if section.folded:
+        return ["<details>", f"<summary>{heading}</summary>", *blocks, "</details>"]
+    return [heading, *blocks]
 
 
 def _contents(sections: Sequence[Section]) -> str:

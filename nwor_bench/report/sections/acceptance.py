@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from nwor_bench.records.types import CellResult
 from nwor_bench.report.document import Block, Figure, Paragraph, Section, table
-from nwor_bench.report.plots import axis, colour, layout, plot_text
+from nwor_bench.report.plots import axis, colour, layout
 from nwor_bench.report.text import NOT_MEASURED, decimal, joined, label, percent
 
 TITLE = "Acceptance"
@@ -30,7 +30,7 @@ def acceptance_section(cells: Sequence[CellResult]) -> Section:
         blocks.insert(0, _figure(cells, positions))
     else:
         blocks.insert(0, Paragraph("Acceptance by position was not counted, so it is not drawn."))
-    return Section(TITLE, (*blocks, Paragraph(_NOTE)))
+    return Section(TITLE, (*blocks, Paragraph(_NOTE)), folded=True)
 
 
 def _figure(cells: Sequence[CellResult], positions: int) -> Figure:
@@ -56,14 +56,13 @@ def _figure(cells: Sequence[CellResult], positions: int) -> Figure:
         data=tuple(
             {
                 "type": "bar",
-                "name": plot_text(name),
+                "name": name,
                 "x": drafts[: len(rates)],
                 "y": [100 * rate for rate in rates],
                 "text": [percent(rate, 0) for rate in rates],
                 "textposition": "outside",
                 "cliponaxis": False,
                 "marker": {"color": colour(_COLOURS[place % len(_COLOURS)])},
-                "hovertemplate": "%{x}: %{y:.1f} %<extra></extra>",
             }
             for place, (rates, name) in enumerate(names.items())
         ),
@@ -72,7 +71,6 @@ def _figure(cells: Sequence[CellResult], positions: int) -> Figure:
             axis("accepted, %", range=[0, 105], nticks=6),
             barmode="group",
             showlegend=True,
-            margin={"l": 4, "r": 12, "t": 20, "b": 8},
         ),
         height=230 + 22 * len(groups),
     )

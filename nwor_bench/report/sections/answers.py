@@ -10,6 +10,12 @@ from nwor_bench.records.header import RunHeader
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import AA, CellResult, RunStatus, Verdict
 from nwor_bench.report.document import Definitions
+from nwor_bench.report.sections.advice import (
+    gpu_command,
+    own_models,
+    plan_words,
+    switched_on,
+)
 from nwor_bench.report.sections.kv_gate import kv_sentence
 from nwor_bench.report.sections.verdicts import (
     CPU_BADGE,
@@ -159,7 +165,7 @@ def _how_sure(run: RunData, found: Answer, cells: Sequence[CellResult]) -> Itera
         str(Verdict.AMBIGUOUS): "Not sure enough to say yes or no.",
         str(Verdict.SAME): "Sure that any effect is within the interval above.",
     }.get(verdict, f"Sure of the direction: {why}")
-    yield f"It rests on {plural(cell.batches, 'block')}, each of which ran every cell on the same "
+    yield f"It rests on {plural(cell.batches, 'block')}, each of which ran every cell on the same"
     if corrected(cell):
         yield "prompts; intervals of this kind all hold the true values in 19 of 20 runs, whichever"
         yield "cell comes out best."
@@ -213,24 +219,23 @@ def _next_by_verdict(
             yield "Look up under Fallbacks by reason why it never ran, mend that, and run again."
         case Verdict.FASTER if found.cell is not None:
             yield (
-                "The answer holds for what was measured: repeat the run with your own models, "
-                "prompts and load. If it says the same there, switch it on where you serve: "
-                f"VLLM_NWOR_MODE={found.cell.nwor_mode} VLLM_SCV_MODE={found.cell.scv_mode} "
+                f"The answer holds for what was measured: repeat the run with your own "
+                f"{'' if own_models(header) else 'models, '}prompts and load. If it says the same "
+                f"there, switch it on where you serve: {switched_on(header, found.cell)} "
                 "vllm serve ..."
             )
         case Verdict.SLOWER | Verdict.SAME:
             yield (
                 f"Leave {subject} off, as it is unless switched on. Other batch sizes, contexts or "
-                "acceptance may answer otherwise: nwor-bench plan predicts where to look."
+                f"acceptance may answer otherwise: {plan_words(header)} predicts where to look."
             )
         case Verdict.AMBIGUOUS:
             yield _measure_longer(found.cell)
         case _ if on_cpu(header) and cells:
             yield (
-                "To learn whether it pays, run nwor-bench sweep --target-model MODEL "
-                "--draft-model MODEL --ci-width 0.5% on the GPU that you serve with. More blocks "
-                "on a CPU do not tell. nwor-bench plan predicts without a GPU what it could save "
-                "at most."
+                f"To learn whether it pays, run {gpu_command(header)} on the GPU that you serve "
+                f"with. More blocks on a CPU do not tell. {plan_words(header)} predicts without a "
+                "GPU what it could save at most."
             )
 
 

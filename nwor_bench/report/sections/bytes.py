@@ -3,6 +3,8 @@
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import PurePath
+from statistics import fmean
 
 from nwor_bench.analysis.aggregate import REFERENCE as BASELINE
 from nwor_bench.analysis.dram.counters import CellBytes, cell_bytes
@@ -11,11 +13,11 @@ from nwor_bench.models.byte_model import CACHE_BITS
 from nwor_bench.models.config_json import MODEL_BITS
 from nwor_bench.models.strategies import BY_REFERENCE, COPY_IN_L2, COPY_SPILLED, DIRECT, Strategy
 from nwor_bench.records.engine_status import EngineStatus
-from nwor_bench.records.header import PairFacts
+from nwor_bench.records.header import PairFacts, RunHeader
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import CellResult, Phase
 from nwor_bench.report.document import Block, Code, Figure, Paragraph, Section, table
-from nwor_bench.report.plots import axis, categories, colour, layout, plot_text
+from nwor_bench.report.plots import axis, categories, colour, layout
 from nwor_bench.report.text import NOT_MEASURED, count, decimal, label, percent, size
 
 TITLE = "Bytes: predicted beside measured"
@@ -61,7 +63,7 @@ class _Rows:
 def bytes_section(run: RunData, cells: Sequence[CellResult]) -> Section:
     """Two tables: predicted DRAM bytes of a window by way of staging, and counted cache bytes."""
     engine = run.header.engine or EngineStatus()
-    rows = _rows(engine, run.header.pair, cells)
+    rows = _rows(run.header, cells)
     blocks: list[Block] = []
     if rows is None:
         blocks.append(
@@ -71,7 +73,8 @@ def bytes_section(run: RunData, cells: Sequence[CellResult]) -> Section:
     else:
         blocks += _predicted(rows)
         command = _plan_command(run, rows)
-        blocks += [Paragraph(_SHARE), Code(command)]
+        if command is not None:
+            blocks += [Paragraph(_SHARE), Code(command)]
     measured = _figure(cell_bytes(run), strategy_of(run.header).staging)
     blocks.append(measured or Paragraph(_NO_DRAM))
     per_token = engine.bytes_per_token
@@ -85,7 +88,7 @@ def bytes_section(run: RunData, cells: Sequence[CellResult]) -> Section:
         ],
         caption="Counted cache bytes of all timed windows",
     )  # fmt: skip
-    return Section(TITLE, (*blocks, counted, Paragraph(_COUNTED.format(each=each))))
+    return Section(TITLE, (*blocks, counted, Paragraph(_COUNTED.format(each=each))), folded=True)
 
 
 def _figure(cells: Sequence[CellBytes], how: str) -> Figure | None:
@@ -93,7 +96,7 @@ def _figure(cells: Sequence[CellBytes], how: str) -> Figure | None:
     found = [(cell, cell.differences[WRITE]) for cell in cells if WRITE in cell.differences]
     if not found:
         return None
-    labels = [plot_text(cell.cell.label) for cell, _ in found]
+    labels = [cell.cell.label for cell, _ in found]
     reach = [
         None if amount.high is None else (amount.high - amount.mean) / 1e6 for _, amount in found
     ]
@@ -102,14 +105,12 @@ def _figure(cells: Sequence[CellBytes], how: str) -> Figure | None:
         "x": [amount.mean / 1e6 for _, amount in found],
         "error_x": {"type": "data", "array": reach, "color": colour("faster"), "width": 5},
         "marker": {"size": 10, "color": colour("faster")},
-        "hovertemplate": "%{y}: measured %{x:.2f} MB<extra></extra>",
     }  # fmt: skip
     predicted = {
         "type": "scatter", "mode": "markers", "name": "predicted", "y": labels,
         "x": [cell.predicted[WRITE] / 1e6 if WRITE in cell.predicted else None
               for cell, _ in found],
         "marker": {"symbol": "diamond-open", "size": 12, "color": colour("slower")},
-        "hovertemplate": "%{y}: predicted %{x:.2f} MB<extra></extra>",
     }  # fmt: skip
     in_words = "; ".join(
         f"{cell.cell.label} {decimal(amount.mean / 1e6, 2)}" for cell, amount in found
@@ -169,15 +170,14 @@ def _size(amount: float | None) -> str:
     return size(None if amount is None else round(amount))
 
 
-def _rows(
-    engine: EngineStatus, pair: PairFacts | None, cells: Sequence[CellResult]
-) -> _Rows | None:
+def _rows(header: RunHeader, cells: Sequence[CellResult]) -> _Rows | None:
     """From the counts of off x off, whose windows all cells run; None where they are missing."""
     baseline = next((cell for cell in cells if cell.verdict == BASELINE), None)
+    engine = header.engine or EngineStatus()
     in_cache = engine.bytes_per_token
     if baseline is None or not in_cache or not baseline.windows or not baseline.draft_tokens:
         return None
-    dtype = str(engine.dtype or (pair or PairFacts()).dtype)
+    dtype = str(header.data_type)
     cache = engine.kv_cache_dtype or "auto"
     bits, cache_bits = MODEL_BITS.get(dtype), CACHE_BITS.get(dtype if cache == "auto" else cache)
     return _Rows(
@@ -188,20 +188,50 @@ def _rows(
     )
 
 
-def _plan_command(run: RunData, rows: _Rows) -> str:
-    """`nwor-bench plan` for this run's model and load."""
+def _plan_command(run: RunData, rows: _Rows) -> str | None:
+    """`nwor-bench plan` for this run's model, load and data types; None if it cannot say them."""
     header = run.header
-    pair, named = header.pair or PairFacts(), (header.choice or {}).get("pair")
-    model = ["--pair", named] if named else ["--target-model", str(pair.target)]
+    model, types = plan_model(header), _plan_types(header)
     timed = [batch for batch in run.batches if batch.phase == Phase.TIMED]
     requests = sum(batch.requests for batch in timed)
+    if model is None or types is None or not requests:
+        return None
+    own = {batch.batch for batch in timed if batch.cell.is_baseline}
+    active = [w.num_reqs for w in run.windows if w.cell.is_baseline and w.batch in own]
+    at_once = fmean(active) if active else requests / len(timed)
     # A request's context grows from its prompt to all of its tokens: halfway on average.
     tokens = sum(batch.prompt_tokens + batch.output_tokens / 2 for batch in timed)
     load = {
-        "--requests": round(requests / len(timed)) if timed else None,
-        "--context": round(tokens / requests) if requests else None,
-        "--draft-tokens": (header.scenario or {}).get("draft_tokens"),
+        "--requests": max(1, round(at_once)),
+        "--context": round(tokens / requests),
+        "--draft-tokens": max(1, round(rows.drafts / at_once)),
         "--acceptance": f"{rows.accepted / rows.drafts:.2f}",
+        "--tensor-parallel-size": (header.spec or {}).get("tensor_parallel_size"),
+        **types,
     }
     flags = [part for flag, value in load.items() if value for part in (flag, str(value))]
     return shlex.join(["nwor-bench", "plan", *model, *flags])
+
+
+def plan_model(header: RunHeader) -> list[str] | None:
+    """The flag that names the target; None for a hub model, which `plan` does not read."""
+    pair, choice = header.pair or PairFacts(), header.choice or {}
+    if choice.get("target_model") is None and (choice.get("pair") or header.choice):
+        return ["--pair", str(choice.get("pair") or pair.name)]
+    if pair.target is not None and PurePath(pair.target).is_absolute():
+        return ["--target-model", pair.target]
+    return None
+
+
+def _plan_types(header: RunHeader) -> dict[str, str] | None:
+    """The cache's data type; None where model or weights ran in another type than config.json's,
+    which `plan` goes by."""
+    spec, pair, engine = header.spec or {}, header.pair or PairFacts(), header.engine
+    asked = spec.get("dtype")
+    quantised = "quantization" in (spec.get("engine_args") or {})
+    if asked not in (None, "auto", pair.dtype) or quantised:
+        return None
+    cache = (engine or EngineStatus()).kv_cache_dtype or "auto"
+    if cache == "auto":
+        return {}
+    return {"--cache-dtype": cache} if cache in CACHE_BITS else None

@@ -21,20 +21,24 @@ from nwor_bench.report.text import (
 )
 
 
-def cell_section(cells: Sequence[CellResult]) -> Section:
-    """Intervals on one axis, times, tokens, and why a verdict is what it is."""
+def first_blocks(cells: Sequence[CellResult]) -> list[Block]:
+    """What stands on the first screen: intervals on one axis, and the times."""
     figure = interval_figure(cells, DEFAULT_MARGIN)
-    blocks: list[Block] = [
-        figure or Paragraph("No cell could be compared with off x off, so there is no figure.")
-    ]
+    return [*([figure] if figure else []), _times(cells)] if cells else []
+
+
+def cell_section(cells: Sequence[CellResult]) -> Section:
+    """Why a verdict is what it is, and the tokens."""
+    blocks: list[Block] = []
     left_out = [f"{label(c)} ({c.verdict})" for c in cells if c.ratio_to_off is None]
-    if figure and len(left_out) > 1:
+    if len(left_out) == len(cells):
+        blocks.append(Paragraph("No cell could be compared with off x off."))
+    elif len(left_out) > 1:
         blocks.append(Paragraph(f"Without a ratio: {joined(left_out)}."))
-    blocks += [_times(cells), _tokens(cells)]
     reasons = [f"{label(c)} ({c.verdict}): {c.reason.rstrip('.')}." for c in cells if c.reason]
     if reasons:
         blocks.append(Bullets(tuple(reasons)))
-    return Section("Cells", tuple(blocks), brief=True)
+    return Section("Cells", (*blocks, _tokens(cells)), brief=True)
 
 
 def _times(cells: Sequence[CellResult]) -> Table:
@@ -89,7 +93,7 @@ def precision_section(run: RunData, cells: Sequence[CellResult]) -> Section:
     facts = _warm_up_and_stop(run)
     if facts:
         blocks.append(Paragraph(facts))
-    return Section("Measurement precision", tuple(blocks))
+    return Section("Measurement precision", tuple(blocks), folded=True)
 
 
 def _bootstrap(cell: CellResult) -> str:

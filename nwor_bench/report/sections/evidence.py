@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from nwor_bench.analysis.invariants import check_invariants, counter_checks
 from nwor_bench.records.json_part import to_json
 from nwor_bench.records.store import RunData
-from nwor_bench.records.types import BatchRecord, CellResult
+from nwor_bench.records.types import BatchRecord, CellResult, Verdict
 from nwor_bench.report.document import Block, Bullets, Paragraph, Section, table
 from nwor_bench.report.sections.kv_gate import kv_blocks
 from nwor_bench.report.text import NOT_MEASURED, count, label, settings
@@ -41,7 +41,8 @@ def parity_section(run: RunData, cells: Sequence[CellResult]) -> Section:
                 "same prompts."
             )
         )
-    return Section("Parity", tuple(blocks))
+    broken = violations or any(cell.parity == Verdict.INVALID for cell in cells)
+    return Section("Parity", tuple(blocks), folded=not broken)
 
 
 def counter_section(run: RunData) -> Section:
@@ -58,7 +59,7 @@ def counter_section(run: RunData) -> Section:
     )
     heads = ["Cell", "Counter", "Window records", "vLLM", "Agree"]
     counters = table(heads, rows, numbers_from=2, caption="The window records' sums beside vLLM's")
-    return Section("Counters against vLLM's own", (counters, Paragraph(note)))
+    return Section("Counters against vLLM's own", (counters, Paragraph(note)), folded=True)
 
 
 def _parity_row(cell: CellResult, batches: list[BatchRecord]) -> list[str]:

@@ -46,7 +46,7 @@ def fallback_section(cells: Sequence[CellResult]) -> Section:
         blocks.append(table(heads, rows, numbers_from=4, caption=caption))
     else:
         blocks.append(Paragraph("No timed window fell back."))
-    return Section("Fallbacks by reason", tuple(blocks), brief=True)
+    return Section("Fallbacks by reason", tuple(blocks), brief=True, folded=True)
 
 
 def _rows(cell: CellResult) -> list[list[str]]:

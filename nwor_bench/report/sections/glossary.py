@@ -74,4 +74,4 @@ ENTRIES = (
 
 def glossary() -> Section:
     """The last section of a report."""
-    return Section("Glossary", (Definitions(ENTRIES),))
+    return Section("Glossary", (Definitions(ENTRIES),), folded=True)

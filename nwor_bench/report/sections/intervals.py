@@ -6,7 +6,7 @@ from typing import Any
 from nwor_bench.analysis.aggregate import noise_floor
 from nwor_bench.records.types import CellResult, Verdict
 from nwor_bench.report.document import Figure
-from nwor_bench.report.plots import axis, categories, colour, layout, plot_text
+from nwor_bench.report.plots import axis, categories, colour, layout
 from nwor_bench.report.text import compared_time, label, ratio
 
 _SYMBOLS = {
@@ -47,7 +47,6 @@ def interval_figure(cells: Sequence[CellResult], margin: float) -> Figure | None
             categories([label(cell) for cell in shown]),
             shapes=_shapes(margin, floor),
             annotations=[_side("← less time", 0, "left"), _side("more time →", 1, "right")],
-            margin={"l": 4, "r": 12, "t": 30, "b": 8},
             showlegend=True,
         ),
         height=_ROW * len(shown) + _REST,
@@ -66,9 +65,8 @@ def _trace(verdict: str, cells: Sequence[CellResult]) -> dict[str, Any]:
         "mode": "markers",
         "name": verdict,
         "x": ratios,
-        "y": [plot_text(label(cell)) for cell in own],
-        "text": [plot_text(ratio(cell)) for cell in own],
-        "hovertemplate": "%{y}: %{text}<extra></extra>",
+        "y": [label(cell) for cell in own],
+        "text": [ratio(cell) for cell in own],
         "marker": {"symbol": _SYMBOLS[verdict], "size": 11, "color": colour(verdict.lower())},
         "error_x": {
             "type": "data",

@@ -32,4 +32,4 @@ def launch_section(run: RunData) -> Section | None:
     if not rows:
         return None
     heads = ["Cell", "Kernel launches", "Graph launches", "Host waits", "Async copies", "Windows"]
-    return Section(TITLE, (table(heads, rows, caption="A window"), Paragraph(ABOUT)))
+    return Section(TITLE, (table(heads, rows, caption="A window"), Paragraph(ABOUT)), folded=True)

@@ -7,7 +7,7 @@ from nwor_bench.analysis.phases import PHASES, CellPhases, cell_phases
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import CellResult, Verdict
 from nwor_bench.report.document import Block, Figure, Paragraph, Section, table
-from nwor_bench.report.plots import axis, categories, colour, layout, plot_text
+from nwor_bench.report.plots import axis, categories, colour, layout
 from nwor_bench.report.sections.verdicts import on_cpu
 from nwor_bench.report.text import NOT_MEASURED, count, decimal, percent
 
@@ -56,7 +56,7 @@ def phase_section(run: RunData, cells: Sequence[CellResult]) -> Section:
         else Paragraph("The probe measured no phase on the device, so there is no timeline.")
     )
     blocks = (timeline, device, Paragraph(ON_DEVICE), host, Paragraph(ON_HOST))
-    return Section(TITLE, blocks, brief=True)
+    return Section(TITLE, blocks, brief=True, folded=True)
 
 
 def _why_not(run: RunData) -> str:
@@ -113,10 +113,9 @@ def _bar(
         "showlegend": legend,
         "xaxis": xaxis,
         "yaxis": yaxis,
-        "y": [plot_text(row.cell.label) for row in measured],
+        "y": [row.cell.label for row in measured],
         "x": [row.device_ms[name] for row in measured],
         "marker": {"color": colour(_COLOURS[name])},
-        "hovertemplate": "%{y}: " + name.removesuffix("_ms") + " %{x:.3f} ms<extra></extra>",
     }
 
 
@@ -130,11 +129,10 @@ def _ends(rows: Sequence[CellPhases]) -> dict[str, Any] | None:
         "name": "whole window",
         "xaxis": "x",
         "yaxis": "y",
-        "y": [plot_text(row.cell.label) for row in timed],
+        "y": [row.cell.label for row in timed],
         "x": [row.window_ms for row in timed],
         "marker": {"symbol": "line-ns-open", "size": 16, "color": colour("text"),
                    "line": {"width": 2}},
-        "hovertemplate": "%{y}: whole window %{x:.3f} ms<extra></extra>",
     }  # fmt: skip
 
 

@@ -10,7 +10,7 @@ from nwor_bench.analysis.cell_data import CellData, gather_cells
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import Cell, CellResult, NworMode, Verdict
 from nwor_bench.report.document import Block, Figure, Paragraph, Section, table
-from nwor_bench.report.plots import axis, categories, colour, layout, plot_text
+from nwor_bench.report.plots import axis, categories, colour, layout
 from nwor_bench.report.text import count, decimal, joined, label
 
 TITLE = "Window times"
@@ -74,15 +74,14 @@ def _violin(cell: Cell, times: Times) -> dict[str, Any]:
     return {
         "type": "violin",
         "orientation": "h",
-        "name": plot_text(cell.label),
+        "name": cell.label,
         "x": [float(f"{value:.5g}") for value in quantiles],
-        "y0": plot_text(cell.label),
+        "y0": cell.label,
         "points": False,
         "spanmode": "hard",
         "box": {"visible": True, "width": 0.3},
         "line": {"color": tint, "width": 1.5},
         "width": 0.85,
-        "hoverinfo": "name",
     }
 
 

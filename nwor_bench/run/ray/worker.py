@@ -20,9 +20,8 @@ from nwor_bench.errors import ConfigError
 from nwor_bench.models.pairs import cache_root
 from nwor_bench.run.execute import Prepared, run_prepared
 from nwor_bench.run.group_engine import GroupEngine
-from nwor_bench.run.prepare import prepare
+from nwor_bench.run.prepare import prepare_point
 from nwor_bench.run.sweep_execute import failure_of
-from nwor_bench.workload.pair_choice import PairChoice
 from nwor_bench.workload.sweep_points import EngineGroup, Point
 
 
@@ -83,7 +82,7 @@ def _prepare(task: GroupTask) -> dict[int, Prepared]:
     """Check here what could not be checked where the sweep was begun: models, memory, vLLM."""
     quiet = Console(file=io.StringIO())
     points = task.group.points
-    prepared = {p.number: prepare(p.spec, PairChoice(pair=p.pair), quiet) for p in points}
+    prepared = {p.number: prepare_point(p, quiet) for p in points}
     pair = prepared[points[0].number].pair
     require_memory(pair, task.group.spec)
     check_arguments(pair, task.group.spec)

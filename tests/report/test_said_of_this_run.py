@@ -1,0 +1,139 @@
+"""Data type, commands and advice are those of the run that the report is about."""
+
+import re
+import shlex
+from dataclasses import replace
+
+import pytest
+from report_runs import faster, gpu_run, slower
+from synthetic_run import make_run, with_header, with_parts
+
+from nwor_bench.analysis.aggregate import summarise
+from nwor_bench.analysis.findings import findings
+from nwor_bench.records.store import RunData
+from nwor_bench.report.content import build_document
+from nwor_bench.report.html.page import render_html
+from nwor_bench.report.markdown import render_markdown
+
+
+def text(run: RunData) -> str:
+    return render_markdown(build_document(run, summarise(run)))
+
+
+def plan_flags(run: RunData) -> dict[str, str] | None:
+    """The report's `nwor-bench plan` command as flags and values; None if it has none."""
+    found = re.search(r"^nwor-bench plan (.*)$", text(run), re.MULTILINE)
+    if found is None:
+        return None
+    words = shlex.split(found.group(1))
+    return dict(zip(words[::2], words[1::2], strict=True))
+
+
+def with_pair(run: RunData, choice: dict[str, str | None], **pair: str | None) -> RunData:
+    return with_parts(with_header(run, "pair", **pair), choice=choice)
+
+
+@pytest.mark.parametrize(
+    ("asked", "engine", "said"),
+    [("float32", "float32", "float32"), ("float32", None, "float32"),
+     (None, "float16", "float16"), ("auto", "float16", "float16"), (None, None, "bfloat16")],
+)  # fmt: skip
+def test_the_data_type_is_that_of_the_run(asked, engine, said):
+    run = with_header(make_run(), "pair", dtype="bfloat16")
+    run = with_header(with_header(run, "spec", dtype=asked), "engine", dtype=engine)
+    assert f"data type {said}," in text(run)
+
+
+def test_the_plan_command_has_the_run_s_numbers():
+    run = with_pair(gpu_run(), {"pair": "smollm2"}, name="smollm2", dtype="bfloat16")
+    run = with_header(run, "engine", kv_cache_dtype="fp8")
+    run = with_header(run, "spec", tensor_parallel_size=2)
+    flags = plan_flags(run)
+    baseline = summarise(run)[0]
+    timed = [w for w in run.windows if w.cell.is_baseline and w.block > 0 and w.batch < 9000]
+    each = sum(w.draft_tokens for w in timed) / sum(w.num_reqs for w in timed)
+    acceptance = baseline.accepted_tokens / baseline.draft_tokens
+    assert flags == {
+        "--pair": "smollm2",
+        "--requests": "2",
+        "--context": str(round((100 + 128 / 2) / 2)),
+        "--draft-tokens": str(round(each)),
+        "--acceptance": f"{acceptance:.2f}",
+        "--tensor-parallel-size": "2",
+        "--cache-dtype": "fp8",
+    }
+
+
+def test_the_plan_command_names_a_folder_that_the_reader_named():
+    choice = {"pair": None, "target_model": "/models/mine"}
+    run = with_pair(gpu_run(), choice, target="/models/mine", dtype="auto")
+    assert plan_flags(run)["--target-model"] == "/models/mine"
+
+
+def test_no_plan_command_where_plan_would_predict_another_run():
+    named = with_pair(gpu_run(), {"pair": "smollm2"}, name="smollm2", dtype="bfloat16")
+    assert plan_flags(named) is not None
+    assert plan_flags(with_header(named, "spec", dtype="float32")) is None
+    quantised = with_header(named, "spec", engine_args={"quantization": "fp8"})
+    assert plan_flags(quantised) is None
+    assert plan_flags(with_header(named, "engine", kv_cache_dtype="nvfp4")) is None
+    hub = with_pair(gpu_run(), {"target_model": "org/name"}, target="org/name", dtype="auto")
+    assert plan_flags(hub) is None
+
+
+@pytest.mark.parametrize(
+    ("command", "shown"),
+    [
+        ("nwor-bench sweep --pair tiny", "nwor-bench sweep --pair tiny"),
+        ("nwor-bench sweep --output 'my run' --seed 3", "nwor-bench sweep --seed 3"),
+        ("nwor-bench sweep --output=runs/x --seed 3", "nwor-bench sweep --seed 3"),
+        ("nwor-bench sweep --file quick", None),
+        ("nwor-bench sweep --resume runs/x", None),
+        (None, None),
+    ],
+)
+def test_to_repeat_names_a_command_that_repeats_this_run_alone(command, shown):
+    part = text(with_parts(make_run(), command=command)).split("## To repeat this run")[1]
+    code = re.search(r"```\n(.*)\n```", part.split("\n## ")[0])
+    assert (code.group(1) if code else None) == shown
+    if shown is None:
+        assert "was not recorded" in part
+
+
+def test_reference_is_not_set_like_a_verdict():
+    page = render_html(build_document(faster(), summarise(faster())))
+    assert "v-reference" not in page
+    assert re.search(r'class="[^"]*verdict v-faster[^"]*">FASTER<', page)
+
+
+def test_advice_for_a_run_with_the_reader_s_own_models():
+    own = with_pair(faster(), {"target_model": "org/name", "draft_model": "org/draft"},
+                    target="org/name", method="draft_model")  # fmt: skip
+    assert "with your own prompts and load" in text(own)
+    assert "with your own models, prompts and load" in text(faster())
+    lost = with_parts(slower(), choice=own.header.choice, pair={"target": "org/name"})
+    assert "nwor-bench plan --config CONFIG.JSON" in text(lost)
+    on_cpu = with_parts(make_run(aa=True), choice=own.header.choice,
+                        pair={"target": "org/name", "method": "draft_model"})  # fmt: skip
+    assert "sweep --target-model org/name --draft-model org/draft --ci-width 0.5%" in text(on_cpu)
+    assert "--target-model MODEL --method ngram" in text(make_run(aa=True))
+
+
+def test_advice_switches_on_what_was_measured():
+    copied = with_header(faster(), "spec", stage_by="copy")
+    wanted = "VLLM_NWOR_MODE=stage VLLM_SCV_MODE=graph VLLM_NWOR_STAGE_BY=copy vllm serve"
+    assert wanted in text(copied)
+    assert "STAGE_BY" not in text(faster())
+
+
+def test_a_cpu_run_is_not_told_to_add_blocks_or_to_mend_cuda():
+    run = make_run(aa=True)
+    remedies = {f.kind: f.remedy for f in findings(run, summarise(run))}
+    assert "times on a CPU" in remedies["few_blocks"]
+    assert "needs CUDA" in remedies["ineffective"]
+    gpu = replace(run, header=gpu_run().header)
+    assert "--batches" in {f.kind: f.remedy for f in findings(gpu, summarise(gpu))}["few_blocks"]
+
+
+def test_sentences_have_single_spaces():
+    assert "same  prompts" not in str(build_document(faster(), summarise(faster())))

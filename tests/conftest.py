@@ -6,7 +6,7 @@ import re
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -162,6 +162,17 @@ def own_surroundings(
     for name in ("TARGET_MODEL", "DRAFT_MODEL"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def run_with(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """`run_with(engine_factory=..., check_engine=...)`: what a command's `run_one` gets as well."""
+    from nwor_bench.run import prepare
+
+    def give(**arguments: Any) -> None:
+        monkeypatch.setattr(prepare, "run_one", partial(prepare.run_one, **arguments))
+
+    return give
 
 
 @pytest.fixture

@@ -10,7 +10,6 @@ import pytest
 
 from nwor_bench.engine.engine import VllmEngine
 from nwor_bench.errors import ExitCode
-from nwor_bench.run.prepare import run_one
 
 Refusal = Callable[..., str]
 Run = Callable[..., tuple[int, str, str]]
@@ -20,14 +19,14 @@ pytestmark = pytest.mark.usefixtures("own_surroundings")
 
 
 @pytest.fixture
-def no_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_engine(monkeypatch: pytest.MonkeyPatch, run_with: Callable[..., None]) -> None:
     """Fail if a sweep gets as far as vLLM."""
 
     def refuse(*_: object, **__: object) -> Any:
         raise AssertionError("the sweep went on to vLLM")
 
     monkeypatch.setattr(VllmEngine, "__init__", refuse)
-    monkeypatch.setitem(run_one.__kwdefaults__, "check_engine", refuse)
+    run_with(check_engine=refuse)
 
 
 @pytest.fixture
@@ -323,9 +322,9 @@ def test_an_output_that_is_no_name(refusal: Refusal, output: str) -> None:
 
 
 def test_an_output_where_nothing_can_be_made(
-    refusal: Refusal, monkeypatch: pytest.MonkeyPatch
+    refusal: Refusal, run_with: Callable[..., None]
 ) -> None:
-    monkeypatch.setitem(run_one.__kwdefaults__, "check_engine", lambda pair, spec: None)
+    run_with(check_engine=lambda pair, spec: None)
     message = refusal("sweep", "--pair", "tiny", "--output", "/proc/no/run")
     assert "--output: '/proc/no/run' is not usable; it cannot be written" in message
 
@@ -424,7 +423,11 @@ def test_reports_of_a_damaged_run(
     ],
 )
 def test_what_vllm_refuses_is_refused_before_a_folder_is_made(
-    sweep: Refusal, monkeypatch: pytest.MonkeyPatch, arguments: list[str], words: str
+    sweep: Refusal,
+    monkeypatch: pytest.MonkeyPatch,
+    run_with: Callable[..., None],
+    arguments: list[str],
+    words: str,
 ) -> None:
     from nwor_bench.engine.engine import check_arguments
 
@@ -432,7 +435,7 @@ def test_what_vllm_refuses_is_refused_before_a_folder_is_made(
         monkeypatch.setenv(name, "0" if "LOGGING" in name else "off")
     monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "auto")
     monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(8)))  # enough for any rank
-    monkeypatch.setitem(run_one.__kwdefaults__, "check_engine", check_arguments)
+    run_with(check_engine=check_arguments)
     message = sweep(*arguments)
     assert message.startswith("nwor-bench: vLLM refuses this configuration: ")
     assert words in message

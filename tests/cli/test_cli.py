@@ -14,7 +14,6 @@ from fake_engine import FakeEngine, FakeFactory, accept_arguments
 
 from nwor_bench import __version__
 from nwor_bench.errors import ExitCode
-from nwor_bench.run.prepare import run_one
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 HEAVY = ("torch", "vllm", "pandas", "scipy", "transformers", "matplotlib", "numpy")
@@ -26,12 +25,10 @@ pytestmark = pytest.mark.usefixtures("own_surroundings")
 
 
 @pytest.fixture
-def engine(monkeypatch: pytest.MonkeyPatch) -> FakeEngine:
+def engine(run_with: Callable[..., None]) -> FakeEngine:
     """Sweeps of this test run on this stand-in."""
-    defaults = run_one.__kwdefaults__
     fake = FakeEngine()
-    monkeypatch.setitem(defaults, "engine_factory", FakeFactory(fake))
-    monkeypatch.setitem(defaults, "check_engine", accept_arguments)
+    run_with(engine_factory=FakeFactory(fake), check_engine=accept_arguments)
     return fake
 
 
@@ -244,12 +241,12 @@ def test_ctrl_c_that_makes_a_library_fail_is_still_ctrl_c(
 
 
 def test_ctrl_c_before_anything_was_measured_says_so(
-    command_line: Run, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+    command_line: Run, engine: FakeEngine, run_with: Callable[..., None]
 ) -> None:
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setitem(run_one.__kwdefaults__, "check_engine", interrupt)
+    run_with(check_engine=interrupt)
     code, _, err = command_line(*TINY, "--output", "run")
     assert (code, err) == (ExitCode.INTERRUPTED, "nwor-bench: interrupted\n")
     assert not Path("run").exists()

@@ -16,7 +16,7 @@ from nwor_bench.report.github import LIMIT_BYTES, append_github_summary
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 CI_EXAMPLE = CHECKOUT / "sweeps/ci-example.yml"
-BASE = make_run(blocks=8, device="cuda", aa=True)
+BASE = make_run(blocks=6, device="cuda", aa=True)
 RUNS = {
     "base": BASE,
     "same": slowed(BASE, {}),

@@ -553,6 +553,7 @@ def test_what_is_there_to_be_copied_stays_on_one_line(indent: int) -> None:
     assert {path, option} <= {word for line in lines for word in line.split()}
 
 
+@pytest.mark.long
 @pytest.mark.engine
 def test_the_hooks_are_really_attached_and_undone(pair_cache: Path) -> None:
     import subprocess

@@ -226,6 +226,7 @@ def page(plan: Run, tmp_path: Path) -> Path:
     return tmp_path / "map.html"
 
 
+@pytest.mark.slow  # a whole page
 def test_the_page_loads_nothing_from_elsewhere(page: Path) -> None:
     text = page.read_text()
     assert "could save here is" in text
@@ -234,6 +235,7 @@ def test_the_page_loads_nothing_from_elsewhere(page: Path) -> None:
     assert re.findall(r"<(?:script|link|img|iframe)[^>]*\b(?:src|href)\s*=", text) == []
 
 
+@pytest.mark.slow  # a whole page
 def test_names_are_escaped(plan: Run) -> None:
     shutil.copy(CONFIGS / "Llama-3.2-3B.json", "a<b>.json")
     plan("--config", "a<b>.json", "--html", "x.html")

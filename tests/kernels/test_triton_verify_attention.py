@@ -25,6 +25,7 @@ pytest.importorskip("triton")
 from nwor_kernels.verify_attention import verify_attention, verify_attention_varlen_reference
 from nwor_kernels.verify_attention.kernel import (
     MAX_QUERY_LEN,
+    Discard,
     Tuning,
     VerifyWorkspace,
     unsupported_reason,
@@ -139,7 +140,14 @@ def test_requests_without_rows_are_left_alone_though_rows_are_staged_for_them(tr
 
 @pytest.mark.parametrize(
     ("programs", "min_tiles", "whole_pairs"),
-    [(1, 2, 0), (2, 1, 0), (5, 1, 0), (40, 2, 0), (2, 1, 200)],
+    [
+        (2, 1, 0),
+        (2, 1, 200),
+        *(
+            pytest.param(n, tiles, 0, marks=pytest.mark.long)
+            for n, tiles in ((1, 2), (5, 1), (40, 2))
+        ),
+    ],
 )
 def test_contexts_are_cut_anywhere(triton_device, programs, min_tiles, whole_pairs):
     """2 programs cut wherever it comes or between pairs, 5 and 40 give each pair its own."""
@@ -194,7 +202,11 @@ def test_a_cache_with_heads_innermost(triton_device):
 def test_the_longest_window_and_more_query_rows_than_a_tile_has(triton_device, ratio):
     requests = [Request(20, MAX_QUERY_LEN, MAX_QUERY_LEN - 1), Request(3, 2, 1)]
     head_dim = 256 if ratio == 12 else 16  # 192 query rows in tiles of 64
-    verify(triton_device, requests, heads=ratio, kv_heads=1, head_dim=head_dim, seed=8)
+    # In float32 tiles of this head dim need 232 KiB of shared memory, 5 more than an H200 has.
+    large_on_gpu = ratio == 12 and triton_device.type == "cuda"
+    dtype = torch.bfloat16 if large_on_gpu else torch.float32
+    shape = {"heads": ratio, "kv_heads": 1, "head_dim": head_dim, "seed": 8}
+    verify(triton_device, requests, dtype, **shape)
 
 
 def test_a_workspace_serves_launch_after_launch(triton_device):
@@ -207,7 +219,7 @@ def test_a_workspace_serves_launch_after_launch(triton_device):
     workspace.accumulators.fill_(float("nan"))
     for seed in (9, 10, 11):
         step = make_step(requests, heads=2, kv_heads=1, seed=seed)
-        tuning = Tuning(block_n=16, programs=5)
+        tuning = Tuning(block_n=16, programs=5, discard=Discard.OFF)
         staged = stage_step(step, True)
         result = run(step, staged, triton_device, workspace=workspace, tuning=tuning)
         check(step, result, torch.from_numpy(attend_slowly(step)), torch.float32)
@@ -242,7 +254,13 @@ def test_padding_requests_of_a_captured_shape_are_left_alone(triton_device):
 
 @pytest.mark.parametrize(
     ("per_head", "fp8_query", "head_dim"),
-    [(False, False, 96), (False, True, 32), (True, False, 32), (True, True, 96)],
+    [
+        (True, True, 96),
+        *(
+            pytest.param(*case, marks=pytest.mark.long)
+            for case in ((False, False, 96), (False, True, 32), (True, False, 32))
+        ),
+    ],
 )
 def test_fp8_cache_sees_staged_tokens_as_if_written(triton_device, per_head, fp8_query, head_dim):
     k, v = ([2**-7, 2**-8], [2**-6, 2**-7]) if per_head else ([2**-8], [2**-7])

@@ -73,9 +73,8 @@ def test_a_sound_run_passes(tmp_path: Path) -> None:
     assert graph.ratio_to_off == ""
 
 
-@pytest.mark.parametrize(
-    "plant", [plant_stale_attention, pytest.param(plant_skipped_layer, marks=pytest.mark.long)]
-)
+@pytest.mark.long
+@pytest.mark.parametrize("plant", [plant_stale_attention, plant_skipped_layer])
 def test_a_planted_fault_turns_the_cell_invalid(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plant: Callable[[pytest.MonkeyPatch], None]
 ) -> None:

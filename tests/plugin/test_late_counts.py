@@ -3,6 +3,7 @@
 from weakref import ref
 
 import numpy as np
+import pytest
 import torch
 
 from nwor_bench.plugin.counts import accumulator as accumulator_module
@@ -147,6 +148,7 @@ def test_a_batch_of_any_length_is_counted_exactly():
     assert sum(w["uncounted_draft_tokens"] for w in windows) == 8
 
 
+@pytest.mark.slow  # a long batch
 def test_a_long_batch_keeps_few_tensors_on_the_device():
     late = LateCounts(Accumulator(), LAYERS)
     alive = []

@@ -24,7 +24,6 @@ from nwor_bench.records.metrics import KNOWN_REASONS, METRICS, MetricFiles, Wind
 from nwor_bench.records.types import CellResult, columns
 from nwor_bench.report.prometheus import sweep_metrics
 from nwor_bench.report.sections.fallbacks import MEANINGS
-from nwor_bench.run.prepare import run_one
 
 DESIGNED = {
     *("nwor_total_staged", "nwor_total_committed", "nwor_total_rejected", "nwor_acceptance_rate"),
@@ -61,10 +60,9 @@ def exposed(folder: Path) -> str:
 
 
 @pytest.fixture
-def engine(monkeypatch: pytest.MonkeyPatch) -> FakeEngine:
+def engine(run_with: Callable[..., None]) -> FakeEngine:
     fake = FakeEngine()
-    monkeypatch.setitem(run_one.__kwdefaults__, "engine_factory", FakeFactory(fake))
-    monkeypatch.setitem(run_one.__kwdefaults__, "check_engine", accept_arguments)
+    run_with(engine_factory=FakeFactory(fake), check_engine=accept_arguments)
     return fake
 
 
@@ -361,7 +359,7 @@ def test_a_dry_run_leaves_another_runs_metrics_alone(
 
 
 def test_a_textfile_that_goes_away_ends_the_run_with_one_message(
-    own_surroundings: None, command_line: Run, monkeypatch: pytest.MonkeyPatch
+    own_surroundings: None, command_line: Run, run_with: Callable[..., None]
 ) -> None:
     """What was measured until then is stored and reported."""
     folder = Path("metrics")
@@ -371,10 +369,8 @@ def test_a_textfile_that_goes_away_ends_the_run_with_one_message(
         if number == 1:
             folder.rename("elsewhere")
 
-    monkeypatch.setitem(
-        run_one.__kwdefaults__, "engine_factory", FakeFactory(FakeEngine(before=before))
-    )
-    monkeypatch.setitem(run_one.__kwdefaults__, "check_engine", accept_arguments)
+    factory = FakeFactory(FakeEngine(before=before))
+    run_with(engine_factory=factory, check_engine=accept_arguments)
     flags = ("--output", "run", "--prometheus-textfile", "metrics/m.prom")
     code, out, error = command_line(*TINY, *flags)
     assert code == ExitCode.BAD_USAGE

@@ -103,6 +103,7 @@ def test_run_json_keeps_the_header_and_gains_the_summaries(reports):
     assert (after["violations"], after["warnings"]) == ([], [])
 
 
+@pytest.mark.slow  # reports twice
 def test_reports_made_twice_are_the_same(folder):
     def contents():
         write_reports(folder)

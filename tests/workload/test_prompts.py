@@ -299,6 +299,7 @@ def test_a_prompt_without_tokens_is_refused() -> None:
         encode([Prompt("e", "c", " ")], Words(), 10, 1)
 
 
+@pytest.mark.slow  # imports transformers
 def test_a_real_tokenizer_with_a_chat_template(tmp_path: Path) -> None:
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast

@@ -11,7 +11,6 @@ import pytest
 
 from nwor_bench.errors import ConfigError, ExitCode
 from nwor_bench.models.pairs import ResolvedPair, check_model_configs, resolve_pair
-from nwor_bench.run.prepare import run_one
 
 pytestmark = [
     pytest.mark.slow,  # transformers is imported
@@ -29,11 +28,11 @@ def tiny(own_surroundings: None) -> ResolvedPair:
 
 
 @pytest.fixture(autouse=True)
-def _no_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+def _no_engine(run_with: Callable[..., None]) -> None:
     def start(*arguments: Any) -> Any:
         raise AssertionError("an engine was started")
 
-    monkeypatch.setitem(run_one.__kwdefaults__, "engine_factory", start)
+    run_with(engine_factory=start)
 
 
 def changed(model: str, **changes: Any) -> Path:

@@ -65,9 +65,7 @@ def test_kept_records_that_are_cut_are_refused_by_file(tmp_path, cut):
     kept = tmp_path / KEPT_RECORDS_FILE
     kept.write_bytes(gzip.compress(plain.read_bytes())[:cut] or b"no gzip")
     plain.unlink()
-    with pytest.raises(
-        StoreError, match=r"jsonl\.gz: cannot be decompressed .*restore it"
-    ):
+    with pytest.raises(StoreError, match=r"jsonl\.gz: cannot be decompressed .*restore it"):
         read_run(tmp_path)
 
 

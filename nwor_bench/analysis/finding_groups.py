@@ -13,7 +13,7 @@ _SEVERAL = {
                             "the interval)"),
     FindingKind.RANK_TEST: ("{} rest on a few blocks", "add blocks"),
     FindingKind.OUTLIERS: ("{} have outlying blocks, which count all the same", "look at the "
-                           "conditions in batches.csv"),
+                           "conditions of their batches"),
     FindingKind.LATENCY: ("{} were compared by whole batches, not windows", "their ratios hold the "
                           "prefill too"),
     FindingKind.UNMATCHED: ("{} have windows without an equal partner in off x off", "use "

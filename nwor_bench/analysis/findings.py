@@ -129,7 +129,7 @@ def _one_cell(cell: CellResult) -> Iterator[Finding]:
             Severity.WARNING,
             f"{cell.label} is {cell.verdict}, but Wilcoxon's signed rank test does not agree "
             f"(adjusted p = {cell.wilcoxon_p_holm:.3f}): a few blocks carry the difference.",
-            "Look at the blocks in batches.csv, and add blocks.",
+            "Look at the blocks one by one, and add blocks.",
             cell.label,
         )
     if cell.outlier_blocks:
@@ -140,7 +140,7 @@ def _one_cell(cell: CellResult) -> Iterator[Finding]:
             FindingKind.OUTLIERS,
             Severity.NOTE,
             f"{cell.label}: {who} stand{end} apart from the others, and count{end} all the same.",
-            "If conditions in batches.csv show why, mend that and measure anew.",
+            "If the conditions of its batches show why, mend that and measure anew.",
             cell.label,
         )
     yield from _matching(cell)

@@ -39,7 +39,8 @@ def draw_svg(figure: Figure) -> str:
         layout = figure.layout
         rows = sum(name.startswith("xaxis") for name in layout)
         heights = {"height_ratios": layout.get("heights", [1] * rows)}
-        drawn = canvas.subplots(rows, 1, squeeze=False, gridspec_kw=heights)[:, 0]
+        shared = "heights" in layout
+        drawn = canvas.subplots(rows, 1, squeeze=False, sharex=shared, gridspec_kw=heights)[:, 0]
         for place, axes in enumerate(drawn):
             end = "" if place == 0 else str(place + 1)
             own = [t for t in figure.data if t.get("xaxis", "x") == f"x{end}"]

@@ -171,7 +171,7 @@ def test_timed_windows_add_up_to_the_cells(reports):
         assert sum(int(row["draft_tokens"]) for row in own) == int(cell["draft_tokens"])
 
 
-KEPT = sorted((Path(__file__).parents[2] / "sweeps" / "results").glob("*/report.md"))
+KEPT = sorted((Path(__file__).parents[2] / "sweeps" / "results").rglob("report.md"))
 
 
 def cited(text: str) -> set[str]:

@@ -38,4 +38,6 @@ def test_its_report_is_made_again_from_its_records(folder: Path, tmp_path: Path)
         assert cell.ratio_to_off == pytest.approx(before["ratio_to_off"])
     paths = write_files(tmp_path, run, cells)
     assert paths.html.stat().st_size > 10_000
+    assert paths.html.read_bytes() == (folder / "report.html").read_bytes()
+    assert paths.markdown.read_bytes() == (folder / "report.md").read_bytes()
     assert "Does it pay?" in paths.markdown.read_text()

@@ -83,7 +83,7 @@ def _figure(found: _Blocks, time: str) -> Figure:
         if values:
             end = len(heights) + 1
             heights.append(1.0)
-            axes |= {f"xaxis{end}": axis(), f"yaxis{end}": axis(name, **_LESS)}
+            axes |= {f"xaxis{end}": axis(), f"yaxis{end}": axis(name.split(", ")[1], **_LESS)}
             data.append(_machine_line(values, f"x{end}", name))
     last = f"xaxis{len(heights)}" if len(heights) > 1 else "xaxis"
     axes = {"xaxis": axis(), **axes}
@@ -100,7 +100,7 @@ def _figure(found: _Blocks, time: str) -> Figure:
         layout=layout(
             first, axis("ratio to off x off", line_at=1), heights=heights, showlegend=True, **axes
         ),
-        height=round(190 + 60 * sum(heights[1:]) + 60),
+        height=round(250 + 75 * sum(heights[1:])),
     )
 
 
@@ -123,7 +123,7 @@ def _machine_line(values: dict[int, float], xaxis: str, name: str) -> dict[str, 
 def _machine_words(found: _Blocks) -> str:
     if not found.clocks and not found.throttled:
         return "The GPU's clocks were not recorded."
-    return "Below: the block's lowest SM clock, and for how long the GPU was throttled."
+    return "Below: the block's lowest SM clock (MHz), and for how long the GPU was throttled (ms)."
 
 
 def _in_words(found: _Blocks) -> str:

@@ -37,7 +37,13 @@ def window_time_section(run: RunData, cells: Sequence[CellResult]) -> Section:
     }
     if not times:
         return Section(TITLE, (Paragraph("No window with a time that counts was measured."),))
-    blocks: list[Block] = [_figure(times), _table(times)]
+    differences = _differences(run, times)
+    blocks: list[Block] = [
+        _figure(differences)
+        if differences
+        else Paragraph("No window has an equal partner in off x off, so none is drawn."),
+        _table(times),
+    ]
     left_out = [label(cell) for cell in cells if cell.cell in idle]
     if left_out:
         blocks.append(Paragraph(f"Left out, because their times do not count: {joined(left_out)}."))
@@ -48,40 +54,59 @@ def _times(cell: CellData) -> Times:
     return np.array([window.wall_ms for window in cell.windows if window.wall_ms is not None])
 
 
-def _figure(times: dict[Cell, Times]) -> Figure:
-    labels = [cell.label for cell in times]
+def _differences(run: RunData, times: dict[Cell, Times]) -> dict[Cell, Times]:
+    """Per cent by which each window took longer than the same window of off x off."""
+    keyed = {own.cell: _by_place(own) for own in gather_cells(run) if own.cell in times}
+    baseline = next((own for cell, own in keyed.items() if cell.is_baseline), {})
+    found = {
+        cell: np.array([100 * (own[key] / baseline[key] - 1) for key in own.keys() & baseline])
+        for cell, own in keyed.items()
+        if not cell.is_baseline
+    }
+    return {cell: own for cell, own in found.items() if len(own) > 1}
+
+
+def _by_place(cell: CellData) -> dict[tuple[int, int, int, int], float]:
+    """Window times by block and place in it, among windows of equal work."""
+    return {
+        (window.block, window.window, window.num_reqs, window.draft_tokens): window.wall_ms
+        for window in cell.windows
+        if window.wall_ms
+    }
+
+
+def _figure(differences: dict[Cell, Times]) -> Figure:
+    labels = [cell.label for cell in differences]
     medians = "; ".join(
-        f"{cell.label} median {decimal(float(np.median(own)), 2)} ms" for cell, own in times.items()
+        f"{cell.label} median {float(np.median(own)):+.2f} %" for cell, own in differences.items()
     )
+    line = {"type": "line", "x0": 0, "line": {"color": colour("text"), "width": 1.5}}
     return Figure(
         name="window-times",
         caption=(
-            "How long single windows took: wider where more of them lie, with the quarters and the "
-            f"median inside. The fastest and slowest {100 * _TAIL:g} % are in the table alone. "
-            "Short windows are those in which fewer requests were still running."
+            "How much longer each window took than the same window of off x off, in per cent: "
+            "wider where more of them lie, with the quarters and the median inside. Left of 0 is "
+            f"faster. The {100 * _TAIL:g} % at each end are not drawn; the table has the times."
         ),
-        alternative=f"Distribution of window times in milliseconds. {medians}.",
-        data=tuple(_violin(cell, own) for cell, own in times.items()),
-        layout=layout(axis("window, ms", rangemode="tozero"), categories(labels)),
-        height=_ROW * len(times) + _REST,
+        alternative=f"Distribution of window times less those of off x off. {medians}.",
+        data=tuple(_violin(cell, own) for cell, own in differences.items()),
+        layout=layout(
+            axis("window time less that of off x off, %"), categories(labels), shapes=[line]
+        ),
+        height=_ROW * len(differences) + _REST,
     )
 
 
-def _violin(cell: Cell, times: Times) -> dict[str, Any]:
+def _violin(cell: Cell, differences: Times) -> dict[str, Any]:
     """Drawn from quantiles: the shape of many windows in few numbers."""
-    quantiles = np.quantile(times, np.linspace(_TAIL, 1 - _TAIL, _POINTS))
+    quantiles = np.quantile(differences, np.linspace(_TAIL, 1 - _TAIL, _POINTS))
     tint = colour("faster" if cell.nwor_mode is NworMode.STAGE else "ambiguous")
     return {
         "type": "violin",
-        "orientation": "h",
         "name": cell.label,
         "x": [float(f"{value:.5g}") for value in quantiles],
         "y0": cell.label,
-        "points": False,
-        "spanmode": "hard",
-        "box": {"visible": True, "width": 0.3},
-        "line": {"color": tint, "width": 1.5},
-        "width": 0.85,
+        "line": {"color": tint},
     }
 
 

@@ -1,11 +1,11 @@
-"""JSON that others wrote: whatever is wrong with it is a ValueError. Pure."""
+"""Parse JSON from files: every fault is a ValueError. Pure."""
 
 import json
 from typing import Any
 
 
 def parse_json(text: str | bytes) -> Any:
-    """What the text holds.
+    """The parsed value of the text.
 
     Raises ValueError for text that is not JSON, and for JSON nested deeper than Python's parser
     goes, of which `json.loads` makes a RecursionError.

@@ -1,7 +1,7 @@
 """From a run's records to one summary a cell.
 
-Counters and times come from the batches of phase "timed" and their windows; parity may be
-broken by a batch of any phase. What was never timed has None, not 0.
+Counters and times come from the batches of phase "timed" and their windows; a batch of any
+phase can break parity. A value that was never timed is None, not 0.
 """
 
 from collections.abc import Mapping, Sequence
@@ -34,10 +34,10 @@ def summarise(run: RunData) -> list[CellResult]:
 
 
 def noise_floor(cells: Sequence[CellResult]) -> dict[str, Any] | None:
-    """What the A/A arm shows, for run.json; None if it has no interval.
+    """The A/A arm's noise floor, for run.json; None if it has no interval.
 
-    `half_width` is half its interval, `floor` how far the interval reaches from 1: an effect
-    below it may be noise. Both are fractions.
+    `half_width` is half its interval; `floor` is the interval's largest distance from 1. An effect
+    below `floor` may be noise. Both are fractions.
     """
     for cell in cells:
         low, high = cell.ratio_ci_low, cell.ratio_ci_high
@@ -137,7 +137,7 @@ def _acceptance(cell: CellData) -> dict[str, Any]:
 
 
 def _times(cell: CellData, *, trusted: bool) -> dict[str, Any]:
-    """Times in ms and tokens per second; all None for a cell that may carry none."""
+    """Times in ms and tokens per second; all None for an INVALID cell."""
     latencies = [batch.latency_ms for batch in cell.timed] if trusted else []
     windows = [w.wall_ms for w in cell.windows if w.wall_ms is not None] if trusted else []
     tokens = sum(batch.output_tokens for batch in cell.timed)

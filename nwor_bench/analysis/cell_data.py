@@ -11,7 +11,7 @@ from nwor_bench.records.store import RunData
 from nwor_bench.records.types import BatchRecord, Phase, Verdict, WindowRecord
 
 REFERENCE = "reference"
-"""Verdict and parity of off x off, against which the other cells are judged."""
+"""Verdict and parity of off x off, with which the other cells are compared."""
 
 EXACT = "exact"
 """Parity of a cell whose tokens equal those of off x off."""
@@ -29,12 +29,12 @@ class CellData:
     """One cell's records.
 
     Attributes:
-        cell: whose records they are.
+        cell: the cell that the records belong to.
         batches: all its batches, of every phase.
-        timed: those of phase "timed", which alone count for times and counters.
+        timed: batches of phase "timed", the only ones behind times and counters.
         windows: the windows of the timed batches.
-        found_later: how its output differed in a block that had been stored already, or in one
-            that was cut and run again; None if it did not.
+        found_later: first output mismatch found after the batch was stored, or in a block that
+            was interrupted and run again; None if there is none.
         cannot_fire: why its SCV mode cannot fire on this machine, as the gate proved; such a cell
             is not timed. None where it may.
     """
@@ -63,7 +63,7 @@ class CellData:
 
     @property
     def parity(self) -> str | None:
-        """INVALID if any batch is; else what the checked batches say, the weakest first."""
+        """INVALID if any batch is; else the weakest parity of the checked batches."""
         values = {batch.parity for batch in self.batches if batch.parity is not None}
         if self.found_later is not None or Verdict.INVALID in values:
             return str(Verdict.INVALID)
@@ -74,7 +74,7 @@ class CellData:
     def first_mismatch(self) -> str | None:
         """Where its output first differed from that of off x off, in words.
 
-        What makes the cell INVALID comes before a difference that is explained.
+        A difference that makes the cell INVALID comes before an explained one.
         """
         if self.found_later is not None:
             return self.found_later
@@ -83,7 +83,7 @@ class CellData:
 
     @property
     def fallbacks(self) -> dict[str, int]:
-        """Windows that were written directly in mode stage, by reason."""
+        """Windows written directly although the mode is stage, by reason."""
         counts: Counter[str] = Counter()
         for batch in self.timed:
             counts.update(batch.fallbacks)
@@ -99,7 +99,7 @@ class CellData:
 
     @property
     def scv_fallbacks(self) -> dict[str, int]:
-        """Windows that were not validated as the mode asks, by reason."""
+        """Windows that SCV did not validate as its mode asks, by reason."""
         reasons = (window.scv_fallback_reason for window in self.windows)
         return dict(sorted(Counter(reason for reason in reasons if reason).items()))
 
@@ -131,7 +131,7 @@ def gather_cells(run: RunData) -> list[CellData]:
 
 
 def _found_later(run: RunData) -> dict[Cell, str]:
-    """Cells that broke parity where no batch of theirs says so, each with the first mismatch."""
+    """Cells that broke parity in a superseded batch or by an event, with the first mismatch."""
     found: dict[Cell, str] = {}
     for batch in run.superseded:
         if batch.parity == Verdict.INVALID:

@@ -1,20 +1,20 @@
-"""What a cell's records allow one to say. By the first rule that holds, a cell is
+"""Verdict of each cell. The first rule that holds decides:
 
-1. INVALID if its output differed from that of off x off in any batch, or its counts do not
-   add up: it carries no time at all;
-2. "reference" if it is off x off itself;
-3. INEFFECTIVE if its mode never fired: NWOR `stage` that staged nothing, or, with NWOR off,
-   an SCV mode that validated nothing as asked; or if the gate proved that its SCV mode cannot
-   fire on this machine, so that it was not timed. It carries no ratio;
-4. AMBIGUOUS if nothing can be compared: no valid off x off, too few blocks, output not checked;
-5. what `stats.verdict` says of the paired ratio, its p value adjusted for the number of cells
-   that are compared (Holm), and the noise floor: how far the A/A arm's interval reaches from 1.
+1. INVALID: its output differed from that of off x off in any batch, or its counts do not add up.
+   The cell gets no times.
+2. "reference": the cell is off x off itself.
+3. INEFFECTIVE: its mode never fired. NWOR `stage` staged nothing or, with NWOR off, the SCV mode
+   validated nothing as asked; or the gate proved that its SCV mode cannot fire on this machine, so
+   that it was not timed. The cell gets no ratio.
+4. AMBIGUOUS: nothing can be compared (no valid off x off, too few blocks, output not checked).
+5. Otherwise `statistics.verdict` decides from the paired ratio, its p value adjusted for the number
+   of compared cells (Holm), and the noise floor (the A/A arm's largest distance from 1).
 
-The A/A arm is judged likewise, by its own interval alone: it is no hypothesis of the run's, and
-it cannot be held against itself.
+The A/A arm's verdict uses its own interval alone, without Holm's correction and the noise floor:
+the arm is not a hypothesis of the run.
 
-A timed `stage` cell whose SCV mode never fired keeps its NWOR verdict; its `scv_status` and
-reason tell the rest.
+A timed `stage` cell whose SCV mode never fired keeps its NWOR verdict; `scv_status` and its reason
+report the SCV mode.
 """
 
 from collections import Counter
@@ -69,7 +69,7 @@ class CellVerdict:
 
 @dataclass(frozen=True)
 class _Case:
-    """A cell with what is known of it before the others are."""
+    """A cell's result before Holm's correction."""
 
     cell: CellData
     cell_verdict: CellVerdict
@@ -79,12 +79,12 @@ class _Case:
 def cell_verdicts(
     cells: Sequence[CellData], baseline: CellData | None, violations: Sequence[str | None]
 ) -> list[CellVerdict]:
-    """Judge the cells of one pair together, in the order given.
+    """Verdicts of one pair's cells, in the order given.
 
     Args:
         cells: all cells of the pair, off x off and its A/A arm among them.
         baseline: off x off, or None if there is none to trust.
-        violations: for each cell the first of its counts that does not add up, or None.
+        violations: each cell's first count that does not add up, or None.
     """
     cases = [
         _prepare(cell, baseline, violation)

@@ -24,10 +24,10 @@ class Violation:
 
 @dataclass(frozen=True)
 class CounterCheck:
-    """One counter of one cell: ours from the windows, vLLM's from its own metrics.
+    """One counter of one cell: ours from the windows, vLLM's from its metrics.
 
-    Summed over the cell's batches in which vLLM's counter was read, of every phase. Either
-    side is None if it was not measured.
+    Sums over the cell's batches, of every phase, in which vLLM's counter was read. A side that was
+    not measured is None.
     """
 
     cell: Cell
@@ -52,7 +52,7 @@ def windows_by_batch(run: RunData) -> dict[BatchKey, list[WindowRecord]]:
 def full_windows(
     batches: Iterable[BatchRecord], windows: Mapping[BatchKey, Sequence[WindowRecord]]
 ) -> list[WindowRecord]:
-    """Windows that all requests of their batch took part in: the others are shorter."""
+    """Windows with all requests of their batch; later windows have fewer."""
     return [
         window
         for batch in batches
@@ -67,12 +67,12 @@ def accepted(window: WindowRecord) -> int:
 
 
 def counted_accepted(windows: Iterable[WindowRecord]) -> int:
-    """Accepted tokens that vLLM counts too (not those of requests that had finished)."""
+    """Accepted tokens that vLLM counts too (without those of finished requests)."""
     return sum(accepted(w) - w.uncounted_accepted_tokens for w in windows)
 
 
 def counted_drafts(windows: Iterable[WindowRecord]) -> int:
-    """Draft tokens that vLLM counts too: the staged ones, or all where none was staged."""
+    """Draft tokens that vLLM counts too: staged ones, or all if none was staged."""
     return sum((w.staged_tokens or w.draft_tokens) - w.uncounted_draft_tokens for w in windows)
 
 
@@ -82,9 +82,9 @@ def check_invariants(run: RunData) -> list[str]:
 
 
 def find_violations(run: RunData) -> list[Violation]:
-    """The same as `check_invariants`, each with the cell that it makes INVALID.
+    """Counts that do not add up, each with the cell that it makes INVALID.
 
-    Blocks that were cut and run again are checked too: to interrupt a run mends no fault.
+    Interrupted blocks that ran again are checked too: an interruption does not excuse a fault.
     """
     layers = (run.header.engine or EngineStatus()).target_layers
     every = replace(
@@ -134,9 +134,10 @@ def _window_violations(window: WindowRecord, layers: int | None) -> list[Violati
 def _batch_violations(
     batch: BatchRecord, windows: dict[BatchKey, list[WindowRecord]]
 ) -> list[Violation]:
-    """Window records may be missing where nothing is staged; in stage mode they must add up.
+    """Counts of one batch that do not add up.
 
-    In every mode the ranks of one engine must have counted the same.
+    Windows may be missing where nothing is staged; in mode stage they must add up. In every mode
+    the ranks of one engine must have counted the same.
     """
     cell = batch.cell
     place = f"{cell.label}, block {batch.block}, batch {batch.batch} ({batch.phase})"
@@ -175,14 +176,14 @@ def _trimmed(batch: BatchRecord) -> list[int] | None:
 
 
 def _without_zeros(counts: list[int]) -> list[int]:
-    """Positions that nobody reached are absent on one side and 0 on the other."""
+    """Without positions that no request reached: absent on one side, 0 on the other."""
     while counts and counts[-1] == 0:
         counts = counts[:-1]
     return counts
 
 
 def _prompt_violations(run: RunData) -> list[Violation]:
-    """All cells of a block must have had the same prompts, or their ratio means nothing."""
+    """Blocks whose cells had different prompts, so that their ratio means nothing."""
     found = []
     first: dict[tuple[str, str, int], BatchRecord] = {}
     for batch in run.batches:
@@ -197,10 +198,10 @@ def _prompt_violations(run: RunData) -> list[Violation]:
 
 
 def _output_violations(header: RunHeader, batches: Iterable[BatchRecord]) -> list[Violation]:
-    """Greedy batches of a block must have said the same in every cell, timed ones too."""
+    """Greedy batches whose output differs between the cells of a block, timed ones too."""
     rule = (header.parity or ParityFacts()).rule  # older runs do not have it
     if rule not in (None, ParityRule.EXACT):
-        return []  # other tokens are allowed, and were judged while the run had them
+        return []  # other tokens are allowed; the run checked them
     greedy = [batch for batch in batches if batch.temperature == 0]
     baseline = {
         (batch.pair, batch.phase, batch.block): batch.token_digests

@@ -1,13 +1,13 @@
 """Two cells' times, block by block, on the same work. Pure.
 
-What NWOR and SCV change is the time of a window, so that is what is compared: not a batch's
-latency, which holds the prefill too, nor the time per output token, in which a cell that
-happens to accept more looks faster. Where both cells decode greedily and pass parity they run
-the same windows one by one. Where they do not (sampling, other acceptance) a block's windows
-are put into strata of equal batch size (requests with drafts, draft tokens) and context (tokens
-generated so far a request, in steps of CONTEXT_STEP). A stratum weighs as many windows as both
-cells have in it; a window that finds no partner is left out and counted. For equal sequences
-this is the plain mean over all windows.
+NWOR and SCV change the time of a window, so window times are compared. A batch's latency includes
+the prefill, and the time per output token favours a cell that happens to accept more.
+
+Two cells that decode greedily and pass parity run the same windows. Otherwise (sampling, other
+acceptance) a block's windows are grouped into strata of equal batch size (requests with drafts,
+draft tokens) and context (tokens generated so far per request, in steps of CONTEXT_STEP). A
+stratum's weight is the number of windows that both cells have in it. Windows without a partner
+are left out and counted. For equal sequences the result is the mean over all windows.
 """
 
 from collections import defaultdict
@@ -19,7 +19,7 @@ from nwor_bench.analysis.invariants import accepted
 from nwor_bench.records.types import BatchRecord, WindowRecord
 
 CONTEXT_STEP = 64
-"""Tokens a request by which a stratum's windows may differ in context."""
+"""Most tokens per request by which the contexts of a stratum's windows differ."""
 
 WINDOW_MS = "window_ms"
 LATENCY_MS = "latency_ms"
@@ -31,10 +31,10 @@ Strata = dict[tuple[int, int, int], list[float]]
 class PairedTimes:
     """Times in ms of the blocks that both cells ran, in the blocks' order.
 
-    `compared` is WINDOW_MS, or LATENCY_MS (sum over the block's batches) where a block has no pair
-    of timed windows; `matched_windows` are the treated cell's, and `unmatched_windows` those of
-    both cells that were left out. Both are None for LATENCY_MS. A window without a time (the last
-    before an engine pauses may have none) is neither.
+    `compared` is WINDOW_MS, or LATENCY_MS (sum over the block's batches) if a block has no pair of
+    timed windows. `matched_windows` counts the treated cell's windows, `unmatched_windows` the
+    windows of both cells that were left out; both are None for LATENCY_MS. Neither counts windows
+    without a time (the last window before a pause may have none).
     """
 
     compared: str
@@ -83,7 +83,7 @@ def _by_block(cell: CellData) -> dict[int, tuple[list[BatchRecord], list[WindowR
 
 
 def _strata(batches: Sequence[BatchRecord], windows: Sequence[WindowRecord]) -> Strata:
-    """A block's window times by batch size and context; a window without a time is none."""
+    """A block's window times by batch size and context, without untimed windows."""
     requests = max(batch.requests for batch in batches)
     generated: dict[int, int] = defaultdict(int)
     strata: Strata = defaultdict(list)
@@ -97,7 +97,7 @@ def _strata(batches: Sequence[BatchRecord], windows: Sequence[WindowRecord]) -> 
 
 
 def _match(ours: Strata, theirs: Strata) -> tuple[float, float, int] | None:
-    """Mean times over the strata of both, weighted alike, and the pairs of windows in them."""
+    """Both cells' mean times over common strata, weighted alike, and the number of window pairs."""
     pairs = {key: min(len(ours[key]), len(theirs[key])) for key in ours.keys() & theirs.keys()}
     total = sum(pairs.values())
     if total == 0:

@@ -1,4 +1,4 @@
-"""Where a window's time goes, and what share of it deciding takes: from probed batches."""
+"""Time of a window's phases, and the share of deciding acceptance, from probed batches."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,16 +15,16 @@ PHASES = ("forward_ms", "sample_ms", "mask_ms", "commit_ms")
 
 @dataclass(frozen=True)
 class CellPhases:
-    """Medians over a cell's windows with all requests in them; None where nothing was measured.
+    """Medians over a cell's windows with all requests; None if not measured.
 
     Attributes:
-        cell: whose windows they are.
+        cell: the cell that the windows belong to.
         device_ms: forward, sample, mask and commit, between events on the device.
         window_ms: a window from start to start, in the timed batches.
-        hook_ms, scv_host_ms: host time that the hooks added to a window, and the part of it that
-            decided what was accepted, waiting included; in the timed batches.
+        hook_ms, scv_host_ms: host time that the hooks added to a window, and its part that decided
+            acceptance, waiting included; in the timed batches.
         probe_cost: a window's time in the probed batch over that in the timed ones.
-        launches, host_syncs: device launches and waits of the host for deciding, a window.
+        launches, host_syncs: device launches and host waits per window for deciding acceptance.
         paths: timed windows by how they were decided: host, device, capture, graph.
     """
 

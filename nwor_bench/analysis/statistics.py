@@ -1,9 +1,9 @@
-"""Paired time ratios, their intervals and tests, and the verdicts that they allow.
+"""Paired time ratios with their intervals, tests and verdicts.
 
-Pure functions on plain numbers; a block's two times are a pair because both cells ran the same
-prompts. Times are in any one unit: only ratios come out.
+Pure functions on plain numbers. A block's two times are a pair because both cells ran the same
+prompts. Any time unit works, since results are ratios.
 
-Everything works on d_i = log(treated_i / baseline_i) of block i. No block is ever left out.
+Everything works on d_i = log(treated_i / baseline_i) of block i. No block is left out.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from scipy import stats
 from nwor_bench.records.types import Verdict
 
 MIN_BLOCKS = 3
-"""Fewest paired blocks for which an interval is given at all."""
+"""Fewest paired blocks for an interval."""
 
 DEFAULT_MARGIN = 0.01
 """Differences within this fraction count as none."""
@@ -26,7 +26,7 @@ SIGNIFICANCE = 0.05
 """Chance of calling a difference where there is none, over all cells of a run (Holm)."""
 
 POWER = 0.8
-"""Chance of seeing an effect of the size that `smallest_effect` names."""
+"""Chance of detecting an effect of size `smallest_effect`."""
 
 _MAX_AUTOCORRELATION = 0.8
 _RESAMPLES = 4_999
@@ -78,11 +78,11 @@ def paired_ratio(
     ran: mean(d) +- t_{n-1} s sqrt(f / n), where f >= 1 makes up for autocorrelation
     (`variance_inflation`).
 
-    Why not a bootstrap: on simulated runs whose truth is known (7 cells a block in random
-    order, a drift that is 0.9 autocorrelated from batch to batch, heavy-tailed noise;
-    sweeps/studies/interval-coverage has the table) the percentile bootstrap over blocks holds
-    the truth in 83 % of runs of 5 blocks and 89 % of 10, the studentised one in 98 % of 5;
-    this interval in 95 to 97 % from 5 blocks to 60.
+    Why not a bootstrap: in simulated runs with a known ratio (7 cells per block in random order,
+    drift with autocorrelation 0.9 from batch to batch, heavy-tailed noise) this interval covers
+    the truth in 95 to 97 % of runs of 5 to 60 blocks. The percentile bootstrap over blocks covers
+    83 % with 5 blocks and 89 % with 10, the studentised one 98 % with 5. Table:
+    sweeps/studies/interval-coverage.
 
     Fewer than MIN_BLOCKS blocks give None: no interval was measured. Raises ValueError as
     `geometric_mean_ratio` does.
@@ -106,15 +106,14 @@ def paired_ratio(
 
 
 def simultaneous_bounds(interval: RatioInterval, cells: int) -> tuple[float, float]:
-    """The interval widened so that those of all `cells` compared cells hold at once (95 %).
+    """The interval widened so that those of all `cells` compared cells cover at once (95 %).
 
     Student's t at 1 - 0.05 / cells (Dunn, Multiple Comparisons Among Means, Journal of the American
     Statistical Association 56, 1961; Bonferroni's inequality, whatever the cells' correlation).
-    Since all of them hold, that of the cell which came out best holds too: its own interval does
-    not, as the best of several is partly the luckiest (Benjamini and Yekutieli, the same journal
-    100, 2005, on intervals after selection). sweeps/studies/interval-coverage shows both: of six
-    equal cells the fastest one's own interval holds the truth in 91 to 93 % of simulated runs, this
-    one in 98 to 99 %.
+    So it also covers for the fastest cell, whose own interval does not: the best of several is
+    partly the luckiest (Benjamini and Yekutieli, the same journal 100, 2005, on intervals after
+    selection). For the fastest of six equal simulated cells its own interval covers the truth in 91
+    to 93 % of runs, this one in 98 to 99 % (sweeps/studies/interval-coverage).
 
     Raises ValueError for fewer than one cell, or an interval without a standard error.
     """
@@ -152,14 +151,14 @@ def block_bootstrap(
 
 
 def variance_inflation(values: NDArray[np.float64]) -> float:
-    """By what the variance of the mean exceeds that of independent values: (1 + r) / (1 - r).
+    """Variance of the mean over that of independent values: (1 + r) / (1 - r).
 
     The formula is that of an autoregression of first order (Wilks, Statistical Methods in the
     Atmospheric Sciences, 2011, section 5.2.4). r is the lag-1 autocorrelation without its small-
     sample bias, E[r1] = r - (1 + 4 r) / n (Marriott and Pope, Biometrika 41, 1954). It counts
-    only where r1 is a standard error, 1 / sqrt(n), above what independent values give: to
-    correct for noise would widen every interval. Cells run in random order within a block, so
-    the machine's drift leaves little of it; this guards against what it does leave.
+    only if r1 is a standard error, 1 / sqrt(n), above its value for independent data: correcting
+    for noise would widen every interval. Cells run in random order within a block, so drift leaves
+    little autocorrelation; this guards against the rest.
     """
     count = len(values)
     around = values - values.mean()
@@ -176,8 +175,8 @@ def variance_inflation(values: NDArray[np.float64]) -> float:
 def signed_rank_p(treated: Sequence[float], baseline: Sequence[float]) -> float | None:
     """Two-sided p of Wilcoxon's signed rank test on the d_i; None below MIN_BLOCKS.
 
-    Exact for up to 50 blocks without ties (scipy.stats.wilcoxon). It asks how many blocks agree
-    in sign and rank and not by how much, so one wild block cannot carry it. With n blocks it
+    Exact for up to 50 blocks without ties (scipy.stats.wilcoxon). It uses the signs and ranks
+    of the blocks, not their sizes, so one extreme block cannot decide it. With n blocks it
     cannot be below 2 / 2^n: five blocks never reach 0.05.
     """
     logs = log_ratios(treated, baseline)
@@ -196,7 +195,7 @@ def least_signed_rank_p(blocks: int) -> float:
 def holm(p_values: Sequence[float]) -> list[float]:
     """Holm's adjusted p values, in the order given (Scandinavian Journal of Statistics 6, 1979).
 
-    To call only those below alpha keeps the chance of any false call in the family below alpha.
+    Calling only those below alpha keeps the chance of any false call below alpha.
     """
     count = len(p_values)
     adjusted = [0.0] * count
@@ -208,7 +207,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def smallest_effect(interval: RatioInterval, cells: int = 1) -> float | None:
-    """The smallest relative effect that this many blocks of this noise would have shown.
+    """The smallest relative effect that this many blocks with this noise detect.
 
     exp((t_{1 - alpha / 2m} + t_{0.8}) standard error) - 1, with n - 1 degrees of freedom, alpha
     0.05 and m compared cells: a true effect of this size is called in 80 % of such runs (Cohen,
@@ -244,15 +243,15 @@ def verdict(
     p_adjusted: float | None = None,
     noise_floor: float | None = None,
 ) -> Verdict:
-    """What an interval of time ratios allows one to say; the first rule that holds wins.
+    """The verdict from an interval of time ratios. The first rule that holds decides:
 
     1. No interval: AMBIGUOUS.
-    2. The whole interval lies within 1 +- margin: SAME, even if it excludes 1. A difference
-       that is certain but too small to matter is no difference.
-    3. The interval excludes 1, the p value that is adjusted for the number of cells (if given)
-       is below 0.05, and the ratio is farther from 1 than the noise floor (if given) reaches:
-       FASTER below 1, SLOWER above.
-    4. Else AMBIGUOUS.
+    2. The whole interval is within 1 +- margin: SAME, even if it excludes 1, because such a
+       difference is too small to matter.
+    3. The interval excludes 1, the p value adjusted for the number of cells (if given) is below
+       0.05, and the ratio's distance from 1 exceeds the noise floor (if given): FASTER below 1,
+       SLOWER above.
+    4. Otherwise AMBIGUOUS.
     """
     if interval is None:
         return Verdict.AMBIGUOUS

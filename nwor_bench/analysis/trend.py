@@ -1,8 +1,8 @@
-"""Is a series of times steady? Trend tests for warm-up and for drift. Pure.
+"""Trend tests of a series of times, for warm-up and drift. Pure.
 
 The trend is Mann and Kendall's (Kendall's tau against time; exact for short series without
 ties, scipy.stats.kendalltau), its size that of Theil and Sen's slope (scipy.stats.theilslopes).
-Both rest on ranks and medians: one wild value moves neither.
+Both use ranks and medians, so one outlier moves neither.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from scipy import stats
 from nwor_bench.workload.run_spec import WARMUP_LOOKBACK
 
 MAX_DRIFT = 0.01
-"""A certain trend of less than this over the whole series is no trend that matters."""
+"""Largest drift over the whole series that does not matter, even if significant."""
 
 MAX_SPREAD = 0.10
 """Longest over shortest of the steady batches, less 1."""
@@ -36,9 +36,9 @@ class Trend:
 
 
 def trend(values: Sequence[float]) -> Trend:
-    """The trend of positive values that were measured one after the other.
+    """The trend of positive values in the order of measurement.
 
-    Fewer than three, or equal ones, have none (p = 1).
+    Fewer than three values, or equal values, have no trend (p = 1).
     """
     count = len(values)
     if count < 3 or len(set(values)) == 1:

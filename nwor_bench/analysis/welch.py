@@ -35,7 +35,7 @@ def unpaired_ratio(new: RatioInterval, base: RatioInterval) -> RatioInterval | N
 
 
 def from_bounds(ratio: float, low: float, high: float, blocks: int) -> RatioInterval | None:
-    """An estimate of which only the 95 % interval was kept; None below two blocks.
+    """An estimate from its stored 95 % interval; None below two blocks.
 
     The interval is Student's t on the log ratios with blocks - 1 degrees of freedom, so its
     length gives the standard error back. One that was made wider gives a larger error.

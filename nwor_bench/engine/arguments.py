@@ -1,4 +1,4 @@
-"""What vLLM is told before it starts, and what it refuses."""
+"""vLLM's arguments and environment, checked before the engine starts."""
 
 import os
 from collections.abc import Iterator, Mapping
@@ -20,15 +20,15 @@ TOP = 20
 """Likeliest tokens that the gate asks for at a position; a token beyond them is no tie."""
 
 _REFUSALS = (ValueError, TypeError, NotImplementedError, AssertionError)
-"""What vLLM raises for a configuration that it does not take."""
+"""Errors that vLLM raises for a configuration that it does not support."""
 
 _BINDING = "VLLM_CPU_OMP_THREADS_BIND"
 
 WORKER_EXTENSION = "nwor_bench.plugin.worker.NworWorkerExtension"
 
 DUMMY_LOADERS = {"dummy": "nwor_dummy"}
-"""Which of vLLM's loaders fills a pair without weights: the worker extension's, whose values make
-attention matter (plugin/dummy_weights.py). vLLM's own is left to `--engine-args`."""
+"""vLLM's load format for a pair without weights: the worker extension's loader, whose values make
+attention matter (plugin/dummy_weights.py). `--engine-args` can still choose vLLM's own."""
 
 
 def set_environment(
@@ -36,12 +36,12 @@ def set_environment(
 ) -> None:
     """Switch the plugin on and keep the engine core in this process.
 
-    Which model runner serves a GPU is vLLM's choice, or VLLM_USE_V2_MODEL_RUNNER's.
+    vLLM chooses the model runner on a GPU, unless VLLM_USE_V2_MODEL_RUNNER is set.
 
     Args:
-        dtype: the models'.
+        dtype: data type of the models.
         ranks: tensor-parallel ranks.
-        worker_variables: the run's own, as `RunSpec.worker_variables` has them.
+        worker_variables: the run's environment variables, see `RunSpec.worker_variables`.
     """
     fixed = {
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
@@ -90,14 +90,14 @@ def _processors_of_ranks(ranks: int) -> str:
 
 
 def on_cpu() -> bool:
-    """Does the installed vLLM run on the CPU?"""
+    """True if the installed vLLM runs on the CPU."""
     from vllm.platforms import current_platform
 
     return bool(current_platform.is_cpu())
 
 
 def _has_gpu() -> bool:
-    """Can this vLLM run on a CUDA device of this machine?"""
+    """True if this vLLM can run on a CUDA device of this machine."""
     import torch
 
     return not on_cpu() and torch.cuda.is_available()
@@ -182,7 +182,7 @@ def _check_logprobs(spec: RunSpec) -> None:
 
 
 def _check_staging(spec: RunSpec) -> None:
-    """How drafts are held can be chosen on a GPU alone, and L2 be asked for through a package."""
+    """Refuse staging options on a CPU, and reserved L2 without the package that reserves it."""
     if spec.stage_by is not StageBy.REFERENCE and not _has_gpu():
         raise ConfigError.for_field(
             "--stage-by",
@@ -216,7 +216,7 @@ def start_llm(pair: ResolvedPair, spec: RunSpec) -> Any:
 
 @contextmanager
 def _refusals() -> Iterator[None]:
-    """Turn what vLLM raises for a configuration that it does not take into a ConfigError."""
+    """Turn vLLM's errors on an unsupported configuration into a ConfigError."""
     try:
         yield
     except BenchError:
@@ -226,7 +226,7 @@ def _refusals() -> Iterator[None]:
 
 
 def _reason(error: Exception) -> str:
-    """What vLLM says, in one line and without the objects that its validator prints."""
+    """vLLM's message in one line, without the objects that its validator prints."""
     if isinstance(error, ValidationError):
         faults = error.errors(include_url=False, include_input=False, include_context=False)
         where = [".".join(map(str, fault["loc"])) for fault in faults]

@@ -37,7 +37,7 @@ _PER_POSITION = "vllm:spec_decode_num_accepted_tokens_per_pos"
 
 @dataclass(frozen=True)
 class Sampling:
-    """How a batch samples. The engine's random stream starts anew from `seed` every batch."""
+    """Sampling parameters of a batch. The random stream restarts from `seed` every batch."""
 
     max_new_tokens: int
     temperature: float
@@ -56,7 +56,7 @@ class VllmCounters:
     accepted_per_position: tuple[int, ...] = ()
 
     def minus(self, before: "VllmCounters") -> "VllmCounters":
-        """What was counted since `before`."""
+        """Counts since `before`."""
         earlier = before.accepted_per_position or (0,) * len(self.accepted_per_position)
         return VllmCounters(
             self.num_drafts - before.num_drafts,
@@ -70,10 +70,10 @@ class VllmCounters:
 
 @dataclass(frozen=True)
 class BatchOutput:
-    """What one batch returned and counted. `windows` are the worker's plain dicts.
+    """Output and counts of one batch.
 
-    `counter_facts` says how well what counters put into `windows` is known; None without any.
-    `windows` are the first rank's; `rank_disagreement` says where another rank's counts differ.
+    `windows` are the first rank's plain dicts; `rank_disagreement` names a count in which another
+    rank differs. `counter_facts` has the precision of the counters in `windows`; None without any.
     """
 
     token_ids: tuple[tuple[int, ...], ...]
@@ -97,7 +97,7 @@ class GreedyOutput:
 
 
 class Engine(Protocol):
-    """What the sweep needs of an engine."""
+    """Engine of a run: mode switches, batches, counters and cache."""
 
     def status(self) -> EngineStatus:
         """Facts for run.json: device, layers, block size, what is attached."""
@@ -127,7 +127,7 @@ class Engine(Protocol):
         """Count what batches of that phase count (DRAM bytes or CUDA calls), or stop."""
 
     def watch_writes(self, on: bool) -> list[dict[str, int]]:
-        """Watch what staging writes, or stop; what each rank saw since (see `write_check`)."""
+        """Watch staging's writes, or stop and return each rank's counts (see `write_check`)."""
 
     def kv_cache(self) -> KvCache:
         """Its KV cache, to be read back between batches."""
@@ -182,7 +182,7 @@ class VllmEngine:
             self._rpc("nwor_set_modes", str(cell.nwor_mode), str(cell.scv_mode))
 
     def generate(self, prompts: Sequence[Sequence[int]], sampling: Sampling) -> BatchOutput:
-        """Run one batch to its end from an empty prefix cache; counters are read around it."""
+        """Run one batch to its end from an empty prefix cache; read counters before and after."""
         from vllm import SamplingParams
 
         params = SamplingParams(
@@ -227,13 +227,13 @@ class VllmEngine:
         keep_prefix_cache: bool = False,
         nudged: bool = False,
     ) -> tuple[GreedyOutput, ...]:
-        """Greedy outputs in the present modes; nothing of it reaches the next batch's records.
+        """Greedy outputs in the present modes, kept out of the next batch's records.
 
         Args:
             prompts: token ids; more prompts than the engine runs at once wait in its queue.
             max_new_tokens: of each prompt.
-            ignore_eos: go on behind an end-of-sequence token.
-            top: how many of the likeliest tokens to tell of at each output position.
+            ignore_eos: continue after an end-of-sequence token.
+            top: number of likeliest tokens to return at each output position.
             keep_prefix_cache: take contexts from the prefix cache instead of emptying it first.
             nudged: every layer's attention returns values that are off by one rounding step.
         """
@@ -293,7 +293,7 @@ class VllmEngine:
         self._counting = phase if on else None
 
     def watch_writes(self, on: bool) -> list[dict[str, int]]:
-        """Watch what staging writes, or stop; what each rank saw since it was switched on."""
+        """Watch staging's writes, or stop and return each rank's counts since the start."""
         return self._rpc_all("nwor_watch_writes", on)
 
     def kv_cache(self) -> KvCache:
@@ -301,7 +301,7 @@ class VllmEngine:
         return self._kv_cache
 
     def _add_counters(self, phase: Phase, windows: list[dict[str, Any]]) -> dict[str, Any]:
-        """Put what was counted into the windows; how well it is known."""
+        """Add the counts to the windows; returns their precision."""
         taken = self._rpc("nwor_take_counters", str(phase))
         if len(taken["windows"]) != len(windows):
             raise EngineError(
@@ -313,7 +313,7 @@ class VllmEngine:
         return dict(taken["facts"])
 
     def close(self) -> None:
-        """Shut the engine core down and let go of its memory."""
+        """Shut the engine core down and release its memory."""
         self._kv_cache.close()
         llm = self.__dict__.pop("_llm", None)
         if llm is not None:

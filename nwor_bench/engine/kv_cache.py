@@ -1,4 +1,4 @@
-"""The engine's KV cache, read back: rows kept by name on every rank, and compared there."""
+"""Read the engine's KV cache: rows are kept by name and compared on every rank."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
@@ -13,7 +13,7 @@ Pair = tuple[int, str, int, int]
 
 
 class KvCache(Protocol):
-    """What the K/V gate needs of an engine; rows stay where the engine's workers are."""
+    """The engine's KV cache, for the K/V gate; rows stay in the engine's workers."""
 
     def watch(self, on: bool) -> None:
         """Note the blocks of every request from now on, or stop and forget all kept rows."""
@@ -25,10 +25,10 @@ class KvCache(Protocol):
         """
 
     def keep(self, name: str, spans: Sequence[Span]) -> str | None:
-        """Keep rows of the last batch's requests; why the cache is unreadable, else None."""
+        """Keep rows of the last batch's requests; returns why it is unreadable, else None."""
 
     def compare(self, name: str, pairs: Sequence[Pair]) -> list[dict[str, Any]]:
-        """One dict a rank: `checked` and `unknown` positions, and `errors` a layer."""
+        """One dict per rank: `checked` and `unknown` positions, and `errors` per layer."""
 
     def drop(self, names: Sequence[str]) -> None:
         """Forget kept rows."""
@@ -49,16 +49,16 @@ class VllmKvCache:
         self._watching = False
 
     def close(self) -> None:
-        """Let go of the engine, so that its memory can be released."""
+        """Drop the reference to the engine, so that its memory can be released."""
         self._llm = None
 
     def before_batch(self) -> None:
-        """Forget the blocks of the batch before, if anybody watches."""
+        """Forget the previous batch's blocks, if watching."""
         if self._watching:
             self._rpc_all("nwor_watch_blocks", True)
 
     def last_batch(self, outputs: Sequence[Any]) -> None:
-        """Take over the names of the requests that have just been answered."""
+        """Remember the ids of the requests that have just finished."""
         self._requests = [output.request_id for output in outputs]
 
     def watch(self, on: bool) -> None:

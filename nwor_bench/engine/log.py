@@ -1,4 +1,4 @@
-"""Keep vLLM's messages out of the sweep's output, and in the run folder."""
+"""Send vLLM's messages to the run folder instead of the terminal."""
 
 import logging
 import os
@@ -10,9 +10,9 @@ from pathlib import Path
 
 @contextmanager
 def log_to_file(path: Path | None) -> Iterator[None]:
-    """Send vLLM's log to `path`, for good; and while inside, all of stderr too.
+    """Send vLLM's log to `path` permanently, and all of stderr while inside.
 
-    With None nothing is touched.
+    None changes nothing.
     """
     if path is not None:
         _log_vllm_to(path)
@@ -22,9 +22,9 @@ def log_to_file(path: Path | None) -> Iterator[None]:
 
 @contextmanager
 def stderr_to_file(path: Path | None) -> Iterator[None]:
-    """Send what is written to stderr while inside to `path`; with None nothing is touched.
+    """Send stderr to `path` while inside; None changes nothing.
 
-    Libraries below vLLM write to the file descriptor itself, so that is what is redirected.
+    Libraries below vLLM write to the file descriptor, so the descriptor is redirected.
     """
     if path is None:
         yield

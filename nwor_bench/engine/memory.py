@@ -1,4 +1,4 @@
-"""How much memory a sweep needs, and is it there? Asked before an engine starts."""
+"""Memory that a run needs, compared with free memory before an engine starts."""
 
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ HEADROOM = 1.25
 """Room beside the requests' own tokens: block rounding and drafts in flight."""
 
 UNKNOWN_MODEL_CACHE = 1 * GIB
-"""Cache for a hub model whose config.json is not at hand yet."""
+"""Cache for a hub model whose config.json is not local yet."""
 
 RUNTIME_BYTES = {"host": int(1.5 * GIB), "gpu": 3 * GIB}
 """Allowance for what vLLM, torch and activations take beside weights and cache; on a GPU for the
@@ -45,7 +45,7 @@ def kv_cache_bytes(pair: ResolvedPair, spec: RunSpec) -> int:
 
 def cache_bytes_per_token(pair: ResolvedPair, spec: RunSpec) -> int | None:
     """K and V of one token over all layers of target and drafter; None for a hub model,
-    and for a config.json that names its sizes otherwise.
+    and for a config.json with other names for its sizes.
 
     2 x layers x kv heads x head dim x bytes an element; with latent attention (MLA) one row of
     kv_lora_rank + qk_rope_head_dim elements a layer.
@@ -93,9 +93,9 @@ def _cache_elements(config: dict[str, Any]) -> int:
 
 
 def needed_bytes(pair: ResolvedPair, spec: RunSpec, where: str) -> int:
-    """Bytes that each rank will take on the "gpu" or the "host": cache, weights, runtime.
+    """Bytes that each rank needs on the "gpu" or the "host": cache, weights, runtime.
 
-    The weights of a hub model are not known and not in it.
+    Excludes a hub model's weights, whose size is unknown.
     """
     weights = _weight_bytes(pair, spec, on_gpu=where == "gpu") // spec.tensor_parallel_size
     return kv_cache_bytes(pair, spec) + weights + RUNTIME_BYTES[where]
@@ -122,7 +122,7 @@ def require_memory(pair: ResolvedPair, spec: RunSpec) -> None:
 
 
 def _weight_bytes(pair: ResolvedPair, spec: RunSpec, on_gpu: bool) -> int:
-    """Bytes that the weights take once loaded; 0 for a hub model, of which nothing is known.
+    """Bytes of the loaded weights; 0 for a hub model, whose size is unknown.
 
     Dummy weights: the config's parameters in the run's dtype. Files: their size, twice on a CPU
     as bf16 may be widened to float32 there, and on a GPU if the run's dtype is the wider one.

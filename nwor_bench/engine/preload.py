@@ -14,7 +14,7 @@ from pathlib import Path
 
 LIBRARY = "libiomp5.so"
 DONE = "NWOR_BENCH_PRELOADED"
-"""Set in the replaced process, so that it happens once whatever becomes of LD_PRELOAD."""
+"""Set in the replaced process, so that it is replaced only once, even if LD_PRELOAD is lost."""
 
 
 def openmp_library() -> Path | None:
@@ -28,7 +28,7 @@ def openmp_library() -> Path | None:
 
 
 def preload_environment(environ: Mapping[str, str]) -> dict[str, str] | None:
-    """The environment to start again with, or None if this process may go on as it is."""
+    """The environment for the restart, or None if no restart is needed."""
     library = openmp_library()
     preloaded = environ.get("LD_PRELOAD", "")
     if library is None or LIBRARY in preloaded or DONE in environ:

@@ -1,6 +1,6 @@
-"""With tensor parallelism every rank counts every window; the first rank's records stand for all.
+"""With tensor parallelism every rank counts every window; a run stores the first rank's records.
 
-That holds only as long as the ranks agree, so it is checked after every batch.
+They represent all ranks only while the ranks agree, which is checked after every batch.
 """
 
 from collections.abc import Mapping, Sequence
@@ -36,10 +36,10 @@ def disagreement(windows_by_rank: Sequence[Sequence[Mapping[str, Any]]]) -> str 
 
 
 def common_status(statuses: Sequence[Mapping[str, Any]]) -> EngineStatus:
-    """The first rank's facts, as its worker tells them, and those that each rank has for itself.
+    """The first rank's facts, and the facts that each rank has for itself.
 
-    Raises EngineError if the ranks differ where they must not: another number of layers, blocks
-    or captured graphs would make them take different paths through the same window.
+    Raises EngineError if the ranks differ where they must not: with different numbers of layers,
+    blocks or captured graphs they would take different paths through the same window.
     """
     first = statuses[0]
     for rank, status in enumerate(statuses):

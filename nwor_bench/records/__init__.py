@@ -1,1 +1,1 @@
-"""What a run writes down: its records, its header, and the folder that keeps them."""
+"""Stored data of a run: its records, its header, and its folder."""

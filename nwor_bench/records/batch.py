@@ -1,4 +1,4 @@
-"""One record a batch: what was run, what was counted, beside vLLM's own counters."""
+"""Record of one batch: its work, our counts, and vLLM's own counters."""
 
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -7,7 +7,7 @@ from nwor_bench.records.cell import Cell, NworMode, ScvMode, recorded_cell
 
 
 class Phase(StrEnum):
-    """What a batch is for; times and counters of a cell come from the timed ones alone."""
+    """Purpose of a batch; a cell's times and counters come from timed batches only."""
 
     GATE = "gate"
     """Greedy, untimed: tokens, acceptance and K/V of every cell against off x off."""
@@ -36,9 +36,9 @@ class BatchRecord:
     counters over this batch, read while the engine lives. `token_digests` has one digest a
     request of its output token ids (parity evidence); `prompt_digest` identifies the block's
     prompts.
-    `conditions` is what the machine did meanwhile (see `conditions.py`), empty if not watched.
-    `rank_disagreement` says where another tensor-parallel rank counted other windows than the
-    first, whose records these are.
+    `conditions` are the machine's conditions during the batch (see `conditions.py`), empty if not
+    watched. `rank_disagreement` names a count in which another tensor-parallel rank differs from
+    the first, whose records these are.
     """
 
     pair: str

@@ -1,4 +1,4 @@
-"""What names a cell: a pair of models, an NWOR mode, an SCV mode and an arm."""
+"""A cell: a pair of models, an NWOR mode, an SCV mode and an arm."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from functools import lru_cache
 from typing import Any
 
 AA = "A/A"
-"""`arm` of the second off x off: what it differs from the first by is noise."""
+"""`arm` of the second off x off: its difference from the first is noise."""
 
 
 class NworMode(StrEnum):
@@ -31,7 +31,7 @@ _SCV_ORDER = {mode: place for place, mode in enumerate(ScvMode)}
 
 @dataclass(frozen=True)
 class Cell:
-    """One (pair, NWOR mode, SCV mode), and the key of everything that is kept by cell."""
+    """One (pair, NWOR mode, SCV mode); the key of all data stored by cell."""
 
     pair: str
     """The pair's name."""

@@ -1,4 +1,4 @@
-"""A cell's summary, and the verdicts that one may carry."""
+"""A cell's summary and its possible verdicts."""
 
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -7,7 +7,7 @@ from nwor_bench.records.cell import Cell, NworMode, ScvMode, recorded_cell
 
 
 class Verdict(StrEnum):
-    """What a cell's numbers allow one to say."""
+    """Verdict of one cell."""
 
     SAME = "SAME"
     FASTER = "FASTER"
@@ -31,10 +31,10 @@ class CellResult:
     `p_value` belongs to the ratio's own interval, `wilcoxon_p` to the signed rank test on the
     blocks, `bootstrap_*` to the block bootstrap's interval; `_holm` is adjusted for the number of
     cells that are compared. `smallest_effect` is the smallest relative effect that the run could
-    have seen in this cell, `outlier_blocks` the blocks whose ratio stands apart (they count all
-    the same).
+    detect in this cell. `outlier_blocks` are blocks whose ratio is an outlier; they are not left
+    out.
     `arm` is "A/A" for the second off x off.
-    `scv_status` judges SCV alone: "off", "ok" or "INEFFECTIVE".
+    `scv_status` is the verdict on SCV alone: "off", "ok" or "INEFFECTIVE".
     `scv_status` is "not measured", and the counts of tokens, stage operations and fallbacks are
     None, for a cell that was never timed.
     `parity` is "reference", "exact", "explained" (ties alone differ), "acceptance only",
@@ -111,5 +111,5 @@ class CellResult:
 
     @property
     def cell(self) -> Cell:
-        """The cell that is summed up."""
+        """The summarised cell."""
         return recorded_cell(self.pair, self.nwor_mode, self.scv_mode, self.arm)

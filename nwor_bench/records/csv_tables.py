@@ -50,7 +50,7 @@ def read_table(path: Path, record_type: type[Record]) -> list[Record]:
 
 
 def _value(hint: Any, text: str) -> Any:
-    """A field's text as what pydantic makes the field's type of."""
+    """A field's text, converted to the field's type by pydantic."""
     choices = get_args(hint)
     if NoneType in choices:
         if not text:

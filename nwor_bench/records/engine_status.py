@@ -1,4 +1,4 @@
-"""What a started engine is, as run.json keeps it."""
+"""Facts of a started engine, as stored in run.json."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ class StageL2Facts(JsonPart):
 
     @property
     def kept_bytes(self) -> float | None:
-        """Bytes of the buffer that may persist, by what the GPU gave; None if unknown."""
+        """Bytes of the buffer that may persist in the reserved L2; None if unknown."""
         if self.hit_ratio is None or self.window_bytes is None:
             return None
         return self.hit_ratio * self.window_bytes
@@ -76,7 +76,7 @@ class RankStatus(JsonPart):
 
 @dataclass(frozen=True, kw_only=True)
 class EngineStatus(JsonPart):
-    """What is attached to which vLLM; with tensor parallelism the first rank's, and `ranks`."""
+    """Facts of vLLM and the plugin; with tensor parallelism the first rank's, and `ranks`."""
 
     attached: bool | None = None
     """Whether the runner's methods are wrapped."""
@@ -133,7 +133,7 @@ class EngineStatus(JsonPart):
     """Class of the first target layer's attention; None if no layer has one."""
 
     dummy_weights: Mapping[str, Any] | None = None
-    """What random weights were filled with; None where weights were loaded."""
+    """Values of the random weights; None if weights were loaded."""
 
     cuda_graphs: CudaGraphs | None = None
     """Full CUDA graphs; None on a CPU."""

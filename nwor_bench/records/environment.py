@@ -1,4 +1,4 @@
-"""What a run ran on, as run.json keeps it. What could not be read is None or empty, never 0."""
+"""Machine and software of a run, as stored in run.json. Unread values are None or empty, not 0."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from nwor_bench.records.json_part import JsonPart
 
 @dataclass(frozen=True, kw_only=True)
 class CpuFacts(JsonPart):
-    """The processor, and how busy the machine was when the run began."""
+    """The processor, and the machine's load when the run began."""
 
     model: str | None = None
     """As /proc/cpuinfo names it."""
@@ -26,7 +26,7 @@ class CpuFacts(JsonPart):
     """Hardware threads that this process may use (Linux)."""
 
     governor: str | None = None
-    """Frequency governor of the first core; virtual machines often do not tell it."""
+    """Frequency governor of the first core; virtual machines often hide it."""
 
     load_1min: float | None = None
     """Runnable processes, mean of the last minute."""
@@ -78,7 +78,7 @@ class GpuFacts(JsonPart):
     """Enforced power limit."""
 
     throttle_reasons: int | None = None
-    """NVML's bits of what holds the clocks down; see `conditions.throttle_names`."""
+    """NVML's bits for the reasons of reduced clocks; see `conditions.throttle_names`."""
 
     ecc: bool | None = None
     """Whether memory errors are corrected."""
@@ -130,4 +130,4 @@ class Environment(JsonPart):
     """The checkout that nwor-bench ran from."""
 
     settings: Mapping[str, str | None] | None = None
-    """Environment variables that change what a run does; None for one that is not set."""
+    """Environment variables that affect a run; None for one that is not set."""

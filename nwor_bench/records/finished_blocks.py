@@ -1,9 +1,9 @@
-"""Which blocks of a run are finished, and which batches were set aside. Pure.
+"""Finished blocks of a run, and batches that were superseded. Pure.
 
 A block's cells are compared with each other, so all of them come from one engine process. A
-block is finished once its cells have run and were judged; a resumed run leaves it alone. A block
-that was cut before is run again whole, and what it had is superseded: its records stay in the
-file and count for nothing but faults.
+block is finished once all its cells have run and were checked; a resumed run does not repeat it.
+An interrupted block runs again as a whole, and its earlier batches are superseded: their records
+stay in the file and only their faults still count.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -19,12 +19,12 @@ SUPERSEDED_EVENT = "superseded"
 
 
 def finished_event(block: BlockKey) -> dict[str, Any]:
-    """Every cell of the block has run and was judged."""
+    """Event: every cell of the block has run and was checked."""
     return {"event": FINISHED_EVENT, "phase": block[0], "block": block[1]}
 
 
 def superseded_event(block: BlockKey, batches: Iterable[int], at: str) -> dict[str, Any]:
-    """The block runs again from here on: its batches of these numbers are set aside."""
+    """Event: the block runs again; its batches with these numbers are superseded."""
     return {
         "event": SUPERSEDED_EVENT,
         "phase": block[0],
@@ -35,7 +35,7 @@ def superseded_event(block: BlockKey, batches: Iterable[int], at: str) -> dict[s
 
 
 def superseded_numbers(events: Iterable[Mapping[str, Any]]) -> set[int]:
-    """The numbers of all batches that were set aside."""
+    """The numbers of all superseded batches."""
     told = (event["batches"] for event in events if event.get("event") == SUPERSEDED_EVENT)
     return {number for numbers in told for number in numbers}
 
@@ -43,26 +43,26 @@ def superseded_numbers(events: Iterable[Mapping[str, Any]]) -> set[int]:
 def first_tries(
     superseded: Sequence[BatchRecord], events: Iterable[Mapping[str, Any]]
 ) -> list[list[BatchRecord]]:
-    """The batches that were set aside, those of one block and engine process together."""
+    """The superseded batches, grouped by block and engine process."""
     numbers = [event["batches"] for event in events if event.get("event") == SUPERSEDED_EVENT]
     return [[batch for batch in superseded if batch.batch in own] for own in numbers]
 
 
 def other_events(events: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """All events but those that say that a block is finished."""
+    """All events except those of finished blocks."""
     return [event for event in events if event.get("event") != FINISHED_EVENT]
 
 
 def finished_blocks(
     batches: Sequence[BatchRecord], events: Iterable[Mapping[str, Any]]
 ) -> frozenset[BlockKey]:
-    """The blocks that were run and judged to their end.
+    """The blocks that were run and checked to their end.
 
-    Records of older versions do not say so: there a block is finished if another one followed.
+    Older versions recorded no such event: there a block is finished if another one followed.
 
     Args:
-        batches: those that were not set aside.
-        events: the run's.
+        batches: the run's batches without superseded ones.
+        events: the run's events.
     """
     finished = {
         (event["phase"], event["block"]) for event in events if event.get("event") == FINISHED_EVENT
@@ -77,7 +77,7 @@ def finished_blocks(
 def cut_blocks(
     batches: Sequence[BatchRecord], finished: Collection[BlockKey]
 ) -> dict[BlockKey, list[int]]:
-    """The blocks that were begun and not finished, each with the numbers of its batches."""
+    """Unfinished blocks, each with the numbers of its batches."""
     cut: dict[BlockKey, list[int]] = {}
     for batch in batches:
         if batch.phase != Phase.WARMUP and block_of(batch) not in finished:

@@ -1,8 +1,8 @@
-"""run.json: what a run was begun with, what it ran on, how it ended.
+"""run.json: a run's configuration, environment and outcome.
 
-Damage and edits are refused by the name of the part. A part may be missing or null (older
-versions, engines that never started), but not of another kind. Going on with a run takes more of
-its header than reading it does.
+A damaged or edited part is refused by its name. A part may be missing or null (older versions,
+engines that never started), but not have another type. Resuming a run needs more parts of the
+header than reading it.
 """
 
 from collections.abc import Mapping
@@ -68,7 +68,7 @@ class WarmupFacts(JsonPart):
     """Batches of off x off that it took."""
 
     lookback: int | None = None
-    """Batches that are looked at to tell whether times are steady."""
+    """Latest batches whose times must be steady."""
 
     not_steady: str | None = None
     """Why window times were not steady at its end; None if they were."""
@@ -76,7 +76,7 @@ class WarmupFacts(JsonPart):
 
 @dataclass(frozen=True, kw_only=True)
 class ParityFacts(JsonPart):
-    """What the gate compared, and what it found."""
+    """The gate's comparison and its result."""
 
     rule: str | None = None
     """What cells must share with off x off; see `ParityRule`."""
@@ -85,18 +85,18 @@ class ParityFacts(JsonPart):
     """The rule in words."""
 
     ties: Mapping[str, Any] | None = None
-    """Differing tokens that were looked at; None where none were."""
+    """Checks of differing tokens; None if there were none."""
 
     broken: Mapping[str, str] | None = None
-    """What differed first, by the cell's label."""
+    """First mismatch of each broken cell, by its label."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class KvGateFacts(JsonPart):
-    """How the KV cache of staging cells was compared with mode off's, and at what cost."""
+    """The comparison of staging cells' KV cache with mode off's, and its cost."""
 
     multiples: Mapping[str, float] | None = None
-    """How many times mode off's own error a cell may be off, by kind of error."""
+    """Largest allowed error of a cell in multiples of mode off's own, by kind of error."""
 
     budget_bytes: int | None = None
     """Most memory for kept rows on each rank."""
@@ -111,7 +111,7 @@ class KvGateFacts(JsonPart):
     """Mode off against itself: the smallest and largest of a layer, by kind of error."""
 
     cells: Mapping[str, Mapping[str, Any]] | None = None
-    """What was found, by the cell's label; see `KvResult`."""
+    """Result of each cell, by its label; see `KvResult`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,10 +146,10 @@ class RunHeader(JsonPart):
     """Machine and software."""
 
     parity: ParityFacts | None = None
-    """What the gate compared and found; None if it never began."""
+    """The gate's comparison and result; None if it never began."""
 
     noise_floor: Mapping[str, Any] | None = None
-    """What the A/A arm shows; None if it has no interval."""
+    """The A/A arm's noise floor; None if it has no interval."""
 
     warmup: WarmupFacts | None = None
     """How warm-up ended; None before that."""
@@ -170,13 +170,13 @@ class RunHeader(JsonPart):
     """UTC time; None while it runs."""
 
     kv_gate: KvGateFacts | None = None
-    """What the K/V gate compared; None where it compared nothing."""
+    """The K/V gate's comparison; None if it compared nothing."""
 
     measuring_s: float | None = None
     """Time from the started engine to the last batch, over all tries."""
 
     findings: tuple[Mapping[str, Any], ...] | None = None
-    """What weakens the numbers; see `Finding`."""
+    """Findings that limit the results; see `Finding`."""
 
     cells: tuple[Mapping[str, Any], ...] | None = None
     """Each cell's summary; see `CellResult`."""
@@ -185,7 +185,7 @@ class RunHeader(JsonPart):
     """Counts that do not add up, as sentences."""
 
     warnings: tuple[str, ...] | None = None
-    """What a crash left half-written, as sentences."""
+    """Half-written records after a crash, as sentences."""
 
     @property
     def data_type(self) -> str | None:
@@ -214,7 +214,7 @@ def read_object(text: str | bytes, place: object) -> dict[str, Any]:
 def parse_header(values: Mapping[str, Any], place: object) -> RunHeader:
     """The header that run.json holds; `place` is for messages.
 
-    Raises StoreError for a part of another kind than nwor-bench writes.
+    Raises StoreError for a part whose type differs from what nwor-bench writes.
     """
     try:
         header = read_part(RunHeader, values)
@@ -228,7 +228,7 @@ def parse_header(values: Mapping[str, Any], place: object) -> RunHeader:
 
 
 def check_complete(header: RunHeader, place: object) -> None:
-    """Raises StoreError if a part that a run needs to go on is missing, or says it twice."""
+    """Raises StoreError if a part needed for resuming is missing, or two parts disagree."""
     spec, environment = header.spec or {}, header.environment or Environment()
     for name, part in (
         ("spec", header.spec),

@@ -9,11 +9,11 @@ from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 
 class PartError(Exception):
-    """A value of another kind than its field's, or a part that is missing.
+    """A value whose type differs from its field's, or a missing part.
 
     Args:
         name: dotted name of the part.
-        what: what is wrong with it, as the rest of a sentence.
+        what: the fault, as the rest of a sentence.
     """
 
     def __init__(self, name: str, what: str):
@@ -27,10 +27,10 @@ class JsonPart:
     """Base of dataclasses whose fields are the keys of a JSON object; any field may be None."""
 
     absent: frozenset[str] = frozenset()
-    """Fields that the object did not have, where None is no value but something not recorded."""
+    """Fields missing from the object: their None means not recorded."""
 
     others: Mapping[str, Any] = field(default_factory=dict)
-    """Keys of other versions, which are kept as they were read."""
+    """Keys of other versions, kept as read."""
 
     def __post_init__(self) -> None:
         if self.absent:
@@ -53,7 +53,7 @@ _WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: 
 def read_part(kind: type[Part], values: Mapping[str, Any], name: str = "") -> Part:
     """The dataclass of a JSON object; `name` is the object's own, "" for the whole.
 
-    Raises PartError for a value of another kind than its field's.
+    Raises PartError for a value whose type differs from its field's.
     """
     hints = _hints(kind)  # type: ignore[arg-type]
     known = {

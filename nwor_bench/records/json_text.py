@@ -1,11 +1,11 @@
-"""JSON text, read and written; whatever is wrong with what is read is a ValueError. Pure."""
+"""JSON text, parsed and written: every fault of a text is a ValueError. Pure."""
 
 import json
 from typing import Any
 
 
 def parse_json(text: str | bytes) -> Any:
-    """What the text holds.
+    """The parsed value of the text.
 
     Raises ValueError for text that is not JSON, and for JSON nested deeper than Python's parser
     goes, of which `json.loads` makes a RecursionError.

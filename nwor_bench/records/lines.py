@@ -1,4 +1,4 @@
-"""Records as lines of JSON: one line a window, batch or event, each with its kind."""
+"""Records as lines of JSON: one line per window, batch or event, each with its kind."""
 
 import json
 from collections.abc import Collection, Sequence
@@ -31,7 +31,7 @@ class Records:
 
 
 def batch_key(record: BatchRecord | WindowRecord) -> BatchKey:
-    """What joins a window to its batch: (pair, NWOR mode, SCV mode, block, batch)."""
+    """Key shared by a batch and its windows: (pair, NWOR mode, SCV mode, block, batch)."""
     modes = str(record.nwor_mode), str(record.scv_mode)
     return (record.pair, *modes, record.block, record.batch)
 
@@ -93,7 +93,7 @@ def parse_records(path: Path, data: bytes) -> Records:
 def _check_batch(
     batch: BatchRecord, windows: Sequence[WindowRecord], seen: Collection[BatchKey], place: str
 ) -> None:
-    """Raise StoreError if the windows before a batch are not its own, or it was there before."""
+    """Raise StoreError if the windows before a batch are not its own, or it is a duplicate."""
     key = batch_key(batch)
     if any(batch_key(window) != key for window in windows):
         raise StoreError(f"{place}: the windows before it are of another batch")

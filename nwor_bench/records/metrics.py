@@ -1,8 +1,7 @@
-"""The metrics that Prometheus sees, and the files through which processes share them.
+"""Prometheus metrics, and the files through which processes share them.
 
-Names are those of cells.csv and run.json; a counter's samples end in `_total` besides. What is
-counted here comes window by window, from the harness's records or from a worker's own, which
-name their counts alike.
+Names are those of cells.csv and run.json; a counter's samples also end in `_total`. Counts come
+window by window from the harness's records or from a worker's, which use the same names.
 
 Values live in memory-mapped files, the ones of prometheus_client's multiprocess mode: a worker
 writes a number where it changes (about a microsecond), a server in another process reads them
@@ -77,7 +76,7 @@ class MetricFiles:
 
     Args:
         folder: exists; shared by all processes of one server or sweep.
-        process: tells this process's files from others'.
+        process: name of this process's files, unique in the folder.
     """
 
     def __init__(self, folder: Path, process: str):
@@ -87,7 +86,7 @@ class MetricFiles:
         self._values: dict[str, float] = defaultdict(float)
 
     def add(self, name: str, labels: Labels, amount: float) -> None:
-        """Count on; a counter that counts 0 exists from then on."""
+        """Increase a counter; adding 0 creates it."""
         key = _key(name, labels)
         self._values[key] += amount
         self._files[COUNTER].write_value(key, self._values[key], 0.0)
@@ -157,9 +156,9 @@ def labels_of(pair: str, nwor_mode: str, scv_mode: str, rank: int) -> Labels:
 
 
 def process_name(rank: int) -> str:
-    """A name for this process's files that no other process of the server has.
+    """A name for this process's files, unique among the server's processes.
 
-    Not the process id alone: under that name vLLM keeps its own metrics in the same folder.
+    Not the process id alone: vLLM's own metrics in the same folder use that name.
     """
     return f"nwor-{rank}-{os.getpid()}"
 

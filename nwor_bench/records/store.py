@@ -1,7 +1,7 @@
-"""A run folder: `run.json` (what ran, how it ended) and `records.jsonl` (one record a line).
+"""A run folder: `run.json` (the header) and `records.jsonl` (one record per line).
 
-A batch is written as one append: its windows' lines, then its own. The batch's line is what
-makes its windows count, so a run that dies in the middle of an append loses that batch only.
+A batch is written as one append: its windows' lines, then its own. Windows count only with their
+batch's line, so a run that dies in the middle of an append loses that batch only.
 """
 
 import fcntl
@@ -38,7 +38,7 @@ RUNS = Path("runs")
 RUN_FILE = "run.json"
 RECORDS_FILE = "records.jsonl"
 KEPT_RECORDS_FILE = "records.jsonl.gz"
-"""The records of a run that is kept for good: read like the others, never gone on with."""
+"""Compressed records of an archived run, which can be read but not resumed."""
 READABLE_VERSIONS = (1, FORMAT_VERSION)
 """Version 1 had no A/A arm, conditions or findings; its records read as they are."""
 
@@ -47,9 +47,9 @@ READABLE_VERSIONS = (1, FORMAT_VERSION)
 class RunData:
     """Everything that a run folder holds. `warnings` are sentences for the top of a report.
 
-    `superseded` are the batches of blocks that were cut and run again, `superseded_windows`
-    theirs: no number rests on them, but a fault that was seen in one stays a fault. `finished`
-    are the blocks that a resumed run leaves alone.
+    `superseded` are the batches of interrupted blocks that ran again, `superseded_windows` their
+    windows: no number uses them, but their faults still count. `finished` are the blocks that a
+    resumed run does not repeat.
     """
 
     header: RunHeader
@@ -128,7 +128,7 @@ class RunStore:
         self._keys.add(key)
 
     def append_event(self, event: dict[str, Any]) -> None:
-        """Add anything else worth keeping, as a plain dict (a start, a retry, an interruption).
+        """Add an event as a plain dict (a start, a retry, an interruption).
 
         Raises StoreError if the disk refuses it or the event has a field of the name "kind".
         """
@@ -163,7 +163,7 @@ class RunStore:
 
 @contextmanager
 def only_writer(folder: Path) -> Iterator[None]:
-    """Keep other processes from writing this run meanwhile; a dead one holds nothing back.
+    """Lock this run against other writers; the lock ends with its process.
 
     Raises ConfigError if another process is writing it.
     """
@@ -178,7 +178,7 @@ def only_writer(folder: Path) -> Iterator[None]:
 
 
 def check_output(folder: Path) -> None:
-    """Refuse early what `RunStore.create` would refuse later, leaving nothing behind.
+    """Check early what `RunStore.create` would refuse; leaves nothing behind.
 
     Raises ConfigError if the folder holds a run, or a file is in its way.
     """
@@ -200,9 +200,9 @@ def check_output(folder: Path) -> None:
 
 
 def read_run(folder: Path) -> RunData:
-    """Read a run back; what a crash left half-written is skipped and named in `warnings`.
+    """Read a run; half-written records after a crash are skipped and named in `warnings`.
 
-    Batches of a block that ran again are apart, and what was noted of them is left out.
+    Superseded batches are kept apart, and their events are left out.
 
     Raises ConfigError if the folder holds no run, StoreError if the run is damaged or was
     written in a format that this version does not read.
@@ -225,7 +225,7 @@ def read_run(folder: Path) -> RunData:
 
 
 def records_path(folder: Path) -> Path:
-    """The run's records; the compressed ones where there are no others."""
+    """Path of the run's records: the compressed file if there is no other."""
     plain, kept = folder / RECORDS_FILE, folder / KEPT_RECORDS_FILE
     return kept if kept.is_file() and not plain.is_file() else plain
 
@@ -263,10 +263,9 @@ def write_atomically(path: Path, text: str) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Have the names in a folder on the disk: a file's own fsync does not keep its name.
+    """Sync the names in a folder to disk: a file's own fsync does not sync its name.
 
-    A file system that has no such operation for folders (EINVAL) keeps names as it does. Raises
-    OSError for any other failure.
+    Ignores a file system without fsync for folders (EINVAL). Raises OSError for other failures.
     """
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
@@ -297,7 +296,7 @@ def _read_bytes(path: Path) -> bytes:
 
 
 def read_header(folder: Path) -> RunHeader:
-    """What run.json says of a run.
+    """The header in a run's run.json.
 
     Raises ConfigError if the folder holds no run, StoreError if it is not JSON, of a format
     version that this one does not read, or holds a part of the wrong kind.

@@ -1,4 +1,4 @@
-"""What a sweep writes down: one record a window, one a batch, one summary a cell.
+"""Records of a run: one per window, one per batch, and one summary per cell.
 
 Records are frozen and plain (numbers, strings, tuples), so that they cross process
 borders and JSON without their types. A value that was not measured is None, never 0.
@@ -48,7 +48,7 @@ class StageBy(StrEnum):
 
 
 class StageL2(StrEnum):
-    """How that buffer is cached: as anything else, or in L2 that is set aside for it."""
+    """Caching of that buffer: like other data, or in L2 reserved for it."""
 
     NORMAL = "normal"
     PERSIST = "persist"
@@ -63,13 +63,13 @@ class RunStatus(StrEnum):
 
 
 SETTLING = 2
-"""Windows behind a prefill that say nothing of any other. The host is a step ahead, so the first
-waits for the prefill; the second for the drafter's own, which runs after its tokens are out."""
+"""Windows after a prefill that are not in the steady state. The host is a step ahead, so the first
+waits for the prefill, the second for the drafter's prefill, which runs after the first tokens."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class WindowCounts:
-    """What one worker counts in one window.
+    """Counts of one worker in one window.
 
     `staged_tokens = committed_tokens + rejected_tokens` always. A window that was written directly
     (mode off, or a fallback) has `staged_tokens` 0.
@@ -127,7 +127,7 @@ class WindowTimes:
 
 
 UNTIMED = WindowTimes(wall_ms=None, forward_ms=None, sample_ms=None, mask_ms=None, commit_ms=None)
-"""Of a window of which no time is known."""
+"""Times of a window that was not timed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,7 +140,7 @@ class WindowRecord(WindowTimes, WindowCounts):
         *("stage_operations", "bytes_staged", "bytes_committed", "bytes_avoided"),
         *("fallback_reason", "wall_ms", "forward_ms", "sample_ms", "mask_ms", "commit_ms"),
     )
-    """The columns of windows.csv that never move; the others follow in the order of the fields."""
+    """First columns of windows.csv, in a fixed order; the others follow in field order."""
 
     pair: str
     """Name of the pair of models."""
@@ -159,7 +159,7 @@ class WindowRecord(WindowTimes, WindowCounts):
     bytes_committed: int | None
     """The same of committed tokens."""
     bytes_avoided: int | None
-    """The same of rejected tokens: what direct writes would have written in vain."""
+    """The same of rejected tokens: bytes that direct writes would have wasted."""
     arm: str | None = None
     """The cell's arm: "A/A" for the second off x off, else None."""
     dram_read_bytes: int | None = None

@@ -16,7 +16,7 @@ from nwor_bench.workload.prompts import Encode
 from nwor_bench.workload.schedule import Block
 
 Check = Callable[[list[list[int]], Answer], Answer]
-"""Looks at a batch before it is stored, given its prompts; gives the answer with its parity."""
+"""Checks a batch before it is stored, given its prompts; returns the answer with its parity."""
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class RanBatch:
     """A batch that has run and is stored."""
 
     cell: Cell
-    """Whose modes were on."""
+    """The cell that the batch ran in."""
 
     answer: Answer
     """Its record and its tokens."""
@@ -33,7 +33,7 @@ class RanBatch:
     """Its windows, in the order in which they ran."""
 
     written: list[dict[str, int]]
-    """What each rank's staging wrote; empty unless watched."""
+    """Each rank's counts of staging's writes; empty unless watched."""
 
 
 class BatchRunner:
@@ -43,7 +43,7 @@ class BatchRunner:
         engine: started, in any mode.
         store: receives every batch as it ends.
         encode: prompts to token ids.
-        spec: how to sample.
+        spec: the run's configuration, for sampling.
         ranges: NVTX ranges around batches, or None.
         monitor: watches the machine during batches; None records no conditions.
         first: number of the first batch.
@@ -71,7 +71,7 @@ class BatchRunner:
     def run(
         self, cell: Cell, phase: Phase, block: Block, order: int, check: Check | None = None
     ) -> RanBatch:
-        """One batch, stored; `check` sees it first, while its K/V is still in the cache."""
+        """Run and store one batch; `check` runs first, while its K/V is still in the cache."""
         prompts = self._encode(block.prompts)
         sampling = self._sampling(phase, block)
         place = BatchPlace(cell, phase, block, self._next, order, _now())
@@ -90,7 +90,7 @@ class BatchRunner:
     def _generate(
         self, place: BatchPlace, prompts: list[list[int]], sampling: Sampling
     ) -> tuple[BatchOutput, list[dict[str, int]], Conditions]:
-        """What the engine gives, what each rank's staging wrote, what the machine did."""
+        """The engine's output, each rank's counts of staging's writes, and the conditions."""
         label = place.cell.label
         watched = place.phase == Phase.GATE and place.cell.nwor_mode is NworMode.STAGE
         with span(self._ranges, "cell", place.order, label):
@@ -115,7 +115,7 @@ class BatchRunner:
         return output, written
 
     def _sampling(self, phase: Phase, block: Block) -> Sampling:
-        """The gate is greedy whatever the scenario's temperature; seeds depend on the block."""
+        """Sampling parameters: the gate is always greedy; seeds depend on the block."""
         scenario = self._spec.scenario
         greedy = phase == Phase.GATE
         return Sampling(

@@ -1,4 +1,4 @@
-"""From an engine's raw output to the records of one batch."""
+"""Records of one batch from an engine's raw output."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from nwor_bench.workload.schedule import Block
 
 @dataclass(frozen=True)
 class BatchPlace:
-    """Where a batch stands in the sweep: its cell, phase, block, number and order."""
+    """Identity of a batch in the run: its cell, phase, block, number and order."""
 
     cell: Cell
     phase: Phase
@@ -26,7 +26,7 @@ class BatchPlace:
 def window_records(
     place: BatchPlace, output: BatchOutput, bytes_per_token: int | None
 ) -> list[WindowRecord]:
-    """One record a window. Bytes are token counts x cache bytes a token, not measured traffic."""
+    """One record per window. Bytes are tokens x cache bytes per token, not measured traffic."""
     return [
         _window_record(place, number, window, bytes_per_token)
         for number, window in enumerate(output.windows)
@@ -64,7 +64,7 @@ def batch_record(
     sampling: Sampling,
     conditions: dict[str, float],
 ) -> BatchRecord:
-    """The batch's record, with vLLM's counters beside our sums."""
+    """The batch's record, with our sums and vLLM's counters."""
     output_tokens = sum(len(tokens) for tokens in output.token_ids)
     windows = output.windows
     return BatchRecord(
@@ -104,7 +104,7 @@ def batch_record(
 
 
 def counter_event(place: BatchPlace, facts: dict[str, Any]) -> dict[str, Any]:
-    """How well what was counted in a batch is known, for the records."""
+    """Event with the precision of a batch's counters, for the records."""
     return {
         "event": place.phase,
         **place.cell.names,

@@ -1,5 +1,5 @@
-"""Will this sweep count DRAM bytes? The flag, the sweep file, or the run or sweep to go on with
-says so, before anything heavy is imported."""
+"""Decide before heavy imports whether a sweep counts DRAM bytes: from the flag, the sweep file, or
+the folder to resume."""
 
 from pathlib import Path
 
@@ -10,15 +10,15 @@ from nwor_bench.workload.sweep_file import load_sweep
 
 
 def counters_wanted(flag: bool, options: RunOptions) -> bool:
-    """Whether the sweep that this command line begins, or goes on with, reads DRAM counters.
+    """True if the sweep that this command line starts or resumes reads DRAM counters.
 
     Args:
         flag: --dram-counters was given.
-        options: name the folder to go on with, or the sweep file.
+        options: have the folder to resume, or the sweep file.
 
     Raises:
         ConfigError: the folder holds no run, the file is missing or wrong.
-        StoreError: what the folder holds is damaged or of another format.
+        StoreError: the run or sweep in the folder is damaged or has another format.
     """
     if flag:
         return True

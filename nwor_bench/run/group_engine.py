@@ -14,7 +14,7 @@ class GroupEngine:
 
     Args:
         factory: starts an engine.
-        spec: the group's, with room for its largest run.
+        spec: the group's configuration, with room for its largest run.
     """
 
     def __init__(self, factory: EngineFactory, spec: RunSpec):
@@ -23,7 +23,7 @@ class GroupEngine:
         self._engine: Engine | None = None
 
     def source(self, prepared: Prepared) -> EngineSource:
-        """What `run_prepared` takes its engine from; the engine outlives the run."""
+        """The engine for `run_prepared`; it outlives the run."""
 
         @contextmanager
         def engine(log: Path | None) -> Iterator[Engine]:
@@ -34,7 +34,7 @@ class GroupEngine:
         return engine
 
     def close(self) -> None:
-        """Close the engine, if there is one: after a batch that failed it may hold half of it."""
+        """Close the engine, if there is one: after a failed batch its state may be inconsistent."""
         engine, self._engine = self._engine, None
         if engine is not None:
             engine.close()

@@ -1,7 +1,7 @@
-"""Ctrl-C and SIGTERM, which must end a run although other code may lose them on the way.
+"""Make Ctrl-C and SIGTERM end a run, even if other code swallows the exception.
 
-Python raises KeyboardInterrupt wherever it happens to be. In a finaliser or a callback it is
-printed as ignored and gone, and a library may catch it for itself; the run would go on for hours.
+Python raises KeyboardInterrupt in whatever code is running. In a finaliser or a callback it is
+printed and ignored, and a library may catch it; the run would continue for hours.
 """
 
 import signal
@@ -11,13 +11,13 @@ from types import FrameType
 
 
 class Interrupts:
-    """Whether somebody has asked this process to stop."""
+    """Remembers that a signal has asked this process to stop."""
 
     def __init__(self) -> None:
         self.seen = False
 
     def check(self) -> None:
-        """Raise KeyboardInterrupt (again) if one was asked for and has not ended the run."""
+        """Raise KeyboardInterrupt (again) if a signal arrived and has not ended the run."""
         if self.seen:
             raise KeyboardInterrupt
 
@@ -26,8 +26,8 @@ class Interrupts:
 def heed_interrupts() -> Iterator[Interrupts]:
     """SIGINT and SIGTERM raise KeyboardInterrupt and are remembered; in the main thread alone.
 
-    SIGTERM because a CI runner's stop is to keep what was measured too. A SIGINT that the process
-    was started to ignore, as a shell's background jobs are, stays ignored.
+    SIGTERM too, so that results survive when a CI runner stops the job. A SIGINT that the process
+    ignored from its start, like a shell's background job, stays ignored.
     """
     interrupts = Interrupts()
 

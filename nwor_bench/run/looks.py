@@ -1,4 +1,4 @@
-"""What the stopping rule looks at: the cells' intervals as they were after a block."""
+"""Input of the stopping rule: the cells' intervals after a block."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -8,21 +8,21 @@ from nwor_bench.records.store import RunData
 from nwor_bench.records.types import BatchRecord, Phase
 
 _BEFORE_A_LOOK = (Phase.WARMUP, Phase.GATE, Phase.TIMED)
-"""Phases of the batches that a look may see; the others come after the last."""
+"""Phases of the batches that the stopping rule uses; later phases come after the last check."""
 
 
 def half_widths(run: RunData, done: int) -> list[float | None]:
-    """Half the interval of every cell that is compared; None for one without.
+    """Half the interval of every compared cell; None for a cell without one.
 
-    From the records up to block `done` alone, so that a resumed run comes to the same answer as
-    one that was never cut short.
+    Uses only records up to block `done`, so that a resumed run stops at the same block as an
+    uninterrupted one.
     """
     cells = summarise(_as_of(run, done))
     return [cell.half_width for cell in cells if cell.ratio_to_off is not None]
 
 
 def _as_of(run: RunData, done: int) -> RunData:
-    """The run as it was after `done` timed blocks, faults included; later ones are left out."""
+    """The run's records up to `done` timed blocks, faults included."""
 
     def known(batches: Iterable[BatchRecord]) -> tuple[BatchRecord, ...]:
         return tuple(b for b in batches if b.block <= done and b.phase in _BEFORE_A_LOOK)

@@ -1,4 +1,4 @@
-"""What a sweep says while it runs: a live line per cell, or plain lines without a terminal."""
+"""Progress output: a live table with a row per cell, or plain lines without a terminal."""
 
 import time
 from datetime import timedelta
@@ -12,7 +12,7 @@ from nwor_bench.records.types import BatchRecord, Cell, Phase
 
 
 class Progress(Protocol):
-    """Receives what happened."""
+    """Receives a run's progress."""
 
     def say(self, line: str) -> None:
         """A step that happens once: start-up, the gate's outcome."""
@@ -22,7 +22,7 @@ class Progress(Protocol):
 
 
 class PlainProgress:
-    """One line an event: for logs and CI."""
+    """One line per event, for logs and CI."""
 
     def __init__(self, console: Console, num_batches: int):
         self._console = console
@@ -54,7 +54,7 @@ class PlainProgress:
 
 
 class LiveProgress:
-    """A small table that updates in place: one row a cell."""
+    """A table that updates in place, with one row per cell."""
 
     def __init__(self, console: Console, cells: tuple[Cell, ...], num_batches: int):
         self._console = console

@@ -1,4 +1,4 @@
-"""Go on with a run that was cut short: the same configuration, order and seeds, or not at all."""
+"""Resume an interrupted run, only with the same configuration, order and seeds."""
 
 import json
 from collections.abc import Mapping
@@ -50,9 +50,9 @@ def require_resumable(run: RunData, folder: str) -> None:
 
 
 def stored_spec(header: RunHeader) -> RunSpec:
-    """The configuration that a run was begun with; fields absent in older runs take their defaults.
+    """The configuration of a run's start; fields absent in older runs take their defaults.
 
-    Raises StoreError for a value that no run can have been begun with.
+    Raises StoreError for an invalid value.
     """
     try:
         return _spec_of(header.spec or {})
@@ -80,7 +80,7 @@ def _unusable(name: str, value: object, wanted: str) -> StoreError:
 
 
 def check_spec(run: RunData, spec: RunSpec) -> None:
-    """Refuse another configuration than the run's."""
+    """Refuse a configuration that differs from the run's."""
     begun = stored_spec(run.header).to_dict()
     for name, value in spec.to_dict().items():
         if begun[name] != value:
@@ -88,7 +88,7 @@ def check_spec(run: RunData, spec: RunSpec) -> None:
 
 
 def check_pair(run: RunData, pair: ResolvedPair) -> None:
-    """Refuse models that are no longer those that the run was begun with."""
+    """Refuse models that differ from those of the run's start."""
     begun = run.header.pair or PairFacts()
     for name, value in asdict(pair).items():
         if getattr(begun, name) != value:
@@ -96,14 +96,14 @@ def check_pair(run: RunData, pair: ResolvedPair) -> None:
 
 
 def check_flags(given: Mapping[str, Any], header: RunHeader) -> None:
-    """Refuse a flag that says otherwise than the run.
+    """Refuse a flag that contradicts the run.
 
     Args:
-        given: values of the command line by option name; only those that were written.
-        header: the run's.
+        given: values by option name of the flags on the command line.
+        header: the run's header.
 
     Raises:
-        ConfigError: naming the flag, what it says and what the run was begun with.
+        ConfigError: with the flag, its value and the run's value.
     """
     if "output" in given:
         raise ConfigError.for_field(
@@ -131,7 +131,7 @@ def _require_same(flag: str, text: object, value: object, begun: object) -> None
 
 
 def check_plan(run: RunData, plan: Plan, encode: Encode) -> None:
-    """Refuse to go on if prompts or order came out otherwise than when the run was begun."""
+    """Refuse to resume if prompts or order differ from the run's start."""
     if blocks_for_header(plan) != run.header.blocks:
         raise ConfigError(
             "--resume: blocks: the order of cells or the choice of prompts that the configuration "
@@ -145,7 +145,7 @@ def check_plan(run: RunData, plan: Plan, encode: Encode) -> None:
 
 
 def check_environment(run: RunData, now: Environment) -> None:
-    """Refuse another machine or other libraries: half a run on each is no run."""
+    """Refuse another machine or other libraries: a run's times must come from one environment."""
     begun = _identity(run.header.environment or Environment())
     for name, today in _identity(now).items():
         if begun[name] != today:
@@ -153,7 +153,7 @@ def check_environment(run: RunData, now: Environment) -> None:
 
 
 def _identity(environment: Environment) -> dict[str, Any]:
-    """What must be the same in both halves of a run."""
+    """Facts of the environment that must not change within a run."""
     packages, cpu = environment.packages or {}, environment.cpu or CpuFacts()
     return {
         **{f"packages.{name}": packages.get(name) for name in _ENVIRONMENT},
@@ -163,7 +163,7 @@ def _identity(environment: Environment) -> dict[str, Any]:
 
 
 def check_engine(run: RunData, status: EngineStatus) -> None:
-    """Refuse an engine that came up otherwise than the one that the run was begun on."""
+    """Refuse an engine whose facts differ from those of the run's first engine."""
     begun = run.header.engine
     if begun is None:
         return

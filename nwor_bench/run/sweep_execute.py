@@ -29,7 +29,7 @@ from nwor_bench.workload.sweep_points import EngineGroup, Point
 
 
 class SweepRunner:
-    """Runs the groups in turn, each on its own engine, and keeps the index true."""
+    """Runs the groups in turn, each on its own engine, and keeps the index up to date."""
 
     def __init__(
         self,
@@ -47,9 +47,9 @@ class SweepRunner:
         self._codes = [ExitCode(code) for code in index.done_codes()]
 
     def run(self, groups: Iterable[EngineGroup]) -> ExitCode:
-        """All groups; the summary is written however it ends.
+        """Run all groups; write the summary even after a failure.
 
-        Returns the worst exit code of the sweep's runs, those of earlier starts among them.
+        Returns the worst exit code of the sweep's runs, earlier starts included.
         """
         try:
             for group in groups:
@@ -98,12 +98,12 @@ class SweepRunner:
 
 
 def finish_sweep(index: SweepIndex) -> None:
-    """Note that every run of the sweep has been tried."""
+    """Mark the sweep as finished: every run has been tried."""
     index.content["finished_at"] = datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def close_sweep(index: SweepIndex, console: Console, options: RunOptions) -> None:
-    """Write index and summary, however the sweep ended, and say where they are."""
+    """Write index and summary, even after a failure, and print their paths."""
     index.write()
     summary = write_summary(index)
     if options.as_json:
@@ -131,7 +131,7 @@ def _sweep_result(index: SweepIndex) -> dict[str, Any]:
 
 
 def failure_of(error: BaseException) -> tuple[ExitCode, str]:
-    """The exit code of a run that raised, and what the index says of it."""
+    """The exit code of a run that raised, and its entry in the index."""
     text = str(error) or type(error).__name__
     if isinstance(error, KeyboardInterrupt):
         return ExitCode.INTERRUPTED, text
@@ -144,6 +144,6 @@ def worst_code(codes: Iterable[ExitCode]) -> ExitCode:
 
 
 def _badness(code: ExitCode) -> int:
-    """Wrong numbers are worse than none."""
+    """Sort key of exit codes: wrong numbers are worse than none."""
     order = [ExitCode.OK, ExitCode.BAD_USAGE, ExitCode.FAILED, ExitCode.CORRECTNESS_BROKEN]
     return order.index(code) if code in order else len(order)

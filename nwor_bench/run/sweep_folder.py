@@ -1,4 +1,4 @@
-"""A sweep folder: sweep.json says what was asked for and what became of every run; summary.csv and
+"""A sweep folder: sweep.json has the sweep's configuration and every run's status; summary.csv and
 summary.md show all runs side by side."""
 
 import json
@@ -30,11 +30,11 @@ _SHOWN = (
     "acceptance_rate", "batches", "parity",
 )  # fmt: skip
 _PLACE = ("number", "pair", "scenario", *(option.name for option, _ in AXES), "status")
-"""Columns that tell runs apart."""
+"""Columns that identify a run."""
 
 
 class SweepIndex:
-    """What a sweep folder holds, rewritten after every run so that it is true at any moment."""
+    """Index of a sweep folder, rewritten after every run so that it is always up to date."""
 
     def __init__(self, folder: Path, content: dict[str, Any]):
         """Use `create` or `open` instead."""
@@ -102,7 +102,7 @@ class SweepIndex:
 
     @property
     def sweep(self) -> SweepFile:
-        """What the sweep was begun with. Raises StoreError if that is damaged."""
+        """The sweep file of the sweep's start. Raises StoreError if it is damaged."""
         try:
             return SweepFile.model_validate_json(json.dumps(self.content.get("sweep")))
         except ValidationError as error:
@@ -113,12 +113,12 @@ class SweepIndex:
             ) from error
 
     def status(self, number: int) -> str:
-        """How far the run of that number is."""
+        """Status of the run with that number."""
         return str(self._run(number)["status"])
 
     @property
     def is_done(self) -> bool:
-        """True once no run is left to do."""
+        """True once every run is done."""
         return all(run["status"] == DONE for run in self.content["runs"])
 
     def done_codes(self) -> list[int]:
@@ -126,7 +126,7 @@ class SweepIndex:
         return [int(run["exit_code"]) for run in self.content["runs"] if run["status"] == DONE]
 
     def set_run(self, number: int, **changes: Any) -> None:
-        """Note what became of a run."""
+        """Store a run's status."""
         self._run(number).update(changes)
         self.write()
 
@@ -151,8 +151,8 @@ def _has(run: object, wanted: Mapping[str, Any]) -> bool:
 def write_summary(index: SweepIndex) -> str:
     """summary.csv (one row a run and cell) and summary.md (one row a run), from the records.
 
-    Returns what summary.md says. Imports pandas and the analysis itself: the index alone is read
-    before anything heavy is imported.
+    Returns the text of summary.md. Imports pandas and the analysis here, since the index is also
+    read before heavy imports.
     """
     from pandas import DataFrame
 
@@ -178,7 +178,7 @@ def write_summary(index: SweepIndex) -> str:
 
 
 def _outcome(cell: CellResult) -> str:
-    """`FASTER 0.972 [0.970, 0.974]`; of off x off itself, its time."""
+    """Result such as `FASTER 0.972 [0.970, 0.974]`; for off x off its time."""
     from nwor_bench.analysis.parity.batches import REFERENCE
     from nwor_bench.report.text import ratio
 
@@ -188,7 +188,7 @@ def _outcome(cell: CellResult) -> str:
 
 
 def _summary_text(name: str, table: "DataFrame") -> str:
-    """One row a run; what is the same in all of several runs stands above the table."""
+    """One row per run; values that all runs share are listed above the table."""
     table = table.dropna(axis="columns", how="all")
     same = [axis for axis in _PLACE if axis in table and table[axis].nunique(dropna=False) == 1]
     if len(table) == 1:

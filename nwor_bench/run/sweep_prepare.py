@@ -26,9 +26,9 @@ from nwor_bench.workload.sweep_points import EngineGroup, group_by_engine, make_
 
 
 def check_flags(given: Mapping[str, Any]) -> None:
-    """Refuse flags that the file decides, and with --ray those about this process.
+    """Refuse flags that the sweep file sets and, with --ray, flags about this process.
 
-    `given` is what the command line says, by option name.
+    `given` has the command line's values by option name.
     """
     allowed = names(declared(RunOptions))
     for name, value in given.items():
@@ -41,7 +41,7 @@ def check_flags(given: Mapping[str, Any]) -> None:
 
 
 def _instead_of(flag: str) -> str:
-    """Where a sweep file says what the flag of that name does."""
+    """The place in a sweep file that replaces the flag of that name."""
     for table, model in (("axes", Axes), ("settings", Settings)):
         for name in (flag, f"{flag}s"):
             if name in model.model_fields:
@@ -58,10 +58,10 @@ def run_sweep(
 ) -> ExitCode:
     """Run a sweep file from its beginning; return the worst exit code of its runs.
 
-    With `options.ray` the engines run on a Ray cluster, whose machines check them for themselves.
+    With `options.ray` the engines run on a Ray cluster, and its machines check them.
 
-    Raises ConfigError, before anything is started or written, for any run that cannot be; and,
-    without `continue_on_error`, what the first failing run raises.
+    Raises ConfigError for any invalid run, before anything is started or written. Without
+    `continue_on_error` the first failing run's error is raised.
     """
     require_supported_vllm()
     console = console_for(options)
@@ -87,11 +87,11 @@ def resume_sweep(
     engine_factory: EngineFactory = VllmEngine,
     check_engine: CheckEngine = check_arguments,
 ) -> ExitCode:
-    """Go on with a sweep folder: runs that are done stay, others go on or begin.
+    """Resume a sweep folder: finished runs are kept, others are resumed or started.
 
-    With `options.ray` a run that was cut short is measured anew, not from where it stood.
+    With `options.ray` an interrupted run starts again from its beginning.
 
-    Raises ConfigError if `path` is given and says otherwise than the sweep was begun with.
+    Raises ConfigError if `path` is given and differs from the sweep's own configuration.
     """
     require_supported_vllm()
     console = console_for(options)
@@ -165,7 +165,7 @@ def _check_sweep_for_ray(sweep: SweepFile) -> None:
 
 
 def _check_output(folder: Path) -> None:
-    """Refuse a folder that holds a sweep or a run already, or that cannot be made."""
+    """Refuse a folder that already holds a sweep or a run, or that cannot be created."""
     if (folder / INDEX_FILE).exists():
         raise ConfigError.for_field(
             "--output", str(folder), "it already holds a sweep; name a new folder"
@@ -193,6 +193,6 @@ def _prepare_all(
 
 
 def _without(group: EngineGroup, index: SweepIndex) -> EngineGroup:
-    """The group without the runs that are done; the engine's room stays the same."""
+    """The group without finished runs; the engine's capacity stays the same."""
     points = tuple(p for p in group.points if index.status(p.number) != DONE)
     return EngineGroup(group.number, group.spec, points)

@@ -35,8 +35,8 @@ Encode = Callable[[tuple[Prompt, ...]], list[list[int]]]
 def load_prompts(scenario: Scenario, hub_loader: HubLoader | None = None) -> list[Prompt]:
     """All prompts that fit the scenario's source, categories and lengths, in a fixed order.
 
-    `hub_loader` replaces the `datasets` library. Raises ConfigError when the source cannot
-    be read or nothing in it fits.
+    `hub_loader` replaces the `datasets` library. Raises ConfigError if the source cannot be read or
+    no prompt fits.
     """
     source = scenario.prompts
     if source.source == "builtin":
@@ -89,8 +89,7 @@ def _jsonl(source: PromptSource) -> list[Prompt]:
 def read_jsonl(path: Path, category: str = "user") -> list[Prompt]:
     """Prompts of a JSONL file: `text` or `prompt`, optional `id` and `category`.
 
-    A prompt without an id is called after its line, `line-7`. Raises ConfigError with file
-    and line.
+    A prompt without an id is named after its line, `line-7`. Raises ConfigError with file and line.
     """
     try:
         lines = path.read_text(encoding="utf-8").split("\n")
@@ -173,9 +172,9 @@ def select_blocks(
 ) -> list[list[Prompt]]:
     """The prompts of blocks 0 to `blocks` - 1, `requests` each, the same for every cell.
 
-    Deterministic by (seed, block), however many blocks are asked for. Categories take turns.
-    Within a block no prompt repeats while unused ones are left, and over the blocks the least
-    used come first, so that later blocks bring new text as long as there is any.
+    Deterministic by (seed, block), for any number of blocks. Categories take turns. Within a block
+    no prompt repeats while unused ones are left. Over the blocks the least used come first, so that
+    later blocks have new text while any is left.
     """
     if not prompts:
         raise ConfigError("there are no prompts to choose from")

@@ -1,4 +1,4 @@
-"""Where the data files that ship with nwor-bench lie (scenarios, prompts, pairs, sweeps)."""
+"""Folders of the data files shipped with nwor-bench (scenarios, prompts, pairs, sweeps)."""
 
 from pathlib import Path
 

@@ -1,7 +1,7 @@
-"""Scenarios: what text the model gets and how it decodes, read from TOML.
+"""Scenarios in TOML: the model's prompts and its decoding settings.
 
-Every rule about a scenario's values stands once, on the fields of `ScenarioValues`, so that a
-file's value and a flag's value meet the same rule.
+Every rule on a scenario's values is defined once, on the fields of `ScenarioValues`, so it applies
+to a file's value and a flag's value alike.
 """
 
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Which batches run, in which order: decided before anything starts, from a seed. Pure."""
+"""The plan of a run: its batches in order, drawn from a seed before anything starts. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,8 +26,8 @@ class Block:
 class Plan:
     """A sweep's batches: untimed ones, the gate (baseline first), the timed blocks.
 
-    There are `warmup` to `max_warmup` untimed ones, and the stopping rule may leave out the last
-    of the blocks.
+    There are `warmup` to `max_warmup` untimed batches, and the stopping rule may skip the last
+    blocks.
     """
 
     cells: tuple[Cell, ...]

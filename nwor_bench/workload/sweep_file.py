@@ -1,4 +1,4 @@
-"""Sweeps as files: what varies (axes) and what all runs share (settings), in TOML. Pure."""
+"""Sweep files in TOML: axes that vary, and settings that all runs share. Pure."""
 
 from pathlib import Path
 from types import GenericAlias
@@ -32,9 +32,9 @@ _SettingsOfOptions: Any = create_model("Settings", __base__=StrictModel, **_tabl
 
 
 class Axes(_AxesOfOptions):
-    """What varies. Every combination is a run; the modes are the cells of each run.
+    """Axes of a sweep. Every combination is a run; the modes are the cells of each run.
 
-    An axis that is left out has one value: the scenario's, the pair's, or the default.
+    A missing axis has one value: the scenario's, the pair's, or the default.
     """
 
     pairs: tuple[str, ...] = Field(default=(DEFAULT_PAIR,), min_length=1)
@@ -49,7 +49,7 @@ class Axes(_AxesOfOptions):
 
 
 class Settings(_SettingsOfOptions):
-    """What all runs share; the names and values are those of `nwor-bench sweep`'s flags."""
+    """Settings that all runs share, named like the flags of `nwor-bench sweep`."""
 
     @model_validator(mode="after")
     def _one_profiler(self) -> Self:
@@ -77,7 +77,7 @@ class SweepFile(NamedFile):
 def load_sweep(path: Path) -> SweepFile:
     """Read a sweep file; a shipped one by its name alone too.
 
-    Raises ConfigError naming file, line and field of all that is wrong in it.
+    Raises ConfigError with file, line and field of every fault.
     """
     if path == Path():
         raise ConfigError.for_field("--file", "", "name a sweep file, such as quick or my.toml")

@@ -30,7 +30,7 @@ class Point:
 
     @property
     def words(self) -> dict[str, str]:
-        """What its label says of each axis that has a value, by the axis' name."""
+        """The label's words for each axis that has a value, by the axis' name."""
         return {
             option.name: axis.label.format(value)
             for option, axis in AXES
@@ -91,7 +91,7 @@ def _combinations(sweep: SweepFile) -> list[dict[str, Any]]:
 
 
 def _check_length(acceptance_length: float | None, draft_tokens: int) -> None:
-    """A window gives a request one token at least, and all its drafts and one more at most."""
+    """Check the length: a window gives a request from one token to all its drafts plus one."""
     if acceptance_length is not None and not 1 <= acceptance_length <= draft_tokens + 1:
         raise ConfigError.for_field(
             "acceptance_length",
@@ -101,9 +101,9 @@ def _check_length(acceptance_length: float | None, draft_tokens: int) -> None:
 
 
 def group_by_engine(points: Sequence[Point]) -> tuple[EngineGroup, ...]:
-    """The fewest engines: runs whose engine differs in nothing but its room share one.
+    """Group runs by engine: runs whose engines differ only in capacity share one.
 
-    Each axis says whether it needs an engine of its own. Groups and their runs keep the order of
+    Each axis defines whether it needs an engine of its own. Groups and their runs keep the order of
     the points.
     """
     groups: dict[tuple[object, ...], list[Point]] = {}

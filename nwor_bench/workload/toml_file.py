@@ -119,7 +119,7 @@ def _value(value: object) -> str:
 
 
 def remedy(fault: ErrorDetails) -> str:
-    """Turn a validator's sentence into what to write instead."""
+    """The remedy for a validator's message."""
     message = re.sub(r"^(Value error|Assertion failed), ", "", fault["msg"])
     for pattern, words in _WORDINGS:
         message = re.sub(pattern, words, message)
@@ -127,7 +127,7 @@ def remedy(fault: ErrorDetails) -> str:
 
 
 def dotted(path: Sequence[str | int]) -> str:
-    """A field's path for people: ("a", 0, "b") is `a[0].b`."""
+    """A field's path in messages: ("a", 0, "b") is `a[0].b`."""
     text = ""
     for part in path:
         text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else str(part)

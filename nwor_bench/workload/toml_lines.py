@@ -1,8 +1,7 @@
-"""On which line of a TOML text does each field stand?
+"""Line numbers of the fields of a TOML text.
 
-tomllib does not tell, and an error message without a line sends its reader searching. The
-text is known to be valid when this runs (tomllib has parsed it), so the walk below only has
-to find where tokens end; it does not judge them.
+tomllib gives no line numbers, which error messages need. It has parsed the text before this runs,
+so the text is valid, and the walk below only finds where tokens end.
 """
 
 import re

@@ -35,7 +35,7 @@ class ChangeVerdict(StrEnum):
 
 
 class DecideBy(StrEnum):
-    """Which number's change decides: the ratio to off x off, or the time."""
+    """The number that decides a change's verdict: the ratio to off x off, or the time."""
 
     RATIO = "ratio"
     TIME = "time"

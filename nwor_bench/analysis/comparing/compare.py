@@ -50,7 +50,7 @@ class Comparison:
         return [cell for cell in self.cells if cell.outcome in outcomes]
 
     def exit_code(self, *, strict: bool = False) -> ExitCode:
-        """REGRESSION if a cell regressed; with `strict` INCONCLUSIVE if one is open or gone."""
+        """REGRESSION if a cell regressed; `strict`: INCONCLUSIVE if one is AMBIGUOUS or gone."""
         if self.having(ChangeVerdict.REGRESSION):
             return ExitCode.REGRESSION
         if strict and self.having(ChangeVerdict.AMBIGUOUS, ChangeVerdict.ONLY_IN_BASE):

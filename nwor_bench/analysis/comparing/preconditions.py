@@ -1,4 +1,4 @@
-"""Preconditions of a comparison: which differences of two runs forbid it, which explain it. Pure.
+"""Differences of two runs that forbid a comparison, and differences that may explain it. Pure.
 
 A value that one run did not record (older format, engine never started) is unknown, not different.
 """
@@ -82,7 +82,7 @@ def _work(header: RunHeader) -> dict[str, Any]:
 
 
 def _options(header: RunHeader, treatment: Compare) -> dict[str, Any]:
-    """The run's options that are treated so where they differ."""
+    """The run's options with this treatment of differences."""
     names = [each.field for each in declared(RunSpec) if each.option.compare is treatment]
     return {f"spec.{name}": _entry(header.spec, name) for name in names}
 

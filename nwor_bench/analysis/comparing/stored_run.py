@@ -118,7 +118,7 @@ def _from_tables(folder: Path, header: RunHeader) -> tuple[RunData, str]:
 
 
 def _require_whole(folder: Path, run: RunData, cells: Sequence[CellResult]) -> None:
-    """Raise StoreError for a truncated table: the remaining blocks would pass for all of them."""
+    """Raise StoreError for a truncated table, whose remaining blocks would look complete."""
     timed = Counter(batch.cell for batch in run.batches if batch.phase == Phase.TIMED)
     for cell in cells:
         found = timed[cell.cell]

@@ -70,7 +70,7 @@ class CellBytes:
     """One cell's bytes per window.
 
     Attributes:
-        cell: whose windows they are.
+        cell: the cell that the windows belong to.
         windows, blocks: how many were counted.
         staged, accepted: mean drafts and accepted drafts of a counted window; None without one.
         amounts: bytes per window, by counter; a counter that was not read is missing.

@@ -1,1 +1,1 @@
-"""Does a mode change the output? Tokens, acceptance, K/V rows and writes against off x off."""
+"""Parity with off x off: tokens, acceptance, K/V rows and writes."""

@@ -1,15 +1,17 @@
-"""Is a cell's acceptance that of off x off, position by position? Pure.
+"""Compare a cell's acceptance with that of off x off, position by position. Pure.
 
-In bf16 the drafter has ties of its own, so equal tokens may come with a few other acceptances.
+In bf16 the drafter has ties too, so acceptance may differ slightly although all tokens are equal.
 The two counts of a position are compared by Agresti and Caffo's interval of the difference of two
 rates (one success and one failure added to each), at a level divided by the number of positions.
 
-Two things make its plain form too narrow or too wide. Both cells run the same prompts, so equal
-text has nearly equal acceptance: the interval is wider than need be, which costs power only.
-Behind a tie the text is another one, and the windows of one request go together: for each such
-request the variance grows as if the rate behind its first difference were drawn anew between 0
-and 1 for each cell. That leaves one batch little power where many requests differ, so each batch
-is compared alone and together with the cell's batches before it.
+The plain interval is off in two ways:
+
+- Both cells run the same prompts, and equal text has nearly equal acceptance. The interval is wider
+  than necessary, which costs power only.
+- After a tie the text differs, and the windows of one request are correlated. For each such request
+  the variance grows as if each cell drew its rate after the first difference anew from 0 to 1. One
+  batch then has little power if many requests differ, so each batch is compared alone and together
+  with the cell's earlier batches.
 """
 
 from collections.abc import Sequence
@@ -21,14 +23,14 @@ from statistics import NormalDist
 from nwor_bench.records.types import BatchRecord, Cell
 
 ALPHA = 1e-4
-"""Chance of calling a sound cell's acceptance another one at one comparison, all positions."""
+"""Chance of a false alarm for a sound cell in one comparison, over all positions."""
 
 _UNIFORM_VARIANCE = 1 / 12
 
 
 @dataclass(frozen=True)
 class Acceptance:
-    """Counts of one cell beside those of off x off on the same prompts. None: not measured."""
+    """Counts of one cell and of off x off on the same prompts. None: not measured."""
 
     accepted: tuple[int, ...] | None
     drafts: int | None
@@ -45,7 +47,7 @@ class Acceptance:
     batches: int = 1
 
     def plus(self, other: "Acceptance") -> "Acceptance":
-        """Both together; what one of them has not measured is not measured."""
+        """The sum of both; a count that one of them lacks is None."""
         return Acceptance(
             _add(self.accepted, other.accepted),
             _sum(self.drafts, other.drafts),
@@ -74,8 +76,8 @@ def acceptance_of(
 class AcceptanceCheck:
     """Compares each batch of a cell with off x off's, alone and with the cell's earlier ones.
 
-    A batch with a prompt that an earlier one had is compared alone only: greedy decoding repeats
-    itself, which is no second piece of evidence.
+    A batch that shares a prompt with an earlier one is compared alone only: greedy decoding repeats
+    itself, which adds no evidence.
     """
 
     def __init__(self) -> None:

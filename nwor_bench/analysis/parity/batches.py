@@ -1,4 +1,4 @@
-"""The gate: a mode may not change what the model says. Pure comparisons of two batches."""
+"""Compare the output of two batches: a mode may not change the model's output. Pure."""
 
 import hashlib
 from collections.abc import Sequence
@@ -19,10 +19,10 @@ Tokens = Sequence[Sequence[int]]
 class ParityRule(StrEnum):
     """What a cell's greedy output must share with that of off x off.
 
-    EXACT: every token, and every position's acceptance. EXPLAINED: where a token differs, mode
-    off itself must not be able to tell the two apart (a tie), and acceptance stays within its
-    interval position by position. ACCEPTANCE_ONLY: with synthetic acceptance tokens do not follow
-    the target; lengths and acceptance must be equal, since vLLM draws from the batch's seed.
+    EXACT: every token, and every position's acceptance. EXPLAINED: each differing token must be a
+    tie in mode off, and each position's acceptance must stay within its interval.
+    ACCEPTANCE_ONLY: with synthetic acceptance tokens do not follow the target; lengths and
+    acceptance must be equal, since vLLM draws from the batch's seed.
     """
 
     EXACT = EXACT
@@ -33,8 +33,8 @@ class ParityRule(StrEnum):
 def parity_rule(device: str, dtype: str, synthetic: bool) -> ParityRule:
     """The strictest rule that sound modes can meet.
 
-    On a CPU all modes share one attention, and float32 leaves room for no other token; other
-    dtypes on a GPU do, and the engine itself can be asked for any target that it serves.
+    On a CPU all modes share one attention kernel, and in float32 no near-ties are expected: tokens
+    must be equal. Other dtypes on a GPU have ties, which the engine can check for any target.
     """
     if synthetic:
         return ParityRule.ACCEPTANCE_ONLY
@@ -45,7 +45,7 @@ def parity_rule(device: str, dtype: str, synthetic: bool) -> ParityRule:
 
 @dataclass(frozen=True)
 class Comparison:
-    """A cell's parity, and what differs in words; None if nothing does."""
+    """A cell's parity, and the difference in words; None if there is none."""
 
     parity: str
     difference: str | None = None

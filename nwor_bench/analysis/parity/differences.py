@@ -1,4 +1,4 @@
-"""Judge a batch's differing tokens one after the other: each must be a tie of mode off."""
+"""Check a batch's differing tokens one by one: each must be a tie in mode off."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from nwor_bench.records.types import Cell
 
 
 class TieSource(Protocol):
-    """Asks the engine; see `tie_judge.TieCheck`."""
+    """Answers from the engine; see `run.gate.ties.TieCheck`."""
 
     def check(
         self, prompts: Tokens, reference: Tokens, places: Sequence[Place]
@@ -27,26 +27,26 @@ class TieSource(Protocol):
     def go_on(
         self, cell: Cell, prompts: Tokens, reference: Tokens, starts: Mapping[int, int]
     ) -> dict[int, tuple[int, ...]]:
-        """The rest of each request in the cell's modes, behind `starts` tokens of the reference."""
+        """The rest of each request in the cell's modes, after `starts` tokens of the reference."""
 
 
 @dataclass(frozen=True)
 class TokenCheck:
-    """A batch beside the reference, its differing tokens checked."""
+    """A batch compared with the reference, its differing tokens checked."""
 
     comparison: Comparison
 
     rounds: int = 0
-    """Batches in which the cell went on behind ties."""
+    """Batches in which the cell continued after ties."""
 
     tokens_compared: int = 0
-    """Output tokens that were compared behind the reference's own tokens."""
+    """Output tokens compared, each generated after the reference's own tokens."""
 
     tokens: int = 0
     """Output tokens of the reference."""
 
     verdicts: tuple[PlaceVerdict, ...] = ()
-    """The judged differences, in the order in which they were checked."""
+    """Verdicts on the differences, in the order of the checks."""
 
     diverged: tuple[int, ...] = ()
     """For each differing request the reference's tokens from the first difference on."""
@@ -67,11 +67,11 @@ def check_tokens(
     *,
     to_the_end: bool,
 ) -> TokenCheck:
-    """EXACT if nothing differs, EXPLAINED if every judged difference is a tie, else INVALID.
+    """EXACT if nothing differs, EXPLAINED if every checked difference is a tie, else INVALID.
 
-    Behind a tie a cell's text is another one, so with `to_the_end` its modes generate the rest
-    anew behind the reference's token, until every request has reached its end or a difference is
-    no tie. Without it only the first difference of each request is checked.
+    After a tie a cell's text differs. With `to_the_end` its modes generate the rest again after the
+    reference's token, until every request has ended or a difference is not a tie. Without it only
+    the first difference of each request is checked.
     """
     total = sum(map(len, reference))
     difference = first_mismatch(tokens, reference)
@@ -104,14 +104,14 @@ def check_tokens(
 
 @dataclass(frozen=True)
 class _Round:
-    """One batch of a cell beside the reference, each request from its start on."""
+    """One batch of a cell compared with the reference, each request from its start."""
 
     places: list[Place]
     ended: str | None
     """Which output ends too early or too late, in words; None if none does."""
     compared: int
     next_starts: dict[int, int]
-    """Where the requests go on that have tokens left behind their difference."""
+    """Start of the next round for each request with tokens left after its difference."""
 
 
 def _round(
@@ -141,7 +141,7 @@ def _round(
 
 
 def _not_ties(verdicts: Sequence[PlaceVerdict]) -> str | None:
-    """The verdicts that are no tie, in words; None if all are ties."""
+    """Differences that are not ties, in words; None if all are ties."""
     broken = [verdict for verdict in verdicts if not verdict.is_tie]
     if not broken:
         return None

@@ -1,4 +1,4 @@
-"""What the gate checked, as events of the records and as a summary for run.json."""
+"""The gate's checks of differing tokens: events for the records, a summary for run.json."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -13,7 +13,7 @@ TIES_EVENT = "ties"
 def ties_event(
     cell: Cell, batch: BatchRecord, checked: TokenCheck, scale: ErrorScale, spent_s: float
 ) -> dict[str, Any]:
-    """Differing tokens of one batch, checked. Gaps in nats, the time of judging in seconds."""
+    """Checks of one batch's differing tokens. Gaps are in nats, the time spent in seconds."""
     return {
         "event": TIES_EVENT,
         **cell.names,
@@ -37,7 +37,7 @@ def ties_event(
 
 
 def event_key(event: dict[str, Any]) -> tuple[Any, ...]:
-    """Cell and batch of an event; a block that ran again replaces what it had checked."""
+    """Cell and batch of an event; a block that ran again replaces its earlier event."""
     names = ("pair", "nwor_mode", "scv_mode", "arm", "phase", "block")
     return tuple(event.get(name) for name in names)
 
@@ -45,8 +45,8 @@ def event_key(event: dict[str, Any]) -> tuple[Any, ...]:
 def ties_facts(events: Iterable[dict[str, Any]]) -> dict[str, Any] | None:
     """All batches together, for run.json; None if no token differed.
 
-    Token counts are those of batches with a difference. The error scale is the latest: a run that
-    was resumed measured it once more.
+    Token counts include only batches with a difference. The error scale is the latest one: a
+    resumed run measures it again.
     """
     every = list(events)
     if not every:

@@ -1,4 +1,4 @@
-"""What the K/V gate found in one cell, as run.json and the records keep it."""
+"""The K/V gate's result for one cell, as stored in run.json and the records."""
 
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -11,11 +11,11 @@ KV_EVENT = "kv_gate"
 
 @dataclass(frozen=True)
 class KvResult:
-    """The K/V gate's result for one cell; what was not looked at is None."""
+    """The K/V gate's result for one cell; None for anything not checked."""
 
     verdict: KvVerdict
     reason: str | None = None
-    """Why it broke or did not run."""
+    """Why the verdict is BROKEN or NOT_RUN."""
     compared_with: str | None = None
     committed: int | None = None
     """Positions whose K/V the cache must hold, over all requests."""
@@ -28,11 +28,11 @@ class KvResult:
     layers: int | None = None
     ranks: int | None = None
     finding: KvMismatch | None = None
-    """The error that decides, or the one nearest to what is allowed; None: every row is equal."""
+    """The error that decides, or the one closest to its limit; None: every row is equal."""
     seconds: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON; the finding also tells its ratio to what is allowed."""
+        """Plain values for JSON; the finding includes its ratio to the limit."""
         told = {**asdict(self), "verdict": str(self.verdict)}
         if self.finding is not None:
             ratio = self.finding.ratio

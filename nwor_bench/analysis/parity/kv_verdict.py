@@ -1,8 +1,8 @@
-"""Are a staging cell's K/V rows those of mode off? Verdicts from the errors of each layer. Pure.
+"""Compare a staging cell's K/V rows with those of mode off, layer by layer. Pure.
 
-On a CPU all modes share one attention: where the tokens are equal, rows must be equal bit for
-bit. Elsewhere each layer has a tolerance of its own: a stated multiple of the error of mode off
-against itself in that layer.
+On a CPU all modes share one attention kernel: with equal tokens, rows must be bit-identical.
+Elsewhere each layer has its own tolerance: a fixed multiple of mode off's error against itself in
+that layer.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,24 +11,24 @@ from enum import StrEnum
 from typing import Any
 
 MULTIPLES = {"largest": 3.0, "rms": 2.0, "median": 2.0}
-"""How many times the error of mode off against itself a cell's may be.
+"""Largest allowed error of a cell, in multiples of mode off's error against itself.
 
-Staging brings another attention kernel, whose roundings are its own, and mode off moved by one
-rounding step in every layer shows their size. On an H200 sound cells (SmolLM2, 3B and Qwen shapes,
-bf16 and fp8, eager and full graphs) had at most 1.26 times mode off's largest error and 1.01 times
-its rms and median; V of one layer rounded to fp8 in a bf16 cache had 2.3 times its rms. The
-largest error finds one wrong row; the other two find a fault that is small in every row.
+Staging uses another attention kernel, which rounds differently. Mode off with every layer's
+attention moved by one rounding step shows how much. On an H200 sound cells (SmolLM2, 3B and Qwen
+shapes, bf16 and fp8, eager and full graphs) had at most 1.26 times mode off's largest error and
+1.01 times its rms and median; V of one layer rounded to fp8 in a bf16 cache had 2.3 times its rms.
+The largest error finds one wrong row; rms and median find a small fault in every row.
 """
 
 ENOUGH_ROWS = 100
-"""Rows from which on rms and median are compared: those of fewer rows say little."""
+"""Fewest rows for which rms and median are compared: with fewer they are too uncertain."""
 
 LayerKey = tuple[int, int, str]
 """(rank, layer, "K" or "V")."""
 
 
 class KvVerdict(StrEnum):
-    """What the K/V gate says of one cell."""
+    """The K/V gate's verdict on one cell."""
 
     EXACT = "equal bit for bit"
     WITHIN = "within tolerance"
@@ -38,7 +38,7 @@ class KvVerdict(StrEnum):
 
 @dataclass(frozen=True)
 class Tolerance:
-    """Errors of mode off against itself in one layer, and what they allow.
+    """Errors of mode off against itself in one layer, and the limits that follow.
 
     `own` and `allowed` have the names of MULTIPLES; all are fractions of the layer's row norm.
     """
@@ -49,9 +49,9 @@ class Tolerance:
 
 @dataclass(frozen=True)
 class KvMismatch:
-    """The error of one layer that decides: by which measure, how large, how large it may be.
+    """The error that decides: its layer, measure, size and limit.
 
-    `error` is None if it is not finite. `allowed` is 0 where rows must be equal bit for bit.
+    `error` is None if it is not finite. `allowed` is 0 if rows must be bit-identical.
     """
 
     measure: str
@@ -69,7 +69,7 @@ class KvMismatch:
 
     @property
     def ratio(self) -> float:
-        """Error over what is allowed; infinite for an error that is not finite."""
+        """Error over its limit; infinite for an error that is not finite."""
         if self.error is None:
             return float("inf")
         if self.allowed == 0:
@@ -77,7 +77,7 @@ class KvMismatch:
         return self.error / self.allowed
 
     def sentence(self, ranks: int) -> str:
-        """For people: layer, request, position, K or V, head, and by how much."""
+        """A sentence with layer, request, position, K or V, head, error and limit."""
         rank = f" of rank {self.rank}" if ranks > 1 else ""
         place = (
             f"K/V: layer {self.layer} ({self.name}), request {self.request}, position "
@@ -102,12 +102,12 @@ def tolerances(
     """The tolerance of each layer from mode off against itself.
 
     Args:
-        comparisons: what `KvCache.compare` returned, one entry a rank, for rows of mode off in
+        comparisons: results of `KvCache.compare`, one entry per rank, for rows of mode off in
             different batch shapes.
 
     Returns:
-        Tolerances by rank, layer and K or V, and why there are none (rows of mode off that are
-        not finite) or None.
+        Tolerances by rank, layer and K or V; and why there are none (non-finite rows in mode off),
+        else None.
     """
     own: dict[LayerKey, dict[str, float]] = {}
     floors: dict[LayerKey, dict[str, float]] = {}
@@ -135,7 +135,7 @@ def _tolerance(own: dict[str, float], least: dict[str, float]) -> Tolerance:
 
 
 def compare_exactly(ranks: Sequence[Mapping[str, Any]]) -> KvMismatch | None:
-    """The first row, of the lowest layer that has one, which is not equal bit for bit."""
+    """The first row that is not bit-identical, in the lowest layer that has one."""
     found = [
         _finding("largest", entry["largest"], 0.0, 0.0, rank, entry, entry["first"])
         for rank, entry in _entries(ranks)
@@ -149,8 +149,8 @@ def compare_within(
 ) -> tuple[KvMismatch | None, bool]:
     """The finding that decides, and whether it breaks the tolerance.
 
-    Of the layers that break it, the lowest is where the fault is: its error goes on into all
-    that follow. If none does, the error nearest to what is allowed.
+    Of the layers that break it, the lowest has the fault: its error propagates to all later layers.
+    If none breaks it, the error closest to its limit.
     """
     found = [
         _finding(name, entry[name], tolerance.allowed[name], tolerance.own[name], rank, entry)

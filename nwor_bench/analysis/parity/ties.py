@@ -1,35 +1,35 @@
-"""Is a differing greedy token a tie? Pure: gaps measured in mode off go in, a verdict comes out.
+"""Decide from gaps measured in mode off whether a differing greedy token is a tie. Pure.
 
-Two sound kernels sum in another order, so in bf16 they may prefer different tokens where two
-logits all but agree. How nearly is not taken from a constant or from the whole vocabulary: mode
-off answers the same prefix in several batch shapes. A place's gap is the mean over those shapes,
-and the error scale s is the root mean square, over many output positions, of what mode off's own
-decoding differs by from that mean: a sound cell's decoding differs from it by as much.
+Two sound kernels sum in a different order, so in bf16 they may pick different tokens at a near-tie.
+The tolerance is measured, not a constant: mode off answers the same prefix in several batch shapes.
+A place's gap is the mean over those shapes. The error scale s is the root mean square, over many
+output positions, of the difference between mode off's own decoding and that mean; a sound cell's
+decoding differs from the mean by as much.
 
-A cell brings another attention kernel, though, and mode off may agree with itself bit for bit:
+A staging cell uses another attention kernel, and mode off may agree with itself bit for bit:
 FlashAttention adds in the same order in decode and in prefill (on an H200, 0 of 128 positions
-moved in one set of prompts). So mode off answers once more with every layer's attention a rounding
-step off (`plugin.attention_nudge`), which is how far two right kernels are apart, and s is the
-larger of the two errors. On an H200 that s, about 0.12 nats on SmolLM2, explains how many tokens
-of sound staging cells differ: 10, 6 and 3 of 320 in three sets of prompts, 8, 8 and 3 expected.
+moved in one set of prompts). So mode off also answers with every layer's attention moved by one
+rounding step (`plugin.attention_nudge`), the typical difference of two correct kernels; s is the
+larger of the two errors. On an H200 that s, about 0.12 nats on SmolLM2, explains the number of
+differing tokens in sound staging cells: 10, 6 and 3 of 320 in three sets of prompts, with 8, 8 and
+3 expected.
 
 Why a single gap may reach 5 s: for normal errors a sound flip lies beyond c s at a share of
 `density * s * (phi(c) - c * Q(c))` of the positions (density: share of positions per nat of the
 gap near 0; phi, Q: the normal density and upper tail). With density 0.5 and s = 0.1 that is 2e-5
 at c = 3, 4e-7 at c = 4 and 3e-9 at c = 5, and a run compares 1e4 to 1e6 tokens. Errors measured in
-bf16 have a kurtosis of 5, so 4 s would be passed now and then.
+bf16 have a kurtosis of 5, so sound flips would exceed 4 s now and then.
 
-Logits in bf16 are rounded to steps, an eighth for logits of 16 to 32: of two that all but agree
-one may stand a whole step above the other, and the least movement turns them over. Where few
-positions move, 5 s may be less than a step. So a gap may always reach the largest movement that
-was seen: it is the movement of a gap, of both candidates together. Half of all sound flips then
-have a gap of a whole step.
+Logits in bf16 are rounded to steps of 1/8 for logits of 16 to 32: two near-equal logits may be one
+step apart, and the smallest movement can reverse their order. If few positions move, 5 s may be
+less than a step. So a gap may always reach the largest movement observed, which is that of a gap,
+of both candidates together. Half of all sound flips then have a gap of one step.
 
-Without steps most sound flips lie far nearer: the mean of (gap / s)^2 over flips is 2/3 for normal
-errors and 1 for Laplace's, while a fault's lie anywhere. So all differences of a cell together are
-held to `2 n + 9 sqrt(n)` (twice the mean of flips in steps, and four of Laplace's standard
-deviations), or to 25, one gap of 5 s. The unit here is the error scale of the positions that
-moved, which is s without steps.
+Without rounding steps most sound flips have much smaller gaps: the mean of (gap / s)^2 over flips
+is 2/3 for normal errors and 1 for Laplace errors, while a fault's gaps can have any size. So the
+sum of squares over a cell's n differences must stay within `2 n + 9 sqrt(n)` (twice the mean of
+flips in steps, and four of Laplace's standard deviations), or 25, one gap of 5 s. The unit here is
+the error scale of the positions that moved, which is s without steps.
 """
 
 from collections.abc import Mapping, Sequence
@@ -50,8 +50,8 @@ TopLogprobs = Mapping[int, float]
 
 @dataclass(frozen=True)
 class ErrorScale:
-    """How far mode off itself moves the gap of two candidates from its mean: by decoding, or with
-    attention a rounding step off, whichever is more."""
+    """Movement of two candidates' gap in mode off from its mean: by decoding, or with attention
+    moved by one rounding step; the larger of the two."""
 
     rms: float
     """Root mean square of the movements, in nats."""
@@ -76,7 +76,7 @@ class ErrorScale:
 
 @dataclass(frozen=True)
 class Place:
-    """Where a cell's output first leaves the reference's, within one request."""
+    """First differing output token of one request."""
 
     request: int
     position: int
@@ -124,7 +124,7 @@ class PlaceVerdict:
 
     @property
     def is_tie(self) -> bool:
-        """True if mode off cannot tell the two tokens apart."""
+        """True if the gap is within the allowance."""
         return self.gap is not None and self.gap <= self.allowance + STILL
 
     def describe(self) -> str:
@@ -153,10 +153,10 @@ def leading_two(top: TopLogprobs) -> tuple[int, int] | None:
 
 
 def together_outside(differences: int, squares: float) -> str | None:
-    """Whether ties, each within its allowance, lie too far apart taken together; None if not.
+    """Why ties that are each within their allowance are too far apart together; None if not.
 
     Args:
-        differences: judged differences of one cell.
+        differences: checked differences of one cell.
         squares: sum of the squares of their `multiple`.
     """
     allowed = max(ALLOWED_RMS**2, 2 * differences + _SPREAD * sqrt(differences))
@@ -174,12 +174,12 @@ def error_scale(
     nudged: Sequence[TopLogprobs],
     asked: Sequence[Sequence[TopLogprobs]],
 ) -> ErrorScale:
-    """The scale from what moves mode off, and from the shapes in which places are asked for.
+    """The error scale from mode off's decoding, nudged attention, and the batch shapes.
 
     Args:
-        decoded: at each position, as mode off's own windows gave it.
-        nudged: the same positions with attention a rounding step off.
-        asked: the same positions in each shape.
+        decoded: log probabilities at each position from mode off's own windows.
+        nudged: the same positions with attention moved by one rounding step.
+        asked: the same positions in each batch shape.
 
     Each position gives two movements of the gap of `decoded`'s two likeliest tokens: that of
     `decoded`, and that of `nudged`. Every number is the larger of the two kinds.

@@ -1,17 +1,17 @@
 """The gate's check of writes: staged drafts reach the cache by the commit, and only accepted ones.
 
-A mode that writes every draft at once and counts it as staged gives the right tokens and the
-right counts, saves nothing, and is found out here.
+A mode that writes every draft at once and counts it as staged gives the right tokens and counts
+but saves nothing. Only this check finds it.
 """
 
 from collections.abc import Mapping, Sequence
 
 
 def write_fault(ranks: Sequence[Mapping[str, int]], committed: int) -> str | None:
-    """What a gate batch's writes say against it, in words; None if nothing does.
+    """The fault in a gate batch's writes, in words; None if there is none.
 
     Args:
-        ranks: what each rank's `WriteWatch` saw, the first rank first.
+        ranks: the writes that each rank's `WriteWatch` saw, the first rank first.
         committed: committed drafts of the batch, as its windows count them.
     """
     for rank, seen in enumerate(ranks):

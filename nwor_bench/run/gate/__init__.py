@@ -1,1 +1,1 @@
-"""The gate: each cell runs once before anything is timed, and must leave what off x off leaves."""
+"""The gate: before timing, each cell runs once and is compared with off x off."""

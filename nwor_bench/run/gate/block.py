@@ -1,4 +1,4 @@
-"""The gate's block: every cell greedily, its tokens, acceptance and K/V against off x off."""
+"""The gate's block: compare every cell's greedy tokens, acceptance and K/V with off x off."""
 
 import time
 from collections.abc import Callable
@@ -20,16 +20,16 @@ from nwor_bench.workload.schedule import Block
 
 
 class GateBlock:
-    """Runs the gate's block and keeps what it finds.
+    """Runs the gate's block and stores the results.
 
     Args:
         block: the plan's, off x off first.
         batches: runs and stores the batches.
-        parity: judges tokens and acceptance, and remembers the cells that broke them.
-        kv: judges the cache.
-        store: receives what was found.
-        progress: is told what happens.
-        tell: is told of every batch once all that was found of it is stored.
+        parity: checks tokens and acceptance, and remembers the cells that broke parity.
+        kv: checks the cache.
+        store: receives the results.
+        progress: receives progress messages.
+        tell: called with every batch once its results are stored.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class GateBlock:
         kv_result: KvResult | None = None
 
         def check(prompts: list[list[int]], answer: Answer) -> Answer:
-            # The cache first: judging runs batches of its own, which take these blocks.
+            # The cache first: the tie check runs batches that overwrite these blocks.
             nonlocal kv_result
             kv_result = self._kv.check(cell, prompts, answer)
             return self._parity.check(cell, answer, reference, self._block)
@@ -87,7 +87,7 @@ class GateBlock:
         return batch.answer
 
     def _keep(self, cell: Cell, found: KvResult | None) -> None:
-        """What the K/V gate found, for the records; a break makes the cell INVALID."""
+        """Record the K/V gate's result; BROKEN makes the cell INVALID."""
         if found is None:
             return
         self._store.append_event(kv_event(cell, found))
@@ -100,6 +100,6 @@ class GateBlock:
 
 
 def kv_gate(engine: Engine, status: EngineStatus, baseline: Cell) -> KvGate:
-    """The K/V gate, with as much memory for rows as the host can spare."""
+    """The K/V gate, with a memory budget for rows from the host's free memory."""
     budget = rows_budget(psutil.virtual_memory().available, len(status.ranks or (0,)))
     return KvGate(engine.kv_cache(), engine.set_modes, status, baseline, budget)

@@ -1,7 +1,7 @@
-"""The K/V gate: after a staging cell's gate batch, is the cache what mode off would have left?
+"""The K/V gate: compare the cache after a staging cell's gate batch with mode off's.
 
-Tokens and acceptance are checked by `parity_gate`. Where vLLM accepts drafts synthetically the
-output does not follow the target's logits, and this is the only check of values.
+`ParityGate` checks tokens and acceptance. With synthetic acceptance the output does not follow the
+target's logits, and this gate is the only check of values.
 """
 
 import time
@@ -33,27 +33,27 @@ BUDGET_BYTES = 4 << 30
 """Most memory for kept rows on each rank."""
 
 HOST_SHARE = 0.25
-"""Most of the host's free memory that the kept rows of all ranks may take together."""
+"""Largest share of the host's free memory for the kept rows of all ranks."""
 
 SETS_AT_ONCE = 4
-"""Sets of rows that are kept at a time: off x off's own, its prefill, a cell's, one more."""
+"""Sets of rows kept at a time: off x off's own, its prefill, a cell's, one more."""
 
 BIT_FOR_BIT = "the rows that off x off left, bit for bit"
 WITH_PREFILL = "mode off's prefill of the same tokens"
 
 
 class KvGate:
-    """Compares the cache after staging cells' gate batches with what mode off leaves.
+    """Compares the cache after staging cells' gate batches with mode off's.
 
     Args:
-        cache: the engine's.
+        cache: the engine's KV cache.
         set_modes: switches the engine's modes.
         status: the engine's facts: device, layers, bytes a token, blocks.
         baseline: the cell off x off.
         budget: bytes of kept rows on each rank.
 
     Attributes:
-        results: what was found, by cell.
+        results: result of each cell.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class KvGate:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Note the blocks of all requests meanwhile; nothing where nothing can be staged."""
+        """Note the blocks of all requests while inside; does nothing if nothing can be staged."""
         if not self._bytes_per_token:
             yield
             return
@@ -91,7 +91,7 @@ class KvGate:
     def check(
         self, cell: Cell, prompts: Sequence[Sequence[int]], answer: Answer
     ) -> KvResult | None:
-        """Look into the cache after the cell's gate batch; None for a cell that does not stage.
+        """Check the cache after the cell's gate batch; None for a cell that does not stage.
 
         Call it right after each batch of the gate, for off x off first.
         """
@@ -112,7 +112,7 @@ class KvGate:
         return self.results[cell]
 
     def facts(self, gate_seconds: float) -> KvGateFacts:
-        """What was compared, how closely, at what cost, and what was found; for run.json."""
+        """The comparison's tolerances, cost and results, for run.json."""
         return KvGateFacts(
             multiples=MULTIPLES,
             budget_bytes=self._budget,
@@ -123,7 +123,7 @@ class KvGate:
         )
 
     def _own_errors(self) -> dict[str, dict[str, float]] | None:
-        """Mode off against itself, over layers and ranks; None where no cell needed it."""
+        """Mode off against itself, over layers and ranks; None if no cell needed it."""
         if not self._tolerances:
             return None
         every = {name: [t.own[name] for t in self._tolerances.values()] for name in MULTIPLES}
@@ -165,9 +165,11 @@ class KvGate:
         return _result(batch, ranks, verdict, finding, WITH_PREFILL)
 
     def _measure_tolerances(self) -> str | None:
-        """Mode off against itself, once: off x off's rows against a prefill of the same tokens,
-        and that against a prefill in another batch shape with attention off by a rounding step.
-        Why that told nothing, or None."""
+        """Measure mode off against itself, once; returns why that failed, else None.
+
+        Compares off x off's rows with a prefill of the same tokens, and that prefill with one in
+        another batch shape and with attention moved by one rounding step.
+        """
         if self._tolerances:
             return None
         assert self._off is not None
@@ -208,7 +210,7 @@ def _result(
 
 
 def _ran_alike(answer: Answer, off: Answer) -> bool:
-    """The same tokens in the same windows: where the attention is one, the same arithmetic."""
+    """True if tokens and windows are equal: with one attention kernel, so is the arithmetic."""
     ours, theirs = answer.record, off.record
     return answer.token_ids == off.token_ids and (
         (ours.windows, ours.draft_tokens, ours.vllm_accepted_per_position)

@@ -1,4 +1,4 @@
-"""Which positions the K/V gate looks at, and which sequences mode off prefills together. Pure."""
+"""Positions that the K/V gate checks, and sequences that mode off prefills together. Pure."""
 
 from collections.abc import Sequence
 
@@ -7,15 +7,15 @@ Span = tuple[int, int]
 
 
 def committed_positions(prompt_length: int, output_length: int) -> int:
-    """Positions whose K/V the cache must hold: all tokens but the last, which was only sampled."""
+    """Positions whose K/V the cache must hold: all tokens but the last, which is only sampled."""
     return max(prompt_length + output_length - 1, 0)
 
 
 def choose_spans(lengths: Sequence[tuple[int, int]], room: int) -> list[Span]:
     """The last positions of each request, `room` of them in all.
 
-    Output positions of all requests come first, since those are what staging writes; then the
-    prompts', from their ends. Where room runs short, the shortest requests are covered whole.
+    Output positions of all requests come first, since staging writes those; then the prompts',
+    from their ends. If room is short, the shortest requests are covered completely.
 
     Args:
         lengths: (prompt, output) tokens of each request.
@@ -34,7 +34,7 @@ def choose_spans(lengths: Sequence[tuple[int, int]], room: int) -> list[Span]:
 
 
 def _evenly(wanted: Sequence[int], room: int) -> list[int]:
-    """`room` shared out: nobody gets more than wanted, and what is left goes to the others."""
+    """Split `room` evenly: no request gets more than it wants; the rest goes to the others."""
     shares = [0] * len(wanted)
     left = max(room, 0)
     by_size = sorted(range(len(wanted)), key=lambda i: wanted[i])
@@ -45,10 +45,10 @@ def _evenly(wanted: Sequence[int], room: int) -> list[int]:
 
 
 def groups_that_fit(lengths: Sequence[int], block_size: int, blocks: int) -> list[list[int]]:
-    """Sequences, by their numbers in order, in groups whose blocks are all there at once.
+    """Indices of sequences in order, in groups whose blocks fit into the cache together.
 
-    Otherwise vLLM would give the blocks of a finished sequence to the next one, and its K/V
-    would be gone before it was looked at. A sequence that alone needs more is a group of its own.
+    Otherwise vLLM would reuse a finished sequence's blocks before its K/V is checked. A sequence
+    that is too large for the cache is a group of its own.
 
     Args:
         lengths: tokens of each sequence, drafts that vLLM reserves room for included.
@@ -68,6 +68,6 @@ def groups_that_fit(lengths: Sequence[int], block_size: int, blocks: int) -> lis
 
 
 def halves(numbers: Sequence[int]) -> list[list[int]]:
-    """The same numbers in two groups; none for a single one, which has no other batch shape."""
+    """The same indices in two groups; none for a single one, which has no other batch shape."""
     middle = len(numbers) // 2
     return [list(numbers[:middle]), list(numbers[middle:])] if middle else []

@@ -1,4 +1,4 @@
-"""What mode off leaves in the cache for given token ids: prefilled once, kept, and reused."""
+"""Reference K/V rows of mode off for given token ids: prefilled once, kept, and reused."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ Ids = tuple[int, ...]
 
 @dataclass(frozen=True)
 class KvBatch:
-    """Requests of one answered batch, by what the cache must hold of them."""
+    """Token ids and kept positions of one finished batch's requests."""
 
     prompt_lengths: tuple[int, ...]
     ids: tuple[Ids, ...]
@@ -49,7 +49,7 @@ class KvReferences:
     """Rows of mode off for token ids, kept on every rank.
 
     Args:
-        cache: the engine's.
+        cache: the engine's KV cache.
         to_off: switches the engine to off x off.
         status: the engine's facts, of which the number and size of blocks are read.
     """
@@ -63,9 +63,9 @@ class KvReferences:
         self._sets = 0
 
     def pairs(self, batch: KvBatch, *, lasting: bool = False) -> list[Pair]:
-        """Each request with its reference, which is prefilled now unless it is there already.
+        """Each request with its reference, which is prefilled unless it is kept already.
 
-        References that are not `lasting` make room when others are needed.
+        References that are not `lasting` are dropped when others need room.
         """
         missing = [i for i, ids in enumerate(batch.ids) if ids not in self._places]
         if missing:
@@ -78,11 +78,11 @@ class KvReferences:
         return self._pairs(batch, range(len(batch.ids)))
 
     def own_errors(self, batch: KvBatch) -> list[list[dict[str, Any]]]:
-        """Mode off against itself: the references of `batch` against prefills of another kind.
+        """Mode off against itself: the references of `batch` against other prefills.
 
-        In two halves, which is another batch shape (a single request has none), and with
-        attention off by a rounding step in every layer. One comparison a group of requests;
-        `pairs` must have been asked before.
+        These run in two halves, which is another batch shape (a single request has none), and with
+        attention moved by one rounding step in every layer. One comparison per group of requests.
+        Call `pairs` first.
         """
         everybody = list(range(len(batch.ids)))
         found = []
@@ -106,7 +106,7 @@ class KvReferences:
         self._cache.drop(sorted(stale))
 
     def _prefill(self, batch: KvBatch, numbers: Sequence[int], *, nudged: bool = False) -> str:
-        """Mode off computes these requests' tokens anew; the name of the kept rows."""
+        """Prefill these requests' tokens in mode off; returns the name of the kept rows."""
         self._to_off()
         self._sets += 1
         name = f"prefill-{self._sets}"
@@ -115,7 +115,7 @@ class KvReferences:
         return name
 
     def _groups(self, batch: KvBatch, numbers: Sequence[int]) -> list[list[int]]:
-        """Requests that fit into the cache together, with a block each for what follows."""
+        """Requests that fit into the cache together, with one more block each."""
         size, blocks = self._status.block_size, self._status.num_gpu_blocks
         assert size is not None
         assert blocks is not None

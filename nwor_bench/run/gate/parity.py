@@ -1,6 +1,6 @@
-"""The gate of a run: which cells still give the tokens and the acceptance of off x off.
+"""The parity gate: compare every cell's tokens and acceptance with off x off.
 
-Cells are judged on the gate's block and, at temperature 0, on every timed block once more.
+Cells are compared on the gate's block and, at temperature 0, again on every timed block.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -47,24 +47,24 @@ COMPARED = {
 
 @dataclass(frozen=True)
 class Answer:
-    """One batch that has just run: what was recorded, and its tokens."""
+    """One batch that has just run: its record and its tokens."""
 
     record: BatchRecord
     token_ids: tuple[tuple[int, ...], ...]
 
 
 class ParityGate:
-    """Judges batches by the run's parity rule and remembers the cells that broke it.
+    """Checks batches by the run's parity rule and remembers the cells that broke it.
 
     Args:
-        status: the engine's; its device, dtype and way to accept drafts decide the rule.
+        status: the engine's facts; device, dtype and acceptance method decide the rule.
         encode: prompts to token ids.
-        ties: judges differing tokens of precisions below float32.
-        ignore_eos: every request gives all its tokens, so lengths may never differ.
-        on_event: takes what was checked, for the records.
+        ties: checks differing tokens in precisions below float32.
+        ignore_eos: every request generates all its tokens, so lengths may never differ.
+        on_event: receives events for the records.
 
     Attributes:
-        broken: each cell whose output differed, with what differed first.
+        broken: each cell whose output differed, with its first mismatch.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class ParityGate:
         self._checked: dict[tuple[Any, ...], dict[str, Any]] = {}
 
     def restore(self, run: RunData) -> None:
-        """Take over which cells a run's records say are broken, in blocks that were cut too."""
+        """Restore the broken cells from a run's records, interrupted blocks included."""
         for batch in (*run.batches, *run.superseded):
             if batch.parity == INVALID:
                 self.broken[batch.cell] = batch.first_mismatch or "its output differs"
@@ -107,7 +107,7 @@ class ParityGate:
         return Answer(record, answer.token_ids)
 
     def break_cell(self, cell: Cell, reason: str) -> str:
-        """Remember that a cell is wrong, whatever else was found of it; all its reasons."""
+        """Add a reason why a cell is broken; returns all its reasons."""
         reasons = [self.broken[cell], reason] if cell in self.broken else [reason]
         self.broken[cell] = "; ".join(reasons)
         return self.broken[cell]
@@ -115,14 +115,14 @@ class ParityGate:
     def recheck(
         self, block: Block, answers: Mapping[Cell, Answer], baseline: Cell
     ) -> Iterator[tuple[Cell, str]]:
-        """The cells of a timed block that break parity there, with what differs."""
+        """The cells of a timed block that break parity there, with the difference."""
         for cell, answer in answers.items():
             found = self._compare(cell, answer, answers[baseline], block, to_the_end=False)
             if self._remember(cell, found):
                 yield cell, self.broken[cell]
 
     def facts(self) -> ParityFacts:
-        """The rule, what was compared, and which cells broke it, for run.json."""
+        """The rule, the comparison, and the cells that broke it, for run.json."""
         return ParityFacts(
             rule=str(self.rule),
             compared=COMPARED[self.rule],
@@ -154,7 +154,7 @@ class ParityGate:
     def _explain(
         self, cell: Cell, answer: Answer, reference: Answer, block: Block, *, to_the_end: bool
     ) -> Comparison:
-        """Differing tokens must be ties, and acceptance within its interval all the same."""
+        """EXPLAINED if differing tokens are ties and acceptance is within its interval."""
         prompts = [tuple(prompt) for prompt in self._encode(block.prompts)]
         spent_before = self._ties.spent_s
         checked = check_tokens(
@@ -188,7 +188,7 @@ class ParityGate:
 
 
 def broken_event(cell: Cell, block: Block, reason: str) -> dict[str, Any]:
-    """A cell that broke parity in a timed block, for the records; `restore` reads it back."""
+    """Event of a cell that broke parity in a timed block; `restore` reads it."""
     return {
         "event": BROKEN_EVENT,
         **cell.names,

@@ -1,4 +1,4 @@
-"""Asks the live engine, in mode off, how near two tokens are and how far it moves such gaps."""
+"""Measure gaps between two tokens, and their movement, on the live engine in mode off."""
 
 from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter
@@ -34,7 +34,7 @@ class GreedyOutput(Protocol):
 
 
 class GreedyEngine(Protocol):
-    """What the judge needs of an engine; see `engine.VllmEngine`."""
+    """The engine as `TieCheck` uses it; see `engine.VllmEngine`."""
 
     def set_modes(self, cell: Cell) -> None:
         """Switch both modes live."""
@@ -49,24 +49,24 @@ class GreedyEngine(Protocol):
         keep_prefix_cache: bool = False,
         nudged: bool = False,
     ) -> Sequence[GreedyOutput]:
-        """Greedy outputs beside the measured batches."""
+        """Greedy outputs, apart from the measured batches."""
 
 
 class TieCheck:
-    """Judges differing tokens by mode off's own log probabilities.
+    """Checks differing tokens against mode off's own log probabilities.
 
-    A prefix is asked for in three batch shapes: all prefixes together, prefilled whole; together
+    Each prefix runs in three batch shapes: all prefixes together, with a full prefill; together,
     with their context from the prefix cache, so that only the last partial block is computed, as
-    few tokens as a window has; and from the cache again, each alone.
+    few tokens as a window has; and from the prefix cache, one at a time.
 
-    The error scale is measured once, when the first difference has to be judged: the gate's block
-    is decoded once more in mode off, then up to `MOST_POSITIONS` of its positions are asked for in
-    those shapes, and with attention a rounding step off. At 8 requests that is one gate batch and
-    180 steps of a few tokens, about the time of four gate batches. An engine without a prefix cache
-    prefills every prefix anew.
+    The error scale is measured once, at the first difference: the gate's block is decoded again in
+    mode off, then up to `MOST_POSITIONS` of its positions run in those shapes, and with attention
+    moved by one rounding step. At 8 requests that is one gate batch and 180 steps of a few tokens,
+    about the time of four gate batches. An engine without a prefix cache prefills every prefix
+    again.
 
     Args:
-        engine: started; its modes are other ones afterwards.
+        engine: a started engine; its modes change.
         baseline: off x off.
         gate: gives the prompts of the gate's block.
         max_new_tokens: output tokens of each request of the gate's block.
@@ -88,11 +88,11 @@ class TieCheck:
         self._ignore_eos = ignore_eos
         self._scale: ErrorScale | None = None
         self.spent_s = 0.0
-        """Time spent on asking the engine, in seconds."""
+        """Time spent in the engine, in seconds."""
 
     @property
     def measured(self) -> ErrorScale | None:
-        """The error scale; None if nothing had to be judged yet."""
+        """The error scale; None before the first difference."""
         return self._scale
 
     def check(
@@ -123,7 +123,7 @@ class TieCheck:
     def go_on(
         self, cell: Cell, prompts: Tokens, reference: Tokens, starts: Mapping[int, int]
     ) -> dict[int, tuple[int, ...]]:
-        """The rest of each request in the cell's modes, behind `starts` tokens of the reference."""
+        """The rest of each request in the cell's modes, after `starts` tokens of the reference."""
         began = perf_counter()
         self._engine.set_modes(cell)
         outputs = self._engine.decode_greedily(
@@ -138,8 +138,8 @@ class TieCheck:
         }
 
     def _measure_scale(self) -> ErrorScale:
-        """Mode off's own windows, and attention a rounding step off, against the shapes in which
-        places are asked for."""
+        """The error scale from mode off's own windows and from attention moved by one rounding
+        step, both against the batch shapes."""
         prompts = self._gate()
         decoded = self._engine.decode_greedily(
             prompts, [self._max_new_tokens] * len(prompts), ignore_eos=self._ignore_eos, top=TOP
@@ -155,7 +155,7 @@ class TieCheck:
             raise EngineError(f"the gate cannot measure the error of mode off: {error}") from error
 
     def _shapes(self, prefixes: Tokens) -> list[list[TopLogprobs]]:
-        """The likeliest tokens behind each prefix, in each batch shape."""
+        """The likeliest next tokens of each prefix, in each batch shape."""
         return [
             self._next_tokens(prefixes),
             self._next_tokens(prefixes, keep_prefix_cache=True),
@@ -165,7 +165,7 @@ class TieCheck:
     def _next_tokens(
         self, prefixes: Tokens, keep_prefix_cache: bool = False, nudged: bool = False
     ) -> list[TopLogprobs]:
-        """The likeliest tokens behind each prefix, asked for in one batch."""
+        """The likeliest next tokens of each prefix, from one batch."""
         outputs = self._engine.decode_greedily(
             prefixes,
             [1] * len(prefixes),

@@ -1,4 +1,4 @@
-"""Where engines may run at the same time on a Ray cluster, from what its nodes say they have."""
+"""Places for engines on a Ray cluster, from the resources of its nodes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from nwor_bench.errors import ConfigError
 
 @dataclass(frozen=True)
 class Slot:
-    """Where an engine may run: any free GPU of the cluster, or one whole machine without GPUs.
+    """Place for an engine: any free GPU of the cluster, or one whole machine without GPUs.
 
     `node` is that machine's Ray node; None for any GPU.
     """

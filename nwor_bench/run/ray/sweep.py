@@ -25,7 +25,7 @@ from nwor_bench.workload.options import declared
 from nwor_bench.workload.sweep_points import EngineGroup
 
 LOST_WORKERS = 3
-"""Workers that one engine's runs may lose before the sweep gives them up."""
+"""Most workers that one engine's runs may lose before the sweep gives up on them."""
 
 
 def require_ray() -> Any:
@@ -113,14 +113,14 @@ class _RaySweep:
         return worst_code(self._codes)
 
     def _start(self, group: EngineGroup, slot: Slot) -> None:
-        """`max_calls`: a process serves one engine, so that nothing of it is left behind."""
+        """Start a task. `max_calls`: each process serves one engine, so no state is left behind."""
         name, command = self._index.content["name"], tuple(self._command)
         task = GroupTask(name, group, command, self._options.continue_on_error)
         remote = self._ray.remote(max_calls=1, max_retries=0, **slot.options)(measure_group)
         self._running[remote.remote(task)] = (group, slot)
 
     def _take(self, stream: Any) -> list[Slot]:
-        """One message of a task; the slots that it sets free."""
+        """Handle one message of a task; returns the slots that it frees."""
         group, slot = self._running[stream]
         try:
             message = self._ray.get(next(stream))
@@ -161,7 +161,7 @@ class _RaySweep:
         self._codes.append(code)
 
     def _fail_group(self, group: EngineGroup, error: BaseException) -> None:
-        """The engine could not be placed or started: its unfinished runs have failed."""
+        """Mark the unfinished runs as failed: the engine could not be placed or started."""
         code, text = failure_of(error)
         for point in self._left(group):
             self._index.set_run(point.number, status=FAILED, error=text, exit_code=int(code))
@@ -171,7 +171,7 @@ class _RaySweep:
             raise error
 
     def _again(self, group: EngineGroup, error: BaseException) -> None:
-        """A worker or its node is gone: what it had not sent back is measured anew."""
+        """Restart the runs that a lost worker or node had not sent back."""
         lost = self._lost[group.number] = self._lost.get(group.number, 0) + 1
         left = self._left(group)
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
@@ -187,7 +187,7 @@ class _RaySweep:
         return [p for p in group.points if self._index.status(p.number) not in (DONE, FAILED)]
 
     def _write(self, folder: Path, files: dict[str, bytes]) -> None:
-        """Put a run in its place as a whole; an unfinished one from before gives way."""
+        """Move a complete run into its folder, replacing an unfinished one."""
         partial = folder.with_name(f".{folder.name}.partial")
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)

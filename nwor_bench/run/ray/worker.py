@@ -1,4 +1,4 @@
-"""What a Ray worker does: hold its device alone, measure the runs of one engine, send each back."""
+"""A Ray worker: lock its device, measure the runs of one engine, send each back."""
 
 import fcntl
 import io
@@ -54,7 +54,7 @@ class RunFiles:
 
 @dataclass(frozen=True)
 class Failed(RunFiles):
-    """A run that failed, with what was written of it until then."""
+    """A run that failed, with the files written so far."""
 
     error: str
 
@@ -79,7 +79,7 @@ def measure_group(task: GroupTask) -> Iterator[Placed | RunFiles]:
 
 
 def _prepare(task: GroupTask) -> dict[int, Prepared]:
-    """Check here what could not be checked where the sweep was begun: models, memory, vLLM."""
+    """Check models, memory and vLLM on this machine, as the sweep's own machine could not."""
     quiet = Console(file=io.StringIO())
     points = task.group.points
     prepared = {p.number: prepare_point(p, quiet) for p in points}
@@ -107,14 +107,13 @@ def _files(folder: Path) -> dict[str, bytes]:
 
 @contextmanager
 def device_held_alone(lock_folder: Path | None = None) -> Iterator[str]:
-    """Hold this process's GPUs, or the machine where it has none; gives their names.
+    """Lock this process's GPUs, or the machine if it has none; yields their names.
 
-    A lock of the operating system, whichever cluster or sweep of this user the other engine
-    belongs to; it ends with the process. Raises ConfigError if one of them is held, or no lock
-    can be made.
+    The operating system's file locks work across this user's clusters and sweeps and end with the
+    process. Raises ConfigError if a device is locked, or no lock can be made.
 
     Args:
-        lock_folder: made if need be, for this user alone; None: `locks` in the cache.
+        lock_folder: created if missing, for this user only; None: `locks` in the cache.
     """
     devices = visible_devices()
     folder = lock_folder or cache_root() / "locks"

@@ -1,4 +1,4 @@
-"""Is acceptance the same in off and in stage? Length and rates by position, with intervals.
+"""Acceptance of off and stage compared: length and rates by position, with intervals.
 
     python sweeps/studies/acceptance/measure.py RUN [--output FOLDER]
 

@@ -46,7 +46,7 @@ class Difference:
 
     @property
     def holds_zero(self) -> bool:
-        """Whether the two may be the same."""
+        """True if the interval contains 0."""
         return self.low <= 0 <= self.high
 
 

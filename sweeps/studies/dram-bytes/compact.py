@@ -1,10 +1,10 @@
-"""dram.csv from runs with DRAM counters: a row a run and cell, and what a difference is made of.
+"""dram.csv from runs with DRAM counters: a row per run and cell, with the parts of its difference.
 
     python sweeps/studies/dram-bytes/compact.py FOLDER... [--alone attention.csv] [--output FILE]
 
-FOLDER is a run folder of `measure.py`, or one that holds some. Runs that did not end have one row,
-without a figure. `--alone` is what the kernels read by themselves
-(`sweeps/studies/dram-kernels/measure.py`). `page.py` makes README.md of the CSV.
+FOLDER is a run folder of `measure.py`, or a folder of them. Incomplete runs have one row without
+figures. `--alone` has the bytes that the kernels read outside an engine
+(`sweeps/studies/dram-kernels/measure.py`). `page.py` makes README.md from the CSV.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""What explains DRAM bytes beyond the parts: tables, and the numbers of the words around them."""
+"""DRAM bytes beyond the known parts: tables, and the numbers in the text around them."""
 
 import math
 import re
@@ -10,10 +10,10 @@ from parts import Parts
 from nwor_bench.models.shape import ModelShape
 
 NO_SPLITS, WITH_SPLITS = "full-1split-8x4-0.5", "full-8x4-0.5"
-"""Contexts never split, and its twin; together they tell what splits leave inside an engine."""
+"""A run without context splits and its twin: their difference is what splits cost in an engine."""
 
 MEMORY = re.compile("eager(-.*)?-64x8-")
-"""Runs whose writes depend on the memory that the allocator gives."""
+"""Runs whose writes depend on the allocator's choice of memory."""
 
 NOT_MEASURED = "(not measured)"
 
@@ -39,7 +39,7 @@ def half(row: Row) -> float:
 
 
 def is_outside(row: Row, part: Parts) -> bool:
-    """More, or less, is left than the interval allows; or it is not known what is."""
+    """True if the unexplained bytes exceed the interval, or are unknown."""
     left = unexplained(row, part)
     return left is None or abs(left) > half(row)
 

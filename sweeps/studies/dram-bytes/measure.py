@@ -188,7 +188,7 @@ def run_kind(
 
 
 def add_run_arguments(parser: argparse.ArgumentParser) -> None:
-    """What a run is of, and where its folder goes."""
+    """Add the arguments for a run's work and its folder."""
     parser.add_argument("--requests", type=int, required=True)
     parser.add_argument("--draft-tokens", type=int, required=True)
     parser.add_argument("--acceptance", type=lambda t: [float(x) for x in t.split(",")],

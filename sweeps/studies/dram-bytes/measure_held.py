@@ -1,4 +1,4 @@
-"""Eagerly: does it change stock vLLM's DRAM bytes to hold the K/V of all layers, and nothing else?
+"""Effect of holding all layers' K/V, and nothing else, on DRAM bytes of eager stock vLLM.
 
     python sweeps/studies/dram-bytes/measure_held.py --requests 64 --draft-tokens 8 --output DIR
 

@@ -1,4 +1,4 @@
-"""README.md from dram.csv: what was measured, and what it is made of.
+"""README.md from dram.csv: measured DRAM bytes and their parts.
 
     python sweeps/studies/dram-bytes/page.py
 
@@ -140,7 +140,7 @@ def _cell(row: dict[str, Any]) -> str:
 
 
 def _in_l2(row: dict[str, Any]) -> str:
-    """Share of the copies' window that L2 was to keep; why not; empty where nobody asked."""
+    """Share of the copies' window that L2 may keep, or why none; empty if not requested."""
     if row["nwor_mode"] != "stage" or row["stage_l2"] != "persist":
         return ""
     if row["stage_l2_unavailable"] or row["stage_l2_hit_ratio"] is None:

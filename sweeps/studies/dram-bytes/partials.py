@@ -1,4 +1,4 @@
-"""What a launch of the verification kernel writes beside its output: partial results. Pure.
+"""Partial results that a launch of the verification kernel writes besides its output. Pure.
 
 The same arithmetic as `division.py`'s on the device, on the host's integers.
 """

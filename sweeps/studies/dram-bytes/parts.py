@@ -1,7 +1,7 @@
-"""What the difference in DRAM writes between mode stage and stock vLLM is made of. Pure.
+"""Parts of the difference in DRAM writes between mode stage and stock vLLM. Pure.
 
-Everything here is arithmetic on shapes, but for the few facts named as constants; what it leaves
-unexplained is shown beside it (`page.py`).
+Computed from shapes and the few measured constants below; `page.py` also shows the unexplained
+rest.
 """
 
 from collections.abc import Mapping

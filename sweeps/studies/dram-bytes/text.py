@@ -1,4 +1,4 @@
-"""The words of README.md, around the tables that `page.py` makes."""
+"""The text of README.md around the tables of `page.py`."""
 
 TEXT = """# DRAM bytes a window, by the GPU's own counters
 

@@ -1,4 +1,4 @@
-"""Writing and reading with, and without, a word to L2 about what to evict last; in Triton."""
+"""Triton kernels that write and read with and without L2's evict_last hint."""
 
 import triton
 import triton.language as tl

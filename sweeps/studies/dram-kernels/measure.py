@@ -1,4 +1,4 @@
-"""What the cache write and the attention of a window move to and from DRAM, by themselves.
+"""DRAM bytes of a window's cache write and attention kernels, outside an engine.
 
     python sweeps/studies/dram-kernels/measure.py [--output FILE.csv]
 

@@ -1,4 +1,4 @@
-"""Does L2 keep lines that were written, while weights stream through it? By DRAM counters.
+"""Check by DRAM counters whether L2 keeps written lines while weights stream through it.
 
     python sweeps/studies/dram-kernels/measure_l2.py [--output FILE.csv]
 
@@ -126,7 +126,7 @@ def give_windows(graph: torch.cuda.CUDAGraph, buffer: Tensor) -> None:
 
 
 def new_stream() -> torch.cuda.Stream:
-    """A stream that nobody else uses."""
+    """A new stream of its own."""
     return torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
 

@@ -48,7 +48,7 @@ def read_measured(table: Path) -> tuple[pd.DataFrame, Facts]:
 
 
 def note_of(facts: Facts) -> str:
-    """What a reader must know of how it was measured, as a paragraph; '' for nothing."""
+    """The measurement's note as a paragraph; '' if there is none."""
     return f"{facts['note']}\n\n" if "note" in facts else ""
 
 

@@ -1,4 +1,4 @@
-"""What do the hooks themselves cost? off x off attached against detached, interleaved.
+"""Cost of the hooks: off x off attached against detached, interleaved.
 
     python sweeps/studies/hook-cost/measure.py [--pair smollm2] [--blocks 20] [--what nvtx]
 
@@ -6,7 +6,7 @@ One engine; each block runs the same prompts on, off, off, on (or the reverse, i
 that a drift within the block cancels. Prints the ratio of latencies, attached over detached,
 with its 95 % interval; and that of the block's two runs without, which shows the noise. With
 `--what nvtx` NVTX ranges are what is switched, the hooks stay; run it under a profiler (or with
-NVTX_INJECTION64_PATH), since ranges that nobody hears cost less.
+NVTX_INJECTION64_PATH), since ranges cost less without a listener.
 """
 
 import argparse

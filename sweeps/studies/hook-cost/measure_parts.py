@@ -1,13 +1,13 @@
-"""What the parts of the hooks take the host: where they run in a window, and again at once.
+"""Host time of each part of the hooks: in its place in a window, and repeated immediately.
 
     python sweeps/studies/hook-cost/measure_parts.py [--requests 8] [--output FILE.csv]
 
 The 3B shape under full CUDA graphs. First the hooks as they are, in every cell. Then stage x
-adaptive with a clock around each part (which itself adds to whatever holds the part), and what can
-be repeated is repeated at once: a plan is the same, a commit writes the same rows. What the second
-call takes is the work; what the first takes more, as in a loop that touches nothing but two
-numbers, is a processor that vLLM's other code has used since the last window. `page.py` makes
-README.md of the CSV. Needs a GPU.
+adaptive with a clock around each part (which adds to the time of any enclosing part). Parts that
+can be repeated are repeated immediately: a plan is the same, a commit writes the same rows. The
+second call's time is the work. The first call's extra time, also seen in a loop over two numbers,
+is cold CPU caches: vLLM's other code has run since the last window. `page.py` makes README.md from
+the CSV. Needs a GPU.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""Shares of simulated runs whose interval holds the truth, for several ways to make one."""
+"""Coverage of several intervals over simulated runs."""
 
 import numpy as np
 from scipy import stats
@@ -64,7 +64,7 @@ def best_of(logs: Logs, truth: float = 0.0) -> tuple[float, float]:
 
 
 def stop(logs: Logs, rule: StoppingRule) -> tuple[bool, int, bool]:
-    """Held at the stop; blocks then; and had no look on the way excluded the truth?"""
+    """Coverage at the stop, blocks at the stop, and whether the intervals of all looks covered."""
     ended, held, never_out = None, False, True
     for n in (*rule.looks, rule.max_blocks):
         mean, half = interval(logs[:n])

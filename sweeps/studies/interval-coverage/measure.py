@@ -1,4 +1,4 @@
-"""How often do the intervals hold the truth, and what does stopping early do to them?
+"""Coverage of the intervals, and the effect of stopping early on it.
 
     python sweeps/studies/interval-coverage/measure.py [--runs 2000] [--output FOLDER]
 
@@ -76,7 +76,7 @@ def fastest_of_six(runs: int) -> Iterator[Line]:
 
 
 def independent(noise: Callable[..., Logs], rng: np.random.Generator, runs: int, n: int) -> Logs:
-    """Blocks that know nothing of each other."""
+    """Independent blocks."""
     return noise(rng, (runs, n))
 
 

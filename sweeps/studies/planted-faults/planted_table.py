@@ -66,7 +66,7 @@ def write_faults(folder: Path, faults: list[dict[str, str]]) -> None:
 def cell(fault: str, facts: dict[str, Any]) -> str:
     """Which checks saw a fault; empty where it was not planted.
 
-    A fault that was judged anew, from the errors that were measured, says so.
+    A fault whose verdict was recomputed from the measured errors is marked.
     """
     found = facts.get("faults", {})
     if fault not in found:

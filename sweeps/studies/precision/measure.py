@@ -1,4 +1,4 @@
-"""A known delay in every window of one cell: is it found, and does the interval hold it?
+"""Detection of a known delay in every window of one cell, and coverage of its interval.
 
     python sweeps/studies/precision/measure.py --folder /tmp/injection [--delays 1,2,5]
 
@@ -6,7 +6,7 @@ Each run is a whole sweep of off x off, its A/A arm, and off x off with a wait p
 runner inside the time that a window is given, so that the true ratio is known: the cell's window
 times over the same less the waits that were measured in them. On a CPU the host waits; on a GPU
 the device does (a kernel that spins, between CUDA events), since the host runs ahead of it. The
-injected cell is judged by the rules of any other: Holm's correction, the noise floor of the A/A
+injected cell gets its verdict by the usual rules: Holm's correction, the noise floor of the A/A
 arm. Prints every run, and for each delay how many were SLOWER and how many intervals held the
 truth; FOLDER/injection.csv has a row a run, `page.py` makes README.md of injection.csv here. Ends
 with 1 if of the delays of 2 % and more fewer than nine in ten were found.
@@ -189,15 +189,15 @@ def report(data: RunData, cells: list[CellResult], waited_ms: list[float]) -> di
 
 
 def write_rows(rows: list[dict[str, Any]], table: Path) -> None:
-    """All rows so far: a run takes minutes, and the machine may be gone after it."""
+    """Write all rows so far: a run takes minutes, and the machine may stop after any run."""
     pd.DataFrame(rows).to_csv(table, index=False, float_format="%.6g")
 
 
 def true_ratio(data: RunData, waited_ms: list[float]) -> float:
-    """The injected cell's window times over what they were without their waits, block by block.
+    """The injected cell's window times over the same times without their waits.
 
-    The geometric mean over blocks, as the ratio that is to be found: the time that a block's
-    windows took, over the same less the waits that were measured in them.
+    The geometric mean over blocks: the time of a block's windows, over that time less the waits
+    measured in them.
     """
     times: dict[int, list[float]] = defaultdict(list)
     for window in data.windows:

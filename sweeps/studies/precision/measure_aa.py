@@ -1,4 +1,4 @@
-"""Off against off, 40 times: how often does the harness see a difference that is not there?
+"""False positives of the harness: off against off, 40 times.
 
     python sweeps/studies/precision/measure_aa.py --folder /tmp/aa [--pair smollm2] [--runs 40]
 

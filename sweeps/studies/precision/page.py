@@ -37,7 +37,7 @@ def text_of(rows: pd.DataFrame) -> str:
 
 
 def _answer(rows: pd.DataFrame) -> str:
-    """How many were found; not those runs whose pace a busy host set."""
+    """Number of delays found, host-bound runs left out."""
     lines = []
     for where, chosen in (
         ("On a CPU", rows[rows["series"] == "CPU"]),

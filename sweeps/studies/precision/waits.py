@@ -34,7 +34,7 @@ class HostWait:
 
 
 class DeviceWait:
-    """A kernel spins on the current stream; CUDA events before and behind it tell how long."""
+    """A kernel spins on the current stream; CUDA events before and after it time it."""
 
     def __init__(self) -> None:
         import torch

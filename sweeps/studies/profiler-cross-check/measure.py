@@ -1,4 +1,4 @@
-"""Nsight Compute's bytes a window beside those that were sampled in the process (PM sampling).
+"""Compare Nsight Compute's bytes per window with those sampled in the process (PM sampling).
 
     nwor-bench profile ncu ...
     nwor-bench profile ncu --read REPORT.ncu-rep
@@ -73,7 +73,7 @@ KINDS = ("accepted", "draft")
 
 
 def facts_of(run: RunData, name: str, measured: int, profile: str) -> dict[str, object]:
-    """What the page says besides the table."""
+    """Facts for the page besides the table."""
     windows = [window for own in sampled(run).values() for window in own]
     environment = run.header.environment
     gpu, packages = environment.gpus[0], environment.packages

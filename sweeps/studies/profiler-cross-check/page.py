@@ -7,7 +7,7 @@ import pandas as pd
 from nwor_bench.records.types import SETTLING
 
 WANTED = 0.03
-"""What the two ways may differ by."""
+"""Largest allowed difference of the two methods, a fraction."""
 
 TEXT = """# Do Nsight's profilers agree with what is measured in the process?
 
@@ -43,7 +43,7 @@ def summary(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def verdict(table: pd.DataFrame) -> str:
-    """Do DRAM bytes of windows that can be compared lie within what is wanted?"""
+    """Verdict: whether DRAM bytes of comparable windows agree within WANTED."""
     dram = table[table["counter"].str.startswith("DRAM")]
     apart = (dram[["lowest", "highest"]] - 1).abs().max(axis=1)
     words = ", ".join(

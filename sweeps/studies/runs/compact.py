@@ -1,4 +1,4 @@
-"""One CSV from many run folders: a row a run and cell, with what is cited of it.
+"""One CSV from many run folders: a row per run and cell, with the published columns.
 
     python sweeps/studies/runs/compact.py FOLDER... --output sweeps/results/h200/runs.csv
 
@@ -79,7 +79,7 @@ def times_in(report: str) -> dict[str, dict[str, str]]:
 
 
 def mismatches_in(table: Path) -> dict[str, str]:
-    """What the gate said of each cell's first mismatch; {} without a table of batches."""
+    """Each cell's first mismatch in the gate; {} without a table of batches."""
     if not table.is_file():
         return {}
     with table.open(newline="", encoding="utf-8") as file:
@@ -128,7 +128,7 @@ def rows_of(folder: Path, name: str) -> Iterator[dict[str, Any]]:
 
 
 def _synthetic_length(header: dict[str, Any]) -> float | None:
-    """Tokens a window that vLLM was told to accept; None where drafts are really verified."""
+    """Tokens per window by synthetic acceptance; None if drafts are really verified."""
     own = header["spec"].get("speculative_config") or {}
     told: float | None = (header["pair"]["speculative"] | own).get("synthetic_acceptance_length")
     return told

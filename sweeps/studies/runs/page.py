@@ -77,7 +77,7 @@ def _origin(rows: pd.DataFrame) -> str:
 
 
 def _case(run: pd.DataFrame) -> dict[str, str]:
-    """What a run is of."""
+    """A run's scenario, requests, precision and tokens per window, by column."""
     first = run.iloc[0]
     told, gained = first["synthetic_length"], first["tokens_a_window"]
     return {

@@ -23,7 +23,7 @@ def read_outcomes(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def cell(tests: list[dict[str, Any]]) -> str:
-    """What the tests of one row say: holds, written directly with the reason, or failed."""
+    """Outcome of one row's tests: holds, written directly with the reason, or failed."""
     if not tests:
         return ""
     failed = [test for test in tests if test["outcome"] != "passed"]

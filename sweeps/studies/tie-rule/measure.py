@@ -1,10 +1,10 @@
-"""How much the tie rule lets pass: on sound text, and with an eighth of the context masked.
+"""Share of tokens that the tie rule accepts: sound, and with an eighth of the context masked.
 
     python sweeps/studies/tie-rule/measure.py [--pair smollm2] [--requests 8] [--tokens 64]
 
-A vLLM engine of the pair in bfloat16 gives the reference text and judges, exactly as the gate does
-(`nwor_bench.run.gate.ties`). Beside it stands the rule before it: twice the largest bfloat16 error
-over the whole vocabulary, by transformers. Needs a GPU, or a CPU with fast bfloat16.
+A vLLM engine of the pair in bfloat16 gives the reference text and checks ties, exactly as the gate
+does (`nwor_bench.run.gate.ties`). The former rule is shown beside it: twice the largest bfloat16
+error over the whole vocabulary, by transformers. Needs a GPU, or a CPU with fast bfloat16.
 
 Printed: the share of output positions whose two likeliest tokens lie within the allowance; and of
 the tokens that change when the model may not see an eighth of the context (behind its first token,
@@ -91,7 +91,7 @@ def leading_places(engine: VllmEngine, prompts: Texts, outputs: Texts) -> list[P
 
 
 def changed_places(rows: list[Rows], outputs: Texts) -> list[Place]:
-    """Where the masked model, behind the reference's tokens, says another one."""
+    """Places where the masked model, after the reference's tokens, predicts another token."""
     return [
         Place(request, at, output[at], int(row.masked[at].argmax()))
         for request, (row, output) in enumerate(zip(rows, outputs, strict=True))
@@ -112,14 +112,14 @@ def share(name: str, found: list[PlaceVerdict], rows: list[Rows]) -> str:
 
 
 def together(ties: list[PlaceVerdict]) -> str:
-    """What the gate says of all of them."""
+    """The gate's verdict on all places together."""
     squares = sum(verdict.multiple**2 for verdict in ties)
     outside = together_outside(len(ties), squares)
     return f"squares {squares:.1f} of {len(ties)}: {'too far apart' if outside else 'sound'}"
 
 
 def report(pair_name: str, requests: int, tokens: int, seed: int) -> None:
-    """Start the engine, judge, print."""
+    """Start the engine, check ties, print."""
     pair = resolve_pair(pair_name)
     scenario = load_scenario("short")
     overrides = {

@@ -1,4 +1,4 @@
-"""Does the tie rule pass a sound kernel? Tokens of mode off with attention a rounding step off.
+"""False alarms of the tie rule: mode off with its attention moved by one rounding step.
 
     python sweeps/studies/tie-rule/measure_sound_flips.py [--pair smollm2] [--sets 8] [--requests 8]
         [--tokens 40]
@@ -28,7 +28,7 @@ from nwor_bench.workload.prompts import encode, load_prompts, load_tokenizer
 
 
 class NudgedTieCheck(TieCheck):
-    """The gate's judge, for a cell that is mode off with its attention off by a step."""
+    """The gate's tie check, for a cell that is mode off with attention moved by a rounding step."""
 
     def __init__(self, engine: VllmEngine, off: Cell, prompts: Tokens, tokens: int):
         super().__init__(engine, off, lambda: prompts, tokens, ignore_eos=True)
@@ -43,7 +43,7 @@ class NudgedTieCheck(TieCheck):
 
 @contextmanager
 def nudged(engine: VllmEngine) -> Iterator[None]:
-    """Attention is off by a rounding step meanwhile."""
+    """Attention is moved by one rounding step while inside."""
     engine._rpc_all("nwor_nudge_attention", True)
     try:
         yield
@@ -52,7 +52,7 @@ def nudged(engine: VllmEngine) -> Iterator[None]:
 
 
 def check_set(engine: VllmEngine, off: Cell, prompts: Tokens, tokens: int) -> str:
-    """One set of prompts: what differs, and the verdict."""
+    """One set of prompts: its differences and its verdict."""
     engine.set_modes(off)
     lengths = [tokens] * len(prompts)
     reference = [o.token_ids for o in engine.decode_greedily(prompts, lengths, ignore_eos=True)]

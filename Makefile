@@ -60,7 +60,7 @@ test-all: test  ## run `make test`, then what it leaves out: long tests and all 
 test-gpu: $(INSTALLED)  ## run the tests that need a CUDA device
 	@$(PYTEST) -m gpu $(ARGS)
 
-support-table: $(INSTALLED)  ## run the checklist's tests and write the README's support table
+support-table: $(INSTALLED)  ## run the checklist's tests and write docs/support.md's table
 	@status=0
 	$(PYTEST) -m row --support-json sweeps/studies/support/$(DEVICE).json $(ARGS) || status=$$?
 	$(BIN)/python sweeps/studies/support/support_table.py
@@ -106,7 +106,7 @@ echo "installing the CPU build of PyTorch into .venv"
 $(PIP_INSTALL) --no-deps "$$(grep '^torch==' requirements/cpu.txt)" || {
   echo "pip could not install the CPU build of PyTorch (its reason is above). Where pip does not" \
     "find that build by itself, name PyTorch's CPU wheel index: make venv" \
-    'PIP_ARGS="--extra-index-url URL" (the README has the URL). It must fit' \
+    'PIP_ARGS="--extra-index-url URL" (docs/install.md says where to find it). It must fit' \
     "$$($(BIN)/python --version)." >&2
   exit 1
 }

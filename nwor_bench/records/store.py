@@ -5,9 +5,11 @@ makes its windows count, so a run that dies in the middle of an append loses tha
 """
 
 import fcntl
+import gzip
 import json
 import os
 import re
+import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -34,6 +36,8 @@ RUNS = Path("runs")
 
 RUN_FILE = "run.json"
 RECORDS_FILE = "records.jsonl"
+KEPT_RECORDS_FILE = "records.jsonl.gz"
+"""The records of a run that is kept for good: read like the others, never gone on with."""
 READABLE_VERSIONS = (1, FORMAT_VERSION)
 """Version 1 had no A/A arm, conditions or findings; its records read as they are."""
 
@@ -199,8 +203,8 @@ def read_run(folder: Path) -> RunData:
     written in a format that this version does not read.
     """
     header = read_header(folder)
-    path = folder / RECORDS_FILE
-    records = parse_records(path, _read_bytes(path))
+    path = records_path(folder)
+    records = parse_records(path, _read_records(path))
     aside = superseded_numbers(records.events)
     batches = tuple(b for b in records.batches if b.batch not in aside)
     return RunData(
@@ -213,6 +217,22 @@ def read_run(folder: Path) -> RunData:
         superseded_windows=tuple(w for w in records.windows if w.batch in aside),
         finished=finished_blocks(batches, records.events),
     )
+
+
+def records_path(folder: Path) -> Path:
+    """The run's records; the compressed ones where there are no others."""
+    plain, kept = folder / RECORDS_FILE, folder / KEPT_RECORDS_FILE
+    return kept if kept.is_file() and not plain.is_file() else plain
+
+
+def _read_records(path: Path) -> bytes:
+    data = _read_bytes(path)
+    if path.suffix != ".gz":
+        return data
+    try:
+        return gzip.decompress(data)
+    except (OSError, EOFError, zlib.error) as error:
+        raise StoreError(f"{path}: cannot be decompressed ({error}); restore it") from error
 
 
 def default_folder(root: Path, scenario: str, pair: str, now: datetime) -> Path:

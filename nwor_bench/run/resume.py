@@ -161,9 +161,11 @@ def _identity(environment: Environment) -> dict[str, Any]:
 def check_engine(run: RunData, status: EngineStatus) -> None:
     """Refuse an engine that came up otherwise than the one that the run was begun on."""
     begun = run.header.engine
-    for name in _ENGINE if begun else ():
+    if begun is None:
+        return
+    for name in _ENGINE:
         then, now = getattr(begun, name), getattr(status, name)
-        if begun and name not in begun.absent and then != now:
+        if name not in begun.absent and then != now:
             raise _differs(f"engine.{name}", now, then)
 
 

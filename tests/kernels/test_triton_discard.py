@@ -5,7 +5,9 @@ give the same bits, and shows in the interpreter too which lines are given up.
 """
 
 import itertools
+import runpy
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,6 +27,8 @@ from nwor_kernels.verify_attention.tuning import can_discard, launch_shape
 
 UNEVEN = [Request(130, 5, 4), Request(33, 3, 2), Request(50, 1, 0), Request(0, 5, 4)]
 SENTINEL = 12345.0
+KEPT: dict[str, Any] = {"discard": Discard.OFF}
+"""A test that reads the workspace keeps it: what a GPU leaves of discarded lines is undefined."""
 
 
 def leftovers(step, device, filled: float, **tuning: Any) -> tuple[Tensor, Tensor, Tensor]:
@@ -35,7 +39,7 @@ def leftovers(step, device, filled: float, **tuning: Any) -> tuple[Tensor, Tenso
     )  # fmt: skip
     for tensor in (workspace.accumulators, workspace.sums):
         tensor.fill_(filled)
-    shape = Tuning(block_n=16, min_tiles=1, **tuning)
+    shape = Tuning(block_n=16, min_tiles=1, **KEPT | tuning)
     output = run(step, stage_step(step, True), device, workspace=workspace, tuning=shape)
     assert not workspace.arrived.any()
     return output, workspace.accumulators.cpu(), workspace.sums.cpu()
@@ -80,22 +84,46 @@ def test_padding_rows_need_not_be_left(triton_device):
 
 EVEN = [Request(90, 5, 4)] * 3
 
+MODEL = Path(__file__).parents[2] / "sweeps" / "studies" / "dram-bytes" / "partials.py"
+partial_bytes = runpy.run_path(str(MODEL))["partial_bytes"]
+"""The DRAM study's arithmetic on the host, held here to what the kernel writes."""
+
 
 def bytes_left(device, requests, *, heads=4, kv_heads=2, head_dim=32, **tuning: Any) -> int:
-    """Bytes of partial results that a launch leaves in a workspace that was full of NaN."""
+    """Bytes of partial results that a launch leaves in a workspace that was full of NaN.
+
+    They are as many as the DRAM study's model says.
+    """
     step = make_step(requests, heads=heads, kv_heads=kv_heads, head_dim=head_dim, seed=8)
+    queries = max(request.queries for request in requests)
     workspace = VerifyWorkspace.create(
         max_requests=len(requests), num_heads=heads, num_kv_heads=kv_heads, head_dim=head_dim,
-        max_query_len=max(request.queries for request in requests), device=device,
-        programs=tuning["programs"],
+        max_query_len=queries, device=device, programs=tuning["programs"],
     )  # fmt: skip
     left = (workspace.accumulators, workspace.sums)
     for tensor in left:
         tensor.fill_(float("nan"))
-    shape = Tuning(block_n=16, min_tiles=1, **tuning)
-    output = run(step, stage_step(step, False), device, workspace=workspace, tuning=shape)
+    chosen = Tuning(**{"block_n": 16, "min_tiles": 1, **KEPT, **tuning})
+    output = run(step, stage_step(step, False), device, workspace=workspace, tuning=chosen)
     check(step, output, torch.from_numpy(attend_slowly(step)), torch.float32)
-    return sum(4 * int((~tensor.isnan()).sum()) for tensor in left)
+    found = sum(4 * int((~tensor.isnan()).sum()) for tensor in left)
+    lengths, drafts = [r.length for r in requests], [r.drafts for r in requests]
+    rows = [request.queries * heads // kv_heads for request in requests]
+    shape = launch_shape(queries, heads // kv_heads, head_dim, 4, device, chosen)
+    assert found == partial_bytes(lengths, drafts, rows, kv_heads, shape, shape.programs)
+    return found
+
+
+@pytest.mark.parametrize("requests", [EVEN, UNEVEN], ids=["even", "uneven"])
+@pytest.mark.parametrize(
+    ("programs", "min_tiles"), [(1, 2), (3, 1), (4, 2), (7, 1), (13, 2), (40, 1)]
+)
+def test_without_padding_less_is_left(triton_device, requests, programs, min_tiles):
+    tuning = {"programs": programs, "min_tiles": min_tiles, "whole_pairs": 0}
+    found = bytes_left(triton_device, requests, **tuning, skip_padding=False)
+    assert found > 0 or programs in (1, 3, 7)  # those give every pair a program of its own
+    less = bytes_left(triton_device, requests, **tuning, skip_padding=True)
+    assert less < found or found == 0
 
 
 @pytest.mark.parametrize("requests", [EVEN, UNEVEN], ids=["even", "uneven"])

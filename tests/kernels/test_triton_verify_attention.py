@@ -25,6 +25,7 @@ pytest.importorskip("triton")
 from nwor_kernels.verify_attention import verify_attention, verify_attention_varlen_reference
 from nwor_kernels.verify_attention.kernel import (
     MAX_QUERY_LEN,
+    Discard,
     Tuning,
     VerifyWorkspace,
     unsupported_reason,
@@ -201,7 +202,11 @@ def test_a_cache_with_heads_innermost(triton_device):
 def test_the_longest_window_and_more_query_rows_than_a_tile_has(triton_device, ratio):
     requests = [Request(20, MAX_QUERY_LEN, MAX_QUERY_LEN - 1), Request(3, 2, 1)]
     head_dim = 256 if ratio == 12 else 16  # 192 query rows in tiles of 64
-    verify(triton_device, requests, heads=ratio, kv_heads=1, head_dim=head_dim, seed=8)
+    # In float32 tiles of this head dim need 232 KiB of shared memory, 5 more than an H200 has.
+    large_on_gpu = ratio == 12 and triton_device.type == "cuda"
+    dtype = torch.bfloat16 if large_on_gpu else torch.float32
+    shape = {"heads": ratio, "kv_heads": 1, "head_dim": head_dim, "seed": 8}
+    verify(triton_device, requests, dtype, **shape)
 
 
 def test_a_workspace_serves_launch_after_launch(triton_device):
@@ -214,7 +219,7 @@ def test_a_workspace_serves_launch_after_launch(triton_device):
     workspace.accumulators.fill_(float("nan"))
     for seed in (9, 10, 11):
         step = make_step(requests, heads=2, kv_heads=1, seed=seed)
-        tuning = Tuning(block_n=16, programs=5)
+        tuning = Tuning(block_n=16, programs=5, discard=Discard.OFF)
         staged = stage_step(step, True)
         result = run(step, staged, triton_device, workspace=workspace, tuning=tuning)
         check(step, result, torch.from_numpy(attend_slowly(step)), torch.float32)

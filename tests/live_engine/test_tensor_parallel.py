@@ -95,10 +95,10 @@ def test_every_slot_holds_what_a_direct_write_leaves(
     ranks = on_ranks(engine, watched_slots)
     assert staged.token_ids == reference.token_ids
     for rank in ranks:
-        assert rank.windows == len(staged.windows) >= 8
-        assert rank.accepted == 3 * total(staged, "committed_tokens") > 0
-        assert rank.rejected == 3 * total(staged, "rejected_tokens") > 0
-        assert rank.wrong == 0
+        assert rank["windows"] == len(staged.windows) >= 8
+        assert rank["accepted"] == 3 * total(staged, "committed_tokens") > 0
+        assert rank["rejected"] == 3 * total(staged, "rejected_tokens") > 0
+        assert rank["wrong"] == 0
 
 
 @pytest.mark.long

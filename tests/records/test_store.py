@@ -1,5 +1,6 @@
 """The run folder: what goes in comes back, whatever a crash cuts off."""
 
+import gzip
 import json
 import os
 from dataclasses import replace
@@ -15,7 +16,14 @@ from nwor_bench.errors import ConfigError, ExitCode, StoreError
 from nwor_bench.records.engine_status import EngineStatus
 from nwor_bench.records.header import RunHeader
 from nwor_bench.records.lines import batch_key, parse_records, record_line
-from nwor_bench.records.store import RECORDS_FILE, RUN_FILE, RunStore, default_folder, read_run
+from nwor_bench.records.store import (
+    KEPT_RECORDS_FILE,
+    RECORDS_FILE,
+    RUN_FILE,
+    RunStore,
+    default_folder,
+    read_run,
+)
 from nwor_bench.records.types import BatchRecord, RunStatus, WindowRecord
 
 HEADER = RunHeader(scenario={"name": "short"})
@@ -38,6 +46,29 @@ def test_a_run_comes_back_as_it_was_written(tmp_path):
     assert found.warnings == ()
     assert found.header.status == "complete"
     assert found.header.engine == RUN.header.engine
+
+
+def test_kept_records_are_read_like_others(tmp_path):
+    save_run(RUN, tmp_path)
+    plain = tmp_path / RECORDS_FILE
+    kept = tmp_path / KEPT_RECORDS_FILE
+    kept.write_bytes(gzip.compress(plain.read_bytes()))
+    whole = read_run(tmp_path)
+    plain.unlink()
+    assert read_run(tmp_path) == whole
+
+
+@pytest.mark.parametrize("cut", [0, 5, 40, -1])
+def test_kept_records_that_are_cut_are_refused_by_file(tmp_path, cut):
+    save_run(RUN, tmp_path)
+    plain = tmp_path / RECORDS_FILE
+    kept = tmp_path / KEPT_RECORDS_FILE
+    kept.write_bytes(gzip.compress(plain.read_bytes())[:cut] or b"no gzip")
+    plain.unlink()
+    with pytest.raises(
+        StoreError, match=r"jsonl\.gz: cannot be decompressed .*restore it"
+    ):
+        read_run(tmp_path)
 
 
 def test_a_run_that_was_never_finished_is_partial(store):

@@ -1,4 +1,4 @@
-"""The README's support table says what the recorded tests said, and nothing else."""
+"""The support table of docs/support.md says what the recorded tests said, and nothing else."""
 
 import json
 import subprocess
@@ -12,7 +12,7 @@ import pytest
 from support_rows import ROWS
 
 CHECKOUT = Path(__file__).resolve().parents[2]
-README = CHECKOUT / "README.md"
+PAGE = CHECKOUT / "docs" / "support.md"
 
 
 @pytest.fixture
@@ -80,7 +80,7 @@ def test_the_document_keeps_what_is_around_the_table(table: ModuleType) -> None:
 
 
 def test_the_readme_holds_the_table_of_the_recorded_outcomes(table: ModuleType) -> None:
-    text = README.read_text()
+    text = PAGE.read_text()
     outcomes = table.read_outcomes(table.RESULTS)
     assert outcomes
     assert all(tuple(facts["rows"]) == ROWS for facts in outcomes.values())
@@ -110,7 +110,7 @@ def test_the_plugin_records_rows_and_refuses_unknown_ones(
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "--support-json", "out.json"],
         cwd=tmp_path, capture_output=True, text=True,
-        env={"PYTHONPATH": f"{README.parent}:{README.parent / 'tests'}", "PATH": ""},
+        env={"PYTHONPATH": f"{CHECKOUT}:{CHECKOUT / 'tests'}", "PATH": ""},
     )  # fmt: skip
     assert done.returncode == code, done.stdout + done.stderr
     if code == 0:

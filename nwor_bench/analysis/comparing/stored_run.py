@@ -17,7 +17,7 @@ from nwor_bench.errors import ConfigError, StoreError
 from nwor_bench.records.csv_tables import read_table
 from nwor_bench.records.header import RunHeader
 from nwor_bench.records.lines import batch_key
-from nwor_bench.records.store import RECORDS_FILE, RUN_FILE, RunData, read_header, read_run
+from nwor_bench.records.store import RUN_FILE, RunData, read_header, read_run, records_path
 from nwor_bench.records.types import BatchRecord, Cell, CellResult, Phase, RunStatus, WindowRecord
 
 CELLS_TABLE, BATCHES_TABLE, WINDOWS_TABLE = "cells.csv", "batches.csv", "windows.csv"
@@ -75,8 +75,8 @@ def load_stored(folder: Path) -> StoredRun:
             "run folder", str(folder), "it holds a sweep of several runs; name one run in it"
         )
     header = read_header(folder)
-    if (folder / RECORDS_FILE).is_file():
-        run, source = read_run(folder), RECORDS_FILE
+    if (records := records_path(folder)).is_file():
+        run, source = read_run(folder), records.name
         cells: Sequence[CellResult] = summarise(run)
     else:
         run, source = _from_tables(folder, header)

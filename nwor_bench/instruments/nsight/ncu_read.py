@@ -23,7 +23,7 @@ from nwor_bench.instruments.nsight import tools
 from nwor_bench.instruments.nsight.ncu_profile import METRICS
 from nwor_bench.instruments.nvtx_ranges import DOMAIN
 from nwor_bench.records.store import RunData
-from nwor_bench.records.types import label_of
+from nwor_bench.records.types import Phase
 
 MODULE = "ncu_report"
 
@@ -148,12 +148,12 @@ def _payload(action: Any, name: str) -> int | None:
 
 def cells_of(run: RunData) -> dict[int, str]:
     """Cell label of each batch (such as `stage x graph`), by its number in batches.csv."""
-    return {b.batch: label_of(b.nwor_mode, b.scv_mode, b.arm) for b in run.batches}
+    return {b.batch: b.cell.label for b in run.batches}
 
 
 def warmup_warning(windows: Sequence[NcuWindow], run: RunData) -> str | None:
     """A warning if some measured windows ran before the first timed batch; else None."""
-    first = min((batch.batch for batch in run.batches if batch.phase == "timed"), default=0)
+    first = min((batch.batch for batch in run.batches if batch.phase == Phase.TIMED), default=0)
     early = [window for window in windows if window.batch is not None and window.batch < first]
     if not early:
         return None

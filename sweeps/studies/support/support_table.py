@@ -1,4 +1,4 @@
-"""Write the README's support table from what the tests recorded: `make support-table`.
+"""Write the support table of docs/support.md from what the tests recorded: `make support-table`.
 
 Reads cpu.json and cuda.json beside this file, each written by `pytest --support-json`.
 """
@@ -73,5 +73,5 @@ def put(document: str, table: str) -> str:
 
 
 if __name__ == "__main__":
-    readme = CHECKOUT / "README.md"
+    readme = CHECKOUT / "docs" / "support.md"
     readme.write_text(put(readme.read_text(), render(read_outcomes(RESULTS))))

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from file_tokenizer import FileTokenizer
 from hypothesis import settings
 
 # A shell has its background jobs ignore Ctrl-C; tests that press it need it heeded.
@@ -25,9 +26,11 @@ settings.load_profile("test-all")
 
 pytest_plugins = ["support_rows"]
 
-# Processes side by side have a core each: PyTorch's threads would wait for one that is not running.
+# Processes side by side have a core each: threads of PyTorch, and those that vLLM binds to all
+# cores, would wait for one that is not running.
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ["OMP_NUM_THREADS"] = "1"
+    os.environ["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
 
 
 @cache
@@ -116,18 +119,6 @@ def installed_version() -> Callable[[str], str | None]:
     return cache(environment._version)
 
 
-class FileTokenizer:
-    """A tokenizer.json as the library behind transformers reads it."""
-
-    def __init__(self, folder: str):
-        from tokenizers import Tokenizer
-
-        self._tokenizer = Tokenizer.from_file(str(Path(folder) / "tokenizer.json"))
-
-    def encode(self, text: str) -> list[int]:
-        return list(self._tokenizer.encode(text).ids)
-
-
 @pytest.fixture
 def own_surroundings(
     pair_cache: Path,
@@ -139,8 +130,8 @@ def own_surroundings(
     """A command line in a folder of its own: tiny is built, nothing comes from outside.
 
     Transformers, whose import takes seconds, is not asked about tiny: test_refused_configs.py
-    holds what becomes of configurations that it refuses, test_pairs_tiny.py what its tokenizer
-    makes of a text.
+    holds what becomes of configurations that it refuses, test_pairs_tiny.py that its tokenizer
+    gives the same tokens as ours.
     """
     from nwor_bench.instruments import environment
     from nwor_bench.run import prepare

@@ -203,7 +203,10 @@ def test_drafter_layers_behind_32_target_layers_are_not_staged(
         assert total(staged, "stage_operations") == 32 * total(staged, "staged_tokens")
 
 
-def test_more_ranks_than_processors_are_refused(tmp_path: Path) -> None:
+def test_more_ranks_than_processors_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("VLLM_CPU_OMP_THREADS_BIND", raising=False)
     pair = tiny_pair(tmp_path, "ngram")
     with pytest.raises(ConfigError, match=r"--tensor-parallel-size: 1000 .* needs a processor"):
         VllmEngine(pair, tiny_spec(**{**TWO_RANKS, "tensor_parallel_size": 1000}))

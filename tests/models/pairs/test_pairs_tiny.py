@@ -5,12 +5,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from file_tokenizer import FileTokenizer
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import load_file
 from tokenizers import Tokenizer
 
 from nwor_bench.models.pairs.tiny import generate_tiny
+from nwor_bench.workload.prompts import Prompt, encode, load_prompts
+from nwor_bench.workload.scenario import load_scenario
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -100,3 +103,18 @@ def test_any_text_is_one_token_a_byte_and_comes_back(tokenizer: Tokenizer, text:
 
 def test_special_tokens_are_matched_whole(tokenizer: Tokenizer) -> None:
     assert tokenizer.encode("<|user|>a<|end|>").ids[::2] == [259, 256]
+
+
+@pytest.mark.slow  # imports transformers
+def test_the_tests_own_tokenizer_gives_the_tokens_of_transformers(tmp_path: Path) -> None:
+    from transformers import AutoTokenizer
+
+    target, _ = generate_tiny(tmp_path)
+    ours, real = FileTokenizer(target), AutoTokenizer.from_pretrained(str(target))
+    prompts = [
+        Prompt("a", "chat", "Why?\n\n  é <|end|> {{ x }} 'q' "),
+        *load_prompts(load_scenario("mixed"))[:50],
+    ]
+    assert encode(prompts, ours, 10**6, 1) == encode(prompts, real, 10**6, 1)
+    assert ours.chat_template == real.chat_template
+    assert ours.encode("plain <|user|>") == real.encode("plain <|user|>")

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from nwor_bench.analysis.cell_data import REFERENCE
 from nwor_bench.analysis.finding import Finding, FindingKind, Severity
-from nwor_bench.analysis.finding_groups import FindingGroup, grouped
+from nwor_bench.analysis.grouped_findings import FindingGroup, grouped
 from nwor_bench.analysis.machine_findings import machine_findings
 from nwor_bench.analysis.paired import LATENCY_MS
 from nwor_bench.analysis.statistics import SIGNIFICANCE, least_signed_rank_p

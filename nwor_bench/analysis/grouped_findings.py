@@ -82,11 +82,16 @@ def _of_one(finding: Finding) -> FindingGroup:
 
 
 def _line(cause: _Cause, findings: Sequence[Finding]) -> str:
+    remedies = {finding.remedy for finding in findings}
+    remedy = cause.remedy
+    # A remedy that replaces the usual one, as on a CPU, stays.
+    if len(remedies) == 1 and (only := remedies.pop()).startswith("Nothing to do"):
+        remedy = only[0].lower() + only[1:].rstrip(".")
     if cause.verbs is None:
-        return f"{cause.found}: {cause.remedy}"
+        return f"{cause.found}: {remedy}"
     cells = len({finding.cell for finding in findings})
     who = f"1 cell {cause.verbs[0]}" if cells == 1 else f"{cells} cells {cause.verbs[1]}"
-    return f"{who} {cause.found}: {cause.remedy}"
+    return f"{who} {cause.found}: {remedy}"
 
 
 def _severest(findings: Sequence[Finding]) -> Severity:

@@ -3,6 +3,7 @@
 import pytest
 
 from nwor_bench.analysis.finding import Finding, FindingKind, Severity
+from nwor_bench.analysis.findings import ON_CPU
 from nwor_bench.analysis.grouped_findings import grouped
 
 
@@ -52,3 +53,14 @@ def test_the_severest_comes_first_and_speaks_for_its_group() -> None:
 
 def test_no_findings_no_groups() -> None:
     assert grouped([]) == []
+
+
+def test_on_a_cpu_no_group_asks_for_blocks():
+    cells = [
+        Finding(FindingKind.AMBIGUOUS, Severity.WARNING, f"{name} is AMBIGUOUS.", ON_CPU, name)
+        for name in "ab"
+    ]
+    (group,) = grouped(cells)
+    assert group.line == (
+        "2 cells are too uncertain: nothing to do, as times on a CPU say nothing of NWOR on a GPU"
+    )

@@ -20,7 +20,7 @@ from nwor_bench.errors import ConfigError, EngineError, ExitCode, StoreError
 from nwor_bench.models.pairs import ResolvedPair
 from nwor_bench.records.store import read_run
 from nwor_bench.records.types import NworMode, ScvMode
-from nwor_bench.run import execute as conduct
+from nwor_bench.run import execute
 from nwor_bench.run.estimate import ENGINE_START_S
 from nwor_bench.run.run_options import RunOptions
 from nwor_bench.run.sweep_prepare import check_flags, resume_sweep, run_sweep
@@ -346,7 +346,7 @@ def test_ctrl_c_outside_of_measuring_is_an_interruption_too(
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(conduct, "write_files", interrupt)
+    monkeypatch.setattr(execute, "write_files", interrupt)
     with pytest.raises(KeyboardInterrupt):
         sweep(small, Engines(), continue_on_error=True)
     runs = index()["runs"]

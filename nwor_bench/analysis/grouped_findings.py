@@ -84,9 +84,9 @@ def _of_one(finding: Finding) -> FindingGroup:
 def _line(cause: _Cause, findings: Sequence[Finding]) -> str:
     remedies = {finding.remedy for finding in findings}
     remedy = cause.remedy
-    # A remedy that replaces the usual one, as on a CPU, stays.
-    if len(remedies) == 1 and (only := remedies.pop()).startswith("Nothing to do"):
-        remedy = only[0].lower() + only[1:].rstrip(".")
+    # A CPU run's remedy replaces the usual one: more blocks would say no more of a GPU.
+    if all(text.startswith("Nothing to do") for text in remedies):
+        remedy = "nothing to do"
     if cause.verbs is None:
         return f"{cause.found}: {remedy}"
     cells = len({finding.cell for finding in findings})

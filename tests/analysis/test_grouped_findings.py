@@ -61,6 +61,4 @@ def test_on_a_cpu_no_group_asks_for_blocks():
         for name in "ab"
     ]
     (group,) = grouped(cells)
-    assert group.line == (
-        "2 cells are too uncertain: nothing to do, as times on a CPU say nothing of NWOR on a GPU"
-    )
+    assert group.line == "2 cells are too uncertain: nothing to do"

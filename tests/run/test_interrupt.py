@@ -140,7 +140,8 @@ def test_killed_and_resumed(start: Start, tmp_path: Path) -> None:
     run = read_run(folder)
     assert run.header.status == "complete"
     phases = [batch.phase for batch in run.batches]
-    assert (phases.count("gate"), phases.count("timed")) == (7, 21)
+    # Timed in each of three blocks: off x off, A/A and stage x off; SCV cannot fire on a CPU.
+    assert (phases.count("gate"), phases.count("timed")) == (7, 9)
     assert phases.count("warmup") == 2  # a new engine is cold
     assert len(run.batches) > before
     assert len({batch.batch for batch in run.batches}) == len(run.batches)

@@ -361,7 +361,7 @@ def test_a_sweep_on_a_local_ray_survives_a_killed_worker(
                         process.kill()
             super().print(*objects, **how)
 
-    monkeypatch.setattr("nwor_bench.run.sweep_prepare.Console", Killing)
+    monkeypatch.setattr("nwor_bench.run.output.Console", Killing)
     content = Path("small.toml")
     content.write_text(
         'name = "small"\n[axes]\npairs = ["tiny-ngram", "tiny"]\nrequests = [2]\n'

@@ -9,8 +9,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from nwor_bench.analysis.findings import Finding, Severity, findings
-from nwor_bench.analysis.grouped_findings import grouped
+from nwor_bench.analysis.findings import Finding, Severity, findings, grouped
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import CellResult, Verdict
 from nwor_bench.report.content import warnings

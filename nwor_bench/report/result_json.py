@@ -5,8 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from nwor_bench.analysis.aggregate import noise_floor
-from nwor_bench.analysis.findings import findings
-from nwor_bench.analysis.grouped_findings import grouped
+from nwor_bench.analysis.findings import findings, grouped
 from nwor_bench.analysis.invariants import check_invariants
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import CellResult, to_dict

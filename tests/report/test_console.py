@@ -10,8 +10,7 @@ from synthetic_run import change_batches, make_run, save_run
 from typer.testing import CliRunner
 
 from nwor_bench.analysis.aggregate import summarise
-from nwor_bench.analysis.findings import findings
-from nwor_bench.analysis.grouped_findings import grouped
+from nwor_bench.analysis.findings import findings, grouped
 from nwor_bench.cli.commands.report import report
 from nwor_bench.errors import ConfigError
 from nwor_bench.report import cells_table, details_table, print_summary

@@ -9,17 +9,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from nwor_bench.analysis.cell_data import REFERENCE
-from nwor_bench.analysis.finding import Finding, FindingKind, Severity
-from nwor_bench.analysis.grouped_findings import FindingGroup, grouped
-from nwor_bench.analysis.machine_findings import machine_findings
+from nwor_bench.analysis.findings.finding import Finding, FindingKind, Severity
+from nwor_bench.analysis.findings.machine import machine_findings
 from nwor_bench.analysis.paired import LATENCY_MS
 from nwor_bench.analysis.statistics import SIGNIFICANCE, least_signed_rank_p
 from nwor_bench.records.engine_status import EngineStatus
 from nwor_bench.records.finished_blocks import SUPERSEDED_EVENT, block_name
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import AA, CellResult, Verdict
-
-__all__ = ["Finding", "FindingGroup", "FindingKind", "Severity", "findings", "grouped"]
 
 FEW_BLOCKS = 10
 """Below this an interval rests on too little to be tight."""

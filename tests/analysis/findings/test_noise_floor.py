@@ -6,8 +6,7 @@ import pytest
 from synthetic_run import change_batches, change_windows, make_run
 
 from nwor_bench.analysis.aggregate import noise_floor, summarise
-from nwor_bench.analysis.finding import FindingKind
-from nwor_bench.analysis.findings import findings
+from nwor_bench.analysis.findings import FindingKind, findings
 from nwor_bench.analysis.statistics import SIGNIFICANCE
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import Verdict

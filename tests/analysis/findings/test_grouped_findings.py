@@ -2,9 +2,8 @@
 
 import pytest
 
-from nwor_bench.analysis.finding import Finding, FindingKind, Severity
-from nwor_bench.analysis.findings import ON_CPU
-from nwor_bench.analysis.grouped_findings import grouped
+from nwor_bench.analysis.findings import Finding, FindingKind, Severity, grouped
+from nwor_bench.analysis.findings.run import ON_CPU
 
 
 def found(kind: FindingKind, severity: Severity, cell: str | None = None) -> Finding:

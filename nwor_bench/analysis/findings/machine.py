@@ -6,7 +6,7 @@ from statistics import fmean, median
 
 from scipy.stats import median_abs_deviation
 
-from nwor_bench.analysis.finding import Finding, FindingKind, Severity
+from nwor_bench.analysis.findings.finding import Finding, FindingKind, Severity
 from nwor_bench.analysis.invariants import full_windows, windows_by_batch
 from nwor_bench.analysis.trend import trend
 from nwor_bench.instruments.conditions import throttle_names

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from nwor_bench.analysis.finding import Finding, FindingKind, Severity
+from nwor_bench.analysis.findings.finding import Finding, FindingKind, Severity
 
 _K = FindingKind
 _ADD_BLOCKS = "add blocks (--batches 20)"

@@ -1,0 +1,7 @@
+"""What weakens a run's numbers, and what to do about it: found, typed, and told by cause."""
+
+from nwor_bench.analysis.findings.finding import Finding, FindingKind, Severity
+from nwor_bench.analysis.findings.grouped import FindingGroup, grouped
+from nwor_bench.analysis.findings.run import findings
+
+__all__ = ["Finding", "FindingGroup", "FindingKind", "Severity", "findings", "grouped"]

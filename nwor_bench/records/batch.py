@@ -18,6 +18,10 @@ class Phase(StrEnum):
     TIMED = "timed"
     """The blocks that the cells' times come from."""
 
+    INTERLEAVED = "interleaved"
+    """Timed: all cells take turns within the batch, a few windows each. The batch is recorded as
+    off x off's, its windows as their own cells'."""
+
     COUNTERS = "counters"
     """Untimed: each window's DRAM bytes are counted."""
 

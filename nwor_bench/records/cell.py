@@ -15,6 +15,8 @@ class NworMode(StrEnum):
 
     OFF = "off"
     STAGE = "stage"
+    CONTROL = "control"
+    """The attention of stage with the direct writes of off: it tells the two effects apart."""
 
 
 class ScvMode(StrEnum):

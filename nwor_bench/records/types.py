@@ -28,6 +28,7 @@ __all__ = [
     "StageL2",
     "Verdict",
     "WindowRecord",
+    "WindowTurn",
     "columns",
     "label_of",
     "to_dict",
@@ -104,6 +105,9 @@ class WindowCounts:
     """How acceptance was decided: "host", "device", "capture" or "graph"; None: not by SCV."""
     scv_fallback_reason: str | None = None
     """Why SCV did not decide as its mode says; None if it did."""
+    control_tokens: int = 0
+    """Draft tokens that were written directly, and that attention read from the window all the
+    same; in mode control only."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,6 +128,9 @@ class WindowTimes:
     """Host time that the hooks added."""
     scv_host_ms: float | None = None
     """The part of `hook_ms` that decided what was accepted, waiting included."""
+    device_ms: float | None = None
+    """From the start of this window's step to the next step's on the device's clock; in
+    interleaved batches only."""
 
 
 UNTIMED = WindowTimes(wall_ms=None, forward_ms=None, sample_ms=None, mask_ms=None, commit_ms=None)
@@ -131,7 +138,24 @@ UNTIMED = WindowTimes(wall_ms=None, forward_ms=None, sample_ms=None, mask_ms=Non
 
 
 @dataclass(frozen=True, kw_only=True)
-class WindowRecord(WindowTimes, WindowCounts):
+class WindowTurn:
+    """A window's place in an interleaved batch; None in other batches.
+
+    Two cells take turns in a group of four runs: A B B A or B A A B, each run a few windows long.
+    """
+
+    group: int | None = None
+    """Number of the group in its batch; None also for windows between groups."""
+    run: int | None = None
+    """Number of the run in its group, 0 to 3."""
+    run_length: int | None = None
+    """Windows of each run in this group."""
+    position: int | None = None
+    """Number of the window in its run; 0 follows a switch."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WindowRecord(WindowTurn, WindowTimes, WindowCounts):
     """One verification step with at least one draft token, in one batch of one cell."""
 
     FIRST_COLUMNS: ClassVar = (

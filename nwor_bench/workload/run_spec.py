@@ -60,8 +60,9 @@ class RunSpec:
     """The workload, with the values of flags and sweep files already in it."""
     # fmt: off
     nwor_modes: Annotated[tuple[NworMode, ...], Option(
-        "off, stage: where drafts' K/V goes.", Panel.MODES, check=_includes_off, table="axes",
-    )] = tuple(NworMode)
+        "off, stage, control: where drafts' K/V goes.", Panel.MODES, check=_includes_off,
+        table="axes",
+    )] = (NworMode.OFF, NworMode.STAGE)
     """Rows of the grid of cells."""
     scv_modes: Annotated[tuple[ScvMode, ...], Option(
         "off, graph, adaptive: who validates.", Panel.MODES, check=_includes_off, table="axes",

@@ -314,7 +314,7 @@ def test_a_value_of_the_wrong_type_is_named_by_its_field():
 
 
 @pytest.mark.parametrize(
-    ("field", "value"), [("nwor_mode", "control"), ("scv_mode", "host"), ("phase", "rest")]
+    ("field", "value"), [("nwor_mode", "held"), ("scv_mode", "host"), ("phase", "rest")]
 )
 def test_a_mode_or_phase_that_this_version_does_not_know_is_named(field, value):
     batch = replace(BATCH, windows=0, **{field: value})

@@ -89,7 +89,7 @@ def test_unknown_field_in_an_array_of_tables(tmp_path: Path) -> None:
         ("requests = 3.0", "requests: 3.0", "write a valid integer"),
         ("requests = true", "requests: True", "write a valid integer"),
         ("requests = 1\ntemperature = nan", "temperature: nan", "write a finite number"),
-        ('requests = 1\nmode = "stge"', "mode: 'stge'", "write 'off' or 'stage'"),
+        ('requests = 1\nmode = "stge"', "mode: 'stge'", "write 'off', 'stage' or 'control'"),
         ("requests = 1\nprompts = 4", "prompts: 4", "write a table"),
         ("requests = 1\nprompts = {kind = 4}", "prompts.kind: 4", 'write text in "double quotes"'),
         ("requests = 1\nprompts.kind = 4", "prompts.kind: 4", 'write text in "double quotes"'),

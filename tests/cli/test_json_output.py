@@ -115,9 +115,10 @@ def test_a_sweep_of_runs(command_line: Run, tmp_path: Path) -> None:
     code, out, err = command_line("sweep", "--file", "two.toml", "--output", "many", "--json")
     assert (code, err) == (0, "")
     told = json.loads(out)
-    assert lacking(told, "sweep --file") == []
-    assert set(told) == top_level("sweep --file")
+    assert lacking(told, "sweep --file, report of a sweep folder") == []
+    assert set(told) == top_level("sweep --file, report of a sweep folder")
     assert [run["result"]["status"] for run in told["runs"]] == ["complete"] * 2
+    assert command_line("report", "many", "--json") == (0, out, "")
     code, out, _ = command_line("sweep", "--file", "two.toml", "--output", "again", "-q")
     assert out.splitlines()[-1] == "Sweep folder: again"
     assert out.count("Run folder: ") == 2

@@ -10,11 +10,12 @@ from pydantic import ValidationError
 from nwor_bench.errors import StoreError
 from nwor_bench.records.disk import write_atomically
 from nwor_bench.records.header import read_object
+from nwor_bench.records.run_folder import SWEEP_FILE
 from nwor_bench.workload.sweep_file import SweepFile
 from nwor_bench.workload.sweep_points import EngineGroup
 from nwor_bench.workload.toml_file import dotted, remedy
 
-INDEX_FILE = "sweep.json"
+INDEX_FILE = SWEEP_FILE
 SWEEP_FORMAT_VERSION = 1
 PENDING, DONE, FAILED, INTERRUPTED = "pending", "done", "failed", "interrupted"
 

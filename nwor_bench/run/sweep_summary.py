@@ -67,7 +67,7 @@ def swept_runs(index: SweepIndex) -> tuple[SweptRun, ...]:
             number=entry["number"],
             folder=entry["folder"],
             place={name: entry.get(name) for name in AXIS_NAMES},
-            words=_words(entry),
+            words=words_of(entry),
             status=entry["status"],
             error=entry["error"],
             data=data,
@@ -76,7 +76,7 @@ def swept_runs(index: SweepIndex) -> tuple[SweptRun, ...]:
     return tuple(runs)
 
 
-def _words(entry: Mapping[str, Any]) -> dict[str, str]:
+def words_of(entry: Mapping[str, Any]) -> dict[str, str]:
     """A run's place on the axes for people, by the axis' name."""
     values = {option.name: (axis.label, entry.get(option.name)) for option, axis in AXES}
     named = {

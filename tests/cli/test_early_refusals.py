@@ -28,6 +28,7 @@ REFUSALS = (
     ("report empty-sweep", "restore the file"),
     ("compare nowhere either", "holds a run.json"),
     ("compare a b --threshold much", "--threshold: 'much'"),
+    ("compare empty-sweep empty-sweep --decide-by tim", "did you mean 'time'"),
     ("plan --config none.json", "none.json"),
     ("plan --config none.json --acceptance 3", "--acceptance: '3'"),
     ("scenarios show shrt", "did you mean 'short'"),

@@ -36,18 +36,17 @@ def report(
     """
     from dataclasses import replace
 
-    from nwor_bench.records.run_folder import RECORDS_FILE, RUN_FILE
+    from nwor_bench.records.run_folder import RECORDS_FILE, RUN_FILE, SWEEP_FILE
     from nwor_bench.records.store import read_run
     from nwor_bench.records.types import RunStatus, Verdict
     from nwor_bench.report.github import append_github_summary, github_summary_file
     from nwor_bench.run.run_options import DEFAULT_OPTIONS, check_output_flags
-    from nwor_bench.run.sweep_folder import INDEX_FILE
 
     options = replace(DEFAULT_OPTIONS, quiet=quiet, as_json=as_json, verbose=verbose)
     check_output_flags(options)
     if github_summary:
         github_summary_file()  # refuse before anything is written
-    if (run / INDEX_FILE).is_file() and not (run / RUN_FILE).is_file():
+    if (run / SWEEP_FILE).is_file() and not (run / RUN_FILE).is_file():
         raise typer.Exit(_report_sweep(run, options, github_summary))
     data = read_run(run)
     if data.header.status is RunStatus.COMPLETE and not data.batches:

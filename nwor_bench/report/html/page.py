@@ -21,7 +21,9 @@ from nwor_bench.report.document import (
 from nwor_bench.report.html.style import CSS
 from nwor_bench.report.plots import figure_element
 
-_VERDICTS = {str(verdict) for verdict in Verdict}
+_VERDICTS = {str(verdict): verdict.lower() for verdict in Verdict}
+_VERDICTS |= {"REGRESSION": "slower", "IMPROVEMENT": "faster"}
+"""The colour of each verdict, of cells and of changes."""
 
 _LONG = 36
 """A table value of more characters than this may wrap."""
@@ -126,7 +128,7 @@ def _cell(line: int, place: int, table: Table) -> str:
 def _class(place: int, value: str, table: Table, shade: str = "") -> str:
     names = ["number"] if place >= table.numbers_from else []
     if value in _VERDICTS:
-        names += ["verdict", f"v-{value.lower()}"]
+        names += ["verdict", f"v-{_VERDICTS[value]}"]
     if len(value) > _LONG:
         names.append("long")
     if shade:

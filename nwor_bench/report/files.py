@@ -11,9 +11,11 @@ import pandas as pd
 from nwor_bench.analysis.aggregate import noise_floor
 from nwor_bench.analysis.findings import findings
 from nwor_bench.analysis.invariants import check_invariants
+from nwor_bench.records.disk import write_atomically
 from nwor_bench.records.header import RunHeader
 from nwor_bench.records.lines import batch_key
-from nwor_bench.records.store import RUN_FILE, RunData, write_atomically, write_header
+from nwor_bench.records.run_folder import RUN_FILE
+from nwor_bench.records.store import RunData, write_header
 from nwor_bench.records.types import BatchRecord, CellResult, WindowRecord, columns, to_dict
 from nwor_bench.report.content import build_document
 from nwor_bench.report.html.page import render_html

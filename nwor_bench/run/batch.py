@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from nwor_bench.engine.engine import BatchOutput, Engine, Sampling
+from nwor_bench.engine.protocol import BatchOutput, Engine, Sampling
 from nwor_bench.instruments.conditions import ConditionMonitor, Conditions
 from nwor_bench.instruments.nvtx_ranges import Ranges, span
 from nwor_bench.records.store import RunStore

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from nwor_bench.analysis.parity.batches import digest
-from nwor_bench.engine.engine import BatchOutput, Sampling
+from nwor_bench.engine.protocol import BatchOutput, Sampling
 from nwor_bench.records.types import BatchRecord, Cell, Phase, WindowRecord
 from nwor_bench.workload.schedule import Block
 

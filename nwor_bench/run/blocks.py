@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 
 from nwor_bench.analysis.cannot_fire import cannot_fire
-from nwor_bench.engine.engine import Engine
+from nwor_bench.engine.protocol import Engine
 from nwor_bench.instruments.conditions import ConditionMonitor
 from nwor_bench.instruments.nvtx_ranges import ranges_if_wanted, span
 from nwor_bench.records.finished_blocks import (

@@ -16,7 +16,8 @@ from nwor_bench.instruments.processor import float32_reason
 from nwor_bench.instruments.versions import require_supported_vllm
 from nwor_bench.models.pairs import ResolvedPair, check_model_configs, resolve_pair
 from nwor_bench.records.finished_blocks import block_name, cut_blocks
-from nwor_bench.records.store import RUNS, RunData, check_output, default_folder, read_run
+from nwor_bench.records.run_folder import RUNS, check_output, default_folder
+from nwor_bench.records.store import RunData, read_run
 from nwor_bench.records.types import Phase
 from nwor_bench.run import resume
 from nwor_bench.run.dry_run import plan_lines

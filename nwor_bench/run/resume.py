@@ -12,7 +12,8 @@ from nwor_bench.models.pairs import ResolvedPair
 from nwor_bench.records.engine_status import EngineStatus
 from nwor_bench.records.environment import CpuFacts, Environment
 from nwor_bench.records.header import PairFacts, RunHeader, check_complete
-from nwor_bench.records.store import RUN_FILE, RunData
+from nwor_bench.records.run_folder import RUN_FILE
+from nwor_bench.records.store import RunData
 from nwor_bench.records.types import FORMAT_VERSION, RunStatus
 from nwor_bench.run.batch_records import prompt_digest
 from nwor_bench.workload.config import RunSpec

@@ -10,7 +10,8 @@ from rich.console import Console
 
 from nwor_bench.analysis.aggregate import summarise
 from nwor_bench.errors import BenchError, ExitCode
-from nwor_bench.records.store import RUN_FILE, read_run
+from nwor_bench.records.run_folder import RUN_FILE
+from nwor_bench.records.store import read_run
 from nwor_bench.records.types import RunStatus
 from nwor_bench.report.result_json import run_result
 from nwor_bench.run.execute import (

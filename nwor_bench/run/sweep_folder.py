@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from nwor_bench.errors import StoreError
+from nwor_bench.records.disk import write_atomically
 from nwor_bench.records.header import read_object
-from nwor_bench.records.store import RUN_FILE, read_run, write_atomically
+from nwor_bench.records.run_folder import RUN_FILE
+from nwor_bench.records.store import read_run
 from nwor_bench.records.types import CellResult
 from nwor_bench.workload.run_spec import AXES
 from nwor_bench.workload.sweep_file import SweepFile

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from nwor_bench.engine.engine import BatchOutput, Sampling, VllmEngine
+from nwor_bench.engine.engine import VllmEngine
+from nwor_bench.engine.protocol import BatchOutput, Sampling
 from nwor_bench.errors import BenchError
 from nwor_bench.models.pairs import ResolvedPair, resolve_pair
 from nwor_bench.models.pairs.tiny import generate_tiny

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 from engine_tools import prompts_of, run_cell, tiny_pair, tiny_spec, total, worker_of
 
-from nwor_bench.engine.engine import BatchOutput, VllmEngine
+from nwor_bench.engine.engine import VllmEngine
+from nwor_bench.engine.protocol import BatchOutput
 
 pytestmark = [pytest.mark.engine, pytest.mark.gpu]
 

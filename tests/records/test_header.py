@@ -15,7 +15,8 @@ from nwor_bench.errors import StoreError
 from nwor_bench.records.environment import Environment
 from nwor_bench.records.header import WRITTEN_LATER, BlockEntry, RunHeader, parse_header
 from nwor_bench.records.json_part import JsonPart, to_json
-from nwor_bench.records.store import RUN_FILE, RunStore, read_header
+from nwor_bench.records.run_folder import RUN_FILE
+from nwor_bench.records.store import RunStore, read_header
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 STORED = sorted(

@@ -16,14 +16,8 @@ from nwor_bench.errors import ConfigError, ExitCode, StoreError
 from nwor_bench.records.engine_status import EngineStatus
 from nwor_bench.records.header import RunHeader
 from nwor_bench.records.lines import batch_key, parse_records, record_line
-from nwor_bench.records.store import (
-    KEPT_RECORDS_FILE,
-    RECORDS_FILE,
-    RUN_FILE,
-    RunStore,
-    default_folder,
-    read_run,
-)
+from nwor_bench.records.run_folder import KEPT_RECORDS_FILE, RECORDS_FILE, RUN_FILE, default_folder
+from nwor_bench.records.store import RunStore, read_run
 from nwor_bench.records.types import BatchRecord, RunStatus, WindowRecord
 
 HEADER = RunHeader(scenario={"name": "short"})

@@ -17,7 +17,8 @@ from nwor_bench.errors import ConfigError, StoreError
 from nwor_bench.records.csv_tables import read_table
 from nwor_bench.records.header import RunHeader
 from nwor_bench.records.lines import batch_key
-from nwor_bench.records.store import RUN_FILE, RunData, read_header, read_run, records_path
+from nwor_bench.records.run_folder import RUN_FILE, records_path
+from nwor_bench.records.store import RunData, read_header, read_run
 from nwor_bench.records.types import BatchRecord, Cell, CellResult, Phase, RunStatus, WindowRecord
 
 CELLS_TABLE, BATCHES_TABLE, WINDOWS_TABLE = "cells.csv", "batches.csv", "windows.csv"

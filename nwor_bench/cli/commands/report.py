@@ -32,7 +32,8 @@ def report(
     """
     from dataclasses import replace
 
-    from nwor_bench.records.store import RECORDS_FILE, RUN_FILE, read_run
+    from nwor_bench.records.run_folder import RECORDS_FILE, RUN_FILE
+    from nwor_bench.records.store import read_run
     from nwor_bench.records.types import RunStatus, Verdict
     from nwor_bench.report.github import append_github_summary, github_summary_file
     from nwor_bench.run.run_options import DEFAULT_OPTIONS, check_output_flags

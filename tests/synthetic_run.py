@@ -3,10 +3,14 @@
 Nothing in it was measured.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
+
+import pytest
 
 from nwor_bench.analysis.aggregate import summarise
 from nwor_bench.records.header import RunHeader, parse_header
@@ -276,7 +280,20 @@ def _write_run(run: RunData, folder: Path) -> None:
     store.finish(run.header.status)
 
 
-def write_reports(folder: Path) -> ReportPaths:
-    """Read a saved run and make all its report files."""
+def write_reports(folder: Path, *, drawn: bool = False) -> ReportPaths:
+    """Read a saved run and make all its report files, the page with its figures if `drawn`."""
     run = read_run(folder)
-    return write_files(folder, run, summarise(run))
+    with nullcontext() if drawn else without_figures():
+        return write_files(folder, run, summarise(run))
+
+
+@contextmanager
+def without_figures() -> Iterator[None]:
+    """Pages without their drawings, which are two thirds of what a small run takes.
+
+    test_figures.py draws the figures of every kind of run; test_documents.py, test_kept_runs.py
+    and test_cli.py whole pages.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("nwor_bench.report.svg.draw_svg", lambda figure: "<svg></svg>")
+        yield

@@ -193,12 +193,24 @@ def run_with(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     return give
 
 
+@pytest.fixture(scope="session")
+def built_command() -> Callable[[Any], Any]:
+    """typer's `get_command`, once for each application: it reads every option's signature."""
+    import typer
+
+    return cache(typer.main.get_command)
+
+
 @pytest.fixture
 def command_line(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    built_command: Callable[[Any], Any],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> Callable[..., tuple[int, str, str]]:
     """Run `nwor-bench` with the given arguments in this process: exit code, stdout, stderr."""
     from nwor_bench.cli import app as cli
+
+    monkeypatch.setattr("typer.main.get_command", built_command)
 
     def invoke(*arguments: str) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["nwor-bench", *arguments])

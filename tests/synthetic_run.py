@@ -3,9 +3,11 @@
 Nothing in it was measured.
 """
 
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -15,7 +17,7 @@ import pytest
 from nwor_bench.analysis.aggregate import summarise
 from nwor_bench.records.header import RunHeader, parse_header
 from nwor_bench.records.json_part import to_json
-from nwor_bench.records.lines import batch_key
+from nwor_bench.records.lines import BatchKey, batch_key
 from nwor_bench.records.store import RunData, RunStore, read_run
 from nwor_bench.records.types import (
     AA,
@@ -37,6 +39,7 @@ AA_CELL = Cell("toy", NworMode.OFF, ScvMode.OFF, AA)
 SLOWDOWN = {NworMode.OFF: 1.0, NworMode.STAGE: 1.06}
 
 
+@cache
 def make_run(
     blocks: int = 6, seed: int = 7, windows: int = 8, device: str = "cpu", aa: bool = False
 ) -> RunData:
@@ -271,9 +274,11 @@ _SAVED: dict[int, tuple[RunData, dict[str, bytes]]] = {}
 
 def _write_run(run: RunData, folder: Path) -> None:
     store = RunStore.create(folder, run.header)
+    windows: dict[BatchKey, list[WindowRecord]] = defaultdict(list)
+    for window in run.windows:
+        windows[batch_key(window)].append(window)
     for batch in run.batches:
-        own = [window for window in run.windows if batch_key(window) == batch_key(batch)]
-        store.append_batch(batch, own)
+        store.append_batch(batch, windows[batch_key(batch)])
     for event in run.events:
         store.append_event(event)
     assert run.header.status is not None

@@ -178,7 +178,7 @@ def _window(
         scv_mode=str(cell.scv_mode),
         arm=cell.arm,
         block=block,
-        batch=block if cell.arm is None else 1000 + block,
+        batch=_number(cell, block),
         window=index,
         num_reqs=len(drawn),
         draft_tokens=drafts,
@@ -203,6 +203,12 @@ def _window(
     )
 
 
+def _number(cell: Cell, block: int) -> int:
+    """A number that no other batch of the run has."""
+    place = CELLS.index(cell) if cell in CELLS else len(CELLS)
+    return 100 * place + block
+
+
 def _batch(
     cell: Cell,
     block: int,
@@ -224,7 +230,7 @@ def _batch(
         arm=cell.arm,
         phase=phase,
         block=block,
-        batch=block if cell.arm is None else 1000 + block,
+        batch=_number(cell, block),
         order=place,
         requests=2,
         prompt_tokens=100,

@@ -18,6 +18,7 @@ from nwor_bench.models.pairs import ResolvedPair
 from nwor_bench.records.engine_status import EngineStatus
 from nwor_bench.records.types import Cell, Phase
 from nwor_bench.workload.config import RunSpec
+from nwor_bench.workload.window_order import WindowOrder
 
 __all__ = ["VllmEngine", "check_arguments"]
 
@@ -102,6 +103,19 @@ class VllmEngine:
             counter_facts=facts,
             rank_disagreement=disagreement([rank["windows"] for rank in ranks]),
         )
+
+    def interleave(self, order: WindowOrder) -> None:
+        """Let cells take turns in the next batch, window by window.
+
+        Modes that were never set are set first, which may capture CUDA graphs.
+        """
+        modes = [(str(cell.nwor_mode), str(cell.scv_mode)) for cell in order.cells]
+        with stderr_to_file(self._log):
+            self._rpc("nwor_interleave", modes, list(order.pairs), order.seed)
+
+    def stop_interleaving(self) -> list[dict[str, dict[str, int]]]:
+        """Return to mode off; each cell's SCV counters and fallbacks, in the order's cells."""
+        return list(self._rpc("nwor_stop_interleaving"))
 
     def decode_greedily(
         self,

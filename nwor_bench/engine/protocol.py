@@ -8,6 +8,7 @@ from nwor_bench.engine.kv_cache import KvCache
 from nwor_bench.engine.vllm_counters import VllmCounters
 from nwor_bench.records.engine_status import EngineStatus
 from nwor_bench.records.types import Cell, Phase
+from nwor_bench.workload.window_order import WindowOrder
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,12 @@ class Engine(Protocol):
 
     def generate(self, prompts: Sequence[Sequence[int]], sampling: Sampling) -> BatchOutput:
         """Run one batch to its end from an empty prefix cache."""
+
+    def interleave(self, order: WindowOrder) -> None:
+        """Let cells take turns in the next batch, window by window."""
+
+    def stop_interleaving(self) -> list[dict[str, dict[str, int]]]:
+        """Return to mode off; each cell's SCV counters and fallbacks, in the order's cells."""
 
     def decode_greedily(
         self,

@@ -10,9 +10,9 @@ from pydantic import TypeAdapter, ValidationError
 
 from nwor_bench.errors import StoreError
 from nwor_bench.records.json_text import parse_json
-from nwor_bench.records.types import BatchRecord, WindowRecord, to_dict
+from nwor_bench.records.types import BatchRecord, Phase, WindowRecord, to_dict
 
-BatchKey = tuple[str, str, str, int, int]
+BatchKey = tuple[str, int, int]
 Record = WindowRecord | BatchRecord | dict[str, Any]
 
 _WINDOW = TypeAdapter(WindowRecord)
@@ -31,9 +31,16 @@ class Records:
 
 
 def batch_key(record: BatchRecord | WindowRecord) -> BatchKey:
-    """Key shared by a batch and its windows: (pair, NWOR mode, SCV mode, block, batch)."""
-    modes = str(record.nwor_mode), str(record.scv_mode)
-    return (record.pair, *modes, record.block, record.batch)
+    """Key shared by a batch and its windows: (pair, block, batch)."""
+    return (record.pair, record.block, record.batch)
+
+
+def is_own(window: WindowRecord, batch: BatchRecord) -> bool:
+    """True for a window of this batch: of its cell, unless cells take turns in it."""
+    if batch_key(window) != batch_key(batch):
+        return False
+    modes = [(str(each.nwor_mode), str(each.scv_mode)) for each in (window, batch)]
+    return batch.phase == Phase.INTERLEAVED or modes[0] == modes[1]
 
 
 def record_line(record: WindowRecord | BatchRecord) -> bytes:
@@ -94,15 +101,14 @@ def _check_batch(
     batch: BatchRecord, windows: Sequence[WindowRecord], seen: Collection[BatchKey], place: str
 ) -> None:
     """Raise StoreError if the windows before a batch are not its own, or it is a duplicate."""
-    key = batch_key(batch)
-    if any(batch_key(window) != key for window in windows):
+    if not all(is_own(window, batch) for window in windows):
         raise StoreError(f"{place}: the windows before it are of another batch")
     if len(windows) != batch.windows:
         raise StoreError(
             f"{place}: {len(windows)} windows stand before a batch of {batch.windows}; lines are "
             "missing or written twice"
         )
-    if key in seen:
+    if batch_key(batch) in seen:
         raise StoreError(f"{place}: batch {batch.batch} was there before")
 
 

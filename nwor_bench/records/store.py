@@ -23,7 +23,14 @@ from nwor_bench.records.finished_blocks import (
 )
 from nwor_bench.records.header import RunHeader, parse_header, read_object
 from nwor_bench.records.json_part import to_json
-from nwor_bench.records.lines import BatchKey, batch_key, event_line, parse_records, record_line
+from nwor_bench.records.lines import (
+    BatchKey,
+    batch_key,
+    event_line,
+    is_own,
+    parse_records,
+    record_line,
+)
 from nwor_bench.records.run_folder import (
     RECORDS_FILE,
     RUN_FILE,
@@ -112,9 +119,11 @@ class RunStore:
         key = batch_key(batch)
         if key in self._keys:
             raise StoreError(f"batch {key} is already in the run; number a cell's batches apart")
-        strangers = [window for window in windows if batch_key(window) != key]
+        strangers = [window for window in windows if not is_own(window, batch)]
         if strangers:
-            raise StoreError(f"a window of {batch_key(strangers[0])} came with batch {key}")
+            window = strangers[0]
+            came = f"a window of {window.cell.label}, batch {window.batch}"
+            raise StoreError(f"{came}, came with batch {batch.batch} of {batch.cell.label}")
         if len(windows) != batch.windows:
             raise StoreError(f"batch {key} came with {len(windows)} of its {batch.windows} windows")
         lines = [record_line(window) for window in windows]

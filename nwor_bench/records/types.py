@@ -20,6 +20,7 @@ __all__ = [
     "BatchRecord",
     "Cell",
     "CellResult",
+    "Interleave",
     "NworMode",
     "Phase",
     "RunStatus",
@@ -53,6 +54,13 @@ class StageL2(StrEnum):
 
     NORMAL = "normal"
     PERSIST = "persist"
+
+
+class Interleave(StrEnum):
+    """Where cells take turns: window by window within a batch, or batch by batch."""
+
+    WINDOWS = "windows"
+    BATCHES = "batches"
 
 
 class RunStatus(StrEnum):

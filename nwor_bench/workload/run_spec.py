@@ -5,7 +5,16 @@ from itertools import product
 from math import inf
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from nwor_bench.records.types import AA, Cell, NworMode, Phase, ScvMode, StageBy, StageL2
+from nwor_bench.records.types import (
+    AA,
+    Cell,
+    Interleave,
+    NworMode,
+    Phase,
+    ScvMode,
+    StageBy,
+    StageL2,
+)
 from nwor_bench.workload.option_text import to_plain
 from nwor_bench.workload.options import (
     Axis,
@@ -83,6 +92,11 @@ class RunSpec:
         check=in_range(0, 2**32 - 1), table="settings", engine_argument="seed",
     )] = 0
     """Of prompts, order and sampling."""
+    interleave: Annotated[Interleave | None, Option(
+        "windows, batches: where cells take turns (default: windows on a GPU).", Panel.PRECISION,
+        table="settings", compare=Compare.TELL,
+    )] = None
+    """Where cells take turns; None before the machine is known."""
     max_warmup: Annotated[int | None, Option(
         "Untimed batches at most (default: 15).", Panel.PRECISION, table="settings",
     )] = None
@@ -148,9 +162,20 @@ class RunSpec:
 
     def cells(self, pair_name: str) -> tuple[Cell, ...]:
         """Every combination of the modes, in the order given, and last the A/A arm: off x off
-        once more. off x off itself is among them."""
-        modes = product(self.nwor_modes, self.scv_modes)
-        cells = [Cell(pair_name, nwor, scv) for nwor, scv in modes]
+        once more. off x off itself is among them.
+
+        Where cells take turns within a batch, mode stage brings its control. It commits nothing, so
+        that there is nothing to validate: it has one cell, with SCV off.
+        """
+        nwor_modes = list(self.nwor_modes)
+        if self.interleave is Interleave.WINDOWS and NworMode.STAGE in nwor_modes:
+            nwor_modes += [] if NworMode.CONTROL in nwor_modes else [NworMode.CONTROL]
+        modes = product(nwor_modes, self.scv_modes)
+        cells = [
+            Cell(pair_name, nwor, scv)
+            for nwor, scv in modes
+            if nwor is not NworMode.CONTROL or scv is ScvMode.OFF
+        ]
         return (*cells, Cell(pair_name, NworMode.OFF, ScvMode.OFF, AA))
 
     @property

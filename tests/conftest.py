@@ -6,7 +6,6 @@ import re
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -123,24 +122,19 @@ def installed_version() -> Callable[[str], str | None]:
 
 @pytest.fixture(scope="session")
 def cpu_speed() -> Callable[[], Any]:
-    """The speed of this machine's processor, tried once: a fifth of a second for each plan."""
+    """The speed of this machine's processor, tried once: a tenth of a second for each plan."""
     from nwor_bench.run import estimate
 
     return cache(estimate._try_cpu)
 
 
 @pytest.fixture
-def figures_left_out(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Pages without their drawings, unless the test asks for `figures_drawn`."""
+def figures_left_out() -> Iterator[None]:
+    """Pages without their drawings."""
     from synthetic_run import without_figures
 
-    with nullcontext() if "figures_drawn" in request.fixturenames else without_figures():
+    with without_figures():
         yield
-
-
-@pytest.fixture
-def figures_drawn() -> None:
-    """For a test that wants the page as a user gets it, in its own surroundings."""
 
 
 @pytest.fixture

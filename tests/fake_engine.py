@@ -13,7 +13,7 @@ from nwor_bench.engine.vllm_counters import VllmCounters
 from nwor_bench.models.pairs import ResolvedPair
 from nwor_bench.records.engine_status import EngineStatus
 from nwor_bench.records.store import RunData
-from nwor_bench.records.types import Cell, NworMode, Phase, ScvMode
+from nwor_bench.records.types import Cell, NworMode, Phase, RequestTimes, ScvMode
 from nwor_bench.workload.config import RunSpec
 from nwor_bench.workload.window_order import WindowOrder
 
@@ -195,6 +195,7 @@ class FakeEngine:
             windows=windows,
             counters=_counters(windows),
             scv_counters=_scv_counters(self.cell, len(windows)),
+            request_times=RequestTimes((8.0,) * len(asked), (2.5,) * len(asked), (7.5,), (3,)),
         )
 
     def interleave(self, order: WindowOrder) -> None:

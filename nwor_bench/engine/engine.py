@@ -11,6 +11,7 @@ from nwor_bench.engine.kv_cache import KvCache, VllmKvCache
 from nwor_bench.engine.log import log_to_file, stderr_to_file
 from nwor_bench.engine.protocol import BatchOutput, GreedyOutput, Sampling
 from nwor_bench.engine.ranks import common_status, disagreement
+from nwor_bench.engine.request_metrics import RequestMetrics
 from nwor_bench.engine.vllm_counters import read_counters
 from nwor_bench.errors import EngineError
 from nwor_bench.instruments.versions import require_supported_vllm
@@ -50,6 +51,7 @@ class VllmEngine:
         self._counting: Phase | None = None
         self._kv_cache = VllmKvCache(self._llm, self._rpc_all)
         self._vllm = require_supported_vllm()
+        self._request_metrics = RequestMetrics(self._llm)
 
     def status(self) -> EngineStatus:
         """Device, layers, block size, CUDA graphs, number of starts and what is attached."""
@@ -87,6 +89,7 @@ class VllmEngine:
         before = read_counters(self._llm)
         if self._counting:
             self._rpc("nwor_start_counters", str(self._counting))
+        self._request_metrics.begin()
         started = time.perf_counter()
         outputs = self._llm.generate(inputs, params, use_tqdm=False)
         latency_ms = (time.perf_counter() - started) * 1e3
@@ -102,6 +105,7 @@ class VllmEngine:
             scv_counters=ranks[0]["scv_counters"],
             counter_facts=facts,
             rank_disagreement=disagreement([rank["windows"] for rank in ranks]),
+            request_times=self._request_metrics.end(outputs),
         )
 
     def interleave(self, order: WindowOrder) -> None:

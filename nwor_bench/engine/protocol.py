@@ -7,7 +7,7 @@ from typing import Any, Protocol
 from nwor_bench.engine.kv_cache import KvCache
 from nwor_bench.engine.vllm_counters import VllmCounters
 from nwor_bench.records.engine_status import EngineStatus
-from nwor_bench.records.types import Cell, Phase
+from nwor_bench.records.types import Cell, Phase, RequestTimes
 from nwor_bench.workload.window_order import WindowOrder
 
 
@@ -37,6 +37,7 @@ class BatchOutput:
     scv_counters: dict[str, int] = field(default_factory=dict)
     counter_facts: dict[str, Any] | None = None
     rank_disagreement: str | None = None
+    request_times: RequestTimes | None = None
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,8 @@ RUNS = Path("runs")
 """Where a run's folder is made if no other is named."""
 
 RUN_FILE = "run.json"
+SWEEP_FILE = "sweep.json"
+"""The index of a folder of several runs."""
 RECORDS_FILE = "records.jsonl"
 KEPT_RECORDS_FILE = "records.jsonl.gz"
 """Compressed records of an archived run, which can be read but not resumed."""

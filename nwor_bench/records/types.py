@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 from nwor_bench.records.batch import BatchRecord, Phase
 from nwor_bench.records.cell import AA, Cell, NworMode, ScvMode, label_of, recorded_cell
 from nwor_bench.records.cell_result import CellResult, Verdict
+from nwor_bench.records.request_times import RequestTimes
 
 __all__ = [
     "AA",
@@ -23,6 +24,7 @@ __all__ = [
     "Interleave",
     "NworMode",
     "Phase",
+    "RequestTimes",
     "RunStatus",
     "ScvMode",
     "StageBy",

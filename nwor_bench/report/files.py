@@ -11,6 +11,7 @@ import pandas as pd
 from nwor_bench.analysis.aggregate import noise_floor
 from nwor_bench.analysis.findings import findings
 from nwor_bench.analysis.invariants import check_invariants
+from nwor_bench.analysis.request_times import PERCENTILES, request_percentiles
 from nwor_bench.records.disk import write_atomically
 from nwor_bench.records.header import RunHeader
 from nwor_bench.records.lines import batch_key
@@ -51,7 +52,7 @@ def write_files(folder: Path, run: RunData, cells: Sequence[CellResult]) -> Repo
     )
     write_header(folder, with_summaries(run, cells))
     write_atomically(paths.cells_csv, to_csv(CellResult, cells))
-    write_atomically(paths.batches_csv, to_csv(BatchRecord, run.batches))
+    write_atomically(paths.batches_csv, batches_csv(run.batches))
     write_atomically(paths.windows_csv, _windows_csv(run))
     document = build_document(run, cells)
     write_atomically(paths.html, render_html(document))  # first: report.md cites it
@@ -80,6 +81,15 @@ def to_csv(
     None is an empty field; lists are joined by semicolons, mappings are JSON.
     """
     return _csv(record_type, records).to_csv(index=False, lineterminator="\n")
+
+
+def batches_csv(batches: Sequence[BatchRecord]) -> str:
+    """All batches; percentiles of a batch's request times stand in the last columns."""
+    frame = _csv(BatchRecord, batches).drop(columns="request_times")
+    times = [request_percentiles([batch]) for batch in batches]
+    for name in PERCENTILES:
+        frame[name] = pd.Series([own[name] for own in times], dtype=object)
+    return frame.to_csv(index=False, lineterminator="\n")
 
 
 def _csv(record_type: type, records: Sequence[Any]) -> pd.DataFrame:

@@ -111,6 +111,7 @@ def batch_record(
         arm=place.cell.arm,
         conditions=conditions,
         rank_disagreement=output.rank_disagreement,
+        request_times=output.request_times,
     )
 
 

@@ -17,7 +17,7 @@ from nwor_bench.errors import ConfigError, StoreError
 from nwor_bench.records.csv_tables import read_table
 from nwor_bench.records.header import RunHeader
 from nwor_bench.records.lines import batch_key
-from nwor_bench.records.run_folder import RUN_FILE, records_path
+from nwor_bench.records.run_folder import RUN_FILE, SWEEP_FILE, records_path
 from nwor_bench.records.store import RunData, read_header, read_run
 from nwor_bench.records.types import BatchRecord, Cell, CellResult, Phase, RunStatus, WindowRecord
 
@@ -71,9 +71,11 @@ def load_stored(folder: Path) -> StoredRun:
     Raises ConfigError if there is no run or it has no cells, StoreError if it is damaged or has an
     unknown format.
     """
-    if not (folder / RUN_FILE).is_file() and (folder / "sweep.json").is_file():
+    if not (folder / RUN_FILE).is_file() and (folder / SWEEP_FILE).is_file():
         raise ConfigError.for_field(
-            "run folder", str(folder), "it holds a sweep of several runs; name one run in it"
+            "run folder",
+            str(folder),
+            "it holds a sweep of several runs; name one run in it, or two sweeps",
         )
     header = read_header(folder)
     if (records := records_path(folder)).is_file():

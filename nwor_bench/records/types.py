@@ -4,7 +4,7 @@ Records are frozen and plain (numbers, strings, tuples), so that they cross proc
 borders and JSON without their types. A value that was not measured is None, never 0.
 """
 
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from enum import StrEnum
 from typing import Any, ClassVar
 
@@ -229,4 +229,5 @@ def columns(record_type: type) -> list[str]:
 
 def to_dict(record: Any) -> dict[str, Any]:
     """A record as a plain dict in the order of `columns`, ready for JSON."""
-    return {name: getattr(record, name) for name in columns(type(record))}
+    plain = asdict(record)
+    return {name: plain[name] for name in columns(type(record))}

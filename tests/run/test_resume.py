@@ -155,7 +155,7 @@ def test_a_torn_line_is_cut_off_measured_again_and_said(
 
 
 @pytest.mark.parametrize("n", [4, 12])
-def test_parity_is_judged_in_the_block_that_runs_again(n: int) -> None:
+def test_parity_is_checked_in_the_block_that_runs_again(n: int) -> None:
     """After the cut one cell answers otherwise than off x off does in the same process."""
     interrupted_at(n)
     engine = FakeEngine(wrong=lambda number, cell: cell.label == "stage x adaptive")
@@ -174,8 +174,8 @@ def test_a_cell_that_broke_before_the_cut_stays_broken() -> None:
     assert list(read_run(RUN).header.parity.broken) == ["stage x graph"]
 
 
-def test_a_break_that_was_not_judged_yet_is_a_break() -> None:
-    """Killed between the last batch of a block and the event that judges it.
+def test_a_break_that_was_not_checked_yet_is_a_break() -> None:
+    """Killed between the last batch of a block and the event that ends it.
 
     The block is run again and its tokens are equal then; its first try's fingerprints tell.
     """

@@ -197,19 +197,19 @@ def built_command() -> Callable[[Any], Any]:
 
 @pytest.fixture
 def command_line(
-    built_command: Callable[[Any], Any],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    built_command: Callable[[Any], Any], capsys: pytest.CaptureFixture[str]
 ) -> Callable[..., tuple[int, str, str]]:
     """Run `nwor-bench` with the given arguments in this process: exit code, stdout, stderr."""
     from nwor_bench.cli import app as cli
 
-    monkeypatch.setattr("typer.main.get_command", built_command)
-
     def invoke(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["nwor-bench", *arguments])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sys, "argv", ["nwor-bench", *arguments])
+            # Printing the help, as a group does without arguments, changes the command.
+            if len(arguments) > 1 and not {"-h", "--help"}.intersection(arguments):
+                patch.setattr("typer.main.get_command", built_command)
+            with pytest.raises(SystemExit) as ended:
+                cli.main()
         captured = capsys.readouterr()
         return int(ended.value.code or 0), captured.out, captured.err
 

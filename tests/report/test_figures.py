@@ -46,7 +46,7 @@ def run() -> RunData:
     return with_counters(faster(), 50_000)
 
 
-DRAWN_FAST = ("faster", "cpu")
+DRAWN_FAST = ("faster",)
 
 
 @pytest.mark.parametrize(

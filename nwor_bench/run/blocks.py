@@ -1,7 +1,7 @@
 """Run a plan: warm-up, gate, timed blocks; every batch is stored as it ends.
 
 A run that was cut short goes on behind its last finished block: finished blocks are neither run
-nor judged again, and the order and the seeds are the plan's. The block that was cut is run again
+nor checked again, and the order and the seeds are the plan's. The block that was cut is run again
 whole, since its cells are compared with each other and two engine processes break ties in
 different ways. Warm-up is always done anew, for the engine is cold.
 """
@@ -260,7 +260,7 @@ class BlockRunner:
         return True
 
     def _finish(self, phase: Phase, block: Block) -> None:
-        """Note that the block was run and judged to its end."""
+        """Note that the block was run and checked to its end."""
         self._store.append_event(finished_event((phase, block.number)))
 
     def _live_cells(self) -> frozenset[Cell]:

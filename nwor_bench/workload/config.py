@@ -118,8 +118,18 @@ def _check(spec: RunSpec) -> None:
             f"--draft-tokens {scenario.draft_tokens}) so that a prompt has room too",
         )
     _check_amount(spec)
+    _check_cells(spec)
     _check_engine_args(spec.engine_args)
     _check_staging(spec)
+
+
+def _check_cells(spec: RunSpec) -> None:
+    """Only cells of the grid can be chosen."""
+    for name in spec.only_cells or ():
+        nwor, scv = name.modes
+        if nwor not in spec.nwor_modes or scv not in spec.scv_modes:
+            remedy_text = "its modes are not among --nwor-modes and --scv-modes; add them"
+            raise ConfigError.for_field("--cells", name.value, remedy_text)
 
 
 def _check_staging(spec: RunSpec) -> None:

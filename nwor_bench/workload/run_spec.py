@@ -1,6 +1,7 @@
 """What a run measures, merged and checked: what runs, how much of it, and until when."""
 
 from dataclasses import dataclass, field, fields
+from enum import StrEnum
 from itertools import product
 from math import inf
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -61,6 +62,22 @@ def _finite_and_more_than_0(value: float) -> str | None:
     return None if 0 < value < inf else "write more than 0"
 
 
+class CellName(StrEnum):
+    """A cell of the grid, by its modes, as --cells names it."""
+
+    OFF_GRAPH = "off-graph"
+    OFF_ADAPTIVE = "off-adaptive"
+    STAGE_OFF = "stage-off"
+    STAGE_GRAPH = "stage-graph"
+    STAGE_ADAPTIVE = "stage-adaptive"
+
+    @property
+    def modes(self) -> tuple[NworMode, ScvMode]:
+        """Its NWOR and SCV mode."""
+        nwor, scv = self.split("-")
+        return NworMode(nwor), ScvMode(scv)
+
+
 @dataclass(frozen=True)
 class RunSpec:
     """All that a run needs besides its model pair: what resuming and comparing go by."""
@@ -77,6 +94,11 @@ class RunSpec:
         "off, graph, adaptive: who validates.", Panel.MODES, check=_includes_off, table="axes",
     )] = tuple(ScvMode)
     """Columns of the grid of cells."""
+    only_cells: Annotated[tuple[CellName, ...] | None, Option(
+        "Only these cells, e.g. stage-graph, beside off x off, its A/A arm and the control.",
+        Panel.MODES, name="cells", table="settings",
+    )] = None
+    """Cells of the grid to measure; None for all."""
     stage_by: Annotated[StageBy, Option(
         "reference, copy: how a GPU holds drafts' K/V while staged.", Panel.MODES, table="settings",
         worker_variable="VLLM_NWOR_STAGE_BY", compare=Compare.TELL,
@@ -167,15 +189,17 @@ class RunSpec:
         Where cells take turns within a batch, mode stage brings its control. It commits nothing, so
         that there is nothing to validate: it has one cell, with SCV off.
         """
-        nwor_modes = list(self.nwor_modes)
-        if self.interleave is Interleave.WINDOWS and NworMode.STAGE in nwor_modes:
-            nwor_modes += [] if NworMode.CONTROL in nwor_modes else [NworMode.CONTROL]
-        modes = product(nwor_modes, self.scv_modes)
-        cells = [
-            Cell(pair_name, nwor, scv)
-            for nwor, scv in modes
-            if nwor is not NworMode.CONTROL or scv is ScvMode.OFF
-        ]
+        chosen = list(product(self.nwor_modes, self.scv_modes))
+        if self.only_cells is not None:
+            kept = [(NworMode.OFF, ScvMode.OFF), *(name.modes for name in self.only_cells)]
+            chosen = [modes for modes in chosen if modes in kept]
+        control = (NworMode.CONTROL, ScvMode.OFF)
+        stages = any(nwor is NworMode.STAGE for nwor, _ in chosen)
+        if NworMode.CONTROL in self.nwor_modes or (
+            stages and self.interleave is Interleave.WINDOWS
+        ):
+            chosen = [modes for modes in chosen if modes[0] is not NworMode.CONTROL] + [control]
+        cells = [Cell(pair_name, nwor, scv) for nwor, scv in chosen]
         return (*cells, Cell(pair_name, NworMode.OFF, ScvMode.OFF, AA))
 
     @property

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
 import pytest
+from examples import examples
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -71,7 +72,7 @@ def of_its_kinds(header: RunHeader) -> bool:
     return all(isinstance(spec.get(name, {}), dict) for name in ("scenario", "engine_args"))
 
 
-@settings(deadline=None, max_examples=30, suppress_health_check=list(HealthCheck))
+@settings(examples(120), suppress_health_check=list(HealthCheck))
 @given(parts(RunHeader).filter(of_its_kinds))
 def test_a_header_written_and_read_back_is_equal(header: RunHeader) -> None:
     text = json.dumps(to_json(header), allow_nan=False)

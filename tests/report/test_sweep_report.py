@@ -102,6 +102,7 @@ def test_the_front_holds_what_no_other_beats(runs: tuple[SweptRun, ...]) -> None
     assert [(t, ms) for t, ms, *_ in front(points)] == [(80, 4), (100, 5), (120, 9)]
 
 
+@pytest.mark.slow  # three whole reports
 def test_report_writes_the_summaries_of_a_sweep_folder(command_line: Run, folder: Path) -> None:
     for name in ("summary.html", "summary.md", "summary.csv"):
         (folder / name).unlink(missing_ok=True)
@@ -125,7 +126,9 @@ def test_report_writes_the_summaries_of_a_sweep_folder(command_line: Run, folder
     assert "Answer" not in quiet
 
 
-def test_a_broken_run_makes_the_sweep_exit_with_3(command_line: Run, tmp_path: Path) -> None:
+def test_a_broken_run_makes_the_sweep_exit_with_3(
+    command_line: Run, tmp_path: Path, figures_left_out: None
+) -> None:
     folder = save_sweep(tmp_path / "broken", [(place(8), invalid()), (place(1), gpu_run())])
     code, out, _ = command_line("report", str(folder))
     assert code == ExitCode.CORRECTNESS_BROKEN

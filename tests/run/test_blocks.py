@@ -132,7 +132,7 @@ def test_parity_that_breaks_later_is_found_and_stops_the_cell(folder: Path) -> N
 
 
 def test_sampled_blocks_are_not_compared(folder: Path) -> None:
-    """Above temperature 0 equal seeds need not give equal tokens; only the gate judges."""
+    """Above temperature 0 equal seeds need not give equal tokens; only the gate compares tokens."""
 
     def wrong(number: int, cell: Cell) -> bool:
         return cell == STAGE and number > 7

@@ -207,7 +207,7 @@ def test_a_length_that_differs_is_no_tie(folder: Path, ignore_eos: bool) -> None
 
 
 def test_measured_batches_are_the_planned_ones_whatever_is_judged(folder: Path) -> None:
-    """What the judge asks is in no record, and each cell's modes are set for its own batch."""
+    """What the tie check asks is in no record, and each cell's modes are set for its own batch."""
     runner = Runner(folder, gpu_engine())
     flip(runner, 0, 1, 3, gap=0.03)
     flip(runner, 1, 0, 2, gap=0.03)

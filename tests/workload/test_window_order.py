@@ -53,7 +53,9 @@ def test_who_begins_and_how_long_runs_are_is_drawn():
     begins = Counter(own[0].cell for own in groups)
     assert min(begins.values()) > 0.45 * sum(begins.values())
     lengths = Counter(own[0].run_length for own in groups)
-    assert min(lengths.values()) > 0.28 * sum(lengths.values())
+    for length, weight in RUN_LENGTHS.items():
+        share = lengths[length] / sum(lengths.values())
+        assert share == pytest.approx(weight / sum(RUN_LENGTHS.values()), abs=0.02)
 
 
 CELLS = (

@@ -13,6 +13,7 @@ from synthetic_run import make_run
 from nwor_bench.errors import ExitCode
 from nwor_bench.report.document import Figure, Headline, Table
 from nwor_bench.report.shading import shade, shade_of
+from nwor_bench.report.svg import draw_svg
 from nwor_bench.report.sweep.document import MIXED, NOTHING, sweep_document
 from nwor_bench.report.sweep.swept_run import SweptRun
 from nwor_bench.report.sweep.tradeoff import front
@@ -91,6 +92,15 @@ def test_the_ratio_is_drawn_against_what_varies(folder: Path, tmp_path: Path) ->
         if isinstance(block, Figure)
     ]
     assert figures == ["ratio-by-requests", "ratio-by-data-type", "tradeoff"]
+    drawn = draw_svg(
+        next(
+            block
+            for section in sweep_document("wide", swept_runs(SweepIndex.open(wide))).sections
+            for block in section.blocks
+            if isinstance(block, Figure)
+        )
+    )
+    assert {"1", "8", "stage x graph", "requests"} <= set(re.findall(r">([^<>\n]+)</text>", drawn))
     narrow = sweep_document("grid", swept_runs(SweepIndex.open(folder)))
     titles = [b.name for s in narrow.sections for b in s.blocks if isinstance(b, Figure)]
     assert titles == ["ratio-by-requests", "tradeoff"]

@@ -73,10 +73,24 @@ class PlainProgress:
 
 
 class LiveProgress:
-    """A table that updates in place, with one row per cell."""
+    """A table that updates in place, with one row per cell.
 
-    def __init__(self, console: Console, cells: tuple[Cell, ...], num_batches: int):
+    Args:
+        console: a terminal.
+        cells: the rows.
+        num_batches: the most that may run.
+        budget_s: the run's time budget, which begins when the engine has started; None for none.
+    """
+
+    def __init__(
+        self,
+        console: Console,
+        cells: tuple[Cell, ...],
+        num_batches: int,
+        budget_s: float | None = None,
+    ):
         self._console = console
+        self._budget_s = budget_s
         self._rows: dict[str, list[str]] = {cell.label: ["waiting", "", "", ""] for cell in cells}
         self._num_batches = num_batches
         self._done = 0
@@ -125,7 +139,7 @@ class LiveProgress:
         self._live.refresh()
 
     def _table(self) -> Table:
-        title = f"{self._done} of {self._num_batches} batches, {self._clock()}"
+        title = f"{self._done} of at most {self._num_batches:,} batches, {self._clock()}"
         below = "\n".join(filter(None, (self._step, self._ratio)))
         table = Table("cell", "last batch", "latency", "tokens/s", "accepted", title=title,
                       caption=Text(below), caption_justify="left")  # fmt: skip
@@ -139,8 +153,11 @@ class LiveProgress:
         told = f"{_duration(now - self._began)} elapsed"
         if self._first_batch is None:
             return told
-        each = (now - self._first_batch) / self._done
-        return f"{told}, at most {_duration(each * (self._num_batches - self._done))} left"
+        spent = now - self._first_batch
+        left = spent / self._done * (self._num_batches - self._done)
+        if self._budget_s is not None:
+            left = min(left, max(0.0, self._budget_s - spent))
+        return f"{told}, at most {_duration(left)} left"
 
 
 def _duration(seconds: float) -> str:
@@ -148,9 +165,9 @@ def _duration(seconds: float) -> str:
 
 
 def make_progress(
-    console: Console, cells: tuple[Cell, ...], num_batches: int
+    console: Console, cells: tuple[Cell, ...], num_batches: int, budget_s: float | None = None
 ) -> PlainProgress | LiveProgress:
     """Live on a terminal, plain lines elsewhere."""
     if console.is_terminal:
-        return LiveProgress(console, cells, num_batches)
+        return LiveProgress(console, cells, num_batches, budget_s)
     return PlainProgress(console, num_batches)

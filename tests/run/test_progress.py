@@ -63,12 +63,24 @@ def test_the_live_table_has_a_line_for_every_cell() -> None:
     shown = console(False)
     shown.print(progress._table())
     rows = text_of(shown)
-    assert "1 of 12 batches" in rows
+    assert "1 of at most 12 batches" in rows
     assert re.search(r"0:00:0\d elapsed, at most 0:\d\d:\d\d left", " ".join(rows.split()))
     assert all(cell.label in rows for cell in CELLS)
     assert rows.count("waiting") == 5
     assert "7/9" in next(line for line in rows.splitlines() if "stage x graph" in line)
     assert max(map(len, rows.splitlines())) <= 80
+
+
+def test_no_more_time_is_left_than_the_budget_has() -> None:
+    for budget, most in ((None, 90.0), (4.0, 4.0)):
+        progress = LiveProgress(console(True), CELLS, 100, budget)
+        progress.batch_done(CELLS[0], replace(TIMED, latency_ms=1000.0))
+        shown = console(False)
+        shown.print(progress._table())
+        told = " ".join(text_of(shown).split())
+        hours, minutes, seconds = re.search(r"at most (\d+):(\d+):(\d+) left", told).groups()  # type: ignore[union-attr]
+        left = 3600 * int(hours) + 60 * int(minutes) + int(seconds)
+        assert left <= most if budget else left >= most
 
 
 def test_the_live_table_says_what_comes_next_and_who_leads() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 from nwor_bench.analysis.aggregate import summarise
 from nwor_bench.records.header import RunHeader, parse_header
 from nwor_bench.records.json_part import to_json
-from nwor_bench.records.lines import batch_key
+from nwor_bench.records.lines import is_of
 from nwor_bench.records.store import RunData, RunStore, read_run
 from nwor_bench.records.types import (
     AA,
@@ -268,7 +268,7 @@ _SAVED: dict[int, tuple[RunData, dict[str, bytes]]] = {}
 def _write_run(run: RunData, folder: Path) -> None:
     store = RunStore.create(folder, run.header)
     for batch in run.batches:
-        own = [window for window in run.windows if batch_key(window) == batch_key(batch)]
+        own = [window for window in run.windows if is_of(window, batch)]
         store.append_batch(batch, own)
     for event in run.events:
         store.append_event(event)

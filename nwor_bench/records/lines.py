@@ -1,7 +1,7 @@
 """Records as lines of JSON: one line per window, batch or event, each with its kind."""
 
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from nwor_bench.errors import StoreError
 from nwor_bench.records.json_text import parse_json
-from nwor_bench.records.types import BatchRecord, WindowRecord, to_dict
+from nwor_bench.records.types import BatchRecord, Phase, WindowRecord, to_dict
 
 BatchKey = tuple[str, str, str, int, int]
 Record = WindowRecord | BatchRecord | dict[str, Any]
@@ -34,6 +34,39 @@ def batch_key(record: BatchRecord | WindowRecord) -> BatchKey:
     """Key shared by a batch and its windows: (pair, NWOR mode, SCV mode, block, batch)."""
     modes = str(record.nwor_mode), str(record.scv_mode)
     return (record.pair, *modes, record.block, record.batch)
+
+
+def is_of(window: WindowRecord, batch: BatchRecord) -> bool:
+    """True if the window names that batch; windows of an interleaved one have their own cells."""
+    if batch.phase is Phase.INTERLEAVED:
+        return _place(window) == _place(batch)
+    return batch_key(window) == batch_key(batch)
+
+
+def group_windows(
+    batches: Iterable[BatchRecord], windows: Iterable[WindowRecord]
+) -> dict[BatchKey, list[WindowRecord]]:
+    """Each batch's windows by its key, in the order of the records.
+
+    A window of no batch stands under its own key.
+    """
+    groups: dict[BatchKey, list[WindowRecord]] = {}
+    interleaved: dict[tuple[str, int, int], list[WindowRecord]] = {}
+    for batch in batches:
+        own = groups.setdefault(batch_key(batch), [])
+        if batch.phase is Phase.INTERLEAVED:
+            interleaved[_place(batch)] = own
+    for window in windows:
+        found = interleaved.get(_place(window))
+        if found is None:
+            found = groups.setdefault(batch_key(window), [])
+        found.append(window)
+    return groups
+
+
+def _place(record: BatchRecord | WindowRecord) -> tuple[str, int, int]:
+    """An interleaved batch's number is its own, whatever the cells in it."""
+    return (record.pair, record.block, record.batch)
 
 
 def record_line(record: WindowRecord | BatchRecord) -> bytes:
@@ -95,7 +128,7 @@ def _check_batch(
 ) -> None:
     """Raise StoreError if the windows before a batch are not its own, or it is a duplicate."""
     key = batch_key(batch)
-    if any(batch_key(window) != key for window in windows):
+    if not all(is_of(window, batch) for window in windows):
         raise StoreError(f"{place}: the windows before it are of another batch")
     if len(windows) != batch.windows:
         raise StoreError(

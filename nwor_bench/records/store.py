@@ -29,7 +29,14 @@ from nwor_bench.records.finished_blocks import (
 )
 from nwor_bench.records.header import RunHeader, parse_header, read_object
 from nwor_bench.records.json_part import to_json
-from nwor_bench.records.lines import BatchKey, batch_key, event_line, parse_records, record_line
+from nwor_bench.records.lines import (
+    BatchKey,
+    batch_key,
+    event_line,
+    is_of,
+    parse_records,
+    record_line,
+)
 from nwor_bench.records.types import FORMAT_VERSION, BatchRecord, RunStatus, WindowRecord
 
 RUNS = Path("runs")
@@ -118,7 +125,7 @@ class RunStore:
         key = batch_key(batch)
         if key in self._keys:
             raise StoreError(f"batch {key} is already in the run; number a cell's batches apart")
-        strangers = [window for window in windows if batch_key(window) != key]
+        strangers = [window for window in windows if not is_of(window, batch)]
         if strangers:
             raise StoreError(f"a window of {batch_key(strangers[0])} came with batch {key}")
         if len(windows) != batch.windows:

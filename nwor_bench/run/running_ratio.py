@@ -1,8 +1,10 @@
 """The ratio of the leading cell while a run goes on, from what was timed until now."""
 
 from collections.abc import Iterable
+from math import exp
 from statistics import fmean
 
+from nwor_bench.analysis.interleaved.groups import find_groups
 from nwor_bench.analysis.invariants import windows_by_batch
 from nwor_bench.analysis.statistics import geometric_mean_ratio, paired_ratio
 from nwor_bench.records.lines import batch_key
@@ -13,8 +15,8 @@ _TIMED = (Phase.TIMED, Phase.INTERLEAVED)
 
 
 class RunningRatio:
-    """Mean window times of each block, for the terminal alone: windows are not matched as in the
-    report, and the interval is the cell's own.
+    """Ratios of each block, for the terminal alone: windows of whole batches are not matched as in
+    the report, and the interval is the cell's own.
 
     Args:
         run: what an earlier start measured.
@@ -30,13 +32,8 @@ class RunningRatio:
         """Take in a batch that has ended; those that are not timed are left out."""
         if batch.phase not in _TIMED:
             return
-        times: dict[Cell, list[float]] = {}
-        for window in windows:
-            ms = window.wall_ms if window.device_ms is None else window.device_ms
-            if ms is not None:
-                times.setdefault(window.cell, []).append(ms)
-        block = self._blocks[batch.phase].setdefault(batch.block, {})
-        block.update({cell: fmean(own) for cell, own in times.items()})
+        times = _in_turns(windows) if batch.phase == Phase.INTERLEAVED else _whole(windows)
+        self._blocks[batch.phase].setdefault(batch.block, {}).update(times)
 
     def leading(self, live: Iterable[Cell]) -> str | None:
         """`stage x graph 0.974 [0.968, 0.980] of off x off, 12 blocks`, the lowest ratio of the
@@ -72,3 +69,24 @@ class RunningRatio:
 
 def _baseline(block: dict[Cell, float]) -> float | None:
     return next((ms for cell, ms in block.items() if cell.is_baseline), None)
+
+
+def _whole(windows: Iterable[WindowRecord]) -> dict[Cell, float]:
+    """Mean window time of each cell."""
+    times: dict[Cell, list[float]] = {}
+    for window in windows:
+        if window.wall_ms is not None:
+            times.setdefault(window.cell, []).append(window.wall_ms)
+    return {cell: fmean(own) for cell, own in times.items()}
+
+
+def _in_turns(windows: Iterable[WindowRecord]) -> dict[Cell, float]:
+    """Each cell's time in units of that of off x off, from the groups that both share."""
+    effects: dict[Cell, list[float]] = {}
+    times: dict[Cell, float] = {}
+    for group in find_groups(windows).counted:
+        if group.pair.reference.is_baseline:
+            times[group.pair.reference] = 1.0
+            effect = group.host if group.device is None else group.device
+            effects.setdefault(group.pair.treated, []).append(effect)
+    return times | {cell: exp(fmean(own)) for cell, own in effects.items()}

@@ -5,6 +5,7 @@ import re
 from dataclasses import replace
 
 import pytest
+from interleaved_run import Planted, interleaved_run
 from rich.console import Console
 from synthetic_run import CELLS, make_run
 
@@ -125,6 +126,18 @@ def test_the_leading_cell_is_the_fastest_with_nwor_on() -> None:
     first = RunningRatio(make_run(blocks=1)).leading(CELLS[3:4])
     assert first is not None
     assert first.endswith("of off x off, 1 block")
+
+
+def test_cells_that_take_turns_lead_by_their_groups() -> None:
+    run = interleaved_run(Planted({"stage x graph": 0.96, "stage x off": 1.02}))
+    told = RunningRatio(run).leading({batch.cell for batch in run.batches})
+    assert told is not None
+    label, ratio, blocks = re.fullmatch(
+        r"(.+) ([\d.]+) \[[\d.]+, [\d.]+\] of off x off, (\d+) blocks", told
+    ).groups()  # type: ignore[union-attr]
+    assert label == "stage x graph"
+    assert abs(float(ratio) - 0.96) < 0.005
+    assert int(blocks) == 12
 
 
 def test_an_error_inside_is_not_swallowed() -> None:

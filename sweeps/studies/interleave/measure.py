@@ -20,9 +20,9 @@ from typing import Any
 
 import pandas as pd
 import torch
-from nwor_bench.analysis.interleaved.groups import find_groups
 from rich.console import Console
 
+from nwor_bench.analysis.interleaved.groups import find_groups
 from nwor_bench.engine.engine import VllmEngine
 from nwor_bench.engine.protocol import Sampling
 from nwor_bench.plugin.interleaving import Interleaving

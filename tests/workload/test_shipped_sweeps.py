@@ -53,6 +53,6 @@ def test_there_are_blocks_enough_for_an_answer(name: str) -> None:
         if spec.time_budget_s is not None:
             # Where cells take turns, a few whole batches check them and one batch is a block.
             interleaved = spec.interleave is Interleave.WINDOWS
-            whole = CHECK_BLOCKS if interleaved else FIRST_LOOK
+            whole = len(CHECK_BLOCKS) if interleaved else FIRST_LOOK
             batches = len(spec.cells("pair")) * (1 + whole) + WARMUP_LOOKBACK + interleaved
             assert spec.time_budget_s >= batches * batch_s(name, spec)

@@ -37,6 +37,8 @@ LEAST_CYCLES = 200
 """Of a spin that plants nothing: its launch is what both arms share."""
 
 SPINS = 200
+LONG_SPIN = 1_000_000
+"""Cycles of the spin that tells how long a cycle takes."""
 
 
 class Planted:
@@ -61,13 +63,14 @@ class Planted:
         """How long it takes now."""
         if self.kind != "device":
             return self.extra if self.kind == "host" else 0.0
-        return _spin_s(LEAST_CYCLES + int(self.extra)) - _spin_s(LEAST_CYCLES)
+        # By a long spin, as launches take longer than short ones.
+        return int(self.extra) * _spin_s(LONG_SPIN) / LONG_SPIN
 
     def aim(self, seconds: float) -> None:
         """Let it take so long."""
         self.extra = seconds
         if self.kind == "device":
-            self.extra = 1e6 * seconds / _spin_s(1_000_000)
+            self.extra = LONG_SPIN * seconds / _spin_s(LONG_SPIN)
 
 
 def _spin_s(cycles: int) -> float:

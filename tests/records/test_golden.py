@@ -50,6 +50,7 @@ def test_its_counts_are_those_that_its_own_version_summed():
         assert [then[name] for name in names] == [getattr(now, name) for name in names]
 
 
+@pytest.mark.slow  # a whole report
 @pytest.mark.parametrize("version", sorted(set(READABLE_VERSIONS) - {FORMAT_VERSION}))
 def test_its_reports_can_be_made_anew(version, tmp_path):
     folder = tmp_path / "run"

@@ -100,6 +100,7 @@ def run_prepared(
 
         def measure(progress: Progress, interrupts: Interrupts) -> None:
             progress.say(f"vLLM with {pair.name} (log: {log or 'this terminal'})")
+            progress.step("engine start", "warm-up")
             with source(log) as engine:
                 interrupts.check()
                 status = engine.status()

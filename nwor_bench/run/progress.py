@@ -7,6 +7,7 @@ from typing import Protocol
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
+from rich.text import Text
 
 from nwor_bench.records.types import BatchRecord, Cell, Phase
 
@@ -20,6 +21,12 @@ class Progress(Protocol):
     def batch_done(self, cell: Cell, record: BatchRecord) -> None:
         """A batch of a cell has ended."""
 
+    def step(self, now: str, then: str) -> None:
+        """What begins now, and what comes after it."""
+
+    def leading(self, ratio: str) -> None:
+        """The ratio of the leading cell so far, after each block."""
+
 
 class PlainProgress:
     """One line per event, for logs and CI."""
@@ -28,6 +35,18 @@ class PlainProgress:
         self._console = console
         self._num_batches = num_batches
         self._done = 0
+        self._blocks = 0
+        self._next_ratio = 3
+
+    def step(self, now: str, then: str) -> None:
+        """Nothing: the batches' lines say what runs."""
+
+    def leading(self, ratio: str) -> None:
+        """Print the ratio after 3, 6, 12 and so on blocks: a log needs no line each."""
+        self._blocks += 1
+        if self._blocks == self._next_ratio:
+            self._next_ratio *= 2
+            self.say(f"leading so far: {ratio}")
 
     def __enter__(self) -> "PlainProgress":
         return self
@@ -63,6 +82,8 @@ class LiveProgress:
         self._done = 0
         self._began = time.monotonic()
         self._first_batch: float | None = None
+        self._step = ""
+        self._ratio = ""
         self._live = Live(
             get_renderable=self._table, console=console, transient=True, refresh_per_second=4
         )
@@ -93,9 +114,21 @@ class LiveProgress:
         ]
         self._live.refresh()
 
+    def step(self, now: str, then: str) -> None:
+        """Show it below the table."""
+        self._step = f"now: {now}; next: {then}"
+        self._live.refresh()
+
+    def leading(self, ratio: str) -> None:
+        """Show it below the table."""
+        self._ratio = f"leading so far: {ratio}"
+        self._live.refresh()
+
     def _table(self) -> Table:
         title = f"{self._done} of {self._num_batches} batches, {self._clock()}"
-        table = Table("cell", "last batch", "latency", "tokens/s", "accepted", title=title)
+        below = "\n".join(filter(None, (self._step, self._ratio)))
+        table = Table("cell", "last batch", "latency", "tokens/s", "accepted", title=title,
+                      caption=Text(below), caption_justify="left")  # fmt: skip
         for label, row in self._rows.items():
             table.add_row(label, *row)
         return table

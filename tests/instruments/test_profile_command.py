@@ -183,7 +183,7 @@ def test_an_earlier_report_is_not_taken_for_this_runs(here: Path) -> None:
 
 
 def test_ctrl_c_is_no_failure_of_ncus(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ncu_profile, "run_tool", lambda command: ExitCode.INTERRUPTED)
+    monkeypatch.setattr(ncu_profile, "run_tool", lambda command, **_: ExitCode.INTERRUPTED)
     with pytest.raises(KeyboardInterrupt):
         ncu_profile.run_profile(["ncu"], Path("r"))
 

@@ -205,7 +205,7 @@ def _window(
 
 def _number(cell: Cell, block: int) -> int:
     """A number that no other batch of the run has."""
-    place = CELLS.index(cell) if cell in CELLS else len(CELLS)
+    place = CELLS.index(cell) if cell in CELLS else len(CELLS) + (cell.arm is None)
     return 100 * place + block
 
 

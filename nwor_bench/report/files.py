@@ -14,7 +14,7 @@ from nwor_bench.analysis.invariants import check_invariants
 from nwor_bench.analysis.request_times import PERCENTILES, request_percentiles
 from nwor_bench.records.disk import write_atomically
 from nwor_bench.records.header import RunHeader
-from nwor_bench.records.lines import batch_key
+from nwor_bench.records.lines import batch_key, group_windows
 from nwor_bench.records.run_folder import RUN_FILE
 from nwor_bench.records.store import RunData, write_header
 from nwor_bench.records.types import BatchRecord, CellResult, WindowRecord, columns, to_dict
@@ -101,9 +101,10 @@ def _csv(record_type: type, records: Sequence[Any]) -> pd.DataFrame:
 
 def _windows_csv(run: RunData) -> str:
     """All windows, each with the phase of its batch: only those of phase "timed" make cells.csv."""
-    phases = {batch_key(batch): str(batch.phase) for batch in run.batches}
+    own = group_windows(run.batches, run.windows)
+    phases = {id(w): str(batch.phase) for batch in run.batches for w in own[batch_key(batch)]}
     frame = _csv(WindowRecord, [_all_fallbacks(window) for window in run.windows])
-    frame["phase"] = [phases.get(batch_key(window), "") for window in run.windows]
+    frame["phase"] = [phases.get(id(window), "") for window in run.windows]
     return frame.to_csv(index=False, lineterminator="\n")
 
 

@@ -69,6 +69,7 @@ def test_a_missing_run_is_inconclusive_if_strict(
     assert command_line("compare", *folders, "--strict")[0] == ExitCode.INCONCLUSIVE
 
 
+@pytest.mark.slow  # two sweeps of runs
 def test_other_models_are_refused_with_the_run(
     command_line: Run, base: RunData, tmp_path: Path
 ) -> None:

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from documented_keys import CHECKOUT, lacking, top_level
+from documented_keys import lacking, top_level
 from fake_bench import FACTS, make_bench
+from nsys_exports import unpacked
 from rich.console import Console
 
 from nwor_bench.errors import ExitCode
@@ -17,7 +18,7 @@ from nwor_bench.microbench.execute import Shown, run_kernels
 from nwor_bench.models.pairs import pair_names
 from nwor_bench.workload.scenario import scenario_names
 
-EXPORT = CHECKOUT / "tests/data/nsys_windows.sqlite"
+EXPORT = unpacked("nsys_windows")
 
 Run = Callable[..., tuple[int, str, str]]
 

@@ -136,6 +136,7 @@ def test_report_writes_the_summaries_of_a_sweep_folder(command_line: Run, folder
     assert "Answer" not in quiet
 
 
+@pytest.mark.slow  # a sweep of runs
 def test_a_broken_run_makes_the_sweep_exit_with_3(
     command_line: Run, tmp_path: Path, figures_left_out: None
 ) -> None:

@@ -236,6 +236,7 @@ def test_ties_that_are_all_far_apart_make_a_cell_invalid(folder: Path) -> None:
     assert "together they lie too far apart" in runner.sweep.parity.broken[STAGE]
 
 
+@pytest.mark.slow  # a run of many blocks
 def test_a_prompt_of_several_blocks_counts_its_tie_once(folder: Path) -> None:
     runner = Runner(folder, gpu_engine(), requests=2, batches=40)
     ids = prefix_in(runner, 0, 1, 3)

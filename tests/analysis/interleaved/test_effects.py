@@ -69,6 +69,7 @@ def test_carry_over_is_found_and_none_is_not() -> None:
     )
 
 
+@pytest.mark.slow  # many windows
 def test_rare_long_windows_move_the_mean_alone() -> None:
     quiet = of_stage_graph(interleaved_run(Planted(EFFECTS), batches=40))
     assert not mean_disagrees(quiet)

@@ -1,6 +1,5 @@
 """Made-up runs that differ from `make_run` in a known way, for tests of `compare`."""
 
-import shutil
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -61,10 +60,16 @@ def stored(run: RunData) -> StoredRun:
 
 def save_baseline(run: RunData, folder: Path, *files: str) -> Path:
     """The run with its reports, of which only run.json and the files named are kept."""
-    whole = folder.with_name(f"{folder.name}-whole")
-    save_run(run, whole)
-    write_reports(whole)
+    if id(run) not in _REPORTED:
+        whole = folder.with_name(f"{folder.name}-whole")
+        save_run(run, whole)
+        write_reports(whole)
+        _REPORTED[id(run)] = run, {path.name: path.read_bytes() for path in whole.iterdir()}
     folder.mkdir()
     for name in ("run.json", *files):
-        shutil.copy(whole / name, folder)
+        (folder / name).write_bytes(_REPORTED[id(run)][1][name])
     return folder
+
+
+_REPORTED: dict[int, tuple[RunData, dict[str, bytes]]] = {}
+"""Runs by identity, as `synthetic_run` keeps them, and what is in their folders with reports."""

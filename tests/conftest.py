@@ -6,6 +6,7 @@ import re
 import signal
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -89,6 +90,7 @@ def pytest_collection() -> None:
 
 
 def pytest_collection_finish() -> None:
+    gc.freeze()  # what was imported is not searched again and again: a quarter of a second each
     gc.enable()
 
 
@@ -119,11 +121,35 @@ def installed_version() -> Callable[[str], str | None]:
     return cache(environment._version)
 
 
+@pytest.fixture(scope="session")
+def cpu_speed() -> Callable[[], Any]:
+    """The speed of this machine's processor, tried once: a fifth of a second for each plan."""
+    from nwor_bench.run import estimate
+
+    return cache(estimate._try_cpu)
+
+
+@pytest.fixture
+def figures_left_out(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Pages without their drawings, unless the test asks for `figures_drawn`."""
+    from synthetic_run import without_figures
+
+    with nullcontext() if "figures_drawn" in request.fixturenames else without_figures():
+        yield
+
+
+@pytest.fixture
+def figures_drawn() -> None:
+    """For a test that wants the page as a user gets it, in its own surroundings."""
+
+
 @pytest.fixture
 def own_surroundings(
     pair_cache: Path,
     checkout_facts: dict[str, Any],
     installed_version: Callable[[str], str | None],
+    cpu_speed: Callable[[], Any],
+    figures_left_out: None,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -134,7 +160,7 @@ def own_surroundings(
     gives the same tokens as ours.
     """
     from nwor_bench.instruments import environment
-    from nwor_bench.run import prepare
+    from nwor_bench.run import estimate, prepare
 
     def check(pair: Any, real: Callable[[Any], None] = prepare.check_model_configs) -> None:
         if not pair.name.startswith("tiny"):
@@ -147,6 +173,7 @@ def own_surroundings(
     monkeypatch.setattr(prepare, "load_tokenizer", load)
     monkeypatch.setattr(environment, "_git", lambda source: checkout_facts)
     monkeypatch.setattr(environment, "_version", installed_version)
+    monkeypatch.setattr(estimate, "_try_cpu", cpu_speed)
     monkeypatch.setenv("NWOR_BENCH_CACHE", str(pair_cache))
     monkeypatch.setenv("NWOR_BENCH_PRELOADED", "1")
     monkeypatch.setenv("COLUMNS", "80")
@@ -166,12 +193,24 @@ def run_with(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     return give
 
 
+@pytest.fixture(scope="session")
+def built_command() -> Callable[[Any], Any]:
+    """typer's `get_command`, once for each application: it reads every option's signature."""
+    import typer
+
+    return cache(typer.main.get_command)
+
+
 @pytest.fixture
 def command_line(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    built_command: Callable[[Any], Any],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> Callable[..., tuple[int, str, str]]:
     """Run `nwor-bench` with the given arguments in this process: exit code, stdout, stderr."""
     from nwor_bench.cli import app as cli
+
+    monkeypatch.setattr("typer.main.get_command", built_command)
 
     def invoke(*arguments: str) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["nwor-bench", *arguments])

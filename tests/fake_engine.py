@@ -2,21 +2,25 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from random import Random
 from typing import Any
 
-from nwor_bench.engine.engine import BatchOutput, GreedyOutput, Sampling, VllmCounters
 from nwor_bench.engine.kv_cache import Pair, Span
+from nwor_bench.engine.protocol import BatchOutput, GreedyOutput, Sampling
+from nwor_bench.engine.vllm_counters import VllmCounters
 from nwor_bench.models.pairs import ResolvedPair
 from nwor_bench.records.engine_status import EngineStatus
 from nwor_bench.records.store import RunData
-from nwor_bench.records.types import Cell, NworMode, Phase, ScvMode
+from nwor_bench.records.types import Cell, NworMode, Phase, RequestTimes, ScvMode
 from nwor_bench.workload.config import RunSpec
+from nwor_bench.workload.window_order import WindowOrder
 
 LAYERS = 3
 BYTES_PER_TOKEN = 1536
 DRAFTS = 4
+INTERLEAVED_WINDOWS = 60
 
 Tokens = tuple[tuple[int, ...], ...]
 
@@ -138,6 +142,7 @@ class FakeEngine:
     calls: list[Call] = field(default_factory=list)
     closed: int = 0
     cell: Cell | None = None
+    order: WindowOrder | None = None
     kv: FakeKvCache = field(default_factory=FakeKvCache)
 
     def status(self) -> EngineStatus:
@@ -183,14 +188,35 @@ class FakeEngine:
         if self.wrong(number, self.cell):
             last = tokens[-1]
             tokens[-1] = (*last[:-1], last[-1] + 1)
-        windows = [_window(self.cell, asked, step, self.scv_fallback) for step in range(3)]
+        windows = self._windows(asked)
         return BatchOutput(
             token_ids=tuple(tokens),
             latency_ms=100.0 + Random(str((asked, self.cell.label))).random(),
             windows=windows,
             counters=_counters(windows),
             scv_counters=_scv_counters(self.cell, len(windows)),
+            request_times=RequestTimes((8.0,) * len(asked), (2.5,) * len(asked), (7.5,), (3,)),
         )
+
+    def interleave(self, order: WindowOrder) -> None:
+        self.order = order
+        self.cell = order.cells[0]
+
+    def stop_interleaving(self) -> list[dict[str, dict[str, int]]]:
+        assert self.order is not None
+        cells, self.order = self.order.cells, None
+        return [{"scv_counters": {}, "scv_fallbacks": {}} for _ in cells]
+
+    def _windows(self, asked: Tokens) -> list[dict[str, Any]]:
+        assert self.cell is not None
+        if self.order is None:
+            return [_window(self.cell, asked, step, self.scv_fallback) for step in range(3)]
+        turns = list(islice(self.order.turns(), INTERLEAVED_WINDOWS))
+        cells = self.order.cells
+        return [
+            {**_window(cells[turn.cell], asked, step, self.scv_fallback), **vars(turn)}
+            for step, turn in enumerate(turns)
+        ]
 
     def watch_writes(self, on: bool) -> list[dict[str, int]]:
         return []

@@ -1,18 +1,18 @@
 """A model folder's tokenizer without transformers, whose import takes seconds."""
 
 import json
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 
 class FileTokenizer:
     """tokenizer.json as the library behind transformers reads it, and its chat template."""
 
     def __init__(self, folder: str | Path):
-        from tokenizers import Tokenizer
-
         config = json.loads((Path(folder) / "tokenizer_config.json").read_text())
         self.chat_template: str | None = config.get("chat_template")
-        self._tokenizer = Tokenizer.from_file(str(Path(folder) / "tokenizer.json"))
+        self._tokenizer = _read(Path(folder) / "tokenizer.json")
 
     def encode(self, text: str) -> list[int]:
         """Ids of a text."""
@@ -27,11 +27,23 @@ class FileTokenizer:
         return_dict: bool,
     ) -> list[int]:
         """Ids of a conversation."""
-        import jinja2
-
         assert (tokenize, return_dict) == (True, False)
         assert self.chat_template is not None
-        template = jinja2.Template(self.chat_template, trim_blocks=True, lstrip_blocks=True)
+        template = _compiled(self.chat_template)
         return self.encode(
             template.render(messages=messages, add_generation_prompt=add_generation_prompt)
         )
+
+
+@cache
+def _read(file: Path) -> Any:
+    from tokenizers import Tokenizer
+
+    return Tokenizer.from_file(str(file))
+
+
+@cache
+def _compiled(chat_template: str) -> Any:
+    import jinja2
+
+    return jinja2.Template(chat_template, trim_blocks=True, lstrip_blocks=True)

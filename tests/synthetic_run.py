@@ -3,15 +3,21 @@
 Nothing in it was measured.
 """
 
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from random import Random
 from typing import Any
 
+import pytest
+
 from nwor_bench.analysis.aggregate import summarise
 from nwor_bench.records.header import RunHeader, parse_header
 from nwor_bench.records.json_part import to_json
-from nwor_bench.records.lines import is_of
+from nwor_bench.records.lines import BatchKey, batch_key
 from nwor_bench.records.store import RunData, RunStore, read_run
 from nwor_bench.records.types import (
     AA,
@@ -33,6 +39,7 @@ AA_CELL = Cell("toy", NworMode.OFF, ScvMode.OFF, AA)
 SLOWDOWN = {NworMode.OFF: 1.0, NworMode.STAGE: 1.06}
 
 
+@cache
 def make_run(
     blocks: int = 6, seed: int = 7, windows: int = 8, device: str = "cpu", aa: bool = False
 ) -> RunData:
@@ -171,7 +178,7 @@ def _window(
         scv_mode=str(cell.scv_mode),
         arm=cell.arm,
         block=block,
-        batch=block if cell.arm is None else 1000 + block,
+        batch=_number(cell, block),
         window=index,
         num_reqs=len(drawn),
         draft_tokens=drafts,
@@ -196,6 +203,12 @@ def _window(
     )
 
 
+def _number(cell: Cell, block: int) -> int:
+    """A number that no other batch of the run has."""
+    place = CELLS.index(cell) if cell in CELLS else len(CELLS)
+    return 100 * place + block
+
+
 def _batch(
     cell: Cell,
     block: int,
@@ -217,7 +230,7 @@ def _batch(
         arm=cell.arm,
         phase=phase,
         block=block,
-        batch=block if cell.arm is None else 1000 + block,
+        batch=_number(cell, block),
         order=place,
         requests=2,
         prompt_tokens=100,
@@ -267,16 +280,31 @@ _SAVED: dict[int, tuple[RunData, dict[str, bytes]]] = {}
 
 def _write_run(run: RunData, folder: Path) -> None:
     store = RunStore.create(folder, run.header)
+    windows: dict[BatchKey, list[WindowRecord]] = defaultdict(list)
+    for window in run.windows:
+        windows[batch_key(window)].append(window)
     for batch in run.batches:
-        own = [window for window in run.windows if is_of(window, batch)]
-        store.append_batch(batch, own)
+        store.append_batch(batch, windows[batch_key(batch)])
     for event in run.events:
         store.append_event(event)
     assert run.header.status is not None
     store.finish(run.header.status)
 
 
-def write_reports(folder: Path) -> ReportPaths:
-    """Read a saved run and make all its report files."""
+def write_reports(folder: Path, *, drawn: bool = False) -> ReportPaths:
+    """Read a saved run and make all its report files, the page with its figures if `drawn`."""
     run = read_run(folder)
-    return write_files(folder, run, summarise(run))
+    with nullcontext() if drawn else without_figures():
+        return write_files(folder, run, summarise(run))
+
+
+@contextmanager
+def without_figures() -> Iterator[None]:
+    """Pages without their drawings, which are two thirds of what a small run takes.
+
+    test_figures.py draws the figures of every kind of run; test_documents.py, test_kept_runs.py
+    and test_cli.py whole pages.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("nwor_bench.report.svg.draw_svg", lambda figure: "<svg></svg>")
+        yield

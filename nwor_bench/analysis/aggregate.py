@@ -15,6 +15,7 @@ from nwor_bench.analysis.cell_data import REFERENCE, CellData, gather_cells
 from nwor_bench.analysis.cell_verdicts import CellVerdict, cell_verdicts
 from nwor_bench.analysis.interleaved.effects import effects_over_off, pair_effects
 from nwor_bench.analysis.invariants import check_invariants, find_violations
+from nwor_bench.analysis.request_times import request_percentiles
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import AA, Cell, CellResult, Verdict
 
@@ -149,6 +150,7 @@ def _times(cell: CellData, *, trusted: bool) -> dict[str, Any]:
         "latency_ms_p95": float(np.percentile(latencies, 95)) if latencies else None,
         "window_ms_mean": float(np.mean(windows)) if windows else None,
         "tokens_per_s": _ratio(1000 * tokens, sum(latencies)),
+        **request_percentiles(cell.timed if trusted else []),
     }
 
 

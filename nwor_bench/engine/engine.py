@@ -2,138 +2,26 @@
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from nwor_bench.engine.arguments import check_arguments, set_environment, start_llm
 from nwor_bench.engine.kv_cache import KvCache, VllmKvCache
 from nwor_bench.engine.log import log_to_file, stderr_to_file
+from nwor_bench.engine.protocol import BatchOutput, GreedyOutput, Sampling
 from nwor_bench.engine.ranks import common_status, disagreement
+from nwor_bench.engine.request_metrics import RequestMetrics
+from nwor_bench.engine.vllm_counters import read_counters
 from nwor_bench.errors import EngineError
 from nwor_bench.instruments.versions import require_supported_vllm
 from nwor_bench.models.pairs import ResolvedPair
 from nwor_bench.records.engine_status import EngineStatus
 from nwor_bench.records.types import Cell, Phase
 from nwor_bench.workload.config import RunSpec
+from nwor_bench.workload.window_order import WindowOrder
 
-__all__ = [
-    "BatchOutput",
-    "Engine",
-    "GreedyOutput",
-    "Sampling",
-    "VllmCounters",
-    "VllmEngine",
-    "check_arguments",
-]
-
-_COUNTERS = {
-    "vllm:spec_decode_num_drafts": "num_drafts",
-    "vllm:spec_decode_num_draft_tokens": "draft_tokens",
-    "vllm:spec_decode_num_accepted_tokens": "accepted_tokens",
-}
-_PER_POSITION = "vllm:spec_decode_num_accepted_tokens_per_pos"
-
-
-@dataclass(frozen=True)
-class Sampling:
-    """Sampling parameters of a batch. The random stream restarts from `seed` every batch."""
-
-    max_new_tokens: int
-    temperature: float
-    top_p: float
-    seed: int
-    ignore_eos: bool
-
-
-@dataclass(frozen=True)
-class VllmCounters:
-    """vLLM's own spec_decode counters (a difference over one batch)."""
-
-    num_drafts: int = 0
-    draft_tokens: int = 0
-    accepted_tokens: int = 0
-    accepted_per_position: tuple[int, ...] = ()
-
-    def minus(self, before: "VllmCounters") -> "VllmCounters":
-        """Counts since `before`."""
-        earlier = before.accepted_per_position or (0,) * len(self.accepted_per_position)
-        return VllmCounters(
-            self.num_drafts - before.num_drafts,
-            self.draft_tokens - before.draft_tokens,
-            self.accepted_tokens - before.accepted_tokens,
-            tuple(
-                now - then for now, then in zip(self.accepted_per_position, earlier, strict=True)
-            ),
-        )
-
-
-@dataclass(frozen=True)
-class BatchOutput:
-    """Output and counts of one batch.
-
-    `windows` are the first rank's plain dicts; `rank_disagreement` names a count in which another
-    rank differs. `counter_facts` has the precision of the counters in `windows`; None without any.
-    """
-
-    token_ids: tuple[tuple[int, ...], ...]
-    latency_ms: float
-    windows: list[dict[str, Any]]
-    counters: VllmCounters
-    scv_counters: dict[str, int] = field(default_factory=dict)
-    counter_facts: dict[str, Any] | None = None
-    rank_disagreement: str | None = None
-
-
-@dataclass(frozen=True)
-class GreedyOutput:
-    """One request of a batch that is not measured."""
-
-    token_ids: tuple[int, ...]
-
-    top: tuple[dict[int, float], ...] = ()
-    """At each output position the log probabilities, in nats, of the likeliest tokens and of the
-    one that was chosen, by token id; empty unless asked for."""
-
-
-class Engine(Protocol):
-    """Engine of a run: mode switches, batches, counters and cache."""
-
-    def status(self) -> EngineStatus:
-        """Facts for run.json: device, layers, block size, what is attached."""
-
-    def set_modes(self, cell: Cell) -> None:
-        """Switch both modes live."""
-
-    def generate(self, prompts: Sequence[Sequence[int]], sampling: Sampling) -> BatchOutput:
-        """Run one batch to its end from an empty prefix cache."""
-
-    def decode_greedily(
-        self,
-        prompts: Sequence[Sequence[int]],
-        max_new_tokens: Sequence[int],
-        *,
-        ignore_eos: bool,
-        top: int = 0,
-        keep_prefix_cache: bool = False,
-        nudged: bool = False,
-    ) -> Sequence[GreedyOutput]:
-        """Greedy outputs in the present modes, beside the measured batches."""
-
-    def set_probe(self, on: bool) -> None:
-        """Time each window's phases on the device, if `status().has_probe`."""
-
-    def set_counters(self, phase: Phase, on: bool) -> None:
-        """Count what batches of that phase count (DRAM bytes or CUDA calls), or stop."""
-
-    def watch_writes(self, on: bool) -> list[dict[str, int]]:
-        """Watch staging's writes, or stop and return each rank's counts (see `write_check`)."""
-
-    def kv_cache(self) -> KvCache:
-        """Its KV cache, to be read back between batches."""
-
-    def close(self) -> None:
-        """Release the engine's memory."""
+__all__ = ["VllmEngine", "check_arguments"]
 
 
 class VllmEngine:
@@ -163,6 +51,7 @@ class VllmEngine:
         self._counting: Phase | None = None
         self._kv_cache = VllmKvCache(self._llm, self._rpc_all)
         self._vllm = require_supported_vllm()
+        self._request_metrics = RequestMetrics(self._llm)
 
     def status(self) -> EngineStatus:
         """Device, layers, block size, CUDA graphs, number of starts and what is attached."""
@@ -197,9 +86,10 @@ class VllmEngine:
         self._rpc("nwor_seed", sampling.seed)
         self._rpc("nwor_drain")  # windows of an interrupted batch do not belong to this one
         self._kv_cache.before_batch()
-        before = self._read_counters()
+        before = read_counters(self._llm)
         if self._counting:
             self._rpc("nwor_start_counters", str(self._counting))
+        self._request_metrics.begin()
         started = time.perf_counter()
         outputs = self._llm.generate(inputs, params, use_tqdm=False)
         latency_ms = (time.perf_counter() - started) * 1e3
@@ -211,11 +101,25 @@ class VllmEngine:
             token_ids=tuple(tuple(output.outputs[0].token_ids) for output in outputs),
             latency_ms=latency_ms,
             windows=windows,
-            counters=self._read_counters().minus(before),
+            counters=read_counters(self._llm).minus(before),
             scv_counters=ranks[0]["scv_counters"],
             counter_facts=facts,
             rank_disagreement=disagreement([rank["windows"] for rank in ranks]),
+            request_times=self._request_metrics.end(outputs),
         )
+
+    def interleave(self, order: WindowOrder) -> None:
+        """Let cells take turns in the next batch, window by window.
+
+        Modes that were never set are set first, which may capture CUDA graphs.
+        """
+        modes = [(str(cell.nwor_mode), str(cell.scv_mode)) for cell in order.cells]
+        with stderr_to_file(self._log):
+            self._rpc("nwor_interleave", modes, list(order.pairs), order.seed)
+
+    def stop_interleaving(self) -> list[dict[str, dict[str, int]]]:
+        """Return to mode off; each cell's SCV counters and fallbacks, in the order's cells."""
+        return list(self._rpc("nwor_stop_interleaving"))
 
     def decode_greedily(
         self,
@@ -326,16 +230,6 @@ class VllmEngine:
     def _rpc_all(self, method: str, *args: Any) -> list[Any]:
         """Call a worker method; the answer of every rank, in their order."""
         return list(self._llm.collective_rpc(method, args=args))
-
-    def _read_counters(self) -> VllmCounters:
-        found: dict[str, int] = {}
-        per_position: tuple[int, ...] = ()
-        for metric in self._llm.get_metrics():
-            if metric.name in _COUNTERS:
-                found[_COUNTERS[metric.name]] = int(metric.value)
-            elif metric.name == _PER_POSITION:
-                per_position = tuple(int(value) for value in metric.values)
-        return VllmCounters(**found, accepted_per_position=per_position)
 
 
 def _greedy_output(completion: Any) -> GreedyOutput:

@@ -18,7 +18,7 @@ from nwor_bench.microbench.console import print_plan, print_result
 from nwor_bench.microbench.report import write_files
 from nwor_bench.microbench.result import Result
 from nwor_bench.microbench.rows import Row
-from nwor_bench.records.store import RUNS, default_folder
+from nwor_bench.records.run_folder import RUNS, default_folder
 
 FILES = ("kernels.csv", "kernels.json", "kernels.md")
 

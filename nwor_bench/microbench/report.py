@@ -11,8 +11,8 @@ import pandas as pd
 from nwor_bench.microbench.cases import OURS
 from nwor_bench.microbench.result import GoalResult, Result
 from nwor_bench.microbench.rows import COLUMNS, FORMAT_VERSION, Row, Status
+from nwor_bench.records.disk import write_atomically
 from nwor_bench.records.json_part import to_json
-from nwor_bench.records.store import write_atomically
 from nwor_bench.report.document import (
     Block,
     Bullets,

@@ -2,13 +2,16 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from nwor_bench.plugin.counts.accumulator import Accumulator
 from nwor_bench.plugin.counts.late_counts import LateCounts
 from nwor_bench.plugin.staging.layers import LayerCache
 from nwor_bench.plugin.staging.window import Window
 from nwor_bench.records.types import NworMode, ScvMode
+
+if TYPE_CHECKING:
+    from nwor_bench.plugin.interleaving import Interleaving
 
 
 class StagedLayers(Protocol):
@@ -34,17 +37,14 @@ class StagedLayers(Protocol):
 class ScvValidator(Protocol):
     """Decides which drafts were accepted, in one SCV mode at a time."""
 
-    @property
-    def mode(self) -> ScvMode:
-        """The mode in use."""
+    mode: ScvMode
+    """The mode in use."""
 
-    @property
-    def counters(self) -> Counter[str]:
-        """Named counts of what validations did since the mode was set."""
+    counters: Counter[str]
+    """Named counts of what validations did since the mode was set."""
 
-    @property
-    def fallbacks(self) -> Counter[str]:
-        """Validations not done as the mode says since it was set, by reason."""
+    fallbacks: Counter[str]
+    """Validations not done as the mode says since it was set, by reason."""
 
 
 class RunnerHook(Protocol):
@@ -95,8 +95,8 @@ class RunnerHook(Protocol):
         """Where windows are staged; None where nothing can be staged."""
 
     @property
-    def graphs(self) -> Any:
-        """The CUDA graphs that replay staged windows; None where there are none."""
+    def graph_sets(self) -> Sequence[Any]:
+        """The sets of CUDA graphs of our own, one for each mode that has one; each has `replay`."""
 
     @property
     def validator(self) -> ScvValidator:
@@ -125,6 +125,12 @@ class RunnerHook(Protocol):
 
     def set_modes(self, nwor_mode: NworMode, scv_mode: ScvMode) -> None:
         """Switch both modes; the validator's counters start at zero."""
+
+    def interleave(self, turns: "Interleaving | None") -> None:
+        """Let cells take turns within the batches to come; None: no longer."""
+
+    def take_turn(self, nwor_mode: NworMode, scv_mode: ScvMode) -> None:
+        """Switch both modes between two windows; both were set before."""
 
     def drain(self, output_lengths: dict[str, int] | None) -> list[dict[str, Any]]:
         """Windows since the last drain, as dicts of `WindowCounts` and `WindowTimes`.

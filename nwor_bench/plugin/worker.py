@@ -12,6 +12,7 @@ from nwor_bench import plugin
 from nwor_bench.errors import BenchError
 from nwor_bench.plugin import dummy_weights, register
 from nwor_bench.plugin.attaching import HOOK, NOT_ATTACHED, RANGES
+from nwor_bench.plugin.interleaving import Interleaving
 from nwor_bench.plugin.observe.attention_nudge import AttentionNudge
 from nwor_bench.plugin.observe.dram import CountedWindows
 from nwor_bench.plugin.observe.kv_rows import KvRows
@@ -34,6 +35,9 @@ NUDGE = "nwor_attention_nudge"
 KV_ROWS = "nwor_kv_rows"
 """Attribute of a worker that holds its `KvRows`; made on first use."""
 
+TURNS = "nwor_turns"
+"""Attribute of a worker that holds the `Interleaving` of its last interleaved batch."""
+
 COUNTERS: dict[str, type[CountedWindows] | type[LaunchWindows]] = {
     Phase.COUNTERS: CountedWindows,
     Phase.LAUNCHES: LaunchWindows,
@@ -47,6 +51,29 @@ class NworWorkerExtension:
     def nwor_set_modes(self, nwor_mode: str, scv_mode: str) -> None:
         """Switch modes; call it between batches."""
         _hook(self).set_modes(NworMode(nwor_mode), ScvMode(scv_mode))
+
+    def nwor_interleave(
+        self, cells: list[tuple[str, str]], pairs: list[tuple[int, int]], seed: str
+    ) -> None:
+        """Let cells take turns in the next batch; call it between batches.
+
+        Every mode is set once first, since that may capture CUDA graphs.
+        """
+        hook = _hook(self)
+        for nwor_mode, scv_mode in cells:
+            hook.set_modes(NworMode(nwor_mode), ScvMode(scv_mode))
+        hook.set_modes(NworMode.OFF, ScvMode.OFF)
+        turns = Interleaving(hook, cells, pairs, seed)
+        hook.interleave(turns)
+        setattr(self, TURNS, turns)
+
+    def nwor_stop_interleaving(self) -> list[dict[str, dict[str, int]]]:
+        """Return to mode off; each cell's SCV counters, in the cells' order."""
+        hook = _hook(self)
+        hook.interleave(None)
+        hook.set_modes(NworMode.OFF, ScvMode.OFF)
+        turns: Interleaving = getattr(self, TURNS)
+        return turns.facts()
 
     def nwor_seed(self, seed: int) -> None:
         """Seed the worker's random stream, so that equal batches sample equally.

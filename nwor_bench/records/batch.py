@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from nwor_bench.records.cell import Cell, NworMode, ScvMode, recorded_cell
+from nwor_bench.records.request_times import RequestTimes
 
 
 class Phase(StrEnum):
@@ -42,7 +43,8 @@ class BatchRecord:
     prompts.
     `conditions` are the machine's conditions during the batch (see `conditions.py`), empty if not
     watched. `rank_disagreement` names a count in which another tensor-parallel rank differs from
-    the first, whose records these are.
+    the first, whose records these are. `request_times` are vLLM's own request metrics, None if it
+    gave none; batches.csv has their percentiles instead.
     """
 
     pair: str
@@ -78,6 +80,7 @@ class BatchRecord:
     arm: str | None = None
     conditions: dict[str, float] = field(default_factory=dict)
     rank_disagreement: str | None = None
+    request_times: RequestTimes | None = None
 
     @property
     def cell(self) -> Cell:

@@ -42,6 +42,8 @@ class CellResult:
     `scv_status` is the verdict on SCV alone: "off", "ok" or "INEFFECTIVE".
     `scv_status` is "not measured", and the counts of tokens, stage operations and fallbacks are
     None, for a cell that was never timed.
+    `ttft_ms_*`, `tpot_ms_*` and `itl_ms_*` are percentiles over the requests of all timed batches
+    (see `RequestTimes`); p95 is None below 20 samples, p99 below 100.
     `parity` is "reference", "exact", "explained" (ties alone differ), "acceptance only",
     "INVALID" or None (not checked).
     `verdict` is one of `Verdict`, or "reference" for the baseline.
@@ -113,6 +115,15 @@ class CellResult:
     ratio_mean: float | None = None
     ratio_mean_low: float | None = None
     ratio_mean_high: float | None = None
+    ttft_ms_p50: float | None = None
+    ttft_ms_p95: float | None = None
+    ttft_ms_p99: float | None = None
+    tpot_ms_p50: float | None = None
+    tpot_ms_p95: float | None = None
+    tpot_ms_p99: float | None = None
+    itl_ms_p50: float | None = None
+    itl_ms_p95: float | None = None
+    itl_ms_p99: float | None = None
 
     @property
     def half_width(self) -> float | None:

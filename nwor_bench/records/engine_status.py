@@ -52,6 +52,10 @@ class CudaGraphs(JsonPart):
 
     stage_unavailable: str | None = None
     """Why mode stage has no graphs; None if it has, or was not captured yet."""
+    control_memory_bytes: int | None = None
+    """Device memory of the graphs of mode control."""
+    control_unavailable: str | None = None
+    """Why there are no graphs of mode control; None if there are, or nobody asked."""
 
 
 @dataclass(frozen=True, kw_only=True)

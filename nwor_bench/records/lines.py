@@ -1,7 +1,7 @@
 """Records as lines of JSON: one line per window, batch or event, each with its kind."""
 
 import json
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from nwor_bench.errors import StoreError
 from nwor_bench.records.json_text import parse_json
 from nwor_bench.records.types import BatchRecord, Phase, WindowRecord, to_dict
 
-BatchKey = tuple[str, str, str, int, int]
+BatchKey = tuple[str, int, int]
 Record = WindowRecord | BatchRecord | dict[str, Any]
 
 _WINDOW = TypeAdapter(WindowRecord)
@@ -31,42 +31,16 @@ class Records:
 
 
 def batch_key(record: BatchRecord | WindowRecord) -> BatchKey:
-    """Key shared by a batch and its windows: (pair, NWOR mode, SCV mode, block, batch)."""
-    modes = str(record.nwor_mode), str(record.scv_mode)
-    return (record.pair, *modes, record.block, record.batch)
-
-
-def is_of(window: WindowRecord, batch: BatchRecord) -> bool:
-    """True if the window names that batch; windows of an interleaved one have their own cells."""
-    if batch.phase is Phase.INTERLEAVED:
-        return _place(window) == _place(batch)
-    return batch_key(window) == batch_key(batch)
-
-
-def group_windows(
-    batches: Iterable[BatchRecord], windows: Iterable[WindowRecord]
-) -> dict[BatchKey, list[WindowRecord]]:
-    """Each batch's windows by its key, in the order of the records.
-
-    A window of no batch stands under its own key.
-    """
-    groups: dict[BatchKey, list[WindowRecord]] = {}
-    interleaved: dict[tuple[str, int, int], list[WindowRecord]] = {}
-    for batch in batches:
-        own = groups.setdefault(batch_key(batch), [])
-        if batch.phase is Phase.INTERLEAVED:
-            interleaved[_place(batch)] = own
-    for window in windows:
-        found = interleaved.get(_place(window))
-        if found is None:
-            found = groups.setdefault(batch_key(window), [])
-        found.append(window)
-    return groups
-
-
-def _place(record: BatchRecord | WindowRecord) -> tuple[str, int, int]:
-    """An interleaved batch's number is its own, whatever the cells in it."""
+    """Key shared by a batch and its windows: (pair, block, batch)."""
     return (record.pair, record.block, record.batch)
+
+
+def is_own(window: WindowRecord, batch: BatchRecord) -> bool:
+    """True for a window of this batch: of its cell, unless cells take turns in it."""
+    if batch_key(window) != batch_key(batch):
+        return False
+    modes = [(str(each.nwor_mode), str(each.scv_mode)) for each in (window, batch)]
+    return batch.phase == Phase.INTERLEAVED or modes[0] == modes[1]
 
 
 def record_line(record: WindowRecord | BatchRecord) -> bytes:
@@ -127,15 +101,14 @@ def _check_batch(
     batch: BatchRecord, windows: Sequence[WindowRecord], seen: Collection[BatchKey], place: str
 ) -> None:
     """Raise StoreError if the windows before a batch are not its own, or it is a duplicate."""
-    key = batch_key(batch)
-    if not all(is_of(window, batch) for window in windows):
+    if not all(is_own(window, batch) for window in windows):
         raise StoreError(f"{place}: the windows before it are of another batch")
     if len(windows) != batch.windows:
         raise StoreError(
             f"{place}: {len(windows)} windows stand before a batch of {batch.windows}; lines are "
             "missing or written twice"
         )
-    if key in seen:
+    if batch_key(batch) in seen:
         raise StoreError(f"{place}: batch {batch.batch} was there before")
 
 

@@ -4,23 +4,17 @@ A batch is written as one append: its windows' lines, then its own. Windows coun
 batch's line, so a run that dies in the middle of an append loses that batch only.
 """
 
-import fcntl
 import gzip
 import json
 import os
-import re
 import zlib
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
-from errno import EINVAL, ENOTDIR
-from os import strerror
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from nwor_bench.errors import ConfigError, StoreError
+from nwor_bench.records.disk import sync_folder, write_atomically
 from nwor_bench.records.finished_blocks import (
     BlockKey,
     finished_blocks,
@@ -33,19 +27,19 @@ from nwor_bench.records.lines import (
     BatchKey,
     batch_key,
     event_line,
-    is_of,
+    is_own,
     parse_records,
     record_line,
 )
+from nwor_bench.records.run_folder import (
+    RECORDS_FILE,
+    RUN_FILE,
+    check_output,
+    not_writable,
+    records_path,
+)
 from nwor_bench.records.types import FORMAT_VERSION, BatchRecord, RunStatus, WindowRecord
 
-RUNS = Path("runs")
-"""Where a run's folder is made if no other is named."""
-
-RUN_FILE = "run.json"
-RECORDS_FILE = "records.jsonl"
-KEPT_RECORDS_FILE = "records.jsonl.gz"
-"""Compressed records of an archived run, which can be read but not resumed."""
 READABLE_VERSIONS = (1, FORMAT_VERSION)
 """Version 1 had no A/A arm, conditions or findings; its records read as they are."""
 
@@ -92,9 +86,9 @@ class RunStore:
             for changed in (folder, *(path.parent for path in new)):
                 sync_folder(changed)
         except FileExistsError as error:
-            raise _not_writable(folder, error) from error
+            raise not_writable(folder, error) from error
         except OSError as error:
-            raise _not_writable(folder, error) from error
+            raise not_writable(folder, error) from error
         full = replace(header, format_version=FORMAT_VERSION, status=RunStatus.PARTIAL)
         write_header(folder, full)
         return cls(folder, full, set())
@@ -125,9 +119,11 @@ class RunStore:
         key = batch_key(batch)
         if key in self._keys:
             raise StoreError(f"batch {key} is already in the run; number a cell's batches apart")
-        strangers = [window for window in windows if not is_of(window, batch)]
+        strangers = [window for window in windows if not is_own(window, batch)]
         if strangers:
-            raise StoreError(f"a window of {batch_key(strangers[0])} came with batch {key}")
+            window = strangers[0]
+            came = f"a window of {window.cell.label}, batch {window.batch}"
+            raise StoreError(f"{came}, came with batch {batch.batch} of {batch.cell.label}")
         if len(windows) != batch.windows:
             raise StoreError(f"batch {key} came with {len(windows)} of its {batch.windows} windows")
         lines = [record_line(window) for window in windows]
@@ -168,44 +164,6 @@ class RunStore:
             raise StoreError(f"{path}: cannot be written ({error.strerror})") from error
 
 
-@contextmanager
-def only_writer(folder: Path) -> Iterator[None]:
-    """Lock this run against other writers; the lock ends with its process.
-
-    Raises ConfigError if another process is writing it.
-    """
-    with (folder / RECORDS_FILE).open("ab") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise ConfigError.for_field(
-                "run folder", str(folder), "another process is writing it; wait until that ends"
-            ) from error
-        yield
-
-
-def check_output(folder: Path) -> None:
-    """Check early what `RunStore.create` would refuse; leaves nothing behind.
-
-    Raises ConfigError if the folder holds a run, or a file is in its way.
-    """
-    try:
-        holds_run = (folder / RUN_FILE).exists() or (folder / RECORDS_FILE).exists()
-        nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-    except OSError as error:  # a name too long, a folder that may not be looked into
-        raise _not_writable(folder, error) from error
-    if holds_run:
-        raise ConfigError.for_field(
-            "--output", str(folder), "it already holds a run; name a new folder"
-        )
-    if not nearest.is_dir():
-        raise _not_writable(folder, NotADirectoryError(ENOTDIR, strerror(ENOTDIR)))
-    try:
-        TemporaryDirectory(dir=nearest, prefix=".nwor-").cleanup()
-    except OSError as error:
-        raise _not_writable(folder, error) from error
-
-
 def read_run(folder: Path) -> RunData:
     """Read a run; half-written records after a crash are skipped and named in `warnings`.
 
@@ -231,12 +189,6 @@ def read_run(folder: Path) -> RunData:
     )
 
 
-def records_path(folder: Path) -> Path:
-    """Path of the run's records: the compressed file if there is no other."""
-    plain, kept = folder / RECORDS_FILE, folder / KEPT_RECORDS_FILE
-    return kept if kept.is_file() and not plain.is_file() else plain
-
-
 def _read_records(path: Path) -> bytes:
     data = _read_bytes(path)
     if path.suffix != ".gz":
@@ -245,43 +197,6 @@ def _read_records(path: Path) -> bytes:
         return gzip.decompress(data)
     except (OSError, EOFError, zlib.error) as error:
         raise StoreError(f"{path}: cannot be decompressed ({error}); restore it") from error
-
-
-def default_folder(root: Path, scenario: str, pair: str, now: datetime) -> Path:
-    """`root/<UTC time>-<scenario>-<pair>`, with names made safe for a file system."""
-    time = now.astimezone(UTC).strftime("%Y%m%dT%H%M%SZ")
-    names = [re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.") for name in (scenario, pair)]
-    return root / "-".join([time, *(name for name in names if name)])
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Replace a file's content in one step. Raises StoreError if the disk refuses it."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with temporary.open("w", encoding="utf-8", newline="\n") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-        sync_folder(path.parent)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise StoreError(f"{path}: cannot be written ({error.strerror})") from error
-
-
-def sync_folder(folder: Path) -> None:
-    """Sync the names in a folder to disk: a file's own fsync does not sync its name.
-
-    Ignores a file system without fsync for folders (EINVAL). Raises OSError for other failures.
-    """
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    except OSError as error:
-        if error.errno != EINVAL:
-            raise
-    finally:
-        os.close(descriptor)
 
 
 def write_header(folder: Path, header: RunHeader) -> None:
@@ -321,9 +236,3 @@ def read_header(folder: Path) -> RunHeader:
             f"{path}: format_version {version!r} is unknown; this nwor-bench reads {known}"
         )
     return parse_header(values, path)
-
-
-def _not_writable(folder: Path, error: OSError) -> ConfigError:
-    return ConfigError.for_field(
-        "--output", str(folder), f"it cannot be written ({error.strerror}); name another folder"
-    )

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 from nwor_bench.records.batch import BatchRecord, Phase
 from nwor_bench.records.cell import AA, Cell, NworMode, ScvMode, label_of, recorded_cell
 from nwor_bench.records.cell_result import CellResult, Verdict
+from nwor_bench.records.request_times import RequestTimes
 
 __all__ = [
     "AA",
@@ -20,8 +21,10 @@ __all__ = [
     "BatchRecord",
     "Cell",
     "CellResult",
+    "Interleave",
     "NworMode",
     "Phase",
+    "RequestTimes",
     "RunStatus",
     "ScvMode",
     "StageBy",
@@ -53,6 +56,13 @@ class StageL2(StrEnum):
 
     NORMAL = "normal"
     PERSIST = "persist"
+
+
+class Interleave(StrEnum):
+    """Where cells take turns: window by window within a batch, or batch by batch."""
+
+    WINDOWS = "windows"
+    BATCHES = "batches"
 
 
 class RunStatus(StrEnum):

@@ -33,7 +33,7 @@ def cells_table(cells: Sequence[CellResult]) -> RenderableType:
     """What became of each cell; numbers are never cut, names fold where it is narrow."""
     table = _new_table("Time / off x off\n[95 % interval]", "tokens/s", "accepted", verdict=True)
     for cell in cells:
-        verdict = Text(cell.verdict, style=_style(cell.verdict))
+        verdict = Text(cell.verdict, style=verdict_style(cell.verdict))
         numbers = (ratio(cell), decimal(cell.tokens_per_s), percent(cell.acceptance_rate))
         table.add_row(label(cell), verdict, *numbers)
     return Group(table, "")
@@ -99,7 +99,7 @@ def _tokens(cells: Sequence[CellResult]) -> Table:
             count(cell.nwor_total_committed),
             count(cell.nwor_fallback_count),
         )
-        scv = Text(cell.scv_status, style=_style(cell.scv_status))
+        scv = Text(cell.scv_status, style=verdict_style(cell.scv_status))
         table.add_row(label(cell), *numbers, scv)
     return table
 
@@ -115,5 +115,6 @@ def _new_table(*numbers: str, verdict: bool = False) -> Table:
     return table
 
 
-def _style(verdict: str) -> str:
+def verdict_style(verdict: str) -> str:
+    """The colour of a verdict on the terminal, "" for another word."""
     return _STYLES.get(Verdict(verdict), "") if verdict in set(Verdict) else ""

@@ -33,6 +33,7 @@ from nwor_bench.report.sections.launches import launch_section
 from nwor_bench.report.sections.limits import CPU_LIMIT, limits
 from nwor_bench.report.sections.phases import phase_section
 from nwor_bench.report.sections.repeat import repeat_block
+from nwor_bench.report.sections.request_times import request_time_section
 from nwor_bench.report.sections.verdicts import answer, on_cpu
 from nwor_bench.report.sections.window_times import window_time_section
 from nwor_bench.report.text import NOT_MEASURED, joined, settings
@@ -60,6 +61,7 @@ def build_document(run: RunData, cells: Sequence[CellResult]) -> Document:
         cell_section(cells),
         precision_section(run, cells),
         window_time_section(run, cells),
+        *filter(None, [request_time_section(cells)]),
         acceptance_section(cells),
         phase_section(run, cells),
         bytes_section(run, cells),

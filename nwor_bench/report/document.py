@@ -65,6 +65,11 @@ class Table:
     rows: tuple[tuple[str, ...], ...]
     numbers_from: int = 1
     caption: str = ""
+    shades: tuple[tuple[str, ...], ...] = ()
+    """Each value's background, "" for none: `faster-1` to `faster-3`, `slower-1` to `slower-3`,
+    `same`, `ineffective`, `invalid`; a medium without colours leaves them out."""
+    links: tuple[str, ...] = ()
+    """The address that each row's first value leads to, "" for none."""
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,12 @@ import pandas as pd
 from nwor_bench.analysis.aggregate import noise_floor
 from nwor_bench.analysis.findings import findings
 from nwor_bench.analysis.invariants import check_invariants
+from nwor_bench.analysis.request_times import PERCENTILES, request_percentiles
+from nwor_bench.records.disk import write_atomically
 from nwor_bench.records.header import RunHeader
-from nwor_bench.records.lines import batch_key, group_windows
-from nwor_bench.records.store import RUN_FILE, RunData, write_atomically, write_header
+from nwor_bench.records.lines import batch_key
+from nwor_bench.records.run_folder import RUN_FILE
+from nwor_bench.records.store import RunData, write_header
 from nwor_bench.records.types import BatchRecord, CellResult, WindowRecord, columns, to_dict
 from nwor_bench.report.content import build_document
 from nwor_bench.report.html.page import render_html
@@ -49,7 +52,7 @@ def write_files(folder: Path, run: RunData, cells: Sequence[CellResult]) -> Repo
     )
     write_header(folder, with_summaries(run, cells))
     write_atomically(paths.cells_csv, to_csv(CellResult, cells))
-    write_atomically(paths.batches_csv, to_csv(BatchRecord, run.batches))
+    write_atomically(paths.batches_csv, batches_csv(run.batches))
     write_atomically(paths.windows_csv, _windows_csv(run))
     document = build_document(run, cells)
     write_atomically(paths.html, render_html(document))  # first: report.md cites it
@@ -80,6 +83,15 @@ def to_csv(
     return _csv(record_type, records).to_csv(index=False, lineterminator="\n")
 
 
+def batches_csv(batches: Sequence[BatchRecord]) -> str:
+    """All batches; percentiles of a batch's request times stand in the last columns."""
+    frame = _csv(BatchRecord, batches).drop(columns="request_times")
+    times = [request_percentiles([batch]) for batch in batches]
+    for name in PERCENTILES:
+        frame[name] = pd.Series([own[name] for own in times], dtype=object)
+    return frame.to_csv(index=False, lineterminator="\n")
+
+
 def _csv(record_type: type, records: Sequence[Any]) -> pd.DataFrame:
     names = columns(record_type)
     rows = [[_field(getattr(record, name)) for name in names] for record in records]
@@ -89,10 +101,9 @@ def _csv(record_type: type, records: Sequence[Any]) -> pd.DataFrame:
 
 def _windows_csv(run: RunData) -> str:
     """All windows, each with the phase of its batch: only those of phase "timed" make cells.csv."""
-    own = group_windows(run.batches, run.windows)
-    phases = {id(w): str(batch.phase) for batch in run.batches for w in own[batch_key(batch)]}
+    phases = {batch_key(batch): str(batch.phase) for batch in run.batches}
     frame = _csv(WindowRecord, [_all_fallbacks(window) for window in run.windows])
-    frame["phase"] = [phases.get(id(window), "") for window in run.windows]
+    frame["phase"] = [phases.get(batch_key(window), "") for window in run.windows]
     return frame.to_csv(index=False, lineterminator="\n")
 
 

@@ -14,6 +14,7 @@ from nwor_bench.report.document import Figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure as Canvas
 
 COLOURS = ("text", "soft", "line", "head", "band", "same", "faster", "slower", "ambiguous",
            "ineffective", "invalid")  # fmt: skip
@@ -37,10 +38,7 @@ def draw_svg(figure: Figure) -> str:
         canvas = Canvas(figsize=(_WIDTH / _DOTS, figure.height / _DOTS), dpi=_DOTS,
                         layout="constrained")  # fmt: skip
         layout = figure.layout
-        rows = sum(name.startswith("xaxis") for name in layout)
-        heights = {"height_ratios": layout.get("heights", [1] * rows)}
-        shared = "heights" in layout
-        drawn = canvas.subplots(rows, 1, squeeze=False, sharex=shared, gridspec_kw=heights)[:, 0]
+        drawn = _panels(canvas, layout)
         for place, axes in enumerate(drawn):
             end = "" if place == 0 else str(place + 1)
             own = [t for t in figure.data if t.get("xaxis", "x") == f"x{end}"]
@@ -52,6 +50,27 @@ def draw_svg(figure: Figure) -> str:
         file = io.StringIO()
         canvas.savefig(file, format="svg", transparent=True, metadata={"Date": None})
     return inline(file.getvalue(), figure.name, figure.alternative)
+
+
+def _panels(canvas: "Canvas", layout: Mapping[str, Any]) -> list["Axes"]:
+    """One panel for each x axis: below each other, or in rows of `columns` with a title each."""
+    number = sum(name.startswith("xaxis") for name in layout)
+    columns = layout.get("columns", 1)
+    rows = -(-number // columns)
+    heights = {"height_ratios": layout.get("heights", [1] * rows)}
+    alike = "columns" in layout and not layout.get("free")
+    shared = alike or "heights" in layout
+    grid = canvas.subplots(rows, columns, squeeze=False, sharex=shared, sharey=alike,
+                           gridspec_kw=heights)  # fmt: skip
+    panels = list(grid.ravel())
+    for empty in panels[number:]:
+        empty.set_visible(False)
+    for axes, title in zip(panels, layout.get("panels", ()), strict=False):
+        axes.set_title(title, fontsize=12, loc="left")
+    if alike:  # a column's last panel may have nothing below it
+        for axes in panels[max(0, number - columns) : number]:
+            axes.tick_params(labelbottom=True)
+    return panels[:number]
 
 
 def stand_in(value: str) -> str:
@@ -110,12 +129,17 @@ def _draw(
                 _points(axes, trace, places)
             case "line":
                 _line(axes, trace)
+            case "intervals":
+                _intervals(axes, trace)
             case "violin":
                 _violin(axes, trace, places[trace["y0"]])
             case "bar" if trace.get("orientation") == "h":
                 _stacked(axes, trace, places, filled)
             case "bar":
                 _grouped(axes, trace, bars.index(trace), len(bars))
+    if "ticks" in xaxis:
+        axes.set_xticks(range(len(xaxis["ticks"])), xaxis["ticks"])
+        axes.set_xlim(-0.5, len(xaxis["ticks"]) - 0.5)
     if labels:
         axes.set_yticks(range(len(labels)), labels)
         axes.set_ylim(len(labels) - 0.5, -0.5)
@@ -178,6 +202,21 @@ def _line(axes: "Axes", trace: Mapping[str, Any]) -> None:
     tint = stand_in(trace["line"]["color"])
     axes.plot(trace["x"], trace["y"], trace.get("symbol", "o") + trace.get("dash", "-"), ms=4,
               lw=1.3, color=tint, label=trace["name"])  # fmt: skip
+
+
+def _intervals(axes: "Axes", trace: Mapping[str, Any]) -> None:
+    """Values with their intervals, each with its own mark and colour, joined by a thin line."""
+    axes.plot(trace["x"], trace["y"], "-", lw=1, color=stand_in(trace["line"]["color"]), zorder=1)
+    ends = zip(trace["low"], trace["high"], trace["y"], strict=True)
+    reach = [(y - (y if low is None else low), (y if high is None else high) - y)
+             for low, high, y in ends]  # fmt: skip
+    marks = zip(trace["x"], trace["y"], reach, trace["symbols"], trace["colours"], strict=True)
+    for x, y, (below, above), symbol, tint in marks:
+        axes.errorbar([x], [y], yerr=[[below], [above]], fmt=symbol, color=stand_in(tint), lw=1.5,
+                      capsize=3, ms=5, mfc="none" if symbol == "D" else stand_in(tint))  # fmt: skip
+    if trace["name"]:
+        axes.annotate(trace["name"], (trace["x"][-1], trace["y"][-1]), (6, 0), fontsize=9,
+                      textcoords="offset points", va="center")  # fmt: skip
 
 
 def _violin(axes: "Axes", trace: Mapping[str, Any], place: int) -> None:

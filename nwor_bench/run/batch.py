@@ -4,16 +4,23 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from nwor_bench.engine.engine import BatchOutput, Engine, Sampling
+from nwor_bench.engine.protocol import BatchOutput, Engine, Sampling
 from nwor_bench.instruments.conditions import ConditionMonitor, Conditions
 from nwor_bench.instruments.nvtx_ranges import Ranges, span
 from nwor_bench.records.store import RunStore
 from nwor_bench.records.types import Cell, NworMode, Phase, WindowRecord
-from nwor_bench.run.batch_records import BatchPlace, batch_record, counter_event, window_records
+from nwor_bench.run.batch_records import (
+    BatchPlace,
+    batch_record,
+    counter_event,
+    interleaved_event,
+    window_records,
+)
 from nwor_bench.run.gate.parity import Answer
 from nwor_bench.workload.config import RunSpec
 from nwor_bench.workload.prompts import Encode
 from nwor_bench.workload.schedule import Block
+from nwor_bench.workload.window_order import WindowOrder
 
 Check = Callable[[list[list[int]], Answer], Answer]
 """Checks a batch before it is stored, given its prompts; returns the answer with its parity."""
@@ -87,6 +94,23 @@ class BatchRunner:
             self._store.append_event(counter_event(place, output.counter_facts))
         return RanBatch(cell, answer, windows, written)
 
+    def run_interleaved(self, baseline: Cell, block: Block, turns: WindowOrder) -> RanBatch:
+        """Run and store one batch in which cells take turns, window by window."""
+        prompts = self._encode(block.prompts)
+        sampling = self._sampling(Phase.INTERLEAVED, block)
+        place = BatchPlace(baseline, Phase.INTERLEAVED, block, self._next, 0, _now(), turns)
+        self._engine.interleave(turns)
+        try:
+            output, written, conditions = self._generate(place, prompts, sampling)
+        finally:
+            facts = self._engine.stop_interleaving()
+        self._next += 1
+        record = batch_record(place, output, prompts, sampling, conditions)
+        windows = window_records(place, output, self._bytes_per_token)
+        self._store.append_batch(record, windows)
+        self._store.append_event(interleaved_event(place, facts))
+        return RanBatch(baseline, Answer(record, output.token_ids), windows, written)
+
     def _generate(
         self, place: BatchPlace, prompts: list[list[int]], sampling: Sampling
     ) -> tuple[BatchOutput, list[dict[str, int]], Conditions]:
@@ -94,7 +118,8 @@ class BatchRunner:
         label = place.cell.label
         watched = place.phase == Phase.GATE and place.cell.nwor_mode is NworMode.STAGE
         with span(self._ranges, "cell", place.order, label):
-            self._engine.set_modes(place.cell)
+            if place.turns is None:  # which set their own modes
+                self._engine.set_modes(place.cell)
             if self._monitor is not None:
                 self._monitor.begin()
             with span(self._ranges, "batch", place.batch, label):

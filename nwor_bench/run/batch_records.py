@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from nwor_bench.analysis.parity.batches import digest
-from nwor_bench.engine.engine import BatchOutput, Sampling
+from nwor_bench.engine.protocol import BatchOutput, Sampling
 from nwor_bench.records.types import BatchRecord, Cell, Phase, WindowRecord
 from nwor_bench.workload.schedule import Block
+from nwor_bench.workload.window_order import WindowOrder
 
 
 @dataclass(frozen=True)
@@ -21,6 +22,15 @@ class BatchPlace:
     batch: int
     order: int
     started_at: str
+    turns: WindowOrder | None = None
+    """The cells that take turns, in an interleaved batch."""
+
+    def cell_of(self, window: dict[str, Any]) -> Cell:
+        """The cell that one of the batch's windows is of."""
+        number = window.get("cell")
+        if self.turns is None:
+            return self.cell
+        return self.cell if number is None else self.turns.cells[number]
 
 
 def window_records(
@@ -42,18 +52,19 @@ def _window_record(
     tuples = {
         name: tuple(window[name]) for name in ("accepted_per_position", "drafts_per_position")
     }
+    cell = place.cell_of(window)
     return WindowRecord(
-        pair=place.cell.pair,
-        nwor_mode=str(place.cell.nwor_mode),
-        scv_mode=str(place.cell.scv_mode),
+        pair=cell.pair,
+        nwor_mode=str(cell.nwor_mode),
+        scv_mode=str(cell.scv_mode),
         block=place.block.number,
         batch=place.batch,
         window=number,
-        arm=place.cell.arm,
+        arm=cell.arm,
         bytes_staged=in_bytes(window["staged_tokens"]),
         bytes_committed=in_bytes(window["committed_tokens"]),
         bytes_avoided=in_bytes(window["rejected_tokens"]),
-        **{**window, **tuples},
+        **{**{name: window[name] for name in window.keys() - {"cell"}}, **tuples},
     )
 
 
@@ -100,6 +111,7 @@ def batch_record(
         arm=place.cell.arm,
         conditions=conditions,
         rank_disagreement=output.rank_disagreement,
+        request_times=output.request_times,
     )
 
 
@@ -111,6 +123,20 @@ def counter_event(place: BatchPlace, facts: dict[str, Any]) -> dict[str, Any]:
         "block": place.block.number,
         "batch": place.batch,
         **facts,
+    }
+
+
+def interleaved_event(
+    place: BatchPlace, facts: Sequence[dict[str, dict[str, int]]]
+) -> dict[str, Any]:
+    """Event with each cell's SCV counters in an interleaved batch, for the records."""
+    assert place.turns is not None
+    labels = [cell.label for cell in place.turns.cells]
+    return {
+        "event": place.phase,
+        "block": place.block.number,
+        "batch": place.batch,
+        "cells": dict(zip(labels, facts, strict=True)),
     }
 
 

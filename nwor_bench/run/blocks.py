@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 
 from nwor_bench.analysis.cannot_fire import cannot_fire
-from nwor_bench.engine.engine import Engine
+from nwor_bench.engine.protocol import Engine
 from nwor_bench.instruments.conditions import ConditionMonitor
 from nwor_bench.instruments.nvtx_ranges import ranges_if_wanted, span
 from nwor_bench.records.finished_blocks import (
@@ -160,6 +160,26 @@ class BlockRunner:
         )
 
     def _timed_block(self, block: Block) -> None:
+        if self.plan.has_whole_batches(block):
+            self._whole_batches(block)
+        if self.plan.interleaved:
+            self._interleaved_batch(block)
+
+    def _interleaved_batch(self, block: Block) -> None:
+        """One batch in which the cells that are still measured take turns."""
+        live = self._live_cells()
+        if len(live) < 2 or not self._begin(Phase.INTERLEAVED, block):
+            return
+        began = self._budget.spent_s
+        cells = [cell for cell in self.plan.cells if cell in live]
+        with span(self._ranges, "block", block.number):
+            turns = self.plan.window_order(block, cells)
+            self._tell(self._batches.run_interleaved(self.plan.baseline, block, turns))
+        self._finish(Phase.INTERLEAVED, block)
+        self._budget.block(Phase.INTERLEAVED, block.number, self._budget.spent_s - began)
+
+    def _whole_batches(self, block: Block) -> None:
+        """A batch of every cell that is still measured."""
         if not self._begin(Phase.TIMED, block):
             return
         began = self._budget.spent_s
@@ -168,7 +188,7 @@ class BlockRunner:
         if self.spec.scenario.temperature == 0:
             self._recheck(block, answers)
         self._finish(Phase.TIMED, block)
-        self._budget.block(block.number, self._budget.spent_s - began)
+        self._budget.block(Phase.TIMED, block.number, self._budget.spent_s - began)
 
     def _recheck(self, block: Block, answers: dict[Cell, Answer]) -> None:
         """A timed block at temperature 0 is one more gate, at no cost."""
@@ -236,11 +256,15 @@ class BlockRunner:
         """What the stopping rule says after `done` blocks."""
         rule = self.spec.stopping
         widths = half_widths(read_run(self._store.folder), done) if done in rule.looks else []
-        if (Phase.TIMED, done + 1) in self._finished:  # the clock let an earlier try go on
-            return rule.stop(done, widths, 0.0, 0.0)
+        if self._finished & {(Phase.TIMED, done + 1), (Phase.INTERLEAVED, done + 1)}:
+            return rule.stop(done, widths, 0.0, 0.0)  # the clock let an earlier try go on
         # With one more block the untimed ones behind the last must fit in too.
-        blocks = 1 + sum(self._untimed.values())
-        next_s = blocks * self._budget.block_s(len(self._live_cells()))
+        whole_s = self._budget.block_s(Phase.TIMED, len(self._live_cells()))
+        next_s = whole_s * sum(self._untimed.values())
+        if done == len(self.plan.blocks) or self.plan.has_whole_batches(self.plan.blocks[done]):
+            next_s += whole_s
+        if self.plan.interleaved:
+            next_s += self._budget.block_s(Phase.INTERLEAVED, 1)
         return rule.stop(done, widths, self._budget.spent_s, next_s)
 
 

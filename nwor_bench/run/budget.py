@@ -56,7 +56,7 @@ class Budget:
             if block_of(batch) in run.finished:
                 spent[block_of(batch)] += batch.latency_ms / 1e3
         self._seconds = seconds
-        self._blocks = {number: s for (phase, number), s in spent.items() if phase == Phase.TIMED}
+        self._blocks = dict(spent)
         self._spent_before = sum(spent.values())
         self._batches: list[float] = []
         self._began = time.perf_counter()
@@ -74,9 +74,9 @@ class Budget:
         """Note how long a batch took."""
         self._batches.append(seconds)
 
-    def block(self, number: int, seconds: float) -> None:
-        """Note how long a timed block took."""
-        self._blocks[number] = seconds
+    def block(self, phase: Phase, number: int, seconds: float) -> None:
+        """Note how long a phase of a timed block took."""
+        self._blocks[phase, number] = seconds
 
     def has_room_to_warm_up(self) -> bool:
         """Would one more batch as the last one end within warm-up's share?"""
@@ -84,15 +84,16 @@ class Budget:
             return True
         return self.spent_s + self._batches[-1] <= WARMUP_SHARE * self._seconds
 
-    def block_s(self, cells: int) -> float:
-        """Seconds that a block of so many cells takes; from single batches before the first."""
-        if self._blocks:
-            return fmean(self._blocks.values())
-        return cells * median(self._batches) if self._batches else 0.0
+    def block_s(self, phase: Phase, batches: int) -> float:
+        """Seconds that a block of so many batches takes; from single batches before the first."""
+        known = [seconds for (own, _), seconds in self._blocks.items() if own == phase]
+        if known:
+            return fmean(known)
+        return batches * median(self._batches) if self._batches else 0.0
 
     def probed_blocks(self, cells: int) -> int:
         """Blocks that there is time to probe."""
         if self._seconds is None:
             return PROBED_BLOCKS
-        block_s, share = self.block_s(cells), PROBE_SHARE * self._seconds
+        block_s, share = self.block_s(Phase.TIMED, cells), PROBE_SHARE * self._seconds
         return max(n for n in range(PROBED_BLOCKS + 1) if n * block_s <= share)

@@ -150,9 +150,13 @@ def _amount(plan: Plan, spec: RunSpec) -> str:
     blocks = f"{len(plan.blocks)}"
     if rule.ci_width is not None or rule.time_budget_s is not None:
         blocks = f"at most {len(plan.blocks)}"
+    begin = f"batches: {warmup} to warm up, {len(plan.cells)} for the gate, {blocks} "
+    if not plan.interleaved:
+        return f"{begin}blocks x {len(plan.cells)} cells"
+    whole = sum(map(plan.has_whole_batches, plan.blocks))
     return (
-        f"batches: {warmup} to warm up, {len(plan.cells)} for the gate, "
-        f"{blocks} blocks x {len(plan.cells)} cells"
+        f"{begin}interleaved (cells take turns in each), and {whole} whole ones of each of "
+        f"{len(plan.cells)} cells as a check"
     )
 
 

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from nwor_bench.errors import BenchError
 from nwor_bench.models.config_json import read_shape
 from nwor_bench.models.pairs import ResolvedPair, read_model_config
-from nwor_bench.records.types import ScvMode
+from nwor_bench.records.types import Interleave, ScvMode
 from nwor_bench.workload.config import RunSpec
 from nwor_bench.workload.run_spec import WARMUP_LOOKBACK
+from nwor_bench.workload.schedule import CHECK_BLOCKS
 
 ENGINE_START_S = 15.0
 """A later start on a GPU takes 16 s, one on a CPU 4 to 10; a machine's first may take 140."""
@@ -69,10 +70,14 @@ def run_seconds(pair: ResolvedPair, spec: RunSpec, machine: Machine) -> float | 
     # On a CPU no SCV mode can fire: such cells run in the gate alone.
     live = [c for c in cells if machine.flops is None or c.scv_mode is ScvMode.OFF]
     least, most = spec.warmup_batches
-    blocks = spec.stopping.max_blocks + sum(spec.counted_blocks.values())
-    batches = blocks * len(live) + len(cells) + max(least, min(WARMUP_LOOKBACK, most))
-    whole = batches * each
-    return whole if spec.time_budget_s is None else min(whole, spec.time_budget_s)
+    blocks = spec.stopping.max_blocks
+    interleaved = blocks if spec.interleave is Interleave.WINDOWS else 0
+    whole = min(blocks, CHECK_BLOCKS) if interleaved else blocks
+    whole += sum(spec.counted_blocks.values())
+    warmup = max(least, min(WARMUP_LOOKBACK, most))
+    batches = whole * len(live) + interleaved + len(cells) + warmup
+    seconds = batches * each
+    return seconds if spec.time_budget_s is None else min(seconds, spec.time_budget_s)
 
 
 def duration(seconds: float | None) -> str:

@@ -12,14 +12,15 @@ from pathlib import Path
 from rich.console import Console
 
 from nwor_bench.analysis.aggregate import summarise
-from nwor_bench.engine.engine import Engine
+from nwor_bench.engine.protocol import Engine
 from nwor_bench.errors import ExitCode
 from nwor_bench.instruments import environment
 from nwor_bench.instruments.conditions import ConditionMonitor
 from nwor_bench.models.pairs import ResolvedPair
 from nwor_bench.records.engine_status import EngineStatus
 from nwor_bench.records.header import WRITTEN_LATER, PairFacts, RunHeader
-from nwor_bench.records.store import RunData, RunStore, only_writer, read_run
+from nwor_bench.records.run_folder import only_writer
+from nwor_bench.records.store import RunData, RunStore, read_run
 from nwor_bench.records.types import BatchRecord, CellResult, RunStatus, Verdict, WindowRecord
 from nwor_bench.report import write_files
 from nwor_bench.run import resume

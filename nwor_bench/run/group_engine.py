@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from nwor_bench.engine.engine import Engine
+from nwor_bench.engine.protocol import Engine
 from nwor_bench.run.execute import EngineFactory, EngineSource, Prepared
 from nwor_bench.workload.config import RunSpec
 

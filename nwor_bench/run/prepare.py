@@ -12,12 +12,14 @@ from nwor_bench.engine.engine import VllmEngine, check_arguments
 from nwor_bench.engine.memory import require_memory
 from nwor_bench.errors import ExitCode
 from nwor_bench.instruments import environment
+from nwor_bench.instruments.device_memory import uses_gpu
 from nwor_bench.instruments.processor import float32_reason
 from nwor_bench.instruments.versions import require_supported_vllm
 from nwor_bench.models.pairs import ResolvedPair, check_model_configs, resolve_pair
 from nwor_bench.records.finished_blocks import block_name, cut_blocks
-from nwor_bench.records.store import RUNS, RunData, check_output, default_folder, read_run
-from nwor_bench.records.types import Phase
+from nwor_bench.records.run_folder import RUNS, check_output, default_folder
+from nwor_bench.records.store import RunData, read_run
+from nwor_bench.records.types import Interleave, Phase, StageL2
 from nwor_bench.run import resume
 from nwor_bench.run.dry_run import plan_lines
 from nwor_bench.run.execute import (
@@ -59,7 +61,7 @@ def run_one(
         check_output(options.output)
     prepared = _ready(spec, choice, console)
     if options.dry_run:
-        tell_plan(options, plan_lines(prepared.plan, spec, prepared.pair))
+        tell_plan(options, plan_lines(prepared.plan, prepared.spec, prepared.pair))
         return ExitCode.OK
     now = datetime.now(UTC)
     folder = options.output or default_folder(RUNS, spec.scenario.name, prepared.pair.name, now)
@@ -157,8 +159,18 @@ def prepare(spec: RunSpec, choice: PairChoice, console: Console) -> Prepared:
     note = float32_reason(pair.dtype) if spec.dtype is None else None
     if note is not None:
         pair = replace(pair, dtype="float32")
+    spec = with_interleave(spec)
     plan = make_plan(spec, pair.name, load_prompts(spec.scenario))
     return Prepared(spec, asdict(choice), pair, plan, _encode_all(plan, spec, pair), note)
+
+
+def with_interleave(spec: RunSpec) -> RunSpec:
+    """The spec with a place where cells take turns: windows on a GPU, where clocks move within a
+    batch. Copies that persist in L2 are set up for a whole batch."""
+    if spec.interleave is not None:
+        return spec
+    windows = uses_gpu() and spec.stage_l2 is StageL2.NORMAL
+    return replace(spec, interleave=Interleave.WINDOWS if windows else Interleave.BATCHES)
 
 
 def prepare_point(point: Point, console: Console) -> Prepared:

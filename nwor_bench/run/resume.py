@@ -12,8 +12,9 @@ from nwor_bench.models.pairs import ResolvedPair
 from nwor_bench.records.engine_status import EngineStatus
 from nwor_bench.records.environment import CpuFacts, Environment
 from nwor_bench.records.header import PairFacts, RunHeader, check_complete
-from nwor_bench.records.store import RUN_FILE, RunData
-from nwor_bench.records.types import FORMAT_VERSION, RunStatus
+from nwor_bench.records.run_folder import RUN_FILE
+from nwor_bench.records.store import RunData
+from nwor_bench.records.types import FORMAT_VERSION, Interleave, RunStatus
 from nwor_bench.run.batch_records import prompt_digest
 from nwor_bench.workload.config import RunSpec
 from nwor_bench.workload.option_text import from_plain, to_plain
@@ -72,7 +73,8 @@ def _spec_of(stored: Mapping[str, Any]) -> RunSpec:
         for option in declared(RunSpec)
         if option.field in stored
     }
-    return RunSpec(scenario, **values)
+    # Runs of older versions know no interleaved batches.
+    return RunSpec(scenario, **{"interleave": Interleave.BATCHES, **values})
 
 
 def _unusable(name: str, value: object, wanted: str) -> StoreError:

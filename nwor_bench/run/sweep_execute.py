@@ -4,15 +4,14 @@ from collections.abc import Iterable, Mapping
 from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
 from nwor_bench.analysis.aggregate import summarise
 from nwor_bench.errors import BenchError, ExitCode
-from nwor_bench.records.store import RUN_FILE, read_run
+from nwor_bench.records.run_folder import RUN_FILE
+from nwor_bench.records.store import read_run
 from nwor_bench.records.types import RunStatus
-from nwor_bench.report.result_json import run_result
 from nwor_bench.run.execute import (
     EngineFactory,
     Prepared,
@@ -24,7 +23,8 @@ from nwor_bench.run.group_engine import GroupEngine
 from nwor_bench.run.output import tell_json
 from nwor_bench.run.prepare import resume_prepared
 from nwor_bench.run.run_options import RunOptions
-from nwor_bench.run.sweep_folder import DONE, FAILED, INTERRUPTED, SweepIndex, write_summary
+from nwor_bench.run.sweep_folder import DONE, FAILED, INTERRUPTED, SweepIndex
+from nwor_bench.run.sweep_summary import sweep_result, swept_runs, write_summary
 from nwor_bench.workload.sweep_points import EngineGroup, Point
 
 
@@ -107,7 +107,7 @@ def close_sweep(index: SweepIndex, console: Console, options: RunOptions) -> Non
     index.write()
     summary = write_summary(index)
     if options.as_json:
-        tell_json(_sweep_result(index))
+        tell_json(sweep_result(index, swept_runs(index)))
     line = f"Sweep folder: {index.folder}"
     shown = Console() if options.quiet and not options.as_json else console
     shown.print(line, highlight=False, markup=False, soft_wrap=True)
@@ -115,19 +115,6 @@ def close_sweep(index: SweepIndex, console: Console, options: RunOptions) -> Non
         say_how_to_go_on(index.folder, console)
     if options.publish is not None:
         options.publish(summary)
-
-
-def _sweep_result(index: SweepIndex) -> dict[str, Any]:
-    """The result of each run, with its place in the sweep."""
-    runs = []
-    for entry in index.content["runs"]:
-        folder = index.folder / entry["folder"]
-        result = None
-        if (folder / RUN_FILE).is_file():
-            run = read_run(folder)
-            result = run_result(run, summarise(run), folder)
-        runs.append({**entry, "result": result})
-    return {"folder": str(index.folder), "name": index.content["name"], "runs": runs}
 
 
 def failure_of(error: BaseException) -> tuple[ExitCode, str]:

@@ -1,36 +1,27 @@
-"""A sweep folder: sweep.json has the sweep's configuration and every run's status; summary.csv and
-summary.md show all runs side by side."""
+"""A sweep folder's index: sweep.json has the sweep's configuration and every run's status."""
 
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import ValidationError
 
 from nwor_bench.errors import StoreError
+from nwor_bench.records.disk import write_atomically
 from nwor_bench.records.header import read_object
-from nwor_bench.records.store import RUN_FILE, read_run, write_atomically
-from nwor_bench.records.types import CellResult
-from nwor_bench.workload.run_spec import AXES
+from nwor_bench.records.run_folder import SWEEP_FILE
 from nwor_bench.workload.sweep_file import SweepFile
 from nwor_bench.workload.sweep_points import EngineGroup
 from nwor_bench.workload.toml_file import dotted, remedy
 
-if TYPE_CHECKING:
-    from pandas import DataFrame
-
-INDEX_FILE = "sweep.json"
+INDEX_FILE = SWEEP_FILE
 SWEEP_FORMAT_VERSION = 1
 PENDING, DONE, FAILED, INTERRUPTED = "pending", "done", "failed", "interrupted"
 
-_SHOWN = (
-    "nwor_mode", "scv_mode", "arm", "verdict", "ratio_to_off", "ratio_ci_low", "ratio_ci_high",
-    "compared", "smallest_effect", "window_ms_mean", "latency_ms_p50", "tokens_per_s",
-    "acceptance_rate", "batches", "parity",
-)  # fmt: skip
-_PLACE = ("number", "pair", "scenario", *(option.name for option, _ in AXES), "status")
-"""Columns that identify a run."""
+
+_READ = frozenset(("number", "folder", "pair", "scenario", "status", "error"))
+"""Keys of a run that its summary needs."""
 
 
 class SweepIndex:
@@ -83,6 +74,17 @@ class SweepIndex:
                 f"{SWEEP_FORMAT_VERSION}"
             )
         return cls(folder, content)
+
+    def check_readable(self) -> None:
+        """Raises StoreError for an index whose runs cannot be shown."""
+        runs = self.content.get("runs")
+        listed = runs if isinstance(runs, list) else []
+        known = all(isinstance(run, Mapping) and run.keys() >= _READ for run in listed)
+        if not isinstance(self.content.get("name"), str) or not listed or not known:
+            raise StoreError(
+                f"{self.folder / INDEX_FILE}: name or runs are not as nwor-bench wrote them: "
+                "restore the file"
+            )
 
     def check_runs(self, groups: Sequence[EngineGroup]) -> None:
         """Raises StoreError for an index without a name, or whose runs are not its axes' own."""
@@ -146,59 +148,3 @@ def _has(run: object, wanted: Mapping[str, Any]) -> bool:
         and (run["status"] != DONE or isinstance(run.get("exit_code"), int))
         and all(run.get(name) == value for name, value in wanted.items())
     )
-
-
-def write_summary(index: SweepIndex) -> str:
-    """summary.csv (one row a run and cell) and summary.md (one row a run), from the records.
-
-    Returns the text of summary.md. Imports pandas and the analysis here, since the index is also
-    read before heavy imports.
-    """
-    from pandas import DataFrame
-
-    from nwor_bench.analysis.aggregate import summarise
-
-    rows, lines = [], []
-    for run in index.content["runs"]:
-        place = {name: run.get(name) for name in _PLACE}
-        folder = index.folder / run["folder"]
-        cells = summarise(read_run(folder)) if (folder / RUN_FILE).is_file() else []
-        for cell in cells:
-            shown = {name: getattr(cell, name) for name in _SHOWN}
-            rows.append({**place, **shown, "folder": run["folder"]})
-        if not cells:
-            rows.append({**place, "folder": run["folder"]})
-        lines.append({**place, **{cell.label: _outcome(cell) for cell in cells},
-                      "error": run["error"]})  # fmt: skip
-    frame = DataFrame(rows, dtype=object)
-    write_atomically(index.folder / "summary.csv", frame.to_csv(index=False, lineterminator="\n"))
-    text = _summary_text(index.content["name"], DataFrame(lines, dtype=object))
-    write_atomically(index.folder / "summary.md", text)
-    return text
-
-
-def _outcome(cell: CellResult) -> str:
-    """Result such as `FASTER 0.972 [0.970, 0.974]`; for off x off its time."""
-    from nwor_bench.analysis.parity.batches import REFERENCE
-    from nwor_bench.report.text import ratio
-
-    if cell.ratio_to_off is None and cell.verdict == REFERENCE and cell.window_ms_mean:
-        return f"{cell.window_ms_mean:.2f} ms a window"
-    return str(cell.verdict) if cell.ratio_to_off is None else f"{cell.verdict} {ratio(cell)}"
-
-
-def _summary_text(name: str, table: "DataFrame") -> str:
-    """One row per run; values that all runs share are listed above the table."""
-    table = table.dropna(axis="columns", how="all")
-    same = [axis for axis in _PLACE if axis in table and table[axis].nunique(dropna=False) == 1]
-    if len(table) == 1:
-        same = []
-    alike = ", ".join(f"{axis} {table[axis].iloc[0]}" for axis in same)
-    body = table.drop(columns=same).fillna("").astype(str)
-    grid = body.to_markdown(index=False, tablefmt="pipe", disable_numparse=True)
-    note = f"All runs: {alike}.\n\n" if alike else ""
-    legend = (
-        "Time per window over that of off x off, with each cell's own 95 % interval: below 1 is "
-        "faster."
-    )
-    return f"# nwor-bench sweep: {name}\n\n{note}{grid}\n\n{legend}\n"

@@ -12,7 +12,7 @@ from nwor_bench.engine.engine import VllmEngine, check_arguments
 from nwor_bench.engine.memory import require_memory
 from nwor_bench.errors import ConfigError, ExitCode
 from nwor_bench.instruments.versions import require_supported_vllm
-from nwor_bench.records.store import RUN_FILE, RUNS, check_output, default_folder
+from nwor_bench.records.run_folder import RUN_FILE, RUNS, check_output, default_folder
 from nwor_bench.run.dry_run import sweep_lines
 from nwor_bench.run.execute import EngineFactory, Prepared
 from nwor_bench.run.output import console_for, tell_plan

@@ -6,7 +6,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from nwor_bench.errors import ConfigError
-from nwor_bench.records.types import NworMode, StageBy, StageL2
+from nwor_bench.records.types import Interleave, NworMode, StageBy, StageL2
 from nwor_bench.workload.options import declared, flag_of, names, read_all
 from nwor_bench.workload.pair_choice import PairChoice
 from nwor_bench.workload.run_spec import WARMUP_LOOKBACK, RunSpec, VllmEntries
@@ -118,8 +118,18 @@ def _check(spec: RunSpec) -> None:
             f"--draft-tokens {scenario.draft_tokens}) so that a prompt has room too",
         )
     _check_amount(spec)
+    _check_cells(spec)
     _check_engine_args(spec.engine_args)
     _check_staging(spec)
+
+
+def _check_cells(spec: RunSpec) -> None:
+    """Only cells of the grid can be chosen."""
+    for name in spec.only_cells or ():
+        nwor, scv = name.modes
+        if nwor not in spec.nwor_modes or scv not in spec.scv_modes:
+            remedy_text = "its modes are not among --nwor-modes and --scv-modes; add them"
+            raise ConfigError.for_field("--cells", name.value, remedy_text)
 
 
 def _check_staging(spec: RunSpec) -> None:
@@ -129,6 +139,9 @@ def _check_staging(spec: RunSpec) -> None:
         raise ConfigError.for_field("--stage-by", spec.stage_by.value, remedy_text)
     if spec.stage_l2 is StageL2.PERSIST and spec.stage_by is not StageBy.COPY:
         remedy_text = "it keeps copies in L2; write --stage-by copy too"
+        raise ConfigError.for_field("--stage-l2", spec.stage_l2.value, remedy_text)
+    if spec.stage_l2 is StageL2.PERSIST and spec.interleave is Interleave.WINDOWS:
+        remedy_text = "L2 is set aside for a whole batch; write --interleave batches"
         raise ConfigError.for_field("--stage-l2", spec.stage_l2.value, remedy_text)
 
 

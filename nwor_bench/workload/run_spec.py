@@ -1,11 +1,21 @@
 """What a run measures, merged and checked: what runs, how much of it, and until when."""
 
 from dataclasses import dataclass, field, fields
+from enum import StrEnum
 from itertools import product
 from math import inf
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from nwor_bench.records.types import AA, Cell, NworMode, Phase, ScvMode, StageBy, StageL2
+from nwor_bench.records.types import (
+    AA,
+    Cell,
+    Interleave,
+    NworMode,
+    Phase,
+    ScvMode,
+    StageBy,
+    StageL2,
+)
 from nwor_bench.workload.option_text import to_plain
 from nwor_bench.workload.options import (
     Axis,
@@ -52,6 +62,22 @@ def _finite_and_more_than_0(value: float) -> str | None:
     return None if 0 < value < inf else "write more than 0"
 
 
+class CellName(StrEnum):
+    """A cell of the grid, by its modes, as --cells names it."""
+
+    OFF_GRAPH = "off-graph"
+    OFF_ADAPTIVE = "off-adaptive"
+    STAGE_OFF = "stage-off"
+    STAGE_GRAPH = "stage-graph"
+    STAGE_ADAPTIVE = "stage-adaptive"
+
+    @property
+    def modes(self) -> tuple[NworMode, ScvMode]:
+        """Its NWOR and SCV mode."""
+        nwor, scv = self.split("-")
+        return NworMode(nwor), ScvMode(scv)
+
+
 @dataclass(frozen=True)
 class RunSpec:
     """All that a run needs besides its model pair: what resuming and comparing go by."""
@@ -68,6 +94,11 @@ class RunSpec:
         "off, graph, adaptive: who validates.", Panel.MODES, check=_includes_off, table="axes",
     )] = tuple(ScvMode)
     """Columns of the grid of cells."""
+    only_cells: Annotated[tuple[CellName, ...] | None, Option(
+        "Only these cells, e.g. stage-graph, beside off x off, its A/A arm and the control.",
+        Panel.MODES, name="cells", table="settings",
+    )] = None
+    """Cells of the grid to measure; None for all."""
     stage_by: Annotated[StageBy, Option(
         "reference, copy: how a GPU holds drafts' K/V while staged.", Panel.MODES, table="settings",
         worker_variable="VLLM_NWOR_STAGE_BY", compare=Compare.TELL,
@@ -83,6 +114,11 @@ class RunSpec:
         check=in_range(0, 2**32 - 1), table="settings", engine_argument="seed",
     )] = 0
     """Of prompts, order and sampling."""
+    interleave: Annotated[Interleave | None, Option(
+        "windows, batches: where cells take turns (default: windows on a GPU).", Panel.PRECISION,
+        table="settings", compare=Compare.TELL,
+    )] = None
+    """Where cells take turns; None before the machine is known."""
     max_warmup: Annotated[int | None, Option(
         "Untimed batches at most (default: 15).", Panel.PRECISION, table="settings",
     )] = None
@@ -148,9 +184,22 @@ class RunSpec:
 
     def cells(self, pair_name: str) -> tuple[Cell, ...]:
         """Every combination of the modes, in the order given, and last the A/A arm: off x off
-        once more. off x off itself is among them."""
-        modes = product(self.nwor_modes, self.scv_modes)
-        cells = [Cell(pair_name, nwor, scv) for nwor, scv in modes]
+        once more. off x off itself is among them.
+
+        Where cells take turns within a batch, mode stage brings its control. It commits nothing, so
+        that there is nothing to validate: it has one cell, with SCV off.
+        """
+        chosen = list(product(self.nwor_modes, self.scv_modes))
+        if self.only_cells is not None:
+            kept = [(NworMode.OFF, ScvMode.OFF), *(name.modes for name in self.only_cells)]
+            chosen = [modes for modes in chosen if modes in kept]
+        control = (NworMode.CONTROL, ScvMode.OFF)
+        stages = any(nwor is NworMode.STAGE for nwor, _ in chosen)
+        if NworMode.CONTROL in self.nwor_modes or (
+            stages and self.interleave is Interleave.WINDOWS
+        ):
+            chosen = [modes for modes in chosen if modes[0] is not NworMode.CONTROL] + [control]
+        cells = [Cell(pair_name, nwor, scv) for nwor, scv in chosen]
         return (*cells, Cell(pair_name, NworMode.OFF, ScvMode.OFF, AA))
 
     @property

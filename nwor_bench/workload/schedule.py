@@ -5,9 +5,14 @@ from dataclasses import dataclass
 from random import Random
 
 from nwor_bench.records.header import BlockEntry
-from nwor_bench.records.types import Cell
+from nwor_bench.records.types import Cell, Interleave
 from nwor_bench.workload.config import RunSpec
 from nwor_bench.workload.prompts import Prompt, select_blocks
+from nwor_bench.workload.window_order import WindowOrder, compared_pairs
+
+CHECK_BLOCKS = 3
+"""Blocks in which every cell also runs a whole batch where cells take turns within batches: their
+ratio checks that of windows."""
 
 GATE_BLOCK = 0
 """Number of the block on which parity is checked; timed blocks count from 1."""
@@ -27,7 +32,8 @@ class Plan:
     """A sweep's batches: untimed ones, the gate (baseline first), the timed blocks.
 
     There are `warmup` to `max_warmup` untimed batches, and the stopping rule may skip the last
-    blocks.
+    blocks. Where cells take turns within batches every block has one such batch, and only the
+    first CHECK_BLOCKS have a whole batch of every cell.
     """
 
     cells: tuple[Cell, ...]
@@ -35,6 +41,17 @@ class Plan:
     max_warmup: int
     gate: Block
     blocks: tuple[Block, ...]
+    interleaved: bool = False
+    seed: int = 0
+
+    def has_whole_batches(self, block: Block) -> bool:
+        """True if every cell has a batch of its own in this block."""
+        return not self.interleaved or block.number <= CHECK_BLOCKS
+
+    def window_order(self, block: Block, cells: Sequence[Cell]) -> WindowOrder:
+        """The turns of these cells, off x off among them, in the block's interleaved batch."""
+        seed = f"{self.seed}:windows:{block.number}"
+        return WindowOrder(tuple(cells), compared_pairs(cells), seed)
 
     @property
     def baseline(self) -> Cell:
@@ -44,7 +61,9 @@ class Plan:
     @property
     def num_batches(self) -> int:
         """All batches that may run, warm-up and gate included."""
-        return self.max_warmup + len(self.cells) * (1 + len(self.blocks))
+        whole = sum(map(self.has_whole_batches, self.blocks))
+        interleaved = len(self.blocks) if self.interleaved else 0
+        return self.max_warmup + len(self.cells) * (1 + whole) + interleaved
 
 
 def make_plan(spec: RunSpec, pair_name: str, prompts: Sequence[Prompt]) -> Plan:
@@ -65,7 +84,8 @@ def make_plan(spec: RunSpec, pair_name: str, prompts: Sequence[Prompt]) -> Plan:
         return Block(number, tuple(order), tuple(chosen[number]))
 
     gate, *timed = map(block, range(1 + most))
-    return Plan(cells, *spec.warmup_batches, gate, tuple(timed))
+    interleaved = spec.interleave is Interleave.WINDOWS
+    return Plan(cells, *spec.warmup_batches, gate, tuple(timed), interleaved, spec.seed)
 
 
 def blocks_for_header(plan: Plan) -> tuple[BlockEntry, ...]:

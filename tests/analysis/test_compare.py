@@ -8,6 +8,7 @@ from changed_run import other_prompts, slowed, stored
 from synthetic_run import change_batches, change_windows, make_run, with_header, with_parts
 
 from nwor_bench.analysis.comparing.compare import ChangeVerdict, Comparison, DecideBy, compare_runs
+from nwor_bench.analysis.comparing.preconditions import blocking_differences, other_differences
 from nwor_bench.analysis.comparing.stored_run import StoredRun
 from nwor_bench.errors import ExitCode, NotComparableError, StoreError
 from nwor_bench.records.store import RunData
@@ -288,6 +289,17 @@ def test_strict_tells_open_cells_from_the_same() -> None:
     assert comparison.exit_code(strict=True) is ExitCode.INCONCLUSIVE
 
 
+def test_another_host_is_told_of_where_the_model_ran_on_a_gpu_and_refused_on_a_cpu() -> None:
+    line, cpu = "CPU: BASE Toy CPU, NEW B", {"cpu": {"model": "B"}}
+    other = with_header(BASE, "environment", **cpu)
+    assert blocking_differences(BASE.header, other.header) == []
+    assert line in map(str, other_differences(BASE.header, other.header))
+    base = make_run(blocks=1)
+    other = with_header(base, "environment", **cpu)
+    assert line in map(str, blocking_differences(base.header, other.header))
+    assert line not in map(str, other_differences(base.header, other.header))
+
+
 @pytest.mark.parametrize(
     ("part", "values", "line"),
     [
@@ -303,7 +315,6 @@ def test_strict_tells_open_cells_from_the_same() -> None:
             {"gpus": [{"name": "Toy GPU"}] * 2},
             "GPUs: BASE Toy GPU, NEW Toy GPU, Toy",
         ),
-        ("environment", {"cpu": {"model": "B"}}, "CPU: BASE Toy CPU, NEW B"),
         ("environment", {"packages": {"vllm": "0.33.0"}}, "vLLM: BASE 0.32.0, NEW 0.33.0"),
     ],
 )

@@ -117,7 +117,7 @@ def test_tables_alone_give_what_the_records_give(new: Path, tmp_path: Path) -> N
         # A gate batch and 8 timed ones of 8 windows in each of 7 cells.
         ("batches.csv", 1, r"it has 0 of the 8 timed batches of off x off"),
         ("batches.csv", 60, r"it has \d of the 8 timed batches of "),
-        ("windows.csv", 1, r"it has 0 of the 8 windows of batch 0"),
+        ("windows.csv", 1, r"it has 0 of the 8 windows of batch 500"),
         ("windows.csv", 500, r"it has \d of the 8 windows of batch \d"),
     ],
 )

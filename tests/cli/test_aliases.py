@@ -41,7 +41,7 @@ def test_vllms_names(command_line: Run) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("--model", "no/where"), "--target-model: 'no/where'"),
+        (("--model", "./no/where"), "target_model: './no/where'"),
         (("--kv-cache-dtype", "fp9"), "--cache-dtype: unknown name 'fp9'; did you mean 'fp8'"),
         (
             ("--kv-cache-dtype", "fp8", "--engine-args", '{"kv_cache_dtype": "auto"}'),
@@ -53,6 +53,17 @@ def test_a_refusal_of_an_alias(command_line: Run, arguments: tuple[str, ...], wo
     code, _, err = command_line("sweep", *arguments)
     assert code == ExitCode.BAD_USAGE
     assert words in err
+
+
+@pytest.mark.slow  # transformers
+def test_a_model_that_the_hub_does_not_give(
+    command_line: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Without a network it would be asked for five times, for 45 seconds in all.
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    code, _, err = command_line("sweep", "--model", "no/where")
+    assert code == ExitCode.BAD_USAGE
+    assert "--target-model: 'no/where'" in err
 
 
 def test_both_ways_to_say_the_same() -> None:

@@ -175,8 +175,8 @@ def test_no_memory_for_the_cache(sweep: Refusal) -> None:
 
 
 def test_no_memory_for_the_requests(sweep: Refusal) -> None:
-    message = sweep("--requests", "100000", "--max-model-len", "30000")
-    assert "--requests x --max-model-len: '100000 x 30000'" in message
+    message = sweep("--requests", "1000", "--max-model-len", "3000000")
+    assert "--requests x --max-model-len: '1000 x 3000000'" in message
     assert "fewer --requests" in message
 
 

@@ -25,7 +25,7 @@ from nwor_bench.cli.doctor import (
 )
 from nwor_bench.cli.doctor.check import check_lines
 from nwor_bench.cli.doctor.hooks import check_hooks
-from nwor_bench.engine.engine import BatchOutput, Sampling
+from nwor_bench.engine.protocol import BatchOutput, Sampling
 from nwor_bench.errors import BenchError, ConfigError, EngineError, ExitCode
 from nwor_bench.instruments import environment
 from nwor_bench.records.environment import GpuFacts

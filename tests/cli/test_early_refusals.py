@@ -25,8 +25,10 @@ REFUSALS = (
     ("sweep --resume nowhere", "holds a run.json"),
     ("sweep --json -v", "give one of the two"),
     ("report nowhere", "holds a run.json"),
+    ("report empty-sweep", "restore the file"),
     ("compare nowhere either", "holds a run.json"),
     ("compare a b --threshold much", "--threshold: 'much'"),
+    ("compare empty-sweep empty-sweep --decide-by tim", "did you mean 'time'"),
     ("plan --config none.json", "none.json"),
     ("plan --config none.json --acceptance 3", "--acceptance: '3'"),
     ("scenarios show shrt", "did you mean 'short'"),
@@ -54,6 +56,8 @@ for arguments, words in {REFUSALS!r}:
 def test_refusals_import_nothing_heavy(tmp_path: Path) -> None:
     """In one process, since what is not loaded at its end was loaded by none of them."""
     (tmp_path / "file").touch()
+    (tmp_path / "empty-sweep").mkdir()
+    (tmp_path / "empty-sweep/sweep.json").write_text('{"format_version": 1}')
     environ = {
         **os.environ, "PYTHONPATH": f"{CHECKOUT}:{CHECKOUT / 'kernels'}",
         "NWOR_BENCH_CACHE": str(tmp_path / "cache"),
@@ -63,4 +67,4 @@ def test_refusals_import_nothing_heavy(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     for _, words in REFUSALS:
         assert words in done.stderr
-    assert {path.name for path in tmp_path.iterdir()} == {"file"}
+    assert {path.name for path in tmp_path.iterdir()} == {"file", "empty-sweep"}

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from changed_run import slowed
 from fake_engine import FakeEngine, FakeFactory, accept_arguments
+from swept_folder import save_sweep
 from synthetic_run import make_run, save_run
 
 from nwor_bench.cli.commands.compare import with_printed_json
@@ -115,9 +116,10 @@ def test_a_sweep_of_runs(command_line: Run, tmp_path: Path) -> None:
     code, out, err = command_line("sweep", "--file", "two.toml", "--output", "many", "--json")
     assert (code, err) == (0, "")
     told = json.loads(out)
-    assert lacking(told, "sweep --file") == []
-    assert set(told) == top_level("sweep --file")
+    assert lacking(told, "sweep --file, report of a sweep folder") == []
+    assert set(told) == top_level("sweep --file, report of a sweep folder")
     assert [run["result"]["status"] for run in told["runs"]] == ["complete"] * 2
+    assert command_line("report", "many", "--json") == (0, out, "")
     code, out, _ = command_line("sweep", "--file", "two.toml", "--output", "again", "-q")
     assert out.splitlines()[-1] == "Sweep folder: again"
     assert out.count("Run folder: ") == 2
@@ -155,6 +157,16 @@ def test_a_comparison(command_line: Run) -> None:
     assert set(told) == top_level("compare")
     _, out, _ = command_line("compare", "base", "new", "-q")
     assert " ".join(out.split()) == told["headline"]
+
+
+def test_a_comparison_of_sweeps(command_line: Run) -> None:
+    place = {"requests": 8, "dtype": "float32"}
+    run = make_run(blocks=4, device="cuda", aa=True)
+    for name in ("base", "new"):
+        save_sweep(Path(name), [(place, run)])
+    told = json.loads(command_line("compare", "base", "new", "--json")[1])
+    assert lacking(told, "compare of two sweep folders") == []
+    assert set(told) == top_level("compare of two sweep folders")
 
 
 def test_doctor(command_line: Run) -> None:

@@ -170,7 +170,9 @@ def test_a_small_model_has_parameters_too(plan: Run) -> None:
         ((*LLAMA, "--tensor-parallel-size", "5"), "24 attention heads"),
         (("--config", "quantised.json"), "--weight-dtype: 'auto'"),
         ((*LLAMA, "--csv", "no/folder/x.csv"), "--csv: 'no/folder/x.csv'"),
-        ((*LLAMA, "--html", "."), "--html: '.'"),
+        pytest.param(
+            (*LLAMA, "--html", "."), "--html: '.'", marks=pytest.mark.slow
+        ),  # a whole page
     ],
 )
 def test_bad_input_is_refused(plan: Run, arguments: tuple[str, ...], words: str) -> None:
@@ -244,6 +246,7 @@ def test_names_are_escaped(plan: Run) -> None:
     assert "a<b>" not in text
 
 
+@pytest.mark.slow  # a whole page
 def test_the_maps_have_their_numbers_in_words(page: Path) -> None:
     text = page.read_text()
     assert text.count("requests a step</text>") == len(MAPPED)

@@ -171,6 +171,16 @@ def test_nothing_is_discarded_where_there_is_no_such_instruction():
     assert launch_shape(5, 3, 128, 2, cpu).discard is Discard.OFF
 
 
+@pytest.mark.parametrize(
+    ("ratio", "head_dim", "cache_bytes", "stages"),
+    [(8, 256, 4, 2), (3, 256, 4, 3), (8, 256, 2, 3), (8, 128, 4, 3), (8, 128, 2, 3)],
+)
+def test_the_steps_in_flight_fit_into_shared_memory(ratio, head_dim, cache_bytes, stages):
+    """Float32 with 40 query rows of head dim 256 asked an H200 for 232 KiB; it has 227."""
+    shape = launch_shape(5, ratio, head_dim, cache_bytes, torch.device("cpu"))
+    assert shape.num_stages == stages
+
+
 LAYERS = 12
 
 

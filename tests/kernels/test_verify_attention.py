@@ -103,7 +103,9 @@ def assert_equal_bits(one: Tensor, other: Tensor) -> None:
 
 
 @pytest.mark.parametrize("feature", FEATURES)
-@pytest.mark.parametrize("ratio", [1, 3, 4, 7])
+@pytest.mark.parametrize(
+    "ratio", [1, *(pytest.param(n, marks=pytest.mark.slow) for n in (3, 4, 7))]
+)
 def test_a_mixed_batch_against_the_definition(ratio, feature):
     step = make_step(MIXED, heads=2 * ratio, kv_heads=2, head_dim=4, seed=ratio)
     options = score_options(feature, 2 * ratio)

@@ -6,8 +6,9 @@ from typing import Any
 
 from engine_tools import total_of
 
-from nwor_bench.engine.engine import VllmCounters, VllmEngine
+from nwor_bench.engine.engine import VllmEngine
 from nwor_bench.engine.ranks import disagreement
+from nwor_bench.engine.vllm_counters import VllmCounters, read_counters
 from nwor_bench.records.types import Cell, NworMode, ScvMode
 
 
@@ -59,7 +60,7 @@ def ask(
         assert engine._llm.reset_prefix_cache()
     engine._rpc("nwor_seed", seed)
     engine._rpc("nwor_drain")
-    before = engine._read_counters()
+    before = read_counters(engine._llm)
     inputs = [{"prompt_token_ids": prompt} for prompt in prompts]
     outputs = engine._llm.generate(inputs, params, use_tqdm=False, **arguments)
     lengths = {output.request_id: len(output.outputs[0].token_ids) for output in outputs}
@@ -71,7 +72,7 @@ def ask(
         tokens=[tuple(answer.token_ids) for answer in first],
         texts=[answer.text for answer in first],
         finish_reasons=[answer.finish_reason for answer in first],
-        counters=engine._read_counters().minus(before),
+        counters=read_counters(engine._llm).minus(before),
         windows=ranks[0]["windows"],
     )
 

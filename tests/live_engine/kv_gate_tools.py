@@ -8,7 +8,8 @@ import torch
 from engine_tools import run_cell, total
 
 from nwor_bench.analysis.parity.kv_result import KvResult
-from nwor_bench.engine.engine import BatchOutput, VllmEngine
+from nwor_bench.engine.engine import VllmEngine
+from nwor_bench.engine.protocol import BatchOutput
 from nwor_bench.records.types import Cell, NworMode, ScvMode
 from nwor_bench.run.gate.kv import KvGate
 from nwor_bench.run.gate.parity import Answer

@@ -13,7 +13,8 @@ from engine_tools import (
     worker_of,
 )
 
-from nwor_bench.engine.engine import BatchOutput, VllmEngine
+from nwor_bench.engine.engine import VllmEngine
+from nwor_bench.engine.protocol import BatchOutput
 
 pytestmark = pytest.mark.engine
 

@@ -5,9 +5,19 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from engine_tools import prompts_of, run_cell, tiny_pair, tiny_spec, total
+from engine_tools import (
+    TURN_CELLS,
+    prompts_of,
+    run_cell,
+    run_in_turns,
+    tiny_pair,
+    tiny_spec,
+    total,
+    total_of,
+)
 
 from nwor_bench.engine.engine import VllmEngine
+from nwor_bench.records.types import Cell, NworMode, ScvMode
 
 pytestmark = pytest.mark.engine
 
@@ -89,6 +99,51 @@ def test_stage_gives_the_tokens_of_off(engine: VllmEngine, setting: Setting, nam
         rejected = total(output, "rejected_tokens")
         assert total(output, "staged_tokens") == total(output, "committed_tokens") + rejected
         assert {window["fallback_reason"] for window in output.windows} == {None}
+
+
+@pytest.mark.parametrize("name", BATCHES)
+def test_control_gives_the_tokens_of_off(engine: VllmEngine, name: str) -> None:
+    """Our attention with stock's writes: nothing is staged, and nothing is left to commit."""
+    reference = run_cell(engine, "off", "off", BATCHES[name])
+    output = run_cell(engine, "control", "off", BATCHES[name])
+    assert output.token_ids == reference.token_ids
+    assert output.counters == reference.counters
+    assert total(output, "staged_tokens") == total(output, "stage_operations") == 0
+    assert total(output, "control_tokens") == output.counters.draft_tokens > 0
+    assert {window["fallback_reason"] for window in output.windows} == {None}
+
+
+@pytest.mark.parametrize("name", BATCHES)
+def test_cells_that_take_turns_give_the_tokens_of_off(engine: VllmEngine, name: str) -> None:
+    """One sequence, whose windows are written and committed by the cell that has the turn."""
+    reference = run_cell(engine, "off", "off", BATCHES[name])
+    output, windows, _ = run_in_turns(engine, BATCHES[name])
+    assert output.token_ids == reference.token_ids
+    assert output.counters == reference.counters
+    assert total(output, "accepted_tokens") == output.counters.accepted_tokens
+    for cell, own in windows.items():
+        staged, drafts = total_of(own, "staged_tokens"), total_of(own, "draft_tokens")
+        assert staged == (drafts if cell.nwor_mode is NworMode.STAGE else 0), cell.label
+        control = drafts if cell.nwor_mode is NworMode.CONTROL else 0
+        assert total_of(own, "control_tokens") == control, cell.label
+        settled = total_of(own, "committed_tokens") + total_of(own, "rejected_tokens")
+        assert settled == staged
+    assert {window["fallback_reason"] for window in output.windows} == {None}
+
+
+def test_every_cell_has_its_turns_and_its_own_counters(engine: VllmEngine) -> None:
+    """A batch has 10 to 40 windows, which is a group or two."""
+    seen: set[Cell] = set()
+    for seed in "abcdefghijklmnopqrstuvwx":
+        output, windows, facts = run_in_turns(engine, STEADY, seed=seed)
+        for cell, own in windows.items():
+            validations = facts[cell]["scv_counters"].get("scv_device_validations", 0)
+            assert validations == (0 if cell.scv_mode is ScvMode.OFF else len(own)), cell.label
+            seen |= {cell} if own else set()
+        turns = [window for window in output.windows if window.get("group") is not None]
+        assert [turn["position"] for turn in turns][:2] == [0, 1]
+    assert seen == set(TURN_CELLS)
+    assert run_cell(engine, "off", "off", STEADY).windows[0].get("group") is None
 
 
 def test_the_setting_accepts_what_it_is_for(engine: VllmEngine, setting: Setting) -> None:

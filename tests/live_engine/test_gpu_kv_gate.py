@@ -15,7 +15,8 @@ from kv_gate_tools import change_a_value, kv_results
 from rank_faults import on_ranks
 
 from nwor_bench.analysis.parity.kv_verdict import KvVerdict
-from nwor_bench.engine.engine import BatchOutput, VllmEngine
+from nwor_bench.engine.engine import VllmEngine
+from nwor_bench.engine.protocol import BatchOutput
 from nwor_bench.models.pairs import resolve_pair
 
 pytestmark = [pytest.mark.engine, pytest.mark.gpu]

@@ -9,9 +9,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from engine_tools import prompts_of, run_cell, tiny_pair, tiny_spec, total, worker_of
+from engine_tools import (
+    prompts_of,
+    run_cell,
+    run_in_turns,
+    tiny_pair,
+    tiny_spec,
+    total,
+    total_of,
+    worker_of,
+)
 
-from nwor_bench.engine.engine import BatchOutput, VllmEngine
+from nwor_bench.engine.engine import VllmEngine
+from nwor_bench.engine.protocol import BatchOutput
 
 pytestmark = [pytest.mark.engine, pytest.mark.gpu]
 
@@ -89,6 +99,40 @@ def test_staging_gives_the_stock_tokens(engine: VllmEngine, scv: str) -> None:
         settled = window["committed_tokens"] + window["rejected_tokens"]
         assert window["staged_tokens"] == settled
         assert window["stage_operations"] == 3 * window["staged_tokens"]
+
+
+def test_control_gives_the_stock_tokens(engine: VllmEngine) -> None:
+    prompts = prompts_of(LENGTHS)
+    stock = run_cell(engine, "off", "off", prompts)
+    control = run_cell(engine, "control", "off", prompts)
+    assert control.token_ids == stock.token_ids
+    assert reasons(control) == {None}
+    assert total(control, "staged_tokens") == 0
+    assert total(control, "control_tokens") == total(control, "draft_tokens") > 0
+    assert counted(control, "accepted") == control.counters.accepted_tokens
+
+
+def test_cells_that_take_turns_give_the_stock_tokens(engine: VllmEngine) -> None:
+    if engine.stage == "persist":  # type: ignore[attr-defined]
+        return  # L2 is set aside for a whole batch, so such runs compare batches
+    prompts = prompts_of(LENGTHS)
+    stock = run_cell(engine, "off", "off", prompts)
+    for seed in "abc":
+        output, windows, _ = run_in_turns(engine, prompts, seed=seed)
+        assert output.token_ids == stock.token_ids
+        assert reasons(output) == {None}
+        assert counted(output, "draft") == output.counters.draft_tokens
+        assert counted(output, "accepted") == output.counters.accepted_tokens
+        for cell, own in windows.items():
+            drafts = total_of(own, "draft_tokens")
+            assert total_of(own, "staged_tokens") == drafts * (cell.nwor_mode == "stage")
+            assert total_of(own, "control_tokens") == drafts * (cell.nwor_mode == "control")
+        timed = [w for w in output.windows if w.get("group") is not None and w["wall_ms"]]
+        assert timed
+        assert all(w["device_ms"] > 0 for w in timed)
+    after = run_cell(engine, "off", "off", prompts)
+    assert after.token_ids == stock.token_ids
+    assert {window["device_ms"] for window in after.windows} == {None}
 
 
 def test_a_batch_after_staging_finds_a_sound_cache(engine: VllmEngine) -> None:

@@ -7,7 +7,8 @@ import torch
 from engine_tools import prompts_of, run_cell, tiny_pair, tiny_spec
 
 from nwor_bench.analysis.parity.ties import Place
-from nwor_bench.engine.engine import BatchOutput, VllmEngine
+from nwor_bench.engine.engine import VllmEngine
+from nwor_bench.engine.protocol import BatchOutput
 from nwor_bench.errors import ConfigError
 from nwor_bench.records.types import Cell, NworMode, ScvMode
 from nwor_bench.run.gate.ties import TOP, TieCheck

@@ -14,7 +14,8 @@ from rank_faults import on_ranks
 
 from nwor_bench.analysis.parity.kv_result import KvResult
 from nwor_bench.analysis.parity.kv_verdict import KvVerdict
-from nwor_bench.engine.engine import BatchOutput, VllmEngine
+from nwor_bench.engine.engine import VllmEngine
+from nwor_bench.engine.protocol import BatchOutput
 
 pytestmark = pytest.mark.engine
 

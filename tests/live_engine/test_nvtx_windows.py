@@ -16,7 +16,8 @@ from engine_tools import (
 )
 from nvtx_recorder import NvtxModule, NvtxThatMustNotBeCalled, Recorded, RecordingDomain
 
-from nwor_bench.engine.engine import BatchOutput, VllmEngine
+from nwor_bench.engine.engine import VllmEngine
+from nwor_bench.engine.protocol import BatchOutput
 from nwor_bench.instruments.nvtx_ranges import DOMAIN, SWITCH
 
 pytestmark = pytest.mark.engine

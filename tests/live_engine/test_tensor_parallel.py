@@ -22,7 +22,8 @@ from rank_faults import (
     watched_slots,
 )
 
-from nwor_bench.engine.engine import BatchOutput, VllmEngine
+from nwor_bench.engine.engine import VllmEngine
+from nwor_bench.engine.protocol import BatchOutput
 from nwor_bench.errors import ConfigError
 
 pytestmark = [

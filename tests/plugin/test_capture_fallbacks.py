@@ -130,6 +130,7 @@ def test_after_one_window_that_cannot_be_held_no_other_is_tried(
         staging=layers.staging,
         graphs=graphs,
         planner=SimpleNamespace(plan=plan),
+        control_graphs=graphs,
         attention=PatchSet([]),
     )
     monkeypatch.setattr(RankVote, "of_worker", RankVote)

@@ -52,7 +52,7 @@ class Hook:
         self.nwor_mode = NworMode.STAGE
         self.validator = SimpleNamespace(mode=ScvMode.GRAPH, validate=lambda: "mask")
         self.window = SimpleNamespace(stage=lambda: True, commit=lambda: True)
-        self.graphs = SimpleNamespace(replay=lambda desc: "hidden")
+        self.graph_sets = (SimpleNamespace(replay=lambda desc: "hidden"),)
         self.modes: list[Any] = []
         self._patches = PatchSet([Patch(runner, "sample", self._wrap_sample)])
         self.attach()
@@ -137,7 +137,7 @@ def test_a_staged_full_graph_is_a_forward_too(domain: RecordingDomain) -> None:
     runner = Runner(eager=False)
     hook = Hook(runner)
     WindowRanges(hook).switch(True)
-    replay = hook.graphs.replay
+    replay = hook.graph_sets[0].replay
     runner.cudagraph_manager.run_fullgraph = replay
     step(runner, {"a": [1, 2]})
     (window,) = domain.take().inside

@@ -79,8 +79,8 @@ def test_debug(value, debug):
     ("variable", "value", "nearest"),
     [
         ("VLLM_NWOR_MODE", "stag", "'stage'"),
-        ("VLLM_NWOR_MODE", "STAGE", "known: off, stage"),
-        ("VLLM_NWOR_MODE", "graph", "known: off, stage"),
+        ("VLLM_NWOR_MODE", "STAGE", "known: control, off, stage"),
+        ("VLLM_NWOR_MODE", "graph", "known: control, off, stage"),
         ("VLLM_SCV_MODE", "adaptiv", "'adaptive'"),
         ("VLLM_SCV_MODE", "stage", "known: adaptive, graph, off"),
     ],

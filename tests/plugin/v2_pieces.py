@@ -92,11 +92,15 @@ def make_hook(monkeypatch: pytest.MonkeyPatch, vote: RankVote | None = None) -> 
     from nwor_bench.plugin.runner_v2.hook import V2RunnerHook
 
     staging = PieceStaging()
+    graphs = SimpleNamespace(capture=lambda: None, give_up=lambda reason: None, unavailable=None)
+    planner = PiecePlanner()
     parts = SimpleNamespace(
         window=Window(staging),
         staging=staging,
-        graphs=SimpleNamespace(capture=lambda: None, give_up=lambda reason: None, unavailable=None),
-        planner=PiecePlanner(),
+        graphs=graphs,
+        planner=planner,
+        control_graphs=graphs,
+        control_planner=planner,
         attention=PatchSet([]),
     )
     monkeypatch.setattr(v2_windows, "set_up_staging", lambda *_: (parts, None))

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
 import pytest
+from examples import examples
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -15,7 +16,8 @@ from nwor_bench.errors import StoreError
 from nwor_bench.records.environment import Environment
 from nwor_bench.records.header import WRITTEN_LATER, BlockEntry, RunHeader, parse_header
 from nwor_bench.records.json_part import JsonPart, to_json
-from nwor_bench.records.store import RUN_FILE, RunStore, read_header
+from nwor_bench.records.run_folder import RUN_FILE
+from nwor_bench.records.store import RunStore, read_header
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 STORED = sorted(
@@ -70,7 +72,7 @@ def of_its_kinds(header: RunHeader) -> bool:
     return all(isinstance(spec.get(name, {}), dict) for name in ("scenario", "engine_args"))
 
 
-@settings(deadline=None, max_examples=30, suppress_health_check=list(HealthCheck))
+@settings(examples(120), suppress_health_check=list(HealthCheck))
 @given(parts(RunHeader).filter(of_its_kinds))
 def test_a_header_written_and_read_back_is_equal(header: RunHeader) -> None:
     text = json.dumps(to_json(header), allow_nan=False)

@@ -16,14 +16,8 @@ from nwor_bench.errors import ConfigError, ExitCode, StoreError
 from nwor_bench.records.engine_status import EngineStatus
 from nwor_bench.records.header import RunHeader
 from nwor_bench.records.lines import batch_key, parse_records, record_line
-from nwor_bench.records.store import (
-    KEPT_RECORDS_FILE,
-    RECORDS_FILE,
-    RUN_FILE,
-    RunStore,
-    default_folder,
-    read_run,
-)
+from nwor_bench.records.run_folder import KEPT_RECORDS_FILE, RECORDS_FILE, RUN_FILE, default_folder
+from nwor_bench.records.store import RunStore, read_run
 from nwor_bench.records.types import BatchRecord, RunStatus, WindowRecord
 
 HEADER = RunHeader(scenario={"name": "short"})
@@ -332,7 +326,7 @@ def test_windows_before_another_batch_are_damage():
     [
         (LINES.partition(b"\n")[2], ":2: 1 windows stand before a batch of 2"),
         (record_line(WINDOWS[0]) + LINES, ":4: 3 windows stand before a batch of 2"),
-        (LINES + SECOND_LINES + LINES, ":9: batch 0 was there before"),
+        (LINES + SECOND_LINES + LINES, ":9: batch 500 was there before"),
     ],
 )
 def test_a_line_that_is_gone_or_there_twice_is_damage(lines, words):
@@ -349,7 +343,8 @@ ANY_BATCH = st.builds(BatchRecord, latency_ms=FINITE, tokens_per_s=FINITE, tempe
 @given(batch=ANY_BATCH, windows=st.lists(ANY_WINDOW, max_size=3))
 def test_any_record_survives_its_line(batch, windows):
     batch = replace(batch, windows=len(windows))
-    pair, nwor_mode, scv_mode, block, number = batch_key(batch)
+    pair, block, number = batch_key(batch)
+    nwor_mode, scv_mode = batch.nwor_mode, batch.scv_mode
     own = [
         replace(w, pair=pair, nwor_mode=nwor_mode, scv_mode=scv_mode, block=block, batch=number)
         for w in windows

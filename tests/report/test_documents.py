@@ -80,6 +80,12 @@ def run():
     return make_run()
 
 
+@pytest.fixture(scope="module")
+def shown(run) -> str:
+    """Its page."""
+    return page(run)
+
+
 def test_the_answer_comes_first_and_the_glossary_last(run):
     text = markdown(run)
     titles = re.findall(r"^## (.*)$", text, re.MULTILINE)
@@ -241,17 +247,16 @@ def test_cells_that_were_not_timed_are_not_called_uncertain(run):
     assert "uncertain" not in text
 
 
-def test_the_page_is_sound_and_loads_nothing(run):
-    text = page(run)
-    assert "<script" not in text
-    assert len(text) < 1_500_000
-    found = Page(text)
+def test_the_page_is_sound_and_loads_nothing(shown):
+    assert "<script" not in shown
+    assert len(shown) < 1_500_000
+    found = Page(shown)
     assert "img" not in found.tags
-    addresses = re.findall(r"""(?:src|href)=["']?([^"'>]*)""", text)
+    addresses = re.findall(r"""(?:src|href)=["']?([^"'>]*)""", shown)
     assert {address for address in addresses if not address.startswith("#")} == {"data:,"}
-    assert not re.search(r"url\((?!#)|@import|https?:", text)
-    assert "prefers-color-scheme: dark" in text
-    assert 'name="viewport"' in text
+    assert not re.search(r"url\((?!#)|@import|https?:", shown)
+    assert "prefers-color-scheme: dark" in shown
+    assert 'name="viewport"' in shown
     assert found.tags.count("figure") == 4  # no timeline: the run was not probed
 
 
@@ -260,32 +265,31 @@ def test_a_page_without_figures_has_no_script():
     assert "<script" not in text
 
 
-def test_tables_and_headings_can_be_found_without_eyes(run):
-    text = page(run)
-    tables = re.findall(r"<table.*?</table>", text, re.DOTALL)
+def test_tables_and_headings_can_be_found_without_eyes(shown):
+    tables = re.findall(r"<table.*?</table>", shown, re.DOTALL)
     assert len(tables) > 10
     for each in tables:
         start = r'<table[^>]*><caption><span>[^<]+</span></caption><thead><tr><th scope="col"'
         assert re.match(start, each)
         assert each.count('<th scope="row"') == each.count("<tr>") - 1
-    assert [tag for tag in Page(text).tags if re.fullmatch(r"h\d", tag)] == ["h1"] + ["h2"] * 19
-    anchors = re.findall(r'<a href="#([^"]+)"', text)
-    assert anchors == re.findall(r'<h2 id="([^"]+)"', text)
-    for alternative in re.findall(r'role="img" aria-label="([^"]*)"', text):
+    assert [tag for tag in Page(shown).tags if re.fullmatch(r"h\d", tag)] == ["h1"] + ["h2"] * 19
+    anchors = re.findall(r'<a href="#([^"]+)"', shown)
+    assert anchors == re.findall(r'<h2 id="([^"]+)"', shown)
+    for alternative in re.findall(r'role="img" aria-label="([^"]*)"', shown):
         assert re.search(r"\d", alternative)
 
 
-def test_every_colour_of_a_figure_is_in_the_style_sheet(run):
-    used = set(re.findall(r"var\((--[a-z]+)\)", page(run).split("</style>")[1]))
+def test_every_colour_of_a_figure_is_in_the_style_sheet(shown):
+    used = set(re.findall(r"var\((--[a-z]+)\)", shown.split("</style>")[1]))
     assert len(used) > 5
     assert used <= set(re.findall(r"(--[a-z]+):", CSS))
 
 
-def test_the_page_says_what_the_markdown_says(run):
+def test_the_page_says_what_the_markdown_says(run, shown):
     plain = markdown(run).replace("\\", "")
     words = set(re.findall(r"[A-Za-z]{4,}|\d[\d,.]+\d", plain))
-    shown = " ".join(Page(page(run)).text)
-    missing = {word for word in words if word not in shown}
+    text = " ".join(Page(shown).text)
+    missing = {word for word in words if word not in text}
     assert missing == set()
 
 
@@ -310,12 +314,12 @@ def nasty(run):
     )
 
 
-def test_hostile_text_stays_text_in_html(run):
+def test_hostile_text_stays_text_in_html(run, shown):
     text = page(nasty(run))
     assert "<script" not in text
     found = Page(text)
     assert NASTY in " ".join(found.text)
-    assert set(found.tags) == set(Page(page(run)).tags)
+    assert set(found.tags) == set(Page(shown).tags)
 
 
 def test_hostile_text_stays_text_in_markdown(run):

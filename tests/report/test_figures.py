@@ -46,7 +46,13 @@ def run() -> RunData:
     return with_counters(faster(), 50_000)
 
 
-@pytest.mark.parametrize("name", list(RUNS))
+DRAWN_FAST = ("faster", "cpu")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=[] if n in DRAWN_FAST else pytest.mark.slow) for n in RUNS],
+)
 def test_every_figure_is_drawn_with_its_texts_in_the_page_s_colours(name):
     for figure in figures(RUNS[name]()).values():
         svg = draw_svg(figure)
@@ -150,7 +156,7 @@ def test_each_block_stands_with_its_ratio_and_the_clocks_of_that_block(run):
     assert "clocks were not recorded" in figures(run)["blocks"].caption
 
 
-def test_window_times_keep_their_distribution_and_their_outliers(run):
+def test_window_times_keep_their_distribution_and_their_outliers(run, figures_left_out):
     slow = change_windows(
         run,
         lambda w: (w.nwor_mode, w.scv_mode, w.block, w.window) == ("stage", "off", 3, 2),
@@ -226,7 +232,7 @@ def test_dram_bytes_stand_beside_their_prediction(run):
     assert predicted["x"][measured["y"].index("off x graph")] is None
 
 
-def test_predicted_bytes_are_those_of_the_byte_model_by_hand():
+def test_predicted_bytes_are_those_of_the_byte_model_by_hand(figures_left_out):
     run = gpu_run()
     baseline = summarise(run)[0]
     row = run.header.engine.bytes_per_token
@@ -245,7 +251,7 @@ def test_predicted_bytes_are_those_of_the_byte_model_by_hand():
     assert shown["copy, kept in L2"] == ["0 B", kb(kept * row), kb((drafts - kept) * row)]
 
 
-def test_an_fp8_cache_below_bf16_activations_is_read_at_twice_the_size():
+def test_an_fp8_cache_below_bf16_activations_is_read_at_twice_the_size(figures_left_out):
     run = gpu_run()
     tables = [
         re.search(

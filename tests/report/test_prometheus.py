@@ -263,7 +263,7 @@ def listening(port: int) -> set[str]:
     [
         ((), "127.0.0.1", "http://localhost:"),
         (("127.0.0.2",), "127.0.0.2", "http://127.0.0.2:"),
-        (("0.0.0.0",), "0.0.0.0", "http://0.0.0.0:"),
+        pytest.param(("0.0.0.0",), "0.0.0.0", "http://0.0.0.0:", marks=pytest.mark.slow),
     ],
 )
 def test_it_listens_where_it_is_told_and_else_on_this_machine_alone(

@@ -100,7 +100,7 @@ def test_to_repeat_names_a_command_that_repeats_this_run_alone(command, shown):
         assert "was not recorded" in part
 
 
-def test_reference_is_not_set_like_a_verdict():
+def test_reference_is_not_set_like_a_verdict(figures_left_out):
     page = render_html(build_document(faster(), summarise(faster())))
     assert "v-reference" not in page
     assert re.search(r'class="[^"]*verdict v-faster[^"]*">FASTER<', page)

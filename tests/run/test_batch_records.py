@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 from fake_engine import BYTES_PER_TOKEN, FakeEngine
 
-from nwor_bench.engine.engine import BatchOutput, Sampling, VllmCounters
+from nwor_bench.engine.protocol import BatchOutput, Sampling
+from nwor_bench.engine.vllm_counters import VllmCounters
 from nwor_bench.records.types import Cell, NworMode, ScvMode
 from nwor_bench.run.batch_records import BatchPlace, batch_record, window_records
 from nwor_bench.workload.schedule import Block

@@ -9,6 +9,7 @@ from toy_run import Runner, of_phase
 from nwor_bench.analysis.aggregate import summarise
 from nwor_bench.errors import ConfigError
 from nwor_bench.records.store import read_run
+from nwor_bench.records.types import Phase
 from nwor_bench.run import budget
 from nwor_bench.run.budget import default_stop
 from nwor_bench.workload.config import load_scenario, resolve
@@ -83,7 +84,7 @@ def test_the_blocks_of_an_earlier_try_are_kept_and_counted(tmp_path: Path, clock
     assert len(whole.finished) == 8
     # The gate and seven blocks of three, by the batches' own times.
     assert left.spent_s == pytest.approx(0.1 * (7 + 21), rel=0.02)
-    assert left.block_s(cells=7) == pytest.approx(0.3, rel=0.02)
+    assert left.block_s(Phase.TIMED, 7) == pytest.approx(0.3, rel=0.02)
 
 
 @pytest.mark.parametrize(

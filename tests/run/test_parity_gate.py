@@ -11,7 +11,7 @@ from fake_engine import DRAFTS, FakeEngine, Flip, greedy_token
 from toy_run import STAGE, Runner, encode, of_phase
 
 from nwor_bench.analysis.parity.batches import ParityRule, parity_rule
-from nwor_bench.engine.engine import BatchOutput
+from nwor_bench.engine.protocol import BatchOutput
 from nwor_bench.records.engine_status import EngineStatus
 from nwor_bench.records.json_part import to_json
 from nwor_bench.records.store import RunData, read_run

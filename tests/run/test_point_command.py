@@ -1,7 +1,9 @@
 """A run of a sweep file has a command of its own, which the command line reads back as that run."""
 
 import shlex
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -35,14 +37,18 @@ def points(tmp_path: Path):
     return make_points(load_sweep(path))
 
 
-def flags_of(command: str) -> dict[str, object]:
+@cache
+def sweep_command() -> Any:
     import typer
 
     from nwor_bench.cli.app import app
 
+    return typer.main.get_command(app).commands["sweep"]  # type: ignore[attr-defined]
+
+
+def flags_of(command: str) -> dict[str, object]:
     words = shlex.split(command)
-    sweep = typer.main.get_command(app).commands["sweep"]  # type: ignore[attr-defined]
-    return sweep.make_context("sweep", words[2:]).params
+    return sweep_command().make_context("sweep", words[2:]).params
 
 
 def test_the_command_gives_the_same_run(tmp_path):

@@ -18,14 +18,8 @@ from nwor_bench.analysis.aggregate import summarise
 from nwor_bench.cli.app import app
 from nwor_bench.errors import BenchError, ConfigError, ExitCode, StoreError
 from nwor_bench.instruments import environment
-from nwor_bench.records.store import (
-    RECORDS_FILE,
-    RUN_FILE,
-    RunData,
-    RunStore,
-    only_writer,
-    read_run,
-)
+from nwor_bench.records.run_folder import RECORDS_FILE, RUN_FILE, only_writer
+from nwor_bench.records.store import RunData, RunStore, read_run
 from nwor_bench.records.types import BatchRecord
 from nwor_bench.run import resume
 from nwor_bench.run.prepare import PairChoice, resume_one, run_one

@@ -17,7 +17,8 @@ from fake_engine import FakeEngine, FakeFactory, accept_arguments
 from nwor_bench.analysis.parity.ties import ErrorScale, Place, PlaceVerdict
 from nwor_bench.errors import ExitCode
 from nwor_bench.records.lines import batch_key
-from nwor_bench.records.store import RECORDS_FILE, RunData, read_run
+from nwor_bench.records.run_folder import RECORDS_FILE
+from nwor_bench.records.store import RunData, read_run
 from nwor_bench.records.types import BatchRecord
 from nwor_bench.run import blocks as runner
 from nwor_bench.run.prepare import PairChoice, resume_one, run_one

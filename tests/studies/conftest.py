@@ -31,6 +31,8 @@ def study(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str, str], Modu
 
 def forget() -> None:
     """Drop all modules of studies."""
+    folder = f"{STUDIES}/"
     for name, module in list(sys.modules.items()):
-        if str(vars(module).get("__file__")).startswith(f"{STUDIES}/"):
+        file = getattr(module, "__dict__", {}).get("__file__")
+        if isinstance(file, str) and file.startswith(folder):
             del sys.modules[name]

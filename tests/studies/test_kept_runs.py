@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from nwor_bench.analysis.aggregate import summarise
-from nwor_bench.records.store import KEPT_RECORDS_FILE, RUN_FILE, read_run
+from nwor_bench.records.run_folder import KEPT_RECORDS_FILE, RUN_FILE
+from nwor_bench.records.store import read_run
 from nwor_bench.report.files import write_files
 
 KEPT = Path(__file__).parents[2] / "sweeps" / "results" / "h200" / "kept"

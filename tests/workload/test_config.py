@@ -276,3 +276,40 @@ def test_the_examples_in_the_comments_of_a_shipped_scenario_load(name: str, tmp_
         "mixed": "Open-Orca/OpenOrca",
     }
     assert wanted[name] in sources
+
+
+def labels(**given: object) -> list[str]:
+    return [cell.label for cell in resolve(SCENARIO, **given).cells("p")]
+
+
+def test_cells_can_be_chosen() -> None:
+    assert labels(cells="stage-graph") == ["off x off", "stage x graph", "off x off (A/A)"]
+    assert labels(cells="stage-graph", interleave="windows") == [
+        "off x off", "stage x graph", "control x off", "off x off (A/A)",
+    ]  # fmt: skip
+    assert labels(cells="off-graph", interleave="windows") == [
+        "off x off", "off x graph", "off x off (A/A)",
+    ]  # fmt: skip
+
+
+def test_a_cell_outside_of_the_grid_is_refused() -> None:
+    message = refusal(cells="stage-graph", scv_modes="off,adaptive")
+    assert "--cells" in message
+    assert "stage-graph" in message
+    assert "--scv-modes" in message
+    assert "--cells" in refusal(cells="stage-on")
+
+
+def test_the_control_comes_with_mode_stage_where_windows_take_turns() -> None:
+    control = "control x off"
+    assert control in labels(interleave="windows")
+    assert control not in labels(interleave="batches")
+    assert control not in labels(interleave="windows", nwor_modes="off")
+    explicit = labels(interleave="batches", nwor_modes="off,stage,control")
+    assert explicit.count(control) == 1
+    assert "control x graph" not in explicit
+
+
+def test_l2_that_is_set_aside_for_a_batch_cannot_change_by_window() -> None:
+    message = refusal(stage_by="copy", stage_l2="persist", interleave="windows")
+    assert "--interleave batches" in message

@@ -317,6 +317,7 @@ def test_a_real_tokenizer_with_a_chat_template(tmp_path: Path) -> None:
     assert encode([TWO[0]], tokenizer, 100, 1) == [[3, 1, 2, 4]]
 
 
+@pytest.mark.slow  # transformers
 def test_a_folder_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"--target-model: .*tokenizer did not load"):
         module.load_tokenizer(tmp_path)

@@ -55,6 +55,10 @@ Chosen by the measurement in sweeps/studies/partial-results/README.md.
 """
 
 
+SHARED_MEMORY = 227 * 1024
+"""Bytes of shared memory that a block may have on an H100 and an H200."""
+
+
 @dataclass(frozen=True)
 class Tuning:
     """Choices for a launch; None leaves a choice to `launch_shape`."""
@@ -115,6 +119,9 @@ def launch_shape(
     tuning = tuning or Tuning()
     rows, row_tiles, dim = row_tiling(max_query_len, ratio, head_dim)
     step = 32 if dim * cache_bytes > 256 else 64
+    # K and V of three steps beside the query rows: float32 of head dim 256 has room for two.
+    shared = (2 * 3 * step + rows) * dim * cache_bytes
+    stages = 3 if shared <= SHARED_MEMORY else 2
     warps = 8 if rows * dim >= 128 * 128 else 4
     discard = DISCARD if tuning.discard is None else tuning.discard
     if discard is Discard.L2 and not can_discard(device):
@@ -127,7 +134,7 @@ def launch_shape(
         programs=tuning.programs or programs_for(rows, dim, device),
         min_tiles=tuning.min_tiles or 2,
         num_warps=tuning.num_warps or warps,
-        num_stages=tuning.num_stages or 3,
+        num_stages=tuning.num_stages or stages,
         max_registers=tuning.max_registers,
         discard=discard,
         skip_padding=SKIP_PADDING if tuning.skip_padding is None else tuning.skip_padding,

@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from nwor_bench.analysis.comparing.change_estimates import Change
+from nwor_bench.analysis.comparing.decide_by import DecideBy
 from nwor_bench.analysis.statistics import SIGNIFICANCE, holm, verdict
 from nwor_bench.records.types import AA, Cell, CellResult, Verdict
 
@@ -32,13 +33,6 @@ class ChangeVerdict(StrEnum):
     NOT_COMPARED = "NOT COMPARED"
     ONLY_IN_BASE = "ONLY IN BASE"
     ONLY_IN_NEW = "ONLY IN NEW"
-
-
-class DecideBy(StrEnum):
-    """The number that decides a change's verdict: the ratio to off x off, or the time."""
-
-    RATIO = "ratio"
-    TIME = "time"
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,9 @@ from nwor_bench.analysis.comparing.change_estimates import ratio_change, time_ch
 from nwor_bench.analysis.comparing.change_verdicts import (
     CellChange,
     ChangeVerdict,
-    DecideBy,
     change_verdicts,
 )
+from nwor_bench.analysis.comparing.decide_by import DecideBy
 from nwor_bench.analysis.comparing.preconditions import (
     Difference,
     blocking_differences,

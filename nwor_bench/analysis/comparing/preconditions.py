@@ -27,6 +27,9 @@ _OWN_SETTINGS = (
 )
 """Environment variables that nwor-bench sets itself."""
 
+_HOST = ("CPU", "CPU threads")
+"""The machine's facts that do not forbid a comparison where the model runs on a GPU."""
+
 _UNKNOWN = object()
 
 
@@ -44,12 +47,17 @@ class Difference:
 
 def blocking_differences(base: RunHeader, new: RunHeader) -> list[Difference]:
     """Differences in work or machine, which make times incomparable."""
-    return _differences(_work(base) | _machine(base), _work(new) | _machine(new))
+    machines = _differences(_machine(base), _machine(new))
+    if _on_gpu(base, new):
+        machines = [each for each in machines if each.field not in _HOST]
+    return _differences(_work(base), _work(new)) + machines
 
 
 def other_differences(base: RunHeader, new: RunHeader) -> list[Difference]:
     """Differences that may explain a change but do not forbid the comparison."""
-    return _differences(_surroundings(base), _surroundings(new))
+    machines = _differences(_machine(base), _machine(new)) if _on_gpu(base, new) else []
+    host = [each for each in machines if each.field in _HOST]
+    return [*host, *_differences(_surroundings(base), _surroundings(new))]
 
 
 def unknown_machine(header: RunHeader) -> list[str]:
@@ -79,6 +87,10 @@ def _work(header: RunHeader) -> dict[str, Any]:
         if isinstance(found.get(name), str):
             found[name] = PurePath(found[name]).name
     return found
+
+
+def _on_gpu(*headers: RunHeader) -> bool:
+    return all((h.engine or EngineStatus()).device not in (None, "cpu") for h in headers)
 
 
 def _options(header: RunHeader, treatment: Compare) -> dict[str, Any]:

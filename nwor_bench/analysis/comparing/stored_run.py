@@ -16,8 +16,9 @@ from nwor_bench.analysis.cell_data import CellData, gather_cells
 from nwor_bench.errors import ConfigError, StoreError
 from nwor_bench.records.csv_tables import read_table
 from nwor_bench.records.header import RunHeader
-from nwor_bench.records.lines import batch_key, group_windows
-from nwor_bench.records.store import RUN_FILE, RunData, read_header, read_run, records_path
+from nwor_bench.records.lines import batch_key
+from nwor_bench.records.run_folder import RUN_FILE, SWEEP_FILE, records_path
+from nwor_bench.records.store import RunData, read_header, read_run
 from nwor_bench.records.types import BatchRecord, Cell, CellResult, Phase, RunStatus, WindowRecord
 
 CELLS_TABLE, BATCHES_TABLE, WINDOWS_TABLE = "cells.csv", "batches.csv", "windows.csv"
@@ -70,9 +71,11 @@ def load_stored(folder: Path) -> StoredRun:
     Raises ConfigError if there is no run or it has no cells, StoreError if it is damaged or has an
     unknown format.
     """
-    if not (folder / RUN_FILE).is_file() and (folder / "sweep.json").is_file():
+    if not (folder / RUN_FILE).is_file() and (folder / SWEEP_FILE).is_file():
         raise ConfigError.for_field(
-            "run folder", str(folder), "it holds a sweep of several runs; name one run in it"
+            "run folder",
+            str(folder),
+            "it holds a sweep of several runs; name one run in it, or two sweeps",
         )
     header = read_header(folder)
     if (records := records_path(folder)).is_file():
@@ -126,9 +129,9 @@ def _require_whole(folder: Path, run: RunData, cells: Sequence[CellResult]) -> N
             raise _cut(folder / BATCHES_TABLE, found, "timed batches", cell.batches, cell.label)
     if not (folder / WINDOWS_TABLE).is_file():
         return
-    windows = group_windows(run.batches, run.windows)
+    windows = Counter(map(batch_key, run.windows))
     for batch in run.batches:
-        found = len(windows[batch_key(batch)])
+        found = windows[batch_key(batch)]
         if found != batch.windows:
             place = f"batch {batch.batch}"
             raise _cut(folder / WINDOWS_TABLE, found, "windows", batch.windows, place)

@@ -1,12 +1,20 @@
 """`nwor-bench compare BASE NEW`: find regressions of NEW against BASE."""
 
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from nwor_bench.cli import completion
 from nwor_bench.cli.help import Command
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from nwor_bench.analysis.comparing.sweeps import Compare
+    from nwor_bench.report.document import Document
 
 OUTPUT = "Output"
 PRINTED = Path("-")
@@ -32,11 +40,11 @@ def with_printed_json(args: list[str]) -> list[str]:
 
 def compare(
     base: Annotated[
-        Path, typer.Argument(help="The run to compare with, or a stored baseline.",
+        Path, typer.Argument(help="The run or sweep to compare with, or a stored baseline.",
                              autocompletion=completion.runs)
     ],
     new: Annotated[
-        Path, typer.Argument(help="The run to check.", autocompletion=completion.runs)
+        Path, typer.Argument(help="The run or sweep to check.", autocompletion=completion.runs)
     ],
     threshold: Annotated[
         str, typer.Option(help="Smaller changes are no regression.")
@@ -58,6 +66,9 @@ def compare(
         Path | None, typer.Option(help="Write everything as JSON; without a file or with - it is "
                                        "printed instead.", rich_help_panel=OUTPUT)
     ] = None,
+    html: Annotated[
+        Path | None, typer.Option(help="Write a page that opens offline.", rich_help_panel=OUTPUT)
+    ] = None,
     quiet: Annotated[
         bool, typer.Option("--quiet", "-q", help="Print only the answer.", rich_help_panel=OUTPUT)
     ] = False,
@@ -68,48 +79,104 @@ def compare(
 ) -> None:  # fmt: skip
     """Compare two runs cell by cell: where is NEW slower than BASE, or broken?
 
+    Two sweep folders are compared run by run.
     Exit codes: 0 no regression, 2 bad input, 4 a regression,
     5 not comparable, or inconclusive with --strict.
     """
+    from nwor_bench.analysis.comparing.decide_by import DecideBy
     from nwor_bench.errors import ConfigError
     from nwor_bench.records.store import read_header
+    from nwor_bench.report.github import append_github_summary, github_summary_file
 
     if markdown == json == PRINTED:
         raise ConfigError.for_field("--json", "-", "--markdown is printed already; name a file")
     fraction = _fraction(threshold)
+    if decide_by not in set(DecideBy):
+        raise ConfigError.unknown("--decide-by", decide_by, [str(each) for each in DecideBy])
     for folder in (base, new):
         if not folder.is_dir():
             read_header(folder)  # refuses it before pandas and scipy are imported
+    if github_summary:
+        github_summary_file()  # refuse before anything is read
     from rich.console import Console
 
-    from nwor_bench.analysis.comparing.compare import DecideBy, compare_runs
+    from nwor_bench.analysis.comparing.compare import compare_runs
+
+    compare = partial(compare_runs, threshold=fraction, decide_by=DecideBy(decide_by), force=force)
+    outputs = _sweeps(base, new, compare) if _both_sweeps(base, new) else _runs(base, new, compare)
+    if PRINTED not in (markdown, json):
+        outputs.show(Console(), quiet=quiet)
+    _put("--markdown", markdown, outputs.markdown)
+    if html is not None:
+        from nwor_bench.report.html.page import render_html
+
+        _put("--html", html, render_html(outputs.page))
+    _put("--json", json, outputs.as_json(strict=strict))
+    if github_summary:
+        append_github_summary(outputs.markdown)
+    raise typer.Exit(outputs.exit_code(strict=strict))
+
+
+@dataclass(frozen=True)
+class _Outputs:
+    """What the command can write of a comparison."""
+
+    markdown: str
+    page: "Document"
+    show: "Callable[..., None]"
+    as_json: "Callable[..., str]"
+    exit_code: "Callable[..., int]"
+
+
+def _both_sweeps(*folders: Path) -> bool:
+    from nwor_bench.records.run_folder import RUN_FILE, SWEEP_FILE
+
+    return all((f / SWEEP_FILE).is_file() and not (f / RUN_FILE).is_file() for f in folders)
+
+
+def _runs(base: Path, new: Path, compare: "Compare") -> _Outputs:
     from nwor_bench.analysis.comparing.stored_run import load_stored
+    from nwor_bench.report.comparison.documents import comparison_page
     from nwor_bench.report.comparison.reports import (
         comparison_json,
         comparison_markdown,
         print_comparison,
     )
-    from nwor_bench.report.github import append_github_summary, github_summary_file
 
-    if decide_by not in set(DecideBy):
-        raise ConfigError.unknown("--decide-by", decide_by, [str(each) for each in DecideBy])
-    if github_summary:
-        github_summary_file()  # refuse before anything is read
-    comparison = compare_runs(
-        load_stored(base),
-        load_stored(new),
-        threshold=fraction,
-        decide_by=DecideBy(decide_by),
-        force=force,
+    comparison = compare(load_stored(base), load_stored(new))
+    return _Outputs(
+        comparison_markdown(comparison),
+        comparison_page(comparison),
+        partial(_shown, print_comparison, comparison),
+        partial(comparison_json, comparison),
+        comparison.exit_code,
     )
-    text = comparison_markdown(comparison)
-    if PRINTED not in (markdown, json):
-        print_comparison(Console(), comparison, quiet=quiet)
-    _put("--markdown", markdown, text)
-    _put("--json", json, comparison_json(comparison, strict=strict))
-    if github_summary:
-        append_github_summary(text)
-    raise typer.Exit(comparison.exit_code(strict=strict))
+
+
+def _sweeps(base: Path, new: Path, compare: "Compare") -> _Outputs:
+    from nwor_bench.analysis.comparing.sweeps import compare_sweeps
+    from nwor_bench.report.comparison.documents import sweep_comparison_document
+    from nwor_bench.report.comparison.sweep_reports import (
+        print_sweep_comparison,
+        sweep_comparison_json,
+    )
+    from nwor_bench.report.markdown import render_markdown
+    from nwor_bench.run.sweep_stored import load_sweep_runs
+
+    runs = load_sweep_runs(base), load_sweep_runs(new)
+    comparison = compare_sweeps((base, new), *runs, compare)
+    document = sweep_comparison_document(comparison)
+    return _Outputs(
+        render_markdown(document),
+        document,
+        partial(_shown, print_sweep_comparison, comparison),
+        partial(sweep_comparison_json, comparison),
+        comparison.exit_code,
+    )
+
+
+def _shown(show: "Callable[..., None]", comparison: Any, console: Any, *, quiet: bool) -> None:
+    show(console, comparison, quiet=quiet)
 
 
 def _put(flag: str, path: Path | None, text: str) -> None:

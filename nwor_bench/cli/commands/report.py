@@ -1,17 +1,20 @@
-"""`nwor-bench report RUN`: rebuild a run's reports from its records."""
+"""`nwor-bench report FOLDER`: rebuild the reports of a run or a sweep from its records."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from nwor_bench.cli import completion
 from nwor_bench.errors import ExitCode, StoreError
 
+if TYPE_CHECKING:
+    from nwor_bench.run.run_options import RunOptions
+
 
 def report(
     run: Annotated[
-        Path, typer.Argument(help="A run folder, as `nwor-bench sweep` wrote it.",
+        Path, typer.Argument(help="A run or sweep folder, as `nwor-bench sweep` wrote it.",
                              autocompletion=completion.runs)
     ],
     github_summary: Annotated[
@@ -28,11 +31,13 @@ def report(
 ) -> None:  # fmt: skip
     """Rebuild all reports of RUN from its records, and show its cells.
 
+    For a sweep folder: its summary.html, summary.md and summary.csv.
     Exits with 3 if a cell is INVALID.
     """
     from dataclasses import replace
 
-    from nwor_bench.records.store import RECORDS_FILE, RUN_FILE, read_run
+    from nwor_bench.records.run_folder import RECORDS_FILE, RUN_FILE, SWEEP_FILE
+    from nwor_bench.records.store import read_run
     from nwor_bench.records.types import RunStatus, Verdict
     from nwor_bench.report.github import append_github_summary, github_summary_file
     from nwor_bench.run.run_options import DEFAULT_OPTIONS, check_output_flags
@@ -41,6 +46,8 @@ def report(
     check_output_flags(options)
     if github_summary:
         github_summary_file()  # refuse before anything is written
+    if (run / SWEEP_FILE).is_file() and not (run / RUN_FILE).is_file():
+        raise typer.Exit(_report_sweep(run, options, github_summary))
     data = read_run(run)
     if data.header.status is RunStatus.COMPLETE and not data.batches:
         raise StoreError(
@@ -60,3 +67,29 @@ def report(
         append_github_summary(paths.markdown.read_text(encoding="utf-8"))
     if any(cell.verdict == Verdict.INVALID for cell in cells):
         raise typer.Exit(ExitCode.CORRECTNESS_BROKEN)
+
+
+def _report_sweep(folder: Path, options: "RunOptions", github_summary: bool) -> int:
+    """Rebuild the summary of a sweep; the reports of its runs stay as they are."""
+    from nwor_bench.run.sweep_folder import SweepIndex
+
+    index = SweepIndex.open(folder)
+    index.check_readable()
+    from rich.console import Console
+
+    from nwor_bench.records.types import Verdict
+    from nwor_bench.report.github import append_github_summary
+    from nwor_bench.report.sweep.console import print_sweep
+    from nwor_bench.run.output import tell_json
+    from nwor_bench.run.sweep_summary import sweep_result, swept_runs, write_summary
+
+    runs = swept_runs(index)
+    text = write_summary(index, runs)
+    if options.as_json:
+        tell_json(sweep_result(index, runs))
+    else:
+        print_sweep(Console(), runs, folder, quiet=options.quiet)
+    if github_summary:
+        append_github_summary(text)
+    invalid = any(cell.verdict == Verdict.INVALID for run in runs for cell in run.cells)
+    return ExitCode.CORRECTNESS_BROKEN if invalid else ExitCode.OK

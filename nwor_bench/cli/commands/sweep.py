@@ -71,7 +71,7 @@ def _check_early(
     All of it is checked again where it is used.
     """
     if options.output is not None:
-        from nwor_bench.records.store import check_output
+        from nwor_bench.records.run_folder import check_output
 
         check_output(options.output)
     if options.file is not None:

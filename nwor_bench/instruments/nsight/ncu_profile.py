@@ -19,7 +19,7 @@ from nwor_bench.instruments.nsight.tools import (
     with_ranges,
 )
 from nwor_bench.instruments.nvtx_ranges import DOMAIN
-from nwor_bench.records.store import RUN_FILE, RUNS
+from nwor_bench.records.run_folder import RUN_FILE, RUNS
 
 METRICS = {
     "dram_read_bytes": "dram__bytes_read.sum",

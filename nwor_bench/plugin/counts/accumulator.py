@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from nwor_bench.records.types import WindowCounts, WindowTimes
+from nwor_bench.workload.window_order import Turn
 
 MAX_UNDRAINED = 10_000
 """Windows kept where none was ever drained (`vllm serve`); of older ones only totals remain."""
@@ -18,7 +19,7 @@ MAX_BETWEEN_DRAINS = 1_000_000
 class Accumulator:
     """Per-window records and running totals of one worker. Plain host numbers only."""
 
-    windows: deque[tuple[WindowCounts, WindowTimes]] = field(default_factory=deque)
+    windows: deque[tuple[WindowCounts, WindowTimes, Turn | None]] = field(default_factory=deque)
     """Windows since the last drain, oldest first."""
     totals: Counter[str] = field(default_factory=Counter)
     """Sums over all windows, by metric name; a drain leaves them."""
@@ -34,9 +35,9 @@ class Accumulator:
         """Most windows that wait for a drain."""
         return MAX_BETWEEN_DRAINS if self.drained else MAX_UNDRAINED
 
-    def add(self, counts: WindowCounts, times: WindowTimes) -> None:
-        """Keep one finished window."""
-        self.windows.append((counts, times))
+    def add(self, counts: WindowCounts, times: WindowTimes, turn: Turn | None = None) -> None:
+        """Keep one finished window; `turn` is its turn in an interleaved batch."""
+        self.windows.append((counts, times, turn))
         if len(self.windows) > self.most_kept:
             self.windows.popleft()
         self.totals["windows"] += 1
@@ -54,7 +55,10 @@ class Accumulator:
 
     def drain(self) -> list[dict[str, Any]]:
         """Return the windows since the last drain, oldest first, and forget them."""
-        drained = [{**vars(counts), **vars(times)} for counts, times in self.windows]
+        drained = [
+            {**vars(counts), **vars(times), **(vars(turn) if turn else {})}
+            for counts, times, turn in self.windows
+        ]
         self.windows.clear()
         self.drained = True
         return drained

@@ -11,6 +11,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,8 +19,10 @@ from torch import Tensor
 
 from nwor_bench.plugin.counts.accumulator import Accumulator, per_position
 from nwor_bench.plugin.counts.scheduler_output import valid_drafts
+from nwor_bench.plugin.observe.device_clock import elapsed_ms
 from nwor_bench.plugin.observe.phases import Marks, durations
 from nwor_bench.records.types import SETTLING, UNTIMED, WindowCounts, WindowTimes
+from nwor_bench.workload.window_order import Turn
 
 logger = logging.getLogger("vllm.nwor_bench")
 
@@ -45,6 +48,8 @@ class PendingStep:
     """[requests] int32 on the device, tokens that each request got."""
     staged_tokens: int = 0
     """Drafts that were staged and committed or rejected."""
+    control_tokens: int = 0
+    """Drafts of a control window; see `WindowCounts`."""
     fallback_reason: str | None = None
     """Why the window was written directly."""
     scv_path: str | None = None
@@ -58,6 +63,12 @@ class PendingStep:
     period_s: float | None = None
     """Time to the start of the next step. The host runs ahead of the device, so the first windows
     after a prefill include the rest of that prefill: they get no time (SETTLING)."""
+    began: Any = None
+    """CUDA event of the step's start; None unless the batch is interleaved."""
+    ended: Any = None
+    """CUDA event of the next step's start."""
+    turn: Turn | None = None
+    """The window's turn in an interleaved batch."""
     marks: Marks = field(default_factory=dict)
     """CUDA events between the window's phases, where the probe is on."""
     times: WindowTimes | None = None
@@ -121,11 +132,15 @@ class LateCounts:
         """Read `tensor` [n] int32, on the steps' device, with every copy of counts."""
         self._also, self._take_also = tensor, take
 
-    def step_started(self, now: float) -> None:
-        """A step begins on the host: the one before it lasted until now."""
+    def step_started(self, now: float, mark: Any = None) -> None:
+        """A step begins on the host: the one before it lasted until now.
+
+        `mark` is the CUDA event of its start, where steps are timed on the device too.
+        """
         last, self._last = self._last, None
         if last is not None:
             last.period_s = now - last.started
+            last.ended = mark
 
     def note_requests(self, finished: Collection[str], restarted: Mapping[str, int]) -> None:
         """Note the requests that a step ends and restarts (see `scheduler_output`)."""
@@ -198,7 +213,7 @@ class LateCounts:
         step = window.step
         assert step.drafts is not None
         if not window.steady:
-            step.period_s = None
+            step.period_s = step.began = None
         drafts = step.drafts.tolist()
         accepted = [
             min(max(n - 1, 0), d)
@@ -233,10 +248,11 @@ class LateCounts:
             fallback_reason=step.fallback_reason,
             scv_path=step.scv_path,
             scv_fallback_reason=step.scv_fallback_reason,
+            control_tokens=step.control_tokens,
             accepted_per_position=accepted_at,
             drafts_per_position=drafted_at,
         )
-        self._accumulator.add(counts, step.times or _times(window))
+        self._accumulator.add(counts, step.times or _times(window), step.turn)
         if self._debug:
             logger.info("nwor window: accepted %s of %s; %s", accepted, drafts, counts)
 
@@ -257,6 +273,7 @@ def _times(window: _ReadWindow) -> WindowTimes:
         wall_ms=ms(step.period_s),
         hook_ms=ms(step.hook_s),
         scv_host_ms=ms(step.scv_s),
+        device_ms=elapsed_ms(step.began, step.ended),
         **window.phases,
     )
 

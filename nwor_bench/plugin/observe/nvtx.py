@@ -92,9 +92,7 @@ class WindowRanges:
             patches.append(Patch(runner.speculator, "propose", draft))
         if runner.cudagraph_manager is not None:
             patches.append(Patch(runner.cudagraph_manager, "run_fullgraph", forward))
-        if self._hook.graphs is not None:
-            patches.append(Patch(self._hook.graphs, "replay", forward))
-        return patches
+        return [*patches, *(Patch(own, "replay", forward) for own in self._hook.graph_sets)]
 
     def _wrap_drain(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def drain(output_lengths: dict[str, int] | None) -> Any:

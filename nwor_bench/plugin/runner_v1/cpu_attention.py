@@ -67,7 +67,8 @@ class ReferenceCPUAttentionImpl(CPUAttentionBackendImpl):
         staging = self.staging
         if staging is not None and staging.window.is_staging:
             batch = staging.window.batch
-            if staging.window.stage(staging.layer, key, value) and batch is not None:
+            staged = staging.window.stage(staging.layer, key, value)
+            if staged and batch is not None and not staging.window.is_control:
                 assert batch.direct_slots is not None
                 slot_mapping = batch.direct_slots
         num_tokens = slot_mapping.shape[0]

@@ -21,6 +21,7 @@ from vllm.forward_context import get_forward_context
 from nwor_bench.plugin.counts.accumulator import Accumulator
 from nwor_bench.plugin.counts.late_counts import LateCounts, PendingStep
 from nwor_bench.plugin.counts.scheduler_output import finished, invalid_drafts, restarted
+from nwor_bench.plugin.interleaving import Interleaving
 from nwor_bench.plugin.patching import Patch, PatchSet
 from nwor_bench.plugin.rank_vote import RankVote
 from nwor_bench.plugin.runner_v1.cpu_attention import LayerStaging
@@ -40,7 +41,7 @@ class V1RunnerHook:
     name = "V1"
     has_probe = False
     stage_by = "copy"
-    graphs = None
+    graph_sets = ()
 
     def __init__(self, runner: Any, debug: bool = False):
         self.runner = runner
@@ -49,6 +50,7 @@ class V1RunnerHook:
         self.target_layers, self.drafter_layers = attention_layers(runner)
         self._step: Step | None = None
         self._scheduler_output: Any = None
+        self._turns: Interleaving | None = None
         vocab_size = runner.model_config.get_vocab_size()
         layers = len(self.target_layers)
         self._counts = HostCounts(self.accumulator, layers, vocab_size, debug)
@@ -107,6 +109,15 @@ class V1RunnerHook:
         self.validator.counters = Counter()
         self.validator.fallbacks = Counter()
 
+    def interleave(self, turns: Interleaving | None) -> None:
+        """Let cells take turns in the batches to come, or no longer."""
+        self._turns = turns
+
+    def take_turn(self, nwor_mode: NworMode, scv_mode: ScvMode) -> None:
+        """Switch both modes between two windows."""
+        self.nwor_mode = nwor_mode
+        self.validator.mode = scv_mode
+
     def drain(self, output_lengths: dict[str, int] | None) -> list[dict[str, Any]]:
         """Windows since the last drain; with async scheduling this waits for the device once."""
         if self.late is not None:
@@ -142,6 +153,8 @@ class V1RunnerHook:
             try:
                 if scheduler_output.scheduled_spec_decode_tokens:
                     self._step = Step(scheduler_output, started)
+                    if self._turns is not None:
+                        self._step.turn = self._turns.next(scheduler_output)
                 return original(scheduler_output, *args, **kwargs)
             finally:
                 self._scheduler_output = None
@@ -202,7 +215,7 @@ class V1RunnerHook:
         drafts = self._scheduler_output.scheduled_spec_decode_tokens
         step.req_ids = tuple(self.runner.input_batch.req_ids)
         step.num_draft_tokens = tuple(len(drafts.get(req_id, ())) for req_id in step.req_ids)
-        if self.nwor_mode is not NworMode.STAGE:
+        if self.nwor_mode is NworMode.OFF:
             return
         if self.window is None:
             step.fallback_reason = self.staging_unavailable
@@ -211,7 +224,8 @@ class V1RunnerHook:
         if not isinstance(slot_mapping, dict):
             step.fallback_reason = "micro_batches"
             return
-        self.window.begin(self._window_batch(step, slot_mapping[self.target_layers[0]]))
+        batch = self._window_batch(step, slot_mapping[self.target_layers[0]])
+        self.window.begin(batch, control=self.nwor_mode is NworMode.CONTROL)
         if self._counts.debug:
             per_request = dict(zip(step.req_ids, step.num_draft_tokens, strict=True))
             logger.info("nwor begin: drafts per request %s", per_request)
@@ -241,6 +255,9 @@ class V1RunnerHook:
         """Decide what was accepted, if any mode asks for it, and commit what is staged."""
         window = self.window
         staged = window is not None and window.batch is not None
+        if window is not None and staged and window.is_control:
+            window.end_control()
+            return
         if not staged and self.validator.mode is ScvMode.OFF:
             return  # off x off: no device work, no synchronisation
         started = time.perf_counter()

@@ -18,6 +18,7 @@ from nwor_bench.plugin.counts.scheduler_output import valid_drafts
 from nwor_bench.plugin.runner_v1.validation import Validation, accepted_on_host
 from nwor_bench.plugin.staging.window import Outcome
 from nwor_bench.records.types import UNTIMED, WindowCounts, WindowTimes
+from nwor_bench.workload.window_order import Turn
 
 logger = logging.getLogger("vllm.nwor_bench")
 
@@ -37,6 +38,7 @@ class Step:
     fallback_reason: str | None = None
     validation: Validation | None = None
     scv_fallback_reason: str | None = None
+    turn: Turn | None = None
 
     @property
     def num_reqs(self) -> int:
@@ -84,8 +86,9 @@ class HostCounts:
             drafts_per_position=drafted_at,
             scv_path=step.validation.path if step.validation else None,
             scv_fallback_reason=step.scv_fallback_reason,
+            control_tokens=outcome.control_tokens,
         )
-        self._accumulator.add(counts, step.times)
+        self._accumulator.add(counts, step.times, step.turn)
         if self.debug:
             _log_window(step, counts, num_accepted)
 
@@ -103,7 +106,7 @@ class HostCounts:
             uncounted_draft_tokens=drafts,
             fallback_reason=reason,
         )
-        self._accumulator.add(counts, step.times)
+        self._accumulator.add(counts, step.times, step.turn)
 
 
 def _log_window(step: Step, counts: WindowCounts, num_accepted: list[int]) -> None:
@@ -129,9 +132,11 @@ def pending_step(step: Step) -> PendingStep:
         scv_path=step.validation.path if step.validation else None,
         scv_fallback_reason=step.scv_fallback_reason,
         times=step.times,
+        turn=step.turn,
     )
     if step.outcome is not None:
         pending.staged_tokens = step.outcome.staged_tokens
+        pending.control_tokens = step.outcome.control_tokens
         pending.fallback_reason = step.outcome.fallback_reason
     return pending
 

@@ -2,7 +2,8 @@
 
 In mode `off` nothing here is in place and the layer runs the stock implementation. In mode
 `stage` its write leaves out what the window stages, and its attention reads the committed
-context from the cache and the window's K/V from where it is staged.
+context from the cache and the window's K/V from where it is staged. In mode `control` its
+attention does the same, and its write leaves out nothing.
 """
 
 from collections.abc import Callable
@@ -108,7 +109,7 @@ class StagingAttention:
         def do_kv_cache_update(
             layer: Any, key: Tensor, value: Tensor, kv_cache: Tensor, slot_mapping: Tensor
         ) -> None:
-            if window.is_staging and window.stage(number, key, value):
+            if window.is_staging and window.stage(number, key, value) and not window.is_control:
                 assert window.batch is not None
                 direct_slots = window.batch.direct_slots
                 if direct_slots is None:

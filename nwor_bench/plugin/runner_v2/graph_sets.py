@@ -39,14 +39,23 @@ class StagingGraphs:
         window: the window in flight; it is opened for each capture.
         staging: what the captured layers stage into.
         copied: drafts are copied, instead of left where the capture has them.
+        control: the layers write their drafts too, and nothing is committed (mode `control`).
     """
 
-    def __init__(self, runner: Any, window: Window, staging: GpuStaging, copied: bool = False):
+    def __init__(
+        self,
+        runner: Any,
+        window: Window,
+        staging: GpuStaging,
+        copied: bool = False,
+        control: bool = False,
+    ):
         self._runner = runner
         self._window = window
         self._staging = staging
         self._manager: ModelCudaGraphManager | None = None
         self._copied = copied
+        self._control = control
         self.shapes: dict[BatchExecutionDescriptor, GpuWindowBatch] = {}
         """Each captured window, as it was captured: all padding."""
         self.memory_bytes: int | None = None
@@ -130,7 +139,7 @@ class StagingGraphs:
         batch = self._padding(desc)
         manager._capture_descs = {CUDAGraphMode.FULL: [desc]}
         self._staging.open(batch)
-        with _RepeatedWindow(self._window, batch):
+        with _RepeatedWindow(self._window, batch, self._control):
             manager.capture(
                 runner.model,
                 runner.model_state,
@@ -152,7 +161,8 @@ class StagingGraphs:
             # are let go as the window ends, so that the next shape can have their memory.
             sources = StagedSources(self._staging.keys, self._staging.values)
         captured = replace(batch, sources=sources)
-        self._staging.warm_up(captured)
+        if not self._control:
+            self._staging.warm_up(captured)
         return captured
 
     def _padding(self, desc: BatchExecutionDescriptor) -> GpuWindowBatch:
@@ -170,12 +180,13 @@ class StagingGraphs:
 class _RepeatedWindow:
     """Keeps a window open over several forwards (warm-up and capture), then forgets it."""
 
-    def __init__(self, window: Window, batch: GpuWindowBatch):
+    def __init__(self, window: Window, batch: GpuWindowBatch, control: bool):
         self._window = window
         self._batch = batch
+        self._control = control
 
     def __enter__(self) -> None:
-        self._window.begin(self._batch, repeats=True)
+        self._window.begin(self._batch, repeats=True, control=self._control)
 
     def __exit__(self, *_: object) -> None:
         self._window.forget()

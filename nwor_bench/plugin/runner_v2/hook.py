@@ -14,6 +14,7 @@ import torch
 
 from nwor_bench.plugin.counts.late_counts import PendingStep
 from nwor_bench.plugin.counts.scheduler_output import finished, invalid_drafts, restarted
+from nwor_bench.plugin.interleaving import Interleaving
 from nwor_bench.plugin.patching import Patch, PatchSet
 from nwor_bench.plugin.runner_v2.windows import Step, V2Windows
 from nwor_bench.plugin.settings import PluginSettings
@@ -76,19 +77,45 @@ class V2RunnerHook(V2Windows):
         self.validator.switch(scv_mode)
         if scv_mode is not ScvMode.OFF:
             self.validator.warm_up(self.runner.num_speculative_steps)
-        if nwor_mode is NworMode.STAGE:
+        if nwor_mode is not NworMode.OFF:
             self._allocate_copies()
         if self._parts is None:
             return
-        patches, l2 = self._parts.attention, self._parts.staging.l2
-        if nwor_mode is NworMode.STAGE and not patches.applied:
-            patches.apply()
-            if l2 is not None:
-                l2.switch_on(torch.cuda.current_stream(), self.validator.capture_stream)
-            self._parts.graphs.capture()
-            self._parts.graphs.give_up(self._vote.settle(self._parts.graphs.unavailable))
-        elif nwor_mode is NworMode.OFF:
+        if nwor_mode is NworMode.OFF:
             self._stock_attention()
+            return
+        self._staging_attention()
+        control = nwor_mode is NworMode.CONTROL
+        graphs = self._parts.control_graphs if control else self._parts.graphs
+        graphs.capture()
+        graphs.give_up(self._vote.settle(graphs.unavailable))
+
+    def _staging_attention(self) -> None:
+        """Wrap the target layers' attention; switch on what copies ask of the L2 cache."""
+        assert self._parts is not None
+        patches, l2 = self._parts.attention, self._parts.staging.l2
+        if patches.applied:
+            return
+        patches.apply()
+        if l2 is not None:
+            l2.switch_on(torch.cuda.current_stream(), self.validator.capture_stream)
+
+    def interleave(self, turns: Interleaving | None) -> None:
+        """Let cells take turns in the batches to come, or no longer."""
+        self._turns = turns
+        self.clock.on = turns is not None
+
+    def take_turn(self, nwor_mode: NworMode, scv_mode: ScvMode) -> None:
+        """Switch both modes between two windows; mode off runs on the stock objects again."""
+        self.nwor_mode = nwor_mode
+        self.validator.mode = scv_mode
+        if self._parts is None:
+            return
+        attention = self._parts.attention
+        if nwor_mode is NworMode.OFF and attention.applied:
+            attention.undo()
+        elif nwor_mode is not NworMode.OFF and not attention.applied:
+            attention.apply()
 
     def _allocate_copies(self) -> None:
         """Allocate the memory of copies, or stop staging on every rank."""
@@ -99,6 +126,7 @@ class V2RunnerHook(V2Windows):
             self._stock_attention()
             self.staging_unavailable = reason
             self._parts = self.window = self.buffers = self.graphs = None
+            self.graph_sets = ()
 
     def _stock_attention(self) -> None:
         """Restore the target layers' stock methods and the L2 cache's usual size."""
@@ -131,8 +159,9 @@ class V2RunnerHook(V2Windows):
         return dict(direct_launch_refusals)
 
     def graph_facts(self) -> dict[str, Any]:
-        """Sizes of both graph sets, which must be equal, and the memory of the second."""
+        """Sizes of vLLM's graph set and of ours, which must be equal, and the memory of ours."""
         stock, graphs = self.runner.cudagraph_manager, self.graphs
+        control = self._parts.control_graphs if self._parts else None
         wanted = graphs.wanted() if graphs else []
         return {
             "mode": None if stock is None else stock.cudagraph_mode.name,
@@ -140,6 +169,8 @@ class V2RunnerHook(V2Windows):
             "stage_window_sizes": graphs.capture_sizes if graphs else [],
             "stage_memory_bytes": graphs.memory_bytes if graphs else None,
             "stage_unavailable": graphs.unavailable if graphs else None,
+            "control_memory_bytes": control.memory_bytes if control else None,
+            "control_unavailable": control.unavailable if control else None,
         }
 
     # The wrappers, in the order in which a step meets them.
@@ -152,10 +183,13 @@ class V2RunnerHook(V2Windows):
             self.late.note_requests(finished(scheduler_output), restarted(scheduler_output))
             if not scheduler_output.total_num_scheduled_tokens:
                 return original(scheduler_output, *args, **kwargs)
-            now = time.perf_counter()
-            self.late.step_started(now)
+            now, mark = time.perf_counter(), self.clock.mark()
+            self.late.step_started(now, mark)
             has_window = bool(scheduler_output.scheduled_spec_decode_tokens)
-            self._step = Step(PendingStep(started=now), has_window, scheduler_output)
+            pending = PendingStep(started=now, began=mark)
+            if has_window and self._turns is not None:
+                pending.turn = self._turns.next(scheduler_output)
+            self._step = Step(pending, has_window, scheduler_output)
             return original(scheduler_output, *args, **kwargs)
 
         return execute_model
@@ -185,10 +219,12 @@ class V2RunnerHook(V2Windows):
 
     def _wrap_run_fullgraph(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def run_fullgraph(desc: Any) -> Any:
-            if self.window is None or self.graphs is None or not self.window.is_staging:
+            if self._parts is None or not self._parts.window.is_staging:
                 return original(desc)
-            self.window.replayed()
-            return self.graphs.replay(desc)
+            window = self._parts.window
+            window.replayed()
+            graphs = self._parts.control_graphs if window.is_control else self._parts.graphs
+            return graphs.replay(desc)
 
         return run_fullgraph
 

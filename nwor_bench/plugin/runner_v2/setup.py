@@ -32,13 +32,20 @@ rows (64 requests with 4 drafts) of Llama-3.1-8B holds 126 MB.
 
 @dataclass(frozen=True)
 class StagingParts:
-    """Staging for one runner; `attention` is applied while the mode is `stage`."""
+    """Staging for one runner."""
 
     window: Window
     staging: GpuStaging
     graphs: StagingGraphs
+    """Full CUDA graphs of mode `stage`."""
     planner: WindowPlanner
+    """Plans windows of mode `stage`."""
     attention: PatchSet
+    """Applied in modes `stage` and `control`."""
+    control_graphs: StagingGraphs
+    """Full CUDA graphs of mode `control`."""
+    control_planner: WindowPlanner
+    """Plans windows of mode `control`."""
 
 
 def set_up_staging(
@@ -75,19 +82,17 @@ def _parts(runner: Any, target_names: list[str], settings: PluginSettings) -> St
     if settings.stage_l2 is StageL2.PERSIST:
         staging.l2 = PersistingL2(staging.buffers.memory)
     window = Window(staging)
-    graphs = StagingGraphs(runner, window, staging, copied)
     layers = [context[name] for name in target_names]
     most = most_referenced_rows(layers, runner.dtype.itemsize, _memory_of(runner.device))
-    planner = WindowPlanner(
-        length, group, runner.max_num_reqs, graphs, runner.device, copied, most_referenced=most
-    )
-    return StagingParts(
-        window,
-        staging,
-        graphs,
-        planner,
-        _attention_patches(runner, layers, length, window, staging),
-    )
+
+    def planned(control: bool) -> tuple[StagingGraphs, WindowPlanner]:
+        graphs = StagingGraphs(runner, window, staging, copied, control)
+        return graphs, WindowPlanner(
+            length, group, runner.max_num_reqs, graphs, runner.device, copied, most_referenced=most
+        )
+
+    attention = _attention_patches(runner, layers, length, window, staging)
+    return StagingParts(window, staging, *planned(False), attention, *planned(True))
 
 
 def _attention_patches(

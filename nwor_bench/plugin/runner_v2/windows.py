@@ -14,6 +14,8 @@ from torch import Tensor
 
 from nwor_bench.plugin.counts.accumulator import Accumulator
 from nwor_bench.plugin.counts.late_counts import LateCounts, PendingStep
+from nwor_bench.plugin.interleaving import Interleaving
+from nwor_bench.plugin.observe.device_clock import DeviceClock
 from nwor_bench.plugin.observe.phases import Probe
 from nwor_bench.plugin.rank_vote import RankVote
 from nwor_bench.plugin.runner_v2.batch import GpuWindowBatch
@@ -24,7 +26,7 @@ from nwor_bench.plugin.runner_v2.setup import set_up_staging
 from nwor_bench.plugin.runner_v2.staging import ACTIVATIONS_REUSED, Launch
 from nwor_bench.plugin.settings import PluginSettings
 from nwor_bench.plugin.staging.layers import attention_layers
-from nwor_bench.plugin.staging.window import close_leftover
+from nwor_bench.plugin.staging.window import Window, close_leftover
 from nwor_bench.records.types import NworMode, ScvMode
 
 logger = logging.getLogger("vllm.nwor_bench")
@@ -53,6 +55,8 @@ class V2Windows:
         self.accumulator = Accumulator()
         self.late = LateCounts(self.accumulator, len(self.target_layers), settings.debug)
         self.probe = Probe()
+        self.clock = DeviceClock(runner.device)
+        self._turns: Interleaving | None = None
         self._step: Step | None = None
         self._descriptor: Any = None
         k = runner.num_speculative_steps
@@ -65,6 +69,7 @@ class V2Windows:
         self.window = self._parts.window if self._parts else None
         self.buffers = self._parts.staging if self._parts else None
         self.graphs = self._parts.graphs if self._parts else None
+        self.graph_sets = (self._parts.graphs, self._parts.control_graphs) if self._parts else ()
         self.refusals = DeviceRefusals(self.buffers.errors) if self.buffers else None
         if self.refusals:
             self.late.read_with(self.refusals.errors, self.refusals.note)
@@ -78,7 +83,7 @@ class V2Windows:
         most = self.runner.num_speculative_steps
         if input_batch.num_draft_tokens == input_batch.num_reqs * most:
             step.uniform = most
-        if self.nwor_mode is not NworMode.STAGE:
+        if self.nwor_mode is NworMode.OFF:
             return
         if self._parts is None or self.staging_unavailable is not None:
             step.pending.fallback_reason = self.staging_unavailable
@@ -86,7 +91,8 @@ class V2Windows:
         if self._stopped_staging(step):
             return
         certain_at_once = may_read_this_step(step.scheduler_output)
-        planner = self._parts.planner
+        control = self.nwor_mode is NworMode.CONTROL
+        planner = self._parts.control_planner if control else self._parts.planner
         batch, reason = planner.plan(
             input_batch, slot_mappings, self._descriptor, certain_at_once=certain_at_once
         )
@@ -95,7 +101,7 @@ class V2Windows:
             return
         step.batch = batch
         self._parts.staging.open(batch)
-        self._parts.window.begin(batch)
+        self._parts.window.begin(batch, control=control)
 
     def _stopped_staging(self, step: Step) -> bool:
         """True if staging has stopped for good; this window's reason is then noted."""
@@ -115,6 +121,9 @@ class V2Windows:
         """Decide what was accepted, if any mode asks for it, and commit what is staged."""
         window = self.window
         staged = window is not None and window.batch is not None
+        if window is not None and staged and window.is_control:
+            self._end_control(step, window)
+            return
         validator = self.validator
         if not staged and validator.mode is ScvMode.OFF:
             return  # off x off: no device work, no synchronisation
@@ -146,6 +155,13 @@ class V2Windows:
         outcome = window.close()
         pending.staged_tokens = outcome.staged_tokens
         pending.fallback_reason = outcome.fallback_reason
+
+    def _end_control(self, step: Step, window: Window) -> None:
+        """All layers have written: there is nothing to commit, and no rank to wait for."""
+        window.end_control()
+        outcome = window.close()
+        step.pending.control_tokens = outcome.control_tokens
+        step.pending.fallback_reason = outcome.fallback_reason
 
     def _stop_staging_if_lasting(self, reason: str) -> None:
         """Stage no later window if this one shows that none can be; every rank does the same."""

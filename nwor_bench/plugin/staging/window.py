@@ -89,6 +89,8 @@ class Outcome(NamedTuple):
     staged_tokens: int
     committed_tokens: int | None
     fallback_reason: str | None
+    control_tokens: int = 0
+    """Drafts of a control window: written directly, and read from the window."""
 
     @property
     def rejected_tokens(self) -> int | None:
@@ -110,6 +112,8 @@ class Window:
     _committed_tokens: int | None = 0
     _reason: str | None = None
     _repeats: bool = False
+    is_control: bool = False
+    """True for a window of mode control: every layer stages and writes its drafts at once."""
     _every_layer: set[int] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -129,17 +133,20 @@ class Window:
         """True if this layer's K/V of this very window are held (in the latest run)."""
         return layer in self._staged_layers
 
-    def begin(self, batch: WindowBatch, *, repeats: bool = False) -> None:
+    def begin(self, batch: WindowBatch, *, repeats: bool = False, control: bool = False) -> None:
         """Open a window; raises WindowError if one is still in flight.
 
-        `repeats` is for a graph capture, which runs the forward more than once: a layer may
-        then stage again.
+        Args:
+            batch: its drafts and their slots.
+            repeats: a graph capture runs the forward more than once: a layer may stage again.
+            control: each layer writes its drafts too, so nothing is committed.
         """
         if self.state is not State.IDLE:
             raise WindowError(f"begin() while a window is {self.state.value}")
         self.batch = batch
         self.state = State.OPEN
         self._repeats = repeats
+        self.is_control = control
 
     def forget(self) -> None:
         """Drop a window whose tokens were never real: a capture's dummy batch."""
@@ -211,7 +218,8 @@ class Window:
             return
         if self.state is State.COMMITTED or self.batch is None:
             raise WindowError("abort() after commit")
-        self.staging.write_directly(sorted(self._staged_layers), self.batch.slots)
+        if not self.is_control:  # whose layers have written as they staged
+            self.staging.write_directly(sorted(self._staged_layers), self.batch.slots)
         self.state = State.DIRECT
         self._reason = reason
 
@@ -233,11 +241,24 @@ class Window:
             self.state = State.DIRECT
         self._reason = reason
 
+    def end_control(self) -> None:
+        """All is written and nothing to commit; it falls back if a layer did not stage."""
+        if self.state is State.DIRECT:
+            return
+        if self.state is not State.OPEN or not self.is_control:
+            raise WindowError(f"end_control() while the window is {self.state.value}")
+        if not self.staged_every_layer:
+            self.abort("accept:layer_not_staged")
+            return
+        self.state = State.COMMITTED
+
     def close(self) -> Outcome:
         """End the window and return its outcome; raises WindowError if it is not decided."""
         if self.state not in (State.COMMITTED, State.DIRECT) or self.batch is None:
             raise WindowError(f"close() while the window is {self.state.value}")
-        if self.state is State.COMMITTED:
+        if self.state is State.COMMITTED and self.is_control:
+            outcome = Outcome(0, 0, None, control_tokens=self.batch.total)
+        elif self.state is State.COMMITTED:
             outcome = Outcome(self.batch.total, self._committed_tokens, None)
         else:
             outcome = Outcome(0, 0, self._reason)

@@ -11,18 +11,17 @@ from rich.text import Text
 from nwor_bench.analysis.comparing.change_estimates import Change
 from nwor_bench.analysis.comparing.compare import CellChange, ChangeVerdict, Comparison
 from nwor_bench.analysis.comparing.stored_run import StoredRun
-from nwor_bench.records.environment import Environment, GitState
 from nwor_bench.records.json_text import document
 from nwor_bench.records.types import to_dict
 from nwor_bench.report.comparison import text as words
-from nwor_bench.report.document import Bullets, Document, Paragraph, Section, table
+from nwor_bench.report.comparison.documents import comparison_document
 from nwor_bench.report.markdown import render_markdown
 
 COMPARISON_FORMAT_VERSION = 1
 
 NAME_WIDTH = len("stage x adaptive")
 
-_STYLES = {
+STYLES = {
     ChangeVerdict.REGRESSION: "bold red",
     ChangeVerdict.IMPROVEMENT: "bold green",
     ChangeVerdict.SAME: "green",
@@ -48,7 +47,7 @@ def print_comparison(console: Console, comparison: Comparison, *, quiet: bool = 
     for note in words.notes(comparison):
         console.print(_bullet(note))
     style = (
-        _STYLES[ChangeVerdict.REGRESSION] if comparison.having(ChangeVerdict.REGRESSION) else "bold"
+        STYLES[ChangeVerdict.REGRESSION] if comparison.having(ChangeVerdict.REGRESSION) else "bold"
     )
     console.print()
     console.print(Text(words.headline(comparison), style=style))
@@ -56,32 +55,19 @@ def print_comparison(console: Console, comparison: Comparison, *, quiet: bool = 
 
 def comparison_markdown(comparison: Comparison) -> str:
     """Markdown for a pull request: the headline first, then tables, reasons and notes."""
-    sections = [
-        Section(
-            "Changes",
-            (
-                table(words.CHANGE_HEADERS, words.change_rows(comparison), numbers_from=2),
-                Bullets(tuple(words.reasons(comparison))),
-                Paragraph(words.how_decided(comparison)),
-            ),
-        ),
-        Section(
-            f"BASE{words.ARROW}NEW",
-            (table(words.VALUE_HEADERS, words.value_rows(comparison), numbers_from=1),),
-        ),
-        Section("Notes", (Bullets(tuple(words.notes(comparison))),)),
-    ]
-    lead = (
-        Paragraph(words.headline(comparison), strong=True),
-        Paragraph(f"BASE {_origin(comparison.base)}. NEW {_origin(comparison.new)}."),
-    )
-    return render_markdown(Document("nwor-bench compare", lead, tuple(sections)))
+    return render_markdown(comparison_document(comparison))
 
 
 def comparison_json(comparison: Comparison, *, strict: bool) -> str:
     """Everything as JSON; values that were not measured are null."""
-    content = {
-        "comparison_version": COMPARISON_FORMAT_VERSION,
+    return document(
+        {"comparison_version": COMPARISON_FORMAT_VERSION, **content_of(comparison, strict=strict)}
+    )
+
+
+def content_of(comparison: Comparison, *, strict: bool) -> dict[str, Any]:
+    """The comparison's keys without their version."""
+    return {
         "headline": words.headline(comparison),
         "exit_code": int(comparison.exit_code(strict=strict)),
         "decide_by": str(comparison.decide_by),
@@ -94,20 +80,19 @@ def comparison_json(comparison: Comparison, *, strict: bool) -> str:
         "cells": [_cell(cell) for cell in comparison.cells],
         "notes": words.notes(comparison),
     }
-    return document(content)
 
 
 def _changes(comparison: Comparison) -> Table:
-    table = _new_table(("Cell", "Change", "Ratio to off\nNEW / BASE", "Time\nNEW / BASE"))
+    table = new_table(("Cell", "Change", "Ratio to off\nNEW / BASE", "Time\nNEW / BASE"))
     for cell, row in zip(comparison.cells, words.change_rows(comparison), strict=True):
         assert cell.outcome is not None
         name, outcome, *numbers = row
-        table.add_row(Text(name), Text(outcome, style=_STYLES.get(cell.outcome, "")), *numbers)
+        table.add_row(Text(name), Text(outcome, style=STYLES.get(cell.outcome, "")), *numbers)
     return table
 
 
 def _values(comparison: Comparison) -> Table:
-    table = _new_table(
+    table = new_table(
         ("Cell", *(f"{header}\nBASE{words.ARROW}NEW" for header in words.VALUE_HEADERS[1:]))
     )
     for name, *values in words.value_rows(comparison):
@@ -115,7 +100,7 @@ def _values(comparison: Comparison) -> Table:
     return table
 
 
-def _new_table(headers: tuple[str, ...]) -> Table:
+def new_table(headers: tuple[str, ...]) -> Table:
     table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
     for place, header in enumerate(headers):
         words_in_it = place == 0 or header.startswith(("Change", "Parity"))
@@ -132,19 +117,6 @@ def _bullet(text: str) -> Table:
     grid = Table.grid(padding=(0, 1, 0, 0))
     grid.add_row("-", Text(text))
     return grid
-
-
-def _origin(run: StoredRun) -> str:
-    environment = run.header.environment or Environment()
-    parts = [f"is {run.folder.name}"]
-    for name, value in (
-        ("begun", run.header.started_at),
-        ("nwor-bench", (environment.packages or {}).get("nwor-bench")),
-        ("git", (environment.git or GitState()).revision),
-    ):
-        if value is not None:
-            parts.append(f"{name} {value}")
-    return ", ".join(parts)
 
 
 def _run(run: StoredRun) -> dict[str, Any]:

@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 
 from nwor_bench.analysis.comparing.change_estimates import Change
-from nwor_bench.analysis.comparing.compare import CellChange, ChangeVerdict, Comparison, DecideBy
+from nwor_bench.analysis.comparing.compare import CellChange, ChangeVerdict, Comparison
+from nwor_bench.analysis.comparing.decide_by import DecideBy
 from nwor_bench.analysis.comparing.preconditions import unknown_machine
 from nwor_bench.analysis.comparing.stored_run import SUMMARIES, StoredRun
 from nwor_bench.analysis.paired import LATENCY_MS
@@ -31,6 +32,11 @@ def name_of(cell: CellChange, comparison: Comparison) -> str:
     """The cell's label, with its pair if there are several pairs."""
     pairs = {each.cell.pair for each in comparison.cells}
     return cell.label if len(pairs) == 1 else f"{cell.cell.pair}: {cell.label}"
+
+
+def deciding(cell: CellChange, comparison: Comparison) -> Change | None:
+    """The change that decides: of the cell's ratio, or of its time."""
+    return cell.ratio if comparison.decide_by is DecideBy.RATIO else cell.time
 
 
 def headline(comparison: Comparison) -> str:

@@ -21,7 +21,9 @@ from nwor_bench.report.document import (
 from nwor_bench.report.html.style import CSS
 from nwor_bench.report.plots import figure_element
 
-_VERDICTS = {str(verdict) for verdict in Verdict}
+_VERDICTS = {str(verdict): verdict.lower() for verdict in Verdict}
+_VERDICTS |= {"REGRESSION": "slower", "IMPROVEMENT": "faster"}
+"""The colour of each verdict, of cells and of changes."""
 
 _LONG = 36
 """A table value of more characters than this may wrap."""
@@ -99,8 +101,8 @@ def _table(table: Table) -> str:
         for place, head in enumerate(table.headers)
     )
     rows = "".join(
-        "<tr>" + "".join(_cell(place, value, table) for place, value in enumerate(row)) + "</tr>"
-        for row in table.rows
+        "<tr>" + "".join(_cell(line, place, table) for place in range(len(row))) + "</tr>"
+        for line, row in enumerate(table.rows)
     )
     name = f' role="region" aria-label="{html.escape(table.caption)}"' if table.caption else ""
     caption = f"<caption><span>{escape(table.caption)}</span></caption>" if table.caption else ""
@@ -112,16 +114,23 @@ def _table(table: Table) -> str:
     )
 
 
-def _cell(place: int, value: str, table: Table) -> str:
-    """A row's first value is its heading."""
+def _cell(line: int, place: int, table: Table) -> str:
+    """A row's first value is its heading, and leads to the row's own page if it has one."""
+    value = table.rows[line][place]
     tag, scope = ("td", "") if place else ("th", ' scope="row"')
-    return f"<{tag}{scope}{_class(place, value, table)}>{escape(value)}</{tag}>"
+    text = escape(value)
+    if not place and table.links and table.links[line]:
+        text = f'<a href="{html.escape(table.links[line])}">{text}</a>'
+    shade = table.shades[line][place] if table.shades else ""
+    return f"<{tag}{scope}{_class(place, value, table, shade)}>{text}</{tag}>"
 
 
-def _class(place: int, value: str, table: Table) -> str:
+def _class(place: int, value: str, table: Table, shade: str = "") -> str:
     names = ["number"] if place >= table.numbers_from else []
     if value in _VERDICTS:
-        names += ["verdict", f"v-{value.lower()}"]
+        names += ["verdict", f"v-{_VERDICTS[value]}"]
     if len(value) > _LONG:
         names.append("long")
+    if shade:
+        names.append(f"s-{shade}")
     return f' class="{" ".join(names)}"' if names else ""

@@ -93,5 +93,14 @@ figcaption { color: var(--soft); font-size: .8125rem; max-width: 46rem; margin-t
 .v-same { color: var(--same); } .v-faster { color: var(--faster); }
 .v-slower { color: var(--slower); } .v-ambiguous { color: var(--ambiguous); }
 .v-ineffective { color: var(--ineffective); } .v-invalid { color: var(--invalid); }
+.s-same { background: color-mix(in srgb, var(--same) 12%, var(--page)); }
+.s-faster-1 { background: color-mix(in srgb, var(--faster) 14%, var(--page)); }
+.s-faster-2 { background: color-mix(in srgb, var(--faster) 28%, var(--page)); }
+.s-faster-3 { background: color-mix(in srgb, var(--faster) 42%, var(--page)); }
+.s-slower-1 { background: color-mix(in srgb, var(--slower) 14%, var(--page)); }
+.s-slower-2 { background: color-mix(in srgb, var(--slower) 28%, var(--page)); }
+.s-slower-3 { background: color-mix(in srgb, var(--slower) 42%, var(--page)); }
+.s-ineffective { background: color-mix(in srgb, var(--ineffective) 14%, var(--page)); }
+.s-invalid { background: color-mix(in srgb, var(--invalid) 25%, var(--page)); }
 @media print { .scroll { overflow: visible; } body { font-size: 11px; } }
 """

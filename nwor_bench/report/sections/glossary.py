@@ -39,6 +39,10 @@ ENTRIES = (
     ("p50 ms, p95 ms", "Time of whole batches in milliseconds: median and 95th percentile."),
     ("Window ms", "Mean time from one window's start to the next, in milliseconds."),
     ("Tokens/s", "Output tokens of all requests together, per second of the batches."),
+    ("TTFT, TPOT, ITL", "vLLM's own request metrics, as in vllm bench serve. Time to first token: "
+     "from a request's arrival to its first token. Time per output token: (whole time - TTFT) / "
+     "(output tokens - 1). Inter-token latency: from one output of a request to its next; a step "
+     "puts out several tokens where drafts were accepted. p95 needs 20 samples, p99 100."),
     ("Batches", "Timed batches of the cell, one a block."),
     ("Drafts, Accepted", "Draft tokens proposed, and those that the model agreed with."),
     ("Staged, Committed, Rejected", "Draft tokens kept out of the cache; those of them accepted "

@@ -8,7 +8,7 @@ import psutil
 from nwor_bench.analysis.parity.kv_result import KvResult, kv_event
 from nwor_bench.analysis.parity.kv_verdict import KvVerdict
 from nwor_bench.analysis.parity.write_check import write_fault
-from nwor_bench.engine.engine import Engine
+from nwor_bench.engine.protocol import Engine
 from nwor_bench.records.engine_status import EngineStatus
 from nwor_bench.records.store import RunStore
 from nwor_bench.records.types import Cell, Phase

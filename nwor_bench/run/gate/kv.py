@@ -91,11 +91,11 @@ class KvGate:
     def check(
         self, cell: Cell, prompts: Sequence[Sequence[int]], answer: Answer
     ) -> KvResult | None:
-        """Check the cache after the cell's gate batch; None for a cell that does not stage.
+        """Check the cache after the cell's gate batch; None for a cell of mode off.
 
         Call it right after each batch of the gate, for off x off first.
         """
-        stages = cell.nwor_mode is NworMode.STAGE
+        stages = cell.nwor_mode is not NworMode.OFF
         if not (stages or cell == self._baseline):
             return None
         began = time.perf_counter()

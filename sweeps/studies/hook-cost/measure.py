@@ -18,7 +18,8 @@ from nwor_bench.engine.preload import run_under_one_openmp
 run_under_one_openmp()
 
 from nwor_bench.analysis.statistics import paired_ratio  # noqa: E402
-from nwor_bench.engine.engine import Sampling, VllmEngine  # noqa: E402
+from nwor_bench.engine.engine import VllmEngine  # noqa: E402
+from nwor_bench.engine.protocol import Sampling  # noqa: E402
 from nwor_bench.models.pairs import resolve_pair  # noqa: E402
 from nwor_bench.workload.config import load_scenario, resolve  # noqa: E402
 from nwor_bench.workload.prompts import encode, load_prompts, load_tokenizer, select_blocks  # noqa: E402

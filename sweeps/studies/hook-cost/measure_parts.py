@@ -26,7 +26,8 @@ import numpy as np
 import pandas as pd
 import torch
 
-from nwor_bench.engine.engine import Sampling, VllmEngine
+from nwor_bench.engine.engine import VllmEngine
+from nwor_bench.engine.protocol import Sampling
 from nwor_bench.models.pairs import resolve_pair
 from nwor_bench.records.types import Cell, NworMode, ScvMode
 from nwor_bench.workload.config import load_scenario, resolve

@@ -10,7 +10,8 @@ from pathlib import Path
 from rich.console import Console
 
 from nwor_bench.analysis.aggregate import summarise
-from nwor_bench.engine.engine import Engine, VllmEngine
+from nwor_bench.engine.engine import VllmEngine
+from nwor_bench.engine.protocol import Engine
 from nwor_bench.instruments.environment import collect
 from nwor_bench.records.store import RunData, read_run
 from nwor_bench.records.types import CellResult

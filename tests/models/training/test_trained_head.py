@@ -13,7 +13,8 @@ import torch
 from rich.console import Console
 from safetensors.torch import load_file
 
-from nwor_bench.engine.engine import BatchOutput, Sampling, VllmEngine
+from nwor_bench.engine.engine import VllmEngine
+from nwor_bench.engine.protocol import BatchOutput, Sampling
 from nwor_bench.errors import ExitCode
 from nwor_bench.models.pairs import resolve_pair
 from nwor_bench.models.training.acceptance import Acceptance, measure_acceptance

@@ -1,0 +1,97 @@
+"""The engine as a run sees it: what it is asked for, what it answers, and the protocol."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from nwor_bench.engine.kv_cache import KvCache
+from nwor_bench.engine.vllm_counters import VllmCounters
+from nwor_bench.records.engine_status import EngineStatus
+from nwor_bench.records.types import Cell, Phase, RequestTimes
+from nwor_bench.workload.window_order import WindowOrder
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """Sampling parameters of a batch. The random stream restarts from `seed` every batch."""
+
+    max_new_tokens: int
+    temperature: float
+    top_p: float
+    seed: int
+    ignore_eos: bool
+
+
+@dataclass(frozen=True)
+class BatchOutput:
+    """Output and counts of one batch.
+
+    `windows` are the first rank's plain dicts; `rank_disagreement` names a count in which another
+    rank differs. `counter_facts` has the precision of the counters in `windows`; None without any.
+    """
+
+    token_ids: tuple[tuple[int, ...], ...]
+    latency_ms: float
+    windows: list[dict[str, Any]]
+    counters: VllmCounters
+    scv_counters: dict[str, int] = field(default_factory=dict)
+    counter_facts: dict[str, Any] | None = None
+    rank_disagreement: str | None = None
+    request_times: RequestTimes | None = None
+
+
+@dataclass(frozen=True)
+class GreedyOutput:
+    """One request of a batch that is not measured."""
+
+    token_ids: tuple[int, ...]
+
+    top: tuple[dict[int, float], ...] = ()
+    """At each output position the log probabilities, in nats, of the likeliest tokens and of the
+    one that was chosen, by token id; empty unless asked for."""
+
+
+class Engine(Protocol):
+    """Engine of a run: mode switches, batches, counters and cache."""
+
+    def status(self) -> EngineStatus:
+        """Facts for run.json: device, layers, block size, what is attached."""
+
+    def set_modes(self, cell: Cell) -> None:
+        """Switch both modes live."""
+
+    def generate(self, prompts: Sequence[Sequence[int]], sampling: Sampling) -> BatchOutput:
+        """Run one batch to its end from an empty prefix cache."""
+
+    def interleave(self, order: WindowOrder) -> None:
+        """Let cells take turns in the next batch, window by window."""
+
+    def stop_interleaving(self) -> list[dict[str, dict[str, int]]]:
+        """Return to mode off; each cell's SCV counters and fallbacks, in the order's cells."""
+
+    def decode_greedily(
+        self,
+        prompts: Sequence[Sequence[int]],
+        max_new_tokens: Sequence[int],
+        *,
+        ignore_eos: bool,
+        top: int = 0,
+        keep_prefix_cache: bool = False,
+        nudged: bool = False,
+    ) -> Sequence[GreedyOutput]:
+        """Greedy outputs in the present modes, beside the measured batches."""
+
+    def set_probe(self, on: bool) -> None:
+        """Time each window's phases on the device, if `status().has_probe`."""
+
+    def set_counters(self, phase: Phase, on: bool) -> None:
+        """Count what batches of that phase count (DRAM bytes or CUDA calls), or stop."""
+
+    def watch_writes(self, on: bool) -> list[dict[str, int]]:
+        """Watch staging's writes, or stop and return each rank's counts (see `write_check`)."""
+
+    def kv_cache(self) -> KvCache:
+        """Its KV cache, to be read back between batches."""
+
+    def close(self) -> None:
+        """Release the engine's memory."""

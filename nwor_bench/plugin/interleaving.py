@@ -1,0 +1,78 @@
+"""Cells take turns within a batch: the hook's modes change between two windows.
+
+A switch is cheap, because everything that a mode needs was made when it was first set: under full
+CUDA graphs another graph replays, eagerly the target layers' methods are swapped. Every rank draws
+the same turns from the same seed.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from nwor_bench.plugin.runner_hook import RunnerHook
+from nwor_bench.records.types import NworMode, ScvMode
+from nwor_bench.workload.window_order import Turn, turns_of
+
+
+@dataclass
+class TurnsOfCell:
+    """A cell that takes turns, and its validator's counters between them."""
+
+    nwor_mode: NworMode
+    scv_mode: ScvMode
+    counters: Counter[str] = field(default_factory=Counter)
+    fallbacks: Counter[str] = field(default_factory=Counter)
+
+
+class Interleaving:
+    """The turns of one batch.
+
+    Args:
+        hook: of the runner whose windows take turns.
+        cells: NWOR and SCV mode of each cell.
+        pairs: numbers of the cells that are compared.
+        seed: of the order.
+    """
+
+    def __init__(
+        self,
+        hook: RunnerHook,
+        cells: Sequence[tuple[str, str]],
+        pairs: Sequence[tuple[int, int]],
+        seed: str,
+    ):
+        self._hook = hook
+        self.cells = [TurnsOfCell(NworMode(nwor), ScvMode(scv)) for nwor, scv in cells]
+        self._turns: Iterator[Turn] = turns_of([(a, b) for a, b in pairs], seed)
+        self._current: int | None = None
+
+    def next(self, scheduler_output: Any) -> Turn | None:
+        """The turn of the step that begins; None for a step that is more than windows alone.
+
+        Switches the hook's modes if the turn is another cell's.
+        """
+        if not is_windows_alone(scheduler_output):
+            return None
+        turn = next(self._turns)
+        if turn.cell != self._current:
+            self._current = turn.cell
+            cell = self.cells[turn.cell]
+            self._hook.take_turn(cell.nwor_mode, cell.scv_mode)
+            validator = self._hook.validator
+            validator.counters, validator.fallbacks = cell.counters, cell.fallbacks
+        return turn
+
+    def facts(self) -> list[dict[str, dict[str, int]]]:
+        """Each cell's validator counters, in the cells' order."""
+        return [
+            {"scv_counters": dict(cell.counters), "scv_fallbacks": dict(cell.fallbacks)}
+            for cell in self.cells
+        ]
+
+
+def is_windows_alone(scheduler_output: Any) -> bool:
+    """True for a step in which each request runs its drafts and the token before, and no more."""
+    drafts = scheduler_output.scheduled_spec_decode_tokens
+    tokens = sum(map(len, drafts.values())) + len(scheduler_output.num_scheduled_tokens)
+    return bool(drafts) and scheduler_output.total_num_scheduled_tokens == tokens

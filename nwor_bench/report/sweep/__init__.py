@@ -1,0 +1,1 @@
+"""One report over all runs of a sweep."""

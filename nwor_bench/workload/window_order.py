@@ -1,0 +1,83 @@
+"""Which cell each window of an interleaved batch belongs to. Pure.
+
+Two cells take turns in a group of four runs, A B B A or B A A B: whatever drifts at a constant
+rate during the group weighs equally on both. Runs are a few windows long; how many is drawn for
+each group, so that the records show whether the length of a run matters.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from random import Random
+
+from nwor_bench.records.types import Cell, NworMode, ScvMode
+
+RUN_LENGTHS = {2: 17, 4: 2, 8: 1}
+"""Windows of a run, and how often such a run is drawn; the first of each run settles and is not
+compared.
+
+Window times wander: on a busy host neighbours correlate by 0.7, windows four apart by 0.3. So two
+cells must alternate quickly. Labelled as if they were two cells, 3,000 stock windows of an H200
+(8 requests) give an interval of +- 0.30 % with runs of 2, 0.46 % with 4 and 0.67 % with 8. The
+longer runs are there to show whether what a run leaves behind fades with its length.
+"""
+
+_ABBA = (0, 1, 1, 0)
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One window's place in its batch; see `WindowTurn` in the records."""
+
+    cell: int
+    """Number of its cell."""
+    group: int
+    run: int
+    run_length: int
+    position: int
+
+
+@dataclass(frozen=True)
+class WindowOrder:
+    """The order of an interleaved batch: plain values, so that every worker can be given it."""
+
+    cells: tuple[Cell, ...]
+    """The cells that take turns."""
+    pairs: tuple[tuple[int, int], ...]
+    """Numbers of the cells that are compared with each other."""
+    seed: str
+    """Of the pairs' order, the runs' lengths and who begins."""
+
+    def turns(self) -> Iterator[Turn]:
+        """Every window's turn, without end."""
+        return turns_of(self.pairs, self.seed)
+
+
+def turns_of(pairs: Sequence[tuple[int, int]], seed: str) -> Iterator[Turn]:
+    """Turns of the pairs, every pair once in each round; the same seed gives the same turns."""
+    draw = Random(seed)
+    group = 0
+    while True:
+        for first, second in draw.sample(pairs, len(pairs)):
+            (length,) = draw.choices(list(RUN_LENGTHS), list(RUN_LENGTHS.values()))
+            cells = (first, second) if draw.random() < 0.5 else (second, first)
+            for run, which in enumerate(_ABBA):
+                for position in range(length):
+                    yield Turn(cells[which], group, run, length, position)
+            group += 1
+
+
+def compared_pairs(cells: Sequence[Cell]) -> tuple[tuple[int, int], ...]:
+    """Off x off with every other cell, and the control with one cell that stages.
+
+    That cell is the one with the SCV mode that waits least for the host: the control has nothing to
+    validate, so the difference is what staging, validating and committing cost beside writing.
+    """
+    baseline = next(n for n, cell in enumerate(cells) if cell.is_baseline)
+    pairs = [(baseline, n) for n in range(len(cells)) if n != baseline]
+    control = [n for n, cell in enumerate(cells) if cell.nwor_mode is NworMode.CONTROL]
+    staged = [n for n, cell in enumerate(cells) if cell.nwor_mode is NworMode.STAGE]
+    if control and staged:
+        preferred = (ScvMode.GRAPH, ScvMode.ADAPTIVE, ScvMode.OFF)
+        quickest = min(staged, key=lambda n: preferred.index(cells[n].scv_mode))
+        pairs.append((control[0], quickest))
+    return tuple(pairs)

@@ -1,0 +1,93 @@
+"""TTFT, TPOT and ITL: percentiles over a cell's requests, and none from too few samples."""
+
+import csv
+import io
+from dataclasses import replace
+
+import pytest
+from synthetic_run import change_batches, make_run, save_run, write_reports
+
+from nwor_bench.analysis.aggregate import summarise
+from nwor_bench.analysis.request_times import LEAST_SAMPLES, PERCENTILES, request_percentiles
+from nwor_bench.records.store import RunData, read_run
+from nwor_bench.records.types import BatchRecord, RequestTimes
+from nwor_bench.report.content import build_document
+from nwor_bench.report.sections.request_times import TITLE, request_time_section
+
+
+def times(requests: int = 2) -> RequestTimes:
+    ttft = tuple(10.0 + place for place in range(requests))
+    return RequestTimes(ttft, tuple(t / 4 for t in ttft), (20.0, 21.0), (3 * requests, requests))
+
+
+def timed_run() -> RunData:
+    return change_batches(make_run(blocks=5), lambda batch: True, request_times=times())
+
+
+def batches(number: int) -> list[BatchRecord]:
+    return [replace(make_run(blocks=1).batches[0], request_times=times()) for _ in range(number)]
+
+
+@pytest.mark.parametrize(("point", "least"), [(95, 20), (99, 100)])
+def test_a_percentile_needs_its_samples(point: int, least: int) -> None:
+    assert LEAST_SAMPLES[point] == least
+    few = request_percentiles(batches(least // 2 - 1))
+    enough = request_percentiles(batches(least // 2))
+    assert few[f"ttft_ms_p{point}"] is None
+    assert enough[f"ttft_ms_p{point}"] == pytest.approx(11.0)
+
+
+def test_each_step_of_each_request_is_an_itl_sample() -> None:
+    found = request_percentiles(batches(3))
+    assert found["itl_ms_p50"] == 20.0
+    assert found["itl_ms_p95"] == 21.0  # 24 samples, where TTFT has 6
+    assert found["ttft_ms_p95"] is None
+
+
+def test_without_vllms_metrics_there_is_nothing() -> None:
+    assert set(request_percentiles(make_run(blocks=1).batches).values()) == {None}
+
+
+def test_a_cells_percentiles_are_over_its_timed_batches() -> None:
+    run = timed_run()
+    for cell in summarise(run):
+        own = [b for b in run.batches if b.cell == cell.cell and b.phase == "timed"]
+        expected = request_percentiles(own)
+        assert {name: getattr(cell, name) for name in PERCENTILES} == expected
+
+
+def test_an_invalid_cell_has_none() -> None:
+    broken = change_batches(
+        timed_run(), lambda b: b.nwor_mode == "stage" and b.phase == "gate", parity="INVALID"
+    )
+    found = {cell.label: cell.ttft_ms_p50 for cell in summarise(broken)}
+    assert found["stage x off"] is None
+    assert found["off x off"] is not None
+
+
+def test_batches_csv_has_the_percentiles_of_each_batch_last(tmp_path) -> None:
+    save_run(timed_run(), tmp_path / "run")
+    paths = write_reports(tmp_path / "run")
+    rows = list(csv.DictReader(io.StringIO(paths.batches_csv.read_text(encoding="utf-8"))))
+    assert tuple(rows[0])[-len(PERCENTILES) :] == PERCENTILES
+    assert "request_times" not in rows[0]
+    assert (rows[0]["ttft_ms_p50"], rows[0]["ttft_ms_p95"]) == ("10.5", "")
+    cells = list(csv.DictReader(io.StringIO(paths.cells_csv.read_text(encoding="utf-8"))))
+    assert tuple(cells[0])[-len(PERCENTILES) :] == PERCENTILES
+
+
+def test_samples_survive_the_records(tmp_path) -> None:
+    save_run(timed_run(), tmp_path / "run")
+    assert {batch.request_times for batch in read_run(tmp_path / "run").batches} == {times()}
+
+
+def test_the_report_shows_them_beside_window_time_only_where_measured() -> None:
+    run = timed_run()
+    section = request_time_section(summarise(run))
+    assert section is not None
+    heads, row = section.blocks[1].headers, section.blocks[1].rows[0]
+    assert ("TTFT p50", "10.50") in zip(heads, row, strict=True)
+    assert heads[-2:] == ("Window", "Output tokens/s")
+    assert "TTFT p95" not in heads  # ten requests a cell
+    bare = make_run(blocks=2)
+    assert TITLE not in [s.title for s in build_document(bare, summarise(bare)).sections]

@@ -1,0 +1,139 @@
+"""`report SWEEP_FOLDER`: one page over all runs, from their records."""
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from report_runs import gpu_run, invalid
+from swept_folder import save_sweep
+from synthetic_run import make_run
+
+from nwor_bench.errors import ExitCode
+from nwor_bench.report.document import Figure, Headline, Table
+from nwor_bench.report.shading import shade, shade_of
+from nwor_bench.report.sweep.document import MIXED, NOTHING, sweep_document
+from nwor_bench.report.sweep.swept_run import SweptRun
+from nwor_bench.report.sweep.tradeoff import front
+from nwor_bench.run.sweep_folder import SweepIndex
+from nwor_bench.run.sweep_summary import swept_runs
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+def place(requests: int, dtype: str = "bfloat16") -> dict[str, object]:
+    return {"requests": requests, "dtype": dtype}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """FASTER at 8 requests, SLOWER at 1, one run that failed."""
+    quicker = gpu_run({"off": 0.981, "graph": 0.972, "adaptive": 0.975}, probed=False)
+    slower = gpu_run({"off": 1.06, "graph": 1.05, "adaptive": 1.055}, probed=False)
+    runs = [(place(1), slower), (place(8), quicker), (place(64), None)]
+    return save_sweep(tmp_path_factory.mktemp("sweeps") / "grid", runs)
+
+
+@pytest.fixture(scope="module")
+def runs(folder: Path) -> tuple[SweptRun, ...]:
+    return swept_runs(SweepIndex.open(folder))
+
+
+def test_the_answer_counts_the_runs(runs: tuple[SweptRun, ...]) -> None:
+    lead = sweep_document("grid", runs).lead[0]
+    assert isinstance(lead, Headline)
+    assert lead.badge == MIXED
+    assert "SLOWER in 1, FASTER in 1 of 3 runs" in lead.text
+    assert re.search(r"between 0\.97\d \(stage x graph, 8 requests\) and 1\.0\d\d \(.*1 request\)",
+                     lead.text)  # fmt: skip
+
+
+def test_runs_of_one_verdict_share_its_badge(runs: tuple[SweptRun, ...]) -> None:
+    lead = sweep_document("grid", runs[1:2]).lead[0]
+    assert isinstance(lead, Headline)
+    assert (lead.badge, lead.kind) == ("FASTER", "faster")
+
+
+def test_a_sweep_that_measured_nothing_says_so(runs: tuple[SweptRun, ...]) -> None:
+    document = sweep_document("grid", runs[2:])
+    assert isinstance(document.lead[0], Headline)
+    assert document.lead[0].badge == NOTHING
+    assert [section.title for section in document.sections] == ["Runs"]
+
+
+def test_ratios_stand_in_a_shaded_table_that_leads_to_the_runs(
+    runs: tuple[SweptRun, ...],
+) -> None:
+    (ratios,) = [block for block in sweep_document("grid", runs).lead if isinstance(block, Table)]
+    assert ratios.headers[:4] == ("Run", "stage x off", "stage x graph", "stage x adaptive")
+    assert [row[0] for row in ratios.rows] == ["1: 1 request", "2: 8 requests", "3: 64 requests"]
+    assert [shades[2] for shades in ratios.shades] == ["slower-3", "faster-2", ""]
+    assert ratios.links == ("01-toy/report.html", "02-toy/report.html", "")
+
+
+def test_shades_grow_with_the_distance() -> None:
+    assert [shade_of("faster", r) for r in (0.995, 0.98, 0.9)] == [
+        "faster-1", "faster-2", "faster-3",
+    ]  # fmt: skip
+    assert shade(None) == ""
+
+
+def test_the_ratio_is_drawn_against_what_varies(folder: Path, tmp_path: Path) -> None:
+    both = gpu_run(probed=False, blocks=6)
+    wide = save_sweep(
+        tmp_path / "wide", [(place(r, d), both) for r in (1, 8) for d in ("bfloat16", "float32")]
+    )
+    figures = [
+        block.name
+        for section in sweep_document("wide", swept_runs(SweepIndex.open(wide))).sections
+        for block in section.blocks
+        if isinstance(block, Figure)
+    ]
+    assert figures == ["ratio-by-requests", "ratio-by-data-type", "tradeoff"]
+    narrow = sweep_document("grid", swept_runs(SweepIndex.open(folder)))
+    titles = [b.name for s in narrow.sections for b in s.blocks if isinstance(b, Figure)]
+    assert titles == ["ratio-by-requests", "tradeoff"]
+
+
+def test_the_front_holds_what_no_other_beats(runs: tuple[SweptRun, ...]) -> None:
+    run, cell = runs[0], runs[0].cells[0]
+    points = [(t, ms, run, cell) for t, ms in ((100, 5), (90, 6), (120, 9), (110, 9), (80, 4))]
+    assert [(t, ms) for t, ms, *_ in front(points)] == [(80, 4), (100, 5), (120, 9)]
+
+
+def test_report_writes_the_summaries_of_a_sweep_folder(command_line: Run, folder: Path) -> None:
+    for name in ("summary.html", "summary.md", "summary.csv"):
+        (folder / name).unlink(missing_ok=True)
+    code, out, err = command_line("report", str(folder))
+    assert (code, err) == (ExitCode.OK, "")
+    assert out.startswith("MIXED: ")
+    assert all(len(line) <= 80 for line in out.splitlines() if "Sweep folder" not in line)
+    page = (folder / "summary.html").read_text(encoding="utf-8")
+    assert page.count("<figure") == page.count('role="img"') == 2
+    assert "vLLM did not start: no luck" in page
+    assert 'class="number s-faster-2"' in page
+    assert len(page) < 1_500_000
+    assert "**MIXED: " in (folder / "summary.md").read_text(encoding="utf-8")
+    assert (folder / "summary.csv").is_file()
+    before = (folder / "summary.html").read_bytes()
+    told = json.loads(command_line("report", str(folder), "--json")[1])
+    assert told["answer"]["badge"] == "MIXED"
+    assert (folder / "summary.html").read_bytes() == before
+    quiet = command_line("report", str(folder), "-q")[1]
+    assert quiet.splitlines()[-1] == f"Sweep folder: {folder}"
+    assert "Answer" not in quiet
+
+
+def test_a_broken_run_makes_the_sweep_exit_with_3(command_line: Run, tmp_path: Path) -> None:
+    folder = save_sweep(tmp_path / "broken", [(place(8), invalid()), (place(1), gpu_run())])
+    code, out, _ = command_line("report", str(folder))
+    assert code == ExitCode.CORRECTNESS_BROKEN
+    assert out.startswith("INVALID: ")
+
+
+def test_a_sweep_on_a_cpu_says_so(tmp_path: Path) -> None:
+    folder = save_sweep(tmp_path / "cpu", [(place(1), make_run(blocks=5, aa=True))])
+    page = sweep_document("cpu", swept_runs(SweepIndex.open(folder)))
+    assert isinstance(page.lead[0], Headline)
+    assert page.lead[0].badge == "CPU RUN"

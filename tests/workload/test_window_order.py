@@ -1,0 +1,82 @@
+"""Turns of an interleaved batch: every group is balanced, every pair has its share."""
+
+from collections import Counter, defaultdict
+from itertools import islice
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nwor_bench.records.types import AA, Cell, NworMode, ScvMode
+from nwor_bench.workload.window_order import RUN_LENGTHS, Turn, compared_pairs, turns_of
+
+SEEDS = st.text(max_size=8)
+PAIRS = st.integers(1, 6).map(lambda n: [(0, other) for other in range(1, n + 1)])
+
+
+def groups_of(pairs: list[tuple[int, int]], seed: str, windows: int) -> dict[int, list[Turn]]:
+    groups = defaultdict(list)
+    for turn in islice(turns_of(pairs, seed), windows):
+        groups[turn.group].append(turn)
+    groups.popitem()  # the last may be cut
+    return groups
+
+
+@given(PAIRS, SEEDS)
+def test_a_group_is_four_runs_of_one_length_in_a_palindrome(pairs, seed):
+    for own in groups_of(pairs, seed, 300).values():
+        length = own[0].run_length
+        assert length in RUN_LENGTHS
+        assert [turn.run for turn in own] == [run for run in range(4) for _ in range(length)]
+        assert [turn.position for turn in own] == 4 * list(range(length))
+        cells = [turn.cell for turn in own[::length]]
+        assert cells == cells[::-1]
+        assert len(set(cells)) == 2
+        assert tuple(sorted(set(cells))) in pairs
+
+
+@given(PAIRS, SEEDS)
+def test_every_pair_has_its_turn_in_each_round(pairs, seed):
+    groups = list(groups_of(pairs, seed, 1000).values())
+    for start in range(0, len(groups) - len(pairs), len(pairs)):
+        round_of = [{turn.cell for turn in own} for own in groups[start : start + len(pairs)]]
+        assert sorted(map(sorted, round_of)) == sorted(map(list, pairs))
+
+
+@given(PAIRS, SEEDS)
+def test_the_same_seed_gives_the_same_turns(pairs, seed):
+    assert list(islice(turns_of(pairs, seed), 200)) == list(islice(turns_of(pairs, seed), 200))
+
+
+def test_who_begins_and_how_long_runs_are_is_drawn():
+    groups = groups_of([(0, 1)], "a", 20_000).values()
+    begins = Counter(own[0].cell for own in groups)
+    assert min(begins.values()) > 0.45 * sum(begins.values())
+    lengths = Counter(own[0].run_length for own in groups)
+    for length, weight in RUN_LENGTHS.items():
+        share = lengths[length] / sum(lengths.values())
+        assert share == pytest.approx(weight / sum(RUN_LENGTHS.values()), abs=0.02)
+
+
+CELLS = (
+    Cell("p", NworMode.OFF, ScvMode.OFF),
+    Cell("p", NworMode.OFF, ScvMode.GRAPH),
+    Cell("p", NworMode.STAGE, ScvMode.OFF),
+    Cell("p", NworMode.STAGE, ScvMode.GRAPH),
+    Cell("p", NworMode.CONTROL, ScvMode.OFF),
+    Cell("p", NworMode.OFF, ScvMode.OFF, AA),
+)
+
+
+@pytest.mark.parametrize(
+    ("cells", "extra"),
+    [
+        (CELLS, [(4, 3)]),
+        (tuple(c for c in CELLS if c.scv_mode is ScvMode.OFF), [(2, 1)]),
+        (tuple(c for c in CELLS if c.nwor_mode is not NworMode.CONTROL), []),
+        (tuple(c for c in CELLS if c.nwor_mode is not NworMode.STAGE), []),
+    ],
+)
+def test_off_is_compared_with_all_and_the_control_with_what_stages(cells, extra):
+    expected = [(0, n) for n in range(1, len(cells))] + extra
+    assert list(compared_pairs(cells)) == expected

@@ -17,17 +17,14 @@ from nwor_bench.records.types import (
     ScvMode,
     WindowRecord,
 )
+from nwor_bench.workload.window_order import compared_pairs, turns_of
 
 OFF = CELLS[0]
 CONTROL = Cell("toy", NworMode.CONTROL, ScvMode.OFF)
 STAGE_GRAPH = Cell("toy", NworMode.STAGE, ScvMode.GRAPH)
-PAIRS = (
-    *((OFF, cell) for cell in (*CELLS[1:], AA_CELL, CONTROL)),
-    (CONTROL, STAGE_GRAPH),
-)
+IN_TURN = (*CELLS, AA_CELL, CONTROL)
 REQUESTS, DRAFTS = 2, 8
 FIRST_BATCH = 5000
-CONTROL_BATCHES = 2000
 
 
 @dataclass(frozen=True)
@@ -59,7 +56,7 @@ class Planted:
 def interleaved_run(
     planted: Planted,
     batches: int = 12,
-    groups: int = 32,
+    groups: int = 64,
     *,
     whole: Mapping[str, float] | None = None,
     device: bool = True,
@@ -97,10 +94,9 @@ def _make(
     run = gpu_run(effects=whole, noise=0.003, blocks=3, probed=False)
     run = _with_control(run, whole.get("control", 1.0))
     records, windows, events = list(run.batches), list(run.windows), list(run.events)
-    numbers = iter(range(batches * groups))
     for place in range(batches):
         clock = planted.clocks[place % len(planted.clocks)]
-        own = list(_batch_windows(place, groups, planted, clock, numbers, rng, device))
+        own = list(_batch_windows(place, groups, planted, clock, rng, device))
         records.append(_batch(run.batches, place, own, clock))
         windows += own
         events.append(_event(place, own))
@@ -123,32 +119,24 @@ def group_windows(
 
 
 def _batch_windows(
-    place: int,
-    groups: int,
-    planted: Planted,
-    clock: float,
-    numbers: Iterator[int],
-    rng: Random,
-    device: bool,
+    place: int, groups: int, planted: Planted, clock: float, rng: Random, device: bool
 ) -> Iterator[WindowRecord]:
     window = 0
     for _ in range(2):  # after the prefill
         yield replace(_window(OFF, place, None, window), wall_ms=None, device_ms=None)
         window += 1
-    for group in range(groups):
-        pair = PAIRS[next(numbers) % len(PAIRS)]
-        a, b = pair if rng.random() < 0.5 else pair[::-1]
-        length = rng.choice((2, 4, 8))
-        for run, cell in enumerate((a, b, b, a)):
-            for position in range(length):
-                turn = (group, run, length, position)
-                ours, hosts = _times(cell, planted, clock, position, rng)
-                yield replace(
-                    _window(cell, place, turn, window),
-                    wall_ms=hosts,
-                    device_ms=ours if device else None,
-                )
-                window += 1
+    for turn in turns_of(compared_pairs(IN_TURN), str(rng.random())):
+        if turn.group == groups:
+            return
+        cell = IN_TURN[turn.cell]
+        ours, hosts = _times(cell, planted, clock, turn.position, rng)
+        numbers = (turn.group, turn.run, turn.run_length, turn.position)
+        yield replace(
+            _window(cell, place, numbers, window),
+            wall_ms=hosts,
+            device_ms=ours if device else None,
+        )
+        window += 1
 
 
 def _times(
@@ -267,7 +255,7 @@ def _with_control(run: RunData, ratio: float) -> RunData:
         replace(
             b,
             nwor_mode=NworMode.CONTROL,
-            batch=b.batch + CONTROL_BATCHES,
+            batch=900 + b.block,
             order=b.order + 50,
             parity=b.parity and "exact",
             latency_ms=b.latency_ms * factors[b.block],
@@ -279,7 +267,7 @@ def _with_control(run: RunData, ratio: float) -> RunData:
         replace(
             w,
             nwor_mode="control",
-            batch=w.batch + CONTROL_BATCHES,
+            batch=900 + w.block,
             control_tokens=w.draft_tokens,
             wall_ms=(w.wall_ms or 0.0) * factors[w.block],
         )

@@ -16,7 +16,7 @@ from nwor_bench.records.cell import Cell, cell_order
 from nwor_bench.records.engine_status import EngineStatus
 from nwor_bench.records.finished_blocks import first_tries
 from nwor_bench.records.header import ParityFacts, RunHeader
-from nwor_bench.records.lines import BatchKey, batch_key, group_windows
+from nwor_bench.records.lines import BatchKey, batch_key
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import BatchRecord, NworMode, Phase, WindowRecord
 
@@ -55,7 +55,10 @@ class CounterCheck:
 
 def windows_by_batch(run: RunData) -> dict[BatchKey, list[WindowRecord]]:
     """Each batch's windows, in the order in which they ran."""
-    return group_windows(run.batches, run.windows)
+    groups: dict[BatchKey, list[WindowRecord]] = {batch_key(b): [] for b in run.batches}
+    for window in run.windows:
+        groups[batch_key(window)].append(window)
+    return groups
 
 
 def full_windows(

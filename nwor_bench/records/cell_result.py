@@ -103,15 +103,6 @@ class CellResult:
     ratio_simultaneous_low: float | None = None
     ratio_simultaneous_high: float | None = None
     simultaneous_cells: int | None = None
-    ttft_ms_p50: float | None = None
-    ttft_ms_p95: float | None = None
-    ttft_ms_p99: float | None = None
-    tpot_ms_p50: float | None = None
-    tpot_ms_p95: float | None = None
-    tpot_ms_p99: float | None = None
-    itl_ms_p50: float | None = None
-    itl_ms_p95: float | None = None
-    itl_ms_p99: float | None = None
     interleaved: str | None = None
     groups: int | None = None
     groups_left_out: int | None = None
@@ -124,6 +115,15 @@ class CellResult:
     ratio_mean: float | None = None
     ratio_mean_low: float | None = None
     ratio_mean_high: float | None = None
+    ttft_ms_p50: float | None = None
+    ttft_ms_p95: float | None = None
+    ttft_ms_p99: float | None = None
+    tpot_ms_p50: float | None = None
+    tpot_ms_p95: float | None = None
+    tpot_ms_p99: float | None = None
+    itl_ms_p50: float | None = None
+    itl_ms_p95: float | None = None
+    itl_ms_p99: float | None = None
 
     @property
     def half_width(self) -> float | None:

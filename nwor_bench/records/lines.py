@@ -1,7 +1,7 @@
 """Records as lines of JSON: one line per window, batch or event, each with its kind."""
 
 import json
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -41,19 +41,6 @@ def is_own(window: WindowRecord, batch: BatchRecord) -> bool:
         return False
     modes = [(str(each.nwor_mode), str(each.scv_mode)) for each in (window, batch)]
     return batch.phase == Phase.INTERLEAVED or modes[0] == modes[1]
-
-
-def group_windows(
-    batches: Iterable[BatchRecord], windows: Iterable[WindowRecord]
-) -> dict[BatchKey, list[WindowRecord]]:
-    """Each batch's windows by its key, in the order of the records.
-
-    A window of no batch stands under its own key.
-    """
-    groups: dict[BatchKey, list[WindowRecord]] = {batch_key(batch): [] for batch in batches}
-    for window in windows:
-        groups.setdefault(batch_key(window), []).append(window)
-    return groups
 
 
 def record_line(record: WindowRecord | BatchRecord) -> bytes:

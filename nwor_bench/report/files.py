@@ -10,11 +10,12 @@ import pandas as pd
 
 from nwor_bench.analysis.aggregate import noise_floor
 from nwor_bench.analysis.findings import findings
+from nwor_bench.analysis.interleaved.split import splits_of
 from nwor_bench.analysis.invariants import check_invariants
 from nwor_bench.analysis.request_times import PERCENTILES, request_percentiles
 from nwor_bench.records.disk import write_atomically
 from nwor_bench.records.header import RunHeader
-from nwor_bench.records.lines import batch_key, group_windows
+from nwor_bench.records.lines import batch_key
 from nwor_bench.records.run_folder import RUN_FILE
 from nwor_bench.records.store import RunData, write_header
 from nwor_bench.records.types import BatchRecord, CellResult, WindowRecord, columns, to_dict
@@ -67,6 +68,7 @@ def with_summaries(run: RunData, cells: Sequence[CellResult]) -> RunHeader:
         noise_floor=noise_floor(cells),
         findings=tuple(finding.to_dict() for finding in findings(run, cells)),
         cells=tuple(to_dict(cell) for cell in cells),
+        split=tuple(part.to_dict() for part in splits_of(run, cells)) or None,
         violations=tuple(check_invariants(run)),
         warnings=run.warnings,
     )
@@ -101,10 +103,9 @@ def _csv(record_type: type, records: Sequence[Any]) -> pd.DataFrame:
 
 def _windows_csv(run: RunData) -> str:
     """All windows, each with the phase of its batch: only those of phase "timed" make cells.csv."""
-    own = group_windows(run.batches, run.windows)
-    phases = {id(w): str(batch.phase) for batch in run.batches for w in own[batch_key(batch)]}
+    phases = {batch_key(batch): str(batch.phase) for batch in run.batches}
     frame = _csv(WindowRecord, [_all_fallbacks(window) for window in run.windows])
-    frame["phase"] = [phases.get(id(window), "") for window in run.windows]
+    frame["phase"] = [phases.get(batch_key(window), "") for window in run.windows]
     return frame.to_csv(index=False, lineterminator="\n")
 
 

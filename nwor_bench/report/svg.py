@@ -129,6 +129,9 @@ def _draw(
                 _points(axes, trace, places)
             case "line":
                 _line(axes, trace)
+            case "band":
+                axes.fill_between(trace["x"], trace["low"], trace["high"], alpha=0.15, lw=0,
+                                  color=stand_in(trace["line"]["color"]))  # fmt: skip
             case "intervals":
                 _intervals(axes, trace)
             case "violin":

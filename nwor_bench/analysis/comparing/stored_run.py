@@ -16,7 +16,7 @@ from nwor_bench.analysis.cell_data import CellData, gather_cells
 from nwor_bench.errors import ConfigError, StoreError
 from nwor_bench.records.csv_tables import read_table
 from nwor_bench.records.header import RunHeader
-from nwor_bench.records.lines import batch_key, group_windows
+from nwor_bench.records.lines import batch_key
 from nwor_bench.records.run_folder import RUN_FILE, SWEEP_FILE, records_path
 from nwor_bench.records.store import RunData, read_header, read_run
 from nwor_bench.records.types import BatchRecord, Cell, CellResult, Phase, RunStatus, WindowRecord
@@ -135,9 +135,9 @@ def _require_whole(folder: Path, run: RunData, cells: Sequence[CellResult]) -> N
             raise _cut(folder / BATCHES_TABLE, found, "timed batches", cell.batches, cell.label)
     if not (table := _windows_table(folder)).is_file():
         return
-    windows = group_windows(run.batches, run.windows)
+    windows = Counter(map(batch_key, run.windows))
     for batch in run.batches:
-        found = len(windows[batch_key(batch)])
+        found = windows[batch_key(batch)]
         if found != batch.windows:
             place = f"batch {batch.batch}"
             raise _cut(table, found, "windows", batch.windows, place)

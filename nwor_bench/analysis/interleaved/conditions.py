@@ -66,37 +66,30 @@ def condition_effects(
     groups: Sequence[Group], effects: Sequence[float], states: Mapping[int, BatchState]
 ) -> ConditionEffects:
     """Effects of groups by the state of their batch; `states` by the batch's number."""
-    rows = [
-        (states[group.batch], effect, group.windows)
-        for group, effect in zip(groups, effects, strict=True)
-    ]
-    clocked = [(s.clock_mhz, e, n) for s, e, n in rows if s.clock_mhz is not None]
-    throttled = [(s.throttled_share, e, n) for s, e, n in rows if s.throttled_share is not None]
+    rows = [(states[group.batch], effect) for group, effect in zip(groups, effects, strict=True)]
+    clocked = [(s.clock_mhz, e) for s, e in rows if s.clock_mhz is not None]
+    throttled = [(s.throttled_share, e) for s, e in rows if s.throttled_share is not None]
     return ConditionEffects(
         clocks=_bins(clocked),
-        per_100_mhz=_slope([(clock / BIN_MHZ, e, n) for clock, e, n in clocked]),
+        per_100_mhz=_slope([(clock / BIN_MHZ, e) for clock, e in clocked]),
         throttled_share=(
-            sum(share > 0 for share, _, _ in throttled) / len(throttled) if throttled else None
+            sum(share > 0 for share, _ in throttled) / len(throttled) if throttled else None
         ),
         if_throttled=_slope(throttled),
     )
 
 
-def _bins(rows: Sequence[tuple[float, float, int]]) -> tuple[ClockBin, ...]:
-    bins: dict[int, list[tuple[float, int]]] = {}
-    for clock, effect, windows in rows:
-        bins.setdefault(int(clock // BIN_MHZ) * BIN_MHZ, []).append((effect, windows))
+def _bins(rows: Sequence[tuple[float, float]]) -> tuple[ClockBin, ...]:
+    bins: dict[int, list[float]] = {}
+    for clock, effect in rows:
+        bins.setdefault(int(clock // BIN_MHZ) * BIN_MHZ, []).append(effect)
     found = []
     for low, own in sorted(bins.items()):
-        located = robust_location(*_columns(own))
+        located = robust_location(own)
         ratio = None if located is None else as_ratio(located)
         found.append(ClockBin(low, low + BIN_MHZ, len(own), len(own) / len(rows), ratio))
     return tuple(found)
 
 
-def _columns(rows: Sequence[tuple[float, int]]) -> tuple[list[float], list[int]]:
-    return [effect for effect, _ in rows], [windows for _, windows in rows]
-
-
-def _slope(rows: Sequence[tuple[float, float, int]]) -> Estimate | None:
-    return robust_slope([e for _, e, _ in rows], [c for c, _, _ in rows], [n for _, _, n in rows])
+def _slope(rows: Sequence[tuple[float, float]]) -> Estimate | None:
+    return robust_slope([effect for _, effect in rows], [covariate for covariate, _ in rows])

@@ -9,12 +9,16 @@ from nwor_bench.analysis.interleaved.conditions import (
     batch_state,
     condition_effects,
 )
-from nwor_bench.analysis.interleaved.groups import Group, LeftOut, Pair, find_groups
-from nwor_bench.analysis.interleaved.robust import as_ratio, mean_location, robust_location
+from nwor_bench.analysis.interleaved.groups import SETTLED, Group, LeftOut, Pair, find_groups
+from nwor_bench.analysis.interleaved.robust import (
+    as_ratio,
+    mean_location,
+    robust_location,
+    robust_slope,
+)
 from nwor_bench.analysis.statistics import RatioInterval
-from nwor_bench.analysis.welch import unpaired_ratio
 from nwor_bench.records.cell import Cell, cell_order
-from nwor_bench.records.lines import batch_key, group_windows
+from nwor_bench.records.lines import batch_key
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import Phase
 
@@ -59,7 +63,11 @@ class PairEffect:
     host: ClockEffect | None
     by_length: tuple[LengthEffect, ...]
     carry_over: RatioInterval | None
-    """The ratio in the longest runs over that in the shortest: 1 without carry-over."""
+    """The ratio in runs of two over that in endless runs: 1 without carry-over.
+
+    Robust slope of the groups' effects against 1 / (run length - 1): what a switch leaves behind in
+    the first window that counts is spread over the run's windows. None if runs are equally long.
+    """
 
     conditions: ConditionEffects
 
@@ -79,8 +87,8 @@ def pair_effects(run: RunData) -> list[PairEffect]:
     interleaved = [batch for batch in run.batches if batch.phase == Phase.INTERLEAVED]
     if not interleaved:
         return []
-    windows = group_windows(run.batches, run.windows)
-    found = find_groups(window for batch in interleaved for window in windows[batch_key(batch)])
+    keys = set(map(batch_key, interleaved))
+    found = find_groups(window for window in run.windows if batch_key(window) in keys)
     groups: dict[Pair, list[Group]] = {pair: [] for pair in found.left_out}
     for group in found.counted:
         groups.setdefault(group.pair, []).append(group)
@@ -89,7 +97,6 @@ def pair_effects(run: RunData) -> list[PairEffect]:
     for pair in sorted(groups, key=_pair_order):
         own = groups[pair]
         clock = DEVICE_MS if own and own[0].device is not None else WALL_MS
-        by_length = _by_length(own, clock)
         effects.append(
             PairEffect(
                 pair=pair,
@@ -98,8 +105,8 @@ def pair_effects(run: RunData) -> list[PairEffect]:
                 clock=clock,
                 device=_on_clock(own, DEVICE_MS) if clock == DEVICE_MS else None,
                 host=_on_clock(own, WALL_MS),
-                by_length=by_length,
-                carry_over=_carry_over(by_length),
+                by_length=_by_length(own, clock),
+                carry_over=_carry_over(own, clock),
                 conditions=condition_effects(own, log_effects(own, clock), states),
             )
         )
@@ -119,8 +126,8 @@ def log_effects(groups: Sequence[Group], clock: str) -> list[float]:
 
 
 def _on_clock(groups: Sequence[Group], clock: str) -> ClockEffect | None:
-    values, sizes = log_effects(groups, clock), [group.windows for group in groups]
-    robust, mean = robust_location(values, sizes), mean_location(values, sizes)
+    values = log_effects(groups, clock)
+    robust, mean = robust_location(values), mean_location(values)
     if robust is None or mean is None:
         return None
     return ClockEffect(as_ratio(robust), as_ratio(mean))
@@ -135,9 +142,10 @@ def _by_length(groups: Sequence[Group], clock: str) -> tuple[LengthEffect, ...]:
     return tuple(found)
 
 
-def _carry_over(lengths: Sequence[LengthEffect]) -> RatioInterval | None:
-    known = [length.ratio for length in lengths if length.ratio is not None]
-    return unpaired_ratio(known[-1], known[0]) if len(known) > 1 else None
+def _carry_over(groups: Sequence[Group], clock: str) -> RatioInterval | None:
+    shares = [1 / (group.run_length - SETTLED) for group in groups]
+    slope = robust_slope(log_effects(groups, clock), shares)
+    return None if slope is None else as_ratio(slope)
 
 
 def _pair_order(pair: Pair) -> tuple[object, ...]:

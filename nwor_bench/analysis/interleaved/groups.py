@@ -64,11 +64,6 @@ class Group:
     device: float | None
     """The same on the device's clock; None where there is none."""
 
-    @property
-    def windows(self) -> int:
-        """Windows of each cell that count."""
-        return (RUNS // 2) * (self.run_length - SETTLED)
-
 
 @dataclass(frozen=True)
 class FoundGroups:

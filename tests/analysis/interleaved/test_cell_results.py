@@ -36,7 +36,7 @@ def interleaved(window: WindowRecord) -> bool:
 def test_the_ratio_is_that_of_windows(run: RunData) -> None:
     cell = cell_of(run, STAGE_GRAPH)
     assert (cell.interleaved, cell.compared, cell.verdict) == ("windows", "device_ms", "FASTER")
-    assert (cell.groups, cell.groups_left_out, cell.batches) == (48, 0, 3)
+    assert (cell.groups, cell.groups_left_out, cell.batches) == (96, 0, 3)
     assert cell.ratio_to_off == pytest.approx(0.972, abs=0.002)
     assert cell.half_width is not None
     assert cell.half_width < 0.002
@@ -55,7 +55,7 @@ def test_the_ratio_is_that_of_windows(run: RunData) -> None:
 def test_the_noise_floor_is_that_of_groups(run: RunData) -> None:
     floor = noise_floor(summarise(run))
     assert floor is not None
-    assert (floor["compared"], floor["groups"], floor["blocks"]) == ("device_ms", 48, 3)
+    assert (floor["compared"], floor["groups"], floor["blocks"]) == ("device_ms", 96, 3)
     assert floor["floor"] < 0.003
 
 
@@ -121,7 +121,7 @@ def test_fallbacks_in_turn_are_counted_and_leave_their_groups_out(run: RunData) 
     number = sum(map(early, run.windows))
     assert cell.fallbacks == {"mixed_batch": 3 + number}
     assert cell.groups_left_out
-    assert (cell.groups or 0) + cell.groups_left_out == 48
+    assert (cell.groups or 0) + cell.groups_left_out == 96
 
 
 def test_control_that_never_acted_is_ineffective(run: RunData) -> None:
@@ -213,7 +213,7 @@ def test_records_and_tables_keep_the_groups(run: RunData, tmp_path: Path) -> Non
     stored = load_stored(tmp_path)
     ours, theirs = stored.cells[STAGE_GRAPH], cell_of(run, STAGE_GRAPH)
     assert ours.ratio_to_off == pytest.approx(theirs.ratio_to_off)
-    assert (ours.interleaved, ours.groups) == ("windows", 48)
+    assert (ours.interleaved, ours.groups) == ("windows", 96)
 
 
 def test_a_cells_data_in_turn(run: RunData) -> None:

@@ -13,6 +13,7 @@ import os
 import time
 from collections import defaultdict
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -167,7 +168,9 @@ def _open(path: Path) -> Any:
     return MmapedDict(str(path))  # type: ignore[no-untyped-call]
 
 
+@lru_cache(maxsize=4096)
 def _key(name: str, labels: Labels) -> str:
+    """The sample's key in a file; making it takes longer than writing the value."""
     metric = BY_NAME[name]
     sample = f"{name}_total" if metric.kind == COUNTER else name
     names = [name for name, _ in labels]

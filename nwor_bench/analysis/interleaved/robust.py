@@ -18,6 +18,7 @@ Pure numbers in, numbers out: nothing here knows of runs or records.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -165,7 +166,7 @@ def _iterate(values: Values, design: Values, scale: Values) -> Values:
         away = np.abs(values - design @ found) / scale
         weights = np.minimum(1.0, HUBER_C / np.maximum(away, HUBER_C)) / scale**2
         weighted = design * weights[:, None]
-        better = np.linalg.solve(weighted.T @ design, weighted.T @ values)
+        better = _array(np.linalg.solve(weighted.T @ design, weighted.T @ values))
         moved = np.abs(design @ (better - found)).max()
         found = better
         if moved <= 1e-9 * scale.min():
@@ -175,8 +176,8 @@ def _iterate(values: Values, design: Values, scale: Values) -> Values:
 
 def _scale(values: Values) -> float:
     """The MAD of centred values, or where half of them are equal their standard deviation."""
-    spread = 1.4826 * float(np.median(np.abs(values)))
-    return spread if spread > 0 else float(values.std())
+    spread, deviation = 1.4826 * float(np.median(np.abs(values))), float(values.std())
+    return spread if spread > 1e-9 * deviation else deviation
 
 
 def _estimate(value: float, influence: Values) -> Estimate:
@@ -184,5 +185,5 @@ def _estimate(value: float, influence: Values) -> Estimate:
     return Estimate(value, (variance / len(influence)) ** 0.5, degrees, len(influence))
 
 
-def _array(values: Sequence[float] | Sequence[int]) -> Values:
+def _array(values: Sequence[float] | Sequence[int] | NDArray[Any]) -> Values:
     return np.asarray(values, dtype=float)

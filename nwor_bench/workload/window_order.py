@@ -97,3 +97,15 @@ def compared_pairs(cells: Sequence[Cell]) -> tuple[tuple[int, int], ...]:
         quickest = min(staged, key=lambda n: preferred.index(cells[n].scv_mode))
         pairs.append((control[0], quickest))
     return tuple(pairs)
+
+
+ALL = "all"
+"""The class of groups of any batch size."""
+
+
+def size_class(num_reqs: int) -> str:
+    """`1`, `2`, `3-4`, `5-8`, ...: batch sizes up to a power of two, from half of it on."""
+    if num_reqs <= 2:
+        return str(num_reqs)
+    most = 1 << (num_reqs - 1).bit_length()
+    return f"{most // 2 + 1}-{most}"

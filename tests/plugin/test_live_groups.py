@@ -11,7 +11,9 @@ from live_windows import counts_of, times_of, turns_of_group
 
 from nwor_bench.analysis.interleaved.robust import as_ratio, robust_location
 from nwor_bench.plugin.live import groups as live_groups
-from nwor_bench.plugin.live.groups import ALL, Clock, LeftOut, LiveGroups, size_class
+from nwor_bench.plugin.live.groups import Clock, LiveGroups
+from nwor_bench.records.live_reasons import LeftOut
+from nwor_bench.workload.window_order import ALL, size_class
 
 OFF_MS, STAGE_MS = 10.0, 9.7
 

@@ -11,9 +11,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from nwor_bench.plugin.live import publishing
 from nwor_bench.plugin.live.groups import LiveGroups
-from nwor_bench.plugin.live.guards import Guard
 from nwor_bench.plugin.live.publishing import Publisher
 from nwor_bench.plugin.live.turns import LiveTurns
+from nwor_bench.records.live_reasons import Guard
 from nwor_bench.records.metrics import LIVE_METRICS, MetricFiles, labels_of
 from nwor_bench.records.types import ScvMode
 

@@ -13,24 +13,13 @@ from statistics import fmean
 from threading import Lock
 
 from nwor_bench.plugin.live.turns import STAGE
+from nwor_bench.records.live_reasons import LeftOut
 from nwor_bench.records.types import WindowCounts, WindowTimes
-from nwor_bench.workload.window_order import Turn
+from nwor_bench.workload.window_order import ALL, Turn, size_class
 
 KEPT = 4096
 """Groups of a class whose effects are kept: of a window of 8 ms, the last four and a half minutes
 without a prefill."""
-
-ALL = "all"
-"""The class of all groups."""
-
-
-class LeftOut(StrEnum):
-    """Why a group does not count; label `reason` of nwor_live_groups_left_out_total."""
-
-    INTERRUPTED = "interrupted"
-    FALLBACK = "fallback"
-    BATCH_SIZE = "batch_size"
-    UNTIMED = "untimed"
 
 
 class Clock(StrEnum):
@@ -96,14 +85,6 @@ class LiveGroups:
                 self._effects.setdefault(name, deque(maxlen=KEPT)).append(effect)
                 self._groups[name] += 1
                 self._changed.add(name)
-
-
-def size_class(num_reqs: int) -> str:
-    """`1`, `2`, `3-4`, `5-8`, ...: batch sizes up to a power of two, from half of it on."""
-    if num_reqs <= 2:
-        return str(num_reqs)
-    most = 1 << (num_reqs - 1).bit_length()
-    return f"{most // 2 + 1}-{most}"
 
 
 def _effect(

@@ -1,26 +1,11 @@
 """Faults of correctness with which staging stops for good in a server."""
 
 import re
-from enum import StrEnum
 
 from nwor_bench.plugin.rank_vote import DIFFERENT_COUNTS
 from nwor_bench.plugin.runner_v2.refused_commits import DEVICE_REFUSED, STAGING_STOPPED
+from nwor_bench.records.live_reasons import Guard
 from nwor_bench.records.types import WindowCounts
-
-
-class Guard(StrEnum):
-    """What was found; label `reason` of nwor_live_staging_stopped_total."""
-
-    COMMIT_REFUSED = "commit_refused"
-    COUNTS = "counts_do_not_add_up"
-    RANKS_DIFFER = "ranks_differ"
-
-
-MEANINGS = {
-    Guard.COMMIT_REFUSED: "a commit was refused",
-    Guard.COUNTS: "counts of a window do not add up",
-    Guard.RANKS_DIFFER: "tensor-parallel ranks accepted different drafts",
-}
 
 _REFUSED = re.compile(rf"(^|:)commit:|{DEVICE_REFUSED}|{STAGING_STOPPED}")
 

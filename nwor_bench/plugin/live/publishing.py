@@ -4,10 +4,11 @@ import logging
 from threading import Event, Thread
 
 from nwor_bench.analysis.interleaved.robust import MIN_GROUPS, as_ratio, robust_location
-from nwor_bench.plugin.live.groups import ALL, LeftOut, LiveGroups, Snapshot
-from nwor_bench.plugin.live.guards import Guard
+from nwor_bench.plugin.live.groups import LiveGroups, Snapshot
 from nwor_bench.plugin.live.turns import RUN_LENGTHS, LiveTurns
+from nwor_bench.records.live_reasons import Guard, LeftOut
 from nwor_bench.records.metrics import Labels, MetricFiles
+from nwor_bench.workload.window_order import ALL
 
 logger = logging.getLogger("vllm.nwor_bench")
 

@@ -9,8 +9,9 @@ import logging
 from typing import Any
 
 from nwor_bench.plugin.interleaving import Interleaving, is_windows_alone
-from nwor_bench.plugin.live.guards import MEANINGS, Guard, guard_of, miscount
+from nwor_bench.plugin.live.guards import guard_of, miscount
 from nwor_bench.plugin.runner_hook import RunnerHook
+from nwor_bench.records.live_reasons import Guard, in_words
 from nwor_bench.records.types import SETTLING, NworMode, ScvMode, WindowCounts
 from nwor_bench.workload.window_order import Turn
 
@@ -21,6 +22,9 @@ OFF, STAGE = 0, 1
 
 RUN_LENGTHS = {2: 1}
 """Windows of a run: a group of eight is the shortest, and ends most often before a prefill."""
+
+WAITED = SETTLING - 1
+"""Windows without a turn behind a step that is more: the first of a group is not used either."""
 
 SEED = "live"
 """One for all: every tensor-parallel rank draws the same turns, and traffic knows none of them."""
@@ -43,7 +47,7 @@ class LiveTurns(Interleaving):
         self.stopped: Guard | None = None
         self._is_off = False
         self._last: Turn | None = None
-        self._settling = SETTLING
+        self._settling = WAITED
 
     def next(self, scheduler_output: Any) -> Turn | None:
         """The step's turn; None for a step that is more than windows, and where it settles.
@@ -55,7 +59,7 @@ class LiveTurns(Interleaving):
             return None
         if not is_windows_alone(scheduler_output):
             self._skip_group()
-            self._settling = SETTLING
+            self._settling = WAITED
             return None
         if self._settling:
             self._settling -= 1
@@ -86,7 +90,7 @@ class LiveTurns(Interleaving):
         logger.error(
             "nwor: %s (%s). That window was written directly. Staging has stopped for good; the "
             "server goes on in mode off. Report this: no request can cause it",
-            MEANINGS[guard],
+            in_words(guard),
             fallback_reason,
         )
 

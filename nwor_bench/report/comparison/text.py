@@ -7,6 +7,7 @@ from nwor_bench.analysis.comparing.compare import CellChange, ChangeVerdict, Com
 from nwor_bench.analysis.comparing.decide_by import DecideBy
 from nwor_bench.analysis.comparing.preconditions import unknown_machine
 from nwor_bench.analysis.comparing.stored_run import SUMMARIES, StoredRun
+from nwor_bench.analysis.interleaved.effects import DEVICE_MS, WALL_MS
 from nwor_bench.analysis.paired import LATENCY_MS
 from nwor_bench.records.types import CellResult
 from nwor_bench.report.sections.verdicts import CPU_SENTENCE, on_cpu
@@ -196,7 +197,13 @@ def _pairing(comparison: Comparison) -> list[str]:
             f"Both runs timed {_span(paired)} of the same prompts, seed and temperature, which are "
             "compared in pairs."
         )
-    if any(not change.paired for change in made):
+    in_turn = [change for change in made if change.measure in (DEVICE_MS, WALL_MS)]
+    if in_turn:
+        found.append(
+            "Ratios are those of windows in turn: each run's interval comes from its own groups, "
+            "and the two are independent samples (Welch)."
+        )
+    if any(not change.paired and change not in in_turn for change in made):
         found.append(
             "The runs are not paired (prompts, seeds or number of blocks differ, or only summaries "
             "were kept): intervals are for two independent samples (Welch)."

@@ -72,8 +72,25 @@ def interleaved_run(
         device: False for a run without a device's clock.
         seed: of the noise.
     """
+    key = repr((planted, batches, groups, whole, device, seed))
+    if key not in _MADE:
+        _MADE[key] = _make(planted, batches, groups, whole or {}, device, seed)
+    return _MADE[key]
+
+
+_MADE: dict[str, RunData] = {}
+"""Runs by what they were asked for, each made once."""
+
+
+def _make(
+    planted: Planted,
+    batches: int,
+    groups: int,
+    whole: Mapping[str, float],
+    device: bool,
+    seed: int,
+) -> RunData:
     rng = Random(seed)
-    whole = whole or {}
     run = gpu_run(effects=whole, noise=0.003, blocks=3, probed=False)
     run = _with_control(run, whole.get("control", 1.0))
     records, windows, events = list(run.batches), list(run.windows), list(run.events)

@@ -43,7 +43,7 @@ _CAUSES = {
     _K.FEW_BLOCKS: _Cause("Few timed blocks leave intervals wide", _ADD_BLOCKS),
     _K.RANK_TEST: _Cause("on a few blocks alone", _ADD_BLOCKS, ("rests", "rest")),
     _K.INEFFECTIVE: _Cause("A mode never fired", "its cells' times say nothing of it"),
-    _K.FALLBACKS: _Cause("windows that staged nothing", "its ratio is a mixture",
+    _K.FALLBACKS: _Cause("windows that staged nothing", "the ratio is a mixture",
         ("has", "have")),
     _K.LATENCY: _Cause("compared by whole batches", "the ratio holds the prefill",
         ("is", "are")),

@@ -163,8 +163,8 @@ def _gpu(timed: Sequence[BatchRecord]) -> Iterator[Finding]:
         yield Finding(
             FindingKind.THROTTLING,
             Severity.WARNING,
-            f"The GPU throttled in timed batches: {listed or 'power or heat'} of {len(timed)} "
-            f"batches, {held:.0f} ms held down.",
+            f"The GPU throttled in timed batches: {listed or 'power or temperature'} of "
+            f"{len(timed)} batches, {held:.0f} ms held down.",
             "Cool it, raise the power limit, or lock lower clocks that it can hold.",
         )
     clocks = _values(timed, "gpu_sm_clock_mhz")

@@ -64,6 +64,7 @@ def test_carry_over_is_found_and_none_is_not() -> None:
     assert effect.carry_over.ratio == pytest.approx(1.02, abs=0.006)
 
 
+@pytest.mark.slow  # many windows
 def test_rare_long_windows_move_the_mean_alone() -> None:
     quiet = of_stage_graph(interleaved_run(Planted(EFFECTS), batches=40))
     assert not mean_disagrees(quiet)

@@ -23,6 +23,9 @@ class PlantedWorker(NworWorkerExtension):
 
         hook.buffers.commit = commit
 
+    def _device_refusal(self, hook: Any) -> None:
+        hook.refusals.errors.fill_(1)  # the flag alone: the commits themselves are right
+
     def _miscount(self, hook: Any) -> None:
         original = hook.accumulator.add
 

@@ -10,8 +10,10 @@ from nwor_bench.plugin.worker import NworWorkerExtension
 class PlantedWorker(NworWorkerExtension):
     """Can be told to go wrong once."""
 
-    def plant(self, name: str) -> None:
-        """Plant one of the faults below into the next staged window."""
+    def plant(self, name: str, rank: int = 0) -> None:
+        """Plant one of the faults below into the next staged window of one rank."""
+        if self.rank != rank:  # type: ignore[attr-defined]
+            return
         getattr(self, f"_{name}")(getattr(self, HOOK))
 
     def _refused_commit(self, hook: Any) -> None:

@@ -8,6 +8,7 @@ Everything works on d_i = log(treated_i / baseline_i) of block i. No block is le
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -100,7 +101,7 @@ def paired_ratio(
         return None
     mean = float(logs.mean())
     error = float(logs.std(ddof=1)) * (variance_inflation(logs) / count) ** 0.5
-    half = float(stats.t.ppf((1 + confidence) / 2, count - 1)) * error
+    half = _t_quantile((1 + confidence) / 2, count - 1) * error
     return RatioInterval(
         ratio=float(np.exp(mean)),
         low=float(np.exp(mean - half)),
@@ -110,6 +111,12 @@ def paired_ratio(
         p_value=_two_sided(mean, error, count - 1),
         standard_error=error,
     )
+
+
+@cache
+def _t_quantile(share: float, free: int) -> float:
+    """Student's t below which that share lies; the same few are asked for again and again."""
+    return float(stats.t.ppf(share, free))
 
 
 def simultaneous_bounds(interval: RatioInterval, cells: int) -> tuple[float, float]:
@@ -127,7 +134,7 @@ def simultaneous_bounds(interval: RatioInterval, cells: int) -> tuple[float, flo
     if cells < 1 or interval.standard_error is None:
         raise ValueError(f"need a standard error and 1 cell or more, not {cells}")
     confidence = 1 - (1 - CONFIDENCE) / cells
-    quantile = float(stats.t.ppf((1 + confidence) / 2, interval.free))
+    quantile = _t_quantile((1 + confidence) / 2, interval.free)
     half = quantile * interval.standard_error
     middle = float(np.log(interval.ratio))
     return float(np.exp(middle - half)), float(np.exp(middle + half))

@@ -15,8 +15,8 @@ RUN_LENGTHS = {2: 17, 4: 2, 8: 1}
 """Windows of a run, and how often such a run is drawn; the first of each run settles and is not
 compared.
 
-Window times wander: on a busy host neighbours correlate by 0.7, windows four apart by 0.3. So two
-cells must alternate quickly. Labelled as if they were two cells, 3,000 stock windows of an H200
+Window times drift: on a busy host adjacent windows correlate by 0.7, windows four apart by 0.3. So
+two cells must alternate quickly. Labelled as if they were two cells, 3,000 stock windows of an H200
 (8 requests) give an interval of +- 0.30 % with runs of 2, 0.46 % with 4 and 0.67 % with 8. The
 longer runs are there to show whether what a run leaves behind fades with its length.
 """

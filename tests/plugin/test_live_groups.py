@@ -141,7 +141,7 @@ def test_a_planted_effect_is_found_among_arrivals_and_drift(effect: float) -> No
     assert found.left_out[LeftOut.INTERRUPTED] == pytest.approx(250, rel=0.2)
     assert set(found.groups) == {"3-4", "5-8", ALL}
     for effects in found.effects.values():
-        located = robust_location(effects, [2] * len(effects))
+        located = robust_location(effects)
         assert located is not None
         ratio = as_ratio(located)
         assert abs(ratio.ratio - exp(effect)) < 2 * ratio.half_width

@@ -105,7 +105,7 @@ def test_notes_tell_what_weakens_the_numbers() -> None:
     assert "whole batches" in told(change_windows(WORSE, lambda w: True, wall_ms=None))
     assert "another start" not in told(WORSE)
     assert "one start of one process" in told(WORSE)
-    assert "judge the harness" in told(with_header(RUN, "engine", device="cpu"), force=True)
+    assert "measure the harness" in told(with_header(RUN, "engine", device="cpu"), force=True)
     assert "device: BASE cuda, NEW cpu" in told(
         with_header(RUN, "engine", device="cpu"), force=True
     )

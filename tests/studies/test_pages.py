@@ -31,7 +31,7 @@ def test_a_page_of_one_table(study: Study, folder: str, table: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("folder", "table"), [("kernels", "kernels.csv"), ("profiler-cross-check", "ncu.csv")]
+    ("folder", "table"), [("kernels", "kernels.csv.gz"), ("profiler-cross-check", "ncu.csv")]
 )
 def test_a_page_of_one_table_with_its_facts(study: Study, folder: str, table: str) -> None:
     made = study(folder, "page").text_of(STUDIES / folder / table)

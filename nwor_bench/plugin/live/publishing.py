@@ -5,7 +5,7 @@ from threading import Event, Thread
 
 from nwor_bench.analysis.interleaved.robust import MIN_GROUPS, as_ratio, robust_location
 from nwor_bench.plugin.live.groups import LiveGroups, Snapshot
-from nwor_bench.plugin.live.turns import RUN_LENGTHS, LiveTurns
+from nwor_bench.plugin.live.turns import LiveTurns
 from nwor_bench.records.live_reasons import Guard, LeftOut
 from nwor_bench.records.metrics import Labels, MetricFiles
 from nwor_bench.workload.window_order import ALL
@@ -14,10 +14,6 @@ logger = logging.getLogger("vllm.nwor_bench")
 
 EVERY_S = 2.0
 """How often new groups are looked for. Of 4,096 groups an estimate takes 10 ms of one core."""
-
-(_LENGTH,) = RUN_LENGTHS
-USED = 2 * (_LENGTH - 1)
-"""Windows of each mode that count in a group."""
 
 
 class Publisher:
@@ -80,7 +76,7 @@ class Publisher:
             self._files.add(name, (*self._labels, (label, str(value))), number - (told or 0))
 
     def _show(self, name: str, effects: list[float], clock: str) -> None:
-        located = robust_location(effects, [USED] * len(effects))
+        located = robust_location(effects)
         if located is None:
             return
         ratio = as_ratio(located)

@@ -34,7 +34,7 @@ ENTRIES = (
     ("INEFFECTIVE", "The mode never fired, so its time says nothing of it and it has no ratio."),
     ("INVALID", "The mode changed the model's output, or its counts do not add up: no time of it "
      "counts."),
-    ("reference", "off x off itself, which the others are judged by."),
+    ("reference", "off x off itself, which the others are compared with."),
     ("Noise floor, noise band", "How far the A/A cell's interval reaches from 1."),
     ("p50 ms, p95 ms", "Time of whole batches in milliseconds: median and 95th percentile."),
     ("Window ms", "Mean time from one window's start to the next, in milliseconds."),

@@ -13,9 +13,9 @@ FEW_BLOCKS = 10
 """Below this an interval rests on too little to be tight, and the report says so."""
 
 CPU_LIMIT = (
-    "These timings judge the harness, never NWOR: on a CPU both modes run on a reference attention "
-    "backend of nwor-bench's own, because the stock CPU cache cannot be read in part. Tokens, "
-    "acceptance and counts hold; speed does not carry over to a GPU in either direction."
+    "These timings measure the harness, not NWOR: on a CPU both modes run on a reference "
+    "attention backend of nwor-bench's own, because the stock CPU cache cannot be read in part. "
+    "Tokens, acceptance and counts hold; speed does not carry over to a GPU in either direction."
 )
 
 
@@ -53,8 +53,7 @@ def _time(run: RunData, cells: Sequence[CellResult]) -> Iterator[str]:
         )
     elif blocks < FEW_BLOCKS:
         yield (
-            f"{blocks} timed blocks are few: the intervals are honest but wide. More blocks narrow "
-            "them."
+            f"{blocks} timed blocks are few, so the intervals are wide. More blocks narrow them."
         )
     if noise_floor(cells) is None:
         yield (

@@ -17,6 +17,7 @@ from nwor_bench.plugin.observe.attention_nudge import AttentionNudge
 from nwor_bench.plugin.observe.dram import CountedWindows
 from nwor_bench.plugin.observe.kv_rows import KvRows
 from nwor_bench.plugin.observe.launches import LaunchWindows
+from nwor_bench.plugin.observe.recurrent import recurrent_facts
 from nwor_bench.plugin.observe.write_watch import COUNTS, WriteWatch
 from nwor_bench.plugin.runner_hook import RunnerHook
 from nwor_bench.records.types import NworMode, Phase, ScvMode
@@ -194,6 +195,7 @@ class NworWorkerExtension:
             "launch_refusals": hook.launch_refusals(),
             "has_probe": hook.has_probe,
             "totals": dict(hook.accumulator.totals),
+            "recurrent": recurrent_facts(hook.runner, hook.drafter_layers),
         }
 
     def nwor_window_state(self) -> str | None:

@@ -117,11 +117,15 @@ def long_run_variance(scores: Values) -> tuple[float, int]:
     (t - 1/2) / n) scores_t, which are about independent, each with the long-run variance
     (Lazarus and others 2018, equations 3 to 5).
     """
-    count = len(scores)
-    cosines = min(count - 1, max(MIN_COSINES, int(0.4 * count ** (2 / 3))))
+    count, cosines = len(scores), degrees_of(len(scores))
     places = (np.arange(count) + 0.5) / count
     waves = np.cos(np.pi * np.arange(1, cosines + 1)[:, None] * places)
     return float(np.mean((waves @ scores) ** 2) * 2 / count), cosines
+
+
+def degrees_of(count: int) -> int:
+    """Degrees of freedom of an interval from so many values."""
+    return min(count - 1, max(MIN_COSINES, int(0.4 * count ** (2 / 3))))
 
 
 def _huber(values: Values, design: Values) -> list[Estimate] | None:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from nwor_bench.analysis.aggregate import REFERENCE, noise_floor
+from nwor_bench.analysis.interleaved.agreement import WINDOWS
 from nwor_bench.analysis.statistics import MIN_BLOCKS
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import CellResult, NworMode, Phase, ScvMode
@@ -25,6 +26,12 @@ OTHER_ATTENTION = (
     "two attention kernels compare alone: nwor-bench kernels --kernels verify_attention."
 )
 
+SPLIT = (
+    "Mode stage changes two things: drafts are not written, and attention is nwor-bench's kernel. "
+    "A ratio holds both. Windows in turn tell them apart for the cell that alternated with control "
+    "x off; of other staging cells the total alone is known."
+)
+
 
 def limits(run: RunData, cells: Sequence[CellResult]) -> tuple[str, ...]:
     """One sentence or two for each thing that a reader might wrongly conclude."""
@@ -34,7 +41,7 @@ def limits(run: RunData, cells: Sequence[CellResult]) -> tuple[str, ...]:
 def _device(run: RunData, cells: Sequence[CellResult]) -> Iterator[str]:
     if not on_cpu(run.header):
         if any(cell.nwor_mode == NworMode.STAGE and cell.ratio_to_off for cell in cells):
-            yield OTHER_ATTENTION
+            yield SPLIT if _has_control(cells) else OTHER_ATTENTION
         return
     yield CPU_LIMIT
     if any(cell.scv_mode != ScvMode.OFF for cell in cells):
@@ -44,9 +51,18 @@ def _device(run: RunData, cells: Sequence[CellResult]) -> Iterator[str]:
         )
 
 
+def _has_control(cells: Sequence[CellResult]) -> bool:
+    return any(cell.nwor_mode == NworMode.CONTROL and cell.interleaved == WINDOWS for cell in cells)
+
+
 def _time(run: RunData, cells: Sequence[CellResult]) -> Iterator[str]:
     blocks = len({batch.block for batch in run.batches if batch.phase == Phase.TIMED})
-    if blocks < MIN_BLOCKS:
+    if any(cell.interleaved == WINDOWS for cell in cells):
+        yield (
+            "Ratios of windows in turn leave out the first window after each switch; a mode that "
+            "slows down later windows of another one would show as carry-over."
+        )
+    elif blocks < MIN_BLOCKS:
         yield (
             f"{plural(blocks, 'timed block')}: too few for an interval (it needs {MIN_BLOCKS}), so "
             "no cell can be called faster or slower."

@@ -10,8 +10,10 @@ from nwor_bench.plugin.worker import NworWorkerExtension
 class PlantedWorker(NworWorkerExtension):
     """Can be told to go wrong once."""
 
-    def plant(self, name: str) -> None:
-        """Plant one of the faults below into the next staged window."""
+    def plant(self, name: str, rank: int = 0) -> None:
+        """Plant one of the faults below into the next staged window of one rank."""
+        if self.rank != rank:  # type: ignore[attr-defined]
+            return
         getattr(self, f"_{name}")(getattr(self, HOOK))
 
     def _refused_commit(self, hook: Any) -> None:
@@ -22,6 +24,9 @@ class PlantedWorker(NworWorkerExtension):
             return "planted"
 
         hook.buffers.commit = commit
+
+    def _device_refusal(self, hook: Any) -> None:
+        hook.refusals.errors.fill_(1)  # the flag alone: the commits themselves are right
 
     def _miscount(self, hook: Any) -> None:
         original = hook.accumulator.add

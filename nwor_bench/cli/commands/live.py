@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from nwor_bench.cli.output_flags import AsJson, Quiet, tell_json
 from nwor_bench.errors import ConfigError, ExitCode
 
 if TYPE_CHECKING:
@@ -34,12 +35,8 @@ def live(
     strict: Annotated[
         bool, typer.Option("--strict", help="End with 5 if the answer is inconclusive.")
     ] = False,
-    quiet: Annotated[
-        bool, typer.Option("--quiet", "-q", help="Print only the answer.")
-    ] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print only the result, as JSON (docs/json.md).")
-    ] = False,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
 ) -> None:  # fmt: skip
     """Watch a server in which off and stage take turns, and say whether NWOR pays.
 
@@ -55,8 +52,6 @@ def live(
     from nwor_bench.cli.live.watching import Wanted, watch
     from nwor_bench.workload.stopping import parse_fraction, parse_seconds
 
-    if quiet and as_json:
-        raise ConfigError.for_field("--quiet", True, "--json prints one document alone")
     wanted = Wanted(
         num_reqs=_class_of(num_reqs),
         ci_width=parse_fraction("--ci-width", ci_width),
@@ -148,8 +143,6 @@ def _tell(
     from nwor_bench.cli.live import text
 
     if as_json:
-        from nwor_bench.run.output import tell_json
-
         tell_json(text.result(seen, wanted, url, code))
         return
     from rich.text import Text

@@ -81,6 +81,7 @@ def read(address: str) -> Reading:
         with urlopen(address, timeout=TIMEOUT_S) as response:
             text = response.read().decode("utf-8", "replace")
     except HTTPError as error:
+        error.close()
         if error.code == 404:
             raise ConfigError.for_field(
                 "URL", address, f"no metrics are there; {REMEDY}"

@@ -242,6 +242,8 @@ def engine_arguments(pair: ResolvedPair, spec: RunSpec) -> dict[str, Any]:
 
     scenario = spec.scenario
     config = {**pair.speculative_config(scenario.draft_tokens), **(spec.speculative_config or {})}
+    if "synthetic_acceptance_length" in config:  # which vLLM takes with this method alone
+        config.setdefault("rejection_sample_method", "synthetic")
     arguments: dict[str, Any] = {
         "model": pair.target,
         "dtype": spec.dtype or pair.dtype,

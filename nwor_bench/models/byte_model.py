@@ -7,6 +7,7 @@ more bytes, so every share of the step is an upper bound. All bytes are per tens
 
 from dataclasses import dataclass, replace
 
+from nwor_bench.models.recurrent.strategies import STOCK, StateLoad, state_bytes
 from nwor_bench.models.shape import ModelShape
 from nwor_bench.models.strategies import DIRECT, STRATEGIES, Strategy
 
@@ -129,7 +130,9 @@ class ByteModel:
 
         The queries of a request share one pass; sliding layers read at most their window.
         """
-        tokens = sum(min(load.context, layer.window or load.context) for layer in self.shape.layers)
+        tokens = sum(
+            min(load.context, layer.window or load.context) for layer in self.shape.attending
+        )
         row = self.shape.cache_row_elements(load.ranks) * self.cache_bits / 8
         return load.requests * tokens * row
 
@@ -141,7 +144,18 @@ class ByteModel:
         """All predicted bytes of a step in stock vLLM."""
         drafts = self.moved(DIRECT, load).total
         rest = self.weights_read(load) + self.context_read(load) + self.first_tokens_written(load)
-        return rest + drafts
+        return rest + drafts + self.states_moved(load)
+
+    def states_moved(self, load: Workload) -> float:
+        """Bytes of recurrent states that stock vLLM reads and writes; 0 without such layers."""
+        recurrent = self.shape.recurrent
+        return 0.0 if recurrent is None else state_bytes(recurrent, STOCK, self.states(load)).total
+
+    def states(self, load: Workload) -> StateLoad:
+        """A step as the strategies of recurrent states see it."""
+        return StateLoad(
+            load.requests, load.draft_tokens, load.acceptance, self.activation_bits, load.ranks
+        )
 
     def share(self, strategy: Strategy, load: Workload) -> float:
         """The strategy's saving as a fraction of the step's bytes.
@@ -151,7 +165,7 @@ class ByteModel:
         return self.saved(strategy, load) / self.step(load)
 
     def _row_elements(self, ranks: int) -> int:
-        return len(self.shape.layers) * self.shape.cache_row_elements(ranks)
+        return len(self.shape.attending) * self.shape.cache_row_elements(ranks)
 
     def _coefficients(self, strategy: Strategy) -> tuple[int, int]:
         """a and b of a N + b A, in bits an element."""

@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from nwor_bench.errors import ConfigError
+from nwor_bench.models.layer_kinds import Kind
+from nwor_bench.models.recurrent.read import read_state, recurrent_kinds
 from nwor_bench.models.shape import Experts, Layer, Mla, ModelShape
 
 MODEL_BITS = {"float32": 32, "bfloat16": 16, "float16": 16}
@@ -15,15 +17,15 @@ MOST_LAYERS = 10_000
 KNOWN_TYPES = {
     *("llama", "mistral", "ministral", "mixtral", "granite", "olmo2", "olmo3", "phi3", "smollm3"),
     *("qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "gemma", "gemma2", "gemma3", "gemma3_text"),
-    *("deepseek_v2", "deepseek_v3", "kimi_k2"),
+    *("deepseek_v2", "deepseek_v3", "kimi_k2", "kimi_linear", "nemotron_h"),
+    *("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"),
 }
 """Model types whose matrices are counted exactly; others are read as Llama."""
 
 _OTHER_KINDS = {
     "is_encoder_decoder": "it is an encoder-decoder",
-    "mamba_d_state": "it has state-space layers",
-    "ssm_state_size": "it has state-space layers",
-    "linear_num_key_heads": "it has linear-attention layers",
+    "mamba_d_state": "it has state-space layers whose states are not covered",
+    "moe_latent_size": "its experts work in a latent space",
     "num_kv_shared_layers": "its layers share caches",
     "index_topk": "its attention reads a selected part of the context",
 }
@@ -61,15 +63,17 @@ class _Reader:
             )
         dtype = self.dtype()
         experts = self.experts()
-        layers = self.layers(experts)
-        some_dense = not all(layer.sparse for layer in layers)
+        kinds = recurrent_kinds(self)
+        layers = self.layers(experts) if kinds is None else self.hybrid_layers(kinds, experts)
+        some_dense = not all(layer.sparse for layer in layers if layer.has_mlp)
+        family = str(self.config.get("model_type", "unknown"))
         return ModelShape(
-            model_type=str(self.config.get("model_type", "unknown")),
+            model_type=family,
             hidden=hidden,
             vocab=self.number("vocab_size"),
             heads=heads,
             kv_heads=kv_heads,
-            head_dim=self.number("head_dim", hidden // heads),
+            head_dim=self.number("head_dim", self.whole("attention_head_dim") or hidden // heads),
             mlp_width=self.number("intermediate_size") if some_dense else 0,
             layers=layers,
             dtype=dtype,
@@ -77,6 +81,9 @@ class _Reader:
             tied_embeddings=self.tied(),
             mla=self.mla(),
             experts=experts,
+            state=None if kinds is None else read_state(self),
+            gated_attention=bool(self.config.get("attn_output_gate", family == "qwen3_next")),
+            mlp_matrices=2 if family == "nemotron_h" else 3,
         )
 
     def refusal(self, remedy: str) -> ConfigError:
@@ -145,15 +152,35 @@ class _Reader:
         key = next((name for name in names if self.config.get(name)), None)
         if key is None:
             return None
-        count, per_token = self.number(key), self.number("num_experts_per_tok")
+        kimis = self.whole("num_experts_per_token") or None
+        count, per_token = self.number(key), self.number("num_experts_per_tok", kimis)
         if per_token > count:
             raise self.refusal(
                 f'its "num_experts_per_tok" is {per_token} with {count} experts; write at most that'
             )
         own_width = "moe_intermediate_size" in self.config
         width = self.number("moe_intermediate_size" if own_width else "intermediate_size")
-        shared = self.whole("shared_expert_intermediate_size")
-        return Experts(count, per_token, width, shared or self.whole("n_shared_experts") * width)
+        own = self.whole("shared_expert_intermediate_size")
+        shared = self.whole("n_shared_experts") or self.whole("num_shared_experts")
+        each = self.whole("moe_shared_expert_intermediate_size") or width  # Nemotron's
+        return Experts(count, per_token, width, own or shared * each)
+
+    def hybrid_layers(self, kinds: tuple[Kind, ...], experts: Experts | None) -> tuple[Layer, ...]:
+        """Layers of a model that has recurrent ones; Nemotron-H's are each one block alone."""
+        blocks = Kind.NOTHING in kinds
+        dense_first = self.whole("first_k_dense_replace")
+        strange = next((k for k in kinds if k in (Kind.SLIDING, Kind.CHUNKED, Kind.BOTH)), None)
+        if strange is not None:
+            raise self.refusal(f"it has layers of {strange} beside recurrent ones: not covered")
+        return tuple(
+            Layer(
+                sparse=experts is not None and place >= dense_first,
+                attends=kind is Kind.FULL,
+                recurrent=kind is Kind.RECURRENT,
+                has_mlp=not blocks or kind is Kind.NOTHING,
+            )
+            for place, kind in enumerate(kinds)
+        )
 
     def layers(self, experts: Experts | None) -> tuple[Layer, ...]:
         count = self.number("num_hidden_layers")

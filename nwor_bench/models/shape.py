@@ -6,6 +6,8 @@ Parameter counts cover matrices; norms and biases (under 0.1 %) are left out.
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from nwor_bench.models.recurrent.state import RecurrentLayers, RecurrentState
+
 
 @dataclass(frozen=True)
 class Mla:
@@ -39,10 +41,21 @@ class Experts:
 
 @dataclass(frozen=True)
 class Layer:
-    """One decoder layer: `window` is its sliding window, `sparse` is True if it has experts."""
+    """One decoder layer.
+
+    Attributes:
+        window: its sliding window.
+        sparse: True if its MLP has experts.
+        attends: False if it has no K/V.
+        recurrent: True if it has a recurrent state.
+        has_mlp: False for a layer that is a mixer alone, as Nemotron-H's are.
+    """
 
     window: int | None = None
     sparse: bool = False
+    attends: bool = True
+    recurrent: bool = False
+    has_mlp: bool = True
 
 
 @dataclass(frozen=True)
@@ -52,6 +65,9 @@ class ModelShape:
     Attributes:
         dtype: dtype of the activations.
         weight_bits: bits of a matrix element; None if the quantisation config does not say.
+        state: that of each recurrent layer.
+        gated_attention: True if queries bring a gate of the output with them.
+        mlp_matrices: matrices of an MLP: gate, up and down, or two without a gate.
     """
 
     model_type: str
@@ -67,9 +83,26 @@ class ModelShape:
     tied_embeddings: bool = False
     mla: Mla | None = None
     experts: Experts | None = None
+    state: RecurrentState | None = None
+    gated_attention: bool = False
+    mlp_matrices: int = 3
+
+    @property
+    def attending(self) -> tuple[Layer, ...]:
+        """The layers that have K/V."""
+        return tuple(layer for layer in self.layers if layer.attends)
+
+    @property
+    def recurrent(self) -> RecurrentLayers | None:
+        """The recurrent layers; None if there are none."""
+        if self.state is None:
+            return None
+        return RecurrentLayers(sum(layer.recurrent for layer in self.layers), self.state)
 
     def fits_ranks(self, ranks: int) -> bool:
         """True if vLLM can split the model: heads divide evenly, KV heads divide or repeat."""
+        if self.state is not None and self.state.heads % ranks:
+            return False
         kv_fits = self.kv_heads % ranks == 0 or ranks % self.kv_heads == 0
         return self.heads % ranks == 0 and (kv_fits or self.mla is not None)
 
@@ -89,7 +122,9 @@ class ModelShape:
         """
         heads = self.heads / ranks
         if self.mla is None:
-            rows = 2 * heads + 2 * self._kv_heads_of(ranks)  # query and output, key and value
+            rows = (2 + self.gated_attention) * heads + 2 * self._kv_heads_of(
+                ranks
+            )  # query, gate, output; key, value
             return self.hidden * rows * self.head_dim
         mla = self.mla
         query_dim = mla.nope_dim + mla.rope_dim
@@ -102,7 +137,7 @@ class ModelShape:
         return query + latent + expand + heads * mla.v_dim * self.hidden
 
     def block_parameters(self, touched_experts: float, ranks: int = 1) -> float:
-        """Parameters of all layers' attention and MLPs on one rank; MLPs are gated.
+        """Parameters of all layers' attention, recurrent mixers and MLPs on one rank.
 
         Each sparse layer counts `touched_experts` experts and the shared expert.
         """
@@ -112,7 +147,14 @@ class ModelShape:
             routed = touched_experts * self._mlp(self.experts.width)
             sparse = (routed + self._mlp(self.experts.shared_width)) / ranks
         attention = self.attention_parameters(ranks)
-        return self._over_layers(lambda layer: attention + (sparse if layer.sparse else dense))
+        mixer = 0.0 if self.state is None else self.state.parameters / ranks
+        return self._over_layers(
+            lambda layer: (
+                layer.attends * attention
+                + layer.recurrent * mixer
+                + layer.has_mlp * (sparse if layer.sparse else dense)
+            )
+        )
 
     def unquantised_parameters(self, ranks: int = 1) -> float:
         """Parameters on one rank that quantised checkpoints do not quantise: lm_head, routers."""
@@ -130,7 +172,7 @@ class ModelShape:
         return max(1, self.kv_heads // ranks)
 
     def _mlp(self, width: int) -> int:
-        return 3 * self.hidden * width  # gate, up, down
+        return self.mlp_matrices * self.hidden * width
 
     def _over_layers(self, parameters: Callable[[Layer], float]) -> float:
         return sum(map(parameters, self.layers))

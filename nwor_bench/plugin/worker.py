@@ -17,6 +17,7 @@ from nwor_bench.plugin.observe.attention_nudge import AttentionNudge
 from nwor_bench.plugin.observe.dram import CountedWindows
 from nwor_bench.plugin.observe.kv_rows import KvRows
 from nwor_bench.plugin.observe.launches import LaunchWindows
+from nwor_bench.plugin.observe.recurrent import recurrent_facts
 from nwor_bench.plugin.observe.write_watch import COUNTS, WriteWatch
 from nwor_bench.plugin.runner_hook import RunnerHook
 from nwor_bench.records.types import NworMode, Phase, ScvMode
@@ -55,16 +56,9 @@ class NworWorkerExtension:
     def nwor_interleave(
         self, cells: list[tuple[str, str]], pairs: list[tuple[int, int]], seed: str
     ) -> None:
-        """Let cells take turns in the next batch; call it between batches.
-
-        Every mode is set once first, since that may capture CUDA graphs.
-        """
-        hook = _hook(self)
-        for nwor_mode, scv_mode in cells:
-            hook.set_modes(NworMode(nwor_mode), ScvMode(scv_mode))
-        hook.set_modes(NworMode.OFF, ScvMode.OFF)
-        turns = Interleaving(hook, cells, pairs, seed)
-        hook.interleave(turns)
+        """Let cells take turns in the next batch; call it between batches."""
+        turns = Interleaving(_hook(self), cells, pairs, seed)
+        turns.start()
         setattr(self, TURNS, turns)
 
     def nwor_stop_interleaving(self) -> list[dict[str, dict[str, int]]]:
@@ -201,6 +195,7 @@ class NworWorkerExtension:
             "launch_refusals": hook.launch_refusals(),
             "has_probe": hook.has_probe,
             "totals": dict(hook.accumulator.totals),
+            "recurrent": recurrent_facts(hook.runner, hook.drafter_layers),
         }
 
     def nwor_window_state(self) -> str | None:

@@ -59,6 +59,20 @@ class CudaGraphs(JsonPart):
 
 
 @dataclass(frozen=True, kw_only=True)
+class RecurrentFacts(JsonPart):
+    """The states of the target's recurrent layers, on one rank."""
+
+    layers: int | None = None
+    """Number of them."""
+
+    state_bytes: int | None = None
+    """Bytes of a request's recurrent states over all of them."""
+
+    conv_bytes: int | None = None
+    """Bytes of a request's last inputs of their convolutions."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class RankStatus(JsonPart):
     """What a tensor-parallel rank has for itself."""
 
@@ -162,3 +176,6 @@ class EngineStatus(JsonPart):
 
     ranks: tuple[RankStatus, ...] | None = None
     """Each tensor-parallel rank's own facts; None for a single one."""
+
+    recurrent: RecurrentFacts | None = None
+    """States of the target's recurrent layers; None if it has none."""

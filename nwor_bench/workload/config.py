@@ -7,6 +7,7 @@ from pydantic import ValidationError
 
 from nwor_bench.errors import ConfigError
 from nwor_bench.records.types import Interleave, NworMode, StageBy, StageL2
+from nwor_bench.workload.acceptance_lengths import check_length
 from nwor_bench.workload.options import declared, flag_of, names, read_all
 from nwor_bench.workload.pair_choice import PairChoice
 from nwor_bench.workload.run_spec import WARMUP_LOOKBACK, RunSpec, VllmEntries
@@ -58,6 +59,9 @@ def resolve(scenario: Scenario, **given: Any) -> RunSpec:
     wanted = _drafts_from(values.get("speculative_config"), wanted)
     spec = RunSpec(scenario=_override(scenario, wanted), **values)
     _check(spec)
+    if given.get("acceptance_length") is not None:
+        drafts = spec.scenario.draft_tokens
+        check_length("--acceptance-length", given["acceptance_length"], drafts)
     return spec
 
 
@@ -74,11 +78,12 @@ def _add_entries(values: dict[str, Any], given: Mapping[str, Any]) -> None:
         value = given.get(each.name)
         if value is not None and each.option.entry is not None:
             field, key = each.option.entry
-            twice = (values.get(field) or {}).get(key, value)
-            if twice != value:
+            wanted = each.read(value)
+            twice = (values.get(field) or {}).get(key, wanted)
+            if twice != wanted:
                 remedy_text = f"{flag_of(field)} says {key} {twice!r}; give one of the two"
                 raise ConfigError.for_field(each.flag, value, remedy_text)
-            values[field] = {**(values.get(field) or {}), key: each.read(value)}
+            values[field] = {**(values.get(field) or {}), key: wanted}
 
 
 def _override(scenario: Scenario, values: Mapping[str, Any]) -> Scenario:

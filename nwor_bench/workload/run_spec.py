@@ -16,6 +16,7 @@ from nwor_bench.records.types import (
     StageBy,
     StageL2,
 )
+from nwor_bench.workload.acceptance_lengths import NAMED_LENGTHS, parse_length
 from nwor_bench.workload.option_text import to_plain
 from nwor_bench.workload.options import (
     Axis,
@@ -250,7 +251,7 @@ class RunSpec:
 
 
 class VllmEntries:
-    """Entries of vLLM's JSON that have a name of their own in sweep files."""
+    """Entries of vLLM's JSON that have a name of their own in flags and sweep files."""
 
     # fmt: off
     cache_dtype: Annotated[CacheDtype, Option(
@@ -258,7 +259,8 @@ class VllmEntries:
         axis=Axis(5, "{} cache", "kv{}"), entry=("engine_args", "kv_cache_dtype"),
     )]
     acceptance_length: Annotated[float, Option(
-        "Tokens that a request gains a window, with synthetic acceptance.", has_flag=False,
+        "Accept so many tokens a window, synthetically: a number, or a model's name (4 drafts): "
+        f"{', '.join(NAMED_LENGTHS)}.", Panel.VLLM, written=str, read=parse_length,
         axis=Axis(6, "acceptance length {:g}", "a{:g}"),
         entry=("speculative_config", "synthetic_acceptance_length"),
     )]

@@ -74,7 +74,6 @@ def make_points(sweep: SweepFile) -> tuple[Point, ...]:
         pair, scenario = place.pop("pair"), place.pop("scenario")
         try:
             spec = resolve(load_scenario(scenario), **sweep.shared, **place)
-            _check_length(place["acceptance_length"], spec.scenario.draft_tokens)
         except ConfigError as error:
             raise ConfigError(f"run {number} ({pair}, {scenario}): {error}") from error
         points.append(Point(number, pair, scenario, spec))
@@ -88,16 +87,6 @@ def _combinations(sweep: SweepFile) -> list[dict[str, Any]]:
     for option, _ in sorted(AXES, key=lambda each: not each[1].is_slow):
         varied[option.name] = getattr(axes, option.name) or (None,)
     return [dict(zip(varied, values, strict=True)) for values in product(*varied.values())]
-
-
-def _check_length(acceptance_length: float | None, draft_tokens: int) -> None:
-    """Check the length: a window gives a request from one token to all its drafts plus one."""
-    if acceptance_length is not None and not 1 <= acceptance_length <= draft_tokens + 1:
-        raise ConfigError.for_field(
-            "acceptance_length",
-            acceptance_length,
-            f"write 1 to {draft_tokens + 1}: what a window of {draft_tokens} drafts can give",
-        )
 
 
 def group_by_engine(points: Sequence[Point]) -> tuple[EngineGroup, ...]:

@@ -106,10 +106,12 @@ def test_a_dry_run(command_line: Run, tmp_path: Path, more: tuple[str, ...]) -> 
 
 
 def test_a_prediction(command_line: Run) -> None:
+    hybrid = CONFIG.with_name("Qwen3.5-27B.json")
+    told = json.loads(command_line("plan", "--config", str(hybrid), "--json")[1])
+    assert lacking(told, "plan") == []
     code, out, err = command_line("plan", "--config", str(CONFIG), "--json")
     assert (code, err) == (0, "")
     told = json.loads(out)
-    assert lacking(told, "plan") == []
     assert set(told) == top_level("plan")
     _, out, _ = command_line("plan", "--config", str(CONFIG), "--quiet")
     assert " ".join(out.split()) == told["predictions"][0]["headline"]

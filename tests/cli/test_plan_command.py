@@ -284,3 +284,34 @@ def test_the_maps_in_a_real_browser(page: Path, tmp_path: Path) -> None:
     maps, tall, wide = found.groups()
     assert int(maps) % len(MAPPED) == 0
     assert (tall, wide) == (maps, "false")
+
+
+def test_a_hybrids_recurrent_states_are_predicted(plan: Run) -> None:
+    """Qwen3.5-27B: 48 layers x 48 heads x 128 x 128 in float32, five of them a window of 4."""
+    hybrid = ("--config", str(CONFIGS / "Qwen3.5-27B.json"), "--requests", "2")
+    code, out, _ = plan(*hybrid, "--html", "map.html")
+    assert code == 0
+    assert max(map(len, out.splitlines())) <= 80
+    assert "48 layers of gated delta net keep 151.0 MB a request in 32-bit" in flat(out)
+    assert "recurrent states, read and written" in flat(out)
+    assert "replay in the next step" in flat(out)
+    page = Path("map.html").read_text(encoding="utf-8")
+    assert "<h2>Recurrent states</h2>" in page
+    assert "k = 16" in page
+    _, out, _ = plan(*hybrid, "--json")
+    told = json.loads(out)["predictions"][0]["recurrent"]
+    one = 48 * 48 * 128 * 128 * 4
+    assert told["state_bytes_per_request"] == one
+    stock = told["strategies"][0]
+    columns = 48 * 10240 * 2
+    assert stock["predicted_bytes_read"] == 2 * (one + 3 * columns)
+    assert stock["predicted_bytes_written"] == 2 * (5 * one + 7 * columns)
+    shares = {(row["draft_tokens"], row["requests"]): row["predicted_share_of_step_saved"]
+              for row in told["map"]}  # fmt: skip
+    assert shares[4, 2] == told["strategies"][2]["predicted_share_of_step_saved"]
+    assert shares[1, 1] < shares[4, 2] < shares[16, 512]
+
+
+def test_other_models_have_no_recurrent_states(plan: Run) -> None:
+    assert "ecurrent" not in plan(*LLAMA)[1]
+    assert json.loads(plan(*LLAMA, "--json")[1])["predictions"][0]["recurrent"] is None

@@ -15,6 +15,9 @@ from engine_tools import prompts_of, run_cell, tiny_spec, total
 from tiny_hybrids import EAGER_DUMMY, hybrid_pair
 
 from nwor_bench.engine.engine import VllmEngine
+from nwor_bench.models.config_json import read_shape
+from nwor_bench.records.engine_status import EngineStatus
+from nwor_bench.workload.run_spec import RunSpec
 
 pytestmark = pytest.mark.engine
 
@@ -23,6 +26,26 @@ MODES = [
     ("stage", "off", "recurrent_layers"),
     ("stage", "graph", "recurrent_layers"),
 ]
+
+
+PREDICTED = ("Nemotron-H", "Qwen3-Next")
+"""Families whose states the byte model predicts."""
+
+
+def check_states(config: dict[str, Any], status: EngineStatus, spec: RunSpec) -> None:
+    """vLLM's layers have the states that the byte model reads from their config.json.
+
+    Its CPU platform keeps states in float32 unless a config says otherwise.
+    """
+    on_cpu = {**config, "mamba_ssm_dtype": "float32"}
+    expected, found = read_shape(on_cpu, "--config", "tiny").recurrent, status.recurrent
+    assert expected is not None
+    assert found is not None
+    columns = expected.state.conv_kernel - 1 + spec.scenario.draft_tokens
+    conv = expected.count * columns * expected.state.conv_column_bytes()
+    assert (found.layers, found.state_bytes, found.conv_bytes) == (
+        expected.count, expected.state_bytes(), conv,
+    )  # fmt: skip
 
 
 def rest(*case: str | None) -> Any:
@@ -57,6 +80,8 @@ def test_a_hybrid_runs_as_without_us_and_says_why(
         status = engine.status()
         assert status.staging_unavailable == "recurrent_layers"
         assert status.attention_backend == backend
+        if family in PREDICTED:
+            check_states(json.loads((tmp_path / "model/config.json").read_text()), status, spec)
         prompts = prompts_of([20, 30])
         for nwor, scv, reason in MODES:
             output = run_cell(engine, nwor, scv, prompts, 16)

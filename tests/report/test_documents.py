@@ -8,7 +8,7 @@ import pytest
 from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
-from synthetic_run import change_batches, make_run, with_parts
+from synthetic_run import change_batches, make_run, with_header, with_parts
 
 from nwor_bench.analysis.aggregate import summarise
 from nwor_bench.records.json_part import to_json
@@ -189,6 +189,18 @@ def test_bytes_are_called_computed(run):
     assert "DRAM traffic was not measured in this run" in text
     staged = summarise(run)[3].bytes_staged
     assert f"{staged / 1e6:.1f} MB" in text
+
+
+def test_a_hybrids_states_are_predicted_beside_its_bytes(run):
+    text = section(markdown(run), "Bytes: predicted beside measured")
+    assert "recurrent" not in text
+    facts = {"layers": 36, "state_bytes": 10**6, "conv_bytes": 5}
+    hybrid = with_header(run, "engine", recurrent=facts)
+    drafts = summarise(run)[0].draft_tokens / summarise(run)[0].windows
+    k = run.header.scenario["draft_tokens"]
+    text = section(markdown(hybrid), "Bytes: predicted beside measured")
+    assert "36 recurrent layers, whose states take 1.0 MB a request" in text
+    assert f"reads {drafts / k:.1f} MB of states and writes {drafts / k + drafts:.1f} MB" in text
 
 
 def test_a_partial_run_says_so_before_its_verdict(run):

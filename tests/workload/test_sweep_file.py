@@ -141,7 +141,7 @@ def test_an_acceptance_length_is_what_a_window_can_give(
 ) -> None:
     path = tmp_path / "s.toml"
     path.write_text(f"[axes]\ndraft_tokens = [2]\nacceptance_length = [{length}]\n")
-    refused = pytest.raises(ConfigError, match=rf"acceptance_length: {length} .*write 1 to 3")
+    refused = pytest.raises(ConfigError, match=rf"acceptance-length: {length} .*write 1 to 3")
     with nullcontext() if fits else refused:
         make_points(load_sweep(path))
 

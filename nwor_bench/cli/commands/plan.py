@@ -147,8 +147,25 @@ def _print_prediction(prediction: "BytePrediction") -> None:
     typer.echo(words.wrapped(words.setting(prediction)) + "\n")
     _print_table(("DRAM bytes of one step", "predicted", "share"), words.step_rows(prediction))
     _print_table(words.STRATEGY_HEADERS, words.strategy_rows(prediction))
+    _print_states(prediction)
     for note in words.notes(prediction):
         typer.echo(words.wrapped(note, bullet="- "))
+
+
+def _print_states(prediction: "BytePrediction") -> None:
+    """What a hybrid's recurrent states move, and where replaying them pays."""
+    from nwor_bench.models.recurrent.strategies import REPLAY_FUSED
+    from nwor_bench.report.prediction import states
+    from nwor_bench.report.prediction.text import wrapped
+
+    model, load = prediction.model, prediction.load
+    if model.shape.recurrent is None:
+        return
+    typer.echo(wrapped(states.state_sentence(model.shape.recurrent, model.states(load))) + "\n")
+    _print_table(states.STATE_HEADERS, states.state_rows(model, load))
+    _print_table(*states.map_table(model, load, REPLAY_FUSED))
+    for note in states.state_notes(model, load):
+        typer.echo(wrapped(note, bullet="- "))
 
 
 def _print_models(predictions: "Sequence[BytePrediction]") -> None:

@@ -20,6 +20,7 @@ from vllm.v1.attention.backends.cpu_attn import (
 from nwor_bench.plugin.runner_v1.staging import StagingBuffers, write_kv_cache
 from nwor_bench.plugin.staging import refusals
 from nwor_bench.plugin.staging.window import Window
+from nwor_bench.records import fallback_reasons as reasons
 from nwor_kernels.verify_attention import (
     AttentionPlan,
     plan_attention,
@@ -49,7 +50,7 @@ class ReferenceCPUAttentionImpl(CPUAttentionBackendImpl):
     def _why_stock(self) -> str | None:
         """Why the stock backend serves this layer in both modes; None: this backend does."""
         if self.is_fp8_kv_cache:
-            return f"cache_dtype:{self.kv_cache_dtype}"
+            return reasons.cache_dtype(self.kv_cache_dtype)
         return None if self.attn_type == AttentionType.DECODER else f"layer_type:{self.attn_type}"
 
     def do_kv_cache_update(

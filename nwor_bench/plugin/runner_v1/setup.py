@@ -9,6 +9,7 @@ from nwor_bench.plugin.runner_v1.cpu_attention import ReferenceCPUAttentionImpl
 from nwor_bench.plugin.runner_v1.staging import StagingBuffers
 from nwor_bench.plugin.staging import refusals
 from nwor_bench.plugin.staging.layers import LayerCache, StagingUnavailable, one_group_of
+from nwor_bench.records import fallback_reasons as reasons
 
 logger = logging.getLogger("vllm.nwor_bench")
 
@@ -35,7 +36,7 @@ def stageable_layers(runner: Any, target_names: list[str]) -> list[LayerCache]:
     Raises StagingUnavailable with the fallback reason, where windows must be written directly.
     """
     if runner.parallel_config.pipeline_parallel_size > 1:
-        raise StagingUnavailable("pipeline_parallel")  # only the last stage samples
+        raise StagingUnavailable(reasons.PIPELINE_PARALLEL)  # only the last stage samples
     context = runner.compilation_config.static_forward_context
     for name in target_names:
         reason = refusals.of_kind(context[name])
@@ -47,7 +48,7 @@ def stageable_layers(runner: Any, target_names: list[str]) -> list[LayerCache]:
 
 def _layer_cache(name: str, layer: Any, dtype: Any) -> LayerCache:
     if not isinstance(layer.impl, ReferenceCPUAttentionImpl):
-        raise StagingUnavailable(f"unsupported_attention:{type(layer.impl).__name__}")
+        raise StagingUnavailable(reasons.unsupported_attention(type(layer.impl).__name__))
     if layer.impl.why_stock is not None:
         raise StagingUnavailable(layer.impl.why_stock)
     reason = refusals.of_layer(layer, (CPUAttentionMetadataBuilder,))

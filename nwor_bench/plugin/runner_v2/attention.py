@@ -26,6 +26,7 @@ from nwor_bench.plugin.runner_v2.batch import GpuWindowBatch
 from nwor_bench.plugin.runner_v2.staging import GpuStaging
 from nwor_bench.plugin.staging import refusals
 from nwor_bench.plugin.staging.window import Window
+from nwor_bench.records import fallback_reasons as reasons
 from nwor_kernels.verify_attention.kernel import (
     VerifyWorkspace,
     unsupported_reason,
@@ -48,19 +49,19 @@ def why_unsupported(layer: Any, max_query_len: int, dtype: torch.dtype) -> str |
         return reason
     impl = layer.impl
     if type(impl) not in SUPPORTED:
-        return f"unsupported_attention:{type(impl).__name__}"
+        return reasons.unsupported_attention(type(impl).__name__)
     reason = refusals.of_layer(layer, BUILDERS)
     if reason is not None:
         return reason
     if impl.attn_type != AttentionType.DECODER:
-        return f"attention_type:{impl.attn_type}"
+        return reasons.attention_type(impl.attn_type)
     if impl.alibi_slopes is not None:
-        return "alibi"
+        return reasons.ALIBI
     if getattr(impl, "sinks", None) is not None:
-        return "attention_sinks"
+        return reasons.ATTENTION_SINKS
     quantised = impl.kv_cache_dtype not in ("auto", "bfloat16", "float16", "float32")
     if quantised and impl.kv_cache_dtype not in FP8:
-        return f"cache_dtype:{impl.kv_cache_dtype}"
+        return reasons.cache_dtype(impl.kv_cache_dtype)
     cache_dtype = torch.float8_e4m3fn if quantised else dtype
     return unsupported_reason(impl.head_size, max_query_len, dtype, cache_dtype)
 

@@ -17,6 +17,7 @@ from nwor_bench.plugin.settings import PluginSettings
 from nwor_bench.plugin.staging import refusals
 from nwor_bench.plugin.staging.layers import LayerCache, StagingUnavailable, one_group_of
 from nwor_bench.plugin.staging.window import Window
+from nwor_bench.records import fallback_reasons as reasons
 from nwor_bench.records.types import StageBy, StageL2
 from nwor_kernels.verify_attention.kernel import VerifyWorkspace
 
@@ -142,16 +143,16 @@ def most_referenced_rows(layers: list[Any], itemsize: int, memory_bytes: int | N
 def why_runner_cannot_stage(runner: Any) -> str | None:
     """The fallback reason of a runner whose steps this hook cannot follow, or None."""
     config = runner.vllm_config
-    reasons = {
+    parts = {
         "data_parallel": runner.parallel_config.data_parallel_size > 1,
-        "pipeline_parallel": runner.use_pp,
+        reasons.PIPELINE_PARALLEL: runner.use_pp,
         "context_parallel": runner.dcp_size > 1 or runner.pcp_manager is not None,
         "kv_transfer": config.kv_transfer_config is not None,  # reads the cache within a step
         "adaptive_verification": runner.adaptive_verification is not None,
         "micro_batches": runner.ubatch_runner is not None,
         "lora": runner.lora_config is not None,
     }
-    reason = next((reason for reason, holds in reasons.items() if holds), None)
+    reason = next((reason for reason, holds in parts.items() if holds), None)
     reason = reason or refusals.of_model(getattr(config, "model_config", None))
     return reason or refusals.of_compilation(runner.compilation_config, runner.cudagraph_manager)
 

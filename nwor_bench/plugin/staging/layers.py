@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from nwor_bench.errors import BenchError
+from nwor_bench.records import fallback_reasons as reasons
 
 
 class StagingUnavailable(BenchError):
@@ -52,11 +53,11 @@ def one_group_of(runner: Any, target_names: list[str]) -> int:
     groups = runner.kv_cache_config.kv_cache_groups
     holding = [n for n, g in enumerate(groups) if set(g.layer_names) & set(target_names)]
     if len(holding) > 1:
-        raise StagingUnavailable("several_kv_cache_groups")
+        raise StagingUnavailable(reasons.SEVERAL_KV_CACHE_GROUPS)
     if not holding:
         raise StagingUnavailable("no_target_layers")
     context = runner.compilation_config.static_forward_context
     for layer in context.values():
         if getattr(layer, "kv_sharing_target_layer_name", None) is not None:
-            raise StagingUnavailable("layers_share_kv")
+            raise StagingUnavailable(reasons.LAYERS_SHARE_KV)
     return holding[0]

@@ -14,6 +14,8 @@ from vllm.compilation.breakable_cudagraph import is_breakable_cudagraph_enabled
 from vllm.config import CompilationMode
 from vllm.model_executor.layers.mamba.abstract import MambaBase
 
+from nwor_bench.records import fallback_reasons as reasons
+
 SPLIT_OPS = ("vllm::unified_kv_cache_update", "vllm::unified_attention_with_output")
 """The write and the attention: compiled code and piecewise graphs must end before each."""
 
@@ -37,7 +39,9 @@ def of_compilation(config: Any, cudagraph_manager: Any) -> str | None:
         cudagraph_manager: the V2 runner's; None without CUDA graphs.
     """
     if _is_breakable(cudagraph_manager):
-        return "breakable_cuda_graphs"  # the write is captured, only attention runs in each step
+        return (
+            reasons.BREAKABLE_CUDA_GRAPHS
+        )  # the write is captured, only attention runs in each step
     mode = getattr(config, "mode", None) or CompilationMode.NONE
     if mode == CompilationMode.NONE:
         return None
@@ -61,7 +65,7 @@ def _is_breakable(manager: Any) -> bool:
 
 def of_model(model_config: Any) -> str | None:
     """The fallback reason of a model whose attention sees other positions than ours."""
-    return "rswa_window" if getattr(model_config, "rswa_window", None) is not None else None
+    return reasons.RSWA_WINDOW if getattr(model_config, "rswa_window", None) is not None else None
 
 
 def of_kind(layer: Any) -> str | None:
@@ -73,9 +77,9 @@ def of_kind(layer: Any) -> str | None:
     if getattr(layer, "impl", None) is not None:
         return None
     if isinstance(layer, MambaBase):
-        return "recurrent_layers"
+        return reasons.RECURRENT_LAYERS
     name = type(layer).__name__
-    return "sparse_indexer" if "Indexer" in name else f"layer_without_attention:{name}"
+    return reasons.SPARSE_INDEXER if "Indexer" in name else reasons.layer_without_attention(name)
 
 
 def of_layer(layer: Any, builders: Iterable[type]) -> str | None:
@@ -91,7 +95,7 @@ def of_layer(layer: Any, builders: Iterable[type]) -> str | None:
     if reason is None and any(getattr(o, "kv_cache_update_bypass", False) for o in (layer, impl)):
         return "kv_cache_update_bypass"
     if reason is None and getattr(impl, "chunk_lookback", -1) > -1:
-        return "chunk_lookback"
+        return reasons.CHUNK_LOOKBACK
     return reason
 
 
@@ -104,8 +108,8 @@ def of_builder(builder: type, known: Iterable[type]) -> str | None:
     if builder in tuple(known):
         return None
     if "ChunkedLocal" in builder.__name__:
-        return "chunked_local_attention"
-    return f"attention_metadata:{builder.__name__}"
+        return reasons.CHUNKED_LOCAL_ATTENTION
+    return reasons.attention_metadata(builder.__name__)
 
 
 def of_groups(

@@ -11,7 +11,7 @@ from nwor_bench.analysis.interleaved.effects import DEVICE_MS, WALL_MS
 from nwor_bench.analysis.paired import LATENCY_MS
 from nwor_bench.records.types import CellResult
 from nwor_bench.report.sections.verdicts import CPU_SENTENCE, on_cpu
-from nwor_bench.report.text import NOT_MEASURED, decimal, joined, plural
+from nwor_bench.report.text import NOT_MEASURED, decimal, joined, plural, with_bounds
 
 CHANGE_HEADERS = ("Cell", "Change", "Ratio to off, NEW / BASE", "Time, NEW / BASE")
 VALUE_HEADERS = ("Cell", "Window ms", "Tokens/s", "Accepted", "Parity")
@@ -96,8 +96,8 @@ def change_text(change: Change | None) -> str:
     if change is None:
         return NOT_MEASURED
     if change.interval is None:
-        return f"{change.ratio:.3f}"
-    return f"{change.ratio:.3f} [{change.interval.low:.3f}, {change.interval.high:.3f}]"
+        return with_bounds(change.ratio, None, None)
+    return with_bounds(change.ratio, change.interval.low, change.interval.high)
 
 
 def reasons(comparison: Comparison) -> list[str]:

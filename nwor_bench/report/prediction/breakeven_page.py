@@ -5,7 +5,9 @@ from collections.abc import Sequence
 from string import Template
 
 from nwor_bench.models.byte_model import MAPPED, BreakEvenMap, break_even_map
+from nwor_bench.models.recurrent.strategies import REPLAY_FUSED
 from nwor_bench.report.html.style import CSS
+from nwor_bench.report.prediction import states
 from nwor_bench.report.prediction.breakeven_figure import draw_maps
 from nwor_bench.report.prediction.text import (
     STRATEGY_HEADERS,
@@ -47,6 +49,7 @@ $limits
 $step
 <h2>Ways to keep drafts out of the cache</h2>
 $strategies
+$states
 <h2>What these numbers assume</h2>
 <ul>$notes</ul>
 </main>
@@ -68,8 +71,23 @@ def break_even_page(prediction: BytePrediction) -> str:
         limits=_table(_limit_headers(chart), limit_rows(chart)),
         step=_table(("DRAM bytes of one step", "predicted", "share"), step_rows(prediction)),
         strategies=_table(STRATEGY_HEADERS, strategy_rows(prediction)),
+        states=_states(prediction),
         notes="".join(f"<li>{_text(note)}</li>" for note in notes(prediction)),
     )
+
+
+def _states(prediction: BytePrediction) -> str:
+    """A hybrid's recurrent states: sentence, table, map; empty for other models."""
+    model, load = prediction.model, prediction.load
+    if model.shape.recurrent is None:
+        return ""
+    words = _text(states.state_sentence(model.shape.recurrent, model.states(load)))
+    tables = (
+        _table(states.STATE_HEADERS, states.state_rows(model, load)),
+        _table(*states.map_table(model, load, REPLAY_FUSED)),
+    )
+    more = "".join(f"<li>{_text(note)}</li>" for note in states.state_notes(model, load))
+    return f"<h2>Recurrent states</h2><p>{words}</p>{''.join(tables)}<ul>{more}</ul>"
 
 
 def limit_rows(chart: BreakEvenMap) -> list[list[str]]:

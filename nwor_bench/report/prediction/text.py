@@ -3,20 +3,18 @@
 import textwrap
 from collections.abc import Iterable
 from dataclasses import dataclass
-from math import floor, log10
 from typing import Any
 
 from nwor_bench.models.byte_model import ByteModel, Workload
 from nwor_bench.models.config_json import KNOWN_TYPES
 from nwor_bench.models.strategies import BY_REFERENCE, DIRECT, STRATEGIES, Strategy
+from nwor_bench.report.prediction.numbers import percent, signed_size
+from nwor_bench.report.prediction.states import recurrent_values
 from nwor_bench.report.text import size
 
 WIDTH = 80
 
 NEVER = "never"
-
-_NOTHING = 1e-9
-"""A percentage below this is a rounding error."""
 
 
 @dataclass(frozen=True)
@@ -35,21 +33,6 @@ class BytePrediction:
         return self.model.most_saved(self.load) / self.model.step(self.load)
 
 
-def percent(share: float) -> str:
-    """A fraction as a percentage with two significant digits: 0.025 %, 12 %."""
-    value = 100 * share
-    if abs(value) < _NOTHING:
-        return "0 %"
-    decimals = max(0, 1 - floor(log10(abs(value))))
-    return f"{value:.{decimals}f} %"
-
-
-def signed_size(amount: float) -> str:
-    """Bytes with a minus sign if negative: -1.8 MB."""
-    text = size(round(abs(amount)))
-    return f"-{text}" if round(amount) < 0 else text
-
-
 def pays_below(prediction: BytePrediction, strategy: Strategy) -> str:
     """The break-even acceptance of a strategy; empty for direct, the reference."""
     if strategy is DIRECT:
@@ -60,7 +43,7 @@ def pays_below(prediction: BytePrediction, strategy: Strategy) -> str:
 
 def launches(prediction: BytePrediction, strategy: Strategy) -> str:
     """Launches per window: `28`, or `1-29` if they depend on how first tokens are written."""
-    fewest, most = strategy.launches(len(prediction.model.shape.layers))
+    fewest, most = strategy.launches(len(prediction.model.shape.attending))
     return str(fewest) if fewest == most else f"{fewest}-{most}"
 
 
@@ -108,13 +91,15 @@ def step_rows(prediction: BytePrediction) -> list[tuple[str, str, str]]:
     """DRAM bytes of a step of stock vLLM: (what, bytes, share)."""
     model, load = prediction.model, prediction.load
     step = model.step(load)
-    parts = (
+    parts: tuple[tuple[str, float], ...] = (
         ("weights, read", model.weights_read(load)),
         ("K/V of the context, read", model.context_read(load)),
         ("K/V of each request's first token, written", model.first_tokens_written(load)),
         (f"K/V of {load.staged:,} drafts, written", model.moved(DIRECT, load).total),
+        ("recurrent states, read and written", model.states_moved(load)),
         ("total", step),
     )
+    parts = tuple(part for part in parts if part[1] or "recurrent" not in part[0])
     return [(what, size(round(amount)), percent(amount / step)) for what, amount in parts]
 
 
@@ -142,7 +127,7 @@ def strategy_rows(prediction: BytePrediction) -> list[tuple[str, ...]]:
 def notes(prediction: BytePrediction) -> list[str]:
     """Assumptions of the prediction, one or two sentences each."""
     model, load = prediction.model, prediction.load
-    layers = len(model.shape.layers)
+    layers = len(model.shape.attending)
     kept = size(round(load.staged * model.activation_row(load.ranks)))
     lines = [
         "The byte model predicts these numbers; nothing was measured. Activations, logits and the "
@@ -233,13 +218,14 @@ def prediction_values(prediction: BytePrediction) -> dict[str, Any]:
         "headline": headline(prediction),
         "most_saved_share": prediction.most_share,
         "strategies": csv_rows(prediction),
+        "recurrent": recurrent_values(prediction.model, prediction.load),
     }
 
 
 def _strategy_values(prediction: BytePrediction, strategy: Strategy) -> dict[str, Any]:
     model, load = prediction.model, prediction.load
     moved = model.moved(strategy, load)
-    fewest, most = strategy.launches(len(model.shape.layers))
+    fewest, most = strategy.launches(len(model.shape.attending))
     return {
         "strategy": strategy.name,
         "predicted_bytes_read": moved.read,

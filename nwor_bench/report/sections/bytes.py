@@ -18,6 +18,7 @@ from nwor_bench.records.store import RunData
 from nwor_bench.records.types import CellResult, Phase
 from nwor_bench.report.document import Block, Code, Figure, Paragraph, Section, table
 from nwor_bench.report.plots import axis, categories, colour, layout
+from nwor_bench.report.sections.states import state_blocks
 from nwor_bench.report.text import NOT_MEASURED, count, decimal, label, percent, size
 
 TITLE = "Bytes: predicted beside measured"
@@ -75,6 +76,7 @@ def bytes_section(run: RunData, cells: Sequence[CellResult]) -> Section:
         command = _plan_command(run, rows)
         if command is not None:
             blocks += [Paragraph(_SHARE), Code(command)]
+    blocks += state_blocks(run.header, cells)
     measured = _figure(cell_bytes(run), strategy_of(run.header).staging)
     blocks.append(measured or Paragraph(_NO_DRAM))
     per_token = engine.bytes_per_token

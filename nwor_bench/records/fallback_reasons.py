@@ -1,0 +1,55 @@
+"""Names under which windows are written directly: the plugin reports them, `supports` predicts.
+
+One cause has one name. A reason with something to name has it behind a colon.
+"""
+
+RECURRENT_LAYERS = "recurrent_layers"
+"""Mamba, gated delta net, short convolution: a state instead of K/V."""
+SPARSE_INDEXER = "sparse_indexer"
+"""A sparse indexer's cache is written by the layer that it belongs to."""
+SEVERAL_KV_CACHE_GROUPS = "several_kv_cache_groups"
+LAYERS_SHARE_KV = "layers_share_kv"
+CHUNKED_LOCAL_ATTENTION = "chunked_local_attention"
+"""Its metadata cut a request into virtual ones."""
+CHUNK_LOOKBACK = "chunk_lookback"
+ATTENTION_SINKS = "attention_sinks"
+ALIBI = "alibi"
+BREAKABLE_CUDA_GRAPHS = "breakable_cuda_graphs"
+"""The write is captured, only attention runs in each step."""
+PIPELINE_PARALLEL = "pipeline_parallel"
+RSWA_WINDOW = "rswa_window"
+
+
+def unsupported_attention(implementation: str) -> str:
+    """Attention of this implementation is not ours to replace."""
+    return f"unsupported_attention:{implementation}"
+
+
+def layer_without_attention(kind: str) -> str:
+    """A layer with a cache that is neither attention nor recurrent."""
+    return f"layer_without_attention:{kind}"
+
+
+def attention_metadata(builder: str) -> str:
+    """A builder whose metadata do not have one row for each request."""
+    return f"attention_metadata:{builder}"
+
+
+def attention_type(kind: str) -> str:
+    """Attention that is not a decoder's."""
+    return f"attention_type:{kind}"
+
+
+def cache_dtype(name: str) -> str:
+    """A cache whose rows we do not read."""
+    return f"cache_dtype:{name}"
+
+
+def head_dim(size: int) -> str:
+    """Heads for which the attention kernel is not built."""
+    return f"head_dim_{size}"
+
+
+def window_of(tokens: int) -> str:
+    """More tokens a request than the attention kernel takes."""
+    return f"window_of_{tokens}_tokens"

@@ -1,0 +1,146 @@
+"""Recurrent states of a hybrid as sentences and table rows. Predicted, not measured."""
+
+from dataclasses import replace
+from typing import Any
+
+from nwor_bench.models.byte_model import ByteModel, Workload
+from nwor_bench.models.recurrent.state import RecurrentLayers
+from nwor_bench.models.recurrent.strategies import (
+    REPLAY_FUSED,
+    STATE_STRATEGIES,
+    STOCK,
+    StateLoad,
+    StateStrategy,
+    pays_from,
+    saved_of_states,
+    state_bytes,
+)
+from nwor_bench.report.prediction.numbers import percent, signed_size
+from nwor_bench.report.text import size
+
+STATE_HEADERS = ("recurrent states", "read", "written", "saved", "of step", "pays from k")
+
+MAP_REQUESTS = (1, 8, 64, 512)
+MAP_DRAFTS = (1, 2, 3, 4, 5, 8, 16)
+
+
+def state_sentence(layers: RecurrentLayers, load: StateLoad) -> str:
+    """What the states of one request are, and what stock vLLM writes of them."""
+    one = size(round(layers.state_bytes(load.ranks)))
+    stock = state_bytes(layers, STOCK, load)
+    saved = saved_of_states(layers, REPLAY_FUSED, load) / stock.total
+    drafts = f"{load.draft_tokens} draft{'s' * (load.draft_tokens > 1)}"
+    requests = f"{load.requests:,} request{'s' * (load.requests > 1)}"
+    return (
+        f"Recurrent states: {layers.count} layers of {layers.state.kind} keep {one} a request in "
+        f"{layers.state.state_bits}-bit. Stock vLLM stores one a token: with {drafts} and "
+        f"{requests} a step reads {size(round(stock.read))} and writes "
+        f"{size(round(stock.written))}. Replaying accepted tokens in the next step would save "
+        f"{percent(saved)} of that."
+    )
+
+
+def state_rows(model: ByteModel, load: Workload) -> list[tuple[str, ...]]:
+    """One row per way to keep states right, under STATE_HEADERS; none without such layers."""
+    layers = model.shape.recurrent
+    if layers is None:
+        return []
+    rows: list[tuple[str, ...]] = []
+    for strategy in STATE_STRATEGIES:
+        moved = state_bytes(layers, strategy, model.states(load))
+        saved = saved_of_states(layers, strategy, model.states(load))
+        gain = ("", "", "")
+        if strategy is not STOCK:
+            least = pays_from(layers, strategy, model.states(load))
+            pays = "never" if least is None else str(least)
+            gain = (signed_size(saved), percent(saved / model.step(load)), pays)
+        rows.append((strategy.label, size(round(moved.read)), size(round(moved.written)), *gain))
+    return rows
+
+
+def shares(
+    model: ByteModel, load: Workload, strategy: StateStrategy
+) -> dict[tuple[int, int], float]:
+    """Savings as fractions of the step's bytes, by drafts a window and requests."""
+    layers = model.shape.recurrent
+    if layers is None:
+        return {}
+    found = {}
+    for drafts in sorted({*MAP_DRAFTS, load.draft_tokens}):
+        for requests in sorted({*MAP_REQUESTS, load.requests}):
+            each = replace(load, draft_tokens=drafts, requests=requests)
+            saved = saved_of_states(layers, strategy, model.states(each))
+            found[drafts, requests] = saved / model.step(each)
+    return found
+
+
+def map_table(
+    model: ByteModel, load: Workload, strategy: StateStrategy
+) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """The break-even map: a row for each number of drafts, a column for each of requests."""
+    found = shares(model, load, strategy)
+    requests = sorted({number for _, number in found})
+    headers = (f"{strategy.label}: of step", *(f"{n} request{'s' * (n > 1)}" for n in requests))
+    rows = [
+        (f"k = {drafts}", *(percent(found[drafts, number]) for number in requests))
+        for drafts in sorted({drafts for drafts, _ in found})
+    ]
+    return headers, rows
+
+
+def state_notes(model: ByteModel, load: Workload) -> list[str]:
+    """Assumptions, one or two sentences each."""
+    layers = model.shape.recurrent
+    if layers is None:
+        return []
+    reserved = size(round(layers.slot_bytes(load.draft_tokens, load.ranks)))
+    return [
+        "The plugin writes a model with recurrent layers directly (recurrent_layers): the numbers "
+        "say what staging states would be worth.",
+        f"vLLM reserves a state for each of k + 1 tokens: {reserved} a request. 'one state' is a "
+        "lower bound: what waits for acceptance in DRAM costs two states more than stock.",
+        "vLLM 0.32 can replay itself: --use-replayssm for Mamba2, and a record of each token for "
+        "Kimi K3's KDA. Its default for the others is the first row.",
+    ]
+
+
+def recurrent_values(model: ByteModel, load: Workload) -> dict[str, Any] | None:
+    """Everything for JSON; None without recurrent layers."""
+    layers = model.shape.recurrent
+    if layers is None:
+        return None
+    told = layer_values(layers, model.states(load))
+    for row, strategy in zip(told["strategies"], STATE_STRATEGIES, strict=True):
+        saved = saved_of_states(layers, strategy, model.states(load))
+        row["predicted_share_of_step_saved"] = saved / model.step(load)
+    told["map"] = [
+        {"draft_tokens": drafts, "requests": requests, "predicted_share_of_step_saved": share}
+        for (drafts, requests), share in shares(model, load, REPLAY_FUSED).items()
+    ]
+    return told
+
+
+def layer_values(layers: RecurrentLayers, load: StateLoad) -> dict[str, Any]:
+    """For JSON: the states' sizes, and the bytes of each way to keep them right."""
+    rows = []
+    for strategy in STATE_STRATEGIES:
+        moved = state_bytes(layers, strategy, load)
+        rows.append(
+            {
+                "strategy": strategy.name,
+                "predicted_bytes_read": moved.read,
+                "predicted_bytes_written": moved.written,
+                "predicted_bytes_saved": saved_of_states(layers, strategy, load),
+                "pays_from_draft_tokens": (
+                    None if strategy is STOCK else pays_from(layers, strategy, load)
+                ),
+            }
+        )
+    return {
+        "kind": layers.state.kind,
+        "layers": layers.count,
+        "state_bits": layers.state.state_bits,
+        "state_bytes_per_request": layers.state_bytes(load.ranks),
+        "reserved_bytes_per_request": layers.slot_bytes(load.draft_tokens, load.ranks),
+        "strategies": rows,
+    }

@@ -21,6 +21,7 @@ def check(page: Path, made: str) -> None:
     ("folder", "table"),
     [
         ("interval-coverage", "coverage.csv"),
+        ("interleaved-coverage", "coverage.csv"),
         ("launches", "launches.csv"),
         ("precision", "injection.csv"),
     ],

@@ -36,36 +36,26 @@ def test_every_block_is_interleaved_and_some_are_checked(
 
 def test_windows_are_recorded_as_their_own_cells(tmp_path: Path) -> None:
     runner, run = run_in_turns(tmp_path, 2)
-    for batch in run.batches:
-        if batch.phase != Phase.INTERLEAVED:
-            continue
+    batches = [batch for batch in run.batches if batch.phase == Phase.INTERLEAVED]
+    assert len(batches) == 2
+    for batch in batches:
         own = [window for window in run.windows if window.batch == batch.batch]
-        order = runner.plan.window_order(runner.plan.blocks[batch.block - 1], live(runner))
+        told = [event for event in run.events if event["event"] == "interleaved"]
+        (event,) = [event for event in told if event["batch"] == batch.batch]
+        cells = [cell for cell in runner.plan.cells if cell.label in event["cells"]]
+        order = runner.plan.window_order(runner.plan.blocks[batch.block - 1], cells)
         expected = [order.cells[turn.cell] for turn, _ in zip(order.turns(), own, strict=False)]
         assert [window.cell for window in own] == expected
         assert batch.cell.is_baseline
         staged = sum(w.draft_tokens for w in own if w.cell.nwor_mode is NworMode.STAGE)
         assert batch.staged_tokens == staged > 0
-        (event,) = [
-            e for e in run.events if e["event"] == "interleaved" and e["batch"] == batch.batch
-        ]
-        assert list(event["cells"]) == [cell.label for cell in order.cells]
 
 
-def live(runner: Runner) -> list[Any]:
-    """The cells that can fire on a CPU: no SCV mode can."""
-    return [cell for cell in runner.plan.cells if cell.scv_mode == "off"]
-
-
-def test_a_run_that_was_cut_goes_on_with_the_same_turns(tmp_path: Path) -> None:
-    whole = run_in_turns(tmp_path / "whole", 4)[1]
-    calls = len([b for b in whole.batches if b.block <= 2])
-    failing = FakeEngine(failing={calls: KeyboardInterrupt()})
-    first = Runner(tmp_path / "run", failing, interleave="windows", batches=4)
-    with pytest.raises(KeyboardInterrupt):
-        first.run()
-    again = Runner(tmp_path / "run", FakeEngine(), interleave="windows", batches=4).run()
-    assert turns_of(again) == turns_of(whole)
+def test_another_process_draws_the_same_turns(tmp_path: Path) -> None:
+    """A block that was cut is run again whole, in the order that the plan has."""
+    first = run_in_turns(tmp_path / "first", 3)[1]
+    assert turns_of(run_in_turns(tmp_path / "again", 3)[1]) == turns_of(first)
+    assert turns_of(run_in_turns(tmp_path / "other", 3, seed=1)[1]) != turns_of(first)
 
 
 def turns_of(run: RunData) -> dict[int, list[tuple[str, int | None]]]:

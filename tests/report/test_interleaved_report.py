@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from nwor_bench.report.document import Bullets, Figure, Paragraph, Section, Tabl
 from nwor_bench.report.result_json import run_result
 from nwor_bench.report.sections.answers import questions
 from nwor_bench.report.sections.interleaved import TITLE, interleaved_section
+from nwor_bench.report.sections.limits import limits
 from nwor_bench.report.sections.split import split_lines
 from nwor_bench.report.svg import draw_svg
 
@@ -129,6 +131,22 @@ def test_json_has_the_split(tmp_path: Path) -> None:
     header = read_header(tmp_path)
     assert header.split is not None
     assert dict(header.split[0]) == split
+
+
+def test_windows_that_no_whole_batches_check_are_told() -> None:
+    def told(made: RunData) -> bool:
+        return any("Whole batches ran in" in text for text in limits(made, summarise(made)))
+
+    assert not told(run())
+    kept = [b for b in run().batches if b.phase != "timed" or b.block == 1]
+    numbers = {b.batch for b in kept}
+    assert told(
+        replace(
+            run(),
+            batches=tuple(kept),
+            windows=tuple(w for w in run().windows if w.batch in numbers),
+        )
+    )
 
 
 def test_order_of_cells_says_in_turn() -> None:

@@ -95,8 +95,9 @@ def change_text(change: Change | None) -> str:
     """A change as `1.012 [1.004, 1.020]`, without brackets if there is no interval."""
     if change is None:
         return NOT_MEASURED
-    interval = change.interval
-    return with_bounds(change.ratio, interval and interval.low, interval and interval.high)
+    if change.interval is None:
+        return with_bounds(change.ratio, None, None)
+    return with_bounds(change.ratio, change.interval.low, change.interval.high)
 
 
 def reasons(comparison: Comparison) -> list[str]:

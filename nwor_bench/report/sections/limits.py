@@ -62,6 +62,11 @@ def _time(run: RunData, cells: Sequence[CellResult]) -> Iterator[str]:
             "Ratios of windows in turn leave out the first window after each switch; a mode that "
             "slows down later windows of another one would show as carry-over."
         )
+        if all(cell.ratio_batches_low is None for cell in cells):
+            yield (
+                f"Whole batches ran in {plural(blocks, 'block')}, and to check the windows' ratios "
+                f"takes {MIN_BLOCKS}."
+            )
     elif blocks < MIN_BLOCKS:
         yield (
             f"{plural(blocks, 'timed block')}: too few for an interval (it needs {MIN_BLOCKS}), so "

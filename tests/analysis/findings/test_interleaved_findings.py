@@ -50,8 +50,20 @@ def test_a_sound_run_has_none_of_them() -> None:
     [
         ("", 1.1, FindingKind.WINDOWS_DISAGREE, "do not overlap"),
         ("carry-over", 0.972, FindingKind.CARRY_OVER, "In runs of two"),
-        ("long windows", 0.972, FindingKind.LONG_WINDOWS, "The mean ratio is "),
-        ("clock effect", 0.972, FindingKind.CLOCK_EFFECT, "for 100 MHz more"),
+        pytest.param(
+            "long windows",
+            0.972,
+            FindingKind.LONG_WINDOWS,
+            "The mean ratio is ",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            "clock effect",
+            0.972,
+            FindingKind.CLOCK_EFFECT,
+            "for 100 MHz more",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_a_planted_fault_is_named(
@@ -89,11 +101,13 @@ def test_clocks_that_move_are_a_note_where_ratios_do_not_go_with_them() -> None:
         assert "for 100 MHz" in found.remedy
 
 
+@pytest.mark.slow  # a run of its own
 def test_clocks_that_move_the_ratio_stay_a_warning() -> None:
     own = found_in(planted_run("clock effect"), FindingKind.CLOCKS, FindingKind.THROTTLING)
     assert {found.severity for found in own} == {Severity.WARNING}
 
 
+@pytest.mark.slow  # a run of its own
 def test_clocks_that_move_stay_a_warning_where_batches_decide() -> None:
     run = planted_run("clocks", 1.1)
     own = found_in(run, FindingKind.CLOCKS, FindingKind.THROTTLING)

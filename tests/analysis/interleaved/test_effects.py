@@ -39,6 +39,7 @@ def test_planted_effects_are_inside_their_intervals() -> None:
             assert found.robust.half_width < 0.002
 
 
+@pytest.mark.slow  # a run of its own
 def test_each_clock_has_its_own_effect() -> None:
     effect = of_stage_graph(interleaved_run(Planted(EFFECTS, host=0.0)))
     assert effect.device is not None
@@ -74,6 +75,7 @@ def test_rare_long_windows_move_the_mean_alone() -> None:
     assert rare.device.mean.ratio > rare.device.robust.ratio + 0.01
 
 
+@pytest.mark.slow  # a run of its own
 def test_groups_by_clock() -> None:
     planted = Planted(EFFECTS, clocks=(1980.0, 1410.0, 1410.0, 1695.0))
     found = of_stage_graph(interleaved_run(planted)).conditions
@@ -114,6 +116,7 @@ def test_the_split_adds_up() -> None:
     assert split.to_dict()["attention"]["ratio"] == split.attention.ratio
 
 
+@pytest.mark.slow  # a run of its own
 def test_no_split_where_whole_batches_decided_or_control_is_missing() -> None:
     run = interleaved_run(Planted(EFFECTS), whole={**WHOLE, "control": 0.8})
     assert splits(pair_effects(run), summarise(run)) == []

@@ -123,6 +123,7 @@ def test_wheel_holds_every_module_and_data_file(tmp_path: Path) -> None:
         return {str(path.relative_to(source / root)) for path in (source / root).rglob(pattern)}
 
     modules = {f"nwor_bench/{name}" for name in under("nwor_bench", "*.py")}
+    modules |= {f"nwor_bench/{name}" for name in under("nwor_bench", "*.json")}
     modules |= under("kernels", "*.py")
     data = {f"nwor_bench/scenarios/{name}" for name in under("scenarios", "*.*")}
     data |= {f"nwor_bench/sweeps/{name}" for name in under("sweeps", "*.toml")}

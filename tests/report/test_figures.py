@@ -46,6 +46,7 @@ def run() -> RunData:
     return with_counters(faster(), 50_000)
 
 
+@pytest.mark.slow  # draws every figure
 def test_every_scale_of_numbers_is_labelled(run: RunData):
     for name, figure in figures(run).items():
         texts = shown_texts(draw_svg(figure))

@@ -80,6 +80,7 @@ def test_shades_grow_with_the_distance() -> None:
     assert shade(None) == ""
 
 
+@pytest.mark.slow  # a sweep of runs
 def test_the_ratio_is_drawn_against_what_varies(folder: Path, tmp_path: Path) -> None:
     both = gpu_run(probed=False, blocks=6)
     wide = save_sweep(

@@ -191,6 +191,19 @@ def test_every_staging_cell_is_checked_and_told(tmp_path: Path) -> None:
     assert set(runner.engine.kv.kept) == {"off"}
 
 
+def test_the_control_is_checked_as_what_stages(tmp_path: Path) -> None:
+    kv = FakeKvCache(wrong=lambda cell: cell.nwor_mode is NworMode.CONTROL)
+    runner = Runner(tmp_path / "run", FakeEngine(kv=kv), interleave="windows", batches=1)
+    run = runner.run()
+    result = run.header.kv_gate.cells["control x off"]
+    assert result["verdict"] == "INVALID"
+    assert [cell.label for cell in runner.sweep.parity.broken] == ["control x off"]
+    (batch,) = [batch for batch in run.batches if batch.phase == "interleaved"]
+    turns = {window.cell.label for window in run.windows if window.batch == batch.batch}
+    assert "control x off" not in turns
+    assert "stage x off" in turns
+
+
 def test_on_a_gpu_the_reference_is_what_mode_off_prefills(tmp_path: Path) -> None:
     runner, run = swept(tmp_path, FakeKvCache(), device="cuda:0")
     gate = run.header.kv_gate

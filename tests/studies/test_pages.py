@@ -31,6 +31,12 @@ def test_a_page_of_one_table(study: Study, folder: str, table: str) -> None:
     check(STUDIES / folder / "README.md", study(folder, "page").text_of(rows))
 
 
+def test_the_page_of_windows_in_turn(study: Study) -> None:
+    folder = STUDIES / "interleave"
+    tables = [pd.read_csv(folder / name) for name in ("groups.csv.gz", "cells.csv")]
+    check(folder / "README.md", study("interleave", "page").text_of(*tables))
+
+
 @pytest.mark.parametrize(
     ("folder", "table"), [("kernels", "kernels.csv.gz"), ("profiler-cross-check", "ncu.csv")]
 )

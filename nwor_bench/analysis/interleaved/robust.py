@@ -36,6 +36,10 @@ HUBER_C = 1.345
 MIN_COSINES = 4
 """Fewest degrees of freedom: with 20 groups the formula's 2 would widen the interval by half."""
 
+LEAST_APART = 15
+"""Fewest values that carry a slope: with three of them "no slope" is rejected in 10 to 19 % of
+simulated runs without one, with 15 in 3 to 7 %."""
+
 _STEPS = 100
 _LEAST_INSIDE = 0.25
 """Share of the values within c scales below which the scale is doubled: ties made it too small."""
@@ -87,10 +91,11 @@ def robust_location(values: Sequence[float]) -> Estimate | None:
 def robust_slope(values: Sequence[float], covariate: Sequence[float]) -> Estimate | None:
     """Huber's slope of values against a covariate.
 
-    None below MIN_GROUPS, or if the covariate hardly varies.
+    None below MIN_GROUPS, or if fewer than LEAST_APART values have another covariate than most.
     """
     around = _array(covariate)
-    if len(around) < MIN_GROUPS or np.ptp(around) == 0:
+    most = np.unique(around, return_counts=True)[1].max(initial=0)
+    if len(around) < MIN_GROUPS or len(around) - most < LEAST_APART:
         return None
     design = np.column_stack([np.ones(len(around)), around - around.mean()])
     try:

@@ -31,7 +31,7 @@ def planted_run(planted: str = "", graph: float = 0.972) -> RunData:
         "clocks": Planted(EFFECTS, clocks=(1980.0, 1410.0, 1700.0)),
         "clock effect": Planted(EFFECTS, clocks=(1980.0, 1410.0, 1700.0), per_100_mhz=0.004),
     }
-    batches = 30 if planted == "long windows" else 12
+    batches = 30 if planted in ("long windows", "carry-over") else 12
     return interleaved_run(kinds[planted], batches, whole={**WHOLE, "graph": graph})
 
 

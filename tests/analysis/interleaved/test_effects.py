@@ -55,8 +55,12 @@ def test_without_a_devices_clock_the_hosts_decides() -> None:
 
 
 def test_carry_over_is_found_and_none_is_not() -> None:
-    assert not carries_over(of_stage_graph(interleaved_run(Planted(EFFECTS))))
-    effect = of_stage_graph(interleaved_run(Planted(EFFECTS, carry_over=0.02)))
+    quiet = of_stage_graph(interleaved_run(Planted(EFFECTS), 30))
+    assert quiet.carry_over is not None
+    assert not carries_over(quiet)
+    few = of_stage_graph(interleaved_run(Planted(EFFECTS)))
+    assert few.carry_over is None  # a few long runs cannot carry a slope
+    effect = of_stage_graph(interleaved_run(Planted(EFFECTS, carry_over=0.02), 30))
     assert carries_over(effect, cells=7)
     assert [length.run_length for length in effect.by_length] == [2, 4, 8]
     assert sum(length.groups for length in effect.by_length) == len(effect.groups)

@@ -47,15 +47,22 @@ def other_prompts(run: RunData) -> RunData:
 
 
 def stored(run: RunData) -> StoredRun:
-    """The run as `load_stored` gives it, without a folder."""
-    return StoredRun(
-        folder=Path("somewhere"),
-        header=run.header,
-        cells={result.cell: result for result in summarise(run)},
-        data={data.cell: data for data in gather_cells(run)},
-        source="records.jsonl",
-        warnings=(),
-    )
+    """The run as `load_stored` gives it, without a folder; made once for each run."""
+    if id(run) not in _STORED:
+        made = StoredRun(
+            folder=Path("somewhere"),
+            header=run.header,
+            cells={result.cell: result for result in summarise(run)},
+            data={data.cell: data for data in gather_cells(run)},
+            source="records.jsonl",
+            warnings=(),
+        )
+        _STORED[id(run)] = run, made
+    return _STORED[id(run)][1]
+
+
+_STORED: dict[int, tuple[RunData, StoredRun]] = {}
+"""By identity, as `synthetic_run` keeps runs."""
 
 
 def save_baseline(run: RunData, folder: Path, *files: str) -> Path:

@@ -6,7 +6,6 @@ import re
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -123,24 +122,19 @@ def installed_version() -> Callable[[str], str | None]:
 
 @pytest.fixture(scope="session")
 def cpu_speed() -> Callable[[], Any]:
-    """The speed of this machine's processor, tried once: a fifth of a second for each plan."""
+    """The speed of this machine's processor, tried once: a tenth of a second for each plan."""
     from nwor_bench.run import estimate
 
     return cache(estimate._try_cpu)
 
 
 @pytest.fixture
-def figures_left_out(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Pages without their drawings, unless the test asks for `figures_drawn`."""
+def figures_left_out() -> Iterator[None]:
+    """Pages without their drawings."""
     from synthetic_run import without_figures
 
-    with nullcontext() if "figures_drawn" in request.fixturenames else without_figures():
+    with without_figures():
         yield
-
-
-@pytest.fixture
-def figures_drawn() -> None:
-    """For a test that wants the page as a user gets it, in its own surroundings."""
 
 
 @pytest.fixture
@@ -203,19 +197,19 @@ def built_command() -> Callable[[Any], Any]:
 
 @pytest.fixture
 def command_line(
-    built_command: Callable[[Any], Any],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    built_command: Callable[[Any], Any], capsys: pytest.CaptureFixture[str]
 ) -> Callable[..., tuple[int, str, str]]:
     """Run `nwor-bench` with the given arguments in this process: exit code, stdout, stderr."""
     from nwor_bench.cli import app as cli
 
-    monkeypatch.setattr("typer.main.get_command", built_command)
-
     def invoke(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["nwor-bench", *arguments])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sys, "argv", ["nwor-bench", *arguments])
+            # Printing the help, as a group does without arguments, changes the command.
+            if len(arguments) > 1 and not {"-h", "--help"}.intersection(arguments):
+                patch.setattr("typer.main.get_command", built_command)
+            with pytest.raises(SystemExit) as ended:
+                cli.main()
         captured = capsys.readouterr()
         return int(ended.value.code or 0), captured.out, captured.err
 

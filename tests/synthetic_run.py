@@ -205,7 +205,7 @@ def _window(
 
 def _number(cell: Cell, block: int) -> int:
     """A number that no other batch of the run has."""
-    place = CELLS.index(cell) if cell in CELLS else len(CELLS)
+    place = CELLS.index(cell) if cell in CELLS else len(CELLS) + (cell.arm is None)
     return 100 * place + block
 
 
@@ -302,8 +302,8 @@ def write_reports(folder: Path, *, drawn: bool = False) -> ReportPaths:
 def without_figures() -> Iterator[None]:
     """Pages without their drawings, which are two thirds of what a small run takes.
 
-    test_figures.py draws the figures of every kind of run; test_documents.py, test_kept_runs.py
-    and test_cli.py whole pages.
+    test_figures.py draws the figures of every kind of run; test_documents.py and
+    test_kept_runs.py whole pages.
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("nwor_bench.report.svg.draw_svg", lambda figure: "<svg></svg>")

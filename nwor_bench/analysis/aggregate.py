@@ -1,7 +1,8 @@
 """From a run's records to one summary a cell.
 
-Counters and times come from the batches of phase "timed" and their windows; a batch of any
-phase can break parity. A value that was never timed is None, not 0.
+Counters and times come from the batches of phase "timed" and their windows, and from a cell's own
+windows in interleaved batches; a batch of any phase can break parity. A value that was never timed
+is None, not 0.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,6 +13,7 @@ import numpy as np
 
 from nwor_bench.analysis.cell_data import REFERENCE, CellData, gather_cells
 from nwor_bench.analysis.cell_verdicts import CellVerdict, cell_verdicts
+from nwor_bench.analysis.interleaved.effects import effects_over_off, pair_effects
 from nwor_bench.analysis.invariants import check_invariants, find_violations
 from nwor_bench.analysis.request_times import request_percentiles
 from nwor_bench.records.store import RunData
@@ -25,11 +27,12 @@ def summarise(run: RunData) -> list[CellResult]:
     violations: dict[Cell, str] = {}
     for violation in find_violations(run):
         violations.setdefault(violation.cell, violation.text)
+    effects = effects_over_off(pair_effects(run))
     results = []
     for _, group in groupby(gather_cells(run), key=lambda data: data.cell.pair):
         cells = list(group)
         faults = [violations.get(cell.cell) for cell in cells]
-        verdicts = cell_verdicts(cells, _baseline(cells, violations), faults)
+        verdicts = cell_verdicts(cells, _baseline(cells, violations), faults, effects)
         results += [_result(*both) for both in zip(cells, verdicts, strict=True)]
     return results
 
@@ -54,6 +57,7 @@ def noise_floor(cells: Sequence[CellResult]) -> dict[str, Any] | None:
                 "floor": max(abs(low - 1), abs(high - 1)),
                 "smallest_effect": cell.smallest_effect,
                 "verdict": cell.verdict,
+                **({} if cell.interleaved is None else {"groups": cell.groups}),
             }
     return None
 
@@ -73,7 +77,7 @@ def _result(cell: CellData, cell_verdict: CellVerdict) -> CellResult:
         scv_mode=cell.cell.scv_mode,
         arm=cell.cell.arm,
         batches=len(cell.timed),
-        windows=sum(batch.windows for batch in cell.timed),
+        windows=cell.num_windows,
         requests=sum(batch.requests for batch in cell.timed),
         output_tokens=sum(batch.output_tokens for batch in cell.timed),
         parity=cell.parity,
@@ -90,25 +94,25 @@ def _result(cell: CellData, cell_verdict: CellVerdict) -> CellResult:
 
 def _counts(cell: CellData) -> dict[str, Any]:
     counts = {
-        "draft_tokens": sum(batch.draft_tokens for batch in cell.timed),
-        "accepted_tokens": sum(batch.accepted_tokens for batch in cell.timed),
+        "draft_tokens": cell.draft_tokens,
+        "accepted_tokens": cell.accepted_tokens,
         "nwor_total_staged": cell.staged,
-        "nwor_total_committed": sum(window.committed_tokens for window in cell.windows),
-        "nwor_total_rejected": sum(window.rejected_tokens for window in cell.windows),
-        "nwor_stage_operations": sum(window.stage_operations for window in cell.windows),
+        "nwor_total_committed": sum(window.committed_tokens for window in cell.counted),
+        "nwor_total_rejected": sum(window.rejected_tokens for window in cell.counted),
+        "nwor_stage_operations": sum(window.stage_operations for window in cell.counted),
         # Each token once, however many layers staged it.
         "nwor_unique_tokens": cell.staged,
         "nwor_fallback_count": sum(cell.fallbacks.values()),
         **cell.scv_counters,
     }
-    return dict(counts) if cell.timed else dict.fromkeys(counts)
+    return dict(counts) if cell.measured else dict.fromkeys(counts)
 
 
 def _bytes(cell: CellData) -> dict[str, Any]:
     return {
-        "bytes_staged": _known_sum([window.bytes_staged for window in cell.windows]),
-        "bytes_committed": _known_sum([window.bytes_committed for window in cell.windows]),
-        "bytes_avoided": _known_sum([window.bytes_avoided for window in cell.windows]),
+        "bytes_staged": _known_sum([window.bytes_staged for window in cell.counted]),
+        "bytes_committed": _known_sum([window.bytes_committed for window in cell.counted]),
+        "bytes_avoided": _known_sum([window.bytes_avoided for window in cell.counted]),
     }
 
 
@@ -117,11 +121,10 @@ def _acceptance(cell: CellData) -> dict[str, Any]:
 
     Windows without a draft that vLLM counts (their requests had finished) have none to record.
     """
-    drafts = sum(batch.draft_tokens for batch in cell.timed)
-    accepted = sum(batch.accepted_tokens for batch in cell.timed)
+    drafts, accepted = cell.draft_tokens, cell.accepted_tokens
     length: float | None = None
     rates: tuple[float, ...] = ()
-    counted = [w for w in cell.windows if w.draft_tokens > w.uncounted_draft_tokens]
+    counted = [w for w in cell.counted if w.draft_tokens > w.uncounted_draft_tokens]
     if counted and all(window.drafts_per_position for window in counted):
         drafted = _by_position([window.drafts_per_position for window in counted])
         taken = _by_position([window.accepted_per_position for window in counted])
@@ -131,7 +134,7 @@ def _acceptance(cell: CellData) -> dict[str, Any]:
         rates = tuple(a / d for a, d in zip(taken, drafted, strict=True) if d)
     return {
         "acceptance_rate": _ratio(accepted, drafts),
-        "mean_accepted_per_window": _ratio(accepted, sum(b.windows for b in cell.timed)),
+        "mean_accepted_per_window": _ratio(accepted, cell.num_windows),
         "acceptance_length": length,
         "acceptance_per_position": rates,
     }

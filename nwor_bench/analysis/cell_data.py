@@ -1,12 +1,13 @@
 """A run's records, gathered by cell."""
 
-from collections import Counter
-from dataclasses import dataclass
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from nwor_bench.analysis.cannot_fire import cannot_fire
-from nwor_bench.analysis.invariants import windows_by_batch
+from nwor_bench.analysis.invariants import accepted, windows_by_batch
 from nwor_bench.records.cell import AA, Cell, ScvMode, cell_order
-from nwor_bench.records.lines import batch_key
+from nwor_bench.records.lines import BatchKey, batch_key
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import BatchRecord, Phase, Verdict, WindowRecord
 
@@ -31,8 +32,10 @@ class CellData:
     Attributes:
         cell: the cell that the records belong to.
         batches: all its batches, of every phase.
-        timed: batches of phase "timed", the only ones behind times and counters.
+        timed: batches of phase "timed", the only ones behind times of whole batches.
         windows: the windows of the timed batches.
+        turns: its own windows in interleaved batches; they count as the timed ones do.
+        turn_counters: SCV's counters over them.
         found_later: first output mismatch found after the batch was stored, or in a block that
             was interrupted and run again; None if there is none.
         cannot_fire: why its SCV mode cannot fire on this machine, as the gate proved; such a cell
@@ -45,11 +48,40 @@ class CellData:
     windows: list[WindowRecord]
     found_later: str | None = None
     cannot_fire: str | None = None
+    turns: list[WindowRecord] = field(default_factory=list)
+    turn_counters: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def counted(self) -> list[WindowRecord]:
+        """The windows behind its counts."""
+        return [*self.windows, *self.turns]
+
+    @property
+    def draft_tokens(self) -> int:
+        """Draft tokens in its counted windows."""
+        timed = sum(batch.draft_tokens for batch in self.timed)
+        return timed + sum(window.draft_tokens for window in self.turns)
+
+    @property
+    def accepted_tokens(self) -> int:
+        """Accepted ones of these."""
+        timed = sum(batch.accepted_tokens for batch in self.timed)
+        return timed + sum(accepted(window) for window in self.turns)
+
+    @property
+    def num_windows(self) -> int:
+        """Number of its counted windows."""
+        return sum(batch.windows for batch in self.timed) + len(self.turns)
 
     @property
     def is_baseline(self) -> bool:
         """True for off x off."""
         return self.cell.is_baseline
+
+    @property
+    def measured(self) -> bool:
+        """True if it was timed, in whole batches or in turn with others."""
+        return bool(self.timed or self.turns)
 
     @property
     def is_aa(self) -> bool:
@@ -59,7 +91,12 @@ class CellData:
     @property
     def staged(self) -> int:
         """Draft tokens staged in timed windows."""
-        return sum(window.staged_tokens for window in self.windows)
+        return sum(window.staged_tokens for window in self.counted)
+
+    @property
+    def controlled(self) -> int:
+        """Draft tokens that mode control wrote directly, in timed windows."""
+        return sum(window.control_tokens for window in self.counted)
 
     @property
     def parity(self) -> str | None:
@@ -87,20 +124,21 @@ class CellData:
         counts: Counter[str] = Counter()
         for batch in self.timed:
             counts.update(batch.fallbacks)
+        counts.update(w.fallback_reason for w in self.turns if w.fallback_reason)
         return dict(sorted(counts.items()))
 
     @property
     def scv_counters(self) -> dict[str, int]:
         """SCV's own counters over the timed batches."""
         return {
-            name: sum(batch.scv_counters.get(name, 0) for batch in self.timed)
+            name: sum(b.scv_counters.get(name, 0) for b in self.timed) + self.turn_counters[name]
             for name in SCV_COUNTERS
         }
 
     @property
     def scv_fallbacks(self) -> dict[str, int]:
         """Windows that SCV did not validate as its mode asks, by reason."""
-        reasons = (window.scv_fallback_reason for window in self.windows)
+        reasons = (window.scv_fallback_reason for window in self.counted)
         return dict(sorted(Counter(reason for reason in reasons if reason).items()))
 
     @property
@@ -108,7 +146,7 @@ class CellData:
         """ "off", "ok", "INEFFECTIVE" (it never ran as asked) or "not measured"."""
         if self.cell.scv_mode is ScvMode.OFF:
             return "off"
-        if not self.timed:
+        if not self.measured:
             return "not measured" if self.cannot_fire is None else str(Verdict.INEFFECTIVE)
         counters = self.scv_counters
         validated = counters["scv_graph_hits"] + counters["scv_device_validations"]
@@ -120,14 +158,48 @@ def gather_cells(run: RunData) -> list[CellData]:
     """The cells that ran, by pair, then NWOR mode, then SCV mode (off first)."""
     windows = windows_by_batch(run)
     found_later, idle = _found_later(run), cannot_fire(run)
+    turns, counters = _turns(run, windows), _turn_counters(run)
     cells = []
-    known = {batch.cell for batch in run.batches} | found_later.keys()
+    known = {batch.cell for batch in run.batches} | found_later.keys() | turns.keys()
     for cell in sorted(known, key=cell_order):
         batches = [batch for batch in run.batches if batch.cell == cell]
         timed = [batch for batch in batches if batch.phase == Phase.TIMED]
         own = [window for batch in timed for window in windows[batch_key(batch)]]
-        cells.append(CellData(cell, batches, timed, own, found_later.get(cell), idle.get(cell)))
+        cells.append(
+            CellData(
+                cell,
+                batches,
+                timed,
+                own,
+                found_later.get(cell),
+                idle.get(cell),
+                turns.get(cell, []),
+                counters.get(cell.label, Counter()),
+            )
+        )
     return cells
+
+
+def _turns(
+    run: RunData, windows: Mapping[BatchKey, Sequence[WindowRecord]]
+) -> dict[Cell, list[WindowRecord]]:
+    """The windows of interleaved batches by their own cells."""
+    found: dict[Cell, list[WindowRecord]] = defaultdict(list)
+    for batch in run.batches:
+        if batch.phase == Phase.INTERLEAVED:
+            for window in windows[batch_key(batch)]:
+                found[window.cell].append(window)
+    return dict(found)
+
+
+def _turn_counters(run: RunData) -> dict[str, Counter[str]]:
+    """SCV's counters in interleaved batches, by the cell's label."""
+    found: dict[str, Counter[str]] = defaultdict(Counter)
+    for event in run.events:
+        if event.get("event") == Phase.INTERLEAVED:
+            for label, counts in event["cells"].items():
+                found[label].update(counts.get("scv_counters") or {})
+    return dict(found)
 
 
 def _found_later(run: RunData) -> dict[Cell, str]:

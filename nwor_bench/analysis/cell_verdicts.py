@@ -3,12 +3,16 @@
 1. INVALID: its output differed from that of off x off in any batch, or its counts do not add up.
    The cell gets no times.
 2. "reference": the cell is off x off itself.
-3. INEFFECTIVE: its mode never fired. NWOR `stage` staged nothing or, with NWOR off, the SCV mode
-   validated nothing as asked; or the gate proved that its SCV mode cannot fire on this machine, so
-   that it was not timed. The cell gets no ratio.
+3. INEFFECTIVE: its mode never fired. NWOR `stage` staged nothing, `control` never acted or, with
+   NWOR off, the SCV mode validated nothing as asked; or the gate proved that its SCV mode cannot
+   fire on this machine, so that it was not timed. The cell gets no ratio.
 4. AMBIGUOUS: nothing can be compared (no valid off x off, too few blocks, output not checked).
 5. Otherwise `statistics.verdict` decides from the paired ratio, its p value adjusted for the number
    of compared cells (Holm), and the noise floor (the A/A arm's largest distance from 1).
+
+The paired ratio is that of neighbouring windows where the cell took turns with off x off within
+batches, unless whole batches disagree with it (`interleaved.agreement`); else that of whole
+batches, block by block.
 
 The A/A arm's verdict uses its own interval alone, without Holm's correction and the noise floor:
 the arm is not a hypothesis of the run.
@@ -18,10 +22,13 @@ report the SCV mode.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from nwor_bench.analysis.cell_data import REFERENCE, CellData
+from nwor_bench.analysis.interleaved.agreement import WINDOWS, deciding
+from nwor_bench.analysis.interleaved.effects import PairEffect
 from nwor_bench.analysis.paired import PairedTimes, pair_times
 from nwor_bench.analysis.statistics import (
     DEFAULT_MARGIN,
@@ -39,7 +46,7 @@ from nwor_bench.analysis.statistics import (
     smallest_effect,
     verdict,
 )
-from nwor_bench.records.types import NworMode, Verdict
+from nwor_bench.records.types import Cell, NworMode, Verdict
 
 
 @dataclass(frozen=True)
@@ -65,6 +72,18 @@ class CellVerdict:
     ratio_simultaneous_low: float | None = None
     ratio_simultaneous_high: float | None = None
     simultaneous_cells: int | None = None
+    interleaved: str | None = None
+    groups: int | None = None
+    groups_left_out: int | None = None
+    ratio_batches: float | None = None
+    ratio_batches_low: float | None = None
+    ratio_batches_high: float | None = None
+    ratio_host: float | None = None
+    ratio_host_low: float | None = None
+    ratio_host_high: float | None = None
+    ratio_mean: float | None = None
+    ratio_mean_low: float | None = None
+    ratio_mean_high: float | None = None
 
 
 @dataclass(frozen=True)
@@ -77,7 +96,10 @@ class _Case:
 
 
 def cell_verdicts(
-    cells: Sequence[CellData], baseline: CellData | None, violations: Sequence[str | None]
+    cells: Sequence[CellData],
+    baseline: CellData | None,
+    violations: Sequence[str | None],
+    effects: Mapping[Cell, PairEffect] | None = None,
 ) -> list[CellVerdict]:
     """Verdicts of one pair's cells, in the order given.
 
@@ -85,15 +107,19 @@ def cell_verdicts(
         cells: all cells of the pair, off x off and its A/A arm among them.
         baseline: off x off, or None if there is none to trust.
         violations: each cell's first count that does not add up, or None.
+        effects: of the cells that took turns with off x off window by window.
     """
+    effects = effects or {}
+    in_turn = sum(effect.decisive is not None for effect in effects.values())
     cases = [
-        _prepare(cell, baseline, violation)
+        _prepare(cell, baseline, violation, effects.get(cell.cell), in_turn)
         for cell, violation in zip(cells, violations, strict=True)
     ]
     floor = next((c.interval.distance for c in cases if c.cell.is_aa and c.interval), None)
     open_cases = [c for c in cases if c.interval and not c.cell.is_aa]
     p_values = iter(holm([c.cell_verdict.p_value or 0.0 for c in open_cases]))
-    ranks = iter(holm([c.cell_verdict.wilcoxon_p or 0.0 for c in open_cases]))
+    ranked = [p for c in open_cases if (p := c.cell_verdict.wilcoxon_p) is not None]
+    ranks = iter(holm(ranked))
     verdicts = []
     for case in cases:
         if case.interval is None:
@@ -108,14 +134,20 @@ def cell_verdicts(
                 ratio_simultaneous_high=high,
                 simultaneous_cells=len(open_cases),
                 p_value_holm=next(p_values),
-                wilcoxon_p_holm=next(ranks),
+                wilcoxon_p_holm=(None if case.cell_verdict.wilcoxon_p is None else next(ranks)),
                 smallest_effect=smallest_effect(case.interval, len(open_cases)),
             )
             verdicts.append(_decide(replace(case, cell_verdict=adjusted), floor, len(open_cases)))
     return verdicts
 
 
-def _prepare(cell: CellData, baseline: CellData | None, violation: str | None) -> _Case:
+def _prepare(
+    cell: CellData,
+    baseline: CellData | None,
+    violation: str | None,
+    effect: PairEffect | None,
+    in_turn: int,
+) -> _Case:
     if cell.parity == Verdict.INVALID:
         where = f" ({cell.first_mismatch})" if cell.first_mismatch else ""
         text = f"it changed the model's output{where}"
@@ -131,8 +163,16 @@ def _prepare(cell: CellData, baseline: CellData | None, violation: str | None) -
         return _ambiguous(cell, "there is no valid off x off to compare it with")
     times = pair_times(cell, baseline)
     if times is None:
-        return _ambiguous(cell, "no block was timed both in it and in off x off")
-    return _compare(cell, times)
+        case = _ambiguous(cell, "no block was timed both in it and in off x off")
+    else:
+        case = _compare(cell, times)
+    if effect is not None:
+        case = _in_turn(case, effect, in_turn)
+    if case.interval is not None and cell.parity is None:
+        text = "its output was not checked"
+        unchecked = replace(case.cell_verdict, verdict=str(Verdict.AMBIGUOUS), reason=text)
+        return _Case(cell, unchecked)
+    return case
 
 
 def _ambiguous(cell: CellData, reason: str) -> _Case:
@@ -164,17 +204,61 @@ def _compare(cell: CellData, times: PairedTimes) -> _Case:
         bootstrap_low=bootstrapped[0],
         bootstrap_high=bootstrapped[1],
     )
-    if cell.parity is None:
-        unchecked = "its output was not checked"
-        return _Case(cell, replace(cell_verdict, verdict=str(Verdict.AMBIGUOUS), reason=unchecked))
     return _Case(cell, cell_verdict, interval)
+
+
+def _in_turn(batches: _Case, effect: PairEffect, cells: int) -> _Case:
+    """The cell's case where its windows alternated with those of off x off.
+
+    Args:
+        batches: its case by whole batches.
+        effect: that of its groups of neighbouring windows.
+        cells: cells that have such an effect.
+    """
+    found, whole = effect.decisive, batches.cell_verdict
+    windows = None if found is None else found.robust
+    decides = deciding(windows, batches.interval, cells)
+    beside: dict[str, Any] = {
+        "interleaved": decides,
+        "groups": len(effect.groups),
+        "groups_left_out": sum(effect.left_out.values()),
+        "ratio_batches": whole.ratio_to_off,
+        "ratio_batches_low": whole.ratio_ci_low,
+        "ratio_batches_high": whole.ratio_ci_high,
+        **_fields("ratio_host", None if effect.host is None else effect.host.robust),
+        **_fields("ratio_mean", None if found is None else found.mean),
+    }
+    if decides == WINDOWS:
+        assert windows is not None
+        own = CellVerdict(
+            verdict="",
+            ratio_to_off=windows.ratio,
+            ratio_ci_low=windows.low,
+            ratio_ci_high=windows.high,
+            compared=effect.clock,
+            p_value=windows.p_value,
+            smallest_effect=smallest_effect(windows),
+            **beside,
+        )
+        return _Case(batches.cell, own, windows)
+    reason = whole.reason
+    if windows is not None:
+        reason = f"its windows ({windows.ratio:.4f}) and whole batches disagree, so these decide"
+    return replace(batches, cell_verdict=replace(whole, reason=reason, **beside))
+
+
+def _fields(name: str, interval: RatioInterval | None) -> dict[str, float]:
+    """The fields of a CellVerdict that an interval fills."""
+    if interval is None:
+        return {}
+    return {name: interval.ratio, f"{name}_low": interval.low, f"{name}_high": interval.high}
 
 
 def _decide(case: _Case, floor: float | None, compared_cells: int | None) -> CellVerdict:
     interval, adjusted = case.interval, case.cell_verdict.p_value_holm
     assert interval is not None
     found = verdict(interval, p_adjusted=adjusted, noise_floor=floor)
-    reasons = []
+    reasons = [case.cell_verdict.reason] if case.cell_verdict.reason else []
     if found is Verdict.AMBIGUOUS:
         reasons.append(_why_ambiguous(interval, adjusted, floor, compared_cells))
     idle_scv = _idle_scv(case.cell)
@@ -197,13 +281,16 @@ def _why_ambiguous(
 
 def _idle_reason(cell: CellData) -> str | None:
     """Why the cell's mode never fired, or None if it did or nothing was timed yet."""
-    if cell.cannot_fire is not None and not cell.timed:
+    if cell.cannot_fire is not None and not cell.measured:
         return cell.cannot_fire
+    if cell.cell.nwor_mode is NworMode.CONTROL:
+        acted = cell.controlled or not cell.measured
+        return None if acted else "attention read no draft token from the window"
     if cell.cell.nwor_mode is not NworMode.STAGE:
         return _idle_scv(cell)
-    if cell.staged or not cell.timed:
+    if cell.staged or not cell.measured:
         return None
-    if not any(batch.draft_tokens for batch in cell.timed):
+    if not cell.draft_tokens:
         return "no draft token was proposed, so nothing was staged"
     return f"no draft token was staged{_most_common(cell.fallbacks)}"
 

@@ -2,24 +2,36 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import zip_longest
 
+from nwor_bench.analysis.interleaved.invariants import interleaved_violations
 from nwor_bench.analysis.parity.batches import ParityRule
+from nwor_bench.analysis.window_counts import (
+    Violation,
+    accepted,
+    counted_accepted,
+    counted_drafts,
+    sums_that_differ,
+)
 from nwor_bench.records.cell import Cell, cell_order
 from nwor_bench.records.engine_status import EngineStatus
 from nwor_bench.records.finished_blocks import first_tries
 from nwor_bench.records.header import ParityFacts, RunHeader
 from nwor_bench.records.lines import BatchKey, batch_key
 from nwor_bench.records.store import RunData
-from nwor_bench.records.types import BatchRecord, NworMode, WindowRecord
+from nwor_bench.records.types import BatchRecord, NworMode, Phase, WindowRecord
 
-
-@dataclass(frozen=True)
-class Violation:
-    """A count of one cell that does not add up, as a sentence."""
-
-    cell: Cell
-    text: str
+__all__ = [
+    "CounterCheck",
+    "Violation",
+    "accepted",
+    "check_invariants",
+    "counted_accepted",
+    "counted_drafts",
+    "counter_checks",
+    "find_violations",
+    "full_windows",
+    "windows_by_batch",
+]
 
 
 @dataclass(frozen=True)
@@ -61,21 +73,6 @@ def full_windows(
     ]
 
 
-def accepted(window: WindowRecord) -> int:
-    """Accepted draft tokens of a window, whether it was staged or written directly."""
-    return window.committed_tokens if window.staged_tokens else window.accepted_tokens
-
-
-def counted_accepted(windows: Iterable[WindowRecord]) -> int:
-    """Accepted tokens that vLLM counts too (without those of finished requests)."""
-    return sum(accepted(w) - w.uncounted_accepted_tokens for w in windows)
-
-
-def counted_drafts(windows: Iterable[WindowRecord]) -> int:
-    """Draft tokens that vLLM counts too: staged ones, or all if none was staged."""
-    return sum((w.staged_tokens or w.draft_tokens) - w.uncounted_draft_tokens for w in windows)
-
-
 def check_invariants(run: RunData) -> list[str]:
     """One sentence for each count that does not add up; an empty list if all do."""
     return [violation.text for violation in find_violations(run)]
@@ -95,6 +92,7 @@ def find_violations(run: RunData) -> list[Violation]:
     windows = windows_by_batch(every)
     found = [v for window in every.windows for v in _window_violations(window, layers)]
     found += [v for batch in every.batches for v in _batch_violations(batch, windows)]
+    found += interleaved_violations(every.batches, windows, exact=_is_exact(run.header))
     found += _prompt_violations(run)
     for batches in (run.batches, *first_tries(run.superseded, run.events)):
         found += _output_violations(run.header, batches)
@@ -137,8 +135,10 @@ def _batch_violations(
     """Counts of one batch that do not add up.
 
     Windows may be missing where nothing is staged; in mode stage they must add up. In every mode
-    the ranks of one engine must have counted the same.
+    the ranks of one engine must have counted the same. Interleaved batches have rules of their own.
     """
+    if batch.phase == Phase.INTERLEAVED:
+        return []
     cell = batch.cell
     place = f"{cell.label}, block {batch.block}, batch {batch.batch} ({batch.phase})"
     if batch.rank_disagreement:
@@ -146,40 +146,7 @@ def _batch_violations(
     if batch.nwor_mode != NworMode.STAGE:
         return []
     own = windows[batch_key(batch)]
-    staged = sum(window.staged_tokens for window in own)
-    committed = sum(window.committed_tokens for window in own)
-    pairs = [
-        ("windows", len(own), batch.windows, "its batch record"),
-        ("staged tokens", staged, batch.staged_tokens, "its batch record"),
-        ("committed tokens", committed, batch.committed_tokens, "its batch record"),
-        ("draft tokens", sum(w.draft_tokens for w in own), batch.draft_tokens, "its batch record"),
-        ("accepted tokens", sum(map(accepted, own)), batch.accepted_tokens, "its batch record"),
-        ("draft tokens", counted_drafts(own), batch.vllm_draft_tokens, "vLLM"),
-        ("accepted tokens", counted_accepted(own), batch.vllm_accepted_tokens, "vLLM"),
-        ("accepted per position", _per_position(own), _trimmed(batch), "vLLM"),
-    ]
-    return [
-        Violation(cell, f"{place}: {ours} {what} in the window records, but {theirs} in {source}.")
-        for what, ours, theirs, source in pairs
-        if theirs is not None and ours != theirs
-    ]
-
-
-def _per_position(windows: Iterable[WindowRecord]) -> list[int]:
-    rows = [window.accepted_per_position for window in windows]
-    return _without_zeros([sum(column) for column in zip_longest(*rows, fillvalue=0)])
-
-
-def _trimmed(batch: BatchRecord) -> list[int] | None:
-    counts = batch.vllm_accepted_per_position
-    return None if counts is None else _without_zeros(list(counts))
-
-
-def _without_zeros(counts: list[int]) -> list[int]:
-    """Without positions that no request reached: absent on one side, 0 on the other."""
-    while counts and counts[-1] == 0:
-        counts = counts[:-1]
-    return counts
+    return [Violation(cell, f"{place}: {text}.") for text in sums_that_differ(batch, own)]
 
 
 def _prompt_violations(run: RunData) -> list[Violation]:
@@ -199,10 +166,9 @@ def _prompt_violations(run: RunData) -> list[Violation]:
 
 def _output_violations(header: RunHeader, batches: Iterable[BatchRecord]) -> list[Violation]:
     """Greedy batches whose output differs between the cells of a block, timed ones too."""
-    rule = (header.parity or ParityFacts()).rule  # older runs do not have it
-    if rule not in (None, ParityRule.EXACT):
+    if not _is_exact(header):
         return []  # other tokens are allowed; the run checked them
-    greedy = [batch for batch in batches if batch.temperature == 0]
+    greedy = [b for b in batches if b.temperature == 0 and b.phase != Phase.INTERLEAVED]
     baseline = {
         (batch.pair, batch.phase, batch.block): batch.token_digests
         for batch in greedy
@@ -220,6 +186,11 @@ def _output_violations(header: RunHeader, batches: Iterable[BatchRecord]) -> lis
             )
             found.append(Violation(batch.cell, text))
     return found
+
+
+def _is_exact(header: RunHeader) -> bool:
+    """True if greedy cells must give the tokens of off x off; older runs do not say."""
+    return (header.parity or ParityFacts()).rule in (None, ParityRule.EXACT)
 
 
 def _cell_counters(

@@ -8,6 +8,7 @@ Everything works on d_i = log(treated_i / baseline_i) of block i. No block is le
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,7 +39,8 @@ class RatioInterval:
     """Treated over baseline (1.02 = 2 % slower) with its confidence interval.
 
     `p_value` is the two-sided one of "the ratio is 1" by the test that the interval inverts;
-    `standard_error` that of the log ratio, autocorrelation included.
+    `standard_error` that of the log ratio, autocorrelation included. `degrees` are those of
+    Student's t; None: blocks - 1.
     """
 
     ratio: float
@@ -48,6 +50,12 @@ class RatioInterval:
     confidence: float
     p_value: float | None = None
     standard_error: float | None = None
+    degrees: float | None = None
+
+    @property
+    def free(self) -> float:
+        """Degrees of freedom."""
+        return self.blocks - 1 if self.degrees is None else self.degrees
 
     @property
     def half_width(self) -> float:
@@ -93,7 +101,7 @@ def paired_ratio(
         return None
     mean = float(logs.mean())
     error = float(logs.std(ddof=1)) * (variance_inflation(logs) / count) ** 0.5
-    half = float(stats.t.ppf((1 + confidence) / 2, count - 1)) * error
+    half = _t_quantile((1 + confidence) / 2, count - 1) * error
     return RatioInterval(
         ratio=float(np.exp(mean)),
         low=float(np.exp(mean - half)),
@@ -103,6 +111,12 @@ def paired_ratio(
         p_value=_two_sided(mean, error, count - 1),
         standard_error=error,
     )
+
+
+@cache
+def _t_quantile(share: float, free: int) -> float:
+    """Student's t below which that share lies; the same few are asked for again and again."""
+    return float(stats.t.ppf(share, free))
 
 
 def simultaneous_bounds(interval: RatioInterval, cells: int) -> tuple[float, float]:
@@ -120,7 +134,7 @@ def simultaneous_bounds(interval: RatioInterval, cells: int) -> tuple[float, flo
     if cells < 1 or interval.standard_error is None:
         raise ValueError(f"need a standard error and 1 cell or more, not {cells}")
     confidence = 1 - (1 - CONFIDENCE) / cells
-    quantile = float(stats.t.ppf((1 + confidence) / 2, interval.blocks - 1))
+    quantile = _t_quantile((1 + confidence) / 2, interval.free)
     half = quantile * interval.standard_error
     middle = float(np.log(interval.ratio))
     return float(np.exp(middle - half)), float(np.exp(middle + half))
@@ -216,7 +230,7 @@ def smallest_effect(interval: RatioInterval, cells: int = 1) -> float | None:
     """
     if interval.standard_error is None:
         return None
-    free = interval.blocks - 1
+    free = interval.free
     quantiles = stats.t.ppf(1 - SIGNIFICANCE / 2 / cells, free) + stats.t.ppf(POWER, free)
     return float(np.expm1(quantiles * interval.standard_error))
 

@@ -51,5 +51,5 @@ def _degrees(new: RatioInterval, base: RatioInterval) -> float:
     assert base.standard_error is not None
     above, below = new.standard_error**2, base.standard_error**2
     if above + below == 0:
-        return float(new.blocks + base.blocks - 2)
-    return (above + below) ** 2 / (above**2 / (new.blocks - 1) + below**2 / (base.blocks - 1))
+        return new.free + base.free
+    return (above + below) ** 2 / (above**2 / new.free + below**2 / base.free)

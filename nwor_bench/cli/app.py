@@ -10,6 +10,7 @@ from nwor_bench.cli.commands import (
     compare,
     doctor,
     kernels,
+    live,
     pairs,
     plan,
     profile,
@@ -89,6 +90,14 @@ app.command(
         "nwor-bench kernels --dry-run", "nwor-bench kernels --kernels commit --time-budget 60s"
     ),
 )(kernels.kernels)
+app.command(
+    "live",
+    cls=Command,
+    epilog=examples(
+        "nwor-bench live http://localhost:8000",
+        "nwor-bench live http://localhost:8000 --num-reqs 5-8 --ci-width 0.3%",
+    ),
+)(live.live)
 app.add_typer(profile.app, name="profile")
 app.add_typer(pairs.app, name="pairs")
 app.add_typer(scenarios.app, name="scenarios")

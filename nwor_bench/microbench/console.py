@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -17,8 +18,24 @@ from nwor_bench.microbench.rows import Row, Status
 _STYLES = {Verdict.MET: "green", Verdict.MISSED: "bold red", Verdict.UNCLEAR: "yellow"}
 
 
-def print_result(console: Console, result: Result, files: Sequence[Path]) -> None:
-    """Print graph-captured cold rows and the goals; the files hold all rows."""
+def print_result(
+    console: Console, result: Result, files: Sequence[Path], *, quiet: bool = False
+) -> None:
+    """Print graph-captured cold rows and the goals; the files hold all rows.
+
+    `quiet` leaves the goals, wrong results and the files.
+    """
+    if quiet:
+        for reason in report.reasons(result.invalid):
+            console.print(Text(reason, style="bold red"))
+    else:
+        _print_rows(console, result)
+    if result.goals:
+        console.print(_goals(result.goals))
+    console.print(Text("Files: " + ", ".join(map(str, files))), soft_wrap=True)
+
+
+def _print_rows(console: Console, result: Result) -> None:
     console.print(report.machine(result), highlight=False)
     shown = _shown(result.rows)
     for (kernel, dtype), rows in groupby(shown, lambda row: (row.kernel, row.cache_dtype)):
@@ -26,13 +43,43 @@ def print_result(console: Console, result: Result, files: Sequence[Path]) -> Non
         console.print(_table(f"{name} ({_state(shown)})", list(rows), result.rows))
     for reason in report.reasons(result.rows):
         console.print(Text(reason, style="bold red" if "INVALID" in reason else "dim"))
-    if result.goals:
-        console.print(_goals(result.goals))
-    console.print(Text("Files: " + ", ".join(map(str, files))), soft_wrap=True)
 
 
-def print_plan(console: Console, spec: Spec, groups: Sequence[Group]) -> None:
-    """Print the groups that a run would time, and its expected time."""
+def plan_facts(spec: Spec, groups: Sequence[Group]) -> dict[str, Any]:
+    """The groups that a run would time, and its expected time, for JSON."""
+    seconds = [estimate_s(group, spec) for group in groups]
+    return {
+        "cases": len(groups) * len(spec.l2) * len(spec.launch),
+        "expected_s": sum(seconds),
+        "groups": [
+            {"group": group.label, "expected_s": s}
+            for group, s in zip(groups, seconds, strict=True)
+        ],
+    }
+
+
+def print_plan(
+    console: Console, spec: Spec, groups: Sequence[Group], *, quiet: bool = False
+) -> None:
+    """Print the groups that a run would time, and its expected time; `quiet` that alone."""
+    if not quiet:
+        console.print(_plan_table(spec, groups))
+    cases = len(spec.l2) * len(spec.launch)
+    total = sum(estimate_s(group, spec) for group in groups)
+    states = f"L2 {', '.join(spec.l2)}; {', '.join(spec.launch)}"
+    console.print(
+        f"{len(groups) * cases} cases in {len(groups)} groups ({states}), about {total:.0f} s "
+        "on an H200 once compiled. Nothing was measured.",
+        highlight=False,
+    )
+    if spec.time_budget_s is not None and total > spec.time_budget_s:
+        console.print(
+            f"--time-budget {spec.time_budget_s:g}s is shorter: the last groups would be skipped.",
+            highlight=False,
+        )
+
+
+def _plan_table(spec: Spec, groups: Sequence[Group]) -> Table:
     table = _new_table("kernel", "cache", "window", "accepted", "context", "cases", "about s")
     cases = len(spec.l2) * len(spec.launch)
     for group in groups:
@@ -46,19 +93,7 @@ def print_plan(console: Console, spec: Spec, groups: Sequence[Group]) -> None:
             str(cases),
             f"{estimate_s(group, spec):.1f}",
         )
-    console.print(table)
-    total = sum(estimate_s(group, spec) for group in groups)
-    states = f"L2 {', '.join(spec.l2)}; {', '.join(spec.launch)}"
-    console.print(
-        f"{len(groups) * cases} cases in {len(groups)} groups ({states}), about {total:.0f} s "
-        "on an H200 once compiled. Nothing was measured.",
-        highlight=False,
-    )
-    if spec.time_budget_s is not None and total > spec.time_budget_s:
-        console.print(
-            f"--time-budget {spec.time_budget_s:g}s is shorter: the last groups would be skipped.",
-            highlight=False,
-        )
+    return table
 
 
 def _shown(rows: Sequence[Row]) -> list[Row]:

@@ -3,6 +3,7 @@
 import shlex
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from time import perf_counter
@@ -14,18 +15,37 @@ from nwor_bench.errors import ConfigError, ExitCode
 from nwor_bench.instruments import environment
 from nwor_bench.microbench.bench import Bench, run_groups
 from nwor_bench.microbench.cases import Group, Spec, expand
-from nwor_bench.microbench.console import print_plan, print_result
-from nwor_bench.microbench.report import write_files
+from nwor_bench.microbench.console import plan_facts, print_plan, print_result
+from nwor_bench.microbench.report import json_content, write_files
 from nwor_bench.microbench.result import Result
 from nwor_bench.microbench.rows import Row
+from nwor_bench.records.json_text import result_document
 from nwor_bench.records.run_folder import RUNS, default_folder
 
 FILES = ("kernels.csv", "kernels.json", "kernels.md")
 
 
-def show_plan(console: Console, spec: Spec) -> int:
+@dataclass(frozen=True)
+class Shown:
+    """What a kernel run prints."""
+
+    quiet: bool = False
+    """The answer alone: the goals and the files, or a dry run's expected time."""
+
+    as_json: bool = False
+    """One JSON document alone."""
+
+
+ALL = Shown()
+
+
+def show_plan(console: Console, spec: Spec, shown: Shown = ALL) -> int:
     """Print the cases and their expected time; needs no GPU."""
-    print_plan(console, spec, expand(spec))
+    groups = expand(spec)
+    if shown.as_json:
+        sys.stdout.write(result_document(plan_facts(spec, groups)))
+    else:
+        print_plan(console, spec, groups, quiet=shown.quiet)
     return ExitCode.OK
 
 
@@ -34,12 +54,14 @@ def run_kernels(
     spec: Spec,
     output: Path | None,
     *,
+    shown: Shown = ALL,
     make_bench: Callable[[Spec], tuple[Bench, dict[str, Any]]] | None = None,
 ) -> int:
     """Measure, write the files and print them; returns the exit code.
 
     Args:
         output: folder for the files; None: runs/<UTC time>-kernels.
+        shown: what is printed.
         make_bench: makes the bench; None: the one on the current CUDA device.
 
     Raises:
@@ -50,7 +72,7 @@ def run_kernels(
     begun = perf_counter()
     bench, facts = (make_bench or _cuda_bench)(spec)
     groups = expand(spec)
-    rows = run_groups(bench, groups, _progress(console, len(groups), begun))
+    rows = run_groups(bench, groups, _progress(console, len(groups), begun, shown))
     command = shlex.join(["nwor-bench", *sys.argv[1:]])
     elapsed_s = perf_counter() - begun
     result = Result(spec, rows, command, facts, environment.collect(), elapsed_s)
@@ -58,7 +80,12 @@ def run_kernels(
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise _unusable(folder, str(error.strerror)) from error
-    print_result(console, result, write_files(folder, result))
+    files = write_files(folder, result)
+    if shown.as_json:
+        named = {"folder": str(folder), "files": list(map(str, files))}
+        sys.stdout.write(result_document({**named, **json_content(result)}))
+    else:
+        print_result(console, result, files, quiet=shown.quiet)
     return ExitCode.CORRECTNESS_BROKEN if result.invalid else ExitCode.OK
 
 
@@ -87,14 +114,17 @@ def require_cuda() -> None:
         )
 
 
-def _progress(console: Console, groups: int, begun: float) -> Callable[[Group, list[Row]], None]:
+def _progress(
+    console: Console, groups: int, begun: float, shown: Shown
+) -> Callable[[Group, list[Row]], None]:
     """A callback that prints one line per finished group, on a terminal only."""
     done = 0
+    tells = console.is_terminal and not shown.quiet and not shown.as_json
 
     def print_group(group: Group, rows: list[Row]) -> None:
         nonlocal done
         done += 1
-        if console.is_terminal:
+        if tells:
             seconds = perf_counter() - begun
             console.print(f"[{done}/{groups}] {group.label} ({seconds:.0f} s)", markup=False)
 

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
@@ -66,6 +67,11 @@ def csv_text(rows: Sequence[Row]) -> str:
 
 def json_text(result: Result) -> str:
     """Everything as JSON, with the format version."""
+    return json.dumps(json_content(result), indent=1, allow_nan=False) + "\n"
+
+
+def json_content(result: Result) -> dict[str, Any]:
+    """Everything in kernels.json."""
     goals = [
         {
             "goal": each.goal.text,
@@ -77,7 +83,7 @@ def json_text(result: Result) -> str:
         }
         for each in result.goals
     ]
-    content = {
+    return {
         "format_version": FORMAT_VERSION,
         "kind": "kernels",
         "command": result.command,
@@ -88,7 +94,6 @@ def json_text(result: Result) -> str:
         "goals": goals,
         "rows": [asdict(row) for row in result.rows],
     }
-    return json.dumps(content, indent=1, allow_nan=False) + "\n"
 
 
 def document(result: Result) -> Document:

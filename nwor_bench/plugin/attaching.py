@@ -7,7 +7,7 @@ none does, since attached ranks wait for each other.
 
 import logging
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nwor_bench.instruments import nvtx_ranges
 from nwor_bench.plugin.observe import metrics
@@ -16,6 +16,9 @@ from nwor_bench.plugin.patching import PatchSet
 from nwor_bench.plugin.rank_vote import RankVote
 from nwor_bench.plugin.runner_hook import RunnerHook
 from nwor_bench.plugin.settings import PluginSettings, read_settings
+
+if TYPE_CHECKING:
+    from nwor_bench.plugin.live.traffic import LiveTraffic
 
 logger = logging.getLogger("vllm.nwor_bench")
 
@@ -67,6 +70,7 @@ class _Attachment:
         self._hook: RunnerHook
         self._ranges: WindowRanges | None = None
         self._metrics = PatchSet([])
+        self._live: LiveTraffic | None = None
 
     def run(self) -> str | None:
         """Attach; None, or the reason why it is not attached."""
@@ -87,12 +91,17 @@ class _Attachment:
 
     def _wrap(self) -> None:
         self._metrics = metrics.publish(self._hook, self._worker, self._settings)
+        if self._settings.interleave:
+            self._live = _live_traffic(self._hook, self._worker, self._settings)
         self._ranges = WindowRanges(self._hook)
         self._ranges.switch(nvtx_ranges.wanted())
         self._hook.attach()
 
     def _switch_on(self) -> None:
-        self._hook.set_modes(self._settings.nwor_mode, self._settings.scv_mode)
+        if self._live is not None:
+            self._live.start()
+        else:
+            self._hook.set_modes(self._settings.nwor_mode, self._settings.scv_mode)
 
     def _undo(self) -> None:
         """Restore the stock methods, the last wrapped first."""
@@ -100,6 +109,9 @@ class _Attachment:
         ranges = self._ranges
         if ranges is not None:
             self._try(lambda: ranges.switch(False))
+        live = self._live
+        if live is not None:
+            self._try(live.undo)
         self._try(self._metrics.undo)
 
     def _try(self, step: Callable[[], Any]) -> str | None:
@@ -124,6 +136,13 @@ def make_hook(runner: Any, settings: PluginSettings) -> RunnerHook:
     from nwor_bench.plugin.runner_v2.hook import V2RunnerHook
 
     return V2RunnerHook(runner, settings)
+
+
+def _live_traffic(hook: RunnerHook, worker: Any, settings: PluginSettings) -> "LiveTraffic":
+    """Imported where it is used: scipy takes a second."""
+    from nwor_bench.plugin.live.traffic import LiveTraffic
+
+    return LiveTraffic(hook, worker, settings)
 
 
 def _name(fault: Exception) -> str:

@@ -6,13 +6,13 @@ the same turns from the same seed.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from nwor_bench.plugin.runner_hook import RunnerHook
 from nwor_bench.records.types import NworMode, ScvMode
-from nwor_bench.workload.window_order import Turn, turns_of
+from nwor_bench.workload.window_order import RUN_LENGTHS, Turn, turns_of
 
 
 @dataclass
@@ -26,14 +26,18 @@ class TurnsOfCell:
 
 
 class Interleaving:
-    """The turns of one batch.
+    """The turns of one batch; `live.turns` has those of a server.
 
     Args:
         hook: of the runner whose windows take turns.
         cells: NWOR and SCV mode of each cell.
         pairs: numbers of the cells that are compared.
         seed: of the order.
+        run_lengths: windows of a run, and how often such a run is drawn.
     """
+
+    alarm: str | None = None
+    """Why this rank wants no window staged any more; told in the next staged window's vote."""
 
     def __init__(
         self,
@@ -41,20 +45,36 @@ class Interleaving:
         cells: Sequence[tuple[str, str]],
         pairs: Sequence[tuple[int, int]],
         seed: str,
+        run_lengths: Mapping[int, int] = RUN_LENGTHS,
     ):
         self._hook = hook
         self.cells = [TurnsOfCell(NworMode(nwor), ScvMode(scv)) for nwor, scv in cells]
-        self._turns: Iterator[Turn] = turns_of([(a, b) for a, b in pairs], seed)
+        self._turns: Iterator[Turn] = turns_of([(a, b) for a, b in pairs], seed, run_lengths)
         self._current: int | None = None
+
+    def start(self) -> None:
+        """Let the cells take turns from now on.
+
+        Every mode is set once first, since that may capture CUDA graphs.
+        """
+        for cell in self.cells:
+            self._hook.set_modes(cell.nwor_mode, cell.scv_mode)
+        self._hook.set_modes(NworMode.OFF, ScvMode.OFF)
+        self._hook.interleave(self)
 
     def next(self, scheduler_output: Any) -> Turn | None:
         """The turn of the step that begins; None for a step that is more than windows alone.
 
-        Switches the hook's modes if the turn is another cell's.
+        Switches the hook's modes if the turn is another cell's. Called for every step.
         """
         if not is_windows_alone(scheduler_output):
             return None
-        turn = next(self._turns)
+        return self._take(next(self._turns))
+
+    def ended(self, fallback_reason: str | None) -> None:
+        """A window has ended; `fallback_reason` is the ranks' common one."""
+
+    def _take(self, turn: Turn) -> Turn:
         if turn.cell != self._current:
             self._current = turn.cell
             cell = self.cells[turn.cell]

@@ -1,7 +1,7 @@
 """The plugin's switches: environment variables, read once per process."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TypeVar
@@ -15,6 +15,9 @@ STAGE_BY = "VLLM_NWOR_STAGE_BY"
 STAGE_L2 = "VLLM_NWOR_STAGE_L2"
 DEBUG = "VLLM_NWOR_DEBUG"
 
+INTERLEAVE = "interleave"
+"""Value of VLLM_NWOR_MODE: off and stage take turns, window by window (see `live`)."""
+
 Choice = TypeVar("Choice", bound=StrEnum)
 
 
@@ -27,6 +30,13 @@ class PluginSettings:
     debug: bool
     stage_by: StageBy = StageBy.REFERENCE
     stage_l2: StageL2 = StageL2.NORMAL
+    interleave: bool = False
+    """Off x off and `nwor_mode` x `scv_mode` take turns, window by window."""
+
+    @property
+    def mode_name(self) -> str:
+        """The value of VLLM_NWOR_MODE, as the metrics' label `nwor_mode`."""
+        return INTERLEAVE if self.interleave else str(self.nwor_mode)
 
     @property
     def needs_gpu(self) -> str | None:
@@ -46,23 +56,38 @@ def read_settings(environ: Mapping[str, str] = os.environ) -> PluginSettings | N
     """
     if not environ.get(NWOR_MODE) and not environ.get(SCV_MODE):
         return None
+    interleave = environ.get(NWOR_MODE) == INTERLEAVE
+    # Validated on the host, stage would wait for the device in each window: nobody asks for that.
+    scv_mode = ScvMode.GRAPH if interleave else ScvMode.OFF
     settings = PluginSettings(
-        nwor_mode=_choice(environ, NWOR_MODE, NworMode.OFF),
-        scv_mode=_choice(environ, SCV_MODE, ScvMode.OFF),
+        nwor_mode=NworMode.STAGE if interleave else _nwor_mode(environ),
+        scv_mode=_choice(environ, SCV_MODE, scv_mode),
         debug=environ.get(DEBUG, "0") not in ("", "0"),
         stage_by=_choice(environ, STAGE_BY, StageBy.REFERENCE),
         stage_l2=_choice(environ, STAGE_L2, StageL2.NORMAL),
+        interleave=interleave,
     )
     if settings.stage_l2 is StageL2.PERSIST and settings.stage_by is not StageBy.COPY:
         raise ConfigError.for_field(
             STAGE_L2, settings.stage_l2, f"it keeps copies in L2; set {STAGE_BY}=copy too"
         )
+    if settings.stage_l2 is StageL2.PERSIST and interleave:
+        raise ConfigError.for_field(
+            STAGE_L2, settings.stage_l2, f"the windows of off would have less L2; unset {STAGE_L2}"
+        )
     return settings
 
 
-def _choice(environ: Mapping[str, str], name: str, default: Choice) -> Choice:
+def _nwor_mode(environ: Mapping[str, str]) -> NworMode:
+    return _choice(environ, NWOR_MODE, NworMode.OFF, also=(INTERLEAVE,))
+
+
+def _choice(
+    environ: Mapping[str, str], name: str, default: Choice, also: Sequence[str] = ()
+) -> Choice:
+    """The variable's value; `also` are values that a caller has looked for, to be named."""
     kind = type(default)
     value = environ.get(name) or default
     if value not in list(kind):
-        raise ConfigError.unknown(name, value, [str(word) for word in kind])
+        raise ConfigError.unknown(name, value, [*map(str, kind), *also])
     return kind(value)

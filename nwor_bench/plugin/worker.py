@@ -56,16 +56,9 @@ class NworWorkerExtension:
     def nwor_interleave(
         self, cells: list[tuple[str, str]], pairs: list[tuple[int, int]], seed: str
     ) -> None:
-        """Let cells take turns in the next batch; call it between batches.
-
-        Every mode is set once first, since that may capture CUDA graphs.
-        """
-        hook = _hook(self)
-        for nwor_mode, scv_mode in cells:
-            hook.set_modes(NworMode(nwor_mode), ScvMode(scv_mode))
-        hook.set_modes(NworMode.OFF, ScvMode.OFF)
-        turns = Interleaving(hook, cells, pairs, seed)
-        hook.interleave(turns)
+        """Let cells take turns in the next batch; call it between batches."""
+        turns = Interleaving(_hook(self), cells, pairs, seed)
+        turns.start()
         setattr(self, TURNS, turns)
 
     def nwor_stop_interleaving(self) -> list[dict[str, dict[str, int]]]:

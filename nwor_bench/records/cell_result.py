@@ -34,6 +34,11 @@ class CellResult:
     detect in this cell. `outlier_blocks` are blocks whose ratio is an outlier; they are not left
     out.
     `arm` is "A/A" for the second off x off.
+    `interleaved` is set where the cell took turns with off x off window by window: "windows" if the
+    ratio is that of `groups` groups of neighbouring windows (`compared` is then "device_ms" or
+    "wall_ms"), "batches" if whole batches decided. `groups_left_out` do not count. `ratio_batches`
+    is the ratio of whole batches, `ratio_host` that of the groups on the host's clock,
+    `ratio_mean` their mean on the clock of `compared`, rare long windows included.
     `scv_status` is the verdict on SCV alone: "off", "ok" or "INEFFECTIVE".
     `scv_status` is "not measured", and the counts of tokens, stage operations and fallbacks are
     None, for a cell that was never timed.
@@ -98,6 +103,18 @@ class CellResult:
     ratio_simultaneous_low: float | None = None
     ratio_simultaneous_high: float | None = None
     simultaneous_cells: int | None = None
+    interleaved: str | None = None
+    groups: int | None = None
+    groups_left_out: int | None = None
+    ratio_batches: float | None = None
+    ratio_batches_low: float | None = None
+    ratio_batches_high: float | None = None
+    ratio_host: float | None = None
+    ratio_host_low: float | None = None
+    ratio_host_high: float | None = None
+    ratio_mean: float | None = None
+    ratio_mean_low: float | None = None
+    ratio_mean_high: float | None = None
     ttft_ms_p50: float | None = None
     ttft_ms_p95: float | None = None
     ttft_ms_p99: float | None = None

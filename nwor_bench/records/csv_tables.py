@@ -5,7 +5,9 @@ that cannot be None), lists are joined by semicolons, mappings are JSON.
 """
 
 import csv
+import gzip
 import json
+import zlib
 from io import StringIO
 from pathlib import Path
 from types import NoneType
@@ -19,14 +21,15 @@ Record = TypeVar("Record")
 
 
 def read_table(path: Path, record_type: type[Record]) -> list[Record]:
-    """The rows of a CSV table as records of that type.
+    """The rows of a CSV table, plain or `.csv.gz`, as records of that type.
 
     Columns that the type does not have are left out, and fields without a column take their
     defaults. Raises StoreError, naming the row, if the file cannot be read or a value is wrong.
     """
     try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        data = path.read_bytes()
+        text = (gzip.decompress(data) if path.suffix == ".gz" else data).decode("utf-8")
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
         raise StoreError(f"{path}: cannot be read ({error})") from error
     hints = get_type_hints(record_type)
     adapter = TypeAdapter(record_type)

@@ -181,6 +181,9 @@ class RunHeader(JsonPart):
     cells: tuple[Mapping[str, Any], ...] | None = None
     """Each cell's summary; see `CellResult`."""
 
+    split: tuple[Mapping[str, Any], ...] | None = None
+    """Effects of staging cells, split into the attention's and the writes'; see `Split`."""
+
     violations: tuple[str, ...] | None = None
     """Counts that do not add up, as sentences."""
 
@@ -196,7 +199,9 @@ class RunHeader(JsonPart):
         return (self.engine or EngineStatus()).dtype or (self.pair or PairFacts()).dtype
 
 
-WRITTEN_LATER = frozenset(("kv_gate", "measuring_s", "findings", "cells", "violations", "warnings"))
+WRITTEN_LATER = frozenset(
+    ("kv_gate", "measuring_s", "findings", "cells", "split", "violations", "warnings")
+)
 """Keys that run.json does not have when a run begins."""
 
 _OBJECTS_OF_SPEC = ("scenario", "engine_args")

@@ -13,6 +13,7 @@ import os
 import time
 from collections import defaultdict
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,15 @@ METRICS = (
     Metric("nwor_acceptance_rate", GAUGE, "Accepted of all draft tokens so far, a fraction."),
     Metric("nwor_unique_tokens", GAUGE, "Draft tokens staged in the latest window."),
 )
+LIVE_METRICS = (
+    Metric("nwor_live_ratio", GAUGE, "Time of a window in stage over off, by batch size."),
+    Metric("nwor_live_ratio_low", GAUGE, "Low end of the ratio's 95 % interval."),
+    Metric("nwor_live_ratio_high", GAUGE, "High end of the ratio's 95 % interval."),
+    Metric("nwor_live_groups", COUNTER, "Groups of windows that were compared, by batch size."),
+    Metric("nwor_live_groups_left_out", COUNTER, "Groups that do not count, by reason."),
+    Metric("nwor_live_staging_stopped", COUNTER, "1: staging has stopped for good, by reason."),
+)
+"""Of a server with VLLM_NWOR_MODE=interleave alone, with further labels."""
 BY_REASON = ("nwor_fallback_count", "scv_fallback_count")
 KNOWN_REASONS = {
     "nwor_fallback_count": (
@@ -65,7 +75,7 @@ KNOWN_REASONS = {
 """Reasons that each have a series at 0 from the start: Prometheus' `increase` sees a first fallback
 only where a scrape before it saw the series. Reasons that name an exception or a rank are made up
 as they come, and their series begins with the first."""
-BY_NAME = {metric.name: metric for metric in METRICS}
+BY_NAME = {metric.name: metric for metric in (*METRICS, *LIVE_METRICS)}
 
 Labels = tuple[tuple[str, str], ...]
 """Label names and values, in a fixed order."""
@@ -167,7 +177,9 @@ def _open(path: Path) -> Any:
     return MmapedDict(str(path))  # type: ignore[no-untyped-call]
 
 
+@lru_cache(maxsize=4096)
 def _key(name: str, labels: Labels) -> str:
+    """The sample's key in a file; making it takes longer than writing the value."""
     metric = BY_NAME[name]
     sample = f"{name}_total" if metric.kind == COUNTER else name
     names = [name for name, _ in labels]

@@ -4,7 +4,7 @@ Records are frozen and plain (numbers, strings, tuples), so that they cross proc
 borders and JSON without their types. A value that was not measured is None, never 0.
 """
 
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, is_dataclass
 from enum import StrEnum
 from typing import Any, ClassVar
 
@@ -229,5 +229,9 @@ def columns(record_type: type) -> list[str]:
 
 def to_dict(record: Any) -> dict[str, Any]:
     """A record as a plain dict in the order of `columns`, ready for JSON."""
-    plain = asdict(record)
-    return {name: plain[name] for name in columns(type(record))}
+    return {name: _plain(getattr(record, name)) for name in columns(type(record))}
+
+
+def _plain(value: Any) -> Any:
+    """Alone a dataclass needs to be taken apart: `asdict` would copy every other value too."""
+    return asdict(value) if is_dataclass(value) and not isinstance(value, type) else value

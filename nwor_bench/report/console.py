@@ -14,6 +14,7 @@ from nwor_bench.records.store import RunData
 from nwor_bench.records.types import CellResult, Verdict
 from nwor_bench.report.content import warnings
 from nwor_bench.report.sections.dram import dram_summary
+from nwor_bench.report.sections.split import split_lines
 from nwor_bench.report.sections.verdicts import answer, verdict_sentence
 from nwor_bench.report.text import count, decimal, label, percent, ratio
 
@@ -77,6 +78,8 @@ def _print_body(console: Console, run: RunData, cells: Sequence[CellResult], ver
     counted = dram_summary(run)
     if counted is not None:
         console.print(Text(counted))
+    for line in split_lines(run, cells):
+        console.print(Text(line))
     every = findings(run, cells)
     for severity, line in _told(every, verbose):
         console.print(Text(f"{severity}: {line}", style=_SEVERITIES[severity]))

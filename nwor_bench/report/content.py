@@ -8,7 +8,7 @@ from nwor_bench.records.environment import Environment
 from nwor_bench.records.header import PairFacts, RunHeader
 from nwor_bench.records.json_part import to_json
 from nwor_bench.records.store import RunData
-from nwor_bench.records.types import CellResult, RunStatus, Verdict
+from nwor_bench.records.types import CellResult, Phase, RunStatus, Verdict
 from nwor_bench.report.document import (
     Block,
     Bullets,
@@ -29,6 +29,7 @@ from nwor_bench.report.sections.dram import dram_section
 from nwor_bench.report.sections.evidence import counter_section, parity_section
 from nwor_bench.report.sections.fallbacks import fallback_section
 from nwor_bench.report.sections.glossary import glossary
+from nwor_bench.report.sections.interleaved import interleaved_section
 from nwor_bench.report.sections.launches import launch_section
 from nwor_bench.report.sections.limits import CPU_LIMIT, limits
 from nwor_bench.report.sections.phases import phase_section
@@ -60,6 +61,7 @@ def build_document(run: RunData, cells: Sequence[CellResult]) -> Document:
         _what_ran(run),
         cell_section(cells),
         precision_section(run, cells),
+        *filter(None, [interleaved_section(run, cells)]),
         window_time_section(run, cells),
         *filter(None, [request_time_section(cells)]),
         acceptance_section(cells),
@@ -180,6 +182,9 @@ def _environment(run: RunData) -> Section:
     return Section("Environment", blocks, folded=True)
 
 
+_IN_TURN = "all cells in turn, window by window"
+
+
 def _order(run: RunData) -> Section:
     """The order in which the cells really ran, block by block."""
     prompts = {entry.block: entry.prompt_ids or () for entry in run.header.blocks or ()}
@@ -188,7 +193,8 @@ def _order(run: RunData) -> Section:
         place = (batch.order, batch.cell.label)
         groups.setdefault((batch.block, batch.phase), []).append(place)
     rows = [
-        [str(block), phase, ", ".join(name for _, name in sorted(places)),
+        [str(block), phase, _IN_TURN if phase == Phase.INTERLEAVED else
+         ", ".join(name for _, name in sorted(places)),
          joined(prompts.get(block, ())) or NOT_MEASURED]
         for (block, phase), places in groups.items()
     ]  # fmt: skip

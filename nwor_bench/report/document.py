@@ -1,6 +1,6 @@
 """A report as data: headings, sentences, tables and figures, before anyone decides how to draw it.
 
-All text is plain; whoever renders it escapes it.
+All text is plain; each renderer escapes it.
 """
 
 from collections.abc import Sequence

@@ -10,6 +10,7 @@ import pandas as pd
 
 from nwor_bench.analysis.aggregate import noise_floor
 from nwor_bench.analysis.findings import findings
+from nwor_bench.analysis.interleaved.split import splits_of
 from nwor_bench.analysis.invariants import check_invariants
 from nwor_bench.analysis.request_times import PERCENTILES, request_percentiles
 from nwor_bench.records.disk import write_atomically
@@ -67,6 +68,7 @@ def with_summaries(run: RunData, cells: Sequence[CellResult]) -> RunHeader:
         noise_floor=noise_floor(cells),
         findings=tuple(finding.to_dict() for finding in findings(run, cells)),
         cells=tuple(to_dict(cell) for cell in cells),
+        split=tuple(part.to_dict() for part in splits_of(run, cells)) or None,
         violations=tuple(check_invariants(run)),
         warnings=run.warnings,
     )

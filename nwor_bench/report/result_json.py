@@ -6,6 +6,7 @@ from typing import Any
 
 from nwor_bench.analysis.aggregate import noise_floor
 from nwor_bench.analysis.findings import findings, grouped
+from nwor_bench.analysis.interleaved.split import splits_of
 from nwor_bench.analysis.invariants import check_invariants
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import CellResult, to_dict
@@ -27,6 +28,7 @@ def run_result(run: RunData, cells: Sequence[CellResult], folder: Path) -> dict[
         },
         "cells": [{"cell": cell.label, **to_dict(cell)} for cell in cells],
         "noise_floor": noise_floor(cells),
+        "split": [part.to_dict() for part in splits_of(run, cells)],
         "causes": [
             {"severity": group.severity, "line": group.line, "findings": len(group.findings)}
             for group in grouped(every)

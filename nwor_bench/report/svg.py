@@ -129,6 +129,9 @@ def _draw(
                 _points(axes, trace, places)
             case "line":
                 _line(axes, trace)
+            case "band":
+                axes.fill_between(trace["x"], trace["low"], trace["high"], alpha=0.15, lw=0,
+                                  color=stand_in(trace["line"]["color"]))  # fmt: skip
             case "intervals":
                 _intervals(axes, trace)
             case "violin":
@@ -137,9 +140,9 @@ def _draw(
                 _stacked(axes, trace, places, filled)
             case "bar":
                 _grouped(axes, trace, bars.index(trace), len(bars))
-    if "ticks" in xaxis:
-        axes.set_xticks(range(len(xaxis["ticks"])), xaxis["ticks"])
-        axes.set_xlim(-0.5, len(xaxis["ticks"]) - 0.5)
+    if "places" in xaxis:  # values side by side, however far apart they are
+        axes.set_xticks(range(len(xaxis["places"])), xaxis["places"])
+        axes.set_xlim(-0.5, len(xaxis["places"]) - 0.5)
     if labels:
         axes.set_yticks(range(len(labels)), labels)
         axes.set_ylim(len(labels) - 0.5, -0.5)

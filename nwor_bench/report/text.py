@@ -50,13 +50,23 @@ def size(value: int | None) -> str:
     return f"{value:,} B"
 
 
+NARROW = 0.004
+"""An interval below this many parts of 1 is written with four digits."""
+
+
 def ratio(cell: CellResult) -> str:
     """The ratio with its interval: `1.059 [1.054, 1.063]`."""
     if cell.ratio_to_off is None:
         return NOT_MEASURED
-    if cell.ratio_ci_low is None or cell.ratio_ci_high is None:
-        return f"{cell.ratio_to_off:.3f}"
-    return f"{cell.ratio_to_off:.3f} [{cell.ratio_ci_low:.3f}, {cell.ratio_ci_high:.3f}]"
+    return with_bounds(cell.ratio_to_off, cell.ratio_ci_low, cell.ratio_ci_high)
+
+
+def with_bounds(value: float, low: float | None, high: float | None) -> str:
+    """`1.059 [1.054, 1.063]`; a fourth digit where the interval needs one, no brackets without."""
+    if low is None or high is None:
+        return f"{value:.3f}"
+    digits = 4 if high - low < NARROW else 3
+    return f"{value:.{digits}f} [{low:.{digits}f}, {high:.{digits}f}]"
 
 
 def sure_bounds(cell: CellResult) -> tuple[float, float] | None:

@@ -1,7 +1,7 @@
 """Run a plan: warm-up, gate, timed blocks; every batch is stored as it ends.
 
 A run that was cut short goes on behind its last finished block: finished blocks are neither run
-nor judged again, and the order and the seeds are the plan's. The block that was cut is run again
+nor checked again, and the order and the seeds are the plan's. The block that was cut is run again
 whole, since its cells are compared with each other and two engine processes break ties in
 different ways. Warm-up is always done anew, for the engine is cold.
 """
@@ -28,6 +28,7 @@ from nwor_bench.run.gate.parity import Answer, ParityGate, broken_event
 from nwor_bench.run.gate.ties import TieCheck
 from nwor_bench.run.looks import half_widths
 from nwor_bench.run.progress import Progress
+from nwor_bench.run.running_ratio import RunningRatio
 from nwor_bench.run.warmup import warm_up
 from nwor_bench.workload.config import RunSpec
 from nwor_bench.workload.prompts import Encode
@@ -92,6 +93,7 @@ class BlockRunner:
         self._finished = run.finished
         self._cut = cut_blocks(run.batches, run.finished)
         self._budget = Budget(spec.time_budget_s, run)
+        self._ratio = RunningRatio(run)
         first = _next_number(run)
         self._batches = BatchRunner(engine, store, encode, spec, self._ranges, monitor, first)
 
@@ -103,7 +105,9 @@ class BlockRunner:
             self._run()
 
     def _run(self) -> None:
+        self._progress.step("warm-up", "gate")
         self._warm_up()
+        self._progress.step("gate", "block 1")
         self.gate()
         done = 0
         self.stopped = self._why_stop(done)
@@ -111,11 +115,20 @@ class BlockRunner:
             if self.stopped is not None:
                 self._progress.say(f"stopped after {done} blocks: {self.stopped}")
                 break
+            self._tell_step(block)
             self._timed_block(block)
             done = block.number
             self.stopped = self._why_stop(done)
         for phase, blocks in self._untimed.items():
             self._count_in(phase, blocks if done else 0)
+
+    def _tell_step(self, block: Block) -> None:
+        last = block.number == len(self.plan.blocks)
+        then = "report" if last else f"block {block.number + 1}, unless the intervals suffice"
+        self._progress.step(f"block {block.number}", then)
+        leading = self._ratio.leading(self._live_cells())
+        if leading is not None:
+            self._progress.leading(leading)
 
     @property
     def _untimed(self) -> dict[Phase, int]:
@@ -201,6 +214,7 @@ class BlockRunner:
         if not blocks:
             return
         self._progress.say(f"{phase}: {blocks} blocks once more, untimed")
+        self._progress.step(phase, "report")
         self._switch(phase, True)
         try:
             for block in self.plan.blocks[:blocks]:
@@ -233,6 +247,7 @@ class BlockRunner:
         if self._on_batch is not None:
             self._on_batch(record, batch.windows)
         self._budget.batch(record.latency_ms / 1e3)
+        self._ratio.add(record, batch.windows)
         self._progress.batch_done(batch.cell, record)
 
     def _begin(self, phase: Phase, block: Block) -> bool:
@@ -245,7 +260,7 @@ class BlockRunner:
         return True
 
     def _finish(self, phase: Phase, block: Block) -> None:
-        """Note that the block was run and judged to its end."""
+        """Note that the block was run and checked to its end."""
         self._store.append_event(finished_event((phase, block.number)))
 
     def _live_cells(self) -> frozenset[Cell]:

@@ -72,7 +72,7 @@ def run_seconds(pair: ResolvedPair, spec: RunSpec, machine: Machine) -> float | 
     least, most = spec.warmup_batches
     blocks = spec.stopping.max_blocks
     interleaved = blocks if spec.interleave is Interleave.WINDOWS else 0
-    whole = min(blocks, CHECK_BLOCKS) if interleaved else blocks
+    whole = min(blocks, len(CHECK_BLOCKS)) if interleaved else blocks
     whole += sum(spec.counted_blocks.values())
     warmup = max(least, min(WARMUP_LOOKBACK, most))
     batches = whole * len(live) + interleaved + len(cells) + warmup

@@ -100,6 +100,7 @@ def run_prepared(
 
         def measure(progress: Progress, interrupts: Interrupts) -> None:
             progress.say(f"vLLM with {pair.name} (log: {log or 'this terminal'})")
+            progress.step("engine start", "warm-up")
             with source(log) as engine:
                 interrupts.check()
                 status = engine.status()
@@ -121,7 +122,11 @@ def run_prepared(
                 store.update(engine=engine.status())
 
         total = plan.num_batches + sum(prepared.spec.counted_blocks.values()) * len(plan.cells)
-        with make_progress(console, plan.cells, total) as progress, heed_interrupts() as interrupts:
+        budget_s = prepared.spec.time_budget_s
+        with (
+            make_progress(console, plan.cells, total, budget_s) as progress,
+            heed_interrupts() as interrupts,
+        ):
             status, failure = _guarded(measure, store, progress, interrupts)
         code = _finish(store, status, console, options, in_sweep=in_sweep)
         if status is not RunStatus.COMPLETE and not in_sweep:

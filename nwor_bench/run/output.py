@@ -7,22 +7,17 @@ from typing import Any
 
 from rich.console import Console
 
-from nwor_bench import __version__
-from nwor_bench.records.json_text import document
+from nwor_bench.records.json_text import result_document
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import CellResult
 from nwor_bench.report import print_summary
 from nwor_bench.report.result_json import run_result
 from nwor_bench.run.run_options import RunOptions
 
-RESULT_VERSION = 1
-"""Of the keys; it rises when one goes or changes its meaning."""
-
 
 def tell_json(content: Mapping[str, Any]) -> None:
     """Print one JSON document, headed by its version and ours."""
-    head = {"result_version": RESULT_VERSION, "nwor_bench": __version__}
-    sys.stdout.write(document({**head, **content}))
+    sys.stdout.write(result_document(content))
 
 
 def console_for(options: RunOptions) -> Console:

@@ -15,7 +15,12 @@ from nwor_bench.instruments import environment
 from nwor_bench.instruments.device_memory import uses_gpu
 from nwor_bench.instruments.processor import float32_reason
 from nwor_bench.instruments.versions import require_supported_vllm
-from nwor_bench.models.pairs import ResolvedPair, check_model_configs, resolve_pair
+from nwor_bench.models.pairs import (
+    ResolvedPair,
+    check_hub_models,
+    check_model_configs,
+    resolve_pair,
+)
 from nwor_bench.records.finished_blocks import block_name, cut_blocks
 from nwor_bench.records.run_folder import RUNS, check_output, default_folder
 from nwor_bench.records.store import RunData, read_run
@@ -155,6 +160,7 @@ def prepare(spec: RunSpec, choice: PairChoice, console: Console) -> Prepared:
         method=choice.method,
         progress=lambda line: console.print(line, highlight=False, markup=False),
     )
+    check_hub_models(pair)
     check_model_configs(pair)
     note = float32_reason(pair.dtype) if spec.dtype is None else None
     if note is not None:

@@ -7,6 +7,7 @@ from typing import Protocol
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
+from rich.text import Text
 
 from nwor_bench.records.types import BatchRecord, Cell, Phase
 
@@ -20,6 +21,12 @@ class Progress(Protocol):
     def batch_done(self, cell: Cell, record: BatchRecord) -> None:
         """A batch of a cell has ended."""
 
+    def step(self, now: str, then: str) -> None:
+        """What begins now, and what comes after it."""
+
+    def leading(self, ratio: str) -> None:
+        """The ratio of the leading cell so far, after each block."""
+
 
 class PlainProgress:
     """One line per event, for logs and CI."""
@@ -28,6 +35,18 @@ class PlainProgress:
         self._console = console
         self._num_batches = num_batches
         self._done = 0
+        self._blocks = 0
+        self._next_ratio = 3
+
+    def step(self, now: str, then: str) -> None:
+        """Nothing: the batches' lines say what runs."""
+
+    def leading(self, ratio: str) -> None:
+        """Print the ratio after 3, 6, 12 and so on blocks: a log needs no line each."""
+        self._blocks += 1
+        if self._blocks == self._next_ratio:
+            self._next_ratio *= 2
+            self.say(f"leading so far: {ratio}")
 
     def __enter__(self) -> "PlainProgress":
         return self
@@ -54,15 +73,31 @@ class PlainProgress:
 
 
 class LiveProgress:
-    """A table that updates in place, with one row per cell."""
+    """A table that updates in place, with one row per cell.
 
-    def __init__(self, console: Console, cells: tuple[Cell, ...], num_batches: int):
+    Args:
+        console: a terminal.
+        cells: the rows.
+        num_batches: the most that may run.
+        budget_s: the run's time budget, which begins when the engine has started; None for none.
+    """
+
+    def __init__(
+        self,
+        console: Console,
+        cells: tuple[Cell, ...],
+        num_batches: int,
+        budget_s: float | None = None,
+    ):
         self._console = console
+        self._budget_s = budget_s
         self._rows: dict[str, list[str]] = {cell.label: ["waiting", "", "", ""] for cell in cells}
         self._num_batches = num_batches
         self._done = 0
         self._began = time.monotonic()
         self._first_batch: float | None = None
+        self._step = ""
+        self._ratio = ""
         self._live = Live(
             get_renderable=self._table, console=console, transient=True, refresh_per_second=4
         )
@@ -93,9 +128,21 @@ class LiveProgress:
         ]
         self._live.refresh()
 
+    def step(self, now: str, then: str) -> None:
+        """Show it below the table."""
+        self._step = f"now: {now}; next: {then}"
+        self._live.refresh()
+
+    def leading(self, ratio: str) -> None:
+        """Show it below the table."""
+        self._ratio = f"leading so far: {ratio}"
+        self._live.refresh()
+
     def _table(self) -> Table:
-        title = f"{self._done} of {self._num_batches} batches, {self._clock()}"
-        table = Table("cell", "last batch", "latency", "tokens/s", "accepted", title=title)
+        title = f"{self._done} of at most {self._num_batches:,} batches, {self._clock()}"
+        below = "\n".join(filter(None, (self._step, self._ratio)))
+        table = Table("cell", "last batch", "latency", "tokens/s", "accepted", title=title,
+                      caption=Text(below), caption_justify="left")  # fmt: skip
         for label, row in self._rows.items():
             table.add_row(label, *row)
         return table
@@ -106,8 +153,11 @@ class LiveProgress:
         told = f"{_duration(now - self._began)} elapsed"
         if self._first_batch is None:
             return told
-        each = (now - self._first_batch) / self._done
-        return f"{told}, at most {_duration(each * (self._num_batches - self._done))} left"
+        spent = now - self._first_batch
+        left = spent / self._done * (self._num_batches - self._done)
+        if self._budget_s is not None:
+            left = min(left, max(0.0, self._budget_s - spent))
+        return f"{told}, at most {_duration(left)} left"
 
 
 def _duration(seconds: float) -> str:
@@ -115,9 +165,9 @@ def _duration(seconds: float) -> str:
 
 
 def make_progress(
-    console: Console, cells: tuple[Cell, ...], num_batches: int
+    console: Console, cells: tuple[Cell, ...], num_batches: int, budget_s: float | None = None
 ) -> PlainProgress | LiveProgress:
     """Live on a terminal, plain lines elsewhere."""
     if console.is_terminal:
-        return LiveProgress(console, cells, num_batches)
+        return LiveProgress(console, cells, num_batches, budget_s)
     return PlainProgress(console, num_batches)

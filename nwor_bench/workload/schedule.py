@@ -10,9 +10,10 @@ from nwor_bench.workload.config import RunSpec
 from nwor_bench.workload.prompts import Prompt, select_blocks
 from nwor_bench.workload.window_order import WindowOrder, compared_pairs
 
-CHECK_BLOCKS = 3
+CHECK_BLOCKS = (1, 8, 16)
 """Blocks in which every cell also runs a whole batch where cells take turns within batches: their
-ratio checks that of windows."""
+ratio checks that of windows. Three are what an interval needs; a short run has its first, its
+middle and its last block checked."""
 
 GATE_BLOCK = 0
 """Number of the block on which parity is checked; timed blocks count from 1."""
@@ -33,7 +34,7 @@ class Plan:
 
     There are `warmup` to `max_warmup` untimed batches, and the stopping rule may skip the last
     blocks. Where cells take turns within batches every block has one such batch, and only the
-    first CHECK_BLOCKS have a whole batch of every cell.
+    CHECK_BLOCKS have a whole batch of every cell.
     """
 
     cells: tuple[Cell, ...]
@@ -46,7 +47,10 @@ class Plan:
 
     def has_whole_batches(self, block: Block) -> bool:
         """True if every cell has a batch of its own in this block."""
-        return not self.interleaved or block.number <= CHECK_BLOCKS
+        last = len(self.blocks)
+        first, middle, end = CHECK_BLOCKS
+        checked = (first, min(middle, (last + 1) // 2), min(end, last))
+        return not self.interleaved or block.number in checked
 
     def window_order(self, block: Block, cells: Sequence[Cell]) -> WindowOrder:
         """The turns of these cells, off x off among them, in the block's interleaved batch."""

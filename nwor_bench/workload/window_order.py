@@ -5,7 +5,7 @@ rate during the group weighs equally on both. Runs are a few windows long; how m
 each group, so that the records show whether the length of a run matters.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 
@@ -15,13 +15,16 @@ RUN_LENGTHS = {2: 17, 4: 2, 8: 1}
 """Windows of a run, and how often such a run is drawn; the first of each run settles and is not
 compared.
 
-Window times wander: on a busy host neighbours correlate by 0.7, windows four apart by 0.3. So two
-cells must alternate quickly. Labelled as if they were two cells, 3,000 stock windows of an H200
+Window times drift: on a busy host adjacent windows correlate by 0.7, windows four apart by 0.3. So
+two cells must alternate quickly. Labelled as if they were two cells, 3,000 stock windows of an H200
 (8 requests) give an interval of +- 0.30 % with runs of 2, 0.46 % with 4 and 0.67 % with 8. The
 longer runs are there to show whether what a run leaves behind fades with its length.
 """
 
 _ABBA = (0, 1, 1, 0)
+
+RUNS = len(_ABBA)
+"""Runs of a group."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,11 @@ class Turn:
     run: int
     run_length: int
     position: int
+
+    @property
+    def is_last(self) -> bool:
+        """True for the last window of its group."""
+        return self.run == RUNS - 1 and self.position == self.run_length - 1
 
 
 @dataclass(frozen=True)
@@ -52,13 +60,21 @@ class WindowOrder:
         return turns_of(self.pairs, self.seed)
 
 
-def turns_of(pairs: Sequence[tuple[int, int]], seed: str) -> Iterator[Turn]:
-    """Turns of the pairs, every pair once in each round; the same seed gives the same turns."""
+def turns_of(
+    pairs: Sequence[tuple[int, int]], seed: str, run_lengths: Mapping[int, int] = RUN_LENGTHS
+) -> Iterator[Turn]:
+    """Turns of the pairs, every pair once in each round; the same seed gives the same turns.
+
+    Args:
+        pairs: numbers of the cells that are compared.
+        seed: of the order.
+        run_lengths: windows of a run, and how often such a run is drawn.
+    """
     draw = Random(seed)
     group = 0
     while True:
         for first, second in draw.sample(pairs, len(pairs)):
-            (length,) = draw.choices(list(RUN_LENGTHS), list(RUN_LENGTHS.values()))
+            (length,) = draw.choices(list(run_lengths), list(run_lengths.values()))
             cells = (first, second) if draw.random() < 0.5 else (second, first)
             for run, which in enumerate(_ABBA):
                 for position in range(length):
@@ -81,3 +97,15 @@ def compared_pairs(cells: Sequence[Cell]) -> tuple[tuple[int, int], ...]:
         quickest = min(staged, key=lambda n: preferred.index(cells[n].scv_mode))
         pairs.append((control[0], quickest))
     return tuple(pairs)
+
+
+ALL = "all"
+"""The class of groups of any batch size."""
+
+
+def size_class(num_reqs: int) -> str:
+    """`1`, `2`, `3-4`, `5-8`, ...: batch sizes up to a power of two, from half of it on."""
+    if num_reqs <= 2:
+        return str(num_reqs)
+    most = 1 << (num_reqs - 1).bit_length()
+    return f"{most // 2 + 1}-{most}"

@@ -1,4 +1,4 @@
-"""Differences are judged one after the other, to the end or to the first that is no tie."""
+"""Differences are checked one after the other, to the end or to the first that is no tie."""
 
 from collections.abc import Mapping, Sequence
 
@@ -37,17 +37,17 @@ def flip(request: int, at: int, gap: float) -> dict[tuple[int, ...], Flip]:
     return {prefix(request, at): Flip((REFERENCE[request][at] + 100) % 256, gap)}
 
 
-def judged(engine: FakeEngine, to_the_end: bool = True) -> TokenCheck:
+def checked(engine: FakeEngine, to_the_end: bool = True) -> TokenCheck:
     """Stage's tokens beside the reference, on an engine whose error is 0.05 nats."""
-    judge = TieCheck(engine, OFF, lambda: PROMPTS, LENGTH, ignore_eos=True)
+    ties = TieCheck(engine, OFF, lambda: PROMPTS, LENGTH, ignore_eos=True)
     engine.set_modes(STAGE)
     tokens = [engine._greedy(tuple(prompt), LENGTH) for prompt in PROMPTS]
-    return check_tokens(STAGE, PROMPTS, tokens, REFERENCE, judge, to_the_end=to_the_end)
+    return check_tokens(STAGE, PROMPTS, tokens, REFERENCE, ties, to_the_end=to_the_end)
 
 
 def test_equal_tokens_ask_nothing() -> None:
     engine = FakeEngine()
-    found = judged(engine)
+    found = checked(engine)
     assert found.comparison.parity == EXACT
     assert found.comparison.difference is None
     assert (len(found.verdicts), found.tokens_compared, found.tokens) == (0, 36, 36)
@@ -56,7 +56,7 @@ def test_equal_tokens_ask_nothing() -> None:
 
 def test_a_tie_is_explained_and_the_rest_behind_it_is_compared() -> None:
     engine = FakeEngine(flips=flip(1, 4, gap=0.05))
-    found = judged(engine)
+    found = checked(engine)
     assert found.comparison.parity == EXPLAINED
     assert "1 of 3 requests differ" in str(found.comparison.difference)
     assert "36 of 36 tokens compared" in str(found.comparison.difference)
@@ -70,7 +70,7 @@ def test_a_tie_is_explained_and_the_rest_behind_it_is_compared() -> None:
 
 @pytest.mark.parametrize("gap", [0.8, -0.8])
 def test_a_difference_that_mode_off_can_tell_apart_is_invalid(gap: float) -> None:
-    found = judged(FakeEngine(flips=flip(2, 0, gap)))
+    found = checked(FakeEngine(flips=flip(2, 0, gap)))
     assert found.comparison.parity == INVALID
     token = (REFERENCE[2][0] + 100) % 256
     assert (
@@ -83,8 +83,8 @@ def test_a_difference_that_mode_off_can_tell_apart_is_invalid(gap: float) -> Non
 def test_a_second_difference_behind_a_tie_is_found() -> None:
     """Checked by first differences alone this cell would pass."""
     flips = {**flip(0, 3, 0.05), **flip(0, 9, 1.5)}
-    assert judged(FakeEngine(flips=flips), to_the_end=False).comparison.parity == EXPLAINED
-    found = judged(FakeEngine(flips=flips))
+    assert checked(FakeEngine(flips=flips), to_the_end=False).comparison.parity == EXPLAINED
+    found = checked(FakeEngine(flips=flips))
     assert found.comparison.parity == INVALID
     assert "request 0, output token 9" in str(found.comparison.difference)
     assert (len(found.verdicts), found.rounds) == (2, 1)
@@ -92,7 +92,7 @@ def test_a_second_difference_behind_a_tie_is_found() -> None:
 
 def test_first_differences_alone_say_how_much_was_compared() -> None:
     engine = FakeEngine(flips=flip(0, 3, 0.05))
-    found = judged(engine, to_the_end=False)
+    found = checked(engine, to_the_end=False)
     assert (found.tokens_compared, found.tokens, found.rounds) == (4 + 12 + 12, 36, 0)
     assert STAGE not in {cell for cell, _, _ in engine.decoded}
 
@@ -106,7 +106,7 @@ def test_a_token_beyond_the_likeliest_is_no_tie() -> None:
         return {t: p for t, p in hidden(ids, shape).items() if t != token}
 
     engine._top = without  # type: ignore[method-assign]
-    found = judged(engine)
+    found = checked(engine)
     assert found.comparison.parity == INVALID
     assert "not among mode off's likeliest" in str(found.comparison.difference)
 
@@ -116,14 +116,14 @@ def test_ties_at_every_position_end_after_as_many_rounds() -> None:
     for at in range(LENGTH):
         flips |= flip(0, at, 0.05)
     engine = FakeEngine(flips=flips)
-    found = judged(engine)
+    found = checked(engine)
     assert found.comparison.parity == EXPLAINED
     assert (len(found.verdicts), found.rounds) == (LENGTH, LENGTH - 1)
     assert found.tokens_compared == 36
 
 
 def test_a_tie_at_the_last_token_needs_no_further_round() -> None:
-    found = judged(FakeEngine(flips=flip(0, LENGTH - 1, 0.05)))
+    found = checked(FakeEngine(flips=flip(0, LENGTH - 1, 0.05)))
     assert (found.comparison.parity, found.rounds) == (EXPLAINED, 0)
 
 
@@ -162,28 +162,28 @@ def test_an_output_that_is_the_others_beginning_is_invalid(
 
 def test_the_scale_is_measured_once_and_in_mode_off() -> None:
     engine = FakeEngine(flips=flip(1, 4, 0.05), error=0.2)
-    judge = TieCheck(engine, OFF, lambda: PROMPTS, LENGTH, ignore_eos=True)
-    assert judge.measured is None
+    ties = TieCheck(engine, OFF, lambda: PROMPTS, LENGTH, ignore_eos=True)
+    assert ties.measured is None
     place = Place(1, 4, REFERENCE[1][4], (REFERENCE[1][4] + 100) % 256)
-    judge.check(PROMPTS, REFERENCE, [place])
-    first = judge.measured
+    ties.check(PROMPTS, REFERENCE, [place])
+    first = ties.measured
     assert first is not None
     assert first.positions == 36
     assert 0.1 < first.rms / 2**0.5 < 0.4  # each shape moves by 0.2 of its own
     asked = len(engine.decoded)
-    judge.check(PROMPTS, REFERENCE, [place, place])
-    assert judge.measured is first
+    ties.check(PROMPTS, REFERENCE, [place, place])
+    assert ties.measured is first
     assert len(engine.decoded) == asked + 3  # together, from the cache, and one prefix alone
     assert {cell for cell, _, _ in engine.decoded} == {OFF}
-    assert judge.spent_s > 0
+    assert ties.spent_s > 0
 
 
 def test_an_engine_without_log_probabilities_is_an_error() -> None:
     engine = FakeEngine()
     engine._top = lambda ids, shape: {1: 0.0}  # type: ignore[method-assign]
-    judge = TieCheck(engine, OFF, lambda: PROMPTS, LENGTH, ignore_eos=True)
+    ties = TieCheck(engine, OFF, lambda: PROMPTS, LENGTH, ignore_eos=True)
     with pytest.raises(EngineError, match="cannot measure the error of mode off"):
-        judge.check(PROMPTS, REFERENCE, [Place(0, 0, 1, 2)])
+        ties.check(PROMPTS, REFERENCE, [Place(0, 0, 1, 2)])
 
 
 def test_positions_are_spread_over_all_outputs() -> None:

@@ -209,7 +209,11 @@ def test_an_effect_of_the_smallest_size_is_called_in_four_of_five_runs(cells):
 
 @pytest.mark.parametrize(
     ("model", "blocks"),
-    [(design_t3, 5), (design_t3, 10), (design_t3, 20), (design_t3, 60), (neighbours_t3, 60)],
+    [
+        (design_t3, 5),
+        *(pytest.param(design_t3, n, marks=pytest.mark.slow) for n in (10, 20, 60)),
+        (neighbours_t3, 60),
+    ],
 )
 def test_intervals_hold_the_truth_in_95_of_100_runs(model, blocks):
     """A short form of sweeps/studies/interval-coverage: 700 runs with a known true ratio.

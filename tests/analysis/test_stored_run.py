@@ -1,5 +1,6 @@
 """Runs read back from what was kept of them: records, tables, or summaries alone."""
 
+import gzip
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -109,6 +110,21 @@ def test_tables_alone_give_what_the_records_give(new: Path, tmp_path: Path) -> N
     assert tables.data == records.data
     after = load_stored(new)
     assert compare_runs(tables, after).cells == compare_runs(records, after).cells
+
+
+def test_a_compressed_table_of_windows_is_read_too(tmp_path: Path) -> None:
+    folder = save_baseline(RUN, tmp_path / "base", *TABLES)
+    plain = load_stored(folder)
+    table = (folder / "windows.csv").read_bytes()
+    (folder / "windows.csv").unlink()
+    packed = folder / "windows.csv.gz"
+    packed.write_bytes(gzip.compress(table))
+    found = load_stored(folder)
+    assert (found.cells, found.data) == (plain.cells, plain.data)
+    assert found.source == "batches.csv and windows.csv.gz"
+    packed.write_bytes(gzip.compress(table)[:-9])
+    with pytest.raises(StoreError, match=r"windows\.csv\.gz: cannot be read"):
+        load_stored(folder)
 
 
 @pytest.mark.parametrize(

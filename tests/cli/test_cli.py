@@ -139,7 +139,7 @@ def test_a_dry_run_writes_nothing(command_line: Run, engine: FakeEngine, tmp_pat
 
 
 def test_a_sweep_and_its_report_again(
-    command_line: Run, engine: FakeEngine, tmp_path: Path, figures_drawn: None
+    command_line: Run, engine: FakeEngine, tmp_path: Path
 ) -> None:
     code, out, err = command_line(*TINY, "--output", "run", "--seed", "4")
     assert (code, err) == (0, "")

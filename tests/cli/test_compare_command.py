@@ -39,7 +39,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def run(runs: Path, monkeypatch: pytest.MonkeyPatch, command_line: Run) -> Run:
+def run(
+    runs: Path, monkeypatch: pytest.MonkeyPatch, command_line: Run, figures_left_out: None
+) -> Run:
     """Run a command line beside the runs: exit code, stdout, stderr."""
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.delenv("GITHUB_STEP_SUMMARY", raising=False)
@@ -59,7 +61,7 @@ def run(runs: Path, monkeypatch: pytest.MonkeyPatch, command_line: Run) -> Run:
         pytest.param("base slower --threshold 10%", 0, marks=pytest.mark.slow),
         pytest.param("base slower --threshold 0.1", 0, marks=pytest.mark.slow),
         pytest.param("base noisy", 0, marks=pytest.mark.slow),
-        ("base noisy --strict", 5),
+        pytest.param("base noisy --strict", 5, marks=pytest.mark.slow),
         pytest.param("base slower --strict", 4, marks=pytest.mark.slow),
         ("base long", 5),
         ("base long --force", 0),

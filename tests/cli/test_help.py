@@ -10,8 +10,9 @@ from nwor_bench.cli import completion
 Run = Callable[..., tuple[int, str, str]]
 
 COMMANDS = (
-    "sweep", "report", "compare", "plan", "doctor", "kernels", "profile ncu", "profile nsys",
-    "pairs list", "pairs show", "pairs fetch", "pairs train", "scenarios list", "scenarios show",
+    "sweep", "report", "compare", "plan", "doctor", "kernels", "live", "profile ncu",
+    "profile nsys", "pairs list", "pairs show", "pairs fetch", "pairs train", "scenarios list",
+    "scenarios show",
 )  # fmt: skip
 
 pytestmark = pytest.mark.usefixtures("own_surroundings")

@@ -1,14 +1,12 @@
 """--json and --quiet: nothing else on stdout, and every key that docs/json.md lists."""
 
 import json
-import re
-from collections.abc import Callable, Iterator
-from functools import cache
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from changed_run import slowed
+from documented_keys import documented, lacking, top_level
 from fake_engine import FakeEngine, FakeFactory, accept_arguments
 from swept_folder import save_sweep
 from synthetic_run import make_run, save_run
@@ -46,36 +44,6 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> FakeEngine:
     return fake
 
 
-@cache
-def documented() -> dict[str, tuple[str, ...]]:
-    """Keys by the heading of their table."""
-    text = (CHECKOUT / "docs/json.md").read_text(encoding="utf-8")
-    sections = re.split(r"^## ", text, flags=re.MULTILINE)[1:]
-    return {
-        section.splitlines()[0]: tuple(re.findall(r"^\| `([^`]+)` \|", section, re.MULTILINE))
-        for section in sections
-    }
-
-
-def lacking(content: Any, section: str) -> list[str]:
-    """Documented keys that a document does not have."""
-    return [key for key in documented()[section] if not any(True for _ in at(content, key))]
-
-
-def at(content: Any, key: str) -> Iterator[Any]:
-    """What stands at `a[].b`, in every entry of a."""
-    name, _, rest = key.partition(".")
-    if name.removesuffix("[]") not in content:
-        return
-    found = content[name.removesuffix("[]")]
-    for each in found if name.endswith("[]") else [found]:
-        yield from at(each, rest) if rest else [each]
-
-
-def top_level(section: str) -> set[str]:
-    return {re.split(r"[.\[]", key)[0] for key in documented()[section]}
-
-
 def test_a_sweep_and_its_report_print_one_document(command_line: Run) -> None:
     code, out, err = command_line(*TINY, "--output", "run", "--json")
     assert (code, err) == (0, "")
@@ -111,6 +79,7 @@ def test_quiet_prints_the_answer_and_the_folder(command_line: Run) -> None:
     assert command_line("report", "run", "--quiet") == (0, out, "")
 
 
+@pytest.mark.slow  # a sweep of runs
 def test_a_sweep_of_runs(command_line: Run, tmp_path: Path) -> None:
     (tmp_path / "two.toml").write_text(SWEEP)
     code, out, err = command_line("sweep", "--file", "two.toml", "--output", "many", "--json")
@@ -161,6 +130,7 @@ def test_a_comparison(command_line: Run) -> None:
     assert " ".join(out.split()) == told["headline"]
 
 
+@pytest.mark.slow  # two sweeps of runs
 def test_a_comparison_of_sweeps(command_line: Run) -> None:
     place = {"requests": 8, "dtype": "float32"}
     run = make_run(blocks=4, device="cuda", aa=True)

@@ -112,6 +112,7 @@ def test_l2_is_asked_for_through_nvidias_package(monkeypatch: pytest.MonkeyPatch
     engine_config._check_staging(spec(**PERSIST))
 
 
+@pytest.mark.slow  # several runs
 def test_a_run_goes_on_as_it_was_begun(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     how: dict[str, Any] = {"check_engine": accept_arguments}

@@ -14,10 +14,6 @@ import sqlite3
 from contextlib import closing
 from pathlib import Path
 
-DATA = Path(__file__).resolve().parent.parent / "data"
-PATH = DATA / "nsys_cpu.sqlite"
-GPU_PATH = DATA / "nsys_gpu.sqlite"
-
 WORK = tuple(f"CUPTI_ACTIVITY_KIND_{kind}" for kind in ("KERNEL", "MEMCPY", "MEMSET"))
 CALLS = "CUPTI_ACTIVITY_KIND_RUNTIME"
 KEPT = ("StringIds", "NVTX_EVENTS", "META_DATA_EXPORT", "ENUM_NSYS_EVENT_TYPE")

@@ -1,6 +1,6 @@
 """Write tests/data/nsys_windows.sqlite: a made-up export of a GPU in Nsight Systems' schema.
 
-    python tests/instruments/make_nsys_export.py
+    python tests/instruments/make_nsys_export.py nsys_windows.sqlite && gzip -9n nsys_windows.sqlite
 
 Tables, columns and types are those that Nsight Systems 2023.4.4 itself makes (schema 3.7.2). Three
 processes: the harness has the batches, a worker the windows, a stranger the same numbers of calls.
@@ -11,8 +11,6 @@ import sqlite3
 import sys
 from contextlib import closing
 from pathlib import Path
-
-PATH = Path(__file__).resolve().parent.parent / "data" / "nsys_windows.sqlite"
 
 TABLES = """
 CREATE TABLE META_DATA_EXPORT (
@@ -180,4 +178,4 @@ def _kernel(
 
 
 if __name__ == "__main__":
-    write(Path(sys.argv[1]) if len(sys.argv) > 1 else PATH)
+    write(Path(sys.argv[1]))

@@ -7,17 +7,20 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from make_nsys_export import CALLS, HARNESS, PATH, WORKER, write
+from make_nsys_export import CALLS, HARNESS, WORKER, write
+from nsys_exports import unpacked
 
 from nwor_bench.errors import ConfigError
 from nwor_bench.instruments.nsight.nsys_export import read_export
 from nwor_bench.instruments.nsight.nsys_warnings import nothing_of_the_gpu
 from nwor_bench.instruments.nsight.nsys_windows import NsysWindow, windows_of
 
+EXPORT = unpacked("nsys_windows")
+
 
 @pytest.fixture
 def export(tmp_path: Path) -> Path:
-    return Path(shutil.copy(PATH, tmp_path / "export.sqlite"))
+    return Path(shutil.copy(EXPORT, tmp_path / "export.sqlite"))
 
 
 def change(path: Path, *statements: str) -> list[NsysWindow]:
@@ -35,7 +38,7 @@ def test_the_kept_export_is_what_its_script_writes(tmp_path: Path) -> None:
         with closing(sqlite3.connect(path)) as database:
             return list(database.iterdump())
 
-    assert dump(tmp_path / "anew.sqlite") == dump(PATH)
+    assert dump(tmp_path / "anew.sqlite") == dump(EXPORT)
 
 
 def test_windows_are_joined_to_their_cell_and_batch(export: Path) -> None:

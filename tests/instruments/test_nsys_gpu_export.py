@@ -9,12 +9,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cut_nsys_export import CALLS, GPU_PATH, WORK
+from cut_nsys_export import CALLS, WORK
 from make_nsys_export import TABLES
+from nsys_exports import DATA, unpacked
 
 from nwor_bench.instruments.nsight.nsys_export import read_export
 from nwor_bench.instruments.nsight.nsys_warnings import lost_calls, settled
 from nwor_bench.instruments.nsight.nsys_windows import NsysWindow, windows_of
+
+EXPORT = unpacked("nsys_gpu")
 
 KINETO = (
     {"kernel_launches": 100, "graph_launches": 3, "host_syncs": 1, "async_copies": 14},
@@ -30,17 +33,17 @@ DRIVER_COPY = "cuMemcpyDtoDAsync_v2"
 @pytest.fixture(scope="module")
 def records() -> list[dict[str, str]]:
     """Rows of the run's windows.csv."""
-    with GPU_PATH.with_suffix(".csv").open(encoding="utf-8", newline="") as file:
+    with (DATA / "nsys_gpu.csv").open(encoding="utf-8", newline="") as file:
         return list(csv.DictReader(file))
 
 
 @pytest.fixture(scope="module")
 def ended() -> list[NsysWindow]:
     """Window 3 of stage x off, and of stage x graph."""
-    return [w for w in windows_of(read_export(GPU_PATH)) if w.host_ms is not None]
+    return [w for w in windows_of(read_export(EXPORT)) if w.host_ms is not None]
 
 
-def query(text: str, *values: Any, path: Path = GPU_PATH) -> list[tuple[Any, ...]]:
+def query(text: str, *values: Any, path: Path = EXPORT) -> list[tuple[Any, ...]]:
     with closing(sqlite3.connect(path)) as database:
         return database.execute(text, values).fetchall()
 
@@ -78,7 +81,7 @@ def names_of(start: int, end: int) -> list[str]:
 
 
 def test_windows_are_the_runs_own(ended: list[NsysWindow], records: list[dict[str, str]]) -> None:
-    found = [(w.cell, w.batch, w.window, w.requests) for w in windows_of(read_export(GPU_PATH))]
+    found = [(w.cell, w.batch, w.window, w.requests) for w in windows_of(read_export(EXPORT))]
     assert found == [
         (r["cell"], int(r["batch"]), int(r["window"]), int(r["num_reqs"])) for r in records
     ]
@@ -149,7 +152,7 @@ def test_a_copy_to_memory_that_is_not_pinned_is_a_wait(ended: list[NsysWindow]) 
 
 def test_calls_that_were_lost_are_not_zero(tmp_path: Path) -> None:
     """As where Nsight Systems met a call of CUDA that it did not know, and heard no more."""
-    path = Path(shutil.copy(GPU_PATH, tmp_path / "lost.sqlite"))
+    path = Path(shutil.copy(EXPORT, tmp_path / "lost.sqlite"))
     middle = (spans()[1][0] + spans()[1][1]) // 2
     with closing(sqlite3.connect(path)) as database:
         database.execute(f"DELETE FROM {CALLS} WHERE start > ?", (middle,))
@@ -161,7 +164,7 @@ def test_calls_that_were_lost_are_not_zero(tmp_path: Path) -> None:
     assert (cut_short.counts, cut_short.wait_ms, cut_short.gpu_operations) == (None,) * 3
     assert (cut_short.busy_ms, cut_short.idle_ms) == (None, None)
     assert "1 of 4 windows" in str(lost_calls(export, windows_of(export)))
-    real = read_export(GPU_PATH)
+    real = read_export(EXPORT)
     assert lost_calls(real, windows_of(real)) is None
 
 

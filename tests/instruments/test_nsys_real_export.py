@@ -7,23 +7,26 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from cut_nsys_export import KEPT, PATH, cut
+from cut_nsys_export import KEPT, cut
 from make_nsys_export import TABLES
+from nsys_exports import DATA, unpacked
 
 from nwor_bench.instruments.nsight.nsys_export import NsysExport, read_export
 from nwor_bench.instruments.nsight.nsys_warnings import nothing_of_the_gpu
 from nwor_bench.instruments.nsight.nsys_windows import windows_of
 
+EXPORT = unpacked("nsys_cpu")
+
 
 @pytest.fixture(scope="module")
 def export() -> NsysExport:
-    return read_export(PATH)
+    return read_export(EXPORT)
 
 
 @pytest.fixture(scope="module")
 def records() -> list[dict[str, str]]:
     """Rows of the run's windows.csv."""
-    with PATH.with_suffix(".csv").open(encoding="utf-8", newline="") as file:
+    with (DATA / "nsys_cpu.csv").open(encoding="utf-8", newline="") as file:
         return list(csv.DictReader(file))
 
 
@@ -79,15 +82,15 @@ def statements(database: sqlite3.Connection) -> Iterator[tuple[str, list[tuple[o
 
 
 def test_the_made_up_export_has_the_real_ones_columns() -> None:
-    with closing(sqlite3.connect(PATH)) as real, closing(sqlite3.connect(":memory:")) as made_up:
+    with closing(sqlite3.connect(EXPORT)) as real, closing(sqlite3.connect(":memory:")) as made_up:
         made_up.executescript(TABLES)
         assert dict(statements(made_up)) == dict(statements(real))
 
 
 def test_cutting_keeps_what_is_read(tmp_path: Path) -> None:
-    cut(PATH, tmp_path / "again.sqlite")
-    assert windows_of(read_export(tmp_path / "again.sqlite")) == windows_of(read_export(PATH))
-    with closing(sqlite3.connect(PATH)) as database:
+    cut(EXPORT, tmp_path / "again.sqlite")
+    assert windows_of(read_export(tmp_path / "again.sqlite")) == windows_of(read_export(EXPORT))
+    with closing(sqlite3.connect(EXPORT)) as database:
         names = {name for (name,) in database.execute("SELECT name FROM sqlite_master")}
         texts = {text for (text,) in database.execute("SELECT value FROM StringIds")}
     assert names == set(KEPT)

@@ -13,14 +13,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import cut_nsys_export
 import pytest
-from make_nsys_export import PATH
+from nsys_exports import unpacked
 from typer.testing import CliRunner
 
 from nwor_bench.cli.app import app
 from nwor_bench.errors import ConfigError, ExitCode
 from nwor_bench.instruments.nsight.nsys_profile import METRICS_NOW, METRICS_ONCE, metrics_options
+
+EXPORT = unpacked("nsys_windows")
 
 SWEEP = ["sweep", "--pair", "tiny"]
 
@@ -46,7 +47,7 @@ def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return tmp_path
 
 
-def install(folder: Path, profile: str, export: Path = PATH, help_text: str = "") -> None:
+def install(folder: Path, profile: str, export: Path = EXPORT, help_text: str = "") -> None:
     tool = folder / "bin" / "nsys"
     log = folder / "log"
     tool.write_text(TOOL.format(log=log, help=help_text, export=export, profile=profile))
@@ -146,7 +147,7 @@ def test_what_cannot_be_read_is_refused(
 
 
 def test_a_run_without_cuda_says_so_once(folder: Path) -> None:
-    export = Path(shutil.copy(cut_nsys_export.PATH, folder / "cpu.sqlite"))
+    export = Path(shutil.copy(unpacked("nsys_cpu"), folder / "cpu.sqlite"))
     result = invoke("--read", str(export))
     assert result.exit_code == 0, result.exception
     assert result.output.count("traced no CUDA call") == 1

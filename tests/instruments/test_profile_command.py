@@ -12,7 +12,7 @@ import pytest
 from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
-from make_nsys_export import PATH
+from nsys_exports import unpacked
 from simulated_ncu_report import Action, report_of
 from typer.testing import CliRunner
 
@@ -183,7 +183,7 @@ def test_an_earlier_report_is_not_taken_for_this_runs(here: Path) -> None:
 
 
 def test_ctrl_c_is_no_failure_of_ncus(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ncu_profile, "run_tool", lambda command: ExitCode.INTERRUPTED)
+    monkeypatch.setattr(ncu_profile, "run_tool", lambda command, **_: ExitCode.INTERRUPTED)
     with pytest.raises(KeyboardInterrupt):
         ncu_profile.run_profile(["ncu"], Path("r"))
 
@@ -284,7 +284,7 @@ def test_windows_are_named_by_the_cells_of_the_sweeps_own_run(
 
 
 def test_an_export_is_read_into_a_table(tmp_path: Path) -> None:
-    export = Path(shutil.copy(PATH, tmp_path / "export.sqlite"))
+    export = Path(shutil.copy(unpacked("nsys_windows"), tmp_path / "export.sqlite"))
     result = invoke("profile", "nsys", "--read", str(export))
     assert result.exit_code == 0, result.exception
     with (tmp_path / "export.windows.csv").open(newline="") as file:
@@ -299,7 +299,7 @@ def test_an_export_is_read_into_a_table(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["nsys_windows", "nsys_gpu"])
 def test_an_export_of_short_batches_says_what_to_write(name: str, tmp_path: Path) -> None:
     """In the first no batch has a window behind its first two."""
-    source = PATH.with_name(f"{name}.sqlite")
+    source = unpacked(name)
     result = invoke("profile", "nsys", "--read", str(shutil.copy(source, tmp_path)))
     assert result.exit_code == 0, result.exception
     is_short = name == "nsys_windows"

@@ -31,26 +31,39 @@ class Servers:
     staged: str
 
 
+EXTENSION = "nwor_bench.plugin.worker.NworWorkerExtension"
+
+
 @contextmanager
-def stock_and_staged(folder: Path, *flags: str, **extra: str) -> Iterator[Servers]:
+def stock_and_staged(
+    folder: Path,
+    *flags: str,
+    nwor_mode: str = "stage",
+    extension: str = EXTENSION,
+    draft_model: bool = False,
+    **extra: str,
+) -> Iterator[Servers]:
     """One server as vLLM ships it, without the plugin, and one that stages.
 
     `flags` and `extra` (environment variables) are for both.
     """
-    target = generate_tiny(folder / "pair", noise=0.05)[0]
-    extension = ("--worker-extension-cls", "nwor_bench.plugin.worker.NworWorkerExtension")
-    modes = {"VLLM_NWOR_MODE": "stage", "VLLM_SCV_MODE": "graph", "VLLM_SERVER_DEV_MODE": "1"}
+    target, drafter = generate_tiny(folder / "pair", noise=0.05)
+    if draft_model:
+        drafting = {"method": "draft_model", "model": str(drafter), "num_speculative_tokens": 4}
+        flags += ("--speculative-config", json.dumps(drafting))
+    extended = ("--worker-extension-cls", extension)
+    modes = {"VLLM_NWOR_MODE": nwor_mode, "VLLM_SCV_MODE": "graph", "VLLM_SERVER_DEV_MODE": "1"}
     starting = [
         server(target, folder / "stock.txt", *flags, **extra),
-        server(target, folder / "staged.txt", *flags, *extension, **modes, **extra),
+        server(target, folder / "staged.txt", *flags, *extended, **modes, **extra),
     ]
     with ExitStack() as stack, ThreadPoolExecutor() as side_by_side:
         yield Servers(*side_by_side.map(stack.enter_context, starting))
 
 
-def ask_worker(base: str, method: str) -> Any:
+def ask_worker(base: str, method: str, *arguments: Any) -> Any:
     """What the worker says through vLLM's development endpoint."""
-    body = json.dumps({"method": method}).encode()
+    body = json.dumps({"method": method, "args": list(arguments)}).encode()
     request = Request(f"{base}/collective_rpc", body, {"content-type": "application/json"})
     return json.loads(urlopen(request, timeout=60).read())["results"][0]
 

@@ -1,7 +1,7 @@
 """Async scheduling on the CPU, on one rank and on two: counts are vLLM's whatever comes late.
 
 vLLM switches it off on a CPU; switched on again, its scheduler and its V1 runner do what they do
-on a GPU. Drafts are then judged after their step was sent to the workers, results reach the host
+on a GPU. Drafts are then validated after their step was sent to the workers, results reach the host
 of one rank alone, and windows run of requests that have finished.
 """
 

@@ -96,7 +96,7 @@ def test_penalties(engine: VllmEngine, settings: dict[str, Any]) -> None:
 
 @pytest.mark.row("structured output")
 def test_a_grammar_that_invalidates_drafts(engine: VllmEngine) -> None:
-    """With async scheduling the scheduler judges drafts while the forward already runs."""
+    """With async scheduling the scheduler validates drafts while the forward already runs."""
     check_grammar(engine, SCV)
 
 

@@ -1,6 +1,6 @@
 """The checklist's rows that need an engine of their own, on a GPU: scheduling, drafters, caches.
 
-Float32 unless a row forbids it; what is accepted by dice is cast alike in every mode.
+Float32 unless a row forbids it; synthetic acceptance draws alike in every mode.
 """
 
 import json
@@ -77,8 +77,8 @@ def test_every_draft_ends_alike(
     length: float, accepted: int, tmp_path: Path, start_alone: Start
 ) -> None:
     """`length`: tokens that a request gains a window; a request's last window may be cut."""
-    dice = {"rejection_sample_method": "synthetic", "synthetic_acceptance_length": length}
-    spec = spec_of(FULL_FOR_ALL, speculative_config=json.dumps(dice))
+    synthetic = {"rejection_sample_method": "synthetic", "synthetic_acceptance_length": length}
+    spec = spec_of(FULL_FOR_ALL, speculative_config=json.dumps(synthetic))
     engine = start_alone(tiny_pair(tmp_path, "draft_model"), spec)
     for number in (1, 8):
         stock, staged = compare(engine, PROMPTS[:number], greedy(), SCV)
@@ -138,7 +138,7 @@ def test_layers_that_share_kv(
 
 @pytest.mark.row("fp8 cache")
 def test_an_fp8_cache(tmp_path: Path, start_alone: Start) -> None:
-    """Counts by dice, and every slot beside a direct write.
+    """Counts under synthetic acceptance, and every slot beside a direct write.
 
     FlashAttention rounds more than K and V to fp8, so tokens may differ: how many are accepted may
     not, nor what the cache then holds.

@@ -59,23 +59,23 @@ def test_measured_batches_do_not_see_what_was_asked(engine: VllmEngine, nwor: st
     assert counted(run_cell(engine, nwor, "graph", prompts)) == counted(before)
 
 
-def test_the_judge_tells_a_gap_from_a_tie(engine: VllmEngine) -> None:
+def test_the_check_tells_a_gap_from_a_tie(engine: VllmEngine) -> None:
     reference = run_cell(engine, "off", "off", PROMPTS, max_new_tokens=20).token_ids
-    judge = TieCheck(engine, OFF, lambda: PROMPTS, 20, ignore_eos=True)
+    ties = TieCheck(engine, OFF, lambda: PROMPTS, 20, ignore_eos=True)
     row = reference_logprobs(target_of(engine), [*PROMPTS[1], *reference[1][:5]])[-1]
     second = int(row.topk(2).indices[1])
-    (verdict,) = judge.check(PROMPTS, reference, [Place(1, 5, reference[1][5], second)])
+    (verdict,) = ties.check(PROMPTS, reference, [Place(1, 5, reference[1][5], second)])
     assert verdict.gap == pytest.approx(float(row[reference[1][5]] - row[second]), abs=2e-3)
     assert not verdict.is_tie
     stage = Cell("tiny", NworMode.STAGE, ScvMode.GRAPH)
-    assert judge.go_on(stage, PROMPTS, reference, {1: 6}) == {1: reference[1][6:]}
+    assert ties.go_on(stage, PROMPTS, reference, {1: 6}) == {1: reference[1][6:]}
 
 
 @pytest.mark.parametrize("mode", [EAGER, FULL], ids=["eager", "full"])
 def test_a_sound_run_in_bfloat16_passes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: dict[str, Any]
 ) -> None:
-    """Real weights: differing tokens, if any, are ties; what was judged stands in run.json."""
+    """Real weights: differing tokens, if any, are ties; what was checked stands in run.json."""
     try:
         resolve_pair("smollm2")
     except BenchError as error:

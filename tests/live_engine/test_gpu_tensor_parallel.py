@@ -122,6 +122,6 @@ def test_ranks_stop_staging_with_the_same_window(
 def test_a_grammar_that_invalidates_drafts(
     tmp_path: Path, start_engine: Callable[..., VllmEngine]
 ) -> None:
-    """The scheduler judges drafts late, and in another process than the ranks'."""
+    """The scheduler validates drafts late, and in another process than the ranks'."""
     spec = tiny_spec(draft_tokens=4, tensor_parallel_size=2, engine_args=json.dumps(EAGER))
     check_grammar(start_engine(tiny_pair(tmp_path, "draft_model"), spec), ("off", "graph"))

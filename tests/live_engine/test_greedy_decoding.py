@@ -106,23 +106,23 @@ def test_measured_batches_do_not_see_what_was_asked_between_them(
     assert before.counters.draft_tokens > 0
 
 
-def test_the_judge_measures_and_goes_on_with_a_real_engine(engine: VllmEngine) -> None:
+def test_the_tie_check_measures_and_goes_on_with_a_real_engine(engine: VllmEngine) -> None:
     """In float32 mode off's gaps move by rounding alone: the second likeliest is no tie."""
     reference = run_cell(engine, "off", "off", PROMPTS, max_new_tokens=20).token_ids
-    judge = TieCheck(engine, OFF, lambda: PROMPTS, 20, ignore_eos=True)
+    ties = TieCheck(engine, OFF, lambda: PROMPTS, 20, ignore_eos=True)
     row = reference_logprobs(target_of(engine), [*PROMPTS[1], *reference[1][:5]])[-1]
     second = int(row.topk(2).indices[1])
     places = [Place(1, 5, reference[1][5], second), Place(1, 5, reference[1][5], reference[1][5])]
-    verdicts = judge.check(PROMPTS, reference, places)
+    verdicts = ties.check(PROMPTS, reference, places)
     gap = float(row[reference[1][5]] - row[second])
     assert gap > 1e-3, "choose another place: these two are a tie"
     assert [round(g, 3) for g in verdicts[0].gaps if g is not None] == [round(gap, 3)] * 3
     assert [verdict.is_tie for verdict in verdicts] == [False, True]
-    assert judge.measured is not None
-    assert 0 <= judge.measured.rms < 1e-4
-    assert judge.measured.positions == 80
+    assert ties.measured is not None
+    assert 0 <= ties.measured.rms < 1e-4
+    assert ties.measured.positions == 80
     stage = Cell("tiny", NworMode.STAGE, ScvMode.OFF)
-    rest = judge.go_on(stage, PROMPTS, reference, {1: 6, 3: 19})
+    rest = ties.go_on(stage, PROMPTS, reference, {1: 6, 3: 19})
     assert rest == {1: reference[1][6:], 3: reference[3][19:]}
 
 

@@ -87,7 +87,7 @@ REQUESTS = st.dictionaries(
 def test_a_worker_reads_what_vllms_scheduler_counts(
     requests: dict[str, tuple[int, int, bool]],
 ) -> None:
-    """The worker's copy is made before the scheduler judges, as for a worker in another process."""
+    """The worker's copy is made before the scheduler validates: it may be another process."""
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.core.sched.scheduler import Scheduler
     from vllm.v1.outputs import DraftTokenIds
@@ -101,11 +101,11 @@ def test_a_worker_reads_what_vllms_scheduler_counts(
     output.has_structured_output_requests = any(name.startswith("g") for name in requests)
     output.pending_structured_output_tokens = output.has_structured_output_requests
     copy = pickle.loads(pickle.dumps(output))
-    judged = [name for name, (_, _, proposed) in requests.items() if proposed]
-    proposals = DraftTokenIds(judged, [[7] * 4 for _ in judged])
+    proposing = [name for name, (_, _, proposed) in requests.items() if proposed]
+    proposals = DraftTokenIds(proposing, [[7] * 4 for _ in proposing])
     Scheduler.update_draft_token_ids_in_output(scheduler, proposals, output)
     grammar_output = Scheduler.get_grammar_bitmask(scheduler, output)
     assert copy.num_invalid_spec_tokens is None
-    found = invalid_drafts(copy, grammar_output, judged)
+    found = invalid_drafts(copy, grammar_output, proposing)
     assert found == output.num_invalid_spec_tokens
-    assert found == invalid_drafts(output, grammar_output, judged)
+    assert found == invalid_drafts(output, grammar_output, proposing)

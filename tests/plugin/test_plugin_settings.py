@@ -68,6 +68,27 @@ def test_one_mode_is_enough_and_the_other_is_off(environ, nwor_mode, scv_mode):
 
 
 @pytest.mark.parametrize(
+    ("scv", "read"),
+    [
+        (None, ScvMode.GRAPH),
+        ("", ScvMode.GRAPH),
+        ("adaptive", ScvMode.ADAPTIVE),
+        ("off", ScvMode.OFF),
+    ],
+)
+def test_in_turns_stage_validates_by_graph_unless_told_otherwise(scv, read):
+    environ = {"VLLM_NWOR_MODE": "interleave"} | ({} if scv is None else {"VLLM_SCV_MODE": scv})
+    settings = read_settings(environ)
+    assert settings == PluginSettings(NworMode.STAGE, read, debug=False, interleave=True)
+    assert settings.mode_name == "interleave"
+
+
+def test_without_turns_a_mode_has_its_own_name():
+    settings = read_settings({"VLLM_NWOR_MODE": "stage"})
+    assert (settings.interleave, settings.mode_name) == (False, "stage")
+
+
+@pytest.mark.parametrize(
     ("value", "debug"), [("1", True), ("yes", True), ("0", False), ("", False), (None, False)]
 )
 def test_debug(value, debug):
@@ -79,8 +100,8 @@ def test_debug(value, debug):
     ("variable", "value", "nearest"),
     [
         ("VLLM_NWOR_MODE", "stag", "'stage'"),
-        ("VLLM_NWOR_MODE", "STAGE", "known: control, off, stage"),
-        ("VLLM_NWOR_MODE", "graph", "known: control, off, stage"),
+        ("VLLM_NWOR_MODE", "STAGE", "known: control, interleave, off, stage"),
+        ("VLLM_NWOR_MODE", "graph", "known: control, interleave, off, stage"),
         ("VLLM_SCV_MODE", "adaptiv", "'adaptive'"),
         ("VLLM_SCV_MODE", "stage", "known: adaptive, graph, off"),
     ],
@@ -121,6 +142,14 @@ def test_how_drafts_are_held(environ, by, l2, needs_gpu):
         ({"VLLM_NWOR_STAGE_BY": "copi"}, "VLLM_NWOR_STAGE_BY: .*'copi'; did you mean 'copy'"),
         ({"VLLM_NWOR_STAGE_L2": "L2"}, "VLLM_NWOR_STAGE_L2: .*known: normal, persist"),
         ({"VLLM_NWOR_STAGE_L2": "persist"}, "VLLM_NWOR_STAGE_L2: .*set VLLM_NWOR_STAGE_BY=copy"),
+        (
+            {
+                "VLLM_NWOR_MODE": "interleave",
+                "VLLM_NWOR_STAGE_BY": "copy",
+                "VLLM_NWOR_STAGE_L2": "persist",
+            },
+            "VLLM_NWOR_STAGE_L2: .*the windows of off would have less L2",
+        ),
     ],
 )
 def test_ways_to_hold_drafts_that_are_none(environ, words):

@@ -85,7 +85,7 @@ def window_of(
 
 
 def test_drafts_that_a_grammar_forbids_are_not_vllms(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The scheduler judges them when the forward has been launched, maybe in another process."""
+    """The scheduler validates them when the forward has been launched, maybe in another process."""
     window = window_of(monkeypatch, allowed=1)
     assert window["fallback_reason"] == "lora"
     assert (window["draft_tokens"], window["uncounted_draft_tokens"]) == (8, 3)

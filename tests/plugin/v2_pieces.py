@@ -124,6 +124,7 @@ def scheduled(
     """A SchedulerOutput: a window of each request; `more` are further fields of it."""
     return SimpleNamespace(
         total_num_scheduled_tokens=len(requests) * (drafts + 1),
+        num_scheduled_tokens=dict.fromkeys(requests, drafts + 1),
         scheduled_spec_decode_tokens={name: [-1] * drafts for name in requests},
         finished_req_ids=set(finished),
         scheduled_new_reqs=list(new),

@@ -9,6 +9,7 @@ import pytest
 
 from nwor_bench.analysis.aggregate import check_invariants, summarise
 from nwor_bench.analysis.findings import FindingKind, findings
+from nwor_bench.records.run_folder import KEPT_RECORDS_FILE
 from nwor_bench.records.store import READABLE_VERSIONS, read_run
 from nwor_bench.records.types import FORMAT_VERSION
 from nwor_bench.report import write_files
@@ -50,14 +51,15 @@ def test_its_counts_are_those_that_its_own_version_summed():
         assert [then[name] for name in names] == [getattr(now, name) for name in names]
 
 
+@pytest.mark.slow  # a whole report
 @pytest.mark.parametrize("version", sorted(set(READABLE_VERSIONS) - {FORMAT_VERSION}))
 def test_its_reports_can_be_made_anew(version, tmp_path):
     folder = tmp_path / "run"
     shutil.copytree(GOLDEN / f"version-{version}", folder)
-    before = (folder / "records.jsonl").read_bytes()
+    before = (folder / KEPT_RECORDS_FILE).read_bytes()
     run = read_run(folder)
     paths = write_files(folder, run, summarise(run))
-    assert (folder / "records.jsonl").read_bytes() == before
+    assert (folder / KEPT_RECORDS_FILE).read_bytes() == before
     assert read_run(folder).header.format_version == version
     columns = list(pd.read_csv(paths.cells_csv).columns)
     assert columns[: len(CELLS_OF_VERSION_1)] == list(CELLS_OF_VERSION_1)

@@ -25,6 +25,14 @@ def gpu_run(
     `effects` are the true time ratios of the `stage` cells by SCV mode, all 1 by default; `noise`
     is the standard deviation of a batch's log window time on top of what `make_run` has.
     """
+    return _gpu_run(tuple(sorted((effects or {}).items())), noise, blocks, probed)
+
+
+@cache
+def _gpu_run(
+    of_each: tuple[tuple[str, float], ...], noise: float, blocks: int, probed: bool
+) -> RunData:
+    effects = dict(of_each)
     made = make_run(blocks=blocks, device="cuda", aa=True, windows=12)
     rng = Random(11)
     factors: dict[tuple[object, ...], float] = {}
@@ -33,7 +41,7 @@ def gpu_run(
         key = (window.nwor_mode, window.scv_mode, window.arm, window.block)
         factor = factors.setdefault(key, math.exp(rng.gauss(0, noise)))
         if window.nwor_mode == "stage":
-            factor *= (effects or {}).get(window.scv_mode, 1.0) / SLOWDOWN[NworMode.STAGE]
+            factor *= effects.get(window.scv_mode, 1.0) / SLOWDOWN[NworMode.STAGE]
         assert window.wall_ms is not None
         # Windows of one batch differ too, here by half a per cent.
         return replace(window, wall_ms=window.wall_ms * factor * rng.uniform(0.995, 1.005))
@@ -43,7 +51,7 @@ def gpu_run(
         replace(b, latency_ms=b.latency_ms * factor, tokens_per_s=b.tokens_per_s / factor)
         for b in made.batches
         for factor in [
-            (effects or {}).get(b.scv_mode, 1.0) / SLOWDOWN[NworMode.STAGE]
+            effects.get(b.scv_mode, 1.0) / SLOWDOWN[NworMode.STAGE]
             if b.nwor_mode == "stage"
             else 1.0
         ]

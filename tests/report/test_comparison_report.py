@@ -17,7 +17,14 @@ from nwor_bench.report.comparison.reports import (
     comparison_markdown,
     print_comparison,
 )
-from nwor_bench.report.comparison.text import headline, how_decided, notes, reasons
+from nwor_bench.report.comparison.text import (
+    change_text,
+    headline,
+    how_decided,
+    notes,
+    reasons,
+)
+from nwor_bench.report.text import with_bounds
 
 REAL = Path(__file__).parents[2] / "sweeps" / "results" / "cpu-2-cores"
 RUN = make_run(blocks=12, device="cuda", aa=True)
@@ -60,7 +67,7 @@ def test_the_terminal_shows_every_number_in_80_columns(width: int, change) -> No
     for cell in comparison.cells:
         rows = [line for line in text.splitlines() if line.startswith(f"{cell.label}  ")]
         assert str(cell.outcome) in rows[0]
-        assert f"{cell.time.ratio:.3f} [{cell.time.interval.low:.3f}, " in rows[0]
+        assert change_text(cell.time) in rows[0]
         assert f"{cell.base.window_ms_mean:.2f} → {cell.new.window_ms_mean:.2f}" in rows[1]
         rates = [side.tokens_per_s for side in (cell.base, cell.new)]
         digits = 0 if min(rates) > 1000 else 1
@@ -105,7 +112,7 @@ def test_notes_tell_what_weakens_the_numbers() -> None:
     assert "whole batches" in told(change_windows(WORSE, lambda w: True, wall_ms=None))
     assert "another start" not in told(WORSE)
     assert "one start of one process" in told(WORSE)
-    assert "judge the harness" in told(with_header(RUN, "engine", device="cpu"), force=True)
+    assert "measure the harness" in told(with_header(RUN, "engine", device="cpu"), force=True)
     assert "device: BASE cuda, NEW cpu" in told(
         with_header(RUN, "engine", device="cpu"), force=True
     )
@@ -164,7 +171,7 @@ def test_markdown_puts_the_verdict_first_and_every_cell_in_both_tables() -> None
     cell = next(c for c in comparison.cells if c.label == "stage x graph")
     row = next(line for line in text.splitlines() if "| REGRESSION " in line)
     change = cell.ratio.interval
-    assert f"{cell.ratio.ratio:.3f} [{change.low:.3f}, {change.high:.3f}]" in row
+    assert with_bounds(cell.ratio.ratio, change.low, change.high) in row
     assert f"{cell.base.window_ms_mean:.2f} → {cell.new.window_ms_mean:.2f}" in text
     assert "git 0123abc" in text
 

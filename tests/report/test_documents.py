@@ -141,11 +141,11 @@ def test_a_dash_is_explained_in_all_that_it_means(run):
         assert words in meaning
 
 
-def test_on_a_cpu_the_reader_is_told_three_times_whom_the_times_judge(run):
+def test_on_a_cpu_the_reader_is_told_three_times_what_the_times_measure(run):
     lead = markdown(run).split("## What ran")[0]
-    assert "it ran on a CPU, and judges the harness, not NWOR" in lead
+    assert "it ran on a CPU, and measures the harness, not NWOR" in lead
     assert "Measured on a CPU" in lead
-    assert "judge the harness" in section(markdown(run), "What the numbers do not show")
+    assert "measure the harness" in section(markdown(run), "What the numbers do not show")
 
 
 def test_on_a_gpu_the_cpu_is_not_mentioned():

@@ -46,7 +46,17 @@ def run() -> RunData:
     return with_counters(faster(), 50_000)
 
 
-DRAWN_FAST = ("faster", "cpu")
+@pytest.mark.slow  # draws every figure
+def test_every_scale_of_numbers_is_labelled(run: RunData):
+    for name, figure in figures(run).items():
+        texts = shown_texts(draw_svg(figure))
+        numbers = [text for text in texts if re.fullmatch(r"[-\u2212]?[\d.]+", text)]
+        assert len(numbers) >= 3, (name, texts)
+    (intervals,) = [f for name, f in figures(run).items() if name == "intervals"]
+    assert "1.000" in shown_texts(draw_svg(intervals))
+
+
+DRAWN_FAST = ("faster",)
 
 
 @pytest.mark.parametrize(

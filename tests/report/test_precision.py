@@ -1,4 +1,4 @@
-"""Reports say how fine the ruler was: noise floor, smallest effect, findings with remedies."""
+"""Reports state precision: noise floor, smallest effect, findings with remedies."""
 
 import csv
 import io
@@ -35,14 +35,14 @@ def run() -> RunData:
 def test_markdown_tells_the_floor_the_smallest_effect_and_every_finding(run):
     cells = summarise(run)
     text = render_markdown(build_document(run, cells))
-    ruler = text.split("## Measurement precision")[1].split("\n## ")[0]
+    precision = text.split("## Measurement precision")[1].split("\n## ")[0]
     told = text.split("## Findings")[1].split("\n## ")[0]
     for cell in cells:
         if cell.ratio_to_off is not None:
-            assert f"| {escape(cell.label)} " in ruler
-            assert f"{100 * cell.smallest_effect:.2f} %" in ruler
-    assert "Warm-up took 6 batches; then times were steady" in ruler
-    assert "Blocks ended by --ci-width 1%" in ruler
+            assert f"| {escape(cell.label)} " in precision
+            assert f"{100 * cell.smallest_effect:.2f} %" in precision
+    assert "Warm-up took 6 batches; then times were steady" in precision
+    assert "Blocks ended by --ci-width 1%" in precision
     found = findings(run, cells)
     assert any(finding.kind == "cpu_busy" for finding in found)
     for finding in found:

@@ -406,7 +406,7 @@ def test_ports_and_files_are_free_again_afterwards() -> None:
         before = open_metric_files()
         with pytest.raises(ConfigError) as refused, sweep_metrics(port, None, said.append):
             pass
-        assert open_metric_files() == before > 0, refused  # whoever keeps the error keeps no file
+        assert open_metric_files() == before > 0, refused  # keeping the error keeps no file open
     assert open_metric_files() == 0
     with sweep_metrics(port, None, said.append):
         pass

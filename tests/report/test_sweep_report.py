@@ -13,6 +13,7 @@ from synthetic_run import make_run
 from nwor_bench.errors import ExitCode
 from nwor_bench.report.document import Figure, Headline, Table
 from nwor_bench.report.shading import shade, shade_of
+from nwor_bench.report.svg import draw_svg
 from nwor_bench.report.sweep.document import MIXED, NOTHING, sweep_document
 from nwor_bench.report.sweep.swept_run import SweptRun
 from nwor_bench.report.sweep.tradeoff import front
@@ -79,6 +80,7 @@ def test_shades_grow_with_the_distance() -> None:
     assert shade(None) == ""
 
 
+@pytest.mark.slow  # a sweep of runs
 def test_the_ratio_is_drawn_against_what_varies(folder: Path, tmp_path: Path) -> None:
     both = gpu_run(probed=False, blocks=6)
     wide = save_sweep(
@@ -91,6 +93,15 @@ def test_the_ratio_is_drawn_against_what_varies(folder: Path, tmp_path: Path) ->
         if isinstance(block, Figure)
     ]
     assert figures == ["ratio-by-requests", "ratio-by-data-type", "tradeoff"]
+    drawn = draw_svg(
+        next(
+            block
+            for section in sweep_document("wide", swept_runs(SweepIndex.open(wide))).sections
+            for block in section.blocks
+            if isinstance(block, Figure)
+        )
+    )
+    assert {"1", "8", "stage x graph", "requests"} <= set(re.findall(r">([^<>\n]+)</text>", drawn))
     narrow = sweep_document("grid", swept_runs(SweepIndex.open(folder)))
     titles = [b.name for s in narrow.sections for b in s.blocks if isinstance(b, Figure)]
     assert titles == ["ratio-by-requests", "tradeoff"]
@@ -102,6 +113,7 @@ def test_the_front_holds_what_no_other_beats(runs: tuple[SweptRun, ...]) -> None
     assert [(t, ms) for t, ms, *_ in front(points)] == [(80, 4), (100, 5), (120, 9)]
 
 
+@pytest.mark.slow  # three whole reports
 def test_report_writes_the_summaries_of_a_sweep_folder(command_line: Run, folder: Path) -> None:
     for name in ("summary.html", "summary.md", "summary.csv"):
         (folder / name).unlink(missing_ok=True)
@@ -125,7 +137,10 @@ def test_report_writes_the_summaries_of_a_sweep_folder(command_line: Run, folder
     assert "Answer" not in quiet
 
 
-def test_a_broken_run_makes_the_sweep_exit_with_3(command_line: Run, tmp_path: Path) -> None:
+@pytest.mark.slow  # a sweep of runs
+def test_a_broken_run_makes_the_sweep_exit_with_3(
+    command_line: Run, tmp_path: Path, figures_left_out: None
+) -> None:
     folder = save_sweep(tmp_path / "broken", [(place(8), invalid()), (place(1), gpu_run())])
     code, out, _ = command_line("report", str(folder))
     assert code == ExitCode.CORRECTNESS_BROKEN

@@ -132,7 +132,7 @@ def test_parity_that_breaks_later_is_found_and_stops_the_cell(folder: Path) -> N
 
 
 def test_sampled_blocks_are_not_compared(folder: Path) -> None:
-    """Above temperature 0 equal seeds need not give equal tokens; only the gate judges."""
+    """Above temperature 0 equal seeds need not give equal tokens; only the gate compares tokens."""
 
     def wrong(number: int, cell: Cell) -> bool:
         return cell == STAGE and number > 7
@@ -204,3 +204,16 @@ def test_without_a_probe_nothing_is_probed(folder: Path) -> None:
     engine = FakeEngine()
     assert not of_phase(Runner(folder, engine).run(), "probe")
     assert engine.switched == []
+
+
+def test_what_runs_what_comes_next_and_who_leads_is_told(folder: Path) -> None:
+    log = Runner(folder, FakeEngine(), warmup=2)
+    log.run()
+    assert log.log.steps[:3] == [
+        ("warm-up", "gate"),
+        ("gate", "block 1"),
+        ("block 1", "block 2, unless the intervals suffice"),
+    ]
+    assert log.log.steps[4] == ("block 3", "report")
+    assert len(log.log.ratios) == 2  # with blocks 2 and 3: none is known before the first
+    assert all(" of off x off, " in told for told in log.log.ratios)

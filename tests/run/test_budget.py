@@ -78,6 +78,7 @@ def test_probed_blocks_fit_too_and_timed_ones_come_first(tmp_path: Path, clock: 
     assert len(of_phase(run, "timed")) == 3 * 6
 
 
+@pytest.mark.slow  # a run of many blocks
 def test_the_blocks_of_an_earlier_try_are_kept_and_counted(tmp_path: Path, clock: Clock) -> None:
     whole = runner(tmp_path / "run", clock, "3.5s").run()
     left = budget.Budget(3.5, read_run(tmp_path / "run"))

@@ -73,7 +73,7 @@ def one_rank(*entries: dict[str, Any]) -> list[dict[str, Any]]:
     return [{"checked": 10, "unknown": 0, "errors": list(entries)}]
 
 
-def judged(*found: dict[str, Any], **own: float) -> tuple[Any, bool]:
+def checked(*found: dict[str, Any], **own: float) -> tuple[Any, bool]:
     """A cell's errors against a tolerance from mode off's own, the same in every layer."""
     layers = {(e["layer"], e["what"]) for e in found}
     allowed, why_not = tolerances([one_rank(*(entry(*place, **own) for place in layers))])
@@ -82,13 +82,13 @@ def judged(*found: dict[str, Any], **own: float) -> tuple[Any, bool]:
 
 
 def test_errors_like_those_of_mode_off_itself_pass() -> None:
-    finding, broken = judged(entry(0, largest=0.012), entry(1, largest=0.025))
+    finding, broken = checked(entry(0, largest=0.012), entry(1, largest=0.025))
     assert not broken
     assert (finding.layer, finding.error) == (1, 0.025)
 
 
 def test_one_wrong_row_is_found_by_the_largest_error() -> None:
-    finding, broken = judged(entry(0, largest=0.01), entry(1, "V", largest=1.0))
+    finding, broken = checked(entry(0, largest=0.01), entry(1, "V", largest=1.0))
     assert broken
     assert finding.sentence(1) == (
         "K/V: layer 1 (layers.1), request 2, position 7 (of its output), V, head 1: the layer's "
@@ -99,23 +99,23 @@ def test_one_wrong_row_is_found_by_the_largest_error() -> None:
 
 @pytest.mark.parametrize(("measure", "value"), [("rms", 0.011), ("median", 0.006)])
 def test_a_fault_that_is_small_in_every_row_is_found(measure: str, value: float) -> None:
-    finding, broken = judged(entry(0, largest=0.02, **{measure: value}))
+    finding, broken = checked(entry(0, largest=0.02, **{measure: value}))
     assert broken
     assert finding.measure == measure
 
 
 def test_rms_and_median_of_a_few_rows_decide_nothing() -> None:
-    assert not judged(entry(0, largest=0.02, rms=0.02, median=0.02, rows=99))[1]
+    assert not checked(entry(0, largest=0.02, rms=0.02, median=0.02, rows=99))[1]
 
 
 def test_the_lowest_broken_layer_is_named() -> None:
-    finding, broken = judged(entry(2, largest=5.0), entry(1, largest=0.4), entry(0, largest=0.01))
+    finding, broken = checked(entry(2, largest=5.0), entry(1, largest=0.4), entry(0, largest=0.01))
     assert broken
     assert finding.layer == 1
 
 
 def test_a_row_that_is_not_finite_is_broken() -> None:
-    finding, broken = judged(entry(0, largest=None, rms=None))
+    finding, broken = checked(entry(0, largest=None, rms=None))
     assert broken
     assert finding.ratio == float("inf")
     assert finding.sentence(1).endswith("head 1: not a finite number")
@@ -128,8 +128,8 @@ def test_rows_of_mode_off_that_are_not_finite_give_no_tolerance() -> None:
 
 def test_where_mode_off_is_equal_to_itself_one_rounding_step_is_allowed() -> None:
     equal = {"largest": 0.0, "rms": 0.0, "median": 0.0}
-    assert not judged(entry(0, largest=1e-4, rms=1e-5, median=0.0), **equal)[1]
-    assert judged(entry(0, largest=2e-4, rms=1e-5, median=0.0), **equal)[1]
+    assert not checked(entry(0, largest=1e-4, rms=1e-5, median=0.0), **equal)[1]
+    assert checked(entry(0, largest=2e-4, rms=1e-5, median=0.0), **equal)[1]
 
 
 def test_the_worst_of_several_comparisons_of_mode_off_counts() -> None:
@@ -189,6 +189,19 @@ def test_every_staging_cell_is_checked_and_told(tmp_path: Path) -> None:
     assert runner.engine.kv.watched == [True, False]
     assert runner.engine.kv.prefills == []  # tokens are equal, and a CPU has one attention
     assert set(runner.engine.kv.kept) == {"off"}
+
+
+def test_the_control_is_checked_as_what_stages(tmp_path: Path) -> None:
+    kv = FakeKvCache(wrong=lambda cell: cell.nwor_mode is NworMode.CONTROL)
+    runner = Runner(tmp_path / "run", FakeEngine(kv=kv), interleave="windows", batches=1)
+    run = runner.run()
+    result = run.header.kv_gate.cells["control x off"]
+    assert result["verdict"] == "INVALID"
+    assert [cell.label for cell in runner.sweep.parity.broken] == ["control x off"]
+    (batch,) = [batch for batch in run.batches if batch.phase == "interleaved"]
+    turns = {window.cell.label for window in run.windows if window.batch == batch.batch}
+    assert "control x off" not in turns
+    assert "stage x off" in turns
 
 
 def test_on_a_gpu_the_reference_is_what_mode_off_prefills(tmp_path: Path) -> None:

@@ -207,7 +207,7 @@ def test_a_length_that_differs_is_no_tie(folder: Path, ignore_eos: bool) -> None
 
 
 def test_measured_batches_are_the_planned_ones_whatever_is_judged(folder: Path) -> None:
-    """What the judge asks is in no record, and each cell's modes are set for its own batch."""
+    """What the tie check asks is in no record, and each cell's modes are set for its own batch."""
     runner = Runner(folder, gpu_engine())
     flip(runner, 0, 1, 3, gap=0.03)
     flip(runner, 1, 0, 2, gap=0.03)
@@ -236,6 +236,7 @@ def test_ties_that_are_all_far_apart_make_a_cell_invalid(folder: Path) -> None:
     assert "together they lie too far apart" in runner.sweep.parity.broken[STAGE]
 
 
+@pytest.mark.slow  # a run of many blocks
 def test_a_prompt_of_several_blocks_counts_its_tie_once(folder: Path) -> None:
     runner = Runner(folder, gpu_engine(), requests=2, batches=40)
     ids = prefix_in(runner, 0, 1, 3)

@@ -96,7 +96,7 @@ def uncut(own_surroundings: None) -> list[BatchRecord]:
 
 
 @pytest.mark.parametrize(
-    "n", [0, 9, 28, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 3, 8, 17))]
+    "n", [9, *(pytest.param(n, marks=pytest.mark.slow) for n in (0, 1, 3, 8, 17, 28))]
 )
 def test_a_resumed_run_is_the_run_that_was_never_cut(n: int, uncut: list[BatchRecord]) -> None:
     interrupted_at(n)
@@ -154,8 +154,8 @@ def test_a_torn_line_is_cut_off_measured_again_and_said(
     assert any(f["kind"] == "torn_records" and "last line" in f["message"] for f in findings)
 
 
-@pytest.mark.parametrize("n", [4, 12])
-def test_parity_is_judged_in_the_block_that_runs_again(n: int) -> None:
+@pytest.mark.parametrize("n", [12, pytest.param(4, marks=pytest.mark.slow)])
+def test_parity_is_checked_in_the_block_that_runs_again(n: int) -> None:
     """After the cut one cell answers otherwise than off x off does in the same process."""
     interrupted_at(n)
     engine = FakeEngine(wrong=lambda number, cell: cell.label == "stage x adaptive")
@@ -165,6 +165,7 @@ def test_parity_is_judged_in_the_block_that_runs_again(n: int) -> None:
     assert "1 of 2 requests differ" in run.header.parity.broken["stage x adaptive"]
 
 
+@pytest.mark.slow  # a run cut and resumed of its own
 def test_a_cell_that_broke_before_the_cut_stays_broken() -> None:
     wrong = {"wrong": lambda number, cell: cell.label == "stage x graph"}
     interrupt(12, ExitCode.CORRECTNESS_BROKEN, **wrong)
@@ -174,8 +175,8 @@ def test_a_cell_that_broke_before_the_cut_stays_broken() -> None:
     assert list(read_run(RUN).header.parity.broken) == ["stage x graph"]
 
 
-def test_a_break_that_was_not_judged_yet_is_a_break() -> None:
-    """Killed between the last batch of a block and the event that judges it.
+def test_a_break_that_was_not_checked_yet_is_a_break() -> None:
+    """Killed between the last batch of a block and the event that ends it.
 
     The block is run again and its tokens are equal then; its first try's fingerprints tell.
     """

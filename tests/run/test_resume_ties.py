@@ -58,7 +58,7 @@ class TieEngine(FakeEngine):
 
 
 class LastTokens:
-    """In place of the judge that asks the engine: tokens that are near each other are a tie."""
+    """In place of the check that asks the engine: tokens that are near each other are a tie."""
 
     measured = ErrorScale(rms=10.0, largest=10.0, positions=128, within=0, moved_rms=10.0)
     spent_s = 0.0

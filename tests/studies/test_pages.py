@@ -21,6 +21,7 @@ def check(page: Path, made: str) -> None:
     ("folder", "table"),
     [
         ("interval-coverage", "coverage.csv"),
+        ("interleaved-coverage", "coverage.csv"),
         ("launches", "launches.csv"),
         ("precision", "injection.csv"),
     ],
@@ -30,8 +31,14 @@ def test_a_page_of_one_table(study: Study, folder: str, table: str) -> None:
     check(STUDIES / folder / "README.md", study(folder, "page").text_of(rows))
 
 
+def test_the_page_of_windows_in_turn(study: Study) -> None:
+    folder = STUDIES / "interleave"
+    tables = [pd.read_csv(folder / name) for name in ("groups.csv.gz", "cells.csv")]
+    check(folder / "README.md", study("interleave", "page").text_of(*tables))
+
+
 @pytest.mark.parametrize(
-    ("folder", "table"), [("kernels", "kernels.csv"), ("profiler-cross-check", "ncu.csv")]
+    ("folder", "table"), [("kernels", "kernels.csv.gz"), ("profiler-cross-check", "ncu.csv")]
 )
 def test_a_page_of_one_table_with_its_facts(study: Study, folder: str, table: str) -> None:
     made = study(folder, "page").text_of(STUDIES / folder / table)

@@ -34,9 +34,9 @@ def test_a_cell_says_which_checks_saw_a_fault(
     assert table.cell(fault, {"faults": found}) == says
 
 
-def test_a_fault_that_was_judged_anew_says_so(table: ModuleType) -> None:
+def test_a_fault_that_was_checked_again_says_so(table: ModuleType) -> None:
     facts = {"faults": {"a": []}, "rejudged": {"a": {"checks": ["K/V"], "why": "another limit"}}}
-    assert table.cell("a", facts) == "K/V (judged anew)"
+    assert table.cell("a", facts) == "K/V (checked again)"
 
 
 def test_a_column_that_was_not_run_is_empty(table: ModuleType) -> None:

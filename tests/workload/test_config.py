@@ -246,7 +246,7 @@ def test_a_faulty_file(tmp_path: Path, old: str, new: str, line: int, words: str
 
 
 def test_shipped_scenarios() -> None:
-    assert scenario_names() == ("ctx-1k", "ctx-256", "long", "medium", "mixed", "short")
+    assert scenario_names() == ("ctx-1k", "ctx-256", "ctx-8k", "long", "medium", "mixed", "short")
     lengths = {name: load_scenario(name).prompts for name in scenario_names()}
     assert lengths["short"].max_chars == 800
     assert (lengths["medium"].min_chars, lengths["medium"].max_chars) == (800, 4000)

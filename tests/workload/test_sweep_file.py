@@ -266,6 +266,7 @@ def test_a_dry_run_tells_cells_engines_time_and_memory_and_writes_nothing(
     assert sorted(tmp_path.iterdir()) == before
 
 
+@pytest.mark.slow  # many plans
 def test_a_dry_run_refuses_what_the_run_would(small: Path) -> None:
     leave_a_sweep(cut=False)
     with pytest.raises(ConfigError, match=r"--output.*already holds a sweep"):
@@ -316,6 +317,7 @@ def test_a_failing_run_may_be_passed_over(small: Path) -> None:
     assert "no luck" in Path("out/summary.md").read_text() or Path("out/summary.csv").is_file()
 
 
+@pytest.mark.slow  # a sweep of runs, twice
 def test_an_interrupted_sweep_goes_on(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert sweep(small, Engines({1: KeyboardInterrupt()})) is ExitCode.INTERRUPTED
     assert [run["status"] for run in index()["runs"]] == [

@@ -11,6 +11,8 @@ from dataclasses import dataclass, replace
 
 from nwor_bench.analysis.cell_data import CellData
 from nwor_bench.analysis.comparing.stored_run import StoredRun
+from nwor_bench.analysis.interleaved.agreement import WINDOWS
+from nwor_bench.analysis.interleaved.robust import degrees_of
 from nwor_bench.analysis.paired import LATENCY_MS, WINDOW_MS, pair_times
 from nwor_bench.analysis.statistics import (
     MIN_BLOCKS,
@@ -30,7 +32,7 @@ class Change:
     """NEW over BASE (1.02 = 2 % more time), with a 95 % interval if there are enough blocks.
 
     Attributes:
-        measure: WINDOW_MS or LATENCY_MS.
+        measure: WINDOW_MS or LATENCY_MS, or the clock ("device_ms", "wall_ms") of windows in turn.
         paired: True if blocks of the same prompts were compared in pairs.
         base_blocks, new_blocks: blocks behind the interval.
         why_open: why there is no interval.
@@ -106,6 +108,9 @@ def ratio_change(base: StoredRun, new: StoredRun, cell: Cell) -> Change | None:
     """Change of the cell's ratio to off x off; None if a run has no such ratio."""
     if base.cells[cell].ratio_to_off is None or new.cells[cell].ratio_to_off is None:
         return None
+    in_turn = _in_turn(base.cells[cell], new.cells[cell])
+    if in_turn is not None:
+        return in_turn
     for measure in (WINDOW_MS, LATENCY_MS):
         below, above = _ratio_side(base, cell, measure), _ratio_side(new, cell, measure)
         if below is not None and above is not None:
@@ -114,6 +119,26 @@ def ratio_change(base: StoredRun, new: StoredRun, cell: Cell) -> Change | None:
                 same = same_blocks(base.data[cell], new.data[cell])
             return _change(measure, below, above, same)
     return None
+
+
+def _in_turn(before: CellResult, after: CellResult) -> Change | None:
+    """Change of ratios that are both of neighbouring windows on the same clock; else None."""
+    sides = [
+        (cell.ratio_to_off, cell.ratio_ci_low, cell.ratio_ci_high, cell.groups)
+        for cell in (before, after)
+        if cell.interleaved == WINDOWS and cell.compared == after.compared
+    ]
+    known = [
+        from_bounds(ratio, low, high, degrees_of(groups) + 1)
+        for ratio, low, high, groups in sides
+        if ratio is not None and low is not None and high is not None and groups is not None
+    ]
+    found = [interval for interval in known if interval is not None]
+    if len(found) < 2 or after.compared is None:
+        return None
+    both = unpaired_ratio(found[1], found[0])
+    counts = (before.batches, after.batches)
+    return Change(after.compared, found[1].ratio / found[0].ratio, both, False, *counts)
 
 
 def same_blocks(base: CellData, new: CellData) -> set[int]:

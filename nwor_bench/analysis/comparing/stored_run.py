@@ -114,10 +114,16 @@ def _from_tables(folder: Path, header: RunHeader) -> tuple[RunData, str]:
     batches = read_table(folder / BATCHES_TABLE, BatchRecord)
     windows: list[WindowRecord] = []
     source = BATCHES_TABLE
-    if (folder / WINDOWS_TABLE).is_file():
-        windows = list(map(_own_fallback, read_table(folder / WINDOWS_TABLE, WindowRecord)))
-        source = f"{BATCHES_TABLE} and {WINDOWS_TABLE}"
+    if (table := _windows_table(folder)).is_file():
+        windows = list(map(_own_fallback, read_table(table, WindowRecord)))
+        source = f"{BATCHES_TABLE} and {table.name}"
     return RunData(header, tuple(batches), tuple(windows)), source
+
+
+def _windows_table(folder: Path) -> Path:
+    """The longest table, which a baseline may keep compressed."""
+    plain = folder / WINDOWS_TABLE
+    return plain if plain.is_file() else folder / f"{WINDOWS_TABLE}.gz"
 
 
 def _require_whole(folder: Path, run: RunData, cells: Sequence[CellResult]) -> None:
@@ -127,14 +133,14 @@ def _require_whole(folder: Path, run: RunData, cells: Sequence[CellResult]) -> N
         found = timed[cell.cell]
         if found != cell.batches:
             raise _cut(folder / BATCHES_TABLE, found, "timed batches", cell.batches, cell.label)
-    if not (folder / WINDOWS_TABLE).is_file():
+    if not (table := _windows_table(folder)).is_file():
         return
     windows = Counter(map(batch_key, run.windows))
     for batch in run.batches:
         found = windows[batch_key(batch)]
         if found != batch.windows:
             place = f"batch {batch.batch}"
-            raise _cut(folder / WINDOWS_TABLE, found, "windows", batch.windows, place)
+            raise _cut(table, found, "windows", batch.windows, place)
 
 
 def _cut(path: Path, found: int, what: str, expected: int, place: str) -> StoreError:

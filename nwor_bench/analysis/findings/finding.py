@@ -40,6 +40,11 @@ class FindingKind(StrEnum):
     LATENCY = "latency_compared"
     TORN = "torn_records"
     SUPERSEDED = "superseded"
+    WINDOWS_DISAGREE = "windows_disagree"
+    CARRY_OVER = "carry_over"
+    LONG_WINDOWS = "long_windows"
+    CLOCK_EFFECT = "clock_effect"
+    GROUPS_LEFT_OUT = "groups_left_out"
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from nwor_bench.instruments.conditions import throttle_names
 from nwor_bench.records.engine_status import EngineStatus
 from nwor_bench.records.environment import Environment, MemoryFacts
 from nwor_bench.records.header import WarmupFacts
+from nwor_bench.records.lines import batch_key
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import BatchRecord, Phase
 
@@ -31,6 +32,8 @@ HOST_OVER_GPU = 3.0
 the second times what the forward pass in them does on the GPU. Seen on H200s: windows 4 to 20 %,
 forward passes 1 to 4 %."""
 
+_TIMED = (Phase.TIMED, Phase.INTERLEAVED)
+
 PACED_WINDOWS = 16
 """Fewest windows from which a scatter is told."""
 
@@ -41,7 +44,7 @@ def machine_findings(run: RunData) -> Iterator[Finding]:
     yield from _pace(run)
     yield from _stage_l2(run)
     yield from _launches(run)
-    timed = [batch for batch in run.batches if batch.phase == Phase.TIMED and batch.conditions]
+    timed = [batch for batch in run.batches if batch.phase in _TIMED and batch.conditions]
     if timed:
         yield from _gpu(timed)
         yield from _host(run, timed)
@@ -94,11 +97,16 @@ def _pace(run: RunData) -> Iterator[Finding]:
 
 
 def _baseline_means(run: RunData) -> list[float]:
-    """Mean window time of off x off in each timed block, in ms."""
-    blocks = {batch.block for batch in run.batches if batch.phase == Phase.TIMED}
+    """Mean window time of off x off in each timed block, in ms.
+
+    Where cells take turns those batches alone count: only the first blocks have whole ones too.
+    """
+    interleaved = {batch_key(b) for b in run.batches if b.phase == Phase.INTERLEAVED}
+    blocks = {batch.block for batch in run.batches if batch.phase in _TIMED}
     times: dict[int, list[float]] = defaultdict(list)
     for window in run.windows:
-        if window.cell.is_baseline and window.wall_ms is not None:
+        counts = not interleaved or batch_key(window) in interleaved
+        if counts and window.cell.is_baseline and window.wall_ms is not None:
             times[window.block].append(window.wall_ms)
     return [fmean(times[block]) for block in sorted(blocks & times.keys())]
 
@@ -155,8 +163,8 @@ def _gpu(timed: Sequence[BatchRecord]) -> Iterator[Finding]:
         yield Finding(
             FindingKind.THROTTLING,
             Severity.WARNING,
-            f"The GPU throttled in timed batches: {listed or 'power or heat'} of {len(timed)} "
-            f"batches, {held:.0f} ms held down.",
+            f"The GPU throttled in timed batches: {listed or 'power or temperature'} of "
+            f"{len(timed)} batches, {held:.0f} ms held down.",
             "Cool it, raise the power limit, or lock lower clocks that it can hold.",
         )
     clocks = _values(timed, "gpu_sm_clock_mhz")

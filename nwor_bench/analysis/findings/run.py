@@ -10,7 +10,12 @@ from dataclasses import replace
 
 from nwor_bench.analysis.cell_data import REFERENCE
 from nwor_bench.analysis.findings.finding import Finding, FindingKind, Severity
+from nwor_bench.analysis.findings.interleaved import (
+    interleaved_findings,
+    without_clock_warnings,
+)
 from nwor_bench.analysis.findings.machine import machine_findings
+from nwor_bench.analysis.interleaved.agreement import WINDOWS
 from nwor_bench.analysis.paired import LATENCY_MS
 from nwor_bench.analysis.statistics import SIGNIFICANCE, least_signed_rank_p
 from nwor_bench.records.engine_status import EngineStatus
@@ -32,7 +37,14 @@ _UNMATCHED = 0.05
 
 def findings(run: RunData, cells: Sequence[CellResult]) -> list[Finding]:
     """All findings of a run, the severest first."""
-    found = [*_noise(run, cells), *_each_cell(cells), *machine_findings(run), *_records(run)]
+    found = [
+        *_noise(run, cells),
+        *_each_cell(cells),
+        *interleaved_findings(run, cells),
+        *machine_findings(run),
+        *_records(run),
+    ]
+    found = without_clock_warnings(found, run, cells)
     if (run.header.engine or EngineStatus()).device == "cpu":
         found = [replace(f, remedy=ON_CPU) if f.kind in _BLOCKS_HELP else f for f in found]
     order = {severity: place for place, severity in enumerate(reversed(Severity))}
@@ -85,8 +97,8 @@ def _no_arm(run: RunData) -> Finding:
 
 
 def _each_cell(cells: Sequence[CellResult]) -> Iterator[Finding]:
-    timed = [cell for cell in cells if cell.ratio_to_off is not None]
-    blocks = min((cell.batches for cell in timed), default=None)
+    by_blocks = [c for c in cells if c.ratio_to_off is not None and c.interleaved != WINDOWS]
+    blocks = min((cell.batches for cell in by_blocks), default=None)
     if blocks is not None and blocks < FEW_BLOCKS:
         yield Finding(
             FindingKind.FEW_BLOCKS,

@@ -12,6 +12,7 @@ def doctor(
     no_engine: Annotated[
         bool, typer.Option("--no-engine", help="Start no engine; skips the check of the hooks.")
     ] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only the answer.")] = False,
 ) -> None:
     """Check what this machine can measure: vLLM, hooks, GPU, profilers, memory.
 
@@ -28,10 +29,10 @@ def doctor(
 
     run_under_one_openmp()
     from nwor_bench.cli.doctor import can_sweep, examine
-    from nwor_bench.cli.doctor.check import check_lines
+    from nwor_bench.cli.doctor.check import check_lines, verdict, wrap
     from nwor_bench.cli.doctor.hooks import check_hooks
 
-    if not no_engine:
+    if not no_engine and not quiet:
         typer.echo("starting a tiny engine to try the hooks ...", err=True)
     checks = examine(None if no_engine else check_hooks)
     ready = can_sweep(checks)
@@ -39,7 +40,7 @@ def doctor(
         facts = {"nwor_bench": __version__, "can_sweep": ready}
         typer.echo(json.dumps({**facts, "checks": [asdict(check) for check in checks]}, indent=2))
     else:
-        for line in check_lines(checks):
+        for line in wrap(verdict(checks)) if quiet else check_lines(checks):
             typer.echo(line)
     if not ready:
         raise typer.Exit(ExitCode.BAD_USAGE)

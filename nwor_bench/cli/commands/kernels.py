@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from nwor_bench.cli.output_flags import AsJson, Quiet
+
 if TYPE_CHECKING:
     from nwor_bench.microbench.cases import Shape, Spec
 
@@ -67,6 +69,8 @@ def kernels(
         bool, typer.Option("--dry-run", help="Show the cases and their expected time, and stop. "
                                              "Needs no GPU.")
     ] = False,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
 ) -> None:  # fmt: skip
     """Check and time our kernels against vLLM's, FlashInfer's and torch's.
 
@@ -99,17 +103,18 @@ def kernels(
         time_budget_s=None if time_budget is None else parse_seconds("--time-budget", time_budget),
         seed=seed,
     )
-    raise typer.Exit(_run(spec, output, dry_run))
+    raise typer.Exit(_run(spec, output, dry_run, quiet=quiet, as_json=as_json))
 
 
-def _run(spec: "Spec", output: Path | None, dry_run: bool) -> int:
+def _run(spec: "Spec", output: Path | None, dry_run: bool, *, quiet: bool, as_json: bool) -> int:
     from rich.console import Console
 
-    from nwor_bench.microbench.execute import run_kernels, show_plan
+    from nwor_bench.microbench.execute import Shown, run_kernels, show_plan
 
+    shown = Shown(quiet=quiet, as_json=as_json)
     if dry_run:
-        return show_plan(Console(), spec)
-    return run_kernels(Console(), spec, output)
+        return show_plan(Console(), spec, shown)
+    return run_kernels(Console(), spec, output, shown=shown)
 
 
 def _shape(layers: int, heads: int, kv_heads: int, head_dim: int, block_size: int) -> "Shape":

@@ -6,13 +6,16 @@ import typer
 
 from nwor_bench.cli import completion
 from nwor_bench.cli.help import Command, Group, examples
+from nwor_bench.cli.output_flags import AsJson, Quiet, tell_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
     from typing import Any
 
-    from nwor_bench.models.pairs import ModelPair
+    from rich.console import Console
+
+    from nwor_bench.models.pairs import ModelPair, ResolvedPair
     from nwor_bench.models.pairs.pair import ShapeSource
 
 app = typer.Typer(
@@ -29,16 +32,27 @@ Name = Annotated[
 
 
 @app.command("list", cls=Command, epilog=examples("nwor-bench pairs list"))
-def list_pairs() -> None:
+def list_pairs(as_json: AsJson = False, quiet: Quiet = False) -> None:
     """List the shipped pairs."""
+    from nwor_bench.models.pairs import load_pair, pair_names
+
+    pairs = {name: load_pair(name) for name in pair_names()}
+    if as_json:
+        tell_json({"pairs": [_facts(name, pair) for name, pair in pairs.items()]})
+    elif quiet:
+        typer.echo("\n".join(pairs))
+    else:
+        _print_list(pairs)
+
+
+def _print_list(pairs: "dict[str, ModelPair]") -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from nwor_bench.models.pairs import DEFAULT_PAIR, load_pair, pair_names
+    from nwor_bench.models.pairs import DEFAULT_PAIR
 
     table = Table("pair", "drafts by", "dtype", "ready", "what it is")
-    for name in pair_names():
-        pair = load_pair(name)
+    for name, pair in pairs.items():
         label = f"{name} (default)" if name == DEFAULT_PAIR else name
         ready = "yes" if _is_ready(pair) else "no"
         weights = "; no weights" if pair.shape is not None else ""
@@ -47,15 +61,26 @@ def list_pairs() -> None:
 
 
 @app.command(cls=Command, epilog=examples("nwor-bench pairs show smollm2"))
-def show(name: Name) -> None:
+def show(name: Name, as_json: AsJson = False, quiet: Quiet = False) -> None:
     """Show a pair's source and how it drafts."""
+    from nwor_bench.models.pairs import load_pair
+
+    pair = load_pair(name)
+    if as_json:
+        folder = _cached_folder(pair)
+        content = {**pair.model_dump(mode="json", exclude_none=True), **_facts(name, pair)}
+        tell_json({"pair": content, "folder": None if folder is None else str(folder)})
+    elif quiet:
+        typer.echo(f"{pair.name}: {pair.description}")
+    else:
+        _print_pair(pair)
+
+
+def _print_pair(pair: "ModelPair") -> None:
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
 
-    from nwor_bench.models.pairs import load_pair
-
-    pair = load_pair(name)
     fields = pair.model_dump(exclude={pair.source, "speculative"}, exclude_none=True)
     table = Table(show_header=False)
     table.add_column("field", no_wrap=True)
@@ -75,28 +100,40 @@ def show(name: Name) -> None:
 
 
 @app.command(cls=Command, epilog=examples("nwor-bench pairs fetch smollm2"))
-def fetch(name: Name = "smollm2") -> None:
+def fetch(name: Name = "smollm2", as_json: AsJson = False, quiet: Quiet = False) -> None:
     """Download or generate a pair, unless it is in the cache."""
     from rich.console import Console
 
-    from nwor_bench.models.pairs import fetch_pair, load_pair
+    from nwor_bench.models.pairs import load_pair
 
     pair = load_pair(name)
     was_ready = _is_ready(pair)
-    console = Console()
-    if console.is_terminal:
-        with console.status(f"{name}: starting") as status:
-            resolved = fetch_pair(pair, progress=lambda step: status.update(f"{name}: {step}"))
-    else:
-        resolved = fetch_pair(pair, progress=lambda step: typer.echo(f"{name}: {step}"))
+    resolved = _fetch(pair, name, Console(), silent=as_json or quiet)
+    if as_json:
+        tell_json({"pair": pair.name, "was_ready": was_ready, "target": resolved.target,
+                   "drafter": resolved.draft, "load_format": resolved.load_format})  # fmt: skip
+        return
     # typer.echo, not rich: a path must stay in one line to be copied.
-    typer.echo(f"{pair.name}: {'already there' if was_ready else 'ready'}")
+    if not quiet:
+        typer.echo(f"{pair.name}: {'already there' if was_ready else 'ready'}")
     typer.echo(f"target: {resolved.target}")
     typer.echo(f"drafter: {resolved.draft or 'none (prompt lookup)'}")
-    if resolved.load_format is not None:
+    if resolved.load_format is not None and not quiet:
         from nwor_bench.models.pairs.shape_source import WITHOUT_WEIGHTS
 
         typer.echo(f"weights: {WITHOUT_WEIGHTS}")
+
+
+def _fetch(pair: "ModelPair", name: str, console: "Console", *, silent: bool) -> "ResolvedPair":
+    """The pair, with its steps on the terminal unless `silent`."""
+    from nwor_bench.models.pairs import fetch_pair
+
+    if silent:
+        return fetch_pair(pair, progress=lambda step: None)
+    if console.is_terminal:
+        with console.status(f"{name}: starting") as status:
+            return fetch_pair(pair, progress=lambda step: status.update(f"{name}: {step}"))
+    return fetch_pair(pair, progress=lambda step: typer.echo(f"{name}: {step}"))
 
 
 @app.command(cls=Command, epilog=examples("nwor-bench pairs train tiny-eagle --output runs/head"))
@@ -117,6 +154,8 @@ def train(
     ] = None,
     resume: Annotated[str | None, typer.Option(help="Resume the training in this folder.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of everything random.")] = None,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
 ) -> None:
     """Train an EAGLE head for a pair's target, on text that the target generates.
 
@@ -147,8 +186,26 @@ def train(
         now = datetime.now(UTC)
         folder = Path(output or f"runs/{now:%Y%m%dT%H%M%SZ}-train-{drafter}")
         begin_folder(folder, recipe)
-    train_head(recipe, folder, device, Console())
-    typer.echo(f"head: {folder / HEAD}")
+    train_head(recipe, folder, device, Console(quiet=quiet or as_json))
+    if as_json:
+        tell_json({"folder": str(folder), "head": str(folder / HEAD)})
+    else:
+        typer.echo(f"head: {folder / HEAD}")
+
+
+def _facts(name: str, pair: "ModelPair") -> "dict[str, Any]":
+    """What the list says of a pair."""
+    from nwor_bench.models.pairs import DEFAULT_PAIR
+
+    return {
+        "name": name,
+        "is_default": name == DEFAULT_PAIR,
+        "method": pair.method,
+        "dtype": pair.dtype,
+        "is_ready": _is_ready(pair),
+        "has_weights": pair.shape is None,
+        "description": pair.description,
+    }
 
 
 def _rows(group: str, values: "dict[str, Any]") -> "Iterator[tuple[str, Any]]":

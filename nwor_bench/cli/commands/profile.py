@@ -1,12 +1,17 @@
 """`nwor-bench profile`: a sweep under Nsight Compute or Nsight Systems, and its windows."""
 
 import shlex
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from nwor_bench.cli.help import Command, Group, examples
+from nwor_bench.cli.output_flags import AsJson, Quiet, tell_json
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 app = typer.Typer(
     cls=Group,
@@ -41,6 +46,8 @@ def ncu(
         Path | None, typer.Option(help="With --read: the run folder, to name the windows' cells.")
     ] = None,
     dry_run: DryRun = False,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
 ) -> None:
     """DRAM and L2 counters of chosen windows, by Nsight Compute: profile ncu -- sweep ...
 
@@ -59,8 +66,9 @@ def ncu(
     report = without_ending(report, REPORT)
     if run is not None and read is None:
         raise ConfigError.for_field("--run", str(run), "leave it out: the run made here is found")
+    shown = _Shown(as_json, quiet)
     if dry_run:
-        typer.echo(shlex.join(ncu_command(Path("ncu"), context.args, report, windows, skip)))
+        shown.commands([ncu_command(Path("ncu"), context.args, report, windows, skip)])
         _warn(graph_warning(context.args))
         return
     if read is None:
@@ -68,14 +76,14 @@ def ncu(
         command = ncu_command(tool, context.args, report, windows, skip)
         check_version("ncu", tool)
         _warn(graph_warning(context.args))
-        read, run = run_profile(command, report)
+        read, run = run_profile(command, report, stdout_free=shown.is_short)
         again = ["nwor-bench", "profile", "ncu", "--read", str(read)]
         again += [] if run is None else ["--run", str(run)]
         typer.echo(f"Report: {read} (again: {shlex.join(again)})", err=True)
-    _tell_ncu(read, run)
+    _tell_ncu(read, run, shown)
 
 
-def _tell_ncu(report: Path, run: Path | None) -> None:
+def _tell_ncu(report: Path, run: Path | None, shown: "_Shown") -> None:
     """Write and print the windows of a report, with their cells if the run is known."""
     from nwor_bench.errors import ConfigError
     from nwor_bench.instruments.nsight.ncu_read import (
@@ -84,7 +92,7 @@ def _tell_ncu(report: Path, run: Path | None) -> None:
         read_report,
         warmup_warning,
     )
-    from nwor_bench.instruments.nsight.tables import print_table, write_table
+    from nwor_bench.instruments.nsight.tables import write_table
     from nwor_bench.instruments.nsight.tools import TABLE, look_for_tool
     from nwor_bench.records.store import read_run
 
@@ -95,7 +103,7 @@ def _tell_ncu(report: Path, run: Path | None) -> None:
     windows = read_report(report, load_module(look_for_tool("ncu")), cells)
     rows = [window.row() for window in windows]
     write_table(report.with_suffix(TABLE), rows)
-    print_table("Windows by Nsight Compute", rows)
+    shown.windows("Windows by Nsight Compute", rows, rows, report.with_suffix(TABLE))
     _warn(None if data is None else warmup_warning(windows, data))
 
 
@@ -116,6 +124,8 @@ def nsys(
     report: Report = Path("nwor-nsys"),
     read: Read = None,
     dry_run: DryRun = False,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
 ) -> None:
     """Launches, waits, idle time and bandwidth of each window, by Nsight Systems.
 
@@ -139,40 +149,74 @@ def nsys(
     _check_read(read, context)
     report = without_ending(report, REPORT)
     code, written = 0, ending(report, REPORT)
+    shown = _Shown(as_json, quiet)
     if dry_run:
         tool, metrics = Path("nsys"), _metrics(None) if gpu_metrics else ()
-        typer.echo(shlex.join(nsys_command(tool, context.args, report, capture, metrics)))
-        typer.echo(shlex.join(export_command(tool, written, ending(report, EXPORT))))
+        profiling = nsys_command(tool, context.args, report, capture, metrics)
+        shown.commands([profiling, export_command(tool, written, ending(report, EXPORT))])
         return
     if read is None:
         tool = find_tool("nsys")
         metrics = _metrics(tool) if gpu_metrics else ()
         command = nsys_command(tool, context.args, report, capture, metrics)
         check_version("nsys", tool)
-        code = run_profile(command, report, capture)
-    _tell_nsys(export_of(read or written))
+        code = run_profile(command, report, capture, stdout_free=shown.is_short)
+    _tell_nsys(export_of(read or written, stdout_free=shown.is_short), shown)
     if code:
         raise typer.Exit(code)
 
 
-def _tell_nsys(export: Path) -> None:
+def _tell_nsys(export: Path, shown: "_Shown") -> None:
     """Write the windows of an export, print their means by cell, and warn of missing data."""
     from nwor_bench.instruments.nsight import nsys_warnings
     from nwor_bench.instruments.nsight.nsys_export import read_export
     from nwor_bench.instruments.nsight.nsys_windows import windows_of
-    from nwor_bench.instruments.nsight.tables import by_cell, cells_across, print_table, write_table
+    from nwor_bench.instruments.nsight.tables import by_cell, cells_across, write_table
     from nwor_bench.instruments.nsight.tools import TABLE
 
     found = read_export(export)
     windows = windows_of(found)
-    write_table(export.with_suffix(TABLE), [window.row() for window in windows])
+    every = [window.row() for window in windows]
+    write_table(export.with_suffix(TABLE), every)
     _warn(nsys_warnings.nothing_of_the_gpu(found))
     _warn(nsys_warnings.lost_calls(found, windows))
     _warn(nsys_warnings.nothing_settled(windows))
     cells = [window.cell for window in windows]
     rows = by_cell([window.row() for window in nsys_warnings.settled(windows)], cells)
     title = "Windows by Nsight Systems, steady-state means"
-    print_table(title, cells_across(rows))
+    shown.windows(title, cells_across(rows), every, export.with_suffix(TABLE))
+
+
+@dataclass(frozen=True)
+class _Shown:
+    """What a profile prints."""
+
+    as_json: bool
+    quiet: bool
+
+    @property
+    def is_short(self) -> bool:
+        """True if the sweep's own output goes to stderr."""
+        return self.as_json or self.quiet
+
+    def commands(self, commands: "Sequence[Sequence[str]]") -> None:
+        """Print the command lines of a dry run."""
+        lines = [shlex.join(command) for command in commands]
+        if self.as_json:
+            tell_json({"commands": lines})
+        else:
+            typer.echo("\n".join(lines))
+
+    def windows(self, title: str, table: Any, rows: Any, file: Path) -> None:
+        """Print the table; the file's path alone if quiet, every window's row as JSON."""
+        from nwor_bench.instruments.nsight.tables import print_table
+
+        if self.as_json:
+            tell_json({"table": str(file), "windows": [dict(row) for row in rows]})
+        elif self.quiet:
+            typer.echo(str(file))
+        else:
+            print_table(title, table)
 
 
 def _metrics(tool: Path | None) -> tuple[str, str]:
@@ -183,6 +227,10 @@ def _metrics(tool: Path | None) -> tuple[str, str]:
     return METRICS_NOW if tool is None else metrics_options(output_of(tool, "profile", "--help"))
 
 
+_WITH_READ = ("read", "run", "as_json", "quiet")
+"""Options that say something where --read runs nothing."""
+
+
 def _check_read(read: Path | None, context: typer.Context) -> None:
     """Raise ConfigError for a sweep or an option that --read would ignore."""
     from nwor_bench.errors import ConfigError
@@ -191,7 +239,7 @@ def _check_read(read: Path | None, context: typer.Context) -> None:
         return
     sources = {name: context.get_parameter_source(name) for name in context.params}
     written = [name for name, source in sources.items() if source and source.name == "COMMANDLINE"]
-    given = [f"--{name.replace('_', '-')}" for name in written if name not in ("read", "run")]
+    given = [f"--{name.replace('_', '-')}" for name in written if name not in _WITH_READ]
     if ignored := shlex.join([*given, *context.args]):
         raise ConfigError.for_field(
             "profile", ignored, f"--read {read} runs nothing; leave out one of them"

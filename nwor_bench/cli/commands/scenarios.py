@@ -6,8 +6,11 @@ import typer
 
 from nwor_bench.cli import completion
 from nwor_bench.cli.help import Command, Group, examples
+from nwor_bench.cli.output_flags import AsJson, Quiet, tell_json
 
 if TYPE_CHECKING:
+    from typing import Any
+
     from rich.table import Table
 
     from nwor_bench.workload.prompts import Prompt
@@ -22,13 +25,22 @@ HUB_FIELDS = ("split", "limit")
 
 
 @app.command("list", cls=Command, epilog=examples("nwor-bench scenarios list"))
-def list_scenarios() -> None:
+def list_scenarios(as_json: AsJson = False, quiet: Quiet = False) -> None:
     """List the shipped scenarios."""
+    from nwor_bench.workload.scenario import load_scenario, scenario_names
+
+    scenarios = [load_scenario(name) for name in scenario_names()]
+    if as_json:
+        tell_json({"scenarios": list(map(_facts, scenarios))})
+    elif quiet:
+        typer.echo("\n".join(scenario.name for scenario in scenarios))
+    else:
+        _print_list(scenarios)
+
+
+def _print_list(scenarios: "list[Scenario]") -> None:
     from rich.console import Console
     from rich.table import Table
-
-    from nwor_bench.workload.prompts import load_prompts
-    from nwor_bench.workload.scenario import load_scenario, scenario_names
 
     table = Table()
     table.add_column("name")
@@ -42,13 +54,24 @@ def list_scenarios() -> None:
         "prompts",
     ):
         table.add_column(column, justify="right")
-    for name in scenario_names():
-        s = load_scenario(name)
+    for s in scenarios:
         numbers = (s.requests, s.batches, s.draft_tokens, s.max_new_tokens, s.temperature)
-        is_offline = s.prompts.source != "hub"
-        count = len(load_prompts(s)) if is_offline else "hub"
-        table.add_row(name, *map(str, (*numbers, s.max_model_len, count)))
+        count = _number_of_prompts(s)
+        shown = "hub" if count is None else count
+        table.add_row(s.name, *map(str, (*numbers, s.max_model_len, shown)))
     Console().print(table)
+
+
+def _facts(scenario: "Scenario") -> "dict[str, Any]":
+    """A scenario's fields, and how many prompts it has; None for those of a hub data set."""
+    fields = scenario.model_dump(mode="json")
+    return {**fields, "number_of_prompts": _number_of_prompts(scenario)}
+
+
+def _number_of_prompts(scenario: "Scenario") -> int | None:
+    from nwor_bench.workload.prompts import load_prompts
+
+    return None if scenario.prompts.source == "hub" else len(load_prompts(scenario))
 
 
 @app.command("show", cls=Command, epilog=examples("nwor-bench scenarios show short"))
@@ -60,15 +83,27 @@ def show_scenario(
             autocompletion=completion.scenarios,
         ),
     ],
+    as_json: AsJson = False,
+    quiet: Quiet = False,
 ) -> None:
     """Show a scenario's fields, the lengths of its prompts, and one prompt."""
+    from nwor_bench.workload.scenario import load_scenario
+
+    scenario = load_scenario(name)
+    if as_json:
+        tell_json({"scenario": _facts(scenario)})
+    elif quiet:
+        typer.echo(f"{scenario.name}: {scenario.description}")
+    else:
+        _print_scenario(scenario)
+
+
+def _print_scenario(scenario: "Scenario") -> None:
     from rich.console import Console
     from rich.markup import escape
 
     from nwor_bench.workload.prompts import load_prompts
-    from nwor_bench.workload.scenario import load_scenario
 
-    scenario = load_scenario(name)
     prompts = load_prompts(scenario)
     console = Console()
     console.print(_fields(scenario))

@@ -113,7 +113,9 @@ def graph_warning(sweep: Sequence[str]) -> str | None:
     )
 
 
-def run_profile(command: Sequence[str], report: Path) -> tuple[Path, Path | None]:
+def run_profile(
+    command: Sequence[str], report: Path, *, stdout_free: bool = False
+) -> tuple[Path, Path | None]:
     """Profile a sweep; returns its report, and the folder of its last run if it made one.
 
     Removes an earlier report first. Raises KeyboardInterrupt after Ctrl-C, ConfigError if there is
@@ -121,7 +123,7 @@ def run_profile(command: Sequence[str], report: Path) -> tuple[Path, Path | None
     """
     make_room(report, REPORT)
     written, earlier = ending(report, REPORT), run_folders()
-    code = run_tool(command)
+    code = run_tool(command, stdout_free=stdout_free)
     if code == ExitCode.INTERRUPTED:
         raise KeyboardInterrupt
     if code or not written.is_file():

@@ -81,14 +81,16 @@ def export_command(nsys: Path, report: Path, target: Path) -> list[str]:
     ]
 
 
-def run_profile(command: Sequence[str], report: Path, capture: str) -> int:
+def run_profile(
+    command: Sequence[str], report: Path, capture: str, *, stdout_free: bool = False
+) -> int:
     """Profile a sweep and write its report; returns the sweep's exit code.
 
     Removes an earlier report first. Without a report it raises KeyboardInterrupt after Ctrl-C, else
     ConfigError with the reason as far as known.
     """
     make_room(report, REPORT, RAW, EXPORT)
-    code = run_tool(command)
+    code = run_tool(command, stdout_free=stdout_free)
     if not ending(report, REPORT).is_file():
         if code == ExitCode.INTERRUPTED:
             raise KeyboardInterrupt
@@ -114,7 +116,7 @@ def _why_no_report(code: int, report: Path, capture: str) -> str:
     )
 
 
-def export_of(source: Path) -> Path:
+def export_of(source: Path, *, stdout_free: bool = False) -> Path:
     """The SQLite export at `source`; of a report, a new export beside it.
 
     Raises ConfigError if `source` does not exist or the export fails.
@@ -127,7 +129,8 @@ def export_of(source: Path) -> Path:
     if source.suffix != REPORT:
         return source
     export = source.with_suffix(EXPORT)
-    code = run_tool(export_command(find_tool("nsys"), source, export))
+    command = export_command(find_tool("nsys"), source, export)
+    code = run_tool(command, stdout_free=stdout_free)
     if code == ExitCode.INTERRUPTED:
         raise KeyboardInterrupt
     if code:

@@ -93,8 +93,14 @@ def output_of(tool: Path, *arguments: str) -> str:
     return done.stdout + done.stderr
 
 
-def run_tool(command: Sequence[str]) -> int:
+_STDERR = 2
+"""Its file descriptor, which a child process gets as stdout."""
+
+
+def run_tool(command: Sequence[str], *, stdout_free: bool = False) -> int:
     """Run a tool on this terminal to its end; returns its exit code, or INTERRUPTED after Ctrl-C.
+
+    What it prints goes to stderr if stdout must stay free.
 
     Ctrl-C also reaches the tool and its sweep, which take a while to save their results;
     `subprocess.run` would kill the tool and leave the sweep running. SIGTERM reaches this process
@@ -113,7 +119,7 @@ def run_tool(command: Sequence[str]) -> int:
 
     before = signal.signal(signal.SIGTERM, hand_on)
     try:
-        process = subprocess.Popen(command)
+        process = subprocess.Popen(command, stdout=_STDERR if stdout_free else None)
         if stops:  # SIGTERM came before the tool had started
             process.send_signal(signal.SIGINT)
         while process.returncode is None:

@@ -27,6 +27,8 @@ class Accumulator:
     """Windows that were written directly, by reason; a drain leaves them."""
     listener: Callable[[WindowCounts], None] | None = None
     """Called with every window as it is added, for the metrics of `vllm serve`."""
+    turn_listener: Callable[[WindowCounts, WindowTimes, Turn | None], None] | None = None
+    """Called likewise with its times and turn, where windows of `vllm serve` take turns."""
     drained: bool = False
     """True after the first drain: then more drains are expected."""
 
@@ -52,6 +54,8 @@ class Accumulator:
             self.fallbacks[counts.fallback_reason] += 1
         if self.listener is not None:
             self.listener(counts)
+        if self.turn_listener is not None:
+            self.turn_listener(counts, times, turn)
 
     def drain(self) -> list[dict[str, Any]]:
         """Return the windows since the last drain, oldest first, and forget them."""

@@ -14,12 +14,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from nwor_bench.plugin.counts.accumulator import Accumulator, per_position
+from nwor_bench.plugin.counts.reading import Coming, SideReader, read_all
 from nwor_bench.plugin.counts.scheduler_output import valid_drafts
-from nwor_bench.plugin.observe.device_clock import elapsed_ms
+from nwor_bench.plugin.observe.device_clock import elapsed_ms, has_passed
 from nwor_bench.plugin.observe.phases import Marks, durations
 from nwor_bench.records.types import SETTLING, UNTIMED, WindowCounts, WindowTimes
 from nwor_bench.workload.window_order import Turn
@@ -122,6 +122,15 @@ class LateCounts:
         self._alone_in_a_row = 0
         self._also: Tensor | None = None
         self._take_also: Callable[[list[int]], None] | None = None
+        self._reader = SideReader()
+        self._coming: tuple[list[PendingStep], Coming] | None = None
+        self.on_overcount: Callable[[], None] | None = None
+        """Called where a request got more tokens than its drafts and one."""
+
+    @property
+    def is_reading(self) -> bool:
+        """True while counts are on their way to the host."""
+        return self._coming is not None
 
     @property
     def requests_known(self) -> int:
@@ -141,6 +150,10 @@ class LateCounts:
         if last is not None:
             last.period_s = now - last.started
             last.ended = mark
+
+    def went_idle(self) -> None:
+        """No step follows the last one: the time to the next one is no time of it."""
+        self._last = None
 
     def note_requests(self, finished: Collection[str], restarted: Mapping[str, int]) -> None:
         """Note the requests that a step ends and restarts (see `scheduler_output`)."""
@@ -175,17 +188,47 @@ class LateCounts:
             self._last = None
             self._alone_in_a_row = 0
 
+    def read_finished(self) -> None:
+        """Read the counts of steps that the device has finished, in two calls; waits for nothing.
+
+        The first call begins a copy, a later one takes it. Needs the marks of `step_started`.
+        """
+        if self._coming is not None:
+            if self._coming[1].is_there():
+                self._take_coming()
+            return
+        steps = []
+        while self._pending and has_passed(self._pending[0].ended):
+            steps.append(self._pending.popleft())
+        if steps:
+            counts = [step.num_sampled for step in steps]
+            self._coming = (steps, self._reader.begin(counts, self._also))
+
+    def settle(self, most: int) -> None:
+        """Record at most so many of the windows that have been read; every window counts."""
+        for _ in range(min(most, len(self._read))):
+            self._settle(self._read.popleft(), None)
+
+    def _take_coming(self) -> None:
+        assert self._coming is not None
+        (steps, coming), self._coming = self._coming, None
+        self._take(steps, coming.lists())
+
     def _read_pending(self) -> None:
         """Bring all pending counts to the host, in one copy."""
+        if self._coming is not None:
+            self._take_coming()
         steps = list(self._pending)
         self._pending.clear()
-        lists = _read_all([step.num_sampled for step in steps], self._also)
+        self._take(steps, read_all([step.num_sampled for step in steps], self._also))
+        self._forget(self._finished)  # all of their steps have been read
+        self._finished = set()
+
+    def _take(self, steps: list[PendingStep], lists: list[list[int]]) -> None:
         if self._take_also is not None and len(lists) > len(steps):
             self._take_also(lists.pop())
         for step, num_sampled in zip(steps, lists, strict=True):
             self._count(step, num_sampled)
-        self._forget(self._finished)  # all of their steps have been read
-        self._finished = set()
         while len(self._read) > self._accumulator.most_kept:
             self._settle(self._read.popleft(), None)
 
@@ -215,10 +258,10 @@ class LateCounts:
         if not window.steady:
             step.period_s = step.began = None
         drafts = step.drafts.tolist()
-        accepted = [
-            min(max(n - 1, 0), d)
-            for n, d in zip(window.num_sampled or [0] * len(drafts), drafts, strict=True)
-        ]
+        sampled = window.num_sampled or [0] * len(drafts)
+        accepted = [min(max(n - 1, 0), d) for n, d in zip(sampled, drafts, strict=True)]
+        if self.on_overcount is not None and any(map(_is_more, sampled, drafts)):
+            self.on_overcount()
         counted = [
             lengths is None or already < lengths.get(external_request_id(req_id), already + 1)
             for req_id, already in zip(step.req_ids, window.before, strict=True)
@@ -257,6 +300,10 @@ class LateCounts:
             logger.info("nwor window: accepted %s of %s; %s", accepted, drafts, counts)
 
 
+def _is_more(sampled: int, drafts: int) -> bool:
+    return sampled > drafts + 1
+
+
 def external_request_id(req_id: str) -> str:
     """The caller's name of a request: vLLM appends a dash and a random suffix."""
     return req_id.rpartition("-")[0] or req_id
@@ -276,22 +323,3 @@ def _times(window: _ReadWindow) -> WindowTimes:
         device_ms=elapsed_ms(step.began, step.ended),
         **window.phases,
     )
-
-
-def _read_all(counts: list[Tensor | None], also: Tensor | None) -> list[list[int]]:
-    """Every step's counts as host lists, with one copy from the device.
-
-    If anything is copied, `also` is copied with it and returned as one more list.
-    """
-    there = [tensor for tensor in counts if tensor is not None]
-    if there and also is not None:
-        there.append(also)
-        counts = [*counts, also]
-    flat = torch.cat(there).tolist() if there else []
-    lists: list[list[int]] = []
-    start = 0
-    for tensor in counts:
-        end = start + (0 if tensor is None else tensor.numel())
-        lists.append(flat[start:end])
-        start = end
-    return lists

@@ -25,6 +25,11 @@ class DeviceClock:
         return event
 
 
+def has_passed(mark: Any) -> bool:
+    """True if the device has come to this mark; False without one. Waits for nothing."""
+    return mark is not None and bool(mark.query())
+
+
 def elapsed_ms(start: Any, end: Any) -> float | None:
     """Milliseconds between two marks; None where one is missing. Waits for the second."""
     if start is None or end is None:

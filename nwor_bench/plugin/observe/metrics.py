@@ -91,12 +91,17 @@ def publish(hook: RunnerHook, worker: Any, settings: PluginSettings) -> PatchSet
     pair = pair_name(worker.vllm_config)
     metrics = WindowMetrics(MetricFiles(folder, process_name(rank)))
 
-    def count(window: WindowCounts) -> None:
-        metrics.add(window, labels_of(pair, hook.nwor_mode, hook.validator.mode, rank))
+    begun = labels_of(pair, settings.mode_name, settings.scv_mode, rank)
 
-    metrics.begin(labels_of(pair, settings.nwor_mode, settings.scv_mode, rank))
+    def count(window: WindowCounts) -> None:
+        if settings.interleave:  # counts come late, when the hook's modes are others
+            metrics.add(window, begun)
+        else:
+            metrics.add(window, labels_of(pair, hook.nwor_mode, hook.validator.mode, rank))
+
+    metrics.begin(begun)
     hook.accumulator.listener = count
-    if hook.late is not None:
+    if hook.late is not None and not settings.interleave:  # `live.traffic` reads them otherwise
         patches = PatchSet([Patch(hook.runner, "execute_model", read_counts_in_time(hook))])
         patches.apply()
     return patches
@@ -108,7 +113,7 @@ def publish_refusal(reason: str, worker: Any, settings: PluginSettings) -> None:
     if folder is None:
         return
     rank = global_rank(worker)
-    labels = labels_of(pair_name(worker.vllm_config), settings.nwor_mode, settings.scv_mode, rank)
+    labels = labels_of(pair_name(worker.vllm_config), settings.mode_name, settings.scv_mode, rank)
     files = MetricFiles(folder, process_name(rank))
     files.add("nwor_fallback_count", (*labels, ("reason", reason)), 1)
     files.close()

@@ -151,10 +151,9 @@ class V1RunnerHook:
             self._scheduler_output = scheduler_output
             started = time.perf_counter()
             try:
+                turn = self._turns.next(scheduler_output) if self._turns is not None else None
                 if scheduler_output.scheduled_spec_decode_tokens:
-                    self._step = Step(scheduler_output, started)
-                    if self._turns is not None:
-                        self._step.turn = self._turns.next(scheduler_output)
+                    self._step = Step(scheduler_output, started, turn=turn)
                 return original(scheduler_output, *args, **kwargs)
             finally:
                 self._scheduler_output = None
@@ -200,6 +199,8 @@ class V1RunnerHook:
                 step.times = replace(step.times, wall_ms=_ms_since(step.started))
                 if self.window is not None and self.window.batch is not None:
                     step.outcome = self.window.close()
+                    if self._turns is not None:
+                        self._turns.ended(step.outcome.fallback_reason)
                 if self.late is None:
                     self._counts.add(step, output.sampled_token_ids)
                 else:
@@ -277,7 +278,8 @@ class V1RunnerHook:
         num_accepted = validation.num_accepted if validation else []
         if validation is not None and window.accept(validation.accepted, sum(num_accepted)):
             window.commit()
-        reason = self._vote.settle(window.fallback_reason, num_accepted)
+        alarm = self._turns.alarm if self._turns is not None else None
+        reason = self._vote.settle(alarm or window.fallback_reason, num_accepted)
         if reason is not None:
             window.withdraw(reason)
 

@@ -182,17 +182,24 @@ class V2RunnerHook(V2Windows):
             self._close_leftover()
             self.late.note_requests(finished(scheduler_output), restarted(scheduler_output))
             if not scheduler_output.total_num_scheduled_tokens:
+                self._went_idle(scheduler_output)
                 return original(scheduler_output, *args, **kwargs)
             now, mark = time.perf_counter(), self.clock.mark()
             self.late.step_started(now, mark)
             has_window = bool(scheduler_output.scheduled_spec_decode_tokens)
             pending = PendingStep(started=now, began=mark)
-            if has_window and self._turns is not None:
+            if self._turns is not None:  # after the mark: a switch belongs to its own window
                 pending.turn = self._turns.next(scheduler_output)
             self._step = Step(pending, has_window, scheduler_output)
             return original(scheduler_output, *args, **kwargs)
 
         return execute_model
+
+    def _went_idle(self, scheduler_output: Any) -> None:
+        """A step without tokens: what comes before the next one is waiting."""
+        if self._turns is not None:
+            self._turns.next(scheduler_output)
+            self.late.went_idle()
 
     def _wrap_dispatch(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def dispatch(*args: Any, **kwargs: Any) -> Any:
@@ -248,6 +255,8 @@ class V2RunnerHook(V2Windows):
                 self.probe.mark("sample_end")
                 self._validate_and_commit(step, output[1])
                 step.pending.marks = self.probe.take()
+                if self._turns is not None:
+                    self._turns.ended(step.pending.fallback_reason)
             self._step = None
             self.late.add(step.pending)
             step.pending.hook_s += time.perf_counter() - began

@@ -2,8 +2,8 @@
 
 Which accesses persist is an attribute of a stream: an address range, the access-policy window, of
 which a share (`hit_ratio`) is kept and the rest streams through. Kernels captured in a CUDA graph
-keep the attribute of the stream that they were captured on. Persisting is no promise: an H200 kept
-no such line for as long as a window lasts (sweeps/studies/dram-kernels). L2 that is set
+keep the attribute of the stream that they were captured on. Persisting is not guaranteed: an H200
+kept no such line for as long as a window lasts (sweeps/studies/dram-kernels). L2 that is set
 aside is missing for everything else, so it is given back whenever staging is off.
 
 Source: CUDA C++ Programming Guide, "L2 cache control". Through NVIDIA's package cuda-bindings,

@@ -146,7 +146,9 @@ class V2Windows:
         if window.accept(accepted, None):
             window.commit()
         assert self.refusals is not None
-        reason = self._vote.settle(self.refusals.to_vote() or window.fallback_reason)
+        alarm = self._turns.alarm if self._turns is not None else None
+        own = self.refusals.to_vote() or alarm or window.fallback_reason
+        reason = self._vote.settle(own)
         self.refusals.settle(reason)
         if reason is not None:
             window.withdraw(reason)

@@ -7,10 +7,11 @@ from nwor_bench.analysis.comparing.compare import CellChange, ChangeVerdict, Com
 from nwor_bench.analysis.comparing.decide_by import DecideBy
 from nwor_bench.analysis.comparing.preconditions import unknown_machine
 from nwor_bench.analysis.comparing.stored_run import SUMMARIES, StoredRun
+from nwor_bench.analysis.interleaved.effects import DEVICE_MS, WALL_MS
 from nwor_bench.analysis.paired import LATENCY_MS
 from nwor_bench.records.types import CellResult
 from nwor_bench.report.sections.verdicts import CPU_SENTENCE, on_cpu
-from nwor_bench.report.text import NOT_MEASURED, decimal, joined, plural
+from nwor_bench.report.text import NOT_MEASURED, decimal, joined, plural, with_bounds
 
 CHANGE_HEADERS = ("Cell", "Change", "Ratio to off, NEW / BASE", "Time, NEW / BASE")
 VALUE_HEADERS = ("Cell", "Window ms", "Tokens/s", "Accepted", "Parity")
@@ -95,8 +96,8 @@ def change_text(change: Change | None) -> str:
     if change is None:
         return NOT_MEASURED
     if change.interval is None:
-        return f"{change.ratio:.3f}"
-    return f"{change.ratio:.3f} [{change.interval.low:.3f}, {change.interval.high:.3f}]"
+        return with_bounds(change.ratio, None, None)
+    return with_bounds(change.ratio, change.interval.low, change.interval.high)
 
 
 def reasons(comparison: Comparison) -> list[str]:
@@ -196,7 +197,13 @@ def _pairing(comparison: Comparison) -> list[str]:
             f"Both runs timed {_span(paired)} of the same prompts, seed and temperature, which are "
             "compared in pairs."
         )
-    if any(not change.paired for change in made):
+    in_turn = [change for change in made if change.measure in (DEVICE_MS, WALL_MS)]
+    if in_turn:
+        found.append(
+            "Ratios are those of windows in turn: each run's interval comes from its own groups, "
+            "and the two are independent samples (Welch)."
+        )
+    if any(not change.paired and change not in in_turn for change in made):
         found.append(
             "The runs are not paired (prompts, seeds or number of blocks differ, or only summaries "
             "were kept): intervals are for two independent samples (Welch)."

@@ -5,6 +5,7 @@ from math import ceil
 
 from nwor_bench.analysis.aggregate import REFERENCE, noise_floor
 from nwor_bench.analysis.findings import Severity, findings
+from nwor_bench.analysis.interleaved.agreement import WINDOWS
 from nwor_bench.analysis.statistics import DEFAULT_MARGIN
 from nwor_bench.records.header import RunHeader
 from nwor_bench.records.store import RunData
@@ -17,6 +18,7 @@ from nwor_bench.report.sections.advice import (
     switched_on,
 )
 from nwor_bench.report.sections.kv_gate import kv_sentence
+from nwor_bench.report.sections.split import split_lines
 from nwor_bench.report.sections.verdicts import (
     CPU_BADGE,
     Answer,
@@ -48,6 +50,7 @@ def questions(run: RunData, cells: Sequence[CellResult]) -> Definitions:
     entries = {
         "Does it pay?": _pays(found, cells),
         "By how much?": _how_much(found, cells),
+        "What makes the difference?": " ".join(split_lines(run, cells)),
         "How sure is that?": " ".join(_how_sure(run, found, cells)),
         "Is the output the same?": f"{same_output(cells)} {kv_sentence(run)}".strip(),
         "What next?": " ".join(_next(run, found, cells)),
@@ -165,7 +168,11 @@ def _how_sure(run: RunData, found: Answer, cells: Sequence[CellResult]) -> Itera
         str(Verdict.AMBIGUOUS): "Not sure enough to say yes or no.",
         str(Verdict.SAME): "Sure that any effect is within the interval above.",
     }.get(verdict, f"Sure of the direction: {why}")
-    yield f"It rests on {plural(cell.batches, 'block')}, each of which ran every cell on the same"
+    if cell.interleaved == WINDOWS:
+        yield f"It rests on {plural(cell.groups or 0, 'group')} of neighbouring windows of the same"
+    else:
+        rests = f"It rests on {plural(cell.batches, 'block')}, each of which ran every cell"
+        yield f"{rests} on the same"
     if corrected(cell):
         yield "prompts; intervals of this kind all hold the true values in 19 of 20 runs, whichever"
         yield "cell comes out best."
@@ -248,6 +255,11 @@ def _measure_longer(cell: CellResult | None) -> str:
     seen = f"Only an effect of {percent(effect, 2)} or more would probably have shown here."
     if factor > _WORTH_WAITING:
         return f"{seen} That is coarse: find out what disturbs the machine first (see Findings)."
+    if cell.interleaved == WINDOWS:
+        return (
+            f"Leave it off until that is known. {seen} Measure {max(factor, 2):.0f} times as long "
+            "(--time-budget)."
+        )
     blocks = max(ceil(factor * cell.batches), 2 * cell.batches)
     return (
         f"Leave it off until that is known. {seen} Measure longer: about {blocks:,} blocks "

@@ -24,6 +24,19 @@ ENTRIES = (
      "the blocks' log ratios, widened where they are autocorrelated; it is the cell's own. Where "
      "windows could not be timed or matched it is the time of whole batches, and Compared says "
      "latency_ms."),
+    ("Windows in turn, group", "Cells alternate within a batch. A group is four runs of a few "
+     "windows, A B B A or B A A B; the first window of each run does not count. Where such groups "
+     "were measured the ratio is theirs: Huber's robust location of the groups' log ratios, its "
+     "interval widened where groups are autocorrelated. Compared then says device_ms (the GPU's "
+     "clock) or wall_ms (the host's)."),
+    ("Decided by", "windows: the ratio is that of groups. batches: whole batches disagree with it, "
+     "or groups are too few, so whole batches decide."),
+    ("Mean ratio", "The plain mean of the groups: rare long windows count in full."),
+    ("Carry-over", "The ratio in runs of two windows over that in long runs: 1 if a mode leaves "
+     "nothing behind in the windows after it."),
+    ("control; attention, writes", "control x off reads draft tokens' K/V as stage does and writes "
+     "them directly as off does. Control over off is what the other attention kernel is worth; "
+     "stage over control what not writing is worth, validation and commit included."),
     ("Corrected for compared cells", "The answer's interval: Student's t at 1 - 0.05 / number of "
      "cells (Bonferroni), so that all cells' intervals hold at once in 95 % of runs, and with them "
      "that of the cell which came out best. cells.csv has it as ratio_simultaneous_low and _high."),
@@ -34,7 +47,7 @@ ENTRIES = (
     ("INEFFECTIVE", "The mode never fired, so its time says nothing of it and it has no ratio."),
     ("INVALID", "The mode changed the model's output, or its counts do not add up: no time of it "
      "counts."),
-    ("reference", "off x off itself, which the others are judged by."),
+    ("reference", "off x off itself, which the others are compared with."),
     ("Noise floor, noise band", "How far the A/A cell's interval reaches from 1."),
     ("p50 ms, p95 ms", "Time of whole batches in milliseconds: median and 95th percentile."),
     ("Window ms", "Mean time from one window's start to the next, in milliseconds."),

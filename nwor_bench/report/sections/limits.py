@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from nwor_bench.analysis.aggregate import REFERENCE, noise_floor
+from nwor_bench.analysis.interleaved.agreement import WINDOWS
 from nwor_bench.analysis.statistics import MIN_BLOCKS
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import CellResult, NworMode, Phase, ScvMode
@@ -13,9 +14,9 @@ FEW_BLOCKS = 10
 """Below this an interval rests on too little to be tight, and the report says so."""
 
 CPU_LIMIT = (
-    "These timings judge the harness, never NWOR: on a CPU both modes run on a reference attention "
-    "backend of nwor-bench's own, because the stock CPU cache cannot be read in part. Tokens, "
-    "acceptance and counts hold; speed does not carry over to a GPU in either direction."
+    "These timings measure the harness, not NWOR: on a CPU both modes run on a reference "
+    "attention backend of nwor-bench's own, because the stock CPU cache cannot be read in part. "
+    "Tokens, acceptance and counts hold; speed does not carry over to a GPU in either direction."
 )
 
 
@@ -23,6 +24,12 @@ OTHER_ATTENTION = (
     "Mode stage changes two things: drafts are not written, and attention is nwor-bench's kernel "
     "instead of the backend's, since it must read them from elsewhere. A ratio holds both. How the "
     "two attention kernels compare alone: nwor-bench kernels --kernels verify_attention."
+)
+
+SPLIT = (
+    "Mode stage changes two things: drafts are not written, and attention is nwor-bench's kernel. "
+    "A ratio holds both. Windows in turn tell them apart for the cell that alternated with control "
+    "x off; of other staging cells the total alone is known."
 )
 
 
@@ -34,7 +41,7 @@ def limits(run: RunData, cells: Sequence[CellResult]) -> tuple[str, ...]:
 def _device(run: RunData, cells: Sequence[CellResult]) -> Iterator[str]:
     if not on_cpu(run.header):
         if any(cell.nwor_mode == NworMode.STAGE and cell.ratio_to_off for cell in cells):
-            yield OTHER_ATTENTION
+            yield SPLIT if _has_control(cells) else OTHER_ATTENTION
         return
     yield CPU_LIMIT
     if any(cell.scv_mode != ScvMode.OFF for cell in cells):
@@ -44,17 +51,30 @@ def _device(run: RunData, cells: Sequence[CellResult]) -> Iterator[str]:
         )
 
 
+def _has_control(cells: Sequence[CellResult]) -> bool:
+    return any(cell.nwor_mode == NworMode.CONTROL and cell.interleaved == WINDOWS for cell in cells)
+
+
 def _time(run: RunData, cells: Sequence[CellResult]) -> Iterator[str]:
     blocks = len({batch.block for batch in run.batches if batch.phase == Phase.TIMED})
-    if blocks < MIN_BLOCKS:
+    if any(cell.interleaved == WINDOWS for cell in cells):
+        yield (
+            "Ratios of windows in turn leave out the first window after each switch; a mode that "
+            "slows down later windows of another one would show as carry-over."
+        )
+        if all(cell.ratio_batches_low is None for cell in cells):
+            yield (
+                f"Whole batches ran in {plural(blocks, 'block')}, and to check the windows' ratios "
+                f"takes {MIN_BLOCKS}."
+            )
+    elif blocks < MIN_BLOCKS:
         yield (
             f"{plural(blocks, 'timed block')}: too few for an interval (it needs {MIN_BLOCKS}), so "
             "no cell can be called faster or slower."
         )
     elif blocks < FEW_BLOCKS:
         yield (
-            f"{blocks} timed blocks are few: the intervals are honest but wide. More blocks narrow "
-            "them."
+            f"{blocks} timed blocks are few, so the intervals are wide. More blocks narrow them."
         )
     if noise_floor(cells) is None:
         yield (

@@ -18,7 +18,7 @@ from nwor_bench.report.text import (
     sure_bounds,
 )
 
-CPU_SENTENCE = "On a CPU these times judge the harness, never NWOR."
+CPU_SENTENCE = "On a CPU these times measure the harness, not NWOR."
 
 CPU_BADGE = "CPU RUN"
 NOTHING_BADGE = "NOTHING COMPARED"
@@ -130,7 +130,7 @@ def went_wrong(cells: Sequence[CellResult]) -> str:
 
 def _cpu(subject: str) -> str:
     return (
-        f"This run says nothing on whether {subject} pays: it ran on a CPU, and judges the "
+        f"This run says nothing on whether {subject} pays: it ran on a CPU, and measures the "
         f"harness, not {subject}."
     )
 

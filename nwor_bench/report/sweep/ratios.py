@@ -70,7 +70,7 @@ def _figure(runs: Sequence[SweptRun], variable: Variable) -> Figure:
     for panel in range(len(cells)):
         end = "" if panel == 0 else str(panel + 1)
         below = panel + COLUMNS >= len(cells)
-        extra = {} if places is None else {"ticks": [str(value) for value in places]}
+        extra = {} if places is None else {"places": [str(value) for value in places]}
         axes[f"xaxis{end}"] = axis(variable.title if below else "", **extra)
         left = panel % COLUMNS == 0
         axes[f"yaxis{end}"] = axis("ratio to off x off" if left else "", line_at=1)

@@ -136,7 +136,8 @@ class KvGate:
         self._off = (batch, answer) if self._why_not is None else None
 
     def _check(self, batch: KvBatch, answer: Answer) -> KvResult:
-        if not answer.record.staged_tokens:
+        record = answer.record
+        if record.nwor_mode is NworMode.STAGE and not record.staged_tokens:
             return KvResult(KvVerdict.NOT_RUN, "nothing was staged")
         if self._off is None:
             return KvResult(KvVerdict.NOT_RUN, self._why_not)

@@ -10,7 +10,7 @@ from parts import Parts
 from nwor_bench.models.shape import ModelShape
 
 NO_SPLITS, WITH_SPLITS = "full-1split-8x4-0.5", "full-8x4-0.5"
-"""A run without context splits and its twin: their difference is what splits cost in an engine."""
+"""The same run without context splits and with them: the difference is what splits cost."""
 
 MEMORY = re.compile("eager(-.*)?-64x8-")
 """Runs whose writes depend on the allocator's choice of memory."""

@@ -7,7 +7,7 @@ TEXT = """# DRAM bytes a window, by the GPU's own counters
 {commands}
 
 {machine}; runs are from several hosts with such GPUs. A difference from off is within one
-engine; one between two runs (persist and copy, 1split and its twin, emptied and its like) is not.
+engine; one between two runs (persist and copy, 1split and default splits, emptied and not) is not.
 
 Llama-3.2-3B's shape, random weights, synthetic acceptance (the run's last number is the share),
 prompts of 1,024 tokens. Runs are named graphs-(way to stage)-requests x drafts-acceptance.

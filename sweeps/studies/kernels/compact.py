@@ -1,4 +1,4 @@
-"""kernels.csv from a folder of `nwor-bench kernels`.
+"""kernels.csv.gz from a folder of `nwor-bench kernels`.
 
     nwor-bench kernels --context 1024,8192 --rounds 20 --output FOLDER
     python sweeps/studies/kernels/compact.py FOLDER
@@ -8,6 +8,7 @@ What no page shows is left out; the command, the machine and the shape stand bef
 """
 
 import argparse
+import gzip
 import json
 from pathlib import Path
 from typing import Any
@@ -63,7 +64,8 @@ def main() -> None:
     folder = parser.parse_args().folder
     result = json.loads((folder / "kernels.json").read_text(encoding="utf-8"))
     text = compact(pd.read_csv(folder / "kernels.csv"), result["command"], machine_of(result))
-    Path(__file__).with_name("kernels.csv").write_text(text, encoding="utf-8")
+    packed = gzip.compress(text.encode("utf-8"), mtime=0)
+    Path(__file__).with_name("kernels.csv.gz").write_bytes(packed)
 
 
 if __name__ == "__main__":

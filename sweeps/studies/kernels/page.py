@@ -1,5 +1,6 @@
-"""README.md from kernels.csv: python sweeps/studies/kernels/page.py"""
+"""README.md from kernels.csv.gz: python sweeps/studies/kernels/page.py"""
 
+import gzip
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ TEXT = """# Our kernels against their peers
     {command}
     python sweeps/studies/kernels/compact.py FOLDER && python sweeps/studies/kernels/page.py
 
-{machine} Every line of the run is a row of [kernels.csv](kernels.csv).
+{machine} Every line of the run is a row of [kernels.csv.gz](kernels.csv.gz).
 
 {table}
 
@@ -38,7 +39,7 @@ one. Every result was compared with a torch reference before it was timed.
 
 def read_rows(table: Path) -> tuple[list[Row], dict[str, str]]:
     """The rows, and the facts before the table."""
-    text = table.read_text(encoding="utf-8")
+    text = gzip.decompress(table.read_bytes()).decode("utf-8")
     told = (line[2:].partition(": ") for line in text.splitlines() if line.startswith("# "))
     names = {ours: theirs for theirs, ours in COLUMNS.items()}
     frame = pd.read_csv(StringIO(text), comment="#").rename(columns=names).astype(object)
@@ -108,4 +109,4 @@ def _markdown(lines: list[dict[str, str]]) -> str:
 
 if __name__ == "__main__":
     here = Path(__file__).parent
-    (here / "README.md").write_text(text_of(here / "kernels.csv"), encoding="utf-8")
+    (here / "README.md").write_text(text_of(here / "kernels.csv.gz"), encoding="utf-8")

@@ -72,7 +72,7 @@ def cell(fault: str, facts: dict[str, Any]) -> str:
     if fault not in found:
         return ""
     if fault in facts.get("rejudged", {}):
-        return f"{', '.join(facts['rejudged'][fault]['checks'])} (judged anew)"
+        return f"{', '.join(facts['rejudged'][fault]['checks'])} (checked again)"
     if fault == SOUND:
         return "passes" if not found[fault] else f"FALSE ALARM: {', '.join(found[fault])}"
     return ", ".join(found[fault]) or "NOT CAUGHT"

@@ -136,12 +136,12 @@ def report(pair_name: str, requests: int, tokens: int, seed: int) -> None:
     engine.set_modes(off)
     texts_out = engine.decode_greedily(prompts, [tokens] * requests, ignore_eos=True)
     outputs = [list(output.token_ids) for output in texts_out]
-    judge = TieCheck(engine, off, lambda: prompts, tokens, ignore_eos=True)
+    ties = TieCheck(engine, off, lambda: prompts, tokens, ignore_eos=True)
     rows = rows_of(pair.target, prompts, outputs, seed)
-    leading = judge.check(prompts, outputs, leading_places(engine, prompts, outputs))
-    changed = judge.check(prompts, outputs, changed_places(rows, outputs))
+    leading = ties.check(prompts, outputs, leading_places(engine, prompts, outputs))
+    changed = ties.check(prompts, outputs, changed_places(rows, outputs))
     engine.close()
-    scale = judge.measured
+    scale = ties.measured
     assert scale is not None
     print(f"pair {pair.name}, {requests} requests of {tokens} tokens, bfloat16")
     print(

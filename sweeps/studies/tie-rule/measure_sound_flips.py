@@ -58,18 +58,18 @@ def check_set(engine: VllmEngine, off: Cell, prompts: Tokens, tokens: int) -> st
     reference = [o.token_ids for o in engine.decode_greedily(prompts, lengths, ignore_eos=True)]
     with nudged(engine):
         outputs = engine.decode_greedily(prompts, lengths, ignore_eos=True)
-    judge = NudgedTieCheck(engine, off, prompts, tokens)
+    ties = NudgedTieCheck(engine, off, prompts, tokens)
     answers = [output.token_ids for output in outputs]
-    judged = check_tokens(off, prompts, answers, reference, judge, to_the_end=True)
-    scale = judge.measured
+    checked = check_tokens(off, prompts, answers, reference, ties, to_the_end=True)
+    scale = ties.measured
     if scale is None:
         return "no token differs"
-    squares = sum(verdict.multiple**2 for verdict in judged.verdicts)
-    far = together_outside(len(judged.verdicts), squares)
-    gaps = sorted(v.gap for v in judged.verdicts if v.gap is not None)
+    squares = sum(verdict.multiple**2 for verdict in checked.verdicts)
+    far = together_outside(len(checked.verdicts), squares)
+    gaps = sorted(v.gap for v in checked.verdicts if v.gap is not None)
     return (
-        f"{judged.comparison.parity if far is None else 'INVALID (together)'}: "
-        f"{len(judged.verdicts)} differing tokens, largest gap {gaps[-1] if gaps else 0:.3f} of "
+        f"{checked.comparison.parity if far is None else 'INVALID (together)'}: "
+        f"{len(checked.verdicts)} differing tokens, largest gap {gaps[-1] if gaps else 0:.3f} of "
         f"{scale.allowance:.3f} nats, squares {squares:.1f}; scale {scale.rms:.4f}, moving "
         f"{scale.moved_rms:.4f}, largest {scale.largest:.3f}"
     )

@@ -1,4 +1,4 @@
-"""Cells judged together: the A/A arm, correction for their number, the noise floor."""
+"""Cells compared together: the A/A arm, correction for their number, the noise floor."""
 
 from dataclasses import replace
 
@@ -116,7 +116,7 @@ def test_the_arms_windows_are_not_taken_for_off_x_offs(run):
 
 
 def test_an_arm_that_answers_otherwise_is_its_own_fault(run):
-    """off x off stays the reference by which the others are judged."""
+    """off x off stays the reference that the others are compared with."""
     other = change_batches(
         run, lambda b: b.arm is not None and b.phase == "timed", token_digests=("x", "y")
     )

@@ -2,9 +2,12 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import gguf
 import numpy as np
+
+if TYPE_CHECKING:
+    import gguf  # half a second: loaded by the tests that write a file
 
 HEADS, KV_HEADS, HEAD_DIM, HIDDEN, WIDE = 2, 1, 8, 32, 64
 CONTROL, NORMAL = 3, 1
@@ -25,6 +28,8 @@ class SyntheticGguf:
 def write_gguf(path: Path, *, architecture: str = "llama", extra_tensor: str | None = None,
                context_length: int | None = 128, tied: bool = True) -> SyntheticGguf:  # fmt: skip
     """One layer; query and down projection in Q4_1, the rest in F32."""
+    import gguf
+
     rng = np.random.default_rng(5)
     shapes = {
         "token_embd.weight": (len(TOKENS), HIDDEN),
@@ -61,7 +66,7 @@ def write_gguf(path: Path, *, architecture: str = "llama", extra_tensor: str | N
     return SyntheticGguf(path, tensors)
 
 
-def _add_metadata(writer: gguf.GGUFWriter, context_length: int | None) -> None:
+def _add_metadata(writer: "gguf.GGUFWriter", context_length: int | None) -> None:
     if context_length is not None:
         writer.add_context_length(context_length)
     writer.add_embedding_length(HIDDEN)

@@ -3,7 +3,6 @@
 import json
 from pathlib import Path
 
-import gguf
 import numpy as np
 import pytest
 from safetensors.torch import load_file
@@ -44,6 +43,8 @@ def q4_1_values(raw: np.ndarray, columns: int) -> np.ndarray:
 
 
 def raw_tensor(path: Path, name: str) -> np.ndarray:
+    import gguf
+
     return next(t.data for t in gguf.GGUFReader(path).tensors if t.name == name)
 
 

@@ -145,7 +145,7 @@ def test_a_trained_head_learns_and_vllm_drafts_with_it(tmp_path: Path) -> None:
     answered = [(list(p), list(ids)) for p, ids in zip(prompts, output.token_ids, strict=True)]
     found = simulated(folder / "head", answered)
     counted = output.counters
-    # vLLM also counts each request's last window, which ends before its drafts could be judged.
+    # vLLM also counts each request's last window, which ends before its drafts could be validated.
     assert 0 <= counted.num_drafts - found.windows <= 2 * len(answered)
     for ours, vllms in zip(found.accepted, counted.accepted_per_position, strict=True):
         assert 0 <= vllms - ours <= 2 * len(answered)

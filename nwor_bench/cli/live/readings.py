@@ -1,0 +1,164 @@
+"""What a server's /metrics say of its live A/B, in one reading."""
+
+from dataclasses import dataclass, field
+from http.client import HTTPException
+from typing import Any
+from urllib.error import HTTPError, URLError
+from urllib.parse import urlsplit
+from urllib.request import urlopen
+
+from nwor_bench.errors import BenchError, ConfigError
+from nwor_bench.workload.window_order import ALL
+
+TIMEOUT_S = 10.0
+REMEDY = "start the server with VLLM_NWOR_MODE=interleave (docs/live.md)"
+PREFIX = "nwor_"
+
+
+class Unreachable(BenchError):
+    """No answer, or none that a running server gives."""
+
+
+@dataclass(frozen=True)
+class ClassRatio:
+    """Stage over off in windows of one class of batch sizes."""
+
+    num_reqs: str
+    groups: int = 0
+    ratio: float | None = None
+    """None until there are groups enough for an interval, like its ends."""
+    low: float | None = None
+    high: float | None = None
+
+    @property
+    def half_width(self) -> float | None:
+        """Half the interval; None without one."""
+        return None if self.low is None or self.high is None else (self.high - self.low) / 2
+
+
+@dataclass(frozen=True)
+class Reading:
+    """One reading of one worker's metrics."""
+
+    scv_mode: str
+    classes: dict[str, ClassRatio]
+    """By class, small batches first, `all` last."""
+    left_out: dict[str, int]
+    """Groups that do not count, by reason."""
+    stopped: str | None
+    """The guard that stopped staging for good; None while it goes on."""
+    clock: str | None
+    """`device` or `host`; None before the first ratio."""
+    fallbacks: dict[str, int] = field(default_factory=dict)
+    """Windows written directly, by reason."""
+
+    def of(self, num_reqs: str) -> ClassRatio:
+        """The class, perhaps still empty."""
+        return self.classes.get(num_reqs, ClassRatio(num_reqs))
+
+
+def metrics_address(url: str) -> str:
+    """The address of the server's /metrics. Raises ConfigError for what is no address."""
+    try:
+        parts = urlsplit(url)
+        usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # a port that is none
+        usable = False
+    if not usable or any(char.isspace() for char in url):
+        raise ConfigError.for_field("URL", url, "write for example http://localhost:8000")
+    path = parts.path.rstrip("/")
+    return parts._replace(path=path if path.endswith("/metrics") else f"{path}/metrics").geturl()
+
+
+def read(address: str) -> Reading:
+    """Ask the server once.
+
+    Raises:
+        Unreachable: nobody answers there, or with an error.
+        ConfigError: the answer has no metrics of a live A/B; the message says what to set.
+    """
+    try:
+        with urlopen(address, timeout=TIMEOUT_S) as response:
+            text = response.read().decode("utf-8", "replace")
+    except HTTPError as error:
+        error.close()
+        if error.code == 404:
+            raise ConfigError.for_field(
+                "URL", address, f"no metrics are there; {REMEDY}"
+            ) from error
+        raise Unreachable(f"{address} answers with {error.code} ({error.reason})") from error
+    except (URLError, HTTPException, OSError) as error:
+        why = getattr(error, "reason", None) or error
+        raise Unreachable(f"{address} does not answer ({why}); is the server up?") from error
+    return parse(text, address)
+
+
+def parse(text: str, address: str) -> Reading:
+    """What the metrics say. Raises ConfigError where none is of a live A/B."""
+    samples = _samples(text)
+    live = [sample for sample in samples if sample.name.startswith("nwor_live_")]
+    if not live:
+        raise ConfigError.for_field("URL", address, _why_not_live(samples))
+    rank = min((sample.labels.get("rank", "0") for sample in live), key=int)
+    own = [sample for sample in live if sample.labels.get("rank", "0") == rank]
+    ratios = [sample for sample in own if sample.name == "nwor_live_ratio"]
+    return Reading(
+        scv_mode=own[0].labels.get("scv_mode", ""),
+        classes=_classes(own),
+        left_out=_by_reason(own, "nwor_live_groups_left_out_total"),
+        stopped=next(iter(_by_reason(live, "nwor_live_staging_stopped_total")), None),
+        clock=ratios[-1].labels.get("clock") if ratios else None,
+        fallbacks=_by_reason(samples, "nwor_fallback_count_total", rank=rank),
+    )
+
+
+def _samples(text: str) -> list[Any]:
+    from prometheus_client.parser import text_string_to_metric_families
+
+    ours = (f"{PREFIX}", f"# HELP {PREFIX}", f"# TYPE {PREFIX}")
+    lines = [line for line in text.splitlines() if line.startswith(ours)]
+    try:
+        families = list(text_string_to_metric_families("\n".join([*lines, ""])))
+    except ValueError:
+        return []
+    return [sample for family in families for sample in family.samples]
+
+
+def _why_not_live(samples: list[Any]) -> str:
+    attached = [r for r in _by_reason(samples, "nwor_fallback_count_total") if "attach:" in r]
+    if attached:
+        return f"nwor-bench is not attached there ({attached[0]}); the server's log says why"
+    modes = {sample.labels.get("nwor_mode") for sample in samples}
+    mode = next((mode for mode in modes if mode), None)
+    if mode is not None:
+        return f"that server runs in mode {mode} alone; {REMEDY}"
+    return f"no metrics of nwor-bench are there; {REMEDY}, and without VLLM_NWOR_METRICS=0"
+
+
+def _classes(samples: list[Any]) -> dict[str, ClassRatio]:
+    fields = {
+        "nwor_live_groups_total": "groups",
+        "nwor_live_ratio": "ratio",
+        "nwor_live_ratio_low": "low",
+        "nwor_live_ratio_high": "high",
+    }
+    found: dict[str, dict[str, Any]] = {ALL: {}}
+    for sample in samples:
+        if sample.name in fields:
+            value = int(sample.value) if fields[sample.name] == "groups" else sample.value
+            found.setdefault(sample.labels["num_reqs"], {})[fields[sample.name]] = value
+    return {name: ClassRatio(name, **found[name]) for name in sorted(found, key=_size)}
+
+
+def _size(num_reqs: str) -> float:
+    return float("inf") if num_reqs == ALL else int(num_reqs.partition("-")[0])
+
+
+def _by_reason(samples: list[Any], name: str, **labels: str) -> dict[str, int]:
+    """Counts above 0, the largest first."""
+    found: dict[str, int] = {}
+    for sample in samples:
+        if sample.name == name and sample.value and labels.items() <= sample.labels.items():
+            reason = sample.labels.get("reason", "")
+            found[reason] = max(found.get(reason, 0), int(sample.value))
+    return dict(sorted(found.items(), key=lambda item: -item[1]))

@@ -1,0 +1,151 @@
+"""A live A/B in the terminal and as JSON: the answer first, a table of at most 80 columns."""
+
+from datetime import timedelta
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from nwor_bench.analysis.statistics import CONFIDENCE, DEFAULT_MARGIN, RatioInterval, verdict
+from nwor_bench.cli.live.readings import ClassRatio, Reading
+from nwor_bench.cli.live.watching import Ended, Seen, Wanted
+from nwor_bench.records.live_reasons import in_words
+from nwor_bench.records.types import Verdict
+from nwor_bench.report.sections.verdicts import CPU_BADGE, CPU_SENTENCE, NOTHING_BADGE, Answer
+from nwor_bench.report.text import NOT_MEASURED, change, change_range, plural
+from nwor_bench.workload.window_order import ALL
+
+STOPPED_BADGE = "STAGING STOPPED"
+
+ENDINGS = {
+    Ended.GONE: "The server no longer answers; this is what it said last.",
+    Ended.INTERRUPTED: "Interrupted.",
+}
+
+
+def answer(seen: Seen, wanted: Wanted) -> Answer:
+    """Does it pay? In one sentence, to be read after the badge."""
+    reading, own = seen.reading, seen.reading.of(wanted.num_reqs)
+    if reading.stopped is not None:
+        why = in_words(reading.stopped)
+        return Answer(
+            STOPPED_BADGE,
+            f"Staging has stopped for good because {why} ({reading.stopped}). The server goes on "
+            "in mode off; its log says more.",
+        )
+    interval = interval_of(own)
+    if interval is None:
+        return Answer(NOTHING_BADGE, _nothing(reading, own))
+    found = verdict(interval)
+    if reading.clock == "host":
+        return Answer(CPU_BADGE, f"{_measured(reading, own, interval)}. {CPU_SENTENCE}")
+    lead = {
+        Verdict.FASTER: "Yes, NWOR pays here",
+        Verdict.SLOWER: "No, NWOR does not pay here, it costs time",
+        Verdict.SAME: "No, NWOR does not pay here: it makes no difference of more than "
+        f"{100 * DEFAULT_MARGIN:g} %",
+    }.get(found, "This traffic cannot yet say whether NWOR pays")
+    return Answer(str(found), f"{lead}: {_measured(reading, own, interval)}.")
+
+
+def is_conclusive(seen: Seen, wanted: Wanted) -> bool:
+    """True if the ratio has an interval that says FASTER, SLOWER or SAME."""
+    interval = interval_of(seen.reading.of(wanted.num_reqs))
+    return interval is not None and verdict(interval) is not Verdict.AMBIGUOUS
+
+
+def interval_of(own: ClassRatio) -> RatioInterval | None:
+    """The class's ratio with its interval; None until there is one."""
+    if own.ratio is None or own.low is None or own.high is None:
+        return None
+    return RatioInterval(own.ratio, own.low, own.high, own.groups, CONFIDENCE)
+
+
+def table(reading: Reading) -> RenderableType:
+    """Ratio, interval and groups by class of batch sizes; what is left out; whether it stages."""
+    rows = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+    rows.add_column("Requests", no_wrap=True)
+    for name in ("Time in stage / off\n[95 % interval]", "+-", "Groups"):
+        rows.add_column(name, justify="right", no_wrap=True)
+    for own in reading.classes.values():
+        width = own.half_width
+        half = NOT_MEASURED if width is None else f"{100 * width:.2f} %"
+        rows.add_row(own.num_reqs, _ratio(own), half, f"{own.groups:,}")
+    lines = [Text(line) for line in status_lines(reading)]
+    return Group(rows, "", *lines)
+
+
+def status_lines(reading: Reading) -> list[str]:
+    """What is left out and why, whether staging goes on, and what timed the windows."""
+    left = [f"{number:,} {in_words(why)}" for why, number in reading.left_out.items()]
+    lines = [f"Groups left out: {'; '.join(left) if left else 'none'}."]
+    lines.append(
+        f"Staging: on, stage x {reading.scv_mode} and off x off in turn."
+        if reading.stopped is None
+        else f"Staging: stopped for good ({reading.stopped})."
+    )
+    if reading.fallbacks:
+        why, number = next(iter(reading.fallbacks.items()))
+        lines.append(f"Written directly: {plural(number, 'window')} because of {why}.")
+    if reading.clock is not None:
+        lines.append(f"Timed on the {reading.clock}'s clock.")
+    return lines
+
+
+def progress_line(reading: Reading, wanted: Wanted, waited_s: float) -> str:
+    """One line, for logs."""
+    own = reading.of(wanted.num_reqs)
+    told = f"{_ratio(own)} in {plural(own.groups, 'group')}"
+    return f"{timedelta(seconds=int(waited_s))}  {own.num_reqs}: {told}"
+
+
+def result(seen: Seen, wanted: Wanted, url: str, exit_code: int) -> dict[str, Any]:
+    """The JSON document; docs/json.md lists its keys."""
+    found, reading = answer(seen, wanted), seen.reading
+    return {
+        "url": url,
+        "answer": {"badge": found.badge, "sentence": found.sentence, "num_reqs": wanted.num_reqs},
+        "classes": [
+            {
+                "num_reqs": own.num_reqs,
+                "ratio": own.ratio,
+                "ratio_ci_low": own.low,
+                "ratio_ci_high": own.high,
+                "groups": own.groups,
+            }
+            for own in reading.classes.values()
+        ],
+        "left_out": reading.left_out,
+        "staging_stopped": reading.stopped,
+        "fallbacks": reading.fallbacks,
+        "clock": reading.clock,
+        "ended": str(seen.ended),
+        "waited_s": round(seen.waited_s, 1),
+        "exit_code": exit_code,
+    }
+
+
+def _measured(reading: Reading, own: ClassRatio, interval: RatioInterval) -> str:
+    of = "" if own.num_reqs == ALL else f" of {own.num_reqs} requests"
+    return (
+        f"in stage x {reading.scv_mode} a window{of} takes {change(interval.ratio)} time than in "
+        f"off x off (95 % confidence: {change_range(interval.low, interval.high)}; "
+        f"{plural(own.groups, 'group')})"
+    )
+
+
+def _nothing(reading: Reading, own: ClassRatio) -> str:
+    start = f"Too few groups of windows were compared ({own.groups:,})"
+    if not own.groups and reading.fallbacks and "fallback" in reading.left_out:
+        return f"{start}: no window is staged, because of {next(iter(reading.fallbacks))}."
+    if not own.groups and not reading.left_out:
+        return f"{start}: the server has run next to no windows. Send it requests."
+    return f"{start}; a group is eight windows in a row without a prefill."
+
+
+def _ratio(own: ClassRatio) -> str:
+    if own.ratio is None or own.low is None or own.high is None:
+        return NOT_MEASURED
+    return f"{own.ratio:.4f} [{own.low:.4f}, {own.high:.4f}]"

@@ -1,0 +1,18 @@
+"""The flags of commands that print one result: all of it, its core, or one JSON document."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import typer
+
+from nwor_bench.records.json_text import result_document
+
+AsJson = Annotated[
+    bool, typer.Option("--json", help="Print only the result, as JSON (docs/json.md).")
+]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only the answer.")]
+
+
+def tell_json(content: Mapping[str, Any]) -> None:
+    """Print one JSON document, headed by its version and ours."""
+    typer.echo(result_document(content), nl=False)

@@ -1,0 +1,72 @@
+"""The study's two tables from what was measured: groups.csv.gz of measure.py, cells.csv of runs.
+
+python sweeps/studies/interleave/compact.py --groups DIR... --runs RUN_FOLDER...
+"""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from nwor_bench.analysis.aggregate import summarise
+from nwor_bench.analysis.interleaved.effects import pair_effects
+from nwor_bench.analysis.interleaved.split import splits
+from nwor_bench.records.store import read_run
+
+HERE = Path(__file__).parent
+CELL_FIELDS = (
+    *("compared", "groups", "ratio_to_off", "ratio_ci_low", "ratio_ci_high"),
+    *("ratio_host", "ratio_host_low", "ratio_host_high", "batches"),
+    *("ratio_batches", "ratio_batches_low", "ratio_batches_high", "tokens_per_s", "verdict"),
+)
+
+
+def groups_of(folders: list[Path]) -> pd.DataFrame:
+    """Every group of every part, effects in millionths."""
+    files = [file for folder in folders for file in sorted(folder.glob("*.csv"))]
+    rows = pd.concat(map(pd.read_csv, files))
+    for clock in ("device", "host"):
+        rows[clock] = (1e6 * rows[clock]).round().astype(int)
+    return rows.drop(columns=["truth"]).round({"seconds": 1, "window_ms": 3})
+
+
+def cells_of(folder: Path) -> list[dict[str, Any]]:
+    """A row a cell, and one for the split's second part."""
+    run = read_run(folder)
+    spec = run.header.spec or {}
+    cells = summarise(run)
+    conditions = [batch.conditions for batch in run.batches if batch.phase == "interleaved"]
+    clocks = [c["gpu_sm_clock_mhz"] for c in conditions if "gpu_sm_clock_mhz" in c]
+    setting = {
+        "pair": (run.header.pair.name if run.header.pair else ""),
+        "requests": spec["scenario"]["requests"],
+        "context": spec["scenario"]["prompts"]["tokens"],
+        "cache": spec["engine_args"].get("kv_cache_dtype", "auto"),
+        "clock_low_mhz": min(clocks, default=None),
+        "clock_high_mhz": max(clocks, default=None),
+    }
+    rows = [
+        {**setting, "cell": cell.label, **{name: getattr(cell, name) for name in CELL_FIELDS}}
+        for cell in cells
+    ]
+    for split in splits(pair_effects(run), cells):
+        part = split.writes
+        bounds = {"ratio_to_off": part.ratio, "ratio_ci_low": part.low, "ratio_ci_high": part.high}
+        rows.append({**setting, "cell": f"{split.cell.label} over {split.control.label}", **bounds})
+    return rows
+
+
+def main() -> None:
+    """Parse and write."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--groups", type=Path, nargs="+", required=True)
+    parser.add_argument("--runs", type=Path, nargs="+", required=True)
+    arguments = parser.parse_args()
+    groups_of(arguments.groups).to_csv(HERE / "groups.csv.gz", index=False)
+    cells = pd.DataFrame([row for folder in arguments.runs for row in cells_of(folder)])
+    cells.to_csv(HERE / "cells.csv", index=False, float_format="%.6g")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,114 @@
+"""Findings about windows that took turns: each planted fault is named, a sound run has none."""
+
+from dataclasses import replace
+from functools import cache
+
+import pytest
+from interleaved_run import STAGE_GRAPH, Planted, interleaved_run
+
+from nwor_bench.analysis.aggregate import summarise
+from nwor_bench.analysis.findings import Finding, FindingKind, Severity, findings, grouped
+from nwor_bench.records.store import RunData
+from nwor_bench.records.types import WindowRecord
+
+EFFECTS = {"stage x graph": 0.972, "control x off": 0.985}
+WHOLE = {"graph": 0.972, "control": 0.985}
+OF_WINDOWS = {
+    FindingKind.WINDOWS_DISAGREE,
+    FindingKind.CARRY_OVER,
+    FindingKind.LONG_WINDOWS,
+    FindingKind.CLOCK_EFFECT,
+    FindingKind.GROUPS_LEFT_OUT,
+}
+
+
+@cache
+def planted_run(planted: str = "", graph: float = 0.972) -> RunData:
+    kinds = {
+        "": Planted(EFFECTS),
+        "carry-over": Planted(EFFECTS, carry_over=0.03),
+        "long windows": Planted(EFFECTS, long_windows=0.04),
+        "clocks": Planted(EFFECTS, clocks=(1980.0, 1410.0, 1700.0)),
+        "clock effect": Planted(EFFECTS, clocks=(1980.0, 1410.0, 1700.0), per_100_mhz=0.004),
+    }
+    batches = 30 if planted == "long windows" else 12
+    return interleaved_run(kinds[planted], batches, whole={**WHOLE, "graph": graph})
+
+
+def found_in(run: RunData, *kinds: FindingKind) -> list[Finding]:
+    return [f for f in findings(run, summarise(run)) if f.kind in (kinds or OF_WINDOWS)]
+
+
+def test_a_sound_run_has_none_of_them() -> None:
+    run = planted_run()
+    assert found_in(run) == []
+    assert found_in(run, FindingKind.FEW_BLOCKS, FindingKind.TREND) == []
+
+
+@pytest.mark.parametrize(
+    ("planted", "graph", "kind", "words"),
+    [
+        ("", 1.1, FindingKind.WINDOWS_DISAGREE, "do not overlap"),
+        ("carry-over", 0.972, FindingKind.CARRY_OVER, "In runs of two"),
+        pytest.param(
+            "long windows",
+            0.972,
+            FindingKind.LONG_WINDOWS,
+            "The mean ratio is ",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            "clock effect",
+            0.972,
+            FindingKind.CLOCK_EFFECT,
+            "for 100 MHz more",
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
+def test_a_planted_fault_is_named(
+    planted: str, graph: float, kind: FindingKind, words: str
+) -> None:
+    run = planted_run(planted, graph)
+    own = [f for f in found_in(run, kind) if f.cell == STAGE_GRAPH.label]
+    assert len(own) == 1
+    assert own[0].severity is Severity.WARNING
+    assert words in own[0].message
+    assert len(grouped(own)) == 1
+
+
+def test_blocks_are_few_only_where_they_decide() -> None:
+    assert found_in(planted_run("", 1.1), FindingKind.FEW_BLOCKS)
+
+
+def test_groups_left_out_are_a_note() -> None:
+    run = planted_run()
+
+    def late(window: WindowRecord) -> bool:
+        return window.group is not None and window.cell == STAGE_GRAPH and window.block < 4
+
+    windows = [replace(w, device_ms=None) if late(w) else w for w in run.windows]
+    (found, *_) = found_in(replace(run, windows=tuple(windows)), FindingKind.GROUPS_LEFT_OUT)
+    assert found.severity is Severity.NOTE
+    assert "window without a time" in found.message
+
+
+def test_clocks_that_move_are_a_note_where_ratios_do_not_go_with_them() -> None:
+    clocks, throttled = found_in(planted_run("clocks"), FindingKind.CLOCKS, FindingKind.THROTTLING)
+    for found in (clocks, throttled):
+        assert found.severity is Severity.NOTE
+        assert "no ratio goes with the clock" in found.remedy
+        assert "for 100 MHz" in found.remedy
+
+
+@pytest.mark.slow  # a run of its own
+def test_clocks_that_move_the_ratio_stay_a_warning() -> None:
+    own = found_in(planted_run("clock effect"), FindingKind.CLOCKS, FindingKind.THROTTLING)
+    assert {found.severity for found in own} == {Severity.WARNING}
+
+
+@pytest.mark.slow  # a run of its own
+def test_clocks_that_move_stay_a_warning_where_batches_decide() -> None:
+    run = planted_run("clocks", 1.1)
+    own = found_in(run, FindingKind.CLOCKS, FindingKind.THROTTLING)
+    assert {found.severity for found in own} == {Severity.WARNING}

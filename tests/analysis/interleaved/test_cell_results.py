@@ -1,0 +1,225 @@
+"""What cells become in a run whose batches were interleaved: ratios, counts, verdicts, faults."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from interleaved_run import CONTROL, FIRST_BATCH, OFF, STAGE_GRAPH, Planted, interleaved_run
+from synthetic_run import change_batches, change_windows, save_run, write_reports
+
+from nwor_bench.analysis.aggregate import noise_floor, summarise
+from nwor_bench.analysis.cell_data import gather_cells
+from nwor_bench.analysis.comparing.stored_run import load_stored
+from nwor_bench.analysis.invariants import check_invariants, counter_checks, find_violations
+from nwor_bench.records.store import RunData, read_run
+from nwor_bench.records.types import AA, Cell, CellResult, Phase, Verdict, WindowRecord
+from nwor_bench.run.looks import half_widths
+
+EFFECTS = {"stage x graph": 0.972, "control x off": 0.985}
+WHOLE = {"graph": 0.972, "control": 0.985}
+
+
+@pytest.fixture(scope="module")
+def run() -> RunData:
+    return interleaved_run(Planted(EFFECTS), whole=WHOLE)
+
+
+def cell_of(run: RunData, cell: Cell) -> CellResult:
+    return next(found for found in summarise(run) if found.cell == cell)
+
+
+def interleaved(window: WindowRecord) -> bool:
+    return window.batch >= FIRST_BATCH
+
+
+def test_the_ratio_is_that_of_windows(run: RunData) -> None:
+    cell = cell_of(run, STAGE_GRAPH)
+    assert (cell.interleaved, cell.compared, cell.verdict) == ("windows", "device_ms", "FASTER")
+    assert (cell.groups, cell.groups_left_out, cell.batches) == (96, 0, 3)
+    assert cell.ratio_to_off == pytest.approx(0.972, abs=0.002)
+    assert cell.half_width is not None
+    assert cell.half_width < 0.002
+    for beside in (cell.ratio_batches, cell.ratio_host, cell.ratio_mean):
+        assert beside == pytest.approx(0.972, abs=0.01)
+    assert cell.ratio_batches_low is not None
+    assert cell.ratio_batches_high is not None
+    assert cell.ratio_batches_high - cell.ratio_batches_low > 4 * cell.half_width
+    assert (cell.wilcoxon_p, cell.wilcoxon_p_holm, cell.bootstrap_low) == (None, None, None)
+    assert cell.p_value_holm is not None
+    assert cell.p_value_holm < 0.001
+    assert cell.ratio_simultaneous_low is not None
+    assert cell.ratio_simultaneous_low < (cell.ratio_ci_low or 0)
+
+
+def test_the_noise_floor_is_that_of_groups(run: RunData) -> None:
+    floor = noise_floor(summarise(run))
+    assert floor is not None
+    assert (floor["compared"], floor["groups"], floor["blocks"]) == ("device_ms", 96, 3)
+    assert floor["floor"] < 0.003
+
+
+def test_whole_batches_decide_where_they_disagree() -> None:
+    cell = cell_of(interleaved_run(Planted(EFFECTS), whole={**WHOLE, "graph": 1.1}), STAGE_GRAPH)
+    assert (cell.interleaved, cell.compared) == ("batches", "window_ms")
+    assert cell.ratio_to_off == pytest.approx(1.1, abs=0.02)
+    assert cell.ratio_to_off == cell.ratio_batches
+    assert cell.verdict == Verdict.SLOWER
+    assert "disagree" in (cell.reason or "")
+    assert cell.wilcoxon_p is not None
+    assert cell.wilcoxon_p_holm is not None
+
+
+def test_too_few_groups_leave_whole_batches() -> None:
+    run = interleaved_run(Planted(EFFECTS), batches=1, groups=16, whole=WHOLE)
+    cell = cell_of(run, STAGE_GRAPH)
+    assert (cell.interleaved, cell.groups, cell.ratio_host) == ("batches", 2, None)
+    assert cell.ratio_to_off == cell.ratio_batches is not None
+
+
+def test_windows_alone_decide_where_no_whole_batch_was_timed(run: RunData) -> None:
+    kept = [b for b in run.batches if b.phase != Phase.TIMED]
+    numbers = {b.batch for b in kept}
+    rest = [w for w in run.windows if w.block == 0 or interleaved(w)]
+    assert numbers
+    cell = cell_of(replace(run, batches=tuple(kept), windows=tuple(rest)), STAGE_GRAPH)
+    assert (cell.interleaved, cell.ratio_batches, cell.verdict) == ("windows", None, "FASTER")
+
+
+def test_counts_take_a_cells_windows_of_both_kinds(run: RunData) -> None:
+    own = [w for w in run.windows if w.cell == STAGE_GRAPH and w.block > 0]
+    assert any(map(interleaved, own))
+    assert not all(map(interleaved, own))
+    cell = cell_of(run, STAGE_GRAPH)
+    assert cell.windows == len(own)
+    assert cell.nwor_total_staged == sum(w.staged_tokens for w in own)
+    assert cell.nwor_total_committed == sum(w.committed_tokens for w in own)
+    assert cell.draft_tokens == sum(w.draft_tokens for w in own)
+    assert cell.accepted_tokens == sum(w.accepted_tokens for w in own)
+    turns = sum(map(interleaved, own))
+    timed = [b for b in run.batches if b.cell == STAGE_GRAPH and b.phase == Phase.TIMED]
+    hits = sum(b.scv_counters["scv_graph_hits"] for b in timed)
+    assert cell.scv_graph_hits == turns + hits
+    assert (cell.scv_status, cell.nwor_fallback_count) == ("ok", 3)
+
+
+def test_fallbacks_in_turn_are_counted_and_leave_their_groups_out(run: RunData) -> None:
+    def early(window: WindowRecord) -> bool:
+        own = window.cell == STAGE_GRAPH and interleaved(window) and window.block == 1
+        return own and window.position == 1
+
+    changed = change_windows(
+        run, early, fallback_reason="mixed_batch", staged_tokens=0, committed_tokens=0,
+        rejected_tokens=0, stage_operations=0,
+    )  # fmt: skip
+    windows = [w for w in changed.windows if w.batch == FIRST_BATCH]
+    changed = of_first(
+        staged_tokens=sum(w.staged_tokens for w in windows),
+        committed_tokens=sum(w.committed_tokens for w in windows),
+    )(changed)
+    cell = cell_of(changed, STAGE_GRAPH)
+    number = sum(map(early, run.windows))
+    assert cell.fallbacks == {"mixed_batch": 3 + number}
+    assert cell.groups_left_out
+    assert (cell.groups or 0) + cell.groups_left_out == 96
+
+
+def test_control_that_never_acted_is_ineffective(run: RunData) -> None:
+    assert cell_of(run, CONTROL).verdict == Verdict.FASTER
+    idle = change_windows(run, lambda w: w.cell == CONTROL, control_tokens=0)
+    cell = cell_of(idle, CONTROL)
+    assert (cell.verdict, cell.ratio_to_off) == (Verdict.INEFFECTIVE, None)
+
+
+def test_counts_that_add_up(run: RunData) -> None:
+    assert check_invariants(run) == []
+    assert all(check.agrees for check in counter_checks(run))
+
+
+def staged(number: int) -> Callable[[RunData], RunData]:
+    def change(run: RunData) -> RunData:
+        return change_windows(
+            run,
+            lambda w: w.batch == FIRST_BATCH and w.window == 1,
+            staged_tokens=number, committed_tokens=number, stage_operations=30 * number,
+        )  # fmt: skip
+
+    return change
+
+
+def of_first(**changes: object) -> Callable[[RunData], RunData]:
+    return lambda run: change_batches(run, lambda b: b.batch == FIRST_BATCH, **changes)
+
+
+@pytest.mark.parametrize(
+    ("change", "words", "blamed"),
+    [
+        (of_first(vllm_draft_tokens=3), "3 in vLLM", "stage x graph"),
+        (of_first(vllm_accepted_tokens=3), "accepted tokens", "stage x graph"),
+        (of_first(accepted_tokens=3), "its batch record", "control x off"),
+        (of_first(rank_disagreement="rank 1 counted less"), "rank 1", "stage x off"),
+        (staged(4), "4 staged tokens in mode off", "off x off"),
+    ],
+)
+def test_counts_that_do_not(
+    run: RunData, change: Callable[[RunData], RunData], words: str, blamed: str
+) -> None:
+    found = find_violations(change(run))
+    assert any(words in each.text and each.cell.label == blamed for each in found)
+    assert words == "4 staged tokens in mode off" or all(
+        not each.cell.is_baseline and each.cell.arm is None for each in found
+    )
+
+
+def test_a_stage_window_that_staged_a_part_is_a_fault(run: RunData) -> None:
+    turn = next(w for w in run.windows if w.cell == STAGE_GRAPH and interleaved(w))
+    changed = change_windows(
+        run, lambda w: w is turn, staged_tokens=6, committed_tokens=5, rejected_tokens=1,
+        stage_operations=180,
+    )  # fmt: skip
+    assert any("6 staged of 8 draft tokens" in each.text for each in find_violations(changed))
+    assert cell_of(changed, STAGE_GRAPH).verdict == Verdict.INVALID
+
+
+def test_other_tokens_than_those_of_off_alone_are_a_fault(run: RunData) -> None:
+    def first(run: RunData, **changes: object) -> RunData:
+        return change_batches(run, lambda b: b.batch == FIRST_BATCH, **changes)
+
+    same = first(run, prompt_digest="prompts-1")
+    assert check_invariants(same) == []
+    other = first(same, token_digests=("x", "b1"))
+    found = find_violations(other)
+    assert {each.cell for each in found} >= {STAGE_GRAPH, CONTROL}
+    assert OFF not in {each.cell for each in found}
+    assert "1 of 2 requests gave other tokens" in found[0].text
+    assert check_invariants(first(run, token_digests=("x", "b1"))) == []  # other prompts
+
+
+def test_the_stopping_rule_sees_groups_up_to_its_block(run: RunData) -> None:
+    few, all_ = half_widths(run, 6), half_widths(run, 12)
+    assert len(few) == len(all_) == 7
+    assert max(w for w in all_ if w is not None) < 0.003
+    assert sum(w for w in few if w) > 1.2 * sum(w for w in all_ if w)
+
+
+@pytest.mark.slow  # records, tables and reports
+def test_records_and_tables_keep_the_groups(run: RunData, tmp_path: Path) -> None:
+    save_run(run, tmp_path)
+    assert summarise(read_run(tmp_path)) == summarise(run)
+    paths = write_reports(tmp_path)
+    assert "interleaved" in paths.windows_csv.read_text()
+    for name in ("records.jsonl", "records.jsonl.gz"):
+        (tmp_path / name).unlink(missing_ok=True)
+    stored = load_stored(tmp_path)
+    ours, theirs = stored.cells[STAGE_GRAPH], cell_of(run, STAGE_GRAPH)
+    assert ours.ratio_to_off == pytest.approx(theirs.ratio_to_off)
+    assert (ours.interleaved, ours.groups) == ("windows", 96)
+
+
+def test_a_cells_data_in_turn(run: RunData) -> None:
+    data = {own.cell: own for own in gather_cells(run)}
+    assert len(data[STAGE_GRAPH].turns) == sum(
+        interleaved(w) and w.cell == STAGE_GRAPH for w in run.windows
+    )
+    assert all(own.measured for own in data.values())
+    assert any(own.cell.arm == AA and own.turns for own in data.values())

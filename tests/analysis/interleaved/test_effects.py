@@ -1,0 +1,129 @@
+"""Planted effects, carry-over and dependence on clocks are found; the split adds up."""
+
+from math import log
+
+import pytest
+from interleaved_run import CONTROL, STAGE_GRAPH, Planted, interleaved_run
+
+from nwor_bench.analysis.aggregate import summarise
+from nwor_bench.analysis.interleaved.agreement import carries_over, mean_disagrees
+from nwor_bench.analysis.interleaved.effects import (
+    DEVICE_MS,
+    WALL_MS,
+    PairEffect,
+    effects_over_off,
+    pair_effects,
+)
+from nwor_bench.analysis.interleaved.split import splits
+from nwor_bench.records.store import RunData
+
+EFFECTS = {"stage x graph": 0.972, "control x off": 0.985, "stage x off": 1.003}
+WHOLE = {"graph": 0.972, "control": 0.985, "off": 1.003}
+
+
+def of_stage_graph(run: RunData) -> PairEffect:
+    return effects_over_off(pair_effects(run))[STAGE_GRAPH]
+
+
+def test_planted_effects_are_inside_their_intervals() -> None:
+    effects = effects_over_off(pair_effects(interleaved_run(Planted(EFFECTS))))
+    assert len(effects) == 7
+    for cell, effect in effects.items():
+        assert effect.clock == DEVICE_MS
+        assert len(effect.groups) == 96
+        for found in (effect.device, effect.host):
+            assert found is not None
+            truth = EFFECTS.get(cell.label, 1.0)
+            # 14 intervals of 95 %: each widened by half.
+            assert abs(log(found.robust.ratio / truth)) < 1.5 * found.robust.half_width
+            assert found.robust.half_width < 0.002
+
+
+@pytest.mark.slow  # a run of its own
+def test_each_clock_has_its_own_effect() -> None:
+    effect = of_stage_graph(interleaved_run(Planted(EFFECTS, host=0.0)))
+    assert effect.device is not None
+    assert effect.host is not None
+    assert effect.device.robust.high < 0.98
+    assert abs(effect.host.robust.ratio - 1) < 0.001
+
+
+def test_without_a_devices_clock_the_hosts_decides() -> None:
+    effect = of_stage_graph(interleaved_run(Planted(EFFECTS), device=False))
+    assert (effect.clock, effect.device) == (WALL_MS, None)
+    assert effect.decisive is effect.host is not None
+
+
+def test_carry_over_is_found_and_none_is_not() -> None:
+    assert not carries_over(of_stage_graph(interleaved_run(Planted(EFFECTS))))
+    effect = of_stage_graph(interleaved_run(Planted(EFFECTS, carry_over=0.02)))
+    assert carries_over(effect, cells=7)
+    assert [length.run_length for length in effect.by_length] == [2, 4, 8]
+    assert sum(length.groups for length in effect.by_length) == len(effect.groups)
+    # All of it in runs of two, a third in runs of four, none in endless ones.
+    assert effect.carry_over is not None
+    assert effect.carry_over.ratio == pytest.approx(1.02, abs=0.006)
+
+
+@pytest.mark.slow  # many windows
+def test_rare_long_windows_move_the_mean_alone() -> None:
+    quiet = of_stage_graph(interleaved_run(Planted(EFFECTS), batches=40))
+    assert not mean_disagrees(quiet)
+    rare = of_stage_graph(interleaved_run(Planted(EFFECTS, long_windows=0.03), batches=40))
+    assert mean_disagrees(rare)
+    assert rare.device is not None
+    assert rare.device.mean.ratio > rare.device.robust.ratio + 0.01
+
+
+@pytest.mark.slow  # a run of its own
+def test_groups_by_clock() -> None:
+    planted = Planted(EFFECTS, clocks=(1980.0, 1410.0, 1410.0, 1695.0))
+    found = of_stage_graph(interleaved_run(planted)).conditions
+    assert [(b.low_mhz, b.high_mhz) for b in found.clocks] == [
+        (1400, 1500), (1600, 1700), (1900, 2000),
+    ]  # fmt: skip
+    assert [b.share for b in found.clocks] == pytest.approx([0.5, 0.25, 0.25], abs=0.03)
+    assert found.per_100_mhz is not None
+    assert found.per_100_mhz.p_value > 0.01
+    assert found.throttled_share == pytest.approx(0.75, abs=0.03)
+    assert found.if_throttled is not None
+
+
+def test_an_effect_that_depends_on_the_clock() -> None:
+    planted = Planted(EFFECTS, clocks=(1980.0, 1410.0), per_100_mhz=0.002)
+    found = of_stage_graph(interleaved_run(planted)).conditions
+    assert found.per_100_mhz is not None
+    assert found.per_100_mhz.value == pytest.approx(0.002, abs=3e-4)
+    assert found.per_100_mhz.p_value < 1e-4
+
+
+def test_one_clock_has_no_slope() -> None:
+    found = of_stage_graph(interleaved_run(Planted(EFFECTS))).conditions
+    assert found.per_100_mhz is None
+    assert [b.share for b in found.clocks] == [1.0]
+
+
+def test_the_split_adds_up() -> None:
+    run = interleaved_run(Planted(EFFECTS), whole=WHOLE)
+    (split,) = splits(pair_effects(run), summarise(run))
+    assert (split.cell, split.control) == (STAGE_GRAPH, CONTROL)
+    for part, truth in (
+        (split.total, 0.972), (split.attention, 0.985), (split.writes, 0.972 / 0.985),
+    ):  # fmt: skip
+        assert abs(log(part.ratio / truth)) < 1.5 * part.half_width
+    apart = log(split.attention.ratio * split.writes.ratio / split.total.ratio)
+    assert abs(apart) < 0.003
+    assert split.to_dict()["attention"]["ratio"] == split.attention.ratio
+
+
+@pytest.mark.slow  # a run of its own
+def test_no_split_where_whole_batches_decided_or_control_is_missing() -> None:
+    run = interleaved_run(Planted(EFFECTS), whole={**WHOLE, "control": 0.8})
+    assert splits(pair_effects(run), summarise(run)) == []
+    assert splits([], []) == []
+
+
+def test_runs_without_interleaved_batches_have_no_effects() -> None:
+    run = interleaved_run(Planted({}), batches=0)
+    assert pair_effects(run) == []
+    assert all(cell.interleaved is None for cell in summarise(run))

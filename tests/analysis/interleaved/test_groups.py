@@ -1,0 +1,159 @@
+"""Windows to groups: what counts, what is left out and why."""
+
+from dataclasses import replace
+from math import exp, log
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from interleaved_run import CONTROL, OFF, STAGE_GRAPH, group_windows
+from synthetic_run import AA_CELL, CELLS
+
+from nwor_bench.analysis.interleaved.groups import (
+    Group,
+    LeftOut,
+    abba_effect,
+    find_groups,
+    pair_of,
+)
+from nwor_bench.records.types import Cell, WindowRecord
+
+PAIR = (OFF, STAGE_GRAPH)
+
+
+def left_out(windows: list[WindowRecord]) -> LeftOut | None:
+    found = find_groups(windows)
+    reasons = [reason for own in found.left_out.values() for reason in own]
+    assert len(found.counted) + len(reasons) == 1
+    return reasons[0] if reasons else None
+
+
+def only(windows: list[WindowRecord]) -> Group:
+    (group,) = find_groups(windows).counted
+    return group
+
+
+def changed(place: int, **changes: object) -> list[WindowRecord]:
+    """A group of runs of four, of which one window differs; 16 windows, the second run from 4."""
+    windows = group_windows(PAIR, 4)
+    return [replace(w, **changes) if n == place else w for n, w in enumerate(windows)]
+
+
+def test_a_quiet_group_counts_without_its_first_windows() -> None:
+    group = only(group_windows(PAIR, 4))
+    assert (group.host, group.device, group.run_length) == (0, 0, 4)
+    assert (group.pair.reference, group.pair.treated) == PAIR
+
+
+@pytest.mark.parametrize("place", [0, 4, 8, 12])
+def test_what_happens_in_a_settling_window_does_not_matter(place: int) -> None:
+    windows = changed(place, device_ms=900.0, wall_ms=900.0, num_reqs=1, draft_tokens=3)
+    assert only(windows).device == 0
+
+
+@pytest.mark.parametrize(
+    ("place", "changes", "reason"),
+    [
+        (5, {"fallback_reason": "mixed_batch", "staged_tokens": 0}, LeftOut.FALLBACK),
+        (5, {"num_reqs": 1}, LeftOut.UNEQUAL),
+        (2, {"draft_tokens": 7}, LeftOut.UNEQUAL),
+        (2, {"wall_ms": None}, LeftOut.UNTIMED),
+        (2, {"device_ms": None}, LeftOut.UNTIMED),
+        (2, {"run_length": 8}, LeftOut.INCOMPLETE),
+    ],
+)
+def test_left_out(place: int, changes: dict[str, object], reason: LeftOut) -> None:
+    assert left_out(changed(place, **changes)) is reason
+
+
+@pytest.mark.parametrize("missing", range(16))
+def test_a_group_that_lacks_a_window_is_incomplete(missing: int) -> None:
+    windows = group_windows(PAIR, 4)
+    del windows[missing]
+    assert left_out(windows) is LeftOut.INCOMPLETE
+
+
+def test_runs_in_another_order_are_incomplete() -> None:
+    """A A B B does not cancel drift."""
+    a, b = OFF, STAGE_GRAPH
+    windows = [
+        replace(window, nwor_mode=str(cell.nwor_mode), scv_mode=str(cell.scv_mode))
+        for window, cell in zip(group_windows(PAIR, 2), [a, a, a, a, b, b, b, b], strict=True)
+    ]
+    assert left_out(windows) is LeftOut.INCOMPLETE
+
+
+def test_control_that_did_not_act_is_left_out() -> None:
+    windows = group_windows((OFF, CONTROL), 2)
+    assert left_out(windows) is None
+    idle = [replace(window, control_tokens=0) for window in windows]
+    assert left_out(idle) is LeftOut.IDLE_CONTROL
+
+
+def test_groups_without_a_device_clock_are_left_out_beside_others_that_have_one() -> None:
+    timed = group_windows(PAIR, 2)
+    host_only = [replace(w, group=1, device_ms=None) for w in group_windows(PAIR, 2)]
+    found = find_groups([*timed, *host_only])
+    assert len(found.counted) == 1
+    assert next(iter(found.left_out.values())) == {LeftOut.UNTIMED: 1}
+    assert only(host_only).device is None
+
+
+def test_windows_outside_groups_are_passed_over() -> None:
+    outside = [replace(w, group=None, position=None) for w in group_windows(PAIR, 2)]
+    found = find_groups(outside)
+    assert (found.counted, found.left_out) == ((), {})
+
+
+@pytest.mark.parametrize(
+    ("cells", "reference"),
+    [
+        ((OFF, STAGE_GRAPH), OFF),
+        ((OFF, AA_CELL), OFF),
+        ((OFF, CONTROL), OFF),
+        ((CONTROL, STAGE_GRAPH), CONTROL),
+    ],
+)
+def test_the_reference_of_a_pair(cells: tuple[Cell, Cell], reference: Cell) -> None:
+    for order in (cells, cells[::-1]):
+        pair = pair_of(order)
+        assert pair is not None
+        assert pair.reference == reference
+
+
+def test_no_pair() -> None:
+    assert pair_of([OFF]) is None
+    assert pair_of([STAGE_GRAPH, CELLS[1]]) is None
+    assert pair_of([OFF, CONTROL, STAGE_GRAPH]) is None
+
+
+@given(
+    effect=st.floats(-0.5, 0.5),
+    slope=st.floats(-0.1, 0.1),
+    length=st.sampled_from([2, 4, 8]),
+    reversed_=st.booleans(),
+)
+def test_drift_that_is_linear_in_log_time_cancels(
+    effect: float, slope: float, length: int, reversed_: bool
+) -> None:
+    windows = [
+        replace(w, device_ms=time, wall_ms=time)
+        for n, w in enumerate(group_windows(PAIR, length, STAGE_GRAPH if reversed_ else OFF))
+        for time in [10 * exp(slope * n + (effect if w.cell == STAGE_GRAPH else 0))]
+    ]
+    assert only(windows).device == pytest.approx(effect, abs=1e-9)
+
+
+@given(
+    times=st.lists(st.lists(st.floats(0.1, 1e3), min_size=3, max_size=3), min_size=4, max_size=4)
+)
+def test_swapping_the_cells_negates_the_effect(times: list[list[float]]) -> None:
+    ours = abba_effect(times, [False, True, True, False])
+    theirs = abba_effect(times, [True, False, False, True])
+    assert ours == pytest.approx(-theirs, abs=1e-12)
+
+
+def test_the_effect_is_the_ratio_of_geometric_means() -> None:
+    assert abba_effect([[1, 4], [4, 4], [2, 8], [2, 2]], [False, True, True, False]) == (
+        pytest.approx(log(4) - log(2))
+    )

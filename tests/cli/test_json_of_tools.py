@@ -1,0 +1,125 @@
+"""--json and --quiet of the commands beside sweep, report, compare and plan."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from documented_keys import lacking, top_level
+from fake_bench import FACTS, make_bench
+from nsys_exports import unpacked
+from rich.console import Console
+
+from nwor_bench.errors import ExitCode
+from nwor_bench.microbench.cases import Spec, Window
+from nwor_bench.microbench.execute import Shown, run_kernels
+from nwor_bench.models.pairs import pair_names
+from nwor_bench.workload.scenario import scenario_names
+
+EXPORT = unpacked("nsys_windows")
+
+Run = Callable[..., tuple[int, str, str]]
+
+pytestmark = pytest.mark.usefixtures("own_surroundings")
+
+
+def check_keys(out: str, section: str, *, whole: bool = True) -> Any:
+    """The document, which must have the keys that docs/json.md lists under that heading."""
+    told = json.loads(out)
+    assert lacking(told, section) == []
+    if whole:
+        assert set(told) == top_level(section)
+    return told
+
+
+def test_pairs(command_line: Run) -> None:
+    code, out, err = command_line("pairs", "list", "--json")
+    assert (code, err) == (0, "")
+    told = check_keys(out, "pairs list")
+    assert [pair["name"] for pair in told["pairs"]] == list(pair_names())
+    assert command_line("pairs", "list", "-q")[1].split() == list(pair_names())
+
+    told = check_keys(command_line("pairs", "show", "tiny", "--json")[1], "pairs show")
+    assert told["pair"]["generated"]["layers"] == 3
+    quiet = command_line("pairs", "show", "tiny", "-q")[1]
+    assert quiet == f"tiny: {told['pair']['description']}\n"
+
+    code, out, err = command_line("pairs", "fetch", "tiny", "--json")
+    assert (code, err) == (0, "")
+    told = check_keys(out, "pairs fetch")
+    assert Path(told["target"], "config.json").is_file()
+    quiet = command_line("pairs", "fetch", "tiny", "-q")[1]
+    assert quiet.splitlines() == [f"target: {told['target']}", f"drafter: {told['drafter']}"]
+
+
+def test_a_training(command_line: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    trained: list[Console] = []
+    monkeypatch.setattr(
+        "nwor_bench.models.training.train.train_head",
+        lambda recipe, folder, device, console: trained.append(console),
+    )
+    arguments = ("pairs", "train", "tiny-eagle", "--device", "cpu")
+    _, out, _ = command_line(*arguments, "--output", "head", "--json")
+    assert check_keys(out, "pairs train")["head"] == "head/head"
+    _, out, _ = command_line(*arguments, "--output", "other", "-q")
+    assert out == "head: other/head\n"
+    assert [console.quiet for console in trained] == [True, True]
+
+
+def test_scenarios(command_line: Run) -> None:
+    told = check_keys(command_line("scenarios", "list", "--json")[1], "scenarios list")
+    assert [each["name"] for each in told["scenarios"]] == list(scenario_names())
+    assert command_line("scenarios", "list", "-q")[1].split() == list(scenario_names())
+    told = check_keys(command_line("scenarios", "show", "short", "--json")[1], "scenarios show")
+    assert told["scenario"]["number_of_prompts"] > 8
+    quiet = command_line("scenarios", "show", "short", "-q")[1]
+    assert quiet == f"short: {told['scenario']['description']}\n"
+
+
+def test_kernels(command_line: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    spec = Spec(kernels=("stage",), windows=(Window(8, 4),), max_rounds=3)
+
+    def session(folder: str, shown: Shown) -> str:
+        capsys.readouterr()
+        bench = make_bench(spec), FACTS
+        console = Console(width=80)
+        code = run_kernels(console, spec, Path(folder), shown=shown, make_bench=lambda _: bench)
+        assert code == ExitCode.OK
+        return capsys.readouterr().out
+
+    told = check_keys(session("a", Shown(as_json=True)), "kernels", whole=False)
+    assert told["folder"] == "a"
+    kept = json.loads(Path("a/kernels.json").read_text())
+    assert {name: told[name] for name in kept} == kept
+    quiet, every = session("b", Shown(quiet=True)), session("c", Shown())
+    assert len(quiet.splitlines()) < len(every.splitlines())
+    assert quiet.splitlines()[-1].startswith("Files: b/kernels.csv")
+
+    out = command_line("kernels", "--dry-run", "--json")[1]
+    told = check_keys(out, "kernels --dry-run")
+    quiet = command_line("kernels", "--dry-run", "-q")[1]
+    assert quiet.startswith(f"{told['cases']} cases in {len(told['groups'])} groups")
+
+
+def test_profile(command_line: Run, tmp_path: Path) -> None:
+    for tool, commands in (("ncu", 1), ("nsys", 2)):
+        out = command_line("profile", tool, "--dry-run", "--json", "--", "sweep")[1]
+        told = check_keys(out, "profile --dry-run")
+        assert len(told["commands"]) == commands
+        plain = command_line("profile", tool, "--dry-run", "--", "sweep")[1]
+        assert plain.splitlines() == told["commands"]
+    export = str(shutil.copy(EXPORT, tmp_path / "export.sqlite"))
+    _, out, _ = command_line("profile", "nsys", "--read", export, "--json")
+    told = check_keys(out, "profile ncu, profile nsys")
+    assert len(told["windows"]) == len(Path(told["table"]).read_text().splitlines()) - 1
+    quiet = command_line("profile", "nsys", "--read", export, "-q")[1]
+    assert quiet == f"{told['table']}\n"
+
+
+def test_doctor_is_quiet(command_line: Run) -> None:
+    every = command_line("doctor", "--no-engine")[1]
+    quiet = command_line("doctor", "--no-engine", "-q")[1]
+    assert every.endswith(f"\n\n{quiet}")
+    assert quiet.startswith("A sweep can")

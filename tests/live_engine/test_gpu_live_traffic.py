@@ -1,0 +1,43 @@
+"""`vllm serve` on a GPU in which off and stage take turns: answers, ratio, a refused commit."""
+
+from collections.abc import Iterator
+from importlib.metadata import entry_points
+
+import pytest
+from live_tools import check_command, check_stops, check_turns, stock_and_turns, stock_answers
+from serve_tools import Servers
+from test_gpu_serve import EXACT, SHARED_GPU
+
+pytestmark = [pytest.mark.engine, pytest.mark.gpu]
+
+
+@pytest.fixture(scope="module")
+def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
+    """One server as vLLM ships it, one in which the modes take turns."""
+    if not entry_points(group="vllm.general_plugins", name="nwor_bench"):
+        pytest.skip("the plugin is not installed here: pip install --no-deps -e .")
+    with stock_and_turns(tmp_path_factory.mktemp("live"), *SHARED_GPU, **EXACT) as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def stock(servers: Servers) -> dict[str, str]:
+    return stock_answers(servers)
+
+
+@pytest.mark.row("vllm serve")
+def test_turns_serve_the_stock_answers_and_show_their_ratio(
+    servers: Servers, stock: dict[str, str]
+) -> None:
+    check_turns(servers, stock)
+
+
+def test_the_command_shows_the_devices_clock(servers: Servers) -> None:
+    check_command(servers, "device")
+
+
+def test_a_commit_that_the_device_refused_stops_staging(
+    servers: Servers, stock: dict[str, str]
+) -> None:
+    """Its flag alone is planted, so every answer stays right. Last: the server stages no more."""
+    check_stops(servers.staged, stock, "device_refusal", "commit_refused")

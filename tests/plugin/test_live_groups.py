@@ -1,0 +1,157 @@
+"""Groups of a server's windows: planted effects, what is left out and why, bounded memory."""
+
+import random
+from math import exp, log
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from live_windows import counts_of, times_of, turns_of_group
+
+from nwor_bench.analysis.interleaved.robust import as_ratio, robust_location
+from nwor_bench.plugin.live import groups as live_groups
+from nwor_bench.plugin.live.groups import Clock, LiveGroups
+from nwor_bench.records.live_reasons import LeftOut
+from nwor_bench.workload.window_order import ALL, size_class
+
+OFF_MS, STAGE_MS = 10.0, 9.7
+
+
+def add_group(groups: LiveGroups, number: int, **changes: Any) -> None:
+    """One whole group; `changes` are by the window's place in it: a (counts, times) each."""
+    for place, turn in enumerate(turns_of_group(number)):
+        ms = STAGE_MS if turn.cell else OFF_MS
+        # What follows a switch is slow and must not count.
+        window = (counts_of(), times_of(50.0 if turn.position == 0 else ms))
+        groups.add(*changes.get(f"at{place}", window), turn)
+
+
+def test_a_group_compares_the_windows_behind_the_first_of_each_run() -> None:
+    groups = LiveGroups()
+    add_group(groups, 0)
+    found = groups.snapshot()
+    assert found.groups == {"2": 1, ALL: 1}
+    assert found.left_out == {}
+    assert found.clock is Clock.HOST
+    assert [exp(effect) for effect in found.effects["2"]] == [pytest.approx(0.97)]
+    assert found.effects[ALL] == found.effects["2"]
+
+
+@pytest.mark.parametrize(
+    ("place", "window", "reason"),
+    [
+        (1, (counts_of(), times_of(None)), LeftOut.UNTIMED),
+        (3, (counts_of(), times_of(10.0, device=9.0)), LeftOut.UNTIMED),
+        (5, (counts_of(fallback_reason="lora"), times_of(9.7)), LeftOut.FALLBACK),
+        (7, (counts_of(3), times_of(10.0)), LeftOut.BATCH_SIZE),
+    ],
+    ids=["no time", "another clock", "fell back", "another class"],
+)
+def test_a_window_spoils_its_group(place: int, window: Any, reason: LeftOut) -> None:
+    groups = LiveGroups()
+    add_group(groups, 0, **{f"at{place}": window})
+    add_group(groups, 1)
+    found = groups.snapshot()
+    assert found.left_out == {reason: 1}
+    assert found.groups == {"2": 1, ALL: 1}
+
+
+def test_requests_may_come_and_go_within_a_class() -> None:
+    groups = LiveGroups()
+    more = {f"at{place}": (counts_of(5 + place % 4), times_of(10.0)) for place in range(8)}
+    add_group(groups, 0, **more)
+    assert groups.snapshot().groups == {"5-8": 1, ALL: 1}
+
+
+def test_the_first_window_of_a_run_may_be_of_any_kind() -> None:
+    groups = LiveGroups()
+    odd = (counts_of(9, fallback_reason="lora"), times_of(None))
+    add_group(groups, 0, at0=odd, at2=odd, at4=odd, at6=odd)
+    assert groups.snapshot().groups == {"2": 1, ALL: 1}
+
+
+@pytest.mark.parametrize("given_turns", range(1, 8))
+def test_a_group_cut_short_is_left_out_and_spoils_no_other(given_turns: int) -> None:
+    groups = LiveGroups()
+    for turn in turns_of_group(0)[:given_turns]:
+        groups.add(counts_of(), times_of(1.0 + turn.position), turn)
+    groups.add(counts_of(), times_of(77.0), None)  # the prefill
+    add_group(groups, 1)
+    found = groups.snapshot()
+    assert found.left_out == {LeftOut.INTERRUPTED: 1}
+    assert [exp(effect) for effect in found.effects[ALL]] == [pytest.approx(0.97)]
+
+
+def test_a_lost_window_inside_a_group_is_seen() -> None:
+    groups = LiveGroups()
+    for place, turn in enumerate(turns_of_group(0)):
+        if place != 3:
+            groups.add(counts_of(), times_of(10.0), turn)
+    assert groups.snapshot().left_out == {LeftOut.INTERRUPTED: 1}
+
+
+def test_the_devices_clock_decides_where_there_is_one() -> None:
+    groups = LiveGroups()
+    for turn in turns_of_group(0):
+        groups.add(counts_of(), times_of(10.0, device=9.0 if turn.cell else 10.0), turn)
+    found = groups.snapshot()
+    assert found.clock is Clock.DEVICE
+    assert [exp(effect) for effect in found.effects[ALL]] == [pytest.approx(0.9)]
+
+
+def test_memory_is_bounded_and_the_latest_groups_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live_groups, "KEPT", 16)
+    groups = LiveGroups()
+    for number in range(100):
+        fast = 9.0 if number >= 84 else 5.0
+        for turn in turns_of_group(number):
+            groups.add(counts_of(), times_of(fast if turn.cell else 10.0), turn)
+    for number in range(100, 300):  # groups that are never finished
+        groups.add(counts_of(), times_of(10.0), turns_of_group(number)[0])
+    found = groups.snapshot()
+    assert found.groups == {"2": 100, ALL: 100}
+    assert {len(effects) for effects in found.effects.values()} == {16}
+    assert all(effect == pytest.approx(log(0.9)) for effect in found.effects[ALL])
+    assert len(groups._members) == 1
+
+
+def test_a_snapshot_has_the_classes_that_changed() -> None:
+    groups = LiveGroups()
+    add_group(groups, 0)
+    assert set(groups.snapshot().effects) == {"2", ALL}
+    assert groups.snapshot().effects == {}
+    assert groups.snapshot().groups == {"2": 1, ALL: 1}
+
+
+@pytest.mark.parametrize("effect", [0.0, 0.003, -0.03])
+def test_a_planted_effect_is_found_among_arrivals_and_drift(effect: float) -> None:
+    """1,500 groups whose clocks drift and jump, a sixth of them cut short by a prefill."""
+    draw = random.Random(f"effect {effect}")
+    groups, clock = LiveGroups(), 1.0
+    for number in range(1500):
+        order = draw.choice([(0, 1, 1, 0), (1, 0, 0, 1)])
+        cut = draw.randrange(1, 8) if draw.random() < 1 / 6 else 8
+        requests = draw.choice([3, 4, 5, 8])
+        for turn in turns_of_group(number, order)[:cut]:
+            clock = draw.choice([1.0, 1.3]) if draw.random() < 0.02 else clock * 1.0002
+            ms = 8.0 * clock * (1 + requests / 50) * exp(draw.gauss(effect * turn.cell, 0.01))
+            groups.add(counts_of(requests), times_of(ms), turn)
+    found = groups.snapshot()
+    assert found.left_out[LeftOut.INTERRUPTED] == pytest.approx(250, rel=0.2)
+    assert set(found.groups) == {"3-4", "5-8", ALL}
+    for effects in found.effects.values():
+        located = robust_location(effects)
+        assert located is not None
+        ratio = as_ratio(located)
+        assert abs(ratio.ratio - exp(effect)) < 2 * ratio.half_width
+        assert ratio.half_width < 0.002
+
+
+@given(st.integers(1, 5000))
+def test_a_class_spans_the_sizes_up_to_a_power_of_two(requests: int) -> None:
+    low, _, high = size_class(requests).partition("-")
+    assert int(low) <= requests <= int(high or low)
+    assert int(high or low) & (int(high or low) - 1) == 0
+    assert size_class(int(low)) == size_class(int(high or low)) == size_class(requests)
+    assert size_class(int(high or low) + 1) != size_class(requests)

@@ -1,0 +1,108 @@
+"""Turns of a server on the V2 runner's hook: both modes, alarms, and what comes after them."""
+
+from collections import Counter
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from v2_pieces import K, make_hook, run_step
+
+from nwor_bench.plugin.live.groups import LiveGroups
+from nwor_bench.plugin.live.turns import LiveTurns
+from nwor_bench.records.live_reasons import Guard
+from nwor_bench.records.types import NworMode, ScvMode
+from nwor_bench.workload.window_order import ALL
+
+pytestmark = pytest.mark.slow  # vLLM's runner is imported
+
+REQUESTS = ["a-1", "b-2"]
+
+
+class Started:
+    """A hook whose windows take turns, and the windows that it recorded."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.hook: Any = make_hook(monkeypatch)
+        self.turns = LiveTurns(self.hook, ScvMode.OFF)
+        self.groups = LiveGroups()
+        self.windows: list[Any] = []
+        self.hook.accumulator.turn_listener = self.record
+        self.turns.start()
+
+    def record(self, counts: Any, times: Any, turn: Any) -> None:
+        self.windows.append((counts, times, turn))
+        self.turns.check(counts)
+        self.groups.add(counts, times, turn)
+
+    def run(self, steps: int) -> list[Any]:
+        """That many steps, read as a server reads them; the windows that they recorded."""
+        before = len(self.windows)
+        for _ in range(steps):
+            run_step(self.hook, REQUESTS)
+        self.hook.late.resolve(None)
+        return self.windows[before:]
+
+
+def test_half_of_the_windows_are_staged_and_timed_groups_come_of_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    started = Started(monkeypatch)
+    windows = started.run(1 + 10 * 8 + 1)
+    by_cell = Counter((turn.cell, counts.staged_tokens) for counts, _, turn in windows if turn)
+    assert by_cell == {(0, 0): 41, (1, 2 * K): 40} or by_cell == {(0, 0): 40, (1, 2 * K): 41}
+    assert started.groups.snapshot().groups == {"2": 10, ALL: 10}
+    assert started.groups.snapshot().left_out == {}
+
+
+def test_a_pause_ends_the_group_and_is_no_time_of_its_last_window(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    started = Started(monkeypatch)
+    for _ in range(1 + 3):  # not read yet as the pause begins
+        run_step(started.hook, REQUESTS)
+    run_step(started.hook, [], finished=REQUESTS)
+    started.run(1 + 8 + 1)
+    assert [times.wall_ms for _, times, _ in started.windows][3] is None
+    found = started.groups.snapshot()
+    assert found.groups[ALL] == 1
+    assert {str(reason): number for reason, number in found.left_out.items()} == {"interrupted": 1}
+
+
+def test_a_refused_commit_ends_staging_and_loses_no_window(monkeypatch: pytest.MonkeyPatch) -> None:
+    started = Started(monkeypatch)
+    started.run(9)
+    started.hook.refusals.errors.fill_(1)
+    started.run(8)  # the flags are read at their end
+    later = started.run(40)
+    assert started.turns.stopped is Guard.COMMIT_REFUSED
+    assert started.hook.nwor_mode is NworMode.OFF
+    assert len(later) == 40
+    assert [counts.staged_tokens for counts, _, _ in later] == [0] * 40
+    reasons = [counts.fallback_reason for counts, _, _ in later if counts.fallback_reason]
+    assert len(reasons) == 1
+    assert reasons[0].startswith("device_refused")
+
+
+def test_an_alarm_is_told_in_the_next_staged_window(monkeypatch: pytest.MonkeyPatch) -> None:
+    started = Started(monkeypatch)
+    started.run(9)
+    wrong = SimpleNamespace(**{**vars(started.windows[0][0]), "accepted_tokens": 99})
+    started.turns.check(wrong)  # type: ignore[arg-type]
+    later = started.run(40)
+    assert started.turns.stopped is Guard.COUNTS
+    reasons = [counts.fallback_reason for counts, _, _ in later if counts.fallback_reason]
+    assert reasons == ["counts_do_not_add_up:accepted_more_than_drafted"]
+    assert started.hook.nwor_mode is NworMode.OFF
+    assert [counts.staged_tokens for counts, _, _ in later] == [0] * 40
+    assert started.hook.window.staging.direct_writes == 1
+
+
+def test_tokens_beyond_a_window_raise_the_alarm(monkeypatch: pytest.MonkeyPatch) -> None:
+    started = Started(monkeypatch)
+    started.hook.late.on_overcount = started.turns.overcounted
+    started.run(9)
+    assert started.turns.alarm is None
+    run_step(started.hook, REQUESTS)
+    started.hook.late._pending[-1].num_sampled += K
+    started.hook.late.resolve(None)
+    assert started.turns.alarm == "counts_do_not_add_up:accepted_more_than_drafted"

@@ -1,0 +1,196 @@
+"""Turns in a server: prefills end a group, guards end staging, every rank does the same."""
+
+import logging
+import random
+from collections import Counter
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from live_windows import counts_of, idle, times_of, windows_alone, with_prefill
+
+from nwor_bench.plugin.live.groups import LiveGroups
+from nwor_bench.plugin.live.guards import guard_of, miscount
+from nwor_bench.plugin.live.turns import LiveTurns
+from nwor_bench.plugin.rank_vote import DIFFERENT_COUNTS
+from nwor_bench.records.live_reasons import Guard, LeftOut
+from nwor_bench.records.types import SETTLING, NworMode, ScvMode
+from nwor_bench.workload.window_order import ALL
+
+
+class FakeHook:
+    """Remembers the modes that it was told."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, NworMode, ScvMode]] = []
+        self.turns: Any = None
+        self.validator = SimpleNamespace(counters=Counter(), fallbacks=Counter())
+
+    @property
+    def mode(self) -> NworMode:
+        return self.calls[-1][1]
+
+    def set_modes(self, nwor_mode: NworMode, scv_mode: ScvMode) -> None:
+        self.calls.append(("set", nwor_mode, scv_mode))
+
+    def take_turn(self, nwor_mode: NworMode, scv_mode: ScvMode) -> None:
+        self.calls.append(("turn", nwor_mode, scv_mode))
+
+    def interleave(self, turns: Any) -> None:
+        self.turns = turns
+
+
+def started() -> tuple[LiveTurns, FakeHook]:
+    hook = FakeHook()
+    turns = LiveTurns(hook, ScvMode.GRAPH)
+    turns.start()
+    return turns, hook
+
+
+def after_settling(turns: LiveTurns) -> None:
+    for _ in range(SETTLING - 1):  # the first window of a group is not used either
+        assert turns.next(windows_alone()) is None
+
+
+def test_both_modes_are_set_once_and_the_turns_begin_in_off() -> None:
+    turns, hook = started()
+    off = ("set", NworMode.OFF, ScvMode.OFF)
+    assert hook.calls == [off, ("set", NworMode.STAGE, ScvMode.GRAPH), off]
+    assert hook.turns is turns
+
+
+def test_windows_take_turns_in_groups_of_eight() -> None:
+    turns, hook = started()
+    after_settling(turns)
+    given = []
+    for _ in range(80):
+        given.append(turns.next(windows_alone()))
+        assert hook.mode is (NworMode.STAGE if given[-1].cell else NworMode.OFF)
+    assert [turn.group for turn in given] == [n // 8 for n in range(80)]
+    assert {tuple(turn.cell for turn in given[n : n + 8]) for n in range(0, 80, 8)} == {
+        (0, 0, 1, 1, 1, 1, 0, 0),
+        (1, 1, 0, 0, 0, 0, 1, 1),
+    }
+    assert sum(turn.cell for turn in given) == 40
+
+
+@pytest.mark.parametrize("other", [with_prefill(), idle()], ids=["prefill", "idle"])
+@pytest.mark.parametrize("before", range(10))
+def test_a_step_that_is_more_than_windows_ends_the_group(other: Any, before: int) -> None:
+    turns, _ = started()
+    after_settling(turns)
+    given = [turns.next(windows_alone()) for _ in range(before)]
+    assert turns.next(other) is None
+    after_settling(turns)
+    after = turns.next(windows_alone())
+    assert (after.run, after.position) == (0, 0)
+    groups = {turn.group for turn in given}
+    assert after.group == len(groups)
+
+
+def test_every_rank_draws_the_same_turns_whatever_its_windows_were() -> None:
+    draw, ranks = random.Random(1), [started()[0] for _ in range(2)]
+    for _ in range(2000):
+        step = with_prefill() if draw.random() < 0.05 else windows_alone()
+        first, second = (turns.next(step) for turns in ranks)
+        assert first == second
+
+
+def test_interrupted_groups_are_counted_and_whole_ones_stay_whole() -> None:
+    """Arrivals end groups; every group that was begun counts or is left out."""
+    draw, (turns, _), groups, begun = random.Random(2), started(), LiveGroups(), set()
+    for _ in range(5000):
+        turn = turns.next(with_prefill() if draw.random() < 0.05 else windows_alone())
+        if turn is not None:
+            begun.add(turn.group)
+        groups.add(counts_of(), times_of(10.0), turn)
+    found = groups.snapshot()
+    open_now = 1 if groups._members else 0
+    assert found.groups[ALL] + found.left_out[LeftOut.INTERRUPTED] + open_now == len(begun)
+    assert found.groups[ALL] > 100
+    assert found.left_out[LeftOut.INTERRUPTED] > 100
+    assert set(found.left_out) == {LeftOut.INTERRUPTED}
+
+
+@pytest.mark.parametrize(
+    ("reason", "guard"),
+    [
+        ("commit:planted", Guard.COMMIT_REFUSED),
+        ("rank_1:commit:RuntimeError", Guard.COMMIT_REFUSED),
+        ("device_refused:slot", Guard.COMMIT_REFUSED),
+        ("rank_1:device_refused:slot", Guard.COMMIT_REFUSED),
+        ("staging_stopped", Guard.COMMIT_REFUSED),
+        (DIFFERENT_COUNTS, Guard.RANKS_DIFFER),
+        ("counts_do_not_add_up:staged_more_than_drafted", Guard.COUNTS),
+        ("rank_0:counts_do_not_add_up:x", Guard.COUNTS),
+        (None, None),
+        ("lora", None),
+        ("stage:overflow", None),
+        ("step_not_finished", None),
+        ("validate:sampled_ids_shape", None),
+    ],
+)
+def test_which_reasons_stop_staging(reason: str | None, guard: Guard | None) -> None:
+    assert guard_of(reason) is guard
+    turns, hook = started()
+    after_settling(turns)
+    while hook.mode is not NworMode.STAGE:
+        turns.next(windows_alone())
+    turns.ended(reason)
+    assert turns.stopped is guard
+    given = [turns.next(windows_alone()) for _ in range(40)]
+    if guard is None:
+        assert NworMode.STAGE in [mode for _, mode, _ in hook.calls[-20:]]
+        assert None not in given
+    else:
+        assert hook.calls[-1] == ("set", NworMode.OFF, ScvMode.OFF)
+        assert hook.calls[-2][0] == "turn"  # once
+        assert given == [None] * 40
+
+
+def test_one_log_line_says_why_staging_stopped(caplog: pytest.LogCaptureFixture) -> None:
+    turns, _ = started()
+    with caplog.at_level(logging.ERROR, "vllm.nwor_bench"):
+        turns.ended("commit:planted")
+        turns.ended("commit:again")
+    (line,) = caplog.messages
+    assert "commit:planted" in line
+    assert "Staging has stopped for good" in line
+
+
+@pytest.mark.parametrize(
+    ("changed", "problem"),
+    [
+        ({}, None),
+        ({"staged_tokens": 0, "committed_tokens": 0, "rejected_tokens": 0}, None),
+        ({"accepted_tokens": 9}, "accepted_more_than_drafted"),
+        ({"rejected_tokens": 5}, "staged_is_not_committed_and_rejected"),
+        (
+            {"committed_tokens": 9, "rejected_tokens": -1},
+            "staged_is_not_committed_and_rejected",
+        ),
+        ({"staged_tokens": 9, "rejected_tokens": 7}, "staged_more_than_drafted"),
+        ({"accepted_tokens": 3}, "committed_is_not_accepted"),
+    ],
+)
+def test_counts_that_do_not_add_up_raise_the_alarm(
+    changed: dict[str, int], problem: str | None
+) -> None:
+    counts = counts_of(**changed)
+    assert miscount(counts) == problem
+    turns, _ = started()
+    turns.check(counts)
+    turns.check(counts_of())
+    assert turns.alarm == (problem and f"{Guard.COUNTS}:{problem}")
+    assert turns.stopped is None  # the ranks vote on it in the next staged window
+
+
+def test_the_voted_alarm_stops_staging_and_is_not_raised_again() -> None:
+    turns, _ = started()
+    turns.overcounted()
+    alarm = turns.alarm
+    assert alarm is not None
+    turns.ended(alarm)
+    turns.overcounted()
+    assert turns.stopped is Guard.COUNTS
+    assert turns.alarm is None

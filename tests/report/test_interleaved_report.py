@@ -1,0 +1,164 @@
+"""What a report says of windows that took turns: ratios, left-out groups, the split."""
+
+import json
+import re
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+from interleaved_run import STAGE_GRAPH, Planted, interleaved_run
+from report_runs import gpu_run
+from rich.console import Console
+from synthetic_run import change_windows, save_run, write_reports
+
+from nwor_bench.analysis.aggregate import summarise
+from nwor_bench.records.store import RunData, read_header, read_run
+from nwor_bench.report.console import print_summary
+from nwor_bench.report.content import build_document
+from nwor_bench.report.document import Bullets, Figure, Paragraph, Section, Table
+from nwor_bench.report.result_json import run_result
+from nwor_bench.report.sections.answers import questions
+from nwor_bench.report.sections.interleaved import TITLE, interleaved_section
+from nwor_bench.report.sections.limits import limits
+from nwor_bench.report.sections.split import split_lines
+from nwor_bench.report.svg import draw_svg
+
+EFFECTS = {"stage x graph": 0.972, "control x off": 0.985}
+WHOLE = {"graph": 0.972, "control": 0.985}
+CLOCKS = (1980.0, 1410.0, 1700.0)
+SPLIT = re.compile(
+    r"stage x graph, 2\.[789] % less: attention 1\.[456] % less \+- 0\.\d\d, "
+    r"writes 1\.[234] % less \+- 0\.\d\d\."
+)
+
+
+@cache
+def run() -> RunData:
+    return interleaved_run(Planted(EFFECTS, clocks=CLOCKS), 15, whole=WHOLE)
+
+
+def section() -> Section:
+    found = interleaved_section(run(), summarise(run()))
+    assert found is not None
+    return found
+
+
+def tables(found: Section) -> dict[str, Table]:
+    return {block.headers[1]: block for block in found.blocks if isinstance(block, Table)}
+
+
+def row(found: Table, name: str) -> dict[str, str]:
+    values = next(values for values in found.rows if values[0] == name)
+    return dict(zip(found.headers, values, strict=True))
+
+
+def test_windows_stand_beside_whole_batches() -> None:
+    ratios = tables(section())["Decided by"]
+    own = row(ratios, STAGE_GRAPH.label)
+    assert own["Decided by"] == "windows"
+    for column in ("Device's clock", "Host's clock", "Mean ratio", "Whole batches"):
+        assert re.fullmatch(r"0\.97\d\d \[0\.9\d\d\d, 0\.9\d\d\d\]", own[column])
+    assert (own["Groups"], own["Left out"]) == ("120", "0")
+    over_control = row(ratios, "stage x graph over control x off")
+    assert over_control["Device's clock"].startswith("0.98")
+    assert over_control["Whole batches"] == "–"  # noqa: RUF001
+
+
+def test_run_lengths_and_clocks_have_a_table_each() -> None:
+    found = tables(section())
+    lengths = row(found["Runs of 2 (groups)"], STAGE_GRAPH.label)
+    assert lengths["Runs of 2 (groups)"].startswith("0.97")
+    assert lengths["Carry-over"].startswith(("0.99", "1.00"))
+    clocks = found["Cell"]
+    assert {values[0] for values in clocks.rows} == {
+        "1400 to 1500", "1700 to 1800", "1900 to 2000",
+    }  # fmt: skip
+    bullets = [b for b in section().blocks if isinstance(b, Bullets)]
+    assert "for 100 MHz more" in bullets[-1].items[0]
+    assert "in throttled batches" in bullets[-1].items[0]
+
+
+def test_left_out_groups_are_told_with_their_reason() -> None:
+    untimed = change_windows(
+        run(), lambda w: w.cell == STAGE_GRAPH and w.block == 2 and w.group is not None,
+        device_ms=None,
+    )  # fmt: skip
+    found = interleaved_section(untimed, summarise(untimed))
+    assert found is not None
+    first = next(block for block in found.blocks if isinstance(block, Bullets))
+    assert "stage x graph: left out 8 (window without a time)." in first.items
+
+
+def test_the_figure_shows_the_running_estimate_and_the_clock() -> None:
+    (figure,) = [block for block in section().blocks if isinstance(block, Figure)]
+    names = [trace.get("name") for trace in figure.data if trace["type"] == "line"]
+    assert names[0] == "off x off (A/A)"
+    assert {"stage x graph", "control x off", "SM clock, MHz"} <= set(names)
+    bands = [trace for trace in figure.data if trace["type"] == "band"]
+    widths = [high - low for low, high in zip(bands[1]["low"], bands[1]["high"], strict=True)]
+    assert widths[-1] < widths[0]
+    assert draw_svg(figure).startswith("<svg")
+
+
+def test_the_split_is_a_sentence_of_the_answer_and_a_line_on_the_terminal(
+    tmp_path: Path,
+) -> None:
+    cells = summarise(run())
+    (line,) = split_lines(run(), cells)
+    assert SPLIT.fullmatch(line)
+    assert dict(questions(run(), cells).entries)["What makes the difference?"] == line
+    assert Paragraph(line) in section().blocks
+    console = Console(width=100, record=True, quiet=False, file=(tmp_path / "out").open("w"))
+    print_summary(console, run(), cells, tmp_path)
+    assert line in console.export_text()
+
+
+def test_the_answer_counts_groups_not_blocks() -> None:
+    cells = summarise(run())
+    sure = dict(questions(run(), cells).entries)["How sure is that?"]
+    assert "It rests on 120 groups of neighbouring windows of the same prompts" in sure
+
+
+def test_json_has_the_split(tmp_path: Path) -> None:
+    save_run(run(), tmp_path)
+    write_reports(tmp_path)
+    kept = read_run(tmp_path)
+    told = run_result(kept, summarise(kept), tmp_path)
+    (split,) = json.loads(json.dumps(told["split"]))
+    assert split["cell"] == "stage x graph"
+    for part in ("total", "attention", "writes"):
+        assert split[part]["low"] < split[part]["ratio"] < split[part]["high"] < 1
+    header = read_header(tmp_path)
+    assert header.split is not None
+    assert dict(header.split[0]) == split
+
+
+def test_windows_that_no_whole_batches_check_are_told() -> None:
+    def told(made: RunData) -> bool:
+        return any("Whole batches ran in" in text for text in limits(made, summarise(made)))
+
+    assert not told(run())
+    kept = [b for b in run().batches if b.phase != "timed" or b.block == 1]
+    numbers = {b.batch for b in kept}
+    assert told(
+        replace(
+            run(),
+            batches=tuple(kept),
+            windows=tuple(w for w in run().windows if w.batch in numbers),
+        )
+    )
+
+
+def test_order_of_cells_says_in_turn() -> None:
+    order = next(s for s in build_document(run(), summarise(run())).sections if "Order" in s.title)
+    (body,) = [block for block in order.blocks if isinstance(block, Table)]
+    assert any("in turn" in values[2] for values in body.rows if values[1] == "interleaved")
+
+
+def test_a_run_of_whole_batches_has_none_of_it() -> None:
+    made = gpu_run()
+    cells = summarise(made)
+    assert interleaved_section(made, cells) is None
+    assert split_lines(made, cells) == []
+    assert TITLE not in [s.title for s in build_document(made, cells).sections]
+    assert "What makes the difference?" not in dict(questions(made, cells).entries)

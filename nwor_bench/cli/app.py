@@ -16,6 +16,7 @@ from nwor_bench.cli.commands import (
     profile,
     report,
     scenarios,
+    supports,
     sweep,
 )
 from nwor_bench.cli.help import Command, Group, examples
@@ -68,6 +69,15 @@ app.command(
         "nwor-bench plan --config config.json --num-prompts 64 --html plan.html",
     ),
 )(plan.plan)
+app.command(
+    "supports",
+    cls=Command,
+    epilog=examples(
+        "nwor-bench supports config.json",
+        "nwor-bench supports openai/gpt-oss-20b --device blackwell",
+        "nwor-bench supports --recipes",
+    ),
+)(supports.supports)
 app.command(
     "doctor",
     cls=Command,

@@ -41,10 +41,14 @@ def read_shape(config: Config, field: str, source: str) -> ModelShape:
     missing or mistyped entry, and for architectures that the byte model does not cover.
     """
     inner = config.get("text_config")
-    return _Reader({**config, **inner} if isinstance(inner, dict) else config, field, source).read()
+    return ConfigReader(
+        {**config, **inner} if isinstance(inner, dict) else config, field, source
+    ).read()
 
 
-class _Reader:
+class ConfigReader:
+    """Reads entries of one config.json; `field` and `source` name it in messages."""
+
     def __init__(self, config: Config, field: str, source: str) -> None:
         self.config = config
         self.field = field

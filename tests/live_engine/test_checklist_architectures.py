@@ -10,6 +10,7 @@ import torch
 from checklist_rows import ONE_LONG
 from checklist_tools import check_cache, check_partial, compare, greedy
 from engine_tools import NGRAM, tiny_pair, tiny_spec
+from support_tools import check_support
 from tiny_architectures import write_architecture
 
 from nwor_bench.engine.engine import VllmEngine
@@ -65,6 +66,7 @@ def test_an_architecture_is_staged_or_says_why_not(
     spec = tiny_spec(kv_cache_gib=0.1, block_size=32, engine_args=json.dumps(arguments))
     engine = start_engine(pair, spec)
     try:
+        check_support(Path(pair.target), engine.status(), spec)
         stock, staged = compare(engine, ONE_LONG, greedy(), ["off", "graph"], fallback)
         check_partial(stock)
         check_cache(engine, ONE_LONG, staged)

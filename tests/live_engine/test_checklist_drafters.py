@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from checklist_rows import check_adapter, check_drafter
 from engine_tools import tiny_pair, tiny_spec
+from support_tools import check_support
 from tiny_drafters import eagle3_pair, mtp_pair
 
 from nwor_bench.engine.engine import VllmEngine
@@ -25,7 +26,9 @@ pytestmark = [pytest.mark.engine, pytest.mark.long]
 def test_a_drafter_in_the_targets_cache_group(
     build: Callable[[Path], ResolvedPair], tmp_path: Path, start_engine: Callable[..., VllmEngine]
 ) -> None:
-    engine = start_engine(build(tmp_path), tiny_spec(block_size=32))
+    pair, spec = build(tmp_path), tiny_spec(block_size=32)
+    engine = start_engine(pair, spec)
+    check_support(Path(pair.target), engine.status(), spec, pair.method)
     check_drafter(engine, ["off", "graph"])
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from engine_tools import prompts_of, run_cell, tiny_spec, total
+from support_tools import check_support
 from tiny_hybrids import EAGER_DUMMY, hybrid_pair
 
 from nwor_bench.engine.engine import VllmEngine
@@ -80,6 +81,7 @@ def test_a_hybrid_runs_as_without_us_and_says_why(
         status = engine.status()
         assert status.staging_unavailable == "recurrent_layers"
         assert status.attention_backend == backend
+        check_support(tmp_path / "model", status, spec)
         if family in PREDICTED:
             check_states(json.loads((tmp_path / "model/config.json").read_text()), status, spec)
         prompts = prompts_of([20, 30])
@@ -106,6 +108,7 @@ def test_chunked_local_attention_is_refused_by_name(
     try:
         reason = "chunked_local_attention" if one_group else "several_kv_cache_groups"
         assert engine.status().staging_unavailable == reason
+        check_support(tmp_path / "model", engine.status(), spec)
         prompts = prompts_of([100, 30])  # one beyond a chunk
         stock = run_cell(engine, "off", "off", prompts, 24)
         staged = run_cell(engine, "stage", "off", prompts, 24)

@@ -1,0 +1,188 @@
+"""`nwor-bench supports`: what the plugin would stage of a model, from its config.json."""
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from nwor_bench.models.recurrent.state import RecurrentLayers
+    from nwor_bench.models.recurrent.strategies import StateLoad
+    from nwor_bench.models.support.engine import EngineFacts
+    from nwor_bench.models.support.sources import FoundConfig
+
+ENGINE = "Engine"
+OUTPUT = "Output"
+
+
+def supports(
+    model: Annotated[
+        str | None,
+        typer.Argument(metavar="CONFIG_OR_MODEL", show_default=False,
+                       help="A config.json, a model folder, or a hub name that is kept or cached.")
+    ] = None,
+    recipes: Annotated[
+        bool, typer.Option("--recipes", help="The table over vLLM's recipe models instead.")
+    ] = False,
+    device: Annotated[
+        str, typer.Option(help="hopper, blackwell or cpu.", rich_help_panel=ENGINE)
+    ] = "hopper",
+    draft_tokens: Annotated[
+        int, typer.Option("--draft-tokens", "--num-speculative-tokens",
+                          help="Drafts per request and window.", rich_help_panel=ENGINE)
+    ] = 4,
+    cache_dtype: Annotated[
+        str, typer.Option("--cache-dtype", "--kv-cache-dtype", help="vLLM's kv_cache_dtype.",
+                          rich_help_panel=ENGINE)
+    ] = "auto",
+    one_group: Annotated[
+        bool, typer.Option("--disable-hybrid-kv-cache-manager", rich_help_panel=ENGINE,
+                           help="As with vLLM's flag: sliding layers keep all of a request.")
+    ] = False,
+    eager: Annotated[
+        bool, typer.Option("--enforce-eager", help="As with vLLM's flag: no CUDA graphs.",
+                           rich_help_panel=ENGINE)
+    ] = False,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", "-q", help="Print only the answer.", rich_help_panel=OUTPUT)
+    ] = False,
+    markdown: Annotated[
+        bool, typer.Option("--markdown", help="Print --recipes as the table of docs/support.md.",
+                           rich_help_panel=OUTPUT)
+    ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print only the prediction, as JSON (docs/json.md).",
+                           rich_help_panel=OUTPUT)
+    ] = False,
+) -> None:  # fmt: skip
+    """Say whether a model's drafts would be staged, and why not. Needs no GPU.
+
+    Exit codes: 0 answered, 2 bad input.
+    """
+    from nwor_bench.errors import ConfigError
+
+    given = [flag for flag, on in (("quiet", quiet), ("markdown", markdown)) if on]
+    if as_json and given:
+        raise ConfigError.for_field("--json", True, f"--{given[0]} prints too; give one of the two")
+    engine = _engine(device, draft_tokens, cache_dtype, one_group, eager)
+    if recipes == (model is not None):
+        raise ConfigError("name one model (a config.json, folder or hub name), or write --recipes")
+    if model is None:
+        _recipes(engine, quiet, markdown, as_json)
+        return
+    if markdown:
+        raise ConfigError.for_field("--markdown", True, "it prints the table of --recipes")
+    from nwor_bench.models.support.sources import find_config
+
+    _one(find_config(model), engine, quiet, as_json)
+
+
+def _engine(
+    device: str, draft_tokens: int, cache_dtype: str, one_group: bool, eager: bool
+) -> "EngineFacts":
+    from nwor_bench.errors import ConfigError
+    from nwor_bench.models.support.engine import Device, EngineFacts
+    from nwor_bench.workload.option_text import known_words
+    from nwor_bench.workload.run_spec import CacheDtype
+
+    if draft_tokens < 1:
+        raise ConfigError.for_field("--draft-tokens", draft_tokens, "write 1 or more")
+    known_words(CacheDtype, "--cache-dtype", cache_dtype)
+    return EngineFacts(
+        known_words(Device, "--device", device), draft_tokens, cache_dtype, one_group, eager
+    )
+
+
+def _one(found: "FoundConfig", engine: "EngineFacts", quiet: bool, as_json: bool) -> None:
+    from nwor_bench.models.support.facts import read_facts
+    from nwor_bench.models.support.methods import methods_of
+    from nwor_bench.models.support.predict import predict_support
+    from nwor_bench.models.support.sources import FIELD
+    from nwor_bench.report.prediction import support as words
+
+    model = read_facts(found.config, found.name, FIELD, found.origin)
+    support, methods = predict_support(model, engine), tuple(methods_of(model, engine))
+    states = _states(found, engine)
+    if as_json:
+        from nwor_bench.report.prediction.states import layer_values
+
+        told = words.support_values(support, methods)
+        _print_json(told | {"recurrent": layer_values(*states) if states else None})
+        return
+    _say(words.answer(support))
+    if quiet:
+        return
+    typer.echo("")
+    _say(f"{words.setting(support)} Facts: {found.origin}.")
+    _print_table(words.LAYER_HEADERS, words.layer_rows(support))
+    _print_table(words.METHOD_HEADERS, words.method_rows(methods))
+    if states:
+        from nwor_bench.report.prediction.states import state_sentence
+
+        _say(state_sentence(*states), "- ")
+    for note in words.support_notes(support):
+        _say(note, "- ")
+
+
+def _states(
+    found: "FoundConfig", engine: "EngineFacts"
+) -> "tuple[RecurrentLayers, StateLoad] | None":
+    """A hybrid's recurrent layers, and one request's step; None where they are not covered."""
+    from nwor_bench.models.recurrent.strategies import StateLoad
+    from nwor_bench.models.recurrent_layers import recurrent_layers
+
+    read = recurrent_layers(found.config)
+    if read is None:
+        return None
+    layers, bits = read
+    return layers, StateLoad(1, engine.draft_tokens, 0.5, bits)
+
+
+def _recipes(engine: "EngineFacts", quiet: bool, markdown: bool, as_json: bool) -> None:
+    from nwor_bench.models.support.recipes import coverage, left_out
+    from nwor_bench.report.prediction import support as words
+
+    covered, left = coverage(engine), left_out()
+    if as_json:
+        _print_json({"device": engine.device.value, **words.recipe_values(covered, left)})
+        return
+    if markdown:
+        typer.echo(words.coverage_table(covered, left))
+        return
+    _say(words.recipe_answer(covered, left))
+    if quiet:
+        return
+    for why, rows in words.recipe_rows(covered).items():
+        typer.echo("")
+        _say(f"{why} ({len(rows)})")
+        _print_table(None, rows)
+    typer.echo("")
+    _say(f"Left out: {', '.join(left)}.", "- ")
+    _say("Methods and drafts are the recipes'; docs/support.md has the facts' sources.", "- ")
+
+
+def _say(text: str, bullet: str = "") -> None:
+    from nwor_bench.report.prediction.text import wrapped
+
+    typer.echo(wrapped(text, bullet))
+
+
+def _print_json(told: dict[str, Any]) -> None:
+    from nwor_bench import __version__
+    from nwor_bench.records.json_text import document
+
+    typer.echo(document({"supports_version": 1, "nwor_bench": __version__, **told}), nl=False)
+
+
+def _print_table(headers: tuple[str, ...] | None, rows: list[tuple[str, ...]]) -> None:
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+
+    box = SIMPLE_HEAD if headers else None
+    pads = (0, 1) if headers is None else 0
+    table = Table(box=box, pad_edge=False, padding=pads, show_header=headers is not None)
+    for place, header in enumerate(headers or ("",) * len(rows[0])):
+        table.add_column(header, overflow="fold", no_wrap=headers is None and place < 2)
+    for row in rows:
+        table.add_row(*row)
+    Console(width=80, highlight=False).print(table)

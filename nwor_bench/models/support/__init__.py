@@ -1,0 +1,1 @@
+"""What the plugin would stage of a model, from its config.json alone: facts, engine, prediction."""

@@ -1,0 +1,116 @@
+"""Which runner and attention vLLM 0.32 would choose for a model on a device. Pure."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from nwor_bench.models.layer_kinds import Kind
+from nwor_bench.models.support.facts import LayerFacts, ModelFacts
+
+
+class Device(StrEnum):
+    """Kinds of devices that differ in their attention."""
+
+    HOPPER = "hopper"
+    """H100 and H200; Ampere and Ada choose alike but for sinks."""
+    BLACKWELL = "blackwell"
+    """B200 and B300."""
+    CPU = "cpu"
+
+
+class Runner(StrEnum):
+    """vLLM's model runners."""
+
+    V1 = "V1"
+    V2 = "V2"
+
+
+@dataclass(frozen=True)
+class EngineFacts:
+    """How vLLM would be started.
+
+    Attributes:
+        one_group: vLLM's --disable-hybrid-kv-cache-manager.
+        eager: no CUDA graphs are captured.
+    """
+
+    device: Device = Device.HOPPER
+    draft_tokens: int = 4
+    cache_dtype: str = "auto"
+    one_group: bool = False
+    eager: bool = False
+
+
+@dataclass(frozen=True)
+class Attention:
+    """vLLM's name of a backend, and the class that does the attention."""
+
+    backend: str
+    implementation: str
+
+
+_CPU = Attention("CPU_ATTN", "ReferenceCPUAttentionImpl")
+_FLASH = Attention("FLASH_ATTN", "FlashAttentionImpl")
+_FLASHINFER = Attention("FLASHINFER", "FlashInferImpl")
+_COMPOSITE = {
+    Device.HOPPER: Attention("TRITON_FLASH_ATTN", "CompositeAttentionImpl"),
+    Device.BLACKWELL: Attention("TRITON_FLASHINFER", "CompositeAttentionImpl"),
+}
+
+STAGEABLE = {
+    Device.CPU: ("ReferenceCPUAttentionImpl",),
+    Device.HOPPER: ("FlashAttentionImpl", "TritonAttentionImpl"),
+    Device.BLACKWELL: ("FlashAttentionImpl", "TritonAttentionImpl"),
+}
+"""Implementations that the plugin can stage in; on a GPU with the V2 runner alone."""
+
+FULL_LATENT_ROW = 576
+"""512 + 64, which FlashAttention's latent attention is built for."""
+
+BREAKABLE = frozenset(
+    {
+        *("DeepseekV32MTPModel", "DeepseekV32ForCausalLM", "DeepseekV4ForCausalLM"),
+        *("DeepseekV4ForConditionalGeneration", "DeepSeekV4MTPModel", "DeepseekV41ForCausalLM"),
+        *("Dots3NoteForCausalLM", "Dots3NoteMTPModel", "Glm5NextForCausalLM"),
+        *("Glm5NextForConditionalGeneration", "Glm5NextMTPModel", "GlmMoeDsaForCausalLM"),
+        *("HYV4ForCausalLM", "HYV4MTPModel", "InklingForCausalLM"),
+        *("InklingForConditionalGeneration", "KimiK3ForConditionalGeneration", "KimiK3MTPModel"),
+        *("KimiLinearForCausalLM", "MiniMaxM3SparseForCausalLM"),
+        *("MiniMaxM3SparseForConditionalGeneration", "Qwen4ExpForCausalLM"),
+        *("Qwen4ExpForConditionalGeneration", "Qwen4ExpMTP"),
+    }
+)
+"""Architectures for which vLLM 0.32 captures breakable CUDA graphs by itself."""
+
+
+def attention_of(layer: LayerFacts, model: ModelFacts, device: Device) -> Attention | None:
+    """The attention of one layer; None for a layer without."""
+    if layer.kind in (Kind.RECURRENT, Kind.NOTHING):
+        return None
+    if layer.latent:
+        return _latent(layer, device)
+    if device is Device.CPU:
+        return _CPU
+    if layer.sparse:
+        return Attention("of the model", "MiniMaxM3SparseImpl")
+    if model.images_see_themselves:
+        return _COMPOSITE[device]
+    if layer.unequal:
+        return Attention("FLASH_ATTN_DIFFKV", "FlashAttentionDiffKVImpl")
+    if device is Device.BLACKWELL and (layer.head_dim or 0) <= 256:
+        return _FLASHINFER
+    return _FLASH
+
+
+def _latent(layer: LayerFacts, device: Device) -> Attention:
+    """Latent attention; on a CPU with AMX vLLM takes AMXMLAImpl in bfloat16."""
+    if device is Device.CPU:
+        return Attention("CPU_MLA", "CPUMLAImpl")
+    if layer.sparse and device is Device.BLACKWELL:
+        return Attention("FLASHMLA_SPARSE", "FlashMLASparseImpl")
+    if layer.sparse:
+        return Attention("FLASH_ATTN_MLA_SPARSE", "FlashAttnMLASparseImpl")
+    if layer.head_dim != FULL_LATENT_ROW:
+        return Attention("TRITON_MLA", "TritonMLAImpl")
+    if device is Device.BLACKWELL:
+        return Attention("FLASHINFER_MLA", "FlashInferMLAImpl")
+    return Attention("FLASH_ATTN_MLA", "FlashAttnMLAImpl")

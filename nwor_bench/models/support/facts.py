@@ -1,0 +1,155 @@
+"""What a config.json says of a model's layers, as far as staging asks. Pure."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from nwor_bench.errors import ConfigError
+from nwor_bench.models.layer_kinds import Kind
+from nwor_bench.models.support.families import kinds_of
+
+Config = Mapping[str, Any]
+
+_MM_PREFIX = ("bagel", "gemma3", "molmo2", "moondream3", "paligemma")
+"""Model types whose images see themselves in both directions, by vLLM's list."""
+
+_MTP_LAYERS = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_modules")
+
+
+@dataclass(frozen=True)
+class LayerFacts:
+    """One decoder layer.
+
+    Attributes:
+        kind: what it keeps between steps.
+        head_dim: size of a K/V head; of the latent row with `latent`.
+        window: of sliding or chunked attention.
+        latent: latent attention (MLA).
+        sparse: it attends to what an indexer selects.
+        sinks: its attention has sinks.
+        alibi: its attention has ALiBi's slopes.
+        unequal: its values have another size than its keys.
+        shares_kv: it reads another layer's K/V.
+    """
+
+    kind: Kind
+    head_dim: int | None = None
+    window: int | None = None
+    latent: bool = False
+    sparse: bool = False
+    sinks: bool = False
+    alibi: bool = False
+    unequal: bool = False
+    shares_kv: bool = False
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """A model as vLLM would build it.
+
+    Attributes:
+        images_see_themselves: vLLM needs a backend that masks images in both directions.
+        mtp_layers: layers for multi-token prediction; None where the config has no such entry.
+    """
+
+    name: str
+    architecture: str
+    model_type: str
+    layers: tuple[LayerFacts, ...]
+    images_see_themselves: bool = False
+    rswa: bool = False
+    mtp_layers: int | None = None
+
+
+def read_facts(config: Config, name: str, field: str, source: str) -> ModelFacts:
+    """The facts of a config.json; reads `text_config` if there is one.
+
+    `field` and `source` name the argument and its value in messages. Raises ConfigError where the
+    config does not say what its layers are.
+    """
+    inner = config.get("text_config")
+    text = {**config, **inner} if isinstance(inner, dict) else dict(config)
+    if text.get("is_encoder_decoder"):
+        raise ConfigError.for_field(field, source, "it is an encoder-decoder; name a decoder")
+    try:
+        kinds = kinds_of(text)
+    except (ValueError, TypeError, KeyError) as error:
+        remedy = f"its config does not say what its layers are ({error}); name another config.json"
+        raise ConfigError.for_field(field, source, remedy) from error
+    shared = _whole(text, "num_kv_shared_layers")
+    layers = tuple(
+        _layer(text, kind, place, shares_kv=place >= len(kinds) - shared)
+        for place, kind in enumerate(kinds)
+    )
+    architectures = config.get("architectures") or text.get("architectures") or [""]
+    outer = str(config.get("model_type") or text.get("model_type") or "")
+    images = outer in _MM_PREFIX or (
+        outer == "gemma4" and text.get("use_bidirectional_attention") == "vision"
+    )
+    mtp = next((_whole(text, key) for key in _MTP_LAYERS if text.get(key) is not None), None)
+    return ModelFacts(
+        name=name,
+        architecture=str(architectures[0]),
+        model_type=outer,
+        layers=layers,
+        images_see_themselves=images,
+        rswa=text.get("rswa_window") is not None,
+        mtp_layers=mtp,
+    )
+
+
+def _layer(text: Config, kind: Kind, place: int, *, shares_kv: bool) -> LayerFacts:
+    if kind in (Kind.RECURRENT, Kind.NOTHING):
+        return LayerFacts(kind)
+    compressed = bool(text.get("compress_ratios"))  # DeepSeek V4's own latent attention
+    latent = text.get("kv_lora_rank") is not None or compressed
+    window = {Kind.SLIDING: "sliding_window", Kind.CHUNKED: "attention_chunk_size"}.get(kind, "")
+    return LayerFacts(
+        kind=kind,
+        head_dim=_head_dim(text, kind, latent=latent, compressed=compressed),
+        window=_whole(text, window) or None,
+        latent=latent,
+        sparse=bool(text.get("index_topk")) or _block_sparse(text, place),
+        sinks=_sinks(text, kind),
+        alibi=text.get("model_type") == "bloom" or bool(text.get("alibi")),
+        unequal=not latent and _whole(text, "v_head_dim") not in (0, _whole(text, "head_dim")),
+        shares_kv=shares_kv,
+    )
+
+
+def _head_dim(text: Config, kind: Kind, *, latent: bool, compressed: bool) -> int | None:
+    if latent and not compressed:
+        return _whole(text, "kv_lora_rank") + _whole(text, "qk_rope_head_dim")
+    if kind is Kind.FULL and str(text.get("model_type", "")).startswith("gemma4"):
+        return _whole(text, "global_head_dim") or _whole(text, "head_dim") or None
+    own = _whole(text, "head_dim") or _whole(text, "attention_head_dim")
+    heads = _whole(text, "num_attention_heads")
+    return own or (_whole(text, "hidden_size") // heads if heads else None)
+
+
+def _block_sparse(text: Config, place: int) -> bool:
+    """MiniMax M3: blocks of the context that an index selects, in some layers."""
+    own = text.get("sparse_attention_config")
+    if not isinstance(own, Mapping) or not own.get("use_sparse_attention"):
+        return False
+    where = own.get("sparse_attention_freq")
+    return bool(where[place]) if isinstance(where, list) and place < len(where) else True
+
+
+def _sinks(text: Config, kind: Kind) -> bool:
+    """Attention sinks, by the models of vLLM 0.32 that have them."""
+    family, slides = str(text.get("model_type", "")), kind is Kind.SLIDING
+    if family == "gpt_oss":
+        return True
+    if family in ("granite", "granitemoe"):
+        return bool(text.get("attention_sinks", text.get("layer_types") is not None))
+    if family.startswith("mimo_v2"):
+        key = "add_swa_attention_sink_bias" if slides else "add_full_attention_sink_bias"
+        return bool(text.get(key))
+    return slides and bool(text.get("swa_attention_sink_enabled"))
+
+
+def _whole(text: Config, key: str) -> int:
+    """A whole number; 0 for everything else."""
+    value = text.get(key)
+    return value if isinstance(value, int) and not isinstance(value, bool) else 0

@@ -1,0 +1,65 @@
+"""What each layer keeps, where a model's family decides it and its config lists nothing. Pure."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from nwor_bench.models.layer_kinds import Kind, every_nth, listed_kinds
+from nwor_bench.models.recurrent.read import FULL_EVERY
+
+Config = Mapping[str, Any]
+
+_ALL_RECURRENT = ("mamba", "mamba2", "falcon_mamba")
+_BOTH = ("falcon_h1",)
+
+_SLIDING_PATTERN = {"gemma3": 6, "gemma3_text": 6, "cohere2": 4}
+"""Every how many layers attention is full, where the config does not say."""
+
+
+def kinds_of(text: Config) -> tuple[Kind, ...]:
+    """The kind of every layer. Raises ValueError or KeyError for what it cannot tell."""
+    listed = listed_kinds(text)
+    if listed is not None:
+        return listed
+    count = text["num_hidden_layers"]
+    if not isinstance(count, int) or not 0 < count <= 10_000:
+        raise ValueError(f"num_hidden_layers is {count!r}")
+    family = str(text.get("model_type", ""))
+    if family in _ALL_RECURRENT:
+        return (Kind.RECURRENT,) * count
+    if family in _BOTH:
+        return (Kind.BOTH,) * count
+    if text.get("linear_num_key_heads"):
+        return every_nth(count, int(text.get("full_attention_interval") or FULL_EVERY))
+    if text.get("attn_layer_period"):  # Jamba
+        period, offset = int(text["attn_layer_period"]), int(text.get("attn_layer_offset") or 0)
+        return tuple(Kind.RECURRENT if n % period != offset else Kind.FULL for n in range(count))
+    if text.get("attn_layer_indices"):  # Bamba
+        full = set(text["attn_layer_indices"])
+        return tuple(Kind.FULL if n in full else Kind.RECURRENT for n in range(count))
+    if text.get("hybrid_layer_pattern"):  # MiMo V2
+        return tuple(Kind.SLIDING if mark else Kind.FULL for mark in text["hybrid_layer_pattern"])
+    if text.get("attention_chunk_size") and family.startswith("llama4"):
+        return _chunked(text, count)
+    return tuple(Kind.SLIDING if _slides(text, family, n) else Kind.FULL for n in range(count))
+
+
+def _chunked(text: Config, count: int) -> tuple[Kind, ...]:
+    """Llama 4: layers with positions see one chunk, every fourth sees all of a request."""
+    marks = text.get("no_rope_layers")
+    if not marks:
+        step = int(text.get("no_rope_layer_interval") or 4)
+        marks = [int((n + 1) % step != 0) for n in range(count)]
+    return tuple(Kind.CHUNKED if mark else Kind.FULL for mark in marks)
+
+
+def _slides(text: Config, family: str, place: int) -> bool:
+    if not text.get("sliding_window") or text.get("use_sliding_window") is False:
+        return False
+    if family in _SLIDING_PATTERN:
+        every = int(text.get("sliding_window_pattern") or _SLIDING_PATTERN[family])
+        return (place + 1) % every != 0
+    if family == "gemma2":
+        return place % 2 == 0
+    if family.startswith("qwen"):
+        return place >= int(text.get("max_window_layers") or 0)
+    return not text.get("compress_ratios")

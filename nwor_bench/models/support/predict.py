@@ -1,0 +1,178 @@
+"""What the plugin would do with a model's drafts: its own decisions, made from a config.json.
+
+The order of the questions is that of `set_up_staging` of the plugin's runners, so that the first
+reason is the one that it would report. All target layers stage, or none does.
+"""
+
+from collections import Counter
+from dataclasses import dataclass
+from enum import StrEnum
+
+from nwor_bench.models.layer_kinds import Kind
+from nwor_bench.models.support.engine import (
+    BREAKABLE,
+    STAGEABLE,
+    Device,
+    EngineFacts,
+    Runner,
+    attention_of,
+)
+from nwor_bench.models.support.facts import LayerFacts, ModelFacts
+from nwor_bench.records import fallback_reasons as reasons
+
+MOST_WINDOW_TOKENS = 16
+MOST_HEAD_DIM = 256
+"""What the verification kernel takes (`nwor_kernels.verify_attention.tuning`)."""
+
+PLAIN_CACHES = ("auto", "bfloat16", "float16", "float32")
+FP8_CACHES = ("fp8", "fp8_e4m3")
+"""Caches whose rows the plugin reads on a GPU."""
+
+
+class Outcome(StrEnum):
+    """What becomes of drafts."""
+
+    STAGED = "staged"
+    DIRECT = "direct"
+    REFUSED = "refused"
+
+
+@dataclass(frozen=True)
+class LayerGroup:
+    """Layers that are alike, and why these alone would be written directly; None if they stage."""
+
+    count: int
+    layer: LayerFacts
+    backend: str | None
+    reason: str | None
+
+
+@dataclass(frozen=True)
+class Support:
+    """The prediction for a model and an engine with one of the methods that stage."""
+
+    model: ModelFacts
+    engine: EngineFacts
+    runner: Runner
+    groups: tuple[LayerGroup, ...]
+    reason: str | None
+
+    @property
+    def outcome(self) -> Outcome:
+        """Whether drafts would be staged."""
+        return Outcome.STAGED if self.reason is None else Outcome.DIRECT
+
+    @property
+    def backends(self) -> tuple[str, ...]:
+        """The attention backends of its layers, each once."""
+        return tuple(dict.fromkeys(g.backend for g in self.groups if g.backend is not None))
+
+
+def predict_support(model: ModelFacts, engine: EngineFacts) -> Support:
+    """The prediction for a method that vLLM's default runner serves."""
+    runner = Runner.V1 if engine.device is Device.CPU else Runner.V2
+    counted = Counter(model.layers)
+    groups = []
+    for layer, count in counted.items():
+        attention = attention_of(layer, model, engine.device)
+        reason = why_layer(layer, model, engine, runner)
+        backend = None if attention is None else attention.backend
+        groups.append(LayerGroup(count, layer, backend, reason))
+    return Support(model, engine, runner, tuple(groups), why_direct(model, engine, runner))
+
+
+def why_direct(model: ModelFacts, engine: EngineFacts, runner: Runner) -> str | None:
+    """The reason under which the plugin would write every window directly; None if it stages."""
+    layers = _in_cache_order(model, engine)
+    if runner is Runner.V2:
+        found = _why_runner(model, engine)
+        for layer in layers:
+            found = found or why_layer(layer, model, engine, runner)
+        return found or _why_groups(model, engine)
+    kind = next((r for layer in layers if (r := _why_kind(layer)) is not None), None)
+    found = kind or _why_groups(model, engine)
+    for layer in layers:
+        found = found or why_layer(layer, model, engine, runner)
+    return found
+
+
+def _why_runner(model: ModelFacts, engine: EngineFacts) -> str | None:
+    if model.rswa:
+        return reasons.RSWA_WINDOW
+    if model.architecture in BREAKABLE and not engine.eager:
+        return reasons.BREAKABLE_CUDA_GRAPHS
+    return None
+
+
+def _why_groups(model: ModelFacts, engine: EngineFacts) -> str | None:
+    if len(_specs(model, engine)) > 1:
+        return reasons.SEVERAL_KV_CACHE_GROUPS
+    return reasons.LAYERS_SHARE_KV if any(each.shares_kv for each in model.layers) else None
+
+
+def _why_kind(layer: LayerFacts) -> str | None:
+    """The reason of a layer that has a cache without attention: a state, an indexer's keys."""
+    if layer.kind in (Kind.RECURRENT, Kind.BOTH):
+        return reasons.RECURRENT_LAYERS
+    return reasons.SPARSE_INDEXER if layer.sparse else None
+
+
+def why_layer(
+    layer: LayerFacts, model: ModelFacts, engine: EngineFacts, runner: Runner
+) -> str | None:
+    """The reason of one layer by itself; None if it could be staged, or has nothing to stage."""
+    attention = attention_of(layer, model, engine.device)
+    if attention is None:
+        return _why_kind(layer)
+    on_cpu = engine.device is Device.CPU
+    served = attention.implementation in STAGEABLE[engine.device]
+    if not served or (runner is Runner.V1 and not on_cpu):
+        return reasons.unsupported_attention(attention.implementation)
+    if on_cpu:
+        found = None if engine.cache_dtype in PLAIN_CACHES else engine.cache_dtype
+        if found is not None:
+            return reasons.cache_dtype(found)
+        chunked = layer.kind is Kind.CHUNKED
+        return reasons.CHUNKED_LOCAL_ATTENTION if chunked else _why_kind(layer)
+    return _why_on_gpu(layer, engine) or _why_kind(layer)
+
+
+def _why_on_gpu(layer: LayerFacts, engine: EngineFacts) -> str | None:
+    if layer.kind is Kind.CHUNKED:
+        return reasons.CHUNKED_LOCAL_ATTENTION
+    if layer.alibi:
+        return reasons.ALIBI
+    if layer.sinks:
+        return reasons.ATTENTION_SINKS
+    if engine.cache_dtype not in (*PLAIN_CACHES, *FP8_CACHES):
+        return reasons.cache_dtype(engine.cache_dtype)
+    size = layer.head_dim
+    if size is not None and (size > MOST_HEAD_DIM or size % 8):
+        return reasons.head_dim(size)
+    if engine.draft_tokens + 1 > MOST_WINDOW_TOKENS:
+        return reasons.window_of(engine.draft_tokens + 1)
+    return None
+
+
+def _specs(model: ModelFacts, engine: EngineFacts) -> dict[tuple[object, ...], list[LayerFacts]]:
+    """Layers by the KV-cache group that vLLM puts them into, in the order of first appearance.
+
+    Layers of one kind are one group, of whatever head size. With its hybrid manager off, sliding
+    and chunked layers keep all of a request, as full ones do; recurrent ones cannot.
+    """
+    groups: dict[tuple[object, ...], list[LayerFacts]] = {}
+    for layer in model.layers:
+        if layer.kind in (Kind.RECURRENT, Kind.BOTH):
+            groups.setdefault((Kind.RECURRENT,), []).append(layer)
+        if layer.kind in (Kind.RECURRENT, Kind.NOTHING) or layer.shares_kv:
+            continue
+        whole = engine.one_group or layer.kind in (Kind.FULL, Kind.BOTH)
+        key = (Kind.FULL,) if whole else (layer.kind, layer.window)
+        groups.setdefault(key, []).append(layer)
+    return groups
+
+
+def _in_cache_order(model: ModelFacts, engine: EngineFacts) -> list[LayerFacts]:
+    """Layers with a cache as the plugin meets them: group by group; sharing ones come last."""
+    found = [layer for group in _specs(model, engine).values() for layer in group]
+    return found + [layer for layer in model.layers if layer.shares_kv]

@@ -1,0 +1,73 @@
+"""Where the config.json of a named model is: a file, a folder, kept facts, the hub's cache."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nwor_bench.errors import ConfigError
+from nwor_bench.models.pairs.local import locate_model, read_model_config
+from nwor_bench.models.support.recipes import kept_models
+from nwor_bench.records.json_text import parse_json
+
+FIELD = "CONFIG_OR_MODEL"
+
+
+@dataclass(frozen=True)
+class FoundConfig:
+    """A config.json's content, the model's name, and where it was found."""
+
+    name: str
+    config: dict[str, Any]
+    origin: str
+
+
+def find_config(named: str) -> FoundConfig:
+    """The config of a config.json, a model folder, or a hub model that is kept or cached.
+
+    Nothing is downloaded. Raises ConfigError.
+    """
+    path = Path(named).expanduser()
+    if path.is_file():
+        name = path.resolve().parent.name if path.name == "config.json" else path.stem
+        return FoundConfig(name, _read(path, named), str(path))
+    located = locate_model(FIELD, named)
+    config = read_model_config(located, FIELD)
+    if config is not None:
+        return FoundConfig(Path(located).name, config, located)
+    for kept in kept_models():
+        if kept.name.lower() == named.lower():
+            return FoundConfig(kept.name, kept.config, kept.source)
+    cached = cached_config(named)
+    if cached is not None:
+        return FoundConfig(named, _read(cached, named), str(cached))
+    raise ConfigError.for_field(
+        FIELD, named, "it is neither kept nor in the hub's cache; name its config.json or its "
+        "folder, or see `nwor-bench supports --recipes` for what is kept",
+    )  # fmt: skip
+
+
+def cached_config(hub_name: str) -> Path | None:
+    """config.json of the hub's cache, of the revision that `main` was; None if there is none."""
+    home = os.environ.get("HF_HOME") or Path("~/.cache/huggingface").expanduser()
+    root = Path(os.environ.get("HF_HUB_CACHE") or Path(home) / "hub").expanduser()
+    folder = root / f"models--{hub_name.replace('/', '--')}"
+    try:
+        revision = (folder / "refs/main").read_text(encoding="utf-8").strip()
+    except OSError:
+        revision = ""
+    named = folder / "snapshots" / revision / "config.json"
+    if revision and named.is_file():
+        return named
+    return next(iter(sorted(folder.glob("snapshots/*/config.json"))), None)
+
+
+def _read(path: Path, named: str) -> dict[str, Any]:
+    try:
+        config = parse_json(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        remedy = f"it cannot be read as JSON ({error}); name a config.json"
+        raise ConfigError.for_field(FIELD, named, remedy) from error
+    if not isinstance(config, dict):
+        raise ConfigError.for_field(FIELD, named, "it is not a JSON object; name a config.json")
+    return config

@@ -1,0 +1,188 @@
+"""What the plugin would stage of a model, as sentences, table rows and JSON. Predicted."""
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from nwor_bench.models.layer_kinds import Kind
+from nwor_bench.models.support.facts import LayerFacts
+from nwor_bench.models.support.methods import MethodSupport
+from nwor_bench.models.support.predict import LayerGroup, Outcome, Support
+from nwor_bench.models.support.recipes import Covered
+
+LAYER_HEADERS = ("layers", "what", "backend", "by themselves")
+METHOD_HEADERS = ("method", "drafts", "runner", "why not staged")
+
+WORDS = {
+    Outcome.STAGED: "staged",
+    Outcome.DIRECT: "written directly",
+    Outcome.REFUSED: "refused by vLLM",
+}
+
+
+def answer(found: Support) -> str:
+    """The answer in one sentence."""
+    layers = sum(g.count for g in found.groups if g.layer.kind is not Kind.NOTHING)
+    if found.reason is None:
+        return f"{found.model.name}: drafts would be staged, in all {layers} layers."
+    return (
+        f"{found.model.name}: every draft would be written directly, as stock vLLM does: "
+        f"{found.reason}."
+    )
+
+
+def setting(found: Support) -> str:
+    """How the answer was made."""
+    own = found.engine
+    graphs = ", no CUDA graphs" if own.eager else ""
+    groups = ", hybrid KV-cache manager off" if own.one_group else ""
+    backends = ", ".join(found.backends) or "no attention"
+    return (
+        f"{found.model.architecture or found.model.model_type} on {own.device.value}, vLLM's "
+        f"{found.runner.value} runner, {backends}; {own.draft_tokens} drafts a window, cache "
+        f"{own.cache_dtype}{graphs}{groups}. All layers are staged, or none is."
+    )
+
+
+def what(layer: LayerFacts) -> str:
+    """A layer in a few words."""
+    if layer.kind in (Kind.RECURRENT, Kind.NOTHING):
+        return layer.kind.value
+    marks = {
+        "latent": layer.latent, "selected context": layer.sparse, "sinks": layer.sinks,
+        "ALiBi": layer.alibi, "shares K/V": layer.shares_kv,
+    }  # fmt: skip
+    window = f" of {layer.window:,}" if layer.window else ""
+    size = f", head size {layer.head_dim}" if layer.head_dim else ""
+    return layer.kind.value + window + size + "".join(f", {m}" for m, on in marks.items() if on)
+
+
+def layer_rows(found: Support) -> list[tuple[str, ...]]:
+    """One row for each kind of layer, under LAYER_HEADERS."""
+    return [
+        (str(group.count), what(group.layer), group.backend or "", _alone(group))
+        for group in found.groups
+    ]
+
+
+def _alone(group: LayerGroup) -> str:
+    if group.layer.kind is Kind.NOTHING:
+        return "nothing to stage"
+    return group.reason or "could be staged"
+
+
+def method_rows(methods: Sequence[MethodSupport]) -> list[tuple[str, ...]]:
+    """One row for each speculative method, under METHOD_HEADERS."""
+    return [
+        (m.method.value, WORDS[m.outcome], m.runner.value if m.runner else "", m.reason or "")
+        for m in methods
+    ]
+
+
+def support_notes(found: Support) -> list[str]:
+    """What the prediction rests on."""
+    return [
+        "Predicted from the config.json alone, for vLLM 0.32 and its own choices; the plugin "
+        "decides in the engine, and a run's report has its reason.",
+        "eagle, eagle3, dflash, dspark, medusa and draft_model need a drafter made for this model.",
+    ] + ["Where FlashAttention 4 is missing vLLM takes Triton."] * any(
+        (group.layer.head_dim or 0) > 256 and not group.layer.latent for group in found.groups
+    )
+
+
+def support_values(found: Support, methods: Sequence[MethodSupport]) -> dict[str, Any]:
+    """Everything for JSON, but the recurrent states."""
+    return {
+        "model": found.model.name,
+        "architecture": found.model.architecture,
+        "answer": {
+            "outcome": found.outcome.value,
+            "reason": found.reason,
+            "sentence": answer(found),
+        },
+        "device": found.engine.device.value,
+        "runner": found.runner.value,
+        "backends": list(found.backends),
+        "layers": [
+            {
+                "count": group.count,
+                "what": what(group.layer),
+                "backend": group.backend,
+                "reason": group.reason,
+            }
+            for group in found.groups
+        ],
+        "methods": [
+            {
+                "method": m.method.value,
+                "outcome": m.outcome.value,
+                "runner": m.runner.value if m.runner else None,
+                "reason": m.reason,
+            }
+            for m in methods
+        ],
+    }
+
+
+def recipe_answer(covered: Sequence[Covered], left_out: Sequence[str]) -> str:
+    """How many recipe models stage today."""
+    counts = Counter(row.found.outcome for row in covered)
+    return (
+        f"Of {len(covered)} recipe models with a speculative method {counts[Outcome.STAGED]} would "
+        f"be staged, {counts[Outcome.DIRECT]} written directly, {counts[Outcome.REFUSED]} refused "
+        f"by vLLM; the config.json of {len(left_out)} more could not be read."
+    )
+
+
+def recipe_rows(covered: Sequence[Covered]) -> dict[str, list[tuple[str, ...]]]:
+    """Under each reason, the most frequent first: model, method and drafts, kinds of layers."""
+    return {
+        why: [
+            (row.kept.name, f"{row.kept.method.value} {row.kept.draft_tokens}", row.kind)
+            for row in covered
+            if _why(row) == why
+        ]
+        for why, _ in Counter(map(_why, covered)).most_common()
+    }
+
+
+def _why(row: Covered) -> str:
+    reason = row.found.reason
+    return WORDS[row.found.outcome] + (f": {reason}" if reason else "")
+
+
+def coverage_table(covered: Sequence[Covered], left_out: Sequence[str]) -> str:
+    """The table of docs/support.md, in Markdown."""
+    lines = [recipe_answer(covered, left_out), ""]
+    heads = ("Model", "Method, drafts", "Layers", "Drafts today")
+    lines += [f"| {' | '.join(heads)} |", f"|{'|'.join(' --- ' for _ in heads)}|"]
+    for row in covered:
+        why = _why(row).replace(f": {row.found.reason}", f": `{row.found.reason}`")
+        cells = (
+            f"[{row.kept.name}]({row.kept.source})",
+            f"{row.kept.method.value}, {row.kept.draft_tokens}",
+            row.kind,
+            why,
+        )
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join([*lines, "", f"Left out: {', '.join(left_out)}."])
+
+
+def recipe_values(covered: Sequence[Covered], left_out: Sequence[str]) -> dict[str, Any]:
+    """Everything for JSON."""
+    return {
+        "answer": {"sentence": recipe_answer(covered, left_out)},
+        "recipes": [
+            {
+                "model": row.kept.name,
+                "method": row.kept.method.value,
+                "draft_tokens": row.kept.draft_tokens,
+                "layers": row.kind,
+                "outcome": row.found.outcome.value,
+                "reason": row.found.reason,
+                "source": row.kept.source,
+            }
+            for row in covered
+        ],
+        "left_out": list(left_out),
+    }

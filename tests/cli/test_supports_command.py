@@ -1,0 +1,118 @@
+"""`nwor-bench supports` as a user meets it: answer first, 80 columns, JSON, refusals."""
+
+import json
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_json_output import documented, lacking
+
+from nwor_bench.errors import ExitCode
+from nwor_bench.models.support.methods import Method
+from nwor_bench.models.support.recipes import kept_models, left_out
+
+CONFIGS = Path(__file__).resolve().parents[1] / "data" / "configs"
+LLAMA = str(CONFIGS / "Llama-3.2-3B.json")
+HYBRID = str(CONFIGS / "Qwen3.5-27B.json")
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture(autouse=True)
+def own_surroundings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def supports(command_line: Run) -> Run:
+    return partial(command_line, "supports")
+
+
+def flat(text: str) -> str:
+    return " ".join(text.split())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "answer"),
+    [
+        ((LLAMA,), "Llama-3.2-3B: drafts would be staged, in all 28 layers."),
+        ((HYBRID,), "Qwen3.5-27B: every draft would be written directly, as stock vLLM does: "
+                    "recurrent_layers."),
+        ((LLAMA, "--device", "blackwell"),
+         "Llama-3.2-3B: every draft would be written directly, as stock vLLM does: "
+         "unsupported_attention:FlashInferImpl."),
+        (("--recipes",), f"Of {len(kept_models())} recipe models with a speculative method"),
+    ],
+)  # fmt: skip
+def test_the_answer_comes_first_within_80_columns(
+    supports: Run, arguments: tuple[str, ...], answer: str
+) -> None:
+    code, out, err = supports(*arguments)
+    assert (code, err) == (0, "")
+    assert max(map(len, out.splitlines())) <= 80
+    assert flat(out).startswith(answer)
+    code, brief, _ = supports(*arguments, "--quiet")
+    assert code == 0
+    assert flat(out).startswith(flat(brief))
+    assert "\n\n" not in brief
+
+
+def test_layers_methods_and_states_are_said(supports: Run) -> None:
+    out = flat(supports(HYBRID)[1])
+    assert "48 recurrent recurrent_layers" in out
+    assert "16 full attention, head size 256 FLASH_ATTN could be staged" in out
+    assert "48 layers of gated delta net keep 151.0 MB a request in 32-bit" in out
+    assert all(f" {method} " in out for method in Method)
+    assert "Recurrent" not in supports(LLAMA)[1]
+
+
+def told(supports: Run, *arguments: str) -> Any:
+    code, out, err = supports(*arguments, "--json")
+    assert (code, err) == (0, "")
+    return json.loads(out)
+
+
+def test_json_has_the_documented_keys(supports: Run) -> None:
+    for model in (LLAMA, HYBRID):
+        content = told(supports, model)
+        assert lacking(content, "supports") == []
+        assert set(content) == {key.split(".")[0].split("[")[0] for key in documented()["supports"]}
+    assert content["recurrent"]["state_bytes_per_request"] == 48 * 48 * 128 * 128 * 4
+    assert told(supports, LLAMA)["recurrent"] is None
+    recipes = told(supports, "--recipes")
+    assert lacking(recipes, "supports --recipes") == []
+    assert len(recipes["recipes"]) == len(kept_models())
+    assert recipes["left_out"] == list(left_out())
+
+
+@pytest.mark.parametrize("kept", kept_models(), ids=lambda kept: kept.name)
+def test_every_kept_model_has_an_answer(supports: Run, kept: Any) -> None:
+    found = told(supports, kept.name)
+    assert found["model"] == kept.name
+    assert {each["method"] for each in found["methods"]} == set(Method)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ((), "name one model"),
+        ((LLAMA, "--recipes"), "name one model"),
+        ((LLAMA, "--markdown"), "--recipes"),
+        ((LLAMA, "--json", "-q"), "--quiet prints too"),
+        ((LLAMA, "--device", "tpu"), "--device: unknown name 'tpu'"),
+        ((LLAMA, "--draft-tokens", "0"), "--draft-tokens: 0"),
+        ((LLAMA, "--cache-dtype", "fp9"), "--cache-dtype: unknown name 'fp9'"),
+        (("none.json",), "CONFIG_OR_MODEL: 'none.json'"),
+        (("someone/model",), "neither kept nor in the hub's cache"),
+    ],
+)
+def test_bad_input_is_refused_by_name(
+    supports: Run, arguments: tuple[str, ...], words: str
+) -> None:
+    code, out, err = supports(*arguments)
+    assert (code, out) == (ExitCode.BAD_USAGE, "")
+    assert words in flat(err)

@@ -1,0 +1,215 @@
+"""What the plugin would stage of a model, from its config.json: one config for each class."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nwor_bench.errors import ConfigError
+from nwor_bench.models.support.engine import BREAKABLE, Device, EngineFacts, Runner
+from nwor_bench.models.support.facts import ModelFacts, read_facts
+from nwor_bench.models.support.methods import Method, method_support, methods_of
+from nwor_bench.models.support.predict import (
+    MOST_HEAD_DIM,
+    MOST_WINDOW_TOKENS,
+    Outcome,
+    predict_support,
+)
+from nwor_bench.models.support.recipes import coverage, kept_models, left_out
+from nwor_bench.models.support.sources import find_config
+from nwor_bench.report.prediction.support import coverage_table, layer_rows
+
+CHECKOUT = Path(__file__).parents[2]
+
+PLAIN: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 256,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 4, "head_dim": 64,
+}  # fmt: skip
+
+SLIDING = {"layer_types": ["sliding_attention", "full_attention"] * 2, "sliding_window": 32}
+MLA = {"kv_lora_rank": 512, "qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "v_head_dim": 128}
+
+FLASHINFER = "unsupported_attention:FlashInferImpl"
+COMPOSITE = "unsupported_attention:CompositeAttentionImpl"
+
+CLASSES: tuple[tuple[str, dict[str, Any], str | None, str | None, str | None], ...] = (
+    ("plain", {}, None, FLASHINFER, None),
+    ("sliding alone", {"sliding_window": 32}, None, FLASHINFER, None),
+    ("several groups", SLIDING, "several_kv_cache_groups", FLASHINFER, "several_kv_cache_groups"),
+    ("sinks", {**SLIDING, "model_type": "gpt_oss"}, "attention_sinks", FLASHINFER,
+     "several_kv_cache_groups"),
+    ("sinks of sliding layers", {**SLIDING, "swa_attention_sink_enabled": True},
+     "attention_sinks", FLASHINFER, "several_kv_cache_groups"),
+    ("MLA", MLA, "unsupported_attention:FlashAttnMLAImpl",
+     "unsupported_attention:FlashInferMLAImpl", "unsupported_attention:CPUMLAImpl"),
+    ("small MLA", {**MLA, "kv_lora_rank": 256}, "unsupported_attention:TritonMLAImpl",
+     "unsupported_attention:TritonMLAImpl", "unsupported_attention:CPUMLAImpl"),
+    ("sparse MLA", {**MLA, "index_topk": 64}, "unsupported_attention:FlashAttnMLASparseImpl",
+     "unsupported_attention:FlashMLASparseImpl", "sparse_indexer"),
+    ("its architecture's graphs", {"architectures": ["GlmMoeDsaForCausalLM"]},
+     "breakable_cuda_graphs", "breakable_cuda_graphs", None),
+    ("recurrent", {"layer_types": ["linear_attention", "full_attention"] * 2},
+     "recurrent_layers", "recurrent_layers", "recurrent_layers"),
+    ("Mamba alone", {"model_type": "mamba2"}, "recurrent_layers", "recurrent_layers",
+     "recurrent_layers"),
+    ("both in a layer", {"model_type": "falcon_h1"}, "recurrent_layers", FLASHINFER,
+     "recurrent_layers"),
+    ("a pattern", {"hybrid_override_pattern": "M-M*"}, "recurrent_layers", "recurrent_layers",
+     "recurrent_layers"),
+    ("shared K/V", {"num_kv_shared_layers": 2}, "layers_share_kv", FLASHINFER, "layers_share_kv"),
+    ("chunked", {"model_type": "llama4_text", "attention_chunk_size": 64},
+     "chunked_local_attention", FLASHINFER, "several_kv_cache_groups"),
+    ("ALiBi", {"model_type": "bloom"}, "alibi", FLASHINFER, None),
+    ("wide heads", {"head_dim": 288}, "head_dim_288", "head_dim_288", None),
+    ("images", {"model_type": "gemma3"}, COMPOSITE, COMPOSITE, None),
+    ("values of another size", {"v_head_dim": 32}, "unsupported_attention:FlashAttentionDiffKVImpl",
+     "unsupported_attention:FlashAttentionDiffKVImpl", None),
+    ("a rolling window", {"rswa_window": 64}, "rswa_window", "rswa_window", None),
+)  # fmt: skip
+
+
+def facts(**changes: Any) -> ModelFacts:
+    return read_facts({**PLAIN, **changes}, "m", "CONFIG_OR_MODEL", "m")
+
+
+def reason(model: ModelFacts, device: Device = Device.HOPPER, **engine: Any) -> str | None:
+    return predict_support(model, EngineFacts(device=device, **engine)).reason
+
+
+@pytest.mark.parametrize(
+    ("changes", "hopper", "blackwell", "cpu"), [row[1:] for row in CLASSES],
+    ids=[row[0] for row in CLASSES],
+)  # fmt: skip
+def test_each_class_has_its_reason(
+    changes: dict[str, Any], hopper: str | None, blackwell: str | None, cpu: str | None
+) -> None:
+    model = facts(**changes)
+    found = [reason(model, device) for device in (Device.HOPPER, Device.BLACKWELL, Device.CPU)]
+    assert found == [hopper, blackwell, cpu]
+
+
+@pytest.mark.parametrize(
+    ("changes", "engine", "expected"),
+    [
+        (SLIDING, {"one_group": True}, None),
+        ({**SLIDING, "model_type": "gpt_oss"}, {"one_group": True}, "attention_sinks"),
+        ({}, {"cache_dtype": "fp8"}, None),
+        ({}, {"cache_dtype": "nvfp4"}, "cache_dtype:nvfp4"),
+        ({}, {"draft_tokens": 15}, None),
+        ({}, {"draft_tokens": 16}, "window_of_17_tokens"),
+        ({"architectures": ["GlmMoeDsaForCausalLM"]}, {"eager": True}, None),
+        ({}, {"device": Device.CPU, "cache_dtype": "fp8"}, "cache_dtype:fp8"),
+        ({"model_type": "llama4_text", "attention_chunk_size": 64},
+         {"device": Device.CPU, "one_group": True}, "chunked_local_attention"),
+        ({**SLIDING, "num_kv_shared_layers": 2}, {"device": Device.CPU, "one_group": True},
+         "layers_share_kv"),
+    ],
+)  # fmt: skip
+def test_what_the_engines_flags_change(
+    changes: dict[str, Any], engine: dict[str, Any], expected: str | None
+) -> None:
+    assert reason(facts(**changes), **engine) == expected
+
+
+def test_layers_are_told_by_themselves() -> None:
+    """Each could be staged; together they are two groups of caches."""
+    rows = layer_rows(predict_support(facts(**SLIDING), EngineFacts()))
+    assert [(row[0], row[3]) for row in rows] == [("2", "could be staged")] * 2
+    assert rows[0][1] == "sliding attention of 32, head size 64"
+    blocks = predict_support(facts(hybrid_override_pattern="M-M*"), EngineFacts())
+    assert [row[3] for row in layer_rows(blocks)] == [
+        "recurrent_layers", "nothing to stage", "could be staged",
+    ]  # fmt: skip
+
+
+def test_methods_are_staged_or_refused_with_their_reason() -> None:
+    found = {each.method: each for each in methods_of(facts(), EngineFacts())}
+    assert set(found) == set(Method)
+    assert {m for m, each in found.items() if each.outcome is Outcome.STAGED} == {
+        Method.NGRAM, Method.NGRAM_GPU, Method.DRAFT_MODEL, Method.EAGLE, Method.EAGLE3,
+        Method.DFLASH, Method.DSPARK,
+    }  # fmt: skip
+    for method in (Method.SUFFIX, Method.MEDUSA):
+        assert found[method].runner is Runner.V1
+        assert found[method].reason == "unsupported_attention:FlashAttentionImpl"
+    assert found[Method.MTP].reason == "vLLM has no MTP for model type llama"
+    on_cpu = method_support(facts(), EngineFacts(device=Device.CPU), Method.DSPARK)
+    assert on_cpu.outcome is Outcome.REFUSED
+    none = facts(model_type="glm4_moe", num_nextn_predict_layers=0)
+    assert method_support(none, EngineFacts(), Method.MTP).outcome is Outcome.REFUSED
+    named = facts(architectures=["MiMoForCausalLM"], num_nextn_predict_layers=1)
+    assert method_support(named, EngineFacts(), Method.MTP).outcome is Outcome.STAGED
+    some = facts(model_type="glm4_moe", num_nextn_predict_layers=1)
+    assert method_support(some, EngineFacts(), Method.MTP).outcome is Outcome.STAGED
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"num_hidden_layers": None}, "num_hidden_layers"),
+        ({"layer_types": ["full_attention", "novel"]}, "novel"),
+        ({"is_encoder_decoder": True}, "encoder-decoder"),
+    ],
+)
+def test_a_config_that_does_not_say_its_layers_is_refused(
+    changes: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(ConfigError, match=words):
+        facts(**changes)
+
+
+def test_a_model_is_found_by_file_folder_kept_name_and_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(PLAIN))
+    assert find_config(str(folder)).config == PLAIN
+    assert find_config(str(folder / "config.json")).name == "mine"
+    assert find_config("OPENAI/gpt-oss-20b").name == "openai/gpt-oss-20b"
+    with pytest.raises(ConfigError, match="neither kept nor in the hub's cache"):
+        find_config("someone/model")
+    cached = tmp_path / "hub/models--someone--model"
+    for revision, layers in (("a", 1), ("b", 2)):
+        (cached / "snapshots" / revision).mkdir(parents=True)
+        written = json.dumps({**PLAIN, "num_hidden_layers": layers})
+        (cached / "snapshots" / revision / "config.json").write_text(written)
+    (cached / "refs").mkdir()
+    (cached / "refs/main").write_text("b")
+    assert find_config("someone/model").config["num_hidden_layers"] == 2
+    (folder / "config.json").write_text("[]")
+    with pytest.raises(ConfigError, match="not a JSON object"):
+        find_config(str(folder / "config.json"))
+
+
+def test_forty_recipe_models_and_more_have_facts_with_a_source() -> None:
+    kept = kept_models()
+    assert len(kept) >= 40
+    assert len({each.name for each in kept}) == len(kept)
+    assert all(each.source.startswith("https://") and each.draft_tokens > 0 for each in kept)
+    assert {each.name for each in kept}.isdisjoint(left_out())
+    rows = coverage(EngineFacts())
+    assert {row.kind for row in rows} >= {
+        "plain", "recurrent", "MLA", "sparse MLA", "sparse", "recurrent, MLA", "sliding + full",
+        "sinks, sliding + full", "shared K/V, sliding + full, 2 head sizes",
+    }  # fmt: skip
+    assert {row.found.outcome for row in rows} == {Outcome.STAGED, Outcome.DIRECT}
+
+
+def test_the_page_has_the_recipe_table() -> None:
+    page = (CHECKOUT / "docs/support.md").read_text(encoding="utf-8")
+    begin = "<!-- recipe table: written by `nwor-bench supports --recipes --markdown` -->"
+    table = page.partition(begin)[2].partition("<!-- end of the recipe table -->")[0].strip()
+    assert table == coverage_table(coverage(EngineFacts()), left_out())
+
+
+@pytest.mark.slow  # imports vLLM and Triton
+def test_what_is_copied_from_vllm_and_the_kernel_is_theirs() -> None:
+    from vllm.config.vllm import DEFAULT_BREAKABLE_CUDAGRAPH_ARCHITECTURES
+
+    from nwor_kernels.verify_attention import tuning
+
+    assert set(DEFAULT_BREAKABLE_CUDAGRAPH_ARCHITECTURES) == BREAKABLE
+    assert (MOST_HEAD_DIM, MOST_WINDOW_TOKENS) == (tuning.MAX_HEAD_DIM, tuning.MAX_QUERY_LEN)

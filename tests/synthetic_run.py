@@ -24,6 +24,7 @@ from nwor_bench.records.types import (
     FORMAT_VERSION,
     BatchRecord,
     Cell,
+    CellResult,
     NworMode,
     Phase,
     ScvMode,
@@ -289,6 +290,17 @@ def _write_run(run: RunData, folder: Path) -> None:
         store.append_event(event)
     assert run.header.status is not None
     store.finish(run.header.status)
+
+
+def summarised(run: RunData) -> tuple[CellResult, ...]:
+    """`summarise(run)`, once for each run."""
+    if id(run) not in _SUMMARIES:
+        _SUMMARIES[id(run)] = run, tuple(summarise(run))
+    return _SUMMARIES[id(run)][1]
+
+
+_SUMMARIES: dict[int, tuple[RunData, tuple[CellResult, ...]]] = {}
+"""Runs by identity, and their cells."""
 
 
 def write_reports(folder: Path, *, drawn: bool = False) -> ReportPaths:

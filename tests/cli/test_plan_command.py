@@ -286,6 +286,7 @@ def test_the_maps_in_a_real_browser(page: Path, tmp_path: Path) -> None:
     assert (tall, wide) == (maps, "false")
 
 
+@pytest.mark.slow  # a whole page
 def test_a_hybrids_recurrent_states_are_predicted(plan: Run) -> None:
     """Qwen3.5-27B: 48 layers x 48 heads x 128 x 128 in float32, five of them a window of 4."""
     hybrid = ("--config", str(CONFIGS / "Qwen3.5-27B.json"), "--requests", "2")

@@ -6,12 +6,12 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
+import pytest
 from interleaved_run import STAGE_GRAPH, Planted, interleaved_run
 from report_runs import gpu_run
 from rich.console import Console
-from synthetic_run import change_windows, save_run, write_reports
+from synthetic_run import change_windows, save_run, summarised, write_reports
 
-from nwor_bench.analysis.aggregate import summarise
 from nwor_bench.records.store import RunData, read_header, read_run
 from nwor_bench.report.console import print_summary
 from nwor_bench.report.content import build_document
@@ -38,7 +38,7 @@ def run() -> RunData:
 
 
 def section() -> Section:
-    found = interleaved_section(run(), summarise(run()))
+    found = interleaved_section(run(), summarised(run()))
     assert found is not None
     return found
 
@@ -83,7 +83,7 @@ def test_left_out_groups_are_told_with_their_reason() -> None:
         run(), lambda w: w.cell == STAGE_GRAPH and w.block == 2 and w.group is not None,
         device_ms=None,
     )  # fmt: skip
-    found = interleaved_section(untimed, summarise(untimed))
+    found = interleaved_section(untimed, summarised(untimed))
     assert found is not None
     first = next(block for block in found.blocks if isinstance(block, Bullets))
     assert "stage x graph: left out 8 (window without a time)." in first.items
@@ -103,7 +103,7 @@ def test_the_figure_shows_the_running_estimate_and_the_clock() -> None:
 def test_the_split_is_a_sentence_of_the_answer_and_a_line_on_the_terminal(
     tmp_path: Path,
 ) -> None:
-    cells = summarise(run())
+    cells = summarised(run())
     (line,) = split_lines(run(), cells)
     assert SPLIT.fullmatch(line)
     assert dict(questions(run(), cells).entries)["What makes the difference?"] == line
@@ -114,16 +114,17 @@ def test_the_split_is_a_sentence_of_the_answer_and_a_line_on_the_terminal(
 
 
 def test_the_answer_counts_groups_not_blocks() -> None:
-    cells = summarise(run())
+    cells = summarised(run())
     sure = dict(questions(run(), cells).entries)["How sure is that?"]
     assert "It rests on 120 groups of neighbouring windows of the same prompts" in sure
 
 
+@pytest.mark.slow  # all reports of a large run
 def test_json_has_the_split(tmp_path: Path) -> None:
     save_run(run(), tmp_path)
     write_reports(tmp_path)
     kept = read_run(tmp_path)
-    told = run_result(kept, summarise(kept), tmp_path)
+    told = run_result(kept, summarised(kept), tmp_path)
     (split,) = json.loads(json.dumps(told["split"]))
     assert split["cell"] == "stage x graph"
     for part in ("total", "attention", "writes"):
@@ -135,7 +136,7 @@ def test_json_has_the_split(tmp_path: Path) -> None:
 
 def test_windows_that_no_whole_batches_check_are_told() -> None:
     def told(made: RunData) -> bool:
-        return any("Whole batches ran in" in text for text in limits(made, summarise(made)))
+        return any("Whole batches ran in" in text for text in limits(made, summarised(made)))
 
     assert not told(run())
     kept = [b for b in run().batches if b.phase != "timed" or b.block == 1]
@@ -150,14 +151,14 @@ def test_windows_that_no_whole_batches_check_are_told() -> None:
 
 
 def test_order_of_cells_says_in_turn() -> None:
-    order = next(s for s in build_document(run(), summarise(run())).sections if "Order" in s.title)
+    order = next(s for s in build_document(run(), summarised(run())).sections if "Order" in s.title)
     (body,) = [block for block in order.blocks if isinstance(block, Table)]
     assert any("in turn" in values[2] for values in body.rows if values[1] == "interleaved")
 
 
 def test_a_run_of_whole_batches_has_none_of_it() -> None:
     made = gpu_run()
-    cells = summarise(made)
+    cells = summarised(made)
     assert interleaved_section(made, cells) is None
     assert split_lines(made, cells) == []
     assert TITLE not in [s.title for s in build_document(made, cells).sections]

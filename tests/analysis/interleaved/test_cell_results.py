@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 from interleaved_run import CONTROL, FIRST_BATCH, OFF, STAGE_GRAPH, Planted, interleaved_run
-from synthetic_run import change_batches, change_windows, save_run, write_reports
+from synthetic_run import change_batches, change_windows, save_run, summarised, write_reports
 
-from nwor_bench.analysis.aggregate import noise_floor, summarise
+from nwor_bench.analysis.aggregate import noise_floor
 from nwor_bench.analysis.cell_data import gather_cells
 from nwor_bench.analysis.comparing.stored_run import load_stored
 from nwor_bench.analysis.invariants import check_invariants, counter_checks, find_violations
@@ -26,7 +26,7 @@ def run() -> RunData:
 
 
 def cell_of(run: RunData, cell: Cell) -> CellResult:
-    return next(found for found in summarise(run) if found.cell == cell)
+    return next(found for found in summarised(run) if found.cell == cell)
 
 
 def interleaved(window: WindowRecord) -> bool:
@@ -53,7 +53,7 @@ def test_the_ratio_is_that_of_windows(run: RunData) -> None:
 
 
 def test_the_noise_floor_is_that_of_groups(run: RunData) -> None:
-    floor = noise_floor(summarise(run))
+    floor = noise_floor(summarised(run))
     assert floor is not None
     assert (floor["compared"], floor["groups"], floor["blocks"]) == ("device_ms", 96, 3)
     assert floor["floor"] < 0.003
@@ -205,7 +205,7 @@ def test_the_stopping_rule_sees_groups_up_to_its_block(run: RunData) -> None:
 @pytest.mark.slow  # records, tables and reports
 def test_records_and_tables_keep_the_groups(run: RunData, tmp_path: Path) -> None:
     save_run(run, tmp_path)
-    assert summarise(read_run(tmp_path)) == summarise(run)
+    assert summarised(read_run(tmp_path)) == summarised(run)
     paths = write_reports(tmp_path)
     assert "interleaved" in paths.windows_csv.read_text()
     for name in ("records.jsonl", "records.jsonl.gz"):

@@ -4,8 +4,8 @@ from math import log
 
 import pytest
 from interleaved_run import CONTROL, STAGE_GRAPH, Planted, interleaved_run
+from synthetic_run import summarised
 
-from nwor_bench.analysis.aggregate import summarise
 from nwor_bench.analysis.interleaved.agreement import carries_over, mean_disagrees
 from nwor_bench.analysis.interleaved.effects import (
     DEVICE_MS,
@@ -109,7 +109,7 @@ def test_one_clock_has_no_slope() -> None:
 
 def test_the_split_adds_up() -> None:
     run = interleaved_run(Planted(EFFECTS), whole=WHOLE)
-    (split,) = splits(pair_effects(run), summarise(run))
+    (split,) = splits(pair_effects(run), summarised(run))
     assert (split.cell, split.control) == (STAGE_GRAPH, CONTROL)
     for part, truth in (
         (split.total, 0.972), (split.attention, 0.985), (split.writes, 0.972 / 0.985),
@@ -123,11 +123,11 @@ def test_the_split_adds_up() -> None:
 @pytest.mark.slow  # a run of its own
 def test_no_split_where_whole_batches_decided_or_control_is_missing() -> None:
     run = interleaved_run(Planted(EFFECTS), whole={**WHOLE, "control": 0.8})
-    assert splits(pair_effects(run), summarise(run)) == []
+    assert splits(pair_effects(run), summarised(run)) == []
     assert splits([], []) == []
 
 
 def test_runs_without_interleaved_batches_have_no_effects() -> None:
     run = interleaved_run(Planted({}), batches=0)
     assert pair_effects(run) == []
-    assert all(cell.interleaved is None for cell in summarise(run))
+    assert all(cell.interleaved is None for cell in summarised(run))

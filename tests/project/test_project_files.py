@@ -125,7 +125,6 @@ def test_wheel_holds_every_module_and_data_file(tmp_path: Path) -> None:
     modules = {f"nwor_bench/{name}" for name in under("nwor_bench", "*.py")}
     modules |= {f"nwor_bench/{name}" for name in under("nwor_bench", "*.json")}
     modules |= under("kernels", "*.py")
-    modules |= {f"nwor_bench/{name}" for name in under("nwor_bench", "*.json")}
     data = {f"nwor_bench/scenarios/{name}" for name in under("scenarios", "*.*")}
     data |= {f"nwor_bench/sweeps/{name}" for name in under("sweeps", "*.toml")}
     assert shipped == modules | data

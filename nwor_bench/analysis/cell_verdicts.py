@@ -257,7 +257,9 @@ def _fields(name: str, interval: RatioInterval | None) -> dict[str, float]:
 def _decide(case: _Case, floor: float | None, compared_cells: int | None) -> CellVerdict:
     interval, adjusted = case.interval, case.cell_verdict.p_value_holm
     assert interval is not None
-    found = verdict(interval, p_adjusted=adjusted, noise_floor=floor)
+    # Windows in turn tell differences of less than 1 %. The A/A arm is to show none that matters.
+    small_counts = case.cell_verdict.interleaved == WINDOWS and case.cell.cell.arm is None
+    found = verdict(interval, p_adjusted=adjusted, noise_floor=floor, small_counts=small_counts)
     reasons = [case.cell_verdict.reason] if case.cell_verdict.reason else []
     if found is Verdict.AMBIGUOUS:
         reasons.append(_why_ambiguous(interval, adjusted, floor, compared_cells))

@@ -256,12 +256,13 @@ def verdict(
     *,
     p_adjusted: float | None = None,
     noise_floor: float | None = None,
+    small_counts: bool = False,
 ) -> Verdict:
     """The verdict from an interval of time ratios. The first rule that holds decides:
 
     1. No interval: AMBIGUOUS.
     2. The whole interval is within 1 +- margin: SAME, even if it excludes 1, because such a
-       difference is too small to matter.
+       difference is too small to matter. With `small_counts` rule 3 comes first.
     3. The interval excludes 1, the p value adjusted for the number of cells (if given) is below
        0.05, and the ratio's distance from 1 exceeds the noise floor (if given): FASTER below 1,
        SLOWER above.
@@ -269,15 +270,14 @@ def verdict(
     """
     if interval is None:
         return Verdict.AMBIGUOUS
-    if 1 - margin <= interval.low and interval.high <= 1 + margin:
-        return Verdict.SAME
     certain = p_adjusted is None or p_adjusted < SIGNIFICANCE
     beyond = noise_floor is None or abs(interval.ratio - 1) > noise_floor
-    if certain and beyond:
-        if interval.high < 1:
-            return Verdict.FASTER
-        if interval.low > 1:
-            return Verdict.SLOWER
+    differs = certain and beyond and not interval.low <= 1 <= interval.high
+    is_small = 1 - margin <= interval.low and interval.high <= 1 + margin
+    if is_small and not (small_counts and differs):
+        return Verdict.SAME
+    if differs:
+        return Verdict.FASTER if interval.high < 1 else Verdict.SLOWER
     return Verdict.AMBIGUOUS
 
 

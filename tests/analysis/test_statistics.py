@@ -269,6 +269,21 @@ def test_verdicts(low, high, expected):
     assert verdict(interval(low, high)) is expected
 
 
+@pytest.mark.parametrize(
+    ("low", "high", "expected"),
+    [
+        (1.002, 1.004, Verdict.SLOWER),
+        (0.991, 0.997, Verdict.FASTER),
+        (0.999, 1.001, Verdict.SAME),
+        (1.0005, 1.0009, Verdict.SAME),  # below the noise floor
+        (0.98, 1.005, Verdict.AMBIGUOUS),
+    ],
+)
+def test_where_small_differences_count_they_come_first(low, high, expected):
+    found = verdict(interval(low, high), p_adjusted=0.01, noise_floor=0.001, small_counts=True)
+    assert found is expected
+
+
 def test_no_interval_is_ambiguous():
     assert verdict(None) is Verdict.AMBIGUOUS
 

@@ -42,7 +42,8 @@ ENTRIES = (
      "that of the cell which came out best. cells.csv has it as ratio_simultaneous_low and _high."),
     ("FASTER, SLOWER", "The cell's own interval excludes 1, still does after Holm's correction "
      "for the number of cells, and the ratio is farther from 1 than the noise floor."),
-    ("SAME", f"The whole interval lies within {_MARGIN} of 1."),
+    ("SAME", f"The whole interval lies within {_MARGIN} of 1. Where windows took turns FASTER and "
+     "SLOWER come first, since so small a difference can be told there."),
     ("AMBIGUOUS", "None of these: the run was too short or too noisy to say."),
     ("INEFFECTIVE", "The mode never fired, so its time says nothing of it and it has no ratio."),
     ("INVALID", "The mode changed the model's output, or its counts do not add up: no time of it "

@@ -52,6 +52,15 @@ def test_the_ratio_is_that_of_windows(run: RunData) -> None:
     assert cell.ratio_simultaneous_low < (cell.ratio_ci_low or 0)
 
 
+def test_a_slow_down_of_a_third_of_a_per_cent_is_called_slower() -> None:
+    """The A/A arm in the same run is SAME, by the margin of 1 %."""
+    run = interleaved_run(Planted({"stage x graph": 1.003}, noise=0.002), whole={"graph": 1.003})
+    cell = cell_of(run, STAGE_GRAPH)
+    assert cell.verdict == Verdict.SLOWER
+    assert cell.ratio_ci_low < 1.003 < cell.ratio_ci_high
+    assert cell_of(run, replace(OFF, arm=AA)).verdict == Verdict.SAME
+
+
 def test_the_noise_floor_is_that_of_groups(run: RunData) -> None:
     floor = noise_floor(summarised(run))
     assert floor is not None

@@ -21,6 +21,7 @@ STAGE = Cell("tiny", NworMode.STAGE, ScvMode.OFF)
 def answer_of(output: BatchOutput) -> Answer:
     """As much of a gate batch's answer as the K/V gate looks at."""
     record: Any = SimpleNamespace(
+        nwor_mode=NworMode.STAGE,
         staged_tokens=total(output, "staged_tokens"),
         windows=len(output.windows),
         draft_tokens=total(output, "draft_tokens"),

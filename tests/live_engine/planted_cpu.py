@@ -354,8 +354,8 @@ def counts_changed(change: Callable[[Any, int], Any]) -> Plant:
         hook = worker.nwor_hook
 
         def wrap(add: Callable[..., None]) -> Callable[..., None]:
-            def faulty(counts: Any, times: Any) -> None:
-                add(change(counts, len(hook.target_layers)), times)
+            def faulty(counts: Any, *given: Any) -> None:
+                add(change(counts, len(hook.target_layers)), *given)
 
             return faulty
 

@@ -116,8 +116,8 @@ def counts_one_less(worker: Any) -> None:
     accumulator = worker.nwor_hook.accumulator
     add = accumulator.add
 
-    def wrong(counts: Any, times: Any) -> None:
-        add(replace(counts, staged_tokens=counts.staged_tokens - 1), times)
+    def wrong(counts: Any, *given: Any) -> None:
+        add(replace(counts, staged_tokens=counts.staged_tokens - 1), *given)
 
     accumulator.add = wrong
 

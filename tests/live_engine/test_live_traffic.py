@@ -45,6 +45,7 @@ def test_the_command_shows_it(servers: Servers) -> None:
     check_command(servers, "host")
 
 
+@pytest.mark.long
 def test_a_refused_commit_stops_staging_and_the_server_goes_on(
     servers: Servers, stock: dict[str, str]
 ) -> None:

@@ -62,14 +62,21 @@ class PlainProgress:
         """Print the batch's numbers."""
         self._done += 1
         self._num_batches = max(self._num_batches, self._done)  # probed batches were not foreseen
-        where = record.phase if record.phase != Phase.TIMED else f"block {record.block}"
+        where, who = _place(cell, record)
         self.say(
             f"[{self._done:{len(str(self._num_batches))}}/{self._num_batches}] "
-            f"{where:8} {cell.label:16} "
+            f"{where:8} {who:16} "
             f"{record.latency_ms / 1e3:6.2f} s  {record.tokens_per_s:6.0f} tokens/s  "
             f"accepted {record.accepted_tokens}/{record.draft_tokens}"
             + (f"  parity {record.parity}" if record.parity else "")
         )
+
+
+def _place(cell: Cell, record: BatchRecord) -> tuple[str, str]:
+    """What the batch belongs to, and whose it is: all cells' where they take turns."""
+    who = "all cells in turn" if record.phase == Phase.INTERLEAVED else cell.label
+    is_block = record.phase in (Phase.TIMED, Phase.INTERLEAVED)
+    return f"block {record.block}" if is_block else str(record.phase), who
 
 
 class LiveProgress:
@@ -119,8 +126,8 @@ class LiveProgress:
             self._first_batch = time.monotonic() - record.latency_ms / 1e3
         self._done += 1
         self._num_batches = max(self._num_batches, self._done)  # probed batches were not foreseen
-        where = record.phase if record.phase != Phase.TIMED else f"block {record.block}"
-        self._rows[cell.label] = [
+        where, who = _place(cell, record)
+        self._rows[who] = [
             where,
             f"{record.latency_ms / 1e3:.2f} s",
             f"{record.tokens_per_s:.0f}",

@@ -61,11 +61,16 @@ def ratio(cell: CellResult) -> str:
     return with_bounds(cell.ratio_to_off, cell.ratio_ci_low, cell.ratio_ci_high)
 
 
-def with_bounds(value: float, low: float | None, high: float | None) -> str:
-    """`1.059 [1.054, 1.063]`; a fourth digit where the interval needs one, no brackets without."""
+def with_bounds(
+    value: float, low: float | None, high: float | None, digits: int | None = None
+) -> str:
+    """`1.059 [1.054, 1.063]`, no brackets without bounds.
+
+    `digits` is None for three, and a fourth where the interval needs one.
+    """
     if low is None or high is None:
-        return f"{value:.3f}"
-    digits = 4 if high - low < NARROW else 3
+        return f"{value:.{digits or 3}f}"
+    digits = digits or (4 if high - low < NARROW else 3)
     return f"{value:.{digits}f} [{low:.{digits}f}, {high:.{digits}f}]"
 
 

@@ -1,6 +1,6 @@
 """Findings about windows that took turns: do their ratios hold? Pure."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import expm1
 
@@ -10,11 +10,10 @@ from nwor_bench.analysis.interleaved.agreement import (
     carries_over,
     mean_disagrees,
 )
-from nwor_bench.analysis.interleaved.effects import PairEffect, effects_over_off, pair_effects
+from nwor_bench.analysis.interleaved.effects import PairEffect
 from nwor_bench.analysis.interleaved.robust import Estimate
 from nwor_bench.analysis.statistics import SIGNIFICANCE, RatioInterval
 from nwor_bench.records.cell import Cell
-from nwor_bench.records.store import RunData
 from nwor_bench.records.types import CellResult
 
 MANY_LEFT_OUT = 0.05
@@ -23,9 +22,10 @@ MANY_LEFT_OUT = 0.05
 _CLOCK_KINDS = (FindingKind.THROTTLING, FindingKind.CLOCKS)
 
 
-def interleaved_findings(run: RunData, cells: Sequence[CellResult]) -> Iterator[Finding]:
-    """What weakens ratios of neighbouring windows."""
-    effects = effects_over_off(pair_effects(run))
+def interleaved_findings(
+    effects: Mapping[Cell, PairEffect], cells: Sequence[CellResult]
+) -> Iterator[Finding]:
+    """What weakens ratios of neighbouring windows; `effects` are those over off x off."""
     compared = [cell for cell in cells if cell.interleaved and cell.ratio_to_off is not None]
     count = sum(effect.decisive is not None for effect in effects.values())
     for cell in compared:
@@ -35,12 +35,14 @@ def interleaved_findings(run: RunData, cells: Sequence[CellResult]) -> Iterator[
 
 
 def without_clock_warnings(
-    found: Sequence[Finding], run: RunData, cells: Sequence[CellResult]
+    found: Sequence[Finding],
+    effects: Mapping[Cell, PairEffect],
+    cells: Sequence[CellResult],
 ) -> list[Finding]:
     """The findings; clocks that moved are a note where windows show that the ratios bear it."""
     if not any(finding.kind in _CLOCK_KINDS for finding in found):
         return list(found)
-    shown = _clocks_do_not_matter(run, cells)
+    shown = _clocks_do_not_matter(effects, cells)
     if shown is None:
         return list(found)
     return [
@@ -60,12 +62,13 @@ def depends_on_clock(effect: PairEffect, cells: int) -> bool:
     )
 
 
-def _clocks_do_not_matter(run: RunData, cells: Sequence[CellResult]) -> str | None:
+def _clocks_do_not_matter(
+    effects: Mapping[Cell, PairEffect], cells: Sequence[CellResult]
+) -> str | None:
     """By how much a ratio goes with the clock at most; None if one does, or it is not known."""
     compared = [cell for cell in cells if cell.ratio_to_off is not None]
     if not compared or any(cell.interleaved != WINDOWS for cell in compared):
         return None
-    effects = effects_over_off(pair_effects(run))
     own = [effects[cell.cell] for cell in compared]
     slopes: list[tuple[Cell, Estimate]] = []
     for effect in own:

@@ -16,6 +16,7 @@ from nwor_bench.analysis.findings.interleaved import (
 )
 from nwor_bench.analysis.findings.machine import machine_findings
 from nwor_bench.analysis.interleaved.agreement import WINDOWS
+from nwor_bench.analysis.interleaved.effects import effects_over_off, pair_effects
 from nwor_bench.analysis.paired import LATENCY_MS
 from nwor_bench.analysis.statistics import SIGNIFICANCE, least_signed_rank_p
 from nwor_bench.records.engine_status import EngineStatus
@@ -37,14 +38,15 @@ _UNMATCHED = 0.05
 
 def findings(run: RunData, cells: Sequence[CellResult]) -> list[Finding]:
     """All findings of a run, the severest first."""
+    effects = effects_over_off(pair_effects(run))
     found = [
         *_noise(run, cells),
         *_each_cell(cells),
-        *interleaved_findings(run, cells),
+        *interleaved_findings(effects, cells),
         *machine_findings(run),
         *_records(run),
     ]
-    found = without_clock_warnings(found, run, cells)
+    found = without_clock_warnings(found, effects, cells)
     if (run.header.engine or EngineStatus()).device == "cpu":
         found = [replace(f, remedy=ON_CPU) if f.kind in _BLOCKS_HELP else f for f in found]
     order = {severity: place for place, severity in enumerate(reversed(Severity))}

@@ -1,14 +1,11 @@
 """Windows against whole batches, and against themselves: which of two estimates decides?"""
 
-from math import log
-
-from scipy import stats
-
 from nwor_bench.analysis.interleaved.effects import PairEffect
-from nwor_bench.analysis.statistics import CONFIDENCE, SIGNIFICANCE, RatioInterval
+from nwor_bench.analysis.statistics import SIGNIFICANCE, RatioInterval, simultaneous_bounds
+from nwor_bench.records.types import Interleave
 
-WINDOWS = "windows"
-BATCHES = "batches"
+WINDOWS = Interleave.WINDOWS.value
+BATCHES = Interleave.BATCHES.value
 
 
 def deciding(windows: RatioInterval | None, batches: RatioInterval | None, cells: int) -> str:
@@ -28,8 +25,11 @@ def deciding(windows: RatioInterval | None, batches: RatioInterval | None, cells
 
 def disagree(one: RatioInterval, other: RatioInterval, cells: int = 1) -> bool:
     """True if the intervals do not overlap; each is widened so that those of all cells hold."""
-    apart = abs(log(one.ratio) - log(other.ratio))
-    return apart > _half(one, cells) + _half(other, cells)
+    if one.standard_error is None or other.standard_error is None:
+        return False
+    low, high = simultaneous_bounds(one, cells)
+    other_low, other_high = simultaneous_bounds(other, cells)
+    return high < other_low or other_high < low
 
 
 def mean_disagrees(effect: PairEffect, cells: int = 1) -> bool:
@@ -42,11 +42,3 @@ def carries_over(effect: PairEffect, cells: int = 1) -> bool:
     """True if the effect depends on the length of run (Bonferroni over the compared cells)."""
     found = effect.carry_over
     return found is not None and found.p_value is not None and found.p_value * cells < SIGNIFICANCE
-
-
-def _half(interval: RatioInterval, cells: int) -> float:
-    """Half the log ratio's interval that holds for so many cells at once; infinite if unknown."""
-    if interval.standard_error is None:
-        return float("inf")
-    confidence = 1 - (1 - CONFIDENCE) / cells
-    return float(stats.t.ppf((1 + confidence) / 2, interval.free)) * interval.standard_error

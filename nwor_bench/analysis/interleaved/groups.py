@@ -15,8 +15,8 @@ from statistics import fmean
 
 from nwor_bench.records.cell import Cell, NworMode
 from nwor_bench.records.types import WindowRecord
+from nwor_bench.workload.window_order import RUNS
 
-RUNS = 4
 SETTLED = 1
 """Position of the first window of a run that counts."""
 

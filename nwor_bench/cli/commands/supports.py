@@ -4,6 +4,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from nwor_bench.cli.output_flags import check_json_alone
+
 if TYPE_CHECKING:
     from nwor_bench.models.recurrent.state import RecurrentLayers
     from nwor_bench.models.recurrent.strategies import StateLoad
@@ -60,9 +62,7 @@ def supports(
     """
     from nwor_bench.errors import ConfigError
 
-    given = [flag for flag, on in (("quiet", quiet), ("markdown", markdown)) if on]
-    if as_json and given:
-        raise ConfigError.for_field("--json", True, f"--{given[0]} prints too; give one of the two")
+    check_json_alone(as_json, {"--quiet": quiet, "--markdown": markdown})
     engine = _engine(device, draft_tokens, cache_dtype, one_group, eager)
     if recipes == (model is not None):
         raise ConfigError("name one model (a config.json, folder or hub name), or write --recipes")

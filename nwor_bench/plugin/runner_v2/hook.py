@@ -126,7 +126,6 @@ class V2RunnerHook(V2Windows):
             self._stock_attention()
             self.staging_unavailable = reason
             self._parts = self.window = self.buffers = self.graphs = None
-            self.graph_sets = ()
 
     def _stock_attention(self) -> None:
         """Restore the target layers' stock methods and the L2 cache's usual size."""

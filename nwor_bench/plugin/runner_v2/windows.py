@@ -20,6 +20,7 @@ from nwor_bench.plugin.observe.phases import Probe
 from nwor_bench.plugin.rank_vote import RankVote
 from nwor_bench.plugin.runner_v2.batch import GpuWindowBatch
 from nwor_bench.plugin.runner_v2.device_validation import DeviceValidator
+from nwor_bench.plugin.runner_v2.graph_sets import StagingGraphs
 from nwor_bench.plugin.runner_v2.plan import may_read_this_step
 from nwor_bench.plugin.runner_v2.refused_commits import STAGING_STOPPED, DeviceRefusals
 from nwor_bench.plugin.runner_v2.setup import set_up_staging
@@ -69,10 +70,14 @@ class V2Windows:
         self.window = self._parts.window if self._parts else None
         self.buffers = self._parts.staging if self._parts else None
         self.graphs = self._parts.graphs if self._parts else None
-        self.graph_sets = (self._parts.graphs, self._parts.control_graphs) if self._parts else ()
         self.refusals = DeviceRefusals(self.buffers.errors) if self.buffers else None
         if self.refusals:
             self.late.read_with(self.refusals.errors, self.refusals.note)
+
+    @property
+    def graph_sets(self) -> tuple[StagingGraphs, ...]:
+        """Our sets of CUDA graphs; none where nothing can be staged."""
+        return (self._parts.graphs, self._parts.control_graphs) if self._parts else ()
 
     def _begin(self, step: Step, input_batch: Any, slot_mappings: Tensor) -> None:
         """Note the drafts of each request, and open the window when staging is on."""

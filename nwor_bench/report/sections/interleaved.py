@@ -17,8 +17,8 @@ from nwor_bench.records.store import RunData
 from nwor_bench.records.types import CellResult, Verdict
 from nwor_bench.report.document import Block, Bullets, Paragraph, Section, Table, table
 from nwor_bench.report.sections.running_estimate import running_figure
-from nwor_bench.report.sections.split import split_sentence, split_table
-from nwor_bench.report.text import NOT_MEASURED, count, percent
+from nwor_bench.report.sections.split import DIGITS, bounds, split_sentence, split_table
+from nwor_bench.report.text import NOT_MEASURED, count, percent, with_bounds
 
 TITLE = "Windows in turn"
 
@@ -93,15 +93,11 @@ def _batches(cell: CellResult) -> str:
     low, high = cell.ratio_batches_low, cell.ratio_batches_high
     if cell.ratio_batches is None:
         return NOT_MEASURED
-    if low is None or high is None:
-        return f"{cell.ratio_batches:.4f}"
-    return f"{cell.ratio_batches:.4f} [{low:.4f}, {high:.4f}]"
+    return with_bounds(cell.ratio_batches, low, high, DIGITS)
 
 
 def _bounds(ratio: RatioInterval | None) -> str:
-    if ratio is None:
-        return NOT_MEASURED
-    return f"{ratio.ratio:.4f} [{ratio.low:.4f}, {ratio.high:.4f}]"
+    return NOT_MEASURED if ratio is None else bounds(ratio)
 
 
 def _left_out(effects: Sequence[PairEffect]) -> tuple[str, ...]:

@@ -7,7 +7,10 @@ from nwor_bench.analysis.statistics import RatioInterval
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import CellResult
 from nwor_bench.report.document import Table, table
-from nwor_bench.report.text import change
+from nwor_bench.report.text import change, with_bounds
+
+DIGITS = 4
+"""Of ratios of windows in turn: most are known to a tenth of a per cent."""
 
 
 def split_lines(run: RunData, cells: Sequence[CellResult]) -> list[str]:
@@ -26,7 +29,7 @@ def split_sentence(part: Split) -> str:
 def split_table(parts: Sequence[Split]) -> Table:
     """The ratios behind the sentences."""
     rows = [
-        [part.cell.label, name, over, _bounds(ratio), change(ratio.ratio)]
+        [part.cell.label, name, over, bounds(ratio), change(ratio.ratio)]
         for part in parts
         for name, over, ratio in (
             ("total", f"{part.cell.label} / off x off", part.total),
@@ -47,5 +50,6 @@ def _part(ratio: RatioInterval) -> str:
     return f"{change(ratio.ratio)} +- {100 * ratio.half_width:.2f}"
 
 
-def _bounds(ratio: RatioInterval) -> str:
-    return f"{ratio.ratio:.4f} [{ratio.low:.4f}, {ratio.high:.4f}]"
+def bounds(ratio: RatioInterval) -> str:
+    """A ratio of windows in turn with its interval."""
+    return with_bounds(ratio.ratio, ratio.low, ratio.high, DIGITS)

@@ -92,7 +92,7 @@ class BlockRunner:
         self.parity.restore(run)
         self._finished = run.finished
         self._cut = cut_blocks(run.batches, run.finished)
-        self._budget = Budget(spec.time_budget_s, run)
+        self._budget = Budget(spec.time_budget_s, run, plan.interleaved)
         self._ratio = RunningRatio(run)
         first = _next_number(run)
         self._batches = BatchRunner(engine, store, encode, spec, self._ranges, monitor, first)
@@ -173,10 +173,18 @@ class BlockRunner:
         )
 
     def _timed_block(self, block: Block) -> None:
-        if self.plan.has_whole_batches(block):
-            self._whole_batches(block)
         if self.plan.interleaved:
-            self._interleaved_batch(block)
+            self._interleaved_batch(block)  # first: a short budget has room for little else
+        if self._runs_whole_batches(block):
+            self._whole_batches(block)
+
+    def _runs_whole_batches(self, block: Block) -> bool:
+        """True if every cell has a batch of its own; a check only where it has room."""
+        if not self.plan.has_whole_batches(block):
+            return False
+        if not self.plan.interleaved or (Phase.TIMED, block.number) in self._cut:
+            return True
+        return self._budget.has_room_to_check(len(self._live_cells()))
 
     def _interleaved_batch(self, block: Block) -> None:
         """One batch in which the cells that are still measured take turns."""
@@ -276,7 +284,7 @@ class BlockRunner:
         # With one more block the untimed ones behind the last must fit in too.
         whole_s = self._budget.block_s(Phase.TIMED, len(self._live_cells()))
         next_s = whole_s * sum(self._untimed.values())
-        if done == len(self.plan.blocks) or self.plan.has_whole_batches(self.plan.blocks[done]):
+        if done == len(self.plan.blocks) or self._runs_whole_batches(self.plan.blocks[done]):
             next_s += whole_s
         if self.plan.interleaved:
             next_s += self._budget.block_s(Phase.INTERLEAVED, 1)

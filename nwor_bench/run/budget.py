@@ -18,6 +18,12 @@ from nwor_bench.records.types import Phase
 WARMUP_SHARE = 0.2
 """Most of the budget that warm-up may take: the rest is for the gate, and for blocks."""
 
+WARMUP_SHARE_IN_TURNS = 0.1
+"""The same where cells take turns: neighbours are compared, steady or not."""
+
+CHECK_SHARE = 0.25
+"""Most of the budget that whole batches may take where cells take turns: they only check."""
+
 PROBE_SHARE = 0.15
 """Most of the budget that probed blocks may take: timed blocks come first."""
 
@@ -48,14 +54,16 @@ class Budget:
     Args:
         seconds: the budget; None for none.
         run: what is measured already: its finished blocks are not run again, and count.
+        interleaved: cells take turns within a batch.
     """
 
-    def __init__(self, seconds: float | None, run: RunData):
+    def __init__(self, seconds: float | None, run: RunData, interleaved: bool = False):
         spent: dict[BlockKey, float] = defaultdict(float)
         for batch in run.batches:
             if block_of(batch) in run.finished:
                 spent[block_of(batch)] += batch.latency_ms / 1e3
         self._seconds = seconds
+        self._warmup_share = WARMUP_SHARE_IN_TURNS if interleaved else WARMUP_SHARE
         self._blocks = dict(spent)
         self._spent_before = sum(spent.values())
         self._batches: list[float] = []
@@ -82,7 +90,14 @@ class Budget:
         """Would one more batch as the last one end within warm-up's share?"""
         if self._seconds is None or not self._batches:
             return True
-        return self.spent_s + self._batches[-1] <= WARMUP_SHARE * self._seconds
+        return self.spent_s + self._batches[-1] <= self._warmup_share * self._seconds
+
+    def has_room_to_check(self, cells: int) -> bool:
+        """Would whole batches of so many cells end within the share of checks?"""
+        if self._seconds is None:
+            return True
+        spent = sum(seconds for (phase, _), seconds in self._blocks.items() if phase == Phase.TIMED)
+        return spent + self.block_s(Phase.TIMED, cells) <= CHECK_SHARE * self._seconds
 
     def block_s(self, phase: Phase, batches: int) -> float:
         """Seconds that a block of so many batches takes; from single batches before the first."""

@@ -13,7 +13,7 @@ from nwor_bench.workload.window_order import WindowOrder, compared_pairs
 CHECK_BLOCKS = (1, 8, 16)
 """Blocks in which every cell also runs a whole batch where cells take turns within batches: their
 ratio checks that of windows. Three are what an interval needs; a short run has its first, its
-middle and its last block checked."""
+middle and its last block checked. A time budget may leave room for fewer."""
 
 GATE_BLOCK = 0
 """Number of the block on which parity is checked; timed blocks count from 1."""

@@ -19,6 +19,8 @@ from nwor_bench.records.types import CellResult
 MANY_LEFT_OUT = 0.05
 """Share of groups that may be left out before it is said."""
 
+NEIGHBOURS_COMPARED = "Nothing to do: neighbouring windows are compared"
+
 _CLOCK_KINDS = (FindingKind.THROTTLING, FindingKind.CLOCKS)
 
 
@@ -34,23 +36,34 @@ def interleaved_findings(
             yield from _of_cell(cell, effect, count)
 
 
-def without_clock_warnings(
+def with_borne_warnings_as_notes(
     found: Sequence[Finding],
     effects: Mapping[Cell, PairEffect],
     cells: Sequence[CellResult],
 ) -> list[Finding]:
-    """The findings; clocks that moved are a note where windows show that the ratios bear it."""
-    if not any(finding.kind in _CLOCK_KINDS for finding in found):
+    """The findings, with notes for warnings that ratios of neighbouring windows bear.
+
+    Times that were not steady are borne by every such ratio; clocks that moved, where the ratios
+    themselves show it.
+    """
+    if not _windows_decide(cells):
         return list(found)
-    shown = _clocks_do_not_matter(effects, cells)
-    if shown is None:
-        return list(found)
+    shown: dict[FindingKind, str] = {FindingKind.WARMUP: NEIGHBOURS_COMPARED + "."}
+    if any(finding.kind in _CLOCK_KINDS for finding in found):
+        clocks = _clocks_do_not_matter(effects, cells)
+        shown |= dict.fromkeys(_CLOCK_KINDS, clocks) if clocks is not None else {}
     return [
-        replace(finding, severity=Severity.NOTE, remedy=shown)
-        if finding.kind in _CLOCK_KINDS
+        replace(finding, severity=Severity.NOTE, remedy=shown[finding.kind])
+        if finding.kind in shown
         else finding
         for finding in found
     ]
+
+
+def _windows_decide(cells: Sequence[CellResult]) -> bool:
+    """True if every ratio of the run is one of neighbouring windows."""
+    compared = [cell for cell in cells if cell.ratio_to_off is not None]
+    return bool(compared) and all(cell.interleaved == WINDOWS for cell in compared)
 
 
 def depends_on_clock(effect: PairEffect, cells: int) -> bool:
@@ -66,10 +79,7 @@ def _clocks_do_not_matter(
     effects: Mapping[Cell, PairEffect], cells: Sequence[CellResult]
 ) -> str | None:
     """By how much a ratio goes with the clock at most; None if one does, or it is not known."""
-    compared = [cell for cell in cells if cell.ratio_to_off is not None]
-    if not compared or any(cell.interleaved != WINDOWS for cell in compared):
-        return None
-    own = [effects[cell.cell] for cell in compared]
+    own = [effects[cell.cell] for cell in cells if cell.ratio_to_off is not None]
     slopes: list[tuple[Cell, Estimate]] = []
     for effect in own:
         state = effect.conditions
@@ -80,8 +90,8 @@ def _clocks_do_not_matter(
     cell, widest = max(slopes, key=lambda each: abs(each[1].value) + each[1].half_width())
     unit = "for 100 MHz" if effects[cell].conditions.per_100_mhz else "where it is throttled"
     return (
-        "Nothing to do: neighbouring windows are compared, and no ratio goes with the clock (at "
-        f"most {cell.label}, by {slope_words(widest)} {unit})."
+        f"{NEIGHBOURS_COMPARED}, and no ratio goes with the clock (at most "
+        f"{cell.label}, by {slope_words(widest)} {unit})."
     )
 
 

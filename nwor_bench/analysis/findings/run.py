@@ -12,7 +12,7 @@ from nwor_bench.analysis.cell_data import REFERENCE
 from nwor_bench.analysis.findings.finding import Finding, FindingKind, Severity
 from nwor_bench.analysis.findings.interleaved import (
     interleaved_findings,
-    without_clock_warnings,
+    with_borne_warnings_as_notes,
 )
 from nwor_bench.analysis.findings.machine import machine_findings
 from nwor_bench.analysis.interleaved.agreement import WINDOWS
@@ -46,7 +46,7 @@ def findings(run: RunData, cells: Sequence[CellResult]) -> list[Finding]:
         *machine_findings(run),
         *_records(run),
     ]
-    found = without_clock_warnings(found, effects, cells)
+    found = with_borne_warnings_as_notes(found, effects, cells)
     if (run.header.engine or EngineStatus()).device == "cpu":
         found = [replace(f, remedy=ON_CPU) if f.kind in _BLOCKS_HELP else f for f in found]
     order = {severity: place for place, severity in enumerate(reversed(Severity))}

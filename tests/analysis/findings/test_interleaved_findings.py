@@ -8,6 +8,7 @@ from interleaved_run import STAGE_GRAPH, Planted, interleaved_run
 from synthetic_run import summarised
 
 from nwor_bench.analysis.findings import Finding, FindingKind, Severity, findings, grouped
+from nwor_bench.records.header import WarmupFacts
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import WindowRecord
 
@@ -112,3 +113,12 @@ def test_clocks_that_move_stay_a_warning_where_batches_decide() -> None:
     run = planted_run("clocks", 1.1)
     own = found_in(run, FindingKind.CLOCKS, FindingKind.THROTTLING)
     assert {found.severity for found in own} == {Severity.WARNING}
+
+
+@pytest.mark.parametrize(("graph", "severity"), [(0.972, Severity.NOTE), (1.1, Severity.WARNING)])
+def test_a_short_warm_up_is_a_note_where_windows_decide(graph: float, severity: Severity) -> None:
+    run = planted_run("", graph)
+    facts = WarmupFacts(batches=2, lookback=5, not_steady="a spread of 11 % over 5 batches")
+    run = replace(run, header=replace(run.header, warmup=facts))
+    (found,) = found_in(run, FindingKind.WARMUP)
+    assert found.severity is severity

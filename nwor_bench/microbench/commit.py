@@ -58,7 +58,8 @@ class _CommitInputs:
         self.caches = make_caches(shape, pool.num_blocks, group.cache_dtype, device)
         self.scale = torch.full((1,), SCALE, device=device)
         fp8 = group.cache_dtype == "fp8"
-        self.scales = [[self.scale] * shape.layers] * 2 if fp8 else []
+        scales = [self.scale] * shape.layers if fp8 else None
+        self.scales = (scales, scales)
         self.expected = self._expected()
 
     def implementations(self) -> Implementations:
@@ -72,7 +73,7 @@ class _CommitInputs:
         accepted = torch.zeros(one.all.slots.numel(), dtype=torch.bool, device=self.device)
         accepted[one.choice] = True
         errors = torch.zeros(self.shape.layers, dtype=torch.int32, device=self.device)
-        k_scales, v_scales = self.scales or (None, None)
+        k_scales, v_scales = self.scales
         commit_windows_reference(
             one.all.keys, one.all.values, expected, one.all.slots, accepted, errors,
             k_scales=k_scales, v_scales=v_scales,

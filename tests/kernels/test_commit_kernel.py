@@ -147,6 +147,32 @@ def test_strided_slots_masks_and_staging_rows_are_followed():
         assert_same(cache, expected)
 
 
+def test_each_layer_writes_to_the_slots_of_its_group():
+    """Three layers in two groups equal three commits of one layer each; one bad slot stops all."""
+    slots = torch.tensor([[0, 5, 7], [11, 2, 3]])
+    rows = [1, 0, 1]
+    window = make_window(slots=[0, 5, 7], accepted=[True, False, True])
+    expected = []
+    for layer, row in enumerate(rows):
+        window.slots = slots[row]
+        expected.append(expected_caches(window)[layer])
+
+    def commit(to):
+        staged = (window.staged_key, window.staged_value, window.kv_caches)
+        commit_staged_kv_cache(*staged, to, window.accepted, window.metadata, rows)
+
+    bad = slots.clone()
+    bad[0, 1] = 16
+    commit(bad)
+    assert num_written(window.memory) == 0
+    assert window.flags == [0, ERROR_SLOT_RANGE, 0]
+    window.metadata[:, 1] = 0
+    commit(slots)
+    for cache, wanted in zip(window.kv_caches, expected, strict=True):
+        assert_same(cache, wanted)
+    assert window.flags == [0] * 3
+
+
 def test_a_rejected_window_writes_nothing_and_is_no_error():
     window = make_window(slots=[0, 5], accepted=[False, False])
     window.commit()

@@ -50,13 +50,13 @@ def capture(run: Any, counts: torch.Tensor) -> torch.cuda.CUDAGraph:
 
 
 @pytest.mark.parametrize("captured", [False, True])
-@pytest.mark.parametrize("layers", [1, 28])
-def test_a_commit_launched_directly_equals_the_reference(driver_calls, captured, layers):
-    shape = WindowShape(requests=5, tokens=4, layers=layers, widths=(64, 64), dtype=torch.bfloat16)
+@pytest.mark.parametrize(("layers", "groups"), [(1, 0), (28, 0), (28, 7)])
+def test_a_commit_launched_directly_equals_the_reference(driver_calls, captured, layers, groups):
+    shape = WindowShape(5, 4, layers=layers, widths=(64, 64), dtype=torch.bfloat16, groups=groups)
     for seed in random.sample(range(2**32), 3):
         expected, actual = make_windows(shape, seed, "cpu"), make_windows(shape, seed, "cuda")
         sources = StagedSources(actual.keys, actual.values)
-        run = CommitPlan(actual.kv_caches).bind(
+        run = CommitPlan(actual.kv_caches, slot_rows=actual.slot_rows).bind(
             sources, actual.slots, actual.errors, certain=0, tokens_per_request=shape.tokens
         )
         nothing = torch.zeros_like(actual.num_sampled)

@@ -24,7 +24,7 @@ from nwor_kernels.metadata import ERROR_COUNT_MISMATCH, ERROR_OVERFLOW, ERROR_SL
 def by_index(windows: Windows) -> None:
     """Say of every row whose it is, instead of how many rows each window has."""
     tokens = windows.options.pop("tokens_per_request")
-    row = torch.arange(windows.slots.numel(), dtype=torch.int32, device=windows.slots.device)
+    row = torch.arange(windows.slots.shape[-1], dtype=torch.int32, device=windows.slots.device)
     row_request = row // tokens
     row_request[row_request >= windows.num_sampled.numel()] = -1
     windows.options |= {"row_request": row_request, "row_index": row % tokens}
@@ -33,13 +33,13 @@ def by_index(windows: Windows) -> None:
 def by_mask(windows: Windows) -> None:
     """A mask that no count could give."""
     windows.options.pop("tokens_per_request")
-    row = torch.arange(windows.slots.numel(), device=windows.slots.device)
+    row = torch.arange(windows.slots.shape[-1], device=windows.slots.device)
     windows.options["accepted"] = row % 3 != 1
 
 
 def by_row(windows: Windows) -> None:
     """Sources in another order, a negative one among them."""
-    rows = torch.arange(windows.slots.numel(), device=windows.slots.device).flip(0)
+    rows = torch.arange(windows.slots.shape[-1], device=windows.slots.device).flip(0)
     rows[::4] = -1
     windows.options["rows"] = rows
 
@@ -79,6 +79,7 @@ CHANGES = {"equal": (), "indexed": (by_index,), "masked": (by_mask,), "rows": (b
     how=st.sampled_from(sorted(CHANGES)),
     certain=st.sampled_from([(), (with_certain_row,), (without_certain_row,)]),
     tokens_per_program=st.sampled_from([None, 1, 4]),
+    groups=st.sampled_from([0, 0, 1, 3]),
 )
 def test_any_windows_are_committed_as_by_the_reference(
     triton_device,
@@ -95,10 +96,12 @@ def test_any_windows_are_committed_as_by_the_reference(
     how,
     certain,
     tokens_per_program,
+    groups,
 ):
     shape = WindowShape(
-        requests, tokens, padding, layers, kv_heads, widths, block_size, *dtypes, layout
-    )
+        requests, tokens, padding, layers, kv_heads, widths, block_size, *dtypes, layout,
+        groups=groups,
+    )  # fmt: skip
 
     def change(windows):
         for step in (*CHANGES[how], *certain):
@@ -160,6 +163,73 @@ def test_a_bad_slot_commits_nothing_and_adds_its_flag(triton_device, how, slot):
     windows = compare_windows(WindowShape(padding=3), 2, triton_device, spoil)
     assert num_written(windows.memory) == 0
     assert windows.errors.tolist() == [ERROR_SLOT_RANGE, 64 | ERROR_SLOT_RANGE]
+
+
+@pytest.mark.parametrize(
+    ("how", "kept"),
+    [
+        ("equal", [0, 1, 2, 3]),
+        ("indexed", [0, 1, 2, 3]),
+        ("masked", [0, 2, 3]),
+        ("rows", [1, 2, 3]),
+    ],
+)
+def test_each_layer_writes_to_the_slots_of_its_group(triton_device, how, kept):
+    """By hand. A bad slot in one group commits nothing and flags that group's layers alone; in a
+    row of slots that no layer has it is ignored."""
+    shape = WindowShape(requests=2, tokens=2, padding=1, layers=3, groups=3)
+    slots = [[7, 6, 5, 4, -1], [99] * 5, [0, 9, 2, 10, -1]]
+
+    def arrange(windows, bad_group=None):
+        for step in CHANGES[how]:
+            step(windows)
+        windows.num_sampled[:] = 2
+        windows.slot_rows = [2, 0, 2]
+        windows.slots[:] = torch.tensor(slots)
+        if bad_group is not None:
+            windows.slots[bad_group, 3] = 12
+
+    windows = compare_windows(shape, 8, triton_device, arrange)
+    assert not windows.errors.any()
+    for cache, group in zip(windows.kv_caches, windows.slot_rows, strict=True):
+        written = {slot for slot in range(12) if not cache[slot // 4, :, slot % 4].isnan().any()}
+        assert written == {slots[group][row] for row in kept}
+    for group, flagged in ((0, [0, 1, 0]), (2, [1, 0, 1])):
+        spoilt = compare_windows(shape, 8, triton_device, lambda w, g=group: arrange(w, g))
+        assert num_written(spoilt.memory) == 0
+        assert spoilt.errors.tolist() == [ERROR_SLOT_RANGE * flag for flag in flagged]
+
+
+def test_a_group_with_other_padding_than_was_staged_stops_all(triton_device):
+    def arrange(windows):
+        windows.slot_rows = [0, 1]
+        windows.slots[:] = torch.arange(11)
+        windows.slots[1, 4] = -1
+        metadata = torch.tensor([[11, 0], [11, 0]], dtype=torch.int32)
+        windows.options["layer_metadata"] = metadata.to(windows.slots.device)
+
+    windows = compare_windows(WindowShape(groups=2), 2, triton_device, arrange)
+    assert num_written(windows.memory) == 0
+    assert windows.errors.tolist() == [0, ERROR_COUNT_MISMATCH]
+
+
+@pytest.mark.parametrize(
+    ("groups", "slot_rows", "word"),
+    [
+        (2, [0], "need a row of slots each"),
+        (2, [0, -1], "need a row of slots each"),
+        (2, [0, 2], "do not fit a plan"),
+        (2, None, "do not fit a plan"),
+        (0, [0, 0], "do not fit a plan"),
+    ],
+)
+def test_slot_rows_that_fit_neither_layers_nor_slots_are_refused(
+    triton_device, groups, slot_rows, word
+):
+    windows = make_windows(WindowShape(groups=groups), 1, triton_device)
+    windows.slot_rows = slot_rows
+    with pytest.raises(ValueError, match=word):
+        windows.launch()
 
 
 def test_an_older_flag_stops_nothing_and_stays(triton_device):
@@ -330,6 +400,7 @@ def test_one_way_to_tell_what_is_accepted(triton_device, options):
         pytest.param(WindowShape(260, 5, 36, 3, 1, (4, 4), 16), id="two passes to check the rows"),
         pytest.param(WindowShape(5, 3, 0, 2, 10, (256, 256)), id="a row wider than a program"),
         pytest.param(WindowShape(20, 4, 8, 120, 1, (2, 2), 16), id="many layers"),
+        pytest.param(WindowShape(64, 5, 36, 12, 2, (64, 64), 16, groups=7), id="many groups"),
     ],
 )
 @pytest.mark.parametrize("how", sorted(CHANGES))
@@ -340,7 +411,7 @@ def test_large_windows(triton_device, shape, how):
 
     def spoil(windows):  # the last real row: every program must know
         change(windows)
-        windows.slots[shape.requests * shape.tokens - 1] = 10**6
+        windows.slots[..., shape.requests * shape.tokens - 1] = 10**6
 
     assert num_written(compare_windows(shape, 7, triton_device, change).memory) > 0
     assert num_written(compare_windows(shape, 7, triton_device, spoil).memory) == 0

@@ -29,6 +29,8 @@ class WindowShape:
     cache_dtype: torch.dtype | None = None
     layout: str = "dense"
     scales: int = 0
+    groups: int = 0
+    """KV-cache groups; 0: one, whose slots have no dimension of groups."""
 
     @property
     def rows(self) -> int:
@@ -48,12 +50,13 @@ class Windows:
     errors: Tensor
     k_scales: list[Tensor] | None
     v_scales: list[Tensor] | None
+    slot_rows: list[int] | None
     options: dict[str, Any] = field(default_factory=dict)
 
     def launch(self, tokens_per_program: int | None = None) -> None:
         """Commit with the Triton kernel."""
         counts = None if "accepted" in self.options else self.num_sampled
-        CommitPlan(self.kv_caches, self.k_scales, self.v_scales).commit_windows(
+        CommitPlan(self.kv_caches, self.k_scales, self.v_scales, self.slot_rows).commit_windows(
             StagedSources(self.keys, self.values),
             self.slots,
             counts,
@@ -68,7 +71,7 @@ class Windows:
         both = {name: options.pop(name, None) for name in ("rows", "layer_metadata")}
         accepted = options.pop("accepted", None)
         if accepted is None:
-            accepted = accepted_rows(self.num_sampled, self.slots.numel(), **options)
+            accepted = accepted_rows(self.num_sampled, self.slots.shape[-1], **options)
         commit_windows_reference(
             self.keys,
             self.values,
@@ -78,6 +81,7 @@ class Windows:
             self.errors,
             k_scales=self.k_scales,
             v_scales=self.v_scales,
+            slot_rows=self.slot_rows,
             **both,
         )
 
@@ -88,9 +92,14 @@ def make_windows(shape: WindowShape, seed: int, device: torch.device | str) -> W
     blocks = -(-shape.rows // shape.block_size) + 1
     kv = kv_of_layers(shape.layers, shape.rows, shape.kv_heads, shape.widths, shape.dtype, rng)
     keys, values = ([to_device(tensor, device) for tensor in tensors] for tensors in kv)
-    slots = torch.randperm(blocks * shape.block_size, generator=rng)[: shape.rows]
-    slots[torch.rand(shape.rows, generator=rng) < 0.1] = -1
-    slots[shape.requests * shape.tokens :] = -1
+    each_group = [
+        torch.randperm(blocks * shape.block_size, generator=rng)[: shape.rows]
+        for _ in range(shape.groups or 1)
+    ]
+    slots = torch.stack(each_group) if shape.groups else each_group[0]
+    slots[..., torch.rand(shape.rows, generator=rng) < 0.1] = -1
+    slots[..., shape.requests * shape.tokens :] = -1
+    slot_rows = torch.randint(0, shape.groups or 1, (shape.layers,), generator=rng).tolist()
     num_sampled = torch.randint(0, shape.tokens + 1, (shape.requests,), generator=rng)
     scales = [
         [torch.rand(shape.scales, generator=rng).add(0.02).to(device) for _ in range(shape.layers)]
@@ -110,6 +119,7 @@ def make_windows(shape: WindowShape, seed: int, device: torch.device | str) -> W
         num_sampled.int().to(device),
         torch.zeros(shape.layers, dtype=torch.int32, device=device),
         *(scales if shape.scales else (None, None)),
+        slot_rows if shape.groups else None,
         {"tokens_per_request": shape.tokens},
     )
 

@@ -22,10 +22,11 @@ def commit_staged_kv_cache(
     slots: Tensor,
     accepted: Tensor,
     layer_metadata: Tensor,
+    slot_rows: Sequence[int] | None = None,
 ) -> None:
     """See `commit_staged_kv_cache_reference` for shapes and meaning."""
     commit_staged_kv_cache_reference(
-        staged_key, staged_value, kv_caches, slots, accepted, layer_metadata
+        staged_key, staged_value, kv_caches, slots, accepted, layer_metadata, slot_rows
     )
 
 
@@ -37,12 +38,13 @@ def _(
     slots: Tensor,
     accepted: Tensor,
     layer_metadata: Tensor,
+    slot_rows: Sequence[int] | None = None,
 ) -> None:
     """One Triton launch; Triton is imported by the first call, which only a GPU makes."""
     from nwor_kernels.commit.operator import commit_staged_kv_cache_triton
 
     commit_staged_kv_cache_triton(
-        staged_key, staged_value, kv_caches, slots, accepted, layer_metadata
+        staged_key, staged_value, kv_caches, slots, accepted, layer_metadata, slot_rows
     )
 
 
@@ -54,5 +56,6 @@ def _(
     slots: Tensor,
     accepted: Tensor,
     layer_metadata: Tensor,
+    slot_rows: Sequence[int] | None = None,
 ) -> None:
     """Nothing to infer: the operator only mutates."""

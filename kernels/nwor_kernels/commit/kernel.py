@@ -4,6 +4,9 @@ Sources and caches are separate tensors, a pair a layer, whose addresses stand i
 device. A commit therefore does no host work per layer, never waits for the device and can be
 captured in a CUDA graph. `plan.py` builds the tables and launches.
 
+The layers may lie in several KV-cache groups, each with its own slots: then slots are [groups, N]
+and a table says which row of them a layer writes to.
+
 All or nothing: every program checks every layer (8 bytes each) and all slots (8 bytes each, from
 L2, and hidden behind the rows it has already begun to load), so all programs decide the same
 without communication. Only the first program writes error flags. They follow from inputs that no
@@ -14,6 +17,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_wait
 
+from nwor_kernels.commit.inspection import inspect_groups, inspect_window
 from nwor_kernels.fp8 import E4M3_MAX
 from nwor_kernels.metadata import (
     ERROR_COUNT_MISMATCH,
@@ -44,6 +48,7 @@ _E4M3_MAX = tl.constexpr(E4M3_MAX)
         "sources",
         "caches",
         "slots",
+        "slot_rows",
         "accepted",
         "row_request",
         "row_index",
@@ -56,6 +61,7 @@ def commit_kernel(
     sources,
     caches,
     slots,
+    slot_rows,
     accepted,
     row_request,
     row_index,
@@ -83,6 +89,7 @@ def commit_kernel(
     KEY_DIM: tl.constexpr,
     VALUE_DIM: tl.constexpr,
     NUM_LAYERS: tl.constexpr,
+    SLOT_GROUPS: tl.constexpr,
     TOKENS: tl.constexpr,
     COLUMNS: tl.constexpr,
     CHUNK: tl.constexpr,
@@ -90,7 +97,8 @@ def commit_kernel(
 ):
     """One program: TOKENS rows by COLUMNS columns of one layer.
 
-    STRIDES are those of slots, accepted, row_request, row_index, rows, errors and metadata.
+    STRIDES are those of slots (along N), accepted, row_request, row_index, rows, errors, metadata
+    (two) and of slots again (along the groups). SLOT_GROUPS is how many groups `slot_rows` names.
     K_SCALES and V_SCALES are how many scales a layer has: 0 where the cache is not quantised.
     """
     if STARTS_EARLY:
@@ -107,7 +115,10 @@ def commit_kernel(
 
     row = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     inside = row < num_rows
-    slot = tl.load(slots + row * STRIDES[0], mask=inside, other=-1).to(tl.int64)
+    slots_of_layer = slots
+    if slot_rows is not None:
+        slots_of_layer += tl.load(slot_rows + layer) * STRIDES[8]
+    slot = tl.load(slots_of_layer + row * STRIDES[0], mask=inside, other=-1).to(tl.int64)
     source = row.to(tl.int64)
     if rows is not None:
         source = tl.load(rows + row * STRIDES[4], mask=inside, other=-1).to(tl.int64)
@@ -141,9 +152,16 @@ def commit_kernel(
     every = tl.arange(0, triton.next_power_of_2(NUM_LAYERS))
     exists = every < NUM_LAYERS
     num_slots = tl.load(caches + every * _CACHE_COLUMNS + 1, mask=exists, other=0)
-    count, largest, overrun = _inspect_window(
-        slots, rows, num_rows, capacity, STRIDES[0], STRIDES[4], CHUNK
-    )
+    if slot_rows is None:
+        count, largest, overrun = inspect_window(
+            slots, rows, num_rows, capacity, STRIDES[0], STRIDES[4], CHUNK
+        )
+    else:
+        group = tl.load(slot_rows + every, mask=exists, other=0)
+        count, largest, overrun = inspect_groups(
+            slots, rows, num_rows, capacity, group, STRIDES[0], STRIDES[8], STRIDES[4], SLOT_GROUPS,
+            CHUNK,
+        )  # fmt: skip
     flags = tl.where(largest >= num_slots, _SLOT_RANGE, 0)
     flags |= tl.where(overrun != 0, _OVERFLOW if rows is None else _ROW_RANGE, 0)
     if metadata is not None:
@@ -166,27 +184,6 @@ def commit_kernel(
     to_value += KEY_DIM * CACHE_STRIDES[3]
     tl.store(cache + place[:, None] + to_key[None, :], key_tile, mask=in_key)
     tl.store(cache + place[:, None] + to_value[None, :], value_tile, mask=in_value)
-
-
-@triton.jit
-def _inspect_window(
-    slots, rows, num_rows, capacity, slots_stride, rows_stride, CHUNK: tl.constexpr
-):
-    """(rows that are no padding, largest slot or -1, how many of them lie past the sources)."""
-    lanes = tl.arange(0, CHUNK)
-    count = tl.zeros([CHUNK], tl.int32)
-    overrun = tl.zeros([CHUNK], tl.int32)
-    largest = tl.full([CHUNK], -1, tl.int64)
-    for start in range(0, num_rows, CHUNK):
-        at = start + lanes
-        slot = tl.load(slots + at * slots_stride, mask=at < num_rows, other=-1).to(tl.int64)
-        source = at
-        if rows is not None:
-            source = tl.load(rows + at * rows_stride, mask=at < num_rows, other=-1)
-        count += (slot >= 0).to(tl.int32)
-        overrun += ((slot >= 0) & (source >= capacity)).to(tl.int32)
-        largest = tl.maximum(largest, slot)
-    return tl.sum(count, axis=0), tl.max(largest, axis=0), tl.sum(overrun, axis=0)
 
 
 @triton.jit

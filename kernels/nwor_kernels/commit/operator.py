@@ -19,6 +19,7 @@ def commit_staged_kv_cache_triton(
     slots: Tensor,
     accepted: Tensor,
     layer_metadata: Tensor,
+    slot_rows: Sequence[int] | None = None,
 ) -> None:
     """`commit_staged_kv_cache_reference` in one launch.
 
@@ -28,12 +29,13 @@ def commit_staged_kv_cache_triton(
     """
     tensors = (staged_key, staged_value, *kv_caches)
     layout = tuple((t.data_ptr(), t.dtype, t.device, t.shape, t.stride()) for t in tensors)
-    kept = _kept_plans.get(layout)
+    key = (layout, None if slot_rows is None else tuple(slot_rows))
+    kept = _kept_plans.get(key)
     if kept is None:
         if len(_kept_plans) >= _MOST_KEPT_PLANS:
             _kept_plans.clear()
         sources = StagedSources(list(staged_key), list(staged_value))
-        kept = _kept_plans[layout] = (CommitPlan(kv_caches), sources)
+        kept = _kept_plans[key] = (CommitPlan(kv_caches, slot_rows=slot_rows), sources)
     plan, sources = kept
     plan.commit_windows(
         sources,

@@ -7,6 +7,7 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
+from nwor_kernels.commit.columns import scale_column, slot_row_column
 from nwor_kernels.commit.kernel import commit_kernel
 from nwor_kernels.commit.sources import FLOATS, StagedSources, alignment_of, known_element
 from nwor_kernels.fp8 import E4M3_CACHE_DTYPES
@@ -40,9 +41,11 @@ class CommitPlan:
             uint8 and float8_e4m3fn caches are written quantised: see `quantize_e4m3`.
         k_scales, v_scales: one float32 tensor a layer on the device, [1] or [kv_heads]; for fp8
             caches, and read anew by every commit.
+        slot_rows: for layers of several KV-cache groups: layer i writes to `slots[slot_rows[i]]`
+            of the slots [groups, N] that a commit is given. None: slots are [N], one group.
 
     Raises:
-        ValueError: caches or scales that one launch cannot serve.
+        ValueError: caches, scales or slot rows that one launch cannot serve.
     """
 
     def __init__(
@@ -50,6 +53,7 @@ class CommitPlan:
         kv_caches: Sequence[Tensor],
         k_scales: Sequence[Tensor] | None = None,
         v_scales: Sequence[Tensor] | None = None,
+        slot_rows: Sequence[int] | None = None,
     ):
         layouts = {(c.dtype, c.device, c.stride(), c.shape[1:]) for c in kv_caches}
         if len(layouts) != 1:
@@ -58,7 +62,10 @@ class CommitPlan:
         self._element = known_element(first.dtype, _CACHE_ELEMENTS, "kv_caches")
         _, self.kv_heads, self.block_size, self.width = first.shape
         self.num_layers = len(kv_caches)
-        scales = [self._scales(first, k_scales, "k"), self._scales(first, v_scales, "v")]
+        scales = [
+            scale_column(name, given, first, self.num_layers)
+            for name, given in (("k", k_scales), ("v", v_scales))
+        ]
         self._num_scales = [number for number, _ in scales]
         self._strides = first.stride()
         addresses = [cache.data_ptr() for cache in kv_caches]
@@ -66,6 +73,9 @@ class CommitPlan:
         slots = [cache.shape[0] * self.block_size for cache in kv_caches]
         table = list(zip(addresses, slots, *(column for _, column in scales), strict=True))
         self._table = torch.tensor(table, dtype=torch.int64, device=first.device)
+        self._slot_groups, self._slot_rows = slot_row_column(
+            slot_rows, self.num_layers, first.device
+        )
         self._launches: dict[object, Launch] = {}
 
     def commit_windows(
@@ -87,14 +97,16 @@ class CommitPlan:
         """Write the accepted rows of all layers in one launch.
 
         Row i of the launch takes source row i (or `rows[i]`) to slot `slots[i]` of every layer
-        if its place in its request's window is below `num_sampled[request] + certain`. All or
-        nothing: a bad slot or row in any layer, padding apart, commits nothing, whether it is
-        accepted or not. Waits for nothing; safe in a CUDA graph.
+        (`slots[slot_rows[layer], i]` of a plan with slot rows) if its place in its request's
+        window is below `num_sampled[request] + certain`. All or nothing: a bad slot or row in any
+        layer, padding apart, commits nothing, whether it is accepted or not. Waits for nothing;
+        safe in a CUDA graph.
 
         Args:
             sources: K and V of every layer.
             slots: [N] int64, block * block_size + offset, the same for every layer; negative is
-                padding and never indexed.
+                padding and never indexed. [groups, N] for a plan with slot rows: one row a
+                KV-cache group; rows that no layer has are not looked at.
             num_sampled: [requests] int32, rows accepted of each request, with vLLM's
                 `num_sampled` the certain first token and the accepted drafts. A request past its
                 end (padding of a captured shape) commits nothing. None where `accepted` is given.
@@ -122,11 +134,20 @@ class CommitPlan:
         options = _Options(accepted is not None, tokens_per_request, certain, tokens_per_program)
         small = (slots, counts, row_request, row_index, rows, errors, layer_metadata)
         layouts = [None if tensor is None else (tensor.dtype, tensor.stride()) for tensor in small]
-        key = (slots.numel(), options, sources.layout, *layouts)
+        key = (slots.shape, options, sources.layout, *layouts)
         launch = self._launches.get(key)
         if launch is None:
             launch = self._launches[key] = self._prepare(sources, small, options)
-        launch(sources.table, self._table, *small, slots.numel(), sources.num_rows, counts.numel())
+        launch(
+            sources.table,
+            self._table,
+            slots,
+            self._slot_rows,
+            *small[1:],
+            slots.shape[-1],
+            sources.num_rows,
+            counts.numel(),
+        )
 
     def bind(
         self,
@@ -148,8 +169,8 @@ class CommitPlan:
         """
         small = (slots, errors, None, None, None, errors, None)
         launch = self._prepare(sources, small, _Options(False, tokens_per_request, certain, None))
-        tables = (sources.table, self._table, slots)
-        after = (None, None, None, errors, None, slots.numel(), sources.num_rows)
+        tables = (sources.table, self._table, slots, self._slot_rows)
+        after = (None, None, None, errors, None, slots.shape[-1], sources.num_rows)
         bound = launch.bind(*tables, *after, at=len(tables))
 
         def commit(num_sampled: Tensor) -> None:
@@ -173,15 +194,18 @@ class CommitPlan:
                 "row_index"
             )
         self._check_fit(sources)
+        self._check_slots(slots)
         heads, key_dim, value_dim = sources.kv_heads, sources.key_dim, sources.value_dim
-        num_rows = slots.numel()
+        num_rows = slots.shape[-1]
         many = num_rows * self.num_layers >= MANY_ROWS
         tokens = options.tokens_per_program or (2 if many else 1)
         tile = tiling(num_rows, heads * max(key_dim, value_dim), tokens)
-        strides = [0 if tensor is None else tensor.stride(0) for tensor in small]
+        strides = [0 if tensor is None else tensor.stride(0) for tensor in (None, *small[1:])]
+        strides[0] = slots.stride(-1)
+        metadata_stride = 0 if layer_metadata is None else layer_metadata.stride(1)
         starts = starts_early(slots.device)
         constants = {
-            "STRIDES": (*strides, 0 if layer_metadata is None else layer_metadata.stride(1)),
+            "STRIDES": (*strides, metadata_stride, slots.stride(0)),
             "KEY_STRIDES": sources.key_strides,
             "VALUE_STRIDES": sources.value_strides,
             "CACHE_STRIDES": self._strides,
@@ -199,6 +223,7 @@ class CommitPlan:
             "KEY_DIM": key_dim,
             "VALUE_DIM": value_dim,
             "NUM_LAYERS": self.num_layers,
+            "SLOT_GROUPS": self._slot_groups,
             "TOKENS": tile.tokens,
             "COLUMNS": tile.columns,
             "CHUNK": check_chunk(num_rows),
@@ -224,24 +249,10 @@ class CommitPlan:
                 f"of {self.kv_heads} heads and width {self.width}"
             )
 
-    def _scales(
-        self, cache: Tensor, scales: Sequence[Tensor] | None, name: str
-    ) -> tuple[int, list[int]]:
-        """(Scales of a layer, address of each layer's); 0 where the cache is not quantised."""
-        if cache.dtype not in E4M3_CACHE_DTYPES:
-            if scales is not None:
-                raise ValueError(f"{name}_scales are for fp8 caches; kv_caches are {cache.dtype}")
-            return 0, [0] * self.num_layers
-        layouts = {(s.dtype, s.device, s.numel(), s.is_contiguous()) for s in scales or ()}
-        numbers = (1, self.kv_heads)
-        if (
-            scales is None
-            or len(scales) != self.num_layers
-            or len(layouts) != 1
-            or not any((torch.float32, cache.device, n, True) in layouts for n in numbers)
-        ):
+    def _check_slots(self, slots: Tensor) -> None:
+        expected = 2 if self._slot_groups else 1
+        if slots.dim() != expected or (expected == 2 and slots.shape[0] < self._slot_groups):
             raise ValueError(
-                f"an fp8 cache needs {name}_scales, one contiguous float32 tensor a layer with 1 "
-                f"or {self.kv_heads} elements on {cache.device}: {layouts or scales}"
+                f"slots of shape {tuple(slots.shape)} do not fit a plan of "
+                f"{self._slot_groups or 'no'} slot rows: [N] without them, else [groups, N]"
             )
-        return scales[0].numel(), [scale.data_ptr() for scale in scales]

@@ -23,6 +23,7 @@ def commit_staged_kv_cache_reference(
     slots: Tensor,
     accepted: Tensor,
     layer_metadata: Tensor,
+    slot_rows: Sequence[int] | None = None,
 ) -> None:
     """Write staged row i to slot `slots[i]` of every layer where `accepted[i]`.
 
@@ -37,9 +38,10 @@ def commit_staged_kv_cache_reference(
             value_head_dim], K then V in the last dimension; written in place, any strides;
             all of one block size.
         slots: [num_staged] int64, block * block_size + offset, the same for every layer;
-            a negative slot is padding and is never indexed.
+            a negative slot is padding and is never indexed. [groups, num_staged] with slot rows.
         accepted: [num_staged] bool.
         layer_metadata: [layers, 2] int32, (staged count, error flags); flags are added here.
+        slot_rows: layer i writes to `slots[slot_rows[i]]`; None: slots are those of all layers.
     """
     commit_windows_reference(
         list(staged_key),
@@ -49,6 +51,7 @@ def commit_staged_kv_cache_reference(
         accepted,
         layer_metadata[:, ERROR_FLAG],
         layer_metadata=layer_metadata,
+        slot_rows=slot_rows,
     )
 
 
@@ -64,6 +67,7 @@ def commit_windows_reference(
     layer_metadata: Tensor | None = None,
     k_scales: Sequence[Tensor] | None = None,
     v_scales: Sequence[Tensor] | None = None,
+    slot_rows: Sequence[int] | None = None,
 ) -> None:
     """Write source row i (or `rows[i]`) of every layer to slot `slots[i]` where `accepted[i]`.
 
@@ -75,7 +79,7 @@ def commit_windows_reference(
         values: one tensor a layer, [rows, kv_heads, value_head_dim].
         kv_caches: as for `commit_staged_kv_cache_reference`; uint8 and float8_e4m3fn caches are
             written quantised (`quantize_e4m3`).
-        slots: [N] int64; negative is padding.
+        slots: [N] int64, or [groups, N] with slot rows; negative is padding.
         accepted: [N] bool; `accepted_rows` makes it from counts.
         errors: [layers] int32, flags are or-ed in.
         rows: [N] int, where each row stands in the sources; negative is never written. Without
@@ -83,29 +87,31 @@ def commit_windows_reference(
         layer_metadata: [layers, 2] int32 as staging wrote it; a layer whose count is not the
             window's or whose flag is set stops the commit.
         k_scales, v_scales: one float32 tensor a layer, [1] or [kv_heads]; fp8 caches only.
+        slot_rows: the row of `slots` that each layer writes to.
     """
     block_size = kv_caches[0].shape[2]
-    real = slots >= 0
-    source = torch.arange(len(slots), device=slots.device) if rows is None else rows.long()
+    of_layer = [slots] * len(kv_caches) if slot_rows is None else list(slots[list(slot_rows)])
+    in_order = torch.arange(slots.shape[-1], device=slots.device)
+    source = in_order if rows is None else rows.long()
+    num_rows = min(len(tensor) for tensor in (*keys, *values))
     flags = torch.zeros_like(errors)
     if layer_metadata is not None:
         flags |= layer_metadata[:, ERROR_FLAG]
-        flags[layer_metadata[:, STAGED_COUNT] != real.sum()] |= ERROR_COUNT_MISMATCH
-    last_slot = int(slots.max()) if slots.numel() else -1
-    past_the_end = ERROR_OVERFLOW if rows is None else ERROR_ROW_RANGE
-    num_rows = min(len(tensor) for tensor in (*keys, *values))
-    if bool((source[real] >= num_rows).any()):
-        flags |= past_the_end
-    for layer, kv_cache in enumerate(kv_caches):
-        if last_slot >= kv_cache.shape[0] * block_size:
+    for layer, (kv_cache, slot) in enumerate(zip(kv_caches, of_layer, strict=True)):
+        real = slot >= 0
+        if layer_metadata is not None and layer_metadata[layer, STAGED_COUNT] != real.sum():
+            flags[layer] |= ERROR_COUNT_MISMATCH
+        if bool((source[real] >= num_rows).any()):
+            flags[layer] |= ERROR_OVERFLOW if rows is None else ERROR_ROW_RANGE
+        if bool((slot >= kv_cache.shape[0] * block_size).any()):
             flags[layer] |= ERROR_SLOT_RANGE
     errors |= flags
     if bool(flags.any()):
         return
-    kept = (accepted & real & (source >= 0)).nonzero(as_tuple=True)[0]
-    block, offset = slots[kept] // block_size, slots[kept] % block_size
     head_dim = keys[0].shape[-1]
-    for layer, kv_cache in enumerate(kv_caches):
+    for layer, (kv_cache, slot) in enumerate(zip(kv_caches, of_layer, strict=True)):
+        kept = (accepted & (slot >= 0) & (source >= 0)).nonzero(as_tuple=True)[0]
+        block, offset = slot[kept] // block_size, slot[kept] % block_size
         for tensors, scales, columns in (
             (keys, k_scales, slice(head_dim)),
             (values, v_scales, slice(head_dim, None)),

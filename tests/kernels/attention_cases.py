@@ -134,6 +134,7 @@ def attend_slowly(
     *,
     causal: bool = True,
     sliding_window: int = -1,
+    chunk: int = -1,
     softcap: float = 0.0,
     alibi_slopes: Tensor | None = None,
     sinks: Tensor | None = None,
@@ -152,6 +153,7 @@ def attend_slowly(
                 for t in range(request.length)
                 if (not causal or t <= position)
                 and (sliding_window <= 0 or position - t < sliding_window)
+                and (chunk <= 0 or t // chunk >= position // chunk)
             ]
             for h in range(heads):
                 weights, total = [], 0.0
@@ -169,6 +171,30 @@ def attend_slowly(
                     w / total * values[t, h // ratio] for w, t in zip(weights, seen, strict=True)
                 )
     return output
+
+
+OPTIONS = {
+    "sinks": {"sinks": torch.tensor([1.5, -200.0, 40.0, -3.0, 0.0, 6.0])},
+    "alibi": {"alibi_slopes": torch.tensor([0.5, 0.01, 0.25, 0.1, 0.03, 0.7])},
+    "chunk": {"chunk": 16},
+    "chunk of 3": {"chunk": 3},
+    "window and chunk": {"sliding_window": 20, "chunk": 24},
+    "all": {
+        "sinks": torch.tensor([2.0, 3.0, -1.0, 0.5, 1.0, 0.1]),
+        "alibi_slopes": torch.tensor([0.2, 0.1, 0.4, 0.05, 0.3, 0.02]),
+        "chunk": 48,
+        "softcap": 0.7,
+    },
+}
+"""What a layer may add to plain attention; per-head tensors for up to 6 heads."""
+
+
+def for_heads(options: dict, heads: int) -> dict:
+    """The options with per-head tensors cut to so many heads."""
+    return {
+        name: value[:heads].contiguous() if isinstance(value, Tensor) else value
+        for name, value in options.items()
+    }
 
 
 @dataclass

@@ -7,6 +7,7 @@ the varlen reference (itself held to the definition in test_varlen_reference.py)
 import pytest
 import torch
 from attention_cases import (
+    OPTIONS,
     Request,
     Scales,
     Staged,
@@ -14,6 +15,7 @@ from attention_cases import (
     as_e4m3_cache,
     attend_slowly,
     committed_only,
+    for_heads,
     make_step,
     quantised_step,
     stage_step,
@@ -101,8 +103,14 @@ def check(step: Step, result: Tensor, expected: Tensor, dtype: torch.dtype) -> N
     assert result[step.owned_rows :].isnan().all()
 
 
+def pop_options(shape: dict) -> dict:
+    """What a layer adds to plain attention, taken out of `shape`."""
+    names = ("sliding_window", "softcap", "chunk", "sinks", "alibi_slopes")
+    return {name: shape.pop(name) for name in names if name in shape}
+
+
 def verify(device, requests, dtype=torch.float32, whole=True, tuning=None, **shape):
-    options = {name: shape.pop(name) for name in ("sliding_window", "softcap") if name in shape}
+    options = pop_options(shape)
     step = make_step(requests, dtype=dtype, **shape)
     result = run(step, stage_step(step, whole), device, tuning=tuning, **options)
     check(step, result, torch.from_numpy(attend_slowly(step, **options)), dtype)
@@ -160,6 +168,51 @@ def test_contexts_are_cut_anywhere(triton_device, programs, min_tiles, whole_pai
 def test_sliding_window(triton_device, sliding_window, programs):
     options = {"tuning": Tuning(block_n=16, programs=programs), "sliding_window": sliding_window}
     verify(triton_device, WINDOWS, heads=2, kv_heads=1, seed=4, **options)
+
+
+@pytest.mark.parametrize("programs", [5, pytest.param(1, marks=pytest.mark.long)])
+@pytest.mark.parametrize("name", OPTIONS)
+def test_what_layers_add(triton_device, name, programs):
+    """5 programs cut contexts: a sink counts once in all their parts."""
+    tuning = Tuning(block_n=16, programs=programs, min_tiles=1)
+    options = for_heads(OPTIONS[name], 2)
+    verify(triton_device, WINDOWS, heads=2, kv_heads=1, seed=18, tuning=tuning, **options)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_sinks_of_other_dtypes(triton_device, dtype):
+    sinks = torch.tensor([1.5, -0.75]).to(dtype)
+    verify(triton_device, [Request(37, 5, 4)], heads=2, kv_heads=1, seed=19, sinks=sinks)
+
+
+@pytest.mark.parametrize("name", ["sinks", "alibi_slopes"])
+@pytest.mark.parametrize("wrong", [torch.ones(3), torch.ones(4, 2)[:, 0]])
+def test_per_head_numbers_of_another_layout_are_refused(triton_device, name, wrong):
+    step = make_step(WINDOWS, seed=1)
+    with pytest.raises(ValueError, match=name):
+        run(step, stage_step(step, True), triton_device, **{name: wrong})
+
+
+@pytest.mark.parametrize("options", [{"sliding_window": 20}, {"chunk": 24}], ids=str)
+def test_nothing_is_read_before_the_first_position_that_is_seen(triton_device, options):
+    """Engines free those blocks: K/V are NaN there, and numbers of blocks lead nowhere."""
+    step = make_step([Request(130, 5, 4), Request(47, 3, 2)], block_size=8, seed=20)
+    staged = stage_step(step, True)
+    cache = committed_only(step, staged)
+    for r, request in enumerate(step.requests):
+        first = request.cached - options.get("sliding_window", 0) + 1
+        if "chunk" in options:
+            first = request.cached // 24 * 24
+        assert first > 0
+        for position in range(first):
+            block, offset = step.slot(r, position)
+            cache[block, :, offset] = float("nan")
+        step.block_table[r, : first // 8] = 10**6
+    expected = torch.from_numpy(attend_slowly(step, **options))
+    result = run(
+        step, staged, triton_device, cache=cache, tuning=Tuning(block_n=16, programs=5), **options
+    )
+    check(step, result, expected, torch.float32)
 
 
 def test_softcap(triton_device):
@@ -286,7 +339,7 @@ def test_the_operator_is_the_kernel_on_a_gpu():
 
 def check_on_gpu(requests, dtype, *, fp8=None, tuning=None, **shape):
     """A whole step against the varlen reference in float64, on the GPU."""
-    options = {name: shape.pop(name) for name in ("sliding_window", "softcap") if name in shape}
+    options = pop_options(shape)
     step = make_step(requests, dtype=dtype, **shape)
     staged = stage_step(step, True)
     cache, query = committed_only(step, staged), step.query
@@ -338,7 +391,16 @@ def test_every_length_of_window(queries, ratio, fp8):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("options", [{"sliding_window": 257}, {"softcap": 20.0}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"sliding_window": 257},
+        {"softcap": 20.0},
+        {"chunk": 256},
+        *(for_heads(OPTIONS[name], 6) for name in ("sinks", "alibi", "all")),
+    ],
+    ids=lambda options: "-".join(options),
+)
 @pytest.mark.parametrize("fp8", [None, 1])
 def test_options_over_long_contexts(options, fp8):
     requests = [Request(length, 5, 4) for length in (3000, 17, 256, 1111)]

@@ -3,11 +3,13 @@
 import pytest
 import torch
 from attention_cases import (
+    OPTIONS,
     Request,
     Scales,
     as_e4m3_cache,
     attend_slowly,
     committed_only,
+    for_heads,
     make_step,
     quantised_step,
     stage_step,
@@ -95,6 +97,14 @@ def test_sliding_window(sliding_window, whole):
         sliding_window=sliding_window,
     )
     check(step, output, attend_slowly(step, sliding_window=sliding_window))
+
+
+@pytest.mark.parametrize("function", [verify_attention_varlen_reference, verify_attention])
+@pytest.mark.parametrize("name", OPTIONS)
+def test_what_layers_add(function, name):
+    step, options = make_step(WINDOWS, seed=5), for_heads(OPTIONS[name], 4)
+    output = attend(function, step, stage_step(step, True), **options)
+    check(step, output, attend_slowly(step, **options))
 
 
 @pytest.mark.parametrize("per_head", [True, False])

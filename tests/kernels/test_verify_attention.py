@@ -61,6 +61,7 @@ def attend(
     staged: tuple[Tensor, Tensor, Tensor] | None = None,
     causal: bool = True,
     sliding_window: int = -1,
+    chunk: int = -1,
     **options,
 ) -> Tensor:
     """Run the reference on NaN output, so that rows it leaves out show."""
@@ -72,6 +73,7 @@ def attend(
         step.block_size,
         causal=causal,
         sliding_window=sliding_window,
+        chunk=chunk,
         staged_token_rows=rows,
     )
     output = torch.full_like(step.query, float("nan"))
@@ -119,6 +121,16 @@ def test_block_sizes_windows_and_causality(block_size, sliding_window, causal):
     step = make_step(MIXED, block_size=block_size, head_dim=4, seed=block_size)
     options = {"causal": causal, "sliding_window": sliding_window}
     assert_close_to_definition(attend(step, **options), step, **options)
+
+
+@pytest.mark.parametrize("chunk", [1, 6, 16])
+@pytest.mark.parametrize("sliding_window", [-1, 7])
+def test_chunked_local_attention(chunk, sliding_window):
+    step = make_step(MIXED, head_dim=4, seed=chunk)
+    options = {"chunk": chunk, "sliding_window": sliding_window}
+    staged = staged_rows(step, list(range(len(step.drafts()))))
+    assert_close_to_definition(attend(step, poison_drafts(step), staged=staged, **options), step,
+                               **options)  # fmt: skip
 
 
 @pytest.mark.parametrize("feature", FEATURES)

@@ -12,13 +12,25 @@ _MAX_PARTS = tl.constexpr(MAX_PARTS)
 
 
 @triton.jit
+def first_seen(position, SLIDING_WINDOW: tl.constexpr, CHUNK: tl.constexpr):
+    """The first position that a query at `position` sees."""
+    first = position * 0
+    if SLIDING_WINDOW > 0:
+        first = tl.maximum(position - SLIDING_WINDOW + 1, 0)
+    if CHUNK > 0:
+        first = tl.maximum(position // CHUNK * CHUNK, first)
+    return first
+
+
+@triton.jit
 def steps_of(
-    staged, length, rows, SLIDING_WINDOW: tl.constexpr, BLOCK_N: tl.constexpr
+    staged, length, rows,
+    SLIDING_WINDOW: tl.constexpr, CHUNK: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """(steps that one pair of a request takes, context steps before them that no row sees)."""
     skipped = length * 0
-    if SLIDING_WINDOW > 0:
-        skipped = tl.maximum(length - rows - SLIDING_WINDOW + 1, 0) // BLOCK_N
+    if SLIDING_WINDOW > 0 or CHUNK > 0:
+        skipped = first_seen(length - rows, SLIDING_WINDOW, CHUNK) // BLOCK_N
     steps = tl.maximum(tl.cdiv(length - staged, BLOCK_N) - skipped, 0) + 1
     return tl.where(staged > 0, steps, 0), skipped
 

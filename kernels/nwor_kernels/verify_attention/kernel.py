@@ -43,6 +43,9 @@ def verify_attention_triton(
     max_seq_len: int,
     sliding_window: int = -1,
     softcap: float = 0.0,
+    chunk: int = -1,
+    sinks: Tensor | None = None,
+    alibi_slopes: Tensor | None = None,
     q_scale: Tensor | None = None,
     k_scale: Tensor | None = None,
     v_scale: Tensor | None = None,
@@ -71,6 +74,11 @@ def verify_attention_triton(
             divided by the actual lengths.
         sliding_window: positions that a query sees, its own included; -1: all.
         softcap: if > 0, scores become softcap * tanh(scores / softcap).
+        chunk: if > 0, a query at position p sees nothing before p - p % chunk.
+        sinks: [heads], contiguous: a logit of each head that takes part in the softmax's
+            denominator and has no value; neither scaled nor capped.
+        alibi_slopes: [heads], contiguous: slope * (key position - query position) is added to the
+            scores, after the softcap.
         q_scale, k_scale, v_scale: float32, [1] or [kv_heads]; for fp8 caches.
         workspace: from `VerifyWorkspace.create`; one is made if there is none.
         tuning: the launch's shape, for benchmarks.
@@ -84,6 +92,9 @@ def verify_attention_triton(
     reason = unsupported_reason(head_dim, max_query_len, key.dtype, kv_cache.dtype)
     if reason:
         raise ValueError(f"verify_attention does not serve this: {reason}")
+    for name, per_head in (("sinks", sinks), ("alibi_slopes", alibi_slopes)):
+        if per_head is not None and (per_head.shape, per_head.stride()) != ((heads,), (1,)):
+            raise ValueError(f"{name} must be contiguous [{heads}], not {tuple(per_head.shape)}")
     if requests == 0:
         return
     quantised = kv_cache.dtype in E4M3_CACHE_DTYPES
@@ -118,6 +129,8 @@ def verify_attention_triton(
         q_scale,
         k_scale if quantised else None,
         v_scale if quantised else None,
+        sinks,
+        alibi_slopes,
         workspace.accumulators,
         workspace.sums,
         workspace.arrived,
@@ -140,6 +153,7 @@ def verify_attention_triton(
         FP8=_fp8_way(quantised),
         COMPUTE=_compute_type(key, quantised),
         SLIDING_WINDOW=sliding_window,
+        CHUNK=chunk,
         SOFTCAP=softcap > 0,
         RATIO=heads // kv_heads,
         KV_HEADS=kv_heads,

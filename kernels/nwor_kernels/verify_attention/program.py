@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 
 from nwor_kernels.verify_attention.discard import discard_parts
-from nwor_kernels.verify_attention.division import cut, find_pair, steps_of
+from nwor_kernels.verify_attention.division import cut, find_pair, first_seen, steps_of
 from nwor_kernels.verify_attention.softmax import (
     LOG2_E,
     attend,
@@ -54,6 +54,8 @@ def verify_kernel(
     q_scale,
     k_scale,
     v_scale,
+    sinks,
+    alibi_slopes,
     accumulators,
     sums,
     arrived,
@@ -82,6 +84,7 @@ def verify_kernel(
     FP8: tl.constexpr,
     COMPUTE: tl.constexpr,
     SLIDING_WINDOW: tl.constexpr,
+    CHUNK: tl.constexpr,
     SOFTCAP: tl.constexpr,
     RATIO: tl.constexpr,
     KV_HEADS: tl.constexpr,
@@ -109,11 +112,14 @@ def verify_kernel(
     ends = tl.load(staged_end + each_request * staged_end_one, mask=in_batch, other=0)
     lengths = tl.load(seq_lens + each_request * seq_len_one, mask=in_batch, other=0)
     row_counts = 0
-    if SLIDING_WINDOW > 0:
+    bounded: tl.constexpr = SLIDING_WINDOW > 0 or CHUNK > 0
+    if bounded:
         to_rows = query_start_loc + each_request * query_start_one
         row_counts = tl.load(to_rows + query_start_one, mask=in_batch, other=0)
         row_counts -= tl.load(to_rows, mask=in_batch, other=0)
-    steps_of_each, _unseen = steps_of(ends - starts, lengths, row_counts, SLIDING_WINDOW, BLOCK_N)
+    steps_of_each, _unseen = steps_of(
+        ends - starts, lengths, row_counts, SLIDING_WINDOW, CHUNK, BLOCK_N
+    )
     part, multiple = cut(steps_of_each, pairs, MIN_STEPS, WHOLE_PAIRS)
     until = tl.cumsum(tl.cdiv(steps_of_each, multiple) * multiple, axis=0) * pairs
     at = program * part
@@ -131,7 +137,7 @@ def verify_kernel(
         seq_len = tl.load(seq_lens + request * seq_len_one)
         first_row = tl.load(query_start_loc + request * query_start_one)
         num_rows = tl.load(query_start_loc + (request + 1) * query_start_one) - first_row
-        steps, skipped = steps_of(num_staged, seq_len, num_rows, SLIDING_WINDOW, BLOCK_N)
+        steps, skipped = steps_of(num_staged, seq_len, num_rows, SLIDING_WINDOW, CHUNK, BLOCK_N)
         pair_slots = tl.cdiv(steps, multiple) * multiple
         pair = (at - before) // pair_slots
         first = (at - before) % pair_slots
@@ -152,6 +158,8 @@ def verify_kernel(
         number, in_group = folded // RATIO, folded % RATIO
         is_row = number < num_rows
         position = first_position + tl.where(is_row, number, 0)  # padding rows see something
+        seen_from = first_seen(position, SLIDING_WINDOW, CHUNK)
+        none_sees = first_seen(first_position, SLIDING_WINDOW, CHUNK)
         token_row, attended = (first_row + number).to(tl.int64), head * RATIO + in_group
         q = query + token_row * query_row + attended * query_head
         q0, q1 = halves_of_rows(q, is_row, HEAD_DIM, half_dim, FP8)
@@ -173,21 +181,28 @@ def verify_kernel(
         factor = scale * kept_k_scale * scale_of(q_scale, head, Q_SCALES)
         if not SOFTCAP:
             factor = factor * LOG2_E
+        slope = None
+        if alibi_slopes is not None:
+            slopes = tl.load(alibi_slopes + attended, mask=is_row, other=0.0).to(tl.float32)
+            slope = (slopes * LOG2_E)[:, None]
 
         acc0, acc1, best, total = nothing_seen(ROWS, half_dim)
         of_head = cache + head.to(tl.int64) * cache_head
         seen_until = tl.minimum(position + 1, context)
         for _step in range(first, tl.minimum(last, steps - 1)):
             inside = token < context
+            if bounded:  # engines free the blocks before it
+                inside = inside & (token >= none_sees)
             keys = of_head + block.to(tl.int64) * cache_block + (token % BLOCK_SIZE) * cache_offset
             k0, k1 = halves_of_cache(keys, inside, HEAD_DIM, half_dim, FP8)
             v0, v1 = halves_of_cache(keys + HEAD_DIM, inside, HEAD_DIM, half_dim, FP8)
             visible = token[None, :] < seen_until[:, None]
-            if SLIDING_WINDOW > 0:
-                visible = visible & (token[None, :] > position[:, None] - SLIDING_WINDOW)
+            if bounded:
+                visible = visible & (token[None, :] >= seen_from[:, None])
             acc0, acc1, best, total = attend(
-                q0, q1, k0, k1, v0, v1, visible, acc0, acc1, best, total, factor, softcap, SOFTCAP
-            )
+                q0, q1, k0, k1, v0, v1, visible, acc0, acc1, best, total, factor, softcap,
+                slope, token[None, :] - position[:, None], SOFTCAP,
+            )  # fmt: skip
             token += BLOCK_N
             block = tl.load(table + token // BLOCK_SIZE, mask=token < context, other=0)
 
@@ -198,11 +213,12 @@ def verify_kernel(
             read_v1 = as_read_back(staged_v1, kept_v_scale, FP8, COMPUTE)
             at_window = context + staged
             in_sight = is_staged[None, :] & (at_window[None, :] <= position[:, None])
-            if SLIDING_WINDOW > 0:
-                in_sight = in_sight & (at_window[None, :] > position[:, None] - SLIDING_WINDOW)
+            if bounded:
+                in_sight = in_sight & (at_window[None, :] >= seen_from[:, None])
             acc0, acc1, best, total = attend(
                 q0, q1, read_k0, read_k1, read_v0, read_v1, in_sight,
-                acc0, acc1, best, total, factor, softcap, SOFTCAP,
+                acc0, acc1, best, total, factor, softcap,
+                slope, at_window[None, :] - position[:, None], SOFTCAP,
             )  # fmt: skip
 
         complete = parts == 1
@@ -221,10 +237,13 @@ def verify_kernel(
             if complete:
                 tl.debug_barrier()  # and every thread's loads after it
                 tl.store(counter, 0)
-                acc0, acc1, total = merge_parts(
+                acc0, acc1, best, total = merge_parts(
                     accumulators, sums, first_program, parts, row, half, left, ROWS, DIM, MERGED
                 )
         if complete:
+            if sinks is not None:  # once a pair, of however many parts
+                sink = tl.load(sinks + attended, mask=is_row, other=0.0).to(tl.float32)
+                total += tl.exp2(sink * LOG2_E - best)
             by = (kept_v_scale / total)[:, None]
             rows_at = output + token_row * output_row + attended * output_head
             store_halves(rows_at, is_row, acc0 * by, acc1 * by, HEAD_DIM, half_dim, FP8)

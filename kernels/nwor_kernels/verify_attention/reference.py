@@ -63,6 +63,7 @@ def plan_attention(
     *,
     causal: bool = True,
     sliding_window: int = -1,
+    chunk: int = -1,
     staged_token_rows: Tensor | None = None,
 ) -> AttentionPlan:
     """Index tensors for one step, shared by all layers of a KV-cache group.
@@ -74,6 +75,7 @@ def plan_attention(
         block_size: tokens a block.
         causal: a query sees positions up to its own.
         sliding_window: a query sees at most this many positions, its own included; -1: all.
+        chunk: if > 0, a query at position p sees nothing before p - p % chunk.
         staged_token_rows: [num_staged] int64, batch rows whose K/V is staged (staging row i
             holds row `staged_token_rows[i]`); None when nothing is staged.
     """
@@ -92,6 +94,7 @@ def plan_attention(
             block_size,
             causal,
             sliding_window,
+            chunk,
             staged_token_rows,
         )
         for requests in groups
@@ -106,6 +109,7 @@ def _plan_group(
     block_size: int,
     causal: bool,
     sliding_window: int,
+    chunk: int,
     staged_token_rows: Tensor | None,
 ) -> RequestGroup:
     start = torch.tensor([starts[r] for r in requests])[:, None]
@@ -125,6 +129,8 @@ def _plan_group(
         visible = visible & (token <= positions[:, :, None])
     if sliding_window > 0:
         visible = visible & (token > positions[:, :, None] - sliding_window)
+    if chunk > 0:
+        visible = visible & (token >= (positions - positions % chunk)[:, :, None])
 
     blocks = block_table[requests, :num_blocks].long()
     return RequestGroup(

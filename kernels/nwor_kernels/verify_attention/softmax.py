@@ -15,10 +15,12 @@ def product(a, b, acc=None):
 
 @triton.jit
 def attend(
-    q0, q1, k0, k1, v0, v1, visible, acc0, acc1, best, total, factor, softcap,
+    q0, q1, k0, k1, v0, v1, visible, acc0, acc1, best, total, factor, softcap, slope, distance,
     SOFTCAP: tl.constexpr,
 ):  # fmt: skip
     """One step of online softmax; `best` and `total` are in base 2.
+
+    `slope` [rows, 1], if there is one, times `distance` [rows, tokens] is added to the scores.
 
     `best` starts at a finite lowest number, so that rows that have seen nothing make no NaN.
     """
@@ -26,6 +28,8 @@ def attend(
     if SOFTCAP:
         # factor is in natural units here: tanh(x) = 1 - 2 / (exp(2x) + 1).
         scores = softcap * (1 - 2 / (tl.exp(2 * (scores / softcap)) + 1)) * LOG2_E
+    if slope is not None:
+        scores += slope * distance
     scores = tl.where(visible, scores, float("-inf"))
     better = tl.maximum(best, tl.max(scores, axis=1))
     weights = tl.exp2(scores - better[:, None])
@@ -79,7 +83,7 @@ def merge_parts(
     accumulators, sums, first_program, parts, row, half, left,
     ROWS: tl.constexpr, DIM: tl.constexpr, MERGED: tl.constexpr,
 ):  # fmt: skip
-    """(two halves of the accumulator, `total`) of a pair's parts, MERGED of them read at a time."""
+    """(two halves of the accumulator, `best`, `total`) of a pair's parts, MERGED read at a time."""
     acc0, acc1, best, total = nothing_seen(ROWS, DIM // 2)
     for group in range(0, parts, MERGED):
         for i in tl.static_range(MERGED):
@@ -101,4 +105,4 @@ def merge_parts(
             acc1 = acc1 * shrink[:, None] + other_acc1 * grow[:, None]
             total = total * shrink + other_total * grow
             best = better
-    return acc0, acc1, total
+    return acc0, acc1, best, total

@@ -25,6 +25,9 @@ def verify_attention_varlen_reference(
     scale: float,
     sliding_window: int = -1,
     softcap: float = 0.0,
+    chunk: int = -1,
+    sinks: Tensor | None = None,
+    alibi_slopes: Tensor | None = None,
     q_scale: Tensor | None = None,
     k_scale: Tensor | None = None,
     v_scale: Tensor | None = None,
@@ -56,7 +59,9 @@ def verify_attention_varlen_reference(
             )
         )
         q = (query[first:last].to(dtype) * query_scale[:, None]).transpose(0, 1)
-        attended = _attend(q, keys, values, scale, sliding_window, softcap)
+        attended = _attend(
+            q, keys, values, scale, sliding_window, softcap, chunk, sinks, alibi_slopes
+        )
         output[first:last] = attended.to(output.dtype)
 
 
@@ -90,7 +95,15 @@ def _context(cache: Tensor, blocks: Tensor, tokens: int) -> Tensor:
 
 
 def _attend(
-    query: Tensor, key: Tensor, value: Tensor, scale: float, sliding_window: int, softcap: float
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    scale: float,
+    sliding_window: int,
+    softcap: float,
+    chunk: int,
+    sinks: Tensor | None,
+    alibi_slopes: Tensor | None,
 ) -> Tensor:
     """Causal attention of the last queries of a sequence: [heads, n, dim] each, [n, heads, dim]."""
     queries, tokens = query.shape[1], key.shape[1]
@@ -99,8 +112,16 @@ def _attend(
     visible = token <= position
     if sliding_window > 0:
         visible &= token > position - sliding_window
+    if chunk > 0:
+        visible &= token >= position - position % chunk
     scores = (query @ key.transpose(1, 2)) * scale
     if softcap:
         scores = softcap * torch.tanh(scores / softcap)
-    weights = scores.masked_fill(~visible, float("-inf")).softmax(dim=-1)
+    if alibi_slopes is not None:
+        scores = scores + alibi_slopes.to(scores.dtype)[:, None, None] * (token - position)
+    scores = scores.masked_fill(~visible, float("-inf"))
+    if sinks is not None:
+        sink = sinks.to(scores.dtype)[:, None, None].expand(-1, queries, 1)
+        scores = torch.cat([scores, sink], dim=-1)
+    weights = scores.softmax(dim=-1)[..., :tokens]
     return (weights @ value).transpose(0, 1)

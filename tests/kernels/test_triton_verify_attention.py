@@ -33,6 +33,7 @@ from nwor_kernels.verify_attention.kernel import (
     unsupported_reason,
     verify_attention_triton,
 )
+from nwor_kernels.verify_attention.tuning import pipeline
 
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
 """Relative to the norm of the exact result: rounding of operands, weights and output."""
@@ -170,8 +171,14 @@ def test_sliding_window(triton_device, sliding_window, programs):
     verify(triton_device, WINDOWS, heads=2, kv_heads=1, seed=4, **options)
 
 
-@pytest.mark.parametrize("programs", [5, pytest.param(1, marks=pytest.mark.long)])
-@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.parametrize(
+    ("name", "programs"),
+    [
+        *((name, 5) for name in ("sinks", "window and chunk", "all")),
+        *(pytest.param(name, 1, marks=pytest.mark.long) for name in OPTIONS),
+        *(pytest.param(name, 5, marks=pytest.mark.long) for name in ("alibi", "chunk of 3")),
+    ],
+)
 def test_what_layers_add(triton_device, name, programs):
     """5 programs cut contexts: a sink counts once in all their parts."""
     tuning = Tuning(block_n=16, programs=programs, min_tiles=1)
@@ -196,7 +203,8 @@ def test_per_head_numbers_of_another_layout_are_refused(triton_device, name, wro
 @pytest.mark.parametrize("options", [{"sliding_window": 20}, {"chunk": 24}], ids=str)
 def test_nothing_is_read_before_the_first_position_that_is_seen(triton_device, options):
     """Engines free those blocks: K/V are NaN there, and numbers of blocks lead nowhere."""
-    step = make_step([Request(130, 5, 4), Request(47, 3, 2)], block_size=8, seed=20)
+    requests = [Request(130, 5, 4), Request(47, 3, 2)]
+    step = make_step(requests, heads=2, kv_heads=1, block_size=8, seed=20)
     staged = stage_step(step, True)
     cache = committed_only(step, staged)
     for r, request in enumerate(step.requests):
@@ -226,6 +234,8 @@ def test_softcap(triton_device):
         (4, 4, 64, 16, torch.bfloat16),
         (8, 1, 64, 64, torch.float16),
         (7, 1, 32, 128, torch.bfloat16),
+        (6, 1, 512, 16, torch.bfloat16),  # 24 query rows in tiles of 16
+        pytest.param(2, 1, 384, 16, torch.float32, marks=pytest.mark.long),
     ],
 )
 def test_shapes(triton_device, heads, kv_heads, head_dim, block_size, dtype):
@@ -361,7 +371,7 @@ def check_on_gpu(requests, dtype, *, fp8=None, tuning=None, **shape):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("block_size", [16, 32, 64, 128])
-@pytest.mark.parametrize("head_dim", [64, 96, 128, 256])
+@pytest.mark.parametrize("head_dim", [64, 96, 128, 256, 512])
 @pytest.mark.parametrize("ratio", [1, 3, 4, 7, 8])
 def test_the_grid_of_shapes(block_size, head_dim, ratio):
     shape = {"heads": 2 * ratio, "kv_heads": 2, "head_dim": head_dim, "block_size": block_size}
@@ -369,7 +379,7 @@ def test_the_grid_of_shapes(block_size, head_dim, ratio):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("head_dim", [64, 96, 128, 256])
+@pytest.mark.parametrize("head_dim", [64, 96, 128, 256, 512])
 @pytest.mark.parametrize(("block_size", "ratio"), [(16, 3), (32, 8), (64, 1), (128, 7)])
 @pytest.mark.parametrize(
     ("dtype", "fp8"),
@@ -460,11 +470,28 @@ def test_a_captured_graph_serves_other_lengths_and_is_repeatable():
         assert not workspace.arrived.any()
 
 
+@pytest.mark.parametrize(
+    ("rows", "dim", "cache_bytes", "kib", "chosen"),
+    [
+        (16, 128, 2, 227, (64, 3)),
+        (64, 256, 4, 227, (32, 2)),  # 3 stages took 232 KiB
+        (16, 512, 2, 227, (32, 3)),
+        (16, 512, 1, 227, (32, 3)),
+        (16, 512, 4, 227, (32, 2)),
+        (16, 512, 2, 99, (16, 2)),  # an sm_89's
+        (16, 512, 4, 164, (16, 2)),  # an A100's: the least that there is
+    ],
+)
+def test_steps_and_stages_fit_the_shared_memory(rows, dim, cache_bytes, kib, chosen):
+    assert pipeline(rows, dim, cache_bytes, kib * 1024) == chosen
+
+
 def test_what_is_not_served_has_a_word():
     bf16, f32 = torch.bfloat16, torch.float32
     assert unsupported_reason(128, 5, bf16, bf16) is None
     assert unsupported_reason(128, 5, bf16, torch.uint8) is None
-    assert unsupported_reason(512, 5, bf16, bf16) == "head_dim_512"
+    assert unsupported_reason(512, 5, bf16, bf16) is None
+    assert unsupported_reason(520, 5, bf16, bf16) == "head_dim_520"
     assert unsupported_reason(128, 17, bf16, bf16) == "window_of_17_tokens"
     assert unsupported_reason(128, 5, torch.float64, torch.float64) == "dtype_float64"
     assert unsupported_reason(128, 5, bf16, f32) == "cache_dtype_float32"

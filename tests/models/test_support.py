@@ -61,7 +61,7 @@ CLASSES: tuple[tuple[str, dict[str, Any], str | None, str | None, str | None], .
     ("chunked", {"model_type": "llama4_text", "attention_chunk_size": 64},
      "chunked_local_attention", FLASHINFER, "several_kv_cache_groups"),
     ("ALiBi", {"model_type": "bloom"}, "alibi", FLASHINFER, None),
-    ("wide heads", {"head_dim": 288}, "head_dim_288", "head_dim_288", None),
+    ("wide heads", {"head_dim": 520}, "head_dim_520", "head_dim_520", None),
     ("images", {"model_type": "gemma3"}, COMPOSITE, COMPOSITE, None),
     ("values of another size", {"v_head_dim": 32}, "unsupported_attention:FlashAttentionDiffKVImpl",
      "unsupported_attention:FlashAttentionDiffKVImpl", None),

@@ -12,13 +12,21 @@ from nwor_kernels.fp8 import E4M3_CACHE_DTYPES
 MAX_QUERY_LEN = 16
 """Longest window: k = 15 drafts and the certain first token."""
 
-MAX_HEAD_DIM = 256
+MAX_HEAD_DIM = 512
 
 MAX_PARTS = 32
 """About the most programs that a pair is cut into: merging takes longer with each."""
 
 MAX_TILE = 128 * 128
 """Most elements of a program's accumulator: more query rows are cut into several tiles."""
+
+WIDE_DIM = 512
+"""Head dim from which a tile has 16 query rows and a program 8 warps.
+
+Every warp holds all query rows of a tile as matrix operands: 16 rows x 512 x 2 bytes / 32 lanes are
+128 of a thread's 255 registers, and 32 rows would spill all of them in each step. The accumulator,
+16 x 512 x 4 bytes, takes 32 more of 8 warps' threads, and 64 of 4 warps'.
+"""
 
 
 def unsupported_reason(
@@ -57,6 +65,9 @@ Chosen by the measurement in sweeps/studies/partial-results/README.md.
 
 SHARED_MEMORY = 227 * 1024
 """Bytes of shared memory that a block may have on an H100 and an H200."""
+
+WINDOW_ROWS = 16
+"""Rows of a tile of staged K or V: MAX_QUERY_LEN, a power of two."""
 
 
 @dataclass(frozen=True)
@@ -118,11 +129,8 @@ def launch_shape(
     """
     tuning = tuning or Tuning()
     rows, row_tiles, dim = row_tiling(max_query_len, ratio, head_dim)
-    step = 32 if dim * cache_bytes > 256 else 64
-    # K and V of three steps beside the query rows: float32 of head dim 256 has room for two.
-    shared = (2 * 3 * step + rows) * dim * cache_bytes
-    stages = 3 if shared <= SHARED_MEMORY else 2
-    warps = 8 if rows * dim >= 128 * 128 else 4
+    step, stages = pipeline(rows, dim, cache_bytes, shared_memory(device))
+    warps = 8 if rows * dim >= 128 * 128 or dim >= WIDE_DIM else 4
     discard = DISCARD if tuning.discard is None else tuning.discard
     if discard is Discard.L2 and not can_discard(device):
         discard = Discard.OFF
@@ -142,11 +150,37 @@ def launch_shape(
     )
 
 
+def pipeline(rows: int, dim: int, cache_bytes: int, available: int) -> tuple[int, int]:
+    """(tokens of a step, stages): the most that fit the shared memory `available` to a program.
+
+    At most these bytes are needed: K and V of all steps but the one that is worked on; the query
+    rows and the window's K and V as matrix operands of 2 bytes or more; a tile of float32
+    weights; 1 KiB. Head dim 512 with its 16 query rows, in KiB (what Triton 3.6 took for sm_90):
+
+        bf16      32 tokens, 3 stages: 2 x 64 + 16 + 32 + 2 + 1 = 179 (161)
+        fp8       32 tokens, 3 stages: 2 x 32 + 16 + 32 + 2 + 1 = 115 (81)
+        float32   32 tokens, 2 stages: 128 + 32 + 64 + 2 + 1 = 227 (226) of an H200's 227
+
+    float32 of head dim 256 and 64 rows took 232 with 3 stages, and takes 168 with 2. An sm_89 has
+    99: bf16 of head dim 512 fits with 16 tokens and 2 stages (32 + 16 + 32 + 1 + 1 = 82).
+    """
+    operand = max(cache_bytes, 2)
+    widest = 32 if dim * cache_bytes > 256 else 64
+
+    def needed(step: int, stages: int) -> int:
+        buffers = (stages - 1) * 2 * step * dim * cache_bytes
+        return buffers + (rows + 2 * WINDOW_ROWS) * dim * operand + rows * step * 4 + 1024
+
+    choices = [(step, stages) for step in (widest, 16) for stages in (3, 2)]
+    return next((choice for choice in choices if needed(*choice) <= available), (16, 2))
+
+
 def row_tiling(max_query_len: int, ratio: int, head_dim: int) -> tuple[int, int, int]:
     """(query rows of a tile, tiles, padded head dim)."""
     dim = max(32, triton.next_power_of_2(head_dim))
     folded = max_query_len * ratio
-    rows = min(max(16, triton.next_power_of_2(folded)), MAX_TILE // dim)
+    most = 16 if dim >= WIDE_DIM else MAX_TILE // dim
+    rows = min(max(16, triton.next_power_of_2(folded)), most)
     return rows, triton.cdiv(folded, rows), dim
 
 
@@ -157,7 +191,7 @@ def programs_for(rows: int, dim: int, device: torch.device) -> int:
 
 def programs_on(processors: int, rows: int, dim: int) -> int:
     """The same for a GPU of so many multiprocessors."""
-    return processors * (2 if rows * dim <= 64 * 128 else 1)
+    return processors * (2 if rows * dim <= 64 * 128 and dim < WIDE_DIM else 1)
 
 
 @functools.cache
@@ -166,6 +200,16 @@ def can_discard(device: torch.device) -> bool:
     if device.type != "cuda" or torch.version.hip or triton.knobs.runtime.interpret:
         return False
     return torch.cuda.get_device_capability(device) >= (8, 0)
+
+
+@functools.cache
+def shared_memory(device: torch.device) -> int:
+    """Bytes of shared memory that a block may have there."""
+    if device.type != "cuda":
+        return SHARED_MEMORY
+    number = torch.cuda.device(device).idx
+    # What Triton holds a binary against before it launches it.
+    return int(triton.runtime.driver.active.utils.get_device_properties(number)["max_shared_mem"])
 
 
 _processors_of: dict[torch.device, int] = {}

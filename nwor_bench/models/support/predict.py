@@ -21,7 +21,7 @@ from nwor_bench.models.support.facts import LayerFacts, ModelFacts
 from nwor_bench.records import fallback_reasons as reasons
 
 MOST_WINDOW_TOKENS = 16
-MOST_HEAD_DIM = 256
+MOST_HEAD_DIM = 512
 """What the verification kernel takes (`nwor_kernels.verify_attention.tuning`)."""
 
 PLAIN_CACHES = ("auto", "bfloat16", "float16", "float32")

@@ -67,14 +67,16 @@ def last_layer_one_slot_on(buffers: Any, commit: Callable[..., str]) -> Callable
 
     def faulty(slots: Tensor, accepted: Tensor) -> str:
         last = _last_layer(buffers)
-        kept = buffers._kv_caches[last].clone()
+        kept = buffers.sets[0].kv_caches[last].clone()
         problem = commit(slots, accepted)
-        cache = buffers._kv_caches[last]
+        cache = buffers.sets[0].kv_caches[last]
         cache.copy_(kept)
         further = (slots[accepted] + 1).clamp(max=cache.shape[0] * cache.shape[2] - 1)
         block, offset = _at(cache, further)
         rows = accepted.nonzero()[:, 0]
-        cache[block, :, offset] = torch.cat([buffers.key[last], buffers.value[last]], -1)[rows]
+        cache[block, :, offset] = torch.cat(
+            [buffers.sets[0].key[last], buffers.sets[0].value[last]], -1
+        )[rows]
         return problem
 
     return faulty
@@ -103,9 +105,9 @@ def layer_skipped(buffers: Any, commit: Callable[..., str]) -> Callable[..., str
     """Layer 1 is left out."""
 
     def faulty(slots: Tensor, accepted: Tensor) -> str:
-        kept = buffers._kv_caches[1].clone()
+        kept = buffers.sets[0].kv_caches[1].clone()
         problem = commit(slots, accepted)
-        buffers._kv_caches[1].copy_(kept)
+        buffers.sets[0].kv_caches[1].copy_(kept)
         return problem
 
     return faulty
@@ -116,7 +118,7 @@ def values_of_two_layers_swapped(buffers: Any, commit: Callable[..., str]) -> Ca
     """Layers 0 and 1 get each other's V."""
 
     def faulty(slots: Tensor, accepted: Tensor) -> str:
-        buffers.value[:2] = buffers.value[:2].flip(0)
+        buffers.sets[0].value[:2] = buffers.sets[0].value[:2].flip(0)
         return commit(slots, accepted)
 
     return faulty
@@ -127,9 +129,9 @@ def key_and_value_swapped(buffers: Any, commit: Callable[..., str]) -> Callable[
     """Layer 1 gets V where K belongs, and K where V belongs."""
 
     def faulty(slots: Tensor, accepted: Tensor) -> str:
-        key = buffers.key[1].clone()
-        buffers.key[1] = buffers.value[1]
-        buffers.value[1] = key
+        key = buffers.sets[0].key[1].clone()
+        buffers.sets[0].key[1] = buffers.sets[0].value[1]
+        buffers.sets[0].value[1] = key
         return commit(slots, accepted)
 
     return faulty
@@ -191,15 +193,15 @@ def stage_wrapped(make: Callable[[Any, int, int], None]) -> Plant:
 def head_wrong_in_staging(buffers: Any, layer: int, rows: int) -> None:
     """K of head 1 of layer 1 has the other sign where it is staged."""
     if layer == 1:
-        buffers.key[1, :rows, 1] *= -1
+        buffers.sets[0].key[1, :rows, 1] *= -1
 
 
 @stage_wrapped
 def value_rounded_to_fp8(buffers: Any, layer: int, rows: int) -> None:
     """V of layer 1 is held in three bits of mantissa."""
     if layer == 1:
-        rounded = buffers.value[1, :rows].to(torch.float8_e4m3fn)
-        buffers.value[1, :rows] = rounded.to(buffers.value.dtype)
+        rounded = buffers.sets[0].value[1, :rows].to(torch.float8_e4m3fn)
+        buffers.sets[0].value[1, :rows] = rounded.to(buffers.sets[0].value.dtype)
 
 
 def attention_wrapped(change: Callable[..., None]) -> Plant:

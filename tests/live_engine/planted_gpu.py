@@ -43,7 +43,8 @@ def drop_captures(worker: Any) -> None:
     hook.graphs.shapes.clear()
     hook.graphs._manager = None
     hook._parts.planner._replays.clear()
-    hook.buffers._bound.clear()
+    for each in hook.buffers.sets:
+        each.forget_launches()
     hook.validator._graphs.clear()
     hook.validator._trials.clear()
 

@@ -214,7 +214,7 @@ def test_a_second_window_is_held_by_reference(layers: Any) -> None:
     for expected in (False, True):
         layers.begin("whole step")
         layers.forward()
-        same = [h is k for h, k in zip(layers.staging.keys, layers.keys, strict=True)]
+        same = [h is k for h, k in zip(layers.held.keys, layers.keys, strict=True)]
         assert same == [expected] * 3
         layers.window.abort("planted")
         layers.window.close()
@@ -230,7 +230,7 @@ def test_a_capture_keeps_the_addresses_of_its_last_run(layers: Any) -> None:
     for _ in range(2):
         layers.forward()
     assert layers.window.staged_every_layer
-    held = [*layers.staging.keys, *layers.staging.values]
+    held = [*layers.held.keys, *layers.held.values]
     assert all(h is k for h, k in zip(held, [*layers.keys, *layers.values], strict=True))
 
 

@@ -49,7 +49,7 @@ def test_a_capture_that_falls_back_leaves_no_graphs(
 ) -> None:
     from vllm.config.compilation import CUDAGraphMode
     from vllm.v1.worker.gpu.cudagraph_utils import BatchExecutionDescriptor
-    from wrapped_layers import DRAFTS, REQUESTS, ROWS
+    from wrapped_layers import DRAFTS, REQUESTS, ROWS, runner_of
 
     from nwor_bench.plugin.runner_v2.graph_sets import StagingGraphs
 
@@ -60,17 +60,20 @@ def test_a_capture_that_falls_back_leaves_no_graphs(
         uniform_token_count=DRAFTS + 1,
     )
     stock = SimpleNamespace(graphs={shape: None}, decode_query_len=DRAFTS + 1)
-    wanted = ("model model_state input_buffers intermediate_tensors block_tables attn_groups "
+    wanted = ("model model_state input_buffers intermediate_tensors attn_groups "
               "kv_cache_config lora_config use_aux_hidden_state_outputs")  # fmt: skip
     runner = SimpleNamespace(
-        cudagraph_manager=stock, device=torch.device("cpu"), **dict.fromkeys(wanted.split())
+        cudagraph_manager=stock,
+        device=torch.device("cpu"),
+        block_tables=runner_of().block_tables,
+        **dict.fromkeys(wanted.split()),
     )
 
     def capture(*_: Any, **__: Any) -> None:
         layers.forward(**(oddity(layers) if run == "warm-up" else {}))
         layers.forward(**(oddity(layers) if run == "capture" else {}))
 
-    graphs = StagingGraphs(runner, layers.window, layers.staging)
+    graphs = StagingGraphs(runner, layers.window, layers.staging, layers.inputs, 0)
     monkeypatch.setattr(graphs, "_make_manager", lambda: SimpleNamespace(capture=capture))
     graphs.capture()
     assert graphs.unavailable == f"graph_capture:{reason}"
@@ -87,7 +90,7 @@ def test_a_capture_in_which_nothing_staged_leaves_no_graphs(
     """Write and attention both inside of compiled code: no hook says anything."""
     from nwor_bench.plugin.runner_v2.graph_sets import StagingGraphs
 
-    graphs = StagingGraphs(SimpleNamespace(), layers.window, layers.staging)
+    graphs = StagingGraphs(SimpleNamespace(), layers.window, layers.staging, layers.inputs, 0)
     monkeypatch.setattr(graphs, "wanted", lambda: ["shape"])
 
     def padding(_: Any) -> Any:
@@ -128,6 +131,7 @@ def test_after_one_window_that_cannot_be_held_no_other_is_tried(
     parts = SimpleNamespace(
         window=layers.window,
         staging=layers.staging,
+        inputs=SimpleNamespace(open=lambda _: layers.inputs.open_capture(2)),
         graphs=graphs,
         planner=SimpleNamespace(plan=plan),
         control_graphs=graphs,

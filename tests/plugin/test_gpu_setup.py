@@ -36,12 +36,12 @@ def test_by_reference_a_step_may_hold_a_64th_of_the_devices_memory() -> None:
 
 def test_copies_have_their_memory_before_the_first_window() -> None:
     made = staging()
-    assert made._buffers is None  # mode off takes none
+    assert made.sets[0].buffers is None  # mode off takes none
     assert made.allocate() is None
-    assert made._buffers is not None
-    before = made.buffers.memory.data_ptr()
+    assert made.sets[0].buffers is not None
+    before = made.copies.data_ptr()
     assert made.allocate() is None
-    assert made.buffers.memory.data_ptr() == before
+    assert made.copies.data_ptr() == before
 
 
 def test_without_memory_for_copies_nothing_is_staged(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -52,6 +52,8 @@ def runner_with(
     compilation = compilation or CompilationConfig(mode=CompilationMode.NONE)
     compilation.static_forward_context = dict(layers)
     group = SimpleNamespace(layer_names=list(layers))
+    size = next((layer.kv_cache.shape[2] for layer in layers.values() if hasattr(layer, "impl")), 0)
+    attention = attention_group(list(layers), size)
     model = SimpleNamespace(rswa_window=None)
     facts = {
         "kv_cache_config": SimpleNamespace(kv_cache_groups=[group]),
@@ -69,17 +71,30 @@ def runner_with(
         "max_num_reqs": 2,
         "dtype": torch.float32,
         "device": torch.device("cpu"),
-        "attn_groups": [],
+        "attn_groups": [[attention]],
+        "input_buffers": SimpleNamespace(query_start_loc=None, seq_lens=None),
+        "block_tables": SimpleNamespace(input_block_tables=[None]),
+        "max_model_len": 1024,
     }
     return SimpleNamespace(**(facts | changes))
+
+
+def attention_group(names: list[str], block_size: int = 16, builder: Any = None) -> Any:
+    """A group in which the runner builds these layers' metadata."""
+    return SimpleNamespace(
+        layer_names=names,
+        kv_cache_spec=SimpleNamespace(block_size=block_size),
+        kernel_block_size=None,
+        metadata_builders=[] if builder is None else [builder],
+    )
 
 
 def reason_of(runner: Any) -> str | None:
     """Why staging is unavailable; None if all of it could be set up."""
     from nwor_bench.plugin.runner_v2.setup import set_up_staging
+    from nwor_bench.plugin.staging.layers import attention_layers
 
-    context = runner.compilation_config.static_forward_context
-    parts, reason = set_up_staging(runner, list(context), SETTINGS)
+    parts, reason = set_up_staging(runner, attention_layers(runner), SETTINGS)
     assert (parts is None) == (reason is not None)
     return reason
 
@@ -206,13 +221,25 @@ def test_a_layer_whose_metadata_are_not_per_request_is_refused(which: str, reaso
 def test_so_is_a_group_for_which_the_runner_derived_the_builder(which: str, reason: str) -> None:
     """Fast prefill is chosen by the runner: the layer's own backend does not tell."""
     builder = object.__new__(derived_backend(which).get_builder_cls())
-    group = SimpleNamespace(layer_names=[NAMES[1]], metadata_builders=[builder])
-    assert reason_of(runner_with(two(), attn_groups=[[group]])) == reason
-    other = SimpleNamespace(layer_names=["model.layers.9.drafter"], metadata_builders=[builder])
-    assert reason_of(runner_with(two(), attn_groups=[[other]])) is None
+    stock = attention_group(NAMES[:1])
+    group = attention_group(NAMES[1:], builder=builder)
+    assert reason_of(runner_with(two(), attn_groups=[[stock, group]])) == reason
+    other = attention_group(["model.layers.9.drafter"], builder=builder)
+    assert reason_of(runner_with(two(), attn_groups=[[attention_group(NAMES), other]])) is None
 
 
-def test_a_real_chunked_layer_is_refused_on_a_cpu_too() -> None:
+def test_a_chunked_layer_is_staged_if_it_tells_its_chunk() -> None:
+    from nwor_bench.plugin.staging import refusals
+
+    layer = attention_layer()
+    layer.attn_backend = derived_backend("chunked")
+    layer.attention_chunk_size = 8192
+    assert refusals.chunk_of(layer) == 8192
+    assert refusals.chunk_of(attention_layer()) == -1
+    assert reason_of(runner_with(two(layer))) is None
+
+
+def test_a_real_chunked_layer_is_followed_on_a_cpu_too() -> None:
     from vllm.model_executor.layers.attention.chunked_local_attention import (
         create_chunked_local_attention_backend,
     )
@@ -223,19 +250,23 @@ def test_a_real_chunked_layer_is_refused_on_a_cpu_too() -> None:
         ReferenceCPUAttentionImpl,
     )
     from nwor_bench.plugin.runner_v1.setup import stageable_layers
-    from nwor_bench.plugin.staging.layers import StagingUnavailable
+    from nwor_bench.plugin.staging.layers import StagingUnavailable, TargetLayers
 
     assert ReferenceCPUAttentionBackend.get_builder_cls() is CPUAttentionMetadataBuilder
     impl = object.__new__(ReferenceCPUAttentionImpl)
     impl.why_stock = None
     backend = create_chunked_local_attention_backend(ReferenceCPUAttentionBackend, 64)
-    layer = SimpleNamespace(impl=impl, attn_backend=backend, kv_cache=None, head_size=32)
+    cache = torch.zeros(3, 2, 16, 64)
+    layer = SimpleNamespace(impl=impl, attn_backend=backend, kv_cache=cache, head_size=32)
     runner = runner_with({NAMES[0]: layer})
     runner.parallel_config.pipeline_parallel_size = 1
+    target = TargetLayers([NAMES[0]])
     with pytest.raises(StagingUnavailable, match=r"^chunked_local_attention$"):
-        stageable_layers(runner, [NAMES[0]])
-    layer.attn_backend = ReferenceCPUAttentionBackend
-    assert [found.name for found in stageable_layers(runner, [NAMES[0]])] == [NAMES[0]]
+        stageable_layers(runner, target)
+    layer.attention_chunk_size = 64
+    layers, slots = stageable_layers(runner, target)
+    assert [found.name for found in layers] == [NAMES[0]]
+    assert not slots.several
 
 
 def test_attention_over_chunks_of_a_window_is_refused() -> None:
@@ -278,11 +309,20 @@ RECURRENT = [
 
 @pytest.mark.parametrize(("module", "name"), RECURRENT)
 @pytest.mark.parametrize("first", [True, False])
-def test_a_hybrid_is_refused_by_name(module: str, name: str, first: bool) -> None:
-    layers = [attention_layer(), recurrent(module, name)]
+def test_a_hybrids_recurrent_layers_are_left_as_stock(module: str, name: str, first: bool) -> None:
+    from nwor_bench.plugin.staging.layers import attention_layers
+
+    layers, names = [attention_layer(), recurrent(module, name)], list(NAMES)
     if first:
         layers.reverse()
-    assert reason_of(runner_with(dict(zip(NAMES, layers, strict=True)))) == "recurrent_layers"
+        names.reverse()
+    runner = runner_with(dict(zip(NAMES, layers, strict=True)))
+    found = attention_layers(runner)
+    assert (found.staged, found.recurrent) == ([names[0]], [names[1]])
+    runner.attn_groups = [[attention_group([names[0]])]]
+    assert reason_of(runner) is None
+    alone = runner_with({names[1]: recurrent(module, name)})
+    assert reason_of(alone) == "recurrent_layers"
 
 
 def test_a_sparse_indexer_is_refused_by_name() -> None:
@@ -302,7 +342,7 @@ def test_a_fault_of_our_own_is_a_reason_too(
 ) -> None:
     from nwor_bench.plugin.runner_v2 import setup as gpu_setup
 
-    def no_memory(*_: Any) -> None:
+    def no_memory(*_: Any, **__: Any) -> None:
         raise torch.OutOfMemoryError("planted")
 
     monkeypatch.setattr(gpu_setup, "GpuStaging", no_memory)

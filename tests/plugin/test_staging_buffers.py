@@ -1,5 +1,7 @@
 """Staging buffers over real caches: sizes, refusals, and direct writes as stock vLLM's."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from examples import examples
@@ -51,9 +53,9 @@ def test_one_buffer_a_target_layer_of_the_layers_shape():
     buffers = make_buffers(layers=3, capacity=7, dtype=torch.bfloat16)
     assert buffers.num_layers == 3
     assert buffers.capacity == 7
-    assert buffers.key.shape == (3, 7, 2, 3)
-    assert buffers.value.shape == (3, 7, 2, 5)
-    assert buffers.key.dtype is buffers.value.dtype is torch.bfloat16
+    assert buffers.sets[0].key.shape == (3, 7, 2, 3)
+    assert buffers.sets[0].value.shape == (3, 7, 2, 5)
+    assert buffers.sets[0].key.dtype is buffers.sets[0].value.dtype is torch.bfloat16
     assert buffers.metadata.tolist() == [[0, 0]] * 3
 
 
@@ -83,9 +85,27 @@ def test_bytes_per_token_are_the_caches_over_all_layers(kw, by_hand):
         {"cache_dtype": torch.bfloat16},
     ],
 )
-def test_layers_that_differ_cannot_share_a_buffer(other):
-    with pytest.raises(StagingUnavailable, match=r"^layer_shapes_differ$"):
-        StagingBuffers([layer_cache(), layer_cache(**other)], 4)
+def test_layers_that_differ_have_buffers_of_their_own(other):
+    """A window is committed in both shapes, each layer to its own cache and its group's slots."""
+    first, second = layer_cache("a"), replace(layer_cache("b", **other), slot_row=1)
+    buffers = StagingBuffers([first, second], 4, grouped=True)
+    assert len(buffers.sets) == (1 if other == {"blocks": 2} else 2)
+    assert buffers.layers == [first, second]
+    rows, slots = torch.tensor([1, 2]), torch.tensor([[7, 0], [2, 5]])
+    for number, layer in enumerate(buffers.layers):
+        width = layer.kv_cache.shape[3] - layer.head_dim
+        kv = kv_of_layer(number, 6, layer.kv_cache.shape[1], (layer.head_dim, width))
+        kv = tuple(tensor.to(layer.dtype) for tensor in kv)
+        assert buffers.stage(number, *kv, rows) == ""
+        staged = buffers.staged(number)
+        assert all(torch.equal(a[:2], b[1:3]) for a, b in zip(staged, kv, strict=True))
+    assert buffers.commit(slots, torch.tensor([True, False])) == ""
+    for number, layer in enumerate(buffers.layers):
+        committed = tuple(t[0].to(layer.kv_cache.dtype) for t in buffers.staged(number))
+        assert_cache_holds(layer.kv_cache, {(7, 2)[number]: committed})
+    buffers.write_directly([1], slots)
+    held = [tuple(t[i].to(second.kv_cache.dtype) for t in buffers.staged(1)) for i in (0, 1)]
+    assert_cache_holds(second.kv_cache, {2: held[0], 5: held[1]})
 
 
 def test_no_layers_at_all():
@@ -97,8 +117,8 @@ def test_stage_holds_rows_and_says_nothing():
     buffers = make_buffers()
     key, value = kv_of_layer(1)
     assert buffers.stage(1, key, value, torch.tensor([5, 2])) == ""
-    assert torch.equal(buffers.key[1, :2], key[[5, 2]])
-    assert torch.equal(buffers.value[1, :2], value[[5, 2]])
+    assert torch.equal(buffers.sets[0].key[1, :2], key[[5, 2]])
+    assert torch.equal(buffers.sets[0].value[1, :2], value[[5, 2]])
     assert buffers.metadata.tolist() == [[0, 0], [2, 0], [0, 0]]
     buffers.reset()
     assert buffers.metadata.tolist() == [[0, 0]] * 3
@@ -116,10 +136,10 @@ def test_stage_holds_rows_and_says_nothing():
 )
 def test_stage_refuses_another_shape(key_shape, value_shape):
     buffers = make_buffers()
-    buffers.key.fill_(NAN)
+    buffers.sets[0].key.fill_(NAN)
     said = buffers.stage(0, torch.ones(key_shape), torch.ones(value_shape), torch.tensor([0]))
     assert said == "kv_shape"
-    assert buffers.key.isnan().all()
+    assert buffers.sets[0].key.isnan().all()
     assert buffers.metadata.tolist() == [[0, 0]] * 3
 
 

@@ -97,6 +97,7 @@ def make_hook(monkeypatch: pytest.MonkeyPatch, vote: RankVote | None = None) -> 
     parts = SimpleNamespace(
         window=Window(staging),
         staging=staging,
+        inputs=SimpleNamespace(open=lambda input_batch: None),
         graphs=graphs,
         planner=planner,
         control_graphs=graphs,

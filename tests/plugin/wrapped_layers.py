@@ -26,6 +26,7 @@ from nwor_bench.plugin.runner_v2.batch import (
     whole_step,
 )
 from nwor_bench.plugin.runner_v2.staging import GpuStaging
+from nwor_bench.plugin.runner_v2.step_inputs import StepInputs
 from nwor_bench.plugin.staging.layers import LayerCache
 from nwor_bench.plugin.staging.window import Window
 from nwor_kernels.verify_attention import plan_attention, verify_attention_reference
@@ -44,14 +45,16 @@ class CpuStaging(GpuStaging):
         assert batch is not None
         rows = slice(0, slots.numel()) if batch.copied else batch.rows
         for layer in layers:
+            held, place = self.place(layer)
             cache = self.layers[layer].kv_cache
-            write_kv_cache(self.keys[layer][rows], self.values[layer][rows], cache, slots)
+            write_kv_cache(held.keys[place][rows], held.values[place][rows], cache, slots)
 
 
 class StockImpl:
     """The stock write and attention of one layer, over a paged cache."""
 
     scale, logits_soft_cap, sliding_window, kv_cache_dtype = 0.3, 0.0, (-1, -1), "auto"
+    alibi_slopes = None
 
     def __init__(self) -> None:
         self.attended = 0
@@ -103,6 +106,24 @@ def step_metadata() -> Any:
     )
 
 
+def runner_of() -> Any:
+    """The runner whose inputs the step's metadata are made of."""
+    step = step_metadata()
+    layer = SimpleNamespace(kv_cache=torch.empty(1, 1, BLOCK_SIZE, 1))
+    spec = SimpleNamespace(block_size=BLOCK_SIZE)
+    group = SimpleNamespace(layer_names=["0"], kernel_block_size=None, kv_cache_spec=spec)
+    slots = torch.full((1, ROWS), -1)
+    return SimpleNamespace(
+        input_buffers=SimpleNamespace(query_start_loc=step.query_start_loc, seq_lens=step.seq_lens),
+        block_tables=SimpleNamespace(
+            input_block_tables=[step.block_table], get_dummy_slot_mappings=lambda _: slots
+        ),
+        attn_groups=[[group]],
+        compilation_config=SimpleNamespace(static_forward_context={"0": layer}),
+        max_model_len=CONTEXT + DRAFTS + 1,
+    )
+
+
 def step_slots() -> Tensor:
     """[rows] int64: where the step's tokens belong."""
     places = CONTEXT + torch.arange(DRAFTS + 1)
@@ -124,13 +145,16 @@ class WrappedLayers:
         self.verified: list[int] = []
         caches = [LayerCache(str(n), c, WIDTH, torch.float32) for n, c in enumerate(self.caches)]
         self.staging = CpuStaging(caches, REQUESTS * DRAFTS)
+        (self.held,) = self.staging.sets
         self.window = Window(self.staging)
+        self.inputs = StepInputs(runner_of(), ["0"])
         if staged:
             monkeypatch.setattr(gpu_attention, "verify_attention_triton", self._verify)
             patches = []
             for number, layer in enumerate(self.layers):
                 layer._k_scale = layer._v_scale = layer._q_scale = torch.ones(1)
-                made = StagingAttention(number, layer, self.window, self.staging, None)  # type: ignore[arg-type]
+                around = self.window, self.staging, self.inputs, 0
+                made = StagingAttention(number, layer, *around, None)  # type: ignore[arg-type]
                 patches += made.patches()
             PatchSet(patches).apply()
 
@@ -145,6 +169,7 @@ class WrappedLayers:
         else:
             starts = np.arange(REQUESTS + 1, dtype=np.int32) * (DRAFTS + 1)
             batch = drafts_only(counts, starts, step_slots(), copied=way == "drafts, copied")
+        self.inputs.open_capture(REQUESTS)
         self.staging.open(batch)
         self.window.begin(batch)
         return batch

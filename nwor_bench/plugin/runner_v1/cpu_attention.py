@@ -30,11 +30,22 @@ from nwor_kernels.verify_attention import (
 
 @dataclass(frozen=True)
 class LayerStaging:
-    """What a target layer's attention stages with: window, buffers and the layer's number."""
+    """What a target layer's attention stages with: window, buffers and the layer's number.
+
+    A layer that shares another's K/V has that layer's number: it reads them and writes none.
+    """
 
     window: Window
     buffers: StagingBuffers
     layer: int
+    shares: bool = False
+    chunk: int = -1
+    """Positions of a chunk of chunked local attention; -1: none."""
+
+    @property
+    def slot_row(self) -> int:
+        """The layer's row of slots that are [groups, N]."""
+        return self.buffers.layers[self.layer].slot_row
 
 
 class ReferenceCPUAttentionImpl(CPUAttentionBackendImpl):
@@ -70,8 +81,7 @@ class ReferenceCPUAttentionImpl(CPUAttentionBackendImpl):
             batch = staging.window.batch
             staged = staging.window.stage(staging.layer, key, value)
             if staged and batch is not None and not staging.window.is_control:
-                assert batch.direct_slots is not None
-                slot_mapping = batch.direct_slots
+                slot_mapping = batch.direct_slots_of[staging.slot_row]
         num_tokens = slot_mapping.shape[0]
         write_kv_cache(key[:num_tokens], value[:num_tokens], kv_cache, slot_mapping)
 
@@ -96,14 +106,17 @@ class ReferenceCPUAttentionImpl(CPUAttentionBackendImpl):
         if attn_metadata is None:  # a warm-up run
             return output
         staging = self._open_staging(key, value, attn_metadata)
+        staged_key, staged_value = (
+            staging.buffers.staged(staging.layer) if staging else (None, None)
+        )
         verify_attention_reference(
             query,
             kv_cache,
             self._plan(attn_metadata, kv_cache.shape[2], staging),
             output,
             scale=self.scale,
-            staged_key=staging.buffers.key[staging.layer] if staging else None,
-            staged_value=staging.buffers.value[staging.layer] if staging else None,
+            staged_key=staged_key,
+            staged_value=staged_value,
             softcap=self.logits_soft_cap,
             alibi_slopes=self.alibi_slopes,
             sinks=self.sinks,
@@ -115,11 +128,14 @@ class ReferenceCPUAttentionImpl(CPUAttentionBackendImpl):
         staging = self.staging
         if staging is None or not staging.window.is_staging:
             return None
-        window, reason = staging.window, refusals.of_call(key, value, (), {})
+        window = staging.window
+        reason = refusals.of_call(key, value, (), {}, shared=staging.shares)
         if reason is None and not window.has_staged(staging.layer):
             reason = refusals.NOT_STAGED
         if reason is None and window.batch is not None:
-            reason = refusals.of_step(metadata, len(window.batch.num_draft_tokens))
+            # Virtual requests are planned as requests are: a row's chunk holds all that it sees.
+            requests = None if staging.chunk > 0 else len(window.batch.num_draft_tokens)
+            reason = refusals.of_step(metadata, requests)
         if reason is None:
             return staging
         window.abort(reason)

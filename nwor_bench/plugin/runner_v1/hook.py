@@ -29,6 +29,7 @@ from nwor_bench.plugin.runner_v1.host_counts import HostCounts, Step, count_samp
 from nwor_bench.plugin.runner_v1.setup import set_up_staging
 from nwor_bench.plugin.runner_v1.validation import Validation, ValidationRefused, Validator
 from nwor_bench.plugin.staging.layers import attention_layers
+from nwor_bench.plugin.staging.refusals import chunk_of
 from nwor_bench.plugin.staging.window import Window, WindowBatch, close_leftover
 from nwor_bench.records.types import NworMode, ScvMode
 
@@ -47,7 +48,8 @@ class V1RunnerHook:
         self.runner = runner
         self.nwor_mode = NworMode.OFF
         self.accumulator = Accumulator()
-        self.target_layers, self.drafter_layers = attention_layers(runner)
+        self.layers = attention_layers(runner)
+        self.target_layers, self.drafter_layers = self.layers.staged, self.layers.drafter
         self._step: Step | None = None
         self._scheduler_output: Any = None
         self._turns: Interleaving | None = None
@@ -60,9 +62,7 @@ class V1RunnerHook:
         capacity = runner.max_num_reqs * runner.num_spec_tokens
         self.validator = Validator(capacity, vocab_size, runner.device)
         self._vote = RankVote.of_worker()
-        self.buffers, self.staging_unavailable = set_up_staging(
-            runner, self.target_layers, capacity
-        )
+        self.buffers, self.staging_unavailable = set_up_staging(runner, self.layers, capacity)
         self.window = Window(self.buffers) if self.buffers else None
         self._patches = PatchSet(
             [
@@ -98,9 +98,14 @@ class V1RunnerHook:
         if self.window is None or self.buffers is None:
             return
         context = self.runner.compilation_config.static_forward_context
-        for number, layer in enumerate(self.buffers.layers):
-            staging = LayerStaging(self.window, self.buffers, number) if attach else None
-            context[layer.name].impl.staging = staging
+        numbers = {layer.name: number for number, layer in enumerate(self.buffers.layers)}
+        for name in (*numbers, *self.layers.sharing):
+            staging = None
+            if attach:
+                read = self.layers.sharing.get(name, name)
+                shares, chunk = name != read, chunk_of(context[name])
+                staging = LayerStaging(self.window, self.buffers, numbers[read], shares, chunk)
+            context[name].impl.staging = staging
 
     def set_modes(self, nwor_mode: NworMode, scv_mode: ScvMode) -> None:
         """Switch modes between steps; the counters of the old mode start again at zero."""
@@ -225,7 +230,7 @@ class V1RunnerHook:
         if not isinstance(slot_mapping, dict):
             step.fallback_reason = "micro_batches"
             return
-        batch = self._window_batch(step, slot_mapping[self.target_layers[0]])
+        batch = self._window_batch(step, self._slots_of_groups(slot_mapping))
         self.window.begin(batch, control=self.nwor_mode is NworMode.CONTROL)
         if self._counts.debug:
             per_request = dict(zip(step.req_ids, step.num_draft_tokens, strict=True))
@@ -241,6 +246,15 @@ class V1RunnerHook:
         req_ids = tuple(self.runner.input_batch.req_ids)
         late.add(PendingStep(time.perf_counter(), req_ids=req_ids, num_sampled=num_sampled))
 
+    def _slots_of_groups(self, slot_mapping: dict[str, Tensor]) -> Tensor:
+        """[num_tokens] int64 slots, or [groups, num_tokens]; a group has the same in all layers."""
+        assert self.buffers is not None
+        of_row = {layer.slot_row: slot_mapping[layer.name] for layer in self.buffers.layers}
+        if len(of_row) == 1:
+            return next(iter(of_row.values()))
+        others = next(iter(of_row.values()))  # for groups without target layers, never looked at
+        return torch.stack([of_row.get(row, others) for row in range(max(of_row) + 1)])
+
     def _window_batch(self, step: Step, slot_mapping: Tensor) -> WindowBatch:
         """Rows and slots of the drafts: a request's drafts are its last rows."""
         ends = self.runner.query_start_loc.np[1 : len(step.num_draft_tokens) + 1]
@@ -249,8 +263,8 @@ class V1RunnerHook:
         ]
         rows = torch.from_numpy(np.concatenate(spans)).long().to(slot_mapping.device)
         direct_slots = slot_mapping.clone()
-        direct_slots[rows] = -1
-        return WindowBatch(step.num_draft_tokens, rows, slot_mapping[rows], direct_slots)
+        direct_slots[..., rows] = -1
+        return WindowBatch(step.num_draft_tokens, rows, slot_mapping[..., rows], direct_slots)
 
     def _validate_and_commit(self, step: Step, sampled_token_ids: Tensor) -> None:
         """Decide what was accepted, if any mode asks for it, and commit what is staged."""

@@ -8,21 +8,28 @@ from vllm.v1.attention.backends.cpu_attn import CPUAttentionMetadataBuilder
 from nwor_bench.plugin.runner_v1.cpu_attention import ReferenceCPUAttentionImpl
 from nwor_bench.plugin.runner_v1.staging import StagingBuffers
 from nwor_bench.plugin.staging import refusals
-from nwor_bench.plugin.staging.layers import LayerCache, StagingUnavailable, one_group_of
+from nwor_bench.plugin.staging.layers import (
+    LayerCache,
+    SlotRows,
+    StagingUnavailable,
+    TargetLayers,
+    slot_rows,
+)
 from nwor_bench.records import fallback_reasons as reasons
 
 logger = logging.getLogger("vllm.nwor_bench")
 
 
 def set_up_staging(
-    runner: Any, target_names: list[str], capacity: int
+    runner: Any, target: TargetLayers, capacity: int
 ) -> tuple[StagingBuffers | None, str | None]:
     """Staging buffers for vLLM's V1 runner, or None and the fallback reason.
 
     An error in this code is a fallback reason too: it stops neither mode off nor vLLM's start.
     """
     try:
-        return StagingBuffers(stageable_layers(runner, target_names), capacity), None
+        layers, slots = stageable_layers(runner, target)
+        return StagingBuffers(layers, capacity, grouped=slots.several), None
     except StagingUnavailable as unavailable:
         return None, str(unavailable)
     except Exception as fault:
@@ -30,28 +37,32 @@ def set_up_staging(
         return None, f"setup:{type(fault).__name__}"
 
 
-def stageable_layers(runner: Any, target_names: list[str]) -> list[LayerCache]:
-    """The target's layers and their caches, for the staging buffers.
+def stageable_layers(runner: Any, target: TargetLayers) -> tuple[list[LayerCache], SlotRows]:
+    """The target's layers with their caches, and where they find their slots.
 
     Raises StagingUnavailable with the fallback reason, where windows must be written directly.
     """
     if runner.parallel_config.pipeline_parallel_size > 1:
         raise StagingUnavailable(reasons.PIPELINE_PARALLEL)  # only the last stage samples
+    if target.recurrent and not target.staged:
+        raise StagingUnavailable(reasons.RECURRENT_LAYERS)
     context = runner.compilation_config.static_forward_context
-    for name in target_names:
-        reason = refusals.of_kind(context[name])
+    for name in (*target.staged, *target.sharing):
+        reason = _why_unsupported(context[name])
         if reason is not None:
             raise StagingUnavailable(reason)
-    one_group_of(runner, target_names)
-    return [_layer_cache(name, context[name], runner.dtype) for name in target_names]
+    slots = slot_rows(runner, target.staged)
+    layers = [
+        LayerCache(name, context[name].kv_cache, context[name].head_size, runner.dtype, row)
+        for name, row in zip(target.staged, slots.of_layer, strict=True)
+    ]
+    return layers, slots
 
 
-def _layer_cache(name: str, layer: Any, dtype: Any) -> LayerCache:
-    if not isinstance(layer.impl, ReferenceCPUAttentionImpl):
-        raise StagingUnavailable(reasons.unsupported_attention(type(layer.impl).__name__))
-    if layer.impl.why_stock is not None:
-        raise StagingUnavailable(layer.impl.why_stock)
-    reason = refusals.of_layer(layer, (CPUAttentionMetadataBuilder,))
+def _why_unsupported(layer: Any) -> str | None:
+    reason = refusals.of_kind(layer)
     if reason is not None:
-        raise StagingUnavailable(reason)
-    return LayerCache(name, layer.kv_cache, layer.head_size, dtype)
+        return reason
+    if not isinstance(layer.impl, ReferenceCPUAttentionImpl):
+        return reasons.unsupported_attention(type(layer.impl).__name__)
+    return layer.impl.why_stock or refusals.of_layer(layer, (CPUAttentionMetadataBuilder,))

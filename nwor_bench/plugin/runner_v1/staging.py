@@ -4,44 +4,91 @@ import torch
 from torch import Tensor
 
 import nwor_kernels
-from nwor_bench.plugin.staging.layers import LayerCache, StagingUnavailable
+from nwor_bench.plugin.staging.layers import LayerCache, StagingUnavailable, partition
 from nwor_kernels.metadata import ERROR_FLAG, error_names
+
+
+class BufferSet:
+    """Buffers of layers whose caches have one shape, which one launch commits.
+
+    Args:
+        layers: target layers of one shape and dtype.
+        capacity: most draft tokens that a window can have (requests x k).
+        metadata: [layers, 2] int32, this set's part of all layers' counts and flags.
+        grouped: slots are [groups, N], and each layer has a row of them.
+    """
+
+    def __init__(self, layers: list[LayerCache], capacity: int, metadata: Tensor, grouped: bool):
+        self.layers = layers
+        self.kv_caches = [layer.kv_cache for layer in layers]
+        self._metadata = metadata
+        self._more = {"slot_rows": [layer.slot_row for layer in layers]} if grouped else {}
+        _, kv_heads, _, width = self.kv_caches[0].shape
+        head_dim, dtype, device = layers[0].head_dim, layers[0].dtype, metadata.device
+        shape = (len(layers), capacity, kv_heads)
+        self.key = torch.empty(*shape, head_dim, dtype=dtype, device=device)
+        self.value = torch.empty(*shape, width - head_dim, dtype=dtype, device=device)
+
+    def stage(self, place: int, key: Tensor, value: Tensor, rows: Tensor) -> str:
+        """Copy the rows of the layer at this place; returns the error words, or ''."""
+        if (key.shape[1:], value.shape[1:]) != (self.key.shape[2:], self.value.shape[2:]):
+            return "kv_shape"
+        metadata = self._metadata[place]
+        nwor_kernels.stage_kv_cache(key, value, rows, self.key[place], self.value[place], metadata)
+        return error_names(int(metadata[ERROR_FLAG]))
+
+    def commit(self, slots: Tensor, accepted: Tensor) -> None:
+        """Write accepted rows to all layers of the set, or to none of them."""
+        nwor_kernels.commit_staged_kv_cache(
+            self.key, self.value, self.kv_caches, slots, accepted, self._metadata, **self._more
+        )
+
+    def write(self, place: int, slots: Tensor) -> None:
+        """Write every staged row of the layer at this place."""
+        of_layer = slots[self.layers[place].slot_row] if slots.dim() == 2 else slots
+        staged = slice(0, of_layer.numel())
+        cache = self.kv_caches[place]
+        write_kv_cache(self.key[place, staged], self.value[place, staged], cache, of_layer)
 
 
 class StagingBuffers:
     """Holds a window's K/V outside the cache.
 
     Args:
-        layers: the target layers, all of one shape and dtype.
+        layers: the target layers.
         capacity: most draft tokens that a window can have (requests x k).
+        grouped: the target layers lie in several KV-cache groups, so slots are [groups, N].
 
     Raises:
-        StagingUnavailable: layers of differing shapes, which one buffer cannot hold.
+        StagingUnavailable: no layers.
     """
 
-    def __init__(self, layers: list[LayerCache], capacity: int):
+    def __init__(self, layers: list[LayerCache], capacity: int, grouped: bool = False):
         if not layers:
             raise StagingUnavailable("no_target_layers")
-        shapes = {(c.kv_cache.shape, c.head_dim, c.dtype, c.kv_cache.dtype) for c in layers}
-        if len(shapes) != 1:
-            raise StagingUnavailable("layer_shapes_differ")
-        self.layers = layers
         self.num_layers = len(layers)
         self.capacity = capacity
-        self._kv_caches = [layer.kv_cache for layer in layers]
-        _, kv_heads, _, width = layers[0].kv_cache.shape
-        head_dim, dtype = layers[0].head_dim, layers[0].dtype
         device = layers[0].kv_cache.device
-        shape = (self.num_layers, capacity, kv_heads)
-        self.key = torch.empty(*shape, head_dim, dtype=dtype, device=device)
-        self.value = torch.empty(*shape, width - head_dim, dtype=dtype, device=device)
         self.metadata = torch.zeros(self.num_layers, 2, dtype=torch.int32, device=device)
+        self.sets: list[BufferSet] = []
+        self.layers: list[LayerCache] = []
+        """In the order of their numbers: set by set."""
+        for alike in partition(layers):
+            first = len(self.layers)
+            metadata = self.metadata[first : first + len(alike)]
+            self.sets.append(BufferSet(alike, capacity, metadata, grouped))
+            self.layers += alike
+        self._places = [(each, place) for each in self.sets for place in range(len(each.layers))]
 
     @property
     def bytes_per_token(self) -> int:
         """Cache bytes of one token over all target layers."""
-        cache = self._kv_caches[0]
-        return self.num_layers * cache.shape[1] * cache.shape[3] * cache.element_size()
+        return sum(layer.row_bytes for layer in self.layers)
+
+    def staged(self, layer: int) -> tuple[Tensor, Tensor]:
+        """[capacity, kv_heads, ...] each: K and V of this layer's staged rows."""
+        of_set, place = self._places[layer]
+        return of_set.key[place], of_set.value[place]
 
     def reset(self) -> None:
         """Forget the last window."""
@@ -49,19 +96,16 @@ class StagingBuffers:
 
     def stage(self, layer: int, key: Tensor, value: Tensor, rows: Tensor) -> str:
         """Copy the rows into the layer's buffers; returns the error words, or ''."""
-        expected = (self.key.shape[2:], self.value.shape[2:])
-        if (key.shape[1:], value.shape[1:]) != expected:
-            return "kv_shape"
-        nwor_kernels.stage_kv_cache(
-            key, value, rows, self.key[layer], self.value[layer], self.metadata[layer]
-        )
-        return error_names(int(self.metadata[layer, ERROR_FLAG]))
+        of_set, place = self._places[layer]
+        return of_set.stage(place, key, value, rows)
 
     def commit(self, slots: Tensor, accepted: Tensor) -> str:
-        """Write accepted rows to all layers at once; returns the error words, or ''."""
-        nwor_kernels.commit_staged_kv_cache(
-            self.key, self.value, self._kv_caches, slots, accepted, self.metadata
-        )
+        """Write accepted rows to all layers; returns the error words, or ''.
+
+        After an error a set may have written: the window then falls back, and writes every row.
+        """
+        for each in self.sets:
+            each.commit(slots, accepted)
         problems = 0
         for flags in self.metadata[:, ERROR_FLAG].tolist():
             problems |= flags
@@ -70,10 +114,8 @@ class StagingBuffers:
     def write_directly(self, layers: list[int], slots: Tensor) -> None:
         """Write every staged row of these layers, as stock vLLM would have done at once."""
         for layer in layers:
-            staged = slice(0, slots.numel())
-            write_kv_cache(
-                self.key[layer, staged], self.value[layer, staged], self._kv_caches[layer], slots
-            )
+            of_set, place = self._places[layer]
+            of_set.write(place, slots)
 
 
 def write_kv_cache(key: Tensor, value: Tensor, kv_cache: Tensor, slots: Tensor) -> None:

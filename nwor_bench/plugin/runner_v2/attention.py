@@ -24,6 +24,7 @@ from vllm.v1.attention.backends.triton_attn import (
 from nwor_bench.plugin.patching import Patch
 from nwor_bench.plugin.runner_v2.batch import GpuWindowBatch
 from nwor_bench.plugin.runner_v2.staging import GpuStaging
+from nwor_bench.plugin.runner_v2.step_inputs import StepInputs
 from nwor_bench.plugin.staging import refusals
 from nwor_bench.plugin.staging.window import Window
 from nwor_bench.records import fallback_reasons as reasons
@@ -37,7 +38,7 @@ SUPPORTED = (FlashAttentionImpl, TritonAttentionImpl)
 """Implementations whose cache is [blocks, kv_heads, block_size, 2 * head_dim], K then V."""
 
 BUILDERS = (FlashAttentionMetadataBuilder, TritonAttentionMetadataBuilder)
-"""Builders whose metadata have one row for each request of the step."""
+"""Builders whose metadata have one row for each request, and are cut for chunks if at all."""
 
 FP8 = ("fp8", "fp8_e4m3")
 
@@ -55,10 +56,8 @@ def why_unsupported(layer: Any, max_query_len: int, dtype: torch.dtype) -> str |
         return reason
     if impl.attn_type != AttentionType.DECODER:
         return reasons.attention_type(impl.attn_type)
-    if impl.alibi_slopes is not None:
+    if getattr(impl, "use_alibi_sqrt", False):
         return reasons.ALIBI
-    if getattr(impl, "sinks", None) is not None:
-        return reasons.ATTENTION_SINKS
     quantised = impl.kv_cache_dtype not in ("auto", "bfloat16", "float16", "float32")
     if quantised and impl.kv_cache_dtype not in FP8:
         return reasons.cache_dtype(impl.kv_cache_dtype)
@@ -69,12 +68,18 @@ def why_unsupported(layer: Any, max_query_len: int, dtype: torch.dtype) -> str |
 class StagingAttention:
     """Wraps the write and the attention of one target layer.
 
+    A layer that shares another's K/V writes nothing: it reads what that layer staged, which is
+    held until the commit, behind all of them.
+
     Args:
-        number: the layer's place among the target layers.
+        number: number of the layer whose K/V it reads, which is its own unless it shares them.
         layer: vLLM's attention module.
         window: the window in flight.
         staging: holds the window's K/V.
-        workspace: partial results of split attention, shared by all layers.
+        inputs: what it reads of the step besides K/V.
+        table: number of the layer's block table among them.
+        workspace: partial results of split attention, shared by layers of its shape.
+        writes: the layer has K/V of its own.
     """
 
     def __init__(
@@ -83,39 +88,49 @@ class StagingAttention:
         layer: Any,
         window: Window,
         staging: GpuStaging,
+        inputs: StepInputs,
+        table: int,
         workspace: VerifyWorkspace,
+        *,
+        writes: bool = True,
     ):
         self._number = number
         self._layer = layer
         self._window = window
-        self._staging = staging
+        self._set, self._place = staging.place(number)
+        self._slot_row = staging.layers[number].slot_row
+        self._inputs = inputs
+        self._table = table
         self._workspace = workspace
+        self._writes = writes
         impl = layer.impl
         self._scale = float(impl.scale)
         self._softcap = float(impl.logits_soft_cap or 0.0)
         self._sliding_window = positions_seen(impl.sliding_window)
         self._quantised = impl.kv_cache_dtype in FP8
+        self._chunk = refusals.chunk_of(layer)
+        self._more = further_arguments(impl, self._chunk)
 
     def patches(self) -> list[Patch]:
-        """The two patches, not yet applied."""
+        """The patches of its write, if it has one, and of its attention; not yet applied."""
         impl = self._layer.impl
-        return [
-            Patch(impl, "do_kv_cache_update", self._wrap_write),
-            Patch(impl, "forward", self._wrap_forward),
-        ]
+        forward = Patch(impl, "forward", self._wrap_forward)
+        if not self._writes:
+            return [forward]
+        return [Patch(impl, "do_kv_cache_update", self._wrap_write), forward]
 
     def _wrap_write(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        window, number = self._window, self._number
+        window, number, slot_row = self._window, self._number, self._slot_row
 
         def do_kv_cache_update(
             layer: Any, key: Tensor, value: Tensor, kv_cache: Tensor, slot_mapping: Tensor
         ) -> None:
             if window.is_staging and window.stage(number, key, value) and not window.is_control:
-                assert window.batch is not None
-                direct_slots = window.batch.direct_slots
-                if direct_slots is None:
+                batch = window.batch
+                assert isinstance(batch, GpuWindowBatch)
+                if batch.direct_slots is None:
                     return
-                slot_mapping = direct_slots
+                slot_mapping = batch.direct_slots_of[slot_row]
             original(layer, key, value, kv_cache, slot_mapping)
 
         return do_kv_cache_update
@@ -136,7 +151,7 @@ class StagingAttention:
         ) -> Tensor:
             batch = window.batch
             if window.is_staging and attn_metadata is not None:
-                reason = refusals.of_call(key, value, args, kwargs)
+                reason = refusals.of_call(key, value, args, kwargs, shared=not self._writes)
                 reason = reason or self._why_not_staged(attn_metadata)
                 if reason is not None:
                     window.abort(reason)  # before the cache is read for this layer
@@ -148,7 +163,7 @@ class StagingAttention:
             if batch.tokens_per_request is None:
                 # Requests without a window attend here; the others' rows are overwritten below.
                 original(layer, query, key, value, kv_cache, attn_metadata, output, *args, **kwargs)
-            self._verify(batch, query, kv_cache, attn_metadata, output)
+            self._verify(batch, query, kv_cache, output)
             return output
 
         return forward
@@ -158,37 +173,47 @@ class StagingAttention:
         if not self._window.has_staged(self._number):
             return refusals.NOT_STAGED
         assert self._window.batch is not None
-        return refusals.of_step(metadata, len(self._window.batch.num_draft_tokens))
+        requests = len(self._window.batch.num_draft_tokens)
+        return refusals.of_step(metadata, None if self._chunk > 0 else requests)
 
     def _verify(
-        self, batch: GpuWindowBatch, query: Tensor, kv_cache: Tensor, metadata: Any, output: Tensor
+        self, batch: GpuWindowBatch, query: Tensor, kv_cache: Tensor, output: Tensor
     ) -> None:
+        inputs, views = self._inputs, self._inputs.views
         starts, ends = batch.staged_start, batch.staged_end
         if starts is None or ends is None:
-            starts, ends = metadata.query_start_loc[:-1], metadata.query_start_loc[1:]
+            starts, ends = views.row_start, views.row_end
         layer = self._layer
         q_scale = layer._q_scale.view(-1) if query.dtype == torch.float8_e4m3fn else None
         verify_attention_triton(
             query,
-            self._staging.keys[self._number],
-            self._staging.values[self._number],
+            self._set.keys[self._place],
+            self._set.values[self._place],
             kv_cache,
-            metadata.query_start_loc,
-            metadata.seq_lens,
-            metadata.block_table,
+            views.query_start_loc,
+            views.seq_lens,
+            views.block_tables[self._table],
             starts,
             ends,
             output,
             scale=self._scale,
             max_query_len=batch.max_query_len,
-            max_seq_len=metadata.max_seq_len,
+            max_seq_len=inputs.max_seq_len,
             sliding_window=self._sliding_window,
             softcap=self._softcap,
             q_scale=q_scale,
             k_scale=layer._k_scale.view(-1) if self._quantised else None,
             v_scale=layer._v_scale.view(-1) if self._quantised else None,
             workspace=self._workspace,
+            **self._more,
         )
+
+
+def further_arguments(impl: Any, chunk: int) -> dict[str, Any]:
+    """What few layers give the kernel besides: sinks, ALiBi slopes, a chunk's length."""
+    given = {"sinks": getattr(impl, "sinks", None), "alibi_slopes": impl.alibi_slopes}
+    found = {name: tensor for name, tensor in given.items() if tensor is not None}
+    return found | ({"chunk": chunk} if chunk > 0 else {})
 
 
 def positions_seen(sliding_window: tuple[int, int] | None) -> int:

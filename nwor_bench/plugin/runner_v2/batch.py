@@ -38,15 +38,20 @@ class GpuWindowBatch(WindowBatch):
     """[N] int32, the request of each staged row."""
     row_index: Tensor | None = None
     """[N] int32, the place of each staged row in its request's window."""
-    sources: StagedSources | None = None
-    """Addresses of a captured graph's K/V; None: collected layer by layer."""
+    sources: tuple[StagedSources, ...] | None = None
+    """Addresses of a captured graph's K/V in each layer set; None: collected layer by layer."""
     copied: bool = False
     """True where the rows' K/V are copied into buffers, one after the other."""
 
     @cached_property
     def commit_shape(self) -> tuple[str, int, int]:
         """Name of the commit's launch for a validator: rows, and rows of each request."""
-        return "commit", self.slots.numel(), self.tokens_per_request or 1
+        return "commit", self.slots.shape[-1], self.tokens_per_request or 1
+
+    @property
+    def source_rows(self) -> Tensor | None:
+        """[N] int64, where each staged row stands in what is held; None: row i is the i-th."""
+        return None if self.copied or self.tokens_per_request else self.rows
 
     def fits(self, accepted: Tensor) -> bool:
         """`accepted` holds one count a request, not a mask."""
@@ -88,7 +93,8 @@ def drafts_only(
     Args:
         counts: drafts of each request.
         query_start_loc: [requests + 1] int32 on the host; a request's drafts are its last rows.
-        slot_mapping: [num_tokens, padded] int64, the target layers' slots.
+        slot_mapping: [num_tokens, padded] int64, the target layers' slots; [groups, num_tokens,
+            padded] for several KV-cache groups.
         copied: drafts go to staging buffers, else their place in the step's K/V is used.
     """
     drafts = counts.per_request
@@ -105,11 +111,11 @@ def drafts_only(
     )
     batch_rows = packed[0].long()
     direct_slots = slot_mapping.clone()
-    direct_slots[batch_rows] = -1
+    direct_slots[..., batch_rows] = -1
     return GpuWindowBatch(
         num_draft_tokens=tuple(drafts.tolist()),
         rows=batch_rows,
-        slots=slot_mapping[batch_rows],
+        slots=slot_mapping[..., batch_rows],
         direct_slots=direct_slots,
         max_query_len=int(lengths[drafts > 0].max()),
         staged_start=packed[3],
@@ -129,7 +135,8 @@ def whole_step(
         counts: drafts of each request.
         length: rows of each window, the certain first token included.
         rows: [num_tokens] int64, 0, 1, 2, ...
-        slot_mapping: [num_tokens] int64, the target layers' slots; padding is -1.
+        slot_mapping: [num_tokens] or [groups, num_tokens] int64, the target layers' slots; padding
+            is -1.
     """
     return GpuWindowBatch(
         num_draft_tokens=tuple(counts.per_request.tolist()),
@@ -142,7 +149,9 @@ def whole_step(
     )
 
 
-def equal_drafts(requests: int, length: int, device: torch.device) -> GpuWindowBatch:
+def equal_drafts(
+    requests: int, length: int, device: torch.device, groups: tuple[int, ...] = ()
+) -> GpuWindowBatch:
     """Plan steps of equal windows whose drafts are copied, and whose first tokens are written.
 
     Made once and used again, in a captured graph too: nothing in it moves, and `set_slots` fills
@@ -152,6 +161,7 @@ def equal_drafts(requests: int, length: int, device: torch.device) -> GpuWindowB
         requests: windows of the step.
         length: rows of each window, the certain first token included.
         device: where the tensors are kept.
+        groups: leading dimension of slots that are [groups, N]; () for one KV-cache group.
     """
     drafts = length - 1
     step = torch.arange(requests * length, device=device).view(requests, length)
@@ -159,8 +169,8 @@ def equal_drafts(requests: int, length: int, device: torch.device) -> GpuWindowB
     return GpuWindowBatch(
         num_draft_tokens=(drafts,) * requests,
         rows=step[:, 1:].flatten(),
-        slots=torch.full_like(step[:, 1:], -1).flatten(),
-        direct_slots=torch.full_like(step, -1).flatten(),
+        slots=torch.full((*groups, requests * drafts), -1, device=device),
+        direct_slots=torch.full((*groups, requests * length), -1, device=device),
         max_query_len=length,
         staged_start=bounds[:-1],
         staged_end=bounds[1:],
@@ -174,13 +184,16 @@ def set_slots(batch: GpuWindowBatch, slot_mapping: Tensor) -> None:
 
     Args:
         batch: the plan.
-        slot_mapping: [num_tokens or more] int64, the target layers' slots; padding is -1.
+        slot_mapping: [num_tokens or more] or [groups, num_tokens or more] int64, the target layers'
+            slots; padding is -1.
     """
-    assert batch.direct_slots is not None
+    direct = batch.direct_slots
+    assert direct is not None
     length = batch.max_query_len
-    step = slot_mapping[: batch.direct_slots.numel()].view(-1, length)
-    batch.slots.view(-1, length - 1).copy_(step[:, 1:])
-    batch.direct_slots.view(-1, length)[:, 0].copy_(step[:, 0])
+    groups = direct.shape[:-1]
+    step = slot_mapping[..., : direct.shape[-1]].view(*groups, -1, length)
+    batch.slots.view(*groups, -1, length - 1).copy_(step[..., 1:])
+    direct.view(*groups, -1, length)[..., 0].copy_(step[..., 0])
 
 
 def _to_device(columns: list[np.ndarray], device: torch.device) -> list[Tensor]:

@@ -24,9 +24,9 @@ from nwor_bench.plugin.runner_v2.batch import (
     whole_step,
 )
 from nwor_bench.plugin.runner_v2.staging import GpuStaging
+from nwor_bench.plugin.runner_v2.step_inputs import StepInputs
 from nwor_bench.plugin.staging.layers import StagingUnavailable
 from nwor_bench.plugin.staging.window import Window
-from nwor_kernels.commit.sources import StagedSources
 
 logger = logging.getLogger("vllm.nwor_bench")
 
@@ -38,6 +38,8 @@ class StagingGraphs:
         runner: vLLM's V2 model runner, after it has captured its own graphs.
         window: the window in flight; it is opened for each capture.
         staging: what the captured layers stage into.
+        inputs: what their attention reads of the step.
+        slots: index of the target layers' slots in the runner's (`SlotRows.chosen`).
         copied: drafts are copied, instead of left where the capture has them.
         control: the layers write their drafts too, and nothing is committed (mode `control`).
     """
@@ -47,10 +49,14 @@ class StagingGraphs:
         runner: Any,
         window: Window,
         staging: GpuStaging,
+        inputs: StepInputs,
+        slots: int | slice,
         copied: bool = False,
         control: bool = False,
     ):
         self._runner = runner
+        self._slots = slots
+        self._inputs = inputs
         self._window = window
         self._staging = staging
         self._manager: ModelCudaGraphManager | None = None
@@ -139,6 +145,7 @@ class StagingGraphs:
         batch = self._padding(desc)
         manager._capture_descs = {CUDAGraphMode.FULL: [desc]}
         self._staging.open(batch)
+        self._inputs.open_capture(len(batch.num_draft_tokens))
         with _RepeatedWindow(self._window, batch, self._control):
             manager.capture(
                 runner.model,
@@ -159,22 +166,27 @@ class StagingGraphs:
                 raise StagingUnavailable(reason)
             # Built after the capture: the last forward is the one that was captured. The tensors
             # are let go as the window ends, so that the next shape can have their memory.
-            sources = StagedSources(self._staging.keys, self._staging.values)
+            sources = self._staging.captured_sources()
         captured = replace(batch, sources=sources)
         if not self._control:
             self._staging.warm_up(captured)
         return captured
 
     def _padding(self, desc: BatchExecutionDescriptor) -> GpuWindowBatch:
-        """Windows of the captured shape without a slot: what the capture runs on."""
+        """Windows of the captured shape: what the capture runs on.
+
+        Their slots are the runner's own buffer, all padding now, where every step finds its slots:
+        so the commit is compiled for the layout that it will get.
+        """
         requests, length = desc.num_reqs, desc.uniform_token_count
         assert requests is not None
         assert length is not None
+        slots = self._runner.block_tables.get_dummy_slot_mappings(desc.num_tokens)[self._slots]
         if self._copied:
-            return equal_drafts(requests, length, self._runner.device)
+            return equal_drafts(requests, length, self._runner.device, slots.shape[:-1])
         rows = torch.arange(desc.num_tokens, device=self._runner.device)
         counts = DraftCounts(np.full(requests, length - 1, dtype=np.int32), desc.num_tokens)
-        return whole_step(counts, length, rows, torch.full_like(rows, -1))
+        return whole_step(counts, length, rows, slots)
 
 
 class _RepeatedWindow:

@@ -44,7 +44,7 @@ class WindowPlanner:
 
     Args:
         length: rows of a full window, the certain first token included (k + 1).
-        group: number of the target layers' KV-cache group.
+        slots: index of the target layers' slots in the runner's (`SlotRows.chosen`).
         max_requests: most requests of a step.
         graphs: the full CUDA graphs that stage.
         device: where the rows' numbers are kept.
@@ -55,7 +55,7 @@ class WindowPlanner:
     def __init__(
         self,
         length: int,
-        group: int,
+        slots: int | slice,
         max_requests: int,
         graphs: CapturedWindows,
         device: torch.device,
@@ -63,7 +63,7 @@ class WindowPlanner:
         most_referenced: int | None = None,
     ):
         self._length = length
-        self._group = group
+        self._slots = slots
         self._graphs = graphs
         self._copied = copied
         self._most_referenced = most_referenced
@@ -96,14 +96,15 @@ class WindowPlanner:
         if input_batch.num_draft_tokens == 0:
             return None, "no_drafts"
         counts = DraftCounts(input_batch.num_draft_tokens_per_req, input_batch.num_tokens)
-        slot_mapping = slot_mappings[self._group]
+        slot_mapping = slot_mappings[self._slots]
         length = counts.uniform_length()
         copied = self._copied or mode == "PIECEWISE" or not self._may_hold(counts)
         if mode == "NONE" and length is not None and length <= self._length:
             if copied or certain_at_once:
                 return self._copy(len(counts.per_request), length, slot_mapping), None
             rows = self._rows[: counts.num_tokens]
-            return whole_step(counts, length, rows, slot_mapping[: counts.num_tokens]), None
+            slots = slot_mapping[..., : counts.num_tokens]
+            return whole_step(counts, length, rows, slots), None
         batch = drafts_only(counts, input_batch.query_start_loc_np, slot_mapping, copied=copied)
         if batch.max_query_len > self._length:
             return None, "window_beside_prefill_of_its_request"
@@ -118,7 +119,7 @@ class WindowPlanner:
         """Equal windows outside a graph: their numbers are made once, only slots change."""
         ready = self._copies.get((requests, length))
         if ready is None:
-            ready = equal_drafts(requests, length, slot_mapping.device)
+            ready = equal_drafts(requests, length, slot_mapping.device, slot_mapping.shape[:-1])
             _keep(self._copies, (requests, length), ready)
         set_slots(ready, slot_mapping)
         return ready
@@ -142,10 +143,10 @@ class WindowPlanner:
                 return None, self._graphs.unavailable or "full_graph_of_another_shape"
             ready = replace(captured, num_draft_tokens=(drafts,) * requests)
             if not captured.copied:
-                ready = replace(ready, slots=slot_mappings[self._group, :tokens])
+                ready = replace(ready, slots=slot_mappings[self._slots, :tokens])
             _keep(self._replays, (tokens, requests), ready)
         if ready.copied:
-            set_slots(ready, slot_mappings[self._group, :tokens])
+            set_slots(ready, slot_mappings[self._slots, :tokens])
         return ready, None
 
 

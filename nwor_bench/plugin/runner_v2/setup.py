@@ -1,6 +1,7 @@
 """Staging on a GPU set up for one runner, or why its windows must be written directly."""
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,9 +14,16 @@ from nwor_bench.plugin.runner_v2.graph_sets import StagingGraphs
 from nwor_bench.plugin.runner_v2.persisting_l2 import PersistingL2
 from nwor_bench.plugin.runner_v2.plan import WindowPlanner
 from nwor_bench.plugin.runner_v2.staging import GpuStaging
+from nwor_bench.plugin.runner_v2.step_inputs import StepInputs
 from nwor_bench.plugin.settings import PluginSettings
 from nwor_bench.plugin.staging import refusals
-from nwor_bench.plugin.staging.layers import LayerCache, StagingUnavailable, one_group_of
+from nwor_bench.plugin.staging.layers import (
+    LayerCache,
+    SlotRows,
+    StagingUnavailable,
+    TargetLayers,
+    slot_rows,
+)
 from nwor_bench.plugin.staging.window import Window
 from nwor_bench.records import fallback_reasons as reasons
 from nwor_bench.records.types import StageBy, StageL2
@@ -37,6 +45,7 @@ class StagingParts:
 
     window: Window
     staging: GpuStaging
+    inputs: StepInputs
     graphs: StagingGraphs
     """Full CUDA graphs of mode `stage`."""
     planner: WindowPlanner
@@ -50,14 +59,14 @@ class StagingParts:
 
 
 def set_up_staging(
-    runner: Any, target_names: list[str], settings: PluginSettings
+    runner: Any, target: TargetLayers, settings: PluginSettings
 ) -> tuple[StagingParts | None, str | None]:
     """Everything that staging needs from vLLM's V2 runner, or None and the fallback reason.
 
     An error in this code is a fallback reason too: it stops neither mode off nor vLLM's start.
     """
     try:
-        return _parts(runner, target_names, settings), None
+        return _parts(runner, target, settings), None
     except StagingUnavailable as unavailable:
         return None, str(unavailable)
     except Exception as fault:
@@ -65,53 +74,95 @@ def set_up_staging(
         return None, f"setup:{type(fault).__name__}"
 
 
-def _parts(runner: Any, target_names: list[str], settings: PluginSettings) -> StagingParts:
-    reason = why_runner_cannot_stage(runner)
+def _parts(runner: Any, target: TargetLayers, settings: PluginSettings) -> StagingParts:
+    names = [*target.staged, *target.sharing]
     length = runner.num_speculative_steps + 1
-    context = runner.compilation_config.static_forward_context
-    for name in target_names:
-        reason = reason or why_unsupported(context[name], length, runner.dtype)
-    reason = reason or refusals.of_groups(
-        getattr(runner, "attn_groups", ()), target_names, BUILDERS
-    )
+    reason = why_runner_cannot_stage(runner) or _why_layers_cannot(runner, target, names, length)
     if reason:
         raise StagingUnavailable(reason)
-    group = one_group_of(runner, target_names)
-    caches, scales = target_caches(runner, target_names)
-    staging = GpuStaging(caches, runner.max_num_reqs * (length - 1), scales)
+    slots = slot_rows(runner, target.staged)
+    caches = target_caches(runner, target.staged, slots)
+    staging = GpuStaging(caches, runner.max_num_reqs * (length - 1), grouped=slots.several)
     copied = settings.stage_by is StageBy.COPY
     if settings.stage_l2 is StageL2.PERSIST:
-        staging.l2 = PersistingL2(staging.buffers.memory)
+        staging.l2 = PersistingL2(staging.copies)
     window = Window(staging)
-    layers = [context[name] for name in target_names]
+    inputs = StepInputs(runner, names)
+    context = runner.compilation_config.static_forward_context
+    layers = [context[name] for name in target.staged]
     most = most_referenced_rows(layers, runner.dtype.itemsize, _memory_of(runner.device))
 
     def planned(control: bool) -> tuple[StagingGraphs, WindowPlanner]:
-        graphs = StagingGraphs(runner, window, staging, copied, control)
+        graphs = StagingGraphs(runner, window, staging, inputs, slots.chosen, copied, control)
         return graphs, WindowPlanner(
-            length, group, runner.max_num_reqs, graphs, runner.device, copied, most_referenced=most
+            length,
+            slots.chosen,
+            runner.max_num_reqs,
+            graphs,
+            runner.device,
+            copied,
+            most_referenced=most,
         )
 
-    attention = _attention_patches(runner, layers, length, window, staging)
-    return StagingParts(window, staging, *planned(False), attention, *planned(True))
+    attention = _attention_patches(runner, target, length, window, staging, inputs)
+    return StagingParts(window, staging, inputs, *planned(False), attention, *planned(True))
+
+
+def _why_layers_cannot(
+    runner: Any, target: TargetLayers, names: list[str], length: int
+) -> str | None:
+    """The fallback reason of the first target layer whose attention is not ours to replace."""
+    context = runner.compilation_config.static_forward_context
+    layers = {name: context[name] for name in names}
+    found = (why_unsupported(layer, length, runner.dtype) for layer in layers.values())
+    reason = next((reason for reason in found if reason is not None), None)
+    if reason is None and not names and target.recurrent:
+        return reasons.RECURRENT_LAYERS
+    return reason or refusals.of_groups(runner.attn_groups, layers, BUILDERS)
 
 
 def _attention_patches(
-    runner: Any, layers: list[Any], length: int, window: Window, staging: GpuStaging
+    runner: Any,
+    target: TargetLayers,
+    length: int,
+    window: Window,
+    staging: GpuStaging,
+    inputs: StepInputs,
 ) -> PatchSet:
-    impl = layers[0].impl
-    workspace = VerifyWorkspace.create(
-        max_requests=runner.max_num_reqs,
-        num_heads=impl.num_heads,
-        num_kv_heads=impl.num_kv_heads,
-        head_dim=impl.head_size,
-        max_query_len=length,
-        device=runner.device,
-    )
+    context = runner.compilation_config.static_forward_context
+    numbers = {layer.name: number for number, layer in enumerate(staging.layers)}
+    workspaces: dict[tuple[int, int, int], VerifyWorkspace] = {}
     patches: list[Patch] = []
-    for number, layer in enumerate(layers):
-        patches += StagingAttention(number, layer, window, staging, workspace).patches()
+    for name in [*numbers, *target.sharing]:
+        layer = context[name]
+        patches += StagingAttention(
+            numbers[target.sharing.get(name, name)],
+            layer,
+            window,
+            staging,
+            inputs,
+            inputs.table_of[name],
+            _workspace(workspaces, layer.impl, runner, length),
+            writes=name in numbers,
+        ).patches()
     return PatchSet(patches)
+
+
+def _workspace(
+    made: dict[tuple[int, int, int], VerifyWorkspace], impl: Any, runner: Any, length: int
+) -> VerifyWorkspace:
+    """The workspace of layers of this shape: they run one after the other."""
+    shape = impl.num_heads, impl.num_kv_heads, impl.head_size
+    if shape not in made:
+        made[shape] = VerifyWorkspace.create(
+            max_requests=runner.max_num_reqs,
+            num_heads=impl.num_heads,
+            num_kv_heads=impl.num_kv_heads,
+            head_dim=impl.head_size,
+            max_query_len=length,
+            device=runner.device,
+        )
+    return made[shape]
 
 
 def _memory_of(device: torch.device) -> int | None:
@@ -157,18 +208,19 @@ def why_runner_cannot_stage(runner: Any) -> str | None:
     return reason or refusals.of_compilation(runner.compilation_config, runner.cudagraph_manager)
 
 
-def target_caches(
-    runner: Any, target_names: list[str]
-) -> tuple[list[LayerCache], tuple[list[Tensor], list[Tensor]] | None]:
-    """The target's caches on a GPU, and the K and V scales of each if they are fp8."""
+def target_caches(runner: Any, names: Sequence[str], slots: SlotRows) -> list[LayerCache]:
+    """The target's caches on a GPU."""
     context = runner.compilation_config.static_forward_context
-    layers = [context[name] for name in target_names]
-    caches = [
-        LayerCache(name, layer.kv_cache, layer.head_size, runner.dtype)
-        for name, layer in zip(target_names, layers, strict=True)
+    return [
+        LayerCache(name, layer.kv_cache, layer.head_size, runner.dtype, row, _scales_of(layer))
+        for name, row, layer in zip(
+            names, slots.of_layer, (context[name] for name in names), strict=True
+        )
     ]
-    if not any(layer.impl.kv_cache_dtype.startswith("fp8") for layer in layers):
-        return caches, None
-    keys = [layer._k_scale.view(-1) for layer in layers]
-    values = [layer._v_scale.view(-1) for layer in layers]
-    return caches, (keys, values)
+
+
+def _scales_of(layer: Any) -> tuple[Tensor, Tensor] | None:
+    """K and V scale of an fp8 cache."""
+    if not layer.impl.kv_cache_dtype.startswith("fp8"):
+        return None
+    return layer._k_scale.view(-1), layer._v_scale.view(-1)

@@ -21,10 +21,11 @@ from nwor_bench.plugin.rank_vote import RankVote
 from nwor_bench.plugin.runner_v2.batch import GpuWindowBatch
 from nwor_bench.plugin.runner_v2.device_validation import DeviceValidator
 from nwor_bench.plugin.runner_v2.graph_sets import StagingGraphs
+from nwor_bench.plugin.runner_v2.layer_set import Launch
 from nwor_bench.plugin.runner_v2.plan import may_read_this_step
 from nwor_bench.plugin.runner_v2.refused_commits import STAGING_STOPPED, DeviceRefusals
 from nwor_bench.plugin.runner_v2.setup import set_up_staging
-from nwor_bench.plugin.runner_v2.staging import ACTIVATIONS_REUSED, Launch
+from nwor_bench.plugin.runner_v2.staging import ACTIVATIONS_REUSED
 from nwor_bench.plugin.settings import PluginSettings
 from nwor_bench.plugin.staging.layers import attention_layers
 from nwor_bench.plugin.staging.window import Window, close_leftover
@@ -52,7 +53,8 @@ class V2Windows:
         self.runner = runner
         self.stage_by = settings.stage_by
         self.nwor_mode = NworMode.OFF
-        self.target_layers, self.drafter_layers = attention_layers(runner)
+        self.layers = attention_layers(runner)
+        self.target_layers, self.drafter_layers = self.layers.staged, self.layers.drafter
         self.accumulator = Accumulator()
         self.late = LateCounts(self.accumulator, len(self.target_layers), settings.debug)
         self.probe = Probe()
@@ -63,7 +65,7 @@ class V2Windows:
         k = runner.num_speculative_steps
         self.validator = DeviceValidator(k, runner.max_num_reqs, runner.device)
         self._vote = RankVote.of_worker()
-        self._parts, self.staging_unavailable = set_up_staging(runner, self.target_layers, settings)
+        self._parts, self.staging_unavailable = set_up_staging(runner, self.layers, settings)
         self._name_parts()
 
     def _name_parts(self) -> None:
@@ -105,6 +107,8 @@ class V2Windows:
             step.pending.fallback_reason = reason
             return
         step.batch = batch
+        if batch.sources is None:  # else a graph runs the forward, and has read them already
+            self._parts.inputs.open(input_batch)
         self._parts.staging.open(batch)
         self._parts.window.begin(batch, control=control)
 

@@ -1,18 +1,18 @@
-"""Which attention layers belong to the target, and their caches.
+"""Which attention layers belong to the target, their caches, and the slots of each.
 
 Names alone do not show it: an EAGLE head on a 30-layer target registers as layer 30 of the
 same model, in the same KV-cache group. So the runner is asked what it registered after both
 models were loaded.
 """
 
-from dataclasses import dataclass
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from nwor_bench.errors import BenchError
-from nwor_bench.records import fallback_reasons as reasons
 
 
 class StagingUnavailable(BenchError):
@@ -27,10 +27,69 @@ class LayerCache:
     kv_cache: Tensor
     head_dim: int
     dtype: torch.dtype
+    """Of its K and V before they are written."""
+    slot_row: int = 0
+    """Its row of a window's slots, where these are [groups, N]."""
+    scales: tuple[Tensor, Tensor] | None = None
+    """K and V scale of an fp8 cache, [1] or [kv_heads] float32."""
+
+    @property
+    def row_bytes(self) -> int:
+        """Cache bytes of one token."""
+        cache = self.kv_cache
+        return cache.shape[1] * cache.shape[3] * cache.element_size()
 
 
-def attention_layers(runner: Any) -> tuple[list[str], list[str]]:
-    """Names of (target, drafter) layers that have a KV cache, each in the runner's order.
+def partition(layers: Sequence[LayerCache]) -> list[list[LayerCache]]:
+    """Layers by what one launch must agree on, in the order of their first appearance.
+
+    The KV-cache group is not part of it: a launch serves several of them.
+    """
+    parts: dict[Hashable, list[LayerCache]] = {}
+    for layer in layers:
+        cache = layer.kv_cache
+        scales = tuple(scale.numel() for scale in layer.scales or ())
+        alike = (cache.shape[1:], cache.stride(), cache.dtype, layer.head_dim, layer.dtype, scales)
+        parts.setdefault(alike, []).append(layer)
+    return list(parts.values())
+
+
+@dataclass(frozen=True)
+class TargetLayers:
+    """The layers of a runner that have a cache, by what staging does with them."""
+
+    staged: list[str] = field(default_factory=list)
+    """The target's layers with K/V of their own, in the runner's order."""
+    sharing: dict[str, str] = field(default_factory=dict)
+    """Target layers that read another layer's K/V and write none, and that layer's name."""
+    recurrent: list[str] = field(default_factory=list)
+    """Target layers that keep a state instead of K/V; they stay as stock vLLM runs them."""
+    drafter: list[str] = field(default_factory=list)
+    """The drafter's layers; they are never staged."""
+
+
+@dataclass(frozen=True)
+class SlotRows:
+    """Where the target layers find their slots in the runner's slot mappings.
+
+    Slots belong to tokens, not to layers: a token has one slot in each KV-cache group, the same for
+    every layer of that group.
+    """
+
+    chosen: int | slice
+    """Index into [groups, tokens]: one group, or a slice from the first group with target layers
+    to the last. A group between them without target layers comes along and is not looked at."""
+    of_layer: tuple[int, ...]
+    """Each target layer's row of what is chosen; 0 for one group."""
+
+    @property
+    def several(self) -> bool:
+        """True for several KV-cache groups, whose slots are [groups, N]."""
+        return isinstance(self.chosen, slice)
+
+
+def attention_layers(runner: Any) -> TargetLayers:
+    """The layers of this runner that have a cache.
 
     V1 keeps the drafter's names in `drafter`, V2 in `speculator`; prompt lookup has none.
     """
@@ -38,26 +97,41 @@ def attention_layers(runner: Any) -> tuple[list[str], list[str]]:
     speculator = getattr(runner, "speculator", None)
     draft_names = set(getattr(drafter, "_draft_attn_layer_names", None) or ())
     draft_names |= set(getattr(speculator, "draft_attn_layer_names", None) or ())
-    names = [name for group in runner.kv_cache_config.kv_cache_groups for name in group.layer_names]
-    target = [name for name in names if name not in draft_names]
-    return target, [name for name in names if name in draft_names]
+    found = TargetLayers()
+    for group in runner.kv_cache_config.kv_cache_groups:
+        for name in group.layer_names:
+            layer = runner.compilation_config.static_forward_context[name]
+            shared = getattr(layer, "kv_sharing_target_layer_name", None)
+            if name in draft_names:
+                found.drafter.append(name)
+            elif shared is not None:
+                found.sharing[name] = shared
+            elif is_recurrent(layer):
+                found.recurrent.append(name)
+            else:
+                found.staged.append(name)
+    return found
 
 
-def one_group_of(runner: Any, target_names: list[str]) -> int:
-    """Number of the KV-cache group that holds the target's layers.
+def is_recurrent(layer: Any) -> bool:
+    """True for Mamba, gated delta net, short convolution and their like."""
+    from vllm.model_executor.layers.mamba.abstract import MambaBase  # slow to import
+
+    return isinstance(layer, MambaBase)
+
+
+def slot_rows(runner: Any, names: Sequence[str]) -> SlotRows:
+    """Where these target layers find their slots.
 
     Raises:
-        StagingUnavailable: with the fallback reason, where windows must be written directly:
-            layers in several groups, or layers that share another layer's K/V.
+        StagingUnavailable: none of them is in a KV-cache group.
     """
     groups = runner.kv_cache_config.kv_cache_groups
-    holding = [n for n, g in enumerate(groups) if set(g.layer_names) & set(target_names)]
-    if len(holding) > 1:
-        raise StagingUnavailable(reasons.SEVERAL_KV_CACHE_GROUPS)
-    if not holding:
+    group_of = {name: n for n, group in enumerate(groups) for name in group.layer_names}
+    if not names:
         raise StagingUnavailable("no_target_layers")
-    context = runner.compilation_config.static_forward_context
-    for layer in context.values():
-        if getattr(layer, "kv_sharing_target_layer_name", None) is not None:
-            raise StagingUnavailable(reasons.LAYERS_SHARE_KV)
-    return holding[0]
+    numbers = [group_of[name] for name in names]
+    first, last = min(numbers), max(numbers)
+    if first == last:
+        return SlotRows(first, (0,) * len(names))
+    return SlotRows(slice(first, last + 1), tuple(number - first for number in numbers))

@@ -7,7 +7,7 @@ before anything is staged; `of_step` checks every step for what no configuration
 of vLLM 0.33 are read with a default, because 0.32 does not have them.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from vllm.compilation.breakable_cudagraph import is_breakable_cudagraph_enabled
@@ -94,49 +94,65 @@ def of_layer(layer: Any, builders: Iterable[type]) -> str | None:
     impl = layer.impl
     if reason is None and any(getattr(o, "kv_cache_update_bypass", False) for o in (layer, impl)):
         return "kv_cache_update_bypass"
+    if reason is None and backend is not None and is_chunked(backend.get_builder_cls()):
+        reason = None if chunk_of(layer) > 0 else reasons.CHUNKED_LOCAL_ATTENTION
     if reason is None and getattr(impl, "chunk_lookback", -1) > -1:
         return reasons.CHUNK_LOOKBACK
     return reason
 
 
 def of_builder(builder: type, known: Iterable[type]) -> str | None:
-    """The fallback reason of a layer's metadata builder, None if it is one of these exactly.
+    """The fallback reason of a layer's metadata builder; None if it is one of these.
 
-    vLLM derives builders that cut a request into virtual ones or lengthen it: chunked local
-    attention, static sinks, fast prefill.
+    vLLM derives builders that cut a request into virtual ones or lengthen it: static sinks, fast
+    prefill, chunked local attention. The last alone is followed: what each query sees is known.
     """
-    if builder in tuple(known):
+    if builder in tuple(known) or (is_chunked(builder) and issubclass(builder, tuple(known))):
         return None
-    if "ChunkedLocal" in builder.__name__:
-        return reasons.CHUNKED_LOCAL_ATTENTION
     return reasons.attention_metadata(builder.__name__)
 
 
+def is_chunked(builder: type) -> bool:
+    """True for vLLM's builder of chunked local attention, which it makes inside a function."""
+    return builder.__name__ == "ChunkedLocalAttentionBuilder"
+
+
+def chunk_of(layer: Any) -> int:
+    """Positions of a chunk where a query sees those of its own chunk alone; -1: no chunks."""
+    backend = getattr(layer, "attn_backend", None)
+    if backend is None or not is_chunked(backend.get_builder_cls()):
+        return -1
+    return int(getattr(layer, "attention_chunk_size", None) or -1)
+
+
 def of_groups(
-    attn_groups: Sequence[Sequence[Any]], names: Iterable[str], known: Iterable[type]
+    attn_groups: Sequence[Sequence[Any]], layers: Mapping[str, Any], known: Iterable[type]
 ) -> str | None:
     """The fallback reason of the groups in which the runner builds these layers' metadata."""
-    wanted, known = set(names), tuple(known)
+    known = tuple(known)
     for group in (group for groups in attn_groups for group in groups):
-        if wanted.isdisjoint(group.layer_names):
-            continue
-        for builder in group.metadata_builders:
+        theirs = [layers[name] for name in group.layer_names if name in layers]
+        for builder in group.metadata_builders if theirs else ():
             reason = of_builder(type(builder), known)
+            if is_chunked(type(builder)) and any(chunk_of(layer) < 1 for layer in theirs):
+                reason = reasons.CHUNKED_LOCAL_ATTENTION
             if reason is not None:
                 return reason
     return None
 
 
-def of_step(metadata: Any, requests: int) -> str | None:
+def of_step(metadata: Any, requests: int | None) -> str | None:
     """The fallback reason of one layer's metadata in this step; None if they fit the window.
 
     Args:
         metadata: the layer's attention metadata.
-        requests: requests of the window, those without drafts included.
+        requests: requests of the window, those without drafts included; None where the metadata
+            are of virtual requests (chunked local attention).
     """
-    rows = (metadata.seq_lens.shape[0], metadata.query_start_loc.shape[0] - 1)
-    if rows != (requests, requests):
-        return "attention:other_requests"
+    if requests is not None:
+        rows = (metadata.seq_lens.shape[0], metadata.query_start_loc.shape[0] - 1)
+        if rows != (requests, requests):
+            return "attention:other_requests"
     if getattr(metadata, "causal", True) is not True:
         return "attention:not_causal"
     for name in ("rswa_window", "rswa_prefix_lens"):
@@ -145,15 +161,18 @@ def of_step(metadata: Any, requests: int) -> str | None:
     return None
 
 
-def of_call(key: Any, value: Any, positional: Sequence[Any], named: dict[str, Any]) -> str | None:
+def of_call(
+    key: Any, value: Any, positional: Sequence[Any], named: dict[str, Any], *, shared: bool = False
+) -> str | None:
     """The fallback reason of what attention was called with; None if we can do the same.
 
     Args:
         key, value: None where a fused kernel has written them already (vLLM 0.33).
         positional, named: what came after `output`: scales of a fused quantisation, or what a
             later vLLM adds.
+        shared: the layer reads another's K/V, so that its own do not matter.
     """
-    if key is None or value is None:
+    if (key is None or value is None) and not shared:
         return "attention:kv_cache_update_bypass"
     if not positional and all(extra is None for extra in named.values()):
         return None  # every call of vLLM 0.32 that is not fused; asked in each layer of each step

@@ -1,0 +1,154 @@
+"""Target layers that one launch commits: caches of one shape, strides and dtype."""
+
+import logging
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from torch import Tensor
+
+from nwor_bench.plugin.runner_v2.batch import GpuWindowBatch
+from nwor_bench.plugin.runner_v2.copy_buffers import CopyBuffers
+from nwor_bench.plugin.staging.layers import LayerCache, StagingUnavailable
+from nwor_kernels.commit.plan import CommitPlan
+from nwor_kernels.commit.sources import StagedSources
+
+logger = logging.getLogger("vllm.nwor_bench")
+
+Launch = Callable[[Tensor], None]
+"""Launches a commit for these counts, [requests] int32 on the device."""
+
+
+class LayerSet:
+    """K/V of a window in the layers of one set, and the launch that commits them.
+
+    `GpuStaging` holds one of these for each shape of cache, and asks no more of it than what is
+    public here. Layers whose rows look otherwise (a latent instead of K and V) fit if their cache
+    can be viewed as [blocks, heads, block_size, width] with two sources a row, side by side: the
+    first `head_dim` elements come from what is staged as K, the rest from what is staged as V.
+
+    Args:
+        number: the set's place among the sets.
+        first: number of its first layer among all target layers.
+        layers: its layers.
+        errors: [layers] int32 on the device, this set's part of all layers' flags.
+        grouped: slots are [groups, N], and each layer has a row of them.
+
+    Raises:
+        StagingUnavailable: caches that a commit cannot write.
+    """
+
+    def __init__(
+        self, number: int, first: int, layers: list[LayerCache], errors: Tensor, grouped: bool
+    ):
+        self.layers = layers
+        self.numbers = range(first, first + len(layers))
+        self.keys: list[Tensor] = []
+        self.values: list[Tensor] = []
+        self._number = number
+        self._errors = errors
+        self._grouped = grouped
+        self._plan = self._plan_of(layers, [layer.slot_row for layer in layers])
+        self._bound: dict[tuple[StagedSources, int], Launch] = {}
+        self._collected: StagedSources | None = None
+        self.buffers: CopyBuffers | None = None
+        """Where copies go; None until their memory is there."""
+        self.release()
+
+    def _plan_of(self, layers: Sequence[LayerCache], rows: Sequence[int]) -> CommitPlan:
+        scales = [layer.scales for layer in layers if layer.scales is not None]
+        k_scales, v_scales = zip(*scales, strict=True) if scales else (None, None)
+        more = {"slot_rows": rows} if self._grouped else {}
+        try:
+            return CommitPlan([layer.kv_cache for layer in layers], k_scales, v_scales, **more)
+        except ValueError as refusal:
+            logger.warning("nwor: windows are written directly: %s", refusal)
+            # The reason is a label of a metric, so it holds none of the message's numbers.
+            raise StagingUnavailable("commit:caches_do_not_fit") from refusal
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Cache bytes of one token over the set's layers."""
+        return sum(layer.row_bytes for layer in self.layers)
+
+    def release(self) -> None:
+        """Let go of the last window's K/V."""
+        nothing = self.layers[0].kv_cache
+        self.keys = [nothing] * len(self.layers)
+        self.values = [nothing] * len(self.layers)
+
+    def hold(self, place: int, key: Tensor, value: Tensor) -> None:
+        """Remember where the K/V of the layer at this place are."""
+        self.keys[place], self.values[place] = key, value
+
+    def captured_sources(self) -> StagedSources:
+        """Addresses of what is held now, which a captured graph fills with every replay."""
+        return StagedSources(self.keys, self.values)
+
+    def launch(self, batch: GpuWindowBatch, slots: Tensor, certain: int) -> Launch:
+        """The launch that commits this window, given its counts."""
+        if batch.sources is None or batch.tokens_per_request is None:
+            return partial(self.commit, batch, slots, certain=certain)
+        sources = batch.sources[self._number]
+        key = (sources, certain)  # a capture's slots keep their place and number
+        bound = self._bound.get(key)
+        if bound is None:
+            bound = self._bound[key] = self._plan.bind(
+                sources,
+                slots,
+                self._errors,
+                certain=certain,
+                tokens_per_request=batch.tokens_per_request,
+            )
+        return bound
+
+    def forget_launches(self) -> None:
+        """Drop the bound launches of a warm-up, whose windows never come."""
+        self._bound.clear()
+
+    def commit(
+        self, batch: GpuWindowBatch, slots: Tensor, counts: Tensor, *, certain: int = 0
+    ) -> None:
+        """Write the first `counts[request] + certain` rows of each request, in every layer."""
+        metadata = None
+        if batch.copied and batch.sources is None:
+            # A captured graph stages its padding too, which has no slots to count against.
+            assert self.buffers is not None
+            metadata = self.buffers.metadata
+        self._plan.commit_windows(
+            self._sources(batch),
+            slots,
+            counts,
+            self._errors,
+            certain=certain,
+            tokens_per_request=batch.tokens_per_request,
+            row_request=batch.row_request,
+            row_index=batch.row_index,
+            rows=batch.source_rows,
+            layer_metadata=metadata,
+        )
+
+    def _sources(self, batch: GpuWindowBatch) -> StagedSources:
+        if batch.sources is not None:
+            return batch.sources[self._number]
+        if batch.copied:
+            assert self.buffers is not None
+            return self.buffers.sources
+        if self._collected is None:
+            self._collected = StagedSources(self.keys, self.values)
+        else:
+            self._collected.refill(self.keys, self.values)
+        return self._collected
+
+    def write_layer(self, batch: GpuWindowBatch, place: int, slots: Tensor, counts: Tensor) -> None:
+        """Write one layer of a window that fell back before all layers were staged."""
+        layer = self.layers[place]
+        self._plan_of([layer], [layer.slot_row]).commit_windows(
+            StagedSources([self.keys[place]], [self.values[place]]),
+            slots,
+            counts,
+            self._errors[place : place + 1],
+            tokens_per_request=batch.tokens_per_request,
+            row_request=batch.row_request,
+            row_index=batch.row_index,
+            rows=batch.source_rows,
+        )

@@ -130,7 +130,9 @@ class NworWorkerExtension:
         if watch is None:
             if hook.window is None or hook.buffers is None:
                 return dict.fromkeys(COUNTS, 0)
-            watch = WriteWatch(hook.window, [layer.kv_cache for layer in hook.buffers.layers])
+            layers = hook.buffers.layers
+            caches, rows = zip(*((each.kv_cache, each.slot_row) for each in layers), strict=True)
+            watch = WriteWatch(hook.window, list(caches), rows)
             setattr(self, WRITES, watch)
         return dict(watch.switch(on))
 

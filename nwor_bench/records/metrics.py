@@ -60,12 +60,15 @@ LIVE_METRICS = (
 BY_REASON = ("nwor_fallback_count", "scv_fallback_count")
 KNOWN_REASONS = {
     "nwor_fallback_count": (
-        *("adaptive_verification", "attention_sinks", "context_parallel", "data_parallel"),
+        *("adaptive_verification", "context_parallel", "data_parallel"),
         *("full_graph_of_another_shape", "full_graph_with_uneven_windows", "kv_shape"),
-        *("kv_transfer", "layer_shapes_differ", "layer_staged_twice", "layers_share_kv", "lora"),
+        *("kv_transfer", "layer_staged_twice", "lora"),
         *("micro_batches", "more_drafts_than_capacity", "no_target_layers", "pipeline_parallel"),
-        *("ranks_accepted_differently", "several_kv_cache_groups"),
-        *("step_not_finished", "window_beside_prefill_of_its_request"),
+        *(
+            "ranks_accepted_differently",
+            "step_not_finished",
+            "window_beside_prefill_of_its_request",
+        ),
     ),
     "scv_fallback_count": (
         *("capture_not_supported", "more_drafts_than_capacity", "no_cuda", "sampled_ids_dtype"),

@@ -40,8 +40,8 @@ def flat(text: str) -> str:
     ("arguments", "answer"),
     [
         ((LLAMA,), "Llama-3.2-3B: drafts would be staged, in all 28 layers."),
-        ((HYBRID,), "Qwen3.5-27B: every draft would be written directly, as stock vLLM does: "
-                    "recurrent_layers."),
+        ((HYBRID,), "Qwen3.5-27B: drafts would be staged in the 16 attention layers; the 48 "
+                    "recurrent layers stay as stock vLLM runs them."),
         ((LLAMA, "--device", "blackwell"),
          "Llama-3.2-3B: every draft would be written directly, as stock vLLM does: "
          "unsupported_attention:FlashInferImpl."),

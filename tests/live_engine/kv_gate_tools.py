@@ -71,15 +71,17 @@ def change_a_value(
     """
     if worker.rank != rank:
         return
-    tables = worker.nwor_kv_rows._watch.tables
+    hook = worker.nwor_hook
+    changed = hook.target_layers[layer]
+    groups = hook.runner.kv_cache_config.kv_cache_groups
+    group = next(n for n, each in enumerate(groups) if changed in each.layer_names)
+    tables = worker.nwor_kv_rows._watch.tables[group]
     name = sorted(tables._tables, key=int)[request]
     (held,) = tables.held(name, position, position + 1)
     assert held is not None
     assert tables.is_current(held)
     slot = held[0] * tables.block_size + position % tables.block_size
-    hook = worker.nwor_hook
-    name = hook.target_layers[layer]
-    cache = hook.runner.compilation_config.static_forward_context[name].kv_cache
+    cache = hook.runner.compilation_config.static_forward_context[changed].kv_cache
     size = cache.shape[2]
     element = cache[slot // size, head, slot % size]
     if element.dtype is torch.uint8:

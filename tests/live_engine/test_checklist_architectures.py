@@ -22,7 +22,7 @@ ONE_GROUP = {"disable_hybrid_kv_cache_manager": True}
 
 
 IN_MAKE_TEST = {"Qwen", "Gemma, sliding window, several cache groups"}
-"""One that is staged and one that is written directly."""
+"""One of one KV-cache group and one of several."""
 
 
 def case(row: str, name: str, fallback: str | None, **arguments: Any) -> Any:
@@ -36,7 +36,7 @@ def case(row: str, name: str, fallback: str | None, **arguments: Any) -> Any:
         case("Qwen", "qwen", None),
         case("mixture of experts", "mixture of experts", None),
         case("Gemma, sliding window, one cache group", "gemma", None, **ONE_GROUP),
-        case("Gemma, sliding window, several cache groups", "gemma", "several_kv_cache_groups"),
+        case("Gemma, sliding window, several cache groups", "gemma", None),
         case("fp8 cache", "Llama", "cache_dtype:fp8", kv_cache_dtype="fp8"),
         # Without the choice vLLM takes another implementation on a CPU with AMX, bfloat16 alone.
         case(
@@ -45,7 +45,8 @@ def case(row: str, name: str, fallback: str | None, **arguments: Any) -> Any:
             "unsupported_attention:CPUMLAImpl",
             attention_backend="CPU_MLA",
         ),
-        case("layers that share K/V", "shared K/V", "layers_share_kv", **ONE_GROUP),
+        case("layers that share K/V", "shared K/V", None),
+        case("attention sinks", "sinks", None),
     ],
 )
 def test_an_architecture_is_staged_or_says_why_not(

@@ -62,6 +62,14 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
         "qk_rope_head_dim": 64,
         "v_head_dim": 128,
     },
+    "sinks": {
+        "model_type": "gpt_oss",
+        "sliding_window": 32,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "num_hidden_layers": 4,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+    },
     "shared K/V": {
         "model_type": "gemma3n_text",
         "tie_word_embeddings": True,

@@ -36,11 +36,10 @@ COMPOSITE = "unsupported_attention:CompositeAttentionImpl"
 CLASSES: tuple[tuple[str, dict[str, Any], str | None, str | None, str | None], ...] = (
     ("plain", {}, None, FLASHINFER, None),
     ("sliding alone", {"sliding_window": 32}, None, FLASHINFER, None),
-    ("several groups", SLIDING, "several_kv_cache_groups", FLASHINFER, "several_kv_cache_groups"),
-    ("sinks", {**SLIDING, "model_type": "gpt_oss"}, "attention_sinks", FLASHINFER,
-     "several_kv_cache_groups"),
-    ("sinks of sliding layers", {**SLIDING, "swa_attention_sink_enabled": True},
-     "attention_sinks", FLASHINFER, "several_kv_cache_groups"),
+    ("several groups", SLIDING, None, FLASHINFER, None),
+    ("sinks", {**SLIDING, "model_type": "gpt_oss"}, None, FLASHINFER, None),
+    ("sinks of sliding layers", {**SLIDING, "swa_attention_sink_enabled": True}, None, FLASHINFER,
+     None),
     ("MLA", MLA, "unsupported_attention:FlashAttnMLAImpl",
      "unsupported_attention:FlashInferMLAImpl", "unsupported_attention:CPUMLAImpl"),
     ("small MLA", {**MLA, "kv_lora_rank": 256}, "unsupported_attention:TritonMLAImpl",
@@ -50,17 +49,14 @@ CLASSES: tuple[tuple[str, dict[str, Any], str | None, str | None, str | None], .
     ("its architecture's graphs", {"architectures": ["GlmMoeDsaForCausalLM"]},
      "breakable_cuda_graphs", "breakable_cuda_graphs", None),
     ("recurrent", {"layer_types": ["linear_attention", "full_attention"] * 2},
-     "recurrent_layers", "recurrent_layers", "recurrent_layers"),
+     None, FLASHINFER, None),
     ("Mamba alone", {"model_type": "mamba2"}, "recurrent_layers", "recurrent_layers",
      "recurrent_layers"),
-    ("both in a layer", {"model_type": "falcon_h1"}, "recurrent_layers", FLASHINFER,
-     "recurrent_layers"),
-    ("a pattern", {"hybrid_override_pattern": "M-M*"}, "recurrent_layers", "recurrent_layers",
-     "recurrent_layers"),
-    ("shared K/V", {"num_kv_shared_layers": 2}, "layers_share_kv", FLASHINFER, "layers_share_kv"),
-    ("chunked", {"model_type": "llama4_text", "attention_chunk_size": 64},
-     "chunked_local_attention", FLASHINFER, "several_kv_cache_groups"),
-    ("ALiBi", {"model_type": "bloom"}, "alibi", FLASHINFER, None),
+    ("both in a layer", {"model_type": "falcon_h1"}, None, FLASHINFER, None),
+    ("a pattern", {"hybrid_override_pattern": "M-M*"}, None, FLASHINFER, None),
+    ("shared K/V", {"num_kv_shared_layers": 2}, None, FLASHINFER, None),
+    ("chunked", {"model_type": "llama4_text", "attention_chunk_size": 64}, None, FLASHINFER, None),
+    ("ALiBi", {"model_type": "bloom"}, None, FLASHINFER, None),
     ("wide heads", {"head_dim": 520}, "head_dim_520", "head_dim_520", None),
     ("images", {"model_type": "gemma3"}, COMPOSITE, COMPOSITE, None),
     ("values of another size", {"v_head_dim": 32}, "unsupported_attention:FlashAttentionDiffKVImpl",
@@ -93,17 +89,12 @@ def test_each_class_has_its_reason(
     ("changes", "engine", "expected"),
     [
         (SLIDING, {"one_group": True}, None),
-        ({**SLIDING, "model_type": "gpt_oss"}, {"one_group": True}, "attention_sinks"),
         ({}, {"cache_dtype": "fp8"}, None),
         ({}, {"cache_dtype": "nvfp4"}, "cache_dtype:nvfp4"),
         ({}, {"draft_tokens": 15}, None),
         ({}, {"draft_tokens": 16}, "window_of_17_tokens"),
         ({"architectures": ["GlmMoeDsaForCausalLM"]}, {"eager": True}, None),
         ({}, {"device": Device.CPU, "cache_dtype": "fp8"}, "cache_dtype:fp8"),
-        ({"model_type": "llama4_text", "attention_chunk_size": 64},
-         {"device": Device.CPU, "one_group": True}, "chunked_local_attention"),
-        ({**SLIDING, "num_kv_shared_layers": 2}, {"device": Device.CPU, "one_group": True},
-         "layers_share_kv"),
     ],
 )  # fmt: skip
 def test_what_the_engines_flags_change(
@@ -113,7 +104,7 @@ def test_what_the_engines_flags_change(
 
 
 def test_layers_are_told_by_themselves() -> None:
-    """Each could be staged; together they are two groups of caches."""
+    """Recurrent layers stay as they are, whatever becomes of the others."""
     rows = layer_rows(predict_support(facts(**SLIDING), EngineFacts()))
     assert [(row[0], row[3]) for row in rows] == [("2", "could be staged")] * 2
     assert rows[0][1] == "sliding attention of 32, head size 64"

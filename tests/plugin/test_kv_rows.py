@@ -209,7 +209,7 @@ def test_every_row_of_a_finished_request_is_what_was_written(
     done = [r for r in scheduler.requests if r.state == "finished"]
     spans = [(0, len(request.tokens)) for request in done]
     assert rows.keep("now", [r.name for r in done], spans)["unreadable"] is None
-    kept = rows._kept["now"]
+    kept = rows._groups[0]._kept["now"]
     tokens = [token for request in done for token in request.tokens]
     assert kept.known.tolist() == [True] * len(tokens)  # none was lost without a copy
     for number, layer in enumerate(kept.layers):
@@ -239,14 +239,14 @@ def watched(blocks: int = 8) -> tuple[Runner, KvRows]:
 def test_rows_beyond_the_room_for_copies_are_said_to_be_lost(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from nwor_bench.plugin.observe import kv_rows
+    from nwor_bench.plugin.observe import group_rows
 
-    monkeypatch.setattr(kv_rows, "RESCUE_BYTES", 0)
+    monkeypatch.setattr(group_rows, "RESCUE_BYTES", 0)
     runner, rows = watched()
     runner.execute_model(new_request("a-x", 1, 2))
     runner.execute_model(new_request("b-x", 2, finished=("a-x",)))
     rows.keep("now", ["a", "b"], [(0, 8), (0, 4)])
-    assert rows._kept["now"].known.tolist() == [True] * 4 + [False] * 4 + [True] * 4
+    assert rows._groups[0]._kept["now"].known.tolist() == [True] * 4 + [False] * 4 + [True] * 4
     found = rows.compare("now", [(0, "now", 0, 3), (1, "now", 1, 4)])
     assert (found["checked"], found["unknown"]) == (8, 4)
     assert {(e["part"], e["rows"]) for e in found["errors"]} == {("prompt", 14), ("output", 2)}
@@ -256,7 +256,7 @@ def test_the_null_block_and_positions_without_a_block_are_not_known() -> None:
     runner, rows = watched()
     runner.execute_model(new_request("a-x", 0, 2))
     rows.keep("now", ["a", "nobody"], [(0, 10), (0, 2)])
-    assert rows._kept["now"].known.tolist() == [False] * 4 + [True] * 4 + [False] * 4
+    assert rows._groups[0]._kept["now"].known.tolist() == [False] * 4 + [True] * 4 + [False] * 4
 
 
 def test_nothing_is_wrapped_and_nothing_is_kept_once_it_is_off() -> None:
@@ -266,21 +266,45 @@ def test_nothing_is_wrapped_and_nothing_is_kept_once_it_is_off() -> None:
     rows.keep("now", [], [])
     rows.watch(False)
     assert "execute_model" not in vars(runner)
-    assert rows._kept == rows._rescued == {}
+    assert rows._groups[0]._kept == rows._groups[0]._rescued == {}
     rows.watch(False)
 
 
-def test_layers_in_several_groups_cannot_be_read() -> None:
-    runner = Runner(4)
-    groups = [
-        SimpleNamespace(layer_names=[name], kv_cache_spec=SimpleNamespace(block_size=SIZE))
-        for name in LAYERS
+def test_each_layer_is_read_from_the_blocks_of_its_own_group() -> None:
+    """A request has other blocks in each group; one of a sliding window's is given away early."""
+    runner = Runner(8)
+    spec = SimpleNamespace(block_size=SIZE)
+    runner.kv_cache_config.kv_cache_groups = [
+        SimpleNamespace(layer_names=names, kv_cache_spec=spec)
+        for names in ([LAYERS[1]], ["a drafter's"], [LAYERS[0]])
     ]
-    runner.kv_cache_config.kv_cache_groups = groups
     rows = KvRows(hook_of(runner))
     rows.watch(True)
-    assert "execute_model" not in vars(runner)
-    assert "2 KV-cache groups" in rows.keep("now", [], [])["unreadable"]
+    blocks = {LAYERS[1]: [1, 2], LAYERS[0]: [5, 6]}
+    step = new_request("a-x", 1, 2)
+    step.scheduled_new_reqs[0].block_ids = ([1, 2], [3, 4], [5, 6])
+    runner.execute_model(step)
+    for number, name in enumerate(LAYERS):
+        cache = runner.compilation_config.static_forward_context[name].kv_cache
+        for position in range(8):
+            slot = blocks[name][position // SIZE] * SIZE + position % SIZE
+            cache[slot // (SIZE // 2), :, slot % (SIZE // 2)] = rows_of(position)[number]
+    early = new_request("b-x")
+    early.scheduled_new_reqs[0].block_ids = ([5], [7], [1])  # both groups share one pool of blocks
+    runner.execute_model(early)
+    for name in LAYERS:
+        cache = runner.compilation_config.static_forward_context[name].kv_cache
+        cache[[2, 3, 10, 11]] = torch.nan
+    assert rows.keep("now", ["a"], [(0, 8)])["bytes"] == 2 * 8 * HEADS * (K_WIDTH + V_WIDTH) * 4
+    for group, number in ((0, 1), (2, 0)):
+        kept = rows._groups[group]._kept["now"]
+        assert kept.known.all()
+        expected = torch.stack([rows_of(position)[number] for position in range(8)])
+        assert torch.equal(kept.layers[0], expected)
+    found = rows.compare("now", [(0, "now", 0, 4)])
+    assert (found["checked"], found["unknown"]) == (8, 0)
+    assert [entry["layer"] for entry in found["errors"]] == [0] * 4 + [1] * 4
+    assert {(entry["layer"], entry["name"]) for entry in found["errors"]} == set(enumerate(LAYERS))
 
 
 def test_a_recurrent_layer_cannot_be_read() -> None:

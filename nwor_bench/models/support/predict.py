@@ -1,7 +1,8 @@
 """What the plugin would do with a model's drafts: its own decisions, made from a config.json.
 
 The order of the questions is that of `set_up_staging` of the plugin's runners, so that the first
-reason is the one that it would report. All target layers stage, or none does.
+reason is the one that it would report. All attention layers of the target stage, or none does;
+recurrent layers beside them stay as stock vLLM runs them.
 """
 
 from collections import Counter
@@ -83,14 +84,12 @@ def predict_support(model: ModelFacts, engine: EngineFacts) -> Support:
 
 def why_direct(model: ModelFacts, engine: EngineFacts, runner: Runner) -> str | None:
     """The reason under which the plugin would write every window directly; None if it stages."""
-    layers = _in_cache_order(model, engine)
-    if runner is Runner.V2:
-        found = _why_runner(model, engine)
-        for layer in layers:
-            found = found or why_layer(layer, model, engine, runner)
-        return found or _why_groups(model, engine)
-    kind = next((r for layer in layers if (r := _why_kind(layer)) is not None), None)
-    found = kind or _why_groups(model, engine)
+    layers = _attention_layers(model, engine)
+    found = _why_runner(model, engine) if runner is Runner.V2 else None
+    if found is None and not layers:
+        return reasons.RECURRENT_LAYERS
+    if runner is Runner.V1 and any(layer.sparse for layer in layers):
+        return reasons.SPARSE_INDEXER  # its cache is met first
     for layer in layers:
         found = found or why_layer(layer, model, engine, runner)
     return found
@@ -104,46 +103,27 @@ def _why_runner(model: ModelFacts, engine: EngineFacts) -> str | None:
     return None
 
 
-def _why_groups(model: ModelFacts, engine: EngineFacts) -> str | None:
-    if len(_specs(model, engine)) > 1:
-        return reasons.SEVERAL_KV_CACHE_GROUPS
-    return reasons.LAYERS_SHARE_KV if any(each.shares_kv for each in model.layers) else None
-
-
-def _why_kind(layer: LayerFacts) -> str | None:
-    """The reason of a layer that has a cache without attention: a state, an indexer's keys."""
-    if layer.kind in (Kind.RECURRENT, Kind.BOTH):
-        return reasons.RECURRENT_LAYERS
-    return reasons.SPARSE_INDEXER if layer.sparse else None
-
-
 def why_layer(
     layer: LayerFacts, model: ModelFacts, engine: EngineFacts, runner: Runner
 ) -> str | None:
-    """The reason of one layer by itself; None if it could be staged, or has nothing to stage."""
+    """The reason of one layer by itself; None if it could be staged, or has nothing to stage.
+
+    A recurrent layer's is that it is left as stock vLLM runs it, whatever becomes of the others.
+    """
     attention = attention_of(layer, model, engine.device)
     if attention is None:
-        return _why_kind(layer)
+        return reasons.RECURRENT_LAYERS if layer.kind is Kind.RECURRENT else None
     on_cpu = engine.device is Device.CPU
     served = attention.implementation in STAGEABLE[engine.device]
     if not served or (runner is Runner.V1 and not on_cpu):
         return reasons.unsupported_attention(attention.implementation)
     if on_cpu:
         found = None if engine.cache_dtype in PLAIN_CACHES else engine.cache_dtype
-        if found is not None:
-            return reasons.cache_dtype(found)
-        chunked = layer.kind is Kind.CHUNKED
-        return reasons.CHUNKED_LOCAL_ATTENTION if chunked else _why_kind(layer)
-    return _why_on_gpu(layer, engine) or _why_kind(layer)
+        return None if found is None else reasons.cache_dtype(found)
+    return _why_on_gpu(layer, engine)
 
 
 def _why_on_gpu(layer: LayerFacts, engine: EngineFacts) -> str | None:
-    if layer.kind is Kind.CHUNKED:
-        return reasons.CHUNKED_LOCAL_ATTENTION
-    if layer.alibi:
-        return reasons.ALIBI
-    if layer.sinks:
-        return reasons.ATTENTION_SINKS
     if engine.cache_dtype not in (*PLAIN_CACHES, *FP8_CACHES):
         return reasons.cache_dtype(engine.cache_dtype)
     size = layer.head_dim
@@ -154,25 +134,18 @@ def _why_on_gpu(layer: LayerFacts, engine: EngineFacts) -> str | None:
     return None
 
 
-def _specs(model: ModelFacts, engine: EngineFacts) -> dict[tuple[object, ...], list[LayerFacts]]:
-    """Layers by the KV-cache group that vLLM puts them into, in the order of first appearance.
+def _attention_layers(model: ModelFacts, engine: EngineFacts) -> list[LayerFacts]:
+    """Attention layers as the plugin meets them: KV-cache group by group; sharing ones come last.
 
-    Layers of one kind are one group, of whatever head size. With its hybrid manager off, sliding
-    and chunked layers keep all of a request, as full ones do; recurrent ones cannot.
+    Layers of one kind are one group, of whatever head size. With vLLM's hybrid manager off, sliding
+    and chunked layers keep all of a request, as full ones do.
     """
     groups: dict[tuple[object, ...], list[LayerFacts]] = {}
     for layer in model.layers:
-        if layer.kind in (Kind.RECURRENT, Kind.BOTH):
-            groups.setdefault((Kind.RECURRENT,), []).append(layer)
         if layer.kind in (Kind.RECURRENT, Kind.NOTHING) or layer.shares_kv:
             continue
         whole = engine.one_group or layer.kind in (Kind.FULL, Kind.BOTH)
         key = (Kind.FULL,) if whole else (layer.kind, layer.window)
         groups.setdefault(key, []).append(layer)
-    return groups
-
-
-def _in_cache_order(model: ModelFacts, engine: EngineFacts) -> list[LayerFacts]:
-    """Layers with a cache as the plugin meets them: group by group; sharing ones come last."""
-    found = [layer for group in _specs(model, engine).values() for layer in group]
+    found = [layer for group in groups.values() for layer in group]
     return found + [layer for layer in model.layers if layer.shares_kv]

@@ -33,27 +33,25 @@ class BlockTables:
         self._group = group
         self._given: Counter[int] = Counter()
         self._tables: dict[str, list[Held]] = {}
-        self._finished: set[Held] = set()
+        self._held: set[Held] = set()
 
     def clear(self) -> None:
         """Forget all requests."""
         self._given.clear()
         self._tables.clear()
-        self._finished.clear()
+        self._held.clear()
 
     def note(self, output: Any) -> list[Held]:
         """Take over the blocks of one step's scheduler output.
 
-        Returns the blocks of finished requests that other requests are given in this step: their
-        contents are lost once it runs.
+        Returns the noted blocks that are given away again in this step: their request has finished,
+        or they have left its sliding window. Their contents are lost once the step runs.
 
         A block counts as given away before any table is written down: a request may hit a block
         that another one gets in the same step, and both then hold the same contents.
         """
-        for req_id in output.finished_req_ids:
-            self._finished.update(self._tables.get(external_request_id(req_id), ()))
         changes = list(_changes(output))
-        lost = [held for held in self._given_now(changes) if held in self._finished]
+        lost = [held for held in self._given_now(changes) if held in self._held]
         for req_id, blocks, computed in changes:
             name = external_request_id(req_id)
             if computed is not None:
@@ -61,6 +59,7 @@ class BlockTables:
             if name in self._tables:  # else it began before this was switched on
                 held = [(block, self._given[block]) for block in blocks[self._group]]
                 self._tables[name] += held
+                self._held.update(held)
         return lost
 
     def _given_now(
@@ -107,19 +106,21 @@ class BlockWatch:
 
     Args:
         runner: vLLM's.
-        group: number of the KV-cache group that holds the target's layers.
+        groups: numbers of the KV-cache groups whose blocks are noted.
     """
 
-    def __init__(self, runner: Any, group: int):
-        groups = runner.kv_cache_config.kv_cache_groups
-        self.tables = BlockTables([each.kv_cache_spec.block_size for each in groups], group)
-        self.before_loss: Callable[[list[Held]], None] | None = None
-        """Called with blocks whose contents are about to be lost, before the step runs."""
+    def __init__(self, runner: Any, groups: Iterable[int]):
+        specs = [each.kv_cache_spec for each in runner.kv_cache_config.kv_cache_groups]
+        sizes = [spec.block_size for spec in specs]
+        self.tables = {group: BlockTables(sizes, group) for group in groups}
+        self.before_loss: dict[int, Callable[[list[Held]], None]] = {}
+        """By group: called with blocks whose contents are lost once the step runs."""
         self._patch = Patch(runner, "execute_model", self._wrap)
 
     def switch(self, on: bool) -> None:
         """Start with empty tables, again if already on; or stop and forget them."""
-        self.tables.clear()
+        for tables in self.tables.values():
+            tables.clear()
         if on and not self._patch.applied:
             self._patch.apply()
         elif not on:
@@ -128,9 +129,10 @@ class BlockWatch:
     def _wrap(self, original: Any) -> Any:
         def execute_model(scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
             if not kwargs.get("dummy_run"):
-                lost = self.tables.note(scheduler_output)
-                if lost and self.before_loss is not None:
-                    self.before_loss(lost)
+                for group, tables in self.tables.items():
+                    lost = tables.note(scheduler_output)
+                    if lost and group in self.before_loss:
+                        self.before_loss[group](lost)
             return original(scheduler_output, *args, **kwargs)
 
         return execute_model

@@ -7,7 +7,7 @@ slots in between: in mode off they are overwritten before attention.
 """
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -33,12 +33,16 @@ class WriteWatch:
     Args:
         window: the worker's.
         caches: the target layers', [blocks, kv_heads, block_size, width] each.
+        slot_rows: each layer's row of slots that are [groups, N]; None: slots are [N].
     """
 
-    def __init__(self, window: Window, caches: list[Tensor]):
+    def __init__(
+        self, window: Window, caches: list[Tensor], slot_rows: Sequence[int] | None = None
+    ):
         self._window = window
         self._caches = [_as_bytes_if_fp8(cache) for cache in caches]
         self._counts: Counter[str] = Counter()
+        self._rows = slot_rows or [0] * len(caches)
         self._slots: Tensor | None = None
         self._drafts: Tensor | None = None
         self._without_slot = 0
@@ -76,12 +80,16 @@ class WriteWatch:
         return begin
 
     def _mark(self, batch: WindowBatch) -> None:
-        real, drafts = batch.slots >= 0, _is_draft(batch)
-        self._slots = batch.slots[real]
+        by_group, drafts = batch.slots, _is_draft(batch)
+        if by_group.dim() == 1:
+            by_group = by_group[None]
+        real = by_group[self._rows[0]] >= 0  # a token has a slot in every group, or in none
+        self._slots = by_group[:, real]
         self._drafts = drafts[real]
         self._without_slot = max(batch.total - int(self._drafts.sum()), 0)
-        for cache in self._caches:
-            block, offset = self._slots // cache.shape[2], self._slots % cache.shape[2]
+        for cache, row in zip(self._caches, self._rows, strict=True):
+            slots = self._slots[row]
+            block, offset = slots // cache.shape[2], slots % cache.shape[2]
             cache[block, :, offset] = _mark_of(cache)
 
     def _wrap_commit(self, original: Callable[[], bool]) -> Callable[[], bool]:
@@ -109,15 +117,16 @@ class WriteWatch:
         """[layers, rows] bool: which staged rows no longer hold the mark."""
         assert self._slots is not None
         found = []
-        for cache in self._caches:
-            block, offset = self._slots // cache.shape[2], self._slots % cache.shape[2]
+        for cache, row in zip(self._caches, self._rows, strict=True):
+            slots = self._slots[row]
+            block, offset = slots // cache.shape[2], slots % cache.shape[2]
             found.append((cache[block, :, offset] != _mark_of(cache)).flatten(1).any(1))
         return torch.stack(found)
 
 
 def _is_draft(batch: WindowBatch) -> Tensor:
     """[rows] bool: not the certain first token, which a whole step stages too."""
-    rows = torch.arange(batch.slots.numel(), device=batch.slots.device)
+    rows = torch.arange(batch.slots.shape[-1], device=batch.slots.device)
     certain = getattr(batch, "certain", 0)
     length = getattr(batch, "tokens_per_request", None)
     return rows >= 0 if not certain or length is None else rows % length >= certain

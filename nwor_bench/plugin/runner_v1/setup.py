@@ -47,8 +47,9 @@ def stageable_layers(runner: Any, target: TargetLayers) -> tuple[list[LayerCache
     if target.recurrent and not target.staged:
         raise StagingUnavailable(reasons.RECURRENT_LAYERS)
     context = runner.compilation_config.static_forward_context
-    for name in (*target.staged, *target.sharing):
-        reason = _why_unsupported(context[name])
+    theirs = [context[name] for name in (*target.staged, *target.sharing)]
+    for why in (refusals.of_kind, _why_unsupported):
+        reason = next((found for layer in theirs if (found := why(layer)) is not None), None)
         if reason is not None:
             raise StagingUnavailable(reason)
     slots = slot_rows(runner, target.staged)
@@ -60,9 +61,6 @@ def stageable_layers(runner: Any, target: TargetLayers) -> tuple[list[LayerCache
 
 
 def _why_unsupported(layer: Any) -> str | None:
-    reason = refusals.of_kind(layer)
-    if reason is not None:
-        return reason
     if not isinstance(layer.impl, ReferenceCPUAttentionImpl):
         return reasons.unsupported_attention(type(layer.impl).__name__)
     return layer.impl.why_stock or refusals.of_layer(layer, (CPUAttentionMetadataBuilder,))

@@ -95,8 +95,8 @@ def state_notes(model: ByteModel, load: Workload) -> list[str]:
         return []
     reserved = size(round(layers.slot_bytes(load.draft_tokens, load.ranks)))
     return [
-        "The plugin writes a model with recurrent layers directly (recurrent_layers): the numbers "
-        "say what staging states would be worth.",
+        "The plugin stages attention layers alone and leaves recurrent layers as stock: the "
+        "numbers say what staging states would be worth.",
         f"vLLM reserves a state for each of k + 1 tokens: {reserved} a request. 'one state' is a "
         "lower bound: what waits for acceptance in DRAM costs two states more than stock.",
         "vLLM 0.32 can replay itself: --use-replayssm for Mamba2, and a record of each token for "

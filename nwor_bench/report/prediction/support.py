@@ -24,6 +24,12 @@ def answer(found: Support) -> str:
     """The answer in one sentence."""
     layers = sum(g.count for g in found.groups if g.layer.kind is not Kind.NOTHING)
     if found.reason is None:
+        stock = sum(g.count for g in found.groups if g.layer.kind is Kind.RECURRENT)
+        if stock:
+            return (
+                f"{found.model.name}: drafts would be staged in the {layers - stock} attention "
+                f"layers; the {stock} recurrent layers stay as stock vLLM runs them."
+            )
         return f"{found.model.name}: drafts would be staged, in all {layers} layers."
     return (
         f"{found.model.name}: every draft would be written directly, as stock vLLM does: "
@@ -40,7 +46,7 @@ def setting(found: Support) -> str:
     return (
         f"{found.model.architecture or found.model.model_type} on {own.device.value}, vLLM's "
         f"{found.runner.value} runner, {backends}; {own.draft_tokens} drafts a window, cache "
-        f"{own.cache_dtype}{graphs}{groups}. All layers are staged, or none is."
+        f"{own.cache_dtype}{graphs}{groups}. All attention layers are staged, or none is."
     )
 
 

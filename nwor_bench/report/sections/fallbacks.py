@@ -20,10 +20,7 @@ MEANINGS = {
     "sampled_ids_shape": "the sampled ids had an unknown shape",
     "sampled_ids_dtype": "the sampled ids had an unknown type",
     "more_drafts_than_capacity": "more drafts than the staging buffers hold",
-    "attention_sinks": "the model uses attention sinks, which staged attention does not know",
-    "layer_shapes_differ": "the target's layers have K/V of different shapes",
-    "layers_share_kv": "layers of the target share their K/V",
-    "several_kv_cache_groups": "the target's layers are in several KV cache groups",
+    "recurrent_layers": "the target has no attention layer, only recurrent states",
     "no_target_layers": "no attention layer of the target was found",
     "kv_shape": "K or V came in an unknown shape",
 }

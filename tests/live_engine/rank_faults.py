@@ -154,7 +154,8 @@ class SlotWatch:
         return str(self._stage(layer, key, value, rows))
 
     def commit(self, slots: torch.Tensor, accepted: torch.Tensor) -> str:
-        written = self._written_rows(slots, accepted) & (slots >= 0)
+        real = (slots if slots.dim() == 1 else slots[self._buffers.layers[0].slot_row]) >= 0
+        written = self._written_rows(slots, accepted) & real
         before = [self._read(layer, slots) for layer in range(self._buffers.num_layers)]
         problem = str(self._commit(slots, accepted))
         for layer, held in enumerate(before):
@@ -171,7 +172,7 @@ class SlotWatch:
         if accepted.dtype is torch.bool:
             return accepted
         batch = self._buffers._batch
-        rows = torch.arange(slots.numel(), device=slots.device)
+        rows = torch.arange(slots.shape[-1], device=slots.device)
         if batch.tokens_per_request is None:  # drafts alone are staged
             return batch.row_index < accepted[batch.row_request]
         # The certain first token is staged too; `num_sampled` counts it, accepted drafts do not.
@@ -181,6 +182,8 @@ class SlotWatch:
 
     def _read(self, layer: int, slots: torch.Tensor) -> torch.Tensor:
         cache = self._buffers.layers[layer].kv_cache
+        if slots.dim() == 2:
+            slots = slots[self._buffers.layers[layer].slot_row]
         size = cache.shape[2]
         rows = torch.stack([cache[int(s) // size, :, int(s) % size] for s in slots])
         return rows.view(torch.uint8) if rows.dtype is torch.float8_e4m3fn else rows

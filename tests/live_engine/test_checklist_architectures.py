@@ -46,7 +46,8 @@ def case(row: str, name: str, fallback: str | None, **arguments: Any) -> Any:
             attention_backend="CPU_MLA",
         ),
         case("layers that share K/V", "shared K/V", None),
-        case("attention sinks", "sinks", None),
+        pytest.param("sinks", None, {}, marks=pytest.mark.long, id="attention sinks"),
+        pytest.param("head dims", None, {}, marks=pytest.mark.long, id="head dims that differ"),
     ],
 )
 def test_an_architecture_is_staged_or_says_why_not(

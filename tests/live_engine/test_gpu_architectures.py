@@ -42,7 +42,7 @@ def case(row: str, *values: Any) -> Any:
             "gemma-shape",
             "float32",
             EAGER,
-            "several_kv_cache_groups",
+            None,
         ),
         # In one group, the sliding window is the kernel's business.
         case(

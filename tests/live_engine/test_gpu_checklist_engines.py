@@ -123,17 +123,14 @@ def test_an_adapter(
 
 
 @pytest.mark.row("layers that share K/V")
-def test_layers_that_share_kv(
-    tmp_path: Path, start_alone: Start, record_property: Callable[[str, str], None]
-) -> None:
+def test_layers_that_share_kv(tmp_path: Path, start_alone: Start) -> None:
     model = write_architecture(tmp_path / "model", "shared K/V")
     pair = ResolvedPair("tiny", "ngram", str(model), None, "float32", NGRAM)
     arguments = {**EAGER, "disable_hybrid_kv_cache_manager": True}
     engine = start_alone(pair, spec_of(arguments, kv_cache_gib=0.1))
-    stock, staged = compare(engine, ONE_LONG, greedy(), SCV, fallback="layers_share_kv")
+    stock, staged = compare(engine, ONE_LONG, greedy(), SCV)
     check_partial(stock)
     check_cache(engine, ONE_LONG, staged)
-    record_property("written_directly", "layers_share_kv")
 
 
 @pytest.mark.row("fp8 cache")

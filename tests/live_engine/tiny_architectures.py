@@ -70,6 +70,16 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
         "num_local_experts": 4,
         "num_experts_per_tok": 2,
     },
+    "head dims": {
+        "model_type": "gemma4_text",
+        "tie_word_embeddings": True,
+        "head_dim": 256,  # of layers with a sliding window; the others have 512
+        "sliding_window": 32,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "num_hidden_layers": 4,
+        "vocab_size_per_layer_input": VOCABULARY,
+        "hidden_size_per_layer_input": 32,
+    },
     "shared K/V": {
         "model_type": "gemma3n_text",
         "tie_word_embeddings": True,

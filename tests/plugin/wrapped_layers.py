@@ -140,7 +140,9 @@ class WrappedLayers:
         self.query = torch.randn(ROWS, HEADS, WIDTH, generator=random)
         fused = torch.randn(LAYERS, 2, ROWS, KV_HEADS, WIDTH, generator=random)
         self.keys, self.values = list(fused[:, 0]), list(fused[:, 1])
-        self.layers: list[Any] = [SimpleNamespace(impl=StockImpl()) for _ in range(LAYERS)]
+        self.layers: list[Any] = [
+            SimpleNamespace(impl=StockImpl(), kv_cache=cache) for cache in self.caches
+        ]
         self.outputs: list[Tensor] = []
         self.verified: list[int] = []
         caches = [LayerCache(str(n), c, WIDTH, torch.float32) for n, c in enumerate(self.caches)]

@@ -109,7 +109,7 @@ class StagingAttention:
         self._sliding_window = positions_seen(impl.sliding_window)
         self._quantised = impl.kv_cache_dtype in FP8
         self._chunk = refusals.chunk_of(layer)
-        self._more = further_arguments(impl, self._chunk)
+        self._more = further_arguments(impl, self._chunk, layer.kv_cache.device)
 
     def patches(self) -> list[Patch]:
         """The patches of its write, if it has one, and of its attention; not yet applied."""
@@ -209,10 +209,10 @@ class StagingAttention:
         )
 
 
-def further_arguments(impl: Any, chunk: int) -> dict[str, Any]:
+def further_arguments(impl: Any, chunk: int, device: torch.device) -> dict[str, Any]:
     """What few layers give the kernel besides: sinks, ALiBi slopes, a chunk's length."""
     given = {"sinks": getattr(impl, "sinks", None), "alibi_slopes": impl.alibi_slopes}
-    found = {name: tensor for name, tensor in given.items() if tensor is not None}
+    found = {name: tensor.to(device) for name, tensor in given.items() if tensor is not None}
     return found | ({"chunk": chunk} if chunk > 0 else {})
 
 

@@ -1,0 +1,139 @@
+"""Real vLLM on a GPU with target layers of several KV-cache groups, shapes and kinds: all staged.
+
+Sliding windows beside full attention, attention sinks, layers that share K/V, chunked local
+attention, head dims that differ by layer, and attention beside recurrent layers. One engine a model
+and way of running; each must stage every window, commit what it hands in, and stay within the
+errors of mode off. In float32 tokens are compared too.
+"""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from engine_tools import EAGER, FULL_FOR_ALL, NGRAM, prompts_of, run_cell, tiny_spec, total
+from kv_gate_tools import kv_results
+from rank_faults import on_ranks, watch_slots, watched_slots
+from tiny_architectures import write_architecture
+from tiny_hybrids import hybrid_pair
+
+from nwor_bench.analysis.parity.kv_verdict import KvVerdict
+from nwor_bench.engine.engine import VllmEngine
+from nwor_bench.models.pairs import ResolvedPair
+
+pytestmark = [pytest.mark.engine, pytest.mark.gpu]
+
+SCV = ("off", "graph", "adaptive")
+PROMPTS = prompts_of([200, 21, 90, 33, 61, 150, 40, 77])
+"""Several are longer than the tiny models' windows of 32 tokens and chunks of 64."""
+
+SYNTHETIC = {**NGRAM, "synthetic_acceptance_length": 2.6}
+"""Random weights predict nothing: vLLM accepts drafts at a set rate, alike in every mode."""
+
+DUMMY = {"load_format": "dummy", "enable_prefix_caching": False}
+GRAPHS: dict[str, dict[str, Any]] = {"eager": EAGER, "full": FULL_FOR_ALL}
+
+ARCHITECTURES = [
+    ("gemma", "float32", "eager"),
+    ("gemma", "bfloat16", "full"),
+    ("sinks", "bfloat16", "eager"),
+    ("sinks", "bfloat16", "full"),
+    ("shared K/V", "float32", "eager"),
+    ("shared K/V", "bfloat16", "full"),
+    ("head dims", "bfloat16", "eager"),
+    ("head dims", "bfloat16", "full"),
+]
+HYBRIDS = [
+    ("Llama 4", "eager"),  # vLLM captures no full graph of chunked local attention
+    ("Qwen3-Next", "eager"),
+    ("Qwen3-Next", "full"),
+    ("Nemotron-H", "eager"),
+    ("Nemotron-H", "full"),
+    ("Granite hybrid", "eager"),
+    ("Falcon-H1", "eager"),
+]
+
+
+def check_staged(engine: VllmEngine, *, exact: bool) -> None:
+    """Every window is staged in every SCV mode, counted right, and answers as mode off does."""
+    status = engine.status()
+    assert status.staging_unavailable is None
+    stock = run_cell(engine, "off", "off", PROMPTS)
+    for scv in SCV:
+        staged = run_cell(engine, "stage", scv, PROMPTS)
+        reasons = {window["fallback_reason"] for window in staged.windows}
+        drafts, accepted = total(staged, "draft_tokens"), total(staged, "accepted_tokens")
+        assert reasons == {None}, (scv, reasons, status)
+        assert total(staged, "staged_tokens") == drafts > accepted > 0, scv
+        assert total(staged, "committed_tokens") == accepted, scv
+        assert total(staged, "stage_operations") == drafts * (status.target_layers or 0), scv
+        assert [len(t) for t in staged.token_ids] == [len(t) for t in stock.token_ids], scv
+        if exact:
+            assert staged.token_ids == stock.token_ids, scv
+
+
+def check_slots(engine: VllmEngine) -> None:
+    """Eagerly, slot by slot: accepted ones hold what was handed in, rejected ones what they had."""
+    on_ranks(engine, watch_slots)
+    staged = run_cell(engine, "stage", "off", PROMPTS)
+    (found,) = on_ranks(engine, watched_slots)
+    assert found["wrong"] == 0, found
+    assert found["windows"] == len(staged.windows) > 0, found
+    assert found["accepted"] > 0 < found["rejected"], found
+
+
+def check_rows(engine: VllmEngine, record_property: Callable[[str, object], None]) -> None:
+    """The K/V gate: rows of every layer are within the error of mode off itself."""
+    for scv, result in zip(SCV, kv_results(engine, PROMPTS, scv_modes=SCV), strict=True):
+        record_property(scv, result.to_dict())
+        assert result.verdict is KvVerdict.WITHIN, result.to_dict()
+        assert result.checked is not None, result.to_dict()
+        assert result.checked > 0, result.to_dict()
+        assert result.layers == engine.status().target_layers, result.to_dict()
+
+
+def check_all(
+    engine: VllmEngine, dtype: str, graphs: str, record_property: Callable[[str, object], None]
+) -> None:
+    check_staged(engine, exact=dtype == "float32")
+    if graphs == "eager":
+        check_slots(engine)
+    if dtype != "float32":
+        check_rows(engine, record_property)
+    facts = engine.status().cuda_graphs or {}
+    if graphs == "full":
+        assert facts["stage_window_sizes"] == facts["stock_window_sizes"] != [], facts
+
+
+@pytest.mark.parametrize(("name", "dtype", "graphs"), ARCHITECTURES)
+def test_an_architecture_of_several_groups_or_shapes_is_staged(
+    name: str,
+    dtype: str,
+    graphs: str,
+    tmp_path: Path,
+    start_alone: Callable[..., VllmEngine],
+    record_property: Callable[[str, object], None],
+) -> None:
+    model = write_architecture(tmp_path / "model", name)
+    pair = ResolvedPair("groups", "ngram", str(model), None, dtype, SYNTHETIC)
+    spec = tiny_spec(
+        draft_tokens=4, dtype=dtype, kv_cache_gib=0.5, engine_args=json.dumps(GRAPHS[graphs])
+    )
+    check_all(start_alone(pair, spec), dtype, graphs, record_property)
+
+
+@pytest.mark.parametrize(("family", "graphs"), HYBRIDS)
+def test_attention_beside_other_layers_is_staged(
+    family: str,
+    graphs: str,
+    tmp_path: Path,
+    start_alone: Callable[..., VllmEngine],
+    record_property: Callable[[str, object], None],
+) -> None:
+    pair = hybrid_pair(tmp_path / "model", family, "bfloat16")
+    pair = ResolvedPair("groups", "ngram", pair.target, None, "bfloat16", SYNTHETIC)
+    # A state takes a whole page of the cache, which the byte model of K/V does not know.
+    arguments = {**DUMMY, **GRAPHS[graphs]}
+    spec = tiny_spec(draft_tokens=4, kv_cache_gib=0.5, engine_args=json.dumps(arguments))
+    check_all(start_alone(pair, spec), "bfloat16", graphs, record_property)

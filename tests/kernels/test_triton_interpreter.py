@@ -16,7 +16,7 @@ HERE = Path(__file__).resolve().parent
 CHECKOUT = HERE.parent.parent
 KERNELS = (
     ("verify_attention", "discard", "mask"),
-    ("commit", "commit_windows", "commit_fp8", "stage", "staged_windows"),
+    ("commit", "commit_windows", "commit_fp8", "stage", "staged_windows", "layer_sets"),
 )
 """Halves that take about as long, each a process beside the other."""
 

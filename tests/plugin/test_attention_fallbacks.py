@@ -263,3 +263,30 @@ def test_a_capture_in_which_one_layers_hook_stayed_silent_is_seen(layers: Any) -
     assert not layers.window.staged_every_layer
     assert not layers.window.has_staged(1)
     layers.window.forget()
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_layer_that_shares_k_and_v_reads_what_the_other_staged(layers: Any, way: str) -> None:
+    """It has no write, may be called without K and V, and reads the other layer's cache."""
+    from types import SimpleNamespace
+
+    from wrapped_layers import StockImpl, attend, step_metadata
+
+    from nwor_bench.plugin.patching import PatchSet
+    from nwor_bench.plugin.runner_v2.attention import StagingAttention
+
+    sharing: Any = SimpleNamespace(impl=StockImpl(), kv_cache=layers.caches[0])
+    sharing._k_scale = sharing._v_scale = sharing._q_scale = torch.ones(1)
+    around = layers.window, layers.staging, layers.inputs, 0
+    made = StagingAttention(0, sharing, *around, None, writes=False)  # type: ignore[arg-type]
+    PatchSet(made.patches()).apply()
+    assert "do_kv_cache_update" not in vars(sharing.impl)
+    stock = stock_after()
+    layers.begin(way)
+    layers.forward()
+    output, expected = (torch.full_like(layers.query, torch.nan) for _ in range(2))
+    call = layers.query, None, None, layers.caches[0], step_metadata(), output
+    sharing.impl.forward(sharing, *call)
+    attend(layers.query, stock.caches[0], step_metadata(), expected)
+    assert layers.window.fallback_reason is None
+    torch.testing.assert_close(output, expected)

@@ -6,9 +6,9 @@ piece overwrites them, so the drafts are copied into buffers; elsewhere too if t
 Either way one launch commits all layers whose caches have one shape (`LayerSet`), and nothing waits
 for the device: errors of kernels are read late.
 
-A launch writes all of its layers or none. With several shapes a slot that one launch refuses is no
-reason for the others: the windows before it are whole, and the refusal ends staging, as a refusal
-of a single launch does (`refused_commits.py`).
+A launch writes all of its layers or none. With several shapes the launches decide apart: where one
+refuses, which only a fault of ours can cause, the others have written. That ends staging, as a
+refusal of a single launch does (`refused_commits.py`).
 """
 
 import logging

@@ -20,7 +20,6 @@ MEANINGS = {
     "sampled_ids_shape": "the sampled ids had an unknown shape",
     "sampled_ids_dtype": "the sampled ids had an unknown type",
     "more_drafts_than_capacity": "more drafts than the staging buffers hold",
-    "recurrent_layers": "the target has no attention layer, only recurrent states",
     "no_target_layers": "no attention layer of the target was found",
     "kv_shape": "K or V came in an unknown shape",
 }

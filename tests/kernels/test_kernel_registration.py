@@ -5,6 +5,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 import nwor_kernels
+from nwor_kernels.mla_verify_attention import mla_verify_attention
 from nwor_kernels.verify_attention import verify_attention
 
 
@@ -68,6 +69,21 @@ def attention_inputs():
     )
 
 
+def mla_inputs():
+    return (
+        torch.randn(5, 4, 32),
+        torch.randn(5, 4, 16),
+        torch.randn(5, 32),
+        torch.randn(5, 16),
+        torch.randn(3, 16, 48),
+        *attention_inputs()[4:9],
+        torch.zeros(5, 4, 32),
+        0.3,
+        3,
+        32,
+    )
+
+
 OPERATORS = {
     "stage_kv_cache": (nwor_kernels.stage_kv_cache, stage_inputs, (3, 4, 5)),
     "commit_staged_kv_cache": (nwor_kernels.commit_staged_kv_cache, commit_inputs, (2, 5)),
@@ -77,6 +93,7 @@ OPERATORS = {
         counts_inputs,
         (2, 3),
     ),
+    "mla_verify_attention": (mla_verify_attention, mla_inputs, (10,)),
     "verify_attention": (verify_attention, attention_inputs, (9,)),
 }
 

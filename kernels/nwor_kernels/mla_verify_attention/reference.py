@@ -1,0 +1,72 @@
+"""What the MLA verification kernel computes, written out in torch: one request at a time.
+
+Queries are absorbed: projected into the latent space of the cache. A cached row is both the key
+(all of it) and the value (its latent part), shared by all heads.
+"""
+
+import torch
+from torch import Tensor
+
+from nwor_kernels.fp8 import E4M3_CACHE_DTYPES, quantize_e4m3
+
+
+def mla_verify_attention_reference(
+    query: Tensor,
+    query_pe: Tensor,
+    latent: Tensor,
+    key_pe: Tensor,
+    kv_cache: Tensor,
+    query_start_loc: Tensor,
+    seq_lens: Tensor,
+    block_table: Tensor,
+    staged_start: Tensor,
+    staged_end: Tensor,
+    output: Tensor,
+    *,
+    scale: float,
+    q_scale: Tensor | None = None,
+    k_scale: Tensor | None = None,
+    dtype: torch.dtype = torch.float32,
+) -> None:
+    """Attend the queries of every request with staged rows, in `dtype` (float64 for tests).
+
+    Shapes and meanings are those of `mla_verify_attention_triton`. Nothing but committed context
+    and staged rows is read; output rows of requests without staged rows are left alone.
+    """
+    width = query.shape[2]
+    bounds = zip(staged_start.tolist(), staged_end.tolist(), strict=True)
+    for request, (start, end) in enumerate(bounds):
+        first, last = query_start_loc[request : request + 2].tolist()
+        if start == end or first == last:
+            continue
+        length = int(seq_lens[request])
+        staged = torch.cat([latent[start:end].flatten(1), key_pe[start:end].flatten(1)], dim=-1)
+        context = _context(kv_cache, block_table[request], length - (end - start))
+        keys = _as_cached(context, staged, k_scale, dtype)
+        queries = torch.cat([query[first:last].to(dtype), query_pe[first:last].to(dtype)], dim=-1)
+        if q_scale is not None:
+            queries = queries * q_scale.to(dtype)
+        position = torch.arange(length - (last - first), length, device=keys.device)
+        hidden = torch.arange(length, device=keys.device)[None, :] > position[:, None]
+        scores = torch.einsum("qhd,td->hqt", queries, keys) * scale
+        weights = scores.masked_fill(hidden, float("-inf")).softmax(dim=-1)
+        output[first:last] = torch.einsum("hqt,td->qhd", weights, keys[:, :width]).to(output.dtype)
+
+
+def _context(cache: Tensor, blocks: Tensor, tokens: int) -> Tensor:
+    """[tokens, width]: the first cached rows of a request, from its blocks."""
+    size = cache.shape[1]
+    position = torch.arange(tokens, device=cache.device)
+    # Indexing takes no e4m3; its bytes are moved instead.
+    raw = cache.view(torch.uint8) if cache.dtype in E4M3_CACHE_DTYPES else cache
+    return raw[blocks[position // size].long(), position % size]
+
+
+def _as_cached(context: Tensor, staged: Tensor, scale: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """[tokens, width]: cached rows, then the staged ones as if they had been written and read."""
+    if context.dtype != torch.uint8:
+        return torch.cat([context.to(dtype), staged.to(dtype)])
+    unit = torch.ones(1, device=staged.device) if scale is None else scale
+    read_back = quantize_e4m3(staged.unsqueeze(1), unit).squeeze(1)
+    both = torch.cat([context.view(torch.float8_e4m3fn).to(dtype), read_back.to(dtype)])
+    return both * unit.to(dtype)

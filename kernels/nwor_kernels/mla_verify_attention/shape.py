@@ -1,0 +1,137 @@
+"""What the MLA verification kernel serves, the shape of its launches, and their workspace."""
+
+from dataclasses import dataclass
+
+import torch
+import triton
+
+from nwor_kernels.fp8 import E4M3_CACHE_DTYPES
+from nwor_kernels.verify_attention.tuning import MAX_QUERY_LEN, Discard, LaunchShape, can_discard
+from nwor_kernels.verify_attention.workspace import VerifyWorkspace
+
+MAX_LATENT_DIM = 512
+"""An accumulator of 64 rows then takes 128 registers of each of 256 threads."""
+
+MAX_ROWS = 64
+"""Query rows of a tile: what one warp group's matrix instruction takes."""
+
+SLACK = 24 * 1024
+"""Bytes of shared memory left to weights, reductions and changes of layout."""
+
+STEPS = ((32, 3), (32, 2), (16, 2))
+"""(Tokens of context a step, steps in flight), the first that fits into shared memory."""
+
+
+def unsupported_reason(
+    latent_dim: int, pe_dim: int, max_query_len: int, dtype: torch.dtype, cache_dtype: torch.dtype
+) -> str | None:
+    """The fallback reason of what the kernel does not serve; None if it does."""
+    if latent_dim > MAX_LATENT_DIM or latent_dim < 32 or latent_dim % 16:
+        return f"latent_dim_{latent_dim}"
+    if pe_dim < 16 or pe_dim % 16 or pe_dim > 128:
+        return f"rope_dim_{pe_dim}"
+    if max_query_len > MAX_QUERY_LEN:
+        return f"window_of_{max_query_len}_tokens"
+    if dtype not in (torch.bfloat16, torch.float16, torch.float32):
+        return f"dtype_{str(dtype).removeprefix('torch.')}"
+    if cache_dtype != dtype and cache_dtype not in E4M3_CACHE_DTYPES:
+        return f"cache_dtype_{str(cache_dtype).removeprefix('torch.')}"
+    return None
+
+
+@dataclass(frozen=True)
+class MlaTuning:
+    """Choices for a launch; None leaves a choice to `launch_shape`."""
+
+    rows: int | None = None
+    block_n: int | None = None
+    programs: int | None = None
+    min_tiles: int | None = None
+    discard: Discard | None = None
+
+
+def launch_shape(
+    max_query_len: int,
+    heads: int,
+    latent_dim: int,
+    pe_dim: int,
+    itemsize: int,
+    device: torch.device,
+    tuning: MlaTuning | None = None,
+) -> LaunchShape:
+    """The shape of a launch: the largest tiles that fit into the device's shared memory.
+
+    The query rows and the cache rows of each step in flight lie there. At 512 + 64 in bf16, 64
+    query rows and three steps of 32 tokens take (64 + 96) x 576 x 2 = 180 KiB of 227; 99 KiB
+    (sm_89) hold 16 query rows and two steps of 32 tokens.
+
+    Args:
+        max_query_len: most query rows of a request with a window.
+        heads: query heads.
+        latent_dim, pe_dim: the two parts of a cached row, in elements.
+        itemsize: bytes of an element of the products.
+        device: where it runs.
+        tuning: overrides single choices.
+    """
+    tuning = tuning or MlaTuning()
+    folded = max_query_len * heads
+    dim = triton.next_power_of_2(latent_dim)
+    width = (dim + triton.next_power_of_2(pe_dim)) * itemsize
+    limit, processors = _limits(device)
+    wanted = tuning.rows or min(MAX_ROWS, max(16, triton.next_power_of_2(folded)))
+    fitting = [
+        (rows, block_n, stages)
+        for rows in (wanted, wanted // 2, wanted // 4)
+        for block_n, stages in STEPS
+        if rows >= 16 and (rows + block_n * stages) * width + SLACK <= limit
+    ]
+    rows, block_n, stages = fitting[0] if fitting else (16, 16, 1)
+    shared = (rows + block_n * stages) * width + SLACK
+    return LaunchShape(
+        rows=rows,
+        row_tiles=triton.cdiv(folded, rows),
+        dim=dim,
+        block_n=tuning.block_n or block_n,
+        programs=tuning.programs or processors * (2 if 2 * shared <= limit else 1),
+        min_tiles=tuning.min_tiles or 2,
+        num_warps=8 if rows * dim >= 64 * 512 else 4,
+        num_stages=stages,
+        max_registers=None,
+        discard=_discard(tuning.discard, device),
+        skip_padding=True,
+        whole_pairs=5,
+    )
+
+
+def create_workspace(
+    max_requests: int, shape: LaunchShape, device: torch.device
+) -> VerifyWorkspace:
+    """Room for any launch of this shape of up to `max_requests` requests.
+
+    Made once and used by every layer; launches that share one must not overlap.
+    """
+    tiles = 2 * shape.programs
+    return VerifyWorkspace(
+        torch.empty(tiles * shape.rows * shape.dim, dtype=torch.float32, device=device),
+        torch.empty(tiles * shape.rows * 2, dtype=torch.float32, device=device),
+        torch.zeros(max_requests * shape.row_tiles, dtype=torch.int32, device=device),
+    )
+
+
+def _discard(wanted: Discard | None, device: torch.device) -> Discard:
+    chosen = Discard.L2 if wanted is None else wanted
+    return Discard.OFF if chosen is Discard.L2 and not can_discard(device) else chosen
+
+
+_limits_of: dict[torch.device, tuple[int, int]] = {}
+
+
+def _limits(device: torch.device) -> tuple[int, int]:
+    """(bytes of shared memory that a block may have, multiprocessors)."""
+    if device.type != "cuda":
+        return 227 * 1024, 2  # interpreted
+    if device not in _limits_of:
+        properties = torch.cuda.get_device_properties(device)
+        shared = getattr(properties, "shared_memory_per_block_optin", 227 * 1024)
+        _limits_of[device] = (shared, properties.multi_processor_count)
+    return _limits_of[device]

@@ -1,0 +1,147 @@
+"""Random steps of MLA attention: latent rows in a paged cache, and the slow definition."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from attention_cases import Request, Scales, Staged, Step, as_e4m3_cache, committed_only, make_step
+from attention_cases import stage_step as stage_kv
+from kernel_inputs import generator
+from torch import Tensor
+
+from nwor_kernels.fp8 import quantize_e4m3
+
+
+@dataclass
+class MlaStep:
+    """One step of an engine; `rows[r]` [tokens, latent + pe] are request r's, rounded."""
+
+    paged: Step
+    query: Tensor
+    latent_dim: int
+    rows: list[Tensor]
+    cache: Tensor
+    staged: Staged
+    k_scale: Tensor | None = None
+    q_scale: Tensor | None = None
+
+    @property
+    def requests(self) -> list[Request]:
+        return self.paged.requests
+
+    @property
+    def scale(self) -> float:
+        return 0.8 * self.query.shape[2] ** -0.5
+
+
+def make_mla_step(
+    requests: list[Request],
+    *,
+    heads: int = 4,
+    latent_dim: int = 32,
+    pe_dim: int = 16,
+    block_size: int = 16,
+    dtype: torch.dtype = torch.float32,
+    whole: bool = True,
+    seed: int = 0,
+) -> MlaStep:
+    """A step whose cache is NaN wherever no committed row lies; padding queries are NaN."""
+    width = latent_dim + pe_dim
+    paged = make_step(
+        requests, heads=1, kv_heads=1, head_dim=width // 2, block_size=block_size, dtype=dtype,
+        seed=seed,
+    )  # fmt: skip
+    query = torch.randn(len(paged.query), heads, width, generator=generator(seed + 1)).to(dtype)
+    query[paged.owned_rows :] = float("nan")
+    staged = stage_kv(paged, whole)
+    rows = [torch.cat(both, dim=-1)[:, 0] for both in zip(paged.key, paged.value, strict=True)]
+    return MlaStep(paged, query, latent_dim, rows, committed_only(paged, staged)[:, 0], staged)
+
+
+def quantise(step: MlaStep, k_scale: float, q_scale: float | None, exactly: bool) -> MlaStep:
+    """The step with an fp8 cache, and fp8 queries if `q_scale` is given.
+
+    `exactly`: staged rows are numbers that e4m3 holds, so that nothing is left to round.
+    """
+    scale = torch.tensor([k_scale])
+    dtype = step.rows[0].dtype
+    step.rows = [_read_back(rows, scale) for rows in step.rows]
+    if exactly:
+        step.staged.key, step.staged.value = (
+            _read_back(half.flatten(1), scale).to(dtype).unsqueeze(1)
+            for half in (step.staged.key, step.staged.value)
+        )
+    cache = step.cache.unsqueeze(1)
+    step.cache = as_e4m3_cache(cache, Scales(scale, scale))[:, 0]
+    step.k_scale = scale
+    if q_scale is not None:
+        step.q_scale = torch.tensor([q_scale])
+        step.query = quantize_e4m3(step.query, step.q_scale)
+    return step
+
+
+def attend_slowly(step: MlaStep) -> np.ndarray:
+    """MLA attention from its definition in float64, one query row and head at a time."""
+    query = step.query.double().numpy() * (1.0 if step.q_scale is None else float(step.q_scale))
+    output = np.full((*query.shape[:2], step.latent_dim), np.nan)
+    for r, request in enumerate(step.requests):
+        keys = step.rows[r].double().numpy()
+        for q in range(request.queries):
+            row, seen = int(step.paged.query_start_loc[r]) + q, request.cached + q + 1
+            for h in range(query.shape[1]):
+                scores = keys[:seen] @ query[row, h] * step.scale
+                weights = np.exp(scores - scores.max())
+                output[row, h] = weights / weights.sum() @ keys[:seen, : step.latent_dim]
+    return output
+
+
+def run(kernel, step: MlaStep, device="cpu", *, split_query=True, **options) -> Tensor:
+    """The output on the host, NaN where nothing was written."""
+    out_dtype = torch.bfloat16 if step.query.dtype == torch.float8_e4m3fn else step.query.dtype
+    shape = (*step.query.shape[:2], step.latent_dim)
+    out_dtype = options.pop("out_dtype", out_dtype)
+    output = torch.full(shape, float("nan"), dtype=out_dtype, device=device)
+    query = step.query.to(device)
+    parts = [query[..., : step.latent_dim], query[..., step.latent_dim :]]
+    if split_query:
+        parts = [part.contiguous() for part in parts]
+    staged = torch.cat([step.staged.key, step.staged.value], dim=-1).to(device)
+    paged = step.paged
+    kernel(
+        *parts,
+        staged[..., : step.latent_dim],
+        staged[..., step.latent_dim :],
+        step.cache.to(device),
+        *(t.to(device) for t in (paged.query_start_loc, paged.seq_lens, paged.block_table)),
+        step.staged.start.to(device),
+        step.staged.end.to(device),
+        output,
+        scale=step.scale,
+        q_scale=None if step.q_scale is None else step.q_scale.to(device),
+        k_scale=None if step.k_scale is None else step.k_scale.to(device),
+        **options,
+    )
+    return output.cpu()
+
+
+def limits(step: MlaStep) -> dict[str, int]:
+    """What the operator and the kernel are told of the step's lengths."""
+    longest = max(request.queries for request in step.requests if request.drafts)
+    return {"max_query_len": longest, "max_seq_len": int(step.paged.seq_lens.max())}
+
+
+def check(step: MlaStep, result: Tensor, expected: Tensor | np.ndarray, tolerance: float) -> None:
+    """Rows of requests with a window are right; all other rows were left alone."""
+    wanted = torch.as_tensor(expected)
+    for r, request in enumerate(step.requests):
+        rows = slice(*step.paged.query_start_loc[r : r + 2].tolist())
+        if not request.drafts:
+            assert result[rows].isnan().all()
+            continue
+        error = (result[rows].double() - wanted[rows]).norm() / wanted[rows].norm()
+        assert error < tolerance, f"request {r}: {error:.2e}"
+    assert result[step.paged.owned_rows :].isnan().all()
+
+
+def _read_back(rows: Tensor, scale: Tensor) -> Tensor:
+    return quantize_e4m3(rows.unsqueeze(1), scale).squeeze(1).double() * scale.double()

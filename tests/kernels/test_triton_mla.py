@@ -1,0 +1,216 @@
+"""The MLA verification kernel against attention by its definition, in float64.
+
+Interpreted on the CPU over small latents; on a GPU over the shapes of real models too.
+"""
+
+import pytest
+import torch
+from attention_cases import Request
+from conftest import INTERPRETED
+from mla_cases import attend_slowly, check, limits, make_mla_step, quantise, run
+
+pytest.importorskip("triton")
+from nwor_kernels.mla_verify_attention import mla_verify_attention, mla_verify_attention_reference
+from nwor_kernels.mla_verify_attention.kernel import (
+    MlaTuning,
+    create_workspace,
+    launch_shape,
+    mla_verify_attention_triton,
+)
+from nwor_kernels.mla_verify_attention.shape import unsupported_reason
+from nwor_kernels.verify_attention.tuning import Discard
+
+TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
+"""Relative to the norm of the exact result: rounding of operands, weights and output."""
+
+WINDOWS = [Request(37, 5, 4), Request(0, 5, 4), Request(16, 5, 4), Request(130, 5, 4)]
+MIXED = [Request(40, 3, 2), Request(9, 21, 0), Request(0, 4, 3), Request(70, 1, 0)]
+MODELS = {"deepseek-v3": (128, 512, 64), "v3 of 8 ranks": (16, 512, 64), "v2-lite": (16, 512, 64),
+          "mistral-small-4": (32, 256, 64), "kimi-k2": (64, 512, 64)}  # fmt: skip
+
+
+def verify(device, requests, dtype=torch.float32, tuning=None, **shape):
+    step = make_mla_step(requests, dtype=dtype, **shape)
+    result = run(mla_verify_attention_triton, step, device, tuning=tuning, **limits(step))
+    check(step, result, attend_slowly(step), TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("whole", [True, False])
+@pytest.mark.parametrize("requests", [WINDOWS, MIXED])
+def test_windows_and_mixed_batches(triton_device, requests, whole):
+    verify(triton_device, requests, whole=whole, heads=2, seed=1)
+
+
+@pytest.mark.parametrize(
+    ("heads", "latent_dim", "pe_dim", "block_size"),
+    [
+        (5, 48, 32, 32),
+        pytest.param(24, 64, 16, 64, marks=pytest.mark.long),  # 120 query rows: two tiles
+        pytest.param(2, 512, 64, 16, marks=pytest.mark.long),
+    ],
+)
+def test_shapes(triton_device, heads, latent_dim, pe_dim, block_size):
+    shape = {"latent_dim": latent_dim, "pe_dim": pe_dim, "block_size": block_size, "seed": 2}
+    dtype = torch.float16 if INTERPRETED else torch.bfloat16
+    verify(triton_device, [Request(40, 5, 4), Request(3, 5, 4)], dtype, heads=heads, **shape)
+
+
+@pytest.mark.parametrize(("programs", "min_tiles"), [(2, 1), (40, 2)])
+def test_contexts_are_cut_anywhere(triton_device, programs, min_tiles):
+    """40 query rows in three tiles, and a context that several programs share."""
+    requests = [Request(130, 5, 4), Request(33, 5, 4), Request(50, 1, 0), Request(0, 5, 4)]
+    tuning = MlaTuning(
+        rows=16, block_n=16, programs=programs, min_tiles=min_tiles, discard=Discard.POISON
+    )
+    verify(triton_device, requests, tuning=tuning, heads=8, seed=3)
+
+
+def test_a_workspace_serves_launch_after_launch(triton_device):
+    """The arrival counters must be at zero again, or the second launch merges too early."""
+    tuning = MlaTuning(block_n=16, programs=5, discard=Discard.OFF)
+    shape = launch_shape(5, 2, 32, 16, 4, torch.device(triton_device), tuning)
+    workspace = create_workspace(3, shape, triton_device)
+    workspace.accumulators.fill_(float("nan"))
+    for seed in (4, 5):
+        step = make_mla_step([Request(80, 5, 4), Request(50, 5, 4)], heads=2, seed=seed)
+        options = {"workspace": workspace, "tuning": tuning, **limits(step)}
+        result = run(mla_verify_attention_triton, step, triton_device, **options)
+        check(step, result, attend_slowly(step), TOLERANCE[torch.float32])
+        assert not workspace.arrived.any()
+    assert not workspace.accumulators.isnan().all(), "no context was cut"
+
+
+def test_requests_without_rows_are_left_alone_though_rows_are_staged_for_them(triton_device):
+    """Padding of a captured shape that stages by copy: the rows there hold anything, NaN too."""
+    step = make_mla_step([Request(37, 5, 4), Request(0, 0, 0)], whole=False, heads=2, seed=6)
+    step.staged.start[1], step.staged.end[1] = 0, 4
+    step.paged.block_table[1] = 10**6
+    result = run(mla_verify_attention_triton, step, triton_device, **limits(step))
+    check(step, result, attend_slowly(step), TOLERANCE[torch.float32])
+
+
+@pytest.mark.parametrize("q_scale", [None, pytest.param(0.02, marks=pytest.mark.long)])
+def test_fp8_cache_sees_staged_rows_as_if_written(triton_device, q_scale):
+    dtype = torch.float16 if INTERPRETED else torch.bfloat16
+    step = make_mla_step(WINDOWS, dtype=dtype, heads=2, latent_dim=64, pe_dim=32, seed=7)
+    step = quantise(step, 2**-7, q_scale, exactly=INTERPRETED)  # the interpreter rounds wrongly
+    # One tensor of queries, as vLLM's quantised ones are.
+    options = {"split_query": q_scale is None, **limits(step)}
+    result = run(mla_verify_attention_triton, step, triton_device, **options)
+    check(step, result, attend_slowly(step), TOLERANCE[torch.bfloat16])
+
+
+def test_a_launch_that_does_not_fit_is_refused(triton_device):
+    step = make_mla_step([Request(30, 5, 4)] * 3, seed=8)
+    shape = launch_shape(5, 4, 32, 16, 4, torch.device(triton_device))
+    options = {"workspace": create_workspace(2, shape, triton_device), **limits(step)}
+    with pytest.raises(ValueError, match="workspace is too small"):
+        run(mla_verify_attention_triton, step, triton_device, **options)
+    with pytest.raises(ValueError, match="window_of_17"):
+        run(mla_verify_attention_triton, step, triton_device, max_query_len=17, max_seq_len=99)
+
+
+def test_what_is_not_served_has_a_word():
+    bf16 = torch.bfloat16
+    assert unsupported_reason(512, 64, 5, bf16, torch.uint8) is None
+    assert unsupported_reason(1024, 64, 5, bf16, bf16) == "latent_dim_1024"
+    assert unsupported_reason(512, 0, 5, bf16, bf16) == "rope_dim_0"
+    assert unsupported_reason(512, 64, 17, bf16, bf16) == "window_of_17_tokens"
+    assert unsupported_reason(512, 64, 5, torch.float64, bf16) == "dtype_float64"
+    assert unsupported_reason(512, 64, 5, bf16, torch.float32) == "cache_dtype_float32"
+
+
+@pytest.mark.parametrize("itemsize", [2, 4])
+@pytest.mark.parametrize("heads", [1, 16, 128])
+def test_tiles_fit_into_shared_memory(heads, itemsize):
+    shape = launch_shape(5, heads, 512, 64, itemsize, torch.device("cpu"))
+    assert shape.rows * shape.row_tiles >= 5 * heads
+    tiles = (shape.rows + shape.num_stages * shape.block_n) * 576 * itemsize
+    assert tiles < 227 * 1024
+
+
+def check_on_gpu(step, tolerance, **options):
+    """Against the reference in float64 on the GPU; test_mla_reference.py holds that."""
+    cuda = torch.device("cuda")
+    expected = run(
+        mla_verify_attention_reference, step, cuda, dtype=torch.float64, out_dtype=torch.float64
+    )
+    check(
+        step, run(mla_verify_attention, step, cuda, **limits(step), **options), expected, tolerance
+    )
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("block_size", [16, 64])
+@pytest.mark.parametrize("fp8", [None, "rows", "rows and queries"])
+@pytest.mark.parametrize("model", MODELS)
+def test_the_shapes_of_models(model, fp8, block_size):
+    heads, latent_dim, pe_dim = MODELS[model]
+    requests = [Request(length, 5, 4) for length in (3000, 17, 0, 1111)] + [Request(9, 20, 0)]
+    step = make_mla_step(
+        requests, heads=heads, latent_dim=latent_dim, pe_dim=pe_dim, block_size=block_size,
+        dtype=torch.bfloat16, seed=9,
+    )  # fmt: skip
+    if fp8:
+        step = quantise(step, 0.013, 0.02 if "queries" in fp8 else None, exactly=False)
+    check_on_gpu(step, TOLERANCE[torch.bfloat16])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+@pytest.mark.parametrize("queries", [1, 2, 16])
+def test_every_length_of_window(queries, dtype):
+    requests = [Request(700, queries, 1), Request(0, queries, 1), Request(90, queries, 1)]
+    step = make_mla_step(requests, heads=8, latent_dim=512, pe_dim=64, dtype=dtype, seed=10)
+    check_on_gpu(step, TOLERANCE[dtype])
+
+
+@pytest.mark.gpu
+def test_many_requests_of_unequal_length():
+    """More tiles than programs, some of them cut, one far longer than all others."""
+    lengths = torch.randint(0, 300, (150,), generator=torch.Generator().manual_seed(11)).tolist()
+    requests = [Request(length, 5, 4 * (length % 7 > 0)) for length in [9000, *lengths]]
+    step = make_mla_step(
+        requests, heads=16, latent_dim=512, pe_dim=64, dtype=torch.bfloat16, seed=11
+    )
+    check_on_gpu(step, TOLERANCE[torch.bfloat16])
+
+
+@pytest.mark.gpu
+def test_a_captured_graph_serves_other_lengths_and_is_repeatable():
+    """One graph, replayed with other lengths; the same bits every time."""
+    cuda = torch.device("cuda")
+    step = make_mla_step([Request(1500, 5, 4)] * 3, heads=16, latent_dim=512, pe_dim=64,
+                         dtype=torch.bfloat16, whole=True, seed=12)  # fmt: skip
+    workspace = create_workspace(3, launch_shape(5, 16, 512, 64, 2, cuda), cuda)
+    staged = torch.cat([step.staged.key, step.staged.value], dim=-1).to(cuda)
+    paged, query = step.paged, step.query.to(cuda)
+    starts, lens, table = (
+        t.to(cuda) for t in (paged.query_start_loc, paged.seq_lens, paged.block_table)
+    )
+    output = torch.empty(*query.shape[:2], 512, dtype=torch.bfloat16, device=cuda)
+    split = (*query.split([512, 64], dim=-1), *staged.split([512, 64], dim=-1))
+    cache = paged.kv_cache[:, 0].to(cuda)
+    arguments = (*split, cache, starts, lens, table, starts[:-1], starts[1:])
+
+    def launch():
+        mla_verify_attention_triton(*arguments, output, scale=step.scale, max_query_len=5,
+                                    max_seq_len=8192, workspace=workspace)  # fmt: skip
+
+    launch()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        launch()
+    for lengths in ([1505, 1505, 1505], [5, 900, 64], [6, 5, 1000]):
+        lens.copy_(torch.tensor(lengths))
+        expected = torch.full(output.shape, float("nan"), dtype=torch.float64, device=cuda)
+        mla_verify_attention_reference(*arguments, expected, scale=step.scale, dtype=torch.float64)
+        seen = []
+        for _ in range(20):
+            output.fill_(float("nan"))
+            graph.replay()
+            seen.append(output[:15].clone())
+        assert all(torch.equal(seen[0], other) for other in seen)
+        error = (seen[0].double() - expected[:15]).norm() / expected[:15].norm()
+        assert error < TOLERANCE[torch.bfloat16]
+        assert not workspace.arrived.any()

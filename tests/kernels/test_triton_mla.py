@@ -68,8 +68,7 @@ def test_contexts_are_cut_anywhere(triton_device, programs, min_tiles):
 def test_a_workspace_serves_launch_after_launch(triton_device):
     """The arrival counters must be at zero again, or the second launch merges too early."""
     tuning = MlaTuning(block_n=16, programs=5, discard=Discard.OFF)
-    shape = launch_shape(5, 2, 32, 16, 4, torch.device(triton_device), tuning)
-    workspace = create_workspace(3, shape, triton_device)
+    workspace = create_workspace(3, 5, 2, 32, 16, 4, triton_device, tuning)
     workspace.accumulators.fill_(float("nan"))
     for seed in (4, 5):
         step = make_mla_step([Request(80, 5, 4), Request(50, 5, 4)], heads=2, seed=seed)
@@ -102,8 +101,7 @@ def test_fp8_cache_sees_staged_rows_as_if_written(triton_device, q_scale):
 
 def test_a_launch_that_does_not_fit_is_refused(triton_device):
     step = make_mla_step([Request(30, 5, 4)] * 3, seed=8)
-    shape = launch_shape(5, 4, 32, 16, 4, torch.device(triton_device))
-    options = {"workspace": create_workspace(2, shape, triton_device), **limits(step)}
+    options = {"workspace": create_workspace(2, 5, 4, 32, 16, 4, triton_device), **limits(step)}
     with pytest.raises(ValueError, match="workspace is too small"):
         run(mla_verify_attention_triton, step, triton_device, **options)
     with pytest.raises(ValueError, match="window_of_17"):
@@ -182,7 +180,7 @@ def test_a_captured_graph_serves_other_lengths_and_is_repeatable():
     cuda = torch.device("cuda")
     step = make_mla_step([Request(1500, 5, 4)] * 3, heads=16, latent_dim=512, pe_dim=64,
                          dtype=torch.bfloat16, whole=True, seed=12)  # fmt: skip
-    workspace = create_workspace(3, launch_shape(5, 16, 512, 64, 2, cuda), cuda)
+    workspace = create_workspace(3, 5, 16, 512, 64, 2, cuda)
     staged = torch.cat([step.staged.key, step.staged.value], dim=-1).to(cuda)
     paged, query = step.paged, step.query.to(cuda)
     starts, lens, table = (

@@ -79,7 +79,9 @@ def mla_verify_attention_triton(
     itemsize = 2 if quantised else kv_cache.element_size()
     shape = launch_shape(max_query_len, heads, latent_dim, pe_dim, itemsize, query.device, tuning)
     if workspace is None:
-        workspace = create_workspace(requests, shape, query.device)
+        workspace = create_workspace(
+            requests, max_query_len, heads, latent_dim, pe_dim, itemsize, query.device, tuning
+        )
     workspace.check(shape, requests * shape.row_tiles)
     steps = requests * shape.row_tiles * (triton.cdiv(max_seq_len, shape.block_n) + 1)
     mla_verify_kernel[(min(shape.programs, triton.cdiv(steps, shape.min_tiles)),)](

@@ -104,17 +104,30 @@ def launch_shape(
 
 
 def create_workspace(
-    max_requests: int, shape: LaunchShape, device: torch.device
+    max_requests: int,
+    max_query_len: int,
+    heads: int,
+    latent_dim: int,
+    pe_dim: int,
+    itemsize: int,
+    device: torch.device,
+    tuning: MlaTuning | None = None,
 ) -> VerifyWorkspace:
-    """Room for any launch of this shape of up to `max_requests` requests.
+    """Room for any launch of up to `max_requests` requests and `max_query_len` query rows each.
 
-    Made once and used by every layer; launches that share one must not overlap.
+    Made once and used by every layer; launches that share one must not overlap. Arguments as for
+    `launch_shape`.
     """
-    tiles = 2 * shape.programs
+    shapes = [
+        launch_shape(length, heads, latent_dim, pe_dim, itemsize, device, tuning)
+        for length in range(1, max_query_len + 1)
+    ]
+    rows = 2 * max(shape.programs * shape.rows for shape in shapes)
+    tiles = max_requests * max(shape.row_tiles for shape in shapes)
     return VerifyWorkspace(
-        torch.empty(tiles * shape.rows * shape.dim, dtype=torch.float32, device=device),
-        torch.empty(tiles * shape.rows * 2, dtype=torch.float32, device=device),
-        torch.zeros(max_requests * shape.row_tiles, dtype=torch.int32, device=device),
+        torch.empty(rows * shapes[0].dim, dtype=torch.float32, device=device),
+        torch.empty(rows * 2, dtype=torch.float32, device=device),
+        torch.zeros(tiles, dtype=torch.int32, device=device),
     )
 
 

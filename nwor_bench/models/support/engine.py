@@ -57,9 +57,12 @@ _COMPOSITE = {
 }
 
 STAGEABLE = {
-    Device.CPU: ("ReferenceCPUAttentionImpl",),
-    Device.HOPPER: ("FlashAttentionImpl", "TritonAttentionImpl"),
-    Device.BLACKWELL: ("FlashAttentionImpl", "TritonAttentionImpl"),
+    Device.CPU: ("ReferenceCPUAttentionImpl", "StagingCPUMLAImpl"),
+    Device.HOPPER: (
+        *("FlashAttentionImpl", "TritonAttentionImpl"),
+        *("FlashAttnMLAImpl", "FlashMLAImpl", "TritonMLAImpl"),
+    ),
+    Device.BLACKWELL: ("FlashAttentionImpl", "TritonAttentionImpl", "TritonMLAImpl"),
 }
 """Implementations that the plugin can stage in; on a GPU with the V2 runner alone."""
 
@@ -104,7 +107,7 @@ def attention_of(layer: LayerFacts, model: ModelFacts, device: Device) -> Attent
 def _latent(layer: LayerFacts, device: Device) -> Attention:
     """Latent attention; on a CPU with AMX vLLM takes AMXMLAImpl in bfloat16."""
     if device is Device.CPU:
-        return Attention("CPU_MLA", "CPUMLAImpl")
+        return Attention("CPU_MLA", "StagingCPUMLAImpl")
     if layer.sparse and device is Device.BLACKWELL:
         return Attention("FLASHMLA_SPARSE", "FlashMLASparseImpl")
     if layer.sparse:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from nwor_bench.plugin.patching import Patch, PatchSet
+from nwor_bench.plugin.staging.layers import is_latent
 
 SEED = 20
 """Seed of the signs: every run moves the same elements the same way."""
@@ -41,9 +42,33 @@ class AttentionNudge:
             self._patches = None
         if on:
             self._signs = None
-            patches = PatchSet([Patch(layer.impl, "forward", self._wrap) for layer in self._layers])
+            patches = PatchSet([self._patch(layer) for layer in self._layers])
             patches.apply()
             self._patches = patches
+
+    def _patch(self, layer: Any) -> Patch:
+        if is_latent(layer):  # its implementation has no one method that does all rows
+            return Patch(layer, "forward_impl", self._wrap_latent)
+        return Patch(layer.impl, "forward", self._wrap)
+
+    def _wrap_latent(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def forward_impl(
+            query: Tensor,
+            latent: Tensor,
+            key_pe: Tensor,
+            kv_cache: Tensor,
+            attn_metadata: Any,
+            output: Tensor,
+            *args: Any,
+            **kwargs: Any,
+        ) -> Any:
+            step = (query, latent, key_pe, kv_cache, attn_metadata, output)
+            result = original(*step, *args, **kwargs)
+            if attn_metadata is not None:
+                self._move(output)
+            return result
+
+        return forward_impl
 
     def _wrap(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def forward(

@@ -26,7 +26,10 @@ RESCUE_BYTES = 1 << 30
 
 @dataclass(frozen=True)
 class LayerRows:
-    """Where a target layer's rows are: its cache, and where V begins in a row."""
+    """Where a target layer's rows are: its cache, and where V begins in a row.
+
+    Of latent attention K is the latent, and V the rotary part.
+    """
 
     number: int
     """Its place among the target layers."""

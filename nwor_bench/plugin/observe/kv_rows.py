@@ -12,6 +12,7 @@ import torch
 from nwor_bench.plugin.observe.block_tables import BlockWatch
 from nwor_bench.plugin.observe.group_rows import GroupRows, LayerRows, Pair
 from nwor_bench.plugin.runner_hook import RunnerHook
+from nwor_bench.plugin.staging.layers import rows_of
 
 
 class KvRows:
@@ -95,7 +96,10 @@ def _layers_by_group(hook: RunnerHook) -> dict[int, list[LayerRows]]:
                 continue
             layer = context[name]
             dtype = str(getattr(layer, "kv_cache_dtype", "auto"))
-            size = getattr(layer, "head_size", 0)
-            rows = LayerRows(numbers[name], name, layer.kv_cache, size, dtype)
+            rows = LayerRows(numbers[name], name, *_rows_of(layer), dtype)
             found.setdefault(group, []).append(rows)
     return found
+
+
+def _rows_of(layer: Any) -> tuple[Any, int]:
+    return rows_of(layer) if hasattr(layer, "head_size") else (layer.kv_cache, 0)

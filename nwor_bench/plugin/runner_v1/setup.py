@@ -3,9 +3,11 @@
 import logging
 from typing import Any
 
+from vllm.model_executor.layers.attention.mla_attention import MLACommonMetadataBuilder
 from vllm.v1.attention.backends.cpu_attn import CPUAttentionMetadataBuilder
 
 from nwor_bench.plugin.runner_v1.cpu_attention import ReferenceCPUAttentionImpl
+from nwor_bench.plugin.runner_v1.mla_attention import StagingCPUMLAImpl
 from nwor_bench.plugin.runner_v1.staging import StagingBuffers
 from nwor_bench.plugin.staging import refusals
 from nwor_bench.plugin.staging.layers import (
@@ -13,11 +15,16 @@ from nwor_bench.plugin.staging.layers import (
     SlotRows,
     StagingUnavailable,
     TargetLayers,
+    is_latent,
+    rows_of,
     slot_rows,
 )
 from nwor_bench.records import fallback_reasons as reasons
 
 logger = logging.getLogger("vllm.nwor_bench")
+
+BUILDERS = (CPUAttentionMetadataBuilder, MLACommonMetadataBuilder)
+"""Builders whose metadata describe the step's requests."""
 
 
 def set_up_staging(
@@ -52,15 +59,18 @@ def stageable_layers(runner: Any, target: TargetLayers) -> tuple[list[LayerCache
         reason = next((found for layer in theirs if (found := why(layer)) is not None), None)
         if reason is not None:
             raise StagingUnavailable(reason)
+    if runner.use_async_scheduling and any(map(is_latent, theirs)):
+        # Windows are prefills there, and the host's lengths of their contexts are guesses.
+        raise StagingUnavailable("latent_attention_async_scheduling")
     slots = slot_rows(runner, target.staged)
     layers = [
-        LayerCache(name, context[name].kv_cache, context[name].head_size, runner.dtype, row)
+        LayerCache(name, *rows_of(context[name]), runner.dtype, row)
         for name, row in zip(target.staged, slots.of_layer, strict=True)
     ]
     return layers, slots
 
 
 def _why_unsupported(layer: Any) -> str | None:
-    if not isinstance(layer.impl, ReferenceCPUAttentionImpl):
+    if not isinstance(layer.impl, (ReferenceCPUAttentionImpl, StagingCPUMLAImpl)):
         return reasons.unsupported_attention(type(layer.impl).__name__)
-    return layer.impl.why_stock or refusals.of_layer(layer, (CPUAttentionMetadataBuilder,))
+    return layer.impl.why_stock or refusals.of_layer(layer, BUILDERS)

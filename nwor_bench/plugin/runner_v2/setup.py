@@ -9,8 +9,10 @@ import torch
 from torch import Tensor
 
 from nwor_bench.plugin.patching import Patch, PatchSet
-from nwor_bench.plugin.runner_v2.attention import BUILDERS, StagingAttention, why_unsupported
+from nwor_bench.plugin.runner_v2 import attention, mla_attention
+from nwor_bench.plugin.runner_v2.attention import StagingAttention
 from nwor_bench.plugin.runner_v2.graph_sets import StagingGraphs
+from nwor_bench.plugin.runner_v2.mla_attention import MlaStagingAttention
 from nwor_bench.plugin.runner_v2.persisting_l2 import PersistingL2
 from nwor_bench.plugin.runner_v2.plan import WindowPlanner
 from nwor_bench.plugin.runner_v2.staging import GpuStaging
@@ -22,11 +24,14 @@ from nwor_bench.plugin.staging.layers import (
     SlotRows,
     StagingUnavailable,
     TargetLayers,
+    is_latent,
+    rows_of,
     slot_rows,
 )
 from nwor_bench.plugin.staging.window import Window
 from nwor_bench.records import fallback_reasons as reasons
 from nwor_bench.records.types import StageBy, StageL2
+from nwor_kernels.mla_verify_attention.kernel import create_workspace
 from nwor_kernels.verify_attention.kernel import VerifyWorkspace
 
 logger = logging.getLogger("vllm.nwor_bench")
@@ -104,8 +109,8 @@ def _parts(runner: Any, target: TargetLayers, settings: PluginSettings) -> Stagi
             most_referenced=most,
         )
 
-    attention = _attention_patches(runner, target, length, window, staging, inputs)
-    return StagingParts(window, staging, inputs, *planned(False), attention, *planned(True))
+    patches = _attention_patches(runner, target, length, window, staging, inputs)
+    return StagingParts(window, staging, inputs, *planned(False), patches, *planned(True))
 
 
 def _why_layers_cannot(
@@ -114,11 +119,17 @@ def _why_layers_cannot(
     """The fallback reason of the first target layer whose attention is not ours to replace."""
     context = runner.compilation_config.static_forward_context
     layers = {name: context[name] for name in names}
-    found = (why_unsupported(layer, length, runner.dtype) for layer in layers.values())
+    found = (_why_layer_cannot(layer, length, runner.dtype) for layer in layers.values())
     reason = next((reason for reason in found if reason is not None), None)
     if reason is None and not names and target.recurrent:
         return reasons.RECURRENT_LAYERS
-    return reason or refusals.of_groups(runner.attn_groups, layers, BUILDERS)
+    builders = (*attention.BUILDERS, *mla_attention.BUILDERS)
+    return reason or refusals.of_groups(runner.attn_groups, layers, builders)
+
+
+def _why_layer_cannot(layer: Any, length: int, dtype: torch.dtype) -> str | None:
+    kind = mla_attention if is_latent(layer) else attention
+    return refusals.of_kind(layer) or kind.why_unsupported(layer, length, dtype)
 
 
 def _attention_patches(
@@ -131,31 +142,34 @@ def _attention_patches(
 ) -> PatchSet:
     context = runner.compilation_config.static_forward_context
     numbers = {layer.name: number for number, layer in enumerate(staging.layers)}
-    workspaces: dict[tuple[int, int, int], VerifyWorkspace] = {}
+    workspaces: dict[tuple[int, ...], VerifyWorkspace] = {}
     patches: list[Patch] = []
     for name in [*numbers, *target.sharing]:
-        layer = context[name]
-        patches += StagingAttention(
-            numbers[target.sharing.get(name, name)],
-            layer,
-            window,
-            staging,
-            inputs,
-            inputs.table_of[name],
-            _workspace(workspaces, layer.impl, runner, length),
-            writes=name in numbers,
-        ).patches()
+        layer, number = context[name], numbers[target.sharing.get(name, name)]
+        around = (window, staging, inputs, inputs.table_of[name])
+        workspace = _workspace(workspaces, layer, runner, length)
+        if is_latent(layer):
+            patches += MlaStagingAttention(number, layer, *around, workspace).patches()
+        else:
+            writes = name in numbers
+            patches += StagingAttention(number, layer, *around, workspace, writes=writes).patches()
     return PatchSet(patches)
 
 
 def _workspace(
-    made: dict[tuple[int, int, int], VerifyWorkspace], impl: Any, runner: Any, length: int
+    made: dict[tuple[int, ...], VerifyWorkspace], layer: Any, runner: Any, length: int
 ) -> VerifyWorkspace:
     """The workspace of layers of this shape: they run one after the other."""
-    shape = impl.num_heads, impl.num_kv_heads, impl.head_size
-    if shape not in made:
+    impl, most = layer.impl, runner.max_num_reqs
+    latent = (impl.kv_lora_rank, impl.qk_rope_head_dim) if is_latent(layer) else ()
+    shape = (impl.num_heads, impl.num_kv_heads, impl.head_size, *latent)
+    if shape not in made and latent:
+        made[shape] = create_workspace(
+            most, length, impl.num_heads, *latent, runner.dtype.itemsize, runner.device
+        )
+    elif shape not in made:
         made[shape] = VerifyWorkspace.create(
-            max_requests=runner.max_num_reqs,
+            max_requests=most,
             num_heads=impl.num_heads,
             num_kv_heads=impl.num_kv_heads,
             head_dim=impl.head_size,
@@ -175,7 +189,8 @@ def _memory_of(device: torch.device) -> int | None:
 def most_referenced_rows(layers: list[Any], itemsize: int, memory_bytes: int | None) -> int | None:
     """Most rows of a step that may stay alive by reference in every layer.
 
-    A row's K and V are views into the layer's fused QKV, all of which they keep alive.
+    A row's K and V are views into the layer's fused QKV, all of which they keep alive; those of a
+    latent layer likewise.
 
     Args:
         layers: vLLM's attention layers of the target, on this rank.
@@ -184,11 +199,16 @@ def most_referenced_rows(layers: list[Any], itemsize: int, memory_bytes: int | N
     """
     if memory_bytes is None:
         return None
-    row = sum(
-        (layer.impl.num_heads + 2 * layer.impl.num_kv_heads) * layer.impl.head_size
-        for layer in layers
-    )
+    row = sum(_held_elements(layer.impl, is_latent(layer)) for layer in layers)
     return memory_bytes // REFERENCED_PART // (row * itemsize)
+
+
+def _held_elements(impl: Any, latent: bool) -> int:
+    """Elements of a row that holding its K and V keeps alive."""
+    if not latent:
+        return (impl.num_heads + 2 * impl.num_kv_heads) * impl.head_size
+    # The normalised latent; the rotary part is a view of what both projections down gave.
+    return impl.kv_lora_rank + (impl.q_lora_rank or 0) + impl.head_size
 
 
 def why_runner_cannot_stage(runner: Any) -> str | None:
@@ -212,7 +232,7 @@ def target_caches(runner: Any, names: Sequence[str], slots: SlotRows) -> list[La
     """The target's caches on a GPU."""
     context = runner.compilation_config.static_forward_context
     return [
-        LayerCache(name, layer.kv_cache, layer.head_size, runner.dtype, row, _scales_of(layer))
+        LayerCache(name, *rows_of(layer), runner.dtype, row, _scales_of(layer))
         for name, row, layer in zip(
             names, slots.of_layer, (context[name] for name in names), strict=True
         )
@@ -223,4 +243,5 @@ def _scales_of(layer: Any) -> tuple[Tensor, Tensor] | None:
     """K and V scale of an fp8 cache."""
     if not layer.impl.kv_cache_dtype.startswith("fp8"):
         return None
-    return layer._k_scale.view(-1), layer._v_scale.view(-1)
+    key_scale = layer._k_scale.view(-1)
+    return key_scale, key_scale if is_latent(layer) else layer._v_scale.view(-1)

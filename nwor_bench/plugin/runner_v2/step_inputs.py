@@ -69,7 +69,7 @@ class StepInputs:
                 size = group.kv_cache_spec.block_size
                 if group.kernel_block_size is not None:
                     table, size = group.kernel_block_table[0], group.kernel_block_size
-                if any(context[name].kv_cache.shape[2] != size for name in wanted):
+                if any(context[name].kv_cache.shape[-2] != size for name in wanted):
                     raise StagingUnavailable("attention:kernel_blocks")
                 self.table_of.update(dict.fromkeys(wanted, len(self._block_tables)))
                 self._block_tables.append(table)

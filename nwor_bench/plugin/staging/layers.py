@@ -40,6 +40,22 @@ class LayerCache:
         return cache.shape[1] * cache.shape[3] * cache.element_size()
 
 
+def is_latent(layer: Any) -> bool:
+    """True for latent attention (MLA), whose cache has one row a token and no heads."""
+    return getattr(layer, "kv_lora_rank", None) is not None
+
+
+def rows_of(layer: Any) -> tuple[Tensor, int]:
+    """(A layer's cache as `LayerCache` has it, elements of a row that are staged as K).
+
+    A latent layer's cache is [blocks, block_size, latent + rotary part]: one head, whose K is the
+    latent and whose V is the rotary part.
+    """
+    if is_latent(layer):
+        return layer.kv_cache.unsqueeze(1), layer.kv_lora_rank
+    return layer.kv_cache, layer.head_size
+
+
 def partition(layers: Sequence[LayerCache]) -> list[list[LayerCache]]:
     """Layers by what one launch must agree on, in the order of their first appearance.
 

@@ -16,10 +16,20 @@ from vllm.model_executor.layers.mamba.abstract import MambaBase
 
 from nwor_bench.records import fallback_reasons as reasons
 
-SPLIT_OPS = ("vllm::unified_kv_cache_update", "vllm::unified_attention_with_output")
-"""The write and the attention: compiled code and piecewise graphs must end before each."""
+SPLIT_OPS = (
+    "vllm::unified_kv_cache_update",
+    "vllm::unified_attention_with_output",
+    "vllm::unified_mla_kv_cache_update",
+    "vllm::unified_mla_attention_with_output",
+)
+"""The writes and the attentions: compiled code and piecewise graphs must end before each."""
 
-FUSIONS = ("fuse_attn_quant", "fuse_rope_kvcache", "fuse_qk_norm_rope_kvcache")
+FUSIONS = (
+    "fuse_attn_quant",
+    "fuse_rope_kvcache",
+    "fuse_qk_norm_rope_kvcache",
+    "fuse_rope_kvcache_cat_mla",
+)
 """vLLM's passes that put the write or the attention into another kernel."""
 
 SCALES = ("output_scale", "output_block_scale")
@@ -27,6 +37,9 @@ SCALES = ("output_scale", "output_block_scale")
 
 NOT_STAGED = "attention:kv_not_staged"
 """Attention of a layer whose write hook did not run in this step."""
+
+NOT_CAUSAL = "attention:not_causal"
+"""Attention in which a token sees later ones of its window."""
 
 
 def of_compilation(config: Any, cudagraph_manager: Any) -> str | None:
@@ -154,10 +167,35 @@ def of_step(metadata: Any, requests: int | None) -> str | None:
         if rows != (requests, requests):
             return "attention:other_requests"
     if getattr(metadata, "causal", True) is not True:
-        return "attention:not_causal"
+        return NOT_CAUSAL
     for name in ("rswa_window", "rswa_prefix_lens"):
         if getattr(metadata, name, None) is not None:
             return f"attention:{name}"
+    return None
+
+
+def of_latent_step(
+    metadata: Any, num_draft_tokens: Sequence[int], *, windows_decode: bool = True
+) -> str | None:
+    """The fallback reason of a latent layer's metadata in this step; None if they fit the window.
+
+    vLLM puts requests with few rows first, as decodes. The length of the context of what comes
+    behind them, as prefill, is the host's, which is not exact for windows under async scheduling.
+
+    Args:
+        metadata: vLLM's `MLACommonMetadata`.
+        num_draft_tokens: drafts of each request of the window.
+        windows_decode: windows are to be decodes, whose own rows attention reads from where we
+            say; else prefills, whose own rows it takes from the activations.
+    """
+    if metadata.num_reqs != len(num_draft_tokens):
+        return "attention:other_requests"
+    if metadata.causal is not True:
+        return NOT_CAUSAL
+    if windows_decode and any(num_draft_tokens[metadata.num_decodes :]):
+        return "attention:window_as_prefill"
+    if not windows_decode and any(num_draft_tokens[: metadata.num_decodes]):
+        return "attention:window_as_decode"
     return None
 
 

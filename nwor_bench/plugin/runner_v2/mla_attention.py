@@ -1,0 +1,211 @@
+"""A latent (MLA) layer's attention on a GPU while NWOR stages: stock methods, wrapped in place.
+
+A cached row is a latent and a rotary part, without heads: they are staged as K and V of one head.
+vLLM runs requests with few query rows absorbed (`forward_mqa`), as queries over cached rows; there
+our kernel reads the window from where it is staged. Other requests' own K/V come from the step's
+activations (`forward_mha`), their context from the cache.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from vllm.v1.attention.backends.mla.flashattn_mla import (
+    FlashAttnMLAImpl,
+    FlashAttnMLAMetadataBuilder,
+)
+from vllm.v1.attention.backends.mla.flashmla import FlashMLAImpl, FlashMLAMetadataBuilder
+from vllm.v1.attention.backends.mla.triton_mla import TritonMLAImpl, TritonMLAMetadataBuilder
+
+from nwor_bench.plugin.patching import Patch
+from nwor_bench.plugin.runner_v2.attention import FP8
+from nwor_bench.plugin.runner_v2.batch import GpuWindowBatch
+from nwor_bench.plugin.runner_v2.staging import GpuStaging
+from nwor_bench.plugin.runner_v2.step_inputs import StepInputs
+from nwor_bench.plugin.staging import refusals
+from nwor_bench.plugin.staging.window import Window
+from nwor_bench.records import fallback_reasons as reasons
+from nwor_kernels.mla_verify_attention.kernel import mla_verify_attention_triton
+from nwor_kernels.mla_verify_attention.shape import unsupported_reason
+from nwor_kernels.verify_attention.workspace import VerifyWorkspace
+
+SUPPORTED = (FlashAttnMLAImpl, FlashMLAImpl, TritonMLAImpl)
+"""Implementations that take windows as decodes, over a cache [blocks, block_size, width]."""
+
+BUILDERS = (FlashAttnMLAMetadataBuilder, FlashMLAMetadataBuilder, TritonMLAMetadataBuilder)
+"""Their metadata builders."""
+
+
+def why_unsupported(layer: Any, max_query_len: int, dtype: torch.dtype) -> str | None:
+    """The fallback reason of a latent layer that cannot be staged; None if it can."""
+    impl = layer.impl
+    if type(impl) not in SUPPORTED:
+        return reasons.unsupported_attention(type(impl).__name__)
+    reason = refusals.of_layer(layer, BUILDERS)
+    if reason is not None:
+        return reason
+    if layer.sliding_window is not None:
+        return "latent_sliding_window"
+    if layer.non_causal_multi_token_decode:
+        return refusals.NOT_CAUSAL
+    quantised = impl.kv_cache_dtype not in ("auto", "bfloat16", "float16", "float32")
+    if quantised and impl.kv_cache_dtype not in FP8:
+        return reasons.cache_dtype(impl.kv_cache_dtype)
+    cache_dtype = torch.float8_e4m3fn if quantised else dtype
+    return unsupported_reason(
+        impl.kv_lora_rank, impl.qk_rope_head_dim, max_query_len, dtype, cache_dtype
+    )
+
+
+class MlaStagingAttention:
+    """Wraps the write and the attention of one latent target layer.
+
+    Args:
+        number: the layer's number among the target layers.
+        layer: vLLM's `MLAAttention`.
+        window: the window in flight.
+        staging: holds the window's rows.
+        inputs: what it reads of the step besides them.
+        table: number of the layer's block table among the inputs.
+        workspace: partial results of split attention, shared by layers of its shape.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        layer: Any,
+        window: Window,
+        staging: GpuStaging,
+        inputs: StepInputs,
+        table: int,
+        workspace: VerifyWorkspace,
+    ):
+        self._number = number
+        self._layer = layer
+        self._window = window
+        self._set, self._place = staging.place(number)
+        self._slot_row = staging.layers[number].slot_row
+        self._inputs = inputs
+        self._table = table
+        self._workspace = workspace
+        self._latent_dim = int(layer.impl.kv_lora_rank)
+        self._scale = float(layer.impl.scale)
+        self._quantised = layer.impl.kv_cache_dtype in FP8
+
+    def patches(self) -> list[Patch]:
+        """The patches of its write and of both ways of its attention; not yet applied."""
+        impl = self._layer.impl
+        return [
+            Patch(impl, "do_kv_cache_update", self._wrap_write),
+            Patch(impl, "forward_mha", self._wrap_prefill),
+            Patch(impl, "forward_mqa", self._wrap_decode),
+        ]
+
+    def _wrap_write(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        window, number, slot_row = self._window, self._number, self._slot_row
+
+        def do_kv_cache_update(
+            latent: Tensor, key_pe: Tensor, kv_cache: Tensor, slot_mapping: Tensor, *args: Any
+        ) -> None:
+            staged = window.is_staging and window.stage(number, latent.unsqueeze(1), key_pe)
+            if staged and not window.is_control:
+                batch = window.batch
+                assert isinstance(batch, GpuWindowBatch)
+                if batch.direct_slots is None:
+                    return
+                slot_mapping = batch.direct_slots_of[slot_row]
+            original(latent, key_pe, kv_cache, slot_mapping, *args)
+
+        return do_kv_cache_update
+
+    def _wrap_prefill(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Prefills read the cache too, of requests without a window: `_guard` sees to that."""
+
+        def forward_mha(
+            query: Tensor,
+            latent: Tensor,
+            key_pe: Tensor,
+            kv_cache: Tensor,
+            attn_metadata: Any,
+            *args: Any,
+            **kwargs: Any,
+        ) -> Any:
+            self._guard(attn_metadata)
+            return original(query, latent, key_pe, kv_cache, attn_metadata, *args, **kwargs)
+
+        return forward_mha
+
+    def _wrap_decode(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def forward_mqa(
+            query: Tensor | tuple[Tensor, Tensor],
+            kv_cache: Tensor,
+            attn_metadata: Any,
+            layer: Any,
+        ) -> tuple[Tensor, Tensor | None]:
+            batch = self._guard(attn_metadata)
+            if batch is None:
+                return original(query, kv_cache, attn_metadata, layer)
+            parts = self._parts_of(query)
+            if batch.tokens_per_request is None:
+                # Requests without a window attend here; the others' rows are overwritten below.
+                output, sums = original(query, kv_cache, attn_metadata, layer)
+            else:
+                latent = self._set.keys[self._place]
+                output, sums = latent.new_empty(parts[0].shape), None
+            self._verify(batch, parts, kv_cache, output)
+            return output, sums
+
+        return forward_mqa
+
+    def _guard(self, metadata: Any) -> GpuWindowBatch | None:
+        """The window if this layer's attention is to read it; aborted if the step does not fit."""
+        window = self._window
+        if not window.is_staging:
+            return None
+        batch = window.batch
+        assert isinstance(batch, GpuWindowBatch)
+        reason = None if window.has_staged(self._number) else refusals.NOT_STAGED
+        reason = reason or refusals.of_latent_step(metadata, batch.num_draft_tokens)
+        if reason is None:
+            return batch
+        window.abort(reason)  # before the cache is read for this layer
+        return None
+
+    def _parts_of(self, query: Tensor | tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        """(Absorbed part, rotary part) of queries; vLLM joins them when it quantises them."""
+        if isinstance(query, tuple):
+            return query
+        return query[..., : self._latent_dim], query[..., self._latent_dim :]
+
+    def _verify(
+        self,
+        batch: GpuWindowBatch,
+        query: tuple[Tensor, Tensor],
+        kv_cache: Tensor,
+        output: Tensor,
+    ) -> None:
+        inputs, views = self._inputs, self._inputs.views
+        starts, ends = batch.staged_start, batch.staged_end
+        if starts is None or ends is None:
+            starts, ends = views.row_start, views.row_end
+        layer = self._layer
+        quantised_query = query[0].dtype == torch.float8_e4m3fn
+        mla_verify_attention_triton(
+            *query,
+            self._set.keys[self._place],
+            self._set.values[self._place],
+            kv_cache,
+            views.query_start_loc,
+            views.seq_lens,
+            views.block_tables[self._table],
+            starts,
+            ends,
+            output,
+            scale=self._scale,
+            max_query_len=batch.max_query_len,
+            max_seq_len=inputs.max_seq_len,
+            q_scale=layer._q_scale.view(-1) if quantised_query else None,
+            k_scale=layer._k_scale.view(-1) if self._quantised else None,
+            workspace=self._workspace,
+        )

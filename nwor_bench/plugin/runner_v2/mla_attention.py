@@ -6,17 +6,12 @@ our kernel reads the window from where it is staged. Other requests' own K/V com
 activations (`forward_mha`), their context from the cache.
 """
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
-from vllm.v1.attention.backends.mla.flashattn_mla import (
-    FlashAttnMLAImpl,
-    FlashAttnMLAMetadataBuilder,
-)
-from vllm.v1.attention.backends.mla.flashmla import FlashMLAImpl, FlashMLAMetadataBuilder
-from vllm.v1.attention.backends.mla.triton_mla import TritonMLAImpl, TritonMLAMetadataBuilder
 
 from nwor_bench.plugin.patching import Patch
 from nwor_bench.plugin.runner_v2.attention import FP8
@@ -30,19 +25,37 @@ from nwor_kernels.mla_verify_attention.kernel import mla_verify_attention_triton
 from nwor_kernels.mla_verify_attention.shape import unsupported_reason
 from nwor_kernels.verify_attention.workspace import VerifyWorkspace
 
-SUPPORTED = (FlashAttnMLAImpl, FlashMLAImpl, TritonMLAImpl)
-"""Implementations that take windows as decodes, over a cache [blocks, block_size, width]."""
+BACKENDS = {
+    "flashattn_mla": ("FlashAttnMLAImpl", "FlashAttnMLAMetadataBuilder"),
+    "flashmla": ("FlashMLAImpl", "FlashMLAMetadataBuilder"),
+    "triton_mla": ("TritonMLAImpl", "TritonMLAMetadataBuilder"),
+}
+"""Implementation and metadata builder of vLLM's modules that take windows as decodes, over a cache
+[blocks, block_size, width]."""
 
-BUILDERS = (FlashAttnMLAMetadataBuilder, FlashMLAMetadataBuilder, TritonMLAMetadataBuilder)
-"""Their metadata builders."""
+
+def supported() -> tuple[tuple[type, ...], tuple[type, ...]]:
+    """(Implementations, builders) of those modules that vLLM has imported in this process.
+
+    Importing the others may fail, and no layer can have them.
+    """
+    found = []
+    for module, names in BACKENDS.items():
+        loaded = sys.modules.get(f"vllm.v1.attention.backends.mla.{module}")
+        classes = [getattr(loaded, name, None) for name in names]
+        if None not in classes:
+            found.append(classes)
+    implementations, builders = zip(*found, strict=True) if found else ((), ())
+    return implementations, builders
 
 
 def why_unsupported(layer: Any, max_query_len: int, dtype: torch.dtype) -> str | None:
     """The fallback reason of a latent layer that cannot be staged; None if it can."""
     impl = layer.impl
-    if type(impl) not in SUPPORTED:
+    implementations, builders = supported()
+    if type(impl) not in implementations:
         return reasons.unsupported_attention(type(impl).__name__)
-    reason = refusals.of_layer(layer, BUILDERS)
+    reason = refusals.of_layer(layer, builders)
     if reason is not None:
         return reason
     if layer.sliding_window is not None:

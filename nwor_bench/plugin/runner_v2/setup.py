@@ -123,7 +123,10 @@ def _why_layers_cannot(
     reason = next((reason for reason in found if reason is not None), None)
     if reason is None and not names and target.recurrent:
         return reasons.RECURRENT_LAYERS
-    builders = (*attention.BUILDERS, *mla_attention.BUILDERS)
+    if reason is None and any(map(is_latent, layers.values())):
+        compilation, manager = runner.compilation_config, runner.cudagraph_manager
+        reason = refusals.of_compilation(compilation, manager, refusals.LATENT_SPLIT_OPS)
+    builders = (*attention.BUILDERS, *mla_attention.supported()[1])
     return reason or refusals.of_groups(runner.attn_groups, layers, builders)
 
 

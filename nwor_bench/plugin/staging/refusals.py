@@ -16,13 +16,14 @@ from vllm.model_executor.layers.mamba.abstract import MambaBase
 
 from nwor_bench.records import fallback_reasons as reasons
 
-SPLIT_OPS = (
-    "vllm::unified_kv_cache_update",
-    "vllm::unified_attention_with_output",
+SPLIT_OPS = ("vllm::unified_kv_cache_update", "vllm::unified_attention_with_output")
+"""The write and the attention: compiled code and piecewise graphs must end before each."""
+
+LATENT_SPLIT_OPS = (
     "vllm::unified_mla_kv_cache_update",
     "vllm::unified_mla_attention_with_output",
 )
-"""The writes and the attentions: compiled code and piecewise graphs must end before each."""
+"""The same of latent attention."""
 
 FUSIONS = (
     "fuse_attn_quant",
@@ -42,7 +43,9 @@ NOT_CAUSAL = "attention:not_causal"
 """Attention in which a token sees later ones of its window."""
 
 
-def of_compilation(config: Any, cudagraph_manager: Any) -> str | None:
+def of_compilation(
+    config: Any, cudagraph_manager: Any, ops: Sequence[str] = SPLIT_OPS
+) -> str | None:
     """The fallback reason of a way to compile and capture under which K/V cannot be held.
 
     For staging on a GPU. On a CPU nothing is captured and drafts are copied at once.
@@ -50,6 +53,7 @@ def of_compilation(config: Any, cudagraph_manager: Any) -> str | None:
     Args:
         config: vLLM's `CompilationConfig`.
         cudagraph_manager: the V2 runner's; None without CUDA graphs.
+        ops: the target's writes and attentions.
     """
     if _is_breakable(cudagraph_manager):
         return (
@@ -65,7 +69,7 @@ def of_compilation(config: Any, cudagraph_manager: Any) -> str | None:
     if fusion is not None:
         return fusion
     splits = getattr(config, "splitting_ops", None) or ()
-    if mode != CompilationMode.VLLM_COMPILE or not set(SPLIT_OPS) <= set(splits):
+    if mode != CompilationMode.VLLM_COMPILE or not set(ops) <= set(splits):
         return "whole_graph_compilation"  # Inductor gives one layer's buffers to the next
     return None
 

@@ -1,0 +1,271 @@
+"""Latent layers wrapped as in mode stage on a GPU, against layers that were never wrapped.
+
+The stock part is torch, and the kernel is replaced by its reference: compared are attention's
+output in every layer and every byte of the caches.
+"""
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+pytestmark = pytest.mark.slow  # vLLM's attention backends are imported
+
+LAYERS, DRAFTS, CONTEXT, BLOCK_SIZE, BLOCKS_EACH = 2, 3, 9, 4, 6
+HEADS, LATENT, PE = 2, 8, 4
+WIDTH = LATENT + PE
+
+
+class StockImpl:
+    """Stock write and absorbed attention of one layer, over a paged cache."""
+
+    scale, kv_lora_rank, kv_cache_dtype = 0.3, LATENT, "auto"
+
+    def __init__(self) -> None:
+        self.prefills = 0
+
+    def do_kv_cache_update(
+        self, latent: Tensor, key_pe: Tensor, cache: Tensor, slots: Tensor, kind: str, scale: Any
+    ) -> None:
+        rows = torch.cat([latent, key_pe.squeeze(1)], dim=-1)
+        written = slots >= 0
+        cache.view(-1, WIDTH)[slots[written]] = rows[: len(slots)][written]
+
+    def forward_mqa(self, query: Any, cache: Tensor, metadata: Any, layer: Any) -> Any:
+        joined = torch.cat(query, dim=-1) if isinstance(query, tuple) else query
+        output = torch.full((*joined.shape[:2], LATENT), torch.nan)
+        for request in range(metadata.num_decodes):
+            first, last = metadata.query_start_loc[request : request + 2].tolist()
+            length = int(metadata.seq_lens_of[request])
+            blocks = metadata.block_table[request]
+            rows = cache[blocks.long()].flatten(0, 1)[:length]
+            for row in range(first, last):
+                seen = rows[: length - (last - row) + 1]
+                weights = (joined[row] @ seen.T * self.scale).softmax(-1)
+                output[row] = weights @ seen[:, :LATENT]
+        return output, None
+
+    def forward_mha(self, *_: Any) -> None:
+        self.prefills += 1
+
+
+class LatentLayers:
+    """Layers with equal random caches and rows in every instance; `monkeypatch` wraps them."""
+
+    def __init__(self, lengths: list[int], monkeypatch: pytest.MonkeyPatch | None = None):
+        from wrapped_layers import CpuStaging
+
+        from nwor_bench.plugin.patching import PatchSet
+        from nwor_bench.plugin.runner_v2 import mla_attention
+        from nwor_bench.plugin.staging.layers import LayerCache, rows_of
+        from nwor_bench.plugin.staging.window import Window
+
+        self.lengths = lengths
+        random = torch.Generator().manual_seed(3)
+        rows, requests = sum(lengths), len(lengths)
+        shape = (requests * BLOCKS_EACH, BLOCK_SIZE, WIDTH)
+        self.caches = [torch.randn(shape, generator=random) for _ in range(LAYERS)]
+        self.rows = torch.randn(LAYERS, rows, WIDTH, generator=random)
+        self.query = torch.randn(rows, HEADS, WIDTH, generator=random)
+        self.outputs: list[Tensor] = []
+        self.layers: list[Any] = [
+            SimpleNamespace(impl=StockImpl(), kv_cache=cache, kv_lora_rank=LATENT)
+            for cache in self.caches
+        ]
+        starts = np.cumsum([0, *lengths]).astype(np.int32)
+        self.starts = starts
+        places = [r * BLOCKS_EACH * BLOCK_SIZE + CONTEXT + i for r, n in enumerate(lengths)
+                  for i in range(n)]  # fmt: skip
+        self.slots = torch.tensor(places)
+        held = [LayerCache(str(n), *rows_of(e), torch.float32) for n, e in enumerate(self.layers)]
+        self.staging = CpuStaging(held, requests * DRAFTS)
+        self.window = Window(self.staging)
+        if monkeypatch is not None:
+            from nwor_kernels.mla_verify_attention import mla_verify_attention_reference
+
+            def reference(*tensors: Tensor, **told: Any) -> None:
+                for unused in ("max_query_len", "max_seq_len", "workspace"):
+                    told.pop(unused)
+                mla_verify_attention_reference(*tensors, **told)
+
+            monkeypatch.setattr(mla_attention, "mla_verify_attention_triton", reference)
+            step, ends = self.metadata(requests), torch.from_numpy(starts)
+            views = SimpleNamespace(
+                query_start_loc=step.query_start_loc, seq_lens=step.seq_lens_of,
+                block_tables=(step.block_table,), row_start=ends[:-1], row_end=ends[1:],
+            )  # fmt: skip
+            inputs: Any = SimpleNamespace(views=views, max_seq_len=99)
+            around = (self.window, self.staging, inputs, 0, None)
+            PatchSet(
+                patch
+                for number, layer in enumerate(self.layers)
+                for patch in mla_attention.MlaStagingAttention(number, layer, *around).patches()  # type: ignore[arg-type]
+            ).apply()
+
+    def metadata(self, num_decodes: int, **changes: Any) -> Any:
+        """The step's, of which the first `num_decodes` requests are decodes."""
+        table = torch.arange(len(self.lengths) * BLOCKS_EACH, dtype=torch.int32)
+        facts = {
+            "num_reqs": len(self.lengths),
+            "num_decodes": num_decodes,
+            "causal": True,
+            "query_start_loc": torch.from_numpy(self.starts),
+            "seq_lens_of": torch.tensor([CONTEXT + n for n in self.lengths], dtype=torch.int32),
+            "block_table": table.view(-1, BLOCKS_EACH),
+        }
+        return SimpleNamespace(**(facts | changes))
+
+    def begin(self, copied: bool, control: bool = False) -> None:
+        """Open a window: the whole step where all requests have one, else the drafts alone."""
+        from nwor_bench.plugin.runner_v2.batch import DraftCounts, drafts_only, whole_step
+
+        drafts = np.array([DRAFTS if n == DRAFTS + 1 else 0 for n in self.lengths], dtype=np.int32)
+        counts = DraftCounts(drafts, sum(self.lengths))
+        if (drafts == DRAFTS).all() and not copied:
+            rows = torch.arange(sum(self.lengths))
+            batch = whole_step(counts, DRAFTS + 1, rows, self.slots)
+        else:
+            batch = drafts_only(counts, self.starts, self.slots, copied=copied)
+        self.staging.open(batch)
+        self.window.begin(batch, control=control)
+
+    def forward(
+        self, num_decodes: int | None = None, silent: int | None = None, joined: bool = False,
+        **changes: Any,
+    ) -> "LatentLayers":  # fmt: skip
+        """Run all layers; the write of layer `silent` runs past every hook."""
+        decodes = len(self.lengths) if num_decodes is None else num_decodes
+        metadata = self.metadata(decodes, **changes)
+        until = int(self.starts[decodes])
+        for number, layer in enumerate(self.layers):
+            latent, key_pe = self.rows[number].split([LATENT, PE], dim=-1)
+            write = (latent, key_pe.unsqueeze(1), layer.kv_cache, self.slots, "auto", None)
+            if number == silent:
+                StockImpl.do_kv_cache_update(layer.impl, *write)
+            else:
+                layer.impl.do_kv_cache_update(*write)
+            if until < len(self.query):
+                layer.impl.forward_mha(None, None, None, layer.kv_cache, metadata, None)
+            query = self.query[:until]
+            parts = query if joined else query.split([LATENT, PE], dim=-1)
+            if until:
+                args = (parts, layer.kv_cache, metadata, layer)
+                self.outputs.append(layer.impl.forward_mqa(*args)[0])
+        return self
+
+
+@pytest.fixture(params=[[4, 4], [4, 4, 1, 2]], ids=["windows alone", "mixed"])
+def lengths(request: pytest.FixtureRequest) -> list[int]:
+    return request.param
+
+
+def check_same(ours: LatentLayers, stock: LatentLayers, *, caches: bool) -> None:
+    for one, other in zip(ours.outputs, stock.outputs, strict=True):
+        torch.testing.assert_close(one, other)
+    same = [torch.equal(a, b) for a, b in zip(ours.caches, stock.caches, strict=True)]
+    assert same == [caches] * LAYERS
+
+
+@pytest.mark.parametrize("joined", [False, True])
+@pytest.mark.parametrize("copied", [False, True])
+def test_a_window_is_read_from_where_it_is_staged(
+    lengths: list[int], copied: bool, joined: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stock = LatentLayers(lengths).forward()
+    ours = LatentLayers(lengths, monkeypatch)
+    ours.begin(copied)
+    ours.forward(joined=joined)
+    assert ours.window.staged_every_layer
+    assert ours.window.fallback_reason is None
+    check_same(ours, stock, caches=False)
+    ours.window.abort("planted")  # what was held is what stock would have written
+    check_same(ours, stock, caches=True)
+
+
+def test_a_control_window_is_written_at_once(
+    lengths: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stock = LatentLayers(lengths).forward()
+    ours = LatentLayers(lengths, monkeypatch)
+    ours.begin(copied=False, control=True)
+    check_same(ours.forward(), stock, caches=True)
+
+
+@pytest.mark.parametrize(
+    ("step", "reason"),
+    [
+        ({"silent": 0}, "attention:kv_not_staged"),
+        ({"silent": 1}, "attention:kv_not_staged"),
+        ({"causal": False}, "attention:not_causal"),
+        ({"num_reqs": 5}, "attention:other_requests"),
+        ({"num_decodes": 1}, "attention:window_as_prefill"),
+        ({"num_decodes": 0}, "attention:window_as_prefill"),
+    ],
+)
+def test_a_step_otherwise_than_planned_is_written_before_it_is_read(
+    step: dict[str, Any], reason: str, lengths: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stock = LatentLayers(lengths).forward(**step)
+    ours = LatentLayers(lengths, monkeypatch)
+    ours.begin(copied=False)
+    ours.forward(**step)
+    assert ours.window.fallback_reason == reason
+    check_same(ours, stock, caches=True)
+
+
+def test_prefills_behind_the_windows_are_left_to_stock_attention(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ours = LatentLayers([4, 4, 1, 7], monkeypatch)
+    ours.begin(copied=False)
+    ours.forward(num_decodes=3)
+    assert ours.window.fallback_reason is None
+    assert [layer.impl.prefills for layer in ours.layers] == [1] * LAYERS
+    check_same(ours, LatentLayers([4, 4, 1, 7]).forward(num_decodes=3), caches=False)
+
+
+def latent_layer(**changes: Any) -> Any:
+    """A layer of vLLM's Triton implementation, made without a GPU; `changes` are the impl's."""
+    from vllm.v1.attention.backends.mla.triton_mla import TritonMLABackend, TritonMLAImpl
+
+    impl = object.__new__(TritonMLAImpl)
+    facts = {"kv_cache_dtype": "auto", "kv_lora_rank": 512, "qk_rope_head_dim": 64}
+    vars(impl).update(facts | changes)
+    return SimpleNamespace(
+        impl=impl, attn_backend=TritonMLABackend, sliding_window=None,
+        non_causal_multi_token_decode=False,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("changes", "length", "reason"),
+    [
+        ({}, 5, None),
+        ({"kv_cache_dtype": "fp8"}, 16, None),
+        ({"kv_cache_dtype": "fp8_ds_mla"}, 5, "cache_dtype:fp8_ds_mla"),
+        ({"qk_rope_head_dim": 0}, 5, "rope_dim_0"),
+        ({}, 17, "window_of_17_tokens"),
+    ],
+)
+def test_a_latent_layer_is_refused_by_name(
+    changes: dict[str, Any], length: int, reason: str | None
+) -> None:
+    from nwor_bench.plugin.runner_v2.mla_attention import why_unsupported
+
+    assert why_unsupported(latent_layer(**changes), length, torch.bfloat16) == reason
+
+
+def test_other_latent_layers_are_refused_too() -> None:
+    from nwor_bench.plugin.runner_v2.mla_attention import why_unsupported
+
+    layer = latent_layer()
+    layer.impl = SimpleNamespace()
+    reason = why_unsupported(layer, 5, torch.bfloat16)
+    assert reason == "unsupported_attention:SimpleNamespace"
+    for name, value in (("sliding_window", 64), ("non_causal_multi_token_decode", True)):
+        layer = latent_layer()
+        setattr(layer, name, value)
+        assert why_unsupported(layer, 5, torch.bfloat16) is not None

@@ -1,4 +1,4 @@
-"""The MLA verification kernel against attention by its definition, in float64.
+"""The MLA verification kernel against attention by its definition, and the commit of latent rows.
 
 Interpreted on the CPU over small latents; on a GPU over the shapes of real models too.
 """
@@ -10,6 +10,9 @@ from conftest import INTERPRETED
 from mla_cases import attend_slowly, check, limits, make_mla_step, quantise, run
 
 pytest.importorskip("triton")
+from nwor_kernels.commit.plan import CommitPlan
+from nwor_kernels.commit.reference import commit_windows_reference
+from nwor_kernels.commit.sources import StagedSources
 from nwor_kernels.mla_verify_attention import mla_verify_attention, mla_verify_attention_reference
 from nwor_kernels.mla_verify_attention.kernel import (
     MlaTuning,
@@ -212,3 +215,69 @@ def test_a_captured_graph_serves_other_lengths_and_is_repeatable():
         error = (seen[0].double() - expected[:15]).norm() / expected[:15].norm()
         assert error < TOLERANCE[torch.bfloat16]
         assert not workspace.arrived.any()
+
+
+def latent_window(device, dtype, fp8, *, layers=2, latent_dim=32, pe_dim=16):
+    """(caches of NaN, rows, slots, scales) of a window whose fifth row is padding."""
+    rng = torch.Generator().manual_seed(13)
+    element = torch.uint8 if fp8 else dtype
+    nan = 0x7F if fp8 else float("nan")
+    width = latent_dim + pe_dim
+    caches = [torch.full((4, 16, width), nan, dtype=element, device=device) for _ in range(layers)]
+    # The rotary part is a view of a wider row, as in vLLM.
+    rows = torch.randn(layers, 10, width + 40, generator=rng).to(dtype).to(device)
+    if fp8 and INTERPRETED:
+        rows = rows.float().clamp(-1, 1).mul(8).round().div(8).to(dtype)  # e4m3 holds them
+    slots = torch.tensor([33, 3, 63, 17, -1, 0, 45, 20, 21, 60], device=device)
+    scales = [torch.tensor([0.5], device=device) for _ in range(layers)] if fp8 else None
+    sources = (
+        [row[:, :latent_dim].contiguous().unsqueeze(1) for row in rows],
+        [row[:, latent_dim:width].unsqueeze(1) for row in rows],
+    )
+    return caches, sources, slots, scales
+
+
+def commit_latents(caches, sources, slots, scales, counts):
+    """The production launch over caches seen as one head of latent and rotary part."""
+    views = [cache.unsqueeze(1) for cache in caches]
+    errors = torch.zeros(len(caches), dtype=torch.int32, device=slots.device)
+    CommitPlan(views, scales, scales).commit_windows(
+        StagedSources(*sources), slots, counts, errors, tokens_per_request=5
+    )
+    assert not errors.any()
+
+
+@pytest.mark.parametrize("fp8", [False, True])
+def test_one_commit_writes_latents_and_rotary_parts(triton_device, fp8):
+    dtype = torch.float16 if INTERPRETED else torch.bfloat16
+    caches, sources, slots, scales = latent_window(triton_device, dtype, fp8)
+    expected = [cache.clone() for cache in caches]
+    counts = torch.tensor([3, 5], dtype=torch.int32, device=triton_device)
+    commit_latents(caches, sources, slots, scales, counts)
+    accepted = torch.tensor([True] * 3 + [False] * 2 + [True] * 5, device=triton_device)
+    errors = torch.zeros(2, dtype=torch.int32, device=triton_device)
+    commit_windows_reference(
+        *sources, [cache.unsqueeze(1) for cache in expected], slots, accepted, errors,
+        k_scales=scales, v_scales=scales,
+    )  # fmt: skip
+    for ours, theirs in zip(caches, expected, strict=True):
+        assert torch.equal(ours.view(torch.uint8), theirs.view(torch.uint8))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("fp8", [False, True])
+def test_a_commit_leaves_what_vllms_write_leaves(vllm_cache_write, fp8):
+    """Bit for bit, at 512 + 64; `vllm_cache_write` has loaded vLLM's library."""
+    cuda = torch.device("cuda")
+    dims = {"latent_dim": 512, "pe_dim": 64}
+    caches, sources, slots, scales = latent_window(cuda, torch.bfloat16, fp8, **dims)
+    expected = [cache.clone() for cache in caches]
+    counts = torch.tensor([5, 5], dtype=torch.int32, device=cuda)
+    commit_latents(caches, sources, slots, scales, counts)
+    for number, cache in enumerate(expected):
+        latent, key_pe = (part[number].squeeze(1) for part in sources)
+        scale = scales[number] if scales else torch.ones(1, device=cuda)
+        torch.ops._C_cache_ops.concat_and_cache_mla(
+            latent, key_pe, cache, slots, "fp8" if fp8 else "auto", scale
+        )
+        assert torch.equal(caches[number].view(torch.uint8), cache.view(torch.uint8))

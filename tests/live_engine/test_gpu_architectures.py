@@ -52,8 +52,7 @@ def case(row: str, *values: Any) -> Any:
             {**EAGER, "disable_hybrid_kv_cache_manager": True},
             None,
         ),
-        # Latent attention keeps no K and V of its own.
-        case("latent attention (MLA)", "mla-shape", "bfloat16", EAGER, "unsupported_attention"),
+        case("latent attention (MLA)", "mla-shape", "bfloat16", EAGER, None),
     ],
 )
 def test_an_architecture_is_staged_or_says_why_not(

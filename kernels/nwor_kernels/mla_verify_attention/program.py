@@ -220,7 +220,7 @@ def mla_verify_kernel(
             if complete:
                 tl.debug_barrier()  # and every thread's loads after it
                 tl.store(counter, 0)
-                acc0, acc1, total = merge_parts(
+                acc0, acc1, best, total = merge_parts(
                     accumulators, sums, first_program, parts, row, half, is_row, ROWS, DIM, 1
                 )
         if complete:

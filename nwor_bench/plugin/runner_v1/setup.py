@@ -59,7 +59,7 @@ def stageable_layers(runner: Any, target: TargetLayers) -> tuple[list[LayerCache
         reason = next((found for layer in theirs if (found := why(layer)) is not None), None)
         if reason is not None:
             raise StagingUnavailable(reason)
-    if runner.use_async_scheduling and any(map(is_latent, theirs)):
+    if any(map(is_latent, theirs)) and runner.use_async_scheduling:
         # Windows are prefills there, and the host's lengths of their contexts are guesses.
         raise StagingUnavailable("latent_attention_async_scheduling")
     slots = slot_rows(runner, target.staged)

@@ -1,0 +1,100 @@
+"""Real vLLM on a GPU with latent attention (MLA): staged in each backend, graph mode and cache.
+
+Shapes of DeepSeek-V2, DeepSeek-V3 and Kimi-K2 with few layers and experts, random weights and
+synthetic acceptance. On Hopper vLLM takes FlashAttention's MLA, for fp8 caches FlashMLA. One engine
+a case; each must stage every window, commit what it hands in, and stay within the errors of mode
+off.
+"""
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from engine_tools import EAGER, FULL_FOR_ALL, tiny_spec, worker_of
+from test_gpu_groups import check_all
+
+from nwor_bench.engine.engine import VllmEngine
+from nwor_bench.models.pairs import ResolvedPair, resolve_pair
+
+pytestmark = [pytest.mark.engine, pytest.mark.gpu]
+
+V3 = {
+    "architectures": ["DeepseekV3ForCausalLM"],
+    "model_type": "deepseek_v3",
+    "scoring_func": "sigmoid",
+    "topk_method": "noaux_tc",
+    "norm_topk_prob": True,
+    "routed_scaling_factor": 2.5,
+    "num_attention_heads": 128,
+    "num_key_value_heads": 128,
+}
+MODELS: dict[str, dict[str, Any]] = {
+    "deepseek-v2": {},
+    "deepseek-v2-lite": {"q_lora_rank": None},
+    "deepseek-v3": V3,
+    "kimi-k2": {
+        **V3, "model_type": "kimi_k2", "num_attention_heads": 64, "num_key_value_heads": 64,
+    },
+}  # fmt: skip
+"""Settings on top of the pair `mla-shape`, which is a small DeepSeek-V2."""
+
+PIECEWISE = {
+    "compilation_config": {"cudagraph_mode": "PIECEWISE", "cudagraph_capture_sizes": [8, 64]}
+}
+GRAPHS: dict[str, dict[str, Any]] = {
+    "eager": EAGER,
+    "full": FULL_FOR_ALL,
+    "piecewise": PIECEWISE,
+}
+FLASH_ATTN, FLASHMLA, TRITON = "FlashAttnMLAImpl", "FlashMLAImpl", "TritonMLAImpl"
+
+CASES = [
+    ("deepseek-v2", "eager", "auto", FLASH_ATTN, {}),
+    ("deepseek-v2", "full", "fp8", FLASHMLA, {}),
+    ("deepseek-v2-lite", "piecewise", "auto", FLASH_ATTN, {}),
+    ("deepseek-v3", "full", "auto", FLASH_ATTN, {}),
+    ("deepseek-v3", "full", "auto", FLASH_ATTN, {"stage_by": "copy"}),
+    ("kimi-k2", "eager", "fp8", FLASHMLA, {}),
+    ("kimi-k2", "full", "auto", TRITON, {}),
+    ("kimi-k2", "eager", "fp8", TRITON, {}),
+]
+
+
+def pair_of(model: str, folder: Path) -> ResolvedPair:
+    """The pair `mla-shape` with the settings of that model."""
+    base = resolve_pair("mla-shape", cache_dir=folder / "pair")
+    target = folder / "model"
+    shutil.copytree(base.target, target)
+    config = json.loads((target / "config.json").read_text())
+    (target / "config.json").write_text(json.dumps(config | MODELS[model]))
+    return replace(base, target=str(target))
+
+
+@pytest.mark.parametrize(
+    ("model", "graphs", "cache", "implementation", "staging"),
+    CASES,
+    ids=["-".join((*case[:4], *case[4].values())) for case in CASES],
+)
+def test_a_latent_model_is_staged(
+    model: str,
+    graphs: str,
+    cache: str,
+    implementation: str,
+    staging: dict[str, str],
+    tmp_path: Path,
+    start_alone: Callable[..., VllmEngine],
+    record_property: Callable[[str, object], None],
+) -> None:
+    arguments = {**GRAPHS[graphs], "kv_cache_dtype": cache}
+    if implementation == TRITON:
+        arguments["attention_backend"] = "TRITON_MLA"
+    spec = tiny_spec(draft_tokens=4, kv_cache_gib=0.5, engine_args=json.dumps(arguments), **staging)
+    engine = start_alone(pair_of(model, tmp_path), spec)
+    context = worker_of(engine).model_runner.compilation_config.static_forward_context
+    found = {type(layer.impl).__name__ for layer in context.values() if hasattr(layer, "impl")}
+    assert found == {implementation}
+    check_all(engine, "bfloat16", graphs, record_property)

@@ -269,3 +269,117 @@ def test_other_latent_layers_are_refused_too() -> None:
         layer = latent_layer()
         setattr(layer, name, value)
         assert why_unsupported(layer, 5, torch.bfloat16) is not None
+
+
+def test_compiled_code_must_end_before_the_write_and_the_attention_of_latents() -> None:
+    from vllm.config import CompilationMode
+
+    from nwor_bench.plugin.staging import refusals
+
+    config = SimpleNamespace(mode=CompilationMode.VLLM_COMPILE, splitting_ops=refusals.SPLIT_OPS)
+    assert refusals.of_compilation(config, None) is None
+    ops = refusals.LATENT_SPLIT_OPS
+    assert refusals.of_compilation(config, None, ops) == "whole_graph_compilation"
+    config.splitting_ops = ops
+    assert refusals.of_compilation(config, None, ops) is None
+
+
+def test_holding_a_latent_layers_rows_keeps_its_projections_alive() -> None:
+    from nwor_bench.plugin.runner_v2.setup import most_referenced_rows
+
+    impl = SimpleNamespace(kv_lora_rank=512, q_lora_rank=1536, head_size=576)
+    layers = [SimpleNamespace(kv_lora_rank=512, impl=impl)] * 61
+    # The latent, and the fused projection of 1536 + 512 + 64 that the rotary part is a view of.
+    assert most_referenced_rows(layers, 2, 80 << 30) == (80 << 30) // 64 // (61 * 2624 * 2)
+
+
+def test_one_scale_serves_both_parts_of_a_latent_row() -> None:
+    from nwor_bench.plugin.runner_v2.setup import target_caches
+    from nwor_bench.plugin.staging.layers import SlotRows
+
+    layer = SimpleNamespace(
+        kv_cache=torch.zeros(3, 16, 576, dtype=torch.uint8), kv_lora_rank=512, head_size=576,
+        impl=SimpleNamespace(kv_cache_dtype="fp8"), _k_scale=torch.tensor(0.5),
+        _v_scale=torch.tensor(7.0),
+    )  # fmt: skip
+    context = SimpleNamespace(static_forward_context={"0": layer})
+    runner = SimpleNamespace(compilation_config=context, dtype=torch.bfloat16)
+    (cache,) = target_caches(runner, ["0"], SlotRows(0, (0,)))
+    assert (tuple(cache.kv_cache.shape), cache.head_dim) == ((3, 1, 16, 576), 512)
+    assert cache.kv_cache.data_ptr() == layer.kv_cache.data_ptr()
+    assert cache.row_bytes == 576
+    assert cache.scales is not None
+    assert [scale.tolist() for scale in cache.scales] == [[0.5], [0.5]]
+
+
+class Latent(torch.nn.Module):
+    """A layer that returns the queries, called as vLLM calls it."""
+
+    kv_lora_rank = 512
+
+    def forward_impl(
+        self, q: Tensor, latent: Any, key_pe: Any, cache: Any, metadata: Any, output: Tensor,
+        output_scale: Any = None,
+    ) -> Tensor:  # fmt: skip
+        return output.copy_(q)
+
+
+def test_a_latent_layers_output_is_nudged_where_both_ways_of_its_attention_meet() -> None:
+    from nwor_bench.plugin.observe.attention_nudge import AttentionNudge
+
+    layer, query = Latent(), torch.rand(50, 8) + 1
+    nudge = AttentionNudge([layer])
+    seen = []
+    for on, metadata in ((True, "a step"), (True, None), (False, "a step")):
+        nudge.switch(on)
+        output = torch.full_like(query, torch.nan)
+        told = {"output": output, "output_scale": None}
+        layer.forward_impl(query, None, None, None, metadata, **told)
+        seen.append(torch.equal(output, query))
+        nudge.switch(False)
+    assert seen == [False, True, True]
+
+
+@pytest.mark.parametrize(
+    ("silent", "changes", "reason"),
+    [
+        (False, {"num_decodes": 0}, None),
+        (False, {"num_decodes": 1}, "attention:window_as_decode"),
+        (False, {"num_decodes": 0, "num_reqs": 3}, "attention:other_requests"),
+        (True, {"num_decodes": 0}, "attention:kv_not_staged"),
+    ],
+)
+def test_on_a_cpu_windows_are_prefills_that_read_no_draft(
+    silent: bool, changes: dict[str, Any], reason: str | None
+) -> None:
+    """What is staged is left out of the cache; in an odd step it is written before it is read."""
+    from nwor_bench.plugin.runner_v1.cpu_attention import LayerStaging
+    from nwor_bench.plugin.runner_v1.mla_attention import StagingCPUMLAImpl
+    from nwor_bench.plugin.runner_v1.staging import StagingBuffers
+    from nwor_bench.plugin.staging.layers import LayerCache
+    from nwor_bench.plugin.staging.window import Window, WindowBatch
+
+    rows = torch.randn(6, WIDTH)
+    cache, expected = (torch.full((4, BLOCK_SIZE, WIDTH), torch.nan) for _ in range(2))
+    slots = torch.tensor([2, 3, 4, 8, 9, 10])
+    latent, key_pe = rows.split([LATENT, PE], dim=-1)
+    write = (latent, key_pe.unsqueeze(1))
+    stock = object.__new__(StagingCPUMLAImpl)
+    stock.do_kv_cache_update(*write, expected, slots, "auto", torch.ones(1))
+    assert torch.equal(expected.view(-1, WIDTH)[slots], rows)
+
+    buffers = StagingBuffers([LayerCache("0", cache.unsqueeze(1), LATENT, torch.float32)], 4)
+    window = Window(buffers)
+    impl = object.__new__(StagingCPUMLAImpl)
+    impl.staging = LayerStaging(window, buffers, 0)
+    drafts = torch.tensor([1, 2, 4, 5])
+    direct = slots.clone()
+    direct[drafts] = -1
+    window.begin(WindowBatch((2, 2), drafts, slots[drafts], direct))
+    writer = stock if silent else impl
+    writer.do_kv_cache_update(*write, cache, slots, "auto", torch.ones(1))
+    impl._guard(SimpleNamespace(**{"num_reqs": 2, "causal": True, **changes}))
+    assert window.fallback_reason == reason
+    left_out = cache.view(-1, WIDTH)[slots].isnan().all(dim=-1)
+    assert left_out.tolist() == [n in drafts and reason is None for n in range(6)]
+    torch.testing.assert_close(cache[:1, 2], expected[:1, 2])

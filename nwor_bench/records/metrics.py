@@ -62,7 +62,7 @@ KNOWN_REASONS = {
     "nwor_fallback_count": (
         *("adaptive_verification", "context_parallel", "data_parallel"),
         *("full_graph_of_another_shape", "full_graph_with_uneven_windows", "kv_shape"),
-        *("kv_transfer", "layer_staged_twice", "lora"),
+        *("kv_transfer", "layer_staged_twice"),
         *("micro_batches", "more_drafts_than_capacity", "no_target_layers", "pipeline_parallel"),
         *(
             "ranks_accepted_differently",

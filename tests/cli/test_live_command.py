@@ -55,7 +55,7 @@ def page(
     by_reason = {
         "nwor_live_groups_left_out_total": {"interrupted": 0, **(left_out or {})},
         "nwor_live_staging_stopped_total": {"ranks_differ": 0, **({stopped: 1} if stopped else {})},
-        "nwor_fallback_count_total": {"lora": 0, **(fallbacks or {})},
+        "nwor_fallback_count_total": {"kv_transfer": 0, **(fallbacks or {})},
     }
     for name, values in by_reason.items():
         lines += [f'{name}{{{base},reason="{why}"}} {n}.0' for why, n in values.items()]
@@ -221,9 +221,9 @@ def test_a_guard_that_stopped_staging_ends_with_3(
 
 
 def test_windows_that_are_never_staged_are_named(command_line: Run, server: Server) -> None:
-    server.pages = [page(left_out={"fallback": 50}, fallbacks={"lora": 200})]
+    server.pages = [page(left_out={"fallback": 50}, fallbacks={"kv_transfer": 200})]
     _, out, _ = command_line("live", server.url, "--time-budget", "0.05s")
-    assert "no window is staged, because of lora." in " ".join(out.split())
+    assert "no window is staged, because of kv_transfer." in " ".join(out.split())
 
 
 def test_a_server_without_traffic_is_told_to_be(command_line: Run, server: Server) -> None:

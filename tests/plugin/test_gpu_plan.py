@@ -164,6 +164,7 @@ class Descriptor:
 
     num_tokens: int
     uniform_token_count: int = 3
+    num_active_loras: int = 0
     cg_mode: Mode = Mode.FULL
 
 
@@ -255,6 +256,27 @@ def test_a_shape_that_was_not_captured_is_written_directly():
     assert planned == (None, "graph_capture:OutOfMemoryError")
     uneven = made.plan(input_batch([2, 1], [3, 3]), slot_mappings(6), Descriptor(6))
     assert uneven == (None, "full_graph_with_uneven_windows")
+
+
+def test_each_length_and_number_of_adapters_replays_its_own_capture():
+    """Six rows are two windows of three or three of two, with an adapter and without."""
+    shapes = {}
+    for length in (2, 3):
+        for loras in (0, 2):
+            window = equal_drafts(6 // length, length, torch.device("cpu"))
+            shapes[Descriptor(6, length, loras)] = replace(window, sources=f"{length} {loras}")
+    made = planner(Graphs(shapes))
+    for _ in range(2):  # planned, then kept
+        for descriptor, captured in shapes.items():
+            length = descriptor.uniform_token_count
+            requests = 6 // length
+            batch = input_batch([length - 1] * requests, [length] * requests)
+            window, reason = made.plan(batch, slot_mappings(6), descriptor)
+            assert (window.sources, window.total, reason) == (captured.sources, 6 - requests, None)
+    for length in (1, 4):  # no drafts, and more than the engine's most
+        batch, descriptor = input_batch([2, 2], [3, 3]), Descriptor(6, length)
+        planned = made.plan(batch, slot_mappings(6), descriptor)
+        assert planned == (None, "full_graph_of_another_shape")
 
 
 def certain_slots(window, mappings, rows=3):

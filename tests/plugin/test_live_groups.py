@@ -43,7 +43,7 @@ def test_a_group_compares_the_windows_behind_the_first_of_each_run() -> None:
     [
         (1, (counts_of(), times_of(None)), LeftOut.UNTIMED),
         (3, (counts_of(), times_of(10.0, device=9.0)), LeftOut.UNTIMED),
-        (5, (counts_of(fallback_reason="lora"), times_of(9.7)), LeftOut.FALLBACK),
+        (5, (counts_of(fallback_reason="kv_transfer"), times_of(9.7)), LeftOut.FALLBACK),
         (7, (counts_of(3), times_of(10.0)), LeftOut.BATCH_SIZE),
     ],
     ids=["no time", "another clock", "fell back", "another class"],
@@ -66,7 +66,7 @@ def test_requests_may_come_and_go_within_a_class() -> None:
 
 def test_the_first_window_of_a_run_may_be_of_any_kind() -> None:
     groups = LiveGroups()
-    odd = (counts_of(9, fallback_reason="lora"), times_of(None))
+    odd = (counts_of(9, fallback_reason="kv_transfer"), times_of(None))
     add_group(groups, 0, at0=odd, at2=odd, at4=odd, at6=odd)
     assert groups.snapshot().groups == {"2": 1, ALL: 1}
 

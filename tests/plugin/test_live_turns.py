@@ -124,7 +124,7 @@ def test_interrupted_groups_are_counted_and_whole_ones_stay_whole() -> None:
         ("counts_do_not_add_up:staged_more_than_drafted", Guard.COUNTS),
         ("rank_0:counts_do_not_add_up:x", Guard.COUNTS),
         (None, None),
-        ("lora", None),
+        ("kv_transfer", None),
         ("stage:overflow", None),
         ("step_not_finished", None),
         ("validate:sampled_ids_shape", None),

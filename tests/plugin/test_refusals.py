@@ -121,6 +121,32 @@ def test_what_can_be_staged_is_not_refused(kind: str) -> None:
     assert reason_of(runner_with(layers, compiled())) is None
 
 
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"lora_config": object()}, None),
+        ({"parallel_config": SimpleNamespace(data_parallel_size=2)}, "data_parallel"),
+        ({"use_pp": True}, "pipeline_parallel"),
+        ({"dcp_size": 2}, "context_parallel"),
+        ({"pcp_manager": object()}, "context_parallel"),
+        ({"adaptive_verification": object()}, "adaptive_verification"),
+        ({"ubatch_runner": object()}, "micro_batches"),
+    ],
+)
+def test_what_the_engine_was_started_with(changes: dict[str, Any], reason: str | None) -> None:
+    assert reason_of(runner_with(two(), **changes)) == reason
+
+
+def test_data_parallel_ranks_of_a_dense_model_are_engines_of_their_own() -> None:
+    """What vLLM makes of the configuration in the process of such a rank."""
+    from vllm.config import ParallelConfig
+
+    parallel = ParallelConfig(data_parallel_size=2)
+    assert reason_of(runner_with(two(), parallel_config=parallel)) == "data_parallel"
+    parallel.reconfigure_for_independent_dp_rank()
+    assert reason_of(runner_with(two(), parallel_config=parallel)) is None
+
+
 @pytest.mark.parametrize("mode", [1, 2])
 def test_code_compiled_as_a_whole_is_refused(mode: int) -> None:
     assert reason_of(runner_with(two(), compiled(mode))) == "whole_graph_compilation"

@@ -17,14 +17,14 @@ DRAFTS = np.array([4, 4], dtype=np.int32)
 
 
 def runner_of_two_requests() -> Any:
-    """A runner with LoRA, so that nothing is staged; each request accepts one draft."""
+    """A runner with a KV connector, so that nothing is staged; each request accepts one draft."""
     parallel = SimpleNamespace(data_parallel_size=1, use_ubatching=False)
     return SimpleNamespace(
         kv_cache_config=SimpleNamespace(kv_cache_groups=[]),
         compilation_config=SimpleNamespace(static_forward_context={}),
-        vllm_config=SimpleNamespace(kv_transfer_config=None),
+        vllm_config=SimpleNamespace(kv_transfer_config=object()),
         parallel_config=parallel,
-        lora_config=object(),
+        lora_config=None,
         use_pp=False,
         dcp_size=1,
         pcp_manager=None,
@@ -87,7 +87,7 @@ def window_of(
 def test_drafts_that_a_grammar_forbids_are_not_vllms(monkeypatch: pytest.MonkeyPatch) -> None:
     """The scheduler validates them when the forward has been launched, maybe in another process."""
     window = window_of(monkeypatch, allowed=1)
-    assert window["fallback_reason"] == "lora"
+    assert window["fallback_reason"] == "kv_transfer"
     assert (window["draft_tokens"], window["uncounted_draft_tokens"]) == (8, 3)
     assert (window["accepted_tokens"], window["uncounted_accepted_tokens"]) == (2, 0)
     assert window["drafts_per_position"] == (2, 1, 1, 1)

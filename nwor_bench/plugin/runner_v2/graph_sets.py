@@ -9,6 +9,7 @@ graph holds the copies' kernels, and writes each window's first token to where t
 """
 
 import logging
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -16,6 +17,7 @@ import numpy as np
 import torch
 from vllm.config.compilation import CUDAGraphMode
 from vllm.v1.worker.gpu.cudagraph_utils import BatchExecutionDescriptor, ModelCudaGraphManager
+from vllm.v1.worker.gpu.lora_utils import create_lora_capture_hook
 
 from nwor_bench.plugin.runner_v2.batch import (
     DraftCounts,
@@ -73,14 +75,16 @@ class StagingGraphs:
         return sorted(desc.num_tokens for desc in self.shapes)
 
     def wanted(self) -> list[BatchExecutionDescriptor]:
-        """vLLM's own full graphs of uniform windows, largest first."""
+        """vLLM's own full graphs of equal windows with drafts, largest first.
+
+        One for each number of active adapters, and with dynamic speculation for each length.
+        """
         stock = self._runner.cudagraph_manager
         if stock is None:
             return []
         full = [desc for desc in stock.graphs if desc.cg_mode is CUDAGraphMode.FULL]
-        windows = [d for d in full if d.uniform_token_count == stock.decode_query_len]
-        plain = [d for d in windows if d.num_ubatches == 1 and d.num_active_loras == 0]
-        return sorted(plain, key=lambda desc: desc.num_tokens, reverse=True)
+        windows = [d for d in full if (d.uniform_token_count or 1) > 1 and d.num_ubatches == 1]
+        return sorted(windows, key=lambda desc: desc.num_tokens, reverse=True)
 
     def capture(self) -> None:
         """Capture every wanted shape once; a failure leaves the set empty and says why.
@@ -94,8 +98,9 @@ class StagingGraphs:
         free_before = torch.cuda.mem_get_info()[0]
         try:
             self._manager = self._make_manager()
-            for desc in self.wanted():
-                self.shapes[desc] = self._capture_one(self._manager, desc)
+            with self._dummy_adapters():
+                for desc in self.wanted():
+                    self.shapes[desc] = self._capture_one(self._manager, desc)
         except StagingUnavailable as refusal:
             logger.error("nwor: no full CUDA graphs for staging: %s", refusal)
             self.give_up(f"graph_capture:{refusal}")
@@ -121,6 +126,15 @@ class StagingGraphs:
         """Run one captured window; the model's output, in vLLM's own output buffers."""
         assert self._manager is not None
         return self._manager.run_fullgraph(desc)
+
+    def _dummy_adapters(self) -> AbstractContextManager[None]:
+        """LoRA adapters to capture with, as vLLM does for its own graphs.
+
+        They are removed afterwards, and so are those of earlier requests: vLLM loads an adapter
+        again as its next request comes.
+        """
+        config = self._runner.lora_config
+        return nullcontext() if config is None else self._runner.maybe_setup_dummy_loras(config)
 
     def _make_manager(self) -> ModelCudaGraphManager:
         runner, stock = self._runner, self._runner.cudagraph_manager
@@ -157,6 +171,7 @@ class StagingGraphs:
                 runner.kv_cache_config,
                 has_lora=runner.lora_config is not None,
                 use_aux_hidden_state_outputs=runner.use_aux_hidden_state_outputs,
+                lora_capture_hook=create_lora_capture_hook(runner.lora_config, runner),
                 progress_bar_desc="Capturing CUDA graphs for NWOR stage",
             )
             reason = self._window.fallback_reason

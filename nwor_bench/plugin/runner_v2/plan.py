@@ -69,7 +69,7 @@ class WindowPlanner:
         self._most_referenced = most_referenced
         self._copies: dict[tuple[int, int], GpuWindowBatch] = {}
         self._rows = torch.arange(max_requests * length, device=device)
-        self._replays: dict[tuple[int, int], GpuWindowBatch] = {}
+        self._replays: dict[tuple[int, ...], GpuWindowBatch] = {}
 
     def plan(
         self,
@@ -131,12 +131,14 @@ class WindowPlanner:
         that copies reads slots from buffers of its own, which are filled before every replay.
         """
         requests, tokens = input_batch.num_reqs, descriptor.num_tokens
-        drafts = self._length - 1
-        if descriptor.uniform_token_count != self._length:
+        length = descriptor.uniform_token_count
+        if length is None or not 1 < length <= self._length:
             return None, "full_graph_of_another_shape"
+        drafts = length - 1
+        key = (tokens, requests, length, descriptor.num_active_loras)
         if input_batch.num_draft_tokens != requests * drafts:
             return None, "full_graph_with_uneven_windows"
-        ready = self._replays.get((tokens, requests))
+        ready = self._replays.get(key)
         if ready is None:
             captured = self._graphs.shapes.get(descriptor)
             if captured is None:
@@ -144,15 +146,13 @@ class WindowPlanner:
             ready = replace(captured, num_draft_tokens=(drafts,) * requests)
             if not captured.copied:
                 ready = replace(ready, slots=slot_mappings[self._slots, :tokens])
-            _keep(self._replays, (tokens, requests), ready)
+            _keep(self._replays, key, ready)
         if ready.copied:
             set_slots(ready, slot_mappings[self._slots, :tokens])
         return ready, None
 
 
-def _keep(
-    plans: dict[tuple[int, int], GpuWindowBatch], key: tuple[int, int], plan: GpuWindowBatch
-) -> None:
+def _keep(plans: dict[Any, GpuWindowBatch], key: Any, plan: GpuWindowBatch) -> None:
     """Keep a plan, and drop the oldest: each holds tensors on the device."""
     if len(plans) >= MOST_PLANS:
         del plans[next(iter(plans))]

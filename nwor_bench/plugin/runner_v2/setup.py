@@ -224,7 +224,6 @@ def why_runner_cannot_stage(runner: Any) -> str | None:
         "kv_transfer": config.kv_transfer_config is not None,  # reads the cache within a step
         "adaptive_verification": runner.adaptive_verification is not None,
         "micro_batches": runner.ubatch_runner is not None,
-        "lora": runner.lora_config is not None,
     }
     reason = next((reason for reason, holds in parts.items() if holds), None)
     reason = reason or refusals.of_model(getattr(config, "model_config", None))

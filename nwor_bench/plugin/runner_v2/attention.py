@@ -22,6 +22,7 @@ from vllm.v1.attention.backends.triton_attn import (
 )
 
 from nwor_bench.plugin.patching import Patch
+from nwor_bench.plugin.runner_v2 import flashinfer
 from nwor_bench.plugin.runner_v2.batch import GpuWindowBatch
 from nwor_bench.plugin.runner_v2.staging import GpuStaging
 from nwor_bench.plugin.runner_v2.step_inputs import StepInputs
@@ -35,12 +36,20 @@ from nwor_kernels.verify_attention.kernel import (
 )
 
 SUPPORTED = (FlashAttentionImpl, TritonAttentionImpl)
-"""Implementations whose cache is [blocks, kv_heads, block_size, 2 * head_dim], K then V."""
+"""Implementations whose cache is [blocks, kv_heads, block_size, 2 * head_dim], K then V.
+
+FlashInfer's is another one, where its package is there.
+"""
 
 BUILDERS = (FlashAttentionMetadataBuilder, TritonAttentionMetadataBuilder)
 """Builders whose metadata have one row for each request, and are cut for chunks if at all."""
 
 FP8 = ("fp8", "fp8_e4m3")
+
+
+def known_builders() -> tuple[type, ...]:
+    """Builders under which a step's metadata show whether they fit a window."""
+    return (*BUILDERS, *flashinfer.builders())
 
 
 def why_unsupported(layer: Any, max_query_len: int, dtype: torch.dtype) -> str | None:
@@ -49,15 +58,19 @@ def why_unsupported(layer: Any, max_query_len: int, dtype: torch.dtype) -> str |
     if reason is not None:
         return reason
     impl = layer.impl
-    if type(impl) not in SUPPORTED:
+    is_flashinfer = type(impl) in flashinfer.implementations()
+    if type(impl) not in SUPPORTED and not is_flashinfer:
         return reasons.unsupported_attention(type(impl).__name__)
-    reason = refusals.of_layer(layer, BUILDERS)
+    reason = refusals.of_layer(layer, known_builders())
     if reason is not None:
         return reason
-    if impl.attn_type != AttentionType.DECODER:
-        return reasons.attention_type(impl.attn_type)
+    attention_type = getattr(impl, "attn_type", AttentionType.DECODER)  # FlashInfer has no other
+    if attention_type != AttentionType.DECODER:
+        return reasons.attention_type(attention_type)
     if getattr(impl, "use_alibi_sqrt", False):
         return reasons.ALIBI
+    if is_flashinfer and impl.alibi_slopes is not None:
+        return reasons.ALIBI  # which it takes and leaves out
     quantised = impl.kv_cache_dtype not in ("auto", "bfloat16", "float16", "float32")
     if quantised and impl.kv_cache_dtype not in FP8:
         return reasons.cache_dtype(impl.kv_cache_dtype)
@@ -108,6 +121,7 @@ class StagingAttention:
         self._softcap = float(impl.logits_soft_cap or 0.0)
         self._sliding_window = positions_seen(impl.sliding_window)
         self._quantised = impl.kv_cache_dtype in FP8
+        self._is_flashinfer = type(impl) in flashinfer.implementations()
         self._chunk = refusals.chunk_of(layer)
         self._more = further_arguments(impl, self._chunk, layer.kv_cache.device)
 
@@ -163,6 +177,8 @@ class StagingAttention:
             if batch.tokens_per_request is None:
                 # Requests without a window attend here; the others' rows are overwritten below.
                 original(layer, query, key, value, kv_cache, attn_metadata, output, *args, **kwargs)
+            if self._is_flashinfer:
+                query = flashinfer.query_as_stock(self._layer.impl, layer, query, attn_metadata)
             self._verify(batch, query, kv_cache, output)
             return output
 

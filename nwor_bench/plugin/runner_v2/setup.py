@@ -126,7 +126,7 @@ def _why_layers_cannot(
     if reason is None and any(map(is_latent, layers.values())):
         compilation, manager = runner.compilation_config, runner.cudagraph_manager
         reason = refusals.of_compilation(compilation, manager, refusals.LATENT_SPLIT_OPS)
-    builders = (*attention.BUILDERS, *mla_attention.supported()[1])
+    builders = (*attention.known_builders(), *mla_attention.supported()[1])
     return reason or refusals.of_groups(runner.attn_groups, layers, builders)
 
 

@@ -166,16 +166,22 @@ def of_step(metadata: Any, requests: int | None) -> str | None:
         requests: requests of the window, those without drafts included; None where the metadata
             are of virtual requests (chunked local attention).
     """
-    if requests is not None:
-        rows = (metadata.seq_lens.shape[0], metadata.query_start_loc.shape[0] - 1)
-        if rows != (requests, requests):
-            return "attention:other_requests"
+    if requests is not None and _requests_of(metadata) != (requests, requests):
+        return "attention:other_requests"
     if getattr(metadata, "causal", True) is not True:
         return NOT_CAUSAL
     for name in ("rswa_window", "rswa_prefix_lens"):
         if getattr(metadata, name, None) is not None:
             return f"attention:{name}"
     return None
+
+
+def _requests_of(metadata: Any) -> tuple[int, int]:
+    """How many requests a step's metadata describe, by each of two of its parts."""
+    if hasattr(metadata, "seq_lens"):
+        return metadata.seq_lens.shape[0], metadata.query_start_loc.shape[0] - 1
+    both = metadata.num_decodes + metadata.num_prefills  # FlashInfer has these alone
+    return both, both
 
 
 def of_latent_step(

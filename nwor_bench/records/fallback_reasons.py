@@ -15,6 +15,9 @@ ALIBI = "alibi"
 BREAKABLE_CUDA_GRAPHS = "breakable_cuda_graphs"
 """The write is captured, only attention runs in each step."""
 PIPELINE_PARALLEL = "pipeline_parallel"
+"""Stages before the last learn what was accepted after they have begun further steps."""
+V1_RUNNER_ON_GPU = "v1_runner_on_gpu"
+"""vLLM's older runner; its full CUDA graphs cannot be captured twice (docs/support.md)."""
 RSWA_WINDOW = "rswa_window"
 
 

@@ -67,6 +67,7 @@ KNOWN_REASONS = {
         *(
             "ranks_accepted_differently",
             "step_not_finished",
+            "v1_runner_on_gpu",
             "window_beside_prefill_of_its_request",
         ),
     ),

@@ -43,8 +43,10 @@ def flat(text: str) -> str:
         ((HYBRID,), "Qwen3.5-27B: drafts would be staged in the 16 attention layers; the 48 "
                     "recurrent layers stay as stock vLLM runs them."),
         ((LLAMA, "--device", "blackwell"),
+         "Llama-3.2-3B: drafts would be staged, in all 28 layers."),
+        ((LLAMA, "--device", "blackwell", "--cache-dtype", "nvfp4"),
          "Llama-3.2-3B: every draft would be written directly, as stock vLLM does: "
-         "unsupported_attention:FlashInferImpl."),
+         "cache_dtype:nvfp4."),
         (("--recipes",), f"Of {len(kept_models())} recipe models with a speculative method"),
     ],
 )  # fmt: skip

@@ -14,7 +14,6 @@ from checklist_rows import (
     ONE_LONG,
     PROMPTS,
     SMALL_CACHE,
-    check_adapter,
     check_drafter,
     check_preemption,
 )
@@ -108,18 +107,6 @@ def test_prompt_lookup(tmp_path: Path, start_alone: Start) -> None:
         stock, staged = compare(engine, prompts, greedy(), SCV)
         check_partial(stock)
         check_cache(engine, prompts, staged)
-
-
-@pytest.mark.row("LoRA")
-def test_an_adapter(
-    tmp_path: Path, start_alone: Start, record_property: Callable[[str, str], None]
-) -> None:
-    """In bfloat16, since vLLM's LoRA kernels take no float32; both modes run the same kernels."""
-    pair = tiny_pair(tmp_path / "pair", "ngram")
-    arguments = {**EAGER, "enable_lora": True, "max_lora_rank": 8}
-    engine = start_alone(pair, spec_of(arguments, dtype="bfloat16"))
-    check_adapter(engine, pair.target, tmp_path / "lora", SCV, fallback="lora")
-    record_property("written_directly", "lora")
 
 
 @pytest.mark.row("layers that share K/V")

@@ -17,6 +17,7 @@ from nwor_bench.models.support.predict import (
     predict_support,
 )
 from nwor_bench.models.support.recipes import coverage, kept_models, left_out
+from nwor_bench.models.support.shown import HEADERS, METHODS, SETTINGS, shown_rows
 from nwor_bench.models.support.sources import find_config
 from nwor_bench.report.prediction.support import coverage_table, layer_rows
 
@@ -30,15 +31,14 @@ PLAIN: dict[str, Any] = {
 SLIDING = {"layer_types": ["sliding_attention", "full_attention"] * 2, "sliding_window": 32}
 MLA = {"kv_lora_rank": 512, "qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "v_head_dim": 128}
 
-FLASHINFER = "unsupported_attention:FlashInferImpl"
 COMPOSITE = "unsupported_attention:CompositeAttentionImpl"
 
 CLASSES: tuple[tuple[str, dict[str, Any], str | None, str | None, str | None], ...] = (
-    ("plain", {}, None, FLASHINFER, None),
-    ("sliding alone", {"sliding_window": 32}, None, FLASHINFER, None),
-    ("several groups", SLIDING, None, FLASHINFER, None),
-    ("sinks", {**SLIDING, "model_type": "gpt_oss"}, None, FLASHINFER, None),
-    ("sinks of sliding layers", {**SLIDING, "swa_attention_sink_enabled": True}, None, FLASHINFER,
+    ("plain", {}, None, None, None),
+    ("sliding alone", {"sliding_window": 32}, None, None, None),
+    ("several groups", SLIDING, None, None, None),
+    ("sinks", {**SLIDING, "model_type": "gpt_oss"}, None, None, None),
+    ("sinks of sliding layers", {**SLIDING, "swa_attention_sink_enabled": True}, None, None,
      None),
     ("MLA", MLA, None, "unsupported_attention:FlashInferMLAImpl", None),
     ("small MLA", {**MLA, "kv_lora_rank": 256}, None, None, None),
@@ -47,14 +47,14 @@ CLASSES: tuple[tuple[str, dict[str, Any], str | None, str | None, str | None], .
     ("its architecture's graphs", {"architectures": ["GlmMoeDsaForCausalLM"]},
      "breakable_cuda_graphs", "breakable_cuda_graphs", None),
     ("recurrent", {"layer_types": ["linear_attention", "full_attention"] * 2},
-     None, FLASHINFER, None),
+     None, None, None),
     ("Mamba alone", {"model_type": "mamba2"}, "recurrent_layers", "recurrent_layers",
      "recurrent_layers"),
-    ("both in a layer", {"model_type": "falcon_h1"}, None, FLASHINFER, None),
-    ("a pattern", {"hybrid_override_pattern": "M-M*"}, None, FLASHINFER, None),
-    ("shared K/V", {"num_kv_shared_layers": 2}, None, FLASHINFER, None),
-    ("chunked", {"model_type": "llama4_text", "attention_chunk_size": 64}, None, FLASHINFER, None),
-    ("ALiBi", {"model_type": "bloom"}, None, FLASHINFER, None),
+    ("both in a layer", {"model_type": "falcon_h1"}, None, None, None),
+    ("a pattern", {"hybrid_override_pattern": "M-M*"}, None, None, None),
+    ("shared K/V", {"num_kv_shared_layers": 2}, None, None, None),
+    ("chunked", {"model_type": "llama4_text", "attention_chunk_size": 64}, None, None, None),
+    ("ALiBi", {"model_type": "bloom"}, None, "alibi", None),
     ("wide heads", {"head_dim": 520}, "head_dim_520", "head_dim_520", None),
     ("images", {"model_type": "gemma3"}, COMPOSITE, COMPOSITE, None),
     ("values of another size", {"v_head_dim": 32}, "unsupported_attention:FlashAttentionDiffKVImpl",
@@ -121,7 +121,7 @@ def test_methods_are_staged_or_refused_with_their_reason() -> None:
     }  # fmt: skip
     for method in (Method.SUFFIX, Method.MEDUSA):
         assert found[method].runner is Runner.V1
-        assert found[method].reason == "unsupported_attention:FlashAttentionImpl"
+        assert found[method].reason == "v1_runner_on_gpu"
     assert found[Method.MTP].reason == "vLLM has no MTP for model type llama"
     on_cpu = method_support(facts(), EngineFacts(device=Device.CPU), Method.DSPARK)
     assert on_cpu.outcome is Outcome.REFUSED
@@ -192,6 +192,23 @@ def test_the_page_has_the_recipe_table() -> None:
     begin = "<!-- recipe table: written by `nwor-bench supports --recipes --markdown` -->"
     table = page.partition(begin)[2].partition("<!-- end of the recipe table -->")[0].strip()
     assert table == coverage_table(coverage(EngineFacts()), left_out())
+
+
+@pytest.mark.parametrize("each", [*METHODS, *SETTINGS], ids=lambda each: each.name)
+def test_a_test_that_shows_a_method_is_there(each: Any) -> None:
+    for text in (each.cpu, each.gpu):
+        file, cited, test = text.partition("::")
+        if cited:
+            assert f"def {test}(" in (CHECKOUT / file).read_text(encoding="utf-8")
+        else:
+            assert not text.startswith("tests/")
+
+
+def test_every_method_has_its_row_on_the_page() -> None:
+    assert [each.name for each in METHODS] == [method.value for method in Method]
+    page = (CHECKOUT / "docs/support.md").read_text(encoding="utf-8")
+    for row in (HEADERS, *shown_rows()):
+        assert f"| {' | '.join(row)} |" in page
 
 
 @pytest.mark.slow  # imports vLLM and Triton

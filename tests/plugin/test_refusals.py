@@ -295,6 +295,20 @@ def test_a_real_chunked_layer_is_followed_on_a_cpu_too() -> None:
     assert not slots.several
 
 
+def test_vllms_older_runner_is_refused_on_a_gpu() -> None:
+    """Before anything else is looked at: its attention there is stock vLLM's."""
+    from nwor_bench.plugin.runner_v1.setup import set_up_staging
+    from nwor_bench.plugin.staging.layers import attention_layers
+
+    runner = runner_with(two(), device=torch.device("cuda"))
+    runner.parallel_config.pipeline_parallel_size = 1
+    found = set_up_staging(runner, attention_layers(runner), 8)
+    assert found == (None, "v1_runner_on_gpu")
+    runner.device = torch.device("cpu")
+    found = set_up_staging(runner, attention_layers(runner), 8)
+    assert found == (None, "unsupported_attention:FlashAttentionImpl")
+
+
 def test_attention_over_chunks_of_a_window_is_refused() -> None:
     layer = attention_layer("Triton", sliding_window=(31, 0), chunk_lookback=1)
     assert reason_of(runner_with(two(layer))) == "chunk_lookback"

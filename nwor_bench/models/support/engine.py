@@ -62,7 +62,10 @@ STAGEABLE = {
         *("FlashAttentionImpl", "TritonAttentionImpl"),
         *("FlashAttnMLAImpl", "FlashMLAImpl", "TritonMLAImpl"),
     ),
-    Device.BLACKWELL: ("FlashAttentionImpl", "TritonAttentionImpl", "TritonMLAImpl"),
+    Device.BLACKWELL: (
+        *("FlashAttentionImpl", "TritonAttentionImpl", "FlashInferImpl"),
+        "TritonMLAImpl",
+    ),
 }
 """Implementations that the plugin can stage in; on a GPU with the V2 runner alone."""
 

@@ -76,7 +76,7 @@ def predict_support(model: ModelFacts, engine: EngineFacts) -> Support:
     groups = []
     for layer, count in counted.items():
         attention = attention_of(layer, model, engine.device)
-        reason = why_layer(layer, model, engine, runner)
+        reason = why_layer(layer, model, engine)
         backend = None if attention is None else attention.backend
         groups.append(LayerGroup(count, layer, backend, reason))
     return Support(model, engine, runner, tuple(groups), why_direct(model, engine, runner))
@@ -84,6 +84,8 @@ def predict_support(model: ModelFacts, engine: EngineFacts) -> Support:
 
 def why_direct(model: ModelFacts, engine: EngineFacts, runner: Runner) -> str | None:
     """The reason under which the plugin would write every window directly; None if it stages."""
+    if runner is Runner.V1 and engine.device is not Device.CPU:
+        return reasons.V1_RUNNER_ON_GPU
     layers = _attention_layers(model, engine)
     found = _why_runner(model, engine) if runner is Runner.V2 else None
     if found is None and not layers:
@@ -91,7 +93,7 @@ def why_direct(model: ModelFacts, engine: EngineFacts, runner: Runner) -> str | 
     if runner is Runner.V1 and any(layer.sparse for layer in layers):
         return reasons.SPARSE_INDEXER  # its cache is met first
     for layer in layers:
-        found = found or why_layer(layer, model, engine, runner)
+        found = found or why_layer(layer, model, engine)
     return found
 
 
@@ -103,9 +105,7 @@ def _why_runner(model: ModelFacts, engine: EngineFacts) -> str | None:
     return None
 
 
-def why_layer(
-    layer: LayerFacts, model: ModelFacts, engine: EngineFacts, runner: Runner
-) -> str | None:
+def why_layer(layer: LayerFacts, model: ModelFacts, engine: EngineFacts) -> str | None:
     """The reason of one layer by itself; None if it could be staged, or has nothing to stage.
 
     A recurrent layer's is that it is left as stock vLLM runs it, whatever becomes of the others.
@@ -115,11 +115,13 @@ def why_layer(
         return reasons.RECURRENT_LAYERS if layer.kind is Kind.RECURRENT else None
     on_cpu = engine.device is Device.CPU
     served = attention.implementation in STAGEABLE[engine.device]
-    if not served or (runner is Runner.V1 and not on_cpu):
+    if not served:
         return reasons.unsupported_attention(attention.implementation)
     if on_cpu:
         found = None if engine.cache_dtype in PLAIN_CACHES else engine.cache_dtype
         return None if found is None else reasons.cache_dtype(found)
+    if layer.alibi and attention.implementation == "FlashInferImpl":
+        return reasons.ALIBI
     return _why_on_gpu(layer, engine)
 
 

@@ -49,6 +49,8 @@ def stageable_layers(runner: Any, target: TargetLayers) -> tuple[list[LayerCache
 
     Raises StagingUnavailable with the fallback reason, where windows must be written directly.
     """
+    if runner.device.type != "cpu":
+        raise StagingUnavailable(reasons.V1_RUNNER_ON_GPU)
     if runner.parallel_config.pipeline_parallel_size > 1:
         raise StagingUnavailable(reasons.PIPELINE_PARALLEL)  # only the last stage samples
     if target.recurrent and not target.staged:

@@ -1,0 +1,162 @@
+"""Speculative methods and settings on a GPU that no other file has, with random weights.
+
+In float32 tokens are those of mode off. Drafters that vLLM runs in bfloat16 alone draw their
+acceptance (synthetic), and the K/V gate compares the cache.
+"""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from checklist_rows import ONE_LONG, PROMPTS, check_sampled
+from checklist_tools import ask, check_partial, compare, greedy
+from engine_tools import EAGER, FULL_FOR_ALL, NGRAM, tiny_pair, tiny_spec, total
+from kv_gate_tools import kv_results
+from tiny_drafters import write_lora
+
+from nwor_bench.analysis.parity.kv_verdict import KvVerdict
+from nwor_bench.engine.engine import VllmEngine
+from nwor_bench.engine.protocol import BatchOutput
+from nwor_bench.models.pairs import ResolvedPair, resolve_pair
+
+pytestmark = [pytest.mark.engine, pytest.mark.gpu]
+
+Start = Callable[..., VllmEngine]
+SCV = ("off", "graph", "adaptive")
+
+SCHEDULE = {"num_speculative_tokens_per_batch_size": [[1, 3, 4], [4, 8, 2]]}
+"""Two drafts from four requests on, four below."""
+
+SIZES = [3, 5, 6, 10, 12, 15, 20, 24]
+GRAPHS_OF_BOTH = {
+    "compilation_config": {**FULL_FOR_ALL["compilation_config"], "cudagraph_capture_sizes": SIZES}
+}
+
+
+def spec_of(
+    arguments: dict[str, Any], speculative: dict[str, Any] | None = None, **more: Any
+) -> Any:
+    """Eight requests, at most four drafts each."""
+    if speculative is not None:
+        more["speculative_config"] = json.dumps(speculative)
+    return tiny_spec(draft_tokens=4, block_size=32, engine_args=json.dumps(arguments), **more)
+
+
+def test_drafts_whose_number_follows_the_batch(tmp_path: Path, start_alone: Start) -> None:
+    """Full graphs of windows of three and of five rows are captured in both sets."""
+    engine = start_alone(tiny_pair(tmp_path, "draft_model"), spec_of(GRAPHS_OF_BOTH, SCHEDULE))
+    lengths = [greedy(10 + 8 * number) for number in range(len(ONE_LONG))]
+    stock, staged = compare(engine, ONE_LONG, lengths, SCV)
+    check_partial(stock)
+    assert {2, 4} <= {len(window["drafts_per_position"]) for window in staged.windows}
+    facts = engine._rpc("nwor_status")["cuda_graphs"]
+    assert facts["stage_window_sizes"] == facts["stock_window_sizes"]
+    assert any(size % 5 == 0 for size in facts["stage_window_sizes"])
+    assert any(size % 3 == 0 and size % 5 for size in facts["stage_window_sizes"])
+
+
+def test_block_verification(tmp_path: Path, start_alone: Start) -> None:
+    """The drafts of a window are accepted together; what is accepted is still its beginning."""
+    spec = spec_of(FULL_FOR_ALL, {"rejection_sample_method": "block"})
+    engine = start_alone(tiny_pair(tmp_path, "draft_model"), spec)
+    compare(engine, PROMPTS, greedy(), SCV)
+    check_sampled(engine, greedy(32, temperature=0.5), SCV)
+
+
+def test_ngram_gpu(tmp_path: Path, start_alone: Start) -> None:
+    pair = replace(tiny_pair(tmp_path, "ngram"), method="ngram_gpu", speculative=NGRAM)
+    stock, _ = compare(start_alone(pair, spec_of(FULL_FOR_ALL)), ONE_LONG, greedy(), SCV)
+    check_partial(stock)
+
+
+def test_the_v1_runner_writes_directly_and_says_why(
+    tmp_path: Path, start_alone: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As suffix decoding and parallel drafting have it; here vLLM is told to take it."""
+    monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "0")
+    engine = start_alone(tiny_pair(tmp_path, "draft_model"), spec_of(EAGER))
+    status = engine.status()
+    assert (status.runner, status.staging_unavailable) == ("V1", "v1_runner_on_gpu")
+    stock = ask(engine, "off", PROMPTS, greedy())
+    staged = ask(engine, "stage", PROMPTS, greedy(), scv="graph")
+    assert staged.tokens == stock.tokens
+    assert staged.fallbacks == {"v1_runner_on_gpu"}
+    assert staged.total("staged_tokens") == 0
+    check_partial(stock)
+
+
+def check_cache_of(engine: VllmEngine) -> None:
+    """Every window is staged, and the K/V gate finds what mode off would have left."""
+
+    def check_staged(output: BatchOutput) -> None:
+        assert {window["fallback_reason"] for window in output.windows} == {None}
+        assert total(output, "staged_tokens") == total(output, "draft_tokens") > 0
+
+    for result in kv_results(engine, ONE_LONG, scv_modes=SCV, before_check=check_staged):
+        assert (result.reason, result.verdict) == (None, KvVerdict.WITHIN)
+        assert result.checked == result.committed > 0
+
+
+BLOCK_DRAFTERS: dict[str, dict[str, Any]] = {
+    "dflash": {
+        "architectures": ["DFlashDraftModel"],
+        "dflash_config": {"mask_token_id": 7, "target_layer_ids": [0, 2]},
+    },
+    "dspark": {
+        "architectures": ["Qwen3DSparkModel"],
+        "dflash_config": {"mask_token_id": 7, "target_layer_ids": [0, 2]},
+        "block_size": 4,
+        "markov_rank": 32,
+    },
+}
+"""What their config.json have besides those of a one-layer Qwen3."""
+
+
+@pytest.mark.parametrize("method", BLOCK_DRAFTERS)
+def test_a_drafter_of_whole_blocks(method: str, tmp_path: Path, start_alone: Start) -> None:
+    """Its layers, which see a block in both directions, are not staged."""
+    shape = resolve_pair("qwen-shape", cache_dir=tmp_path / "shape")
+    config = json.loads((Path(shape.target) / "config.json").read_text())
+    draft = tmp_path / method
+    draft.mkdir()
+    own = {"num_hidden_layers": 1, **BLOCK_DRAFTERS[method]}
+    (draft / "config.json").write_text(json.dumps(config | own))
+    synthetic = {k: v for k, v in shape.speculative.items() if not k.startswith("prompt_lookup")}
+    pair = replace(shape, method=method, draft=str(draft), speculative=synthetic)
+    engine = start_alone(pair, spec_of(FULL_FOR_ALL, max_model_len=1024))
+    status = engine.status()
+    assert (status.staging_unavailable, status.target_layers) == (None, 4)
+    check_cache_of(engine)
+
+
+@pytest.mark.row("LoRA")
+@pytest.mark.parametrize("graphs", [EAGER, FULL_FOR_ALL], ids=["eager", "full"])
+def test_an_adapter(
+    graphs: dict[str, Any], tmp_path: Path, start_alone: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In bfloat16, since vLLM's LoRA kernels take no float32: two of the weights of K/V are its.
+
+    Full graphs are captured for no adapter and for some; the first batch has none.
+    """
+    from vllm.lora.request import LoRARequest
+
+    pair: ResolvedPair = tiny_pair(tmp_path / "pair", "ngram")
+    arguments = {**graphs, "enable_lora": True, "max_lora_rank": 8}
+    engine = start_alone(pair, spec_of(arguments, dtype="bfloat16"))
+    assert engine.status().staging_unavailable is None
+    check_cache_of(engine)
+    folder = write_lora(tmp_path / "lora", Path(pair.target))
+    generate = engine._llm.generate
+    adapter = LoRARequest("adapter", 1, str(folder))
+    monkeypatch.setattr(engine._llm, "generate", partial(generate, lora_request=adapter))
+    plain = generate([{"prompt_token_ids": p} for p in ONE_LONG], greedy(8), use_tqdm=False)
+    adapted = engine._llm.generate(
+        [{"prompt_token_ids": p} for p in ONE_LONG], greedy(8), use_tqdm=False
+    )
+    tokens = [[list(o.outputs[0].token_ids) for o in outputs] for outputs in (plain, adapted)]
+    assert tokens[0] != tokens[1]
+    check_cache_of(engine)

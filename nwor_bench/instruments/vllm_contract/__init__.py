@@ -1,0 +1,13 @@
+"""The names of vLLM that the plugin and the engine rest on, as stored for each known version."""
+
+from nwor_bench.instruments.vllm_contract.contract import (
+    Changes,
+    Contract,
+    changes,
+    known,
+    nearest,
+    release_of,
+    stored,
+)
+
+__all__ = ["Changes", "Contract", "changes", "known", "nearest", "release_of", "stored"]

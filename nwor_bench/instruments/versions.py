@@ -48,6 +48,11 @@ def supported() -> str:
     return ", ".join(contract.version for contract in stored().values())
 
 
+def refuse_untried_vllm() -> None:
+    """Set STRICT for this process and those that it starts."""
+    os.environ[STRICT] = "1"
+
+
 def is_strict() -> bool:
     """True if the environment asks to refuse versions without a stored contract."""
     return os.environ.get(STRICT, "0") not in ("", "0")

@@ -18,6 +18,8 @@ def register() -> None:
 
     Raises:
         ConfigError: unknown mode in the environment, or an unsupported vLLM or device.
+
+    A vLLM with which the plugin was not tried is a warning, unless VLLM_NWOR_STRICT_VERSION is set.
     """
     global not_installed
     from nwor_bench.plugin.settings import read_settings
@@ -26,10 +28,13 @@ def register() -> None:
     if settings is None:
         return
     from nwor_bench.errors import ConfigError
-    from nwor_bench.instruments.versions import require_supported_vllm
+    from nwor_bench.instruments.versions import require_supported_vllm, unknown_version
 
     require_supported_vllm()
     try:
+        untried = unknown_version()
+        if untried is not None:
+            logging.getLogger("vllm.nwor_bench").warning(untried)
         from nwor_bench.plugin.install import install
         from nwor_bench.plugin.observe.metrics import share_folder
 

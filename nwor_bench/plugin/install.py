@@ -83,7 +83,7 @@ def _attach_after(original: Callable[..., Any]) -> Callable[..., Any]:
 def _once(original: Callable[..., Any]) -> Callable[..., Any]:
     """Register vLLM's CPU kernels once a process, not once an engine.
 
-    Registering scans every loaded module, and in vLLM 0.32 the scan fails on llvmlite, which
+    Registering (from vLLM 0.31 on) scans every loaded module, and the scan fails on llvmlite, which
     prompt lookup loads: without this the second engine of a process would not start.
     """
     done = False

@@ -40,7 +40,7 @@ class Patch:
         if not callable(getattr(self._target, self._name, None)):
             raise PatchError(
                 f"cannot attach to {self._describe()}: no such method in this vLLM; "
-                "nwor-bench needs vLLM 0.32"
+                "`nwor-bench doctor` says what this version changed"
             )
 
     def apply(self) -> None:

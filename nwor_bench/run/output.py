@@ -7,6 +7,7 @@ from typing import Any
 
 from rich.console import Console
 
+from nwor_bench.instruments.versions import require_supported_vllm, unknown_version
 from nwor_bench.records.json_text import result_document
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import CellResult
@@ -23,6 +24,14 @@ def tell_json(content: Mapping[str, Any]) -> None:
 def console_for(options: RunOptions) -> Console:
     """The console for progress and steps, which --quiet and --json leave out."""
     return Console(quiet=options.quiet or options.as_json)
+
+
+def check_vllm_version(console: Console) -> None:
+    """Tell what a vLLM with which we were not tried changed. Raises UnsupportedVllmError."""
+    require_supported_vllm()
+    untried = unknown_version()
+    if untried is not None:
+        console.print(untried, style="yellow", highlight=False, markup=False)
 
 
 def tell_result(

@@ -14,7 +14,6 @@ from nwor_bench.errors import ExitCode
 from nwor_bench.instruments import environment
 from nwor_bench.instruments.device_memory import uses_gpu
 from nwor_bench.instruments.processor import float32_reason
-from nwor_bench.instruments.versions import require_supported_vllm
 from nwor_bench.models.pairs import (
     ResolvedPair,
     check_hub_models,
@@ -34,7 +33,7 @@ from nwor_bench.run.execute import (
     own_engine,
     run_prepared,
 )
-from nwor_bench.run.output import console_for, tell_plan
+from nwor_bench.run.output import check_vllm_version, console_for, tell_plan
 from nwor_bench.run.point_command import point_command
 from nwor_bench.run.run_options import DEFAULT_OPTIONS, RunOptions
 from nwor_bench.workload.config import RunSpec
@@ -61,7 +60,7 @@ def run_one(
     EngineError, passes on after what was measured until then is stored and reported.
     """
     console = console_for(options)
-    require_supported_vllm()
+    check_vllm_version(console)
     if options.output is not None:
         check_output(options.output)
     prepared = _ready(spec, choice, console)
@@ -90,7 +89,7 @@ def resume_one(
     run is complete.
     """
     console = console_for(options)
-    require_supported_vllm()
+    check_vllm_version(console)
     run = read_run(folder)
     resume.require_resumable(run, str(folder))
     resume.check_flags(given, run.header)

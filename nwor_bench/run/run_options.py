@@ -70,6 +70,10 @@ class RunOptions:
         is_local=True,
     )] = None
     """File of the counters for node exporter."""
+    strict_version: Annotated[bool, Option(
+        "Refuse a vLLM with which nwor-bench was not tried, instead of a warning.", is_local=True,
+    )] = False
+    """Refuse a vLLM without a stored contract."""
     dry_run: Annotated[bool, Option("Show what would run, and stop.")] = False
     """Show what would run, and stop."""
     quiet: Annotated[bool, Option(

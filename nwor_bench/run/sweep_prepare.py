@@ -11,11 +11,10 @@ from rich.console import Console
 from nwor_bench.engine.engine import VllmEngine, check_arguments
 from nwor_bench.engine.memory import require_memory
 from nwor_bench.errors import ConfigError, ExitCode
-from nwor_bench.instruments.versions import require_supported_vllm
 from nwor_bench.records.run_folder import RUN_FILE, RUNS, check_output, default_folder
 from nwor_bench.run.dry_run import sweep_lines
 from nwor_bench.run.execute import EngineFactory, Prepared
-from nwor_bench.run.output import console_for, tell_plan
+from nwor_bench.run.output import check_vllm_version, console_for, tell_plan
 from nwor_bench.run.prepare import CheckEngine, prepare_point
 from nwor_bench.run.run_options import DEFAULT_OPTIONS, RunOptions
 from nwor_bench.run.sweep_execute import SweepRunner
@@ -63,8 +62,8 @@ def run_sweep(
     Raises ConfigError for any invalid run, before anything is started or written. Without
     `continue_on_error` the first failing run's error is raised.
     """
-    require_supported_vllm()
     console = console_for(options)
+    check_vllm_version(console)
     sweep = load_sweep(path)
     groups = group_by_engine(make_points(sweep))
     if options.output is not None:
@@ -93,8 +92,8 @@ def resume_sweep(
 
     Raises ConfigError if `path` is given and differs from the sweep's own configuration.
     """
-    require_supported_vllm()
     console = console_for(options)
+    check_vllm_version(console)
     if (folder / RUN_FILE).is_file():
         raise ConfigError.for_field(
             "--file", str(path), f"{folder} holds a single run; leave the flag out"

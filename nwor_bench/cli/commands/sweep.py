@@ -106,6 +106,10 @@ def _spec(scenario: str, prompts: str | None, flags: dict[str, Any]) -> RunSpec:
 
 def _prepare_process(dram_counters: bool, options: RunOptions) -> None:
     """What must happen to this process before anything heavy is imported."""
+    if options.strict_version:
+        from nwor_bench.instruments.versions import refuse_untried_vllm
+
+        refuse_untried_vllm()
     from nwor_bench.engine.preload import run_under_one_openmp
 
     run_under_one_openmp()

@@ -5,7 +5,13 @@ from collections.abc import Callable
 from nwor_bench.cli.doctor.check import Check, State, can_sweep
 from nwor_bench.cli.doctor.machine import check_clocks, check_driver, check_gpu, check_memory
 from nwor_bench.cli.doctor.profilers import check_cupti, check_nsight, check_nvtx, check_permission
-from nwor_bench.cli.doctor.software import check_openmp, check_plugin, check_torch, check_vllm
+from nwor_bench.cli.doctor.software import (
+    check_contract,
+    check_openmp,
+    check_plugin,
+    check_torch,
+    check_vllm,
+)
 from nwor_bench.instruments import environment
 from nwor_bench.records.environment import CpuFacts
 
@@ -21,8 +27,12 @@ def examine(check_hooks: Callable[[], Check] | None = None) -> list[Check]:
     facts = environment.collect()
     gpus = facts.gpus or ()
     cpu = facts.cpu or CpuFacts()
-    checks = [check_vllm(), check_torch(bool(gpus)), check_plugin(), check_openmp()]
-    checks += [
+    checks = [
+        check_vllm(),
+        check_contract(),
+        check_torch(bool(gpus)),
+        check_plugin(),
+        check_openmp(),
         check_gpu(gpus, facts.gpu_note),
         check_driver(gpus),
         check_clocks(gpus, cpu.governor),

@@ -7,7 +7,14 @@ from nwor_bench.cli.doctor.check import Check, State
 from nwor_bench.engine.preload import DONE, LIBRARY, openmp_library
 from nwor_bench.errors import BenchError, UnsupportedVllmError
 from nwor_bench.instruments.device_memory import CPU_BUILD
-from nwor_bench.instruments.versions import SUPPORTED, require_supported_vllm, vllm_version
+from nwor_bench.instruments.versions import (
+    REMEDY,
+    contract_changes,
+    is_strict,
+    require_supported_vllm,
+    supported,
+    vllm_version,
+)
 
 PLUGIN_GROUP = "vllm.general_plugins"
 PLUGIN = "nwor_bench"
@@ -33,10 +40,23 @@ def check_vllm() -> Check:
     except UnsupportedVllmError:
         found = vllm_version() or ""
         state = State.WRONG if found else State.MISSING
-        what = f"{found}, but the plugin supports {SUPPORTED}x" if found else "not installed"
-        return Check("vLLM", state, what, "make clean venv, or pip install vllm==0.32.0", True)
+        refused = "and --strict-version allows" if is_strict() else "but the plugin supports"
+        what = f"{found}, {refused} {supported()}" if found else "not installed"
+        return Check("vLLM", state, what, REMEDY, needed=True)
     build = "CPU build" if is_cpu_build() else "CUDA build"
     return Check("vLLM", State.OK, f"{found}, {build}", needed=True)
+
+
+def check_contract() -> Check:
+    """Whether the installed vLLM defines what the plugin needs as a version that was tried."""
+    try:
+        found = contract_changes()
+    except UnsupportedVllmError:
+        return Check("contract", State.MISSING, "no vLLM to read", "make venv")
+    if not found.changed:
+        return Check("contract", State.OK, str(found))
+    remedy = "before you trust a number, run the tests with this vLLM (CONTRIBUTING.md)"
+    return Check("contract", State.WRONG, str(found), remedy)
 
 
 def check_torch(has_gpu: bool) -> Check:

@@ -97,7 +97,7 @@ def stored() -> Mapping[Release, Contract]:
     folder = files("nwor_bench.instruments.vllm_contract").joinpath("stored")
     texts = [file.read_text("utf-8") for file in folder.iterdir() if file.name.endswith(".json")]
     contracts = [Contract.from_json(text) for text in texts]
-    return {release: c for release, c in sorted((release_of(c.version), c) for c in contracts)}
+    return dict(sorted((release_of(c.version), c) for c in contracts))
 
 
 def known(version: str) -> bool:

@@ -36,7 +36,10 @@ ATTRIBUTE = Definition("attribute", "")
 def definition_of(statement: ast.stmt, lines: Sequence[str]) -> Definition:
     """A function, a class or a variable, in the file that has these lines."""
     if isinstance(statement, Function):
-        parts = [*statement.decorator_list, *_without_docstring(statement)]
+        parts: list[ast.stmt | ast.expr] = [
+            *statement.decorator_list,
+            *_without_docstring(statement),
+        ]
         return Definition(_signature(statement.args), _digest(parts, lines))
     if isinstance(statement, ast.ClassDef):
         return CLASS

@@ -126,8 +126,9 @@ def _own_member(owner: ast.ClassDef, name: str, lines: list[str]) -> Definition 
         if name in _names(statement):
             return definition_of(statement, lines)
     for node in ast.walk(owner):
-        is_set = isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
-        if is_set and node.attr == name and ast.unparse(node.value) == "self":
+        if not isinstance(node, ast.Attribute) or not isinstance(node.ctx, ast.Store):
+            continue
+        if node.attr == name and ast.unparse(node.value) == "self":
             return ATTRIBUTE
     return None
 

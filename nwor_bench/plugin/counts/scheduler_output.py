@@ -3,12 +3,14 @@
 Drafts that a grammar forbids are verified, but left out of vLLM's statistics. With async scheduling
 a window is scheduled before its drafts are known: the scheduler checks them while the forward runs
 and writes how many are forbidden into its own SchedulerOutput (`num_invalid_spec_tokens`), which a
-worker in another process never sees. Every worker, with any executor, is given the grammar's
-output: how many of each request's drafts may be accepted.
+worker in another process never sees. From vLLM 0.32 on every worker, with any executor, is given
+the grammar's output: how many of each request's drafts may be accepted.
 """
 
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
+
+from nwor_bench.plugin.vllm_features import acceptable_drafts, invalid_drafts_in_scheduler
 
 
 def finished(scheduler_output: Any) -> Collection[str]:
@@ -59,10 +61,11 @@ def invalid_drafts(
     """
     if grammar_output is None or not scheduler_output.pending_structured_output_tokens:
         return {}
+    acceptable = acceptable_drafts(grammar_output)
+    if acceptable is None:
+        return dict(invalid_drafts_in_scheduler(scheduler_output))
     scheduled = scheduler_output.scheduled_spec_decode_tokens
     req_ids = grammar_output.structured_output_request_ids
-    # vLLM's meaning of a grammar output without numbers: none of the drafts may be accepted.
-    acceptable = grammar_output.num_acceptable_drafts or [0] * len(req_ids)
     invalid = {
         req_id: len(scheduled.get(req_id, ())) - allowed
         for req_id, allowed in zip(req_ids, acceptable, strict=True)

@@ -3,8 +3,7 @@
 Staging holds a window's K/V from the write hook to the commit, and our own kernel does the
 attention. So the hook must run in every step, the K/V must stay in place, and a layer's metadata
 must describe the step's requests. A configuration that breaks one of these is refused by name
-before anything is staged; `of_step` checks every step for what no configuration shows. Attributes
-of vLLM 0.33 are read with a default, because 0.32 does not have them.
+before anything is staged; `of_step` checks every step for what no configuration shows.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,6 +13,7 @@ from vllm.compilation.breakable_cudagraph import is_breakable_cudagraph_enabled
 from vllm.config import CompilationMode
 from vllm.model_executor.layers.mamba.abstract import MambaBase
 
+from nwor_bench.plugin.vllm_features import bypasses_kv_cache_update
 from nwor_bench.records import fallback_reasons as reasons
 
 SPLIT_OPS = ("vllm::unified_kv_cache_update", "vllm::unified_attention_with_output")
@@ -34,7 +34,7 @@ FUSIONS = (
 """vLLM's passes that put the write or the attention into another kernel."""
 
 SCALES = ("output_scale", "output_block_scale")
-"""What vLLM 0.32 passes to attention behind `output`."""
+"""What vLLM passes to attention behind `output`."""
 
 NOT_STAGED = "attention:kv_not_staged"
 """Attention of a layer whose write hook did not run in this step."""
@@ -109,7 +109,7 @@ def of_layer(layer: Any, builders: Iterable[type]) -> str | None:
     backend = getattr(layer, "attn_backend", None)
     reason = of_builder(backend.get_builder_cls(), builders) if backend is not None else None
     impl = layer.impl
-    if reason is None and any(getattr(o, "kv_cache_update_bypass", False) for o in (layer, impl)):
+    if reason is None and bypasses_kv_cache_update(layer):
         return "kv_cache_update_bypass"
     if reason is None and backend is not None and is_chunked(backend.get_builder_cls()):
         reason = None if chunk_of(layer) > 0 else reasons.CHUNKED_LOCAL_ATTENTION
@@ -223,7 +223,7 @@ def of_call(
     if (key is None or value is None) and not shared:
         return "attention:kv_cache_update_bypass"
     if not positional and all(extra is None for extra in named.values()):
-        return None  # every call of vLLM 0.32 that is not fused; asked in each layer of each step
+        return None  # every call that is not fused; asked in each layer of each step
     names = (*SCALES, *(f"argument_{n}" for n in range(len(SCALES), len(positional))))
     given = {**dict(zip(names, positional, strict=False)), **named}
     name = next((name for name, extra in given.items() if extra is not None), None)

@@ -548,7 +548,7 @@ def test_the_lines_fit_80_columns(
     code, out = run("--no-engine")
     assert code == 0
     assert max(map(len, out.splitlines())) <= 80
-    names = [*("vLLM", "torch", "plugin", "OpenMP", "GPU", "driver", "clocks", "memory")]
+    names = ["vLLM", "contract", "torch", "plugin", "OpenMP", "GPU", "driver", "clocks", "memory"]
     starts = [line.split()[:2] for line in out.splitlines() if line and not line.startswith(" ")]
     assert [name for name, _ in starts[: len(names)]] == names
     assert {state for _, state in starts[: len(names)]} <= set(State)

@@ -30,9 +30,7 @@ def resting_on_vllm() -> list[tuple[Path, list[ast.AST]]]:
 @pytest.mark.slow  # parses vLLM's largest files
 def test_the_installed_version_meets_its_contract() -> None:
     found = versions.contract_changes()
-    assert known(found.version), (
-        f"store it: python -m nwor_bench.instruments.vllm_contract; {found}"
-    )
+    assert known(found.version), f"python -m nwor_bench.instruments.vllm_contract stores {found}"
     assert found.changed == {}
 
 

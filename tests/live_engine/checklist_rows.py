@@ -60,7 +60,12 @@ def check_max_tokens(engine: VllmEngine, scv_modes: Sequence[str]) -> None:
 
 
 def check_stops(engine: VllmEngine, kind: str, scv_modes: Sequence[str]) -> None:
-    """Each request stops at what it said half-way, by letter or by token."""
+    """Each request stops at what it said half-way, by letter or by token.
+
+    vLLM 0.31 returns what a window gave beyond a stop string, so nothing is dropped there.
+    """
+    from vllm.v1.engine.output_processor import OutputProcessor
+
     free = ask(engine, "off", PROMPTS, greedy(40, detokenize=True))
     params = []
     for text, tokens in zip(free.texts, free.tokens, strict=True):
@@ -70,7 +75,8 @@ def check_stops(engine: VllmEngine, kind: str, scv_modes: Sequence[str]) -> None
     stock, staged = compare(engine, PROMPTS, params, scv_modes)
     assert set(stock.finish_reasons) == {"stop"}
     assert all(len(a) < len(b) for a, b in zip(stock.tokens, free.tokens, strict=True))
-    assert dropped(stock) > 0
+    if kind == "stop_token_ids" or hasattr(OutputProcessor, "_trim_surplus_tokens"):
+        assert dropped(stock) > 0
     check_cache(engine, PROMPTS, staged)
 
 

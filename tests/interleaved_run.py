@@ -81,6 +81,9 @@ def interleaved_run(
 _MADE: dict[str, RunData] = {}
 """Runs by what they were asked for, each made once."""
 
+_IN_TURN: dict[str, list[list[WindowRecord]]] = {}
+"""The windows of a run's interleaved batches, which runs with other whole batches have too."""
+
 
 def _make(
     planted: Planted,
@@ -90,13 +93,18 @@ def _make(
     device: bool,
     seed: int,
 ) -> RunData:
-    rng = Random(seed)
     run = gpu_run(effects=whole, noise=0.003, blocks=3, probed=False)
     run = _with_control(run, whole.get("control", 1.0))
+    clocks = [planted.clocks[place % len(planted.clocks)] for place in range(batches)]
+    key = repr((planted, batches, groups, device, seed))
+    if key not in _IN_TURN:
+        rng = Random(seed)
+        _IN_TURN[key] = [
+            list(_batch_windows(place, groups, planted, clock, rng, device))
+            for place, clock in enumerate(clocks)
+        ]
     records, windows, events = list(run.batches), list(run.windows), list(run.events)
-    for place in range(batches):
-        clock = planted.clocks[place % len(planted.clocks)]
-        own = list(_batch_windows(place, groups, planted, clock, rng, device))
+    for place, (clock, own) in enumerate(zip(clocks, _IN_TURN[key], strict=True)):
         records.append(_batch(run.batches, place, own, clock))
         windows += own
         events.append(_event(place, own))
@@ -109,7 +117,11 @@ def group_windows(
     """One quiet group of a batch: every window takes 10 ms."""
     a, b = pair if first is None or first == pair[0] else pair[::-1]
     return [
-        replace(_window(cell, 0, (0, run, run_length, position), number), **changes)
+        _changed(
+            _window(cell, 0),
+            **{"window": number, "group": 0, "run": run, "position": position},
+            **{"run_length": run_length, **changes},
+        )
         for number, (run, cell, position) in enumerate(
             (run, cell, position)
             for run, cell in enumerate((a, b, b, a))
@@ -121,22 +133,25 @@ def group_windows(
 def _batch_windows(
     place: int, groups: int, planted: Planted, clock: float, rng: Random, device: bool
 ) -> Iterator[WindowRecord]:
-    window = 0
-    for _ in range(2):  # after the prefill
-        yield replace(_window(OFF, place, None, window), wall_ms=None, device_ms=None)
-        window += 1
+    like = {cell: _window(cell, place) for cell in IN_TURN}
+    for window in range(2):  # after the prefill
+        yield _changed(like[OFF], window=window, wall_ms=None, device_ms=None)
     for turn in turns_of(compared_pairs(IN_TURN), str(rng.random())):
         if turn.group == groups:
             return
         cell = IN_TURN[turn.cell]
         ours, hosts = _times(cell, planted, clock, turn.position, rng)
-        numbers = (turn.group, turn.run, turn.run_length, turn.position)
-        yield replace(
-            _window(cell, place, numbers, window),
+        window += 1
+        yield _changed(
+            like[cell],
+            window=window,
             wall_ms=hosts,
             device_ms=ours if device else None,
+            group=turn.group,
+            run=turn.run,
+            run_length=turn.run_length,
+            position=turn.position,
         )
-        window += 1
 
 
 def _times(
@@ -155,12 +170,17 @@ def _times(
     return base * ratio, base * ratio**planted.host * exp(rng.gauss(0, planted.noise))
 
 
-def _window(
-    cell: Cell, place: int, turn: tuple[int, int, int, int] | None, number: int
-) -> WindowRecord:
+def _changed(like: WindowRecord, **changes: object) -> WindowRecord:
+    """`replace`, which takes ten times as long for a frozen class of so many fields."""
+    made = object.__new__(WindowRecord)
+    vars(made).update(vars(like), **changes)
+    return made
+
+
+def _window(cell: Cell, place: int) -> WindowRecord:
+    """A quiet window of the cell, in no group."""
     staged = DRAFTS if cell.nwor_mode is NworMode.STAGE else 0
     accepted = 5
-    group, run, run_length, position = turn or (None,) * 4
     return WindowRecord(
         pair=cell.pair,
         nwor_mode=str(cell.nwor_mode),
@@ -168,7 +188,7 @@ def _window(
         arm=cell.arm,
         block=place + 1,
         batch=FIRST_BATCH + place,
-        window=number,
+        window=0,
         num_reqs=REQUESTS,
         draft_tokens=DRAFTS,
         accepted_tokens=accepted,
@@ -190,10 +210,6 @@ def _window(
         sample_ms=None,
         mask_ms=None,
         commit_ms=None,
-        group=group,
-        run=run,
-        run_length=run_length,
-        position=position,
     )
 
 

@@ -31,6 +31,8 @@ from nwor_bench.records.types import (
     WindowRecord,
 )
 from nwor_bench.report import ReportPaths, write_files
+from nwor_bench.report.content import build_document
+from nwor_bench.report.document import Document
 
 LAYERS = 30
 BYTES_PER_TOKEN = 23_040
@@ -301,6 +303,17 @@ def summarised(run: RunData) -> tuple[CellResult, ...]:
 
 _SUMMARIES: dict[int, tuple[RunData, tuple[CellResult, ...]]] = {}
 """Runs by identity, and their cells."""
+
+
+def document_of(run: RunData) -> Document:
+    """The report of a run, once for each run."""
+    if id(run) not in _DOCUMENTS:
+        _DOCUMENTS[id(run)] = run, build_document(run, summarised(run))
+    return _DOCUMENTS[id(run)][1]
+
+
+_DOCUMENTS: dict[int, tuple[RunData, Document]] = {}
+"""Runs by identity, and their reports."""
 
 
 def write_reports(folder: Path, *, drawn: bool = False) -> ReportPaths:

@@ -5,13 +5,11 @@ import io
 from dataclasses import replace
 
 import pytest
-from synthetic_run import change_batches, make_run, save_run, write_reports
+from synthetic_run import change_batches, document_of, make_run, save_run, summarised, write_reports
 
-from nwor_bench.analysis.aggregate import summarise
 from nwor_bench.analysis.request_times import LEAST_SAMPLES, PERCENTILES, request_percentiles
 from nwor_bench.records.store import RunData, read_run
 from nwor_bench.records.types import BatchRecord, RequestTimes
-from nwor_bench.report.content import build_document
 from nwor_bench.report.sections.request_times import TITLE, request_time_section
 
 
@@ -50,7 +48,7 @@ def test_without_vllms_metrics_there_is_nothing() -> None:
 
 def test_a_cells_percentiles_are_over_its_timed_batches() -> None:
     run = timed_run()
-    for cell in summarise(run):
+    for cell in summarised(run):
         own = [b for b in run.batches if b.cell == cell.cell and b.phase == "timed"]
         expected = request_percentiles(own)
         assert {name: getattr(cell, name) for name in PERCENTILES} == expected
@@ -60,7 +58,7 @@ def test_an_invalid_cell_has_none() -> None:
     broken = change_batches(
         timed_run(), lambda b: b.nwor_mode == "stage" and b.phase == "gate", parity="INVALID"
     )
-    found = {cell.label: cell.ttft_ms_p50 for cell in summarise(broken)}
+    found = {cell.label: cell.ttft_ms_p50 for cell in summarised(broken)}
     assert found["stage x off"] is None
     assert found["off x off"] is not None
 
@@ -83,11 +81,11 @@ def test_samples_survive_the_records(tmp_path) -> None:
 
 def test_the_report_shows_them_beside_window_time_only_where_measured() -> None:
     run = timed_run()
-    section = request_time_section(summarise(run))
+    section = request_time_section(summarised(run))
     assert section is not None
     heads, row = section.blocks[1].headers, section.blocks[1].rows[0]
     assert ("TTFT p50", "10.50") in zip(heads, row, strict=True)
     assert heads[-2:] == ("Window", "Output tokens/s")
     assert "TTFT p95" not in heads  # ten requests a cell
     bare = make_run(blocks=2)
-    assert TITLE not in [s.title for s in build_document(bare, summarise(bare)).sections]
+    assert TITLE not in [s.title for s in document_of(bare).sections]

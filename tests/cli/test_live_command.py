@@ -94,7 +94,7 @@ class Server:
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     monkeypatch.setattr(watching, "EVERY_S", 0.01)
     found = Server()
-    thread = threading.Thread(target=found.http.serve_forever)
+    thread = threading.Thread(target=found.http.serve_forever, args=(0.01,))
     thread.start()
     yield found
     found.http.shutdown()

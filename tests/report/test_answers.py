@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 from report_runs import RUNS, ambiguous, faster, gpu_run, invalid
-from synthetic_run import change_batches, make_run, with_parts
+from synthetic_run import change_batches, make_run, summarised, with_parts
 
-from nwor_bench.analysis.aggregate import noise_floor, summarise
+from nwor_bench.analysis.aggregate import noise_floor
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import CellResult
 from nwor_bench.report.sections.answers import questions
@@ -16,7 +16,7 @@ from nwor_bench.report.text import change, change_range, compared_time
 
 
 def told(run: RunData) -> dict[str, str]:
-    return dict(questions(run, summarise(run)).entries)
+    return dict(questions(run, summarised(run)).entries)
 
 
 def named(cells: list[CellResult], label: str) -> CellResult:
@@ -46,7 +46,7 @@ def named(cells: list[CellResult], label: str) -> CellResult:
 )  # fmt: skip
 def test_each_kind_of_run_is_answered(name, badge, sentence, pays, sure, then):
     run = RUNS[name]()
-    found, said = answer(run.header, summarise(run)), told(run)
+    found, said = answer(run.header, summarised(run)), told(run)
     assert found.badge == badge
     assert sentence in found.sentence
     assert found.sentence.count(". ") == 0
@@ -60,13 +60,13 @@ def test_each_kind_of_run_is_answered(name, badge, sentence, pays, sure, then):
 @pytest.mark.parametrize("name", ["invalid", "ineffective", "cpu"])
 def test_no_effect_is_named_where_none_counts(name):
     run = RUNS[name]()
-    texts = [answer(run.header, summarise(run)).sentence, *told(run).values()]
+    texts = [answer(run.header, summarised(run)).sentence, *told(run).values()]
     assert not re.search(r"\d %", " ".join(texts))
 
 
 def test_the_answer_names_the_best_cell_its_effect_and_its_interval():
     run = faster()
-    cells = summarise(run)
+    cells = summarised(run)
     best = named(cells, "stage x graph")
     assert best.ratio_to_off == min(c.ratio_to_off for c in cells if c.ratio_to_off is not None)
     effect = f"{100 * (1 - best.ratio_to_off):.1f} % less time"
@@ -91,17 +91,17 @@ def test_one_compared_cell_needs_no_correction():
         batches=tuple(b for b in run.batches if (b.nwor_mode, b.scv_mode) in two),
         windows=tuple(w for w in run.windows if (w.nwor_mode, w.scv_mode) in two),
     )
-    best = named(summarise(run), "stage x graph")
+    best = named(summarised(run), "stage x graph")
     assert best.ratio_simultaneous_low == pytest.approx(best.ratio_ci_low, rel=1e-12)
     assert best.ratio_simultaneous_high == pytest.approx(best.ratio_ci_high, rel=1e-12)
-    sentence = answer(run.header, summarise(run)).sentence
+    sentence = answer(run.header, summarised(run)).sentence
     assert re.search(r"\(95 % confidence: [^,]* less\)", sentence)
     assert "corrected" not in " ".join([sentence, *told(run).values()])
 
 
 def chosen_among_two(first: float, second: float) -> list[CellResult]:
     """Two FASTER cells by ratio; the first's interval for all cells holds 1, the second's not."""
-    cells = summarise(faster())
+    cells = summarised(faster())
     both = {"stage x off": (first, 1.001), "stage x graph": (second, 0.999)}
     return [
         replace(
@@ -140,7 +140,7 @@ def test_a_best_cell_that_is_sure_by_holm_alone_is_said_to_be():
 
 def test_a_run_that_stored_no_simultaneous_interval_gives_its_own():
     none = {"ratio_simultaneous_low": None, "ratio_simultaneous_high": None}
-    cells = [replace(c, **none, simultaneous_cells=None) for c in summarise(faster())]
+    cells = [replace(c, **none, simultaneous_cells=None) for c in summarised(faster())]
     found = answer(faster().header, cells)
     ends = 100 * (1 - found.cell.ratio_ci_high), 100 * (1 - found.cell.ratio_ci_low)
     assert f"(95 % confidence: {ends[0]:.1f} % to {ends[1]:.1f} % less)" in found.sentence
@@ -148,7 +148,7 @@ def test_a_run_that_stored_no_simultaneous_interval_gives_its_own():
 
 def test_an_undecided_answer_gives_both_ends():
     run = ambiguous()
-    cells = summarise(run)
+    cells = summarised(run)
     found = answer(run.header, cells)
     assert found.cell.ratio_ci_low < 1 < found.cell.ratio_ci_high
     assert "anywhere from" in found.sentence
@@ -158,20 +158,20 @@ def test_an_undecided_answer_gives_both_ends():
 
 def test_one_wrong_cell_makes_the_run_invalid_whatever_the_others_gained():
     run = invalid()
-    verdicts = {cell.label: cell.verdict for cell in summarise(run)}
+    verdicts = {cell.label: cell.verdict for cell in summarised(run)}
     assert verdicts["stage x off"] == "FASTER"
     said = told(run)
     assert "stage x off (FASTER)" in said["Does it pay?"]
     assert "mend the fault before using them" in said["Does it pay?"]
     assert said["Is the output the same?"].startswith("No: stage x graph changed it.")
-    assert "output token 17" in answer(run.header, summarise(run)).sentence
+    assert "output token 17" in answer(run.header, summarised(run)).sentence
 
 
 def test_a_wrong_result_on_a_cpu_is_wrong_first():
     run = change_batches(
         make_run(aa=True), lambda b: b.nwor_mode == "stage" and b.phase == "gate", parity="INVALID"
     )
-    found = answer(run.header, summarise(run))
+    found = answer(run.header, summarised(run))
     assert found.badge == "INVALID"
     settings = "the settings stage x off, stage x graph and stage x adaptive did not work right"
     assert f"because {settings}: it changed" in found.sentence
@@ -186,9 +186,9 @@ def test_each_wrong_setting_has_its_own_reason():
         parity="INVALID",
         first_mismatch="request 0, output token 3: 1 instead of 2",
     )
-    sentence = answer(run.header, summarise(run)).sentence
+    sentence = answer(run.header, summarised(run)).sentence
     wrong = ("off x adaptive", "stage x graph", "stage x adaptive")
-    broken = {c.label: c.reason for c in summarise(run) if c.verdict == "INVALID"}
+    broken = {c.label: c.reason for c in summarised(run) if c.verdict == "INVALID"}
     assert set(broken) == set(wrong)
     assert f"off x adaptive and stage x adaptive: {broken['off x adaptive']}" in sentence
     assert f"; stage x graph: {broken['stage x graph']}." in sentence
@@ -199,13 +199,13 @@ def test_an_untrustworthy_baseline_leaves_nothing_to_compare():
     run = change_batches(
         faster(), lambda b: b.arm is not None and b.phase == "gate", parity="INVALID"
     )
-    sentence = answer(run.header, summarise(run)).sentence
+    sentence = answer(run.header, summarised(run)).sentence
     assert sentence.startswith("Nothing can be compared, because off x off itself")
 
 
 def test_the_noise_is_told_with_the_answer():
     run = faster()
-    found = noise_floor(summarise(run))
+    found = noise_floor(summarised(run))
     assert change_range(found["low"], found["high"]) in told(run)["How sure is that?"]
     without = replace(
         run,
@@ -222,13 +222,13 @@ def test_scv_alone_is_asked_about_where_nothing_stages():
         batches=tuple(b for b in run.batches if b.nwor_mode == "off"),
         windows=tuple(w for w in run.windows if w.nwor_mode == "off"),
     )
-    assert "SCV does not pay here" in answer(off.header, summarise(off)).sentence
+    assert "SCV does not pay here" in answer(off.header, summarised(off)).sentence
     alone = replace(
         off,
         batches=tuple(b for b in off.batches if b.scv_mode == "off"),
         windows=tuple(w for w in off.windows if w.scv_mode == "off"),
     )
-    assert "nothing to compare" in answer(alone.header, summarise(alone)).sentence
+    assert "nothing to compare" in answer(alone.header, summarised(alone)).sentence
     assert "Nothing was measured" in answer({}, []).sentence
 
 
@@ -254,7 +254,7 @@ def test_a_partial_run_is_to_be_finished():
 
 def test_more_blocks_are_advised_by_the_square_of_the_effect():
     run = gpu_run({"off": 1.0, "graph": 1.0, "adaptive": 1.0}, noise=0.012, blocks=8)
-    cells = summarise(run)
+    cells = summarised(run)
     cell = answer(run.header, cells).cell
     wanted = int(re.search(r"--batches (\d+)", told(run)["What next?"]).group(1))
     assert wanted == pytest.approx((cell.smallest_effect / 0.01) ** 2 * 8, abs=1)
@@ -285,6 +285,6 @@ def test_intervals_read_as_ranges(ends, text):
 def test_batches_are_not_called_windows():
     run = faster()
     windows = tuple(replace(window, wall_ms=None) for window in run.windows)
-    cells = summarise(replace(run, windows=windows))
+    cells = summarised(replace(run, windows=windows))
     assert compared_time(cells) == "time per batch"
     assert "a batch took" in answer(run.header, cells).sentence

@@ -6,10 +6,9 @@ import pytest
 import typer
 from report_runs import faster, with_counters
 from rich.console import Console
-from synthetic_run import change_batches, make_run, save_run
+from synthetic_run import change_batches, make_run, save_run, summarised
 from typer.testing import CliRunner
 
-from nwor_bench.analysis.aggregate import summarise
 from nwor_bench.analysis.findings import findings, grouped
 from nwor_bench.cli.commands.report import report
 from nwor_bench.errors import ConfigError
@@ -39,12 +38,12 @@ def big_cells():
             ratio_ci_low=10.222,
             ratio_ci_high=12.333,
         )
-        for cell in summarise(make_run())
+        for cell in summarised(make_run())
     ]
 
 
 @pytest.mark.parametrize("width", [80, 120])
-@pytest.mark.parametrize("cells", [summarise(make_run()), big_cells()], ids=["usual", "big"])
+@pytest.mark.parametrize("cells", [summarised(make_run()), big_cells()], ids=["usual", "big"])
 def test_tables_fit_and_cut_no_number(cells, width):
     lines = shown(cells_table(cells), width)
     details = shown(details_table(cells), width)
@@ -68,21 +67,21 @@ def test_the_summary_ends_with_verdict_and_folder(tmp_path):
     folder = tmp_path / ("deep" * 30)
     console = Console(width=80, color_system=None, force_terminal=False)
     with console.capture() as capture:
-        print_summary(console, run, summarise(run), folder)
+        print_summary(console, run, summarised(run), folder)
     text = capture.get()
     assert text.splitlines()[-1] == f"Run folder: {folder}"
     assert "Warning: one line was torn" in text
     told = " ".join(text.split())
     assert told.startswith("CPU RUN: This run says nothing on whether NWOR pays: it ran on a CPU")
     with console.capture() as capture:
-        print_summary(console, run, summarise(run), folder, verbose=True)
+        print_summary(console, run, summarised(run), folder, verbose=True)
     assert "measure the harness" in " ".join(capture.get().split())
 
 
 def summary(run, **how) -> str:
     console = Console(width=80, color_system=None, force_terminal=False)
     with console.capture() as capture:
-        print_summary(console, run, summarise(run), "run", **how)
+        print_summary(console, run, summarised(run), "run", **how)
     return capture.get()
 
 
@@ -90,10 +89,10 @@ def test_findings_are_one_line_a_cause_and_whole_with_verbose():
     run = make_run()
     lines = summary(run).splitlines()
     groups = [line for line in lines if line.startswith(("note: ", "warning: ", "error: "))]
-    assert groups == [f"{g.severity}: {g.line}" for g in grouped(findings(run, summarise(run)))]
+    assert groups == [f"{g.severity}: {g.line}" for g in grouped(findings(run, summarised(run)))]
     assert max(map(len, lines)) <= 80
     told = " ".join(summary(run, verbose=True).split())
-    for finding in findings(run, summarise(run)):
+    for finding in findings(run, summarised(run)):
         assert finding.message in told
         assert finding.remedy in told
     assert "committed" in told
@@ -102,7 +101,7 @@ def test_findings_are_one_line_a_cause_and_whole_with_verbose():
 
 def test_quiet_leaves_the_answer_and_the_folder():
     run = faster()
-    found = answer(run.header, summarise(run))
+    found = answer(run.header, summarised(run))
     told = " ".join(summary(run, quiet=True).split())
     assert told == f"{found.badge}: {found.sentence} Run folder: run"
 
@@ -112,12 +111,12 @@ def test_counted_bytes_and_what_counting_costs_are_told():
         run = with_counters(faster(), saved)
         console = Console(width=80, color_system=None, force_terminal=False)
         with console.capture() as capture:
-            print_summary(console, run, summarise(run), "run")
+            print_summary(console, run, summarised(run), "run")
         text = " ".join(capture.get().split())
         assert f"DRAM bytes: stage x off wrote 0.05 MB a window {verb} than off x off" in text
         assert "of a timed one's time: that is what sampling and its events cost." in text
     with console.capture() as capture:
-        print_summary(console, faster(), summarise(faster()), "run")
+        print_summary(console, faster(), summarised(faster()), "run")
     assert "DRAM bytes" not in capture.get()
 
 
@@ -128,7 +127,7 @@ def test_square_brackets_in_a_reason_are_not_markup():
     )
     console = Console(width=200, color_system=None, force_terminal=False)
     with console.capture() as capture:
-        print_summary(console, bad, summarise(bad), "run")
+        print_summary(console, bad, summarised(bad), "run")
     assert "[red]token[/red]" in capture.get()
 
 

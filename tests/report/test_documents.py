@@ -8,12 +8,10 @@ import pytest
 from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
-from synthetic_run import change_batches, make_run, with_header, with_parts
+from synthetic_run import change_batches, document_of, make_run, summarised, with_header, with_parts
 
-from nwor_bench.analysis.aggregate import summarise
 from nwor_bench.records.json_part import to_json
 from nwor_bench.records.types import Verdict
-from nwor_bench.report.content import build_document
 from nwor_bench.report.document import (
     Bullets,
     Code,
@@ -63,11 +61,11 @@ class Page(HTMLParser):
 
 
 def markdown(run) -> str:
-    return render_markdown(build_document(run, summarise(run)))
+    return render_markdown(document_of(run))
 
 
 def page(run) -> str:
-    return render_html(build_document(run, summarise(run)))
+    return render_html(document_of(run))
 
 
 def section(text: str, title: str) -> str:
@@ -103,7 +101,7 @@ def test_the_answer_comes_first_and_the_glossary_last(run):
 
 
 def test_the_short_report_is_part_of_the_long_one(run):
-    document = build_document(run, summarise(run))
+    document = document_of(run)
     short = render_markdown(document.shortened("See the page."))
     assert "\nSee the page.\n" in short
     assert re.findall(r"^## (.*)$", short, re.MULTILINE) == [
@@ -116,7 +114,7 @@ def test_the_short_report_is_part_of_the_long_one(run):
 
 def test_every_column_is_in_the_glossary(run):
     """Of the tables about cells; what a setting means is the setting's own affair."""
-    document = build_document(run, summarise(run))
+    document = document_of(run)
     (entries,) = document.sections[-1].blocks
     known = " ".join(f"{term} {text}" for term, text in entries.entries)
     heads = {
@@ -134,7 +132,7 @@ def test_every_column_is_in_the_glossary(run):
 
 
 def test_a_dash_is_explained_in_all_that_it_means(run):
-    (entries,) = build_document(run, summarise(run)).sections[-1].blocks
+    (entries,) = document_of(run).sections[-1].blocks
     meaning = dict(entries.entries)[NOT_MEASURED]
     for words in ("not measured", "does not apply", "reference", "not compared", "INVALID",
                   "INEFFECTIVE", "none to name", "never 0"):  # fmt: skip
@@ -187,7 +185,7 @@ def test_counters_that_disagree_are_said_to(run):
 def test_bytes_are_called_computed(run):
     text = section(markdown(run), "Bytes: predicted beside measured")
     assert "DRAM traffic was not measured in this run" in text
-    staged = summarise(run)[3].bytes_staged
+    staged = summarised(run)[3].bytes_staged
     assert f"{staged / 1e6:.1f} MB" in text
 
 
@@ -196,7 +194,7 @@ def test_a_hybrids_states_are_predicted_beside_its_bytes(run):
     assert "recurrent" not in text
     facts = {"layers": 36, "state_bytes": 10**6, "conv_bytes": 5}
     hybrid = with_header(run, "engine", recurrent=facts)
-    drafts = summarise(run)[0].draft_tokens / summarise(run)[0].windows
+    drafts = summarised(run)[0].draft_tokens / summarised(run)[0].windows
     k = run.header.scenario["draft_tokens"]
     text = section(markdown(hybrid), "Bytes: predicted beside measured")
     assert "36 recurrent layers, whose states take 1.0 MB a request" in text
@@ -218,30 +216,30 @@ def test_the_real_order_of_each_block_is_listed(run):
 
 def test_on_a_gpu_the_other_attention_kernel_is_a_limit(run):
     on_gpu = make_run(device="cuda", blocks=8)
-    assert any("instead of the backend's" in text for text in limits(on_gpu, summarise(on_gpu)))
-    assert not any("instead of the backend's" in text for text in limits(run, summarise(run)))
+    assert any("instead of the backend's" in text for text in limits(on_gpu, summarised(on_gpu)))
+    assert not any("instead of the backend's" in text for text in limits(run, summarised(run)))
 
 
 def test_few_blocks_sampling_and_unequal_work_are_limits(run):
     two = make_run(blocks=2)
-    assert any("too few for an interval" in text for text in limits(two, summarise(two)))
+    assert any("too few for an interval" in text for text in limits(two, summarised(two)))
     odd = change_batches(
         run,
         lambda b: b.nwor_mode == "stage" and b.phase == "timed",
         output_tokens=100,
         temperature=0.7,
     )
-    text = " ".join(limits(odd, summarise(odd)))
+    text = " ".join(limits(odd, summarised(odd)))
     assert "unequal work" in text
     assert "stage x off" in text
     assert "temperature above 0" in text
-    plain = " ".join(limits(run, summarise(run)))
+    plain = " ".join(limits(run, summarised(run)))
     assert "unequal work" not in plain
     assert "temperature above 0" not in plain
 
 
 def test_the_verdict_sentence_names_each_cell_once(run):
-    text = verdict_sentence(run.header, summarise(run))
+    text = verdict_sentence(run.header, summarised(run))
     for label in ("off x graph", "off x adaptive", "stage x off", "stage x graph"):
         assert text.count(label) == 1
     assert text.endswith(CPU_SENTENCE)
@@ -252,7 +250,7 @@ def test_cells_that_were_not_timed_are_not_called_uncertain(run):
     rest = [b for b in run.batches if b.phase == "gate" or b.nwor_mode == "off"]
     kept = {b.batch for b in rest if b.phase == "gate"}
     windows = tuple(w for w in run.windows if w.nwor_mode == "off" or w.batch in kept)
-    cells = summarise(replace(run, batches=tuple(rest), windows=windows))
+    cells = summarised(replace(run, batches=tuple(rest), windows=windows))
     text = verdict_sentence(run.header, cells)
     assert "stage x off not compared" in text
     assert "stage x graph and stage x adaptive never fired, so not compared" in text

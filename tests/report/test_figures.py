@@ -8,13 +8,19 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from report_runs import RUNS, faster, gpu_run, invalid, with_counters
-from synthetic_run import change_batches, change_windows, make_run, with_header
+from synthetic_run import (
+    change_batches,
+    change_windows,
+    document_of,
+    make_run,
+    summarised,
+    with_header,
+)
 
-from nwor_bench.analysis.aggregate import noise_floor, summarise
+from nwor_bench.analysis.aggregate import noise_floor
 from nwor_bench.analysis.dram.counters import cell_bytes
 from nwor_bench.analysis.phases import PHASES, cell_phases
 from nwor_bench.records.store import RunData
-from nwor_bench.report.content import build_document
 from nwor_bench.report.document import Figure, Paragraph
 from nwor_bench.report.html.page import render_html
 from nwor_bench.report.plots import axis
@@ -24,14 +30,14 @@ from nwor_bench.report.svg import COLOURS, draw_svg
 
 def figures(run: RunData) -> dict[str, Figure]:
     """The report's figures by name."""
-    document = build_document(run, summarise(run))
+    document = document_of(run)
     blocks = [*document.lead, *(b for section in document.sections for b in section.blocks)]
     return {block.name: block for block in blocks if isinstance(block, Figure)}
 
 
 def words(run: RunData, title: str) -> str:
     """The paragraphs of one section."""
-    document = build_document(run, summarise(run))
+    document = document_of(run)
     (section,) = [section for section in document.sections if section.title == title]
     return " ".join(block.text for block in section.blocks if isinstance(block, Paragraph))
 
@@ -107,7 +113,7 @@ def test_what_was_not_measured_is_a_sentence_and_no_figure():
 
 
 def test_each_interval_lies_where_its_numbers_say(run):
-    cells = {cell.label: cell for cell in summarise(run)}
+    cells = {cell.label: cell for cell in summarised(run)}
     figure = figures(run)["intervals"]
     seen = {}
     for trace in figure.data:
@@ -130,7 +136,7 @@ def test_each_interval_lies_where_its_numbers_say(run):
 
 
 def test_the_noise_band_and_the_line_at_one(run):
-    cells = summarise(run)
+    cells = summarised(run)
     shapes = interval_figure(cells, 0.01).layout["shapes"]
     (band,) = [shape for shape in shapes if shape["type"] == "rect"]
     floor = noise_floor(cells)["floor"]
@@ -151,7 +157,7 @@ def test_each_block_stands_with_its_ratio_and_the_clocks_of_that_block(run):
     )
     figure = figures(warm)["blocks"]
     lines = {trace["name"]: trace for trace in figure.data}
-    compared = {cell.label: cell for cell in summarise(warm) if cell.ratio_to_off is not None}
+    compared = {cell.label: cell for cell in summarised(warm) if cell.ratio_to_off is not None}
     assert set(lines) == {*compared, "SM clock, MHz", "throttled, ms"}
     for label, cell in compared.items():
         assert lines[label]["x"] == list(range(1, 13))
@@ -187,7 +193,7 @@ def test_window_times_keep_their_distribution_and_their_outliers(run, figures_le
     assert "off x off" not in {trace["name"] for trace in figure.data}
     (line,) = figure.layout["shapes"]
     assert line["x0"] == 0
-    text = render_html(build_document(slow, summarise(slow)))
+    text = render_html(document_of(slow))
     assert ">987.65</td>" in text
 
 
@@ -202,7 +208,7 @@ def test_times_that_do_not_count_are_in_no_figure():
 
 def test_cells_that_accepted_alike_share_their_bars(run):
     (trace,) = figures(run)["acceptance"].data
-    cell = summarise(run)[0]
+    cell = summarised(run)[0]
     assert trace["y"] == [100 * rate for rate in cell.acceptance_per_position]
     assert trace["name"] == "all cells"
     other = change_batches(
@@ -244,11 +250,11 @@ def test_dram_bytes_stand_beside_their_prediction(run):
 
 def test_predicted_bytes_are_those_of_the_byte_model_by_hand(figures_left_out):
     run = gpu_run()
-    baseline = summarise(run)[0]
+    baseline = summarised(run)[0]
     row = run.header.engine.bytes_per_token
     drafts = baseline.draft_tokens / baseline.windows
     kept = baseline.accepted_tokens / baseline.windows
-    text = render_html(build_document(run, summarise(run)))
+    text = render_html(document_of(run))
     table = re.search(r"predicted by the byte model.*?</table>", text, re.DOTALL).group()
     rows = [re.findall(r">([^<>]+)</t[dh]>", line) for line in table.split("<tr>")[2:]]
     shown = {line[0]: line[1:] for line in rows}
@@ -266,7 +272,7 @@ def test_an_fp8_cache_below_bf16_activations_is_read_at_twice_the_size(figures_l
     tables = [
         re.search(
             r"by reference</th><td[^>]*>([\d.]+) kB",
-            render_html(build_document(each, summarise(each))),
+            render_html(document_of(each)),
         )
         for each in (run, with_header(run, "engine", kv_cache_dtype="fp8"))
     ]
@@ -276,7 +282,7 @@ def test_an_fp8_cache_below_bf16_activations_is_read_at_twice_the_size(figures_l
 
 def test_hostile_labels_make_no_markup():
     nasty = '</svg></script><a href="http://x">&amp; $x_2$'
-    figure = interval_figure(summarise(faster()), 0.01)
+    figure = interval_figure(summarised(faster()), 0.01)
     assert figure is not None
     drawn = draw_svg(
         replace(figure, alternative=nasty, layout={**figure.layout, "xaxis": axis(nasty)})

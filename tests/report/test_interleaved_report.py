@@ -10,11 +10,10 @@ import pytest
 from interleaved_run import STAGE_GRAPH, Planted, interleaved_run
 from report_runs import gpu_run
 from rich.console import Console
-from synthetic_run import change_windows, save_run, summarised, write_reports
+from synthetic_run import change_windows, document_of, save_run, summarised, write_reports
 
 from nwor_bench.records.store import RunData, read_header, read_run
 from nwor_bench.report.console import print_summary
-from nwor_bench.report.content import build_document
 from nwor_bench.report.document import Bullets, Figure, Paragraph, Section, Table
 from nwor_bench.report.result_json import run_result
 from nwor_bench.report.sections.answers import questions
@@ -37,6 +36,7 @@ def run() -> RunData:
     return interleaved_run(Planted(EFFECTS, clocks=CLOCKS), 15, whole=WHOLE)
 
 
+@cache
 def section() -> Section:
     found = interleaved_section(run(), summarised(run()))
     assert found is not None
@@ -151,7 +151,7 @@ def test_windows_that_no_whole_batches_check_are_told() -> None:
 
 
 def test_order_of_cells_says_in_turn() -> None:
-    order = next(s for s in build_document(run(), summarised(run())).sections if "Order" in s.title)
+    order = next(s for s in document_of(run()).sections if "Order" in s.title)
     (body,) = [block for block in order.blocks if isinstance(block, Table)]
     assert any("in turn" in values[2] for values in body.rows if values[1] == "interleaved")
 
@@ -161,5 +161,5 @@ def test_a_run_of_whole_batches_has_none_of_it() -> None:
     cells = summarised(made)
     assert interleaved_section(made, cells) is None
     assert split_lines(made, cells) == []
-    assert TITLE not in [s.title for s in build_document(made, cells).sections]
+    assert TITLE not in [s.title for s in document_of(made).sections]
     assert "What makes the difference?" not in dict(questions(made, cells).entries)

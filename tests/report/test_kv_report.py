@@ -5,14 +5,12 @@ from typing import Any
 
 import pytest
 from report_runs import faster
-from synthetic_run import with_parts
+from synthetic_run import document_of, summarised, with_parts
 
-from nwor_bench.analysis.aggregate import summarise
 from nwor_bench.analysis.parity.kv_result import KvResult, kv_event
 from nwor_bench.analysis.parity.kv_verdict import KvMismatch, KvVerdict
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import Cell, NworMode, ScvMode
-from nwor_bench.report.content import build_document
 from nwor_bench.report.markdown import render_markdown
 from nwor_bench.report.sections.answers import questions
 from nwor_bench.report.sections.kv_gate import kv_blocks
@@ -41,7 +39,7 @@ def with_kv(*results: tuple[Cell, KvResult]) -> RunData:
 
 
 def answered(run: RunData) -> str:
-    return dict(questions(run, summarise(run)).entries)["Is the output the same?"]
+    return dict(questions(run, summarised(run)).entries)["Is the output the same?"]
 
 
 def test_the_answer_says_how_far_the_cache_was_compared() -> None:
@@ -71,7 +69,7 @@ def test_the_report_holds_the_gate_s_findings_and_cost() -> None:
     reason = FINDING.sentence(1)
     broken = KvResult(KvVerdict.BROKEN, reason, **COUNTS)
     run = with_kv((STAGE, broken), (GRAPH, WITHIN))
-    text = render_markdown(build_document(run, summarise(run)))
+    text = render_markdown(document_of(run))
     assert reason in text
     assert "2,200 of 2,293" in text
     assert "0.67" in text  # 0.02 of 0.03 allowed

@@ -7,9 +7,16 @@ from dataclasses import replace
 
 import pytest
 from rich.console import Console
-from synthetic_run import change_batches, make_run, save_run, with_parts, write_reports
+from synthetic_run import (
+    change_batches,
+    document_of,
+    make_run,
+    save_run,
+    summarised,
+    with_parts,
+    write_reports,
+)
 
-from nwor_bench.analysis.aggregate import summarise
 from nwor_bench.analysis.findings import findings
 from nwor_bench.records.store import RunData
 from nwor_bench.report import print_summary
@@ -33,7 +40,7 @@ def run() -> RunData:
 
 
 def test_markdown_tells_the_floor_the_smallest_effect_and_every_finding(run):
-    cells = summarise(run)
+    cells = summarised(run)
     text = render_markdown(build_document(run, cells))
     precision = text.split("## Measurement precision")[1].split("\n## ")[0]
     told = text.split("## Findings")[1].split("\n## ")[0]
@@ -53,14 +60,14 @@ def test_markdown_tells_the_floor_the_smallest_effect_and_every_finding(run):
 def test_a_run_without_findings_says_so():
     made = make_run(blocks=12, aa=True, device="cuda")
     made = change_batches(made, lambda b: True, fallbacks={})
-    text = render_markdown(build_document(made, summarise(made)))
+    text = render_markdown(document_of(made))
     assert "Nothing was found that weakens the numbers." in text
 
 
 def test_the_terminal_shows_findings_too(run, tmp_path):
     console = Console(width=80, color_system=None)
     with console.capture() as capture:
-        print_summary(console, run, summarise(run), tmp_path, verbose=True)
+        print_summary(console, run, summarised(run), tmp_path, verbose=True)
     lines = capture.get()
     assert "Other processes used up to 40.0 % of the processors' time" in " ".join(lines.split())
     assert "off x off (A/A)" in lines
@@ -71,7 +78,7 @@ def test_run_json_holds_floor_and_findings(run, tmp_path):
     save_run(run, tmp_path / "run")
     paths = write_reports(tmp_path / "run")
     header = json.loads(paths.run_json.read_text())
-    cells = summarise(run)
+    cells = summarised(run)
     arm = next(cell for cell in cells if cell.arm)
     assert header["noise_floor"]["half_width"] == arm.half_width
     assert header["noise_floor"]["cell"] == "off x off (A/A)"
@@ -84,7 +91,7 @@ def test_run_json_holds_floor_and_findings(run, tmp_path):
 
 
 def test_the_verdict_names_the_noise_floor_and_not_the_arm_among_the_modes(run):
-    cells = summarise(run)
+    cells = summarised(run)
     text = verdict_sentence(run.header, cells)
     arm = next(cell for cell in cells if cell.arm)
     low, high = 100 * (arm.ratio_ci_low - 1), 100 * (arm.ratio_ci_high - 1)
@@ -95,7 +102,7 @@ def test_the_verdict_names_the_noise_floor_and_not_the_arm_among_the_modes(run):
 
 def test_only_latencies_are_called_latencies(run):
     windows = tuple(replace(window, wall_ms=None) for window in run.windows)
-    cells = summarise(replace(run, windows=windows))
+    cells = summarised(replace(run, windows=windows))
     assert "Time per batch against off x off" in verdict_sentence(run.header, cells)
 
 

@@ -8,9 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from synthetic_run import change_batches, make_run, save_run, write_reports
+from synthetic_run import change_batches, make_run, save_run, summarised, write_reports
 
-from nwor_bench.analysis.aggregate import summarise
 from nwor_bench.errors import ConfigError, StoreError
 from nwor_bench.records.json_part import to_json
 from nwor_bench.records.run_folder import RECORDS_FILE
@@ -88,7 +87,7 @@ def test_whole_numbers_stay_whole_beside_missing_ones():
 
 
 def test_awkward_text_survives_the_csv():
-    cell = replace(summarise(make_run())[0], reason='a "b", c\n; d=é', pair="x,y")
+    cell = replace(summarised(make_run())[0], reason='a "b", c\n; d=é', pair="x,y")
     (row,) = csv.DictReader(io.StringIO(to_csv(CellResult, [cell])))
     assert (row["reason"], row["pair"]) == ('a "b", c\n; d=é', "x,y")
 

@@ -6,18 +6,16 @@ from dataclasses import replace
 
 import pytest
 from report_runs import faster, gpu_run, slower
-from synthetic_run import make_run, with_header, with_parts
+from synthetic_run import document_of, make_run, summarised, with_header, with_parts
 
-from nwor_bench.analysis.aggregate import summarise
 from nwor_bench.analysis.findings import findings
 from nwor_bench.records.store import RunData
-from nwor_bench.report.content import build_document
 from nwor_bench.report.html.page import render_html
 from nwor_bench.report.markdown import render_markdown
 
 
 def text(run: RunData) -> str:
-    return render_markdown(build_document(run, summarise(run)))
+    return render_markdown(document_of(run))
 
 
 def plan_flags(run: RunData) -> dict[str, str] | None:
@@ -49,7 +47,7 @@ def test_the_plan_command_has_the_run_s_numbers():
     run = with_header(run, "engine", kv_cache_dtype="fp8")
     run = with_header(run, "spec", tensor_parallel_size=2)
     flags = plan_flags(run)
-    baseline = summarise(run)[0]
+    baseline = summarised(run)[0]
     timed = [w for w in run.windows if w.cell.is_baseline and w.block > 0 and w.batch < 9000]
     each = sum(w.draft_tokens for w in timed) / sum(w.num_reqs for w in timed)
     acceptance = baseline.accepted_tokens / baseline.draft_tokens
@@ -101,7 +99,7 @@ def test_to_repeat_names_a_command_that_repeats_this_run_alone(command, shown):
 
 
 def test_reference_is_not_set_like_a_verdict(figures_left_out):
-    page = render_html(build_document(faster(), summarise(faster())))
+    page = render_html(document_of(faster()))
     assert "v-reference" not in page
     assert re.search(r'class="[^"]*verdict v-faster[^"]*">FASTER<', page)
 
@@ -128,12 +126,12 @@ def test_advice_switches_on_what_was_measured():
 
 def test_a_cpu_run_is_not_told_to_add_blocks_or_to_mend_cuda():
     run = make_run(aa=True)
-    remedies = {f.kind: f.remedy for f in findings(run, summarise(run))}
+    remedies = {f.kind: f.remedy for f in findings(run, summarised(run))}
     assert "times on a CPU" in remedies["few_blocks"]
     assert "needs CUDA" in remedies["ineffective"]
     gpu = replace(run, header=gpu_run().header)
-    assert "--batches" in {f.kind: f.remedy for f in findings(gpu, summarise(gpu))}["few_blocks"]
+    assert "--batches" in {f.kind: f.remedy for f in findings(gpu, summarised(gpu))}["few_blocks"]
 
 
 def test_sentences_have_single_spaces():
-    assert "same  prompts" not in str(build_document(faster(), summarise(faster())))
+    assert "same  prompts" not in str(document_of(faster()))

@@ -3,9 +3,9 @@
 from dataclasses import replace
 
 import pytest
-from synthetic_run import change_batches, change_windows, make_run
+from synthetic_run import change_batches, change_windows, make_run, summarised
 
-from nwor_bench.analysis.aggregate import noise_floor, summarise
+from nwor_bench.analysis.aggregate import noise_floor
 from nwor_bench.analysis.findings import FindingKind, findings
 from nwor_bench.analysis.statistics import SIGNIFICANCE
 from nwor_bench.records.store import RunData
@@ -13,7 +13,7 @@ from nwor_bench.records.types import Verdict
 
 
 def cells_by_label(run: RunData):
-    return {cell.label: cell for cell in summarise(run)}
+    return {cell.label: cell for cell in summarised(run)}
 
 
 def slowed(run: RunData, test, factors) -> RunData:
@@ -31,7 +31,7 @@ def run() -> RunData:
 
 
 def test_the_aa_arm_is_a_cell_after_off_x_off(run):
-    labels = [cell.label for cell in summarise(run)]
+    labels = [cell.label for cell in summarised(run)]
     assert labels[:3] == ["off x off", "off x off (A/A)", "off x graph"]
     arm = cells_by_label(run)["off x off (A/A)"]
     assert (arm.verdict, arm.arm, arm.parity) == (Verdict.SAME, "A/A", "exact")
@@ -40,11 +40,11 @@ def test_the_aa_arm_is_a_cell_after_off_x_off(run):
 
 
 def test_the_floor_is_how_far_its_interval_reaches(run):
-    floor = noise_floor(summarise(run))
+    floor = noise_floor(summarised(run))
     assert floor["floor"] == max(1 - floor["low"], floor["high"] - 1)
     assert floor["half_width"] == (floor["high"] - floor["low"]) / 2
     assert 0 < floor["floor"] < 0.01
-    assert noise_floor(summarise(make_run(blocks=4))) is None
+    assert noise_floor(summarised(make_run(blocks=4))) is None
 
 
 def test_an_effect_below_the_floor_is_not_called(run):
@@ -89,7 +89,7 @@ def test_an_outlying_block_counts_and_is_named(run):
     assert cell.outlier_blocks == (7,)
     assert cell.ratio_to_off == pytest.approx(before.ratio_to_off * 3 ** (1 / 12))
     assert before.outlier_blocks == ()
-    (note,) = (f.message for f in findings(odd, summarise(odd)) if f.kind == FindingKind.OUTLIERS)
+    (note,) = (f.message for f in findings(odd, summarised(odd)) if f.kind == FindingKind.OUTLIERS)
     assert note.endswith(": block 7 stands apart from the others, and counts all the same.")
     two = [replace(cell, outlier_blocks=(3, 7))]
     (note,) = (f.message for f in findings(odd, two) if f.kind == FindingKind.OUTLIERS)
@@ -102,7 +102,7 @@ def test_an_arm_that_breaks_parity_is_invalid_and_gives_no_floor(run):
         first_mismatch="request 0",
     )  # fmt: skip
     assert cells_by_label(broken)["off x off (A/A)"].verdict == Verdict.INVALID
-    assert noise_floor(summarise(broken)) is None
+    assert noise_floor(summarised(broken)) is None
     assert cells_by_label(broken)["off x off"].verdict == "reference"
     assert cells_by_label(broken)["stage x off"].verdict == Verdict.SLOWER
 

@@ -5,9 +5,15 @@ from random import Random
 from typing import Any
 
 import pytest
-from synthetic_run import change_batches, change_windows, make_run, with_header, with_parts
+from synthetic_run import (
+    change_batches,
+    change_windows,
+    make_run,
+    summarised,
+    with_header,
+    with_parts,
+)
 
-from nwor_bench.analysis.aggregate import summarise
 from nwor_bench.analysis.findings import FindingKind, Severity, findings
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import BatchRecord
@@ -37,7 +43,7 @@ def run() -> RunData:
 
 
 def found_in(run: RunData) -> dict[FindingKind, Any]:
-    return {finding.kind: finding for finding in findings(run, summarise(run))}
+    return {finding.kind: finding for finding in findings(run, summarised(run))}
 
 
 def watched(run: RunData, test: Any, **conditions: float) -> RunData:
@@ -46,7 +52,7 @@ def watched(run: RunData, test: Any, **conditions: float) -> RunData:
 
 def test_a_sound_run_has_only_its_planted_fallbacks(run):
     """Window 3 of every stage block falls back; idle clocks (bit 1) are no throttling."""
-    kinds = {finding.kind for finding in findings(run, summarise(run))}
+    kinds = {finding.kind for finding in findings(run, summarised(run))}
     assert kinds == {FindingKind.FALLBACKS}
 
 
@@ -159,7 +165,7 @@ def test_an_ambiguous_cell_is_told_what_it_could_have_seen(run):
         return replace(w, wall_ms=w.wall_ms * factor) if w.block and stage else w
 
     odd = replace(run, windows=tuple(map(shaken, run.windows)))
-    (finding,) = [f for f in findings(odd, summarise(odd)) if f.kind is FindingKind.AMBIGUOUS]
+    (finding,) = [f for f in findings(odd, summarised(odd)) if f.kind is FindingKind.AMBIGUOUS]
     assert finding.cell == "stage x off"
     assert "smallest effect to be seen" in finding.message
 
@@ -184,7 +190,7 @@ def test_an_effect_below_the_noise_floor_names_its_cells(run):
 @pytest.mark.parametrize(("blocks", "said"), [(12, True), (4, False)])
 def test_a_difference_that_few_blocks_carry_is_doubted(run, blocks, said):
     """Four blocks could not have convinced the rank test whatever they had shown."""
-    cell = next(c for c in summarise(run) if c.label == "stage x off")
+    cell = next(c for c in summarised(run) if c.label == "stage x off")
     doubtful = replace(cell, wilcoxon_p=0.1, wilcoxon_p_holm=0.5, batches=blocks)
     kinds = {finding.kind for finding in findings(run, [doubtful])}
     assert (FindingKind.RANK_TEST in kinds) == said
@@ -204,7 +210,7 @@ def test_cells_that_never_fired_for_one_reason_are_one_finding():
 
 
 def findings_of(run: RunData):
-    return findings(run, summarise(run))
+    return findings(run, summarised(run))
 
 
 def test_the_severest_come_first(run):

@@ -46,7 +46,7 @@ def own_hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[_Hub]]:
     monkeypatch.setattr(_Hub, "asked", ())
     server = HTTPServer(("127.0.0.1", 0), _Hub)
     monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{server.server_port}")
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
     thread.start()
     yield _Hub
     server.shutdown()

@@ -34,6 +34,7 @@ def sweeps(base: RunData, tmp_path: Path) -> tuple[str, str]:
     return str(tmp_path / "base"), str(tmp_path / "new")
 
 
+@pytest.mark.slow  # two sweeps of three runs
 def test_runs_are_matched_by_their_place(command_line: Run, sweeps: tuple[str, str]) -> None:
     code, out, err = command_line("compare", *sweeps)
     assert (code, err) == (ExitCode.REGRESSION, "")

@@ -21,6 +21,7 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> FakeEngine:
     return fake
 
 
+@pytest.mark.slow  # a whole sweep with many windows
 def test_the_ratio_of_a_sweep_is_that_of_windows_in_turn(
     command_line: Callable[..., tuple[int, str, str]],
 ) -> None:

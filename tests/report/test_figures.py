@@ -62,13 +62,8 @@ def test_every_scale_of_numbers_is_labelled(run: RunData):
     assert "1.000" in shown_texts(draw_svg(intervals))
 
 
-DRAWN_FAST = ("faster",)
-
-
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(n, marks=[] if n in DRAWN_FAST else pytest.mark.slow) for n in RUNS],
-)
+@pytest.mark.slow  # draws every figure of every kind of run, twice
+@pytest.mark.parametrize("name", RUNS)
 def test_every_figure_is_drawn_with_its_texts_in_the_page_s_colours(name):
     for figure in figures(RUNS[name]()).values():
         svg = draw_svg(figure)

@@ -78,6 +78,7 @@ def test_run_lengths_and_clocks_have_a_table_each() -> None:
     assert "in throttled batches" in bullets[-1].items[0]
 
 
+@pytest.mark.slow  # a large run of its own
 def test_left_out_groups_are_told_with_their_reason() -> None:
     untimed = change_windows(
         run(), lambda w: w.cell == STAGE_GRAPH and w.block == 2 and w.group is not None,
@@ -100,6 +101,7 @@ def test_the_figure_shows_the_running_estimate_and_the_clock() -> None:
     assert draw_svg(figure).startswith("<svg")
 
 
+@pytest.mark.slow  # the answers of a large run
 def test_the_split_is_a_sentence_of_the_answer_and_a_line_on_the_terminal(
     tmp_path: Path,
 ) -> None:
@@ -134,6 +136,7 @@ def test_json_has_the_split(tmp_path: Path) -> None:
     assert dict(header.split[0]) == split
 
 
+@pytest.mark.slow  # a large run of its own
 def test_windows_that_no_whole_batches_check_are_told() -> None:
     def told(made: RunData) -> bool:
         return any("Whole batches ran in" in text for text in limits(made, summarised(made)))
@@ -150,6 +153,7 @@ def test_windows_that_no_whole_batches_check_are_told() -> None:
     )
 
 
+@pytest.mark.slow  # the whole report of a large run
 def test_order_of_cells_says_in_turn() -> None:
     order = next(s for s in document_of(run()).sections if "Order" in s.title)
     (body,) = [block for block in order.blocks if isinstance(block, Table)]

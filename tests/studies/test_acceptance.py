@@ -41,6 +41,7 @@ def test_with_equal_blocks_it_is_the_paired_t_interval(study: Study) -> None:
     assert found[0].stage == pytest.approx(1 + rates[1].sum(axis=1).mean())
 
 
+@pytest.mark.slow  # many simulated runs
 def test_the_interval_holds_the_truth_where_blocks_differ_in_size(study: Study) -> None:
     """400 runs of 12 blocks with a true difference of 0.05 at the first position."""
     page, rng = study("acceptance", "page"), np.random.default_rng(5)

@@ -68,6 +68,7 @@ def test_sweep_files_take_names_and_numbers(tmp_path: Path) -> None:
         make_points(load_sweep(path))
 
 
+@pytest.mark.slow  # imports vLLM
 def test_the_engine_is_told_the_method_that_the_length_needs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -209,6 +209,7 @@ def test_every_combination_runs_once_and_engines_start_least(**axes: Any) -> Non
             assert point.spec.scenario.max_model_len <= group.spec.scenario.max_model_len
 
 
+@pytest.mark.slow  # a whole sweep of runs
 def test_a_sweep_leaves_a_run_folder_each_an_index_and_a_summary(small: Path) -> None:
     engines = Engines()
     assert sweep(small, engines) is ExitCode.OK

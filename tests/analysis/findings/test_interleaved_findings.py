@@ -50,7 +50,13 @@ def test_a_sound_run_has_none_of_them() -> None:
     ("planted", "graph", "kind", "words"),
     [
         ("", 1.1, FindingKind.WINDOWS_DISAGREE, "do not overlap"),
-        ("carry-over", 0.972, FindingKind.CARRY_OVER, "In runs of two"),
+        pytest.param(
+            "carry-over",
+            0.972,
+            FindingKind.CARRY_OVER,
+            "In runs of two",
+            marks=pytest.mark.slow,
+        ),
         pytest.param(
             "long windows",
             0.972,
@@ -82,6 +88,7 @@ def test_blocks_are_few_only_where_they_decide() -> None:
     assert found_in(planted_run("", 1.1), FindingKind.FEW_BLOCKS)
 
 
+@pytest.mark.slow  # a run of its own
 def test_groups_left_out_are_a_note() -> None:
     run = planted_run()
 
@@ -94,6 +101,7 @@ def test_groups_left_out_are_a_note() -> None:
     assert "window without a time" in found.message
 
 
+@pytest.mark.slow  # a run of its own
 def test_clocks_that_move_are_a_note_where_ratios_do_not_go_with_them() -> None:
     clocks, throttled = found_in(planted_run("clocks"), FindingKind.CLOCKS, FindingKind.THROTTLING)
     for found in (clocks, throttled):

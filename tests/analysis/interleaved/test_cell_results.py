@@ -52,6 +52,7 @@ def test_the_ratio_is_that_of_windows(run: RunData) -> None:
     assert cell.ratio_simultaneous_low < (cell.ratio_ci_low or 0)
 
 
+@pytest.mark.slow  # a run of its own
 def test_a_slow_down_of_a_third_of_a_per_cent_is_called_slower() -> None:
     """The A/A arm in the same run is SAME, by the margin of 1 %."""
     run = interleaved_run(Planted({"stage x graph": 1.003}, noise=0.002), whole={"graph": 1.003})
@@ -180,6 +181,7 @@ def test_counts_that_do_not(
     )
 
 
+@pytest.mark.slow  # a run of its own
 def test_a_stage_window_that_staged_a_part_is_a_fault(run: RunData) -> None:
     turn = next(w for w in run.windows if w.cell == STAGE_GRAPH and interleaved(w))
     changed = change_windows(
@@ -204,6 +206,7 @@ def test_other_tokens_than_those_of_off_alone_are_a_fault(run: RunData) -> None:
     assert check_invariants(first(run, token_digests=("x", "b1"))) == []  # other prompts
 
 
+@pytest.mark.slow  # many blocks
 def test_the_stopping_rule_sees_groups_up_to_its_block(run: RunData) -> None:
     few, all_ = half_widths(run, 6), half_widths(run, 12)
     assert len(few) == len(all_) == 7

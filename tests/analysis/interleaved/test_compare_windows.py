@@ -25,6 +25,7 @@ def of_graph(comparison: Comparison) -> CellChange:
     return next(cell for cell in comparison.cells if cell.cell == STAGE_GRAPH)
 
 
+@pytest.mark.slow  # two runs of its own
 def test_a_small_change_of_windows_is_found() -> None:
     """Three blocks of whole batches would see nothing below several per cent."""
     comparison = compare_runs(measured(0.972), measured(0.990, seed=6))

@@ -48,12 +48,14 @@ def test_each_clock_has_its_own_effect() -> None:
     assert abs(effect.host.robust.ratio - 1) < 0.001
 
 
+@pytest.mark.slow  # a run of its own
 def test_without_a_devices_clock_the_hosts_decides() -> None:
     effect = of_stage_graph(interleaved_run(Planted(EFFECTS), device=False))
     assert (effect.clock, effect.device) == (WALL_MS, None)
     assert effect.decisive is effect.host is not None
 
 
+@pytest.mark.slow  # many windows
 def test_carry_over_is_found_and_none_is_not() -> None:
     quiet = of_stage_graph(interleaved_run(Planted(EFFECTS), 30))
     assert quiet.carry_over is not None
@@ -93,6 +95,7 @@ def test_groups_by_clock() -> None:
     assert found.if_throttled is not None
 
 
+@pytest.mark.slow  # a run of its own
 def test_an_effect_that_depends_on_the_clock() -> None:
     planted = Planted(EFFECTS, clocks=(1980.0, 1410.0), per_100_mhz=0.002)
     found = of_stage_graph(interleaved_run(planted)).conditions
@@ -107,6 +110,7 @@ def test_one_clock_has_no_slope() -> None:
     assert [b.share for b in found.clocks] == [1.0]
 
 
+@pytest.mark.slow  # a run of its own
 def test_the_split_adds_up() -> None:
     run = interleaved_run(Planted(EFFECTS), whole=WHOLE)
     (split,) = splits(pair_effects(run), summarised(run))

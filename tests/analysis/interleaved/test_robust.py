@@ -47,6 +47,7 @@ def coverage(noise: Callable[[np.random.Generator], Values]) -> float:
     return held / RUNS
 
 
+@pytest.mark.slow  # many simulated runs
 @pytest.mark.parametrize("noise", [independent, heavy, autocorrelated])
 def test_the_interval_holds_the_truth_in_95_percent_of_runs(
     noise: Callable[[np.random.Generator], Values],
@@ -55,6 +56,7 @@ def test_the_interval_holds_the_truth_in_95_percent_of_runs(
     assert 0.917 <= coverage(noise) <= 0.983
 
 
+@pytest.mark.slow  # many simulated runs
 def test_without_autocorrelation_in_the_variance_it_would_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

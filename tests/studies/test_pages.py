@@ -21,7 +21,7 @@ def check(page: Path, made: str) -> None:
     ("folder", "table"),
     [
         ("interval-coverage", "coverage.csv"),
-        ("interleaved-coverage", "coverage.csv"),
+        ("interleaved-coverage", "coverage.csv.gz"),
         ("launches", "launches.csv"),
         ("precision", "injection.csv"),
     ],
@@ -70,7 +70,7 @@ def test_the_page_of_the_hooks(study: Study) -> None:
 def test_the_page_of_dram_bytes(study: Study) -> None:
     pytest.importorskip("triton")
     folder = STUDIES / "dram-bytes"
-    made = study("dram-bytes", "page").text_of(folder / "dram.csv", folder / "before.csv")
+    made = study("dram-bytes", "page").text_of(folder / "dram.csv.gz", folder / "before.csv")
     check(folder / "README.md", made)
 
 

@@ -1,4 +1,4 @@
-"""dram.csv from runs with DRAM counters: a row per run and cell, with the parts of its difference.
+"""dram.csv.gz of runs with DRAM counters: a row per run and cell, with the parts of its change.
 
     python sweeps/studies/dram-bytes/compact.py FOLDER... [--alone attention.csv] [--output FILE]
 
@@ -96,7 +96,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folders", nargs="+", type=Path)
     parser.add_argument("--alone", type=Path)
-    parser.add_argument("--output", type=Path, default=Path(__file__).with_name("dram.csv"))
+    parser.add_argument("--output", type=Path, default=Path(__file__).with_name("dram.csv.gz"))
     options = parser.parse_args()
     alone = read_alone(options.alone) if options.alone else {}
     frame = pd.DataFrame(rows_of(options.folders, alone))

@@ -9,7 +9,7 @@ process of its own: reference (the default), copy, and persist, which is copy ke
 is synthetic; between the runs of one engine the rates are set in place, which an engine start each
 would do as well and take 10 s longer. Needs a GPU whose counters may be read; LD_LIBRARY_PATH must
 name cupti-python's libcupti (`nwor-bench sweep --dram-counters` does that by itself). `compact.py`
-makes dram.csv of the run folders.
+makes dram.csv.gz of the run folders.
 """
 
 import argparse

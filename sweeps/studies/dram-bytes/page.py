@@ -1,4 +1,4 @@
-"""README.md from dram.csv: measured DRAM bytes and their parts.
+"""README.md from dram.csv.gz: measured DRAM bytes and their parts.
 
     python sweeps/studies/dram-bytes/page.py
 
@@ -257,7 +257,7 @@ def _markdown(lines: list[dict[str, str]]) -> str:
 def main() -> None:
     """Write the page beside the CSV."""
     here = Path(__file__).parent
-    text = text_of(here / "dram.csv", here / "before.csv")
+    text = text_of(here / "dram.csv.gz", here / "before.csv")
     (here / "README.md").write_text(text, encoding="utf-8")
 
 

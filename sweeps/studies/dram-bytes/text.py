@@ -11,7 +11,7 @@ engine; one between two runs (persist and copy, 1split and default splits, empti
 
 Llama-3.2-3B's shape, random weights, synthetic acceptance (the run's last number is the share),
 prompts of 1,024 tokens. Runs are named graphs-(way to stage)-requests x drafts-acceptance.
-All figures and intervals are in [dram.csv](dram.csv).{left_out}
+All figures and intervals are in [dram.csv.gz](dram.csv.gz).{left_out}
 
 ## What was measured
 

@@ -6,7 +6,7 @@ Simulated runs whose true effect is known (`simulated_groups.py`), 20 to 1,000 g
 95 % intervals of five ways to locate them. `ours` is
 `nwor_bench.analysis.interleaved.robust.robust_location`; `mean` its `mean_location`; the other
 three have Huber's location too, and differ in the variance: Newey and West's, one that takes
-groups for independent, and a first-order autoregression's. Writes coverage.csv and README.md.
+groups for independent, and a first-order autoregression's. Writes coverage.csv.gz and README.md.
 """
 
 import argparse
@@ -115,7 +115,7 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=2000)
     parser.add_argument("--output", type=Path, default=Path(__file__).parent)
     args = parser.parse_args()
-    table = args.output / "coverage.csv"
+    table = args.output / "coverage.csv.gz"
     pd.DataFrame(lines(args.runs)).to_csv(table, index=False, float_format="%.6g")
     write_page(table)
 

@@ -1,4 +1,4 @@
-"""README.md from coverage.csv: python sweeps/studies/interleaved-coverage/page.py"""
+"""README.md from coverage.csv.gz: python sweeps/studies/interleaved-coverage/page.py"""
 
 from pathlib import Path
 
@@ -93,4 +93,4 @@ def _markdown(frame: pd.DataFrame) -> str:
 
 
 if __name__ == "__main__":
-    write_page(Path(__file__).with_name("coverage.csv"))
+    write_page(Path(__file__).with_name("coverage.csv.gz"))

@@ -93,6 +93,12 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
+def pytest_sessionfinish() -> None:
+    """Look for garbage once, so that its errors are told; pytest would search all five times."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(autouse=True, scope="session")
 def _nothing_waits_for_the_disk() -> Iterator[None]:
     """What is written need not outlive the machine: a busy disk is most of what some tests take.

@@ -127,6 +127,7 @@ def test_opcheck(name):
     torch.library.opcheck(function, inputs())
 
 
+@pytest.mark.slow  # the first call of an operator imports PyTorch's compiler
 @each_operator
 def test_the_operator_writes_only_what_it_says_it_mutates(name):
     _, inputs, mutated = OPERATORS[name]
@@ -146,6 +147,7 @@ def test_the_operator_writes_only_what_it_says_it_mutates(name):
     assert changed <= set(mutated)
 
 
+@pytest.mark.slow  # here too
 @each_operator
 def test_warm_up_with_fake_tensors_runs_no_kernel(name):
     _, inputs, _ = OPERATORS[name]
@@ -155,6 +157,7 @@ def test_warm_up_with_fake_tensors_runs_no_kernel(name):
         assert overload(name)(*fakes) is None
 
 
+@pytest.mark.slow  # here too
 @each_operator
 def test_warm_up_on_the_meta_device(name):
     _, inputs, _ = OPERATORS[name]

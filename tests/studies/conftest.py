@@ -17,22 +17,22 @@ def study(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str, str], Modu
 
     Several studies have a page.py: a study's modules are forgotten before another's are loaded.
     """
+    before = set(sys.modules)
 
     def load(folder: str, name: str) -> ModuleType:
         path = STUDIES / folder
         if str(path) != sys.path[0]:
-            forget()
+            forget(before)
             monkeypatch.syspath_prepend(str(path))
         return importlib.import_module(name)
 
     yield load
-    forget()
+    forget(before)
 
 
-def forget() -> None:
-    """Drop all modules of studies."""
-    folder = f"{STUDIES}/"
-    for name, module in list(sys.modules.items()):
-        file = getattr(module, "__dict__", {}).get("__file__")
-        if isinstance(file, str) and file.startswith(folder):
+def forget(before: set[str]) -> None:
+    """Drop the modules of studies that are loaded now and were not `before`."""
+    for name in sys.modules.keys() - before:
+        file = getattr(sys.modules[name], "__file__", None)
+        if file is not None and Path(file).is_relative_to(STUDIES):
             del sys.modules[name]

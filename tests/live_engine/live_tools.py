@@ -9,32 +9,47 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from serve_tools import PROMPTS, Servers, ask_worker, load, stock_and_staged
+from serve_tools import (
+    PROMPTS,
+    Servers,
+    ask_worker,
+    drafting_with,
+    load,
+    staging,
+    stock_and_staged,
+)
 from server_tools import CHECKOUT, complete, environment, read_metrics
+
+from nwor_bench.models.pairs.tiny import generate_tiny
 
 HERE = str(Path(__file__).parent)
 RATIOS = ("nwor_live_ratio_low", "nwor_live_ratio", "nwor_live_ratio_high")
 LOADS = 20
-ENOUGH = 15
-"""Groups; an interval takes 10."""
+ENOUGH = 10
+"""Groups that an interval takes."""
+
+
+IN_TURN = {"nwor_mode": "interleave", "extension": "planted_live.PlantedWorker"}
+"""The modes take turns, and the worker can go wrong."""
+
+FINDS_WORKER = {"PYTHONPATH": ":".join((str(CHECKOUT), f"{CHECKOUT}/kernels", HERE))}
 
 
 @contextmanager
 def stock_and_turns(folder: Path, *flags: str, **extra: str) -> Iterator[Servers]:
-    """One server as vLLM ships it, one whose modes take turns and whose worker can go wrong.
-
-    With a draft model each step behind a prefill is a window.
-    """
-    path = ":".join((str(CHECKOUT), f"{CHECKOUT}/kernels", HERE))
-    with stock_and_staged(
-        folder,
-        *flags,
-        nwor_mode="interleave",
-        extension="planted_live.PlantedWorker",
-        draft_model=True,
-        **{"PYTHONPATH": path, **extra},
-    ) as started:
+    """One server as vLLM ships it, one whose modes take turns."""
+    extra = FINDS_WORKER | extra
+    with stock_and_staged(folder, *flags, **IN_TURN, draft_model=True, **extra) as started:
         yield started
+
+
+@contextmanager
+def turns_beside(stock: str, folder: Path) -> Iterator[Servers]:
+    """A server whose modes take turns, beside a stock one of the same target."""
+    target, drafter = generate_tiny(folder / "pair", noise=0.05)
+    flags = drafting_with(drafter)
+    with staging(target, folder / "turns.txt", *IN_TURN.values(), *flags, **FINDS_WORKER) as base:
+        yield Servers(stock, base)
 
 
 def stock_answers(servers: Servers) -> dict[str, str]:

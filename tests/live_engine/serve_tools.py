@@ -6,7 +6,7 @@ import random
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -49,16 +49,28 @@ def stock_and_staged(
     """
     target, drafter = generate_tiny(folder / "pair", noise=0.05)
     if draft_model:
-        drafting = {"method": "draft_model", "model": str(drafter), "num_speculative_tokens": 4}
-        flags += ("--speculative-config", json.dumps(drafting))
-    extended = ("--worker-extension-cls", extension)
-    modes = {"VLLM_NWOR_MODE": nwor_mode, "VLLM_SCV_MODE": "graph", "VLLM_SERVER_DEV_MODE": "1"}
+        flags += drafting_with(drafter)
     starting = [
         server(target, folder / "stock.txt", *flags, **extra),
-        server(target, folder / "staged.txt", *flags, *extended, **modes, **extra),
+        staging(target, folder / "staged.txt", nwor_mode, extension, *flags, **extra),
     ]
     with ExitStack() as stack, ThreadPoolExecutor() as side_by_side:
         yield Servers(*side_by_side.map(stack.enter_context, starting))
+
+
+def staging(
+    target: Path, log: Path, nwor_mode: str, extension: str, *flags: str, **extra: str
+) -> AbstractContextManager[str]:
+    """A server in that mode whose worker answers questions."""
+    extended = ("--worker-extension-cls", extension)
+    modes = {"VLLM_NWOR_MODE": nwor_mode, "VLLM_SCV_MODE": "graph", "VLLM_SERVER_DEV_MODE": "1"}
+    return server(target, log, *flags, *extended, **modes, **extra)
+
+
+def drafting_with(drafter: Path) -> tuple[str, str]:
+    """Flags for a draft model: with one each step behind a prefill is a window."""
+    config = {"method": "draft_model", "model": str(drafter), "num_speculative_tokens": 4}
+    return "--speculative-config", json.dumps(config)
 
 
 def ask_worker(base: str, method: str, *arguments: Any) -> Any:

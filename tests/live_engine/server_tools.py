@@ -16,7 +16,7 @@ from urllib.request import Request, urlopen
 from prometheus_client.parser import text_string_to_metric_families
 
 CHECKOUT = Path(__file__).resolve().parents[2]
-START_S = 180
+START_S = 400
 NGRAM = {
     "method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 3, "prompt_lookup_min": 1,
 }  # fmt: skip

@@ -1,4 +1,8 @@
-"""`vllm serve` in which off and stage take turns: the stock answers, the ratio, the guards."""
+"""`vllm serve` that stages, always or in turn with off: the stock answers, the ratio, the guards.
+
+The servers are vLLM's own processes. The stock one drafts by n-grams: greedy answers are those of
+the target, whatever drafts.
+"""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,8 +16,16 @@ from live_tools import (
     metrics_when,
     stock_and_turns,
     stock_answers,
+    turns_beside,
 )
-from serve_tools import PROMPTS, Servers, ask_worker
+from serve_tools import (
+    PROMPTS,
+    Servers,
+    ask_worker,
+    check_answers,
+    check_load,
+    stock_and_staged,
+)
 from server_tools import CHECKOUT, complete, read_metrics, server
 
 from nwor_bench.models.pairs.tiny import generate_tiny
@@ -22,15 +34,34 @@ pytestmark = pytest.mark.engine
 
 
 @pytest.fixture(scope="module")
-def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
-    """One server as vLLM ships it, one in which the modes take turns."""
-    with stock_and_turns(tmp_path_factory.mktemp("live")) as started:
+def staging_servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
+    """One server as vLLM ships it, without the plugin, one that stages."""
+    with stock_and_staged(tmp_path_factory.mktemp("serve")) as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def servers(
+    staging_servers: Servers, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Servers]:
+    """The same stock server, and one in which the modes take turns."""
+    with turns_beside(staging_servers.stock, tmp_path_factory.mktemp("live")) as started:
         yield started
 
 
 @pytest.fixture(scope="module")
 def stock(servers: Servers) -> dict[str, str]:
     return stock_answers(servers)
+
+
+@pytest.mark.row("vllm serve")
+def test_staging_serves_the_stock_answers(staging_servers: Servers) -> None:
+    check_answers(staging_servers)
+
+
+@pytest.mark.row("cancelled requests")
+def test_a_load_with_cancelled_requests_leaves_nothing_behind(staging_servers: Servers) -> None:
+    check_load(staging_servers)
 
 
 @pytest.mark.row("vllm serve")

@@ -112,6 +112,7 @@ def test_a_refusal_names_fields_and_values(run: Run) -> None:
     assert "scenario.requests: BASE 2, NEW 8" in " ".join(out.split())
 
 
+@pytest.mark.slow  # two comparisons
 def test_markdown_to_a_file_or_instead_of_the_tables(run: Run, tmp_path: Path) -> None:
     path = tmp_path / "compare.md"
     code, shown, _ = run("compare", "base", "slower", "--markdown", str(path))
@@ -134,6 +135,7 @@ def test_json_to_a_file_or_instead_of_the_tables(run: Run, tmp_path: Path) -> No
     assert json.loads(printed) == content
 
 
+@pytest.mark.slow  # a comparison and a report
 def test_the_jobs_summary_is_appended_to(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -117,6 +117,7 @@ def test_a_prediction(command_line: Run) -> None:
     assert " ".join(out.split()) == told["predictions"][0]["headline"]
 
 
+@pytest.mark.slow  # two comparisons
 def test_a_comparison(command_line: Run) -> None:
     base = make_run(blocks=8, device="cuda", aa=True)
     save_run(base, Path("base"))

@@ -257,6 +257,7 @@ def test_cells_that_were_not_timed_are_not_called_uncertain(run):
     assert "uncertain" not in text
 
 
+@pytest.mark.slow  # draws a whole page
 def test_the_page_is_sound_and_loads_nothing(shown):
     assert "<script" not in shown
     assert len(shown) < 1_500_000
@@ -275,6 +276,7 @@ def test_a_page_without_figures_has_no_script():
     assert "<script" not in text
 
 
+@pytest.mark.slow  # draws a whole page
 def test_tables_and_headings_can_be_found_without_eyes(shown):
     tables = re.findall(r"<table.*?</table>", shown, re.DOTALL)
     assert len(tables) > 10
@@ -324,6 +326,7 @@ def nasty(run):
     )
 
 
+@pytest.mark.slow  # draws a whole page
 def test_hostile_text_stays_text_in_html(run, shown):
     text = page(nasty(run))
     assert "<script" not in text

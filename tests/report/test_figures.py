@@ -144,6 +144,7 @@ def test_the_noise_band_and_the_line_at_one(run):
     assert "There is no noise band" in bare.caption
 
 
+@pytest.mark.slow  # draws
 def test_each_block_stands_with_its_ratio_and_the_clocks_of_that_block(run):
     warm = change_batches(
         change_batches(run, lambda b: b.phase == "timed", conditions={"gpu_sm_clock_mhz": 1980.0}),

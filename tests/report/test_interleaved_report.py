@@ -90,6 +90,7 @@ def test_left_out_groups_are_told_with_their_reason() -> None:
     assert "stage x graph: left out 8 (window without a time)." in first.items
 
 
+@pytest.mark.slow  # draws
 def test_the_figure_shows_the_running_estimate_and_the_clock() -> None:
     (figure,) = [block for block in section().blocks if isinstance(block, Figure)]
     names = [trace.get("name") for trace in figure.data if trace["type"] == "line"]
@@ -115,6 +116,7 @@ def test_the_split_is_a_sentence_of_the_answer_and_a_line_on_the_terminal(
     assert line in console.export_text()
 
 
+@pytest.mark.slow  # the answers of a large run
 def test_the_answer_counts_groups_not_blocks() -> None:
     cells = summarised(run())
     sure = dict(questions(run(), cells).entries)["How sure is that?"]

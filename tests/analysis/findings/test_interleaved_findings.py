@@ -46,31 +46,14 @@ def test_a_sound_run_has_none_of_them() -> None:
     assert found_in(run, FindingKind.FEW_BLOCKS, FindingKind.TREND) == []
 
 
+@pytest.mark.slow  # large runs of their own
 @pytest.mark.parametrize(
     ("planted", "graph", "kind", "words"),
     [
         ("", 1.1, FindingKind.WINDOWS_DISAGREE, "do not overlap"),
-        pytest.param(
-            "carry-over",
-            0.972,
-            FindingKind.CARRY_OVER,
-            "In runs of two",
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(
-            "long windows",
-            0.972,
-            FindingKind.LONG_WINDOWS,
-            "The mean ratio is ",
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(
-            "clock effect",
-            0.972,
-            FindingKind.CLOCK_EFFECT,
-            "for 100 MHz more",
-            marks=pytest.mark.slow,
-        ),
+        ("carry-over", 0.972, FindingKind.CARRY_OVER, "In runs of two"),
+        ("long windows", 0.972, FindingKind.LONG_WINDOWS, "The mean ratio is "),
+        ("clock effect", 0.972, FindingKind.CLOCK_EFFECT, "for 100 MHz more"),
     ],
 )
 def test_a_planted_fault_is_named(
@@ -84,6 +67,7 @@ def test_a_planted_fault_is_named(
     assert len(grouped(own)) == 1
 
 
+@pytest.mark.slow  # a run of its own
 def test_blocks_are_few_only_where_they_decide() -> None:
     assert found_in(planted_run("", 1.1), FindingKind.FEW_BLOCKS)
 

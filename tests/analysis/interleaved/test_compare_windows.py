@@ -39,6 +39,7 @@ def test_a_small_change_of_windows_is_found() -> None:
     assert any("windows in turn" in note for note in notes(comparison))
 
 
+@pytest.mark.slow  # two runs of its own
 def test_runs_of_the_same_code_are_the_same() -> None:
     comparison = compare_runs(measured(0.972), measured(0.972, seed=6))
     assert of_graph(comparison).outcome is ChangeVerdict.SAME

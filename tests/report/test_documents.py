@@ -291,12 +291,14 @@ def test_tables_and_headings_can_be_found_without_eyes(shown):
         assert re.search(r"\d", alternative)
 
 
+@pytest.mark.slow  # draws a whole page
 def test_every_colour_of_a_figure_is_in_the_style_sheet(shown):
     used = set(re.findall(r"var\((--[a-z]+)\)", shown.split("</style>")[1]))
     assert len(used) > 5
     assert used <= set(re.findall(r"(--[a-z]+):", CSS))
 
 
+@pytest.mark.slow  # draws a whole page
 def test_the_page_says_what_the_markdown_says(run, shown):
     plain = markdown(run).replace("\\", "")
     words = set(re.findall(r"[A-Za-z]{4,}|\d[\d,.]+\d", plain))

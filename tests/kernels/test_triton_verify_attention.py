@@ -193,9 +193,10 @@ def test_sinks_of_other_dtypes(triton_device, dtype):
 
 
 @pytest.mark.parametrize("name", ["sinks", "alibi_slopes"])
-@pytest.mark.parametrize("wrong", [torch.ones(3), torch.ones(4, 2)[:, 0]])
-def test_per_head_numbers_of_another_layout_are_refused(triton_device, name, wrong):
+@pytest.mark.parametrize("shape", [(3, 1), (4, 2)], ids=["length", "stride"])
+def test_per_head_numbers_of_another_layout_are_refused(triton_device, name, shape):
     step = make_step(WINDOWS, seed=1)
+    wrong = torch.ones(shape, device=triton_device)[:, 0]
     with pytest.raises(ValueError, match=name):
         run(step, stage_step(step, True), triton_device, **{name: wrong})
 

@@ -101,9 +101,11 @@ def check_all(
         check_slots(engine)
     if dtype != "float32":
         check_rows(engine, record_property)
-    facts = engine.status().cuda_graphs or {}
     if graphs == "full":
-        assert facts["stage_window_sizes"] == facts["stock_window_sizes"] != [], facts
+        facts = engine.status().cuda_graphs
+        assert facts is not None
+        assert facts.stock_window_sizes, facts
+        assert facts.stage_window_sizes == facts.stock_window_sizes, facts
 
 
 @pytest.mark.parametrize(("name", "dtype", "graphs"), ARCHITECTURES)
@@ -115,6 +117,10 @@ def test_an_architecture_of_several_groups_or_shapes_is_staged(
     start_alone: Callable[..., VllmEngine],
     record_property: Callable[[str, object], None],
 ) -> None:
+    if name == "head dims":
+        pytest.importorskip("cutlass", reason="vLLM attends with FlashAttention 4 at head dim 512")
+    if name == "head dims":
+        pytest.importorskip("cutlass", reason="vLLM attends with FlashAttention 4 at head dim 512")
     model = write_architecture(tmp_path / "model", name)
     pair = ResolvedPair("groups", "ngram", str(model), None, dtype, SYNTHETIC)
     spec = tiny_spec(
@@ -135,5 +141,7 @@ def test_attention_beside_other_layers_is_staged(
     pair = ResolvedPair("groups", "ngram", pair.target, None, "bfloat16", SYNTHETIC)
     # A state takes a whole page of the cache, which the byte model of K/V does not know.
     arguments = {**DUMMY, **GRAPHS[graphs]}
+    if family == "Qwen3-Next":  # vLLM's own choice on this GPU needs the module cutlass
+        arguments["gdn_prefill_backend"] = "triton"
     spec = tiny_spec(draft_tokens=4, kv_cache_gib=0.5, engine_args=json.dumps(arguments))
     check_all(start_alone(pair, spec), "bfloat16", graphs, record_property)

@@ -204,11 +204,14 @@ def test_attention_that_reads_the_cache_alone_is_found_out(
     """The first published NWOR's fault: skip the write, attend to what lies in the slots."""
     if engine.graphs == "full":  # type: ignore[attr-defined]
         pytest.skip("its graphs were captured sound")
+    from vllm.forward_context import get_forward_context
+
     from nwor_bench.plugin.runner_v2 import attention as gpu_attention
 
-    def stale(self: Any, batch: Any, query: Any, cache: Any, metadata: Any, output: Any) -> None:
+    def stale(self: Any, batch: Any, query: Any, cache: Any, output: Any) -> None:
         layer = self._layer
         impl = type(layer.impl)
+        metadata = get_forward_context().attn_metadata[layer.layer_name]
         impl.forward(layer.impl, layer, query, None, None, cache, metadata, output)
 
     prompts = prompts_of(LENGTHS)

@@ -21,6 +21,7 @@ from nwor_bench.plugin.runner_v2.batch import (
     whole_step,
 )
 from nwor_bench.plugin.runner_v2.plan import WindowPlanner
+from nwor_kernels.commit.sources import StagedSources
 
 requests = st.lists(
     st.tuples(st.integers(1, 6), st.integers(0, 5)).map(lambda n: (n[0], min(n[1], n[0] - 1))),
@@ -100,7 +101,7 @@ def test_a_whole_step_waits_for_the_commit_entirely():
     assert window.direct_slots is None
     assert window.staged_start is None
     assert (window.tokens_per_request, window.max_query_len, window.total) == (3, 3, 4)
-    assert window.commit_shape == ("commit", 6, 3)
+    assert window.commit_shape == ("commit", 6, 3, None)
     assert window.fits(torch.zeros(2, dtype=torch.int32))
     assert not window.fits(torch.zeros(1, dtype=torch.int32))
     assert not window.fits(torch.zeros(2, 3, dtype=torch.int32))
@@ -359,3 +360,13 @@ def test_plans_that_are_kept_are_bounded(monkeypatch):
         assert len(made._replays) <= 3
     del eager
     assert first() is None
+
+
+def test_captured_windows_of_one_size_are_different_launches():
+    """Graphs with and without a LoRA adapter hold their K/V at different addresses."""
+    counts = DraftCounts(np.array([2, 2], dtype=np.int32), 6)
+    window = whole_step(counts, 3, torch.arange(6), torch.arange(6))
+    rows = torch.randn(2, 6, 1, 8)
+    captured = [replace(window, sources=(StagedSources([k], [k]),)) for k in rows]
+    assert captured[0].commit_shape != captured[1].commit_shape
+    assert captured[0].commit_shape == replace(captured[0], slots=-window.slots).commit_shape

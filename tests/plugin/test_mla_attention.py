@@ -282,6 +282,10 @@ def test_compiled_code_must_end_before_the_write_and_the_attention_of_latents() 
     assert refusals.of_compilation(config, None, ops) == "whole_graph_compilation"
     config.splitting_ops = ops
     assert refusals.of_compilation(config, None, ops) is None
+    config.pass_config = SimpleNamespace(fuse_rope_kvcache_cat_mla=True)
+    assert refusals.of_compilation(config, None, ops) == refusals.LATENT_FUSION
+    config.splitting_ops = refusals.SPLIT_OPS
+    assert refusals.of_compilation(config, None) is None
 
 
 def test_holding_a_latent_layers_rows_keeps_its_projections_alive() -> None:

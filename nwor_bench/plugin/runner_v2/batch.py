@@ -6,6 +6,7 @@ once. `drafts_only`: any other step; drafts alone are staged, the other tokens a
 and the device is told which rows belong to which request.
 """
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -44,9 +45,13 @@ class GpuWindowBatch(WindowBatch):
     """True where the rows' K/V are copied into buffers, one after the other."""
 
     @cached_property
-    def commit_shape(self) -> tuple[str, int, int]:
-        """Name of the commit's launch for a validator: rows, and rows of each request."""
-        return "commit", self.slots.shape[-1], self.tokens_per_request or 1
+    def commit_shape(self) -> tuple[str, int, int, Hashable]:
+        """Name of the commit's launch for a validator: rows, those of each request, and sources.
+
+        Two captured graphs of as many rows hold their K/V at different addresses: vLLM captures
+        one graph without a LoRA adapter and others with some.
+        """
+        return "commit", self.slots.shape[-1], self.tokens_per_request or 1, self.sources
 
     @property
     def source_rows(self) -> Tensor | None:

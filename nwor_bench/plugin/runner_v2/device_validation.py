@@ -10,7 +10,7 @@ host less time. The way of each window is counted.
 import logging
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from functools import cached_property
 from statistics import median
@@ -31,8 +31,8 @@ TRIALS = 8
 MOST_GRAPHS = 32
 """Captured shapes kept; the one longest unused is evicted for a new one."""
 
-Shape = tuple[str, int, int]
-"""What is launched, and the two numbers that its launches have in common."""
+Shape = tuple[Hashable, ...]
+"""What is launched, and what its launches have in common but their counts."""
 
 
 class DeviceValidation(NamedTuple):

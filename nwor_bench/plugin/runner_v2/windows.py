@@ -189,7 +189,8 @@ class V2Windows:
         self, pending: PendingStep, batch: GpuWindowBatch, launch: Launch, num_sampled: Tensor
     ) -> None:
         began = time.perf_counter()
-        _, tokens, length = shape = batch.commit_shape
+        shape = batch.commit_shape
+        _, tokens, length, _ = shape
         path, reason = self.validator.run(shape, tokens // length, launch, num_sampled)
         pending.scv_path, pending.scv_fallback_reason = path, reason
         pending.scv_s = time.perf_counter() - began

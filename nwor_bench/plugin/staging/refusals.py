@@ -29,9 +29,11 @@ FUSIONS = (
     "fuse_attn_quant",
     "fuse_rope_kvcache",
     "fuse_qk_norm_rope_kvcache",
-    "fuse_rope_kvcache_cat_mla",
 )
 """vLLM's passes that put the write or the attention into another kernel."""
+
+LATENT_FUSION = "fuse_rope_kvcache_cat_mla"
+"""The pass that does so to latent attention; vLLM sets it for other models too."""
 
 SCALES = ("output_scale", "output_block_scale")
 """What vLLM passes to attention behind `output`."""
@@ -65,7 +67,8 @@ def of_compilation(
     if getattr(config, "use_inductor_graph_partition", False):
         return "inductor_graph_partition"
     passes = getattr(config, "pass_config", None)
-    fusion = next((name for name in FUSIONS if getattr(passes, name, False)), None)
+    fusions = (*FUSIONS, LATENT_FUSION) if ops == LATENT_SPLIT_OPS else FUSIONS
+    fusion = next((name for name in fusions if getattr(passes, name, False)), None)
     if fusion is not None:
         return fusion
     splits = getattr(config, "splitting_ops", None) or ()

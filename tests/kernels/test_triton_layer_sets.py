@@ -165,3 +165,24 @@ def test_a_captured_window_is_committed_from_each_sets_addresses(
     bench.window.close()
     assert not bench.staging.errors.any()
     bench.expect(KEPT)
+
+
+def test_layers_of_one_set_may_be_laid_out_differently(triton_device: torch.device) -> None:
+    """K of Llama 4's fourth layers is a view of its QKV, that of the others is not.
+
+    The first window of a size is held by copy, which lays out all layers alike: the second tells.
+    """
+    bench = Bench(triton_device, 4)
+    for number in (2, 3):
+        of_layer = bench.keys[number]
+        wide = torch.full((*of_layer.shape[:2], 3 * of_layer.shape[2]), torch.nan)
+        view = wide.to(triton_device)[..., : of_layer.shape[2]]
+        bench.keys[number] = view.copy_(of_layer)
+    for _ in range(2):
+        for layer in bench.layers:
+            layer.kv_cache.fill_(torch.nan)
+        bench.run("whole step")
+        assert bench.window.accept(bench.accepted, None)
+        assert bench.window.commit()
+        assert bench.window.close().fallback_reason is None
+        bench.expect(KEPT)

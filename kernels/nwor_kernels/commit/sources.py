@@ -61,8 +61,8 @@ class StagedSources:
 
         For eager mode, where addresses may change with every step; while they do not, nothing is
         copied. Rows and strides may change too, but a launch that was captured keeps the old
-        ones. Only the first layer's layout is looked at (host time counts here): the layers must
-        agree, as they did before.
+        ones. Only the first layer's layout is looked at (host time counts here): the caller lays
+        out all layers alike.
 
         Raises:
             ValueError: other layers, heads, head dims or dtype than this was built for.

@@ -4,6 +4,7 @@ import logging
 from collections.abc import Callable, Sequence
 from functools import partial
 
+import torch
 from torch import Tensor
 
 from nwor_bench.plugin.runner_v2.batch import GpuWindowBatch
@@ -75,10 +76,20 @@ class LayerSet:
         nothing = self.layers[0].kv_cache
         self.keys = [nothing] * len(self.layers)
         self.values = [nothing] * len(self.layers)
+        self._strides: tuple[tuple[int, ...], tuple[int, ...]] | None = None
 
     def hold(self, place: int, key: Tensor, value: Tensor) -> None:
-        """Remember where the K/V of the layer at this place are."""
-        self.keys[place], self.values[place] = key, value
+        """Remember where the K/V of the layer at this place are.
+
+        One launch reads all layers by the same strides. Where a layer's differ from those of the
+        window's first (Llama 4 rotates K in three of four layers, and in the fourth it is a view
+        of the fused QKV), a copy is held that is laid out alike.
+        """
+        if self._strides is None:
+            self._strides = key.stride(), value.stride()
+        of_keys, of_values = self._strides
+        self.keys[place] = _laid_out(key, of_keys)
+        self.values[place] = _laid_out(value, of_values)
 
     def captured_sources(self) -> StagedSources:
         """Addresses of what is held now, which a captured graph fills with every replay."""
@@ -152,3 +163,11 @@ class LayerSet:
             row_index=batch.row_index,
             rows=batch.source_rows,
         )
+
+
+def _laid_out(rows: Tensor, strides: tuple[int, ...]) -> Tensor:
+    """`rows` with these strides: itself, or a copy."""
+    if rows.stride() == strides:
+        return rows
+    laid_out = torch.empty_strided(rows.shape, strides, dtype=rows.dtype, device=rows.device)
+    return laid_out.copy_(rows)

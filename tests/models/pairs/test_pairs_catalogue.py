@@ -1,5 +1,6 @@
 """Pair files: the shipped ones are sound, faulty ones are refused with field and line."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -74,3 +75,15 @@ def test_source_must_name_the_table_that_is_there(tmp_path: Path, source: str) -
 def test_missing_pair_file_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"gone\.toml"):
         load_pair("/no/gone.toml")
+
+
+@pytest.mark.slow  # imports transformers
+@pytest.mark.parametrize("name", [name for name in pair_names() if load_pair(name).shape])
+def test_transformers_takes_each_shape_that_ships(name: str, tmp_path: Path) -> None:
+    """As vLLM will, when an engine starts."""
+    from transformers import AutoConfig
+
+    pair = fetch_pair(load_pair(name), tmp_path)
+    for part in filter(None, (pair.target, pair.draft)):
+        written = json.loads((Path(part) / "config.json").read_text())
+        assert AutoConfig.from_pretrained(part).vocab_size == written["vocab_size"]

@@ -18,7 +18,7 @@ from serve_tools import (
     staging,
     stock_and_staged,
 )
-from server_tools import CHECKOUT, complete, environment, read_metrics
+from server_tools import complete, environment, read_metrics
 
 from nwor_bench.models.pairs.tiny import generate_tiny
 
@@ -32,7 +32,7 @@ ENOUGH = 10
 IN_TURN = {"nwor_mode": "interleave", "extension": "planted_live.PlantedWorker"}
 """The modes take turns, and the worker can go wrong."""
 
-FINDS_WORKER = {"PYTHONPATH": ":".join((str(CHECKOUT), f"{CHECKOUT}/kernels", HERE))}
+FINDS_WORKER = {"PYTHONPATH": f"{environment()['PYTHONPATH']}:{HERE}"}
 
 
 @contextmanager

@@ -192,7 +192,8 @@ def test_counters_rise_while_a_sweep_runs(tmp_path: Path) -> None:
     said: list[str] = []
 
     def look(number: int) -> None:
-        served = parse(urlopen(said[0].removeprefix("metrics: "), timeout=10).read().decode())
+        with urlopen(said[0].removeprefix("metrics: "), timeout=10) as response:
+            served = parse(response.read().decode())
         assert served == parse(textfile.read_text())
         windows = [v for (name, _), v in served.items() if name == "nwor_windows_total"]
         seen.append(sum(windows))
@@ -274,7 +275,8 @@ def test_it_listens_where_it_is_told_and_else_on_this_machine_alone(
         assert said[0].startswith(f"metrics: {url}")
         port = int(said[0].rpartition(":")[2].partition("/")[0])
         assert listening(port) == {bound}
-        assert urlopen(f"http://{bound}:{port}/metrics", timeout=10).status == 200
+        with urlopen(f"http://{bound}:{port}/metrics", timeout=10) as response:
+            assert response.status == 200
 
 
 def test_neither_flag_makes_nothing(tmp_path: Path) -> None:

@@ -1,6 +1,9 @@
 """The study's two tables from what was measured: groups.csv.gz of measure.py, cells.csv of runs.
 
 python sweeps/studies/interleave/compact.py --groups DIR... --runs RUN_FOLDER...
+python sweeps/studies/interleave/compact.py --host 2 --runs RUN_FOLDER...
+
+The second adds runs of another host to those that are there.
 """
 
 import argparse
@@ -60,11 +63,17 @@ def cells_of(folder: Path) -> list[dict[str, Any]]:
 def main() -> None:
     """Parse and write."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--groups", type=Path, nargs="+", required=True)
+    parser.add_argument("--groups", type=Path, nargs="+", default=[])
+    parser.add_argument("--host", type=int, default=1)
     parser.add_argument("--runs", type=Path, nargs="+", required=True)
     arguments = parser.parse_args()
-    groups_of(arguments.groups).to_csv(HERE / "groups.csv.gz", index=False)
-    cells = pd.DataFrame([row for folder in arguments.runs for row in cells_of(folder)])
+    if arguments.groups:
+        groups_of(arguments.groups).to_csv(HERE / "groups.csv.gz", index=False)
+    found = [row for folder in arguments.runs for row in cells_of(folder)]
+    cells = pd.DataFrame(found).assign(host=arguments.host)
+    if arguments.host > 1:
+        kept = pd.read_csv(HERE / "cells.csv")
+        cells = pd.concat([kept[kept.host < arguments.host], cells])
     cells.to_csv(HERE / "cells.csv", index=False, float_format="%.6g")
 
 

@@ -181,7 +181,7 @@ def test_nothing_happens_where_nothing_is_asked_or_drafted(
 
 def hybrid_runner(module: str, name: str) -> Any:
     runner = runner_of_two_requests()
-    runner.lora_config = None
+    runner.vllm_config.kv_transfer_config = None
     runner.compilation_config.static_forward_context["layer"] = recurrent(module, name)
     runner.kv_cache_config.kv_cache_groups.append(SimpleNamespace(layer_names=["layer"]))
     return runner

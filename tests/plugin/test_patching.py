@@ -126,7 +126,7 @@ def test_a_target_that_is_no_method_is_refused_and_nothing_changes(name):
     before = dict(vars(runner))
     patch = Patch(runner, name, wrapped)
     for act in (patch.check, patch.apply):
-        with pytest.raises(PatchError, match=rf"Runner\.{name}.*vLLM 0\.32"):
+        with pytest.raises(PatchError, match=rf"Runner\.{name}"):
             act()
     assert not patch.applied
     assert vars(runner) == before

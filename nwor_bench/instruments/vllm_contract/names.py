@@ -89,6 +89,7 @@ NAMES: dict[str, tuple[str, ...]] = {
         "InputBatch.query_start_loc_np",
         "InputBatch.req_ids",
     ),
+    "vllm.v1.worker.gpu.lora_utils": ("create_lora_capture_hook",),
     "vllm.v1.worker.gpu.spec_decode.utils": ("DraftTokensHandler.req_ids",),
     "vllm.v1.worker.gpu.spec_decode.speculator": (
         "DraftModelSpeculator.draft_attn_layer_names",
@@ -181,6 +182,49 @@ NAMES: dict[str, tuple[str, ...]] = {
         "TritonAttentionMetadata.*",
         "TritonAttentionMetadataBuilder",
         "TritonAttentionMetadataBuilder.build",
+    ),
+    "vllm.v1.attention.backends.flashinfer": (
+        "FlashInferImpl",
+        "FlashInferImpl.do_kv_cache_update",
+        "FlashInferImpl.forward",
+        "FlashInferImpl.maybe_quant_query",
+        "FlashInferMetadata.num_decode_tokens",
+        "FlashInferMetadata.num_decodes",
+        "FlashInferMetadata.num_prefills",
+        "FlashInferMetadata.q_data_type_decode",
+        "FlashInferMetadata.q_data_type_prefill",
+        "FlashInferMetadataBuilder",
+    ),
+    # Latent attention (MLA).
+    "vllm.model_executor.layers.attention.mla_attention": (
+        "MLAAttention.forward_impl",
+        "MLACommonImpl.forward_mha",
+        "MLACommonMetadata.causal",
+        "MLACommonMetadata.num_decodes",
+        "MLACommonMetadata.num_reqs",
+        "MLACommonMetadataBuilder",
+        "unified_mla_attention_with_output",
+        "unified_mla_kv_cache_update",
+    ),
+    "vllm.v1.attention.backends.mla.cpu_mla": (
+        "CPUMLABackend",
+        "CPUMLAImpl",
+        "CPUMLAImpl.do_kv_cache_update",
+    ),
+    "vllm.v1.attention.backends.mla.flashattn_mla": (
+        "FlashAttnMLAImpl",
+        "FlashAttnMLAImpl.forward_mqa",
+        "FlashAttnMLAMetadataBuilder",
+    ),
+    "vllm.v1.attention.backends.mla.flashmla": (
+        "FlashMLAImpl",
+        "FlashMLAImpl.forward_mqa",
+        "FlashMLAMetadataBuilder",
+    ),
+    "vllm.v1.attention.backends.mla.triton_mla": (
+        "TritonMLAImpl",
+        "TritonMLAImpl.forward_mqa",
+        "TritonMLAMetadataBuilder",
     ),
     "vllm.model_executor.layers.mamba.abstract": (
         "MambaBase",

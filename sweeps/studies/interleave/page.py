@@ -74,7 +74,7 @@ since it quantises.
 Other H200s, a later version of the plugin, two processes side by side. At 8 requests the result of
 the 3B shape holds, and windows agree with three whole batches in all six cells. At 64 requests the
 host's processors were busy: windows took 9 to 14 ms where the device needs 8.5, and off x off
-against itself is known to no better than 1 to 2.5 %. Qwen3-30B-A3B's shape has no answer after 36 s.
+against itself is known to no better than 1 to 2.5 %. After 36 s Qwen3-30B-A3B has no answer.
 
 {again}
 

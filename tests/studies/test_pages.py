@@ -23,6 +23,7 @@ def check(page: Path, made: str) -> None:
         ("interval-coverage", "coverage.csv"),
         ("interleaved-coverage", "coverage.csv.gz"),
         ("launches", "launches.csv"),
+        ("live-serving", "serving.csv"),
         ("precision", "injection.csv"),
     ],
 )

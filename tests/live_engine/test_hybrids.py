@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from engine_tools import prompts_of, run_cell, tiny_spec, total
 from support_tools import check_support
 from tiny_hybrids import EAGER_DUMMY, hybrid_pair
@@ -24,16 +25,18 @@ pytestmark = pytest.mark.engine
 
 MODES = [("off", "off"), ("stage", "off"), ("stage", "graph")]
 
-PREDICTED = ("Nemotron-H",)
+PREDICTED = ("Nemotron-H", "Qwen3-Next")
 """Families whose states the byte model predicts."""
 
 
 def check_states(config: dict[str, Any], status: EngineStatus, spec: RunSpec) -> None:
     """vLLM's layers have the states that the byte model reads from their config.json.
 
-    Its CPU platform keeps states in float32 unless a config says otherwise.
+    Its CPU platform keeps states in float32 where the processor has AVX-512 for bfloat16, else in
+    the model's dtype.
     """
-    on_cpu = {**config, "mamba_ssm_dtype": "float32"}
+    kept = "float32" if torch.cpu._is_avx512_bf16_supported() else config["torch_dtype"]
+    on_cpu = {**config, "mamba_ssm_dtype": kept}
     expected, found = read_shape(on_cpu, "--config", "tiny").recurrent, status.recurrent
     assert expected is not None
     assert found is not None
@@ -58,6 +61,8 @@ def rest(*case: str | None) -> Any:
         rest("Nemotron-H", "float32", "ReferenceCPUAttentionImpl"),
         rest("Zamba 2", "float32", "ReferenceCPUAttentionImpl"),
         rest("LFM2", "float32", "ReferenceCPUAttentionImpl"),
+        # vLLM's gated delta net on a CPU needs bfloat16.
+        rest("Qwen3-Next", "bfloat16", "ReferenceCPUAttentionImpl"),
     ],
 )
 def test_a_hybrids_attention_layers_are_staged(

@@ -4,7 +4,7 @@ The stock part is torch, and the kernel is replaced by its reference: compared a
 output in every layer and every byte of the caches.
 """
 
-from types import SimpleNamespace
+from types import MethodType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -84,6 +84,7 @@ class LatentLayers:
         self.staging = CpuStaging(held, requests * DRAFTS)
         self.window = Window(self.staging)
         if monkeypatch is not None:
+            from nwor_bench.plugin.runner_v2.step_inputs import StepInputs
             from nwor_kernels.mla_verify_attention import mla_verify_attention_reference
 
             def reference(*tensors: Tensor, **told: Any) -> None:
@@ -98,6 +99,7 @@ class LatentLayers:
                 block_tables=(step.block_table,), row_start=ends[:-1], row_end=ends[1:],
             )  # fmt: skip
             inputs: Any = SimpleNamespace(views=views, max_seq_len=99)
+            inputs.for_kernel = MethodType(StepInputs.for_kernel, inputs)
             around = (self.window, self.staging, inputs, 0, None)
             PatchSet(
                 patch

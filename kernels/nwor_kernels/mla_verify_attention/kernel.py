@@ -11,7 +11,7 @@ from nwor_kernels.mla_verify_attention.shape import (
     launch_shape,
     unsupported_reason,
 )
-from nwor_kernels.verify_attention.kernel import _compute_type, _fp8_way
+from nwor_kernels.verify_attention.kernel import compute_type, fp8_way
 from nwor_kernels.verify_attention.workspace import VerifyWorkspace
 
 __all__ = ["MlaTuning", "create_workspace", "launch_shape", "mla_verify_attention_triton"]
@@ -112,8 +112,8 @@ def mla_verify_attention_triton(
         *output.stride()[:2],
         Q_SCALE=q_scale is not None,
         K_SCALE=quantised and k_scale is not None,
-        FP8=_fp8_way(quantised),
-        COMPUTE=_compute_type(latent, quantised),
+        FP8=fp8_way(quantised),
+        COMPUTE=compute_type(latent, quantised),
         HEADS=heads,
         LATENT_DIM=latent_dim,
         PE_DIM=pe_dim,

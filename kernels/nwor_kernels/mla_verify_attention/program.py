@@ -21,6 +21,7 @@ from nwor_kernels.verify_attention.softmax import (
     nothing_seen,
     product,
     slot_of,
+    take_in,
 )
 from nwor_kernels.verify_attention.tiles import (
     as_read_back,
@@ -51,15 +52,7 @@ def _attend(q0, q1, p0, p1, k0, k1, r0, r1, visible, acc0, acc1, best, total, fa
     """One step of online softmax in base 2: `k0`, `k1` are the latent halves, key and value."""
     scores = product(q1, tl.trans(k1), product(q0, tl.trans(k0)))
     scores = product(p1, tl.trans(r1), product(p0, tl.trans(r0), scores)) * factor
-    scores = tl.where(visible, scores, float("-inf"))
-    better = tl.maximum(best, tl.max(scores, axis=1))
-    weights = tl.exp2(scores - better[:, None])
-    shrink = tl.exp2(best - better)
-    total = total * shrink + tl.sum(weights, axis=1)
-    weights = weights.to(k0.dtype)
-    acc0 = product(weights, k0, acc0 * shrink[:, None])
-    acc1 = product(weights, k1, acc1 * shrink[:, None])
-    return acc0, acc1, better, total
+    return take_in(scores, k0, k1, visible, acc0, acc1, best, total)
 
 
 @triton.jit(

@@ -6,7 +6,14 @@ import torch
 import triton
 
 from nwor_kernels.fp8 import E4M3_CACHE_DTYPES
-from nwor_kernels.verify_attention.tuning import MAX_QUERY_LEN, Discard, LaunchShape, can_discard
+from nwor_kernels.verify_attention.tuning import (
+    MAX_QUERY_LEN,
+    Discard,
+    LaunchShape,
+    discard_on,
+    processors_of,
+    shared_memory,
+)
 from nwor_kernels.verify_attention.workspace import VerifyWorkspace
 
 MAX_LATENT_DIM = 512
@@ -77,7 +84,7 @@ def launch_shape(
     folded = max_query_len * heads
     dim = triton.next_power_of_2(latent_dim)
     width = (dim + triton.next_power_of_2(pe_dim)) * itemsize
-    limit, processors = _limits(device)
+    limit = shared_memory(device)
     wanted = tuning.rows or min(MAX_ROWS, max(16, triton.next_power_of_2(folded)))
     fitting = [
         (rows, block_n, stages)
@@ -92,12 +99,12 @@ def launch_shape(
         row_tiles=triton.cdiv(folded, rows),
         dim=dim,
         block_n=tuning.block_n or block_n,
-        programs=tuning.programs or processors * (2 if 2 * shared <= limit else 1),
+        programs=tuning.programs or processors_of(device) * (2 if 2 * shared <= limit else 1),
         min_tiles=tuning.min_tiles or 2,
         num_warps=8 if rows * dim >= 64 * 512 else 4,
         num_stages=stages,
         max_registers=None,
-        discard=_discard(tuning.discard, device),
+        discard=discard_on(device, tuning.discard),
         skip_padding=True,
         whole_pairs=5,
     )
@@ -124,27 +131,4 @@ def create_workspace(
     ]
     rows = 2 * max(shape.programs * shape.rows for shape in shapes)
     tiles = max_requests * max(shape.row_tiles for shape in shapes)
-    return VerifyWorkspace(
-        torch.empty(rows * shapes[0].dim, dtype=torch.float32, device=device),
-        torch.empty(rows * 2, dtype=torch.float32, device=device),
-        torch.zeros(tiles, dtype=torch.int32, device=device),
-    )
-
-
-def _discard(wanted: Discard | None, device: torch.device) -> Discard:
-    chosen = Discard.L2 if wanted is None else wanted
-    return Discard.OFF if chosen is Discard.L2 and not can_discard(device) else chosen
-
-
-_limits_of: dict[torch.device, tuple[int, int]] = {}
-
-
-def _limits(device: torch.device) -> tuple[int, int]:
-    """(bytes of shared memory that a block may have, multiprocessors)."""
-    if device.type != "cuda":
-        return 227 * 1024, 2  # interpreted
-    if device not in _limits_of:
-        properties = torch.cuda.get_device_properties(device)
-        shared = getattr(properties, "shared_memory_per_block_optin", 227 * 1024)
-        _limits_of[device] = (shared, properties.multi_processor_count)
-    return _limits_of[device]
+    return VerifyWorkspace.allocate(rows, shapes[0].dim, tiles, device)

@@ -150,8 +150,8 @@ def verify_attention_triton(
         Q_SCALES=0 if q_scale is None else q_scale.numel(),
         K_SCALES=0 if k_scale is None or not quantised else k_scale.numel(),
         V_SCALES=0 if v_scale is None or not quantised else v_scale.numel(),
-        FP8=_fp8_way(quantised),
-        COMPUTE=_compute_type(key, quantised),
+        FP8=fp8_way(quantised),
+        COMPUTE=compute_type(key, quantised),
         SLIDING_WINDOW=sliding_window,
         CHUNK=chunk,
         SOFTCAP=softcap > 0,
@@ -176,12 +176,12 @@ def verify_attention_triton(
     )
 
 
-def _fp8_way(quantised: bool) -> int:
+def fp8_way(quantised: bool) -> int:
     """0: no fp8. 2: PTX unpacks e4m3. 1: Triton's language does, slower but interpreted too."""
     return (1 if triton.knobs.runtime.interpret else 2) if quantised else 0
 
 
-def _compute_type(key: Tensor, quantised: bool) -> tl.dtype:
+def compute_type(key: Tensor, quantised: bool) -> tl.dtype:
     """What the products are made of. Half precision holds every e4m3 number, and the GPU converts
     e4m3 to it in one instruction."""
     if key.dtype == torch.float32:

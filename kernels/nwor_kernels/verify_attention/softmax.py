@@ -30,6 +30,12 @@ def attend(
         scores = softcap * (1 - 2 / (tl.exp(2 * (scores / softcap)) + 1)) * LOG2_E
     if slope is not None:
         scores += slope * distance
+    return take_in(scores, v0, v1, visible, acc0, acc1, best, total)
+
+
+@triton.jit
+def take_in(scores, v0, v1, visible, acc0, acc1, best, total):
+    """Add these tokens' values by their scores in base 2, of which `visible` ones count."""
     scores = tl.where(visible, scores, float("-inf"))
     better = tl.maximum(best, tl.max(scores, axis=1))
     weights = tl.exp2(scores - better[:, None])

@@ -131,9 +131,6 @@ def launch_shape(
     rows, row_tiles, dim = row_tiling(max_query_len, ratio, head_dim)
     step, stages = pipeline(rows, dim, cache_bytes, shared_memory(device))
     warps = 8 if rows * dim >= 128 * 128 or dim >= WIDE_DIM else 4
-    discard = DISCARD if tuning.discard is None else tuning.discard
-    if discard is Discard.L2 and not can_discard(device):
-        discard = Discard.OFF
     return LaunchShape(
         rows=rows,
         row_tiles=row_tiles,
@@ -144,7 +141,7 @@ def launch_shape(
         num_warps=tuning.num_warps or warps,
         num_stages=tuning.num_stages or stages,
         max_registers=tuning.max_registers,
-        discard=discard,
+        discard=discard_on(device, tuning.discard),
         skip_padding=SKIP_PADDING if tuning.skip_padding is None else tuning.skip_padding,
         whole_pairs=WHOLE_PAIRS if tuning.whole_pairs is None else tuning.whole_pairs,
     )
@@ -186,12 +183,18 @@ def row_tiling(max_query_len: int, ratio: int, head_dim: int) -> tuple[int, int,
 
 def programs_for(rows: int, dim: int, device: torch.device) -> int:
     """Programs that fill the GPU: two or more a multiprocessor hide each other's latency."""
-    return programs_on(_processors(device), rows, dim)
+    return programs_on(processors_of(device), rows, dim)
 
 
 def programs_on(processors: int, rows: int, dim: int) -> int:
     """The same for a GPU of so many multiprocessors."""
     return processors * (2 if rows * dim <= 64 * 128 and dim < WIDE_DIM else 1)
+
+
+def discard_on(device: torch.device, wanted: Discard | None) -> Discard:
+    """What becomes of merged partial results there; `wanted` as in `Tuning`."""
+    chosen = DISCARD if wanted is None else wanted
+    return Discard.OFF if chosen is Discard.L2 and not can_discard(device) else chosen
 
 
 @functools.cache
@@ -215,7 +218,8 @@ def shared_memory(device: torch.device) -> int:
 _processors_of: dict[torch.device, int] = {}
 
 
-def _processors(device: torch.device) -> int:
+def processors_of(device: torch.device) -> int:
+    """Its multiprocessors; 2 where kernels are interpreted."""
     if device not in _processors_of:
         on_gpu = device.type == "cuda"
         _processors_of[device] = (

@@ -41,10 +41,17 @@ class VerifyWorkspace:
         rows, row_tiles, dim = row_tiling(max_query_len, num_heads // num_kv_heads, head_dim)
         tiles = 2 * (programs or programs_for(rows, dim, device))
         pairs = max_requests * num_kv_heads * row_tiles
+        return cls.allocate(tiles * rows, dim, pairs, device)
+
+    @classmethod
+    def allocate(
+        cls, rows: int, dim: int, counters: int, device: torch.device
+    ) -> "VerifyWorkspace":
+        """Room for so many rows of partial results, and for so many (request, head, tile)s."""
         return cls(
-            torch.empty(tiles * rows * dim, dtype=torch.float32, device=device),
-            torch.empty(tiles * rows * 2, dtype=torch.float32, device=device),
-            torch.zeros(pairs, dtype=torch.int32, device=device),
+            torch.empty(rows * dim, dtype=torch.float32, device=device),
+            torch.empty(rows * 2, dtype=torch.float32, device=device),
+            torch.zeros(counters, dtype=torch.int32, device=device),
         )
 
     def check(self, shape: LaunchShape, pairs: int) -> None:

@@ -44,6 +44,7 @@ FlashInfer's is another one, where its package is there.
 BUILDERS = (FlashAttentionMetadataBuilder, TritonAttentionMetadataBuilder)
 """Builders whose metadata have one row for each request, and are cut for chunks if at all."""
 
+UNQUANTISED = ("auto", "bfloat16", "float16", "float32")
 FP8 = ("fp8", "fp8_e4m3")
 
 
@@ -53,10 +54,7 @@ def known_builders() -> tuple[type, ...]:
 
 
 def why_unsupported(layer: Any, max_query_len: int, dtype: torch.dtype) -> str | None:
-    """The fallback reason of a layer that cannot be staged; None if it can."""
-    reason = refusals.of_kind(layer)
-    if reason is not None:
-        return reason
+    """The fallback reason of a layer that has attention but cannot be staged; None if it can."""
     impl = layer.impl
     is_flashinfer = type(impl) in flashinfer.implementations()
     if type(impl) not in SUPPORTED and not is_flashinfer:
@@ -71,11 +69,17 @@ def why_unsupported(layer: Any, max_query_len: int, dtype: torch.dtype) -> str |
         return reasons.ALIBI
     if is_flashinfer and impl.alibi_slopes is not None:
         return reasons.ALIBI  # which it takes and leaves out
-    quantised = impl.kv_cache_dtype not in ("auto", "bfloat16", "float16", "float32")
-    if quantised and impl.kv_cache_dtype not in FP8:
+    cache_dtype = element_of_cache(impl, dtype)
+    if cache_dtype is None:
         return reasons.cache_dtype(impl.kv_cache_dtype)
-    cache_dtype = torch.float8_e4m3fn if quantised else dtype
     return unsupported_reason(impl.head_size, max_query_len, dtype, cache_dtype)
+
+
+def element_of_cache(impl: Any, dtype: torch.dtype) -> torch.dtype | None:
+    """What a cache holds of activations of `dtype`; None if our kernels do not read it."""
+    if impl.kv_cache_dtype in FP8:
+        return torch.float8_e4m3fn
+    return dtype if impl.kv_cache_dtype in UNQUANTISED else None
 
 
 class StagingAttention:
@@ -195,10 +199,6 @@ class StagingAttention:
     def _verify(
         self, batch: GpuWindowBatch, query: Tensor, kv_cache: Tensor, output: Tensor
     ) -> None:
-        inputs, views = self._inputs, self._inputs.views
-        starts, ends = batch.staged_start, batch.staged_end
-        if starts is None or ends is None:
-            starts, ends = views.row_start, views.row_end
         layer = self._layer
         q_scale = layer._q_scale.view(-1) if query.dtype == torch.float8_e4m3fn else None
         verify_attention_triton(
@@ -206,15 +206,11 @@ class StagingAttention:
             self._set.keys[self._place],
             self._set.values[self._place],
             kv_cache,
-            views.query_start_loc,
-            views.seq_lens,
-            views.block_tables[self._table],
-            starts,
-            ends,
+            *self._inputs.for_kernel(batch, self._table),
             output,
             scale=self._scale,
             max_query_len=batch.max_query_len,
-            max_seq_len=inputs.max_seq_len,
+            max_seq_len=self._inputs.max_seq_len,
             sliding_window=self._sliding_window,
             softcap=self._softcap,
             q_scale=q_scale,

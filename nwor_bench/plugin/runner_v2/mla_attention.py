@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from nwor_bench.plugin.patching import Patch
-from nwor_bench.plugin.runner_v2.attention import FP8
+from nwor_bench.plugin.runner_v2.attention import FP8, element_of_cache
 from nwor_bench.plugin.runner_v2.batch import GpuWindowBatch
 from nwor_bench.plugin.runner_v2.staging import GpuStaging
 from nwor_bench.plugin.runner_v2.step_inputs import StepInputs
@@ -62,10 +62,9 @@ def why_unsupported(layer: Any, max_query_len: int, dtype: torch.dtype) -> str |
         return "latent_sliding_window"
     if layer.non_causal_multi_token_decode:
         return refusals.NOT_CAUSAL
-    quantised = impl.kv_cache_dtype not in ("auto", "bfloat16", "float16", "float32")
-    if quantised and impl.kv_cache_dtype not in FP8:
+    cache_dtype = element_of_cache(impl, dtype)
+    if cache_dtype is None:
         return reasons.cache_dtype(impl.kv_cache_dtype)
-    cache_dtype = torch.float8_e4m3fn if quantised else dtype
     return unsupported_reason(
         impl.kv_lora_rank, impl.qk_rope_head_dim, max_query_len, dtype, cache_dtype
     )
@@ -198,10 +197,6 @@ class MlaStagingAttention:
         kv_cache: Tensor,
         output: Tensor,
     ) -> None:
-        inputs, views = self._inputs, self._inputs.views
-        starts, ends = batch.staged_start, batch.staged_end
-        if starts is None or ends is None:
-            starts, ends = views.row_start, views.row_end
         layer = self._layer
         quantised_query = query[0].dtype == torch.float8_e4m3fn
         mla_verify_attention_triton(
@@ -209,15 +204,11 @@ class MlaStagingAttention:
             self._set.keys[self._place],
             self._set.values[self._place],
             kv_cache,
-            views.query_start_loc,
-            views.seq_lens,
-            views.block_tables[self._table],
-            starts,
-            ends,
+            *self._inputs.for_kernel(batch, self._table),
             output,
             scale=self._scale,
             max_query_len=batch.max_query_len,
-            max_seq_len=inputs.max_seq_len,
+            max_seq_len=self._inputs.max_seq_len,
             q_scale=layer._q_scale.view(-1) if quantised_query else None,
             k_scale=layer._k_scale.view(-1) if self._quantised else None,
             workspace=self._workspace,

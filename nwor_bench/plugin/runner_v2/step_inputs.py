@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from nwor_bench.plugin.runner_v2.batch import GpuWindowBatch
 from nwor_bench.plugin.staging.layers import StagingUnavailable
 
 
@@ -88,6 +89,21 @@ class StepInputs:
         """Take the inputs of a captured step, whose requests may become as long as any."""
         self._choose(requests)
         self.max_seq_len = self._most_tokens
+
+    def for_kernel(
+        self, batch: GpuWindowBatch, table: int
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """The kernels' `query_start_loc`, `seq_lens`, `block_table`, `staged_start`, `staged_end`.
+
+        Args:
+            batch: the window.
+            table: number of the layer's block table.
+        """
+        views = self.views
+        starts, ends = batch.staged_start, batch.staged_end
+        if starts is None or ends is None:
+            starts, ends = views.row_start, views.row_end
+        return views.query_start_loc, views.seq_lens, views.block_tables[table], starts, ends
 
     def _choose(self, requests: int) -> None:
         views = self._views.get(requests)

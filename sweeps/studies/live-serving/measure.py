@@ -24,6 +24,7 @@ from typing import Any
 from urllib.request import Request, urlopen
 
 import pandas as pd
+from prometheus_client.parser import text_string_to_metric_families
 
 from nwor_bench.models.pairs import ResolvedPair, resolve_pair
 
@@ -129,13 +130,12 @@ def answers(base: str) -> list[str]:
 
 def metrics(base: str) -> dict[str, float]:
     """Our counters on /metrics, summed over labels; none in stock vLLM."""
-    found: dict[str, float] = {}
     with urlopen(f"{base}/metrics", timeout=10) as reply:
-        for line in reply.read().decode().splitlines():
-            if line.startswith("nwor_") and "_created" not in line:
-                name, value = line.rsplit(" ", 1)
-                key = name.partition("{")[0]
-                found[key] = found.get(key, 0.0) + float(value)
+        families = text_string_to_metric_families(reply.read().decode())
+    found: dict[str, float] = {}
+    for sample in (sample for family in families for sample in family.samples):
+        if sample.name.startswith("nwor_") and sample.name.endswith("_total"):
+            found[sample.name] = found.get(sample.name, 0.0) + sample.value
     return found
 
 

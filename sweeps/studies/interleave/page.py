@@ -71,6 +71,9 @@ since it quantises.
 
 ## Again, on other hosts
 
+    nwor-bench sweep --file sweeps/h200-split.toml       # acceptance 2.6, 70 s a run
+    nwor-bench sweep --file sweeps/h200-families.toml    # Qwen3-30B-A3B, with 38 s a run
+
 Other H200s, a later version of the plugin, two processes side by side. At 8 requests the result of
 the 3B shape holds, and windows agree with three whole batches in all six cells. At 64 requests the
 host's processors were busy: windows took 9 to 14 ms where the device needs 8.5, and off x off

@@ -17,8 +17,8 @@ CPU that other work kept busy, so times below differ for reasons of their own.
       --tokens 64 --flags "--kv-cache-memory-bytes 200000000 --enforce-eager --block-size 32" \\
       --modes stock interleave --output DIR
 
-AMD EPYC (AVX2), two cores, vLLM 0.32.0; the pair `tiny` with its draft model, four drafts. Capacity:
-{most} requests/s, all sent at once. TPOT: time for an output token behind the first.
+AMD EPYC (AVX2), two cores, vLLM 0.32.0; the pair `tiny` with its draft model, four drafts.
+Capacity: {most} requests/s, all sent at once. TPOT: time for an output token behind the first.
 [serving.csv](serving.csv) has all numbers, `page.py` made this page.
 
 {table}

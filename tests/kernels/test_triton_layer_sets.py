@@ -144,7 +144,9 @@ def test_a_bad_slot_of_a_group_stops_its_launch_and_says_in_which_layer(
 def test_a_captured_window_is_committed_from_each_sets_addresses(
     way: str, triton_device: torch.device
 ) -> None:
+    """K and V are views of a fused QKV, as in most models: a replay fills them anew."""
     bench = Bench(triton_device, 9)
+    bench.keys, bench.values = ([_fused(rows) for rows in kv] for kv in (bench.keys, bench.values))
     batch = plan(way, bench.slots)
     bench.staging.open(batch)
     bench.window.begin(batch, repeats=True)
@@ -153,6 +155,9 @@ def test_a_captured_window_is_committed_from_each_sets_addresses(
             assert bench.window.stage(bench.numbers[layer.name], key, value)
     captured = replace(batch, sources=bench.staging.captured_sources())
     bench.window.forget()
+    if not captured.copied:
+        for rows in (*bench.keys, *bench.values):
+            rows.neg_()
     if captured.copied:  # what the graph's kernels and its direct writes leave
         for layer, key, value in zip(bench.layers, bench.keys, bench.values, strict=True):
             direct = captured.direct_slots_of[layer.slot_row]
@@ -174,10 +179,7 @@ def test_layers_of_one_set_may_be_laid_out_differently(triton_device: torch.devi
     """
     bench = Bench(triton_device, 4)
     for number in (2, 3):
-        of_layer = bench.keys[number]
-        wide = torch.full((*of_layer.shape[:2], 3 * of_layer.shape[2]), torch.nan)
-        view = wide.to(triton_device)[..., : of_layer.shape[2]]
-        bench.keys[number] = view.copy_(of_layer)
+        bench.keys[number] = _fused(bench.keys[number])
     for _ in range(2):
         for layer in bench.layers:
             layer.kv_cache.fill_(torch.nan)
@@ -186,3 +188,21 @@ def test_layers_of_one_set_may_be_laid_out_differently(triton_device: torch.devi
         assert bench.window.commit()
         assert bench.window.close().fallback_reason is None
         bench.expect(KEPT)
+
+
+def test_a_capture_that_is_given_up_writes_nothing(triton_device: torch.device) -> None:
+    """Its tokens are not real, and a capture allows no plan to be copied to the device."""
+    bench = Bench(triton_device, 6)
+    batch = plan("whole step", bench.slots)
+    bench.staging.open(batch)
+    bench.window.begin(batch, repeats=True)
+    for layer in (0, 1):
+        assert bench.window.stage(layer, bench.keys[0], bench.values[0]) is (layer == 0)
+    assert bench.window.fallback_reason == "stage:activations_reused"
+    bench.expect([])
+
+
+def _fused(rows: Tensor) -> Tensor:
+    """The same rows as a view of rows three times as wide."""
+    wide = torch.full((*rows.shape[:2], 3 * rows.shape[2]), torch.nan, device=rows.device)
+    return wide[..., : rows.shape[2]].copy_(rows)

@@ -354,16 +354,17 @@ last_row_missed = attention_wrapped(lambda starts, ends: ends - 1)
 first_row_missed = attention_wrapped(lambda starts, ends: starts)
 
 
+def attend_to_the_cache(self: Any, batch: Any, query: Any, kv_cache: Any, output: Any) -> None:
+    """In place of `StagingAttention._verify`: vLLM's attention, in which no window is staged."""
+    from vllm.forward_context import get_forward_context
+
+    layer = self._layer
+    metadata = get_forward_context().attn_metadata[layer.layer_name]
+    type(layer.impl).forward(layer.impl, layer, query, None, None, kv_cache, metadata, output)
+
+
 def stale_attention(worker: Any) -> AbstractContextManager[None]:
     """The write is skipped and attention reads the cache alone: the first published NWOR."""
     from nwor_bench.plugin.runner_v2 import attention as gpu_attention
 
-    def wrap(original: Callable[..., None]) -> Callable[..., None]:
-        def stale(self: Any, batch: Any, query: Any, cache: Any, meta: Any, output: Any) -> None:
-            layer = self._layer
-            forward = type(layer.impl).forward
-            forward(layer.impl, layer, query, None, None, cache, meta, output)
-
-        return stale
-
-    return wrapped(gpu_attention.StagingAttention, "_verify", wrap)
+    return wrapped(gpu_attention.StagingAttention, "_verify", lambda _: attend_to_the_cache)

@@ -19,6 +19,7 @@ from engine_tools import (
     total_of,
     worker_of,
 )
+from planted_gpu import attend_to_the_cache
 
 from nwor_bench.engine.engine import VllmEngine
 from nwor_bench.engine.protocol import BatchOutput
@@ -204,19 +205,11 @@ def test_attention_that_reads_the_cache_alone_is_found_out(
     """The first published NWOR's fault: skip the write, attend to what lies in the slots."""
     if engine.graphs == "full":  # type: ignore[attr-defined]
         pytest.skip("its graphs were captured sound")
-    from vllm.forward_context import get_forward_context
-
     from nwor_bench.plugin.runner_v2 import attention as gpu_attention
-
-    def stale(self: Any, batch: Any, query: Any, cache: Any, output: Any) -> None:
-        layer = self._layer
-        impl = type(layer.impl)
-        metadata = get_forward_context().attn_metadata[layer.layer_name]
-        impl.forward(layer.impl, layer, query, None, None, cache, metadata, output)
 
     prompts = prompts_of(LENGTHS)
     stock = run_cell(engine, "off", "off", prompts)
-    monkeypatch.setattr(gpu_attention.StagingAttention, "_verify", stale)
+    monkeypatch.setattr(gpu_attention.StagingAttention, "_verify", attend_to_the_cache)
     assert run_cell(engine, "stage", "off", prompts).token_ids != stock.token_ids
 
 

@@ -5,6 +5,7 @@ A fault that plants nothing would look like a check that sees nothing.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from inspect import signature
 from types import SimpleNamespace
 
 import numpy as np
@@ -128,6 +129,14 @@ def test_a_fault_of_an_fp8_cache_changes_it(name: str) -> None:
     sound = caches_after(None, False, torch.float8_e4m3fn)
     changed = caches_after(name, False, torch.float8_e4m3fn)
     assert (changed != sound).any(dim=(1, 2, 3, 4)).tolist() == [False, True, False]
+
+
+@pytest.mark.slow  # vLLM's attention backends are imported
+def test_a_fault_of_attention_takes_what_attention_is_given() -> None:
+    from nwor_bench.plugin.runner_v2.attention import StagingAttention
+
+    given = signature(StagingAttention._verify).parameters
+    assert list(signature(planted_gpu.attend_to_the_cache).parameters) == list(given)
 
 
 def test_what_reads_all_rows_leaves_the_cache_as_it_was() -> None:

@@ -76,13 +76,21 @@ class LayerSet:
         nothing = self.layers[0].kv_cache
         self.keys = [nothing] * len(self.layers)
         self.values = [nothing] * len(self.layers)
+        self.begin_forward()
+
+    def begin_forward(self) -> None:
+        """Take the layout of the next layer that is held, whatever an earlier forward's was.
+
+        The first window of a size is held by copy, and so is the first run of a capture's forward.
+        Copies lie otherwise than the views of a fused QKV that the next run points at.
+        """
         self._strides: tuple[tuple[int, ...], tuple[int, ...]] | None = None
 
     def hold(self, place: int, key: Tensor, value: Tensor) -> None:
         """Remember where the K/V of the layer at this place are.
 
         One launch reads all layers by the same strides. Where a layer's differ from those of the
-        window's first (Llama 4 rotates K in three of four layers, and in the fourth it is a view
+        forward's first (Llama 4 rotates K in three of four layers, and in the fourth it is a view
         of the fused QKV), a copy is held that is laid out alike.
         """
         if self._strides is None:

@@ -143,6 +143,9 @@ class GpuStaging:
         assert batch is not None
         if not self._holds_layers:
             self._holds_layers, self._first_layer = True, layer
+        elif layer == self._first_layer:  # a capture runs its forward again
+            for each in self.sets:
+                each.begin_forward()
         of_set, place = self._places[layer]
         if not batch.copied:
             held = self._held.take(layer, key, value)

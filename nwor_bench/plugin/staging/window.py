@@ -226,7 +226,8 @@ class Window:
             return
         if self.state is State.COMMITTED or self.batch is None:
             raise WindowError("abort() after commit")
-        if not self.is_control:  # whose layers have written as they staged
+        # A control's layers have written as they staged; a capture's tokens are not real.
+        if not (self.is_control or self._repeats):
             self.staging.write_directly(sorted(self._staged_layers), self.batch.slots)
         self.state = State.DIRECT
         self._reason = reason

@@ -6,6 +6,7 @@ from typing import Any
 
 from nwor_bench.errors import ConfigError
 from nwor_bench.models.pairs.cache import Progress, build_once, pair_folder
+from nwor_bench.models.pairs.compressed import require_weights, unpacked
 from nwor_bench.models.pairs.drafting import PROMPT_LOOKUP, check_vocabulary, choose_method
 from nwor_bench.models.pairs.local import locate_model
 from nwor_bench.models.pairs.pair import ModelPair, PackagedSource, ResolvedPair, load_pair
@@ -44,7 +45,10 @@ def resolve_pair(
     and it is ngram without a drafter. Raises ConfigError and BenchError as `fetch_pair` does;
     wrong options are refused before anything is fetched.
     """
-    draft = None if draft_model is None else locate_model("draft_model", draft_model)
+    progress = progress or _silent
+    draft = None
+    if draft_model is not None:
+        draft = unpacked(locate_model("draft_model", draft_model), cache_dir, progress)
     if target_model is not None:
         if name is not None:
             raise ConfigError.for_field(
@@ -56,9 +60,9 @@ def resolve_pair(
         return _resolved(None, Path(target).name, chosen, target, draft)
     pair = load_pair(DEFAULT_PAIR if name is None else name)
     if draft is None:
-        return _drafting_itself(pair, method or pair.method, cache_dir, progress or _silent)
+        return _drafting_itself(pair, method or pair.method, cache_dir, progress)
     chosen = choose_method(method, draft)
-    target, _ = _models(pair, cache_dir, progress or _silent)
+    target, _ = _models(pair, cache_dir, progress)
     return _resolved(pair, pair.name, chosen, target, draft)
 
 
@@ -77,7 +81,8 @@ def _drafting_itself(
             "out, write --method ngram, or name another drafter with --draft-model",
         )  # fmt: skip
     target, draft = _models(pair, cache_dir, progress)
-    return _resolved(pair, pair.name, method, target, draft if uses_drafter else None)
+    used = unpacked(draft, cache_dir, progress) if draft and uses_drafter else None
+    return _resolved(pair, pair.name, method, target, used)
 
 
 def _models(
@@ -92,6 +97,8 @@ def _models(
     if pair.packaged is not None:
         source = pair.packaged
         drafter = source.drafter and locate_model("packaged.drafter", source.drafter)
+        if drafter is not None:
+            require_weights("packaged.drafter", drafter)
         build_once(folder, lambda work: _build_packaged(source, work, progress), progress)
         return str(folder), drafter
     if pair.shape is not None:

@@ -19,6 +19,7 @@ def write_card(path: Path, record: dict[str, Any]) -> None:
 A drafter with {record["parameters"]:,} parameters in {record["dtype"]}: a layer that fuses token \
 and hidden state, then one decoder layer. It uses the target's embedding and output layer, so it \
 drafts for that model only. `nwor-bench pairs train {recipe["name"]}` trains it again.
+SHA-256 of model.safetensors: `{record["weights_sha256"]}`.
 
 ## Data
 | data | count |

@@ -186,8 +186,8 @@ def head_config(target: dict[str, Any], dtype: str) -> dict[str, Any]:
     return {**kept, **head}
 
 
-def write_head(folder: Path, head: EagleHead, target: dict[str, Any], dtype: str) -> None:
-    """Write the head as a model folder for vLLM, with weights in `dtype`."""
+def write_head(folder: Path, head: EagleHead, target: dict[str, Any], dtype: str) -> Path:
+    """Write the head as a model folder for vLLM; returns the file of its weights, in `dtype`."""
     from safetensors.torch import save_file
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -198,4 +198,4 @@ def write_head(folder: Path, head: EagleHead, target: dict[str, Any], dtype: str
     write_json(folder / "config.json", head_config(target, dtype))
     partial = folder / "model.safetensors.partial"
     save_file(weights, str(partial), metadata={"format": "pt"})
-    partial.replace(folder / "model.safetensors")
+    return partial.replace(folder / "model.safetensors")

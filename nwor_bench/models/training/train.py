@@ -1,5 +1,6 @@
 """Train a head: data, epochs, held-out acceptance, checkpoints, and the model folder."""
 
+import hashlib
 import math
 import platform
 import time
@@ -81,7 +82,8 @@ def train_head(
         trainer = _Trainer(recipe, folder, target, data, config, progress)
         trainer.run(after_step or (lambda step: None))
         record = trainer.record(pair.name, dtype)
-        write_head(folder / HEAD, trainer.head, config, dtype)
+        weights = write_head(folder / HEAD, trainer.head, config, dtype)
+        record["weights_sha256"] = hashlib.sha256(weights.read_bytes()).hexdigest()
         write_json(folder / HEAD / TRAINING_FILE, record)
         write_card(folder / HEAD / "README.md", record)
     return record

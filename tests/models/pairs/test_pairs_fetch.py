@@ -1,6 +1,7 @@
 """A fetch is whole or not at all, happens once, and believes only the pinned checksums."""
 
 import json
+import lzma
 import threading
 import time
 from pathlib import Path
@@ -9,9 +10,17 @@ from typing import NoReturn
 import pytest
 
 from nwor_bench.errors import BenchError, ConfigError
-from nwor_bench.models.pairs import ModelPair, fetch_pair, gguf_model, load_pair, pair_folder
+from nwor_bench.models.pairs import (
+    ModelPair,
+    fetch_pair,
+    gguf_model,
+    load_pair,
+    pair_folder,
+    resolve_pair,
+)
 from nwor_bench.models.pairs import download as download_module
 from nwor_bench.models.pairs.cache import build_once, cache_root
+from nwor_bench.models.pairs.compressed import COMPRESSED, WEIGHTS, unpacked
 
 
 def with_source(pair: ModelPair, **changes: str) -> ModelPair:
@@ -35,14 +44,22 @@ def test_a_packaged_pair_may_bring_a_drafter_beside_its_file(
     (tmp_path / "small.toml").write_text("\n".join(lines).replace('"ngram"', '"eagle"') + "\n")
     pair = load_pair(str(tmp_path / "small.toml"))
     assert pair_folder(pair) == pair_folder(local_pair)  # one build of the target serves both
-    with pytest.raises(ConfigError, match="small-eagle"):
-        fetch_pair(pair, tmp_path / "cache")
-    assert visible(tmp_path / "cache") == []
     head = tmp_path / "small-eagle"
-    head.mkdir()
-    (head / "config.json").write_text('{"architectures": ["EagleLlamaForCausalLM"]}')
+    for missing in ("small-eagle", COMPRESSED):
+        with pytest.raises(ConfigError, match=missing):
+            fetch_pair(pair, tmp_path / "cache")
+        assert visible(tmp_path / "cache") == []
+        head.mkdir(exist_ok=True)
+        (head / "config.json").write_text('{"architectures": ["EagleLlamaForCausalLM"]}')
+    (head / COMPRESSED).write_bytes(lzma.compress(b"weights"))
+    lookup = resolve_pair(
+        str(tmp_path / "small.toml"), method="ngram", cache_dir=tmp_path / "cache"
+    )
+    assert visible(tmp_path / "cache") == [Path(lookup.target).name]  # its drafter is not unpacked
     ready = fetch_pair(pair, tmp_path / "cache")
-    assert (ready.method, ready.draft) == ("eagle", str(head))
+    assert (ready.method, ready.draft) == ("eagle", unpacked(str(head), tmp_path / "cache", print))
+    (head / WEIGHTS).touch()
+    assert fetch_pair(pair, tmp_path / "cache").draft == str(head)
 
 
 @pytest.mark.slow  # real pip

@@ -8,6 +8,7 @@ import torch
 from safetensors import safe_open
 
 from nwor_bench.models.pairs import DEFAULT_PAIR, load_pair, pair_folder
+from nwor_bench.models.pairs.compressed import WEIGHTS, unpacked
 from nwor_bench.models.training.card import write_card
 from nwor_bench.models.training.eagle_head import EagleHead
 from nwor_bench.models.training.recipe import Recipe, find_recipe
@@ -45,10 +46,11 @@ def test_it_gains_what_we_want_of_it(record: dict) -> None:
     assert 1 + sum(found["accepted"]) / found["windows"] >= 2.0
 
 
-def test_its_weights_are_those_of_the_layer_that_is_trained(record: dict) -> None:
+def test_its_weights_are_those_of_the_layer_that_is_trained(record: dict, tmp_path: Path) -> None:
     head = EagleHead(json.loads((FOLDER / "config.json").read_text()))
     wanted = {name: tuple(weight.shape) for name, weight in head.state_dict().items()}
-    with safe_open(FOLDER / "model.safetensors", "pt") as stored:
+    folder = Path(unpacked(str(FOLDER), tmp_path, print))
+    with safe_open(folder / WEIGHTS, "pt") as stored:
         weights = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118
     assert {name: tuple(weight.shape) for name, weight in weights.items()} == wanted
     assert {weight.dtype for weight in weights.values()} == {torch.bfloat16}

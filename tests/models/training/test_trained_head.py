@@ -1,6 +1,7 @@
 """A small training from end to end: it learns, resumes bit for bit, and vLLM drafts with it."""
 
 import dataclasses
+import hashlib
 import io
 import json
 import os
@@ -89,6 +90,7 @@ def test_a_killed_training_ends_with_the_same_bits(
     assert record["steps"] == recipe.steps == 6
     name = "head/model.safetensors"
     assert (cut / name).read_bytes() == (whole / name).read_bytes()
+    assert record["weights_sha256"] == hashlib.sha256((cut / name).read_bytes()).hexdigest()
     stored = [json.loads((f / "head/training.json").read_text())["epochs"] for f in (whole, cut)]
     assert stored[0] == stored[1]
     found = [json.loads((f / "sequences.json").read_text()) for f in (whole, cut)]

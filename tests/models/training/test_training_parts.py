@@ -218,7 +218,7 @@ def card_of(tmp_path: Path, written: dict[str, Any] | None) -> str:
     row = {"epoch": 0, "loss": None, "cross_entropy": None, "smooth_l1": None}
     record = {
         "recipe": recipe.to_dict(), "target": "T", "dtype": "bfloat16", "parameters": 5,
-        "steps": 9, "training_s": 3.0, "machine": "M",
+        "steps": 9, "training_s": 3.0, "machine": "M", "weights_sha256": "ab",
         "software": {"torch": "1", "transformers": "2"},
         "epochs": [{**row, "held_out": [acceptance(32, 1.625), acceptance(256, 2.875)]}],
         "data": {

@@ -1,0 +1,146 @@
+"""A drafter's compressed weights are unpacked once; damaged or missing ones are refused."""
+
+import hashlib
+import json
+import lzma
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from nwor_bench.errors import BenchError, ConfigError
+from nwor_bench.models.pairs import DEFAULT_PAIR, load_pair, resolve_pair
+from nwor_bench.models.pairs import compressed as module
+from nwor_bench.models.pairs.compressed import COMPRESSED, WEIGHTS, require_weights, unpacked
+
+CONTENT = bytes(range(256)) * 40
+
+
+def silent(_: str) -> None:
+    pass
+
+
+@pytest.fixture
+def head(tmp_path: Path) -> Path:
+    folder = tmp_path / "head"
+    folder.mkdir()
+    (folder / "config.json").write_text('{"architectures": ["EagleLlamaForCausalLM"]}')
+    (folder / COMPRESSED).write_bytes(lzma.compress(CONTENT, check=lzma.CHECK_SHA256))
+    return folder
+
+
+def test_the_shipped_weights_have_the_digest_of_their_card(tmp_path: Path) -> None:
+    source = load_pair(DEFAULT_PAIR).packaged
+    assert source is not None
+    assert source.drafter is not None
+    shipped = Path(source.drafter)
+    copy = Path(unpacked(str(shipped), tmp_path, silent))
+    digest = hashlib.sha256((copy / WEIGHTS).read_bytes()).hexdigest()
+    assert digest == json.loads((shipped / "training.json").read_text())["weights_sha256"]
+    assert copy.name == shipped.name  # what `compare` compares of a drafter's path
+    assert {p.name for p in copy.iterdir()} ^ {p.name for p in shipped.iterdir()} == {
+        WEIGHTS, COMPRESSED,
+    }  # fmt: skip
+
+
+def test_a_second_time_unpacks_nothing_and_changed_weights_are_unpacked_anew(
+    head: Path, tmp_path: Path
+) -> None:
+    steps: list[str] = []
+    before = sorted(head.iterdir())
+    first = unpacked(str(head), tmp_path / "cache", steps.append)
+    assert unpacked(str(head), tmp_path / "cache", steps.append) == first
+    assert len(steps) == 1
+    assert (Path(first) / WEIGHTS).read_bytes() == CONTENT
+    assert sorted(head.iterdir()) == before  # a checkout may be read-only
+    (head / COMPRESSED).write_bytes(lzma.compress(CONTENT[1:]))
+    second = unpacked(str(head), tmp_path / "cache", steps.append)
+    assert (Path(second) / WEIGHTS).read_bytes() == CONTENT[1:]
+
+
+def test_two_at_once_unpack_once(
+    head: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unpacking, waiting = threading.Event(), threading.Event()
+    decompress = module._decompressed
+    found: list[str] = []
+    steps: list[str] = []
+
+    def slow(path: Path, content: bytes) -> bytes:
+        unpacking.set()
+        assert waiting.wait(10)
+        return decompress(path, content)
+
+    def tell(step: str) -> None:
+        steps.append(step)
+        if "wait" in step:
+            waiting.set()
+
+    def run() -> None:
+        found.append(unpacked(str(head), tmp_path / "cache", tell))
+
+    monkeypatch.setattr(module, "_decompressed", slow)
+    threads = [threading.Thread(target=run) for _ in range(2)]
+    threads[0].start()
+    assert unpacking.wait(10)
+    threads[1].start()
+    for thread in threads:
+        thread.join(20)
+    assert found[0] == found[1]
+    assert len(steps) == 2  # one unpacks, one waits
+
+
+@pytest.mark.parametrize("with_compressed", [False, True])
+def test_plain_weights_stay_where_they_are(
+    head: Path, tmp_path: Path, with_compressed: bool
+) -> None:
+    (head / WEIGHTS).write_bytes(b"own")
+    if not with_compressed:
+        (head / COMPRESSED).unlink()
+    assert unpacked(str(head), tmp_path / "cache", silent) == str(head)
+    assert unpacked("org/name", tmp_path / "cache", silent) == "org/name"
+    assert not (tmp_path / "cache").exists()
+
+
+def damage(path: Path, kind: str) -> None:
+    content = bytearray(path.read_bytes())
+    if kind == "flipped":
+        content[len(content) // 2] ^= 1
+    path.write_bytes({"flipped": content, "cut": content[:-9], "empty": b"", "other": b"x"}[kind])
+
+
+@pytest.mark.parametrize("kind", ["flipped", "cut", "empty", "other"])
+def test_damaged_weights_are_refused_by_name_and_leave_nothing(
+    head: Path, tmp_path: Path, kind: str
+) -> None:
+    damage(head / COMPRESSED, kind)
+    with pytest.raises(BenchError, match="restore") as caught:
+        unpacked(str(head), tmp_path / "cache", silent)
+    assert str(head / COMPRESSED) in str(caught.value)
+    assert [p for p in (tmp_path / "cache").iterdir() if p.suffix != ".lock"] == []
+
+
+def test_a_python_without_lzma_is_told_the_command(
+    head: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "lzma", None)
+    with pytest.raises(BenchError, match=f"xz -dk {head / COMPRESSED}"):
+        unpacked(str(head), tmp_path / "cache", silent)
+
+
+def test_missing_weights_of_a_shipped_drafter_are_refused_by_name(head: Path) -> None:
+    require_weights("drafter", str(head))
+    (head / COMPRESSED).unlink()
+    with pytest.raises(ConfigError, match=COMPRESSED):
+        require_weights("drafter", str(head))
+
+
+def test_a_drafter_named_on_the_command_line_is_unpacked_too(head: Path, tmp_path: Path) -> None:
+    target = tmp_path / "target"
+    target.mkdir()
+    (target / "config.json").write_text("{}")
+    pair = resolve_pair(
+        target_model=str(target), draft_model=str(head), cache_dir=tmp_path / "cache"
+    )
+    assert pair.draft == unpacked(str(head), tmp_path / "cache", silent) != str(head)

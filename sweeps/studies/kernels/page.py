@@ -1,6 +1,7 @@
 """README.md from kernels.csv.gz: python sweeps/studies/kernels/page.py"""
 
 import gzip
+from collections.abc import Callable
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ import pandas as pd
 from compact import COLUMNS
 
 from nwor_bench.microbench.cases import L2, LaunchMode
-from nwor_bench.microbench.report import case, goal_cells, interval, microseconds
+from nwor_bench.microbench.report import case, goal_cells, interval, microseconds, significant
 from nwor_bench.microbench.result import goal_results
 from nwor_bench.microbench.rows import Row, Status
 
@@ -25,11 +26,18 @@ TEXT = """# Our kernels against their peers
 {table}
 
 Times in microseconds; in brackets the time over ours with its 95 % interval: 2 means that ours
-takes half the time. `host`: what an eager call takes the host. `cold`: nothing that a call reads or
+takes half the time. The tables by kernel are graph-captured. `cold`: nothing that a call reads or
 writes is in L2; `warm`: what the last call left is. A commit's call writes all layers, a stage's
 one. Every result was compared with a torch reference before it was timed.
 
 {sections}
+
+## Eager calls
+
+Lowest to highest over the cases above: what a call takes the host in microseconds, and its time
+over ours.
+
+{eager}
 
 ## Without a time, or with a remark
 
@@ -64,6 +72,7 @@ def text_of(table: Path) -> str:
         dict(zip(("goal", "verdict", "cases", "worst time/nwor"), goal_cells(each), strict=True))
         for each in results
     ]
+    graph = [row for row in rows if row.launch is LaunchMode.GRAPH]
     kinds = dict.fromkeys((row.kernel, row.cache_dtype) for row in rows)
     remarks = dict.fromkeys(
         f"- {row.implementation} ({row.kernel}, {row.cache_dtype}): {row.status}: {row.reason}"
@@ -75,29 +84,55 @@ def text_of(table: Path) -> str:
         goals=len(results),
         **facts,
         table=_markdown(goals),
-        sections="\n\n".join(_section(rows, *kind) for kind in kinds),
+        sections="\n\n".join(_section(graph, *kind) for kind in kinds),
+        eager=_markdown(_eager([row for row in rows if row.launch is LaunchMode.EAGER])),
         remarks="\n".join(remarks) or "None.",
     )
 
 
 def _section(rows: list[Row], kernel: str, dtype: str) -> str:
     """A kernel's table: a line a case, a column an implementation."""
-    lines: dict[tuple[str, str, str], dict[str, str]] = {}
+    lines: dict[tuple[str, str], dict[str, str]] = {}
     for row in rows:
         if (row.kernel, row.cache_dtype) == (kernel, dtype):
-            where = (case(row), str(row.l2), str(row.launch))
-            start = dict(zip(("case", "L2", "launch"), where, strict=True))
+            where = (case(row), str(row.l2))
+            start = dict(zip(("case", "L2"), where, strict=True))
             lines.setdefault(where, start)[row.implementation] = _time(row)
-    name = kernel if kernel == "mask" else f"{kernel}, {dtype} cache"
-    return f"## {name}\n\n{_markdown(list(lines.values()))}"
+    return f"## {_name(kernel, dtype)}\n\n{_markdown(list(lines.values()))}"
+
+
+def _name(kernel: str, dtype: str) -> str:
+    return kernel if kernel == "mask" else f"{kernel}, {dtype} cache"
+
+
+def _eager(rows: list[Row]) -> list[dict[str, str]]:
+    """A line a kernel and implementation that was timed."""
+    groups: dict[tuple[str, str], list[Row]] = {}
+    for row in rows:
+        if row.status is Status.OK:
+            key = (_name(row.kernel, row.cache_dtype), row.implementation)
+            groups.setdefault(key, []).append(row)
+    return [
+        {
+            "kernel": kernel,
+            "implementation": implementation,
+            "host": _span([row.host_us_per_call for row in group], microseconds),
+            "time over ours": _span([row.time_over_nwor for row in group], significant),
+        }
+        for (kernel, implementation), group in groups.items()
+    ]
+
+
+def _span(values: list[float | None], text: Callable[[float], str]) -> str:
+    found = [value for value in values if value is not None]
+    return f"{text(min(found))} to {text(max(found))}" if found else ""
 
 
 def _time(row: Row) -> str:
     if row.status is not Status.OK:
         return str(row.status)
-    host = "" if row.host_us_per_call is None else f", host {microseconds(row.host_us_per_call)}"
     ratio = "" if row.time_over_nwor is None else f" ({interval(row)})"
-    return f"{microseconds(row.time_us)}{ratio}{host}"
+    return f"{microseconds(row.time_us)}{ratio}"
 
 
 def _markdown(lines: list[dict[str, str]]) -> str:

@@ -60,7 +60,7 @@ def text_of(table: Path, before: Path) -> str:
         commands="\n".join(f"    {line}" for line in _commands(rows)),
         machine=_machine(rows[0]),
         left_out=_left_out([row["run"] for row in found if row["status"] != "complete"]),
-        measured=_markdown([_measured(row) for row in rows]),
+        stock=_markdown(_stock(rows)),
         parts=_markdown([_parts(row, part) for row, part in pairs]),
         tile=split_bytes(8 * 5 * shape.heads * len(shape.layers), shape, 2) / 2e6,
         spilled=_named([_spilled(rows, size) for rows, size in SPILLED.items()]),
@@ -121,22 +121,23 @@ def _named(names: list[str]) -> str:
     return ", ".join(names) or "nothing"
 
 
-def _measured(row: dict[str, Any]) -> dict[str, str]:
-    shown = {"run": row["run"], "cell": _cell(row), "in L2": _in_l2(row)}
-    for name in ("write", "read"):
-        field = f"dram_{name}_bytes"
-        low, high = row[f"{field}_minus_off_low"], row[f"{field}_minus_off_high"]
-        found = mb(row[f"{field}_minus_off_mean"], sign=True)
-        shown[f"{name} MB"] = mb(row[f"{field}_mean"])
-        interval = "" if low is None else f" [{mb(low, sign=True)}, {mb(high, sign=True)}]"
-        shown[f"{name} - off"] = found + interval
-    return {name: text for name, text in shown.items() if name != "in L2" or text}
-
-
-def _cell(row: dict[str, Any]) -> str:
-    arm = f" ({row['arm']})" if row["arm"] else ""
-    how = f" by {row['stage_by']}" if row["nwor_mode"] == "stage" and row["stage_by"] else ""
-    return f"{row['nwor_mode']}{how} x {row['scv_mode']}{arm}"
+def _stock(rows: Iterable[Row]) -> list[dict[str, str]]:
+    """A line a run: what off x off moves, and the A/A arm's difference from it."""
+    lines: dict[str, dict[str, str]] = {}
+    for row in rows:
+        if row["nwor_mode"] != "off":
+            continue
+        line = lines.setdefault(row["run"], {"run": row["run"]})
+        for name in ("write", "read"):
+            field = f"dram_{name}_bytes"
+            if not row["arm"]:
+                line[f"{name} MB"] = mb(row[f"{field}_mean"])
+                continue
+            change, low, high = (
+                mb(row[f"{field}_minus_off_{part}"], sign=True) for part in ("mean", "low", "high")
+            )
+            line[f"{name} - off, A/A"] = f"{change} [{low}, {high}]"
+    return list(lines.values())
 
 
 def _in_l2(row: dict[str, Any]) -> str:

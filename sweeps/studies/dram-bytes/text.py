@@ -13,12 +13,13 @@ Llama-3.2-3B's shape, random weights, synthetic acceptance (the run's last numbe
 prompts of 1,024 tokens. Runs are named graphs-(way to stage)-requests x drafts-acceptance.
 All figures and intervals are in [dram.csv.gz](dram.csv.gz).{left_out}
 
-## What was measured
+## What stock moves
 
-{measured}
+{stock}
 
-`- off` is the difference from off x off on the same windows, with its 95 % interval; off x off
-against itself (A/A) shows the noise.
+A window in off x off, and off x off against itself on the same windows (A/A) with the 95 %
+interval: the noise. In runs named hold the A/A arm holds K/V, see below. `- off` is always the
+difference from off x off on the same windows.
 
 ## What the difference in writes is made of
 

@@ -15,7 +15,8 @@ PAGES = sorted(
 )
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 WRITTEN = re.compile(
-    rf"(?<![\w/.-])((?:{'|'.join(FOLDERS)})/[\w./-]*\.(?:py|md|csv|json|jsonl|toml|txt|yml))"
+    rf"(?<![\w/.-])((?:{'|'.join(FOLDERS)})/[\w./-]*"
+    r"\.(?:py|md|csv|json|jsonl|toml|txt|yml)(?:\.gz)?)"
 )
 HISTORY = {"CHANGELOG.md"}
 """Pages that name files of older versions too; their links must lead somewhere all the same."""
@@ -44,6 +45,7 @@ def test_what_a_page_cites_is_there(page: Path) -> None:
         ("see [it](../there.md#part) and [that](https://example.com/gone.md), [here](#part)", []),
         ("run `tests/gone.py`", ["tests/gone.py"]),
         ("    python sweeps/gone.py --output DIR", ["sweeps/gone.py"]),
+        ("    python sweeps/there.py docs/gone.csv.gz", ["docs/gone.csv.gz"]),
         ("run `sweeps/there.py` into /tmp/tests/gone.csv or `sweeps/*.toml`", []),
     ],
 )

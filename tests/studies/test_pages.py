@@ -9,7 +9,7 @@ import pytest
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 STUDIES = CHECKOUT / "sweeps" / "studies"
-RUNS = CHECKOUT / "sweeps" / "results" / "h200" / "runs.csv"
+RUNS = CHECKOUT / "sweeps" / "results" / "h200" / "runs.csv.gz"
 Study = Callable[[str, str], ModuleType]
 
 
@@ -48,7 +48,7 @@ def test_a_page_of_one_table_with_its_facts(study: Study, folder: str, table: st
 
 def test_the_page_of_the_runs(study: Study) -> None:
     made = study("runs", "page").text_of(pd.read_csv(RUNS), RUNS.name)
-    check(RUNS.with_suffix(".md"), made)
+    check(RUNS.with_name("runs.md"), made)
 
 
 def test_the_page_of_the_first_run(study: Study) -> None:

@@ -21,7 +21,7 @@ CPU_BATCH_S = 4.6
 """A batch of eight requests on two cores without native bf16, in float32."""
 
 GPU_TOKEN_S = 0.43 / 96
-"""A batch of eight requests on an H200, for each output token of one (results/h200/runs.csv)."""
+"""A batch of eight requests on an H200, for each output token of one (results/h200/runs.csv.gz)."""
 
 
 def specs(name: str) -> list[RunSpec]:

@@ -18,7 +18,7 @@ import pandas as pd
 
 from nwor_bench.report.text import NOT_MEASURED, count, decimal
 
-RUNS = Path(__file__).parents[2] / "results" / "h200" / "runs.csv"
+RUNS = Path(__file__).parents[2] / "results" / "h200" / "runs.csv.gz"
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ def document(rows: pd.DataFrame) -> str:
         "temperature 0.7, 2 batches, short prompts) stage every draft and commit what is\n"
         "accepted; the published harness counted no staged token. Made by\n"
         "`sweeps/studies/first-run/page.py` from these rows of\n"
-        "[runs.csv](../../results/h200/runs.csv):\n\n"
+        "[runs.csv.gz](../../results/h200/runs.csv.gz):\n\n"
         f"{where}\n\n{table.to_markdown()}\n{WHY.format(drafted=drafted)}"
     )
 

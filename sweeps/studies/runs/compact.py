@@ -1,6 +1,6 @@
 """One CSV from many run folders: a row per run and cell, with the published columns.
 
-    python sweeps/studies/runs/compact.py FOLDER... --output sweeps/results/h200/runs.csv
+    python sweeps/studies/runs/compact.py FOLDER... --output sweeps/results/h200/runs.csv.gz
 
 FOLDER is a run folder, or one that holds some. Read are run.json, the times of report.md's
 section "Where a window's time goes", and the first mismatch of the gate in batches.csv. `page.py`
@@ -151,7 +151,9 @@ def main() -> None:
     parser.add_argument("folders", nargs="+", type=Path)
     parser.add_argument("--output", type=Path, required=True)
     options = parser.parse_args()
-    compact(options.folders).to_csv(options.output, index=False, float_format="%.6g")
+    packed = {"method": "infer", "mtime": 0}  # the same rows are the same bytes
+    rows = compact(options.folders)
+    rows.to_csv(options.output, index=False, float_format="%.6g", compression=packed)
 
 
 if __name__ == "__main__":

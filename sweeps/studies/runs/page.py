@@ -1,4 +1,4 @@
-"""runs.md from runs.csv: python sweeps/studies/runs/page.py sweeps/results/h200/runs.csv"""
+"""runs.md from runs.csv.gz: python sweeps/studies/runs/page.py sweeps/results/h200/runs.csv.gz"""
 
 import argparse
 from pathlib import Path
@@ -20,9 +20,9 @@ window over that of off x off with its 95 % interval: below 1 is faster.
 
 - `tokens a window`: what vLLM was told to accept (synthetic acceptance), bonus token included;
   else what drafts really gained, over all requests, in off x off.
-- `forward + commit`: time on the device (CUDA events, one probed batch a cell), over off x off's
-  forward pass. `hooks`, `deciding`: microseconds of the host that our hooks add to a window, and
-  the part that decides what was accepted. Runs before these were recorded have none.
+- Tables with `forward ms`: off x off's forward pass (CUDA events, one probed batch a cell). A cell:
+  its forward pass and commit over that; microseconds of the host that our hooks add to a window
+  (in brackets the part that decides what was accepted). Runs before these were recorded have none.
 - `tokens`: exact: all tokens equal off x off's. Explained: they differ at ties of bf16 alone.
 """
 
@@ -116,20 +116,23 @@ def _device(rows: pd.DataFrame) -> str:
     lines = []
     for _, run in rows.groupby("run", sort=False):
         stock = run.loc[run["verdict"] == "reference", "forward_ms"].iloc[0]
+        line = _case(run) | {"forward ms": _number(stock, 3)}
         for row in run.to_dict("records"):
             commit = 0.0 if pd.isna(row["commit_ms"]) else row["commit_ms"]
-            lines.append(
-                _case(run)
-                | {
-                    "cell": row["cell"],
-                    "forward ms": _number(row["forward_ms"], 3),
-                    "commit ms": _number(row["commit_ms"], 3),
-                    "forward + commit": f"{(row['forward_ms'] + commit) / stock:.2f}",
-                    "hooks us": _number(1e3 * row["hooks_ms"], 0),
-                    "deciding us": _number(1e3 * row["deciding_ms"], 0),
-                }
+            over = (
+                ""
+                if row["verdict"] == "reference"
+                else f"{(row['forward_ms'] + commit) / stock:.2f}; "
             )
-    return _markdown([{k: v for k, v in line.items() if k != "dtype"} for line in lines])
+            line[row["cell"]] = over + _hooks(row)
+        lines.append({name: text for name, text in line.items() if name != "dtype"})
+    return _markdown(lines)
+
+
+def _hooks(row: dict[str, Any]) -> str:
+    """Microseconds of the hooks, and in brackets of deciding."""
+    deciding = _number(1e3 * row["deciding_ms"], 0)
+    return _number(1e3 * row["hooks_ms"], 0) + (f" ({deciding})" if deciding else "")
 
 
 def _checks(rows: pd.DataFrame) -> str:
@@ -170,7 +173,7 @@ def main() -> None:
     parser.add_argument("table", type=Path)
     table = parser.parse_args().table
     text = text_of(pd.read_csv(table), table.name)
-    table.with_suffix(".md").write_text(text, encoding="utf-8")
+    (table.parent / "runs.md").write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

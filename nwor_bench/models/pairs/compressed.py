@@ -19,7 +19,9 @@ _RESTORE = (
 def require_weights(field: str, folder: str) -> None:
     """Refuse a folder with neither plain nor compressed weights. Raises ConfigError."""
     if not any((Path(folder) / name).is_file() for name in (WEIGHTS, COMPRESSED)):
-        raise ConfigError.for_field(field, str(Path(folder) / COMPRESSED), f"no file; {_RESTORE}")
+        raise ConfigError.for_field(
+            field, str(Path(folder) / COMPRESSED), f"it is not there; {_RESTORE}"
+        )
 
 
 def unpacked(model: str, cache_dir: str | Path | None, progress: Progress) -> str:

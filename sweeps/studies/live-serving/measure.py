@@ -139,9 +139,9 @@ def metrics(base: str) -> dict[str, float]:
     return found
 
 
-def main() -> None:
-    """Measure all modes."""
-    parser = argparse.ArgumentParser(description=__doc__)
+def arguments_of(told: str | None) -> argparse.Namespace:
+    """What server and load are to be; `told` says what the command does."""
+    parser = argparse.ArgumentParser(description=told)
     parser.add_argument("--pair", default="llama-3b-shape")
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--modes", nargs="+", default=list(MODES), choices=MODES)
@@ -151,7 +151,12 @@ def main() -> None:
     parser.add_argument("--most", type=int, default=64, help="requests at once")
     parser.add_argument("--port", type=int, default=8123)
     parser.add_argument("--flags", default="", help="further flags of vllm serve, in one string")
-    arguments = parser.parse_args()
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Measure all modes."""
+    arguments = arguments_of(__doc__)
     arguments.output.mkdir(parents=True, exist_ok=True)
     pair = resolve_pair(arguments.pair)
     rows: list[dict[str, Any]] = []

@@ -1,8 +1,9 @@
 """Errors that a user can act on. Each message says what to change; the CLI prints it and exits."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from enum import IntEnum
+from typing import Self
 
 
 class ExitCode(IntEnum):
@@ -18,9 +19,38 @@ class ExitCode(IntEnum):
 
 
 class BenchError(Exception):
-    """Base of all errors that nwor-bench raises on purpose."""
+    """Base of all errors that nwor-bench raises on purpose.
+
+    Made by `at` or a constructor that calls it, so that message and attributes cannot differ.
+    """
 
     exit_code = ExitCode.FAILED
+
+    field: str = ""
+    """What is wrong, as the message begins: a flag, key or file, after the file's line or the run
+    that holds it ("my.toml:3: axes.requests"). "" if the message names none."""
+
+    value: object = None
+    """What was found there. None if the message shows no value."""
+
+    near: str = ""
+    """The known name nearest to an unknown one. "" without one."""
+
+    @classmethod
+    def at(
+        cls, field: object, problem: str, value: object = None, *, joint: str = ": ", near: str = ""
+    ) -> Self:
+        """Name the field, then what is wrong with it; `joint` stands between the two."""
+        error = cls(f"{field}{joint}{problem}")
+        error.field, error.value, error.near = str(field), value, near
+        return error
+
+    def within(self, place: object) -> Self:
+        """The same error, with message and field after a place: a line, one of many runs."""
+        error = type(self)(f"{place}: {self}")
+        error.field = f"{place}: {self.field}" if self.field else str(place)
+        error.value, error.near = self.value, self.near
+        return error
 
 
 class ConfigError(BenchError):
@@ -29,17 +59,30 @@ class ConfigError(BenchError):
     exit_code = ExitCode.BAD_USAGE
 
     @classmethod
-    def for_field(cls, field: str, value: object, remedy: str) -> "ConfigError":
+    def for_field(cls, field: str, value: object, remedy: str) -> Self:
         """Name the field, the value given, and what to write instead."""
-        return cls(f"{field}: {value!r} is not usable; {remedy}")
+        return cls.at(field, f"{value!r} is not usable; {remedy}", value)
 
     @classmethod
-    def unknown(cls, field: str, value: str, known: Iterable[str]) -> "ConfigError":
+    def unknown(cls, field: str, value: str, known: Iterable[str]) -> Self:
         """Refuse an unknown name and offer the nearest known one."""
         names = sorted(known)
-        near = get_close_matches(value, names, n=1)
-        hint = f"did you mean {near[0]!r}? " if near else ""
-        return cls(f"{field}: unknown name {value!r}; {hint}known: {', '.join(names)}")
+        hint, near = nearest(value, names)
+        problem = f"unknown name {value!r}; {hint}known: {', '.join(names)}"
+        return cls.at(field, problem, value, near=near)
+
+    @classmethod
+    def all_of(cls, errors: Sequence["ConfigError"]) -> "ConfigError":
+        """Several errors as one with a line for each. Field and value are the first's."""
+        error = cls("\n".join(map(str, errors)))
+        error.field, error.value, error.near = errors[0].field, errors[0].value, errors[0].near
+        return error
+
+
+def nearest(name: str, known: Sequence[str]) -> tuple[str, str]:
+    """Words that offer the known name nearest to `name`, and that name; "" and "" without one."""
+    near = next(iter(get_close_matches(name, known, n=1)), "")
+    return (f"did you mean {near!r}? " if near else ""), near
 
 
 class UnsupportedVllmError(ConfigError):

@@ -61,8 +61,8 @@ def load_configs(
     named = {"--config": configs, "--target-model": target_model, "--pair": pair}
     given = [flag for flag, value in named.items() if value]
     if not given:
-        raise ConfigError(
-            "no model: write --config FILE (a config.json), --target-model FOLDER or --pair NAME"
+        raise ConfigError.at(
+            "no model", "write --config FILE (a config.json), --target-model FOLDER or --pair NAME"
         )
     if len(given) > 1:
         raise ConfigError.for_field(given[1], named[given[1]], f"{given[0]} names the model; "

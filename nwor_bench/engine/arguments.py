@@ -127,8 +127,9 @@ def check_arguments(pair: ResolvedPair, spec: RunSpec) -> None:
             raise
         except Exception as error:  # what reads a model's files raises errors of any kind
             kind = type(error).__name__
-            raise ConfigError(
-                f"vLLM refuses this configuration of the pair {pair.name}: {kind}: {_reason(error)}"
+            raise ConfigError.at(
+                f"vLLM refuses this configuration of the pair {pair.name}",
+                f"{kind}: {_reason(error)}",
             ) from error
     if _has_gpu():
         _check_step_tokens(config)
@@ -211,7 +212,7 @@ def start_llm(pair: ResolvedPair, spec: RunSpec) -> Any:
     except BenchError:
         raise
     except Exception as error:
-        raise EngineError(f"vLLM did not start: {type(error).__name__}: {error}") from error
+        raise EngineError.at("vLLM did not start", f"{type(error).__name__}: {error}") from error
 
 
 @contextmanager
@@ -222,7 +223,7 @@ def _refusals() -> Iterator[None]:
     except BenchError:
         raise
     except _REFUSALS as error:
-        raise ConfigError(f"vLLM refuses this configuration: {_reason(error)}") from error
+        raise ConfigError.at("vLLM refuses this configuration", _reason(error)) from error
 
 
 def _reason(error: Exception) -> str:

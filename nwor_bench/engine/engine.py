@@ -176,7 +176,7 @@ class VllmEngine:
         ranks = self._rpc_all("nwor_drain", lengths)
         refused = [error for rank in ranks for error in rank["device_errors"]]
         if refused:
-            raise EngineError(f"a commit was refused on the device: {refused}")
+            raise EngineError.at("a commit was refused on the device", str(refused), refused)
         return ranks
 
     def set_hooks(self, attached: bool) -> None:

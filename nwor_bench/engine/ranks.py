@@ -45,9 +45,12 @@ def common_status(statuses: Sequence[Mapping[str, Any]]) -> EngineStatus:
     for rank, status in enumerate(statuses):
         for name in first.keys() - set(MAY_DIFFER):
             if status[name] != first[name]:
-                raise EngineError(
-                    f"rank {rank} has {name} {status[name]!r}, rank 0 {first[name]!r}: ranks that "
-                    "differ cannot be measured as one engine"
+                raise EngineError.at(
+                    f"rank {rank} has {name}",
+                    f"{status[name]!r}, rank 0 {first[name]!r}: ranks that differ cannot be "
+                    "measured as one engine",
+                    status[name],
+                    joint=" ",
                 )
     facts = dict(first)
     if len(statuses) > 1:
@@ -55,4 +58,6 @@ def common_status(statuses: Sequence[Mapping[str, Any]]) -> EngineStatus:
     try:
         return read_part(EngineStatus, facts)
     except PartError as error:
-        raise EngineError(f"what the worker says of itself is not understood: {error}") from error
+        raise EngineError.at(
+            "what the worker says of itself is not understood", str(error)
+        ) from error

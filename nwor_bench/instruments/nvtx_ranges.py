@@ -119,9 +119,10 @@ def _open_for_an_old_tool(domain_type: Any) -> Any:
         domain.handle = DomainHandle(DOMAIN)
         domain.__init__(DOMAIN)
     except (ImportError, AttributeError, TypeError) as error:
-        raise ConfigError(
-            f"NVTX: the profiler is too old for this version of the package nvtx ({error}); "
-            "use a newer profiler, or pip install nvtx==0.2.17"
+        raise ConfigError.at(
+            "NVTX",
+            f"the profiler is too old for this version of the package nvtx ({error}); "
+            "use a newer profiler, or pip install nvtx==0.2.17",
         ) from error
     return domain
 

@@ -71,12 +71,15 @@ def require_supported_vllm() -> str:
     """
     installed = vllm_version()
     if installed is None:
-        raise UnsupportedVllmError("vLLM is not installed; run `make venv`")
+        raise UnsupportedVllmError.at("vLLM", "is not installed; run `make venv`", joint=" ")
     if tried(installed):
         return installed
     if release_of(installed) < next(iter(stored())):
-        raise UnsupportedVllmError(
-            f"vLLM {installed} is installed, nwor-bench supports vLLM {supported()}; {REMEDY}"
+        raise UnsupportedVllmError.at(
+            "vLLM",
+            f"{installed} is installed, nwor-bench supports vLLM {supported()}; {REMEDY}",
+            installed,
+            joint=" ",
         )
     if is_strict():
         raise UnsupportedVllmError(
@@ -103,5 +106,5 @@ def contract_changes() -> Changes:
     """
     installed, root = vllm_version(), source_root()
     if installed is None or root is None:
-        raise UnsupportedVllmError("vLLM is not installed; run `make venv`")
+        raise UnsupportedVllmError.at("vLLM", "is not installed; run `make venv`", joint=" ")
     return changes(Contract.read(installed, root), nearest(installed))

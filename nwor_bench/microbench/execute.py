@@ -106,7 +106,7 @@ def require_cuda() -> None:
         import torch
         import triton
     except ImportError as error:
-        raise ConfigError(f"kernels needs {error.name}: {remedy}") from error
+        raise ConfigError.at(f"kernels needs {error.name}", remedy) from error
     if not torch.cuda.is_available():
         raise ConfigError(
             f"kernels needs a CUDA device and PyTorch {torch.__version__} (Triton "

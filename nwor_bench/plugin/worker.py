@@ -220,13 +220,16 @@ def _hook(worker: Any) -> RunnerHook:
         return hook
     reason = getattr(worker, NOT_ATTACHED, None) or plugin.not_installed
     if reason is not None:
-        raise BenchError(
-            f"the nwor-bench plugin is not attached to this worker, because of {reason}; vLLM "
-            "runs as without it, and its log has the traceback"
+        raise BenchError.at(
+            "the nwor-bench plugin is not attached to this worker",
+            f"because of {reason}; vLLM runs as without it, and its log has the traceback",
+            reason,
+            joint=", ",
         )
-    raise BenchError(
-        "the nwor-bench plugin is not attached to this worker; it needs VLLM_NWOR_MODE or "
-        "VLLM_SCV_MODE in the environment and speculation switched on"
+    raise BenchError.at(
+        "the nwor-bench plugin is not attached to this worker",
+        "it needs VLLM_NWOR_MODE or VLLM_SCV_MODE in the environment and speculation switched on",
+        joint="; ",
     )
 
 

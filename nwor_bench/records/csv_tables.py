@@ -30,7 +30,7 @@ def read_table(path: Path, record_type: type[Record]) -> list[Record]:
         data = path.read_bytes()
         text = (gzip.decompress(data) if path.suffix == ".gz" else data).decode("utf-8")
     except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
-        raise StoreError(f"{path}: cannot be read ({error})") from error
+        raise StoreError.at(path, f"cannot be read ({error})") from error
     hints = get_type_hints(record_type)
     adapter = TypeAdapter(record_type)
     records = []
@@ -45,10 +45,10 @@ def read_table(path: Path, record_type: type[Record]) -> list[Record]:
         except ValidationError as error:
             first = error.errors()[0]
             place = ".".join(str(part) for part in first["loc"])
-            message = f"{path}:{reader.line_num}: {place}: {first['msg']}"
-            raise StoreError(message) from error
+            field = f"{path}:{reader.line_num}: {place}"
+            raise StoreError.at(field, first["msg"], first["input"]) from error
         except ValueError as error:
-            raise StoreError(f"{path}:{reader.line_num}: {error}") from error
+            raise StoreError.at(f"{path}:{reader.line_num}", str(error)) from error
     return records
 
 

@@ -19,7 +19,7 @@ def write_atomically(path: Path, text: str) -> None:
         sync_folder(path.parent)
     except OSError as error:
         temporary.unlink(missing_ok=True)
-        raise StoreError(f"{path}: cannot be written ({error.strerror})") from error
+        raise StoreError.at(path, f"cannot be written ({error.strerror})") from error
 
 
 def sync_folder(folder: Path) -> None:

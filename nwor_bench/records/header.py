@@ -212,7 +212,7 @@ def read_object(text: str | bytes, place: object) -> dict[str, Any]:
     try:
         found = parse_json(text)
     except ValueError as error:
-        raise StoreError(f"{place}: not valid JSON ({error})") from error
+        raise StoreError.at(place, f"not valid JSON ({error})") from error
     return found if isinstance(found, dict) else {}
 
 
@@ -259,6 +259,5 @@ def check_complete(header: RunHeader, place: object) -> None:
 
 
 def _damaged(place: object, name: str, what: str) -> StoreError:
-    return StoreError(
-        f"{place}: {name} {what}: the file was changed since nwor-bench wrote it; restore it"
-    )
+    problem = f"{what}: the file was changed since nwor-bench wrote it; restore it"
+    return StoreError.at(f"{place}: {name}", problem, joint=" ")

@@ -55,7 +55,9 @@ def event_line(event: dict[str, Any]) -> bytes:
     Raises StoreError if a value has no JSON form, or the event has a field "kind".
     """
     if "kind" in event:
-        raise StoreError('an event may not have a field "kind": it tells records apart')
+        raise StoreError.at(
+            'an event may not have a field "kind"', "it tells records apart", event["kind"]
+        )
     return _line("event", event)
 
 
@@ -102,21 +104,23 @@ def _check_batch(
 ) -> None:
     """Raise StoreError if the windows before a batch are not its own, or it is a duplicate."""
     if not all(is_own(window, batch) for window in windows):
-        raise StoreError(f"{place}: the windows before it are of another batch")
+        raise StoreError.at(place, "the windows before it are of another batch")
     if len(windows) != batch.windows:
-        raise StoreError(
-            f"{place}: {len(windows)} windows stand before a batch of {batch.windows}; lines are "
-            "missing or written twice"
+        raise StoreError.at(
+            place,
+            f"{len(windows)} windows stand before a batch of {batch.windows}; lines are "
+            "missing or written twice",
+            len(windows),
         )
     if batch_key(batch) in seen:
-        raise StoreError(f"{place}: batch {batch.batch} was there before")
+        raise StoreError.at(f"{place}: batch {batch.batch}", "was there before", joint=" ")
 
 
 def _line(kind: str, fields: dict[str, Any]) -> bytes:
     try:
         text = json.dumps({**fields, "kind": kind}, allow_nan=False, separators=(",", ":"))
     except (TypeError, ValueError) as error:
-        raise StoreError(f"a {kind} record cannot be stored: {error}") from error
+        raise StoreError.at(f"a {kind} record cannot be stored", str(error)) from error
     return text.encode() + b"\n"
 
 
@@ -133,9 +137,10 @@ def _parse_line(
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"])
-        raise StoreError(f"{path}:{number}: {kind} record, {place}: {first['msg']}") from error
+        field = f"{path}:{number}: {kind} record, {place}"
+        raise StoreError.at(field, first["msg"], first["input"]) from error
     except (ValueError, AttributeError, KeyError, TypeError) as error:
-        raise StoreError(f"{path}:{number}: not a record ({error})") from error
+        raise StoreError.at(f"{path}:{number}", f"not a record ({error})") from error
     if kind != "event":
-        raise StoreError(f"{path}:{number}: unknown record kind {kind!r}")
+        raise StoreError.at(f"{path}:{number}", f"unknown record kind {kind!r}", kind)
     return fields

@@ -107,7 +107,7 @@ class RunStore:
             for leftover in folder.glob(".*.tmp"):  # of `write_atomically`, cut short
                 leftover.unlink()
         except OSError as error:
-            raise StoreError(f"{path}: cannot be written ({error.strerror})") from error
+            raise StoreError.at(path, f"cannot be written ({error.strerror})") from error
         return cls(folder, header, {batch_key(batch) for batch in records.batches})
 
     def append_batch(self, batch: BatchRecord, windows: Sequence[WindowRecord]) -> None:
@@ -118,14 +118,18 @@ class RunStore:
         """
         key = batch_key(batch)
         if key in self._keys:
-            raise StoreError(f"batch {key} is already in the run; number a cell's batches apart")
+            raise StoreError.at(
+                f"batch {key}", "is already in the run; number a cell's batches apart", joint=" "
+            )
         strangers = [window for window in windows if not is_own(window, batch)]
         if strangers:
             window = strangers[0]
             came = f"a window of {window.cell.label}, batch {window.batch}"
-            raise StoreError(f"{came}, came with batch {batch.batch} of {batch.cell.label}")
+            wrong = f"came with batch {batch.batch} of {batch.cell.label}"
+            raise StoreError.at(came, wrong, joint=", ")
         if len(windows) != batch.windows:
-            raise StoreError(f"batch {key} came with {len(windows)} of its {batch.windows} windows")
+            came = f"came with {len(windows)} of its {batch.windows} windows"
+            raise StoreError.at(f"batch {key}", came, len(windows), joint=" ")
         lines = [record_line(window) for window in windows]
         self._append(b"".join([*lines, record_line(batch)]))
         self._keys.add(key)
@@ -161,7 +165,7 @@ class RunStore:
                     os.truncate(path, before)
                     raise
         except OSError as error:
-            raise StoreError(f"{path}: cannot be written ({error.strerror})") from error
+            raise StoreError.at(path, f"cannot be written ({error.strerror})") from error
 
 
 def read_run(folder: Path) -> RunData:
@@ -196,7 +200,7 @@ def _read_records(path: Path) -> bytes:
     try:
         return gzip.decompress(data)
     except (OSError, EOFError, zlib.error) as error:
-        raise StoreError(f"{path}: cannot be decompressed ({error}); restore it") from error
+        raise StoreError.at(path, f"cannot be decompressed ({error}); restore it") from error
 
 
 def write_header(folder: Path, header: RunHeader) -> None:
@@ -209,12 +213,13 @@ def _read_bytes(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except FileNotFoundError as error:
-        raise StoreError(
-            f"{path}: is not there; a baseline that was stored without its records can be compared "
-            "(nwor-bench compare), neither reported anew nor continued"
+        raise StoreError.at(
+            path,
+            "is not there; a baseline that was stored without its records can be compared "
+            "(nwor-bench compare), neither reported anew nor continued",
         ) from error
     except OSError as error:
-        raise StoreError(f"{path}: cannot be read ({error.strerror})") from error
+        raise StoreError.at(path, f"cannot be read ({error.strerror})") from error
 
 
 def read_header(folder: Path) -> RunHeader:
@@ -232,7 +237,10 @@ def read_header(folder: Path) -> RunHeader:
     version = values.get("format_version")
     if version not in READABLE_VERSIONS:
         known = ", ".join(str(v) for v in READABLE_VERSIONS)
-        raise StoreError(
-            f"{path}: format_version {version!r} is unknown; this nwor-bench reads {known}"
+        raise StoreError.at(
+            f"{path}: format_version",
+            f"{version!r} is unknown; this nwor-bench reads {known}",
+            version,
+            joint=" ",
         )
     return parse_header(values, path)

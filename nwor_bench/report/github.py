@@ -21,9 +21,10 @@ def github_summary_file() -> Path:
     """
     path = os.environ.get(VARIABLE)
     if not path:
-        raise ConfigError(
-            f"{FLAG}: the environment variable {VARIABLE} is not set. GitHub Actions sets it in "
-            f"each step; elsewhere set {VARIABLE} to a file's path, or leave the flag out."
+        raise ConfigError.at(
+            FLAG,
+            f"the environment variable {VARIABLE} is not set. GitHub Actions sets it in "
+            f"each step; elsewhere set {VARIABLE} to a file's path, or leave the flag out.",
         )
     try:
         Path(path).open("a").close()

@@ -62,7 +62,7 @@ def stored_spec(header: RunHeader) -> RunSpec:
         name = ".".join(map(str, ("spec", "scenario", *fault["loc"])))
         raise _unusable(name, fault["input"], remedy(fault)) from error
     except (ValueError, TypeError) as error:  # a mode of another name, a list that is none
-        raise StoreError(f"{RUN_FILE}: spec: {error}; restore the file") from error
+        raise StoreError.at(f"{RUN_FILE}: spec", f"{error}; restore the file") from error
 
 
 def _spec_of(stored: Mapping[str, Any]) -> RunSpec:
@@ -78,7 +78,8 @@ def _spec_of(stored: Mapping[str, Any]) -> RunSpec:
 
 
 def _unusable(name: str, value: object, wanted: str) -> StoreError:
-    return StoreError(f"{RUN_FILE}: {name} is {value!r}; {wanted}, or restore the file")
+    problem = f"is {value!r}; {wanted}, or restore the file"
+    return StoreError.at(f"{RUN_FILE}: {name}", problem, value, joint=" ")
 
 
 def check_spec(run: RunData, spec: RunSpec) -> None:
@@ -135,10 +136,11 @@ def _require_same(flag: str, text: object, value: object, begun: object) -> None
 def check_plan(run: RunData, plan: Plan, encode: Encode) -> None:
     """Refuse to resume if prompts or order differ from the run's start."""
     if blocks_for_header(plan) != run.header.blocks:
-        raise ConfigError(
-            "--resume: blocks: the order of cells or the choice of prompts that the configuration "
+        raise ConfigError.at(
+            "--resume: blocks",
+            "the order of cells or the choice of prompts that the configuration "
             "gives is not the one that run.json says the run was begun with; restore run.json and "
-            "the scenario's prompts, or start anew"
+            "the scenario's prompts, or start anew",
         )
     prompts = {block.number: block.prompts for block in (plan.gate, *plan.blocks)}
     for batch in run.batches:

@@ -66,12 +66,14 @@ class SweepIndex:
         try:
             content = read_object(path.read_bytes(), path)
         except OSError as error:
-            raise StoreError(f"{path}: cannot be read ({error})") from error
+            raise StoreError.at(path, f"cannot be read ({error})") from error
         version = content.get("format_version")
         if version != SWEEP_FORMAT_VERSION:
-            raise StoreError(
-                f"{path}: format_version {version!r} is unknown; this nwor-bench reads "
-                f"{SWEEP_FORMAT_VERSION}"
+            raise StoreError.at(
+                f"{path}: format_version",
+                f"{version!r} is unknown; this nwor-bench reads {SWEEP_FORMAT_VERSION}",
+                version,
+                joint=" ",
             )
         return cls(folder, content)
 
@@ -81,25 +83,26 @@ class SweepIndex:
         listed = runs if isinstance(runs, list) else []
         known = all(isinstance(run, Mapping) and run.keys() >= _READ for run in listed)
         if not isinstance(self.content.get("name"), str) or not listed or not known:
-            raise StoreError(
-                f"{self.folder / INDEX_FILE}: name or runs are not as nwor-bench wrote them: "
-                "restore the file"
+            raise StoreError.at(
+                self.folder / INDEX_FILE,
+                "name or runs are not as nwor-bench wrote them: restore the file",
             )
 
     def check_runs(self, groups: Sequence[EngineGroup]) -> None:
         """Raises StoreError for an index without a name, or whose runs are not its axes' own."""
         path, runs = self.folder / INDEX_FILE, self.content.get("runs")
         if not isinstance(self.content.get("name"), str):
-            raise StoreError(f"{path}: name is not a text: restore the file")
+            raise StoreError.at(f"{path}: name", "is not a text: restore the file", joint=" ")
         listed = runs if isinstance(runs, list) else []
         for group in groups:
             for point in group.points:
                 wanted = {"number": point.number, "folder": point.folder, **point.axes}
                 if not any(_has(run, wanted) for run in listed):
-                    raise StoreError(
-                        f"{path}: runs: run {point.number} ({point.label}) of its axes is not "
-                        "listed as it was begun: the file was changed since nwor-bench wrote it; "
-                        "restore it"
+                    raise StoreError.at(
+                        f"{path}: runs: run {point.number} ({point.label})",
+                        "of its axes is not listed as it was begun: the file was changed since "
+                        "nwor-bench wrote it; restore it",
+                        joint=" ",
                     )
 
     @property
@@ -110,8 +113,10 @@ class SweepIndex:
         except ValidationError as error:
             fault = error.errors()[0]
             name = dotted(("sweep", *fault["loc"]))
-            raise StoreError(
-                f"{self.folder / INDEX_FILE}: {name}: {remedy(fault)}, or restore the file"
+            raise StoreError.at(
+                f"{self.folder / INDEX_FILE}: {name}",
+                f"{remedy(fault)}, or restore the file",
+                fault["input"],
             ) from error
 
     def status(self, number: int) -> str:

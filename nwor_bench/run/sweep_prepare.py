@@ -185,7 +185,7 @@ def _prepare_all(
             if here:
                 require_memory(ready.pair, group.spec)
         except ConfigError as error:
-            raise ConfigError(f"engine {group.number} ({ready.pair.name}): {error}") from error
+            raise error.within(f"engine {group.number} ({ready.pair.name})") from error
     for note in sorted({each.dtype_note for each in prepared.values() if each.dtype_note}):
         console.print(note, highlight=False, markup=False, soft_wrap=True)
     return prepared

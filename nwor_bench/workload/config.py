@@ -94,7 +94,7 @@ def _override(scenario: Scenario, values: Mapping[str, Any]) -> Scenario:
             ConfigError.for_field(flag_of(str(fault["loc"][0])), fault["input"], remedy(fault))
             for fault in error.errors()
         ]
-        raise ConfigError("\n".join(map(str, faults))) from error
+        raise ConfigError.all_of(faults) from error
 
 
 def _drafts_from(config: Mapping[str, Any] | None, values: dict[str, Any]) -> dict[str, Any]:

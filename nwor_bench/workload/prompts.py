@@ -48,10 +48,11 @@ def load_prompts(scenario: Scenario, hub_loader: HubLoader | None = None) -> lis
     fitting = [prompt for prompt in prompts if _fits(prompt, source)]
     if not fitting:
         upper = source.max_chars or "any number of"
-        raise ConfigError(
-            f"scenario {scenario.name!r}: none of its {len(prompts)} prompts has "
+        raise ConfigError.at(
+            f"scenario {scenario.name!r}",
+            f"none of its {len(prompts)} prompts has "
             f"{source.min_chars} to {upper} characters and a category in "
-            f"{list(source.categories) or 'any'}; change [prompts] in the scenario"
+            f"{list(source.categories) or 'any'}; change [prompts] in the scenario",
         )
     return fitting
 
@@ -94,7 +95,7 @@ def read_jsonl(path: Path, category: str = "user") -> list[Prompt]:
     try:
         lines = path.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: cannot be read as UTF-8 text ({error})") from error
+        raise ConfigError.at(path, f"cannot be read as UTF-8 text ({error})") from error
     prompts: list[Prompt] = []
     seen: set[str] = set()
     for number, line in enumerate(lines, start=1):
@@ -123,9 +124,9 @@ def _prompt_of_line(where: str, number: int, line: str, category: str) -> Prompt
     try:
         row = parse_json(line)
     except ValueError as error:
-        raise ConfigError(f'{where}: is not JSON ({error}); write {{"text": "..."}}') from error
+        raise ConfigError.at(where, f'is not JSON ({error}); write {{"text": "..."}}') from error
     if not isinstance(row, dict) or ("text" in row) == ("prompt" in row):
-        raise ConfigError(f"{where}: write an object with either `text` or `prompt`")
+        raise ConfigError.at(where, "write an object with either `text` or `prompt`")
     name = "text" if "text" in row else "prompt"
     values = {name: row[name], "id": f"line-{number}", "category": category}
     values |= {key: row[key] for key in ("id", "category") if key in row}
@@ -247,7 +248,9 @@ def _token_ids(tokenizer: Any, prompt: Prompt) -> list[int]:
     else:
         ids = tokenizer.encode(prompt.text)
     if len(ids) == 0:
-        raise ConfigError(f"prompt {prompt.id!r} has no tokens; write some text in it")
+        raise ConfigError.at(
+            f"prompt {prompt.id!r}", "has no tokens; write some text in it", joint=" "
+        )
     return list(ids)
 
 

@@ -18,4 +18,5 @@ def resource_dir(name: str) -> Path:
         if place.is_dir():
             return place
     looked = " and ".join(str(place) for place in places)
-    raise ConfigError(f"data folder {name!r} is missing (looked in {looked}); reinstall nwor-bench")
+    problem = f"is missing (looked in {looked}); reinstall nwor-bench"
+    raise ConfigError.at(f"data folder {name!r}", problem, joint=" ")

@@ -75,7 +75,7 @@ def make_points(sweep: SweepFile) -> tuple[Point, ...]:
         try:
             spec = resolve(load_scenario(scenario), **sweep.shared, **place)
         except ConfigError as error:
-            raise ConfigError(f"run {number} ({pair}, {scenario}): {error}") from error
+            raise error.within(f"run {number} ({pair}, {scenario})") from error
         points.append(Point(number, pair, scenario, spec))
     return tuple(points)
 

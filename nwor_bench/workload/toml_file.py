@@ -4,14 +4,13 @@ import json
 import re
 import tomllib
 from collections.abc import Iterator, Sequence
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import ErrorDetails
 
-from nwor_bench.errors import ConfigError
+from nwor_bench.errors import ConfigError, nearest
 from nwor_bench.workload.toml_lines import LineIndex
 
 
@@ -65,9 +64,9 @@ def _read_text(path: Path) -> str:
         return path.read_text(encoding="utf-8-sig")
     except OSError as error:
         reason = error.strerror or str(error)
-        raise ConfigError(f"{path}: cannot be read ({reason}); name a TOML file") from error
+        raise ConfigError.at(path, f"cannot be read ({reason}); name a TOML file") from error
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{path}: is not UTF-8 text; save it as UTF-8") from error
+        raise ConfigError.at(path, "is not UTF-8 text; save it as UTF-8") from error
 
 
 def _parse(path: Path, text: str) -> dict[str, Any]:
@@ -78,9 +77,12 @@ def _parse(path: Path, text: str) -> dict[str, Any]:
         found = re.search(r"\(at line (\d+)", str(error))
         number = min(int(found.group(1)) if found else len(lines), len(lines))
         reason = re.sub(r" \(at .*\)$", "", str(error))
-        raise ConfigError(
-            f"{path}:{number}: {lines[number - 1].strip()!r} is not valid TOML ({reason}); "
-            'write `field = value`, with text in "double quotes"'
+        line = lines[number - 1].strip()
+        raise ConfigError.at(
+            f"{path}:{number}",
+            f"{line!r} is not valid TOML ({reason}); "
+            'write `field = value`, with text in "double quotes"',
+            line,
         ) from error
 
 
@@ -89,28 +91,28 @@ def _config_error(
 ) -> ConfigError:
     index = LineIndex(text)
     faults = [
-        (index.line_of(fault["loc"]), _describe(path, index, model, fault))
+        (index.line_of(fault["loc"]), _describe(index, model, fault))
         for fault in error.errors(include_url=False)
     ]
-    return ConfigError("\n".join(message for _, message in sorted(faults)))
+    ordered = sorted(faults, key=lambda each: (each[0], str(each[1])))
+    return ConfigError.all_of([fault.within(f"{path}:{line}") for line, fault in ordered])
 
 
-def _describe(path: Path, index: LineIndex, model: type[StrictModel], fault: ErrorDetails) -> str:
+def _describe(index: LineIndex, model: type[StrictModel], fault: ErrorDetails) -> ConfigError:
     loc = fault["loc"]
     known = index.known_path(loc)
     if fault["type"] == "missing":
         known += (loc[-1],)
-    where = f"{path}:{index.line_of(loc)}"
     field = dotted(known) or "the file"
     if fault["type"] == "missing":
-        return f"{where}: {field}: is missing; add `{loc[-1]} = ...`"
+        return ConfigError.at(field, f"is missing; add `{loc[-1]} = ...`")
     if fault["type"] == "extra_forbidden":
         names = sorted(_field_names(model, loc[:-1]))
-        near = get_close_matches(str(loc[-1]), names, n=1)
-        hint = f"did you mean {near[0]!r}? " if near else ""
+        hint, near = nearest(str(loc[-1]), names)
         problem = f"unknown field; {hint}known here: {', '.join(names)}"
-        return f"{where}: {field}{_value(fault['input'])}: {problem}"
-    return f"{where}: {ConfigError.for_field(field, fault['input'], remedy(fault))}"
+        value = fault["input"]
+        return ConfigError.at(field, problem, value, joint=f"{_value(value)}: ", near=near)
+    return ConfigError.for_field(field, fault["input"], remedy(fault))
 
 
 def _value(value: object) -> str:

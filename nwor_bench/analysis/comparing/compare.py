@@ -74,16 +74,19 @@ def compare_runs(
     differences = blocking_differences(base.header, new.header)
     if differences and not force:
         lines = "\n".join(f"  {difference}" for difference in differences)
-        raise NotComparableError(
-            f"BASE and NEW are not comparable:\n{lines}\n"
-            "Run NEW as BASE ran, or compare anyway with --force."
+        raise NotComparableError.at(
+            "BASE and NEW",
+            f"are not comparable:\n{lines}\nRun NEW as BASE ran, or compare anyway with --force.",
+            tuple(differences),
+            joint=" ",
         )
     if force and len(base.pairs) == len(new.pairs) == 1:
         new = new.under_pair(*base.pairs)
     every = sorted(base.cells.keys() | new.cells.keys(), key=cell_order)
     if not base.cells.keys() & new.cells.keys():
-        raise NotComparableError(
-            f"BASE and NEW have no cell in common: BASE has {_names(base)}; NEW has {_names(new)}"
+        raise NotComparableError.at(
+            "BASE and NEW have no cell in common",
+            f"BASE has {_names(base)}; NEW has {_names(new)}",
         )
     cells = [_matched(base, new, cell) for cell in every]
     floor = None

@@ -144,9 +144,11 @@ def _require_whole(folder: Path, run: RunData, cells: Sequence[CellResult]) -> N
 
 
 def _cut(path: Path, found: int, what: str, expected: int, place: str) -> StoreError:
-    return StoreError(
-        f"{path}: it has {found} of the {expected} {what} of {place}; copy the whole file, or "
-        "remove it and compare without"
+    return StoreError.at(
+        path,
+        f"it has {found} of the {expected} {what} of {place}; copy the whole file, or "
+        "remove it and compare without",
+        found,
     )
 
 
@@ -164,7 +166,8 @@ def _summaries(folder: Path, header: RunHeader) -> Sequence[CellResult]:
         except ValidationError as error:
             first = error.errors()[0]
             place = ".".join(str(part) for part in first["loc"])
-            raise StoreError(f"{folder / RUN_FILE}: cells.{place}: {first['msg']}") from error
+            field = f"{folder / RUN_FILE}: cells.{place}"
+            raise StoreError.at(field, first["msg"], first["input"]) from error
     if (folder / CELLS_TABLE).is_file():
         return read_table(folder / CELLS_TABLE, CellResult)
     return []

@@ -93,8 +93,9 @@ def compare_sweeps(
     """
     common = [name for name in base if name in new]
     if not common:
-        raise NotComparableError(
-            f"BASE and NEW have no run in common: BASE has {_names(base)}; NEW has {_names(new)}"
+        raise NotComparableError.at(
+            "BASE and NEW have no run in common",
+            f"BASE has {_names(base)}; NEW has {_names(new)}",
         )
     short = short_names([*base, *new])
     changes = []
@@ -102,7 +103,7 @@ def compare_sweeps(
         try:
             changes.append(RunChange(short[name], compare(base[name], new[name])))
         except NotComparableError as error:
-            raise NotComparableError(f"run {name}: {error}") from error
+            raise error.within(f"run {name}") from error
     return SweepComparison(
         base=folders[0],
         new=folders[1],

@@ -97,7 +97,7 @@ def _tell_ncu(report: Path, run: Path | None, shown: "_Shown") -> None:
     from nwor_bench.records.store import read_run
 
     if not report.is_file():
-        raise ConfigError(f"profile ncu: {report}: there is no such file")
+        raise ConfigError.at(f"profile ncu: {report}", "there is no such file")
     data = None if run is None else read_run(run)
     cells = {} if data is None else cells_of(data)
     windows = read_report(report, load_module(look_for_tool("ncu")), cells)

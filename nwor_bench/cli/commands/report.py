@@ -50,9 +50,10 @@ def report(
         raise typer.Exit(_report_sweep(run, options, github_summary))
     data = read_run(run)
     if data.header.status is RunStatus.COMPLETE and not data.batches:
-        raise StoreError(
-            f"{run / RECORDS_FILE}: holds no batch, but {RUN_FILE} says that the run is complete; "
-            "restore it: reports from it would replace the run's tables with empty ones"
+        raise StoreError.at(
+            run / RECORDS_FILE,
+            f"holds no batch, but {RUN_FILE} says that the run is complete; "
+            "restore it: reports from it would replace the run's tables with empty ones",
         )
     from rich.console import Console
 

@@ -128,9 +128,10 @@ def run_profile(
         raise KeyboardInterrupt
     if code or not written.is_file():
         what = f"ended with exit code {code}" if code else "wrote no report"
-        raise ConfigError(
-            f"profile ncu: it {what}; its messages above say why. Without permission for the "
-            "counters run as root, or load the driver with NVreg_RestrictProfilingToAdminUsers=0"
+        raise ConfigError.at(
+            "profile ncu",
+            f"it {what}; its messages above say why. Without permission for the "
+            "counters run as root, or load the driver with NVreg_RestrictProfilingToAdminUsers=0",
         )
     return written, max(run_folders() - earlier, default=None)  # names begin with the time
 

@@ -95,14 +95,18 @@ def read_report(path: Path, module: Any, cells: Mapping[int, str]) -> list[NcuWi
     try:
         report = module.load_report(str(path))
     except Exception as error:  # the module's own error types
-        raise ConfigError(
-            f"profile ncu: {path} is no report that ncu_report can read ({error}); put the "
-            "extras/python of the Nsight Compute that wrote it into PYTHONPATH"
+        raise ConfigError.at(
+            f"profile ncu: {path}",
+            f"is no report that ncu_report can read ({error}); put the "
+            "extras/python of the Nsight Compute that wrote it into PYTHONPATH",
+            joint=" ",
         ) from error
     results = [action for number in range(len(report)) for action in report[number]]
     if not results:
-        raise ConfigError(
-            f"profile ncu: {path} holds no window; write a smaller --skip, or more --batches"
+        raise ConfigError.at(
+            f"profile ncu: {path}",
+            "holds no window; write a smaller --skip, or more --batches",
+            joint=" ",
         )
     windows = []
     for place, action in enumerate(results, start=1):
@@ -121,8 +125,11 @@ def _value(path: Path, action: Any, name: str) -> float | None:
     unit = str(metric.unit())
     if unit not in UNITS[name]:
         known = ", ".join(repr(one) for one in UNITS[name])
-        raise ConfigError(
-            f"profile ncu: {path}: {METRICS[name]} is in {unit!r}, and only {known} are known"
+        raise ConfigError.at(
+            f"profile ncu: {path}: {METRICS[name]}",
+            f"is in {unit!r}, and only {known} are known",
+            unit,
+            joint=" ",
         )
     value, scale = float(metric.value()), UNITS[name][unit]
     if UNITS[name] is TIME_UNITS and unit in SECONDS and value >= LONGEST_WINDOW_S:
@@ -181,9 +188,11 @@ def load_module(ncu: Path | None) -> ModuleType:
             failures.append(f"{folder}: {error}")
         finally:
             sys.path.remove(str(folder))
-    raise ConfigError(
-        f"profile ncu: the module {MODULE} does not load ({'; '.join(failures)}); it is in "
-        "extras/python of Nsight Compute: put that folder into PYTHONPATH"
+    raise ConfigError.at(
+        f"profile ncu: the module {MODULE}",
+        f"does not load ({'; '.join(failures)}); it is in "
+        "extras/python of Nsight Compute: put that folder into PYTHONPATH",
+        joint=" ",
     )
 
 

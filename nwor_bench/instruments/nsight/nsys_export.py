@@ -246,4 +246,4 @@ def _samples(database: sqlite3.Connection) -> list[MetricSample]:
 
 
 def _unusable(path: Path, reason: str) -> ConfigError:
-    return ConfigError(f"profile nsys: {path}: {reason}")
+    return ConfigError.at(f"profile nsys: {path}", reason)

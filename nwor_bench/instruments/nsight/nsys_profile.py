@@ -96,7 +96,7 @@ def run_profile(
             raise KeyboardInterrupt
         counters = any(part.startswith("--gpu-metrics") for part in command)
         reason = _why_no_report(code, report, capture)
-        raise ConfigError(f"profile nsys: {reason}{PERMIT if counters else ''}")
+        raise ConfigError.at("profile nsys", f"{reason}{PERMIT if counters else ''}")
     return code
 
 
@@ -122,10 +122,12 @@ def export_of(source: Path, *, stdout_free: bool = False) -> Path:
     Raises ConfigError if `source` does not exist or the export fails.
     """
     if not source.is_file():
-        raise ConfigError(f"profile nsys: {source}: there is no such file")
+        raise ConfigError.at(f"profile nsys: {source}", "there is no such file")
     if source.suffix == RAW:
         remedy = IMPORT.format(raw=source, report=source.with_suffix(REPORT))
-        raise ConfigError(f"profile nsys: {source} was not imported yet: {remedy}")
+        raise ConfigError.at(
+            f"profile nsys: {source}", f"was not imported yet: {remedy}", joint=" "
+        )
     if source.suffix != REPORT:
         return source
     export = source.with_suffix(EXPORT)
@@ -134,8 +136,10 @@ def export_of(source: Path, *, stdout_free: bool = False) -> Path:
     if code == ExitCode.INTERRUPTED:
         raise KeyboardInterrupt
     if code:
-        raise ConfigError(
-            f"profile nsys: {source} was not exported (exit code {code}); the messages above say "
-            "why. A report is read by the version that wrote it, or a newer one"
+        raise ConfigError.at(
+            f"profile nsys: {source}",
+            f"was not exported (exit code {code}); the messages above say "
+            "why. A report is read by the version that wrote it, or a newer one",
+            joint=" ",
         )
     return export

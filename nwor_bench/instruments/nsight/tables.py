@@ -43,9 +43,11 @@ def write_table(path: Path, rows: Sequence[Row]) -> None:
             writer.writeheader()
             writer.writerows({k: "" if v is None else v for k, v in row.items()} for row in rows)
     except OSError as error:
-        raise ConfigError(
-            f"profile: {path} cannot be written ({error.strerror}); copy the report to a writable "
-            "folder, and --read it there"
+        raise ConfigError.at(
+            f"profile: {path}",
+            f"cannot be written ({error.strerror}); copy the report to a writable "
+            "folder, and --read it there",
+            joint=" ",
         ) from error
 
 

@@ -65,9 +65,10 @@ def build_once(folder: Path, build: Callable[[Path], None], progress: Progress) 
     except (PermissionError, FileExistsError, NotADirectoryError) as error:
         raise _not_writable(folder.parent, error) from error
     except OSError as error:
-        raise BenchError(
-            f"cache {folder.parent}: writing failed ({error.strerror or error}); free some "
-            "space (1 GB is enough) or set NWOR_BENCH_CACHE to another folder"
+        raise BenchError.at(
+            f"cache {folder.parent}",
+            f"writing failed ({error.strerror or error}); free some "
+            "space (1 GB is enough) or set NWOR_BENCH_CACHE to another folder",
         ) from error
     return folder
 

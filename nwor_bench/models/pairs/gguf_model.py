@@ -52,11 +52,18 @@ def convert_gguf(source: Path, folder: Path, progress: Progress) -> None:
         if found is not None:
             return found.contents()
         if default is _REQUIRED:
-            raise BenchError(f"{source.name}: no field {key}; only Llama GGUF files are supported")
+            raise BenchError.at(
+                f"{source.name}: no field {key}", "only Llama GGUF files are supported", joint="; "
+            )
         return default
 
     if (architecture := field("general.architecture")) != "llama":
-        raise BenchError(f"{source.name}: architecture is {architecture!r}; only 'llama' works")
+        raise BenchError.at(
+            f"{source.name}: architecture",
+            f"is {architecture!r}; only 'llama' works",
+            architecture,
+            joint=" ",
+        )
     config = llama_config(field, tied="output.weight" not in {t.name for t in reader.tensors})
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / "config.json", config)
@@ -72,7 +79,7 @@ def llama_config(field: Field, *, tied: bool) -> dict[str, Any]:
     hidden = field("llama.embedding_length")
     eos = field("tokenizer.ggml.eos_token_id")
     if field("llama.rope.scaling.type", "none") != "none":
-        raise BenchError("llama.rope.scaling.type: scaled rope in a GGUF is not supported")
+        raise BenchError.at("llama.rope.scaling.type", "scaled rope in a GGUF is not supported")
     return {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
@@ -108,7 +115,7 @@ def _write_weights(
         if number % 50 == 1:
             progress(f"dequantising tensor {number} of {len(reader.tensors)}")
         if tensor.name == "rope_freqs.weight":
-            raise BenchError("rope_freqs.weight: scaled rope in a GGUF is not supported")
+            raise BenchError.at("rope_freqs.weight", "scaled rope in a GGUF is not supported")
         weights[hub_name(tensor.name)] = _dequantised(tensor, config)
     save_file(weights, str(path), metadata={"format": "pt"})
 
@@ -121,7 +128,7 @@ def _dequantised(tensor: "gguf.ReaderTensor", config: dict[str, Any]) -> "torch.
     try:
         values = gguf.dequantize(tensor.data, tensor.tensor_type)
     except NotImplementedError as error:
-        raise BenchError(f"{tensor.name}: cannot undo {tensor.tensor_type.name}") from error
+        raise BenchError.at(tensor.name, f"cannot undo {tensor.tensor_type.name}") from error
     if tensor.name.endswith("attn_q.weight"):
         values = unpermute(values, config["num_attention_heads"])
     elif tensor.name.endswith("attn_k.weight"):
@@ -151,7 +158,7 @@ def hub_name(name: str) -> str:
     if parts[0] == "blk":
         prefix, parts = f"model.layers.{parts[1]}.", parts[2:]
     if len(parts) != 2 or parts[1] != "weight" or parts[0] not in _NAMES:
-        raise BenchError(f"{name}: not a tensor of a plain Llama model; cannot convert this GGUF")
+        raise BenchError.at(name, "not a tensor of a plain Llama model; cannot convert this GGUF")
     return f"{prefix}{_NAMES[parts[0]]}.weight"
 
 
@@ -163,7 +170,8 @@ def write_tokenizer(field: Field, folder: Path) -> None:
     from tokenizers import AddedToken, Tokenizer, decoders, models
 
     if (kind := field("tokenizer.ggml.model")) != "gpt2":
-        raise BenchError(f"tokenizer.ggml.model is {kind!r}; only 'gpt2' (byte-level BPE) works")
+        problem = f"is {kind!r}; only 'gpt2' (byte-level BPE) works"
+        raise BenchError.at("tokenizer.ggml.model", problem, kind, joint=" ")
     tokens: list[str] = field("tokenizer.ggml.tokens")
     merges = [tuple(merge.split(" ")) for merge in field("tokenizer.ggml.merges")]
     tokenizer = Tokenizer(models.BPE({t: i for i, t in enumerate(tokens)}, merges))
@@ -186,7 +194,8 @@ def _pre_tokenizer(name: str) -> Any:
     if name == "smollm":
         digits = pre_tokenizers.Digits(individual_digits=True)
         return pre_tokenizers.Sequence([digits, gpt2])
-    raise BenchError(f"tokenizer.ggml.pre is {name!r}; only 'smollm' and 'gpt-2' work")
+    problem = f"is {name!r}; only 'smollm' and 'gpt-2' work"
+    raise BenchError.at("tokenizer.ggml.pre", problem, name, joint=" ")
 
 
 def _settings(field: Field, tokens: list[str]) -> dict[str, Any]:

@@ -88,7 +88,7 @@ def choose_prompts(recipe: Recipe, tokenizer: Any) -> Prompts:
     from_templates = training_prompts(int(recipe.from_templates * SPARE) + 8, recipe.seed)
     both = [p.text for p in from_templates if contains_any(p.text, texts)]
     if both:
-        raise ConfigError(f"held-out prompts among the training prompts: {both[:3]}")
+        raise ConfigError.at("held-out prompts among the training prompts", str(both[:3]), both[:3])
     if recipe.self_written:
         open_turn(tokenizer)
     return Prompts(
@@ -176,5 +176,5 @@ def load_data(path: Path) -> TrainingData:
         )
         generating_s, written = float(stored["generating_s"]), stored["self_written"]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise StoreError(f"{path}: cannot be read ({error}); start a new training") from error
+        raise StoreError.at(path, f"cannot be read ({error}); start a new training") from error
     return TrainingData(training, held_out, generating_s, written)

@@ -50,7 +50,7 @@ def resumed_recipe(folder: Path, name: str, given: dict[str, int | None]) -> Rec
         stored: dict[str, Any] = parse_json(path.read_text(encoding="utf-8"))
         recipe = Recipe.from_dict(stored)
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise StoreError(f"{path}: cannot be read ({error}); start a new training") from error
+        raise StoreError.at(path, f"cannot be read ({error}); start a new training") from error
     if recipe.name != name:
         raise ConfigError.for_field("drafter", name, f"the training in {folder} is {recipe.name}")
     for flag, value in given.items():
@@ -110,11 +110,16 @@ def load_checkpoint(
     try:
         stored = torch.load(path, map_location=device, weights_only=True)
         if stored["version"] != CHECKPOINT_VERSION:
-            raise StoreError(f"{path}: version {stored['version']!r} is unknown")
+            raise StoreError.at(
+                f"{path}: version",
+                f"{stored['version']!r} is unknown",
+                stored["version"],
+                joint=" ",
+            )
         head.load_state_dict(stored["head"])
         optimizer.load_state_dict(stored["optimizer"])
         return Position(**stored["position"])
     except StoreError:
         raise
     except Exception as error:  # torch raises many types of errors for a truncated file
-        raise StoreError(f"{path}: cannot be read ({error}); start a new training") from error
+        raise StoreError.at(path, f"cannot be read ({error}); start a new training") from error

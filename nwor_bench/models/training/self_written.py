@@ -127,7 +127,7 @@ def write_prompts(
     tries, wanted = 0, recipe.self_written
     while len(kept) < wanted:
         if tries >= TRIES * wanted + together:
-            raise ConfigError(_too_few(len(kept), wanted, tries, filtered.dropped))
+            raise _too_few(len(kept), wanted, tries, filtered.dropped)
         messages = target.write(turn.ids, together, turn.end, recipe.written_tokens, TEMPERATURE)
         tries += together
         prompts = map(filtered.prompt, messages)
@@ -139,11 +139,13 @@ def write_prompts(
     return SelfWritten(ids, tasks, tries, dict(filtered.dropped), seconds)
 
 
-def _too_few(kept: int, wanted: int, tries: int, dropped: Counter[str]) -> str:
+def _too_few(kept: int, wanted: int, tries: int, dropped: Counter[str]) -> ConfigError:
     reasons = ", ".join(f"{count} {reason}" for reason, count in dropped.most_common())
-    return (
-        f"--tokens: of {tries} prompts that the target wrote {kept} are usable, and the recipe "
-        f"needs {wanted} (dropped: {reasons}); write fewer --tokens"
+    return ConfigError.at(
+        "--tokens",
+        f"of {tries} prompts that the target wrote {kept} are usable, and the recipe "
+        f"needs {wanted} (dropped: {reasons}); write fewer --tokens",
+        kept,
     )
 
 

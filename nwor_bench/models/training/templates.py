@@ -173,9 +173,9 @@ def training_prompts(count: int, seed: int) -> list[Prompt]:
         found[text] = None
         if len(found) == count:
             return [Prompt(f"template-{i}", "training", text) for i, text in enumerate(found)]
-    raise ConfigError(
-        f"--tokens: the templates gave {len(found)} different prompts of {count}; write a "
-        "smaller number"
+    raise ConfigError.at(
+        "--tokens",
+        f"the templates gave {len(found)} different prompts of {count}; write a smaller number",
     )
 
 

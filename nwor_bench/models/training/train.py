@@ -94,9 +94,10 @@ def choose_device(recipe: Recipe) -> str:
     if torch.cuda.is_available():
         return "cuda"
     if recipe.tokens > PATIENCE:
-        raise ConfigError(
-            f"--device: there is no CUDA device, and {recipe.tokens:,} tokens of text take a CPU "
-            "days; write --device cpu if you mean it, or fewer --tokens"
+        raise ConfigError.at(
+            "--device",
+            f"there is no CUDA device, and {recipe.tokens:,} tokens of text take a CPU "
+            "days; write --device cpu if you mean it, or fewer --tokens",
         )
     return "cpu"
 

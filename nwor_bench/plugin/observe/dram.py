@@ -165,9 +165,10 @@ class CountedWindows:
         copies = [(timeline.ns(start), timeline.ns(end)) for start, end in self._copies]
         match = match_clocks(samples, copies, timeline.copy_bytes, self._anchor_ns)
         if match is None or not TRUSTED[0] <= match.copy_ratio <= TRUSTED[1]:
-            raise BenchError(
-                "--dram-counters: the counters do not show copies of known size correctly "
-                f"({match or 'none is found'}); none of their values is used"
+            raise BenchError.at(
+                "--dram-counters",
+                "the counters do not show copies of known size correctly "
+                f"({match or 'none is found'}); none of their values is used",
             )
         times = [timeline.ns(mark) for mark, _ in self._marks]
         places = [place for place, (_, is_window) in enumerate(self._marks) if is_window]

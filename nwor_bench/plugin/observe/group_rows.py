@@ -136,7 +136,9 @@ class GroupRows:
             `name` and `what`.
         """
         if name not in self._kept or any(pair[1] not in self._kept for pair in pairs):
-            raise BenchError(f"K/V rows: {name!r} is compared with rows that are not kept")
+            raise BenchError.at(
+                "K/V rows", f"{name!r} is compared with rows that are not kept", name
+            )
         rows = _matched(self._kept, name, pairs)
         checked = rows.places.requests.numel()
         errors = RowErrors(rows.places)

@@ -63,10 +63,11 @@ class LaunchWindows:
                 "profiler: launches cannot be told apart by window"
             )
         if not calls and any(self._is_window):  # a window without a launch there is none
-            raise ConfigError(
-                "--launch-counts: PyTorch's profiler recorded no call of CUDA in a whole batch, "
+            raise ConfigError.at(
+                "--launch-counts",
+                "PyTorch's profiler recorded no call of CUDA in a whole batch, "
                 "and 0 would be wrong; run it under no other profiler, since CUPTI serves one at "
-                "a time, or leave --launch-counts out"
+                "a time, or leave --launch-counts out",
             )
         places = [place for place, window in enumerate(self._is_window) if window]
         starts, ends = [marks[p] for p in places], [marks[p + 1] for p in places]

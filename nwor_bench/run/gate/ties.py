@@ -152,7 +152,9 @@ class TieCheck:
         try:
             return error_scale([decoded[r].top[at] for r, at in spots], nudged, asked)
         except ValueError as error:
-            raise EngineError(f"the gate cannot measure the error of mode off: {error}") from error
+            raise EngineError.at(
+                "the gate cannot measure the error of mode off", str(error)
+            ) from error
 
     def _shapes(self, prefixes: Tokens) -> list[list[TopLogprobs]]:
         """The likeliest next tokens of each prefix, in each batch shape."""

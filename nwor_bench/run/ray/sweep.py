@@ -153,7 +153,7 @@ class _RaySweep:
             )
             self._say(f"run {message.number} failed: {message.error}")
             if not self._options.continue_on_error:
-                raise EngineError(f"run {message.number} ({point.label}): {message.error}")
+                raise EngineError.at(f"run {message.number} ({point.label})", message.error)
         else:
             status = INTERRUPTED if code is ExitCode.INTERRUPTED else DONE
             self._index.set_run(message.number, status=status, error=None, exit_code=int(code))

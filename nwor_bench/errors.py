@@ -31,7 +31,7 @@ class BenchError(Exception):
     that holds it ("my.toml:3: axes.requests"). "" if the message names none."""
 
     value: object = None
-    """What was found there. None if the message shows no value."""
+    """What was found there. None if it is not known, or nothing."""
 
     near: str = ""
     """The known name nearest to an unknown one. "" without one."""

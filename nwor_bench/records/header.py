@@ -226,9 +226,9 @@ def parse_header(values: Mapping[str, Any], place: object) -> RunHeader:
         for name in _OBJECTS_OF_SPEC:
             value = (header.spec or {}).get(name)
             if value is not None and not isinstance(value, Mapping):
-                raise PartError(f"spec.{name}", f"is {short(value)}, not an object")
+                raise PartError(f"spec.{name}", f"is {short(value)}, not an object", value)
     except PartError as error:
-        raise _damaged(place, error.name, error.what) from error
+        raise _damaged(place, error.name, error.what, error.value) from error
     return header
 
 
@@ -246,7 +246,7 @@ def check_complete(header: RunHeader, place: object) -> None:
         ("environment.cpu", environment.cpu),
     ):
         if part is None:
-            raise _damaged(place, name, "is missing")
+            raise _damaged(place, name, "is missing", None)
     told, twice = spec["scenario"], header.scenario
     if twice is not None and twice != told:
         fields = {*told, *twice}
@@ -255,9 +255,10 @@ def check_complete(header: RunHeader, place: object) -> None:
             place,
             f"scenario.{name}",
             f"is {short(twice.get(name))} and spec.scenario.{name} {short(told.get(name))}",
+            twice.get(name),
         )
 
 
-def _damaged(place: object, name: str, what: str) -> StoreError:
+def _damaged(place: object, name: str, what: str, value: object) -> StoreError:
     problem = f"{what}: the file was changed since nwor-bench wrote it; restore it"
-    return StoreError.at(f"{place}: {name}", problem, joint=" ")
+    return StoreError.at(f"{place}: {name}", problem, value, joint=" ")

@@ -14,12 +14,14 @@ class PartError(Exception):
     Args:
         name: dotted name of the part.
         what: the fault, as the rest of a sentence.
+        value: what the part holds; None for a missing one.
     """
 
-    def __init__(self, name: str, what: str):
+    def __init__(self, name: str, what: str, value: object):
         super().__init__(f"{name} {what}")
         self.name = name
         self.what = what
+        self.value = value
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,7 +119,7 @@ def _read(hint: Any, value: Any, name: str) -> Any:
 
 def _require(right: bool, name: str, value: object, word: str) -> None:
     if not right:
-        raise PartError(name, f"is {short(value)}, not {word}")
+        raise PartError(name, f"is {short(value)}, not {word}", value)
 
 
 def _plain(value: Any) -> Any:

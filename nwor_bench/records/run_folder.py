@@ -67,7 +67,8 @@ def check_output(folder: Path) -> None:
             "--output", str(folder), "it already holds a run; name a new folder"
         )
     if not nearest.is_dir():
-        raise not_writable(folder, NotADirectoryError(ENOTDIR, strerror(ENOTDIR)))
+        cause = NotADirectoryError(ENOTDIR, strerror(ENOTDIR))
+        raise not_writable(folder, cause) from cause
     try:
         TemporaryDirectory(dir=nearest, prefix=".nwor-").cleanup()
     except OSError as error:

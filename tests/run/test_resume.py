@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 import typer
 from fake_engine import FakeEngine, FakeFactory, accept_arguments, events_but_kv
+from refusals import refused
 
 from nwor_bench.analysis.aggregate import summarise
 from nwor_bench.cli.app import app
-from nwor_bench.errors import BenchError, ConfigError, ExitCode, StoreError
+from nwor_bench.errors import ConfigError, ExitCode, StoreError
 from nwor_bench.instruments import environment
 from nwor_bench.records.run_folder import RECORDS_FILE, RUN_FILE, only_writer
 from nwor_bench.records.store import RunData, RunStore, read_run
@@ -280,29 +281,30 @@ def widest(run: RunData, blocks: int) -> float:
 
 
 @pytest.mark.parametrize(
-    ("given", "words"),
+    ("flag", "value", "begun"),
     [
-        ({"requests": 4}, "--requests: 4 .* begun with 2"),
-        ({"seed": 7}, "--seed: 7 .* begun with 0"),
-        ({"pair": "smollm2"}, "--pair: 'smollm2' .* begun with 'tiny'"),
-        ({"draft_model": "a/b"}, "--draft-model: 'a/b' .* begun without it"),
-        ({"nwor_modes": "off"}, "--nwor-modes: 'off' .* begun with"),
-        ({"scenario": "medium"}, "--scenario: 'medium' .* begun with 'short'"),
-        ({"ci_width": "1%"}, "--ci-width: '1%' .* begun without it"),
-        ({"time_budget": "1m"}, "--time-budget: '1m' .* begun without it"),
-        ({"engine_args": '{"a": 1}'}, "--engine-args"),
-        ({"engine_args": "{"}, "--engine-args: '{' .* it is not JSON"),
-        ({"speculative_config": "[]"}, r"--speculative-config: '\[\]' .* write a JSON object"),
-        ({"ci_width": "wide"}, "--ci-width: 'wide' .* write for example 0.5%"),
-        ({"scv_modes": "bogus"}, "--scv-modes: 'bogus' .* begun with"),
-        ({"output": "other"}, "--output: 'other' .* leave it out"),
+        ("--requests", 4, "with 2"),
+        ("--seed", 7, "with 0"),
+        ("--pair", "smollm2", "with 'tiny'"),
+        ("--draft-model", "a/b", "without it"),
+        ("--nwor-modes", "off", "with ["),
+        ("--scenario", "medium", "with 'short'"),
+        ("--ci-width", "1%", "without it"),
+        ("--time-budget", "1m", "without it"),
+        ("--engine-args", '{"a": 1}', "with"),
+        ("--engine-args", "{", "JSON"),
+        ("--speculative-config", "[]", "JSON object"),
+        ("--ci-width", "wide", "0.5%"),
+        ("--scv-modes", "bogus", "with"),
+        ("--output", "other", "--resume"),
     ],
 )
-def test_flags_that_say_otherwise_are_refused(given: dict[str, Any], words: str) -> None:
+def test_flags_that_say_otherwise_are_refused(flag: str, value: Any, begun: str) -> None:
+    """With what the run was begun with, or what could be read."""
     interrupted_at(9)
     before = (RUN / RECORDS_FILE).read_bytes()
-    with pytest.raises(ConfigError, match=words):
-        go_on(given=given)
+    with refused(flag, value=value, naming=begun):
+        go_on(given={flag.removeprefix("--").replace("-", "_"): value})
     assert (RUN / RECORDS_FILE).read_bytes() == before
 
 
@@ -328,8 +330,11 @@ def test_a_choice_that_was_none_yet_when_the_run_was_begun_has_its_default() -> 
     for name in ("launch_counts", "max_blocks"):
         del header["spec"][name]
     (RUN / RUN_FILE).write_text(json.dumps(header))
-    with pytest.raises(ConfigError, match=r"--launch-counts: True .* begun without it"):
+    with refused("--launch-counts", value=True) as caught:
         go_on(given={"launch_counts": True})
+    assert str(caught.value) == (
+        "--launch-counts: True is not usable; the run was begun without it; leave the flag out"
+    )
     assert go_on() is ExitCode.OK
 
 
@@ -353,52 +358,60 @@ def change_header(**changes: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "words"),
+    ("changes", "field"),
     [
-        ({"environment__packages__torch": "1.0"}, r"environment\.packages\.torch"),
-        ({"environment__cpu__model": "other"}, r"environment\.cpu\.model"),
-        ({"environment__gpus": [{"name": "H200"}]}, r"environment\.gpus"),
-        ({"pair__dtype": "bfloat16"}, r"pair\.dtype"),
-        ({"engine__target_layers": 99}, r"engine\.target_layers"),
+        ({"environment__packages__torch": "1.0"}, "environment.packages.torch"),
+        ({"environment__cpu__model": "other"}, "environment.cpu.model"),
+        ({"environment__gpus": [{"name": "H200"}]}, "environment.gpus"),
+        ({"pair__dtype": "bfloat16"}, "pair.dtype"),
+        ({"engine__target_layers": 99}, "engine.target_layers"),
         ({"blocks": []}, "blocks"),
         ({"spec__seed": 5}, "blocks"),
     ],
 )
-def test_another_machine_or_order_is_refused(changes: dict[str, Any], words: str) -> None:
+def test_another_machine_or_order_is_refused(changes: dict[str, Any], field: str) -> None:
     interrupted_at(9)
     change_header(**changes)
-    with pytest.raises(BenchError, match=words) as caught:
+    with refused(f"--resume: {field}") as caught:
         go_on()
     assert caught.value.exit_code == ExitCode.BAD_USAGE
 
 
 @pytest.mark.parametrize(
-    ("part", "value", "words"),
+    ("part", "value", "naming"),
     [
-        *((part, None, f"{part} is missing") for part in ("spec", "pair", "choice", "blocks")),
-        ("environment", None, "environment is missing"),
-        ("environment__packages", None, r"environment\.packages is missing"),
-        ("environment", "x", "environment is 'x', not an object"),
-        ("blocks", "x", "blocks is 'x', not a list"),
-        ("scenario__requests", 3, r"scenario\.requests is 3 and spec\.scenario\.requests 2"),
-        ("spec__nwor_modes", ["offf"], "'offf' is not a valid NworMode"),
+        *((part, None, "") for part in ("spec", "pair", "choice", "blocks", "environment")),
+        ("environment__packages", None, ""),
+        ("environment", "x", "object"),
+        ("blocks", "x", "list"),
+        ("scenario__requests", 3, "spec.scenario.requests 2"),
     ],
 )
 def test_an_edited_header_is_refused_by_the_name_of_what_changed(
-    part: str, value: Any, words: str
+    part: str, value: Any, naming: str
 ) -> None:
     interrupted_at(9)
     change_header(**{part: value})
-    with pytest.raises(StoreError, match=words) as caught:
+    field = part.replace("__", ".")
+    with refused(f"run.json: {field}", StoreError, value=value, naming=naming):
         go_on()
-    assert "run.json" in str(caught.value)
+
+
+def test_an_edited_mode_is_refused_by_its_name() -> None:
+    interrupted_at(9)
+    change_header(spec__nwor_modes=["offf"])
+    with refused("run.json: spec", StoreError, cause=ValueError, naming="'offf'"):
+        go_on()
 
 
 def test_an_edited_scenario_is_refused_by_its_field() -> None:
     interrupted_at(9)
     change_header(scenario__requests="two", spec__scenario__requests="two")
-    with pytest.raises(StoreError, match=r"spec\.scenario\.requests is 'two'; write a valid int"):
+    with refused("run.json: spec.scenario.requests", StoreError, value="two") as caught:
         go_on()
+    assert str(caught.value) == (
+        "run.json: spec.scenario.requests is 'two'; write a valid integer, or restore the file"
+    )
 
 
 def test_other_prompts_are_refused() -> None:
@@ -406,31 +419,34 @@ def test_other_prompts_are_refused() -> None:
     path = RUN / RECORDS_FILE
     text = path.read_text().replace('"prompt_digest":"', '"prompt_digest":"f')
     path.write_text(text)
-    with pytest.raises(ConfigError, match="prompts of block 0"):
+    with refused("--resume: prompts of block 0"):
         go_on()
 
 
 def test_a_complete_run_is_refused() -> None:
     begin(FakeEngine())
-    with pytest.raises(ConfigError, match="this run is complete"):
+    with refused("--resume", value=str(RUN)) as caught:
         go_on()
+    assert str(caught.value) == (
+        f"--resume: '{RUN}' is not usable; this run is complete; `nwor-bench report` shows it"
+    )
 
 
 def test_a_run_of_version_1_is_read_and_not_continued() -> None:
     interrupted_at(9)
     change_header(format_version=1)
-    with pytest.raises(ConfigError, match="format version 1 and can be read, not continued"):
+    with refused("--resume", value=str(RUN), naming="version 1"):
         go_on()
 
 
 def test_no_run_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"run folder.*run\.json"):
+    with refused("run folder", value="nothing", naming="run.json"):
         go_on(folder=Path("nothing"))
 
 
 def test_two_writers_are_refused() -> None:
     interrupted_at(9)
-    with only_writer(RUN), pytest.raises(ConfigError, match="another process is writing it"):
+    with only_writer(RUN), refused("run folder", value=str(RUN), cause=BlockingIOError):
         go_on()
     assert go_on() is ExitCode.OK
 

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 from fake_bench import FACTS, make_bench
+from refusals import refused
 from rich.console import Console
 from typer.testing import CliRunner
 
 from nwor_bench.cli import app as cli
-from nwor_bench.errors import ConfigError, ExitCode
+from nwor_bench.errors import ExitCode
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -128,9 +129,9 @@ def test_a_wrong_result_is_exit_code_3_and_the_files_are_written(
 def test_an_older_run_is_never_overwritten(tmp_path: Path) -> None:
     assert session(tmp_path / "out") == ExitCode.OK
     before = (tmp_path / "out" / "kernels.csv").read_text()
-    with pytest.raises(ConfigError, match="already holds a kernel run"):
+    with refused("--output", value=str(tmp_path / "out")):
         session(tmp_path / "out")
     assert (tmp_path / "out" / "kernels.csv").read_text() == before
     (tmp_path / "file").touch()
-    with pytest.raises(ConfigError, match="is a file"):
+    with refused("--output", naming=f"{tmp_path / 'file'} is a file"):
         session(tmp_path / "file" / "out")

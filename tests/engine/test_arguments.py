@@ -5,9 +5,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from refusals import refused
 
 from nwor_bench.engine.arguments import _check_step_tokens, set_environment
-from nwor_bench.errors import ConfigError
 
 BINDING = "VLLM_CPU_OMP_THREADS_BIND"
 
@@ -30,7 +30,7 @@ def test_ranks_share_out_the_processors(ranks: int, expected: str) -> None:
 
 
 def test_more_ranks_than_processors_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"--tensor-parallel-size: 5 .* there are 4 here"):
+    with refused("--tensor-parallel-size", value=5, naming="4 here"):
         set_environment("float32", 5)
 
 
@@ -68,5 +68,5 @@ def test_a_step_larger_than_all_requests_is_refused(
 ) -> None:
     """(65536, 8, 2048) ended in an illegal memory access at vLLM's start on an H200."""
     most = requests * longest
-    with pytest.raises(ConfigError, match=rf"max_num_batched_tokens.*{step_tokens}.*most {most}"):
+    with refused("--engine-args: max_num_batched_tokens", value=step_tokens, naming=f"{most}"):
         _check_step_tokens(config_of(step_tokens, requests, longest))

@@ -8,6 +8,7 @@ from typing import Any
 
 import psutil
 import pytest
+from refusals import refused
 
 from nwor_bench.engine import memory
 from nwor_bench.engine.memory import (
@@ -19,7 +20,7 @@ from nwor_bench.engine.memory import (
     kv_cache_bytes,
     require_memory,
 )
-from nwor_bench.errors import ConfigError, ExitCode
+from nwor_bench.errors import ExitCode
 from nwor_bench.instruments import device_memory
 from nwor_bench.instruments.device_memory import FreeMemory
 from nwor_bench.models.pairs import ResolvedPair
@@ -152,7 +153,7 @@ def expect_limit(
     free(monkeypatch, needed, where)
     require_memory(pair, spec)
     free(monkeypatch, needed - 1, where)
-    with pytest.raises(ConfigError, match=r"--kv-cache-gib: '1'.*no free memory") as caught:
+    with refused("--kv-cache-gib", value="1") as caught:
         require_memory(pair, spec)
     assert caught.value.exit_code == ExitCode.BAD_USAGE
     assert ("free on the GPU" in str(caught.value)) == (where == "gpu")
@@ -202,7 +203,7 @@ def test_without_the_flag_the_message_names_what_asks_for_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     free(monkeypatch, GIB)
-    with pytest.raises(ConfigError, match=r"--requests x --max-model-len: '8 x 1000'"):
+    with refused("--requests x --max-model-len", value="8 x 1000"):
         require_memory(pair_of(tmp_path, TARGET), spec_with())
 
 

@@ -3,6 +3,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from refusals import refused
 
 from nwor_bench.engine.ranks import common_status, disagreement
 from nwor_bench.errors import EngineError
@@ -70,5 +71,5 @@ def test_each_ranks_own_facts_are_kept():
 
 @pytest.mark.parametrize(("name", "value"), [("num_gpu_blocks", 999), ("target_layers", 27)])
 def test_ranks_that_differ_in_what_they_must_share_are_refused(name, value):
-    with pytest.raises(EngineError, match=rf"rank 1 has {name} {value}, rank 0 {STATUS[name]}"):
+    with refused(f"rank 1 has {name}", EngineError, value=value, naming=f"rank 0 {STATUS[name]}"):
         common_status([STATUS, {**STATUS, name: value}])

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 from fake_engine import FakeEngine
+from refusals import refused
 from toy_run import Runner, of_phase
 
 from nwor_bench.analysis.aggregate import summarise
-from nwor_bench.errors import ConfigError
 from nwor_bench.records.store import read_run
 from nwor_bench.records.types import Phase
 from nwor_bench.run import budget
@@ -115,7 +115,7 @@ def test_the_defaults_are_what_the_flags_take() -> None:
 
 @pytest.mark.parametrize(("max_warmup", "warmup"), [(4, 2), (2, 1)])
 def test_a_warm_up_that_cannot_tell_is_refused(max_warmup: int, warmup: int) -> None:
-    with pytest.raises(ConfigError, match=r"--max-warmup.*write 5 or more.*--warmup"):
+    with refused("--max-warmup", value=max_warmup, naming=f"--warmup {max_warmup}"):
         resolve(load_scenario("short"), warmup=warmup, max_warmup=max_warmup)
 
 

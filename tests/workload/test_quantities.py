@@ -3,9 +3,9 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from refusals import refused
 
 from nwor_bench.cli.plan_flags import parse_acceptance
-from nwor_bench.errors import ConfigError
 from nwor_bench.microbench.cases import parse_acceptances
 from nwor_bench.workload.config import load_scenario, resolve
 from nwor_bench.workload.quantities import fraction, seconds
@@ -50,6 +50,10 @@ def test_what_is_neither(text: str) -> None:
 
 @pytest.mark.parametrize("text", ["16", "101%", "1.01"])
 def test_more_than_all_is_refused(text: str) -> None:
-    for read in (parse_acceptance, parse_acceptances, lambda t: parse_fraction("--ci-width", t)):
-        with pytest.raises(ConfigError, match=f"'{text}' is not usable"):
+    for field, read in (
+        ("--acceptance", parse_acceptance),
+        ("--acceptance", parse_acceptances),
+        ("--ci-width", lambda t: parse_fraction("--ci-width", t)),
+    ):
+        with refused(field, value=text):
             read(text)

@@ -14,9 +14,10 @@ import pytest
 from fake_engine import FakeEngine, accept_arguments, events_but_kv
 from hypothesis import given
 from hypothesis import strategies as st
+from refusals import refused
 
 from nwor_bench.engine.memory import GIB, RUNTIME_BYTES
-from nwor_bench.errors import ConfigError, EngineError, ExitCode, StoreError
+from nwor_bench.errors import EngineError, ExitCode, StoreError
 from nwor_bench.models.pairs import ResolvedPair
 from nwor_bench.records.store import read_run
 from nwor_bench.records.types import NworMode, ScvMode
@@ -49,6 +50,9 @@ def small(tmp_path: Path, own_surroundings: None) -> Path:
     path = tmp_path / "small.toml"
     path.write_text(SMALL)
     return path
+
+
+NO_LUCK = EngineError.at("engine", "no luck")
 
 
 class Engines:
@@ -96,42 +100,67 @@ def index() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("line", "words"),
+    ("line", "field", "wanted"),
     [
-        ("drafts = [2]", r"s\.toml:3: axes\.drafts.*did you mean 'draft_tokens'"),
-        ("requests = 4", r"s\.toml:3: axes\.requests: 4 .* write"),
-        ("requests = []\npairs = []", r"s\.toml:4: axes\.pairs: .* write one value or more"),
-        ('dtype = ["float8"]', r"s\.toml:3: axes\.dtype"),
-        ('cache_dtype = ["fp9"]', r"s\.toml:3: axes\.cache_dtype.*'fp9'.*'fp8'"),
-        ("[settings]\ntime_budget = 60", r"time_budget: 60 .*write text in \"double quotes\""),
-        ("requests = [1, 2, 1]", r"s\.toml:3: axes\.requests: \[1, 2, 1\] .*write each value once"),
-        ("[setting]\nbatches = 2", r"s\.toml:3: setting: unknown.*did you mean 'settings'"),
-        ("[settings]\nci_with = '1%'", r"settings\.ci_with.*did you mean 'ci_width'"),
-        ("[settings]\ndram_counter = true", r"dram_counter.*did you mean 'dram_counters'"),
-        ("[settings]\ndram_counters = 'yes'", r"s\.toml:4: settings\.dram_counters: 'yes' .*write"),
-        ("[settings]\nlaunch_counts = true\ndram_counters = true", r"settings.*not both"),
-        ("[settings]\nlaunch_counts = 1", r"s\.toml:4: settings\.launch_counts: 1 .*write"),
+        ("drafts = [2]", "s.toml:3: axes.drafts", {"value": [2], "near": "draft_tokens"}),
+        ("requests = 4", "s.toml:3: axes.requests", {"value": 4}),
+        ("requests = [4]\npairs = []", "s.toml:4: axes.pairs", {"value": []}),
+        ('dtype = ["float8"]', "s.toml:3: axes.dtype[0]", {"value": "float8"}),
+        ('cache_dtype = ["fp9"]', "s.toml:3: axes.cache_dtype[0]", {"value": "fp9"}),
+        ("[settings]\ntime_budget = 60", "s.toml:4: settings.time_budget", {"value": 60}),
+        ("requests = [1, 2, 1]", "s.toml:3: axes.requests", {"value": [1, 2, 1]}),
+        ("[setting]\nbatches = 2", "s.toml:3: setting", {"near": "settings"}),
+        ("[settings]\nci_with = '1%'", "s.toml:4: settings.ci_with", {"near": "ci_width"}),
+        (
+            "[settings]\ndram_counter = true",
+            "s.toml:4: settings.dram_counter",
+            {"near": "dram_counters"},
+        ),
+        ("[settings]\ndram_counters = 'yes'", "s.toml:4: settings.dram_counters", {"value": "yes"}),
+        (
+            "[settings]\nlaunch_counts = true\ndram_counters = true",
+            "s.toml:3: settings",
+            {"value": {"launch_counts": True, "dram_counters": True}},
+        ),
+        ("[settings]\nlaunch_counts = 1", "s.toml:4: settings.launch_counts", {"value": 1}),
     ],
 )
-def test_faults_are_named_by_line_and_nearest_name(tmp_path: Path, line: str, words: str) -> None:
+def test_faults_are_named_by_line_and_nearest_name(
+    tmp_path: Path, line: str, field: str, wanted: dict[str, Any]
+) -> None:
     path = tmp_path / "s.toml"
     path.write_text(f"# a comment\n[axes]\n{line}\n")
-    with pytest.raises(ConfigError, match=words):
+    with refused(field, **wanted):
         load_sweep(path)
 
 
+def test_the_messages_of_a_sweep_file_name_line_field_value_and_remedy(tmp_path: Path) -> None:
+    path = tmp_path / "s.toml"
+    path.write_text("[axes]\npairs = []\nrequests = [1, 1]\n[setting]\n")
+    with refused("s.toml:2: axes.pairs", value=[]) as caught:
+        load_sweep(path)
+    assert str(caught.value) == (
+        f"{path}:2: axes.pairs: [] is not usable; write one value or more\n"
+        f"{path}:3: axes.requests: [1, 1] is not usable; write each value once\n"
+        f"{path}:4: setting: unknown field; did you mean 'settings'? known here: axes, "
+        "description, name, settings"
+    )
+
+
 @pytest.mark.parametrize(
-    ("settings", "words"),
+    ("settings", "field", "value"),
     [
-        ("ci_width = 'half'", "--ci-width: 'half'"),
-        ("batches = 0", "--batches: 0"),
-        ("max_blocks = 9", "--max-blocks: 9"),
+        ("ci_width = 'half'", "--ci-width", "half"),
+        ("batches = 0", "--batches", 0),
+        ("max_blocks = 9", "--max-blocks", 9),
     ],
 )
-def test_values_meet_the_rules_of_the_flags(tmp_path: Path, settings: str, words: str) -> None:
+def test_values_meet_the_rules_of_the_flags(
+    tmp_path: Path, settings: str, field: str, value: object
+) -> None:
     path = tmp_path / "s.toml"
     path.write_text(f"[settings]\n{settings}\n")
-    with pytest.raises(ConfigError, match=words):
+    with refused(field, value=value):
         make_points(load_sweep(path))
 
 
@@ -141,8 +170,8 @@ def test_an_acceptance_length_is_what_a_window_can_give(
 ) -> None:
     path = tmp_path / "s.toml"
     path.write_text(f"[axes]\ndraft_tokens = [2]\nacceptance_length = [{length}]\n")
-    refused = pytest.raises(ConfigError, match=rf"acceptance-length: {length} .*write 1 to 3")
-    with nullcontext() if fits else refused:
+    outside = refused("--acceptance-length", value=float(length), naming="1 to 3")
+    with nullcontext() if fits else outside:
         make_points(load_sweep(path))
 
 
@@ -156,14 +185,14 @@ def test_cache_dtypes_are_vllms() -> None:
 def test_a_sweep_without_off_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "s.toml"
     path.write_text('[axes]\nnwor_modes = ["stage"]\n')
-    with pytest.raises(ConfigError, match="every cell is compared with off x off"):
+    with refused("--nwor-modes", value="stage", naming="off x off"):
         make_points(load_sweep(path))
 
 
 def test_unknown_names_are_refused_with_the_nearest() -> None:
-    with pytest.raises(ConfigError, match="did you mean 'quick'"):
+    with refused("--file", value="quik", near="quick"):
         load_sweep(Path("quik"))
-    with pytest.raises(ConfigError, match="--file: '' is not usable; name a sweep file"):
+    with refused("--file", value="", near=""):
         load_sweep(Path())
 
 
@@ -270,48 +299,47 @@ def test_a_dry_run_tells_cells_engines_time_and_memory_and_writes_nothing(
 @pytest.mark.slow  # many plans
 def test_a_dry_run_refuses_what_the_run_would(small: Path) -> None:
     leave_a_sweep(cut=False)
-    with pytest.raises(ConfigError, match=r"--output.*already holds a sweep"):
+    with refused("--output", value="out"):
         run_sweep(small, RunOptions(output=Path("out"), dry_run=True))
-    with pytest.raises(ConfigError, match=r"--output.*already holds a run"):
-        run_sweep(
-            small, RunOptions(output=Path("out") / index()["runs"][0]["folder"], dry_run=True)
-        )
+    run = Path("out") / index()["runs"][0]["folder"]
+    with refused("--output", value=str(run)):
+        run_sweep(small, RunOptions(output=run, dry_run=True))
 
 
 def test_an_engine_without_room_is_named(small: Path) -> None:
     small.write_text(SMALL + "kv_cache_gib = 1e6\n")
-    with pytest.raises(ConfigError, match=r"engine 1 \(tiny\): --kv-cache-gib: '1e\+06'"):
+    with refused("engine 1 (tiny): --kv-cache-gib", value="1e+06"):
         run_sweep(small, RunOptions(dry_run=True))
 
 
 def test_a_combination_that_cannot_be_is_named(tmp_path: Path) -> None:
     path = tmp_path / "s.toml"
     path.write_text("[axes]\ndraft_tokens = [4, 8]\n[settings]\nmax_model_len = 40\n")
-    with pytest.raises(ConfigError, match=r"run 2 \(smollm2, short\): --max-model-len: 40"):
+    with refused("run 2 (smollm2, short): --max-model-len", value=40):
         make_points(load_sweep(path))
 
 
 def test_the_summary_is_published_however_the_sweep_ends(small: Path) -> None:
     published: list[str] = []
-    with pytest.raises(EngineError, match="no luck"):
-        sweep(small, Engines({0: EngineError("no luck")}), publish=published.append)
+    with refused("engine", EngineError):
+        sweep(small, Engines({0: NO_LUCK}), publish=published.append)
     assert published == [Path("out/summary.md").read_text()]
     assert "no luck" in published[0]
 
 
 def test_a_failing_run_ends_the_sweep_and_the_index_says_so(small: Path) -> None:
-    with pytest.raises(EngineError, match="no luck"):
-        sweep(small, Engines({0: EngineError("no luck")}))
+    with refused("engine", EngineError):
+        sweep(small, Engines({0: NO_LUCK}))
     runs = index()["runs"]
     assert [run["status"] for run in runs] == ["failed"] + ["pending"] * 3
-    assert (runs[0]["error"], runs[0]["exit_code"]) == ("no luck", 1)
+    assert (runs[0]["error"], runs[0]["exit_code"]) == ("engine: no luck", 1)
     assert index()["finished_at"] is None
 
 
 @pytest.mark.slow  # several runs
 def test_a_failing_run_may_be_passed_over(small: Path) -> None:
     """The engine whose batch failed serves no further run."""
-    engines = Engines({0: EngineError("no luck")})
+    engines = Engines({0: NO_LUCK})
     assert sweep(small, engines, continue_on_error=True) is ExitCode.FAILED
     assert [run["status"] for run in index()["runs"]] == ["failed"] + ["done"] * 3
     assert len(engines.started) == 3
@@ -339,7 +367,7 @@ def test_an_interrupted_sweep_goes_on(small: Path, capsys: pytest.CaptureFixture
     told = [event["event"] for event in events_but_kv(third)]
     assert told == ["interrupted", "resumed", "superseded"]
     assert len(third.batches) == 2 + 3 * 4
-    with pytest.raises(ConfigError, match="all of its runs are done"):
+    with refused("--resume", value="out"):
         resume_sweep(Path("out"), engine_factory=engines, check_engine=accept_arguments)
 
 
@@ -359,48 +387,51 @@ def test_ctrl_c_outside_of_measuring_is_an_interruption_too(
 
 def test_a_single_run_is_no_sweep(small: Path) -> None:
     leave_a_sweep(cut=False)
-    with pytest.raises(ConfigError, match=r"--file.*holds a single run"):
-        resume_sweep(Path("out") / index()["runs"][0]["folder"], small)
+    run = Path("out") / index()["runs"][0]["folder"]
+    with refused("--file", value=str(small), naming=str(run)):
+        resume_sweep(run, small)
 
 
 @pytest.mark.parametrize(
-    "damage",
+    ("damage", "field"),
     [
-        "[]",
-        "{",
-        '{"format_version": 1}',
-        '{"format_version": 1, "sweep": {"axs": {}}}',
-        "[" * 10**5,
+        ("[]", "sweep.json: format_version"),
+        ("{", "sweep.json"),
+        ('{"format_version": 1}', "sweep.json: sweep"),
+        ('{"format_version": 1, "sweep": {"axs": {}}}', "sweep.json: sweep.axs"),
+        ("[" * 10**5, "sweep.json"),
     ],
 )
-def test_a_damaged_index_is_one_message(tmp_path: Path, damage: str) -> None:
+def test_a_damaged_index_is_one_message(tmp_path: Path, damage: str, field: str) -> None:
     (tmp_path / "sweep.json").write_text(damage)
-    with pytest.raises(StoreError, match=r"sweep\.json: "):
+    with refused(field, StoreError):
         resume_sweep(tmp_path)
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("change", "run"),
     [
-        (lambda content: content.pop("runs"), "runs: run 1 "),
-        (lambda content: content.update(runs="x"), "runs: run 1 "),
-        (lambda content: content.update(runs=["x"]), "runs: run 1 "),
-        (lambda content: content["runs"].pop(), "runs: run 4 "),
-        (lambda content: content["runs"][1].update(requests=77), "runs: run 2 "),
-        (lambda content: content["runs"][0].update(exit_code=None), "runs: run 1 "),
-        (lambda content: content["runs"][3].update(status="finished"), "runs: run 4 "),
-        (lambda content: content.pop("name"), "name is not a text"),
+        (lambda content: content.pop("runs"), 1),
+        (lambda content: content.update(runs="x"), 1),
+        (lambda content: content.update(runs=["x"]), 1),
+        (lambda content: content["runs"].pop(), 4),
+        (lambda content: content["runs"][1].update(requests=77), 2),
+        (lambda content: content["runs"][0].update(exit_code=None), 1),
+        (lambda content: content["runs"][3].update(status="finished"), 4),
+        (lambda content: content.pop("name"), None),
     ],
 )
 def test_an_edited_index_is_refused_before_anything_starts(
-    small: Path, change: Callable[[dict[str, Any]], object], words: str
+    small: Path, change: Callable[[dict[str, Any]], object], run: int | None
 ) -> None:
     leave_a_sweep(cut=True)
     content = index()
+    labels = [point.label for point in make_points(load_sweep(small))]
+    field = f"runs: run {run} ({labels[run - 1]})" if run else "name"
     change(content)
     Path("out/sweep.json").write_text(json.dumps(content))
     engines = Engines()
-    with pytest.raises(StoreError, match=rf"sweep\.json: {words}"):
+    with refused(f"sweep.json: {field}", StoreError):
         resume_sweep(Path("out"), engine_factory=engines, check_engine=accept_arguments)
     assert engines.started == []
 
@@ -408,7 +439,7 @@ def test_an_edited_index_is_refused_before_anything_starts(
 def test_a_sweep_goes_on_with_its_own_contents_only(small: Path) -> None:
     leave_a_sweep(cut=True)
     small.write_text(SMALL.replace("batches = 3", "batches = 4"))
-    with pytest.raises(ConfigError, match="begun with other contents"):
+    with refused("--file", value=str(small), naming="other contents"):
         resume_sweep(Path("out"), small, engine_factory=Engines(), check_engine=accept_arguments)
 
 
@@ -427,7 +458,7 @@ def broken_in(number: int) -> type[Engines]:
 
 @pytest.mark.slow  # several runs
 def test_wrong_numbers_are_worse_than_none(small: Path) -> None:
-    engines = broken_in(3)({0: EngineError("no luck")})
+    engines = broken_in(3)({0: NO_LUCK})
     assert sweep(small, engines, continue_on_error=True) is ExitCode.CORRECTNESS_BROKEN
 
 
@@ -464,32 +495,33 @@ def test_a_run_that_ended_just_before_the_index_was_written_keeps_its_exit_code(
 
 def test_a_folder_that_holds_a_sweep_is_refused(small: Path) -> None:
     leave_a_sweep(cut=False)
-    with pytest.raises(ConfigError, match=r"--output.*already holds a sweep"):
+    with refused("--output", value="out") as caught:
         sweep(small, Engines())
+    assert str(caught.value) == (
+        "--output: 'out' is not usable; it already holds a sweep; name a new folder"
+    )
 
 
 def test_an_index_of_another_version_is_refused(small: Path) -> None:
     leave_a_sweep(cut=False)
     path = Path("out/sweep.json")
     path.write_text(json.dumps({**index(), "format_version": 7}))
-    with pytest.raises(StoreError, match="format_version 7 is unknown"):
+    with refused("sweep.json: format_version", StoreError, value=7):
         resume_sweep(Path("out"))
 
 
 def test_flags_that_the_file_decides_are_refused() -> None:
     check_flags({"file": "x", "output": "y", "dry_run": True, "verbose": False})
-    with pytest.raises(ConfigError, match=r"--requests: 4 .* as `requests` under \[axes\]"):
-        check_flags({"file": "x", "requests": 4})
-    with pytest.raises(ConfigError, match=r"--pair: 'tiny' .* as `pairs` under \[axes\]"):
-        check_flags({"pair": "tiny"})
-    with pytest.raises(ConfigError, match=r"--seed: 4 .* as `seed` under \[settings\]"):
-        check_flags({"seed": 4})
-    with pytest.raises(ConfigError, match=r"--dram-counters: .* as `dram_counters` under \[sett"):
-        check_flags({"dram_counters": True})
-    with pytest.raises(ConfigError, match=r"--launch-counts: .* as `launch_counts` under \[sett"):
-        check_flags({"launch_counts": True})
-    with pytest.raises(ConfigError, match=r"--target-model: 'm' .* --file cannot take it"):
-        check_flags({"target_model": "m"})
+    for flag, value, place in (
+        ("--requests", 4, "`requests` under [axes]"),
+        ("--pair", "tiny", "`pairs` under [axes]"),
+        ("--seed", 4, "`seed` under [settings]"),
+        ("--dram-counters", True, "`dram_counters` under [settings]"),
+        ("--launch-counts", True, "`launch_counts` under [settings]"),
+        ("--target-model", "m", "--file"),
+    ):
+        with refused(flag, value=value, naming=place):
+            check_flags({"file": "x", flag.removeprefix("--").replace("-", "_"): value})
 
 
 def test_modes_are_the_cells_of_every_run() -> None:

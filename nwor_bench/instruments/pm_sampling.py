@@ -55,7 +55,7 @@ class CountersUnavailable(ConfigError):
 
 def unavailable(reason: str) -> CountersUnavailable:
     """The error for --dram-counters with that reason."""
-    return CountersUnavailable(f"{FLAG}: {reason}")
+    return CountersUnavailable.at(FLAG, reason)
 
 
 @dataclass(frozen=True)

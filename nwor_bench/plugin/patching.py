@@ -38,15 +38,15 @@ class Patch:
     def check(self) -> None:
         """Raise PatchError if the target cannot be patched; changes nothing."""
         if not callable(getattr(self._target, self._name, None)):
-            raise PatchError(
-                f"cannot attach to {self._describe()}: no such method in this vLLM; "
-                "`nwor-bench doctor` says what this version changed"
+            raise PatchError.at(
+                f"cannot attach to {self._describe()}",
+                "no such method in this vLLM; `nwor-bench doctor` says what this version changed",
             )
 
     def apply(self) -> None:
         """Put the replacement in place; raises PatchError if applied twice or missing."""
         if self.applied:
-            raise PatchError(f"{self._describe()} is already patched")
+            raise PatchError.at(self._describe(), "is already patched", joint=" ")
         self.check()
         self._was_own = self._name in vars(self._target)
         self._own_value = vars(self._target).get(self._name)
@@ -59,7 +59,7 @@ class Patch:
         if not self.applied:
             return
         if vars(self._target).get(self._name) is not self._replacement:
-            raise PatchError(f"{self._describe()} was patched again by other code")
+            raise PatchError.at(self._describe(), "was patched again by other code", joint=" ")
         if self._was_own:
             setattr(self._target, self._name, self._own_value)
         else:

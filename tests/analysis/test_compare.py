@@ -1,10 +1,10 @@
 """What compare may say of two runs whose true difference is known."""
 
-import re
 from dataclasses import replace
 
 import pytest
 from changed_run import other_prompts, slowed, stored
+from refusals import refused
 from synthetic_run import change_batches, change_windows, make_run, with_header, with_parts
 
 from nwor_bench.analysis.comparing.compare import ChangeVerdict, Comparison, DecideBy, compare_runs
@@ -259,7 +259,8 @@ def test_cells_of_one_run_alone_are_listed() -> None:
     assert len(found) == 7
     assert comparison.exit_code() is ExitCode.OK
     assert comparison.exit_code(strict=True) is ExitCode.INCONCLUSIVE
-    with pytest.raises(NotComparableError, match="no cell in common: BASE has toy: stage x graph"):
+    nothing = "BASE and NEW have no cell in common"
+    with refused(nothing, NotComparableError, naming="BASE has toy: stage x graph"):
         compare(
             without(BASE, is_graph), stored(without(BASE, lambda r: not is_graph(r))), force=True
         )
@@ -272,7 +273,7 @@ def test_force_matches_the_cells_of_a_pair_of_another_name() -> None:
     new = slowed(BASE, {GRAPH: 1.05})
     other = with_header(new, "pair", name="other")
     other = change_windows(change_batches(other, every, pair="other"), every, pair="other")
-    with pytest.raises(NotComparableError, match=r"pair\.name: BASE toy, NEW other"):
+    with refused("BASE and NEW", NotComparableError, naming="pair.name: BASE toy, NEW other"):
         compare(other)
     forced = compare(other, force=True)
     assert outcomes(forced) == outcomes(compare(new))
@@ -321,11 +322,9 @@ def test_another_host_is_told_of_where_the_model_ran_on_a_gpu_and_refused_on_a_c
 def test_other_work_or_machines_are_refused(part: str, values: dict, line: str) -> None:
     # The same cells under another header: summarising them again would take a tenth of a second.
     new = replace(STORED, header=with_header(BASE, part, **values).header)
-    with pytest.raises(NotComparableError) as refused:
+    with refused("BASE and NEW", NotComparableError, naming=f"  {line}") as caught:
         compare_runs(STORED, new)
-    assert refused.value.exit_code == 5
-    assert line in str(refused.value)
-    assert "--force" in str(refused.value)
+    assert caught.value.exit_code == 5
     forced = compare_runs(STORED, new, force=True)
     assert any(line in str(difference) for difference in forced.forced)
     assert outcomes(forced) == outcomes(compare(BASE))
@@ -333,8 +332,14 @@ def test_other_work_or_machines_are_refused(part: str, values: dict, line: str) 
 
 def test_a_refusal_names_all_differences() -> None:
     new = with_header(with_header(BASE, "scenario", requests=8), "engine", device="cpu")
-    with pytest.raises(NotComparableError, match=r"(?s)requests: BASE 2.*device: BASE cuda"):
+    with refused("BASE and NEW", NotComparableError) as caught:
         compare(new)
+    assert str(caught.value) == (
+        "BASE and NEW are not comparable:\n"
+        "  scenario.requests: BASE 2, NEW 8\n"
+        "  device: BASE cuda, NEW cpu\n"
+        "Run NEW as BASE ran, or compare anyway with --force."
+    )
 
 
 @pytest.mark.parametrize(
@@ -361,15 +366,11 @@ def test_gpus_that_were_not_recorded_are_unknown() -> None:
 
 
 @pytest.mark.parametrize(
-    ("gpus", "words"),
-    [
-        ("H200", "environment.gpus is 'H200', not a list"),
-        (["H200"], "environment.gpus.0 is 'H200', not an object"),
-        ([{}, 3], "environment.gpus.1 is 3, not an object"),
-    ],
+    ("gpus", "field", "value"),
+    [("H200", "gpus", "H200"), (["H200"], "gpus.0", "H200"), ([{}, 3], "gpus.1", 3)],
 )
-def test_gpus_that_are_none_are_refused_by_name(gpus: object, words: str) -> None:
-    with pytest.raises(StoreError, match=f"^run.json: {re.escape(words)}: the file was changed"):
+def test_gpus_that_are_none_are_refused_by_name(gpus: object, field: str, value: object) -> None:
+    with refused(f"run.json: environment.{field}", StoreError, value=value):
         with_header(BASE, "environment", gpus=gpus)
 
 

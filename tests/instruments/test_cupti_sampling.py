@@ -8,6 +8,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
+from refusals import refused
 
 from nwor_bench.errors import ExitCode
 from nwor_bench.instruments import cupti_library, pm_sampling
@@ -100,7 +101,7 @@ def test_a_gpu_that_counts_less_at_once_still_counts_dram(cupti: type[Collector]
 def test_a_batch_too_long_for_one_decode_is_refused(cupti: type[Collector]) -> None:
     sampler = PmSampler()
     sampler.start()
-    with pytest.raises(CountersUnavailable, match="--max-new-tokens"):
+    with refused("--dram-counters", CountersUnavailable, naming="--max-new-tokens"):
         sampler.stop(60.0)
 
 
@@ -110,7 +111,7 @@ def test_a_clock_that_another_profiler_left_is_found_out(
     """Seen on an H200: after PyTorch's profiler CUPTI tells the processor's cycles."""
     cycles = SimpleNamespace(get_timestamp=lambda: 218_000_000_000)
     monkeypatch.setattr(sys.modules["cupti"], "cupti", cycles)
-    with pytest.raises(CountersUnavailable, match=r"use --launch-counts in another run"):
+    with refused("--dram-counters", CountersUnavailable, naming="--launch-counts"):
         PmSampler()
     assert cupti.made[0].log == ["enable", "disable"]
 
@@ -146,7 +147,7 @@ def test_each_obstacle_has_its_remedy(
 
 def test_a_gpu_without_dram_counters_points_to_ncu(cupti: type[Collector]) -> None:
     cupti.refuses = ("dram__bytes_read.sum",)
-    with pytest.raises(CountersUnavailable, match="profile ncu"):
+    with refused("--dram-counters", CountersUnavailable, naming="profile ncu"):
         PmSampler()
     assert cupti.made[0].log == ["enable", "disable"]
 

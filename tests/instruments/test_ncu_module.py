@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from refusals import refused
 
-from nwor_bench.errors import ConfigError
 from nwor_bench.instruments.nsight import tools
 from nwor_bench.instruments.nsight.ncu_read import MODULE, load_module, module_folders
 
@@ -84,5 +84,5 @@ def test_one_that_does_not_load_gives_way_to_the_next(root: Path) -> None:
 
 def test_none_is_one_message_with_the_remedy(root: Path) -> None:
     package(root / "opt/nvidia/nsight-compute/2026.1.0", "x").joinpath(f"{MODULE}.py").unlink()
-    with pytest.raises(ConfigError, match=r"extras/python.*PYTHONPATH"):
+    with refused(f"profile ncu: the module {MODULE}", naming="PYTHONPATH"):
         load_module(None)

@@ -5,9 +5,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from refusals import refused
 from simulated_ncu_report import Action, report_of
 
-from nwor_bench.errors import ConfigError
 from nwor_bench.instruments.nsight.ncu_read import read_report
 
 
@@ -35,16 +35,18 @@ def test_units_are_read_and_what_is_missing_is_none(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("module", "message"),
+    ("module", "key", "value"),
     [
-        (report_of(Action(dram_read_bytes=(1, "furlong"))), "furlong"),
-        (report_of(), "holds no window"),
+        (report_of(Action(dram_read_bytes=(1, "furlong"))), ": dram__bytes_read.sum", "furlong"),
+        (report_of(), "", None),
     ],
 )
-def test_a_report_that_cannot_be_used_is_refused(module: Any, message: str, tmp_path: Path) -> None:
+def test_a_report_that_cannot_be_used_is_refused(
+    module: Any, key: str, value: str | None, tmp_path: Path
+) -> None:
     path = tmp_path / "x.ncu-rep"
     path.touch()
-    with pytest.raises(ConfigError, match=message):
+    with refused(f"profile ncu: {path}{key}", value=value):
         read_report(path, module, {})
 
 
@@ -52,7 +54,7 @@ def test_a_report_that_the_module_refuses_is_one_message(tmp_path: Path) -> None
     def load_report(path: str) -> Any:
         raise RuntimeError("not a report")
 
-    with pytest.raises(ConfigError, match=r"x\.ncu-rep.*not a report.*PYTHONPATH"):
+    with refused(tmp_path / "x.ncu-rep", cause=RuntimeError, naming="PYTHONPATH"):
         read_report(tmp_path / "x.ncu-rep", SimpleNamespace(load_report=load_report), {})
 
 

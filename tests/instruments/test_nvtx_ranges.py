@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 from fake_engine import FakeEngine
 from nvtx_recorder import NvtxModule, NvtxThatMustNotBeCalled
+from refusals import refused
 from toy_run import Runner
 
-from nwor_bench.errors import ConfigError, ExitCode
+from nwor_bench.errors import ExitCode
 from nwor_bench.instruments import nvtx_ranges
 from nwor_bench.instruments.nvtx_ranges import DOMAIN, PROFILERS, SWITCH, switch_on, wanted
 
@@ -47,7 +48,7 @@ def test_when_ranges_are_on(environ: dict[str, str], on: bool) -> None:
 
 
 def test_an_unknown_switch_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"VLLM_NWOR_NVTX: 'yes' .* write 1") as refusal:
+    with refused(SWITCH, value="yes") as refusal:
         wanted({SWITCH: "yes"})
     assert refusal.value.exit_code is ExitCode.BAD_USAGE
 
@@ -62,13 +63,13 @@ def test_switching_on_reaches_the_processes_to_come(
 
 def test_what_silences_nvtx_is_refused(monkeypatch: pytest.MonkeyPatch, nvtx: NvtxModule) -> None:
     monkeypatch.setenv("NVTX_DISABLE", "1")
-    with pytest.raises(ConfigError, match="NVTX_DISABLE is set"):
+    with refused("--nvtx", value=True, naming="NVTX_DISABLE"):
         switch_on()
 
 
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "nvtx", None)
-    with pytest.raises(ConfigError, match="pip install nvtx"):
+    with refused(SWITCH, cause=ImportError, naming="pip install nvtx"):
         switch_on()
     assert SWITCH not in os.environ
 
@@ -169,6 +170,6 @@ def test_an_nvtx_that_cannot_be_helped_is_refused(
     nvtx.Domain = type("Domain", (), {})
     monkeypatch.setitem(sys.modules, "nvtx._lib.lib", None)
     assert nvtx_ranges.open_ranges({})
-    with pytest.raises(ConfigError, match=r"too old for this version.*pip install nvtx==") as error:
+    with refused("NVTX", cause=ImportError, naming="pip install nvtx==") as error:
         nvtx_ranges.open_ranges({"NSYS_PROFILING_SESSION_ID": "7"})
     assert error.value.exit_code is ExitCode.BAD_USAGE

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from refusals import refused
 
 from nwor_bench.instruments.nsight import tools
 
@@ -23,5 +24,5 @@ def test_the_newest_version_is_taken_by_number(nothing_in_path: Path) -> None:
 
 
 def test_none_installed_is_one_message_with_the_remedy() -> None:
-    with pytest.raises(tools.ToolUnavailable, match="Nsight Systems is not installed"):
+    with refused("profile nsys: Nsight Systems", tools.ToolUnavailable, naming="'nsys'"):
         tools.find_tool("nsys")

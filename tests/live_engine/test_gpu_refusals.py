@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from engine_tools import EAGER, FULL_FOR_ALL, prompts_of, run_cell, tiny_pair, tiny_spec, worker_of
+from refusals import refused
 
 from nwor_bench.engine.engine import VllmEngine
 from nwor_bench.errors import EngineError
@@ -45,7 +46,7 @@ def test_a_refusal_stops_staging_and_fails_a_sweep(
 
     monkeypatch.setattr(hook, "drain", drain_and_keep)
     monkeypatch.setattr(engine._llm, "generate", plant_and_generate)
-    with pytest.raises(EngineError, match="layer 1: slot_range"):
+    with refused("a commit was refused on the device", EngineError, naming="layer 1: slot_range"):
         run_cell(engine, "stage", "graph", prompts)
     reasons = [window["fallback_reason"] for window in windows]
     staged = reasons.index("device_refused:slot_range")

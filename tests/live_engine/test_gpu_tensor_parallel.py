@@ -17,6 +17,7 @@ from rank_faults import (
     watch_slots,
     watched_slots,
 )
+from refusals import refused
 
 from nwor_bench.engine.engine import VllmEngine
 from nwor_bench.errors import EngineError
@@ -109,7 +110,7 @@ def test_ranks_stop_staging_with_the_same_window(
     stock = run_cell(engine, "off", "off", prompts)
     with (
         planted(engine, commit_is_refused, rank=1),
-        pytest.raises(EngineError, match="layer 0: slot_range"),
+        refused("a commit was refused on the device", EngineError, naming="layer 0: slot_range"),
     ):
         run_cell(engine, "stage", "off", prompts)
     after = run_cell(engine, "stage", "off", prompts)

@@ -5,11 +5,11 @@ from typing import Any
 import pytest
 import torch
 from engine_tools import prompts_of, run_cell, tiny_pair, tiny_spec
+from refusals import refused
 
 from nwor_bench.analysis.parity.ties import Place
 from nwor_bench.engine.engine import VllmEngine
 from nwor_bench.engine.protocol import BatchOutput
-from nwor_bench.errors import ConfigError
 from nwor_bench.records.types import Cell, NworMode, ScvMode
 from nwor_bench.run.gate.ties import TOP, TieCheck
 
@@ -132,5 +132,5 @@ def test_too_few_log_probabilities_are_refused_before_a_start(tmp_path: Any, val
 
     pair = tiny_pair(tmp_path, "ngram")
     spec = tiny_spec(engine_args=f'{{"max_logprobs": {value}}}')
-    with pytest.raises(ConfigError, match=f"max_logprobs.*{value}.*leave it out"):
+    with refused("--engine-args: max_logprobs", value=value):
         check_arguments(pair, spec)

@@ -21,10 +21,10 @@ from rank_faults import (
     watch_slots,
     watched_slots,
 )
+from refusals import refused
 
 from nwor_bench.engine.engine import VllmEngine
 from nwor_bench.engine.protocol import BatchOutput
-from nwor_bench.errors import ConfigError
 
 pytestmark = [
     pytest.mark.engine,
@@ -209,5 +209,5 @@ def test_more_ranks_than_processors_are_refused(
 ) -> None:
     monkeypatch.delenv("VLLM_CPU_OMP_THREADS_BIND", raising=False)
     pair = tiny_pair(tmp_path, "ngram")
-    with pytest.raises(ConfigError, match=r"--tensor-parallel-size: 1000 .* needs a processor"):
+    with refused("--tensor-parallel-size", value=1000):
         VllmEngine(pair, tiny_spec(**{**TWO_RANKS, "tensor_parallel_size": 1000}))

@@ -5,8 +5,8 @@ from collections import Counter
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from refusals import refused
 
-from nwor_bench.errors import ConfigError
 from nwor_bench.microbench.cases import (
     PEERS,
     Group,
@@ -81,13 +81,13 @@ def test_windows_are_read_back(windows: list[Window]) -> None:
 
 @pytest.mark.parametrize("text", ["", ",", "8", "8x", "x4", "8x4x2", "8x0", "0x4", "-8x4", "8x16"])
 def test_windows_that_are_none_are_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match="--windows"):
+    with refused("--windows", value=text):
         parse_windows(text)
 
 
 @pytest.mark.parametrize("text", ["", "0", "1.1", "-0.1", "half", "nan", "inf", "0.5,x"])
 def test_acceptances_that_are_none_are_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match="--acceptance"):
+    with refused("--acceptance", value=text):
         parse_acceptances(text)
 
 
@@ -98,7 +98,7 @@ def test_lists_keep_their_order_and_drop_what_comes_twice() -> None:
 
 
 def test_unknown_names_are_refused_with_the_nearest() -> None:
-    with pytest.raises(ConfigError, match="did you mean 'commit'"):
+    with refused("--kernels", value="comit", near="commit"):
         parse_names("--kernels", "comit", tuple(PEERS))
-    with pytest.raises(ConfigError, match="--context"):
+    with refused("--context", value="1k"):
         parse_counts("--context", "1k")

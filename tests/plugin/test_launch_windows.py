@@ -4,8 +4,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from refusals import refused
 
-from nwor_bench.errors import ConfigError, ExitCode
+from nwor_bench.errors import ExitCode
 from nwor_bench.instruments.launches import HostCall
 from nwor_bench.plugin.observe import launches as launch_windows
 from nwor_bench.plugin.observe.launches import LaunchWindows
@@ -38,7 +39,7 @@ def test_a_profiler_that_hears_no_cuda_is_refused(
     """As where another profiler holds CUPTI: the marks are there, and no call is."""
     real = launch_windows.read_calls
     monkeypatch.setattr(launch_windows, "read_calls", lambda profiler: ([], real(profiler)[1]))
-    with pytest.raises(ConfigError, match=r"^--launch-counts: .* under no other") as refusal:
+    with refused("--launch-counts", naming="CUPTI") as refusal:
         batch(windows, runner, [{}, {"a": [1]}])
     assert refusal.value.exit_code == ExitCode.BAD_USAGE
     assert batch(windows, runner, [{}, {}])["windows"] == []  # a prefill alone has none to count

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 from prometheus_client import REGISTRY, generate_latest
+from refusals import refused
 
-from nwor_bench.errors import ConfigError
 from nwor_bench.plugin import register
 from nwor_bench.plugin.counts.accumulator import Accumulator
 from nwor_bench.plugin.observe import metrics
@@ -141,7 +141,7 @@ def test_vllms_own_folder_comes_first(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_is_none_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=f"{FOLDER}: .*gone.* name an existing folder"):
+    with refused(FOLDER, value=str(tmp_path / "gone")):
         folder_of({FOLDER: str(tmp_path / "gone")})
 
 

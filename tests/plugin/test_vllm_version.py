@@ -5,6 +5,7 @@ from dataclasses import replace
 from importlib.metadata import PackageNotFoundError
 
 import pytest
+from refusals import refused
 
 from nwor_bench.errors import ExitCode, UnsupportedVllmError
 from nwor_bench.instruments import versions
@@ -125,5 +126,5 @@ def test_no_vllm_at_all(installed):
     assert versions.vllm_version() is None
     assert versions.unknown_version() is None
     for ask in (versions.require_supported_vllm, versions.contract_changes):
-        with pytest.raises(UnsupportedVllmError, match=r"not installed.*make venv"):
+        with refused("vLLM", UnsupportedVllmError, value=None, naming="make venv"):
             ask()

@@ -86,10 +86,14 @@ def read(address: str) -> Reading:
             raise ConfigError.for_field(
                 "URL", address, f"no metrics are there; {REMEDY}"
             ) from error
-        raise Unreachable(f"{address} answers with {error.code} ({error.reason})") from error
+        raise Unreachable.at(
+            address, f"answers with {error.code} ({error.reason})", error.code, joint=" "
+        ) from error
     except (URLError, HTTPException, OSError) as error:
         why = getattr(error, "reason", None) or error
-        raise Unreachable(f"{address} does not answer ({why}); is the server up?") from error
+        raise Unreachable.at(
+            address, f"does not answer ({why}); is the server up?", joint=" "
+        ) from error
     return parse(text, address)
 
 

@@ -39,9 +39,11 @@ def find_tool(name: str) -> Path:
     """Path of `ncu` or `nsys`. Raises ToolUnavailable if it is not installed."""
     found = look_for_tool(name)
     if found is None:
-        raise ToolUnavailable(
-            f"profile {name}: {PRODUCT[name]} is not installed (no {name!r} in PATH); install it "
-            "with the CUDA toolkit, or put its folder into PATH"
+        raise ToolUnavailable.at(
+            f"profile {name}: {PRODUCT[name]}",
+            f"is not installed (no {name!r} in PATH); install it with the CUDA toolkit, or put its "
+            "folder into PATH",
+            joint=" ",
         )
     return found
 
@@ -68,15 +70,20 @@ def check_version(name: str, tool: Path) -> str:
     answer = output_of(tool, "--version")
     found = re.search(r"(\d{4})\.(\d+)[.\d]*", answer)
     if found is None:
-        raise ToolUnavailable(
-            f"profile {name}: {tool} does not say its version ({answer.strip()[:80]!r}); "
-            f"reinstall {PRODUCT[name]}"
+        raise ToolUnavailable.at(
+            f"profile {name}: {tool}",
+            f"does not say its version ({answer.strip()[:80]!r}); reinstall {PRODUCT[name]}",
+            answer.strip(),
+            joint=" ",
         )
     if (int(found[1]), int(found[2])) < OLDEST[name]:
         oldest = ".".join(map(str, OLDEST[name]))
-        raise ToolUnavailable(
-            f"profile {name}: {tool} is version {found[0]}, and {oldest} or newer is needed; "
-            f"install a newer {PRODUCT[name]}"
+        raise ToolUnavailable.at(
+            f"profile {name}: {tool}",
+            f"is version {found[0]}, and {oldest} or newer is needed; install a newer "
+            f"{PRODUCT[name]}",
+            found[0],
+            joint=" ",
         )
     return found[0]
 
@@ -136,8 +143,8 @@ def run_tool(command: Sequence[str], *, stdout_free: bool = False) -> int:
 
 def _cannot_run(tool: Path, error: Exception) -> ToolUnavailable:
     product = PRODUCT.get(tool.name, tool.name)
-    return ToolUnavailable(
-        f"profile {tool.name}: {tool} cannot be run ({error}); reinstall {product}"
+    return ToolUnavailable.at(
+        f"profile {tool.name}: {tool}", f"cannot be run ({error}); reinstall {product}", joint=" "
     )
 
 

@@ -102,7 +102,7 @@ class CudaTimeline:
 def open_instruments() -> tuple[Sampler, Timeline]:
     """The counters and the stream of this process's GPU. Raises CountersUnavailable."""
     if not torch.cuda.is_available():
-        raise CountersUnavailable("--dram-counters: there is no CUDA device in this worker")
+        raise CountersUnavailable.at("--dram-counters", "there is no CUDA device in this worker")
     return PmSampler(torch.cuda.current_device()), CudaTimeline()
 
 

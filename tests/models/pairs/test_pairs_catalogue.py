@@ -2,10 +2,11 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
+from refusals import refused
 
-from nwor_bench.errors import ConfigError
 from nwor_bench.models.pairs import DEFAULT_PAIR, fetch_pair, load_pair, pair_names
 
 FOLDER_PAIR = """\
@@ -43,37 +44,44 @@ def test_pair_of_the_users_own_finds_folders_beside_its_file(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "line", "words"),
+    ("old", "new", "field", "wanted"),
     [
-        ('method = "draft_model"', 'method = "medusa"', 4, ["method", "medusa", "eagle"]),
-        ('name = "mine"', 'nam = "mine"', 1, ["nam", "name"]),
-        ("target = ", "targt = ", 7, ["targt", "target"]),
-        ('description = "my own"', "description = 3", 2, ["description", "3"]),
-        ("[folder]", "[generated]", 6, ["generated"]),
+        ('method = "draft_model"', 'method = "medusa"', "4: method", {"value": "medusa"}),
+        ('name = "mine"', 'nam = "mine"', "1: nam", {"value": "mine", "near": "name"}),
+        ("target = ", "targt = ", "6: folder.target", {"naming": ":7: folder.targt = "}),
+        ('description = "my own"', "description = 3", "2: description", {"value": 3}),
+        ("[folder]", "[generated]", "6: generated.head_dim", {"naming": ":7: generated.target"}),
     ],
 )
 def test_faulty_pair_files_name_field_and_line(
-    tmp_path: Path, old: str, new: str, line: int, words: list[str]
+    tmp_path: Path, old: str, new: str, field: str, wanted: dict[str, Any]
 ) -> None:
     path = tmp_path / "mine.toml"
     path.write_text(FOLDER_PAIR.replace(old, new))
-    with pytest.raises(ConfigError) as caught:
+    with refused(f"{path}:{field}", **wanted):
         load_pair(str(path))
-    message = str(caught.value)
-    assert all(word in message for word in words)
-    assert f"{path}:{line}" in message
+
+
+def test_the_message_of_a_pair_file_names_line_field_value_and_remedy(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(FOLDER_PAIR.replace('description = "my own"', "description = 3"))
+    with refused(f"{path}:2: description") as caught:
+        load_pair(str(path))
+    assert str(caught.value) == (
+        f'{path}:2: description: 3 is not usable; write text in "double quotes"'
+    )
 
 
 @pytest.mark.parametrize("source", ["packaged", "generated"])
 def test_source_must_name_the_table_that_is_there(tmp_path: Path, source: str) -> None:
     path = tmp_path / "mine.toml"
     path.write_text(FOLDER_PAIR.replace('source = "folder"', f'source = "{source}"'))
-    with pytest.raises(ConfigError, match=rf"table \[{source}\].*found: folder"):
+    with refused("mine.toml:1: the file", naming=f"table [{source}]"):
         load_pair(str(path))
 
 
 def test_missing_pair_file_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"gone\.toml"):
+    with refused("/no/gone.toml", cause=FileNotFoundError):
         load_pair("/no/gone.toml")
 
 

@@ -3,10 +3,10 @@
 from pathlib import Path
 
 import pytest
+from refusals import refused
 from typer.testing import CliRunner
 
 from nwor_bench.cli.commands.pairs import app
-from nwor_bench.errors import ConfigError
 from nwor_bench.models.pairs import pair_names
 
 runner = CliRunner()
@@ -56,5 +56,5 @@ def test_fetch_tells_where_and_that_it_was_there_already(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("command", ["show", "fetch"])
 def test_unknown_pair(command: str) -> None:
-    with pytest.raises(ConfigError, match="did you mean 'tiny'"):
+    with refused("pair", value="tinny", near="tiny"):
         runner.invoke(app, [command, "tinny"], catch_exceptions=False)

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
+from refusals import refused
 
 from nwor_bench.errors import ConfigError, ExitCode
 from nwor_bench.models.pairs import ResolvedPair, read_model_config, resolve_pair
@@ -202,5 +203,5 @@ def test_drafter_alone_replaces_the_pairs_own(tmp_path: Path) -> None:
 @pytest.mark.parametrize("count", [0, -1, True])
 def test_draft_tokens_must_be_positive(count: int) -> None:
     pair = ResolvedPair("p", "ngram", "org/name", None, "auto")
-    with pytest.raises(ConfigError, match="draft_tokens"):
+    with refused("draft_tokens", value=count):
         pair.speculative_config(count)

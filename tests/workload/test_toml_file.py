@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from refusals import refused
 
 from nwor_bench.errors import ConfigError, ExitCode
 from nwor_bench.records.types import NworMode
@@ -54,7 +55,7 @@ def test_reads_a_valid_file(tmp_path: Path) -> None:
 def test_a_byte_order_mark_and_windows_line_ends_are_read(tmp_path: Path) -> None:
     path = tmp_path / "sample.toml"
     path.write_bytes(b"\xef\xbb\xbfrequests = 3\r\n[prompts]\r\nkind = 5\r\n")
-    with pytest.raises(ConfigError, match=r"sample\.toml:3: prompts\.kind: 5 "):
+    with refused("sample.toml:3: prompts.kind", value=5):
         read_toml(path, Sample)
 
 
@@ -72,9 +73,9 @@ def test_unknown_nested_field_offers_the_fields_of_its_own_table(tmp_path: Path)
 def test_a_table_that_is_unknown_is_named_and_not_printed(tmp_path: Path) -> None:
     path = tmp_path / "other.toml"
     path.write_text("[build-system]\nrequires = ['setuptools']\n")
-    with pytest.raises(ConfigError) as refused:
+    with refused(f"{path}:1: build-system", near="") as caught:
         read_toml(path, Sample)
-    assert str(refused.value).startswith(f"{path}:1: build-system: unknown field; known here: ")
+    assert "setuptools" not in str(caught.value)
 
 
 def test_unknown_field_in_an_array_of_tables(tmp_path: Path) -> None:
@@ -123,12 +124,12 @@ def test_syntax_error_names_the_line(tmp_path: Path, text: str, number: int) -> 
 
 
 def test_unreadable_files(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"none\.toml: cannot be read"):
+    with refused(tmp_path / "none.toml", cause=FileNotFoundError):
         read_toml(tmp_path / "none.toml", Sample)
-    with pytest.raises(ConfigError, match="cannot be read"):
+    with refused(tmp_path, cause=IsADirectoryError):
         read_toml(tmp_path, Sample)
     (tmp_path / "latin.toml").write_bytes(b'a = "\xe9"')
-    with pytest.raises(ConfigError, match=r"latin\.toml: is not UTF-8"):
+    with refused(tmp_path / "latin.toml", cause=UnicodeDecodeError):
         read_toml(tmp_path / "latin.toml", Sample)
 
 

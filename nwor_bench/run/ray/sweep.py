@@ -102,7 +102,9 @@ class _RaySweep:
                 while self._waiting and free:
                     self._start(self._waiting.pop(0), free.pop())
                 if not self._running:
-                    raise EngineError("Ray has no machine left for the runs that are not done")
+                    raise EngineError.at(
+                        "Ray", "has no machine left for the runs that are not done", joint=" "
+                    )
                 ready, _ = self._ray.wait(list(self._running), num_returns=1)
                 free += self._take(ready[0])
             finish_sweep(self._index)
@@ -176,7 +178,10 @@ class _RaySweep:
         left = self._left(group)
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         if lost >= LOST_WORKERS:
-            self._fail_group(group, EngineError(f"{lost} workers were lost; the last: {reason}"))
+            given_up = EngineError.at(
+                f"{lost} workers", f"were lost; the last: {reason}", joint=" "
+            )
+            self._fail_group(group, given_up)
         elif left:
             self._say(
                 f"engine {group.number}: worker lost ({reason}); {len(left)} runs start again"

@@ -454,7 +454,7 @@ def test_all_faults_of_a_file_are_told_at_once(sweep: Refusal) -> None:
 def test_a_faulty_pair_file(refuses: Callable[..., None]) -> None:
     Path("mine.toml").write_text('name = "mine"\nmethod = 3\n')
     naming = "mine.toml:2: method: 3 "
-    refuses(["sweep", "--pair", "mine.toml"], "mine.toml:1: source", naming=naming)
+    refuses(["sweep", "--pair", "mine.toml"], "mine.toml:1: description", naming=naming)
 
 
 # --- reports ---

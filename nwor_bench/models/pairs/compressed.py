@@ -58,8 +58,8 @@ def _read(folder: Path) -> dict[str, bytes]:
             try:
                 found[path.name] = path.read_bytes()
             except OSError as error:
-                raise BenchError(
-                    f"{path}: cannot be read ({error.strerror}); {_RESTORE}"
+                raise BenchError.at(
+                    path, f"cannot be read ({error.strerror}); {_RESTORE}"
                 ) from error
     return found
 
@@ -68,10 +68,10 @@ def _decompressed(path: Path, content: bytes) -> bytes:
     try:
         import lzma
     except ImportError as error:  # Python may be built without it
-        raise BenchError(
-            f"{path}: this Python has no lzma module to unpack it; run `xz -dk {path}`"
+        raise BenchError.at(
+            path, f"this Python has no lzma module to unpack it; run `xz -dk {path}`"
         ) from error
     try:
         return lzma.decompress(content)
     except lzma.LZMAError as error:
-        raise BenchError(f"{path}: cannot be unpacked ({error}); {_RESTORE}") from error
+        raise BenchError.at(path, f"cannot be unpacked ({error}); {_RESTORE}") from error

@@ -8,8 +8,9 @@ import threading
 from pathlib import Path
 
 import pytest
+from refusals import refused
 
-from nwor_bench.errors import BenchError, ConfigError
+from nwor_bench.errors import BenchError
 from nwor_bench.models.pairs import DEFAULT_PAIR, load_pair, resolve_pair
 from nwor_bench.models.pairs import compressed as module
 from nwor_bench.models.pairs.compressed import COMPRESSED, WEIGHTS, require_weights, unpacked
@@ -115,9 +116,8 @@ def test_damaged_weights_are_refused_by_name_and_leave_nothing(
     head: Path, tmp_path: Path, kind: str
 ) -> None:
     damage(head / COMPRESSED, kind)
-    with pytest.raises(BenchError, match="restore") as caught:
+    with refused(head / COMPRESSED, BenchError, cause=lzma.LZMAError):
         unpacked(str(head), tmp_path / "cache", silent)
-    assert str(head / COMPRESSED) in str(caught.value)
     assert [p for p in (tmp_path / "cache").iterdir() if p.suffix != ".lock"] == []
 
 
@@ -125,14 +125,16 @@ def test_a_python_without_lzma_is_told_the_command(
     head: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "lzma", None)
-    with pytest.raises(BenchError, match=f"xz -dk {head / COMPRESSED}"):
+    with refused(
+        head / COMPRESSED, BenchError, cause=ImportError, naming=f"xz -dk {head / COMPRESSED}"
+    ):
         unpacked(str(head), tmp_path / "cache", silent)
 
 
 def test_missing_weights_of_a_shipped_drafter_are_refused_by_name(head: Path) -> None:
     require_weights("drafter", str(head))
     (head / COMPRESSED).unlink()
-    with pytest.raises(ConfigError, match=COMPRESSED):
+    with refused("drafter", value=str(head / COMPRESSED)):
         require_weights("drafter", str(head))
 
 

@@ -46,8 +46,8 @@ def test_a_packaged_pair_may_bring_a_drafter_beside_its_file(
     pair = load_pair(str(tmp_path / "small.toml"))
     assert pair_folder(pair) == pair_folder(local_pair)  # one build of the target serves both
     head = tmp_path / "small-eagle"
-    for missing in ("small-eagle", COMPRESSED):
-        with refused("packaged.drafter", value=str(head), naming=missing):
+    for missing in (head, head / COMPRESSED):
+        with refused("packaged.drafter", value=str(missing)):
             fetch_pair(pair, tmp_path / "cache")
         assert visible(tmp_path / "cache") == []
         head.mkdir(exist_ok=True)

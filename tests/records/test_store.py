@@ -134,7 +134,7 @@ def test_a_folder_without_a_run_is_refused(tmp_path):
 def test_other_versions_are_refused_and_the_known_ones_named(store, version):
     path = store.folder / RUN_FILE
     path.write_text(json.dumps({**json.loads(path.read_text()), "format_version": version}))
-    with refused("run.json: format_version", StoreError, value=version):
+    with refused("run.json: format_version", StoreError, value=version, naming="1, 2"):
         read_run(store.folder)
     with pytest.raises(StoreError):
         RunStore.open(store.folder)

@@ -58,11 +58,11 @@ def test_fp8_caches_need_scales_that_fit(triton_device):
         ([one.double()], [one]),
         ([torch.ones(6, device=triton_device)[::2]], [one]),
     ):
-        with pytest.raises(ValueError, match=r"an fp8 cache needs [kv]_scales"):
+        with pytest.raises(ValueError, match=r"[kv]_scales"):
             CommitPlan([cache], k_scales, v_scales)
-    with pytest.raises(ValueError, match="an fp8 cache needs v_scales"):
+    with pytest.raises(ValueError, match="v_scales"):
         CommitPlan([cache, cache], [one, one], [one, three])
-    with pytest.raises(ValueError, match="scales are for fp8 caches"):
+    with pytest.raises(ValueError, match="k_scales"):
         CommitPlan([cache.float()], [one], [one])
 
 

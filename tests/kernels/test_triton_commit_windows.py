@@ -389,7 +389,7 @@ def test_sources_that_do_not_fit_the_caches_are_refused(triton_device, change):
 def test_one_way_to_tell_what_is_accepted(triton_device, options):
     windows = make_windows(WindowShape(), 1, triton_device)
     windows.options = options
-    with pytest.raises(ValueError, match="give"):
+    with pytest.raises(ValueError, match="accepted"):
         windows.launch()
 
 

@@ -51,6 +51,7 @@ def test_cells_stand_in_a_fixed_order(run):
     assert modes == [("off", s) for s in scv] + [("stage", s) for s in scv]
 
 
+@pytest.mark.slow
 @examples(10)
 @given(seed=st.integers(0, 1000), blocks=st.integers(1, 5))
 def test_sums_are_those_of_the_timed_records(seed, blocks):

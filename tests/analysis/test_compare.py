@@ -48,6 +48,7 @@ def test_a_run_is_the_same_as_itself() -> None:
     assert comparison.exit_code(strict=True) is ExitCode.OK
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("factor", "outcome"), [(1.05, ChangeVerdict.REGRESSION), (0.95, ChangeVerdict.IMPROVEMENT)]
 )
@@ -76,6 +77,7 @@ def test_by_time_a_slower_machine_is_a_regression_of_every_cell() -> None:
     assert "off x off" in found
 
 
+@pytest.mark.slow
 def test_a_change_within_the_threshold_is_no_regression() -> None:
     new = slowed(BASE, {GRAPH: 1.05})
     assert cell_of(compare(new, threshold=0.1), "stage x graph").outcome is ChangeVerdict.SAME
@@ -85,6 +87,7 @@ def test_a_change_within_the_threshold_is_no_regression() -> None:
     assert edge.outcome is ChangeVerdict.AMBIGUOUS
 
 
+@pytest.mark.slow
 def test_a_change_within_that_of_the_aa_arm_is_ambiguous() -> None:
     new = slowed(BASE, {GRAPH: 1.03})
     drifted = replace(
@@ -107,6 +110,7 @@ def test_calls_are_corrected_for_the_number_of_cells() -> None:
     assert min(cell.p_value_holm for cell in compared) == pytest.approx(min(1.0, 5 * raw[0]))
 
 
+@pytest.mark.slow
 def test_other_prompts_are_compared_unpaired() -> None:
     new = slowed(BASE, {GRAPH: 1.05})
     paired, unpaired = compare(new), compare(other_prompts(new))
@@ -157,6 +161,7 @@ def settling(run: RunData) -> RunData:
     return change_windows(run, untimed, wall_ms=None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("other", [other_prompts, lambda run: run])
 def test_windows_without_a_time_are_left_out_and_told(other) -> None:
     """GPU runs with other prompts are compared by window time, as those with the same are."""
@@ -213,6 +218,7 @@ NO_SCV = change_batches(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("base", "new", "outcome", "words"),
     [
@@ -244,6 +250,7 @@ def test_output_that_is_no_longer_checked_is_ambiguous() -> None:
     assert "checked in BASE and not in NEW" in cell.reason
 
 
+@pytest.mark.slow
 def test_cells_of_one_run_alone_are_listed() -> None:
     def without(run: RunData, test) -> RunData:
         return replace(
@@ -266,6 +273,7 @@ def test_cells_of_one_run_alone_are_listed() -> None:
         )
 
 
+@pytest.mark.slow
 def test_force_matches_the_cells_of_a_pair_of_another_name() -> None:
     def every(_) -> bool:
         return True
@@ -301,6 +309,7 @@ def test_another_host_is_told_of_where_the_model_ran_on_a_gpu_and_refused_on_a_c
     assert line not in map(str, other_differences(base.header, other.header))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("part", "values", "line"),
     [
@@ -342,6 +351,7 @@ def test_a_refusal_names_all_differences() -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("part", "values"),
     [

@@ -63,6 +63,7 @@ def test_an_invalid_cell_has_none() -> None:
     assert found["off x off"] is not None
 
 
+@pytest.mark.slow
 def test_batches_csv_has_the_percentiles_of_each_batch_last(tmp_path) -> None:
     save_run(timed_run(), tmp_path / "run")
     paths = write_reports(tmp_path / "run")

@@ -207,6 +207,7 @@ def test_an_effect_of_the_smallest_size_is_called_in_four_of_five_runs(cells):
     assert abs(called - 0.8) < 4 * math.sqrt(0.16 / runs) + 0.02
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "blocks"),
     [
@@ -317,6 +318,7 @@ def test_no_cells_have_no_simultaneous_interval(cells):
         simultaneous_bounds(found, cells)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("noise", [normal, heavy])
 def test_the_fastest_of_six_equal_cells_is_held_by_the_simultaneous_interval(noise):
     """Its own interval is too narrow: the fastest of several is partly the luckiest."""

@@ -113,6 +113,7 @@ def test_tables_alone_give_what_the_records_give(new: Path, tmp_path: Path) -> N
     assert compare_runs(tables, after).cells == compare_runs(records, after).cells
 
 
+@pytest.mark.slow
 def test_a_compressed_table_of_windows_is_read_too(tmp_path: Path) -> None:
     folder = save_baseline(RUN, tmp_path / "base", *TABLES)
     plain = load_stored(folder)
@@ -152,6 +153,7 @@ def test_a_table_that_was_cut_between_rows_is_refused(
     assert found == 0 if kept == 1 else found in range(8)
 
 
+@pytest.mark.slow
 def test_without_windows_whole_batches_are_compared(new: Path, tmp_path: Path) -> None:
     base = load_stored(save_baseline(RUN, tmp_path / "base", "batches.csv"))
     assert base.source == "batches.csv"
@@ -193,6 +195,7 @@ def test_a_summary_of_latencies_is_held_against_latencies(new: Path, tmp_path: P
     assert change.measure == "latency_ms"
 
 
+@pytest.mark.slow
 def test_the_baseline_that_comes_with_the_project_can_be_compared() -> None:
     base = load_stored(CHECKOUT / "sweeps/results/cpu-2-cores")
     assert len(base.cells) >= 6
@@ -215,6 +218,7 @@ def test_the_baseline_that_comes_with_the_project_can_be_compared() -> None:
     assert all(cell.time.interval.low == 1 == cell.time.interval.high for cell in comparison.cells)
 
 
+@pytest.mark.slow
 def test_an_unfinished_run_says_so(tmp_path: Path) -> None:
     save_run(with_parts(RUN, status="partial"), tmp_path / "run")
     assert "status: partial" in load_stored(tmp_path / "run").warnings[0]

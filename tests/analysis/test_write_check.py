@@ -41,6 +41,7 @@ def test_what_the_writes_say(ranks: list[dict[str, int]], says: str | None) -> N
         assert re.search(says, found)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("own_surroundings")
 def test_a_cell_that_writes_early_is_invalid() -> None:
     engine = FakeEngine()

@@ -16,7 +16,7 @@ Run = Callable[..., tuple[int, str, str]]
 
 TINY = ("sweep", "--pair", "tiny", "--batches", "1", "--max-new-tokens", "6", "--output", "run")
 
-pytestmark = pytest.mark.usefixtures("own_surroundings")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("own_surroundings")]
 
 
 @pytest.fixture(autouse=True)
@@ -55,7 +55,6 @@ def test_a_refusal_of_an_alias(command_line: Run, arguments: tuple[str, ...], wo
     assert words in err
 
 
-@pytest.mark.slow  # transformers
 def test_a_model_that_the_hub_does_not_give(
     command_line: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:

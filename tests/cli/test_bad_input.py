@@ -219,6 +219,7 @@ def test_no_memory_for_the_cache(sweep: Refusal) -> None:
     )
 
 
+@pytest.mark.slow
 def test_no_memory_for_the_requests(sweep: Refusal) -> None:
     message = sweep("--requests", "1000", "--max-model-len", "3000000")
     assert "--requests x --max-model-len: '1000 x 3000000'" in message
@@ -286,6 +287,7 @@ def test_models_from_the_environment(refusal: Refusal, monkeypatch: pytest.Monke
     assert "'/no/such/draft' is not usable; no such folder" in refusal("sweep", "--pair", "tiny")
 
 
+@pytest.mark.slow
 def test_empty_variables_are_no_models(
     no_engine: None, monkeypatch: pytest.MonkeyPatch, command_line: Run
 ) -> None:
@@ -299,6 +301,7 @@ def test_empty_variables_are_no_models(
 # --- JSON ---
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("flag", "text", "wanted"),
     [

@@ -75,6 +75,7 @@ def test_no_command_shows_the_help_and_is_bad_usage(command_line: Run) -> None:
     assert all(command in out + err for command in ("sweep", "report", "pairs", "scenarios"))
 
 
+@pytest.mark.slow
 def test_the_flags_of_the_sweep_are_all_explained(command_line: Run) -> None:
     code, out, _ = command_line("sweep", "--help")
     assert code == 0
@@ -138,6 +139,7 @@ def test_a_dry_run_writes_nothing(command_line: Run, engine: FakeEngine, tmp_pat
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_sweep_and_its_report_again(
     command_line: Run, engine: FakeEngine, tmp_path: Path
 ) -> None:
@@ -156,6 +158,7 @@ def test_a_sweep_and_its_report_again(
     assert out.endswith(again)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wrong", [False, True])
 def test_the_report_goes_to_the_jobs_summary_however_the_run_ends(
     command_line: Run,
@@ -191,6 +194,7 @@ def test_without_a_jobs_summary_no_sweep_starts(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_report_does_not_depend_on_where_the_run_lies(
     command_line: Run, engine: FakeEngine, tmp_path: Path
 ) -> None:
@@ -201,6 +205,7 @@ def test_a_report_does_not_depend_on_where_the_run_lies(
         assert (tmp_path / "elsewhere/copied" / path.name).read_bytes() == path.read_bytes()
 
 
+@pytest.mark.slow
 def test_a_broken_run_ends_with_3_and_so_does_its_report(
     command_line: Run, engine: FakeEngine
 ) -> None:
@@ -211,6 +216,7 @@ def test_a_broken_run_ends_with_3_and_so_does_its_report(
     assert command_line("report", "run")[0] == ExitCode.CORRECTNESS_BROKEN
 
 
+@pytest.mark.slow
 def test_ctrl_c_while_measuring_ends_with_130(command_line: Run, engine: FakeEngine) -> None:
     engine.failing[9] = KeyboardInterrupt()
     code, out, _ = command_line(*TINY, "--output", "run")

@@ -49,6 +49,7 @@ def run(
     return command_line
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "code"),
     [
@@ -75,6 +76,7 @@ def test_exit_codes(run: Run, arguments: str, code: int) -> None:
     assert bool(err) == (arguments == "base long")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -103,6 +105,7 @@ def test_an_unknown_format_is_refused(run: Run, tmp_path: Path) -> None:
     assert "format_version 99 is unknown" in err
 
 
+@pytest.mark.slow
 def test_a_refusal_names_fields_and_values(run: Run) -> None:
     _, out, err = run("compare", "base", "long")
     assert out == ""
@@ -124,6 +127,7 @@ def test_markdown_to_a_file_or_instead_of_the_tables(run: Run, tmp_path: Path) -
     assert printed.startswith("# nwor-bench compare\n\n**1 regression: stage x graph got worse")
 
 
+@pytest.mark.slow
 def test_json_to_a_file_or_instead_of_the_tables(run: Run, tmp_path: Path) -> None:
     path = tmp_path / "compare.json"
     run("compare", "base", "slower", "--json", str(path))

@@ -15,7 +15,7 @@ from nwor_bench.records.store import RunData
 
 Run = Callable[..., tuple[int, str, str]]
 
-pytestmark = pytest.mark.usefixtures("own_surroundings")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("own_surroundings")]
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +34,6 @@ def sweeps(base: RunData, tmp_path: Path) -> tuple[str, str]:
     return str(tmp_path / "base"), str(tmp_path / "new")
 
 
-@pytest.mark.slow  # two sweeps of three runs
 def test_runs_are_matched_by_their_place(command_line: Run, sweeps: tuple[str, str]) -> None:
     code, out, err = command_line("compare", *sweeps)
     assert (code, err) == (ExitCode.REGRESSION, "")
@@ -48,7 +47,6 @@ def test_runs_are_matched_by_their_place(command_line: Run, sweeps: tuple[str, s
     assert all(len(line) <= 80 for line in out.splitlines()[2:])
 
 
-@pytest.mark.slow  # three comparisons of sweeps
 def test_json_markdown_and_quiet(command_line: Run, sweeps: tuple[str, str]) -> None:
     told = json.loads(command_line("compare", *sweeps, "--json")[1])
     assert [run["outcome"] for run in told["runs"]] == ["SAME", "REGRESSION"]
@@ -59,7 +57,6 @@ def test_json_markdown_and_quiet(command_line: Run, sweeps: tuple[str, str]) -> 
     assert out.startswith("# nwor-bench compare\n\n**REGRESSION: REGRESSION in 1")
 
 
-@pytest.mark.slow  # two comparisons of sweeps
 def test_a_missing_run_is_inconclusive_if_strict(
     command_line: Run, base: RunData, tmp_path: Path
 ) -> None:
@@ -70,7 +67,6 @@ def test_a_missing_run_is_inconclusive_if_strict(
     assert command_line("compare", *folders, "--strict")[0] == ExitCode.INCONCLUSIVE
 
 
-@pytest.mark.slow  # two sweeps of runs
 def test_other_models_are_refused_with_the_run(
     command_line: Run, base: RunData, tmp_path: Path
 ) -> None:
@@ -96,7 +92,6 @@ def test_a_sweep_is_not_compared_with_a_run(
     assert "name one run in it, or two sweeps" in err
 
 
-@pytest.mark.slow  # whole pages
 def test_pages(command_line: Run, base: RunData, sweeps: tuple[str, str]) -> None:
     save_run(base, Path("a"))
     save_run(slowed(base, {("stage", "graph"): 1.05}), Path("b"))

@@ -78,6 +78,7 @@ def test_scenarios(command_line: Run) -> None:
     assert quiet == f"short: {told['scenario']['description']}\n"
 
 
+@pytest.mark.slow
 def test_kernels(command_line: Run, capsys: pytest.CaptureFixture[str]) -> None:
     spec = Spec(kernels=("stage",), windows=(Window(8, 4),), max_rounds=3)
 
@@ -118,6 +119,7 @@ def test_profile(command_line: Run, tmp_path: Path) -> None:
     assert quiet == f"{told['table']}\n"
 
 
+@pytest.mark.slow
 def test_doctor_is_quiet(command_line: Run) -> None:
     every = command_line("doctor", "--no-engine")[1]
     quiet = command_line("doctor", "--no-engine", "-q")[1]

@@ -32,7 +32,7 @@ max_new_tokens = 6
 
 Run = Callable[..., tuple[int, str, str]]
 
-pytestmark = pytest.mark.usefixtures("own_surroundings")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("own_surroundings")]
 
 
 @pytest.fixture(autouse=True)
@@ -79,7 +79,6 @@ def test_quiet_prints_the_answer_and_the_folder(command_line: Run) -> None:
     assert command_line("report", "run", "--quiet") == (0, out, "")
 
 
-@pytest.mark.slow  # a sweep of runs
 def test_a_sweep_of_runs(command_line: Run, tmp_path: Path) -> None:
     (tmp_path / "two.toml").write_text(SWEEP)
     code, out, err = command_line("sweep", "--file", "two.toml", "--output", "many", "--json")
@@ -117,7 +116,6 @@ def test_a_prediction(command_line: Run) -> None:
     assert " ".join(out.split()) == told["predictions"][0]["headline"]
 
 
-@pytest.mark.slow  # two comparisons
 def test_a_comparison(command_line: Run) -> None:
     base = make_run(blocks=8, device="cuda", aa=True)
     save_run(base, Path("base"))
@@ -131,7 +129,6 @@ def test_a_comparison(command_line: Run) -> None:
     assert " ".join(out.split()) == told["headline"]
 
 
-@pytest.mark.slow  # two sweeps of runs
 def test_a_comparison_of_sweeps(command_line: Run) -> None:
     place = {"requests": 8, "dtype": "float32"}
     run = make_run(blocks=4, device="cuda", aa=True)

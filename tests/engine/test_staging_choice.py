@@ -86,6 +86,7 @@ def test_without_a_gpu_there_is_one_message_and_nothing_starts(
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_the_flags_reach_the_specification(command_line: Any) -> None:
     arguments = ["sweep", "--pair", "tiny", "--stage-by", "copy", "--stage-l2", "persist"]
     code, said, _ = command_line(*arguments, "--dry-run")

@@ -17,7 +17,7 @@ from nwor_bench.run.prepare import PairChoice, run_one
 from nwor_bench.run.run_options import RunOptions
 from nwor_bench.workload.config import load_scenario, resolve
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.usefixtures("figures_left_out")]
 
 WANTED = {"requests": 4, "max_new_tokens": 40, "max_model_len": 512, "batches": 3, "warmup": 1}
 

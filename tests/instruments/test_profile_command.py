@@ -246,6 +246,7 @@ def test_graphs_are_warned_of() -> None:
 GOLDEN = Path(__file__).resolve().parent.parent / "golden" / "version-1"
 
 
+@pytest.mark.slow
 def test_windows_are_named_by_the_cells_of_the_sweeps_own_run(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

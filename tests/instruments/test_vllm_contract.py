@@ -48,6 +48,7 @@ def test_each_name_exists_in_some_version() -> None:
     assert names == set()
 
 
+@pytest.mark.slow
 def test_every_import_from_vllm_is_in_the_contract() -> None:
     for file, nodes in resting_on_vllm():
         for node in nodes:

@@ -83,6 +83,7 @@ def test_padding_rows_need_not_be_left(triton_device):
 
 
 EVEN = [Request(90, 5, 4)] * 3
+BATCHES = [pytest.param(EVEN, marks=pytest.mark.long, id="even"), pytest.param(UNEVEN, id="uneven")]
 
 MODEL = Path(__file__).parents[2] / "sweeps" / "studies" / "dram-bytes" / "partials.py"
 partial_bytes = runpy.run_path(str(MODEL))["partial_bytes"]
@@ -114,9 +115,16 @@ def bytes_left(device, requests, *, heads=4, kv_heads=2, head_dim=32, **tuning: 
     return found
 
 
-@pytest.mark.parametrize("requests", [EVEN, UNEVEN], ids=["even", "uneven"])
+@pytest.mark.parametrize("requests", BATCHES)
 @pytest.mark.parametrize(
-    ("programs", "min_tiles"), [(1, 2), (3, 1), (4, 2), (7, 1), (13, 2), (40, 1)]
+    ("programs", "min_tiles"),
+    [
+        (4, 2),
+        *(
+            pytest.param(*more, marks=pytest.mark.long)
+            for more in [(1, 2), (3, 1), (7, 1), (13, 2), (40, 1)]
+        ),
+    ],
 )
 def test_without_padding_less_is_left(triton_device, requests, programs, min_tiles):
     tuning = {"programs": programs, "min_tiles": min_tiles, "whole_pairs": 0}
@@ -126,7 +134,7 @@ def test_without_padding_less_is_left(triton_device, requests, programs, min_til
     assert less < found or found == 0
 
 
-@pytest.mark.parametrize("requests", [EVEN, UNEVEN], ids=["even", "uneven"])
+@pytest.mark.parametrize("requests", BATCHES)
 @pytest.mark.parametrize(
     "programs", [4, *(pytest.param(n, marks=pytest.mark.long) for n in (2, 3, 5))]
 )

@@ -99,6 +99,7 @@ def test_sliding_window(sliding_window, whole):
     check(step, output, attend_slowly(step, sliding_window=sliding_window))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("function", [verify_attention_varlen_reference, verify_attention])
 @pytest.mark.parametrize("name", OPTIONS)
 def test_what_layers_add(function, name):

@@ -104,6 +104,7 @@ def assert_equal_bits(one: Tensor, other: Tensor) -> None:
     assert torch.equal(one.view(bits), other.view(bits))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("feature", FEATURES)
 @pytest.mark.parametrize(
     "ratio", [1, *(pytest.param(n, marks=pytest.mark.slow) for n in (3, 4, 7))]
@@ -114,6 +115,7 @@ def test_a_mixed_batch_against_the_definition(ratio, feature):
     assert_close_to_definition(attend(step, **options), step, **options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("block_size", [16, 32, 64])
 @pytest.mark.parametrize("sliding_window", [-1, 1, 7, 1000])
 @pytest.mark.parametrize("causal", [True, False])
@@ -133,6 +135,7 @@ def test_chunked_local_attention(chunk, sliding_window):
                                **options)  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("feature", FEATURES)
 def test_sliding_window_and_no_causality_reach_the_written_out_formula(feature):
     step = make_step(MIXED, heads=6, head_dim=4, seed=11)
@@ -141,6 +144,7 @@ def test_sliding_window_and_no_causality_reach_the_written_out_formula(feature):
         assert_close_to_definition(attend(step, **options), step, **options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("feature", FEATURES)
 def test_bfloat16_against_the_definition(feature):
     step = make_step(MIXED, heads=6, dtype=torch.bfloat16, seed=3)

@@ -13,14 +13,10 @@ from serve_tools import (
     PROMPTS,
     Servers,
     ask_worker,
-    drafting_with,
     load,
-    staging,
     stock_and_staged,
 )
 from server_tools import complete, environment, read_metrics
-
-from nwor_bench.models.pairs.tiny import generate_tiny
 
 HERE = str(Path(__file__).parent)
 RATIOS = ("nwor_live_ratio_low", "nwor_live_ratio", "nwor_live_ratio_high")
@@ -42,15 +38,6 @@ def stock_and_turns(folder: Path, *flags: str, **extra: str) -> Iterator[Servers
     extra = FINDS_WORKER | extra
     with stock_and_staged(folder, *flags, **IN_TURN, draft_model=True, **extra) as started:
         yield started
-
-
-@contextmanager
-def turns_beside(stock: str, folder: Path) -> Iterator[Servers]:
-    """A server whose modes take turns, beside a stock one of the same target."""
-    target, drafter = generate_tiny(folder / "pair", noise=0.05)
-    flags = drafting_with(drafter)
-    with staging(target, folder / "turns.txt", *IN_TURN.values(), *flags, **FINDS_WORKER) as base:
-        yield Servers(stock, base)
 
 
 def stock_answers(servers: Servers) -> dict[str, str]:

@@ -21,8 +21,8 @@ pytestmark = pytest.mark.engine
 ONE_GROUP = {"disable_hybrid_kv_cache_manager": True}
 
 
-IN_MAKE_TEST = {"Qwen", "Gemma, sliding window, several cache groups"}
-"""One of one KV-cache group and one of several."""
+IN_MAKE_TEST = {"Gemma, sliding window, several cache groups"}
+"""Llama, whose layers are all of one KV-cache group, has its tests in test_engine_parity.py."""
 
 
 def case(row: str, name: str, fallback: str | None, **arguments: Any) -> Any:

@@ -14,7 +14,7 @@ from nwor_bench.errors import ExitCode
 from nwor_bench.run.prepare import PairChoice, run_one
 from nwor_bench.run.run_options import RunOptions
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.usefixtures("figures_left_out")]
 
 
 @pytest.fixture(autouse=True)
@@ -27,7 +27,7 @@ def _environment_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def sweep(folder: Path, **changes: Any) -> tuple[ExitCode, pd.DataFrame, dict[str, Any]]:
     """A real sweep of the tiny pair; its exit code, cells and run.json."""
-    spec = tiny_spec(scv_modes="off,graph", **changes)
+    spec = tiny_spec(scv_modes="off,graph", warmup=1, max_warmup=1, **changes)
     code = run_one(spec, PairChoice(pair="tiny"), RunOptions(output=folder))
     cells = pd.read_csv(folder / "cells.csv", keep_default_na=False)
     return code, cells, json.loads((folder / "run.json").read_text())

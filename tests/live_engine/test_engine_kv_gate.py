@@ -13,7 +13,7 @@ from nwor_bench.errors import ExitCode
 from nwor_bench.run.prepare import PairChoice, run_one
 from nwor_bench.run.run_options import RunOptions
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.usefixtures("figures_left_out")]
 
 Damage = Callable[[torch.Tensor, torch.Tensor], None]
 
@@ -28,7 +28,13 @@ def _environment_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def sweep(folder: Path, **changes: Any) -> tuple[ExitCode, dict[str, Any]]:
     """A real sweep of the tiny pair, its exit code and run.json."""
-    modes = {"nwor_modes": "off,stage", "scv_modes": "off", "batches": 1, "warmup": 1}
+    modes = {
+        "nwor_modes": "off,stage",
+        "scv_modes": "off",
+        "batches": 1,
+        "warmup": 1,
+        "max_warmup": 1,
+    }
     spec = tiny_spec(**{**modes, **changes})
     code = run_one(spec, PairChoice(pair="tiny"), RunOptions(output=folder))
     return code, json.loads((folder / "run.json").read_text())

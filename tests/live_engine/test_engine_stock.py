@@ -14,7 +14,7 @@ from engine_tools import prompts_of, smollm2_on_short, tiny_pair
 
 from nwor_bench.models.pairs import ResolvedPair
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.long]
 
 ANSWER = """
 import json, sys
@@ -72,7 +72,6 @@ def answers(
         return [job.result() for job in jobs]
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("method", ["ngram", "draft_model"])
 def test_the_same_tokens_as_stock_in_float32(tmp_path: Path, method: str) -> None:
     pair = tiny_pair(tmp_path / "pair", method)
@@ -108,7 +107,6 @@ def test_smollm2_in_bf16_differs_from_stock_only_where_logits_are_close(tmp_path
     print(f"smollm2 bf16, ours against stock: {differing} of {len(prompts)} requests differ")
 
 
-@pytest.mark.long
 def test_the_variables_switch_the_plugin_on_in_vllms_own_processes(tmp_path: Path) -> None:
     """As `vllm serve` runs it: engine core and worker in processes of their own."""
     pair = tiny_pair(tmp_path / "pair", "ngram")

@@ -1,7 +1,7 @@
 """`vllm serve` that stages, always or in turn with off: the stock answers, the ratio, the guards.
 
-The servers are vLLM's own processes. The stock one drafts by n-grams: greedy answers are those of
-the target, whatever drafts.
+The servers are vLLM's own processes. One that always stages is in test-all: in turns half of the
+windows are staged, and half of a load's requests are cancelled too.
 """
 
 from collections.abc import Iterator
@@ -16,7 +16,6 @@ from live_tools import (
     metrics_when,
     stock_and_turns,
     stock_answers,
-    turns_beside,
 )
 from serve_tools import (
     PROMPTS,
@@ -41,11 +40,9 @@ def staging_servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server
 
 
 @pytest.fixture(scope="module")
-def servers(
-    staging_servers: Servers, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Servers]:
-    """The same stock server, and one in which the modes take turns."""
-    with turns_beside(staging_servers.stock, tmp_path_factory.mktemp("live")) as started:
+def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
+    """One server as vLLM ships it, one in which the modes take turns."""
+    with stock_and_turns(tmp_path_factory.mktemp("live")) as started:
         yield started
 
 
@@ -54,11 +51,13 @@ def stock(servers: Servers) -> dict[str, str]:
     return stock_answers(servers)
 
 
+@pytest.mark.long
 @pytest.mark.row("vllm serve")
 def test_staging_serves_the_stock_answers(staging_servers: Servers) -> None:
     check_answers(staging_servers)
 
 
+@pytest.mark.long
 @pytest.mark.row("cancelled requests")
 def test_a_load_with_cancelled_requests_leaves_nothing_behind(staging_servers: Servers) -> None:
     check_load(staging_servers)

@@ -119,6 +119,7 @@ def check_hits(engine: VllmEngine) -> list[Any]:
     return windows
 
 
+@pytest.mark.long
 def test_a_cpu_gives_the_stock_tokens(
     start_engine: Callable[..., VllmEngine], tmp_path: Path
 ) -> None:

@@ -34,6 +34,7 @@ def result() -> Result:
     return Result(SPEC, rows, "nwor-bench kernels --seed 0", FACTS, ENVIRONMENT, 12.3)
 
 
+@pytest.mark.slow
 def test_csv_has_fixed_columns_and_leaves_empty_what_was_not_measured(
     result: Result, tmp_path: Path
 ) -> None:
@@ -71,6 +72,7 @@ def test_markdown_says_how_it_was_made_and_what_is_wrong(result: Result) -> None
         assert kernel in text
 
 
+@pytest.mark.slow
 def test_the_terminal_gets_80_columns_with_every_number_whole(
     result: Result, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -194,6 +194,7 @@ class Scheduler:
             self.free += back
 
 
+@pytest.mark.slow
 @given(st.randoms(use_true_random=False), st.integers(6, 20), st.integers(1, 40))
 def test_every_row_of_a_finished_request_is_what_was_written(
     random: Random, blocks: int, steps: int

@@ -137,6 +137,7 @@ BATCH = 5_000
 """Steps of a long batch, more than twice what may wait on the device."""
 
 
+@pytest.mark.slow
 def test_a_batch_of_any_length_is_counted_exactly():
     """b ends after 10 tokens, with two windows past its end; a goes on to the last step."""
     steps = [step(["a-x", "b-y"], [1, 2], [4, 4]) for _ in range(7)]
@@ -160,6 +161,7 @@ def test_a_long_batch_keeps_few_tensors_on_the_device():
     assert sum(tensor() is not None for tensor in alive) <= MOST_PENDING
 
 
+@pytest.mark.slow
 def test_times_of_a_long_batch_are_those_of_a_short_one():
     """What is read early keeps the time to the step that began after the reading."""
     count = MOST_PENDING + 4

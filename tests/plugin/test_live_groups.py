@@ -124,6 +124,7 @@ def test_a_snapshot_has_the_classes_that_changed() -> None:
     assert groups.snapshot().groups == {"2": 1, ALL: 1}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("effect", [0.0, 0.003, -0.03])
 def test_a_planted_effect_is_found_among_arrivals_and_drift(effect: float) -> None:
     """1,500 groups whose clocks drift and jump, a sixth of them cut short by a prefill."""

@@ -23,6 +23,7 @@ def named(cells: list[CellResult], label: str) -> CellResult:
     return next(cell for cell in cells if cell.label == label)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "badge", "sentence", "pays", "sure", "then"),
     [
@@ -252,6 +253,7 @@ def test_a_partial_run_is_to_be_finished():
     assert told(partial)["What next?"].startswith("Finish the run: nwor-bench sweep --resume")
 
 
+@pytest.mark.slow
 def test_more_blocks_are_advised_by_the_square_of_the_effect():
     run = gpu_run({"off": 1.0, "graph": 1.0, "adaptive": 1.0}, noise=0.012, blocks=8)
     cells = summarised(run)

@@ -75,6 +75,7 @@ def test_the_terminal_shows_every_number_in_80_columns(width: int, change) -> No
     assert " ".join(headline(comparison).split()) in " ".join(text.split())
 
 
+@pytest.mark.slow
 def test_the_headline_says_which_way_and_how_sure() -> None:
     assert headline(compare(WORSE)).startswith("1 regression: stage x graph got worse; ")
     assert headline(compare(RUN)).startswith("No regression: ")
@@ -88,6 +89,7 @@ def test_the_headline_says_which_way_and_how_sure() -> None:
     assert headline(compare_runs(stored(alone), stored(alone))).startswith("Nothing was compared: ")
 
 
+@pytest.mark.slow
 def test_the_output_says_which_number_decides() -> None:
     assert "ratio to off x off decides" in how_decided(compare(WORSE))
     assert "The time decides" in how_decided(compare(WORSE, decide_by=DecideBy.TIME))
@@ -135,6 +137,7 @@ def test_a_machine_that_was_not_recorded_is_told() -> None:
     assert "NEW did not record" not in told
 
 
+@pytest.mark.slow
 def test_other_acceptance_on_the_same_prompts_is_told() -> None:
     def accepting_less(run):
         new = stored(run)
@@ -149,6 +152,7 @@ def test_other_acceptance_on_the_same_prompts_is_told() -> None:
         assert not any("Acceptance changed" in note for note in notes(compare_runs(BASE, new)))
 
 
+@pytest.mark.slow
 def test_reasons_name_the_cells_that_share_them() -> None:
     broken = change_batches(RUN, is_adaptive, parity="INVALID", first_mismatch="token 3")
     found = reasons(compare(broken))
@@ -197,6 +201,7 @@ def test_json_holds_the_whole_comparison() -> None:
     assert few.cells[0].time.interval is None
 
 
+@pytest.mark.slow
 def test_two_pairs_are_told_apart() -> None:
     def both(run):
         other = tuple(replace(b, pair="other") for b in run.batches)

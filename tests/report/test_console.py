@@ -106,6 +106,7 @@ def test_quiet_leaves_the_answer_and_the_folder():
     assert told == f"{found.badge}: {found.sentence} Run folder: run"
 
 
+@pytest.mark.slow
 def test_counted_bytes_and_what_counting_costs_are_told():
     for saved, verb in ((50_000, "fewer"), (-50_000, "more")):
         run = with_counters(faster(), saved)
@@ -138,6 +139,7 @@ def app():
     return app
 
 
+@pytest.mark.slow
 def test_the_command_rebuilds_the_reports(app, tmp_path, figures_left_out):
     save_run(make_run(), tmp_path / "run")
     result = CliRunner().invoke(app, [str(tmp_path / "run")])
@@ -147,6 +149,7 @@ def test_the_command_rebuilds_the_reports(app, tmp_path, figures_left_out):
     assert names <= {path.name for path in (tmp_path / "run").iterdir()}
 
 
+@pytest.mark.slow
 def test_the_command_exits_with_3_if_a_cell_is_invalid(app, tmp_path, figures_left_out):
     run = change_batches(
         make_run(), lambda b: b.nwor_mode == "stage" and b.phase == "gate", parity="INVALID"

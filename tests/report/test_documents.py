@@ -189,6 +189,7 @@ def test_bytes_are_called_computed(run):
     assert f"{staged / 1e6:.1f} MB" in text
 
 
+@pytest.mark.slow
 def test_a_hybrids_states_are_predicted_beside_its_bytes(run):
     text = section(markdown(run), "Bytes: predicted beside measured")
     assert "recurrent" not in text

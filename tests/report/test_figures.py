@@ -27,6 +27,8 @@ from nwor_bench.report.plots import axis
 from nwor_bench.report.sections.intervals import interval_figure
 from nwor_bench.report.svg import COLOURS, draw_svg
 
+pytestmark = pytest.mark.slow  # whole runs
+
 
 def figures(run: RunData) -> dict[str, Figure]:
     """The report's figures by name."""
@@ -52,7 +54,6 @@ def run() -> RunData:
     return with_counters(faster(), 50_000)
 
 
-@pytest.mark.slow  # draws every figure
 def test_every_scale_of_numbers_is_labelled(run: RunData):
     for name, figure in figures(run).items():
         texts = shown_texts(draw_svg(figure))
@@ -62,8 +63,9 @@ def test_every_scale_of_numbers_is_labelled(run: RunData):
     assert "1.000" in shown_texts(draw_svg(intervals))
 
 
-@pytest.mark.slow  # draws every figure of every kind of run, twice
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.long] * (n not in ("cpu", "faster"))) for n in RUNS]
+)
 def test_every_figure_is_drawn_with_its_texts_in_the_page_s_colours(name):
     for figure in figures(RUNS[name]()).values():
         svg = draw_svg(figure)
@@ -144,7 +146,6 @@ def test_the_noise_band_and_the_line_at_one(run):
     assert "There is no noise band" in bare.caption
 
 
-@pytest.mark.slow  # draws
 def test_each_block_stands_with_its_ratio_and_the_clocks_of_that_block(run):
     warm = change_batches(
         change_batches(run, lambda b: b.phase == "timed", conditions={"gpu_sm_clock_mhz": 1980.0}),

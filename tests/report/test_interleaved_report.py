@@ -52,6 +52,7 @@ def row(found: Table, name: str) -> dict[str, str]:
     return dict(zip(found.headers, values, strict=True))
 
 
+@pytest.mark.slow
 def test_windows_stand_beside_whole_batches() -> None:
     ratios = tables(section())["Decided by"]
     own = row(ratios, STAGE_GRAPH.label)

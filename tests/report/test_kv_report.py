@@ -65,6 +65,7 @@ def test_only_the_last_result_of_a_cell_counts() -> None:
     assert "not checked" not in answered(with_kv((STAGE, NOT_RUN), (STAGE, WITHIN)))
 
 
+@pytest.mark.slow
 def test_the_report_holds_the_gate_s_findings_and_cost() -> None:
     reason = FINDING.sentence(1)
     broken = KvResult(KvVerdict.BROKEN, reason, **COUNTS)

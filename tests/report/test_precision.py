@@ -25,6 +25,8 @@ from nwor_bench.report.markdown import escape, render_markdown
 from nwor_bench.report.sections.verdicts import verdict_sentence
 from nwor_bench.report.text import p_value
 
+pytestmark = pytest.mark.slow  # whole runs
+
 
 @pytest.fixture
 def run() -> RunData:

@@ -74,6 +74,7 @@ def test_names_are_those_of_the_design_and_of_cells_csv() -> None:
         assert name in in_csv or name.removeprefix("nwor_") in in_csv
 
 
+@pytest.mark.slow
 def test_types_follow_prometheus_practice(tmp_path: Path) -> None:
     with sweep_metrics(None, tmp_path / "m.prom", print) as done:
         assert done is not None
@@ -91,6 +92,7 @@ def test_types_follow_prometheus_practice(tmp_path: Path) -> None:
             assert set(sample.labels) == {"pair", "nwor_mode", "scv_mode", "rank"} | by_reason
 
 
+@pytest.mark.slow
 def test_a_sweeps_metrics_are_the_sums_of_its_records(tmp_path: Path) -> None:
     textfile = tmp_path / "m.prom"
     runner = Runner(tmp_path / "run", FakeEngine(), batches=2)
@@ -147,6 +149,7 @@ def windows(draw: Any) -> list[tuple[int, Any]]:
     return found
 
 
+@pytest.mark.slow
 @given(recorded=windows())
 def test_workers_are_merged_and_labelled_by_rank(
     tmp_path_factory: pytest.TempPathFactory, recorded: list[tuple[int, Any]]
@@ -284,6 +287,7 @@ def test_neither_flag_makes_nothing(tmp_path: Path) -> None:
         assert done is None
 
 
+@pytest.mark.slow
 def test_a_textfile_is_whole_at_any_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The file is replaced, never written in place: who has it open reads the old one."""
     textfile = tmp_path / "m.prom"
@@ -381,6 +385,7 @@ def test_a_textfile_that_goes_away_ends_the_run_with_one_message(
     assert "To go on: nwor-bench sweep --resume run" in out
 
 
+@pytest.mark.slow
 def test_a_sweep_from_the_command_line(
     own_surroundings: None, command_line: Run, engine: FakeEngine
 ) -> None:

@@ -13,6 +13,8 @@ from nwor_bench.records.store import RunData
 from nwor_bench.report.html.page import render_html
 from nwor_bench.report.markdown import render_markdown
 
+pytestmark = pytest.mark.slow  # whole runs
+
 
 def text(run: RunData) -> str:
     return render_markdown(document_of(run))
@@ -68,7 +70,6 @@ def test_the_plan_command_names_a_folder_that_the_reader_named():
     assert plan_flags(run)["--target-model"] == "/models/mine"
 
 
-@pytest.mark.slow  # five reports
 def test_no_plan_command_where_plan_would_predict_another_run():
     named = with_pair(gpu_run(), {"pair": "smollm2"}, name="smollm2", dtype="bfloat16")
     assert plan_flags(named) is not None
@@ -105,7 +106,6 @@ def test_reference_is_not_set_like_a_verdict(figures_left_out):
     assert re.search(r'class="[^"]*verdict v-faster[^"]*">FASTER<', page)
 
 
-@pytest.mark.slow  # five reports
 def test_advice_for_a_run_with_the_reader_s_own_models():
     own = with_pair(faster(), {"target_model": "org/name", "draft_model": "org/draft"},
                     target="org/name", method="draft_model")  # fmt: skip

@@ -41,6 +41,7 @@ def runs(folder: Path) -> tuple[SweptRun, ...]:
     return swept_runs(SweepIndex.open(folder))
 
 
+@pytest.mark.slow
 def test_the_answer_counts_the_runs(runs: tuple[SweptRun, ...]) -> None:
     lead = sweep_document("grid", runs).lead[0]
     assert isinstance(lead, Headline)
@@ -147,6 +148,7 @@ def test_a_broken_run_makes_the_sweep_exit_with_3(
     assert out.startswith("INVALID: ")
 
 
+@pytest.mark.slow
 def test_a_sweep_on_a_cpu_says_so(tmp_path: Path) -> None:
     folder = save_sweep(tmp_path / "cpu", [(place(1), make_run(blocks=5, aa=True))])
     page = sweep_document("cpu", swept_runs(SweepIndex.open(folder)))

@@ -71,6 +71,7 @@ def test_without_room_for_a_block_nothing_is_timed(tmp_path: Path, clock: Clock)
         assert cell.ratio_to_off is None
 
 
+@pytest.mark.slow
 def test_probed_blocks_fit_too_and_timed_ones_come_first(tmp_path: Path, clock: Clock) -> None:
     run = runner(tmp_path / "run", clock, "3.5s", has_probe=True).run()
     assert clock.now <= 3.5

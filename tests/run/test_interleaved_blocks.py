@@ -13,6 +13,8 @@ from nwor_bench.records.store import RunData
 from nwor_bench.records.types import NworMode, Phase
 from nwor_bench.report import write_files
 
+pytestmark = pytest.mark.slow  # whole runs
+
 
 def run_in_turns(folder: Path, batches: int, **more: Any) -> tuple[Runner, RunData]:
     runner = Runner(folder / "run", FakeEngine(), interleave="windows", batches=batches, **more)

@@ -123,6 +123,7 @@ def test_stopped_while_the_engine_starts(sweep: Sweep, tmp_path: Path) -> None:
     assert run.header.engine is None
 
 
+@pytest.mark.long
 def test_killed_and_resumed(start: Start, tmp_path: Path) -> None:
     """kill -9 in the middle of the timed blocks of a short sweep; the rest is measured later."""
     whole = "--pair tiny --requests 2 --batches 3 --max-new-tokens 12 --max-warmup 1"

@@ -22,7 +22,7 @@ from nwor_bench.run.run_options import RunOptions
 from nwor_bench.workload.config import RunSpec, load_scenario, resolve
 
 REPORTS = ("run.json", "cells.csv", "batches.csv", "windows.csv", "report.md", "report.html")
-pytestmark = pytest.mark.usefixtures("own_surroundings")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("own_surroundings")]
 GATE_ENDS = 1 + 7  # one warm-up, six cells and the A/A arm
 
 

@@ -128,6 +128,7 @@ def test_the_leading_cell_is_the_fastest_with_nwor_on() -> None:
     assert first.endswith("of off x off, 1 block")
 
 
+@pytest.mark.slow
 def test_cells_that_take_turns_lead_by_their_groups() -> None:
     run = interleaved_run(Planted({"stage x graph": 0.96, "stage x off": 1.02}))
     told = RunningRatio(run).leading({batch.cell for batch in run.batches})

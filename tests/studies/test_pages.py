@@ -32,6 +32,7 @@ def test_a_page_of_one_table(study: Study, folder: str, table: str) -> None:
     check(STUDIES / folder / "README.md", study(folder, "page").text_of(rows))
 
 
+@pytest.mark.slow
 def test_the_page_of_windows_in_turn(study: Study) -> None:
     folder = STUDIES / "interleave"
     tables = [pd.read_csv(folder / name) for name in ("groups.csv.gz", "cells.csv")]
@@ -46,6 +47,7 @@ def test_a_page_of_one_table_with_its_facts(study: Study, folder: str, table: st
     check(STUDIES / folder / "README.md", made)
 
 
+@pytest.mark.slow
 def test_the_page_of_the_runs(study: Study) -> None:
     made = study("runs", "page").text_of(pd.read_csv(RUNS), RUNS.name)
     check(RUNS.with_name("runs.md"), made)

@@ -208,6 +208,7 @@ def axis(values: list[Any]) -> st.SearchStrategy[tuple[Any, ...]]:
     return st.lists(st.sampled_from(values), unique=True, max_size=3).map(tuple)
 
 
+@pytest.mark.slow
 @given(
     pairs=axis(["tiny", "smollm2", "tiny-ngram"]).filter(bool),
     scenarios=axis(["short", "medium", "mixed"]).filter(bool),
@@ -319,6 +320,7 @@ def test_a_combination_that_cannot_be_is_named(tmp_path: Path) -> None:
         make_points(load_sweep(path))
 
 
+@pytest.mark.slow
 def test_the_summary_is_published_however_the_sweep_ends(small: Path) -> None:
     published: list[str] = []
     with refused("engine", EngineError):
@@ -327,6 +329,7 @@ def test_the_summary_is_published_however_the_sweep_ends(small: Path) -> None:
     assert "no luck" in published[0]
 
 
+@pytest.mark.slow
 def test_a_failing_run_ends_the_sweep_and_the_index_says_so(small: Path) -> None:
     with refused("engine", EngineError):
         sweep(small, Engines({0: NO_LUCK}))
@@ -371,6 +374,7 @@ def test_an_interrupted_sweep_goes_on(small: Path, capsys: pytest.CaptureFixture
         resume_sweep(Path("out"), engine_factory=engines, check_engine=accept_arguments)
 
 
+@pytest.mark.slow
 def test_ctrl_c_outside_of_measuring_is_an_interruption_too(
     small: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -385,6 +389,7 @@ def test_ctrl_c_outside_of_measuring_is_an_interruption_too(
     assert runs[0]["exit_code"] == ExitCode.INTERRUPTED
 
 
+@pytest.mark.slow
 def test_a_single_run_is_no_sweep(small: Path) -> None:
     leave_a_sweep(cut=False)
     run = Path("out") / index()["runs"][0]["folder"]
@@ -408,6 +413,7 @@ def test_a_damaged_index_is_one_message(tmp_path: Path, damage: str, field: str)
         resume_sweep(tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "run"),
     [
@@ -462,6 +468,7 @@ def test_wrong_numbers_are_worse_than_none(small: Path) -> None:
     assert sweep(small, engines, continue_on_error=True) is ExitCode.CORRECTNESS_BROKEN
 
 
+@pytest.mark.slow
 def test_an_interruption_of_a_broken_run_ends_the_sweep_too(small: Path) -> None:
     """Exit code 3 is the run's, and nobody may take it for leave to start the next one."""
     assert sweep(small, broken_in(1)({0: KeyboardInterrupt()})) is ExitCode.INTERRUPTED

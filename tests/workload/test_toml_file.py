@@ -265,6 +265,7 @@ def documents(draw: st.DrawFn) -> tuple[str, dict]:
     return writer.text, writer.expected
 
 
+@pytest.mark.slow
 @given(documents(), st.booleans())
 def test_every_field_is_found_on_its_line(document: tuple[str, dict], windows: bool) -> None:
     text, expected = document

@@ -12,6 +12,9 @@ from nwor_bench.records.header import WarmupFacts
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import WindowRecord
 
+pytestmark = pytest.mark.slow  # whole runs
+
+
 EFFECTS = {"stage x graph": 0.972, "control x off": 0.985}
 WHOLE = {"graph": 0.972, "control": 0.985}
 OF_WINDOWS = {
@@ -46,7 +49,6 @@ def test_a_sound_run_has_none_of_them() -> None:
     assert found_in(run, FindingKind.FEW_BLOCKS, FindingKind.TREND) == []
 
 
-@pytest.mark.slow  # large runs of their own
 @pytest.mark.parametrize(
     ("planted", "graph", "kind", "words"),
     [
@@ -67,12 +69,10 @@ def test_a_planted_fault_is_named(
     assert len(grouped(own)) == 1
 
 
-@pytest.mark.slow  # a run of its own
 def test_blocks_are_few_only_where_they_decide() -> None:
     assert found_in(planted_run("", 1.1), FindingKind.FEW_BLOCKS)
 
 
-@pytest.mark.slow  # a run of its own
 def test_groups_left_out_are_a_note() -> None:
     run = planted_run()
 
@@ -85,7 +85,6 @@ def test_groups_left_out_are_a_note() -> None:
     assert "window without a time" in found.message
 
 
-@pytest.mark.slow  # a run of its own
 def test_clocks_that_move_are_a_note_where_ratios_do_not_go_with_them() -> None:
     clocks, throttled = found_in(planted_run("clocks"), FindingKind.CLOCKS, FindingKind.THROTTLING)
     for found in (clocks, throttled):
@@ -94,13 +93,11 @@ def test_clocks_that_move_are_a_note_where_ratios_do_not_go_with_them() -> None:
         assert "for 100 MHz" in found.remedy
 
 
-@pytest.mark.slow  # a run of its own
 def test_clocks_that_move_the_ratio_stay_a_warning() -> None:
     own = found_in(planted_run("clock effect"), FindingKind.CLOCKS, FindingKind.THROTTLING)
     assert {found.severity for found in own} == {Severity.WARNING}
 
 
-@pytest.mark.slow  # a run of its own
 def test_clocks_that_move_stay_a_warning_where_batches_decide() -> None:
     run = planted_run("clocks", 1.1)
     own = found_in(run, FindingKind.CLOCKS, FindingKind.THROTTLING)

@@ -56,6 +56,7 @@ def test_a_sound_run_has_only_its_planted_fallbacks(run):
     assert kinds == {FindingKind.FALLBACKS}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("conditions", "kind", "words"),
     [

@@ -16,6 +16,9 @@ from nwor_bench.records.store import RunData, read_run
 from nwor_bench.records.types import AA, Cell, CellResult, Phase, Verdict, WindowRecord
 from nwor_bench.run.looks import half_widths
 
+pytestmark = pytest.mark.slow  # whole runs
+
+
 EFFECTS = {"stage x graph": 0.972, "control x off": 0.985}
 WHOLE = {"graph": 0.972, "control": 0.985}
 
@@ -52,7 +55,6 @@ def test_the_ratio_is_that_of_windows(run: RunData) -> None:
     assert cell.ratio_simultaneous_low < (cell.ratio_ci_low or 0)
 
 
-@pytest.mark.slow  # a run of its own
 def test_a_slow_down_of_a_third_of_a_per_cent_is_called_slower() -> None:
     """The A/A arm in the same run is SAME, by the margin of 1 %."""
     run = interleaved_run(Planted({"stage x graph": 1.003}, noise=0.002), whole={"graph": 1.003})
@@ -181,7 +183,6 @@ def test_counts_that_do_not(
     )
 
 
-@pytest.mark.slow  # a run of its own
 def test_a_stage_window_that_staged_a_part_is_a_fault(run: RunData) -> None:
     turn = next(w for w in run.windows if w.cell == STAGE_GRAPH and interleaved(w))
     changed = change_windows(
@@ -206,7 +207,6 @@ def test_other_tokens_than_those_of_off_alone_are_a_fault(run: RunData) -> None:
     assert check_invariants(first(run, token_digests=("x", "b1"))) == []  # other prompts
 
 
-@pytest.mark.slow  # many blocks
 def test_the_stopping_rule_sees_groups_up_to_its_block(run: RunData) -> None:
     few, all_ = half_widths(run, 6), half_widths(run, 12)
     assert len(few) == len(all_) == 7
@@ -214,7 +214,6 @@ def test_the_stopping_rule_sees_groups_up_to_its_block(run: RunData) -> None:
     assert sum(w for w in few if w) > 1.2 * sum(w for w in all_ if w)
 
 
-@pytest.mark.slow  # records, tables and reports
 def test_records_and_tables_keep_the_groups(run: RunData, tmp_path: Path) -> None:
     save_run(run, tmp_path)
     assert summarised(read_run(tmp_path)) == summarised(run)

@@ -17,6 +17,9 @@ from nwor_bench.analysis.interleaved.effects import (
 from nwor_bench.analysis.interleaved.split import splits
 from nwor_bench.records.store import RunData
 
+pytestmark = pytest.mark.slow  # whole runs
+
+
 EFFECTS = {"stage x graph": 0.972, "control x off": 0.985, "stage x off": 1.003}
 WHOLE = {"graph": 0.972, "control": 0.985, "off": 1.003}
 
@@ -39,7 +42,6 @@ def test_planted_effects_are_inside_their_intervals() -> None:
             assert found.robust.half_width < 0.002
 
 
-@pytest.mark.slow  # a run of its own
 def test_each_clock_has_its_own_effect() -> None:
     effect = of_stage_graph(interleaved_run(Planted(EFFECTS, host=0.0)))
     assert effect.device is not None
@@ -48,14 +50,12 @@ def test_each_clock_has_its_own_effect() -> None:
     assert abs(effect.host.robust.ratio - 1) < 0.001
 
 
-@pytest.mark.slow  # a run of its own
 def test_without_a_devices_clock_the_hosts_decides() -> None:
     effect = of_stage_graph(interleaved_run(Planted(EFFECTS), device=False))
     assert (effect.clock, effect.device) == (WALL_MS, None)
     assert effect.decisive is effect.host is not None
 
 
-@pytest.mark.slow  # many windows
 def test_carry_over_is_found_and_none_is_not() -> None:
     quiet = of_stage_graph(interleaved_run(Planted(EFFECTS), 30))
     assert quiet.carry_over is not None
@@ -71,7 +71,6 @@ def test_carry_over_is_found_and_none_is_not() -> None:
     assert effect.carry_over.ratio == pytest.approx(1.02, abs=0.006)
 
 
-@pytest.mark.slow  # many windows
 def test_rare_long_windows_move_the_mean_alone() -> None:
     quiet = of_stage_graph(interleaved_run(Planted(EFFECTS), batches=40))
     assert not mean_disagrees(quiet)
@@ -81,7 +80,6 @@ def test_rare_long_windows_move_the_mean_alone() -> None:
     assert rare.device.mean.ratio > rare.device.robust.ratio + 0.01
 
 
-@pytest.mark.slow  # a run of its own
 def test_groups_by_clock() -> None:
     planted = Planted(EFFECTS, clocks=(1980.0, 1410.0, 1410.0, 1695.0))
     found = of_stage_graph(interleaved_run(planted)).conditions
@@ -95,7 +93,6 @@ def test_groups_by_clock() -> None:
     assert found.if_throttled is not None
 
 
-@pytest.mark.slow  # a run of its own
 def test_an_effect_that_depends_on_the_clock() -> None:
     planted = Planted(EFFECTS, clocks=(1980.0, 1410.0), per_100_mhz=0.002)
     found = of_stage_graph(interleaved_run(planted)).conditions
@@ -110,7 +107,6 @@ def test_one_clock_has_no_slope() -> None:
     assert [b.share for b in found.clocks] == [1.0]
 
 
-@pytest.mark.slow  # a run of its own
 def test_the_split_adds_up() -> None:
     run = interleaved_run(Planted(EFFECTS), whole=WHOLE)
     (split,) = splits(pair_effects(run), summarised(run))
@@ -124,7 +120,6 @@ def test_the_split_adds_up() -> None:
     assert split.to_dict()["attention"]["ratio"] == split.attention.ratio
 
 
-@pytest.mark.slow  # a run of its own
 def test_no_split_where_whole_batches_decided_or_control_is_missing() -> None:
     run = interleaved_run(Planted(EFFECTS), whole={**WHOLE, "control": 0.8})
     assert splits(pair_effects(run), summarised(run)) == []

@@ -24,6 +24,7 @@ def output(*arguments: str) -> str:
     return result.output
 
 
+@pytest.mark.slow
 def test_list_names_every_pair_within_80_columns() -> None:
     text = output("list")
     assert all(name in text for name in pair_names())

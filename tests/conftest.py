@@ -1,6 +1,7 @@
 """What all tests share: GPU tests are skipped where there is no CUDA device."""
 
 import gc
+import logging
 import os
 import re
 import signal
@@ -91,6 +92,9 @@ def pytest_collection() -> None:
 def pytest_collection_finish() -> None:
     gc.freeze()  # what was imported is not searched again and again: a quarter of a second each
     gc.enable()
+    for name in list(logging.root.manager.loggerDict):  # else each gets six handlers in each test
+        if name.startswith("torch"):
+            logging.getLogger(name).propagate = True
 
 
 def pytest_sessionfinish() -> None:

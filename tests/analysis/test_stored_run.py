@@ -129,6 +129,7 @@ def test_a_compressed_table_of_windows_is_read_too(tmp_path: Path) -> None:
         load_stored(folder)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("table", "kept", "naming"),
     [

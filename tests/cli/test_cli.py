@@ -93,6 +93,7 @@ def test_the_flags_of_the_sweep_are_all_explained(command_line: Run) -> None:
         assert words in out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

@@ -14,6 +14,9 @@ from synthetic_run import make_run, save_run, with_header
 from nwor_bench.cli import app as cli
 from nwor_bench.report.github import LIMIT_BYTES, append_github_summary
 
+pytestmark = pytest.mark.slow  # whole runs
+
+
 CHECKOUT = Path(__file__).resolve().parents[2]
 CI_EXAMPLE = CHECKOUT / "sweeps/ci-example.yml"
 BASE = make_run(blocks=6, device="cuda", aa=True)
@@ -49,7 +52,6 @@ def run(
     return command_line
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "code"),
     [
@@ -76,7 +78,6 @@ def test_exit_codes(run: Run, arguments: str, code: int) -> None:
     assert bool(err) == (arguments == "base long")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -105,7 +106,6 @@ def test_an_unknown_format_is_refused(run: Run, tmp_path: Path) -> None:
     assert "format_version 99 is unknown" in err
 
 
-@pytest.mark.slow
 def test_a_refusal_names_fields_and_values(run: Run) -> None:
     _, out, err = run("compare", "base", "long")
     assert out == ""
@@ -115,7 +115,6 @@ def test_a_refusal_names_fields_and_values(run: Run) -> None:
     assert "scenario.requests: BASE 2, NEW 8" in " ".join(out.split())
 
 
-@pytest.mark.slow  # two comparisons
 def test_markdown_to_a_file_or_instead_of_the_tables(run: Run, tmp_path: Path) -> None:
     path = tmp_path / "compare.md"
     code, shown, _ = run("compare", "base", "slower", "--markdown", str(path))
@@ -127,7 +126,6 @@ def test_markdown_to_a_file_or_instead_of_the_tables(run: Run, tmp_path: Path) -
     assert printed.startswith("# nwor-bench compare\n\n**1 regression: stage x graph got worse")
 
 
-@pytest.mark.slow
 def test_json_to_a_file_or_instead_of_the_tables(run: Run, tmp_path: Path) -> None:
     path = tmp_path / "compare.json"
     run("compare", "base", "slower", "--json", str(path))
@@ -139,7 +137,6 @@ def test_json_to_a_file_or_instead_of_the_tables(run: Run, tmp_path: Path) -> No
     assert json.loads(printed) == content
 
 
-@pytest.mark.slow  # a comparison and a report
 def test_the_jobs_summary_is_appended_to(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -530,8 +530,12 @@ def test_every_failed_check_says_what_to_do() -> None:
 
 @pytest.fixture
 def run(
-    own_surroundings: None, command_line: Callable[..., tuple[int, str, str]]
+    own_surroundings: None,
+    command_line: Callable[..., tuple[int, str, str]],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> Callable[..., tuple[int, str]]:
+    """vLLM's sources, whose parsing takes a second, count as read."""
+    monkeypatch.setattr(software, "contract_changes", lambda: Changes("0.32.0", "0.32.0", 60, {}))
     return lambda *arguments: command_line("doctor", *arguments)[:2]
 
 

@@ -59,6 +59,7 @@ def test_every_import_from_vllm_is_in_the_contract() -> None:
                 assert {a.name for a in node.names} <= set(listed), (file, node.lineno)
 
 
+@pytest.mark.slow
 def test_every_patched_method_is_in_the_contract() -> None:
     members = {name.rpartition(".")[2] for name in all_names()} | {"forward"}  # a model's own
     patched = 0

@@ -71,6 +71,7 @@ def test_windows_beside_other_requests(requests, whole):
     )
 
 
+@pytest.mark.slow
 def test_the_operator_is_the_reference_on_a_cpu():
     step = make_step(MIXED, seed=7)
     staged = stage_step(step, True)

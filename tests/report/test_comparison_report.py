@@ -57,6 +57,7 @@ def big(comparison):
     return replace(comparison, cells=tuple(cells))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [80, 120])
 @pytest.mark.parametrize("change", [lambda c: c, big], ids=["usual", "big"])
 def test_the_terminal_shows_every_number_in_80_columns(width: int, change) -> None:

@@ -22,6 +22,9 @@ from nwor_bench.report.sections.limits import limits
 from nwor_bench.report.sections.split import split_lines
 from nwor_bench.report.svg import draw_svg
 
+pytestmark = pytest.mark.slow  # whole runs
+
+
 EFFECTS = {"stage x graph": 0.972, "control x off": 0.985}
 WHOLE = {"graph": 0.972, "control": 0.985}
 CLOCKS = (1980.0, 1410.0, 1700.0)
@@ -52,7 +55,6 @@ def row(found: Table, name: str) -> dict[str, str]:
     return dict(zip(found.headers, values, strict=True))
 
 
-@pytest.mark.slow
 def test_windows_stand_beside_whole_batches() -> None:
     ratios = tables(section())["Decided by"]
     own = row(ratios, STAGE_GRAPH.label)
@@ -79,7 +81,6 @@ def test_run_lengths_and_clocks_have_a_table_each() -> None:
     assert "in throttled batches" in bullets[-1].items[0]
 
 
-@pytest.mark.slow  # a large run of its own
 def test_left_out_groups_are_told_with_their_reason() -> None:
     untimed = change_windows(
         run(), lambda w: w.cell == STAGE_GRAPH and w.block == 2 and w.group is not None,
@@ -91,7 +92,6 @@ def test_left_out_groups_are_told_with_their_reason() -> None:
     assert "stage x graph: left out 8 (window without a time)." in first.items
 
 
-@pytest.mark.slow  # draws
 def test_the_figure_shows_the_running_estimate_and_the_clock() -> None:
     (figure,) = [block for block in section().blocks if isinstance(block, Figure)]
     names = [trace.get("name") for trace in figure.data if trace["type"] == "line"]
@@ -103,7 +103,6 @@ def test_the_figure_shows_the_running_estimate_and_the_clock() -> None:
     assert draw_svg(figure).startswith("<svg")
 
 
-@pytest.mark.slow  # the answers of a large run
 def test_the_split_is_a_sentence_of_the_answer_and_a_line_on_the_terminal(
     tmp_path: Path,
 ) -> None:
@@ -117,14 +116,12 @@ def test_the_split_is_a_sentence_of_the_answer_and_a_line_on_the_terminal(
     assert line in console.export_text()
 
 
-@pytest.mark.slow  # the answers of a large run
 def test_the_answer_counts_groups_not_blocks() -> None:
     cells = summarised(run())
     sure = dict(questions(run(), cells).entries)["How sure is that?"]
     assert "It rests on 120 groups of neighbouring windows of the same prompts" in sure
 
 
-@pytest.mark.slow  # all reports of a large run
 def test_json_has_the_split(tmp_path: Path) -> None:
     save_run(run(), tmp_path)
     write_reports(tmp_path)
@@ -139,7 +136,6 @@ def test_json_has_the_split(tmp_path: Path) -> None:
     assert dict(header.split[0]) == split
 
 
-@pytest.mark.slow  # a large run of its own
 def test_windows_that_no_whole_batches_check_are_told() -> None:
     def told(made: RunData) -> bool:
         return any("Whole batches ran in" in text for text in limits(made, summarised(made)))
@@ -156,7 +152,6 @@ def test_windows_that_no_whole_batches_check_are_told() -> None:
     )
 
 
-@pytest.mark.slow  # the whole report of a large run
 def test_order_of_cells_says_in_turn() -> None:
     order = next(s for s in document_of(run()).sections if "Order" in s.title)
     (body,) = [block for block in order.blocks if isinstance(block, Table)]

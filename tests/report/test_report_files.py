@@ -18,6 +18,9 @@ from nwor_bench.records.store import read_run
 from nwor_bench.records.types import CellResult, RunStatus, WindowRecord
 from nwor_bench.report.files import to_csv
 
+pytestmark = pytest.mark.slow  # whole runs
+
+
 # From the design's output contract.
 CELLS = """pair, nwor_mode, scv_mode, batches, windows, requests, output_tokens, draft_tokens,
 accepted_tokens, acceptance_rate, mean_accepted_per_window, nwor_total_staged,
@@ -48,7 +51,6 @@ def rows(path) -> list[dict[str, str]]:
     return list(csv.DictReader(io.StringIO(path.read_text(encoding="utf-8"))))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("name", "contract"), [("cells_csv", CELLS), ("windows_csv", WINDOWS)])
 def test_the_contracts_columns_come_first_and_in_order(reports, name, contract):
     expected = contract.replace("\n", " ").split(", ")
@@ -105,7 +107,6 @@ def test_run_json_keeps_the_header_and_gains_the_summaries(reports):
     assert (after["violations"], after["warnings"]) == ([], [])
 
 
-@pytest.mark.slow  # reports twice
 def test_reports_made_twice_are_the_same(folder):
     def contents():
         write_reports(folder, drawn=True)
@@ -114,7 +115,6 @@ def test_reports_made_twice_are_the_same(folder):
     assert contents() == contents()
 
 
-@pytest.mark.slow
 def test_a_torn_run_is_reported_with_its_warning(folder):
     records = folder / RECORDS_FILE
     records.write_bytes(records.read_bytes()[:-5])
@@ -125,7 +125,6 @@ def test_a_torn_run_is_reported_with_its_warning(folder):
         assert text.index("was not written to the end") < text.index("Does it pay?")
 
 
-@pytest.mark.slow
 def test_an_invalid_cell_has_no_time_in_any_summary(tmp_path):
     run = change_batches(
         make_run(),
@@ -182,7 +181,6 @@ def cited(text: str) -> set[str]:
     return set(re.findall(r"[\w./-]+\.(?:html|csv|json|jsonl|log|md)\b", text))
 
 
-@pytest.mark.slow
 def test_report_md_cites_files_that_are_there(tmp_path):
     save_run(make_run(aa=True), tmp_path)
     text = write_reports(tmp_path).markdown.read_text()

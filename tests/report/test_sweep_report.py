@@ -20,6 +20,9 @@ from nwor_bench.report.sweep.tradeoff import front
 from nwor_bench.run.sweep_folder import SweepIndex
 from nwor_bench.run.sweep_summary import swept_runs
 
+pytestmark = pytest.mark.slow  # whole runs
+
+
 Run = Callable[..., tuple[int, str, str]]
 
 
@@ -41,7 +44,6 @@ def runs(folder: Path) -> tuple[SweptRun, ...]:
     return swept_runs(SweepIndex.open(folder))
 
 
-@pytest.mark.slow
 def test_the_answer_counts_the_runs(runs: tuple[SweptRun, ...]) -> None:
     lead = sweep_document("grid", runs).lead[0]
     assert isinstance(lead, Headline)
@@ -81,7 +83,6 @@ def test_shades_grow_with_the_distance() -> None:
     assert shade(None) == ""
 
 
-@pytest.mark.slow  # a sweep of runs
 def test_the_ratio_is_drawn_against_what_varies(folder: Path, tmp_path: Path) -> None:
     both = gpu_run(probed=False, blocks=6)
     wide = save_sweep(
@@ -114,7 +115,6 @@ def test_the_front_holds_what_no_other_beats(runs: tuple[SweptRun, ...]) -> None
     assert [(t, ms) for t, ms, *_ in front(points)] == [(80, 4), (100, 5), (120, 9)]
 
 
-@pytest.mark.slow  # three whole reports
 def test_report_writes_the_summaries_of_a_sweep_folder(command_line: Run, folder: Path) -> None:
     for name in ("summary.html", "summary.md", "summary.csv"):
         (folder / name).unlink(missing_ok=True)
@@ -138,7 +138,6 @@ def test_report_writes_the_summaries_of_a_sweep_folder(command_line: Run, folder
     assert "Answer" not in quiet
 
 
-@pytest.mark.slow  # a sweep of runs
 def test_a_broken_run_makes_the_sweep_exit_with_3(
     command_line: Run, tmp_path: Path, figures_left_out: None
 ) -> None:
@@ -148,7 +147,6 @@ def test_a_broken_run_makes_the_sweep_exit_with_3(
     assert out.startswith("INVALID: ")
 
 
-@pytest.mark.slow
 def test_a_sweep_on_a_cpu_says_so(tmp_path: Path) -> None:
     folder = save_sweep(tmp_path / "cpu", [(place(1), make_run(blocks=5, aa=True))])
     page = sweep_document("cpu", swept_runs(SweepIndex.open(folder)))

@@ -442,6 +442,7 @@ def test_an_edited_index_is_refused_before_anything_starts(
     assert engines.started == []
 
 
+@pytest.mark.slow
 def test_a_sweep_goes_on_with_its_own_contents_only(small: Path) -> None:
     leave_a_sweep(cut=True)
     small.write_text(SMALL.replace("batches = 3", "batches = 4"))
@@ -500,6 +501,7 @@ def test_a_run_that_ended_just_before_the_index_was_written_keeps_its_exit_code(
     assert engines.started == []
 
 
+@pytest.mark.slow
 def test_a_folder_that_holds_a_sweep_is_refused(small: Path) -> None:
     leave_a_sweep(cut=False)
     with refused("--output", value="out") as caught:

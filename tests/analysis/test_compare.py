@@ -69,6 +69,7 @@ def test_one_changed_cell_is_found_whatever_the_machine_did(
     assert comparison.exit_code() is code
 
 
+@pytest.mark.slow
 def test_by_time_a_slower_machine_is_a_regression_of_every_cell() -> None:
     comparison = compare(slowed(BASE, {}, machine=1.1), decide_by=DecideBy.TIME)
     found = outcomes(comparison)
@@ -122,12 +123,14 @@ def test_other_prompts_are_compared_unpaired() -> None:
     assert cell_of(unpaired, "stage x graph").outcome is ChangeVerdict.REGRESSION
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("field", [{"seed": 4}, {"temperature": 0.7}])
 def test_blocks_of_another_seed_or_temperature_are_no_pair(field: dict[str, float]) -> None:
     new = change_batches(slowed(BASE, {}), lambda batch: True, **field)
     assert not cell_of(compare(new), "stage x off").ratio.paired
 
 
+@pytest.mark.slow
 def test_only_blocks_of_the_same_prompts_are_paired() -> None:
     new = change_batches(slowed(BASE, {}), lambda b: b.block > 7, prompt_digest="other")
     change = cell_of(compare(new), "stage x off").ratio
@@ -144,6 +147,7 @@ def test_too_few_blocks_give_no_interval_and_no_verdict() -> None:
     assert "BASE has 2 and NEW has 2" in cell.reason
 
 
+@pytest.mark.slow
 def test_a_batch_is_compared_where_windows_have_no_time() -> None:
     new = change_windows(slowed(BASE, {GRAPH: 1.05}), lambda window: True, wall_ms=None)
     cell = cell_of(compare(new), "stage x graph")
@@ -198,6 +202,7 @@ def test_where_every_window_has_a_time_none_is_said_to_be_left_out() -> None:
     assert not any("left out" in note for note in notes(comparison))
 
 
+@pytest.mark.slow
 def test_one_block_without_any_time_makes_it_the_time_of_batches() -> None:
     new = change_windows(other_prompts(slowed(BASE, {})), lambda w: w.block == 3, wall_ms=None)
     change = cell_of(compare(new), "stage x graph").time
@@ -290,6 +295,7 @@ def test_force_matches_the_cells_of_a_pair_of_another_name() -> None:
     assert changed.ratio == cell_of(compare(new), "stage x graph").ratio
 
 
+@pytest.mark.slow
 def test_strict_tells_open_cells_from_the_same() -> None:
     comparison = compare(slowed(BASE, {}, noise=0.2))
     assert comparison.having(ChangeVerdict.AMBIGUOUS)

@@ -163,6 +163,7 @@ def test_without_windows_whole_batches_are_compared(new: Path, tmp_path: Path) -
     assert change.interval.low < 1.05 < change.interval.high
 
 
+@pytest.mark.slow
 def test_summaries_alone_give_times_no_interval_and_ratios_their_own(
     new: Path, tmp_path: Path
 ) -> None:
@@ -186,6 +187,7 @@ def test_summaries_without_run_jsons_cells_come_from_the_table(tmp_path: Path) -
     assert load_stored(folder).cells == whole
 
 
+@pytest.mark.slow
 def test_a_summary_of_latencies_is_held_against_latencies(new: Path, tmp_path: Path) -> None:
     # Format version 1 did not say what it compared: it was the latency.
     folder = save_baseline(RUN, tmp_path / "base")

@@ -211,6 +211,7 @@ def test_what_is_no_number_is_bad_usage(sweep: Refusal, flag: str, value: str) -
 # --- memory and lengths ---
 
 
+@pytest.mark.slow
 def test_no_memory_for_the_cache(sweep: Refusal) -> None:
     message = sweep("--kv-cache-gib", "100000")
     assert re.search(

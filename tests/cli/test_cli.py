@@ -235,6 +235,7 @@ def ctrl_c_is_caught_at(call: int) -> Callable[[int], None]:
     return press
 
 
+@pytest.mark.slow
 def test_ctrl_c_that_makes_a_library_fail_is_still_ctrl_c(
     command_line: Run, engine: FakeEngine
 ) -> None:

@@ -105,6 +105,7 @@ def session(folder: Path | None, **faults: object) -> int:
     )
 
 
+@pytest.mark.slow
 def test_a_run_writes_three_files_into_a_new_folder(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -126,6 +127,7 @@ def test_a_wrong_result_is_exit_code_3_and_the_files_are_written(
     assert "INVALID" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_an_older_run_is_never_overwritten(tmp_path: Path) -> None:
     assert session(tmp_path / "out") == ExitCode.OK
     before = (tmp_path / "out" / "kernels.csv").read_text()

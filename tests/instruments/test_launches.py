@@ -4,6 +4,8 @@ from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
+import pytest
+
 from nwor_bench.instruments.launches import (
     KINDS,
     STEP,
@@ -51,6 +53,7 @@ def test_no_name_is_of_two_kinds() -> None:
     assert len(names) == len(set(names))
 
 
+@pytest.mark.slow
 def test_marks_are_read_from_pytorchs_profiler() -> None:
     import torch
 

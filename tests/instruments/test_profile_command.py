@@ -132,6 +132,7 @@ def test_an_old_tool_is_refused(says: str, version: str, tmp_path: Path) -> None
         tools.check_version("ncu", tool)
 
 
+@pytest.mark.slow
 def test_a_tool_that_fails_leaves_no_table(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     script(tmp_path / "ncu", 'case "$1" in --version) echo "Version 2025.3.1.0";; *) exit 9;; esac')
     monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")

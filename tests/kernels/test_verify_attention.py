@@ -125,6 +125,7 @@ def test_block_sizes_windows_and_causality(block_size, sliding_window, causal):
     assert_close_to_definition(attend(step, **options), step, **options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chunk", [1, 6, 16])
 @pytest.mark.parametrize("sliding_window", [-1, 7])
 def test_chunked_local_attention(chunk, sliding_window):

@@ -52,6 +52,7 @@ def test_csv_has_fixed_columns_and_leaves_empty_what_was_not_measured(
     assert (ours["launches"], ours["written_tokens"], ours["context"]) == ("1", "3", "")
 
 
+@pytest.mark.slow
 def test_json_names_its_format_and_holds_everything(result: Result) -> None:
     content = json.loads(json_text(result))
     assert (content["format_version"], content["kind"]) == (FORMAT_VERSION, "kernels")

@@ -182,6 +182,7 @@ def test_a_finished_request_is_forgotten_when_its_steps_are_read():
     assert late.requests_known == 0
 
 
+@pytest.mark.slow
 def test_a_request_that_ended_before_the_drain_is_still_judged_by_its_length():
     accumulator = Accumulator()
     late = LateCounts(accumulator, LAYERS)

@@ -96,6 +96,7 @@ def test_every_rank_draws_the_same_turns_whatever_its_windows_were() -> None:
         assert first == second
 
 
+@pytest.mark.slow
 def test_interrupted_groups_are_counted_and_whole_ones_stay_whole() -> None:
     """Arrivals end groups; every group that was begun counts or is left out."""
     draw, (turns, _), groups, begun = random.Random(2), started(), LiveGroups(), set()

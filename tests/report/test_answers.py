@@ -58,6 +58,7 @@ def test_each_kind_of_run_is_answered(name, badge, sentence, pays, sure, then):
                           "Is the output the same?", "What next?"]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["invalid", "ineffective", "cpu"])
 def test_no_effect_is_named_where_none_counts(name):
     run = RUNS[name]()

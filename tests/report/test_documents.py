@@ -169,6 +169,7 @@ def test_fallbacks_stand_with_their_reasons_and_numbers(run):
     assert re.search(r"off x graph\s*\| SCV\s*\| no_cuda\s*\| no CUDA .*\|\s*48 \|\s*48 ", text)
 
 
+@pytest.mark.slow
 def test_counters_that_disagree_are_said_to(run):
     assert "NO" not in section(markdown(run), "Counters against vLLM's own")
     wrong = change_batches(

@@ -364,6 +364,7 @@ def test_a_dry_run_leaves_another_runs_metrics_alone(
     assert Path("m.prom").read_text() == "of the run before\n"
 
 
+@pytest.mark.slow
 def test_a_textfile_that_goes_away_ends_the_run_with_one_message(
     own_surroundings: None, command_line: Run, run_with: Callable[..., None]
 ) -> None:

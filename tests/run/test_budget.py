@@ -43,6 +43,7 @@ def runner(folder: Path, clock: Clock, seconds: str, has_probe: bool = False) ->
     return Runner(folder, engine, batches=3, time_budget=seconds, max_warmup=15)
 
 
+@pytest.mark.slow
 def test_the_whole_run_fits_into_the_budget(tmp_path: Path, clock: Clock) -> None:
     made = runner(tmp_path / "run", clock, "3.5s")
     run = made.run()
@@ -53,6 +54,7 @@ def test_the_whole_run_fits_into_the_budget(tmp_path: Path, clock: Clock) -> Non
     assert "--time-budget 3.5s" in (made.sweep.stopped or "")
 
 
+@pytest.mark.slow
 def test_warm_up_takes_a_share_and_says_so(tmp_path: Path, clock: Clock) -> None:
     run = runner(tmp_path / "run", clock, "2s").run()
     assert len(of_phase(run, "warmup")) == 3  # a fifth of the budget, with rounding
@@ -61,6 +63,7 @@ def test_warm_up_takes_a_share_and_says_so(tmp_path: Path, clock: Clock) -> None
     assert "--time-budget left no room for more" in text
 
 
+@pytest.mark.slow
 def test_without_room_for_a_block_nothing_is_timed(tmp_path: Path, clock: Clock) -> None:
     made = runner(tmp_path / "run", clock, "1s", has_probe=True)
     run = made.run()

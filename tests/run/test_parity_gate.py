@@ -227,6 +227,7 @@ def test_what_was_judged_is_read_back(folder: Path) -> None:
     assert len(ties(before)) == 3
 
 
+@pytest.mark.slow
 def test_ties_that_are_all_far_apart_make_a_cell_invalid(folder: Path) -> None:
     """Each is within 5 error scales (0.06 nats each way), together they are not sound."""
     runner = Runner(folder, gpu_engine(), requests=8, max_new_tokens=16)

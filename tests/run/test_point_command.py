@@ -65,6 +65,7 @@ def test_the_command_gives_the_same_run(tmp_path):
         assert "--file" not in command
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["quick", "full"])
 def test_shipped_sweeps_too(name):
     for point in make_points(load_sweep(Path(name))):

@@ -86,6 +86,7 @@ def write_run(folder: Path, rows: pd.DataFrame) -> None:
     (folder / "run.json").write_text(json.dumps(header))
 
 
+@pytest.mark.slow
 def test_a_run_that_accepts_less_in_stage_ends_with_1(
     study: Study,
     tmp_path: Path,

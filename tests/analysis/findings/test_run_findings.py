@@ -83,6 +83,7 @@ def test_the_gate_and_warm_up_may_be_disturbed(run):
     assert found_in(gate).keys() == {FindingKind.FALLBACKS}
 
 
+@pytest.mark.slow
 def test_one_busy_block_of_twelve_is_a_note_and_many_are_a_warning(run):
     assert found_in(watched(run, second, cpu_other=0.3))[FindingKind.CPU_BUSY].severity == "note"
     busy = found_in(watched(run, timed, cpu_other=0.3))[FindingKind.CPU_BUSY]
@@ -171,6 +172,7 @@ def test_an_ambiguous_cell_is_told_what_it_could_have_seen(run):
     assert "smallest effect to be seen" in finding.message
 
 
+@pytest.mark.slow
 def test_an_arm_that_differs_is_said(run):
     biased = change_windows(run, lambda w: w.arm is not None, wall_ms=40.0)
     finding = found_in(biased)[FindingKind.AA_DIFFERS]
@@ -221,6 +223,7 @@ def test_the_severest_come_first(run):
     assert all(f.message and f.remedy for f in findings_of(broken))
 
 
+@pytest.mark.slow
 def test_launches_in_the_slower_way_are_told(run):
     for refused, told in (({}, False), ({"scratch_memory": 2, "clusters": 1}, True)):
         made = with_header(run, "engine", launch_refusals=refused)

@@ -85,6 +85,7 @@ def test_unpermuted_rows_give_the_same_attention() -> None:
     assert scores(query, key, x, y, neighbours=False) != pytest.approx(wanted, abs=0.1)
 
 
+@pytest.mark.slow
 def test_converted_query_and_key_score_as_the_gguf_does(
     synthetic_gguf: SyntheticGguf, converted: Path
 ) -> None:

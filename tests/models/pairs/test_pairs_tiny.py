@@ -39,6 +39,7 @@ def test_without_noise_the_drafter_is_the_target(tmp_path: Path) -> None:
     assert contents(target) == contents(draft)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("noise", [0.1, 3.0])
 def test_noise_is_relative_to_each_matrix_and_leaves_the_target_alone(
     tmp_path: Path, noise: float
@@ -93,6 +94,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     return Tokenizer.from_file(str(target / "tokenizer.json"))
 
 
+@pytest.mark.slow
 @given(st.text(alphabet=st.characters(exclude_characters="<", exclude_categories=["Cs"])))
 def test_any_text_is_one_token_a_byte_and_comes_back(tokenizer: Tokenizer, text: str) -> None:
     ids = tokenizer.encode(text).ids

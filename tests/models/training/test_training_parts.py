@@ -94,6 +94,7 @@ def one_token(
     return x + linear("layers.0.mlp.down_proj", gate * torch.sigmoid(gate) * up)
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_unrolled_drafts_equal_windows_drafted_one_token_at_a_time() -> None:
     """Every window as a drafter runs it: true states up to its begin, then the head's own."""
@@ -110,6 +111,7 @@ def test_unrolled_drafts_equal_windows_drafted_one_token_at_a_time() -> None:
             known = one_token(head, embeds[0, at + 1], known, at, cache)
 
 
+@pytest.mark.slow
 @given(st.integers(1, 4), st.lists(st.integers(0, 2), min_size=8, max_size=40), st.randoms())
 def test_acceptance_counts_windows_as_a_loop_would(k, ids, random) -> None:  # type: ignore[no-untyped-def]
     drafts = [[random.randint(0, 2) for _ in ids[:-1]] for _ in range(k)]
@@ -262,6 +264,7 @@ def test_an_epoch_s_line_says_over_which_tokens() -> None:
     assert "unknown over the first 256 tokens" in line
 
 
+@pytest.mark.slow
 def test_training_prompts_are_many_and_never_held_out() -> None:
     prompts = training_prompts(3000, seed=0)
     texts = [prompt.text for prompt in prompts]

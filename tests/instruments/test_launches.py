@@ -1,10 +1,9 @@
 """CUDA calls by window: against a count made the slow way, and from PyTorch's own profiler."""
 
+import pytest
 from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
-
-import pytest
 
 from nwor_bench.instruments.launches import (
     KINDS,

@@ -162,7 +162,9 @@ def flagged_when_sound(trial: int, requests: int, diverging: float) -> bool:
 
 @pytest.mark.slow  # many simulated runs
 @pytest.mark.parametrize("requests", [1, 8])
-@pytest.mark.parametrize("diverging", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize(
+    "diverging", [0.0, *(pytest.param(share, marks=pytest.mark.long) for share in (0.5, 1.0))]
+)
 def test_sound_cells_are_not_flagged(requests: int, diverging: float) -> None:
     trials = 300
     flagged = sum(flagged_when_sound(trial, requests, diverging) for trial in range(trials))
@@ -184,7 +186,9 @@ def test_independent_windows_are_flagged_as_seldom_as_alpha_says() -> None:
 
 
 @pytest.mark.slow  # many simulated runs
-@pytest.mark.parametrize(("diverging", "batches"), [(0, 1), (4, 10)])
+@pytest.mark.parametrize(
+    ("diverging", "batches"), [(0, 1), pytest.param(4, 10, marks=pytest.mark.long)]
+)
 def test_one_accepted_token_too_few_is_seen(diverging: int, batches: int) -> None:
     """8 requests of 128 tokens, of which `diverging` leave the reference half way."""
     trials, seen = 60, 0

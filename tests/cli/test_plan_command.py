@@ -171,7 +171,7 @@ def test_a_small_model_has_parameters_too(plan: Run) -> None:
         (("--config", "quantised.json"), "--weight-dtype: 'auto'"),
         ((*LLAMA, "--csv", "no/folder/x.csv"), "--csv: 'no/folder/x.csv'"),
         pytest.param(
-            (*LLAMA, "--html", "."), "--html: '.'", marks=pytest.mark.slow
+            (*LLAMA, "--html", "."), "--html: '.'", marks=pytest.mark.long
         ),  # a whole page
     ],
 )

@@ -44,6 +44,7 @@ def spec(**changes: Any) -> Any:
     return resolve(load_scenario("short"), **WANTED, **flags)
 
 
+@pytest.mark.long
 def test_windows_get_the_bytes_of_their_own_time(tmp_path: Path, gpu: SimulatedGpu) -> None:
     code = run_one(spec(), PairChoice(pair="tiny"), RunOptions(output=tmp_path / "run"))
     assert code is ExitCode.OK

@@ -66,7 +66,7 @@ def every_third(fault: Callable[[], object]) -> Callable[[], bool]:
 
 
 @pytest.mark.row("faults inside a window")
-@pytest.mark.parametrize("layer", [0, 1, 2])
+@pytest.mark.parametrize("layer", [*(pytest.param(n, marks=pytest.mark.long) for n in (0, 1)), 2])
 def test_a_layer_that_cannot_stage(
     engine: VllmEngine, check: Check, monkeypatch: pytest.MonkeyPatch, layer: int
 ) -> None:
@@ -103,7 +103,7 @@ def test_a_commit_that_raises(
 
 
 @pytest.mark.row("faults inside a window")
-@pytest.mark.parametrize("scv", ["off", "graph"])
+@pytest.mark.parametrize("scv", [pytest.param("off", marks=pytest.mark.long), "graph"])
 @pytest.mark.parametrize(
     ("damage", "reason"),
     [

@@ -13,7 +13,7 @@ from nwor_bench.errors import ExitCode
 from nwor_bench.run.prepare import PairChoice, run_one
 from nwor_bench.run.run_options import RunOptions
 
-pytestmark = [pytest.mark.engine, pytest.mark.usefixtures("figures_left_out")]
+pytestmark = [pytest.mark.engine, pytest.mark.long, pytest.mark.usefixtures("figures_left_out")]
 
 Damage = Callable[[torch.Tensor, torch.Tensor], None]
 
@@ -64,7 +64,6 @@ def keys_of_the_last_layer(key: torch.Tensor, value: torch.Tensor) -> None:
     key[2] *= 1 + 1e-6
 
 
-@pytest.mark.long
 def test_a_sound_run_is_equal_bit_for_bit(tmp_path: Path) -> None:
     code, run = sweep(tmp_path / "run", scv_modes="off,graph")
     assert code is ExitCode.OK
@@ -87,7 +86,7 @@ def test_a_sound_run_is_equal_bit_for_bit(tmp_path: Path) -> None:
     ("damage", "layer", "place"),
     [
         (one_head_of_one_layer, 1, ", V, head 1 "),
-        pytest.param(keys_of_the_last_layer, 2, ", K, head 0 ", marks=pytest.mark.long),
+        pytest.param(keys_of_the_last_layer, 2, ", K, head 0 "),
     ],
 )
 def test_wrong_values_that_no_token_tells_are_invalid(

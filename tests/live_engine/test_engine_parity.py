@@ -39,7 +39,7 @@ class Setting:
 
 
 SETTINGS = [
-    Setting("ngram", "ngram", "ngram", 0.0, 32, (0.05, 0.95)),
+    Setting("ngram", "ngram", "ngram", 0.0, 32, (0.05, 0.95), long=True),
     Setting("partial acceptance", "partial acceptance", "draft_model", 0.05, 64, (0.2, 0.95)),
     Setting("full acceptance", "full acceptance", "draft_model", 0.0, 32, (0.99, 1.0), long=True),
     Setting("no acceptance", "full rejection", "draft_model", 50.0, 64, (0.0, 0.05), long=True),

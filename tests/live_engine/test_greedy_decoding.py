@@ -95,7 +95,7 @@ def test_without_being_asked_no_log_probabilities_come(engine: VllmEngine) -> No
     assert [(len(o.token_ids), o.top) for o in outputs] == [(3, ()), (5, ())]
 
 
-@pytest.mark.parametrize("nwor", ["off", "stage"])
+@pytest.mark.parametrize("nwor", [pytest.param("off", marks=pytest.mark.long), "stage"])
 def test_measured_batches_do_not_see_what_was_asked_between_them(
     engine: VllmEngine, nwor: str
 ) -> None:

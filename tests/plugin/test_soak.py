@@ -12,13 +12,8 @@ BYTES_A_NAME = 100
 """A request's name alone takes more: what grows by it grows with every request."""
 
 
-@pytest.mark.parametrize(
-    "reads",
-    [
-        pytest.param(True, id="metrics read"),
-        pytest.param(False, id="nobody reads", marks=pytest.mark.long),
-    ],
-)
+@pytest.mark.long
+@pytest.mark.parametrize("reads", [True, False], ids=["metrics read", "nobody reads"])
 def test_memory_does_not_grow_with_requests(monkeypatch: pytest.MonkeyPatch, reads: bool) -> None:
     # What waits for a reading or a drain is full before the first look: the rest is growth.
     monkeypatch.setattr(accumulator, "MAX_UNDRAINED", 500)

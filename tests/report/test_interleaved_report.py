@@ -122,6 +122,7 @@ def test_the_answer_counts_groups_not_blocks() -> None:
     assert "It rests on 120 groups of neighbouring windows of the same prompts" in sure
 
 
+@pytest.mark.long
 def test_json_has_the_split(tmp_path: Path) -> None:
     save_run(run(), tmp_path)
     write_reports(tmp_path)

@@ -113,7 +113,9 @@ def uncut() -> list[tuple[str, str, int]]:
     return found
 
 
-@pytest.mark.parametrize("cut", range(1, BATCHES))
+@pytest.mark.parametrize(
+    "cut", [pytest.param(n, marks=[pytest.mark.long] * (n % 4 != 3)) for n in range(1, BATCHES)]
+)
 def test_a_run_that_is_cut_and_resumed_comes_to_the_same_verdicts(cut: int) -> None:
     expected = uncut()
     assert begin(TieEngine(1, failing={cut: KeyboardInterrupt()})) is ExitCode.INTERRUPTED

@@ -101,7 +101,10 @@ def test_two():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("row", "code"), [("LoRA", 0), ("a row that is not there", 4)])
+@pytest.mark.parametrize(
+    ("row", "code"),
+    [pytest.param("LoRA", 0, marks=pytest.mark.long), ("a row that is not there", 4)],
+)
 def test_the_plugin_records_rows_and_refuses_unknown_ones(
     tmp_path: Path, row: str, code: int
 ) -> None:

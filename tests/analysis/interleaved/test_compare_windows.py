@@ -56,6 +56,7 @@ def test_the_ends_of_an_interval_give_its_standard_error_back() -> None:
     assert change.interval.half_width == pytest.approx(1.33 * own.half_width, rel=0.1)
 
 
+@pytest.mark.long
 def test_a_stored_baseline_of_tables_is_compared_alike(tmp_path: Path) -> None:
     run = interleaved_run(Planted({"stage x graph": 0.972}), whole={"graph": 0.972})
     save_run(run, tmp_path)

@@ -8,7 +8,7 @@ import pytest
 from nwor_bench.models.pairs import ResolvedPair
 from nwor_bench.models.pairs.tiny import generate_tiny
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.long]
 
 PROMPTS = ["What is the capital of France?", "def add(a, b):\n    return", "once upon a time"]
 
@@ -39,9 +39,9 @@ def acceptance(pair: ResolvedPair) -> float:
 @pytest.mark.parametrize(
     ("noise", "low", "high"),
     [
-        pytest.param(0.0, 0.95, 1.0, marks=pytest.mark.long),
+        (0.0, 0.95, 1.0),
         (0.05, 0.3, 0.9),
-        pytest.param(5.0, 0, 0.1, marks=pytest.mark.long),
+        (5.0, 0, 0.1),
     ],
 )
 def test_noise_sets_the_acceptance(

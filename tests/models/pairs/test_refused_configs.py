@@ -118,7 +118,7 @@ def test_sound_configs_and_types_of_vllms_own_pass(tiny: ResolvedPair) -> None:
 
 
 @pytest.mark.engine
-@pytest.mark.parametrize("role", ["target", "draft"])
+@pytest.mark.parametrize("role", ["target", pytest.param("draft", marks=pytest.mark.long)])
 @pytest.mark.parametrize(
     ("changes", "words"),
     [

@@ -14,7 +14,7 @@ from engine_tools import prompts_of, run_cell, tiny_pair, tiny_spec, worker_of
 from nwor_bench.engine.engine import VllmEngine
 from nwor_bench.models.pairs import ResolvedPair
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.long]
 
 BF16_NOISE = 2**-8
 """Largest relative error of one rounding to bfloat16."""

@@ -92,11 +92,16 @@ def engine(
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.row(row)) for name, row in ROW_OF_BATCH.items()]
 )
-def test_stage_gives_the_tokens_of_off(engine: VllmEngine, setting: Setting, name: str) -> None:
+@pytest.mark.parametrize(
+    "scv_modes", [("off", "graph"), pytest.param(("adaptive",), marks=pytest.mark.long)]
+)
+def test_stage_gives_the_tokens_of_off(
+    engine: VllmEngine, setting: Setting, name: str, scv_modes: tuple[str, ...]
+) -> None:
     reference = run_cell(engine, "off", "off", BATCHES[name])
     drafts = reference.counters.draft_tokens
     assert drafts > 0
-    for scv in ("off", "graph", "adaptive"):
+    for scv in scv_modes:
         output = run_cell(engine, "stage", scv, BATCHES[name])
         assert output.token_ids == reference.token_ids
         assert total(output, "staged_tokens") == drafts

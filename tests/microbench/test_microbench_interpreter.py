@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.long  # a process that interprets for a quarter of a minute
+
 HERE = Path(__file__).resolve().parent
 CHECKOUT = HERE.parent.parent
 
@@ -23,7 +25,6 @@ def found() -> dict[str, list[str]]:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     ["commit nwor", "commit torch_index_copy", "stage nwor", "stage torch_index_copy", "mask nwor"],
@@ -34,7 +35,6 @@ def test_a_right_result_passes_and_an_absent_one_does_not(found, name: str) -> N
     assert idle != ""
 
 
-@pytest.mark.slow
 def test_the_peers_that_are_not_here_are_listed(found) -> None:
     assert "vllm_cuda" in found["commit refused"]
     assert found["mask refused"] == []

@@ -169,7 +169,7 @@ def test_ways_to_hold_drafts_that_are_none(environ, field, wanted):
         read_settings({"VLLM_NWOR_MODE": "off", **environ})
 
 
-@pytest.mark.slow  # imports vLLM
+@pytest.mark.long  # imports vLLM in a process of its own
 def test_on_a_cpu_they_are_refused_before_anything_is_hooked():
     said = run_python(
         REGISTER_AND_SAY.format(prepare="import vllm.platforms")

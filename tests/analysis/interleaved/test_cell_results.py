@@ -214,6 +214,7 @@ def test_the_stopping_rule_sees_groups_up_to_its_block(run: RunData) -> None:
     assert sum(w for w in few if w) > 1.2 * sum(w for w in all_ if w)
 
 
+@pytest.mark.long
 def test_records_and_tables_keep_the_groups(run: RunData, tmp_path: Path) -> None:
     save_run(run, tmp_path)
     assert summarised(read_run(tmp_path)) == summarised(run)

@@ -15,6 +15,9 @@ from nwor_bench.records.store import RunData
 from nwor_bench.records.types import WindowRecord
 from nwor_bench.report.comparison.text import notes
 
+pytestmark = pytest.mark.slow  # whole runs
+
+
 GRAPH = ("stage", "graph")
 BASE = make_run(blocks=12, device="cuda", aa=True)
 STORED = stored(BASE)
@@ -48,7 +51,6 @@ def test_a_run_is_the_same_as_itself() -> None:
     assert comparison.exit_code(strict=True) is ExitCode.OK
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("factor", "outcome"), [(1.05, ChangeVerdict.REGRESSION), (0.95, ChangeVerdict.IMPROVEMENT)]
 )
@@ -69,7 +71,6 @@ def test_one_changed_cell_is_found_whatever_the_machine_did(
     assert comparison.exit_code() is code
 
 
-@pytest.mark.slow
 def test_by_time_a_slower_machine_is_a_regression_of_every_cell() -> None:
     comparison = compare(slowed(BASE, {}, machine=1.1), decide_by=DecideBy.TIME)
     found = outcomes(comparison)
@@ -78,7 +79,6 @@ def test_by_time_a_slower_machine_is_a_regression_of_every_cell() -> None:
     assert "off x off" in found
 
 
-@pytest.mark.slow
 def test_a_change_within_the_threshold_is_no_regression() -> None:
     new = slowed(BASE, {GRAPH: 1.05})
     assert cell_of(compare(new, threshold=0.1), "stage x graph").outcome is ChangeVerdict.SAME
@@ -88,7 +88,6 @@ def test_a_change_within_the_threshold_is_no_regression() -> None:
     assert edge.outcome is ChangeVerdict.AMBIGUOUS
 
 
-@pytest.mark.slow
 def test_a_change_within_that_of_the_aa_arm_is_ambiguous() -> None:
     new = slowed(BASE, {GRAPH: 1.03})
     drifted = replace(
@@ -111,7 +110,6 @@ def test_calls_are_corrected_for_the_number_of_cells() -> None:
     assert min(cell.p_value_holm for cell in compared) == pytest.approx(min(1.0, 5 * raw[0]))
 
 
-@pytest.mark.slow
 def test_other_prompts_are_compared_unpaired() -> None:
     new = slowed(BASE, {GRAPH: 1.05})
     paired, unpaired = compare(new), compare(other_prompts(new))
@@ -123,14 +121,12 @@ def test_other_prompts_are_compared_unpaired() -> None:
     assert cell_of(unpaired, "stage x graph").outcome is ChangeVerdict.REGRESSION
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("field", [{"seed": 4}, {"temperature": 0.7}])
 def test_blocks_of_another_seed_or_temperature_are_no_pair(field: dict[str, float]) -> None:
     new = change_batches(slowed(BASE, {}), lambda batch: True, **field)
     assert not cell_of(compare(new), "stage x off").ratio.paired
 
 
-@pytest.mark.slow
 def test_only_blocks_of_the_same_prompts_are_paired() -> None:
     new = change_batches(slowed(BASE, {}), lambda b: b.block > 7, prompt_digest="other")
     change = cell_of(compare(new), "stage x off").ratio
@@ -147,7 +143,6 @@ def test_too_few_blocks_give_no_interval_and_no_verdict() -> None:
     assert "BASE has 2 and NEW has 2" in cell.reason
 
 
-@pytest.mark.slow
 def test_a_batch_is_compared_where_windows_have_no_time() -> None:
     new = change_windows(slowed(BASE, {GRAPH: 1.05}), lambda window: True, wall_ms=None)
     cell = cell_of(compare(new), "stage x graph")
@@ -165,7 +160,6 @@ def settling(run: RunData) -> RunData:
     return change_windows(run, untimed, wall_ms=None)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("other", [other_prompts, lambda run: run])
 def test_windows_without_a_time_are_left_out_and_told(other) -> None:
     """GPU runs with other prompts are compared by window time, as those with the same are."""
@@ -202,7 +196,6 @@ def test_where_every_window_has_a_time_none_is_said_to_be_left_out() -> None:
     assert not any("left out" in note for note in notes(comparison))
 
 
-@pytest.mark.slow
 def test_one_block_without_any_time_makes_it_the_time_of_batches() -> None:
     new = change_windows(other_prompts(slowed(BASE, {})), lambda w: w.block == 3, wall_ms=None)
     change = cell_of(compare(new), "stage x graph").time
@@ -223,7 +216,6 @@ NO_SCV = change_batches(
 )
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("base", "new", "outcome", "words"),
     [
@@ -255,7 +247,6 @@ def test_output_that_is_no_longer_checked_is_ambiguous() -> None:
     assert "checked in BASE and not in NEW" in cell.reason
 
 
-@pytest.mark.slow
 def test_cells_of_one_run_alone_are_listed() -> None:
     def without(run: RunData, test) -> RunData:
         return replace(
@@ -278,7 +269,6 @@ def test_cells_of_one_run_alone_are_listed() -> None:
         )
 
 
-@pytest.mark.slow
 def test_force_matches_the_cells_of_a_pair_of_another_name() -> None:
     def every(_) -> bool:
         return True
@@ -295,7 +285,6 @@ def test_force_matches_the_cells_of_a_pair_of_another_name() -> None:
     assert changed.ratio == cell_of(compare(new), "stage x graph").ratio
 
 
-@pytest.mark.slow
 def test_strict_tells_open_cells_from_the_same() -> None:
     comparison = compare(slowed(BASE, {}, noise=0.2))
     assert comparison.having(ChangeVerdict.AMBIGUOUS)
@@ -315,7 +304,6 @@ def test_another_host_is_told_of_where_the_model_ran_on_a_gpu_and_refused_on_a_c
     assert line not in map(str, other_differences(base.header, other.header))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("part", "values", "line"),
     [
@@ -357,7 +345,6 @@ def test_a_refusal_names_all_differences() -> None:
     )
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("part", "values"),
     [

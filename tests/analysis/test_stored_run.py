@@ -32,6 +32,9 @@ from nwor_bench.records.types import (
 from nwor_bench.report.files import to_csv
 from nwor_bench.workload.config import load_scenario
 
+pytestmark = pytest.mark.slow  # whole runs
+
+
 RUN = make_run(blocks=8, device="cuda", aa=True)
 NEW = slowed(RUN, {("stage", "graph"): 1.05})
 TABLES = ("cells.csv", "batches.csv", "windows.csv")
@@ -101,7 +104,6 @@ def test_a_damaged_table_is_named_with_its_row(damage, field: str, tmp_path: Pat
         read_table(path, WindowRecord)
 
 
-@pytest.mark.slow
 def test_tables_alone_give_what_the_records_give(new: Path, tmp_path: Path) -> None:
     save_run(RUN, tmp_path / "records")
     records = load_stored(tmp_path / "records")
@@ -113,7 +115,6 @@ def test_tables_alone_give_what_the_records_give(new: Path, tmp_path: Path) -> N
     assert compare_runs(tables, after).cells == compare_runs(records, after).cells
 
 
-@pytest.mark.slow
 def test_a_compressed_table_of_windows_is_read_too(tmp_path: Path) -> None:
     folder = save_baseline(RUN, tmp_path / "base", *TABLES)
     plain = load_stored(folder)
@@ -129,7 +130,6 @@ def test_a_compressed_table_of_windows_is_read_too(tmp_path: Path) -> None:
         load_stored(folder)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("table", "kept", "naming"),
     [
@@ -154,7 +154,6 @@ def test_a_table_that_was_cut_between_rows_is_refused(
     assert found == 0 if kept == 1 else found in range(8)
 
 
-@pytest.mark.slow
 def test_without_windows_whole_batches_are_compared(new: Path, tmp_path: Path) -> None:
     base = load_stored(save_baseline(RUN, tmp_path / "base", "batches.csv"))
     assert base.source == "batches.csv"
@@ -163,7 +162,6 @@ def test_without_windows_whole_batches_are_compared(new: Path, tmp_path: Path) -
     assert change.interval.low < 1.05 < change.interval.high
 
 
-@pytest.mark.slow
 def test_summaries_alone_give_times_no_interval_and_ratios_their_own(
     new: Path, tmp_path: Path
 ) -> None:
@@ -187,7 +185,6 @@ def test_summaries_without_run_jsons_cells_come_from_the_table(tmp_path: Path) -
     assert load_stored(folder).cells == whole
 
 
-@pytest.mark.slow
 def test_a_summary_of_latencies_is_held_against_latencies(new: Path, tmp_path: Path) -> None:
     # Format version 1 did not say what it compared: it was the latency.
     folder = save_baseline(RUN, tmp_path / "base")
@@ -198,7 +195,6 @@ def test_a_summary_of_latencies_is_held_against_latencies(new: Path, tmp_path: P
     assert change.measure == "latency_ms"
 
 
-@pytest.mark.slow
 def test_the_baseline_that_comes_with_the_project_can_be_compared() -> None:
     base = load_stored(CHECKOUT / "sweeps/results/cpu-2-cores")
     assert len(base.cells) >= 6
@@ -221,7 +217,6 @@ def test_the_baseline_that_comes_with_the_project_can_be_compared() -> None:
     assert all(cell.time.interval.low == 1 == cell.time.interval.high for cell in comparison.cells)
 
 
-@pytest.mark.slow
 def test_an_unfinished_run_says_so(tmp_path: Path) -> None:
     save_run(with_parts(RUN, status="partial"), tmp_path / "run")
     assert "status: partial" in load_stored(tmp_path / "run").warnings[0]

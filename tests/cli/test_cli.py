@@ -21,7 +21,7 @@ TINY = ("sweep", "--pair", "tiny", "--requests", "2", "--batches", "2", "--max-n
 
 Run = Callable[..., tuple[int, str, str]]
 
-pytestmark = pytest.mark.usefixtures("own_surroundings")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("own_surroundings")]
 
 
 @pytest.fixture
@@ -36,7 +36,6 @@ def widest(text: str) -> int:
     return max(map(len, text.splitlines()))
 
 
-@pytest.mark.slow  # a process
 def test_help_loads_nothing_heavy() -> None:
     """In one process, since what is not loaded at its end was loaded by none of them."""
     commands = ("sweep", "report", "doctor", "compare", "pairs", "scenarios", "plan")
@@ -75,7 +74,6 @@ def test_no_command_shows_the_help_and_is_bad_usage(command_line: Run) -> None:
     assert all(command in out + err for command in ("sweep", "report", "pairs", "scenarios"))
 
 
-@pytest.mark.slow
 def test_the_flags_of_the_sweep_are_all_explained(command_line: Run) -> None:
     code, out, _ = command_line("sweep", "--help")
     assert code == 0
@@ -93,7 +91,6 @@ def test_the_flags_of_the_sweep_are_all_explained(command_line: Run) -> None:
         assert words in out
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -140,7 +137,6 @@ def test_a_dry_run_writes_nothing(command_line: Run, engine: FakeEngine, tmp_pat
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.slow
 def test_a_sweep_and_its_report_again(
     command_line: Run, engine: FakeEngine, tmp_path: Path
 ) -> None:
@@ -159,7 +155,6 @@ def test_a_sweep_and_its_report_again(
     assert out.endswith(again)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("wrong", [False, True])
 def test_the_report_goes_to_the_jobs_summary_however_the_run_ends(
     command_line: Run,
@@ -195,7 +190,6 @@ def test_without_a_jobs_summary_no_sweep_starts(
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.slow
 def test_a_report_does_not_depend_on_where_the_run_lies(
     command_line: Run, engine: FakeEngine, tmp_path: Path
 ) -> None:
@@ -206,7 +200,6 @@ def test_a_report_does_not_depend_on_where_the_run_lies(
         assert (tmp_path / "elsewhere/copied" / path.name).read_bytes() == path.read_bytes()
 
 
-@pytest.mark.slow
 def test_a_broken_run_ends_with_3_and_so_does_its_report(
     command_line: Run, engine: FakeEngine
 ) -> None:
@@ -217,7 +210,6 @@ def test_a_broken_run_ends_with_3_and_so_does_its_report(
     assert command_line("report", "run")[0] == ExitCode.CORRECTNESS_BROKEN
 
 
-@pytest.mark.slow
 def test_ctrl_c_while_measuring_ends_with_130(command_line: Run, engine: FakeEngine) -> None:
     engine.failing[9] = KeyboardInterrupt()
     code, out, _ = command_line(*TINY, "--output", "run")
@@ -235,7 +227,6 @@ def ctrl_c_is_caught_at(call: int) -> Callable[[int], None]:
     return press
 
 
-@pytest.mark.slow
 def test_ctrl_c_that_makes_a_library_fail_is_still_ctrl_c(
     command_line: Run, engine: FakeEngine
 ) -> None:
@@ -268,7 +259,6 @@ def test_a_failing_engine_ends_with_1_in_one_line(command_line: Run, engine: Fak
     assert (code, err) == (ExitCode.FAILED, "nwor-bench: vLLM stopped answering\n")
 
 
-@pytest.mark.slow  # a process
 @pytest.mark.parametrize("arguments", [("--help",), ("sweep", "--help"), ("--version",)])
 def test_the_package_runs_as_a_module(arguments: tuple[str, ...]) -> None:
     """`python -m nwor_bench`, where the command is not on the path; its help names the command."""
@@ -279,7 +269,6 @@ def test_the_package_runs_as_a_module(arguments: tuple[str, ...]) -> None:
     assert "python -m" not in found.stdout
 
 
-@pytest.mark.slow  # a process
 def test_a_module_that_is_given_nonsense_exits_as_the_command_does() -> None:
     command = [sys.executable, "-m", "nwor_bench", "report", "no/such/run"]
     found = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, check=False)

@@ -28,6 +28,9 @@ from nwor_bench.instruments.nsight.ncu_profile import (
 )
 from nwor_bench.records.store import read_run
 
+pytestmark = pytest.mark.slow  # whole command lines
+
+
 SWEEP = ["sweep", "--pair", "tiny", "--engine-args", '{"enforce_eager": true}']
 
 
@@ -132,7 +135,6 @@ def test_an_old_tool_is_refused(says: str, version: str, tmp_path: Path) -> None
         tools.check_version("ncu", tool)
 
 
-@pytest.mark.slow
 def test_a_tool_that_fails_leaves_no_table(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     script(tmp_path / "ncu", 'case "$1" in --version) echo "Version 2025.3.1.0";; *) exit 9;; esac')
     monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
@@ -247,7 +249,6 @@ def test_graphs_are_warned_of() -> None:
 GOLDEN = Path(__file__).resolve().parent.parent / "golden" / "version-1"
 
 
-@pytest.mark.slow
 def test_windows_are_named_by_the_cells_of_the_sweeps_own_run(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

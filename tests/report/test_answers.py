@@ -14,6 +14,8 @@ from nwor_bench.report.sections.answers import questions
 from nwor_bench.report.sections.verdicts import answer
 from nwor_bench.report.text import change, change_range, compared_time
 
+pytestmark = pytest.mark.slow  # whole runs
+
 
 def told(run: RunData) -> dict[str, str]:
     return dict(questions(run, summarised(run)).entries)
@@ -23,7 +25,6 @@ def named(cells: list[CellResult], label: str) -> CellResult:
     return next(cell for cell in cells if cell.label == label)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "badge", "sentence", "pays", "sure", "then"),
     [
@@ -58,7 +59,6 @@ def test_each_kind_of_run_is_answered(name, badge, sentence, pays, sure, then):
                           "Is the output the same?", "What next?"]  # fmt: skip
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["invalid", "ineffective", "cpu"])
 def test_no_effect_is_named_where_none_counts(name):
     run = RUNS[name]()
@@ -254,7 +254,6 @@ def test_a_partial_run_is_to_be_finished():
     assert told(partial)["What next?"].startswith("Finish the run: nwor-bench sweep --resume")
 
 
-@pytest.mark.slow
 def test_more_blocks_are_advised_by_the_square_of_the_effect():
     run = gpu_run({"off": 1.0, "graph": 1.0, "adaptive": 1.0}, noise=0.012, blocks=8)
     cells = summarised(run)

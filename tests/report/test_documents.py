@@ -30,6 +30,9 @@ from nwor_bench.report.sections.limits import limits
 from nwor_bench.report.sections.verdicts import CPU_SENTENCE, verdict_sentence
 from nwor_bench.report.text import NOT_MEASURED
 
+pytestmark = pytest.mark.slow  # whole runs
+
+
 VOID = {"meta", "link"}
 
 
@@ -169,7 +172,6 @@ def test_fallbacks_stand_with_their_reasons_and_numbers(run):
     assert re.search(r"off x graph\s*\| SCV\s*\| no_cuda\s*\| no CUDA .*\|\s*48 \|\s*48 ", text)
 
 
-@pytest.mark.slow
 def test_counters_that_disagree_are_said_to(run):
     assert "NO" not in section(markdown(run), "Counters against vLLM's own")
     wrong = change_batches(
@@ -190,7 +192,6 @@ def test_bytes_are_called_computed(run):
     assert f"{staged / 1e6:.1f} MB" in text
 
 
-@pytest.mark.slow
 def test_a_hybrids_states_are_predicted_beside_its_bytes(run):
     text = section(markdown(run), "Bytes: predicted beside measured")
     assert "recurrent" not in text
@@ -259,7 +260,6 @@ def test_cells_that_were_not_timed_are_not_called_uncertain(run):
     assert "uncertain" not in text
 
 
-@pytest.mark.slow  # draws a whole page
 def test_the_page_is_sound_and_loads_nothing(shown):
     assert "<script" not in shown
     assert len(shown) < 1_500_000
@@ -278,7 +278,6 @@ def test_a_page_without_figures_has_no_script():
     assert "<script" not in text
 
 
-@pytest.mark.slow  # draws a whole page
 def test_tables_and_headings_can_be_found_without_eyes(shown):
     tables = re.findall(r"<table.*?</table>", shown, re.DOTALL)
     assert len(tables) > 10
@@ -293,14 +292,12 @@ def test_tables_and_headings_can_be_found_without_eyes(shown):
         assert re.search(r"\d", alternative)
 
 
-@pytest.mark.slow  # draws a whole page
 def test_every_colour_of_a_figure_is_in_the_style_sheet(shown):
     used = set(re.findall(r"var\((--[a-z]+)\)", shown.split("</style>")[1]))
     assert len(used) > 5
     assert used <= set(re.findall(r"(--[a-z]+):", CSS))
 
 
-@pytest.mark.slow  # draws a whole page
 def test_the_page_says_what_the_markdown_says(run, shown):
     plain = markdown(run).replace("\\", "")
     words = set(re.findall(r"[A-Za-z]{4,}|\d[\d,.]+\d", plain))
@@ -330,7 +327,6 @@ def nasty(run):
     )
 
 
-@pytest.mark.slow  # draws a whole page
 def test_hostile_text_stays_text_in_html(run, shown):
     text = page(nasty(run))
     assert "<script" not in text

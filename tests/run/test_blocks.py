@@ -11,6 +11,8 @@ from nwor_bench.analysis.aggregate import summarise
 from nwor_bench.records.store import read_run
 from nwor_bench.records.types import Cell, Verdict
 
+pytestmark = pytest.mark.slow  # whole runs
+
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:

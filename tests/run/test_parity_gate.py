@@ -18,6 +18,9 @@ from nwor_bench.records.store import RunData, read_run
 from nwor_bench.records.types import NworMode
 from nwor_bench.run.gate.parity import COMPARED
 
+pytestmark = pytest.mark.slow  # whole runs
+
+
 Change = Callable[[BatchOutput], None]
 
 
@@ -227,7 +230,6 @@ def test_what_was_judged_is_read_back(folder: Path) -> None:
     assert len(ties(before)) == 3
 
 
-@pytest.mark.slow
 def test_ties_that_are_all_far_apart_make_a_cell_invalid(folder: Path) -> None:
     """Each is within 5 error scales (0.06 nats each way), together they are not sound."""
     runner = Runner(folder, gpu_engine(), requests=8, max_new_tokens=16)
@@ -237,7 +239,6 @@ def test_ties_that_are_all_far_apart_make_a_cell_invalid(folder: Path) -> None:
     assert "together they lie too far apart" in runner.sweep.parity.broken[STAGE]
 
 
-@pytest.mark.slow  # a run of many blocks
 def test_a_prompt_of_several_blocks_counts_its_tie_once(folder: Path) -> None:
     runner = Runner(folder, gpu_engine(), requests=2, batches=40)
     ids = prefix_in(runner, 0, 1, 3)

@@ -31,6 +31,9 @@ from nwor_bench.workload.run_spec import CacheDtype
 from nwor_bench.workload.sweep_file import Axes, SweepFile, load_sweep
 from nwor_bench.workload.sweep_points import group_by_engine, make_points
 
+pytestmark = pytest.mark.slow  # whole runs
+
+
 SMALL = """
 name = "small"
 [axes]
@@ -175,7 +178,6 @@ def test_an_acceptance_length_is_what_a_window_can_give(
         make_points(load_sweep(path))
 
 
-@pytest.mark.slow  # imports vLLM
 def test_cache_dtypes_are_vllms() -> None:
     from vllm.config.cache import CacheDType
 
@@ -208,7 +210,6 @@ def axis(values: list[Any]) -> st.SearchStrategy[tuple[Any, ...]]:
     return st.lists(st.sampled_from(values), unique=True, max_size=3).map(tuple)
 
 
-@pytest.mark.slow
 @given(
     pairs=axis(["tiny", "smollm2", "tiny-ngram"]).filter(bool),
     scenarios=axis(["short", "medium", "mixed"]).filter(bool),
@@ -239,7 +240,6 @@ def test_every_combination_runs_once_and_engines_start_least(**axes: Any) -> Non
             assert point.spec.scenario.max_model_len <= group.spec.scenario.max_model_len
 
 
-@pytest.mark.slow  # a whole sweep of runs
 def test_a_sweep_leaves_a_run_folder_each_an_index_and_a_summary(small: Path) -> None:
     engines = Engines()
     assert sweep(small, engines) is ExitCode.OK
@@ -297,7 +297,6 @@ def test_a_dry_run_tells_cells_engines_time_and_memory_and_writes_nothing(
     assert sorted(tmp_path.iterdir()) == before
 
 
-@pytest.mark.slow  # many plans
 def test_a_dry_run_refuses_what_the_run_would(small: Path) -> None:
     leave_a_sweep(cut=False)
     with refused("--output", value="out"):
@@ -320,7 +319,6 @@ def test_a_combination_that_cannot_be_is_named(tmp_path: Path) -> None:
         make_points(load_sweep(path))
 
 
-@pytest.mark.slow
 def test_the_summary_is_published_however_the_sweep_ends(small: Path) -> None:
     published: list[str] = []
     with refused("engine", EngineError):
@@ -329,7 +327,6 @@ def test_the_summary_is_published_however_the_sweep_ends(small: Path) -> None:
     assert "no luck" in published[0]
 
 
-@pytest.mark.slow
 def test_a_failing_run_ends_the_sweep_and_the_index_says_so(small: Path) -> None:
     with refused("engine", EngineError):
         sweep(small, Engines({0: NO_LUCK}))
@@ -339,7 +336,6 @@ def test_a_failing_run_ends_the_sweep_and_the_index_says_so(small: Path) -> None
     assert index()["finished_at"] is None
 
 
-@pytest.mark.slow  # several runs
 def test_a_failing_run_may_be_passed_over(small: Path) -> None:
     """The engine whose batch failed serves no further run."""
     engines = Engines({0: NO_LUCK})
@@ -349,7 +345,6 @@ def test_a_failing_run_may_be_passed_over(small: Path) -> None:
     assert "no luck" in Path("out/summary.md").read_text() or Path("out/summary.csv").is_file()
 
 
-@pytest.mark.slow  # a sweep of runs, twice
 def test_an_interrupted_sweep_goes_on(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert sweep(small, Engines({1: KeyboardInterrupt()})) is ExitCode.INTERRUPTED
     assert [run["status"] for run in index()["runs"]] == [
@@ -374,7 +369,6 @@ def test_an_interrupted_sweep_goes_on(small: Path, capsys: pytest.CaptureFixture
         resume_sweep(Path("out"), engine_factory=engines, check_engine=accept_arguments)
 
 
-@pytest.mark.slow
 def test_ctrl_c_outside_of_measuring_is_an_interruption_too(
     small: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -389,7 +383,6 @@ def test_ctrl_c_outside_of_measuring_is_an_interruption_too(
     assert runs[0]["exit_code"] == ExitCode.INTERRUPTED
 
 
-@pytest.mark.slow
 def test_a_single_run_is_no_sweep(small: Path) -> None:
     leave_a_sweep(cut=False)
     run = Path("out") / index()["runs"][0]["folder"]
@@ -413,7 +406,6 @@ def test_a_damaged_index_is_one_message(tmp_path: Path, damage: str, field: str)
         resume_sweep(tmp_path)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "run"),
     [
@@ -442,7 +434,6 @@ def test_an_edited_index_is_refused_before_anything_starts(
     assert engines.started == []
 
 
-@pytest.mark.slow
 def test_a_sweep_goes_on_with_its_own_contents_only(small: Path) -> None:
     leave_a_sweep(cut=True)
     small.write_text(SMALL.replace("batches = 3", "batches = 4"))
@@ -463,20 +454,17 @@ def broken_in(number: int) -> type[Engines]:
     return Broken
 
 
-@pytest.mark.slow  # several runs
 def test_wrong_numbers_are_worse_than_none(small: Path) -> None:
     engines = broken_in(3)({0: NO_LUCK})
     assert sweep(small, engines, continue_on_error=True) is ExitCode.CORRECTNESS_BROKEN
 
 
-@pytest.mark.slow
 def test_an_interruption_of_a_broken_run_ends_the_sweep_too(small: Path) -> None:
     """Exit code 3 is the run's, and nobody may take it for leave to start the next one."""
     assert sweep(small, broken_in(1)({0: KeyboardInterrupt()})) is ExitCode.INTERRUPTED
     assert [run["status"] for run in index()["runs"]] == ["interrupted"] + ["pending"] * 3
 
 
-@pytest.mark.slow  # several runs
 def test_a_sweep_that_goes_on_still_ends_with_the_worst_of_all_its_runs(small: Path) -> None:
     """The first two runs broke before the cut, the rest are fine."""
     assert sweep(small, broken_in(1)({1: KeyboardInterrupt()})) is ExitCode.INTERRUPTED
@@ -486,7 +474,6 @@ def test_a_sweep_that_goes_on_still_ends_with_the_worst_of_all_its_runs(small: P
     assert [run["exit_code"] for run in index()["runs"]] == [3, 3, 0, 0]
 
 
-@pytest.mark.slow  # several runs
 def test_a_run_that_ended_just_before_the_index_was_written_keeps_its_exit_code(
     small: Path,
 ) -> None:
@@ -501,7 +488,6 @@ def test_a_run_that_ended_just_before_the_index_was_written_keeps_its_exit_code(
     assert engines.started == []
 
 
-@pytest.mark.slow
 def test_a_folder_that_holds_a_sweep_is_refused(small: Path) -> None:
     leave_a_sweep(cut=False)
     with refused("--output", value="out") as caught:

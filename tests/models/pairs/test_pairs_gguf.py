@@ -13,6 +13,8 @@ from tokenizers import Tokenizer
 from nwor_bench.errors import BenchError
 from nwor_bench.models.pairs.gguf_model import convert_gguf, hub_name, unpermute
 
+pytestmark = pytest.mark.slow  # models are converted
+
 
 def silent(_: str) -> None:
     """No progress."""
@@ -85,7 +87,6 @@ def test_unpermuted_rows_give_the_same_attention() -> None:
     assert scores(query, key, x, y, neighbours=False) != pytest.approx(wanted, abs=0.1)
 
 
-@pytest.mark.slow
 def test_converted_query_and_key_score_as_the_gguf_does(
     synthetic_gguf: SyntheticGguf, converted: Path
 ) -> None:

@@ -150,6 +150,7 @@ def test_a_run_begun_before_there_was_a_choice_is_by_reference() -> None:
     assert resume.stored_spec(header_of({"spec": plain})) == spec()
 
 
+@pytest.mark.slow
 def test_a_sweep_file_names_them_under_settings(tmp_path: Path, capsys: Any) -> None:
     path = tmp_path / "it.toml"
     path.write_text('[axes]\npairs = ["tiny"]\n[settings]\nstage_by = "copy"\nstage_l2 = "persist"')
@@ -184,6 +185,7 @@ def test_the_prediction_is_that_of_what_was_done(asked: Any, l2: Any, strategy: 
         assert strategy_of(header_of({"spec": asked, "engine": None})) is strategy
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("l2", "severity", "words"),
     [

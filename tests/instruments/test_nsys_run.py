@@ -162,6 +162,7 @@ def test_a_run_without_cuda_says_so_once(folder: Path) -> None:
     assert {row[name] for row in rows for name in measured} == {""}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("help_text", "options"),
     [("--gpu-metrics-device=", METRICS_ONCE), ("--gpu-metrics-devices=", METRICS_NOW)],

@@ -235,6 +235,7 @@ def broken(rule: Rule, checkout: Path) -> list[str]:
     return lines
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
 def test_the_sources_keep_the_rule(rule: Rule) -> None:
     assert broken(rule, CHECKOUT) == []

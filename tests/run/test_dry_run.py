@@ -33,6 +33,7 @@ def test_a_plain_run_stops_nowhere_and_counts_nothing(told: Any) -> None:
     assert "5 blocks x 7 cells" in lines[place - 1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("flags", "line"),
     [

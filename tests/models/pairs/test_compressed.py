@@ -31,6 +31,7 @@ def head(tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_the_shipped_weights_have_the_digest_of_their_card(tmp_path: Path) -> None:
     source = load_pair(DEFAULT_PAIR).packaged
     assert source is not None

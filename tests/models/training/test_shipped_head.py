@@ -46,6 +46,7 @@ def test_it_gains_what_we_want_of_it(record: dict) -> None:
     assert 1 + sum(found["accepted"]) / found["windows"] >= 2.0
 
 
+@pytest.mark.slow
 def test_its_weights_are_those_of_the_layer_that_is_trained(record: dict, tmp_path: Path) -> None:
     head = EagleHead(json.loads((FOLDER / "config.json").read_text()))
     wanted = {name: tuple(weight.shape) for name, weight in head.state_dict().items()}

@@ -9,7 +9,7 @@ from engine_tools import tiny_pair, tiny_spec, worker_of
 
 from nwor_bench.engine.engine import VllmEngine
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.long]
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +23,7 @@ def engine(
 
 
 @pytest.mark.row("preemption under a small cache")
-@pytest.mark.parametrize("scv", ["off", pytest.param("graph", marks=pytest.mark.long)])
+@pytest.mark.parametrize("scv", ["off", "graph"])
 def test_preempted_requests_are_computed_again(
     engine: VllmEngine, scv: str, record_property: Callable[[str, str], None]
 ) -> None:

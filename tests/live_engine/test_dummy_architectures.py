@@ -14,18 +14,12 @@ from tiny_architectures import write_architecture
 from nwor_bench.engine.engine import VllmEngine
 from nwor_bench.models.pairs import ResolvedPair
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.long]
 
 PROMPTS = prompts_of([40, 25])
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        *(pytest.param(name, marks=pytest.mark.long) for name in ("qwen", "gemma", "mla")),
-        "mixture of experts",
-    ],
-)
+@pytest.mark.parametrize("name", ["qwen", "gemma", "mla", "mixture of experts"])
 def test_answers_are_finite_and_differ(
     name: str, tmp_path: Path, start_alone: Callable[..., VllmEngine]
 ) -> None:

@@ -106,6 +106,7 @@ def test_measured_batches_do_not_see_what_was_asked_between_them(
     assert before.counters.draft_tokens > 0
 
 
+@pytest.mark.long
 def test_the_tie_check_measures_and_goes_on_with_a_real_engine(engine: VllmEngine) -> None:
     """In float32 mode off's gaps move by rounding alone: the second likeliest is no tie."""
     reference = run_cell(engine, "off", "off", PROMPTS, max_new_tokens=20).token_ids

@@ -102,7 +102,8 @@ def test_a_hybrids_attention_layers_are_staged(
         engine.close()
 
 
-@pytest.mark.parametrize("one_group", [True, pytest.param(False, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("one_group", [True, False])
 def test_chunked_local_attention_is_staged(
     one_group: bool, tmp_path: Path, start_engine: Callable[..., VllmEngine]
 ) -> None:

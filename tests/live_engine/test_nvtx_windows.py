@@ -20,7 +20,7 @@ from nwor_bench.engine.engine import VllmEngine
 from nwor_bench.engine.protocol import BatchOutput
 from nwor_bench.instruments.nvtx_ranges import DOMAIN, SWITCH
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.long]
 
 PROMPTS = prompts_of([24, 31, 18, 40])
 LAYERS = 3
@@ -37,9 +37,7 @@ def nvtx() -> Any:
     patch.undo()
 
 
-@pytest.fixture(
-    scope="module", params=[pytest.param("ngram", marks=pytest.mark.long), "draft_model"]
-)
+@pytest.fixture(scope="module", params=["ngram", "draft_model"])
 def engine(
     request: pytest.FixtureRequest,
     nvtx: NvtxModule,

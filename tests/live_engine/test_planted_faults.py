@@ -19,13 +19,12 @@ SPEC = tiny_spec(block_size=32)
 ON_CPU = [fault for fault in FAULTS if fault.cpu is not None]
 IN_MAKE_TEST = {
     "one accepted token too few",
-    "one accepted token too many",
     "K and V swapped in one layer",
     "attention misses the window's last row",
     "the drafter's rows are not written",
     "every draft written at once and counted as staged",
 }
-"""One for each check: tokens, counters, K and V, K/V alone, acceptance, writes."""
+"""One for each check: tokens and counters, K and V, K/V alone, acceptance, writes."""
 
 
 @pytest.fixture(scope="module")
@@ -74,6 +73,7 @@ def test_a_planted_fault_is_caught(
     assert fault.sure <= fault.cpu_checks
 
 
+@pytest.mark.long
 def test_nothing_stays_of_what_was_planted(engine: VllmEngine, tmp_path: Path) -> None:
     for fault in ON_CPU:
         assert fault.cpu is not None

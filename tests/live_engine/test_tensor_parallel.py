@@ -111,14 +111,12 @@ def test_a_slot_that_one_rank_did_not_write_is_seen(engine: VllmEngine) -> None:
     assert first["wrong"] == 0 < second["wrong"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("plant", "fault"),
-    [
-        pytest.param(staging_fails, "stage:RuntimeError", marks=pytest.mark.long),
-        (commit_fails, "commit:RuntimeError"),
-    ],
+    [(staging_fails, "stage:RuntimeError"), (commit_fails, "commit:RuntimeError")],
 )
-@pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.long), 1])
+@pytest.mark.parametrize("rank", [0, 1])
 def test_a_fault_on_one_rank_is_a_fallback_of_all(
     engine: VllmEngine, reference: BatchOutput, plant: Any, fault: str, rank: int
 ) -> None:

@@ -114,6 +114,7 @@ def test_stopped_while_it_measures(sweep: Sweep, tmp_path: Path, how: signal.Sig
     assert len(pd.read_csv(folder / "cells.csv")) == 7
 
 
+@pytest.mark.long
 def test_stopped_while_the_engine_starts(sweep: Sweep, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     log = folder / "engine.log"

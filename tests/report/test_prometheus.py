@@ -262,6 +262,7 @@ def listening(port: int) -> set[str]:
     return {c.laddr.ip for c in found if c.status == psutil.CONN_LISTEN and c.laddr.port == port}
 
 
+@pytest.mark.slow  # opens ports
 @pytest.mark.parametrize(
     ("address", "bound", "url"),
     [
@@ -350,6 +351,7 @@ def test_what_cannot_be_is_refused_before_anything_starts(
     assert engine.calls == []
 
 
+@pytest.mark.slow  # opens ports
 def test_a_dry_run_leaves_another_runs_metrics_alone(
     own_surroundings: None, command_line: Run, engine: FakeEngine
 ) -> None:
@@ -407,6 +409,7 @@ def open_metric_files() -> int:
     return sum("/nwor-metrics-" in name for name in names)
 
 
+@pytest.mark.slow  # opens ports
 def test_ports_and_files_are_free_again_afterwards() -> None:
     said: list[str] = []
     with sweep_metrics(0, None, said.append):

@@ -27,6 +27,7 @@ def told(capsys: pytest.CaptureFixture[str]) -> Any:
     return run
 
 
+@pytest.mark.slow  # a whole dry run
 def test_a_plain_run_stops_nowhere_and_counts_nothing(told: Any) -> None:
     lines = told()
     place = lines.index("cells (NWOR x SCV):")

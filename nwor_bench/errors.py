@@ -41,16 +41,16 @@ class BenchError(Exception):
         cls, field: object, problem: str, value: object = None, *, joint: str = ": ", near: str = ""
     ) -> Self:
         """Name the field, then what is wrong with it; `joint` stands between the two."""
-        error = cls(f"{field}{joint}{problem}")
-        error.field, error.value, error.near = str(field), value, near
-        return error
+        return cls(f"{field}{joint}{problem}")._about(str(field), value, near)
 
     def within(self, place: object) -> Self:
         """The same error, with message and field after a place: a line, one of many runs."""
-        error = type(self)(f"{place}: {self}")
-        error.field = f"{place}: {self.field}" if self.field else str(place)
-        error.value, error.near = self.value, self.near
-        return error
+        field = f"{place}: {self.field}" if self.field else str(place)
+        return type(self)(f"{place}: {self}")._about(field, self.value, self.near)
+
+    def _about(self, field: str, value: object, near: str) -> Self:
+        self.field, self.value, self.near = field, value, near
+        return self
 
 
 class ConfigError(BenchError):
@@ -74,9 +74,8 @@ class ConfigError(BenchError):
     @classmethod
     def all_of(cls, errors: Sequence["ConfigError"]) -> "ConfigError":
         """Several errors as one with a line for each. Field and value are the first's."""
-        error = cls("\n".join(map(str, errors)))
-        error.field, error.value, error.near = errors[0].field, errors[0].value, errors[0].near
-        return error
+        first = errors[0]
+        return cls("\n".join(map(str, errors)))._about(first.field, first.value, first.near)
 
 
 def nearest(name: str, known: Sequence[str]) -> tuple[str, str]:

@@ -71,7 +71,7 @@ def require_supported_vllm() -> str:
     """
     installed = vllm_version()
     if installed is None:
-        raise UnsupportedVllmError.at("vLLM", "is not installed; run `make venv`", joint=" ")
+        raise _not_installed()
     if tried(installed):
         return installed
     if release_of(installed) < next(iter(stored())):
@@ -106,5 +106,9 @@ def contract_changes() -> Changes:
     """
     installed, root = vllm_version(), source_root()
     if installed is None or root is None:
-        raise UnsupportedVllmError.at("vLLM", "is not installed; run `make venv`", joint=" ")
+        raise _not_installed()
     return changes(Contract.read(installed, root), nearest(installed))
+
+
+def _not_installed() -> UnsupportedVllmError:
+    return UnsupportedVllmError.at("vLLM", "is not installed; run `make venv`", joint=" ")

@@ -178,7 +178,7 @@ def select_blocks(
     later blocks have new text while any is left.
     """
     if not prompts:
-        raise ConfigError.at("there are no prompts", "to choose from", joint=" ")
+        raise ConfigError("there are no prompts to choose from")
     used: Counter[str] = Counter()
     chosen: list[list[Prompt]] = []
     for block in range(blocks):

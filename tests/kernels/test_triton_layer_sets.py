@@ -1,12 +1,13 @@
 """Target layers of two cache shapes and three KV-cache groups: each row lands where its layer's
 group and shape say, whichever way the window is staged, committed or given up."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-from kernel_inputs import assert_same, generator, random_kv
+from kernel_inputs import assert_same, generator, random_kv, to_device
 from torch import Tensor
 
 pytest.importorskip("triton")
@@ -47,17 +48,20 @@ def plan(way: str, slots: Tensor) -> GpuWindowBatch:
 
 
 class Bench:
-    """Layers of SHAPES over NaN caches, and one step of equal windows."""
+    """Layers of SHAPES over NaN caches, and one step of equal windows.
 
-    def __init__(self, device: torch.device, seed: int):
+    K and V of the layers whose numbers are in `fused` are views of a QKV.
+    """
+
+    def __init__(self, device: torch.device, seed: int, fused: Sequence[int] = ()):
         rng = generator(seed)
         self.layers, self.keys, self.values = [], [], []
         for number, (row, (heads, size), widths) in enumerate(SHAPES):
             cache = torch.full((96 // size, heads, size, sum(widths)), torch.nan, device=device)
             self.layers.append(LayerCache(str(number), cache, widths[0], torch.float32, row))
-            kv = random_kv(TOKENS, heads, widths, torch.float32, rng, fused=False)
-            self.keys.append(kv[0].to(device))
-            self.values.append(kv[1].to(device))
+            kv = random_kv(TOKENS, heads, widths, torch.float32, rng, fused=number in fused)
+            self.keys.append(to_device(kv[0], device))
+            self.values.append(to_device(kv[1], device))
         slots = torch.stack([torch.randperm(96, generator=rng)[:TOKENS] for _ in range(GROUPS)])
         slots[1] += 10_000
         # As vLLM keeps them: rows of a wider buffer.
@@ -145,8 +149,7 @@ def test_a_captured_window_is_committed_from_each_sets_addresses(
     way: str, triton_device: torch.device
 ) -> None:
     """K and V are views of a fused QKV, as in most models: a replay fills them anew."""
-    bench = Bench(triton_device, 9)
-    bench.keys, bench.values = ([_fused(rows) for rows in kv] for kv in (bench.keys, bench.values))
+    bench = Bench(triton_device, 9, fused=range(len(SHAPES)))
     batch = plan(way, bench.slots)
     bench.staging.open(batch)
     bench.window.begin(batch, repeats=True)
@@ -155,13 +158,13 @@ def test_a_captured_window_is_committed_from_each_sets_addresses(
             assert bench.window.stage(bench.numbers[layer.name], key, value)
     captured = replace(batch, sources=bench.staging.captured_sources())
     bench.window.forget()
-    if not captured.copied:
-        for rows in (*bench.keys, *bench.values):
-            rows.neg_()
     if captured.copied:  # what the graph's kernels and its direct writes leave
         for layer, key, value in zip(bench.layers, bench.keys, bench.values, strict=True):
             direct = captured.direct_slots_of[layer.slot_row]
             write_kv_cache(key, value, layer.kv_cache, direct)
+    else:
+        for rows in (*bench.keys, *bench.values):
+            rows.neg_()
     bench.staging.open(captured)
     bench.window.begin(captured)
     bench.window.replayed()
@@ -173,13 +176,11 @@ def test_a_captured_window_is_committed_from_each_sets_addresses(
 
 
 def test_layers_of_one_set_may_be_laid_out_differently(triton_device: torch.device) -> None:
-    """K of Llama 4's fourth layers is a view of its QKV, that of the others is not.
+    """K of Llama 4's fourth layers is a view of the QKV, that of the others is not.
 
     The first window of a size is held by copy, which lays out all layers alike: the second tells.
     """
-    bench = Bench(triton_device, 4)
-    for number in (2, 3):
-        bench.keys[number] = _fused(bench.keys[number])
+    bench = Bench(triton_device, 4, fused=(2, 3))
     for _ in range(2):
         for layer in bench.layers:
             layer.kv_cache.fill_(torch.nan)
@@ -200,9 +201,3 @@ def test_a_capture_that_is_given_up_writes_nothing(triton_device: torch.device) 
         assert bench.window.stage(layer, bench.keys[0], bench.values[0]) is (layer == 0)
     assert bench.window.fallback_reason == "stage:activations_reused"
     bench.expect([])
-
-
-def _fused(rows: Tensor) -> Tensor:
-    """The same rows as a view of rows three times as wide."""
-    wide = torch.full((*rows.shape[:2], 3 * rows.shape[2]), torch.nan, device=rows.device)
-    return wide[..., : rows.shape[2]].copy_(rows)

@@ -16,11 +16,10 @@ from serve_tools import (
     load,
     stock_and_staged,
 )
-from server_tools import complete, environment, read_metrics
+from server_tools import DRAFTS, complete, environment, read_metrics
 
 HERE = str(Path(__file__).parent)
 RATIOS = ("nwor_live_ratio_low", "nwor_live_ratio", "nwor_live_ratio_high")
-DRAFTS = 4
 LOADS = 20
 ENOUGH = 10
 """Groups that an interval takes."""

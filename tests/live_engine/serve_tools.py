@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.request import Request, urlopen
 
-from server_tools import complete, read_metrics, server
+from server_tools import DRAFTS, complete, read_metrics, server
 
 from nwor_bench.models.pairs.tiny import generate_tiny
 
@@ -69,7 +69,7 @@ def staging(
 
 def drafting_with(drafter: Path) -> tuple[str, str]:
     """Flags for a draft model: with one each step behind a prefill is a window."""
-    config = {"method": "draft_model", "model": str(drafter), "num_speculative_tokens": 4}
+    config = {"method": "draft_model", "model": str(drafter), "num_speculative_tokens": DRAFTS}
     return "--speculative-config", json.dumps(config)
 
 

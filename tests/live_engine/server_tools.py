@@ -17,9 +17,13 @@ from prometheus_client.parser import text_string_to_metric_families
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 START_S = 400
+DRAFTS = 4
 NGRAM = {
-    "method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 3, "prompt_lookup_min": 1,
-}  # fmt: skip
+    "method": "ngram",
+    "num_speculative_tokens": DRAFTS,
+    "prompt_lookup_max": 3,
+    "prompt_lookup_min": 1,
+}
 
 
 def environment(**extra: str) -> dict[str, str]:

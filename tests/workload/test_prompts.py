@@ -264,7 +264,7 @@ def test_the_first_block_is_the_same_on_every_machine() -> None:
 
 
 def test_no_prompts_to_choose_from() -> None:
-    with refused("there are no prompts"):
+    with refused("", naming="no prompts"):
         select_blocks([], 1, 1, 0)
 
 

@@ -1,0 +1,102 @@
+"""The text of README.md around the tables of `page.py`."""
+
+TEXT = """# How precise is a comparison within one batch?
+
+Off x off against itself is known to +- {best:.3f} % after 48 s at 8 requests, and to
++- {worst:.2f} % at worst (256 requests, fp8 cache). A spin of {planted} % on the device is measured
+as {found:+.3f} +- {found_half:.3f} %. In 20 pieces of 2.4 s it is called slower in {slower} of 20.
+
+    python sweeps/studies/interleave/measure.py 8 64 256 8:device 8:host --seconds 48 --output DIR
+    python sweeps/studies/interleave/measure.py 8 64 256 --cache-dtype fp8 --seconds 45 --output DIR
+    nwor-bench sweep --file sweeps/h200-split.toml
+
+Two NVIDIA H200 of one host (vLLM 0.32.0, torch 2.11, Triton 3.6), each with one process; clocks not
+locked. Llama-3.2-3B's shape, k = 4, synthetic acceptance of 2.6 tokens a window, full CUDA graphs,
+1,024 tokens of context (256 with 256 requests). [groups.csv.gz](groups.csv.gz) has every group,
+[cells.csv](cells.csv) the runs; `compact.py` made both, `page.py` this page.
+
+## Off x off against itself
+
+Per cent of a window's time, with half the 95 % interval; the aim was 0.2 % in 60 s.
+
+{aa}
+
+The two clocks differ because the host runs ahead of the device: what makes it late for one window
+is caught up in the next. Ratios are those of the device's clock.
+
+## Does a longer run of windows give another result?
+
+A run's first window is left out. If something were left behind in caches, the effect would change
+with the length of a run. Off x off against itself, device's clock, 8 requests, per cent:
+
+{lengths}
+
+## Planted slow-downs
+
+At 8 requests; each of the {chunks} pieces has its own interval. "Inside": the truth lies in it.
+
+{pieces}
+
+A host's wait of {planted} % (15 us) costs nothing there: the device sets the pace, and the host
+catches up. The truth of that row is therefore 0.
+
+## Windows against whole batches
+
+8 requests, 50 s a run; three whole batches of every cell. Ratio to off x off:
+
+{agreement}
+
+All six agree. The interval of three whole batches is {wider:.0f} times as wide for stage x graph.
+
+## What stage x graph is made of
+
+`control` has the attention of stage and the writes of off. Per cent of a window's time, 8 requests:
+
+{split}
+
+With an fp8 cache two thirds of the gain are writes: stock's write kernel takes twice as long there,
+since it quantises.
+
+## By model, batch, cache and acceptance
+
+    nwor-bench sweep --file sweeps/h200-split.toml       # 3B: acceptance 1.4, 2.6 and 4.2
+    nwor-bench sweep --file sweeps/h200-families.toml    # the others
+
+Another host with two H200, a later version of the plugin, 21 to 150 s a run, one run on each GPU
+(tests ran on the other one beside Gemma's). The others ran with 66,560 tokens a step, where the
+file now has 16,384: prefills differ, windows do not. Per cent of a window's time; the three columns
+are estimated apart and add up only within their intervals.
+
+- **Not writing takes time off** in {writes_pay} of {settings} settings; in the rest 0 is possible.
+- **The other attention kernel** takes time off for the dense models and gpt-oss. For Qwen3-30B-A3B
+  (8 query heads a K/V head) and for latent attention it costs more than the writes save: it has
+  been tuned for neither.
+
+{by_setting}
+
+Noise: half the interval of off x off against itself. At 8 requests the SM clock was 1,965 to 1,980
+MHz; at 64 the power cap moved it between {slowest} and {fastest} MHz.
+
+**Whole batches beside them.** At 8 requests two whole batches of every cell of the dense models
+and of gpt-oss came within {apart:.2f} % of the windows ({points} ratios in {batch_settings}
+settings; two batches give no interval). Where there were three, their interval holds the ratio of
+the windows in {held} of {intervals} cells. At 64 requests whole batches scatter by several per
+cent: they say nothing.
+
+## Again, on a busy host
+
+The 3B shape on other H200s, two processes side by side. At 8 requests the result holds, and windows
+agree with three whole batches in all six cells. At 64 requests the host's processors were busy:
+windows took 9 to 14 ms where the device needs 8.5, and off x off against itself is known to no
+better than 1 to 2.5 %.
+
+{again}
+
+## What was not measured
+
+256 requests, 8,192 tokens of context and the 8B shape have no split yet. Models with experts did
+not run at 64 requests: stock vLLM reserves workspace for a step in which all requests draft, and a
+step with fewer of them has more tokens ("Workspace is locked"); h200-families.toml now schedules
+fewer. The planted parts ran once each, in pieces of 2.4 s rather than 20 runs
+of 60 s.
+"""

@@ -128,6 +128,7 @@ def mla_verify_attention_triton(
         MIN_STEPS=shape.min_tiles,
         DISCARD=int(shape.discard),
         WHOLE_PAIRS=shape.whole_pairs,
+        MERGED=shape.merged,
         num_warps=shape.num_warps,
         num_stages=shape.num_stages,
     )

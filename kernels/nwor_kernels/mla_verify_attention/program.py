@@ -109,6 +109,7 @@ def mla_verify_kernel(
     MIN_STEPS: tl.constexpr,
     DISCARD: tl.constexpr,
     WHOLE_PAIRS: tl.constexpr,
+    MERGED: tl.constexpr,
 ):
     """One program: an equal part of all steps, numbered request by request, tile by tile."""
     program = tl.program_id(0)
@@ -214,7 +215,7 @@ def mla_verify_kernel(
                 tl.debug_barrier()  # and every thread's loads after it
                 tl.store(counter, 0)
                 acc0, acc1, best, total = merge_parts(
-                    accumulators, sums, first_program, parts, row, half, is_row, ROWS, DIM, 1
+                    accumulators, sums, first_program, parts, row, half, is_row, ROWS, DIM, MERGED
                 )
         if complete:
             by = (kept_scale / total)[:, None]
@@ -223,6 +224,6 @@ def mla_verify_kernel(
             if DISCARD:
                 rows_left = num_rows * HEADS - tile * ROWS
                 discard_parts(
-                    accumulators, sums, first_program, parts, rows_left, ROWS, DIM, 1, DISCARD
+                    accumulators, sums, first_program, parts, rows_left, ROWS, DIM, MERGED, DISCARD
                 )
         at += last - first

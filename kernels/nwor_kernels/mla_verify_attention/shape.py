@@ -54,7 +54,10 @@ class MlaTuning:
     block_n: int | None = None
     programs: int | None = None
     min_tiles: int | None = None
+    num_warps: int | None = None
+    num_stages: int | None = None
     discard: Discard | None = None
+    merged: int | None = None
 
 
 def launch_shape(
@@ -101,12 +104,13 @@ def launch_shape(
         block_n=tuning.block_n or block_n,
         programs=tuning.programs or processors_of(device) * (2 if 2 * shared <= limit else 1),
         min_tiles=tuning.min_tiles or 2,
-        num_warps=8 if rows * dim >= 64 * 512 else 4,
-        num_stages=stages,
+        num_warps=tuning.num_warps or (8 if rows * dim >= 64 * 512 else 4),
+        num_stages=tuning.num_stages or stages,
         max_registers=None,
         discard=discard_on(device, tuning.discard),
         skip_padding=True,
         whole_pairs=5,
+        merged=tuning.merged or 1,
     )
 
 

@@ -166,7 +166,7 @@ def verify_attention_triton(
         BLOCK_N=shape.block_n,
         WINDOW=max(16, triton.next_power_of_2(max_query_len)),
         MIN_STEPS=shape.min_tiles,
-        MERGED=max(1, min(4, 64 * 128 // (shape.rows * shape.dim))),
+        MERGED=shape.merged,
         DISCARD=int(shape.discard),
         SKIP_PADDING=shape.skip_padding,
         WHOLE_PAIRS=shape.whole_pairs,

@@ -74,6 +74,7 @@ WINDOW_ROWS = 16
 class Tuning:
     """Choices for a launch; None leaves a choice to `launch_shape`."""
 
+    rows: int | None = None
     block_n: int | None = None
     programs: int | None = None
     min_tiles: int | None = None
@@ -83,6 +84,7 @@ class Tuning:
     discard: Discard | None = None
     skip_padding: bool | None = None
     whole_pairs: int | None = None
+    merged: int | None = None
 
 
 @dataclass(frozen=True)
@@ -113,6 +115,8 @@ class LaunchShape:
     """True if partial results leave out the padding rows."""
     whole_pairs: int
     """Per cent more steps that a program may have for whole pairs; 0: always cut."""
+    merged: int = 1
+    """Parts of a pair that are read at a time where they are merged."""
 
 
 def launch_shape(
@@ -128,7 +132,7 @@ def launch_shape(
     `cache_bytes` are those of an element of the cache, `tuning` overrides single choices.
     """
     tuning = tuning or Tuning()
-    rows, row_tiles, dim = row_tiling(max_query_len, ratio, head_dim)
+    rows, row_tiles, dim = row_tiling(max_query_len, ratio, head_dim, tuning.rows)
     step, stages = pipeline(rows, dim, cache_bytes, shared_memory(device))
     warps = 8 if rows * dim >= 128 * 128 or dim >= WIDE_DIM else 4
     return LaunchShape(
@@ -144,6 +148,7 @@ def launch_shape(
         discard=discard_on(device, tuning.discard),
         skip_padding=SKIP_PADDING if tuning.skip_padding is None else tuning.skip_padding,
         whole_pairs=WHOLE_PAIRS if tuning.whole_pairs is None else tuning.whole_pairs,
+        merged=tuning.merged or max(1, min(4, 64 * 128 // (rows * dim))),
     )
 
 
@@ -172,12 +177,14 @@ def pipeline(rows: int, dim: int, cache_bytes: int, available: int) -> tuple[int
     return next((choice for choice in choices if needed(*choice) <= available), (16, 2))
 
 
-def row_tiling(max_query_len: int, ratio: int, head_dim: int) -> tuple[int, int, int]:
-    """(query rows of a tile, tiles, padded head dim)."""
+def row_tiling(
+    max_query_len: int, ratio: int, head_dim: int, wanted: int | None = None
+) -> tuple[int, int, int]:
+    """(query rows of a tile, tiles, padded head dim); `wanted` rows as in `Tuning`."""
     dim = max(32, triton.next_power_of_2(head_dim))
     folded = max_query_len * ratio
     most = 16 if dim >= WIDE_DIM else MAX_TILE // dim
-    rows = min(max(16, triton.next_power_of_2(folded)), most)
+    rows = wanted or min(max(16, triton.next_power_of_2(folded)), most)
     return rows, triton.cdiv(folded, rows), dim
 
 

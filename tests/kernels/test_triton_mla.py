@@ -3,6 +3,8 @@
 Interpreted on the CPU over small latents; on a GPU over the shapes of real models too.
 """
 
+from dataclasses import replace
+
 import pytest
 import torch
 from attention_cases import Request
@@ -20,7 +22,7 @@ from nwor_kernels.mla_verify_attention.kernel import (
     launch_shape,
     mla_verify_attention_triton,
 )
-from nwor_kernels.mla_verify_attention.shape import unsupported_reason
+from nwor_kernels.mla_verify_attention.shape import rows_wanted, unsupported_reason
 from nwor_kernels.verify_attention.tuning import Discard
 
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
@@ -128,6 +130,22 @@ def test_tiles_fit_into_shared_memory(heads, itemsize):
     assert shape.rows * shape.row_tiles >= 5 * heads
     tiles = (shape.rows + shape.num_stages * shape.block_n) * 576 * itemsize
     assert tiles < 227 * 1024
+
+
+@pytest.mark.parametrize(
+    ("folded", "is_small", "rows"),
+    [(80, True, 16), (80, False, 32), (640, False, 64), (5, False, 16)],
+)
+def test_tiles_are_small_where_there_are_few(folded, is_small, rows):
+    assert rows_wanted(folded, is_small) == rows
+
+
+def test_a_workspace_has_room_for_small_and_large_launches():
+    cpu = torch.device("cpu")  # taken for two multiprocessors
+    workspace = create_workspace(9, 5, 16, 512, 64, 2, cpu)
+    for requests in range(1, 10):
+        shape = launch_shape(5, 16, 512, 64, 2, cpu, None, requests)
+        workspace.check(replace(shape, discard=Discard.OFF), requests * shape.row_tiles)
 
 
 def check_on_gpu(step, tolerance, **options):

@@ -33,7 +33,7 @@ from nwor_kernels.verify_attention.kernel import (
     unsupported_reason,
     verify_attention_triton,
 )
-from nwor_kernels.verify_attention.tuning import pipeline
+from nwor_kernels.verify_attention.tuning import pipeline, programs_on
 
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
 """Relative to the norm of the exact result: rounding of operands, weights and output."""
@@ -474,7 +474,8 @@ def test_a_captured_graph_serves_other_lengths_and_is_repeatable():
 @pytest.mark.parametrize(
     ("rows", "dim", "cache_bytes", "kib", "chosen"),
     [
-        (16, 128, 2, 227, (64, 3)),
+        (16, 64, 2, 227, (64, 3)),
+        (16, 128, 2, 227, (32, 3)),
         (64, 256, 4, 227, (32, 2)),  # 3 stages took 232 KiB
         (16, 512, 2, 227, (32, 3)),
         (16, 512, 1, 227, (32, 3)),
@@ -485,6 +486,13 @@ def test_a_captured_graph_serves_other_lengths_and_is_repeatable():
 )
 def test_steps_and_stages_fit_the_shared_memory(rows, dim, cache_bytes, kib, chosen):
     assert pipeline(rows, dim, cache_bytes, kib * 1024) == chosen
+
+
+@pytest.mark.parametrize(
+    ("dim", "pairs", "programs"), [(128, None, 264), (128, 64, 264), (128, 32, 132), (256, 64, 132)]
+)
+def test_few_pairs_are_not_cut_into_many_parts(dim, pairs, programs):
+    assert programs_on(132, 64, dim, pairs) == programs
 
 
 def test_what_is_not_served_has_a_word():

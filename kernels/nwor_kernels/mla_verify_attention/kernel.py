@@ -77,7 +77,9 @@ def mla_verify_attention_triton(
         return
     quantised = kv_cache.dtype in E4M3_CACHE_DTYPES
     itemsize = 2 if quantised else kv_cache.element_size()
-    shape = launch_shape(max_query_len, heads, latent_dim, pe_dim, itemsize, query.device, tuning)
+    shape = launch_shape(
+        max_query_len, heads, latent_dim, pe_dim, itemsize, query.device, tuning, requests
+    )
     if workspace is None:
         workspace = create_workspace(
             requests, max_query_len, heads, latent_dim, pe_dim, itemsize, query.device, tuning

@@ -19,13 +19,14 @@ from nwor_kernels.verify_attention.workspace import VerifyWorkspace
 MAX_LATENT_DIM = 512
 """An accumulator of 64 rows then takes 128 registers of each of 256 threads."""
 
-MAX_ROWS = 64
-"""Query rows of a tile: what one warp group's matrix instruction takes."""
+ROWS, MAX_ROWS, MANY_ROWS = 32, 64, 256
+"""Query rows of a tile; as many as one warp group's matrix instruction takes where a request has
+MANY_ROWS. Where 16 a tile leave multiprocessors idle, it is 16: there is less to merge."""
 
 SLACK = 24 * 1024
 """Bytes of shared memory left to weights, reductions and changes of layout."""
 
-STEPS = ((32, 3), (32, 2), (16, 2))
+STEPS = ((64, 2), (32, 3), (32, 2), (16, 2))
 """(Tokens of context a step, steps in flight), the first that fits into shared memory."""
 
 
@@ -68,12 +69,12 @@ def launch_shape(
     itemsize: int,
     device: torch.device,
     tuning: MlaTuning | None = None,
+    requests: int | None = None,
 ) -> LaunchShape:
-    """The shape of a launch: the largest tiles that fit into the device's shared memory.
+    """The shape of a launch, by rules measured on an H200 (sweeps/studies/attention-tiles).
 
-    The query rows and the cache rows of each step in flight lie there. At 512 + 64 in bf16, 64
-    query rows and three steps of 32 tokens take (64 + 96) x 576 x 2 = 180 KiB of 227; 99 KiB
-    (sm_89) hold 16 query rows and two steps of 32 tokens.
+    The query rows and the cache rows of each step in flight lie in shared memory. At 512 + 64 in
+    bf16, 32 query rows and two steps of 64 tokens take (32 + 128) x 576 x 2 = 180 KiB of 227.
 
     Args:
         max_query_len: most query rows of a request with a window.
@@ -82,13 +83,15 @@ def launch_shape(
         itemsize: bytes of an element of the products.
         device: where it runs.
         tuning: overrides single choices.
+        requests: of the launch; None: enough to fill the GPU.
     """
     tuning = tuning or MlaTuning()
     folded = max_query_len * heads
     dim = triton.next_power_of_2(latent_dim)
     width = (dim + triton.next_power_of_2(pe_dim)) * itemsize
-    limit = shared_memory(device)
-    wanted = tuning.rows or min(MAX_ROWS, max(16, triton.next_power_of_2(folded)))
+    limit, processors = shared_memory(device), processors_of(device)
+    is_small = requests is not None and requests * triton.cdiv(folded, 16) <= processors
+    wanted = tuning.rows or rows_wanted(folded, is_small)
     fitting = [
         (rows, block_n, stages)
         for rows in (wanted, wanted // 2, wanted // 4)
@@ -96,15 +99,15 @@ def launch_shape(
         if rows >= 16 and (rows + block_n * stages) * width + SLACK <= limit
     ]
     rows, block_n, stages = fitting[0] if fitting else (16, 16, 1)
-    shared = (rows + block_n * stages) * width + SLACK
+    is_wide = rows * dim >= 64 * 512
     return LaunchShape(
         rows=rows,
         row_tiles=triton.cdiv(folded, rows),
         dim=dim,
         block_n=tuning.block_n or block_n,
-        programs=tuning.programs or processors_of(device) * (2 if 2 * shared <= limit else 1),
+        programs=tuning.programs or processors * (1 if is_wide or is_small else 2),
         min_tiles=tuning.min_tiles or 2,
-        num_warps=tuning.num_warps or (8 if rows * dim >= 64 * 512 else 4),
+        num_warps=tuning.num_warps or (8 if is_wide else 4),
         num_stages=tuning.num_stages or stages,
         max_registers=None,
         discard=discard_on(device, tuning.discard),
@@ -112,6 +115,12 @@ def launch_shape(
         whole_pairs=5,
         merged=tuning.merged or 1,
     )
+
+
+def rows_wanted(folded: int, is_small: bool) -> int:
+    """Query rows of a tile for requests of so many rows; `is_small`: few tiles in all."""
+    most = 16 if is_small else MAX_ROWS if folded >= MANY_ROWS else ROWS
+    return min(most, max(16, triton.next_power_of_2(folded)))
 
 
 def create_workspace(
@@ -134,5 +143,6 @@ def create_workspace(
         for length in range(1, max_query_len + 1)
     ]
     rows = 2 * max(shape.programs * shape.rows for shape in shapes)
-    tiles = max_requests * max(shape.row_tiles for shape in shapes)
+    # Launches of few requests have smaller tiles: at most as many as multiprocessors.
+    tiles = max(max_requests * max(shape.row_tiles for shape in shapes), processors_of(device))
     return VerifyWorkspace.allocate(rows, shapes[0].dim, tiles, device)

@@ -101,7 +101,13 @@ def verify_attention_triton(
     if kv_cache.dtype == torch.uint8:
         kv_cache = kv_cache.view(torch.float8_e4m3fn)
     shape = launch_shape(
-        max_query_len, heads // kv_heads, head_dim, kv_cache.element_size(), query.device, tuning
+        max_query_len,
+        heads // kv_heads,
+        head_dim,
+        kv_cache.element_size(),
+        query.device,
+        tuning,
+        requests * kv_heads,
     )
     if workspace is None:
         workspace = VerifyWorkspace.create(

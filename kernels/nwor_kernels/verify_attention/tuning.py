@@ -14,6 +14,9 @@ MAX_QUERY_LEN = 16
 
 MAX_HEAD_DIM = 512
 
+FEW_PARTS = 4
+"""Parts of a pair up to which more programs than multiprocessors are worth their merging."""
+
 MAX_PARTS = 32
 """About the most programs that a pair is cut into: merging takes longer with each."""
 
@@ -126,21 +129,30 @@ def launch_shape(
     cache_bytes: int,
     device: torch.device,
     tuning: Tuning | None = None,
+    groups: int | None = None,
 ) -> LaunchShape:
-    """The shape of a launch, by rules measured on an H200.
+    """The shape of a launch, by rules measured on an H200 (sweeps/studies/attention-tiles).
 
-    `cache_bytes` are those of an element of the cache, `tuning` overrides single choices.
+    Args:
+        max_query_len: most query rows of a request.
+        ratio: query heads of a K/V head.
+        head_dim: elements of a head.
+        cache_bytes: of an element of the cache.
+        device: where it runs.
+        tuning: overrides single choices.
+        groups: requests times K/V heads; None: enough to fill the GPU.
     """
     tuning = tuning or Tuning()
     rows, row_tiles, dim = row_tiling(max_query_len, ratio, head_dim, tuning.rows)
     step, stages = pipeline(rows, dim, cache_bytes, shared_memory(device))
+    pairs = None if groups is None else groups * row_tiles
     warps = 8 if rows * dim >= 128 * 128 or dim >= WIDE_DIM else 4
     return LaunchShape(
         rows=rows,
         row_tiles=row_tiles,
         dim=dim,
         block_n=tuning.block_n or step,
-        programs=tuning.programs or programs_for(rows, dim, device),
+        programs=tuning.programs or programs_for(rows, dim, device, pairs),
         min_tiles=tuning.min_tiles or 2,
         num_warps=tuning.num_warps or warps,
         num_stages=tuning.num_stages or stages,
@@ -148,7 +160,7 @@ def launch_shape(
         discard=discard_on(device, tuning.discard),
         skip_padding=SKIP_PADDING if tuning.skip_padding is None else tuning.skip_padding,
         whole_pairs=WHOLE_PAIRS if tuning.whole_pairs is None else tuning.whole_pairs,
-        merged=tuning.merged or max(1, min(4, 64 * 128 // (rows * dim))),
+        merged=tuning.merged or max(1, min(4, 128 * 128 // (rows * dim))),
     )
 
 
@@ -167,7 +179,7 @@ def pipeline(rows: int, dim: int, cache_bytes: int, available: int) -> tuple[int
     99: bf16 of head dim 512 fits with 16 tokens and 2 stages (32 + 16 + 32 + 1 + 1 = 82).
     """
     operand = max(cache_bytes, 2)
-    widest = 32 if dim * cache_bytes > 256 else 64
+    widest = 32 if dim * cache_bytes >= 256 else 64
 
     def needed(step: int, stages: int) -> int:
         buffers = (stages - 1) * 2 * step * dim * cache_bytes
@@ -188,14 +200,18 @@ def row_tiling(
     return rows, triton.cdiv(folded, rows), dim
 
 
-def programs_for(rows: int, dim: int, device: torch.device) -> int:
-    """Programs that fill the GPU: two or more a multiprocessor hide each other's latency."""
-    return programs_on(processors_of(device), rows, dim)
+def programs_for(rows: int, dim: int, device: torch.device, pairs: int | None = None) -> int:
+    """Programs that fill the GPU: two a multiprocessor hide each other's latency.
+
+    One where so few `pairs` would be cut into more than FEW_PARTS; None: there are enough.
+    """
+    return programs_on(processors_of(device), rows, dim, pairs)
 
 
-def programs_on(processors: int, rows: int, dim: int) -> int:
+def programs_on(processors: int, rows: int, dim: int, pairs: int | None = None) -> int:
     """The same for a GPU of so many multiprocessors."""
-    return processors * (2 if rows * dim <= 64 * 128 and dim < WIDE_DIM else 1)
+    is_cut_small = pairs is not None and 2 * processors // max(pairs, 1) > FEW_PARTS
+    return processors * (2 if rows * dim <= 64 * 128 and dim < WIDE_DIM and not is_cut_small else 1)
 
 
 def discard_on(device: torch.device, wanted: Discard | None) -> Discard:

@@ -4,21 +4,24 @@ r"""What does taking turns cost a server? off, stage and interleave under `vllm 
     python sweeps/studies/live-serving/measure.py --pair tiny --seconds 10 --most 4 --input 64 \
       --flags "--kv-cache-memory-bytes 200000000 --enforce-eager" --output DIR    # without a GPU
 
-A server for each mode, one after the other. The first, stock vLLM without the plugin, is asked for
-its capacity: as many requests at once as it takes. Each server then gets open-loop load (Poisson)
-at 50 % and 90 % of that. Greedy answers to fixed prompts are compared with stock's where acceptance
-follows the model. Writes serving.csv, one row a mode and rate.
+A server for each mode; all stay up, so their caches must fit side by side. Stock vLLM, without the
+plugin, is asked for its capacity: as many requests at once as it takes. In each round every server
+gets the same open-loop load (Poisson) at 50 % and at 90 % of that, in an order drawn anew, while
+the others idle. Greedy answers to fixed prompts are compared with stock's where acceptance follows
+the model. Writes serving.csv, one row a mode, rate and round.
 """
 
 import argparse
 import json
 import os
+import random
 import shlex
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.request import Request, urlopen
@@ -32,15 +35,10 @@ MODES: dict[str, dict[str, str]] = {
     "stock": {"VLLM_PLUGINS": ""},
     "stage": {"VLLM_NWOR_MODE": "stage", "VLLM_SCV_MODE": "graph"},
     "interleave": {"VLLM_NWOR_MODE": "interleave"},
-    "stock again": {"VLLM_PLUGINS": ""},
 }
 SHARES = (0.5, 0.9)
 START_S = 400
-BENCH = (
-    "import argparse; from vllm.benchmarks.serve import add_cli_args, main; "
-    "parser = argparse.ArgumentParser(); add_cli_args(parser); main(parser.parse_args())"
-)
-"""`vllm bench serve`, whose command the CPU build does not have."""
+WARM_UP_SEED, CAPACITY_SEED = 1000, 1001
 
 PROMPTS = [f"{word} two {word} two {word * n} two" for n, word in enumerate("abcdefgh", 1)]
 KEPT = (
@@ -49,11 +47,34 @@ KEPT = (
 )
 
 
+@dataclass(frozen=True)
+class Server:
+    """vLLM's API server, which may still be starting."""
+
+    base: str
+    child: subprocess.Popen[bytes]
+    log: Path
+
+    def wait(self) -> None:
+        """Until it answers."""
+        end = time.monotonic() + START_S
+        while time.monotonic() < end:
+            if self.child.poll() is not None:
+                raise SystemExit(f"the server ended; its log: {self.log}")
+            try:
+                with urlopen(f"{self.base}/health", timeout=2):
+                    return
+            except OSError:
+                time.sleep(0.5)
+        raise SystemExit(f"no server within {START_S} s; its log: {self.log}")
+
+
 @contextmanager
 def server(
-    pair: ResolvedPair, arguments: argparse.Namespace, mode: str, log: Path
-) -> Iterator[str]:
-    """The address of vLLM's API server in this mode, once it answers."""
+    pair: ResolvedPair, arguments: argparse.Namespace, mode: str, number: int = 0
+) -> Iterator[Server]:
+    """Start one in this mode; the ports of several differ by their `number`."""
+    port, log = arguments.port + number, arguments.output / f"{mode}.log"
     drafting: dict[str, Any] = {
         "method": pair.method,
         "num_speculative_tokens": 4,
@@ -62,57 +83,48 @@ def server(
     }
     command = [
         *(sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", pair.target),
-        *("--port", str(arguments.port), "--dtype", pair.dtype, "--max-model-len", "2048"),
+        *("--port", str(port), "--dtype", pair.dtype, "--max-model-len", "2048"),
         *("--max-num-seqs", str(arguments.most), "--speculative-config", json.dumps(drafting)),
         *("--served-model-name", "model"),
         *(("--load-format", pair.load_format) if pair.load_format else ()),
         *shlex.split(arguments.flags),
     ]
     kept = {name: value for name, value in os.environ.items() if not name.startswith("VLLM_NWOR")}
+    kept.pop("VLLM_PLUGINS", None)
     with log.open("wb") as output:
         child = subprocess.Popen(
             command, stdout=output, stderr=subprocess.STDOUT, env=kept | MODES[mode]
         )
         try:
-            base = f"http://127.0.0.1:{arguments.port}"
-            _wait(child, base, log)
-            yield base
+            yield Server(f"http://127.0.0.1:{port}", child, log)
         finally:
             child.terminate()
             child.wait(60)
 
 
-def _wait(child: subprocess.Popen[bytes], base: str, log: Path) -> None:
-    end = time.monotonic() + START_S
-    while time.monotonic() < end:
-        if child.poll() is not None:
-            raise SystemExit(f"the server ended; its log: {log}")
-        try:
-            with urlopen(f"{base}/health", timeout=2):
-                return
-        except OSError:
-            time.sleep(0.5)
-    raise SystemExit(f"no server within {START_S} s; its log: {log}")
-
-
 def bench(
-    base: str, pair: ResolvedPair, arguments: argparse.Namespace, rate: float, requests: int
+    base: str,
+    pair: ResolvedPair,
+    arguments: argparse.Namespace,
+    rate: float,
+    requests: int,
+    seed: int,
 ) -> dict[str, float]:
-    """One load of `vllm bench serve`: its result file's numbers."""
-    result = arguments.output / "result.json"
-    command = [
-        *(sys.executable, "-c", BENCH, "--backend", "vllm", "--base-url", base),
-        *("--model", "model", "--tokenizer", pair.target, "--dataset-name", "random"),
+    """One load of `vllm bench serve`, whose command the CPU build lacks: its result's numbers."""
+    from vllm.benchmarks.serve import add_cli_args
+    from vllm.benchmarks.serve import main as serve
+
+    parser = argparse.ArgumentParser()
+    add_cli_args(parser)
+    flags = [
+        *("--backend", "vllm", "--base-url", base, "--model", "model"),
+        *("--tokenizer", pair.target, "--dataset-name", "random"),
         *("--random-input-len", str(arguments.input), "--random-output-len", str(arguments.tokens)),
         *("--ignore-eos", "--num-prompts", str(requests), "--request-rate", str(rate)),
-        *("--seed", "0", "--temperature", "0", "--disable-tqdm", "--save-result"),
-        *("--result-dir", str(result.parent), "--result-filename", result.name),
+        *("--seed", str(seed), "--temperature", "0", "--disable-tqdm"),
         *("--percentile-metrics", "ttft,tpot", "--metric-percentiles", "99"),
     ]
-    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | MODES["stock"])
-    if done.returncode:
-        raise SystemExit(f"vllm bench serve failed: {done.stderr[-2000:]}")
-    found = json.loads(result.read_text())
+    found = serve(parser.parse_args(flags))
     return {name: found[name] for name in KEPT if name in found}
 
 
@@ -144,12 +156,12 @@ def arguments_of(told: str | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=told)
     parser.add_argument("--pair", default="llama-3b-shape")
     parser.add_argument("--output", type=Path, required=True)
-    parser.add_argument("--modes", nargs="+", default=list(MODES), choices=MODES)
-    parser.add_argument("--seconds", type=float, default=25, help="of each load")
+    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--seconds", type=float, default=10, help="of each load")
     parser.add_argument("--input", type=int, default=512, help="tokens of a prompt")
     parser.add_argument("--tokens", type=int, default=128, help="to generate")
     parser.add_argument("--most", type=int, default=64, help="requests at once")
-    parser.add_argument("--port", type=int, default=8123)
+    parser.add_argument("--port", type=int, default=8123, help="of the first server")
     parser.add_argument("--flags", default="", help="further flags of vllm serve, in one string")
     return parser.parse_args()
 
@@ -159,24 +171,34 @@ def main() -> None:
     arguments = arguments_of(__doc__)
     arguments.output.mkdir(parents=True, exist_ok=True)
     pair = resolve_pair(arguments.pair)
-    rows: list[dict[str, Any]] = []
-    capacity, stock_answers = 0.0, None
-    for mode in arguments.modes:
-        with server(pair, arguments, mode, arguments.output / f"{mode}.log") as base:
-            told = answers(base)
-            stock_answers = stock_answers or told
-            bench(base, pair, arguments, float("inf"), arguments.most)  # warm-up
-            if not capacity:
-                load = bench(base, pair, arguments, float("inf"), 4 * arguments.most)
-                capacity = load["request_throughput"]
-                rows.append({"mode": mode, "load": "all at once", **load})
-            for share in SHARES:
-                rate = share * capacity
-                load = bench(base, pair, arguments, rate, int(rate * arguments.seconds) + 1)
-                same = told == stock_answers
-                counted = metrics(base)
-                rows.append({"mode": mode, "load": f"{share:.0%}", "rate": rate, **load,
-                             "same_answers": same, **counted})  # fmt: skip
+    os.environ["VLLM_PLUGINS"] = ""  # of the client, which runs in this process
+    with ExitStack() as up:
+        servers = {
+            mode: up.enter_context(server(pair, arguments, mode, number))
+            for number, mode in enumerate(MODES)
+        }
+        for each in servers.values():
+            each.wait()
+        bases = {mode: each.base for mode, each in servers.items()}
+        told = {mode: answers(base) for mode, base in bases.items()}
+        for base in bases.values():
+            for rate, requests in ((float("inf"), arguments.most), (4.0, 12)):
+                bench(base, pair, arguments, rate, requests, WARM_UP_SEED)
+        most = 4 * arguments.most
+        load = bench(bases["stock"], pair, arguments, float("inf"), most, CAPACITY_SEED)
+        rows: list[dict[str, Any]] = [{"mode": "stock", "load": "all at once", **load}]
+        capacity = load["request_throughput"]
+        same = {mode: told[mode] == told["stock"] for mode in MODES}
+        for number in range(arguments.rounds * len(SHARES)):
+            share = SHARES[number % len(SHARES)]
+            rate = share * capacity
+            for mode in random.Random(number).sample(list(MODES), len(MODES)):
+                load = bench(
+                    bases[mode], pair, arguments, rate, int(rate * arguments.seconds) + 1, number
+                )
+                place = {"mode": mode, "load": f"{share:.0%}", "round": number // len(SHARES)}
+                counted = metrics(bases[mode])
+                rows.append({**place, "rate": rate, **load, "same_answers": same[mode], **counted})
                 pd.DataFrame(rows).to_csv(arguments.output / "serving.csv", index=False)
                 print(rows[-1], flush=True)
 

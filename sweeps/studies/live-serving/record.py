@@ -54,12 +54,13 @@ def main() -> None:
     arguments = arguments_of(__doc__)
     arguments.output.mkdir(parents=True, exist_ok=True)
     pair = resolve_pair(arguments.pair)
-    with server(pair, arguments, "interleave", arguments.output / "record.log") as base:
-        load = threading.Thread(
-            target=bench, args=(base, pair, arguments, float("inf"), REQUESTS), daemon=True
-        )
+    with server(pair, arguments, "interleave") as started:
+        started.wait()
+        loaded = (started.base, pair, arguments, float("inf"), REQUESTS, 0)
+        load = threading.Thread(target=bench, args=loaded, daemon=True)
         load.start()
-        command = [sys.executable, "-m", "nwor_bench", "live", base, "--time-budget", "60s"]
+        command = [sys.executable, "-m", "nwor_bench", "live", started.base]
+        command += ["--time-budget", "60s"]
         print("exit code", record(command, arguments.output / "live.cast"))
 
 

@@ -105,6 +105,52 @@ class Launch:
         return launch
 
 
+class Launches:
+    """All launches of one kernel: a `Launch` for each binary and grid that it turns out to need.
+
+    Finding one takes a lookup by what Triton would find out argument by argument: a launch with
+    fifty arguments costs the host a fraction of Triton's own.
+
+    Args:
+        kernel: a `triton.jit` function, its compile-time parameters last.
+        free: names of numbers that the kernel excludes from specialisation.
+    """
+
+    def __init__(self, kernel: Any, free: frozenset[str]):
+        self._kernel = kernel
+        self._is_free = [name in free for name in kernel.arg_names]
+        self._found: dict[object, Launch] = {}
+
+    def __call__(
+        self,
+        grid: tuple[int, int, int],
+        arguments: tuple[object, ...],
+        constants: Mapping[str, object],
+        **options: object,
+    ) -> None:
+        """Launch on the current stream, with the arguments before the compile-time parameters."""
+        key = (
+            grid,
+            *constants.values(),
+            *options.values(),
+            *[
+                None if is_free else _binary_of(given)
+                for given, is_free in zip(arguments, self._is_free, strict=False)
+            ],
+        )
+        launch = self._found.get(key)
+        if launch is None:
+            launch = self._found[key] = Launch(self._kernel, grid, constants, **options)
+        launch(*arguments)
+
+
+def _binary_of(given: object) -> object:
+    """What a binary depends on: of a tensor device, dtype and alignment, of a number all."""
+    if isinstance(given, Tensor):
+        return given.device, given.dtype, given.data_ptr() % 16 == 0
+    return given
+
+
 def _addresses(arguments: tuple[object, ...]) -> list[object]:
     return [given.data_ptr() if isinstance(given, Tensor) else given for given in arguments]
 

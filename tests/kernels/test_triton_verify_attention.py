@@ -33,7 +33,7 @@ from nwor_kernels.verify_attention.kernel import (
     unsupported_reason,
     verify_attention_triton,
 )
-from nwor_kernels.verify_attention.tuning import pipeline, programs_on
+from nwor_kernels.verify_attention.tuning import pipeline, programs_on, row_tiling
 
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
 """Relative to the norm of the exact result: rounding of operands, weights and output."""
@@ -489,10 +489,25 @@ def test_steps_and_stages_fit_the_shared_memory(rows, dim, cache_bytes, kib, cho
 
 
 @pytest.mark.parametrize(
-    ("dim", "pairs", "programs"), [(128, None, 264), (128, 64, 264), (128, 32, 132), (256, 64, 132)]
+    ("rows", "dim", "pairs", "programs"),
+    [
+        (64, 128, None, 264),
+        (64, 128, 64, 264),
+        (64, 128, 32, 132),
+        (16, 128, 32, 264),  # small parts are cheap to merge
+        (64, 256, 64, 132),
+    ],
 )
-def test_few_pairs_are_not_cut_into_many_parts(dim, pairs, programs):
-    assert programs_on(132, 64, dim, pairs) == programs
+def test_few_pairs_are_not_cut_into_many_parts(rows, dim, pairs, programs):
+    assert programs_on(132, rows, dim, pairs) == programs
+
+
+@pytest.mark.parametrize(
+    ("ratio", "dim", "rows", "tiles"),
+    [(3, 128, 16, 1), (4, 128, 64, 1), (8, 64, 64, 1), (16, 128, 128, 1), (8, 512, 16, 3)],
+)
+def test_query_rows_fill_a_matrix_instruction(ratio, dim, rows, tiles):
+    assert row_tiling(5, ratio, dim) == (rows, tiles, dim)
 
 
 def test_what_is_not_served_has_a_word():

@@ -4,6 +4,7 @@ import triton
 from torch import Tensor
 
 from nwor_kernels.fp8 import E4M3_CACHE_DTYPES
+from nwor_kernels.launch import Launches
 from nwor_kernels.mla_verify_attention.program import mla_verify_kernel
 from nwor_kernels.mla_verify_attention.shape import (
     MlaTuning,
@@ -13,6 +14,8 @@ from nwor_kernels.mla_verify_attention.shape import (
 )
 from nwor_kernels.verify_attention.kernel import compute_type, fp8_way
 from nwor_kernels.verify_attention.workspace import VerifyWorkspace
+
+_launches = Launches(mla_verify_kernel, free=frozenset({"scale", "requests"}))
 
 __all__ = ["MlaTuning", "create_workspace", "launch_shape", "mla_verify_attention_triton"]
 
@@ -86,7 +89,8 @@ def mla_verify_attention_triton(
         )
     workspace.check(shape, requests * shape.row_tiles)
     steps = requests * shape.row_tiles * (triton.cdiv(max_seq_len, shape.block_n) + 1)
-    mla_verify_kernel[(min(shape.programs, triton.cdiv(steps, shape.min_tiles)),)](
+    grid = min(shape.programs, triton.cdiv(steps, shape.min_tiles))
+    arguments = (
         query,
         query_pe,
         latent,
@@ -112,25 +116,32 @@ def mla_verify_attention_triton(
         key_pe.stride(0),
         *kv_cache.stride()[:2],
         *output.stride()[:2],
-        Q_SCALE=q_scale is not None,
-        K_SCALE=quantised and k_scale is not None,
-        FP8=fp8_way(quantised),
-        COMPUTE=compute_type(latent, quantised),
-        HEADS=heads,
-        LATENT_DIM=latent_dim,
-        PE_DIM=pe_dim,
-        BLOCK_SIZE=kv_cache.shape[1],
-        MAX_REQUESTS=max(32, triton.next_power_of_2(requests)),
-        ROWS=shape.rows,
-        ROW_TILES=shape.row_tiles,
-        DIM=shape.dim,
-        PE=max(32, triton.next_power_of_2(pe_dim)),
-        BLOCK_N=shape.block_n,
-        WINDOW=max(16, triton.next_power_of_2(max_query_len)),
-        MIN_STEPS=shape.min_tiles,
-        DISCARD=int(shape.discard),
-        WHOLE_PAIRS=shape.whole_pairs,
-        MERGED=shape.merged,
+    )
+    constants = {
+        "Q_SCALE": q_scale is not None,
+        "K_SCALE": quantised and k_scale is not None,
+        "FP8": fp8_way(quantised),
+        "COMPUTE": compute_type(latent, quantised),
+        "HEADS": heads,
+        "LATENT_DIM": latent_dim,
+        "PE_DIM": pe_dim,
+        "BLOCK_SIZE": kv_cache.shape[1],
+        "MAX_REQUESTS": max(32, triton.next_power_of_2(requests)),
+        "ROWS": shape.rows,
+        "ROW_TILES": shape.row_tiles,
+        "DIM": shape.dim,
+        "PE": max(32, triton.next_power_of_2(pe_dim)),
+        "BLOCK_N": shape.block_n,
+        "WINDOW": max(16, triton.next_power_of_2(max_query_len)),
+        "MIN_STEPS": shape.min_tiles,
+        "DISCARD": int(shape.discard),
+        "WHOLE_PAIRS": shape.whole_pairs,
+        "MERGED": shape.merged,
+    }
+    _launches(
+        (grid, 1, 1),
+        arguments,
+        constants,
         num_warps=shape.num_warps,
         num_stages=shape.num_stages,
     )

@@ -1,6 +1,7 @@
 """What the MLA verification kernel serves, the shape of its launches, and their workspace."""
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 import triton
@@ -61,6 +62,7 @@ class MlaTuning:
     merged: int | None = None
 
 
+@lru_cache(4096)
 def launch_shape(
     max_query_len: int,
     heads: int,

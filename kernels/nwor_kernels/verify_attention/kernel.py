@@ -6,6 +6,7 @@ import triton.language as tl
 from torch import Tensor
 
 from nwor_kernels.fp8 import E4M3_CACHE_DTYPES
+from nwor_kernels.launch import Launches
 from nwor_kernels.verify_attention.program import verify_kernel
 from nwor_kernels.verify_attention.tuning import (
     MAX_QUERY_LEN,
@@ -15,6 +16,8 @@ from nwor_kernels.verify_attention.tuning import (
     unsupported_reason,
 )
 from nwor_kernels.verify_attention.workspace import VerifyWorkspace
+
+_launches = Launches(verify_kernel, free=frozenset({"scale", "softcap", "requests"}))
 
 __all__ = [
     "MAX_QUERY_LEN",
@@ -121,7 +124,8 @@ def verify_attention_triton(
         )
     workspace.check(shape, requests * kv_heads * shape.row_tiles)
     steps = requests * kv_heads * shape.row_tiles * (triton.cdiv(max_seq_len, shape.block_n) + 1)
-    verify_kernel[(min(shape.programs, triton.cdiv(steps, shape.min_tiles)),)](
+    grid = min(shape.programs, triton.cdiv(steps, shape.min_tiles))
+    arguments = (
         query,
         key,
         value,
@@ -153,29 +157,36 @@ def verify_attention_triton(
         *value.stride()[:2],
         *kv_cache.stride()[:3],
         *output.stride()[:2],
-        Q_SCALES=0 if q_scale is None else q_scale.numel(),
-        K_SCALES=0 if k_scale is None or not quantised else k_scale.numel(),
-        V_SCALES=0 if v_scale is None or not quantised else v_scale.numel(),
-        FP8=fp8_way(quantised),
-        COMPUTE=compute_type(key, quantised),
-        SLIDING_WINDOW=sliding_window,
-        CHUNK=chunk,
-        SOFTCAP=softcap > 0,
-        RATIO=heads // kv_heads,
-        KV_HEADS=kv_heads,
-        HEAD_DIM=head_dim,
-        BLOCK_SIZE=block_size,
-        MAX_REQUESTS=max(32, triton.next_power_of_2(requests)),
-        ROWS=shape.rows,
-        ROW_TILES=shape.row_tiles,
-        DIM=shape.dim,
-        BLOCK_N=shape.block_n,
-        WINDOW=max(16, triton.next_power_of_2(max_query_len)),
-        MIN_STEPS=shape.min_tiles,
-        MERGED=shape.merged,
-        DISCARD=int(shape.discard),
-        SKIP_PADDING=shape.skip_padding,
-        WHOLE_PAIRS=shape.whole_pairs,
+    )
+    constants = {
+        "Q_SCALES": 0 if q_scale is None else q_scale.numel(),
+        "K_SCALES": 0 if k_scale is None or not quantised else k_scale.numel(),
+        "V_SCALES": 0 if v_scale is None or not quantised else v_scale.numel(),
+        "FP8": fp8_way(quantised),
+        "COMPUTE": compute_type(key, quantised),
+        "SLIDING_WINDOW": sliding_window,
+        "CHUNK": chunk,
+        "SOFTCAP": softcap > 0,
+        "RATIO": heads // kv_heads,
+        "KV_HEADS": kv_heads,
+        "HEAD_DIM": head_dim,
+        "BLOCK_SIZE": block_size,
+        "MAX_REQUESTS": max(32, triton.next_power_of_2(requests)),
+        "ROWS": shape.rows,
+        "ROW_TILES": shape.row_tiles,
+        "DIM": shape.dim,
+        "BLOCK_N": shape.block_n,
+        "WINDOW": max(16, triton.next_power_of_2(max_query_len)),
+        "MIN_STEPS": shape.min_tiles,
+        "MERGED": shape.merged,
+        "DISCARD": int(shape.discard),
+        "SKIP_PADDING": shape.skip_padding,
+        "WHOLE_PAIRS": shape.whole_pairs,
+    }
+    _launches(
+        (grid, 1, 1),
+        arguments,
+        constants,
         num_warps=shape.num_warps,
         num_stages=shape.num_stages,
         maxnreg=shape.max_registers,

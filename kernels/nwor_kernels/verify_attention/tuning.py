@@ -14,8 +14,9 @@ MAX_QUERY_LEN = 16
 
 MAX_HEAD_DIM = 512
 
-FEW_PARTS = 4
-"""Parts of a pair up to which more programs than multiprocessors are worth their merging."""
+FEW_PARTS, LARGE_PART = 4, 64 * 64
+"""Parts of a pair up to which more programs than multiprocessors are worth their merging, and the
+elements of a part from which that counts."""
 
 MAX_PARTS = 32
 """About the most programs that a pair is cut into: merging takes longer with each."""
@@ -122,6 +123,7 @@ class LaunchShape:
     """Parts of a pair that are read at a time where they are merged."""
 
 
+@functools.lru_cache(4096)
 def launch_shape(
     max_query_len: int,
     ratio: int,
@@ -167,6 +169,8 @@ def launch_shape(
 def pipeline(rows: int, dim: int, cache_bytes: int, available: int) -> tuple[int, int]:
     """(tokens of a step, stages): the most that fit the shared memory `available` to a program.
 
+    A step of 64 tokens pays where a row has less than 256 bytes (measured in bf16).
+
     At most these bytes are needed: K and V of all steps but the one that is worked on; the query
     rows and the window's K and V as matrix operands of 2 bytes or more; a tile of float32
     weights; 1 KiB. Head dim 512 with its 16 query rows, in KiB (what Triton 3.6 took for sm_90):
@@ -196,7 +200,9 @@ def row_tiling(
     dim = max(32, triton.next_power_of_2(head_dim))
     folded = max_query_len * ratio
     most = 16 if dim >= WIDE_DIM else MAX_TILE // dim
-    rows = wanted or min(max(16, triton.next_power_of_2(folded)), most)
+    # More than 16 rows are padded to what a warp group's matrix instruction takes.
+    fitting = 16 if folded <= 16 else max(64, triton.next_power_of_2(folded))
+    rows = wanted or min(fitting, most)
     return rows, triton.cdiv(folded, rows), dim
 
 
@@ -210,8 +216,10 @@ def programs_for(rows: int, dim: int, device: torch.device, pairs: int | None = 
 
 def programs_on(processors: int, rows: int, dim: int, pairs: int | None = None) -> int:
     """The same for a GPU of so many multiprocessors."""
-    is_cut_small = pairs is not None and 2 * processors // max(pairs, 1) > FEW_PARTS
-    return processors * (2 if rows * dim <= 64 * 128 and dim < WIDE_DIM and not is_cut_small else 1)
+    many_parts = pairs is not None and 2 * processors // max(pairs, 1) > FEW_PARTS
+    if dim >= WIDE_DIM or rows * dim > 64 * 128 or (many_parts and rows * dim >= LARGE_PART):
+        return processors
+    return 2 * processors
 
 
 def discard_on(device: torch.device, wanted: Discard | None) -> Discard:

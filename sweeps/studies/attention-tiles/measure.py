@@ -137,7 +137,7 @@ class LatentBuffers:
                 q=query_rope, k=rope, v=latent, q_v=query, max_seqlen_q=WINDOW,
                 cu_seqlens_q=self.starts, max_seqlen_k=int(self.table.shape[1]) * 64,
                 seqused_k=self.seq_lens, block_table=self.table, softmax_scale=self.scale,
-                causal=True, fa_version=3,
+                causal=True, fa_version=3, out=self.output,
             )  # fmt: skip
 
         return attend
@@ -239,7 +239,7 @@ def measure(case: Case, choices: list[dict[str, Any]]) -> list[dict[str, Any]]:
             times[number].append(1e3 * start.elapsed_time(end) / CALLS)
     return [
         {**case.__dict__, **choice, "error": error, "us": median(own) if own else None,
-         "wrong": not error < TOLERANCE}
+         "wrong": not error < TOLERANCE, "device": torch.cuda.get_device_name()}
         for (choice, _), error, own in zip(named, errors, times, strict=True)
     ]  # fmt: skip
 

@@ -102,3 +102,15 @@ def test_a_latent_model_is_staged(
     found = {type(layer.impl).__name__ for layer in context.values() if hasattr(layer, "impl")}
     assert found == {implementation}
     check_all(engine, "bfloat16", graphs, record_property)
+    check_ways(worker_of(engine).nwor_hook, implementation, graphs)
+
+
+def check_ways(hook: Any, implementation: str, graphs: str) -> None:
+    """FlashAttention attends equal windows outside of piecewise graphs in part, and no others."""
+    ways = dict(hook._parts.mla_tail.ways)
+    if implementation != FLASH_ATTN:
+        assert ways == {}, ways
+        return
+    assert ("tail" in ways) == (graphs != "piecewise"), ways
+    if graphs != "full":
+        assert ways["program"] > 0, ways  # windows beside a prefill

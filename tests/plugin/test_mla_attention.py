@@ -1,9 +1,11 @@
 """Latent layers wrapped as in mode stage on a GPU, against layers that were never wrapped.
 
-The stock part is torch, and the kernel is replaced by its reference: compared are attention's
+The stock part is torch, and the kernels are replaced by their references: compared are attention's
 output in every layer and every byte of the caches.
 """
 
+import contextlib
+from dataclasses import dataclass, replace
 from types import MethodType, SimpleNamespace
 from typing import Any
 
@@ -23,6 +25,7 @@ class StockImpl:
     """Stock write and absorbed attention of one layer, over a paged cache."""
 
     scale, kv_lora_rank, kv_cache_dtype = 0.3, LATENT, "auto"
+    dcp_world_size, need_to_return_lse_for_decode = 1, False
 
     def __init__(self) -> None:
         self.prefills = 0
@@ -37,25 +40,55 @@ class StockImpl:
     def forward_mqa(self, query: Any, cache: Tensor, metadata: Any, layer: Any) -> Any:
         joined = torch.cat(query, dim=-1) if isinstance(query, tuple) else query
         output = torch.full((*joined.shape[:2], LATENT), torch.nan)
+        sums = torch.full(joined.shape[:2], -torch.inf)
         for request in range(metadata.num_decodes):
             first, last = metadata.query_start_loc[request : request + 2].tolist()
-            length = int(metadata.seq_lens_of[request])
+            length = int(metadata.decode.seq_lens[request])
             blocks = metadata.block_table[request]
             rows = cache[blocks.long()].flatten(0, 1)[:length]
             for row in range(first, last):
-                seen = rows[: length - (last - row) + 1]
-                weights = (joined[row] @ seen.T * self.scale).softmax(-1)
-                output[row] = weights @ seen[:, :LATENT]
-        return output, None
+                seen = rows[: max(length - (last - row) + 1, 0)]
+                scores = joined[row] @ seen.T * self.scale
+                output[row] = scores.softmax(-1) @ seen[:, :LATENT]
+                sums[row] = scores.logsumexp(-1)
+        return output, sums if self.need_to_return_lse_for_decode else None
 
     def forward_mha(self, *_: Any) -> None:
         self.prefills += 1
 
 
+class FlashAttnMLAImpl(StockImpl):
+    """Under this name stock attends committed tokens in our steps too."""
+
+
+@dataclass
+class Decode:
+    """The part of a step's metadata that names its decodes' lengths."""
+
+    seq_lens: Tensor
+
+
+@dataclass
+class Metadata:
+    """A step's metadata, as far as attention here reads them."""
+
+    num_reqs: int
+    num_decodes: int
+    causal: bool
+    query_start_loc: Tensor
+    block_table: Tensor
+    decode: Decode
+
+
 class LatentLayers:
     """Layers with equal random caches and rows in every instance; `monkeypatch` wraps them."""
 
-    def __init__(self, lengths: list[int], monkeypatch: pytest.MonkeyPatch | None = None):
+    def __init__(
+        self,
+        lengths: list[int],
+        monkeypatch: pytest.MonkeyPatch | None = None,
+        implementation: type[StockImpl] = StockImpl,
+    ):
         from wrapped_layers import CpuStaging
 
         from nwor_bench.plugin.patching import PatchSet
@@ -72,7 +105,7 @@ class LatentLayers:
         self.query = torch.randn(rows, HEADS, WIDTH, generator=random)
         self.outputs: list[Tensor] = []
         self.layers: list[Any] = [
-            SimpleNamespace(impl=StockImpl(), kv_cache=cache, kv_lora_rank=LATENT)
+            SimpleNamespace(impl=implementation(), kv_cache=cache, kv_lora_rank=LATENT)
             for cache in self.caches
         ]
         starts = np.cumsum([0, *lengths]).astype(np.int32)
@@ -84,23 +117,34 @@ class LatentLayers:
         self.staging = CpuStaging(held, requests * DRAFTS)
         self.window = Window(self.staging)
         if monkeypatch is not None:
+            from nwor_bench.plugin.runner_v2.mla_tail import MlaTail, serves
             from nwor_bench.plugin.runner_v2.step_inputs import StepInputs
-            from nwor_kernels.mla_verify_attention import mla_verify_attention_reference
+            from nwor_kernels.mla_verify_attention.reference import (
+                mla_tail_reference,
+                mla_verify_attention_reference,
+            )
 
             def reference(*tensors: Tensor, **told: Any) -> None:
                 for unused in ("max_query_len", "max_seq_len", "workspace"):
                     told.pop(unused)
                 mla_verify_attention_reference(*tensors, **told)
 
+            def tail_reference(*tensors: Tensor, max_query_len: int, scale: float) -> None:
+                assert max_query_len == DRAFTS + 1
+                mla_tail_reference(*tensors, scale=scale)
+
+            monkeypatch.setattr(mla_attention, "mla_tail_triton", tail_reference)
             monkeypatch.setattr(mla_attention, "mla_verify_attention_triton", reference)
             step, ends = self.metadata(requests), torch.from_numpy(starts)
             views = SimpleNamespace(
-                query_start_loc=step.query_start_loc, seq_lens=step.seq_lens_of,
+                query_start_loc=step.query_start_loc, seq_lens=step.decode.seq_lens,
                 block_tables=(step.block_table,), row_start=ends[:-1], row_end=ends[1:],
             )  # fmt: skip
             inputs: Any = SimpleNamespace(views=views, max_seq_len=99)
             inputs.for_kernel = MethodType(StepInputs.for_kernel, inputs)
-            around = (self.window, self.staging, inputs, 0, None)
+            self.tail = MlaTail(inputs, requests, torch.device("cpu"))
+            tail = self.tail if serves(self.layers[0].impl) else None
+            around = (self.window, self.staging, inputs, 0, None, tail)
             PatchSet(
                 patch
                 for number, layer in enumerate(self.layers)
@@ -110,27 +154,37 @@ class LatentLayers:
     def metadata(self, num_decodes: int, **changes: Any) -> Any:
         """The step's, of which the first `num_decodes` requests are decodes."""
         table = torch.arange(len(self.lengths) * BLOCKS_EACH, dtype=torch.int32)
-        facts = {
-            "num_reqs": len(self.lengths),
-            "num_decodes": num_decodes,
-            "causal": True,
-            "query_start_loc": torch.from_numpy(self.starts),
-            "seq_lens_of": torch.tensor([CONTEXT + n for n in self.lengths], dtype=torch.int32),
-            "block_table": table.view(-1, BLOCKS_EACH),
-        }
-        return SimpleNamespace(**(facts | changes))
+        lengths = torch.tensor([CONTEXT + n for n in self.lengths], dtype=torch.int32)
+        stock = Metadata(
+            len(self.lengths),
+            num_decodes,
+            True,
+            torch.from_numpy(self.starts),
+            table.view(-1, BLOCKS_EACH),
+            Decode(lengths),
+        )
+        return replace(stock, **changes)
 
     def begin(self, copied: bool, control: bool = False) -> None:
-        """Open a window: the whole step where all requests have one, else the drafts alone."""
-        from nwor_bench.plugin.runner_v2.batch import DraftCounts, drafts_only, whole_step
+        """Open a window, planned as `WindowPlanner` does outside of graphs."""
+        from nwor_bench.plugin.runner_v2.batch import (
+            DraftCounts,
+            drafts_only,
+            equal_drafts,
+            set_slots,
+            whole_step,
+        )
 
         drafts = np.array([DRAFTS if n == DRAFTS + 1 else 0 for n in self.lengths], dtype=np.int32)
         counts = DraftCounts(drafts, sum(self.lengths))
-        if (drafts == DRAFTS).all() and not copied:
+        if not (drafts == DRAFTS).all():
+            batch = drafts_only(counts, self.starts, self.slots, copied=copied)
+        elif copied:
+            batch = equal_drafts(len(drafts), DRAFTS + 1, self.slots.device)
+            set_slots(batch, self.slots)
+        else:
             rows = torch.arange(sum(self.lengths))
             batch = whole_step(counts, DRAFTS + 1, rows, self.slots)
-        else:
-            batch = drafts_only(counts, self.starts, self.slots, copied=copied)
         self.staging.open(batch)
         self.window.begin(batch, control=control)
 
@@ -164,6 +218,11 @@ def lengths(request: pytest.FixtureRequest) -> list[int]:
     return request.param
 
 
+@pytest.fixture(params=[StockImpl, FlashAttnMLAImpl], ids=["program", "tail"])
+def implementation(request: pytest.FixtureRequest) -> type[StockImpl]:
+    return request.param
+
+
 def check_same(ours: LatentLayers, stock: LatentLayers, *, caches: bool) -> None:
     for one, other in zip(ours.outputs, stock.outputs, strict=True):
         torch.testing.assert_close(one, other)
@@ -174,12 +233,19 @@ def check_same(ours: LatentLayers, stock: LatentLayers, *, caches: bool) -> None
 @pytest.mark.parametrize("joined", [False, True])
 @pytest.mark.parametrize("copied", [False, True])
 def test_a_window_is_read_from_where_it_is_staged(
-    lengths: list[int], copied: bool, joined: bool, monkeypatch: pytest.MonkeyPatch
+    lengths: list[int],
+    implementation: type[StockImpl],
+    copied: bool,
+    joined: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     stock = LatentLayers(lengths).forward()
-    ours = LatentLayers(lengths, monkeypatch)
+    ours = LatentLayers(lengths, monkeypatch, implementation)
     ours.begin(copied)
     ours.forward(joined=joined)
+    way = "tail" if lengths == [4, 4] else "program"
+    assert ours.tail.ways == ({way: LAYERS} if implementation is FlashAttnMLAImpl else {})
+    assert not any(layer.impl.need_to_return_lse_for_decode for layer in ours.layers)
     assert ours.window.staged_every_layer
     assert ours.window.fallback_reason is None
     check_same(ours, stock, caches=False)
@@ -188,10 +254,10 @@ def test_a_window_is_read_from_where_it_is_staged(
 
 
 def test_a_control_window_is_written_at_once(
-    lengths: list[int], monkeypatch: pytest.MonkeyPatch
+    lengths: list[int], implementation: type[StockImpl], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stock = LatentLayers(lengths).forward()
-    ours = LatentLayers(lengths, monkeypatch)
+    ours = LatentLayers(lengths, monkeypatch, implementation)
     ours.begin(copied=False, control=True)
     check_same(ours.forward(), stock, caches=True)
 
@@ -208,10 +274,14 @@ def test_a_control_window_is_written_at_once(
     ],
 )
 def test_a_step_otherwise_than_planned_is_written_before_it_is_read(
-    step: dict[str, Any], reason: str, lengths: list[int], monkeypatch: pytest.MonkeyPatch
+    step: dict[str, Any],
+    reason: str,
+    lengths: list[int],
+    implementation: type[StockImpl],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     stock = LatentLayers(lengths).forward(**step)
-    ours = LatentLayers(lengths, monkeypatch)
+    ours = LatentLayers(lengths, monkeypatch, implementation)
     ours.begin(copied=False)
     ours.forward(**step)
     assert ours.window.fallback_reason == reason
@@ -227,6 +297,43 @@ def test_prefills_behind_the_windows_are_left_to_stock_attention(
     assert ours.window.fallback_reason is None
     assert [layer.impl.prefills for layer in ours.layers] == [1] * LAYERS
     check_same(ours, LatentLayers([4, 4, 1, 7]).forward(num_decodes=3), caches=False)
+
+
+def test_lengths_are_shortened_once_a_forward_at_one_place(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also where a capture runs its forward again with the same metadata, and for padding."""
+    ours = LatentLayers([4, 4, 4], monkeypatch, FlashAttnMLAImpl)
+    ours.begin(copied=False)
+    batch: Any = ours.window.batch
+    lens, seen = ours.tail._inputs.views.seq_lens, []
+    first, second = ours.metadata(3), ours.metadata(3)
+    forwards = [(0, first, 9), (1, first, 5), (0, first, 7), (1, first, 0), (0, second, 20)]
+    for number, metadata, length in forwards:
+        lens.copy_(torch.tensor([length, 30, 0]))
+        found = ours.tail.committed_only(number, batch, metadata)
+        assert found.block_table is metadata.block_table
+        seen.append((found.decode.seq_lens.tolist(), found.decode.seq_lens.data_ptr()))
+    assert [lengths for lengths, _ in seen] == [[n, 26, 0] for n in (5, 5, 3, 3, 16)]
+    assert len({place for _, place in seen}) == 1
+    assert metadata.decode.seq_lens.tolist() == [CONTEXT + 4] * 3
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [({}, True), ({"kv_cache_dtype": "fp8"}, False), ({"dcp_world_size": 2}, False)],
+)
+def test_stock_helps_where_it_returns_its_sums(changes: dict[str, Any], expected: bool) -> None:
+    from nwor_bench.plugin.runner_v2.mla_tail import returning_sums, serves
+
+    impl = FlashAttnMLAImpl()
+    vars(impl).update(changes)
+    assert serves(impl) is expected
+    assert not serves(StockImpl())
+    with contextlib.suppress(RuntimeError), returning_sums(impl):
+        assert impl.need_to_return_lse_for_decode
+        raise RuntimeError
+    assert not impl.need_to_return_lse_for_decode
 
 
 def latent_layer(**changes: Any) -> Any:

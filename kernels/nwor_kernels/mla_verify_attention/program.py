@@ -48,7 +48,7 @@ def _scale_at(scale, GIVEN: tl.constexpr):
 
 
 @triton.jit
-def _attend(q0, q1, p0, p1, k0, k1, r0, r1, visible, acc0, acc1, best, total, factor):
+def attend_latents(q0, q1, p0, p1, k0, k1, r0, r1, visible, acc0, acc1, best, total, factor):
     """One step of online softmax in base 2: `k0`, `k1` are the latent halves, key and value."""
     scores = product(q1, tl.trans(k1), product(q0, tl.trans(k0)))
     scores = product(p1, tl.trans(r1), product(p0, tl.trans(r0), scores)) * factor
@@ -175,7 +175,7 @@ def mla_verify_kernel(
             k0, k1 = halves_of_cache(cached, inside, LATENT_DIM, half_dim, FP8)
             r0, r1 = halves_of_cache(cached + LATENT_DIM, inside, PE_DIM, half_pe, FP8)
             visible = token[None, :] < seen_until[:, None]
-            acc0, acc1, best, total = _attend(
+            acc0, acc1, best, total = attend_latents(
                 q0, q1, p0, p1, k0.to(COMPUTE), k1.to(COMPUTE), r0.to(COMPUTE), r1.to(COMPUTE),
                 visible, acc0, acc1, best, total, factor,
             )  # fmt: skip
@@ -190,7 +190,7 @@ def mla_verify_kernel(
             )
             r0, r1 = halves_of_rows(key_pe + source * key_pe_row, is_staged, PE_DIM, half_pe, FP8)
             in_sight = is_staged[None, :] & ((context + staged)[None, :] <= position[:, None])
-            acc0, acc1, best, total = _attend(
+            acc0, acc1, best, total = attend_latents(
                 q0, q1, p0, p1,
                 as_read_back(k0, kept_scale, FP8, COMPUTE),
                 as_read_back(k1, kept_scale, FP8, COMPUTE),

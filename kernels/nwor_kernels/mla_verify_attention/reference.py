@@ -53,6 +53,51 @@ def mla_verify_attention_reference(
         output[first:last] = torch.einsum("hqt,td->qhd", weights, keys[:, :width]).to(output.dtype)
 
 
+def mla_tail_reference(
+    query: Tensor,
+    query_pe: Tensor,
+    latent: Tensor,
+    key_pe: Tensor,
+    kv_cache: Tensor,
+    query_start_loc: Tensor,
+    seq_lens: Tensor,
+    block_table: Tensor,
+    staged_start: Tensor,
+    staged_end: Tensor,
+    output: Tensor,
+    lse: Tensor,
+    *,
+    scale: float,
+    dtype: torch.dtype = torch.float32,
+) -> None:
+    """Merge what stock attention over the committed tokens lacks, in `dtype`.
+
+    Shapes and meanings are those of `mla_tail_triton`.
+    """
+    width = query.shape[2]
+    for request, length in enumerate(seq_lens.tolist()):
+        first, last = query_start_loc[request : request + 2].tolist()
+        start, end = int(staged_start[request]), int(staged_end[request])
+        if start == end or first == last or length < last - first:
+            continue
+        staged = torch.cat([latent[start:end].flatten(1), key_pe[start:end].flatten(1)], dim=-1)
+        context = _context(kv_cache, block_table[request], length - (end - start))
+        keys = _as_cached(context, staged, None, dtype)
+        queries = torch.cat([query[first:last].to(dtype), query_pe[first:last].to(dtype)], dim=-1)
+        key = torch.arange(length, device=keys.device)[None, :]
+        position = torch.arange(length - (last - first), length, device=keys.device)[:, None]
+        seen_until = position + 1 - (end - start)
+        hidden = (key < seen_until) | (key > position)
+        scores = torch.einsum("qhd,td->qht", queries, keys) * scale
+        scores = scores.masked_fill(hidden[:, None], float("-inf"))
+        saw_nothing = seen_until[..., None] <= 0
+        stock = lse[first:last, :, None].to(dtype).masked_fill(saw_nothing, float("-inf"))
+        weights = torch.cat([stock, scores], dim=-1).softmax(dim=-1)
+        values = output[first:last].to(dtype).masked_fill(saw_nothing, 0.0)
+        merged = weights[..., :1] * values + weights[..., 1:] @ keys[:, :width]
+        output[first:last] = merged.to(output.dtype)
+
+
 def _context(cache: Tensor, blocks: Tensor, tokens: int) -> Tensor:
     """[tokens, width]: the first cached rows of a request, from its blocks."""
     size = cache.shape[1]

@@ -2,8 +2,9 @@
 
 A cached row is a latent and a rotary part, without heads: they are staged as K and V of one head.
 vLLM runs requests with few query rows absorbed (`forward_mqa`), as queries over cached rows; there
-our kernel reads the window from where it is staged. Other requests' own K/V come from the step's
-activations (`forward_mha`), their context from the cache.
+our kernels read the window from where it is staged: all of the attention, or its tail behind
+stock's (`mla_tail.py`). Other requests' own K/V come from the step's activations (`forward_mha`),
+their context from the cache.
 """
 
 import sys
@@ -16,6 +17,7 @@ from torch import Tensor
 from nwor_bench.plugin.patching import Patch
 from nwor_bench.plugin.runner_v2.attention import FP8, element_of_cache
 from nwor_bench.plugin.runner_v2.batch import GpuWindowBatch
+from nwor_bench.plugin.runner_v2.mla_tail import MlaTail, returning_sums
 from nwor_bench.plugin.runner_v2.staging import GpuStaging
 from nwor_bench.plugin.runner_v2.step_inputs import StepInputs
 from nwor_bench.plugin.staging import refusals
@@ -23,6 +25,7 @@ from nwor_bench.plugin.staging.window import Window
 from nwor_bench.records import fallback_reasons as reasons
 from nwor_kernels.mla_verify_attention.kernel import mla_verify_attention_triton
 from nwor_kernels.mla_verify_attention.shape import unsupported_reason
+from nwor_kernels.mla_verify_attention.tail import mla_tail_triton
 from nwor_kernels.verify_attention.workspace import VerifyWorkspace
 
 BACKENDS = {
@@ -81,6 +84,7 @@ class MlaStagingAttention:
         inputs: what it reads of the step besides them.
         table: number of the layer's block table among the inputs.
         workspace: partial results of split attention, shared by layers of its shape.
+        tail: attends equal windows with stock's help; None where stock cannot.
     """
 
     def __init__(
@@ -92,6 +96,7 @@ class MlaStagingAttention:
         inputs: StepInputs,
         table: int,
         workspace: VerifyWorkspace,
+        tail: MlaTail | None = None,
     ):
         self._number = number
         self._layer = layer
@@ -101,6 +106,7 @@ class MlaStagingAttention:
         self._inputs = inputs
         self._table = table
         self._workspace = workspace
+        self._tail = tail
         self._latent_dim = int(layer.impl.kv_lora_rank)
         self._scale = float(layer.impl.scale)
         self._quantised = layer.impl.kv_cache_dtype in FP8
@@ -159,6 +165,12 @@ class MlaStagingAttention:
             if batch is None:
                 return original(query, kv_cache, attn_metadata, layer)
             parts = self._parts_of(query)
+            if self._tail is not None and self._tail.takes(batch):
+                committed = self._tail.committed_only(self._number, batch, attn_metadata)
+                with returning_sums(self._layer.impl):
+                    output, sums = original(query, kv_cache, committed, layer)
+                self._merge_window(batch, parts, kv_cache, output, sums)
+                return output, None
             if batch.tokens_per_request is None:
                 # Requests without a window attend here; the others' rows are overwritten below.
                 output, sums = original(query, kv_cache, attn_metadata, layer)
@@ -212,4 +224,25 @@ class MlaStagingAttention:
             q_scale=layer._q_scale.view(-1) if quantised_query else None,
             k_scale=layer._k_scale.view(-1) if self._quantised else None,
             workspace=self._workspace,
+        )
+
+    def _merge_window(
+        self,
+        batch: GpuWindowBatch,
+        query: tuple[Tensor, Tensor],
+        kv_cache: Tensor,
+        output: Tensor,
+        sums: Tensor,
+    ) -> None:
+        """Add to stock's output over the committed tokens what its rows still lack."""
+        mla_tail_triton(
+            *query,
+            self._set.keys[self._place],
+            self._set.values[self._place],
+            kv_cache,
+            *self._inputs.for_kernel(batch, self._table),
+            output,
+            sums,
+            scale=self._scale,
+            max_query_len=batch.max_query_len,
         )

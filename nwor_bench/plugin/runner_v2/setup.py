@@ -13,6 +13,7 @@ from nwor_bench.plugin.runner_v2 import attention, mla_attention
 from nwor_bench.plugin.runner_v2.attention import StagingAttention
 from nwor_bench.plugin.runner_v2.graph_sets import StagingGraphs
 from nwor_bench.plugin.runner_v2.mla_attention import MlaStagingAttention
+from nwor_bench.plugin.runner_v2.mla_tail import MlaTail, serves
 from nwor_bench.plugin.runner_v2.persisting_l2 import PersistingL2
 from nwor_bench.plugin.runner_v2.plan import WindowPlanner
 from nwor_bench.plugin.runner_v2.staging import GpuStaging
@@ -61,6 +62,8 @@ class StagingParts:
     """Full CUDA graphs of mode `control`."""
     control_planner: WindowPlanner
     """Plans windows of mode `control`."""
+    mla_tail: MlaTail
+    """Equal windows of latent layers that stock can attend in part."""
 
 
 def set_up_staging(
@@ -109,8 +112,9 @@ def _parts(runner: Any, target: TargetLayers, settings: PluginSettings) -> Stagi
             most_referenced=most,
         )
 
-    patches = _attention_patches(runner, target, length, window, staging, inputs)
-    return StagingParts(window, staging, inputs, *planned(False), patches, *planned(True))
+    tail = MlaTail(inputs, runner.max_num_reqs, runner.device)
+    patches = _attention_patches(runner, target, length, window, staging, inputs, tail)
+    return StagingParts(window, staging, inputs, *planned(False), patches, *planned(True), tail)
 
 
 def _why_layers_cannot(
@@ -142,6 +146,7 @@ def _attention_patches(
     window: Window,
     staging: GpuStaging,
     inputs: StepInputs,
+    tail: MlaTail,
 ) -> PatchSet:
     context = runner.compilation_config.static_forward_context
     numbers = {layer.name: number for number, layer in enumerate(staging.layers)}
@@ -152,7 +157,8 @@ def _attention_patches(
         around = (window, staging, inputs, inputs.table_of[name])
         workspace = _workspace(workspaces, layer, runner, length)
         if is_latent(layer):
-            patches += MlaStagingAttention(number, layer, *around, workspace).patches()
+            helped = tail if serves(layer.impl) else None
+            patches += MlaStagingAttention(number, layer, *around, workspace, helped).patches()
         else:
             writes = name in numbers
             patches += StagingAttention(number, layer, *around, workspace, writes=writes).patches()

@@ -1,0 +1,201 @@
+"""The last keys of a window's rows, merged into what stock attention made of the tokens before.
+
+Stock attends over the committed tokens alone. Its mask is causal and ends where these end, so the
+row i of a request's q rows sees all but the last q - 1 - i of them. With s rows staged of L tokens
+it lacks s keys, at positions L - s - (q - 1 - i) to L - q + i: those below L - s lie in the cache,
+the others are staged. The s + q - 1 keys that some row lacks are the request's tail.
+"""
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from nwor_kernels.mla_verify_attention.program import attend_latents
+from nwor_kernels.mla_verify_attention.shape import unsupported_reason
+from nwor_kernels.verify_attention.softmax import LOG2_E, nothing_seen
+from nwor_kernels.verify_attention.tiles import halves_of_rows, store_halves
+
+ROWS = 16
+"""Query rows of a program: what a matrix instruction takes. Two programs of 4 warps then fit on a
+multiprocessor of an H200, by their 230 registers a thread."""
+
+
+@triton.jit(
+    do_not_specialize=["scale", "lse_row", "lse_head"],
+    do_not_specialize_on_alignment=[
+        "query_start_loc", "seq_lens", "block_table", "staged_start", "staged_end", "lse",
+    ],
+)  # fmt: skip
+def mla_tail_kernel(
+    query,
+    query_pe,
+    latent,
+    key_pe,
+    cache,
+    query_start_loc,
+    seq_lens,
+    block_table,
+    staged_start,
+    staged_end,
+    output,
+    lse,
+    scale,
+    table_row,
+    query_row,
+    query_head,
+    query_pe_row,
+    query_pe_head,
+    latent_row,
+    key_pe_row,
+    cache_block,
+    cache_offset,
+    output_row,
+    output_head,
+    lse_row,
+    lse_head,
+    HEADS: tl.constexpr,
+    LATENT_DIM: tl.constexpr,
+    PE_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    ROWS: tl.constexpr,
+    DIM: tl.constexpr,
+    PE: tl.constexpr,
+    TAIL: tl.constexpr,
+):
+    """One program: a tile of (query row, head) of one request, over the request's tail."""
+    tile, request = tl.program_id(0), tl.program_id(1)
+    first_row = tl.load(query_start_loc + request)
+    num_rows = tl.load(query_start_loc + request + 1) - first_row
+    first_staged = tl.load(staged_start + request)
+    num_staged = tl.load(staged_end + request) - first_staged
+    seq_len = tl.load(seq_lens + request)
+    # Padding of a captured shape has no rows, or no tokens.
+    if (tile * ROWS >= num_rows * HEADS) | (num_staged <= 0) | (seq_len < num_rows):
+        return
+
+    half_dim: tl.constexpr = DIM // 2
+    half_pe: tl.constexpr = PE // 2
+    committed = seq_len - num_staged
+    position = committed - num_rows + 1 + tl.arange(0, TAIL)
+    exists = (position >= 0) & (position < seq_len)
+    in_cache = exists & (position < committed)
+    is_staged = exists & (position >= committed)
+    table = block_table + request.to(tl.int64) * table_row
+    block = tl.load(table + position // BLOCK_SIZE, mask=in_cache, other=0)
+
+    folded = tile * ROWS + tl.arange(0, ROWS)
+    number, head = folded // HEADS, folded % HEADS
+    is_row = number < num_rows
+    row = (first_row + number).to(tl.int64)
+    q_rows = query + row * query_row + head * query_head
+    p_rows = query_pe + row * query_pe_row + head * query_pe_head
+    q0, q1 = halves_of_rows(q_rows, is_row, LATENT_DIM, half_dim, 0)
+    p0, p1 = halves_of_rows(p_rows, is_row, PE_DIM, half_pe, 0)
+
+    # Each key is 0 where it is read from the other of the two places.
+    cached = cache + block.to(tl.int64) * cache_block + (position % BLOCK_SIZE) * cache_offset
+    source = (first_staged + position - committed).to(tl.int64)
+    k0, k1 = halves_of_rows(cached, in_cache, LATENT_DIM, half_dim, 0)
+    r0, r1 = halves_of_rows(cached + LATENT_DIM, in_cache, PE_DIM, half_pe, 0)
+    l0, l1 = halves_of_rows(latent + source * latent_row, is_staged, LATENT_DIM, half_dim, 0)
+    s0, s1 = halves_of_rows(key_pe + source * key_pe_row, is_staged, PE_DIM, half_pe, 0)
+    k0, k1, r0, r1 = k0 + l0, k1 + l1, r0 + s0, r1 + s1
+
+    # Stock's output is one value of weight 1; where stock saw nothing, it may be anything.
+    seen_until = committed - (num_rows - 1 - number)
+    has_seen = is_row & (seen_until > 0)
+    o_rows = output + row * output_row + head * output_head
+    acc0, acc1 = halves_of_rows(o_rows, has_seen, LATENT_DIM, half_dim, 0)
+    stock_lse = tl.load(lse + row * lse_row + head * lse_head, mask=has_seen, other=0.0)
+    _, _, lowest, total = nothing_seen(ROWS, half_dim)
+    best = tl.where(has_seen, stock_lse * LOG2_E, lowest)
+    missing = exists[None, :] & (position[None, :] >= seen_until[:, None])
+    missing &= position[None, :] <= (seq_len - num_rows + number)[:, None]
+    acc0, acc1, best, total = attend_latents(
+        q0, q1, p0, p1, k0, k1, r0, r1, missing,
+        acc0.to(tl.float32), acc1.to(tl.float32), best, total + 1, scale * LOG2_E,
+    )  # fmt: skip
+    by = (1 / total)[:, None]
+    store_halves(o_rows, is_row, acc0 * by, acc1 * by, LATENT_DIM, half_dim, 0)
+
+
+def mla_tail_triton(
+    query: Tensor,
+    query_pe: Tensor,
+    latent: Tensor,
+    key_pe: Tensor,
+    kv_cache: Tensor,
+    query_start_loc: Tensor,
+    seq_lens: Tensor,
+    block_table: Tensor,
+    staged_start: Tensor,
+    staged_end: Tensor,
+    output: Tensor,
+    lse: Tensor,
+    *,
+    scale: float,
+    max_query_len: int,
+) -> None:
+    """Merge the tail of every request with staged rows into stock's output over the tokens before.
+
+    Safe in a CUDA graph: nothing is read on the host, nothing is allocated. Requests without
+    query rows, without staged rows or without tokens are left alone.
+
+    Args:
+        query, query_pe, latent, key_pe: as for `mla_verify_attention_triton`, of one dtype.
+        kv_cache: likewise, of the dtype of `latent`.
+        query_start_loc, seq_lens, block_table, staged_start, staged_end: likewise; `seq_lens`
+            count the staged rows too.
+        output: [num_tokens, heads, latent_dim], overwritten: stock's over the first L - s tokens
+            of a request of L tokens and s staged rows, causal and aligned to their end.
+        lse: [num_tokens, heads] float32, the natural log-sum-exp of stock's scaled scores, of any
+            strides. It is not read, nor is `output`, for rows that saw no token.
+        scale: factor on the scores.
+        max_query_len: most query rows of a request with staged rows.
+
+    Raises:
+        ValueError: the kernel does not serve this shape or dtype.
+    """
+    requests = seq_lens.shape[0]
+    heads, latent_dim = query.shape[1:]
+    pe_dim = query_pe.shape[2]
+    reason = unsupported_reason(latent_dim, pe_dim, max_query_len, latent.dtype, kv_cache.dtype)
+    if reason is None and kv_cache.dtype != latent.dtype:
+        reason = f"cache_dtype_{str(kv_cache.dtype).removeprefix('torch.')}"
+    if reason:
+        raise ValueError(f"the tail of MLA attention does not serve this: {reason}")
+    if requests == 0:
+        return
+    tail = max(16, triton.next_power_of_2(2 * max_query_len - 1))
+    mla_tail_kernel[(triton.cdiv(max_query_len * heads, ROWS), requests)](
+        query,
+        query_pe,
+        latent,
+        key_pe,
+        kv_cache,
+        query_start_loc,
+        seq_lens,
+        block_table,
+        staged_start,
+        staged_end,
+        output,
+        lse,
+        scale,
+        block_table.stride(0),
+        *query.stride()[:2],
+        *query_pe.stride()[:2],
+        latent.stride(0),
+        key_pe.stride(0),
+        *kv_cache.stride()[:2],
+        *output.stride()[:2],
+        *lse.stride(),
+        HEADS=heads,
+        LATENT_DIM=latent_dim,
+        PE_DIM=pe_dim,
+        BLOCK_SIZE=kv_cache.shape[1],
+        ROWS=ROWS,
+        DIM=triton.next_power_of_2(latent_dim),
+        PE=max(32, triton.next_power_of_2(pe_dim)),
+        TAIL=tail,
+        num_warps=4 if tail == 16 else 8,  # 4 would spill registers
+    )

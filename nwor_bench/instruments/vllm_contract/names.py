@@ -156,7 +156,11 @@ NAMES: dict[str, tuple[str, ...]] = {
         "unified_attention_with_output",
         "unified_kv_cache_update",
     ),
-    "vllm.v1.attention.backend": ("AttentionType",),
+    "vllm.v1.attention.backend": (
+        "AttentionImplBase.dcp_world_size",
+        "AttentionImplBase.need_to_return_lse_for_decode",
+        "AttentionType",
+    ),
     "vllm.v1.attention.backends.cpu_attn": (
         "CPUAttentionBackend",
         "CPUAttentionBackendImpl",
@@ -199,7 +203,9 @@ NAMES: dict[str, tuple[str, ...]] = {
     "vllm.model_executor.layers.attention.mla_attention": (
         "MLAAttention.forward_impl",
         "MLACommonImpl.forward_mha",
+        "MLACommonDecodeMetadata.seq_lens",
         "MLACommonMetadata.causal",
+        "MLACommonMetadata.decode",
         "MLACommonMetadata.num_decodes",
         "MLACommonMetadata.num_reqs",
         "MLACommonMetadataBuilder",

@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from nwor_kernels.launch import Launches
 from nwor_kernels.mla_verify_attention.program import attend_latents
 from nwor_kernels.mla_verify_attention.shape import unsupported_reason
 from nwor_kernels.verify_attention.softmax import LOG2_E, nothing_seen
@@ -119,6 +120,9 @@ def mla_tail_kernel(
     store_halves(o_rows, is_row, acc0 * by, acc1 * by, LATENT_DIM, half_dim, 0)
 
 
+_launches = Launches(mla_tail_kernel, free=frozenset({"scale", "lse_row", "lse_head"}))
+
+
 def mla_tail_triton(
     query: Tensor,
     query_pe: Tensor,
@@ -167,7 +171,7 @@ def mla_tail_triton(
     if requests == 0:
         return
     tail = max(16, triton.next_power_of_2(2 * max_query_len - 1))
-    mla_tail_kernel[(triton.cdiv(max_query_len * heads, ROWS), requests)](
+    arguments = (
         query,
         query_pe,
         latent,
@@ -189,13 +193,20 @@ def mla_tail_triton(
         *kv_cache.stride()[:2],
         *output.stride()[:2],
         *lse.stride(),
-        HEADS=heads,
-        LATENT_DIM=latent_dim,
-        PE_DIM=pe_dim,
-        BLOCK_SIZE=kv_cache.shape[1],
-        ROWS=ROWS,
-        DIM=triton.next_power_of_2(latent_dim),
-        PE=max(32, triton.next_power_of_2(pe_dim)),
-        TAIL=tail,
+    )
+    constants = {
+        "HEADS": heads,
+        "LATENT_DIM": latent_dim,
+        "PE_DIM": pe_dim,
+        "BLOCK_SIZE": kv_cache.shape[1],
+        "ROWS": ROWS,
+        "DIM": triton.next_power_of_2(latent_dim),
+        "PE": max(32, triton.next_power_of_2(pe_dim)),
+        "TAIL": tail,
+    }
+    _launches(
+        (triton.cdiv(max_query_len * heads, ROWS), requests, 1),
+        arguments,
+        constants,
         num_warps=4 if tail == 16 else 8,  # 4 would spill registers
     )

@@ -47,6 +47,7 @@ def set_environment(
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "VLLM_NWOR_MODE": "off",
         "VLLM_SCV_MODE": "off",
+        "VLLM_NWOR_BESIDE_PREFILL": "stage",  # the gate is to see what is staged there
         **(worker_variables or {}),
         "VLLM_NWOR_METRICS": "0",  # the sweep has its own
         "VLLM_NO_USAGE_STATS": "1",

@@ -16,6 +16,7 @@ from nwor_bench.plugin.patching import PatchSet
 from nwor_bench.plugin.rank_vote import RankVote
 from nwor_bench.plugin.runner_hook import RunnerHook
 from nwor_bench.plugin.settings import PluginSettings, read_settings
+from nwor_bench.records.types import BesidePrefill
 
 if TYPE_CHECKING:
     from nwor_bench.plugin.live.traffic import LiveTraffic
@@ -132,7 +133,8 @@ def make_hook(runner: Any, settings: PluginSettings) -> RunnerHook:
     if isinstance(runner, GPUModelRunner):
         from nwor_bench.plugin.runner_v1.hook import V1RunnerHook
 
-        return V1RunnerHook(runner, debug=settings.debug)
+        stages_beside_prefill = settings.beside_prefill is BesidePrefill.STAGE
+        return V1RunnerHook(runner, settings.debug, stages_beside_prefill)
     from nwor_bench.plugin.runner_v2.hook import V2RunnerHook
 
     return V2RunnerHook(runner, settings)

@@ -7,12 +7,13 @@ from enum import StrEnum
 from typing import TypeVar
 
 from nwor_bench.errors import ConfigError
-from nwor_bench.records.types import NworMode, ScvMode, StageBy, StageL2
+from nwor_bench.records.types import BesidePrefill, NworMode, ScvMode, StageBy, StageL2
 
 NWOR_MODE = "VLLM_NWOR_MODE"
 SCV_MODE = "VLLM_SCV_MODE"
 STAGE_BY = "VLLM_NWOR_STAGE_BY"
 STAGE_L2 = "VLLM_NWOR_STAGE_L2"
+BESIDE_PREFILL = "VLLM_NWOR_BESIDE_PREFILL"
 DEBUG = "VLLM_NWOR_DEBUG"
 
 INTERLEAVE = "interleave"
@@ -30,6 +31,7 @@ class PluginSettings:
     debug: bool
     stage_by: StageBy = StageBy.REFERENCE
     stage_l2: StageL2 = StageL2.NORMAL
+    beside_prefill: BesidePrefill = BesidePrefill.DIRECT
     interleave: bool = False
     """Off x off and `nwor_mode` x `scv_mode` take turns, window by window."""
 
@@ -65,6 +67,7 @@ def read_settings(environ: Mapping[str, str] = os.environ) -> PluginSettings | N
         debug=environ.get(DEBUG, "0") not in ("", "0"),
         stage_by=_choice(environ, STAGE_BY, StageBy.REFERENCE),
         stage_l2=_choice(environ, STAGE_L2, StageL2.NORMAL),
+        beside_prefill=_choice(environ, BESIDE_PREFILL, BesidePrefill.DIRECT),
         interleave=interleave,
     )
     if settings.stage_l2 is StageL2.PERSIST and settings.stage_by is not StageBy.COPY:

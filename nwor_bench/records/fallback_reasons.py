@@ -19,6 +19,8 @@ PIPELINE_PARALLEL = "pipeline_parallel"
 V1_RUNNER_ON_GPU = "v1_runner_on_gpu"
 """vLLM's older runner; its full CUDA graphs cannot be captured twice (docs/support.md)."""
 RSWA_WINDOW = "rswa_window"
+BESIDE_PREFILL = "beside_prefill"
+"""The step writes a prefill's rows anyway (`BesidePrefill`)."""
 
 
 def unsupported_attention(implementation: str) -> str:

@@ -58,6 +58,17 @@ class StageL2(StrEnum):
     PERSIST = "persist"
 
 
+class BesidePrefill(StrEnum):
+    """What mode stage does with drafts in a step that runs a prefill too.
+
+    Such a step writes the prefill's rows anyway, with the same launch in every layer, so that
+    writing the drafts directly costs nothing that could be saved.
+    """
+
+    DIRECT = "direct"
+    STAGE = "stage"
+
+
 class Interleave(StrEnum):
     """Where cells take turns: window by window within a batch, or batch by batch."""
 

@@ -8,7 +8,9 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from urllib.request import urlopen
 
+from prometheus_client.parser import text_string_to_metric_families
 from serve_tools import (
     PROMPTS,
     Servers,
@@ -71,6 +73,14 @@ def counts_agree(found: dict[str, float]) -> bool:
     )
     ahead = [a - b for a, b in zip(ours, theirs, strict=True)]
     return min(theirs) > 0 and all(0 <= more <= DRAFTS * len(PROMPTS) for more in ahead)
+
+
+def fallbacks(base: str) -> dict[str, float]:
+    """Windows of a server that were written directly, by reason; reasons of none left out."""
+    text = urlopen(f"{base}/metrics", timeout=30).read().decode()
+    samples = (s for family in text_string_to_metric_families(text) for s in family.samples)
+    found = {s.labels["reason"]: s.value for s in samples if s.name == "nwor_fallback_count_total"}
+    return {reason: value for reason, value in found.items() if value}
 
 
 def check_turns(servers: Servers, stock: dict[str, str]) -> None:

@@ -64,6 +64,8 @@ def staging(
     """A server in that mode whose worker answers questions."""
     extended = ("--worker-extension-cls", extension)
     modes = {"VLLM_NWOR_MODE": nwor_mode, "VLLM_SCV_MODE": "graph", "VLLM_SERVER_DEV_MODE": "1"}
+    if nwor_mode == "stage":
+        modes["VLLM_NWOR_BESIDE_PREFILL"] = "stage"  # a load is to stage all that it can
     return server(target, log, *flags, *extended, **modes, **extra)
 
 

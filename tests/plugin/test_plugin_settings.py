@@ -135,9 +135,21 @@ def test_how_drafts_are_held(environ, by, l2, needs_gpu):
     assert read_settings(environ) is None  # alone they switch nothing on
 
 
+@pytest.mark.parametrize("value", [None, "", "direct", "stage"])
+def test_beside_a_prefill(value):
+    environ = {} if value is None else {"VLLM_NWOR_BESIDE_PREFILL": value}
+    settings = read_settings({"VLLM_NWOR_MODE": "stage", **environ})
+    assert settings.beside_prefill == (value or "direct")
+
+
 @pytest.mark.parametrize(
     ("environ", "field", "wanted"),
     [
+        (
+            {"VLLM_NWOR_BESIDE_PREFILL": "staged"},
+            "VLLM_NWOR_BESIDE_PREFILL",
+            {"value": "staged", "near": "stage"},
+        ),
         (
             {"VLLM_NWOR_STAGE_BY": "copi"},
             "VLLM_NWOR_STAGE_BY",

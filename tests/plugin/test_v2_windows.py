@@ -5,6 +5,9 @@ from types import SimpleNamespace
 import pytest
 from v2_pieces import PieceStaging, make_hook, run_step
 
+from nwor_bench.records.fallback_reasons import BESIDE_PREFILL
+from nwor_bench.records.types import BesidePrefill
+
 pytestmark = pytest.mark.slow  # vLLM's runner is imported
 
 REQUESTS = ["a-1", "b-2"]
@@ -42,6 +45,24 @@ def test_a_resumed_request_is_counted_on_from_what_the_scheduler_has(
     run_step(hook, ["a-1"])
     windows = hook.drain({"a": 6})
     assert [window["uncounted_draft_tokens"] for window in windows[2:]] == [0, 0, 2]
+
+
+@pytest.mark.parametrize(
+    ("chosen", "prefilled", "reason"),
+    [
+        (BesidePrefill.DIRECT, 0, None),
+        (BesidePrefill.DIRECT, 7, BESIDE_PREFILL),
+        (BesidePrefill.STAGE, 7, None),
+    ],
+)
+def test_beside_a_prefill_windows_are_written_directly_unless_asked_for(
+    monkeypatch: pytest.MonkeyPatch, chosen: BesidePrefill, prefilled: int, reason: str | None
+) -> None:
+    hook = make_hook(monkeypatch, beside_prefill=chosen)
+    run_step(hook, REQUESTS, prefilled=prefilled)
+    run_step(hook, REQUESTS)
+    found = [window["fallback_reason"] for window in hook.drain({"a": 9, "b": 9})]
+    assert found == [reason, None]
 
 
 def test_without_memory_for_copies_windows_are_written_directly(

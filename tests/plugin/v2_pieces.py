@@ -85,8 +85,10 @@ def make_runner() -> Any:
     )
 
 
-def make_hook(monkeypatch: pytest.MonkeyPatch, vote: RankVote | None = None) -> Any:
-    """A V2 hook that stages in mode `stage`, attached."""
+def make_hook(
+    monkeypatch: pytest.MonkeyPatch, vote: RankVote | None = None, **settings: Any
+) -> Any:
+    """A V2 hook that stages in mode `stage`, attached; `settings` are further ones."""
     from nwor_bench.plugin.patching import PatchSet
     from nwor_bench.plugin.runner_v2 import windows as v2_windows
     from nwor_bench.plugin.runner_v2.hook import V2RunnerHook
@@ -106,7 +108,8 @@ def make_hook(monkeypatch: pytest.MonkeyPatch, vote: RankVote | None = None) -> 
     )
     monkeypatch.setattr(v2_windows, "set_up_staging", lambda *_: (parts, None))
     monkeypatch.setattr(RankVote, "of_worker", lambda: vote or RankVote())
-    hook = V2RunnerHook(make_runner(), PluginSettings(NworMode.STAGE, ScvMode.OFF, False))
+    chosen = PluginSettings(NworMode.STAGE, ScvMode.OFF, False, **settings)
+    hook = V2RunnerHook(make_runner(), chosen)
     hook.validator.validate = lambda num_sampled, *_: SimpleNamespace(
         num_accepted=num_sampled - 1, path="host", fallback_reason=None
     )
@@ -135,11 +138,20 @@ def scheduled(
 
 
 def run_step(
-    hook: Any, requests: Sequence[str], finished: Iterable[str] = (), new: Sequence[Any] = ()
+    hook: Any,
+    requests: Sequence[str],
+    finished: Iterable[str] = (),
+    new: Sequence[Any] = (),
+    prefilled: int = 0,
 ) -> None:
-    """One step from the scheduler's word to the sampled tokens; `new` are its NewRequestData."""
+    """One step from the scheduler's word to the sampled tokens.
+
+    `new` are its NewRequestData, `prefilled` the tokens of a prefill that it runs too.
+    """
     runner = hook.runner
-    runner.execute_model(scheduled(requests, finished, new))
+    step = scheduled(requests, finished, new)
+    step.total_num_scheduled_tokens += prefilled
+    runner.execute_model(step)
     if not requests:
         return
     batch = SimpleNamespace(

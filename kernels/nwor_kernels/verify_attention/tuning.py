@@ -162,7 +162,7 @@ def launch_shape(
         discard=discard_on(device, tuning.discard),
         skip_padding=SKIP_PADDING if tuning.skip_padding is None else tuning.skip_padding,
         whole_pairs=WHOLE_PAIRS if tuning.whole_pairs is None else tuning.whole_pairs,
-        merged=tuning.merged or max(1, min(4, 128 * 128 // (rows * dim))),
+        merged=tuning.merged or most_merged(rows, dim),
     )
 
 
@@ -204,6 +204,11 @@ def row_tiling(
     fitting = 16 if folded <= 16 else max(64, triton.next_power_of_2(folded))
     rows = wanted or min(fitting, most)
     return rows, triton.cdiv(folded, rows), dim
+
+
+def most_merged(rows: int, dim: int) -> int:
+    """Parts of [rows, dim] that a program's registers hold at a time as it merges them."""
+    return max(1, min(4, 128 * 128 // (rows * dim)))
 
 
 def programs_for(rows: int, dim: int, device: torch.device, pairs: int | None = None) -> int:

@@ -21,7 +21,7 @@ from vllm.forward_context import get_forward_context
 from nwor_bench.plugin.counts.accumulator import Accumulator
 from nwor_bench.plugin.counts.late_counts import LateCounts, PendingStep
 from nwor_bench.plugin.counts.scheduler_output import finished, invalid_drafts, restarted
-from nwor_bench.plugin.interleaving import Interleaving
+from nwor_bench.plugin.interleaving import Interleaving, is_windows_alone
 from nwor_bench.plugin.patching import Patch, PatchSet
 from nwor_bench.plugin.rank_vote import RankVote
 from nwor_bench.plugin.runner_v1.cpu_attention import LayerStaging
@@ -31,6 +31,7 @@ from nwor_bench.plugin.runner_v1.validation import Validation, ValidationRefused
 from nwor_bench.plugin.staging.layers import attention_layers
 from nwor_bench.plugin.staging.refusals import chunk_of
 from nwor_bench.plugin.staging.window import Window, WindowBatch, close_leftover
+from nwor_bench.records.fallback_reasons import BESIDE_PREFILL
 from nwor_bench.records.types import NworMode, ScvMode
 
 logger = logging.getLogger("vllm.nwor_bench")
@@ -44,8 +45,9 @@ class V1RunnerHook:
     stage_by = "copy"
     graph_sets = ()
 
-    def __init__(self, runner: Any, debug: bool = False):
+    def __init__(self, runner: Any, debug: bool = False, stages_beside_prefill: bool = True):
         self.runner = runner
+        self._stages_beside_prefill = stages_beside_prefill
         self.nwor_mode = NworMode.OFF
         self.accumulator = Accumulator()
         self.layers = attention_layers(runner)
@@ -225,6 +227,9 @@ class V1RunnerHook:
             return
         if self.window is None:
             step.fallback_reason = self.staging_unavailable
+            return
+        if not self._stages_beside_prefill and not is_windows_alone(self._scheduler_output):
+            step.fallback_reason = BESIDE_PREFILL
             return
         slot_mapping = get_forward_context().slot_mapping
         if not isinstance(slot_mapping, dict):

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from nwor_bench.plugin.counts.accumulator import Accumulator
 from nwor_bench.plugin.counts.late_counts import LateCounts, PendingStep
-from nwor_bench.plugin.interleaving import Interleaving
+from nwor_bench.plugin.interleaving import Interleaving, is_windows_alone
 from nwor_bench.plugin.observe.device_clock import DeviceClock
 from nwor_bench.plugin.observe.phases import Probe
 from nwor_bench.plugin.rank_vote import RankVote
@@ -29,7 +29,8 @@ from nwor_bench.plugin.runner_v2.staging import ACTIVATIONS_REUSED
 from nwor_bench.plugin.settings import PluginSettings
 from nwor_bench.plugin.staging.layers import attention_layers
 from nwor_bench.plugin.staging.window import Window, close_leftover
-from nwor_bench.records.types import NworMode, ScvMode
+from nwor_bench.records.fallback_reasons import BESIDE_PREFILL
+from nwor_bench.records.types import BesidePrefill, NworMode, ScvMode
 
 logger = logging.getLogger("vllm.nwor_bench")
 
@@ -52,6 +53,7 @@ class V2Windows:
     def __init__(self, runner: Any, settings: PluginSettings):
         self.runner = runner
         self.stage_by = settings.stage_by
+        self._stages_beside_prefill = settings.beside_prefill is BesidePrefill.STAGE
         self.nwor_mode = NworMode.OFF
         self.layers = attention_layers(runner)
         self.target_layers, self.drafter_layers = self.layers.staged, self.layers.drafter
@@ -96,6 +98,9 @@ class V2Windows:
             step.pending.fallback_reason = self.staging_unavailable
             return
         if self._stopped_staging(step):
+            return
+        if not self._stages_beside_prefill and not is_windows_alone(step.scheduler_output):
+            step.pending.fallback_reason = BESIDE_PREFILL
             return
         certain_at_once = may_read_this_step(step.scheduler_output)
         control = self.nwor_mode is NworMode.CONTROL

@@ -140,25 +140,30 @@ def in_per_cent(row: pd.Series) -> str:
     return f"{100 * (row.ratio_to_off - 1):+.2f} +- {half:.2f}"
 
 
-def settings_of(cells: pd.DataFrame) -> list[tuple[dict[str, str], pd.DataFrame]]:
-    """Runs of the third host: what each is called, and its rows by cell."""
-    keys = ["pair", "requests", "cache", "acceptance"]
+def settings_of(cells: pd.DataFrame, host: int) -> list[tuple[dict[str, str], pd.DataFrame]]:
+    """A host's runs with intervals: what each is called, and its rows by cell."""
+    keys = ["pair", "requests", "context", "cache", "acceptance"]
     found = []
-    for (pair, requests, cache, acceptance), rows in cells[cells.host == 3].groupby(keys):
+    for (pair, requests, context, cache, acceptance), rows in cells[cells.host == host].groupby(
+        keys
+    ):
         named = {
             "model": pair.removesuffix("-shape"),
             "requests": f"{requests}",
+            **({"context": f"{context:,}"} if host == 4 else {}),
             "cache": cache,
             "tokens": f"{acceptance:g}",
         }
-        found.append((named, rows.set_index("cell")))
+        by_cell = rows.set_index("cell")
+        if by_cell.ratio_ci_low.notna().any():
+            found.append((named, by_cell))
     return found
 
 
-def setting_table(cells: pd.DataFrame) -> str:
-    """Total, attention, writes and noise of every setting."""
+def setting_table(cells: pd.DataFrame, host: int) -> str:
+    """Total, attention, writes and noise of every setting of a host."""
     table = []
-    for named, rows in settings_of(cells):
+    for named, rows in settings_of(cells, host):
         idle = rows.loc["off x off (A/A)"]
         table.append(
             named
@@ -169,10 +174,11 @@ def setting_table(cells: pd.DataFrame) -> str:
 
 
 def beside_whole_batches(cells: pd.DataFrame) -> dict[str, float | int]:
-    """How far whole batches are from windows, on the third host."""
+    """How far whole batches are from windows: points of the third host, intervals of all."""
     rows = cells[(cells.host == 3) & cells.ratio_batches.notna() & cells.groups.notna()]
     pointed = rows[(rows.requests == 8) & rows.ratio_batches_low.isna()]
-    measured = rows[rows.ratio_batches_low.notna()]
+    measured = cells[cells.ratio_batches_low.notna() & cells.groups.notna()]
+    settings = ["host", "pair", "requests", "context", "cache", "acceptance"]
     held = (measured.ratio_batches_low <= measured.ratio_to_off) & (
         measured.ratio_to_off <= measured.ratio_batches_high
     )
@@ -182,6 +188,7 @@ def beside_whole_batches(cells: pd.DataFrame) -> dict[str, float | int]:
         "batch_settings": len(pointed.groupby(["pair", "cache", "acceptance"])),
         "held": int(held.sum()),
         "intervals": len(measured),
+        "interval_settings": len(measured.groupby(settings, dropna=False)),
     }
 
 
@@ -229,6 +236,7 @@ def text_of(rows: pd.DataFrame, cells: pd.DataFrame) -> str:
     wider = (stage.ratio_batches_high - stage.ratio_batches_low) / (
         stage.ratio_ci_high - stage.ratio_ci_low
     )
+    of_hosts = [rows for host in (3, 4, 5) for _, rows in settings_of(cells, host)]
     capped = cells[(cells.host == 3) & (cells.requests == 64)]
     return TEXT.format(
         best=min(halves),
@@ -245,12 +253,13 @@ def text_of(rows: pd.DataFrame, cells: pd.DataFrame) -> str:
         again=again_table(cells),
         wider=wider.mean(),
         split=split_table(cells),
-        by_setting=setting_table(cells),
+        by_setting=setting_table(cells, 3),
+        large=setting_table(cells, 4),
+        tuned=setting_table(cells, 5),
         writes_pay=sum(
-            rows.loc[PARTS["writes (stage over control)"]].ratio_ci_high < 1
-            for _, rows in settings_of(cells)
+            rows.loc[PARTS["writes (stage over control)"]].ratio_ci_high < 1 for rows in of_hosts
         ),
-        settings=len(settings_of(cells)),
+        settings=len(of_hosts),
         slowest=f"{capped.clock_low_mhz.min():,.0f}",
         fastest=f"{capped.clock_high_mhz.max():,.0f}",
         **beside_whole_batches(cells),

@@ -20,6 +20,7 @@ def check(page: Path, made: str) -> None:
 @pytest.mark.parametrize(
     ("folder", "table"),
     [
+        ("attention-tiles", "tiles.csv"),
         ("interval-coverage", "coverage.csv"),
         ("interleaved-coverage", "coverage.csv.gz"),
         ("launches", "launches.csv"),

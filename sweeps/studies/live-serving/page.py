@@ -11,11 +11,12 @@ TEXT = """# What does taking turns cost a server?
 
 Under `vllm bench serve` (open loop, Poisson) at 50 % and 90 % of capacity {requests:,} requests
 were sent to servers in `stage` and `interleave`: {failed} failed, greedy answers were those of
-stock vLLM, staging never stopped. **Staging made a server slower**: on an H200 at 50 % of capacity
-a token took {slowest_half:.0f} % longer in `stage` and {turns_half:.0f} % longer in `interleave`, at
-90 % {slowest_most:.0f} and {turns_most:.0f} %, though windows alone take less time there. So windows
-beside a prefill are now written directly (`VLLM_NWOR_BESIDE_PREFILL`). That has been measured on a
-CPU alone, where hooks take most of a toy target's time: stage still costs {cpu_half:.0f} %.
+stock vLLM, staging never stopped. **Staging made a server slower**: on an H200 a token took
+{slowest_half:.0f} % longer in `stage` and {turns_half:.0f} % longer in `interleave` at 50 % of
+capacity, {slowest_most:.0f} % and {turns_most:.0f} % longer at 90 %, though windows alone take less
+time there. So windows beside a prefill are now written directly (`VLLM_NWOR_BESIDE_PREFILL`). That
+has been measured on a CPU alone, where hooks take most of a toy target's time: stage still costs
+{cpu_half:.0f} %.
 
     python sweeps/studies/live-serving/measure.py --pair llama-3b-shape --seconds 5 --rounds 3 \\
       --output DIR --flags "--max-num-batched-tokens 8192 --kv-cache-memory-bytes 25000000000
@@ -39,10 +40,10 @@ sent at once.
 {h200}
 
 The cause is inferred, not profiled. In batches of the same shape windows alone take 2 to 3 % less
-time in `stage` ([interleave](../interleave/README.md)), so it must be the steps with a prefill. They
-run outside of full CUDA graphs, where the host sets the pace; staging adds two launches to each of
-their layers (a copy of the drafts, attention over them) and saves nothing, since the prefill's rows
-are written anyway.
+time in `stage` ([interleave](../interleave/README.md)), so it must be the steps with a prefill.
+They run outside of full CUDA graphs, where the host sets the pace; staging adds two launches to
+each of their layers (a copy of the drafts, attention over them) and saves nothing, since the
+prefill's rows are written anyway.
 
 ## Two cores of a CPU, windows beside prefills written directly
 

@@ -88,7 +88,7 @@ def verify(device, requests, dtype=torch.float32, *, how=None, **shape):
     check(step, merge(mla_tail_triton, step, device, **told), attend_slowly(step), TOLERANCE[dtype])
 
 
-@pytest.mark.parametrize("whole", [True, False])
+@pytest.mark.parametrize("whole", [True, pytest.param(False, marks=pytest.mark.long)])
 @pytest.mark.parametrize(
     ("queries", "heads", "block_size"),
     [

@@ -198,6 +198,7 @@ def test_the_process_environment_is_the_default(monkeypatch):
     monkeypatch.setenv("VLLM_NWOR_MODE", "stage")
     monkeypatch.setenv("VLLM_SCV_MODE", "graph")
     monkeypatch.setenv("VLLM_NWOR_DEBUG", "1")
+    monkeypatch.delenv("VLLM_NWOR_BESIDE_PREFILL", raising=False)  # a harness's engine sets it
     assert read_settings() == PluginSettings(NworMode.STAGE, ScvMode.GRAPH, debug=True)
 
 

@@ -83,7 +83,7 @@ def test_a_refused_commit_stops_staging_and_the_server_goes_on(
     """Last of this module's server: it stages no more."""
     check_stops(servers.staged, stock, "refused_commit", "commit_refused")
     found = fallbacks(servers.staged)
-    del found["beside_prefill"]
+    found.pop("beside_prefill", None)  # of a load before it, if there was one
     assert list(found.values()) == [1]
 
 

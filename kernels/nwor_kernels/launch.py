@@ -108,8 +108,7 @@ class Launch:
 class Launches:
     """All launches of one kernel: a `Launch` for each binary and grid that it turns out to need.
 
-    Finding one takes a lookup by what Triton would find out argument by argument: a launch with
-    fifty arguments costs the host a fraction of Triton's own.
+    Finding one takes a lookup by what Triton would find out argument by argument.
 
     Args:
         kernel: a `triton.jit` function, its compile-time parameters last.

@@ -16,7 +16,6 @@ from nwor_bench.plugin.patching import PatchSet
 from nwor_bench.plugin.rank_vote import RankVote
 from nwor_bench.plugin.runner_hook import RunnerHook
 from nwor_bench.plugin.settings import PluginSettings, read_settings
-from nwor_bench.records.types import BesidePrefill
 
 if TYPE_CHECKING:
     from nwor_bench.plugin.live.traffic import LiveTraffic
@@ -133,8 +132,7 @@ def make_hook(runner: Any, settings: PluginSettings) -> RunnerHook:
     if isinstance(runner, GPUModelRunner):
         from nwor_bench.plugin.runner_v1.hook import V1RunnerHook
 
-        stages_beside_prefill = settings.beside_prefill is BesidePrefill.STAGE
-        return V1RunnerHook(runner, settings.debug, stages_beside_prefill)
+        return V1RunnerHook(runner, settings)
     from nwor_bench.plugin.runner_v2.hook import V2RunnerHook
 
     return V2RunnerHook(runner, settings)

@@ -28,11 +28,12 @@ from nwor_bench.plugin.runner_v1.cpu_attention import LayerStaging
 from nwor_bench.plugin.runner_v1.host_counts import HostCounts, Step, count_sampled, pending_step
 from nwor_bench.plugin.runner_v1.setup import set_up_staging
 from nwor_bench.plugin.runner_v1.validation import Validation, ValidationRefused, Validator
+from nwor_bench.plugin.settings import PluginSettings
 from nwor_bench.plugin.staging.layers import attention_layers
 from nwor_bench.plugin.staging.refusals import chunk_of
 from nwor_bench.plugin.staging.window import Window, WindowBatch, close_leftover
 from nwor_bench.records.fallback_reasons import BESIDE_PREFILL
-from nwor_bench.records.types import NworMode, ScvMode
+from nwor_bench.records.types import BesidePrefill, NworMode, ScvMode
 
 logger = logging.getLogger("vllm.nwor_bench")
 
@@ -45,9 +46,9 @@ class V1RunnerHook:
     stage_by = "copy"
     graph_sets = ()
 
-    def __init__(self, runner: Any, debug: bool = False, stages_beside_prefill: bool = True):
+    def __init__(self, runner: Any, settings: PluginSettings):
         self.runner = runner
-        self._stages_beside_prefill = stages_beside_prefill
+        self._stages_beside_prefill = settings.beside_prefill is BesidePrefill.STAGE
         self.nwor_mode = NworMode.OFF
         self.accumulator = Accumulator()
         self.layers = attention_layers(runner)
@@ -57,10 +58,10 @@ class V1RunnerHook:
         self._turns: Interleaving | None = None
         vocab_size = runner.model_config.get_vocab_size()
         layers = len(self.target_layers)
-        self._counts = HostCounts(self.accumulator, layers, vocab_size, debug)
+        self._counts = HostCounts(self.accumulator, layers, vocab_size, settings.debug)
         self._vocab_size = vocab_size
         late = runner.use_async_scheduling
-        self.late = LateCounts(self.accumulator, layers, debug) if late else None
+        self.late = LateCounts(self.accumulator, layers, settings.debug) if late else None
         capacity = runner.max_num_reqs * runner.num_spec_tokens
         self.validator = Validator(capacity, vocab_size, runner.device)
         self._vote = RankVote.of_worker()

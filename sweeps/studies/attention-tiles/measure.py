@@ -11,7 +11,6 @@ GPU and vLLM. Writes a row a variant: microseconds a call, by its median.
 import argparse
 import random
 import sys
-import traceback
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
@@ -207,11 +206,9 @@ def measure(case: Case, choices: list[dict[str, Any]]) -> list[dict[str, Any]]:
     workspace = workspace_of(case)
     expected = sets[0].expected()
     ours = [each.our_call(workspace) for each in sets]
-    named: list[tuple[dict[str, Any], list[Call]]] = []
-    try:
-        named.append(({"peer": "flash_attention_3"}, [each.flash_call() for each in sets]))
-    except Exception:
-        traceback.print_exc()
+    named: list[tuple[dict[str, Any], list[Call]]] = [
+        ({"peer": "flash_attention_3"}, [each.flash_call() for each in sets])
+    ]
     named += [(choice, [tuned(case, call, choice) for call in ours]) for choice in choices]
     graphs, errors = [], []
     for choice, calls in named:
@@ -262,12 +259,10 @@ def main() -> None:
                 print(line, file=sys.stderr)
     rows: list[dict[str, Any]] = []
     for case, choices in chosen.items():
-        rows += measure(case, choices)
+        found = measure(case, choices)
+        rows += found
         pd.DataFrame(rows).to_csv(arguments.output, index=False, float_format="%.5g")
-        mine = pd.DataFrame(
-            [row for row in rows if row["model"] == case.model and row["requests"] == case.requests]
-        )
-        mine = mine.drop(columns=["model", "heads", "kv_heads", "head_dim", "context", "cache"])
+        mine = pd.DataFrame(found).drop(columns=list(case.__dict__))
         print(case, flush=True)
         print(pd.concat([mine.head(2), mine.sort_values("us").head(8)]).to_string(), flush=True)
 

@@ -236,6 +236,10 @@ def text_of(rows: pd.DataFrame, cells: pd.DataFrame) -> str:
     wider = (stage.ratio_batches_high - stage.ratio_batches_low) / (
         stage.ratio_ci_high - stage.ratio_ci_low
     )
+    large = cells[(cells.host == 4) & (cells.requests == 256)].groups
+    few = cells[
+        (cells.host == 5) & cells.ratio_ci_low.isna() & (cells.cell == "stage x graph")
+    ].iloc[0]
     of_hosts = [rows for host in (3, 4, 5) for _, rows in settings_of(cells, host)]
     capped = cells[(cells.host == 3) & (cells.requests == 64)]
     return TEXT.format(
@@ -256,6 +260,10 @@ def text_of(rows: pd.DataFrame, cells: pd.DataFrame) -> str:
         by_setting=setting_table(cells, 3),
         large=setting_table(cells, 4),
         tuned=setting_table(cells, 5),
+        fewest=int(large.min()),
+        groups=int(large.max()),
+        few=few.groups,
+        few_say=100 * (few.ratio_to_off - 1),
         writes_pay=sum(
             rows.loc[PARTS["writes (stage over control)"]].ratio_ci_high < 1 for rows in of_hosts
         ),

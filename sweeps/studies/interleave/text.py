@@ -91,8 +91,8 @@ several per cent.
     nwor-bench sweep --file sweeps/h200-split-8k.toml
 
 Two other H200, whose host was busy. At 256 requests runs of 210 s with 768 tokens a request:
-prompts of 256 x 1,024 tokens leave room for few groups (49 to 59), and the power cap held the clock
-down. At 8k runs of half a minute.
+prompts of 256 x 1,024 tokens leave room for few groups ({fewest} to {groups}), and the power cap
+held the clock down. At 8k runs of half a minute.
 
 {large}
 
@@ -110,8 +110,8 @@ budgets of 75 s for Qwen3 and 60 s for DeepSeek, whose runs so have fewer groups
 
 {tuned}
 
-DeepSeek-lite at 64 requests ended after one block: three groups say +1.5 %, without an interval.
-Latent attention still costs more than its writes save.
+DeepSeek-lite at 64 requests ended after one block: {few:.0f} groups say {few_say:+.1f} %, without
+an interval. Latent attention still costs more than its writes save.
 
 ## Again, on a busy host
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from nwor_bench.instruments import nvtx_ranges
+from nwor_bench.plugin.counts import unhurried
 from nwor_bench.plugin.observe import metrics
 from nwor_bench.plugin.observe.nvtx import WindowRanges
 from nwor_bench.plugin.patching import PatchSet
@@ -69,7 +70,7 @@ class _Attachment:
         self._vote = RankVote.of_worker()
         self._hook: RunnerHook
         self._ranges: WindowRanges | None = None
-        self._metrics = PatchSet([])
+        self._reading = PatchSet([])
         self._live: LiveTraffic | None = None
 
     def run(self) -> str | None:
@@ -90,9 +91,12 @@ class _Attachment:
         self._hook = make_hook(self._worker.model_runner, self._settings)
 
     def _wrap(self) -> None:
-        self._metrics = metrics.publish(self._hook, self._worker, self._settings)
+        metrics.publish(self._hook, self._worker, self._settings)
         if self._settings.interleave:
             self._live = _live_traffic(self._hook, self._worker, self._settings)
+        if self._settings.interleave or metrics.folder_of() is not None:
+            self._reading = unhurried.patches(self._hook)  # else a harness drains them
+            self._reading.apply()
         self._ranges = WindowRanges(self._hook)
         self._ranges.switch(nvtx_ranges.wanted())
         self._hook.attach()
@@ -112,7 +116,7 @@ class _Attachment:
         live = self._live
         if live is not None:
             self._try(live.undo)
-        self._try(self._metrics.undo)
+        self._try(self._reading.undo)
 
     def _try(self, step: Callable[[], Any]) -> str | None:
         """Run a step; an error is logged with its traceback and becomes a fallback reason."""

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from nwor_bench.plugin.counts.accumulator import Accumulator
 from nwor_bench.plugin.counts.late_counts import LateCounts
+from nwor_bench.plugin.observe.device_clock import DeviceClock
 from nwor_bench.plugin.staging.layers import LayerCache
 from nwor_bench.plugin.staging.window import Window
 from nwor_bench.records.types import NworMode, ScvMode
@@ -109,6 +110,10 @@ class RunnerHook(Protocol):
     @property
     def late(self) -> LateCounts | None:
         """Steps whose counts are still on the device; None where the host counts at once."""
+
+    @property
+    def clock(self) -> DeviceClock:
+        """Marks the steps on the device, where it is on."""
 
     @property
     def has_probe(self) -> bool:

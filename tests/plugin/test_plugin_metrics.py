@@ -1,7 +1,7 @@
 """Where a worker's metrics go, when they are off, and how late counts get there in time."""
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,13 +15,11 @@ from nwor_bench.plugin.counts.accumulator import Accumulator
 from nwor_bench.plugin.observe import metrics
 from nwor_bench.plugin.observe.metrics import (
     FOLDER,
-    LATE_COUNTS_S,
     SWITCH,
     VLLM_FOLDER,
     folder_of,
     pair_name,
     publish,
-    read_counts_in_time,
     share_folder,
 )
 from nwor_bench.plugin.settings import PluginSettings
@@ -143,43 +141,6 @@ def test_vllms_own_folder_comes_first(tmp_path: Path) -> None:
 def test_a_folder_that_is_none_is_refused(tmp_path: Path) -> None:
     with refused(FOLDER, value=str(tmp_path / "gone")):
         folder_of({FOLDER: str(tmp_path / "gone")})
-
-
-class Clocked:
-    """A V2 hook whose readings are counted, and a clock that a test moves."""
-
-    def __init__(self) -> None:
-        self.now = 100.0
-        self.read = 0
-        self.late = SimpleNamespace(resolve=self._resolve)
-
-    def _resolve(self, lengths: None) -> None:
-        assert lengths is None
-        self.read += 1
-
-    def step(self, execute_model: Callable[..., Any], tokens: int, after: float) -> int:
-        self.now += after
-        assert execute_model(SimpleNamespace(total_num_scheduled_tokens=tokens)) == "output"
-        return self.read
-
-
-def test_counts_on_the_device_are_read_every_few_seconds_and_at_the_end() -> None:
-    clocked = Clocked()
-    wrap = read_counts_in_time(clocked, lambda: clocked.now)
-    execute_model = wrap(lambda scheduler_output: "output")
-    half = 0.5 * LATE_COUNTS_S
-    steps = [(8, half), (8, half), (8, 0.01), (8, half), (8, half), (0, 0.0), (8, half), (0, 0.01)]
-    assert [clocked.step(execute_model, *step) for step in steps] == [0, 0, 1, 1, 1, 2, 2, 3]
-
-
-def test_only_a_worker_that_counts_late_is_wrapped_for_it() -> None:
-    """The V1 runner without async scheduling has its counts at once."""
-    share_folder()
-    for late, wrapped in ((None, False), (Clocked().late, True)):
-        hook = hook_of(late)
-        stock = hook.runner.execute_model
-        publish(hook, worker_of_rank(0), SETTINGS)
-        assert (hook.runner.execute_model is not stock) is wrapped
 
 
 def test_a_pairs_name() -> None:

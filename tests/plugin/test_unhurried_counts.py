@@ -10,7 +10,13 @@ import torch
 from nwor_bench.plugin.counts.accumulator import Accumulator
 from nwor_bench.plugin.counts.late_counts import LateCounts, PendingStep
 from nwor_bench.plugin.counts.reading import Coming
-from nwor_bench.plugin.live.traffic import READ_S, RECORDED_A_STEP, read_without_waiting
+from nwor_bench.plugin.counts.unhurried import (
+    READ_S,
+    RECORDED_A_STEP,
+    patches,
+    read_without_waiting,
+)
+from nwor_bench.plugin.observe.device_clock import DeviceClock
 
 DRAFTS = 4
 
@@ -181,3 +187,30 @@ def test_a_busy_server_never_waits_and_an_idle_one_reads_the_rest() -> None:
     late.is_reading = True
     assert step(8, 0.01) == ["look"]
     assert step(0, 0.01) == ["wait"]
+
+
+def test_a_hook_that_counts_late_is_read_and_its_steps_are_marked() -> None:
+    """The V1 runner without async scheduling has its counts at once."""
+    for late, is_read in ((None, False), (Late(), True)):
+        runner = SimpleNamespace(execute_model=lambda step: "stock")
+        stock, clock = runner.execute_model, DeviceClock(torch.device("cpu"))
+        hook: Any = SimpleNamespace(late=late, runner=runner, clock=clock)
+        reading = patches(hook)
+        reading.apply()
+        assert (runner.execute_model is not stock) is is_read is clock.on
+        reading.undo()
+        assert runner.execute_model is stock
+
+
+def test_counts_on_a_host_are_read_while_it_is_busy() -> None:
+    late, accumulator = counted()
+    clock = DeviceClock(torch.device("cpu"))
+    assert clock.mark() is None
+    clock.on = True
+    run_steps(late, 3)
+    for step in late._pending:
+        step.ended = clock.mark()
+    late.read_finished()
+    late.read_finished()
+    late.settle(RECORDED_A_STEP)
+    assert [times.device_ms for _, times, _ in accumulator.windows] == [None] * 3

@@ -66,7 +66,7 @@ class PendingStep:
     began: Any = None
     """CUDA event of the step's start; None unless the batch is interleaved."""
     ended: Any = None
-    """CUDA event of the next step's start."""
+    """CUDA event of the next step's start; the V1 runner's is behind `num_sampled`."""
     turn: Turn | None = None
     """The window's turn in an interleaved batch."""
     marks: Marks = field(default_factory=dict)

@@ -9,17 +9,31 @@ from typing import Any
 import torch
 
 
+class _Passed:
+    """The mark of a device that has done its work when the host goes on: a CPU's."""
+
+    def query(self) -> bool:
+        """Always: the device has come to it."""
+        return True
+
+
+PASSED = _Passed()
+
+
 class DeviceClock:
-    """Marks the steps of interleaved batches; off elsewhere, so that off x off stays stock."""
+    """Marks the steps of a server and of interleaved batches; off elsewhere, so that off x off
+    stays stock."""
 
     def __init__(self, device: torch.device):
         self._has_events = device.type == "cuda"
         self.on = False
 
     def mark(self) -> Any:
-        """An event on the current stream; None while off, and without CUDA."""
-        if not self.on or not self._has_events:
+        """An event on the current stream, `PASSED` without CUDA; None while off."""
+        if not self.on:
             return None
+        if not self._has_events:
+            return PASSED
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record()
         return event
@@ -31,8 +45,8 @@ def has_passed(mark: Any) -> bool:
 
 
 def elapsed_ms(start: Any, end: Any) -> float | None:
-    """Milliseconds between two marks; None where one is missing. Waits for the second."""
-    if start is None or end is None:
+    """Milliseconds between two events; None where one is missing. Waits for the second."""
+    if start is None or end is None or end is PASSED:
         return None
     end.synchronize()
     return float(start.elapsed_time(end))

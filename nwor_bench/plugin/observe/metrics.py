@@ -7,8 +7,7 @@ the processes that the server starts, and adds the folder to what /metrics shows
 """
 
 import os
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -18,7 +17,6 @@ from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 
 from nwor_bench.errors import ConfigError
-from nwor_bench.plugin.patching import Patch, PatchSet
 from nwor_bench.plugin.runner_hook import RunnerHook
 from nwor_bench.plugin.settings import PluginSettings
 from nwor_bench.records.metrics import MetricFiles, WindowMetrics, labels_of, process_name
@@ -31,9 +29,6 @@ FOLDER = "VLLM_NWOR_METRICS_DIR"
 """Where the processes of one server put their files; the plugin sets it."""
 
 VLLM_FOLDER = "PROMETHEUS_MULTIPROC_DIR"
-
-LATE_COUNTS_S = 5.0
-"""On a GPU a worker's counts stay on the device: how often they are read for the metrics."""
 
 _own_folder: TemporaryDirectory[str] | None = None
 
@@ -75,18 +70,11 @@ def folder_of(environ: Mapping[str, str] = os.environ) -> Path | None:
     return None
 
 
-def publish(hook: RunnerHook, worker: Any, settings: PluginSettings) -> PatchSet:
-    """Count the worker's windows for /metrics from now on, if metrics are on.
-
-    Call it before the hook is attached: the hook's wrappers must be the outer ones.
-
-    Returns:
-        What was patched for it, perhaps nothing: undo it if the hook cannot be attached.
-    """
-    patches = PatchSet([])
+def publish(hook: RunnerHook, worker: Any, settings: PluginSettings) -> None:
+    """Count the worker's windows for /metrics from now on, if metrics are on."""
     folder = folder_of()
     if folder is None:
-        return patches
+        return
     rank = global_rank(worker)
     pair = pair_name(worker.vllm_config)
     metrics = WindowMetrics(MetricFiles(folder, process_name(rank)))
@@ -101,10 +89,6 @@ def publish(hook: RunnerHook, worker: Any, settings: PluginSettings) -> PatchSet
 
     metrics.begin(begun)
     hook.accumulator.listener = count
-    if hook.late is not None and not settings.interleave:  # `live.traffic` reads them otherwise
-        patches = PatchSet([Patch(hook.runner, "execute_model", read_counts_in_time(hook))])
-        patches.apply()
-    return patches
 
 
 def publish_refusal(reason: str, worker: Any, settings: PluginSettings) -> None:
@@ -123,33 +107,6 @@ def global_rank(worker: Any) -> int:
     """The worker's number among all of a server's, over its data-parallel engines."""
     parallel = worker.vllm_config.parallel_config
     return int(parallel.data_parallel_index * parallel.world_size + worker.rank)
-
-
-def read_counts_in_time(
-    hook: RunnerHook, clock: Callable[[], float] = time.perf_counter
-) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Read counts that are still on the device every few seconds, and when work runs out.
-
-    Each read waits for the steps that the device has not finished.
-    """
-
-    late = hook.late
-    assert late is not None
-
-    def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
-        last = clock()
-
-        def execute_model(scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
-            nonlocal last
-            # vLLM runs one more step, an empty one, when its last request has finished.
-            if not scheduler_output.total_num_scheduled_tokens or clock() - last > LATE_COUNTS_S:
-                late.resolve(None)
-                last = clock()
-            return original(scheduler_output, *args, **kwargs)
-
-        return execute_model
-
-    return wrap
 
 
 def pair_name(config: Any) -> str:

@@ -22,6 +22,7 @@ from nwor_bench.plugin.counts.accumulator import Accumulator
 from nwor_bench.plugin.counts.late_counts import LateCounts, PendingStep
 from nwor_bench.plugin.counts.scheduler_output import finished, invalid_drafts, restarted
 from nwor_bench.plugin.interleaving import Interleaving, is_windows_alone
+from nwor_bench.plugin.observe.device_clock import DeviceClock
 from nwor_bench.plugin.patching import Patch, PatchSet
 from nwor_bench.plugin.rank_vote import RankVote
 from nwor_bench.plugin.runner_v1.cpu_attention import LayerStaging
@@ -62,6 +63,7 @@ class V1RunnerHook:
         self._vocab_size = vocab_size
         late = runner.use_async_scheduling
         self.late = LateCounts(self.accumulator, layers, settings.debug) if late else None
+        self.clock = DeviceClock(runner.device)
         capacity = runner.max_num_reqs * runner.num_spec_tokens
         self.validator = Validator(capacity, vocab_size, runner.device)
         self._vote = RankVote.of_worker()
@@ -247,10 +249,12 @@ class V1RunnerHook:
         discarded = self.runner.discard_request_mask.gpu
         num_sampled = count_sampled(sampled_token_ids, discarded, self._vocab_size)
         if step is not None:
-            step.num_sampled = num_sampled
+            step.num_sampled, step.sampled = num_sampled, self.clock.mark()
             return
-        req_ids = tuple(self.runner.input_batch.req_ids)
-        late.add(PendingStep(time.perf_counter(), req_ids=req_ids, num_sampled=num_sampled))
+        req_ids, now = tuple(self.runner.input_batch.req_ids), time.perf_counter()
+        late.add(
+            PendingStep(now, req_ids=req_ids, num_sampled=num_sampled, ended=self.clock.mark())
+        )
 
     def _slots_of_groups(self, slot_mapping: dict[str, Tensor]) -> Tensor:
         """[num_tokens] int64 slots, or [groups, num_tokens]; a group has the same in all layers."""
@@ -279,8 +283,10 @@ class V1RunnerHook:
         if window is not None and staged and window.is_control:
             window.end_control()
             return
-        if not staged and self.validator.mode is ScvMode.OFF:
-            return  # off x off: no device work, no synchronisation
+        if not staged and (
+            self.validator.mode is ScvMode.OFF or step.fallback_reason == BESIDE_PREFILL
+        ):
+            return  # off x off: no device work, no synchronisation; nor where a server asks not to
         started = time.perf_counter()
         try:
             step.validation = self.validator.validate(sampled_token_ids, step.num_draft_tokens)

@@ -34,6 +34,8 @@ class Step:
     invalid_drafts: Mapping[str, int] | None = None
     times: WindowTimes = UNTIMED
     num_sampled: Tensor | None = None
+    sampled: Any = None
+    """The device's mark behind `num_sampled`; None unless a server reads counts late."""
     outcome: Outcome | None = None
     fallback_reason: str | None = None
     validation: Validation | None = None
@@ -128,6 +130,7 @@ def pending_step(step: Step) -> PendingStep:
         req_ids=step.req_ids,
         drafts=np.array(step.num_draft_tokens, dtype=np.int32),
         num_sampled=step.num_sampled,
+        ended=step.sampled,
         fallback_reason=step.fallback_reason,
         scv_path=step.validation.path if step.validation else None,
         scv_fallback_reason=step.scv_fallback_reason,

@@ -139,8 +139,10 @@ class V2Windows:
             self._end_control(step, window)
             return
         validator = self.validator
-        if not staged and validator.mode is ScvMode.OFF:
-            return  # off x off: no device work, no synchronisation
+        if not staged and (
+            validator.mode is ScvMode.OFF or step.pending.fallback_reason == BESIDE_PREFILL
+        ):
+            return  # off x off: no device work, no synchronisation; nor where a server asks not to
         assert step.pending.drafts is not None
         pending, batch = step.pending, step.batch
         accepted = num_sampled

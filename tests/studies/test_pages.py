@@ -26,6 +26,7 @@ def check(page: Path, made: str) -> None:
         ("launches", "launches.csv"),
         ("live-serving", "serving.csv"),
         ("precision", "injection.csv"),
+        ("recurrent-bytes", "states.csv"),
     ],
 )
 def test_a_page_of_one_table(study: Study, folder: str, table: str) -> None:

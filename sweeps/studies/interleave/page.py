@@ -7,11 +7,18 @@ import pandas as pd
 from text import TEXT
 
 from nwor_bench.analysis.interleaved.robust import Estimate, robust_location
+from nwor_bench.cli.plan_flags import NamedConfig, predict
+from nwor_bench.models.byte_model import Workload
+from nwor_bench.models.pairs import load_pair
 
 HERE = Path(__file__).parent
 CHUNKS = 20
 PLANTED = 0.3
 """Per cent of a window's time."""
+
+SIZES = (("llama-3b-shape", 3), ("llama-8b-shape", 6), ("gpt-oss-20b-shape", 3))
+SIZES += (("gpt-oss-20b-shape", 6),)
+"""Pairs whose rows are compared by size, and the host of each."""
 
 PARTS = {
     "stage x graph over off": "stage x graph",
@@ -135,7 +142,9 @@ def agreement_table(cells: pd.DataFrame) -> str:
 
 
 def in_per_cent(row: pd.Series) -> str:
-    """`-3.07 +- 0.08`: a ratio of windows as a difference."""
+    """`-3.07 +- 0.08`: a ratio of windows as a difference; empty without an interval."""
+    if pd.isna(row.ratio_ci_low):
+        return ""
     half = 50 * (row.ratio_ci_high - row.ratio_ci_low)
     return f"{100 * (row.ratio_to_off - 1):+.2f} +- {half:.2f}"
 
@@ -171,6 +180,36 @@ def setting_table(cells: pd.DataFrame, host: int) -> str:
             | {"noise": f"+- {50 * (idle.ratio_ci_high - idle.ratio_ci_low):.2f}"}
         )
     return pd.DataFrame(table).to_markdown(index=False, disable_numparse=True)
+
+
+def size_table(cells: pd.DataFrame) -> str:
+    """bf16 at 1k and 2.6 tokens, by the model's size, with the most that `plan` predicts."""
+    table = []
+    for pair, host in SIZES:
+        for named, rows in settings_of(cells[cells.pair == pair], host):
+            if (named["cache"], named["tokens"]) != ("bf16", "2.6"):
+                continue
+            parts = {
+                heading: in_per_cent(rows.loc[cell]) if cell in rows.index else ""
+                for heading, cell in PARTS.items()
+            }
+            idle = rows.loc["off x off (A/A)"]
+            table.append(
+                {"model": named["model"], "requests": named["requests"]}
+                | parts
+                | {"noise": f"+- {50 * (idle.ratio_ci_high - idle.ratio_ci_low):.2f}"}
+                | {"plan": f"-{100 * most_saved(pair, int(named['requests'])):.3f}"}
+            )
+    return pd.DataFrame(table).to_markdown(index=False, disable_numparse=True)
+
+
+def most_saved(pair: str, requests: int) -> float:
+    """The most of a step's bytes that not writing could save, a fraction: what `plan` says."""
+    load = Workload(requests, context=1024, draft_tokens=4, acceptance=0.4)
+    shape = load_pair(pair).shape
+    assert shape is not None
+    config = NamedConfig(pair, dict(shape.target), "--pair", pair)
+    return predict(config, load, "auto", "auto").most_share
 
 
 def beside_whole_batches(cells: pd.DataFrame) -> dict[str, float | int]:
@@ -240,7 +279,15 @@ def text_of(rows: pd.DataFrame, cells: pd.DataFrame) -> str:
     few = cells[
         (cells.host == 5) & cells.ratio_ci_low.isna() & (cells.cell == "stage x graph")
     ].iloc[0]
-    of_hosts = [rows for host in (3, 4, 5) for _, rows in settings_of(cells, host)]
+    of_8b = cells[(cells.host == 6) & (cells.pair == "llama-8b-shape") & (cells.requests == 64)]
+    brief = of_8b[of_8b.cell == "stage x graph"].iloc[0]
+    writes = PARTS["writes (stage over control)"]
+    with_split = [
+        rows.loc[writes]
+        for host in (3, 4, 5, 6)
+        for _, rows in settings_of(cells, host)
+        if writes in rows.index
+    ]
     capped = cells[(cells.host == 3) & (cells.requests == 64)]
     return TEXT.format(
         best=min(halves),
@@ -260,14 +307,16 @@ def text_of(rows: pd.DataFrame, cells: pd.DataFrame) -> str:
         by_setting=setting_table(cells, 3),
         large=setting_table(cells, 4),
         tuned=setting_table(cells, 5),
+        sizes=size_table(cells),
+        short=int(brief.groups),
+        low=f"{brief.clock_low_mhz:,.0f}",
+        high=f"{brief.clock_high_mhz:,.0f}",
         fewest=int(large.min()),
         groups=int(large.max()),
         few=few.groups,
         few_say=100 * (few.ratio_to_off - 1),
-        writes_pay=sum(
-            rows.loc[PARTS["writes (stage over control)"]].ratio_ci_high < 1 for rows in of_hosts
-        ),
-        settings=len(of_hosts),
+        writes_pay=sum(row.ratio_ci_high < 1 for row in with_split),
+        settings=len(with_split),
         slowest=f"{capped.clock_low_mhz.min():,.0f}",
         fastest=f"{capped.clock_high_mhz.max():,.0f}",
         **beside_whole_batches(cells),

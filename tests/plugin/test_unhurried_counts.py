@@ -11,8 +11,8 @@ from nwor_bench.plugin.counts.accumulator import Accumulator
 from nwor_bench.plugin.counts.late_counts import LateCounts, PendingStep
 from nwor_bench.plugin.counts.reading import Coming
 from nwor_bench.plugin.counts.unhurried import (
+    COUNTED_A_STEP,
     READ_S,
-    RECORDED_A_STEP,
     patches,
     read_without_waiting,
 )
@@ -168,7 +168,7 @@ class Late:
         self.seen.append("look")
 
     def settle(self, most: int) -> None:
-        assert most == RECORDED_A_STEP
+        assert most == COUNTED_A_STEP
 
 
 def test_a_busy_server_never_waits_and_an_idle_one_reads_the_rest() -> None:
@@ -187,6 +187,21 @@ def test_a_busy_server_never_waits_and_an_idle_one_reads_the_rest() -> None:
     late.is_reading = True
     assert step(8, 0.01) == ["look"]
     assert step(0, 0.01) == ["wait"]
+
+
+def test_a_second_of_steps_is_counted_a_few_at_a_time() -> None:
+    """Else the step behind a reading waits for all of them: requests are added up too."""
+    late, accumulator = counted()
+    for mark in run_steps(late, 10):
+        mark.passed = True
+    late.read_finished()
+    late.read_finished()
+    assert not late.is_reading
+    assert late.requests_known == len(accumulator.windows) == 0
+    late.settle(2)
+    assert (late.requests_known, len(accumulator.windows)) == (1, 2)
+    late.resolve(None)
+    assert len(accumulator.windows) == 10
 
 
 def test_a_hook_that_counts_late_is_read_and_its_steps_are_marked() -> None:
@@ -212,5 +227,5 @@ def test_counts_on_a_host_are_read_while_it_is_busy() -> None:
         step.ended = clock.mark()
     late.read_finished()
     late.read_finished()
-    late.settle(RECORDED_A_STEP)
+    late.settle(3)
     assert [times.device_ms for _, times, _ in accumulator.windows] == [None] * 3

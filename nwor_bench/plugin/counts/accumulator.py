@@ -5,6 +5,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+from numpy.typing import ArrayLike
+
 from nwor_bench.records.types import WindowCounts, WindowTimes
 from nwor_bench.workload.window_order import Turn
 
@@ -69,10 +72,14 @@ class Accumulator:
 
 
 def per_position(
-    num_draft_tokens: tuple[int, ...], num_accepted: list[int]
+    num_draft_tokens: ArrayLike, num_accepted: ArrayLike
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Requests that accepted draft j, and requests that had a draft j, for each j."""
-    depth = max(num_draft_tokens, default=0)
-    accepted = tuple(sum(1 for a in num_accepted if a > j) for j in range(depth))
-    drafted = tuple(sum(1 for n in num_draft_tokens if n > j) for j in range(depth))
-    return accepted, drafted
+    """Requests that accepted draft j, and requests that had a draft j, for each j.
+
+    Args:
+        num_draft_tokens, num_accepted: [requests] int each.
+    """
+    drafts = np.asarray(num_draft_tokens, dtype=np.int64)
+    places = np.arange(drafts.max(initial=0))
+    accepted = (np.asarray(num_accepted, dtype=np.int64)[:, None] > places).sum(axis=0)
+    return tuple(accepted.tolist()), tuple((drafts[:, None] > places).sum(axis=0).tolist())

@@ -11,6 +11,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from operator import add
 from typing import Any
 
 import numpy as np
@@ -94,7 +95,7 @@ class _ReadWindow:
     """
 
     step: PendingStep
-    num_sampled: list[int]
+    num_sampled: np.ndarray
     before: list[int]
     steady: bool
     phases: dict[str, float]
@@ -114,7 +115,7 @@ class LateCounts:
         self._num_layers = num_layers
         self._debug = debug
         self._pending: deque[PendingStep] = deque()
-        self._read: deque[_ReadWindow] = deque()
+        self._arrived: deque[tuple[PendingStep, list[int]]] = deque()
         self._sampled_before: dict[str, int] = {}
         self._finished: set[str] = set()
         self._restarted: dict[str, int] = {}
@@ -181,8 +182,9 @@ class LateCounts:
                 if unknown (`vllm serve`): every window then counts.
         """
         self._read_pending()
-        while self._read:
-            self._settle(self._read.popleft(), output_lengths)
+        self._record_arrived(len(self._arrived), output_lengths)
+        self._forget(self._finished)  # all of their steps have been counted
+        self._finished = set()
         if output_lengths is not None:
             self._sampled_before.clear()
             self._last = None
@@ -205,9 +207,14 @@ class LateCounts:
             self._coming = (steps, self._reader.begin(counts, self._also))
 
     def settle(self, most: int) -> None:
-        """Record at most so many of the windows that have been read; every window counts."""
-        for _ in range(min(most, len(self._read))):
-            self._settle(self._read.popleft(), None)
+        """Count at most so many of the steps that have been read; every window counts."""
+        self._record_arrived(min(most, len(self._arrived)), None)
+
+    def _record_arrived(self, number: int, lengths: dict[str, int] | None) -> None:
+        for _ in range(number):
+            window = self._count(*self._arrived.popleft())
+            if window is not None:
+                self._settle(window, lengths)
 
     def _take_coming(self) -> None:
         assert self._coming is not None
@@ -221,73 +228,78 @@ class LateCounts:
         steps = list(self._pending)
         self._pending.clear()
         self._take(steps, read_all([step.num_sampled for step in steps], self._also))
-        self._forget(self._finished)  # all of their steps have been read
-        self._finished = set()
 
     def _take(self, steps: list[PendingStep], lists: list[list[int]]) -> None:
         if self._take_also is not None and len(lists) > len(steps):
             self._take_also(lists.pop())
         for step, num_sampled in zip(steps, lists, strict=True):
-            self._count(step, num_sampled)
-        while len(self._read) > self._accumulator.most_kept:
-            self._settle(self._read.popleft(), None)
+            step.num_sampled = None
+            self._arrived.append((step, num_sampled))
+        self._record_arrived(len(self._arrived) - self._accumulator.most_kept, None)
 
     def _forget(self, req_ids: Collection[str]) -> None:
         for req_id in req_ids:
             self._sampled_before.pop(req_id, None)
 
-    def _count(self, step: PendingStep, num_sampled: list[int]) -> None:
-        """Add up each request's tokens, and keep what the record needs; in the steps' order."""
+    def _count(self, step: PendingStep, num_sampled: list[int]) -> _ReadWindow | None:
+        """Add up each request's tokens, in the steps' order; the window, if the step is one."""
+        known = self._sampled_before
         self._forget(step.finished)
-        self._sampled_before.update(step.restarted)
-        step.finished, step.restarted, step.num_sampled = (), {}, None
-        before = [self._sampled_before.get(req_id, 0) for req_id in step.req_ids]
-        for req_id, already, new in zip(step.req_ids, before, num_sampled, strict=False):
-            self._sampled_before[req_id] = already + new
+        known.update(step.restarted)
+        step.finished, step.restarted = (), {}
+        before = [known.get(req_id, 0) for req_id in step.req_ids]
+        known.update(zip(step.req_ids, map(add, before, num_sampled), strict=False))
         steady = self._alone_in_a_row >= SETTLING
         self._alone_in_a_row = self._alone_in_a_row + 1 if step.is_window_alone else 0
-        if step.drafts is not None:
-            phases = durations(step.marks)
-            step.marks = {}
-            self._read.append(_ReadWindow(step, num_sampled, before, steady, phases))
+        if step.drafts is None:
+            return None
+        sampled = np.array(num_sampled or [0] * len(step.drafts), dtype=np.int32)
+        return _ReadWindow(step, sampled, before, steady, durations(step.marks))
 
     def _settle(self, window: _ReadWindow, lengths: dict[str, int] | None) -> None:
         """Record one window; requests that had finished before it are counted apart."""
-        step = window.step
+        step, sampled = window.step, window.num_sampled
         assert step.drafts is not None
         if not window.steady:
             step.period_s = step.began = None
-        drafts = step.drafts.tolist()
-        sampled = window.num_sampled or [0] * len(drafts)
-        accepted = [min(max(n - 1, 0), d) for n, d in zip(sampled, drafts, strict=True)]
-        if self.on_overcount is not None and any(map(_is_more, sampled, drafts)):
+        if self.on_overcount is not None and bool((sampled > step.drafts + 1).any()):
             self.on_overcount()
-        counted = [
-            lengths is None or already < lengths.get(external_request_id(req_id), already + 1)
-            for req_id, already in zip(step.req_ids, window.before, strict=True)
-        ]
-        self._record(window, drafts, accepted, counted)
+        accepted = np.clip(sampled - 1, 0, step.drafts)
+        counted = None
+        if lengths is not None:
+            counted = np.array(
+                [
+                    already < lengths.get(external_request_id(req_id), already + 1)
+                    for req_id, already in zip(step.req_ids, window.before, strict=True)
+                ]
+            )
+        self._record(window, step.drafts, accepted, counted)
 
     def _record(
-        self, window: _ReadWindow, drafts: list[int], accepted: list[int], counted: list[bool]
+        self,
+        window: _ReadWindow,
+        drafts: np.ndarray,
+        accepted: np.ndarray,
+        counted: np.ndarray | None,
     ) -> None:
+        """Record a window; `counted` [requests] bool are those that vLLM counts, None: all."""
         step = window.step
-        valid = valid_drafts(drafts, step.req_ids, step.invalid_drafts)
-        kept = [n for n, counts in zip(valid, counted, strict=True) if counts]
-        kept_accepted = [n for n, counts in zip(accepted, counted, strict=True) if counts]
-        accepted_at, drafted_at = per_position(tuple(kept), kept_accepted)
-        total, total_accepted = sum(drafts), sum(accepted)
+        kept, kept_accepted = valid_drafts(drafts, step.req_ids, step.invalid_drafts), accepted
+        if counted is not None:
+            kept, kept_accepted = kept[counted], accepted[counted]
+        accepted_at, drafted_at = per_position(kept, kept_accepted)
+        total, total_accepted = int(drafts.sum()), int(accepted.sum())
         staged = step.staged_tokens
         counts = WindowCounts(
-            num_reqs=sum(1 for n in drafts if n),
+            num_reqs=int(np.count_nonzero(drafts)),
             draft_tokens=total,
             accepted_tokens=total_accepted,
             staged_tokens=staged,
             committed_tokens=total_accepted if staged else 0,
             rejected_tokens=staged - total_accepted if staged else 0,
             stage_operations=staged * self._num_layers,
-            uncounted_draft_tokens=total - sum(kept),
-            uncounted_accepted_tokens=total_accepted - sum(kept_accepted),
+            uncounted_draft_tokens=total - int(kept.sum()),
+            uncounted_accepted_tokens=total_accepted - int(kept_accepted.sum()),
             fallback_reason=step.fallback_reason,
             scv_path=step.scv_path,
             scv_fallback_reason=step.scv_fallback_reason,
@@ -298,10 +310,6 @@ class LateCounts:
         self._accumulator.add(counts, step.times or _times(window), step.turn)
         if self._debug:
             logger.info("nwor window: accepted %s of %s; %s", accepted, drafts, counts)
-
-
-def _is_more(sampled: int, drafts: int) -> bool:
-    return sampled > drafts + 1
 
 
 def external_request_id(req_id: str) -> str:

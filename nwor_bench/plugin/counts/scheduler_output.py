@@ -10,6 +10,9 @@ the grammar's output: how many of each request's drafts may be accepted.
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+from numpy.typing import ArrayLike
+
 from nwor_bench.plugin.vllm_features import acceptable_drafts, invalid_drafts_in_scheduler
 
 
@@ -75,9 +78,17 @@ def invalid_drafts(
 
 
 def valid_drafts(
-    drafts: Sequence[int], req_ids: Sequence[str], invalid: Mapping[str, int] | None
-) -> list[int]:
-    """Each request's drafts less those that are forbidden, which are what vLLM counts."""
+    drafts: ArrayLike, req_ids: Sequence[str], invalid: Mapping[str, int] | None
+) -> np.ndarray:
+    """Each request's drafts less those that are forbidden, which are what vLLM counts.
+
+    Args:
+        drafts: [requests] int.
+
+    Returns:
+        [requests] int.
+    """
+    every = np.asarray(drafts)
     if not invalid:
-        return list(drafts)
-    return [n - invalid.get(req_id, 0) for n, req_id in zip(drafts, req_ids, strict=True)]
+        return every
+    return every - np.array([invalid.get(req_id, 0) for req_id in req_ids])

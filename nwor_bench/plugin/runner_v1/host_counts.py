@@ -72,7 +72,7 @@ class HostCounts:
         num_accepted = accepted_on_host(sampled_token_ids, step.num_draft_tokens, self._vocab_size)
         drafts = sum(step.num_draft_tokens)
         valid = valid_drafts(step.num_draft_tokens, step.req_ids, step.invalid_drafts)
-        accepted_at, drafted_at = per_position(tuple(valid), num_accepted)
+        accepted_at, drafted_at = per_position(valid, num_accepted)
         outcome = step.outcome or Outcome(0, 0, step.fallback_reason)
         counts = WindowCounts(
             num_reqs=step.num_reqs,
@@ -82,7 +82,7 @@ class HostCounts:
             committed_tokens=outcome.committed_tokens or 0,
             rejected_tokens=outcome.rejected_tokens or 0,
             stage_operations=outcome.staged_tokens * self._num_layers,
-            uncounted_draft_tokens=drafts - sum(valid),
+            uncounted_draft_tokens=drafts - int(valid.sum()),
             fallback_reason=outcome.fallback_reason,
             accepted_per_position=accepted_at,
             drafts_per_position=drafted_at,

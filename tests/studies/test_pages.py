@@ -24,7 +24,6 @@ def check(page: Path, made: str) -> None:
         ("interval-coverage", "coverage.csv"),
         ("interleaved-coverage", "coverage.csv.gz"),
         ("launches", "launches.csv"),
-        ("live-serving", "serving.csv"),
         ("precision", "injection.csv"),
         ("recurrent-bytes", "states.csv"),
     ],
@@ -47,6 +46,12 @@ def test_the_page_of_windows_in_turn(study: Study) -> None:
 def test_a_page_of_one_table_with_its_facts(study: Study, folder: str, table: str) -> None:
     made = study(folder, "page").text_of(STUDIES / folder / table)
     check(STUDIES / folder / "README.md", made)
+
+
+def test_the_page_of_servers(study: Study) -> None:
+    folder = STUDIES / "live-serving"
+    tables = [pd.read_csv(folder / name) for name in ("serving.csv", "steps.csv")]
+    check(folder / "README.md", study("live-serving", "page").text_of(*tables))
 
 
 @pytest.mark.slow

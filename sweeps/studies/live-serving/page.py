@@ -1,4 +1,4 @@
-"""README.md from serving.csv: python sweeps/studies/live-serving/page.py"""
+"""README.md from serving.csv and steps.csv: python sweeps/studies/live-serving/page.py"""
 
 from pathlib import Path
 
@@ -6,56 +6,81 @@ import pandas as pd
 
 HERE = Path(__file__).parent
 MODES = ("stock", "stage", "interleave")
+DIRECT = ("h200 compiled", "h200")
+"""Machines whose servers wrote drafts directly beside prefills."""
 
-TEXT = """# What does taking turns cost a server?
+TEXT = """# What does staging cost a server, and what does taking turns?
 
-Under `vllm bench serve` (open loop, Poisson) at 50 % and 90 % of capacity {requests:,} requests
-were sent to servers in `stage` and `interleave`: {failed} failed, greedy answers were those of
-stock vLLM, staging never stopped. **Staging made a server slower**: on an H200 a token took
-{slowest_half:.0f} % longer in `stage` and {turns_half:.0f} % longer in `interleave` at 50 % of
-capacity, {slowest_most:.0f} % and {turns_most:.0f} % longer at 90 %, though windows alone take less
-time there. So windows beside a prefill are now written directly (`VLLM_NWOR_BESIDE_PREFILL`). That
-has been measured on a CPU alone, where hooks take most of a toy target's time: stage still costs
-{cpu_half:.0f} %.
+On an H200 a token took {staged_half:.2f} times stock vLLM's time at 50 % of capacity and
+{staged_most:.2f} times at 90 % while drafts were staged beside prefills too. Since they are written
+directly there, a server in `stage` takes {half:.2f} times stock's time at 50 % ({half_low:.2f} to
+{half_high:.2f} in {rounds} rounds), one in `interleave` {turns:.2f} times ({turns_low:.2f} to
+{turns_high:.2f}). Rounds scatter too much to tell 1 %. Of {requests:,} requests to servers in
+`stage` and `interleave` {failed} failed, greedy answers were those of stock vLLM, and staging never
+stopped.
 
     python sweeps/studies/live-serving/measure.py --pair llama-3b-shape --seconds 5 --rounds 3 \\
       --output DIR --flags "--max-num-batched-tokens 8192 --kv-cache-memory-bytes 25000000000
       --compilation-config '{{\\"mode\\":0,\\"cudagraph_mode\\":\\"FULL_DECODE_ONLY\\",
-      \\"cudagraph_capture_sizes\\":[5,10,20,40,80,160,320]}}'"
+      \\"cudagraph_capture_sizes\\":[5,10,20,40,80,160,320]}}'"      # without it: compiled
     python sweeps/studies/live-serving/measure.py --pair tiny --seconds 10 --rounds 3 --most 4 \\
       --input 64 --tokens 64 --output DIR \\
       --flags "--kv-cache-memory-bytes 200000000 --enforce-eager --block-size 32"
 
-All servers are up at once and get the same load one after the other, in an order drawn anew in each
-round. TPOT: time for an output token behind the first, its median over a load's requests; then the
-median over rounds, and the least and most of its ratio to stock's in the same round.
-[serving.csv](serving.csv) has every load, `page.py` made this page.
+`vllm bench serve`, open loop (Poisson). All servers are up at once and get the same load one after
+the other, in an order drawn anew in each round. TPOT: time for an output token behind the first,
+its median over a load's requests; then the median over rounds, and the least and most of its ratio
+to stock's in the same round. On GPUs: the 3B shape, k = 4, 512 tokens in and 128 out; vLLM 0.32.0,
+torch 2.11; the host's other GPU was in use. [serving.csv](serving.csv) has every load, `page.py`
+made this page.
 
-## One H200, windows beside prefills staged
+## One H200, drafts beside a prefill written directly
 
-The 3B shape, k = 4, 512 tokens in and 128 out; vLLM 0.32.0, torch 2.11. Another process ran on the
-host's other GPU, and time was up in the third round. Stock took {h200_capacity:.0f} requests/s, all
-sent at once.
+vLLM's default flags: compiled, full and piecewise CUDA graphs. Stock took {compiled_capacity:.0f}
+requests/s, all sent at once. In the first round stage and interleave came first, and were a third
+slower; it was measured like the others.
 
-{h200}
+{compiled}
 
-The cause is inferred, not profiled. In batches of the same shape windows alone take 2 to 3 % less
-time in `stage` ([interleave](../interleave/README.md)), so it must be the steps with a prefill.
-They run outside of full CUDA graphs, where the host sets the pace; staging adds two launches to
-each of their layers (a copy of the drafts, attention over them) and saves nothing, since the
-prefill's rows are written anyway.
+Full CUDA graphs for windows alone, nothing compiled. Stock took {plain_capacity:.0f} requests/s.
 
-## Two cores of a CPU, windows beside prefills written directly
+{plain}
+
+## One H200, drafts beside a prefill staged too
+
+What `VLLM_NWOR_BESIDE_PREFILL=stage` does; nothing compiled, another host. Stock took
+{staged_capacity:.0f} requests/s; time was up in the third round.
+
+{staged}
+
+## Which steps take longer?
+
+    python sweeps/studies/live-serving/steps.py --output DIR
+
+Every step of one engine that requests reach like a server's; stock (no hooks), off, stage, beside
+(staged beside prefills too) and interleave in turn, 2 s each, three blocks at 38 and three at 66
+requests/s. Medians of the blocks' median step, ms ([steps.csv](steps.csv)):
+
+{steps}
+
+A step with a prefill runs outside of full CUDA graphs, where the host sets the pace. Staging there
+adds two launches a layer (a copy of the drafts, attention over them) and saves nothing: the step
+writes the prefill's rows anyway. Written directly it takes what it takes in off, within what this
+host scatters: stock and off, which run the same code, differ by as much.
+
+## Two cores of a CPU
 
 AMD EPYC (AVX2), vLLM 0.32.0; the pair `tiny` with its draft model, four drafts. Stock took
 {cpu_capacity:.1f} requests/s. Three servers share the two cores, so that one is never quite alone.
-A target of two small layers makes the most of what hooks cost.
+A target of two small layers makes the most of what hooks cost, and our attention on a CPU is made
+to be right, not fast.
 
 {cpu}
 
 ## What is not known
 
-Whether TPOT stays within 1 % of stock's on a GPU, now that prefills are left alone.
+Whether TPOT stays within 1 % of the better of stock and stage: that takes more rounds on a quieter
+host. These servers added up a second's counts in one step; now it is two steps' at a time.
 """
 
 
@@ -72,8 +97,8 @@ def beside_stock(rows: pd.DataFrame) -> pd.Series:
 
 
 def slower(rows: pd.DataFrame, mode: str, load: str) -> float:
-    """How much longer a token takes there, in per cent: the median over rounds."""
-    return 100 * (float(beside_stock(rows)[mode, load].median()) - 1)
+    """A token's time over stock's: the median over rounds."""
+    return float(beside_stock(rows)[mode, load].median())
 
 
 def table_of(rows: pd.DataFrame) -> str:
@@ -105,26 +130,57 @@ def capacity(rows: pd.DataFrame, machine: str) -> float:
     return float(rows[(rows.machine == machine) & rows.rate.isna()].request_throughput.iloc[0])
 
 
-def text_of(rows: pd.DataFrame) -> str:
+def over_stock(rows: pd.DataFrame, mode: str, load: str) -> pd.Series:
+    """Its ratios to stock, of every round on each machine."""
+    machines = [beside_stock(loads(rows, name))[mode, load] for name in DIRECT]
+    return pd.concat(machines)
+
+
+def step_table(steps: pd.DataFrame) -> str:
+    """A row a kind of step and rate, a column a mode."""
+    table = (
+        steps.groupby(["kind", "rate", "mode"])
+        .ms.median()
+        .unstack("mode")[["stock", "off", "stage", "interleave", "beside"]]
+        .map("{:.1f}".format)
+        .reset_index()
+        .rename(columns={"kind": "step", "rate": "requests/s"})
+    )
+    table["requests/s"] = table["requests/s"].map("{:.0f}".format)
+    return table.to_markdown(index=False, disable_numparse=True)
+
+
+def text_of(rows: pd.DataFrame, steps: pd.DataFrame) -> str:
     """The whole page."""
-    h200, cpu = loads(rows, "h200"), loads(rows, "cpu")
     ours = rows[rows.rate.notna() & (rows["mode"] != "stock")]
     assert ours.same_answers.all()
     assert (ours.nwor_live_staging_stopped_total.fillna(0) == 0).all()
+    half, turns = (over_stock(rows, mode, "50%") for mode in ("stage", "interleave"))
+    staged = loads(rows, "h200 staged")
     return TEXT.format(
         requests=int(ours.completed.sum()),
         failed=int(ours.failed.sum()) or "none",
-        slowest_half=slower(h200, "stage", "50%"),
-        turns_half=slower(h200, "interleave", "50%"),
-        slowest_most=slower(h200, "stage", "90%"),
-        turns_most=slower(h200, "interleave", "90%"),
-        cpu_half=slower(cpu, "stage", "50%"),
-        h200_capacity=capacity(rows, "h200"),
+        staged_half=slower(staged, "stage", "50%"),
+        staged_most=slower(staged, "stage", "90%"),
+        half=half.median(),
+        half_low=half.min(),
+        half_high=half.max(),
+        turns=turns.median(),
+        turns_low=turns.min(),
+        turns_high=turns.max(),
+        rounds=len(half),
+        compiled_capacity=capacity(rows, "h200 compiled"),
+        plain_capacity=capacity(rows, "h200"),
+        staged_capacity=capacity(rows, "h200 staged"),
         cpu_capacity=capacity(rows, "cpu"),
-        h200=table_of(h200),
-        cpu=table_of(cpu),
+        compiled=table_of(loads(rows, "h200 compiled")),
+        plain=table_of(loads(rows, "h200")),
+        staged=table_of(staged),
+        steps=step_table(steps),
+        cpu=table_of(loads(rows, "cpu")),
     )
 
 
 if __name__ == "__main__":
-    (HERE / "README.md").write_text(text_of(pd.read_csv(HERE / "serving.csv")))
+    page = text_of(pd.read_csv(HERE / "serving.csv"), pd.read_csv(HERE / "steps.csv"))
+    (HERE / "README.md").write_text(page, encoding="utf-8")

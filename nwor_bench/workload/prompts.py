@@ -1,32 +1,33 @@
 """Prompts: load them for a scenario, choose each block's, and turn them into token ids."""
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
-from importlib import import_module
-from itertools import islice
 from pathlib import Path
 from random import Random
 from typing import Any
 
 from nwor_bench.errors import ConfigError
 from nwor_bench.records.json_text import parse_json
+from nwor_bench.workload.hub_prompts import HubLoader, hub_prompts
+from nwor_bench.workload.prompt import Prompt, first_turn
 from nwor_bench.workload.resources import resource_dir
 from nwor_bench.workload.scenario import PromptSource, Scenario
 
-HubLoader = Callable[[str, str | None, str], Iterable[Mapping[str, Any]]]
-"""(dataset, configuration, split) -> rows."""
+__all__ = [
+    "Encode",
+    "Prompt",
+    "builtin_categories",
+    "encode",
+    "load_prompts",
+    "load_tokenizer",
+    "read_jsonl",
+    "select_blocks",
+    "with_own_prompts",
+]
 
-
-@dataclass(frozen=True)
-class Prompt:
-    """A user's message; `id` is unique within its source."""
-
-    id: str
-    category: str
-    text: str
-
+TEXT_KEYS = ("text", "prompt", "turns", "messages")
+"""Keys of a JSONL line's text: a text each, a list of texts, or messages with `content`."""
 
 Encode = Callable[[tuple[Prompt, ...]], list[list[int]]]
 """Prompts to token ids, with the target's tokenizer."""
@@ -44,7 +45,7 @@ def load_prompts(scenario: Scenario, hub_loader: HubLoader | None = None) -> lis
     elif source.source == "jsonl":
         prompts = _jsonl(source)
     else:
-        prompts = _hub(source, hub_loader or _datasets_rows)
+        return hub_prompts(source, hub_loader, lambda prompt: _fits(prompt, source))
     fitting = [prompt for prompt in prompts if _fits(prompt, source)]
     if not fitting:
         upper = source.max_chars or "any number of"
@@ -88,9 +89,10 @@ def _jsonl(source: PromptSource) -> list[Prompt]:
 
 
 def read_jsonl(path: Path, category: str = "user") -> list[Prompt]:
-    """Prompts of a JSONL file: `text` or `prompt`, optional `id` and `category`.
+    """Prompts of a JSONL file: one of `TEXT_KEYS`, optional `id` and `category`.
 
-    A prompt without an id is named after its line, `line-7`. Raises ConfigError with file and line.
+    Of several turns the first is the prompt. A prompt without an id is named after its line,
+    `line-7`. Raises ConfigError with file and line.
     """
     try:
         lines = path.read_text(encoding="utf-8").split("\n")
@@ -125,47 +127,30 @@ def _prompt_of_line(where: str, number: int, line: str, category: str) -> Prompt
         row = parse_json(line)
     except ValueError as error:
         raise ConfigError.at(where, f'is not JSON ({error}); write {{"text": "..."}}') from error
-    if not isinstance(row, dict) or ("text" in row) == ("prompt" in row):
-        raise ConfigError.at(where, "write an object with either `text` or `prompt`")
-    name = "text" if "text" in row else "prompt"
-    values = {name: row[name], "id": f"line-{number}", "category": category}
+    names = [key for key in TEXT_KEYS if key in row] if isinstance(row, dict) else []
+    if len(names) != 1:
+        keys = ", ".join(f"`{key}`" for key in TEXT_KEYS)
+        raise ConfigError.at(where, f"write an object with one of {keys}")
+    values: dict[str, Any] = {"id": f"line-{number}", "category": category}
     values |= {key: row[key] for key in ("id", "category") if key in row}
     for key, value in values.items():
         if not isinstance(value, str) or not value.strip():
-            raise ConfigError.for_field(f"{where}: {key}", value, "write a text that is not empty")
-    return Prompt(values["id"], values["category"], values[name])
+            raise _no_text(f"{where}: {key}", value)
+    return Prompt(values["id"], values["category"], _text(f"{where}: {names[0]}", row[names[0]]))
 
 
-def _hub(source: PromptSource, loader: HubLoader) -> list[Prompt]:
-    """The first `limit` rows of the data set whose text fits the lengths."""
-    assert source.dataset is not None  # PromptSource refuses hub without a data set
-    rows = loader(source.dataset, source.dataset_config, source.split)
-    fitting = (prompt for prompt in _hub_prompts(source, rows) if _fits(prompt, source))
-    return list(islice(fitting, source.limit))
-
-
-def _hub_prompts(source: PromptSource, rows: Iterable[Mapping[str, Any]]) -> Iterator[Prompt]:
-    field = source.field or ""
-    for number, row in enumerate(rows):
-        if field not in row:
-            raise ConfigError.unknown("prompts.field", field, row)
-        if all(row.get(name) == value for name, value in source.where.items()):
-            text = f"{source.instruction}\n\n{row[field]}" if source.instruction else row[field]
-            yield Prompt(f"{source.dataset}-{number}", "hub", str(text))
-
-
-def _datasets_rows(dataset: str, config: str | None, split: str) -> Iterator[Mapping[str, Any]]:
-    """Stream a data set with the optional `datasets` library."""
-    remedy = 'pip install datasets and be online, or write source = "builtin" in [prompts]'
+def _text(where: str, value: Any) -> str:
     try:
-        load_dataset = import_module("datasets").load_dataset
-    except ImportError as error:
-        raise ConfigError.for_field("prompts.dataset", dataset, remedy) from error
-    try:
-        yield from load_dataset(dataset, config, split=split, streaming=True)
-    except Exception as error:  # the library passes on whatever its network client raises
-        message = f"it did not load ({error}); {remedy}"
-        raise ConfigError.for_field("prompts.dataset", dataset, message) from error
+        text = first_turn(value)
+    except TypeError as error:
+        raise _no_text(where, value) from error
+    if text is None:
+        raise _no_text(where, value)
+    return text
+
+
+def _no_text(where: str, value: Any) -> ConfigError:
+    return ConfigError.for_field(where, value, "write a text, neither empty nor a placeholder")
 
 
 def select_blocks(

@@ -21,7 +21,8 @@ _CHECKS = {each.field: each.option.check for each in declared(ScenarioValues)}
 class PromptSource(StrictModel):
     """Where a scenario's prompts come from, and how long they may be (in characters).
 
-    With `tokens` each prompt is cut or repeated to exactly that many tokens.
+    With `tokens` each prompt is cut or repeated to exactly that many tokens. `category_field` names
+    a hub data set's column of categories, which take turns in a batch; without it all are one.
     """
 
     source: Literal["builtin", "hub", "jsonl"] = "builtin"
@@ -33,6 +34,7 @@ class PromptSource(StrictModel):
     dataset_config: str | None = None
     split: str = "train"
     field: str | None = None
+    category_field: str | None = None
     where: dict[str, str] = Field(default_factory=dict)
     instruction: str | None = None
     limit: int = Field(default=200, ge=1)
@@ -48,6 +50,8 @@ class PromptSource(StrictModel):
             raise ValueError('`path` needs `source = "jsonl"`')
         if self.source != "hub" and self.dataset is not None:
             raise ValueError('`dataset` needs `source = "hub"`')
+        if self.source != "hub" and self.category_field is not None:
+            raise ValueError('`category_field` needs `source = "hub"`')
         if self.max_chars is not None and self.max_chars < self.min_chars:
             raise ValueError(f"write min_chars ({self.min_chars}) <= max_chars ({self.max_chars})")
         return self

@@ -94,7 +94,7 @@ def test_own_prompts_with_the_scenarios_other_values(command_line: Run, engine: 
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ('{"text": "a"}\n{"txt": "b"}', "mine.jsonl:2: write an object with either"),
+        ('{"text": "a"}\n{"txt": "b"}', "mine.jsonl:2: write an object with"),
         ('{"text": "a"}\n\nno JSON', "mine.jsonl:3: is not JSON"),
         ("", "--prompts: 'mine.jsonl' is not usable; it is empty"),
         (None, "mine.jsonl: cannot be read"),

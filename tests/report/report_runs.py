@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
 from random import Random
+from typing import Any
 
 from synthetic_run import SLOWDOWN, change_batches, make_run, with_header, with_parts
 
@@ -163,3 +164,18 @@ def with_counters(run: RunData, saved_bytes: int, blocks: int = 5) -> RunData:
             if (window.nwor_mode, window.scv_mode, window.arm, window.batch, window.block) == own
         ]
     return replace(run, batches=(*run.batches, *batches), windows=(*run.windows, *windows))
+
+
+def spent_by_gate(measuring_s: float = 66.2, batch_s: float = 1.0, **spec: Any) -> RunData:
+    """A run on a GPU of seven cells that its clock ended behind the gate."""
+    run = make_run(blocks=0, device="cuda", aa=True)
+    run = replace(
+        run, batches=tuple(replace(batch, latency_ms=1e3 * batch_s) for batch in run.batches)
+    )
+    run = with_header(run, "spec", time_budget_s=60.0, **spec)
+    return with_parts(
+        run,
+        stopped=f"--time-budget 60s: {measuring_s} s were spent",
+        measuring_s=measuring_s,
+        kv_gate={"seconds": 2.5, "gate_seconds": 61.4},
+    )

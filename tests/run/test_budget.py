@@ -5,9 +5,12 @@ from pathlib import Path
 import pytest
 from fake_engine import FakeEngine
 from refusals import refused
+from synthetic_run import with_parts
 from toy_run import Runner, of_phase
 
 from nwor_bench.analysis.aggregate import summarise
+from nwor_bench.analysis.findings import nothing_timed, sufficient_budget
+from nwor_bench.analysis.findings.time_budget import FEW_BLOCKS
 from nwor_bench.records.store import read_run
 from nwor_bench.records.types import Phase
 from nwor_bench.run import budget
@@ -72,6 +75,19 @@ def test_without_room_for_a_block_nothing_is_timed(tmp_path: Path, clock: Clock)
     for cell in summarise(run):
         assert cell.tokens_per_s is None
         assert cell.ratio_to_off is None
+
+
+@pytest.mark.slow
+def test_the_budget_that_is_named_instead_suffices(tmp_path: Path, clock: Clock) -> None:
+    made = runner(tmp_path / "run", clock, "1s", has_probe=True)
+    stored = made.run()
+    ended = {"status": "complete", "stopped": made.sweep.stopped, "measuring_s": clock.now}
+    run = with_parts(stored, spec={"time_budget_s": 1.0}, **ended)
+    assert nothing_timed(run.header, summarise(run)) is not None
+    enough = sufficient_budget(run, summarise(run))
+    clock.now = 0.0
+    again = runner(tmp_path / "again", clock, enough, has_probe=True).run()
+    assert len({batch.block for batch in of_phase(again, "timed")}) >= FEW_BLOCKS
 
 
 @pytest.mark.slow

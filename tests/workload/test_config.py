@@ -225,6 +225,12 @@ def test_a_users_file_takes_its_name_and_its_paths_from_where_it_lies(tmp_path: 
         ('source = "jsonl"', 'source = "hub"', "7: prompts", {"naming": "`dataset` and `field`"}),
         ('source = "jsonl"', 'source = "builtin"', "7: prompts", {"naming": "`path` needs"}),
         (
+            'path = "',
+            'category_field = "c"\npath = "',
+            "7: prompts",
+            {"naming": "category_f"},
+        ),
+        (
             'path = "mine',
             'min_chars=9\nmax_chars=8\npath = "mine',
             "7: prompts",
@@ -252,7 +258,8 @@ def test_the_message_of_a_scenario_file_names_line_field_value_and_remedy(tmp_pa
 
 
 def test_shipped_scenarios() -> None:
-    assert scenario_names() == ("ctx-1k", "ctx-256", "ctx-8k", "long", "medium", "mixed", "short")
+    shipped = "ctx-1k ctx-256 ctx-8k long medium mixed short speed-bench"
+    assert scenario_names() == tuple(shipped.split())
     lengths = {name: load_scenario(name).prompts for name in scenario_names()}
     assert lengths["short"].max_chars == 800
     assert (lengths["medium"].min_chars, lengths["medium"].max_chars) == (800, 4000)
@@ -262,7 +269,7 @@ def test_shipped_scenarios() -> None:
         resolve(load_scenario(name))
 
 
-@pytest.mark.parametrize("name", ["short", "medium", "long", "mixed"])
+@pytest.mark.parametrize("name", ["short", "medium", "long", "mixed", "speed-bench"])
 def test_the_examples_in_the_comments_of_a_shipped_scenario_load(name: str, tmp_path: Path) -> None:
     from nwor_bench.workload.resources import resource_dir
 
@@ -274,12 +281,14 @@ def test_the_examples_in_the_comments_of_a_shipped_scenario_load(name: str, tmp_
     for example in examples:
         path = tmp_path / "example.toml"
         path.write_text(head + "\n" + re.sub(r"^# ", "", example, flags=re.MULTILINE))
-        sources.add(load_scenario(path).prompts.dataset)
+        prompts = load_scenario(path).prompts
+        sources.add(prompts.dataset or (prompts.path and prompts.path.name))
     wanted = {
         "short": "OpenAssistant/oasst1",
         "medium": "abisee/cnn_dailymail",
         "long": "abisee/cnn_dailymail",
         "mixed": "Open-Orca/OpenOrca",
+        "speed-bench": "qualitative.jsonl",
     }
     assert wanted[name] in sources
 

@@ -2,7 +2,6 @@
 
 import json
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ from hypothesis import strategies as st
 from refusals import refused
 
 from nwor_bench.workload import prompts as module
+from nwor_bench.workload.prompt import PLACEHOLDER
 from nwor_bench.workload.prompts import Prompt, encode, load_prompts, read_jsonl, select_blocks
 from nwor_bench.workload.scenario import PromptSource, Scenario
 
@@ -50,6 +50,22 @@ def test_users_jsonl(tmp_path: Path) -> None:
     ]
 
 
+def test_a_jsonl_as_nvidias_script_prepares_it(tmp_path: Path) -> None:
+    """SPEED-Bench's rows with `messages` for `turns`; other benchmarks' rows have `turns`."""
+    turns = ["Name a prime.", "And another?"]
+    row = {"question_id": "q1", "category": "math", "source": "made up", "multiturn": True}
+    messages = [{"role": "user", "content": turn} for turn in turns]
+    system = {"role": "system", "content": "Be brief."}
+    path = write_lines(
+        tmp_path,
+        json.dumps(row | {"messages": messages}),
+        json.dumps(row | {"messages": [system, *messages], "id": "b"}),
+        json.dumps(row | {"turns": turns, "question_id": 7}),
+    )
+    prompts = load_prompts(scenario_with(source="jsonl", path=path))
+    assert prompts == [Prompt(id, "math", "Name a prime.") for id in ("line-1", "b", "line-3")]
+
+
 @pytest.mark.parametrize(
     ("line", "key", "wanted"),
     [
@@ -60,6 +76,11 @@ def test_users_jsonl(tmp_path: Path) -> None:
         ('{"text": "a", "prompt": "b"}', "", {"cause": None}),
         ('{"text": 5}', ": text", {"value": 5}),
         ('{"text": "  "}', ": text", {"value": "  "}),
+        ('{"text": "a", "turns": ["b"]}', "", {"cause": None}),
+        ('{"turns": []}', ": turns", {"value": []}),
+        ('{"turns": [5]}', ": turns", {"value": [5], "cause": TypeError}),
+        ('{"messages": [{"role": "user"}]}', ": messages", {"cause": None}),
+        (json.dumps({"turns": [f"{PLACEHOLDER}\n\nSum up {{article}}"]}), ": turns", {}),
         ('{"text": "a", "id": 7}', ": id", {"value": 7}),
         ('{"text": "a", "id": "first"}', ": id", {"value": "first"}),
     ],
@@ -76,11 +97,13 @@ def test_the_messages_of_a_prompts_file_name_line_key_value_and_remedy(tmp_path:
     path = write_lines(tmp_path, '{"text": 5}')
     with refused(f"{path}:1: text") as caught:
         read_jsonl(path)
-    assert str(caught.value) == (f"{path}:1: text: 5 is not usable; write a text that is not empty")
+    remedy = "write a text, neither empty nor a placeholder"
+    assert str(caught.value) == f"{path}:1: text: 5 is not usable; {remedy}"
     path = write_lines(tmp_path, "[]")
     with refused(f"{path}:1") as caught:
         read_jsonl(path)
-    assert str(caught.value) == f"{path}:1: write an object with either `text` or `prompt`"
+    keys = "`text`, `prompt`, `turns`, `messages`"
+    assert str(caught.value) == f"{path}:1: write an object with one of {keys}"
 
 
 def test_unreadable_jsonl(tmp_path: Path) -> None:
@@ -114,73 +137,6 @@ def test_unknown_builtin_category() -> None:
 def test_builtin_keeps_to_the_categories() -> None:
     kept = load_prompts(scenario_with(categories=("code", "chat")))
     assert {prompt.category for prompt in kept} == {"code", "chat"}
-
-
-HUB_ROWS = [
-    {"body": "short", "lang": "en"},
-    {"body": "ein langer Satz", "lang": "de"},
-    {"body": "a long sentence", "lang": "en"},
-    {"body": "another long sentence", "lang": "en"},
-    {"body": "a third long sentence", "lang": "en"},
-]
-
-
-def test_hub_rows_are_filtered_instructed_and_limited() -> None:
-    asked: list[tuple[str, str | None, str]] = []
-    read = 0
-
-    def loader(*names: Any) -> Iterator[dict[str, str]]:
-        nonlocal read
-        asked.append(names)
-        for row in HUB_ROWS:
-            read += 1
-            yield row
-
-    source = {
-        "source": "hub",
-        "dataset": "someone/texts",
-        "dataset_config": "v1",
-        "split": "test",
-        "field": "body",
-        "where": {"lang": "en"},
-        "instruction": "Shorten:",
-        "min_chars": 16,
-        "limit": 2,
-    }
-    kept = load_prompts(scenario_with(**source), loader)
-    assert asked == [("someone/texts", "v1", "test")]
-    assert [prompt.text for prompt in kept] == [
-        "Shorten:\n\na long sentence",
-        "Shorten:\n\nanother long sentence",
-    ]
-    assert len({prompt.id for prompt in kept}) == 2
-    assert read == 4  # a stream is not read past the limit
-
-
-def test_hub_field_must_exist() -> None:
-    source = {"source": "hub", "dataset": "d", "field": "bdy"}
-    with refused("prompts.field", value="bdy", near="body"):
-        load_prompts(scenario_with(**source), lambda *names: HUB_ROWS)
-
-
-def test_hub_without_the_library_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing(name: str) -> Any:
-        raise ImportError(name)
-
-    monkeypatch.setattr(module, "import_module", missing)
-    with refused("prompts.dataset", value="d", cause=ImportError, naming="pip install datasets"):
-        load_prompts(scenario_with(source="hub", dataset="d", field="f"))
-
-
-def test_hub_offline_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Library:
-        @staticmethod
-        def load_dataset(*names: object, **options: object) -> Any:
-            raise ConnectionError("no route")
-
-    monkeypatch.setattr(module, "import_module", lambda name: Library)
-    with refused("prompts.dataset", value="d", cause=ConnectionError, naming="(no route)"):
-        load_prompts(scenario_with(source="hub", dataset="d", field="f"))
 
 
 # --- choosing ---

@@ -122,7 +122,9 @@ def test_list_fits_eighty_columns() -> None:
         cells = [cell.strip() for cell in row.strip("│┃ ").split("│")]
         s = load_scenario(name)
         numbers = [s.requests, s.batches, s.draft_tokens, s.max_new_tokens, s.temperature]
-        assert cells == [name, *map(str, [*numbers, s.max_model_len, len(load_prompts(s))])]
+        # The hub is not asked for a list.
+        prompts = "hub" if s.prompts.source == "hub" else len(load_prompts(s))
+        assert cells == [name, *map(str, [*numbers, s.max_model_len, prompts])]
 
 
 def test_show_has_all_fields_and_an_example() -> None:
@@ -132,6 +134,19 @@ def test_show_has_all_fields_and_an_example() -> None:
     first = load_prompts(load_scenario("short"))[0]
     assert first.id in output
     assert first.text.split("\n")[0][:60] in output
+
+
+def test_show_has_a_hub_scenarios_fields_without_the_network(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def offline(name: str) -> None:
+        raise ImportError(name)
+
+    monkeypatch.setattr("nwor_bench.workload.hub_prompts.import_module", offline)
+    output = run("show", "speed-bench")
+    assert "prompts.category_field" in output
+    assert "pip install datasets" in output
+    assert "Example" not in output
 
 
 def test_show_counts_a_users_own_prompts(tmp_path: Path) -> None:

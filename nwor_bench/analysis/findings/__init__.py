@@ -3,5 +3,15 @@
 from nwor_bench.analysis.findings.finding import Finding, FindingKind, Severity
 from nwor_bench.analysis.findings.grouped import FindingGroup, grouped
 from nwor_bench.analysis.findings.run import findings
+from nwor_bench.analysis.findings.time_budget import nothing_timed, sufficient_budget
 
-__all__ = ["Finding", "FindingGroup", "FindingKind", "Severity", "findings", "grouped"]
+__all__ = [
+    "Finding",
+    "FindingGroup",
+    "FindingKind",
+    "Severity",
+    "findings",
+    "grouped",
+    "nothing_timed",
+    "sufficient_budget",
+]

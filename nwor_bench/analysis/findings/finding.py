@@ -45,6 +45,7 @@ class FindingKind(StrEnum):
     LONG_WINDOWS = "long_windows"
     CLOCK_EFFECT = "clock_effect"
     GROUPS_LEFT_OUT = "groups_left_out"
+    TIME_BUDGET = "time_budget"
 
 
 @dataclass(frozen=True)

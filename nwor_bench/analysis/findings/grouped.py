@@ -36,8 +36,13 @@ class _Cause:
     verbs: tuple[str, str] | None = None
     """The verb behind "1 cell" and behind "3 cells"; None where it concerns the whole run."""
 
+    says_value: bool = False
+    """The finding's own remedy is told, since it holds a value; in several runs, `remedy`."""
+
 
 _CAUSES = {
+    _K.TIME_BUDGET: _Cause("The gate left no time to measure", "raise --time-budget",
+        says_value=True),
     _K.AMBIGUOUS: _Cause("too uncertain", _ADD_BLOCKS, ("is", "are")),
     _K.NOISE_FLOOR: _Cause("Effects are smaller than the noise floor", _ADD_BLOCKS),
     _K.FEW_BLOCKS: _Cause("Few timed blocks leave intervals wide", _ADD_BLOCKS),
@@ -95,6 +100,9 @@ def _line(cause: _Cause, findings: Sequence[Finding]) -> str:
     # A CPU run's remedy replaces the usual one: more blocks would say no more of a GPU.
     if all(text.startswith("Nothing to do") for text in remedies):
         remedy = "nothing to do"
+    if cause.says_value and len(remedies) == 1:
+        (own,) = remedies
+        remedy = f"{own[0].lower()}{own[1:].rstrip('.')}"
     if cause.verbs is None:
         return f"{cause.found}: {remedy}"
     cells = len({finding.cell for finding in findings})

@@ -15,6 +15,7 @@ from nwor_bench.analysis.findings.interleaved import (
     with_borne_warnings_as_notes,
 )
 from nwor_bench.analysis.findings.machine import machine_findings
+from nwor_bench.analysis.findings.time_budget import FEW_BLOCKS, time_budget_findings
 from nwor_bench.analysis.interleaved.agreement import WINDOWS
 from nwor_bench.analysis.interleaved.effects import effects_over_off, pair_effects
 from nwor_bench.analysis.paired import LATENCY_MS
@@ -23,9 +24,6 @@ from nwor_bench.records.engine_status import EngineStatus
 from nwor_bench.records.finished_blocks import SUPERSEDED_EVENT, block_name
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import AA, CellResult, Verdict
-
-FEW_BLOCKS = 10
-"""Below this an interval rests on too little to be tight."""
 
 ON_CPU = "Nothing to do, as times on a CPU say nothing of NWOR on a GPU."
 
@@ -40,6 +38,7 @@ def findings(run: RunData, cells: Sequence[CellResult]) -> list[Finding]:
     """All findings of a run, the severest first."""
     effects = effects_over_off(pair_effects(run))
     found = [
+        *time_budget_findings(run, cells),
         *_noise(run, cells),
         *_each_cell(cells),
         *interleaved_findings(effects, cells),

@@ -48,9 +48,9 @@ def _print_list(scenarios: "list[Scenario]") -> None:
         "requests",
         "batches",
         "drafts",
-        "new tokens",
+        "new\ntokens",
         "temp",
-        "max len",
+        "max\nlen",
         "prompts",
     ):
         table.add_column(column, justify="right")
@@ -86,7 +86,10 @@ def show_scenario(
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
-    """Show a scenario's fields, the lengths of its prompts, and one prompt."""
+    """Show a scenario's fields, the lengths of its prompts, and one prompt.
+
+    If a hub data set cannot be read, its fields and the reason.
+    """
     from nwor_bench.workload.scenario import load_scenario
 
     scenario = load_scenario(name)
@@ -102,11 +105,18 @@ def _print_scenario(scenario: "Scenario") -> None:
     from rich.console import Console
     from rich.markup import escape
 
+    from nwor_bench.errors import ConfigError
     from nwor_bench.workload.prompts import load_prompts
 
-    prompts = load_prompts(scenario)
     console = Console()
     console.print(_fields(scenario))
+    try:
+        prompts = load_prompts(scenario)
+    except ConfigError as error:
+        if scenario.prompts.source != "hub":
+            raise
+        console.print(f"Its prompts cannot be shown here: {error}", markup=False, highlight=False)
+        return
     console.print(_lengths(prompts))
     example = prompts[0]
     text = example.text[:EXAMPLE_CHARS]

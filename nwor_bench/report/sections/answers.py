@@ -4,10 +4,9 @@ from collections.abc import Iterator, Sequence
 from math import ceil
 
 from nwor_bench.analysis.aggregate import REFERENCE, noise_floor
-from nwor_bench.analysis.findings import Severity, findings
+from nwor_bench.analysis.findings import Severity, findings, nothing_timed, sufficient_budget
 from nwor_bench.analysis.interleaved.agreement import WINDOWS
 from nwor_bench.analysis.statistics import DEFAULT_MARGIN
-from nwor_bench.records.header import RunHeader
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import AA, CellResult, RunStatus, Verdict
 from nwor_bench.report.document import Definitions
@@ -87,6 +86,8 @@ def _pays(found: Answer, cells: Sequence[CellResult]) -> str:
         if not rest:
             return text
         return f"{text} {joined(rest)} passed the checks, but mend the fault before using them."
+    if found.cell is not None and found.cell.ratio_to_off is None:
+        return "Not known: nothing was compared."
     return {
         str(Verdict.FASTER): "Yes.",
         str(Verdict.SLOWER): "No.",
@@ -208,12 +209,11 @@ def _weakened(run: RunData, cells: Sequence[CellResult]) -> Iterator[str]:
 def _next(run: RunData, found: Answer, cells: Sequence[CellResult]) -> Iterator[str]:
     if run.header.status is RunStatus.PARTIAL:
         yield "Finish the run: nwor-bench sweep --resume with its folder."
-    yield from _next_by_verdict(run.header, found, cells)
+    yield from _next_by_verdict(run, found, cells)
 
 
-def _next_by_verdict(
-    header: RunHeader, found: Answer, cells: Sequence[CellResult]
-) -> Iterator[str]:
+def _next_by_verdict(run: RunData, found: Answer, cells: Sequence[CellResult]) -> Iterator[str]:
+    header = run.header
     _, subject = subject_cells(cells)
     match found.badge:
         case Verdict.INVALID:
@@ -235,6 +235,11 @@ def _next_by_verdict(
             yield (
                 f"Leave {subject} off, as it is unless switched on. Other batch sizes, contexts or "
                 f"acceptance may answer otherwise: {plan_words(header)} predicts where to look."
+            )
+        case Verdict.AMBIGUOUS if nothing_timed(header, cells) is not None:
+            yield (
+                f"Run again with --time-budget {sufficient_budget(run, cells)}: warm-up and gate "
+                "take their time first, and what is left is measured."
             )
         case Verdict.AMBIGUOUS:
             yield _measure_longer(found.cell)

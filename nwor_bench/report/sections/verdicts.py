@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from nwor_bench.analysis.aggregate import REFERENCE, noise_floor
+from nwor_bench.analysis.findings import nothing_timed
 from nwor_bench.analysis.statistics import DEFAULT_MARGIN
 from nwor_bench.records.engine_status import EngineStatus
 from nwor_bench.records.header import RunHeader
@@ -51,7 +52,8 @@ def on_cpu(header: RunHeader) -> bool:
 
 
 def answer(header: RunHeader, cells: Sequence[CellResult]) -> Answer:
-    """The first that holds: nothing measured, INVALID, a CPU, never fired, the times' verdict."""
+    """The first that holds: nothing measured, INVALID, a CPU, never fired, no time left to
+    measure, the times' verdict."""
     if not cells:
         return Answer(NOTHING_BADGE, "Nothing was measured.")
     invalid = [cell for cell in cells if cell.verdict == Verdict.INVALID]
@@ -65,6 +67,9 @@ def answer(header: RunHeader, cells: Sequence[CellResult]) -> Answer:
     live = [cell for cell in asked if cell.verdict != Verdict.INEFFECTIVE]
     if not live:
         return Answer(str(Verdict.INEFFECTIVE), _never_fired(asked, subject))
+    not_timed = nothing_timed(header, cells)
+    if not_timed is not None:
+        return Answer(str(Verdict.AMBIGUOUS), f"{_unknown(subject)}: {not_timed}.", live[0])
     return _timed(live, subject)
 
 
@@ -193,7 +198,7 @@ def _point(cell: CellResult) -> str:
 
 
 def _undecided(cell: CellResult, subject: str) -> str:
-    start = f"This run cannot say whether {subject} pays"
+    start = _unknown(subject)
     if cell.ratio_to_off is None:
         return f"{start}: {cell.reason or 'nothing was compared'}."
     bounds = sure_bounds(cell)
@@ -202,6 +207,10 @@ def _undecided(cell: CellResult, subject: str) -> str:
         return f"{start}: {_point(cell)}, {', '.join(filter(None, [may_be, corrected(cell)]))}."
     reason = "" if cell.reason is None else f"; {cell.reason.split('; ')[0]}"
     return f"{start}: {_measured(cell)}{reason}."
+
+
+def _unknown(subject: str) -> str:
+    return f"This run cannot say whether {subject} pays"
 
 
 def _having(verdict: Verdict, cells: Sequence[CellResult]) -> list[CellResult]:

@@ -1,0 +1,93 @@
+"""A time budget that warm-up and gate spent: said with seconds, and with a budget that suffices."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from report_runs import spent_by_gate
+from synthetic_run import make_run, summarised, with_parts
+
+from nwor_bench.analysis.findings import Finding, FindingKind, Severity, findings
+from nwor_bench.analysis.findings.time_budget import nothing_timed, sufficient_budget
+from nwor_bench.records.store import RunData
+from nwor_bench.records.types import RunStatus
+from nwor_bench.run.budget import PROBE_SHARE, WARMUP_SHARE
+from nwor_bench.workload.quantities import seconds
+
+CELLS = 7
+
+
+def found_in(run: RunData) -> list[Finding]:
+    return [f for f in findings(run, summarised(run)) if f.kind is FindingKind.TIME_BUDGET]
+
+
+def test_what_was_spent_and_what_was_lost_are_named() -> None:
+    (found,) = found_in(spent_by_gate())
+    assert found.severity is Severity.WARNING
+    for words in ("66 s", "61 s", "60 s", "no block was timed"):
+        assert words in found.message
+    assert "DRAM" not in found.message
+    # 1.6 x (66.2 s + 10 blocks of 7 batches of 1 s) = 218 s
+    assert found.remedy == "Write --time-budget 4m."
+
+
+@pytest.mark.parametrize(
+    ("asked", "said", "budget"),
+    [
+        ({"dram_counters": True}, "no DRAM bytes were counted", "6m"),  # ten more blocks
+        ({"launch_counts": True}, "no launches were counted", "4m"),  # one more: 229 s
+    ],
+)
+def test_counters_that_did_not_run_are_named_and_get_their_time(
+    asked: dict[str, bool], said: str, budget: str
+) -> None:
+    (found,) = found_in(spent_by_gate(**asked))
+    assert said in found.message
+    assert found.remedy == f"Write --time-budget {budget}."
+
+
+def test_a_short_budget_is_rounded_to_ten_seconds() -> None:
+    run = spent_by_gate(measuring_s=8.25, batch_s=0.1)  # 1.6 x (8.25 + 7) = 24.4 s
+    (found,) = found_in(run)
+    assert "8.2 s" in found.message
+    assert found.remedy == "Write --time-budget 30s."
+
+
+OTHERS = {
+    "interrupted": {"status": RunStatus.PARTIAL},
+    "failed": {"status": RunStatus.FAILED},
+    "no budget": {"spec": {"seed": 3}},
+    "stopped by nothing": {"stopped": None},
+    "an older run": {"measuring_s": None},
+}
+
+
+@pytest.mark.parametrize("parts", OTHERS.values(), ids=OTHERS)
+def test_other_runs_without_a_block_get_no_such_advice(parts: dict[str, Any]) -> None:
+    assert not found_in(with_parts(spent_by_gate(), **parts))
+
+
+def test_a_run_with_a_timed_block_gets_no_such_advice() -> None:
+    timed = make_run(blocks=1, device="cuda", aa=True)
+    run = replace(spent_by_gate(), batches=timed.batches, windows=timed.windows)
+    assert not found_in(run)
+    assert nothing_timed(run.header, summarised(run)) is None
+
+
+@given(
+    measuring_s=st.floats(0.5, 5_000),
+    batch_s=st.floats(0.01, 100),
+    counters=st.booleans(),
+)
+def test_the_budget_has_room_for_a_block_and_all_that_must_fit_behind_it(
+    measuring_s: float, batch_s: float, counters: bool
+) -> None:
+    """Even if warm-up and probes take all of their shares on top of what was spent."""
+    run = spent_by_gate(measuring_s, batch_s, dram_counters=counters)
+    budget_s = seconds(sufficient_budget(run, summarised(run)))
+    assert budget_s is not None
+    block_s = CELLS * batch_s
+    needed = measuring_s + ((10 if counters else 0) + 1) * block_s + batch_s
+    assert (1 - WARMUP_SHARE - PROBE_SHARE) * budget_s >= needed

@@ -6,9 +6,9 @@ r"""What does taking turns cost a server? off, stage and interleave under `vllm 
 
 A server for each mode; all stay up, so their caches must fit side by side. Stock vLLM, without the
 plugin, is asked for its capacity: as many requests at once as it takes. In each round every server
-gets the same open-loop load (Poisson) at 50 % and at 90 % of that, in an order drawn anew, while
-the others idle. Greedy answers to fixed prompts are compared with stock's where acceptance follows
-the model. Writes serving.csv, one row a mode, rate and round.
+gets the same open-loop load (Poisson) at 50 % and at 90 % of that, and then as many at once, in an
+order drawn anew, while the others idle. Greedy answers to fixed prompts are compared with stock's
+where acceptance follows the model. Writes serving.csv, one row a mode, load and round.
 """
 
 import argparse
@@ -36,7 +36,7 @@ MODES: dict[str, dict[str, str]] = {
     "stage": {"VLLM_NWOR_MODE": "stage", "VLLM_SCV_MODE": "graph"},
     "interleave": {"VLLM_NWOR_MODE": "interleave"},
 }
-SHARES = (0.5, 0.9)
+SHARES = {"50%": 0.5, "90%": 0.9, "all at once": float("inf")}
 START_S = 400
 WARM_UP_SEED, CAPACITY_SEED = 1000, 1001
 
@@ -190,13 +190,12 @@ def main() -> None:
         capacity = load["request_throughput"]
         same = {mode: told[mode] == told["stock"] for mode in MODES}
         for number in range(arguments.rounds * len(SHARES)):
-            share = SHARES[number % len(SHARES)]
+            name, share = list(SHARES.items())[number % len(SHARES)]
             rate = share * capacity
+            requests = most if rate == float("inf") else int(rate * arguments.seconds) + 1
             for mode in random.Random(number).sample(list(MODES), len(MODES)):
-                load = bench(
-                    bases[mode], pair, arguments, rate, int(rate * arguments.seconds) + 1, number
-                )
-                place = {"mode": mode, "load": f"{share:.0%}", "round": number // len(SHARES)}
+                load = bench(bases[mode], pair, arguments, rate, requests, number)
+                place = {"mode": mode, "load": name, "round": number // len(SHARES)}
                 counted = metrics(bases[mode])
                 rows.append({**place, "rate": rate, **load, "same_answers": same[mode], **counted})
                 pd.DataFrame(rows).to_csv(arguments.output / "serving.csv", index=False)

@@ -1,14 +1,17 @@
 r"""What does taking turns cost a server? off, stage and interleave under `vllm bench serve`.
 
     python sweeps/studies/live-serving/measure.py --pair llama-3b-shape --output DIR
-    python sweeps/studies/live-serving/measure.py --pair tiny --seconds 10 --most 4 --input 64 \
-      --flags "--kv-cache-memory-bytes 200000000 --enforce-eager" --output DIR    # without a GPU
+    python sweeps/studies/live-serving/measure.py --pair tiny --modes off stage interleave \
+      --seconds 10 --most 4 --input 64 --tokens 64 --output DIR \
+      --flags "--kv-cache-memory-bytes 200000000 --enforce-eager --block-size 32"   # without a GPU
 
-A server for each mode; all stay up, so their caches must fit side by side. Stock vLLM, without the
-plugin, is asked for its capacity: as many requests at once as it takes. In each round every server
-gets the same open-loop load (Poisson) at 50 % and at 90 % of that, and then as many at once, in an
-order drawn anew, while the others idle. Greedy answers to fixed prompts are compared with stock's
-where acceptance follows the model. Writes serving.csv, one row a mode, load and round.
+A server for each mode; all stay up, so their caches must fit side by side. The first is asked for
+its capacity: as many requests at once as it takes. It is stock vLLM, without the plugin; on a CPU
+it is mode off, because there the plugin brings an attention of its own for every mode. In each
+round every server gets the same open-loop load (Poisson) at 50 % and at 90 % of that, and then as
+many at once, in an order drawn anew, while the others idle. Greedy answers to fixed prompts are
+compared with the first's where acceptance follows the model. Writes serving.csv, one row a mode,
+load and round.
 """
 
 import argparse
@@ -33,9 +36,11 @@ from nwor_bench.models.pairs import ResolvedPair, resolve_pair
 
 MODES: dict[str, dict[str, str]] = {
     "stock": {"VLLM_PLUGINS": ""},
+    "off": {"VLLM_NWOR_MODE": "off", "VLLM_SCV_MODE": "off"},
     "stage": {"VLLM_NWOR_MODE": "stage", "VLLM_SCV_MODE": "graph"},
     "interleave": {"VLLM_NWOR_MODE": "interleave"},
 }
+DEFAULT_MODES = ("stock", "stage", "interleave")
 SHARES = {"50%": 0.5, "90%": 0.9, "all at once": float("inf")}
 START_S = 400
 WARM_UP_SEED, CAPACITY_SEED = 1000, 1001
@@ -156,6 +161,7 @@ def arguments_of(told: str | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=told)
     parser.add_argument("--pair", default="llama-3b-shape")
     parser.add_argument("--output", type=Path, required=True)
+    parser.add_argument("--modes", nargs="+", choices=MODES, default=DEFAULT_MODES)
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--seconds", type=float, default=10, help="of each load")
     parser.add_argument("--input", type=int, default=512, help="tokens of a prompt")
@@ -175,7 +181,7 @@ def main() -> None:
     with ExitStack() as up:
         servers = {
             mode: up.enter_context(server(pair, arguments, mode, number))
-            for number, mode in enumerate(MODES)
+            for number, mode in enumerate(arguments.modes)
         }
         for each in servers.values():
             each.wait()
@@ -185,15 +191,16 @@ def main() -> None:
             for rate, requests in ((float("inf"), arguments.most), (4.0, 12)):
                 bench(base, pair, arguments, rate, requests, WARM_UP_SEED)
         most = 4 * arguments.most
-        load = bench(bases["stock"], pair, arguments, float("inf"), most, CAPACITY_SEED)
-        rows: list[dict[str, Any]] = [{"mode": "stock", "load": "all at once", **load}]
+        first = arguments.modes[0]
+        load = bench(bases[first], pair, arguments, float("inf"), most, CAPACITY_SEED)
+        rows: list[dict[str, Any]] = [{"mode": first, "load": "all at once", **load}]
         capacity = load["request_throughput"]
-        same = {mode: told[mode] == told["stock"] for mode in MODES}
+        same = {mode: told[mode] == told[first] for mode in arguments.modes}
         for number in range(arguments.rounds * len(SHARES)):
             name, share = list(SHARES.items())[number % len(SHARES)]
             rate = share * capacity
             requests = most if rate == float("inf") else int(rate * arguments.seconds) + 1
-            for mode in random.Random(number).sample(list(MODES), len(MODES)):
+            for mode in random.Random(number).sample(arguments.modes, len(arguments.modes)):
                 load = bench(bases[mode], pair, arguments, rate, requests, number)
                 place = {"mode": mode, "load": name, "round": number // len(SHARES)}
                 counted = metrics(bases[mode])

@@ -65,7 +65,7 @@ class PendingStep:
     """Time to the start of the next step. The host runs ahead of the device, so the first windows
     after a prefill include the rest of that prefill: they get no time (SETTLING)."""
     began: Any = None
-    """CUDA event of the step's start; None unless the batch is interleaved."""
+    """CUDA event of the step's start; None unless the device's clock is on."""
     ended: Any = None
     """CUDA event of the next step's start; the V1 runner's is behind `num_sampled`."""
     turn: Turn | None = None

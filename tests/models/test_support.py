@@ -31,8 +31,6 @@ PLAIN: dict[str, Any] = {
 SLIDING = {"layer_types": ["sliding_attention", "full_attention"] * 2, "sliding_window": 32}
 MLA = {"kv_lora_rank": 512, "qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "v_head_dim": 128}
 
-COMPOSITE = "unsupported_attention:CompositeAttentionImpl"
-
 CLASSES: tuple[tuple[str, dict[str, Any], str | None, str | None, str | None], ...] = (
     ("plain", {}, None, None, None),
     ("sliding alone", {"sliding_window": 32}, None, None, None),
@@ -56,7 +54,7 @@ CLASSES: tuple[tuple[str, dict[str, Any], str | None, str | None, str | None], .
     ("chunked", {"model_type": "llama4_text", "attention_chunk_size": 64}, None, None, None),
     ("ALiBi", {"model_type": "bloom"}, None, "alibi", None),
     ("wide heads", {"head_dim": 520}, "head_dim_520", "head_dim_520", None),
-    ("images", {"model_type": "gemma3"}, COMPOSITE, COMPOSITE, None),
+    ("images", {"model_type": "gemma3"}, None, None, None),
     ("values of another size", {"v_head_dim": 32}, "unsupported_attention:FlashAttentionDiffKVImpl",
      "unsupported_attention:FlashAttentionDiffKVImpl", None),
     ("a rolling window", {"rswa_window": 64}, "rswa_window", "rswa_window", None),

@@ -5,7 +5,7 @@ replaced by the same reference. What a window leaves in the caches and what atte
 so be compared with a step that was never staged.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -133,7 +133,9 @@ def step_slots() -> Tensor:
 class WrappedLayers:
     """Layers with equal random caches and K/V in every instance; `staged` wraps them."""
 
-    def __init__(self, staged: bool, monkeypatch: Any = None):
+    def __init__(
+        self, staged: bool, monkeypatch: Any = None, make_impl: Callable[[], Any] = StockImpl
+    ):
         random = torch.Generator().manual_seed(5)
         shape = (REQUESTS * BLOCKS_EACH, KV_HEADS, BLOCK_SIZE, 2 * WIDTH)
         self.caches = [torch.randn(shape, generator=random) for _ in range(LAYERS)]
@@ -141,7 +143,7 @@ class WrappedLayers:
         fused = torch.randn(LAYERS, 2, ROWS, KV_HEADS, WIDTH, generator=random)
         self.keys, self.values = list(fused[:, 0]), list(fused[:, 1])
         self.layers: list[Any] = [
-            SimpleNamespace(impl=StockImpl(), kv_cache=cache) for cache in self.caches
+            SimpleNamespace(impl=make_impl(), kv_cache=cache) for cache in self.caches
         ]
         self.outputs: list[Tensor] = []
         self.verified: list[int] = []

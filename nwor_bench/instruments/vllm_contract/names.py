@@ -111,6 +111,7 @@ NAMES: dict[str, tuple[str, ...]] = {
         "ModelCudaGraphManager.varlen_decode",
     ),
     "vllm.compilation.breakable_cudagraph": ("is_breakable_cudagraph_enabled",),
+    "vllm.v1.attention.backends.composite": ("create_composite_attention_backend",),
     "vllm.config": (
         "CompilationMode",
         "ModelConfig",

@@ -59,12 +59,12 @@ _COMPOSITE = {
 STAGEABLE = {
     Device.CPU: ("ReferenceCPUAttentionImpl", "StagingCPUMLAImpl"),
     Device.HOPPER: (
-        *("FlashAttentionImpl", "TritonAttentionImpl"),
+        *("FlashAttentionImpl", "TritonAttentionImpl", "CompositeAttentionImpl"),
         *("FlashAttnMLAImpl", "FlashMLAImpl", "TritonMLAImpl"),
     ),
     Device.BLACKWELL: (
         *("FlashAttentionImpl", "TritonAttentionImpl", "FlashInferImpl"),
-        "TritonMLAImpl",
+        *("CompositeAttentionImpl", "TritonMLAImpl"),
     ),
 }
 """Implementations that the plugin can stage in; on a GPU with the V2 runner alone."""

@@ -27,6 +27,7 @@ from nwor_bench.plugin.runner_v2.batch import GpuWindowBatch
 from nwor_bench.plugin.runner_v2.staging import GpuStaging
 from nwor_bench.plugin.runner_v2.step_inputs import StepInputs
 from nwor_bench.plugin.staging import refusals
+from nwor_bench.plugin.staging.composite import causal_implementation
 from nwor_bench.plugin.staging.window import Window
 from nwor_bench.records import fallback_reasons as reasons
 from nwor_kernels.verify_attention.kernel import (
@@ -55,7 +56,7 @@ def known_builders() -> tuple[type, ...]:
 
 def why_unsupported(layer: Any, max_query_len: int, dtype: torch.dtype) -> str | None:
     """The fallback reason of a layer that has attention but cannot be staged; None if it can."""
-    impl = layer.impl
+    impl = causal_implementation(layer.impl)
     is_flashinfer = type(impl) in flashinfer.implementations()
     if type(impl) not in SUPPORTED and not is_flashinfer:
         return reasons.unsupported_attention(type(impl).__name__)
@@ -120,7 +121,7 @@ class StagingAttention:
         self._table = table
         self._workspace = workspace
         self._writes = writes
-        impl = layer.impl
+        self._causal = impl = causal_implementation(layer.impl)
         self._scale = float(impl.scale)
         self._softcap = float(impl.logits_soft_cap or 0.0)
         self._sliding_window = positions_seen(impl.sliding_window)
@@ -182,7 +183,7 @@ class StagingAttention:
                 # Requests without a window attend here; the others' rows are overwritten below.
                 original(layer, query, key, value, kv_cache, attn_metadata, output, *args, **kwargs)
             if self._is_flashinfer:
-                query = flashinfer.query_as_stock(self._layer.impl, layer, query, attn_metadata)
+                query = flashinfer.query_as_stock(self._causal, layer, query, attn_metadata)
             self._verify(batch, query, kv_cache, output)
             return output
 

@@ -13,6 +13,12 @@ from vllm.compilation.breakable_cudagraph import is_breakable_cudagraph_enabled
 from vllm.config import CompilationMode
 from vllm.model_executor.layers.mamba.abstract import MambaBase
 
+from nwor_bench.plugin.staging.composite import (
+    causal_builder,
+    causal_builder_of,
+    causal_implementation,
+    has_image_mask,
+)
 from nwor_bench.plugin.vllm_features import bypasses_kv_cache_update
 from nwor_bench.records import fallback_reasons as reasons
 
@@ -43,6 +49,9 @@ NOT_STAGED = "attention:kv_not_staged"
 
 NOT_CAUSAL = "attention:not_causal"
 """Attention in which a token sees later ones of its window."""
+
+IMAGE_MASK = "attention:image_mask"
+"""A step in which tokens of an image see each other."""
 
 
 def of_compilation(
@@ -110,8 +119,8 @@ def of_layer(layer: Any, builders: Iterable[type]) -> str | None:
         builders: the metadata builders under which a step's metadata describe its requests.
     """
     backend = getattr(layer, "attn_backend", None)
-    reason = of_builder(backend.get_builder_cls(), builders) if backend is not None else None
-    impl = layer.impl
+    reason = of_builder(causal_builder_of(backend), builders) if backend is not None else None
+    impl = causal_implementation(layer.impl)
     if reason is None and bypasses_kv_cache_update(layer):
         return "kv_cache_update_bypass"
     if reason is None and backend is not None and is_chunked(backend.get_builder_cls()):
@@ -153,7 +162,7 @@ def of_groups(
     for group in (group for groups in attn_groups for group in groups):
         theirs = [layers[name] for name in group.layer_names if name in layers]
         for builder in group.metadata_builders if theirs else ():
-            reason = of_builder(type(builder), known)
+            reason = of_builder(causal_builder(builder), known)
             if is_chunked(type(builder)) and any(chunk_of(layer) < 1 for layer in theirs):
                 reason = reasons.CHUNKED_LOCAL_ATTENTION
             if reason is not None:
@@ -169,6 +178,8 @@ def of_step(metadata: Any, requests: int | None) -> str | None:
         requests: requests of the window, those without drafts included; None where the metadata
             are of virtual requests (chunked local attention).
     """
+    if has_image_mask(metadata):
+        return IMAGE_MASK
     if requests is not None and _requests_of(metadata) != (requests, requests):
         return "attention:other_requests"
     if getattr(metadata, "causal", True) is not True:

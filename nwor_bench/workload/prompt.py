@@ -26,11 +26,11 @@ def first_turn(value: Any) -> str | None:
     if isinstance(value, list | tuple):
         value = _first_of_user(value)
     if value is None or isinstance(value, str):
-        return None if is_blank(value) else value
+        return None if _is_blank(value) else value
     raise TypeError(f"{type(value).__name__} is no text, nor a list of texts or messages")
 
 
-def is_blank(text: str | None) -> bool:
+def _is_blank(text: str | None) -> bool:
     """True if there is no text, or a placeholder for one."""
     return text is None or not text.strip() or text.startswith(PLACEHOLDER)
 

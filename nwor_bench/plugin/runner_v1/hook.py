@@ -248,13 +248,12 @@ class V1RunnerHook:
         """Leave the counts on the device; steps without drafts tell how far requests are."""
         discarded = self.runner.discard_request_mask.gpu
         num_sampled = count_sampled(sampled_token_ids, discarded, self._vocab_size)
+        mark = self.clock.mark()
         if step is not None:
-            step.num_sampled, step.sampled = num_sampled, self.clock.mark()
+            step.num_sampled, step.sampled = num_sampled, mark
             return
         req_ids, now = tuple(self.runner.input_batch.req_ids), time.perf_counter()
-        late.add(
-            PendingStep(now, req_ids=req_ids, num_sampled=num_sampled, ended=self.clock.mark())
-        )
+        late.add(PendingStep(now, req_ids=req_ids, num_sampled=num_sampled, ended=mark))
 
     def _slots_of_groups(self, slot_mapping: dict[str, Tensor]) -> Tensor:
         """[num_tokens] int64 slots, or [groups, num_tokens]; a group has the same in all layers."""
@@ -286,7 +285,7 @@ class V1RunnerHook:
         if not staged and (
             self.validator.mode is ScvMode.OFF or step.fallback_reason == BESIDE_PREFILL
         ):
-            return  # off x off: no device work, no synchronisation; nor where a server asks not to
+            return  # no device work, no synchronisation: off x off, and beside a prefill
         started = time.perf_counter()
         try:
             step.validation = self.validator.validate(sampled_token_ids, step.num_draft_tokens)

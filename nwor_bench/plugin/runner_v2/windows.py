@@ -142,7 +142,7 @@ class V2Windows:
         if not staged and (
             validator.mode is ScvMode.OFF or step.pending.fallback_reason == BESIDE_PREFILL
         ):
-            return  # off x off: no device work, no synchronisation; nor where a server asks not to
+            return  # no device work, no synchronisation: off x off, and beside a prefill
         assert step.pending.drafts is not None
         pending, batch = step.pending, step.batch
         accepted = num_sampled

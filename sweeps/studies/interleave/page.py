@@ -16,8 +16,10 @@ CHUNKS = 20
 PLANTED = 0.3
 """Per cent of a window's time."""
 
-SIZES = (("llama-3b-shape", 3), ("llama-8b-shape", 6), ("gpt-oss-20b-shape", 3))
-SIZES += (("gpt-oss-20b-shape", 6),)
+SIZES = (
+    *(("llama-3b-shape", 3), ("llama-8b-shape", 6)),
+    *(("gpt-oss-20b-shape", 3), ("gpt-oss-20b-shape", 6)),
+)
 """Pairs whose rows are compared by size, and the host of each."""
 
 PARTS = {
@@ -169,37 +171,32 @@ def settings_of(cells: pd.DataFrame, host: int) -> list[tuple[dict[str, str], pd
     return found
 
 
+def parts_of(rows: pd.DataFrame) -> dict[str, str]:
+    """Total, attention, writes and noise of one setting, as far as they have intervals."""
+    idle = rows.loc["off x off (A/A)"]
+    told = {
+        heading: in_per_cent(rows.loc[cell]) if cell in rows.index else ""
+        for heading, cell in PARTS.items()
+    }
+    return told | {"noise": f"+- {50 * (idle.ratio_ci_high - idle.ratio_ci_low):.2f}"}
+
+
 def setting_table(cells: pd.DataFrame, host: int) -> str:
-    """Total, attention, writes and noise of every setting of a host."""
-    table = []
-    for named, rows in settings_of(cells, host):
-        idle = rows.loc["off x off (A/A)"]
-        table.append(
-            named
-            | {heading: in_per_cent(rows.loc[cell]) for heading, cell in PARTS.items()}
-            | {"noise": f"+- {50 * (idle.ratio_ci_high - idle.ratio_ci_low):.2f}"}
-        )
+    """Every setting of a host."""
+    table = [named | parts_of(rows) for named, rows in settings_of(cells, host)]
     return pd.DataFrame(table).to_markdown(index=False, disable_numparse=True)
 
 
 def size_table(cells: pd.DataFrame) -> str:
     """bf16 at 1k and 2.6 tokens, by the model's size, with the most that `plan` predicts."""
-    table = []
-    for pair, host in SIZES:
-        for named, rows in settings_of(cells[cells.pair == pair], host):
-            if (named["cache"], named["tokens"]) != ("bf16", "2.6"):
-                continue
-            parts = {
-                heading: in_per_cent(rows.loc[cell]) if cell in rows.index else ""
-                for heading, cell in PARTS.items()
-            }
-            idle = rows.loc["off x off (A/A)"]
-            table.append(
-                {"model": named["model"], "requests": named["requests"]}
-                | parts
-                | {"noise": f"+- {50 * (idle.ratio_ci_high - idle.ratio_ci_low):.2f}"}
-                | {"plan": f"-{100 * most_saved(pair, int(named['requests'])):.3f}"}
-            )
+    table = [
+        {"model": named["model"], "requests": named["requests"]}
+        | parts_of(rows)
+        | {"plan": f"-{100 * most_saved(pair, int(named['requests'])):.3f}"}
+        for pair, host in SIZES
+        for named, rows in settings_of(cells[cells.pair == pair], host)
+        if (named["cache"], named["tokens"]) == ("bf16", "2.6")
+    ]
     return pd.DataFrame(table).to_markdown(index=False, disable_numparse=True)
 
 

@@ -74,22 +74,31 @@ class Server:
         raise SystemExit(f"no server within {START_S} s; its log: {self.log}")
 
 
+def drafting_of(pair: ResolvedPair) -> dict[str, Any]:
+    """vLLM's speculative configuration: four drafts."""
+    return {
+        "method": pair.method,
+        "num_speculative_tokens": 4,
+        **pair.speculative,
+        **({"model": pair.draft} if pair.draft else {}),
+    }
+
+
 @contextmanager
 def server(
     pair: ResolvedPair, arguments: argparse.Namespace, mode: str, number: int = 0
 ) -> Iterator[Server]:
     """Start one in this mode; the ports of several differ by their `number`."""
     port, log = arguments.port + number, arguments.output / f"{mode}.log"
-    drafting: dict[str, Any] = {
-        "method": pair.method,
-        "num_speculative_tokens": 4,
-        **pair.speculative,
-        **({"model": pair.draft} if pair.draft else {}),
-    }
     command = [
         *(sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", pair.target),
         *("--port", str(port), "--dtype", pair.dtype, "--max-model-len", "2048"),
-        *("--max-num-seqs", str(arguments.most), "--speculative-config", json.dumps(drafting)),
+        *(
+            "--max-num-seqs",
+            str(arguments.most),
+            "--speculative-config",
+            json.dumps(drafting_of(pair)),
+        ),
         *("--served-model-name", "model"),
         *(("--load-format", pair.load_format) if pair.load_format else ()),
         *shlex.split(arguments.flags),

@@ -106,7 +106,7 @@ def first_of(rows: pd.DataFrame) -> str:
     return next(mode for mode in MODES if mode in set(rows["mode"]))
 
 
-def slower(rows: pd.DataFrame, mode: str, load: str) -> float:
+def over_first(rows: pd.DataFrame, mode: str, load: str) -> float:
     """A token's time over stock's: the median over rounds."""
     return float(beside_first(rows)[mode, load].median())
 
@@ -184,8 +184,8 @@ def text_of(rows: pd.DataFrame, steps: pd.DataFrame) -> str:
     return TEXT.format(
         requests=int(ours.completed.sum()),
         failed=int(ours.failed.sum()) or "none",
-        staged_half=slower(staged, "stage", "50%"),
-        staged_most=slower(staged, "stage", "90%"),
+        staged_half=over_first(staged, "stage", "50%"),
+        staged_most=over_first(staged, "stage", "90%"),
         half=half.median(),
         half_low=half.min(),
         half_high=half.max(),

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+from measure import drafting_of
 
 from nwor_bench.models.pairs import resolve_pair
 from nwor_bench.records.types import NworMode, ScvMode
@@ -143,13 +144,12 @@ def engine_of(arguments: argparse.Namespace) -> tuple[Any, Any]:
     from vllm import LLM
 
     pair = resolve_pair(arguments.pair)
-    drafting = {"method": pair.method, "num_speculative_tokens": 4, **pair.speculative}
     llm = LLM(
         model=pair.target,
         dtype=pair.dtype,
         max_model_len=2048,
         max_num_seqs=arguments.most,
-        speculative_config=drafting | ({"model": pair.draft} if pair.draft else {}),
+        speculative_config=drafting_of(pair),
         **({"load_format": pair.load_format} if pair.load_format else {}),
         worker_extension_cls="nwor_bench.plugin.worker.NworWorkerExtension",
         **(json.loads(arguments.flags) if arguments.flags else GRAPHS),

@@ -81,8 +81,9 @@ def text_of(rows: pd.DataFrame) -> str:
     """The whole page."""
     told = rows.apply(predicted, axis=1, result_type="expand")
     rows = rows.assign(read=told[0], written=told[1], saved=told[2])
-    rest = (rows.written_bytes - rows.written) / (rows.requests * (rows.draft_tokens + 1)) / MB
-    rest = rest[rows.requests > 1]
+    tokens = rows.requests * (rows.draft_tokens + 1)
+    rows["rest"] = (rows.written_bytes - rows.written) / tokens / MB
+    rest = rows.rest[rows.requests > 1]
     table = [
         {
             "drafts": f"{row.draft_tokens:.0f}",
@@ -91,10 +92,9 @@ def text_of(rows: pd.DataFrame) -> str:
             "predicted": f"{row.read / MB:,.0f}",
             "written": f"{row.written_bytes / MB:,.0f}",
             "states, predicted": f"{row.written / MB:,.0f}",
-            "rest a token": f"{(row.written_bytes - row.written) / MB / tokens:.1f}",
+            "rest a token": f"{row.rest:.1f}",
         }
         for _, row in rows.iterrows()
-        for tokens in [row.requests * (row.draft_tokens + 1)]
     ]
     written, read = slopes(rows, "written_bytes"), slopes(rows, "read_bytes")
     positions, stored = a_draft(written), a_draft(slopes(rows, "written"))

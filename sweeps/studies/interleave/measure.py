@@ -1,11 +1,13 @@
 """How narrow is the interval of off x off against itself, and is a planted slow-down found?
 
     python sweeps/studies/interleave/measure.py 8 64 256 8:device 8:host --output DIR
+    python sweeps/studies/interleave/measure.py 8:none+device --runs 20 --seconds 30 --output DIR
 
-Off x off takes turns with itself, window by window, with so many requests. In a part such as
-`8:device` the device spins in the windows of one arm, in `8:host` the host waits, for a share of a
-window's time; the other arm is launched the same spin with next to no cycles. How long a spin takes
-is measured with CUDA events before each batch. Needs a GPU. Writes a CSV a part, one row a group.
+Off x off takes turns with other arms of itself, window by window, with so many requests. In the
+windows of arm `device` the device spins, in those of `host` the host waits, for a share of a
+window's time; where there is a spin, other windows are launched one of next to no cycles. How long
+a spin takes is measured with CUDA events before each batch. Needs a GPU. Writes a CSV a part, one
+row a group.
 """
 
 import argparse
@@ -26,7 +28,7 @@ from nwor_bench.analysis.interleaved.groups import find_groups
 from nwor_bench.engine.engine import VllmEngine
 from nwor_bench.engine.protocol import Sampling
 from nwor_bench.plugin.interleaving import Interleaving
-from nwor_bench.records.types import AA, Cell, NworMode, Phase, ScvMode, WindowRecord
+from nwor_bench.records.types import Cell, NworMode, Phase, ScvMode, WindowRecord
 from nwor_bench.run.batch_records import BatchPlace, window_records
 from nwor_bench.run.prepare import prepare
 from nwor_bench.workload.config import load_scenario, resolve
@@ -42,35 +44,38 @@ LONG_SPIN = 1_000_000
 
 
 class Planted:
-    """Slows down the windows of the second cell."""
+    """Slows down the windows of some arms.
 
-    def __init__(self, kind: str) -> None:
-        self.kind = kind
-        self.extra = 0.0
-        """Cycles of the device, or seconds of the host."""
+    Args:
+        kinds: what each cell behind the first has: `none`, `device` or `host`.
+    """
+
+    def __init__(self, kinds: tuple[str, ...]) -> None:
+        self._kinds = ("none", *kinds)
+        self._spins = "device" in kinds
+        self._cycles = 0
+        self._wait_s = 0.0
 
     def before_window(self, turn: Any) -> None:
         """Spin or wait, as the window begins."""
-        slow = turn is not None and turn.cell == 1
-        if self.kind == "device":
-            torch.cuda._sleep(LEAST_CYCLES + int(self.extra) * slow)
-        elif slow and self.kind == "host":
-            end = time.perf_counter() + self.extra
+        kind = "none" if turn is None else self._kinds[turn.cell]
+        if self._spins:
+            torch.cuda._sleep(LEAST_CYCLES + self._cycles * (kind == "device"))
+        if kind == "host":
+            end = time.perf_counter() + self._wait_s
             while time.perf_counter() < end:
                 pass
 
-    def seconds(self) -> float:
-        """How long it takes now."""
-        if self.kind != "device":
-            return self.extra if self.kind == "host" else 0.0
+    def seconds(self) -> dict[str, float]:
+        """How long each kind takes now."""
         # By a long spin, as launches take longer than short ones.
-        return int(self.extra) * _spin_s(LONG_SPIN) / LONG_SPIN
+        spin_s = self._cycles * _spin_s(LONG_SPIN) / LONG_SPIN if self._spins else 0.0
+        return {"none": 0.0, "device": spin_s, "host": self._wait_s}
 
     def aim(self, seconds: float) -> None:
-        """Let it take so long."""
-        self.extra = seconds
-        if self.kind == "device":
-            self.extra = LONG_SPIN * seconds / _spin_s(LONG_SPIN)
+        """Let each kind take so long."""
+        self._wait_s = seconds
+        self._cycles = int(LONG_SPIN * seconds / _spin_s(LONG_SPIN)) if self._spins else 0
 
 
 def _spin_s(cycles: int) -> float:
@@ -102,16 +107,22 @@ def planting(planted: Planted) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Part:
-    """One stretch of measuring: so many requests, and what is planted."""
+    """One stretch of measuring: so many requests, and what is planted in which arm."""
 
     requests: int
-    kind: str
+    kinds: tuple[str, ...]
+    """One an arm beside off x off."""
 
     @classmethod
     def of(cls, text: str) -> "Part":
-        """`8:device` and the like; without a kind nothing is planted."""
-        requests, _, kind = text.partition(":")
-        return cls(int(requests), kind or "none")
+        """`8:device`, `8:none+device` and the like; without a kind nothing is planted."""
+        requests, _, kinds = text.partition(":")
+        return cls(int(requests), tuple((kinds or "none").split("+")))
+
+    @property
+    def name(self) -> str:
+        """For a file."""
+        return f"{self.requests}-{'+'.join(self.kinds)}"
 
 
 class InterleavedEngine:
@@ -124,7 +135,10 @@ class InterleavedEngine:
             "cudagraph_mode": "FULL_DECODE_ONLY",
             "cudagraph_capture_sizes": [5 * number for number in requests],
         }
-        engine_args: dict[str, Any] = {"max_num_batched_tokens": 16384}
+        engine_args: dict[str, Any] = {
+            "max_num_batched_tokens": 16384,
+            **({"enforce_eager": True} if arguments.eager else {"compilation_config": graphs}),
+        }
         spec = resolve(
             load_scenario("ctx-1k"),
             requests=requests[-1],
@@ -132,26 +146,28 @@ class InterleavedEngine:
             max_model_len=2048,
             interleave="windows",
             cache_dtype=arguments.cache_dtype,
-            engine_args=json.dumps({**engine_args, "compilation_config": graphs}),
+            engine_args=json.dumps(engine_args),
         )
         prepared = prepare(spec, PairChoice(pair="llama-3b-shape"), Console())
         self._engine = VllmEngine(prepared.pair, prepared.spec, arguments.output / "engine.log")
         self._blocks = prepared.plan.blocks
         self._prompts = [prepared.encode(block.prompts) for block in self._blocks[:4]]
-        self._cells = tuple(
-            Cell(prepared.pair.name, NworMode.OFF, ScvMode.OFF, arm) for arm in (None, AA)
-        )
+        self._pair = prepared.pair.name
         self._sampling = Sampling(arguments.tokens, 0.0, 1.0, 0, True)
         self._number = 0
 
-    def batch(self, requests: int) -> list[WindowRecord]:
+    def batch(self, part: Part) -> list[WindowRecord]:
         """The windows of one batch; 256 requests have 256 tokens of context, fewer have 1,024."""
+        requests = part.requests
         number, self._number = self._number, self._number + 1
         context = 256 if requests > 64 else 1024
         prompts = [ids[:context] for ids in self._prompts[number % 4][:requests]]
-        order = WindowOrder(self._cells, ((0, 1),), f"planted:{number}")
+        arms = (None, *part.kinds)
+        cells = tuple(Cell(self._pair, NworMode.OFF, ScvMode.OFF, arm) for arm in arms)
+        pairs = tuple((0, arm) for arm in range(1, len(cells)))
+        order = WindowOrder(cells, pairs, f"planted:{number}")
         block = replace(self._blocks[0], number=1 + number)
-        place = BatchPlace(self._cells[0], Phase.INTERLEAVED, block, number, 0, "", order)
+        place = BatchPlace(cells[0], Phase.INTERLEAVED, block, number, 0, "", order)
         self._engine.interleave(order)
         try:
             output = self._engine.generate(prompts, self._sampling)
@@ -168,43 +184,51 @@ def typical_s(windows: list[WindowRecord]) -> float:
 
 def measure(engine: InterleavedEngine, part: Part, arguments: argparse.Namespace) -> pd.DataFrame:
     """One row a group, with the truth of its batch."""
-    planted = Planted(part.kind)
+    planted = Planted(part.kinds)
     rows: list[dict[str, Any]] = []
     with planting(planted):
         for _ in range(3):
-            before = typical_s(engine.batch(part.requests))
-        planted.aim(arguments.percent / 100 * before)
-        began = time.perf_counter()
-        while time.perf_counter() - began < arguments.seconds:
-            planted_s, clock = planted.seconds(), torch.cuda.clock_rate()
-            windows = engine.batch(part.requests)
-            window_s = typical_s(windows)
-            shared = {
-                "kind": part.kind, "requests": part.requests, "cache": arguments.cache_dtype,
-                "seconds": time.perf_counter() - began, "window_ms": 1e3 * window_s,
-                "sm_clock_mhz": clock, "truth": planted_s / window_s,
-            }  # fmt: skip
-            for group in find_groups(windows).counted:
-                effects = {"device": group.device, "host": group.host}
-                numbers = {"batch": group.batch, "group": group.number}
-                rows.append({**shared, **numbers, "run_length": group.run_length, **effects})
+            window_s = typical_s(engine.batch(part))
+        for run in range(arguments.runs):
+            planted.aim(arguments.percent / 100 * window_s)
+            began = time.perf_counter()
+            while time.perf_counter() - began < arguments.seconds:
+                planted_s, clock = planted.seconds(), torch.cuda.clock_rate()
+                windows = engine.batch(part)
+                window_s = typical_s(windows)
+                shared = {
+                    "requests": part.requests, "cache": arguments.cache_dtype, "run": run,
+                    "seconds": time.perf_counter() - began, "window_ms": 1e3 * window_s,
+                    "sm_clock_mhz": clock,
+                }  # fmt: skip
+                rows += [
+                    {
+                        **shared, "kind": kind, "truth": planted_s[kind] / window_s,
+                        "batch": group.batch, "group": group.number,
+                        "run_length": group.run_length, "device": group.device, "host": group.host,
+                    }
+                    for group in find_groups(windows).counted
+                    if (kind := group.pair.treated.arm) is not None
+                ]  # fmt: skip
     return pd.DataFrame(rows)
 
 
 def main() -> None:
     """Parse and run."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("parts", type=Part.of, nargs="+", help="REQUESTS[:device|:host]")
+    parser.add_argument("parts", type=Part.of, nargs="+", help="REQUESTS[:KIND[+KIND...]]")
     parser.add_argument("--percent", type=float, default=0.3, help="of a window's time")
     parser.add_argument("--cache-dtype", default="auto")
     parser.add_argument("--tokens", type=int, default=512, help="a request")
-    parser.add_argument("--seconds", type=float, default=60.0, help="a part")
+    parser.add_argument("--seconds", type=float, default=60.0, help="a run")
+    parser.add_argument("--runs", type=int, default=1, help="of each part")
+    parser.add_argument("--eager", action="store_true", help="without CUDA graphs")
     parser.add_argument("--output", type=Path, required=True, help="a folder")
     arguments = parser.parse_args()
     arguments.output.mkdir(parents=True, exist_ok=True)
     engine = InterleavedEngine(arguments)
     for number, part in enumerate(arguments.parts):
-        name = f"{arguments.cache_dtype}-{number}-{part.requests}-{part.kind}.csv"
+        name = f"{arguments.cache_dtype}-{number}-{part.name}.csv"
         found = measure(engine, part, arguments)
         found.to_csv(arguments.output / name, index=False, float_format="%.6g")
 

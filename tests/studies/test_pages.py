@@ -36,7 +36,7 @@ def test_a_page_of_one_table(study: Study, folder: str, table: str) -> None:
 @pytest.mark.slow
 def test_the_page_of_windows_in_turn(study: Study) -> None:
     folder = STUDIES / "interleave"
-    tables = [pd.read_csv(folder / name) for name in ("groups.csv.gz", "cells.csv")]
+    tables = [pd.read_csv(folder / name) for name in ("groups.csv.gz", "cells.csv", "planted.csv")]
     check(folder / "README.md", study("interleave", "page").text_of(*tables))
 
 

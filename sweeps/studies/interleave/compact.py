@@ -2,8 +2,10 @@
 
 python sweeps/studies/interleave/compact.py --groups DIR... --runs RUN_FOLDER...
 python sweeps/studies/interleave/compact.py --host 3 --runs RUN_FOLDER...
+python sweeps/studies/interleave/compact.py --planted FILE
 
-The second puts runs of another host behind those of hosts with a lower number.
+The second puts runs of another host behind those of hosts with a lower number. The third writes
+planted.csv from a part of measure.py that ran several times: a row a run and arm.
 """
 
 import argparse
@@ -14,6 +16,7 @@ import pandas as pd
 
 from nwor_bench.analysis.aggregate import summarise
 from nwor_bench.analysis.interleaved.effects import pair_effects
+from nwor_bench.analysis.interleaved.robust import robust_location
 from nwor_bench.analysis.interleaved.split import splits
 from nwor_bench.records.header import RunHeader
 from nwor_bench.records.store import read_run
@@ -33,6 +36,25 @@ def groups_of(folders: list[Path]) -> pd.DataFrame:
     for clock in ("device", "host"):
         rows[clock] = (1e6 * rows[clock]).round().astype(int)
     return rows.drop(columns=["truth"]).round({"seconds": 1, "window_ms": 3})
+
+
+def planted_of(file: Path) -> pd.DataFrame:
+    """A row a run and arm: what was planted and what was found, in fractions of a window's time."""
+    rows = []
+    measured = pd.read_csv(file)
+    for (kind, run), part in measured.groupby(["kind", "run"]):
+        found = robust_location(part.device.to_numpy())
+        assert found is not None
+        rows.append(
+            {
+                "kind": kind, "run": run, "requests": part.requests.iloc[0],
+                "cache": part.cache.iloc[0], "seconds": part.seconds.max(),
+                "groups": len(part), "window_ms": part.window_ms.median(),
+                "sm_clock_mhz": part.sm_clock_mhz.min(), "truth": part.truth.mean(),
+                "effect": found.value, "half_width": found.half_width(),
+            }
+        )  # fmt: skip
+    return pd.DataFrame(rows)
 
 
 def cells_of(folder: Path) -> list[dict[str, Any]]:
@@ -74,10 +96,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--groups", type=Path, nargs="+", default=[])
     parser.add_argument("--host", type=int, default=1)
-    parser.add_argument("--runs", type=Path, nargs="+", required=True)
+    parser.add_argument("--runs", type=Path, nargs="+", default=[])
+    parser.add_argument("--planted", type=Path)
     arguments = parser.parse_args()
+    if arguments.planted:
+        planted = planted_of(arguments.planted)
+        planted.to_csv(HERE / "planted.csv", index=False, float_format="%.6g")
     if arguments.groups:
         groups_of(arguments.groups).to_csv(HERE / "groups.csv.gz", index=False)
+    if not arguments.runs:
+        return
     found = [row for folder in arguments.runs for row in cells_of(folder)]
     cells = pd.DataFrame(found).assign(host=arguments.host)
     if arguments.host > 1:

@@ -1,4 +1,4 @@
-"""README.md from groups.csv.gz and cells.csv: python sweeps/studies/interleave/page.py"""
+"""README.md from its three tables: python sweeps/studies/interleave/page.py"""
 
 from pathlib import Path
 
@@ -15,6 +15,13 @@ HERE = Path(__file__).parent
 CHUNKS = 20
 PLANTED = 0.3
 """Per cent of a window's time."""
+
+NAMES = {
+    "none": "nothing",
+    "device": f"{PLANTED} % on the device",
+    "host": f"{PLANTED} % on the host",
+}
+"""What was planted, for people."""
 
 SIZES = (
     *(("llama-3b-shape", 3), ("llama-8b-shape", 6)),
@@ -99,15 +106,33 @@ def piece_table(rows: pd.DataFrame) -> str:
         table.append(
             {
                 "cache": cache,
-                "planted": {
-                    "none": "nothing",
-                    "device": f"{PLANTED} % on the device",
-                    "host": f"{PLANTED} % on the host",
-                }[kind],
+                "planted": NAMES[kind],
                 "all groups": told(located(part, "device")),
                 "called slower": f"{counts['slower']} of {CHUNKS}",
                 "called faster": f"{counts['faster']} of {CHUNKS}",
                 "inside": f"{counts['inside']} of {CHUNKS}",
+            }
+        )
+    return pd.DataFrame(table).to_markdown(index=False, disable_numparse=True)
+
+
+def run_table(planted: pd.DataFrame) -> str:
+    """One row an arm, over its runs."""
+    table = []
+    for kind, runs in planted.groupby("kind"):
+        low, high = runs.effect - runs.half_width, runs.effect + runs.half_width
+        truth = PLANTED / 100 if kind == "device" else 0.0
+        inside = ((low <= truth) & (truth <= high)).sum()
+        table.append(
+            {
+                "planted": NAMES[kind],
+                "runs": len(runs),
+                "window ms": f"{runs.window_ms.min():.2f} to {runs.window_ms.max():.2f}",
+                "half-width": f"{100 * runs.half_width.min():.2f} to "
+                f"{100 * runs.half_width.max():.2f}",
+                "called slower": f"{(low > 0).sum()} of {len(runs)}",
+                "called faster": f"{(high < 0).sum()} of {len(runs)}",
+                "inside": f"{inside} of {len(runs)}",
             }
         )
     return pd.DataFrame(table).to_markdown(index=False, disable_numparse=True)
@@ -126,8 +151,11 @@ def bounds(row: pd.Series, name: str, low: str, high: str) -> str:
 
 def agreement_table(cells: pd.DataFrame) -> str:
     """Both ratios of every cell."""
-    rows = precise(cells)
-    rows = rows[rows.groups.notna()]
+    return beside_table(precise(cells))
+
+
+def beside_table(rows: pd.DataFrame) -> str:
+    """Windows beside whole batches, a row a cell."""
     table = [
         {
             "cache": row.cache,
@@ -138,7 +166,7 @@ def agreement_table(cells: pd.DataFrame) -> str:
                 row, "ratio_batches", "ratio_batches_low", "ratio_batches_high"
             ),
         }
-        for _, row in rows.iterrows()
+        for _, row in rows[rows.groups.notna()].iterrows()
     ]
     return pd.DataFrame(table).to_markdown(index=False, disable_numparse=True)
 
@@ -161,7 +189,7 @@ def settings_of(cells: pd.DataFrame, host: int) -> list[tuple[dict[str, str], pd
         named = {
             "model": pair.removesuffix("-shape"),
             "requests": f"{requests}",
-            **({"context": f"{context:,}"} if host == 4 else {}),
+            **({"context": f"{context:,.0f}"} if host == 4 else {}),
             "cache": cache,
             "tokens": f"{acceptance:g}",
         }
@@ -258,11 +286,13 @@ def split_table(cells: pd.DataFrame) -> str:
     return pd.DataFrame(table).to_markdown(index=False, disable_numparse=True)
 
 
-def text_of(rows: pd.DataFrame, cells: pd.DataFrame) -> str:
+def text_of(rows: pd.DataFrame, cells: pd.DataFrame, planted: pd.DataFrame) -> str:
     """The whole page."""
-    rows, cells = (
-        table.assign(cache=table.cache.replace("auto", "bf16")) for table in (rows, cells)
+    rows, cells, planted = (
+        table.assign(cache=table.cache.replace("auto", "bf16")) for table in (rows, cells, planted)
     )
+    of_text = cells[cells.host == 7]
+    parts = of_text.set_index("cell")
     idle = [located(part, "device") for _, part in
             rows[rows.kind == "none"].groupby(["cache", "requests"])]  # fmt: skip
     halves = [100 * each.half_width() for each in idle]
@@ -297,6 +327,12 @@ def text_of(rows: pd.DataFrame, cells: pd.DataFrame) -> str:
         lengths=length_table(rows),
         chunks=CHUNKS,
         pieces=piece_table(rows),
+        runs=run_table(planted),
+        run_seconds=f"{planted.seconds.min():.0f} to {planted.seconds.max():.0f}",
+        drift=f"{100 * (parts.ratio_batches['off x off (A/A)'] - 1):.0f}",
+        real_text=beside_table(of_text),
+        real_attention=in_per_cent(parts.loc["control x off"]),
+        real_writes=in_per_cent(parts.loc["stage x graph over control x off"]),
         agreement=agreement_table(cells),
         again=again_table(cells),
         wider=wider.mean(),
@@ -321,5 +357,5 @@ def text_of(rows: pd.DataFrame, cells: pd.DataFrame) -> str:
 
 
 if __name__ == "__main__":
-    page = text_of(pd.read_csv(HERE / "groups.csv.gz"), pd.read_csv(HERE / "cells.csv"))
-    (HERE / "README.md").write_text(page, encoding="utf-8")
+    tables = [pd.read_csv(HERE / name) for name in ("groups.csv.gz", "cells.csv", "planted.csv")]
+    (HERE / "README.md").write_text(text_of(*tables), encoding="utf-8")

@@ -56,7 +56,7 @@ def load_configs(
 ) -> list[NamedConfig]:
     """The config.json of each named model; exactly one of the three arguments must be given.
 
-    Raises ConfigError for unreadable files, hub names, and pairs that were not fetched.
+    Raises ConfigError for unreadable files, hub names, and pairs whose weights were not fetched.
     """
     named = {"--config": configs, "--target-model": target_model, "--pair": pair}
     given = [flag for flag, value in named.items() if value]
@@ -159,6 +159,8 @@ def _of_pair(name: str) -> NamedConfig:
     pair = load_pair(name)
     if pair.folder is not None:
         return _of_folder(pair.folder.target, "--pair", name, name)
+    if pair.shape is not None:  # its file holds the config: there is nothing to fetch
+        return NamedConfig(pair.name, pair.shape.target, "--pair", name)
     folder = pair_folder(pair)
     if not folder.is_dir():
         raise ConfigError.for_field(

@@ -134,6 +134,13 @@ def test_a_model_folder_and_a_pair(plan: Run) -> None:
     assert "8.03 billion" in out
 
 
+def test_a_shape_needs_no_fetching(plan: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NWOR_BENCH_CACHE", str(Path("nothing-fetched").resolve()))
+    code, out, _ = plan("--pair", "llama-8b-shape")
+    assert code == 0
+    assert "llama-8b-shape: 8.03 billion" in out
+
+
 def test_a_small_model_has_parameters_too(plan: Run) -> None:
     config = json.loads((CONFIGS / "Llama-3.2-3B.json").read_text())
     small = {"num_hidden_layers": 1, "hidden_size": 24, "head_dim": 1, "intermediate_size": 48}

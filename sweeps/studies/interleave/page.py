@@ -7,9 +7,8 @@ import pandas as pd
 from text import TEXT
 
 from nwor_bench.analysis.interleaved.robust import Estimate, robust_location
-from nwor_bench.cli.plan_flags import NamedConfig, predict
+from nwor_bench.cli.plan_flags import load_configs, predict
 from nwor_bench.models.byte_model import Workload
-from nwor_bench.models.pairs import load_pair
 
 HERE = Path(__file__).parent
 CHUNKS = 20
@@ -231,9 +230,7 @@ def size_table(cells: pd.DataFrame) -> str:
 def most_saved(pair: str, requests: int) -> float:
     """The most of a step's bytes that not writing could save, a fraction: what `plan` says."""
     load = Workload(requests, context=1024, draft_tokens=4, acceptance=0.4)
-    shape = load_pair(pair).shape
-    assert shape is not None
-    config = NamedConfig(pair, dict(shape.target), "--pair", pair)
+    (config,) = load_configs([], None, pair)
     return predict(config, load, "auto", "auto").most_share
 
 

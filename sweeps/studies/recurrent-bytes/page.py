@@ -4,9 +4,8 @@ from pathlib import Path
 
 import pandas as pd
 
-from nwor_bench.cli.plan_flags import NamedConfig, predict
+from nwor_bench.cli.plan_flags import load_configs, predict
 from nwor_bench.models.byte_model import Workload
-from nwor_bench.models.pairs import load_pair
 from nwor_bench.models.recurrent.strategies import STOCK, state_bytes
 
 HERE = Path(__file__).parent
@@ -50,11 +49,9 @@ and the K/V of {context} tokens too.
 
 def predicted(row: pd.Series) -> tuple[float, float, float]:
     """Bytes read, bytes of states written, and what one state a request would save."""
-    shape = load_pair(PAIR).shape
-    assert shape is not None
     drafts, requests = int(row.draft_tokens), int(row.requests)
     load = Workload(requests, CONTEXT, drafts, acceptance=1 / drafts)
-    config = NamedConfig(PAIR, dict(shape.target), "--pair", PAIR)
+    (config,) = load_configs([], None, PAIR)
     model = predict(config, load, "auto", "auto").model
     recurrent = model.shape.recurrent
     assert recurrent is not None

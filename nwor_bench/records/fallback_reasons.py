@@ -13,7 +13,7 @@ CHUNK_LOOKBACK = "chunk_lookback"
 ALIBI = "alibi"
 """Slopes of a square root, which our kernel does not have."""
 BREAKABLE_CUDA_GRAPHS = "breakable_cuda_graphs"
-"""The write is captured, only attention runs in each step."""
+"""A step in a piecewise graph that captured the write too: only attention runs in each step."""
 PIPELINE_PARALLEL = "pipeline_parallel"
 """Stages before the last learn what was accepted after they have begun further steps."""
 V1_RUNNER_ON_GPU = "v1_runner_on_gpu"
@@ -26,6 +26,11 @@ BESIDE_PREFILL = "beside_prefill"
 def unsupported_attention(implementation: str) -> str:
     """Attention of this implementation is not ours to replace."""
     return f"unsupported_attention:{implementation}"
+
+
+def own_attention(package: str) -> str:
+    """A model whose own module attends or writes the cache: `vllm.models.PACKAGE`."""
+    return f"own_attention:{package}"
 
 
 def layer_without_attention(kind: str) -> str:

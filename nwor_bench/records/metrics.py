@@ -19,7 +19,7 @@ from typing import Any
 
 from prometheus_client.mmap_dict import MmapedDict, mmap_key
 
-from nwor_bench.records.fallback_reasons import BESIDE_PREFILL
+from nwor_bench.records.fallback_reasons import BESIDE_PREFILL, BREAKABLE_CUDA_GRAPHS
 from nwor_bench.records.types import WindowCounts
 
 
@@ -61,7 +61,8 @@ LIVE_METRICS = (
 BY_REASON = ("nwor_fallback_count", "scv_fallback_count")
 KNOWN_REASONS = {
     "nwor_fallback_count": (
-        *("adaptive_verification", BESIDE_PREFILL, "context_parallel", "data_parallel"),
+        *("adaptive_verification", BESIDE_PREFILL, BREAKABLE_CUDA_GRAPHS, "context_parallel"),
+        "data_parallel",
         *("full_graph_of_another_shape", "full_graph_with_uneven_windows", "kv_shape"),
         *("kv_transfer", "layer_staged_twice"),
         *("micro_batches", "more_drafts_than_capacity", "no_target_layers", "pipeline_parallel"),

@@ -72,17 +72,6 @@ def test_code_that_hides_the_write_runs_as_without_us_and_says_why(
     check_refused(engine, reason, prompts_of([20, 30]))
 
 
-def test_breakable_cuda_graphs_run_as_without_us_and_say_why(
-    tmp_path: Path, start_alone: Callable[..., VllmEngine], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """vLLM reads the variable when its attention is imported: run this test in a process alone."""
-    monkeypatch.setenv("VLLM_USE_BREAKABLE_CUDAGRAPH", "1")
-    arguments = {"compilation_config": {**SIZES, "cudagraph_mode": "PIECEWISE"}}
-    spec = tiny_spec(requests=2, draft_tokens=4, engine_args=json.dumps(arguments))
-    engine = start_alone(tiny_pair(tmp_path / "model", "ngram"), spec)
-    check_refused(engine, "breakable_cuda_graphs", prompts_of([20, 30]))
-
-
 def test_stages_by_reference_after_the_first_window_of_each_size(
     tmp_path: Path, start_alone: Callable[..., VllmEngine]
 ) -> None:

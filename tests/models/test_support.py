@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from refusals import refused
 
-from nwor_bench.models.support.engine import BREAKABLE, Device, EngineFacts, Runner
+from nwor_bench.models.support.engine import OWN_ATTENTION, Device, EngineFacts, Runner
 from nwor_bench.models.support.facts import ModelFacts, read_facts
 from nwor_bench.models.support.methods import Method, method_support, methods_of
 from nwor_bench.models.support.predict import (
@@ -42,8 +42,8 @@ CLASSES: tuple[tuple[str, dict[str, Any], str | None, str | None, str | None], .
     ("small MLA", {**MLA, "kv_lora_rank": 256}, None, None, None),
     ("sparse MLA", {**MLA, "index_topk": 64}, "unsupported_attention:FlashAttnMLASparseImpl",
      "unsupported_attention:FlashMLASparseImpl", "sparse_indexer"),
-    ("its architecture's graphs", {"architectures": ["GlmMoeDsaForCausalLM"]},
-     "breakable_cuda_graphs", "breakable_cuda_graphs", None),
+    ("attention of its own", {"architectures": ["KimiLinearForCausalLM"]},
+     "own_attention:kimi_k3", "own_attention:kimi_k3", None),
     ("recurrent", {"layer_types": ["linear_attention", "full_attention"] * 2},
      None, None, None),
     ("Mamba alone", {"model_type": "mamba2"}, "recurrent_layers", "recurrent_layers",
@@ -89,7 +89,7 @@ def test_each_class_has_its_reason(
         ({}, {"cache_dtype": "nvfp4"}, "cache_dtype:nvfp4"),
         ({}, {"draft_tokens": 15}, None),
         ({}, {"draft_tokens": 16}, "window_of_17_tokens"),
-        ({"architectures": ["GlmMoeDsaForCausalLM"]}, {"eager": True}, None),
+        ({"architectures": ["KimiLinearForCausalLM"]}, {"eager": True}, "own_attention:kimi_k3"),
         ({}, {"device": Device.CPU, "cache_dtype": "fp8"}, "cache_dtype:fp8"),
     ],
 )  # fmt: skip
@@ -212,8 +212,12 @@ def test_every_method_has_its_row_on_the_page() -> None:
 @pytest.mark.slow  # imports vLLM and Triton
 def test_what_is_copied_from_vllm_and_the_kernel_is_theirs() -> None:
     from vllm.config.vllm import DEFAULT_BREAKABLE_CUDAGRAPH_ARCHITECTURES
+    from vllm.model_executor.models.registry import _VLLM_MODELS
 
     from nwor_kernels.verify_attention import tuning
 
-    assert set(DEFAULT_BREAKABLE_CUDAGRAPH_ARCHITECTURES) == BREAKABLE
+    newest = {name for name in DEFAULT_BREAKABLE_CUDAGRAPH_ARCHITECTURES if "MTP" not in name}
+    assert newest == {*OWN_ATTENTION, "DeepseekV32ForCausalLM", "GlmMoeDsaForCausalLM"}
+    for name, package in OWN_ATTENTION.items():
+        assert f"vllm.models.{package}" in _VLLM_MODELS[name][0]
     assert (MOST_HEAD_DIM, MOST_WINDOW_TOKENS) == (tuning.MAX_HEAD_DIM, tuning.MAX_QUERY_LEN)

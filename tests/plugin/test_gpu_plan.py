@@ -156,6 +156,8 @@ class Graphs:
 class Mode(Enum):
     """Of vLLM's CUDAGraphMode, the name is what the planner reads."""
 
+    NONE = 0
+    PIECEWISE = 1
     FULL = 2
 
 
@@ -249,6 +251,19 @@ def test_a_replay_of_fewer_requests_than_were_captured(copied):
     if copied:  # and the captured kernels see what is filled in
         assert window.slots.data_ptr() == captured.slots.data_ptr()
         assert window.direct_slots.data_ptr() == captured.direct_slots.data_ptr()
+
+
+def test_a_step_whose_piecewise_graph_holds_the_write_is_written_directly():
+    """Full graphs and eager steps of the same engine are staged."""
+    made = WindowPlanner(3, 1, 8, Graphs(), torch.device("cpu"), breakable=True)
+    batch, mappings = input_batch([2, 0], [3, 5]), slot_mappings(8)
+    piecewise = Descriptor(8, cg_mode=Mode.PIECEWISE)
+    assert made.plan(batch, mappings, piecewise) == (None, "breakable_cuda_graphs")
+    for descriptor in (None, Descriptor(8, cg_mode=Mode.NONE)):
+        window, reason = made.plan(batch, mappings, descriptor)
+        assert (window.total, reason) == (2, None)
+    full = made.plan(input_batch([2], [3]), slot_mappings(3), Descriptor(3))
+    assert full == (None, "full_graph_of_another_shape")  # as without breakable graphs
 
 
 def test_a_shape_that_was_not_captured_is_written_directly():

@@ -386,15 +386,15 @@ def test_compiled_code_must_end_before_the_write_and_the_attention_of_latents() 
     from nwor_bench.plugin.staging import refusals
 
     config = SimpleNamespace(mode=CompilationMode.VLLM_COMPILE, splitting_ops=refusals.SPLIT_OPS)
-    assert refusals.of_compilation(config, None) is None
+    assert refusals.of_compilation(config) is None
     ops = refusals.LATENT_SPLIT_OPS
-    assert refusals.of_compilation(config, None, ops) == "whole_graph_compilation"
+    assert refusals.of_compilation(config, ops) == "whole_graph_compilation"
     config.splitting_ops = ops
-    assert refusals.of_compilation(config, None, ops) is None
+    assert refusals.of_compilation(config, ops) is None
     config.pass_config = SimpleNamespace(fuse_rope_kvcache_cat_mla=True)
-    assert refusals.of_compilation(config, None, ops) == refusals.LATENT_FUSION
+    assert refusals.of_compilation(config, ops) == refusals.LATENT_FUSION
     config.splitting_ops = refusals.SPLIT_OPS
-    assert refusals.of_compilation(config, None) is None
+    assert refusals.of_compilation(config) is None
 
 
 def test_holding_a_latent_layers_rows_keeps_its_projections_alive() -> None:

@@ -195,20 +195,23 @@ def test_without_compilation_none_of_that_matters() -> None:
     assert reason_of(runner_with(two(), config)) is None
 
 
-@pytest.mark.parametrize(("breakable", "reason"), [(True, "breakable_cuda_graphs"), (False, None)])
-def test_breakable_cuda_graphs_are_refused(breakable: bool, reason: str | None) -> None:
-    manager = SimpleNamespace(use_breakable_cg=breakable)
-    assert reason_of(runner_with(two(), manager=manager)) == reason
-
-
-@pytest.mark.parametrize(("graphs", "reason"), [(True, "breakable_cuda_graphs"), (False, None)])
-def test_the_environment_switches_them_on(
-    monkeypatch: pytest.MonkeyPatch, graphs: bool, reason: str | None
+@pytest.mark.parametrize(
+    ("manager", "breakable"),
+    [
+        (SimpleNamespace(use_breakable_cg=True), True),
+        (SimpleNamespace(use_breakable_cg=False), False),
+        (SimpleNamespace(), True),  # a manager that does not say it: the variable does
+        (None, False),  # without any CUDA graphs the variable changes nothing
+    ],
+)
+def test_breakable_piecewise_graphs_are_a_matter_of_each_step(
+    monkeypatch: pytest.MonkeyPatch, manager: Any, breakable: bool
 ) -> None:
-    """A manager that does not say it; without any CUDA graphs the variable changes nothing."""
+    from nwor_bench.plugin.staging.refusals import breaks_piecewise_graphs
+
     monkeypatch.setenv("VLLM_USE_BREAKABLE_CUDAGRAPH", "1")
-    manager = SimpleNamespace() if graphs else None
-    assert reason_of(runner_with(two(), manager=manager)) == reason
+    assert breaks_piecewise_graphs(manager) is breakable
+    assert reason_of(runner_with(two(), manager=manager)) is None
 
 
 def derived_backend(which: str) -> Any:
@@ -368,6 +371,19 @@ def test_a_hybrids_recurrent_layers_are_left_as_stock(module: str, name: str, fi
 def test_a_sparse_indexer_is_refused_by_name() -> None:
     layer = recurrent("models.deepseek_v2", "DeepseekV32IndexerCache")
     assert reason_of(runner_with(two(layer))) == "sparse_indexer"
+
+
+def test_a_models_own_module_is_refused_before_its_layers_are_told_apart() -> None:
+    def named(module: str) -> Any:
+        return type("Layer", (), {"__module__": module})()
+
+    own = named("vllm.models.kimi_k3.nvidia.mla")
+    layers = dict(zip(NAMES, [recurrent("models.deepseek_v2", "DeepseekV32IndexerCache"), own],
+                      strict=True))  # fmt: skip
+    assert reason_of(runner_with(layers)) == "own_attention:kimi_k3"
+    layer = attention_layer()
+    layer.impl = named("vllm.models.qwen4_exp.nvidia.qsa")
+    assert reason_of(runner_with(two(layer))) == "own_attention:qwen4_exp"
 
 
 def test_any_other_layer_without_an_implementation_is_refused_by_its_class() -> None:

@@ -72,20 +72,24 @@ STAGEABLE = {
 FULL_LATENT_ROW = 576
 """512 + 64, which FlashAttention's latent attention is built for."""
 
-BREAKABLE = frozenset(
-    {
-        *("DeepseekV32MTPModel", "DeepseekV32ForCausalLM", "DeepseekV4ForCausalLM"),
-        *("DeepseekV4ForConditionalGeneration", "DeepSeekV4MTPModel", "DeepseekV41ForCausalLM"),
-        *("Dots3NoteForCausalLM", "Dots3NoteMTPModel", "Glm5NextForCausalLM"),
-        *("Glm5NextForConditionalGeneration", "Glm5NextMTPModel", "GlmMoeDsaForCausalLM"),
-        *("HYV4ForCausalLM", "HYV4MTPModel", "InklingForCausalLM"),
-        *("InklingForConditionalGeneration", "KimiK3ForConditionalGeneration", "KimiK3MTPModel"),
-        *("KimiLinearForCausalLM", "MiniMaxM3SparseForCausalLM"),
-        *("MiniMaxM3SparseForConditionalGeneration", "Qwen4ExpForCausalLM"),
-        *("Qwen4ExpForConditionalGeneration", "Qwen4ExpMTP"),
-    }
-)
-"""Architectures for which vLLM 0.32 captures breakable CUDA graphs by itself."""
+OWN_ATTENTION = {
+    "DeepseekV4ForCausalLM": "deepseek_v4",
+    "DeepseekV4ForConditionalGeneration": "deepseek_v4",
+    "DeepseekV41ForCausalLM": "deepseek_v41",
+    "Dots3NoteForCausalLM": "dots3_note",
+    "Glm5NextForCausalLM": "glm5next",
+    "Glm5NextForConditionalGeneration": "glm5next",
+    "HYV4ForCausalLM": "hy_v4",
+    "InklingForCausalLM": "inkling",
+    "InklingForConditionalGeneration": "inkling",
+    "KimiK3ForConditionalGeneration": "kimi_k3",
+    "KimiLinearForCausalLM": "kimi_k3",
+    "MiniMaxM3SparseForCausalLM": "minimax_m3",
+    "MiniMaxM3SparseForConditionalGeneration": "minimax_m3",
+    "Qwen4ExpForCausalLM": "qwen4_exp",
+    "Qwen4ExpForConditionalGeneration": "qwen4_exp",
+}
+"""Architectures whose attention on a GPU is in a package of their own, `vllm.models.PACKAGE`."""
 
 
 def attention_of(layer: LayerFacts, model: ModelFacts, device: Device) -> Attention | None:

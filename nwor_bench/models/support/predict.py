@@ -11,7 +11,7 @@ from enum import StrEnum
 
 from nwor_bench.models.layer_kinds import Kind
 from nwor_bench.models.support.engine import (
-    BREAKABLE,
+    OWN_ATTENTION,
     STAGEABLE,
     Device,
     EngineFacts,
@@ -87,7 +87,7 @@ def why_direct(model: ModelFacts, engine: EngineFacts, runner: Runner) -> str | 
     if runner is Runner.V1 and engine.device is not Device.CPU:
         return reasons.V1_RUNNER_ON_GPU
     layers = _attention_layers(model, engine)
-    found = _why_runner(model, engine) if runner is Runner.V2 else None
+    found = _why_runner(model) if runner is Runner.V2 else None
     if found is None and not layers:
         return reasons.RECURRENT_LAYERS
     if runner is Runner.V1 and any(layer.sparse for layer in layers):
@@ -97,12 +97,11 @@ def why_direct(model: ModelFacts, engine: EngineFacts, runner: Runner) -> str | 
     return found
 
 
-def _why_runner(model: ModelFacts, engine: EngineFacts) -> str | None:
+def _why_runner(model: ModelFacts) -> str | None:
     if model.rswa:
         return reasons.RSWA_WINDOW
-    if model.architecture in BREAKABLE and not engine.eager:
-        return reasons.BREAKABLE_CUDA_GRAPHS
-    return None
+    package = OWN_ATTENTION.get(model.architecture)
+    return None if package is None else reasons.own_attention(package)
 
 
 def why_layer(layer: LayerFacts, model: ModelFacts, engine: EngineFacts) -> str | None:

@@ -19,6 +19,7 @@ from nwor_bench.plugin.runner_v2.batch import (
     set_slots,
     whole_step,
 )
+from nwor_bench.records.fallback_reasons import BREAKABLE_CUDA_GRAPHS
 
 MOST_PLANS = 256
 """Plans of equal windows kept for the steps to come, by requests and length; the oldest goes."""
@@ -50,6 +51,7 @@ class WindowPlanner:
         device: where the rows' numbers are kept.
         copied: drafts are copied in every step, not only where they would not stay put.
         most_referenced: most rows of a step whose K/V may be held by reference; None: any number.
+        breakable: vLLM's piecewise CUDA graphs capture the write (`breaks_piecewise_graphs`).
     """
 
     def __init__(
@@ -61,12 +63,14 @@ class WindowPlanner:
         device: torch.device,
         copied: bool = False,
         most_referenced: int | None = None,
+        breakable: bool = False,
     ):
         self._length = length
         self._slots = slots
         self._graphs = graphs
         self._copied = copied
         self._most_referenced = most_referenced
+        self._breakable = breakable
         self._copies: dict[tuple[int, int], GpuWindowBatch] = {}
         self._rows = torch.arange(max_requests * length, device=device)
         self._replays: dict[tuple[int, ...], GpuWindowBatch] = {}
@@ -93,6 +97,8 @@ class WindowPlanner:
             if certain_at_once and not self._copied:
                 return None, "prefix_hit_in_full_graph"  # its capture writes nothing at once
             return self._replay(input_batch, slot_mappings, descriptor)
+        if mode == "PIECEWISE" and self._breakable:
+            return None, BREAKABLE_CUDA_GRAPHS
         if input_batch.num_draft_tokens == 0:
             return None, "no_drafts"
         counts = DraftCounts(input_batch.num_draft_tokens_per_req, input_batch.num_tokens)

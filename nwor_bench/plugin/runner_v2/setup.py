@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import torch
@@ -110,6 +111,7 @@ def _parts(runner: Any, target: TargetLayers, settings: PluginSettings) -> Stagi
             runner.device,
             copied,
             most_referenced=most,
+            breakable=refusals.breaks_piecewise_graphs(runner.cudagraph_manager),
         )
 
     tail = MlaTail(inputs, runner.max_num_reqs, runner.device)
@@ -123,13 +125,15 @@ def _why_layers_cannot(
     """The fallback reason of the first target layer whose attention is not ours to replace."""
     context = runner.compilation_config.static_forward_context
     layers = {name: context[name] for name in names}
-    found = (_why_layer_cannot(layer, length, runner.dtype) for layer in layers.values())
+    found = chain(
+        map(refusals.of_module, layers.values()),  # of any layer, before the kinds are told apart
+        (_why_layer_cannot(layer, length, runner.dtype) for layer in layers.values()),
+    )
     reason = next((reason for reason in found if reason is not None), None)
     if reason is None and not names and target.recurrent:
         return reasons.RECURRENT_LAYERS
     if reason is None and any(map(is_latent, layers.values())):
-        compilation, manager = runner.compilation_config, runner.cudagraph_manager
-        reason = refusals.of_compilation(compilation, manager, refusals.LATENT_SPLIT_OPS)
+        reason = refusals.of_compilation(runner.compilation_config, refusals.LATENT_SPLIT_OPS)
     builders = (*attention.known_builders(), *mla_attention.supported()[1])
     return reason or refusals.of_groups(runner.attn_groups, layers, builders)
 
@@ -233,7 +237,7 @@ def why_runner_cannot_stage(runner: Any) -> str | None:
     }
     reason = next((reason for reason, holds in parts.items() if holds), None)
     reason = reason or refusals.of_model(getattr(config, "model_config", None))
-    return reason or refusals.of_compilation(runner.compilation_config, runner.cudagraph_manager)
+    return reason or refusals.of_compilation(runner.compilation_config)
 
 
 def target_caches(runner: Any, names: Sequence[str], slots: SlotRows) -> list[LayerCache]:

@@ -41,6 +41,9 @@ FUSIONS = (
 LATENT_FUSION = "fuse_rope_kvcache_cat_mla"
 """The pass that does so to latent attention; vLLM sets it for other models too."""
 
+FOLLOWED_MODULES: tuple[str, ...] = ()
+"""Modules of single models whose write and attention staging follows."""
+
 SCALES = ("output_scale", "output_block_scale")
 """What vLLM passes to attention behind `output`."""
 
@@ -54,22 +57,15 @@ IMAGE_MASK = "attention:image_mask"
 """A step in which tokens of an image see each other."""
 
 
-def of_compilation(
-    config: Any, cudagraph_manager: Any, ops: Sequence[str] = SPLIT_OPS
-) -> str | None:
+def of_compilation(config: Any, ops: Sequence[str] = SPLIT_OPS) -> str | None:
     """The fallback reason of a way to compile and capture under which K/V cannot be held.
 
     For staging on a GPU. On a CPU nothing is captured and drafts are copied at once.
 
     Args:
         config: vLLM's `CompilationConfig`.
-        cudagraph_manager: the V2 runner's; None without CUDA graphs.
         ops: the target's writes and attentions.
     """
-    if _is_breakable(cudagraph_manager):
-        return (
-            reasons.BREAKABLE_CUDA_GRAPHS
-        )  # the write is captured, only attention runs in each step
     mode = getattr(config, "mode", None) or CompilationMode.NONE
     if mode == CompilationMode.NONE:
         return None
@@ -86,15 +82,34 @@ def of_compilation(
     return None
 
 
-def _is_breakable(manager: Any) -> bool:
-    if manager is None:
+def breaks_piecewise_graphs(cudagraph_manager: Any) -> bool:
+    """True where piecewise CUDA graphs are breakable: the write is captured, and cannot be held.
+
+    Full graphs and eager steps do not differ: attention breaks a piecewise capture alone.
+
+    Args:
+        cudagraph_manager: the V2 runner's; None without CUDA graphs.
+    """
+    if cudagraph_manager is None:
         return False
-    return bool(getattr(manager, "use_breakable_cg", is_breakable_cudagraph_enabled()))
+    return bool(getattr(cudagraph_manager, "use_breakable_cg", is_breakable_cudagraph_enabled()))
 
 
 def of_model(model_config: Any) -> str | None:
     """The fallback reason of a model whose attention sees other positions than ours."""
     return reasons.RSWA_WINDOW if getattr(model_config, "rswa_window", None) is not None else None
+
+
+def of_module(layer: Any) -> str | None:
+    """The fallback reason of a layer that a model's own module defines, in whole or in part.
+
+    vLLM's newest models bring kernels that norm, rotate and write in one, or caches of their own.
+    """
+    for part in (layer, getattr(layer, "impl", None)):
+        module = type(part).__module__
+        if module.startswith("vllm.models.") and module not in FOLLOWED_MODULES:
+            return reasons.own_attention(module.split(".")[2])
+    return None
 
 
 def of_kind(layer: Any) -> str | None:

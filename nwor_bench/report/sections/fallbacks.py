@@ -10,6 +10,7 @@ MEANINGS = {
     "no_cuda": "no CUDA device, so no graph can be captured; the device path ran eagerly",
     "capture_not_supported": "this runner cannot capture a graph of the kernel; it ran eagerly",
     "uneven_windows": "requests had different numbers of drafts, which no graph is made for",
+    "breakable_cuda_graphs": "a breakable piecewise CUDA graph holds the cache's write",
     "beside_prefill": "the step ran a prefill too, whose rows it writes anyway",
     "window_beside_prefill_of_its_request": "a request was still in its prefill in this step",
     "full_graph_of_another_shape": "vLLM replayed a CUDA graph that was captured without staging",

@@ -62,13 +62,13 @@ HYBRIDS = [
 ]
 
 
-def check_staged(engine: VllmEngine, *, exact: bool) -> None:
+def check_staged(engine: VllmEngine, prompts: list[list[int]], *, exact: bool) -> None:
     """Every window is staged in every SCV mode, counted right, and answers as mode off does."""
     status = engine.status()
     assert status.staging_unavailable is None
-    stock = run_cell(engine, "off", "off", PROMPTS)
+    stock = run_cell(engine, "off", "off", prompts)
     for scv in SCV:
-        staged = run_cell(engine, "stage", scv, PROMPTS)
+        staged = run_cell(engine, "stage", scv, prompts)
         reasons = {window["fallback_reason"] for window in staged.windows}
         drafts, accepted = total(staged, "draft_tokens"), total(staged, "accepted_tokens")
         assert reasons == {None}, (scv, reasons, status)
@@ -80,19 +80,23 @@ def check_staged(engine: VllmEngine, *, exact: bool) -> None:
             assert staged.token_ids == stock.token_ids, scv
 
 
-def check_slots(engine: VllmEngine) -> None:
+def check_slots(engine: VllmEngine, prompts: list[list[int]]) -> None:
     """Eagerly, slot by slot: accepted ones hold what was handed in, rejected ones what they had."""
     on_ranks(engine, watch_slots)
-    staged = run_cell(engine, "stage", "off", PROMPTS)
+    staged = run_cell(engine, "stage", "off", prompts)
     (found,) = on_ranks(engine, watched_slots)
     assert found["wrong"] == 0, found
     assert found["windows"] == len(staged.windows) > 0, found
     assert found["accepted"] > 0 < found["rejected"], found
 
 
-def check_rows(engine: VllmEngine, record_property: Callable[[str, object], None]) -> None:
+def check_rows(
+    engine: VllmEngine,
+    record_property: Callable[[str, object], None],
+    prompts: list[list[int]] = PROMPTS,
+) -> None:
     """The K/V gate: rows of every layer are within the error of mode off itself."""
-    for scv, result in zip(SCV, kv_results(engine, PROMPTS, scv_modes=SCV), strict=True):
+    for scv, result in zip(SCV, kv_results(engine, prompts, scv_modes=SCV), strict=True):
         record_property(scv, result.to_dict())
         assert result.verdict is KvVerdict.WITHIN, result.to_dict()
         assert result.checked is not None, result.to_dict()
@@ -101,13 +105,17 @@ def check_rows(engine: VllmEngine, record_property: Callable[[str, object], None
 
 
 def check_all(
-    engine: VllmEngine, dtype: str, graphs: str, record_property: Callable[[str, object], None]
+    engine: VllmEngine,
+    dtype: str,
+    graphs: str,
+    record_property: Callable[[str, object], None],
+    prompts: list[list[int]] = PROMPTS,
 ) -> None:
-    check_staged(engine, exact=dtype == "float32")
+    check_staged(engine, prompts, exact=dtype == "float32")
     if graphs == "eager":
-        check_slots(engine)
+        check_slots(engine, prompts)
     if dtype != "float32":
-        check_rows(engine, record_property)
+        check_rows(engine, record_property, prompts)
     if graphs == "full":
         facts = engine.status().cuda_graphs
         assert facts is not None

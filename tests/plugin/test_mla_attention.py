@@ -453,6 +453,32 @@ def test_a_latent_layers_output_is_nudged_where_both_ways_of_its_attention_meet(
     assert seen == [False, True, True]
 
 
+def test_a_sparse_layers_output_is_nudged_once_whichever_way_it_attends() -> None:
+    from nwor_bench.plugin.observe.attention_nudge import AttentionNudge
+
+    class Sparse:
+        is_sparse = True
+
+        def forward_mqa(self, q: Tensor, cache: Any, metadata: Any, layer: Any) -> Any:
+            return q.clone(), "sums"
+
+        def forward_mha(self, q: Tensor, *_: Any, output: Tensor, output_scale: Any = None) -> None:
+            output.copy_(q)
+
+    layer: Any = SimpleNamespace(impl=Sparse(), kv_lora_rank=512)
+    nudge, query = AttentionNudge([layer]), torch.rand(50, 8) + 1
+    for on in (True, False):
+        nudge.switch(on)
+        selected, sums = layer.impl.forward_mqa(query, None, "a step", layer)
+        dense = torch.full_like(query, torch.nan)
+        layer.impl.forward_mha(query, None, None, None, None, None, output=dense)
+        assert sums == "sums"
+        for output in (selected, dense):
+            assert torch.equal(output, query) is not on
+            torch.testing.assert_close(output, query)
+        nudge.switch(False)
+
+
 @pytest.mark.parametrize(
     ("silent", "changes", "reason"),
     [

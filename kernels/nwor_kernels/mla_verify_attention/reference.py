@@ -68,6 +68,7 @@ def mla_tail_reference(
     lse: Tensor,
     *,
     scale: float,
+    selection: Tensor | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> None:
     """Merge what stock attention over the committed tokens lacks, in `dtype`.
@@ -87,15 +88,49 @@ def mla_tail_reference(
         key = torch.arange(length, device=keys.device)[None, :]
         position = torch.arange(length - (last - first), length, device=keys.device)[:, None]
         seen_until = position + 1 - (end - start)
+        saw_nothing = seen_until[..., None] <= 0
         hidden = (key < seen_until) | (key > position)
+        if selection is not None:
+            counts, bits = selection[:, first:last, None].long()
+            staged_row = key - (length - (end - start))
+            hidden = (staged_row < 0) | ((bits >> staged_row.clamp(min=0)) & 1 == 0)
+            saw_nothing = counts[..., None] == 0
         scores = torch.einsum("qhd,td->qht", queries, keys) * scale
         scores = scores.masked_fill(hidden[:, None], float("-inf"))
-        saw_nothing = seen_until[..., None] <= 0
         stock = lse[first:last, :, None].to(dtype).masked_fill(saw_nothing, float("-inf"))
         weights = torch.cat([stock, scores], dim=-1).softmax(dim=-1)
         values = output[first:last].to(dtype).masked_fill(saw_nothing, 0.0)
         merged = weights[..., :1] * values + weights[..., 1:] @ keys[:, :width]
         output[first:last] = merged.to(output.dtype)
+
+
+def split_selection_reference(
+    selected: Tensor,
+    request_of: Tensor,
+    seq_lens: Tensor,
+    block_table: Tensor,
+    staged_start: Tensor,
+    staged_end: Tensor,
+    rows: Tensor,
+    selection: Tensor,
+    *,
+    block_size: int,
+    block_rows: int,
+) -> None:
+    """Split what each query row has selected; meanings are those of `split_selection_triton`."""
+    rows.fill_(-1)
+    selection.zero_()
+    for token, request in enumerate(request_of.tolist()):
+        committed = int(seq_lens[request] - staged_end[request] + staged_start[request])
+        positions = [position for position in selected[token].tolist() if position >= 0]
+        cached = [position for position in positions if position < committed]
+        for place, position in enumerate(cached):
+            block = int(block_table[request, position // block_size])
+            rows[token, place] = block * block_rows + position % block_size
+        selection[0, token] = len(cached)
+        staged = int(seq_lens[request]) - committed
+        selection[1, token] = sum(1 << (p - committed) for p in positions
+                                  if committed <= p < committed + staged)  # fmt: skip
 
 
 def _context(cache: Tensor, blocks: Tensor, tokens: int) -> Tensor:

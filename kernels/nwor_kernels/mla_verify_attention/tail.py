@@ -4,6 +4,9 @@ Stock attends over the committed tokens alone. Its mask is causal and ends where
 row i of a request's q rows sees all but the last q - 1 - i of them. With s rows staged of L tokens
 it lacks s keys, at positions L - s - (q - 1 - i) to L - q + i: those below L - s lie in the cache,
 the others are staged. The s + q - 1 keys that some row lacks are the request's tail.
+
+Sparse layers: stock attends the committed tokens that each row has selected, with no mask of its
+own, so a row lacks those staged rows alone that it has selected (`selection.py`).
 """
 
 import triton
@@ -25,6 +28,7 @@ multiprocessor of an H200, by their 230 registers a thread."""
     do_not_specialize=["scale", "lse_row", "lse_head"],
     do_not_specialize_on_alignment=[
         "query_start_loc", "seq_lens", "block_table", "staged_start", "staged_end", "lse",
+        "selection",
     ],
 )  # fmt: skip
 def mla_tail_kernel(
@@ -40,6 +44,7 @@ def mla_tail_kernel(
     staged_end,
     output,
     lse,
+    selection,
     scale,
     table_row,
     query_row,
@@ -54,6 +59,7 @@ def mla_tail_kernel(
     output_head,
     lse_row,
     lse_head,
+    selection_row,
     HEADS: tl.constexpr,
     LATENT_DIM: tl.constexpr,
     PE_DIM: tl.constexpr,
@@ -62,6 +68,7 @@ def mla_tail_kernel(
     DIM: tl.constexpr,
     PE: tl.constexpr,
     TAIL: tl.constexpr,
+    SELECTED: tl.constexpr,
 ):
     """One program: a tile of (query row, head) of one request, over the request's tail."""
     tile, request = tl.program_id(0), tl.program_id(1)
@@ -77,12 +84,12 @@ def mla_tail_kernel(
     half_dim: tl.constexpr = DIM // 2
     half_pe: tl.constexpr = PE // 2
     committed = seq_len - num_staged
-    position = committed - num_rows + 1 + tl.arange(0, TAIL)
+    if SELECTED:
+        position = committed + tl.arange(0, TAIL)
+    else:
+        position = committed - num_rows + 1 + tl.arange(0, TAIL)
     exists = (position >= 0) & (position < seq_len)
-    in_cache = exists & (position < committed)
     is_staged = exists & (position >= committed)
-    table = block_table + request.to(tl.int64) * table_row
-    block = tl.load(table + position // BLOCK_SIZE, mask=in_cache, other=0)
 
     folded = tile * ROWS + tl.arange(0, ROWS)
     number, head = folded // HEADS, folded % HEADS
@@ -93,25 +100,34 @@ def mla_tail_kernel(
     q0, q1 = halves_of_rows(q_rows, is_row, LATENT_DIM, half_dim, 0)
     p0, p1 = halves_of_rows(p_rows, is_row, PE_DIM, half_pe, 0)
 
-    # Each key is 0 where it is read from the other of the two places.
-    cached = cache + block.to(tl.int64) * cache_block + (position % BLOCK_SIZE) * cache_offset
     source = (first_staged + position - committed).to(tl.int64)
-    k0, k1 = halves_of_rows(cached, in_cache, LATENT_DIM, half_dim, 0)
-    r0, r1 = halves_of_rows(cached + LATENT_DIM, in_cache, PE_DIM, half_pe, 0)
-    l0, l1 = halves_of_rows(latent + source * latent_row, is_staged, LATENT_DIM, half_dim, 0)
-    s0, s1 = halves_of_rows(key_pe + source * key_pe_row, is_staged, PE_DIM, half_pe, 0)
-    k0, k1, r0, r1 = k0 + l0, k1 + l1, r0 + s0, r1 + s1
+    k0, k1 = halves_of_rows(latent + source * latent_row, is_staged, LATENT_DIM, half_dim, 0)
+    r0, r1 = halves_of_rows(key_pe + source * key_pe_row, is_staged, PE_DIM, half_pe, 0)
+    if not SELECTED:  # each key is 0 where it is read from the other of the two places
+        in_cache = exists & (position < committed)
+        table = block_table + request.to(tl.int64) * table_row
+        block = tl.load(table + position // BLOCK_SIZE, mask=in_cache, other=0)
+        cached = cache + block.to(tl.int64) * cache_block + (position % BLOCK_SIZE) * cache_offset
+        c0, c1 = halves_of_rows(cached, in_cache, LATENT_DIM, half_dim, 0)
+        s0, s1 = halves_of_rows(cached + LATENT_DIM, in_cache, PE_DIM, half_pe, 0)
+        k0, k1, r0, r1 = k0 + c0, k1 + c1, r0 + s0, r1 + s1
 
     # Stock's output is one value of weight 1; where stock saw nothing, it may be anything.
-    seen_until = committed - (num_rows - 1 - number)
-    has_seen = is_row & (seen_until > 0)
+    if SELECTED:
+        has_seen = is_row & (tl.load(selection + row, mask=is_row, other=0) > 0)
+        chosen = tl.load(selection + selection_row + row, mask=is_row, other=0)
+        missing = ((chosen[:, None] >> tl.arange(0, TAIL)[None, :]) & 1) == 1
+        missing &= is_staged[None, :]
+    else:
+        seen_until = committed - (num_rows - 1 - number)
+        has_seen = is_row & (seen_until > 0)
+        missing = exists[None, :] & (position[None, :] >= seen_until[:, None])
+        missing &= position[None, :] <= (seq_len - num_rows + number)[:, None]
     o_rows = output + row * output_row + head * output_head
     acc0, acc1 = halves_of_rows(o_rows, has_seen, LATENT_DIM, half_dim, 0)
     stock_lse = tl.load(lse + row * lse_row + head * lse_head, mask=has_seen, other=0.0)
     _, _, lowest, total = nothing_seen(ROWS, half_dim)
     best = tl.where(has_seen, stock_lse * LOG2_E, lowest)
-    missing = exists[None, :] & (position[None, :] >= seen_until[:, None])
-    missing &= position[None, :] <= (seq_len - num_rows + number)[:, None]
     acc0, acc1, best, total = attend_latents(
         q0, q1, p0, p1, k0, k1, r0, r1, missing,
         acc0.to(tl.float32), acc1.to(tl.float32), best, total + 1, scale * LOG2_E,
@@ -139,6 +155,7 @@ def mla_tail_triton(
     *,
     scale: float,
     max_query_len: int,
+    selection: Tensor | None = None,
 ) -> None:
     """Merge the tail of every request with staged rows into stock's output over the tokens before.
 
@@ -156,6 +173,9 @@ def mla_tail_triton(
             strides. It is not read, nor is `output`, for rows that saw no token.
         scale: factor on the scores.
         max_query_len: most query rows of a request with staged rows.
+        selection: [2, num_tokens] int32 of a sparse layer, as `split_selection_triton` makes it:
+            `output` and `lse` are over the committed tokens that each row has selected, and it is
+            merged with the staged rows that it has selected. None: causal attention.
 
     Raises:
         ValueError: the kernel does not serve this shape or dtype.
@@ -170,7 +190,8 @@ def mla_tail_triton(
         raise ValueError(f"the tail of MLA attention does not serve this: {reason}")
     if requests == 0:
         return
-    tail = max(16, triton.next_power_of_2(2 * max_query_len - 1))
+    keys = 2 * max_query_len - 1 if selection is None else max_query_len
+    tail = max(16, triton.next_power_of_2(keys))
     arguments = (
         query,
         query_pe,
@@ -184,6 +205,7 @@ def mla_tail_triton(
         staged_end,
         output,
         lse,
+        selection,
         scale,
         block_table.stride(0),
         *query.stride()[:2],
@@ -193,6 +215,7 @@ def mla_tail_triton(
         *kv_cache.stride()[:2],
         *output.stride()[:2],
         *lse.stride(),
+        0 if selection is None else selection.stride(0),
     )
     constants = {
         "HEADS": heads,
@@ -203,6 +226,7 @@ def mla_tail_triton(
         "DIM": triton.next_power_of_2(latent_dim),
         "PE": max(32, triton.next_power_of_2(pe_dim)),
         "TAIL": tail,
+        "SELECTED": selection is not None,
     }
     _launches(
         (triton.cdiv(max_query_len * heads, ROWS), requests, 1),

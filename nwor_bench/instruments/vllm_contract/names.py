@@ -223,6 +223,25 @@ NAMES: dict[str, tuple[str, ...]] = {
         "FlashAttnMLAImpl.forward_mqa",
         "FlashAttnMLAMetadataBuilder",
     ),
+    "vllm.v1.attention.backends.mla.flashattn_mla_sparse": (
+        "FlashAttnMLASparseImpl",
+        "FlashAttnMLASparseImpl._run_mqa_kernel",
+        "FlashAttnMLASparseImpl.cu_seqlens_q_buffer",
+        "FlashAttnMLASparseImpl.forward_mqa",
+        "FlashAttnMLASparseMetadataBuilder",
+    ),
+    "vllm.v1.attention.backends.mla.sparse_utils": ("flat_kv_row_view",),
+    "vllm.model_executor.layers.attention.sparse_mla_attention": (
+        "SharedTopkIndicesBuffer.topk_indices_buffer",
+        "SparseMLACommonImpl.forward_mha",
+        "SparseMLACommonImpl.is_sparse",
+        "SparseMLACommonMetadata.req_id_per_token",
+    ),
+    "vllm.models.deepseek_v32.attention": (
+        "DeepseekV32Attention.forward",
+        "DeepseekV32Attention._sparse_indexer_and_attn",
+        "fused_norm_rope",
+    ),
     "vllm.v1.attention.backends.mla.flashmla": (
         "FlashMLAImpl",
         "FlashMLAImpl.forward_mqa",

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from nwor_bench.plugin.patching import Patch, PatchSet
-from nwor_bench.plugin.staging.layers import is_latent
+from nwor_bench.plugin.staging.layers import is_latent, is_sparse
 
 SEED = 20
 """Seed of the signs: every run moves the same elements the same way."""
@@ -42,14 +42,35 @@ class AttentionNudge:
             self._patches = None
         if on:
             self._signs = None
-            patches = PatchSet([self._patch(layer) for layer in self._layers])
+            patches = PatchSet([each for layer in self._layers for each in self._patches_of(layer)])
             patches.apply()
             self._patches = patches
 
-    def _patch(self, layer: Any) -> Patch:
+    def _patches_of(self, layer: Any) -> list[Patch]:
+        if is_sparse(layer):  # calls its implementation itself, or the layer's method around it
+            return [
+                Patch(layer.impl, "forward_mqa", self._wrap_selected),
+                Patch(layer.impl, "forward_mha", self._wrap_dense),
+            ]
         if is_latent(layer):  # its implementation has no one method that does all rows
-            return Patch(layer, "forward_impl", self._wrap_latent)
-        return Patch(layer.impl, "forward", self._wrap)
+            return [Patch(layer, "forward_impl", self._wrap_latent)]
+        return [Patch(layer.impl, "forward", self._wrap)]
+
+    def _wrap_selected(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def forward_mqa(*args: Any, **kwargs: Any) -> Any:
+            output, sums = original(*args, **kwargs)
+            self._move(output)
+            return output, sums
+
+        return forward_mqa
+
+    def _wrap_dense(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def forward_mha(*args: Any, output: Tensor, **kwargs: Any) -> Any:
+            result = original(*args, output=output, **kwargs)
+            self._move(output)
+            return result
+
+        return forward_mha
 
     def _wrap_latent(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def forward_impl(

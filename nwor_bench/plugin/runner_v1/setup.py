@@ -56,7 +56,7 @@ def stageable_layers(runner: Any, target: TargetLayers) -> tuple[list[LayerCache
     if target.recurrent and not target.staged:
         raise StagingUnavailable(reasons.RECURRENT_LAYERS)
     context = runner.compilation_config.static_forward_context
-    theirs = [context[name] for name in (*target.staged, *target.sharing)]
+    theirs = [context[name] for name in (*target.staged, *target.sharing, *target.indexers)]
     for why in (refusals.of_kind, _why_unsupported):
         reason = next((found for layer in theirs if (found := why(layer)) is not None), None)
         if reason is not None:

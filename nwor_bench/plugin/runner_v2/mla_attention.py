@@ -1,6 +1,5 @@
 """A latent (MLA) layer's attention on a GPU while NWOR stages: stock methods, wrapped in place.
 
-A cached row is a latent and a rotary part, without heads: they are staged as K and V of one head.
 vLLM runs requests with few query rows absorbed (`forward_mqa`), as queries over cached rows; there
 our kernels read the window from where it is staged: all of the attention, or its tail behind
 stock's (`mla_tail.py`). Other requests' own K/V come from the step's activations (`forward_mha`),
@@ -17,6 +16,7 @@ from torch import Tensor
 from nwor_bench.plugin.patching import Patch
 from nwor_bench.plugin.runner_v2.attention import FP8, element_of_cache
 from nwor_bench.plugin.runner_v2.batch import GpuWindowBatch
+from nwor_bench.plugin.runner_v2.latent_layer import LatentLayer
 from nwor_bench.plugin.runner_v2.mla_tail import MlaTail, returning_sums
 from nwor_bench.plugin.runner_v2.staging import GpuStaging
 from nwor_bench.plugin.runner_v2.step_inputs import StepInputs
@@ -73,16 +73,11 @@ def why_unsupported(layer: Any, max_query_len: int, dtype: torch.dtype) -> str |
     )
 
 
-class MlaStagingAttention:
+class MlaStagingAttention(LatentLayer):
     """Wraps the write and the attention of one latent target layer.
 
     Args:
-        number: the layer's number among the target layers.
-        layer: vLLM's `MLAAttention`.
-        window: the window in flight.
-        staging: holds the window's rows.
-        inputs: what it reads of the step besides them.
-        table: number of the layer's block table among the inputs.
+        number, layer, window, staging, inputs, table: as for `LatentLayer`.
         workspace: partial results of split attention, shared by layers of its shape.
         tail: attends equal windows with stock's help; None where stock cannot.
     """
@@ -98,17 +93,10 @@ class MlaStagingAttention:
         workspace: VerifyWorkspace,
         tail: MlaTail | None = None,
     ):
-        self._number = number
-        self._layer = layer
-        self._window = window
-        self._set, self._place = staging.place(number)
-        self._slot_row = staging.layers[number].slot_row
-        self._inputs = inputs
-        self._table = table
+        super().__init__(number, layer, window, staging, inputs, table)
         self._workspace = workspace
         self._tail = tail
         self._latent_dim = int(layer.impl.kv_lora_rank)
-        self._scale = float(layer.impl.scale)
         self._quantised = layer.impl.kv_cache_dtype in FP8
 
     def patches(self) -> list[Patch]:
@@ -121,38 +109,14 @@ class MlaStagingAttention:
         ]
 
     def _wrap_write(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        window, number, slot_row = self._window, self._number, self._slot_row
-
         def do_kv_cache_update(
             latent: Tensor, key_pe: Tensor, kv_cache: Tensor, slot_mapping: Tensor, *args: Any
         ) -> None:
-            staged = window.is_staging and window.stage(number, latent.unsqueeze(1), key_pe)
-            if staged and not window.is_control:
-                batch = window.batch
-                assert isinstance(batch, GpuWindowBatch)
-                if batch.direct_slots is None:
-                    return
-                slot_mapping = batch.direct_slots_of[slot_row]
-            original(latent, key_pe, kv_cache, slot_mapping, *args)
+            slots = self.slots_to_write(latent, key_pe, slot_mapping)
+            if slots is not None:
+                original(latent, key_pe, kv_cache, slots, *args)
 
         return do_kv_cache_update
-
-    def _wrap_prefill(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """Prefills read the cache too, of requests without a window: `_guard` sees to that."""
-
-        def forward_mha(
-            query: Tensor,
-            latent: Tensor,
-            key_pe: Tensor,
-            kv_cache: Tensor,
-            attn_metadata: Any,
-            *args: Any,
-            **kwargs: Any,
-        ) -> Any:
-            self._guard(attn_metadata)
-            return original(query, latent, key_pe, kv_cache, attn_metadata, *args, **kwargs)
-
-        return forward_mha
 
     def _wrap_decode(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def forward_mqa(
@@ -181,20 +145,6 @@ class MlaStagingAttention:
             return output, sums
 
         return forward_mqa
-
-    def _guard(self, metadata: Any) -> GpuWindowBatch | None:
-        """The window if this layer's attention is to read it; aborted if the step does not fit."""
-        window = self._window
-        if not window.is_staging:
-            return None
-        batch = window.batch
-        assert isinstance(batch, GpuWindowBatch)
-        reason = None if window.has_staged(self._number) else refusals.NOT_STAGED
-        reason = reason or refusals.of_latent_step(metadata, batch.num_draft_tokens)
-        if reason is None:
-            return batch
-        window.abort(reason)  # before the cache is read for this layer
-        return None
 
     def _parts_of(self, query: Tensor | tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         """(Absorbed part, rotary part) of queries; vLLM joins them when it quantises them."""

@@ -10,13 +10,14 @@ import torch
 from torch import Tensor
 
 from nwor_bench.plugin.patching import Patch, PatchSet
-from nwor_bench.plugin.runner_v2 import attention, mla_attention
+from nwor_bench.plugin.runner_v2 import attention, mla_attention, sparse_mla
 from nwor_bench.plugin.runner_v2.attention import StagingAttention
 from nwor_bench.plugin.runner_v2.graph_sets import StagingGraphs
 from nwor_bench.plugin.runner_v2.mla_attention import MlaStagingAttention
 from nwor_bench.plugin.runner_v2.mla_tail import MlaTail, serves
 from nwor_bench.plugin.runner_v2.persisting_l2 import PersistingL2
 from nwor_bench.plugin.runner_v2.plan import WindowPlanner
+from nwor_bench.plugin.runner_v2.sparse_mla import SparseMlaAttention, fused_write_patch
 from nwor_bench.plugin.runner_v2.staging import GpuStaging
 from nwor_bench.plugin.runner_v2.step_inputs import StepInputs
 from nwor_bench.plugin.settings import PluginSettings
@@ -27,6 +28,7 @@ from nwor_bench.plugin.staging.layers import (
     StagingUnavailable,
     TargetLayers,
     is_latent,
+    is_sparse,
     rows_of,
     slot_rows,
 )
@@ -125,22 +127,32 @@ def _why_layers_cannot(
     """The fallback reason of the first target layer whose attention is not ours to replace."""
     context = runner.compilation_config.static_forward_context
     layers = {name: context[name] for name in names}
+    indexers = [context[name] for name in target.indexers]
     found = chain(
-        map(refusals.of_module, layers.values()),  # of any layer, before the kinds are told apart
+        # Of any layer, before the kinds are told apart.
+        map(refusals.of_module, (*layers.values(), *indexers)),
         (_why_layer_cannot(layer, length, runner.dtype) for layer in layers.values()),
     )
     reason = next((reason for reason in found if reason is not None), None)
+    if reason is None and not any(map(is_sparse, layers.values())):
+        reason = next(map(refusals.of_kind, indexers), None)  # of attention that we do not follow
     if reason is None and not names and target.recurrent:
         return reasons.RECURRENT_LAYERS
     if reason is None and any(map(is_latent, layers.values())):
         reason = refusals.of_compilation(runner.compilation_config, refusals.LATENT_SPLIT_OPS)
-    builders = (*attention.known_builders(), *mla_attention.supported()[1])
+    latent = (*mla_attention.supported()[1], *sparse_mla.supported()[1])
+    builders = (*attention.known_builders(), *latent)
     return reason or refusals.of_groups(runner.attn_groups, layers, builders)
 
 
 def _why_layer_cannot(layer: Any, length: int, dtype: torch.dtype) -> str | None:
+    reason = refusals.of_kind(layer)
+    if reason is not None:
+        return reason
     kind = mla_attention if is_latent(layer) else attention
-    return refusals.of_kind(layer) or kind.why_unsupported(layer, length, dtype)
+    if is_sparse(layer):
+        kind = sparse_mla
+    return kind.why_unsupported(layer, length, dtype)
 
 
 def _attention_patches(
@@ -156,9 +168,14 @@ def _attention_patches(
     numbers = {layer.name: number for number, layer in enumerate(staging.layers)}
     workspaces: dict[tuple[int, ...], VerifyWorkspace] = {}
     patches: list[Patch] = []
+    sparse: list[SparseMlaAttention] = []
     for name in [*numbers, *target.sharing]:
         layer, number = context[name], numbers[target.sharing.get(name, name)]
         around = (window, staging, inputs, inputs.table_of[name])
+        if is_sparse(layer):
+            sparse.append(SparseMlaAttention(number, layer, *around))
+            patches += sparse[-1].patches()
+            continue
         workspace = _workspace(workspaces, layer, runner, length)
         if is_latent(layer):
             helped = tail if serves(layer.impl) else None
@@ -166,6 +183,8 @@ def _attention_patches(
         else:
             writes = name in numbers
             patches += StagingAttention(number, layer, *around, workspace, writes=writes).patches()
+    if sparse:
+        patches.append(fused_write_patch(sparse, window))
     return PatchSet(patches)
 
 
@@ -212,16 +231,19 @@ def most_referenced_rows(layers: list[Any], itemsize: int, memory_bytes: int | N
     """
     if memory_bytes is None:
         return None
-    row = sum(_held_elements(layer.impl, is_latent(layer)) for layer in layers)
+    row = sum(map(_held_elements, layers))
     return memory_bytes // REFERENCED_PART // (row * itemsize)
 
 
-def _held_elements(impl: Any, latent: bool) -> int:
+def _held_elements(layer: Any) -> int:
     """Elements of a row that holding its K and V keeps alive."""
-    if not latent:
-        return (impl.num_heads + 2 * impl.num_kv_heads) * impl.head_size
+    impl = layer.impl
+    if not is_latent(layer):
+        return int((impl.num_heads + 2 * impl.num_kv_heads) * impl.head_size)
+    if is_sparse(layer):
+        return int(impl.head_size)  # tensors of their own
     # The normalised latent; the rotary part is a view of what both projections down gave.
-    return impl.kv_lora_rank + (impl.q_lora_rank or 0) + impl.head_size
+    return int(impl.kv_lora_rank + (impl.q_lora_rank or 0) + impl.head_size)
 
 
 def why_runner_cannot_stage(runner: Any) -> str | None:

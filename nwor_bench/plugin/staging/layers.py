@@ -78,6 +78,8 @@ class TargetLayers:
     """The target's layers with K/V of their own, in the runner's order."""
     sharing: dict[str, str] = field(default_factory=dict)
     """Target layers that read another layer's K/V and write none, and that layer's name."""
+    indexers: list[str] = field(default_factory=list)
+    """Caches of sparse layers' indexers, small: the model writes them directly in every mode."""
     recurrent: list[str] = field(default_factory=list)
     """Target layers that keep a state instead of K/V; they stay as stock vLLM runs them."""
     drafter: list[str] = field(default_factory=list)
@@ -122,11 +124,25 @@ def attention_layers(runner: Any) -> TargetLayers:
                 found.drafter.append(name)
             elif shared is not None:
                 found.sharing[name] = shared
+            elif is_indexer(layer):
+                found.indexers.append(name)
             elif is_recurrent(layer):
                 found.recurrent.append(name)
             else:
                 found.staged.append(name)
     return found
+
+
+def is_sparse(layer: Any) -> bool:
+    """True for latent attention over positions that an indexer selects."""
+    impl = getattr(layer, "impl", None)
+    return is_latent(layer) and bool(getattr(impl, "is_sparse", False))
+
+
+def is_indexer(layer: Any) -> bool:
+    """True for the cache of a sparse layer's indexer, which has no attention of its own."""
+    kinds = [kind.__name__ for kind in type(layer).__mro__]
+    return getattr(layer, "impl", None) is None and any("Indexer" in kind for kind in kinds)
 
 
 def is_recurrent(layer: Any) -> bool:

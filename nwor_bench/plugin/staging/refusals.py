@@ -41,8 +41,8 @@ FUSIONS = (
 LATENT_FUSION = "fuse_rope_kvcache_cat_mla"
 """The pass that does so to latent attention; vLLM sets it for other models too."""
 
-FOLLOWED_MODULES: tuple[str, ...] = ()
-"""Modules of single models whose write and attention staging follows."""
+SPARSE_MODULE = "vllm.models.deepseek_v32.attention"
+"""The module of single models whose write and attention staging follows: DeepSeek V3.2, GLM-5."""
 
 SCALES = ("output_scale", "output_block_scale")
 """What vLLM passes to attention behind `output`."""
@@ -107,7 +107,7 @@ def of_module(layer: Any) -> str | None:
     """
     for part in (layer, getattr(layer, "impl", None)):
         module = type(part).__module__
-        if module.startswith("vllm.models.") and module not in FOLLOWED_MODULES:
+        if module.startswith("vllm.models.") and module != SPARSE_MODULE:
             return reasons.own_attention(module.split(".")[2])
     return None
 

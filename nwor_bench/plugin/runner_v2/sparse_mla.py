@@ -1,0 +1,190 @@
+"""A sparse latent layer (DeepSeek V3.2, GLM-5) on a GPU while NWOR stages: what is wrapped of it.
+
+One kernel of the model norms, rotates and writes a token's latent row and its indexer's key. It
+skips the row's write where it is given no cache for it, and leaves the row in a tensor all the
+same; that is staged, and the indexer's key is written as ever. (Slots of -1 would skip both.) What
+a mixed step writes at once goes through the implementation's own write.
+
+The indexer selects positions, those of the window among them. FlashAttention attends the selected
+rows of the cache one by one, in any order, so it is given those of the committed tokens alone, and
+the tail's kernel merges in the window's rows that each query has selected.
+"""
+
+import sys
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nwor_bench.plugin.patching import Patch
+from nwor_bench.plugin.runner_v2.attention import element_of_cache
+from nwor_bench.plugin.runner_v2.batch import GpuWindowBatch
+from nwor_bench.plugin.runner_v2.latent_layer import LatentLayer
+from nwor_bench.plugin.staging import refusals
+from nwor_bench.plugin.staging.window import Window
+from nwor_bench.records import fallback_reasons as reasons
+from nwor_kernels.mla_verify_attention.selection import split_selection_triton
+from nwor_kernels.mla_verify_attention.shape import unsupported_reason
+from nwor_kernels.mla_verify_attention.tail import mla_tail_triton
+
+BACKEND = "vllm.v1.attention.backends.mla.flashattn_mla_sparse"
+"""vLLM's module of sparse attention by FlashAttention 3, which is Hopper's, over bf16 and fp16."""
+
+
+def supported() -> tuple[tuple[type, ...], tuple[type, ...]]:
+    """(Implementations, builders) that are served; empty where vLLM has not imported them."""
+    backend = sys.modules.get(BACKEND)
+    if backend is None:
+        return (), ()
+    return (backend.FlashAttnMLASparseImpl,), (backend.FlashAttnMLASparseMetadataBuilder,)
+
+
+def why_unsupported(layer: Any, max_query_len: int, dtype: torch.dtype) -> str | None:
+    """The fallback reason of a sparse latent layer that cannot be staged; None if it can."""
+    impl = layer.impl
+    implementations, builders = supported()
+    is_followed = type(layer).__module__ == refusals.SPARSE_MODULE
+    if type(impl) not in implementations or not is_followed:
+        return reasons.unsupported_attention(type(impl).__name__)
+    reason = refusals.of_layer(layer, builders)
+    if reason is not None:
+        return reason
+    if layer.hisparse_cache is not None:
+        return reasons.HISPARSE
+    cache_dtype = element_of_cache(impl, dtype)
+    if cache_dtype is None:
+        return reasons.cache_dtype(impl.kv_cache_dtype)
+    return unsupported_reason(
+        impl.kv_lora_rank, impl.qk_rope_head_dim, max_query_len, dtype, cache_dtype
+    )
+
+
+class SparseMlaAttention(LatentLayer):
+    """Stages and attends for one sparse latent layer; arguments as for `LatentLayer`."""
+
+    @property
+    def cache(self) -> Tensor:
+        """The layer's cache, [blocks, block_size, width]."""
+        cache: Tensor = self._layer.kv_cache
+        return cache
+
+    def patches(self) -> list[Patch]:
+        """The patches of both ways of its attention; `fused_write_patch` has its write's."""
+        impl = self._layer.impl
+        return [
+            Patch(impl, "forward_mha", self._wrap_prefill),
+            Patch(impl, "forward_mqa", self._wrap_decode),
+        ]
+
+    def write(self, latent: Tensor, key_pe: Tensor, slots: Tensor) -> None:
+        """Stage the step's rows, and write at once what does not wait.
+
+        Args:
+            latent: [rows, latent].
+            key_pe: [rows, rotary part].
+            slots: [rows] int64, stock's slots of the layer.
+        """
+        layer, as_head = self._layer, key_pe.unsqueeze(1)
+        direct = self.slots_to_write(latent, as_head, slots)
+        if direct is not None and not self._window.is_control:
+            layer.impl.do_kv_cache_update(
+                latent, as_head, layer.kv_cache, direct, layer.kv_cache_dtype, layer._k_scale
+            )
+
+    def _wrap_decode(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def forward_mqa(
+            query: tuple[Tensor, Tensor], kv_cache: Tensor, attn_metadata: Any, layer: Any
+        ) -> tuple[Tensor, Tensor | None]:
+            batch = self._guard(attn_metadata)
+            if batch is None:
+                return original(query, kv_cache, attn_metadata, layer)
+            return self._attend(batch, query, kv_cache, attn_metadata), None
+
+        return forward_mqa
+
+    def _attend(
+        self, batch: GpuWindowBatch, query: tuple[Tensor, Tensor], kv_cache: Tensor, metadata: Any
+    ) -> Tensor:
+        impl, tokens = self._layer.impl, query[1].shape[0]
+        of_step = self._inputs.for_kernel(batch, self._table)
+        selected = impl.topk_indices_buffer[:tokens]
+        # As stock makes its own: kept until the next layer's, in a graph's pool too.
+        rows = torch.empty_like(selected)
+        selection = torch.empty(2, tokens, dtype=torch.int32, device=rows.device)
+        block_size, width = kv_cache.shape[1:]
+        split_selection_triton(
+            selected,
+            metadata.req_id_per_token[:tokens],
+            *of_step[1:],
+            rows,
+            selection,
+            block_size=block_size,
+            block_rows=kv_cache.stride(0) // width,
+        )
+        output, sums = self._attend_committed(query, kv_cache, rows, selection[0])
+        mla_tail_triton(
+            *query,
+            self._set.keys[self._place],
+            self._set.values[self._place],
+            kv_cache,
+            *of_step,
+            output,
+            sums,
+            scale=self._scale,
+            max_query_len=batch.max_query_len,
+            selection=selection,
+        )
+        return output
+
+    def _attend_committed(
+        self, query: tuple[Tensor, Tensor], kv_cache: Tensor, rows: Tensor, counts: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """(Output, log-sum-exp [tokens, heads]) over the cache's rows that each query is given.
+
+        As `FlashAttnMLASparseImpl` calls FlashAttention, which does not return the sums there.
+        """
+        impl, backend = self._layer.impl, sys.modules[BACKEND]
+        flat, _ = backend.flat_kv_row_view(kv_cache, kv_cache.shape[1])
+        output, sums = backend.flash_attn_varlen_func(
+            q=query[1],
+            k=flat[:, None, None, impl.kv_lora_rank :],
+            v=flat[:, None, None, : impl.kv_lora_rank],
+            q_v=query[0],
+            max_seqlen_q=1,
+            cu_seqlens_q=impl.cu_seqlens_q_buffer[: len(rows) + 1],
+            max_seqlen_k=rows.shape[1],
+            seqused_k=counts,
+            block_table=rows,
+            softmax_scale=self._scale,
+            causal=True,
+            return_softmax_lse=True,
+            fa_version=3,
+        )
+        return output, sums.T
+
+
+def fused_write_patch(layers: Iterable[SparseMlaAttention], window: Window) -> Patch:
+    """The patch of the one kernel in which all these layers write.
+
+    A call names its layer by the cache it writes to; the drafter's layers have others.
+    """
+    of_cache = {layer.cache.data_ptr(): layer for layer in layers}
+
+    def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
+        def fused_norm_rope(*args: Any, **told: Any) -> Any:
+            cache, latent = told.get("mla_kv_cache"), told.get("kv_c_out")
+            if not window.is_staging or cache is None or latent is None:
+                return original(*args, **told)
+            layer = of_cache.get(cache.data_ptr())
+            if layer is None:
+                return original(*args, **told)
+            if not window.is_control:
+                told["mla_kv_cache"] = None
+            queries = original(*args, **told)
+            layer.write(latent, told["k_pe_out"], told["slot_mapping"])
+            return queries
+
+        return fused_norm_rope
+
+    return Patch(sys.modules[refusals.SPARSE_MODULE], "fused_norm_rope", wrap)

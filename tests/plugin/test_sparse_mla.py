@@ -1,0 +1,416 @@
+"""Sparse latent layers wrapped as in mode stage on a GPU, against layers that were never wrapped.
+
+The model's fused kernel, FlashAttention over single rows and stock attention are torch here, and
+our kernels their references: compared are attention's output, and every byte of the latent caches
+and of the indexers'. What is refused is asked of vLLM's own classes.
+"""
+
+import sys
+from dataclasses import dataclass
+from importlib import import_module
+from types import MethodType, ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from test_refusals import attention_group, attention_layer, reason_of, recurrent, runner_with
+from torch import Tensor
+
+pytestmark = pytest.mark.slow  # vLLM's attention backends are imported
+
+LAYERS, DRAFTS, CONTEXT, BLOCK_SIZE, BLOCKS_EACH, MOST = 2, 3, 9, 4, 6, 7
+HEADS, LATENT, PE = 2, 8, 4
+WIDTH = LATENT + PE
+MODULE = "vllm.models.deepseek_v32.attention"
+BACKEND = "vllm.v1.attention.backends.mla.flashattn_mla_sparse"
+
+
+def write_rows(cache: Tensor, rows: Tensor, slots: Tensor) -> None:
+    written = slots[: len(rows)] >= 0
+    cache.view(-1, cache.shape[-1])[slots[: len(rows)][written]] = rows[written]
+
+
+def fused_norm_rope(
+    raw: Tensor, *, slot_mapping: Tensor, mla_kv_cache: Tensor | None, indexer_k_cache: Tensor,
+    kv_c_out: Tensor, k_pe_out: Tensor,
+) -> str:  # fmt: skip
+    """The model's kernel: slots of -1 skip the indexer's key too, and the row is always left."""
+    kv_c_out.copy_(raw[:, :LATENT])
+    k_pe_out.copy_(raw[:, LATENT:])
+    write_rows(indexer_k_cache, raw.sum(-1, keepdim=True), slot_mapping)
+    if mla_kv_cache is not None:
+        write_rows(mla_kv_cache, raw, slot_mapping)
+    return "queries"
+
+
+def flash_attn_varlen_func(**told: Any) -> tuple[Tensor, Tensor]:
+    """FlashAttention 3 over single rows: (output, sums [heads, tokens]); NaN where it saw none."""
+    assert told["causal"] is told["return_softmax_lse"] is True
+    assert told["fa_version"] == 3
+    query = torch.cat([told["q_v"], told["q"]], dim=-1)
+    cache = torch.cat([told["v"], told["k"]], dim=-1).flatten(0, 2)
+    output = torch.full(told["q_v"].shape, torch.nan)
+    sums = torch.full(query.shape[:2], torch.inf)
+    for token, count in enumerate(told["seqused_k"].tolist()):
+        keys = cache[told["block_table"][token, :count].long()]
+        if count:
+            scores = query[token] @ keys.T * told["softmax_scale"]
+            output[token] = scores.softmax(-1) @ keys[:, :LATENT]
+            sums[token] = scores.logsumexp(-1)
+    return output, sums.T.contiguous()
+
+
+class StockImpl:
+    """Stock's write and its attention over what is selected, all of it in the cache."""
+
+    scale, kv_lora_rank, kv_cache_dtype, is_sparse = 0.3, LATENT, "auto", True
+
+    def __init__(self, selected: Tensor):
+        self.topk_indices_buffer = selected
+        self.cu_seqlens_q_buffer = torch.arange(len(selected) + 1, dtype=torch.int32)
+        self.prefills = 0
+
+    def do_kv_cache_update(
+        self, latent: Tensor, key_pe: Tensor, cache: Tensor, slots: Tensor, kind: str, scale: Any
+    ) -> None:
+        write_rows(cache, torch.cat([latent, key_pe.squeeze(1)], dim=-1), slots)
+
+    def forward_mqa(self, query: Any, cache: Tensor, metadata: Any, layer: Any) -> Any:
+        joined = torch.cat(query, dim=-1)
+        output = torch.zeros(*joined.shape[:2], LATENT)
+        for token in range(len(joined)):
+            positions = self.topk_indices_buffer[token]
+            positions = positions[positions >= 0].long()
+            blocks = metadata.block_table[metadata.req_id_per_token[token]].long()
+            keys = cache[blocks[positions // BLOCK_SIZE], positions % BLOCK_SIZE]
+            output[token] = (joined[token] @ keys.T * self.scale).softmax(-1) @ keys[:, :LATENT]
+        return output, None
+
+    def forward_mha(self, *_: Any) -> None:
+        self.prefills += 1
+
+
+@dataclass
+class Metadata:
+    """A step's metadata, as far as attention here reads them."""
+
+    num_reqs: int
+    num_decodes: int
+    causal: bool
+    block_table: Tensor
+    req_id_per_token: Tensor
+
+
+class SparseLayers:
+    """Layers with equal random caches and rows in every instance; `monkeypatch` wraps them."""
+
+    def __init__(self, lengths: list[int], monkeypatch: pytest.MonkeyPatch | None = None):
+        from wrapped_layers import CpuStaging
+
+        from nwor_bench.plugin.staging.layers import LayerCache, rows_of
+        from nwor_bench.plugin.staging.window import Window
+
+        self.lengths = lengths
+        random = torch.Generator().manual_seed(3)
+        tokens, requests = sum(lengths), len(lengths)
+        blocks = (requests * BLOCKS_EACH, BLOCK_SIZE)
+        self.caches = [torch.randn(*blocks, WIDTH, generator=random) for _ in range(LAYERS)]
+        self.indexers = [torch.zeros(*blocks, 1) for _ in range(LAYERS)]
+        self.rows = torch.randn(LAYERS, tokens, WIDTH, generator=random)
+        self.query = torch.randn(tokens, HEADS, WIDTH, generator=random)
+        self.starts = np.cumsum([0, *lengths]).astype(np.int32)
+        self.request_of = np.repeat(np.arange(requests), lengths)
+        in_request = np.arange(tokens) - self.starts[self.request_of]
+        self.positions = CONTEXT + in_request
+        self.slots = torch.from_numpy(self.request_of * BLOCKS_EACH * BLOCK_SIZE + self.positions)
+        selected = torch.full((tokens, MOST), -1, dtype=torch.int32)
+        for token, position in enumerate(self.positions):
+            selected[token] = torch.randperm(int(position) + 1, generator=random)[:MOST]
+        self.outputs: list[Tensor] = []
+        self.layers: list[Any] = [
+            SimpleNamespace(
+                impl=StockImpl(selected), kv_cache=cache, kv_lora_rank=LATENT,
+                kv_cache_dtype="auto", _k_scale=None,
+            )
+            for cache in self.caches
+        ]  # fmt: skip
+        held = [LayerCache(str(n), *rows_of(e), torch.float32) for n, e in enumerate(self.layers)]
+        self.staging = CpuStaging(held, requests * DRAFTS)
+        self.window = Window(self.staging)
+        self.model: Any = SimpleNamespace(fused_norm_rope=fused_norm_rope)
+        if monkeypatch is not None:
+            self._wrap(monkeypatch)
+
+    def _wrap(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        from vllm.v1.attention.backends.mla.sparse_utils import flat_kv_row_view
+
+        from nwor_bench.plugin.patching import PatchSet
+        from nwor_bench.plugin.runner_v2 import sparse_mla
+        from nwor_bench.plugin.runner_v2.step_inputs import StepInputs
+        from nwor_kernels.mla_verify_attention import reference
+
+        def tail_reference(*tensors: Tensor, max_query_len: int, **told: Any) -> None:
+            reference.mla_tail_reference(*tensors, **told)
+
+        monkeypatch.setattr(
+            sparse_mla, "split_selection_triton", reference.split_selection_reference
+        )
+        monkeypatch.setattr(sparse_mla, "mla_tail_triton", tail_reference)
+        backend = SimpleNamespace(
+            flat_kv_row_view=flat_kv_row_view, flash_attn_varlen_func=flash_attn_varlen_func
+        )
+        monkeypatch.setitem(sys.modules, BACKEND, backend)
+        self.model = ModuleType(MODULE)
+        self.model.fused_norm_rope = fused_norm_rope
+        monkeypatch.setitem(sys.modules, MODULE, self.model)
+        ends = torch.from_numpy(self.starts)
+        views = SimpleNamespace(
+            query_start_loc=ends, row_start=ends[:-1], row_end=ends[1:],
+            seq_lens=torch.tensor([CONTEXT + n for n in self.lengths], dtype=torch.int32),
+            block_tables=(self.metadata().block_table,),
+        )  # fmt: skip
+        inputs: Any = SimpleNamespace(views=views)
+        inputs.for_kernel = MethodType(StepInputs.for_kernel, inputs)
+        wrapped = [
+            sparse_mla.SparseMlaAttention(number, layer, self.window, self.staging, inputs, 0)
+            for number, layer in enumerate(self.layers)
+        ]
+        patches = [patch for each in wrapped for patch in each.patches()]
+        self.patches = PatchSet([*patches, sparse_mla.fused_write_patch(wrapped, self.window)])
+        self.patches.apply()
+
+    def metadata(self, **changes: Any) -> Metadata:
+        table = torch.arange(len(self.lengths) * BLOCKS_EACH, dtype=torch.int32)
+        facts = {
+            "num_reqs": len(self.lengths), "num_decodes": len(self.lengths), "causal": True,
+            "block_table": table.view(-1, BLOCKS_EACH),
+            "req_id_per_token": torch.from_numpy(self.request_of.astype(np.int32)),
+        }  # fmt: skip
+        return Metadata(**{**facts, **changes})
+
+    def begin(self, copied: bool, control: bool = False) -> None:
+        """Open a window, planned as `WindowPlanner` does outside of graphs."""
+        from nwor_bench.plugin.runner_v2.batch import (
+            DraftCounts,
+            drafts_only,
+            equal_drafts,
+            set_slots,
+            whole_step,
+        )
+
+        drafts = np.array([DRAFTS if n == DRAFTS + 1 else 0 for n in self.lengths], dtype=np.int32)
+        counts = DraftCounts(drafts, sum(self.lengths))
+        if not (drafts == DRAFTS).all():
+            batch = drafts_only(counts, self.starts, self.slots, copied=copied)
+        elif copied:
+            batch = equal_drafts(len(drafts), DRAFTS + 1, self.slots.device)
+            set_slots(batch, self.slots)
+        else:
+            rows = torch.arange(sum(self.lengths))
+            batch = whole_step(counts, DRAFTS + 1, rows, self.slots)
+        self.staging.open(batch)
+        self.window.begin(batch, control=control)
+
+    def forward(
+        self, silent: int | None = None, mha_from: int | None = None, **changes: Any
+    ) -> "SparseLayers":
+        """Run all layers as the model does.
+
+        `silent`: a layer whose write runs past the hook; `mha_from`: the request from which on
+        prefills attend densely.
+        """
+        metadata = self.metadata(**changes)
+        until = sum(self.lengths[:mha_from])
+        for number, layer in enumerate(self.layers):
+            raw = self.rows[number]
+            latent, key_pe = torch.full((len(raw), LATENT), torch.nan), torch.empty(len(raw), PE)
+            write = fused_norm_rope if number == silent else self.model.fused_norm_rope
+            found = write(
+                raw, slot_mapping=self.slots, mla_kv_cache=layer.kv_cache,
+                indexer_k_cache=self.indexers[number], kv_c_out=latent, k_pe_out=key_pe,
+            )  # fmt: skip
+            assert found == "queries"
+            if until < len(raw):
+                layer.impl.forward_mha(None, None, None, layer.kv_cache, metadata)
+            query = self.query[:until].split([LATENT, PE], dim=-1)
+            output, sums = layer.impl.forward_mqa(query, layer.kv_cache, metadata, layer)
+            assert sums is None
+            self.outputs.append(output)
+        return self
+
+
+@pytest.fixture(params=[[4, 4], [4, 4, 1, 7]], ids=["windows alone", "mixed"])
+def lengths(request: pytest.FixtureRequest) -> list[int]:
+    return request.param
+
+
+def check_same(ours: SparseLayers, stock: SparseLayers, *, caches: bool) -> None:
+    for one, other in zip(ours.outputs, stock.outputs, strict=True):
+        torch.testing.assert_close(one, other)
+    same = [torch.equal(a, b) for a, b in zip(ours.caches, stock.caches, strict=True)]
+    assert same == [caches] * LAYERS
+    for one, other in zip(ours.indexers, stock.indexers, strict=True):
+        assert torch.equal(one, other)  # in every mode
+
+
+@pytest.mark.parametrize("mha_from", [None, 3])
+@pytest.mark.parametrize("copied", [False, True])
+def test_a_window_is_read_from_where_it_is_staged(
+    lengths: list[int], copied: bool, mha_from: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stock = SparseLayers(lengths).forward(mha_from=mha_from)
+    ours = SparseLayers(lengths, monkeypatch)
+    ours.begin(copied)
+    ours.forward(mha_from=mha_from)
+    assert ours.window.staged_every_layer
+    assert ours.window.fallback_reason is None
+    check_same(ours, stock, caches=False)
+    ours.window.abort("planted")  # what was held is what stock would have written
+    check_same(ours, stock, caches=True)
+
+
+def test_no_row_of_the_window_is_in_the_cache_before_the_commit(
+    lengths: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, ours = SparseLayers(lengths), SparseLayers(lengths, monkeypatch)
+    ours.begin(copied=False)
+    ours.forward()
+    batch = ours.window.batch
+    assert batch is not None
+    for was, cache in zip(before.caches, ours.caches, strict=True):
+        changed = (was.view(-1, WIDTH) != cache.view(-1, WIDTH)).any(-1).nonzero().flatten()
+        assert not set(changed.tolist()) & set(batch.slots.tolist())
+        assert len(changed) == (
+            0 if batch.direct_slots is None else (batch.direct_slots >= 0).sum()
+        )
+
+
+def test_a_control_window_is_written_at_once_and_once(
+    lengths: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours = SparseLayers(lengths, monkeypatch)
+    monkeypatch.setattr(StockImpl, "do_kv_cache_update", None)
+    ours.begin(copied=False, control=True)
+    check_same(ours.forward(), SparseLayers(lengths).forward(), caches=True)
+    assert ours.window.staged_every_layer
+
+
+def test_without_a_window_and_after_undoing_all_is_stock(
+    lengths: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours, stock = SparseLayers(lengths, monkeypatch), SparseLayers(lengths).forward()
+    monkeypatch.setattr(StockImpl, "do_kv_cache_update", None)
+    check_same(ours.forward(), stock, caches=True)
+    ours.patches.undo()
+    assert ours.model.fused_norm_rope is fused_norm_rope
+    assert not {"forward_mqa", "forward_mha"} & set(vars(ours.layers[0].impl))
+
+
+@pytest.mark.parametrize(
+    ("step", "reason"),
+    [
+        ({"silent": 0}, "attention:kv_not_staged"),
+        ({"silent": 1}, "attention:kv_not_staged"),
+        ({"causal": False}, "attention:not_causal"),
+        ({"num_reqs": 5}, "attention:other_requests"),
+        ({"num_decodes": 1}, "attention:window_as_prefill"),
+    ],
+)
+def test_a_step_otherwise_than_planned_is_written_before_it_is_read(
+    step: dict[str, Any], reason: str, lengths: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stock = SparseLayers(lengths).forward(**step)
+    ours = SparseLayers(lengths, monkeypatch)
+    ours.begin(copied=False)
+    ours.forward(**step)
+    assert ours.window.fallback_reason == reason
+    check_same(ours, stock, caches=True)
+
+
+@pytest.fixture
+def vllm_classes(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """vLLM's own classes, of modules that want the CUDA build's FlashAttention."""
+    flash = ModuleType("vllm.vllm_flash_attn.flash_attn_interface")
+    flash.flash_attn_varlen_func = flash_attn_varlen_func  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "vllm.vllm_flash_attn", ModuleType("vllm.vllm_flash_attn"))
+    monkeypatch.setitem(sys.modules, flash.__name__, flash)
+    monkeypatch.delitem(sys.modules, BACKEND, raising=False)
+    backend, model = import_module(BACKEND), import_module(MODULE)
+    monkeypatch.setitem(sys.modules, BACKEND, backend)  # so that it is forgotten afterwards
+    return SimpleNamespace(backend=backend, model=model)
+
+
+def sparse_layer(found: Any, **changes: Any) -> Any:
+    impl = object.__new__(found.backend.FlashAttnMLASparseImpl)
+    facts = {
+        "kv_cache_dtype": "auto", "kv_lora_rank": 512, "qk_rope_head_dim": 64, "head_size": 576,
+        "num_heads": 16, "num_kv_heads": 1, "scale": 0.1,
+    }  # fmt: skip
+    vars(impl).update(facts | {name: changes.pop(name) for name in set(facts) & set(changes)})
+    layer = object.__new__(found.model.DeepseekV32Attention)
+    torch.nn.Module.__init__(layer)
+    facts = {
+        "impl": impl, "attn_backend": found.backend.FlashAttnMLASparseBackend,
+        "hisparse_cache": None, "kv_cache": torch.zeros(3, 64, 576), "kv_lora_rank": 512,
+        "head_size": 576,
+    }  # fmt: skip
+    vars(layer).update(facts | changes)
+    return layer
+
+
+@pytest.mark.parametrize(
+    ("changes", "length", "reason"),
+    [
+        ({}, 5, None),
+        ({}, 17, "window_of_17_tokens"),
+        ({"kv_cache_dtype": "fp8_ds_mla"}, 5, "cache_dtype:fp8_ds_mla"),
+        ({"qk_rope_head_dim": 0}, 5, "rope_dim_0"),
+        ({"hisparse_cache": object()}, 5, "hisparse"),
+    ],
+)
+def test_a_sparse_layer_is_refused_by_name(
+    changes: dict[str, Any], length: int, reason: str | None, vllm_classes: Any
+) -> None:
+    from nwor_bench.plugin.runner_v2.sparse_mla import why_unsupported
+
+    layer = sparse_layer(vllm_classes, **changes)
+    assert why_unsupported(layer, length, torch.bfloat16) == reason
+
+
+def test_other_implementations_and_modules_are_refused(vllm_classes: Any) -> None:
+    from nwor_bench.plugin.runner_v2.sparse_mla import why_unsupported
+
+    layer = sparse_layer(vllm_classes)
+    elsewhere = SimpleNamespace(**vars(layer))  # the generic module, whose indexer is another
+    reason = "unsupported_attention:FlashAttnMLASparseImpl"
+    assert why_unsupported(elsewhere, 5, torch.bfloat16) == reason
+    layer.impl = type("FlashMLASparseImpl", (), {"is_sparse": True})()
+    assert why_unsupported(layer, 5, torch.bfloat16) == "unsupported_attention:FlashMLASparseImpl"
+
+
+def test_a_runners_sparse_layers_are_staged_and_its_indexers_left(vllm_classes: Any) -> None:
+    from nwor_bench.plugin.runner_v2.setup import most_referenced_rows
+    from nwor_bench.plugin.staging.layers import attention_layers
+
+    names = [f"model.layers.{n}.attn" for n in range(4)]
+    indexer = recurrent("models.deepseek_v2", "DeepseekV32IndexerCache")
+    layers = dict(
+        zip(names, [sparse_layer(vllm_classes), indexer, sparse_layer(vllm_classes), indexer],
+            strict=True)
+    )  # fmt: skip
+    groups = [[attention_group(names[::2], 64)], [attention_group(names[1::2], 64)]]
+    runner = runner_with(
+        layers, attn_groups=groups, dtype=torch.bfloat16,
+        block_tables=SimpleNamespace(input_block_tables=[None, None]),
+    )  # fmt: skip
+    for layer in layers.values():
+        if hasattr(layer, "impl"):
+            layer.kv_cache = layer.kv_cache.bfloat16()
+    found = attention_layers(runner)
+    assert (found.staged, found.indexers) == (names[::2], names[1::2])
+    assert reason_of(runner) is None
+    theirs = [layers[name] for name in names[::2]]
+    assert most_referenced_rows(theirs, 2, 80 << 30) == (80 << 30) // 64 // (2 * 576 * 2)
+    dense = runner_with({names[0]: attention_layer(), names[1]: indexer})
+    assert reason_of(dense) == "sparse_indexer"

@@ -20,7 +20,11 @@ from test_gpu_groups import check_all, check_rows
 from nwor_bench.engine.engine import VllmEngine
 from nwor_bench.models.pairs import ResolvedPair, resolve_pair
 
-pytestmark = [pytest.mark.engine, pytest.mark.gpu]
+pytestmark = [
+    pytest.mark.engine,
+    pytest.mark.gpu,
+    pytest.mark.row("latent attention (MLA)"),
+]
 
 SELECTED = 512
 V32: dict[str, Any] = {

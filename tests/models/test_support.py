@@ -19,7 +19,12 @@ from nwor_bench.models.support.predict import (
 from nwor_bench.models.support.recipes import coverage, kept_models, left_out
 from nwor_bench.models.support.shown import HEADERS, METHODS, SETTINGS, shown_rows
 from nwor_bench.models.support.sources import find_config
-from nwor_bench.report.prediction.support import coverage_table, layer_rows
+from nwor_bench.report.prediction.support import (
+    answer,
+    coverage_table,
+    layer_rows,
+    support_notes,
+)
 
 CHECKOUT = Path(__file__).parents[2]
 
@@ -30,6 +35,7 @@ PLAIN: dict[str, Any] = {
 
 SLIDING = {"layer_types": ["sliding_attention", "full_attention"] * 2, "sliding_window": 32}
 MLA = {"kv_lora_rank": 512, "qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "v_head_dim": 128}
+V32 = {**MLA, "index_topk": 64, "architectures": ["DeepseekV32ForCausalLM"]}
 
 CLASSES: tuple[tuple[str, dict[str, Any], str | None, str | None, str | None], ...] = (
     ("plain", {}, None, None, None),
@@ -91,6 +97,12 @@ def test_each_class_has_its_reason(
         ({}, {"draft_tokens": 16}, "window_of_17_tokens"),
         ({"architectures": ["KimiLinearForCausalLM"]}, {"eager": True}, "own_attention:kimi_k3"),
         ({}, {"device": Device.CPU, "cache_dtype": "fp8"}, "cache_dtype:fp8"),
+        (V32, {}, None),
+        ({**V32, "architectures": ["GlmMoeDsaForCausalLM"]}, {"eager": True}, None),
+        (V32, {"cache_dtype": "fp8"}, "unsupported_attention:FlashMLASparseImpl"),
+        (V32, {"device": Device.BLACKWELL}, "unsupported_attention:FlashMLASparseImpl"),
+        (V32, {"device": Device.CPU}, "sparse_indexer"),
+        (V32, {"draft_tokens": 16}, "window_of_17_tokens"),
     ],
 )  # fmt: skip
 def test_what_the_engines_flags_change(
@@ -108,6 +120,24 @@ def test_layers_are_told_by_themselves() -> None:
     assert [row[3] for row in layer_rows(blocks)] == [
         "recurrent_layers", "nothing to stage", "could be staged",
     ]  # fmt: skip
+
+
+def test_an_indexers_keys_are_said_to_be_written_directly() -> None:
+    found = predict_support(facts(**V32), EngineFacts())
+    assert (found.indexed, found.backends) == (4, ("FLASH_ATTN_MLA_SPARSE",))
+    assert [row[3] for row in layer_rows(found)] == [
+        "could be staged; indexer keys written directly"
+    ]
+    assert "indexers' keys are written directly" in answer(found)
+    notes = [len(support_notes(predict_support(facts(**V32), EngineFacts(eager=eager))))
+             for eager in (False, True)]  # fmt: skip
+    assert notes == [3, 2]  # breakable graphs are left out of the one without any
+
+
+@pytest.mark.parametrize("name", ["deepseek-ai/DeepSeek-V3.2", "zai-org/GLM-5"])
+def test_the_sparse_recipes_are_staged(name: str) -> None:
+    (row,) = (row for row in coverage(EngineFacts()) if row.kept.name == name)
+    assert (row.kind, row.found.outcome, row.found.reason) == ("sparse MLA", Outcome.STAGED, None)
 
 
 def test_methods_are_staged_or_refused_with_their_reason() -> None:

@@ -60,7 +60,7 @@ STAGEABLE = {
     Device.CPU: ("ReferenceCPUAttentionImpl", "StagingCPUMLAImpl"),
     Device.HOPPER: (
         *("FlashAttentionImpl", "TritonAttentionImpl", "CompositeAttentionImpl"),
-        *("FlashAttnMLAImpl", "FlashMLAImpl", "TritonMLAImpl"),
+        *("FlashAttnMLAImpl", "FlashMLAImpl", "TritonMLAImpl", "FlashAttnMLASparseImpl"),
     ),
     Device.BLACKWELL: (
         *("FlashAttentionImpl", "TritonAttentionImpl", "FlashInferImpl"),
@@ -68,6 +68,13 @@ STAGEABLE = {
     ),
 }
 """Implementations that the plugin can stage in; on a GPU with the V2 runner alone."""
+
+SPARSE_LATENT = ("DeepseekV32ForCausalLM", "GlmMoeDsaForCausalLM")
+"""Architectures of `vllm.models.deepseek_v32`, whose sparse latent attention staging follows. vLLM
+captures breakable CUDA graphs of them by itself."""
+
+PLAIN_CACHES = ("auto", "bfloat16", "float16", "float32")
+"""Caches of what a model computes in."""
 
 FULL_LATENT_ROW = 576
 """512 + 64, which FlashAttention's latent attention is built for."""
@@ -92,12 +99,14 @@ OWN_ATTENTION = {
 """Architectures whose attention on a GPU is in a package of their own, `vllm.models.PACKAGE`."""
 
 
-def attention_of(layer: LayerFacts, model: ModelFacts, device: Device) -> Attention | None:
+def attention_of(
+    layer: LayerFacts, model: ModelFacts, device: Device, cache_dtype: str = "auto"
+) -> Attention | None:
     """The attention of one layer; None for a layer without."""
     if layer.kind in (Kind.RECURRENT, Kind.NOTHING):
         return None
     if layer.latent:
-        return _latent(layer, device)
+        return _latent(layer, device, cache_dtype)
     if device is Device.CPU:
         return _CPU
     if layer.sparse:
@@ -111,11 +120,11 @@ def attention_of(layer: LayerFacts, model: ModelFacts, device: Device) -> Attent
     return _FLASH
 
 
-def _latent(layer: LayerFacts, device: Device) -> Attention:
+def _latent(layer: LayerFacts, device: Device, cache_dtype: str) -> Attention:
     """Latent attention; on a CPU with AMX vLLM takes AMXMLAImpl in bfloat16."""
     if device is Device.CPU:
         return Attention("CPU_MLA", "StagingCPUMLAImpl")
-    if layer.sparse and device is Device.BLACKWELL:
+    if layer.sparse and (device is Device.BLACKWELL or cache_dtype not in PLAIN_CACHES):
         return Attention("FLASHMLA_SPARSE", "FlashMLASparseImpl")
     if layer.sparse:
         return Attention("FLASH_ATTN_MLA_SPARSE", "FlashAttnMLASparseImpl")

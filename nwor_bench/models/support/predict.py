@@ -12,6 +12,8 @@ from enum import StrEnum
 from nwor_bench.models.layer_kinds import Kind
 from nwor_bench.models.support.engine import (
     OWN_ATTENTION,
+    PLAIN_CACHES,
+    SPARSE_LATENT,
     STAGEABLE,
     Device,
     EngineFacts,
@@ -25,9 +27,8 @@ MOST_WINDOW_TOKENS = 16
 MOST_HEAD_DIM = 512
 """What the verification kernel takes (`nwor_kernels.verify_attention.tuning`)."""
 
-PLAIN_CACHES = ("auto", "bfloat16", "float16", "float32")
 FP8_CACHES = ("fp8", "fp8_e4m3")
-"""Caches whose rows the plugin reads on a GPU."""
+"""Caches whose rows the plugin reads on a GPU, beside those of `PLAIN_CACHES`."""
 
 
 class Outcome(StrEnum):
@@ -64,6 +65,11 @@ class Support:
         return Outcome.STAGED if self.reason is None else Outcome.DIRECT
 
     @property
+    def indexed(self) -> int:
+        """Layers whose latent rows are staged, while their indexer's keys are written directly."""
+        return sum(g.count for g in self.groups if g.layer.latent and g.layer.sparse)
+
+    @property
     def backends(self) -> tuple[str, ...]:
         """The attention backends of its layers, each once."""
         return tuple(dict.fromkeys(g.backend for g in self.groups if g.backend is not None))
@@ -75,7 +81,7 @@ def predict_support(model: ModelFacts, engine: EngineFacts) -> Support:
     counted = Counter(model.layers)
     groups = []
     for layer, count in counted.items():
-        attention = attention_of(layer, model, engine.device)
+        attention = attention_of(layer, model, engine.device, engine.cache_dtype)
         reason = why_layer(layer, model, engine)
         backend = None if attention is None else attention.backend
         groups.append(LayerGroup(count, layer, backend, reason))
@@ -109,11 +115,13 @@ def why_layer(layer: LayerFacts, model: ModelFacts, engine: EngineFacts) -> str 
 
     A recurrent layer's is that it is left as stock vLLM runs it, whatever becomes of the others.
     """
-    attention = attention_of(layer, model, engine.device)
+    attention = attention_of(layer, model, engine.device, engine.cache_dtype)
     if attention is None:
         return reasons.RECURRENT_LAYERS if layer.kind is Kind.RECURRENT else None
     on_cpu = engine.device is Device.CPU
     served = attention.implementation in STAGEABLE[engine.device]
+    if layer.sparse and not on_cpu:
+        served = served and model.architecture in SPARSE_LATENT
     if not served:
         return reasons.unsupported_attention(attention.implementation)
     if on_cpu:

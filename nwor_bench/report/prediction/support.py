@@ -9,6 +9,7 @@ from nwor_bench.models.support.facts import LayerFacts
 from nwor_bench.models.support.methods import MethodSupport
 from nwor_bench.models.support.predict import LayerGroup, Outcome, Support
 from nwor_bench.models.support.recipes import Covered
+from nwor_bench.records.fallback_reasons import BREAKABLE_CUDA_GRAPHS
 
 LAYER_HEADERS = ("layers", "what", "backend", "by themselves")
 METHOD_HEADERS = ("method", "drafts", "runner", "why not staged")
@@ -30,7 +31,8 @@ def answer(found: Support) -> str:
                 f"{found.model.name}: drafts would be staged in the {layers - stock} attention "
                 f"layers; the {stock} recurrent layers stay as stock vLLM runs them."
             )
-        return f"{found.model.name}: drafts would be staged, in all {layers} layers."
+        keys = "; the indexers' keys are written directly" if found.indexed else ""
+        return f"{found.model.name}: drafts would be staged, in all {layers} layers{keys}."
     return (
         f"{found.model.name}: every draft would be written directly, as stock vLLM does: "
         f"{found.reason}."
@@ -74,7 +76,8 @@ def layer_rows(found: Support) -> list[tuple[str, ...]]:
 def _alone(group: LayerGroup) -> str:
     if group.layer.kind is Kind.NOTHING:
         return "nothing to stage"
-    return group.reason or "could be staged"
+    keys = "; indexer keys written directly" if group.layer.latent and group.layer.sparse else ""
+    return group.reason or f"could be staged{keys}"
 
 
 def method_rows(methods: Sequence[MethodSupport]) -> list[tuple[str, ...]]:
@@ -87,13 +90,19 @@ def method_rows(methods: Sequence[MethodSupport]) -> list[tuple[str, ...]]:
 
 def support_notes(found: Support) -> list[str]:
     """What the prediction rests on."""
-    return [
+    notes = [
         "Predicted from the config.json alone, for vLLM 0.32 and its own choices; the plugin "
         "decides in the engine, and a run's report has its reason.",
         "eagle, eagle3, dflash, dspark, medusa and draft_model need a drafter made for this model.",
-    ] + ["Where FlashAttention 4 is missing vLLM takes Triton."] * any(
-        (group.layer.head_dim or 0) > 256 and not group.layer.latent for group in found.groups
-    )
+    ]
+    if found.reason is None and found.indexed and not found.engine.eager:
+        notes.append(
+            "Steps in piecewise CUDA graphs, as those that run a prefill too, are written "
+            f"directly: {BREAKABLE_CUDA_GRAPHS}."
+        )
+    if any((g.layer.head_dim or 0) > 256 and not g.layer.latent for g in found.groups):
+        notes.append("Where FlashAttention 4 is missing vLLM takes Triton.")
+    return notes
 
 
 def support_values(found: Support, methods: Sequence[MethodSupport]) -> dict[str, Any]:

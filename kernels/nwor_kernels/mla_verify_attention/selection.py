@@ -13,7 +13,12 @@ from torch import Tensor
 from nwor_kernels.launch import Launches
 
 
+TOGETHER = 32
+"""Launches of up to so many rows more share a grid: a step of a prefill may have any number."""
+
+
 @triton.jit(
+    do_not_specialize=["tokens", "requests"],
     do_not_specialize_on_alignment=[
         "selected", "request_of", "seq_lens", "block_table", "staged_start", "staged_end", "rows",
         "selection",
@@ -32,6 +37,7 @@ def split_selection_kernel(
     table_row,
     rows_row,
     selection_row,
+    tokens,
     requests,
     SELECTED: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
@@ -40,6 +46,8 @@ def split_selection_kernel(
 ):
     """One program: all selected positions of one query row."""
     token = tl.program_id(0).to(tl.int64)
+    if token >= tokens:
+        return
     # Padding of a captured shape selects nothing, whatever request it is given to.
     request = tl.minimum(tl.load(request_of + token), requests - 1).to(tl.int64)
     num_staged = tl.load(staged_end + request) - tl.load(staged_start + request)
@@ -65,7 +73,7 @@ def split_selection_kernel(
     tl.store(selection + selection_row + token, tl.sum(bit, axis=0))  # each position comes once
 
 
-_launches = Launches(split_selection_kernel, free=frozenset())
+_launches = Launches(split_selection_kernel, free=frozenset({"tokens", "requests"}))
 
 
 def split_selection_triton(
@@ -112,6 +120,7 @@ def split_selection_triton(
         rows,
         selection,
         *(each.stride(0) for each in strides),
+        tokens,
         seq_lens.shape[0],
     )
     constants = {
@@ -120,4 +129,5 @@ def split_selection_triton(
         "BLOCK_ROWS": block_rows,
         "WIDTH": triton.next_power_of_2(most),
     }
-    _launches((tokens, 1, 1), arguments, constants, num_warps=4)
+    programs = triton.cdiv(tokens, TOGETHER) * TOGETHER
+    _launches((programs, 1, 1), arguments, constants, num_warps=4)

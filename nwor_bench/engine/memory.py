@@ -48,7 +48,8 @@ def cache_bytes_per_token(pair: ResolvedPair, spec: RunSpec) -> int | None:
     and for a config.json with other names for its sizes.
 
     2 x layers x kv heads x head dim x bytes an element; with latent attention (MLA) one row of
-    kv_lora_rank + qk_rope_head_dim elements a layer.
+    kv_lora_rank + qk_rope_head_dim elements a layer, and index_head_dim more where an indexer
+    selects: its fp8 keys and their scales take less.
     """
     total = 0
     for model in (pair.target, pair.draft):
@@ -85,7 +86,8 @@ def _cache_elements(config: dict[str, Any]) -> int:
     config = config.get("text_config") or config
     layers = config.get("num_hidden_layers", 0)
     if config.get("kv_lora_rank"):
-        return int(layers * (config["kv_lora_rank"] + config.get("qk_rope_head_dim", 0)))
+        row = config["kv_lora_rank"] + config.get("qk_rope_head_dim", 0)
+        return int(layers * (row + config.get("index_head_dim", 0)))
     heads = config.get("num_attention_heads", 1)
     kv_heads = config.get("num_key_value_heads") or heads
     head_dim = config.get("head_dim") or config.get("hidden_size", 0) // heads

@@ -128,11 +128,12 @@ class ByteModel:
     def context_read(self, load: Workload) -> float:
         """Bytes of cached K/V that attention reads: each request's context once per layer.
 
-        The queries of a request share one pass; sliding layers read at most their window.
+        The queries of a request share one pass; sliding layers read at most their window, sparse
+        ones at most what one query selects.
         """
-        tokens = sum(
-            min(load.context, layer.window or load.context) for layer in self.shape.attending
-        )
+        indexer = self.shape.indexer
+        most = load.context if indexer is None else min(load.context, indexer.selected)
+        tokens = sum(min(most, layer.window or most) for layer in self.shape.attending)
         row = self.shape.cache_row_elements(load.ranks) * self.cache_bits / 8
         return load.requests * tokens * row
 
@@ -144,7 +145,18 @@ class ByteModel:
         """All predicted bytes of a step in stock vLLM."""
         drafts = self.moved(DIRECT, load).total
         rest = self.weights_read(load) + self.context_read(load) + self.first_tokens_written(load)
-        return rest + drafts + self.states_moved(load)
+        return rest + drafts + self.states_moved(load) + self.indexer_keys_moved(load)
+
+    def indexer_keys_moved(self, load: Workload) -> float:
+        """Bytes of sparse layers' indexer keys: the context's read, the step's tokens' written.
+
+        Every strategy writes them directly, so that they save nothing.
+        """
+        indexer = self.shape.indexer
+        if indexer is None:
+            return 0.0
+        keys = load.requests * load.context + load.tokens
+        return float(keys * indexer.layers * indexer.key_bytes)
 
     def states_moved(self, load: Workload) -> float:
         """Bytes of recurrent states that stock vLLM reads and writes; 0 without such layers."""

@@ -6,7 +6,7 @@ from typing import Any
 from nwor_bench.errors import ConfigError
 from nwor_bench.models.layer_kinds import Kind
 from nwor_bench.models.recurrent.read import read_state, recurrent_kinds
-from nwor_bench.models.shape import Experts, Layer, Mla, ModelShape
+from nwor_bench.models.shape import Experts, Indexer, Layer, Mla, ModelShape
 
 MODEL_BITS = {"float32": 32, "bfloat16": 16, "float16": 16}
 """Dtypes that a model computes in, and their size in bits."""
@@ -17,7 +17,7 @@ MOST_LAYERS = 10_000
 KNOWN_TYPES = {
     *("llama", "mistral", "ministral", "mixtral", "granite", "olmo2", "olmo3", "phi3", "smollm3"),
     *("qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "gemma", "gemma2", "gemma3", "gemma3_text"),
-    *("deepseek_v2", "deepseek_v3", "kimi_k2", "kimi_linear", "nemotron_h"),
+    *("deepseek_v2", "deepseek_v3", "deepseek_v32", "kimi_k2", "kimi_linear", "nemotron_h"),
     *("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"),
 }
 """Model types whose matrices are counted exactly; others are read as Llama."""
@@ -27,9 +27,11 @@ _OTHER_KINDS = {
     "mamba_d_state": "it has state-space layers whose states are not covered",
     "moe_latent_size": "its experts work in a latent space",
     "num_kv_shared_layers": "its layers share caches",
-    "index_topk": "its attention reads a selected part of the context",
 }
 """Keys that, if set, mean an architecture that the byte model does not cover."""
+
+_SPARSE_TYPES = ("deepseek_v32", "glm_moe_dsa")
+"""Model types whose attention reads a selected part of the context, and is covered."""
 
 Config = Mapping[str, Any]
 
@@ -86,6 +88,7 @@ class ConfigReader:
             mla=self.mla(),
             experts=experts,
             state=None if kinds is None else read_state(self),
+            indexer=self.indexer(family),
             gated_attention=bool(self.config.get("attn_output_gate", family == "qwen3_next")),
             mlp_matrices=2 if family == "nemotron_h" else 3,
         )
@@ -150,6 +153,26 @@ class ConfigReader:
             nope_dim=self.number("qk_nope_head_dim"),
             v_dim=self.number("v_head_dim"),
         )
+
+    def indexer(self, family: str) -> Indexer | None:
+        """Of sparse latent attention; with `index_topk_freq` some layers have none of their own."""
+        selected = self.whole("index_topk")
+        if not selected:
+            return None
+        if family not in _SPARSE_TYPES or self.config.get("kv_lora_rank") is None:
+            raise self.refusal(
+                "its attention reads a selected part of the context (index_topk); name a decoder "
+                "with a plain KV cache"
+            )
+        layers = range(self.number("num_hidden_layers"))
+        pattern = self.config.get("index_topk_pattern")
+        every, first = self.number("index_topk_freq", 1), self.whole("index_skip_topk_offset") or 2
+        if pattern is None:
+            own = [layer for layer in layers if max(layer - first + 1, 0) % every == 0]
+        else:
+            own = [n for n in layers if n >= len(pattern) or pattern[n] != "S"]
+        heads, head_dim = self.number("index_n_heads"), self.number("index_head_dim")
+        return Indexer(heads, head_dim, selected, len(own))
 
     def experts(self) -> Experts | None:
         names = ("n_routed_experts", "num_experts", "num_local_experts")

@@ -21,6 +21,27 @@ class Mla:
 
 
 @dataclass(frozen=True)
+class Indexer:
+    """What selects the positions that sparse latent attention reads (DeepSeek V3.2, GLM-5).
+
+    Attributes:
+        heads, head_dim: of its queries; its keys have one head.
+        selected: most positions of the context that a query attends.
+        layers: layers that have one; the others attend what the last of these has selected.
+    """
+
+    heads: int
+    head_dim: int
+    selected: int
+    layers: int
+
+    @property
+    def key_bytes(self) -> int:
+        """Bytes of a cached key: fp8, and a float32 scale for each 128 elements."""
+        return self.head_dim + self.head_dim // 128 * 4
+
+
+@dataclass(frozen=True)
 class Experts:
     """A mixture-of-experts MLP; `shared_width` is the width of the shared expert."""
 
@@ -66,6 +87,7 @@ class ModelShape:
         dtype: dtype of the activations.
         weight_bits: bits of a matrix element; None if the quantisation config does not say.
         state: that of each recurrent layer.
+        indexer: that of sparse latent layers.
         gated_attention: True if queries bring a gate of the output with them.
         mlp_matrices: matrices of an MLP: gate, up and down, or two without a gate.
     """
@@ -86,6 +108,7 @@ class ModelShape:
     state: RecurrentState | None = None
     gated_attention: bool = False
     mlp_matrices: int = 3
+    indexer: Indexer | None = None
 
     @property
     def attending(self) -> tuple[Layer, ...]:
@@ -148,13 +171,21 @@ class ModelShape:
             sparse = (routed + self._mlp(self.experts.shared_width)) / ranks
         attention = self.attention_parameters(ranks)
         mixer = 0.0 if self.state is None else self.state.parameters / ranks
-        return self._over_layers(
+        return self._indexer_parameters() + self._over_layers(
             lambda layer: (
                 layer.attends * attention
                 + layer.recurrent * mixer
                 + layer.has_mlp * (sparse if layer.sparse else dense)
             )
         )
+
+    def _indexer_parameters(self) -> float:
+        """Every rank has all of the indexers' heads."""
+        indexer, mla = self.indexer, self.mla
+        if indexer is None or mla is None:
+            return 0.0
+        queries = (mla.q_rank or self.hidden) * indexer.heads * indexer.head_dim
+        return indexer.layers * (queries + self.hidden * (indexer.head_dim + indexer.heads))
 
     def unquantised_parameters(self, ranks: int = 1) -> float:
         """Parameters on one rank that quantised checkpoints do not quantise: lm_head, routers."""

@@ -71,6 +71,10 @@ def spec_with(**options: Any) -> RunSpec:
         ({"text_config": TARGET}, 2 * 3 * 2 * 32 * 4),
         # MLA keeps one latent row and its rotary part a layer, whatever the heads.
         ({**TARGET, "kv_lora_rank": 512, "qk_rope_head_dim": 64}, 3 * (512 + 64) * 4),
+        (
+            {**TARGET, "kv_lora_rank": 512, "qk_rope_head_dim": 64, "index_head_dim": 128},
+            3 * (512 + 64 + 128) * 4,
+        ),
     ],
 )
 def test_bytes_of_one_token(tmp_path: Path, config: dict[str, Any], expected: int) -> None:

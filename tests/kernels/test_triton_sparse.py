@@ -197,6 +197,43 @@ def test_padding_of_a_captured_shape_selects_nothing(triton_device):
     assert (rows[2:] == -1).all()
 
 
+@pytest.mark.long  # imports vLLM
+@pytest.mark.skipif(not INTERPRETED, reason="vLLM's kernel, in the interpreter")
+def test_vllms_kernel_leaves_a_row_that_it_has_no_cache_for(monkeypatch):
+    """The row as it would be written, and the indexer's key; slots of -1 would lose the key."""
+    triton_utils = pytest.importorskip("vllm.triton_utils")
+    # On a CPU vLLM has stand-ins for both, and its kernels cannot be interpreted.
+    monkeypatch.setattr(triton_utils, "triton", __import__("triton"))
+    monkeypatch.setattr(triton_utils, "tl", __import__("triton.language", fromlist=["language"]))
+    kernels = pytest.importorskip("vllm.models.deepseek_v32.common.kernels")
+    rows, real = 6, torch.tensor([3, 4, 5, 70, 71, -1])
+    rng = generator(14)
+    projected = torch.randn(rows, 128 + 512 + 64, generator=rng).bfloat16()
+    index_key, rotation = torch.randn(rows, 128, generator=rng), torch.randn(9, 64, generator=rng)
+    factors = torch.rand(512, generator=rng).bfloat16()
+
+    def run_it(slots, with_cache):
+        query, latent, key_pe = projected.split([128, 512, 64], dim=-1)
+        left = [torch.full_like(part, NAN) for part in (latent, key_pe)]
+        cache, keys = torch.zeros(2, 64, 576).bfloat16(), torch.zeros(2, 64, 132).byte()
+        kernels.fused_norm_rope(
+            torch.arange(rows), query, factors[:128], 1e-6, latent, factors, 1e-6, key_pe, rotation,
+            index_key.bfloat16(), torch.ones(128), torch.zeros(128), 1e-6, rotation,
+            torch.zeros(rows, 64, dtype=torch.int32), slot_mapping=slots,
+            indexer_slot_mapping=slots, indexer_k_cache=keys,
+            mla_kv_cache=cache if with_cache else None, mla_k_scale=torch.ones(1),
+            kv_c_out=left[0], k_pe_out=left[1],
+        )  # fmt: skip
+        return torch.cat(left, dim=-1), cache.flatten(0, 1), keys
+
+    stock, held, padding = run_it(real, True), run_it(real, False), run_it(real * 0 - 1, True)
+    assert torch.equal(held[0], stock[0])
+    assert torch.equal(held[0][:5], stock[1][real[:5]])
+    assert torch.equal(held[2], stock[2])
+    assert stock[2].any()
+    assert not padding[2].any()
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(INTERPRETED, reason="a CUDA graph")
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 layer by layer over a DRAM that counts what crosses its border and holds real values."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import combinations, product
 
 import pytest
@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nwor_bench.models.byte_model import ByteModel, Workload, break_even_map
-from nwor_bench.models.shape import Experts, Layer, Mla, ModelShape
+from nwor_bench.models.shape import Experts, Indexer, Layer, Mla, ModelShape
 from nwor_bench.models.strategies import (
     BY_REFERENCE,
     COPY_IN_L2,
@@ -338,3 +338,21 @@ def test_the_map_holds_the_workload_and_the_models_shares() -> None:
             load = Workload(requests, 777, 6, acceptance)
             assert share == pytest.approx(model.share(BY_REFERENCE, load))
             assert share * (0.5 - acceptance) >= 0
+
+
+def test_indexer_keys_are_in_the_step_and_in_no_strategy() -> None:
+    mla = Mla(q_rank=3, kv_rank=6, rope_dim=2, nope_dim=4, v_dim=5)
+    dense = ModelShape("deepseek_v3", 8, 10, 4, 4, 2, 16, (Layer(),) * 4, "bfloat16", 16, mla=mla)
+    sparse = replace(dense, indexer=Indexer(heads=2, head_dim=128, selected=50, layers=3))
+    load = Workload(requests=3, context=70, draft_tokens=4, acceptance=0.25)
+    models = [ByteModel(shape, 16, 16, 16) for shape in (dense, sparse)]
+    keys = (3 * 70 + 3 * 5) * 3 * 132
+    assert [model.indexer_keys_moved(load) for model in models] == [0, keys]
+    assert [model.context_read(load) for model in models] == [3 * 4 * 70 * 16, 3 * 4 * 50 * 16]
+    weights = 3 * (3 * 2 * 128 + 8 * (128 + 2)) * 2
+    change = models[1].step(load) - models[0].step(load)
+    assert change == pytest.approx(keys + weights - 3 * 4 * 20 * 16)
+    for strategy in STRATEGIES:
+        assert models[0].moved(strategy, load) == models[1].moved(strategy, load)
+    below = replace(load, context=40)  # everything is selected
+    assert models[1].context_read(below) == models[0].context_read(below)

@@ -8,7 +8,7 @@ import pytest
 
 from nwor_bench.errors import ConfigError
 from nwor_bench.models.config_json import KNOWN_TYPES, read_shape
-from nwor_bench.models.shape import Experts, Layer, Mla, ModelShape
+from nwor_bench.models.shape import Experts, Indexer, Layer, Mla, ModelShape
 
 CONFIGS = Path(__file__).parents[1] / "data" / "configs"
 
@@ -80,6 +80,37 @@ def test_activated_parameters_are_the_published_ones(name: str, billions: float)
 def test_cache_of_a_token_in_bf16(name: str, bytes_per_token: int) -> None:
     shape = published(name)
     assert len(shape.layers) * shape.cache_row_elements() * 2 == bytes_per_token
+
+
+INDEXER = {
+    "model_type": "deepseek_v32", "index_topk": 2048, "index_n_heads": 64, "index_head_dim": 128,
+}  # fmt: skip
+
+
+def test_a_sparse_latent_model_is_the_dense_one_and_its_indexers() -> None:
+    config = json.loads((CONFIGS / "DeepSeek-V3.json").read_text())
+    found, dense = read_shape({**config, **INDEXER}, "--config", "V3.2"), published("DeepSeek-V3")
+    assert found.indexer == Indexer(64, 128, 2048, layers=61)
+    assert found.indexer.key_bytes == 132
+    each = 1536 * 64 * 128 + 7168 * (128 + 64)
+    assert found.parameters() - dense.parameters() == 61 * each
+    assert found.cache_row_elements() == 512 + 64
+    assert found.model_type in KNOWN_TYPES
+
+
+@pytest.mark.parametrize(
+    ("changes", "layers"),
+    [
+        ({}, 4),
+        ({"index_topk_freq": 2}, 3),  # layers 0, 1 and 3: the third uses the second's
+        ({"index_topk_freq": 4, "index_skip_topk_offset": 1}, 1),
+        ({"index_topk_pattern": ["F", "S", "S", "F"]}, 2),
+    ],
+)
+def test_layers_that_have_an_indexer_of_their_own(changes: dict[str, Any], layers: int) -> None:
+    shape = small(**MLA, **INDEXER, **changes)
+    assert shape.indexer is not None
+    assert shape.indexer.layers == layers
 
 
 def test_a_dense_model_counted_tensor_by_tensor() -> None:
@@ -218,6 +249,8 @@ def test_which_ranks_fit(heads: int, kv_heads: int, ranks: int, fits: bool) -> N
         ({"is_encoder_decoder": True}, "encoder-decoder"),
         ({"mamba_d_state": 16}, "state-space"),
         ({"kv_lora_rank": 6}, 'no "qk_rope_head_dim"'),
+        ({"index_topk": 64}, "index_topk"),
+        ({"index_topk": 64, "kv_lora_rank": 6}, 'no "qk_rope_head_dim"'),
         ({"num_experts": 8}, 'no "num_experts_per_tok"'),
         ({"num_experts": 8, "num_experts_per_tok": 9}, "with 8 experts"),
         ({"layer_types": ["linear_attention"] * 4}, "linear_attention"),

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from nwor_kernels.launch import Launches
 
-
 TOGETHER = 32
 """Launches of up to so many rows more share a grid: a step of a prefill may have any number."""
 

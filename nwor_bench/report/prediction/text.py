@@ -96,11 +96,15 @@ def step_rows(prediction: BytePrediction) -> list[tuple[str, str, str]]:
         ("K/V of the context, read", model.context_read(load)),
         ("K/V of each request's first token, written", model.first_tokens_written(load)),
         (f"K/V of {load.staged:,} drafts, written", model.moved(DIRECT, load).total),
-        ("recurrent states, read and written", model.states_moved(load)),
+        *_if_any("recurrent states, read and written", model.states_moved(load)),
+        *_if_any("indexer keys, read and written directly", model.indexer_keys_moved(load)),
         ("total", step),
     )
-    parts = tuple(part for part in parts if part[1] or "recurrent" not in part[0])
     return [(what, size(round(amount)), percent(amount / step)) for what, amount in parts]
+
+
+def _if_any(what: str, amount: float) -> list[tuple[str, float]]:
+    return [(what, amount)] if amount else []
 
 
 STRATEGY_HEADERS = ("drafts' K/V", "read", "written", "saved", "of step", "pays below", "launches")

@@ -398,7 +398,7 @@ def test_compiled_code_must_end_before_the_write_and_the_attention_of_latents() 
 
 
 def test_holding_a_latent_layers_rows_keeps_its_projections_alive() -> None:
-    from nwor_bench.plugin.runner_v2.setup import most_referenced_rows
+    from nwor_bench.plugin.runner_v2.referenced_rows import most_referenced_rows
 
     impl = SimpleNamespace(kv_lora_rank=512, q_lora_rank=1536, head_size=576)
     layers = [SimpleNamespace(kv_lora_rank=512, impl=impl)] * 61

@@ -17,7 +17,7 @@ TOGETHER = 32
 
 
 @triton.jit(
-    do_not_specialize=["tokens", "requests"],
+    do_not_specialize=["tokens", "requests", "selection_row"],
     do_not_specialize_on_alignment=[
         "selected", "request_of", "seq_lens", "block_table", "staged_start", "staged_end", "rows",
         "selection",
@@ -72,7 +72,9 @@ def split_selection_kernel(
     tl.store(selection + selection_row + token, tl.sum(bit, axis=0))  # each position comes once
 
 
-_launches = Launches(split_selection_kernel, free=frozenset({"tokens", "requests"}))
+_launches = Launches(
+    split_selection_kernel, free=frozenset({"tokens", "requests", "selection_row"})
+)
 
 
 def split_selection_triton(

@@ -25,7 +25,7 @@ multiprocessor of an H200, by their 230 registers a thread."""
 
 
 @triton.jit(
-    do_not_specialize=["scale", "lse_row", "lse_head"],
+    do_not_specialize=["scale", "lse_row", "lse_head", "selection_row"],
     do_not_specialize_on_alignment=[
         "query_start_loc", "seq_lens", "block_table", "staged_start", "staged_end", "lse",
         "selection",
@@ -136,7 +136,9 @@ def mla_tail_kernel(
     store_halves(o_rows, is_row, acc0 * by, acc1 * by, LATENT_DIM, half_dim, 0)
 
 
-_launches = Launches(mla_tail_kernel, free=frozenset({"scale", "lse_row", "lse_head"}))
+_launches = Launches(
+    mla_tail_kernel, free=frozenset({"scale", "lse_row", "lse_head", "selection_row"})
+)
 
 
 def mla_tail_triton(

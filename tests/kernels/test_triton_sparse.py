@@ -169,7 +169,9 @@ def test_windows(triton_device, requests, only, most, whole):
     step = make_mla_step(requests, whole=whole, seed=5)
     selected = select(step, most, only, seed=6)
     told = {"max_query_len": limits(step)["max_query_len"]}
-    result = merge(mla_tail_triton, step, split(step, selected), triton_device, **told)
+    result = merge(
+        mla_tail_triton, step, split(step, selected, triton_device), triton_device, **told
+    )
     check_rows(step, selected, result, TOLERANCE[torch.float32])
     if only == "all":  # rows of requests without a window, and padding, were left alone
         check(step, result, expected_of(step, selected), TOLERANCE[torch.float32])
@@ -180,7 +182,9 @@ def test_what_stock_says_of_an_empty_selection_is_not_read(triton_device, empty_
     step = make_mla_step(windows(3, 9, 60), seed=7, dtype=torch.float16)
     selected = select(step, 16, "staged", seed=8)
     told = {"max_query_len": 3, "empty_lse": empty_lse}
-    result = merge(mla_tail_triton, step, split(step, selected), triton_device, **told)
+    result = merge(
+        mla_tail_triton, step, split(step, selected, triton_device), triton_device, **told
+    )
     check_rows(step, selected, result, TOLERANCE[torch.float16])
 
 

@@ -5,10 +5,17 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from engine_tools import tiny_pair, tiny_spec
+from own_process import run_apart
 
 from nwor_bench.engine.engine import VllmEngine
 from nwor_bench.models.pairs import ResolvedPair
 from nwor_bench.workload.config import RunSpec
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run a test marked `own_process` in a process of its own, and any other here."""
+    return run_apart(pyfuncitem) or None
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,7 @@
 """Real vLLM on a GPU with breakable CUDA graphs: windows in full graphs are staged, others not.
 
-vLLM reads VLLM_USE_BREAKABLE_CUDAGRAPH as its attention is imported, so each test needs a process
-whose first engine it starts. Float32 and tokens, as in test_gpu_windows.py.
+vLLM reads VLLM_USE_BREAKABLE_CUDAGRAPH as its attention is imported, so each test has a process of
+its own. Float32 and tokens, as in test_gpu_windows.py.
 """
 
 import json
@@ -14,7 +14,7 @@ from engine_tools import prompts_of, run_cell, tiny_pair, tiny_spec, total
 
 from nwor_bench.engine.engine import VllmEngine
 
-pytestmark = [pytest.mark.engine, pytest.mark.gpu]
+pytestmark = [pytest.mark.engine, pytest.mark.gpu, pytest.mark.own_process]
 
 BREAKABLE = "breakable_cuda_graphs"
 LENGTHS = [130, 21, 90, 33, 61, 150, 40, 77]

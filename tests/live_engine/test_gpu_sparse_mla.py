@@ -3,7 +3,7 @@
 A small DeepSeek V3.2 with random weights and synthetic acceptance, whose indexer selects 512
 positions: some prompts are shorter, so that all is selected, and some longer. One engine a case;
 each must stage every window, commit what it hands in, and stay within the errors of mode off.
-vLLM captures breakable CUDA graphs of it: run these in a process without other models' engines.
+vLLM captures breakable CUDA graphs of it, so each test has a process of its own.
 
 vLLM's indexer takes its scores from DeepGEMM alone. Where that does not load (vLLM's own copy wants
 another torch than 2.11) the scores are torch's, in mode off too (`deep_gemm_stand_in.py`). What is
@@ -28,6 +28,7 @@ from nwor_bench.models.pairs import ResolvedPair, resolve_pair
 pytestmark = [
     pytest.mark.engine,
     pytest.mark.gpu,
+    pytest.mark.own_process,
     pytest.mark.row("latent attention (MLA)"),
 ]
 

@@ -43,6 +43,9 @@ class Planted:
     host: float = 1.0
     """Power of the effects on the host's clock: 1 as on the device's, 0 none."""
 
+    host_noise: float = 0.004
+    """Scatter that the host's clock has beside the device's; 0 where the host sets the pace."""
+
     clocks: Sequence[float] = (1980.0,)
     """SM clocks of the batches, in turn."""
 
@@ -167,7 +170,7 @@ def _times(
         if rng.random() < planted.long_windows:
             ratio *= 2
     base = 10 * planted.clocks[0] / clock * noise
-    return base * ratio, base * ratio**planted.host * exp(rng.gauss(0, planted.noise))
+    return base * ratio, base * ratio**planted.host * exp(rng.gauss(0, planted.host_noise))
 
 
 def _changed(like: WindowRecord, **changes: object) -> WindowRecord:

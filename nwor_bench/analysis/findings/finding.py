@@ -4,6 +4,12 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
 
+HOST_REMEDY = (
+    "These times are the host's more than the GPU's. Take a quieter or faster host, give the "
+    "process cores of its own (taskset), or write more --requests."
+)
+"""What to do where the host sets the pace."""
+
 
 class Severity(StrEnum):
     """`note`: worth knowing. `warning`: it weakens a number. `error`: do not use the numbers."""

@@ -1,20 +1,30 @@
 """Findings about windows that took turns: do their ratios hold? Pure."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import expm1
 
-from nwor_bench.analysis.findings.finding import Finding, FindingKind, Severity
+from nwor_bench.analysis.findings.finding import (
+    HOST_REMEDY,
+    Finding,
+    FindingKind,
+    Severity,
+)
 from nwor_bench.analysis.interleaved.agreement import (
     WINDOWS,
     carries_over,
     mean_disagrees,
 )
 from nwor_bench.analysis.interleaved.effects import PairEffect
+from nwor_bench.analysis.interleaved.pace import correlation_of_clocks
 from nwor_bench.analysis.interleaved.robust import Estimate
 from nwor_bench.analysis.statistics import SIGNIFICANCE, RatioInterval
 from nwor_bench.records.cell import Cell
 from nwor_bench.records.types import CellResult
+
+TOGETHER = 0.75
+"""Correlation of both clocks from which the host sets the pace. On H200s it was -0.04 to 0.59 in
+six settings that the GPU paced, 0.77 to 1 in 20 runs on a busy host (sweeps/studies/interleave)."""
 
 MANY_LEFT_OUT = 0.05
 """Share of groups that may be left out before it is said."""
@@ -34,6 +44,7 @@ def interleaved_findings(
         effect = effects.get(cell.cell)
         if effect is not None:
             yield from _of_cell(cell, effect, count)
+    yield from _pace(effects.values())
 
 
 def with_borne_warnings_as_notes(
@@ -100,6 +111,23 @@ def slope_words(slope: Estimate) -> str:
     half = slope.half_width()
     low, high = (100 * expm1(end) for end in (slope.value - half, slope.value + half))
     return f"{100 * expm1(slope.value):+.2f} % [{low:.2f}, {high:.2f}]"
+
+
+def _pace(effects: Iterable[PairEffect]) -> Iterator[Finding]:
+    """Does the host set the pace? It does so for all cells or for none."""
+    found = {effect.pair.treated: correlation_of_clocks(effect.groups) for effect in effects}
+    known = {cell: together for cell, together in found.items() if together is not None}
+    if not known or min(known.values()) < TOGETHER:
+        return
+    cell, least = min(known.items(), key=lambda each: each[1])
+    yield Finding(
+        FindingKind.HOST_PACE,
+        Severity.WARNING,
+        "The host sets the pace: groups of windows that took longer on its clock did so on the "
+        f"GPU's too (rank correlation {least:.2f} or more, {cell.label}). The GPU waited, so that "
+        "a difference in its own work may not show.",
+        HOST_REMEDY,
+    )
 
 
 def _of_cell(cell: CellResult, effect: PairEffect, cells: int) -> Iterator[Finding]:

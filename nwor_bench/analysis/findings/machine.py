@@ -6,7 +6,12 @@ from statistics import fmean, median
 
 from scipy.stats import median_abs_deviation
 
-from nwor_bench.analysis.findings.finding import Finding, FindingKind, Severity
+from nwor_bench.analysis.findings.finding import (
+    HOST_REMEDY,
+    Finding,
+    FindingKind,
+    Severity,
+)
 from nwor_bench.analysis.invariants import full_windows, windows_by_batch
 from nwor_bench.analysis.trend import trend
 from nwor_bench.instruments.conditions import throttle_names
@@ -91,8 +96,7 @@ def _pace(run: RunData) -> Iterator[Finding]:
             f"The host sets the pace: a window took {wall:.2f} ms and scattered by "
             f"{100 * wall_scatter:.0f} %, the forward pass in it took the GPU {forward:.2f} ms and "
             f"scattered by {100 * forward_scatter:.1f} %.",
-            "These times are the host's more than the GPU's. Take a quieter or faster host, give "
-            "the process cores of its own (taskset), or write more --requests.",
+            HOST_REMEDY,
         )
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+from scipy.stats import spearmanr
 
 from nwor_bench.analysis.aggregate import summarise
 from nwor_bench.analysis.interleaved.effects import pair_effects
@@ -52,6 +53,7 @@ def planted_of(file: Path) -> pd.DataFrame:
                 "groups": len(part), "window_ms": part.window_ms.median(),
                 "sm_clock_mhz": part.sm_clock_mhz.min(), "truth": part.truth.mean(),
                 "effect": found.value, "half_width": found.half_width(),
+                "together": spearmanr(part.device, part.host).statistic,
             }
         )  # fmt: skip
     return pd.DataFrame(rows)

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pandas as pd
+from scipy.stats import spearmanr
 
 from nwor_bench.analysis.interleaved.robust import Estimate, robust_location
 
@@ -42,6 +43,7 @@ def aa_table(rows: pd.DataFrame) -> str:
             "SM clock MHz": clocks(part.sm_clock_mhz.min(), part.sm_clock_mhz.max()),
             "device's clock": told(located(part, "device")),
             "host's clock": told(located(part, "host")),
+            "together": f"{spearmanr(part.device, part.host).statistic:.2f}",
         }
         for (cache, requests), part in parts
     ]
@@ -111,6 +113,7 @@ def run_table(planted: pd.DataFrame) -> str:
                 "window ms": f"{runs.window_ms.min():.2f} to {runs.window_ms.max():.2f}",
                 "half-width": f"{100 * runs.half_width.min():.2f} to "
                 f"{100 * runs.half_width.max():.2f}",
+                "together": f"{runs.together.min():.2f} to {runs.together.max():.2f}",
                 "called slower": f"{(low > 0).sum()} of {len(runs)}",
                 "called faster": f"{(high < 0).sum()} of {len(runs)}",
                 "inside": f"{inside} of {len(runs)}",

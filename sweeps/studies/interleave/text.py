@@ -22,7 +22,8 @@ Per cent of a window's time, with half the 95 % interval; the aim was 0.2 % in 6
 {aa}
 
 The two clocks differ because the host runs ahead of the device: what makes it late for one window
-is caught up in the next. Ratios are those of the device's clock.
+is caught up in the next. Ratios are those of the device's clock. "Together" is the rank correlation
+of the groups' effects on both clocks; near 1 the device waits for the host.
 
 ## Does a longer run of windows give another result?
 
@@ -47,10 +48,10 @@ run ([planted.csv](planted.csv)):
 
 {runs}
 
-Windows took up to twice the time that the first host needed: here the host set the pace and the
-device waited for it. By inference such a spin is then hidden, as the host's wait is above: it
-cannot be found. Off x off was called nothing else in any run. So {planted} % is found where the
-device sets the pace; a busy host gives wide intervals.
+Windows took up to twice the time that the first host needed, and both clocks scatter alike: here
+the host set the pace and the device waited. A spin is then hidden, as the host's wait is above. Off
+x off was called nothing else in any run. So {planted} % is found where the device sets the pace; a
+busy host gives wide intervals, and a run says of itself that the host sets the pace.
 
 ## Windows against whole batches
 

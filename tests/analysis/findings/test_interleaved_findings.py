@@ -23,6 +23,7 @@ OF_WINDOWS = {
     FindingKind.LONG_WINDOWS,
     FindingKind.CLOCK_EFFECT,
     FindingKind.GROUPS_LEFT_OUT,
+    FindingKind.HOST_PACE,
 }
 
 
@@ -33,6 +34,7 @@ def planted_run(planted: str = "", graph: float = 0.972) -> RunData:
         "carry-over": Planted(EFFECTS, carry_over=0.03),
         "long windows": Planted(EFFECTS, long_windows=0.04),
         "clocks": Planted(EFFECTS, clocks=(1980.0, 1410.0, 1700.0)),
+        "host": Planted(EFFECTS, host_noise=0.0003),
         "clock effect": Planted(EFFECTS, clocks=(1980.0, 1410.0, 1700.0), per_100_mhz=0.004),
     }
     batches = 30 if planted in ("long windows", "carry-over") else 12
@@ -67,6 +69,20 @@ def test_a_planted_fault_is_named(
     assert own[0].severity is Severity.WARNING
     assert words in own[0].message
     assert len(grouped(own)) == 1
+
+
+def test_the_host_sets_the_pace_where_both_clocks_scatter_alike() -> None:
+    (found,) = found_in(planted_run("host"))
+    assert found.kind is FindingKind.HOST_PACE
+    assert found.severity is Severity.WARNING
+    assert found.cell is None
+    assert "0.9" in found.message
+
+
+def test_nobody_knows_the_pace_without_a_devices_clock() -> None:
+    run = planted_run("host")
+    windows = tuple(replace(window, device_ms=None) for window in run.windows)
+    assert found_in(replace(run, windows=windows), FindingKind.HOST_PACE) == []
 
 
 def test_blocks_are_few_only_where_they_decide() -> None:

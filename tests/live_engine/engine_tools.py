@@ -1,6 +1,8 @@
 """Generated models, prompts, and a way to run one cell on a real engine."""
 
 import json
+import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +44,16 @@ def tiny_pair(folder: Path, method: str, noise: float = 0.05, layers: int = 3) -
     if method == "ngram":
         return ResolvedPair("tiny", "ngram", str(target), None, "float32", NGRAM)
     return ResolvedPair("tiny", "draft_model", str(target), str(draft), "float32")
+
+
+def pair_with(name: str, settings: dict[str, Any], folder: Path) -> ResolvedPair:
+    """That pair without weights, with more settings in its target's config.json."""
+    base = resolve_pair(name, cache_dir=folder / "pair")
+    target = folder / "model"
+    shutil.copytree(base.target, target)
+    config = json.loads((target / "config.json").read_text())
+    (target / "config.json").write_text(json.dumps(config | settings))
+    return replace(base, target=str(target))
 
 
 def tiny_spec(**changes: Any) -> RunSpec:
@@ -115,6 +127,12 @@ def worker_of(engine: VllmEngine) -> Any:
     """The engine's worker, in this process."""
     core = engine._llm.llm_engine.engine_core.engine_core
     return core.model_executor.driver_worker.worker
+
+
+def implementations_of(engine: VllmEngine) -> set[str]:
+    """Class names of the attention implementations of the engine's layers, in this process."""
+    layers = worker_of(engine).model_runner.compilation_config.static_forward_context.values()
+    return {type(layer.impl).__name__ for layer in layers if hasattr(layer, "impl")}
 
 
 def abort_requests(engine: VllmEngine) -> None:

@@ -7,18 +7,22 @@ off.
 """
 
 import json
-import shutil
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from engine_tools import EAGER, FULL_FOR_ALL, tiny_spec, worker_of
+from engine_tools import (
+    EAGER,
+    FULL_FOR_ALL,
+    implementations_of,
+    pair_with,
+    tiny_spec,
+    worker_of,
+)
 from test_gpu_groups import check_all
 
 from nwor_bench.engine.engine import VllmEngine
-from nwor_bench.models.pairs import ResolvedPair, resolve_pair
 
 pytestmark = [
     pytest.mark.engine,
@@ -68,16 +72,6 @@ CASES = [
 ]
 
 
-def pair_of(model: str, folder: Path) -> ResolvedPair:
-    """The pair `mla-shape` with the settings of that model."""
-    base = resolve_pair("mla-shape", cache_dir=folder / "pair")
-    target = folder / "model"
-    shutil.copytree(base.target, target)
-    config = json.loads((target / "config.json").read_text())
-    (target / "config.json").write_text(json.dumps(config | MODELS[model]))
-    return replace(base, target=str(target))
-
-
 @pytest.mark.parametrize(
     ("model", "graphs", "cache", "implementation", "staging"),
     CASES,
@@ -97,10 +91,8 @@ def test_a_latent_model_is_staged(
     if implementation == TRITON:
         arguments["attention_backend"] = "TRITON_MLA"
     spec = tiny_spec(draft_tokens=4, kv_cache_gib=0.5, engine_args=json.dumps(arguments), **staging)
-    engine = start_alone(pair_of(model, tmp_path), spec)
-    context = worker_of(engine).model_runner.compilation_config.static_forward_context
-    found = {type(layer.impl).__name__ for layer in context.values() if hasattr(layer, "impl")}
-    assert found == {implementation}
+    engine = start_alone(pair_with("mla-shape", MODELS[model], tmp_path), spec)
+    assert implementations_of(engine) == {implementation}
     check_all(engine, "bfloat16", graphs, record_property)
     check_ways(worker_of(engine).nwor_hook, implementation, graphs)
 

@@ -11,19 +11,25 @@ tested stays real: the model's fused kernel, the top k of prefills, FlashAttenti
 """
 
 import json
-import shutil
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import deep_gemm_stand_in
 import pytest
-from engine_tools import EAGER, FULL_FOR_ALL, prompts_of, run_cell, tiny_spec, total, worker_of
+from engine_tools import (
+    EAGER,
+    FULL_FOR_ALL,
+    implementations_of,
+    pair_with,
+    prompts_of,
+    run_cell,
+    tiny_spec,
+    total,
+)
 from test_gpu_groups import check_all, check_rows
 
 from nwor_bench.engine.engine import VllmEngine
-from nwor_bench.models.pairs import ResolvedPair, resolve_pair
 
 pytestmark = [
     pytest.mark.engine,
@@ -80,16 +86,6 @@ def indexer_scores(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     return {"sparse_indexer_topk_backend": "torch"} if missing else {}
 
 
-def pair_of(model: str, folder: Path) -> ResolvedPair:
-    """The pair `mla-shape` with the settings of that model."""
-    base = resolve_pair("mla-shape", cache_dir=folder / "pair")
-    target = folder / "model"
-    shutil.copytree(base.target, target)
-    config = json.loads((target / "config.json").read_text())
-    (target / "config.json").write_text(json.dumps(config | MODELS[model]))
-    return replace(base, target=str(target))
-
-
 def start(
     model: str, drafts: int, arguments: dict[str, Any], folder: Path, start_alone: Any, **more: str
 ) -> VllmEngine:
@@ -98,12 +94,10 @@ def start(
         draft_tokens=drafts, kv_cache_gib=0.5, max_model_len=2048,
         engine_args=json.dumps(arguments), **more,
     )  # fmt: skip
-    engine: VllmEngine = start_alone(pair_of(model, folder), spec)
+    engine: VllmEngine = start_alone(pair_with("mla-shape", MODELS[model], folder), spec)
     status = engine.status()
     assert status.staging_unavailable is None, status
-    context = worker_of(engine).model_runner.compilation_config.static_forward_context
-    found = {type(layer.impl).__name__ for layer in context.values() if hasattr(layer, "impl")}
-    assert found == {"FlashAttnMLASparseImpl"}
+    assert implementations_of(engine) == {"FlashAttnMLASparseImpl"}
     assert status.target_layers == 4, status  # the indexers' caches are not among them
     assert status.bytes_per_token == 4 * 576 * 2, status
     return engine

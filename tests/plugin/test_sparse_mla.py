@@ -191,24 +191,9 @@ class SparseLayers:
 
     def begin(self, copied: bool, control: bool = False) -> None:
         """Open a window, planned as `WindowPlanner` does outside of graphs."""
-        from nwor_bench.plugin.runner_v2.batch import (
-            DraftCounts,
-            drafts_only,
-            equal_drafts,
-            set_slots,
-            whole_step,
-        )
+        from wrapped_layers import planned
 
-        drafts = np.array([DRAFTS if n == DRAFTS + 1 else 0 for n in self.lengths], dtype=np.int32)
-        counts = DraftCounts(drafts, sum(self.lengths))
-        if not (drafts == DRAFTS).all():
-            batch = drafts_only(counts, self.starts, self.slots, copied=copied)
-        elif copied:
-            batch = equal_drafts(len(drafts), DRAFTS + 1, self.slots.device)
-            set_slots(batch, self.slots)
-        else:
-            rows = torch.arange(sum(self.lengths))
-            batch = whole_step(counts, DRAFTS + 1, rows, self.slots)
+        batch = planned(self.lengths, DRAFTS, self.slots, copied=copied)
         self.staging.open(batch)
         self.window.begin(batch, control=control)
 

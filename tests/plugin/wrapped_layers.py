@@ -130,6 +130,27 @@ def step_slots() -> Tensor:
     return torch.cat([r * BLOCKS_EACH * BLOCK_SIZE + places for r in range(REQUESTS)])
 
 
+def planned(lengths: Sequence[int], drafts: int, slots: Tensor, *, copied: bool) -> GpuWindowBatch:
+    """The window of requests with so many rows, as `WindowPlanner` plans it outside of graphs.
+
+    Args:
+        lengths: rows of each request; those of 1 + `drafts` rows have drafts, others have none.
+        drafts: of a request.
+        slots: [rows] int64, where each row belongs.
+        copied: drafts are copied, not held.
+    """
+    own = np.array([drafts if n == drafts + 1 else 0 for n in lengths], dtype=np.int32)
+    counts = DraftCounts(own, sum(lengths))
+    if not (own == drafts).all():
+        starts = np.cumsum([0, *lengths]).astype(np.int32)
+        return drafts_only(counts, starts, slots, copied=copied)
+    if not copied:
+        return whole_step(counts, drafts + 1, torch.arange(sum(lengths)), slots)
+    batch = equal_drafts(len(own), drafts + 1, slots.device)
+    set_slots(batch, slots)
+    return batch
+
+
 class WrappedLayers:
     """Layers with equal random caches and K/V in every instance; `staged` wraps them."""
 

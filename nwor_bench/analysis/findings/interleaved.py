@@ -117,9 +117,11 @@ def _pace(effects: Iterable[PairEffect]) -> Iterator[Finding]:
     """Does the host set the pace? It does so for all cells or for none."""
     found = {effect.pair.treated: correlation_of_clocks(effect.groups) for effect in effects}
     known = {cell: together for cell, together in found.items() if together is not None}
-    if not known or min(known.values()) < TOGETHER:
+    if not known:
         return
     cell, least = min(known.items(), key=lambda each: each[1])
+    if least < TOGETHER:
+        return
     yield Finding(
         FindingKind.HOST_PACE,
         Severity.WARNING,

@@ -24,6 +24,7 @@ from vllm.v1.attention.backends.triton_attn import (
 from nwor_bench.plugin.patching import Patch
 from nwor_bench.plugin.runner_v2 import flashinfer
 from nwor_bench.plugin.runner_v2.batch import GpuWindowBatch
+from nwor_bench.plugin.runner_v2.staged_layer import StagedLayer
 from nwor_bench.plugin.runner_v2.staging import GpuStaging
 from nwor_bench.plugin.runner_v2.step_inputs import StepInputs
 from nwor_bench.plugin.staging import refusals
@@ -83,19 +84,14 @@ def element_of_cache(impl: Any, dtype: torch.dtype) -> torch.dtype | None:
     return dtype if impl.kv_cache_dtype in UNQUANTISED else None
 
 
-class StagingAttention:
+class StagingAttention(StagedLayer):
     """Wraps the write and the attention of one target layer.
 
     A layer that shares another's K/V writes nothing: it reads what that layer staged, which is
     held until the commit, behind all of them.
 
     Args:
-        number: number of the layer whose K/V it reads, which is its own unless it shares them.
-        layer: vLLM's attention module.
-        window: the window in flight.
-        staging: holds the window's K/V.
-        inputs: what it reads of the step besides K/V.
-        table: number of the layer's block table among them.
+        number, layer, window, staging, inputs, table: as for `StagedLayer`.
         workspace: partial results of split attention, shared by layers of its shape.
         writes: the layer has K/V of its own.
     """
@@ -112,17 +108,10 @@ class StagingAttention:
         *,
         writes: bool = True,
     ):
-        self._number = number
-        self._layer = layer
-        self._window = window
-        self._set, self._place = staging.place(number)
-        self._slot_row = staging.layers[number].slot_row
-        self._inputs = inputs
-        self._table = table
+        super().__init__(number, layer, window, staging, inputs, table)
         self._workspace = workspace
         self._writes = writes
-        self._causal = impl = causal_implementation(layer.impl)
-        self._scale = float(impl.scale)
+        impl = self._causal
         self._softcap = float(impl.logits_soft_cap or 0.0)
         self._sliding_window = positions_seen(impl.sliding_window)
         self._quantised = impl.kv_cache_dtype in FP8
@@ -139,18 +128,12 @@ class StagingAttention:
         return [Patch(impl, "do_kv_cache_update", self._wrap_write), forward]
 
     def _wrap_write(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        window, number, slot_row = self._window, self._number, self._slot_row
-
         def do_kv_cache_update(
             layer: Any, key: Tensor, value: Tensor, kv_cache: Tensor, slot_mapping: Tensor
         ) -> None:
-            if window.is_staging and window.stage(number, key, value) and not window.is_control:
-                batch = window.batch
-                assert isinstance(batch, GpuWindowBatch)
-                if batch.direct_slots is None:
-                    return
-                slot_mapping = batch.direct_slots_of[slot_row]
-            original(layer, key, value, kv_cache, slot_mapping)
+            slots = self.slots_to_write(key, value, slot_mapping)
+            if slots is not None:
+                original(layer, key, value, kv_cache, slots)
 
         return do_kv_cache_update
 

@@ -6,63 +6,35 @@ A cached row is a latent and a rotary part, without heads: they are staged as K 
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from nwor_bench.plugin.runner_v2.attention import element_of_cache
 from nwor_bench.plugin.runner_v2.batch import GpuWindowBatch
-from nwor_bench.plugin.runner_v2.staging import GpuStaging
-from nwor_bench.plugin.runner_v2.step_inputs import StepInputs
+from nwor_bench.plugin.runner_v2.staged_layer import StagedLayer
 from nwor_bench.plugin.staging import refusals
-from nwor_bench.plugin.staging.window import Window
+from nwor_bench.records import fallback_reasons as reasons
+from nwor_kernels.mla_verify_attention.shape import unsupported_reason
 
 
-class LatentLayer:
-    """One latent target layer.
+def why_rows_unsupported(impl: Any, max_query_len: int, dtype: torch.dtype) -> str | None:
+    """The fallback reason of a latent row that our kernels do not read; None if they do.
 
     Args:
-        number: the layer's number among the target layers.
-        layer: vLLM's `MLAAttention`.
-        window: the window in flight.
-        staging: holds the window's rows.
-        inputs: what its attention reads of the step besides them.
-        table: number of the layer's block table among the inputs.
+        impl: the layer's implementation.
+        max_query_len: most rows of a request in a window.
+        dtype: of the activations.
     """
+    cache_dtype = element_of_cache(impl, dtype)
+    if cache_dtype is None:
+        return reasons.cache_dtype(impl.kv_cache_dtype)
+    return unsupported_reason(
+        impl.kv_lora_rank, impl.qk_rope_head_dim, max_query_len, dtype, cache_dtype
+    )
 
-    def __init__(
-        self,
-        number: int,
-        layer: Any,
-        window: Window,
-        staging: GpuStaging,
-        inputs: StepInputs,
-        table: int,
-    ):
-        self._number = number
-        self._layer = layer
-        self._window = window
-        self._set, self._place = staging.place(number)
-        self._slot_row = staging.layers[number].slot_row
-        self._inputs = inputs
-        self._table = table
-        self._scale = float(layer.impl.scale)
 
-    def slots_to_write(self, latent: Tensor, key_pe: Tensor, slots: Tensor) -> Tensor | None:
-        """Stage the step's rows where a window asks for it; what of them is to be written at once.
-
-        Args:
-            latent: [rows, latent] as it would be written.
-            key_pe: [rows, 1, rotary part] likewise.
-            slots: [rows] int64, stock's slots of the layer.
-
-        Returns:
-            Slots for the stock write, -1 for staged rows; None: nothing is written.
-        """
-        window = self._window
-        staged = window.is_staging and window.stage(self._number, latent.unsqueeze(1), key_pe)
-        if not staged or window.is_control:
-            return slots
-        batch = window.batch
-        assert isinstance(batch, GpuWindowBatch)
-        return None if batch.direct_slots is None else batch.direct_slots_of[self._slot_row]
+class LatentLayer(StagedLayer):
+    """One latent target layer."""
 
     def _wrap_prefill(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """Prefills read the cache too, of requests without a window: `_guard` sees to that."""

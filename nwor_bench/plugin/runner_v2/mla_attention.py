@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from nwor_bench.plugin.patching import Patch
-from nwor_bench.plugin.runner_v2.attention import FP8, element_of_cache
+from nwor_bench.plugin.runner_v2.attention import FP8
 from nwor_bench.plugin.runner_v2.batch import GpuWindowBatch
-from nwor_bench.plugin.runner_v2.latent_layer import LatentLayer
+from nwor_bench.plugin.runner_v2.latent_layer import LatentLayer, why_rows_unsupported
 from nwor_bench.plugin.runner_v2.mla_tail import MlaTail, returning_sums
 from nwor_bench.plugin.runner_v2.staging import GpuStaging
 from nwor_bench.plugin.runner_v2.step_inputs import StepInputs
@@ -24,7 +24,6 @@ from nwor_bench.plugin.staging import refusals
 from nwor_bench.plugin.staging.window import Window
 from nwor_bench.records import fallback_reasons as reasons
 from nwor_kernels.mla_verify_attention.kernel import mla_verify_attention_triton
-from nwor_kernels.mla_verify_attention.shape import unsupported_reason
 from nwor_kernels.mla_verify_attention.tail import mla_tail_triton
 from nwor_kernels.verify_attention.workspace import VerifyWorkspace
 
@@ -65,19 +64,14 @@ def why_unsupported(layer: Any, max_query_len: int, dtype: torch.dtype) -> str |
         return "latent_sliding_window"
     if layer.non_causal_multi_token_decode:
         return refusals.NOT_CAUSAL
-    cache_dtype = element_of_cache(impl, dtype)
-    if cache_dtype is None:
-        return reasons.cache_dtype(impl.kv_cache_dtype)
-    return unsupported_reason(
-        impl.kv_lora_rank, impl.qk_rope_head_dim, max_query_len, dtype, cache_dtype
-    )
+    return why_rows_unsupported(impl, max_query_len, dtype)
 
 
 class MlaStagingAttention(LatentLayer):
     """Wraps the write and the attention of one latent target layer.
 
     Args:
-        number, layer, window, staging, inputs, table: as for `LatentLayer`.
+        number, layer, window, staging, inputs, table: as for `StagedLayer`.
         workspace: partial results of split attention, shared by layers of its shape.
         tail: attends equal windows with stock's help; None where stock cannot.
     """
@@ -112,7 +106,7 @@ class MlaStagingAttention(LatentLayer):
         def do_kv_cache_update(
             latent: Tensor, key_pe: Tensor, kv_cache: Tensor, slot_mapping: Tensor, *args: Any
         ) -> None:
-            slots = self.slots_to_write(latent, key_pe, slot_mapping)
+            slots = self.slots_to_write(latent.unsqueeze(1), key_pe, slot_mapping)
             if slots is not None:
                 original(latent, key_pe, kv_cache, slots, *args)
 

@@ -18,14 +18,12 @@ import torch
 from torch import Tensor
 
 from nwor_bench.plugin.patching import Patch
-from nwor_bench.plugin.runner_v2.attention import element_of_cache
 from nwor_bench.plugin.runner_v2.batch import GpuWindowBatch
-from nwor_bench.plugin.runner_v2.latent_layer import LatentLayer
+from nwor_bench.plugin.runner_v2.latent_layer import LatentLayer, why_rows_unsupported
 from nwor_bench.plugin.staging import refusals
 from nwor_bench.plugin.staging.window import Window
 from nwor_bench.records import fallback_reasons as reasons
 from nwor_kernels.mla_verify_attention.selection import split_selection_triton
-from nwor_kernels.mla_verify_attention.shape import unsupported_reason
 from nwor_kernels.mla_verify_attention.tail import mla_tail_triton
 
 BACKEND = "vllm.v1.attention.backends.mla.flashattn_mla_sparse"
@@ -52,16 +50,11 @@ def why_unsupported(layer: Any, max_query_len: int, dtype: torch.dtype) -> str |
         return reason
     if layer.hisparse_cache is not None:
         return reasons.HISPARSE
-    cache_dtype = element_of_cache(impl, dtype)
-    if cache_dtype is None:
-        return reasons.cache_dtype(impl.kv_cache_dtype)
-    return unsupported_reason(
-        impl.kv_lora_rank, impl.qk_rope_head_dim, max_query_len, dtype, cache_dtype
-    )
+    return why_rows_unsupported(impl, max_query_len, dtype)
 
 
 class SparseMlaAttention(LatentLayer):
-    """Stages and attends for one sparse latent layer; arguments as for `LatentLayer`."""
+    """Stages and attends for one sparse latent layer; arguments as for `StagedLayer`."""
 
     @property
     def cache(self) -> Tensor:
@@ -86,7 +79,7 @@ class SparseMlaAttention(LatentLayer):
             slots: [rows] int64, stock's slots of the layer.
         """
         layer, as_head = self._layer, key_pe.unsqueeze(1)
-        direct = self.slots_to_write(latent, as_head, slots)
+        direct = self.slots_to_write(latent.unsqueeze(1), as_head, slots)
         if direct is not None and not self._window.is_control:
             layer.impl.do_kv_cache_update(
                 latent, as_head, layer.kv_cache, direct, layer.kv_cache_dtype, layer._k_scale

@@ -1,0 +1,62 @@
+"""What every target layer does on a GPU while NWOR stages, whatever its attention."""
+
+from typing import Any
+
+from torch import Tensor
+
+from nwor_bench.plugin.runner_v2.batch import GpuWindowBatch
+from nwor_bench.plugin.runner_v2.staging import GpuStaging
+from nwor_bench.plugin.runner_v2.step_inputs import StepInputs
+from nwor_bench.plugin.staging.composite import causal_implementation
+from nwor_bench.plugin.staging.window import Window
+
+
+class StagedLayer:
+    """One target layer.
+
+    Args:
+        number: number of the layer whose K/V it reads, which is its own unless it shares them.
+        layer: vLLM's attention module.
+        window: the window in flight.
+        staging: holds the window's K/V.
+        inputs: what its attention reads of the step besides K/V.
+        table: number of the layer's block table among them.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        layer: Any,
+        window: Window,
+        staging: GpuStaging,
+        inputs: StepInputs,
+        table: int,
+    ):
+        self._number = number
+        self._layer = layer
+        self._window = window
+        self._set, self._place = staging.place(number)
+        self._slot_row = staging.layers[number].slot_row
+        self._inputs = inputs
+        self._table = table
+        self._causal = causal_implementation(layer.impl)
+        self._scale = float(self._causal.scale)
+
+    def slots_to_write(self, key: Tensor, value: Tensor, slots: Tensor) -> Tensor | None:
+        """Stage the step's rows where a window asks for it; what of them is to be written at once.
+
+        Args:
+            key, value: [rows, heads, width] as they would be written; latents as K and V of one
+                head.
+            slots: [rows] int64, stock's slots of the layer.
+
+        Returns:
+            Slots for the stock write, -1 for staged rows; None: nothing is written.
+        """
+        window = self._window
+        staged = window.is_staging and window.stage(self._number, key, value)
+        if not staged or window.is_control:
+            return slots
+        batch = window.batch
+        assert isinstance(batch, GpuWindowBatch)
+        return None if batch.direct_slots is None else batch.direct_slots_of[self._slot_row]

@@ -56,6 +56,12 @@ def pair_with(name: str, settings: dict[str, Any], folder: Path) -> ResolvedPair
     return replace(base, target=str(target))
 
 
+def mtp_of(pair: ResolvedPair) -> ResolvedPair:
+    """That target, drafted for by its own layer; a set share of the drafts is accepted."""
+    synthetic = {"rejection_sample_method": "synthetic", "synthetic_acceptance_length": 2.6}
+    return replace(pair, method="mtp", draft=None, speculative=synthetic)
+
+
 def tiny_spec(**changes: Any) -> RunSpec:
     """Eight short requests; `changes` are keywords of `resolve`."""
     usual = {"requests": 8, "max_new_tokens": 40, "max_model_len": 512, "batches": 3}

@@ -21,6 +21,7 @@ from engine_tools import (
     EAGER,
     FULL_FOR_ALL,
     implementations_of,
+    mtp_of,
     pair_with,
     prompts_of,
     run_cell,
@@ -54,6 +55,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "deepseek-v32": V32,
     "shared selections": {**V32, "index_topk_freq": 2},  # as GLM-5.2: a layer without an indexer
     "64 heads": {**V32, "num_attention_heads": 64, "num_key_value_heads": 64},
+    "its own drafts": {**V32, "num_nextn_predict_layers": 1},
 }
 """Settings on top of the pair `mla-shape`, which is a small DeepSeek-V2."""
 
@@ -67,6 +69,7 @@ MORE: list[tuple[str, str, int, dict[str, str]]] = [
     ("deepseek-v32", "full", 4, {"stage_by": "copy"}),
     ("shared selections", "full", 4, {}),
     ("64 heads", "eager", 4, {}),
+    ("its own drafts", "full", 4, {}),
 ]
 CASES = [
     pytest.param(*case, id="-".join((*case[:2], str(case[2]), *case[3].values())), marks=marks)
@@ -94,7 +97,10 @@ def start(
         draft_tokens=drafts, kv_cache_gib=0.5, max_model_len=2048,
         engine_args=json.dumps(arguments), **more,
     )  # fmt: skip
-    engine: VllmEngine = start_alone(pair_with("mla-shape", MODELS[model], folder), spec)
+    pair = pair_with("mla-shape", MODELS[model], folder)
+    if "num_nextn_predict_layers" in MODELS[model]:
+        pair = mtp_of(pair)
+    engine: VllmEngine = start_alone(pair, spec)
     status = engine.status()
     assert status.staging_unavailable is None, status
     assert implementations_of(engine) == {"FlashAttnMLASparseImpl"}

@@ -126,6 +126,20 @@ HYBRIDS: dict[str, dict[str, Any]] = {
         "moe_intermediate_size": 64,
         "shared_expert_intermediate_size": 64,
     },
+    # No hybrid, but a model that brings its own drafter.
+    "GLM-4.5": {
+        "architectures": ["Glm4MoeForCausalLM"],
+        "model_type": "glm4_moe",
+        "num_nextn_predict_layers": 1,
+        "moe_intermediate_size": 64,
+        "n_routed_experts": 4,
+        "n_shared_experts": 1,
+        "num_experts_per_tok": 2,
+        "first_k_dense_replace": 1,
+        "n_group": 1,
+        "topk_group": 1,
+        "use_qk_norm": True,
+    },
     # No hybrid, but three of four layers see one chunk of a request (chunked local attention).
     "Llama 4": {
         "architectures": ["Llama4ForCausalLM"],

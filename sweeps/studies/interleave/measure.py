@@ -6,8 +6,8 @@
 Off x off takes turns with other arms of itself, window by window, with so many requests. In the
 windows of arm `device` the device spins, in those of `host` the host waits, for a share of a
 window's time; where there is a spin, other windows are launched one of next to no cycles. How long
-a spin takes is measured with CUDA events before each batch. Needs a GPU. Writes a CSV a part, one
-row a group.
+a spin takes is measured with CUDA events before each batch. Needs a GPU. Writes a CSV a part as
+its runs end, one row a group.
 """
 
 import argparse
@@ -182,14 +182,16 @@ def typical_s(windows: list[WindowRecord]) -> float:
     return median(own) / 1e3
 
 
-def measure(engine: InterleavedEngine, part: Part, arguments: argparse.Namespace) -> pd.DataFrame:
-    """One row a group, with the truth of its batch."""
+def measure(
+    engine: InterleavedEngine, part: Part, arguments: argparse.Namespace
+) -> Iterator[pd.DataFrame]:
+    """One row a group, with the truth of its batch; a table a run."""
     planted = Planted(part.kinds)
-    rows: list[dict[str, Any]] = []
     with planting(planted):
         for _ in range(3):
             window_s = typical_s(engine.batch(part))
         for run in range(arguments.runs):
+            rows: list[dict[str, Any]] = []
             planted.aim(arguments.percent / 100 * window_s)
             began = time.perf_counter()
             while time.perf_counter() - began < arguments.seconds:
@@ -210,7 +212,7 @@ def measure(engine: InterleavedEngine, part: Part, arguments: argparse.Namespace
                     for group in find_groups(windows).counted
                     if (kind := group.pair.treated.arm) is not None
                 ]  # fmt: skip
-    return pd.DataFrame(rows)
+            yield pd.DataFrame(rows)
 
 
 def main() -> None:
@@ -229,8 +231,11 @@ def main() -> None:
     engine = InterleavedEngine(arguments)
     for number, part in enumerate(arguments.parts):
         name = f"{arguments.cache_dtype}-{number}-{part.name}.csv"
-        found = measure(engine, part, arguments)
-        found.to_csv(arguments.output / name, index=False, float_format="%.6g")
+        for run, found in enumerate(measure(engine, part, arguments)):
+            mode, header = ("a", False) if run else ("w", True)
+            found.to_csv(
+                arguments.output / name, mode=mode, header=header, index=False, float_format="%.6g"
+            )
 
 
 if __name__ == "__main__":

@@ -140,6 +140,39 @@ def test_the_sparse_recipes_are_staged(name: str) -> None:
     assert (row.kind, row.found.outcome, row.found.reason) == ("sparse MLA", Outcome.STAGED, None)
 
 
+@pytest.mark.parametrize(
+    ("name", "kind", "reason"),
+    [
+        ("google/gemma-4-12B-it", "sliding + full, 2 head sizes, image masks", None),
+        ("XiaomiMiMo/MiMo-V2.5", "sinks, sliding + full, values of another size",
+         "unsupported_attention:FlashAttentionDiffKVImpl"),
+        ("dots-studio/dots3-note-prev", "sparse MLA, MLA, sliding + full, 2 head sizes",
+         "own_attention:dots3_note"),
+        ("Qwen/Qwen3.8-Flash-Next", "recurrent, sparse", "own_attention:qwen4_exp"),
+    ],
+)  # fmt: skip
+def test_recipe_models_that_are_alone_in_their_class(
+    name: str, kind: str, reason: str | None
+) -> None:
+    (row,) = (row for row in coverage(EngineFacts()) if row.kept.name == name)
+    assert (row.kind, row.found.reason) == (kind, reason)
+
+
+def test_sliding_latent_layers_have_their_own_row_and_no_indexer() -> None:
+    """dots3: the full layers' indexers select, the sliding layers keep wider rows."""
+    swa = {"swa_kv_lora_rank": 1024, "swa_qk_rope_head_dim": 64}
+    sliding, full = facts(**SLIDING, **MLA, **swa, index_topk=64).layers[:2]
+    assert (sliding.head_dim, sliding.window, sliding.sparse) == (1088, 32, False)
+    assert (full.head_dim, full.window, full.sparse) == (576, None, True)
+
+
+def test_qwens_sparse_attention_is_named_after_its_own_package() -> None:
+    model = facts(architectures=["Qwen4ExpForCausalLM"], indexer_budget=64)
+    (group,) = predict_support(model, EngineFacts()).groups
+    assert group.reason == "unsupported_attention:Qwen4ExpQSAFlashAttentionImpl"
+    assert reason(model, Device.CPU) == "sparse_indexer"
+
+
 def test_methods_are_staged_or_refused_with_their_reason() -> None:
     found = {each.method: each for each in methods_of(facts(), EngineFacts())}
     assert set(found) == set(Method)
@@ -201,9 +234,9 @@ def test_a_model_is_found_by_file_folder_kept_name_and_cache(
         find_config(str(folder / "config.json"))
 
 
-def test_forty_recipe_models_and_more_have_facts_with_a_source() -> None:
+def test_fifty_recipe_models_and_more_have_facts_with_a_source() -> None:
     kept = kept_models()
-    assert len(kept) >= 40
+    assert len(kept) >= 50
     assert len({each.name for each in kept}) == len(kept)
     assert all(each.source.startswith("https://") and each.draft_tokens > 0 for each in kept)
     assert {each.name for each in kept}.isdisjoint(left_out())

@@ -99,6 +99,10 @@ OWN_ATTENTION = {
 """Architectures whose attention on a GPU is in a package of their own, `vllm.models.PACKAGE`."""
 
 
+_OWN_SPARSE = {"qwen4_exp": "Qwen4ExpQSAFlashAttentionImpl"}
+"""Sparse attention over plain K/V, by package; MiniMax M3's elsewhere."""
+
+
 def attention_of(
     layer: LayerFacts, model: ModelFacts, device: Device, cache_dtype: str = "auto"
 ) -> Attention | None:
@@ -110,7 +114,8 @@ def attention_of(
     if device is Device.CPU:
         return _CPU
     if layer.sparse:
-        return Attention("of the model", "MiniMaxM3SparseImpl")
+        own = OWN_ATTENTION.get(model.architecture, "")
+        return Attention("of the model", _OWN_SPARSE.get(own, "MiniMaxM3SparseImpl"))
     if model.images_see_themselves:
         return _COMPOSITE[device]
     if layer.unequal:

@@ -84,7 +84,7 @@ def read_facts(config: Config, name: str, field: str, source: str) -> ModelFacts
     architectures = config.get("architectures") or text.get("architectures") or [""]
     outer = str(config.get("model_type") or text.get("model_type") or "")
     images = outer in _MM_PREFIX or (
-        outer == "gemma4" and text.get("use_bidirectional_attention") == "vision"
+        outer.startswith("gemma4") and text.get("use_bidirectional_attention") == "vision"
     )
     mtp = next((_whole(text, key) for key in _MTP_LAYERS if text.get(key) is not None), None)
     return ModelFacts(
@@ -109,7 +109,7 @@ def _layer(text: Config, kind: Kind, place: int, *, shares_kv: bool) -> LayerFac
         head_dim=_head_dim(text, kind, latent=latent, compressed=compressed),
         window=_whole(text, window) or None,
         latent=latent,
-        sparse=bool(text.get("index_topk")) or _block_sparse(text, place),
+        sparse=_sparse(text, kind) or _block_sparse(text, place),
         sinks=_sinks(text, kind),
         alibi=text.get("model_type") == "bloom" or bool(text.get("alibi")),
         unequal=not latent and _whole(text, "v_head_dim") not in (0, _whole(text, "head_dim")),
@@ -119,12 +119,19 @@ def _layer(text: Config, kind: Kind, place: int, *, shares_kv: bool) -> LayerFac
 
 def _head_dim(text: Config, kind: Kind, *, latent: bool, compressed: bool) -> int | None:
     if latent and not compressed:
-        return _whole(text, "kv_lora_rank") + _whole(text, "qk_rope_head_dim")
+        of = "swa_" if kind is Kind.SLIDING and text.get("swa_kv_lora_rank") else ""
+        return _whole(text, f"{of}kv_lora_rank") + _whole(text, f"{of}qk_rope_head_dim")
     if kind is Kind.FULL and str(text.get("model_type", "")).startswith("gemma4"):
         return _whole(text, "global_head_dim") or _whole(text, "head_dim") or None
     own = _whole(text, "head_dim") or _whole(text, "attention_head_dim")
     heads = _whole(text, "num_attention_heads")
     return own or (_whole(text, "hidden_size") // heads if heads else None)
+
+
+def _sparse(text: Config, kind: Kind) -> bool:
+    """An indexer selects from all of the context; Qwen4-Exp calls its number a budget."""
+    selected = text.get("index_topk") or text.get("indexer_budget")
+    return bool(selected) and kind is not Kind.SLIDING
 
 
 def _block_sparse(text: Config, place: int) -> bool:

@@ -143,7 +143,7 @@ class InterleavedEngine:
             load_scenario("ctx-1k"),
             requests=requests[-1],
             max_new_tokens=arguments.tokens,
-            max_model_len=2048,
+            max_model_len=max(1024, arguments.context or 0) + arguments.tokens + 512,
             interleave="windows",
             cache_dtype=arguments.cache_dtype,
             engine_args=json.dumps(engine_args),
@@ -154,14 +154,16 @@ class InterleavedEngine:
         self._prompts = [prepared.encode(block.prompts) for block in self._blocks[:4]]
         self._pair = prepared.pair.name
         self._sampling = Sampling(arguments.tokens, 0.0, 1.0, 0, True)
+        self._context: int | None = arguments.context
         self._number = 0
 
     def batch(self, part: Part) -> list[WindowRecord]:
         """The windows of one batch; 256 requests have 256 tokens of context, fewer have 1,024."""
         requests = part.requests
         number, self._number = self._number, self._number + 1
-        context = 256 if requests > 64 else 1024
-        prompts = [ids[:context] for ids in self._prompts[number % 4][:requests]]
+        context = self._context or (256 if requests > 64 else 1024)
+        whole = [ids * -(-context // len(ids)) for ids in self._prompts[number % 4][:requests]]
+        prompts = [ids[:context] for ids in whole]
         arms = (None, *part.kinds)
         cells = tuple(Cell(self._pair, NworMode.OFF, ScvMode.OFF, arm) for arm in arms)
         pairs = tuple((0, arm) for arm in range(1, len(cells)))
@@ -199,7 +201,8 @@ def measure(
                 windows = engine.batch(part)
                 window_s = typical_s(windows)
                 shared = {
-                    "requests": part.requests, "cache": arguments.cache_dtype, "run": run,
+                    "requests": part.requests, "cache": arguments.cache_dtype,
+                    "context": arguments.context, "run": run,
                     "seconds": time.perf_counter() - began, "window_ms": 1e3 * window_s,
                     "sm_clock_mhz": clock,
                 }  # fmt: skip
@@ -221,6 +224,7 @@ def main() -> None:
     parser.add_argument("parts", type=Part.of, nargs="+", help="REQUESTS[:KIND[+KIND...]]")
     parser.add_argument("--percent", type=float, default=0.3, help="of a window's time")
     parser.add_argument("--cache-dtype", default="auto")
+    parser.add_argument("--context", type=int, help="tokens of each prompt")
     parser.add_argument("--tokens", type=int, default=512, help="a request")
     parser.add_argument("--seconds", type=float, default=60.0, help="a run")
     parser.add_argument("--runs", type=int, default=1, help="of each part")

@@ -19,7 +19,8 @@ from torch import Tensor
 from vllm.forward_context import get_forward_context
 
 from nwor_bench.plugin.counts.accumulator import Accumulator
-from nwor_bench.plugin.counts.late_counts import LateCounts, PendingStep
+from nwor_bench.plugin.counts.late_counts import LateCounts
+from nwor_bench.plugin.counts.pending_step import PendingStep
 from nwor_bench.plugin.counts.scheduler_output import finished, invalid_drafts, restarted
 from nwor_bench.plugin.interleaving import Interleaving, is_windows_alone
 from nwor_bench.plugin.observe.device_clock import DeviceClock

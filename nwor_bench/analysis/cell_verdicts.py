@@ -7,8 +7,8 @@
    NWOR off, the SCV mode validated nothing as asked; or the gate proved that its SCV mode cannot
    fire on this machine, so that it was not timed. The cell gets no ratio.
 4. AMBIGUOUS: nothing can be compared (no valid off x off, too few blocks, output not checked).
-5. Otherwise `statistics.verdict` decides from the paired ratio, its p value adjusted for the number
-   of compared cells (Holm), and the noise floor (the A/A arm's largest distance from 1).
+5. Otherwise `significance.verdict` decides from the paired ratio, its p value adjusted for the
+   number of compared cells (Holm), and the noise floor (the A/A arm's largest distance from 1).
 
 The paired ratio is that of neighbouring windows where the cell took turns with off x off within
 batches, unless whole batches disagree with it (`interleaved.agreement`); else that of whole
@@ -30,21 +30,23 @@ from nwor_bench.analysis.cell_data import REFERENCE, CellData
 from nwor_bench.analysis.interleaved.agreement import WINDOWS, deciding
 from nwor_bench.analysis.interleaved.effects import PairEffect
 from nwor_bench.analysis.paired import PairedTimes, pair_times
-from nwor_bench.analysis.statistics import (
+from nwor_bench.analysis.significance import (
     DEFAULT_MARGIN,
-    MIN_BLOCKS,
     SIGNIFICANCE,
+    holm,
+    signed_rank_p,
+    smallest_effect,
+    verdict,
+)
+from nwor_bench.analysis.statistics import (
+    MIN_BLOCKS,
     RatioInterval,
     block_bootstrap,
     geometric_mean_ratio,
-    holm,
     log_ratios,
     outlying,
     paired_ratio,
-    signed_rank_p,
     simultaneous_bounds,
-    smallest_effect,
-    verdict,
 )
 from nwor_bench.records.types import Cell, NworMode, Verdict
 

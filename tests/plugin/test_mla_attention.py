@@ -416,7 +416,8 @@ def test_on_a_cpu_windows_are_prefills_that_read_no_draft(
     from nwor_bench.plugin.runner_v1.mla_attention import StagingCPUMLAImpl
     from nwor_bench.plugin.runner_v1.staging import StagingBuffers
     from nwor_bench.plugin.staging.layers import LayerCache
-    from nwor_bench.plugin.staging.window import Window, WindowBatch
+    from nwor_bench.plugin.staging.window import Window
+    from nwor_bench.plugin.staging.window_batch import WindowBatch
 
     rows = torch.randn(6, WIDTH)
     cache, expected = (torch.full((4, BLOCK_SIZE, WIDTH), torch.nan) for _ in range(2))

@@ -24,7 +24,8 @@ from nwor_bench.plugin.runner_v1.setup import set_up_staging
 from nwor_bench.plugin.runner_v1.validation import Validation, ValidationRefused, Validator
 from nwor_bench.plugin.settings import PluginSettings
 from nwor_bench.plugin.staging.layers import attention_layers
-from nwor_bench.plugin.staging.window import Window, WindowBatch, close_leftover
+from nwor_bench.plugin.staging.window import Window, close_leftover
+from nwor_bench.plugin.staging.window_batch import WindowBatch
 from nwor_bench.records.fallback_reasons import BESIDE_PREFILL
 from nwor_bench.records.types import BesidePrefill, NworMode, ScvMode
 

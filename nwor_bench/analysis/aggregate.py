@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 
 from nwor_bench.analysis.cell_data import REFERENCE, CellData, gather_cells
-from nwor_bench.analysis.cell_verdicts import CellVerdict, cell_verdicts
+from nwor_bench.analysis.cell_verdicts import cell_verdicts
 from nwor_bench.analysis.interleaved.effects import effects_over_off, pair_effects
 from nwor_bench.analysis.invariants import check_invariants, find_violations
+from nwor_bench.analysis.ratio_to_off import CellVerdict
 from nwor_bench.analysis.request_times import request_percentiles
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import AA, Cell, CellResult, Verdict

@@ -7,12 +7,10 @@
    NWOR off, the SCV mode validated nothing as asked; or the gate proved that its SCV mode cannot
    fire on this machine, so that it was not timed. The cell gets no ratio.
 4. AMBIGUOUS: nothing can be compared (no valid off x off, too few blocks, output not checked).
-5. Otherwise `statistics.verdict` decides from the paired ratio, its p value adjusted for the number
-   of compared cells (Holm), and the noise floor (the A/A arm's largest distance from 1).
+5. Otherwise `significance.verdict` decides from the paired ratio, its p value adjusted for the
+   number of compared cells (Holm), and the noise floor (the A/A arm's largest distance from 1).
 
-The paired ratio is that of neighbouring windows where the cell took turns with off x off within
-batches, unless whole batches disagree with it (`interleaved.agreement`); else that of whole
-batches, block by block.
+`ratio_to_off` decides 1 to 4, cell by cell, and gives the paired ratio.
 
 The A/A arm's verdict uses its own interval alone, without Holm's correction and the noise floor:
 the arm is not a hypothesis of the run.
@@ -21,78 +19,23 @@ A timed `stage` cell whose SCV mode never fired keeps its NWOR verdict; `scv_sta
 report the SCV mode.
 """
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
 
-from nwor_bench.analysis.cell_data import REFERENCE, CellData
-from nwor_bench.analysis.interleaved.agreement import WINDOWS, deciding
+from nwor_bench.analysis.cell_data import CellData
+from nwor_bench.analysis.idle_modes import idle_scv
+from nwor_bench.analysis.interleaved.agreement import WINDOWS
 from nwor_bench.analysis.interleaved.effects import PairEffect
-from nwor_bench.analysis.paired import PairedTimes, pair_times
-from nwor_bench.analysis.statistics import (
+from nwor_bench.analysis.ratio_to_off import CellVerdict, ComparedCell, compare_with_off
+from nwor_bench.analysis.significance import (
     DEFAULT_MARGIN,
-    MIN_BLOCKS,
     SIGNIFICANCE,
-    RatioInterval,
-    block_bootstrap,
-    geometric_mean_ratio,
     holm,
-    log_ratios,
-    outlying,
-    paired_ratio,
-    signed_rank_p,
-    simultaneous_bounds,
     smallest_effect,
     verdict,
 )
-from nwor_bench.records.types import Cell, NworMode, Verdict
-
-
-@dataclass(frozen=True)
-class CellVerdict:
-    """The fields of a CellResult that a comparison gives; `verdict` is "" until all are known."""
-
-    verdict: str
-    reason: str | None = None
-    ratio_to_off: float | None = None
-    ratio_ci_low: float | None = None
-    ratio_ci_high: float | None = None
-    compared: str | None = None
-    matched_windows: int | None = None
-    unmatched_windows: int | None = None
-    p_value: float | None = None
-    p_value_holm: float | None = None
-    wilcoxon_p: float | None = None
-    wilcoxon_p_holm: float | None = None
-    smallest_effect: float | None = None
-    outlier_blocks: tuple[int, ...] = ()
-    bootstrap_low: float | None = None
-    bootstrap_high: float | None = None
-    ratio_simultaneous_low: float | None = None
-    ratio_simultaneous_high: float | None = None
-    simultaneous_cells: int | None = None
-    interleaved: str | None = None
-    groups: int | None = None
-    groups_left_out: int | None = None
-    ratio_batches: float | None = None
-    ratio_batches_low: float | None = None
-    ratio_batches_high: float | None = None
-    ratio_host: float | None = None
-    ratio_host_low: float | None = None
-    ratio_host_high: float | None = None
-    ratio_mean: float | None = None
-    ratio_mean_low: float | None = None
-    ratio_mean_high: float | None = None
-
-
-@dataclass(frozen=True)
-class _Case:
-    """A cell's result before Holm's correction."""
-
-    cell: CellData
-    cell_verdict: CellVerdict
-    interval: RatioInterval | None = None
+from nwor_bench.analysis.statistics import RatioInterval, simultaneous_bounds
+from nwor_bench.records.types import Cell, Verdict
 
 
 def cell_verdicts(
@@ -112,7 +55,7 @@ def cell_verdicts(
     effects = effects or {}
     in_turn = sum(effect.decisive is not None for effect in effects.values())
     cases = [
-        _prepare(cell, baseline, violation, effects.get(cell.cell), in_turn)
+        compare_with_off(cell, baseline, violation, effects.get(cell.cell), in_turn)
         for cell, violation in zip(cells, violations, strict=True)
     ]
     floor = next((c.interval.distance for c in cases if c.cell.is_aa and c.interval), None)
@@ -141,120 +84,7 @@ def cell_verdicts(
     return verdicts
 
 
-def _prepare(
-    cell: CellData,
-    baseline: CellData | None,
-    violation: str | None,
-    effect: PairEffect | None,
-    in_turn: int,
-) -> _Case:
-    if cell.parity == Verdict.INVALID:
-        where = f" ({cell.first_mismatch})" if cell.first_mismatch else ""
-        text = f"it changed the model's output{where}"
-        return _Case(cell, CellVerdict(str(Verdict.INVALID), text))
-    if violation is not None:
-        return _Case(cell, CellVerdict(str(Verdict.INVALID), violation))
-    if cell.is_baseline:
-        return _Case(cell, CellVerdict(REFERENCE))
-    idle = _idle_reason(cell)
-    if idle is not None:
-        return _Case(cell, CellVerdict(str(Verdict.INEFFECTIVE), idle))
-    if baseline is None:
-        return _ambiguous(cell, "there is no valid off x off to compare it with")
-    times = pair_times(cell, baseline)
-    if times is None:
-        case = _ambiguous(cell, "no block was timed both in it and in off x off")
-    else:
-        case = _compare(cell, times)
-    if effect is not None:
-        case = _in_turn(case, effect, in_turn)
-    if case.interval is not None and cell.parity is None:
-        text = "its output was not checked"
-        unchecked = replace(case.cell_verdict, verdict=str(Verdict.AMBIGUOUS), reason=text)
-        return _Case(cell, unchecked)
-    return case
-
-
-def _ambiguous(cell: CellData, reason: str) -> _Case:
-    return _Case(cell, CellVerdict(str(Verdict.AMBIGUOUS), reason))
-
-
-def _compare(cell: CellData, times: PairedTimes) -> _Case:
-    cell_verdict = CellVerdict(
-        verdict="",
-        ratio_to_off=geometric_mean_ratio(times.treated, times.baseline),
-        compared=times.compared,
-        matched_windows=times.matched_windows,
-        unmatched_windows=times.unmatched_windows,
-    )
-    interval = paired_ratio(times.treated, times.baseline)
-    if interval is None:
-        few = f"its timed blocks are {len(times.blocks)}, and an interval needs {MIN_BLOCKS}"
-        return _Case(cell, replace(cell_verdict, verdict=str(Verdict.AMBIGUOUS), reason=few))
-    bootstrapped = block_bootstrap(times.treated, times.baseline) or (None, None)
-    away = outlying(log_ratios(times.treated, times.baseline).tolist())
-    cell_verdict = replace(
-        cell_verdict,
-        ratio_ci_low=interval.low,
-        ratio_ci_high=interval.high,
-        p_value=interval.p_value,
-        wilcoxon_p=signed_rank_p(times.treated, times.baseline),
-        smallest_effect=smallest_effect(interval),
-        outlier_blocks=tuple(times.blocks[place] for place in away),
-        bootstrap_low=bootstrapped[0],
-        bootstrap_high=bootstrapped[1],
-    )
-    return _Case(cell, cell_verdict, interval)
-
-
-def _in_turn(batches: _Case, effect: PairEffect, cells: int) -> _Case:
-    """The cell's case where its windows alternated with those of off x off.
-
-    Args:
-        batches: its case by whole batches.
-        effect: that of its groups of neighbouring windows.
-        cells: cells that have such an effect.
-    """
-    found, whole = effect.decisive, batches.cell_verdict
-    windows = None if found is None else found.robust
-    decides = deciding(windows, batches.interval, cells)
-    beside: dict[str, Any] = {
-        "interleaved": decides,
-        "groups": len(effect.groups),
-        "groups_left_out": sum(effect.left_out.values()),
-        "ratio_batches": whole.ratio_to_off,
-        "ratio_batches_low": whole.ratio_ci_low,
-        "ratio_batches_high": whole.ratio_ci_high,
-        **_fields("ratio_host", None if effect.host is None else effect.host.robust),
-        **_fields("ratio_mean", None if found is None else found.mean),
-    }
-    if decides == WINDOWS:
-        assert windows is not None
-        own = CellVerdict(
-            verdict="",
-            ratio_to_off=windows.ratio,
-            ratio_ci_low=windows.low,
-            ratio_ci_high=windows.high,
-            compared=effect.clock,
-            p_value=windows.p_value,
-            smallest_effect=smallest_effect(windows),
-            **beside,
-        )
-        return _Case(batches.cell, own, windows)
-    reason = whole.reason
-    if windows is not None:
-        reason = f"its windows ({windows.ratio:.4f}) and whole batches disagree, so these decide"
-    return replace(batches, cell_verdict=replace(whole, reason=reason, **beside))
-
-
-def _fields(name: str, interval: RatioInterval | None) -> dict[str, float]:
-    """The fields of a CellVerdict that an interval fills."""
-    if interval is None:
-        return {}
-    return {name: interval.ratio, f"{name}_low": interval.low, f"{name}_high": interval.high}
-
-
-def _decide(case: _Case, floor: float | None, compared_cells: int | None) -> CellVerdict:
+def _decide(case: ComparedCell, floor: float | None, compared_cells: int | None) -> CellVerdict:
     interval, adjusted = case.interval, case.cell_verdict.p_value_holm
     assert interval is not None
     # Windows in turn tell differences of less than 1 %. The A/A arm is to show none that matters.
@@ -263,9 +93,9 @@ def _decide(case: _Case, floor: float | None, compared_cells: int | None) -> Cel
     reasons = [case.cell_verdict.reason] if case.cell_verdict.reason else []
     if found is Verdict.AMBIGUOUS:
         reasons.append(_why_ambiguous(interval, adjusted, floor, compared_cells))
-    idle_scv = _idle_scv(case.cell)
-    if idle_scv:
-        reasons.append(f"{idle_scv}; its NWOR result stands")
+    idle = idle_scv(case.cell)
+    if idle:
+        reasons.append(f"{idle}; its NWOR result stands")
     return replace(case.cell_verdict, verdict=str(found), reason="; ".join(reasons) or None)
 
 
@@ -279,30 +109,3 @@ def _why_ambiguous(
     assert floor is not None
     away = 100 * abs(interval.ratio - 1)
     return f"its {away:.2f} % are within the noise floor of {100 * floor:.2f} %"
-
-
-def _idle_reason(cell: CellData) -> str | None:
-    """Why the cell's mode never fired, or None if it did or nothing was timed yet."""
-    if cell.cannot_fire is not None and not cell.measured:
-        return cell.cannot_fire
-    if cell.cell.nwor_mode is NworMode.CONTROL:
-        acted = cell.controlled or not cell.measured
-        return None if acted else "attention read no draft token from the window"
-    if cell.cell.nwor_mode is not NworMode.STAGE:
-        return _idle_scv(cell)
-    if cell.staged or not cell.measured:
-        return None
-    if not cell.draft_tokens:
-        return "no draft token was proposed, so nothing was staged"
-    return f"no draft token was staged{_most_common(cell.fallbacks)}"
-
-
-def _idle_scv(cell: CellData) -> str | None:
-    if cell.scv_status != Verdict.INEFFECTIVE:
-        return None
-    return f"SCV validated no window as asked{_most_common(cell.scv_fallbacks)}"
-
-
-def _most_common(reasons: dict[str, int]) -> str:
-    ranked = Counter(reasons).most_common(1)
-    return f" (most often: {ranked[0][0]})" if ranked else ""

@@ -1,33 +1,25 @@
 """Run a plan: warm-up, gate, timed blocks; every batch is stored as it ends.
 
-A run that was cut short goes on behind its last finished block: finished blocks are neither run
-nor checked again, and the order and the seeds are the plan's. The block that was cut is run again
-whole, since its cells are compared with each other and two engine processes break ties in
-different ways. Warm-up is always done anew, for the engine is cold.
+A run that was cut short goes on behind its last finished block (`block_log`), with the plan's order
+and seeds. Warm-up is always done anew, for the engine is cold.
 """
 
 from collections.abc import Callable, Iterable
-from datetime import UTC, datetime
 
 from nwor_bench.analysis.cannot_fire import cannot_fire
 from nwor_bench.engine.protocol import Engine
 from nwor_bench.instruments.conditions import ConditionMonitor
 from nwor_bench.instruments.nvtx_ranges import ranges_if_wanted, span
-from nwor_bench.records.finished_blocks import (
-    BlockKey,
-    cut_blocks,
-    finished_event,
-    superseded_event,
-)
 from nwor_bench.records.store import RunData, RunStore, read_run
 from nwor_bench.records.types import BatchRecord, Cell, Phase, WindowRecord
 from nwor_bench.run.batch import BatchRunner, RanBatch
+from nwor_bench.run.block_log import BlockLog
 from nwor_bench.run.budget import Budget
 from nwor_bench.run.gate.block import GateBlock, kv_gate
 from nwor_bench.run.gate.parity import Answer, ParityGate, broken_event
 from nwor_bench.run.gate.ties import TieCheck
-from nwor_bench.run.looks import half_widths
 from nwor_bench.run.progress import Progress
+from nwor_bench.run.remaining import RemainingWork
 from nwor_bench.run.running_ratio import RunningRatio
 from nwor_bench.run.warmup import warm_up
 from nwor_bench.workload.config import RunSpec
@@ -83,16 +75,18 @@ class BlockRunner:
         self.stopped: str | None = None
         self._idle: frozenset[Cell] = frozenset()
         self._engine = engine
-        self._has_probe = bool(status.has_probe)
         self._store = store
         self._progress = progress
         self._on_batch = on_batch
         self._ranges = ranges_if_wanted()
         run = read_run(store.folder)
         self.parity.restore(run)
-        self._finished = run.finished
-        self._cut = cut_blocks(run.batches, run.finished)
+        self._log = BlockLog(store, run)
         self._budget = Budget(spec.time_budget_s, run, plan.interleaved)
+        has_probe = bool(status.has_probe)
+        self._remaining = RemainingWork(
+            plan, spec, self._budget, self._log, store.folder, has_probe
+        )
         self._ratio = RunningRatio(run)
         first = _next_number(run)
         self._batches = BatchRunner(engine, store, encode, spec, self._ranges, monitor, first)
@@ -110,7 +104,7 @@ class BlockRunner:
         self._progress.step("gate", "block 1")
         self.gate()
         done = 0
-        self.stopped = self._why_stop(done)
+        self.stopped = self._remaining.why_stop(done, len(self._live_cells()))
         for block in self.plan.blocks:
             if self.stopped is not None:
                 self._progress.say(f"stopped after {done} blocks: {self.stopped}")
@@ -118,8 +112,8 @@ class BlockRunner:
             self._tell_step(block)
             self._timed_block(block)
             done = block.number
-            self.stopped = self._why_stop(done)
-        for phase, blocks in self._untimed.items():
+            self.stopped = self._remaining.why_stop(done, len(self._live_cells()))
+        for phase, blocks in self._remaining.untimed_blocks(len(self._live_cells())).items():
             self._count_in(phase, blocks if done else 0)
 
     def _tell_step(self, block: Block) -> None:
@@ -129,12 +123,6 @@ class BlockRunner:
         leading = self._ratio.leading(self._live_cells())
         if leading is not None:
             self._progress.leading(leading)
-
-    @property
-    def _untimed(self) -> dict[Phase, int]:
-        """Blocks that run once more behind the last, by what is on in them."""
-        probed = self._budget.probed_blocks(len(self._live_cells())) if self._has_probe else 0
-        return {Phase.PROBE: probed, **self.spec.counted_blocks}
 
     def _warm_up(self) -> None:
         def batch() -> RanBatch:
@@ -148,7 +136,7 @@ class BlockRunner:
 
     def gate(self) -> None:
         """Greedy tokens, per-position acceptance and K/V of every cell against off x off."""
-        if self._begin(Phase.GATE, self.plan.gate):
+        if self._log.begin(Phase.GATE, self.plan.gate):
             GateBlock(
                 self.plan.gate,
                 self._batches,
@@ -158,7 +146,7 @@ class BlockRunner:
                 self._progress,
                 self._tell,
             ).run()
-            self._finish(Phase.GATE, self.plan.gate)
+            self._log.finish(Phase.GATE, self.plan.gate)
         for cell, reason in self.parity.broken.items():
             self._progress.say(f"gate: {cell.label} is INVALID: {reason}")
         idle = cannot_fire(read_run(self._store.folder))
@@ -175,40 +163,32 @@ class BlockRunner:
     def _timed_block(self, block: Block) -> None:
         if self.plan.interleaved:
             self._interleaved_batch(block)  # first: a short budget has room for little else
-        if self._runs_whole_batches(block):
+        if self._remaining.has_whole_batches(block, len(self._live_cells())):
             self._whole_batches(block)
-
-    def _runs_whole_batches(self, block: Block) -> bool:
-        """True if every cell has a batch of its own; a check only where it has room."""
-        if not self.plan.has_whole_batches(block):
-            return False
-        if not self.plan.interleaved or (Phase.TIMED, block.number) in self._cut:
-            return True
-        return self._budget.has_room_to_check(len(self._live_cells()))
 
     def _interleaved_batch(self, block: Block) -> None:
         """One batch in which the cells that are still measured take turns."""
         live = self._live_cells()
-        if len(live) < 2 or not self._begin(Phase.INTERLEAVED, block):
+        if len(live) < 2 or not self._log.begin(Phase.INTERLEAVED, block):
             return
         began = self._budget.spent_s
         cells = [cell for cell in self.plan.cells if cell in live]
         with span(self._ranges, "block", block.number):
             turns = self.plan.window_order(block, cells)
             self._tell(self._batches.run_interleaved(self.plan.baseline, block, turns))
-        self._finish(Phase.INTERLEAVED, block)
+        self._log.finish(Phase.INTERLEAVED, block)
         self._budget.block(Phase.INTERLEAVED, block.number, self._budget.spent_s - began)
 
     def _whole_batches(self, block: Block) -> None:
         """A batch of every cell that is still measured."""
-        if not self._begin(Phase.TIMED, block):
+        if not self._log.begin(Phase.TIMED, block):
             return
         began = self._budget.spent_s
         with span(self._ranges, "block", block.number):
             answers = self._run_block(Phase.TIMED, block)
         if self.spec.scenario.temperature == 0:
             self._recheck(block, answers)
-        self._finish(Phase.TIMED, block)
+        self._log.finish(Phase.TIMED, block)
         self._budget.block(Phase.TIMED, block.number, self._budget.spent_s - began)
 
     def _recheck(self, block: Block, answers: dict[Cell, Answer]) -> None:
@@ -226,9 +206,9 @@ class BlockRunner:
         self._switch(phase, True)
         try:
             for block in self.plan.blocks[:blocks]:
-                if self._begin(phase, block):
+                if self._log.begin(phase, block):
                     self._run_block(phase, block)
-                    self._finish(phase, block)
+                    self._log.finish(phase, block)
         finally:
             self._switch(phase, False)
 
@@ -258,44 +238,12 @@ class BlockRunner:
         self._ratio.add(record, batch.windows)
         self._progress.batch_done(batch.cell, record)
 
-    def _begin(self, phase: Phase, block: Block) -> bool:
-        """False if the block is finished; what it had before it was cut is set aside."""
-        key: BlockKey = (phase, block.number)
-        if key in self._finished:
-            return False
-        if key in self._cut:
-            self._store.append_event(superseded_event(key, self._cut.pop(key), _now()))
-        return True
-
-    def _finish(self, phase: Phase, block: Block) -> None:
-        """Note that the block was run and checked to its end."""
-        self._store.append_event(finished_event((phase, block.number)))
-
     def _live_cells(self) -> frozenset[Cell]:
         """The cells that are still measured."""
         return frozenset(self.plan.cells) - self._idle - self.parity.broken.keys()
-
-    def _why_stop(self, done: int) -> str | None:
-        """What the stopping rule says after `done` blocks."""
-        rule = self.spec.stopping
-        widths = half_widths(read_run(self._store.folder), done) if done in rule.looks else []
-        if self._finished & {(Phase.TIMED, done + 1), (Phase.INTERLEAVED, done + 1)}:
-            return rule.stop(done, widths, 0.0, 0.0)  # the clock let an earlier try go on
-        # With one more block the untimed ones behind the last must fit in too.
-        whole_s = self._budget.block_s(Phase.TIMED, len(self._live_cells()))
-        next_s = whole_s * sum(self._untimed.values())
-        if done == len(self.plan.blocks) or self._runs_whole_batches(self.plan.blocks[done]):
-            next_s += whole_s
-        if self.plan.interleaved:
-            next_s += self._budget.block_s(Phase.INTERLEAVED, 1)
-        return rule.stop(done, widths, self._budget.spent_s, next_s)
 
 
 def _next_number(run: RunData) -> int:
     """The number of the next batch, behind those of cut blocks too."""
     numbers = (batch.batch for batch in (*run.batches, *run.superseded))
     return max(numbers, default=-1) + 1
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="milliseconds")

@@ -35,6 +35,14 @@ FULL_FOR_ALL: dict[str, Any] = {
 }
 """Full CUDA graphs for windows of 1 to 8 requests, with little padding."""
 
+PIECEWISE: dict[str, Any] = {
+    "compilation_config": {"cudagraph_mode": "PIECEWISE", "cudagraph_capture_sizes": [8, 64]}
+}
+"""CUDA graphs of what lies between attention layers."""
+
+SCV = ("off", "graph", "adaptive")
+"""Every SCV mode."""
+
 NGRAM = {"prompt_lookup_max": 3, "prompt_lookup_min": 1}
 
 
@@ -117,6 +125,14 @@ def run_in_turns(
     for window in output.windows:
         windows[TURN_CELLS[window.get("cell", 0)]].append(window)
     return output, windows, dict(zip(TURN_CELLS, facts, strict=True))
+
+
+def check_every_draft_staged(output: BatchOutput) -> None:
+    """No window was written directly, and there were drafts."""
+    reasons = {window["fallback_reason"] for window in output.windows}
+    staged, drafts = total(output, "staged_tokens"), total(output, "draft_tokens")
+    assert reasons == {None}, reasons
+    assert staged == drafts > 0, (staged, drafts)
 
 
 def total(output: BatchOutput, name: str) -> int:

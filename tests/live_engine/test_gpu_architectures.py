@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from engine_tools import EAGER, FULL, prompts_of, run_cell, tiny_spec, total
+from engine_tools import EAGER, FULL, SCV, prompts_of, run_cell, tiny_spec, total
 from kv_gate_tools import kv_results
 
 from nwor_bench.analysis.parity.kv_verdict import KvVerdict
@@ -20,8 +20,6 @@ from nwor_bench.engine.engine import VllmEngine
 from nwor_bench.models.pairs import resolve_pair
 
 pytestmark = [pytest.mark.engine, pytest.mark.gpu]
-
-SCV = ("off", "graph", "adaptive")
 
 
 def case(row: str, *values: Any) -> Any:

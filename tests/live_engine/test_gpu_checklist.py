@@ -20,13 +20,11 @@ from checklist_rows import (
     check_stops,
 )
 from checklist_tools import check_cache, check_partial, compare, greedy
-from engine_tools import FULL_FOR_ALL, tiny_pair, tiny_spec
+from engine_tools import FULL_FOR_ALL, SCV, tiny_pair, tiny_spec
 
 from nwor_bench.engine.engine import VllmEngine
 
 pytestmark = [pytest.mark.engine, pytest.mark.gpu, pytest.mark.row("CUDA graphs")]
-
-SCV = ("off", "graph", "adaptive")
 
 
 @pytest.fixture(scope="module")

@@ -25,7 +25,16 @@ from checklist_tools import (
     compare,
     greedy,
 )
-from engine_tools import EAGER, FULL_FOR_ALL, NGRAM, eagle_pair, tiny_pair, tiny_spec, worker_of
+from engine_tools import (
+    EAGER,
+    FULL_FOR_ALL,
+    NGRAM,
+    SCV,
+    eagle_pair,
+    tiny_pair,
+    tiny_spec,
+    worker_of,
+)
 from rank_faults import on_ranks, watch_slots, watched_slots
 from tiny_architectures import write_architecture
 from tiny_drafters import eagle3_pair, mtp_pair
@@ -36,7 +45,6 @@ from nwor_bench.models.pairs import ResolvedPair, resolve_pair
 pytestmark = [pytest.mark.engine, pytest.mark.gpu]
 
 Start = Callable[..., VllmEngine]
-SCV = ("off", "graph", "adaptive")
 
 
 def spec_of(arguments: dict[str, Any], **changes: Any) -> Any:

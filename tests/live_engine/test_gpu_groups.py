@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from engine_tools import EAGER, FULL_FOR_ALL, NGRAM, prompts_of, run_cell, tiny_spec, total
+from engine_tools import EAGER, FULL_FOR_ALL, NGRAM, SCV, prompts_of, run_cell, tiny_spec, total
 from kv_gate_tools import kv_results
 from rank_faults import on_ranks, watch_slots, watched_slots
 from tiny_architectures import write_architecture
@@ -24,7 +24,6 @@ from nwor_bench.models.pairs import ResolvedPair
 
 pytestmark = [pytest.mark.engine, pytest.mark.gpu]
 
-SCV = ("off", "graph", "adaptive")
 PROMPTS = prompts_of([200, 21, 90, 33, 61, 150, 40, 77])
 """Several are longer than the tiny models' windows of 32 tokens and chunks of 64."""
 

@@ -36,7 +36,7 @@ def test_a_sweep_tells_what_the_gate_took(
         max_new_tokens=60,
         batches=1,
         warmup=1,
-        engine_args=arguments_of(graphs, cache),
+        engine_args=json.dumps(arguments_of(graphs, cache)),
     )
     code = run_one(spec, PairChoice(pair="qwen-shape"), RunOptions(output=tmp_path / "run"))
     gate = json.loads((tmp_path / "run" / "run.json").read_text())["kv_gate"]

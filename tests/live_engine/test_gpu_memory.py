@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from engine_tools import EAGER, prompts_of, run_cell, tiny_pair, tiny_spec
+from engine_tools import EAGER, PIECEWISE, prompts_of, run_cell, tiny_pair, tiny_spec
 
 from nwor_bench.engine.engine import VllmEngine
 
@@ -17,10 +17,6 @@ LAYERS = 24
 ROWS = 8192
 QKV_BYTES = (4 + 2 * 2) * 32 * 4
 """A row's fused QKV in one layer of the tiny target: float32, 4 heads and 2 KV heads of 32."""
-
-PIECEWISE: dict[str, Any] = {
-    "compilation_config": {"cudagraph_mode": "PIECEWISE", "cudagraph_capture_sizes": [8, 64]}
-}
 
 
 def peak_of(engine: VllmEngine, nwor: str) -> int:

@@ -14,19 +14,25 @@ from typing import Any
 import pytest
 from checklist_rows import ONE_LONG, PROMPTS, check_sampled
 from checklist_tools import ask, check_partial, compare, greedy
-from engine_tools import EAGER, FULL_FOR_ALL, NGRAM, tiny_pair, tiny_spec, total
+from engine_tools import (
+    EAGER,
+    FULL_FOR_ALL,
+    NGRAM,
+    SCV,
+    check_every_draft_staged,
+    tiny_pair,
+    tiny_spec,
+)
 from kv_gate_tools import kv_results
 from tiny_drafters import write_lora
 
 from nwor_bench.analysis.parity.kv_verdict import KvVerdict
 from nwor_bench.engine.engine import VllmEngine
-from nwor_bench.engine.protocol import BatchOutput
 from nwor_bench.models.pairs import ResolvedPair, resolve_pair
 
 pytestmark = [pytest.mark.engine, pytest.mark.gpu]
 
 Start = Callable[..., VllmEngine]
-SCV = ("off", "graph", "adaptive")
 
 SCHEDULE = {"num_speculative_tokens_per_batch_size": [[1, 3, 4], [4, 8, 2]]}
 """Two drafts from four requests on, four below."""
@@ -91,12 +97,9 @@ def test_the_v1_runner_writes_directly_and_says_why(
 
 def check_cache_of(engine: VllmEngine) -> None:
     """Every window is staged, and the K/V gate finds what mode off would have left."""
-
-    def check_staged(output: BatchOutput) -> None:
-        assert {window["fallback_reason"] for window in output.windows} == {None}
-        assert total(output, "staged_tokens") == total(output, "draft_tokens") > 0
-
-    for result in kv_results(engine, ONE_LONG, scv_modes=SCV, before_check=check_staged):
+    for result in kv_results(
+        engine, ONE_LONG, scv_modes=SCV, before_check=check_every_draft_staged
+    ):
         assert (result.reason, result.verdict) == (None, KvVerdict.WITHIN)
         assert result.checked == result.committed > 0
 

@@ -15,6 +15,7 @@ import pytest
 from engine_tools import (
     EAGER,
     FULL_FOR_ALL,
+    PIECEWISE,
     implementations_of,
     pair_with,
     tiny_spec,
@@ -50,9 +51,6 @@ MODELS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 """Settings on top of the pair `mla-shape`, which is a small DeepSeek-V2."""
 
-PIECEWISE = {
-    "compilation_config": {"cudagraph_mode": "PIECEWISE", "cudagraph_capture_sizes": [8, 64]}
-}
 GRAPHS: dict[str, dict[str, Any]] = {
     "eager": EAGER,
     "full": FULL_FOR_ALL,

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 from engine_tools import (
+    EAGER,
+    PIECEWISE,
     prompts_of,
     run_cell,
     run_in_turns,
@@ -27,7 +29,7 @@ from nwor_bench.engine.protocol import BatchOutput
 pytestmark = [pytest.mark.engine, pytest.mark.gpu]
 
 GRAPHS: dict[str, dict[str, Any]] = {
-    "eager": {"enforce_eager": True},
+    "eager": EAGER,
     "full": {
         "compilation_config": {
             "mode": 0,
@@ -35,9 +37,7 @@ GRAPHS: dict[str, dict[str, Any]] = {
             "cudagraph_capture_sizes": [5, 20, 40],
         }
     },
-    "piecewise": {
-        "compilation_config": {"cudagraph_mode": "PIECEWISE", "cudagraph_capture_sizes": [8, 64]}
-    },
+    "piecewise": PIECEWISE,
 }
 STAGES: dict[str, dict[str, str]] = {
     "reference": {},

@@ -9,12 +9,9 @@ import torch
 from nwor_bench.plugin.counts import accumulator as accumulator_module
 from nwor_bench.plugin.counts import late_counts
 from nwor_bench.plugin.counts.accumulator import Accumulator
-from nwor_bench.plugin.counts.late_counts import (
-    MOST_PENDING,
-    LateCounts,
-    PendingStep,
-    external_request_id,
-)
+from nwor_bench.plugin.counts.late_counts import MOST_PENDING, LateCounts
+from nwor_bench.plugin.counts.pending_step import PendingStep
+from nwor_bench.plugin.counts.scheduler_output import external_request_id
 
 LAYERS = 3
 

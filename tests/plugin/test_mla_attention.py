@@ -6,36 +6,31 @@ output in every layer and every byte of the caches.
 
 import contextlib
 from dataclasses import dataclass, replace
-from types import MethodType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
+from latent_layers import (
+    BLOCK_SIZE,
+    CONTEXT,
+    LATENT,
+    LAYERS,
+    PE,
+    WIDTH,
+    LatentStep,
+    StockWrite,
+    check_same,
+)
 from torch import Tensor
 
 pytestmark = pytest.mark.slow  # vLLM's attention backends are imported
 
-LAYERS, DRAFTS, CONTEXT, BLOCK_SIZE, BLOCKS_EACH = 2, 3, 9, 4, 6
-HEADS, LATENT, PE = 2, 8, 4
-WIDTH = LATENT + PE
 
-
-class StockImpl:
+class StockImpl(StockWrite):
     """Stock write and absorbed attention of one layer, over a paged cache."""
 
-    scale, kv_lora_rank, kv_cache_dtype = 0.3, LATENT, "auto"
     dcp_world_size, need_to_return_lse_for_decode = 1, False
-
-    def __init__(self) -> None:
-        self.prefills = 0
-
-    def do_kv_cache_update(
-        self, latent: Tensor, key_pe: Tensor, cache: Tensor, slots: Tensor, kind: str, scale: Any
-    ) -> None:
-        rows = torch.cat([latent, key_pe.squeeze(1)], dim=-1)
-        written = slots >= 0
-        cache.view(-1, WIDTH)[slots[written]] = rows[: len(slots)][written]
 
     def forward_mqa(self, query: Any, cache: Tensor, metadata: Any, layer: Any) -> Any:
         joined = torch.cat(query, dim=-1) if isinstance(query, tuple) else query
@@ -52,9 +47,6 @@ class StockImpl:
                 output[row] = scores.softmax(-1) @ seen[:, :LATENT]
                 sums[row] = scores.logsumexp(-1)
         return output, sums if self.need_to_return_lse_for_decode else None
-
-    def forward_mha(self, *_: Any) -> None:
-        self.prefills += 1
 
 
 class FlashAttnMLAImpl(StockImpl):
@@ -80,8 +72,8 @@ class Metadata:
     decode: Decode
 
 
-class LatentLayers:
-    """Layers with equal random caches and rows in every instance; `monkeypatch` wraps them."""
+class LatentLayers(LatentStep):
+    """Layers of one implementation; `monkeypatch` wraps them."""
 
     def __init__(
         self,
@@ -89,89 +81,39 @@ class LatentLayers:
         monkeypatch: pytest.MonkeyPatch | None = None,
         implementation: type[StockImpl] = StockImpl,
     ):
-        from wrapped_layers import CpuStaging
+        super().__init__(lengths)
+        self.add_layers(implementation() for _ in range(LAYERS))
+        if monkeypatch is not None:
+            self._wrap(monkeypatch)
 
+    def _wrap(self, monkeypatch: pytest.MonkeyPatch) -> None:
         from nwor_bench.plugin.patching import PatchSet
         from nwor_bench.plugin.runner_v2 import mla_attention
-        from nwor_bench.plugin.staging.layers import LayerCache, rows_of
-        from nwor_bench.plugin.staging.window import Window
+        from nwor_bench.plugin.runner_v2.mla_tail import MlaTail, serves
+        from nwor_kernels.mla_verify_attention.reference import mla_verify_attention_reference
 
-        self.lengths = lengths
-        random = torch.Generator().manual_seed(3)
-        rows, requests = sum(lengths), len(lengths)
-        shape = (requests * BLOCKS_EACH, BLOCK_SIZE, WIDTH)
-        self.caches = [torch.randn(shape, generator=random) for _ in range(LAYERS)]
-        self.rows = torch.randn(LAYERS, rows, WIDTH, generator=random)
-        self.query = torch.randn(rows, HEADS, WIDTH, generator=random)
-        self.outputs: list[Tensor] = []
-        self.layers: list[Any] = [
-            SimpleNamespace(impl=implementation(), kv_cache=cache, kv_lora_rank=LATENT)
-            for cache in self.caches
-        ]
-        starts = np.cumsum([0, *lengths]).astype(np.int32)
-        self.starts = starts
-        places = [r * BLOCKS_EACH * BLOCK_SIZE + CONTEXT + i for r, n in enumerate(lengths)
-                  for i in range(n)]  # fmt: skip
-        self.slots = torch.tensor(places)
-        held = [LayerCache(str(n), *rows_of(e), torch.float32) for n, e in enumerate(self.layers)]
-        self.staging = CpuStaging(held, requests * DRAFTS)
-        self.window = Window(self.staging)
-        if monkeypatch is not None:
-            from nwor_bench.plugin.runner_v2.mla_tail import MlaTail, serves
-            from nwor_bench.plugin.runner_v2.step_inputs import StepInputs
-            from nwor_kernels.mla_verify_attention.reference import (
-                mla_tail_reference,
-                mla_verify_attention_reference,
-            )
+        def reference(*tensors: Tensor, **told: Any) -> None:
+            for unused in ("max_query_len", "max_seq_len", "workspace"):
+                told.pop(unused)
+            mla_verify_attention_reference(*tensors, **told)
 
-            def reference(*tensors: Tensor, **told: Any) -> None:
-                for unused in ("max_query_len", "max_seq_len", "workspace"):
-                    told.pop(unused)
-                mla_verify_attention_reference(*tensors, **told)
-
-            def tail_reference(*tensors: Tensor, max_query_len: int, scale: float) -> None:
-                assert max_query_len == DRAFTS + 1
-                mla_tail_reference(*tensors, scale=scale)
-
-            monkeypatch.setattr(mla_attention, "mla_tail_triton", tail_reference)
-            monkeypatch.setattr(mla_attention, "mla_verify_attention_triton", reference)
-            step, ends = self.metadata(requests), torch.from_numpy(starts)
-            views = SimpleNamespace(
-                query_start_loc=step.query_start_loc, seq_lens=step.decode.seq_lens,
-                block_tables=(step.block_table,), row_start=ends[:-1], row_end=ends[1:],
-            )  # fmt: skip
-            inputs: Any = SimpleNamespace(views=views, max_seq_len=99)
-            inputs.for_kernel = MethodType(StepInputs.for_kernel, inputs)
-            self.tail = MlaTail(inputs, requests, torch.device("cpu"))
-            tail = self.tail if serves(self.layers[0].impl) else None
-            around = (self.window, self.staging, inputs, 0, None, tail)
-            PatchSet(
-                patch
-                for number, layer in enumerate(self.layers)
-                for patch in mla_attention.MlaStagingAttention(number, layer, *around).patches()  # type: ignore[arg-type]
-            ).apply()
+        monkeypatch.setattr(mla_attention, "mla_verify_attention_triton", reference)
+        inputs = self.inputs(monkeypatch)
+        self.tail = MlaTail(inputs, self.requests, torch.device("cpu"))
+        tail = self.tail if serves(self.layers[0].impl) else None
+        around = (self.window, self.staging, inputs, 0, None, tail)
+        PatchSet(
+            patch
+            for number, layer in enumerate(self.layers)
+            for patch in mla_attention.MlaStagingAttention(number, layer, *around).patches()  # type: ignore[arg-type]
+        ).apply()
 
     def metadata(self, num_decodes: int, **changes: Any) -> Any:
         """The step's, of which the first `num_decodes` requests are decodes."""
-        table = torch.arange(len(self.lengths) * BLOCKS_EACH, dtype=torch.int32)
-        lengths = torch.tensor([CONTEXT + n for n in self.lengths], dtype=torch.int32)
-        stock = Metadata(
-            len(self.lengths),
-            num_decodes,
-            True,
-            torch.from_numpy(self.starts),
-            table.view(-1, BLOCKS_EACH),
-            Decode(lengths),
-        )
+        starts = torch.from_numpy(self.starts)
+        decode = Decode(self.seq_lens)
+        stock = Metadata(self.requests, num_decodes, True, starts, self.block_table, decode)
         return replace(stock, **changes)
-
-    def begin(self, copied: bool, control: bool = False) -> None:
-        """Open a window, planned as `WindowPlanner` does outside of graphs."""
-        from wrapped_layers import planned
-
-        batch = planned(self.lengths, DRAFTS, self.slots, copied=copied)
-        self.staging.open(batch)
-        self.window.begin(batch, control=control)
 
     def forward(
         self, num_decodes: int | None = None, silent: int | None = None, joined: bool = False,
@@ -206,13 +148,6 @@ def lengths(request: pytest.FixtureRequest) -> list[int]:
 @pytest.fixture(params=[StockImpl, FlashAttnMLAImpl], ids=["program", "tail"])
 def implementation(request: pytest.FixtureRequest) -> type[StockImpl]:
     return request.param
-
-
-def check_same(ours: LatentLayers, stock: LatentLayers, *, caches: bool) -> None:
-    for one, other in zip(ours.outputs, stock.outputs, strict=True):
-        torch.testing.assert_close(one, other)
-    same = [torch.equal(a, b) for a, b in zip(ours.caches, stock.caches, strict=True)]
-    assert same == [caches] * LAYERS
 
 
 @pytest.mark.parametrize("joined", [False, True])
@@ -481,7 +416,8 @@ def test_on_a_cpu_windows_are_prefills_that_read_no_draft(
     from nwor_bench.plugin.runner_v1.mla_attention import StagingCPUMLAImpl
     from nwor_bench.plugin.runner_v1.staging import StagingBuffers
     from nwor_bench.plugin.staging.layers import LayerCache
-    from nwor_bench.plugin.staging.window import Window, WindowBatch
+    from nwor_bench.plugin.staging.window import Window
+    from nwor_bench.plugin.staging.window_batch import WindowBatch
 
     rows = torch.randn(6, WIDTH)
     cache, expected = (torch.full((4, BLOCK_SIZE, WIDTH), torch.nan) for _ in range(2))

@@ -8,27 +8,32 @@ and of the indexers'. What is refused is asked of vLLM's own classes.
 import sys
 from dataclasses import dataclass
 from importlib import import_module
-from types import MethodType, ModuleType, SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import latent_layers
 import numpy as np
 import pytest
 import torch
+from latent_layers import (
+    BLOCK_SIZE,
+    LATENT,
+    LAYERS,
+    PE,
+    WIDTH,
+    LatentStep,
+    StockWrite,
+    write_rows,
+)
 from test_refusals import attention_group, attention_layer, reason_of, recurrent, runner_with
 from torch import Tensor
 
 pytestmark = pytest.mark.slow  # vLLM's attention backends are imported
 
-LAYERS, DRAFTS, CONTEXT, BLOCK_SIZE, BLOCKS_EACH, MOST = 2, 3, 9, 4, 6, 7
-HEADS, LATENT, PE = 2, 8, 4
-WIDTH = LATENT + PE
+MOST = 7
+"""Tokens that a query selects."""
 MODULE = "vllm.models.deepseek_v32.attention"
 BACKEND = "vllm.v1.attention.backends.mla.flashattn_mla_sparse"
-
-
-def write_rows(cache: Tensor, rows: Tensor, slots: Tensor) -> None:
-    written = slots[: len(rows)] >= 0
-    cache.view(-1, cache.shape[-1])[slots[: len(rows)][written]] = rows[written]
 
 
 def fused_norm_rope(
@@ -61,20 +66,15 @@ def flash_attn_varlen_func(**told: Any) -> tuple[Tensor, Tensor]:
     return output, sums.T.contiguous()
 
 
-class StockImpl:
+class StockImpl(StockWrite):
     """Stock's write and its attention over what is selected, all of it in the cache."""
 
-    scale, kv_lora_rank, kv_cache_dtype, is_sparse = 0.3, LATENT, "auto", True
+    is_sparse = True
 
     def __init__(self, selected: Tensor):
+        super().__init__()
         self.topk_indices_buffer = selected
         self.cu_seqlens_q_buffer = torch.arange(len(selected) + 1, dtype=torch.int32)
-        self.prefills = 0
-
-    def do_kv_cache_update(
-        self, latent: Tensor, key_pe: Tensor, cache: Tensor, slots: Tensor, kind: str, scale: Any
-    ) -> None:
-        write_rows(cache, torch.cat([latent, key_pe.squeeze(1)], dim=-1), slots)
 
     def forward_mqa(self, query: Any, cache: Tensor, metadata: Any, layer: Any) -> Any:
         joined = torch.cat(query, dim=-1)
@@ -86,9 +86,6 @@ class StockImpl:
             keys = cache[blocks[positions // BLOCK_SIZE], positions % BLOCK_SIZE]
             output[token] = (joined[token] @ keys.T * self.scale).softmax(-1) @ keys[:, :LATENT]
         return output, None
-
-    def forward_mha(self, *_: Any) -> None:
-        self.prefills += 1
 
 
 @dataclass
@@ -102,42 +99,16 @@ class Metadata:
     req_id_per_token: Tensor
 
 
-class SparseLayers:
-    """Layers with equal random caches and rows in every instance; `monkeypatch` wraps them."""
+class SparseLayers(LatentStep):
+    """Layers that share what is selected, each with an indexer; `monkeypatch` wraps them."""
 
     def __init__(self, lengths: list[int], monkeypatch: pytest.MonkeyPatch | None = None):
-        from wrapped_layers import CpuStaging
-
-        from nwor_bench.plugin.staging.layers import LayerCache, rows_of
-        from nwor_bench.plugin.staging.window import Window
-
-        self.lengths = lengths
-        random = torch.Generator().manual_seed(3)
-        tokens, requests = sum(lengths), len(lengths)
-        blocks = (requests * BLOCKS_EACH, BLOCK_SIZE)
-        self.caches = [torch.randn(*blocks, WIDTH, generator=random) for _ in range(LAYERS)]
-        self.indexers = [torch.zeros(*blocks, 1) for _ in range(LAYERS)]
-        self.rows = torch.randn(LAYERS, tokens, WIDTH, generator=random)
-        self.query = torch.randn(tokens, HEADS, WIDTH, generator=random)
-        self.starts = np.cumsum([0, *lengths]).astype(np.int32)
-        self.request_of = np.repeat(np.arange(requests), lengths)
-        in_request = np.arange(tokens) - self.starts[self.request_of]
-        self.positions = CONTEXT + in_request
-        self.slots = torch.from_numpy(self.request_of * BLOCKS_EACH * BLOCK_SIZE + self.positions)
-        selected = torch.full((tokens, MOST), -1, dtype=torch.int32)
+        super().__init__(lengths)
+        self.indexers = [torch.zeros(*self.blocks, 1) for _ in range(LAYERS)]
+        selected = torch.full((len(self.slots), MOST), -1, dtype=torch.int32)
         for token, position in enumerate(self.positions):
-            selected[token] = torch.randperm(int(position) + 1, generator=random)[:MOST]
-        self.outputs: list[Tensor] = []
-        self.layers: list[Any] = [
-            SimpleNamespace(
-                impl=StockImpl(selected), kv_cache=cache, kv_lora_rank=LATENT,
-                kv_cache_dtype="auto", _k_scale=None,
-            )
-            for cache in self.caches
-        ]  # fmt: skip
-        held = [LayerCache(str(n), *rows_of(e), torch.float32) for n, e in enumerate(self.layers)]
-        self.staging = CpuStaging(held, requests * DRAFTS)
-        self.window = Window(self.staging)
+            selected[token] = torch.randperm(int(position) + 1, generator=self.random)[:MOST]
+        self.add_layers(StockImpl(selected) for _ in range(LAYERS))
         self.model: Any = SimpleNamespace(fused_norm_rope=fused_norm_rope)
         if monkeypatch is not None:
             self._wrap(monkeypatch)
@@ -147,16 +118,9 @@ class SparseLayers:
 
         from nwor_bench.plugin.patching import PatchSet
         from nwor_bench.plugin.runner_v2 import sparse_mla
-        from nwor_bench.plugin.runner_v2.step_inputs import StepInputs
-        from nwor_kernels.mla_verify_attention import reference
+        from nwor_kernels.mla_verify_attention.reference import split_selection_reference
 
-        def tail_reference(*tensors: Tensor, max_query_len: int, **told: Any) -> None:
-            reference.mla_tail_reference(*tensors, **told)
-
-        monkeypatch.setattr(
-            sparse_mla, "split_selection_triton", reference.split_selection_reference
-        )
-        monkeypatch.setattr(sparse_mla, "mla_tail_triton", tail_reference)
+        monkeypatch.setattr(sparse_mla, "split_selection_triton", split_selection_reference)
         backend = SimpleNamespace(
             flat_kv_row_view=flat_kv_row_view, flash_attn_varlen_func=flash_attn_varlen_func
         )
@@ -164,14 +128,7 @@ class SparseLayers:
         self.model = ModuleType(MODULE)
         self.model.fused_norm_rope = fused_norm_rope
         monkeypatch.setitem(sys.modules, MODULE, self.model)
-        ends = torch.from_numpy(self.starts)
-        views = SimpleNamespace(
-            query_start_loc=ends, row_start=ends[:-1], row_end=ends[1:],
-            seq_lens=torch.tensor([CONTEXT + n for n in self.lengths], dtype=torch.int32),
-            block_tables=(self.metadata().block_table,),
-        )  # fmt: skip
-        inputs: Any = SimpleNamespace(views=views)
-        inputs.for_kernel = MethodType(StepInputs.for_kernel, inputs)
+        inputs = self.inputs(monkeypatch)
         wrapped = [
             sparse_mla.SparseMlaAttention(number, layer, self.window, self.staging, inputs, 0)
             for number, layer in enumerate(self.layers)
@@ -181,21 +138,12 @@ class SparseLayers:
         self.patches.apply()
 
     def metadata(self, **changes: Any) -> Metadata:
-        table = torch.arange(len(self.lengths) * BLOCKS_EACH, dtype=torch.int32)
         facts = {
-            "num_reqs": len(self.lengths), "num_decodes": len(self.lengths), "causal": True,
-            "block_table": table.view(-1, BLOCKS_EACH),
+            "num_reqs": self.requests, "num_decodes": self.requests, "causal": True,
+            "block_table": self.block_table,
             "req_id_per_token": torch.from_numpy(self.request_of.astype(np.int32)),
         }  # fmt: skip
         return Metadata(**{**facts, **changes})
-
-    def begin(self, copied: bool, control: bool = False) -> None:
-        """Open a window, planned as `WindowPlanner` does outside of graphs."""
-        from wrapped_layers import planned
-
-        batch = planned(self.lengths, DRAFTS, self.slots, copied=copied)
-        self.staging.open(batch)
-        self.window.begin(batch, control=control)
 
     def forward(
         self, silent: int | None = None, mha_from: int | None = None, **changes: Any
@@ -231,10 +179,7 @@ def lengths(request: pytest.FixtureRequest) -> list[int]:
 
 
 def check_same(ours: SparseLayers, stock: SparseLayers, *, caches: bool) -> None:
-    for one, other in zip(ours.outputs, stock.outputs, strict=True):
-        torch.testing.assert_close(one, other)
-    same = [torch.equal(a, b) for a, b in zip(ours.caches, stock.caches, strict=True)]
-    assert same == [caches] * LAYERS
+    latent_layers.check_same(ours, stock, caches=caches)
     for one, other in zip(ours.indexers, stock.indexers, strict=True):
         assert torch.equal(one, other)  # in every mode
 

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from nwor_bench.plugin.counts.accumulator import Accumulator
-from nwor_bench.plugin.counts.late_counts import LateCounts, PendingStep
+from nwor_bench.plugin.counts.late_counts import LateCounts
+from nwor_bench.plugin.counts.pending_step import PendingStep
 from nwor_bench.plugin.counts.reading import Coming
 from nwor_bench.plugin.counts.unhurried import (
     COUNTED_A_STEP,

@@ -91,7 +91,7 @@ RULES = [
     ),
     Rule(
         "window knows no vllm",
-        ("nwor_bench.plugin.staging.window",),
+        ("nwor_bench.plugin.staging.window", "nwor_bench.plugin.staging.window_batch"),
         never=("vllm",),
         never_loaded=("vllm",),
     ),

@@ -12,6 +12,7 @@ from synthetic_run import change_batches, change_windows, make_run, with_header
 from nwor_bench.analysis.comparing.compare import DecideBy, compare_runs
 from nwor_bench.records.environment import Environment
 from nwor_bench.records.store import read_header
+from nwor_bench.report.comparison.notes import notes
 from nwor_bench.report.comparison.reports import (
     comparison_json,
     comparison_markdown,
@@ -21,7 +22,6 @@ from nwor_bench.report.comparison.text import (
     change_text,
     headline,
     how_decided,
-    notes,
     reasons,
 )
 from nwor_bench.report.text import with_bounds

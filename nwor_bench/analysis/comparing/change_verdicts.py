@@ -19,7 +19,7 @@ from enum import StrEnum
 
 from nwor_bench.analysis.comparing.change_estimates import Change
 from nwor_bench.analysis.comparing.decide_by import DecideBy
-from nwor_bench.analysis.statistics import SIGNIFICANCE, holm, verdict
+from nwor_bench.analysis.significance import SIGNIFICANCE, holm, verdict
 from nwor_bench.records.types import AA, Cell, CellResult, Verdict
 
 

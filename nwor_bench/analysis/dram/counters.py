@@ -21,13 +21,8 @@ from nwor_bench.analysis.invariants import (
     full_windows,
     windows_by_batch,
 )
-from nwor_bench.analysis.statistics import (
-    CONFIDENCE,
-    MIN_BLOCKS,
-    POWER,
-    SIGNIFICANCE,
-    variance_inflation,
-)
+from nwor_bench.analysis.significance import POWER, SIGNIFICANCE
+from nwor_bench.analysis.statistics import CONFIDENCE, MIN_BLOCKS, variance_inflation
 from nwor_bench.records.cell import Cell, NworMode, ScvMode, cell_order
 from nwor_bench.records.engine_status import EngineStatus
 from nwor_bench.records.lines import BatchKey, batch_key

@@ -18,7 +18,8 @@ from nwor_bench.analysis.interleaved.agreement import (
 from nwor_bench.analysis.interleaved.effects import PairEffect
 from nwor_bench.analysis.interleaved.pace import correlation_of_clocks
 from nwor_bench.analysis.interleaved.robust import Estimate
-from nwor_bench.analysis.statistics import SIGNIFICANCE, RatioInterval
+from nwor_bench.analysis.significance import SIGNIFICANCE
+from nwor_bench.analysis.statistics import RatioInterval
 from nwor_bench.records.cell import Cell
 from nwor_bench.records.types import CellResult
 

@@ -19,7 +19,7 @@ from nwor_bench.analysis.findings.time_budget import FEW_BLOCKS, time_budget_fin
 from nwor_bench.analysis.interleaved.agreement import WINDOWS
 from nwor_bench.analysis.interleaved.effects import effects_over_off, pair_effects
 from nwor_bench.analysis.paired import LATENCY_MS
-from nwor_bench.analysis.statistics import SIGNIFICANCE, least_signed_rank_p
+from nwor_bench.analysis.significance import SIGNIFICANCE, least_signed_rank_p
 from nwor_bench.records.engine_status import EngineStatus
 from nwor_bench.records.finished_blocks import SUPERSEDED_EVENT, block_name
 from nwor_bench.records.store import RunData

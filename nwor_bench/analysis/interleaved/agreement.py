@@ -1,7 +1,8 @@
 """Windows against whole batches, and against themselves: which of two estimates decides?"""
 
 from nwor_bench.analysis.interleaved.effects import PairEffect
-from nwor_bench.analysis.statistics import SIGNIFICANCE, RatioInterval, simultaneous_bounds
+from nwor_bench.analysis.significance import SIGNIFICANCE
+from nwor_bench.analysis.statistics import RatioInterval, simultaneous_bounds
 from nwor_bench.records.types import Interleave
 
 WINDOWS = Interleave.WINDOWS.value

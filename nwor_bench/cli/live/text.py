@@ -8,7 +8,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from nwor_bench.analysis.statistics import CONFIDENCE, DEFAULT_MARGIN, RatioInterval, verdict
+from nwor_bench.analysis.significance import DEFAULT_MARGIN, verdict
+from nwor_bench.analysis.statistics import CONFIDENCE, RatioInterval
 from nwor_bench.cli.live.readings import ClassRatio, Reading
 from nwor_bench.cli.live.watching import Ended, Seen, Wanted
 from nwor_bench.records.live_reasons import in_words

@@ -16,6 +16,11 @@ from numpy.typing import ArrayLike
 from nwor_bench.plugin.vllm_features import acceptable_drafts, invalid_drafts_in_scheduler
 
 
+def external_request_id(req_id: str) -> str:
+    """The caller's name of a request: vLLM appends a dash and a random suffix."""
+    return req_id.rpartition("-")[0] or req_id
+
+
 def finished(scheduler_output: Any) -> Collection[str]:
     """Requests that ended since the last step; none of them is in a later step.
 

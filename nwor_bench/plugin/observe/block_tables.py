@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from nwor_bench.plugin.counts.late_counts import external_request_id
+from nwor_bench.plugin.counts.scheduler_output import external_request_id
 from nwor_bench.plugin.patching import Patch
 
 NULL_BLOCK = 0

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from nwor_bench.plugin.counts.accumulator import Accumulator, per_position
-from nwor_bench.plugin.counts.late_counts import PendingStep
+from nwor_bench.plugin.counts.pending_step import PendingStep
 from nwor_bench.plugin.counts.scheduler_output import valid_drafts
 from nwor_bench.plugin.runner_v1.validation import Validation, accepted_on_host
 from nwor_bench.plugin.staging.window import Outcome

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from nwor_bench.plugin.counts.late_counts import PendingStep
+from nwor_bench.plugin.counts.pending_step import PendingStep
 from nwor_bench.plugin.counts.scheduler_output import finished, invalid_drafts, restarted
 from nwor_bench.plugin.interleaving import Interleaving
 from nwor_bench.plugin.patching import Patch, PatchSet

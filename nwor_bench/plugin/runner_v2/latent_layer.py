@@ -15,6 +15,7 @@ from nwor_bench.plugin.runner_v2.staged_layer import StagedLayer
 from nwor_bench.plugin.staging import refusals
 from nwor_bench.records import fallback_reasons as reasons
 from nwor_kernels.mla_verify_attention.shape import unsupported_reason
+from nwor_kernels.mla_verify_attention.tail import mla_tail_triton
 
 
 def why_rows_unsupported(impl: Any, max_query_len: int, dtype: torch.dtype) -> str | None:
@@ -66,3 +67,35 @@ class LatentLayer(StagedLayer):
             return batch
         window.abort(reason)  # before the cache is read for this layer
         return None
+
+    def _merge_window(
+        self,
+        batch: GpuWindowBatch,
+        query: tuple[Tensor, Tensor],
+        kv_cache: Tensor,
+        output: Tensor,
+        sums: Tensor,
+        selection: Tensor | None = None,
+    ) -> None:
+        """Add to stock's output over the committed tokens what its rows still lack.
+
+        Args:
+            batch: the window.
+            query: absorbed part [rows, heads, latent] and rotary part [rows, heads, rotary part].
+            kv_cache: [blocks, block_size, width].
+            output: [rows, heads, latent], stock's; overwritten.
+            sums: [rows, heads] float32, stock's log-sum-exp.
+            selection: [2, rows] int32 of a sparse layer, see `mla_tail_triton`.
+        """
+        mla_tail_triton(
+            *query,
+            self._set.keys[self._place],
+            self._set.values[self._place],
+            kv_cache,
+            *self._inputs.for_kernel(batch, self._table),
+            output,
+            sums,
+            scale=self._scale,
+            max_query_len=batch.max_query_len,
+            selection=selection,
+        )

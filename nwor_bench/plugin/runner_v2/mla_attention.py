@@ -24,7 +24,6 @@ from nwor_bench.plugin.staging import refusals
 from nwor_bench.plugin.staging.window import Window
 from nwor_bench.records import fallback_reasons as reasons
 from nwor_kernels.mla_verify_attention.kernel import mla_verify_attention_triton
-from nwor_kernels.mla_verify_attention.tail import mla_tail_triton
 from nwor_kernels.verify_attention.workspace import VerifyWorkspace
 
 BACKENDS = {
@@ -168,25 +167,4 @@ class MlaStagingAttention(LatentLayer):
             q_scale=layer._q_scale.view(-1) if quantised_query else None,
             k_scale=layer._k_scale.view(-1) if self._quantised else None,
             workspace=self._workspace,
-        )
-
-    def _merge_window(
-        self,
-        batch: GpuWindowBatch,
-        query: tuple[Tensor, Tensor],
-        kv_cache: Tensor,
-        output: Tensor,
-        sums: Tensor,
-    ) -> None:
-        """Add to stock's output over the committed tokens what its rows still lack."""
-        mla_tail_triton(
-            *query,
-            self._set.keys[self._place],
-            self._set.values[self._place],
-            kv_cache,
-            *self._inputs.for_kernel(batch, self._table),
-            output,
-            sums,
-            scale=self._scale,
-            max_query_len=batch.max_query_len,
         )

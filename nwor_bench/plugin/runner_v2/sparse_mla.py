@@ -24,7 +24,6 @@ from nwor_bench.plugin.staging import refusals
 from nwor_bench.plugin.staging.window import Window
 from nwor_bench.records import fallback_reasons as reasons
 from nwor_kernels.mla_verify_attention.selection import split_selection_triton
-from nwor_kernels.mla_verify_attention.tail import mla_tail_triton
 
 BACKEND = "vllm.v1.attention.backends.mla.flashattn_mla_sparse"
 """vLLM's module of sparse attention by FlashAttention 3, which is Hopper's, over bf16 and fp16."""
@@ -100,7 +99,6 @@ class SparseMlaAttention(LatentLayer):
         self, batch: GpuWindowBatch, query: tuple[Tensor, Tensor], kv_cache: Tensor, metadata: Any
     ) -> Tensor:
         impl, tokens = self._layer.impl, query[1].shape[0]
-        of_step = self._inputs.for_kernel(batch, self._table)
         selected = impl.topk_indices_buffer[:tokens]
         # As stock makes its own: kept until the next layer's, in a graph's pool too.
         rows = torch.empty_like(selected)
@@ -109,25 +107,14 @@ class SparseMlaAttention(LatentLayer):
         split_selection_triton(
             selected,
             metadata.req_id_per_token[:tokens],
-            *of_step[1:],
+            *self._inputs.for_kernel(batch, self._table)[1:],
             rows,
             selection,
             block_size=block_size,
             block_rows=kv_cache.stride(0) // width,
         )
         output, sums = self._attend_committed(query, kv_cache, rows, selection[0])
-        mla_tail_triton(
-            *query,
-            self._set.keys[self._place],
-            self._set.values[self._place],
-            kv_cache,
-            *of_step,
-            output,
-            sums,
-            scale=self._scale,
-            max_query_len=batch.max_query_len,
-            selection=selection,
-        )
+        self._merge_window(batch, query, kv_cache, output, sums, selection)
         return output
 
     def _attend_committed(

@@ -13,7 +13,8 @@ import numpy as np
 from torch import Tensor
 
 from nwor_bench.plugin.counts.accumulator import Accumulator
-from nwor_bench.plugin.counts.late_counts import LateCounts, PendingStep
+from nwor_bench.plugin.counts.late_counts import LateCounts
+from nwor_bench.plugin.counts.pending_step import PendingStep
 from nwor_bench.plugin.interleaving import Interleaving, is_windows_alone
 from nwor_bench.plugin.observe.device_clock import DeviceClock
 from nwor_bench.plugin.observe.phases import Probe

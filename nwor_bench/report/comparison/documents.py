@@ -9,6 +9,7 @@ from nwor_bench.analysis.comparing.sweeps import RunChange, SweepComparison
 from nwor_bench.records.environment import Environment, GitState
 from nwor_bench.report.comparison import text as words
 from nwor_bench.report.comparison.figure import change_figure
+from nwor_bench.report.comparison.notes import notes
 from nwor_bench.report.document import (
     Block,
     Bullets,
@@ -40,7 +41,7 @@ def comparison_document(comparison: Comparison) -> Document:
             f"BASE{words.ARROW}NEW",
             (table(words.VALUE_HEADERS, words.value_rows(comparison), numbers_from=1),),
         ),
-        Section("Notes", (Bullets(tuple(words.notes(comparison))),)),
+        Section("Notes", (Bullets(tuple(notes(comparison))),)),
     )
     lead = (
         Paragraph(words.headline(comparison), strong=True),
@@ -159,7 +160,7 @@ def _run_section(run: RunChange) -> Section:
     blocks = (
         Paragraph(words.headline(comparison), strong=True),
         *_changes(comparison),
-        Bullets(tuple(words.notes(comparison))),
+        Bullets(tuple(notes(comparison))),
     )
     return Section(f"{run.name}: {run.outcome}", blocks, folded=True)
 

@@ -15,6 +15,7 @@ from nwor_bench.records.json_text import document
 from nwor_bench.records.types import to_dict
 from nwor_bench.report.comparison import text as words
 from nwor_bench.report.comparison.documents import comparison_document
+from nwor_bench.report.comparison.notes import notes
 from nwor_bench.report.markdown import render_markdown
 
 COMPARISON_FORMAT_VERSION = 1
@@ -44,7 +45,7 @@ def print_comparison(console: Console, comparison: Comparison, *, quiet: bool = 
         console.print(rows)
     for line in ["", *words.reasons(comparison), "", words.how_decided(comparison), ""]:
         console.print(Text(line))
-    for note in words.notes(comparison):
+    for note in notes(comparison):
         console.print(_bullet(note))
     style = (
         STYLES[ChangeVerdict.REGRESSION] if comparison.having(ChangeVerdict.REGRESSION) else "bold"
@@ -78,7 +79,7 @@ def content_of(comparison: Comparison, *, strict: bool) -> dict[str, Any]:
         "forced_differences": [asdict(difference) for difference in comparison.forced],
         "other_differences": [asdict(difference) for difference in comparison.others],
         "cells": [_cell(cell) for cell in comparison.cells],
-        "notes": words.notes(comparison),
+        "notes": notes(comparison),
     }
 
 

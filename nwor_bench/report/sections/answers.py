@@ -6,7 +6,7 @@ from math import ceil
 from nwor_bench.analysis.aggregate import REFERENCE, noise_floor
 from nwor_bench.analysis.findings import Severity, findings, nothing_timed, sufficient_budget
 from nwor_bench.analysis.interleaved.agreement import WINDOWS
-from nwor_bench.analysis.statistics import DEFAULT_MARGIN
+from nwor_bench.analysis.significance import DEFAULT_MARGIN
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import AA, CellResult, RunStatus, Verdict
 from nwor_bench.report.document import Definitions

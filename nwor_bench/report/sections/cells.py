@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from nwor_bench.analysis.statistics import DEFAULT_MARGIN
+from nwor_bench.analysis.significance import DEFAULT_MARGIN
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import CellResult
 from nwor_bench.report.document import Block, Bullets, Paragraph, Section, Table, table

@@ -1,6 +1,6 @@
 """What the words and columns of a report mean: one place, at its end."""
 
-from nwor_bench.analysis.statistics import DEFAULT_MARGIN, SIGNIFICANCE
+from nwor_bench.analysis.significance import DEFAULT_MARGIN, SIGNIFICANCE
 from nwor_bench.report.document import Definitions, Section
 from nwor_bench.report.text import NOT_MEASURED
 

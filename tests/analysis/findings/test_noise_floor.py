@@ -7,7 +7,7 @@ from synthetic_run import change_batches, change_windows, make_run, summarised
 
 from nwor_bench.analysis.aggregate import noise_floor
 from nwor_bench.analysis.findings import FindingKind, findings
-from nwor_bench.analysis.statistics import SIGNIFICANCE
+from nwor_bench.analysis.significance import SIGNIFICANCE
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import Verdict
 

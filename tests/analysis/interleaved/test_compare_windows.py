@@ -11,7 +11,7 @@ from synthetic_run import save_run, write_reports
 from nwor_bench.analysis.comparing.change_verdicts import CellChange
 from nwor_bench.analysis.comparing.compare import ChangeVerdict, Comparison, compare_runs
 from nwor_bench.analysis.comparing.stored_run import StoredRun, load_stored
-from nwor_bench.report.comparison.text import notes
+from nwor_bench.report.comparison.notes import notes
 
 pytestmark = pytest.mark.slow  # whole runs
 

@@ -9,6 +9,7 @@ from refusals import refused
 
 from nwor_bench.models.support.engine import OWN_ATTENTION, Device, EngineFacts, Runner
 from nwor_bench.models.support.facts import ModelFacts, read_facts
+from nwor_bench.models.support.generating import generating
 from nwor_bench.models.support.methods import Method, method_support, methods_of
 from nwor_bench.models.support.predict import (
     MOST_HEAD_DIM,
@@ -22,6 +23,7 @@ from nwor_bench.models.support.sources import find_config
 from nwor_bench.report.prediction.support import (
     answer,
     coverage_table,
+    is_known,
     layer_rows,
     support_notes,
 )
@@ -200,6 +202,8 @@ def test_methods_are_staged_or_refused_with_their_reason() -> None:
         ({"num_hidden_layers": None}, "num_hidden_layers"),
         ({"layer_types": ["full_attention", "novel"]}, "novel"),
         ({"is_encoder_decoder": True}, "encoder-decoder"),
+        ({"num_hidden_layers": True}, "True"),
+        ({"architectures": "LlamaForCausalLM"}, "architectures"),
     ],
 )
 def test_a_config_that_does_not_say_its_layers_is_refused(
@@ -207,6 +211,19 @@ def test_a_config_that_does_not_say_its_layers_is_refused(
 ) -> None:
     with refused("CONFIG_OR_MODEL", value="m", naming=words):
         facts(**changes)
+
+
+@pytest.mark.parametrize("named", ["BertModel", "Eagle3LlamaForCausalLM", "NovelForCausalLM", ""])
+def test_an_architecture_that_vllm_does_not_generate_with_is_said(named: str) -> None:
+    found = predict_support(facts(architectures=[named]), EngineFacts())
+    assert not is_known(found)
+    assert answer(found).startswith(answer(predict_support(facts(), EngineFacts())))
+    assert "if vLLM runs the model" in answer(found)
+    assert named in answer(found)
+
+
+def test_a_model_of_one_layer_has_no_plural() -> None:
+    assert "layers" not in answer(predict_support(facts(num_hidden_layers=1), EngineFacts()))
 
 
 def test_a_model_is_found_by_file_folder_kept_name_and_cache(
@@ -284,3 +301,16 @@ def test_what_is_copied_from_vllm_and_the_kernel_is_theirs() -> None:
     for name, package in OWN_ATTENTION.items():
         assert f"vllm.models.{package}" in _VLLM_MODELS[name][0]
     assert (MOST_HEAD_DIM, MOST_WINDOW_TOKENS) == (tuning.MAX_HEAD_DIM, tuning.MAX_QUERY_LEN)
+
+
+@pytest.mark.slow  # imports vLLM
+def test_the_generating_architectures_are_those_of_vllm() -> None:
+    from vllm import __version__
+    from vllm.model_executor.models import registry
+
+    if not __version__.startswith("0.32."):
+        pytest.skip("the names are those of 0.32")
+    assert generating() == {
+        *registry._TEXT_GENERATION_MODELS, *registry._MULTIMODAL_MODELS,
+        *registry._TRANSFORMERS_SUPPORTED_MODELS,
+    }  # fmt: skip

@@ -82,6 +82,9 @@ def read_facts(config: Config, name: str, field: str, source: str) -> ModelFacts
         for place, kind in enumerate(kinds)
     )
     architectures = config.get("architectures") or text.get("architectures") or [""]
+    if not isinstance(architectures, list):
+        remedy = f'its "architectures" is {architectures!r}; write a list of one name'
+        raise ConfigError.for_field(field, source, remedy)
     outer = str(config.get("model_type") or text.get("model_type") or "")
     images = outer in _MM_PREFIX or (
         outer.startswith("gemma4") and text.get("use_bidirectional_attention") == "vision"

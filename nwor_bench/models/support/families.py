@@ -21,7 +21,7 @@ def kinds_of(text: Config) -> tuple[Kind, ...]:
     if listed is not None:
         return listed
     count = text["num_hidden_layers"]
-    if not isinstance(count, int) or not 0 < count <= 10_000:
+    if not isinstance(count, int) or isinstance(count, bool) or not 0 < count <= 10_000:
         raise ValueError(f"num_hidden_layers is {count!r}")
     family = str(text.get("model_type", ""))
     if family in _ALL_RECURRENT:

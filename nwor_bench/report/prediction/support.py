@@ -6,6 +6,7 @@ from typing import Any
 
 from nwor_bench.models.layer_kinds import Kind
 from nwor_bench.models.support.facts import LayerFacts
+from nwor_bench.models.support.generating import generating
 from nwor_bench.models.support.methods import MethodSupport
 from nwor_bench.models.support.predict import LayerGroup, Outcome, Support
 from nwor_bench.models.support.recipes import Covered
@@ -22,7 +23,22 @@ WORDS = {
 
 
 def answer(found: Support) -> str:
-    """The answer in one sentence."""
+    """The answer in one sentence; a second where vLLM may not run the model."""
+    return _of_drafts(found) + ("" if is_known(found) else f" {_unknown(found)}")
+
+
+def is_known(found: Support) -> bool:
+    """Whether vLLM 0.32 has the architecture among those that generate text."""
+    return found.model.architecture in generating()
+
+
+def _unknown(found: Support) -> str:
+    named = found.model.architecture
+    missing = f"has no {named} that generates text" if named else "needs an architecture"
+    return f"That holds if vLLM runs the model: 0.32 {missing}."
+
+
+def _of_drafts(found: Support) -> str:
     layers = sum(g.count for g in found.groups if g.layer.kind is not Kind.NOTHING)
     if found.reason is None:
         stock = sum(g.count for g in found.groups if g.layer.kind is Kind.RECURRENT)
@@ -32,11 +48,15 @@ def answer(found: Support) -> str:
                 f"layers; the {stock} recurrent layers stay as stock vLLM runs them."
             )
         keys = "; the indexers' keys are written directly" if found.indexed else ""
-        return f"{found.model.name}: drafts would be staged, in all {layers} layers{keys}."
+        return f"{found.model.name}: drafts would be staged, in {_all(layers)}{keys}."
     return (
         f"{found.model.name}: every draft would be written directly, as stock vLLM does: "
         f"{found.reason}."
     )
+
+
+def _all(layers: int) -> str:
+    return "its one layer" if layers == 1 else f"all {layers} layers"
 
 
 def setting(found: Support) -> str:
@@ -110,6 +130,7 @@ def support_values(found: Support, methods: Sequence[MethodSupport]) -> dict[str
     return {
         "model": found.model.name,
         "architecture": found.model.architecture,
+        "architecture_known": is_known(found),
         "answer": {
             "outcome": found.outcome.value,
             "reason": found.reason,

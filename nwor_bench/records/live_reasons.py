@@ -22,14 +22,14 @@ class Guard(StrEnum):
 
 IN_WORDS = {
     LeftOut.INTERRUPTED: "interrupted by a step that is more than windows",
-    LeftOut.FALLBACK: "a staged window was written directly",
-    LeftOut.BATCH_SIZE: "the batch size changed its class",
-    LeftOut.UNTIMED: "a window has no time",
+    LeftOut.FALLBACK: "with a staged window that was written directly",
+    LeftOut.BATCH_SIZE: "with a batch size that changed its class",
+    LeftOut.UNTIMED: "with a window that has no time",
     Guard.COMMIT_REFUSED: "a commit was refused",
     Guard.COUNTS: "counts of a window do not add up",
     Guard.RANKS_DIFFER: "tensor-parallel ranks accepted different drafts",
 }
-"""Each reason as the end of a sentence."""
+"""Why a group is left out, behind its number; a guard, as the end of a sentence."""
 
 
 def in_words(reason: str) -> str:

@@ -121,7 +121,7 @@ def test_the_answer_comes_first(
     said = " ".join(" ".join(rest).split())
     assert said.startswith(f"{badge}: ")
     assert words in said
-    assert "40 interrupted by a step that is more than windows; 2 the batch size" in said
+    assert "40 interrupted by a step that is more than windows; 2 with a batch size" in said
     assert "Staging: on, stage x graph and off x off in turn." in said
     assert "Timed on the device's clock." in said
     assert max(map(len, out.splitlines())) <= 80
@@ -230,6 +230,14 @@ def test_a_server_without_traffic_is_told_to_be(command_line: Run, server: Serve
     server.pages = [page()]
     _, out, _ = command_line("live", server.url, "--time-budget", "0.05s")
     assert "Send it requests." in " ".join(out.split())
+
+
+def test_a_class_without_windows_is_told_from_a_busy_server(
+    command_line: Run, server: Server
+) -> None:
+    server.pages = [known(FASTER, left_out={"interrupted": 3})]
+    _, out, _ = command_line("live", server.url, "--time-budget", "0.05s", "--num-reqs", "200")
+    assert "400 others have windows of another size than 129-256" in " ".join(out.split())
 
 
 @pytest.mark.parametrize(
@@ -363,7 +371,7 @@ def test_a_newer_server_may_say_more() -> None:
 
 def test_every_reason_has_words() -> None:
     assert set(IN_WORDS) == {*LeftOut, *Guard}
-    assert in_words("batch_size") == "the batch size changed its class"
+    assert in_words("batch_size") == "with a batch size that changed its class"
 
 
 def test_the_page_tells_all_of_it() -> None:

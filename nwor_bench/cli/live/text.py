@@ -139,6 +139,10 @@ def _measured(reading: Reading, own: ClassRatio, interval: RatioInterval) -> str
 
 def _nothing(reading: Reading, own: ClassRatio) -> str:
     start = f"Too few groups of windows were compared ({own.groups:,})"
+    others = reading.of(ALL).groups
+    if not own.groups and others:
+        had = "other has" if others == 1 else "others have"
+        return f"{start}: {others:,} {had} windows of another size than {own.num_reqs} requests."
     if not own.groups and reading.fallbacks and "fallback" in reading.left_out:
         return f"{start}: no window is staged, because of {next(iter(reading.fallbacks))}."
     if not own.groups and not reading.left_out:

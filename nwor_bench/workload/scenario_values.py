@@ -44,9 +44,9 @@ class ScenarioValues:
     )]
     """Tokens that the drafter proposes to each request, each window."""
     max_new_tokens: Annotated[int, Option(
-        "Tokens to generate a request.", Panel.WORKLOAD, check=within(1), table="settings",
+        "Tokens to generate a request.", Panel.WORKLOAD, check=within(2), table="settings",
     )]
-    """Tokens that a request generates at most."""
+    """Tokens that a request generates at most; the prefill gives the first, without a window."""
     temperature: Annotated[float, Option(
         "0 is greedy.", Panel.WORKLOAD, check=within(0),
         axis=Axis(3, "temperature {:g}", "t{:g}", shares_engine=True),

@@ -22,7 +22,7 @@ def scenario_with(**source: Any) -> Scenario:
         requests=1,
         batches=1,
         draft_tokens=1,
-        max_new_tokens=1,
+        max_new_tokens=2,
         max_model_len=8,
         prompts=PromptSource(**source),
     )

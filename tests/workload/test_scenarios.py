@@ -154,7 +154,7 @@ def test_show_counts_a_users_own_prompts(tmp_path: Path) -> None:
     (tmp_path / "p.jsonl").write_text("\n".join(map(json.dumps, lines)))
     scenario = tmp_path / "own.toml"
     scenario.write_text(
-        "requests = 1\nbatches = 1\ndraft_tokens = 1\nmax_new_tokens = 1\nmax_model_len = 64\n"
+        "requests = 1\nbatches = 1\ndraft_tokens = 1\nmax_new_tokens = 2\nmax_model_len = 64\n"
         '[prompts]\nsource = "jsonl"\npath = "p.jsonl"\n'
     )
     output = run("show", str(scenario))

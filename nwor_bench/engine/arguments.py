@@ -111,6 +111,7 @@ def check_arguments(pair: ResolvedPair, spec: RunSpec) -> None:
     """
     _check_staging(spec)
     _check_logprobs(spec)
+    _check_acceptance(pair, spec)
     set_environment(spec.dtype or pair.dtype, spec.tensor_parallel_size, spec.worker_variables)
     if spec.dram_counters:
         check_counters(_has_gpu)
@@ -183,6 +184,17 @@ def _check_logprobs(spec: RunSpec) -> None:
         )
 
 
+def _check_acceptance(pair: ResolvedPair, spec: RunSpec) -> None:
+    """Refuse synthetic acceptance on a CPU: vLLM starts, and its first window fails."""
+    length = "synthetic_acceptance_length"
+    if not on_cpu() or _speculation(pair, spec).get("rejection_sample_method") != "synthetic":
+        return
+    asked = (spec.speculative_config or {}).get(length)
+    field, value = ("--pair", pair.name) if asked is None else ("--acceptance-length", asked)
+    remedy = "vLLM has no synthetic acceptance on a CPU; leave it out, or run on a GPU"
+    raise ConfigError.for_field(field, value, remedy)
+
+
 def _check_staging(spec: RunSpec) -> None:
     """Refuse staging options on a CPU, and reserved L2 without the package that reserves it."""
     if spec.stage_by is not StageBy.REFERENCE and not _has_gpu():
@@ -238,14 +250,20 @@ def _reason(error: Exception) -> str:
     return " ".join(lines[:3])
 
 
+def _speculation(pair: ResolvedPair, spec: RunSpec) -> dict[str, Any]:
+    """vLLM's speculative config: the pair's, then the sweep's on top."""
+    drafts = spec.scenario.draft_tokens
+    config = {**pair.speculative_config(drafts), **(spec.speculative_config or {})}
+    if "synthetic_acceptance_length" in config:  # which vLLM takes with this method alone
+        config.setdefault("rejection_sample_method", "synthetic")
+    return config
+
+
 def engine_arguments(pair: ResolvedPair, spec: RunSpec) -> dict[str, Any]:
     """The arguments of vLLM's `LLM`: the sweep's own, then `--engine-args` on top."""
     from nwor_bench.engine.memory import kv_cache_bytes
 
     scenario = spec.scenario
-    config = {**pair.speculative_config(scenario.draft_tokens), **(spec.speculative_config or {})}
-    if "synthetic_acceptance_length" in config:  # which vLLM takes with this method alone
-        config.setdefault("rejection_sample_method", "synthetic")
     arguments: dict[str, Any] = {
         "model": pair.target,
         "dtype": spec.dtype or pair.dtype,
@@ -253,7 +271,7 @@ def engine_arguments(pair: ResolvedPair, spec: RunSpec) -> dict[str, Any]:
         "max_num_seqs": scenario.requests,
         "tensor_parallel_size": spec.tensor_parallel_size,
         "seed": spec.seed,
-        "speculative_config": config,
+        "speculative_config": _speculation(pair, spec),
         "kv_cache_memory_bytes": kv_cache_bytes(pair, spec),
         "enforce_eager": on_cpu(),
         "disable_log_stats": False,

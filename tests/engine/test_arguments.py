@@ -7,7 +7,10 @@ from typing import Any
 import pytest
 from refusals import refused
 
-from nwor_bench.engine.arguments import _check_step_tokens, set_environment
+from nwor_bench.engine import arguments
+from nwor_bench.engine.arguments import _check_step_tokens, check_arguments, set_environment
+from nwor_bench.models.pairs import resolve_pair
+from nwor_bench.workload.config import load_scenario, resolve
 
 BINDING = "VLLM_CPU_OMP_THREADS_BIND"
 
@@ -70,3 +73,17 @@ def test_a_step_larger_than_all_requests_is_refused(
     most = requests * longest
     with refused("--engine-args: max_num_batched_tokens", value=step_tokens, naming=f"{most}"):
         _check_step_tokens(config_of(step_tokens, requests, longest))
+
+
+@pytest.mark.parametrize(
+    ("pair", "length", "field"),
+    [("tiny", "glm-5.2", "--acceptance-length"), ("llama-3b-shape", None, "--pair")],
+)
+def test_synthetic_acceptance_is_refused_on_a_cpu(
+    monkeypatch: pytest.MonkeyPatch, pair: str, length: str | None, field: str
+) -> None:
+    own, spec = resolve_pair(pair), resolve(load_scenario("short"), acceptance_length=length)
+    with refused(field, value=pair if length is None else 3.33):
+        check_arguments(own, spec)
+    monkeypatch.setattr(arguments, "on_cpu", lambda: False)
+    arguments._check_acceptance(own, spec)

@@ -51,6 +51,7 @@ class FindingKind(StrEnum):
     LONG_WINDOWS = "long_windows"
     CLOCK_EFFECT = "clock_effect"
     GROUPS_LEFT_OUT = "groups_left_out"
+    FEW_GROUPS = "few_groups"
     TIME_BUDGET = "time_budget"
 
 

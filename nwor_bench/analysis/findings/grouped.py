@@ -62,6 +62,7 @@ _CAUSES = {
     _K.CLOCK_EFFECT: _Cause("ratios that go with the GPU's clock", "lock it", ("has", "have")),
     _K.GROUPS_LEFT_OUT: _Cause("groups that do not count", "report.html has the reasons",
         ("has", "have")),
+    _K.FEW_GROUPS: _Cause("Too few groups of windows for an interval", "measure longer"),
     _K.AA_MISSING: _Cause("No A/A arm, so no noise floor", "resume the run, or measure anew"),
     _K.WARMUP: _Cause("Window times were not steady after warm-up", "raise --max-warmup"),
     _K.TREND: _Cause("Window times drifted", "warm up longer (--warmup), fix the clocks"),

@@ -172,8 +172,8 @@ def _of_cell(cell: CellResult, effect: PairEffect, cells: int) -> Iterator[Findi
         yield Finding(
             FindingKind.GROUPS_LEFT_OUT,
             Severity.NOTE,
-            f"{name}: {left_out} of {left_out + len(effect.groups)} groups of windows are left "
-            f"out ({reasons}).",
+            f"{name}: groups of windows left out: {left_out} of {left_out + len(effect.groups)} "
+            f"({reasons}).",
             "Nothing to do while the interval is narrow enough.",
             name,
         )

@@ -18,6 +18,7 @@ from nwor_bench.analysis.findings.machine import machine_findings
 from nwor_bench.analysis.findings.time_budget import FEW_BLOCKS, time_budget_findings
 from nwor_bench.analysis.interleaved.agreement import WINDOWS
 from nwor_bench.analysis.interleaved.effects import effects_over_off, pair_effects
+from nwor_bench.analysis.interleaved.robust import MIN_GROUPS
 from nwor_bench.analysis.paired import LATENCY_MS
 from nwor_bench.analysis.significance import SIGNIFICANCE, least_signed_rank_p
 from nwor_bench.records.engine_status import EngineStatus
@@ -97,16 +98,36 @@ def _no_arm(run: RunData) -> Finding:
     return Finding(FindingKind.AA_MISSING, Severity.NOTE, message, remedy)
 
 
+def _few_blocks(cells: Sequence[CellResult]) -> Finding:
+    """Cells that take turns run whole batches in a few blocks, however many there are."""
+    of = "Timed blocks"
+    remedy = f"Write --batches {FEW_BLOCKS} or more, or --ci-width with the width that you need."
+    if any(cell.groups is not None for cell in cells):
+        of = "Timed blocks of whole batches"
+        remedy = f"Write --interleave batches, and --batches {FEW_BLOCKS} or more."
+    message = f"{of}: {min(cell.batches for cell in cells)}. So few leave intervals wide."
+    return Finding(FindingKind.FEW_BLOCKS, Severity.NOTE, message, remedy)
+
+
+def _few_groups(cells: Sequence[CellResult]) -> Iterator[Finding]:
+    """Cells that took turns and have no interval, neither by groups nor by whole batches."""
+    few = [c for c in cells if c.groups is not None and c.ratio_ci_low is None]
+    if few:
+        listed = ", ".join(f"{cell.label} {cell.groups}" for cell in few)
+        yield Finding(
+            FindingKind.FEW_GROUPS,
+            Severity.WARNING,
+            f"An interval needs {MIN_GROUPS} groups of windows that count. There are: {listed}.",
+            "Write a longer --time-budget or more --batches, and more --max-new-tokens: a group "
+            "counts if it ends within its batch.",
+        )
+
+
 def _each_cell(cells: Sequence[CellResult]) -> Iterator[Finding]:
     by_blocks = [c for c in cells if c.ratio_to_off is not None and c.interleaved != WINDOWS]
-    blocks = min((cell.batches for cell in by_blocks), default=None)
-    if blocks is not None and blocks < FEW_BLOCKS:
-        yield Finding(
-            FindingKind.FEW_BLOCKS,
-            Severity.NOTE,
-            f"Timed blocks: {blocks}. So few leave intervals wide.",
-            f"Write --batches {FEW_BLOCKS} or more, or --ci-width with the width that you need.",
-        )
+    if by_blocks and min(cell.batches for cell in by_blocks) < FEW_BLOCKS:
+        yield _few_blocks(by_blocks)
+    yield from _few_groups(cells)
     idle: dict[str | None, list[CellResult]] = {}
     for cell in cells:
         if cell.verdict == Verdict.INEFFECTIVE:

@@ -10,7 +10,7 @@ from synthetic_run import summarised
 from nwor_bench.analysis.findings import Finding, FindingKind, Severity, findings, grouped
 from nwor_bench.records.header import WarmupFacts
 from nwor_bench.records.store import RunData
-from nwor_bench.records.types import WindowRecord
+from nwor_bench.records.types import Phase, WindowRecord
 
 pytestmark = pytest.mark.slow  # whole runs
 
@@ -86,7 +86,23 @@ def test_nobody_knows_the_pace_without_a_devices_clock() -> None:
 
 
 def test_blocks_are_few_only_where_they_decide() -> None:
-    assert found_in(planted_run("", 1.1), FindingKind.FEW_BLOCKS)
+    (found,) = found_in(planted_run("", 1.1), FindingKind.FEW_BLOCKS)
+    assert "whole batches: 3" in found.message  # 12 blocks were timed
+    assert "--interleave batches" in found.remedy
+
+
+def test_too_few_groups_for_an_interval_are_said() -> None:
+    few = interleaved_run(Planted(EFFECTS), batches=2, groups=6)
+    assert found_in(few, FindingKind.FEW_GROUPS) == []  # whole batches have an interval
+    in_turn = {window.batch for window in few.windows if window.group is not None}
+    kept = tuple(b for b in few.batches if b.batch in in_turn or b.phase != Phase.TIMED)
+    numbers = {batch.batch for batch in kept}
+    windows = tuple(window for window in few.windows if window.batch in numbers)
+    few = replace(few, batches=kept, windows=windows)
+    (found,) = found_in(few, FindingKind.FEW_GROUPS)
+    assert found.severity is Severity.WARNING
+    assert "--max-new-tokens" in found.remedy
+    assert found_in(planted_run(), FindingKind.FEW_GROUPS) == []
 
 
 def test_groups_left_out_are_a_note() -> None:

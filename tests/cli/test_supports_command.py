@@ -118,3 +118,18 @@ def test_bad_input_is_refused_by_name(
     code, out, err = supports(*arguments)
     assert (code, out) == (ExitCode.BAD_USAGE, "")
     assert words in flat(err)
+
+
+def test_a_checkpoint_with_an_fp8_cache_is_one_without_a_flag(
+    supports: Run, command_line: Run, tmp_path: Path
+) -> None:
+    """As vLLM takes `auto`; a flag stands above it."""
+    quantised = {"quant_method": "modelopt", "quant_algo": "FP8", "kv_cache_quant_algo": "FP8"}
+    config = json.loads(Path(LLAMA).read_text(encoding="utf-8"))
+    (tmp_path / "config.json").write_text(json.dumps({**config, "quantization_config": quantised}))
+    on_cpu = ("config.json", "--device", "cpu", "-q")
+    assert "cache_dtype:fp8" in supports(*on_cpu)[1]
+    assert "cache_dtype" not in supports(*on_cpu, "--cache-dtype", "bfloat16")[1]
+    plan = ("plan", "--config", "config.json", "--weight-dtype", "fp8")
+    assert "Cache in fp8" in flat(command_line(*plan)[1])
+    assert "Cache in bfloat16" in flat(command_line(*plan, "--cache-dtype", "bfloat16")[1])

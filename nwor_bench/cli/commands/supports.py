@@ -1,5 +1,6 @@
 """`nwor-bench supports`: what the plugin would stage of a model, from its config.json."""
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -93,6 +94,7 @@ def _engine(
 
 
 def _one(found: "FoundConfig", engine: "EngineFacts", quiet: bool, as_json: bool) -> None:
+    from nwor_bench.models.cache_dtype import AUTO, checkpoint_cache_dtype
     from nwor_bench.models.support.facts import read_facts
     from nwor_bench.models.support.methods import methods_of
     from nwor_bench.models.support.predict import predict_support
@@ -100,6 +102,8 @@ def _one(found: "FoundConfig", engine: "EngineFacts", quiet: bool, as_json: bool
     from nwor_bench.report.prediction import support as words
 
     model = read_facts(found.config, found.name, FIELD, found.origin)
+    if engine.cache_dtype == AUTO:
+        engine = replace(engine, cache_dtype=checkpoint_cache_dtype(found.config))
     support, methods = predict_support(model, engine), tuple(methods_of(model, engine))
     states = _states(found, engine)
     if as_json:

@@ -12,6 +12,7 @@ from nwor_bench.analysis.cell_data import REFERENCE, CellData
 from nwor_bench.analysis.idle_modes import idle_reason
 from nwor_bench.analysis.interleaved.agreement import WINDOWS, deciding
 from nwor_bench.analysis.interleaved.effects import PairEffect
+from nwor_bench.analysis.interleaved.robust import MIN_GROUPS
 from nwor_bench.analysis.paired import PairedTimes, pair_times
 from nwor_bench.analysis.significance import signed_rank_p, smallest_effect
 from nwor_bench.analysis.statistics import (
@@ -185,6 +186,9 @@ def _in_turn(batches: ComparedCell, effect: PairEffect, cells: int) -> ComparedC
     reason = whole.reason
     if windows is not None:
         reason = f"its windows ({windows.ratio:.4f}) and whole batches disagree, so these decide"
+    elif batches.interval is None:
+        few = f"its groups of windows are {len(effect.groups)}"
+        reason = f"{few}, and an interval needs {MIN_GROUPS}"
     return replace(batches, cell_verdict=replace(whole, reason=reason, **beside))
 
 

@@ -12,6 +12,7 @@ from nwor_bench.instruments.conditions import ConditionMonitor
 from nwor_bench.instruments.nvtx_ranges import ranges_if_wanted, span
 from nwor_bench.records.store import RunData, RunStore, read_run
 from nwor_bench.records.types import BatchRecord, Cell, Phase, WindowRecord
+from nwor_bench.report.text import plural
 from nwor_bench.run.batch import BatchRunner, RanBatch
 from nwor_bench.run.block_log import BlockLog
 from nwor_bench.run.budget import Budget
@@ -107,7 +108,7 @@ class BlockRunner:
         self.stopped = self._remaining.why_stop(done, len(self._live_cells()))
         for block in self.plan.blocks:
             if self.stopped is not None:
-                self._progress.say(f"stopped after {done} blocks: {self.stopped}")
+                self._progress.say(f"stopped after {plural(done, 'block')}: {self.stopped}")
                 break
             self._tell_step(block)
             self._timed_block(block)
@@ -132,7 +133,7 @@ class BlockRunner:
         self._store.update(warmup=facts)
         unsteady = facts.not_steady
         how = "window times are steady" if unsteady is None else f"not steady: {unsteady}"
-        self._progress.say(f"warm-up: {facts.batches} batches, {how}")
+        self._progress.say(f"warm-up: {plural(facts.batches or 0, 'batch')}, {how}")
 
     def gate(self) -> None:
         """Greedy tokens, per-position acceptance and K/V of every cell against off x off."""
@@ -201,7 +202,7 @@ class BlockRunner:
         """The first blocks once more with probe or counters on, which timing never sees."""
         if not blocks:
             return
-        self._progress.say(f"{phase}: {blocks} blocks once more, untimed")
+        self._progress.say(f"{phase}: {plural(blocks, 'block')} once more, untimed")
         self._progress.step(phase, "report")
         self._switch(phase, True)
         try:

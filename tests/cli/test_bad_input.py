@@ -174,7 +174,7 @@ def test_lists_of_modes(
         ("--batches", "0", "1 or more"),
         ("--batches", "1000000000", "10000 or less"),
         ("--warmup", "-1", "0 or more"),
-        ("--max-new-tokens", "0", "1 or more"),
+        ("--max-new-tokens", "1", "2 or more"),
         ("--temperature", "-1", "0 or more"),
         ("--temperature", "nan", "a finite number"),
         ("--temperature", "inf", "a finite number"),

@@ -89,6 +89,15 @@ def test_too_few_groups_leave_whole_batches() -> None:
     assert cell.ratio_to_off == cell.ratio_batches is not None
 
 
+def test_too_few_groups_and_blocks_say_how_many_groups_there_are() -> None:
+    run = interleaved_run(Planted(EFFECTS), batches=1, groups=16, whole=WHOLE)
+    batches = tuple(b for b in run.batches if b.phase != Phase.TIMED or b.block == 1)
+    windows = tuple(w for w in run.windows if w.block < 2 or interleaved(w))
+    cell = cell_of(replace(run, batches=batches, windows=windows), STAGE_GRAPH)
+    assert (cell.verdict, cell.groups, cell.ratio_ci_low) == (Verdict.AMBIGUOUS, 2, None)
+    assert "groups of windows are 2" in (cell.reason or "")
+
+
 def test_windows_alone_decide_where_no_whole_batch_was_timed(run: RunData) -> None:
     kept = [b for b in run.batches if b.phase != Phase.TIMED]
     numbers = {b.batch for b in kept}

@@ -28,7 +28,6 @@ MIMO: dict[str, Any] = {
     "swa_head_dim": 192,
     "swa_v_head_dim": 128,
     "sliding_window_size": 32,
-    "add_swa_attention_sink_bias": True,
     "attention_value_scale": 0.707,
     "attention_bias": False,
     "partial_rotary_factor": 0.334,
@@ -44,9 +43,12 @@ MIMO: dict[str, Any] = {
 }
 
 
-def unequal_pair(folder: Path, dtype: str, **speculative: Any) -> ResolvedPair:
-    """The model in `folder`, with prompt lookup for its drafter."""
+def unequal_pair(
+    folder: Path, dtype: str, *, sinks: bool = True, speculative: dict[str, Any] | None = None
+) -> ResolvedPair:
+    """The model in `folder`, drafted for by prompt lookup with these settings."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps({**MIMO, "torch_dtype": dtype}))
+    own = {"add_swa_attention_sink_bias": sinks, "torch_dtype": dtype}
+    (folder / "config.json").write_text(json.dumps(MIMO | own))
     write_byte_tokenizer(folder)
-    return ResolvedPair("unequal", "ngram", str(folder), None, dtype, speculative)
+    return ResolvedPair("unequal", "ngram", str(folder), None, dtype, speculative or {})

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from engine_tools import EAGER, FULL_FOR_ALL, implementations_of, mtp_of, tiny_spec
-from test_gpu_groups import DUMMY, SYNTHETIC, check_all
+from test_gpu_groups import SYNTHETIC, check_all
 from tiny_unequal import unequal_pair
 
 from nwor_bench.engine.engine import VllmEngine
@@ -53,7 +53,7 @@ def test_values_of_another_width_are_staged(
         sinks=sinks,
         speculative={} if method == "mtp" else SYNTHETIC,
     )
-    engine_args = json.dumps({**DUMMY, **GRAPHS[graphs], **arguments})
+    engine_args = json.dumps({"enable_prefix_caching": False, **GRAPHS[graphs], **arguments})
     spec = tiny_spec(draft_tokens=4, kv_cache_gib=0.5, engine_args=engine_args)
     engine = start_alone(mtp_of(pair) if method == "mtp" else pair, spec)
     status = engine.status()

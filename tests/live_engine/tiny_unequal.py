@@ -1,6 +1,6 @@
 """A tiny model of MiMo V2's kind: values narrower than keys, sinks and other heads where it slides.
 
-No weights: vLLM fills it with random ones (`load_format="dummy"`). Its configuration has another
+No weights: the plugin's loader fills it with random ones. Its configuration has another
 model type, whose class every transformers has, and MiMo's own fields beside it.
 """
 
@@ -51,4 +51,5 @@ def unequal_pair(
     own = {"add_swa_attention_sink_bias": sinks, "torch_dtype": dtype}
     (folder / "config.json").write_text(json.dumps(MIMO | own))
     write_byte_tokenizer(folder)
-    return ResolvedPair("unequal", "ngram", str(folder), None, dtype, speculative or {})
+    settings = speculative or {}
+    return ResolvedPair("unequal", "ngram", str(folder), None, dtype, settings, load_format="dummy")

@@ -108,7 +108,8 @@ def _fill_one(path: str, module: nn.Module, name: str, weight: Tensor) -> str:
     generator = torch.Generator(device=weight.device).manual_seed(_seed(path, module, name, weight))
     weight.normal_(0.0, _inputs(module, weight) ** -0.5, generator=generator)
     if isinstance(module, QKVParallelLinear):
-        lean_queries_on_keys(weight, module.num_heads, module.num_kv_heads, module.head_size)
+        heads = module.num_heads, module.num_kv_heads
+        lean_queries_on_keys(weight, *heads, module.head_size, module.v_head_size)
     return "matrices"
 
 
@@ -128,7 +129,9 @@ def _fill_norm(path: str, module: nn.Module, name: str, weight: Tensor) -> str:
     return "norms"
 
 
-def lean_queries_on_keys(weight: Tensor, heads: int, kv_heads: int, head_dim: int) -> None:
+def lean_queries_on_keys(
+    weight: Tensor, heads: int, kv_heads: int, head_dim: int, value_dim: int
+) -> None:
     """Turn each query head towards its key head, so that a row's own score is `OWN_SCORE`.
 
     Args:
@@ -137,9 +140,11 @@ def lean_queries_on_keys(weight: Tensor, heads: int, kv_heads: int, head_dim: in
             another way (for example with an output gate beside each query head).
         heads: query heads of this rank.
         kv_heads: key heads of this rank.
-        head_dim: rows of a head.
+        head_dim: rows of a query or key head.
+        value_dim: rows of a value head.
     """
-    if weight.shape[0] != (heads + 2 * kv_heads) * head_dim or heads % kv_heads:
+    rows = (heads + kv_heads) * head_dim + kv_heads * value_dim
+    if weight.shape[0] != rows or heads % kv_heads:
         return
     share = min(0.95, OWN_SCORE / head_dim**0.5)
     queries = weight[: heads * head_dim].view(kv_heads, heads // kv_heads, head_dim, -1)

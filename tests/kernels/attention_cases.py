@@ -71,12 +71,16 @@ def make_step(
     heads: int = 4,
     kv_heads: int = 2,
     head_dim: int = 8,
+    value_dim: int | None = None,
     block_size: int = 16,
     dtype: torch.dtype = torch.float32,
     padding_rows: int = 2,
     seed: int = 0,
 ) -> Step:
-    """A step whose blocks lie scattered in the cache; padding rows of the query are NaN."""
+    """A step whose blocks lie scattered in the cache; padding rows of the query are NaN.
+
+    `value_dim` None: values are as wide as keys.
+    """
     rng = generator(seed)
     starts = np.cumsum([0] + [r.queries for r in requests])
     query = torch.randn(int(starts[-1]) + padding_rows, heads, head_dim, generator=rng).to(dtype)
@@ -88,7 +92,8 @@ def make_step(
     # Block numbers past a request's last block are junk in an engine too: never to be followed.
     for r, count in enumerate(per_request):
         table[r, :count] = torch.tensor([scattered.pop() for _ in range(count)])
-    shape = (num_blocks, kv_heads, block_size, 2 * head_dim)
+    width = head_dim + (value_dim or head_dim)
+    shape = (num_blocks, kv_heads, block_size, width)
     step = Step(
         requests=requests,
         query=query,
@@ -99,7 +104,7 @@ def make_step(
         kv_cache=torch.randn(shape, generator=rng).to(dtype),  # what earlier requests left there
     )
     for r, request in enumerate(requests):
-        kv = torch.randn(request.length, kv_heads, 2 * head_dim, generator=rng).to(dtype)
+        kv = torch.randn(request.length, kv_heads, width, generator=rng).to(dtype)
         step.key.append(kv[..., :head_dim])
         step.value.append(kv[..., head_dim:])
         for position in range(request.length):
@@ -111,9 +116,10 @@ def make_step(
 def staged_rows(step: Step, order: list[int], spare: int = 2) -> tuple[Tensor, Tensor, Tensor]:
     """(rows, staged key, staged value) of the step's drafts in this order; NaN past them."""
     drafts = [step.drafts()[i] for i in order]
-    shape = (len(drafts) + spare, *step.key[0].shape[1:])
-    key = torch.full(shape, float("nan"), dtype=step.kv_cache.dtype)
-    value = torch.full_like(key, float("nan"))
+    key, value = (
+        torch.full((len(drafts) + spare, *of[0].shape[1:]), float("nan"), dtype=of[0].dtype)
+        for of in (step.key, step.value)
+    )
     for i, (_, request, position) in enumerate(drafts):
         key[i] = step.key[request][position]
         value[i] = step.value[request][position]
@@ -141,7 +147,7 @@ def attend_slowly(
 ) -> np.ndarray:
     """Attention from its definition in float64, one query row, head and token at a time."""
     query = step.query.double().numpy()
-    output = np.full(query.shape, np.nan)
+    output = np.full((*query.shape[:2], step.value[0].shape[2]), np.nan)
     heads, ratio = query.shape[1], query.shape[1] // step.key[0].shape[1]
     for r, request in enumerate(step.requests):
         keys, values = step.key[r].double().numpy(), step.value[r].double().numpy()
@@ -212,9 +218,10 @@ def stage_step(step: Step, whole: bool) -> Staged:
 
     Staged are each request's drafts or, if `whole`, all query rows of a request with drafts.
     """
-    heads, width = step.key[0].shape[1:]
-    fused = torch.full((step.query.shape[0], 3 * heads * width), float("nan")).to(step.key[0].dtype)
-    key, value = (part.unflatten(1, (heads, width)) for part in fused.chunk(3, dim=1)[1:])
+    (_, heads, width), value_width = step.key[0].shape, step.value[0].shape[2]
+    columns = heads * (2 * width + value_width)
+    fused = torch.full((step.query.shape[0], columns), float("nan")).to(step.key[0].dtype)
+    key, value = of_fused(fused, heads, width)
     starts, ends = [], []
     for r, request in enumerate(step.requests):
         last = int(step.query_start_loc[r + 1])
@@ -225,6 +232,13 @@ def stage_step(step: Step, whole: bool) -> Staged:
         starts.append(last - staged)
         ends.append(last)
     return Staged(key, value, *(torch.tensor(rows).int() for rows in (starts, ends)))
+
+
+def of_fused(fused: Tensor, heads: int, width: int) -> tuple[Tensor, ...]:
+    """K and V in [rows, columns] of Q, K and V: Q as wide as K, V as wide as what is left."""
+    after_key = 2 * heads * width
+    key, value = fused[:, after_key // 2 : after_key], fused[:, after_key:]
+    return tuple(part.unflatten(1, (heads, -1)) for part in (key, value))
 
 
 def committed_only(step: Step, staged: Staged) -> Tensor:
@@ -260,14 +274,15 @@ def quantised_step(step: Step, scales: Scales) -> tuple[Step, Tensor, Tensor]:
     if scales.q is not None:
         query = quantize_e4m3(step.query, scales.q)
         seen.query = query.double() * scales.q.double()
-    return seen, query, as_e4m3_cache(step.kv_cache, scales)
+    return seen, query, as_e4m3_cache(step.kv_cache, scales, step.query.shape[2])
 
 
-def as_e4m3_cache(cache: Tensor, scales: Scales) -> Tensor:
-    """[blocks, kv_heads, block_size, 2 * head_dim] uint8 of a cache in another dtype."""
+def as_e4m3_cache(cache: Tensor, scales: Scales, head_dim: int | None = None) -> Tensor:
+    """[blocks, kv_heads, block_size, K + V width] uint8 of a cache in another dtype."""
     tokens = cache.transpose(1, 2)
-    halves = [
-        quantize_e4m3(half.flatten(0, 1), scale).view(torch.uint8)
-        for half, scale in zip(tokens.chunk(2, dim=-1), (scales.k, scales.v), strict=True)
+    both = tokens.tensor_split((head_dim or cache.shape[-1] // 2,), dim=-1)
+    parts = [
+        quantize_e4m3(part.flatten(0, 1), scale).view(torch.uint8)
+        for part, scale in zip(both, (scales.k, scales.v), strict=True)
     ]
-    return torch.cat(halves, dim=-1).view(tokens.shape).transpose(1, 2).contiguous()
+    return torch.cat(parts, dim=-1).view(tokens.shape).transpose(1, 2).contiguous()

@@ -108,7 +108,7 @@ def compare(shape, seed, device, change=lambda window: None, tokens_per_program=
     rows=st.integers(0, 9),
     layers=st.integers(1, 3),
     kv_heads=st.integers(1, 3),
-    widths=st.sampled_from([(64, 64), (96, 96), (3, 5), (24, 16)]),
+    widths=st.sampled_from([(64, 64), (96, 96), (3, 5), (24, 16), (192, 128)]),
     block_size=st.sampled_from([1, 3, 4, 16]),
     dtypes=st.sampled_from(
         [

@@ -65,7 +65,7 @@ CHANGES = {"equal": (), "indexed": (by_index,), "masked": (by_mask,), "rows": (b
     padding=st.integers(0, 5),
     layers=st.integers(1, 3),
     kv_heads=st.integers(1, 3),
-    widths=st.sampled_from([(64, 64), (3, 5), (24, 16)]),
+    widths=st.sampled_from([(64, 64), (3, 5), (24, 16), (192, 128)]),
     block_size=st.sampled_from([1, 3, 16]),
     dtypes=st.sampled_from(
         [

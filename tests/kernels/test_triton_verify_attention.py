@@ -17,6 +17,7 @@ from attention_cases import (
     committed_only,
     for_heads,
     make_step,
+    of_fused,
     quantised_step,
     stage_step,
 )
@@ -69,10 +70,10 @@ def run(
         for name, value in options.items()
     }
     dtype = torch.bfloat16 if query.dtype == torch.float8_e4m3fn else query.dtype
-    output = torch.full(query.shape, float("nan"), dtype=dtype, device=device)
+    shape = (*query.shape[:2], staged.value.shape[2])
+    output = torch.full(shape, float("nan"), dtype=dtype, device=device)
     fused = staged.key._base.to(device)
-    _rows, heads, width = staged.key.shape
-    key, value = (part.unflatten(1, (heads, width)) for part in fused.chunk(3, dim=1)[1:])
+    key, value = of_fused(fused, *staged.key.shape[1:])
     kernel(
         query.to(device),
         key,
@@ -254,6 +255,58 @@ def test_shapes(triton_device, heads, kv_heads, head_dim, block_size, dtype):
     )
 
 
+UNEQUAL = [
+    pytest.param(192, 128, 8, torch.float32, {}, id="MiMo full"),
+    pytest.param(192, 128, 8, torch.bfloat16, {"sinks", "sliding_window"}, id="MiMo sliding"),
+    pytest.param(64, 32, 3, torch.float16, {"sinks"}, id="smaller"),
+    pytest.param(40, 96, 4, torch.float32, {"sliding_window"}, id="wider values"),
+    pytest.param(32, 512, 2, torch.float16, {}, marks=pytest.mark.long, id="widest values"),
+]
+"""(head dim, value dim, query heads of a K/V head, dtype, what the layer adds)."""
+
+
+@pytest.mark.parametrize("programs", [1, 5])
+@pytest.mark.parametrize(("head_dim", "value_dim", "ratio", "dtype", "added"), UNEQUAL)
+def test_values_of_another_width(triton_device, head_dim, value_dim, ratio, dtype, added, programs):
+    """Whole pairs by one program, and contexts that 5 programs share."""
+    if INTERPRETED and dtype is torch.bfloat16:
+        dtype = torch.float16
+    heads = 2 * ratio
+    of_layer = {"sinks": torch.linspace(-3, 5, heads), "sliding_window": 20}
+    options = {name: of_layer[name] for name in added}
+    requests = [Request(70, 5, 4), Request(3, 4, 2), Request(0, 5, 4), Request(9, 1, 0)]
+    shape = {"heads": heads, "kv_heads": 2, "head_dim": head_dim, "value_dim": value_dim}
+    step = make_step(requests, dtype=dtype, seed=22 + programs, **shape)
+    staged = stage_step(step, programs == 1)
+    workspace = VerifyWorkspace.create(
+        max_requests=4, num_heads=heads, num_kv_heads=2, head_dim=head_dim, value_dim=value_dim,
+        max_query_len=5, device=triton_device, programs=programs,
+    )  # fmt: skip
+    for tensor in (workspace.accumulators, workspace.sums):
+        tensor.fill_(float("nan"))
+    tuning = Tuning(block_n=16, programs=programs, min_tiles=1, discard=Discard.POISON)
+    result = run(step, staged, triton_device, workspace=workspace, tuning=tuning, **options)
+    check(step, result, torch.from_numpy(attend_slowly(step, **options)), dtype)
+    assert not workspace.arrived.any()
+
+
+@pytest.mark.parametrize(("head_dim", "value_dim"), [(192, 128), (32, 64)])
+def test_an_fp8_cache_with_values_of_another_width(triton_device, head_dim, value_dim):
+    scales = Scales(*(torch.tensor([2.0**-n]) for n in (8, 7)))
+    dtype = torch.float16 if INTERPRETED else torch.bfloat16
+    shape = {"heads": 4, "kv_heads": 1, "head_dim": head_dim, "value_dim": value_dim}
+    step = make_step([Request(37, 5, 4), Request(0, 5, 4)], dtype=dtype, seed=28, **shape)
+    if INTERPRETED:  # it rounds to e4m3 wrongly, so there is nothing left to round
+        rounded, _, _ = quantised_step(step, scales)
+        step.key = [part.to(dtype) for part in rounded.key]
+        step.value = [part.to(dtype) for part in rounded.value]
+    staged = stage_step(step, True)
+    seen, query, _ = quantised_step(step, scales)
+    cache = as_e4m3_cache(committed_only(step, staged), scales, head_dim)
+    result = run(step, staged, triton_device, cache=cache, query=query, scales=scales)
+    check(step, result, torch.from_numpy(attend_slowly(seen)), torch.bfloat16)
+
+
 def test_a_cache_with_heads_innermost(triton_device):
     step = make_step(WINDOWS, seed=7)
     staged = stage_step(step, True)
@@ -357,9 +410,11 @@ def check_on_gpu(requests, dtype, *, fp8=None, tuning=None, **shape):
     scales = None
     if fp8:
         scales = Scales(*(torch.rand(fp8) * 0.01 + 0.005 for _ in range(2)), torch.tensor([0.02]))
-        cache, query = as_e4m3_cache(cache, scales), quantised_step(step, scales)[1]
+        cache = as_e4m3_cache(cache, scales, query.shape[2])
+        query = quantised_step(step, scales)[1]
         options |= {f"{name}_scale": getattr(scales, name) for name in "kvq"}
-    expected = torch.full(query.shape, float("nan"), dtype=torch.float64)
+    shape = (*query.shape[:2], staged.value.shape[2])
+    expected = torch.full(shape, float("nan"), dtype=torch.float64)
     verify_attention_varlen_reference(
         query, staged.key, staged.value, cache, step.query_start_loc, step.seq_lens,
         step.block_table, staged.start, staged.end, expected,
@@ -377,6 +432,22 @@ def check_on_gpu(requests, dtype, *, fp8=None, tuning=None, **shape):
 def test_the_grid_of_shapes(block_size, head_dim, ratio):
     shape = {"heads": 2 * ratio, "kv_heads": 2, "head_dim": head_dim, "block_size": block_size}
     check_on_gpu(GRID_REQUESTS, torch.bfloat16, seed=15, **shape)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("head_dim", "value_dim"), [(192, 128), (64, 32), (128, 256), (512, 64)])
+@pytest.mark.parametrize("ratio", [4, 8, 16])
+@pytest.mark.parametrize(
+    ("dtype", "fp8"),
+    [(torch.bfloat16, None), (torch.float16, None), (torch.float32, None), (torch.bfloat16, 1)],
+)
+def test_the_grid_of_values_of_another_width(dtype, fp8, ratio, head_dim, value_dim):
+    """The launch's own shape, with what the binary takes of shared memory."""
+    requests = [Request(900, 5, 4), Request(61, 5, 4), Request(7, 1, 0), Request(0, 5, 4)]
+    shape = {"heads": 2 * ratio, "kv_heads": 2, "head_dim": head_dim, "value_dim": value_dim}
+    added = {"sinks": torch.linspace(-3, 5, 2 * ratio), "sliding_window": 128}
+    check_on_gpu(requests, dtype, fp8=fp8, seed=16, **shape)
+    check_on_gpu(requests, dtype, fp8=fp8, seed=17, **shape, **added)
 
 
 @pytest.mark.gpu
@@ -516,6 +587,8 @@ def test_what_is_not_served_has_a_word():
     assert unsupported_reason(128, 5, bf16, torch.uint8) is None
     assert unsupported_reason(512, 5, bf16, bf16) is None
     assert unsupported_reason(520, 5, bf16, bf16) == "head_dim_520"
+    assert unsupported_reason(192, 5, bf16, bf16, 128) is None
+    assert unsupported_reason(128, 5, bf16, bf16, 1024) == "head_dim_1024"
     assert unsupported_reason(128, 17, bf16, bf16) == "window_of_17_tokens"
     assert unsupported_reason(128, 5, torch.float64, torch.float64) == "dtype_float64"
     assert unsupported_reason(128, 5, bf16, f32) == "cache_dtype_float32"

@@ -63,8 +63,10 @@ CLASSES: tuple[tuple[str, dict[str, Any], str | None, str | None, str | None], .
     ("ALiBi", {"model_type": "bloom"}, None, "alibi", None),
     ("wide heads", {"head_dim": 520}, "head_dim_520", "head_dim_520", None),
     ("images", {"model_type": "gemma3"}, None, None, None),
-    ("values of another size", {"v_head_dim": 32}, "unsupported_attention:FlashAttentionDiffKVImpl",
-     "unsupported_attention:FlashAttentionDiffKVImpl", None),
+    ("values of another size", {"v_head_dim": 32}, None, None,
+     "unsupported_attention:TritonAttentionDiffKVImpl"),
+    ("wide values", {"v_head_dim": 520}, "head_dim_520", "head_dim_520",
+     "unsupported_attention:TritonAttentionDiffKVImpl"),
     ("a rolling window", {"rswa_window": 64}, "rswa_window", "rswa_window", None),
 )  # fmt: skip
 
@@ -95,6 +97,8 @@ def test_each_class_has_its_reason(
         (SLIDING, {"one_group": True}, None),
         ({}, {"cache_dtype": "fp8"}, None),
         ({}, {"cache_dtype": "nvfp4"}, "cache_dtype:nvfp4"),
+        ({"v_head_dim": 32}, {"cache_dtype": "fp8"}, None),
+        ({"v_head_dim": 32}, {"cache_dtype": "fp8_e5m2"}, "cache_dtype:fp8_e5m2"),
         ({}, {"draft_tokens": 15}, None),
         ({}, {"draft_tokens": 16}, "window_of_17_tokens"),
         ({"architectures": ["KimiLinearForCausalLM"]}, {"eager": True}, "own_attention:kimi_k3"),
@@ -146,8 +150,7 @@ def test_the_sparse_recipes_are_staged(name: str) -> None:
     ("name", "kind", "reason"),
     [
         ("google/gemma-4-12B-it", "sliding + full, 2 head sizes, image masks", None),
-        ("XiaomiMiMo/MiMo-V2.5", "sinks, sliding + full, values of another size",
-         "unsupported_attention:FlashAttentionDiffKVImpl"),
+        ("XiaomiMiMo/MiMo-V2.5", "sinks, sliding + full, values of another size", None),
         ("dots-studio/dots3-note-prev", "sparse MLA, MLA, sliding + full, 2 head sizes",
          "own_attention:dots3_note"),
         ("Qwen/Qwen3.8-Flash-Next", "recurrent, sparse", "own_attention:qwen4_exp"),
@@ -158,6 +161,16 @@ def test_recipe_models_that_are_alone_in_their_class(
 ) -> None:
     (row,) = (row for row in coverage(EngineFacts()) if row.kept.name == name)
     assert (row.kind, row.found.reason) == (kind, reason)
+
+
+def test_values_of_another_size_are_told() -> None:
+    model = facts(**SLIDING, v_head_dim=64, swa_v_head_dim=32)  # keys have 64
+    assert [layer.value_dim for layer in model.layers[:2]] == [32, None]
+    rows = layer_rows(predict_support(model, EngineFacts()))
+    assert [row[1:3] for row in rows] == [
+        ("sliding attention of 32, head size 64, values of 32", "FLASH_ATTN_DIFFKV"),
+        ("full attention, head size 64", "FLASH_ATTN"),
+    ]
 
 
 def test_sliding_latent_layers_have_their_own_row_and_no_indexer() -> None:

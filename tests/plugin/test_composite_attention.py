@@ -25,6 +25,7 @@ def composite_layer(**changes: Any) -> Any:
         impl=impl,
         attn_backend=TritonFlashAttentionBackend,
         head_size=layer.head_size,
+        head_size_v=layer.head_size_v,
         kv_cache=layer.kv_cache,
     )
 

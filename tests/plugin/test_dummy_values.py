@@ -42,19 +42,23 @@ def test_the_engine_names_the_loader_of_the_plugin() -> None:
     assert engine_config.DUMMY_LOADERS == {"dummy": dummy_weights.LOAD_FORMAT}
 
 
-@pytest.mark.parametrize(("head_dim", "heads", "kv_heads"), [(64, 4, 4), (128, 3, 1), (256, 7, 1)])
+@pytest.mark.parametrize(
+    ("head_dim", "value_dim", "heads", "kv_heads"),
+    [(64, 64, 4, 4), (128, 128, 3, 1), (256, 256, 7, 1), (192, 128, 8, 2)],
+)
 def test_a_row_has_5_to_20_percent_of_its_attention_at_1000_tokens(
-    head_dim: int, heads: int, kv_heads: int
+    head_dim: int, value_dim: int, heads: int, kv_heads: int
 ) -> None:
     hidden, tokens = 512, 1000
     torch.manual_seed(3)
-    weight = torch.randn((heads + 2 * kv_heads) * head_dim, hidden) * hidden**-0.5
+    rows = (heads + kv_heads) * head_dim + kv_heads * value_dim
+    weight = torch.randn(rows, hidden) * hidden**-0.5
     before = weight.clone()
-    lean_queries_on_keys(weight, heads, kv_heads, head_dim)
+    lean_queries_on_keys(weight, heads, kv_heads, head_dim, value_dim)
     assert torch.equal(weight[heads * head_dim :], before[heads * head_dim :])
-    rows = torch.randn(tokens, hidden)
-    query = (rows @ weight[: heads * head_dim].T).view(tokens, kv_heads, -1, head_dim)
-    key = (rows @ weight[heads * head_dim :][: kv_heads * head_dim].T).view(tokens, kv_heads, -1)
+    inputs = torch.randn(tokens, hidden)
+    query = (inputs @ weight[: heads * head_dim].T).view(tokens, kv_heads, -1, head_dim)
+    key = (inputs @ weight[heads * head_dim :][: kv_heads * head_dim].T).view(tokens, kv_heads, -1)
     scores = torch.einsum("qghd,kgd->ghqk", query, key) / math.sqrt(head_dim)
     own = scores.softmax(-1).diagonal(dim1=-2, dim2=-1)
     assert 0.05 < own.mean() < 0.20
@@ -64,7 +68,7 @@ def test_a_row_has_5_to_20_percent_of_its_attention_at_1000_tokens(
 def test_queries_laid_out_otherwise_are_left_random() -> None:
     weight = torch.randn(12 * 8, 16)
     before = weight.clone()
-    lean_queries_on_keys(weight, heads=4, kv_heads=2, head_dim=8)  # 4 gates beside 4 queries
+    lean_queries_on_keys(weight, 4, 2, head_dim=8, value_dim=8)  # 4 gates beside 4 queries
     assert torch.equal(weight, before)
 
 

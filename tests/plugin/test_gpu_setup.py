@@ -26,12 +26,15 @@ def test_by_reference_a_step_may_hold_a_64th_of_the_devices_memory() -> None:
     from nwor_bench.plugin.runner_v2.referenced_rows import most_referenced_rows
 
     impl = SimpleNamespace(num_heads=32, num_kv_heads=8, head_size=128)
-    layers = [SimpleNamespace(impl=impl)] * 32
+    layers = [SimpleNamespace(impl=impl, head_size_v=128)] * 32
     rows = most_referenced_rows(layers, 2, 80 << 30)
     assert rows is not None
     assert rows * 32 * 12_288 <= (80 << 30) / 64 < (rows + 1) * 32 * 12_288
     assert rows < 8192  # a whole default step would hold 3.2 GB
     assert most_referenced_rows(layers, 2, None) is None
+    # 40 heads of 128 and 8 of 64: 11,264 bytes.
+    narrow = [SimpleNamespace(impl=impl, head_size_v=64)] * 32
+    assert most_referenced_rows(narrow, 2, 80 << 30) == (80 << 30) // 64 // (32 * 11_264)
 
 
 def test_copies_have_their_memory_before_the_first_window() -> None:

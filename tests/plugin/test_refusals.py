@@ -39,6 +39,7 @@ def attention_layer(kind: str = "Flash", **changes: Any) -> Any:
         impl=impl,
         attn_backend=getattr(module, f"{kind}AttentionBackend"),
         head_size=64,
+        head_size_v=64,
         kv_cache=torch.zeros(3, 2, 16, 128),
     )
 

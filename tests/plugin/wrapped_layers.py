@@ -155,17 +155,25 @@ class WrappedLayers:
     """Layers with equal random caches and K/V in every instance; `staged` wraps them."""
 
     def __init__(
-        self, staged: bool, monkeypatch: Any = None, make_impl: Callable[[], Any] = StockImpl
+        self,
+        staged: bool,
+        monkeypatch: Any = None,
+        make_impl: Callable[[], Any] = StockImpl,
+        value_width: int = WIDTH,
     ):
         random = torch.Generator().manual_seed(5)
-        shape = (REQUESTS * BLOCKS_EACH, KV_HEADS, BLOCK_SIZE, 2 * WIDTH)
+        both = WIDTH + value_width
+        shape = (REQUESTS * BLOCKS_EACH, KV_HEADS, BLOCK_SIZE, both)
         self.caches = [torch.randn(shape, generator=random) for _ in range(LAYERS)]
         self.query = torch.randn(ROWS, HEADS, WIDTH, generator=random)
-        fused = torch.randn(LAYERS, 2, ROWS, KV_HEADS, WIDTH, generator=random)
-        self.keys, self.values = list(fused[:, 0]), list(fused[:, 1])
+        fused = torch.randn(LAYERS, ROWS, KV_HEADS, both, generator=random)
+        self.keys, self.values = list(fused[..., :WIDTH]), list(fused[..., WIDTH:])
+        self.value_width = value_width
         self.layers: list[Any] = [
             SimpleNamespace(impl=make_impl(), kv_cache=cache) for cache in self.caches
         ]
+        for layer in self.layers:
+            layer._k_scale = layer._v_scale = layer._q_scale = torch.ones(1)
         self.outputs: list[Tensor] = []
         self.verified: list[int] = []
         caches = [LayerCache(str(n), c, WIDTH, torch.float32) for n, c in enumerate(self.caches)]
@@ -177,7 +185,6 @@ class WrappedLayers:
             monkeypatch.setattr(gpu_attention, "verify_attention_triton", self._verify)
             patches = []
             for number, layer in enumerate(self.layers):
-                layer._k_scale = layer._v_scale = layer._q_scale = torch.ones(1)
                 around = self.window, self.staging, self.inputs, 0
                 made = StagingAttention(number, layer, *around, None)  # type: ignore[arg-type]
                 patches += made.patches()
@@ -229,7 +236,7 @@ class WrappedLayers:
                 layer.impl.do_kv_cache_update(layer, key, value, cache, step_slots())
             given = (None, None) if odd and key_is_none else (key, value)
             used = metadata if odd and metadata is not None else step_metadata()
-            output = torch.full_like(self.query, torch.nan)
+            output = torch.full((ROWS, HEADS, self.value_width), torch.nan)
             more = scales if odd else {}
             layer.impl.forward(layer, self.query, *given, cache, used, output, **more)
             self.outputs.append(output)

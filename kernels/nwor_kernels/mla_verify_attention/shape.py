@@ -106,6 +106,7 @@ def launch_shape(
         rows=rows,
         row_tiles=triton.cdiv(folded, rows),
         dim=dim,
+        out_dim=dim,
         block_n=tuning.block_n or block_n,
         programs=tuning.programs or processors * (1 if is_wide or is_small else 2),
         min_tiles=tuning.min_tiles or 2,

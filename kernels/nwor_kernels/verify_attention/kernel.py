@@ -62,15 +62,16 @@ def verify_attention_triton(
 
     Args:
         query: [num_tokens, heads, head_dim]; float8_e4m3fn where vLLM quantises queries.
-        key, value: [rows, kv_heads, head_dim], the staged source, last dimension contiguous.
-        kv_cache: [blocks, kv_heads, block_size, 2 * head_dim], K then V, last dimension
+        key: [rows, kv_heads, head_dim], the staged source, last dimension contiguous.
+        value: [rows, kv_heads, value_dim], likewise.
+        kv_cache: [blocks, kv_heads, block_size, head_dim + value_dim], K then V, last dimension
             contiguous; of the dtype of `key`, or e4m3 (uint8 is taken as e4m3).
         query_start_loc: [requests + 1] int32, non-decreasing.
         seq_lens: [requests] int32, tokens of each request, this step's included.
         block_table: [requests, max blocks] int32.
         staged_start, staged_end: [requests] int32: rows start..end-1 of `key` and `value` are the
             last end - start tokens of the request. None staged: the request is left alone.
-        output: [num_tokens, heads, head_dim], written in place.
+        output: [num_tokens, heads, value_dim], written in place.
         scale: factor on the scores.
         max_query_len: most query rows of a request with staged tokens.
         max_seq_len: upper bound of `seq_lens`, the model's own under graph capture; the work is
@@ -92,7 +93,8 @@ def verify_attention_triton(
     requests = seq_lens.shape[0]
     heads, head_dim = query.shape[1:]
     kv_heads, block_size = kv_cache.shape[1:3]
-    reason = unsupported_reason(head_dim, max_query_len, key.dtype, kv_cache.dtype)
+    value_dim = value.shape[2]
+    reason = unsupported_reason(head_dim, max_query_len, key.dtype, kv_cache.dtype, value_dim)
     if reason:
         raise ValueError(f"verify_attention does not serve this: {reason}")
     for name, per_head in (("sinks", sinks), ("alibi_slopes", alibi_slopes)):
@@ -111,6 +113,7 @@ def verify_attention_triton(
         query.device,
         tuning,
         requests * kv_heads,
+        value_dim,
     )
     if workspace is None:
         workspace = VerifyWorkspace.create(
@@ -118,6 +121,7 @@ def verify_attention_triton(
             num_heads=heads,
             num_kv_heads=kv_heads,
             head_dim=head_dim,
+            value_dim=value_dim,
             max_query_len=max_query_len,
             device=query.device,
             programs=shape.programs,
@@ -170,11 +174,13 @@ def verify_attention_triton(
         "RATIO": heads // kv_heads,
         "KV_HEADS": kv_heads,
         "HEAD_DIM": head_dim,
+        "VALUE_DIM": value_dim,
         "BLOCK_SIZE": block_size,
         "MAX_REQUESTS": max(32, triton.next_power_of_2(requests)),
         "ROWS": shape.rows,
         "ROW_TILES": shape.row_tiles,
         "DIM": shape.dim,
+        "OUT_DIM": shape.out_dim,
         "BLOCK_N": shape.block_n,
         "WINDOW": max(16, triton.next_power_of_2(max_query_len)),
         "MIN_STEPS": shape.min_tiles,

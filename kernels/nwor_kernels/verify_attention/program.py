@@ -89,11 +89,13 @@ def verify_kernel(
     RATIO: tl.constexpr,
     KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     MAX_REQUESTS: tl.constexpr,
     ROWS: tl.constexpr,
     ROW_TILES: tl.constexpr,
     DIM: tl.constexpr,
+    OUT_DIM: tl.constexpr,
     BLOCK_N: tl.constexpr,
     WINDOW: tl.constexpr,
     MIN_STEPS: tl.constexpr,
@@ -126,6 +128,7 @@ def verify_kernel(
     end = tl.minimum(at + part, tl.max(until, axis=0))
 
     half_dim: tl.constexpr = DIM // 2
+    half_out: tl.constexpr = OUT_DIM // 2
     row = tl.arange(0, ROWS)
     lane = tl.arange(0, BLOCK_N)
     staged = tl.arange(0, WINDOW)
@@ -173,7 +176,7 @@ def verify_kernel(
             key + source * key_row + head * key_head, is_staged, HEAD_DIM, half_dim, FP8
         )
         staged_v0, staged_v1 = halves_of_rows(
-            value + source * value_row + head * value_head, is_staged, HEAD_DIM, half_dim, FP8
+            value + source * value_row + head * value_head, is_staged, VALUE_DIM, half_out, FP8
         )
 
         kept_k_scale = scale_of(k_scale, head, K_SCALES)
@@ -186,7 +189,7 @@ def verify_kernel(
             slopes = tl.load(alibi_slopes + attended, mask=is_row, other=0.0).to(tl.float32)
             slope = (slopes * LOG2_E)[:, None]
 
-        acc0, acc1, best, total = nothing_seen(ROWS, half_dim)
+        acc0, acc1, best, total = nothing_seen(ROWS, half_out)
         of_head = cache + head.to(tl.int64) * cache_head
         seen_until = tl.minimum(position + 1, context)
         for _step in range(first, tl.minimum(last, steps - 1)):
@@ -195,7 +198,7 @@ def verify_kernel(
                 inside = inside & (token >= none_sees)
             keys = of_head + block.to(tl.int64) * cache_block + (token % BLOCK_SIZE) * cache_offset
             k0, k1 = halves_of_cache(keys, inside, HEAD_DIM, half_dim, FP8)
-            v0, v1 = halves_of_cache(keys + HEAD_DIM, inside, HEAD_DIM, half_dim, FP8)
+            v0, v1 = halves_of_cache(keys + HEAD_DIM, inside, VALUE_DIM, half_out, FP8)
             visible = token[None, :] < seen_until[:, None]
             if bounded:
                 visible = visible & (token[None, :] >= seen_from[:, None])
@@ -223,12 +226,12 @@ def verify_kernel(
 
         complete = parts == 1
         left = is_row | (not SKIP_PADDING)
-        half = row[:, None] * DIM + tl.arange(0, half_dim)[None, :]
+        half = row[:, None] * OUT_DIM + tl.arange(0, half_out)[None, :]
         if not complete:
             # Leave the partial result; the last to arrive merges all of them, in order.
             leave_part(
                 accumulators, sums, slot_of(first_program, program - first_program),
-                row, half, left, acc0, acc1, best, total, ROWS, DIM,
+                row, half, left, acc0, acc1, best, total, ROWS, OUT_DIM,
             )  # fmt: skip
             tl.debug_barrier()  # every thread's stores come before this program's arrival
             counter = arrived + request * pairs + pair
@@ -238,7 +241,7 @@ def verify_kernel(
                 tl.debug_barrier()  # and every thread's loads after it
                 tl.store(counter, 0)
                 acc0, acc1, best, total = merge_parts(
-                    accumulators, sums, first_program, parts, row, half, left, ROWS, DIM, MERGED
+                    accumulators, sums, first_program, parts, row, half, left, ROWS, OUT_DIM, MERGED
                 )
         if complete:
             if sinks is not None:  # once a pair, of however many parts
@@ -246,10 +249,11 @@ def verify_kernel(
                 total += tl.exp2(sink * LOG2_E - best)
             by = (kept_v_scale / total)[:, None]
             rows_at = output + token_row * output_row + attended * output_head
-            store_halves(rows_at, is_row, acc0 * by, acc1 * by, HEAD_DIM, half_dim, FP8)
+            store_halves(rows_at, is_row, acc0 * by, acc1 * by, VALUE_DIM, half_out, FP8)
             if DISCARD:
                 rows_left = num_rows * RATIO - row_tile * ROWS if SKIP_PADDING else ROWS
                 discard_parts(
-                    accumulators, sums, first_program, parts, rows_left, ROWS, DIM, MERGED, DISCARD
-                )
+                    accumulators, sums, first_program, parts, rows_left,
+                    ROWS, OUT_DIM, MERGED, DISCARD,
+                )  # fmt: skip
         at += last - first

@@ -1,6 +1,6 @@
 """Attention over a paged cache whose newest tokens may still be staged. Torch reference.
 
-Layout of the cache: [blocks, kv_heads, block_size, 2 * head_dim], K then V. Staged tokens
+Layout of the cache: [blocks, kv_heads, block_size, head_dim + value_dim], K then V. Staged tokens
 have no K/V in the cache yet: their rows come from the staging buffer instead. With and
 without staging the very same tensors reach the very same operations, so that in any dtype
 the result is equal bit by bit as long as the staged K/V are right.
@@ -174,18 +174,18 @@ def verify_attention_reference(
 
     Args:
         query: [num_tokens, heads, head_dim].
-        kv_cache: [blocks, kv_heads, block_size, 2 * head_dim].
+        kv_cache: [blocks, kv_heads, block_size, head_dim + value_dim].
         plan: from `plan_attention`; rows that no request owns are left as they are.
-        output: [num_tokens, heads, head_dim], written in place.
+        output: [num_tokens, heads, value_dim], written in place.
         scale: factor on the scores.
         staged_key: [capacity, kv_heads, head_dim], K of the staged tokens.
-        staged_value: [capacity, kv_heads, head_dim], V of the staged tokens.
+        staged_value: [capacity, kv_heads, value_dim], V of the staged tokens.
         softcap: if > 0, scores become softcap * tanh(scores / softcap).
         alibi_slopes: [heads], added as slope * (key position - query position).
         sinks: [heads], one more score per head that takes weight and gives no value.
     """
     for group in plan:
-        key, value = gather_kv(kv_cache, group, staged_key, staged_value)
+        key, value = gather_kv(kv_cache, group, query.shape[2], staged_key, staged_value)
         queries = query[group.query_rows].transpose(1, 2)
         if softcap or alibi_slopes is not None or sinks is not None:
             attended = _attend_by_formula(
@@ -199,13 +199,13 @@ def verify_attention_reference(
 def gather_kv(
     kv_cache: Tensor,
     group: RequestGroup,
+    head_dim: int,
     staged_key: Tensor | None,
     staged_value: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
-    """K and V of a group's requests, each [requests, kv_heads, tokens, head_dim]."""
+    """K and V of a group's requests, [requests, kv_heads, tokens, head_dim or value_dim]."""
     requests, num_blocks = group.blocks.shape
     _, kv_heads, block_size, width = kv_cache.shape
-    head_dim = width // 2
     gathered = kv_cache[group.blocks].transpose(1, 2)
     gathered = gathered.reshape(requests, kv_heads, num_blocks * block_size, width)
     if group.staged is not None:

@@ -34,11 +34,19 @@ Every warp holds all query rows of a tile as matrix operands: 16 rows x 512 x 2 
 
 
 def unsupported_reason(
-    head_dim: int, max_query_len: int, dtype: torch.dtype, cache_dtype: torch.dtype
+    head_dim: int,
+    max_query_len: int,
+    dtype: torch.dtype,
+    cache_dtype: torch.dtype,
+    value_dim: int | None = None,
 ) -> str | None:
-    """The fallback reason of what the kernel does not serve; None if it does."""
-    if head_dim > MAX_HEAD_DIM or head_dim % 8:
-        return f"head_dim_{head_dim}"
+    """The fallback reason of what the kernel does not serve; None if it does.
+
+    `value_dim` None: values are as wide as keys.
+    """
+    for dim in (head_dim, value_dim or head_dim):
+        if dim > MAX_HEAD_DIM or dim % 8:
+            return f"head_dim_{dim}"
     if max_query_len > MAX_QUERY_LEN:
         return f"window_of_{max_query_len}_tokens"
     if dtype not in (torch.bfloat16, torch.float16, torch.float32):
@@ -101,6 +109,8 @@ class LaunchShape:
     """Tiles of query rows that one K/V head of a request has."""
     dim: int
     """Head dim, padded to a power of two."""
+    out_dim: int
+    """Value dim, padded likewise: columns of an accumulator."""
     block_n: int
     """Tokens of context a step."""
     programs: int
@@ -132,27 +142,32 @@ def launch_shape(
     device: torch.device,
     tuning: Tuning | None = None,
     groups: int | None = None,
+    value_dim: int | None = None,
 ) -> LaunchShape:
     """The shape of a launch, by rules measured on an H200 (sweeps/studies/attention-tiles).
 
     Args:
         max_query_len: most query rows of a request.
         ratio: query heads of a K/V head.
-        head_dim: elements of a head.
+        head_dim: elements of a query and of a key.
         cache_bytes: of an element of the cache.
         device: where it runs.
         tuning: overrides single choices.
         groups: requests times K/V heads; None: enough to fill the GPU.
+        value_dim: elements of a value; None: as many as of a key. The rules take the wider.
     """
     tuning = tuning or Tuning()
-    rows, row_tiles, dim = row_tiling(max_query_len, ratio, head_dim, tuning.rows)
+    value_dim = value_dim or head_dim
+    widest = max(head_dim, value_dim)
+    rows, row_tiles, dim = row_tiling(max_query_len, ratio, widest, tuning.rows)
     step, stages = pipeline(rows, dim, cache_bytes, shared_memory(device))
     pairs = None if groups is None else groups * row_tiles
     warps = 8 if rows * dim >= 128 * 128 or dim >= WIDE_DIM else 4
     return LaunchShape(
         rows=rows,
         row_tiles=row_tiles,
-        dim=dim,
+        dim=padded(head_dim),
+        out_dim=padded(value_dim),
         block_n=tuning.block_n or step,
         programs=tuning.programs or programs_for(rows, dim, device, pairs),
         min_tiles=tuning.min_tiles or 2,
@@ -193,11 +208,16 @@ def pipeline(rows: int, dim: int, cache_bytes: int, available: int) -> tuple[int
     return next((choice for choice in choices if needed(*choice) <= available), (16, 2))
 
 
+def padded(dim: int) -> int:
+    """The columns that a head of so many elements is worked on in: a power of two."""
+    return max(32, triton.next_power_of_2(dim))
+
+
 def row_tiling(
     max_query_len: int, ratio: int, head_dim: int, wanted: int | None = None
 ) -> tuple[int, int, int]:
     """(query rows of a tile, tiles, padded head dim); `wanted` rows as in `Tuning`."""
-    dim = max(32, triton.next_power_of_2(head_dim))
+    dim = padded(head_dim)
     folded = max_query_len * ratio
     most = 16 if dim >= WIDE_DIM else MAX_TILE // dim
     # More than 16 rows are padded to what a warp group's matrix instruction takes.

@@ -50,13 +50,12 @@ def verify_attention_varlen_reference(
         length = int(seq_lens[request])
         first, last = query_start_loc[request : request + 2].tolist()
         context = _context(cache, block_table[request], length - (end - start))
+        parts = context.tensor_split((key.shape[2],), dim=-1)
         keys, values = (
-            _with_staged(half, rows[start:end], scales if fp8 else None, dtype)
+            _with_staged(part, rows[start:end], scales if fp8 else None, dtype)
             .repeat_interleave(ratio, dim=1)
             .transpose(0, 1)
-            for half, rows, scales in zip(
-                context.chunk(2, dim=-1), (key, value), (k_scale, v_scale), strict=True
-            )
+            for part, rows, scales in zip(parts, (key, value), (k_scale, v_scale), strict=True)
         )
         q = (query[first:last].to(dtype) * query_scale[:, None]).transpose(0, 1)
         attended = _attend(
@@ -68,7 +67,7 @@ def verify_attention_varlen_reference(
 def _with_staged(
     context: Tensor, staged: Tensor, scale: Tensor | None, dtype: torch.dtype
 ) -> Tensor:
-    """[tokens, kv_heads, head_dim]: a request's K or V, the staged rows last, as if read back."""
+    """[tokens, kv_heads, width]: a request's K or V, the staged rows last, as if read back."""
     if context.dtype == torch.float8_e4m3fn:
         unit = torch.ones(1, device=staged.device)
         staged = quantize_e4m3(staged, unit if scale is None else scale)
@@ -86,7 +85,7 @@ def _per_head(
 
 
 def _context(cache: Tensor, blocks: Tensor, tokens: int) -> Tensor:
-    """[tokens, kv_heads, 2 * head_dim]: the first tokens of a request, from its blocks."""
+    """[tokens, kv_heads, head_dim + value_dim]: the first tokens of a request, from its blocks."""
     size = cache.shape[2]
     position = torch.arange(tokens, device=cache.device)
     # Indexing takes no e4m3; its bytes are moved instead.

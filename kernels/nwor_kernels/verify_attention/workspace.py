@@ -6,7 +6,13 @@ import torch
 from torch import Tensor
 
 from nwor_kernels.verify_attention.discard import LINE_BYTES
-from nwor_kernels.verify_attention.tuning import Discard, LaunchShape, programs_for, row_tiling
+from nwor_kernels.verify_attention.tuning import (
+    Discard,
+    LaunchShape,
+    padded,
+    programs_for,
+    row_tiling,
+)
 
 
 @dataclass(frozen=True)
@@ -17,8 +23,8 @@ class VerifyWorkspace:
     """
 
     accumulators: Tensor
-    """float32, two [rows, dim] tiles a program: only the first and the last of its contexts can be
-    shared with another program."""
+    """float32, two [rows, out_dim] tiles a program: only the first and the last of its contexts can
+    be shared with another program."""
     sums: Tensor
     """float32, maximum and sum of each of their rows."""
     arrived: Tensor
@@ -36,12 +42,18 @@ class VerifyWorkspace:
         max_query_len: int,
         device: torch.device,
         programs: int | None = None,
+        value_dim: int | None = None,
     ) -> "VerifyWorkspace":
-        """Room for any launch of up to `max_requests` requests; `programs` as in `Tuning`."""
-        rows, row_tiles, dim = row_tiling(max_query_len, num_heads // num_kv_heads, head_dim)
+        """Room for any launch of up to `max_requests` requests; `programs` as in `Tuning`.
+
+        `value_dim` None: values are as wide as keys.
+        """
+        value_dim = value_dim or head_dim
+        widest = max(head_dim, value_dim)
+        rows, row_tiles, dim = row_tiling(max_query_len, num_heads // num_kv_heads, widest)
         tiles = 2 * (programs or programs_for(rows, dim, device))
         pairs = max_requests * num_kv_heads * row_tiles
-        return cls.allocate(tiles * rows, dim, pairs, device)
+        return cls.allocate(tiles * rows, padded(value_dim), pairs, device)
 
     @classmethod
     def allocate(
@@ -56,7 +68,7 @@ class VerifyWorkspace:
 
     def check(self, shape: LaunchShape, pairs: int) -> None:
         """Raise ValueError if a launch of this shape does not fit, or may not discard here."""
-        needed = 2 * shape.programs * shape.rows * shape.dim
+        needed = 2 * shape.programs * shape.rows * shape.out_dim
         if self.accumulators.numel() < needed or self.arrived.numel() < pairs:
             raise ValueError(
                 f"the workspace is too small: {self.accumulators.numel()} numbers and "

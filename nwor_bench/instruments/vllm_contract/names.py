@@ -151,6 +151,7 @@ NAMES: dict[str, tuple[str, ...]] = {
     ),
     # Attention: the write, the read, and the metadata of a step.
     "vllm.model_executor.layers.attention.attention": (
+        "Attention.head_size_v",
         "Attention.impl",
         "Attention.kv_cache",
         "Attention.kv_cache_update_bypass",
@@ -187,6 +188,18 @@ NAMES: dict[str, tuple[str, ...]] = {
         "TritonAttentionMetadata.*",
         "TritonAttentionMetadataBuilder",
         "TritonAttentionMetadataBuilder.build",
+    ),
+    # Values of another width than keys.
+    "vllm.v1.attention.backends.flash_attn_diffkv": (
+        "FlashAttentionDiffKVImpl",
+        "FlashAttentionDiffKVImpl.do_kv_cache_update",
+        "FlashAttentionDiffKVImpl.forward",
+    ),
+    "vllm.v1.attention.backends.triton_attn_diffkv": (
+        "TritonAttentionDiffKVImpl",
+        "TritonAttentionDiffKVImpl.do_kv_cache_update",
+        "TritonAttentionDiffKVImpl.forward",
+        "TritonAttentionDiffKVMetadataBuilder",
     ),
     "vllm.v1.attention.backends.flashinfer": (
         "FlashInferImpl",

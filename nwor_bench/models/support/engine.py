@@ -51,6 +51,10 @@ class Attention:
 _CPU = Attention("CPU_ATTN", "ReferenceCPUAttentionImpl")
 _FLASH = Attention("FLASH_ATTN", "FlashAttentionImpl")
 _FLASHINFER = Attention("FLASHINFER", "FlashInferImpl")
+_UNEQUAL = Attention("FLASH_ATTN_DIFFKV", "FlashAttentionDiffKVImpl")
+_UNEQUAL_ON_CPU = Attention("TRITON_ATTN_DIFFKV", "TritonAttentionDiffKVImpl")
+"""Values of another width than keys. The model chooses; on a GPU without FlashAttention 4 as well
+Triton where there are sinks."""
 _COMPOSITE = {
     Device.HOPPER: Attention("TRITON_FLASH_ATTN", "CompositeAttentionImpl"),
     Device.BLACKWELL: Attention("TRITON_FLASHINFER", "CompositeAttentionImpl"),
@@ -60,10 +64,12 @@ STAGEABLE = {
     Device.CPU: ("ReferenceCPUAttentionImpl", "StagingCPUMLAImpl"),
     Device.HOPPER: (
         *("FlashAttentionImpl", "TritonAttentionImpl", "CompositeAttentionImpl"),
+        *("FlashAttentionDiffKVImpl", "TritonAttentionDiffKVImpl"),
         *("FlashAttnMLAImpl", "FlashMLAImpl", "TritonMLAImpl", "FlashAttnMLASparseImpl"),
     ),
     Device.BLACKWELL: (
         *("FlashAttentionImpl", "TritonAttentionImpl", "FlashInferImpl"),
+        *("FlashAttentionDiffKVImpl", "TritonAttentionDiffKVImpl"),
         *("CompositeAttentionImpl", "TritonMLAImpl"),
     ),
 }
@@ -112,14 +118,14 @@ def attention_of(
     if layer.latent:
         return _latent(layer, device, cache_dtype)
     if device is Device.CPU:
-        return _CPU
+        return _UNEQUAL_ON_CPU if layer.value_dim else _CPU
     if layer.sparse:
         own = OWN_ATTENTION.get(model.architecture, "")
         return Attention("of the model", _OWN_SPARSE.get(own, "MiniMaxM3SparseImpl"))
     if model.images_see_themselves:
         return _COMPOSITE[device]
-    if layer.unequal:
-        return Attention("FLASH_ATTN_DIFFKV", "FlashAttentionDiffKVImpl")
+    if layer.value_dim:
+        return _UNEQUAL
     if device is Device.BLACKWELL and (layer.head_dim or 0) <= 256:
         return _FLASHINFER
     return _FLASH

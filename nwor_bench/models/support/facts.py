@@ -28,7 +28,7 @@ class LayerFacts:
         sparse: it attends to what an indexer selects.
         sinks: its attention has sinks.
         alibi: its attention has ALiBi's slopes.
-        unequal: its values have another size than its keys.
+        value_dim: size of its values, where it is another than that of its keys.
         shares_kv: it reads another layer's K/V.
     """
 
@@ -39,7 +39,7 @@ class LayerFacts:
     sparse: bool = False
     sinks: bool = False
     alibi: bool = False
-    unequal: bool = False
+    value_dim: int | None = None
     shares_kv: bool = False
 
 
@@ -107,15 +107,16 @@ def _layer(text: Config, kind: Kind, place: int, *, shares_kv: bool) -> LayerFac
     compressed = bool(text.get("compress_ratios"))  # DeepSeek V4's own latent attention
     latent = text.get("kv_lora_rank") is not None or compressed
     window = {Kind.SLIDING: "sliding_window", Kind.CHUNKED: "attention_chunk_size"}.get(kind, "")
+    head_dim = _head_dim(text, kind, latent=latent, compressed=compressed)
     return LayerFacts(
         kind=kind,
-        head_dim=_head_dim(text, kind, latent=latent, compressed=compressed),
+        head_dim=head_dim,
         window=_whole(text, window) or None,
         latent=latent,
         sparse=_sparse(text, kind) or _block_sparse(text, place),
         sinks=_sinks(text, kind),
         alibi=text.get("model_type") == "bloom" or bool(text.get("alibi")),
-        unequal=not latent and _whole(text, "v_head_dim") not in (0, _whole(text, "head_dim")),
+        value_dim=None if latent else _value_dim(text, kind, head_dim),
         shares_kv=shares_kv,
     )
 
@@ -129,6 +130,12 @@ def _head_dim(text: Config, kind: Kind, *, latent: bool, compressed: bool) -> in
     own = _whole(text, "head_dim") or _whole(text, "attention_head_dim")
     heads = _whole(text, "num_attention_heads")
     return own or (_whole(text, "hidden_size") // heads if heads else None)
+
+
+def _value_dim(text: Config, kind: Kind, head_dim: int | None) -> int | None:
+    of = "swa_" if kind is Kind.SLIDING and text.get("swa_v_head_dim") else ""
+    size = _whole(text, f"{of}v_head_dim")
+    return size if size not in (0, head_dim) else None
 
 
 def _sparse(text: Config, kind: Kind) -> bool:

@@ -135,9 +135,9 @@ def why_layer(layer: LayerFacts, model: ModelFacts, engine: EngineFacts) -> str 
 def _why_on_gpu(layer: LayerFacts, engine: EngineFacts) -> str | None:
     if engine.cache_dtype not in (*PLAIN_CACHES, *FP8_CACHES):
         return reasons.cache_dtype(engine.cache_dtype)
-    size = layer.head_dim
-    if size is not None and not layer.latent and (size > MOST_HEAD_DIM or size % 8):
-        return reasons.head_dim(size)
+    for size in (layer.head_dim, layer.value_dim):
+        if size is not None and not layer.latent and (size > MOST_HEAD_DIM or size % 8):
+            return reasons.head_dim(size)
     if engine.draft_tokens + 1 > MOST_WINDOW_TOKENS:
         return reasons.window_of(engine.draft_tokens + 1)
     return None

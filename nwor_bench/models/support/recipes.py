@@ -94,7 +94,7 @@ def class_of(model: ModelFacts) -> str:
         "sinks": any(layer.sinks for layer in layers),
         "shared K/V": any(layer.shares_kv for layer in layers),
         "sliding + full": {Kind.SLIDING, Kind.FULL} <= kinds,
-        "values of another size": any(layer.unequal for layer in layers),
+        "values of another size": any(layer.value_dim for layer in layers),
         "2 head sizes": len({layer.head_dim for layer in layers if layer.head_dim}) > 1,
         "image masks": model.images_see_themselves,
     }

@@ -2,7 +2,7 @@
 
 The stock CPU backend packs its cache per instruction set, so staged tokens cannot be mixed
 in. This one is registered as CPU_ATTN under vLLM's name, does both the write and the read,
-and keeps the cache in the GPU's layout, [blocks, kv_heads, block_size, 2 * head_dim].
+and keeps the cache in the GPU's layout, [blocks, kv_heads, block_size, K + V width].
 """
 
 from dataclasses import dataclass

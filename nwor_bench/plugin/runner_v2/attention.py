@@ -16,9 +16,14 @@ from vllm.v1.attention.backends.flash_attn import (
     FlashAttentionImpl,
     FlashAttentionMetadataBuilder,
 )
+from vllm.v1.attention.backends.flash_attn_diffkv import FlashAttentionDiffKVImpl
 from vllm.v1.attention.backends.triton_attn import (
     TritonAttentionImpl,
     TritonAttentionMetadataBuilder,
+)
+from vllm.v1.attention.backends.triton_attn_diffkv import (
+    TritonAttentionDiffKVImpl,
+    TritonAttentionDiffKVMetadataBuilder,
 )
 
 from nwor_bench.plugin.patching import Patch
@@ -37,13 +42,22 @@ from nwor_kernels.verify_attention.kernel import (
     verify_attention_triton,
 )
 
-SUPPORTED = (FlashAttentionImpl, TritonAttentionImpl)
-"""Implementations whose cache is [blocks, kv_heads, block_size, 2 * head_dim], K then V.
+SUPPORTED = (
+    FlashAttentionImpl,
+    TritonAttentionImpl,
+    FlashAttentionDiffKVImpl,
+    TritonAttentionDiffKVImpl,
+)
+"""Implementations whose cache is [blocks, kv_heads, block_size, K + V width], K then V.
 
 FlashInfer's is another one, where its package is there.
 """
 
-BUILDERS = (FlashAttentionMetadataBuilder, TritonAttentionMetadataBuilder)
+BUILDERS = (
+    FlashAttentionMetadataBuilder,
+    TritonAttentionMetadataBuilder,
+    TritonAttentionDiffKVMetadataBuilder,
+)
 """Builders whose metadata have one row for each request, and are cut for chunks if at all."""
 
 UNQUANTISED = ("auto", "bfloat16", "float16", "float32")
@@ -74,7 +88,7 @@ def why_unsupported(layer: Any, max_query_len: int, dtype: torch.dtype) -> str |
     cache_dtype = element_of_cache(impl, dtype)
     if cache_dtype is None:
         return reasons.cache_dtype(impl.kv_cache_dtype)
-    return unsupported_reason(impl.head_size, max_query_len, dtype, cache_dtype)
+    return unsupported_reason(impl.head_size, max_query_len, dtype, cache_dtype, layer.head_size_v)
 
 
 def element_of_cache(impl: Any, dtype: torch.dtype) -> torch.dtype | None:

@@ -42,7 +42,8 @@ def _held_elements(layer: Any) -> int:
     """Elements of a row that holding its K and V keeps alive."""
     impl = layer.impl
     if not is_latent(layer):
-        return int((impl.num_heads + 2 * impl.num_kv_heads) * impl.head_size)
+        of_keys = (impl.num_heads + impl.num_kv_heads) * impl.head_size
+        return int(of_keys + impl.num_kv_heads * layer.head_size_v)
     if is_sparse(layer):
         return int(impl.head_size)  # tensors of their own
     # The normalised latent; the rotary part is a view of what both projections down gave.

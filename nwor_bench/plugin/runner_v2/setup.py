@@ -187,18 +187,24 @@ def _workspace(
 ) -> VerifyWorkspace:
     """The workspace of layers of this shape: they run one after the other."""
     impl, most = layer.impl, runner.max_num_reqs
-    latent = (impl.kv_lora_rank, impl.qk_rope_head_dim) if is_latent(layer) else ()
-    shape = (impl.num_heads, impl.num_kv_heads, impl.head_size, *latent)
+    latent = is_latent(layer)
+    of_key, of_value = (
+        (impl.kv_lora_rank, impl.qk_rope_head_dim)
+        if latent
+        else (impl.head_size, layer.head_size_v)
+    )
+    shape = (latent, impl.num_heads, impl.num_kv_heads, of_key, of_value)
     if shape not in made and latent:
         made[shape] = create_workspace(
-            most, length, impl.num_heads, *latent, runner.dtype.itemsize, runner.device
+            most, length, impl.num_heads, of_key, of_value, runner.dtype.itemsize, runner.device
         )
     elif shape not in made:
         made[shape] = VerifyWorkspace.create(
             max_requests=most,
             num_heads=impl.num_heads,
             num_kv_heads=impl.num_kv_heads,
-            head_dim=impl.head_size,
+            head_dim=of_key,
+            value_dim=of_value,
             max_query_len=length,
             device=runner.device,
         )

@@ -82,6 +82,7 @@ def what(layer: LayerFacts) -> str:
     }  # fmt: skip
     window = f" of {layer.window:,}" if layer.window else ""
     size = f", head size {layer.head_dim}" if layer.head_dim else ""
+    size += f", values of {layer.value_dim}" if layer.value_dim else ""
     return layer.kind.value + window + size + "".join(f", {m}" for m, on in marks.items() if on)
 
 

@@ -1,0 +1,63 @@
+"""Real vLLM on a GPU where values have another width than keys (MiMo V2): all windows staged.
+
+The model chooses its backend: FlashAttention where its version serves the layer, else Triton's.
+FlashAttention 3 takes values of another width, and sinks besides only as FlashAttention 4.
+"""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from engine_tools import EAGER, FULL_FOR_ALL, implementations_of, mtp_of, tiny_spec
+from test_gpu_groups import SYNTHETIC, check_all
+from tiny_unequal import unequal_pair
+
+from nwor_bench.engine.engine import VllmEngine
+
+pytestmark = [pytest.mark.engine, pytest.mark.gpu]
+
+GRAPHS: dict[str, dict[str, Any]] = {"eager": EAGER, "full": FULL_FOR_ALL}
+TRITON: dict[str, Any] = {"attention_backend": "TRITON_ATTN_DIFFKV"}
+FP8 = {"kv_cache_dtype": "fp8"}
+FLASH_IMPL, TRITON_IMPL = "FlashAttentionDiffKVImpl", "TritonAttentionDiffKVImpl"
+
+
+@pytest.mark.parametrize(
+    ("method", "graphs", "sinks", "arguments"),
+    [
+        pytest.param("ngram", "full", False, {}, id="flash-full"),
+        pytest.param("ngram", "full", True, TRITON, id="triton-full"),
+        pytest.param("mtp", "full", True, TRITON, id="triton-mtp"),
+        pytest.param("ngram", "eager", False, {}, id="flash-eager"),
+        pytest.param("ngram", "eager", True, TRITON, id="triton-eager"),
+        pytest.param("ngram", "full", True, TRITON | FP8, id="triton-fp8"),
+        pytest.param("ngram", "full", True, {}, id="flash-sinks"),
+    ],
+)
+def test_values_of_another_width_are_staged(
+    method: str,
+    graphs: str,
+    sinks: bool,
+    arguments: dict[str, Any],
+    tmp_path: Path,
+    start_alone: Callable[..., VllmEngine],
+    record_property: Callable[[str, object], None],
+) -> None:
+    if sinks and not arguments:
+        pytest.importorskip("cutlass", reason="with sinks it takes FlashAttention 4")
+    pair = unequal_pair(
+        tmp_path / "model",
+        "bfloat16",
+        sinks=sinks,
+        speculative={} if method == "mtp" else SYNTHETIC,
+    )
+    engine_args = json.dumps({"enable_prefix_caching": False, **GRAPHS[graphs], **arguments})
+    spec = tiny_spec(draft_tokens=4, kv_cache_gib=0.5, engine_args=engine_args)
+    engine = start_alone(mtp_of(pair) if method == "mtp" else pair, spec)
+    status = engine.status()
+    assert status.target_layers == 4, status  # without the drafter's
+    expected = {TRITON_IMPL} if arguments else {FLASH_IMPL}
+    assert implementations_of(engine) == expected, status
+    check_all(engine, "bfloat16", graphs, record_property)

@@ -47,9 +47,10 @@ def cache_bytes_per_token(pair: ResolvedPair, spec: RunSpec) -> int | None:
     """K and V of one token over all layers of target and drafter; None for a hub model,
     and for a config.json with other names for its sizes.
 
-    2 x layers x kv heads x head dim x bytes an element; with latent attention (MLA) one row of
-    kv_lora_rank + qk_rope_head_dim elements a layer, and index_head_dim more where an indexer
-    selects: its fp8 keys and their scales take less.
+    layers x kv heads x (head dim of keys + of values) x bytes an element, with the most heads that
+    a layer has; with latent attention (MLA) one row of kv_lora_rank + qk_rope_head_dim elements a
+    layer, and index_head_dim more where an indexer selects: its fp8 keys and their scales take
+    less.
     """
     total = 0
     for model in (pair.target, pair.draft):
@@ -90,8 +91,9 @@ def _cache_elements(config: dict[str, Any]) -> int:
         return int(layers * (row + config.get("index_head_dim", 0)))
     heads = config.get("num_attention_heads", 1)
     kv_heads = config.get("num_key_value_heads") or heads
+    kv_heads = max(kv_heads, config.get("swa_num_key_value_heads") or 0)
     head_dim = config.get("head_dim") or config.get("hidden_size", 0) // heads
-    return int(2 * layers * kv_heads * head_dim)
+    return int(layers * kv_heads * (head_dim + (config.get("v_head_dim") or head_dim)))
 
 
 def needed_bytes(pair: ResolvedPair, spec: RunSpec, where: str) -> int:

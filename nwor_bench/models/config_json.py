@@ -60,19 +60,14 @@ class ConfigReader:
         for key, kind in _OTHER_KINDS.items():
             if self.config.get(key):
                 raise self.refusal(f"{kind} ({key}); name a decoder with a plain KV cache")
-        hidden, heads = self.number("hidden_size"), self.number("num_attention_heads")
-        kv_heads = self.number("num_key_value_heads", heads)
-        if heads % kv_heads and self.config.get("kv_lora_rank") is None:
-            raise self.refusal(
-                f'its "num_key_value_heads" is {kv_heads}; write a divisor of the {heads} '
-                '"num_attention_heads"'
-            )
+        hidden, (heads, kv_heads) = self.number("hidden_size"), self.heads()
         dtype = self.dtype()
         experts = self.experts()
         kinds = recurrent_kinds(self)
         layers = self.layers(experts) if kinds is None else self.hybrid_layers(kinds, experts)
         some_dense = not all(layer.sparse for layer in layers if layer.has_mlp)
         family = str(self.config.get("model_type", "unknown"))
+        mla = self.mla()
         return ModelShape(
             model_type=family,
             hidden=hidden,
@@ -85,13 +80,30 @@ class ConfigReader:
             dtype=dtype,
             weight_bits=self.weight_bits(dtype),
             tied_embeddings=self.tied(),
-            mla=self.mla(),
+            mla=mla,
             experts=experts,
             state=None if kinds is None else read_state(self),
             indexer=self.indexer(family),
+            value_dim=None if mla is not None else self.whole("v_head_dim") or None,
             gated_attention=bool(self.config.get("attn_output_gate", family == "qwen3_next")),
             mlp_matrices=2 if family == "nemotron_h" else 3,
         )
+
+    def heads(self) -> tuple[int, int]:
+        """Query and K/V heads, the same in every layer."""
+        heads = self.number("num_attention_heads")
+        kv_heads = self.number("num_key_value_heads", heads)
+        if heads % kv_heads and self.config.get("kv_lora_rank") is None:
+            raise self.refusal(
+                f'its "num_key_value_heads" is {kv_heads}; write a divisor of the {heads} '
+                '"num_attention_heads"'
+            )
+        if self.whole("swa_num_key_value_heads") not in (0, kv_heads):
+            raise self.refusal(
+                "its sliding layers have other K/V heads (swa_num_key_value_heads); name a "
+                "decoder whose layers have the same"
+            )
+        return heads, kv_heads
 
     def refusal(self, remedy: str) -> ConfigError:
         return ConfigError.for_field(self.field, self.source, remedy)
@@ -215,7 +227,7 @@ class ConfigReader:
             raise self.refusal(f'its "num_hidden_layers" is {count}; write {MOST_LAYERS} or less')
         windows = self.windows(count)
         dense_first = self.whole("first_k_dense_replace")
-        step, frequency = self.number("decoder_sparse_step", 1), self.number("moe_layer_freq", 1)
+        step, marked = self.number("decoder_sparse_step", 1), self.marked_sparse(count)
         dense = self.entries("mlp_only_layers", int) or []
         return tuple(
             Layer(
@@ -224,14 +236,27 @@ class ConfigReader:
                 and place >= dense_first
                 and place not in dense
                 and (place + 1) % step == 0
-                and place % frequency == 0,
+                and marked[place],
             )
             for place in range(count)
         )
 
+    def marked_sparse(self, count: int) -> list[bool]:
+        """Layers with experts by `moe_layer_freq`: one in so many, or a mark for each (MiMo V2)."""
+        if not isinstance(self.config.get("moe_layer_freq"), list):
+            frequency = self.number("moe_layer_freq", 1)
+            return [place % frequency == 0 for place in range(count)]
+        marks = self.entries("moe_layer_freq", int) or []
+        if len(marks) != count:
+            raise self.refusal(f'its "moe_layer_freq" has {len(marks)} entries; write {count}')
+        return [bool(mark) for mark in marks]
+
     def windows(self, count: int) -> list[int | None]:
         """Each layer's sliding window; None for full attention."""
         kinds = self.entries("layer_types", str)
+        marks = self.entries("hybrid_layer_pattern", int)  # MiMo V2
+        if marks is not None:
+            kinds = ["sliding_attention" if mark else "full_attention" for mark in marks]
         if kinds is not None:
             return self.listed_windows(kinds, count)
         window = self.whole("sliding_window") or None

@@ -88,6 +88,7 @@ class ModelShape:
         weight_bits: bits of a matrix element; None if the quantisation config does not say.
         state: that of each recurrent layer.
         indexer: that of sparse latent layers.
+        value_dim: size of a value, where it is another than that of a key; None with `mla`.
         gated_attention: True if queries bring a gate of the output with them.
         mlp_matrices: matrices of an MLP: gate, up and down, or two without a gate.
     """
@@ -109,6 +110,7 @@ class ModelShape:
     gated_attention: bool = False
     mlp_matrices: int = 3
     indexer: Indexer | None = None
+    value_dim: int | None = None
 
     @property
     def attending(self) -> tuple[Layer, ...]:
@@ -136,7 +138,7 @@ class ModelShape:
         """
         if self.mla is not None:
             return self.mla.kv_rank + self.mla.rope_dim
-        return 2 * self._kv_heads_of(ranks) * self.head_dim
+        return self._kv_heads_of(ranks) * (self.head_dim + (self.value_dim or self.head_dim))
 
     def attention_parameters(self, ranks: int = 1) -> float:
         """Parameters of one layer's attention matrices on one rank.
@@ -145,10 +147,9 @@ class ModelShape:
         """
         heads = self.heads / ranks
         if self.mla is None:
-            rows = (2 + self.gated_attention) * heads + 2 * self._kv_heads_of(
-                ranks
-            )  # query, gate, output; key, value
-            return self.hidden * rows * self.head_dim
+            queries = (1 + self.gated_attention) * heads * self.head_dim
+            outputs = heads * (self.value_dim or self.head_dim)
+            return self.hidden * (queries + outputs + self.cache_row_elements(ranks))
         mla = self.mla
         query_dim = mla.nope_dim + mla.rope_dim
         if mla.q_rank is None:

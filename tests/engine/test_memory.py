@@ -69,6 +69,9 @@ def spec_with(**options: Any) -> RunSpec:
         ({**TARGET, "num_key_value_heads": None}, 2 * 3 * 4 * 32 * 4),
         ({**TARGET, "head_dim": None}, 2 * 3 * 2 * 25 * 4),
         ({"text_config": TARGET}, 2 * 3 * 2 * 32 * 4),
+        # MiMo V2: narrower values, and more heads where it slides.
+        ({**TARGET, "v_head_dim": 24}, 3 * 2 * (32 + 24) * 4),
+        ({**TARGET, "v_head_dim": 24, "swa_num_key_value_heads": 4}, 3 * 4 * (32 + 24) * 4),
         # MLA keeps one latent row and its rotary part a layer, whatever the heads.
         ({**TARGET, "kv_lora_rank": 512, "qk_rope_head_dim": 64}, 3 * (512 + 64) * 4),
         (

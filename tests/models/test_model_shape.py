@@ -139,6 +139,23 @@ def test_mla_may_have_no_query_rank() -> None:
     assert lean.attention_parameters() - full.attention_parameters() == 8 * 24 - (8 * 3 + 3 * 24)
 
 
+def test_values_of_another_width() -> None:
+    """8 wide: 4 query heads of 6 in, 4 of 3 out, 2 K/V heads of 6 and 3."""
+    shape = small(head_dim=6, v_head_dim=3)
+    assert shape.cache_row_elements() == 2 * (6 + 3)
+    assert shape.attention_parameters() == 8 * (4 * 6 + 4 * 3 + 2 * 6 + 2 * 3)
+    assert shape.attention_parameters(2) == shape.attention_parameters() / 2
+    assert small(head_dim=6, v_head_dim=6).parameters() == small(head_dim=6).parameters()
+
+
+def test_mimos_marks_of_layers() -> None:
+    marks = {"hybrid_layer_pattern": [0, 1, 1, 0], "sliding_window": 32}
+    experts = {"n_routed_experts": 8, "num_experts_per_tok": 2, "moe_layer_freq": [0, 1, 1, 1]}
+    shape = small(**marks, **experts, swa_num_key_value_heads=2)
+    assert windows(shape) == [None, 32, 32, None]
+    assert sparse(shape) == [False, True, True, True]
+
+
 def test_defaults() -> None:
     shape = small(num_key_value_heads=None)
     assert shape.kv_heads == 4
@@ -257,6 +274,9 @@ def test_which_ranks_fit(heads: int, kv_heads: int, ranks: int, fits: bool) -> N
         ({"layer_types": ["full_attention"] * 3}, "only 4 layers"),
         ({"layer_types": ["sliding_attention"] * 4}, 'no "sliding_window"'),
         ({"layer_types": 4}, '"layer_types" is 4'),
+        ({"hybrid_layer_pattern": [0, 1], "sliding_window": 8}, "only 4 layers"),
+        ({"moe_layer_freq": [0, 1]}, "has 2 entries; write 4"),
+        ({"swa_num_key_value_heads": 4}, "swa_num_key_value_heads"),
         ({"layer_types": [["full_attention"]] * 4}, "full_attention"),
         ({"mlp_only_layers": 3, "num_experts": 8, "num_experts_per_tok": 2}, "mlp_only_layers"),
         ({"hidden_size": 2}, '"head_dim"'),

@@ -53,8 +53,8 @@ _FLASH = Attention("FLASH_ATTN", "FlashAttentionImpl")
 _FLASHINFER = Attention("FLASHINFER", "FlashInferImpl")
 _UNEQUAL = Attention("FLASH_ATTN_DIFFKV", "FlashAttentionDiffKVImpl")
 _UNEQUAL_ON_CPU = Attention("TRITON_ATTN_DIFFKV", "TritonAttentionDiffKVImpl")
-"""Values of another width than keys. The model chooses; on a GPU without FlashAttention 4 as well
-Triton where there are sinks."""
+"""Values of another width than keys: the model chooses Triton where FlashAttention 3 and 4 do not
+run."""
 _COMPOSITE = {
     Device.HOPPER: Attention("TRITON_FLASH_ATTN", "CompositeAttentionImpl"),
     Device.BLACKWELL: Attention("TRITON_FLASHINFER", "CompositeAttentionImpl"),

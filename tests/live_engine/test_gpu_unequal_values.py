@@ -22,6 +22,7 @@ pytestmark = [pytest.mark.engine, pytest.mark.gpu]
 GRAPHS: dict[str, dict[str, Any]] = {"eager": EAGER, "full": FULL_FOR_ALL}
 TRITON: dict[str, Any] = {"attention_backend": "TRITON_ATTN_DIFFKV"}
 FP8 = {"kv_cache_dtype": "fp8"}
+OWN_PROCESS = pytest.mark.own_process
 FLASH_IMPL, TRITON_IMPL = "FlashAttentionDiffKVImpl", "TritonAttentionDiffKVImpl"
 
 
@@ -34,7 +35,7 @@ FLASH_IMPL, TRITON_IMPL = "FlashAttentionDiffKVImpl", "TritonAttentionDiffKVImpl
         pytest.param("ngram", "eager", False, {}, id="flash-eager"),
         pytest.param("ngram", "eager", True, TRITON, id="triton-eager"),
         pytest.param("ngram", "full", True, TRITON | FP8, id="triton-fp8"),
-        pytest.param(*("ngram", "full", True, {}), id="flash-sinks", marks=pytest.mark.own_process),
+        pytest.param("ngram", "full", True, {}, id="flash-sinks", marks=OWN_PROCESS),
     ],
 )
 def test_values_of_another_width_are_staged(

@@ -21,7 +21,6 @@ pytestmark = [pytest.mark.engine, pytest.mark.gpu]
 
 GRAPHS: dict[str, dict[str, Any]] = {"eager": EAGER, "full": FULL_FOR_ALL}
 TRITON: dict[str, Any] = {"attention_backend": "TRITON_ATTN_DIFFKV"}
-FP8 = {"kv_cache_dtype": "fp8"}
 OWN_PROCESS = pytest.mark.own_process
 FLASH_IMPL, TRITON_IMPL = "FlashAttentionDiffKVImpl", "TritonAttentionDiffKVImpl"
 
@@ -34,7 +33,6 @@ FLASH_IMPL, TRITON_IMPL = "FlashAttentionDiffKVImpl", "TritonAttentionDiffKVImpl
         pytest.param("mtp", "full", True, TRITON, id="triton-mtp"),
         pytest.param("ngram", "eager", False, {}, id="flash-eager"),
         pytest.param("ngram", "eager", True, TRITON, id="triton-eager"),
-        pytest.param("ngram", "full", True, TRITON | FP8, id="triton-fp8"),
         pytest.param("ngram", "full", True, {}, id="flash-sinks", marks=OWN_PROCESS),
     ],
 )

@@ -2,10 +2,10 @@
 
 python sweeps/studies/interleave/compact.py --groups DIR... --runs RUN_FOLDER...
 python sweeps/studies/interleave/compact.py --host 3 --runs RUN_FOLDER...
-python sweeps/studies/interleave/compact.py --planted FILE
+python sweeps/studies/interleave/compact.py --host 2 --planted FILE
 
-The second puts runs of another host behind those of hosts with a lower number. The third writes
-planted.csv from a part of measure.py that ran several times: a row a run and arm.
+The second puts runs of another host behind those of hosts with a lower number. The third does so in
+planted.csv, from a part of measure.py that ran several times: a row a run and arm.
 """
 
 import argparse
@@ -49,7 +49,8 @@ def planted_of(file: Path) -> pd.DataFrame:
         rows.append(
             {
                 "kind": kind, "run": run, "requests": part.requests.iloc[0],
-                "cache": part.cache.iloc[0], "seconds": part.seconds.max(),
+                "context": part.context.iloc[0], "cache": part.cache.iloc[0],
+                "seconds": part.seconds.max(),
                 "groups": len(part), "window_ms": part.window_ms.median(),
                 "sm_clock_mhz": part.sm_clock_mhz.min(), "truth": part.truth.mean(),
                 "effect": found.value, "half_width": found.half_width(),
@@ -93,6 +94,15 @@ def _acceptance_length(header: RunHeader) -> float | None:
     return {**of_pair, **of_run}.get("synthetic_acceptance_length")
 
 
+def behind_others(found: pd.DataFrame, host: int, file: Path) -> None:
+    """Write what a host gave behind what `file` has of hosts with a lower number."""
+    found = found.assign(host=host)
+    if host > 1:
+        kept = pd.read_csv(file)
+        found = pd.concat([kept[kept.host < host], found])
+    found.to_csv(file, index=False, float_format="%.6g")
+
+
 def main() -> None:
     """Parse and write."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
@@ -102,18 +112,12 @@ def main() -> None:
     parser.add_argument("--planted", type=Path)
     arguments = parser.parse_args()
     if arguments.planted:
-        planted = planted_of(arguments.planted)
-        planted.to_csv(HERE / "planted.csv", index=False, float_format="%.6g")
+        behind_others(planted_of(arguments.planted), arguments.host, HERE / "planted.csv")
     if arguments.groups:
         groups_of(arguments.groups).to_csv(HERE / "groups.csv.gz", index=False)
-    if not arguments.runs:
-        return
-    found = [row for folder in arguments.runs for row in cells_of(folder)]
-    cells = pd.DataFrame(found).assign(host=arguments.host)
-    if arguments.host > 1:
-        kept = pd.read_csv(HERE / "cells.csv")
-        cells = pd.concat([kept[kept.host < arguments.host], cells])
-    cells.to_csv(HERE / "cells.csv", index=False, float_format="%.6g")
+    if arguments.runs:
+        found = [row for folder in arguments.runs for row in cells_of(folder)]
+        behind_others(pd.DataFrame(found), arguments.host, HERE / "cells.csv")
 
 
 if __name__ == "__main__":

@@ -157,11 +157,14 @@ class InterleavedEngine:
         self._context: int | None = arguments.context
         self._number = 0
 
+    def context(self, part: Part) -> int:
+        """Tokens of a prompt: 256 of 256 requests, 1,024 of fewer, if none are asked for."""
+        return self._context or (256 if part.requests > 64 else 1024)
+
     def batch(self, part: Part) -> list[WindowRecord]:
-        """The windows of one batch; 256 requests have 256 tokens of context, fewer have 1,024."""
-        requests = part.requests
+        """The windows of one batch."""
+        requests, context = part.requests, self.context(part)
         number, self._number = self._number, self._number + 1
-        context = self._context or (256 if requests > 64 else 1024)
         whole = [ids * -(-context // len(ids)) for ids in self._prompts[number % 4][:requests]]
         prompts = [ids[:context] for ids in whole]
         arms = (None, *part.kinds)
@@ -202,7 +205,7 @@ def measure(
                 window_s = typical_s(windows)
                 shared = {
                     "requests": part.requests, "cache": arguments.cache_dtype,
-                    "context": arguments.context, "run": run,
+                    "context": engine.context(part), "run": run,
                     "seconds": time.perf_counter() - began, "window_ms": 1e3 * window_s,
                     "sm_clock_mhz": clock,
                 }  # fmt: skip

@@ -47,10 +47,17 @@ def of_groups(rows: pd.DataFrame) -> dict[str, Any]:
 
 def of_runs(planted: pd.DataFrame) -> dict[str, Any]:
     """What it says of the runs in which something was planted."""
-    seconds = planted.seconds
+    by_arm = planted.set_index("kind")
+    hidden, clear = (by_arm[by_arm.host == host] for host in (1, 2))
+    idle = by_arm.loc["none"]
     return {
         "runs": precision.run_table(planted),
-        "run_seconds": f"{seconds.min():.0f} to {seconds.max():.0f}",
+        "each": len(clear.loc["device"]),
+        "clear_slower": (clear.effect > clear.half_width)["device"].sum(),
+        "hidden_slower": (hidden.effect > hidden.half_width)["device"].sum(),
+        "clear_half": 100 * clear.half_width.max(),
+        "idle": len(idle),
+        "idle_called": (idle.effect.abs() > idle.half_width).sum(),
     }
 
 

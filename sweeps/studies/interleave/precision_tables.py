@@ -40,7 +40,7 @@ def aa_table(rows: pd.DataFrame) -> str:
             "seconds": f"{part.seconds.max():.0f}",
             "groups": len(part),
             "window ms": f"{part.window_ms.mean():.2f}",
-            "SM clock MHz": clocks(part.sm_clock_mhz.min(), part.sm_clock_mhz.max()),
+            "SM clock MHz": span(part.sm_clock_mhz.min(), part.sm_clock_mhz.max()),
             "device's clock": told(located(part, "device")),
             "host's clock": told(located(part, "host")),
             "together": f"{spearmanr(part.device, part.host).statistic:.2f}",
@@ -50,8 +50,8 @@ def aa_table(rows: pd.DataFrame) -> str:
     return pd.DataFrame(table).to_markdown(index=False, disable_numparse=True)
 
 
-def clocks(low: float, high: float) -> str:
-    """`1980` or `1605 to 1965`."""
+def span(low: float, high: float) -> str:
+    """`1980` or `1605 to 1965`, MHz or seconds."""
     return f"{low:.0f}" if low == high else f"{low:.0f} to {high:.0f}"
 
 
@@ -100,16 +100,18 @@ def piece_table(rows: pd.DataFrame) -> str:
 
 
 def run_table(planted: pd.DataFrame) -> str:
-    """One row an arm, over its runs."""
+    """One row a context and arm, over its runs."""
     table = []
-    for kind, runs in planted.groupby("kind"):
+    for (_, context, kind), runs in planted.groupby(["host", "context", "kind"], sort=False):
         low, high = runs.effect - runs.half_width, runs.effect + runs.half_width
         truth = PLANTED / 100 if kind == "device" else 0.0
         inside = ((low <= truth) & (truth <= high)).sum()
         table.append(
             {
+                "context": f"{context:,}",
                 "planted": NAMES[kind],
                 "runs": len(runs),
+                "seconds": span(round(runs.seconds.min()), round(runs.seconds.max())),
                 "window ms": f"{runs.window_ms.min():.2f} to {runs.window_ms.max():.2f}",
                 "half-width": f"{100 * runs.half_width.min():.2f} to "
                 f"{100 * runs.half_width.max():.2f}",

@@ -4,7 +4,9 @@ TEXT = """# How precise is a comparison within one batch?
 
 Off x off against itself is known to +- {best:.3f} % after 48 s at 8 requests, and to
 +- {worst:.2f} % at worst (256 requests, fp8 cache). A spin of {planted} % on the device is measured
-as {found:+.3f} +- {found_half:.3f} %. In 20 pieces of 2.4 s it is called slower in {slower} of 20.
+as {found:+.3f} +- {found_half:.3f} %. In 20 pieces of 2.4 s it is called slower in {slower} of 20,
+in runs of their own in {clear_slower} of {each} where the device sets the pace, in {hidden_slower}
+of {each} where the host does.
 
     python sweeps/studies/interleave/measure.py 8 64 256 8:device 8:host --seconds 48 --output DIR
     python sweeps/studies/interleave/measure.py 8 64 256 --cache-dtype fp8 --seconds 45 --output DIR
@@ -42,16 +44,21 @@ A host's wait of {planted} % (15 us) costs nothing there: the device sets the pa
 catches up. The truth of that row is therefore 0.
 
     python sweeps/studies/interleave/measure.py 8:none+device --runs 20 --seconds 15 --output DIR
+    python sweeps/studies/interleave/measure.py 8:none+device --context 24576 --tokens 2048 \\
+      --runs 20 --seconds 13 --output DIR
 
-Twenty runs, {run_seconds} s each, on a machine of one H200 with 16 processors, both arms in each
-run ([planted.csv](planted.csv)):
+Runs of their own, {each} for each command, on two machines of one H200 with 16 processors; both
+arms in each run ([planted.csv](planted.csv)). "Half-width": of the interval, per cent.
 
 {runs}
 
-Windows took up to twice the time that the first host needed, and both clocks scatter alike: here
-the host set the pace and the device waited. A spin is then hidden, as the host's wait is above. Off
-x off was called nothing else in any run. So {planted} % is found where the device sets the pace; a
-busy host gives wide intervals, and a run says of itself that the host sets the pace.
+With 1,024 tokens of context the host set the pace and the device waited: windows took up to twice
+the time that the first host needed, and both clocks scatter alike. A spin is then hidden, as the
+host's wait is above: it was called slower in {hidden_slower} of {each} runs. With 24,576 tokens
+attention keeps the device busy: there it was called slower in {clear_slower} of {each}, each known
+to +- {clear_half:.2f} % or better. Off x off was called something else in {idle_called} of {idle}
+runs. So {planted} % is found where the device sets the pace; where the host does, intervals are
+wide and the run says so.
 
 ## Windows against whole batches
 
@@ -168,5 +175,6 @@ better than 1 to 2.5 %.
 ## What was not measured
 
 No 70B shape on four GPUs, and no tensor parallel run window by window on GPUs. Twenty planted runs
-on a host that keeps up with the device: there the planted parts ran once each, in pieces of 2.4 s.
+at 1,024 tokens of context on a host that keeps up with the device: there each planted part ran
+once, in pieces of 2.4 s.
 """

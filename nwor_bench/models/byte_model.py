@@ -77,11 +77,11 @@ class ByteModel:
 
     def cache_row(self, ranks: int) -> float:
         """Bytes of one token's K/V in the caches of all layers."""
-        return self._row_elements(ranks) * self.cache_bits / 8
+        return self.shape.row_elements(ranks) * self.cache_bits / 8
 
     def activation_row(self, ranks: int) -> float:
         """Bytes of one token's K/V of all layers as activations."""
-        return self._row_elements(ranks) * self.activation_bits / 8
+        return self.shape.row_elements(ranks) * self.activation_bits / 8
 
     def moved(self, strategy: Strategy, load: Workload) -> Moved:
         """Bytes that the strategy moves for the window's drafts."""
@@ -133,9 +133,14 @@ class ByteModel:
         """
         indexer = self.shape.indexer
         most = load.context if indexer is None else min(load.context, indexer.selected)
-        tokens = sum(min(most, layer.window or most) for layer in self.shape.attending)
-        row = self.shape.cache_row_elements(load.ranks) * self.cache_bits / 8
-        return load.requests * tokens * row
+        elements = sum(
+            number
+            * min(most, layer.window or most)
+            * self.shape.cache_row_elements(load.ranks, layer)
+            for layer, number in self.shape.alike.items()
+            if layer.attends
+        )
+        return load.requests * elements * self.cache_bits / 8
 
     def first_tokens_written(self, load: Workload) -> float:
         """Bytes of the certain first tokens' K/V, which every strategy writes directly."""
@@ -175,9 +180,6 @@ class ByteModel:
         An upper bound of the time saved: it is reached if DRAM bandwidth alone limits the step.
         """
         return self.saved(strategy, load) / self.step(load)
-
-    def _row_elements(self, ranks: int) -> int:
-        return len(self.shape.attending) * self.shape.cache_row_elements(ranks)
 
     def _coefficients(self, strategy: Strategy) -> tuple[int, int]:
         """a and b of a N + b A, in bits an element."""

@@ -4,9 +4,16 @@ from collections.abc import Mapping
 from typing import Any
 
 from nwor_bench.errors import ConfigError
+from nwor_bench.models.attention_config import (
+    read_head_dim,
+    read_heads,
+    read_indexer,
+    read_mla,
+    read_own_heads,
+)
 from nwor_bench.models.layer_kinds import Kind
 from nwor_bench.models.recurrent.read import read_state, recurrent_kinds
-from nwor_bench.models.shape import Experts, Indexer, Layer, Mla, ModelShape
+from nwor_bench.models.shape import Experts, Layer, ModelShape
 
 MODEL_BITS = {"float32": 32, "bfloat16": 16, "float16": 16}
 """Dtypes that a model computes in, and their size in bits."""
@@ -29,9 +36,6 @@ _OTHER_KINDS = {
     "num_kv_shared_layers": "its layers share caches",
 }
 """Keys that, if set, mean an architecture that the byte model does not cover."""
-
-_SPARSE_TYPES = ("deepseek_v32", "glm_moe_dsa")
-"""Model types whose attention reads a selected part of the context, and is covered."""
 
 Config = Mapping[str, Any]
 
@@ -60,21 +64,21 @@ class ConfigReader:
         for key, kind in _OTHER_KINDS.items():
             if self.config.get(key):
                 raise self.refusal(f"{kind} ({key}); name a decoder with a plain KV cache")
-        hidden, (heads, kv_heads) = self.number("hidden_size"), self.heads()
+        hidden, (heads, kv_heads) = self.number("hidden_size"), read_heads(self)
         dtype = self.dtype()
         experts = self.experts()
         kinds = recurrent_kinds(self)
         layers = self.layers(experts) if kinds is None else self.hybrid_layers(kinds, experts)
         some_dense = not all(layer.sparse for layer in layers if layer.has_mlp)
         family = str(self.config.get("model_type", "unknown"))
-        mla = self.mla()
+        mla = read_mla(self)
         return ModelShape(
             model_type=family,
             hidden=hidden,
             vocab=self.number("vocab_size"),
             heads=heads,
             kv_heads=kv_heads,
-            head_dim=self.number("head_dim", self.whole("attention_head_dim") or hidden // heads),
+            head_dim=read_head_dim(self, heads),
             mlp_width=self.number("intermediate_size") if some_dense else 0,
             layers=layers,
             dtype=dtype,
@@ -83,27 +87,11 @@ class ConfigReader:
             mla=mla,
             experts=experts,
             state=None if kinds is None else read_state(self),
-            indexer=self.indexer(family),
+            indexer=read_indexer(self, family),
             value_dim=None if mla is not None else self.whole("v_head_dim") or None,
             gated_attention=bool(self.config.get("attn_output_gate", family == "qwen3_next")),
             mlp_matrices=2 if family == "nemotron_h" else 3,
         )
-
-    def heads(self) -> tuple[int, int]:
-        """Query and K/V heads, the same in every layer."""
-        heads = self.number("num_attention_heads")
-        kv_heads = self.number("num_key_value_heads", heads)
-        if heads % kv_heads and self.config.get("kv_lora_rank") is None:
-            raise self.refusal(
-                f'its "num_key_value_heads" is {kv_heads}; write a divisor of the {heads} '
-                '"num_attention_heads"'
-            )
-        if self.whole("swa_num_key_value_heads") not in (0, kv_heads):
-            raise self.refusal(
-                "its sliding layers have other K/V heads (swa_num_key_value_heads); name a "
-                "decoder whose layers have the same"
-            )
-        return heads, kv_heads
 
     def refusal(self, remedy: str) -> ConfigError:
         return ConfigError.for_field(self.field, self.source, remedy)
@@ -155,44 +143,14 @@ class ConfigReader:
         bits = quantised.get("bits") or _group_bits(quantised)
         return bits if isinstance(bits, int) and bits > 0 else None
 
-    def mla(self) -> Mla | None:
-        if self.config.get("kv_lora_rank") is None:
-            return None
-        return Mla(
-            q_rank=self.whole("q_lora_rank") or None,
-            kv_rank=self.number("kv_lora_rank"),
-            rope_dim=self.number("qk_rope_head_dim"),
-            nope_dim=self.number("qk_nope_head_dim"),
-            v_dim=self.number("v_head_dim"),
-        )
-
-    def indexer(self, family: str) -> Indexer | None:
-        """Of sparse latent attention; with `index_topk_freq` some layers have none of their own."""
-        selected = self.whole("index_topk")
-        if not selected:
-            return None
-        if family not in _SPARSE_TYPES or self.config.get("kv_lora_rank") is None:
-            raise self.refusal(
-                "its attention reads a selected part of the context (index_topk); name a decoder "
-                "with a plain KV cache"
-            )
-        layers = range(self.number("num_hidden_layers"))
-        pattern = self.config.get("index_topk_pattern")
-        every, first = self.number("index_topk_freq", 1), self.whole("index_skip_topk_offset") or 2
-        if pattern is None:
-            own = [layer for layer in layers if max(layer - first + 1, 0) % every == 0]
-        else:
-            own = [n for n in layers if n >= len(pattern) or pattern[n] != "S"]
-        heads, head_dim = self.number("index_n_heads"), self.number("index_head_dim")
-        return Indexer(heads, head_dim, selected, len(own))
-
     def experts(self) -> Experts | None:
         names = ("n_routed_experts", "num_experts", "num_local_experts")
         key = next((name for name in names if self.config.get(name)), None)
         if key is None:
             return None
-        kimis = self.whole("num_experts_per_token") or None
-        count, per_token = self.number(key), self.number("num_experts_per_tok", kimis)
+        others = self.whole("num_experts_per_token") or self.whole("top_k_experts")
+        count = self.number(key)
+        per_token = self.number("num_experts_per_tok", others or None)  # Kimi's, Gemma 4's
         if per_token > count:
             raise self.refusal(
                 f'its "num_experts_per_tok" is {per_token} with {count} experts; write at most that'
@@ -237,6 +195,7 @@ class ConfigReader:
                 and place not in dense
                 and (place + 1) % step == 0
                 and marked[place],
+                heads=read_own_heads(self, slides=windows[place] is not None),
             )
             for place in range(count)
         )

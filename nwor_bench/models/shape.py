@@ -3,9 +3,12 @@
 Parameter counts cover matrices; norms and biases (under 0.1 %) are left out.
 """
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
+from nwor_bench.models.heads import Heads
 from nwor_bench.models.recurrent.state import RecurrentLayers, RecurrentState
 
 
@@ -70,6 +73,7 @@ class Layer:
         attends: False if it has no K/V.
         recurrent: True if it has a recurrent state.
         has_mlp: False for a layer that is a mixer alone, as Nemotron-H's are.
+        heads: its own, where they are others than the model's.
     """
 
     window: int | None = None
@@ -77,6 +81,11 @@ class Layer:
     attends: bool = True
     recurrent: bool = False
     has_mlp: bool = True
+    heads: Heads | None = None
+
+
+PLAIN = Layer()
+"""A layer with the model's heads."""
 
 
 @dataclass(frozen=True)
@@ -117,6 +126,17 @@ class ModelShape:
         """The layers that have K/V."""
         return tuple(layer for layer in self.layers if layer.attends)
 
+    @cached_property
+    def alike(self) -> Mapping[Layer, int]:
+        """How many layers there are of each kind; a model has few kinds."""
+        return Counter(self.layers)
+
+    def row_elements(self, ranks: int = 1) -> int:
+        """Cache elements of one token in all layers, on one of `ranks` ranks."""
+        return round(
+            self._over_layers(lambda layer: layer.attends * self.cache_row_elements(ranks, layer))
+        )
+
     @property
     def recurrent(self) -> RecurrentLayers | None:
         """The recurrent layers; None if there are none."""
@@ -124,32 +144,37 @@ class ModelShape:
             return None
         return RecurrentLayers(sum(layer.recurrent for layer in self.layers), self.state)
 
+    def heads_of(self, layer: Layer = PLAIN) -> Heads:
+        """A layer's heads."""
+        value_dim = self.value_dim or self.head_dim
+        return layer.heads or Heads(self.heads, self.kv_heads, self.head_dim, value_dim)
+
     def fits_ranks(self, ranks: int) -> bool:
-        """True if vLLM can split the model: heads divide evenly, KV heads divide or repeat."""
+        """True if vLLM can split every layer."""
         if self.state is not None and self.state.heads % ranks:
             return False
-        kv_fits = self.kv_heads % ranks == 0 or ranks % self.kv_heads == 0
-        return self.heads % ranks == 0 and (kv_fits or self.mla is not None)
+        if self.mla is not None:
+            return self.heads % ranks == 0
+        return all(self.heads_of(layer).fits_ranks(ranks) for layer in self.alike if layer.attends)
 
-    def cache_row_elements(self, ranks: int = 1) -> int:
+    def cache_row_elements(self, ranks: int = 1, layer: Layer = PLAIN) -> int:
         """Cache elements of one token in one layer, on one of `ranks` ranks.
 
         K and V of the rank's KV heads (at least one head); with MLA one latent row on every rank.
         """
         if self.mla is not None:
             return self.mla.kv_rank + self.mla.rope_dim
-        return self._kv_heads_of(ranks) * (self.head_dim + (self.value_dim or self.head_dim))
+        return self.heads_of(layer).cache_elements(ranks)
 
-    def attention_parameters(self, ranks: int = 1) -> float:
+    def attention_parameters(self, ranks: int = 1, layer: Layer = PLAIN) -> float:
         """Parameters of one layer's attention matrices on one rank.
 
         Heads are split over ranks; MLA's down-projections and repeated KV heads are not.
         """
-        heads = self.heads / ranks
         if self.mla is None:
-            queries = (1 + self.gated_attention) * heads * self.head_dim
-            outputs = heads * (self.value_dim or self.head_dim)
-            return self.hidden * (queries + outputs + self.cache_row_elements(ranks))
+            gated = self.gated_attention
+            return self.heads_of(layer).parameters(self.hidden, ranks, gated=gated)
+        heads = self.heads / ranks
         mla = self.mla
         query_dim = mla.nope_dim + mla.rope_dim
         if mla.q_rank is None:
@@ -170,11 +195,10 @@ class ModelShape:
         if self.experts is not None:
             routed = touched_experts * self._mlp(self.experts.width)
             sparse = (routed + self._mlp(self.experts.shared_width)) / ranks
-        attention = self.attention_parameters(ranks)
         mixer = 0.0 if self.state is None else self.state.parameters / ranks
         return self._indexer_parameters() + self._over_layers(
             lambda layer: (
-                layer.attends * attention
+                layer.attends * self.attention_parameters(ranks, layer)
                 + layer.recurrent * mixer
                 + layer.has_mlp * (sparse if layer.sparse else dense)
             )
@@ -200,11 +224,8 @@ class ModelShape:
         embedding = 0 if self.tied_embeddings else self.vocab * self.hidden
         return round(self.block_parameters(experts) + self.unquantised_parameters()) + embedding
 
-    def _kv_heads_of(self, ranks: int) -> int:
-        return max(1, self.kv_heads // ranks)
-
     def _mlp(self, width: int) -> int:
         return self.mlp_matrices * self.hidden * width
 
     def _over_layers(self, parameters: Callable[[Layer], float]) -> float:
-        return sum(map(parameters, self.layers))
+        return sum(number * parameters(layer) for layer, number in self.alike.items())

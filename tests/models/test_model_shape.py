@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 
 from nwor_bench.errors import ConfigError
+from nwor_bench.models.byte_model import ByteModel, Workload
 from nwor_bench.models.config_json import KNOWN_TYPES, read_shape
+from nwor_bench.models.heads import Heads
 from nwor_bench.models.shape import Experts, Indexer, Layer, Mla, ModelShape
 
 CONFIGS = Path(__file__).parents[1] / "data" / "configs"
@@ -156,6 +158,53 @@ def test_mimos_marks_of_layers() -> None:
     assert sparse(shape) == [False, True, True, True]
 
 
+MIMOS = {
+    "hybrid_layer_pattern": [0, 1, 1, 0], "sliding_window": 32, "head_dim": 6, "v_head_dim": 3,
+    "swa_num_attention_heads": 8, "swa_num_key_value_heads": 4, "swa_head_dim": 5,
+    "swa_v_head_dim": 1,
+}  # fmt: skip
+GEMMAS = {
+    "model_type": "gemma4_text", "sliding_window": 32, "head_dim": 2, "global_head_dim": 6,
+    "layer_types": ["full_attention", *["sliding_attention"] * 2, "full_attention"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("changes", "full", "sliding"),
+    [
+        (MIMOS, Heads(4, 2, 6, 3), Heads(8, 4, 5, 1)),
+        (GEMMAS, Heads(4, 2, 6, 6), Heads(4, 2, 2, 2)),
+        (
+            {**GEMMAS, "attention_k_eq_v": True, "num_global_key_value_heads": 1},
+            Heads(4, 1, 6, 6),
+            Heads(4, 2, 2, 2),
+        ),
+    ],
+    ids=["MiMo V2", "Gemma 4", "Gemma 4, keys as values"],
+)
+def test_layers_with_heads_of_their_own(
+    changes: dict[str, Any], full: Heads, sliding: Heads
+) -> None:
+    """A row has K and V of the layer's heads; matrices are queries, keys, values and output."""
+    shape = small(**changes)
+    assert [shape.heads_of(layer) for layer in shape.layers] == [full, sliding, sliding, full]
+    kinds = (full, sliding)
+    rows = [heads.kv * (heads.dim + heads.value_dim) for heads in kinds]
+    matrices = [
+        8 * heads.queries * (heads.dim + heads.value_dim) + 8 * row
+        for heads, row in zip(kinds, rows, strict=True)
+    ]
+    layers = (shape.layers[0], shape.layers[1])
+    assert [shape.cache_row_elements(layer=layer) for layer in layers] == rows
+    assert [shape.attention_parameters(layer=layer) for layer in layers] == matrices
+    model = ByteModel(shape, cache_bits=16, weight_bits=16, activation_bits=16)
+    assert model.cache_row(1) == 2 * 2 * sum(rows)
+    load = Workload(requests=3, context=100, draft_tokens=4, acceptance=0.5)
+    assert model.context_read(load) == 3 * 2 * 2 * (100 * rows[0] + 32 * rows[1])
+    assert shape.fits_ranks(2)
+    assert not shape.fits_ranks(8)  # of which four query heads cannot be split
+
+
 def test_defaults() -> None:
     shape = small(num_key_value_heads=None)
     assert shape.kv_heads == 4
@@ -276,7 +325,6 @@ def test_which_ranks_fit(heads: int, kv_heads: int, ranks: int, fits: bool) -> N
         ({"layer_types": 4}, '"layer_types" is 4'),
         ({"hybrid_layer_pattern": [0, 1], "sliding_window": 8}, "only 4 layers"),
         ({"moe_layer_freq": [0, 1]}, "has 2 entries; write 4"),
-        ({"swa_num_key_value_heads": 4}, "swa_num_key_value_heads"),
         ({"layer_types": [["full_attention"]] * 4}, "full_attention"),
         ({"mlp_only_layers": 3, "num_experts": 8, "num_experts_per_tok": 2}, "mlp_only_layers"),
         ({"hidden_size": 2}, '"head_dim"'),

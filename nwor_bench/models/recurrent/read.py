@@ -1,31 +1,13 @@
 """Read a model's recurrent layers from its config.json: gated delta net, KDA, Mamba2."""
 
-from collections.abc import Mapping
-from typing import Any, Protocol
-
-from nwor_bench.errors import ConfigError
 from nwor_bench.models.layer_kinds import Kind, every_nth, listed_kinds, recurrent_word
+from nwor_bench.models.reader import Reader
 from nwor_bench.models.recurrent.state import RecurrentState
 
 BITS = {"float32": 32, "bfloat16": 16, "float16": 16}
 
 FULL_EVERY = 4
 """Qwen3-Next's full attention, where its config does not say: every fourth layer."""
-
-
-class Reader(Protocol):
-    """What this module asks of the reader of a config.json."""
-
-    config: Mapping[str, Any]
-
-    def number(self, key: str, default: int | None = None) -> int:
-        """A whole number of 1 or more."""
-
-    def refusal(self, remedy: str) -> ConfigError:
-        """The error that names the config."""
-
-    def dtype(self) -> str:
-        """The dtype of the activations."""
 
 
 def recurrent_kinds(reader: Reader) -> tuple[Kind, ...] | None:

@@ -1,0 +1,80 @@
+"""What a config.json says of attention: heads, latent rows, indexers."""
+
+from nwor_bench.models.heads import Heads
+from nwor_bench.models.reader import Reader
+from nwor_bench.models.shape import Indexer, Mla
+
+_SPARSE_TYPES = ("deepseek_v32", "glm_moe_dsa")
+"""Model types whose attention reads a selected part of the context, and is covered."""
+
+
+def read_heads(reader: Reader) -> tuple[int, int]:
+    """Query and K/V heads of layers that have no others."""
+    heads = reader.number("num_attention_heads")
+    kv_heads = reader.number("num_key_value_heads", heads)
+    if heads % kv_heads and reader.config.get("kv_lora_rank") is None:
+        raise reader.refusal(
+            f'its "num_key_value_heads" is {kv_heads}; write a divisor of the {heads} '
+            '"num_attention_heads"'
+        )
+    return heads, kv_heads
+
+
+def read_head_dim(reader: Reader, heads: int) -> int:
+    """Size of a query and of a key."""
+    default = reader.whole("attention_head_dim") or reader.number("hidden_size") // heads
+    return reader.number("head_dim", default)
+
+
+def read_own_heads(reader: Reader, *, slides: bool) -> Heads | None:
+    """Heads of sliding layers (MiMo V2), or of the others (Gemma 4), that have their own."""
+    heads, kv_heads = read_heads(reader)
+    dim = read_head_dim(reader, heads)
+    if slides and reader.config.get("swa_num_key_value_heads"):
+        dim = reader.number("swa_head_dim", dim)
+        return Heads(
+            reader.number("swa_num_attention_heads", heads),
+            reader.number("swa_num_key_value_heads"),
+            dim,
+            reader.number("swa_v_head_dim", dim),
+        )
+    if not slides and str(reader.config.get("model_type", "")).startswith("gemma4"):
+        dim = reader.number("global_head_dim", 512)
+        if reader.config.get("attention_k_eq_v"):  # else it has the others' K/V heads
+            kv_heads = reader.number("num_global_key_value_heads", kv_heads)
+        return Heads(heads, kv_heads, dim, dim)
+    return None
+
+
+def read_mla(reader: Reader) -> Mla | None:
+    """Latent attention; None if K and V are cached."""
+    if reader.config.get("kv_lora_rank") is None:
+        return None
+    return Mla(
+        q_rank=reader.whole("q_lora_rank") or None,
+        kv_rank=reader.number("kv_lora_rank"),
+        rope_dim=reader.number("qk_rope_head_dim"),
+        nope_dim=reader.number("qk_nope_head_dim"),
+        v_dim=reader.number("v_head_dim"),
+    )
+
+
+def read_indexer(reader: Reader, family: str) -> Indexer | None:
+    """Of sparse latent attention; with `index_topk_freq` some layers have none of their own."""
+    selected = reader.whole("index_topk")
+    if not selected:
+        return None
+    if family not in _SPARSE_TYPES or reader.config.get("kv_lora_rank") is None:
+        raise reader.refusal(
+            "its attention reads a selected part of the context (index_topk); name a decoder "
+            "with a plain KV cache"
+        )
+    layers = range(reader.number("num_hidden_layers"))
+    pattern = reader.config.get("index_topk_pattern")
+    every, first = reader.number("index_topk_freq", 1), reader.whole("index_skip_topk_offset") or 2
+    if pattern is None:
+        own = [layer for layer in layers if max(layer - first + 1, 0) % every == 0]
+    else:
+        own = [n for n in layers if n >= len(pattern) or pattern[n] != "S"]
+    heads, head_dim = reader.number("index_n_heads"), reader.number("index_head_dim")
+    return Indexer(heads, head_dim, selected, len(own))

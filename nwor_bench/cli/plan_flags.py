@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from nwor_bench.errors import ConfigError
 from nwor_bench.models.byte_model import CACHE_BITS, WEIGHT_BITS, ByteModel, Workload
-from nwor_bench.models.cache_dtype import AUTO, checkpoint_cache_dtype
+from nwor_bench.models.cache_dtype import AUTO, chosen_cache_dtype
 from nwor_bench.models.config_json import MODEL_BITS, read_shape
 from nwor_bench.records.json_text import parse_json
 from nwor_bench.workload.quantities import fraction
@@ -88,7 +88,7 @@ def predict(
             f"write a divisor of the {shape.heads} attention heads that divides the "
             f"{shape.kv_heads} KV heads or is a multiple of them",
         )
-    cache = checkpoint_cache_dtype(source.config) if cache_dtype == AUTO else cache_dtype
+    cache = chosen_cache_dtype(source.config, cache_dtype)
     cache = shape.dtype if cache == AUTO else cache
     if cache not in CACHE_BITS:
         raise ConfigError.unknown("--cache-dtype", cache, [*CACHE_BITS, AUTO])

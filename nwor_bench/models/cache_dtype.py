@@ -12,6 +12,11 @@ _KEYS = ("kv_cache_scheme", "kv_cache_quant_algo")
 _NAMED = ("fp8", "nvfp4")
 
 
+def chosen_cache_dtype(config: Mapping[str, Any], asked: str) -> str:
+    """The cache dtype that was asked for; for `auto` the one that the checkpoint asks for."""
+    return checkpoint_cache_dtype(config) if asked == AUTO else asked
+
+
 def checkpoint_cache_dtype(config: Mapping[str, Any]) -> str:
     """`fp8` or `nvfp4` where the config.json asks for such a cache, else `auto`."""
     quantised = config.get("quantization_config")

@@ -133,8 +133,10 @@ class ModelShape:
 
     def row_elements(self, ranks: int = 1) -> int:
         """Cache elements of one token in all layers, on one of `ranks` ranks."""
-        return round(
-            self._over_layers(lambda layer: layer.attends * self.cache_row_elements(ranks, layer))
+        return sum(
+            number * self.cache_row_elements(ranks, layer)
+            for layer, number in self.alike.items()
+            if layer.attends
         )
 
     @property

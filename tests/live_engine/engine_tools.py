@@ -35,6 +35,8 @@ FULL_FOR_ALL: dict[str, Any] = {
 }
 """Full CUDA graphs for windows of 1 to 8 requests, with little padding."""
 
+GRAPHS: dict[str, dict[str, Any]] = {"eager": EAGER, "full": FULL_FOR_ALL}
+
 PIECEWISE: dict[str, Any] = {
     "compilation_config": {"cudagraph_mode": "PIECEWISE", "cudagraph_capture_sizes": [8, 64]}
 }

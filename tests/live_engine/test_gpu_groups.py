@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from engine_tools import EAGER, FULL_FOR_ALL, NGRAM, SCV, prompts_of, run_cell, tiny_spec, total
+from engine_tools import GRAPHS, NGRAM, SCV, prompts_of, run_cell, tiny_spec, total
 from kv_gate_tools import kv_results
 from rank_faults import on_ranks, watch_slots, watched_slots
 from tiny_architectures import write_architecture
-from tiny_hybrids import hybrid_pair
+from tiny_hybrids import OWN_ARGUMENTS, hybrid_pair
 
 from nwor_bench.analysis.parity.kv_verdict import KvVerdict
 from nwor_bench.engine.engine import VllmEngine
@@ -31,7 +31,6 @@ SYNTHETIC = {**NGRAM, "synthetic_acceptance_length": 2.6}
 """Random weights predict nothing: vLLM accepts drafts at a set rate, alike in every mode."""
 
 DUMMY = {"load_format": "dummy", "enable_prefix_caching": False}
-GRAPHS: dict[str, dict[str, Any]] = {"eager": EAGER, "full": FULL_FOR_ALL}
 
 
 def of_row(row: str, *values: str) -> Any:
@@ -154,8 +153,6 @@ def test_attention_beside_other_layers_is_staged(
     pair = hybrid_pair(tmp_path / "model", family, "bfloat16")
     pair = ResolvedPair("groups", "ngram", pair.target, None, "bfloat16", SYNTHETIC)
     # A state takes a whole page of the cache, which the byte model of K/V does not know.
-    arguments = {**DUMMY, **GRAPHS[graphs]}
-    if family == "Qwen3-Next":  # vLLM's own choice on this GPU needs the module cutlass
-        arguments["gdn_prefill_backend"] = "triton"
+    arguments = {**DUMMY, **GRAPHS[graphs], **OWN_ARGUMENTS.get(family, {})}
     spec = tiny_spec(draft_tokens=4, kv_cache_gib=0.5, engine_args=json.dumps(arguments))
     check_all(start_alone(pair, spec), "bfloat16", graphs, record_property)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from engine_tools import EAGER, FULL_FOR_ALL, prompts_of
+from engine_tools import GRAPHS, prompts_of
 from kv_gate_tools import change_a_value, kv_results
 from rank_faults import on_ranks
 from shape_tools import NEW_TOKENS, check_kv_gate, shape_engine
@@ -20,7 +20,6 @@ from nwor_bench.engine.protocol import BatchOutput
 pytestmark = [pytest.mark.engine, pytest.mark.gpu]
 
 KINDS = [(graphs, cache) for graphs in ("eager", "full") for cache in ("auto", "fp8")]
-GRAPHS: dict[str, dict[str, Any]] = {"eager": EAGER, "full": FULL_FOR_ALL}
 PROMPTS = prompts_of([130, 21, 290, 33, 61, 150, 40, 577])
 
 

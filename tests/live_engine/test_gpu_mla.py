@@ -13,8 +13,7 @@ from typing import Any
 
 import pytest
 from engine_tools import (
-    EAGER,
-    FULL_FOR_ALL,
+    GRAPHS,
     PIECEWISE,
     implementations_of,
     pair_with,
@@ -51,11 +50,7 @@ MODELS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 """Settings on top of the pair `mla-shape`, which is a small DeepSeek-V2."""
 
-GRAPHS: dict[str, dict[str, Any]] = {
-    "eager": EAGER,
-    "full": FULL_FOR_ALL,
-    "piecewise": PIECEWISE,
-}
+WITH_PIECEWISE = {**GRAPHS, "piecewise": PIECEWISE}
 FLASH_ATTN, FLASHMLA, TRITON = "FlashAttnMLAImpl", "FlashMLAImpl", "TritonMLAImpl"
 
 CASES = [
@@ -85,7 +80,7 @@ def test_a_latent_model_is_staged(
     start_alone: Callable[..., VllmEngine],
     record_property: Callable[[str, object], None],
 ) -> None:
-    arguments = {**GRAPHS[graphs], "kv_cache_dtype": cache}
+    arguments = {**WITH_PIECEWISE[graphs], "kv_cache_dtype": cache}
     if implementation == TRITON:
         arguments["attention_backend"] = "TRITON_MLA"
     spec = tiny_spec(draft_tokens=4, kv_cache_gib=0.5, engine_args=json.dumps(arguments), **staging)

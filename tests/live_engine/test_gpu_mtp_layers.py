@@ -7,13 +7,12 @@ Random weights and synthetic acceptance; sparse latent attention is in `test_gpu
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
-from engine_tools import EAGER, FULL_FOR_ALL, mtp_of, pair_with, tiny_spec
+from engine_tools import GRAPHS, mtp_of, pair_with, tiny_spec
 from test_gpu_groups import DUMMY, check_all
 from test_gpu_mla import V3
-from tiny_hybrids import hybrid_pair
+from tiny_hybrids import OWN_ARGUMENTS, hybrid_pair
 
 from nwor_bench.engine.engine import VllmEngine
 from nwor_bench.models.pairs import ResolvedPair
@@ -21,7 +20,6 @@ from nwor_bench.models.pairs import ResolvedPair
 pytestmark = [pytest.mark.engine, pytest.mark.gpu, pytest.mark.row("mtp")]
 
 LAYER = {"num_nextn_predict_layers": 1}
-GRAPHS: dict[str, dict[str, Any]] = {"eager": EAGER, "full": FULL_FOR_ALL}
 
 
 def build(family: str, folder: Path) -> ResolvedPair:
@@ -50,9 +48,7 @@ def test_a_model_that_drafts_for_itself_is_staged(
     start_alone: Callable[..., VllmEngine],
     record_property: Callable[[str, object], None],
 ) -> None:
-    arguments = {**DUMMY, **GRAPHS[graphs]}
-    if family == "Qwen3-Next":  # vLLM's own choice on this GPU needs the module cutlass
-        arguments["gdn_prefill_backend"] = "triton"
+    arguments = {**DUMMY, **GRAPHS[graphs], **OWN_ARGUMENTS.get(family, {})}
     spec = tiny_spec(draft_tokens=4, kv_cache_gib=0.5, engine_args=json.dumps(arguments))
     engine = start_alone(build(family, tmp_path), spec)
     assert engine.status().target_layers == target_layers, engine.status()  # without the drafter's

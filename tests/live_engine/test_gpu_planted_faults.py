@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 import torch
 from engine_tools import (
-    EAGER,
-    FULL_FOR_ALL,
+    GRAPHS,
     prompts_of,
     smollm2_on_short,
     tiny_spec,
@@ -32,7 +31,6 @@ from nwor_bench.workload.config import RunSpec
 pytestmark = [pytest.mark.engine, pytest.mark.gpu]
 
 REAL, SHAPE = "smollm2", "llama-3b-shape"
-GRAPHS: dict[str, dict[str, Any]] = {"eager": EAGER, "full": FULL_FOR_ALL}
 EVERY_DRAFT_AT_TIMES = {
     "rejection_sample_method": "synthetic",
     "synthetic_acceptance_rates": [0.9, 0.75, 0.6, 0.5],

@@ -18,8 +18,7 @@ from typing import Any
 import deep_gemm_stand_in
 import pytest
 from engine_tools import (
-    EAGER,
-    FULL_FOR_ALL,
+    GRAPHS,
     implementations_of,
     mtp_of,
     pair_with,
@@ -59,7 +58,6 @@ MODELS: dict[str, dict[str, Any]] = {
 }
 """Settings on top of the pair `mla-shape`, which is a small DeepSeek-V2."""
 
-GRAPHS: dict[str, dict[str, Any]] = {"eager": EAGER, "full": FULL_FOR_ALL}
 FEW: list[tuple[str, str, int, dict[str, str]]] = [
     ("deepseek-v32", "eager", 4, {}),
     ("deepseek-v32", "full", 4, {}),

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from engine_tools import EAGER, FULL_FOR_ALL, implementations_of, mtp_of, tiny_spec
+from engine_tools import GRAPHS, implementations_of, mtp_of, tiny_spec
 from test_gpu_groups import SYNTHETIC, check_all
 from tiny_unequal import unequal_pair
 
@@ -19,7 +19,6 @@ from nwor_bench.engine.engine import VllmEngine
 
 pytestmark = [pytest.mark.engine, pytest.mark.gpu]
 
-GRAPHS: dict[str, dict[str, Any]] = {"eager": EAGER, "full": FULL_FOR_ALL}
 TRITON: dict[str, Any] = {"attention_backend": "TRITON_ATTN_DIFFKV"}
 OWN_PROCESS = pytest.mark.own_process
 FLASH_IMPL, TRITON_IMPL = "FlashAttentionDiffKVImpl", "TritonAttentionDiffKVImpl"
@@ -45,12 +44,7 @@ def test_values_of_another_width_are_staged(
     start_alone: Callable[..., VllmEngine],
     record_property: Callable[[str, object], None],
 ) -> None:
-    pair = unequal_pair(
-        tmp_path / "model",
-        "bfloat16",
-        sinks=sinks,
-        speculative={} if method == "mtp" else SYNTHETIC,
-    )
+    pair = unequal_pair(tmp_path / "model", "bfloat16", SYNTHETIC, sinks=sinks)
     engine_args = json.dumps({"enable_prefix_caching": False, **GRAPHS[graphs], **arguments})
     spec = tiny_spec(draft_tokens=4, kv_cache_gib=0.5, engine_args=engine_args)
     engine = start_alone(mtp_of(pair) if method == "mtp" else pair, spec)

@@ -156,6 +156,9 @@ HYBRIDS: dict[str, dict[str, Any]] = {
 }
 """Settings on top of COMMON, by family."""
 
+OWN_ARGUMENTS = {"Qwen3-Next": {"gdn_prefill_backend": "triton"}}
+"""vLLM's arguments on a GPU, by family: its own choice there needs the module cutlass."""
+
 EAGER_DUMMY: dict[str, Any] = {
     "load_format": "dummy",
     "enforce_eager": True,

@@ -44,12 +44,13 @@ MIMO: dict[str, Any] = {
 
 
 def unequal_pair(
-    folder: Path, dtype: str, *, sinks: bool = True, speculative: dict[str, Any] | None = None
+    folder: Path, dtype: str, speculative: dict[str, Any], *, sinks: bool
 ) -> ResolvedPair:
     """The model in `folder`, drafted for by prompt lookup with these settings."""
     folder.mkdir(parents=True, exist_ok=True)
     own = {"add_swa_attention_sink_bias": sinks, "torch_dtype": dtype}
     (folder / "config.json").write_text(json.dumps(MIMO | own))
     write_byte_tokenizer(folder)
-    settings = speculative or {}
-    return ResolvedPair("unequal", "ngram", str(folder), None, dtype, settings, load_format="dummy")
+    return ResolvedPair(
+        "unequal", "ngram", str(folder), None, dtype, speculative, load_format="dummy"
+    )

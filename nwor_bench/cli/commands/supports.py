@@ -94,7 +94,7 @@ def _engine(
 
 
 def _one(found: "FoundConfig", engine: "EngineFacts", quiet: bool, as_json: bool) -> None:
-    from nwor_bench.models.cache_dtype import AUTO, checkpoint_cache_dtype
+    from nwor_bench.models.cache_dtype import chosen_cache_dtype
     from nwor_bench.models.support.facts import read_facts
     from nwor_bench.models.support.methods import methods_of
     from nwor_bench.models.support.predict import predict_support
@@ -102,8 +102,7 @@ def _one(found: "FoundConfig", engine: "EngineFacts", quiet: bool, as_json: bool
     from nwor_bench.report.prediction import support as words
 
     model = read_facts(found.config, found.name, FIELD, found.origin)
-    if engine.cache_dtype == AUTO:
-        engine = replace(engine, cache_dtype=checkpoint_cache_dtype(found.config))
+    engine = replace(engine, cache_dtype=chosen_cache_dtype(found.config, engine.cache_dtype))
     support, methods = predict_support(model, engine), tuple(methods_of(model, engine))
     states = _states(found, engine)
     if as_json:

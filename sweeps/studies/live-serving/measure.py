@@ -9,7 +9,7 @@ A server for each mode; all stay up, so their caches must fit side by side. The 
 its capacity: as many requests at once as it takes. It is stock vLLM, without the plugin; on a CPU
 it is mode off, because there the plugin brings an attention of its own for every mode. In each
 round every server gets the same open-loop load (Poisson) at 50 % and at 90 % of that, and then as
-many at once, in an order drawn anew, while the others idle. Greedy answers to fixed prompts are
+many at once (or what --loads names), in an order drawn anew, while the others idle. Greedy answers to fixed prompts are
 compared with the first's where acceptance follows the model. Writes serving.csv, one row a mode,
 load and round.
 """
@@ -171,6 +171,7 @@ def arguments_of(told: str | None) -> argparse.Namespace:
     parser.add_argument("--pair", default="llama-3b-shape")
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--modes", nargs="+", choices=MODES, default=DEFAULT_MODES)
+    parser.add_argument("--loads", nargs="+", choices=SHARES, default=tuple(SHARES))
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--seconds", type=float, default=10, help="of each load")
     parser.add_argument("--input", type=int, default=512, help="tokens of a prompt")
@@ -205,13 +206,13 @@ def main() -> None:
         rows: list[dict[str, Any]] = [{"mode": first, "load": "all at once", **load}]
         capacity = load["request_throughput"]
         same = {mode: told[mode] == told[first] for mode in arguments.modes}
-        for number in range(arguments.rounds * len(SHARES)):
-            name, share = list(SHARES.items())[number % len(SHARES)]
-            rate = share * capacity
+        for number in range(arguments.rounds * len(arguments.loads)):
+            name = arguments.loads[number % len(arguments.loads)]
+            rate = SHARES[name] * capacity
             requests = most if rate == float("inf") else int(rate * arguments.seconds) + 1
             for mode in random.Random(number).sample(arguments.modes, len(arguments.modes)):
                 load = bench(bases[mode], pair, arguments, rate, requests, number)
-                place = {"mode": mode, "load": name, "round": number // len(SHARES)}
+                place = {"mode": mode, "load": name, "round": number // len(arguments.loads)}
                 counted = metrics(bases[mode])
                 rows.append({**place, "rate": rate, **load, "same_answers": same[mode], **counted})
                 pd.DataFrame(rows).to_csv(arguments.output / "serving.csv", index=False)

@@ -132,8 +132,6 @@ def test_an_architecture_of_several_groups_or_shapes_is_staged(
 ) -> None:
     if name == "head dims":
         pytest.importorskip("cutlass", reason="vLLM attends with FlashAttention 4 at head dim 512")
-    if name == "head dims":
-        pytest.importorskip("cutlass", reason="vLLM attends with FlashAttention 4 at head dim 512")
     model = write_architecture(tmp_path / "model", name)
     pair = ResolvedPair("groups", "ngram", str(model), None, dtype, SYNTHETIC)
     spec = tiny_spec(

@@ -1,8 +1,8 @@
 """Real vLLM on a GPU where values have another width than keys (MiMo V2): all windows staged.
 
-On Hopper the model chooses FlashAttention: version 3, and for layers with sinks version 4 where
-CUTLASS' Python package is. Without it version 3 gets the sinks too: stock vLLM's own risk, so that
-case comes last and in a process of its own. Triton's backend is asked for by name.
+On Hopper the model chooses FlashAttention: version 3, and for layers with sinks version 4. Without
+CUTLASS' Python package stock vLLM does not start there, so that case is skipped; it comes last and
+in a process of its own. Triton's backend is asked for by name.
 """
 
 import json
@@ -44,6 +44,8 @@ def test_values_of_another_width_are_staged(
     start_alone: Callable[..., VllmEngine],
     record_property: Callable[[str, object], None],
 ) -> None:
+    if sinks and not arguments:
+        pytest.importorskip("cutlass", reason="vLLM attends to sinks with FlashAttention 4")
     pair = unequal_pair(tmp_path / "model", "bfloat16", SYNTHETIC, sinks=sinks)
     engine_args = json.dumps({"enable_prefix_caching": False, **GRAPHS[graphs], **arguments})
     spec = tiny_spec(draft_tokens=4, kv_cache_gib=0.5, engine_args=engine_args)

@@ -8,10 +8,10 @@ r"""What does taking turns cost a server? off, stage and interleave under `vllm 
 A server for each mode; all stay up, so their caches must fit side by side. The first is asked for
 its capacity: as many requests at once as it takes. It is stock vLLM, without the plugin; on a CPU
 it is mode off, because there the plugin brings an attention of its own for every mode. In each
-round every server gets the same open-loop load (Poisson) at 50 % and at 90 % of that, and then as
-many at once (or what --loads names), in an order drawn anew, while the others idle. Greedy answers to fixed prompts are
-compared with the first's where acceptance follows the model. Writes serving.csv, one row a mode,
-load and round.
+round every server gets the same open-loop loads (Poisson) at 50 % and at 90 % of that, and then as
+many at once, or those that --loads names. Whose turn it is first is drawn anew for each load; the
+others idle. Greedy answers to fixed prompts are compared with the first's where acceptance follows
+the model. Writes serving.csv, one row a mode, load and round.
 """
 
 import argparse

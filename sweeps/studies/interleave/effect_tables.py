@@ -69,7 +69,7 @@ def settings_of(cells: pd.DataFrame, host: int) -> list[tuple[dict[str, str], pd
         named = {
             "model": pair.removesuffix("-shape"),
             "requests": f"{requests}",
-            **({"context": f"{context:,.0f}"} if host == 4 else {}),
+            **({"context": f"{context:,.0f}"} if host in (4, 8) else {}),
             "cache": cache,
             "tokens": f"{acceptance:g}",
         }

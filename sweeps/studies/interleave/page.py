@@ -83,6 +83,7 @@ def of_cells(cells: pd.DataFrame) -> dict[str, Any]:
         "by_setting": effects.setting_table(cells, 3),
         "large": effects.setting_table(cells, 4),
         "tuned": effects.setting_table(cells, 5),
+        "paced": effects.setting_table(cells, 8),
         "sizes": effects.size_table(cells),
         "short": int(brief.groups),
         "low": f"{brief.clock_low_mhz:,.0f}",

@@ -131,7 +131,22 @@ budgets of 75 s for Qwen3 and 60 s for DeepSeek, whose runs so have fewer groups
 {tuned}
 
 DeepSeek-lite at 64 requests ended after one block: {few:.0f} groups say {few_say:+.1f} %, without
-an interval. Latent attention still costs more than its writes save.
+an interval. It ran again, for 130 s: next section. Latent attention still costs more than its
+writes save.
+
+## Latent attention at 64 requests, and 8,192 tokens where the host sets the pace
+
+    nwor-bench sweep --file sweeps/h200-families.toml    # DeepSeek, with a budget of 130 s
+    nwor-bench sweep --file sweeps/h200-split-8k.toml    # with a budget of 95 s a run
+
+One H200 of a slow host (20 million additions in a Python loop took it 1.6 s), nothing beside it.
+
+{paced}
+
+At 64 requests DeepSeek's windows take 13 ms, most of it on the device, which the power cap held
+back. At 8k the device needs less time for a window than this host: windows took 7 to 10 ms, the run
+says that the host sets the pace, and staging's work on the host shows. So the gains at 8k of the
+table before do not hold there: the fp8 row is within its noise, the bf16 row is slower.
 
 ## By the size of the model
 

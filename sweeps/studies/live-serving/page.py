@@ -3,27 +3,29 @@
 from pathlib import Path
 
 import pandas as pd
+from scipy.stats import quantile_test
 
 HERE = Path(__file__).parent
 MODES = ("stock", "off", "stage", "interleave")
-DIRECT = ("h200 compiled", "h200")
+DIRECT = ("h200 compiled", "h200", "h200 short")
 """Machines whose servers wrote drafts directly beside prefills."""
 
 TEXT = """# What does staging cost a server, and what does taking turns?
 
 On an H200 a token took {staged_half:.2f} times stock vLLM's time at 50 % of capacity and
 {staged_most:.2f} times at 90 % while drafts were staged beside prefills too. Since they are written
-directly there, a server in `stage` takes {half:.2f} times stock's time at 50 % ({half_low:.2f} to
-{half_high:.2f} in {rounds} rounds), one in `interleave` {turns:.2f} times ({turns_low:.2f} to
-{turns_high:.2f}). Rounds scatter too much to tell 1 %. Tokens/s come to {speed_low:.2f} to
-{speed_high:.2f} times stock's (medians of both modes and loads). Of {requests:,} requests to
-servers in `stage` and `interleave` {failed} failed, greedy answers were those of stock vLLM (on a
+directly there, a server in `stage` takes {half} times stock's time at 50 %,
+one in `interleave` {turns} (median of {rounds} rounds with its 95 % interval).
+Rounds scatter too much to tell 1 %. Tokens/s come to {speed_low:.2f} to {speed_high:.2f} times
+stock's (medians of both modes and loads). Of {requests:,} requests to servers in `stage` and
+`interleave` {failed} failed, greedy answers were those of stock vLLM (on a
 CPU those of off), and staging never stopped.
 
     python sweeps/studies/live-serving/measure.py --pair llama-3b-shape --seconds 5 --rounds 3 \\
       --output DIR --flags "--max-num-batched-tokens 8192 --kv-cache-memory-bytes 25000000000
       --compilation-config '{{\\"mode\\":0,\\"cudagraph_mode\\":\\"FULL_DECODE_ONLY\\",
       \\"cudagraph_capture_sizes\\":[5,10,20,40,80,160,320]}}'"      # without it: compiled
+    ... --seconds 1.5 --rounds 60 --loads 50% 90% ...                # short rounds
     python sweeps/studies/live-serving/measure.py --pair tiny --modes off stage interleave \\
       --seconds 8 --rounds 4 --most 4 --input 64 --tokens 64 --output DIR \\
       --flags "--kv-cache-memory-bytes 200000000 --enforce-eager --block-size 32"
@@ -32,8 +34,8 @@ CPU those of off), and staging never stopped.
 the other, in an order drawn anew in each round. TPOT: time for an output token behind the first,
 its median over a load's requests; then the median over rounds, and the least and most of its ratio
 to stock's in the same round. On GPUs: the 3B shape, k = 4, 512 tokens in and 128 out; vLLM 0.32.0,
-torch 2.11; the host's other GPU was in use. [serving.csv](serving.csv) has every load, `page.py`
-made this page.
+torch 2.11; the host's other GPU was in use, except with short rounds. [serving.csv](serving.csv)
+has every load, `page.py` made this page.
 
 ## One H200, drafts beside a prefill written directly
 
@@ -46,6 +48,14 @@ slower; it was measured like the others.
 Full CUDA graphs for windows alone, nothing compiled. Stock took {plain_capacity:.0f} requests/s.
 
 {plain}
+
+The same with rounds of 1.5 s a load, on a machine of one H200 whose host is slow, until its time
+was up. Stock took {short_capacity:.0f} requests/s.
+
+{short}
+
+Of all rounds at 90 %, stage takes {most} times stock's time and interleave
+{turns_most}. Shorter rounds scatter about as much as longer ones.
 
 ## One H200, drafts beside a prefill staged too
 
@@ -151,6 +161,12 @@ def over_stock(rows: pd.DataFrame, mode: str, load: str) -> pd.Series:
     return pd.concat(machines)
 
 
+def with_interval(ratios: pd.Series) -> str:
+    """`0.96 [0.93, 1.05]`: the median, and what a sign test of it does not reject."""
+    interval = quantile_test(ratios.to_numpy()).confidence_interval()
+    return f"{ratios.median():.2f} [{interval.low:.2f}, {interval.high:.2f}]"
+
+
 def step_table(steps: pd.DataFrame) -> str:
     """A row a kind of step and rate, a column a mode."""
     table = (
@@ -177,7 +193,9 @@ def text_of(rows: pd.DataFrame, steps: pd.DataFrame) -> str:
     ours = rows[rows.rate.notna() & (rows["mode"] != "stock")]
     assert ours.same_answers.all()
     assert (ours.nwor_live_staging_stopped_total.fillna(0) == 0).all()
-    half, turns = (over_stock(rows, mode, "50%") for mode in ("stage", "interleave"))
+    half, turns, most, turns_most = (
+        over_stock(rows, mode, load) for load in ("50%", "90%") for mode in ("stage", "interleave")
+    )
     staged = loads(rows, "h200 staged")
     speeds = [beside_first(loads(rows, name), "output_throughput") for name in DIRECT]
     medians = pd.concat([each.drop("stock").groupby(["mode", "load"]).median() for each in speeds])
@@ -186,12 +204,10 @@ def text_of(rows: pd.DataFrame, steps: pd.DataFrame) -> str:
         failed=int(ours.failed.sum()) or "none",
         staged_half=over_first(staged, "stage", "50%"),
         staged_most=over_first(staged, "stage", "90%"),
-        half=half.median(),
-        half_low=half.min(),
-        half_high=half.max(),
-        turns=turns.median(),
-        turns_low=turns.min(),
-        turns_high=turns.max(),
+        half=with_interval(half),
+        turns=with_interval(turns),
+        most=with_interval(most),
+        turns_most=with_interval(turns_most),
         rounds=len(half),
         speed_low=medians.min(),
         speed_high=medians.max(),
@@ -202,10 +218,12 @@ def text_of(rows: pd.DataFrame, steps: pd.DataFrame) -> str:
         },
         compiled_capacity=capacity(rows, "h200 compiled"),
         plain_capacity=capacity(rows, "h200"),
+        short_capacity=capacity(rows, "h200 short"),
         staged_capacity=capacity(rows, "h200 staged"),
         cpu_capacity=capacity(rows, "cpu"),
         compiled=table_of(loads(rows, "h200 compiled")),
         plain=table_of(loads(rows, "h200")),
+        short=table_of(loads(rows, "h200 short")),
         staged=table_of(staged),
         steps=step_table(steps),
         cpu=table_of(loads(rows, "cpu")),

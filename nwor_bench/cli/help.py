@@ -1,12 +1,20 @@
-"""How a command's help reads: flags without a type, aliases in the text, examples at the end."""
+"""What all commands share: how help reads (flags without a type, aliases in the text, examples at
+the end), and that one flag chooses what is printed."""
 
 from typing import Any
 
 from typer.core import TyperCommand, TyperGroup
 
+from nwor_bench.cli.output_flags import check_one_choice
+
 
 class Command(TyperCommand):
     """A command whose help fits a narrow terminal."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command, unless two of its flags choose what is printed (ConfigError)."""
+        check_one_choice(ctx.params)
+        return super().invoke(ctx)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Print the help."""

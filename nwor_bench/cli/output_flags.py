@@ -1,6 +1,7 @@
 """The flags of commands that print one result: all of it, its core, or one JSON document."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -14,11 +15,27 @@ AsJson = Annotated[
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only the answer.")]
 
 
-def check_json_alone(as_json: bool, others: Mapping[str, bool]) -> None:
-    """Raise ConfigError if --json is given beside a flag that prints too; `others` by flag."""
-    given = [flag for flag, is_given in others.items() if is_given]
-    if as_json and given:
-        raise ConfigError.for_field("--json", True, f"{given[0]} prints too; give one of the two")
+PRINTED = Path("-")
+"""A file's path that means stdout."""
+
+_CHOOSING = {
+    "as_json": "--json",
+    "json": "--json",
+    "markdown": "--markdown",
+    "quiet": "--quiet",
+    "verbose": "--verbose",
+}
+"""Flags that choose what is printed, by parameter; a flag that takes a file chooses with `-`."""
+
+
+def check_one_choice(values: Mapping[str, Any]) -> None:
+    """Raise ConfigError if two of a command's parameters choose what is printed."""
+    given = [name for name in _CHOOSING if values.get(name) in (True, PRINTED, str(PRINTED))]
+    if len(given) > 1:
+        first, second = (_CHOOSING[name] for name in given[:2])
+        remedy = f"{second} chooses what is printed too; give one of the two"
+        value = True if values[given[0]] is True else str(PRINTED)
+        raise ConfigError.for_field(first, value, remedy)
 
 
 def tell_json(content: Mapping[str, Any]) -> None:

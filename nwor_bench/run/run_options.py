@@ -101,10 +101,6 @@ DEFAULT_OPTIONS = RunOptions()
 
 def check_output_flags(options: RunOptions) -> None:
     """Refuse flags whose output would not be what they promise. Raises ConfigError."""
-    only = "--json" if options.as_json else "--quiet"
-    if options.verbose and (options.as_json or options.quiet):
-        remedy = f"vLLM's log goes to stdout with it, which {only} keeps clean; give one of the two"
-        raise ConfigError.for_field("--verbose", True, remedy)
     if options.as_json and options.dry_run and options.resume is not None:
         remedy = "a run that goes on has no plan to print as JSON; leave one of the two out"
         raise ConfigError.for_field("--dry-run", True, remedy)

@@ -88,7 +88,6 @@ def test_exit_codes(run: Run, arguments: str, code: int) -> None:
         ("base same --decide-by ratios", "did you mean 'ratio'?"),
         ("base same --markdown no/where.md", "--markdown: 'no/where.md' is not usable"),
         ("base same --json no/where.json", "--json: 'no/where.json' is not usable"),
-        ("base same --json - --markdown -", "--json: '-' is not usable; --markdown is printed"),
         ("base same --github-summary", "GITHUB_STEP_SUMMARY is not set"),
     ],
 )

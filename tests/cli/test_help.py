@@ -10,7 +10,7 @@ from nwor_bench.cli import completion
 Run = Callable[..., tuple[int, str, str]]
 
 COMMANDS = (
-    "sweep", "report", "compare", "plan", "doctor", "kernels", "live", "profile ncu",
+    "sweep", "report", "compare", "plan", "supports", "doctor", "kernels", "live", "profile ncu",
     "profile nsys", "pairs list", "pairs show", "pairs fetch", "pairs train", "scenarios list",
     "scenarios show",
 )  # fmt: skip

@@ -163,9 +163,6 @@ def test_compares_json_needs_no_file(given: str, read: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ((*TINY, "--json", "-v"), "--verbose: True is not usable; vLLM's log goes to stdout"),
-        ((*TINY, "-q", "-v"), "which --quiet keeps clean"),
-        (("plan", "--config", str(CONFIG), "--json", "--markdown"), "--markdown prints too"),
         (("report", "nowhere", "--json"), "run folder: "),
     ],
 )

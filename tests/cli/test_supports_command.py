@@ -104,7 +104,6 @@ def test_every_kept_model_has_an_answer(supports: Run, kept: Any) -> None:
         ((), "name one model"),
         ((LLAMA, "--recipes"), "name one model"),
         ((LLAMA, "--markdown"), "--recipes"),
-        ((LLAMA, "--json", "-q"), "--quiet prints too"),
         ((LLAMA, "--device", "tpu"), "--device: unknown name 'tpu'"),
         ((LLAMA, "--draft-tokens", "0"), "--draft-tokens: 0"),
         ((LLAMA, "--cache-dtype", "fp9"), "--cache-dtype: unknown name 'fp9'"),

@@ -9,6 +9,7 @@ import typer
 
 from nwor_bench.cli import completion
 from nwor_bench.cli.help import Command
+from nwor_bench.cli.output_flags import PRINTED
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
     from nwor_bench.report.document import Document
 
 OUTPUT = "Output"
-PRINTED = Path("-")
 
 
 class CompareCommand(Command):
@@ -88,8 +88,6 @@ def compare(
     from nwor_bench.records.store import read_header
     from nwor_bench.report.github import append_github_summary, github_summary_file
 
-    if markdown == json == PRINTED:
-        raise ConfigError.for_field("--json", "-", "--markdown is printed already; name a file")
     fraction = _fraction(threshold)
     if decide_by not in set(DecideBy):
         raise ConfigError.unknown("--decide-by", decide_by, [str(each) for each in DecideBy])

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from nwor_bench.cli import completion
-from nwor_bench.cli.output_flags import check_json_alone
 
 if TYPE_CHECKING:
     from nwor_bench.report.prediction.text import BytePrediction
@@ -82,7 +81,6 @@ def plan(
     from nwor_bench.errors import ConfigError
     from nwor_bench.models.byte_model import Workload
 
-    check_json_alone(as_json, {"--markdown": markdown, "--quiet": quiet})
     load = Workload(
         requests, context, draft_tokens, parse_acceptance(acceptance), tensor_parallel_size
     )

@@ -5,8 +5,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from nwor_bench.cli.output_flags import check_json_alone
-
 if TYPE_CHECKING:
     from nwor_bench.models.recurrent.state import RecurrentLayers
     from nwor_bench.models.recurrent.strategies import StateLoad
@@ -38,8 +36,9 @@ def supports(
                           rich_help_panel=ENGINE)
     ] = "auto",
     one_group: Annotated[
-        bool, typer.Option("--disable-hybrid-kv-cache-manager", rich_help_panel=ENGINE,
-                           help="As with vLLM's flag: sliding layers keep all of a request.")
+        bool, typer.Option("--one-kv-group", "--disable-hybrid-kv-cache-manager",
+                           help="As with vLLM's flag: sliding layers keep all of a request.",
+                           rich_help_panel=ENGINE)
     ] = False,
     eager: Annotated[
         bool, typer.Option("--enforce-eager", help="As with vLLM's flag: no CUDA graphs.",
@@ -63,7 +62,6 @@ def supports(
     """
     from nwor_bench.errors import ConfigError
 
-    check_json_alone(as_json, {"--quiet": quiet, "--markdown": markdown})
     engine = _engine(device, draft_tokens, cache_dtype, one_group, eager)
     if recipes == (model is not None):
         raise ConfigError("name one model (a config.json, folder or hub name), or write --recipes")

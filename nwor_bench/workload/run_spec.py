@@ -6,6 +6,7 @@ from itertools import product
 from math import inf
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+from nwor_bench.errors import ConfigError
 from nwor_bench.records.types import (
     AA,
     Cell,
@@ -17,7 +18,7 @@ from nwor_bench.records.types import (
     StageL2,
 )
 from nwor_bench.workload.acceptance_lengths import NAMED_LENGTHS, parse_length
-from nwor_bench.workload.option_text import to_plain
+from nwor_bench.workload.option_text import parse_as, to_plain
 from nwor_bench.workload.options import (
     Axis,
     Compare,
@@ -63,6 +64,26 @@ def _finite_and_more_than_0(value: float) -> str | None:
     return None if 0 < value < inf else "write more than 0"
 
 
+def added_cell(word: object) -> str | None:
+    """What to write instead of a cell that is added and never chosen; None for other words."""
+    if word == "off-off":
+        return "off x off and its A/A arm are added by themselves; write a cell such as stage-graph"
+    if isinstance(word, str) and word.startswith("control-"):
+        return (
+            "control x off is added by itself beside a staging cell on a GPU, and anywhere with "
+            "control among the NWOR modes; write a cell such as stage-graph"
+        )
+    return None
+
+
+def _cell_words(flag: str, given: Any) -> Any:
+    words = parse_as(tuple[str, ...], flag, given)
+    for word in words:
+        if (remedy := added_cell(word)) is not None:
+            raise ConfigError.for_field(flag, word, remedy)
+    return words
+
+
 class CellName(StrEnum):
     """A cell of the grid, by its modes, as --cells names it."""
 
@@ -97,7 +118,7 @@ class RunSpec:
     """Columns of the grid of cells."""
     only_cells: Annotated[tuple[CellName, ...] | None, Option(
         "Only these cells, e.g. stage-graph, beside off x off, its A/A arm and the control.",
-        Panel.MODES, name="cells", table="settings",
+        Panel.MODES, name="cells", read=_cell_words, table="settings",
     )] = None
     """Cells of the grid to measure; None for all."""
     stage_by: Annotated[StageBy, Option(

@@ -9,7 +9,13 @@ from pydantic import Field, create_model, field_validator, model_validator
 from nwor_bench.errors import ConfigError
 from nwor_bench.workload.options import Declared, declared
 from nwor_bench.workload.resources import resource_dir
-from nwor_bench.workload.run_spec import AXES, DEFAULT_PAIR, DEFAULT_SCENARIO, RunSpec
+from nwor_bench.workload.run_spec import (
+    AXES,
+    DEFAULT_PAIR,
+    DEFAULT_SCENARIO,
+    RunSpec,
+    added_cell,
+)
 from nwor_bench.workload.scenario_values import ScenarioValues
 from nwor_bench.workload.toml_file import NamedFile, StrictModel, read_toml
 
@@ -55,6 +61,17 @@ class Axes(_AxesOfOptions):
 
 class Settings(_SettingsOfOptions):
     """Settings that all runs share, named like the flags of `nwor-bench sweep`."""
+
+    @field_validator("cells", mode="before")
+    @classmethod
+    def _none_is_added(cls, cells: Any) -> Any:
+        if not isinstance(cells, list):
+            return cells
+        if not cells:
+            raise ValueError("write one cell or more, such as stage-graph, or leave it out")
+        if remedy := next(filter(None, map(added_cell, cells)), None):
+            raise ValueError(remedy)
+        return tuple(cells)  # of JSON's list; pydantic takes no other from here
 
     @model_validator(mode="after")
     def _one_profiler(self) -> Self:

@@ -37,6 +37,7 @@ _WORDINGS = (
     (r"less than or equal to (\S+)", r"\1 or less"),
     (r"^write (greater|less) than", r"write a number \1 than"),
     (r"\ban object\b", "a table"),
+    (r"\ba valid array\b", "a list in [brackets]"),
     (r"\ba valid string\b", 'text in "double quotes"'),
     (r"^(Tuple|List) should have at least 1 item.*", "write one value or more"),
 )

@@ -126,6 +126,18 @@ def index() -> dict[str, Any]:
             {"value": {"launch_counts": True, "dram_counters": True}},
         ),
         ("[settings]\nlaunch_counts = 1", "s.toml:4: settings.launch_counts", {"value": 1}),
+        (
+            "[settings]\ncells = ['control-off']",
+            "s.toml:4: settings.cells",
+            {"value": ["control-off"], "naming": "added by itself"},
+        ),
+        ("[settings]\ncells = []", "s.toml:4: settings.cells", {"value": []}),
+        ("[settings]\ncells = ['stage-on']", "s.toml:4: settings.cells[0]", {"value": "stage-on"}),
+        (
+            "[settings]\ncells = 'stage-graph'",
+            "s.toml:4: settings.cells",
+            {"value": "stage-graph", "naming": "[brackets]"},
+        ),
     ],
 )
 def test_faults_are_named_by_line_and_nearest_name(

@@ -5,7 +5,9 @@ from typing import Any
 
 from nwor_bench.errors import ConfigError
 from nwor_bench.instruments.device_memory import free_memory
-from nwor_bench.models.config_json import MODEL_BITS
+from nwor_bench.models.attention_config import most_cached_elements
+from nwor_bench.models.cache_dtype import AUTO, chosen_cache_dtype
+from nwor_bench.models.config_json import MODEL_BITS, ConfigReader
 from nwor_bench.models.pairs import ResolvedPair, read_model_config
 from nwor_bench.models.pairs.shape_source import LOAD_FORMAT, shape_parameters
 from nwor_bench.workload.config import RunSpec
@@ -47,10 +49,8 @@ def cache_bytes_per_token(pair: ResolvedPair, spec: RunSpec) -> int | None:
     """K and V of one token over all layers of target and drafter; None for a hub model,
     and for a config.json with other names for its sizes.
 
-    layers x kv heads x (head dim of keys + of values) x bytes an element, with the most heads that
-    a layer has; with latent attention (MLA) one row of kv_lora_rank + qk_rope_head_dim elements a
-    layer, and index_head_dim more where an indexer selects: its fp8 keys and their scales take
-    less.
+    layers x elements of the layer that has most x bytes an element; an indexer's fp8 keys and
+    their scales take less.
     """
     total = 0
     for model in (pair.target, pair.draft):
@@ -64,9 +64,11 @@ def cache_bytes_per_token(pair: ResolvedPair, spec: RunSpec) -> int | None:
 
 
 def cache_element_bytes(pair: ResolvedPair, spec: RunSpec) -> int:
-    """Bytes of one K or V element: as --engine-args kv_cache_dtype says, or the run's dtype."""
-    kind = str(spec.engine_args.get("kv_cache_dtype", "auto"))
-    return _element_bytes(pair, spec) if kind == "auto" else _CACHE_BYTES.get(kind, 1)
+    """Bytes of one K or V element: as --engine-args kv_cache_dtype says, as the target's checkpoint
+    asks, or of the run's dtype."""
+    asked = str(spec.engine_args.get("kv_cache_dtype", AUTO))
+    kind = chosen_cache_dtype(read_model_config(pair.target) or {}, asked)
+    return _element_bytes(pair, spec) if kind == AUTO else _CACHE_BYTES.get(kind, 1)
 
 
 def _element_bytes(pair: ResolvedPair, spec: RunSpec) -> int:
@@ -78,22 +80,22 @@ def _element_bytes(pair: ResolvedPair, spec: RunSpec) -> int:
 
 
 def _bytes_of_config(config: dict[str, Any]) -> int:
-    config = {**config, **(config.get("text_config") or {})}
-    name = str(config.get("dtype") or config.get("torch_dtype")).removeprefix("torch.")
-    return MODEL_BITS[name] // 8 if name in MODEL_BITS else WIDEST
+    try:
+        return MODEL_BITS[ConfigReader(config).dtype()] // 8
+    except ConfigError:
+        return WIDEST
 
 
 def _cache_elements(config: dict[str, Any]) -> int:
-    config = config.get("text_config") or config
-    layers = config.get("num_hidden_layers", 0)
-    if config.get("kv_lora_rank"):
-        row = config["kv_lora_rank"] + config.get("qk_rope_head_dim", 0)
-        return int(layers * (row + config.get("index_head_dim", 0)))
-    heads = config.get("num_attention_heads", 1)
-    kv_heads = config.get("num_key_value_heads") or heads
-    kv_heads = max(kv_heads, config.get("swa_num_key_value_heads") or 0)
-    head_dim = config.get("head_dim") or config.get("hidden_size", 0) // heads
-    return int(layers * kv_heads * (head_dim + (config.get("v_head_dim") or head_dim)))
+    """0 where the config does not say: vLLM knows more models, and fills in what files leave out.
+
+    Without a number of heads it is all of the hidden size: too much rather than too little.
+    """
+    reader = ConfigReader({"num_attention_heads": 1, **config})
+    try:
+        return reader.number("num_hidden_layers") * most_cached_elements(reader)
+    except ConfigError:
+        return 0
 
 
 def needed_bytes(pair: ResolvedPair, spec: RunSpec, where: str) -> int:

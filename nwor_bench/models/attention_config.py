@@ -11,19 +11,40 @@ _SPARSE_TYPES = ("deepseek_v32", "glm_moe_dsa")
 def read_heads(reader: Reader) -> tuple[int, int]:
     """Query and K/V heads of layers that have no others."""
     heads = reader.number("num_attention_heads")
-    kv_heads = reader.number("num_key_value_heads", heads)
+    return heads, reader.number("num_key_value_heads", heads)
+
+
+def check_heads(reader: Reader) -> None:
+    """Refuse query heads that cannot share the K/V heads evenly."""
+    heads, kv_heads = read_heads(reader)
     if heads % kv_heads and reader.config.get("kv_lora_rank") is None:
         raise reader.refusal(
             f'its "num_key_value_heads" is {kv_heads}; write a divisor of the {heads} '
             '"num_attention_heads"'
         )
-    return heads, kv_heads
 
 
 def read_head_dim(reader: Reader, heads: int) -> int:
     """Size of a query and of a key."""
-    default = reader.whole("attention_head_dim") or reader.number("hidden_size") // heads
+    default = None
+    if reader.config.get("head_dim") is None:
+        default = reader.whole("attention_head_dim") or reader.number("hidden_size") // heads
     return reader.number("head_dim", default)
+
+
+def read_value_dim(reader: Reader) -> int | None:
+    """Size of a value; None if it is that of a key."""
+    return reader.whole("v_head_dim") or None
+
+
+def read_layer_heads(reader: Reader, *, slides: bool) -> Heads:
+    """Heads of the layers that slide, or of the others."""
+    own = read_own_heads(reader, slides=slides)
+    if own is not None:
+        return own
+    heads, kv_heads = read_heads(reader)
+    dim = read_head_dim(reader, heads)
+    return Heads(heads, kv_heads, dim, read_value_dim(reader) or dim)
 
 
 def read_own_heads(reader: Reader, *, slides: bool) -> Heads | None:
@@ -44,6 +65,23 @@ def read_own_heads(reader: Reader, *, slides: bool) -> Heads | None:
             kv_heads = reader.number("num_global_key_value_heads", kv_heads)
         return Heads(heads, kv_heads, dim, dim)
     return None
+
+
+def read_latent_row(reader: Reader, *, slides: bool) -> int | None:
+    """Elements of a cached latent row; sliding layers may have their own (dots3). None without."""
+    if reader.config.get("kv_lora_rank") is None:
+        return None
+    of = "swa_" if slides and reader.config.get("swa_kv_lora_rank") else ""
+    return reader.number(f"{of}kv_lora_rank") + reader.whole(f"{of}qk_rope_head_dim")
+
+
+def most_cached_elements(reader: Reader) -> int:
+    """Cache elements of one token in the layer that has most, an indexer's keys included."""
+    kinds = (True, False)
+    rows = [read_latent_row(reader, slides=slides) or 0 for slides in kinds]
+    if any(rows):
+        return max(rows) + reader.whole("index_head_dim")
+    return max(read_layer_heads(reader, slides=slides).cache_elements(1) for slides in kinds)
 
 
 def read_mla(reader: Reader) -> Mla | None:

@@ -5,11 +5,13 @@ from typing import Any
 
 from nwor_bench.errors import ConfigError
 from nwor_bench.models.attention_config import (
+    check_heads,
     read_head_dim,
     read_heads,
     read_indexer,
     read_mla,
     read_own_heads,
+    read_value_dim,
 )
 from nwor_bench.models.layer_kinds import Kind
 from nwor_bench.models.recurrent.read import read_state, recurrent_kinds
@@ -46,17 +48,16 @@ def read_shape(config: Config, field: str, source: str) -> ModelShape:
     `field` and `source` name the flag and its value in messages. Raises ConfigError for a
     missing or mistyped entry, and for architectures that the byte model does not cover.
     """
-    inner = config.get("text_config")
-    return ConfigReader(
-        {**config, **inner} if isinstance(inner, dict) else config, field, source
-    ).read()
+    return ConfigReader(config, field, source).read()
 
 
 class ConfigReader:
-    """Reads entries of one config.json; `field` and `source` name it in messages."""
+    """Reads entries of one config.json, those of its `text_config` before its own; `field` and
+    `source` name it in messages."""
 
-    def __init__(self, config: Config, field: str, source: str) -> None:
-        self.config = config
+    def __init__(self, config: Config, field: str = "", source: str = "") -> None:
+        inner = config.get("text_config")
+        self.config = {**config, **inner} if isinstance(inner, Mapping) else config
         self.field = field
         self.source = source
 
@@ -65,6 +66,7 @@ class ConfigReader:
             if self.config.get(key):
                 raise self.refusal(f"{kind} ({key}); name a decoder with a plain KV cache")
         hidden, (heads, kv_heads) = self.number("hidden_size"), read_heads(self)
+        check_heads(self)
         dtype = self.dtype()
         experts = self.experts()
         kinds = recurrent_kinds(self)
@@ -88,7 +90,7 @@ class ConfigReader:
             experts=experts,
             state=None if kinds is None else read_state(self),
             indexer=read_indexer(self, family),
-            value_dim=None if mla is not None else self.whole("v_head_dim") or None,
+            value_dim=None if mla is not None else read_value_dim(self),
             gated_attention=bool(self.config.get("attn_output_gate", family == "qwen3_next")),
             mlp_matrices=2 if family == "nemotron_h" else 3,
         )

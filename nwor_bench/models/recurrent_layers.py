@@ -12,8 +12,7 @@ def recurrent_layers(config: Config) -> tuple[RecurrentLayers, int] | None:
 
     None without such layers, and where the config does not tell their states' sizes and types.
     """
-    inner = config.get("text_config")
-    reader = ConfigReader({**config, **inner} if isinstance(inner, dict) else config, "", "")
+    reader = ConfigReader(config)
     try:
         kinds = recurrent_kinds(reader)
         if kinds is None or not {"dtype", "torch_dtype"} & reader.config.keys():

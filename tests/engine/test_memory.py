@@ -71,13 +71,23 @@ def spec_with(**options: Any) -> RunSpec:
         ({"text_config": TARGET}, 2 * 3 * 2 * 32 * 4),
         # MiMo V2: narrower values, and more heads where it slides.
         ({**TARGET, "v_head_dim": 24}, 3 * 2 * (32 + 24) * 4),
-        ({**TARGET, "v_head_dim": 24, "swa_num_key_value_heads": 4}, 3 * 4 * (32 + 24) * 4),
+        (
+            {**TARGET, "v_head_dim": 24, "swa_num_key_value_heads": 4, "swa_v_head_dim": 28},
+            3 * 4 * (32 + 28) * 4,
+        ),
+        # Gemma 4: wider heads where it does not slide.
+        ({**TARGET, "model_type": "gemma4_text", "global_head_dim": 64}, 3 * 2 * 2 * 64 * 4),
+        # Files that leave out what transformers fills in: heads of all of the hidden size, at most.
+        ({"num_hidden_layers": 3, "hidden_size": 100}, 2 * 3 * 100 * 4),
+        ({"num_hidden_layers": 3, "num_key_value_heads": 2, "head_dim": 32}, 2 * 3 * 2 * 32 * 4),
         # MLA keeps one latent row and its rotary part a layer, whatever the heads.
         ({**TARGET, "kv_lora_rank": 512, "qk_rope_head_dim": 64}, 3 * (512 + 64) * 4),
         (
             {**TARGET, "kv_lora_rank": 512, "qk_rope_head_dim": 64, "index_head_dim": 128},
             3 * (512 + 64 + 128) * 4,
         ),
+        # dots3: sliding layers have rows of their own.
+        ({**TARGET, "kv_lora_rank": 512, "swa_kv_lora_rank": 1024}, 3 * 1024 * 4),
     ],
 )
 def test_bytes_of_one_token(tmp_path: Path, config: dict[str, Any], expected: int) -> None:
@@ -106,6 +116,23 @@ def test_bytes_of_an_element(
     assert cache_bytes_per_token(pair, spec) == 2 * 3 * 2 * 32 * element
 
 
+@pytest.mark.parametrize(
+    ("asked", "drafter", "element"), [(None, None, 1), ("auto", None, 1), ("bfloat16", None, 2),
+                                      (None, TARGET, 1)],
+)  # fmt: skip
+def test_a_checkpoint_may_ask_for_an_fp8_cache(
+    tmp_path: Path, asked: str | None, drafter: dict[str, Any] | None, element: int
+) -> None:
+    """The target's checkpoint decides for the drafter's layers too: they share the cache."""
+    scheme = {"type": "float", "num_bits": 8, "dynamic": False}
+    quantised = {"quant_method": "compressed-tensors", "kv_cache_scheme": scheme}
+    models = [{**TARGET, "quantization_config": quantised}, *([drafter] if drafter else [])]
+    arguments = None if asked is None else json.dumps({"kv_cache_dtype": asked})
+    pair = pair_of(tmp_path, *models, dtype="bfloat16")
+    per_token = cache_bytes_per_token(pair, spec_with(engine_args=arguments))
+    assert per_token == len(models) * 2 * 3 * 2 * 32 * element
+
+
 @pytest.mark.parametrize("name", ["dtype", "torch_dtype"])
 def test_an_automatic_dtype_is_the_models(tmp_path: Path, name: str) -> None:
     pair = pair_of(tmp_path, {**TARGET, name: "bfloat16"}, dtype="auto")
@@ -117,7 +144,10 @@ def test_target_and_drafter_share_the_cache(tmp_path: Path) -> None:
     assert cache_bytes_per_token(pair, spec_with()) == 1536 + 512
 
 
-@pytest.mark.parametrize("models", [("org/name",), (TARGET, "org/name"), ({"n_layer": 12},)])
+@pytest.mark.parametrize("models", [
+    ("org/name",), (TARGET, "org/name"), ({"n_layer": 12},), ({**TARGET, "head_dim": "32"},),
+    ({**TARGET, "num_key_value_heads": [2, 2, 1]},),
+])  # fmt: skip
 def test_a_model_of_unknown_size_gets_a_fixed_cache(tmp_path: Path, models: tuple) -> None:
     pair = pair_of(tmp_path, *models)
     assert cache_bytes_per_token(pair, spec_with()) is None

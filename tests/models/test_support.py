@@ -164,7 +164,7 @@ def test_recipe_models_that_are_alone_in_their_class(
 
 
 def test_values_of_another_size_are_told() -> None:
-    model = facts(**SLIDING, v_head_dim=64, swa_v_head_dim=32)  # keys have 64
+    model = facts(**SLIDING, v_head_dim=64, swa_num_key_value_heads=2, swa_v_head_dim=32)
     assert [layer.value_dim for layer in model.layers[:2]] == [32, None]
     rows = layer_rows(predict_support(model, EngineFacts()))
     assert [row[1:3] for row in rows] == [

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from nwor_bench.errors import ConfigError
+from nwor_bench.models.attention_config import read_latent_row, read_layer_heads
+from nwor_bench.models.config_json import ConfigReader
 from nwor_bench.models.layer_kinds import Kind
 from nwor_bench.models.support.families import kinds_of
 
@@ -104,10 +106,9 @@ def read_facts(config: Config, name: str, field: str, source: str) -> ModelFacts
 def _layer(text: Config, kind: Kind, place: int, *, shares_kv: bool) -> LayerFacts:
     if kind in (Kind.RECURRENT, Kind.NOTHING):
         return LayerFacts(kind)
-    compressed = bool(text.get("compress_ratios"))  # DeepSeek V4's own latent attention
-    latent = text.get("kv_lora_rank") is not None or compressed
+    latent = text.get("kv_lora_rank") is not None or _compressed(text)
     window = {Kind.SLIDING: "sliding_window", Kind.CHUNKED: "attention_chunk_size"}.get(kind, "")
-    head_dim = _head_dim(text, kind, latent=latent, compressed=compressed)
+    head_dim, value_dim = _sizes(text, slides=kind is Kind.SLIDING)
     return LayerFacts(
         kind=kind,
         head_dim=head_dim,
@@ -116,26 +117,27 @@ def _layer(text: Config, kind: Kind, place: int, *, shares_kv: bool) -> LayerFac
         sparse=_sparse(text, kind) or _block_sparse(text, place),
         sinks=_sinks(text, kind),
         alibi=text.get("model_type") == "bloom" or bool(text.get("alibi")),
-        value_dim=None if latent else _value_dim(text, kind, head_dim),
+        value_dim=None if latent else value_dim,
         shares_kv=shares_kv,
     )
 
 
-def _head_dim(text: Config, kind: Kind, *, latent: bool, compressed: bool) -> int | None:
-    if latent and not compressed:
-        of = "swa_" if kind is Kind.SLIDING and text.get("swa_kv_lora_rank") else ""
-        return _whole(text, f"{of}kv_lora_rank") + _whole(text, f"{of}qk_rope_head_dim")
-    if kind is Kind.FULL and str(text.get("model_type", "")).startswith("gemma4"):
-        return _whole(text, "global_head_dim") or _whole(text, "head_dim") or None
-    own = _whole(text, "head_dim") or _whole(text, "attention_head_dim")
-    heads = _whole(text, "num_attention_heads")
-    return own or (_whole(text, "hidden_size") // heads if heads else None)
+def _compressed(text: Config) -> bool:
+    """DeepSeek V4's own latent attention: its rows have the size of a head."""
+    return bool(text.get("compress_ratios"))
 
 
-def _value_dim(text: Config, kind: Kind, head_dim: int | None) -> int | None:
-    of = "swa_" if kind is Kind.SLIDING and text.get("swa_v_head_dim") else ""
-    size = _whole(text, f"{of}v_head_dim")
-    return size if size not in (0, head_dim) else None
+def _sizes(text: Config, *, slides: bool) -> tuple[int | None, int | None]:
+    """Size of a key, or of the latent row, and of a value of another size; None if unknown."""
+    reader = ConfigReader(text)
+    try:
+        row = None if _compressed(text) else read_latent_row(reader, slides=slides)
+        if row is not None:
+            return row, None
+        heads = read_layer_heads(reader, slides=slides)
+    except ConfigError:
+        return None, None
+    return heads.dim, heads.value_dim if heads.value_dim != heads.dim else None
 
 
 def _sparse(text: Config, kind: Kind) -> bool:

@@ -10,7 +10,6 @@ from nwor_bench.errors import ConfigError
 from nwor_bench.models.byte_model import CACHE_BITS, WEIGHT_BITS, ByteModel, Workload
 from nwor_bench.models.cache_dtype import AUTO, chosen_cache_dtype
 from nwor_bench.models.config_json import MODEL_BITS, read_shape
-from nwor_bench.records.json_text import parse_json
 from nwor_bench.workload.quantities import fraction
 
 if TYPE_CHECKING:
@@ -123,20 +122,9 @@ def write_output(flag: str, path: Path, text: str) -> None:
 def _of_path(path: Path) -> NamedConfig:
     if path.is_dir():
         return _of_folder(str(path), "--config", str(path))
-    try:
-        config = parse_json(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise ConfigError.for_field(
-            "--config", str(path), "there is no such file; name a model's config.json"
-        ) from error
-    except (OSError, ValueError) as error:
-        raise ConfigError.for_field(
-            "--config", str(path), f"it cannot be read as JSON ({error}); name a config.json"
-        ) from error
-    if not isinstance(config, dict):
-        raise ConfigError.for_field(
-            "--config", str(path), "it is not a JSON object; name a model's config.json"
-        )
+    from nwor_bench.models.pairs.local import read_config_file
+
+    config = read_config_file(path, "--config", str(path))
     name = path.resolve().parent.name if path.name == "config.json" else path.stem
     return NamedConfig(name, config, "--config", str(path))
 

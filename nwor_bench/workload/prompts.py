@@ -8,7 +8,7 @@ from random import Random
 from typing import Any
 
 from nwor_bench.errors import ConfigError
-from nwor_bench.records.json_text import parse_json
+from nwor_bench.records.json_text import parse_json, read_text
 from nwor_bench.workload.hub_prompts import HubLoader, hub_prompts
 from nwor_bench.workload.prompt import Prompt, first_turn
 from nwor_bench.workload.resources import resource_dir
@@ -95,9 +95,12 @@ def read_jsonl(path: Path, category: str = "user") -> list[Prompt]:
     `line-7`. Raises ConfigError with file and line.
     """
     try:
-        lines = path.read_text(encoding="utf-8").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError.at(path, f"cannot be read as UTF-8 text ({error})") from error
+        lines = read_text(path).split("\n")
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise ConfigError.at(path, f"cannot be read ({reason}); name a JSONL file") from error
+    except ValueError as error:
+        raise ConfigError.at(path, f"is {error}") from error
     prompts: list[Prompt] = []
     seen: set[str] = set()
     for number, line in enumerate(lines, start=1):

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import ErrorDetails
 
 from nwor_bench.errors import ConfigError, nearest
+from nwor_bench.records.json_text import read_text
 from nwor_bench.workload.toml_lines import LineIndex
 
 
@@ -62,12 +63,12 @@ def read_toml(path: str | Path, model: type[M]) -> M:
 
 def _read_text(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8-sig")
+        return read_text(path)
     except OSError as error:
         reason = error.strerror or str(error)
         raise ConfigError.at(path, f"cannot be read ({reason}); name a TOML file") from error
-    except UnicodeDecodeError as error:
-        raise ConfigError.at(path, "is not UTF-8 text; save it as UTF-8") from error
+    except ValueError as error:
+        raise ConfigError.at(path, f"is {error}") from error
 
 
 def _parse(path: Path, text: str) -> dict[str, Any]:

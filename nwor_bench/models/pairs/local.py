@@ -2,13 +2,16 @@
 
 import json
 import re
+from codecs import BOM_UTF8
 from pathlib import Path
 from typing import Any
 
 from nwor_bench.errors import ConfigError
 from nwor_bench.models.config_json import KNOWN_TYPES
 from nwor_bench.models.pairs.pair import ResolvedPair
-from nwor_bench.records.json_text import parse_json
+from nwor_bench.records.json_text import parse_json, read_text
+
+CONFIG = "config.json"
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 
@@ -46,25 +49,34 @@ def read_model_config(target: str, field: str = "model") -> dict[str, Any] | Non
     folder = Path(target).expanduser()
     if not folder.is_dir():
         return None
-    path = folder / "config.json"
+    missing = "the folder holds no config.json; name a folder saved by transformers"
+    return read_config_file(folder / CONFIG, field, target, missing)
+
+
+def read_config_file(
+    path: Path,
+    field: str,
+    named: str,
+    missing: str = "there is no such file; name a model's config.json",
+) -> dict[str, Any]:
+    """A config.json as a dict; `field` and `named` are the option and its value in messages.
+
+    Raises ConfigError if it cannot be read, or it or its text_config is not a JSON object.
+    """
     try:
-        config = parse_json(path.read_text(encoding="utf-8"))
-    except (FileNotFoundError, NotADirectoryError) as error:
-        raise ConfigError.for_field(
-            field, target, "the folder holds no config.json; name a folder saved by transformers"
-        ) from error
+        config = parse_json(read_text(path))
+    except FileNotFoundError as error:
+        raise ConfigError.for_field(field, named, missing) from error
     except (OSError, ValueError) as error:
-        raise ConfigError.for_field(
-            field, target, f"its config.json cannot be read ({error}); save the model again"
-        ) from error
+        reason = error.strerror if isinstance(error, OSError) else error
+        remedy = f"its config cannot be read as JSON ({reason}); name another config.json"
+        raise ConfigError.for_field(field, named, remedy) from error
     if not isinstance(config, dict):
-        raise ConfigError.for_field(
-            field, target, "its config.json is not a JSON object; save the model again"
-        )
+        remedy = "its config is not a JSON object; name a model's config.json"
+        raise ConfigError.for_field(field, named, remedy)
     if not isinstance(config.get("text_config") or {}, dict):
-        raise ConfigError.for_field(
-            field, target, 'the "text_config" of its config.json is not an object; correct it'
-        )
+        remedy = 'the "text_config" of its config is not an object; correct it'
+        raise ConfigError.for_field(field, named, remedy)
     return config
 
 
@@ -81,7 +93,10 @@ def check_model_configs(pair: ResolvedPair) -> None:
 def _check(field: str, folder: Path) -> None:
     config = read_model_config(str(folder), field) or {}
     inner = config.get("text_config") or {}
-    path = str(folder / "config.json")
+    path = str(folder / CONFIG)
+    if (folder / CONFIG).read_bytes().startswith(BOM_UTF8):
+        remedy = "it begins with a byte order mark, at which transformers fails; save it without"
+        raise ConfigError.for_field(field, path, remedy)
     if config.get("model_type") in KNOWN_TYPES:
         for key in _NEEDED:
             if config.get(key) is None and inner.get(key) is None:

@@ -6,9 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from nwor_bench.errors import ConfigError
-from nwor_bench.models.pairs.local import locate_model, read_model_config
+from nwor_bench.models.pairs.local import locate_model, read_config_file, read_model_config
 from nwor_bench.models.support.recipes import kept_models
-from nwor_bench.records.json_text import parse_json
 
 FIELD = "CONFIG_OR_MODEL"
 
@@ -30,7 +29,7 @@ def find_config(named: str) -> FoundConfig:
     path = Path(named).expanduser()
     if path.is_file():
         name = path.resolve().parent.name if path.name == "config.json" else path.stem
-        return FoundConfig(name, _read(path, named), str(path))
+        return FoundConfig(name, read_config_file(path, FIELD, named), str(path))
     located = locate_model(FIELD, named)
     config = read_model_config(located, FIELD)
     if config is not None:
@@ -40,7 +39,7 @@ def find_config(named: str) -> FoundConfig:
             return FoundConfig(kept.name, kept.config, kept.source)
     cached = cached_config(named)
     if cached is not None:
-        return FoundConfig(named, _read(cached, named), str(cached))
+        return FoundConfig(named, read_config_file(cached, FIELD, named), str(cached))
     raise ConfigError.for_field(
         FIELD, named, "it is neither kept nor in the hub's cache; name its config.json or its "
         "folder, or see `nwor-bench supports --recipes` for what is kept",
@@ -60,14 +59,3 @@ def cached_config(hub_name: str) -> Path | None:
     if revision and named.is_file():
         return named
     return next(iter(sorted(folder.glob("snapshots/*/config.json"))), None)
-
-
-def _read(path: Path, named: str) -> dict[str, Any]:
-    try:
-        config = parse_json(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        remedy = f"it cannot be read as JSON ({error}); name a config.json"
-        raise ConfigError.for_field(FIELD, named, remedy) from error
-    if not isinstance(config, dict):
-        raise ConfigError.for_field(FIELD, named, "it is not a JSON object; name a config.json")
-    return config

@@ -81,7 +81,7 @@ def test_what_transformers_refuses_is_one_message_with_the_file(
     ("text", "wanted"),
     [
         ("{", {"cause": ValueError}),
-        ("[1]", {"cause": None, "naming": "config.json is not a JSON object"}),
+        ("[1]", {"cause": None, "naming": "is not a JSON object"}),
         ('{"model_type": "llama", "text_config": [1]}', {"naming": '"text_config"'}),
     ],
 )

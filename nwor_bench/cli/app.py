@@ -1,5 +1,6 @@
 """The command line: parse, call, print errors. Heavy imports happen inside the commands."""
 
+import errno
 import sys
 from typing import Any
 
@@ -20,7 +21,7 @@ from nwor_bench.cli.commands import (
     sweep,
 )
 from nwor_bench.cli.help import Command, Group, examples
-from nwor_bench.errors import BenchError, ExitCode
+from nwor_bench.errors import BenchError, ConfigError, ExitCode
 
 
 class _Commands(Group):
@@ -128,5 +129,13 @@ def main() -> None:
     try:
         app(prog_name="nwor-bench")  # also as `python -m nwor_bench`
     except BenchError as error:
-        typer.secho(f"nwor-bench: {error}", fg="red", err=True)
-        sys.exit(error.exit_code)
+        _fail(error)
+    except OSError as error:
+        if error.errno != errno.ENAMETOOLONG:
+            raise
+        _fail(ConfigError.for_field("path", error.filename, "a name is too long; write another"))
+
+
+def _fail(error: BenchError) -> None:
+    typer.secho(f"nwor-bench: {error}", fg="red", err=True)
+    sys.exit(error.exit_code)

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +13,10 @@ from nwor_bench.workload.quantities import fraction
 
 if TYPE_CHECKING:
     from nwor_bench.report.prediction.text import BytePrediction
+
+
+MOST = 10**9
+"""Requests, tokens or ranks beyond it are typing errors."""
 
 
 @dataclass(frozen=True)
@@ -45,8 +48,8 @@ def check_workload(load: Workload) -> None:
         "--tensor-parallel-size": load.ranks,
     }
     for flag, value in counts.items():
-        if not 1 <= value < inf:
-            raise ConfigError.for_field(flag, value, "write 1 or more")
+        if not 1 <= value <= MOST:
+            raise ConfigError.for_field(flag, value, f"write 1 to {MOST}")
 
 
 def load_configs(

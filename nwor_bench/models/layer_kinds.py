@@ -77,6 +77,8 @@ def recurrent_word(config: Config) -> str:
 
 def _by_number(linear: Config, layers: Any) -> tuple[Kind, ...]:
     """Kimi's lists of layer numbers, from 1."""
+    if not isinstance(linear["full_attn_layers"], list):
+        raise ValueError(linear["full_attn_layers"])
     full = set(linear["full_attn_layers"])
     count = layers if isinstance(layers, int) else len(full) + len(linear.get("kda_layers", ()))
     first = int(linear.get("kda_layer_index_base", 1))

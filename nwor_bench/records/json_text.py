@@ -1,6 +1,7 @@
 """Text that users write, and JSON parsed and written: every fault of a text is a ValueError."""
 
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,11 @@ from nwor_bench import __version__
 
 RESULT_VERSION = 1
 """Of the keys of results on stdout; it rises when one goes or changes its meaning."""
+
+
+def home_path(text: str | Path) -> Path:
+    """The path with a home folder for `~`; `~name` stays as it is where nobody has that name."""
+    return Path(os.path.expanduser(text))  # noqa: PTH111, as Path.expanduser raises RuntimeError
 
 
 def read_text(path: Path) -> str:

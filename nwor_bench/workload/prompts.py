@@ -1,5 +1,6 @@
 """Prompts: load them for a scenario, choose each block's, and turn them into token ids."""
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
@@ -25,6 +26,8 @@ __all__ = [
     "select_blocks",
     "with_own_prompts",
 ]
+
+_HALF_CHARACTER = re.compile("[\ud800-\udfff]")
 
 TEXT_KEYS = ("text", "prompt", "turns", "messages")
 """Keys of a JSONL line's text: a text each, a list of texts, or messages with `content`."""
@@ -149,6 +152,8 @@ def _text(where: str, value: Any) -> str:
         raise _no_text(where, value) from error
     if text is None:
         raise _no_text(where, value)
+    if not text.isascii() and _HALF_CHARACTER.search(text):
+        raise ConfigError.for_field(where, text, "it has half a character (\\ud800 to \\udfff)")
     return text
 
 

@@ -3,7 +3,6 @@
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from itertools import product
-from math import inf
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from nwor_bench.errors import ConfigError
@@ -39,6 +38,7 @@ if TYPE_CHECKING:
 DEFAULT_PAIR = "smollm2"
 DEFAULT_SCENARIO = "short"
 DEFAULT_MAX_WARMUP = 15
+MOST_GIB = 1_000_000
 
 WARMUP_LOOKBACK = 5
 """Batches that must be steady. Five rising or falling in a row have p = 0.017, four 0.083."""
@@ -60,8 +60,8 @@ def _includes_off(modes: tuple[str, ...]) -> str | None:
     return f"write off,{','.join(modes)}: every cell is compared with off x off"
 
 
-def _finite_and_more_than_0(value: float) -> str | None:
-    return None if 0 < value < inf else "write more than 0"
+def _gib(value: float) -> str | None:
+    return None if 0 < value <= MOST_GIB else f"write more than 0, {MOST_GIB} at most"
 
 
 def added_cell(word: object) -> str | None:
@@ -174,7 +174,7 @@ class RunSpec:
     """Tokens a block of the KV cache; None for vLLM's choice."""
     kv_cache_gib: Annotated[float | None, Option(
         "KV-cache size (default: what the requests need).", Panel.VLLM,
-        check=_finite_and_more_than_0, table="settings", engine_argument="kv_cache_memory_bytes",
+        check=_gib, table="settings", engine_argument="kv_cache_memory_bytes",
     )] = None
     """Size of the KV cache in GiB; None for what the requests need."""
     tensor_parallel_size: Annotated[int, Option(

@@ -529,3 +529,36 @@ def test_what_vllm_refuses_is_refused_before_a_folder_is_made(
     assert message.startswith("nwor-bench: vLLM refuses this configuration: ")
     assert words in message
     assert "input_value" not in message
+
+
+@pytest.mark.parametrize(
+    ("arguments", "field"),
+    [
+        ("plan --target-model ~nobody-here/x", "--target-model"),
+        ("supports ~nobody-here/x", "CONFIG_OR_MODEL"),
+        ("plan --pair tiny --requests 1" + "0" * 400, "--requests"),
+        ("sweep --pair tiny --kv-cache-gib 1e300", "--kv-cache-gib"),
+        ("pairs train tiny-eagle --device cpu --seed 99999999999999999999", "--seed"),
+        ("live http://\u2713", "URL"),
+        ("live http://" + "a" * 300, "URL"),
+        ("sweep --pair tiny --prompts half.jsonl", "half.jsonl:1: text"),
+        ("plan --config kimi.json", "--config"),
+    ],
+)
+def test_values_at_which_a_library_fails_are_refused_before_it(
+    refuses: Callable[..., None], arguments: str, field: str
+) -> None:
+    Path("half.jsonl").write_text('{"text": "\\ud800"}\n')
+    config = {"hidden_size": 8, "num_attention_heads": 1, "num_hidden_layers": 1, "vocab_size": 9}
+    config["linear_attn_config"] = {"full_attn_layers": 3}
+    Path("kimi.json").write_text(json.dumps(config))
+    refuses(arguments.split(), field)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    ["plan --config", "supports", "report", "compare no-run", "sweep --pair tiny --resume"],
+)
+def test_a_name_that_is_too_long(refusal: Refusal, arguments: str) -> None:
+    name = "a" * 300
+    assert refusal(*arguments.split(), name).startswith(f"nwor-bench: path: '{name}")

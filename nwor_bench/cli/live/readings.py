@@ -62,7 +62,9 @@ def metrics_address(url: str) -> str:
     try:
         parts = urlsplit(url)
         usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:  # a port that is none
+        url.encode("ascii")
+        (parts.hostname or "").encode("idna")
+    except ValueError:  # a port that is none; a name that no server can have
         usable = False
     if not usable or any(char.isspace() for char in url):
         raise ConfigError.for_field("URL", url, "write for example http://localhost:8000")

@@ -9,7 +9,7 @@ from typing import Any
 from nwor_bench.errors import ConfigError
 from nwor_bench.models.config_json import KNOWN_TYPES
 from nwor_bench.models.pairs.pair import ResolvedPair
-from nwor_bench.records.json_text import parse_json, read_text
+from nwor_bench.records.json_text import home_path, parse_json, read_text
 
 CONFIG = "config.json"
 
@@ -25,7 +25,7 @@ def locate_model(field: str, reference: str) -> str:
     `field` names the option in messages. Raises ConfigError for a folder without a usable
     config.json, and for a reference that is neither a folder nor a possible hub name.
     """
-    path = Path(reference).expanduser()
+    path = home_path(reference)
     if reference.strip() and path.is_dir():
         folder = str(path.resolve())
         read_model_config(folder, field)
@@ -46,7 +46,7 @@ def read_model_config(target: str, field: str = "model") -> dict[str, Any] | Non
 
     Raises ConfigError if config.json is missing, or it or its text_config is not a JSON object.
     """
-    folder = Path(target).expanduser()
+    folder = home_path(target)
     if not folder.is_dir():
         return None
     missing = "the folder holds no config.json; name a folder saved by transformers"

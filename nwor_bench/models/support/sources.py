@@ -8,6 +8,7 @@ from typing import Any
 from nwor_bench.errors import ConfigError
 from nwor_bench.models.pairs.local import locate_model, read_config_file, read_model_config
 from nwor_bench.models.support.recipes import kept_models
+from nwor_bench.records.json_text import home_path
 
 FIELD = "CONFIG_OR_MODEL"
 
@@ -26,7 +27,7 @@ def find_config(named: str) -> FoundConfig:
 
     Nothing is downloaded. Raises ConfigError.
     """
-    path = Path(named).expanduser()
+    path = home_path(named)
     if path.is_file():
         name = path.resolve().parent.name if path.name == "config.json" else path.stem
         return FoundConfig(name, read_config_file(path, FIELD, named), str(path))
@@ -48,8 +49,8 @@ def find_config(named: str) -> FoundConfig:
 
 def cached_config(hub_name: str) -> Path | None:
     """config.json of the hub's cache, of the revision that `main` was; None if there is none."""
-    home = os.environ.get("HF_HOME") or Path("~/.cache/huggingface").expanduser()
-    root = Path(os.environ.get("HF_HUB_CACHE") or Path(home) / "hub").expanduser()
+    home = os.environ.get("HF_HOME") or home_path("~/.cache/huggingface")
+    root = home_path(os.environ.get("HF_HUB_CACHE") or Path(home) / "hub")
     folder = root / f"models--{hub_name.replace('/', '--')}"
     try:
         revision = (folder / "refs/main").read_text(encoding="utf-8").strip()

@@ -55,6 +55,8 @@ class Recipe:
             value = getattr(self, name)
             if value < least:
                 raise ConfigError.for_field(f"--{name}", value, f"write {least} or more")
+            if value >= 2**32:
+                raise ConfigError.for_field(f"--{name}", value, f"write {2**32 - 1} or less")
 
     @property
     def sequences(self) -> int:

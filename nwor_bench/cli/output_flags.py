@@ -29,13 +29,19 @@ _CHOOSING = {
 
 
 def check_one_choice(values: Mapping[str, Any]) -> None:
-    """Raise ConfigError if two of a command's parameters choose what is printed."""
-    given = [name for name in _CHOOSING if values.get(name) in (True, PRINTED, str(PRINTED))]
-    if len(given) > 1:
-        first, second = (_CHOOSING[name] for name in given[:2])
+    """Raise ConfigError if two of a command's parameters choose what is printed.
+
+    --quiet may stand beside --json, which prints nothing else anyway.
+    """
+    given = {
+        flag: values[name]
+        for name, flag in _CHOOSING.items()
+        if values.get(name) in (True, PRINTED, str(PRINTED))
+    }
+    if len(given) > 1 and given.keys() != {"--json", "--quiet"}:
+        (first, value), (second, _) = list(given.items())[:2]
         remedy = f"{second} chooses what is printed too; give one of the two"
-        value = True if values[given[0]] is True else str(PRINTED)
-        raise ConfigError.for_field(first, value, remedy)
+        raise ConfigError.for_field(first, True if value is True else str(PRINTED), remedy)
 
 
 def tell_json(content: Mapping[str, Any]) -> None:

@@ -1,31 +1,13 @@
-"""Text that users write, and JSON parsed and written: every fault of a text is a ValueError."""
+"""JSON text, parsed and written: every fault of a text is a ValueError. Pure."""
 
 import json
-import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from nwor_bench import __version__
 
 RESULT_VERSION = 1
 """Of the keys of results on stdout; it rises when one goes or changes its meaning."""
-
-
-def home_path(text: str | Path) -> Path:
-    """The path with a home folder for `~`; `~name` stays as it is where nobody has that name."""
-    return Path(os.path.expanduser(text))  # noqa: PTH111, as Path.expanduser raises RuntimeError
-
-
-def read_text(path: Path) -> str:
-    """The text of a user's file; a byte order mark at its beginning is left out.
-
-    Raises OSError, and ValueError for bytes that are not UTF-8.
-    """
-    try:
-        return path.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise ValueError("not UTF-8 text; save it as UTF-8") from error
 
 
 def parse_json(text: str | bytes) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 from nwor_bench.errors import ConfigError
 from nwor_bench.models.pairs.local import locate_model, read_config_file, read_model_config
 from nwor_bench.models.support.recipes import kept_models
-from nwor_bench.records.json_text import home_path
+from nwor_bench.records.user_files import home_path
 
 FIELD = "CONFIG_OR_MODEL"
 

@@ -333,6 +333,19 @@ def test_a_server_that_goes_is_given_a_moment() -> None:
     assert found.reading.of(ALL).groups == 60
 
 
+def test_a_proxy_may_answer_while_its_server_restarts() -> None:
+    found = Script(page({ALL: UNSURE}, {ALL: 60}), "<html>404</html>", known(FASTER)).watch()
+    assert found.ended is Ended.WIDTH
+    found = Script(page({ALL: UNSURE}, {ALL: 60}), "<html>404</html>").watch()
+    assert (found.ended, found.reading.of(ALL).groups) == (Ended.GONE, 60)
+
+
+def test_a_restarted_server_is_looked_at_from_50_groups_on() -> None:
+    few, enough = (page({ALL: FASTER}, {ALL: n}) for n in (FIRST_LOOK - 1, FIRST_LOOK))
+    found = Script(page({ALL: UNSURE}, {ALL: 4000}), few, enough).watch()
+    assert (found.ended, found.waited_s) == (Ended.WIDTH, 2.0)
+
+
 def test_the_clock_ends_it() -> None:
     found = Script(page({ALL: UNSURE}, {ALL: 60})).watch(budget_s=30.5)
     assert (found.ended, found.waited_s) == (Ended.TIME, 30.5)

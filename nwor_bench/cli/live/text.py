@@ -21,7 +21,7 @@ from nwor_bench.workload.window_order import ALL
 STOPPED_BADGE = "STAGING STOPPED"
 
 ENDINGS = {
-    Ended.GONE: "The server no longer answers; this is what it said last.",
+    Ended.GONE: "The server no longer answers with these metrics; this is what it said last.",
     Ended.INTERRUPTED: "Interrupted.",
 }
 

@@ -284,6 +284,7 @@ def test_nobody_there(command_line: Run) -> None:
     "arguments",
     [
         ("localhost:8000",), ("ftp://a",), ("http://",), ("http://a:x",), ("http://a b",),
+        ("http://a/\u00fc",), ("http://b:c@a",), (f"http://{'a' * 64}.b",),
         ("http://a", "--num-reqs", "3-5"), ("http://a", "--num-reqs", "0"),
         ("http://a", "--ci-width", "2"), ("http://a", "--time-budget", "soon"),
     ],

@@ -61,11 +61,15 @@ def metrics_address(url: str) -> str:
     """The address of the server's /metrics. Raises ConfigError for what is no address."""
     try:
         parts = urlsplit(url)
-        usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:  # a port that is none
+        host = (parts.hostname or "").encode("idna")
+        usable = parts.scheme in ("http", "https") and bool(host) and parts.port != 0
+    except ValueError:  # a port or a host's name that is none
         usable = False
-    if not usable or any(char.isspace() for char in url):
+    if not usable or not url.isascii() or any(char.isspace() for char in url):
         raise ConfigError.for_field("URL", url, "write for example http://localhost:8000")
+    if parts.username is not None:
+        remedy = "no name or password can be sent; write for example http://localhost:8000"
+        raise ConfigError.for_field("URL", f"{parts.scheme}://...@{parts.hostname}", remedy)
     path = parts.path.rstrip("/")
     return parts._replace(path=path if path.endswith("/metrics") else f"{path}/metrics").geturl()
 

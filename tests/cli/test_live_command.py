@@ -245,13 +245,14 @@ def test_a_class_without_windows_is_told_from_a_busy_server(
     [
         (OTHERS, "no metrics of nwor-bench are there; start the server with VLLM_NWOR_MODE="),
         ("<html>hello</html>", "VLLM_NWOR_MODE=interleave"),
+        (OTHERS, "with speculation"),
         ('nwor_windows_total{nwor_mode="stage"} 3.0\n', "runs in mode stage alone"),
         (
             'nwor_fallback_count_total{nwor_mode="interleave",reason="attach:PatchError"} 1.0\n',
             "not attached there (attach:PatchError)",
         ),
     ],
-    ids=["another server", "no metrics", "another mode", "not attached"],
+    ids=["another server", "no metrics", "no speculation", "another mode", "not attached"],
 )
 def test_without_these_metrics_it_says_what_to_set(
     command_line: Run, server: Server, text: str, words: str

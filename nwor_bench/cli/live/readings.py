@@ -140,7 +140,10 @@ def _why_not_live(samples: list[Any]) -> str:
     mode = next((mode for mode in modes if mode), None)
     if mode is not None:
         return f"that server runs in mode {mode} alone; {REMEDY}"
-    return f"no metrics of nwor-bench are there; {REMEDY}, and without VLLM_NWOR_METRICS=0"
+    return (
+        f"no metrics of nwor-bench are there; {REMEDY}, with speculation, and without "
+        "VLLM_NWOR_METRICS=0"
+    )
 
 
 def _classes(samples: list[Any]) -> dict[str, ClassRatio]:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from test_json_output import lacking, top_level
 
+from nwor_bench.analysis.interleaved.robust import MIN_GROUPS
 from nwor_bench.cli.live import watching
 from nwor_bench.cli.live.readings import Reading, Unreachable, metrics_address, parse
 from nwor_bench.cli.live.watching import FIRST_LOOK, GONE_AFTER_S, Ended, Wanted, watch
@@ -230,6 +231,12 @@ def test_a_server_without_traffic_is_told_to_be(command_line: Run, server: Serve
     server.pages = [page()]
     _, out, _ = command_line("live", server.url, "--time-budget", "0.05s")
     assert "Send it requests." in " ".join(out.split())
+
+
+def test_too_few_groups_say_how_many_it_takes(command_line: Run, server: Server) -> None:
+    server.pages = [page(groups={"1": 9, ALL: 9}, left_out={"batch_size": 63})]
+    _, out, _ = command_line("live", server.url, "-q", "--time-budget", "0.05s")
+    assert f"(9), and a ratio needs {MIN_GROUPS}" in " ".join(out.split())
 
 
 def test_a_class_without_windows_is_told_from_a_busy_server(

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from test_json_output import lacking, top_level
 
+from nwor_bench.analysis.interleaved.robust import MIN_GROUPS
 from nwor_bench.cli.live import watching
 from nwor_bench.cli.live.readings import Reading, Unreachable, metrics_address, parse
 from nwor_bench.cli.live.watching import FIRST_LOOK, GONE_AFTER_S, Ended, Wanted, watch
@@ -232,6 +233,12 @@ def test_a_server_without_traffic_is_told_to_be(command_line: Run, server: Serve
     assert "Send it requests." in " ".join(out.split())
 
 
+def test_too_few_groups_say_how_many_it_takes(command_line: Run, server: Server) -> None:
+    server.pages = [page(groups={"1": 9, ALL: 9}, left_out={"batch_size": 63})]
+    _, out, _ = command_line("live", server.url, "-q", "--time-budget", "0.05s")
+    assert f"(9), and a ratio needs {MIN_GROUPS}" in " ".join(out.split())
+
+
 def test_a_class_without_windows_is_told_from_a_busy_server(
     command_line: Run, server: Server
 ) -> None:
@@ -245,13 +252,14 @@ def test_a_class_without_windows_is_told_from_a_busy_server(
     [
         (OTHERS, "no metrics of nwor-bench are there; start the server with VLLM_NWOR_MODE="),
         ("<html>hello</html>", "VLLM_NWOR_MODE=interleave"),
+        (OTHERS, "with speculation"),
         ('nwor_windows_total{nwor_mode="stage"} 3.0\n', "runs in mode stage alone"),
         (
             'nwor_fallback_count_total{nwor_mode="interleave",reason="attach:PatchError"} 1.0\n',
             "not attached there (attach:PatchError)",
         ),
     ],
-    ids=["another server", "no metrics", "another mode", "not attached"],
+    ids=["another server", "no metrics", "no speculation", "another mode", "not attached"],
 )
 def test_without_these_metrics_it_says_what_to_set(
     command_line: Run, server: Server, text: str, words: str
@@ -284,6 +292,7 @@ def test_nobody_there(command_line: Run) -> None:
     "arguments",
     [
         ("localhost:8000",), ("ftp://a",), ("http://",), ("http://a:x",), ("http://a b",),
+        ("http://a/\u00fc",), ("http://b:c@a",), (f"http://{'a' * 64}.b",),
         ("http://a", "--num-reqs", "3-5"), ("http://a", "--num-reqs", "0"),
         ("http://a", "--ci-width", "2"), ("http://a", "--time-budget", "soon"),
     ],
@@ -331,6 +340,19 @@ def test_a_server_that_goes_is_given_a_moment() -> None:
     assert found.ended is Ended.GONE
     assert GONE_AFTER_S < found.waited_s < GONE_AFTER_S + 2
     assert found.reading.of(ALL).groups == 60
+
+
+def test_a_proxy_may_answer_while_its_server_restarts() -> None:
+    found = Script(page({ALL: UNSURE}, {ALL: 60}), "<html>404</html>", known(FASTER)).watch()
+    assert found.ended is Ended.WIDTH
+    found = Script(page({ALL: UNSURE}, {ALL: 60}), "<html>404</html>").watch()
+    assert (found.ended, found.reading.of(ALL).groups) == (Ended.GONE, 60)
+
+
+def test_a_restarted_server_is_looked_at_from_50_groups_on() -> None:
+    few, enough = (page({ALL: FASTER}, {ALL: n}) for n in (FIRST_LOOK - 1, FIRST_LOOK))
+    found = Script(page({ALL: UNSURE}, {ALL: 4000}), few, enough).watch()
+    assert (found.ended, found.waited_s) == (Ended.WIDTH, 2.0)
 
 
 def test_the_clock_ends_it() -> None:

@@ -110,14 +110,16 @@ def _few_blocks(cells: Sequence[CellResult]) -> Finding:
 
 
 def _few_groups(cells: Sequence[CellResult]) -> Iterator[Finding]:
-    """Cells that took turns and have no interval, neither by groups nor by whole batches."""
-    few = [c for c in cells if c.groups is not None and c.ratio_ci_low is None]
+    """Cells that took turns and have no interval by groups, perhaps one by whole batches."""
+    few = [c for c in cells if c.groups is not None and c.groups < MIN_GROUPS]
     if few:
         listed = ", ".join(f"{cell.label} {cell.groups}" for cell in few)
+        known = any(cell.ratio_ci_low is not None for cell in few)
         yield Finding(
             FindingKind.FEW_GROUPS,
             Severity.WARNING,
-            f"An interval needs {MIN_GROUPS} groups of windows that count. There are: {listed}.",
+            f"An interval needs {MIN_GROUPS} groups of windows that count. There are: {listed}."
+            + (" Whole batches decide." if known else ""),
             "Write a longer --time-budget or more --batches, and more --max-new-tokens: a group "
             "counts if it ends within its batch.",
         )

@@ -83,13 +83,16 @@ class PairEffect:
 
 
 def pair_effects(run: RunData) -> list[PairEffect]:
-    """One entry a compared pair, by treated cell, then reference."""
+    """One entry a compared pair, by treated cell, then reference.
+
+    A cell that took turns with off x off has one, even if no group came that far.
+    """
     interleaved = [batch for batch in run.batches if batch.phase == Phase.INTERLEAVED]
     if not interleaved:
         return []
     keys = set(map(batch_key, interleaved))
     found = find_groups(window for window in run.windows if batch_key(window) in keys)
-    groups: dict[Pair, list[Group]] = {pair: [] for pair in found.left_out}
+    groups: dict[Pair, list[Group]] = {pair: [] for pair in [*_over_off(run), *found.left_out]}
     for group in found.counted:
         groups.setdefault(group.pair, []).append(group)
     states = {batch.batch: batch_state(batch) for batch in interleaved}
@@ -123,6 +126,19 @@ def log_effects(groups: Sequence[Group], clock: str) -> list[float]:
     if clock == WALL_MS:
         return [group.host for group in groups]
     return [group.device for group in groups if group.device is not None]
+
+
+def _over_off(run: RunData) -> list[Pair]:
+    """Each cell that took turns, over off x off."""
+    turns = [event["cells"] for event in run.events if event.get("event") == Phase.INTERLEAVED]
+    labels = {label for cells in turns for label in cells}
+    cells = {batch.cell for batch in run.batches if batch.cell.label in labels}
+    return [
+        Pair(baseline, cell)
+        for baseline in cells
+        for cell in cells
+        if baseline.is_baseline and cell != baseline and cell.pair == baseline.pair
+    ]
 
 
 def _on_clock(groups: Sequence[Group], clock: str) -> ClockEffect | None:

@@ -61,13 +61,15 @@ def metrics_address(url: str) -> str:
     """The address of the server's /metrics. Raises ConfigError for what is no address."""
     try:
         parts = urlsplit(url)
-        usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-        url.encode("ascii")
-        (parts.hostname or "").encode("idna")
-    except ValueError:  # a port that is none; a name that no server can have
+        host = (parts.hostname or "").encode("idna")
+        usable = parts.scheme in ("http", "https") and bool(host) and parts.port != 0
+    except ValueError:  # a port or a host's name that is none
         usable = False
-    if not usable or any(char.isspace() for char in url):
+    if not usable or not url.isascii() or any(char.isspace() for char in url):
         raise ConfigError.for_field("URL", url, "write for example http://localhost:8000")
+    if parts.username is not None:
+        remedy = "no name or password can be sent; write for example http://localhost:8000"
+        raise ConfigError.for_field("URL", f"{parts.scheme}://...@{parts.hostname}", remedy)
     path = parts.path.rstrip("/")
     return parts._replace(path=path if path.endswith("/metrics") else f"{path}/metrics").geturl()
 
@@ -138,7 +140,10 @@ def _why_not_live(samples: list[Any]) -> str:
     mode = next((mode for mode in modes if mode), None)
     if mode is not None:
         return f"that server runs in mode {mode} alone; {REMEDY}"
-    return f"no metrics of nwor-bench are there; {REMEDY}, and without VLLM_NWOR_METRICS=0"
+    return (
+        f"no metrics of nwor-bench are there; {REMEDY}, with speculation, and without "
+        "VLLM_NWOR_METRICS=0"
+    )
 
 
 def _classes(samples: list[Any]) -> dict[str, ClassRatio]:

@@ -8,6 +8,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from nwor_bench.analysis.interleaved.robust import MIN_GROUPS
 from nwor_bench.analysis.significance import DEFAULT_MARGIN, verdict
 from nwor_bench.analysis.statistics import CONFIDENCE, RatioInterval
 from nwor_bench.cli.live.readings import ClassRatio, Reading
@@ -21,7 +22,7 @@ from nwor_bench.workload.window_order import ALL
 STOPPED_BADGE = "STAGING STOPPED"
 
 ENDINGS = {
-    Ended.GONE: "The server no longer answers; this is what it said last.",
+    Ended.GONE: "The server no longer answers with these metrics; this is what it said last.",
     Ended.INTERRUPTED: "Interrupted.",
 }
 
@@ -147,7 +148,10 @@ def _nothing(reading: Reading, own: ClassRatio) -> str:
         return f"{start}: no window is staged, because of {next(iter(reading.fallbacks))}."
     if not own.groups and not reading.left_out:
         return f"{start}: the server has run next to no windows. Send it requests."
-    return f"{start}; a group is eight windows in a row without a prefill."
+    return (
+        f"{start}, and a ratio needs {MIN_GROUPS}. A group is eight windows in a row without a "
+        "prefill, all in one class of batch sizes."
+    )
 
 
 def _ratio(own: ClassRatio) -> str:

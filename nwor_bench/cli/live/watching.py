@@ -10,13 +10,14 @@ from enum import StrEnum
 from math import ceil
 
 from nwor_bench.cli.live.readings import Reading, Unreachable
+from nwor_bench.errors import ConfigError
 from nwor_bench.workload.stopping import LOOK_STEP
 
 EVERY_S = 1.0
 """Time between two readings."""
 
 GONE_AFTER_S = 10.0
-"""A server that does not answer for so long is gone."""
+"""A server that does not answer with these metrics for so long is gone."""
 
 FIRST_LOOK = 50
 """Fewest groups on whose interval it may end: from there on the interval covers 93 to 97 %."""
@@ -72,11 +73,15 @@ def watch(
                 break
             sleep(min(EVERY_S, max(0.0, wanted.time_budget_s - waited)))
             try:
-                reading, answered = read(), clock()
-            except Unreachable:
+                latest, answered = read(), clock()
+            except (Unreachable, ConfigError):  # as a proxy answers while its server restarts
                 if clock() - answered > GONE_AFTER_S:
                     ended = Ended.GONE
                     break
+                continue
+            if latest.of(wanted.num_reqs).groups < reading.of(wanted.num_reqs).groups:
+                next_look = FIRST_LOOK  # the server has restarted
+            reading = latest
     except KeyboardInterrupt:
         ended = Ended.INTERRUPTED
     return Seen(reading, ended, clock() - began)

@@ -93,7 +93,8 @@ def test_blocks_are_few_only_where_they_decide() -> None:
 
 def test_too_few_groups_for_an_interval_are_said() -> None:
     few = interleaved_run(Planted(EFFECTS), batches=2, groups=6)
-    assert found_in(few, FindingKind.FEW_GROUPS) == []  # whole batches have an interval
+    (found,) = found_in(few, FindingKind.FEW_GROUPS)
+    assert "Whole batches decide" in found.message
     in_turn = {window.batch for window in few.windows if window.group is not None}
     kept = tuple(b for b in few.batches if b.batch in in_turn or b.phase != Phase.TIMED)
     numbers = {batch.batch for batch in kept}
@@ -101,8 +102,18 @@ def test_too_few_groups_for_an_interval_are_said() -> None:
     few = replace(few, batches=kept, windows=windows)
     (found,) = found_in(few, FindingKind.FEW_GROUPS)
     assert found.severity is Severity.WARNING
+    assert "Whole batches" not in found.message
     assert "--max-new-tokens" in found.remedy
     assert found_in(planted_run(), FindingKind.FEW_GROUPS) == []
+
+
+def test_batches_too_short_for_a_second_cells_turn_are_said() -> None:
+    run = interleaved_run(Planted(EFFECTS), batches=2, groups=6)
+    short = replace(run, windows=tuple(replace(w, group=None) if w.run else w for w in run.windows))
+    (found,) = found_in(short, FindingKind.FEW_GROUPS)
+    assert "stage x graph 0" in found.message
+    (blocks,) = found_in(short, FindingKind.FEW_BLOCKS)
+    assert "--interleave batches" in blocks.remedy  # more of these batches would not help
 
 
 def test_groups_left_out_are_a_note() -> None:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from nwor_bench.cli.output_flags import PRINTED
 from nwor_bench.errors import ConfigError
 from nwor_bench.models.byte_model import CACHE_BITS, WEIGHT_BITS, ByteModel, Workload
 from nwor_bench.models.cache_dtype import AUTO, chosen_cache_dtype
@@ -113,6 +114,8 @@ def predict(
 
 def write_output(flag: str, path: Path, text: str) -> None:
     """Write a file, replacing an older one. Raises ConfigError if it cannot be written."""
+    if path == PRINTED:
+        raise ConfigError.for_field(flag, str(path), "only a file can be written; name one")
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:

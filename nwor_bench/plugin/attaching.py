@@ -40,8 +40,11 @@ def attach_hook(worker: Any) -> None:
     """
     try:
         settings = read_settings()
-        if settings is None or worker.vllm_config.speculative_config is None:
-            return  # without speculation there are no windows
+        if settings is None:
+            return
+        if worker.vllm_config.speculative_config is None:
+            logger.warning("nwor: no --speculative-config, so no windows: nothing is staged")
+            return
         attachment = _Attachment(worker, settings)
         reason = attachment.run()
         if reason is None:

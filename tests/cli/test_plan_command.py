@@ -177,6 +177,7 @@ def test_a_small_model_has_parameters_too(plan: Run) -> None:
         ((*LLAMA, "--tensor-parallel-size", "5"), "24 attention heads"),
         (("--config", "quantised.json"), "--weight-dtype: 'auto'"),
         ((*LLAMA, "--csv", "no/folder/x.csv"), "--csv: 'no/folder/x.csv'"),
+        ((*LLAMA, "--csv", "-"), "--csv: '-'"),
         pytest.param(
             (*LLAMA, "--html", "."), "--html: '.'", marks=pytest.mark.long
         ),  # a whole page

@@ -164,7 +164,7 @@ def test_a_fault_of_another_rank_detaches_this_one(
 
 @pytest.mark.parametrize("asked", [False, True])
 def test_nothing_happens_where_nothing_is_asked_or_drafted(
-    asked: bool, folder: Path, monkeypatch: pytest.MonkeyPatch
+    asked: bool, folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     from nwor_bench.plugin.attaching import attach_hook
 
@@ -176,10 +176,13 @@ def test_nothing_happens_where_nothing_is_asked_or_drafted(
     worker = worker_of(runner)
     if asked:
         worker.vllm_config.speculative_config = None
-    attach_hook(worker)
+    with caplog.at_level(logging.INFO, "vllm.nwor_bench"):
+        attach_hook(worker)
     assert {name: getattr(runner, name) for name in METHODS} == stock
     assert vars(worker).keys() == {"model_runner", "vllm_config", "rank"}
     assert list(folder.iterdir()) == []
+    told = [(r.levelname, "--speculative-config" in r.message) for r in caplog.records]
+    assert told == [("WARNING", True)] * asked
 
 
 def hybrid_runner(module: str, name: str) -> Any:

@@ -1,11 +1,9 @@
 """What a run measures, merged and checked: what runs, how much of it, and until when."""
 
 from dataclasses import dataclass, field, fields
-from enum import StrEnum
 from itertools import product
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from nwor_bench.errors import ConfigError
 from nwor_bench.records.types import (
     AA,
     Cell,
@@ -17,7 +15,8 @@ from nwor_bench.records.types import (
     StageL2,
 )
 from nwor_bench.workload.acceptance_lengths import NAMED_LENGTHS, parse_length
-from nwor_bench.workload.option_text import parse_as, to_plain
+from nwor_bench.workload.chosen_cells import CellName, cell_words
+from nwor_bench.workload.option_text import to_plain
 from nwor_bench.workload.options import (
     Axis,
     Compare,
@@ -64,42 +63,6 @@ def _gib(value: float) -> str | None:
     return None if 0 < value <= MOST_GIB else f"write more than 0, {MOST_GIB} at most"
 
 
-def added_cell(word: object) -> str | None:
-    """What to write instead of a cell that is added and never chosen; None for other words."""
-    if word == "off-off":
-        return "off x off and its A/A arm are added by themselves; write a cell such as stage-graph"
-    if isinstance(word, str) and word.startswith("control-"):
-        return (
-            "control x off is added by itself beside a staging cell on a GPU, and anywhere with "
-            "control among the NWOR modes; write a cell such as stage-graph"
-        )
-    return None
-
-
-def _cell_words(flag: str, given: Any) -> Any:
-    words = parse_as(tuple[str, ...], flag, given)
-    for word in words:
-        if (remedy := added_cell(word)) is not None:
-            raise ConfigError.for_field(flag, word, remedy)
-    return words
-
-
-class CellName(StrEnum):
-    """A cell of the grid, by its modes, as --cells names it."""
-
-    OFF_GRAPH = "off-graph"
-    OFF_ADAPTIVE = "off-adaptive"
-    STAGE_OFF = "stage-off"
-    STAGE_GRAPH = "stage-graph"
-    STAGE_ADAPTIVE = "stage-adaptive"
-
-    @property
-    def modes(self) -> tuple[NworMode, ScvMode]:
-        """Its NWOR and SCV mode."""
-        nwor, scv = self.split("-")
-        return NworMode(nwor), ScvMode(scv)
-
-
 @dataclass(frozen=True)
 class RunSpec:
     """All that a run needs besides its model pair: what resuming and comparing go by."""
@@ -118,7 +81,7 @@ class RunSpec:
     """Columns of the grid of cells."""
     only_cells: Annotated[tuple[CellName, ...] | None, Option(
         "Only these cells, e.g. stage-graph, beside off x off, its A/A arm and the control.",
-        Panel.MODES, name="cells", read=_cell_words, table="settings",
+        Panel.MODES, name="cells", read=cell_words, table="settings",
     )] = None
     """Cells of the grid to measure; None for all."""
     stage_by: Annotated[StageBy, Option(

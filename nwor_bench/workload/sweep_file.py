@@ -7,15 +7,10 @@ from typing import Any, Self
 from pydantic import Field, create_model, field_validator, model_validator
 
 from nwor_bench.errors import ConfigError
+from nwor_bench.workload.chosen_cells import added_cell
 from nwor_bench.workload.options import Declared, declared
 from nwor_bench.workload.resources import resource_dir
-from nwor_bench.workload.run_spec import (
-    AXES,
-    DEFAULT_PAIR,
-    DEFAULT_SCENARIO,
-    RunSpec,
-    added_cell,
-)
+from nwor_bench.workload.run_spec import AXES, DEFAULT_PAIR, DEFAULT_SCENARIO, RunSpec
 from nwor_bench.workload.scenario_values import ScenarioValues
 from nwor_bench.workload.toml_file import NamedFile, StrictModel, read_toml
 

@@ -1,11 +1,22 @@
 """What a config.json says of attention: heads, latent rows, indexers."""
 
+from collections.abc import Mapping
+from typing import Any
+
 from nwor_bench.models.heads import Heads
 from nwor_bench.models.reader import Reader
 from nwor_bench.models.shape import Indexer, Mla
 
 _SPARSE_TYPES = ("deepseek_v32", "glm_moe_dsa")
 """Model types whose attention reads a selected part of the context, and is covered."""
+
+_EXPANDED = ("minicpm3",)
+"""Model types of latent attention whose K and V vLLM expands before it caches them."""
+
+
+def has_latent_rows(config: Mapping[str, Any]) -> bool:
+    """Whether the cache has one latent row a token, not K and V of heads."""
+    return config.get("kv_lora_rank") is not None and config.get("model_type") not in _EXPANDED
 
 
 def read_heads(reader: Reader) -> tuple[int, int]:
@@ -17,7 +28,7 @@ def read_heads(reader: Reader) -> tuple[int, int]:
 def check_heads(reader: Reader) -> None:
     """Refuse query heads that cannot share the K/V heads evenly."""
     heads, kv_heads = read_heads(reader)
-    if heads % kv_heads and reader.config.get("kv_lora_rank") is None:
+    if heads % kv_heads and not has_latent_rows(reader.config):
         raise reader.refusal(
             f'its "num_key_value_heads" is {kv_heads}; write a divisor of the {heads} '
             '"num_attention_heads"'
@@ -48,8 +59,12 @@ def read_layer_heads(reader: Reader, *, slides: bool) -> Heads:
 
 
 def read_own_heads(reader: Reader, *, slides: bool) -> Heads | None:
-    """Heads of sliding layers (MiMo V2), or of the others (Gemma 4), that have their own."""
+    """Heads of sliding layers (MiMo V2), or of the others (Gemma 4), that have their own; of all
+    layers where K and V are expanded from latent rows, with values padded to the size of keys."""
     heads, kv_heads = read_heads(reader)
+    if reader.config.get("model_type") in _EXPANDED:
+        dim = reader.number("qk_nope_head_dim") + reader.number("qk_rope_head_dim")
+        return Heads(heads, heads, dim, dim)
     dim = read_head_dim(reader, heads)
     if slides and reader.config.get("swa_num_key_value_heads"):
         dim = reader.number("swa_head_dim", dim)
@@ -69,7 +84,7 @@ def read_own_heads(reader: Reader, *, slides: bool) -> Heads | None:
 
 def read_latent_row(reader: Reader, *, slides: bool) -> int | None:
     """Elements of a cached latent row; sliding layers may have their own (dots3). None without."""
-    if reader.config.get("kv_lora_rank") is None:
+    if not has_latent_rows(reader.config):
         return None
     of = "swa_" if slides and reader.config.get("swa_kv_lora_rank") else ""
     return reader.number(f"{of}kv_lora_rank") + reader.whole(f"{of}qk_rope_head_dim")
@@ -86,7 +101,7 @@ def most_cached_elements(reader: Reader) -> int:
 
 def read_mla(reader: Reader) -> Mla | None:
     """Latent attention; None if K and V are cached."""
-    if reader.config.get("kv_lora_rank") is None:
+    if not has_latent_rows(reader.config):
         return None
     return Mla(
         q_rank=reader.whole("q_lora_rank") or None,
@@ -102,7 +117,7 @@ def read_indexer(reader: Reader, family: str) -> Indexer | None:
     selected = reader.whole("index_topk")
     if not selected:
         return None
-    if family not in _SPARSE_TYPES or reader.config.get("kv_lora_rank") is None:
+    if family not in _SPARSE_TYPES or not has_latent_rows(reader.config):
         raise reader.refusal(
             "its attention reads a selected part of the context (index_topk); name a decoder "
             "with a plain KV cache"

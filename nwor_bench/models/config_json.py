@@ -13,9 +13,11 @@ from nwor_bench.models.attention_config import (
     read_own_heads,
     read_value_dim,
 )
+from nwor_bench.models.config_names import with_usual_names
 from nwor_bench.models.layer_kinds import Kind
 from nwor_bench.models.recurrent.read import read_state, recurrent_kinds
 from nwor_bench.models.shape import Experts, Layer, ModelShape
+from nwor_bench.models.sliding import slides
 
 MODEL_BITS = {"float32": 32, "bfloat16": 16, "float16": 16}
 """Dtypes that a model computes in, and their size in bits."""
@@ -57,7 +59,8 @@ class ConfigReader:
 
     def __init__(self, config: Config, field: str = "", source: str = "") -> None:
         inner = config.get("text_config")
-        self.config = {**config, **inner} if isinstance(inner, Mapping) else config
+        text = {**config, **inner} if isinstance(inner, Mapping) else config
+        self.config: Config = with_usual_names(text)
         self.field = field
         self.source = source
 
@@ -221,8 +224,6 @@ class ConfigReader:
         if kinds is not None:
             return self.listed_windows(kinds, count)
         window = self.whole("sliding_window") or None
-        if window is None or self.config.get("use_sliding_window") is False:
-            return [None] * count
         return [window if self.slides(place) else None for place in range(count)]
 
     def listed_windows(self, kinds: list[str], count: int) -> list[int | None]:
@@ -238,14 +239,10 @@ class ConfigReader:
 
     def slides(self, place: int) -> bool:
         """True if layer `place` slides, for configs without `layer_types`."""
-        family = str(self.config.get("model_type", ""))
-        if family.startswith("gemma3"):
-            return (place + 1) % self.number("sliding_window_pattern", 6) != 0
-        if family == "gemma2":
-            return place % 2 == 0
-        if family.startswith("qwen"):
-            return place >= self.whole("max_window_layers")
-        return True
+        try:
+            return slides(self.config, place)
+        except ValueError as entry:
+            raise self.refusal(f"its {entry}; write a whole number, 1 or more") from None
 
 
 def _group_bits(quantised: Config) -> object:

@@ -150,6 +150,50 @@ def test_values_of_another_width() -> None:
     assert small(head_dim=6, v_head_dim=6).parameters() == small(head_dim=6).parameters()
 
 
+def test_latent_rows_that_are_expanded_before_they_are_cached() -> None:
+    """MiniCPM3: each of 4 heads has a key of 4 + 2, and a value padded to that."""
+    shape = small(**MLA, model_type="minicpm3", num_key_value_heads=4)
+    assert shape.heads_of(shape.layers[0]) == Heads(4, 4, 6, 6)
+    assert shape.row_elements() == 4 * 4 * (6 + 6)
+
+
+FFN = {"intermediate_size": 256}
+OLDER_NAMES: dict[str, tuple[dict[str, Any], int]] = {
+    "bloom": ({"n_layer": 3, "n_head": 4, "n_embed": 64}, 4),
+    "gpt2": ({"n_layer": 3, "n_head": 4, "n_embd": 64}, 4),
+    "gpt_bigcode": ({"n_layer": 3, "n_head": 4, "n_embd": 64, "n_inner": 256}, 1),
+    "falcon": ({"num_hidden_layers": 3, "num_attention_heads": 4, "hidden_size": 64}, 1),
+    "RefinedWeb": (
+        {"n_layer": 3, "n_head": 4, "n_head_kv": 2, "hidden_size": 64,
+         "new_decoder_architecture": True},
+        2,
+    ),
+    "chatglm": (
+        {"num_layers": 3, "num_attention_heads": 4, "hidden_size": 64, "kv_channels": 16,
+         "multi_query_group_num": 2, "ffn_hidden_size": 256},
+        2,
+    ),
+    "dbrx": (
+        {"n_layers": 3, "n_heads": 4, "d_model": 64, "attn_config": {"kv_n_heads": 2}},
+        2,
+    ),
+    "step3p5": (
+        {"num_hidden_layers": 3, "num_attention_heads": 4, "hidden_size": 64,
+         "num_attention_groups": 2},
+        2,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("family", OLDER_NAMES)
+def test_entries_are_read_by_their_familys_names(family: str) -> None:
+    own, kv_heads = OLDER_NAMES[family]
+    sizes = {"vocab_size": 10, **({} if {"n_inner", "ffn_hidden_size"} & {*own} else FFN)}
+    shape = read_shape({"model_type": family, **sizes, **own}, "--config", family)
+    assert (len(shape.layers), shape.hidden, shape.mlp_width) == (3, 64, 256)
+    assert shape.heads_of(shape.layers[0]) == Heads(4, kv_heads, 16, 16)
+
+
 def test_mimos_marks_of_layers() -> None:
     marks = {"hybrid_layer_pattern": [0, 1, 1, 0], "sliding_window": 32}
     experts = {"n_routed_experts": 8, "num_experts_per_tok": 2, "moe_layer_freq": [0, 1, 1, 1]}
@@ -233,7 +277,19 @@ def test_a_text_model_inside_a_larger_one_is_found() -> None:
              "max_window_layers": 3},
             [None, None, None, 64],
         ),
+        ({"model_type": "qwen2", "sliding_window": 64, "max_window_layers": 3}, [None] * 4),
+        ({"model_type": "qwen3", "sliding_window": 64, "use_sliding_window": True}, [None] * 4),
+        ({"model_type": "smollm3", "sliding_window": 64}, [None] * 4),
         ({"model_type": "gemma2", "sliding_window": 64}, [64, None, 64, None]),
+        ({"model_type": "gpt_oss", "sliding_window": 64}, [64, None, 64, None]),
+        ({"model_type": "cohere2", "sliding_window": 64}, [64, 64, 64, None]),
+        ({"model_type": "olmo3", "sliding_window": 64}, [64, 64, 64, None]),
+        ({"model_type": "granite_swa", "sliding_window": 64}, [None, 64, 64, 64]),
+        ({"model_type": "gemma4_text", "sliding_window": 64}, [64, 64, 64, None]),
+        (
+            {"model_type": "afmoe", "sliding_window": 64, "global_attn_every_n_layers": 2},
+            [64, None, 64, None],
+        ),
         (
             {"model_type": "gemma3_text", "sliding_window": 64, "sliding_window_pattern": 3},
             [64, 64, None, 64],
@@ -328,6 +384,10 @@ def test_which_ranks_fit(heads: int, kv_heads: int, ranks: int, fits: bool) -> N
         ({"layer_types": [["full_attention"]] * 4}, "full_attention"),
         ({"mlp_only_layers": 3, "num_experts": 8, "num_experts_per_tok": 2}, "mlp_only_layers"),
         ({"hidden_size": 2}, '"head_dim"'),
+        (
+            {"model_type": "exaone4", "sliding_window": 8, "sliding_window_pattern": "LLLG"},
+            "\"sliding_window_pattern\" is 'LLLG'",
+        ),
     ],
 )
 def test_refused_by_the_name_of_the_entry(changes: dict[str, Any], words: str) -> None:

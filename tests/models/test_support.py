@@ -173,6 +173,29 @@ def test_values_of_another_size_are_told() -> None:
     ]
 
 
+def test_expanded_latent_rows_are_plain_keys_and_values() -> None:
+    """MiniCPM3: vLLM runs it without latent attention."""
+    (group,) = predict_support(facts(**MLA, model_type="minicpm3"), EngineFacts()).groups
+    assert (group.layer.latent, group.layer.head_dim, group.layer.value_dim) == (False, 192, None)
+    assert group.backend == "FLASH_ATTN"
+
+
+def test_a_published_bloom_has_its_slopes() -> None:
+    """BLOOM's config.json counts its layers as n_layer."""
+    config = {"architectures": ["BloomForCausalLM"], "model_type": "bloom", "n_layer": 3,
+              "num_attention_heads": 4, "n_embed": 64}  # fmt: skip
+    model = read_facts(config, "m", "CONFIG_OR_MODEL", "m")
+    assert [(layer.alibi, layer.head_dim) for layer in model.layers] == [(True, 16)] * 3
+    assert reason(model, Device.BLACKWELL) == "alibi"
+
+
+def test_granites_sliding_models_have_sinks_in_every_layer() -> None:
+    changes = {"model_type": "granite_swa", "sliding_window": 32}
+    layers = facts(**changes).layers
+    assert [(layer.window, layer.sinks) for layer in layers] == [(None, True), *[(32, True)] * 3]
+    assert not any(layer.sinks for layer in facts(**changes, attention_sinks=False).layers)
+
+
 def test_sliding_latent_layers_have_their_own_row_and_no_indexer() -> None:
     """dots3: the full layers' indexers select, the sliding layers keep wider rows."""
     swa = {"swa_kv_lora_rank": 1024, "swa_qk_rope_head_dim": 64}
@@ -217,6 +240,10 @@ def test_methods_are_staged_or_refused_with_their_reason() -> None:
         ({"is_encoder_decoder": True}, "encoder-decoder"),
         ({"num_hidden_layers": True}, "True"),
         ({"architectures": "LlamaForCausalLM"}, "architectures"),
+        (
+            {"model_type": "exaone4", "sliding_window": 8, "sliding_window_pattern": "LLLG"},
+            "sliding_window_pattern",
+        ),
     ],
 )
 def test_a_config_that_does_not_say_its_layers_is_refused(

@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from nwor_bench.errors import ConfigError
-from nwor_bench.models.attention_config import read_latent_row, read_layer_heads
+from nwor_bench.models.attention_config import has_latent_rows, read_latent_row, read_layer_heads
 from nwor_bench.models.config_json import ConfigReader
+from nwor_bench.models.config_names import with_usual_names
 from nwor_bench.models.layer_kinds import Kind
 from nwor_bench.models.support.families import kinds_of
 
@@ -70,7 +71,7 @@ def read_facts(config: Config, name: str, field: str, source: str) -> ModelFacts
     config does not say what its layers are.
     """
     inner = config.get("text_config")
-    text = {**config, **inner} if isinstance(inner, dict) else dict(config)
+    text = with_usual_names({**config, **inner} if isinstance(inner, dict) else config)
     if text.get("is_encoder_decoder"):
         raise ConfigError.for_field(field, source, "it is an encoder-decoder; name a decoder")
     try:
@@ -106,7 +107,7 @@ def read_facts(config: Config, name: str, field: str, source: str) -> ModelFacts
 def _layer(text: Config, kind: Kind, place: int, *, shares_kv: bool) -> LayerFacts:
     if kind in (Kind.RECURRENT, Kind.NOTHING):
         return LayerFacts(kind)
-    latent = text.get("kv_lora_rank") is not None or _compressed(text)
+    latent = has_latent_rows(text) or _compressed(text)
     window = {Kind.SLIDING: "sliding_window", Kind.CHUNKED: "attention_chunk_size"}.get(kind, "")
     head_dim, value_dim = _sizes(text, slides=kind is Kind.SLIDING)
     return LayerFacts(
@@ -160,6 +161,8 @@ def _sinks(text: Config, kind: Kind) -> bool:
     family, slides = str(text.get("model_type", "")), kind is Kind.SLIDING
     if family == "gpt_oss":
         return True
+    if family in ("granite_swa", "granitemoe_swa"):  # Transformers lists their layers
+        return bool(text.get("attention_sinks", True))
     if family in ("granite", "granitemoe"):
         return bool(text.get("attention_sinks", text.get("layer_types") is not None))
     if family.startswith("mimo_v2"):

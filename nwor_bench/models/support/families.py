@@ -5,14 +5,12 @@ from typing import Any
 
 from nwor_bench.models.layer_kinds import Kind, every_nth, listed_kinds
 from nwor_bench.models.recurrent.read import FULL_EVERY
+from nwor_bench.models.sliding import slides
 
 Config = Mapping[str, Any]
 
 _ALL_RECURRENT = ("mamba", "mamba2", "falcon_mamba")
 _BOTH = ("falcon_h1",)
-
-_SLIDING_PATTERN = {"gemma3": 6, "gemma3_text": 6, "cohere2": 4}
-"""Every how many layers attention is full, where the config does not say."""
 
 
 def kinds_of(text: Config) -> tuple[Kind, ...]:
@@ -40,7 +38,7 @@ def kinds_of(text: Config) -> tuple[Kind, ...]:
         return tuple(Kind.SLIDING if mark else Kind.FULL for mark in text["hybrid_layer_pattern"])
     if text.get("attention_chunk_size") and family.startswith("llama4"):
         return _chunked(text, count)
-    return tuple(Kind.SLIDING if _slides(text, family, n) else Kind.FULL for n in range(count))
+    return tuple(Kind.SLIDING if slides(text, n) else Kind.FULL for n in range(count))
 
 
 def _chunked(text: Config, count: int) -> tuple[Kind, ...]:
@@ -50,16 +48,3 @@ def _chunked(text: Config, count: int) -> tuple[Kind, ...]:
         step = int(text.get("no_rope_layer_interval") or 4)
         marks = [int((n + 1) % step != 0) for n in range(count)]
     return tuple(Kind.CHUNKED if mark else Kind.FULL for mark in marks)
-
-
-def _slides(text: Config, family: str, place: int) -> bool:
-    if not text.get("sliding_window") or text.get("use_sliding_window") is False:
-        return False
-    if family in _SLIDING_PATTERN:
-        every = int(text.get("sliding_window_pattern") or _SLIDING_PATTERN[family])
-        return (place + 1) % every != 0
-    if family == "gemma2":
-        return place % 2 == 0
-    if family.startswith("qwen"):
-        return place >= int(text.get("max_window_layers") or 0)
-    return not text.get("compress_ratios")

@@ -38,6 +38,7 @@ _OTHER_KINDS = {
     "mamba_d_state": "it has state-space layers whose states are not covered",
     "moe_latent_size": "its experts work in a latent space",
     "num_kv_shared_layers": "its layers share caches",
+    "block_configs": "its layers have heads of their own",
 }
 """Keys that, if set, mean an architecture that the byte model does not cover."""
 

@@ -12,7 +12,6 @@ _OTHER_NAMES = {
     "num_key_value_heads": (
         *("n_head_kv", "num_kv_heads", "multi_query_group_num", "num_attention_groups"),
     ),
-    "head_dim": ("kv_channels",),
     "intermediate_size": ("n_inner", "ffn_dim", "ffn_hidden_size"),
 }
 """BLOOM's, GPT-2's, GPT-J's, Falcon's, OPT's, ChatGLM's, DBRX's, EXAONE's, Step's."""
@@ -30,6 +29,9 @@ def with_usual_names(config: Config) -> dict[str, Any]:
             value = next(found, None)
             if value is not None:
                 named[usual] = value
+    layers = config.get("num_layers")
+    if str(config.get("model_type", "")).startswith("longcat_flash") and isinstance(layers, int):
+        named["num_hidden_layers"] = 2 * layers  # each has two attentions
     heads = _kv_heads(config)
     return named if heads is None else {**named, "num_key_value_heads": heads}
 

@@ -169,7 +169,7 @@ OLDER_NAMES: dict[str, tuple[dict[str, Any], int]] = {
         2,
     ),
     "chatglm": (
-        {"num_layers": 3, "num_attention_heads": 4, "hidden_size": 64, "kv_channels": 16,
+        {"num_layers": 3, "num_attention_heads": 4, "hidden_size": 64,
          "multi_query_group_num": 2, "ffn_hidden_size": 256},
         2,
     ),
@@ -192,6 +192,11 @@ def test_entries_are_read_by_their_familys_names(family: str) -> None:
     shape = read_shape({"model_type": family, **sizes, **own}, "--config", family)
     assert (len(shape.layers), shape.hidden, shape.mlp_width) == (3, 64, 256)
     assert shape.heads_of(shape.layers[0]) == Heads(4, kv_heads, 16, 16)
+
+
+def test_a_layer_of_longcat_flash_has_two_latent_rows() -> None:
+    config = {**SMALL, **MLA, "model_type": "longcat_flash", "num_hidden_layers": None}
+    assert read_shape({**config, "num_layers": 2}, "--config", "x").row_elements() == 4 * (6 + 2)
 
 
 def test_mimos_marks_of_layers() -> None:
@@ -372,6 +377,7 @@ def test_which_ranks_fit(heads: int, kv_heads: int, ranks: int, fits: bool) -> N
         ({"mamba_d_state": 16}, "state-space"),
         ({"kv_lora_rank": 6}, 'no "qk_rope_head_dim"'),
         ({"index_topk": 64}, "index_topk"),
+        ({"block_configs": [{"attention": {"no_op": True}}] * 4}, "block_configs"),
         ({"index_topk": 64, "kv_lora_rank": 6}, 'no "qk_rope_head_dim"'),
         ({"num_experts": 8}, 'no "num_experts_per_tok"'),
         ({"num_experts": 8, "num_experts_per_tok": 9}, "with 8 experts"),

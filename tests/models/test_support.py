@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from refusals import refused
 
+from nwor_bench.models.layer_kinds import Kind
 from nwor_bench.models.support.engine import OWN_ATTENTION, Device, EngineFacts, Runner
 from nwor_bench.models.support.facts import ModelFacts, read_facts
 from nwor_bench.models.support.generating import generating
@@ -189,6 +190,15 @@ def test_a_published_bloom_has_its_slopes() -> None:
     assert reason(model, Device.BLACKWELL) == "alibi"
 
 
+def test_layers_that_a_search_left_without_attention() -> None:
+    """Nemotron-NAS."""
+    attentions = [{"n_heads_in_group": 8}, {"no_op": True}, {"replace_with_linear": True}, {}]
+    model = facts(block_configs=[{"attention": each} for each in attentions])
+    assert [layer.kind for layer in model.layers] == [
+        Kind.FULL, Kind.NOTHING, Kind.NOTHING, Kind.FULL,
+    ]  # fmt: skip
+
+
 def test_granites_sliding_models_have_sinks_in_every_layer() -> None:
     changes = {"model_type": "granite_swa", "sliding_window": 32}
     layers = facts(**changes).layers
@@ -240,6 +250,7 @@ def test_methods_are_staged_or_refused_with_their_reason() -> None:
         ({"is_encoder_decoder": True}, "encoder-decoder"),
         ({"num_hidden_layers": True}, "True"),
         ({"architectures": "LlamaForCausalLM"}, "architectures"),
+        ({"block_configs": [{}] * 4}, "attention"),
         (
             {"model_type": "exaone4", "sliding_window": 8, "sliding_window_pattern": "LLLG"},
             "sliding_window_pattern",

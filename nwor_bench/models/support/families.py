@@ -22,6 +22,9 @@ def kinds_of(text: Config) -> tuple[Kind, ...]:
     if not isinstance(count, int) or isinstance(count, bool) or not 0 < count <= 10_000:
         raise ValueError(f"num_hidden_layers is {count!r}")
     family = str(text.get("model_type", ""))
+    blocks = text.get("block_configs")  # Nemotron-NAS
+    if isinstance(blocks, list) and len(blocks) == count:
+        return tuple(Kind.FULL if _attends(block) else Kind.NOTHING for block in blocks)
     if family in _ALL_RECURRENT:
         return (Kind.RECURRENT,) * count
     if family in _BOTH:
@@ -48,3 +51,8 @@ def _chunked(text: Config, count: int) -> tuple[Kind, ...]:
         step = int(text.get("no_rope_layer_interval") or 4)
         marks = [int((n + 1) % step != 0) for n in range(count)]
     return tuple(Kind.CHUNKED if mark else Kind.FULL for mark in marks)
+
+
+def _attends(block: Config) -> bool:
+    own = block["attention"]
+    return not own.get("no_op") and not own.get("replace_with_linear")

@@ -39,6 +39,8 @@ _OTHER_KINDS = {
     "moe_latent_size": "its experts work in a latent space",
     "num_kv_shared_layers": "its layers share caches",
     "block_configs": "its layers have heads of their own",
+    "loop_num": "its layers run more than once",
+    "H_cycles": "its layers run more than once",
 }
 """Keys that, if set, mean an architecture that the byte model does not cover."""
 

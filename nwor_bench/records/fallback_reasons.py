@@ -40,6 +40,10 @@ def layer_without_attention(kind: str) -> str:
     return f"layer_without_attention:{kind}"
 
 
+ALREADY_WRITTEN = "attention:kv_cache_update_bypass"
+"""Attention that is called without K and V: they were written before."""
+
+
 def attention_metadata(builder: str) -> str:
     """A builder whose metadata do not have one row for each request."""
     return f"attention_metadata:{builder}"

@@ -377,6 +377,8 @@ def test_which_ranks_fit(heads: int, kv_heads: int, ranks: int, fits: bool) -> N
         ({"mamba_d_state": 16}, "state-space"),
         ({"kv_lora_rank": 6}, 'no "qk_rope_head_dim"'),
         ({"index_topk": 64}, "index_topk"),
+        ({"loop_num": 2}, "loop_num"),
+        ({"H_cycles": 2}, "H_cycles"),
         ({"block_configs": [{"attention": {"no_op": True}}] * 4}, "block_configs"),
         ({"index_topk": 64, "kv_lora_rank": 6}, 'no "qk_rope_head_dim"'),
         ({"num_experts": 8}, 'no "num_experts_per_tok"'),

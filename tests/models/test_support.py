@@ -68,6 +68,10 @@ CLASSES: tuple[tuple[str, dict[str, Any], str | None, str | None, str | None], .
      "unsupported_attention:TritonAttentionDiffKVImpl"),
     ("wide values", {"v_head_dim": 520}, "head_dim_520", "head_dim_520",
      "unsupported_attention:TritonAttentionDiffKVImpl"),
+    ("layers that run twice", {"architectures": ["IQuestLoopCoderForCausalLM"]},
+     *["attention:kv_cache_update_bypass"] * 3),
+    ("prompts that see themselves", {"architectures": ["HrmTextForCausalLM"]},
+     *["attention_metadata:EncoderOnlyAttentionBuilder"] * 3),
     ("a rolling window", {"rswa_window": 64}, "rswa_window", "rswa_window", None),
 )  # fmt: skip
 

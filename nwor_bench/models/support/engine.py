@@ -105,6 +105,12 @@ OWN_ATTENTION = {
 """Architectures whose attention on a GPU is in a package of their own, `vllm.models.PACKAGE`."""
 
 
+OWN_BUILDERS = {"HrmTextForCausalLM": "EncoderOnlyAttentionBuilder"}
+"""Architectures whose metadata builder is one of their own: a prompt's tokens see each other."""
+
+READ_AGAIN = ("IQuestLoopCoderForCausalLM",)
+"""Architectures whose layers attend once more to what they wrote earlier in the step."""
+
 _OWN_SPARSE = {"qwen4_exp": "Qwen4ExpQSAFlashAttentionImpl"}
 """Sparse attention over plain K/V, by package; MiniMax M3's elsewhere."""
 

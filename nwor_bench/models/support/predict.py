@@ -12,7 +12,9 @@ from enum import StrEnum
 from nwor_bench.models.layer_kinds import Kind
 from nwor_bench.models.support.engine import (
     OWN_ATTENTION,
+    OWN_BUILDERS,
     PLAIN_CACHES,
+    READ_AGAIN,
     SPARSE_LATENT,
     STAGEABLE,
     Device,
@@ -124,12 +126,16 @@ def why_layer(layer: LayerFacts, model: ModelFacts, engine: EngineFacts) -> str 
         served = served and model.architecture in SPARSE_LATENT
     if not served:
         return reasons.unsupported_attention(attention.implementation)
-    if on_cpu:
-        found = None if engine.cache_dtype in PLAIN_CACHES else engine.cache_dtype
-        return None if found is None else reasons.cache_dtype(found)
+    if on_cpu and engine.cache_dtype not in PLAIN_CACHES:
+        return reasons.cache_dtype(engine.cache_dtype)
+    if model.architecture in OWN_BUILDERS:
+        return reasons.attention_metadata(OWN_BUILDERS[model.architecture])
     if layer.alibi and attention.implementation == "FlashInferImpl":
         return reasons.ALIBI
-    return _why_on_gpu(layer, engine)
+    found = None if on_cpu else _why_on_gpu(layer, engine)
+    if found is None and model.architecture in READ_AGAIN:
+        return reasons.ALREADY_WRITTEN
+    return found
 
 
 def _why_on_gpu(layer: LayerFacts, engine: EngineFacts) -> str | None:

@@ -250,7 +250,7 @@ def of_call(
         shared: the layer reads another's K/V, so that its own do not matter.
     """
     if (key is None or value is None) and not shared:
-        return "attention:kv_cache_update_bypass"
+        return reasons.ALREADY_WRITTEN
     if not positional and all(extra is None for extra in named.values()):
         return None  # every call that is not fused; asked in each layer of each step
     names = (*SCALES, *(f"argument_{n}" for n in range(len(SCALES), len(positional))))

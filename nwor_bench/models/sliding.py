@@ -48,9 +48,15 @@ def slides(config: Config, place: int) -> bool:
     if family in _TURNS:
         return place % 2 == 0
     if family.startswith("qwen"):
-        first = config.get("max_window_layers", _MAX_WINDOW_LAYERS)
-        return place >= (first or 0)
+        return place >= _first_window_layer(config)
     return not config.get("compress_ratios")
+
+
+def _first_window_layer(config: Config) -> int:
+    first = config.get("max_window_layers", _MAX_WINDOW_LAYERS) or 0
+    if not isinstance(first, int):
+        raise ValueError(f'"max_window_layers" is {first!r}')
+    return first
 
 
 def _every(config: Config, usual: int) -> int:

@@ -254,7 +254,17 @@ def test_methods_are_staged_or_refused_with_their_reason() -> None:
         ({"is_encoder_decoder": True}, "encoder-decoder"),
         ({"num_hidden_layers": True}, "True"),
         ({"architectures": "LlamaForCausalLM"}, "architectures"),
-        ({"block_configs": [{}] * 4}, "attention"),
+        ({"block_configs": [{}] * 4}, "block_configs"),
+        ({"block_configs": ["x"] * 4}, "block_configs"),
+        (
+            {
+                "model_type": "qwen3",
+                "sliding_window": 8,
+                "use_sliding_window": True,
+                "max_window_layers": "x",
+            },
+            "max_window_layers",
+        ),
         (
             {"model_type": "exaone4", "sliding_window": 8, "sliding_window_pattern": "LLLG"},
             "sliding_window_pattern",

@@ -53,6 +53,8 @@ def _chunked(text: Config, count: int) -> tuple[Kind, ...]:
     return tuple(Kind.CHUNKED if mark else Kind.FULL for mark in marks)
 
 
-def _attends(block: Config) -> bool:
-    own = block["attention"]
+def _attends(block: Any) -> bool:
+    own = block.get("attention") if isinstance(block, Mapping) else None
+    if not isinstance(own, Mapping):
+        raise ValueError(f"block_configs has {block!r}")
     return not own.get("no_op") and not own.get("replace_with_linear")

@@ -8,7 +8,7 @@ from nwor_bench.instruments.device_memory import free_memory
 from nwor_bench.models.attention_config import most_cached_elements
 from nwor_bench.models.cache_dtype import AUTO, chosen_cache_dtype
 from nwor_bench.models.config_json import MODEL_BITS, ConfigReader
-from nwor_bench.models.config_names import with_usual_names
+from nwor_bench.models.config_names import text_entries
 from nwor_bench.models.pairs import ResolvedPair, read_model_config
 from nwor_bench.models.pairs.shape_source import LOAD_FORMAT, shape_parameters
 from nwor_bench.workload.config import RunSpec
@@ -92,7 +92,7 @@ def _cache_elements(config: dict[str, Any]) -> int:
 
     Without a number of heads it is all of the hidden size: too much rather than too little.
     """
-    reader = ConfigReader({"num_attention_heads": 1, **with_usual_names(config)})
+    reader = ConfigReader({"num_attention_heads": 1, **text_entries(config)})
     try:
         return reader.number("num_hidden_layers") * most_cached_elements(reader)
     except ConfigError:

@@ -13,7 +13,7 @@ from nwor_bench.models.attention_config import (
     read_own_heads,
     read_value_dim,
 )
-from nwor_bench.models.config_names import with_usual_names
+from nwor_bench.models.config_names import text_entries
 from nwor_bench.models.layer_kinds import Kind
 from nwor_bench.models.recurrent.read import read_state, recurrent_kinds
 from nwor_bench.models.shape import Experts, Layer, ModelShape
@@ -61,9 +61,7 @@ class ConfigReader:
     `source` name it in messages."""
 
     def __init__(self, config: Config, field: str = "", source: str = "") -> None:
-        inner = config.get("text_config")
-        text = {**config, **inner} if isinstance(inner, Mapping) else config
-        self.config: Config = with_usual_names(text)
+        self.config: Config = text_entries(config)
         self.field = field
         self.source = source
 

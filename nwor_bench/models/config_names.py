@@ -1,4 +1,4 @@
-"""The usual names for entries of a config.json that older families name otherwise. Pure."""
+"""Entries of a config.json under their usual names, wherever and however it has them. Pure."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -20,8 +20,11 @@ _ONE_KV_HEAD = ("falcon", "RefinedWeb", "RefinedWebModel", "gpt_bigcode")
 """Model types with one K/V head for all query heads, unless the config says otherwise."""
 
 
-def with_usual_names(config: Config) -> dict[str, Any]:
-    """The config, with each usual name that it lacks taken from another that it has."""
+def text_entries(config: Config) -> dict[str, Any]:
+    """The config, those of its `text_config` before its own, with each usual name that it lacks
+    taken from another that it has."""
+    inner = config.get("text_config")
+    config = {**config, **inner} if isinstance(inner, Mapping) else config
     named = dict(config)
     for usual, others in _OTHER_NAMES.items():
         if named.get(usual) is None:

@@ -29,7 +29,7 @@ _WHEN_ASKED = ("qwen2", "qwen3", "smollm3")
 _MAX_WINDOW_LAYERS = 28
 
 
-def has_window(config: Config) -> bool:
+def _has_window(config: Config) -> bool:
     """Whether the config has a window that is used."""
     asked = not str(config.get("model_type", "")).startswith(_WHEN_ASKED)
     return bool(config.get("sliding_window")) and bool(config.get("use_sliding_window", asked))
@@ -37,7 +37,7 @@ def has_window(config: Config) -> bool:
 
 def slides(config: Config, place: int) -> bool:
     """Whether layer `place` has the config's window. Raises ValueError for a strange entry."""
-    if not has_window(config):
+    if not _has_window(config):
         return False
     family = str(config.get("model_type", ""))
     if family in _FULL_EVERY:

@@ -7,7 +7,6 @@ from typing import Any
 from nwor_bench.errors import ConfigError
 from nwor_bench.models.attention_config import has_latent_rows, read_latent_row, read_layer_heads
 from nwor_bench.models.config_json import ConfigReader
-from nwor_bench.models.config_names import with_usual_names
 from nwor_bench.models.layer_kinds import Kind
 from nwor_bench.models.support.families import kinds_of
 
@@ -70,8 +69,8 @@ def read_facts(config: Config, name: str, field: str, source: str) -> ModelFacts
     `field` and `source` name the argument and its value in messages. Raises ConfigError where the
     config does not say what its layers are.
     """
-    inner = config.get("text_config")
-    text = with_usual_names({**config, **inner} if isinstance(inner, dict) else config)
+    reader = ConfigReader(config, field, source)
+    text = reader.config
     if text.get("is_encoder_decoder"):
         raise ConfigError.for_field(field, source, "it is an encoder-decoder; name a decoder")
     try:
@@ -81,7 +80,7 @@ def read_facts(config: Config, name: str, field: str, source: str) -> ModelFacts
         raise ConfigError.for_field(field, source, remedy) from error
     shared = _whole(text, "num_kv_shared_layers")
     layers = tuple(
-        _layer(text, kind, place, shares_kv=place >= len(kinds) - shared)
+        _layer(reader, kind, place, shares_kv=place >= len(kinds) - shared)
         for place, kind in enumerate(kinds)
     )
     architectures = config.get("architectures") or text.get("architectures") or [""]
@@ -104,12 +103,13 @@ def read_facts(config: Config, name: str, field: str, source: str) -> ModelFacts
     )
 
 
-def _layer(text: Config, kind: Kind, place: int, *, shares_kv: bool) -> LayerFacts:
+def _layer(reader: ConfigReader, kind: Kind, place: int, *, shares_kv: bool) -> LayerFacts:
     if kind in (Kind.RECURRENT, Kind.NOTHING):
         return LayerFacts(kind)
+    text = reader.config
     latent = has_latent_rows(text) or _compressed(text)
     window = {Kind.SLIDING: "sliding_window", Kind.CHUNKED: "attention_chunk_size"}.get(kind, "")
-    head_dim, value_dim = _sizes(text, slides=kind is Kind.SLIDING)
+    head_dim, value_dim = _sizes(reader, slides=kind is Kind.SLIDING)
     return LayerFacts(
         kind=kind,
         head_dim=head_dim,
@@ -128,11 +128,10 @@ def _compressed(text: Config) -> bool:
     return bool(text.get("compress_ratios"))
 
 
-def _sizes(text: Config, *, slides: bool) -> tuple[int | None, int | None]:
+def _sizes(reader: ConfigReader, *, slides: bool) -> tuple[int | None, int | None]:
     """Size of a key, or of the latent row, and of a value of another size; None if unknown."""
-    reader = ConfigReader(text)
     try:
-        row = None if _compressed(text) else read_latent_row(reader, slides=slides)
+        row = None if _compressed(reader.config) else read_latent_row(reader, slides=slides)
         if row is not None:
             return row, None
         heads = read_layer_heads(reader, slides=slides)

@@ -137,7 +137,7 @@ writes save.
 ## Latent attention at 64 requests, and 8,192 tokens where the host sets the pace
 
     nwor-bench sweep --file sweeps/h200-families.toml    # DeepSeek, with a budget of 130 s
-    nwor-bench sweep --file sweeps/h200-split-8k.toml    # with a budget of 95 s a run
+    nwor-bench sweep --file sweeps/h200-split-8k.toml    # with 4 blocks at least, 95 s a run
 
 One H200 of a slow host (20 million additions in a Python loop took it 1.6 s), nothing beside it.
 

@@ -1,5 +1,7 @@
 """Which configurations are refused, by which name, with the real configurations of vLLM."""
 
+from importlib.util import find_spec
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -132,10 +134,29 @@ def test_what_can_be_staged_is_not_refused(kind: str) -> None:
         ({"pcp_manager": object()}, "context_parallel"),
         ({"adaptive_verification": object()}, "adaptive_verification"),
         ({"ubatch_runner": object()}, "micro_batches"),
+        ({"batch_sharder": object()}, "batch_sharded_sampling"),
+        ({"batch_sharder": None}, None),
+        ({"parallel_config": SimpleNamespace(data_parallel_size=1, enable_eplb=True)}, "eplb"),
     ],
 )
 def test_what_the_engine_was_started_with(changes: dict[str, Any], reason: str | None) -> None:
     assert reason_of(runner_with(two(), **changes)) == reason
+
+
+def test_a_model_that_may_sleep_is_refused() -> None:
+    model = SimpleNamespace(rswa_window=None, enable_sleep_mode=True)
+    config = SimpleNamespace(kv_transfer_config=None, model_config=model)
+    assert reason_of(runner_with(two(), vllm_config=config)) == "sleep_mode"
+
+
+def test_vllm_names_what_is_refused_as_we_do() -> None:
+    """A setting that vLLM renames would no longer be refused."""
+    from vllm.config import ModelConfig, ParallelConfig
+
+    assert "enable_sleep_mode" in ModelConfig.__dataclass_fields__
+    assert "enable_eplb" in ParallelConfig.__dataclass_fields__
+    runner = Path(str(find_spec("vllm.v1.worker.gpu.model_runner").origin))
+    assert "self.batch_sharder = BatchSharder(" in runner.read_text()
 
 
 def test_data_parallel_ranks_of_a_dense_model_are_engines_of_their_own() -> None:

@@ -214,6 +214,7 @@ def _workspace(
 def why_runner_cannot_stage(runner: Any) -> str | None:
     """The fallback reason of a runner whose steps this hook cannot follow, or None."""
     config = runner.vllm_config
+    model = getattr(config, "model_config", None)
     parts = {
         "data_parallel": runner.parallel_config.data_parallel_size > 1,
         reasons.PIPELINE_PARALLEL: runner.use_pp,
@@ -221,9 +222,13 @@ def why_runner_cannot_stage(runner: Any) -> str | None:
         "kv_transfer": config.kv_transfer_config is not None,  # reads the cache within a step
         "adaptive_verification": runner.adaptive_verification is not None,
         "micro_batches": runner.ubatch_runner is not None,
+        # Never run with staging (docs/support.md).
+        "sleep_mode": getattr(model, "enable_sleep_mode", False),
+        "eplb": getattr(runner.parallel_config, "enable_eplb", False),
+        "batch_sharded_sampling": getattr(runner, "batch_sharder", None) is not None,
     }
     reason = next((reason for reason, holds in parts.items() if holds), None)
-    reason = reason or refusals.of_model(getattr(config, "model_config", None))
+    reason = reason or refusals.of_model(model)
     return reason or refusals.of_compilation(runner.compilation_config)
 
 

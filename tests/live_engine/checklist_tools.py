@@ -43,7 +43,7 @@ class Answers:
 def ask(
     engine: VllmEngine,
     nwor: str,
-    prompts: Sequence[list[int]],
+    prompts: Sequence[Any],
     params: Any,
     *,
     scv: str = "off",
@@ -53,6 +53,7 @@ def ask(
 ) -> Answers:
     """One batch in these modes, with any SamplingParams (one, or a list with one a request).
 
+    Prompts are token ids, or vLLM's own dicts.
     `keep_cache`: let the batch find what earlier ones left in the prefix cache.
     """
     engine.set_modes(Cell("tiny", NworMode(nwor), ScvMode(scv)))
@@ -61,7 +62,7 @@ def ask(
     engine._rpc("nwor_seed", seed)
     engine._rpc("nwor_drain")
     before = read_counters(engine._llm)
-    inputs = [{"prompt_token_ids": prompt} for prompt in prompts]
+    inputs = [each if isinstance(each, dict) else {"prompt_token_ids": each} for each in prompts]
     outputs = engine._llm.generate(inputs, params, use_tqdm=False, **arguments)
     lengths = {output.request_id: len(output.outputs[0].token_ids) for output in outputs}
     ranks = engine._rpc_all("nwor_drain", lengths)
@@ -106,7 +107,7 @@ def check_no_open_window(engine: VllmEngine) -> None:
 
 def compare(
     engine: VllmEngine,
-    prompts: Sequence[list[int]],
+    prompts: Sequence[Any],
     params: Any,
     scv_modes: Sequence[str],
     fallback: str | None = None,

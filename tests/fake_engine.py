@@ -1,7 +1,7 @@
 """A stand-in for vLLM: answers from a hash, counts as vLLM would, and fails where a test asks."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from random import Random
@@ -11,6 +11,7 @@ from nwor_bench.engine.kv_cache import Pair, Span
 from nwor_bench.engine.protocol import BatchOutput, GreedyOutput, Sampling
 from nwor_bench.engine.vllm_counters import VllmCounters
 from nwor_bench.models.pairs import ResolvedPair
+from nwor_bench.records.cell import INTERLEAVED
 from nwor_bench.records.engine_status import EngineStatus
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import Cell, NworMode, Phase, RequestTimes, ScvMode
@@ -20,7 +21,9 @@ from nwor_bench.workload.window_order import WindowOrder
 LAYERS = 3
 BYTES_PER_TOKEN = 1536
 DRAFTS = 4
+WINDOWS = 3
 INTERLEAVED_WINDOWS = 60
+"""An interleaved batch runs on behind its requests' ends: vLLM counts its first WINDOWS windows."""
 
 Tokens = tuple[tuple[int, ...], ...]
 
@@ -200,7 +203,7 @@ class FakeEngine:
 
     def interleave(self, order: WindowOrder) -> None:
         self.order = order
-        self.cell = order.cells[0]
+        self.cell = self.kv.cell = replace(order.cells[0], arm=INTERLEAVED)
 
     def stop_interleaving(self) -> list[dict[str, dict[str, int]]]:
         assert self.order is not None
@@ -210,11 +213,14 @@ class FakeEngine:
     def _windows(self, asked: Tokens) -> list[dict[str, Any]]:
         assert self.cell is not None
         if self.order is None:
-            return [_window(self.cell, asked, step, self.scv_fallback) for step in range(3)]
+            return [_window(self.cell, asked, step, self.scv_fallback) for step in range(WINDOWS)]
         turns = list(islice(self.order.turns(), INTERLEAVED_WINDOWS))
         cells = self.order.cells
         return [
-            {**_window(cells[turn.cell], asked, step, self.scv_fallback), **vars(turn)}
+            {
+                **_window(cells[turn.cell], asked, step, self.scv_fallback, step < WINDOWS),
+                **vars(turn),
+            }
             for step, turn in enumerate(turns)
         ]
 
@@ -294,7 +300,9 @@ def _sampled(prompt: tuple[int, ...], place: int, sampling: Sampling) -> tuple[i
     return tuple(random.randrange(256) for _ in range(sampling.max_new_tokens))
 
 
-def _window(cell: Cell, prompts: Tokens, step: int, scv_fallback: str) -> dict[str, Any]:
+def _window(
+    cell: Cell, prompts: Tokens, step: int, scv_fallback: str, counted: bool = True
+) -> dict[str, Any]:
     random = Random(str((prompts, step)))
     accepted = [random.randint(0, DRAFTS) for _ in prompts]
     drafts = DRAFTS * len(prompts)
@@ -314,10 +322,10 @@ def _window(cell: Cell, prompts: Tokens, step: int, scv_fallback: str) -> dict[s
         "sample_ms": 1.0,
         "mask_ms": None,
         "commit_ms": 0.5 if staged else None,
-        "uncounted_draft_tokens": 0,
-        "uncounted_accepted_tokens": 0,
-        "accepted_per_position": [sum(a > j for a in accepted) for j in range(DRAFTS)],
-        "drafts_per_position": [len(prompts)] * DRAFTS,
+        "uncounted_draft_tokens": 0 if counted else drafts,
+        "uncounted_accepted_tokens": 0 if counted else sum(accepted),
+        "accepted_per_position": [counted * sum(a > j for a in accepted) for j in range(DRAFTS)],
+        "drafts_per_position": [counted * len(prompts)] * DRAFTS,
         "scv_path": "host" if cell.scv_mode is ScvMode.OFF else "eager",
         "scv_fallback_reason": None if cell.scv_mode is ScvMode.OFF else scv_fallback,
     }
@@ -326,9 +334,9 @@ def _window(cell: Cell, prompts: Tokens, step: int, scv_fallback: str) -> dict[s
 def _counters(windows: list[dict[str, Any]]) -> VllmCounters:
     columns = zip(*(window["accepted_per_position"] for window in windows), strict=True)
     return VllmCounters(
-        num_drafts=sum(window["num_reqs"] for window in windows),
-        draft_tokens=sum(window["draft_tokens"] for window in windows),
-        accepted_tokens=sum(window["accepted_tokens"] for window in windows),
+        num_drafts=sum(window["drafts_per_position"][0] for window in windows),
+        draft_tokens=sum(sum(window["drafts_per_position"]) for window in windows),
+        accepted_tokens=sum(sum(window["accepted_per_position"]) for window in windows),
         accepted_per_position=tuple(map(sum, columns)),
     )
 

@@ -12,13 +12,14 @@ from nwor_bench.analysis.window_counts import (
     counted_drafts,
     sums_that_differ,
 )
+from nwor_bench.records.batch import IN_TURNS
 from nwor_bench.records.cell import Cell, cell_order
 from nwor_bench.records.engine_status import EngineStatus
 from nwor_bench.records.finished_blocks import first_tries
 from nwor_bench.records.header import ParityFacts, RunHeader
 from nwor_bench.records.lines import BatchKey, batch_key
 from nwor_bench.records.store import RunData
-from nwor_bench.records.types import BatchRecord, NworMode, Phase, WindowRecord
+from nwor_bench.records.types import BatchRecord, NworMode, WindowRecord
 
 __all__ = [
     "CounterCheck",
@@ -137,7 +138,7 @@ def _batch_violations(
     Windows may be missing where nothing is staged; in mode stage they must add up. In every mode
     the ranks of one engine must have counted the same. Interleaved batches have rules of their own.
     """
-    if batch.phase == Phase.INTERLEAVED:
+    if batch.phase in IN_TURNS:
         return []
     cell = batch.cell
     place = f"{cell.label}, block {batch.block}, batch {batch.batch} ({batch.phase})"
@@ -168,7 +169,7 @@ def _output_violations(header: RunHeader, batches: Iterable[BatchRecord]) -> lis
     """Greedy batches whose output differs between the cells of a block, timed ones too."""
     if not _is_exact(header):
         return []  # other tokens are allowed; the run checked them
-    greedy = [b for b in batches if b.temperature == 0 and b.phase != Phase.INTERLEAVED]
+    greedy = [b for b in batches if b.temperature == 0 and b.phase not in IN_TURNS]
     baseline = {
         (batch.pair, batch.phase, batch.block): batch.token_digests
         for batch in greedy

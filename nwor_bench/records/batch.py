@@ -13,6 +13,9 @@ class Phase(StrEnum):
     GATE = "gate"
     """Greedy, untimed: tokens, acceptance and K/V of every cell against off x off."""
 
+    INTERLEAVED_GATE = "interleaved gate"
+    """Greedy, untimed: all cells take turns, and the batch is checked as a gate batch is."""
+
     WARMUP = "warmup"
     """Batches of off x off until window times are steady."""
 
@@ -31,6 +34,10 @@ class Phase(StrEnum):
 
     PROBE = "probe"
     """Untimed: each window's phases are timed on the device."""
+
+
+IN_TURNS = frozenset({Phase.INTERLEAVED, Phase.INTERLEAVED_GATE})
+"""Phases in which a batch's windows are of several cells."""
 
 
 @dataclass(frozen=True)

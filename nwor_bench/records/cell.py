@@ -10,6 +10,10 @@ AA = "A/A"
 """`arm` of the second off x off: its difference from the first is noise."""
 
 
+INTERLEAVED = "interleaved"
+"""`arm` of what a check found in an interleaved batch, which is no cell's own."""
+
+
 class NworMode(StrEnum):
     """Where a draft token's K/V goes: straight to the cache, or staged until it is accepted."""
 

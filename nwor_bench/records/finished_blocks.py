@@ -86,8 +86,9 @@ def cut_blocks(
 
 
 def block_of(batch: BatchRecord) -> BlockKey:
-    """The block that a batch belongs to."""
-    return (batch.phase, batch.block)
+    """The block that a batch belongs to; the gate's interleaved batches are part of the gate."""
+    gate = batch.phase == Phase.INTERLEAVED_GATE
+    return (Phase.GATE if gate else batch.phase, batch.block)
 
 
 def block_name(block: BlockKey) -> str:

@@ -9,8 +9,9 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from nwor_bench.errors import StoreError
+from nwor_bench.records.batch import IN_TURNS
 from nwor_bench.records.json_text import parse_json
-from nwor_bench.records.types import BatchRecord, Phase, WindowRecord, to_dict
+from nwor_bench.records.types import BatchRecord, WindowRecord, to_dict
 
 BatchKey = tuple[str, int, int]
 Record = WindowRecord | BatchRecord | dict[str, Any]
@@ -40,7 +41,7 @@ def is_own(window: WindowRecord, batch: BatchRecord) -> bool:
     if batch_key(window) != batch_key(batch):
         return False
     modes = [(str(each.nwor_mode), str(each.scv_mode)) for each in (window, batch)]
-    return batch.phase == Phase.INTERLEAVED or modes[0] == modes[1]
+    return batch.phase in IN_TURNS or modes[0] == modes[1]
 
 
 def record_line(record: WindowRecord | BatchRecord) -> bytes:

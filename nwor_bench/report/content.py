@@ -3,12 +3,13 @@
 from collections.abc import Sequence
 
 from nwor_bench.analysis.findings import Severity, findings, grouped
+from nwor_bench.records.batch import IN_TURNS
 from nwor_bench.records.engine_status import EngineStatus
 from nwor_bench.records.environment import Environment
 from nwor_bench.records.header import PairFacts, RunHeader
 from nwor_bench.records.json_part import to_json
 from nwor_bench.records.store import RunData
-from nwor_bench.records.types import CellResult, Phase, RunStatus, Verdict
+from nwor_bench.records.types import CellResult, RunStatus, Verdict
 from nwor_bench.report.document import (
     Block,
     Bullets,
@@ -193,7 +194,7 @@ def _order(run: RunData) -> Section:
         place = (batch.order, batch.cell.label)
         groups.setdefault((batch.block, batch.phase), []).append(place)
     rows = [
-        [str(block), phase, _IN_TURN if phase == Phase.INTERLEAVED else
+        [str(block), phase, _IN_TURN if phase in IN_TURNS else
          ", ".join(name for _, name in sorted(places)),
          joined(prompts.get(block, ())) or NOT_MEASURED]
         for (block, phase), places in groups.items()

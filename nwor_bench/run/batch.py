@@ -79,10 +79,30 @@ class BatchRunner:
         self, cell: Cell, phase: Phase, block: Block, order: int, check: Check | None = None
     ) -> RanBatch:
         """Run and store one batch; `check` runs first, while its K/V is still in the cache."""
-        prompts = self._encode(block.prompts)
-        sampling = self._sampling(phase, block)
-        place = BatchPlace(cell, phase, block, self._next, order, _now())
-        output, written, conditions = self._generate(place, prompts, sampling)
+        return self._run(BatchPlace(cell, phase, block, self._next, order, _now()), check)
+
+    def run_interleaved(
+        self,
+        baseline: Cell,
+        phase: Phase,
+        block: Block,
+        turns: WindowOrder,
+        check: Check | None = None,
+    ) -> RanBatch:
+        """The same with cells that take turns, window by window; recorded as off x off's."""
+        return self._run(BatchPlace(baseline, phase, block, self._next, 0, _now(), turns), check)
+
+    def _run(self, place: BatchPlace, check: Check | None) -> RanBatch:
+        prompts = self._encode(place.block.prompts)
+        sampling = self._sampling(place.phase, place.block)
+        facts = None
+        if place.turns is not None:
+            self._engine.interleave(place.turns)
+        try:
+            output, written, conditions = self._generate(place, prompts, sampling)
+        finally:
+            if place.turns is not None:
+                facts = self._engine.stop_interleaving()
         self._next += 1
         record = batch_record(place, output, prompts, sampling, conditions)
         answer = Answer(record, output.token_ids)
@@ -92,31 +112,17 @@ class BatchRunner:
         self._store.append_batch(answer.record, windows)
         if output.counter_facts is not None:
             self._store.append_event(counter_event(place, output.counter_facts))
-        return RanBatch(cell, answer, windows, written)
-
-    def run_interleaved(self, baseline: Cell, block: Block, turns: WindowOrder) -> RanBatch:
-        """Run and store one batch in which cells take turns, window by window."""
-        prompts = self._encode(block.prompts)
-        sampling = self._sampling(Phase.INTERLEAVED, block)
-        place = BatchPlace(baseline, Phase.INTERLEAVED, block, self._next, 0, _now(), turns)
-        self._engine.interleave(turns)
-        try:
-            output, written, conditions = self._generate(place, prompts, sampling)
-        finally:
-            facts = self._engine.stop_interleaving()
-        self._next += 1
-        record = batch_record(place, output, prompts, sampling, conditions)
-        windows = window_records(place, output, self._bytes_per_token)
-        self._store.append_batch(record, windows)
-        self._store.append_event(interleaved_event(place, facts))
-        return RanBatch(baseline, Answer(record, output.token_ids), windows, written)
+        if facts is not None:
+            self._store.append_event(interleaved_event(place, facts))
+        return RanBatch(place.cell, answer, windows, written)
 
     def _generate(
         self, place: BatchPlace, prompts: list[list[int]], sampling: Sampling
     ) -> tuple[BatchOutput, list[dict[str, int]], Conditions]:
         """The engine's output, each rank's counts of staging's writes, and the conditions."""
         label = place.cell.label
-        watched = place.phase == Phase.GATE and place.cell.nwor_mode is NworMode.STAGE
+        stages = place.turns is not None or place.cell.nwor_mode is NworMode.STAGE
+        watched = stages and place.phase in (Phase.GATE, Phase.INTERLEAVED_GATE)
         with span(self._ranges, "cell", place.order, label):
             if place.turns is None:  # which set their own modes
                 self._engine.set_modes(place.cell)
@@ -142,7 +148,7 @@ class BatchRunner:
     def _sampling(self, phase: Phase, block: Block) -> Sampling:
         """Sampling parameters: the gate is always greedy; seeds depend on the block."""
         scenario = self._spec.scenario
-        greedy = phase == Phase.GATE
+        greedy = phase in (Phase.GATE, Phase.INTERLEAVED_GATE)
         return Sampling(
             max_new_tokens=scenario.max_new_tokens,
             temperature=0.0 if greedy else scenario.temperature,

@@ -75,6 +75,7 @@ class BlockRunner:
         self.kv_gate = kv_gate(engine, status, plan.baseline)
         self.stopped: str | None = None
         self._idle: frozenset[Cell] = frozenset()
+        self._interleaved: tuple[int, Answer] | None = None
         self._engine = engine
         self._store = store
         self._progress = progress
@@ -136,7 +137,8 @@ class BlockRunner:
         self._progress.say(f"warm-up: {plural(facts.batches or 0, 'batch')}, {how}")
 
     def gate(self) -> None:
-        """Greedy tokens, per-position acceptance and K/V of every cell against off x off."""
+        """Tokens, acceptance by position, K/V and writes of every cell against off x off, in whole
+        batches and, if the run interleaves cells, in interleaved windows."""
         if self._log.begin(Phase.GATE, self.plan.gate):
             GateBlock(
                 self.plan.gate,
@@ -146,6 +148,7 @@ class BlockRunner:
                 self._store,
                 self._progress,
                 self._tell,
+                self.plan.window_order if self.plan.interleaved else None,
             ).run()
             self._log.finish(Phase.GATE, self.plan.gate)
         for cell, reason in self.parity.broken.items():
@@ -176,7 +179,10 @@ class BlockRunner:
         cells = [cell for cell in self.plan.cells if cell in live]
         with span(self._ranges, "block", block.number):
             turns = self.plan.window_order(block, cells)
-            self._tell(self._batches.run_interleaved(self.plan.baseline, block, turns))
+            baseline = self.plan.baseline
+            batch = self._batches.run_interleaved(baseline, Phase.INTERLEAVED, block, turns)
+        self._tell(batch)
+        self._interleaved = (block.number, batch.answer)
         self._log.finish(Phase.INTERLEAVED, block)
         self._budget.block(Phase.INTERLEAVED, block.number, self._budget.spent_s - began)
 
@@ -194,7 +200,16 @@ class BlockRunner:
 
     def _recheck(self, block: Block, answers: dict[Cell, Answer]) -> None:
         """A timed block at temperature 0 is one more gate, at no cost."""
-        for cell, reason in self.parity.recheck(block, answers, self.plan.baseline):
+        live = self._live_cells()
+        in_turn = [cell for cell in self.plan.cells if cell in live]
+        broken = list(self.parity.recheck(block, answers, self.plan.baseline))
+        number, answer = self._interleaved or (None, None)
+        if number == block.number and answer is not None:  # a resumed run may lack it
+            reference = answers[self.plan.baseline]
+            difference = self.parity.interleaved_difference(answer, reference, block)
+            if difference is not None:
+                broken += self.parity.break_interleaved(in_turn, difference)
+        for cell, reason in broken:
             self._store.append_event(broken_event(cell, block, reason))
             self._progress.say(f"block {block.number}: {cell.label} is INVALID: {reason}")
 

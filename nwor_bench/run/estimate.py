@@ -71,7 +71,7 @@ def run_seconds(pair: ResolvedPair, spec: RunSpec, machine: Machine) -> float | 
     live = [c for c in cells if machine.flops is None or c.scv_mode is ScvMode.OFF]
     least, most = spec.warmup_batches
     blocks = spec.stopping.max_blocks
-    interleaved = blocks if spec.interleave is Interleave.WINDOWS else 0
+    interleaved = 1 + blocks if spec.interleave is Interleave.WINDOWS else 0
     whole = min(blocks, len(CHECK_BLOCKS)) if interleaved else blocks
     whole += sum(spec.counted_blocks.values())
     warmup = max(least, min(WARMUP_LOOKBACK, most))

@@ -7,7 +7,9 @@ from nwor_bench.analysis.aggregate import summarise
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import BatchRecord, Phase
 
-_BEFORE_A_LOOK = (Phase.WARMUP, Phase.GATE, Phase.TIMED, Phase.INTERLEAVED)
+_BEFORE_A_LOOK = (
+    Phase.WARMUP, Phase.GATE, Phase.INTERLEAVED_GATE, Phase.TIMED, Phase.INTERLEAVED,
+)  # fmt: skip
 """Phases of the batches that the stopping rule uses; later phases come after the last check."""
 
 

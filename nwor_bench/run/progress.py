@@ -9,6 +9,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from nwor_bench.records.batch import IN_TURNS
 from nwor_bench.records.types import BatchRecord, Cell, Phase
 
 
@@ -74,7 +75,7 @@ class PlainProgress:
 
 def _place(cell: Cell, record: BatchRecord) -> tuple[str, str]:
     """What the batch belongs to, and whose it is: all cells' where they take turns."""
-    who = "all cells in turn" if record.phase == Phase.INTERLEAVED else cell.label
+    who = "all cells in turn" if record.phase in IN_TURNS else cell.label
     is_block = record.phase in (Phase.TIMED, Phase.INTERLEAVED)
     return f"block {record.block}" if is_block else str(record.phase), who
 

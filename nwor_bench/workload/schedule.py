@@ -66,7 +66,7 @@ class Plan:
     def num_batches(self) -> int:
         """All batches that may run, warm-up and gate included."""
         whole = sum(map(self.has_whole_batches, self.blocks))
-        interleaved = len(self.blocks) if self.interleaved else 0
+        interleaved = 1 + len(self.blocks) if self.interleaved else 0
         return self.max_warmup + len(self.cells) * (1 + whole) + interleaved
 
 

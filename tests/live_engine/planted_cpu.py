@@ -379,3 +379,58 @@ def counters_doubled(counts: Any, layers: int) -> Any:
 def counted_in_each_layer(counts: Any, layers: int) -> Any:
     """A staged token is counted once a layer."""
     return replace(counts, **{name: layers * getattr(counts, name) for name in STAGE_COUNTS[:3]})
+
+
+def at_each_switch_to_off(hook: Any, damage: Callable[[], None]) -> AbstractContextManager[None]:
+    """With `damage` done each time that off takes its turn behind a cell that stages."""
+    from nwor_bench.records.types import NworMode
+
+    def wrap(take_turn: Callable[..., None]) -> Callable[..., None]:
+        def faulty(nwor_mode: NworMode, scv_mode: Any) -> None:
+            if hook.nwor_mode is NworMode.STAGE and nwor_mode is NworMode.OFF:
+                damage()
+            take_turn(nwor_mode, scv_mode)
+
+        return faulty
+
+    return wrapped(hook, "take_turn", wrap)
+
+
+def switch_fault(damage: Callable[[Any, Tensor], None]) -> Plant:
+    """`damage(buffers, slots)` of the last commit's slots, at each switch from stage to off."""
+
+    @contextmanager
+    def plant(worker: Any) -> Iterator[None]:
+        hook, last = worker.nwor_hook, []
+
+        def remember(commit: Callable[..., str]) -> Callable[..., str]:
+            def noted(slots: Tensor, accepted: Tensor) -> str:
+                last[:] = [slots[accepted].clone()]
+                return commit(slots, accepted)
+
+            return noted
+
+        def harm() -> None:
+            for slots in last:
+                damage(hook.buffers, slots)
+
+        with wrapped(hook.buffers, "commit", remember), at_each_switch_to_off(hook, harm):
+            yield
+
+    return plant
+
+
+@switch_fault
+def rows_lost_at_a_switch(buffers: Any, slots: Tensor) -> None:
+    """The last commit's rows are zero in every layer."""
+    for cache in buffers.sets[0].kv_caches:
+        block, offset = _at(cache, slots)
+        cache[block, :, offset] = 0
+
+
+@switch_fault
+def one_row_lost_at_a_switch(buffers: Any, slots: Tensor) -> None:
+    """The last commit's first row is 1 throughout in layer 0."""
+    cache = buffers.sets[0].kv_caches[0]
+    block, offset = _at(cache, slots[:1])
+    cache[block, :, offset] = 1

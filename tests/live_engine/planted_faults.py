@@ -36,6 +36,7 @@ class Fault:
         cells: the cells in which it shows.
         captured: on a GPU it must be in place when the full CUDA graphs are captured.
         cache_dtype: the GPU's cache that it needs.
+        interleaved: it shows in interleaved batches only.
     """
 
     name: str
@@ -48,6 +49,7 @@ class Fault:
     cells: tuple[str, ...] = BOTH
     captured: bool = False
     cache_dtype: str = "auto"
+    interleaved: bool = False
 
 
 FAULTS = (
@@ -193,6 +195,19 @@ FAULTS = (
         "a mode that never saves a write: INEFFECTIVE, but not by its counts",
         "tokens, rows and counts are right; only the watched slots tell",
         cpu.written_directly_in_secret, gpu.written_directly_in_secret, WRITES, WRITES,
+    ),
+    Fault(
+        "the last commit's rows zeroed at each switch from stage to off",
+        "a switch that undoes what the cell before it has committed",
+        "whole batches of one cell never switch: only the gate's interleaved batch has the fault",
+        cpu.rows_lost_at_a_switch, gpu.rows_lost_at_a_switch, K | TOKENS, K, interleaved=True,
+    ),
+    Fault(
+        "one row of layer 0 set to 1 at each switch from stage to off",
+        "a switch that writes to one slot too many",
+        "as above; a row of ones is about as far from the right one as that is long",
+        cpu.one_row_lost_at_a_switch, gpu.one_row_lost_at_a_switch, K | TOKENS, K,
+        interleaved=True,
     ),
 )  # fmt: skip
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from nwor_bench.analysis.invariants import find_violations
+from nwor_bench.analysis.parity.batches import ParityRule
 from nwor_bench.engine.protocol import Engine
 from nwor_bench.records.header import RunHeader
 from nwor_bench.records.store import RunStore, read_run
@@ -65,19 +66,27 @@ def run_gate(
     prompts: Sequence[Sequence[int]],
     folder: Path,
     pair: str = "tiny",
+    *,
+    interleaved: bool = False,
+    rule: ParityRule | None = None,
     **sweep: Any,
 ) -> GateOutcome:
     """Run `BlockRunner.gate` on these prompts (token ids) with a store in `folder`.
 
-    `sweep` are further keyword arguments of `BlockRunner`.
+    Args:
+        interleaved: the gate of a run whose cells take turns.
+        rule: a GPU's rule on a CPU: by this one, and with the K/V gate's tolerances.
+        sweep: further keyword arguments of `BlockRunner`.
     """
     cells = tuple(_cell(pair, label) for label in CELLS)
     named = tuple(Prompt(f"prompt {n}", "planted", "") for n in range(len(prompts)))
-    plan = Plan(cells, 0, 0, Block(GATE_BLOCK, cells, named), ())
+    plan = Plan(cells, 0, 0, Block(GATE_BLOCK, cells, named), (), interleaved)
     store = RunStore.create(folder, RunHeader(engine=engine.status()))
     gate = BlockRunner(
         plan, spec, engine, store, lambda _: [list(p) for p in prompts], Quiet(), **sweep
     )  # fmt: skip
+    if rule is not None:
+        gate.parity.rule, gate.kv_gate._one_attention = rule, False
     gate.gate()
     store.update(parity=gate.parity.facts())
     return _outcome(gate, read_run(folder))

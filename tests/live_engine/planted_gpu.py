@@ -8,12 +8,12 @@ attention are part of a captured graph, so those faults are planted before the c
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 import torch
-from planted_cpu import Plant, wrapped
+from planted_cpu import Plant, at_each_switch_to_off, wrapped
 from torch import Tensor
 
 from nwor_kernels.commit.reference import accepted_rows
@@ -368,3 +368,47 @@ def stale_attention(worker: Any) -> AbstractContextManager[None]:
     from nwor_bench.plugin.runner_v2 import attention as gpu_attention
 
     return wrapped(gpu_attention.StagingAttention, "_verify", lambda _: attend_to_the_cache)
+
+
+def switch_fault(damage: Callable[[Commit], None]) -> Plant:
+    """`damage` of the last committed window, at each switch from stage to off.
+
+    Its slots are copied: by the time of the switch the drafter has put those of the next window
+    into vLLM's buffer, and what is written there is overwritten before anyone reads it.
+    """
+
+    @contextmanager
+    def plant(worker: Any) -> Iterator[None]:
+        last: list[Commit] = []
+
+        @commit_replaced
+        def remember(window: Commit, memory: dict[str, Any]) -> str:
+            kept = replace(window, slots=window.slots.clone(), counts=window.counts.clone())
+            assert kept.written is not None  # worked out now, while the window is open
+            last[:] = [kept]
+            return window.run()
+
+        def harm() -> None:
+            for window in last:
+                damage(window)
+
+        with remember(worker), at_each_switch_to_off(worker.nwor_hook, harm):
+            yield
+
+    return plant
+
+
+@switch_fault
+def rows_lost_at_a_switch(window: Commit) -> None:
+    """The last commit's rows are zero in every layer."""
+    for layer in window.layers:
+        window.put(layer, torch.zeros_like(window.read(layer)), window.written)
+
+
+@switch_fault
+def one_row_lost_at_a_switch(window: Commit) -> None:
+    """The last commit's first row is 1 throughout in layer 0."""
+    rows = window.read(0)
+    one = 0x38 if rows.dtype is torch.uint8 else 1  # of e4m3
+    first = torch.zeros_like(window.written).index_fill(0, window.written.nonzero()[0], True)
+    window.put(0, torch.full_like(rows, one), first)

@@ -52,10 +52,13 @@ class Subject:
     graphs: str
     cache_dtype: str
 
-    def gate(self, folder: Path, seed: int = 1) -> GateOutcome:
+    def gate(self, folder: Path, seed: int = 1, *, interleaved: bool = True) -> GateOutcome:
         """The sweep's gate on one set of prompts."""
         pair = self.engine.pair_name  # type: ignore[attr-defined]
-        outcome = run_gate(self.engine, self.spec, self.prompts[seed - 1], folder / "run", pair)
+        prompts = self.prompts[seed - 1]
+        outcome = run_gate(
+            self.engine, self.spec, prompts, folder / "run", pair, interleaved=interleaved
+        )
         assert outcome.staged > 0
         return outcome
 
@@ -109,7 +112,7 @@ def test_a_planted_fault_is_caught(subject: Subject, tmp_path: Path, fault: Faul
     plant: Callable[..., Any] = fault.gpu
     again = fault.captured and subject.graphs == "full"
     with captured_anew(worker, plant) if again else plant(worker):
-        outcome = subject.gate(tmp_path)
+        outcome = subject.gate(tmp_path, interleaved=fault.interleaved)
         if again:
             assert worker.nwor_hook.graphs.unavailable is None
     subject.outcomes.add(fault.name, outcome)

@@ -1,6 +1,7 @@
 """Every planted fault is caught by the sweep's gate on the CPU, and by the checks that should."""
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from planted_faults import FAULTS, RANK_FAULTS, Fault
 from planted_gate import GateOutcome, run_gate
 from planted_outcomes import SOUND, Outcomes, recorded
 
+from nwor_bench.analysis.parity.batches import ParityRule
 from nwor_bench.engine.engine import VllmEngine
 
 pytestmark = pytest.mark.engine
@@ -23,8 +25,13 @@ IN_MAKE_TEST = {
     "attention misses the window's last row",
     "the drafter's rows are not written",
     "every draft written at once and counted as staged",
+    "one row of layer 0 set to 1 at each switch from stage to off",
 }
-"""One for each check: tokens and counters, K and V, K/V alone, acceptance, writes."""
+"""One for each check: tokens and counters, K and V, K/V alone, acceptance, writes; and one that
+only interleaved batches have."""
+
+GPU_RULES = [ParityRule.EXPLAINED, ParityRule.ACCEPTANCE_ONLY]
+"""What a GPU compares by, in place of equal tokens and bits."""
 
 
 @pytest.fixture(scope="module")
@@ -34,8 +41,16 @@ def outcomes() -> Iterator[Outcomes]:
         yield found
 
 
-def gate(engine: VllmEngine, folder: Path, seed: int = 1) -> GateOutcome:
-    outcome = run_gate(engine, SPEC, prompts_of(LENGTHS, seed), folder / "run")
+def gate(
+    engine: VllmEngine,
+    folder: Path,
+    seed: int = 1,
+    *,
+    interleaved: bool = True,
+    rule: ParityRule | None = None,
+) -> GateOutcome:
+    prompts = prompts_of(LENGTHS, seed)
+    outcome = run_gate(engine, SPEC, prompts, folder / "run", interleaved=interleaved, rule=rule)
     assert outcome.staged > 0  # a gate in which nothing is staged would pass everything
     return outcome
 
@@ -67,10 +82,26 @@ def test_a_planted_fault_is_caught(
 ) -> None:
     assert fault.cpu is not None
     with fault.cpu(worker_of(engine)):
-        outcome = gate(engine, tmp_path)
+        outcome = gate(engine, tmp_path, interleaved=fault.interleaved)
     outcomes.add(fault.name, outcome)
     assert outcome.caught == dict.fromkeys(fault.cells, fault.cpu_checks), outcome.reasons
     assert fault.sure <= fault.cpu_checks
+
+
+@pytest.mark.parametrize("rule", GPU_RULES)
+@pytest.mark.parametrize(
+    "fault", [None, *(f for f in ON_CPU if f.interleaved)], ids=lambda f: f.name if f else "none"
+)
+def test_a_gpus_rule_sees_a_switch_fault(
+    engine: VllmEngine, tmp_path: Path, fault: Fault | None, rule: ParityRule
+) -> None:
+    plant = nullcontext() if fault is None or fault.cpu is None else fault.cpu(worker_of(engine))
+    with plant:
+        outcome = gate(engine, tmp_path, rule=rule)
+    assert set(outcome.caught) == (set() if fault is None else set(fault.cells)), outcome.reasons
+    for cell, checks in outcome.caught.items():
+        assert checks >= {"K/V"}, outcome.reasons
+        assert "in interleaved windows" in outcome.reasons[cell][0]
 
 
 @pytest.mark.long

@@ -113,6 +113,20 @@ def test_a_capture_has_no_slots_to_mark() -> None:
     assert not (watched.caches[0] == MARK).any()
 
 
+def test_a_controls_drafts_are_not_watched() -> None:
+    """They are written at once and never committed, in an interleaved batch beside staged ones."""
+    watched = Watched()
+    watched.watch.switch(True)
+    batch = WindowBatch((2, 1), ROWS, SLOTS, torch.tensor([8, 9, 10, 13, 14]))
+    watched.window.begin(batch, control=True)
+    for layer in range(LAYERS):
+        assert watched.window.stage(layer, watched.key, watched.value)
+        write_kv_cache(watched.key[ROWS], watched.value[ROWS], watched.caches[layer], SLOTS)
+    watched.window.end_control()
+    watched.window.close()
+    assert set(watched.watch.switch(False).values()) == {0}
+
+
 def test_padding_and_the_certain_token_are_no_drafts() -> None:
     slots = torch.tensor([8, 9, 10, -1, -1, -1])
     batch = GpuWindowBatch((2, 2), torch.arange(6), slots, None, tokens_per_request=3, certain=1)

@@ -5,7 +5,9 @@ A batch's sums cannot tell which of its cells is at fault, so each of them but o
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+from nwor_bench.analysis.interleaved.acceptance import acceptance_violations
 from nwor_bench.analysis.window_counts import Violation, sums_that_differ
+from nwor_bench.records.batch import IN_TURNS
 from nwor_bench.records.cell import Cell, NworMode, cell_order
 from nwor_bench.records.lines import BatchKey, batch_key
 from nwor_bench.records.types import BatchRecord, Phase, WindowRecord
@@ -27,10 +29,12 @@ def interleaved_violations(
     whole = {
         (batch.pair, batch.block): batch
         for batch in batches
-        if batch.phase == Phase.TIMED and batch.cell.is_baseline
+        if batch.phase in (Phase.GATE, Phase.TIMED) and batch.cell.is_baseline
     }
+    timed = [batch for batch in batches if batch.phase == Phase.INTERLEAVED]
+    yield from acceptance_violations(w for batch in timed for w in windows[batch_key(batch)])
     for batch in batches:
-        if batch.phase != Phase.INTERLEAVED:
+        if batch.phase not in IN_TURNS:
             continue
         own = windows[batch_key(batch)]
         for window in own:

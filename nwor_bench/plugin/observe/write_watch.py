@@ -75,7 +75,8 @@ class WriteWatch:
         def begin(batch: WindowBatch, **how: Any) -> None:
             original(batch, **how)
             self._slots = None
-            if not how.get("repeats"):  # a capture's window has no slots
+            # A capture's window has no slots, and a control's drafts are written at once.
+            if not (how.get("repeats") or how.get("control")):
                 self._mark(batch)
 
         return begin

@@ -1,7 +1,8 @@
 """The gate's block: compare every cell's greedy tokens, acceptance and K/V with off x off."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import psutil
 
@@ -9,14 +10,23 @@ from nwor_bench.analysis.parity.kv_result import KvResult, kv_event
 from nwor_bench.analysis.parity.kv_verdict import KvVerdict
 from nwor_bench.analysis.parity.write_check import write_fault
 from nwor_bench.engine.protocol import Engine
+from nwor_bench.records.cell import INTERLEAVED, NworMode
 from nwor_bench.records.engine_status import EngineStatus
 from nwor_bench.records.store import RunStore
 from nwor_bench.records.types import Cell, Phase
-from nwor_bench.run.batch import BatchRunner, RanBatch
+from nwor_bench.run.batch import BatchRunner, Check, RanBatch
 from nwor_bench.run.gate.kv import KvGate, rows_budget
 from nwor_bench.run.gate.parity import Answer, ParityGate, broken_event
 from nwor_bench.run.progress import Progress
 from nwor_bench.workload.schedule import Block
+from nwor_bench.workload.window_order import WindowOrder
+
+MOST_INTERLEAVED = 4
+"""Most interleaved batches of a gate: a short batch has windows for a few pairs of cells only, so
+the next one is of the cells that had no turn yet."""
+
+TurnsOf = Callable[[Block, Sequence[Cell]], WindowOrder]
+"""The turns of these cells in an interleaved batch of the block."""
 
 
 class GateBlock:
@@ -30,6 +40,7 @@ class GateBlock:
         store: receives the results.
         progress: receives progress messages.
         tell: called with every batch once its results are stored.
+        turns: gives the turns of interleaved batches; None if the run has none.
     """
 
     def __init__(
@@ -41,6 +52,7 @@ class GateBlock:
         store: RunStore,
         progress: Progress,
         tell: Callable[[RanBatch], None],
+        turns: TurnsOf | None = None,
     ):
         self._block = block
         self._batches = batches
@@ -49,6 +61,7 @@ class GateBlock:
         self._store = store
         self._progress = progress
         self._tell = tell
+        self._turns = turns
 
     def run(self) -> None:
         """A batch of every cell; the cells that differ are in `parity.broken` afterwards."""
@@ -58,45 +71,102 @@ class GateBlock:
             for order, cell in enumerate(self._block.order):
                 answer = self._run_batch(cell, order, reference)
                 reference = reference or answer
+            if self._turns is not None and reference is not None:
+                self._run_interleaved(reference, self._turns)
         found = self._kv.results.values()
         if found:
             facts = self._kv.facts(time.perf_counter() - began)
             self._store.update(kv_gate=facts)
             compared = sum(result.verdict is not KvVerdict.NOT_RUN for result in found)
             self._progress.say(
-                f"K/V gate: the cache of {compared} of {len(found)} staging cells compared with "
-                f"mode off's, {facts.seconds:.1f} s"
+                f"K/V gate: the cache after {compared} of {len(found)} staging batches compared "
+                f"with mode off's, {facts.seconds:.1f} s"
             )
 
     def _run_batch(self, cell: Cell, order: int, reference: Answer | None) -> Answer:
+        """A batch of one cell."""
+
+        def compare(answer: Answer) -> Answer:
+            return self._parity.check(cell, answer, reference, self._block)
+
+        def run(check: Check) -> RanBatch:
+            return self._batches.run(cell, Phase.GATE, self._block, order, check)
+
+        batch, faults = self._checked(cell, run, compare)
+        for fault in faults:
+            every = self._parity.break_cell(cell, fault)
+            self._store.append_event(broken_event(cell, self._block, every))
+        self._tell(batch)
+        return batch.answer
+
+    def _run_interleaved(self, reference: Answer, turns: TurnsOf) -> None:
+        """Interleaved batches of the cells that passed, until all that stage had a turn."""
+        baseline, broken = reference.record.cell, self._parity.broken
+        cells = [cell for cell in self._block.order if cell not in broken]
+        waiting = [cell for cell in cells if cell.nwor_mode is not NworMode.OFF]
+        for _ in range(MOST_INTERLEAVED):
+            if not waiting:
+                return
+            ran, faults = self._interleaved(reference, turns(self._block, cells))
+            for fault in faults:
+                for cell, every in self._parity.break_interleaved(cells, fault):
+                    self._store.append_event(broken_event(cell, self._block, every))
+            self._tell(ran)
+            if faults:
+                return
+            seen = {window.cell for window in ran.windows}
+            waiting = [cell for cell in waiting if cell not in seen]
+            cells = [baseline, *waiting]
+        if waiting:
+            labels = ", ".join(cell.label for cell in waiting)
+            self._progress.say(f"gate: no turn in {MOST_INTERLEAVED} interleaved batches: {labels}")
+
+    def _interleaved(self, reference: Answer, order: WindowOrder) -> tuple[RanBatch, list[str]]:
+        """One interleaved batch, and the faults in it."""
+        baseline = reference.record.cell
+        differences: list[str | None] = []
+
+        def compare(answer: Answer) -> Answer:
+            found = self._parity.interleaved_difference(answer, reference, self._block)
+            differences.append(found)
+            return answer
+
+        def run(check: Check) -> RanBatch:
+            return self._batches.run_interleaved(
+                baseline, Phase.INTERLEAVED_GATE, self._block, order, check
+            )
+
+        batch, faults = self._checked(replace(baseline, arm=INTERLEAVED), run, compare)
+        return batch, [*(found for found in differences if found), *faults]
+
+    def _checked(
+        self, cell: Cell, run: Callable[[Check], RanBatch], compare: Callable[[Answer], Answer]
+    ) -> tuple[RanBatch, list[str]]:
+        """Run a batch of the gate and check it; the faults that `compare` does not tell.
+
+        Every check of a gate's batch is called here, of a cell's own and of interleaved ones.
+
+        Args:
+            cell: whose batch it is; with the arm INTERLEAVED that of all that take turns.
+            run: runs the batch and calls its check while the K/V is in the cache.
+            compare: checks tokens and acceptance.
+        """
         kv_result: KvResult | None = None
 
         def check(prompts: list[list[int]], answer: Answer) -> Answer:
             # The cache first: the tie check runs batches that overwrite these blocks.
             nonlocal kv_result
             kv_result = self._kv.check(cell, prompts, answer)
-            return self._parity.check(cell, answer, reference, self._block)
+            return compare(answer)
 
-        batch = self._batches.run(cell, Phase.GATE, self._block, order, check)
+        batch = run(check)
         committed = sum(window.committed_tokens for window in batch.windows)
-        fault = write_fault(batch.written, committed)
-        if fault is not None:
-            self._break(cell, fault)
-        self._keep(cell, kv_result)
-        self._tell(batch)
-        return batch.answer
-
-    def _keep(self, cell: Cell, found: KvResult | None) -> None:
-        """Record the K/V gate's result; BROKEN makes the cell INVALID."""
-        if found is None:
-            return
-        self._store.append_event(kv_event(cell, found))
-        if found.verdict is KvVerdict.BROKEN:
-            self._break(cell, found.reason or "K/V rows differ")
-
-    def _break(self, cell: Cell, reason: str) -> None:
-        every = self._parity.break_cell(cell, reason)
-        self._store.append_event(broken_event(cell, self._block, every))
+        faults = [write_fault(batch.written, committed)]
+        if kv_result is not None:
+            self._store.append_event(kv_event(cell, kv_result))
+            if kv_result.verdict is KvVerdict.BROKEN:
+                faults.append(kv_result.reason or "K/V rows differ")
+        return batch, [fault for fault in faults if fault is not None]
 
 
 def kv_gate(engine: Engine, status: EngineStatus, baseline: Cell) -> KvGate:

@@ -23,6 +23,7 @@ from nwor_bench.analysis.parity.kv_verdict import (
     tolerances,
 )
 from nwor_bench.engine.kv_cache import KvCache
+from nwor_bench.records.cell import INTERLEAVED
 from nwor_bench.records.engine_status import EngineStatus
 from nwor_bench.records.header import KvGateFacts
 from nwor_bench.records.types import Cell, NworMode
@@ -93,9 +94,10 @@ class KvGate:
     ) -> KvResult | None:
         """Check the cache after the cell's gate batch; None for a cell of mode off.
 
-        Call it right after each batch of the gate, for off x off first.
+        Call it right after each batch of the gate, for off x off first. A cell with the arm
+        INTERLEAVED stands for all that took turns.
         """
-        stages = cell.nwor_mode is not NworMode.OFF
+        stages = cell.nwor_mode is not NworMode.OFF or cell.arm == INTERLEAVED
         if not (stages or cell == self._baseline):
             return None
         began = time.perf_counter()

@@ -3,7 +3,7 @@
 Cells are compared on the gate's block and, at temperature 0, again on every timed block.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,6 +23,7 @@ from nwor_bench.analysis.parity.batches import (
 from nwor_bench.analysis.parity.differences import check_tokens
 from nwor_bench.analysis.parity.events import TIES_EVENT, event_key, ties_event, ties_facts
 from nwor_bench.analysis.parity.ties import together_outside
+from nwor_bench.records.cell import INTERLEAVED
 from nwor_bench.records.engine_status import EngineStatus
 from nwor_bench.records.header import ParityFacts
 from nwor_bench.records.store import RunData
@@ -120,6 +121,25 @@ class ParityGate:
             found = self._compare(cell, answer, answers[baseline], block, to_the_end=False)
             if self._remember(cell, found):
                 yield cell, self.broken[cell]
+
+    def interleaved_difference(self, answer: Answer, reference: Answer, block: Block) -> str | None:
+        """How an interleaved batch's output breaks the rule, in words; None if it does not.
+
+        The first difference of each request is checked: what follows a tie has no cell of its own
+        that could go on.
+        """
+        cell = replace(reference.record.cell, arm=INTERLEAVED)
+        found = self._compare(cell, answer, reference, block, to_the_end=False)
+        return found.difference if found.parity == INVALID else None
+
+    def break_interleaved(
+        self, cells: Iterable[Cell], difference: str
+    ) -> Iterator[tuple[Cell, str]]:
+        """Break all of these cells that differ from stock vLLM: nobody can tell which of those
+        that took turns is at fault. Each with all its reasons."""
+        for cell in cells:
+            if not cell.is_baseline and cell.arm is None:
+                yield cell, self.break_cell(cell, f"in interleaved windows: {difference}")
 
     def facts(self) -> ParityFacts:
         """The rule, the comparison, and the cells that broke it, for run.json."""

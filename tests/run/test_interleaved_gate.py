@@ -1,0 +1,175 @@
+"""The gate's interleaved batches, and what timed ones are compared with; no engine."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_engine import FakeEngine, FakeKvCache
+from toy_run import Runner, of_phase
+
+from nwor_bench.analysis.aggregate import summarise
+from nwor_bench.engine.protocol import BatchOutput, Sampling
+from nwor_bench.errors import ExitCode
+from nwor_bench.records.cell import INTERLEAVED
+from nwor_bench.records.finished_blocks import cut_blocks, finished_blocks
+from nwor_bench.records.store import RunData
+from nwor_bench.records.types import Cell, NworMode, Phase
+from nwor_bench.run.execute import worst_of
+from nwor_bench.run.gate.block import MOST_INTERLEAVED
+from nwor_bench.workload.window_order import WindowOrder
+
+pytestmark = pytest.mark.slow  # whole runs
+
+GPU = {"device": "cuda:0", "dtype": "bfloat16"}
+RULES = [{}, GPU]
+"""Of a CPU and of a GPU."""
+
+
+def in_turns(cell: Cell | None) -> bool:
+    return cell is not None and cell.arm == INTERLEAVED
+
+
+def swept(folder: Path, engine: FakeEngine) -> tuple[Runner, RunData]:
+    runner = Runner(folder / "run", engine, interleave="windows", batches=1)
+    return runner, runner.run()
+
+
+def check_all_are_invalid(runner: Runner, run: RunData, words: str) -> None:
+    """Every cell that differs from stock is INVALID for these words, since each took turns."""
+    broken = runner.sweep.parity.broken
+    suspects = {cell for cell in runner.plan.cells if not cell.is_baseline and cell.arm is None}
+    assert set(broken) == suspects
+    for reason in broken.values():
+        assert reason.startswith("in interleaved windows: ")
+        assert words in reason
+    cells = summarise(run)
+    assert {cell.cell for cell in cells if cell.verdict == "INVALID"} == suspects
+    assert worst_of(cells) is ExitCode.CORRECTNESS_BROKEN
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_sound_run_interleaves_in_its_gate_and_passes(
+    tmp_path: Path, rule: dict[str, Any]
+) -> None:
+    runner, run = swept(tmp_path, FakeEngine(**rule))
+    assert runner.sweep.parity.broken == {}
+    (batch, *more) = of_phase(run, Phase.INTERLEAVED_GATE)
+    assert batch.temperature == 0
+    assert not more  # 60 windows: every cell had its turn
+    own = {window.cell for window in run.windows if window.batch == batch.batch}
+    assert {cell.nwor_mode for cell in own} == set(NworMode)
+    last_of_gate = max(each.batch for each in of_phase(run, Phase.GATE))
+    first_timed = min(each.batch for each in of_phase(run, Phase.INTERLEAVED))
+    assert last_of_gate < batch.batch < first_timed
+    (event,) = [e for e in run.events if e["event"] == "kv_gate" and e["arm"] == INTERLEAVED]
+    assert event["verdict"] in ("equal bit for bit", "within tolerance")
+
+
+def test_a_run_of_whole_batches_has_no_interleaved_gate(tmp_path: Path) -> None:
+    run = Runner(tmp_path / "run", FakeEngine()).run()
+    assert of_phase(run, Phase.INTERLEAVED_GATE) == []
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_wrong_rows_after_an_interleaved_batch(tmp_path: Path, rule: dict[str, Any]) -> None:
+    runner, run = swept(tmp_path, FakeEngine(kv=FakeKvCache(wrong=in_turns), **rule))
+    check_all_are_invalid(runner, run, "K/V: layer 1")
+    timed = {window.cell.nwor_mode for window in run.windows if window.block}
+    assert timed == {NworMode.OFF}
+
+
+def in_batch(wanted: int) -> Callable[[int, Cell], bool]:
+    """True for a run's interleaved batch of that number, from 1."""
+    seen: list[int] = []
+
+    def wrong(number: int, cell: Cell) -> bool:
+        if in_turns(cell):
+            seen.append(number)
+        return in_turns(cell) and len(seen) == wanted
+
+    return wrong
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_other_tokens_in_the_gates_interleaved_batch(tmp_path: Path, rule: dict[str, Any]) -> None:
+    runner, run = swept(tmp_path, FakeEngine(wrong=in_batch(1), **rule))
+    check_all_are_invalid(runner, run, "1 of 2 requests differ")
+
+
+class EarlyWrites(FakeEngine):
+    """Writes a staged row before its commit, in interleaved batches."""
+
+    def watch_writes(self, on: bool) -> list[dict[str, int]]:
+        seen = {"windows": 0, "early": 3, "uneven": 0, "written": 0, "without_slot": 0}
+        return [seen] if in_turns(self.cell) else []
+
+
+def test_an_early_write_in_interleaved_windows(tmp_path: Path) -> None:
+    runner, run = swept(tmp_path, EarlyWrites())
+    check_all_are_invalid(runner, run, "writes: 3 staged rows were written before their commit")
+
+
+class OtherAcceptance(FakeEngine):
+    """Accepts no draft in interleaved batches in which a cell stages."""
+
+    def generate(self, prompts: Sequence[Sequence[int]], sampling: Sampling) -> BatchOutput:
+        output = super().generate(prompts, sampling)
+        cells = self.order.cells if self.order is not None else ()
+        if any(cell.nwor_mode is NworMode.STAGE for cell in cells):
+            none = (0,) * len(output.counters.accepted_per_position)
+            object.__setattr__(output.counters, "accepted_per_position", none)
+        return output
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_other_acceptance_in_interleaved_windows(tmp_path: Path, rule: dict[str, Any]) -> None:
+    runner = Runner(
+        tmp_path / "run", OtherAcceptance(**rule), interleave="windows", batches=1, requests=8
+    )
+    run = runner.run()
+    check_all_are_invalid(runner, run, "accepted per position")
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_timed_interleaved_batch_is_compared_with_off_alone(
+    tmp_path: Path, rule: dict[str, Any]
+) -> None:
+    """Its tokens differ in the timed batch only; block 1 has whole batches too."""
+    engine = FakeEngine(wrong=in_batch(2), **rule)
+    runner = Runner(tmp_path / "run", engine, interleave="windows", batches=1, temperature=0.0)
+    check_all_are_invalid(runner, runner.run(), "1 of 2 requests differ")
+
+
+class ShortTurns(FakeEngine):
+    """Runs too few windows for more than one pair of cells."""
+
+    def _windows(self, asked: Any) -> list[dict[str, Any]]:
+        return super()._windows(asked)[:4] if in_turns(self.cell) else super()._windows(asked)
+
+    def interleave(self, order: WindowOrder) -> None:
+        super().interleave(order)
+        self.orders = [*getattr(self, "orders", []), order]
+
+
+def test_cells_without_a_turn_get_another_batch(tmp_path: Path) -> None:
+    engine = ShortTurns()
+    runner, run = swept(tmp_path, engine)
+    gate = of_phase(run, Phase.INTERLEAVED_GATE)
+    acting = {cell for cell in runner.plan.cells if cell.nwor_mode is not NworMode.OFF}
+    left = set(acting)
+    for batch, order in zip(gate, engine.orders, strict=False):
+        assert set(order.cells) >= left
+        left -= {window.cell for window in run.windows if window.batch == batch.batch}
+    assert 1 < len(gate) <= MOST_INTERLEAVED
+    told = [line for line in runner.log.lines if line.startswith("gate: no turn")]
+    assert bool(told) is bool(left)
+
+
+def test_a_gate_cut_behind_its_interleaved_batch_is_not_finished(tmp_path: Path) -> None:
+    _, run = swept(tmp_path, FakeEngine())
+    (last,) = of_phase(run, Phase.INTERLEAVED_GATE)
+    stored = [batch for batch in run.batches if batch.batch <= last.batch]
+    assert finished_blocks(stored, []) == frozenset()
+    of_gate = [batch.batch for batch in stored if batch.phase != Phase.WARMUP]
+    assert cut_blocks(stored, []) == {(Phase.GATE, 0): of_gate}

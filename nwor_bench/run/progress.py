@@ -77,7 +77,8 @@ def _place(cell: Cell, record: BatchRecord) -> tuple[str, str]:
     """What the batch belongs to, and whose it is: all cells' where they take turns."""
     who = "all cells in turn" if record.phase in IN_TURNS else cell.label
     is_block = record.phase in (Phase.TIMED, Phase.INTERLEAVED)
-    return f"block {record.block}" if is_block else str(record.phase), who
+    phase = Phase.GATE if record.phase == Phase.INTERLEAVED_GATE else record.phase
+    return f"block {record.block}" if is_block else str(phase), who
 
 
 class LiveProgress:

@@ -73,14 +73,14 @@ class GateBlock:
                 reference = reference or answer
             if self._turns is not None and reference is not None:
                 self._run_interleaved(reference, self._turns)
-        found = self._kv.results.values()
+        found = [result for cell, result in self._kv.results.items() if cell.arm is None]
         if found:
             facts = self._kv.facts(time.perf_counter() - began)
             self._store.update(kv_gate=facts)
             compared = sum(result.verdict is not KvVerdict.NOT_RUN for result in found)
             self._progress.say(
-                f"K/V gate: the cache after {compared} of {len(found)} staging batches compared "
-                f"with mode off's, {facts.seconds:.1f} s"
+                f"K/V gate: the cache of {compared} of {len(found)} staging cells compared with "
+                f"mode off's, {facts.seconds:.1f} s"
             )
 
     def _run_batch(self, cell: Cell, order: int, reference: Answer | None) -> Answer:

@@ -410,5 +410,6 @@ def one_row_lost_at_a_switch(window: Commit) -> None:
     """The last commit's first row is 1 throughout in layer 0."""
     rows = window.read(0)
     one = 0x38 if rows.dtype is torch.uint8 else 1  # of e4m3
-    first = torch.zeros_like(window.written).index_fill(0, window.written.nonzero()[0], True)
+    at = window.written.nonzero()[:1, 0]  # none if every draft was rejected
+    first = torch.zeros_like(window.written).index_fill(0, at, True)
     window.put(0, torch.full_like(rows, one), first)

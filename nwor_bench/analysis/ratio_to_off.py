@@ -10,7 +10,7 @@ from typing import Any
 
 from nwor_bench.analysis.cell_data import REFERENCE, CellData
 from nwor_bench.analysis.idle_modes import idle_reason
-from nwor_bench.analysis.interleaved.agreement import WINDOWS, deciding
+from nwor_bench.analysis.interleaved.agreement import WINDOWS, deciding, visible_bias
 from nwor_bench.analysis.interleaved.effects import PairEffect
 from nwor_bench.analysis.interleaved.robust import MIN_GROUPS
 from nwor_bench.analysis.paired import PairedTimes, pair_times
@@ -62,6 +62,7 @@ class CellVerdict:
     ratio_mean: float | None = None
     ratio_mean_low: float | None = None
     ratio_mean_high: float | None = None
+    visible_bias: float | None = None
 
 
 @dataclass(frozen=True)
@@ -167,6 +168,7 @@ def _in_turn(batches: ComparedCell, effect: PairEffect, cells: int) -> ComparedC
         "ratio_batches": whole.ratio_to_off,
         "ratio_batches_low": whole.ratio_ci_low,
         "ratio_batches_high": whole.ratio_ci_high,
+        "visible_bias": visible_bias(windows, batches.interval, cells),
         **_fields("ratio_host", None if effect.host is None else effect.host.robust),
         **_fields("ratio_mean", None if found is None else found.mean),
     }

@@ -16,8 +16,9 @@ from nwor_bench.engine.vllm_counters import read_counters
 from nwor_bench.errors import EngineError
 from nwor_bench.instruments.versions import require_supported_vllm
 from nwor_bench.models.pairs import ResolvedPair
+from nwor_bench.records.cell import SHAM
 from nwor_bench.records.engine_status import EngineStatus
-from nwor_bench.records.types import Cell, Phase
+from nwor_bench.records.types import AA, Cell, Phase
 from nwor_bench.workload.config import RunSpec
 from nwor_bench.workload.window_order import WindowOrder
 
@@ -113,7 +114,10 @@ class VllmEngine:
 
         Modes that were never set are set first, which may capture CUDA graphs.
         """
-        modes = [(str(cell.nwor_mode), str(cell.scv_mode)) for cell in order.cells]
+        modes = [
+            (SHAM if cell.arm == AA else str(cell.nwor_mode), str(cell.scv_mode))
+            for cell in order.cells
+        ]
         with stderr_to_file(self._log):
             self._rpc("nwor_interleave", modes, list(order.pairs), order.seed)
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from nwor_bench.plugin.runner_hook import RunnerHook
+from nwor_bench.records.cell import SHAM, SWITCHED
 from nwor_bench.records.types import NworMode, ScvMode
 from nwor_bench.workload.window_order import RUN_LENGTHS, Turn, turns_of
 
@@ -21,6 +22,9 @@ class TurnsOfCell:
 
     nwor_mode: NworMode
     scv_mode: ScvMode
+    sham: Counter[str] | None = None
+    """Windows of a sham: `SWITCHED`, or why they ran as plain off; None for another cell."""
+
     counters: Counter[str] = field(default_factory=Counter)
     fallbacks: Counter[str] = field(default_factory=Counter)
 
@@ -30,7 +34,7 @@ class Interleaving:
 
     Args:
         hook: of the runner whose windows take turns.
-        cells: NWOR and SCV mode of each cell.
+        cells: NWOR and SCV mode of each cell; "sham" is off with the switching of stage.
         pairs: numbers of the cells that are compared.
         seed: of the order.
         run_lengths: windows of a run, and how often such a run is drawn.
@@ -48,7 +52,13 @@ class Interleaving:
         run_lengths: Mapping[int, int] = RUN_LENGTHS,
     ):
         self._hook = hook
-        self.cells = [TurnsOfCell(NworMode(nwor), ScvMode(scv)) for nwor, scv in cells]
+        self.cells = [
+            TurnsOfCell(NworMode.OFF, ScvMode(scv), Counter())
+            if nwor == SHAM
+            else TurnsOfCell(NworMode(nwor), ScvMode(scv))
+            for nwor, scv in cells
+        ]
+        self._why_no_sham: str | None = None
         self._turns: Iterator[Turn] = turns_of([(a, b) for a, b in pairs], seed, run_lengths)
         self._current: int | None = None
 
@@ -60,6 +70,8 @@ class Interleaving:
         for cell in self.cells:
             self._hook.set_modes(cell.nwor_mode, cell.scv_mode)
         self._hook.set_modes(NworMode.OFF, ScvMode.OFF)
+        if any(cell.sham is not None for cell in self.cells):
+            self._why_no_sham = self._hook.prepare_sham()
         self._hook.interleave(self)
 
     def next(self, scheduler_output: Any) -> Turn | None:
@@ -71,22 +83,35 @@ class Interleaving:
             return None
         return self._take(next(self._turns))
 
+    def sham_fell_back(self, reason: str) -> None:
+        """The window in flight cannot run as a sham: it runs as plain off."""
+        sham = None if self._current is None else self.cells[self._current].sham
+        if sham is not None:
+            sham[SWITCHED] -= 1
+            sham[reason] += 1
+
     def ended(self, fallback_reason: str | None) -> None:
         """A window has ended; `fallback_reason` is the ranks' common one."""
 
     def _take(self, turn: Turn) -> Turn:
+        cell = self.cells[turn.cell]
+        if cell.sham is not None:
+            cell.sham[self._why_no_sham or SWITCHED] += 1
         if turn.cell != self._current:
             self._current = turn.cell
-            cell = self.cells[turn.cell]
-            self._hook.take_turn(cell.nwor_mode, cell.scv_mode)
+            if cell.sham is not None and self._why_no_sham is None:
+                self._hook.take_sham_turn()
+            else:
+                self._hook.take_turn(cell.nwor_mode, cell.scv_mode)
             validator = self._hook.validator
             validator.counters, validator.fallbacks = cell.counters, cell.fallbacks
         return turn
 
     def facts(self) -> list[dict[str, dict[str, int]]]:
-        """Each cell's validator counters, in the cells' order."""
+        """Each cell's validator counters, in the cells' order, and what a sham's windows did."""
         return [
             {"scv_counters": dict(cell.counters), "scv_fallbacks": dict(cell.fallbacks)}
+            | ({} if cell.sham is None else {SHAM: dict(cell.sham)})
             for cell in self.cells
         ]
 

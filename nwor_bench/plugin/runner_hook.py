@@ -137,6 +137,12 @@ class RunnerHook(Protocol):
     def take_turn(self, nwor_mode: NworMode, scv_mode: ScvMode) -> None:
         """Switch both modes between two windows; both were set before."""
 
+    def prepare_sham(self) -> str | None:
+        """Make what a sham replays, once, after every mode was set; the reason if it cannot run."""
+
+    def take_sham_turn(self) -> None:
+        """Switch as for a turn of stage; the windows compute what mode off computes."""
+
     def drain(self, output_lengths: dict[str, int] | None) -> list[dict[str, Any]]:
         """Windows since the last drain, as dicts of `WindowCounts` and `WindowTimes`.
 

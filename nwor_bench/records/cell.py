@@ -13,6 +13,12 @@ AA = "A/A"
 INTERLEAVED = "interleaved"
 """`arm` of what a check found in an interleaved batch, which is no cell's own."""
 
+SHAM = "sham"
+"""What the A/A arm runs in an interleaved batch: off, with the switching of a turn of stage."""
+
+SWITCHED = "switched"
+"""A sham's windows that ran as such; other counts are by the reason for which they did not."""
+
 
 class NworMode(StrEnum):
     """Where a draft token's K/V goes: straight to the cache, or staged until it is accepted."""

@@ -37,7 +37,8 @@ class CellResult:
     `interleaved` is set where the cell took turns with off x off window by window: "windows" if the
     ratio is that of `groups` groups of neighbouring windows (`compared` is then "device_ms" or
     "wall_ms"), "batches" if whole batches decided. `groups_left_out` do not count. `ratio_batches`
-    is the ratio of whole batches, `ratio_host` that of the groups on the host's clock,
+    is the ratio of whole batches, which show a bias of windows in turn from `visible_bias` on (a
+    fraction) in half of the runs or more, `ratio_host` that of the groups on the host's clock,
     `ratio_mean` their mean on the clock of `compared`, rare long windows included.
     `scv_status` is the verdict on SCV alone: "off", "ok" or "INEFFECTIVE".
     `scv_status` is "not measured", and the counts of tokens, stage operations and fallbacks are
@@ -124,6 +125,7 @@ class CellResult:
     itl_ms_p50: float | None = None
     itl_ms_p95: float | None = None
     itl_ms_p99: float | None = None
+    visible_bias: float | None = None
 
     @property
     def half_width(self) -> float | None:

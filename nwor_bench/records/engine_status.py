@@ -56,6 +56,14 @@ class CudaGraphs(JsonPart):
     """Device memory of the graphs of mode control."""
     control_unavailable: str | None = None
     """Why there are no graphs of mode control; None if there are, or nobody asked."""
+    sham_window_sizes: tuple[int, ...] | None = None
+    """Tokens of the windows that were captured once more as stock runs them, for the A/A arm."""
+    sham_memory_bytes: int | None = None
+    """Device memory of that set."""
+    sham_capture_s: float | None = None
+    """Seconds that its capture took."""
+    sham_unavailable: str | None = None
+    """Why the A/A arm has no graphs of its own; None if it has, or nobody asked."""
 
 
 @dataclass(frozen=True, kw_only=True)

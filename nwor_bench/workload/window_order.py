@@ -11,14 +11,15 @@ from random import Random
 
 from nwor_bench.records.types import Cell, NworMode, ScvMode
 
-RUN_LENGTHS = {2: 17, 4: 2, 8: 1}
+RUN_LENGTHS = {2: 1, 4: 1}
 """Windows of a run, and how often such a run is drawn; the first of each run settles and is not
 compared.
 
 Window times drift: on a busy host adjacent windows correlate by 0.7, windows four apart by 0.3. So
 two cells must alternate quickly. Labelled as if they were two cells, 3,000 stock windows of an H200
-(8 requests) give an interval of +- 0.30 % with runs of 2, 0.46 % with 4 and 0.67 % with 8. The
-longer runs are there to show whether what a run leaves behind fades with its length.
+(8 requests) give an interval of +- 0.30 % with runs of 2, 0.46 % with 4 and 0.67 % with 8. Both
+lengths come equally often, so that 30 groups of a pair show whether what a switch leaves behind
+fades with the length of a run (`analysis.interleaved.robust.LEAST_APART` of the rarer length).
 """
 
 _ABBA = (0, 1, 1, 0)
@@ -68,13 +69,19 @@ def turns_of(
     Args:
         pairs: numbers of the cells that are compared.
         seed: of the order.
-        run_lengths: windows of a run, and how often such a run is drawn.
+        run_lengths: windows of a run, and how often such a run is drawn. Each pair draws from a
+            bag of its own that is refilled when empty, so that few groups have their share too.
     """
     draw = Random(seed)
+    bags: dict[tuple[int, int], list[int]] = {pair: [] for pair in pairs}
     group = 0
     while True:
         for first, second in draw.sample(pairs, len(pairs)):
-            (length,) = draw.choices(list(run_lengths), list(run_lengths.values()))
+            bag = bags[first, second]
+            if not bag:
+                bag += [length for length, often in run_lengths.items() for _ in range(often)]
+                draw.shuffle(bag)
+            length = bag.pop()
             cells = (first, second) if draw.random() < 0.5 else (second, first)
             for run, which in enumerate(_ABBA):
                 for position in range(length):

@@ -15,7 +15,7 @@ from nwor_bench.engine.protocol import BatchOutput, Sampling
 from nwor_bench.errors import BenchError
 from nwor_bench.models.pairs import ResolvedPair, resolve_pair
 from nwor_bench.models.pairs.tiny import generate_tiny
-from nwor_bench.records.types import Cell, NworMode, ScvMode
+from nwor_bench.records.types import AA, Cell, NworMode, ScvMode
 from nwor_bench.workload.config import RunSpec, load_scenario, resolve
 from nwor_bench.workload.prompts import encode, load_prompts, load_tokenizer
 from nwor_bench.workload.window_order import WindowOrder, compared_pairs
@@ -110,23 +110,30 @@ def run_cell(
 TURN_MODES = [
     ("off", "off"), ("off", "adaptive"), ("stage", "off"), ("stage", "graph"), ("control", "off"),
 ]  # fmt: skip
-TURN_CELLS = tuple(Cell("tiny", NworMode(nwor), ScvMode(scv)) for nwor, scv in TURN_MODES)
+AA_CELL = Cell("tiny", NworMode.OFF, ScvMode.OFF, AA)
+TURN_CELLS = (
+    *(Cell("tiny", NworMode(nwor), ScvMode(scv)) for nwor, scv in TURN_MODES), AA_CELL,
+)  # fmt: skip
 """Cells that take turns in tests of interleaved batches."""
 
 
 def run_in_turns(
-    engine: VllmEngine, prompts: list[list[int]], max_new_tokens: int = 40, seed: str = "a"
+    engine: VllmEngine,
+    prompts: list[list[int]],
+    max_new_tokens: int = 40,
+    seed: str = "a",
+    cells: tuple[Cell, ...] = TURN_CELLS,
 ) -> tuple[BatchOutput, dict[Cell, list[dict[str, Any]]], dict[Cell, dict[str, Any]]]:
-    """One batch in which TURN_CELLS take turns; its windows and SCV counters by cell."""
-    engine.interleave(WindowOrder(TURN_CELLS, compared_pairs(TURN_CELLS), seed))
+    """One batch in which cells take turns; its windows and SCV counters by cell."""
+    engine.interleave(WindowOrder(cells, compared_pairs(cells), seed))
     try:
         output = engine.generate(prompts, Sampling(max_new_tokens, 0.0, 1.0, 7, True))
     finally:
         facts = engine.stop_interleaving()
-    windows: dict[Cell, list[dict[str, Any]]] = {cell: [] for cell in TURN_CELLS}
+    windows: dict[Cell, list[dict[str, Any]]] = {cell: [] for cell in cells}
     for window in output.windows:
-        windows[TURN_CELLS[window.get("cell", 0)]].append(window)
-    return output, windows, dict(zip(TURN_CELLS, facts, strict=True))
+        windows[cells[window.get("cell", 0)]].append(window)
+    return output, windows, dict(zip(cells, facts, strict=True))
 
 
 def check_every_draft_staged(output: BatchOutput) -> None:

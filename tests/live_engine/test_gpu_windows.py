@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 from engine_tools import (
+    AA_CELL,
     EAGER,
     PIECEWISE,
+    TURN_CELLS,
     prompts_of,
     run_cell,
     run_in_turns,
@@ -25,6 +27,8 @@ from planted_gpu import attend_to_the_cache
 
 from nwor_bench.engine.engine import VllmEngine
 from nwor_bench.engine.protocol import BatchOutput
+from nwor_bench.plugin.attaching import HOOK
+from nwor_bench.records.cell import SHAM, SWITCHED
 
 pytestmark = [pytest.mark.engine, pytest.mark.gpu]
 
@@ -134,6 +138,43 @@ def test_cells_that_take_turns_give_the_stock_tokens(engine: VllmEngine) -> None
     after = run_cell(engine, "off", "off", prompts)
     assert after.token_ids == stock.token_ids
     assert {window["device_ms"] for window in after.windows} == {None}
+
+
+def test_the_sham_replays_graphs_of_its_own_and_leaves_what_stock_leaves(
+    engine: VllmEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if engine.stage == "persist":  # type: ignore[attr-defined]
+        return  # see above
+    prompts = prompts_of(LENGTHS)
+    cache = engine.kv_cache()
+    cache.watch(True)
+    stock = run_cell(engine, "off", "off", prompts)
+    lengths = zip(prompts, stock.token_ids, strict=True)
+    spans = [(0, len(prompt) + len(tokens) - 1) for prompt, tokens in lengths]
+    assert cache.keep("stock", spans) is None
+    hook = getattr(worker_of(engine), HOOK)
+    sham, replayed = hook._parts.sham_graphs, []
+    replay = sham.replay
+    monkeypatch.setattr(sham, "replay", lambda desc: replayed.append(desc) or replay(desc))
+    output, windows, facts = run_in_turns(engine, prompts, cells=(TURN_CELLS[0], AA_CELL))
+    assert cache.keep("sham", spans) is None
+    found = cache.compare("sham", [(i, "stock", i, len(p)) for i, p in enumerate(prompts)])
+    cache.watch(False)
+    assert output.token_ids == stock.token_ids
+    assert found[0]["checked"] > 0
+    assert [entry for entry in found[0]["errors"] if entry["differing"]] == []
+    assert total(output, "staged_tokens") == 0
+    assert facts[AA_CELL][SHAM][SWITCHED] >= sum("group" in w for w in windows[AA_CELL]) > 0
+    if engine.graphs == "full":  # type: ignore[attr-defined]
+        own, stocks = sham._manager.graphs, hook.runner.cudagraph_manager.graphs
+        assert set(own) == set(sham.wanted()) <= set(stocks)
+        assert all(own[desc] is not stocks[desc] for desc in own)
+        assert replayed
+        status = engine._rpc("nwor_status")["cuda_graphs"]
+        assert status["sham_window_sizes"] == status["stock_window_sizes"]
+        assert status["sham_capture_s"] > 0
+    else:
+        assert replayed == []
 
 
 def test_a_batch_after_staging_finds_a_sound_cache(engine: VllmEngine) -> None:

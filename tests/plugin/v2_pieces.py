@@ -104,6 +104,7 @@ def make_hook(
         graphs=graphs,
         planner=planner,
         control_graphs=graphs,
+        sham_graphs=graphs,
         control_planner=planner,
         attention=PatchSet([]),
     )

@@ -12,12 +12,18 @@ from report_runs import gpu_run
 from rich.console import Console
 from synthetic_run import change_windows, document_of, save_run, summarised, write_reports
 
+from nwor_bench.records.cell import SHAM, SWITCHED
 from nwor_bench.records.store import RunData, read_header, read_run
 from nwor_bench.report.console import print_summary
 from nwor_bench.report.document import Bullets, Figure, Paragraph, Section, Table
 from nwor_bench.report.result_json import run_result
 from nwor_bench.report.sections.answers import questions
-from nwor_bench.report.sections.interleaved import TITLE, interleaved_section
+from nwor_bench.report.sections.interleaved import (
+    IS_SHAM,
+    NO_SHAM,
+    TITLE,
+    interleaved_section,
+)
 from nwor_bench.report.sections.limits import limits
 from nwor_bench.report.sections.split import split_lines
 from nwor_bench.report.svg import draw_svg
@@ -79,6 +85,47 @@ def test_run_lengths_and_clocks_have_a_table_each() -> None:
     bullets = [b for b in section().blocks if isinstance(b, Bullets)]
     assert "for 100 MHz more" in bullets[-1].items[0]
     assert "in throttled batches" in bullets[-1].items[0]
+
+
+def words(made: RunData) -> list[str]:
+    found = interleaved_section(made, summarised(made))
+    assert found is not None
+    return [block.text for block in found.blocks if isinstance(block, Paragraph)]
+
+
+def with_sham(counts: dict[str, int]) -> RunData:
+    cells = {"off x off (A/A)": {"scv_counters": {}, "scv_fallbacks": {}, SHAM: counts}}
+    event = {"event": "interleaved", "batch": 5000, "block": 1, "cells": cells}
+    return replace(run(), events=(*run().events, event))
+
+
+def test_what_the_aa_cell_switched_is_told() -> None:
+    assert NO_SHAM in words(run())  # as runs of older versions
+    assert IS_SHAM in words(with_sham({SWITCHED: 40}))
+    (partly,) = [t for t in words(with_sham({SWITCHED: 40, "odd": 2})) if t.startswith(IS_SHAM)]
+    assert partly.endswith("switched nothing: 2 (odd).")
+    (none,) = [t for t in words(with_sham({"nothing_to_switch": 7})) if t.startswith(NO_SHAM)]
+    assert "7 (on this runner" in none
+
+
+def test_the_bias_that_whole_batches_show_is_told() -> None:
+    seen = [cell.visible_bias for cell in summarised(run()) if cell.visible_bias is not None]
+    assert len(seen) == 7
+    (told,) = [text for text in words(run()) if text.startswith("Whole batches show")]
+    assert f"from {100 * sorted(seen)[3]:.1f} % on (median of 7 cells" in told
+
+
+def test_carry_over_that_could_not_be_tested_is_told_with_its_reason() -> None:
+    few = interleaved_run(Planted(EFFECTS), batches=3)
+    found = interleaved_section(few, summarised(few))
+    assert found is not None
+    lengths = tables(found)["Runs of 2 (groups)"]
+    assert row(lengths, STAGE_GRAPH.label)["Carry-over"] == "could not be tested"
+    items = [item for block in found.blocks if isinstance(block, Bullets) for item in block.items]
+    assert any(
+        item.startswith("stage x graph: carry-over could not be tested (groups by windows")
+        for item in items
+    )
 
 
 def test_left_out_groups_are_told_with_their_reason() -> None:

@@ -1,12 +1,14 @@
 """Turns of an interleaved batch: every group is balanced, every pair has its share."""
 
 from collections import Counter, defaultdict
-from itertools import islice
+from itertools import groupby, islice
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nwor_bench.analysis.interleaved.groups import SETTLED
+from nwor_bench.analysis.interleaved.robust import robust_slope
 from nwor_bench.records.types import AA, Cell, NworMode, ScvMode
 from nwor_bench.workload.window_order import RUN_LENGTHS, Turn, compared_pairs, turns_of
 
@@ -57,6 +59,38 @@ def test_who_begins_and_how_long_runs_are_is_drawn():
     for length, weight in RUN_LENGTHS.items():
         share = lengths[length] / sum(lengths.values())
         assert share == pytest.approx(weight / sum(RUN_LENGTHS.values()), abs=0.02)
+
+
+@given(PAIRS, SEEDS)
+def test_both_lengths_come_equally_often_in_each_pairs_few_groups(pairs, seed):
+    for lengths in lengths_by_pair(pairs, seed, 12 * len(pairs)).values():
+        assert Counter(lengths) == {2: 6, 4: 6}
+
+
+def lengths_by_pair(pairs, seed, groups, run_lengths=RUN_LENGTHS):
+    found = defaultdict(list)
+    for _, own in groupby(turns_of(pairs, seed, run_lengths), lambda turn: turn.group):
+        turns = list(own)
+        if turns[0].group == groups:
+            return found
+        found[frozenset(turn.cell for turn in turns)].append(turns[0].run_length)
+
+
+def share_with_a_slope(run_lengths):
+    """Of seven pairs with 40 groups each, over 20 seeds, those whose groups carry a slope."""
+    pairs, tested = [(0, other) for other in range(1, 8)], []
+    for seed in range(20):
+        for lengths in lengths_by_pair(pairs, str(seed), 40 * 7, run_lengths).values():
+            effects = [0.001 * (-1) ** place for place in range(len(lengths))]
+            shares = [1 / (length - SETTLED) for length in lengths]
+            tested.append(robust_slope(effects, shares) is not None)
+    return sum(tested) / len(tested)
+
+
+@pytest.mark.slow
+def test_forty_groups_carry_a_slope_in_every_cell_and_did_in_none():
+    assert share_with_a_slope(RUN_LENGTHS) == 1
+    assert share_with_a_slope({2: 17, 4: 2, 8: 1}) == 0  # as older versions drew them
 
 
 CELLS = (

@@ -4,6 +4,9 @@ from collections.abc import Iterator, Sequence
 
 from nwor_bench.analysis.cell_data import REFERENCE
 from nwor_bench.analysis.findings.finding import Finding, FindingKind, Severity
+from nwor_bench.analysis.interleaved.agreement import WINDOWS
+from nwor_bench.analysis.interleaved.sham import sham_windows
+from nwor_bench.records.cell import SWITCHED
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import AA, CellResult, Verdict
 
@@ -28,7 +31,7 @@ def noise_findings(run: RunData, cells: Sequence[CellResult]) -> Iterator[Findin
                 FindingKind.AA_DIFFERS,
                 Severity.WARNING,
                 f"off x off against itself came out {arm.verdict} ({_ratio(arm)}): one in twenty "
-                "runs does so by chance, more if something drifts.",
+                f"runs does so by chance, more if something drifts.{_of_switching(run, arm)}",
                 "Measure once more, on a quieter machine if it comes again.",
                 arm.label,
             )
@@ -52,6 +55,13 @@ def _no_arm(run: RunData) -> Finding:
         message = "The run ended before its A/A arm (off x off against itself) had its turn."
         remedy = "Go on with it: `nwor-bench sweep --resume` and its folder."
     return Finding(FindingKind.AA_MISSING, Severity.NOTE, message, remedy)
+
+
+def _of_switching(run: RunData, arm: CellResult) -> str:
+    """What else such a ratio may mean if the arm's turns switched as those of stage do."""
+    if arm.interleaved != WINDOWS or not sham_windows(run)[SWITCHED]:
+        return ""
+    return " Its turns switch as those of stage do, so switching itself may bias every ratio."
 
 
 def _floor(arm: CellResult) -> float | None:

@@ -1,6 +1,9 @@
 """Windows against whole batches, and against themselves: which of two estimates decides?"""
 
+from math import expm1, log
+
 from nwor_bench.analysis.interleaved.effects import PairEffect
+from nwor_bench.analysis.interleaved.robust import LEAST_APART
 from nwor_bench.analysis.significance import SIGNIFICANCE
 from nwor_bench.analysis.statistics import RatioInterval, simultaneous_bounds
 from nwor_bench.records.types import Interleave
@@ -33,6 +36,21 @@ def disagree(one: RatioInterval, other: RatioInterval, cells: int = 1) -> bool:
     return high < other_low or other_high < low
 
 
+def visible_bias(
+    windows: RatioInterval | None, batches: RatioInterval | None, cells: int = 1
+) -> float | None:
+    """The bias from which on `disagree` sees it in half of the runs or more, a fraction.
+
+    Both half widths together, on the log scale. None if one estimate has no standard error.
+    """
+    if windows is None or batches is None:
+        return None
+    if windows.standard_error is None or batches.standard_error is None:
+        return None
+    tops = ((each, simultaneous_bounds(each, cells)[1]) for each in (windows, batches))
+    return expm1(sum(log(top / each.ratio) for each, top in tops))
+
+
 def mean_disagrees(effect: PairEffect, cells: int = 1) -> bool:
     """True if the mean lies apart from the robust location: a few windows carry a difference."""
     found = effect.decisive
@@ -43,3 +61,12 @@ def carries_over(effect: PairEffect, cells: int = 1) -> bool:
     """True if the effect depends on the length of run (Bonferroni over the compared cells)."""
     found = effect.carry_over
     return found is not None and found.p_value is not None and found.p_value * cells < SIGNIFICANCE
+
+
+def why_carry_over_untested(effect: PairEffect) -> str | None:
+    """Why the groups carry no slope against the length of runs; None if they do."""
+    if effect.carry_over is not None:
+        return None
+    own = [f"{each.groups} of {each.run_length}" for each in effect.by_length]
+    lengths = ", ".join(own) or "none"
+    return f"groups by windows of a run: {lengths}; {LEAST_APART} beside the commonest are needed"

@@ -92,6 +92,14 @@ class V1RunnerHook(V1Windows):
         self.nwor_mode = nwor_mode
         self.validator.mode = scv_mode
 
+    def prepare_sham(self) -> str:
+        """Why there is no sham: a turn of stage sets the mode, as every turn does."""
+        return "nothing_to_switch"
+
+    def take_sham_turn(self) -> None:
+        """Run in mode off."""
+        self.take_turn(NworMode.OFF, ScvMode.OFF)
+
     def drain(self, output_lengths: dict[str, int] | None) -> list[dict[str, Any]]:
         """Windows since the last drain; with async scheduling this waits for the device once."""
         if self.late is not None:

@@ -9,6 +9,7 @@ graph holds the copies' kernels, and writes each window's first token to where t
 """
 
 import logging
+import time
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
@@ -46,6 +47,8 @@ class StagingGraphs:
         control: the layers write their drafts too, and nothing is committed (mode `control`).
     """
 
+    _purpose = "NWOR stage"
+
     def __init__(
         self,
         runner: Any,
@@ -67,6 +70,7 @@ class StagingGraphs:
         self.shapes: dict[BatchExecutionDescriptor, GpuWindowBatch] = {}
         """Each captured window, as it was captured: all padding."""
         self.memory_bytes: int | None = None
+        self.capture_s: float | None = None
         self.unavailable: str | None = None
 
     @property
@@ -95,22 +99,25 @@ class StagingGraphs:
             return
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
-        free_before = torch.cuda.mem_get_info()[0]
+        free_before, started = torch.cuda.mem_get_info()[0], time.perf_counter()
         try:
             self._manager = self._make_manager()
             with self._dummy_adapters():
                 for desc in self.wanted():
                     self.shapes[desc] = self._capture_one(self._manager, desc)
         except StagingUnavailable as refusal:
-            logger.error("nwor: no full CUDA graphs for staging: %s", refusal)
+            logger.error("nwor: no full CUDA graphs for %s: %s", self._purpose, refusal)
             self.give_up(f"graph_capture:{refusal}")
             return
         except Exception as fault:  # out of memory, or a kernel that cannot be captured
-            logger.exception("nwor: no full CUDA graphs for staging; windows are written directly")
+            logger.exception(
+                "nwor: no full CUDA graphs for %s; windows are written directly", self._purpose
+            )
             self.give_up(f"graph_capture:{type(fault).__name__}")
             return
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
+        self.capture_s = time.perf_counter() - started
         self.memory_bytes = free_before - torch.cuda.mem_get_info()[0]
 
     def give_up(self, reason: str | None) -> None:
@@ -155,25 +162,11 @@ class StagingGraphs:
     def _capture_one(
         self, manager: ModelCudaGraphManager, desc: BatchExecutionDescriptor
     ) -> GpuWindowBatch:
-        runner = self._runner
         batch = self._padding(desc)
-        manager._capture_descs = {CUDAGraphMode.FULL: [desc]}
         self._staging.open(batch)
         self._inputs.open_capture(len(batch.num_draft_tokens))
         with _RepeatedWindow(self._window, batch, self._control):
-            manager.capture(
-                runner.model,
-                runner.model_state,
-                runner.input_buffers,
-                runner.intermediate_tensors,
-                runner.block_tables,
-                runner.attn_groups,
-                runner.kv_cache_config,
-                has_lora=runner.lora_config is not None,
-                use_aux_hidden_state_outputs=runner.use_aux_hidden_state_outputs,
-                lora_capture_hook=create_lora_capture_hook(runner.lora_config, runner),
-                progress_bar_desc="Capturing CUDA graphs for NWOR stage",
-            )
+            self._run_capture(manager, desc)
             reason = self._window.fallback_reason
             if reason is None and not self._window.staged_every_layer:
                 reason = "layer_not_staged"
@@ -186,6 +179,23 @@ class StagingGraphs:
         if not self._control:
             self._staging.warm_up(captured)
         return captured
+
+    def _run_capture(self, manager: ModelCudaGraphManager, desc: BatchExecutionDescriptor) -> None:
+        runner = self._runner
+        manager._capture_descs = {CUDAGraphMode.FULL: [desc]}
+        manager.capture(
+            runner.model,
+            runner.model_state,
+            runner.input_buffers,
+            runner.intermediate_tensors,
+            runner.block_tables,
+            runner.attn_groups,
+            runner.kv_cache_config,
+            has_lora=runner.lora_config is not None,
+            use_aux_hidden_state_outputs=runner.use_aux_hidden_state_outputs,
+            lora_capture_hook=create_lora_capture_hook(runner.lora_config, runner),
+            progress_bar_desc=f"Capturing CUDA graphs for {self._purpose}",
+        )
 
     def _padding(self, desc: BatchExecutionDescriptor) -> GpuWindowBatch:
         """Windows of the captured shape: what the capture runs on.
@@ -202,6 +212,21 @@ class StagingGraphs:
         rows = torch.arange(desc.num_tokens, device=self._runner.device)
         counts = DraftCounts(np.full(requests, length - 1, dtype=np.int32), desc.num_tokens)
         return whole_step(counts, length, rows, slots)
+
+
+class StockGraphs(StagingGraphs):
+    """Stock's own forward captured once more; the sham of the A/A arm replays it.
+
+    The caller has restored the target layers' stock methods before the capture.
+    """
+
+    _purpose = "the A/A arm"
+
+    def _capture_one(
+        self, manager: ModelCudaGraphManager, desc: BatchExecutionDescriptor
+    ) -> GpuWindowBatch:
+        self._run_capture(manager, desc)
+        return self._padding(desc)
 
 
 class _RepeatedWindow:

@@ -16,6 +16,7 @@ from nwor_bench.plugin.counts.pending_step import PendingStep
 from nwor_bench.plugin.counts.scheduler_output import finished, invalid_drafts, restarted
 from nwor_bench.plugin.interleaving import Interleaving
 from nwor_bench.plugin.patching import Patch, PatchSet
+from nwor_bench.plugin.runner_v2.graph_sets import StockGraphs
 from nwor_bench.plugin.runner_v2.windows import Step, V2Windows
 from nwor_bench.plugin.settings import PluginSettings
 from nwor_bench.records.types import NworMode, ScvMode
@@ -73,7 +74,7 @@ class V2RunnerHook(V2Windows):
         In mode off the target layers are the stock objects again.
         """
         self._close_leftover()
-        self.nwor_mode = nwor_mode
+        self.nwor_mode, self._is_sham = nwor_mode, False
         self.validator.switch(scv_mode)
         if scv_mode is not ScvMode.OFF:
             self.validator.warm_up(self.runner.num_speculative_steps)
@@ -107,15 +108,34 @@ class V2RunnerHook(V2Windows):
 
     def take_turn(self, nwor_mode: NworMode, scv_mode: ScvMode) -> None:
         """Switch both modes between two windows; mode off runs on the stock objects again."""
-        self.nwor_mode = nwor_mode
+        self.nwor_mode, self._is_sham = nwor_mode, False
         self.validator.mode = scv_mode
+        self._patch_between_windows(nwor_mode is not NworMode.OFF)
+
+    def prepare_sham(self) -> str | None:
+        """Capture stock's forward once more; why windows of a sham run as plain off, or None."""
         if self._parts is None:
+            return self.staging_unavailable
+        self._stock_attention()
+        graphs = self._parts.sham_graphs
+        graphs.capture()
+        graphs.give_up(self._vote.settle(graphs.unavailable))
+        return graphs.unavailable
+
+    def take_sham_turn(self) -> None:
+        """Mode off with the switching of stage: patches that pass through, graphs of our own."""
+        self.nwor_mode, self._is_sham = NworMode.OFF, True
+        self.validator.mode = ScvMode.OFF
+        self._patch_between_windows(True)
+
+    def _patch_between_windows(self, patched: bool) -> None:
+        """Wrap the target layers' attention, or restore the stock methods."""
+        if self._parts is None or self._parts.attention.applied is patched:
             return
-        attention = self._parts.attention
-        if nwor_mode is NworMode.OFF and attention.applied:
-            attention.undo()
-        elif nwor_mode is not NworMode.OFF and not attention.applied:
-            attention.apply()
+        if patched:
+            self._parts.attention.apply()
+        else:
+            self._parts.attention.undo()
 
     def _allocate_copies(self) -> None:
         """Allocate the memory of copies, or stop staging on every rank."""
@@ -161,6 +181,7 @@ class V2RunnerHook(V2Windows):
         """Sizes of vLLM's graph set and of ours, which must be equal, and the memory of ours."""
         stock, graphs = self.runner.cudagraph_manager, self.graphs
         control = self._parts.control_graphs if self._parts else None
+        sham = self._parts.sham_graphs if self._parts else None
         wanted = graphs.wanted() if graphs else []
         return {
             "mode": None if stock is None else stock.cudagraph_mode.name,
@@ -170,6 +191,10 @@ class V2RunnerHook(V2Windows):
             "stage_unavailable": graphs.unavailable if graphs else None,
             "control_memory_bytes": control.memory_bytes if control else None,
             "control_unavailable": control.unavailable if control else None,
+            "sham_window_sizes": sham.capture_sizes if sham else [],
+            "sham_memory_bytes": sham.memory_bytes if sham else None,
+            "sham_capture_s": sham.capture_s if sham else None,
+            "sham_unavailable": sham.unavailable if sham else None,
         }
 
     # The wrappers, in the order in which a step meets them.
@@ -225,6 +250,8 @@ class V2RunnerHook(V2Windows):
 
     def _wrap_run_fullgraph(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def run_fullgraph(desc: Any) -> Any:
+            if self._parts is not None and self._is_sham:
+                return self._run_sham(self._parts.sham_graphs, desc, original)
             if self._parts is None or not self._parts.window.is_staging:
                 return original(desc)
             window = self._parts.window
@@ -233,6 +260,14 @@ class V2RunnerHook(V2Windows):
             return graphs.replay(desc)
 
         return run_fullgraph
+
+    def _run_sham(self, graphs: StockGraphs, desc: Any, original: Callable[..., Any]) -> Any:
+        if desc in graphs.shapes:
+            return graphs.replay(desc)
+        step = self._step
+        if self._turns is not None and step is not None and step.pending.turn is not None:
+            self._turns.sham_fell_back("full_graph_of_another_shape")
+        return original(desc)
 
     def _wrap_sample(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def sample(hidden_states: Any, input_batch: Any, grammar_output: Any) -> Any:

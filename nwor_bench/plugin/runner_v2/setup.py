@@ -12,7 +12,7 @@ from torch import Tensor
 from nwor_bench.plugin.patching import Patch, PatchSet
 from nwor_bench.plugin.runner_v2 import attention, mla_attention, sparse_mla
 from nwor_bench.plugin.runner_v2.attention import StagingAttention
-from nwor_bench.plugin.runner_v2.graph_sets import StagingGraphs
+from nwor_bench.plugin.runner_v2.graph_sets import StagingGraphs, StockGraphs
 from nwor_bench.plugin.runner_v2.mla_attention import MlaStagingAttention
 from nwor_bench.plugin.runner_v2.mla_tail import MlaTail, serves
 from nwor_bench.plugin.runner_v2.persisting_l2 import PersistingL2
@@ -59,6 +59,8 @@ class StagingParts:
     """Full CUDA graphs of mode `control`."""
     control_planner: WindowPlanner
     """Plans windows of mode `control`."""
+    sham_graphs: StockGraphs
+    """Stock's forward captured once more, for the A/A arm."""
     mla_tail: MlaTail
     """Equal windows of latent layers that stock can attend in part."""
 
@@ -112,7 +114,9 @@ def _parts(runner: Any, target: TargetLayers, settings: PluginSettings) -> Stagi
 
     tail = MlaTail(inputs, runner.max_num_reqs, runner.device)
     patches = _attention_patches(runner, target, length, window, staging, inputs, tail)
-    return StagingParts(window, staging, inputs, *planned(False), patches, *planned(True), tail)
+    sham = StockGraphs(runner, window, staging, inputs, slots.chosen)
+    of_stage, of_control = planned(False), planned(True)
+    return StagingParts(window, staging, inputs, *of_stage, patches, *of_control, sham, tail)
 
 
 def _why_layers_cannot(

@@ -56,6 +56,7 @@ class V2Windows:
         self.stage_by = settings.stage_by
         self._stages_beside_prefill = settings.beside_prefill is BesidePrefill.STAGE
         self.nwor_mode = NworMode.OFF
+        self._is_sham = False
         self.layers = attention_layers(runner)
         self.target_layers, self.drafter_layers = self.layers.staged, self.layers.drafter
         self.accumulator = Accumulator()
@@ -82,7 +83,8 @@ class V2Windows:
     @property
     def graph_sets(self) -> tuple[StagingGraphs, ...]:
         """Our sets of CUDA graphs; none where nothing can be staged."""
-        return (self._parts.graphs, self._parts.control_graphs) if self._parts else ()
+        parts = self._parts
+        return (parts.graphs, parts.control_graphs, parts.sham_graphs) if parts else ()
 
     def _begin(self, step: Step, input_batch: Any, slot_mappings: Tensor) -> None:
         """Note the drafts of each request, and open the window when staging is on."""

@@ -16,7 +16,8 @@ ENTRIES = (
      "adaptive: the kernel alone until a graph pays."),
     ("Cell", "NWOR mode x SCV mode. off x off is what all others are compared with."),
     ("A/A", "off x off a second time, compared with the first like any other cell: what they "
-     "differ by is noise."),
+     "differ by is noise. In windows in turn it switches as stage does, so that a bias of "
+     "switching shows too."),
     ("Block", "One set of prompts on which every cell runs once, in an order drawn at random."),
     ("Time over off x off [95 % interval]", "Geometric mean over blocks of the cell's mean window "
      "time divided by that of off x off on the same prompts, windows of equal batch size and "

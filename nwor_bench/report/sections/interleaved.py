@@ -1,8 +1,10 @@
 """The section on windows in which cells took turns: their ratios beside those of whole batches."""
 
 from collections.abc import Sequence
+from statistics import median
 
 from nwor_bench.analysis.findings.interleaved import slope_words
+from nwor_bench.analysis.interleaved.agreement import why_carry_over_untested
 from nwor_bench.analysis.interleaved.effects import (
     ClockEffect,
     LengthEffect,
@@ -10,15 +12,16 @@ from nwor_bench.analysis.interleaved.effects import (
     pair_effects,
 )
 from nwor_bench.analysis.interleaved.robust import Estimate
+from nwor_bench.analysis.interleaved.sham import sham_windows
 from nwor_bench.analysis.interleaved.split import splits
 from nwor_bench.analysis.statistics import RatioInterval
-from nwor_bench.records.cell import Cell
+from nwor_bench.records.cell import SWITCHED, Cell
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import CellResult, Verdict
 from nwor_bench.report.document import Block, Bullets, Paragraph, Section, Table, table
 from nwor_bench.report.sections.running_estimate import running_figure
 from nwor_bench.report.sections.split import DIGITS, bounds, split_sentence, split_table
-from nwor_bench.report.text import NOT_MEASURED, count, percent, with_bounds
+from nwor_bench.report.text import NOT_MEASURED, count, percent, plural, with_bounds
 
 TITLE = "Windows in turn"
 
@@ -28,6 +31,21 @@ NOTE = (
     "left out. A group's effect is the mean log time of B's windows less that of A's; the ratio is "
     "Huber's robust location of the groups, the mean ratio counts rare long windows in full."
 )
+
+UNTESTED = "could not be tested"
+
+IS_SHAM = (
+    "The A/A cell is a sham: its turns switch as those of stage do (attention patched and "
+    "restored; under full CUDA graphs a second set, captured as stock), and its windows compute "
+    "what off x off computes. Its ratio shows what switching itself does."
+)
+NO_SHAM = "The A/A cell switched nothing, so its ratio cannot show a bias of switching."
+
+SHAM_REASONS = {
+    "nothing_to_switch": "on this runner a turn of stage patches nothing and has no graphs",
+    "full_graph_of_another_shape": "vLLM replayed a CUDA graph of a shape that stage has not",
+}
+"""In words; a reason that is not here stands for itself."""
 
 _WITHOUT_TIME = (Verdict.INVALID, Verdict.INEFFECTIVE)
 
@@ -40,7 +58,9 @@ def interleaved_section(run: RunData, cells: Sequence[CellResult]) -> Section | 
     effects = [e for e in every if not {e.pair.treated, e.pair.reference} & without]
     if not effects:
         return None
-    blocks: list[Block] = [Paragraph(NOTE), _ratios(effects, results)]
+    blocks: list[Block] = [Paragraph(NOTE), Paragraph(sham_words(run)), _ratios(effects, results)]
+    seen = what_batches_show(cells)
+    blocks += [Paragraph(seen)] if seen else []
     left_out = _left_out(effects)
     if left_out:
         blocks.append(Bullets(left_out))
@@ -50,10 +70,38 @@ def interleaved_section(run: RunData, cells: Sequence[CellResult]) -> Section | 
     if parts:
         blocks += [*(Paragraph(split_sentence(part)) for part in parts), split_table(parts)]
     blocks.append(_lengths(effects))
+    untested = _untested(effects)
+    blocks += [Bullets(untested)] if untested else []
     clocks = _clocks(effects)
     if clocks is not None:
         blocks += [clocks, *_slopes(effects)]
     return Section(TITLE, tuple(blocks), folded=False)
+
+
+def sham_words(run: RunData) -> str:
+    """What the A/A cell switched, and so what its ratio can show."""
+    counts = sham_windows(run)
+    switched = counts.pop(SWITCHED, 0)
+    without = ", ".join(
+        f"{count(n)} ({SHAM_REASONS.get(why, why)})" for why, n in sorted(counts.items())
+    )
+    told = f" Windows of it that switched nothing: {without}." if without else ""
+    if not switched:
+        return f"{NO_SHAM}{told}"
+    return f"{IS_SHAM}{told}"
+
+
+def what_batches_show(cells: Sequence[CellResult]) -> str | None:
+    """The bias of windows that whole batches would show; None without such a check."""
+    found = [cell.visible_bias for cell in cells if cell.visible_bias is not None]
+    if not found:
+        return None
+    ends = f", {percent(min(found))} to {percent(max(found))}" if len(found) > 1 else ""
+    return (
+        f"Whole batches show a bias of the windows' ratios from {percent(median(found))} on "
+        f"(median of {plural(len(found), 'cell')}{ends}). They see a smaller one in less than half "
+        "of the runs."
+    )
 
 
 def pair_name(effect: PairEffect) -> str:
@@ -116,10 +164,19 @@ def _lengths(effects: Sequence[PairEffect]) -> Table:
     for effect in effects:
         own = {each.run_length: each for each in effect.by_length}
         cells = [_length(own.get(length)) for length in lengths]
-        rows.append([pair_name(effect), *cells, _bounds(effect.carry_over)])
+        slope = _bounds(effect.carry_over) if effect.carry_over else UNTESTED
+        rows.append([pair_name(effect), *cells, slope])
     heads = ["Cell", *(f"Runs of {length} (groups)" for length in lengths), "Carry-over"]
     caption = "Ratio by the length of runs: without carry-over it does not depend on it"
     return table(heads, rows, caption=caption)
+
+
+def _untested(effects: Sequence[PairEffect]) -> tuple[str, ...]:
+    return tuple(
+        f"{pair_name(effect)}: carry-over {UNTESTED} ({why})."
+        for effect in effects
+        if (why := why_carry_over_untested(effect)) is not None
+    )
 
 
 def _length(own: LengthEffect | None) -> str:

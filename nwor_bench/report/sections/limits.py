@@ -60,7 +60,8 @@ def _time(run: RunData, cells: Sequence[CellResult]) -> Iterator[str]:
     if any(cell.interleaved == WINDOWS for cell in cells):
         yield (
             "Ratios of windows in turn leave out the first window after each switch; a mode that "
-            "slows down later windows of another one would show as carry-over."
+            "slows down later windows of another one would show as carry-over, in cells in which "
+            "that could be tested."
         )
         if all(cell.ratio_batches_low is None for cell in cells):
             yield (

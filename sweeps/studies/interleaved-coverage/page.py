@@ -17,8 +17,9 @@ groups: 50 groups are 3 batches then. So do all intervals below.
     python sweeps/studies/interleaved-coverage/measure.py
 
 {runs} simulated runs a line, of windows that scatter by 1 % (`simulated_groups.py`): two cells take
-turns A B B A or B A A B, in the runs of 2, 4 and 8 windows that a real batch has. The true effect
-is 0, +0.3 % and -3 %. A share of 95 % is uncertain by +- {beside:.1f}.
+turns A B B A or B A A B, in runs of 2, 4 and 8 windows (85, 10 and 5 % of the groups; a real
+batch now has 2 and 4 equally often). The true effect is 0, +0.3 % and -3 %. A share of 95 % is
+uncertain by +- {beside:.1f}.
 
 ## Coverage
 

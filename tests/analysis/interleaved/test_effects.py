@@ -1,12 +1,18 @@
 """Planted effects, carry-over and dependence on clocks are found; the split adds up."""
 
-from math import log
+from math import exp, log
 
 import pytest
 from interleaved_run import CONTROL, STAGE_GRAPH, Planted, interleaved_run
 from synthetic_run import summarised
 
-from nwor_bench.analysis.interleaved.agreement import carries_over, mean_disagrees
+from nwor_bench.analysis.interleaved.agreement import (
+    carries_over,
+    disagree,
+    mean_disagrees,
+    visible_bias,
+    why_carry_over_untested,
+)
 from nwor_bench.analysis.interleaved.effects import (
     DEVICE_MS,
     WALL_MS,
@@ -15,6 +21,7 @@ from nwor_bench.analysis.interleaved.effects import (
     pair_effects,
 )
 from nwor_bench.analysis.interleaved.split import splits
+from nwor_bench.analysis.statistics import RatioInterval
 from nwor_bench.records.store import RunData
 
 pytestmark = pytest.mark.slow  # whole runs
@@ -60,13 +67,16 @@ def test_carry_over_is_found_and_none_is_not() -> None:
     quiet = of_stage_graph(interleaved_run(Planted(EFFECTS), 30))
     assert quiet.carry_over is not None
     assert not carries_over(quiet)
-    few = of_stage_graph(interleaved_run(Planted(EFFECTS)))
-    assert few.carry_over is None  # a few long runs cannot carry a slope
+    assert why_carry_over_untested(quiet) is None
+    few = of_stage_graph(interleaved_run(Planted(EFFECTS), batches=3))
+    assert few.carry_over is None  # 24 groups, of which 12 have runs of 4
+    told = "groups by windows of a run: 12 of 2, 12 of 4; 15 beside the commonest are needed"
+    assert why_carry_over_untested(few) == told
     effect = of_stage_graph(interleaved_run(Planted(EFFECTS, carry_over=0.02), 30))
     assert carries_over(effect, cells=7)
-    assert [length.run_length for length in effect.by_length] == [2, 4, 8]
+    assert [length.run_length for length in effect.by_length] == [2, 4]
     assert sum(length.groups for length in effect.by_length) == len(effect.groups)
-    # All of it in runs of two, a third in runs of four, none in endless ones.
+    # All of it in runs of two, a third in runs of four.
     assert effect.carry_over is not None
     assert effect.carry_over.ratio == pytest.approx(1.02, abs=0.006)
 
@@ -130,3 +140,20 @@ def test_runs_without_interleaved_batches_have_no_effects() -> None:
     run = interleaved_run(Planted({}), batches=0)
     assert pair_effects(run) == []
     assert all(cell.interleaved is None for cell in summarised(run))
+
+
+def interval(ratio: float, standard_error: float | None) -> RatioInterval:
+    """From so many blocks that t is the normal quantile, 1.96."""
+    return RatioInterval(ratio, 0.0, 9.0, 10**6, 0.95, standard_error=standard_error)
+
+
+def test_a_bias_is_visible_from_both_half_widths_on() -> None:
+    windows, batches = interval(0.97, 0.001), interval(1.02, 0.05)
+    seen = visible_bias(windows, batches)
+    assert seen == pytest.approx(exp(1.96 * (0.001 + 0.05)) - 1, rel=1e-3)
+    for share, disagrees in ((0.99, False), (1.01, True)):
+        there = interval(0.97 * (1 + share * seen), 0.05)
+        assert disagree(windows, there) is disagrees
+    assert visible_bias(windows, batches, cells=7) > seen
+    assert visible_bias(windows, None) is None
+    assert visible_bias(interval(1.0, None), batches) is None

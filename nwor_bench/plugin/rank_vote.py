@@ -2,8 +2,13 @@
 
 Only the rank itself sees an error of its own. Without a vote it would write its window directly
 while the others commit theirs: the caches would be right, but one engine would report two outcomes.
-So the ranks exchange three numbers on the host for each staged window, over vLLM's gloo group, and
+So the ranks exchange a few numbers on the host for each staged window, over vLLM's gloo group, and
 their reasons only after an error.
+
+Counts that are read late are compared late. Each rank reads when it can, but all seal the same
+steps, and sums up its counts to each of them. A vote also says how far a rank has read. So after
+it every rank knows the last sealed step that all have read, and the next vote compares the sums
+up to that step.
 """
 
 from collections.abc import Sequence
@@ -15,6 +20,12 @@ import torch.distributed as dist
 
 DIFFERENT_COUNTS = "ranks_accepted_differently"
 
+MOST_TOLD = 4096
+"""Sums kept for a vote: of a window of 8 ms, those of nine minutes."""
+
+NOTHING = -(1 << 40)
+"""Below every checksum and its negative: a rank that has no sum to compare."""
+
 
 class RankVote:
     """Every rank must call `settle` equally often and in the same order.
@@ -25,6 +36,8 @@ class RankVote:
 
     def __init__(self, group: Any = None):
         self._group = group
+        self._told: dict[int, int] = {}
+        self._read_by_all = 0
 
     @classmethod
     def of_worker(cls) -> "RankVote":
@@ -39,6 +52,12 @@ class RankVote:
         """True for a single rank, which decides without a vote."""
         return self._group is None
 
+    def tell(self, step: int, digest: int) -> None:
+        """Note a checksum of this rank's counts up to a sealed step, for the votes to come."""
+        self._told[step] = digest
+        if len(self._told) > MOST_TOLD:
+            del self._told[next(iter(self._told))]
+
     def settle(self, reason: str | None, num_accepted: Sequence[int] = ()) -> str | None:
         """Why every rank falls back, or None if none has to.
 
@@ -50,12 +69,17 @@ class RankVote:
         if self._group is None:
             return reason
         digest = crc32(repr(list(num_accepted)).encode())
-        votes = torch.tensor([int(reason is not None), digest, -digest])
+        late = self._told.get(self._read_by_all)
+        both = (NOTHING, NOTHING) if late is None else (late, -late)
+        read = next(reversed(self._told), 0)
+        votes = torch.tensor([int(reason is not None), digest, -digest, *both, -read])
         dist.all_reduce(votes, dist.ReduceOp.MAX, group=self._group)
-        fault, highest, minus_lowest = votes.tolist()
+        fault, high, minus_low, late_high, late_minus_low, minus_read = votes.tolist()
+        self._read_by_all = -minus_read
         if fault:
             return self._common_reason(reason)
-        return None if highest == -minus_lowest else DIFFERENT_COUNTS
+        differ = high > -minus_low or late_high > -late_minus_low
+        return DIFFERENT_COUNTS if differ else None
 
     def _common_reason(self, reason: str | None) -> str:
         """The reason that all ranks have, else the first faulty rank's with its number."""

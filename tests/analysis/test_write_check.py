@@ -25,14 +25,14 @@ SOUND = {"windows": 4, "early": 0, "uneven": 0, "written": 7, "without_slot": 0}
         ([SOUND, SOUND], None),
         ([{**SOUND, "early": 3}], "3 staged rows were written before their commit"),
         ([SOUND, {**SOUND, "uneven": 1}], "in every layer alike on rank 1"),
-        ([{**SOUND, "written": 8}], "8 drafts are in the cache .* but 7 were counted"),
-        ([{**SOUND, "written": 6}], "6 drafts are in the cache .* but 7 were counted"),
+        ([{**SOUND, "written": 8}], "8 drafts are in the cache .* but 7 were accepted"),
+        ([{**SOUND, "written": 6}], "6 drafts are in the cache .* but 7 were accepted"),
         ([{**SOUND, "written": 6, "without_slot": 1}], None),  # beyond the model's length
         ([{**SOUND, "windows": 0, "written": 0}], None),  # nothing was staged
     ],
 )
 def test_what_the_writes_say(ranks: list[dict[str, int]], says: str | None) -> None:
-    found = write_fault(ranks, committed=7)
+    found = write_fault(ranks, accepted=7)
     if says is None:
         assert found is None
     else:

@@ -57,7 +57,12 @@ def test_a_commit_launched_directly_equals_the_reference(driver_calls, captured,
         expected, actual = make_windows(shape, seed, "cpu"), make_windows(shape, seed, "cuda")
         sources = StagedSources(actual.keys, actual.values)
         run = CommitPlan(actual.kv_caches, slot_rows=actual.slot_rows).bind(
-            sources, actual.slots, actual.errors, certain=0, tokens_per_request=shape.tokens
+            sources,
+            actual.slots,
+            actual.errors,
+            certain=0,
+            tokens_per_request=shape.tokens,
+            written=actual.written,
         )
         nothing = torch.zeros_like(actual.num_sampled)
         run(nothing)  # through Triton, and commits nothing
@@ -72,6 +77,7 @@ def test_a_commit_launched_directly_equals_the_reference(driver_calls, captured,
         expected.commit_by_reference()
         assert_same(actual.memory.cpu(), expected.memory)
         assert_same(actual.errors.cpu(), expected.errors)
+        assert_same(actual.written.cpu(), expected.written)
     assert driver_calls == [shape.requests] * 3
     assert not refusals
 

@@ -86,7 +86,7 @@ def mla_inputs():
 
 OPERATORS = {
     "stage_kv_cache": (nwor_kernels.stage_kv_cache, stage_inputs, (3, 4, 5)),
-    "commit_staged_kv_cache": (nwor_kernels.commit_staged_kv_cache, commit_inputs, (2, 5)),
+    "commit_staged_kv_cache": (nwor_kernels.commit_staged_kv_cache, commit_inputs, (2, 5, 7)),
     "acceptance_mask": (nwor_kernels.acceptance_mask, mask_inputs, (3, 4)),
     "acceptance_mask_from_counts": (
         nwor_kernels.acceptance_mask_from_counts,

@@ -134,6 +134,19 @@ def test_what_is_written_is_what_was_sampled(triton_device, how):
             assert_same(at[:, :3], windows.keys[layer][source[row]])
             assert_same(at[:, 3:], windows.values[layer][source[row]])
     assert num_written(windows.memory) == len(written) * 2 * 2 * 8
+    assert windows.written.tolist() == [len(written)] * 2
+
+
+def test_rows_are_counted_once_by_programs_that_share_their_columns_and_add_up(triton_device):
+    """One row of four programs, 16 heads of 256; the second commit adds to the first."""
+    shape = WindowShape(requests=2, tokens=3, padding=2, kv_heads=16, widths=(256, 256))
+    windows = make_windows(shape, 4, triton_device)
+    windows.slots[:6] = torch.arange(6)
+    windows.num_sampled[:] = torch.tensor([1, 3])
+    windows.launch()
+    assert windows.written.tolist() == [4, 4]
+    windows.launch()
+    assert windows.written.tolist() == [8, 8]
 
 
 def test_a_request_without_a_count_commits_nothing(triton_device):
@@ -163,6 +176,7 @@ def test_a_bad_slot_commits_nothing_and_adds_its_flag(triton_device, how, slot):
     windows = compare_windows(WindowShape(padding=3), 2, triton_device, spoil)
     assert num_written(windows.memory) == 0
     assert windows.errors.tolist() == [ERROR_SLOT_RANGE, 64 | ERROR_SLOT_RANGE]
+    assert windows.written.tolist() == [0, 0]
 
 
 @pytest.mark.parametrize(

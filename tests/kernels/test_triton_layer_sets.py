@@ -115,7 +115,13 @@ def test_every_layer_gets_its_rows_in_its_groups_slots(
     assert bench.window.commit()
     assert bench.window.close().fallback_reason is None
     assert not bench.staging.errors.any()
+    assert bench.staging.written.tolist() == [len(KEPT) - certain_at_once(way)] * len(SHAPES)
     bench.expect(KEPT)
+
+
+def certain_at_once(way: str) -> int:
+    """First tokens that no commit writes."""
+    return 0 if way == "whole step" else REQUESTS
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -127,6 +133,7 @@ def test_a_window_that_is_given_up_is_written_whole_where_it_was_staged(
     bench.run(way, layers)
     bench.window.abort("planted")
     assert bench.window.close().fallback_reason == "planted"
+    assert not bench.staging.written.any()
     bench.expect(list(range(TOKENS)), layers)
 
 
@@ -172,6 +179,7 @@ def test_a_captured_window_is_committed_from_each_sets_addresses(
     assert bench.window.commit()
     bench.window.close()
     assert not bench.staging.errors.any()
+    assert bench.staging.written.tolist() == [len(KEPT) - certain_at_once(way)] * len(SHAPES)
     bench.expect(KEPT)
 
 

@@ -51,6 +51,7 @@ class Windows:
     k_scales: list[Tensor] | None
     v_scales: list[Tensor] | None
     slot_rows: list[int] | None
+    written: Tensor
     options: dict[str, Any] = field(default_factory=dict)
 
     def launch(self, tokens_per_program: int | None = None) -> None:
@@ -61,6 +62,7 @@ class Windows:
             self.slots,
             counts,
             self.errors,
+            written=self.written,
             tokens_per_program=tokens_per_program,
             **self.options,
         )
@@ -82,6 +84,7 @@ class Windows:
             k_scales=self.k_scales,
             v_scales=self.v_scales,
             slot_rows=self.slot_rows,
+            written=self.written,
             **both,
         )
 
@@ -120,6 +123,7 @@ def make_windows(shape: WindowShape, seed: int, device: torch.device | str) -> W
         torch.zeros(shape.layers, dtype=torch.int32, device=device),
         *(scales if shape.scales else (None, None)),
         slot_rows if shape.groups else None,
+        torch.zeros(shape.layers, 5, dtype=torch.int32, device=device)[:, 2],
         {"tokens_per_request": shape.tokens},
     )
 
@@ -139,4 +143,5 @@ def compare_windows(
     actual.launch(tokens_per_program)
     assert_same(actual.memory.cpu(), expected.memory)
     assert_same(actual.errors.cpu(), expected.errors)
+    assert_same(actual.written.cpu(), expected.written)
     return actual

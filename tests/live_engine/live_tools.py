@@ -121,17 +121,27 @@ def check_command(servers: Servers, clock: str) -> None:
     assert "VLLM_NWOR_MODE=interleave" in out
 
 
-def check_stops(base: str, stock: dict[str, str], fault: str, reason: str) -> None:
-    """Plant a fault: staging stops for good, and every answer stays right."""
+def check_stops(base: str, stock: dict[str, str] | None, fault: str, reason: str) -> None:
+    """Plant a fault: staging stops for good, and every answer stays right.
+
+    `stock` is None for a fault that loses committed tokens: answers are then not compared.
+    """
     ask_worker(base, "plant", fault)
-    assert {prompt: complete(base, prompt) for prompt in PROMPTS} == stock
+
+    def answers() -> dict[str, str] | None:
+        found = {prompt: complete(base, prompt) for prompt in PROMPTS}
+        return None if stock is None else found
+
+    assert answers() == stock
 
     def stopped(_: dict[str, float]) -> bool:
+        if stock is None:
+            answers()  # the alarm is told in the next staged window
         found = read_metrics(f"{base}/metrics", reason=reason)
         return found.get("nwor_live_staging_stopped_total") == 1
 
     before = metrics_when(base, stopped)
-    assert {prompt: complete(base, prompt) for prompt in PROMPTS} == stock
+    assert answers() == stock
     assert len(asyncio.run(load(base, 20))) >= 10
     after = metrics_when(
         base, lambda found: found["nwor_windows_total"] > before["nwor_windows_total"]

@@ -76,27 +76,27 @@ FAULTS = (
         "one accepted token too few",
         "a count that forgets the last accepted draft",
         "its slot keeps what stood there, and fewer drafts are written than counted",
-        cpu.one_too_few, gpu.one_too_few, K | TOKENS | WRITES, K | WRITES,
+        cpu.one_too_few, gpu.one_too_few, K | TOKENS | WRITES | COUNTERS, K | WRITES,
     ),
     Fault(
         "one accepted token too many",
         "validation that takes a rejected draft for an accepted one",
         "the next window overwrites its slot, so tokens and rows stay right: counts and writes "
-        "alone tell (on the CPU the records take validation's count, on a GPU vLLM's)",
-        cpu.accepts_one_too_many, gpu.one_too_many, COUNTERS, frozenset(),
+        "alone tell",
+        cpu.accepts_one_too_many, gpu.one_too_many, COUNTERS | WRITES, frozenset(),
     ),
     Fault(
         "one accepted token too many, in SCV graph alone",
         "a device kernel that differs from the host's loop",
         "as above, in the one cell whose validation runs on the device",
-        cpu.accepts_one_too_many_in_scv_graph, gpu.one_too_many_in_scv_graph, COUNTERS,
+        cpu.accepts_one_too_many_in_scv_graph, gpu.one_too_many_in_scv_graph, COUNTERS | WRITES,
         frozenset(), GRAPH_ALONE,
     ),
     Fault(
         "the rejected drafts committed instead of the accepted",
         "an inverted mask",
         "accepted slots keep what stood there; more is written than counted",
-        cpu.rejected_committed, gpu.rejected_committed, K | TOKENS | WRITES, K | WRITES,
+        cpu.rejected_committed, gpu.rejected_committed, K | TOKENS | WRITES | COUNTERS, K | WRITES,
     ),
     Fault(
         "V of two layers swapped",
@@ -121,7 +121,7 @@ FAULTS = (
         "a commit on another stream, or too late",
         "slots are filled one window late from rows that are another window's by then",
         cpu.commit_after_the_next_begin, gpu.commit_after_the_next_begin,
-        K | TOKENS | WRITES, K | WRITES,
+        K | TOKENS | WRITES | COUNTERS, K | WRITES,
     ),
     Fault(
         "slots of two requests swapped",
@@ -181,14 +181,14 @@ FAULTS = (
     Fault(
         "counters doubled",
         "a window that is recorded twice",
-        "the windows' counts are twice vLLM's, and twice what is in the cache",
-        cpu.counters_doubled, cpu.counters_doubled, COUNTERS | WRITES, COUNTERS,
+        "the windows' counts are twice vLLM's",
+        cpu.counters_doubled, cpu.counters_doubled, COUNTERS, COUNTERS,
     ),
     Fault(
         "staged tokens counted in each layer",
         "stage operations taken for tokens",
         "as above, and stage operations no longer are tokens x layers",
-        cpu.counted_in_each_layer, cpu.counted_in_each_layer, COUNTERS | WRITES, COUNTERS,
+        cpu.counted_in_each_layer, cpu.counted_in_each_layer, COUNTERS, COUNTERS,
     ),
     Fault(
         "every draft written at once and counted as staged",
@@ -229,7 +229,7 @@ RANK_FAULTS = (
         "one rank commits a row less",
         "ranks that settle on one count and write another",
         "half the heads of a slot keep what stood there; the other rank is right",
-        "commit_drops_a_row", K | TOKENS | WRITES,
+        "commit_drops_a_row", K | TOKENS | WRITES | RANKS,
     ),
     RankFault(
         "one rank counts a token less",

@@ -3,6 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
+import nwor_kernels
 from nwor_bench.plugin.attaching import HOOK
 from nwor_bench.plugin.worker import NworWorkerExtension
 
@@ -27,6 +28,14 @@ class PlantedWorker(NworWorkerExtension):
 
     def _device_refusal(self, hook: Any) -> None:
         hook.refusals.errors.fill_(1)  # the flag alone: the commits themselves are right
+
+    def _no_commit(self, hook: Any) -> None:
+        """Every commit from now on writes nothing, and says nothing of it."""
+        if hook.name == "V1":
+            nwor_kernels.commit_staged_kv_cache = lambda *_, **__: None
+            return
+        hook.buffers._launch = lambda *_: lambda counts: None
+        hook.validator._graphs.clear()
 
     def _miscount(self, hook: Any) -> None:
         original = hook.accumulator.add

@@ -2,20 +2,27 @@
 
 from collections.abc import Iterator
 from importlib.metadata import entry_points
+from pathlib import Path
 
 import pytest
 from live_tools import check_command, check_stops, check_turns, stock_and_turns, stock_answers
-from serve_tools import Servers
+from serve_tools import PROMPTS, Servers
+from server_tools import complete
 from test_gpu_serve import EXACT, SHARED_GPU
 
 pytestmark = [pytest.mark.engine, pytest.mark.gpu]
 
 
 @pytest.fixture(scope="module")
-def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
-    """One server as vLLM ships it, one in which the modes take turns."""
+def installed() -> None:
+    """The plugin, for servers to find."""
     if not entry_points(group="vllm.general_plugins", name="nwor_bench"):
         pytest.skip("the plugin is not installed here: pip install --no-deps -e .")
+
+
+@pytest.fixture(scope="module")
+def servers(installed: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
+    """One server as vLLM ships it, one in which the modes take turns."""
     with stock_and_turns(tmp_path_factory.mktemp("live"), *SHARED_GPU, **EXACT) as started:
         yield started
 
@@ -41,3 +48,9 @@ def test_a_commit_that_the_device_refused_stops_staging(
 ) -> None:
     """Its flag alone is planted, so every answer stays right. Last: the server stages no more."""
     check_stops(servers.staged, stock, "device_refusal", "commit_refused")
+
+
+def test_a_commit_that_writes_nothing_stops_staging(installed: None, tmp_path: Path) -> None:
+    with stock_and_turns(tmp_path, *SHARED_GPU, **EXACT) as own:
+        complete(own.staged, PROMPTS[0])
+        check_stops(own.staged, None, "no_commit", "counts_do_not_add_up")

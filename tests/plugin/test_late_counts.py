@@ -230,7 +230,8 @@ def test_where_nobody_ever_drains_only_the_last_windows_are_kept(monkeypatch):
 def test_what_else_waits_on_the_device_comes_with_the_same_copy():
     read = []
     late = LateCounts(Accumulator(), LAYERS)
-    late.read_with(torch.tensor([0, 9, 0], dtype=torch.int32), read.append)
+    flags = torch.tensor([0, 9, 0], dtype=torch.int32)
+    late.read_with(flags, read.append, torch.zeros(2, dtype=torch.int32))
     late.resolve(None)
     assert read == []  # no step, no copy
     late.add(step(["a-x"], [2], [4]))

@@ -9,6 +9,7 @@ from v2_pieces import K, make_hook, run_step
 
 from nwor_bench.plugin.live.groups import LiveGroups
 from nwor_bench.plugin.live.turns import LiveTurns
+from nwor_bench.plugin.rank_vote import RankVote
 from nwor_bench.records.live_reasons import Guard
 from nwor_bench.records.types import NworMode, ScvMode
 from nwor_bench.workload.window_order import ALL
@@ -21,8 +22,8 @@ REQUESTS = ["a-1", "b-2"]
 class Started:
     """A hook whose windows take turns, and the windows that it recorded."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.hook: Any = make_hook(monkeypatch)
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, vote: RankVote | None = None) -> None:
+        self.hook: Any = make_hook(monkeypatch, vote)
         self.turns = LiveTurns(self.hook, ScvMode.OFF)
         self.groups = LiveGroups()
         self.windows: list[Any] = []

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from nwor_bench.plugin.counts.accumulator import Accumulator
-from nwor_bench.plugin.counts.late_counts import LateCounts
+from nwor_bench.plugin.counts.late_counts import SEALED, LateCounts
 from nwor_bench.plugin.counts.pending_step import PendingStep
 from nwor_bench.plugin.counts.reading import Coming
 from nwor_bench.plugin.counts.unhurried import (
@@ -52,7 +52,9 @@ def counted() -> tuple[LateCounts, Accumulator]:
     return LateCounts(accumulator, num_layers=3), accumulator
 
 
-def run_steps(late: LateCounts, number: int, accepted: int = 1) -> list[Mark]:
+def run_steps(
+    late: LateCounts, number: int, accepted: int = 1, certain: int | None = None
+) -> list[Mark]:
     """Steps of one window each; the marks of their starts."""
     marks = []
     for _ in range(number):
@@ -67,6 +69,7 @@ def run_steps(late: LateCounts, number: int, accepted: int = 1) -> list[Mark]:
                 drafts=np.array([DRAFTS], dtype=np.int32),
                 num_sampled=torch.tensor([accepted + 1], dtype=torch.int32),
                 staged_tokens=DRAFTS,
+                certain=certain,
             )
         )
     return marks
@@ -119,15 +122,37 @@ def test_nothing_is_lost_or_changes_its_order_when_all_is_read_at_once() -> None
     assert accepted_tokens == [1, 1, 2, 2, 3, 3, 4, 4]
 
 
-def test_flags_are_read_with_the_counts() -> None:
-    late, _ = counted()
+def test_counters_are_read_as_they_stand_behind_a_sealed_step() -> None:
+    """Commits of later steps may be running: their rows belong to the next reading."""
+    late, accumulator = counted()
     flags, seen = torch.tensor([0, 7], dtype=torch.int32), []
-    late.read_with(flags, seen.append)
-    for mark in run_steps(late, 3):
+    written = torch.zeros(3, dtype=torch.int32)
+    late.read_with(flags, seen.append, written)
+    marks = []
+    for _ in range(SEALED + 3):
+        written += 1
+        marks += run_steps(late, 1, certain=0)
+    for mark in marks:
         mark.passed = True
     late.read_finished()
     late.read_finished()
+    late.settle(100)
     assert seen == [[0, 7]]
+    assert [counts.committed_tokens for counts, _, _ in accumulator.windows] == [1] * SEALED
+    late.resolve(None)
+    assert [counts.committed_tokens for counts, _, _ in accumulator.windows] == [1] * (SEALED + 3)
+
+
+def test_steps_without_a_commit_copy_no_counters() -> None:
+    late, accumulator = counted()
+    late.read_with(torch.zeros(2).int(), lambda _: None, torch.zeros(3).int())
+    for mark in run_steps(late, SEALED + 2):
+        mark.passed = True
+    assert not any(step.sealed for step in late._pending)
+    late.read_finished()
+    late.read_finished()
+    late.settle(100)
+    assert len(accumulator.windows) == SEALED + 1
 
 
 def test_a_request_with_more_tokens_than_its_window_has_is_reported() -> None:

@@ -29,19 +29,22 @@ class PieceBatch(WindowBatch):
     def fits(self, accepted: Tensor) -> bool:
         return accepted.shape == (len(self.num_draft_tokens),)
 
+    certain = 0
+
     @property
     def sources(self) -> None:
         """It was not captured."""
 
 
 class PieceStaging(ModelStaging):
-    """Staging that writes nothing, with the flags that a commit leaves on the device."""
+    """Staging that writes nothing, with the flags and counts that a commit leaves on the device."""
 
     l2 = None
 
     def __init__(self) -> None:
         super().__init__(LAYERS)
         self.errors = torch.zeros(LAYERS, dtype=torch.int32)
+        self.written = torch.zeros(LAYERS, dtype=torch.int32)
         self.commits = 0
 
     def open(self, batch: WindowBatch) -> None:
@@ -52,6 +55,7 @@ class PieceStaging(ModelStaging):
 
     def commit(self, slots: Tensor, accepted: Tensor) -> str:
         self.commits += 1
+        self.written += int(accepted.sum())
         return ""
 
 

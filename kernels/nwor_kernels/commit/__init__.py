@@ -12,7 +12,7 @@ __all__ = ["commit_staged_kv_cache", "commit_staged_kv_cache_reference"]
 
 @torch.library.custom_op(
     "nwor::commit_staged_kv_cache",
-    mutates_args=("kv_caches", "layer_metadata"),
+    mutates_args=("kv_caches", "layer_metadata", "written"),
     device_types="cpu",
 )
 def commit_staged_kv_cache(
@@ -23,10 +23,11 @@ def commit_staged_kv_cache(
     accepted: Tensor,
     layer_metadata: Tensor,
     slot_rows: Sequence[int] | None = None,
+    written: Tensor | None = None,
 ) -> None:
     """See `commit_staged_kv_cache_reference` for shapes and meaning."""
     commit_staged_kv_cache_reference(
-        staged_key, staged_value, kv_caches, slots, accepted, layer_metadata, slot_rows
+        staged_key, staged_value, kv_caches, slots, accepted, layer_metadata, slot_rows, written
     )
 
 
@@ -39,12 +40,13 @@ def _(
     accepted: Tensor,
     layer_metadata: Tensor,
     slot_rows: Sequence[int] | None = None,
+    written: Tensor | None = None,
 ) -> None:
     """One Triton launch; Triton is imported by the first call, which only a GPU makes."""
     from nwor_kernels.commit.operator import commit_staged_kv_cache_triton
 
     commit_staged_kv_cache_triton(
-        staged_key, staged_value, kv_caches, slots, accepted, layer_metadata, slot_rows
+        staged_key, staged_value, kv_caches, slots, accepted, layer_metadata, slot_rows, written
     )
 
 
@@ -57,5 +59,6 @@ def _(
     accepted: Tensor,
     layer_metadata: Tensor,
     slot_rows: Sequence[int] | None = None,
+    written: Tensor | None = None,
 ) -> None:
     """Nothing to infer: the operator only mutates."""

@@ -55,6 +55,7 @@ _E4M3_MAX = tl.constexpr(E4M3_MAX)
         "rows",
         "errors",
         "metadata",
+        "written",
     ],
 )
 def commit_kernel(
@@ -68,6 +69,7 @@ def commit_kernel(
     rows,
     errors,
     metadata,
+    written,
     num_rows,
     capacity,
     num_requests,
@@ -98,8 +100,9 @@ def commit_kernel(
     """One program: TOKENS rows by COLUMNS columns of one layer.
 
     STRIDES are those of slots (along N), accepted, row_request, row_index, rows, errors, metadata
-    (two) and of slots again (along the groups). SLOT_GROUPS is how many groups `slot_rows` names.
-    K_SCALES and V_SCALES are how many scales a layer has: 0 where the cache is not quantised.
+    (two), of slots again (along the groups) and written. SLOT_GROUPS is how many groups
+    `slot_rows` names. K_SCALES and V_SCALES are how many scales a layer has: 0 where the cache is
+    not quantised.
     """
     if STARTS_EARLY:
         gdc_wait()
@@ -184,6 +187,10 @@ def commit_kernel(
     to_value += KEY_DIM * CACHE_STRIDES[3]
     tl.store(cache + place[:, None] + to_key[None, :], key_tile, mask=in_key)
     tl.store(cache + place[:, None] + to_value[None, :], value_tile, mask=in_value)
+    if written is not None:
+        stored = tl.sum(kept.to(tl.int32), axis=0)
+        once = tl.program_id(1) == 0  # other programs store more columns of the same rows
+        tl.atomic_add(written + layer * STRIDES[9], stored, mask=once, sem="relaxed")
 
 
 @triton.jit

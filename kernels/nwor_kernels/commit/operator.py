@@ -20,6 +20,7 @@ def commit_staged_kv_cache_triton(
     accepted: Tensor,
     layer_metadata: Tensor,
     slot_rows: Sequence[int] | None = None,
+    written: Tensor | None = None,
 ) -> None:
     """`commit_staged_kv_cache_reference` in one launch.
 
@@ -44,4 +45,5 @@ def commit_staged_kv_cache_triton(
         layer_metadata[:, ERROR_FLAG],
         accepted=accepted,
         layer_metadata=layer_metadata,
+        written=written,
     )

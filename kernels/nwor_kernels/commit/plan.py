@@ -92,6 +92,7 @@ class CommitPlan:
         rows: Tensor | None = None,
         accepted: Tensor | None = None,
         layer_metadata: Tensor | None = None,
+        written: Tensor | None = None,
         tokens_per_program: int | None = None,
     ) -> None:
         """Write the accepted rows of all layers in one launch.
@@ -121,6 +122,8 @@ class CommitPlan:
             accepted: [N] bool, a mask instead of counts.
             layer_metadata: [layers, 2] int32 as `stage_kv_cache` wrote it: a layer that staged
                 another number of rows, or has a flag, commits nothing in any layer.
+            written: [layers] int32; the rows stored in each layer are added. Layers whose counters
+                lie in one cache line wait for each other.
             tokens_per_program: rows of a program; None: chosen by the size of the window.
 
         Raises:
@@ -132,7 +135,7 @@ class CommitPlan:
         counts = num_sampled if accepted is None else accepted
         assert counts is not None
         options = _Options(accepted is not None, tokens_per_request, certain, tokens_per_program)
-        small = (slots, counts, row_request, row_index, rows, errors, layer_metadata)
+        small = (slots, counts, row_request, row_index, rows, errors, layer_metadata, written)
         layouts = [None if tensor is None else (tensor.dtype, tensor.stride()) for tensor in small]
         key = (slots.shape, options, sources.layout, *layouts)
         launch = self._launches.get(key)
@@ -157,20 +160,21 @@ class CommitPlan:
         *,
         certain: int,
         tokens_per_request: int,
+        written: Tensor | None = None,
     ) -> Callable[[Tensor], None]:
         """`commit_windows` for equal windows with all but the counts fixed: the least host time.
 
         Args:
-            sources, slots, errors, certain, tokens_per_request: as in `commit_windows`; all of
-                them must keep their addresses and layouts.
+            sources, slots, errors, certain, tokens_per_request, written: as in `commit_windows`;
+                all of them must keep their addresses and layouts.
 
         Returns:
             The commit, given [requests] int32 on the device, contiguous.
         """
-        small = (slots, errors, None, None, None, errors, None)
+        small = (slots, errors, None, None, None, errors, None, written)
         launch = self._prepare(sources, small, _Options(False, tokens_per_request, certain, None))
         tables = (sources.table, self._table, slots, self._slot_rows)
-        after = (None, None, None, errors, None, slots.shape[-1], sources.num_rows)
+        after = (None, None, None, errors, None, written, slots.shape[-1], sources.num_rows)
         bound = launch.bind(*tables, *after, at=len(tables))
 
         def commit(num_sampled: Tensor) -> None:
@@ -184,7 +188,7 @@ class CommitPlan:
         self, sources: StagedSources, small: tuple[Tensor | None, ...], options: _Options
     ) -> Launch:
         """Check what is the same in all launches of a kind, and choose the kernel's tiles."""
-        slots, _, row_request, row_index, _, _, layer_metadata = small
+        slots, _, row_request, row_index, _, _, layer_metadata, written = small
         assert slots is not None
         tokens_per_request = options.tokens_per_request
         ways = (options.is_mask, tokens_per_request is not None, row_request is not None)
@@ -200,12 +204,13 @@ class CommitPlan:
         many = num_rows * self.num_layers >= MANY_ROWS
         tokens = options.tokens_per_program or (2 if many else 1)
         tile = tiling(num_rows, heads * max(key_dim, value_dim), tokens)
-        strides = [0 if tensor is None else tensor.stride(0) for tensor in (None, *small[1:])]
+        strides = [0 if tensor is None else tensor.stride(0) for tensor in (None, *small[1:7])]
         strides[0] = slots.stride(-1)
         metadata_stride = 0 if layer_metadata is None else layer_metadata.stride(1)
+        written_stride = 0 if written is None else written.stride(0)
         starts = starts_early(slots.device)
         constants = {
-            "STRIDES": (*strides, metadata_stride, slots.stride(0)),
+            "STRIDES": (*strides, metadata_stride, slots.stride(0), written_stride),
             "KEY_STRIDES": sources.key_strides,
             "VALUE_STRIDES": sources.value_strides,
             "CACHE_STRIDES": self._strides,

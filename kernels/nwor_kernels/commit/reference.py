@@ -24,6 +24,7 @@ def commit_staged_kv_cache_reference(
     accepted: Tensor,
     layer_metadata: Tensor,
     slot_rows: Sequence[int] | None = None,
+    written: Tensor | None = None,
 ) -> None:
     """Write staged row i to slot `slots[i]` of every layer where `accepted[i]`.
 
@@ -42,6 +43,7 @@ def commit_staged_kv_cache_reference(
         accepted: [num_staged] bool.
         layer_metadata: [layers, 2] int32, (staged count, error flags); flags are added here.
         slot_rows: layer i writes to `slots[slot_rows[i]]`; None: slots are those of all layers.
+        written: [layers] int32; the rows stored in each layer are added.
     """
     commit_windows_reference(
         list(staged_key),
@@ -52,6 +54,7 @@ def commit_staged_kv_cache_reference(
         layer_metadata[:, ERROR_FLAG],
         layer_metadata=layer_metadata,
         slot_rows=slot_rows,
+        written=written,
     )
 
 
@@ -68,6 +71,7 @@ def commit_windows_reference(
     k_scales: Sequence[Tensor] | None = None,
     v_scales: Sequence[Tensor] | None = None,
     slot_rows: Sequence[int] | None = None,
+    written: Tensor | None = None,
 ) -> None:
     """Write source row i (or `rows[i]`) of every layer to slot `slots[i]` where `accepted[i]`.
 
@@ -88,6 +92,7 @@ def commit_windows_reference(
             window's or whose flag is set stops the commit.
         k_scales, v_scales: one float32 tensor a layer, [1] or [kv_heads]; fp8 caches only.
         slot_rows: the row of `slots` that each layer writes to.
+        written: [layers] int32; the rows stored in each layer are added.
     """
     block_size = kv_caches[0].shape[2]
     of_layer = [slots] * len(kv_caches) if slot_rows is None else list(slots[list(slot_rows)])
@@ -116,13 +121,15 @@ def commit_windows_reference(
             (keys, k_scales, slice(head_dim)),
             (values, v_scales, slice(head_dim, None)),
         ):
-            written = tensors[layer][source[kept]]
+            new = tensors[layer][source[kept]]
             if kv_cache.dtype in E4M3_CACHE_DTYPES:
                 assert scales is not None
-                written = quantize_e4m3(written, scales[layer]).view(torch.uint8)
-                kv_cache.view(torch.uint8)[block, :, offset, columns] = written
+                new = quantize_e4m3(new, scales[layer]).view(torch.uint8)
+                kv_cache.view(torch.uint8)[block, :, offset, columns] = new
             else:
-                kv_cache[block, :, offset, columns] = written.to(kv_cache.dtype)
+                kv_cache[block, :, offset, columns] = new.to(kv_cache.dtype)
+        if written is not None:
+            written[layer] += kept.numel()
 
 
 def accepted_rows(

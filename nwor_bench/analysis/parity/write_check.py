@@ -7,12 +7,12 @@ but saves nothing. Only this check finds it.
 from collections.abc import Mapping, Sequence
 
 
-def write_fault(ranks: Sequence[Mapping[str, int]], committed: int) -> str | None:
+def write_fault(ranks: Sequence[Mapping[str, int]], accepted: int) -> str | None:
     """The fault in a gate batch's writes, in words; None if there is none.
 
     Args:
         ranks: the writes that each rank's `WriteWatch` saw, the first rank first.
-        committed: committed drafts of the batch, as its windows count them.
+        accepted: accepted drafts of the batch's staged windows.
     """
     for rank, seen in enumerate(ranks):
         where = f" on rank {rank}" if len(ranks) > 1 else ""
@@ -20,10 +20,10 @@ def write_fault(ranks: Sequence[Mapping[str, int]], committed: int) -> str | Non
             return f"writes: {seen['early']} staged rows were written before their commit{where}"
         if seen["uneven"]:
             return f"writes: {seen['uneven']} rows were not written in every layer alike{where}"
-        least = committed - seen["without_slot"]
-        if seen["windows"] and not least <= seen["written"] <= committed:
+        least = accepted - seen["without_slot"]
+        if seen["windows"] and not least <= seen["written"] <= accepted:
             return (
                 f"writes: {seen['written']} drafts are in the cache after their commits{where}, "
-                f"but {committed} were counted as committed"
+                f"but {accepted} were accepted"
             )
     return None

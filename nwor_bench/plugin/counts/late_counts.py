@@ -11,19 +11,26 @@ from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from operator import add
 from typing import Any
+from zlib import crc32
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from nwor_bench.plugin.counts.accumulator import Accumulator
 from nwor_bench.plugin.counts.pending_step import PendingStep
 from nwor_bench.plugin.counts.read_window import ReadWindow
 from nwor_bench.plugin.counts.reading import Coming, SideReader, read_all
+from nwor_bench.plugin.counts.written_rows import WrittenRows
 from nwor_bench.plugin.observe.device_clock import has_passed
 from nwor_bench.plugin.observe.phases import durations
 from nwor_bench.records.types import SETTLING
 
 logger = logging.getLogger("vllm.nwor_bench")
+
+SEALED = 16
+"""Where commits run, the device's counters are copied behind every step of this number, so that a
+reading may end there. Steps are counted, not time: the same ones are sealed on every rank."""
 
 MOST_PENDING = 2_000
 """Steps whose counts wait on the device; then one copy reads them."""
@@ -49,12 +56,18 @@ class LateCounts:
         self._restarted: dict[str, int] = {}
         self._last: PendingStep | None = None
         self._alone_in_a_row = 0
-        self._also: Tensor | None = None
-        self._take_also: Callable[[list[int]], None] | None = None
+        self._counters: tuple[Tensor, Tensor] | None = None
+        self._take_flags: Callable[[list[int]], None] | None = None
+        self._written = WrittenRows(())
+        self._added = 0
+        self._unsealed = False
+        self._digest = 0
         self._reader = SideReader()
         self._coming: tuple[list[PendingStep], Coming] | None = None
         self.on_overcount: Callable[[], None] | None = None
         """Called where a request got more tokens than its drafts and one."""
+        self.tell_digest: Callable[[int, int], None] | None = None
+        """Given the number of each sealed step and a checksum of all counts up to it."""
 
     @property
     def is_reading(self) -> bool:
@@ -66,9 +79,16 @@ class LateCounts:
         """Requests whose tokens are still counted: their end has not been read."""
         return len(self._sampled_before)
 
-    def read_with(self, tensor: Tensor, take: Callable[[list[int]], None]) -> None:
-        """Read `tensor` [n] int32, on the steps' device, with every copy of counts."""
-        self._also, self._take_also = tensor, take
+    def read_with(self, flags: Tensor, take: Callable[[list[int]], None], written: Tensor) -> None:
+        """Read two tensors on the steps' device with every copy of counts.
+
+        Args:
+            flags: [n] int32, and who takes them.
+            take: is given them.
+            written: [layers] int32, rows that commits have stored in each layer, modulo 2**32.
+        """
+        self._counters, self._take_flags = (flags, written), take
+        self._written = WrittenRows(written.tolist())
 
     def step_started(self, now: float, mark: Any = None) -> None:
         """A step begins on the host: the one before it lasted until now.
@@ -99,6 +119,12 @@ class LateCounts:
             step.restarted, self._restarted = self._restarted, {}
         self._pending.append(step)
         self._last = step
+        self._added += 1
+        self._unsealed |= step.certain is not None
+        if self._unsealed and self._added % SEALED == 0:
+            step.sealed, step.counters = self._added, self._counters_now()
+            self._unsealed = False
+        step.ends_reading = not self._unsealed
         if len(self._pending) > MOST_PENDING:
             self._read_pending()
 
@@ -127,12 +153,17 @@ class LateCounts:
             if self._coming[1].is_there():
                 self._take_coming()
             return
-        steps = []
-        while self._pending and has_passed(self._pending[0].ended):
-            steps.append(self._pending.popleft())
-        if steps:
+        number = 0
+        for place, step in enumerate(self._pending, start=1):
+            if not has_passed(step.ended):
+                break
+            if step.ends_reading:
+                number = place
+        if number:
+            steps = [self._pending.popleft() for _ in range(number)]
             counts = [step.num_sampled for step in steps]
-            self._coming = (steps, self._reader.begin(counts, self._also))
+            sealed = (step.counters for step in reversed(steps) if step.counters is not None)
+            self._coming = (steps, self._reader.begin(counts, next(sealed, None)))
 
     def settle(self, most: int) -> None:
         """Count at most so many of the steps that have been read; every window counts."""
@@ -155,15 +186,22 @@ class LateCounts:
             self._take_coming()
         steps = list(self._pending)
         self._pending.clear()
-        self._take(steps, read_all([step.num_sampled for step in steps], self._also))
+        self._take(steps, read_all([step.num_sampled for step in steps], self._counters_now()))
 
     def _take(self, steps: list[PendingStep], lists: list[list[int]]) -> None:
-        if self._take_also is not None and len(lists) > len(steps):
-            self._take_also(lists.pop())
+        if self._counters is not None and len(lists) > len(steps):
+            counters, flags = lists.pop(), self._counters[0].numel()
+            assert self._take_flags is not None
+            self._take_flags(counters[:flags])
+            self._written.settle(steps, lists, counters[flags:])
         for step, num_sampled in zip(steps, lists, strict=True):
-            step.num_sampled = None
+            step.num_sampled = step.counters = None
             self._arrived.append((step, num_sampled))
         self._record_arrived(len(self._arrived) - self._accumulator.most_kept, None)
+
+    def _counters_now(self) -> Tensor | None:
+        """Flags and rows written behind all steps that have been launched; waits for nothing."""
+        return None if self._counters is None else torch.cat(self._counters)
 
     def _forget(self, req_ids: Collection[str]) -> None:
         for req_id in req_ids:
@@ -175,6 +213,8 @@ class LateCounts:
         self._forget(step.finished)
         known.update(step.restarted)
         step.finished, step.restarted = (), {}
+        if self.tell_digest is not None:
+            self._tell(step, num_sampled)
         before = [known.get(req_id, 0) for req_id in step.req_ids]
         known.update(zip(step.req_ids, map(add, before, num_sampled), strict=False))
         steady = self._alone_in_a_row >= SETTLING
@@ -183,6 +223,12 @@ class LateCounts:
             return None
         sampled = np.array(num_sampled or [0] * len(step.drafts), dtype=np.int32)
         return ReadWindow(step, step.drafts, sampled, before, steady, durations(step.marks))
+
+    def _tell(self, step: PendingStep, num_sampled: list[int]) -> None:
+        counted = (num_sampled, step.committed_tokens)
+        self._digest = crc32(repr(counted).encode(), self._digest)
+        if step.sealed and self.tell_digest is not None:
+            self.tell_digest(step.sealed, self._digest)
 
     def _settle(self, window: ReadWindow, lengths: dict[str, int] | None) -> None:
         """Record one window; requests that had finished before it are counted apart."""

@@ -30,6 +30,18 @@ class PendingStep:
     """[requests] int32 on the device, tokens that each request got."""
     staged_tokens: int = 0
     """Drafts that were staged and committed or rejected."""
+    committed_tokens: int | None = None
+    """Drafts that the commit wrote in every layer, as it counted them; None: not counted."""
+    certain: int | None = None
+    """Rows of each request that its commit wrote beside accepted drafts; None: no commit ran."""
+    decided_in_commit: bool = False
+    """The commit was given vLLM's `num_sampled`, not accepted counts."""
+    sealed: int = 0
+    """Its number among all steps, if it is sealed (`late_counts`); else 0."""
+    ends_reading: bool = False
+    """No commit has run since the last sealed step, this one included."""
+    counters: Tensor | None = None
+    """Flags and rows written, [2 x layers] int32, as they stand behind it, if it is sealed."""
     control_tokens: int = 0
     """Drafts of a control window; see `WindowCounts`."""
     fallback_reason: str | None = None

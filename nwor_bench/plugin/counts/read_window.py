@@ -58,12 +58,13 @@ class ReadWindow:
         accepted_at, drafted_at = per_position(kept, kept_accepted)
         total, total_accepted = int(drafts.sum()), int(accepted.sum())
         staged = step.staged_tokens
+        committed = total_accepted if step.committed_tokens is None else step.committed_tokens
         return WindowCounts(
             num_reqs=int(np.count_nonzero(drafts)),
             draft_tokens=total,
             accepted_tokens=total_accepted,
             staged_tokens=staged,
-            committed_tokens=total_accepted if staged else 0,
+            committed_tokens=committed if staged else 0,
             rejected_tokens=staged - total_accepted if staged else 0,
             stage_operations=staged * num_layers,
             uncounted_draft_tokens=total - int(kept.sum()),

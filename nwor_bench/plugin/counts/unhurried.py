@@ -8,8 +8,9 @@ from nwor_bench.plugin.counts.late_counts import LateCounts
 from nwor_bench.plugin.patching import Patch, PatchSet
 from nwor_bench.plugin.runner_hook import RunnerHook
 
-READ_S = 1.0
-"""How often counts that are still on the device are read."""
+READ_S = 0.25
+"""How often counts that are still on the device are read. A commit that wrote something else than
+was accepted is found then, and staging stops: within a second."""
 
 COUNTED_A_STEP = 2
 """Steps that are counted before a step: their counts come many at a time, and one that waited for

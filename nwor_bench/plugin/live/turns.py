@@ -107,4 +107,10 @@ class LiveTurns(Interleaving):
     def _raise(self, problem: str, counts: WindowCounts | None) -> None:
         if self.stopped is None and self.alarm is None:
             self.alarm = f"{Guard.COUNTS}:{problem}"
-            logger.error("nwor: counts of a window do not add up: %s; %s", problem, counts)
+            logger.error(
+                "nwor: counts of a window do not add up: %s; %s. If fewer tokens were committed "
+                "than accepted, answers of the last second may be wrong, and later ones that hit "
+                "their blocks in the prefix cache: restart the server",
+                problem,
+                counts,
+            )

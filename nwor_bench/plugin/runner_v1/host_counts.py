@@ -37,6 +37,8 @@ class Step:
     sampled: Any = None
     """The device's mark behind `num_sampled`; None unless a server reads counts late."""
     outcome: Outcome | None = None
+    committed_tokens: int = 0
+    """Drafts that its commit wrote, as it counted them."""
     fallback_reason: str | None = None
     validation: Validation | None = None
     scv_fallback_reason: str | None = None
@@ -74,14 +76,15 @@ class HostCounts:
         valid = valid_drafts(step.num_draft_tokens, step.req_ids, step.invalid_drafts)
         accepted_at, drafted_at = per_position(valid, num_accepted)
         outcome = step.outcome or Outcome(0, 0, step.fallback_reason)
+        staged = outcome.staged_tokens
         counts = WindowCounts(
             num_reqs=step.num_reqs,
             draft_tokens=drafts,
             accepted_tokens=sum(num_accepted),
-            staged_tokens=outcome.staged_tokens,
-            committed_tokens=outcome.committed_tokens or 0,
-            rejected_tokens=outcome.rejected_tokens or 0,
-            stage_operations=outcome.staged_tokens * self._num_layers,
+            staged_tokens=staged,
+            committed_tokens=step.committed_tokens if staged else 0,
+            rejected_tokens=staged - sum(num_accepted) if staged else 0,
+            stage_operations=staged * self._num_layers,
             uncounted_draft_tokens=drafts - int(valid.sum()),
             fallback_reason=outcome.fallback_reason,
             accepted_per_position=accepted_at,
@@ -139,6 +142,7 @@ def pending_step(step: Step) -> PendingStep:
     )
     if step.outcome is not None:
         pending.staged_tokens = step.outcome.staged_tokens
+        pending.committed_tokens = step.committed_tokens
         pending.control_tokens = step.outcome.control_tokens
         pending.fallback_reason = step.outcome.fallback_reason
     return pending

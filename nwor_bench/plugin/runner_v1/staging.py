@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 import nwor_kernels
+from nwor_bench.plugin.counts.written_rows import in_every_layer
 from nwor_bench.plugin.staging.layers import LayerCache, StagingUnavailable, partition
 from nwor_kernels.metadata import ERROR_FLAG, error_names
 
@@ -15,13 +16,22 @@ class BufferSet:
         layers: target layers of one shape and dtype.
         capacity: most draft tokens that a window can have (requests x k).
         metadata: [layers, 2] int32, this set's part of all layers' counts and flags.
+        written: [layers] int32, likewise of the rows that commits stored.
         grouped: slots are [groups, N], and each layer has a row of them.
     """
 
-    def __init__(self, layers: list[LayerCache], capacity: int, metadata: Tensor, grouped: bool):
+    def __init__(
+        self,
+        layers: list[LayerCache],
+        capacity: int,
+        metadata: Tensor,
+        written: Tensor,
+        grouped: bool,
+    ):
         self.layers = layers
         self.kv_caches = [layer.kv_cache for layer in layers]
         self._metadata = metadata
+        self._written = written
         self._more = {"slot_rows": [layer.slot_row for layer in layers]} if grouped else {}
         _, kv_heads, _, width = self.kv_caches[0].shape
         head_dim, dtype, device = layers[0].head_dim, layers[0].dtype, metadata.device
@@ -40,7 +50,14 @@ class BufferSet:
     def commit(self, slots: Tensor, accepted: Tensor) -> None:
         """Write accepted rows to all layers of the set, or to none of them."""
         nwor_kernels.commit_staged_kv_cache(
-            self.key, self.value, self.kv_caches, slots, accepted, self._metadata, **self._more
+            self.key,
+            self.value,
+            self.kv_caches,
+            slots,
+            accepted,
+            self._metadata,
+            written=self._written,
+            **self._more,
         )
 
     def write(self, place: int, slots: Tensor) -> None:
@@ -70,13 +87,17 @@ class StagingBuffers:
         self.capacity = capacity
         device = layers[0].kv_cache.device
         self.metadata = torch.zeros(self.num_layers, 2, dtype=torch.int32, device=device)
+        self.written = torch.zeros(self.num_layers, dtype=torch.int32, device=device)
+        self.committed_tokens = 0
+        """Drafts that the window's commit wrote in every layer, as it counted them."""
         self.sets: list[BufferSet] = []
         self.layers: list[LayerCache] = []
         """In the order of their numbers: set by set."""
         for alike in partition(layers):
             first = len(self.layers)
-            metadata = self.metadata[first : first + len(alike)]
-            self.sets.append(BufferSet(alike, capacity, metadata, grouped))
+            part = slice(first, first + len(alike))
+            counters = self.metadata[part], self.written[part]
+            self.sets.append(BufferSet(alike, capacity, *counters, grouped))
             self.layers += alike
         self._places = [(each, place) for each in self.sets for place in range(len(each.layers))]
 
@@ -93,6 +114,7 @@ class StagingBuffers:
     def reset(self) -> None:
         """Forget the last window."""
         self.metadata.zero_()
+        self.committed_tokens = 0
 
     def stage(self, layer: int, key: Tensor, value: Tensor, rows: Tensor) -> str:
         """Copy the rows into the layer's buffers; returns the error words, or ''."""
@@ -104,12 +126,20 @@ class StagingBuffers:
 
         After an error a set may have written: the window then falls back, and writes every row.
         """
+        self.written.zero_()
         for each in self.sets:
             each.commit(slots, accepted)
+        self.committed_tokens = self._committed(slots, accepted)
         problems = 0
         for flags in self.metadata[:, ERROR_FLAG].tolist():
             problems |= flags
         return error_names(problems)
+
+    def _committed(self, slots: Tensor, accepted: Tensor) -> int:
+        """Drafts that were written; one without a slot cannot be, and is no fault."""
+        real = slots[self.layers[0].slot_row] >= 0 if slots.dim() == 2 else slots >= 0
+        due = int((accepted & real).sum())
+        return int(accepted.sum()) - due + in_every_layer(self.written.tolist(), due)
 
     def write_directly(self, layers: list[int], slots: Tensor) -> None:
         """Write every staged row of these layers, as stock vLLM would have done at once."""

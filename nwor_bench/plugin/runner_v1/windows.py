@@ -133,6 +133,7 @@ class V1Windows:
         if window is not None and staged:
             started = time.perf_counter()
             self._commit(window, step.validation)
+            step.committed_tokens = self.buffers.committed_tokens if self.buffers else 0
             step.times = replace(step.times, commit_ms=ms_since(started))
 
     def _commit(self, window: Window, validation: Validation | None) -> None:

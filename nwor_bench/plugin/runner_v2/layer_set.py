@@ -32,6 +32,7 @@ class LayerSet:
         first: number of its first layer among all target layers.
         layers: its layers.
         errors: [layers] int32 on the device, this set's part of all layers' flags.
+        written: [2, layers] int32 likewise: rows stored by commits, and by direct writes.
         grouped: slots are [groups, N], and each layer has a row of them.
 
     Raises:
@@ -39,7 +40,13 @@ class LayerSet:
     """
 
     def __init__(
-        self, number: int, first: int, layers: list[LayerCache], errors: Tensor, grouped: bool
+        self,
+        number: int,
+        first: int,
+        layers: list[LayerCache],
+        errors: Tensor,
+        written: Tensor,
+        grouped: bool,
     ):
         self.layers = layers
         self.numbers = range(first, first + len(layers))
@@ -47,6 +54,7 @@ class LayerSet:
         self.values: list[Tensor] = []
         self._number = number
         self._errors = errors
+        self._written, self._written_directly = written
         self._grouped = grouped
         self._plan = self._plan_of(layers, [layer.slot_row for layer in layers])
         self._bound: dict[tuple[StagedSources, int], Launch] = {}
@@ -117,6 +125,7 @@ class LayerSet:
                 self._errors,
                 certain=certain,
                 tokens_per_request=batch.tokens_per_request,
+                written=self._written,
             )
         return bound
 
@@ -125,9 +134,18 @@ class LayerSet:
         self._bound.clear()
 
     def commit(
-        self, batch: GpuWindowBatch, slots: Tensor, counts: Tensor, *, certain: int = 0
+        self,
+        batch: GpuWindowBatch,
+        slots: Tensor,
+        counts: Tensor,
+        *,
+        certain: int = 0,
+        direct: bool = False,
     ) -> None:
-        """Write the first `counts[request] + certain` rows of each request, in every layer."""
+        """Write the first `counts[request] + certain` rows of each request, in every layer.
+
+        `direct` rows are counted apart: no window commits them.
+        """
         metadata = None
         if batch.copied and batch.sources is None:
             # A captured graph stages its padding too, which has no slots to count against.
@@ -144,6 +162,7 @@ class LayerSet:
             row_index=batch.row_index,
             rows=batch.source_rows,
             layer_metadata=metadata,
+            written=self._written_directly if direct else self._written,
         )
 
     def _sources(self, batch: GpuWindowBatch) -> StagedSources:

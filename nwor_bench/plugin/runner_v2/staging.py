@@ -31,6 +31,9 @@ logger = logging.getLogger("vllm.nwor_bench")
 ACTIVATIONS_REUSED = "activations_reused"
 """Fallback reason where one layer's K/V overwrite another's; it then holds for every window."""
 
+CACHE_LINE = 32
+"""int32 of a line in the L2 cache: a counter a line, else the layers' additions queue up."""
+
 EVERY_ROW = 1 << 20
 """A count above any window's: a commit with it writes every staged row."""
 
@@ -55,13 +58,18 @@ class GpuStaging:
         device = layers[0].kv_cache.device
         self._counts_of_all = torch.full((capacity,), EVERY_ROW, dtype=torch.int32, device=device)
         self.errors = torch.zeros(self.num_layers, dtype=torch.int32, device=device)
+        shape = (2, self.num_layers, CACHE_LINE)
+        written = torch.zeros(shape, dtype=torch.int32, device=device)[..., 0]
+        self.written = written[0]
+        """[layers] int32: rows that commits stored, modulo 2**32; direct writes are left out."""
         self.sets: list[LayerSet] = []
         self.layers: list[LayerCache] = []
         """In the order of their numbers: set by set."""
         for number, alike in enumerate(partition(layers)):
             first = len(self.layers)
-            errors = self.errors[first : first + len(alike)]
-            self.sets.append(LayerSet(number, first, alike, errors, grouped))
+            part = slice(first, first + len(alike))
+            counters = self.errors[part], written[:, part]
+            self.sets.append(LayerSet(number, first, alike, *counters, grouped))
             self.layers += alike
         self._places = [(each, place) for each in self.sets for place in range(len(each.layers))]
         self._batch: GpuWindowBatch | None = None
@@ -214,7 +222,7 @@ class GpuStaging:
         assert batch is not None
         for each in self.sets:
             if staged.issuperset(each.numbers):
-                each.commit(batch, slots, self._counts_of_all)
+                each.commit(batch, slots, self._counts_of_all, direct=True)
                 continue
             for place, number in enumerate(each.numbers):
                 if number in staged:

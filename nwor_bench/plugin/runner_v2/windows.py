@@ -70,6 +70,8 @@ class V2Windows:
         self.validator = DeviceValidator(k, runner.max_num_reqs, runner.device)
         self._vote = RankVote.of_worker()
         self._parts, self.staging_unavailable = set_up_staging(runner, self.layers, settings)
+        if not self._vote.alone:
+            self.late.tell_digest = self._vote.tell
         self._name_parts()
 
     def _name_parts(self) -> None:
@@ -77,8 +79,9 @@ class V2Windows:
         self.buffers = self._parts.staging if self._parts else None
         self.graphs = self._parts.graphs if self._parts else None
         self.refusals = DeviceRefusals(self.buffers.errors) if self.buffers else None
-        if self.refusals:
-            self.late.read_with(self.refusals.errors, self.refusals.note)
+        if self._parts and self.refusals:
+            refusals, written = self.refusals, self._parts.staging.written
+            self.late.read_with(refusals.errors, refusals.note, written)
 
     @property
     def graph_sets(self) -> tuple[StagingGraphs, ...]:
@@ -150,6 +153,7 @@ class V2Windows:
         pending, batch = step.pending, step.batch
         accepted = num_sampled
         if staged and batch is not None and batch.sources and validator.mode is not ScvMode.OFF:
+            pending.decided_in_commit = True
             self._validate_in_commit(pending, batch)
         else:
             began = time.perf_counter()
@@ -162,8 +166,8 @@ class V2Windows:
         if window is None or not staged:
             return
         self.probe.mark("commit_start")
-        if window.accept(accepted, None):
-            window.commit()
+        if window.accept(accepted, None) and window.commit():
+            pending.certain = batch.certain if batch is not None else 0
         assert self.refusals is not None
         alarm = self._turns.alarm if self._turns is not None else None
         own = self.refusals.to_vote() or alarm or window.fallback_reason

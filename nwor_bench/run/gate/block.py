@@ -160,8 +160,8 @@ class GateBlock:
             return compare(answer)
 
         batch = run(check)
-        committed = sum(window.committed_tokens for window in batch.windows)
-        faults = [write_fault(batch.written, committed)]
+        accepted = sum(w.accepted_tokens for w in batch.windows if w.staged_tokens)
+        faults = [write_fault(batch.written, accepted)]
         if kv_result is not None:
             self._store.append_event(kv_event(cell, kv_result))
             if kv_result.verdict is KvVerdict.BROKEN:

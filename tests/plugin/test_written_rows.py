@@ -1,0 +1,199 @@
+"""Rows that commits count themselves, beside those that the accepted counts ask for."""
+
+from collections.abc import Callable
+from threading import Barrier, Thread
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from test_live_on_v2 import REQUESTS, Started
+from v2_pieces import LAYERS, K, run_step
+
+from nwor_bench.plugin.counts.late_counts import SEALED
+from nwor_bench.plugin.counts.pending_step import PendingStep
+from nwor_bench.plugin.counts.written_rows import WrittenRows
+from nwor_bench.plugin.rank_vote import DIFFERENT_COUNTS, RankVote
+from nwor_bench.records.live_reasons import Guard
+from nwor_bench.records.types import NworMode
+
+DRAFTS = 4
+
+
+def window(certain: int | None, in_commit: bool = False) -> PendingStep:
+    """Two requests of four drafts each."""
+    drafts = np.array([DRAFTS, DRAFTS], dtype=np.int32)
+    staged = 2 * DRAFTS
+    return PendingStep(
+        0.0, drafts=drafts, staged_tokens=staged, certain=certain, decided_in_commit=in_commit
+    )
+
+
+def committed(now: list[int], *windows: tuple[PendingStep, list[int]], before: int = 0) -> Any:
+    """Drafts of each window that the commits say they wrote."""
+    steps = [step for step, _ in windows]
+    WrittenRows([before] * len(now)).settle(steps, [counts for _, counts in windows], now)
+    return [step.committed_tokens for step in steps]
+
+
+@pytest.mark.parametrize(
+    ("certain", "in_commit", "rows"),
+    [
+        (0, False, 4 + 0),  # drafts alone
+        (0, True, 4 + 0),
+        (1, False, 5 + 1),  # the whole step: each request's first row too
+        (1, True, 5 + 1),
+    ],
+)
+def test_rows_that_add_up_commit_what_was_accepted(
+    certain: int, in_commit: bool, rows: int
+) -> None:
+    """A request got all four drafts and a bonus token, the other its own token."""
+    assert committed([rows] * 3, (window(certain, in_commit), [5, 1])) == [4]
+
+
+def test_a_request_that_sampled_nothing_has_a_certain_row_only_if_the_host_decided() -> None:
+    assert committed([3 + 1], (window(1), [3, 0])) == [2]
+    assert committed([3], (window(1, in_commit=True), [3, 0])) == [2]
+
+
+def test_what_is_missing_is_taken_from_the_last_windows() -> None:
+    pair = (window(0), [3, 3]), (window(0), [2, 2])  # 4 and 2 accepted
+    assert committed([6, 6], *pair) == [4, 2]
+    assert committed([0, 0], *pair) == [0, 0]
+    assert committed([6, 5], *pair) == [4, 1]  # one layer lacks a row
+    assert committed([6, 9], *pair) == [4, 2 + 3]  # one has too many
+
+
+def test_windows_without_a_commit_ask_for_nothing() -> None:
+    assert committed([4], (window(None), [5, 5]), (window(0), [3, 3])) == [None, 4]
+
+
+def test_counters_may_wrap() -> None:
+    assert committed([-(2**31) + 2], (window(0), [3, 3]), before=2**31 - 2) == [4]
+
+
+def garbage(started: Started) -> None:
+    """Counts that have nothing to do with what was committed."""
+    rng = np.random.default_rng(1)
+    for step in started.hook.late._pending:
+        step.num_sampled = torch.from_numpy(rng.integers(1, K + 2, 2, dtype=np.int32))
+
+
+def no_rows(started: Started) -> None:
+    started.hook.buffers.written.zero_()
+
+
+def a_layer_less(started: Started) -> None:
+    started.hook.buffers.written[LAYERS - 1] -= 1
+
+
+@pytest.mark.slow  # vLLM's runner is imported
+@pytest.mark.parametrize("spoil", [garbage, no_rows, a_layer_less])
+def test_counts_that_are_not_those_written_stop_staging(
+    monkeypatch: pytest.MonkeyPatch, spoil: Callable[[Started], None]
+) -> None:
+    started = Started(monkeypatch)
+    started.run(9)
+    assert started.turns.alarm is None
+    for _ in range(8):
+        run_step(started.hook, REQUESTS)
+    spoil(started)
+    started.hook.late.resolve(None)
+    assert (started.turns.alarm or "").startswith("counts_do_not_add_up:")
+    later = started.run(40)
+    assert started.turns.stopped is Guard.COUNTS
+    assert started.hook.nwor_mode is NworMode.OFF
+    assert sum(counts.staged_tokens for counts, _, _ in later) == 0
+
+
+@pytest.mark.slow
+def test_a_busy_server_finds_a_commit_that_writes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing waits for the device: the counters behind a sealed step are read with its counts."""
+    started = Started(monkeypatch)
+    late, staging = started.hook.late, started.hook.buffers
+    started.hook.clock.on = True
+
+    def busy(steps: int) -> None:
+        for _ in range(steps):
+            run_step(started.hook, REQUESTS)
+            late.read_finished()
+            late.settle(2)
+
+    busy(4 * SEALED)
+    assert len(started.windows) > 2 * SEALED
+    assert started.turns.alarm is None
+    staging.commit = lambda *_: ""
+    busy(3 * SEALED)
+    assert started.turns.stopped is Guard.COUNTS
+    assert started.hook.nwor_mode is NworMode.OFF
+
+
+class Ranks:
+    """Votes of two ranks in threads, with an all-reduce of their own."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._votes: list[torch.Tensor] = []
+        self._barrier = Barrier(2)
+        self.ranks = [RankVote("two ranks") for _ in range(2)]
+        monkeypatch.setattr("torch.distributed.all_reduce", self._all_reduce)
+
+    def _all_reduce(self, votes: torch.Tensor, *_: Any, **__: Any) -> None:
+        self._votes.append(votes.clone())
+        self._barrier.wait(timeout=30)
+        highest = torch.stack(self._votes[-2:]).amax(0)
+        self._barrier.wait(timeout=30)
+        votes.copy_(highest)
+
+    def vote(self) -> list[str | None]:
+        """What each rank settles on."""
+        found: list[str | None] = [None, None]
+
+        def settle(rank: int) -> None:
+            found[rank] = self.ranks[rank].settle(None)
+
+        threads = [Thread(target=settle, args=(rank,)) for rank in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return found
+
+
+AGREED = [None, None]
+DIFFERED = [DIFFERENT_COUNTS, DIFFERENT_COUNTS]
+
+
+def test_ranks_compare_late_counts_up_to_a_step_that_both_have_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    both = Ranks(monkeypatch)
+    first, second = both.ranks
+    for step in (16, 32, 48):
+        first.tell(step, step)
+    assert both.vote() == AGREED  # the second has read nothing yet
+    second.tell(16, 16)
+    assert both.vote() == both.vote() == AGREED
+    second.tell(32, 99)
+    assert both.vote() == AGREED  # each learns how far the other has read
+    assert both.vote() == DIFFERED
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("differ", [False, True])
+def test_the_hooks_tell_their_votes_what_they_counted(
+    monkeypatch: pytest.MonkeyPatch, differ: bool
+) -> None:
+    both = Ranks(monkeypatch)
+    for number, vote in enumerate(both.ranks):
+        alone = monkeypatch.context()
+        with alone as patch:
+            patch.setattr(RankVote, "settle", lambda _, reason, *__: reason)
+            started = Started(patch, vote)
+            for _ in range(2 * SEALED):
+                run_step(started.hook, REQUESTS)
+            if differ and number:
+                started.hook.late._pending[3].num_sampled -= 1
+            started.hook.late.resolve(None)
+    both.vote()
+    assert both.vote() == (DIFFERED if differ else AGREED)

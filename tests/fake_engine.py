@@ -219,6 +219,7 @@ class FakeEngine:
         return [
             {
                 **_window(cells[turn.cell], asked, step, self.scv_fallback, step < WINDOWS),
+                "wall_ms": 10.0 + 0.1 * step,  # a drift that A B B A cancels to well below 1 %
                 **vars(turn),
             }
             for step, turn in enumerate(turns)

@@ -40,6 +40,24 @@ def test_the_page_of_windows_in_turn(study: Study) -> None:
     check(folder / "README.md", study("interleave", "page").text_of(*tables))
 
 
+def test_what_other_pages_cite_of_windows_in_turn(study: Study) -> None:
+    """The results' counts of settings, and the README's row of each 8k run: one a host."""
+    cells = pd.read_csv(STUDIES / "interleave" / "cells.csv")
+    writes = study("interleave", "effect_tables").with_writes(cells)
+    pay = [1 - row.ratio_to_off for row in writes if row.ratio_ci_high < 1]
+    cost = [row.ratio_to_off - 1 for row in writes if row.ratio_ci_low > 1]
+    said = " ".join((CHECKOUT / "docs" / "results-h200.md").read_text(encoding="utf-8").split())
+    assert (
+        f"saves {100 * min(pay):.1f} to {100 * max(pay):.1f} % in {len(pay)} of {len(writes)} runs "
+        f"and costs {100 * min(cost):.1f} to {100 * max(cost):.1f} % in {len(cost)}," in said
+    )
+    readme = (CHECKOUT / "README.md").read_text(encoding="utf-8")
+    long = cells[(cells.context == 8192) & (cells.cell == "stage x graph")]
+    for _, row in long[long.ratio_ci_low.notna()].iterrows():
+        ratio = f"{row.ratio_to_off:.3f} [{row.ratio_ci_low:.3f}, {row.ratio_ci_high:.3f}]"
+        assert f"| {row.cache.replace('auto', 'bf16'):5} | {ratio} |" in readme
+
+
 @pytest.mark.parametrize(
     ("folder", "table"), [("kernels", "kernels.csv.gz"), ("profiler-cross-check", "ncu.csv")]
 )

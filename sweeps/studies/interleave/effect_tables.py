@@ -63,9 +63,8 @@ def settings_of(cells: pd.DataFrame, host: int) -> list[tuple[dict[str, str], pd
     """A host's runs with intervals: what each is called, and its rows by cell."""
     keys = ["pair", "requests", "context", "cache", "acceptance"]
     found = []
-    for (pair, requests, context, cache, acceptance), rows in cells[cells.host == host].groupby(
-        keys
-    ):
+    own = cells[cells.host == host].groupby(keys, dropna=False)
+    for (pair, requests, context, cache, acceptance), rows in own:
         named = {
             "model": pair.removesuffix("-shape"),
             "requests": f"{requests}",
@@ -90,11 +89,11 @@ def parts_of(rows: pd.DataFrame) -> dict[str, str]:
 
 
 def with_writes(cells: pd.DataFrame) -> list[pd.Series]:
-    """The row of not writing alone, of each setting that has it."""
+    """The row of not writing alone, of each run of hosts 3 to 8 that has it."""
     writes = PARTS["writes (stage over control)"]
     return [
         rows.loc[writes]
-        for host in (3, 4, 5, 6)
+        for host in (3, 4, 5, 6, 7, 8)
         for _, rows in settings_of(cells, host)
         if writes in rows.index
     ]

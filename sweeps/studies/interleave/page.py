@@ -93,6 +93,10 @@ def of_cells(cells: pd.DataFrame) -> dict[str, Any]:
         "few": few.groups,
         "few_say": 100 * (few.ratio_to_off - 1),
         "writes_pay": sum(row.ratio_ci_high < 1 for row in writes),
+        "writes_cost": sum(row.ratio_ci_low > 1 for row in writes),
+        "costs": ", ".join(
+            f"{100 * (row.ratio_to_off - 1):+.2f}" for row in writes if row.ratio_ci_low > 1
+        ),
         "settings": len(writes),
         "slowest": f"{capped.clock_low_mhz.min():,.0f}",
         "fastest": f"{capped.clock_high_mhz.max():,.0f}",

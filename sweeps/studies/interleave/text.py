@@ -87,8 +87,9 @@ Another host with two H200, a later version of the plugin, 21 to 150 s a run, on
 file now has 16,384: prefills differ, windows do not. Per cent of a window's time; the three columns
 are estimated apart and add up only within their intervals.
 
-- **Not writing takes time off** in {writes_pay} of {settings} settings of this and the next three
-  tables; in the rest 0 is possible.
+- **Not writing takes time off** in {writes_pay} of the {settings} runs of this section, the next
+  three and of real text. It adds time in {writes_cost} ({costs} %), in which the host sets
+  the pace; in the rest 0 is possible.
 - **The other attention kernel** takes time off for the dense models and gpt-oss. For Qwen3-30B-A3B
   (8 query heads a K/V head) and for latent attention it cost more than the writes save. Both were
   changed after that, see below.
@@ -146,7 +147,8 @@ One H200 of a slow host (20 million additions in a Python loop took it 1.6 s), n
 At 64 requests DeepSeek's windows take 13 ms, most of it on the device, which the power cap held
 back. At 8k the device needs less time for a window than this host: windows took 7 to 10 ms, the run
 says that the host sets the pace, and staging's work on the host shows. So the gains at 8k of the
-table before do not hold there: the fp8 row is within its noise, the bf16 row is slower.
+table before do not hold there: both rows are slower; stage x graph with fp8 lies within the run's
+noise.
 
 ## By the size of the model
 

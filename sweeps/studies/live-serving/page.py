@@ -190,7 +190,7 @@ def over_off(steps: pd.DataFrame, mode: str) -> pd.Series:
 
 def text_of(rows: pd.DataFrame, steps: pd.DataFrame) -> str:
     """The whole page."""
-    ours = rows[rows.rate.notna() & (rows["mode"] != "stock")]
+    ours = rows[rows.rate.notna() & rows["mode"].isin(["stage", "interleave"])]
     assert ours.same_answers.all()
     assert (ours.nwor_live_staging_stopped_total.fillna(0) == 0).all()
     half, turns, most, turns_most = (

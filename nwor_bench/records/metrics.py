@@ -54,6 +54,10 @@ LIVE_METRICS = (
     Metric("nwor_live_ratio_low", GAUGE, "Low end of the ratio's 95 % interval."),
     Metric("nwor_live_ratio_high", GAUGE, "High end of the ratio's 95 % interval."),
     Metric("nwor_live_groups", COUNTER, "Groups of windows that were compared, by batch size."),
+    Metric("nwor_live_aa_ratio", GAUGE, "Time of a window in off over off: the noise floor."),
+    Metric("nwor_live_aa_ratio_low", GAUGE, "Low end of the A/A ratio's 95 % interval."),
+    Metric("nwor_live_aa_ratio_high", GAUGE, "High end of the A/A ratio's 95 % interval."),
+    Metric("nwor_live_aa_groups", COUNTER, "Groups of windows in which off was compared with off."),
     Metric("nwor_live_groups_left_out", COUNTER, "Groups that do not count, by reason."),
     Metric("nwor_live_staging_stopped", COUNTER, "1: staging has stopped for good, by reason."),
 )

@@ -16,6 +16,7 @@ from nwor_bench.cli.live.watching import FIRST_LOOK, GONE_AFTER_S, Ended, Wanted
 from nwor_bench.errors import ConfigError, ExitCode
 from nwor_bench.records.live_reasons import IN_WORDS, Guard, LeftOut, in_words
 from nwor_bench.report.sections.verdicts import CPU_SENTENCE
+from nwor_bench.report.text import NOT_MEASURED
 from nwor_bench.workload.window_order import ALL
 
 Run = Callable[..., tuple[int, str, str]]
@@ -43,6 +44,7 @@ def page(
     fallbacks: dict[str, int] | None = None,
     clock: str = "device",
     rank: int = 0,
+    aa: Ratio | None = None,
 ) -> str:
     """Samples as vLLM's /metrics shows them."""
     base = f'nwor_mode="interleave",pair="a + b",rank="{rank}",scv_mode="graph"'
@@ -53,6 +55,11 @@ def page(
         for ending, value in zip(("", "_low", "_high"), values, strict=True):
             at = f'{base},num_reqs="{name}",clock="{clock}"'
             lines.append(f"nwor_live_ratio{ending}{{{at}}} {value}")
+    if aa is not None:
+        lines.append(f'nwor_live_aa_groups_total{{{base},num_reqs="all"}} 100.0')
+        for ending, value in zip(("", "_low", "_high"), aa, strict=True):
+            at = f'{base},num_reqs="all",clock="{clock}"'
+            lines.append(f"nwor_live_aa_ratio{ending}{{{at}}} {value}")
     by_reason = {
         "nwor_live_groups_left_out_total": {"interrupted": 0, **(left_out or {})},
         "nwor_live_staging_stopped_total": {"ranks_differ": 0, **({stopped: 1} if stopped else {})},
@@ -139,7 +146,7 @@ def test_quiet_prints_the_answer_alone(command_line: Run, server: Server) -> Non
 
 
 def test_the_document_has_every_documented_key(command_line: Run, server: Server) -> None:
-    server.pages = [known(FASTER, left_out={"untimed": 3})]
+    server.pages = [known(FASTER, left_out={"untimed": 3}, aa=(1.0001, 0.9985, 1.0017))]
     code, out, err = command_line("live", server.url, "--json", "--num-reqs", "7")
     assert (code, err) == (0, "")
     told = json.loads(out)
@@ -152,7 +159,25 @@ def test_the_document_has_every_documented_key(command_line: Run, server: Server
         "groups": 400,
     }  # fmt: skip
     assert told["left_out"] == {"untimed": 3}
+    assert told["aa"] == {
+        "ratio": 1.0001, "ratio_ci_low": 0.9985, "ratio_ci_high": 1.0017, "groups": 100,
+    }  # fmt: skip
     assert (told["staging_stopped"], told["ended"], told["exit_code"]) == (None, "ci_width", 0)
+
+
+@pytest.mark.parametrize(
+    ("aa", "warns"), [((1.0, 0.999, 1.001), False), ((1.003, 1.001, 1.005), True), (None, False)]
+)
+def test_the_answer_says_if_off_differs_from_itself(
+    command_line: Run, server: Server, aa: Ratio | None, warns: bool
+) -> None:
+    server.pages = [known(FASTER, aa=aa)]
+    code, out, _ = command_line("live", server.url)
+    said = " ".join(out.split())
+    assert code == 0
+    assert ("off differs from itself (A/A): 1.0030 [1.0010, 1.0050] in 100 groups" in said) is warns
+    shown = f"{NOT_MEASURED}, 0" if aa is None else f"{aa[0]:.4f} [{aa[1]:.4f}, {aa[2]:.4f}], 100"
+    assert f"Off against itself (A/A): {shown} groups." in said
 
 
 def test_it_reads_until_the_interval_is_narrow(command_line: Run, server: Server) -> None:
@@ -162,13 +187,15 @@ def test_it_reads_until_the_interval_is_narrow(command_line: Run, server: Server
         page({ALL: FASTER}, {ALL: FIRST_LOOK - 1}),  # narrow by luck: too few to look
         page({ALL: wide}, {ALL: groups}),
         page({ALL: FASTER}, {ALL: groups + 1}),  # too soon to look again
-        page({ALL: FASTER}, {ALL: groups * 2}),
+        page({ALL: FASTER}, {ALL: groups * 2}),  # narrow: as many groups again
+        page({ALL: FASTER}, {ALL: groups * 4 - 1}),
+        page({ALL: FASTER}, {ALL: groups * 4}),
         page({ALL: FASTER}, {ALL: groups * 9}),
     ]
     code, out, _ = command_line("live", server.url, "-q")
     assert code == 0
-    assert "100 groups" in out
-    assert len(server.asked) == 5
+    assert f"{groups * 4} groups" in out
+    assert len(server.asked) == 7
 
 
 def test_the_class_that_is_asked_for_decides(command_line: Run, server: Server) -> None:
@@ -333,8 +360,8 @@ class Script:
 
 
 def test_a_server_that_goes_is_given_a_moment() -> None:
-    gone = Unreachable("gone")
-    found = Script(page(), gone, gone, known(FASTER)).watch()
+    gone, twice = Unreachable("gone"), page({ALL: FASTER}, {ALL: 800})
+    found = Script(page(), gone, gone, known(FASTER), twice).watch()
     assert found.ended is Ended.WIDTH
     found = Script(page({ALL: UNSURE}, {ALL: 60}), gone).watch()
     assert found.ended is Ended.GONE
@@ -343,16 +370,17 @@ def test_a_server_that_goes_is_given_a_moment() -> None:
 
 
 def test_a_proxy_may_answer_while_its_server_restarts() -> None:
-    found = Script(page({ALL: UNSURE}, {ALL: 60}), "<html>404</html>", known(FASTER)).watch()
+    twice = page({ALL: FASTER}, {ALL: 800})
+    found = Script(page({ALL: UNSURE}, {ALL: 60}), "<html>404</html>", known(FASTER), twice).watch()
     assert found.ended is Ended.WIDTH
     found = Script(page({ALL: UNSURE}, {ALL: 60}), "<html>404</html>").watch()
     assert (found.ended, found.reading.of(ALL).groups) == (Ended.GONE, 60)
 
 
-def test_a_restarted_server_is_looked_at_from_50_groups_on() -> None:
-    few, enough = (page({ALL: FASTER}, {ALL: n}) for n in (FIRST_LOOK - 1, FIRST_LOOK))
-    found = Script(page({ALL: UNSURE}, {ALL: 4000}), few, enough).watch()
-    assert (found.ended, found.waited_s) == (Ended.WIDTH, 2.0)
+def test_a_restarted_server_is_looked_at_from_the_first_look_on() -> None:
+    pages = (page({ALL: FASTER}, {ALL: n}) for n in (10, FIRST_LOOK, 2 * FIRST_LOOK))
+    found = Script(page({ALL: UNSURE}, {ALL: 4000}), *pages).watch()
+    assert (found.ended, found.waited_s) == (Ended.WIDTH, 3.0)
 
 
 def test_the_clock_ends_it() -> None:

@@ -11,7 +11,7 @@ from live_windows import counts_of, times_of, turns_of_group
 
 from nwor_bench.analysis.interleaved.robust import as_ratio, robust_location
 from nwor_bench.plugin.live import groups as live_groups
-from nwor_bench.plugin.live.groups import Clock, LiveGroups
+from nwor_bench.plugin.live.groups import AA, Clock, LiveGroups
 from nwor_bench.records.live_reasons import LeftOut
 from nwor_bench.workload.window_order import ALL, size_class
 
@@ -36,6 +36,17 @@ def test_a_group_compares_the_windows_behind_the_first_of_each_run() -> None:
     assert found.clock is Clock.HOST
     assert [exp(effect) for effect in found.effects["2"]] == [pytest.approx(0.97)]
     assert found.effects[ALL] == found.effects["2"]
+
+
+def test_off_against_itself_has_a_class_of_its_own() -> None:
+    groups = LiveGroups()
+    add_group(groups, 0)
+    for turn in turns_of_group(1, order=(2, 0, 0, 2)):
+        groups.add(counts_of(), times_of(10.1 if turn.cell else OFF_MS), turn)
+    found = groups.snapshot()
+    assert found.groups == {"2": 1, ALL: 1, AA: 1}
+    assert [exp(effect) for effect in found.effects[AA]] == [pytest.approx(1.01)]
+    assert [exp(effect) for effect in found.effects[ALL]] == [pytest.approx(0.97)]
 
 
 @pytest.mark.parametrize(

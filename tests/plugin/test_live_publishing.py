@@ -58,6 +58,7 @@ def test_counters_stand_at_0_before_the_first_group(shown: Shown) -> None:
     shown.publisher.publish()
     assert shown.scrape() == {
         ("nwor_live_groups_total", "all"): 0,
+        ("nwor_live_aa_groups_total", "all"): 0,
         **{
             ("nwor_live_groups_left_out_total", reason): 0
             for reason in ("interrupted", "fallback", "batch_size", "untimed")
@@ -84,6 +85,20 @@ def test_every_class_has_its_ratio_with_an_interval(shown: Shown) -> None:
     assert found["nwor_live_groups_total", "all"] == 95
     assert found["nwor_live_groups_total", "1"] == 5
     assert ("nwor_live_ratio", "1") not in found
+
+
+def test_off_against_itself_has_metrics_of_its_own(shown: Shown) -> None:
+    shown.add(20)
+    for group in range(30):
+        for turn in turns_of_group(group, order=(0, 2, 2, 0)):
+            shown.groups.add(counts_of(), times_of(10.1 if turn.cell else 10.0), turn)
+    shown.publisher.publish()
+    found = shown.scrape()
+    assert found["nwor_live_aa_ratio", "all"] == pytest.approx(1.01)
+    assert found["nwor_live_aa_ratio_low", "all"] <= found["nwor_live_aa_ratio_high", "all"]
+    assert found["nwor_live_aa_groups_total", "all"] == 30
+    assert found["nwor_live_groups_total", "all"] == 20
+    assert found["nwor_live_ratio", "all"] == pytest.approx(0.97, rel=1e-3)
 
 
 def test_counters_grow_and_the_ratio_moves(shown: Shown) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from live_windows import counts_of, idle, times_of, windows_alone, with_prefill
 
-from nwor_bench.plugin.live.groups import LiveGroups
+from nwor_bench.plugin.live.groups import AA, LiveGroups
 from nwor_bench.plugin.live.guards import guard_of, miscount
 from nwor_bench.plugin.live.turns import LiveTurns
 from nwor_bench.plugin.rank_vote import DIFFERENT_COUNTS
@@ -55,7 +55,7 @@ def after_settling(turns: LiveTurns) -> None:
 def test_both_modes_are_set_once_and_the_turns_begin_in_off() -> None:
     turns, hook = started()
     off = ("set", NworMode.OFF, ScvMode.OFF)
-    assert hook.calls == [off, ("set", NworMode.STAGE, ScvMode.GRAPH), off]
+    assert hook.calls == [off, ("set", NworMode.STAGE, ScvMode.GRAPH), off, off]
     assert hook.turns is turns
 
 
@@ -63,15 +63,19 @@ def test_windows_take_turns_in_groups_of_eight() -> None:
     turns, hook = started()
     after_settling(turns)
     given = []
-    for _ in range(80):
+    for _ in range(400):
         given.append(turns.next(windows_alone()))
-        assert hook.mode is (NworMode.STAGE if given[-1].cell else NworMode.OFF)
-    assert [turn.group for turn in given] == [n // 8 for n in range(80)]
-    assert {tuple(turn.cell for turn in given[n : n + 8]) for n in range(0, 80, 8)} == {
+        assert hook.mode is (NworMode.STAGE if given[-1].cell == 1 else NworMode.OFF)
+    assert [turn.group for turn in given] == [n // 8 for n in range(400)]
+    assert {tuple(turn.cell for turn in given[n : n + 8]) for n in range(0, 400, 8)} == {
         (0, 0, 1, 1, 1, 1, 0, 0),
         (1, 1, 0, 0, 0, 0, 1, 1),
+        (0, 0, 2, 2, 2, 2, 0, 0),
+        (2, 2, 0, 0, 0, 0, 2, 2),
     }
-    assert sum(turn.cell for turn in given) == 40
+    assert Counter(turn.cell for turn in given) == {0: 200, 1: 160, 2: 40}
+    for first in range(0, 400, 40):  # of each five groups one is A/A
+        assert sum(turn.cell == 2 for turn in given[first : first + 40]) == 4
 
 
 @pytest.mark.parametrize("other", [with_prefill(), idle()], ids=["prefill", "idle"])
@@ -107,7 +111,9 @@ def test_interrupted_groups_are_counted_and_whole_ones_stay_whole() -> None:
         groups.add(counts_of(), times_of(10.0), turn)
     found = groups.snapshot()
     open_now = 1 if groups._members else 0
-    assert found.groups[ALL] + found.left_out[LeftOut.INTERRUPTED] + open_now == len(begun)
+    assert found.groups[ALL] + found.groups[AA] + found.left_out[
+        LeftOut.INTERRUPTED
+    ] + open_now == len(begun)
     assert found.groups[ALL] > 100
     assert found.left_out[LeftOut.INTERRUPTED] > 100
     assert set(found.left_out) == {LeftOut.INTERRUPTED}

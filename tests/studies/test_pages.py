@@ -22,7 +22,6 @@ def check(page: Path, made: str) -> None:
     [
         ("attention-tiles", "tiles.csv"),
         ("interval-coverage", "coverage.csv"),
-        ("interleaved-coverage", "coverage.csv.gz"),
         ("launches", "launches.csv"),
         ("precision", "injection.csv"),
         ("recurrent-bytes", "states.csv"),
@@ -31,6 +30,12 @@ def check(page: Path, made: str) -> None:
 def test_a_page_of_one_table(study: Study, folder: str, table: str) -> None:
     rows = pd.read_csv(STUDIES / folder / table)
     check(STUDIES / folder / "README.md", study(folder, "page").text_of(rows))
+
+
+def test_the_page_of_interleaved_coverage(study: Study) -> None:
+    folder = STUDIES / "interleaved-coverage"
+    tables = [pd.read_csv(folder / name) for name in ("coverage.csv.gz", "stopping.csv")]
+    check(folder / "README.md", study("interleaved-coverage", "page").text_of(*tables))
 
 
 @pytest.mark.slow

@@ -51,6 +51,8 @@ class Reading:
     """`device` or `host`; None before the first ratio."""
     fallbacks: dict[str, int] = field(default_factory=dict)
     """Windows written directly, by reason."""
+    aa: ClassRatio = ClassRatio(ALL)
+    """Off over off: the noise floor."""
 
     def of(self, num_reqs: str) -> ClassRatio:
         """The class, perhaps still empty."""
@@ -117,6 +119,7 @@ def parse(text: str, address: str) -> Reading:
         stopped=next(iter(_by_reason(live, "nwor_live_staging_stopped_total")), None),
         clock=ratios[-1].labels.get("clock") if ratios else None,
         fallbacks=_by_reason(samples, "nwor_fallback_count_total", rank=rank),
+        aa=_classes(own, "nwor_live_aa_")[ALL],
     )
 
 
@@ -146,12 +149,12 @@ def _why_not_live(samples: list[Any]) -> str:
     )
 
 
-def _classes(samples: list[Any]) -> dict[str, ClassRatio]:
+def _classes(samples: list[Any], prefix: str = "nwor_live_") -> dict[str, ClassRatio]:
     fields = {
-        "nwor_live_groups_total": "groups",
-        "nwor_live_ratio": "ratio",
-        "nwor_live_ratio_low": "low",
-        "nwor_live_ratio_high": "high",
+        f"{prefix}groups_total": "groups",
+        f"{prefix}ratio": "ratio",
+        f"{prefix}ratio_low": "low",
+        f"{prefix}ratio_high": "high",
     }
     found: dict[str, dict[str, Any]] = {ALL: {}}
     for sample in samples:

@@ -42,14 +42,16 @@ def answer(seen: Seen, wanted: Wanted) -> Answer:
         return Answer(NOTHING_BADGE, _nothing(reading, own))
     found = verdict(interval)
     if reading.clock == "host":
-        return Answer(CPU_BADGE, f"{_measured(reading, own, interval)}. {CPU_SENTENCE}")
+        said = f"{_measured(reading, own, interval)}. {CPU_SENTENCE}{_aa_warning(reading)}"
+        return Answer(CPU_BADGE, said)
     lead = {
         Verdict.FASTER: "Yes, NWOR pays here",
         Verdict.SLOWER: "No, NWOR does not pay here, it costs time",
         Verdict.SAME: "No, NWOR does not pay here: it makes no difference of more than "
         f"{100 * DEFAULT_MARGIN:g} %",
     }.get(found, "This traffic cannot yet say whether NWOR pays")
-    return Answer(str(found), f"{lead}: {_measured(reading, own, interval)}.")
+    measured = _measured(reading, own, interval)
+    return Answer(str(found), f"{lead}: {measured}.{_aa_warning(reading)}")
 
 
 def is_conclusive(seen: Seen, wanted: Wanted) -> bool:
@@ -91,6 +93,7 @@ def status_lines(reading: Reading) -> list[str]:
     if reading.fallbacks:
         why, number = next(iter(reading.fallbacks.items()))
         lines.append(f"Written directly: {plural(number, 'window')} because of {why}.")
+    lines.append(f"Off against itself (A/A): {_ratio(reading.aa)}, {reading.aa.groups:,} groups.")
     if reading.clock is not None:
         lines.append(f"Timed on the {reading.clock}'s clock.")
     return lines
@@ -119,6 +122,12 @@ def result(seen: Seen, wanted: Wanted, url: str, exit_code: int) -> dict[str, An
             }
             for own in reading.classes.values()
         ],
+        "aa": {
+            "ratio": reading.aa.ratio,
+            "ratio_ci_low": reading.aa.low,
+            "ratio_ci_high": reading.aa.high,
+            "groups": reading.aa.groups,
+        },
         "left_out": reading.left_out,
         "staging_stopped": reading.stopped,
         "fallbacks": reading.fallbacks,
@@ -135,6 +144,17 @@ def _measured(reading: Reading, own: ClassRatio, interval: RatioInterval) -> str
         f"in stage x {reading.scv_mode} a window{of} takes {change(interval.ratio)} time than in "
         f"off x off (95 % confidence: {change_range(interval.low, interval.high)}; "
         f"{plural(own.groups, 'group')})"
+    )
+
+
+def _aa_warning(reading: Reading) -> str:
+    """A sentence if off differs from itself."""
+    found = interval_of(reading.aa)
+    if found is None or found.low <= 1 <= found.high:
+        return ""
+    return (
+        f" But off differs from itself (A/A): {_ratio(reading.aa)} in "
+        f"{plural(found.blocks, 'group')}; trust no difference of that size."
     )
 
 

@@ -19,8 +19,12 @@ EVERY_S = 1.0
 GONE_AFTER_S = 10.0
 """A server that does not answer with these metrics for so long is gone."""
 
-FIRST_LOOK = 50
-"""Fewest groups on whose interval it may end: from there on the interval covers 93 to 97 %."""
+FIRST_LOOK = 200
+"""Fewest groups on whose width it may decide to end."""
+
+AGAIN = 2
+"""Groups at the end over those at which the interval was narrow enough: a narrow interval is also a
+lucky one, and the groups behind it were not chosen (sweeps/studies/interleaved-coverage)."""
 
 
 class Ended(StrEnum):
@@ -44,6 +48,28 @@ class Wanted:
     time_budget_s: float
 
 
+@dataclass
+class WidthRule:
+    """When is the interval narrow enough?"""
+
+    ci_width: float
+    next_look: int = FIRST_LOOK
+    """Groups at which the width is looked at next."""
+    end_at: int | None = None
+    """Groups at which it ends; None until a look found the interval narrow."""
+    is_first: bool = True
+    """Nobody waited for what the first reading shows, so it may end there."""
+
+    def is_met(self, groups: int, half_width: float | None) -> bool:
+        """Call it with more and more groups; half the interval counts at looks only."""
+        first, self.is_first = self.is_first, False
+        if self.end_at is None and groups >= self.next_look:
+            if half_width is not None and half_width <= self.ci_width:
+                self.end_at = groups if first else AGAIN * groups
+            self.next_look = ceil(groups * LOOK_STEP)
+        return self.end_at is not None and groups >= self.end_at
+
+
 @dataclass(frozen=True)
 class Seen:
     """The last reading, and what ended it."""
@@ -63,12 +89,12 @@ def watch(
 ) -> Seen:
     """Watch a server; raises what the first reading raises."""
     began = answered = clock()
-    reading, next_look, ended = read(), FIRST_LOOK, None
+    reading, rule, ended = read(), WidthRule(wanted.ci_width), None
     try:
         while True:
             waited = clock() - began
             show(reading, waited)
-            ended, next_look = _ended(reading, wanted, waited, next_look)
+            ended = _ended(reading, wanted, waited, rule)
             if ended is not None:
                 break
             sleep(min(EVERY_S, max(0.0, wanted.time_budget_s - waited)))
@@ -80,22 +106,18 @@ def watch(
                     break
                 continue
             if latest.of(wanted.num_reqs).groups < reading.of(wanted.num_reqs).groups:
-                next_look = FIRST_LOOK  # the server has restarted
+                rule = WidthRule(wanted.ci_width)  # the server has restarted
             reading = latest
     except KeyboardInterrupt:
         ended = Ended.INTERRUPTED
     return Seen(reading, ended, clock() - began)
 
 
-def _ended(
-    reading: Reading, wanted: Wanted, waited: float, next_look: int
-) -> tuple[Ended | None, int]:
-    """Why to end now, if so; and how many groups it takes to look at the width again."""
+def _ended(reading: Reading, wanted: Wanted, waited: float, rule: WidthRule) -> Ended | None:
+    """Why to end now, if so."""
     if reading.stopped is not None:
-        return Ended.STOPPED, next_look
+        return Ended.STOPPED
     own = reading.of(wanted.num_reqs)
-    if own.groups >= next_look:
-        if own.half_width is not None and own.half_width <= wanted.ci_width:
-            return Ended.WIDTH, next_look
-        next_look = ceil(own.groups * LOOK_STEP)
-    return (Ended.TIME if waited >= wanted.time_budget_s else None), next_look
+    if rule.is_met(own.groups, own.half_width):
+        return Ended.WIDTH
+    return Ended.TIME if waited >= wanted.time_budget_s else None

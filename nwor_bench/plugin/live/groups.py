@@ -12,7 +12,7 @@ from math import log
 from statistics import fmean
 from threading import Lock
 
-from nwor_bench.plugin.live.turns import STAGE
+from nwor_bench.plugin.live.turns import AGAIN, OFF
 from nwor_bench.records.live_reasons import LeftOut
 from nwor_bench.records.types import WindowCounts, WindowTimes
 from nwor_bench.workload.window_order import ALL, Turn, size_class
@@ -20,6 +20,9 @@ from nwor_bench.workload.window_order import ALL, Turn, size_class
 KEPT = 4096
 """Groups of a class whose effects are kept: of a window of 8 ms, the last four and a half minutes
 without a prefill."""
+
+AA = "a/a"
+"""The class of all groups in which off is compared with itself."""
 
 
 class Clock(StrEnum):
@@ -81,7 +84,8 @@ class LiveGroups:
                 self._left_out[found] += 1
                 return
             effect, self._clock = found
-            for name in (size_class(members[-1][0].num_reqs), ALL):
+            is_aa = any(turn.cell == AGAIN for _, _, turn in members)
+            for name in (AA,) if is_aa else (size_class(members[-1][0].num_reqs), ALL):
                 self._effects.setdefault(name, deque(maxlen=KEPT)).append(effect)
                 self._groups[name] += 1
                 self._changed.add(name)
@@ -90,7 +94,7 @@ class LiveGroups:
 def _effect(
     members: list[tuple[WindowCounts, WindowTimes, Turn]],
 ) -> tuple[float, Clock] | LeftOut:
-    """Mean log time of the windows of stage less that of off, or why there is none."""
+    """Mean log time of the other cell's windows less that of off, or why there is none."""
     turns = [turn for _, _, turn in members]
     if [turn.position for turn in turns] != 4 * list(range(turns[0].run_length)):
         return LeftOut.INTERRUPTED
@@ -103,8 +107,8 @@ def _effect(
         values = [getattr(times, field) for _, times, _ in used]
         if all(value is not None and value > 0 for value in values):
             logs = [(turn.cell, log(ms)) for (_, _, turn), ms in zip(used, values, strict=True)]
-            stage = fmean(value for cell, value in logs if cell == STAGE)
-            return stage - fmean(value for cell, value in logs if cell != STAGE), clock
+            other = fmean(value for cell, value in logs if cell != OFF)
+            return other - fmean(value for cell, value in logs if cell == OFF), clock
         if any(value is not None for value in values):
             break  # never the one clock beside the other
     return LeftOut.UNTIMED

@@ -4,7 +4,7 @@ import logging
 from threading import Event, Thread
 
 from nwor_bench.analysis.interleaved.robust import MIN_GROUPS, as_ratio, robust_location
-from nwor_bench.plugin.live.groups import LiveGroups, Snapshot
+from nwor_bench.plugin.live.groups import AA, LiveGroups, Snapshot
 from nwor_bench.plugin.live.turns import LiveTurns
 from nwor_bench.records.live_reasons import Guard, LeftOut
 from nwor_bench.records.metrics import Labels, MetricFiles
@@ -60,8 +60,9 @@ class Publisher:
                 return
 
     def _count(self, found: Snapshot) -> None:
-        for name, number in {ALL: 0, **found.groups}.items():
-            self._raise_to("nwor_live_groups", "num_reqs", name, number)
+        for name, number in {ALL: 0, AA: 0, **found.groups}.items():
+            metric, num_reqs = _metric(name, "groups")
+            self._raise_to(metric, "num_reqs", num_reqs, number)
         for reason in LeftOut:
             number = found.left_out.get(reason, 0)
             self._raise_to("nwor_live_groups_left_out", "reason", reason, number)
@@ -80,7 +81,13 @@ class Publisher:
         if located is None:
             return
         ratio = as_ratio(located)
-        labels = (*self._labels, ("num_reqs", name), ("clock", clock))
-        self._files.set("nwor_live_ratio", labels, ratio.ratio)
-        self._files.set("nwor_live_ratio_low", labels, ratio.low)
-        self._files.set("nwor_live_ratio_high", labels, ratio.high)
+        metric, num_reqs = _metric(name, "ratio")
+        labels = (*self._labels, ("num_reqs", num_reqs), ("clock", clock))
+        self._files.set(metric, labels, ratio.ratio)
+        self._files.set(f"{metric}_low", labels, ratio.low)
+        self._files.set(f"{metric}_high", labels, ratio.high)
+
+
+def _metric(name: str, of: str) -> tuple[str, str]:
+    """The metric of a class, and its label: A/A groups have metrics of their own."""
+    return (f"nwor_live_aa_{of}", ALL) if name == AA else (f"nwor_live_{of}", name)

@@ -17,8 +17,11 @@ from nwor_bench.workload.window_order import Turn
 
 logger = logging.getLogger("vllm.nwor_bench")
 
-OFF, STAGE = 0, 1
-"""Numbers of the two cells."""
+OFF, STAGE, AGAIN = 0, 1, 2
+"""Numbers of the cells: off, stage, and off again for the A/A groups."""
+
+PAIRS = [(OFF, STAGE)] * 4 + [(OFF, AGAIN)]
+"""One group in five compares off with itself."""
 
 RUN_LENGTHS = {2: 1}
 """Windows of a run: a group of eight is the shortest, and ends most often before a prefill."""
@@ -42,8 +45,9 @@ class LiveTurns(Interleaving):
     """
 
     def __init__(self, hook: RunnerHook, scv_mode: ScvMode):
-        cells = [(NworMode.OFF, ScvMode.OFF), (NworMode.STAGE, scv_mode)]
-        super().__init__(hook, cells, [(OFF, STAGE)], SEED, RUN_LENGTHS)
+        off = (NworMode.OFF, ScvMode.OFF)
+        cells = [off, (NworMode.STAGE, scv_mode), off]
+        super().__init__(hook, cells, PAIRS, SEED, RUN_LENGTHS)
         self.stopped: Guard | None = None
         self._is_off = False
         self._last: Turn | None = None

@@ -117,7 +117,7 @@ def main() -> None:
     args = parser.parse_args()
     table = args.output / "coverage.csv.gz"
     pd.DataFrame(lines(args.runs)).to_csv(table, index=False, float_format="%.6g")
-    write_page(table)
+    write_page(table, table.with_name("stopping.csv"))
 
 
 if __name__ == "__main__":

@@ -37,17 +37,36 @@ Per cent, the median run, true effect 0. `ours` is the price of covering where g
 {price:.0f} % more than `independent` at 50 groups without correlation, {price_many:.0f} % at 1,000.
 
 {widths}
+
+## When `nwor-bench live` ends
+
+    python sweeps/studies/interleaved-coverage/stopping.py
+
+`live` ends on the interval's width. To end at the first look that is narrow, from 50 groups on,
+held the truth in {before} % of runs: a narrow interval is also a lucky one. Now it first looks
+after 200 groups, and when the interval is narrow it takes as many groups again. That holds it in
+{usual} % of runs of {settings} settings. It stays at {hard} % if batches of 20 groups have effects
+of their own: the interval is as short there without any stopping (table above).
+
+{stop_runs} runs a line, groups of eight windows as in a server. Per cent of runs whose interval
+holds the truth, and groups of the median run. The width sought is that of the median run at so many
+groups ([stopping.csv](stopping.csv)).
+
+{stopping}
 """
+
+HARD = "batches of 20 differ"
 
 WAYS = ("ours", "mean", "Newey-West", "autoregression", "independent")
 
 
-def write_page(table: Path) -> None:
-    """README.md beside the CSV."""
-    table.with_name("README.md").write_text(text_of(pd.read_csv(table)), encoding="utf-8")
+def write_page(coverage: Path, stopping: Path) -> None:
+    """README.md beside the CSVs."""
+    made = text_of(pd.read_csv(coverage), pd.read_csv(stopping))
+    stopping.with_name("README.md").write_text(made, encoding="utf-8")
 
 
-def text_of(rows: pd.DataFrame) -> str:
+def text_of(rows: pd.DataFrame, ends: pd.DataFrame) -> str:
     """The whole page."""
     many = rows[rows["groups"] >= 50]
     ours, independent = many[many["way"] == "ours"], many[many["way"] == "independent"]
@@ -60,7 +79,15 @@ def text_of(rows: pd.DataFrame) -> str:
         index=["noise", "groups"], columns="way", values="half_width", sort=False
     )
     price = 100 * (wide["ours"] / wide["independent"] - 1)
+    now, before = (ends[ends["rule"] == rule] for rule in ("now", "before"))
+    hard = now["noise"] == HARD
     return TEXT.format(
+        before=_span(before["held"]),
+        hard=_span(now[hard]["held"]),
+        settings=now[~hard]["noise"].nunique(),
+        usual=_span(now[~hard]["held"]),
+        stop_runs=f"{ends['runs'].min():,}",
+        stopping=_stopping_table(ends),
         ours=_span(ours[~correlated & ~apart]["held"]),
         correlated=_span(ours[correlated]["held"]),
         batches=_span(ours[apart]["held"]),
@@ -87,6 +114,20 @@ def _table(rows: pd.DataFrame) -> str:
     return _markdown(shown)
 
 
+def _stopping_table(ends: pd.DataFrame) -> str:
+    wide = ends.pivot_table(
+        index=["noise", "sought"], columns="rule", values=["held", "groups"], sort=False
+    )
+    shown = pd.DataFrame(
+        {
+            f"{rule}, {what}": (factor * wide[what, rule]).map(form.format)
+            for rule in ("before", "now")
+            for what, factor, form in (("held", 100, "{:.1f}"), ("groups", 1, "{:,.0f}"))
+        }
+    )
+    return _markdown(shown.reset_index())
+
+
 def _markdown(frame: pd.DataFrame) -> str:
     aligned = ["left", *["right"] * (frame.shape[1] - 1)]
     text = frame.astype(str).to_markdown(index=False, disable_numparse=True, colalign=aligned)
@@ -94,4 +135,4 @@ def _markdown(frame: pd.DataFrame) -> str:
 
 
 if __name__ == "__main__":
-    write_page(Path(__file__).with_name("coverage.csv.gz"))
+    write_page(*(Path(__file__).with_name(name) for name in ("coverage.csv.gz", "stopping.csv")))

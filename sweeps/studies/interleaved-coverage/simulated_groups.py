@@ -6,8 +6,8 @@ made), and a group's effect is taken as the analysis takes it. Each function ret
 n groups.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,8 +23,7 @@ LOW_MHZ, HIGH_MHZ = 1410.0, 1980.0
 WINDOWS_A_CLOCK = 60
 """Windows between two jumps of the clock, on average."""
 
-_LENGTHS = np.array([2, 4, 8])
-_SHARES = np.array([0.85, 0.1, 0.05])
+_LENGTHS = {2: 0.85, 4: 0.1, 8: 0.05}
 _SIGNS = np.array([-1.0, 1.0, 1.0, -1.0])
 
 
@@ -34,14 +33,16 @@ class Windows:
 
     clock: Sample
     noise: Sample
+    lengths: Mapping[int, float] = field(default_factory=lambda: _LENGTHS)
+    """Windows of a run, and its share of the groups."""
 
     def __call__(self, rng: np.random.Generator, groups: int) -> Logs:
         """Log effects of so many groups."""
-        lengths = rng.choice(_LENGTHS, groups, p=_SHARES)
+        lengths = rng.choice(list(self.lengths), groups, p=list(self.lengths.values()))
         ends = np.cumsum(4 * lengths)
         logs = self.clock(rng, ends[-1]) + self.noise(rng, ends[-1])
         effects = np.empty(groups)
-        for length in _LENGTHS:
+        for length in self.lengths:
             own = np.flatnonzero(lengths == length)
             places = (ends[own] - 4 * length)[:, None] + np.arange(4 * length)
             runs = logs[places].reshape(len(own), 4, length)[:, :, 1:].mean(axis=2)

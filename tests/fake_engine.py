@@ -228,6 +228,9 @@ class FakeEngine:
     def watch_writes(self, on: bool) -> list[dict[str, int]]:
         return []
 
+    def check_layers(self, requests: int | None) -> list[list[dict[str, Any]]]:
+        return []
+
     def decode_greedily(
         self,
         prompts: Sequence[Sequence[int]],

@@ -204,6 +204,11 @@ class VllmEngine:
         """Watch staging's writes, or stop and return each rank's counts since the start."""
         return self._rpc_all("nwor_watch_writes", on)
 
+    def check_layers(self, requests: int | None) -> list[list[dict[str, Any]]]:
+        """See `Engine`; the first call in a mode may capture a CUDA graph."""
+        with stderr_to_file(self._log):
+            return self._rpc_all("nwor_check_layers", requests)
+
     def kv_cache(self) -> KvCache:
         """The KV cache of every rank, to be read back between batches."""
         return self._kv_cache

@@ -90,6 +90,12 @@ class Engine(Protocol):
     def watch_writes(self, on: bool) -> list[dict[str, int]]:
         """Watch staging's writes, or stop and return each rank's counts (see `write_check`)."""
 
+    def check_layers(self, requests: int | None) -> list[list[dict[str, Any]]]:
+        """Check layers of some windows of the next batch, of so many requests; None: no longer.
+
+        Call it in the cell's modes. Returns what each rank measured since the last call.
+        """
+
     def kv_cache(self) -> KvCache:
         """Its KV cache, to be read back between batches."""
 

@@ -151,6 +151,13 @@ class RunnerHook(Protocol):
                 ran past them are counted apart. None: every window counts.
         """
 
+    def check_layers(self, requests: int | None) -> list[dict[str, Any]]:
+        """Check windows of the next batch layer by layer; what was measured since the last call.
+
+        Args:
+            requests: most requests of the batch; None: check no longer.
+        """
+
     def device_errors(self) -> list[str]:
         """What commits refused on the device since the last call; waits for the device."""
 

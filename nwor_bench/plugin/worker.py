@@ -136,6 +136,10 @@ class NworWorkerExtension:
             setattr(self, WRITES, watch)
         return dict(watch.switch(on))
 
+    def nwor_check_layers(self, requests: int | None) -> list[dict[str, Any]]:
+        """Check each layer of some windows of the next batch; see `RunnerHook.check_layers`."""
+        return _hook(self).check_layers(requests)
+
     def nwor_watch_blocks(self, on: bool) -> None:
         """Note which cache blocks the next batch's requests get; or stop and forget all rows.
 

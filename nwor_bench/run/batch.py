@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import Any, TypedDict
 
 from nwor_bench.engine.protocol import BatchOutput, Engine, Sampling
 from nwor_bench.instruments.conditions import ConditionMonitor, Conditions
@@ -26,6 +27,13 @@ Check = Callable[[list[list[int]], Answer], Answer]
 """Checks a batch before it is stored, given its prompts; returns the answer with its parity."""
 
 
+class Watched(TypedDict):
+    """What a gate batch was watched for, by rank; see `RanBatch`."""
+
+    written: list[dict[str, int]]
+    layers: list[list[dict[str, Any]]]
+
+
 @dataclass(frozen=True)
 class RanBatch:
     """A batch that has run and is stored."""
@@ -41,6 +49,9 @@ class RanBatch:
 
     written: list[dict[str, int]]
     """Each rank's counts of staging's writes; empty unless watched."""
+
+    layers: list[list[dict[str, Any]]]
+    """What each rank measured of single layers, for the local gate; empty unless watched."""
 
 
 class BatchRunner:
@@ -99,7 +110,7 @@ class BatchRunner:
         if place.turns is not None:
             self._engine.interleave(place.turns)
         try:
-            output, written, conditions = self._generate(place, prompts, sampling)
+            output, watched, conditions = self._generate(place, prompts, sampling)
         finally:
             if place.turns is not None:
                 facts = self._engine.stop_interleaving()
@@ -114,36 +125,44 @@ class BatchRunner:
             self._store.append_event(counter_event(place, output.counter_facts))
         if facts is not None:
             self._store.append_event(interleaved_event(place, facts))
-        return RanBatch(place.cell, answer, windows, written)
+        return RanBatch(place.cell, answer, windows, **watched)
 
     def _generate(
         self, place: BatchPlace, prompts: list[list[int]], sampling: Sampling
-    ) -> tuple[BatchOutput, list[dict[str, int]], Conditions]:
-        """The engine's output, each rank's counts of staging's writes, and the conditions."""
+    ) -> tuple[BatchOutput, Watched, Conditions]:
+        """The engine's output, what a gate batch was watched for, and the conditions."""
         label = place.cell.label
-        stages = place.turns is not None or place.cell.nwor_mode is NworMode.STAGE
-        watched = stages and place.phase in (Phase.GATE, Phase.INTERLEAVED_GATE)
+        stages = place.turns is not None or place.cell.nwor_mode is not NworMode.OFF
+        watched_batch = stages and place.phase in (Phase.GATE, Phase.INTERLEAVED_GATE)
         with span(self._ranges, "cell", place.order, label):
             if place.turns is None:  # which set their own modes
                 self._engine.set_modes(place.cell)
             if self._monitor is not None:
                 self._monitor.begin()
             with span(self._ranges, "batch", place.batch, label):
-                output, written = self._generate_watched(prompts, sampling, watched)
+                if watched_batch:
+                    # Control alone writes every draft at once.
+                    writes = place.cell.nwor_mode is not NworMode.CONTROL
+                    output, watched = self._generate_watched(prompts, sampling, writes)
+                else:
+                    output = self._engine.generate(prompts, sampling)
+                    watched = Watched(written=[], layers=[])
             conditions = {} if self._monitor is None else self._monitor.end()
-        return output, written, conditions
+        return output, watched, conditions
 
     def _generate_watched(
-        self, prompts: list[list[int]], sampling: Sampling, watched: bool
-    ) -> tuple[BatchOutput, list[dict[str, int]]]:
-        if not watched:
-            return self._engine.generate(prompts, sampling), []
-        self._engine.watch_writes(True)
+        self, prompts: list[list[int]], sampling: Sampling, writes: bool
+    ) -> tuple[BatchOutput, Watched]:
+        """A gate batch that stages: its layers are checked, and if asked for its writes watched."""
+        self._engine.check_layers(len(prompts))
+        if writes:
+            self._engine.watch_writes(True)
         try:
             output = self._engine.generate(prompts, sampling)
         finally:
-            written = self._engine.watch_writes(False)
-        return output, written
+            layers = self._engine.check_layers(len(prompts))
+            written = self._engine.watch_writes(False) if writes else []
+        return output, Watched(written=written, layers=layers)
 
     def _sampling(self, phase: Phase, block: Block) -> Sampling:
         """Sampling parameters: the gate is always greedy; seeds depend on the block."""

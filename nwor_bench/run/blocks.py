@@ -142,6 +142,7 @@ class BlockRunner:
         if self._log.begin(Phase.GATE, self.plan.gate):
             GateBlock(
                 self.plan.gate,
+                self._engine,
                 self._batches,
                 self.parity,
                 self.kv_gate,

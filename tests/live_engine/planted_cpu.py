@@ -273,10 +273,12 @@ def drafter_not_written(worker: Any) -> AbstractContextManager[None]:
     from nwor_bench.records.types import NworMode
 
     hook = worker.nwor_hook
+    context = hook.runner.compilation_config.static_forward_context
+    drafter = [context[name].impl for name in hook.drafter_layers]
 
     def wrap(write: Callable[..., None]) -> Callable[..., None]:
         def faulty(self: Any, *rest: Any) -> None:
-            if self.staging is not None or hook.nwor_mode is not NworMode.STAGE:
+            if self not in drafter or hook.nwor_mode is not NworMode.STAGE:
                 write(self, *rest)
 
         return faulty

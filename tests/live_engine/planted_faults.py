@@ -20,6 +20,8 @@ WRITES = frozenset({"writes"})
 COUNTERS = frozenset({"counters"})
 ACCEPTANCE = frozenset({"acceptance"})
 RANKS = frozenset({"ranks"})
+LAYERS = frozenset({"layers"})
+"""Seen by the local gate: what a layer writes, or its attention, is not stock's."""
 
 
 @dataclass(frozen=True)
@@ -58,88 +60,92 @@ FAULTS = (
         "a commit that computes one head's offset wrongly",
         "attention reads the head from the next window on, and the cache keeps it; slots are "
         "written when they should be",
-        cpu.head_wrong_in_commit, gpu.head_wrong_in_commit, K | TOKENS, K,
+        cpu.head_wrong_in_commit, gpu.head_wrong_in_commit, K | TOKENS | LAYERS, K,
     ),
     Fault(
         "one head of one layer wrong, staged",
         "staging that copies one head's rows wrongly",
         "attention of the same window reads it, and the commit takes it along",
-        cpu.head_wrong_in_staging, gpu.head_wrong_in_staging, K | TOKENS, K, captured=True,
+        cpu.head_wrong_in_staging, gpu.head_wrong_in_staging, K | TOKENS | LAYERS, K, captured=True,
     ),
     Fault(
         "one slot too far in the last layer",
         "slots taken from another layer's mapping",
         "the right slots stay empty in one layer alone: tokens, rows and writes differ",
-        cpu.last_layer_one_slot_on, gpu.last_layer_one_slot_on, K | TOKENS | WRITES, K | WRITES,
+        cpu.last_layer_one_slot_on, gpu.last_layer_one_slot_on, K | TOKENS | WRITES | LAYERS,
+        K | WRITES,
     ),
     Fault(
         "one accepted token too few",
         "a count that forgets the last accepted draft",
         "its slot keeps what stood there, and fewer drafts are written than counted",
-        cpu.one_too_few, gpu.one_too_few, K | TOKENS | WRITES | COUNTERS, K | WRITES,
+        cpu.one_too_few, gpu.one_too_few, K | TOKENS | WRITES | COUNTERS | LAYERS, K | WRITES,
     ),
     Fault(
         "one accepted token too many",
         "validation that takes a rejected draft for an accepted one",
         "the next window overwrites its slot, so tokens and rows stay right: counts and writes "
         "alone tell",
-        cpu.accepts_one_too_many, gpu.one_too_many, COUNTERS | WRITES, frozenset(),
+        cpu.accepts_one_too_many, gpu.one_too_many, COUNTERS | WRITES | LAYERS, frozenset(),
     ),
     Fault(
         "one accepted token too many, in SCV graph alone",
         "a device kernel that differs from the host's loop",
         "as above, in the one cell whose validation runs on the device",
-        cpu.accepts_one_too_many_in_scv_graph, gpu.one_too_many_in_scv_graph, COUNTERS | WRITES,
+        cpu.accepts_one_too_many_in_scv_graph, gpu.one_too_many_in_scv_graph,
+        COUNTERS | WRITES | LAYERS,
         frozenset(), GRAPH_ALONE,
     ),
     Fault(
         "the rejected drafts committed instead of the accepted",
         "an inverted mask",
         "accepted slots keep what stood there; more is written than counted",
-        cpu.rejected_committed, gpu.rejected_committed, K | TOKENS | WRITES | COUNTERS, K | WRITES,
+        cpu.rejected_committed, gpu.rejected_committed, K | TOKENS | WRITES | COUNTERS | LAYERS,
+        K | WRITES,
     ),
     Fault(
         "V of two layers swapped",
         "layers' addresses in the wrong order",
         "every slot is written in time, with another layer's values",
-        cpu.values_of_two_layers_swapped, gpu.values_of_two_layers_swapped, K | TOKENS, K,
+        cpu.values_of_two_layers_swapped, gpu.values_of_two_layers_swapped, K | TOKENS | LAYERS, K,
     ),
     Fault(
         "K and V swapped in one layer",
         "the two halves of a cache row confused",
         "every slot is written in time, with the other half's values",
-        cpu.key_and_value_swapped, gpu.key_and_value_swapped, K | TOKENS, K,
+        cpu.key_and_value_swapped, gpu.key_and_value_swapped, K | TOKENS | LAYERS, K,
     ),
     Fault(
         "a layer skipped in the commit",
         "a loop over layers that ends early",
         "one layer's slots keep what stood there, the other layers' do not",
-        cpu.layer_skipped, gpu.layer_skipped, K | TOKENS | WRITES, K | WRITES,
+        cpu.layer_skipped, gpu.layer_skipped, K | TOKENS | WRITES | LAYERS, K | WRITES,
     ),
     Fault(
         "a commit after the next window has begun",
         "a commit on another stream, or too late",
         "slots are filled one window late from rows that are another window's by then",
         cpu.commit_after_the_next_begin, gpu.commit_after_the_next_begin,
-        K | TOKENS | WRITES | COUNTERS, K | WRITES,
+        K | TOKENS | WRITES | COUNTERS | LAYERS, K | WRITES,
     ),
     Fault(
         "slots of two requests swapped",
         "requests ordered differently in the batch and in the plan",
         "as many rows are written as counted, in slots of the other request",
-        cpu.slots_of_two_requests_swapped, gpu.slots_of_two_requests_swapped, K | TOKENS, K,
+        cpu.slots_of_two_requests_swapped, gpu.slots_of_two_requests_swapped, K | TOKENS | LAYERS,
+        K,
     ),
     Fault(
         "the certain first token not written",
         "a first token that is taken for a draft",
         "its slot keeps what stood there; writes counts drafts alone",
-        cpu.first_token_not_written, gpu.first_token_not_written, K | TOKENS, K,
+        cpu.first_token_not_written, gpu.first_token_not_written, K | TOKENS | LAYERS, K,
     ),
     Fault(
         "V of one layer rounded to fp8 in a cache that is not fp8",
         "a cast through the wrong dtype",
         "three bits of mantissa are far from float32's 23, and far enough from bf16's 7",
-        cpu.value_rounded_to_fp8, gpu.value_rounded_to_fp8, K | TOKENS, K,
+        cpu.value_rounded_to_fp8, gpu.value_rounded_to_fp8, K | TOKENS | LAYERS, K,
     ),
     Fault(
         "a stale scale in an fp8 cache",
@@ -151,26 +157,26 @@ FAULTS = (
         "attention reads the cache instead of the staged rows",
         "the first published NWOR: the write is skipped, and nothing replaces the read",
         "drafts attend to what stood in their slots, so what they compute is wrong",
-        cpu.stale_attention, gpu.stale_attention, K | TOKENS, K, captured=True,
+        cpu.stale_attention, gpu.stale_attention, K | TOKENS | LAYERS, K, captured=True,
     ),
     Fault(
         "attention misses the window's last row",
         "an end that is one too small",
         "the last draft alone lacks itself: its rows in later layers are wrong where it is "
         "accepted, and few tokens depend on it",
-        cpu.last_row_missed, gpu.last_row_missed, K, K, captured=True,
+        cpu.last_row_missed, gpu.last_row_missed, K | LAYERS, K, captured=True,
     ),
     Fault(
         "attention misses the window's first staged row",
         "a start that is one too large",
         "every draft of the window lacks a row beside it",
-        cpu.first_row_missed, gpu.first_row_missed, K | TOKENS, K, captured=True,
+        cpu.first_row_missed, gpu.first_row_missed, K | TOKENS | LAYERS, K, captured=True,
     ),
     Fault(
         "attention misses each draft's own row",
         "a causal mask that is strict",
         "a row has much of its attention for itself",
-        cpu.own_row_missed, None, K | TOKENS, K,
+        cpu.own_row_missed, None, K | TOKENS | LAYERS, K,
     ),
     Fault(
         "the drafter's rows are not written",
@@ -194,7 +200,7 @@ FAULTS = (
         "every draft written at once and counted as staged",
         "a mode that never saves a write: INEFFECTIVE, but not by its counts",
         "tokens, rows and counts are right; only the watched slots tell",
-        cpu.written_directly_in_secret, gpu.written_directly_in_secret, WRITES, WRITES,
+        cpu.written_directly_in_secret, gpu.written_directly_in_secret, WRITES | LAYERS, WRITES,
     ),
     Fault(
         "the last commit's rows zeroed at each switch from stage to off",
@@ -229,7 +235,7 @@ RANK_FAULTS = (
         "one rank commits a row less",
         "ranks that settle on one count and write another",
         "half the heads of a slot keep what stood there; the other rank is right",
-        "commit_drops_a_row", K | TOKENS | WRITES | RANKS,
+        "commit_drops_a_row", K | TOKENS | WRITES | RANKS | LAYERS,
     ),
     RankFault(
         "one rank counts a token less",

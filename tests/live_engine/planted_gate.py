@@ -19,8 +19,8 @@ from nwor_bench.workload.schedule import GATE_BLOCK, Block, Plan
 CELLS = ("off x off", "stage x off", "stage x graph")
 """The cells of each gate: the reference, and staging with and without SCV."""
 
-CHECKS = ("tokens", "acceptance", "K/V", "writes", "counters", "ranks")
-"""What can see a fault: the gate's four comparisons, and the counts of `invariants`."""
+CHECKS = ("tokens", "acceptance", "K/V", "layers", "writes", "counters", "ranks")
+"""What can see a fault: the gate's five comparisons, and the counts of `invariants`."""
 
 
 class Quiet:
@@ -120,8 +120,10 @@ def _told_apart(reason: str) -> Iterable[tuple[str, str]]:
         found.append(("tokens", reason))
     if "accepted per position" in reason or "acceptance" in reason:
         found.append(("acceptance", reason))
-    if "K/V" in reason:
+    if "K/V:" in reason:
         found.append(("K/V", reason))
+    if "local gate:" in reason:
+        found.append(("layers", reason))
     if "writes:" in reason:
         found.append(("writes", reason))
     if not found:

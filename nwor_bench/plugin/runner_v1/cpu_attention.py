@@ -41,6 +41,8 @@ class LayerStaging:
     shares: bool = False
     chunk: int = -1
     """Positions of a chunk of chunked local attention; -1: none."""
+    name: str = ""
+    """The layer's own name, also if it shares another's K/V."""
 
     @property
     def slot_row(self) -> int:
@@ -80,6 +82,8 @@ class ReferenceCPUAttentionImpl(CPUAttentionBackendImpl):
         if staging is not None and staging.window.is_staging:
             batch = staging.window.batch
             staged = staging.window.stage(staging.layer, key, value)
+            if staged and staging.buffers.trace is not None:
+                staging.buffers.trace.wrote(staging.name, key, value)
             if staged and batch is not None and not staging.window.is_control:
                 slot_mapping = batch.direct_slots_of[staging.slot_row]
         num_tokens = slot_mapping.shape[0]
@@ -121,6 +125,8 @@ class ReferenceCPUAttentionImpl(CPUAttentionBackendImpl):
             alibi_slopes=self.alibi_slopes,
             sinks=self.sinks,
         )
+        if staging is not None and staging.buffers.trace is not None:
+            staging.buffers.trace.attended(staging.name, query, output)
         return output
 
     def _open_staging(self, key: Any, value: Any, metadata: Any) -> LayerStaging | None:

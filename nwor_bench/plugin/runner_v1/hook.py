@@ -17,6 +17,7 @@ from nwor_bench.plugin.interleaving import Interleaving
 from nwor_bench.plugin.patching import Patch, PatchSet
 from nwor_bench.plugin.runner_v1.cpu_attention import LayerStaging
 from nwor_bench.plugin.runner_v1.host_counts import Step, pending_step
+from nwor_bench.plugin.runner_v1.window_checks import WindowChecks
 from nwor_bench.plugin.runner_v1.windows import V1Windows, ms_since
 from nwor_bench.plugin.settings import PluginSettings
 from nwor_bench.plugin.staging.refusals import chunk_of
@@ -73,7 +74,9 @@ class V1RunnerHook(V1Windows):
             if attach:
                 read = self.layers.sharing.get(name, name)
                 shares, chunk = name != read, chunk_of(context[name])
-                staging = LayerStaging(self.window, self.buffers, numbers[read], shares, chunk)
+                staging = LayerStaging(
+                    self.window, self.buffers, numbers[read], shares, chunk, name
+                )
             context[name].impl.staging = staging
 
     def set_modes(self, nwor_mode: NworMode, scv_mode: ScvMode) -> None:
@@ -99,6 +102,17 @@ class V1RunnerHook(V1Windows):
     def take_sham_turn(self) -> None:
         """Run in mode off."""
         self.take_turn(NworMode.OFF, ScvMode.OFF)
+
+    def check_layers(self, requests: int | None) -> list[dict[str, Any]]:
+        """Check windows of the next batch layer by layer; what was measured since the last call."""
+        if self.window is None or self.buffers is None:
+            return []
+        found = self.checks.take() if self.checks is not None else []
+        if requests is None:
+            self.checks = None
+        elif self.checks is None:
+            self.checks = WindowChecks(self.runner, self.layers, self.buffers)
+        return found
 
     def drain(self, output_lengths: dict[str, int] | None) -> list[dict[str, Any]]:
         """Windows since the last drain; with async scheduling this waits for the device once."""

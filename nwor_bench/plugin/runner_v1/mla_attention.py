@@ -37,7 +37,10 @@ class StagingCPUMLAImpl(CPUMLAImpl):
         staging = self.staging
         if staging is not None and staging.window.is_staging:
             batch = staging.window.batch
-            staged = staging.window.stage(staging.layer, kv_c_normed.unsqueeze(1), k_pe)
+            latent = kv_c_normed.unsqueeze(1)
+            staged = staging.window.stage(staging.layer, latent, k_pe)
+            if staged and staging.buffers.trace is not None:
+                staging.buffers.trace.wrote(staging.name, latent, k_pe)
             if staged and batch is not None and not staging.window.is_control:
                 slot_mapping = batch.direct_slots_of[staging.slot_row]
         rows = slot_mapping.shape[0]  # what follows is padding

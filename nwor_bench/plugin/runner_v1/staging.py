@@ -5,6 +5,7 @@ from torch import Tensor
 
 import nwor_kernels
 from nwor_bench.plugin.counts.written_rows import in_every_layer
+from nwor_bench.plugin.observe.layer_trace import LayerTrace
 from nwor_bench.plugin.staging.layers import LayerCache, StagingUnavailable, partition
 from nwor_kernels.metadata import ERROR_FLAG, error_names
 
@@ -86,6 +87,8 @@ class StagingBuffers:
         self.num_layers = len(layers)
         self.capacity = capacity
         device = layers[0].kv_cache.device
+        self.trace: LayerTrace | None = None
+        """Records what the layers are given and return, in a window that is checked."""
         self.metadata = torch.zeros(self.num_layers, 2, dtype=torch.int32, device=device)
         self.written = torch.zeros(self.num_layers, dtype=torch.int32, device=device)
         self.committed_tokens = 0

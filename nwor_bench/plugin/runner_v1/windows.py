@@ -22,6 +22,7 @@ from nwor_bench.plugin.rank_vote import RankVote
 from nwor_bench.plugin.runner_v1.host_counts import HostCounts, Step, count_sampled
 from nwor_bench.plugin.runner_v1.setup import set_up_staging
 from nwor_bench.plugin.runner_v1.validation import Validation, ValidationRefused, Validator
+from nwor_bench.plugin.runner_v1.window_checks import WindowChecks
 from nwor_bench.plugin.settings import PluginSettings
 from nwor_bench.plugin.staging.layers import attention_layers
 from nwor_bench.plugin.staging.window import Window, close_leftover
@@ -45,6 +46,8 @@ class V1Windows:
         self._step: Step | None = None
         self._scheduler_output: Any = None
         self._turns: Interleaving | None = None
+        self.checks: WindowChecks | None = None
+        """The local gate's, while it is on."""
         vocab_size = runner.model_config.get_vocab_size()
         layers = len(self.target_layers)
         self._counts = HostCounts(self.accumulator, layers, vocab_size, settings.debug)
@@ -77,6 +80,8 @@ class V1Windows:
             return
         batch = self._window_batch(step, self._slots_of_groups(slot_mapping))
         self.window.begin(batch, control=self.nwor_mode is NworMode.CONTROL)
+        if self.checks is not None:
+            self.checks.begin(step.num_draft_tokens, slot_mapping)
         if self._counts.debug:
             per_request = dict(zip(step.req_ids, step.num_draft_tokens, strict=True))
             logger.info("nwor begin: drafts per request %s", per_request)
@@ -118,6 +123,7 @@ class V1Windows:
         staged = window is not None and window.batch is not None
         if window is not None and staged and window.is_control:
             window.end_control()
+            self._check(window, sampled_token_ids)
             return
         if not staged and (
             self.validator.mode is ScvMode.OFF or step.fallback_reason == BESIDE_PREFILL
@@ -134,7 +140,14 @@ class V1Windows:
             started = time.perf_counter()
             self._commit(window, step.validation)
             step.committed_tokens = self.buffers.committed_tokens if self.buffers else 0
+            self._check(window, sampled_token_ids)
             step.times = replace(step.times, commit_ms=ms_since(started))
+
+    def _check(self, window: Window, sampled_token_ids: Tensor) -> None:
+        """Have the local gate look at a window that is committed, or fell back."""
+        if self.checks is not None:
+            valid = (sampled_token_ids >= 0) & (sampled_token_ids < self._vocab_size)
+            self.checks.end(window, valid.sum(1).tolist())
 
     def _commit(self, window: Window, validation: Validation | None) -> None:
         """Commit what was accepted, unless this rank or another has to write directly."""

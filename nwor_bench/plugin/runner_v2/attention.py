@@ -26,6 +26,9 @@ from vllm.v1.attention.backends.triton_attn_diffkv import (
     TritonAttentionDiffKVMetadataBuilder,
 )
 
+from nwor_bench.plugin.observe.attention_errors import AttentionFacts
+from nwor_bench.plugin.observe.kv_errors import element_view
+from nwor_bench.plugin.observe.layer_trace import LayerCall
 from nwor_bench.plugin.patching import Patch
 from nwor_bench.plugin.runner_v2 import flashinfer
 from nwor_bench.plugin.runner_v2.batch import GpuWindowBatch
@@ -142,6 +145,8 @@ class StagingAttention(StagedLayer):
         return [Patch(impl, "do_kv_cache_update", self._wrap_write), forward]
 
     def _wrap_write(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        self._stock_write = original
+
         def do_kv_cache_update(
             layer: Any, key: Tensor, value: Tensor, kv_cache: Tensor, slot_mapping: Tensor
         ) -> None:
@@ -153,6 +158,7 @@ class StagingAttention(StagedLayer):
 
     def _wrap_forward(self, original: Callable[..., Any]) -> Callable[..., Any]:
         window = self._window
+        self._stock_attention = original
 
         def forward(
             layer: Any,
@@ -179,9 +185,12 @@ class StagingAttention(StagedLayer):
             if batch.tokens_per_request is None:
                 # Requests without a window attend here; the others' rows are overwritten below.
                 original(layer, query, key, value, kv_cache, attn_metadata, output, *args, **kwargs)
+            given = query
             if self._is_flashinfer:
                 query = flashinfer.query_as_stock(self._causal, layer, query, attn_metadata)
             self._verify(batch, query, kv_cache, output)
+            if self.trace is not None:
+                self.trace.attended(self.name, given, output)
             return output
 
         return forward
@@ -216,6 +225,58 @@ class StagingAttention(StagedLayer):
             v_scale=layer._v_scale.view(-1) if self._quantised else None,
             workspace=self._workspace,
             **self._more,
+        )
+
+    # What the local gate asks of it (`CheckedLayer`).
+
+    def stock_write(self, call: LayerCall, slots: Tensor) -> None:
+        """Write the first rows of a call's K and V as stock does."""
+        assert self._stock_write is not None
+        assert call.key is not None
+        assert call.value is not None
+        rows, layer = slots.shape[0], self._layer
+        self._stock_write(layer, call.key[:rows], call.value[:rows], layer.kv_cache, slots)
+
+    def stock_attention(self, call: LayerCall, metadata: Any) -> Tensor:
+        """Stock's output for a call's queries, [rows, heads, value_dim]."""
+        assert call.output is not None
+        assert self._stock_attention is not None
+        output = torch.full_like(call.output, float("nan"))
+        layer = self._layer
+        self._stock_attention(
+            layer, call.query, call.key, call.value, layer.kv_cache, metadata, output
+        )
+        return output
+
+    def exact_query(self, call: LayerCall) -> Tensor:
+        """[rows, heads, head_dim] float64."""
+        assert isinstance(call.query, Tensor)
+        query = call.query.double().view(call.query.shape[0], -1, self._causal.head_size)
+        if call.query.dtype == torch.float8_e4m3fn:
+            query = query * self._layer._q_scale.double()
+        return query
+
+    def exact_rows(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """K and V of cache rows in float64, with an fp8 cache's scales."""
+        head_dim = int(self._causal.head_size)
+        exact = element_view(rows, self._causal.kv_cache_dtype).double().nan_to_num()
+        key, value = exact[..., :head_dim], exact[..., head_dim:]
+        if not self._quantised:
+            return key, value
+        scales = (self._layer._k_scale, self._layer._v_scale)
+        k_scale, v_scale = (scale.double().view(-1, 1) for scale in scales)
+        return key * k_scale, value * v_scale
+
+    def attention_facts(self) -> AttentionFacts:
+        """Stock's, read anew: a fault in what our kernel was given must not be in the reference."""
+        impl = self._causal
+        return AttentionFacts(
+            scale=float(impl.scale),
+            softcap=float(impl.logits_soft_cap or 0.0),
+            sliding_window=positions_seen(impl.sliding_window),
+            chunk=refusals.chunk_of(self._layer),
+            sinks=getattr(impl, "sinks", None),
+            alibi_slopes=impl.alibi_slopes,
         )
 
 

@@ -202,6 +202,12 @@ class DeviceValidator:
             return "device", problem
         return "capture", None
 
+    def forget(self, sources: Hashable) -> None:
+        """Drop the launches that commit from these captured addresses."""
+        for kept in (self._graphs, self._trials):
+            for shape in [shape for shape in kept if shape[-1] == sources]:
+                del kept[shape]
+
     def _trial_of(self, shape: Shape) -> _Trial:
         trial = self._trials.get(shape)
         if trial is None:

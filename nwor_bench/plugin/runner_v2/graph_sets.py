@@ -67,6 +67,8 @@ class StagingGraphs:
         self._manager: ModelCudaGraphManager | None = None
         self._copied = copied
         self._control = control
+        self.only: Any = None
+        """The one shape that is captured; None: every shape that vLLM has captured."""
         self.shapes: dict[BatchExecutionDescriptor, GpuWindowBatch] = {}
         """Each captured window, as it was captured: all padding."""
         self.memory_bytes: int | None = None
@@ -88,6 +90,8 @@ class StagingGraphs:
             return []
         full = [desc for desc in stock.graphs if desc.cg_mode is CUDAGraphMode.FULL]
         windows = [d for d in full if (d.uniform_token_count or 1) > 1 and d.num_ubatches == 1]
+        if self.only is not None:
+            windows = [self.only]
         return sorted(windows, key=lambda desc: desc.num_tokens, reverse=True)
 
     def capture(self) -> None:

@@ -17,8 +17,10 @@ from nwor_bench.plugin.counts.scheduler_output import finished, invalid_drafts, 
 from nwor_bench.plugin.interleaving import Interleaving
 from nwor_bench.plugin.patching import Patch, PatchSet
 from nwor_bench.plugin.runner_v2.graph_sets import StockGraphs
+from nwor_bench.plugin.runner_v2.window_checks import WindowChecks
 from nwor_bench.plugin.runner_v2.windows import Step, V2Windows
 from nwor_bench.plugin.settings import PluginSettings
+from nwor_bench.plugin.staging.layers import layers_alone_in_their_memory
 from nwor_bench.records.types import NworMode, ScvMode
 from nwor_kernels.direct_launch import refusals as direct_launch_refusals
 
@@ -155,6 +157,26 @@ class V2RunnerHook(V2Windows):
         if self._parts.staging.l2 is not None:
             self._parts.staging.l2.switch_off()
 
+    def check_layers(self, requests: int | None) -> list[dict[str, Any]]:
+        """Check windows of the next batch, of so many requests; None: no longer.
+
+        Returns what was measured since the last call. Call it between batches, in the cell's modes.
+        """
+        if self._parts is None:
+            return []
+        found = self.checks.take() if self.checks is not None else []
+        if requests is None:
+            if self.checks is not None:
+                self.checks.stop(self.validator)
+            self.checks = None
+            return found
+        if self.checks is None:
+            whole = layers_alone_in_their_memory(self.runner, self.target_layers)
+            self.checks = WindowChecks(self.runner, self._parts, whole)
+        if self.nwor_mode is not NworMode.OFF:
+            self.checks.prepare(requests, self.nwor_mode is NworMode.CONTROL)
+        return found
+
     def drain(self, output_lengths: dict[str, int] | None) -> list[dict[str, Any]]:
         """Windows since the last drain; waits for the device once."""
         self.late.resolve(output_lengths)
@@ -257,6 +279,8 @@ class V2RunnerHook(V2Windows):
             window = self._parts.window
             window.replayed()
             graphs = self._parts.control_graphs if window.is_control else self._parts.graphs
+            if self.checks is not None:
+                return self.checks.replay(graphs, window.is_control, desc)
             return graphs.replay(desc)
 
         return run_fullgraph

@@ -9,7 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nwor_bench.plugin.runner_v2.attention import element_of_cache
+from nwor_bench.plugin.observe.attention_errors import AttentionFacts
+from nwor_bench.plugin.observe.kv_errors import element_view
+from nwor_bench.plugin.observe.layer_trace import LayerCall
+from nwor_bench.plugin.runner_v2.attention import FP8, element_of_cache
 from nwor_bench.plugin.runner_v2.batch import GpuWindowBatch
 from nwor_bench.plugin.runner_v2.staged_layer import StagedLayer
 from nwor_bench.plugin.staging import refusals
@@ -36,6 +39,49 @@ def why_rows_unsupported(impl: Any, max_query_len: int, dtype: torch.dtype) -> s
 
 class LatentLayer(StagedLayer):
     """One latent target layer."""
+
+    # What the local gate asks of it (`CheckedLayer`).
+
+    def stock_write(self, call: LayerCall, slots: Tensor) -> None:
+        """Write the first rows of a call's latents as stock does."""
+        assert call.key is not None
+        assert call.value is not None
+        rows, layer = slots.shape[0], self._layer
+        write = self._stock_write or layer.impl.do_kv_cache_update
+        latent, key_pe = call.key[:rows].squeeze(1), call.value[:rows]
+        write(latent, key_pe, layer.kv_cache, slots, layer.kv_cache_dtype, layer._k_scale)
+
+    def stock_attention(self, call: LayerCall, metadata: Any) -> Tensor:
+        """Stock's output for a call's absorbed queries, [rows, heads, latent]."""
+        assert call.output is not None
+        assert self._stock_attention is not None
+        layer = self._layer
+        if call.selected is not None:
+            layer.impl.topk_indices_buffer[: call.selected.shape[0]].copy_(call.selected)
+        output: Tensor
+        output, _ = self._stock_attention(call.query, layer.kv_cache, metadata, layer)
+        return output
+
+    def exact_query(self, call: LayerCall) -> Tensor:
+        """[rows, heads, latent + rotary part] float64."""
+        parts = call.query if isinstance(call.query, tuple) else (call.query,)
+        query = torch.cat([part.double() for part in parts if part is not None], dim=-1)
+        first = parts[0]
+        if first is not None and first.dtype == torch.float8_e4m3fn:
+            query = query * self._layer._q_scale.double()
+        return query
+
+    def exact_rows(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Whole rows as K, their latents as V, in float64 with an fp8 cache's scale."""
+        impl = self._layer.impl
+        exact = element_view(rows, impl.kv_cache_dtype).double().nan_to_num()
+        if impl.kv_cache_dtype in FP8:
+            exact = exact * self._layer._k_scale.double()
+        return exact, exact[..., : impl.kv_lora_rank]
+
+    def attention_facts(self) -> AttentionFacts:
+        """The scale alone: latent layers that are staged have nothing else."""
+        return AttentionFacts(scale=float(self._causal.scale))
 
     def _wrap_prefill(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """Prefills read the cache too, of requests without a window: `_guard` sees to that."""

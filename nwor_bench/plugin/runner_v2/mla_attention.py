@@ -102,6 +102,8 @@ class MlaStagingAttention(LatentLayer):
         ]
 
     def _wrap_write(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        self._stock_write = original
+
         def do_kv_cache_update(
             latent: Tensor, key_pe: Tensor, kv_cache: Tensor, slot_mapping: Tensor, *args: Any
         ) -> None:
@@ -112,6 +114,8 @@ class MlaStagingAttention(LatentLayer):
         return do_kv_cache_update
 
     def _wrap_decode(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        self._stock_attention = original
+
         def forward_mqa(
             query: Tensor | tuple[Tensor, Tensor],
             kv_cache: Tensor,
@@ -127,6 +131,7 @@ class MlaStagingAttention(LatentLayer):
                 with returning_sums(self._layer.impl):
                     output, sums = original(query, kv_cache, committed, layer)
                 self._merge_window(batch, parts, kv_cache, output, sums)
+                self._record(query, output)
                 return output, None
             if batch.tokens_per_request is None:
                 # Requests without a window attend here; the others' rows are overwritten below.
@@ -135,9 +140,14 @@ class MlaStagingAttention(LatentLayer):
                 latent = self._set.keys[self._place]
                 output, sums = latent.new_empty(parts[0].shape), None
             self._verify(batch, parts, kv_cache, output)
+            self._record(query, output)
             return output, sums
 
         return forward_mqa
+
+    def _record(self, query: Tensor | tuple[Tensor, ...], output: Tensor) -> None:
+        if self.trace is not None:
+            self.trace.attended(self.name, query, output)
 
     def _parts_of(self, query: Tensor | tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         """(Absorbed part, rotary part) of queries; vLLM joins them when it quantises them."""

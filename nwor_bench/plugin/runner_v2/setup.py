@@ -1,7 +1,7 @@
 """Staging on a GPU set up for one runner, or why its windows must be written directly."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nwor_bench.plugin.patching import Patch, PatchSet
+from nwor_bench.plugin.patching import PatchSet
 from nwor_bench.plugin.runner_v2 import attention, mla_attention, sparse_mla
 from nwor_bench.plugin.runner_v2.attention import StagingAttention
 from nwor_bench.plugin.runner_v2.graph_sets import StagingGraphs, StockGraphs
@@ -63,6 +63,14 @@ class StagingParts:
     """Stock's forward captured once more, for the A/A arm."""
     mla_tail: MlaTail
     """Equal windows of latent layers that stock can attend in part."""
+    layers: list[Any]
+    """The target layers' `StagedLayer`s."""
+    plan: Callable[[bool], tuple[StagingGraphs, WindowPlanner]]
+    """Makes a further, empty graph set and its planner, for mode control or not."""
+    slots: int | slice
+    """Index of the target layers' slots in the runner's (`SlotRows.chosen`)."""
+    has_states: bool
+    """The target has recurrent layers, so a forward cannot be run again."""
 
 
 def set_up_staging(
@@ -113,10 +121,25 @@ def _parts(runner: Any, target: TargetLayers, settings: PluginSettings) -> Stagi
         )
 
     tail = MlaTail(inputs, runner.max_num_reqs, runner.device)
-    patches = _attention_patches(runner, target, length, window, staging, inputs, tail)
-    sham = StockGraphs(runner, window, staging, inputs, slots.chosen)
-    of_stage, of_control = planned(False), planned(True)
-    return StagingParts(window, staging, inputs, *of_stage, patches, *of_control, sham, tail)
+    patched = _staged_layers(runner, target, length, window, staging, inputs, tail)
+    sparse = [each for each in patched if isinstance(each, SparseMlaAttention)]
+    patches = [patch for each in patched for patch in each.patches()]
+    if sparse:
+        patches.append(fused_write_patch(sparse, window))
+    return StagingParts(
+        window,
+        staging,
+        inputs,
+        *planned(False),
+        PatchSet(patches),
+        *planned(True),
+        StockGraphs(runner, window, staging, inputs, slots.chosen),
+        tail,
+        patched,
+        planned,
+        slots.chosen,
+        bool(target.recurrent),
+    )
 
 
 def _why_layers_cannot(
@@ -153,7 +176,7 @@ def _why_layer_cannot(layer: Any, length: int, dtype: torch.dtype) -> str | None
     return kind.why_unsupported(layer, length, dtype)
 
 
-def _attention_patches(
+def _staged_layers(
     runner: Any,
     target: TargetLayers,
     length: int,
@@ -161,29 +184,25 @@ def _attention_patches(
     staging: GpuStaging,
     inputs: StepInputs,
     tail: MlaTail,
-) -> PatchSet:
+) -> list[Any]:
     context = runner.compilation_config.static_forward_context
     numbers = {layer.name: number for number, layer in enumerate(staging.layers)}
     workspaces: dict[tuple[int, ...], VerifyWorkspace] = {}
-    patches: list[Patch] = []
-    sparse: list[SparseMlaAttention] = []
+    found: list[Any] = []
     for name in [*numbers, *target.sharing]:
         layer, number = context[name], numbers[target.sharing.get(name, name)]
         around = (window, staging, inputs, inputs.table_of[name])
         if is_sparse(layer):
-            sparse.append(SparseMlaAttention(number, layer, *around))
-            patches += sparse[-1].patches()
+            found.append(SparseMlaAttention(number, layer, *around))
             continue
         workspace = _workspace(workspaces, layer, runner, length)
         if is_latent(layer):
             helped = tail if serves(layer.impl) else None
-            patches += MlaStagingAttention(number, layer, *around, workspace, helped).patches()
+            found.append(MlaStagingAttention(number, layer, *around, workspace, helped))
         else:
             writes = name in numbers
-            patches += StagingAttention(number, layer, *around, workspace, writes=writes).patches()
-    if sparse:
-        patches.append(fused_write_patch(sparse, window))
-    return PatchSet(patches)
+            found.append(StagingAttention(number, layer, *around, workspace, writes=writes))
+    return found
 
 
 def _workspace(

@@ -85,13 +85,19 @@ class SparseMlaAttention(LatentLayer):
             )
 
     def _wrap_decode(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        self._stock_attention = original
+
         def forward_mqa(
             query: tuple[Tensor, Tensor], kv_cache: Tensor, attn_metadata: Any, layer: Any
         ) -> tuple[Tensor, Tensor | None]:
             batch = self._guard(attn_metadata)
             if batch is None:
                 return original(query, kv_cache, attn_metadata, layer)
-            return self._attend(batch, query, kv_cache, attn_metadata), None
+            output = self._attend(batch, query, kv_cache, attn_metadata)
+            if self.trace is not None:
+                selected = self._layer.impl.topk_indices_buffer[: output.shape[0]]
+                self.trace.attended(self.name, query, output, selected)
+            return output, None
 
         return forward_mqa
 

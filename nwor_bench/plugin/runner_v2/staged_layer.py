@@ -1,9 +1,11 @@
 """What every target layer does on a GPU while NWOR stages, whatever its attention."""
 
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
 
+from nwor_bench.plugin.observe.layer_trace import LayerTrace
 from nwor_bench.plugin.runner_v2.batch import GpuWindowBatch
 from nwor_bench.plugin.runner_v2.staging import GpuStaging
 from nwor_bench.plugin.runner_v2.step_inputs import StepInputs
@@ -39,8 +41,33 @@ class StagedLayer:
         self._slot_row = staging.layers[number].slot_row
         self._inputs = inputs
         self._table = table
+        self._staging = staging
         self._causal = causal_implementation(layer.impl)
+        self._stock_write: Callable[..., Any] | None = None
+        self._stock_attention: Callable[..., Any] | None = None
         self._scale = float(self._causal.scale)
+
+    @property
+    def trace(self) -> LayerTrace | None:
+        """Records this window's inputs and outputs, if it is checked."""
+        return self._staging.trace
+
+    @property
+    def name(self) -> str:
+        """vLLM's name of it."""
+        return str(self._layer.layer_name)
+
+    @property
+    def owner(self) -> str:
+        """Name of the layer whose K/V it reads; its own, unless it shares them."""
+        return self._staging.layers[self._number].name
+
+    attends = True
+    """Its attention is ours while it stages."""
+
+    def cache_rows(self) -> Tensor:
+        """[blocks, kv_heads, block_size, K + V width], the cache that it reads."""
+        return self._staging.layers[self._number].kv_cache
 
     def slots_to_write(self, key: Tensor, value: Tensor, slots: Tensor) -> Tensor | None:
         """Stage the step's rows where a window asks for it; what of them is to be written at once.
@@ -55,6 +82,8 @@ class StagedLayer:
         """
         window = self._window
         staged = window.is_staging and window.stage(self._number, key, value)
+        if staged and self.trace is not None:
+            self.trace.wrote(self.name, key, value)
         if not staged or window.is_control:
             return slots
         batch = window.batch

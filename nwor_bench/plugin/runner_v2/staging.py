@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 import nwor_kernels
+from nwor_bench.plugin.observe.layer_trace import LayerTrace
 from nwor_bench.plugin.runner_v2.batch import GpuWindowBatch
 from nwor_bench.plugin.runner_v2.copy_buffers import CopyBuffers
 from nwor_bench.plugin.runner_v2.held_values import HeldValues
@@ -79,6 +80,8 @@ class GpuStaging:
         self._first_layer = 0
         self._memory: Tensor | None = None
         self.l2: PersistingL2 | None = None
+        self.trace: LayerTrace | None = None
+        """Records what the layers are given and return, in a window that is checked."""
 
     def place(self, layer: int) -> tuple[LayerSet, int]:
         """The set that this layer belongs to, and its place in it."""

@@ -105,6 +105,11 @@ class StepInputs:
             starts, ends = views.row_start, views.row_end
         return views.query_start_loc, views.seq_lens, views.block_tables[table], starts, ends
 
+    def tables(self, name: str, requests: int) -> tuple[Tensor, Tensor]:
+        """Tokens of each request and the block table of a layer, of the step in flight."""
+        self._choose(requests)
+        return self.views.seq_lens, self.views.block_tables[self.table_of[name]]
+
     def _choose(self, requests: int) -> None:
         views = self._views.get(requests)
         if views is None:

@@ -27,6 +27,7 @@ from nwor_bench.plugin.runner_v2.plan import may_read_this_step
 from nwor_bench.plugin.runner_v2.refused_commits import STAGING_STOPPED, DeviceRefusals
 from nwor_bench.plugin.runner_v2.setup import set_up_staging
 from nwor_bench.plugin.runner_v2.staging import ACTIVATIONS_REUSED
+from nwor_bench.plugin.runner_v2.window_checks import WindowChecks
 from nwor_bench.plugin.settings import PluginSettings
 from nwor_bench.plugin.staging.layers import attention_layers
 from nwor_bench.plugin.staging.window import Window, close_leftover
@@ -64,6 +65,8 @@ class V2Windows:
         self.probe = Probe()
         self.clock = DeviceClock(runner.device)
         self._turns: Interleaving | None = None
+        self.checks: WindowChecks | None = None
+        """The local gate's, while it is on."""
         self._step: Step | None = None
         self._descriptor: Any = None
         k = runner.num_speculative_steps
@@ -111,6 +114,8 @@ class V2Windows:
         certain_at_once = may_read_this_step(step.scheduler_output)
         control = self.nwor_mode is NworMode.CONTROL
         planner = self._parts.control_planner if control else self._parts.planner
+        if self.checks is not None:
+            planner = self.checks.planner(planner, control, self._descriptor)
         batch, reason = planner.plan(
             input_batch, slot_mappings, self._descriptor, certain_at_once=certain_at_once
         )
@@ -122,6 +127,8 @@ class V2Windows:
             self._parts.inputs.open(input_batch)
         self._parts.staging.open(batch)
         self._parts.window.begin(batch, control=control)
+        if self.checks is not None:
+            self.checks.begin(input_batch, slot_mappings, self._parts.slots)
 
     def _stopped_staging(self, step: Step) -> bool:
         """True if staging has stopped for good; this window's reason is then noted."""
@@ -142,7 +149,7 @@ class V2Windows:
         window = self.window
         staged = window is not None and window.batch is not None
         if window is not None and staged and window.is_control:
-            self._end_control(step, window)
+            self._end_control(step, window, num_sampled)
             return
         validator = self.validator
         if not staged and (
@@ -177,13 +184,17 @@ class V2Windows:
             window.withdraw(reason)
             self._stop_staging_if_lasting(reason)
         self.probe.mark("commit_end")
+        if self.checks is not None:
+            self.checks.end(window, num_sampled)
         outcome = window.close()
         pending.staged_tokens = outcome.staged_tokens
         pending.fallback_reason = outcome.fallback_reason
 
-    def _end_control(self, step: Step, window: Window) -> None:
+    def _end_control(self, step: Step, window: Window, num_sampled: Tensor) -> None:
         """All layers have written: there is nothing to commit, and no rank to wait for."""
         window.end_control()
+        if self.checks is not None:
+            self.checks.end(window, num_sampled)
         outcome = window.close()
         step.pending.control_tokens = outcome.control_tokens
         step.pending.fallback_reason = outcome.fallback_reason

@@ -133,6 +133,51 @@ def attention_layers(runner: Any) -> TargetLayers:
     return found
 
 
+def layers_alone_in_their_memory(runner: Any, names: Sequence[str]) -> set[str]:
+    """Those of these layers to whose cache nothing writes but these layers, alike in shape.
+
+    Layers of several KV-cache groups may lie in the same memory, each in blocks of its own.
+    """
+    context = runner.compilation_config.static_forward_context
+    every = [
+        (name, cache)
+        for group in runner.kv_cache_config.kv_cache_groups
+        for name in group.layer_names
+        for cache in _tensors(context[name].kv_cache)
+    ]
+    found = set(names)
+    for name, cache in every:
+        for other, beside in every:
+            alike = cache.shape == beside.shape and cache.stride() == beside.stride()
+            same_place = cache.data_ptr() == beside.data_ptr()
+            if alike and (other in found or not same_place):
+                continue  # other memory, perhaps between its blocks
+            if same_place or (not alike and _overlap(cache, beside)):
+                found.discard(name)
+    return found.intersection(names)
+
+
+def _tensors(cache: Any) -> list[Tensor]:
+    """A recurrent layer has a list of states."""
+    return [cache] if isinstance(cache, Tensor) else list(cache)
+
+
+def _overlap(one: Tensor, other: Tensor) -> bool:
+    """True if the two share addresses between their first and last element."""
+    (start, end), (first, last) = (
+        (each.data_ptr(), each.data_ptr() + _extent(each)) for each in (one, other)
+    )
+    return start < last and first < end
+
+
+def _extent(tensor: Tensor) -> int:
+    """Bytes from a tensor's first element to behind its last."""
+    if not tensor.numel():
+        return 0
+    steps = zip(tensor.shape, tensor.stride(), strict=True)
+    return (1 + sum((size - 1) * stride for size, stride in steps)) * tensor.element_size()
+
+
 def is_sparse(layer: Any) -> bool:
     """True for latent attention over positions that an indexer selects."""
     impl = getattr(layer, "impl", None)

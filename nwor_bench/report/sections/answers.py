@@ -17,6 +17,7 @@ from nwor_bench.report.sections.advice import (
     switched_on,
 )
 from nwor_bench.report.sections.kv_gate import kv_sentence
+from nwor_bench.report.sections.local_gate import local_sentence
 from nwor_bench.report.sections.split import split_lines
 from nwor_bench.report.sections.verdicts import (
     CPU_BADGE,
@@ -51,7 +52,9 @@ def questions(run: RunData, cells: Sequence[CellResult]) -> Definitions:
         "By how much?": _how_much(found, cells),
         "What makes the difference?": " ".join(split_lines(run, cells)),
         "How sure is that?": " ".join(_how_sure(run, found, cells)),
-        "Is the output the same?": f"{same_output(cells)} {kv_sentence(run)}".strip(),
+        "Is the output the same?": " ".join(
+            part for part in (same_output(cells), local_sentence(run), kv_sentence(run)) if part
+        ),
         "What next?": " ".join(_next(run, found, cells)),
     }
     return Definitions(tuple((question, text) for question, text in entries.items() if text))

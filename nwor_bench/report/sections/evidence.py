@@ -8,6 +8,7 @@ from nwor_bench.records.store import RunData
 from nwor_bench.records.types import BatchRecord, CellResult, Verdict
 from nwor_bench.report.document import Block, Bullets, Paragraph, Section, table
 from nwor_bench.report.sections.kv_gate import kv_blocks
+from nwor_bench.report.sections.local_gate import local_blocks
 from nwor_bench.report.text import NOT_MEASURED, count, label, settings
 
 
@@ -26,6 +27,7 @@ def parity_section(run: RunData, cells: Sequence[CellResult]) -> Section:
             caption="What the gate found",
         ),
     ]
+    blocks += local_blocks(run)
     blocks += kv_blocks(run)
     facts = list(settings(to_json(run.header.parity)))
     if facts:

@@ -8,6 +8,7 @@ import psutil
 
 from nwor_bench.analysis.parity.kv_result import KvResult, kv_event
 from nwor_bench.analysis.parity.kv_verdict import KvVerdict
+from nwor_bench.analysis.parity.local_verdict import local_event, local_result
 from nwor_bench.analysis.parity.write_check import write_fault
 from nwor_bench.engine.protocol import Engine
 from nwor_bench.records.cell import INTERLEAVED, NworMode
@@ -35,6 +36,7 @@ class GateBlock:
     Args:
         block: the plan's, off x off first.
         batches: runs and stores the batches.
+        engine: checks single layers.
         parity: checks tokens and acceptance, and remembers the cells that broke parity.
         kv: checks the cache.
         store: receives the results.
@@ -46,6 +48,7 @@ class GateBlock:
     def __init__(
         self,
         block: Block,
+        engine: Engine,
         batches: BatchRunner,
         parity: ParityGate,
         kv: KvGate,
@@ -55,6 +58,7 @@ class GateBlock:
         turns: TurnsOf | None = None,
     ):
         self._block = block
+        self._engine = engine
         self._batches = batches
         self._parity = parity
         self._kv = kv
@@ -73,6 +77,7 @@ class GateBlock:
                 reference = reference or answer
             if self._turns is not None and reference is not None:
                 self._run_interleaved(reference, self._turns)
+        self._engine.check_layers(None)
         found = [result for cell, result in self._kv.results.items() if cell.arm is None]
         if found:
             facts = self._kv.facts(time.perf_counter() - began)
@@ -162,6 +167,11 @@ class GateBlock:
         batch = run(check)
         accepted = sum(w.accepted_tokens for w in batch.windows if w.staged_tokens)
         faults = [write_fault(batch.written, accepted)]
+        if batch.layers:
+            local = local_result(batch.layers)
+            self._store.append_event(local_event(cell, local))
+            if local.verdict is KvVerdict.BROKEN:
+                faults.append(local.reason or "a layer is not stock's")
         if kv_result is not None:
             self._store.append_event(kv_event(cell, kv_result))
             if kv_result.verdict is KvVerdict.BROKEN:

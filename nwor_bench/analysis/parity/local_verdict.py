@@ -1,0 +1,232 @@
+"""The local gate's verdict: each target layer of a window on its own inputs. Pure.
+
+The write must be stock's bit for bit, and no other row may change. Attention may differ from
+stock's by the rounding of one attention. How much that is, stock's own distance to a float64
+reference shows, for each head. Signed errors average out over rows, so they show a wrong scale far
+below the rounding of one row.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from nwor_bench.analysis.parity.kv_verdict import KvVerdict
+from nwor_bench.records.types import Cell
+
+LOCAL_EVENT = "local_gate"
+
+RMS_MULTIPLE = 2.0
+"""Largest root mean square error of a head's rows, in multiples of stock's."""
+
+ROW_MULTIPLE = 5.0
+"""Largest distance of one row from stock's, in multiples of stock's largest row error in the
+layer: both are off by about that much, and some rows more than those of the sample."""
+
+HEAD_ERRORS = 9.0
+"""Standard errors by which a head's signed error may differ from 0, beside twice stock's own."""
+
+LAYER_ERRORS = 7.0
+"""The same for all heads of a layer together."""
+
+FEWEST_ROWS = 6
+"""Rows of the sample with fewer give no standard error of one head."""
+
+NOT_STOCK = 0.25
+"""A reference from which stock's own output is further is not that of this attention."""
+
+FLOOR = 1e-9
+"""Errors below this are those of float64 itself."""
+
+
+@dataclass(frozen=True)
+class LocalFault:
+    """One thing that is wrong in one layer."""
+
+    kind: str
+    """A key of `_EXACT` or of `_NEAR`."""
+    layer: str
+    rank: int
+    error: float | None
+    """Its size; None if it is not a finite number."""
+    allowed: float
+    where: str
+    """Head, request and row, as far as they are known."""
+
+    def sentence(self, ranks: int) -> str:
+        """What is wrong, where, by how much."""
+        rank = f" on rank {self.rank}" if ranks > 1 else ""
+        at = f"local gate: {self.layer}{rank}{self.where}"
+        if self.kind in _EXACT:
+            return f"{at}: {_EXACT[self.kind].format(count=int(self.error or 0))}"
+        size = "not a finite number" if self.error is None else f"{self.error:.2g}"
+        return f"{at}: {_NEAR[self.kind]} is {size}, {self.allowed:.2g} is allowed"
+
+
+_EXACT = {
+    "write": "{count} rows of heads are not what stock writes for the same K and V, bit for bit",
+    "other row": "{count} rows of the cache changed that this window does not write",
+    "attention": "attention did not read the staged rows",
+    "graph": "the graph that is timed gives other output than the one that is checked, in {count} "
+    "elements",
+}
+
+_NEAR = {
+    "row": "attention's distance from stock's, as a fraction of the head's row norm,",
+    "head": "attention's root mean square error",
+    "gain": "attention's signed error along the right output",
+    "softmax scale": "the error of the softmax scale that fits attention's output",
+}
+
+
+@dataclass(frozen=True)
+class LocalResult:
+    """The local gate's result for one cell; None for what was not checked."""
+
+    verdict: KvVerdict
+    reason: str | None = None
+    windows: int = 0
+    """Windows that were checked."""
+    paths: tuple[str, ...] = ()
+    """How they ran: "eager", "piecewise", "full graph", each perhaps beside a prefill."""
+    layers: int = 0
+    attended: int = 0
+    """Layers whose attention was compared; the others' is stock's in every mode."""
+    written: int = 0
+    """Rows x layers that were compared with stock's write."""
+    rejected: int = 0
+    """Rejected drafts in these windows, whose slots may not change."""
+    ranks: int = 1
+    whole_caches: int = 0
+    """Layers of whose cache every row was watched."""
+    nearest: float | None = None
+    """The largest error of attention over what is allowed."""
+    seconds: float = 0.0
+    """Time that checking took on the first rank, the capture of a checking graph included."""
+    graphs_equal: bool | None = None
+    """The graph that is timed gave the checking one's output bit for bit; None: not comparable."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return {**asdict(self), "verdict": str(self.verdict), "paths": list(self.paths)}
+
+
+def local_event(cell: Cell, result: LocalResult) -> dict[str, Any]:
+    """The result for the records."""
+    return {"event": LOCAL_EVENT, **cell.names, **result.to_dict()}
+
+
+def local_result(ranks: Sequence[Sequence[Mapping[str, Any]]]) -> LocalResult:
+    """The verdict on what each rank measured in a cell's windows.
+
+    Args:
+        ranks: by rank, the windows of `LayerChecks.take`.
+    """
+    windows = [(rank, window) for rank, found in enumerate(ranks) for window in found]
+    if not windows:
+        return LocalResult(KvVerdict.NOT_RUN, "no window was committed in a way that is checked")
+    told = [(r, window, entry) for r, window in windows for entry in window["layers"]]
+    unlike = next((e["layer"] for _, _, e in told if _is_not_stock(e.get("attention"))), None)
+    errors = list(_attention_errors(told))
+    faults = [*_exact_faults(windows, told), *(each for each in errors if _ratio(each) > 1)]
+    first = windows[0][1]
+    result = {
+        "windows": len(ranks[0]),
+        "paths": tuple(dict.fromkeys(window["path"] for _, window in windows)),
+        "layers": len(first["layers"]),
+        "attended": sum(entry.get("attention") is not None for entry in first["layers"]),
+        "written": sum(entry.get("written", 0) for _, _, entry in told),
+        "rejected": sum(window["rejected"] for window in ranks[0]),
+        "ranks": len(ranks),
+        "seconds": round(sum(window["seconds"] for window in ranks[0]), 3),
+        "whole_caches": first["whole_caches"],
+        "nearest": max(map(_ratio, errors), default=None),
+        "graphs_equal": _graphs_equal(window for _, window in windows),
+    }
+    if result["nearest"] == float("inf"):
+        result["nearest"] = None
+    if faults:
+        order = {entry["layer"]: n for n, entry in enumerate(first["layers"])}
+        worst = min(faults, key=lambda fault: (order.get(fault.layer, -1), -_ratio(fault)))
+        return LocalResult(KvVerdict.BROKEN, worst.sentence(len(ranks)), **result)
+    if unlike is not None:
+        reason = f"the reference does not describe stock's attention in {unlike}"
+        return LocalResult(KvVerdict.NOT_RUN, reason, **result)
+    return LocalResult(KvVerdict.WITHIN, **result)
+
+
+def _ratio(fault: LocalFault) -> float:
+    if fault.error is None:
+        return float("inf")
+    return abs(fault.error) / max(fault.allowed, FLOOR)
+
+
+def _graphs_equal(windows: Iterable[Mapping[str, Any]]) -> bool | None:
+    found = [w["graphs"] for w in windows if w.get("graphs") and not w["graphs"]["repeated"]]
+    return all(graphs["checking"] == 0 for graphs in found) if found else None
+
+
+def _exact_faults(
+    windows: Sequence[tuple[int, Mapping[str, Any]]],
+    told: Sequence[tuple[int, Mapping[str, Any], Mapping[str, Any]]],
+) -> Iterator[LocalFault]:
+    for rank, window in windows:
+        graphs = window.get("graphs")
+        if graphs and graphs["checking"] and not graphs["repeated"]:
+            yield LocalFault("graph", "the model's output", rank, graphs["checking"], 0.0, "")
+    for rank, _, entry in told:
+        if entry.get("differing"):
+            request, row, head = entry["first_differing"]
+            where = f", first in head {head} of row {row} of request {request}"
+            yield LocalFault("write", entry["layer"], rank, entry["differing"], 0.0, where)
+        if entry.get("strangers"):
+            block, row = entry["first_stranger"]
+            where = f", first in block {block}" + (f", row {row}" if row >= 0 else "")
+            yield LocalFault("other row", entry["layer"], rank, entry["strangers"], 0.0, where)
+        if (entry.get("attention") or {}).get("missing"):
+            yield LocalFault("attention", entry["layer"], rank, None, 0.0, "")
+
+
+def _is_not_stock(attention: Mapping[str, Any] | None) -> bool:
+    if attention is None or "missing" in attention:
+        return False
+    return any((head["stock"] or 0.0) > NOT_STOCK for head in _heads(attention))
+
+
+def _heads(attention: Mapping[str, Any]) -> list[dict[str, float | None]]:
+    return [dict(zip(attention["fields"], head, strict=True)) for head in attention["heads"]]
+
+
+def _attention_errors(
+    told: Iterable[tuple[int, Mapping[str, Any], Mapping[str, Any]]],
+) -> Iterator[LocalFault]:
+    """Every error of attention that has a limit, broken or not."""
+    for rank, _, entry in told:
+        attention = entry.get("attention")
+        if attention is None or "missing" in attention:
+            continue
+        heads = _heads(attention)
+        largest = max(head["stock_largest"] or 0.0 for head in heads)
+        for number, head in enumerate(heads):
+            at = (entry["layer"], rank)
+            where = f", head {number}"
+            row = attention["requests"][int(head["apart_row"] or 0)]
+            yield LocalFault(
+                "row", *at, head["apart"], ROW_MULTIPLE * largest, f"{where} of request {row}"
+            )
+            yield LocalFault("head", *at, head["ours"], RMS_MULTIPLE * (head["stock"] or 0), where)
+            if attention["rows"] >= FEWEST_ROWS:
+                values = [head[name] for name in attention["fields"][6:]]
+                yield from _signed(at, values, HEAD_ERRORS, where)
+        yield from _signed((entry["layer"], rank), attention["pooled"], LAYER_ERRORS, "")
+
+
+def _signed(
+    at: tuple[str, int], values: Sequence[float | None], errors: float, where: str
+) -> Iterator[LocalFault]:
+    """Signed errors against their standard errors and stock's; those without either are left out:
+    a head whose output does not depend on the softmax scale has none."""
+    for kind, (ours, error, stock) in zip(
+        ("gain", "softmax scale"), (values[:3], values[3:]), strict=True
+    ):
+        if ours is not None and error is not None and stock is not None:
+            yield LocalFault(kind, *at, ours, errors * error + 2 * abs(stock), where)

@@ -1,0 +1,386 @@
+"""Check each target layer of a window on its own inputs: the local gate's part in a worker.
+
+Equal inputs must give equal outputs in every layer, so a fault is seen in the layer that has it,
+however the model amplifies rounding. Of a chosen window each layer's inputs and outputs are copied
+(`LayerTrace`). After the commit, layer by layer:
+
+- stock's own write of the same K and V must leave the rows that the commit left, bit for bit;
+- stock's attention over them is compared with ours, and both with a float64 reference;
+- no other row of the cache may have changed since the window began.
+
+Then the cache is put back to what the commit left.
+"""
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from nwor_bench.plugin.observe.attention_errors import (
+    FIELDS,
+    AttentionFacts,
+    exact_attention,
+    head_errors,
+)
+from nwor_bench.plugin.observe.layer_trace import LayerCall, LayerTrace
+
+SAMPLE = 4
+"""Requests of a window that the float64 reference attends."""
+
+SAMPLE_TOKENS = 65536
+"""Most tokens of their contexts together; at least one request is attended."""
+
+SETTLED = 2
+"""Windows without prefill are checked from this one on: some drafts have been rejected by then."""
+
+
+class CheckedLayer(Protocol):
+    """One target layer, as the checks use it."""
+
+    @property
+    def name(self) -> str:
+        """Its name in vLLM."""
+
+    @property
+    def owner(self) -> str:
+        """Name of the layer whose K/V it reads; its own, unless it shares them."""
+
+    @property
+    def attends(self) -> bool:
+        """True if its attention is ours while it stages; else vLLM's in every mode."""
+
+    def cache_rows(self) -> Tensor:
+        """[blocks, kv_heads, block_size, K + V width], a view of its cache."""
+
+    def stock_write(self, call: LayerCall, slots: Tensor) -> None:
+        """Write the first rows of a call's K and V as stock does, one a slot."""
+
+    def stock_attention(self, call: LayerCall, metadata: Any) -> Tensor:
+        """Stock's output for a call's queries."""
+
+    def exact_rows(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """(K, V) in float64, [tokens, kv_heads, ...] each, of cache rows as attention reads them.
+
+        Args:
+            rows: [tokens, kv_heads, K + V width], out of the cache.
+        """
+
+    def exact_query(self, call: LayerCall) -> Tensor:
+        """[rows, heads, head_dim] float64, a call's queries as they meet `exact_rows`."""
+
+    def attention_facts(self) -> AttentionFacts:
+        """What its attention computes besides softmax(q k) v."""
+
+
+@dataclass(frozen=True)
+class StepRows:
+    """The rows of a step with a window."""
+
+    starts: Sequence[int]
+    """[requests + 1], first row of each request."""
+    drafts: Sequence[int]
+    """[requests], its draft tokens: its last rows."""
+    slots: Mapping[str, Tensor]
+    """By layer that writes: [rows] int64 or more, stock's slots; negative: not written."""
+    path: str
+    """How the forward runs: "eager", "piecewise" or "full graph", and "beside prefill"."""
+
+
+@dataclass(frozen=True)
+class StepTables:
+    """Where a layer finds the contexts of a step's requests."""
+
+    seq_lens: Tensor
+    """[requests] int, tokens of each request, this step's included."""
+    block_table: Tensor
+    """[requests, blocks] int."""
+    metadata: Any
+    """The layer's attention metadata."""
+
+
+@dataclass
+class _Before:
+    """The caches as a window began."""
+
+    step: StepRows
+    sums: dict[str, Tensor] = field(default_factory=dict)
+    """By layer, [blocks] int64: the sum of each block's elements as integers."""
+    blocks: dict[str, Tensor] = field(default_factory=dict)
+    """By layer, numbers of the blocks that the step's slots lie in."""
+    rows: dict[str, Tensor] = field(default_factory=dict)
+    """By layer, their contents."""
+
+
+class LayerChecks:
+    """Checks windows of one worker while it is on.
+
+    Args:
+        layers: the target layers, in the order of a forward.
+        whole: names of layers whose whole cache is read for rows that changed: nothing but these
+            layers writes to it. Of other layers, the blocks of the step are read.
+    """
+
+    def __init__(self, layers: Sequence[CheckedLayer], whole: Collection[str]):
+        self._layers = layers
+        self._owners = [layer for layer in layers if layer.owner == layer.name]
+        self._whole = whole
+        self._seen: dict[str, int] = {}
+        self._before: _Before | None = None
+        self.trace = LayerTrace()
+        self.windows: list[dict[str, Any]] = []
+        """What was measured of each window that was checked."""
+        self.spent_s = 0.0
+        """Time of checking that no window's `seconds` has yet."""
+
+    def take(self) -> list[dict[str, Any]]:
+        """Measurements since the last call; the next batch's windows are chosen afresh."""
+        found, self.windows, self._seen, self._before = self.windows, [], {}, None
+        return found
+
+    def wants(self, path: str) -> bool:
+        """True if the window that begins is to be checked: one beside a prefill, and two in a row
+        of each other path, so that the second runs what SCV captures with the first."""
+        seen = self._seen[path] = self._seen.get(path, 0) + 1
+        return seen == 1 if "prefill" in path else SETTLED <= seen < SETTLED + 2
+
+    def begin(self, step: StepRows) -> None:
+        """Remember the caches; call it once the window is open, before its forward."""
+        began = perf_counter()
+        before = self._before = _Before(step)
+        for layer in self._owners:
+            rows = layer.cache_rows()
+            slots = torch.cat([step.slots[name][: step.starts[-1]] for name in self._beside(layer)])
+            blocks = torch.unique(slots[slots >= 0] // rows.shape[2])
+            before.blocks[layer.name] = blocks
+            before.rows[layer.name] = _bits(rows)[blocks]
+            if layer.name in self._whole:
+                before.sums[layer.name] = _sums(rows)
+        self.spent_s += perf_counter() - began
+
+    def _beside(self, layer: CheckedLayer) -> list[str]:
+        """Layers that write to the same tensor: those of several groups, in blocks of their own."""
+        place, shape = layer.cache_rows().data_ptr(), layer.cache_rows().shape
+        return [
+            each.name
+            for each in self._owners
+            if each.cache_rows().data_ptr() == place and each.cache_rows().shape == shape
+        ]
+
+    def committed(self, accepted: Sequence[int], tables: Mapping[str, StepTables]) -> None:
+        """Check the window that has just been committed, if its begin was remembered.
+
+        Args:
+            accepted: accepted drafts of each request.
+            tables: by layer, where its contexts are.
+        """
+        before, self._before = self._before, None
+        if before is None:
+            return
+        began = perf_counter()
+        kept = _kept_rows(before.step, accepted)
+        sample = _sample(before.step, next(iter(tables.values())).seq_lens)
+        found: dict[str, Any] = {
+            "path": before.step.path,
+            "requests": len(accepted),
+            "rows": before.step.starts[-1],
+            "rejected": sum(before.step.drafts) - sum(accepted),
+            "sampled": len(sample),
+            "whole_caches": len(self._whole),
+            "layers": [],
+        }
+        for owner in self._owners:
+            found["layers"] += self._check_owner(owner, before, kept, sample, tables)
+        found["seconds"] = self.spent_s + perf_counter() - began
+        self.spent_s = 0.0
+        self.windows.append(found)
+
+    def forget(self) -> None:
+        """The window fell back: nothing of it is checked, and the next of its path is."""
+        if self._before is not None:
+            self._seen[self._before.step.path] -= 1
+        self._before = None
+
+    def _check_owner(
+        self,
+        owner: CheckedLayer,
+        before: _Before,
+        kept: Tensor,
+        sample: Sequence[int],
+        tables: Mapping[str, StepTables],
+    ) -> list[dict[str, Any]]:
+        """Check a layer's write, then the attention of all layers that read its K/V."""
+        cache, blocks = owner.cache_rows(), before.blocks[owner.name]
+        slots = before.step.slots[owner.name][: before.step.starts[-1]]
+        kept = kept.to(slots.device)
+        after = _bits(cache)[blocks]
+        own: dict[str, Any] = {"layer": owner.name}
+        own |= self._strangers(owner, before, after, kept)
+        found = [own]
+        left = _at(cache, slots)
+        owner.stock_write(self.trace.calls[owner.name], slots)
+        stored = kept & (slots >= 0)
+        own |= _write_errors(left, _at(cache, slots), stored, before.step.starts)
+        for layer in self._layers:
+            if layer.owner != owner.name:
+                continue
+            entry: dict[str, Any] = own if layer is owner else {"layer": layer.name}
+            entry["attention"] = self._attention(layer, before.step, sample, tables[layer.name])
+            if layer is not owner:
+                found.append(entry)
+        _bits(cache)[blocks] = after
+        return found
+
+    def _strangers(
+        self, layer: CheckedLayer, before: _Before, after: Tensor, kept: Tensor
+    ) -> dict[str, Any]:
+        """Rows that changed although the step does not write them: how many, and the first."""
+        blocks, size = before.blocks[layer.name], layer.cache_rows().shape[2]
+        slots = [before.step.slots[name][: len(kept)][kept] for name in self._beside(layer)]
+        written = torch.cat(slots)
+        written = written[written >= 0]
+        changed = (after != before.rows[layer.name]).any(-1).any(1)
+        place = torch.searchsorted(blocks, written // size)
+        changed[place, written % size] = False
+        found = [[int(blocks[b]), int(row)] for b, row in changed.nonzero().tolist()]
+        if layer.name in before.sums:
+            moved = _sums(layer.cache_rows()) != before.sums[layer.name]
+            moved[blocks] = False
+            found += [[int(block), -1] for block in moved.nonzero().flatten().tolist()]
+        return {"strangers": len(found), "first_stranger": found[0] if found else None}
+
+    def _attention(
+        self, layer: CheckedLayer, step: StepRows, sample: Sequence[int], tables: StepTables
+    ) -> dict[str, Any] | None:
+        """Errors of a layer's attention; None if it is stock's in every mode."""
+        if not layer.attends:
+            return None
+        call = self.trace.calls.get(layer.name, LayerCall())
+        if call.output is None:
+            return {"missing": True}
+        stock = layer.stock_attention(call, tables.metadata)
+        queries, facts = layer.exact_query(call), layer.attention_facts()
+        exact, derivative, rows = [], [], []
+        for request in sample:
+            first, last = step.starts[request], step.starts[request + 1]
+            context = _context(layer.cache_rows(), tables, request)
+            seen = _seen(call.selected, first, last, context.shape[0])
+            of_request = exact_attention(
+                queries[first:last], *layer.exact_rows(context), facts, seen
+            )
+            exact.append(of_request[0])
+            derivative.append(of_request[1])
+            rows.append(torch.arange(first, last, device=stock.device))
+        drafted = _drafted(step).to(stock.device)
+        ours, theirs = (_rows(out, exact[0].shape[1:])[drafted] for out in (call.output, stock))
+        place = torch.searchsorted(drafted, torch.cat(rows))
+        heads, pooled = head_errors(ours, theirs, place, torch.cat(exact), torch.cat(derivative))
+        return {
+            "fields": list(FIELDS),
+            "heads": _plain(heads),
+            "pooled": _plain(pooled),
+            "rows": int(sum(each.numel() for each in rows)),
+            "requests": _requests_of(drafted, step),
+        }
+
+
+def _kept_rows(step: StepRows, accepted: Sequence[int]) -> Tensor:
+    """[rows] bool on the host: all but rejected drafts."""
+    kept = torch.ones(step.starts[-1], dtype=torch.bool)
+    for end, drafts, taken in zip(step.starts[1:], step.drafts, accepted, strict=True):
+        kept[end - drafts + taken : end] = False
+    return kept
+
+
+def _sample(step: StepRows, seq_lens: Tensor) -> list[int]:
+    """Requests with drafts for the reference: spread from the shortest context to the longest."""
+    lengths = seq_lens.tolist()
+    drafted = sorted((r for r, n in enumerate(step.drafts) if n), key=lambda r: lengths[r])
+    most = min(SAMPLE, len(drafted))
+    chosen = [drafted[i * (len(drafted) - 1) // max(most - 1, 1)] for i in range(most)]
+    room, found = SAMPLE_TOKENS, list[int]()
+    for request in dict.fromkeys(chosen):
+        if not found or lengths[request] <= room:
+            found.append(request)
+            room -= lengths[request]
+    return found
+
+
+def _drafted(step: StepRows) -> Tensor:
+    """[rows] int64: rows of the requests with drafts."""
+    spans = zip(step.starts, step.starts[1:], step.drafts, strict=False)
+    return torch.cat([torch.arange(first, last) for first, last, drafts in spans if drafts])
+
+
+def _requests_of(rows: Tensor, step: StepRows) -> list[int]:
+    """The request of each of these rows."""
+    bounds = torch.tensor(list(step.starts[1:]))
+    return [int(r) for r in torch.searchsorted(bounds, rows.cpu(), right=True).tolist()]
+
+
+def _context(cache: Tensor, tables: StepTables, request: int) -> Tensor:
+    """[tokens, kv_heads, width]: a request's cached rows, in the order of its positions."""
+    length, size = int(tables.seq_lens[request]), cache.shape[2]
+    blocks = tables.block_table[request, : -(-length // size)].long()
+    rows = _bits(cache)[blocks].transpose(1, 2).flatten(0, 1)[:length]
+    return rows.view(cache.dtype)
+
+
+def _seen(selected: Tensor | None, first: int, last: int, tokens: int) -> Tensor | None:
+    """[rows, tokens] bool, what the rows of a sparse layer selected; None for other layers."""
+    if selected is None:
+        return None
+    chosen = selected[first:last].long()
+    seen = torch.zeros(last - first, tokens + 1, dtype=torch.bool, device=selected.device)
+    seen.scatter_(1, chosen.where(chosen >= 0, tokens), True)
+    return seen[:, :tokens]
+
+
+def _write_errors(
+    left: Tensor, stock: Tensor, kept: Tensor, starts: Sequence[int]
+) -> dict[str, Any]:
+    """Rows that stock's write leaves otherwise than the commit did: how many, and the first."""
+    differing = (_bits(left) != _bits(stock)).any(-1) & kept[:, None]
+    found: dict[str, Any] = {"written": int(kept.sum()), "differing": int(differing.sum())}
+    found["first_differing"] = None
+    if found["differing"]:
+        row, head = differing.nonzero()[0].tolist()
+        request = next(r for r in range(len(starts) - 1) if row < starts[r + 1])
+        found["first_differing"] = [request, row - starts[request], head]
+    return found
+
+
+def _at(cache: Tensor, slots: Tensor) -> Tensor:
+    """[rows, kv_heads, width] at these slots; row 0 of block 0 for a negative one."""
+    at = slots.clamp(min=0)
+    return _bits(cache)[at // cache.shape[2], :, at % cache.shape[2]]
+
+
+def _rows(output: Tensor, shape: Sequence[int]) -> Tensor:
+    """[rows, heads, value_dim] of an output that may have its heads flattened."""
+    return output.view(output.shape[0], *shape)
+
+
+def _bits(rows: Tensor) -> Tensor:
+    """The same memory as integers: bytes that are NaN compare, too."""
+    sizes = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
+    return rows.view(sizes[rows.element_size()])
+
+
+def _sums(rows: Tensor) -> Tensor:
+    """[blocks] int64: the sum of each block's elements as integers."""
+    return _bits(rows).sum((1, 2, 3), dtype=torch.int64)
+
+
+def _plain(numbers: Tensor) -> Any:
+    """Nested lists with None for what is not finite."""
+
+    def finite(each: Any) -> Any:
+        if isinstance(each, list):
+            return [finite(inner) for inner in each]
+        return each if math.isfinite(each) else None
+
+    return finite(numbers.tolist())

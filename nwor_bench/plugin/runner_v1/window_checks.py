@@ -1,0 +1,184 @@
+"""Which windows of a V1 runner the local gate checks, and what it is given of them.
+
+On a CPU both modes run our reference attention backend, so stock means that backend without
+staging. Latent layers attend in vLLM's own code in every mode: only their writes are checked.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from vllm.forward_context import get_forward_context
+
+from nwor_bench.plugin.observe.attention_errors import AttentionFacts
+from nwor_bench.plugin.observe.layer_checks import LayerChecks, StepRows, StepTables
+from nwor_bench.plugin.observe.layer_trace import LayerCall, LayerTrace
+from nwor_bench.plugin.runner_v1.staging import StagingBuffers
+from nwor_bench.plugin.staging.layers import (
+    LayerCache,
+    TargetLayers,
+    is_latent,
+    layers_alone_in_their_memory,
+)
+from nwor_bench.plugin.staging.refusals import chunk_of
+from nwor_bench.plugin.staging.window import State, Window
+
+WHOLE_BYTES = 1 << 30
+"""Caches up to this size in all are read whole; of larger ones, the blocks of the step."""
+
+
+@dataclass(frozen=True)
+class CpuCheckedLayer:
+    """One target layer on a CPU; see `CheckedLayer`."""
+
+    name: str
+    owner: str
+    layer: Any
+    cache: LayerCache
+
+    @property
+    def attends(self) -> bool:
+        """See `CheckedLayer`."""
+        return not is_latent(self.layer)
+
+    def cache_rows(self) -> Tensor:
+        """See `CheckedLayer`."""
+        return self.cache.kv_cache
+
+    def stock_write(self, call: LayerCall, slots: Tensor) -> None:
+        """Write with staging off."""
+        assert call.key is not None
+        assert call.value is not None
+        rows, layer = slots.shape[0], self.layer
+        key, value = call.key[:rows], call.value[:rows]
+        with _Unstaged(layer.impl):
+            if is_latent(layer):
+                layer.impl.do_kv_cache_update(
+                    key.squeeze(1), value, layer.kv_cache, slots, layer.kv_cache_dtype,
+                    layer._k_scale,
+                )  # fmt: skip
+            else:
+                layer.impl.do_kv_cache_update(layer, key, value, layer.kv_cache, slots)
+
+    def stock_attention(self, call: LayerCall, metadata: Any) -> Tensor:
+        """Attend with staging off."""
+        assert call.output is not None
+        output = torch.full_like(call.output, float("nan"))
+        with _Unstaged(self.layer.impl):
+            self.layer.impl.forward(
+                self.layer, call.query, call.key, call.value, self.layer.kv_cache, metadata, output
+            )
+        return output
+
+    def exact_query(self, call: LayerCall) -> Tensor:
+        """[rows, heads, head_dim] float64."""
+        assert isinstance(call.query, Tensor)
+        return call.query.double().view(call.query.shape[0], -1, self.layer.impl.head_size)
+
+    def exact_rows(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """K and V of cache rows in float64."""
+        exact = rows.double().nan_to_num()
+        return exact[..., : self.cache.head_dim], exact[..., self.cache.head_dim :]
+
+    def attention_facts(self) -> AttentionFacts:
+        """The backend's own, with staging or without."""
+        impl = self.layer.impl
+        window = impl.sliding_window
+        seen = window[0] + 1 if isinstance(window, tuple) and window[0] >= 0 else -1
+        return AttentionFacts(
+            scale=float(impl.scale),
+            softcap=float(impl.logits_soft_cap or 0.0),
+            sliding_window=window if isinstance(window, int) else seen,
+            chunk=chunk_of(self.layer),
+            sinks=impl.sinks,
+            alibi_slopes=impl.alibi_slopes,
+        )
+
+
+class _Unstaged:
+    """While open, an implementation runs as in mode off."""
+
+    def __init__(self, impl: Any):
+        self._impl = impl
+
+    def __enter__(self) -> None:
+        self._staging, self._impl.staging = self._impl.staging, None
+
+    def __exit__(self, *_: object) -> None:
+        self._impl.staging = self._staging
+
+
+class WindowChecks:
+    """The local gate's hand in one worker, from its start to its end.
+
+    Args:
+        runner: vLLM's V1 runner.
+        target: its layers.
+        buffers: what its target layers stage into.
+    """
+
+    def __init__(self, runner: Any, target: TargetLayers, buffers: StagingBuffers):
+        context = runner.compilation_config.static_forward_context
+        caches = {layer.name: layer for layer in buffers.layers}
+        names = {name: target.sharing.get(name, name) for name in (*caches, *target.sharing)}
+        self._layers = [
+            CpuCheckedLayer(name, owner, context[name], caches[owner])
+            for name, owner in names.items()
+        ]
+        size = sum(
+            cache.kv_cache.numel() * cache.kv_cache.element_size() for cache in buffers.layers
+        )
+        alone = layers_alone_in_their_memory(runner, list(names))
+        self._checks = LayerChecks(self._layers, alone if size <= WHOLE_BYTES else ())
+        groups = runner.kv_cache_config.kv_cache_groups
+        self._group_of = {name: n for n, group in enumerate(groups) for name in group.layer_names}
+        self._runner = runner
+        self._buffers = buffers
+        self._metadata: Mapping[str, Any] = {}
+        self._drafts: Sequence[int] = ()
+
+    def take(self) -> list[dict[str, Any]]:
+        """Measurements of the windows that were checked since the last call."""
+        return self._checks.take()
+
+    def begin(self, drafts: Sequence[int], slot_mapping: Mapping[str, Tensor]) -> None:
+        """The window is open and its forward comes next; the forward context is set."""
+        starts = self._runner.query_start_loc.np[: len(drafts) + 1].tolist()
+        alone = starts[-1] == sum(drafts) + len(drafts)
+        path = "eager" if alone else "eager, beside prefill"
+        if not self._checks.wants(path):
+            return
+        self._checks.trace = self._buffers.trace = LayerTrace()
+        self._metadata, self._drafts = get_forward_context().attn_metadata, drafts
+        slots = {name: slot_mapping[name].clone() for name in self._owners()}
+        self._checks.begin(StepRows(starts, drafts, slots, path))
+
+    def end(self, window: Window, num_sampled: Sequence[int]) -> None:
+        """The window is committed, or fell back; its rows are still held."""
+        if self._buffers.trace is None:
+            return
+        self._buffers.trace = None
+        if window.state is not State.COMMITTED:
+            self._checks.forget()
+            return
+        accepted = [
+            min(max(sampled - 1, 0), drafts)
+            for sampled, drafts in zip(num_sampled, self._drafts, strict=True)
+        ]
+        if window.is_control:
+            accepted = list(self._drafts)  # every draft was written, and may stay
+        self._checks.committed(accepted, {each.name: self._tables(each) for each in self._layers})
+
+    def _owners(self) -> list[str]:
+        return [layer.name for layer in self._layers if layer.owner == layer.name]
+
+    def _tables(self, layer: CpuCheckedLayer) -> StepTables:
+        runner, requests = self._runner, len(self._drafts)
+        table = runner.input_batch.block_table[self._group_of[layer.name]]
+        return StepTables(
+            runner.seq_lens[:requests],
+            table.get_device_tensor(requests),
+            self._metadata[layer.name],
+        )

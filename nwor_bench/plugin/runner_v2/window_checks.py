@@ -1,0 +1,181 @@
+"""Which windows of a V2 runner the local gate checks, and what it is given of them.
+
+A full CUDA graph runs no Python, so its layers cannot be traced. A checking graph is captured for
+the gate: the same forward, with copies of each layer's inputs and outputs between its kernels. A
+checked window replays the graph that is timed, twice, and then the checking one: if the model's
+output is the same in both of the first two, the third must equal them, bit for bit.
+"""
+
+from collections.abc import Collection
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nwor_bench.plugin.observe.layer_checks import LayerChecks, StepRows, StepTables
+from nwor_bench.plugin.observe.layer_trace import LayerTrace
+from nwor_bench.plugin.patching import Patch
+from nwor_bench.plugin.runner_v2.graph_sets import StagingGraphs
+from nwor_bench.plugin.runner_v2.plan import WindowPlanner
+from nwor_bench.plugin.runner_v2.setup import StagingParts
+from nwor_bench.plugin.staging.window import State, Window
+
+
+class WindowChecks:
+    """The local gate's hand in one worker, from its start to its end.
+
+    Args:
+        runner: vLLM's V2 runner.
+        parts: staging for that runner.
+        whole: see `LayerChecks`.
+    """
+
+    def __init__(self, runner: Any, parts: StagingParts, whole: Collection[str]):
+        self._runner = runner
+        self._parts = parts
+        self._checks = LayerChecks(parts.layers, whole)
+        self._sets: dict[bool, tuple[StagingGraphs, WindowPlanner, LayerTrace]] = {}
+        self._metadata: dict[str, Any] = {}
+        self._path: str | None = None
+        self._input_batch: Any = None
+        self._hidden: dict[str, int] | None = None
+        self._patch = Patch(runner.model_state, "prepare_attn", self._wrap_prepare_attn)
+        self._patch.apply()
+
+    def _wrap_prepare_attn(self, original: Any) -> Any:
+        def prepare_attn(*args: Any, **kwargs: Any) -> Any:
+            found = original(*args, **kwargs)
+            if isinstance(found, dict):
+                self._metadata = found
+            return found
+
+        return prepare_attn
+
+    def prepare(self, requests: int, control: bool) -> str | None:
+        """Capture the checking graph for windows of so many requests; why that failed, else None.
+
+        Call it between batches, in the mode that it is for.
+        """
+        stock = self._parts.control_graphs if control else self._parts.graphs
+        shapes = [desc for desc in stock.shapes if (desc.num_reqs or 0) >= requests]
+        if control in self._sets or not shapes:
+            return None
+        graphs, planner = self._parts.plan(control)
+        graphs.only = min(shapes, key=lambda desc: desc.num_tokens)
+        trace = self._parts.staging.trace = LayerTrace()
+        began = perf_counter()
+        try:
+            graphs.capture()
+        finally:
+            self._parts.staging.trace = None
+            self._checks.spent_s += perf_counter() - began
+        self._sets[control] = graphs, planner, trace
+        return graphs.unavailable
+
+    def stop(self, validator: Any) -> None:
+        """Drop the checking graphs and every launch that is bound to them."""
+        self._patch.undo()
+        for graphs, _, _ in self._sets.values():
+            for batch in graphs.shapes.values():
+                validator.forget(batch.sources)
+            graphs.give_up("checked")
+        self._sets.clear()
+        for each in self._parts.staging.sets:
+            each.forget_launches()
+
+    def take(self) -> list[dict[str, Any]]:
+        """Measurements of the windows that were checked since the last call."""
+        return self._checks.take()
+
+    def planner(self, usual: WindowPlanner, control: bool, descriptor: Any) -> WindowPlanner:
+        """Choose whether the window that begins is checked; the planner for it."""
+        mode = "NONE" if descriptor is None else descriptor.cg_mode.name
+        of_graph = self._sets.get(control)
+        self._path = None
+        if mode == "FULL":
+            if of_graph is None or descriptor not in of_graph[0].shapes:
+                return usual
+            if self._checks.wants("full graph"):
+                self._path = "full graph"
+                self._checks.trace = of_graph[2]
+                return of_graph[1]
+            return usual
+        path = "piecewise" if mode == "PIECEWISE" else "eager"
+        self._path = path  # `begin` decides: it sees whether a prefill runs beside
+        return usual
+
+    def begin(self, input_batch: Any, slot_mappings: Tensor, chosen: Any) -> None:
+        """The window is open and its forward comes next.
+
+        Args:
+            input_batch: vLLM's.
+            slot_mappings: [groups, rows] int64.
+            chosen: index of the target layers' slots in them.
+        """
+        path = self._path
+        if path is None:
+            return
+        drafts = input_batch.num_draft_tokens_per_req.tolist()
+        if path != "full graph":
+            alone = input_batch.num_tokens == sum(drafts) + input_batch.num_reqs
+            path = path if alone else f"{path}, beside prefill"
+            if not self._checks.wants(path):
+                self._path = None
+                return
+            self._checks.trace = self._parts.staging.trace = LayerTrace()
+        slots = slot_mappings[chosen][..., : input_batch.num_tokens].clone()
+        of_layer = {
+            layer.name: slots if slots.dim() == 1 else slots[layer.slot_row]
+            for layer in self._parts.staging.layers
+        }
+        starts = input_batch.query_start_loc_np[: input_batch.num_reqs + 1].tolist()
+        self._input_batch, self._hidden = input_batch, None
+        self._checks.begin(StepRows(starts, drafts, of_layer, path))
+
+    def replay(self, timed: StagingGraphs, control: bool, desc: Any) -> Any:
+        """Run a captured window: if it is checked, the timed graph twice, then the checking one."""
+        if self._path != "full graph":
+            return timed.replay(desc)
+        graphs = self._sets[control][0]
+        if self._parts.has_states:  # a recurrent state would advance three times
+            return graphs.replay(desc)
+        first, second = (_hidden(timed.replay(desc)).clone() for _ in range(2))
+        output = graphs.replay(desc)
+        rows = self._input_batch.num_tokens
+        self._hidden = {
+            "repeated": int((first[:rows] != second[:rows]).sum()),
+            "checking": int((first[:rows] != _hidden(output)[:rows]).sum()),
+        }
+        return output
+
+    def end(self, window: Window, num_sampled: Tensor) -> None:
+        """The window is committed, or fell back; its K/V are still held."""
+        path, self._path = self._path, None
+        self._parts.staging.trace = None
+        if path is None:
+            return
+        if window.state is not State.COMMITTED:
+            self._checks.forget()
+            return
+        batch = self._input_batch
+        drafts = batch.num_draft_tokens_per_req.tolist()
+        counts = num_sampled[: batch.num_reqs].tolist()
+        accepted = [min(max(sampled - 1, 0), n) for sampled, n in zip(counts, drafts, strict=True)]
+        if window.is_control:
+            accepted = drafts  # every draft was written, and may stay
+        inputs = self._parts.inputs
+        tables = {
+            layer.name: StepTables(
+                *inputs.tables(layer.name, batch.num_reqs), self._metadata[layer.name]
+            )
+            for layer in self._parts.layers
+        }
+        self._checks.committed(accepted, tables)
+        self._checks.windows[-1]["graphs"] = self._hidden
+
+
+def _hidden(output: Any) -> Tensor:
+    hidden = output[0] if isinstance(output, tuple) else output
+    assert isinstance(hidden, torch.Tensor)
+    return hidden

@@ -1,0 +1,109 @@
+"""The local gate's verdict on what its workers measured."""
+
+from typing import Any
+
+import pytest
+
+from nwor_bench.analysis.parity.kv_verdict import KvVerdict
+from nwor_bench.analysis.parity.local_verdict import local_result
+from nwor_bench.plugin.observe.attention_errors import FIELDS
+
+SOUND_HEAD = dict(
+    zip(FIELDS, (2e-3, 2e-3, 4e-3, 4e-3, 5e-3, 3, 1e-5, 2e-5, 1e-5, 2e-5, 4e-5, 2e-5), strict=True)
+)
+
+
+def layer(name: str = "layer 0", head: dict[str, Any] | None = None, **more: Any) -> dict[str, Any]:
+    """What is measured of a layer with two heads; `head` changes its second one."""
+    heads = [list(SOUND_HEAD.values()), list({**SOUND_HEAD, **(head or {})}.values())]
+    attention = {
+        "fields": list(FIELDS), "heads": heads, "pooled": [1e-5, 1e-5, 1e-5, 2e-5, 3e-5, 2e-5],
+        "rows": 20, "requests": [0] * 5 + [1] * 5,
+    }  # fmt: skip
+    exact = {"written": 12, "differing": 0, "first_differing": None, "strangers": 0}
+    return {"layer": name, **exact, "first_stranger": None, "attention": attention, **more}
+
+
+def window(*layers: dict[str, Any], **more: Any) -> dict[str, Any]:
+    """A window that was checked."""
+    facts = {"path": "full graph", "rejected": 3, "whole_caches": 2, "seconds": 0.1}
+    return {**facts, "graphs": None, "layers": list(layers), **more}
+
+
+def test_sound_layers_are_within_rounding() -> None:
+    found = local_result([[window(layer(), layer("layer 1"))], [window(layer(), layer("layer 1"))]])
+    assert found.verdict is KvVerdict.WITHIN
+    assert (found.windows, found.layers, found.attended, found.ranks) == (1, 2, 2, 2)
+    assert (found.written, found.rejected) == (48, 3)
+    assert found.nearest is not None
+    assert 0 < found.nearest < 1
+
+
+@pytest.mark.parametrize(
+    ("head", "words"),
+    [
+        ({"apart": 5 * 4e-3 + 1e-5}, "distance from stock's"),
+        ({"ours": 2 * 2e-3 + 1e-6}, "root mean square"),
+        ({"gain": 9 * 2e-5 + 2 * 1e-5 + 1e-7}, "along the right output"),
+        ({"scale": -(9 * 4e-5 + 2 * 2e-5 + 1e-7)}, "softmax scale"),
+        ({"apart": None}, "not a finite number"),
+    ],
+)
+def test_an_error_beyond_its_limit_breaks_the_cell(head: dict[str, Any], words: str) -> None:
+    found = local_result([[window(layer(), layer("layer 1", head))]])
+    assert found.verdict is KvVerdict.BROKEN
+    assert found.reason is not None
+    assert words in found.reason
+    assert "layer 1, head 1" in found.reason
+
+
+def test_a_scale_wrong_in_every_head_is_seen_in_all_heads_together() -> None:
+    wrong = layer("layer 1")
+    wrong["attention"]["pooled"][3] = 7 * 3e-5 + 2 * 2e-5 + 1e-7
+    found = local_result([[window(layer(), wrong)]])
+    assert found.reason is not None
+    assert "layer 1: the error of the softmax scale" in found.reason
+
+
+def test_exact_faults_need_no_size() -> None:
+    written = layer(differing=1, first_differing=[2, 4, 0])
+    assert "head 0 of row 4 of request 2" in str(local_result([[window(written)]]).reason)
+    changed = layer(strangers=2, first_stranger=[17, -1])
+    assert "first in block 17" in str(local_result([[window(changed)]]).reason)
+
+
+def test_attention_that_did_not_read_the_staged_rows_is_a_fault() -> None:
+    found = local_result([[window(layer(), layer("layer 1", attention={"missing": True}))]])
+    assert found.verdict is KvVerdict.BROKEN
+    assert "layer 1: attention did not read the staged rows" in str(found.reason)
+
+
+def test_graphs_must_agree_only_if_the_timed_one_repeats_itself() -> None:
+    unsteady = window(layer(), graphs={"repeated": 4, "checking": 4})
+    assert local_result([[unsteady]]).verdict is KvVerdict.WITHIN
+    assert local_result([[unsteady]]).graphs_equal is None
+    other = window(layer(), graphs={"repeated": 0, "checking": 4})
+    assert local_result([[other]]).verdict is KvVerdict.BROKEN
+    same = window(layer(), graphs={"repeated": 0, "checking": 0})
+    assert local_result([[same]]).graphs_equal is True
+
+
+def test_the_lowest_layer_and_the_rank_are_named() -> None:
+    sound, late = layer(), layer("layer 1", {"ours": 1.0})
+    early = layer("layer 0", {"ours": 0.01})
+    found = local_result([[window(sound, layer("layer 1"))], [window(early, late)]])
+    assert found.reason is not None
+    assert found.reason.startswith("local gate: layer 0 on rank 1, head 1")
+
+
+def test_nothing_checked_is_not_run() -> None:
+    assert local_result([[]]).verdict is KvVerdict.NOT_RUN
+    unlike = layer("layer 1", {"stock": 0.5, "stock_largest": 0.9})
+    found = local_result([[window(unlike)]])
+    assert found.verdict is KvVerdict.NOT_RUN
+    assert "layer 1" in str(found.reason)
+
+
+def test_attention_that_is_stocks_in_every_mode_counts_apart() -> None:
+    found = local_result([[window(layer(attention=None), layer("layer 1", attention=None))]])
+    assert (found.verdict, found.layers, found.attended) == (KvVerdict.WITHIN, 2, 0)

@@ -1,0 +1,317 @@
+"""Faults of one layer, each of a chosen size, and the smallest that the local gate sees.
+
+Every kind is planted in one layer of the target, on either runner. A size is a fraction (0.01: 1 %)
+or, for kinds without a fraction, a count.
+"""
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import torch
+from engine_tools import run_cell, worker_of
+from planted_cpu import wrapped
+from torch import Tensor
+
+from nwor_bench.analysis.parity.kv_verdict import KvVerdict
+from nwor_bench.analysis.parity.local_verdict import LocalResult, local_result
+from nwor_bench.engine.engine import VllmEngine
+
+PlantOf = Callable[[Any, float], AbstractContextManager[None]]
+"""Plants a fault of a size in a worker."""
+
+HEAD = 1
+"""The head that has the fault, of those kinds that are in one head."""
+
+
+@dataclass(frozen=True)
+class LayerFault:
+    """A kind of fault.
+
+    Attributes:
+        name: its row in the table.
+        plant: plants it.
+        sizes: from large to small.
+        must: the largest size that has to be seen.
+        applies: whether a worker's model has such a layer.
+    """
+
+    name: str
+    plant: PlantOf
+    sizes: Sequence[float]
+    must: float
+    applies: Callable[[Any], bool] = lambda worker: True
+
+
+def _on_gpu(worker: Any) -> bool:
+    return bool(worker.nwor_hook.name == "V2")
+
+
+def _attending(worker: Any) -> list[Any]:
+    """The target's layers with attention of ours, of either runner."""
+    hook = worker.nwor_hook
+    if _on_gpu(worker):
+        return list(hook._parts.layers)
+    context = hook.runner.compilation_config.static_forward_context
+    return [context[layer.name].impl for layer in hook.buffers.layers]
+
+
+def _layer(worker: Any) -> Any:
+    """The layer that has the fault: the second one."""
+    return _attending(worker)[1]
+
+
+@contextmanager
+def _attention_changed(worker: Any, change: Callable[[Tensor], None]) -> Iterator[None]:
+    """With `change` applied to what the layer's attention returns while it stages.
+
+    `change` is given [rows, heads, value_dim].
+    """
+    layer = _layer(worker)
+    if not _on_gpu(worker):
+        from nwor_bench.plugin.runner_v1 import cpu_attention
+
+        cache = worker.nwor_hook.buffers.layers[1].kv_cache.data_ptr()
+
+        def around(original: Any) -> Any:
+            def attend(query: Any, kv_cache: Any, plan: Any, output: Any, **more: Any) -> None:
+                original(query, kv_cache, plan, output, **more)
+                if more["staged_key"] is not None and kv_cache.data_ptr() == cache:
+                    change(output)
+
+            return attend
+
+        with wrapped(cpu_attention, "verify_attention_reference", around):
+            yield
+        return
+
+    def after(original: Any) -> Any:
+        def attend(batch: Any, query: Any, kv_cache: Any, output: Tensor, *rest: Any) -> None:
+            original(batch, query, kv_cache, output, *rest)
+            change(output)
+
+        return attend
+
+    with ExitStack() as stack:
+        for name in ("_verify", "_merge_window"):  # a latent layer has both
+            if hasattr(layer, name):
+                stack.enter_context(wrapped(layer, name, after))
+        yield
+
+
+@contextmanager
+def scale_wrong(worker: Any, size: float) -> Iterator[None]:
+    """The softmax scale of one layer is too large."""
+    if _on_gpu(worker):
+        layer = _layer(worker)
+        right = layer._scale
+        layer._scale = right * (1 + size)
+        try:
+            yield
+        finally:
+            layer._scale = right
+        return
+    from nwor_bench.plugin.runner_v1 import cpu_attention
+
+    cache = worker.nwor_hook.buffers.layers[1].kv_cache.data_ptr()
+
+    def around(original: Any) -> Any:
+        def attend(query: Any, kv_cache: Any, *rest: Any, scale: float, **more: Any) -> None:
+            staged = more["staged_key"] is not None and kv_cache.data_ptr() == cache
+            original(query, kv_cache, *rest, scale=scale * (1 + size if staged else 1), **more)
+
+        return attend
+
+    with wrapped(cpu_attention, "verify_attention_reference", around):
+        yield
+
+
+def head_too_long(worker: Any, size: float) -> AbstractContextManager[None]:
+    """What attention of one head returns is too large."""
+
+    def change(output: Tensor) -> None:
+        output[:, HEAD] *= 1 + size
+
+    return _attention_changed(worker, change)
+
+
+def layer_too_long(worker: Any, size: float) -> AbstractContextManager[None]:
+    """What attention of every head of one layer returns is too large."""
+
+    def change(output: Tensor) -> None:
+        output *= 1 + size
+
+    return _attention_changed(worker, change)
+
+
+def row_wrong(worker: Any, size: float) -> AbstractContextManager[None]:
+    """Attention of one row, in one head, is off by this much."""
+
+    def change(output: Tensor) -> None:
+        output[2, HEAD] *= 1 + size
+
+    return _attention_changed(worker, change)
+
+
+@contextmanager
+def value_wrong(worker: Any, size: float) -> Iterator[None]:
+    """V of one head is too large as it is staged: attention reads it, the commit writes it."""
+    hook = worker.nwor_hook
+    number = 1
+
+    def around(original: Any) -> Any:
+        def stage(layer: int, key: Tensor, value: Tensor, rows: Tensor) -> str:
+            if layer == number:
+                value = value.clone()
+                value[:, HEAD % value.shape[1]] *= 1 + size
+            return str(original(layer, key, value, rows))
+
+        return stage
+
+    with wrapped(hook.buffers, "stage", around):
+        yield
+
+
+@contextmanager
+def sliding_window_short(worker: Any, size: float) -> Iterator[None]:
+    """The first layer that slides sees this many positions too few."""
+    layer = next(each for each in _attending(worker) if each._sliding_window > 0)
+    layer._sliding_window -= int(size)
+    try:
+        yield
+    finally:
+        layer._sliding_window += int(size)
+
+
+@contextmanager
+def sinks_missing(worker: Any, size: float) -> Iterator[None]:
+    """Attention leaves out the sinks of one layer."""
+    layer = next(each for each in _attending(worker) if each._more.get("sinks") is not None)
+    right = layer._more
+    layer._more = {name: each for name, each in right.items() if name != "sinks"}
+    try:
+        yield
+    finally:
+        layer._more = right
+
+
+def _after_commit(worker: Any, change: Callable[[Tensor, Tensor], None]) -> Any:
+    """With `change(cache, slots)` after each commit, in one layer; the cache as integers."""
+    buffers = worker.nwor_hook.buffers
+
+    def around(original: Any) -> Any:
+        def commit(slots: Tensor, accepted: Tensor) -> str:
+            problem = str(original(slots, accepted))
+            layer = buffers.layers[1]
+            of_layer = slots[layer.slot_row] if slots.dim() == 2 else slots
+            cache = layer.kv_cache
+            integers = {1: torch.uint8, 2: torch.int16, 4: torch.int32}[cache.element_size()]
+            change(cache.view(integers), of_layer)
+            return problem
+
+        return commit
+
+    return wrapped(buffers, "commit", around)
+
+
+def slot_wrong(worker: Any, size: float) -> AbstractContextManager[None]:
+    """The lowest bit of one element of one committed row, in one head, is flipped.
+
+    Row 0 of a window on a GPU is its certain token; on a CPU, the first draft.
+    """
+
+    def change(cache: Tensor, slots: Tensor) -> None:
+        slot = slots[slots >= 0][:1]
+        cache[slot // cache.shape[2], 0, slot % cache.shape[2], 3] ^= 1
+
+    return _after_commit(worker, change)
+
+
+def other_row_wrong(worker: Any, size: float) -> AbstractContextManager[None]:
+    """The lowest bit of one element in a block of no request is flipped with each commit."""
+
+    def change(cache: Tensor, slots: Tensor) -> None:
+        cache[cache.shape[0] - 2, 0, 1, 3] ^= 1
+
+    return _after_commit(worker, change)
+
+
+def _slides(worker: Any) -> bool:
+    return _on_gpu(worker) and any(
+        getattr(each, "_sliding_window", -1) > 0 for each in _attending(worker)
+    )
+
+
+def _has_sinks(worker: Any) -> bool:
+    return _on_gpu(worker) and any(
+        getattr(each, "_more", {}).get("sinks") is not None for each in _attending(worker)
+    )
+
+
+PARTS = (0.1, 0.03, 0.02, 0.01, 0.003, 0.001, 0.0003, 0.0001)
+
+LAYER_FAULTS = (
+    LayerFault("softmax scale of one layer", scale_wrong, PARTS, 0.02),
+    LayerFault("attention's output, all heads of one layer", layer_too_long, PARTS, 0.01),
+    LayerFault("attention's output, one head", head_too_long, PARTS, 0.01),
+    LayerFault("attention's output, one head of one row", row_wrong, PARTS, 0.1),
+    LayerFault("V of one head as it is staged", value_wrong, PARTS, 0.01),
+    LayerFault("sliding window short by positions", sliding_window_short, (8, 2, 1), 1, _slides),
+    LayerFault("sinks left out, layers", sinks_missing, (1,), 1, _has_sinks),
+    LayerFault("bits of one slot", slot_wrong, (1,), 1),
+    LayerFault("bits of a row that the window does not write", other_row_wrong, (1,), 1),
+)  # fmt: skip
+
+
+def check_a_batch(
+    engine: VllmEngine, prompts: list[list[int]], nwor: str = "stage", scv: str = "off"
+) -> LocalResult:
+    """One batch with the local gate on; graphs are compared on their own inputs alone.
+
+    A fault is planted into the checking graph, not into the one that is timed.
+    """
+    from nwor_bench.records.types import Cell, NworMode, ScvMode
+
+    engine.set_modes(Cell("tiny", NworMode(nwor), ScvMode(scv)))
+    engine.check_layers(len(prompts))
+    try:
+        run_cell(engine, nwor, scv, prompts, 16)
+    finally:
+        ranks = engine.check_layers(None)
+    for windows in ranks:
+        for window in windows:
+            window["graphs"] = None
+    return local_result(ranks)
+
+
+def smallest_seen(
+    engine: VllmEngine, prompts: list[list[int]], fault: LayerFault
+) -> tuple[float | None, str]:
+    """The smallest size that is seen, all larger ones being seen too; and the last reason."""
+    smallest, reason = None, "not seen"
+    for size in fault.sizes:
+        with fault.plant(worker_of(engine), size):
+            found = check_a_batch(engine, prompts)
+        if found.verdict is not KvVerdict.BROKEN:
+            break
+        smallest, reason = size, found.reason or ""
+    return smallest, reason
+
+
+def keep_sizes(column: str, sizes: dict[str, float | None]) -> None:
+    """With NWOR_BENCH_PLANTED_JSON=FOLDER, add a column's sizes to FOLDER/smallest.csv."""
+    folder = os.environ.get("NWOR_BENCH_PLANTED_JSON")
+    if not folder:
+        return
+    path = Path(folder) / "smallest.csv"
+    rows = pd.DataFrame(
+        [{"engine": column, "fault": name, "smallest": size} for name, size in sizes.items()]
+    )
+    if path.is_file():
+        known = pd.read_csv(path)
+        rows = pd.concat([known[known["engine"] != column], rows])
+    rows.to_csv(path, index=False)

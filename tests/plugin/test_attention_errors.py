@@ -1,0 +1,128 @@
+"""The local gate's reference attention, and the signed errors that it measures."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from nwor_bench.plugin.observe.attention_errors import (
+    FIELDS,
+    AttentionFacts,
+    exact_attention,
+    head_errors,
+)
+from nwor_kernels.verify_attention.reference import plan_attention, verify_attention_reference
+
+TOKENS, ROWS, HEADS, KV_HEADS, DIM = 37, 5, 6, 2, 8
+
+
+def drawn(seed: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Query, K and V of one request, float64."""
+    given = torch.Generator().manual_seed(seed)
+    shapes = ((ROWS, HEADS, DIM), (TOKENS, KV_HEADS, DIM), (TOKENS, KV_HEADS, DIM))
+    query, key, value = (torch.randn(s, generator=given, dtype=torch.float64) for s in shapes)
+    return query, key, value
+
+
+def by_the_kernels_reference(
+    query: Tensor, key: Tensor, value: Tensor, facts: AttentionFacts
+) -> Tensor:
+    """The same attention by the project's other reference, over a cache of one block."""
+    cache = torch.cat([key, value], -1).transpose(0, 1)[None].float()
+    plan = plan_attention(
+        torch.tensor([0, ROWS]),
+        torch.tensor([TOKENS]),
+        torch.tensor([[0]]),
+        TOKENS,
+        sliding_window=facts.sliding_window,
+        chunk=facts.chunk,
+    )
+    output = torch.full((ROWS, HEADS, DIM), float("nan"))
+    verify_attention_reference(
+        query.float(), cache, plan, output,
+        scale=facts.scale, softcap=facts.softcap, alibi_slopes=facts.alibi_slopes,
+        sinks=facts.sinks,
+    )  # fmt: skip
+    return output.double()
+
+
+EVERY_KIND = {
+    "plain": AttentionFacts(0.3),
+    "softcap": AttentionFacts(0.9, softcap=2.0),
+    "sliding window": AttentionFacts(0.3, sliding_window=7),
+    "chunk": AttentionFacts(0.3, chunk=9),
+    "sinks": AttentionFacts(0.3, sinks=torch.linspace(-1, 2, HEADS)),
+    "ALiBi": AttentionFacts(0.3, alibi_slopes=torch.linspace(0.01, 0.3, HEADS)),
+}
+
+
+@pytest.mark.parametrize("kind", EVERY_KIND)
+def test_it_is_the_attention_of_the_kernels_reference(kind: str) -> None:
+    given, facts = drawn(1), EVERY_KIND[kind]
+    output, _ = exact_attention(*given, facts)
+    expected = by_the_kernels_reference(*given, facts)
+    assert torch.linalg.norm(output - expected) < 1e-6 * torch.linalg.norm(expected)
+
+
+@pytest.mark.parametrize("kind", EVERY_KIND)
+def test_the_derivative_is_that_of_differences(kind: str) -> None:
+    given, facts = drawn(2), EVERY_KIND[kind]
+
+    def at(factor: float) -> Tensor:
+        return exact_attention(*given, AttentionFacts(**{**vars(facts), "scale": factor}))[0]
+
+    step = 1e-5
+    expected = (at(facts.scale * (1 + step)) - at(facts.scale * (1 - step))) / (2 * step)
+    _, derivative = exact_attention(*given, facts)
+    assert torch.linalg.norm(derivative - expected) < 1e-8 * torch.linalg.norm(expected)
+
+
+def test_a_sparse_layer_attends_to_what_it_selected() -> None:
+    query, key, value = drawn(3)
+    seen = torch.zeros(ROWS, TOKENS, dtype=torch.bool)
+    seen[:, [2, 11]] = True
+    output, _ = exact_attention(query, key, value, AttentionFacts(0.3), seen)
+    only = [2, 11]
+    scores = torch.einsum("qhd,thd->hqt", query, key[only].repeat_interleave(3, 1)) * 0.3
+    expected = torch.einsum("hqt,thd->qhd", scores.softmax(-1), value[only].repeat_interleave(3, 1))
+    assert torch.allclose(output, expected, atol=1e-12)
+
+
+def measured(
+    change_scale: float, change_gain: float, noise: float
+) -> tuple[dict[str, Tensor], Tensor]:
+    """Errors of an attention with these faults and white noise of 1 % in both; by column."""
+    given, facts = drawn(4), AttentionFacts(0.3)
+    exact, derivative = exact_attention(*given, facts)
+    faulty, _ = exact_attention(*given, AttentionFacts(facts.scale * (1 + change_scale)))
+    draw = torch.Generator().manual_seed(5)
+    size = noise * exact.square().mean().sqrt()
+    ours, stock = (
+        output + size * torch.randn(output.shape, generator=draw, dtype=torch.float64)
+        for output in (faulty * (1 + change_gain), exact)
+    )
+    heads, pooled = head_errors(ours, stock, torch.arange(ROWS), exact, derivative)
+    return dict(zip(FIELDS, heads.T, strict=True)), pooled
+
+
+def test_signed_errors_are_the_planted_ones() -> None:
+    _, pooled = measured(1e-4, 0.0, 0.0)
+    assert pooled[3] == pytest.approx(1e-4, rel=1e-3)
+    heads, pooled = measured(0.0, 1e-3, 0.0)
+    assert pooled[0] == pytest.approx(1e-3, rel=1e-6)
+    assert heads["gain"].tolist() == pytest.approx([1e-3] * HEADS, rel=1e-6)
+
+
+def test_a_gain_of_half_a_per_cent_stands_out_of_noise_of_one() -> None:
+    _, sound = measured(0.0, 0.0, 0.01)
+    _, faulty = measured(0.0, 0.005, 0.01)
+    assert abs(sound[0]) < 4 * sound[1]
+    assert faulty[0] > 4 * faulty[1]
+
+
+def test_output_that_was_not_written_is_not_finite() -> None:
+    exact, derivative = exact_attention(*drawn(6), AttentionFacts(0.3))
+    ours = exact.clone()
+    ours[2, 1] = float("nan")
+    heads, _ = head_errors(ours, exact, torch.arange(ROWS), exact, derivative)
+    assert not torch.isfinite(heads[1, FIELDS.index("apart")])
+    assert torch.isfinite(heads[0]).all()

@@ -1,5 +1,6 @@
 """The local gate on a GPU: sound layers of each kind pass, and faults of one layer are seen."""
 
+import gc
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -8,6 +9,7 @@ from time import perf_counter
 from typing import Any
 
 import pytest
+import torch
 from engine_tools import FULL_FOR_ALL, PIECEWISE, prompts_of, tiny_spec, worker_of
 from planted_layers import LAYER_FAULTS, LayerFault, check_a_batch, keep_sizes, smallest_seen
 
@@ -28,6 +30,8 @@ ENGINES: dict[str, tuple[str, dict[str, Any]]] = {
     "3B, eager": ("llama-3b-shape", EAGER),
     "3B, piecewise": ("llama-3b-shape", PIECEWISE),
 }
+MEMORY = {"gpu_memory_utilization": 0.32, "kv_cache_memory_bytes": 8 << 30}
+"""Little enough for two engines on one GPU; no profiling that another engine would disturb."""
 PROMPTS = prompts_of([1100, 1024, 1300, 700, 1024, 1250, 900, 1024])
 
 
@@ -47,6 +51,7 @@ def subject(
     """Each engine in turn; a GPU's process holds one at a time."""
     name, arguments = ENGINES[request.param]
     folder = tmp_path_factory.mktemp("local")
+    arguments = MEMORY | arguments
     spec = tiny_spec(
         draft_tokens=4, max_model_len=2048, engine_args=json.dumps(arguments), requests=8
     )
@@ -55,11 +60,12 @@ def subject(
         yield Subject(engine, request.param, {})
     finally:
         engine.close()
+        gc.collect()
+        torch.cuda.empty_cache()
 
 
 @pytest.mark.parametrize("cell", [("stage", "off"), ("stage", "graph"), ("control", "off")])
 def test_sound_layers_pass(subject: Subject, cell: tuple[str, str]) -> None:
-    subject.engine.set_modes  # noqa: B018
     began = perf_counter()
     found = check_a_batch(subject.engine, PROMPTS, *cell)
     print(f"\n{subject.name} {cell}: {perf_counter() - began:.2f} s, {found}")

@@ -93,10 +93,10 @@ def test_a_commit_that_raises(
     commit = nwor_kernels.commit_staged_kv_cache
     strikes = every_third(lambda: None)
 
-    def broken(*args: torch.Tensor) -> None:
+    def broken(*args: torch.Tensor, **named: Any) -> None:
         if strikes():
             raise RuntimeError("planted")
-        commit(*args)
+        commit(*args, **named)
 
     monkeypatch.setattr(nwor_kernels, "commit_staged_kv_cache", broken)
     check(run_cell(engine, "stage", "off", PROMPTS), "commit:RuntimeError")

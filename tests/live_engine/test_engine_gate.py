@@ -47,9 +47,10 @@ def plant_skipped_layer(monkeypatch: pytest.MonkeyPatch) -> None:
     commit = nwor_kernels.commit_staged_kv_cache
 
     def all_but_layer_1(
-        key: torch.Tensor, value: torch.Tensor, caches: list[torch.Tensor], *rest: torch.Tensor
+        key: torch.Tensor, value: torch.Tensor, caches: list[torch.Tensor], *rest: Any, **named: Any
     ) -> None:
-        commit(key, value, [c.clone() if i == 1 else c for i, c in enumerate(caches)], *rest)
+        spared = [c.clone() if i == 1 else c for i, c in enumerate(caches)]
+        commit(key, value, spared, *rest, **named)
 
     monkeypatch.setattr(nwor_kernels, "commit_staged_kv_cache", all_but_layer_1)
 

@@ -46,10 +46,10 @@ def plant(monkeypatch: pytest.MonkeyPatch, damage: Damage) -> None:
 
     commit = nwor_kernels.commit_staged_kv_cache
 
-    def wrong(key: torch.Tensor, value: torch.Tensor, *rest: Any) -> None:
+    def wrong(key: torch.Tensor, value: torch.Tensor, *rest: Any, **named: Any) -> None:
         key, value = key.clone(), value.clone()
         damage(key, value)
-        commit(key, value, *rest)
+        commit(key, value, *rest, **named)
 
     monkeypatch.setattr(nwor_kernels, "commit_staged_kv_cache", wrong)
 

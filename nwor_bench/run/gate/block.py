@@ -167,15 +167,15 @@ class GateBlock:
         batch = run(check)
         accepted = sum(w.accepted_tokens for w in batch.windows if w.staged_tokens)
         faults = [write_fault(batch.written, accepted)]
+        if kv_result is not None:
+            self._store.append_event(kv_event(cell, kv_result))
+            if kv_result.verdict is KvVerdict.BROKEN:
+                faults.append(kv_result.reason or "K/V rows differ")
         if batch.layers:
             local = local_result(batch.layers)
             self._store.append_event(local_event(cell, local))
             if local.verdict is KvVerdict.BROKEN:
                 faults.append(local.reason or "a layer is not stock's")
-        if kv_result is not None:
-            self._store.append_event(kv_event(cell, kv_result))
-            if kv_result.verdict is KvVerdict.BROKEN:
-                faults.append(kv_result.reason or "K/V rows differ")
         return batch, [fault for fault in faults if fault is not None]
 
 

@@ -6,7 +6,10 @@ from dataclasses import dataclass, field
 
 from nwor_bench.analysis.cannot_fire import cannot_fire
 from nwor_bench.analysis.invariants import accepted, windows_by_batch
-from nwor_bench.records.cell import AA, Cell, ScvMode, cell_order
+from nwor_bench.analysis.parity.batches import ACCEPTANCE_ONLY
+from nwor_bench.analysis.parity.kv_result import KV_EVENT
+from nwor_bench.analysis.parity.kv_verdict import KvVerdict
+from nwor_bench.records.cell import AA, Cell, NworMode, ScvMode, cell_order
 from nwor_bench.records.lines import BatchKey, batch_key
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import BatchRecord, Phase, Verdict, WindowRecord
@@ -36,6 +39,7 @@ class CellData:
         windows: the windows of the timed batches.
         turns: its own windows in interleaved batches; they count as the timed ones do.
         turn_counters: SCV's counters over them.
+        kv_verdict: the K/V gate's last verdict on its cache; None if the gate did not look.
         found_later: first output mismatch found after the batch was stored, or in a block that
             was interrupted and run again; None if there is none.
         cannot_fire: why its SCV mode cannot fire on this machine, as the gate proved; such a cell
@@ -50,6 +54,7 @@ class CellData:
     cannot_fire: str | None = None
     turns: list[WindowRecord] = field(default_factory=list)
     turn_counters: Counter[str] = field(default_factory=Counter)
+    kv_verdict: str | None = None
 
     @property
     def counted(self) -> list[WindowRecord]:
@@ -154,11 +159,23 @@ class CellData:
         return "ok" if fired else str(Verdict.INEFFECTIVE)
 
 
+def values_compared(cell: CellData) -> bool:
+    """True if the gate compared the values that the cell computes with those of off x off.
+
+    Tokens that follow the target show wrong values. With synthetic acceptance they do not, and
+    only the K/V gate compares values. A cell of mode off has none of its own.
+    """
+    if cell.cell.nwor_mode is NworMode.OFF or cell.parity != ACCEPTANCE_ONLY:
+        return True
+    return cell.kv_verdict in (KvVerdict.EXACT, KvVerdict.WITHIN)
+
+
 def gather_cells(run: RunData) -> list[CellData]:
     """The cells that ran, by pair, then NWOR mode, then SCV mode (off first)."""
     windows = windows_by_batch(run)
     found_later, idle = _found_later(run), cannot_fire(run)
     turns, counters = _turns(run, windows), _turn_counters(run)
+    kv = {Cell.from_names(e): e["verdict"] for e in run.events if e.get("event") == KV_EVENT}
     cells = []
     known = {batch.cell for batch in run.batches} | found_later.keys() | turns.keys()
     for cell in sorted(known, key=cell_order):
@@ -175,6 +192,7 @@ def gather_cells(run: RunData) -> list[CellData]:
                 idle.get(cell),
                 turns.get(cell, []),
                 counters.get(cell.label, Counter()),
+                kv.get(cell),
             )
         )
     return cells

@@ -6,7 +6,8 @@
 3. INEFFECTIVE: its mode never fired. NWOR `stage` staged nothing, `control` never acted or, with
    NWOR off, the SCV mode validated nothing as asked; or the gate proved that its SCV mode cannot
    fire on this machine, so that it was not timed. The cell gets no ratio.
-4. AMBIGUOUS: nothing can be compared (no valid off x off, too few blocks, output not checked).
+4. AMBIGUOUS: nothing can be compared (no valid off x off, too few blocks, output not checked),
+   or its values were not (`cell_data.values_compared`): then it gets no ratio.
 5. Otherwise `significance.verdict` decides from the paired ratio, its p value adjusted for the
    number of compared cells (Holm), and the noise floor (the A/A arm's largest distance from 1).
 

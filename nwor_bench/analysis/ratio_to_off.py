@@ -8,7 +8,7 @@ batches, block by block.
 from dataclasses import dataclass, replace
 from typing import Any
 
-from nwor_bench.analysis.cell_data import REFERENCE, CellData
+from nwor_bench.analysis.cell_data import REFERENCE, CellData, values_compared
 from nwor_bench.analysis.idle_modes import idle_reason
 from nwor_bench.analysis.interleaved.agreement import WINDOWS, deciding, visible_bias
 from nwor_bench.analysis.interleaved.effects import PairEffect
@@ -25,6 +25,11 @@ from nwor_bench.analysis.statistics import (
     paired_ratio,
 )
 from nwor_bench.records.types import Verdict
+
+VALUES_NOT_COMPARED = (
+    "the gate did not compare its K/V with mode off's, and with synthetic acceptance nothing else "
+    "shows wrong values"
+)
 
 
 @dataclass(frozen=True)
@@ -102,6 +107,8 @@ def compare_with_off(
     idle = idle_reason(cell)
     if idle is not None:
         return ComparedCell(cell, CellVerdict(str(Verdict.INEFFECTIVE), idle))
+    if not values_compared(cell):
+        return _ambiguous(cell, VALUES_NOT_COMPARED)
     if baseline is None:
         return _ambiguous(cell, "there is no valid off x off to compare it with")
     times = pair_times(cell, baseline)

@@ -237,6 +237,17 @@ def test_a_cell_with_a_wrong_row_is_invalid_and_not_timed(tmp_path: Path, device
     assert result["finding"]["ratio"] == (None if device == "cpu" else pytest.approx(100 / 3))
 
 
+@pytest.mark.parametrize("device", ["cpu", "cuda:0"])
+def test_a_wrong_row_is_told_though_a_group_had_nothing_to_check(
+    tmp_path: Path, device: str
+) -> None:
+    """`checked` is that of the KV-cache group that knows the fewest."""
+    kv = FakeKvCache(wrong=lambda cell: cell == STAGE, lost=True)
+    runner, run = swept(tmp_path, kv, device=device)
+    assert run.header.kv_gate.cells[STAGE.label]["verdict"] == "INVALID"
+    assert runner.sweep.parity.broken[STAGE].startswith("K/V: layer 1 (layers.1), request 1")
+
+
 def test_tokens_that_differ_are_named_beside_the_rows(tmp_path: Path) -> None:
     kv = FakeKvCache(wrong=lambda cell: cell == STAGE)
     runner, _ = swept(tmp_path, kv, wrong=lambda number, cell: cell == STAGE)
@@ -272,7 +283,7 @@ def test_other_tokens_have_a_reference_of_their_own(tmp_path: Path) -> None:
     ("kv", "reason"),
     [
         (FakeKvCache(unreadable="layers.0 has no cache"), "layers.0 has no cache"),
-        (FakeKvCache(lost=True), "no position could be checked: other requests were given"),
+        (FakeKvCache(lost=True), "no position could be checked in every layer: other requests"),
     ],
 )
 def test_what_could_not_be_checked_is_said(tmp_path: Path, kv: FakeKvCache, reason: str) -> None:

@@ -6,6 +6,7 @@ from math import ceil
 from nwor_bench.analysis.aggregate import REFERENCE, noise_floor
 from nwor_bench.analysis.findings import Severity, findings, nothing_timed, sufficient_budget
 from nwor_bench.analysis.interleaved.agreement import WINDOWS
+from nwor_bench.analysis.ratio_to_off import VALUES_NOT_COMPARED
 from nwor_bench.analysis.significance import DEFAULT_MARGIN
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import AA, CellResult, RunStatus, Verdict
@@ -106,7 +107,7 @@ def _how_much(found: Answer, cells: Sequence[CellResult]) -> str:
     if found.cell is None:
         return _no_number(found)
     if found.cell.ratio_to_off is None:
-        return "Nothing to compare was measured."
+        return f"No number: {found.cell.reason or 'nothing to compare was measured'}."
     asked, _ = subject_cells(cells)
     others = [cell for cell in asked if cell is not found.cell]
     texts = [_effect(found.cell), *(_effect(cell) for cell in others)]
@@ -243,6 +244,11 @@ def _next_by_verdict(run: RunData, found: Answer, cells: Sequence[CellResult]) -
             yield (
                 f"Run again with --time-budget {sufficient_budget(run, cells)}: warm-up and gate "
                 "take their time first, and what is left is measured."
+            )
+        case Verdict.AMBIGUOUS if found.cell and found.cell.reason == VALUES_NOT_COMPARED:
+            yield (
+                "Look up under Parity why the K/V gate compared nothing, and run again: fewer "
+                "--requests or a larger --kv-cache-gib leave more of the cache in place."
             )
         case Verdict.AMBIGUOUS:
             yield _measure_longer(found.cell)

@@ -41,6 +41,9 @@ SETS_AT_ONCE = 4
 
 BIT_FOR_BIT = "the rows that off x off left, bit for bit"
 WITH_PREFILL = "mode off's prefill of the same tokens"
+NOTHING_CHECKED = (
+    "no position could be checked in every layer: other requests were given their blocks"
+)
 
 
 class KvGate:
@@ -204,11 +207,11 @@ def _result(
         ranks=len(ranks),
         finding=finding,
     )
-    if not first["checked"]:
-        reason = "no position could be checked: other requests were given their blocks"
-        return replace(result, verdict=KvVerdict.NOT_RUN, reason=reason)
     if verdict is KvVerdict.BROKEN and finding is not None:
         return replace(result, reason=finding.sentence(len(ranks)))
+    # `checked` is that of the group that knows the fewest: the others' errors may be BROKEN.
+    if not first["checked"]:
+        return replace(result, verdict=KvVerdict.NOT_RUN, reason=NOTHING_CHECKED)
     return result
 
 

@@ -65,7 +65,7 @@ LIVE_METRICS = (
 BY_REASON = ("nwor_fallback_count", "scv_fallback_count")
 KNOWN_REASONS = {
     "nwor_fallback_count": (
-        *("adaptive_verification", "batch_sharded_sampling", BESIDE_PREFILL),
+        *("adaptive_verification", "batch_invariant", "batch_sharded_sampling", BESIDE_PREFILL),
         *(BREAKABLE_CUDA_GRAPHS, "context_parallel", "data_parallel", "eplb"),
         *("full_graph_of_another_shape", "full_graph_with_uneven_windows", "kv_shape"),
         *("kv_transfer", "layer_staged_twice"),

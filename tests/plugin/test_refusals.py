@@ -143,6 +143,53 @@ def test_what_the_engine_was_started_with(changes: dict[str, Any], reason: str |
     assert reason_of(runner_with(two(), **changes)) == reason
 
 
+def on_a_cpu(marks: dict[str, Any] | None = None, **changes: Any) -> str | None:
+    """Why vLLM's V1 runner cannot stage its one layer; `marks` are attributes of the layer."""
+    from nwor_bench.plugin.runner_v1.cpu_attention import (
+        ReferenceCPUAttentionBackend,
+        ReferenceCPUAttentionImpl,
+    )
+    from nwor_bench.plugin.runner_v1.setup import set_up_staging
+    from nwor_bench.plugin.staging.layers import TargetLayers
+
+    impl = object.__new__(ReferenceCPUAttentionImpl)
+    impl.why_stock = None
+    layer = attention_layer()
+    layer.impl, layer.attn_backend = impl, ReferenceCPUAttentionBackend
+    vars(layer).update(marks or {})
+    parallel = SimpleNamespace(pipeline_parallel_size=1)
+    runner = runner_with({NAMES[0]: layer}, parallel_config=parallel, **changes)
+    return set_up_staging(runner, TargetLayers([NAMES[0]]), 8)[1]
+
+
+def on_a_gpu(marks: dict[str, Any] | None = None, **changes: Any) -> str | None:
+    """Why vLLM's V2 runner cannot stage its two layers; `marks` are attributes of the second."""
+    layer = attention_layer()
+    vars(layer).update(marks or {})
+    return reason_of(runner_with(two(layer), **changes))
+
+
+BOTH_RUNNERS = pytest.mark.parametrize("refused_by", [on_a_cpu, on_a_gpu])
+
+
+@BOTH_RUNNERS
+def test_a_connector_that_reads_the_cache_within_a_step_is_refused(refused_by: Any) -> None:
+    model = SimpleNamespace(rswa_window=None)
+    config = SimpleNamespace(kv_transfer_config=object(), model_config=model)
+    assert refused_by() is None
+    assert refused_by(vllm_config=config) == "kv_transfer"
+
+
+@BOTH_RUNNERS
+def test_a_batch_invariant_engine_is_refused(
+    monkeypatch: pytest.MonkeyPatch, refused_by: Any
+) -> None:
+    monkeypatch.setenv("VLLM_BATCH_INVARIANT", "1")
+    assert refused_by() == "batch_invariant"
+    monkeypatch.setenv("VLLM_BATCH_INVARIANT", "0")
+    assert refused_by() is None
+
+
 def test_a_model_that_may_sleep_is_refused() -> None:
     model = SimpleNamespace(rswa_window=None, enable_sleep_mode=True)
     config = SimpleNamespace(kv_transfer_config=None, model_config=model)
@@ -151,8 +198,11 @@ def test_a_model_that_may_sleep_is_refused() -> None:
 
 def test_vllm_names_what_is_refused_as_we_do() -> None:
     """A setting that vLLM renames would no longer be refused."""
-    from vllm.config import ModelConfig, ParallelConfig
+    from vllm import envs
+    from vllm.config import ModelConfig, ParallelConfig, VllmConfig
 
+    assert "VLLM_BATCH_INVARIANT" in dir(envs)
+    assert "kv_transfer_config" in VllmConfig.__dataclass_fields__
     assert "enable_sleep_mode" in ModelConfig.__dataclass_fields__
     assert "enable_eplb" in ParallelConfig.__dataclass_fields__
     runner = Path(str(find_spec("vllm.v1.worker.gpu.model_runner").origin))
@@ -351,6 +401,22 @@ def test_a_write_that_is_bypassed_is_refused(place: str) -> None:
     layer = attention_layer()
     (layer if place == "layer" else layer.impl).kv_cache_update_bypass = True
     assert reason_of(runner_with(two(layer))) == "kv_cache_update_bypass"
+
+
+@BOTH_RUNNERS
+@pytest.mark.parametrize(("writes", "reason"), [(False, None), (True, "kv_cache_update_bypass")])
+def test_a_kernel_that_writes_rotated_keys_itself_is_refused(
+    monkeypatch: pytest.MonkeyPatch, refused_by: Any, writes: bool, reason: str | None
+) -> None:
+    """vLLM 0.33's backends say that they could bypass the write; a layer's mark says that it does.
+
+    Attention is then called with `key=None`, which each step would refuse too: see the tests of
+    `attention:kv_cache_update_bypass`.
+    """
+    from vllm.v1.attention.backend import AttentionBackend
+
+    monkeypatch.setattr(AttentionBackend, "supports_kv_cache_update_bypass", True, raising=False)
+    assert refused_by({"kv_cache_update_bypass": writes}) == reason
 
 
 def recurrent(module: str, name: str) -> Any:

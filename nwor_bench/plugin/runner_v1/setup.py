@@ -53,6 +53,9 @@ def stageable_layers(runner: Any, target: TargetLayers) -> tuple[list[LayerCache
         raise StagingUnavailable(reasons.V1_RUNNER_ON_GPU)
     if runner.parallel_config.pipeline_parallel_size > 1:
         raise StagingUnavailable(reasons.PIPELINE_PARALLEL)  # only the last stage samples
+    engine = refusals.of_engine(runner.vllm_config)
+    if engine is not None:
+        raise StagingUnavailable(engine)
     if target.recurrent and not target.staged:
         raise StagingUnavailable(reasons.RECURRENT_LAYERS)
     context = runner.compilation_config.static_forward_context

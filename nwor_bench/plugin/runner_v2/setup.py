@@ -242,7 +242,6 @@ def why_runner_cannot_stage(runner: Any) -> str | None:
         "data_parallel": runner.parallel_config.data_parallel_size > 1,
         reasons.PIPELINE_PARALLEL: runner.use_pp,
         "context_parallel": runner.dcp_size > 1 or runner.pcp_manager is not None,
-        "kv_transfer": config.kv_transfer_config is not None,  # reads the cache within a step
         "adaptive_verification": runner.adaptive_verification is not None,
         "micro_batches": runner.ubatch_runner is not None,
         # Never run with staging (docs/support.md).
@@ -251,7 +250,7 @@ def why_runner_cannot_stage(runner: Any) -> str | None:
         "batch_sharded_sampling": getattr(runner, "batch_sharder", None) is not None,
     }
     reason = next((reason for reason, holds in parts.items() if holds), None)
-    reason = reason or refusals.of_model(model)
+    reason = reason or refusals.of_engine(config) or refusals.of_model(model)
     return reason or refusals.of_compilation(runner.compilation_config)
 
 

@@ -9,6 +9,7 @@ before anything is staged; `of_step` checks every step for what no configuration
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from vllm import envs
 from vllm.compilation.breakable_cudagraph import is_breakable_cudagraph_enabled
 from vllm.config import CompilationMode
 from vllm.model_executor.layers.mamba.abstract import MambaBase
@@ -93,6 +94,13 @@ def breaks_piecewise_graphs(cudagraph_manager: Any) -> bool:
     if cudagraph_manager is None:
         return False
     return bool(getattr(cudagraph_manager, "use_breakable_cg", is_breakable_cudagraph_enabled()))
+
+
+def of_engine(vllm_config: Any) -> str | None:
+    """The fallback reason of how an engine was started, on either runner; None if it may stage."""
+    if vllm_config.kv_transfer_config is not None:
+        return reasons.KV_TRANSFER
+    return reasons.BATCH_INVARIANT if envs.VLLM_BATCH_INVARIANT else None
 
 
 def of_model(model_config: Any) -> str | None:

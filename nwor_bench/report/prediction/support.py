@@ -10,7 +10,11 @@ from nwor_bench.models.support.generating import generating
 from nwor_bench.models.support.methods import MethodSupport
 from nwor_bench.models.support.predict import LayerGroup, Outcome, Support
 from nwor_bench.models.support.recipes import Covered
-from nwor_bench.records.fallback_reasons import BREAKABLE_CUDA_GRAPHS
+from nwor_bench.records.fallback_reasons import (
+    BATCH_INVARIANT,
+    BREAKABLE_CUDA_GRAPHS,
+    KV_TRANSFER,
+)
 
 LAYER_HEADERS = ("layers", "what", "backend", "by themselves")
 METHOD_HEADERS = ("method", "drafts", "runner", "why not staged")
@@ -113,7 +117,8 @@ def support_notes(found: Support) -> list[str]:
     """What the prediction rests on."""
     notes = [
         "Predicted from the config.json alone, for vLLM 0.32 and its own choices; the plugin "
-        "decides in the engine, and a run's report has its reason.",
+        "decides in the engine, and a run's report has its reason. With KV transfer "
+        f"({KV_TRANSFER}) or VLLM_BATCH_INVARIANT=1 ({BATCH_INVARIANT}) it stages nothing.",
         "eagle, eagle3, dflash, dspark, medusa and draft_model need a drafter made for this model.",
     ]
     if found.reason is None and found.indexed and not found.engine.eager:

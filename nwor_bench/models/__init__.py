@@ -1,1 +1,1 @@
-"""Model knowledge: pairs, training of drafters, config.json, shapes, the byte model."""
+"""Model knowledge: pairs, config.json, shapes, the byte model."""

@@ -538,7 +538,6 @@ def test_what_vllm_refuses_is_refused_before_a_folder_is_made(
         ("supports ~nobody-here/x", "CONFIG_OR_MODEL"),
         ("plan --pair tiny --requests 1" + "0" * 400, "--requests"),
         ("sweep --pair tiny --kv-cache-gib 1e300", "--kv-cache-gib"),
-        ("pairs train tiny-eagle --device cpu --seed 99999999999999999999", "--seed"),
         ("live http://\u2713", "URL"),
         ("live http://" + "a" * 300, "URL"),
         ("sweep --pair tiny --prompts half.jsonl", "half.jsonl:1: text"),

@@ -11,7 +11,7 @@ Run = Callable[..., tuple[int, str, str]]
 
 COMMANDS = (
     "sweep", "report", "compare", "plan", "supports", "doctor", "kernels", "live", "profile ncu",
-    "profile nsys", "pairs list", "pairs show", "pairs fetch", "pairs train", "scenarios list",
+    "profile nsys", "pairs list", "pairs show", "pairs fetch", "scenarios list",
     "scenarios show",
 )  # fmt: skip
 

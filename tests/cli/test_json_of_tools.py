@@ -54,20 +54,6 @@ def test_pairs(command_line: Run) -> None:
     assert quiet.splitlines() == [f"target: {told['target']}", f"drafter: {told['drafter']}"]
 
 
-def test_a_training(command_line: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    trained: list[Console] = []
-    monkeypatch.setattr(
-        "nwor_bench.models.training.train.train_head",
-        lambda recipe, folder, device, console: trained.append(console),
-    )
-    arguments = ("pairs", "train", "tiny-eagle", "--device", "cpu")
-    _, out, _ = command_line(*arguments, "--output", "head", "--json")
-    assert check_keys(out, "pairs train")["head"] == "head/head"
-    _, out, _ = command_line(*arguments, "--output", "other", "-q")
-    assert out == "head: other/head\n"
-    assert [console.quiet for console in trained] == [True, True]
-
-
 def test_scenarios(command_line: Run) -> None:
     told = check_keys(command_line("scenarios", "list", "--json")[1], "scenarios list")
     assert [each["name"] for each in told["scenarios"]] == list(scenario_names())

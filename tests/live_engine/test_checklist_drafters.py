@@ -8,7 +8,7 @@ import pytest
 from checklist_rows import check_adapter, check_drafter
 from engine_tools import tiny_pair, tiny_spec
 from support_tools import check_support
-from tiny_drafters import eagle3_pair, mtp_pair
+from tiny_drafters import eagle3_pair, mtp_pair, speculators_pair
 
 from nwor_bench.engine.engine import VllmEngine
 from nwor_bench.models.pairs import ResolvedPair
@@ -20,6 +20,7 @@ pytestmark = [pytest.mark.engine, pytest.mark.long]
     "build",
     [
         pytest.param(eagle3_pair, marks=pytest.mark.row("eagle3"), id="eagle3"),
+        pytest.param(speculators_pair, marks=pytest.mark.row("eagle3"), id="speculators"),
         pytest.param(mtp_pair, marks=pytest.mark.row("mtp"), id="mtp"),
     ],
 )

@@ -7,7 +7,7 @@ import numpy as np
 from engine_tools import tiny_pair
 from safetensors.numpy import load_file, save_file
 
-from nwor_bench.models.pairs import ResolvedPair
+from nwor_bench.models.pairs import ResolvedPair, resolve_pair
 
 PREFIX = "model.layers.0."
 Weights = dict[str, np.ndarray]
@@ -61,6 +61,30 @@ def eagle3_pair(folder: Path) -> ResolvedPair:
     config |= {"draft_vocab_size": config["vocab_size"]}
     draft = _write(folder / "eagle3", config, head)
     return ResolvedPair("tiny", "eagle3", str(target), str(draft), "float32")
+
+
+def speculators_pair(folder: Path) -> ResolvedPair:
+    """The same head as `speculators` writes it; the method comes from its config.json."""
+    pair = eagle3_pair(folder)
+    assert pair.draft is not None
+    config, weights = _read(Path(pair.draft))
+    layer = {key: value for key, value in config.items() if key != "draft_vocab_size"}
+    written = {
+        "architectures": ["Eagle3Speculator"],
+        "speculators_model_type": "eagle3",
+        "draft_vocab_size": config["draft_vocab_size"],
+        "norm_before_residual": False,
+        "transformer_layer_config": layer | {"architectures": ["LlamaForCausalLM"]},
+        "speculators_config": {
+            "algorithm": "eagle3",
+            "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": 4}],
+            "verifier": {"architectures": ["LlamaForCausalLM"], "name_or_path": pair.target},
+        },
+        "dtype": "float32",
+    }
+    weights = {name.replace("midlayer", "layers.0"): weight for name, weight in weights.items()}
+    draft = _write(folder / "head", written, weights)
+    return resolve_pair(target_model=pair.target, draft_model=str(draft))
 
 
 def mtp_pair(folder: Path) -> ResolvedPair:

@@ -64,7 +64,6 @@ RULES = [
     Rule(
         "records, workload, models and analysis load no engine",
         NO_ENGINE,
-        but=("nwor_bench.models.training",),
         never_loaded=("torch", "vllm"),
     ),
     Rule(

@@ -1,4 +1,4 @@
-"""`nwor-bench pairs list|show|fetch|train`: model pairs."""
+"""`nwor-bench pairs list|show|fetch`: model pairs."""
 
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,9 +18,7 @@ if TYPE_CHECKING:
     from nwor_bench.models.pairs import ModelPair, ResolvedPair
     from nwor_bench.models.pairs.pair import ShapeSource
 
-app = typer.Typer(
-    cls=Group, help="Model pairs: list, show, fetch, train a drafter.", no_args_is_help=True
-)
+app = typer.Typer(cls=Group, help="Model pairs: list, show, fetch.", no_args_is_help=True)
 
 Name = Annotated[
     str,
@@ -134,63 +132,6 @@ def _fetch(pair: "ModelPair", name: str, console: "Console", *, silent: bool) ->
         with console.status(f"{name}: starting") as status:
             return fetch_pair(pair, progress=lambda step: status.update(f"{name}: {step}"))
     return fetch_pair(pair, progress=lambda step: typer.echo(f"{name}: {step}"))
-
-
-@app.command(cls=Command, epilog=examples("nwor-bench pairs train tiny-eagle --output runs/head"))
-def train(
-    drafter: Annotated[
-        str, typer.Argument(help="Recipe: smollm2-eagle, or tiny-eagle for a quick try.")
-    ],
-    epochs: Annotated[int | None, typer.Option(help="Epochs.")] = None,
-    tokens: Annotated[
-        int | None, typer.Option(help="Tokens of text that the target generates.")
-    ] = None,
-    device: Annotated[
-        str | None,
-        typer.Option(help="cpu or cuda (default: cuda if available; cpu for little text)."),
-    ] = None,
-    output: Annotated[
-        str | None, typer.Option(help="A new folder (default: runs/TIME-train-DRAFTER).")
-    ] = None,
-    resume: Annotated[str | None, typer.Option(help="Resume the training in this folder.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of everything random.")] = None,
-    as_json: AsJson = False,
-    quiet: Quiet = False,
-) -> None:
-    """Train an EAGLE head for a pair's target, on text that the target generates.
-
-    Use the result with `nwor-bench sweep --pair smollm2 --draft-model FOLDER/head`.
-    The pair smollm2 ships with the head that smollm2-eagle trained.
-    """
-    from datetime import UTC, datetime
-    from pathlib import Path
-
-    from nwor_bench.errors import ConfigError
-    from nwor_bench.models.training.folder import HEAD, begin_folder, resumed_recipe
-    from nwor_bench.models.training.recipe import find_recipe
-
-    given = {"epochs": epochs, "tokens": tokens, "seed": seed}
-    recipe = find_recipe(drafter).with_values(**given)
-    if resume is not None and output is not None:
-        raise ConfigError.for_field("--output", output, "--resume names the folder; leave it out")
-    if resume is not None:
-        folder = Path(resume)
-        recipe = resumed_recipe(folder, drafter, given)
-    from rich.console import Console
-
-    from nwor_bench.models.training.train import check_device, choose_device, train_head
-
-    device = device or choose_device(recipe)
-    check_device(device)
-    if resume is None:
-        now = datetime.now(UTC)
-        folder = Path(output or f"runs/{now:%Y%m%dT%H%M%SZ}-train-{drafter}")
-        begin_folder(folder, recipe)
-    train_head(recipe, folder, device, Console(quiet=quiet or as_json))
-    if as_json:
-        tell_json({"folder": str(folder), "head": str(folder / HEAD)})
-    else:
-        typer.echo(f"head: {folder / HEAD}")
 
 
 def _facts(name: str, pair: "ModelPair") -> "dict[str, Any]":

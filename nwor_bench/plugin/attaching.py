@@ -19,7 +19,7 @@ from nwor_bench.plugin.runner_hook import RunnerHook
 from nwor_bench.plugin.settings import PluginSettings, read_settings
 
 if TYPE_CHECKING:
-    from nwor_bench.plugin.live.traffic import LiveTraffic
+    from nwor_bench.plugin.live_ratio import LiveTraffic
 
 logger = logging.getLogger("vllm.nwor_bench")
 
@@ -147,7 +147,7 @@ def make_hook(runner: Any, settings: PluginSettings) -> RunnerHook:
 
 def _live_traffic(hook: RunnerHook, worker: Any, settings: PluginSettings) -> "LiveTraffic":
     """Imported where it is used: scipy takes a second."""
-    from nwor_bench.plugin.live.traffic import LiveTraffic
+    from nwor_bench.plugin.live_ratio import LiveTraffic
 
     return LiveTraffic(hook, worker, settings)
 

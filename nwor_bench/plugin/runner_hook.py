@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from nwor_bench.plugin.counts.accumulator import Accumulator
 from nwor_bench.plugin.counts.late_counts import LateCounts
-from nwor_bench.plugin.observe.device_clock import DeviceClock
+from nwor_bench.plugin.observe.device_times import DeviceClock
 from nwor_bench.plugin.staging.layers import LayerCache
 from nwor_bench.plugin.staging.window import Window
 from nwor_bench.records.types import NworMode, ScvMode

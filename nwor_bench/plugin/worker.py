@@ -14,10 +14,9 @@ from nwor_bench.plugin import dummy_weights, register
 from nwor_bench.plugin.attaching import HOOK, NOT_ATTACHED, RANGES
 from nwor_bench.plugin.interleaving import Interleaving
 from nwor_bench.plugin.observe.attention_nudge import AttentionNudge
-from nwor_bench.plugin.observe.dram import CountedWindows
 from nwor_bench.plugin.observe.kv_rows import KvRows
-from nwor_bench.plugin.observe.launches import LaunchWindows
 from nwor_bench.plugin.observe.recurrent import recurrent_facts
+from nwor_bench.plugin.observe.window_counters import CountedWindows, LaunchWindows
 from nwor_bench.plugin.observe.write_watch import COUNTS, WriteWatch
 from nwor_bench.plugin.runner_hook import RunnerHook
 from nwor_bench.records.types import NworMode, Phase, ScvMode

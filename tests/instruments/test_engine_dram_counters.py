@@ -31,7 +31,7 @@ def _environment_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> SimulatedGpu:
-    from nwor_bench.plugin.observe import dram as counted_windows
+    from nwor_bench.plugin.observe import window_counters as counted_windows
 
     gpu = SimulatedGpu()
     monkeypatch.setattr(counted_windows, "open_instruments", lambda: (gpu, gpu))
@@ -99,7 +99,7 @@ def test_launches_are_counted_in_one_more_block(
 ) -> None:
     """A stand-in for PyTorch's profiler: three launches and a wait in each step of the engine."""
     from nwor_bench.instruments.launches import HostCall
-    from nwor_bench.plugin.observe import launches as launch_windows
+    from nwor_bench.plugin.observe import window_counters as launch_windows
 
     monkeypatch.setattr("nwor_bench.engine.arguments._has_gpu", lambda: True)
     real = launch_windows.read_calls

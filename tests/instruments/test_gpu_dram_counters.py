@@ -19,7 +19,7 @@ def _counters_are_allowed() -> None:
 
 
 def test_a_copy_reads_and_writes_its_own_bytes() -> None:
-    from nwor_bench.plugin.observe.dram import COPY_BYTES, CudaTimeline
+    from nwor_bench.plugin.observe.window_counters import COPY_BYTES, CudaTimeline
 
     timeline, sampler = CudaTimeline(), PmSampler(interval_ns=20_000)
     for _ in range(2):  # a second time: the first sample after a restart must not count

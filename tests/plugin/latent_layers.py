@@ -91,7 +91,7 @@ class LatentStep:
 
     def inputs(self, monkeypatch: pytest.MonkeyPatch) -> Any:
         """What our attention reads of the step; the window is merged in by the reference."""
-        from nwor_bench.plugin.runner_v2 import latent_layer
+        from nwor_bench.plugin.runner_v2 import mla_attention
         from nwor_bench.plugin.runner_v2.step_inputs import StepInputs
         from nwor_kernels.mla_verify_attention.reference import mla_tail_reference
 
@@ -99,7 +99,7 @@ class LatentStep:
             assert max_query_len == DRAFTS + 1
             mla_tail_reference(*tensors, **told)
 
-        monkeypatch.setattr(latent_layer, "mla_tail_triton", tail_reference)
+        monkeypatch.setattr(mla_attention, "mla_tail_triton", tail_reference)
         ends = torch.from_numpy(self.starts)
         views = SimpleNamespace(
             query_start_loc=ends, row_start=ends[:-1], row_end=ends[1:], seq_lens=self.seq_lens,

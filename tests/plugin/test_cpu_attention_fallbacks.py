@@ -21,8 +21,7 @@ class CpuLayers:
         )
         from nwor_bench.plugin.runner_v1.staging import StagingBuffers
         from nwor_bench.plugin.staging.layers import LayerCache
-        from nwor_bench.plugin.staging.window import Window
-        from nwor_bench.plugin.staging.window_batch import WindowBatch
+        from nwor_bench.plugin.staging.window import Window, WindowBatch
 
         self.step = WrappedLayers(staged=False)
         self.caches, self.outputs = self.step.caches, []

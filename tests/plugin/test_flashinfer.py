@@ -22,7 +22,7 @@ def backend(monkeypatch: pytest.MonkeyPatch) -> Any:
 
     import vllm.v1.attention.backends.flash_attn  # noqa: F401  # looks whether FlashInfer is there
 
-    from nwor_bench.plugin.runner_v2.flashinfer import MODULE
+    from nwor_bench.plugin.runner_v2.attention import MODULE
 
     for name in PACKAGE:
         monkeypatch.setitem(sys.modules, name, MagicMock(__spec__=ModuleSpec(name, None)))
@@ -131,12 +131,12 @@ def test_a_window_attends_with_queries_of_the_type_that_stock_attention_uses(
     """On a Hopper GPU with an fp8 cache: XQA takes windows as decodes, in bfloat16."""
     import wrapped_layers
 
-    from nwor_bench.plugin.runner_v2 import flashinfer
+    from nwor_bench.plugin.runner_v2 import attention
 
     implementation = wrapped_layers.StockImpl
     eight_bits = lambda _, query, dtype, __: query.to(dtype)  # noqa: E731
     monkeypatch.setattr(implementation, "maybe_quant_query", eight_bits, raising=False)
-    monkeypatch.setattr(flashinfer, "implementations", lambda: (implementation,))
+    monkeypatch.setattr(attention, "flashinfer_implementations", lambda: (implementation,))
     layers = wrapped_layers.WrappedLayers(staged=True, monkeypatch=monkeypatch)
     monkeypatch.setattr(wrapped_layers, "step_metadata", lambda: step(backend, **changes))
     seen = []
@@ -153,7 +153,7 @@ def test_a_window_attends_with_queries_of_the_type_that_stock_attention_uses(
 
 
 def test_without_the_package_no_class_is_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    from nwor_bench.plugin.runner_v2 import flashinfer
+    from nwor_bench.plugin.runner_v2 import attention
 
-    monkeypatch.delitem(sys.modules, flashinfer.MODULE, raising=False)
-    assert flashinfer.implementations() == flashinfer.builders() == ()
+    monkeypatch.delitem(sys.modules, attention.FLASHINFER, raising=False)
+    assert attention.flashinfer_implementations() == attention.flashinfer_builders() == ()

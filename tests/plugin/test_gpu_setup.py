@@ -7,7 +7,7 @@ import pytest
 import torch
 
 pytest.importorskip("triton")
-from nwor_bench.plugin.runner_v2.copy_buffers import CopyBuffers
+from nwor_bench.plugin.runner_v2.layer_set import CopyBuffers
 from nwor_bench.plugin.runner_v2.staging import GpuStaging
 from nwor_bench.plugin.staging.layers import LayerCache, StagingUnavailable
 
@@ -23,7 +23,7 @@ def staging() -> GpuStaging:
 @pytest.mark.slow  # vLLM's attention is imported
 def test_by_reference_a_step_may_hold_a_64th_of_the_devices_memory() -> None:
     """Llama-3.1-8B in bf16: 48 heads of 128 a row and layer, 12,288 bytes, in 32 layers."""
-    from nwor_bench.plugin.runner_v2.referenced_rows import most_referenced_rows
+    from nwor_bench.plugin.runner_v2.plan import most_referenced_rows
 
     impl = SimpleNamespace(num_heads=32, num_kv_heads=8, head_size=128)
     layers = [SimpleNamespace(impl=impl, head_size_v=128)] * 32

@@ -240,9 +240,9 @@ def watched(blocks: int = 8) -> tuple[Runner, KvRows]:
 def test_rows_beyond_the_room_for_copies_are_said_to_be_lost(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from nwor_bench.plugin.observe import group_rows
+    from nwor_bench.plugin.observe import kv_rows
 
-    monkeypatch.setattr(group_rows, "RESCUE_BYTES", 0)
+    monkeypatch.setattr(kv_rows, "RESCUE_BYTES", 0)
     runner, rows = watched()
     runner.execute_model(new_request("a-x", 1, 2))
     runner.execute_model(new_request("b-x", 2, finished=("a-x",)))

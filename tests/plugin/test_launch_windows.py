@@ -8,8 +8,8 @@ from refusals import refused
 
 from nwor_bench.errors import ExitCode
 from nwor_bench.instruments.launches import HostCall
-from nwor_bench.plugin.observe import launches as launch_windows
-from nwor_bench.plugin.observe.launches import LaunchWindows
+from nwor_bench.plugin.observe import window_counters as launch_windows
+from nwor_bench.plugin.observe.window_counters import LaunchWindows
 
 
 def batch(windows: LaunchWindows, runner: Any, drafts: list[dict[str, list[int]]]) -> Any:

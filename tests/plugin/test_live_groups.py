@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from live_windows import counts_of, times_of, turns_of_group
 
 from nwor_bench.analysis.interleaved.robust import as_ratio, robust_location
-from nwor_bench.plugin.live import groups as live_groups
-from nwor_bench.plugin.live.groups import AA, Clock, LiveGroups
+from nwor_bench.plugin import live_ratio as live_groups
+from nwor_bench.plugin.live_ratio import AA, Clock, LiveGroups
 from nwor_bench.records.live_reasons import LeftOut
 from nwor_bench.workload.window_order import ALL, size_class
 

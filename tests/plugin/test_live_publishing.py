@@ -9,10 +9,9 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.parser import text_string_to_metric_families
 
-from nwor_bench.plugin.live import publishing
-from nwor_bench.plugin.live.groups import LiveGroups
-from nwor_bench.plugin.live.publishing import Publisher
-from nwor_bench.plugin.live.turns import LiveTurns
+from nwor_bench.plugin import live_ratio
+from nwor_bench.plugin.live_ratio import LiveGroups, Publisher
+from nwor_bench.plugin.live_turns import LiveTurns
 from nwor_bench.records.live_reasons import Guard
 from nwor_bench.records.metrics import LIVE_METRICS, MetricFiles, labels_of
 from nwor_bench.records.types import ScvMode
@@ -128,7 +127,7 @@ def test_a_guard_shows_as_1(shown: Shown) -> None:
 
 
 def test_it_publishes_by_itself(shown: Shown, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(publishing, "EVERY_S", 0.01)
+    monkeypatch.setattr(live_ratio, "EVERY_S", 0.01)
     shown.publisher.start()
     shown.add(12)
     deadline = time.monotonic() + 30

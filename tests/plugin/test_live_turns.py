@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 from live_windows import counts_of, idle, times_of, windows_alone, with_prefill
 
-from nwor_bench.plugin.live.groups import AA, LiveGroups
-from nwor_bench.plugin.live.guards import guard_of, miscount
-from nwor_bench.plugin.live.turns import LiveTurns
+from nwor_bench.plugin.live_ratio import AA, LiveGroups
+from nwor_bench.plugin.live_turns import LiveTurns, guard_of, miscount
 from nwor_bench.plugin.rank_vote import DIFFERENT_COUNTS
 from nwor_bench.records.live_reasons import Guard, LeftOut
 from nwor_bench.records.types import SETTLING, NworMode, ScvMode

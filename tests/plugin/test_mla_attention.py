@@ -89,7 +89,7 @@ class LatentLayers(LatentStep):
     def _wrap(self, monkeypatch: pytest.MonkeyPatch) -> None:
         from nwor_bench.plugin.patching import PatchSet
         from nwor_bench.plugin.runner_v2 import mla_attention
-        from nwor_bench.plugin.runner_v2.mla_tail import MlaTail, serves
+        from nwor_bench.plugin.runner_v2.mla_attention import MlaTail, serves
         from nwor_kernels.mla_verify_attention.reference import mla_verify_attention_reference
 
         def reference(*tensors: Tensor, **told: Any) -> None:
@@ -244,7 +244,7 @@ def test_lengths_are_shortened_once_a_forward_at_one_place(
     [({}, True), ({"kv_cache_dtype": "fp8"}, False), ({"dcp_world_size": 2}, False)],
 )
 def test_stock_helps_where_it_returns_its_sums(changes: dict[str, Any], expected: bool) -> None:
-    from nwor_bench.plugin.runner_v2.mla_tail import returning_sums, serves
+    from nwor_bench.plugin.runner_v2.mla_attention import returning_sums, serves
 
     impl = FlashAttnMLAImpl()
     vars(impl).update(changes)
@@ -318,7 +318,7 @@ def test_compiled_code_must_end_before_the_write_and_the_attention_of_latents() 
 
 
 def test_holding_a_latent_layers_rows_keeps_its_projections_alive() -> None:
-    from nwor_bench.plugin.runner_v2.referenced_rows import most_referenced_rows
+    from nwor_bench.plugin.runner_v2.plan import most_referenced_rows
 
     impl = SimpleNamespace(kv_lora_rank=512, q_lora_rank=1536, head_size=576)
     layers = [SimpleNamespace(kv_lora_rank=512, impl=impl)] * 61
@@ -416,8 +416,7 @@ def test_on_a_cpu_windows_are_prefills_that_read_no_draft(
     from nwor_bench.plugin.runner_v1.mla_attention import StagingCPUMLAImpl
     from nwor_bench.plugin.runner_v1.staging import StagingBuffers
     from nwor_bench.plugin.staging.layers import LayerCache
-    from nwor_bench.plugin.staging.window import Window
-    from nwor_bench.plugin.staging.window_batch import WindowBatch
+    from nwor_bench.plugin.staging.window import Window, WindowBatch
 
     rows = torch.randn(6, WIDTH)
     cache, expected = (torch.full((4, BLOCK_SIZE, WIDTH), torch.nan) for _ in range(2))

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from nwor_bench.plugin.runner_v1.staging import StagingBuffers, write_kv_cache
 from nwor_bench.plugin.staging.layers import LayerCache, StagingUnavailable
-from nwor_bench.plugin.staging.window import Outcome, Window
-from nwor_bench.plugin.staging.window_batch import WindowBatch
+from nwor_bench.plugin.staging.window import Outcome, Window, WindowBatch
 
 NAN = float("nan")
 

@@ -17,7 +17,7 @@ from nwor_bench.plugin.counts.unhurried import (
     patches,
     read_without_waiting,
 )
-from nwor_bench.plugin.observe.device_clock import DeviceClock
+from nwor_bench.plugin.observe.device_times import DeviceClock
 
 DRAFTS = 4
 

@@ -9,8 +9,7 @@ from collections import deque
 import torch
 from torch import Tensor
 
-from nwor_bench.plugin.staging.window import Window
-from nwor_bench.plugin.staging.window_batch import WindowBatch
+from nwor_bench.plugin.staging.window import Window, WindowBatch
 
 WRITTEN_BY_OTHERS = -5
 

@@ -90,7 +90,7 @@ RULES = [
     ),
     Rule(
         "window knows no vllm",
-        ("nwor_bench.plugin.staging.window", "nwor_bench.plugin.staging.window_batch"),
+        ("nwor_bench.plugin.staging.window", "nwor_bench.plugin.staging.window"),
         never=("vllm",),
         never_loaded=("vllm",),
     ),

@@ -22,8 +22,7 @@ from nwor_bench.plugin.counts.pending_step import PendingStep
 from nwor_bench.plugin.counts.read_window import ReadWindow
 from nwor_bench.plugin.counts.reading import Coming, SideReader, read_all
 from nwor_bench.plugin.counts.written_rows import WrittenRows
-from nwor_bench.plugin.observe.device_clock import has_passed
-from nwor_bench.plugin.observe.phases import durations
+from nwor_bench.plugin.observe.device_times import durations, has_passed
 from nwor_bench.records.types import SETTLING
 
 logger = logging.getLogger("vllm.nwor_bench")

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from nwor_bench.plugin.observe.phases import Marks
+from nwor_bench.plugin.observe.device_times import Marks
 from nwor_bench.records.types import WindowTimes
 from nwor_bench.workload.window_order import Turn
 

@@ -12,7 +12,7 @@ import numpy as np
 from nwor_bench.plugin.counts.accumulator import per_position
 from nwor_bench.plugin.counts.pending_step import PendingStep
 from nwor_bench.plugin.counts.scheduler_output import external_request_id, valid_drafts
-from nwor_bench.plugin.observe.device_clock import elapsed_ms
+from nwor_bench.plugin.observe.device_times import elapsed_ms
 from nwor_bench.records.types import UNTIMED, WindowCounts, WindowTimes
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from nwor_bench.plugin.observe.device_clock import has_passed
+from nwor_bench.plugin.observe.device_times import has_passed
 
 
 def read_all(counts: Sequence[Tensor | None], also: Tensor | None) -> list[list[int]]:

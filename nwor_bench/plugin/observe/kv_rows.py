@@ -1,18 +1,251 @@
 """K/V rows of finished requests, copied out of the cache under a name and compared by name.
 
-Each KV-cache group gives a request blocks of its own, so each group's layers are read apart
-(`group_rows.py`), and their errors are told together.
+Each KV-cache group gives a request blocks of its own, so each group's layers are read separately.
+Rows of a block that another request is given before the batch ends are copied at that moment.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from nwor_bench.plugin.observe.block_tables import BlockWatch
-from nwor_bench.plugin.observe.group_rows import GroupRows, LayerRows, Pair
+from nwor_bench.errors import BenchError
+from nwor_bench.plugin.observe.block_tables import BlockTables, BlockWatch, Held
+from nwor_bench.plugin.observe.kv_errors import RowErrors, RowPlaces
 from nwor_bench.plugin.runner_hook import RunnerHook
 from nwor_bench.plugin.staging.layers import rows_of
+
+Pair = tuple[int, str, int, int]
+"""(request of this set, other set, its request there, length of its prompt)."""
+
+ROOM = 8
+"""Rows stay on a GPU that has this many times their size free, else they go to the host."""
+
+RESCUE_BYTES = 1 << 30
+"""Most bytes of rows that are copied before their blocks are reused; the rest is lost."""
+
+
+@dataclass(frozen=True)
+class LayerRows:
+    """Where a target layer's rows are: its cache, and where V begins in a row.
+
+    Of latent attention K is the latent, and V the rotary part.
+    """
+
+    number: int
+    """Its place among the target layers."""
+    name: str
+    kv_cache: Any
+    """[blocks, kv_heads, block_size, K + V width], not contiguous; recurrent layers have others."""
+    head_dim: int
+    cache_dtype: str
+
+
+@dataclass(frozen=True)
+class KeptRows:
+    """Rows of some requests, one after the other, as they stood in the cache."""
+
+    spans: tuple[tuple[int, int], ...]
+    """First position and the one behind the last, of each request."""
+    offsets: tuple[int, ...]
+    """Each request's first row."""
+    known: Tensor
+    """[rows] bool: False where the contents were lost, another request having got the block."""
+    layers: tuple[Tensor, ...]
+    """[rows, kv_heads, K + V width] for each target layer."""
+
+
+class GroupRows:
+    """K/V rows of the target layers in one KV-cache group, which all have them in the same blocks.
+
+    Args:
+        tables: which blocks of this group each request was given.
+        layers: the group's target layers.
+    """
+
+    def __init__(self, tables: BlockTables, layers: Sequence[LayerRows]):
+        self._tables = tables
+        self._kept: dict[str, KeptRows] = {}
+        self._rescued: dict[Held, list[Tensor]] = {}
+        self._layers = layers
+
+    def forget_rescued(self) -> None:
+        """Forget what was copied before its block was reused: another batch begins."""
+        self._rescued.clear()
+
+    def why_unreadable(self) -> str | None:
+        """Why the cache cannot be read row by row; None if it can be."""
+        for layer in self._layers:
+            if not isinstance(layer.kv_cache, Tensor) or layer.kv_cache.dim() != 4:
+                return f"{layer.name} has no cache of blocks, heads, tokens and elements"
+            dtype = layer.kv_cache.dtype
+            plain = dtype.is_floating_point or layer.cache_dtype.startswith("fp8")
+            if not plain or layer.kv_cache.element_size() > 4:
+                return f"{layer.name} has a cache of type {layer.cache_dtype} ({dtype})"
+        return None
+
+    def keep(self, name: str, requests: Sequence[str], spans: Sequence[tuple[int, int]]) -> int:
+        """Copy the rows of these positions of these requests, one span a request; their bytes."""
+        held = [
+            each
+            for request, (start, stop) in zip(requests, spans, strict=True)
+            for each in self._tables.held(request, start, stop)
+        ]
+        offsets = [position for start, stop in spans for position in range(start, stop)]
+        places = _places(held, offsets, self._tables)
+        known = places >= 0
+        num_bytes = len(held) * self._row_bytes()
+        there = _place_for(num_bytes, self._layers[0].kv_cache.device)
+        slots = places.to(self._layers[0].kv_cache.device)
+        rows = [_gather(layer, slots).to(there) for layer in self._layers]
+        for block, copies in self._rescued.items():
+            index = [i for i, each in enumerate(held) if each == block]
+            known[index] = True
+            inside = [offsets[i] % self._tables.block_size for i in index]
+            for layer_rows, copy in zip(rows, copies, strict=True):
+                layer_rows[index] = copy[inside].to(there)
+        spans = tuple((start, stop) for start, stop in spans)
+        self._kept[name] = KeptRows(spans, _offsets(spans), known, tuple(rows))
+        return num_bytes
+
+    def rescue(self, lost: list[Held]) -> None:
+        """Copy the rows of blocks that are about to be reused, as far as there is room."""
+        size = self._tables.block_size
+        for held in lost:
+            if (len(self._rescued) + 1) * size * self._row_bytes() > RESCUE_BYTES:
+                return
+            slots = held[0] * size + torch.arange(size)
+            self._rescued[held] = [_gather(layer, slots) for layer in self._layers]
+
+    def _row_bytes(self) -> int:
+        """Bytes of one token in all target layers of this rank."""
+        return sum(_row_bytes(layer.kv_cache) for layer in self._layers)
+
+    def drop(self, names: Sequence[str] | None) -> None:
+        """Forget kept rows; None: all of them."""
+        for name in list(self._kept) if names is None else names:
+            del self._kept[name]
+
+    def compare(self, name: str, pairs: Sequence[Pair]) -> dict[str, Any]:
+        """Errors of kept rows against other kept rows of the same token ids.
+
+        Positions that are not in both sets are left out; the caller knows the spans.
+
+        Returns:
+            `checked` and `unknown`: positions compared, and those whose block was reused.
+            `errors`: for each layer and K or V the dicts of `errors_of`, which also tell `layer`,
+            `name` and `what`.
+        """
+        if name not in self._kept or any(pair[1] not in self._kept for pair in pairs):
+            raise BenchError.at(
+                "K/V rows", f"{name!r} is compared with rows that are not kept", name
+            )
+        rows = _matched(self._kept, name, pairs)
+        checked = rows.places.requests.numel()
+        errors = RowErrors(rows.places)
+        if checked:
+            rows = self._beside_rows(name, rows)
+            for number in range(len(self._layers)):
+                self._add_errors(errors, number, name, rows)
+        return {"checked": checked, "unknown": rows.unknown, "errors": errors.read()}
+
+    def _beside_rows(self, name: str, rows: "_Matched") -> "_Matched":
+        """The same with each set's indices on the device of its rows: once, not for each layer."""
+
+        def beside(index: Tensor, kept: KeptRows) -> Tensor:
+            return index.to(kept.layers[0].device)
+
+        theirs = [(other, beside(index, self._kept[other])) for other, index in rows.theirs]
+        return replace(rows, ours=beside(rows.ours, self._kept[name]), theirs=theirs)
+
+    def _add_errors(self, errors: RowErrors, number: int, name: str, rows: "_Matched") -> None:
+        layer = self._layers[number]
+        device = layer.kv_cache.device
+        ours = self._kept[name].layers[number][rows.ours].to(device)
+        theirs = torch.cat(
+            [self._kept[other].layers[number][index].to(device) for other, index in rows.theirs]
+        )
+        split = layer.head_dim
+        for what, columns in (("K", slice(0, split)), ("V", slice(split, None))):
+            both = ours[..., columns].contiguous(), theirs[..., columns].contiguous()
+            told = {"layer": layer.number, "name": layer.name, "what": what}
+            errors.add(told, *both, layer.cache_dtype)
+
+
+@dataclass(frozen=True)
+class _Matched:
+    """Rows of one set, those of others that they are compared with, and where they stand."""
+
+    ours: Tensor
+    theirs: list[tuple[str, Tensor]]
+    places: RowPlaces
+    unknown: int
+
+
+def _matched(kept: dict[str, KeptRows], name: str, pairs: Sequence[Pair]) -> _Matched:
+    mine = kept[name]
+    ours, theirs, requests, positions, outputs = [], [], [], [], []
+    unknown = 0
+    for i, other_name, j, prompt_length in pairs:
+        other = kept[other_name]
+        start = max(mine.spans[i][0], other.spans[j][0])
+        stop = min(mine.spans[i][1], other.spans[j][1])
+        position = torch.arange(start, max(start, stop))
+        row = position - mine.spans[i][0] + mine.offsets[i]
+        other_row = position - other.spans[j][0] + other.offsets[j]
+        known = mine.known[row] & other.known[other_row]
+        unknown += int((~known).sum())
+        ours.append(row[known])
+        theirs.append((other_name, other_row[known]))
+        positions.append(position[known])
+        requests.append(torch.full_like(position[known], i))
+        outputs.append(position[known] >= prompt_length)
+    empty = torch.empty(0, dtype=torch.int64)
+    places = RowPlaces(
+        torch.cat([empty, *requests]),
+        torch.cat([empty, *positions]),
+        torch.cat([empty.bool(), *outputs]),
+    )
+    return _Matched(torch.cat([empty, *ours]), theirs, places, unknown)
+
+
+def _places(held: Sequence[Held | None], positions: Sequence[int], tables: BlockTables) -> Tensor:
+    """[rows] int64: the cache slot of each row, -1 where its block has another's contents."""
+    size = tables.block_size
+    slots = [
+        each[0] * size + position % size if each and tables.is_current(each) else -1
+        for each, position in zip(held, positions, strict=True)
+    ]
+    return torch.tensor(slots, dtype=torch.int64)
+
+
+def _gather(layer: LayerRows, slots: Tensor) -> Tensor:
+    """[rows, kv_heads, K + V width]; a slot of -1 gives the first row, which is not looked at."""
+    there = slots.clamp(min=0).to(layer.kv_cache.device)
+    size = layer.kv_cache.shape[2]  # a kernel's block may be a part of the scheduler's
+    return layer.kv_cache[there // size, :, there % size]
+
+
+def _offsets(spans: Sequence[tuple[int, int]]) -> tuple[int, ...]:
+    offsets, rows = [], 0
+    for start, stop in spans:
+        offsets.append(rows)
+        rows += stop - start
+    return tuple(offsets)
+
+
+def _row_bytes(kv_cache: Tensor) -> int:
+    """Bytes of one token in one layer of this rank."""
+    return kv_cache.shape[1] * kv_cache.shape[3] * kv_cache.element_size()
+
+
+def _place_for(num_bytes: int, device: torch.device) -> torch.device:
+    """The device itself if there is ample memory free, else the host."""
+    if device.type == "cuda" and torch.cuda.mem_get_info(device)[0] < ROOM * num_bytes:
+        return torch.device("cpu")
+    return device
 
 
 class KvRows:

@@ -17,7 +17,7 @@ from nwor_bench.plugin.counts.accumulator import Accumulator
 from nwor_bench.plugin.counts.late_counts import LateCounts
 from nwor_bench.plugin.counts.pending_step import PendingStep
 from nwor_bench.plugin.interleaving import Interleaving, is_windows_alone
-from nwor_bench.plugin.observe.device_clock import DeviceClock
+from nwor_bench.plugin.observe.device_times import DeviceClock
 from nwor_bench.plugin.rank_vote import RankVote
 from nwor_bench.plugin.runner_v1.host_counts import HostCounts, Step, count_sampled
 from nwor_bench.plugin.runner_v1.setup import set_up_staging
@@ -25,8 +25,7 @@ from nwor_bench.plugin.runner_v1.validation import Validation, ValidationRefused
 from nwor_bench.plugin.runner_v1.window_checks import WindowChecks
 from nwor_bench.plugin.settings import PluginSettings
 from nwor_bench.plugin.staging.layers import attention_layers
-from nwor_bench.plugin.staging.window import Window, close_leftover
-from nwor_bench.plugin.staging.window_batch import WindowBatch
+from nwor_bench.plugin.staging.window import Window, WindowBatch, close_leftover
 from nwor_bench.records.fallback_reasons import BESIDE_PREFILL
 from nwor_bench.records.types import BesidePrefill, NworMode, ScvMode
 

@@ -4,8 +4,14 @@ In mode `off` nothing here is in place and the layer runs the stock implementati
 `stage` its write leaves out what the window stages, and its attention reads the committed
 context from the cache and the window's K/V from where it is staged. In mode `control` its
 attention does the same, and its write leaves out nothing.
+
+FlashInfer's cache has the same form as other backends', and its write is a call of its own. The
+package may be missing, so it is not imported here. Its metadata hold plans of kernels instead of
+one row for each request (`refusals.of_step`). It quantises queries inside its attention, to another
+type for decodes than for prefills on a Hopper GPU.
 """
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -30,13 +36,12 @@ from nwor_bench.plugin.observe.attention_errors import AttentionFacts
 from nwor_bench.plugin.observe.kv_errors import element_view
 from nwor_bench.plugin.observe.layer_trace import LayerCall
 from nwor_bench.plugin.patching import Patch
-from nwor_bench.plugin.runner_v2 import flashinfer
 from nwor_bench.plugin.runner_v2.batch import GpuWindowBatch
 from nwor_bench.plugin.runner_v2.staged_layer import StagedLayer
 from nwor_bench.plugin.runner_v2.staging import GpuStaging
 from nwor_bench.plugin.runner_v2.step_inputs import StepInputs
 from nwor_bench.plugin.staging import refusals
-from nwor_bench.plugin.staging.composite import causal_implementation
+from nwor_bench.plugin.staging.refusals import causal_implementation
 from nwor_bench.plugin.staging.window import Window
 from nwor_bench.records import fallback_reasons as reasons
 from nwor_kernels.verify_attention.kernel import (
@@ -44,6 +49,39 @@ from nwor_kernels.verify_attention.kernel import (
     unsupported_reason,
     verify_attention_triton,
 )
+
+FLASHINFER = "vllm.v1.attention.backends.flashinfer"
+
+
+def flashinfer_implementations() -> tuple[type, ...]:
+    """Its attention, where vLLM has imported it; no layer has it elsewhere."""
+    module = sys.modules.get(FLASHINFER)
+    return () if module is None else (module.FlashInferImpl,)
+
+
+def flashinfer_builders() -> tuple[type, ...]:
+    """Its metadata builder, likewise."""
+    module = sys.modules.get(FLASHINFER)
+    return () if module is None else (module.FlashInferMetadataBuilder,)
+
+
+def query_as_flashinfer(impl: Any, layer: Any, query: Tensor, metadata: Any) -> Tensor:
+    """The step's queries in the type in which stock attention would use those of windows.
+
+    vLLM serves windows as decodes where a kernel of FlashInfer takes several queries a request
+    (XQA, trtllm-gen), else as prefills. Then no decode has more than one query.
+
+    Args:
+        impl: FlashInfer's implementation.
+        layer: vLLM's attention module.
+        query: [num_tokens, heads, head_dim].
+        metadata: FlashInfer's, of a step with a window.
+    """
+    windows_decode = metadata.num_decode_tokens > metadata.num_decodes
+    dtype = metadata.q_data_type_decode if windows_decode else metadata.q_data_type_prefill
+    quantised: Tensor = impl.maybe_quant_query(query, dtype, layer._q_scale)
+    return quantised
+
 
 SUPPORTED = (
     FlashAttentionImpl,
@@ -69,13 +107,13 @@ FP8 = ("fp8", "fp8_e4m3")
 
 def known_builders() -> tuple[type, ...]:
     """Builders under which a step's metadata show whether they fit a window."""
-    return (*BUILDERS, *flashinfer.builders())
+    return (*BUILDERS, *flashinfer_builders())
 
 
 def why_unsupported(layer: Any, max_query_len: int, dtype: torch.dtype) -> str | None:
     """The fallback reason of a layer that has attention but cannot be staged; None if it can."""
     impl = causal_implementation(layer.impl)
-    is_flashinfer = type(impl) in flashinfer.implementations()
+    is_flashinfer = type(impl) in flashinfer_implementations()
     if type(impl) not in SUPPORTED and not is_flashinfer:
         return reasons.unsupported_attention(type(impl).__name__)
     reason = refusals.of_layer(layer, known_builders())
@@ -132,7 +170,7 @@ class StagingAttention(StagedLayer):
         self._softcap = float(impl.logits_soft_cap or 0.0)
         self._sliding_window = positions_seen(impl.sliding_window)
         self._quantised = impl.kv_cache_dtype in FP8
-        self._is_flashinfer = type(impl) in flashinfer.implementations()
+        self._is_flashinfer = type(impl) in flashinfer_implementations()
         self._chunk = refusals.chunk_of(layer)
         self._more = further_arguments(impl, self._chunk, layer.kv_cache.device)
 
@@ -187,7 +225,7 @@ class StagingAttention(StagedLayer):
                 original(layer, query, key, value, kv_cache, attn_metadata, output, *args, **kwargs)
             given = query
             if self._is_flashinfer:
-                query = flashinfer.query_as_stock(self._causal, layer, query, attn_metadata)
+                query = query_as_flashinfer(self._causal, layer, query, attn_metadata)
             self._verify(batch, query, kv_cache, output)
             if self.trace is not None:
                 self.trace.attended(self.name, given, output)

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nwor_bench.plugin.staging.window_batch import WindowBatch
+from nwor_bench.plugin.staging.window import WindowBatch
 from nwor_kernels.commit.sources import StagedSources
 
 

@@ -13,11 +13,9 @@ from nwor_bench.plugin.patching import PatchSet
 from nwor_bench.plugin.runner_v2 import attention, mla_attention, sparse_mla
 from nwor_bench.plugin.runner_v2.attention import StagingAttention
 from nwor_bench.plugin.runner_v2.graph_sets import StagingGraphs, StockGraphs
-from nwor_bench.plugin.runner_v2.mla_attention import MlaStagingAttention
-from nwor_bench.plugin.runner_v2.mla_tail import MlaTail, serves
+from nwor_bench.plugin.runner_v2.mla_attention import MlaStagingAttention, MlaTail, serves
 from nwor_bench.plugin.runner_v2.persisting_l2 import PersistingL2
-from nwor_bench.plugin.runner_v2.plan import WindowPlanner
-from nwor_bench.plugin.runner_v2.referenced_rows import memory_of, most_referenced_rows
+from nwor_bench.plugin.runner_v2.plan import WindowPlanner, memory_of, most_referenced_rows
 from nwor_bench.plugin.runner_v2.sparse_mla import SparseMlaAttention, fused_write_patch
 from nwor_bench.plugin.runner_v2.staging import GpuStaging
 from nwor_bench.plugin.runner_v2.step_inputs import StepInputs

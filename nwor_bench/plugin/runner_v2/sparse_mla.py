@@ -19,7 +19,7 @@ from torch import Tensor
 
 from nwor_bench.plugin.patching import Patch
 from nwor_bench.plugin.runner_v2.batch import GpuWindowBatch
-from nwor_bench.plugin.runner_v2.latent_layer import LatentLayer, why_rows_unsupported
+from nwor_bench.plugin.runner_v2.mla_attention import LatentLayer, why_rows_unsupported
 from nwor_bench.plugin.staging import refusals
 from nwor_bench.plugin.staging.window import Window
 from nwor_bench.records import fallback_reasons as reasons

@@ -9,7 +9,7 @@ from nwor_bench.plugin.observe.layer_trace import LayerTrace
 from nwor_bench.plugin.runner_v2.batch import GpuWindowBatch
 from nwor_bench.plugin.runner_v2.staging import GpuStaging
 from nwor_bench.plugin.runner_v2.step_inputs import StepInputs
-from nwor_bench.plugin.staging.composite import causal_implementation
+from nwor_bench.plugin.staging.refusals import causal_implementation
 from nwor_bench.plugin.staging.window import Window
 
 

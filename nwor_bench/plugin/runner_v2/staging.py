@@ -20,9 +20,8 @@ from torch import Tensor
 import nwor_kernels
 from nwor_bench.plugin.observe.layer_trace import LayerTrace
 from nwor_bench.plugin.runner_v2.batch import GpuWindowBatch
-from nwor_bench.plugin.runner_v2.copy_buffers import CopyBuffers
 from nwor_bench.plugin.runner_v2.held_values import HeldValues
-from nwor_bench.plugin.runner_v2.layer_set import Launch, LayerSet
+from nwor_bench.plugin.runner_v2.layer_set import CopyBuffers, Launch, LayerSet
 from nwor_bench.plugin.runner_v2.persisting_l2 import PersistingL2
 from nwor_bench.plugin.staging.layers import LayerCache, StagingUnavailable, partition
 from nwor_kernels.commit.sources import StagedSources

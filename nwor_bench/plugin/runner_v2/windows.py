@@ -16,8 +16,7 @@ from nwor_bench.plugin.counts.accumulator import Accumulator
 from nwor_bench.plugin.counts.late_counts import LateCounts
 from nwor_bench.plugin.counts.pending_step import PendingStep
 from nwor_bench.plugin.interleaving import Interleaving, is_windows_alone
-from nwor_bench.plugin.observe.device_clock import DeviceClock
-from nwor_bench.plugin.observe.phases import Probe
+from nwor_bench.plugin.observe.device_times import DeviceClock, Probe
 from nwor_bench.plugin.rank_vote import RankVote
 from nwor_bench.plugin.runner_v2.batch import GpuWindowBatch
 from nwor_bench.plugin.runner_v2.device_validation import DeviceValidator

@@ -4,6 +4,10 @@ Staging holds a window's K/V from the write hook to the commit, and our own kern
 attention. So the hook must run in every step, the K/V must stay in place, and a layer's metadata
 must describe the step's requests. A configuration that breaks one of these is refused by name
 before anything is staged; `of_step` checks every step for what no configuration shows.
+
+Composite attention (Gemma 4, whose image tokens see each other) has one implementation for steps
+with an image mask and a causal one for all others, windows among them. Both share the cache and its
+write, so the causal one is what we look at; a step's metadata say which one they are for.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,14 +18,30 @@ from vllm.compilation.breakable_cudagraph import is_breakable_cudagraph_enabled
 from vllm.config import CompilationMode
 from vllm.model_executor.layers.mamba.abstract import MambaBase
 
-from nwor_bench.plugin.staging.composite import (
-    causal_builder,
-    causal_builder_of,
-    causal_implementation,
-    has_image_mask,
-)
 from nwor_bench.plugin.vllm_features import bypasses_kv_cache_update
 from nwor_bench.records import fallback_reasons as reasons
+
+
+def causal_implementation(impl: Any) -> Any:
+    """The implementation that serves windows: of a composite the causal one, else `impl`."""
+    return getattr(impl, "causal_impl", impl)
+
+
+def causal_builder(builder: Any) -> type:
+    """The class of the metadata builder that serves windows, of a builder at work."""
+    return type(getattr(builder, "causal_builder", builder))
+
+
+def causal_builder_of(backend: Any) -> type:
+    """The same of a layer's backend."""
+    builder: type = getattr(backend, "causal_backend_cls", backend).get_builder_cls()
+    return builder
+
+
+def has_image_mask(metadata: Any) -> bool:
+    """True where a composite chose the implementation for image masks for this step."""
+    return getattr(metadata, "_attention_backend_variant", 1) == 0
+
 
 SPLIT_OPS = ("vllm::unified_kv_cache_update", "vllm::unified_attention_with_output")
 """The write and the attention: compiled code and piecewise graphs must end before each."""

@@ -121,7 +121,7 @@ class Steps:
 
 def switch(hook: Any, mode: str) -> None:
     """Change the hook's mode between two steps."""
-    from nwor_bench.plugin.live.turns import LiveTurns
+    from nwor_bench.plugin.live_turns import LiveTurns
 
     hook.drain(None)
     hook.interleave(None)

@@ -1,21 +1,52 @@
-"""Off and stage take turns in a server, for as long as it runs or until a guard stops it.
+"""Live A/B: off and stage are interleaved in a server until it ends or a guard stops staging.
 
-A harness's batch has windows alone once its prompts are in. In a server requests come and go: a
-step that is more than windows ends a group, and the turns left of it are skipped. Turns do not
-depend on what arrives, so what is left out is left out of both modes alike.
+A harness's batch has only windows once its prompts are in. In a server requests come and go: a
+step that is more than windows ends a group, and the rest of its turns are skipped. Turns do not
+depend on what arrives, so the same share is left out of both modes.
 """
 
 import logging
+import re
 from typing import Any
 
 from nwor_bench.plugin.interleaving import Interleaving, is_windows_alone
-from nwor_bench.plugin.live.guards import guard_of, miscount
+from nwor_bench.plugin.rank_vote import DIFFERENT_COUNTS
 from nwor_bench.plugin.runner_hook import RunnerHook
+from nwor_bench.plugin.runner_v2.refused_commits import DEVICE_REFUSED, STAGING_STOPPED
 from nwor_bench.records.live_reasons import Guard, in_words
 from nwor_bench.records.types import SETTLING, NworMode, ScvMode, WindowCounts
 from nwor_bench.workload.window_order import Turn
 
 logger = logging.getLogger("vllm.nwor_bench")
+
+_REFUSED = re.compile(rf"(^|:)commit:|{DEVICE_REFUSED}|{STAGING_STOPPED}")
+
+
+def guard_of(fallback_reason: str | None) -> Guard | None:
+    """The guard that a window's fallback reason shows; None for one after which staging goes on."""
+    if fallback_reason is None:
+        return None
+    if Guard.COUNTS in fallback_reason:
+        return Guard.COUNTS
+    if DIFFERENT_COUNTS in fallback_reason:
+        return Guard.RANKS_DIFFER
+    return Guard.COMMIT_REFUSED if _REFUSED.search(fallback_reason) else None
+
+
+def miscount(counts: WindowCounts) -> str | None:
+    """Which counts of a window do not add up; None if all do."""
+    staged, committed = counts.staged_tokens, counts.committed_tokens
+    rejected, accepted = counts.rejected_tokens, counts.accepted_tokens
+    if accepted > counts.draft_tokens:
+        return "accepted_more_than_drafted"
+    if staged != committed + rejected or min(committed, rejected) < 0:
+        return "staged_is_not_committed_and_rejected"
+    if staged > counts.draft_tokens:
+        return "staged_more_than_drafted"
+    if staged and committed != accepted:
+        return "committed_is_not_accepted"
+    return None
+
 
 OFF, STAGE, AGAIN = 0, 1, 2
 """Numbers of the cells: off, stage, and off again for the A/A groups."""

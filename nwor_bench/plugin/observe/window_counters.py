@@ -1,9 +1,11 @@
-"""Hardware counters for each window of a batch: marks on the stream, samples beside them.
+"""Counters of each window of a batch: DRAM and L2 bytes, or CUDA launches and host waits.
 
-A window is all that the GPU does from the start of its step to the start of the next one: the
-forward, sampling, the commit and the drafter. An event on the stream marks each start, and copies
-of known size before and after the batch tie the events to the samples (see `counter_join`).
-Everything here is in place only while counters are on.
+A window lasts from the start of its step to the start of the next one: the forward, sampling, the
+commit and the drafter. Everything here is in place only while counters are on.
+
+Bytes: an event on the stream marks each step's start, hardware counters are sampled beside them,
+and copies of known size before and after the batch tie the events to the samples (`counter_join`).
+Launches: PyTorch's profiler records the CUDA calls between two steps' starts on the host.
 """
 
 import time
@@ -12,8 +14,9 @@ from typing import Any, Protocol
 
 import torch
 
-from nwor_bench.errors import BenchError
+from nwor_bench.errors import BenchError, ConfigError
 from nwor_bench.instruments.counter_join import ClockMatch, counted_between, match_clocks
+from nwor_bench.instruments.launches import STEP, count_calls, open_profiler, read_calls
 from nwor_bench.instruments.pm_sampling import CountersUnavailable, PmSampler, PmSamples
 from nwor_bench.plugin.patching import Patch, PatchSet
 from nwor_bench.plugin.runner_hook import RunnerHook
@@ -219,6 +222,75 @@ class CountedWindows:
                 _, timeline = self._opened()
                 is_window = bool(scheduler_output.scheduled_spec_decode_tokens)
                 self._marks.append((timeline.mark(), is_window))
+            return original(scheduler_output, *args, **kwargs)
+
+        return execute_model
+
+
+class LaunchWindows:
+    """Counts the CUDA calls of one runner's windows, batch by batch.
+
+    Args:
+        hook: the runner's hook, of either runner.
+    """
+
+    def __init__(self, hook: RunnerHook):
+        self._hook = hook
+        self._patches: PatchSet | None = None
+        self._profiler: Any = None
+        self._is_window: list[bool] = []
+
+    def switch(self, on: bool) -> None:
+        """Mark steps, or stop; call it between batches."""
+        if on == (self._patches is not None):
+            return
+        if self._patches is not None:
+            self._patches.undo()
+            self._patches = None
+            return
+        wrap = Patch(self._hook.runner, "execute_model", self._wrap_execute_model)
+        self._patches = PatchSet([wrap])
+        self._patches.apply()
+
+    def start(self) -> None:
+        """Start recording."""
+        self._is_window = []
+        self._profiler = open_profiler()
+        self._profiler.start()
+
+    def take(self) -> dict[str, Any]:
+        """End the batch: each window's counts, in their order."""
+        if self._profiler is None:
+            raise BenchError("launches are not being counted in this worker")
+        with torch.profiler.record_function(STEP):  # the end of the last window
+            pass
+        began = time.perf_counter()
+        self._profiler.stop()
+        calls, marks = read_calls(self._profiler)
+        self._profiler = None
+        if len(marks) != len(self._is_window) + 1:
+            raise BenchError(
+                f"{len(self._is_window)} steps ran and {len(marks) - 1} show in PyTorch's "
+                "profiler: launches cannot be told apart by window"
+            )
+        if not calls and any(self._is_window):  # a window without a launch there is none
+            raise ConfigError.at(
+                "--launch-counts",
+                "PyTorch's profiler recorded no call of CUDA in a whole batch, "
+                "and 0 would be wrong; run it under no other profiler, since CUPTI serves one at "
+                "a time, or leave --launch-counts out",
+            )
+        places = [place for place, window in enumerate(self._is_window) if window]
+        starts, ends = [marks[p] for p in places], [marks[p + 1] for p in places]
+        facts = {"calls": len(calls), "read_s": round(time.perf_counter() - began, 3)}
+        return {"windows": count_calls(calls, starts, ends), "facts": facts}
+
+    def _wrap_execute_model(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def execute_model(scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
+            if not kwargs.get("dummy_run") and scheduler_output.total_num_scheduled_tokens:
+                self._is_window.append(bool(scheduler_output.scheduled_spec_decode_tokens))
+                with torch.profiler.record_function(STEP):
+                    pass
             return original(scheduler_output, *args, **kwargs)
 
         return execute_model

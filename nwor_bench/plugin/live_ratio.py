@@ -1,0 +1,245 @@
+"""The ratio of stage to off in a server: from its windows to /metrics, in bounded memory.
+
+A group counts if none of its turns was skipped, and if its used windows are all timed, none fell
+back, and all are in one class of batch size: requests come and go, so their number may change. The
+first window of each run is not used: it follows a switch. The ratio is computed in a thread of its
+own: no step waits for it.
+"""
+
+import logging
+from collections import Counter, deque
+from dataclasses import dataclass
+from enum import StrEnum
+from math import log
+from statistics import fmean
+from threading import Event, Lock, Thread
+from typing import Any
+
+from nwor_bench.analysis.interleaved.robust import MIN_GROUPS, as_ratio, robust_location
+from nwor_bench.plugin.live_turns import AGAIN, OFF, LiveTurns
+from nwor_bench.plugin.observe import metrics
+from nwor_bench.plugin.runner_hook import RunnerHook
+from nwor_bench.plugin.settings import PluginSettings
+from nwor_bench.records.live_reasons import Guard, LeftOut
+from nwor_bench.records.metrics import Labels, MetricFiles, labels_of, process_name
+from nwor_bench.records.types import WindowCounts, WindowTimes
+from nwor_bench.workload.window_order import ALL, Turn, size_class
+
+logger = logging.getLogger("vllm.nwor_bench")
+
+KEPT = 4096
+"""Groups of a class whose effects are kept: of a window of 8 ms, the last four and a half minutes
+without a prefill."""
+
+AA = "a/a"
+"""The class of all groups in which off is compared with itself."""
+
+
+class Clock(StrEnum):
+    """What timed the windows: CUDA events, or where there are none the host."""
+
+    DEVICE = "device"
+    HOST = "host"
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What is known at one moment."""
+
+    effects: dict[str, list[float]]
+    """Log ratios of the classes that got a group since the last snapshot, oldest first."""
+
+    groups: dict[str, int]
+    """Groups of each class since the start."""
+
+    left_out: dict[LeftOut, int]
+    clock: Clock | None
+    """None before the first group."""
+
+
+class LiveGroups:
+    """Collects windows into groups. One thread adds, another takes snapshots."""
+
+    def __init__(self) -> None:
+        self._members: list[tuple[WindowCounts, WindowTimes, Turn]] = []
+        self._effects: dict[str, deque[float]] = {}
+        self._groups: Counter[str] = Counter()
+        self._left_out: Counter[LeftOut] = Counter()
+        self._changed: set[str] = set()
+        self._clock: Clock | None = None
+        self._lock = Lock()
+
+    def add(self, counts: WindowCounts, times: WindowTimes, turn: Turn | None) -> None:
+        """Take a finished window; windows come in the order in which they ran."""
+        if turn is None:
+            return
+        if self._members and self._members[0][2].group != turn.group:
+            self._close()
+        self._members.append((counts, times, turn))
+        if turn.is_last:
+            self._close()
+
+    def snapshot(self) -> Snapshot:
+        """What is known now."""
+        with self._lock:
+            changed, self._changed = self._changed, set()
+            effects = {name: list(self._effects[name]) for name in changed}
+            return Snapshot(effects, dict(self._groups), dict(self._left_out), self._clock)
+
+    def _close(self) -> None:
+        members, self._members = self._members, []
+        found = _effect(members)
+        with self._lock:
+            if isinstance(found, LeftOut):
+                self._left_out[found] += 1
+                return
+            effect, self._clock = found
+            is_aa = any(turn.cell == AGAIN for _, _, turn in members)
+            for name in (AA,) if is_aa else (size_class(members[-1][0].num_reqs), ALL):
+                self._effects.setdefault(name, deque(maxlen=KEPT)).append(effect)
+                self._groups[name] += 1
+                self._changed.add(name)
+
+
+def _effect(
+    members: list[tuple[WindowCounts, WindowTimes, Turn]],
+) -> tuple[float, Clock] | LeftOut:
+    """Mean log time of the other cell's windows less that of off, or why there is none."""
+    turns = [turn for _, _, turn in members]
+    if [turn.position for turn in turns] != 4 * list(range(turns[0].run_length)):
+        return LeftOut.INTERRUPTED
+    used = [member for member in members if member[2].position]
+    if any(counts.fallback_reason is not None for counts, _, _ in used):
+        return LeftOut.FALLBACK
+    if len({size_class(counts.num_reqs) for counts, _, _ in used}) > 1:
+        return LeftOut.BATCH_SIZE
+    for clock, field in ((Clock.DEVICE, "device_ms"), (Clock.HOST, "wall_ms")):
+        values = [getattr(times, field) for _, times, _ in used]
+        if all(value is not None and value > 0 for value in values):
+            logs = [(turn.cell, log(ms)) for (_, _, turn), ms in zip(used, values, strict=True)]
+            other = fmean(value for cell, value in logs if cell != OFF)
+            return other - fmean(value for cell, value in logs if cell == OFF), clock
+        if any(value is not None for value in values):
+            break  # never the one clock beside the other
+    return LeftOut.UNTIMED
+
+
+EVERY_S = 2.0
+"""How often new groups are looked for. Of 4,096 groups an estimate takes 10 ms of one core."""
+
+
+class Publisher:
+    """Writes what the groups say into metric files of its own.
+
+    Args:
+        groups: of this worker.
+        turns: of this worker: do they go on?
+        files: which no other thread writes.
+        labels: of every sample.
+    """
+
+    def __init__(self, groups: LiveGroups, turns: LiveTurns, files: MetricFiles, labels: Labels):
+        self._groups = groups
+        self._turns = turns
+        self._files = files
+        self._labels = labels
+        self._told: dict[tuple[str, str], int] = {}
+        self._end = Event()
+
+    def start(self) -> None:
+        """Show counters at 0, and begin."""
+        self.publish()
+        Thread(target=self._run, name="nwor-live", daemon=True).start()
+
+    def stop(self) -> None:
+        """End soon."""
+        self._end.set()
+
+    def publish(self) -> None:
+        """Write what has changed since the last call."""
+        found = self._groups.snapshot()
+        self._count(found)
+        for name, effects in sorted(found.effects.items()):
+            if len(effects) >= MIN_GROUPS:
+                self._show(name, effects, str(found.clock))
+
+    def _run(self) -> None:
+        while not self._end.wait(EVERY_S):
+            try:
+                self.publish()
+            except Exception:
+                logger.exception("nwor: the ratio on /metrics stays as it is from now on")
+                return
+
+    def _count(self, found: Snapshot) -> None:
+        for name, number in {ALL: 0, AA: 0, **found.groups}.items():
+            metric, num_reqs = _metric(name, "groups")
+            self._raise_to(metric, "num_reqs", num_reqs, number)
+        for reason in LeftOut:
+            number = found.left_out.get(reason, 0)
+            self._raise_to("nwor_live_groups_left_out", "reason", reason, number)
+        for guard in Guard:
+            number = int(self._turns.stopped is guard)
+            self._raise_to("nwor_live_staging_stopped", "reason", guard, number)
+
+    def _raise_to(self, name: str, label: str, value: str, number: int) -> None:
+        told = self._told.get((name, value))
+        if told != number:
+            self._told[name, value] = number
+            self._files.add(name, (*self._labels, (label, str(value))), number - (told or 0))
+
+    def _show(self, name: str, effects: list[float], clock: str) -> None:
+        located = robust_location(effects)
+        if located is None:
+            return
+        ratio = as_ratio(located)
+        metric, num_reqs = _metric(name, "ratio")
+        labels = (*self._labels, ("num_reqs", num_reqs), ("clock", clock))
+        self._files.set(metric, labels, ratio.ratio)
+        self._files.set(f"{metric}_low", labels, ratio.low)
+        self._files.set(f"{metric}_high", labels, ratio.high)
+
+
+def _metric(name: str, of: str) -> tuple[str, str]:
+    """The metric of a class, and its label: A/A groups have metrics of their own."""
+    return (f"nwor_live_aa_{of}", ALL) if name == AA else (f"nwor_live_{of}", name)
+
+
+class LiveTraffic:
+    """Off and stage take turns in this worker, and /metrics shows their ratio.
+
+    Args:
+        hook: of the worker's runner; it is not attached yet.
+        worker: vLLM's.
+        settings: with `interleave`.
+    """
+
+    def __init__(self, hook: RunnerHook, worker: Any, settings: PluginSettings):
+        self._turns = LiveTurns(hook, settings.scv_mode)
+        self._groups = LiveGroups()
+        self._publisher = None
+        folder = metrics.folder_of()
+        if folder is not None:
+            rank = metrics.global_rank(worker)
+            pair = metrics.pair_name(worker.vllm_config)
+            labels = labels_of(pair, settings.mode_name, settings.scv_mode, rank)
+            files = MetricFiles(folder, f"{process_name(rank)}-live")
+            self._publisher = Publisher(self._groups, self._turns, files, labels)
+        hook.accumulator.turn_listener = self._add
+        if hook.late is not None:
+            hook.late.on_overcount = self._turns.overcounted
+
+    def start(self) -> None:
+        """Begin to take turns."""
+        self._turns.start()
+        if self._publisher is not None:
+            self._publisher.start()
+
+    def undo(self) -> None:
+        """End it, because the hook could not be attached."""
+        if self._publisher is not None:
+            self._publisher.stop()
+
+    def _add(self, counts: WindowCounts, times: WindowTimes, turn: Turn | None) -> None:
+        self._turns.check(counts)
+        self._groups.add(counts, times, turn)

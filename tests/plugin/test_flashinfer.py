@@ -22,13 +22,13 @@ def backend(monkeypatch: pytest.MonkeyPatch) -> Any:
 
     import vllm.v1.attention.backends.flash_attn  # noqa: F401  # looks whether FlashInfer is there
 
-    from nwor_bench.plugin.runner_v2.attention import MODULE
+    from nwor_bench.plugin.runner_v2.attention import FLASHINFER
 
     for name in PACKAGE:
         monkeypatch.setitem(sys.modules, name, MagicMock(__spec__=ModuleSpec(name, None)))
-    monkeypatch.delitem(sys.modules, MODULE, raising=False)
-    imported = import_module(MODULE)
-    monkeypatch.setitem(sys.modules, MODULE, imported)  # so that it is taken out afterwards
+    monkeypatch.delitem(sys.modules, FLASHINFER, raising=False)
+    imported = import_module(FLASHINFER)
+    monkeypatch.setitem(sys.modules, FLASHINFER, imported)  # so that it is taken out afterwards
     return imported
 
 

@@ -74,6 +74,12 @@ SETTINGS = (
         "vLLM's V1 runner verifies one draft at a time",
         f"{_METHODS}::test_block_verification",
     ),
+    Shown(
+        'FLy verification (`rejection_sample_method="fly"`, vLLM 0.33): lossy, its output does not '
+        "follow the target's distribution, staged or not",
+        "not tried",
+        _V1_ON_GPU,
+    ),
     Shown("parallel drafting with EAGLE or a draft model", "not tried", _V1_ON_GPU),
     Shown("a draft model of another vocabulary", "not tried", _V1_ON_GPU),
     Shown(

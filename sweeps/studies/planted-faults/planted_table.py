@@ -120,7 +120,6 @@ def render(outcomes: dict[str, dict[str, Any]]) -> str:
         | {title: cell(fault["name"], outcomes.get(c, {})) for c, title in COLUMNS.items()}
         for fault in (control, *faults)
     ]
-    reasons = [{"Fault": f["name"], "Why these checks see it": f["why"]} for f in faults]
     origin = [
         f"- {COLUMNS[name]}: {facts['device']}, vLLM {facts['vllm']}, torch {facts['torch']}."
         + ("" if any("layers" in seen for seen in facts["faults"].values()) else NO_LAYERS)
@@ -138,7 +137,6 @@ def render(outcomes: dict[str, dict[str, Any]]) -> str:
         SIZES,
         sizes_table(RESULTS).to_markdown(index=False, disable_numparse=True) + "\n",
         CHECKS,
-        pd.DataFrame(reasons).to_markdown(index=False) + "\n",
         "Made by `sweeps/studies/planted-faults/planted_table.py` from the files beside it.\n",
     ]
     return "\n".join(parts)

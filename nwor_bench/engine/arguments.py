@@ -13,7 +13,7 @@ from nwor_bench.engine.log import log_to_file
 from nwor_bench.errors import BenchError, ConfigError, EngineError
 from nwor_bench.instruments.pm_sampling import check_counters
 from nwor_bench.models.pairs import ResolvedPair, refused_config
-from nwor_bench.records.types import StageBy, StageL2
+from nwor_bench.records.types import StageBy
 from nwor_bench.workload.config import RunSpec
 
 TOP = 20
@@ -196,23 +196,14 @@ def _check_acceptance(pair: ResolvedPair, spec: RunSpec) -> None:
 
 
 def _check_staging(spec: RunSpec) -> None:
-    """Refuse staging options on a CPU, and reserved L2 without the package that reserves it."""
+    """Refuse staging options on a CPU."""
     if spec.stage_by is not StageBy.REFERENCE and not _has_gpu():
         raise ConfigError.for_field(
             "--stage-by",
             spec.stage_by.value,
             "there is no CUDA device here, and on a CPU mode stage has one way to hold drafts; "
-            "leave --stage-by and --stage-l2 out",
+            "leave --stage-by out",
         )
-    if spec.stage_l2 is StageL2.PERSIST:
-        try:
-            import cuda.bindings.runtime  # noqa: F401
-        except (ImportError, OSError) as error:
-            raise ConfigError.for_field(
-                "--stage-l2",
-                spec.stage_l2.value,
-                f"the package cuda-bindings does not load ({error}); pip install cuda-bindings",
-            ) from error
 
 
 def start_llm(pair: ResolvedPair, spec: RunSpec) -> Any:

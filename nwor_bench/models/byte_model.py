@@ -104,7 +104,6 @@ class ByteModel:
 
         The strategy moves a N + b A bytes, direct d N. a N + b A < d N means A / N < (d - a) / b.
         By reference, with cache and activations of one dtype: a = 0, b = 2, d = 1, so below 1/2.
-        Log and restore has b < 0: acceptance would have to exceed (d - a) / b = 2.
         """
         fixed, slope = self._coefficients(strategy)
         direct, _ = self._coefficients(DIRECT)

@@ -8,8 +8,6 @@ layers. DRAM reads and writes count alike. Rows moved by each strategy:
   them to the cache (A): N + 2A, never less than direct.
 - copy, kept in L2: staging never reaches DRAM; write the accepted rows: A.
 - by reference: keep the K/V activations; read the accepted rows (A), write them (A): 2A.
-- log and restore: read the old row under each draft (N), log it (N), write the draft's row (N);
-  for the N - A rejected drafts read the log and write it back: 5N - 2A.
 
 Cache rows have the cache's element size; staged rows have the activations'. With an fp8 cache and
 bf16 activations a staged row is twice as large, so by reference pays below 1/3 acceptance instead
@@ -99,18 +97,4 @@ BY_REFERENCE = Strategy(
     launches_per_layer=0,
     launches_per_window=1,
 )
-LOG_AND_RESTORE = Strategy(
-    "log_and_restore",
-    "log and restore",
-    (
-        Move("read the old row under each draft", reads=True, staged=1),
-        Move("write it to the log", reads=False, staged=1),
-        Move("write each draft to the cache", reads=False, staged=1),
-        Move("read the log of rejected drafts", reads=True, staged=1, accepted=-1),
-        Move("write them back to the cache", reads=False, staged=1, accepted=-1),
-    ),
-    launches_per_layer=2,
-    launches_per_window=1,
-    writes_drafts_in_place=True,
-)
-STRATEGIES = (DIRECT, COPY_SPILLED, COPY_IN_L2, BY_REFERENCE, LOG_AND_RESTORE)
+STRATEGIES = (DIRECT, COPY_SPILLED, COPY_IN_L2, BY_REFERENCE)

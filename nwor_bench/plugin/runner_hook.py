@@ -169,6 +169,3 @@ class RunnerHook(Protocol):
 
     def launch_refusals(self) -> dict[str, int] | None:
         """Kernels that are launched through Triton, not by the driver, by reason; None: none."""
-
-    def l2_facts(self) -> dict[str, Any] | None:
-        """How much of the copies persists in L2; None where that was not asked for."""

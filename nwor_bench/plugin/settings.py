@@ -7,12 +7,11 @@ from enum import StrEnum
 from typing import TypeVar
 
 from nwor_bench.errors import ConfigError
-from nwor_bench.records.types import BesidePrefill, NworMode, ScvMode, StageBy, StageL2
+from nwor_bench.records.types import BesidePrefill, NworMode, ScvMode, StageBy
 
 NWOR_MODE = "VLLM_NWOR_MODE"
 SCV_MODE = "VLLM_SCV_MODE"
 STAGE_BY = "VLLM_NWOR_STAGE_BY"
-STAGE_L2 = "VLLM_NWOR_STAGE_L2"
 BESIDE_PREFILL = "VLLM_NWOR_BESIDE_PREFILL"
 DEBUG = "VLLM_NWOR_DEBUG"
 
@@ -30,7 +29,6 @@ class PluginSettings:
     scv_mode: ScvMode
     debug: bool
     stage_by: StageBy = StageBy.REFERENCE
-    stage_l2: StageL2 = StageL2.NORMAL
     beside_prefill: BesidePrefill = BesidePrefill.DIRECT
     interleave: bool = False
     """Off x off and `nwor_mode` x `scv_mode` take turns, window by window."""
@@ -43,42 +41,28 @@ class PluginSettings:
     @property
     def needs_gpu(self) -> str | None:
         """The variable whose value needs a GPU; None if none does."""
-        chosen = {
-            STAGE_BY: self.stage_by is not StageBy.REFERENCE,
-            STAGE_L2: self.stage_l2 is not StageL2.NORMAL,
-        }
-        return next((name for name, holds in chosen.items() if holds), None)
+        return None if self.stage_by is StageBy.REFERENCE else STAGE_BY
 
 
 def read_settings(environ: Mapping[str, str] = os.environ) -> PluginSettings | None:
     """The settings, or None when neither mode variable is set: then vLLM stays untouched.
 
     Raises:
-        ConfigError: a variable has an unknown value, or one that needs another variable.
+        ConfigError: a variable has an unknown value.
     """
     if not environ.get(NWOR_MODE) and not environ.get(SCV_MODE):
         return None
     interleave = environ.get(NWOR_MODE) == INTERLEAVE
     # Validated on the host, stage would wait for the device in each window: nobody asks for that.
     scv_mode = ScvMode.GRAPH if interleave else ScvMode.OFF
-    settings = PluginSettings(
+    return PluginSettings(
         nwor_mode=NworMode.STAGE if interleave else _nwor_mode(environ),
         scv_mode=_choice(environ, SCV_MODE, scv_mode),
         debug=environ.get(DEBUG, "0") not in ("", "0"),
         stage_by=_choice(environ, STAGE_BY, StageBy.REFERENCE),
-        stage_l2=_choice(environ, STAGE_L2, StageL2.NORMAL),
         beside_prefill=_choice(environ, BESIDE_PREFILL, BesidePrefill.DIRECT),
         interleave=interleave,
     )
-    if settings.stage_l2 is StageL2.PERSIST and settings.stage_by is not StageBy.COPY:
-        raise ConfigError.for_field(
-            STAGE_L2, settings.stage_l2, f"it keeps copies in L2; set {STAGE_BY}=copy too"
-        )
-    if settings.stage_l2 is StageL2.PERSIST and interleave:
-        raise ConfigError.for_field(
-            STAGE_L2, settings.stage_l2, f"the windows of off would have less L2; unset {STAGE_L2}"
-        )
-    return settings
 
 
 def _nwor_mode(environ: Mapping[str, str]) -> NworMode:

@@ -187,7 +187,6 @@ class NworWorkerExtension:
             "staging_capacity": hook.buffers.capacity if hook.buffers else 0,
             "staging_unavailable": hook.staging_unavailable,
             "stage_by": str(hook.stage_by),
-            "stage_l2": hook.l2_facts(),
             "bytes_per_token": hook.buffers.bytes_per_token if hook.buffers else None,
             "rejection_sample_method": config.speculative_config.rejection_sample_method,
             "block_size": config.cache_config.block_size,

@@ -8,33 +8,6 @@ from nwor_bench.records.json_part import JsonPart
 
 
 @dataclass(frozen=True, kw_only=True)
-class StageL2Facts(JsonPart):
-    """How much L2 was set aside for copies of staged drafts."""
-
-    buffer_bytes: int | None = None
-    """The buffer that holds the copies."""
-
-    window_bytes: int | None = None
-    """The part of the buffer that the access-policy window covers."""
-
-    set_aside_bytes: int | None = None
-    """L2 that was set aside."""
-
-    hit_ratio: float | None = None
-    """Share of accesses to the window that may persist."""
-
-    unavailable: str | None = None
-    """Why nothing persists; None if it does."""
-
-    @property
-    def kept_bytes(self) -> float | None:
-        """Bytes of the buffer that may persist in the reserved L2; None if unknown."""
-        if self.hit_ratio is None or self.window_bytes is None:
-            return None
-        return self.hit_ratio * self.window_bytes
-
-
-@dataclass(frozen=True, kw_only=True)
 class CudaGraphs(JsonPart):
     """Full CUDA graphs of the target's windows, one set for each NWOR mode."""
 
@@ -133,9 +106,6 @@ class EngineStatus(JsonPart):
 
     stage_by: str | None = None
     """How staged K/V is held on a GPU; see `StageBy`."""
-
-    stage_l2: StageL2Facts | None = None
-    """L2 set aside for copies; None unless it was asked for."""
 
     bytes_per_token: int | None = None
     """Bytes that one token's K and V take over all target layers; None where nothing stages."""

@@ -28,7 +28,6 @@ __all__ = [
     "RunStatus",
     "ScvMode",
     "StageBy",
-    "StageL2",
     "Verdict",
     "WindowRecord",
     "WindowTurn",
@@ -49,13 +48,6 @@ class StageBy(StrEnum):
 
     REFERENCE = "reference"
     COPY = "copy"
-
-
-class StageL2(StrEnum):
-    """Caching of that buffer: like other data, or in L2 reserved for it."""
-
-    NORMAL = "normal"
-    PERSIST = "persist"
 
 
 class BesidePrefill(StrEnum):

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from nwor_bench.engine.memory import GIB, kv_cache_bytes, needed_bytes
 from nwor_bench.instruments.device_memory import free_memory
 from nwor_bench.models.pairs import ResolvedPair
-from nwor_bench.records.types import Phase, StageBy, StageL2
+from nwor_bench.records.types import Phase, StageBy
 from nwor_bench.report.text import plural
 from nwor_bench.run.estimate import ENGINE_START_S, duration, run_seconds, this_machine
 from nwor_bench.run.execute import Prepared
@@ -196,5 +196,4 @@ def _staging(spec: RunSpec) -> list[str]:
     """How drafts are held, where that is not the usual way."""
     if spec.stage_by is StageBy.REFERENCE:
         return []
-    kept = ", kept in L2" if spec.stage_l2 is StageL2.PERSIST else ""
-    return [f"mode stage: by {spec.stage_by}{kept}"]
+    return [f"mode stage: by {spec.stage_by}"]

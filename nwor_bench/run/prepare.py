@@ -23,7 +23,7 @@ from nwor_bench.models.pairs import (
 from nwor_bench.records.finished_blocks import block_name, cut_blocks
 from nwor_bench.records.run_folder import RUNS, check_output, default_folder
 from nwor_bench.records.store import RunData, read_run
-from nwor_bench.records.types import Interleave, Phase, StageL2
+from nwor_bench.records.types import Interleave, Phase
 from nwor_bench.run import resume
 from nwor_bench.run.dry_run import plan_lines
 from nwor_bench.run.execute import (
@@ -170,12 +170,10 @@ def prepare(spec: RunSpec, choice: PairChoice, console: Console) -> Prepared:
 
 
 def with_interleave(spec: RunSpec) -> RunSpec:
-    """The spec with a place where cells take turns: windows on a GPU, where clocks move within a
-    batch. Copies that persist in L2 are set up for a whole batch."""
+    """The spec with `interleave` set: windows on a GPU, whose clocks move within a batch."""
     if spec.interleave is not None:
         return spec
-    windows = uses_gpu() and spec.stage_l2 is StageL2.NORMAL
-    return replace(spec, interleave=Interleave.WINDOWS if windows else Interleave.BATCHES)
+    return replace(spec, interleave=Interleave.WINDOWS if uses_gpu() else Interleave.BATCHES)
 
 
 def prepare_point(point: Point, console: Console) -> Prepared:

@@ -6,7 +6,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from nwor_bench.errors import ConfigError
-from nwor_bench.records.types import Interleave, NworMode, StageBy, StageL2
+from nwor_bench.records.types import NworMode, StageBy
 from nwor_bench.workload.acceptance_lengths import check_length
 from nwor_bench.workload.options import declared, flag_of, names, read_all
 from nwor_bench.workload.pair_choice import PairChoice
@@ -138,16 +138,10 @@ def _check_cells(spec: RunSpec) -> None:
 
 
 def _check_staging(spec: RunSpec) -> None:
-    """How drafts are held: only mode `stage` holds any, and only copies can be kept in L2."""
+    """Only mode `stage` holds drafts."""
     if spec.stage_by is not StageBy.REFERENCE and NworMode.STAGE not in spec.nwor_modes:
         remedy_text = "no cell stages; write --nwor-modes off,stage or leave it out"
         raise ConfigError.for_field("--stage-by", spec.stage_by.value, remedy_text)
-    if spec.stage_l2 is StageL2.PERSIST and spec.stage_by is not StageBy.COPY:
-        remedy_text = "it keeps copies in L2; write --stage-by copy too"
-        raise ConfigError.for_field("--stage-l2", spec.stage_l2.value, remedy_text)
-    if spec.stage_l2 is StageL2.PERSIST and spec.interleave is Interleave.WINDOWS:
-        remedy_text = "L2 is set aside for a whole batch; write --interleave batches"
-        raise ConfigError.for_field("--stage-l2", spec.stage_l2.value, remedy_text)
 
 
 def _check_amount(spec: RunSpec) -> None:

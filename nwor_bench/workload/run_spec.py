@@ -12,7 +12,6 @@ from nwor_bench.records.types import (
     Phase,
     ScvMode,
     StageBy,
-    StageL2,
 )
 from nwor_bench.workload.acceptance_lengths import NAMED_LENGTHS, parse_length
 from nwor_bench.workload.chosen_cells import CellName, cell_words
@@ -89,11 +88,6 @@ class RunSpec:
         worker_variable="VLLM_NWOR_STAGE_BY", compare=Compare.TELL,
     )] = StageBy.REFERENCE
     """How mode stage holds drafts' K/V on a GPU."""
-    stage_l2: Annotated[StageL2, Option(
-        "normal, persist: ask for copies to stay in L2 (an H200's do not).", Panel.MODES,
-        table="settings", worker_variable="VLLM_NWOR_STAGE_L2", compare=Compare.TELL,
-    )] = StageL2.NORMAL
-    """How the buffer of copies is cached."""
     seed: Annotated[int, Option(
         "Seed of prompts, order, sampling (default: 0).", Panel.WORKLOAD, written=int,
         check=in_range(0, 2**32 - 1), table="settings", engine_argument="seed",

@@ -46,11 +46,10 @@ GRAPHS: dict[str, dict[str, Any]] = {
 STAGES: dict[str, dict[str, str]] = {
     "reference": {},
     "copy": {"stage_by": "copy"},
-    "persist": {"stage_by": "copy", "stage_l2": "persist"},
 }
 ENGINES = [
     *[(graphs, "reference") for graphs in GRAPHS],
-    *[(graphs, stage) for stage in ("copy", "persist") for graphs in ("eager", "full")],
+    *[(graphs, "copy") for graphs in ("eager", "full")],
 ]
 LENGTHS = [130, 21, 90, 33, 61, 150, 40, 77]
 """With 64 tokens a step, long prompts come in chunks beside the windows of short ones."""
@@ -62,8 +61,6 @@ def engine(
 ) -> Iterator[VllmEngine]:
     """One engine a kind of CUDA graph and of staging; vLLM cannot hold two at a time."""
     graphs, stage = request.param
-    if stage == "persist":
-        pytest.importorskip("cuda.bindings.runtime")
     arguments = {**GRAPHS[graphs], "max_num_batched_tokens": 64}
     pair = tiny_pair(tmp_path_factory.mktemp("pair"), "draft_model", noise=0.2)
     spec = tiny_spec(draft_tokens=4, engine_args=json.dumps(arguments), **STAGES[stage])
@@ -118,8 +115,6 @@ def test_control_gives_the_stock_tokens(engine: VllmEngine) -> None:
 
 
 def test_cells_that_take_turns_give_the_stock_tokens(engine: VllmEngine) -> None:
-    if engine.stage == "persist":  # type: ignore[attr-defined]
-        return  # L2 is set aside for a whole batch, so such runs compare batches
     prompts = prompts_of(LENGTHS)
     stock = run_cell(engine, "off", "off", prompts)
     for seed in "abc":
@@ -143,8 +138,6 @@ def test_cells_that_take_turns_give_the_stock_tokens(engine: VllmEngine) -> None
 def test_the_sham_replays_graphs_of_its_own_and_leaves_what_stock_leaves(
     engine: VllmEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if engine.stage == "persist":  # type: ignore[attr-defined]
-        return  # see above
     prompts = prompts_of(LENGTHS)
     cache = engine.kv_cache()
     cache.watch(True)
@@ -196,29 +189,6 @@ def test_both_graph_sets_have_the_same_shapes(engine: VllmEngine) -> None:
     if engine.graphs == "full":  # type: ignore[attr-defined]
         assert facts["stock_window_sizes"] == [5, 20, 40]
         assert facts["stage_memory_bytes"] >= 0
-
-
-def test_copies_persist_in_l2_while_a_cell_stages_and_no_longer(engine: VllmEngine) -> None:
-    facts = engine._rpc("nwor_status")["stage_l2"]
-    if engine.stage != "persist":  # type: ignore[attr-defined]
-        assert facts is None
-        return
-    from cuda.bindings import runtime
-
-    def set_aside() -> int:
-        error, size = runtime.cudaDeviceGetLimit(runtime.cudaLimit.cudaLimitPersistingL2CacheSize)
-        assert error == runtime.cudaError_t.cudaSuccess
-        return int(size)
-
-    run_cell(engine, "off", "off", prompts_of(LENGTHS[:2]), 8)
-    before = set_aside()
-    run_cell(engine, "stage", "graph", prompts_of(LENGTHS[:2]), 8)
-    facts = engine._rpc("nwor_status")["stage_l2"]
-    assert facts["unavailable"] is None
-    assert facts["hit_ratio"] == 1.0
-    assert set_aside() == facts["set_aside_bytes"] >= facts["window_bytes"]
-    run_cell(engine, "off", "off", prompts_of(LENGTHS[:2]), 8)
-    assert set_aside() == before
 
 
 def test_scv_captures_once_and_then_replays(engine: VllmEngine) -> None:

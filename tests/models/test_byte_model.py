@@ -16,7 +16,6 @@ from nwor_bench.models.strategies import (
     COPY_IN_L2,
     COPY_SPILLED,
     DIRECT,
-    LOG_AND_RESTORE,
     STRATEGIES,
     Strategy,
 )
@@ -91,23 +90,11 @@ def run_reference(dram: Dram, window: Window) -> None:
         dram.write(("cache", layer, token), value, window.cache_size)
 
 
-def run_log_and_restore(dram: Dram, window: Window) -> None:
-    for layer, token in window.each():
-        old = dram.read(("cache", layer, token), window.cache_size)
-        dram.write(("log", layer, token), old, window.cache_size)
-        dram.write(("cache", layer, token), f"new {layer} {token}", window.cache_size)
-    for layer, token in window.each():
-        if not window.accepted[token]:
-            old = dram.read(("log", layer, token), window.cache_size)
-            dram.write(("cache", layer, token), old, window.cache_size)
-
-
 SIMULATED: dict[Strategy, Callable[[Dram, Window], None]] = {
     DIRECT: run_direct,
     COPY_SPILLED: run_copy_spilled,
     COPY_IN_L2: run_copy_in_l2,
     BY_REFERENCE: run_reference,
-    LOG_AND_RESTORE: run_log_and_restore,
 }
 
 
@@ -180,7 +167,6 @@ def test_bytes_are_those_of_a_counted_window(
         (COPY_SPILLED, lambda n, a: n + 2 * a),
         (COPY_IN_L2, lambda n, a: a),
         (BY_REFERENCE, lambda n, a: 2 * a),
-        (LOG_AND_RESTORE, lambda n, a: 5 * n - 2 * a),
     ],
     ids=lambda value: getattr(value, "name", ""),
 )
@@ -205,7 +191,6 @@ def test_in_one_type_the_formulas_are_the_designs(
         (COPY_IN_L2, 8, 1.0),
         (COPY_SPILLED, 16, None),
         (COPY_SPILLED, 8, None),
-        (LOG_AND_RESTORE, 16, None),
     ],
 )
 def test_break_even_acceptance(strategy: Strategy, cache: int, limit: float | None) -> None:
@@ -315,7 +300,6 @@ def test_a_latent_row_is_the_same_on_every_rank() -> None:
         (COPY_SPILLED, 28 + 1, 28 + 28 + 1),
         (COPY_IN_L2, 28 + 1, 28 + 28 + 1),
         (BY_REFERENCE, 1, 28 + 1),
-        (LOG_AND_RESTORE, 28 + 28 + 1, 28 + 28 + 1),
     ],
 )
 def test_launches(strategy: Strategy, fewest: int, most: int) -> None:

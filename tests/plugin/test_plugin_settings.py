@@ -10,7 +10,7 @@ from refusals import refused
 
 from nwor_bench.errors import ExitCode
 from nwor_bench.plugin.settings import PluginSettings, read_settings
-from nwor_bench.records.types import NworMode, ScvMode, StageBy, StageL2
+from nwor_bench.records.types import NworMode, ScvMode, StageBy
 
 ROOT = Path(__file__).parents[2]
 
@@ -117,21 +117,17 @@ def test_an_unknown_mode_names_the_variable_the_value_and_what_is_known(variable
 
 
 @pytest.mark.parametrize(
-    ("environ", "by", "l2", "needs_gpu"),
+    ("environ", "by", "needs_gpu"),
     [
-        ({}, StageBy.REFERENCE, StageL2.NORMAL, None),
-        ({"VLLM_NWOR_STAGE_BY": ""}, StageBy.REFERENCE, StageL2.NORMAL, None),
-        ({"VLLM_NWOR_STAGE_BY": "reference"}, StageBy.REFERENCE, StageL2.NORMAL, None),
-        ({"VLLM_NWOR_STAGE_BY": "copy"}, StageBy.COPY, StageL2.NORMAL, "VLLM_NWOR_STAGE_BY"),
-        (
-            {"VLLM_NWOR_STAGE_BY": "copy", "VLLM_NWOR_STAGE_L2": "persist"},
-            *(StageBy.COPY, StageL2.PERSIST, "VLLM_NWOR_STAGE_BY"),
-        ),
+        ({}, StageBy.REFERENCE, None),
+        ({"VLLM_NWOR_STAGE_BY": ""}, StageBy.REFERENCE, None),
+        ({"VLLM_NWOR_STAGE_BY": "reference"}, StageBy.REFERENCE, None),
+        ({"VLLM_NWOR_STAGE_BY": "copy"}, StageBy.COPY, "VLLM_NWOR_STAGE_BY"),
     ],
 )
-def test_how_drafts_are_held(environ, by, l2, needs_gpu):
+def test_how_drafts_are_held(environ, by, needs_gpu):
     settings = read_settings({"VLLM_NWOR_MODE": "stage", **environ})
-    assert (settings.stage_by, settings.stage_l2, settings.needs_gpu) == (by, l2, needs_gpu)
+    assert (settings.stage_by, settings.needs_gpu) == (by, needs_gpu)
     assert read_settings(environ) is None  # alone they switch nothing on
 
 
@@ -154,25 +150,6 @@ def test_beside_a_prefill(value):
             {"VLLM_NWOR_STAGE_BY": "copi"},
             "VLLM_NWOR_STAGE_BY",
             {"value": "copi", "near": "copy"},
-        ),
-        (
-            {"VLLM_NWOR_STAGE_L2": "L2"},
-            "VLLM_NWOR_STAGE_L2",
-            {"value": "L2", "naming": "normal, persist"},
-        ),
-        (
-            {"VLLM_NWOR_STAGE_L2": "persist"},
-            "VLLM_NWOR_STAGE_L2",
-            {"value": "persist", "naming": "VLLM_NWOR_STAGE_BY=copy"},
-        ),
-        (
-            {
-                "VLLM_NWOR_MODE": "interleave",
-                "VLLM_NWOR_STAGE_BY": "copy",
-                "VLLM_NWOR_STAGE_L2": "persist",
-            },
-            "VLLM_NWOR_STAGE_L2",
-            {"value": "persist", "naming": "unset VLLM_NWOR_STAGE_L2"},
         ),
     ],
 )

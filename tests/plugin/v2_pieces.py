@@ -38,8 +38,6 @@ class PieceBatch(WindowBatch):
 class PieceStaging(ModelStaging):
     """Staging that writes nothing, with the flags and counts that a commit leaves on the device."""
 
-    l2 = None
-
     def __init__(self) -> None:
         super().__init__(LAYERS)
         self.errors = torch.zeros(LAYERS, dtype=torch.int32)

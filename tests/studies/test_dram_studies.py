@@ -127,31 +127,6 @@ def test_ways_are_compared_by_their_median_and_disturbed_rounds_are_named(kernel
     assert "8 x 4: 2 in full graphs, 1 eagerly" in text
 
 
-def test_what_l2_kept_is_what_was_not_written(kernel_script):
-    module = kernel_script("page_l2")
-    whole = module.BUFFER_BYTES / 1e6
-    rows = pd.DataFrame(
-        [
-            {"streamed_read_mb": streamed, "streamed_written_mb": 0.0, "way": way,
-             "set_aside_mb": 4.0 * ("window" in way), "written_mb": whole * left,
-             "read_mb": whole * left, "refused": None}
-            for streamed, kept in ((200.0, 0.25), (400.0, 0.0))
-            for way, left in (("weights", 0.0), ("normal", 1.0), ("1 x, window", 1 - kept))
-        ]
-    )  # fmt: skip
-    gpu = {"name": "a GPU", "driver": "1"}
-    nodes = [f"captured window: {count} nodes: 7 bytes" for count in (3, 1)]
-    facts = {
-        "command": "it.py",
-        "environment": {"gpus": [gpu], "packages": {"torch": "2", "triton": "3"}},
-        "nodes": [*nodes, "node window: 1 nodes: 5 bytes"],
-    }
-    text = module.text_of(rows, facts)
-    assert "(read back: 7 bytes)" in text
-    assert "After 0.2 GB read, 25 % of the\nbuffer is still there with 1 x" in text
-    assert "After 0.4 GB read, at most 0.0 %" in text
-
-
 def test_what_is_left_is_told_by_run_and_missing_runs_are_told_too(engine_script):
     module = engine_script("explained")
     left = {"eager-64x8-0.5": 3e6, "eager-engine2-64x8-0.5": 5e6, "eager-copy-64x8-0.5": 1e5,

@@ -107,16 +107,9 @@ def test_the_page_of_dram_bytes(study: Study) -> None:
     check(folder / "README.md", made)
 
 
-@pytest.mark.parametrize(
-    ("module", "table", "page"),
-    [
-        ("page", "attention.csv", "README.md"),
-        ("page_l2", "persisting-l2.csv", "persisting-l2.md"),
-    ],
-)
-def test_a_page_of_dram_kernels(study: Study, module: str, table: str, page: str) -> None:
+def test_the_page_of_dram_kernels(study: Study) -> None:
     pytest.importorskip("triton")
     folder = STUDIES / "dram-kernels"
-    script = study("dram-kernels", module)
-    rows, facts = study("dram-kernels", "measured_page").read_measured(folder / table)
-    check(folder / page, script.text_of(rows, facts))
+    script = study("dram-kernels", "page")
+    rows, facts = study("dram-kernels", "measured_page").read_measured(folder / "attention.csv")
+    check(folder / "README.md", script.text_of(rows, facts))

@@ -329,8 +329,3 @@ def test_the_control_comes_with_mode_stage_where_windows_take_turns() -> None:
     explicit = labels(interleave="batches", nwor_modes="off,stage,control")
     assert explicit.count(control) == 1
     assert "control x graph" not in explicit
-
-
-def test_l2_that_is_set_aside_for_a_batch_cannot_change_by_window() -> None:
-    with refused("--stage-l2", value="persist", naming="--interleave batches"):
-        resolve(SCENARIO, stage_by="copy", stage_l2="persist", interleave="windows")

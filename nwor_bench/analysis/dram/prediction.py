@@ -1,24 +1,16 @@
 """DRAM bytes of mode `stage`'s windows, predicted by the byte model. Pure."""
 
 from nwor_bench.models.byte_model import CACHE_BITS
-from nwor_bench.models.strategies import BY_REFERENCE, COPY_IN_L2, COPY_SPILLED, DIRECT, Strategy
-from nwor_bench.records.engine_status import EngineStatus, StageL2Facts
+from nwor_bench.models.strategies import BY_REFERENCE, COPY_SPILLED, DIRECT, Strategy
+from nwor_bench.records.engine_status import EngineStatus
 from nwor_bench.records.header import RunHeader
 from nwor_bench.records.types import StageBy
 
 
 def strategy_of(header: RunHeader) -> Strategy:
-    """The byte model's strategy for the run's mode `stage` on a GPU.
-
-    Copies count as kept in L2 only if the GPU reserved enough L2 for all of them.
-    """
-    if (header.spec or {}).get("stage_by", StageBy.REFERENCE) == StageBy.REFERENCE:
-        return BY_REFERENCE
-    l2 = (header.engine or EngineStatus()).stage_l2 or StageL2Facts()
-    kept, buffer = l2.kept_bytes, l2.buffer_bytes
-    if l2.unavailable or kept is None or buffer is None:
-        return COPY_SPILLED
-    return COPY_IN_L2 if kept >= buffer else COPY_SPILLED
+    """The byte model's strategy for the run's mode `stage` on a GPU."""
+    by = (header.spec or {}).get("stage_by", StageBy.REFERENCE)
+    return BY_REFERENCE if by == StageBy.REFERENCE else COPY_SPILLED
 
 
 def predicted_difference(

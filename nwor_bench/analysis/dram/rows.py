@@ -4,14 +4,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from nwor_bench.analysis.dram.counters import COUNTERS, Amount, cell_bytes
-from nwor_bench.records.engine_status import EngineStatus, StageL2Facts
 from nwor_bench.records.store import RunData
 
 
 def csv_rows(run: RunData) -> list[dict[str, Any]]:
     """One row per cell; None if not measured."""
     scenario, spec = run.header.scenario or {}, run.header.spec or {}
-    l2 = (run.header.engine or EngineStatus()).stage_l2 or StageL2Facts()
     rows = []
     for cell in cell_bytes(run):
         row: dict[str, Any] = {
@@ -21,10 +19,6 @@ def csv_rows(run: RunData) -> list[dict[str, Any]]:
             "draft_tokens": scenario.get("draft_tokens"),
             "engine_args": spec.get("engine_args"),
             "stage_by": spec.get("stage_by"),
-            "stage_l2": spec.get("stage_l2"),
-            "stage_l2_window_bytes": l2.window_bytes,
-            "stage_l2_hit_ratio": l2.hit_ratio,
-            "stage_l2_unavailable": l2.unavailable,
             "nwor_mode": str(cell.cell.nwor_mode),
             "scv_mode": str(cell.cell.scv_mode),
             "arm": cell.cell.arm,

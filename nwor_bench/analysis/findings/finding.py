@@ -37,7 +37,6 @@ class FindingKind(StrEnum):
     CPU_BUSY = "cpu_busy"
     CPU_STEAL = "cpu_steal"
     HOST_PACE = "host_pace"
-    STAGE_L2 = "stage_l2"
     LAUNCHES = "launches"
     MEMORY_PRESSURE = "memory_pressure"
     FALLBACKS = "fallbacks"

@@ -72,7 +72,6 @@ _CAUSES = {
     _K.CPU_BUSY: _Cause("Other processes used the CPU", "stop what else runs here"),
     _K.CPU_STEAL: _Cause("The hypervisor took CPU time", "use a machine that is not shared"),
     _K.HOST_PACE: _Cause("The host sets the pace", "use a faster host, or more --requests"),
-    _K.STAGE_L2: _Cause("Staged copies may not stay in L2", "leave --stage-l2 out"),
     _K.LAUNCHES: _Cause("Kernels were launched through Triton", "this costs the host time"),
     _K.MEMORY_PRESSURE: _Cause("Memory ran short", "free memory, or write fewer --requests"),
     _K.TORN: _Cause("A crash cut off records", "nothing to do, they were measured again"),

@@ -47,7 +47,6 @@ def machine_findings(run: RunData) -> Iterator[Finding]:
     """Warm-up, drift, and what the batches' conditions tell."""
     yield from _time(run)
     yield from _pace(run)
-    yield from _stage_l2(run)
     yield from _launches(run)
     timed = [batch for batch in run.batches if batch.phase in _TIMED and batch.conditions]
     if timed:
@@ -113,34 +112,6 @@ def _baseline_means(run: RunData) -> list[float]:
         if counts and window.cell.is_baseline and window.wall_ms is not None:
             times[window.block].append(window.wall_ms)
     return [fmean(times[block]) for block in sorted(blocks & times.keys())]
-
-
-def _stage_l2(run: RunData) -> Iterator[Finding]:
-    """Did the copies of staged drafts stay in L2, as was asked?"""
-    l2 = (run.header.engine or EngineStatus()).stage_l2
-    if l2 is None:
-        return
-    remedy = "Its numbers are those of --stage-by copy alone; leave --stage-l2 out."
-    kept, buffer = l2.kept_bytes, l2.buffer_bytes
-    if l2.unavailable or kept is None or buffer is None:
-        told = f"Staged copies did not persist in L2: {l2.unavailable or 'how many is not known'}."
-        yield Finding(FindingKind.STAGE_L2, Severity.WARNING, told, remedy)
-    elif kept < buffer:
-        yield Finding(
-            FindingKind.STAGE_L2,
-            Severity.NOTE,
-            f"{_percent(kept / buffer)} of the {buffer / 1e6:.1f} MB of staged copies could "
-            f"persist in L2, of which {(l2.set_aside_bytes or 0) / 1e6:.1f} MB were set aside.",
-            "Write fewer --requests or --draft-tokens for copies that fit.",
-        )
-    else:
-        yield Finding(
-            FindingKind.STAGE_L2,
-            Severity.NOTE,
-            f"L2 is set aside for all {buffer / 1e6:.1f} MB of staged copies, by what "
-            "CUDA says. Whether they stay is not said: an H200 let them go within a window.",
-            "Compare --dram-counters with and without --stage-l2 persist.",
-        )
 
 
 def _launches(run: RunData) -> Iterator[Finding]:

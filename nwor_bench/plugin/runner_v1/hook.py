@@ -134,9 +134,6 @@ class V1RunnerHook(V1Windows):
     def launch_refusals(self) -> None:
         """None: this runner binds no kernel."""
 
-    def l2_facts(self) -> None:
-        """None: copies are not kept in an L2 cache."""
-
     # The four wrappers, in the order in which a step meets them.
 
     def _wrap_execute_model(self, original: Callable[..., Any]) -> Callable[..., Any]:

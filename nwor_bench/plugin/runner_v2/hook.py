@@ -10,8 +10,6 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import torch
-
 from nwor_bench.plugin.counts.pending_step import PendingStep
 from nwor_bench.plugin.counts.scheduler_output import finished, invalid_drafts, restarted
 from nwor_bench.plugin.interleaving import Interleaving
@@ -94,14 +92,10 @@ class V2RunnerHook(V2Windows):
         graphs.give_up(self._vote.settle(graphs.unavailable))
 
     def _staging_attention(self) -> None:
-        """Wrap the target layers' attention; switch on what copies ask of the L2 cache."""
+        """Wrap the target layers' attention."""
         assert self._parts is not None
-        patches, l2 = self._parts.attention, self._parts.staging.l2
-        if patches.applied:
-            return
-        patches.apply()
-        if l2 is not None:
-            l2.switch_on(torch.cuda.current_stream(), self.validator.capture_stream)
+        if not self._parts.attention.applied:
+            self._parts.attention.apply()
 
     def interleave(self, turns: Interleaving | None) -> None:
         """Let cells take turns in the batches to come, or no longer."""
@@ -150,12 +144,9 @@ class V2RunnerHook(V2Windows):
             self._parts = self.window = self.buffers = self.graphs = None
 
     def _stock_attention(self) -> None:
-        """Restore the target layers' stock methods and the L2 cache's usual size."""
-        if self._parts is None or not self._parts.attention.applied:
-            return
-        self._parts.attention.undo()
-        if self._parts.staging.l2 is not None:
-            self._parts.staging.l2.switch_off()
+        """Restore the target layers' stock methods."""
+        if self._parts is not None and self._parts.attention.applied:
+            self._parts.attention.undo()
 
     def check_layers(self, requests: int | None) -> list[dict[str, Any]]:
         """Check windows of the next batch, of so many requests; None: no longer.
@@ -189,11 +180,6 @@ class V2RunnerHook(V2Windows):
     def set_probe(self, on: bool) -> None:
         """Time each window's phases with CUDA events, or stop doing so."""
         self.probe.on = on
-
-    def l2_facts(self) -> dict[str, Any] | None:
-        """How much of the copies persists in L2; None where that was not asked for."""
-        l2 = self.buffers.l2 if self.buffers else None
-        return None if l2 is None else l2.facts()
 
     def launch_refusals(self) -> dict[str, int]:
         """Bound kernels of this process that are launched through Triton, by reason."""

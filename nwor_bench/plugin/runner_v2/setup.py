@@ -14,7 +14,6 @@ from nwor_bench.plugin.runner_v2 import attention, mla_attention, sparse_mla
 from nwor_bench.plugin.runner_v2.attention import StagingAttention
 from nwor_bench.plugin.runner_v2.graph_sets import StagingGraphs, StockGraphs
 from nwor_bench.plugin.runner_v2.mla_attention import MlaStagingAttention, MlaTail, serves
-from nwor_bench.plugin.runner_v2.persisting_l2 import PersistingL2
 from nwor_bench.plugin.runner_v2.plan import WindowPlanner, memory_of, most_referenced_rows
 from nwor_bench.plugin.runner_v2.sparse_mla import SparseMlaAttention, fused_write_patch
 from nwor_bench.plugin.runner_v2.staging import GpuStaging
@@ -33,7 +32,7 @@ from nwor_bench.plugin.staging.layers import (
 )
 from nwor_bench.plugin.staging.window import Window
 from nwor_bench.records import fallback_reasons as reasons
-from nwor_bench.records.types import StageBy, StageL2
+from nwor_bench.records.types import StageBy
 from nwor_kernels.mla_verify_attention.kernel import create_workspace
 from nwor_kernels.verify_attention.kernel import VerifyWorkspace
 
@@ -97,8 +96,6 @@ def _parts(runner: Any, target: TargetLayers, settings: PluginSettings) -> Stagi
     caches = target_caches(runner, target.staged, slots)
     staging = GpuStaging(caches, runner.max_num_reqs * (length - 1), grouped=slots.several)
     copied = settings.stage_by is StageBy.COPY
-    if settings.stage_l2 is StageL2.PERSIST:
-        staging.l2 = PersistingL2(staging.copies)
     window = Window(staging)
     inputs = StepInputs(runner, names)
     context = runner.compilation_config.static_forward_context

@@ -22,7 +22,6 @@ from nwor_bench.plugin.observe.layer_trace import LayerTrace
 from nwor_bench.plugin.runner_v2.batch import GpuWindowBatch
 from nwor_bench.plugin.runner_v2.held_values import HeldValues
 from nwor_bench.plugin.runner_v2.layer_set import CopyBuffers, Launch, LayerSet
-from nwor_bench.plugin.runner_v2.persisting_l2 import PersistingL2
 from nwor_bench.plugin.staging.layers import LayerCache, StagingUnavailable, partition
 from nwor_kernels.commit.sources import StagedSources
 
@@ -78,7 +77,6 @@ class GpuStaging:
         self._holds_layers = False
         self._first_layer = 0
         self._memory: Tensor | None = None
-        self.l2: PersistingL2 | None = None
         self.trace: LayerTrace | None = None
         """Records what the layers are given and return, in a window that is checked."""
 
@@ -88,8 +86,7 @@ class GpuStaging:
 
     @property
     def copies(self) -> Tensor:
-        """[bytes] uint8, what copies go to, one set's behind the other's; made when first asked
-        for, and one piece, so that one access-policy window covers it."""
+        """[bytes] uint8: the buffers for copies of all sets, made at the first use."""
         if self._memory is None:
             sizes = [CopyBuffers.num_bytes(each.layers, self.capacity) for each in self.sets]
             memory = torch.empty(sum(sizes), dtype=torch.uint8, device=self.errors.device)
@@ -167,8 +164,6 @@ class GpuStaging:
             _ = self.copies
         buffers = of_set.buffers
         assert buffers is not None
-        if layer == self._first_layer and self.l2 is not None:
-            self.l2.cover_current_stream()
         to_key, to_value = buffers.keys[place], buffers.values[place]
         nwor_kernels.stage_kv_cache(key, value, rows, to_key, to_value, buffers.metadata[place])
         of_set.hold(place, to_key, to_value)

@@ -14,12 +14,8 @@ def switched_on(header: RunHeader, cell: CellResult) -> str:
     """The environment variables that give `vllm serve` this cell as it was measured."""
     spec = header.spec or {}
     variables = {"VLLM_NWOR_MODE": str(cell.nwor_mode), "VLLM_SCV_MODE": str(cell.scv_mode)}
-    for name, variable, default in (
-        ("stage_by", "VLLM_NWOR_STAGE_BY", "reference"),
-        ("stage_l2", "VLLM_NWOR_STAGE_L2", "normal"),
-    ):
-        if cell.nwor_mode == "stage" and spec.get(name) not in (None, default):
-            variables[variable] = str(spec[name])
+    if cell.nwor_mode == "stage" and spec.get("stage_by") not in (None, "reference"):
+        variables["VLLM_NWOR_STAGE_BY"] = str(spec["stage_by"])
     return " ".join(f"{name}={value}" for name, value in variables.items())
 
 

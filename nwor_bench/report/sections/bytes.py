@@ -26,7 +26,6 @@ TITLE = "Bytes: predicted beside measured"
 WRITE = "dram_write_bytes"
 
 _SHOWN = (DIRECT, BY_REFERENCE, COPY_SPILLED, COPY_IN_L2)
-"""Log and restore is left to `nwor-bench plan`: nothing in nwor-bench stages that way."""
 
 _COUNTED = (
     "Counted: token counts times the bytes of one token's K and V over all target layers{each}. "

@@ -2,10 +2,10 @@
 
     python sweeps/studies/dram-bytes/measure.py --requests 8 --draft-tokens 4 --output DIR
     python sweeps/studies/dram-bytes/measure.py --requests 64 --draft-tokens 8 --eager --output DIR
-    python sweeps/studies/dram-bytes/measure.py ... --stage reference copy persist --output DIR
+    python sweeps/studies/dram-bytes/measure.py ... --stage reference copy --output DIR
 
 Cells: off x off, stage x graph, and the A/A arm; an engine for each way to stage (--stage), in a
-process of its own: reference (the default), copy, and persist, which is copy kept in L2. Acceptance
+process of its own: reference (the default) and copy. Acceptance
 is synthetic; between the runs of one engine the rates are set in place, which an engine start each
 would do as well and take 10 s longer. Needs a GPU whose counters may be read; LD_LIBRARY_PATH must
 name cupti-python's libcupti (`nwor-bench sweep --dram-counters` does that by itself). `compact.py`
@@ -36,9 +36,8 @@ from nwor_bench.workload.config import RunSpec, load_scenario, resolve
 from nwor_bench.workload.schedule import Block, Plan
 
 PAIR = "llama-3b-shape"
-STAGES = {"reference": ("reference", "normal"), "copy": ("copy", "normal"),
-          "persist": ("copy", "persist")}  # fmt: skip
-"""--stage-by and --stage-l2 by the word for both."""
+STAGES = ("reference", "copy")
+"""Values of --stage-by."""
 
 
 def spec_of(arguments: argparse.Namespace, acceptance: float, stage: str) -> RunSpec:
@@ -61,7 +60,6 @@ def spec_of(arguments: argparse.Namespace, acceptance: float, stage: str) -> Run
         }
     drafts = {"synthetic_acceptance_length": round(1 + arguments.draft_tokens * acceptance, 6)}
     # As many windows at every acceptance: tokens to generate follow from it.
-    stage_by, stage_l2 = STAGES[stage]
     new = int(arguments.windows * (1 + arguments.draft_tokens * acceptance))
     return resolve(
         load_scenario("ctx-1k"),
@@ -77,8 +75,7 @@ def spec_of(arguments: argparse.Namespace, acceptance: float, stage: str) -> Run
         max_warmup=2,
         dram_counters=True,
         launch_counts=arguments.launches and acceptance == arguments.acceptance[-1],
-        stage_by=stage_by,
-        stage_l2=stage_l2,
+        stage_by=stage,
     )
 
 

@@ -82,9 +82,7 @@ theirs. In full graphs all memory has its place once and for all.
 {kept}
 
 L2 was set aside for the copies, and the access-policy window covers them all with a hit ratio of
-100 %, by what CUDA says. Nothing was saved. Outside of an engine captured nodes hold the window,
-and this L2 lets persisting lines go all the same, within a fifth of what a window streams
-([persisting L2](../dram-kernels/persisting-l2.md)).
+100 %, by what CUDA says. Nothing was saved, so the option for it was removed.
 
 ## Reads
 

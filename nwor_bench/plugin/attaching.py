@@ -10,7 +10,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from nwor_bench.instruments import nvtx_ranges
-from nwor_bench.plugin.counts import unhurried
 from nwor_bench.plugin.observe import metrics
 from nwor_bench.plugin.observe.nvtx import WindowRanges
 from nwor_bench.plugin.patching import PatchSet
@@ -98,7 +97,7 @@ class _Attachment:
         if self._settings.interleave:
             self._live = _live_traffic(self._hook, self._worker, self._settings)
         if self._settings.interleave or metrics.folder_of() is not None:
-            self._reading = unhurried.patches(self._hook)  # else a harness drains them
+            self._reading = self._hook.count_without_waiting()  # else a harness drains them
             self._reading.apply()
         self._ranges = WindowRanges(self._hook)
         self._ranges.switch(nvtx_ranges.wanted())

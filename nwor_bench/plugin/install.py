@@ -11,21 +11,14 @@ from nwor_bench.errors import ConfigError
 from nwor_bench.plugin.patching import Patch, PatchSet
 from nwor_bench.plugin.settings import PluginSettings
 
-CPU_BACKENDS = {
-    AttentionBackendEnum.CPU_ATTN: (
-        "nwor_bench.plugin.runner_v1.cpu_attention.ReferenceCPUAttentionBackend"
-    ),
-    AttentionBackendEnum.CPU_MLA: (
-        "nwor_bench.plugin.runner_v1.mla_attention.StagingCPUMLABackend"
-    ),
-}
-"""Our backends in place of vLLM's on a CPU."""
+CPU_BACKEND = "nwor_bench.plugin.runner_v1.cpu_attention.ReferenceCPUAttentionBackend"
+"""Our backend in place of vLLM's on a CPU."""
 
 _patches: PatchSet | None = None
 
 
 def install(settings: PluginSettings) -> None:
-    """Attach to every worker after its warm-up; on a CPU override the attention backends too.
+    """Attach to every worker after its warm-up; on a CPU override the attention backend too.
 
     Hooks come after warm-up on purpose: warm-up runs on dummy tensors and must not be staged.
     On a GPU no class of vLLM's attention is replaced.
@@ -44,8 +37,7 @@ def install(settings: PluginSettings) -> None:
                 "it needs a CUDA device, and this vLLM runs on the CPU; unset it",
             )
         _patches = PatchSet(_cpu_patches())
-        for backend, path in CPU_BACKENDS.items():
-            register_backend(backend, path)
+        register_backend(AttentionBackendEnum.CPU_ATTN, CPU_BACKEND)
     elif current_platform.is_cuda():
         from vllm.v1.worker.gpu_worker import Worker
 

@@ -22,7 +22,7 @@ from nwor_bench.plugin.runner_hook import RunnerHook
 from nwor_bench.plugin.settings import PluginSettings
 from nwor_bench.records.live_reasons import Guard, LeftOut
 from nwor_bench.records.metrics import Labels, MetricFiles, labels_of, process_name
-from nwor_bench.records.types import WindowCounts, WindowTimes
+from nwor_bench.records.types import MeasuredWindow
 from nwor_bench.workload.window_order import ALL, Turn, size_class
 
 logger = logging.getLogger("vllm.nwor_bench")
@@ -61,7 +61,7 @@ class LiveGroups:
     """Collects windows into groups. One thread adds, another takes snapshots."""
 
     def __init__(self) -> None:
-        self._members: list[tuple[WindowCounts, WindowTimes, Turn]] = []
+        self._members: list[tuple[MeasuredWindow, Turn]] = []
         self._effects: dict[str, deque[float]] = {}
         self._groups: Counter[str] = Counter()
         self._left_out: Counter[LeftOut] = Counter()
@@ -69,13 +69,13 @@ class LiveGroups:
         self._clock: Clock | None = None
         self._lock = Lock()
 
-    def add(self, counts: WindowCounts, times: WindowTimes, turn: Turn | None) -> None:
+    def add(self, window: MeasuredWindow, turn: Turn | None) -> None:
         """Take a finished window; windows come in the order in which they ran."""
         if turn is None:
             return
-        if self._members and self._members[0][2].group != turn.group:
+        if self._members and self._members[0][1].group != turn.group:
             self._close()
-        self._members.append((counts, times, turn))
+        self._members.append((window, turn))
         if turn.is_last:
             self._close()
 
@@ -94,7 +94,7 @@ class LiveGroups:
                 self._left_out[found] += 1
                 return
             effect, self._clock = found
-            is_aa = any(turn.cell == AGAIN for _, _, turn in members)
+            is_aa = any(turn.cell == AGAIN for _, turn in members)
             for name in (AA,) if is_aa else (size_class(members[-1][0].num_reqs), ALL):
                 self._effects.setdefault(name, deque(maxlen=KEPT)).append(effect)
                 self._groups[name] += 1
@@ -102,21 +102,21 @@ class LiveGroups:
 
 
 def _effect(
-    members: list[tuple[WindowCounts, WindowTimes, Turn]],
+    members: list[tuple[MeasuredWindow, Turn]],
 ) -> tuple[float, Clock] | LeftOut:
     """Mean log time of the other cell's windows less that of off, or why there is none."""
-    turns = [turn for _, _, turn in members]
+    turns = [turn for _, turn in members]
     if [turn.position for turn in turns] != 4 * list(range(turns[0].run_length)):
         return LeftOut.INTERRUPTED
-    used = [member for member in members if member[2].position]
-    if any(counts.fallback_reason is not None for counts, _, _ in used):
+    used = [member for member in members if member[1].position]
+    if any(window.fallback_reason is not None for window, _ in used):
         return LeftOut.FALLBACK
-    if len({size_class(counts.num_reqs) for counts, _, _ in used}) > 1:
+    if len({size_class(window.num_reqs) for window, _ in used}) > 1:
         return LeftOut.BATCH_SIZE
     for clock, field in ((Clock.DEVICE, "device_ms"), (Clock.HOST, "wall_ms")):
-        values = [getattr(times, field) for _, times, _ in used]
+        values = [getattr(window, field) for window, _ in used]
         if all(value is not None and value > 0 for value in values):
-            logs = [(turn.cell, log(ms)) for (_, _, turn), ms in zip(used, values, strict=True)]
+            logs = [(turn.cell, log(ms)) for (_, turn), ms in zip(used, values, strict=True)]
             other = fmean(value for cell, value in logs if cell != OFF)
             return other - fmean(value for cell, value in logs if cell == OFF), clock
         if any(value is not None for value in values):
@@ -225,9 +225,8 @@ class LiveTraffic:
             labels = labels_of(pair, settings.mode_name, settings.scv_mode, rank)
             files = MetricFiles(folder, f"{process_name(rank)}-live")
             self._publisher = Publisher(self._groups, self._turns, files, labels)
-        hook.accumulator.turn_listener = self._add
-        if hook.late is not None:
-            hook.late.on_overcount = self._turns.overcounted
+        hook.accumulator.listeners.append(self._add)
+        hook.late.on_overcount = self._turns.overcounted
 
     def start(self) -> None:
         """Begin to take turns."""
@@ -240,6 +239,6 @@ class LiveTraffic:
         if self._publisher is not None:
             self._publisher.stop()
 
-    def _add(self, counts: WindowCounts, times: WindowTimes, turn: Turn | None) -> None:
-        self._turns.check(counts)
-        self._groups.add(counts, times, turn)
+    def _add(self, window: MeasuredWindow, turn: Turn | None) -> None:
+        self._turns.check(window)
+        self._groups.add(window, turn)

@@ -6,42 +6,42 @@ depend on what arrives, so the same share is left out of both modes.
 """
 
 import logging
-import re
 from typing import Any
 
 from nwor_bench.plugin.interleaving import Interleaving, is_windows_alone
-from nwor_bench.plugin.rank_vote import DIFFERENT_COUNTS
 from nwor_bench.plugin.runner_hook import RunnerHook
-from nwor_bench.plugin.runner_v2.refused_commits import DEVICE_REFUSED, STAGING_STOPPED
+from nwor_bench.records.fallback_reasons import Fault, fault_of
 from nwor_bench.records.live_reasons import Guard, in_words
-from nwor_bench.records.types import SETTLING, NworMode, ScvMode, WindowCounts
+from nwor_bench.records.types import SETTLING, MeasuredWindow, NworMode, ScvMode
 from nwor_bench.workload.window_order import Turn
 
 logger = logging.getLogger("vllm.nwor_bench")
 
-_REFUSED = re.compile(rf"(^|:)commit:|{DEVICE_REFUSED}|{STAGING_STOPPED}")
+_GUARDS = {
+    Fault.COMMIT: Guard.COMMIT_REFUSED,
+    Fault.DEVICE_REFUSED: Guard.COMMIT_REFUSED,
+    Fault.STAGING_STOPPED: Guard.COMMIT_REFUSED,
+    Fault.COUNTS: Guard.COUNTS,
+    Fault.RANKS_DIFFER: Guard.RANKS_DIFFER,
+}
+"""The faults of correctness after which staging stops for good in a server."""
 
 
 def guard_of(fallback_reason: str | None) -> Guard | None:
-    """The guard that a window's fallback reason shows; None for one after which staging goes on."""
-    if fallback_reason is None:
-        return None
-    if Guard.COUNTS in fallback_reason:
-        return Guard.COUNTS
-    if DIFFERENT_COUNTS in fallback_reason:
-        return Guard.RANKS_DIFFER
-    return Guard.COMMIT_REFUSED if _REFUSED.search(fallback_reason) else None
+    """The guard that a window's fallback reason shows; None if staging goes on after it."""
+    fault = None if fallback_reason is None else fault_of(fallback_reason)
+    return None if fault is None else _GUARDS.get(fault)
 
 
-def miscount(counts: WindowCounts) -> str | None:
+def miscount(window: MeasuredWindow) -> str | None:
     """Which counts of a window do not add up; None if all do."""
-    staged, committed = counts.staged_tokens, counts.committed_tokens
-    rejected, accepted = counts.rejected_tokens, counts.accepted_tokens
-    if accepted > counts.draft_tokens:
+    staged, committed = window.staged_tokens, window.committed_tokens
+    rejected, accepted = window.rejected_tokens, window.accepted_tokens
+    if accepted > window.draft_tokens:
         return "accepted_more_than_drafted"
     if staged != committed + rejected or min(committed, rejected) < 0:
         return "staged_is_not_committed_and_rejected"
-    if staged > counts.draft_tokens:
+    if staged > window.draft_tokens:
         return "staged_more_than_drafted"
     if staged and committed != accepted:
         return "committed_is_not_accepted"
@@ -129,17 +129,17 @@ class LiveTurns(Interleaving):
             fallback_reason,
         )
 
-    def check(self, counts: WindowCounts) -> None:
+    def check(self, window: MeasuredWindow) -> None:
         """Raise the alarm if a window's counts do not add up."""
-        problem = miscount(counts)
+        problem = miscount(window)
         if problem is not None:
-            self._raise(problem, counts)
+            self._raise(problem, window)
 
     def overcounted(self) -> None:
         """A request got more tokens than its drafts and one."""
         self._raise("accepted_more_than_drafted", None)
 
-    def _raise(self, problem: str, counts: WindowCounts | None) -> None:
+    def _raise(self, problem: str, window: MeasuredWindow | None) -> None:
         if self.stopped is None and self.alarm is None:
             self.alarm = f"{Guard.COUNTS}:{problem}"
             logger.error(
@@ -147,5 +147,5 @@ class LiveTurns(Interleaving):
                 "than accepted, answers of the last second may be wrong, and later ones that hit "
                 "their blocks in the prefix cache: restart the server",
                 problem,
-                counts,
+                window,
             )

@@ -18,7 +18,7 @@ from zlib import crc32
 import torch
 import torch.distributed as dist
 
-DIFFERENT_COUNTS = "ranks_accepted_differently"
+from nwor_bench.records.fallback_reasons import Fault
 
 MOST_TOLD = 4096
 """Sums kept for a vote: of a window of 8 ms, those of nine minutes."""
@@ -79,7 +79,7 @@ class RankVote:
         if fault:
             return self._common_reason(reason)
         differ = high > -minus_low or late_high > -late_minus_low
-        return DIFFERENT_COUNTS if differ else None
+        return Fault.RANKS_DIFFER.value if differ else None
 
     def _common_reason(self, reason: str | None) -> str:
         """The reason that all ranks have, else the first faulty rank's with its number."""

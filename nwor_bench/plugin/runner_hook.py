@@ -1,34 +1,36 @@
-"""`RunnerHook`: what the worker extension and the observers use of either runner's hook."""
+"""`RunnerHook`: what is the same of both runners' hooks, and what each has to add."""
 
+import time
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from nwor_bench.plugin.counts.accumulator import Accumulator
-from nwor_bench.plugin.counts.late_counts import LateCounts
-from nwor_bench.plugin.observe.device_times import DeviceClock
-from nwor_bench.plugin.staging.layers import LayerCache
-from nwor_bench.plugin.staging.window import Window
-from nwor_bench.records.types import NworMode, ScvMode
-
-if TYPE_CHECKING:
-    from nwor_bench.plugin.interleaving import Interleaving
+from nwor_bench.plugin.counts.late_counts import LateCounts, read_without_waiting
+from nwor_bench.plugin.counts.scheduler_output import finished, restarted
+from nwor_bench.plugin.counts.step import Step
+from nwor_bench.plugin.observe.device_times import DeviceClock, Probe
+from nwor_bench.plugin.patching import Patch, PatchSet
+from nwor_bench.plugin.rank_vote import RankVote
+from nwor_bench.plugin.settings import PluginSettings
+from nwor_bench.plugin.staging.layers import LayerCache, attention_layers
+from nwor_bench.plugin.staging.window import Window, close_leftover
+from nwor_bench.records.types import BesidePrefill, NworMode, ScvMode
+from nwor_bench.workload.window_order import Turn
 
 
 class StagedLayers(Protocol):
     """Where the K/V of a window is staged, in facts."""
 
+    num_layers: int
+    """Number of target layers."""
+    capacity: int
+    """Most draft tokens that a window can have."""
+
     @property
     def layers(self) -> Sequence[LayerCache]:
         """The target layers in the runner's order."""
-
-    @property
-    def num_layers(self) -> int:
-        """Number of target layers."""
-
-    @property
-    def capacity(self) -> int:
-        """Most draft tokens that a window can have."""
 
     @property
     def bytes_per_token(self) -> int:
@@ -40,132 +42,199 @@ class ScvValidator(Protocol):
 
     mode: ScvMode
     """The mode in use."""
-
     counters: Counter[str]
     """Named counts of what validations did since the mode was set."""
-
     fallbacks: Counter[str]
     """Validations not done as the mode says since it was set, by reason."""
 
 
-class RunnerHook(Protocol):
+class Turns(Protocol):
+    """Which cell each window of an interleaved batch belongs to (`Interleaving`)."""
+
+    alarm: str | None
+    """Why this rank wants no window staged any more; sent with the next staged window's vote."""
+
+    def next(self, scheduler_output: Any) -> Turn | None:
+        """The turn of the step that begins; the hook's modes are switched to its cell."""
+
+    def ended(self, fallback_reason: str | None) -> None:
+        """A window has ended; `fallback_reason` is the ranks' common one."""
+
+    def sham_fell_back(self, reason: str) -> None:
+        """The window in flight cannot run as a sham."""
+
+
+class RunnerHook(ABC):
     """One worker's hook: it follows vLLM's V1 or V2 runner and owns its windows.
 
     Calls come between batches. `agree` comes first and once, then `attach`; `detach` may follow at
     any time, and `attach` again.
+
+    Attributes:
+        runner: vLLM's model runner.
+        nwor_mode: the NWOR mode in use.
+        layers: the runner's layers that have a cache, by what staging does with them.
+        target_layers: names of the target's layers with K/V of their own, in the runner's order.
+        drafter_layers: names of the drafter's layers; they are never staged.
+        staging_unavailable: the fallback reason of every window in mode stage; None if windows are
+            staged.
+        window: the window in flight, one object for good; None if nothing can be staged.
+        buffers: where windows are staged; None likewise.
+        validator: decides which drafts were accepted.
+        accumulator: holds finished windows until they are drained.
+        late: steps whose counts are still on the device.
+        clock: marks the steps on the device, if it is on.
+        probe: marks the phases of windows, if it is on.
     """
 
-    @property
-    def name(self) -> str:
-        """Which runner it follows: "V1" or "V2"."""
+    name: ClassVar[str]
+    """Which runner it follows: "V1" or "V2"."""
+    has_probe: ClassVar[bool]
+    """True if `set_probe` can time phases on the device."""
 
-    @property
-    def runner(self) -> Any:
-        """vLLM's model runner."""
+    stage_by: str
+    """How drafts are held: "reference" or "copy"."""
+    window: Window | None
+    buffers: StagedLayers | None
+    validator: ScvValidator
+    staging_unavailable: str | None
+    _patches: PatchSet
 
-    @property
-    def attached(self) -> bool:
-        """True while the runner's methods are wrapped."""
-
-    @property
-    def nwor_mode(self) -> NworMode:
-        """The NWOR mode in use."""
-
-    @property
-    def target_layers(self) -> list[str]:
-        """Names of the target's layers that have a KV cache, in the runner's order."""
-
-    @property
-    def drafter_layers(self) -> list[str]:
-        """Names of the drafter's layers that have a KV cache; they are never staged."""
-
-    @property
-    def stage_by(self) -> str:
-        """How drafts are held: "reference" or "copy"."""
-
-    @property
-    def staging_unavailable(self) -> str | None:
-        """The fallback reason of every window in mode stage; None where windows are staged."""
-
-    @property
-    def window(self) -> Window | None:
-        """The window in flight, one object for good; None where nothing can be staged."""
-
-    @property
-    def buffers(self) -> StagedLayers | None:
-        """Where windows are staged; None where nothing can be staged."""
+    def __init__(self, runner: Any, settings: PluginSettings):
+        self.runner = runner
+        self.nwor_mode = NworMode.OFF
+        self.layers = attention_layers(runner)
+        self.target_layers, self.drafter_layers = self.layers.staged, self.layers.drafter
+        self.accumulator = Accumulator()
+        self.late = LateCounts(self.accumulator, len(self.target_layers), settings.debug)
+        self.clock = DeviceClock(runner.device)
+        self.probe = Probe()
+        self._stages_beside_prefill = settings.beside_prefill is BesidePrefill.STAGE
+        self._turns: Turns | None = None
+        self._step: Step | None = None
+        self._vote = RankVote.of_worker()
 
     @property
     def graph_sets(self) -> Sequence[Any]:
         """The sets of CUDA graphs of our own, one for each mode that has one; each has `replay`."""
+        return ()
 
     @property
-    def validator(self) -> ScvValidator:
-        """Decides which drafts were accepted."""
-
-    @property
-    def accumulator(self) -> Accumulator:
-        """Holds finished windows until they are drained."""
-
-    @property
-    def late(self) -> LateCounts | None:
-        """Steps whose counts are still on the device; None where the host counts at once."""
-
-    @property
-    def clock(self) -> DeviceClock:
-        """Marks the steps on the device, where it is on."""
-
-    @property
-    def has_probe(self) -> bool:
-        """True if `set_probe` can time phases on the device."""
+    def attached(self) -> bool:
+        """True while the runner's methods are wrapped."""
+        return self._patches.applied
 
     def agree(self) -> None:
         """Stage on every tensor-parallel rank or on none; every rank must call it."""
+        self.staging_unavailable = self._vote.settle(self.staging_unavailable)
+        if self.staging_unavailable is not None:
+            self._drop_staging()
+
+    @abstractmethod
+    def _drop_staging(self) -> None:
+        """Nothing can be staged: let go of all that staging needs."""
 
     def attach(self) -> None:
         """Wrap the runner's methods; nothing stays wrapped after an error."""
+        self._patches.apply()
 
     def detach(self) -> None:
         """Restore the runner and its layers as they were found."""
+        self._patches.undo()
 
+    @abstractmethod
     def set_modes(self, nwor_mode: NworMode, scv_mode: ScvMode) -> None:
         """Switch both modes; the validator's counters start at zero."""
 
-    def interleave(self, turns: "Interleaving | None") -> None:
-        """Let cells take turns within the batches to come; None: no longer."""
+    def interleave(self, turns: Turns | None) -> None:
+        """Interleave cells within the batches to come; None: no longer."""
+        self._turns = turns
+        self.clock.on = turns is not None
 
+    @abstractmethod
     def take_turn(self, nwor_mode: NworMode, scv_mode: ScvMode) -> None:
         """Switch both modes between two windows; both were set before."""
 
+    @abstractmethod
     def prepare_sham(self) -> str | None:
         """Make what a sham replays, once, after every mode was set; the reason if it cannot run."""
 
+    @abstractmethod
     def take_sham_turn(self) -> None:
         """Switch as for a turn of stage; the windows compute what mode off computes."""
 
+    def count_without_waiting(self) -> PatchSet:
+        """Count windows as they come, for a server; the patches are not yet applied.
+
+        Apply them before the hook is attached: the hook's wrappers must be the outer ones. Steps
+        are marked from now on, since the marks show which of them the device has finished.
+        """
+        self.clock.on = True
+        return PatchSet([Patch(self.runner, "execute_model", read_without_waiting(self.late))])
+
     def drain(self, output_lengths: dict[str, int] | None) -> list[dict[str, Any]]:
-        """Windows since the last drain, as dicts of `WindowCounts` and `WindowTimes`.
+        """Windows since the last drain, as dicts of `MeasuredWindow`; waits for the device once.
 
         Args:
             output_lengths: tokens that each finished request returned, by its name; windows that
-                ran past them are counted apart. None: every window counts.
+                ran past them are counted separately. None: every window counts.
         """
+        self.late.resolve(output_lengths)
+        return self.accumulator.drain()
 
+    @abstractmethod
     def check_layers(self, requests: int | None) -> list[dict[str, Any]]:
-        """Check windows of the next batch layer by layer; what was measured since the last call.
+        """Check each layer of some windows of the next batch. Call it in the cell's modes.
 
         Args:
             requests: most requests of the batch; None: check no longer.
+
+        Returns:
+            What was measured since the last call.
         """
 
     def device_errors(self) -> list[str]:
-        """What commits refused on the device since the last call; waits for the device."""
+        """Commits that the device refused since the last call; waits for the device."""
+        return []
 
     def set_probe(self, on: bool) -> None:
-        """Time each window's phases on the device, or stop."""
+        """Time each window's phases on the device, or stop; without `has_probe` none are."""
+        self.probe.on = on
 
     def graph_facts(self) -> dict[str, Any] | None:
-        """Sizes of vLLM's CUDA graphs and of those that stage; None for a runner without both."""
+        """Sizes of vLLM's CUDA graphs and of ours; None for a runner without both."""
+        return None
 
     def launch_refusals(self) -> dict[str, int] | None:
         """Kernels that are launched through Triton, not by the driver, by reason; None: none."""
+        return None
+
+    def _start_step(self, scheduler_output: Any) -> None:
+        """A step begins on the host; `_step` is None after it if the step has no tokens."""
+        self._close_leftover()
+        self.late.note_requests(finished(scheduler_output), restarted(scheduler_output))
+        if not scheduler_output.total_num_scheduled_tokens:
+            if self._turns is not None:  # what comes before the next step is waiting
+                self._turns.next(scheduler_output)
+                self.late.went_idle()
+            return
+        now, mark = time.perf_counter(), self.clock.mark()
+        self.late.step_started(now, mark)
+        has_window = bool(scheduler_output.scheduled_spec_decode_tokens)
+        step = Step(now, has_window, scheduler_output, began=mark)
+        if self._turns is not None:  # after the mark: a switch belongs to its own window
+            step.turn = self._turns.next(scheduler_output)
+        self._step = step
+
+    @property
+    def _alarm(self) -> str | None:
+        """Why this rank's turns want no window staged any more."""
+        return self._turns.alarm if self._turns is not None else None
+
+    def _close_leftover(self) -> None:
+        """Write and count the window that a step left open when it died between its calls."""
+        step, self._step = self._step, None
+        reason = close_leftover(self.window)
+        if step is not None and step.has_window:
+            step.fallback_reason = reason
+            self.late.add(step)

@@ -3,6 +3,30 @@
 One cause has one name. A reason with something to name has it behind a colon.
 """
 
+from enum import StrEnum
+
+
+class Fault(StrEnum):
+    """Parts of reasons after which staging stops; each is a whole part between colons."""
+
+    COMMIT = "commit"
+    """A commit failed."""
+    DEVICE_REFUSED = "device_refused"
+    """The device refused a commit; found as the counts were read."""
+    STAGING_STOPPED = "staging_stopped"
+    """Every window after a refused commit is written directly."""
+    ACTIVATIONS_REUSED = "activations_reused"
+    """One layer's K/V overwrite another's; true of every window."""
+    COUNTS = "counts_do_not_add_up"
+    RANKS_DIFFER = "ranks_accepted_differently"
+
+
+def fault_of(reason: str) -> Fault | None:
+    """The fault that a reason names, behind a rank's number or a step of staging if at all."""
+    parts = reason.split(":")
+    return next((fault for part in parts for fault in Fault if part == fault), None)
+
+
 RECURRENT_LAYERS = "recurrent_layers"
 """Mamba, gated delta net, short convolution and no attention: a state instead of K/V."""
 SPARSE_INDEXER = "sparse_indexer"

@@ -20,7 +20,7 @@ from typing import Any
 from prometheus_client.mmap_dict import MmapedDict, mmap_key
 
 from nwor_bench.records.fallback_reasons import BESIDE_PREFILL, BREAKABLE_CUDA_GRAPHS
-from nwor_bench.records.types import WindowCounts
+from nwor_bench.records.types import MeasuredWindow
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,7 @@ class WindowMetrics:
             for reason in reasons:
                 self._files.add(name, (*labels, ("reason", reason)), 0)
 
-    def add(self, window: WindowCounts, labels: Labels) -> None:
+    def add(self, window: MeasuredWindow, labels: Labels) -> None:
         """Count one finished window."""
         counts = {
             "nwor_windows": 1,

@@ -22,6 +22,7 @@ __all__ = [
     "Cell",
     "CellResult",
     "Interleave",
+    "MeasuredWindow",
     "NworMode",
     "Phase",
     "RequestTimes",
@@ -30,7 +31,6 @@ __all__ = [
     "StageBy",
     "Verdict",
     "WindowRecord",
-    "WindowTurn",
     "columns",
     "label_of",
     "to_dict",
@@ -82,11 +82,13 @@ waits for the prefill, the second for the drafter's prefill, which runs after th
 
 
 @dataclass(frozen=True, kw_only=True)
-class WindowCounts:
-    """Counts of one worker in one window.
+class MeasuredWindow:
+    """What one worker measured of one window: counts, times in ms, and its turn.
 
     `staged_tokens = committed_tokens + rejected_tokens` always. A window that was written directly
-    (mode off, or a fallback) has `staged_tokens` 0.
+    (mode off, or a fallback) has `staged_tokens` 0. A time is None if the phase did not run or was
+    not measured. In an interleaved batch two cells alternate in a group of four runs, A B B A or
+    B A A B, each a few windows long; `group`, `run` and `position` are None in other batches.
     """
 
     num_reqs: int
@@ -121,21 +123,15 @@ class WindowCounts:
     control_tokens: int = 0
     """Draft tokens that were written directly, and that attention read from the window all the
     same; in mode control only."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class WindowTimes:
-    """Times of one window in ms; None where a phase did not run or was not measured."""
-
-    wall_ms: float | None
+    wall_ms: float | None = None
     """From the start of this window's step to the next step's; on the V1 runner the step alone."""
-    forward_ms: float | None
+    forward_ms: float | None = None
     """The target's forward."""
-    sample_ms: float | None
+    sample_ms: float | None = None
     """vLLM's rejection sampling."""
-    mask_ms: float | None
+    mask_ms: float | None = None
     """Deciding which drafts were accepted; None where the commit decides."""
-    commit_ms: float | None
+    commit_ms: float | None = None
     """Writing the accepted tokens of all layers to the cache."""
     hook_ms: float | None = None
     """Host time that the hooks added."""
@@ -144,19 +140,6 @@ class WindowTimes:
     device_ms: float | None = None
     """From the start of this window's step to the next step's on the device's clock; in
     interleaved batches only."""
-
-
-UNTIMED = WindowTimes(wall_ms=None, forward_ms=None, sample_ms=None, mask_ms=None, commit_ms=None)
-"""Times of a window that was not timed."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class WindowTurn:
-    """A window's place in an interleaved batch; None in other batches.
-
-    Two cells take turns in a group of four runs: A B B A or B A A B, each run a few windows long.
-    """
-
     group: int | None = None
     """Number of the group in its batch; None also for windows between groups."""
     run: int | None = None
@@ -168,7 +151,7 @@ class WindowTurn:
 
 
 @dataclass(frozen=True, kw_only=True)
-class WindowRecord(WindowTurn, WindowTimes, WindowCounts):
+class WindowRecord(MeasuredWindow):
     """One verification step with at least one draft token, in one batch of one cell."""
 
     FIRST_COLUMNS: ClassVar = (

@@ -30,7 +30,7 @@ RUNS = len(_ABBA)
 
 @dataclass(frozen=True)
 class Turn:
-    """One window's place in its batch; see `WindowTurn` in the records."""
+    """One window's place in its batch; see `MeasuredWindow`."""
 
     cell: int
     """Number of its cell."""

@@ -18,6 +18,7 @@ from nwor_bench.models.pairs import ResolvedPair
 
 pytestmark = pytest.mark.engine
 
+CPU_MLA = "unsupported_attention:CPUMLAImpl"
 ONE_GROUP = {"disable_hybrid_kv_cache_manager": True}
 
 
@@ -39,7 +40,7 @@ def case(row: str, name: str, fallback: str | None, **arguments: Any) -> Any:
         case("Gemma, sliding window, several cache groups", "gemma", None),
         case("fp8 cache", "Llama", "cache_dtype:fp8", kv_cache_dtype="fp8"),
         # Without the choice vLLM takes another implementation on a CPU with AMX, bfloat16 alone.
-        case("latent attention (MLA)", "mla", None, attention_backend="CPU_MLA"),
+        case("latent attention (MLA)", "mla", CPU_MLA, attention_backend="CPU_MLA"),
         case("layers that share K/V", "shared K/V", None),
         pytest.param("sinks", None, {}, marks=pytest.mark.long, id="attention sinks"),
         pytest.param("head dims", None, {}, marks=pytest.mark.long, id="head dims that differ"),

@@ -141,8 +141,8 @@ def test_a_step_that_dies_is_closed_by_the_next(
     engine: VllmEngine, reference: BatchOutput, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An exception between forward and sampling leaves a window open; the engine goes on."""
+    from nwor_bench.plugin.counts.step import Step
     from nwor_bench.plugin.runner_v1.hook import V1RunnerHook
-    from nwor_bench.plugin.runner_v1.host_counts import Step
 
     hook: V1RunnerHook = worker_of(engine).nwor_hook
     begin = V1RunnerHook._begin
@@ -177,7 +177,7 @@ class Messages(logging.Handler):
 def test_debug_logs_begin_and_commit_of_each_window(
     engine: VllmEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(worker_of(engine).nwor_hook._counts, "debug", True)
+    monkeypatch.setattr(worker_of(engine).nwor_hook.late, "debug", True)
     messages = Messages()
     logger = logging.getLogger("vllm.nwor_bench")
     logger.addHandler(messages)

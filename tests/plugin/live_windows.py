@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
-from nwor_bench.records.types import UNTIMED, WindowCounts, WindowTimes
+from nwor_bench.records.types import MeasuredWindow
 from nwor_bench.workload.window_order import Turn
 
 
@@ -34,7 +34,7 @@ def scheduled(drafts: dict[str, int], prompt: int) -> Any:
     )
 
 
-def counts_of(num_reqs: int = 2, **changed: Any) -> WindowCounts:
+def counts_of(num_reqs: int = 2, **changed: Any) -> MeasuredWindow:
     values = {
         "num_reqs": num_reqs,
         "draft_tokens": 4 * num_reqs,
@@ -45,11 +45,14 @@ def counts_of(num_reqs: int = 2, **changed: Any) -> WindowCounts:
         "stage_operations": 12 * num_reqs,
         "fallback_reason": None,
     }
-    return WindowCounts(**(values | changed))
+    return MeasuredWindow(**(values | changed))
 
 
-def times_of(wall: float | None, device: float | None = None) -> WindowTimes:
-    return WindowTimes(**(vars(UNTIMED) | {"wall_ms": wall, "device_ms": device}))
+def timed(
+    wall: float | None, device: float | None = None, num_reqs: int = 2, **changed: Any
+) -> MeasuredWindow:
+    """A window with these times."""
+    return counts_of(num_reqs, wall_ms=wall, device_ms=device, **changed)
 
 
 def turns_of_group(group: int, order: Sequence[int] = (0, 1, 1, 0), length: int = 2) -> list[Turn]:

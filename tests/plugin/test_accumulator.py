@@ -8,11 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nwor_bench.plugin.counts import accumulator
-from nwor_bench.plugin.counts.accumulator import Accumulator, per_position
-from nwor_bench.records.types import UNTIMED, WindowCounts
+from nwor_bench.plugin.counts.accumulator import Accumulator
+from nwor_bench.plugin.counts.step import per_position
+from nwor_bench.records.types import MeasuredWindow
 
 COUNTS = st.builds(
-    WindowCounts,
+    MeasuredWindow,
     num_reqs=st.integers(0, 9),
     draft_tokens=st.integers(0, 99),
     accepted_tokens=st.integers(0, 99),
@@ -33,8 +34,8 @@ TOTAL_OF_FIELD = {
 }
 
 
-def one_window(drafts: int = 1) -> WindowCounts:
-    return WindowCounts(
+def one_window(drafts: int = 1) -> MeasuredWindow:
+    return MeasuredWindow(
         num_reqs=1,
         draft_tokens=drafts,
         staged_tokens=0,
@@ -49,7 +50,7 @@ def one_window(drafts: int = 1) -> WindowCounts:
 def test_totals_add_up_whenever_the_windows_are_drained(windows, drains):
     kept, drained = Accumulator(), []
     for number, counts in enumerate(windows):
-        kept.add(counts, replace(UNTIMED, wall_ms=float(number)))
+        kept.add(replace(counts, wall_ms=float(number)))
         if number in drains:
             drained += kept.drain()
     drained += kept.drain()
@@ -66,11 +67,11 @@ def test_totals_add_up_whenever_the_windows_are_drained(windows, drains):
 
 def test_a_drain_hands_out_each_window_once():
     kept = Accumulator()
-    kept.add(one_window(2), UNTIMED)
-    kept.add(one_window(3), UNTIMED)
+    kept.add(one_window(2))
+    kept.add(one_window(3))
     assert [window["draft_tokens"] for window in kept.drain()] == [2, 3]
     assert kept.drain() == []
-    kept.add(one_window(4), UNTIMED)
+    kept.add(one_window(4))
     assert [window["draft_tokens"] for window in kept.drain()] == [4]
 
 
@@ -83,7 +84,7 @@ def test_a_window_becomes_a_plain_dict_where_unmeasured_times_are_none():
         scv_path="device",
         accepted_per_position=(2, 1),
     )
-    kept.add(counts, replace(UNTIMED, wall_ms=1.5, mask_ms=0.25))
+    kept.add(replace(counts, wall_ms=1.5, mask_ms=0.25))
     (window,) = kept.drain()
     assert type(window) is dict
     assert (window["num_reqs"], window["draft_tokens"], window["accepted_tokens"]) == (2, 6, 3)
@@ -95,14 +96,15 @@ def test_a_window_becomes_a_plain_dict_where_unmeasured_times_are_none():
 
 
 def test_no_time_is_zero_before_it_is_measured():
-    assert set(vars(UNTIMED).values()) == {None}
+    times = {name: value for name, value in vars(one_window()).items() if name.endswith("_ms")}
+    assert set(times.values()) == {None}
 
 
 def test_undrained_windows_are_bounded_and_still_count(monkeypatch):
     monkeypatch.setattr(accumulator, "MAX_UNDRAINED", 3)
     kept = Accumulator()
     for drafts in range(1, 6):
-        kept.add(one_window(drafts), UNTIMED)
+        kept.add(one_window(drafts))
     assert kept.totals["windows"] == 5
     assert kept.totals["draft_tokens"] == 15
     assert [window["draft_tokens"] for window in kept.drain()] == [3, 4, 5]
@@ -113,7 +115,7 @@ def test_a_batch_keeps_every_window_once_somebody_drains(monkeypatch):
     kept = Accumulator()
     assert kept.drain() == []  # as a sweep does before its first batch
     for drafts in range(1, 6):
-        kept.add(one_window(drafts), UNTIMED)
+        kept.add(one_window(drafts))
     assert [window["draft_tokens"] for window in kept.drain()] == [1, 2, 3, 4, 5]
 
 

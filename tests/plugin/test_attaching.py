@@ -63,8 +63,8 @@ def fails(*_: Any, **__: Any) -> Any:
 
 
 STEPS: dict[str, str] = {
-    "the runner's layers": "nwor_bench.plugin.runner_v2.windows.attention_layers",
-    "the validator": "nwor_bench.plugin.runner_v2.windows.DeviceValidator",
+    "the runner's layers": "nwor_bench.plugin.runner_hook.attention_layers",
+    "the validator": "nwor_bench.plugin.runner_v2.hook.DeviceValidator",
     "the ranks' agreement": "nwor_bench.plugin.runner_v2.hook.V2RunnerHook.agree",
     "the ranges": "nwor_bench.plugin.attaching.WindowRanges",
     "the hook's patches": "nwor_bench.plugin.runner_v2.hook.V2RunnerHook.attach",

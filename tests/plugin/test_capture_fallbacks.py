@@ -115,7 +115,7 @@ def test_after_one_window_that_cannot_be_held_no_other_is_tried(
 
     from nwor_bench.plugin.patching import PatchSet
     from nwor_bench.plugin.rank_vote import RankVote
-    from nwor_bench.plugin.runner_v2 import windows as v2_windows
+    from nwor_bench.plugin.runner_v2 import hook as v2_hook
     from nwor_bench.plugin.runner_v2.hook import V2RunnerHook
     from nwor_bench.plugin.settings import PluginSettings
     from nwor_bench.records.types import NworMode, ScvMode
@@ -139,7 +139,7 @@ def test_after_one_window_that_cannot_be_held_no_other_is_tried(
     )
     monkeypatch.setattr(RankVote, "of_worker", RankVote)
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)
-    monkeypatch.setattr(v2_windows, "set_up_staging", lambda *_: (parts, None))
+    monkeypatch.setattr(v2_hook, "set_up_staging", lambda *_: (parts, None))
     runner = runner_of_two_requests()
     runner.num_speculative_steps = 3
     hook = V2RunnerHook(runner, PluginSettings(NworMode.STAGE, ScvMode.OFF, False))

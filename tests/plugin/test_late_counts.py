@@ -10,14 +10,14 @@ from nwor_bench.plugin.counts import accumulator as accumulator_module
 from nwor_bench.plugin.counts import late_counts
 from nwor_bench.plugin.counts.accumulator import Accumulator
 from nwor_bench.plugin.counts.late_counts import MOST_PENDING, LateCounts
-from nwor_bench.plugin.counts.pending_step import PendingStep
 from nwor_bench.plugin.counts.scheduler_output import external_request_id
+from nwor_bench.plugin.counts.step import Step
 
 LAYERS = 3
 
 
 def step(req_ids, num_sampled, drafts=None, **values):
-    return PendingStep(
+    return Step(
         started=0.0,
         req_ids=req_ids,
         num_sampled=torch.tensor(num_sampled, dtype=torch.int32),

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from live_windows import counts_of, times_of, turns_of_group
+from live_windows import timed, turns_of_group
 
 from nwor_bench.analysis.interleaved.robust import as_ratio, robust_location
 from nwor_bench.plugin import live_ratio as live_groups
@@ -19,12 +19,12 @@ OFF_MS, STAGE_MS = 10.0, 9.7
 
 
 def add_group(groups: LiveGroups, number: int, **changes: Any) -> None:
-    """One whole group; `changes` are by the window's place in it: a (counts, times) each."""
+    """One whole group; `changes` are by the window's place in it: a window each."""
     for place, turn in enumerate(turns_of_group(number)):
         ms = STAGE_MS if turn.cell else OFF_MS
         # What follows a switch is slow and must not count.
-        window = (counts_of(), times_of(50.0 if turn.position == 0 else ms))
-        groups.add(*changes.get(f"at{place}", window), turn)
+        window = timed(50.0 if turn.position == 0 else ms)
+        groups.add(changes.get(f"at{place}", window), turn)
 
 
 def test_a_group_compares_the_windows_behind_the_first_of_each_run() -> None:
@@ -42,7 +42,7 @@ def test_off_against_itself_has_a_class_of_its_own() -> None:
     groups = LiveGroups()
     add_group(groups, 0)
     for turn in turns_of_group(1, order=(2, 0, 0, 2)):
-        groups.add(counts_of(), times_of(10.1 if turn.cell else OFF_MS), turn)
+        groups.add(timed(10.1 if turn.cell else OFF_MS), turn)
     found = groups.snapshot()
     assert found.groups == {"2": 1, ALL: 1, AA: 1}
     assert [exp(effect) for effect in found.effects[AA]] == [pytest.approx(1.01)]
@@ -52,10 +52,10 @@ def test_off_against_itself_has_a_class_of_its_own() -> None:
 @pytest.mark.parametrize(
     ("place", "window", "reason"),
     [
-        (1, (counts_of(), times_of(None)), LeftOut.UNTIMED),
-        (3, (counts_of(), times_of(10.0, device=9.0)), LeftOut.UNTIMED),
-        (5, (counts_of(fallback_reason="kv_transfer"), times_of(9.7)), LeftOut.FALLBACK),
-        (7, (counts_of(3), times_of(10.0)), LeftOut.BATCH_SIZE),
+        (1, timed(None), LeftOut.UNTIMED),
+        (3, timed(10.0, device=9.0), LeftOut.UNTIMED),
+        (5, timed(9.7, fallback_reason="kv_transfer"), LeftOut.FALLBACK),
+        (7, timed(10.0, num_reqs=3), LeftOut.BATCH_SIZE),
     ],
     ids=["no time", "another clock", "fell back", "another class"],
 )
@@ -70,14 +70,14 @@ def test_a_window_spoils_its_group(place: int, window: Any, reason: LeftOut) -> 
 
 def test_requests_may_come_and_go_within_a_class() -> None:
     groups = LiveGroups()
-    more = {f"at{place}": (counts_of(5 + place % 4), times_of(10.0)) for place in range(8)}
+    more = {f"at{place}": timed(10.0, num_reqs=5 + place % 4) for place in range(8)}
     add_group(groups, 0, **more)
     assert groups.snapshot().groups == {"5-8": 1, ALL: 1}
 
 
 def test_the_first_window_of_a_run_may_be_of_any_kind() -> None:
     groups = LiveGroups()
-    odd = (counts_of(9, fallback_reason="kv_transfer"), times_of(None))
+    odd = timed(None, num_reqs=9, fallback_reason="kv_transfer")
     add_group(groups, 0, at0=odd, at2=odd, at4=odd, at6=odd)
     assert groups.snapshot().groups == {"2": 1, ALL: 1}
 
@@ -86,8 +86,8 @@ def test_the_first_window_of_a_run_may_be_of_any_kind() -> None:
 def test_a_group_cut_short_is_left_out_and_spoils_no_other(given_turns: int) -> None:
     groups = LiveGroups()
     for turn in turns_of_group(0)[:given_turns]:
-        groups.add(counts_of(), times_of(1.0 + turn.position), turn)
-    groups.add(counts_of(), times_of(77.0), None)  # the prefill
+        groups.add(timed(1.0 + turn.position), turn)
+    groups.add(timed(77.0), None)  # the prefill
     add_group(groups, 1)
     found = groups.snapshot()
     assert found.left_out == {LeftOut.INTERRUPTED: 1}
@@ -98,14 +98,14 @@ def test_a_lost_window_inside_a_group_is_seen() -> None:
     groups = LiveGroups()
     for place, turn in enumerate(turns_of_group(0)):
         if place != 3:
-            groups.add(counts_of(), times_of(10.0), turn)
+            groups.add(timed(10.0), turn)
     assert groups.snapshot().left_out == {LeftOut.INTERRUPTED: 1}
 
 
 def test_the_devices_clock_decides_where_there_is_one() -> None:
     groups = LiveGroups()
     for turn in turns_of_group(0):
-        groups.add(counts_of(), times_of(10.0, device=9.0 if turn.cell else 10.0), turn)
+        groups.add(timed(10.0, device=9.0 if turn.cell else 10.0), turn)
     found = groups.snapshot()
     assert found.clock is Clock.DEVICE
     assert [exp(effect) for effect in found.effects[ALL]] == [pytest.approx(0.9)]
@@ -117,9 +117,9 @@ def test_memory_is_bounded_and_the_latest_groups_stay(monkeypatch: pytest.Monkey
     for number in range(100):
         fast = 9.0 if number >= 84 else 5.0
         for turn in turns_of_group(number):
-            groups.add(counts_of(), times_of(fast if turn.cell else 10.0), turn)
+            groups.add(timed(fast if turn.cell else 10.0), turn)
     for number in range(100, 300):  # groups that are never finished
-        groups.add(counts_of(), times_of(10.0), turns_of_group(number)[0])
+        groups.add(timed(10.0), turns_of_group(number)[0])
     found = groups.snapshot()
     assert found.groups == {"2": 100, ALL: 100}
     assert {len(effects) for effects in found.effects.values()} == {16}
@@ -148,7 +148,7 @@ def test_a_planted_effect_is_found_among_arrivals_and_drift(effect: float) -> No
         for turn in turns_of_group(number, order)[:cut]:
             clock = draw.choice([1.0, 1.3]) if draw.random() < 0.02 else clock * 1.0002
             ms = 8.0 * clock * (1 + requests / 50) * exp(draw.gauss(effect * turn.cell, 0.01))
-            groups.add(counts_of(requests), times_of(ms), turn)
+            groups.add(timed(ms, num_reqs=requests), turn)
     found = groups.snapshot()
     assert found.left_out[LeftOut.INTERRUPTED] == pytest.approx(250, rel=0.2)
     assert set(found.groups) == {"3-4", "5-8", ALL}

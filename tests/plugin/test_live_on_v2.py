@@ -27,13 +27,13 @@ class Started:
         self.turns = LiveTurns(self.hook, ScvMode.OFF)
         self.groups = LiveGroups()
         self.windows: list[Any] = []
-        self.hook.accumulator.turn_listener = self.record
+        self.hook.accumulator.listeners.append(self.record)
         self.turns.start()
 
-    def record(self, counts: Any, times: Any, turn: Any) -> None:
-        self.windows.append((counts, times, turn))
-        self.turns.check(counts)
-        self.groups.add(counts, times, turn)
+    def record(self, window: Any, turn: Any) -> None:
+        self.windows.append((window, turn))
+        self.turns.check(window)
+        self.groups.add(window, turn)
 
     def run(self, steps: int) -> list[Any]:
         """That many steps, read as a server reads them; the windows that they recorded."""
@@ -49,7 +49,7 @@ def test_two_windows_in_five_are_staged_and_timed_groups_come_of_them(
 ) -> None:
     started = Started(monkeypatch)
     windows = started.run(1 + 10 * 8 + 1)
-    turns = [(turn.cell, counts.staged_tokens) for counts, _, turn in windows if turn]
+    turns = [(turn.cell, counts.staged_tokens) for counts, turn in windows if turn]
     assert Counter(turns[:80]) == {(0, 0): 40, (1, 2 * K): 32, (2, 0): 8}
     assert started.groups.snapshot().groups == {"2": 8, ALL: 8, AA: 2}
     assert started.groups.snapshot().left_out == {}
@@ -63,7 +63,7 @@ def test_a_pause_ends_the_group_and_is_no_time_of_its_last_window(
         run_step(started.hook, REQUESTS)
     run_step(started.hook, [], finished=REQUESTS)
     started.run(1 + 8 + 1)
-    assert [times.wall_ms for _, times, _ in started.windows][3] is None
+    assert [window.wall_ms for window, _ in started.windows][3] is None
     found = started.groups.snapshot()
     assert found.groups[ALL] == 1
     assert {str(reason): number for reason, number in found.left_out.items()} == {"interrupted": 1}
@@ -78,8 +78,8 @@ def test_a_refused_commit_ends_staging_and_loses_no_window(monkeypatch: pytest.M
     assert started.turns.stopped is Guard.COMMIT_REFUSED
     assert started.hook.nwor_mode is NworMode.OFF
     assert len(later) == 40
-    assert [counts.staged_tokens for counts, _, _ in later] == [0] * 40
-    reasons = [counts.fallback_reason for counts, _, _ in later if counts.fallback_reason]
+    assert [counts.staged_tokens for counts, _ in later] == [0] * 40
+    reasons = [counts.fallback_reason for counts, _ in later if counts.fallback_reason]
     assert len(reasons) == 1
     assert reasons[0].startswith("device_refused")
 
@@ -91,10 +91,10 @@ def test_an_alarm_is_told_in_the_next_staged_window(monkeypatch: pytest.MonkeyPa
     started.turns.check(wrong)  # type: ignore[arg-type]
     later = started.run(40)
     assert started.turns.stopped is Guard.COUNTS
-    reasons = [counts.fallback_reason for counts, _, _ in later if counts.fallback_reason]
+    reasons = [counts.fallback_reason for counts, _ in later if counts.fallback_reason]
     assert reasons == ["counts_do_not_add_up:accepted_more_than_drafted"]
     assert started.hook.nwor_mode is NworMode.OFF
-    assert [counts.staged_tokens for counts, _, _ in later] == [0] * 40
+    assert [counts.staged_tokens for counts, _ in later] == [0] * 40
     assert started.hook.window.staging.direct_writes == 1
 
 

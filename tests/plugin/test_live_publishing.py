@@ -4,7 +4,7 @@ import time
 from pathlib import Path
 
 import pytest
-from live_windows import counts_of, times_of, turns_of_group
+from live_windows import timed, turns_of_group
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.parser import text_string_to_metric_families
@@ -33,7 +33,7 @@ class Shown:
         for group in range(number):
             for turn in turns_of_group(group):
                 ms = stage_ms * (1 + 0.001 * (group % 5 - 2)) if turn.cell else 10.0
-                self.groups.add(counts_of(requests), times_of(ms), turn)
+                self.groups.add(timed(ms, num_reqs=requests), turn)
 
     def scrape(self) -> dict[tuple[str, str], float]:
         """Value by sample's name, and class or reason."""
@@ -90,7 +90,7 @@ def test_off_against_itself_has_metrics_of_its_own(shown: Shown) -> None:
     shown.add(20)
     for group in range(30):
         for turn in turns_of_group(group, order=(0, 2, 2, 0)):
-            shown.groups.add(counts_of(), times_of(10.1 if turn.cell else 10.0), turn)
+            shown.groups.add(timed(10.1 if turn.cell else 10.0), turn)
     shown.publisher.publish()
     found = shown.scrape()
     assert found["nwor_live_aa_ratio", "all"] == pytest.approx(1.01)
@@ -107,8 +107,8 @@ def test_counters_grow_and_the_ratio_moves(shown: Shown) -> None:
     assert shown.scrape()["nwor_live_groups_total", "all"] == 20
     before = shown.scrape()["nwor_live_ratio", "all"]
     shown.add(60, stage_ms=8.0)
-    shown.groups.add(counts_of(), times_of(1.0), turns_of_group(98)[0])
-    shown.groups.add(counts_of(), times_of(1.0), turns_of_group(99)[0])
+    shown.groups.add(timed(1.0), turns_of_group(98)[0])
+    shown.groups.add(timed(1.0), turns_of_group(99)[0])
     shown.publisher.publish()
     found = shown.scrape()
     assert found["nwor_live_groups_total", "all"] == 80

@@ -7,11 +7,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from live_windows import counts_of, idle, times_of, windows_alone, with_prefill
+from live_windows import counts_of, idle, timed, windows_alone, with_prefill
 
 from nwor_bench.plugin.live_ratio import AA, LiveGroups
 from nwor_bench.plugin.live_turns import LiveTurns, guard_of, miscount
-from nwor_bench.plugin.rank_vote import DIFFERENT_COUNTS
+from nwor_bench.records.fallback_reasons import Fault
 from nwor_bench.records.live_reasons import Guard, LeftOut
 from nwor_bench.records.types import SETTLING, NworMode, ScvMode
 from nwor_bench.workload.window_order import ALL
@@ -107,7 +107,7 @@ def test_interrupted_groups_are_counted_and_whole_ones_stay_whole() -> None:
         turn = turns.next(with_prefill() if draw.random() < 0.05 else windows_alone())
         if turn is not None:
             begun.add(turn.group)
-        groups.add(counts_of(), times_of(10.0), turn)
+        groups.add(timed(10.0), turn)
     found = groups.snapshot()
     open_now = 1 if groups._members else 0
     assert found.groups[ALL] + found.groups[AA] + found.left_out[
@@ -126,7 +126,7 @@ def test_interrupted_groups_are_counted_and_whole_ones_stay_whole() -> None:
         ("device_refused:slot", Guard.COMMIT_REFUSED),
         ("rank_1:device_refused:slot", Guard.COMMIT_REFUSED),
         ("staging_stopped", Guard.COMMIT_REFUSED),
-        (DIFFERENT_COUNTS, Guard.RANKS_DIFFER),
+        (Fault.RANKS_DIFFER.value, Guard.RANKS_DIFFER),
         ("counts_do_not_add_up:staged_more_than_drafted", Guard.COUNTS),
         ("rank_0:counts_do_not_add_up:x", Guard.COUNTS),
         (None, None),

@@ -12,12 +12,10 @@ from typing import Any
 import pytest
 import torch
 from latent_layers import (
-    BLOCK_SIZE,
     CONTEXT,
     LATENT,
     LAYERS,
     PE,
-    WIDTH,
     LatentStep,
     StockWrite,
     check_same,
@@ -397,48 +395,3 @@ def test_a_sparse_layers_output_is_nudged_once_whichever_way_it_attends() -> Non
             assert torch.equal(output, query) is not on
             torch.testing.assert_close(output, query)
         nudge.switch(False)
-
-
-@pytest.mark.parametrize(
-    ("silent", "changes", "reason"),
-    [
-        (False, {"num_decodes": 0}, None),
-        (False, {"num_decodes": 1}, "attention:window_as_decode"),
-        (False, {"num_decodes": 0, "num_reqs": 3}, "attention:other_requests"),
-        (True, {"num_decodes": 0}, "attention:kv_not_staged"),
-    ],
-)
-def test_on_a_cpu_windows_are_prefills_that_read_no_draft(
-    silent: bool, changes: dict[str, Any], reason: str | None
-) -> None:
-    """What is staged is left out of the cache; in an odd step it is written before it is read."""
-    from nwor_bench.plugin.runner_v1.cpu_attention import LayerStaging
-    from nwor_bench.plugin.runner_v1.mla_attention import StagingCPUMLAImpl
-    from nwor_bench.plugin.runner_v1.staging import StagingBuffers
-    from nwor_bench.plugin.staging.layers import LayerCache
-    from nwor_bench.plugin.staging.window import Window, WindowBatch
-
-    rows = torch.randn(6, WIDTH)
-    cache, expected = (torch.full((4, BLOCK_SIZE, WIDTH), torch.nan) for _ in range(2))
-    slots = torch.tensor([2, 3, 4, 8, 9, 10])
-    latent, key_pe = rows.split([LATENT, PE], dim=-1)
-    write = (latent, key_pe.unsqueeze(1))
-    stock = object.__new__(StagingCPUMLAImpl)
-    stock.do_kv_cache_update(*write, expected, slots, "auto", torch.ones(1))
-    assert torch.equal(expected.view(-1, WIDTH)[slots], rows)
-
-    buffers = StagingBuffers([LayerCache("0", cache.unsqueeze(1), LATENT, torch.float32)], 4)
-    window = Window(buffers)
-    impl = object.__new__(StagingCPUMLAImpl)
-    impl.staging = LayerStaging(window, buffers, 0)
-    drafts = torch.tensor([1, 2, 4, 5])
-    direct = slots.clone()
-    direct[drafts] = -1
-    window.begin(WindowBatch((2, 2), drafts, slots[drafts], direct))
-    writer = stock if silent else impl
-    writer.do_kv_cache_update(*write, cache, slots, "auto", torch.ones(1))
-    impl._guard(SimpleNamespace(**{"num_reqs": 2, "causal": True, **changes}))
-    assert window.fallback_reason == reason
-    left_out = cache.view(-1, WIDTH)[slots].isnan().all(dim=-1)
-    assert left_out.tolist() == [n in drafts and reason is None for n in range(6)]
-    torch.testing.assert_close(cache[:1, 2], expected[:1, 2])

@@ -23,7 +23,7 @@ from nwor_bench.plugin.observe.metrics import (
     share_folder,
 )
 from nwor_bench.plugin.settings import PluginSettings
-from nwor_bench.records.types import UNTIMED, NworMode, ScvMode, WindowCounts
+from nwor_bench.records.types import MeasuredWindow, NworMode, ScvMode
 
 
 @pytest.fixture(autouse=True)
@@ -82,7 +82,7 @@ def test_a_server_shows_what_its_workers_count() -> None:
     reasoned = at.replace('rank="3"', 'rank="3",reason="micro_batches"')
     assert f"nwor_fallback_count_total{{{reasoned}}} 0.0" in nwor_lines()
     assert not any(line.startswith("nwor_acceptance_rate") for line in nwor_lines())
-    counts = WindowCounts(
+    counts = MeasuredWindow(
         num_reqs=1,
         draft_tokens=4,
         accepted_tokens=1,
@@ -93,7 +93,7 @@ def test_a_server_shows_what_its_workers_count() -> None:
         fallback_reason=None,
         scv_path="graph",
     )
-    hook.accumulator.add(counts, UNTIMED)
+    hook.accumulator.add(counts)
     lines = nwor_lines()
     for sample in (
         f"nwor_total_staged_total{{{at}}} 4.0",
@@ -120,7 +120,7 @@ def test_a_sweep_switches_them_off(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     monkeypatch.setenv(VLLM_FOLDER, str(tmp_path))
     hook = hook_of()
     publish(hook, worker_of_rank(0), SETTINGS)
-    assert hook.accumulator.listener is None
+    assert hook.accumulator.listeners == []
     assert list(tmp_path.iterdir()) == []
 
 

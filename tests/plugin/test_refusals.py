@@ -148,8 +148,8 @@ def on_a_cpu(marks: dict[str, Any] | None = None, **changes: Any) -> str | None:
     from nwor_bench.plugin.runner_v1.cpu_attention import (
         ReferenceCPUAttentionBackend,
         ReferenceCPUAttentionImpl,
+        set_up_staging,
     )
-    from nwor_bench.plugin.runner_v1.setup import set_up_staging
     from nwor_bench.plugin.staging.layers import TargetLayers
 
     impl = object.__new__(ReferenceCPUAttentionImpl)
@@ -349,8 +349,8 @@ def test_a_real_chunked_layer_is_followed_on_a_cpu_too() -> None:
     from nwor_bench.plugin.runner_v1.cpu_attention import (
         ReferenceCPUAttentionBackend,
         ReferenceCPUAttentionImpl,
+        stageable_layers,
     )
-    from nwor_bench.plugin.runner_v1.setup import stageable_layers
     from nwor_bench.plugin.staging.layers import StagingUnavailable, TargetLayers
 
     assert ReferenceCPUAttentionBackend.get_builder_cls() is CPUAttentionMetadataBuilder
@@ -372,7 +372,7 @@ def test_a_real_chunked_layer_is_followed_on_a_cpu_too() -> None:
 
 def test_vllms_older_runner_is_refused_on_a_gpu() -> None:
     """Before anything else is looked at: its attention there is stock vLLM's."""
-    from nwor_bench.plugin.runner_v1.setup import set_up_staging
+    from nwor_bench.plugin.runner_v1.cpu_attention import set_up_staging
     from nwor_bench.plugin.staging.layers import attention_layers
 
     runner = runner_with(two(), device=torch.device("cuda"))

@@ -114,7 +114,7 @@ def test_a_window_of_a_shape_that_was_not_captured_is_counted(
 ) -> None:
     machine = Machine(monkeypatch)
     turns = machine.turns(OFF, ARM)
-    step = SimpleNamespace(pending=SimpleNamespace(turn=turns._take(turn(1))))
+    step = SimpleNamespace(turn=turns._take(turn(1)))
     machine.hook._step = step
     assert machine.run_fullgraph("uneven") == "vLLM"
     machine.hook._step = None

@@ -8,16 +8,17 @@ import pytest
 import torch
 
 from nwor_bench.plugin.counts.accumulator import Accumulator
-from nwor_bench.plugin.counts.late_counts import SEALED, LateCounts
-from nwor_bench.plugin.counts.pending_step import PendingStep
-from nwor_bench.plugin.counts.reading import Coming
-from nwor_bench.plugin.counts.unhurried import (
+from nwor_bench.plugin.counts.device_counts import Coming
+from nwor_bench.plugin.counts.late_counts import (
     COUNTED_A_STEP,
     READ_S,
-    patches,
+    SEALED,
+    LateCounts,
     read_without_waiting,
 )
+from nwor_bench.plugin.counts.step import Step
 from nwor_bench.plugin.observe.device_times import DeviceClock
+from nwor_bench.plugin.runner_hook import RunnerHook
 
 DRAFTS = 4
 
@@ -61,7 +62,7 @@ def run_steps(
         marks.append(Mark())
         late.step_started(0.0, marks[-1])
         late.add(
-            PendingStep(
+            Step(
                 started=0.0,
                 began=marks[-1],
                 num_tokens=DRAFTS + 1,
@@ -88,7 +89,7 @@ def test_only_steps_that_the_device_has_finished_are_read() -> None:
     assert len(accumulator.windows) == 5
     late.read_finished()
     assert not late.is_reading
-    assert [times.device_ms for _, times, _ in accumulator.windows] == [None, None, 3.0, 3.0, 3.0]
+    assert [window.device_ms for window, _ in accumulator.windows] == [None, None, 3.0, 3.0, 3.0]
 
 
 def test_a_copy_on_its_way_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,7 +119,7 @@ def test_nothing_is_lost_or_changes_its_order_when_all_is_read_at_once() -> None
         if accepted == 2:
             late.read_finished()  # a copy of the first three is on its way
     late.resolve(None)
-    accepted_tokens = [counts.accepted_tokens for counts, _, _ in accumulator.windows]
+    accepted_tokens = [counts.accepted_tokens for counts, _ in accumulator.windows]
     assert accepted_tokens == [1, 1, 2, 2, 3, 3, 4, 4]
 
 
@@ -138,9 +139,9 @@ def test_counters_are_read_as_they_stand_behind_a_sealed_step() -> None:
     late.read_finished()
     late.settle(100)
     assert seen == [[0, 7]]
-    assert [counts.committed_tokens for counts, _, _ in accumulator.windows] == [1] * SEALED
+    assert [counts.committed_tokens for counts, _ in accumulator.windows] == [1] * SEALED
     late.resolve(None)
-    assert [counts.committed_tokens for counts, _, _ in accumulator.windows] == [1] * (SEALED + 3)
+    assert [counts.committed_tokens for counts, _ in accumulator.windows] == [1] * (SEALED + 3)
 
 
 def test_steps_without_a_commit_copy_no_counters() -> None:
@@ -174,7 +175,7 @@ def test_the_step_before_a_pause_has_no_time() -> None:
     for mark in [*marks, *run_steps(late, 1)]:
         mark.passed = True
     late.resolve(None)
-    device_ms = [times.device_ms for _, times, _ in accumulator.windows]
+    device_ms = [window.device_ms for window, _ in accumulator.windows]
     assert device_ms == [None, None, 3.0, None, None]
 
 
@@ -230,17 +231,16 @@ def test_a_second_of_steps_is_counted_a_few_at_a_time() -> None:
     assert len(accumulator.windows) == 10
 
 
-def test_a_hook_that_counts_late_is_read_and_its_steps_are_marked() -> None:
-    """The V1 runner without async scheduling has its counts at once."""
-    for late, is_read in ((None, False), (Late(), True)):
-        runner = SimpleNamespace(execute_model=lambda step: "stock")
-        stock, clock = runner.execute_model, DeviceClock(torch.device("cpu"))
-        hook: Any = SimpleNamespace(late=late, runner=runner, clock=clock)
-        reading = patches(hook)
-        reading.apply()
-        assert (runner.execute_model is not stock) is is_read is clock.on
-        reading.undo()
-        assert runner.execute_model is stock
+def test_a_servers_counts_are_read_and_its_steps_are_marked() -> None:
+    runner = SimpleNamespace(execute_model=lambda step: "stock")
+    stock, clock = runner.execute_model, DeviceClock(torch.device("cpu"))
+    hook: Any = SimpleNamespace(late=Late(), runner=runner, clock=clock)
+    reading = RunnerHook.count_without_waiting(hook)
+    reading.apply()
+    assert clock.on
+    assert runner.execute_model is not stock
+    reading.undo()
+    assert runner.execute_model is stock
 
 
 def test_counts_on_a_host_are_read_while_it_is_busy() -> None:
@@ -254,4 +254,4 @@ def test_counts_on_a_host_are_read_while_it_is_busy() -> None:
     late.read_finished()
     late.read_finished()
     late.settle(3)
-    assert [times.device_ms for _, times, _ in accumulator.windows] == [None] * 3
+    assert [window.device_ms for window, _ in accumulator.windows] == [None] * 3

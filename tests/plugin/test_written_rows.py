@@ -10,26 +10,27 @@ import torch
 from test_live_on_v2 import REQUESTS, Started
 from v2_pieces import LAYERS, K, run_step
 
+from nwor_bench.plugin.counts.device_counts import WrittenRows
 from nwor_bench.plugin.counts.late_counts import SEALED
-from nwor_bench.plugin.counts.pending_step import PendingStep
-from nwor_bench.plugin.counts.written_rows import WrittenRows
-from nwor_bench.plugin.rank_vote import DIFFERENT_COUNTS, RankVote
+from nwor_bench.plugin.counts.step import Step
+from nwor_bench.plugin.rank_vote import RankVote
+from nwor_bench.records.fallback_reasons import Fault
 from nwor_bench.records.live_reasons import Guard
 from nwor_bench.records.types import NworMode
 
 DRAFTS = 4
 
 
-def window(certain: int | None, in_commit: bool = False) -> PendingStep:
+def window(certain: int | None, in_commit: bool = False) -> Step:
     """Two requests of four drafts each."""
     drafts = np.array([DRAFTS, DRAFTS], dtype=np.int32)
     staged = 2 * DRAFTS
-    return PendingStep(
-        0.0, drafts=drafts, staged_tokens=staged, certain=certain, decided_in_commit=in_commit
+    return Step(
+        0.0, True, drafts=drafts, staged_tokens=staged, certain=certain, decided_in_commit=in_commit
     )
 
 
-def committed(now: list[int], *windows: tuple[PendingStep, list[int]], before: int = 0) -> Any:
+def committed(now: list[int], *windows: tuple[Step, list[int]], before: int = 0) -> Any:
     """Drafts of each window that the commits say they wrote."""
     steps = [step for step, _ in windows]
     WrittenRows([before] * len(now)).settle(steps, [counts for _, counts in windows], now)
@@ -104,7 +105,7 @@ def test_counts_that_are_not_those_written_stop_staging(
     later = started.run(40)
     assert started.turns.stopped is Guard.COUNTS
     assert started.hook.nwor_mode is NworMode.OFF
-    assert sum(counts.staged_tokens for counts, _, _ in later) == 0
+    assert sum(counts.staged_tokens for counts, _ in later) == 0
 
 
 @pytest.mark.slow
@@ -161,7 +162,7 @@ class Ranks:
 
 
 AGREED = [None, None]
-DIFFERED = [DIFFERENT_COUNTS, DIFFERENT_COUNTS]
+DIFFERED = [Fault.RANKS_DIFFER.value] * 2
 
 
 def test_ranks_compare_late_counts_up_to_a_step_that_both_have_read(

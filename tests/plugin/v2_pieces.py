@@ -92,7 +92,7 @@ def make_hook(
 ) -> Any:
     """A V2 hook that stages in mode `stage`, attached; `settings` are further ones."""
     from nwor_bench.plugin.patching import PatchSet
-    from nwor_bench.plugin.runner_v2 import windows as v2_windows
+    from nwor_bench.plugin.runner_v2 import hook as v2_hook
     from nwor_bench.plugin.runner_v2.hook import V2RunnerHook
 
     staging = PieceStaging()
@@ -109,7 +109,7 @@ def make_hook(
         control_planner=planner,
         attention=PatchSet([]),
     )
-    monkeypatch.setattr(v2_windows, "set_up_staging", lambda *_: (parts, None))
+    monkeypatch.setattr(v2_hook, "set_up_staging", lambda *_: (parts, None))
     monkeypatch.setattr(RankVote, "of_worker", lambda: vote or RankVote())
     chosen = PluginSettings(NworMode.STAGE, ScvMode.OFF, False, **settings)
     hook = V2RunnerHook(make_runner(), chosen)

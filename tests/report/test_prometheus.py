@@ -126,14 +126,14 @@ def test_a_sweeps_metrics_are_the_sums_of_its_records(tmp_path: Path) -> None:
 @st.composite
 def windows(draw: Any) -> list[tuple[int, Any]]:
     """Windows of one to three ranks, as workers record them."""
-    from nwor_bench.records.types import WindowCounts
+    from nwor_bench.records.types import MeasuredWindow
 
     found = []
     for _ in range(draw(st.integers(1, 12))):
         drafts = draw(st.integers(0, 64))
         accepted = draw(st.integers(0, drafts))
         staged = draw(st.sampled_from([0, drafts]))
-        counts = WindowCounts(
+        counts = MeasuredWindow(
             num_reqs=1,
             draft_tokens=drafts,
             accepted_tokens=accepted,
@@ -221,7 +221,7 @@ FALLBACKS = ("nwor_fallback_count_total", "scv_fallback_count_total")
 @pytest.mark.parametrize("name", FALLBACKS)
 def test_fallbacks_are_at_0_before_the_first(tmp_path: Path, name: str) -> None:
     """`increase()` sees a first fallback only where the series stood at 0 in a scrape before."""
-    from nwor_bench.records.types import WindowCounts
+    from nwor_bench.records.types import MeasuredWindow
 
     files = MetricFiles(tmp_path, "nwor-0-1")
     metrics, labels = WindowMetrics(files), labels_of("a pair", "stage", "graph", 0)
@@ -232,7 +232,7 @@ def test_fallbacks_are_at_0_before_the_first(tmp_path: Path, name: str) -> None:
     assert known
     for reason in (*sorted(known), "not_known_yet"):
         reasons = [reason if n == name else None for n in FALLBACKS]
-        window = WindowCounts(
+        window = MeasuredWindow(
             num_reqs=1,
             draft_tokens=4,
             accepted_tokens=1,

@@ -61,7 +61,7 @@ _COMPOSITE = {
 }
 
 STAGEABLE = {
-    Device.CPU: ("ReferenceCPUAttentionImpl", "StagingCPUMLAImpl"),
+    Device.CPU: ("ReferenceCPUAttentionImpl",),
     Device.HOPPER: (
         *("FlashAttentionImpl", "TritonAttentionImpl", "CompositeAttentionImpl"),
         *("FlashAttentionDiffKVImpl", "TritonAttentionDiffKVImpl"),
@@ -140,7 +140,7 @@ def attention_of(
 def _latent(layer: LayerFacts, device: Device, cache_dtype: str) -> Attention:
     """Latent attention; on a CPU with AMX vLLM takes AMXMLAImpl in bfloat16."""
     if device is Device.CPU:
-        return Attention("CPU_MLA", "StagingCPUMLAImpl")
+        return Attention("CPU_MLA", "CPUMLAImpl")
     if layer.sparse and (device is Device.BLACKWELL or cache_dtype not in PLAIN_CACHES):
         return Attention("FLASHMLA_SPARSE", "FlashMLASparseImpl")
     if layer.sparse:

@@ -5,33 +5,38 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-from numpy.typing import ArrayLike
-
-from nwor_bench.records.types import WindowCounts, WindowTimes
+from nwor_bench.records.types import MeasuredWindow
 from nwor_bench.workload.window_order import Turn
 
 MAX_UNDRAINED = 10_000
-"""Windows kept where none was ever drained (`vllm serve`); of older ones only totals remain."""
+"""Windows kept if none was ever drained (`vllm serve`); of older ones only totals remain."""
 
 MAX_BETWEEN_DRAINS = 1_000_000
 """Windows kept between two drains of a run: more than an hour of one batch."""
 
+TOTALS = {
+    "draft_tokens": "draft_tokens",
+    "accepted_tokens": "accepted_tokens",
+    "nwor_total_staged": "staged_tokens",
+    "nwor_total_committed": "committed_tokens",
+    "nwor_total_rejected": "rejected_tokens",
+    "nwor_stage_operations": "stage_operations",
+}
+"""The field of a window that each total sums up."""
+
 
 @dataclass
 class Accumulator:
-    """Per-window records and running totals of one worker. Plain host numbers only."""
+    """Measured windows and running totals of one worker. Plain host numbers only."""
 
-    windows: deque[tuple[WindowCounts, WindowTimes, Turn | None]] = field(default_factory=deque)
-    """Windows since the last drain, oldest first."""
+    windows: deque[tuple[MeasuredWindow, Turn | None]] = field(default_factory=deque)
+    """Windows since the last drain with their turns in an interleaved batch, oldest first."""
     totals: Counter[str] = field(default_factory=Counter)
     """Sums over all windows, by metric name; a drain leaves them."""
     fallbacks: Counter[str] = field(default_factory=Counter)
     """Windows that were written directly, by reason; a drain leaves them."""
-    listener: Callable[[WindowCounts], None] | None = None
+    listeners: list[Callable[[MeasuredWindow, Turn | None], None]] = field(default_factory=list)
     """Called with every window as it is added, for the metrics of `vllm serve`."""
-    turn_listener: Callable[[WindowCounts, WindowTimes, Turn | None], None] | None = None
-    """Called likewise with its times and turn, where windows of `vllm serve` take turns."""
     drained: bool = False
     """True after the first drain: then more drains are expected."""
 
@@ -40,46 +45,25 @@ class Accumulator:
         """Most windows that wait for a drain."""
         return MAX_BETWEEN_DRAINS if self.drained else MAX_UNDRAINED
 
-    def add(self, counts: WindowCounts, times: WindowTimes, turn: Turn | None = None) -> None:
-        """Keep one finished window; `turn` is its turn in an interleaved batch."""
-        self.windows.append((counts, times, turn))
+    def add(self, window: MeasuredWindow, turn: Turn | None = None) -> None:
+        """Keep one finished window."""
+        self.windows.append((window, turn))
         if len(self.windows) > self.most_kept:
             self.windows.popleft()
         self.totals["windows"] += 1
-        self.totals["draft_tokens"] += counts.draft_tokens
-        self.totals["accepted_tokens"] += counts.accepted_tokens
-        self.totals["nwor_total_staged"] += counts.staged_tokens
-        self.totals["nwor_total_committed"] += counts.committed_tokens
-        self.totals["nwor_total_rejected"] += counts.rejected_tokens
-        self.totals["nwor_stage_operations"] += counts.stage_operations
-        if counts.fallback_reason:
+        for name, of_window in TOTALS.items():
+            self.totals[name] += getattr(window, of_window)
+        if window.fallback_reason:
             self.totals["nwor_fallback_count"] += 1
-            self.fallbacks[counts.fallback_reason] += 1
-        if self.listener is not None:
-            self.listener(counts)
-        if self.turn_listener is not None:
-            self.turn_listener(counts, times, turn)
+            self.fallbacks[window.fallback_reason] += 1
+        for listener in self.listeners:
+            listener(window, turn)
 
     def drain(self) -> list[dict[str, Any]]:
-        """Return the windows since the last drain, oldest first, and forget them."""
+        """Return the windows since the last drain as dicts, oldest first, and forget them."""
         drained = [
-            {**vars(counts), **vars(times), **(vars(turn) if turn else {})}
-            for counts, times, turn in self.windows
+            {**vars(window), **(vars(turn) if turn else {})} for window, turn in self.windows
         ]
         self.windows.clear()
         self.drained = True
         return drained
-
-
-def per_position(
-    num_draft_tokens: ArrayLike, num_accepted: ArrayLike
-) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Requests that accepted draft j, and requests that had a draft j, for each j.
-
-    Args:
-        num_draft_tokens, num_accepted: [requests] int each.
-    """
-    drafts = np.asarray(num_draft_tokens, dtype=np.int64)
-    places = np.arange(drafts.max(initial=0))
-    accepted = (np.asarray(num_accepted, dtype=np.int64)[:, None] > places).sum(axis=0)
-    return tuple(accepted.tolist()), tuple((drafts[:, None] > places).sum(axis=0).tolist())

@@ -1,12 +1,16 @@
-"""Windows counted late: the V2 runner's, and the V1 runner's with async scheduling.
+"""Windows counted late, many at a time: no step waits for its own counts.
 
 Accepted counts stay on the device while the engine runs: each step leaves the tensor that vLLM
 computed anyway, and one copy reads those of many steps. Counts may be read before a drain, to bound
 what waits on the device, but windows are recorded when they are drained: only then are the lengths
-of the finished requests known (see `read_window`).
+of the finished requests known (see `step`).
+
+In a server nobody drains: counts are then read every quarter of a second, without waiting for the
+device, and a few windows are recorded before each step.
 """
 
 import logging
+import time
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from operator import add
@@ -14,22 +18,27 @@ from typing import Any
 from zlib import crc32
 
 import numpy as np
-import torch
-from torch import Tensor
+from torch import Tensor, cat
 
 from nwor_bench.plugin.counts.accumulator import Accumulator
-from nwor_bench.plugin.counts.pending_step import PendingStep
-from nwor_bench.plugin.counts.read_window import ReadWindow
-from nwor_bench.plugin.counts.reading import Coming, SideReader, read_all
-from nwor_bench.plugin.counts.written_rows import WrittenRows
-from nwor_bench.plugin.observe.device_times import durations, has_passed
-from nwor_bench.records.types import SETTLING
+from nwor_bench.plugin.counts.device_counts import Coming, SideReader, WrittenRows, read_all
+from nwor_bench.plugin.counts.step import Before, Step, accepted_of, measured
+from nwor_bench.plugin.observe.device_times import has_passed
+from nwor_bench.records.types import SETTLING, MeasuredWindow
 
 logger = logging.getLogger("vllm.nwor_bench")
 
 SEALED = 16
 """Where commits run, the device's counters are copied behind every step of this number, so that a
 reading may end there. Steps are counted, not time: the same ones are sealed on every rank."""
+
+READ_S = 0.25
+"""How often counts that are still on the device are read. A commit that wrote something else than
+was accepted is found then, and staging stops: within a second."""
+
+COUNTED_A_STEP = 2
+"""Steps that are counted before a step: their counts come many at a time, and one that waited for
+all of them would be late by tens of milliseconds."""
 
 MOST_PENDING = 2_000
 """Steps whose counts wait on the device; then one copy reads them."""
@@ -42,18 +51,21 @@ class LateCounts:
         accumulator: receives the records.
         num_layers: target layers, for stage operations.
         debug: log every window.
+
+    Attributes:
+        debug: as given; it may be switched at any time.
     """
 
     def __init__(self, accumulator: Accumulator, num_layers: int, debug: bool = False):
         self._accumulator = accumulator
         self._num_layers = num_layers
-        self._debug = debug
-        self._pending: deque[PendingStep] = deque()
-        self._arrived: deque[tuple[PendingStep, list[int]]] = deque()
+        self.debug = debug
+        self._pending: deque[Step] = deque()
+        self._arrived: deque[tuple[Step, list[int]]] = deque()
         self._sampled_before: dict[str, int] = {}
         self._finished: set[str] = set()
         self._restarted: dict[str, int] = {}
-        self._last: PendingStep | None = None
+        self._last: Step | None = None
         self._alone_in_a_row = 0
         self._counters: tuple[Tensor, Tensor] | None = None
         self._take_flags: Callable[[list[int]], None] | None = None
@@ -62,7 +74,7 @@ class LateCounts:
         self._unsealed = False
         self._digest = 0
         self._reader = SideReader()
-        self._coming: tuple[list[PendingStep], Coming] | None = None
+        self._coming: tuple[list[Step], Coming] | None = None
         self.on_overcount: Callable[[], None] | None = None
         """Called where a request got more tokens than its drafts and one."""
         self.tell_digest: Callable[[int, int], None] | None = None
@@ -110,8 +122,9 @@ class LateCounts:
         if restarted:
             self._restarted.update(restarted)
 
-    def add(self, step: PendingStep) -> None:
+    def add(self, step: Step) -> None:
         """Remember a finished step."""
+        step.scheduler_output = step.batch = None  # neither is kept while its counts wait
         if self._finished:
             step.finished, self._finished = self._finished, set()
         if self._restarted:
@@ -170,9 +183,7 @@ class LateCounts:
 
     def _record_arrived(self, number: int, lengths: dict[str, int] | None) -> None:
         for _ in range(number):
-            window = self._count(*self._arrived.popleft())
-            if window is not None:
-                self._settle(window, lengths)
+            self._count(*self._arrived.popleft(), lengths)
 
     def _take_coming(self) -> None:
         assert self._coming is not None
@@ -187,7 +198,7 @@ class LateCounts:
         self._pending.clear()
         self._take(steps, read_all([step.num_sampled for step in steps], self._counters_now()))
 
-    def _take(self, steps: list[PendingStep], lists: list[list[int]]) -> None:
+    def _take(self, steps: list[Step], lists: list[list[int]]) -> None:
         if self._counters is not None and len(lists) > len(steps):
             counters, flags = lists.pop(), self._counters[0].numel()
             assert self._take_flags is not None
@@ -200,42 +211,72 @@ class LateCounts:
 
     def _counters_now(self) -> Tensor | None:
         """Flags and rows written behind all steps that have been launched; waits for nothing."""
-        return None if self._counters is None else torch.cat(self._counters)
+        return None if self._counters is None else cat(self._counters)
 
     def _forget(self, req_ids: Collection[str]) -> None:
         for req_id in req_ids:
             self._sampled_before.pop(req_id, None)
 
-    def _count(self, step: PendingStep, num_sampled: list[int]) -> ReadWindow | None:
-        """Add up each request's tokens, in the steps' order; the window, if the step is one."""
+    def _count(self, step: Step, num_sampled: list[int], lengths: Mapping[str, int] | None) -> None:
+        """Add up each request's tokens, in the steps' order; record the window if it is one."""
         known = self._sampled_before
         self._forget(step.finished)
         known.update(step.restarted)
         step.finished, step.restarted = (), {}
         if self.tell_digest is not None:
             self._tell(step, num_sampled)
-        before = [known.get(req_id, 0) for req_id in step.req_ids]
-        known.update(zip(step.req_ids, map(add, before, num_sampled), strict=False))
+        tokens = [known.get(req_id, 0) for req_id in step.req_ids]
+        known.update(zip(step.req_ids, map(add, tokens, num_sampled), strict=False))
         steady = self._alone_in_a_row >= SETTLING
         self._alone_in_a_row = self._alone_in_a_row + 1 if step.is_window_alone else 0
         if step.drafts is None:
-            return None
-        sampled = np.array(num_sampled or [0] * len(step.drafts), dtype=np.int32)
-        return ReadWindow(step, step.drafts, sampled, before, steady, durations(step.marks))
+            return
+        overcount = num_sampled and bool((np.array(num_sampled) > step.drafts + 1).any())
+        if overcount and self.on_overcount is not None:
+            self.on_overcount()
+        window = measured(step, num_sampled, Before(tokens, lengths, steady), self._num_layers)
+        self._accumulator.add(window, step.turn)
+        if self.debug:
+            _log(step, num_sampled, window)
 
-    def _tell(self, step: PendingStep, num_sampled: list[int]) -> None:
+    def _tell(self, step: Step, num_sampled: list[int]) -> None:
         counted = (num_sampled, step.committed_tokens)
         self._digest = crc32(repr(counted).encode(), self._digest)
         if step.sealed and self.tell_digest is not None:
             self.tell_digest(step.sealed, self._digest)
 
-    def _settle(self, window: ReadWindow, lengths: dict[str, int] | None) -> None:
-        """Record one window; requests that had finished before it are counted apart."""
-        if self.on_overcount is not None and window.has_overcount:
-            self.on_overcount()
-        counts = window.counts(self._num_layers, lengths)
-        self._accumulator.add(counts, window.times(), window.step.turn)
-        if self._debug:
-            logger.info(
-                "nwor window: accepted %s of %s; %s", window.accepted, window.drafts, counts
-            )
+
+def _log(step: Step, num_sampled: list[int], window: MeasuredWindow) -> None:
+    assert step.drafts is not None
+    logger.info(
+        "nwor commit: accepted per request %s; staged %d, committed %d, rejected %d%s",
+        dict(zip(step.req_ids, accepted_of(step.drafts, num_sampled).tolist(), strict=True)),
+        window.staged_tokens,
+        window.committed_tokens,
+        window.rejected_tokens,
+        f", fallback {window.fallback_reason}" if window.fallback_reason else "",
+    )
+
+
+def read_without_waiting(
+    late: LateCounts, clock: Callable[[], float] = time.perf_counter
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Read counts of steps that the device has finished, and the rest when work runs out."""
+
+    def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
+        last = clock()
+
+        def execute_model(scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
+            nonlocal last
+            # vLLM runs one more step, an empty one, when its last request has finished.
+            if not scheduler_output.total_num_scheduled_tokens:
+                late.resolve(None)
+            elif late.is_reading or clock() - last > READ_S:
+                late.read_finished()
+                last = clock()
+            late.settle(COUNTED_A_STEP)
+            return original(scheduler_output, *args, **kwargs)
+
+        return execute_model
+
+    return wrap

@@ -49,10 +49,6 @@ class CheckedLayer(Protocol):
     def owner(self) -> str:
         """Name of the layer whose K/V it reads; its own, unless it shares them."""
 
-    @property
-    def attends(self) -> bool:
-        """True if its attention is ours while it stages; else vLLM's in every mode."""
-
     def cache_rows(self) -> Tensor:
         """[blocks, kv_heads, block_size, K + V width], a view of its cache."""
 
@@ -254,10 +250,8 @@ class LayerChecks:
 
     def _attention(
         self, layer: CheckedLayer, step: StepRows, sample: Sequence[int], tables: StepTables
-    ) -> dict[str, Any] | None:
-        """Errors of a layer's attention; None if it is stock's in every mode."""
-        if not layer.attends:
-            return None
+    ) -> dict[str, Any]:
+        """Errors of a layer's attention."""
         call = self.trace.calls.get(layer.name, LayerCall())
         if call.output is None:
             return {"missing": True}

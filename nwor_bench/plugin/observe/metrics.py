@@ -20,7 +20,8 @@ from nwor_bench.errors import ConfigError
 from nwor_bench.plugin.runner_hook import RunnerHook
 from nwor_bench.plugin.settings import PluginSettings
 from nwor_bench.records.metrics import MetricFiles, WindowMetrics, labels_of, process_name
-from nwor_bench.records.types import WindowCounts
+from nwor_bench.records.types import MeasuredWindow
+from nwor_bench.workload.window_order import Turn
 
 SWITCH = "VLLM_NWOR_METRICS"
 """0: no metrics (a sweep has its own); anything else, or nothing: in `vllm serve`."""
@@ -81,14 +82,14 @@ def publish(hook: RunnerHook, worker: Any, settings: PluginSettings) -> None:
 
     begun = labels_of(pair, settings.mode_name, settings.scv_mode, rank)
 
-    def count(window: WindowCounts) -> None:
+    def count(window: MeasuredWindow, _: Turn | None) -> None:
         if settings.interleave:  # counts come late, when the hook's modes are others
             metrics.add(window, begun)
         else:
             metrics.add(window, labels_of(pair, hook.nwor_mode, hook.validator.mode, rank))
 
     metrics.begin(begun)
-    hook.accumulator.listener = count
+    hook.accumulator.listeners.append(count)
 
 
 def publish_refusal(reason: str, worker: Any, settings: PluginSettings) -> None:

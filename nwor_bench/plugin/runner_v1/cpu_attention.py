@@ -3,8 +3,10 @@
 The stock CPU backend packs its cache per instruction set, so staged tokens cannot be mixed
 in. This one is registered as CPU_ATTN under vLLM's name, does both the write and the read,
 and keeps the cache in the GPU's layout, [blocks, kv_heads, block_size, K + V width].
+`set_up_staging` makes the buffers, or says why windows are written directly.
 """
 
+import logging
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,10 +17,19 @@ from vllm.v1.attention.backends.cpu_attn import (
     CPUAttentionBackend,
     CPUAttentionBackendImpl,
     CPUAttentionMetadata,
+    CPUAttentionMetadataBuilder,
 )
 
 from nwor_bench.plugin.runner_v1.staging import StagingBuffers, write_kv_cache
 from nwor_bench.plugin.staging import refusals
+from nwor_bench.plugin.staging.layers import (
+    LayerCache,
+    SlotRows,
+    StagingUnavailable,
+    TargetLayers,
+    rows_of,
+    slot_rows,
+)
 from nwor_bench.plugin.staging.window import Window
 from nwor_bench.records import fallback_reasons as reasons
 from nwor_kernels.verify_attention import (
@@ -26,6 +37,8 @@ from nwor_kernels.verify_attention import (
     plan_attention,
     verify_attention_reference,
 )
+
+logger = logging.getLogger("vllm.nwor_bench")
 
 
 @dataclass(frozen=True)
@@ -180,3 +193,54 @@ class ReferenceCPUAttentionBackend(CPUAttentionBackend):
     def get_impl_cls() -> type[CPUAttentionBackendImpl]:
         """The implementation that can stage."""
         return ReferenceCPUAttentionImpl
+
+
+def set_up_staging(
+    runner: Any, target: TargetLayers, capacity: int
+) -> tuple[StagingBuffers | None, str | None]:
+    """Staging buffers for vLLM's V1 runner, or None and the fallback reason.
+
+    An error in this code is a fallback reason too: it stops neither mode off nor vLLM's start.
+    """
+    try:
+        layers, slots = stageable_layers(runner, target)
+        return StagingBuffers(layers, capacity, grouped=slots.several), None
+    except StagingUnavailable as unavailable:
+        return None, str(unavailable)
+    except Exception as fault:
+        logger.exception("nwor: staging could not be set up; windows are written directly")
+        return None, f"setup:{type(fault).__name__}"
+
+
+def stageable_layers(runner: Any, target: TargetLayers) -> tuple[list[LayerCache], SlotRows]:
+    """The target's layers with their caches, and where to find their slots.
+
+    Raises StagingUnavailable with the fallback reason if windows must be written directly.
+    """
+    if runner.device.type != "cpu":
+        raise StagingUnavailable(reasons.V1_RUNNER_ON_GPU)
+    if runner.parallel_config.pipeline_parallel_size > 1:
+        raise StagingUnavailable(reasons.PIPELINE_PARALLEL)  # only the last stage samples
+    engine = refusals.of_engine(runner.vllm_config)
+    if engine is not None:
+        raise StagingUnavailable(engine)
+    if target.recurrent and not target.staged:
+        raise StagingUnavailable(reasons.RECURRENT_LAYERS)
+    context = runner.compilation_config.static_forward_context
+    theirs = [context[name] for name in (*target.staged, *target.sharing, *target.indexers)]
+    for why in (refusals.of_kind, _why_unsupported):
+        reason = next((found for layer in theirs if (found := why(layer)) is not None), None)
+        if reason is not None:
+            raise StagingUnavailable(reason)
+    slots = slot_rows(runner, target.staged)
+    layers = [
+        LayerCache(name, *rows_of(context[name]), runner.dtype, row)
+        for name, row in zip(target.staged, slots.of_layer, strict=True)
+    ]
+    return layers, slots
+
+
+def _why_unsupported(layer: Any) -> str | None:
+    if not isinstance(layer.impl, ReferenceCPUAttentionImpl):
+        return reasons.unsupported_attention(type(layer.impl).__name__)
+    return layer.impl.why_stock or refusals.of_layer(layer, (CPUAttentionMetadataBuilder,))

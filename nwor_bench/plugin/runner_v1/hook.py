@@ -1,39 +1,61 @@
-"""The hook of vLLM's V1 model runner: which of its methods make a window.
+"""The hook of vLLM's V1 model runner, which the CPU build uses.
 
-Four methods of one runner instance are wrapped: `execute_model` tells what was scheduled,
+Four methods of one runner instance are wrapped: `execute_model` says what was scheduled,
 `_model_forward` runs with the forward context set (begin), `_sample` returns the sampled ids
 (accept, commit), `sample_tokens` ends the step (record). A step without scheduled draft
-tokens is no window and passes through.
+tokens has no window and passes through.
 """
 
+import logging
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
-from nwor_bench.plugin.counts.scheduler_output import finished, invalid_drafts, restarted
-from nwor_bench.plugin.interleaving import Interleaving
+import numpy as np
+import torch
+from torch import Tensor
+from vllm.forward_context import get_forward_context
+
+from nwor_bench.plugin.counts.scheduler_output import invalid_drafts
+from nwor_bench.plugin.counts.step import Step
+from nwor_bench.plugin.interleaving import is_windows_alone
 from nwor_bench.plugin.patching import Patch, PatchSet
-from nwor_bench.plugin.runner_v1.cpu_attention import LayerStaging
-from nwor_bench.plugin.runner_v1.host_counts import Step, pending_step
+from nwor_bench.plugin.runner_hook import RunnerHook
+from nwor_bench.plugin.runner_v1.cpu_attention import LayerStaging, set_up_staging
+from nwor_bench.plugin.runner_v1.staging import StagingBuffers
+from nwor_bench.plugin.runner_v1.validation import Validation, ValidationRefused, Validator
 from nwor_bench.plugin.runner_v1.window_checks import WindowChecks
-from nwor_bench.plugin.runner_v1.windows import V1Windows, ms_since
 from nwor_bench.plugin.settings import PluginSettings
 from nwor_bench.plugin.staging.refusals import chunk_of
+from nwor_bench.plugin.staging.window import Window, WindowBatch
+from nwor_bench.records.fallback_reasons import BESIDE_PREFILL
 from nwor_bench.records.types import NworMode, ScvMode
 
+logger = logging.getLogger("vllm.nwor_bench")
 
-class V1RunnerHook(V1Windows):
-    """Follows one V1 runner: attach, switch modes, read back, detach (see `RunnerHook`)."""
+
+class V1RunnerHook(RunnerHook):
+    """Follows one V1 runner (see `RunnerHook`).
+
+    Attributes:
+        checks: the local gate's, while it is on.
+    """
 
     name = "V1"
     has_probe = False
     stage_by = "copy"
-    graph_sets = ()
+    buffers: StagingBuffers | None
+    validator: Validator
 
     def __init__(self, runner: Any, settings: PluginSettings):
         super().__init__(runner, settings)
+        self.checks: WindowChecks | None = None
+        self._vocab_size: int = runner.model_config.get_vocab_size()
+        capacity = runner.max_num_reqs * runner.num_spec_tokens
+        self.validator = Validator(capacity, self._vocab_size, runner.device)
+        self.buffers, self.staging_unavailable = set_up_staging(runner, self.layers, capacity)
+        self.window = Window(self.buffers) if self.buffers else None
         self._patches = PatchSet(
             [
                 Patch(runner, "execute_model", self._wrap_execute_model),
@@ -43,25 +65,17 @@ class V1RunnerHook(V1Windows):
             ]
         )
 
-    def agree(self) -> None:
-        """Stage on every rank or on none; every rank calls it once, before anything else."""
-        self.staging_unavailable = self._vote.settle(self.staging_unavailable)
-        if self.staging_unavailable is not None:
-            self.buffers = self.window = None
-
-    @property
-    def attached(self) -> bool:
-        """True while the runner's methods are wrapped."""
-        return self._patches.applied
+    def _drop_staging(self) -> None:
+        self.buffers = self.window = None
 
     def attach(self) -> None:
         """Wrap the runner and give its target layers the window; nothing on a failure."""
-        self._patches.apply()
+        super().attach()
         self._set_layer_staging(attach=True)
 
     def detach(self) -> None:
         """Leave runner and layers as they were found."""
-        self._patches.undo()
+        super().detach()
         self._set_layer_staging(attach=False)
 
     def _set_layer_staging(self, attach: bool) -> None:
@@ -81,14 +95,9 @@ class V1RunnerHook(V1Windows):
 
     def set_modes(self, nwor_mode: NworMode, scv_mode: ScvMode) -> None:
         """Switch modes between steps; the counters of the old mode start again at zero."""
-        self.nwor_mode = nwor_mode
-        self.validator.mode = scv_mode
+        self.take_turn(nwor_mode, scv_mode)
         self.validator.counters = Counter()
         self.validator.fallbacks = Counter()
-
-    def interleave(self, turns: Interleaving | None) -> None:
-        """Let cells take turns in the batches to come, or no longer."""
-        self._turns = turns
 
     def take_turn(self, nwor_mode: NworMode, scv_mode: ScvMode) -> None:
         """Switch both modes between two windows."""
@@ -114,69 +123,39 @@ class V1RunnerHook(V1Windows):
             self.checks = WindowChecks(self.runner, self.layers, self.buffers)
         return found
 
-    def drain(self, output_lengths: dict[str, int] | None) -> list[dict[str, Any]]:
-        """Windows since the last drain; with async scheduling this waits for the device once."""
-        if self.late is not None:
-            self.late.resolve(output_lengths)
-        return self.accumulator.drain()
-
-    def device_errors(self) -> list[str]:
-        """Always empty: each launch is checked as it returns; an error is a counted fallback."""
-        return []
-
-    def set_probe(self, on: bool) -> None:
-        """Does nothing: this runner's phases are timed on the host."""
-
-    def graph_facts(self) -> dict[str, Any] | None:
-        """None: windows under this runner's CUDA graphs are written directly."""
-        return None
-
-    def launch_refusals(self) -> None:
-        """None: this runner binds no kernel."""
-
-    # The four wrappers, in the order in which a step meets them.
+    # The four wrappers, in call order.
 
     def _wrap_execute_model(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def execute_model(scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
-            self._close_leftover()
-            if self.late is not None:
-                self.late.note_requests(finished(scheduler_output), restarted(scheduler_output))
-            self._scheduler_output = scheduler_output
-            started = time.perf_counter()
-            try:
-                turn = self._turns.next(scheduler_output) if self._turns is not None else None
-                if scheduler_output.scheduled_spec_decode_tokens:
-                    self._step = Step(scheduler_output, started, turn=turn)
-                return original(scheduler_output, *args, **kwargs)
-            finally:
-                self._scheduler_output = None
+            self._start_step(scheduler_output)
+            return original(scheduler_output, *args, **kwargs)
 
         return execute_model
 
     def _wrap_model_forward(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def _model_forward(*args: Any, **kwargs: Any) -> Any:
             step = self._step
-            if step is None or self._scheduler_output is None:
+            if step is None or not step.has_window or step.drafts is not None:
                 return original(*args, **kwargs)
             self._begin(step)
             started = time.perf_counter()
             output = original(*args, **kwargs)
-            step.times = replace(step.times, forward_ms=ms_since(started))
+            step.host_ms["forward_ms"] = _ms_since(started)
             return output
 
         return _model_forward
 
     def _wrap_sample(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def _sample(*args: Any, **kwargs: Any) -> Any:
-            step = self._step
-            started = time.perf_counter()
+            step, started = self._step, time.perf_counter()
             output = original(*args, **kwargs)
-            if self.late is not None:
-                self._count_late(self.late, step, output.sampled_token_ids)
-            if step is None:
-                return output
-            step.times = replace(step.times, sample_ms=ms_since(started))
-            self._validate_and_commit(step, output.sampled_token_ids)
+            if step is not None:
+                ids, discarded = output.sampled_token_ids, self.runner.discard_request_mask.gpu
+                step.req_ids = tuple(self.runner.input_batch.req_ids)
+                step.num_sampled = count_sampled(ids, discarded, self._vocab_size)
+                if step.has_window:
+                    step.host_ms["sample_ms"] = _ms_since(started)
+                    self._validate_and_commit(step, ids)
             return output
 
         return _sample
@@ -187,17 +166,141 @@ class V1RunnerHook(V1Windows):
             checked = self.runner._draft_token_req_ids or ()
             output = original(grammar_output)
             step, self._step = self._step, None
-            if step is not None:
+            if step is None:
+                return output
+            if step.has_window:
                 step.invalid_drafts = invalid_drafts(step.scheduler_output, grammar_output, checked)
-                step.times = replace(step.times, wall_ms=ms_since(step.started))
-                if self.window is not None and self.window.batch is not None:
-                    step.outcome = self.window.close()
-                    if self._turns is not None:
-                        self._turns.ended(step.outcome.fallback_reason)
-                if self.late is None:
-                    self._counts.add(step, output.sampled_token_ids)
-                else:
-                    self.late.add(pending_step(step))
+                step.host_ms["wall_ms"] = _ms_since(step.started)
+                self._close_window(step)
+            self.late.add(step)
             return output
 
         return sample_tokens
+
+    # The window of one step.
+
+    def _begin(self, step: Step) -> None:
+        """Note the drafts of each request, and open the window if staging is on."""
+        drafts = step.scheduler_output.scheduled_spec_decode_tokens
+        step.req_ids = tuple(self.runner.input_batch.req_ids)
+        per_request = tuple(len(drafts.get(req_id, ())) for req_id in step.req_ids)
+        step.drafts = np.array(per_request, dtype=np.int32)
+        if self.nwor_mode is NworMode.OFF:
+            return
+        if self.window is None:
+            step.fallback_reason = self.staging_unavailable
+            return
+        if not self._stages_beside_prefill and not is_windows_alone(step.scheduler_output):
+            step.fallback_reason = BESIDE_PREFILL
+            return
+        slot_mapping = get_forward_context().slot_mapping
+        if not isinstance(slot_mapping, dict):
+            step.fallback_reason = "micro_batches"
+            return
+        batch = self._window_batch(per_request, self._slots_of_groups(slot_mapping))
+        self.window.begin(batch, control=self.nwor_mode is NworMode.CONTROL)
+        if self.checks is not None:
+            self.checks.begin(per_request, slot_mapping)
+        if self.late.debug:
+            named = dict(zip(step.req_ids, per_request, strict=True))
+            logger.info("nwor begin: drafts per request %s", named)
+
+    def _slots_of_groups(self, slot_mapping: dict[str, Tensor]) -> Tensor:
+        """[num_tokens] int64 slots, or [groups, num_tokens]; a group has the same in all layers."""
+        assert self.buffers is not None
+        of_row = {layer.slot_row: slot_mapping[layer.name] for layer in self.buffers.layers}
+        if len(of_row) == 1:
+            return next(iter(of_row.values()))
+        others = next(iter(of_row.values()))  # for groups without target layers, never looked at
+        return torch.stack([of_row.get(row, others) for row in range(max(of_row) + 1)])
+
+    def _window_batch(self, drafts: tuple[int, ...], slot_mapping: Tensor) -> WindowBatch:
+        """Rows and slots of the drafts: a request's drafts are its last rows."""
+        ends = self.runner.query_start_loc.np[1 : len(drafts) + 1]
+        spans = [np.arange(end - n, end) for end, n in zip(ends, drafts, strict=True)]
+        rows = torch.from_numpy(np.concatenate(spans)).long().to(slot_mapping.device)
+        direct_slots = slot_mapping.clone()
+        direct_slots[..., rows] = -1
+        return WindowBatch(drafts, rows, slot_mapping[..., rows], direct_slots)
+
+    def _validate_and_commit(self, step: Step, sampled_token_ids: Tensor) -> None:
+        """Decide what was accepted, if any mode asks for it, and commit what is staged."""
+        window = self.window
+        staged = window is not None and window.batch is not None
+        if window is not None and staged and window.is_control:
+            window.end_control()
+            self._check(window, sampled_token_ids)
+            return
+        off = self.validator.mode is ScvMode.OFF or step.fallback_reason == BESIDE_PREFILL
+        if not staged and off:
+            return  # no device work, no synchronisation: off x off, and beside a prefill
+        started = time.perf_counter()
+        validation = self._validate(step, sampled_token_ids)
+        step.host_ms["mask_ms"] = _ms_since(started)
+        if window is not None and staged:
+            started = time.perf_counter()
+            self._commit(window, validation)
+            step.committed_tokens = self.buffers.committed_tokens if self.buffers else 0
+            self._check(window, sampled_token_ids)
+            step.host_ms["commit_ms"] = _ms_since(started)
+
+    def _validate(self, step: Step, sampled_token_ids: Tensor) -> Validation | None:
+        """What was accepted; None: the ids do not fit the window, so every draft is kept."""
+        assert step.drafts is not None
+        try:
+            found = self.validator.validate(sampled_token_ids, tuple(step.drafts.tolist()))
+        except ValidationRefused as refusal:
+            if self.validator.mode is not ScvMode.OFF:
+                self.validator.count_fallback(str(refusal))
+                step.scv_fallback_reason = str(refusal)
+            if self.window is not None:
+                self.window.abort(f"validate:{refusal}")
+            return None
+        step.scv_path, step.scv_fallback_reason = found.path, found.fallback_reason
+        return found
+
+    def _commit(self, window: Window, validation: Validation | None) -> None:
+        """Commit what was accepted, unless this rank or another has to write directly."""
+        num_accepted = validation.num_accepted if validation else []
+        if validation is not None and window.accept(validation.accepted, sum(num_accepted)):
+            window.commit()
+        reason = self._vote.settle(self._alarm or window.fallback_reason, num_accepted)
+        if reason is not None:
+            window.withdraw(reason)
+
+    def _check(self, window: Window, sampled_token_ids: Tensor) -> None:
+        """Have the local gate look at a window that is committed, or fell back."""
+        if self.checks is not None:
+            valid = (sampled_token_ids >= 0) & (sampled_token_ids < self._vocab_size)
+            self.checks.end(window, valid.sum(1).tolist())
+
+    def _close_window(self, step: Step) -> None:
+        """Note how a window that was opened has ended."""
+        if self.window is None or self.window.batch is None:
+            return
+        outcome = self.window.close()
+        step.staged_tokens, step.control_tokens = outcome.staged_tokens, outcome.control_tokens
+        step.fallback_reason = outcome.fallback_reason
+        if self._turns is not None:
+            self._turns.ended(outcome.fallback_reason)
+
+
+def count_sampled(sampled_token_ids: Tensor, discarded: Tensor, vocab_size: int) -> Tensor:
+    """How many tokens each request got, without waiting for the device.
+
+    Args:
+        sampled_token_ids: [requests, width] int; ids outside of the vocabulary are padding.
+        discarded: [at least requests] bool, requests whose prefill goes on: theirs do not count.
+        vocab_size: size of the target's vocabulary.
+
+    Returns:
+        [requests] int32.
+    """
+    valid = (sampled_token_ids >= 0) & (sampled_token_ids < vocab_size)
+    counts = valid.sum(dim=1, dtype=torch.int32)
+    return counts.masked_fill(discarded[: len(counts)], 0)
+
+
+def _ms_since(started: float) -> float:
+    """Milliseconds on the host's clock since `started`, which is in seconds."""
+    return (time.perf_counter() - started) * 1e3

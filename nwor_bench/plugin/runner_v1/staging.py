@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 import nwor_kernels
-from nwor_bench.plugin.counts.written_rows import in_every_layer
+from nwor_bench.plugin.counts.device_counts import in_every_layer
 from nwor_bench.plugin.observe.layer_trace import LayerTrace
 from nwor_bench.plugin.staging.layers import LayerCache, StagingUnavailable, partition
 from nwor_kernels.metadata import ERROR_FLAG, error_names

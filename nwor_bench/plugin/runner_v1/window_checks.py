@@ -1,7 +1,7 @@
 """Which windows of a V1 runner the local gate checks, and what it is given of them.
 
 On a CPU both modes run our reference attention backend, so stock means that backend without
-staging. Latent layers attend in vLLM's own code in every mode: only their writes are checked.
+staging.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,6 @@ from nwor_bench.plugin.runner_v1.staging import StagingBuffers
 from nwor_bench.plugin.staging.layers import (
     LayerCache,
     TargetLayers,
-    is_latent,
     layers_alone_in_their_memory,
 )
 from nwor_bench.plugin.staging.refusals import chunk_of
@@ -38,11 +37,6 @@ class CpuCheckedLayer:
     layer: Any
     cache: LayerCache
 
-    @property
-    def attends(self) -> bool:
-        """See `CheckedLayer`."""
-        return not is_latent(self.layer)
-
     def cache_rows(self) -> Tensor:
         """See `CheckedLayer`."""
         return self.cache.kv_cache
@@ -54,13 +48,7 @@ class CpuCheckedLayer:
         rows, layer = slots.shape[0], self.layer
         key, value = call.key[:rows], call.value[:rows]
         with _Unstaged(layer.impl):
-            if is_latent(layer):
-                layer.impl.do_kv_cache_update(
-                    key.squeeze(1), value, layer.kv_cache, slots, layer.kv_cache_dtype,
-                    layer._k_scale,
-                )  # fmt: skip
-            else:
-                layer.impl.do_kv_cache_update(layer, key, value, layer.kv_cache, slots)
+            layer.impl.do_kv_cache_update(layer, key, value, layer.kv_cache, slots)
 
     def stock_attention(self, call: LayerCall, metadata: Any) -> Tensor:
         """Attend with staging off."""

@@ -1,37 +1,88 @@
-"""The hook of vLLM's V2 model runner (the default on a GPU): which of its methods make a window.
+"""The hook of vLLM's V2 model runner (the default on a GPU).
 
-Four methods of the runner are wrapped, and two of its CUDA graph manager: `execute_model` tells
+Four methods of the runner are wrapped, and two of its CUDA graph manager: `execute_model` says
 what was scheduled, `dispatch` which graph will run it, `prepare_attn` the slots (begin),
 `run_fullgraph` is the forward under a full graph, `sample` gives the accepted counts on the
 device (accept, commit). Counts are read by the host when the harness drains them, never here.
+`modes.py` switches what is in place between windows.
 """
 
+import logging
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
-from nwor_bench.plugin.counts.pending_step import PendingStep
-from nwor_bench.plugin.counts.scheduler_output import finished, invalid_drafts, restarted
-from nwor_bench.plugin.interleaving import Interleaving
+import numpy as np
+from torch import Tensor
+
+from nwor_bench.plugin.counts.scheduler_output import invalid_drafts
+from nwor_bench.plugin.counts.step import Step
+from nwor_bench.plugin.interleaving import is_windows_alone
 from nwor_bench.plugin.patching import Patch, PatchSet
-from nwor_bench.plugin.runner_v2.graph_sets import StockGraphs
+from nwor_bench.plugin.runner_hook import RunnerHook
+from nwor_bench.plugin.runner_v2.batch import GpuWindowBatch
+from nwor_bench.plugin.runner_v2.device_validation import DeviceValidator
+from nwor_bench.plugin.runner_v2.graph_sets import StagingGraphs, StockGraphs
+from nwor_bench.plugin.runner_v2.layer_set import Launch
+from nwor_bench.plugin.runner_v2.modes import StagingModes, graph_facts
+from nwor_bench.plugin.runner_v2.plan import may_read_this_step
+from nwor_bench.plugin.runner_v2.refused_commits import DeviceRefusals
+from nwor_bench.plugin.runner_v2.setup import set_up_staging
+from nwor_bench.plugin.runner_v2.staging import GpuStaging
 from nwor_bench.plugin.runner_v2.window_checks import WindowChecks
-from nwor_bench.plugin.runner_v2.windows import Step, V2Windows
 from nwor_bench.plugin.settings import PluginSettings
 from nwor_bench.plugin.staging.layers import layers_alone_in_their_memory
+from nwor_bench.plugin.staging.window import Window
+from nwor_bench.records.fallback_reasons import BESIDE_PREFILL, Fault, fault_of
 from nwor_bench.records.types import NworMode, ScvMode
 from nwor_kernels.direct_launch import refusals as direct_launch_refusals
 
+logger = logging.getLogger("vllm.nwor_bench")
 
-class V2RunnerHook(V2Windows):
-    """Follows one V2 runner: attach, switch modes, read back, detach (see `RunnerHook`)."""
+
+class V2RunnerHook(RunnerHook):
+    """Follows one V2 runner (see `RunnerHook`).
+
+    Attributes:
+        graphs: full CUDA graphs of mode stage; None if nothing can be staged.
+        refusals: commits that the device refused; None likewise.
+        checks: the local gate's, while it is on.
+    """
 
     name = "V2"
     has_probe = True
+    buffers: GpuStaging | None
+    validator: DeviceValidator
 
     def __init__(self, runner: Any, settings: PluginSettings):
         super().__init__(runner, settings)
+        self.stage_by = settings.stage_by
+        self.checks: WindowChecks | None = None
+        self._is_sham = False
+        self._descriptor: Any = None
+        self._drafts: int = runner.num_speculative_steps
+        self.validator = DeviceValidator(self._drafts, runner.max_num_reqs, runner.device)
+        self._parts, self.staging_unavailable = set_up_staging(runner, self.layers, settings)
+        if not self._vote.alone:
+            self.late.tell_digest = self._vote.tell
+        self._name_parts()
         self._patches = self._runner_patches()
+
+    def _name_parts(self) -> None:
+        parts = self._parts
+        self.window = parts.window if parts else None
+        self.buffers = parts.staging if parts else None
+        self.graphs = parts.graphs if parts else None
+        self.refusals = DeviceRefusals(parts.staging.errors) if parts else None
+        self._modes = StagingModes(parts, self._vote) if parts else None
+        if parts and self.refusals:
+            refusals, written = self.refusals, parts.staging.written
+            self.late.read_with(refusals.errors, refusals.note, written)
+
+    def _drop_staging(self) -> None:
+        self._parts = None
+        self._name_parts()
 
     def _runner_patches(self) -> PatchSet:
         runner = self.runner
@@ -48,111 +99,49 @@ class V2RunnerHook(V2Windows):
         return PatchSet(patches)
 
     @property
-    def attached(self) -> bool:
-        """True while the runner's methods are wrapped."""
-        return self._patches.applied
-
-    def attach(self) -> None:
-        """Wrap the runner; the target layers follow when staging is switched on."""
-        self._patches.apply()
+    def graph_sets(self) -> tuple[StagingGraphs, ...]:
+        """Our sets of CUDA graphs; none if nothing can be staged."""
+        parts = self._parts
+        return (parts.graphs, parts.control_graphs, parts.sham_graphs) if parts else ()
 
     def detach(self) -> None:
         """Leave runner and layers as they were found."""
-        self._patches.undo()
-        self._stock_attention()
-
-    def agree(self) -> None:
-        """Stage on every rank or on none; every rank calls it once, before anything else."""
-        self.staging_unavailable = self._vote.settle(self.staging_unavailable)
-        if self.staging_unavailable is not None:
-            self._parts = None
-        self._name_parts()
+        super().detach()
+        if self._modes is not None:
+            self._modes.patch(False)
 
     def set_modes(self, nwor_mode: NworMode, scv_mode: ScvMode) -> None:
-        """Switch modes between steps; staging captures its graphs the first time.
-
-        In mode off the target layers are the stock objects again.
-        """
+        """Switch modes between steps; staging captures its graphs the first time."""
         self._close_leftover()
         self.nwor_mode, self._is_sham = nwor_mode, False
         self.validator.switch(scv_mode)
         if scv_mode is not ScvMode.OFF:
-            self.validator.warm_up(self.runner.num_speculative_steps)
-        if nwor_mode is not NworMode.OFF:
-            self._allocate_copies()
-        if self._parts is None:
-            return
-        if nwor_mode is NworMode.OFF:
-            self._stock_attention()
-            return
-        self._staging_attention()
-        control = nwor_mode is NworMode.CONTROL
-        graphs = self._parts.control_graphs if control else self._parts.graphs
-        graphs.capture()
-        graphs.give_up(self._vote.settle(graphs.unavailable))
-
-    def _staging_attention(self) -> None:
-        """Wrap the target layers' attention."""
-        assert self._parts is not None
-        if not self._parts.attention.applied:
-            self._parts.attention.apply()
-
-    def interleave(self, turns: Interleaving | None) -> None:
-        """Let cells take turns in the batches to come, or no longer."""
-        self._turns = turns
-        self.clock.on = turns is not None
+            self.validator.warm_up(self._drafts)
+        reason = self._modes.switch(nwor_mode) if self._modes is not None else None
+        if reason is not None:
+            self.staging_unavailable = reason
+            self._drop_staging()
 
     def take_turn(self, nwor_mode: NworMode, scv_mode: ScvMode) -> None:
         """Switch both modes between two windows; mode off runs on the stock objects again."""
         self.nwor_mode, self._is_sham = nwor_mode, False
         self.validator.mode = scv_mode
-        self._patch_between_windows(nwor_mode is not NworMode.OFF)
+        if self._modes is not None:
+            self._modes.patch(nwor_mode is not NworMode.OFF)
 
     def prepare_sham(self) -> str | None:
         """Capture stock's forward once more; why windows of a sham run as plain off, or None."""
-        if self._parts is None:
-            return self.staging_unavailable
-        self._stock_attention()
-        graphs = self._parts.sham_graphs
-        graphs.capture()
-        graphs.give_up(self._vote.settle(graphs.unavailable))
-        return graphs.unavailable
+        return self.staging_unavailable if self._modes is None else self._modes.prepare_sham()
 
     def take_sham_turn(self) -> None:
         """Mode off with the switching of stage: patches that pass through, graphs of our own."""
         self.nwor_mode, self._is_sham = NworMode.OFF, True
         self.validator.mode = ScvMode.OFF
-        self._patch_between_windows(True)
-
-    def _patch_between_windows(self, patched: bool) -> None:
-        """Wrap the target layers' attention, or restore the stock methods."""
-        if self._parts is None or self._parts.attention.applied is patched:
-            return
-        if patched:
-            self._parts.attention.apply()
-        else:
-            self._parts.attention.undo()
-
-    def _allocate_copies(self) -> None:
-        """Allocate the memory of copies, or stop staging on every rank."""
-        if self._parts is None:
-            return
-        reason = self._vote.settle(self._parts.staging.allocate())
-        if reason is not None:
-            self._stock_attention()
-            self.staging_unavailable = reason
-            self._parts = self.window = self.buffers = self.graphs = None
-
-    def _stock_attention(self) -> None:
-        """Restore the target layers' stock methods."""
-        if self._parts is not None and self._parts.attention.applied:
-            self._parts.attention.undo()
+        if self._modes is not None:
+            self._modes.patch(True)
 
     def check_layers(self, requests: int | None) -> list[dict[str, Any]]:
-        """Check windows of the next batch, of so many requests; None: no longer.
-
-        Returns what was measured since the last call. Call it between batches, in the cell's modes.
-        """
+        """Check windows of the next batch layer by layer; what was measured since the last call."""
         if self._parts is None:
             return []
         found = self.checks.take() if self.checks is not None else []
@@ -168,18 +157,9 @@ class V2RunnerHook(V2Windows):
             self.checks.prepare(requests, self.nwor_mode is NworMode.CONTROL)
         return found
 
-    def drain(self, output_lengths: dict[str, int] | None) -> list[dict[str, Any]]:
-        """Windows since the last drain; waits for the device once."""
-        self.late.resolve(output_lengths)
-        return self.accumulator.drain()
-
     def device_errors(self) -> list[str]:
         """Commits refused on the device since the last call; waits for it."""
         return self.refusals.take() if self.refusals else []
-
-    def set_probe(self, on: bool) -> None:
-        """Time each window's phases with CUDA events, or stop doing so."""
-        self.probe.on = on
 
     def launch_refusals(self) -> dict[str, int]:
         """Bound kernels of this process that are launched through Triton, by reason."""
@@ -187,51 +167,17 @@ class V2RunnerHook(V2Windows):
 
     def graph_facts(self) -> dict[str, Any]:
         """Sizes of vLLM's graph set and of ours, which must be equal, and the memory of ours."""
-        stock, graphs = self.runner.cudagraph_manager, self.graphs
-        control = self._parts.control_graphs if self._parts else None
-        sham = self._parts.sham_graphs if self._parts else None
-        wanted = graphs.wanted() if graphs else []
-        return {
-            "mode": None if stock is None else stock.cudagraph_mode.name,
-            "stock_window_sizes": sorted(desc.num_tokens for desc in wanted),
-            "stage_window_sizes": graphs.capture_sizes if graphs else [],
-            "stage_memory_bytes": graphs.memory_bytes if graphs else None,
-            "stage_unavailable": graphs.unavailable if graphs else None,
-            "control_memory_bytes": control.memory_bytes if control else None,
-            "control_unavailable": control.unavailable if control else None,
-            "sham_window_sizes": sham.capture_sizes if sham else [],
-            "sham_memory_bytes": sham.memory_bytes if sham else None,
-            "sham_capture_s": sham.capture_s if sham else None,
-            "sham_unavailable": sham.unavailable if sham else None,
-        }
+        return graph_facts(self.runner.cudagraph_manager, self._parts)
 
-    # The wrappers, in the order in which a step meets them.
+    # The wrappers, in call order.
 
     def _wrap_execute_model(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def execute_model(scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
-            if kwargs.get("dummy_run"):
-                return original(scheduler_output, *args, **kwargs)
-            self._close_leftover()
-            self.late.note_requests(finished(scheduler_output), restarted(scheduler_output))
-            if not scheduler_output.total_num_scheduled_tokens:
-                self._went_idle(scheduler_output)
-                return original(scheduler_output, *args, **kwargs)
-            now, mark = time.perf_counter(), self.clock.mark()
-            self.late.step_started(now, mark)
-            has_window = bool(scheduler_output.scheduled_spec_decode_tokens)
-            pending = PendingStep(started=now, began=mark)
-            if self._turns is not None:  # after the mark: a switch belongs to its own window
-                pending.turn = self._turns.next(scheduler_output)
-            self._step = Step(pending, has_window, scheduler_output)
+            if not kwargs.get("dummy_run"):
+                self._start_step(scheduler_output)
             return original(scheduler_output, *args, **kwargs)
 
         return execute_model
-
-    def _went_idle(self, scheduler_output: Any) -> None:
-        """A step without tokens: what comes before the next one is waiting."""
-        if self._turns is not None:
-            self._turns.next(scheduler_output)
-            self.late.went_idle()
 
     def _wrap_dispatch(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def dispatch(*args: Any, **kwargs: Any) -> Any:
@@ -246,12 +192,12 @@ class V2RunnerHook(V2Windows):
             step = self._step
             if step is not None:
                 began = time.perf_counter()
-                step.pending.req_ids = input_batch.req_ids
-                step.pending.num_tokens = input_batch.num_tokens
+                step.req_ids = input_batch.req_ids
+                step.num_tokens = input_batch.num_tokens
                 if step.has_window:
                     self._begin(step, input_batch, slot_mappings)
                     self.probe.mark("forward_start")
-                step.pending.hook_s += time.perf_counter() - began
+                step.hook_s += time.perf_counter() - began
             return tables, slot_mappings
 
         return prepare_attn
@@ -260,11 +206,11 @@ class V2RunnerHook(V2Windows):
         def run_fullgraph(desc: Any) -> Any:
             if self._parts is not None and self._is_sham:
                 return self._run_sham(self._parts.sham_graphs, desc, original)
-            if self._parts is None or not self._parts.window.is_staging:
+            window = self.window
+            if self._modes is None or window is None or not window.is_staging:
                 return original(desc)
-            window = self._parts.window
             window.replayed()
-            graphs = self._parts.control_graphs if window.is_control else self._parts.graphs
+            graphs = self._modes.graphs_of(window.is_control)
             if self.checks is not None:
                 return self.checks.replay(graphs, window.is_control, desc)
             return graphs.replay(desc)
@@ -275,7 +221,7 @@ class V2RunnerHook(V2Windows):
         if desc in graphs.shapes:
             return graphs.replay(desc)
         step = self._step
-        if self._turns is not None and step is not None and step.pending.turn is not None:
+        if self._turns is not None and step is not None and step.turn is not None:
             self._turns.sham_fell_back("full_graph_of_another_shape")
         return original(desc)
 
@@ -288,22 +234,139 @@ class V2RunnerHook(V2Windows):
                 self.probe.mark("sample_start")
             output = original(hidden_states, input_batch, grammar_output)
             began = time.perf_counter()
-            step.pending.num_sampled = output[1]
+            step.num_sampled = output[1]
             if step.has_window:
                 if grammar_output is not None:
                     # The drafts of the step before: this step's own come after its samples.
                     checked = self.runner.draft_tokens_handler.req_ids
-                    step.pending.invalid_drafts = invalid_drafts(
+                    step.invalid_drafts = invalid_drafts(
                         step.scheduler_output, grammar_output, checked
                     )
                 self.probe.mark("sample_end")
                 self._validate_and_commit(step, output[1])
-                step.pending.marks = self.probe.take()
+                step.marks = self.probe.take()
                 if self._turns is not None:
-                    self._turns.ended(step.pending.fallback_reason)
+                    self._turns.ended(step.fallback_reason)
             self._step = None
-            self.late.add(step.pending)
-            step.pending.hook_s += time.perf_counter() - began
+            self.late.add(step)
+            step.hook_s += time.perf_counter() - began
             return output
 
         return sample
+
+    # The window of one step.
+
+    def _begin(self, step: Step, input_batch: Any, slot_mappings: Tensor) -> None:
+        """Note the drafts of each request, and open the window if staging is on."""
+        drafts = input_batch.num_draft_tokens_per_req
+        if drafts is None:
+            drafts = np.zeros(input_batch.num_reqs, dtype=np.int32)
+        step.drafts = drafts
+        if input_batch.num_draft_tokens == input_batch.num_reqs * self._drafts:
+            step.uniform = self._drafts
+        if self.nwor_mode is NworMode.OFF:
+            return
+        step.fallback_reason = self._why_direct(step)
+        if self._parts is None or step.fallback_reason is not None:
+            return
+        certain_at_once = may_read_this_step(step.scheduler_output)
+        control = self.nwor_mode is NworMode.CONTROL
+        planner = self._parts.control_planner if control else self._parts.planner
+        if self.checks is not None:
+            planner = self.checks.planner(planner, control, self._descriptor)
+        batch, step.fallback_reason = planner.plan(
+            input_batch, slot_mappings, self._descriptor, certain_at_once=certain_at_once
+        )
+        if batch is None:
+            return
+        step.batch = batch
+        if batch.sources is None:  # else a graph runs the forward, and has read them already
+            self._parts.inputs.open(input_batch)
+        self._parts.staging.open(batch)
+        self._parts.window.begin(batch, control=control)
+        if self.checks is not None:
+            self.checks.begin(input_batch, slot_mappings, self._parts.slots)
+
+    def _why_direct(self, step: Step) -> str | None:
+        """Why this window is written directly before it is planned; None: it is planned."""
+        if self._parts is None or self.staging_unavailable is not None:
+            return self.staging_unavailable
+        refused = self.refusals
+        if refused is not None and refused.stopped:
+            return Fault.STAGING_STOPPED.value
+        # With several ranks this window's vote informs the others, and all stop with it.
+        if refused is not None and refused.reason is not None and self._vote.alone:
+            refused.settle(refused.reason)
+            return refused.reason
+        if not self._stages_beside_prefill and not is_windows_alone(step.scheduler_output):
+            return BESIDE_PREFILL
+        return None
+
+    def _validate_and_commit(self, step: Step, num_sampled: Tensor) -> None:
+        """Decide what was accepted, if any mode asks for it, and commit what is staged."""
+        window, validator = self.window, self.validator
+        staged = window is not None and window.batch is not None
+        if window is not None and staged and window.is_control:
+            window.end_control()  # all layers have written: no commit, and no rank to wait for
+            self._close_window(step, window, num_sampled)
+            return
+        off = validator.mode is ScvMode.OFF or step.fallback_reason == BESIDE_PREFILL
+        if not staged and off:
+            return  # no device work, no synchronisation: off x off, and beside a prefill
+        batch, accepted = step.batch, num_sampled
+        if staged and batch is not None and batch.sources and validator.mode is not ScvMode.OFF:
+            step.decided_in_commit = True
+            assert self.buffers is not None
+            # One launch decides and commits: a captured window's addresses never change.
+            self.buffers.validate_in_commit(partial(self._launch_commit, step, batch))
+        else:
+            accepted = self._validate(step, num_sampled)
+        if window is None or not staged:
+            return
+        self.probe.mark("commit_start")
+        self._commit(step, window, accepted)
+        self.probe.mark("commit_end")
+        self._close_window(step, window, num_sampled)
+
+    def _validate(self, step: Step, num_sampled: Tensor) -> Tensor:
+        """[requests] int32 on the device, accepted drafts of each request."""
+        assert step.drafts is not None
+        began = time.perf_counter()
+        found = self.validator.validate(num_sampled, step.drafts, step.uniform)
+        self.probe.mark("mask_end")
+        step.scv_path, step.scv_fallback_reason = found.path, found.fallback_reason
+        step.scv_s = time.perf_counter() - began
+        return found.num_accepted
+
+    def _launch_commit(
+        self, step: Step, batch: GpuWindowBatch, launch: Launch, num_sampled: Tensor
+    ) -> None:
+        began = time.perf_counter()
+        shape = batch.commit_shape
+        _, tokens, length, _ = shape
+        path, reason = self.validator.run(shape, tokens // length, launch, num_sampled)
+        step.scv_path, step.scv_fallback_reason = path, reason
+        step.scv_s = time.perf_counter() - began
+
+    def _commit(self, step: Step, window: Window, accepted: Tensor) -> None:
+        """Commit, unless this rank or another has to write directly."""
+        if window.accept(accepted, None) and window.commit():
+            step.certain = step.batch.certain if step.batch is not None else 0
+        assert self.refusals is not None
+        own = self.refusals.to_vote() or self._alarm or window.fallback_reason
+        reason = self._vote.settle(own)
+        self.refusals.settle(reason)
+        if reason is None:
+            return
+        window.withdraw(reason)
+        if fault_of(reason) is Fault.ACTIVATIONS_REUSED:  # it then holds for every window
+            logger.error("nwor: %s; from now on windows are written directly", reason)
+            self.staging_unavailable = reason
+
+    def _close_window(self, step: Step, window: Window, num_sampled: Tensor) -> None:
+        """Have the local gate look at the window, and note how it has ended."""
+        if self.checks is not None:
+            self.checks.end(window, num_sampled)
+        outcome = window.close()
+        step.staged_tokens, step.control_tokens = outcome.staged_tokens, outcome.control_tokens
+        step.fallback_reason = outcome.fallback_reason

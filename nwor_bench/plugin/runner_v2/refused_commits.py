@@ -11,15 +11,10 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
+from nwor_bench.records.fallback_reasons import Fault, fault_of
 from nwor_kernels.metadata import error_names
 
 logger = logging.getLogger("vllm.nwor_bench")
-
-DEVICE_REFUSED = "device_refused"
-"""Prefix of the reason of the window with which staging stops."""
-
-STAGING_STOPPED = "staging_stopped"
-"""Why every later window is written directly."""
 
 WHAT_IS_LOST = (
     "nwor: the device refused a commit (%s, in %d of %d layers). The accepted tokens of that "
@@ -56,7 +51,7 @@ class DeviceRefusals:
             if flag:
                 self._unread[f"layer {layer}: {error_names(flag)}"] = None
         if self.reason is None:
-            self.reason = f"{DEVICE_REFUSED}:{error_names(together)}"
+            self.reason = f"{Fault.DEVICE_REFUSED}:{error_names(together)}"
             layers = sum(1 for flag in flags if flag)
             logger.error(WHAT_IS_LOST, error_names(together), layers, len(flags))
 
@@ -72,7 +67,7 @@ class DeviceRefusals:
 
     def settle(self, reason: str | None) -> None:
         """Take the ranks' common reason for a window; a refusal in it stops staging."""
-        if reason is None or DEVICE_REFUSED not in reason or self.stopped:
+        if reason is None or fault_of(reason) is not Fault.DEVICE_REFUSED or self.stopped:
             return
         self.stopped = True
         if self.reason is None:

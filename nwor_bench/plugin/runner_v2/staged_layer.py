@@ -62,9 +62,6 @@ class StagedLayer:
         """Name of the layer whose K/V it reads; its own, unless it shares them."""
         return self._staging.layers[self._number].name
 
-    attends = True
-    """Its attention is ours while it stages."""
-
     def cache_rows(self) -> Tensor:
         """[blocks, kv_heads, block_size, K + V width], the cache that it reads."""
         return self._staging.layers[self._number].kv_cache

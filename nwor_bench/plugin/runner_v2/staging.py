@@ -23,12 +23,10 @@ from nwor_bench.plugin.runner_v2.batch import GpuWindowBatch
 from nwor_bench.plugin.runner_v2.held_values import HeldValues
 from nwor_bench.plugin.runner_v2.layer_set import CopyBuffers, Launch, LayerSet
 from nwor_bench.plugin.staging.layers import LayerCache, StagingUnavailable, partition
+from nwor_bench.records.fallback_reasons import Fault
 from nwor_kernels.commit.sources import StagedSources
 
 logger = logging.getLogger("vllm.nwor_bench")
-
-ACTIVATIONS_REUSED = "activations_reused"
-"""Fallback reason where one layer's K/V overwrite another's; it then holds for every window."""
 
 CACHE_LINE = 32
 """int32 of a line in the L2 cache: a counter a line, else the layers' additions queue up."""
@@ -157,7 +155,7 @@ class GpuStaging:
         if not batch.copied:
             held = self._held.take(layer, key, value)
             if held is None:
-                return ACTIVATIONS_REUSED
+                return Fault.ACTIVATIONS_REUSED.value
             of_set.hold(place, *held)
             return ""
         if of_set.buffers is None:

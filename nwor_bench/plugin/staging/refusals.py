@@ -241,9 +241,7 @@ def _requests_of(metadata: Any) -> tuple[int, int]:
     return both, both
 
 
-def of_latent_step(
-    metadata: Any, num_draft_tokens: Sequence[int], *, windows_decode: bool = True
-) -> str | None:
+def of_latent_step(metadata: Any, num_draft_tokens: Sequence[int]) -> str | None:
     """The fallback reason of a latent layer's metadata in this step; None if they fit the window.
 
     vLLM puts requests with few rows first, as decodes. The length of the context of what comes
@@ -252,17 +250,13 @@ def of_latent_step(
     Args:
         metadata: vLLM's `MLACommonMetadata`.
         num_draft_tokens: drafts of each request of the window.
-        windows_decode: windows are to be decodes, whose own rows attention reads from where we
-            say; else prefills, whose own rows it takes from the activations.
     """
     if metadata.num_reqs != len(num_draft_tokens):
         return "attention:other_requests"
     if metadata.causal is not True:
         return NOT_CAUSAL
-    if windows_decode and any(num_draft_tokens[metadata.num_decodes :]):
+    if any(num_draft_tokens[metadata.num_decodes :]):
         return "attention:window_as_prefill"
-    if not windows_decode and any(num_draft_tokens[: metadata.num_decodes]):
-        return "attention:window_as_decode"
     return None
 
 

@@ -1,11 +1,19 @@
-"""Counts of many steps on their way from the device to the host, in one copy."""
+"""Counts of many steps on their way from the device to the host, and what commits say they wrote.
+
+Counts come in one copy. Rows that commits wrote are counted on the device from the start on, and
+each reading brings the sum so far. If a reading adds up, each of its windows is given what it
+accepted. If it does not, the oldest windows get what was written, and the last one the excess:
+committed tokens are then not the accepted ones.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from nwor_bench.plugin.counts.step import Step, accepted_of
 from nwor_bench.plugin.observe.device_times import has_passed
 
 
@@ -81,3 +89,57 @@ def _split(flat: list[int], counts: Sequence[Tensor | None]) -> list[list[int]]:
         lists.append(flat[start:end])
         start = end
     return lists
+
+
+class WrittenRows:
+    """What the commits of each reading wrote.
+
+    Args:
+        before: rows written in each layer so far, modulo 2**32.
+    """
+
+    def __init__(self, before: Sequence[int]):
+        self._before = before
+
+    def settle(
+        self, steps: Sequence[Step], num_sampled: Sequence[list[int]], now: Sequence[int]
+    ) -> None:
+        """Set how many drafts the commit of each step of a reading wrote.
+
+        Args:
+            steps: in their order.
+            num_sampled: tokens that each request of each step got.
+            now: rows written in each layer up to the last step, modulo 2**32.
+        """
+        pairs = zip(steps, num_sampled, strict=True)
+        committed = [
+            (step, *_rows_due(step, counts)) for step, counts in pairs if step.certain is not None
+        ]
+        if not committed:
+            return  # rows that nobody committed are found in the next reading with a commit
+        wrote = [(new - old) % 2**32 for new, old in zip(now, self._before, strict=True)]
+        self._before = now
+        left = in_every_layer(wrote, sum(due for _, due, _ in committed))
+        for step, due, certain in committed:
+            rows = min(due, left)
+            left -= rows
+            step.committed_tokens = max(rows - certain, 0)
+        step.committed_tokens = (step.committed_tokens or 0) + left
+
+
+def in_every_layer(wrote: Sequence[int], due: int) -> int:
+    """One number for all layers: the least if a layer lacks rows, else the most."""
+    least = min(wrote)
+    return least if least < due else max(wrote)
+
+
+def _rows_due(step: Step, num_sampled: list[int]) -> tuple[int, int]:
+    """Rows that the step's commit had to write in each layer; how many of them are certain."""
+    sampled, certain, drafts = np.array(num_sampled, dtype=np.int64), step.certain, step.drafts
+    assert certain is not None
+    assert drafts is not None
+    accepted = accepted_of(drafts, num_sampled)
+    rows = accepted + certain
+    if step.decided_in_commit:
+        rows = np.clip(sampled + certain - 1, 0, drafts + certain)
+    return int(rows.sum()), int((rows - accepted).sum())

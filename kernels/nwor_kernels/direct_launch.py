@@ -10,22 +10,13 @@ import ctypes
 import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
-from ctypes import c_uint, c_void_p
-from functools import partial
+from ctypes import POINTER, byref, c_char_p, c_int, c_size_t, c_ubyte, c_uint, c_void_p
+from functools import cache, partial
 from struct import Struct
 from typing import Any
 
 import torch
 from triton import knobs
-
-from nwor_kernels.cuda_driver import (
-    PROGRAMMATIC_STREAM_SERIALIZATION,
-    LaunchAttribute,
-    LaunchConfig,
-    driver_error,
-    load_driver,
-    parameter_places,
-)
 
 logger = logging.getLogger("nwor_kernels")
 
@@ -46,6 +37,29 @@ _FORMATS = {
     **{"u1": "B", "u8": "B", "u16": "H", "u32": "I", "u64": "Q"},
 }
 """How the driver wants integers, as `struct` writes them; no kernel here takes other numbers."""
+
+
+_PROGRAMMATIC_STREAM_SERIALIZATION = 6
+"""CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION of cuda.h."""
+
+
+class _LaunchAttribute(ctypes.Structure):
+    """CUlaunchAttribute: a value of 64 bytes, of which only an int is needed here."""
+
+    _fields_ = (("id", c_int), ("pad", c_ubyte * 4), ("value", c_int), ("rest", c_ubyte * 60))
+
+
+class _LaunchConfig(ctypes.Structure):
+    """CUlaunchConfig."""
+
+    _fields_ = (
+        ("grid", c_uint * 3),
+        ("block", c_uint * 3),
+        ("shared_bytes", c_uint),
+        ("stream", c_void_p),
+        ("attributes", POINTER(_LaunchAttribute)),
+        ("num_attributes", c_uint),
+    )
 
 
 class Refused(Exception):
@@ -97,7 +111,7 @@ def prepare(
 def _launch_by(
     driver: ctypes.CDLL,
     compiled: Any,
-    config: LaunchConfig,
+    config: _LaunchConfig,
     parameters: Any,
     set_address: Callable[[int], None],
     set_number: Callable[[int], None],
@@ -115,7 +129,7 @@ def _launch_by(
         config.stream = stream_of(device)
         result = start(config_at, function, parameters_at, None)
         if result:
-            raise driver_error(driver, "cuLaunchKernelEx", result)
+            raise _driver_error(driver, "cuLaunchKernelEx", result)
 
     return launch
 
@@ -160,7 +174,7 @@ def _format_of(kind: str) -> str:
 
 def _layout(driver: ctypes.CDLL, function: int, formats: list[str]) -> tuple[list[int], int]:
     """(Offset of each parameter as the driver tells it, bytes of all); refuses another layout."""
-    places, end = parameter_places(driver, function, len(formats) + 1), 0
+    places, end = _parameter_places(driver, function, len(formats) + 1), 0
     expected = [Struct(form).size for form in formats]
     if [size for _, size in places] != expected:
         raise Refused(f"layout: parameters at {places}, not of {expected} bytes")
@@ -171,10 +185,10 @@ def _layout(driver: ctypes.CDLL, function: int, formats: list[str]) -> tuple[lis
     return [offset for offset, _ in places], end
 
 
-def _config(metadata: Any, grid: tuple[int, int, int]) -> LaunchConfig:
+def _config(metadata: Any, grid: tuple[int, int, int]) -> _LaunchConfig:
     early = bool(metadata.launch_pdl)
-    attribute = LaunchAttribute(id=PROGRAMMATIC_STREAM_SERIALIZATION, value=1)
-    return LaunchConfig(
+    attribute = _LaunchAttribute(id=_PROGRAMMATIC_STREAM_SERIALIZATION, value=1)
+    return _LaunchConfig(
         grid=(c_uint * 3)(*grid),
         block=(c_uint * 3)(32 * metadata.num_warps, 1, 1),
         shared_bytes=metadata.shared,
@@ -188,3 +202,37 @@ def count_refusal(reason: str) -> None:
     if not refusals[reason]:
         logger.warning("Triton launches what was to be launched directly: %s", reason)
     refusals[reason] += 1
+
+
+@cache
+def load_driver() -> ctypes.CDLL:
+    """The CUDA driver's library.
+
+    Raises:
+        OSError: there is none.
+        AttributeError: it is older than CUDA 12.4, which brought cuFuncGetParamInfo.
+    """
+    driver = ctypes.CDLL("libcuda.so.1")
+    driver.cuLaunchKernelEx.argtypes = [c_void_p] * 4
+    driver.cuFuncGetParamInfo.argtypes = [c_void_p, c_size_t, c_void_p, c_void_p]
+    driver.cuGetErrorName.argtypes = [c_int, c_void_p]
+    return driver
+
+
+def _parameter_places(driver: ctypes.CDLL, function: int, most: int) -> list[tuple[int, int]]:
+    """(Offset, bytes) of each parameter of a CUfunction, up to `most` of them."""
+    offset, size = c_size_t(), c_size_t()
+    places: list[tuple[int, int]] = []
+    while len(places) < most:
+        if driver.cuFuncGetParamInfo(function, len(places), byref(offset), byref(size)):
+            break  # there is no such parameter
+        places.append((offset.value, size.value))
+    return places
+
+
+def _driver_error(driver: ctypes.CDLL, call: str, result: int) -> RuntimeError:
+    """An error that names the CUresult of a call."""
+    name = c_char_p()
+    driver.cuGetErrorName(result, byref(name))
+    known = name.value.decode() if name.value else "unknown to the driver"
+    return RuntimeError(f"{call}: {known} ({result})")

@@ -77,8 +77,7 @@ def record(
     driver_library: Path, streams: dict[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Record]:
     """What the stand-in for the driver was given last; nothing yet."""
-    from nwor_kernels.cuda_driver import load_driver
-    from nwor_kernels.direct_launch import refusals
+    from nwor_kernels.direct_launch import load_driver, refusals
 
     load_driver.cache_clear()
     real = ctypes.CDLL

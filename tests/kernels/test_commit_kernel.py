@@ -16,7 +16,7 @@ from kernel_inputs import (
 )
 from torch import Tensor
 
-from nwor_kernels import commit_staged_kv_cache
+from nwor_kernels.commit.reference import commit_staged_kv_cache_reference
 from nwor_kernels.metadata import (
     ERROR_COUNT_MISMATCH,
     ERROR_OVERFLOW,
@@ -29,7 +29,7 @@ class Window(StagedWindow):
     """A staged window: row i belongs to slot slots[i]; NaN staging rows past the window."""
 
     def commit(self) -> None:
-        commit_staged_kv_cache(
+        commit_staged_kv_cache_reference(
             self.staged_key,
             self.staged_value,
             self.kv_caches,
@@ -159,7 +159,7 @@ def test_each_layer_writes_to_the_slots_of_its_group():
 
     def commit(to):
         staged = (window.staged_key, window.staged_value, window.kv_caches)
-        commit_staged_kv_cache(*staged, to, window.accepted, window.metadata, rows)
+        commit_staged_kv_cache_reference(*staged, to, window.accepted, window.metadata, rows)
 
     bad = slots.clone()
     bad[0, 1] = 16
@@ -234,6 +234,6 @@ def test_a_smaller_later_cache_stops_all_layers() -> None:
     caches = [torch.full((2, 1, 4, 16), torch.nan), torch.full((1, 1, 4, 16), torch.nan)]
     metadata = torch.tensor([[1, 0], [1, 0]], dtype=torch.int32)
     slots, accepted = torch.tensor([5]), torch.tensor([True])
-    torch.ops.nwor.commit_staged_kv_cache(key, key, caches, slots, accepted, metadata)
+    commit_staged_kv_cache_reference(key, key, caches, slots, accepted, metadata)
     assert metadata[:, 1].tolist() == [0, 8]
     assert all(cache.isnan().all() for cache in caches)

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kernel_inputs import FLOAT_DTYPES, SEEDS, assert_same, generator, num_written, random_kv
 
-from nwor_kernels import stage_kv_cache
 from nwor_kernels.metadata import ERROR_OVERFLOW, ERROR_ROW_RANGE, error_names
+from nwor_kernels.stage.reference import stage_kv_cache_reference
 
 UNTOUCHED = [77, 77]
 
@@ -45,7 +45,9 @@ def test_each_row_is_copied_and_padding_is_left_alone(
     value_memory, staged_value = nan_staging(capacity, kv_heads, widths[1], dtype, strided=strided)
     metadata = torch.tensor(UNTOUCHED, dtype=torch.int32)
 
-    stage_kv_cache(key, value, torch.tensor(rows).long(), staged_key, staged_value, metadata)
+    stage_kv_cache_reference(
+        key, value, torch.tensor(rows).long(), staged_key, staged_value, metadata
+    )
 
     for i in range(capacity):
         row = rows[i] if i < len(rows) else -1
@@ -65,7 +67,7 @@ def test_strided_rows_and_a_strided_metadata_row_are_followed():
     rows = torch.tensor([4, 9, 0, 9])[::2]
     metadata = torch.full((4, 3), 77, dtype=torch.int32)
     staged_key, staged_value = torch.full((2, 2, 1, 2), float("nan"))
-    stage_kv_cache(key, value, rows, staged_key, staged_value, metadata[1, ::2])
+    stage_kv_cache_reference(key, value, rows, staged_key, staged_value, metadata[1, ::2])
     assert_same(staged_key, key[[4, 0]])
     assert metadata.tolist() == [[77] * 3, [2, 77, 0], [77] * 3, [77] * 3]
 
@@ -87,7 +89,7 @@ def test_what_does_not_fit_is_flagged_and_nothing_is_staged(key_rows, value_rows
     staged_value = torch.full((3, 2, 4), float("nan"))
     metadata = torch.tensor(UNTOUCHED, dtype=torch.int32)
     key, value = torch.ones(key_rows, 2, 4), torch.ones(value_rows, 2, 4)
-    stage_kv_cache(key, value, torch.tensor(rows), staged_key, staged_value, metadata)
+    stage_kv_cache_reference(key, value, torch.tensor(rows), staged_key, staged_value, metadata)
     assert metadata.tolist() == [0, flag]
     assert num_written(staged_key) == num_written(staged_value) == 0
 
@@ -96,10 +98,10 @@ def test_a_full_buffer_is_no_overflow_and_an_empty_window_is_sound():
     staged_key, staged_value = torch.full((2, 3, 1, 2), float("nan"))
     key = torch.arange(6.0).view(3, 1, 2)
     metadata = torch.tensor(UNTOUCHED, dtype=torch.int32)
-    stage_kv_cache(key, key, torch.tensor([]).long(), staged_key, staged_value, metadata)
+    stage_kv_cache_reference(key, key, torch.tensor([]).long(), staged_key, staged_value, metadata)
     assert metadata.tolist() == [0, 0]
     assert num_written(staged_key) == 0
-    stage_kv_cache(key, key, torch.tensor([2, 1, 0]), staged_key, staged_value, metadata)
+    stage_kv_cache_reference(key, key, torch.tensor([2, 1, 0]), staged_key, staged_value, metadata)
     assert metadata.tolist() == [3, 0]
     assert_same(staged_key, key.flip(0))
 

@@ -30,13 +30,6 @@ def by_index(windows: Windows) -> None:
     windows.options |= {"row_request": row_request, "row_index": row % tokens}
 
 
-def by_mask(windows: Windows) -> None:
-    """A mask that no count could give."""
-    windows.options.pop("tokens_per_request")
-    row = torch.arange(windows.slots.shape[-1], device=windows.slots.device)
-    windows.options["accepted"] = row % 3 != 1
-
-
 def by_row(windows: Windows) -> None:
     """Sources in another order, a negative one among them."""
     rows = torch.arange(windows.slots.shape[-1], device=windows.slots.device).flip(0)
@@ -54,7 +47,7 @@ def without_certain_row(windows: Windows) -> None:
     windows.options["certain"] = -1
 
 
-CHANGES = {"equal": (), "indexed": (by_index,), "masked": (by_mask,), "rows": (by_row,)}
+CHANGES = {"equal": (), "indexed": (by_index,), "rows": (by_row,)}
 
 
 @examples(15)
@@ -106,7 +99,6 @@ def test_any_windows_are_committed_as_by_the_reference(
     def change(windows):
         for step in (*CHANGES[how], *certain):
             step(windows)
-        windows.options |= {} if how != "masked" else {"certain": 0}
 
     windows = compare_windows(shape, seed, triton_device, change, tokens_per_program)
     assert not windows.errors.any()
@@ -121,8 +113,6 @@ def test_what_is_written_is_what_was_sampled(triton_device, how):
     written = {0: 8, 3: 3, 5: 5}
     for step in CHANGES[how]:
         step(windows)
-    if how == "masked":
-        windows.options["accepted"] = torch.tensor([1, 0, 0, 1, 1, 1, 1]).bool().to(triton_device)
     source = {row: row for row in written}
     if how == "rows":
         windows.options["rows"] = torch.tensor([4, 0, 0, -1, 1, 2, 3], device=triton_device)
@@ -184,7 +174,6 @@ def test_a_bad_slot_commits_nothing_and_adds_its_flag(triton_device, how, slot):
     [
         ("equal", [0, 1, 2, 3]),
         ("indexed", [0, 1, 2, 3]),
-        ("masked", [0, 2, 3]),
         ("rows", [1, 2, 3]),
     ],
 )
@@ -335,13 +324,13 @@ def test_one_plan_serves_every_kind_of_window(triton_device):
                 step(each)
             if fewer:
                 each.slots = each.slots[:9]
-                for name in {"rows", "accepted", "row_request", "row_index"} & set(each.options):
+                for name in {"rows", "row_request", "row_index"} & set(each.options):
                     each.options[name] = each.options[name][-9:]
             if contiguous:
                 each.keys = [key.contiguous() for key in each.keys]
                 each.values = [value.contiguous() for value in each.values]
         actual.memory.fill_(torch.nan)
-        counts = None if "accepted" in windows.options else windows.num_sampled
+        counts = windows.num_sampled
         plan.commit_windows(
             StagedSources(windows.keys, windows.values),
             windows.slots,
@@ -395,15 +384,14 @@ def test_sources_that_do_not_fit_the_caches_are_refused(triton_device, change):
     "options",
     [
         {},
-        {"tokens_per_request": 3, "accepted": torch.ones(11, dtype=torch.bool)},
         {"tokens_per_request": 3, "row_request": torch.zeros(11), "row_index": torch.zeros(11)},
         {"row_request": torch.zeros(11)},
     ],
 )
-def test_one_way_to_tell_what_is_accepted(triton_device, options):
+def test_rows_are_given_to_requests_in_exactly_one_way(triton_device, options):
     windows = make_windows(WindowShape(), 1, triton_device)
     windows.options = options
-    with pytest.raises(ValueError, match="accepted"):
+    with pytest.raises(ValueError, match="tokens_per_request"):
         windows.launch()
 
 

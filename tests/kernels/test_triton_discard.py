@@ -17,13 +17,8 @@ from test_triton_verify_attention import check, run
 from torch import Tensor
 
 pytest.importorskip("triton")
-from nwor_kernels.verify_attention.kernel import (
-    Discard,
-    Tuning,
-    VerifyWorkspace,
-    verify_attention_triton,
-)
-from nwor_kernels.verify_attention.tuning import can_discard, launch_shape
+from nwor_kernels.verify_attention.kernel import VerifyWorkspace, verify_attention_triton
+from nwor_kernels.verify_attention.tuning import Discard, Tuning, can_discard, launch_shape
 
 UNEVEN = [Request(130, 5, 4), Request(33, 3, 2), Request(50, 1, 0), Request(0, 5, 4)]
 SENTINEL = 12345.0

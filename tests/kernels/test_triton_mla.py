@@ -15,14 +15,15 @@ pytest.importorskip("triton")
 from nwor_kernels.commit.plan import CommitPlan
 from nwor_kernels.commit.reference import commit_windows_reference
 from nwor_kernels.commit.sources import StagedSources
-from nwor_kernels.mla_verify_attention import mla_verify_attention, mla_verify_attention_reference
 from nwor_kernels.mla_verify_attention.kernel import (
     MlaTuning,
     create_workspace,
     launch_shape,
     mla_verify_attention_triton,
+    rows_wanted,
+    unsupported_reason,
 )
-from nwor_kernels.mla_verify_attention.shape import rows_wanted, unsupported_reason
+from nwor_kernels.mla_verify_attention.reference import mla_verify_attention_reference
 from nwor_kernels.verify_attention.tuning import Discard
 
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
@@ -156,7 +157,10 @@ def check_on_gpu(step, tolerance, **options):
         mla_verify_attention_reference, step, cuda, dtype=torch.float64, out_dtype=torch.float64
     )
     check(
-        step, run(mla_verify_attention, step, cuda, **limits(step), **options), expected, tolerance
+        step,
+        run(mla_verify_attention_triton, step, cuda, **limits(step), **options),
+        expected,
+        tolerance,
     )
 
 

@@ -131,10 +131,10 @@ def test_a_captured_stage_follows_new_rows_without_capturing_anew():
     staged = torch.full((2, 6, 8, 128), float("nan"), device="cuda").bfloat16()
     metadata = torch.full((2,), 77, dtype=torch.int32, device="cuda")
     arguments = (key, value, rows, staged[0], staged[1], metadata)
-    torch.ops.nwor.stage_kv_cache(*arguments)
+    stage_kv_cache_triton(*arguments)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        torch.ops.nwor.stage_kv_cache(*arguments)
+        stage_kv_cache_triton(*arguments)
     rows.copy_(torch.tensor([7, 0, -1, 3, -1, -1]))
     graph.replay()
     assert metadata.tolist() == [3, 0]

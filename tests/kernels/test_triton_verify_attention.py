@@ -25,16 +25,17 @@ from conftest import INTERPRETED
 from torch import Tensor
 
 pytest.importorskip("triton")
-from nwor_kernels.verify_attention import verify_attention, verify_attention_varlen_reference
-from nwor_kernels.verify_attention.kernel import (
+from nwor_kernels.verify_attention.kernel import VerifyWorkspace, verify_attention_triton
+from nwor_kernels.verify_attention.tuning import (
     MAX_QUERY_LEN,
     Discard,
     Tuning,
-    VerifyWorkspace,
+    pipeline,
+    programs_on,
+    row_tiling,
     unsupported_reason,
-    verify_attention_triton,
 )
-from nwor_kernels.verify_attention.tuning import pipeline, programs_on, row_tiling
+from nwor_kernels.verify_attention.varlen_reference import verify_attention_varlen_reference
 
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
 """Relative to the norm of the exact result: rounding of operands, weights and output."""
@@ -391,14 +392,6 @@ def test_fp8_cache_sees_staged_tokens_as_if_written(triton_device, per_head, fp8
     cache = as_e4m3_cache(committed_only(step, staged), scales)
     result = run(step, staged, triton_device, cache=cache, query=query, scales=scales)
     check(step, result, torch.from_numpy(attend_slowly(seen)), torch.bfloat16)
-
-
-@pytest.mark.gpu
-def test_the_operator_is_the_kernel_on_a_gpu():
-    """On a CPU it is the reference: test_varlen_reference.py."""
-    step = make_step(MIXED, seed=14)
-    result = run(step, stage_step(step, True), torch.device("cuda"), kernel=verify_attention)
-    check(step, result, torch.from_numpy(attend_slowly(step)), torch.float32)
 
 
 def check_on_gpu(requests, dtype, *, fp8=None, tuning=None, **shape):

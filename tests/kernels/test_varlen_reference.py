@@ -15,7 +15,7 @@ from attention_cases import (
     stage_step,
 )
 
-from nwor_kernels.verify_attention import verify_attention, verify_attention_varlen_reference
+from nwor_kernels.verify_attention.varlen_reference import verify_attention_varlen_reference
 
 WINDOWS = [Request(37, 5, 4), Request(0, 5, 4), Request(16, 5, 4), Request(70, 5, 4)]
 MIXED = [Request(40, 3, 2), Request(9, 21, 0), Request(0, 4, 3), Request(70, 1, 0)]
@@ -23,15 +23,13 @@ CHUNK_BESIDE = [Request(40, 3, 2), Request(9, 21, 20), Request(0, 18, 17), Reque
 """Prefill chunks whose rows are all staged stand beside windows."""
 
 
-def attend(function, step, staged, *, cache=None, query=None, scales=None, **options):
+def attend(step, staged, *, cache=None, query=None, scales=None, **options):
     """The output, NaN where nothing was written; only committed and staged K/V are not NaN."""
     query = step.query if query is None else query
     output = torch.full(step.query.shape, float("nan"), dtype=torch.float64)
     if scales is not None:
         options |= {"k_scale": scales.k, "v_scale": scales.v, "q_scale": scales.q}
-    if function is not verify_attention_varlen_reference:
-        options |= {"max_query_len": max(r.queries for r in step.requests), "max_seq_len": 99}
-    function(
+    verify_attention_varlen_reference(
         query,
         staged.key,
         staged.value,
@@ -66,24 +64,15 @@ def test_windows_beside_other_requests(requests, whole):
     step = make_step(requests, seed=1)
     check(
         step,
-        attend(verify_attention_varlen_reference, step, stage_step(step, whole)),
+        attend(step, stage_step(step, whole)),
         attend_slowly(step),
     )
-
-
-@pytest.mark.slow
-def test_the_operator_is_the_reference_on_a_cpu():
-    step = make_step(MIXED, seed=7)
-    staged = stage_step(step, True)
-    options = {"sliding_window": 6, "softcap": 0.7}
-    output = attend(verify_attention, step, staged, **options)
-    check(step, output, attend_slowly(step, **options))
 
 
 @pytest.mark.parametrize("whole", [True, False])
 def test_softcap(whole):
     step = make_step(WINDOWS, seed=2)
-    output = attend(verify_attention_varlen_reference, step, stage_step(step, whole), softcap=0.7)
+    output = attend(step, stage_step(step, whole), softcap=0.7)
     check(step, output, attend_slowly(step, softcap=0.7))
 
 
@@ -92,7 +81,6 @@ def test_softcap(whole):
 def test_sliding_window(sliding_window, whole):
     step = make_step(WINDOWS, seed=3)
     output = attend(
-        verify_attention_varlen_reference,
         step,
         stage_step(step, whole),
         sliding_window=sliding_window,
@@ -101,11 +89,10 @@ def test_sliding_window(sliding_window, whole):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("function", [verify_attention_varlen_reference, verify_attention])
 @pytest.mark.parametrize("name", OPTIONS)
-def test_what_layers_add(function, name):
+def test_what_layers_add(name):
     step, options = make_step(WINDOWS, seed=5), for_heads(OPTIONS[name], 4)
-    output = attend(function, step, stage_step(step, True), **options)
+    output = attend(step, stage_step(step, True), **options)
     check(step, output, attend_slowly(step, **options))
 
 
@@ -118,7 +105,5 @@ def test_fp8_cache_sees_staged_tokens_as_if_written(per_head, fp8_query):
     staged = stage_step(step, True)
     seen, query, _ = quantised_step(step, scales)
     cache = as_e4m3_cache(committed_only(step, staged), scales)
-    output = attend(
-        verify_attention_varlen_reference, step, staged, cache=cache, query=query, scales=scales
-    )
+    output = attend(step, staged, cache=cache, query=query, scales=scales)
     check(step, output, attend_slowly(seen))

@@ -16,8 +16,11 @@ from hypothesis import strategies as st
 from kernel_inputs import SEEDS
 from torch import Tensor
 
-from nwor_kernels.verify_attention import plan_attention, verify_attention_reference
-from nwor_kernels.verify_attention.reference import BATCHED_QUERY_LIMIT
+from nwor_kernels.verify_attention.reference import (
+    BATCHED_QUERY_LIMIT,
+    plan_attention,
+    verify_attention_reference,
+)
 
 MIXED = [
     Request(cached=29, queries=5, drafts=4),  # a decode window across a block border

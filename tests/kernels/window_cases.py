@@ -56,11 +56,10 @@ class Windows:
 
     def launch(self, tokens_per_program: int | None = None) -> None:
         """Commit with the Triton kernel."""
-        counts = None if "accepted" in self.options else self.num_sampled
         CommitPlan(self.kv_caches, self.k_scales, self.v_scales, self.slot_rows).commit_windows(
             StagedSources(self.keys, self.values),
             self.slots,
-            counts,
+            self.num_sampled,
             self.errors,
             written=self.written,
             tokens_per_program=tokens_per_program,
@@ -71,9 +70,7 @@ class Windows:
         """Commit with the torch reference."""
         options = dict(self.options)
         both = {name: options.pop(name, None) for name in ("rows", "layer_metadata")}
-        accepted = options.pop("accepted", None)
-        if accepted is None:
-            accepted = accepted_rows(self.num_sampled, self.slots.shape[-1], **options)
+        accepted = accepted_rows(self.num_sampled, self.slots.shape[-1], **options)
         commit_windows_reference(
             self.keys,
             self.values,

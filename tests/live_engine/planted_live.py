@@ -3,8 +3,8 @@
 from dataclasses import replace
 from typing import Any
 
-import nwor_kernels
 from nwor_bench.plugin.attaching import HOOK
+from nwor_bench.plugin.runner_v1 import staging
 from nwor_bench.plugin.worker import NworWorkerExtension
 
 
@@ -32,7 +32,7 @@ class PlantedWorker(NworWorkerExtension):
     def _no_commit(self, hook: Any) -> None:
         """Every commit from now on writes nothing, and says nothing of it."""
         if hook.name == "V1":
-            nwor_kernels.commit_staged_kv_cache = lambda *_, **__: None
+            staging.commit_staged_kv_cache_reference = lambda *_, **__: None
             return
         hook.buffers._launch = lambda *_: lambda counts: None
         hook.validator._graphs.clear()

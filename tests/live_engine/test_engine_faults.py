@@ -89,9 +89,9 @@ def test_a_layer_that_cannot_stage(
 def test_a_commit_that_raises(
     engine: VllmEngine, check: Check, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import nwor_kernels
+    from nwor_bench.plugin.runner_v1 import staging
 
-    commit = nwor_kernels.commit_staged_kv_cache
+    commit = staging.commit_staged_kv_cache_reference
     strikes = every_third(lambda: None)
 
     def broken(*args: torch.Tensor, **named: Any) -> None:
@@ -99,7 +99,7 @@ def test_a_commit_that_raises(
             raise RuntimeError("planted")
         commit(*args, **named)
 
-    monkeypatch.setattr(nwor_kernels, "commit_staged_kv_cache", broken)
+    monkeypatch.setattr(staging, "commit_staged_kv_cache_reference", broken)
     check(run_cell(engine, "stage", "off", PROMPTS), "commit:RuntimeError")
 
 

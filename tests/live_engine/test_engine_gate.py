@@ -42,9 +42,9 @@ def plant_stale_attention(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def plant_skipped_layer(monkeypatch: pytest.MonkeyPatch) -> None:
     """Commit all layers but one."""
-    import nwor_kernels
+    from nwor_bench.plugin.runner_v1 import staging
 
-    commit = nwor_kernels.commit_staged_kv_cache
+    commit = staging.commit_staged_kv_cache_reference
 
     def all_but_layer_1(
         key: torch.Tensor, value: torch.Tensor, caches: list[torch.Tensor], *rest: Any, **named: Any
@@ -52,7 +52,7 @@ def plant_skipped_layer(monkeypatch: pytest.MonkeyPatch) -> None:
         spared = [c.clone() if i == 1 else c for i, c in enumerate(caches)]
         commit(key, value, spared, *rest, **named)
 
-    monkeypatch.setattr(nwor_kernels, "commit_staged_kv_cache", all_but_layer_1)
+    monkeypatch.setattr(staging, "commit_staged_kv_cache_reference", all_but_layer_1)
 
 
 def test_a_sound_run_passes(tmp_path: Path) -> None:

@@ -42,16 +42,16 @@ def sweep(folder: Path, **changes: Any) -> tuple[ExitCode, dict[str, Any]]:
 
 def plant(monkeypatch: pytest.MonkeyPatch, damage: Damage) -> None:
     """Let `damage` change what every commit writes: all layers' staged K and V."""
-    import nwor_kernels
+    from nwor_bench.plugin.runner_v1 import staging
 
-    commit = nwor_kernels.commit_staged_kv_cache
+    commit = staging.commit_staged_kv_cache_reference
 
     def wrong(key: torch.Tensor, value: torch.Tensor, *rest: Any, **named: Any) -> None:
         key, value = key.clone(), value.clone()
         damage(key, value)
         commit(key, value, *rest, **named)
 
-    monkeypatch.setattr(nwor_kernels, "commit_staged_kv_cache", wrong)
+    monkeypatch.setattr(staging, "commit_staged_kv_cache_reference", wrong)
 
 
 def one_head_of_one_layer(key: torch.Tensor, value: torch.Tensor) -> None:

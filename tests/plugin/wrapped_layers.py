@@ -29,7 +29,7 @@ from nwor_bench.plugin.runner_v2.staging import GpuStaging
 from nwor_bench.plugin.runner_v2.step_inputs import StepInputs
 from nwor_bench.plugin.staging.layers import LayerCache
 from nwor_bench.plugin.staging.window import Window
-from nwor_kernels.verify_attention import plan_attention, verify_attention_reference
+from nwor_kernels.verify_attention.reference import plan_attention, verify_attention_reference
 
 LAYERS, REQUESTS, DRAFTS, CONTEXT = 3, 2, 3, 9
 KV_HEADS, HEADS, WIDTH, BLOCK_SIZE = 2, 4, 8, 4

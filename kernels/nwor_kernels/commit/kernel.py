@@ -17,7 +17,6 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_wait
 
-from nwor_kernels.commit.inspection import inspect_groups, inspect_window
 from nwor_kernels.fp8 import E4M3_MAX
 from nwor_kernels.metadata import (
     ERROR_COUNT_MISMATCH,
@@ -49,7 +48,7 @@ _E4M3_MAX = tl.constexpr(E4M3_MAX)
         "caches",
         "slots",
         "slot_rows",
-        "accepted",
+        "num_sampled",
         "row_request",
         "row_index",
         "rows",
@@ -63,7 +62,7 @@ def commit_kernel(
     caches,
     slots,
     slot_rows,
-    accepted,
+    num_sampled,
     row_request,
     row_index,
     rows,
@@ -83,7 +82,6 @@ def commit_kernel(
     CACHE_ALIGNMENT: tl.constexpr,
     K_SCALES: tl.constexpr,
     V_SCALES: tl.constexpr,
-    IS_MASK: tl.constexpr,
     TOKENS_PER_REQUEST: tl.constexpr,
     CERTAIN: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
@@ -99,10 +97,9 @@ def commit_kernel(
 ):
     """One program: TOKENS rows by COLUMNS columns of one layer.
 
-    STRIDES are those of slots (along N), accepted, row_request, row_index, rows, errors, metadata
-    (two), of slots again (along the groups) and written. SLOT_GROUPS is how many groups
-    `slot_rows` names. K_SCALES and V_SCALES are how many scales a layer has: 0 where the cache is
-    not quantised.
+    STRIDES are those of slots (along N), num_sampled, row_request, row_index, rows, errors,
+    metadata (two), slots again (along the groups) and written. SLOT_GROUPS: how many groups
+    `slot_rows` names. K_SCALES, V_SCALES: scales of a layer, 0 if the cache is not quantised.
     """
     if STARTS_EARLY:
         gdc_wait()
@@ -125,17 +122,14 @@ def commit_kernel(
     source = row.to(tl.int64)
     if rows is not None:
         source = tl.load(rows + row * STRIDES[4], mask=inside, other=-1).to(tl.int64)
-    if IS_MASK:
-        kept = tl.load(accepted + row * STRIDES[1], mask=inside, other=0) != 0
+    if TOKENS_PER_REQUEST is not None:
+        request, index = row // TOKENS_PER_REQUEST, row % TOKENS_PER_REQUEST
     else:
-        if TOKENS_PER_REQUEST is not None:
-            request, index = row // TOKENS_PER_REQUEST, row % TOKENS_PER_REQUEST
-        else:
-            request = tl.load(row_request + row * STRIDES[2], mask=inside, other=-1)
-            index = tl.load(row_index + row * STRIDES[3], mask=inside, other=0)
-        known = inside & (request >= 0) & (request < num_requests)
-        count = tl.load(accepted + request * STRIDES[1], mask=known, other=0)
-        kept = known & (index < count + CERTAIN)
+        request = tl.load(row_request + row * STRIDES[2], mask=inside, other=-1)
+        index = tl.load(row_index + row * STRIDES[3], mask=inside, other=0)
+    known = inside & (request >= 0) & (request < num_requests)
+    sampled = tl.load(num_sampled + request * STRIDES[1], mask=known, other=0)
+    kept = known & (index < sampled + CERTAIN)
     kept = kept & (slot >= 0) & (source >= 0) & (source < capacity)
     if (tl.max(kept.to(tl.int32), axis=0) == 0) & (not reports):
         return  # padding and rejected drafts only
@@ -156,12 +150,12 @@ def commit_kernel(
     exists = every < NUM_LAYERS
     num_slots = tl.load(caches + every * _CACHE_COLUMNS + 1, mask=exists, other=0)
     if slot_rows is None:
-        count, largest, overrun = inspect_window(
+        count, largest, overrun = _inspect_window(
             slots, rows, num_rows, capacity, STRIDES[0], STRIDES[4], CHUNK
         )
     else:
         group = tl.load(slot_rows + every, mask=exists, other=0)
-        count, largest, overrun = inspect_groups(
+        count, largest, overrun = _inspect_groups(
             slots, rows, num_rows, capacity, group, STRIDES[0], STRIDES[8], STRIDES[4], SLOT_GROUPS,
             CHUNK,
         )  # fmt: skip
@@ -191,6 +185,62 @@ def commit_kernel(
         stored = tl.sum(kept.to(tl.int32), axis=0)
         once = tl.program_id(1) == 0  # other programs store more columns of the same rows
         tl.atomic_add(written + layer * STRIDES[9], stored, mask=once, sem="relaxed")
+
+
+@triton.jit
+def _inspect_window(
+    slots, rows, num_rows, capacity, slots_stride, rows_stride, CHUNK: tl.constexpr
+):
+    """(rows that are no padding, largest slot or -1, how many of them lie past the sources)."""
+    lanes = tl.arange(0, CHUNK)
+    count = tl.zeros([CHUNK], tl.int32)
+    overrun = tl.zeros([CHUNK], tl.int32)
+    largest = tl.full([CHUNK], -1, tl.int64)
+    for start in range(0, num_rows, CHUNK):
+        at = start + lanes
+        slot = tl.load(slots + at * slots_stride, mask=at < num_rows, other=-1).to(tl.int64)
+        source = at
+        if rows is not None:
+            source = tl.load(rows + at * rows_stride, mask=at < num_rows, other=-1)
+        count += (slot >= 0).to(tl.int32)
+        overrun += ((slot >= 0) & (source >= capacity)).to(tl.int32)
+        largest = tl.maximum(largest, slot)
+    return tl.sum(count, axis=0), tl.max(largest, axis=0), tl.sum(overrun, axis=0)
+
+
+@triton.jit
+def _inspect_groups(
+    slots, rows, num_rows, capacity, group, slots_stride, group_stride, rows_stride,
+    GROUPS: tl.constexpr, CHUNK: tl.constexpr,
+):  # fmt: skip
+    """What `_inspect_window` returns, of the slots of each layer: `group` [layers] is its row.
+
+    All groups are read in one pass, CHUNK entries in all at a time.
+    """
+    padded: tl.constexpr = triton.next_power_of_2(GROUPS)
+    lanes_each: tl.constexpr = max(CHUNK // padded, 1)
+    lanes = tl.arange(0, lanes_each)
+    every = tl.arange(0, padded)
+    count = tl.zeros([padded, lanes_each], tl.int32)
+    overrun = tl.zeros([padded, lanes_each], tl.int32)
+    largest = tl.full([padded, lanes_each], -1, tl.int64)
+    for start in range(0, num_rows, lanes_each):
+        at = start + lanes
+        inside = (every < GROUPS)[:, None] & (at < num_rows)[None, :]
+        slot_at = (every * group_stride)[:, None] + (at * slots_stride)[None, :]
+        slot = tl.load(slots + slot_at, mask=inside, other=-1).to(tl.int64)
+        source = at
+        if rows is not None:
+            source = tl.load(rows + at * rows_stride, mask=at < num_rows, other=-1)
+        count += (slot >= 0).to(tl.int32)
+        overrun += ((slot >= 0) & (source >= capacity)[None, :]).to(tl.int32)
+        largest = tl.maximum(largest, slot)
+    is_its = group[:, None] == every[None, :]
+    return (
+        tl.sum(tl.where(is_its, tl.sum(count, axis=1)[None, :], 0), axis=1),
+        tl.max(tl.where(is_its, tl.max(largest, axis=1)[None, :], -1), axis=1),
+        tl.sum(tl.where(is_its, tl.sum(overrun, axis=1)[None, :], 0), axis=1),
+    )
 
 
 @triton.jit

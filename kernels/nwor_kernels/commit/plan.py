@@ -7,7 +7,6 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
-from nwor_kernels.commit.columns import scale_column, slot_row_column
 from nwor_kernels.commit.kernel import commit_kernel
 from nwor_kernels.commit.sources import FLOATS, StagedSources, alignment_of, known_element
 from nwor_kernels.fp8 import E4M3_CACHE_DTYPES
@@ -23,7 +22,6 @@ MANY_ROWS = 8192
 class _Options(NamedTuple):
     """Numbers that choose another binary."""
 
-    is_mask: bool
     tokens_per_request: int | None
     certain: int
     tokens_per_program: int | None
@@ -63,7 +61,7 @@ class CommitPlan:
         _, self.kv_heads, self.block_size, self.width = first.shape
         self.num_layers = len(kv_caches)
         scales = [
-            scale_column(name, given, first, self.num_layers)
+            _scale_column(name, given, first, self.num_layers)
             for name, given in (("k", k_scales), ("v", v_scales))
         ]
         self._num_scales = [number for number, _ in scales]
@@ -73,7 +71,7 @@ class CommitPlan:
         slots = [cache.shape[0] * self.block_size for cache in kv_caches]
         table = list(zip(addresses, slots, *(column for _, column in scales), strict=True))
         self._table = torch.tensor(table, dtype=torch.int64, device=first.device)
-        self._slot_groups, self._slot_rows = slot_row_column(
+        self._slot_groups, self._slot_rows = _slot_row_column(
             slot_rows, self.num_layers, first.device
         )
         self._launches: dict[object, Launch] = {}
@@ -82,7 +80,7 @@ class CommitPlan:
         self,
         sources: StagedSources,
         slots: Tensor,
-        num_sampled: Tensor | None,
+        num_sampled: Tensor,
         errors: Tensor,
         *,
         certain: int = 0,
@@ -90,7 +88,6 @@ class CommitPlan:
         row_request: Tensor | None = None,
         row_index: Tensor | None = None,
         rows: Tensor | None = None,
-        accepted: Tensor | None = None,
         layer_metadata: Tensor | None = None,
         written: Tensor | None = None,
         tokens_per_program: int | None = None,
@@ -110,7 +107,7 @@ class CommitPlan:
                 KV-cache group; rows that no layer has are not looked at.
             num_sampled: [requests] int32, rows accepted of each request, with vLLM's
                 `num_sampled` the certain first token and the accepted drafts. A request past its
-                end (padding of a captured shape) commits nothing. None where `accepted` is given.
+                end (padding of a captured shape) commits nothing.
             errors: [layers] int32; ERROR_* flags are or-ed in, by one program, and never cleared.
             certain: rows of each request that `num_sampled` does not count; -1 where it counts one
                 that is not among the rows of the launch.
@@ -119,7 +116,6 @@ class CommitPlan:
             row_request: otherwise [N] int32, the request of each row; negative is padding.
             row_index: [N] int32, the place of each row in its request's window.
             rows: [N] int, where each row stands in the sources; negative is never written.
-            accepted: [N] bool, a mask instead of counts.
             layer_metadata: [layers, 2] int32 as `stage_kv_cache` wrote it: a layer that staged
                 another number of rows, or has a flag, commits nothing in any layer.
             written: [layers] int32; the rows stored in each layer are added. Layers whose counters
@@ -127,15 +123,11 @@ class CommitPlan:
             tokens_per_program: rows of a program; None: chosen by the size of the window.
 
         Raises:
-            ValueError: sources that do not fit the caches, or not one way to tell what is
-                accepted.
+            ValueError: sources that do not fit the caches, or neither or both ways to say which
+                request a row belongs to.
         """
-        if (accepted is None) == (num_sampled is None):
-            raise ValueError("give num_sampled or accepted")
-        counts = num_sampled if accepted is None else accepted
-        assert counts is not None
-        options = _Options(accepted is not None, tokens_per_request, certain, tokens_per_program)
-        small = (slots, counts, row_request, row_index, rows, errors, layer_metadata, written)
+        options = _Options(tokens_per_request, certain, tokens_per_program)
+        small = (slots, num_sampled, row_request, row_index, rows, errors, layer_metadata, written)
         layouts = [None if tensor is None else (tensor.dtype, tensor.stride()) for tensor in small]
         key = (slots.shape, options, sources.layout, *layouts)
         launch = self._launches.get(key)
@@ -149,7 +141,7 @@ class CommitPlan:
             *small[1:],
             slots.shape[-1],
             sources.num_rows,
-            counts.numel(),
+            num_sampled.numel(),
         )
 
     def bind(
@@ -172,7 +164,7 @@ class CommitPlan:
             The commit, given [requests] int32 on the device, contiguous.
         """
         small = (slots, errors, None, None, None, errors, None, written)
-        launch = self._prepare(sources, small, _Options(False, tokens_per_request, certain, None))
+        launch = self._prepare(sources, small, _Options(tokens_per_request, certain, None))
         tables = (sources.table, self._table, slots, self._slot_rows)
         after = (None, None, None, errors, None, written, slots.shape[-1], sources.num_rows)
         bound = launch.bind(*tables, *after, at=len(tables))
@@ -191,12 +183,9 @@ class CommitPlan:
         slots, _, row_request, row_index, _, _, layer_metadata, written = small
         assert slots is not None
         tokens_per_request = options.tokens_per_request
-        ways = (options.is_mask, tokens_per_request is not None, row_request is not None)
-        if sum(ways) != 1 or (row_request is None) != (row_index is None):
-            raise ValueError(
-                "give accepted, or num_sampled with either tokens_per_request or row_request and "
-                "row_index"
-            )
+        by_index = row_request is not None
+        if (tokens_per_request is not None) == by_index or by_index != (row_index is not None):
+            raise ValueError("give either tokens_per_request or row_request and row_index")
         self._check_fit(sources)
         self._check_slots(slots)
         heads, key_dim, value_dim = sources.kv_heads, sources.key_dim, sources.value_dim
@@ -220,7 +209,6 @@ class CommitPlan:
             "CACHE_ALIGNMENT": self._alignment,
             "K_SCALES": self._num_scales[0],
             "V_SCALES": self._num_scales[1],
-            "IS_MASK": options.is_mask,
             "TOKENS_PER_REQUEST": tokens_per_request,
             "CERTAIN": options.certain,
             "BLOCK_SIZE": self.block_size,
@@ -261,3 +249,51 @@ class CommitPlan:
                 f"slots of shape {tuple(slots.shape)} do not fit a plan of "
                 f"{self._slot_groups or 'no'} slot rows: [N] without them, else [groups, N]"
             )
+
+
+def _slot_row_column(
+    slot_rows: Sequence[int] | None, num_layers: int, device: torch.device
+) -> tuple[int, Tensor | None]:
+    """(Rows of slots that layers name, [layers] int64 on the device); (0, None) for one group.
+
+    Raises:
+        ValueError: not one row a layer.
+    """
+    if slot_rows is None:
+        return 0, None
+    if len(slot_rows) != num_layers or min(slot_rows) < 0:
+        raise ValueError(f"{num_layers} layers need a row of slots each, not {slot_rows}")
+    return max(slot_rows) + 1, torch.tensor(slot_rows, dtype=torch.int64, device=device)
+
+
+def _scale_column(
+    name: str, scales: Sequence[Tensor] | None, cache: Tensor, num_layers: int
+) -> tuple[int, list[int]]:
+    """(Scales of a layer, address of each layer's); 0 where the cache is not quantised.
+
+    Args:
+        name: k or v.
+        scales: one tensor a layer.
+        cache: the first layer's, [blocks, kv_heads, block_size, width].
+        num_layers: how many layers the plan has.
+
+    Raises:
+        ValueError: scales for a cache without any, or not those that an fp8 cache needs.
+    """
+    if cache.dtype not in E4M3_CACHE_DTYPES:
+        if scales is not None:
+            raise ValueError(f"{name}_scales are for fp8 caches; kv_caches are {cache.dtype}")
+        return 0, [0] * num_layers
+    kv_heads = cache.shape[1]
+    layouts = {(s.dtype, s.device, s.numel(), s.is_contiguous()) for s in scales or ()}
+    if (
+        scales is None
+        or len(scales) != num_layers
+        or len(layouts) != 1
+        or not any((torch.float32, cache.device, n, True) in layouts for n in (1, kv_heads))
+    ):
+        raise ValueError(
+            f"an fp8 cache needs {name}_scales, one contiguous float32 tensor a layer with 1 "
+            f"or {kv_heads} elements on {cache.device}: {layouts or scales}"
+        )
+    return scales[0].numel(), [scale.data_ptr() for scale in scales]

@@ -1,8 +1,8 @@
-"""Acceptance mask in Triton: one launch, one round of loads.
+"""Acceptance mask in Triton: one launch, one round of loads, from the counts that vLLM returns.
 
-Where all requests have as many drafts, a program takes many requests and loads nothing but what
-was sampled (from counts: `equal_windows`). Else a program takes one request and adds up the drafts
-before it from all draft counts (4 bytes a request), so no program waits for another.
+If all requests have the same number of drafts, every entry of the mask loads its own request's
+count (they share a cache line or two). Otherwise a program takes one request and adds up the drafts
+before it from all draft counts (4 bytes a request). Either way no program waits for another.
 """
 
 from collections.abc import Callable
@@ -11,28 +11,15 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.language.extra.cuda import gdc_wait
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from nwor_kernels.launch import Launch, starts_early
-from nwor_kernels.mask.equal_windows import ENTRIES_PER_PROGRAM, equal_windows_kernel
 from nwor_kernels.mask.reference import check_drafts
 
-REQUESTS_PER_PROGRAM = 128
-"""Requests that one program masks where all have as many drafts."""
+ENTRIES_PER_PROGRAM = 512
+"""Most entries of the mask that a program writes for equal windows, a multiple of 128 threads."""
 
-
-def acceptance_mask_triton(
-    sampled_token_ids: Tensor,
-    num_draft_tokens: Tensor | None,
-    vocab_size: int,
-    accepted: Tensor,
-    num_accepted: Tensor,
-    drafts_per_request: int | None = None,
-) -> None:
-    """`acceptance_mask_reference` in one launch; safe inside a CUDA graph."""
-    _launch(
-        sampled_token_ids, num_draft_tokens, vocab_size, accepted, num_accepted, drafts_per_request
-    )
+_launches: dict[object, Launch] = {}
 
 
 def acceptance_mask_from_counts_triton(
@@ -43,10 +30,23 @@ def acceptance_mask_from_counts_triton(
     drafts_per_request: int | None = None,
 ) -> None:
     """`acceptance_mask_from_counts_reference` in one launch; safe inside a CUDA graph."""
-    if drafts_per_request and num_draft_tokens is None:
-        _launch_equal(num_sampled, accepted, num_accepted, drafts_per_request)
+    check_drafts(num_draft_tokens, drafts_per_request)
+    if drafts_per_request == 0:
+        accepted.zero_()
+        num_accepted.zero_()
         return
-    _launch(num_sampled, num_draft_tokens, None, accepted, num_accepted, drafts_per_request)
+    requests, capacity = num_sampled.shape[0], accepted.numel()
+    tensors = [num_sampled, num_draft_tokens, accepted, num_accepted]
+    given = [tensor for tensor in tensors if tensor is not None]
+    layouts = [(tensor.dtype, tensor.stride()) for tensor in given]
+    key = (drafts_per_request, capacity, num_sampled.device, requests, *layouts)
+    launch = _launches.get(key)
+    if launch is None and drafts_per_request is not None:
+        launch = _prepare_equal(num_sampled, accepted, num_accepted, drafts_per_request, capacity)
+    elif launch is None:
+        launch = _prepare([tensor.stride(0) for tensor in given], requests, num_sampled.device)
+    _launches[key] = launch
+    launch(*given, requests, capacity)
 
 
 def bind_mask(
@@ -81,20 +81,6 @@ def bind_mask(
     return mask
 
 
-_launches: dict[object, Launch] = {}
-
-
-def _launch_equal(num_sampled: Tensor, accepted: Tensor, num_accepted: Tensor, drafts: int) -> None:
-    capacity = accepted.numel()
-    tensors = (num_sampled, accepted, num_accepted)
-    layouts = [(tensor.dtype, tensor.stride()) for tensor in tensors]
-    key = (drafts, capacity, num_sampled.device, num_sampled.shape, *layouts)
-    launch = _launches.get(key)
-    if launch is None:
-        launch = _launches[key] = _prepare_equal(*tensors, drafts, capacity)
-    launch(*tensors, num_sampled.shape[0], capacity)
-
-
 def _prepare_equal(
     num_sampled: Tensor, accepted: Tensor, num_accepted: Tensor, drafts: int, capacity: int
 ) -> Launch:
@@ -110,60 +96,61 @@ def _prepare_equal(
     }
     grid = (triton.cdiv(entries, each), 1, 1)
     warps = max(each // 128, 1)
-    return Launch(equal_windows_kernel, grid, constants, num_warps=warps, launch_pdl=starts)
+    return Launch(_equal_windows_kernel, grid, constants, num_warps=warps, launch_pdl=starts)
 
 
-def _launch(
-    sampled: Tensor,
-    num_draft_tokens: Tensor | None,
-    vocab_size: int | None,
-    accepted: Tensor,
-    num_accepted: Tensor,
-    drafts_per_request: int | None,
-) -> None:
-    tensors = (sampled, num_draft_tokens, accepted, num_accepted)
-    key = (
-        vocab_size,
-        drafts_per_request,
-        sampled.device,
-        sampled.shape,
-        *[None if tensor is None else (tensor.dtype, tensor.stride()) for tensor in tensors],
-    )
-    launch = _launches.get(key)
-    if launch is None:
-        check_drafts(num_draft_tokens, drafts_per_request)
-        strides = [0 if tensor is None else tensor.stride(0) for tensor in tensors[1:]]
-        launch = _launches[key] = _prepare(sampled, strides, vocab_size, drafts_per_request)
-    launch(*tensors, sampled.shape[0], accepted.numel())
+@triton.jit(
+    do_not_specialize=["num_requests", "capacity"],
+    do_not_specialize_on_alignment=["sampled", "accepted", "num_accepted"],
+)
+def _equal_windows_kernel(
+    sampled,
+    accepted,
+    num_accepted,
+    num_requests,
+    capacity,
+    STRIDES: tl.constexpr,
+    DRAFTS: tl.constexpr,
+    ENTRIES: tl.constexpr,
+    STARTS_EARLY: tl.constexpr,
+):
+    """One program: ENTRIES entries of the mask. STRIDES are those of the three tensors.
+
+    The next kernel may start at once: it waits for this kernel's writes, and its start-up overlaps
+    with them. Entries past the last request belong to requests that do not exist: they accept
+    nothing.
+    """
+    if STARTS_EARLY:
+        gdc_launch_dependents()
+        gdc_wait()
+    entry = tl.program_id(0) * ENTRIES + tl.arange(0, ENTRIES)
+    request = entry // DRAFTS
+    draft = entry - request * DRAFTS
+    exists = request < num_requests
+    place = request.to(tl.int64)
+    valid = tl.load(sampled + place * STRIDES[0], mask=exists, other=0)
+    kept = tl.minimum(tl.maximum(valid - 1, 0), DRAFTS)
+    inside = entry < capacity
+    tl.store(accepted + entry.to(tl.int64) * STRIDES[1], draft < kept, mask=inside)
+    tl.store(num_accepted + place * STRIDES[2], kept, mask=exists & (draft == 0))
 
 
-def _prepare(
-    sampled: Tensor, strides: list[int], vocab_size: int | None, drafts_per_request: int | None
-) -> Launch:
-    num_requests = sampled.shape[0]
-    most = triton.next_power_of_2(max(num_requests, 1))
-    requests = 1 if drafts_per_request is None else min(most, REQUESTS_PER_PROGRAM)
-    starts = starts_early(sampled.device)
+def _prepare(strides: list[int], requests: int, device: torch.device) -> Launch:
+    starts = starts_early(device)
     constants = {
-        "STRIDES": (*strides, *sampled.stride()),
-        "VOCAB_SIZE": vocab_size,
-        "WIDTH": sampled.shape[1] if sampled.dim() == 2 else 1,
-        "DRAFTS": drafts_per_request,
-        "REQUESTS": requests,
-        "EVERY": max(most, 128),
-        "LANES": triton.next_power_of_2(max(drafts_per_request or 32, 1)),
+        "STRIDES": tuple(strides),
+        "EVERY": max(triton.next_power_of_2(max(requests, 1)), 128),
         "STARTS_EARLY": starts,
     }
-    num_warps = 1 if drafts_per_request is None else 4
-    grid = (triton.cdiv(max(num_requests, 1), requests), 1, 1)
-    return Launch(_mask_kernel, grid, constants, num_warps=num_warps, launch_pdl=starts)
+    grid = (max(requests, 1), 1, 1)
+    return Launch(_uneven_windows_kernel, grid, constants, num_warps=1, launch_pdl=starts)
 
 
 @triton.jit(
     do_not_specialize=["num_requests", "capacity"],
     do_not_specialize_on_alignment=["sampled", "drafts", "accepted", "num_accepted"],
 )
-def _mask_kernel(
+def _uneven_windows_kernel(
     sampled,
     drafts,
     accepted,
@@ -171,55 +158,33 @@ def _mask_kernel(
     num_requests,
     capacity,
     STRIDES: tl.constexpr,
-    VOCAB_SIZE: tl.constexpr,
-    WIDTH: tl.constexpr,
-    DRAFTS: tl.constexpr,
-    REQUESTS: tl.constexpr,
     EVERY: tl.constexpr,
-    LANES: tl.constexpr,
     STARTS_EARLY: tl.constexpr,
 ):
-    """One program: REQUESTS requests, LANES drafts of each at a time.
-
-    STRIDES are those of drafts, accepted, num_accepted and sampled.
-    """
+    """One program: one request, 32 drafts at a time. STRIDES are those of the four tensors."""
     if STARTS_EARLY:
         gdc_wait()
-    request = tl.program_id(0) * REQUESTS + tl.arange(0, REQUESTS)
+    request = tl.program_id(0)
     exists = request < num_requests
-    ids = sampled + request.to(tl.int64) * STRIDES[3]
-    if VOCAB_SIZE is None:
-        valid = tl.load(ids, mask=exists, other=0)
-    else:
-        place = tl.arange(0, triton.next_power_of_2(WIDTH + (WIDTH == 0)))
-        in_width = exists[:, None] & (place < WIDTH)[None, :]
-        token = tl.load(ids[:, None] + (place * STRIDES[4])[None, :], mask=in_width, other=-1)
-        valid = tl.sum(((token >= 0) & (token < VOCAB_SIZE)).to(tl.int32), axis=1)
-    if DRAFTS is not None:
-        own = DRAFTS
-        most = DRAFTS
-        first = request * DRAFTS
-        total = num_requests * DRAFTS
-    else:
-        every = tl.arange(0, EVERY)
-        counts = tl.load(drafts + every * STRIDES[0], mask=every < num_requests, other=0)
-        own = tl.sum(tl.where(every[None, :] == request[:, None], counts[None, :], 0), axis=1)
-        most = tl.max(own, axis=0)
-        first = tl.sum(tl.where(every[None, :] < request[:, None], counts[None, :], 0), axis=1)
-        total = tl.sum(counts, axis=0)
+    place = request.to(tl.int64)
+    every = tl.arange(0, EVERY)
+    counts = tl.load(drafts + every * STRIDES[1], mask=every < num_requests, other=0)
+    own = tl.sum(tl.where(every == request, counts, 0), axis=0)
+    first = tl.sum(tl.where(every < request, counts, 0), axis=0)
+    total = tl.sum(counts, axis=0)
+    valid = tl.load(sampled + place * STRIDES[0], mask=exists, other=0)
     kept = tl.minimum(tl.maximum(valid - 1, 0), own)
-    tl.store(num_accepted + request * STRIDES[2], kept, mask=exists)
+    tl.store(num_accepted + place * STRIDES[3], kept, mask=exists)
 
-    lane = tl.arange(0, LANES)
-    for start in range(0, most, LANES):
-        draft = start + lane[None, :]
-        entry = first[:, None] + draft
-        inside = exists[:, None] & (draft < (own if DRAFTS is not None else own[:, None]))
-        inside = inside & (entry < capacity)
-        tl.store(accepted + entry * STRIDES[1], draft < kept[:, None], mask=inside)
+    lane = tl.arange(0, 32)
+    for start in range(0, own, 32):
+        draft = start + lane
+        entry = first + draft
+        inside = (draft < own) & (entry < capacity)
+        tl.store(accepted + entry * STRIDES[2], draft < kept, mask=inside)
 
-    # Past the window's drafts: the programs share the tail out between them.
+    # Past the window's drafts: the programs share the tail.
     spare = tl.arange(0, 128)
-    for start in range(total + tl.program_id(0) * 128, capacity, tl.num_programs(0) * 128):
+    for start in range(total + request * 128, capacity, tl.num_programs(0) * 128):
         at = start + spare
-        tl.store(accepted + at * STRIDES[1], at < 0, mask=at < capacity)
+        tl.store(accepted + at * STRIDES[2], at < 0, mask=at < capacity)

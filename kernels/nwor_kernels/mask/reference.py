@@ -6,11 +6,10 @@ from torch import Tensor
 
 def acceptance_mask_reference(
     sampled_token_ids: Tensor,
-    num_draft_tokens: Tensor | None,
+    num_draft_tokens: Tensor,
     vocab_size: int,
     accepted: Tensor,
     num_accepted: Tensor,
-    drafts_per_request: int | None = None,
 ) -> None:
     """Fill the mask of a window's drafts and the number accepted per request.
 
@@ -23,19 +22,15 @@ def acceptance_mask_reference(
         sampled_token_ids: [requests, width] int; width may be less than drafts + 1, then at
             most width - 1 drafts can be accepted. Width 0 is allowed.
         num_draft_tokens: [requests] int32, drafts of each request; draft j of request r is
-            entry sum(num_draft_tokens[:r]) + j of the mask. None where all have as many.
+            entry sum(num_draft_tokens[:r]) + j of the mask.
         vocab_size: size of the target's vocabulary.
         accepted: [capacity] bool, overwritten: True where draft j < number accepted; False
             past the window's drafts.
         num_accepted: [requests] int32, overwritten.
-        drafts_per_request: drafts of every request, instead of `num_draft_tokens`: the device
-            then has nothing to add up.
-
-    Raises:
-        ValueError: both or neither of `num_draft_tokens` and `drafts_per_request`.
     """
     valid = (sampled_token_ids >= 0) & (sampled_token_ids < vocab_size)
-    _fill(valid.sum(dim=1), num_draft_tokens, drafts_per_request, accepted, num_accepted)
+    num_sampled = valid.sum(dim=1)
+    acceptance_mask_from_counts_reference(num_sampled, num_draft_tokens, accepted, num_accepted)
 
 
 def acceptance_mask_from_counts_reference(
@@ -45,34 +40,16 @@ def acceptance_mask_from_counts_reference(
     num_accepted: Tensor,
     drafts_per_request: int | None = None,
 ) -> None:
-    """`acceptance_mask_reference` from the number of ids sampled instead of the ids.
-
-    vLLM's V2 runner tells how many ids each request was given, and leaves what lies behind them
-    uninitialised.
+    """`acceptance_mask_reference` from the number of sampled ids, which vLLM's V2 runner returns.
 
     Args:
-        num_sampled: [requests] int32, accepted drafts + 1; 0 for a chunked prefill.
-        num_draft_tokens, accepted, num_accepted, drafts_per_request: as there.
+        num_sampled: [requests] int, accepted drafts + 1; 0 for a chunked prefill.
+        num_draft_tokens, accepted, num_accepted: as there.
+        drafts_per_request: drafts of every request, instead of `num_draft_tokens`.
 
     Raises:
         ValueError: both or neither of `num_draft_tokens` and `drafts_per_request`.
     """
-    _fill(num_sampled, num_draft_tokens, drafts_per_request, accepted, num_accepted)
-
-
-def check_drafts(num_draft_tokens: Tensor | None, drafts_per_request: int | None) -> None:
-    """Refuse two answers, or none, to how many drafts each request has."""
-    if (num_draft_tokens is None) == (drafts_per_request is None):
-        raise ValueError("give either num_draft_tokens or drafts_per_request")
-
-
-def _fill(
-    num_sampled: Tensor,
-    num_draft_tokens: Tensor | None,
-    drafts_per_request: int | None,
-    accepted: Tensor,
-    num_accepted: Tensor,
-) -> None:
     check_drafts(num_draft_tokens, drafts_per_request)
     if num_draft_tokens is None:
         num_draft_tokens = torch.full_like(num_accepted, drafts_per_request or 0)
@@ -88,3 +65,9 @@ def _fill(
     draft = position - starts[request]
     # Past the last draft the last request's drafts are exceeded, so the tail is False.
     accepted.copy_(draft < num_accepted[request])
+
+
+def check_drafts(num_draft_tokens: Tensor | None, drafts_per_request: int | None) -> None:
+    """Refuse both or neither of the two ways to give the drafts of each request."""
+    if (num_draft_tokens is None) == (drafts_per_request is None):
+        raise ValueError("give either num_draft_tokens or drafts_per_request")

@@ -4,7 +4,7 @@ All heads share a cached row, which is their key (latent and rotary part) and th
 latent part): each row is loaded once and used for both products. The query rows of a request
 (window x heads) are cut into tiles; a tile's work is its request's context in steps of BLOCK_N
 rows and one last step for the window. How that work is divided among the programs, and how parts
-are merged, is that of `verify_attention` (`division.py`, `softmax.py`).
+are merged, is that of `verify_attention` (`parts.py`).
 
 For fp8 caches the staged rows are seen as if they had been written and read back.
 """
@@ -12,22 +12,23 @@ For fp8 caches the staged rows are seen as if they had been written and read bac
 import triton
 import triton.language as tl
 
-from nwor_kernels.verify_attention.discard import discard_parts
-from nwor_kernels.verify_attention.division import cut, find_pair
-from nwor_kernels.verify_attention.softmax import (
-    LOG2_E,
+from nwor_kernels.verify_attention.parts import (
+    cut,
+    discard_parts,
+    find_pair,
     leave_part,
     merge_parts,
-    nothing_seen,
-    product,
     slot_of,
-    take_in,
 )
 from nwor_kernels.verify_attention.tiles import (
+    LOG2_E,
     as_read_back,
     halves_of_cache,
     halves_of_rows,
+    nothing_seen,
+    product,
     store_halves,
+    take_in,
 )
 
 

@@ -14,10 +14,9 @@ import triton.language as tl
 from torch import Tensor
 
 from nwor_kernels.launch import Launches
+from nwor_kernels.mla_verify_attention.kernel import unsupported_reason
 from nwor_kernels.mla_verify_attention.program import attend_latents
-from nwor_kernels.mla_verify_attention.shape import unsupported_reason
-from nwor_kernels.verify_attention.softmax import LOG2_E, nothing_seen
-from nwor_kernels.verify_attention.tiles import halves_of_rows, store_halves
+from nwor_kernels.verify_attention.tiles import LOG2_E, halves_of_rows, nothing_seen, store_halves
 
 ROWS = 16
 """Query rows of a program: what a matrix instruction takes. Two programs of 4 warps then fit on a

@@ -15,20 +15,23 @@ happens when they are read here, with the stock write's rounding; commit rounds 
 import triton
 import triton.language as tl
 
-from nwor_kernels.verify_attention.discard import discard_parts
-from nwor_kernels.verify_attention.division import cut, find_pair, first_seen, steps_of
-from nwor_kernels.verify_attention.softmax import (
-    LOG2_E,
-    attend,
+from nwor_kernels.verify_attention.parts import (
+    cut,
+    discard_parts,
+    find_pair,
+    first_seen,
     leave_part,
     merge_parts,
-    nothing_seen,
     slot_of,
+    steps_of,
 )
 from nwor_kernels.verify_attention.tiles import (
+    LOG2_E,
     as_read_back,
+    attend,
     halves_of_cache,
     halves_of_rows,
+    nothing_seen,
     scale_of,
     store_halves,
 )

@@ -1,4 +1,4 @@
-"""Device code: a head's rows of K, V, queries and outputs, read and written in two halves.
+"""Device code: a step of attention: tiles of K, V and queries, and the online softmax over them.
 
 A head's columns are worked on in two halves: first and second half, or for fp8 caches the even and
 the odd ones, because two e4m3 numbers are moved as one 16-bit number (matrix units load no bytes
@@ -11,6 +11,8 @@ import triton.language as tl
 from nwor_kernels.fp8 import E4M3_MAX
 
 _E4M3_MAX = tl.constexpr(E4M3_MAX)
+LOG2_E = tl.constexpr(1.4426950408889634)
+_LOWEST = tl.constexpr(-1e30)
 
 
 @triton.jit
@@ -103,3 +105,51 @@ def as_read_back(tile, scale, FP8: tl.constexpr, COMPUTE: tl.constexpr):
         tile = tl.clamp(tile, -_E4M3_MAX, _E4M3_MAX, propagate_nan=tl.PropagateNan.ALL)
         tile = tile.to(tl.float8e4nv)
     return tile.to(COMPUTE)
+
+
+@triton.jit
+def product(a, b, acc=None):
+    """acc + a b in float32; float32 operands are not rounded to tf32."""
+    return tl.dot(a, b, acc, input_precision="ieee")
+
+
+@triton.jit
+def attend(
+    q0, q1, k0, k1, v0, v1, visible, acc0, acc1, best, total, factor, softcap, slope, distance,
+    SOFTCAP: tl.constexpr,
+):  # fmt: skip
+    """One step of online softmax; `best` and `total` are in base 2.
+
+    `slope` [rows, 1], if there is one, times `distance` [rows, tokens] is added to the scores.
+
+    `best` starts at a finite lowest number, so that rows that have seen nothing make no NaN.
+    """
+    scores = product(q1, tl.trans(k1), product(q0, tl.trans(k0))) * factor
+    if SOFTCAP:
+        # factor is in natural units here: tanh(x) = 1 - 2 / (exp(2x) + 1).
+        scores = softcap * (1 - 2 / (tl.exp(2 * (scores / softcap)) + 1)) * LOG2_E
+    if slope is not None:
+        scores += slope * distance
+    return take_in(scores, v0, v1, visible, acc0, acc1, best, total)
+
+
+@triton.jit
+def take_in(scores, v0, v1, visible, acc0, acc1, best, total):
+    """Add these tokens' values by their scores in base 2, of which `visible` ones count."""
+    scores = tl.where(visible, scores, float("-inf"))
+    better = tl.maximum(best, tl.max(scores, axis=1))
+    weights = tl.exp2(scores - better[:, None])
+    shrink = tl.exp2(best - better)
+    total = total * shrink + tl.sum(weights, axis=1)
+    weights = weights.to(v0.dtype)
+    acc0 = product(weights, v0, acc0 * shrink[:, None])
+    acc1 = product(weights, v1, acc1 * shrink[:, None])
+    return acc0, acc1, better, total
+
+
+@triton.jit
+def nothing_seen(ROWS: tl.constexpr, HALF: tl.constexpr):
+    """(two halves of an accumulator, `best`, `total`) before the first step."""
+    acc0 = tl.zeros([ROWS, HALF], tl.float32)
+    acc1 = tl.zeros([ROWS, HALF], tl.float32)
+    return acc0, acc1, tl.full([ROWS], _LOWEST, tl.float32), tl.zeros([ROWS], tl.float32)

@@ -57,7 +57,7 @@ def unsupported_reason(
 
 
 class Discard(IntEnum):
-    """What a launch does with partial results that it has merged (`discard.py`)."""
+    """What a launch does with partial results that it has merged (`parts.py`)."""
 
     OFF = 0
     L2 = 1
@@ -65,6 +65,9 @@ class Discard(IntEnum):
     POISON = 2
     """Overwrite them with NaN, as a discard might: for tests, interpreted ones too."""
 
+
+LINE_BYTES = 128
+"""What one discard drops, and how its address must be aligned."""
 
 DISCARD = Discard.L2
 SKIP_PADDING = True

@@ -32,7 +32,7 @@ from nwor_bench.plugin.staging.layers import (
 )
 from nwor_bench.plugin.staging.window import Window
 from nwor_bench.records import fallback_reasons as reasons
-from nwor_kernels.verify_attention import (
+from nwor_kernels.verify_attention.reference import (
     AttentionPlan,
     plan_attention,
     verify_attention_reference,

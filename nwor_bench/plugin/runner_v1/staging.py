@@ -3,11 +3,12 @@
 import torch
 from torch import Tensor
 
-import nwor_kernels
 from nwor_bench.plugin.counts.device_counts import in_every_layer
 from nwor_bench.plugin.observe.layer_trace import LayerTrace
 from nwor_bench.plugin.staging.layers import LayerCache, StagingUnavailable, partition
+from nwor_kernels.commit.reference import commit_staged_kv_cache_reference
 from nwor_kernels.metadata import ERROR_FLAG, error_names
+from nwor_kernels.stage.reference import stage_kv_cache_reference
 
 
 class BufferSet:
@@ -45,12 +46,13 @@ class BufferSet:
         if (key.shape[1:], value.shape[1:]) != (self.key.shape[2:], self.value.shape[2:]):
             return "kv_shape"
         metadata = self._metadata[place]
-        nwor_kernels.stage_kv_cache(key, value, rows, self.key[place], self.value[place], metadata)
+        staged = self.key[place], self.value[place], metadata
+        stage_kv_cache_reference(key, value, rows, *staged)
         return error_names(int(metadata[ERROR_FLAG]))
 
     def commit(self, slots: Tensor, accepted: Tensor) -> None:
         """Write accepted rows to all layers of the set, or to none of them."""
-        nwor_kernels.commit_staged_kv_cache(
+        commit_staged_kv_cache_reference(
             self.key,
             self.value,
             self.kv_caches,

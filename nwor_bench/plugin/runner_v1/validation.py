@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-import nwor_kernels
 from nwor_bench.records.types import ScvMode
+from nwor_kernels.mask.reference import acceptance_mask_reference
 
 
 class ValidationRefused(ValueError):
@@ -93,7 +93,7 @@ class Validator:
         drafts = torch.tensor(num_draft_tokens, dtype=torch.int32, device=self._device)
         accepted = torch.empty(sum(num_draft_tokens), dtype=torch.bool, device=self._device)
         num_accepted = torch.empty_like(drafts)
-        nwor_kernels.acceptance_mask(ids, drafts, self._vocab_size, accepted, num_accepted)
+        acceptance_mask_reference(ids, drafts, self._vocab_size, accepted, num_accepted)
         self.counters["scv_device_validations"] += 1
         reason = self._why_no_capture()
         self.count_fallback(reason)

@@ -44,11 +44,8 @@ from nwor_bench.plugin.staging import refusals
 from nwor_bench.plugin.staging.refusals import causal_implementation
 from nwor_bench.plugin.staging.window import Window
 from nwor_bench.records import fallback_reasons as reasons
-from nwor_kernels.verify_attention.kernel import (
-    VerifyWorkspace,
-    unsupported_reason,
-    verify_attention_triton,
-)
+from nwor_kernels.verify_attention.kernel import VerifyWorkspace, verify_attention_triton
+from nwor_kernels.verify_attention.tuning import unsupported_reason
 
 FLASHINFER = "vllm.v1.attention.backends.flashinfer"
 

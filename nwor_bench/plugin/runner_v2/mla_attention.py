@@ -34,10 +34,9 @@ from nwor_bench.plugin.runner_v2.step_inputs import StepInputs
 from nwor_bench.plugin.staging import refusals
 from nwor_bench.plugin.staging.window import Window
 from nwor_bench.records import fallback_reasons as reasons
-from nwor_kernels.mla_verify_attention.kernel import mla_verify_attention_triton
-from nwor_kernels.mla_verify_attention.shape import unsupported_reason
+from nwor_kernels.mla_verify_attention.kernel import mla_verify_attention_triton, unsupported_reason
 from nwor_kernels.mla_verify_attention.tail import mla_tail_triton
-from nwor_kernels.verify_attention.workspace import VerifyWorkspace
+from nwor_kernels.verify_attention.kernel import VerifyWorkspace
 
 
 def why_rows_unsupported(impl: Any, max_query_len: int, dtype: torch.dtype) -> str | None:

@@ -17,7 +17,6 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-import nwor_kernels
 from nwor_bench.plugin.observe.layer_trace import LayerTrace
 from nwor_bench.plugin.runner_v2.batch import GpuWindowBatch
 from nwor_bench.plugin.runner_v2.held_values import HeldValues
@@ -25,6 +24,7 @@ from nwor_bench.plugin.runner_v2.layer_set import CopyBuffers, Launch, LayerSet
 from nwor_bench.plugin.staging.layers import LayerCache, StagingUnavailable, partition
 from nwor_bench.records.fallback_reasons import Fault
 from nwor_kernels.commit.sources import StagedSources
+from nwor_kernels.stage.kernel import stage_kv_cache_triton
 
 logger = logging.getLogger("vllm.nwor_bench")
 
@@ -163,7 +163,7 @@ class GpuStaging:
         buffers = of_set.buffers
         assert buffers is not None
         to_key, to_value = buffers.keys[place], buffers.values[place]
-        nwor_kernels.stage_kv_cache(key, value, rows, to_key, to_value, buffers.metadata[place])
+        stage_kv_cache_triton(key, value, rows, to_key, to_value, buffers.metadata[place])
         of_set.hold(place, to_key, to_value)
         return ""
 

@@ -27,11 +27,10 @@ from torch import Tensor
 
 from nwor_bench.microbench.attention import AttentionBuffers
 from nwor_bench.microbench.cases import Group, Shape, Window
-from nwor_kernels.mla_verify_attention import mla_verify_attention_reference
-from nwor_kernels.mla_verify_attention.kernel import mla_verify_attention_triton
-from nwor_kernels.mla_verify_attention.shape import MlaTuning
+from nwor_kernels.mla_verify_attention.kernel import MlaTuning, mla_verify_attention_triton
+from nwor_kernels.mla_verify_attention.reference import mla_verify_attention_reference
+from nwor_kernels.verify_attention.kernel import VerifyWorkspace
 from nwor_kernels.verify_attention.tuning import MAX_PARTS, Tuning
-from nwor_kernels.verify_attention.workspace import VerifyWorkspace
 
 WINDOW = 5
 CALLS = 16

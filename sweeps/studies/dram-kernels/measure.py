@@ -22,13 +22,13 @@ import torch
 from dram_count import captured, dram_bytes, layer_weights, reader
 from measured_page import save_measured
 
-import nwor_kernels
 from nwor_bench.instruments.cupti_library import run_under_own_cupti
 from nwor_bench.instruments.pm_sampling import PmSampler
 from nwor_bench.microbench import peers
 from nwor_bench.microbench.attention import MAX_SPLITS, AttentionBuffers
 from nwor_bench.microbench.cases import Group, Shape, Window, parse_windows
 from nwor_bench.microbench.implementation import Call
+from nwor_kernels.stage.kernel import stage_kv_cache_triton
 from nwor_kernels.verify_attention.kernel import VerifyWorkspace
 
 SHAPE = Shape()
@@ -125,7 +125,7 @@ def _copy(layer: AttentionBuffers) -> Call:
     sizes = (drafts.numel(), *layer.key.shape[1:])
     buffers = [layer.key.new_empty(sizes) for _ in range(2)]
     metadata = torch.zeros(2, dtype=torch.int32, device=rows.device)
-    return partial(nwor_kernels.stage_kv_cache, layer.key, layer.value, drafts, *buffers, metadata)
+    return partial(stage_kv_cache_triton, layer.key, layer.value, drafts, *buffers, metadata)
 
 
 def measure(

@@ -32,7 +32,7 @@ from nwor_bench.models.pairs import resolve_pair
 from nwor_bench.records.types import Cell, NworMode, ScvMode
 from nwor_bench.workload.config import load_scenario, resolve
 from nwor_kernels import direct_launch
-from nwor_kernels.cuda_driver import load_driver
+from nwor_kernels.direct_launch import load_driver
 
 PAIR = "llama-3b-shape"
 

@@ -27,8 +27,7 @@ from nwor_bench.instruments.environment import collect
 from nwor_kernels import launch
 from nwor_kernels.commit import plan as commit_plan
 from nwor_kernels.commit.sources import StagedSources
-from nwor_kernels.cuda_driver import load_driver
-from nwor_kernels.direct_launch import refusals
+from nwor_kernels.direct_launch import load_driver, refusals
 from nwor_kernels.mask import kernel as mask_kernel
 
 REQUESTS, DRAFTS, LAYERS, HEADS, DIM, BLOCK_SIZE = 8, 4, 28, 8, 128, 16

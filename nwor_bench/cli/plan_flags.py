@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from nwor_bench.cli.output_flags import PRINTED
 from nwor_bench.errors import ConfigError
 from nwor_bench.models.byte_model import CACHE_BITS, WEIGHT_BITS, ByteModel, Workload
-from nwor_bench.models.cache_dtype import AUTO, chosen_cache_dtype
-from nwor_bench.models.config_json import MODEL_BITS, read_shape
+from nwor_bench.models.config_json import read_shape
+from nwor_bench.models.config_reader import AUTO, MODEL_BITS, chosen_cache_dtype
 from nwor_bench.workload.quantities import fraction
 
 if TYPE_CHECKING:

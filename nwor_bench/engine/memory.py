@@ -6,11 +6,15 @@ from typing import Any
 from nwor_bench.errors import ConfigError
 from nwor_bench.instruments.device_memory import free_memory
 from nwor_bench.models.attention_config import most_cached_elements
-from nwor_bench.models.cache_dtype import AUTO, chosen_cache_dtype
-from nwor_bench.models.config_json import MODEL_BITS, ConfigReader
-from nwor_bench.models.config_names import text_entries
+from nwor_bench.models.config_reader import (
+    AUTO,
+    MODEL_BITS,
+    ConfigReader,
+    chosen_cache_dtype,
+    text_entries,
+)
 from nwor_bench.models.pairs import ResolvedPair, read_model_config
-from nwor_bench.models.pairs.shape_source import LOAD_FORMAT, shape_parameters
+from nwor_bench.models.pairs.tiny import LOAD_FORMAT, shape_parameters
 from nwor_bench.workload.config import RunSpec
 
 GIB = 1 << 30

@@ -3,9 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from nwor_bench.models.heads import Heads
-from nwor_bench.models.reader import Reader
-from nwor_bench.models.shape import Indexer, Mla
+from nwor_bench.models.config_reader import ConfigReader
+from nwor_bench.models.shape import Heads, Indexer, Mla
 
 _SPARSE_TYPES = ("deepseek_v32", "glm_moe_dsa")
 """Model types whose attention reads a selected part of the context, and is covered."""
@@ -19,13 +18,13 @@ def has_latent_rows(config: Mapping[str, Any]) -> bool:
     return config.get("kv_lora_rank") is not None and config.get("model_type") not in _EXPANDED
 
 
-def read_heads(reader: Reader) -> tuple[int, int]:
+def read_heads(reader: ConfigReader) -> tuple[int, int]:
     """Query and K/V heads of layers that have no others."""
     heads = reader.number("num_attention_heads")
     return heads, reader.number("num_key_value_heads", heads)
 
 
-def check_heads(reader: Reader) -> None:
+def check_heads(reader: ConfigReader) -> None:
     """Refuse query heads that cannot share the K/V heads evenly."""
     heads, kv_heads = read_heads(reader)
     if heads % kv_heads and not has_latent_rows(reader.config):
@@ -35,7 +34,7 @@ def check_heads(reader: Reader) -> None:
         )
 
 
-def read_head_dim(reader: Reader, heads: int) -> int:
+def read_head_dim(reader: ConfigReader, heads: int) -> int:
     """Size of a query and of a key."""
     default = None
     if reader.config.get("head_dim") is None:
@@ -43,12 +42,12 @@ def read_head_dim(reader: Reader, heads: int) -> int:
     return reader.number("head_dim", default)
 
 
-def read_value_dim(reader: Reader) -> int | None:
+def read_value_dim(reader: ConfigReader) -> int | None:
     """Size of a value; None if it is that of a key."""
     return reader.whole("v_head_dim") or None
 
 
-def read_layer_heads(reader: Reader, *, slides: bool) -> Heads:
+def read_layer_heads(reader: ConfigReader, *, slides: bool) -> Heads:
     """Heads of the layers that slide, or of the others."""
     own = read_own_heads(reader, slides=slides)
     if own is not None:
@@ -58,7 +57,7 @@ def read_layer_heads(reader: Reader, *, slides: bool) -> Heads:
     return Heads(heads, kv_heads, dim, read_value_dim(reader) or dim)
 
 
-def read_own_heads(reader: Reader, *, slides: bool) -> Heads | None:
+def read_own_heads(reader: ConfigReader, *, slides: bool) -> Heads | None:
     """Heads of sliding layers (MiMo V2), or of the others (Gemma 4), that have their own; of all
     layers where K and V are expanded from latent rows, with values padded to the size of keys."""
     heads, kv_heads = read_heads(reader)
@@ -82,7 +81,7 @@ def read_own_heads(reader: Reader, *, slides: bool) -> Heads | None:
     return None
 
 
-def read_latent_row(reader: Reader, *, slides: bool) -> int | None:
+def read_latent_row(reader: ConfigReader, *, slides: bool) -> int | None:
     """Elements of a cached latent row; sliding layers may have their own (dots3). None without."""
     if not has_latent_rows(reader.config):
         return None
@@ -90,7 +89,7 @@ def read_latent_row(reader: Reader, *, slides: bool) -> int | None:
     return reader.number(f"{of}kv_lora_rank") + reader.whole(f"{of}qk_rope_head_dim")
 
 
-def most_cached_elements(reader: Reader) -> int:
+def most_cached_elements(reader: ConfigReader) -> int:
     """Cache elements of one token in the layer that has most, an indexer's keys included."""
     kinds = (True, False)
     rows = [read_latent_row(reader, slides=slides) or 0 for slides in kinds]
@@ -99,7 +98,7 @@ def most_cached_elements(reader: Reader) -> int:
     return max(read_layer_heads(reader, slides=slides).cache_elements(1) for slides in kinds)
 
 
-def read_mla(reader: Reader) -> Mla | None:
+def read_mla(reader: ConfigReader) -> Mla | None:
     """Latent attention; None if K and V are cached."""
     if not has_latent_rows(reader.config):
         return None
@@ -112,7 +111,7 @@ def read_mla(reader: Reader) -> Mla | None:
     )
 
 
-def read_indexer(reader: Reader, family: str) -> Indexer | None:
+def read_indexer(reader: ConfigReader, family: str) -> Indexer | None:
     """Of sparse latent attention; with `index_topk_freq` some layers have none of their own."""
     selected = reader.whole("index_topk")
     if not selected:

@@ -7,7 +7,7 @@ more bytes, so every share of the step is an upper bound. All bytes are per tens
 
 from dataclasses import dataclass, replace
 
-from nwor_bench.models.recurrent.strategies import STOCK, StateLoad, state_bytes
+from nwor_bench.models.recurrent import STOCK, StateLoad, state_bytes
 from nwor_bench.models.shape import ModelShape
 from nwor_bench.models.strategies import DIRECT, STRATEGIES, Strategy
 

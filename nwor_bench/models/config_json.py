@@ -1,9 +1,5 @@
 """Read a model's shape from its config.json; missing or unknown entries are refused by name."""
 
-from collections.abc import Mapping
-from typing import Any
-
-from nwor_bench.errors import ConfigError
 from nwor_bench.models.attention_config import (
     check_heads,
     read_head_dim,
@@ -13,14 +9,10 @@ from nwor_bench.models.attention_config import (
     read_own_heads,
     read_value_dim,
 )
-from nwor_bench.models.config_names import text_entries
-from nwor_bench.models.layer_kinds import Kind
-from nwor_bench.models.recurrent.read import read_state, recurrent_kinds
+from nwor_bench.models.config_reader import MODEL_BITS, Config, ConfigReader
+from nwor_bench.models.layer_kinds import Kind, slides
+from nwor_bench.models.recurrent_config import read_state, recurrent_kinds
 from nwor_bench.models.shape import Experts, Layer, ModelShape
-from nwor_bench.models.sliding import slides
-
-MODEL_BITS = {"float32": 32, "bfloat16": 16, "float16": 16}
-"""Dtypes that a model computes in, and their size in bits."""
 
 MOST_LAYERS = 10_000
 """A config.json with more layers than this is taken for a typing error."""
@@ -44,8 +36,6 @@ _OTHER_KINDS = {
 }
 """Keys that, if set, mean an architecture that the byte model does not cover."""
 
-Config = Mapping[str, Any]
-
 
 def read_shape(config: Config, field: str, source: str) -> ModelShape:
     """The shape that a config.json describes; reads `text_config` if there is one.
@@ -53,18 +43,10 @@ def read_shape(config: Config, field: str, source: str) -> ModelShape:
     `field` and `source` name the flag and its value in messages. Raises ConfigError for a
     missing or mistyped entry, and for architectures that the byte model does not cover.
     """
-    return ConfigReader(config, field, source).read()
+    return _ShapeReader(config, field, source).read()
 
 
-class ConfigReader:
-    """Reads entries of one config.json, those of its `text_config` before its own; `field` and
-    `source` name it in messages."""
-
-    def __init__(self, config: Config, field: str = "", source: str = "") -> None:
-        self.config: Config = text_entries(config)
-        self.field = field
-        self.source = source
-
+class _ShapeReader(ConfigReader):
     def read(self) -> ModelShape:
         for key, kind in _OTHER_KINDS.items():
             if self.config.get(key):
@@ -99,43 +81,10 @@ class ConfigReader:
             mlp_matrices=2 if family == "nemotron_h" else 3,
         )
 
-    def refusal(self, remedy: str) -> ConfigError:
-        return ConfigError.for_field(self.field, self.source, remedy)
-
-    def number(self, key: str, default: int | None = None) -> int:
-        """A whole number of 1 or more; null counts as absent."""
-        value = self.config.get(key)
-        value = default if value is None else value
-        if value is None:
-            raise self.refusal(f'its config has no "{key}"; add it with the model\'s value')
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise self.refusal(f'its "{key}" is {value!r}; write a whole number, 1 or more')
-        return value
-
-    def whole(self, key: str) -> int:
-        """A whole number; 0 if null or absent."""
-        return self.number(key) if self.config.get(key) else 0
-
-    def entries(self, key: str, kind: type) -> list[Any] | None:
-        """A list of `kind`; None if null or absent."""
-        value = self.config.get(key)
-        if value is None:
-            return None
-        if not isinstance(value, list) or not all(isinstance(entry, kind) for entry in value):
-            raise self.refusal(f'its "{key}" is {value!r}; write a list of {kind.__name__}')
-        return value
-
     def tied(self) -> bool:
         # Gemma's configs leave the key out, and the family ties by default.
         is_gemma = str(self.config.get("model_type", "")).startswith("gemma")
         return bool(self.config.get("tie_word_embeddings", is_gemma))
-
-    def dtype(self) -> str:
-        value = self.config.get("dtype") or self.config.get("torch_dtype") or "float32"
-        name = str(value).removeprefix("torch.")
-        if name not in MODEL_BITS:
-            raise self.refusal(f'its "dtype" is {value!r}; write one of {", ".join(MODEL_BITS)}')
-        return name
 
     def weight_bits(self, dtype: str) -> int | None:
         """Bits of a matrix element; None if the quantisation config does not say."""

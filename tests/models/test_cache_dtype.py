@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from nwor_bench.models.cache_dtype import checkpoint_cache_dtype
+from nwor_bench.models.config_reader import checkpoint_cache_dtype
 
 EIGHT = {"num_bits": 8, "type": "float", "dynamic": False}
 

@@ -9,8 +9,7 @@ import pytest
 from nwor_bench.errors import ConfigError
 from nwor_bench.models.byte_model import ByteModel, Workload
 from nwor_bench.models.config_json import KNOWN_TYPES, read_shape
-from nwor_bench.models.heads import Heads
-from nwor_bench.models.shape import Experts, Indexer, Layer, Mla, ModelShape
+from nwor_bench.models.shape import Experts, Heads, Indexer, Layer, Mla, ModelShape
 
 CONFIGS = Path(__file__).parents[1] / "data" / "configs"
 

@@ -13,13 +13,14 @@ from refusals import refused
 
 from nwor_bench.models.byte_model import ByteModel, Workload
 from nwor_bench.models.config_json import KNOWN_TYPES, read_shape
-from nwor_bench.models.recurrent.state import RecurrentLayers, RecurrentState
-from nwor_bench.models.recurrent.strategies import (
+from nwor_bench.models.recurrent import (
     ONE_STATE,
     REPLAY_FUSED,
     REPLAY_OWN,
     STATE_STRATEGIES,
     STOCK,
+    RecurrentLayers,
+    RecurrentState,
     StateLoad,
     StateStrategy,
     pays_from,

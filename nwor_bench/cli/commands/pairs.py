@@ -117,7 +117,7 @@ def fetch(name: Name = "smollm2", as_json: AsJson = False, quiet: Quiet = False)
     typer.echo(f"target: {resolved.target}")
     typer.echo(f"drafter: {resolved.draft or 'none (prompt lookup)'}")
     if resolved.load_format is not None and not quiet:
-        from nwor_bench.models.pairs.shape_source import WITHOUT_WEIGHTS
+        from nwor_bench.models.pairs.tiny import WITHOUT_WEIGHTS
 
         typer.echo(f"weights: {WITHOUT_WEIGHTS}")
 
@@ -159,7 +159,7 @@ def _rows(group: str, values: "dict[str, Any]") -> "Iterator[tuple[str, Any]]":
 
 
 def _without_weights(shape: "ShapeSource") -> "Iterator[tuple[str, str]]":
-    from nwor_bench.models.pairs.shape_source import WITHOUT_WEIGHTS, shape_parameters
+    from nwor_bench.models.pairs.tiny import WITHOUT_WEIGHTS, shape_parameters
 
     yield "weights", WITHOUT_WEIGHTS
     for name, config in (("target", shape.target), ("draft", shape.draft)):

@@ -151,7 +151,7 @@ def _print_prediction(prediction: "BytePrediction") -> None:
 
 def _print_states(prediction: "BytePrediction") -> None:
     """What a hybrid's recurrent states move, and where replaying them pays."""
-    from nwor_bench.models.recurrent.strategies import REPLAY_FUSED
+    from nwor_bench.models.recurrent import REPLAY_FUSED
     from nwor_bench.report.prediction import states
     from nwor_bench.report.prediction.text import wrapped
 

@@ -6,10 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from nwor_bench.models.recurrent.state import RecurrentLayers
-    from nwor_bench.models.recurrent.strategies import StateLoad
+    from nwor_bench.models.recurrent import RecurrentLayers, StateLoad
     from nwor_bench.models.support.engine import EngineFacts
-    from nwor_bench.models.support.sources import FoundConfig
+    from nwor_bench.models.support.recipes import FoundConfig
 
 ENGINE = "Engine"
 OUTPUT = "Output"
@@ -70,7 +69,7 @@ def supports(
         return
     if markdown:
         raise ConfigError.for_field("--markdown", True, "it prints the table of --recipes")
-    from nwor_bench.models.support.sources import find_config
+    from nwor_bench.models.support.recipes import find_config
 
     _one(find_config(model), engine, quiet, as_json)
 
@@ -92,11 +91,10 @@ def _engine(
 
 
 def _one(found: "FoundConfig", engine: "EngineFacts", quiet: bool, as_json: bool) -> None:
-    from nwor_bench.models.cache_dtype import chosen_cache_dtype
+    from nwor_bench.models.config_reader import chosen_cache_dtype
     from nwor_bench.models.support.facts import read_facts
-    from nwor_bench.models.support.methods import methods_of
-    from nwor_bench.models.support.predict import predict_support
-    from nwor_bench.models.support.sources import FIELD
+    from nwor_bench.models.support.predict import methods_of, predict_support
+    from nwor_bench.models.support.recipes import FIELD
     from nwor_bench.report.prediction import support as words
 
     model = read_facts(found.config, found.name, FIELD, found.origin)
@@ -128,8 +126,8 @@ def _states(
     found: "FoundConfig", engine: "EngineFacts"
 ) -> "tuple[RecurrentLayers, StateLoad] | None":
     """A hybrid's recurrent layers, and one request's step; None where they are not covered."""
-    from nwor_bench.models.recurrent.strategies import StateLoad
-    from nwor_bench.models.recurrent_layers import recurrent_layers
+    from nwor_bench.models.recurrent import StateLoad
+    from nwor_bench.models.recurrent_config import recurrent_layers
 
     read = recurrent_layers(found.config)
     if read is None:

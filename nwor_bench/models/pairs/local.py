@@ -1,10 +1,16 @@
-"""Local model folders: locate them, read and check their config.json, write JSON files."""
+"""Model folders and hub names: locate them, read and check their config.json.
+
+A hub model is asked for once, with a short limit: the libraries behind it retry for a minute.
+"""
 
 import json
+import os
 import re
 from codecs import BOM_UTF8
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError, URLError
+from urllib.request import Request, urlopen
 
 from nwor_bench.errors import ConfigError
 from nwor_bench.models.config_json import KNOWN_TYPES
@@ -18,6 +24,13 @@ _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 
 _NEEDED = ("hidden_size", "num_hidden_layers")
 """Sizes that must be given: transformers would silently use another model's defaults."""
+
+LIMIT_S = 5.0
+"""How long the hub may take to answer."""
+
+_REFUSED = (401, 403, 404)
+_ENTRY_MISSING = "EntryNotFound"
+"""The hub's word for a model without that file: other files may do, so vLLM decides."""
 
 
 def locate_model(field: str, reference: str) -> str:
@@ -128,3 +141,68 @@ def refused_config(field: str, folder: Path, error: Exception, who: str) -> Conf
 def write_json(path: Path, content: dict[str, Any]) -> None:
     """Write indented JSON with a final newline."""
     path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+
+def check_hub_models(pair: ResolvedPair) -> None:
+    """Check target and drafter where they are hub names; raises ConfigError as below."""
+    for flag, model in (("--target-model", pair.target), ("--draft-model", pair.draft)):
+        if model is not None and not Path(model).is_dir():
+            check_hub_model(flag, model)
+
+
+def check_hub_model(field: str, name: str) -> None:
+    """Ask the hub for a model's config.json, or see that it is in the cache.
+
+    A cached model whose hub does not answer is used as it is, offline.
+
+    Raises ConfigError if the hub has no such model, or does not answer and it is not cached.
+    """
+    if os.environ.get("VLLM_USE_MODELSCOPE", "").lower() in ("1", "true"):
+        return
+    from huggingface_hub import constants, try_to_load_from_cache
+
+    cached = isinstance(try_to_load_from_cache(name, CONFIG), str)
+    if constants.HF_HUB_OFFLINE:
+        if not cached:
+            remedy = "HF_HUB_OFFLINE is set and it is not in the cache; unset it, or name a folder"
+            raise ConfigError.for_field(field, name, remedy)
+        return
+    try:
+        _ask(f"{constants.ENDPOINT}/{name}/resolve/main/{CONFIG}")
+    except HTTPError as error:
+        if error.code in _REFUSED and error.headers.get("X-Error-Code") != _ENTRY_MISSING:
+            raise ConfigError.for_field(field, name, _no_access(error.code)) from error
+    except (URLError, OSError) as error:
+        if not cached:
+            reason = getattr(error, "reason", None) or error
+            raise ConfigError.for_field(
+                field,
+                name,
+                f"there is no such folder, and {constants.ENDPOINT} cannot be reached ({reason}); "
+                "name a local folder, or go online",
+            ) from error
+        _go_offline(constants)
+
+
+def _ask(address: str) -> None:
+    from huggingface_hub import get_token
+
+    token = get_token()
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    with urlopen(Request(address, headers=headers, method="HEAD"), timeout=LIMIT_S):
+        pass
+
+
+def _no_access(code: int) -> str:
+    if code == 404:
+        return "the hub has no such model; correct the name, or name a local folder"
+    return (
+        f"the hub refuses it ({code}): there is no such model, or it needs your consent on its "
+        "page and a token (HF_TOKEN)"
+    )
+
+
+def _go_offline(constants: Any) -> None:
+    """Have the libraries take the cache at once, in this process and in vLLM's."""
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    constants.HF_HUB_OFFLINE = True

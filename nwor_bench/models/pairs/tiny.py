@@ -10,7 +10,10 @@ from typing import Any
 
 import numpy as np
 
+from nwor_bench.errors import ConfigError
+from nwor_bench.models.config_json import read_shape
 from nwor_bench.models.pairs.local import write_json
+from nwor_bench.models.pairs.pair import ShapeSource
 
 Weights = dict[str, np.ndarray]
 
@@ -25,6 +28,13 @@ _BYTES = 256
 
 BYTE_VOCABULARY = _BYTES + len(SPECIAL_TOKENS)
 """Vocabulary size of the byte tokenizer."""
+
+LOAD_FORMAT = "dummy"
+"""vLLM's load format that fills any shape with small random numbers."""
+
+WITHOUT_WEIGHTS = (
+    "none (random, vLLM's dummy loader); acceptance and text of this pair mean nothing"
+)
 
 
 def generate_tiny(
@@ -174,3 +184,46 @@ def write_byte_tokenizer(folder: Path, vocab: int = BYTE_VOCABULARY) -> None:
         "chat_template": CHAT_TEMPLATE,
     }
     write_json(folder / "tokenizer_config.json", settings)
+
+
+def check_shape(shape: ShapeSource) -> None:
+    """Refuse a config.json that is not a decoder's, before anything is written.
+
+    Raises ConfigError naming the table and the entry: a missing size, an architecture that the
+    byte model does not cover, or a vocabulary too small for the prompts' tokens.
+    """
+    for name, config in _configs(shape):
+        field = f"[shape.{name}]"
+        for key, example in (("architectures", ["LlamaForCausalLM"]), ("model_type", "llama")):
+            if not config.get(key):
+                raise ConfigError.for_field(field, key, f"write it, for example {example!r}")
+        sizes = read_shape(config, field, config["model_type"])
+        if sizes.vocab < BYTE_VOCABULARY:
+            raise ConfigError.for_field(
+                f"{field} vocab_size", sizes.vocab,
+                f"prompts are tokens of single bytes; write {BYTE_VOCABULARY} or more",
+            )  # fmt: skip
+
+
+def shape_parameters(config: dict[str, Any], field: str) -> int:
+    """Parameters of the model that a config.json describes, without norms and biases."""
+    return read_shape(config, field, str(config.get("model_type"))).parameters()
+
+
+def write_shape(folder: Path, shape: ShapeSource) -> None:
+    """Write `folder`/target and, with a drafter, `folder`/draft.
+
+    The target gets a byte tokenizer, whose ids are valid in any larger vocabulary.
+    """
+    for name, config in _configs(shape):
+        (folder / name).mkdir(parents=True)
+        write_json(folder / name / "config.json", config)
+    target = folder / "target"
+    write_byte_tokenizer(target)
+    ends = BYTE_VOCABULARY - len(SPECIAL_TOKENS)
+    write_json(target / "generation_config.json", {"eos_token_id": ends, "pad_token_id": ends + 1})
+
+
+def _configs(shape: ShapeSource) -> list[tuple[str, dict[str, Any]]]:
+    configs = (("target", shape.target), ("draft", shape.draft))
+    return [(name, config) for name, config in configs if config is not None]

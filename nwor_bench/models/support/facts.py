@@ -2,15 +2,11 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from nwor_bench.errors import ConfigError
 from nwor_bench.models.attention_config import has_latent_rows, read_latent_row, read_layer_heads
-from nwor_bench.models.config_json import ConfigReader
-from nwor_bench.models.layer_kinds import Kind
-from nwor_bench.models.support.families import kinds_of
-
-Config = Mapping[str, Any]
+from nwor_bench.models.config_reader import Config, ConfigReader
+from nwor_bench.models.layer_kinds import Kind, kinds_of
 
 _MM_PREFIX = ("bagel", "gemma3", "molmo2", "moondream3", "paligemma")
 """Model types whose images see themselves in both directions, by vLLM's list."""

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from string import Template
 
 from nwor_bench.models.byte_model import MAPPED, BreakEvenMap, break_even_map
-from nwor_bench.models.recurrent.strategies import REPLAY_FUSED
+from nwor_bench.models.recurrent import REPLAY_FUSED
 from nwor_bench.report.html.style import CSS
 from nwor_bench.report.prediction import states
 from nwor_bench.report.prediction.breakeven_figure import draw_maps

@@ -4,11 +4,11 @@ from dataclasses import replace
 from typing import Any
 
 from nwor_bench.models.byte_model import ByteModel, Workload
-from nwor_bench.models.recurrent.state import RecurrentLayers
-from nwor_bench.models.recurrent.strategies import (
+from nwor_bench.models.recurrent import (
     REPLAY_FUSED,
     STATE_STRATEGIES,
     STOCK,
+    RecurrentLayers,
     StateLoad,
     StateStrategy,
     pays_from,

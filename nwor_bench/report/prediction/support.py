@@ -6,9 +6,13 @@ from typing import Any
 
 from nwor_bench.models.layer_kinds import Kind
 from nwor_bench.models.support.facts import LayerFacts
-from nwor_bench.models.support.generating import generating
-from nwor_bench.models.support.methods import MethodSupport
-from nwor_bench.models.support.predict import LayerGroup, Outcome, Support
+from nwor_bench.models.support.predict import (
+    LayerGroup,
+    MethodSupport,
+    Outcome,
+    Support,
+    generating,
+)
 from nwor_bench.models.support.recipes import Covered
 from nwor_bench.records.fallback_reasons import (
     BATCH_INVARIANT,

@@ -10,7 +10,7 @@ from nwor_bench.analysis.aggregate import REFERENCE as BASELINE
 from nwor_bench.analysis.dram.counters import CellBytes, cell_bytes
 from nwor_bench.analysis.dram.prediction import strategy_of
 from nwor_bench.models.byte_model import CACHE_BITS
-from nwor_bench.models.config_json import MODEL_BITS
+from nwor_bench.models.config_reader import MODEL_BITS
 from nwor_bench.models.strategies import BY_REFERENCE, COPY_IN_L2, COPY_SPILLED, DIRECT, Strategy
 from nwor_bench.records.engine_status import EngineStatus
 from nwor_bench.records.header import PairFacts, RunHeader

@@ -6,7 +6,7 @@ import pandas as pd
 
 from nwor_bench.cli.plan_flags import load_configs, predict
 from nwor_bench.models.byte_model import Workload
-from nwor_bench.models.recurrent.strategies import STOCK, state_bytes
+from nwor_bench.models.recurrent import STOCK, state_bytes
 
 HERE = Path(__file__).parent
 PAIR = "qwen3-next-shape"

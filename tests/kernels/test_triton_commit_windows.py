@@ -37,6 +37,14 @@ def by_row(windows: Windows) -> None:
     windows.options["rows"] = rows
 
 
+def by_copy(windows: Windows) -> None:
+    """Staged in buffers, whose counts are checked."""
+    real = (windows.slots >= 0).sum(dim=-1)
+    metadata = torch.zeros(len(windows.keys), 2, dtype=torch.int32, device=windows.slots.device)
+    metadata[:, 0] = real if windows.slot_rows is None else real[windows.slot_rows]
+    windows.options["layer_metadata"] = metadata
+
+
 def with_certain_row(windows: Windows) -> None:
     """Counts of drafts alone."""
     windows.options["certain"] = 1
@@ -47,7 +55,7 @@ def without_certain_row(windows: Windows) -> None:
     windows.options["certain"] = -1
 
 
-CHANGES = {"equal": (), "indexed": (by_index,), "rows": (by_row,)}
+CHANGES = {"equal": (), "indexed": (by_index,), "rows": (by_row,), "copied": (by_copy,)}
 
 
 @examples(15)
@@ -66,6 +74,7 @@ CHANGES = {"equal": (), "indexed": (by_index,), "rows": (by_row,)}
             (torch.bfloat16, torch.bfloat16),
             (torch.float16, torch.float16),
             (torch.bfloat16, torch.float32),
+            (torch.float32, torch.float16),
         ]
     ),
     layout=st.sampled_from(CACHE_LAYOUTS),
@@ -175,6 +184,7 @@ def test_a_bad_slot_commits_nothing_and_adds_its_flag(triton_device, how, slot):
         ("equal", [0, 1, 2, 3]),
         ("indexed", [0, 1, 2, 3]),
         ("rows", [1, 2, 3]),
+        ("copied", [0, 1, 2, 3]),
     ],
 )
 def test_each_layer_writes_to_the_slots_of_its_group(triton_device, how, kept):
@@ -184,11 +194,11 @@ def test_each_layer_writes_to_the_slots_of_its_group(triton_device, how, kept):
     slots = [[7, 6, 5, 4, -1], [99] * 5, [0, 9, 2, 10, -1]]
 
     def arrange(windows, bad_group=None):
-        for step in CHANGES[how]:
-            step(windows)
         windows.num_sampled[:] = 2
         windows.slot_rows = [2, 0, 2]
         windows.slots[:] = torch.tensor(slots)
+        for step in CHANGES[how]:
+            step(windows)
         if bad_group is not None:
             windows.slots[bad_group, 3] = 12
 
@@ -207,9 +217,8 @@ def test_a_group_with_other_padding_than_was_staged_stops_all(triton_device):
     def arrange(windows):
         windows.slot_rows = [0, 1]
         windows.slots[:] = torch.arange(11)
+        by_copy(windows)
         windows.slots[1, 4] = -1
-        metadata = torch.tensor([[11, 0], [11, 0]], dtype=torch.int32)
-        windows.options["layer_metadata"] = metadata.to(windows.slots.device)
 
     windows = compare_windows(WindowShape(groups=2), 2, triton_device, arrange)
     assert num_written(windows.memory) == 0
@@ -259,18 +268,48 @@ def test_rows_past_the_sources_are_an_overflow_unless_they_are_padding(triton_de
 
 
 @pytest.mark.parametrize("layer", [0, 1])
-def test_a_layer_that_staged_another_number_stops_all(triton_device, layer):
+@pytest.mark.parametrize(("count", "flag"), [(-1, 0), (1, 0), (0, 1), (0, 64), (-1, 2)])
+def test_a_layer_that_staged_other_rows_or_has_a_flag_stops_all(triton_device, layer, count, flag):
     def spoil(windows):
+        by_copy(windows)
         windows.num_sampled[:] = 3
-        metadata = torch.zeros(2, 2, dtype=torch.int32)
-        metadata[:, 0] = (windows.slots >= 0).sum()
-        metadata[layer, 0] -= 1
-        windows.options["layer_metadata"] = metadata.to(windows.slots.device)
+        windows.options["layer_metadata"][layer, 0] += count
+        windows.options["layer_metadata"][layer, 1] = flag
 
     windows = compare_windows(WindowShape(), 2, triton_device, spoil)
     assert num_written(windows.memory) == 0
-    assert windows.errors[layer] == ERROR_COUNT_MISMATCH
+    assert windows.errors[layer] == flag | ERROR_COUNT_MISMATCH * bool(count)
     assert windows.errors[1 - layer] == 0
+
+
+def test_a_smaller_later_cache_stops_all_layers(triton_device):
+    def shrink(windows):
+        windows.num_sampled[:] = 3
+        windows.slots[0] = 15
+        windows.kv_caches[1] = windows.kv_caches[1][:3]
+
+    windows = compare_windows(WindowShape(), 1, triton_device, shrink)
+    assert num_written(windows.memory) == 0
+    assert windows.errors.tolist() == [0, ERROR_SLOT_RANGE]
+
+
+@pytest.mark.parametrize(
+    ("shapes", "dtypes", "word"),
+    [
+        ([(2, 1, 4, 8), (2, 1, 8, 8)], [torch.float32] * 2, "must share"),
+        ([(2, 1, 4, 8), (2, 2, 4, 8)], [torch.float32] * 2, "must share"),
+        ([(2, 1, 4, 8), (2, 1, 4, 8)], [torch.float32, torch.float16], "must share"),
+        ([(2, 1, 4, 8)], [torch.int32], "torch.int32"),
+        ([], [], "must share"),
+    ],
+)
+def test_caches_that_one_launch_cannot_serve_are_refused(triton_device, shapes, dtypes, word):
+    caches = [
+        torch.zeros(shape, dtype=dtype, device=triton_device)
+        for shape, dtype in zip(shapes, dtypes, strict=True)
+    ]
+    with pytest.raises(ValueError, match=word):
+        CommitPlan(caches)
 
 
 def test_strided_inputs_are_followed(triton_device):
@@ -395,17 +434,23 @@ def test_rows_are_given_to_requests_in_exactly_one_way(triton_device, options):
         windows.launch()
 
 
-@pytest.mark.gpu
 @pytest.mark.parametrize(
-    "shape",
+    ("shape", "how"),
     [
-        pytest.param(WindowShape(260, 5, 36, 3, 1, (4, 4), 16), id="two passes to check the rows"),
-        pytest.param(WindowShape(5, 3, 0, 2, 10, (256, 256)), id="a row wider than a program"),
-        pytest.param(WindowShape(20, 4, 8, 120, 1, (2, 2), 16), id="many layers"),
-        pytest.param(WindowShape(64, 5, 36, 12, 2, (64, 64), 16, groups=7), id="many groups"),
+        (WindowShape(260, 5, 36, 2, 1, (4, 4), 16), "copied"),  # two passes to check the rows
+        (WindowShape(2, 3, 0, 2, 10, (256, 256)), "equal"),  # a row wider than a program
+        *(
+            pytest.param(shape, how, marks=pytest.mark.gpu)  # the interpreter would take seconds
+            for how in sorted(CHANGES)
+            for shape in (
+                WindowShape(260, 5, 36, 3, 1, (4, 4), 16),
+                WindowShape(5, 3, 0, 2, 10, (256, 256)),
+                WindowShape(20, 4, 8, 120, 1, (2, 2), 16),  # many layers
+                WindowShape(64, 5, 36, 12, 2, (64, 64), 16, groups=7),  # many groups
+            )
+        ),
     ],
 )
-@pytest.mark.parametrize("how", sorted(CHANGES))
 def test_large_windows(triton_device, shape, how):
     def change(windows):
         for step in CHANGES[how]:
@@ -430,6 +475,12 @@ def test_the_shapes_of_real_models(triton_device, head_dim, dtype, layout):
             9, 5, 3, 3, kv_heads, (head_dim, head_dim), block_size, dtype, layout=layout
         )
         assert num_written(compare_windows(shape, head_dim, triton_device).memory) > 0
+
+
+@pytest.mark.gpu
+def test_rounding_to_a_bfloat16_cache_is_torchs(triton_device):
+    shape = WindowShape(widths=(64, 64), cache_dtype=torch.bfloat16)
+    assert num_written(compare_windows(shape, 1, triton_device).memory) > 0
 
 
 @pytest.mark.gpu

@@ -6,8 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any, ClassVar, Protocol
 
-from nwor_bench.plugin.counts.accumulator import Accumulator
-from nwor_bench.plugin.counts.late_counts import LateCounts, read_without_waiting
+from nwor_bench.plugin.counts.late_counts import Accumulator, LateCounts, read_without_waiting
 from nwor_bench.plugin.counts.scheduler_output import finished, restarted
 from nwor_bench.plugin.counts.step import Step
 from nwor_bench.plugin.observe.device_times import DeviceClock, Probe

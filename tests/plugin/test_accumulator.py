@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nwor_bench.plugin.counts import accumulator
-from nwor_bench.plugin.counts.accumulator import Accumulator
+from nwor_bench.plugin.counts import late_counts
+from nwor_bench.plugin.counts.late_counts import Accumulator
 from nwor_bench.plugin.counts.step import per_position
 from nwor_bench.records.types import MeasuredWindow
 
@@ -101,7 +101,7 @@ def test_no_time_is_zero_before_it_is_measured():
 
 
 def test_undrained_windows_are_bounded_and_still_count(monkeypatch):
-    monkeypatch.setattr(accumulator, "MAX_UNDRAINED", 3)
+    monkeypatch.setattr(late_counts, "MAX_UNDRAINED", 3)
     kept = Accumulator()
     for drafts in range(1, 6):
         kept.add(one_window(drafts))
@@ -111,7 +111,7 @@ def test_undrained_windows_are_bounded_and_still_count(monkeypatch):
 
 
 def test_a_batch_keeps_every_window_once_somebody_drains(monkeypatch):
-    monkeypatch.setattr(accumulator, "MAX_UNDRAINED", 3)
+    monkeypatch.setattr(late_counts, "MAX_UNDRAINED", 3)
     kept = Accumulator()
     assert kept.drain() == []  # as a sweep does before its first batch
     for drafts in range(1, 6):
@@ -121,9 +121,9 @@ def test_a_batch_keeps_every_window_once_somebody_drains(monkeypatch):
 
 def test_the_bounds_as_shipped():
     kept = Accumulator()
-    assert kept.most_kept == accumulator.MAX_UNDRAINED
+    assert kept.most_kept == late_counts.MAX_UNDRAINED
     kept.drain()
-    assert kept.most_kept == accumulator.MAX_BETWEEN_DRAINS
+    assert kept.most_kept == late_counts.MAX_BETWEEN_DRAINS
 
 
 @given(

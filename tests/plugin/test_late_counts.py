@@ -6,10 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from nwor_bench.plugin.counts import accumulator as accumulator_module
 from nwor_bench.plugin.counts import late_counts
-from nwor_bench.plugin.counts.accumulator import Accumulator
-from nwor_bench.plugin.counts.late_counts import MOST_PENDING, LateCounts
+from nwor_bench.plugin.counts.late_counts import MOST_PENDING, Accumulator, LateCounts
 from nwor_bench.plugin.counts.scheduler_output import external_request_id
 from nwor_bench.plugin.counts.step import Step
 
@@ -210,7 +208,7 @@ def test_a_request_that_starts_again_has_what_the_scheduler_says():
 
 
 def test_where_nobody_ever_drains_only_the_last_windows_are_kept(monkeypatch):
-    monkeypatch.setattr(accumulator_module, "MAX_UNDRAINED", 30)
+    monkeypatch.setattr(late_counts, "MAX_UNDRAINED", 30)
     monkeypatch.setattr(late_counts, "MOST_PENDING", 10)
     accumulator = Accumulator()
     late = LateCounts(accumulator, LAYERS)

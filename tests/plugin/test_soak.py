@@ -4,7 +4,7 @@ import pytest
 from soak import memory_curve, serve
 from v2_pieces import make_hook
 
-from nwor_bench.plugin.counts import accumulator, late_counts
+from nwor_bench.plugin.counts import late_counts
 
 pytestmark = pytest.mark.slow  # vLLM's runner is imported, and thousands of steps run
 
@@ -16,7 +16,7 @@ BYTES_A_NAME = 100
 @pytest.mark.parametrize("reads", [True, False], ids=["metrics read", "nobody reads"])
 def test_memory_does_not_grow_with_requests(monkeypatch: pytest.MonkeyPatch, reads: bool) -> None:
     # What waits for a reading or a drain is full before the first look: the rest is growth.
-    monkeypatch.setattr(accumulator, "MAX_UNDRAINED", 500)
+    monkeypatch.setattr(late_counts, "MAX_UNDRAINED", 500)
     monkeypatch.setattr(late_counts, "MOST_PENDING", 100)
     hook = make_hook(monkeypatch)
     curve = dict(memory_curve(hook, 24_000, 8_000, reads))

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 import torch
 
-from nwor_bench.plugin.counts.accumulator import Accumulator
 from nwor_bench.plugin.counts.device_counts import Coming
 from nwor_bench.plugin.counts.late_counts import (
     COUNTED_A_STEP,
     READ_S,
     SEALED,
+    Accumulator,
     LateCounts,
     read_without_waiting,
 )

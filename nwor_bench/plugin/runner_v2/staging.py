@@ -1,14 +1,19 @@
-"""Staging on a GPU: by reference where the step's K/V stay put, by copy where they do not.
+"""Staging on a GPU: by reference if the step's K/V stay in place, otherwise by copy.
 
 Eagerly, and inside a full CUDA graph that was captured for staging, the K/V activations of a
-step live until the commit, so they are only pointed at. Between piecewise CUDA graphs the next
-piece overwrites them, so the drafts are copied into buffers; elsewhere too if that is asked for.
+step live until the commit, so staging only keeps pointers to them. Between piecewise CUDA graphs
+the next piece overwrites them, so the drafts are copied into buffers; elsewhere too on request.
 Either way one launch commits all layers whose caches have one shape (`LayerSet`), and nothing waits
 for the device: errors of kernels are read late.
 
-A launch writes all of its layers or none. With several shapes the launches decide apart: where one
-refuses, which only a fault of ours can cause, the others have written. That ends staging, as a
+A launch writes all of its layers or none. With several shapes the launches decide separately: if
+one refuses, which only a fault of ours can cause, the others have written. That ends staging, as a
 refusal of a single launch does (`refused_commits.py`).
+
+A reference keeps a tensor's memory from being given to another, but not from being written to:
+code compiled as a whole gives one layer's buffers to the next. So the first window of each number
+of rows is held by copy while its layers' addresses are compared (`HeldValues`); later windows are
+held by reference only if all addresses differed.
 """
 
 import logging
@@ -19,14 +24,75 @@ from torch import Tensor
 
 from nwor_bench.plugin.observe.layer_trace import LayerTrace
 from nwor_bench.plugin.runner_v2.batch import GpuWindowBatch
-from nwor_bench.plugin.runner_v2.held_values import HeldValues
 from nwor_bench.plugin.runner_v2.layer_set import CopyBuffers, Launch, LayerSet
 from nwor_bench.plugin.staging.layers import LayerCache, StagingUnavailable, partition
+from nwor_bench.plugin.staging.window import HeldValuesLost
 from nwor_bench.records.fallback_reasons import Fault
 from nwor_kernels.commit.sources import StagedSources
 from nwor_kernels.stage.kernel import stage_kv_cache_triton
 
 logger = logging.getLogger("vllm.nwor_bench")
+
+
+class HeldValues:
+    """Holds each layer's K/V of a window, and detects two layers with the same address.
+
+    Args:
+        num_layers: layers of a whole window.
+    """
+
+    def __init__(self, num_layers: int):
+        self._num_layers = num_layers
+        self._proven: set[int] = set()
+        self._owners: dict[int, int] = {}
+        self._layers: set[int] = set()
+        self._originals: list[Tensor] = []
+        self._repeats = False
+
+    def clear(self) -> None:
+        """Forget the window and release its tensors."""
+        self._owners.clear()
+        self._layers.clear()
+        self._originals.clear()
+        self._repeats = False
+
+    def take(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor] | None:
+        """What to hold of this layer: K and V themselves, or copies in a first window.
+
+        Args:
+            layer: its number; a layer that comes again begins another run of a capture's forward.
+            key, value: [rows, kv_heads, head_dim], strided.
+
+        Returns:
+            None if an earlier layer has the same address; what is held of that one is still right.
+
+        Raises:
+            HeldValuesLost: an earlier layer has the same address, and no copy was made.
+        """
+        if layer in self._layers:
+            self.clear()
+            self._repeats = True  # padding: nothing can be lost, and a graph keeps addresses
+        self._layers.add(layer)
+        by_reference = self._repeats or key.shape[0] in self._proven
+        for address in {key.data_ptr(), value.data_ptr()}:
+            owner = self._owners.setdefault(address, layer)
+            if owner == layer:
+                continue
+            if by_reference and not self._repeats:
+                raise HeldValuesLost(
+                    f"the K/V of target layer {owner} were overwritten by layer {layer} before "
+                    f"the commit, in a window of {key.shape[0]} rows; unset VLLM_NWOR_MODE, or "
+                    "set VLLM_NWOR_STAGE_BY=copy"
+                )
+            return None
+        if by_reference:
+            return key, value
+        if len(self._layers) == self._num_layers:
+            self._proven.add(key.shape[0])
+        # Held as well: memory that is free may be given to the next layer without any fault.
+        self._originals += [key, value]
+        return key.clone(), value.clone()
+
 
 CACHE_LINE = 32
 """int32 of a line in the L2 cache: a counter a line, else the layers' additions queue up."""

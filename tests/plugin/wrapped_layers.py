@@ -8,6 +8,7 @@ so be compared with a step that was never staged.
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -16,6 +17,7 @@ from torch import Tensor
 from nwor_bench.plugin.patching import PatchSet
 from nwor_bench.plugin.runner_v1.staging import write_kv_cache
 from nwor_bench.plugin.runner_v2 import attention as gpu_attention
+from nwor_bench.plugin.runner_v2 import staging as gpu_staging
 from nwor_bench.plugin.runner_v2.attention import StagingAttention
 from nwor_bench.plugin.runner_v2.batch import (
     DraftCounts,
@@ -29,6 +31,7 @@ from nwor_bench.plugin.runner_v2.staging import GpuStaging
 from nwor_bench.plugin.runner_v2.step_inputs import StepInputs
 from nwor_bench.plugin.staging.layers import LayerCache
 from nwor_bench.plugin.staging.window import Window
+from nwor_kernels.stage.reference import stage_kv_cache_reference
 from nwor_kernels.verify_attention.reference import plan_attention, verify_attention_reference
 
 LAYERS, REQUESTS, DRAFTS, CONTEXT = 3, 2, 3, 9
@@ -38,7 +41,11 @@ BLOCKS_EACH = 4
 
 
 class CpuStaging(GpuStaging):
-    """Real staging, except that a window given up is written by torch instead of by Triton."""
+    """Real staging, except that torch copies, and writes a window given up, instead of Triton."""
+
+    def stage(self, layer: int, key: Tensor, value: Tensor, rows: Tensor) -> str:
+        with patch.object(gpu_staging, "stage_kv_cache_triton", stage_kv_cache_reference):
+            return super().stage(layer, key, value, rows)
 
     def write_directly(self, layers: list[int], slots: Tensor) -> None:
         batch = self._batch

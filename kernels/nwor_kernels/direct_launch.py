@@ -1,9 +1,9 @@
 """Launches a compiled Triton kernel through the CUDA driver: the least host time of all.
 
-Triton's own way takes every argument apart in every launch. Here parameters, grid and attributes
-are ready in the memory that `cuLaunchKernelEx` reads, and a launch fills in what differs. What a
-binary expects is taken from its signature and held against what the driver says of it; whatever
-is not understood is refused, with a reason that is logged once and counted in `refusals`.
+Triton unpacks every argument in every launch. Here parameters, grid and attributes stay in the
+memory that `cuLaunchKernelEx` reads, and a launch writes one address and one number. A binary's
+signature is checked against the driver's own description; anything unexpected is refused, with a
+reason that is logged once and counted in `refusals`.
 """
 
 import ctypes
@@ -30,7 +30,7 @@ MOST_SHARED_MEMORY = 227 * 1024
 """Bytes of a block; beyond it newer Tritons add an attribute."""
 
 _SCRATCH = ("*global_scratch", "*profile_scratch")
-"""Pointers that Triton appends to the arguments; null where the kernel needs no such memory."""
+"""Pointers that Triton appends to the arguments; null if the kernel needs no such memory."""
 
 _FORMATS = {
     **{"i1": "b", "i8": "b", "i16": "h", "i32": "i", "i64": "q"},
@@ -44,7 +44,7 @@ _PROGRAMMATIC_STREAM_SERIALIZATION = 6
 
 
 class _LaunchAttribute(ctypes.Structure):
-    """CUlaunchAttribute: a value of 64 bytes, of which only an int is needed here."""
+    """CUlaunchAttribute: a value of 64 bytes, only an int of it is needed here."""
 
     _fields_ = (("id", c_int), ("pad", c_ubyte * 4), ("value", c_int), ("rest", c_ubyte * 60))
 
@@ -90,7 +90,7 @@ def prepare(
     kinds = list(compiled.src.signature.values())[: len(arguments)]
     passed = [place for place, kind in enumerate(kinds) if kind != "constexpr"]
     if not {at, len(arguments) - 1} <= set(passed):
-        raise Refused("layout: what differs from launch to launch is compiled in")
+        raise Refused("layout: the address or the number is compiled in")
     formats = [_format_of(kind) for kind in (*(kinds[place] for place in passed), *_SCRATCH)]
     offsets, size = _layout(driver, compiled.function, formats)
     block = ctypes.create_string_buffer(size)
@@ -173,7 +173,7 @@ def _format_of(kind: str) -> str:
 
 
 def _layout(driver: ctypes.CDLL, function: int, formats: list[str]) -> tuple[list[int], int]:
-    """(Offset of each parameter as the driver tells it, bytes of all); refuses another layout."""
+    """(Offset of each parameter according to the driver, bytes of all); refuses another layout."""
     places, end = _parameter_places(driver, function, len(formats) + 1), 0
     expected = [Struct(form).size for form in formats]
     if [size for _, size in places] != expected:
@@ -200,7 +200,7 @@ def _config(metadata: Any, grid: tuple[int, int, int]) -> _LaunchConfig:
 def count_refusal(reason: str) -> None:
     """Note that a kernel is launched in Triton's way; the log hears of each reason once."""
     if not refusals[reason]:
-        logger.warning("Triton launches what was to be launched directly: %s", reason)
+        logger.warning("a kernel is launched through Triton, not directly: %s", reason)
     refusals[reason] += 1
 
 

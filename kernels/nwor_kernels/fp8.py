@@ -13,8 +13,8 @@ E4M3_CACHE_DTYPES = (torch.uint8, torch.float8_e4m3fn)
 def quantize_e4m3(rows: Tensor, scale: Tensor) -> Tensor:
     """Rows of K or V as an fp8 cache stores them.
 
-    A division, not a multiplication by the reciprocal, and round to nearest even: bit for bit
-    what vLLM's `reshape_and_cache_flash` writes.
+    A division, not a multiplication by the reciprocal, and round to nearest even: bit for bit as
+    vLLM's `reshape_and_cache_flash`.
 
     Args:
         rows: [num_rows, kv_heads, head_dim], any float dtype.

@@ -19,11 +19,10 @@ from nwor_kernels.direct_launch import (
 class Launch:
     """A kernel with its grid and compile-time parameters, launched again and again.
 
-    Triton looks at every argument of every launch to find the binary, which takes the host
-    longer than the launch. Here the first launch finds it and the later ones use it, so whatever
-    a binary depends on must be the same in all, and callers keep one `Launch` for each: the
-    device, each argument's dtype or that it is None, numbers and alignments that the kernel does
-    not exclude from specialisation, compile-time parameters.
+    Triton looks at every argument of every launch to find the binary, which takes the host longer
+    than the launch. Here only the first launch looks. So callers keep one `Launch` for each
+    combination of what selects a binary: device, dtypes, which arguments are None, numbers and
+    alignments that the kernel does not exclude from specialisation, compile-time parameters.
 
     Args:
         kernel: a `triton.jit` function, its compile-time parameters last.
@@ -56,11 +55,11 @@ class Launch:
             self._compiled, self._again = compiled, compiled[self._grid]
 
     def bind(self, *arguments: object, at: int) -> Callable[[Tensor, int], None]:
-        """A launch whose arguments are all fixed but one tensor, its dtype and strides too.
+        """A launch with all arguments fixed except one tensor's address and the last number.
 
-        The first launch goes through Triton, the later ones to the driver (`direct_launch`), or
-        where that is refused through Triton with addresses as plain integers, which spares the
-        driver a question for every tensor. The fixed tensors are kept alive.
+        The first launch goes through Triton, later ones to the driver (`direct_launch`). If that is
+        refused they go through Triton with addresses as integers, which saves the driver a query
+        for every tensor. The fixed tensors are kept alive.
 
         Args:
             arguments: as for a launch, without the tensor and without the number that comes last.
@@ -106,9 +105,7 @@ class Launch:
 
 
 class Launches:
-    """All launches of one kernel: a `Launch` for each binary and grid that it turns out to need.
-
-    Finding one takes a lookup by what Triton would find out argument by argument.
+    """All launches of one kernel: a `Launch` for each binary and grid, found by one lookup.
 
     Args:
         kernel: a `triton.jit` function, its compile-time parameters last.
@@ -159,7 +156,7 @@ def starts_early(device: torch.device) -> bool:
     """Whether a kernel may start while the one before it still finishes.
 
     Programmatic dependent launch, from Hopper on: the kernel then waits (`gdc_wait`) before it
-    reads anything, but what its start costs is already paid.
+    reads anything, but its start-up is already done.
     """
     if device.type != "cuda" or torch.version.hip is not None:
         return False

@@ -2,7 +2,7 @@
 
 A tile is `TOKENS` rows by `COLUMNS` columns, and column `head * head_dim + d` of a row is
 element d of a head. Neighbouring threads therefore touch neighbouring elements of one head, and
-a thread's share is 16 bytes wherever strides and addresses allow it, head dims that are no power
+a thread's share is 16 bytes if strides and addresses allow it, head dims that are no power
 of two included. Everything else about a layout is in its strides.
 """
 

@@ -1,4 +1,4 @@
-"""What a config.json says of attention: heads, latent rows, indexers."""
+"""Attention in a config.json: heads, latent rows, indexers."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -59,7 +59,7 @@ def read_layer_heads(reader: ConfigReader, *, slides: bool) -> Heads:
 
 def read_own_heads(reader: ConfigReader, *, slides: bool) -> Heads | None:
     """Heads of sliding layers (MiMo V2), or of the others (Gemma 4), that have their own; of all
-    layers where K and V are expanded from latent rows, with values padded to the size of keys."""
+    layers if K and V are expanded from latent rows, with values padded to the size of keys."""
     heads, kv_heads = read_heads(reader)
     if reader.config.get("model_type") in _EXPANDED:
         dim = reader.number("qk_nope_head_dim") + reader.number("qk_rope_head_dim")

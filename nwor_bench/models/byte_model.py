@@ -128,7 +128,7 @@ class ByteModel:
         """Bytes of cached K/V that attention reads: each request's context once per layer.
 
         The queries of a request share one pass; sliding layers read at most their window, sparse
-        ones at most what one query selects.
+        ones at most one query's selection.
         """
         indexer = self.shape.indexer
         most = load.context if indexer is None else min(load.context, indexer.selected)
@@ -176,7 +176,7 @@ class ByteModel:
     def share(self, strategy: Strategy, load: Workload) -> float:
         """The strategy's saving as a fraction of the step's bytes.
 
-        An upper bound of the time saved: it is reached if DRAM bandwidth alone limits the step.
+        An upper bound of the time saved: it is reached if only DRAM bandwidth limits the step.
         """
         return self.saved(strategy, load) / self.step(load)
 

@@ -118,7 +118,7 @@ class _ShapeReader(ConfigReader):
         return Experts(count, per_token, width, own or shared * each)
 
     def hybrid_layers(self, kinds: tuple[Kind, ...], experts: Experts | None) -> tuple[Layer, ...]:
-        """Layers of a model that has recurrent ones; Nemotron-H's are each one block alone."""
+        """Layers of a model that has recurrent ones; in Nemotron-H each is one block."""
         blocks = Kind.NOTHING in kinds
         dense_first = self.whole("first_k_dense_replace")
         strange = next((k for k in kinds if k in (Kind.SLIDING, Kind.CHUNKED, Kind.BOTH)), None)
@@ -156,7 +156,7 @@ class _ShapeReader(ConfigReader):
         )
 
     def marked_sparse(self, count: int) -> list[bool]:
-        """Layers with experts by `moe_layer_freq`: one in so many, or a mark for each (MiMo V2)."""
+        """Layers with experts by `moe_layer_freq`: one in n, or a mark for each (MiMo V2)."""
         if not isinstance(self.config.get("moe_layer_freq"), list):
             frequency = self.number("moe_layer_freq", 1)
             return [place % frequency == 0 for place in range(count)]

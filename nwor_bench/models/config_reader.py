@@ -109,7 +109,7 @@ def chosen_cache_dtype(config: Mapping[str, Any], asked: str) -> str:
 
 
 def checkpoint_cache_dtype(config: Mapping[str, Any]) -> str:
-    """`fp8` or `nvfp4` where the config.json asks for such a cache, else `auto`."""
+    """`fp8` or `nvfp4` if the config.json asks for such a cache, else `auto`."""
     quantised = config.get("quantization_config")
     if not isinstance(quantised, Mapping):
         return AUTO

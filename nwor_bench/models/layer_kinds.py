@@ -57,18 +57,18 @@ _SLIDING_FULL_EVERY = {
     **{"gemma3": 6, "gemma3_text": 6, "gemma3n": 5, "gemma3n_text": 5, "gemma4": 6},
     "gemma4_text": 6,
 }
-"""After so many layers one sees all of a request, where the config does not say."""
+"""Every n-th layer sees all of a request, if the config does not say."""
 
 _EVERY_KEYS = ("sliding_window_pattern", "global_attn_every_n_layers")
 
 _FULL_FIRST_OF = {"cwm": 4, "granite_swa": 4, "granitemoe_swa": 4}
-"""The first of so many layers sees all of a request."""
+"""The first of n layers sees all of a request."""
 
 _TURNS = ("gemma2", "gpt_oss", "step3p5", "vaultgemma")
 """Model types in which every other layer slides, the first of all among them."""
 
 _WHEN_ASKED = ("qwen2", "qwen3", "smollm3")
-"""Beginnings of the model types whose `use_sliding_window` is false where it is absent."""
+"""Beginnings of the model types whose `use_sliding_window` defaults to false."""
 
 _MAX_WINDOW_LAYERS = 28
 
@@ -77,9 +77,9 @@ _BOTH = ("falcon_h1",)
 
 
 def listed_kinds(config: Config) -> tuple[Kind, ...] | None:
-    """A kind for every layer, where the config lists them; None if it does not.
+    """A kind for every layer, if the config lists them; None otherwise.
 
-    Raises ValueError with the word that it does not know.
+    Raises ValueError with an unknown word.
     """
     pattern = config.get("hybrid_override_pattern")
     if isinstance(pattern, str) and pattern:
@@ -129,7 +129,7 @@ def every_nth(count: int, interval: int) -> tuple[Kind, ...]:
 
 
 def kinds_of(text: Config) -> tuple[Kind, ...]:
-    """The kind of every layer. Raises ValueError or KeyError for what it cannot tell."""
+    """The kind of every layer. Raises ValueError or KeyError if unknown."""
     listed = listed_kinds(text)
     if listed is not None:
         return listed

@@ -15,7 +15,7 @@ from nwor_bench.models.recurrent import RecurrentLayers, RecurrentState
 def recurrent_layers(config: Config) -> tuple[RecurrentLayers, int] | None:
     """A hybrid's recurrent layers, and bits of an activation.
 
-    None without such layers, and where the config does not tell their states' sizes and types.
+    None without such layers, or if the config does not give their states' sizes and types.
     """
     reader = ConfigReader(config)
     try:
@@ -57,7 +57,7 @@ def read_state(reader: ConfigReader) -> RecurrentState:
 
 
 def _bits(reader: ConfigReader, key: str, default: str) -> int:
-    """The size of a state's element: what the config says, as vLLM reads it."""
+    """Bits of a state's element, from the config as vLLM reads it."""
     name = str(reader.config.get(key) or default).removeprefix("torch.")
     if name not in MODEL_BITS:
         raise reader.refusal(f'its "{key}" is {name!r}; write one of {", ".join(MODEL_BITS)}')

@@ -62,7 +62,7 @@ class Indexer:
     Attributes:
         heads, head_dim: of its queries; its keys have one head.
         selected: most positions of the context that a query attends.
-        layers: layers that have one; the others attend what the last of these has selected.
+        layers: layers with an indexer; the others use the selection of the last one before them.
     """
 
     heads: int
@@ -104,8 +104,8 @@ class Layer:
         sparse: True if its MLP has experts.
         attends: False if it has no K/V.
         recurrent: True if it has a recurrent state.
-        has_mlp: False for a layer that is a mixer alone, as Nemotron-H's are.
-        heads: its own, where they are others than the model's.
+        has_mlp: False for a layer that is only a mixer, as in Nemotron-H.
+        heads: its own, if they differ from the model's.
     """
 
     window: int | None = None
@@ -129,7 +129,7 @@ class ModelShape:
         weight_bits: bits of a matrix element; None if the quantisation config does not say.
         state: that of each recurrent layer.
         indexer: that of sparse latent layers.
-        value_dim: size of a value, where it is another than that of a key; None with `mla`.
+        value_dim: size of a value, if it differs from a key's; None with `mla`.
         gated_attention: True if queries bring a gate of the output with them.
         mlp_matrices: matrices of an MLP: gate, up and down, or two without a gate.
     """

@@ -1,8 +1,8 @@
 """Commit in Triton: one launch writes the accepted rows to the caches of all layers.
 
-Sources and caches are separate tensors, a pair a layer, whose addresses stand in tables on the
-device. A commit therefore does no host work per layer, never waits for the device and can be
-captured in a CUDA graph. `plan.py` builds the tables and launches.
+Sources and caches are separate tensors, a pair a layer, with their addresses in tables on the
+device. So a commit does no host work per layer, never waits for the device and can be captured in a
+CUDA graph. `plan.py` builds the tables and launches.
 
 The layers may lie in several KV-cache groups, each with its own slots: then slots are [groups, N]
 and a table says which row of them a layer writes to.
@@ -168,8 +168,8 @@ def commit_kernel(
         flags |= tl.where(staged != count, _COUNT_MISMATCH, 0)
     if tl.max(tl.where(exists, flags, 0), axis=0) != 0:
         if reports:
-            told = errors + every * STRIDES[5]
-            tl.store(told, tl.load(told, mask=exists, other=0) | flags, mask=exists)
+            at = errors + every * STRIDES[5]
+            tl.store(at, tl.load(at, mask=exists, other=0) | flags, mask=exists)
         return
 
     key_tile = _as_cached(key_tile, k_scale, K_SCALES, CACHE_ELEMENT)
@@ -245,7 +245,7 @@ def _inspect_groups(
 
 @triton.jit
 def _load_scale(address, head, SCALES: tl.constexpr, HEADS: tl.constexpr):
-    """A layer's scale, for all heads or for the head of each column; 1 where there is none."""
+    """A layer's scale, for all heads or for the head of each column; 1 if there is none."""
     if SCALES == 0:
         scale = 1.0
     else:
@@ -259,7 +259,7 @@ def _load_scale(address, head, SCALES: tl.constexpr, HEADS: tl.constexpr):
 
 @triton.jit
 def _as_cached(tile, scale, SCALES: tl.constexpr, ELEMENT: tl.constexpr):
-    """The tile as the cache holds it: quantised (see `quantize_e4m3`) where there are scales."""
+    """The tile as the cache holds it: quantised (see `quantize_e4m3`) if there are scales."""
     if SCALES != 0:
         tile = tl.div_rn(tile.to(tl.float32), scale)
         # PropagateNan.ALL: NaN stays NaN, as it does in vLLM's write.

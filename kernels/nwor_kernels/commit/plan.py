@@ -109,17 +109,17 @@ class CommitPlan:
                 `num_sampled` the certain first token and the accepted drafts. A request past its
                 end (padding of a captured shape) commits nothing.
             errors: [layers] int32; ERROR_* flags are or-ed in, by one program, and never cleared.
-            certain: rows of each request that `num_sampled` does not count; -1 where it counts one
+            certain: rows of each request that `num_sampled` does not count; -1 if it counts one
                 that is not among the rows of the launch.
-            tokens_per_request: rows of every window (drafts + 1) where all are equal: row i is
+            tokens_per_request: rows of every window (drafts + 1) if all are equal: row i is
                 number i % tokens_per_request of request i // tokens_per_request.
             row_request: otherwise [N] int32, the request of each row; negative is padding.
             row_index: [N] int32, the place of each row in its request's window.
-            rows: [N] int, where each row stands in the sources; negative is never written.
+            rows: [N] int, the row's place in the sources; negative is never written.
             layer_metadata: [layers, 2] int32 as `stage_kv_cache` wrote it: a layer that staged
                 another number of rows, or has a flag, commits nothing in any layer.
-            written: [layers] int32; the rows stored in each layer are added. Layers whose counters
-                lie in one cache line wait for each other.
+            written: [layers] int32; the rows stored in each layer are added. Counters in one
+                cache line delay each other.
             tokens_per_program: rows of a program; None: chosen by the size of the window.
 
         Raises:
@@ -269,7 +269,7 @@ def _slot_row_column(
 def _scale_column(
     name: str, scales: Sequence[Tensor] | None, cache: Tensor, num_layers: int
 ) -> tuple[int, list[int]]:
-    """(Scales of a layer, address of each layer's); 0 where the cache is not quantised.
+    """(Scales of a layer, address of each layer's); 0 if the cache is not quantised.
 
     Args:
         name: k or v.

@@ -26,11 +26,11 @@ def commit_staged_kv_cache_reference(
     slot_rows: Sequence[int] | None = None,
     written: Tensor | None = None,
 ) -> None:
-    """Write staged row i to slot `slots[i]` of every layer where `accepted[i]`.
+    """Write staged row i to slot `slots[i]` of every layer if `accepted[i]`.
 
-    All layers or none: every layer is checked before the first write. A layer whose staged
-    count is not the window's, or whose error flag is set, stops the commit, and its flag
-    says so; the caller then writes the window directly.
+    All layers or none: every layer is checked before the first write. A wrong staged
+    count or an error flag in any layer stops the commit and is flagged; the caller then writes the
+    window directly.
 
     Args:
         staged_key: [layers, capacity, kv_heads, head_dim].
@@ -73,9 +73,9 @@ def commit_windows_reference(
     slot_rows: Sequence[int] | None = None,
     written: Tensor | None = None,
 ) -> None:
-    """Write source row i (or `rows[i]`) of every layer to slot `slots[i]` where `accepted[i]`.
+    """Write source row i (or `rows[i]`) of every layer to slot `slots[i]` if `accepted[i]`.
 
-    A bad slot or row, padding apart, stops the commit in every layer, even where it is not
+    A bad slot or row, padding apart, stops the commit in every layer, even if it is not
     accepted.
 
     Args:
@@ -86,10 +86,10 @@ def commit_windows_reference(
         slots: [N] int64, or [groups, N] with slot rows; negative is padding.
         accepted: [N] bool; `accepted_rows` makes it from counts.
         errors: [layers] int32, flags are or-ed in.
-        rows: [N] int, where each row stands in the sources; negative is never written. Without
-            it row i is the i-th.
-        layer_metadata: [layers, 2] int32 as staging wrote it; a layer whose count is not the
-            window's or whose flag is set stops the commit.
+        rows: [N] int, the row's place in the sources; negative is never written. None: row
+            i is the i-th.
+        layer_metadata: [layers, 2] int32 as staging wrote it; a wrong count or a
+            flag in any layer stops the commit.
         k_scales, v_scales: one float32 tensor a layer, [1] or [kv_heads]; fp8 caches only.
         slot_rows: the row of `slots` that each layer writes to.
         written: [layers] int32; the rows stored in each layer are added.

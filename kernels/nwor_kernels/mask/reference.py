@@ -24,7 +24,7 @@ def acceptance_mask_reference(
         num_draft_tokens: [requests] int32, drafts of each request; draft j of request r is
             entry sum(num_draft_tokens[:r]) + j of the mask.
         vocab_size: size of the target's vocabulary.
-        accepted: [capacity] bool, overwritten: True where draft j < number accepted; False
+        accepted: [capacity] bool, overwritten: True if draft j < number accepted; False
             past the window's drafts.
         num_accepted: [requests] int32, overwritten.
     """

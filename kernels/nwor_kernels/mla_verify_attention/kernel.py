@@ -26,8 +26,8 @@ MAX_LATENT_DIM = 512
 """An accumulator of 64 rows then takes 128 registers of each of 256 threads."""
 
 ROWS, MAX_ROWS, MANY_ROWS = 32, 64, 256
-"""Query rows of a tile; as many as one warp group's matrix instruction takes where a request has
-MANY_ROWS. Where 16 a tile leave multiprocessors idle, it is 16: there is less to merge."""
+"""Query rows of a tile; as many as one warp group's matrix instruction takes if a request has
+MANY_ROWS. If tiles of 16 leave multiprocessors idle, it is 16: there is less to merge."""
 
 SLACK = 24 * 1024
 """Bytes of shared memory left to weights, reductions and changes of layout."""
@@ -39,7 +39,7 @@ STEPS = ((64, 2), (32, 3), (32, 2), (16, 2))
 def unsupported_reason(
     latent_dim: int, pe_dim: int, max_query_len: int, dtype: torch.dtype, cache_dtype: torch.dtype
 ) -> str | None:
-    """The fallback reason of what the kernel does not serve; None if it does."""
+    """The fallback reason if the kernel does not serve this shape; None if it does."""
     if latent_dim > MAX_LATENT_DIM or latent_dim < 32 or latent_dim % 16:
         return f"latent_dim_{latent_dim}"
     if pe_dim < 16 or pe_dim % 16 or pe_dim > 128:
@@ -126,7 +126,7 @@ def launch_shape(
 
 
 def rows_wanted(folded: int, is_small: bool) -> int:
-    """Query rows of a tile for requests of so many rows; `is_small`: few tiles in all."""
+    """Query rows of a tile for requests of `folded` rows; `is_small`: few tiles in all."""
     most = 16 if is_small else MAX_ROWS if folded >= MANY_ROWS else ROWS
     return min(most, max(16, triton.next_power_of_2(folded)))
 
@@ -183,7 +183,7 @@ def mla_verify_attention_triton(
     allocated.
 
     Args:
-        query: [num_tokens, heads, latent_dim], absorbed (multiplied by W_UK); float8_e4m3fn where
+        query: [num_tokens, heads, latent_dim], absorbed (multiplied by W_UK); float8_e4m3fn if
             vLLM quantises queries.
         query_pe: [num_tokens, heads, pe_dim], the rotary part, of the dtype of `query`.
         latent: [rows, latent_dim] or [rows, 1, latent_dim], staged, last dimension contiguous.

@@ -1,4 +1,4 @@
-"""Device code: what one program of the MLA verification kernel does.
+"""Device code: one program of the MLA verification kernel.
 
 All heads share a cached row, which is their key (latent and rotary part) and their value (the
 latent part): each row is loaded once and used for both products. The query rows of a request
@@ -34,7 +34,7 @@ from nwor_kernels.verify_attention.tiles import (
 
 @triton.jit
 def _steps(staged, length, BLOCK_N: tl.constexpr):
-    """Steps of one tile of a request, the window's own included; 0 where nothing is staged."""
+    """Steps of one tile of a request, the window's own included; 0 if nothing is staged."""
     steps = tl.maximum(tl.cdiv(length - staged, BLOCK_N), 0) + 1
     return tl.where(staged > 0, steps, 0)
 

@@ -1,7 +1,7 @@
-"""A sparse layer's selected positions, split at the end of what each request's cache holds.
+"""A sparse layer's selected positions, split into cached and staged ones.
 
 An indexer selects positions of a request for each query row, the window's own among them. Stock
-attention turns all of them into rows of the cache. While a window is staged its rows are not there:
+attention turns all of them into rows of the cache. The rows of a staged window are not there:
 the committed positions become cached rows, packed to the front, and those of the window a bit each,
 by which `mla_tail_triton` merges them in.
 """
@@ -13,7 +13,7 @@ from torch import Tensor
 from nwor_kernels.launch import Launches
 
 TOGETHER = 32
-"""Launches of up to so many rows more share a grid: a step of a prefill may have any number."""
+"""Grids are rounded up to a multiple: a step of a prefill may have any number of rows."""
 
 
 @triton.jit(
@@ -47,7 +47,7 @@ def split_selection_kernel(
     token = tl.program_id(0).to(tl.int64)
     if token >= tokens:
         return
-    # Padding of a captured shape selects nothing, whatever request it is given to.
+    # Padding of a captured shape selects nothing, whichever request it belongs to.
     request = tl.minimum(tl.load(request_of + token), requests - 1).to(tl.int64)
     num_staged = tl.load(staged_end + request) - tl.load(staged_start + request)
     committed = tl.load(seq_lens + request) - num_staged
@@ -102,7 +102,7 @@ def split_selection_triton(
             last rows of a request of L tokens are its s staged ones: L - s are in the cache.
         rows: [tokens, most] int32, overwritten: the cache's rows of the selected committed
             positions, in their order, then -1.
-        selection: [2, tokens] int32, overwritten: how many those are; and bit i where the request's
+        selection: [2, tokens] int32, overwritten: how many those are; and bit i if the request's
             i-th staged row is selected.
         block_size: tokens of a block.
         block_rows: rows from one block of the cache to the next.

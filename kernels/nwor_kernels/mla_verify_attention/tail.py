@@ -1,12 +1,12 @@
-"""The last keys of a window's rows, merged into what stock attention made of the tokens before.
+"""The last keys of a window's rows, merged into stock attention over the tokens before them.
 
-Stock attends over the committed tokens alone. Its mask is causal and ends where these end, so the
-row i of a request's q rows sees all but the last q - 1 - i of them. With s rows staged of L tokens
+Stock attends only over the committed tokens. Its mask is causal and ends with them, so row i of a
+request's q rows sees all but the last q - 1 - i of them. With s rows staged of L tokens
 it lacks s keys, at positions L - s - (q - 1 - i) to L - q + i: those below L - s lie in the cache,
 the others are staged. The s + q - 1 keys that some row lacks are the request's tail.
 
 Sparse layers: stock attends the committed tokens that each row has selected, with no mask of its
-own, so a row lacks those staged rows alone that it has selected (`selection.py`).
+own, so a row lacks only the staged rows that it has selected (`selection.py`).
 """
 
 import triton
@@ -19,7 +19,7 @@ from nwor_kernels.mla_verify_attention.program import attend_latents
 from nwor_kernels.verify_attention.tiles import LOG2_E, halves_of_rows, nothing_seen, store_halves
 
 ROWS = 16
-"""Query rows of a program: what a matrix instruction takes. Two programs of 4 warps then fit on a
+"""Query rows of a program, as a matrix instruction takes. Two programs of 4 warps then fit on a
 multiprocessor of an H200, by their 230 registers a thread."""
 
 
@@ -102,7 +102,7 @@ def mla_tail_kernel(
     source = (first_staged + position - committed).to(tl.int64)
     k0, k1 = halves_of_rows(latent + source * latent_row, is_staged, LATENT_DIM, half_dim, 0)
     r0, r1 = halves_of_rows(key_pe + source * key_pe_row, is_staged, PE_DIM, half_pe, 0)
-    if not SELECTED:  # each key is 0 where it is read from the other of the two places
+    if not SELECTED:  # a key that is read from the other of the two places is 0 here
         in_cache = exists & (position < committed)
         table = block_table + request.to(tl.int64) * table_row
         block = tl.load(table + position // BLOCK_SIZE, mask=in_cache, other=0)
@@ -111,7 +111,7 @@ def mla_tail_kernel(
         s0, s1 = halves_of_rows(cached + LATENT_DIM, in_cache, PE_DIM, half_pe, 0)
         k0, k1, r0, r1 = k0 + c0, k1 + c1, r0 + s0, r1 + s1
 
-    # Stock's output is one value of weight 1; where stock saw nothing, it may be anything.
+    # Stock's output is one value of weight 1; if stock saw nothing, it may be anything.
     if SELECTED:
         has_seen = is_row & (tl.load(selection + row, mask=is_row, other=0) > 0)
         chosen = tl.load(selection + selection_row + row, mask=is_row, other=0)

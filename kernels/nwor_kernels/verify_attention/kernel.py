@@ -67,7 +67,7 @@ class VerifyWorkspace:
     def allocate(
         cls, rows: int, dim: int, counters: int, device: torch.device
     ) -> "VerifyWorkspace":
-        """Room for so many rows of partial results, and for so many (request, head, tile)s."""
+        """Room for `rows` rows of partial results and `counters` (request, head, tile)s."""
         return cls(
             torch.empty(rows * dim, dtype=torch.float32, device=device),
             torch.empty(rows * 2, dtype=torch.float32, device=device),
@@ -87,7 +87,7 @@ class VerifyWorkspace:
                 if tensor.data_ptr() % LINE_BYTES:
                     raise ValueError(
                         f"the workspace's {name} begin at {tensor.data_ptr():#x}, no multiple of "
-                        f"{LINE_BYTES}: what shares a cache line with them would be discarded too"
+                        f"{LINE_BYTES}: their cache line's other data would be discarded too"
                     )
 
 
@@ -126,7 +126,7 @@ def verify_attention_triton(
     allocated.
 
     Args:
-        query: [num_tokens, heads, head_dim]; float8_e4m3fn where vLLM quantises queries.
+        query: [num_tokens, heads, head_dim]; float8_e4m3fn if vLLM quantises queries.
         key: [rows, kv_heads, head_dim], the staged source, last dimension contiguous.
         value: [rows, kv_heads, value_dim], likewise.
         kv_cache: [blocks, kv_heads, block_size, head_dim + value_dim], K then V, last dimension

@@ -1,7 +1,7 @@
 """Device code: how contexts are cut into parts for programs, and how partial results are merged.
 
-The steps of all contexts are cut into equal parts, one a program. Cuts move to where pairs begin if
-that costs little: then no program has parts of two pairs.
+The steps of all contexts are cut into equal parts, one a program. Cuts move to the beginnings of
+pairs if that costs little: then no program has parts of two pairs.
 
 Merged partial results are dead, but dirty in L2: what comes next (a layer's weights) would push
 them out to DRAM. PTX's `discard.L2` (sm_80 and later) gives 128 bytes up: to the memory model it is
@@ -109,7 +109,7 @@ def find_pair(until, at):
 
 @triton.jit
 def slot_of(first_program, other):
-    """The slot of the workspace that has the part `other` of a pair, whose first program this is.
+    """The slot of the workspace with part `other` of the pair that `first_program` begins.
 
     A program has two slots: the odd one for the part that begins a pair, which is the last thing
     that it did, the even one for a part that continues a pair, which is the first.
@@ -127,7 +127,7 @@ def leave_part(
     `row` [ROWS] numbers the rows, `half` [ROWS, DIM / 2] the elements of an accumulator's first
     half in a slot; the second half's are DIM / 2 further. Only the rows `left` [ROWS] of it are
     written, whole lines of L2. Maximum and sum are written of all: those of 16 rows are one line,
-    and what is written of a 32-byte sector in part may have to be completed from DRAM.
+    and a 32-byte sector that is written in part may have to be completed from DRAM.
     """
     leave_at = accumulators + slot.to(tl.int64) * (ROWS * DIM) + half
     tl.store(leave_at, acc0, mask=left[:, None])
@@ -194,7 +194,7 @@ def discard_parts(
 
 @triton.jit
 def _discard(line, wanted, DISCARD: tl.constexpr):
-    """Drop, or poison, the lines that begin at the addresses `line` where `wanted`."""
+    """Drop, or poison, the lines that begin at the addresses `line` if `wanted`."""
     if DISCARD == _POISON:
         numbers = line[:, None] + tl.arange(0, _FLOATS)[None, :]
         tl.store(numbers, float("nan"), mask=wanted[:, None])

@@ -1,4 +1,4 @@
-"""Device code: what one program of the verification kernel does.
+"""Device code: one program of the verification kernel.
 
 All query rows of one request that share a K/V head (the GQA ratio times the window's length,
 padded to a matrix tile) are attended together: a pair. A pair's work is its context in steps of

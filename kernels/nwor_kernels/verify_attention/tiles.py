@@ -26,7 +26,7 @@ def scale_of(scales, head, COUNT: tl.constexpr):
 
 @triton.jit
 def halves_of_rows(rows, exists, HEAD_DIM: tl.constexpr, HALF: tl.constexpr, FP8: tl.constexpr):
-    """Two halves [rows, HALF] of a head's columns in rows that begin at `rows`; 0 where none is."""
+    """Two halves [rows, HALF] of a head's columns of the rows at `rows`; 0 if not `exists`."""
     if FP8:
         dim = tl.arange(0, 2 * HALF)
         in_head = exists[:, None] & (dim < HEAD_DIM)[None, :]

@@ -40,7 +40,7 @@ def unsupported_reason(
     cache_dtype: torch.dtype,
     value_dim: int | None = None,
 ) -> str | None:
-    """The fallback reason of what the kernel does not serve; None if it does.
+    """The fallback reason if the kernel does not serve this shape; None if it does.
 
     `value_dim` None: values are as wide as keys.
     """
@@ -61,7 +61,7 @@ class Discard(IntEnum):
 
     OFF = 0
     L2 = 1
-    """Drop them from L2 before they are written to DRAM; OFF where that is not possible."""
+    """Drop them from L2 before they are written to DRAM; OFF if that is not possible."""
     POISON = 2
     """Overwrite them with NaN, as a discard might: for tests, interpreted ones too."""
 
@@ -104,7 +104,7 @@ class Tuning:
 
 @dataclass(frozen=True)
 class LaunchShape:
-    """How query rows are tiled and what one program does."""
+    """Tiles of query rows, and the work of one program."""
 
     rows: int
     """Query rows of a tile, a power of two; unused ones are padding."""
@@ -133,7 +133,7 @@ class LaunchShape:
     whole_pairs: int
     """Per cent more steps that a program may have for whole pairs; 0: always cut."""
     merged: int = 1
-    """Parts of a pair that are read at a time where they are merged."""
+    """Parts of a pair that a merge reads at a time."""
 
 
 @functools.lru_cache(4096)
@@ -187,11 +187,11 @@ def launch_shape(
 def pipeline(rows: int, dim: int, cache_bytes: int, available: int) -> tuple[int, int]:
     """(tokens of a step, stages): the most that fit the shared memory `available` to a program.
 
-    A step of 64 tokens pays where a row has less than 256 bytes (measured in bf16).
+    A step of 64 tokens pays if a row has less than 256 bytes (measured in bf16).
 
     At most these bytes are needed: K and V of all steps but the one that is worked on; the query
     rows and the window's K and V as matrix operands of 2 bytes or more; a tile of float32
-    weights; 1 KiB. Head dim 512 with its 16 query rows, in KiB (what Triton 3.6 took for sm_90):
+    weights; 1 KiB. Head dim 512 with its 16 query rows, in KiB (taken by Triton 3.6 for sm_90):
 
         bf16      32 tokens, 3 stages: 2 x 64 + 16 + 32 + 2 + 1 = 179 (161)
         fp8       32 tokens, 3 stages: 2 x 32 + 16 + 32 + 2 + 1 = 115 (81)
@@ -212,7 +212,7 @@ def pipeline(rows: int, dim: int, cache_bytes: int, available: int) -> tuple[int
 
 
 def padded(dim: int) -> int:
-    """The columns that a head of so many elements is worked on in: a power of two."""
+    """Columns of a tile for heads of `dim` elements: a power of two."""
     return max(32, triton.next_power_of_2(dim))
 
 
@@ -223,7 +223,7 @@ def row_tiling(
     dim = padded(head_dim)
     folded = max_query_len * ratio
     most = 16 if dim >= WIDE_DIM else MAX_TILE // dim
-    # More than 16 rows are padded to what a warp group's matrix instruction takes.
+    # More than 16 rows are padded to a warp group's matrix instruction.
     fitting = 16 if folded <= 16 else max(64, triton.next_power_of_2(folded))
     rows = wanted or min(fitting, most)
     return rows, triton.cdiv(folded, rows), dim
@@ -237,13 +237,13 @@ def most_merged(rows: int, dim: int) -> int:
 def programs_for(rows: int, dim: int, device: torch.device, pairs: int | None = None) -> int:
     """Programs that fill the GPU: two a multiprocessor hide each other's latency.
 
-    One where so few `pairs` would be cut into more than FEW_PARTS; None: there are enough.
+    One if so few `pairs` would be cut into more than FEW_PARTS; None: there are enough.
     """
     return programs_on(processors_of(device), rows, dim, pairs)
 
 
 def programs_on(processors: int, rows: int, dim: int, pairs: int | None = None) -> int:
-    """The same for a GPU of so many multiprocessors."""
+    """The same for a number of multiprocessors."""
     many_parts = pairs is not None and 2 * processors // max(pairs, 1) > FEW_PARTS
     if dim >= WIDE_DIM or rows * dim > 64 * 128 or (many_parts and rows * dim >= LARGE_PART):
         return processors
@@ -278,7 +278,7 @@ _processors_of: dict[torch.device, int] = {}
 
 
 def processors_of(device: torch.device) -> int:
-    """Its multiprocessors; 2 where kernels are interpreted."""
+    """Its multiprocessors; 2 if kernels are interpreted."""
     if device not in _processors_of:
         on_gpu = device.type == "cuda"
         _processors_of[device] = (

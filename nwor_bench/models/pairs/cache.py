@@ -49,7 +49,7 @@ def pair_folder(pair: ModelPair, cache_dir: str | Path | None = None) -> Path:
     source = pair.packaged or pair.generated or pair.shape
     if source is None:
         raise ValueError(f"pair {pair.name} names folders of its own; nothing of it is cached")
-    # Pairs that differ in the drafter alone share one build of the target.
+    # Pairs that differ only in the drafter share one build of the target.
     content = source.model_dump(exclude={"drafter"})
     recipe = json.dumps([_RECIPE, pair.source, content], sort_keys=True)
     digest = hashlib.sha256(recipe.encode()).hexdigest()[:12]
@@ -150,7 +150,7 @@ def unpacked(model: str, cache_dir: str | Path | None, progress: Progress) -> st
         for name, content in {**files, WEIGHTS: weights}.items():
             (work / folder.name / name).write_bytes(content)
 
-    # The copy keeps the folder's name: `compare` tells drafters of two machines apart by it.
+    # The copy keeps the folder's name: `compare` identifies drafters by it.
     place = cache_root(cache_dir) / f"{folder.name}-{digest}"
     return str(build_once(place, build, progress) / folder.name)
 

@@ -54,7 +54,7 @@ def resolve_pair(
     """The pair called `name` (default: smollm2), or the user's own models, ready to load.
 
     `target_model` and `draft_model` are local folders or hub names. A target replaces the pair; a
-    drafter or a method alone changes how the pair drafts. Without `method`, the drafter decides,
+    drafter or a method changes only how the pair drafts. Without `method`, the drafter decides,
     and it is ngram without a drafter. Raises ConfigError and BenchError as `fetch_pair` does;
     wrong options are refused before anything is fetched.
     """

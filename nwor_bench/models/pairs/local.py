@@ -144,7 +144,7 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
 
 
 def check_hub_models(pair: ResolvedPair) -> None:
-    """Check target and drafter where they are hub names; raises ConfigError as below."""
+    """Check target and drafter if they are hub names; raises ConfigError as below."""
     for flag, model in (("--target-model", pair.target), ("--draft-model", pair.draft)):
         if model is not None and not Path(model).is_dir():
             check_hub_model(flag, model)
@@ -153,7 +153,7 @@ def check_hub_models(pair: ResolvedPair) -> None:
 def check_hub_model(field: str, name: str) -> None:
     """Ask the hub for a model's config.json, or see that it is in the cache.
 
-    A cached model whose hub does not answer is used as it is, offline.
+    If the hub does not answer, a cached model is used offline.
 
     Raises ConfigError if the hub has no such model, or does not answer and it is not cached.
     """

@@ -1,1 +1,1 @@
-"""What the plugin would stage of a model, from its config.json alone: facts, engine, prediction."""
+"""Predicts from a config.json whether the plugin would stage a model: facts, engine, prediction."""

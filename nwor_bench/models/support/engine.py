@@ -53,8 +53,7 @@ _FLASH = Attention("FLASH_ATTN", "FlashAttentionImpl")
 _FLASHINFER = Attention("FLASHINFER", "FlashInferImpl")
 _UNEQUAL = Attention("FLASH_ATTN_DIFFKV", "FlashAttentionDiffKVImpl")
 _UNEQUAL_ON_CPU = Attention("TRITON_ATTN_DIFFKV", "TritonAttentionDiffKVImpl")
-"""Values of another width than keys: the model chooses Triton where FlashAttention 3 and 4 do not
-run."""
+"""Value and key head sizes differ; the model chooses Triton without FlashAttention 3 or 4."""
 _COMPOSITE = {
     Device.HOPPER: Attention("TRITON_FLASH_ATTN", "CompositeAttentionImpl"),
     Device.BLACKWELL: Attention("TRITON_FLASHINFER", "CompositeAttentionImpl"),
@@ -73,14 +72,14 @@ STAGEABLE = {
         *("CompositeAttentionImpl", "TritonMLAImpl"),
     ),
 }
-"""Implementations that the plugin can stage in; on a GPU with the V2 runner alone."""
+"""Implementations that the plugin can stage in; on a GPU only with the V2 runner."""
 
 SPARSE_LATENT = ("DeepseekV32ForCausalLM", "GlmMoeDsaForCausalLM")
 """Architectures of `vllm.models.deepseek_v32`, whose sparse latent attention staging follows. vLLM
 captures breakable CUDA graphs of them by itself."""
 
 PLAIN_CACHES = ("auto", "bfloat16", "float16", "float32")
-"""Caches of what a model computes in."""
+"""Caches in a model's own dtype."""
 
 FULL_LATENT_ROW = 576
 """512 + 64, which FlashAttention's latent attention is built for."""
@@ -106,10 +105,10 @@ OWN_ATTENTION = {
 
 
 OWN_BUILDERS = {"HrmTextForCausalLM": "EncoderOnlyAttentionBuilder"}
-"""Architectures whose metadata builder is one of their own: a prompt's tokens see each other."""
+"""Architectures with a metadata builder of their own: a prompt's tokens see each other."""
 
 READ_AGAIN = ("IQuestLoopCoderForCausalLM",)
-"""Architectures whose layers attend once more to what they wrote earlier in the step."""
+"""Architectures whose layers attend again to K/V that they wrote earlier in the step."""
 
 _OWN_SPARSE = {"qwen4_exp": "Qwen4ExpQSAFlashAttentionImpl"}
 """Sparse attention over plain K/V, by package; MiniMax M3's elsewhere."""

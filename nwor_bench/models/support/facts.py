@@ -1,4 +1,4 @@
-"""What a config.json says of a model's layers, as far as staging asks. Pure."""
+"""A model's layers from its config.json, as far as staging depends on them. Pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,14 +19,14 @@ class LayerFacts:
     """One decoder layer.
 
     Attributes:
-        kind: what it keeps between steps.
+        kind: its cache.
         head_dim: size of a K/V head; of the latent row with `latent`.
         window: of sliding or chunked attention.
         latent: latent attention (MLA).
-        sparse: it attends to what an indexer selects.
+        sparse: it attends to an indexer's selection.
         sinks: its attention has sinks.
         alibi: its attention has ALiBi's slopes.
-        value_dim: size of its values, where it is another than that of its keys.
+        value_dim: size of its values, if it differs from its keys'.
         shares_kv: it reads another layer's K/V.
     """
 
@@ -47,7 +47,7 @@ class ModelFacts:
 
     Attributes:
         images_see_themselves: vLLM needs a backend that masks images in both directions.
-        mtp_layers: layers for multi-token prediction; None where the config has no such entry.
+        mtp_layers: layers for multi-token prediction; None if the config has no such entry.
     """
 
     name: str
@@ -62,8 +62,8 @@ class ModelFacts:
 def read_facts(config: Config, name: str, field: str, source: str) -> ModelFacts:
     """The facts of a config.json; reads `text_config` if there is one.
 
-    `field` and `source` name the argument and its value in messages. Raises ConfigError where the
-    config does not say what its layers are.
+    `field` and `source` name the argument and its value in messages. Raises ConfigError if the
+    config does not describe its layers.
     """
     reader = ConfigReader(config, field, source)
     text = reader.config
@@ -72,7 +72,7 @@ def read_facts(config: Config, name: str, field: str, source: str) -> ModelFacts
     try:
         kinds = kinds_of(text)
     except (ValueError, TypeError, KeyError) as error:
-        remedy = f"its config does not say what its layers are ({error}); name another config.json"
+        remedy = f"its config does not describe its layers ({error}); name another config.json"
         raise ConfigError.for_field(field, source, remedy) from error
     shared = _whole(text, "num_kv_shared_layers")
     layers = tuple(

@@ -1,8 +1,8 @@
-"""What the plugin would do with a model's drafts: its own decisions, made from a config.json.
+"""The plugin's decision for a model's drafts, from its config.json.
 
-The order of the questions is that of `set_up_staging` of the plugin's runners, so that the first
-reason is the one that it would report. All attention layers of the target stage, or none does;
-recurrent layers beside them stay as stock vLLM runs them.
+The checks come in the order of `set_up_staging` in the plugin's runners, so the first reason is the
+one that it would report. All attention layers of the target stage, or none; recurrent layers beside
+them stay stock.
 """
 
 import json
@@ -70,7 +70,7 @@ MTP_FAMILIES = (
 """Beginnings of the model types whose MTP layers vLLM 0.32 drafts with."""
 
 MTP_ARCHITECTURES = ("Glm4Moe", "GlmOcr", "MiMo")
-"""Beginnings of the architectures by which it tells further ones, of whatever model type."""
+"""Beginnings of further architectures that it drafts with, of any model type."""
 
 
 class Outcome(StrEnum):
@@ -83,7 +83,7 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True)
 class LayerGroup:
-    """Layers that are alike, and why these alone would be written directly; None if they stage."""
+    """Layers that are alike, and why they would be written directly; None if they stage."""
 
     count: int
     layer: LayerFacts
@@ -155,7 +155,7 @@ def _why_runner(model: ModelFacts) -> str | None:
 def why_layer(layer: LayerFacts, model: ModelFacts, engine: EngineFacts) -> str | None:
     """The reason of one layer by itself; None if it could be staged, or has nothing to stage.
 
-    A recurrent layer's is that it is left as stock vLLM runs it, whatever becomes of the others.
+    A recurrent layer always stays stock, whether or not the others stage.
     """
     attention = attention_of(layer, model, engine.device, engine.cache_dtype)
     if attention is None:
@@ -192,7 +192,7 @@ def _why_on_gpu(layer: LayerFacts, engine: EngineFacts) -> str | None:
 def _attention_layers(model: ModelFacts, engine: EngineFacts) -> list[LayerFacts]:
     """Attention layers as the plugin meets them: KV-cache group by group; sharing ones come last.
 
-    Layers of one kind are one group, of whatever head size. With vLLM's hybrid manager off, sliding
+    Layers of one kind are one group, of any head size. With vLLM's hybrid manager off, sliding
     and chunked layers keep all of a request, as full ones do.
     """
     groups: dict[tuple[object, ...], list[LayerFacts]] = {}
@@ -208,7 +208,7 @@ def _attention_layers(model: ModelFacts, engine: EngineFacts) -> list[LayerFacts
 
 @dataclass(frozen=True)
 class MethodSupport:
-    """One method: the runner that serves it, and what becomes of drafts."""
+    """One method: the runner that serves it, and the outcome for drafts."""
 
     method: Method
     outcome: Outcome
@@ -217,7 +217,7 @@ class MethodSupport:
 
 
 def method_support(model: ModelFacts, engine: EngineFacts, method: Method) -> MethodSupport:
-    """The prediction for one method; REFUSED where vLLM cannot start with it."""
+    """The prediction for one method; REFUSED if vLLM cannot start with it."""
     refused = _why_refused(model, engine, method)
     if refused is not None:
         return MethodSupport(method, Outcome.REFUSED, None, refused)
@@ -233,7 +233,7 @@ def methods_of(model: ModelFacts, engine: EngineFacts) -> Iterator[MethodSupport
 
 
 def _why_refused(model: ModelFacts, engine: EngineFacts, method: Method) -> str | None:
-    """Why vLLM would not start; None where nothing in the config speaks against it."""
+    """Why vLLM would not start; None if the config shows no reason."""
     if method in ON_V2 and engine.device is Device.CPU:
         return "vLLM's V1 runner, a CPU's, does not have it"
     if method is not Method.MTP:

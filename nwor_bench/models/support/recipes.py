@@ -1,8 +1,8 @@
 """Kept facts of models that vLLM's recipes serve with a speculative method.
 
 `recipes.json` has one model a line: its name, the recipe's method and draft tokens, the page that
-the facts are from, and the entries of its config.json that staging asks about. A recipe whose
-config could not be read is in the list `left_out`, with no facts.
+the facts are from, and the entries of its config.json that staging depends on. Recipes whose config
+could not be read are in the list `left_out`.
 """
 
 import json
@@ -38,7 +38,7 @@ class KeptModel:
 
 @dataclass(frozen=True)
 class Covered:
-    """A recipe model and what today's plugin would do with its drafts."""
+    """A recipe model and the plugin's decision for its drafts."""
 
     kept: KeptModel
     model: ModelFacts
@@ -46,7 +46,7 @@ class Covered:
 
     @property
     def kind(self) -> str:
-        """What stands between the model and staging, in a few words."""
+        """The model's class."""
         return class_of(self.model)
 
 
@@ -88,7 +88,7 @@ def coverage(engine: EngineFacts) -> tuple[Covered, ...]:
 
 
 def class_of(model: ModelFacts) -> str:
-    """A model's class: `plain`, or all that sets its layers apart."""
+    """A model's class: `plain`, or the features of its layers."""
     layers = model.layers
     kinds = {layer.kind for layer in layers}
     marks = {

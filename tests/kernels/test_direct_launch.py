@@ -113,8 +113,8 @@ REFUSED = {
     "layout: an argument of type tensordesc": {
         "signature": {**SIGNATURE, "flags": "tensordesc<fp16[8]>"}
     },
-    "layout: what differs": {"signature": {**SIGNATURE, "number": "constexpr"}},
-    "layout: what differs ": {"signature": {**SIGNATURE, "counts": "constexpr"}},
+    "layout: the address": {"signature": {**SIGNATURE, "number": "constexpr"}},
+    "layout: the address ": {"signature": {**SIGNATURE, "counts": "constexpr"}},
     "layout: parameters at": {"function": function_of(SIZES[:-1])},
     "layout: parameters at ": {"function": function_of([*SIZES, 8])},
     "layout: parameters at  ": {"function": function_of([8, 8, 4, 8, 1, 4, 8, 8])},

@@ -160,25 +160,6 @@ def test_bytes_are_those_of_a_counted_window(
     assert moved.written == pytest.approx(dram.written_bytes)
 
 
-@pytest.mark.parametrize(
-    ("strategy", "units"),
-    [
-        (DIRECT, lambda n, a: n),
-        (COPY_SPILLED, lambda n, a: n + 2 * a),
-        (COPY_IN_L2, lambda n, a: a),
-        (BY_REFERENCE, lambda n, a: 2 * a),
-    ],
-    ids=lambda value: getattr(value, "name", ""),
-)
-@pytest.mark.parametrize("acceptance", [0.0, 0.25, 1.0])
-def test_in_one_type_the_formulas_are_the_designs(
-    strategy: Strategy, units: Callable[[float, float], float], acceptance: float
-) -> None:
-    load = Workload(8, 1024, 4, acceptance)
-    row = 3 * 2 * 2 * 2 * 2  # layers, K and V, heads, head_dim, bytes
-    assert model_of(shape_of()).moved(strategy, load).total == row * units(32, 32 * acceptance)
-
-
 # --- break-even ---
 
 

@@ -2,14 +2,12 @@
 
 import lzma
 import sys
-import threading
 from pathlib import Path
 
 import pytest
 from refusals import refused
 
 from nwor_bench.errors import BenchError
-from nwor_bench.models.pairs import cache as module
 from nwor_bench.models.pairs import resolve_pair
 from nwor_bench.models.pairs.cache import COMPRESSED, WEIGHTS, require_weights, unpacked
 
@@ -42,38 +40,6 @@ def test_a_second_time_unpacks_nothing_and_changed_weights_are_unpacked_anew(
     (head / COMPRESSED).write_bytes(lzma.compress(CONTENT[1:]))
     second = unpacked(str(head), tmp_path / "cache", steps.append)
     assert (Path(second) / WEIGHTS).read_bytes() == CONTENT[1:]
-
-
-def test_two_at_once_unpack_once(
-    head: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    unpacking, waiting = threading.Event(), threading.Event()
-    decompress = module._decompressed
-    found: list[str] = []
-    steps: list[str] = []
-
-    def slow(path: Path, content: bytes) -> bytes:
-        unpacking.set()
-        assert waiting.wait(10)
-        return decompress(path, content)
-
-    def tell(step: str) -> None:
-        steps.append(step)
-        if "wait" in step:
-            waiting.set()
-
-    def run() -> None:
-        found.append(unpacked(str(head), tmp_path / "cache", tell))
-
-    monkeypatch.setattr(module, "_decompressed", slow)
-    threads = [threading.Thread(target=run) for _ in range(2)]
-    threads[0].start()
-    assert unpacking.wait(10)
-    threads[1].start()
-    for thread in threads:
-        thread.join(20)
-    assert found[0] == found[1]
-    assert len(steps) == 2  # one unpacks, one waits
 
 
 @pytest.mark.parametrize("with_compressed", [False, True])

@@ -62,16 +62,6 @@ def test_faulty_pair_files_name_field_and_line(
         load_pair(str(path))
 
 
-def test_the_message_of_a_pair_file_names_line_field_value_and_remedy(tmp_path: Path) -> None:
-    path = tmp_path / "mine.toml"
-    path.write_text(FOLDER_PAIR.replace('description = "my own"', "description = 3"))
-    with refused(f"{path}:2: description") as caught:
-        load_pair(str(path))
-    assert str(caught.value) == (
-        f'{path}:2: description: 3 is not usable; write text in "double quotes"'
-    )
-
-
 @pytest.mark.parametrize("source", ["packaged", "generated"])
 def test_source_must_name_the_table_that_is_there(tmp_path: Path, source: str) -> None:
     path = tmp_path / "mine.toml"

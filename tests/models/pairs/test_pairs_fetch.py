@@ -3,7 +3,6 @@
 import json
 import lzma
 import threading
-import time
 from pathlib import Path
 from typing import NoReturn
 
@@ -188,16 +187,6 @@ def test_full_disk_is_explained(tmp_path: Path) -> None:
     with refused(f"cache {tmp_path / 'cache'}", BenchError, cause=OSError, naming="No space left"):
         build_once(tmp_path / "cache/pair", build, lambda _: None)
     assert visible(tmp_path / "cache") == []
-
-
-def test_generated_pair_is_not_touched_once_there(tmp_path: Path) -> None:
-    pair = load_pair("tiny")
-    ready = fetch_pair(pair, tmp_path)
-    weights = Path(ready.target) / "model.safetensors"
-    before = weights.stat().st_mtime_ns
-    time.sleep(0.01)
-    assert fetch_pair(pair, tmp_path) == ready
-    assert weights.stat().st_mtime_ns == before
 
 
 def test_another_seed_or_noise_is_another_folder() -> None:

@@ -11,7 +11,7 @@ from small_gguf import HEAD_DIM, HEADS, HIDDEN, KV_HEADS, TEMPLATE, SyntheticGgu
 from tokenizers import Tokenizer
 
 from nwor_bench.errors import BenchError
-from nwor_bench.models.pairs.packaged import convert_gguf, hub_name, unpermute
+from nwor_bench.models.pairs.packaged import convert_gguf, hub_name
 
 pytestmark = pytest.mark.slow  # models are converted
 
@@ -74,23 +74,11 @@ def scores(query: np.ndarray, key: np.ndarray, x: np.ndarray, y: np.ndarray, *, 
     ]  # fmt: skip
 
 
-def test_unpermuted_rows_give_the_same_attention() -> None:
-    """GGUF rows under neighbour rotation score as un-permuted rows under half rotation."""
-    rng = np.random.default_rng(1)
-    query = rng.standard_normal((HEADS * HEAD_DIM, HIDDEN))
-    key = rng.standard_normal((KV_HEADS * HEAD_DIM, HIDDEN))
-    x, y = rng.standard_normal((2, HIDDEN))
-    wanted = scores(query, key, x, y, neighbours=True)
-    there = scores(unpermute(query, HEADS), unpermute(key, KV_HEADS), x, y, neighbours=False)
-    assert there == pytest.approx(wanted, abs=1e-9)
-    # The test would notice rows left as they are.
-    assert scores(query, key, x, y, neighbours=False) != pytest.approx(wanted, abs=0.1)
-
-
 def test_converted_query_and_key_score_as_the_gguf_does(
     synthetic_gguf: SyntheticGguf, converted: Path
 ) -> None:
-    """The same, through the file: Q4_1 queries, F32 keys, each with its own head count."""
+    """GGUF rows under neighbour rotation score as converted rows under half rotation: Q4_1 queries,
+    F32 keys, each with its own head count."""
     model = {k: v.float().numpy() for k, v in load_file(converted / "model.safetensors").items()}
     x, y = np.random.default_rng(2).standard_normal((2, HIDDEN))
     query = as_bf16(q4_1_values(raw_tensor(synthetic_gguf.path, "blk.0.attn_q.weight"), HIDDEN))
@@ -100,6 +88,8 @@ def test_converted_query_and_key_score_as_the_gguf_does(
         model[f"{prefix}.q_proj.weight"], model[f"{prefix}.k_proj.weight"], x, y, neighbours=False
     )
     assert found == pytest.approx(scores(query, key, x, y, neighbours=True), abs=1e-4)
+    # The test would notice rows left as they are.
+    assert found != pytest.approx(scores(query, key, x, y, neighbours=False), abs=0.1)
 
 
 def test_other_tensors_keep_values_order_and_get_their_names(

@@ -40,14 +40,13 @@ def leftovers(step, device, filled: float, **tuning: Any) -> tuple[Tensor, Tenso
     return output, workspace.accumulators.cpu(), workspace.sums.cpu()
 
 
-@pytest.mark.parametrize("skip_padding", [False, True])
 @pytest.mark.parametrize(
     "programs", [7, *(pytest.param(n, marks=pytest.mark.long) for n in (4, 40))]
 )
-def test_exactly_what_was_merged_is_given_up(triton_device, programs, skip_padding):
+def test_exactly_what_was_merged_is_given_up(triton_device, programs):
     """4 programs cut pairs in two, 40 cut a pair into more parts than are merged at a time."""
     step = make_step(UNEVEN, heads=6, kv_heads=2, head_dim=40, seed=21)
-    tuning = {"programs": programs, "skip_padding": skip_padding, "whole_pairs": 0}
+    tuning = {"programs": programs, "whole_pairs": 0}
     kept_output, *kept = leftovers(step, triton_device, SENTINEL, **tuning)
     output, *poisoned = leftovers(step, triton_device, SENTINEL, discard=Discard.POISON, **tuning)
     check(step, output, torch.from_numpy(attend_slowly(step)), torch.float32)
@@ -60,16 +59,13 @@ def test_exactly_what_was_merged_is_given_up(triton_device, programs, skip_paddi
         assert (after[~written] == SENTINEL).all()
 
 
-def test_padding_rows_need_not_be_left(triton_device):
-    """The same bits, though the workspace is full of NaN where they would have been."""
+def test_padding_rows_are_not_left(triton_device):
+    """The workspace is full of NaN in their places."""
     step = make_step(UNEVEN, heads=6, kv_heads=2, head_dim=40, seed=24)
-    whole, *_ = leftovers(
-        step, triton_device, float("nan"), programs=7, skip_padding=False, whole_pairs=0
-    )
     output, accumulators, sums = leftovers(
-        step, triton_device, float("nan"), programs=7, skip_padding=True, whole_pairs=0
+        step, triton_device, float("nan"), programs=7, whole_pairs=0
     )
-    assert torch.equal(output.nan_to_num(7.0), whole.nan_to_num(7.0))
+    check(step, output, torch.from_numpy(attend_slowly(step)), torch.float32)
     written = ~accumulators.view(14, 16, 64).isnan()
     assert torch.equal(written.any(dim=2), written.all(dim=2))  # whole rows
     rows_of = written.all(dim=2).sum(dim=1).tolist()
@@ -121,12 +117,11 @@ def bytes_left(device, requests, *, heads=4, kv_heads=2, head_dim=32, **tuning: 
         ),
     ],
 )
-def test_without_padding_less_is_left(triton_device, requests, programs, min_tiles):
-    tuning = {"programs": programs, "min_tiles": min_tiles, "whole_pairs": 0}
-    found = bytes_left(triton_device, requests, **tuning, skip_padding=False)
+def test_as_much_is_left_as_the_model_says(triton_device, requests, programs, min_tiles):
+    found = bytes_left(
+        triton_device, requests, programs=programs, min_tiles=min_tiles, whole_pairs=0
+    )
     assert found > 0 or programs in (1, 3, 7)  # those give every pair a program of its own
-    less = bytes_left(triton_device, requests, **tuning, skip_padding=True)
-    assert less < found or found == 0
 
 
 @pytest.mark.parametrize("requests", BATCHES)
@@ -135,7 +130,7 @@ def test_without_padding_less_is_left(triton_device, requests, programs, min_til
 )
 def test_whole_pairs_leave_nothing(triton_device, requests, programs):
     """Six pairs for fewer programs; as long as the longest program takes at most thrice as long."""
-    tuning = {"programs": programs, "skip_padding": False}
+    tuning = {"programs": programs}
     assert bytes_left(triton_device, requests, **tuning, whole_pairs=200) == 0
     cut = bytes_left(triton_device, requests, **tuning, whole_pairs=0)
     assert cut > 0 or programs in (2, 3)
@@ -147,8 +142,7 @@ def test_padding_rows_of_the_last_of_several_tiles(triton_device):
     requests = [Request(70, 16, 15), Request(40, 2, 1)]
     shape = {"heads": 5, "kv_heads": 1, "head_dim": 256, "programs": 7, "whole_pairs": 0}
     assert launch_shape(16, 5, 256, 4, triton_device, Tuning(programs=7)).row_tiles == 2
-    found = bytes_left(triton_device, requests, **shape, skip_padding=False)
-    assert 0 < bytes_left(triton_device, requests, **shape, skip_padding=True) < found
+    assert bytes_left(triton_device, requests, **shape) > 0
 
 
 def test_a_workspace_that_shares_a_line_with_others_is_refused():
@@ -233,20 +227,17 @@ class Layers:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(("requests", "drafts"), [(3, 4), (8, 4), (40, 8)])
-@pytest.mark.parametrize("skip_padding", [False, True])
 @pytest.mark.parametrize("discard", list(Discard))
-def test_the_same_bits_again_and_again_in_a_captured_graph_too(
-    discard, skip_padding, requests, drafts
-):
+def test_the_same_bits_again_and_again_in_a_captured_graph_too(discard, requests, drafts):
     """Layer follows layer in one workspace, so that a discard that came late would be seen."""
     if discard is Discard.L2 and not can_discard(torch.device("cuda")):
         pytest.skip("this GPU has no discard.L2")
-    kept = Tuning(discard=Discard.OFF, skip_padding=False, whole_pairs=0)
+    kept = Tuning(discard=Discard.OFF, whole_pairs=0)
     plain = Layers(requests, drafts, kept)
     wanted = plain.results(plain.launch)
     assert all(result.isfinite().all() for result in wanted)
     assert not any(torch.equal(one, other) for one, other in itertools.pairwise(wanted))
-    layers = Layers(requests, drafts, replace(kept, discard=discard, skip_padding=skip_padding))
+    layers = Layers(requests, drafts, replace(kept, discard=discard))
     for _ in range(20):
         assert all(map(torch.equal, layers.results(layers.launch), wanted))
     graph = torch.cuda.CUDAGraph()

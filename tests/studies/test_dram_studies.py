@@ -84,9 +84,7 @@ def test_what_kernels_read_alone_is_ours_less_stock_by_the_median(
 @pytest.mark.parametrize(("programs", "sharing"), [(1, 0), (5, 5)])
 def test_a_pair_that_programs_share_leaves_rows_of_each(engine_script, programs, sharing):
     """64 tokens of context and a window of 4 in steps of 16: five steps of one pair."""
-    shape = SimpleNamespace(
-        block_n=16, min_tiles=1, row_tiles=1, rows=16, dim=32, skip_padding=True, whole_pairs=0
-    )
+    shape = SimpleNamespace(block_n=16, min_tiles=1, row_tiles=1, rows=16, dim=32, whole_pairs=0)
     module = engine_script("partials")
     one = [68], [4], [10], 1, shape, programs
     assert module.partial_bytes(*one) == sharing * 4 * (10 * 32 + 2 * 16)

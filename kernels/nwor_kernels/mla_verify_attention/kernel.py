@@ -117,9 +117,7 @@ def launch_shape(
         min_tiles=tuning.min_tiles or 2,
         num_warps=tuning.num_warps or (8 if is_wide else 4),
         num_stages=tuning.num_stages or stages,
-        max_registers=None,
         discard=discard_on(device, tuning.discard),
-        skip_padding=True,
         whole_pairs=5,
         merged=tuning.merged or 1,
     )

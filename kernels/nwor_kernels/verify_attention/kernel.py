@@ -251,7 +251,6 @@ def verify_attention_triton(
         "MIN_STEPS": shape.min_tiles,
         "MERGED": shape.merged,
         "DISCARD": int(shape.discard),
-        "SKIP_PADDING": shape.skip_padding,
         "WHOLE_PAIRS": shape.whole_pairs,
     }
     _launches(
@@ -260,7 +259,6 @@ def verify_attention_triton(
         constants,
         num_warps=shape.num_warps,
         num_stages=shape.num_stages,
-        maxnreg=shape.max_registers,
     )
 
 

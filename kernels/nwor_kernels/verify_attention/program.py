@@ -104,7 +104,6 @@ def verify_kernel(
     MIN_STEPS: tl.constexpr,
     MERGED: tl.constexpr,
     DISCARD: tl.constexpr,
-    SKIP_PADDING: tl.constexpr,
     WHOLE_PAIRS: tl.constexpr,
 ):
     """One program: an equal part of all steps. A step of which the whole batch has S is numbered
@@ -228,13 +227,12 @@ def verify_kernel(
             )  # fmt: skip
 
         complete = parts == 1
-        left = is_row | (not SKIP_PADDING)
         half = row[:, None] * OUT_DIM + tl.arange(0, half_out)[None, :]
         if not complete:
             # Leave the partial result; the last to arrive merges all of them, in order.
             leave_part(
                 accumulators, sums, slot_of(first_program, program - first_program),
-                row, half, left, acc0, acc1, best, total, ROWS, OUT_DIM,
+                row, half, is_row, acc0, acc1, best, total, ROWS, OUT_DIM,
             )  # fmt: skip
             tl.debug_barrier()  # every thread's stores come before this program's arrival
             counter = arrived + request * pairs + pair
@@ -244,8 +242,9 @@ def verify_kernel(
                 tl.debug_barrier()  # and every thread's loads after it
                 tl.store(counter, 0)
                 acc0, acc1, best, total = merge_parts(
-                    accumulators, sums, first_program, parts, row, half, left, ROWS, OUT_DIM, MERGED
-                )
+                    accumulators, sums, first_program, parts, row, half, is_row, ROWS, OUT_DIM,
+                    MERGED,
+                )  # fmt: skip
         if complete:
             if sinks is not None:  # once a pair, of however many parts
                 sink = tl.load(sinks + attended, mask=is_row, other=0.0).to(tl.float32)
@@ -254,7 +253,7 @@ def verify_kernel(
             rows_at = output + token_row * output_row + attended * output_head
             store_halves(rows_at, is_row, acc0 * by, acc1 * by, VALUE_DIM, half_out, FP8)
             if DISCARD:
-                rows_left = num_rows * RATIO - row_tile * ROWS if SKIP_PADDING else ROWS
+                rows_left = num_rows * RATIO - row_tile * ROWS
                 discard_parts(
                     accumulators, sums, first_program, parts, rows_left,
                     ROWS, OUT_DIM, MERGED, DISCARD,

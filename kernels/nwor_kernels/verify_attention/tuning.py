@@ -70,7 +70,6 @@ LINE_BYTES = 128
 """What one discard drops, and how its address must be aligned."""
 
 DISCARD = Discard.L2
-SKIP_PADDING = True
 WHOLE_PAIRS = 5
 """Defaults for partial results, overridden by a `Tuning`.
 
@@ -95,9 +94,7 @@ class Tuning:
     min_tiles: int | None = None
     num_warps: int | None = None
     num_stages: int | None = None
-    max_registers: int | None = None
     discard: Discard | None = None
-    skip_padding: bool | None = None
     whole_pairs: int | None = None
     merged: int | None = None
 
@@ -124,12 +121,8 @@ class LaunchShape:
     """Triton's."""
     num_stages: int
     """Triton's."""
-    max_registers: int | None
-    """Most registers of a thread: fewer let more programs run at a time."""
     discard: Discard
     """What becomes of merged partial results."""
-    skip_padding: bool
-    """True if partial results leave out the padding rows."""
     whole_pairs: int
     """Per cent more steps that a program may have for whole pairs; 0: always cut."""
     merged: int = 1
@@ -176,9 +169,7 @@ def launch_shape(
         min_tiles=tuning.min_tiles or 2,
         num_warps=tuning.num_warps or warps,
         num_stages=tuning.num_stages or stages,
-        max_registers=tuning.max_registers,
         discard=discard_on(device, tuning.discard),
-        skip_padding=SKIP_PADDING if tuning.skip_padding is None else tuning.skip_padding,
         whole_pairs=WHOLE_PAIRS if tuning.whole_pairs is None else tuning.whole_pairs,
         merged=tuning.merged or most_merged(rows, dim),
     )

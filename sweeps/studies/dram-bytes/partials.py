@@ -24,7 +24,7 @@ def partial_bytes(
         seq_lens: tokens of each request, those of its window included.
         staged: staged tokens of each; 0 for a request without a window.
         query_rows: query rows of each that share a K/V head, its query tokens times the GQA
-            ratio; with `shape.skip_padding` no others are written.
+            ratio; no others are written.
         kv_heads: K/V heads.
         shape: of the launch; models without a sliding window.
         programs: programs that were launched, at most `shape.programs`.
@@ -36,10 +36,9 @@ def partial_bytes(
     parts = list(_parts(steps, kv_heads * shape.row_tiles, shape, programs))
     total = 0
     for rows, of_request in zip(query_rows, parts, strict=True):
-        written = rows if shape.skip_padding else shape.rows * shape.row_tiles
         for pair, shared_by in enumerate(of_request):
             if shared_by > 1:  # a pair that one program has alone leaves nothing
-                in_tile = min(max(written - pair % shape.row_tiles * shape.rows, 0), shape.rows)
+                in_tile = min(max(rows - pair % shape.row_tiles * shape.rows, 0), shape.rows)
                 # float32: the accumulator's rows, and maximum and sum of padding rows too
                 total += shared_by * 4 * (in_tile * shape.dim + 2 * shape.rows)
     return total

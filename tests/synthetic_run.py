@@ -30,9 +30,9 @@ from nwor_bench.records.types import (
     ScvMode,
     WindowRecord,
 )
-from nwor_bench.report import ReportPaths, write_files
-from nwor_bench.report.content import build_document
 from nwor_bench.report.document import Document
+from nwor_bench.report.files import ReportPaths, write_files
+from nwor_bench.report.run_report import build_document
 
 LAYERS = 30
 BYTES_PER_TOKEN = 23_040
@@ -331,5 +331,5 @@ def without_figures() -> Iterator[None]:
     test_kept_runs.py whole pages.
     """
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("nwor_bench.report.svg.draw_svg", lambda figure: "<svg></svg>")
+        patch.setattr("nwor_bench.report.html.draw_svg", lambda figure: "<svg></svg>")
         yield

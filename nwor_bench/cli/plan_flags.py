@@ -13,7 +13,7 @@ from nwor_bench.models.config_reader import AUTO, MODEL_BITS, chosen_cache_dtype
 from nwor_bench.workload.quantities import fraction
 
 if TYPE_CHECKING:
-    from nwor_bench.report.prediction.text import BytePrediction
+    from nwor_bench.report.plan import BytePrediction
 
 
 MOST = 10**9
@@ -107,7 +107,7 @@ def predict(
         plain = weight_bits == MODEL_BITS[shape.dtype]
         weight_dtype = shape.dtype if plain else f"{weight_bits}-bit (quantised)"
     model = ByteModel(shape, CACHE_BITS[cache], weight_bits, MODEL_BITS[shape.dtype])
-    from nwor_bench.report.prediction.text import BytePrediction
+    from nwor_bench.report.plan import BytePrediction
 
     return BytePrediction(source.name, model, load, cache, weight_dtype)
 

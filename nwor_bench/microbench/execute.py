@@ -15,12 +15,18 @@ from nwor_bench.errors import ConfigError, ExitCode
 from nwor_bench.instruments import environment
 from nwor_bench.microbench.bench import Bench, run_groups
 from nwor_bench.microbench.cases import Group, Spec, expand
-from nwor_bench.microbench.console import plan_facts, print_plan, print_result
-from nwor_bench.microbench.report import json_content, write_files
+from nwor_bench.microbench.report import (
+    document,
+    json_content,
+    plan_document,
+    plan_facts,
+    write_files,
+)
 from nwor_bench.microbench.result import Result
 from nwor_bench.microbench.rows import Row
 from nwor_bench.records.json_text import result_document
 from nwor_bench.records.run_folder import RUNS, default_folder
+from nwor_bench.report.terminal import print_document, print_path
 
 FILES = ("kernels.csv", "kernels.json", "kernels.md")
 
@@ -30,10 +36,10 @@ class Shown:
     """What a kernel run prints."""
 
     quiet: bool = False
-    """The answer alone: the goals and the files, or a dry run's expected time."""
+    """Only the answer and the files, or a dry run's expected time."""
 
     as_json: bool = False
-    """One JSON document alone."""
+    """Only one JSON document."""
 
 
 ALL = Shown()
@@ -45,7 +51,7 @@ def show_plan(console: Console, spec: Spec, shown: Shown = ALL) -> int:
     if shown.as_json:
         sys.stdout.write(result_document(plan_facts(spec, groups)))
     else:
-        print_plan(console, spec, groups, quiet=shown.quiet)
+        print_document(console, plan_document(spec, groups), quiet=shown.quiet)
     return ExitCode.OK
 
 
@@ -85,7 +91,8 @@ def run_kernels(
         named = {"folder": str(folder), "files": list(map(str, files))}
         sys.stdout.write(result_document({**named, **json_content(result)}))
     else:
-        print_result(console, result, files, quiet=shown.quiet)
+        print_document(console, document(result).shortened(), quiet=shown.quiet)
+        print_path(console, "Files", ", ".join(map(str, files)))
     return ExitCode.CORRECTNESS_BROKEN if result.invalid else ExitCode.OK
 
 

@@ -1,4 +1,4 @@
-"""The files of a kernel run (kernels.csv, kernels.json, kernels.md) and the text of their rows."""
+"""A kernel run as a document, as files (kernels.csv, kernels.json, kernels.md), and its plan."""
 
 import json
 from collections.abc import Sequence
@@ -9,23 +9,24 @@ from typing import Any
 
 import pandas as pd
 
-from nwor_bench.microbench.cases import OURS
-from nwor_bench.microbench.result import GoalResult, Result
+from nwor_bench.microbench.cases import L2, OURS, Group, LaunchMode, Spec, estimate_s
+from nwor_bench.microbench.result import GoalResult, Result, Verdict
 from nwor_bench.microbench.rows import COLUMNS, FORMAT_VERSION, Row, Status
 from nwor_bench.records.disk import write_atomically
 from nwor_bench.records.json_part import to_json
 from nwor_bench.report.document import (
     Block,
     Bullets,
-    Callout,
     Code,
     Document,
+    Headline,
     Paragraph,
     Section,
+    Table,
     table,
 )
 from nwor_bench.report.markdown import render_markdown
-from nwor_bench.report.text import NOT_MEASURED, decimal, percent
+from nwor_bench.report.text import NOT_MEASURED, decimal, percent, plural
 
 NOTES = (
     "time: median time of one call over rounds. A commit writes all layers, a stage one layer.",
@@ -97,26 +98,111 @@ def json_content(result: Result) -> dict[str, Any]:
 
 
 def document(result: Result) -> Document:
-    """The run as a report: command, machine, goals, all rows, notes."""
-    lead: list[Block] = [Code(result.command), Paragraph(machine(result))]
+    """The answer, goals, machine, a short table a kernel, then all rows and notes."""
+    lead: list[Block] = [_headline(result)]
+    if result.goals:
+        headers = ("goal (graph-captured)", "verdict", "cases", "worst time/nwor [95 %]")
+        goals = [goal_cells(each) for each in result.goals]
+        lead.append(table(headers, goals, numbers_from=4))
+    lead += [Paragraph(machine(result)), Code(result.command)]
+    shown = _shown(result.rows)
+    state = f" ({shown[0].launch}, {shown[0].l2} L2)" if shown else ""
+    sections = [
+        Section(name + state, (_short_table(rows, result.rows),), brief=True)
+        for name, rows in _by_kernel(shown)
+    ]
+    listed = reasons(result.rows)
+    if listed:
+        bullets = Bullets(tuple(listed))
+        sections.append(Section("Rows without a time, or with a remark", (bullets,), brief=True))
+    for name, rows in _by_kernel(result.rows):
+        sections.append(Section(f"All rows: {name}", (_lines(rows),), folded=True))
+    sections.append(Section("How to read the tables", (Bullets(NOTES),)))
+    return Document("Kernels against their peers", tuple(lead), tuple(sections))
+
+
+def _headline(result: Result) -> Headline:
+    """How many goals are met, and which results are wrong."""
+    met = sum(each.verdict is Verdict.MET for each in result.goals)
+    text = f"{met} of {plural(len(result.goals), 'goal')} met."
     wrong = dict.fromkeys(
         f"{row.implementation}, {row.kernel} {case(row)}, {row.cache_dtype}: {row.reason}"
         for row in result.invalid
     )
-    lead += [Callout("INVALID", each) for each in wrong]
-    sections = []
-    if result.goals:
-        headers = ("goal (graph-captured)", "verdict", "cases", "worst time/nwor [95 %]")
-        rows = [goal_cells(each) for each in result.goals]
-        sections.append(Section("Goals", (table(headers, rows, numbers_from=4),)))
-    for (kernel, dtype), lines in groupby(result.rows, lambda row: (row.kernel, row.cache_dtype)):
-        name = kernel if kernel == "mask" else f"{kernel}, {dtype} cache"
-        sections.append(Section(name, (_lines(list(lines)),)))
-    listed = reasons(result.rows)
-    if listed:
-        sections.append(Section("Rows without a time, or with a remark", (Bullets(tuple(listed)),)))
-    sections.append(Section("How to read the tables", (Bullets(NOTES),)))
-    return Document("Kernels against their peers", tuple(lead), tuple(sections))
+    if not wrong:
+        return Headline("", text)
+    return Headline("INVALID", f"{text} Wrong results: {'; '.join(wrong)}.", "invalid")
+
+
+def _by_kernel(rows: Sequence[Row]) -> list[tuple[str, list[Row]]]:
+    """Rows by kernel and cache dtype, under `commit, fp8 cache` or `mask`."""
+    return [
+        (kernel if kernel == "mask" else f"{kernel}, {dtype} cache", list(own))
+        for (kernel, dtype), own in groupby(rows, lambda row: (row.kernel, row.cache_dtype))
+    ]
+
+
+def _shown(rows: Sequence[Row]) -> list[Row]:
+    """The rows of one L2 state and launch mode: graph-captured and cold if measured."""
+    graph = [row for row in rows if row.launch is LaunchMode.GRAPH] or list(rows)
+    return [row for row in graph if row.l2 is L2.COLD] or graph
+
+
+def _short_table(rows: Sequence[Row], every: Sequence[Row]) -> Table:
+    """Times of one launch mode, with the host time of the eager one."""
+    hosts = {_same(row): row.host_us_per_call for row in every if row.launch is LaunchMode.EAGER}
+    headers = (case_heading(rows), "implementation", "time us", "GB/s", "of copy",
+               "time/nwor [95 %]", "host us")  # fmt: skip
+    cells = [
+        (case(row), row.implementation, *numbers(row), significant(hosts.get(_same(row))))
+        for row in rows
+    ]
+    return table(headers, cells, numbers_from=2)
+
+
+def _same(row: Row) -> tuple[object, ...]:
+    """Key shared by the rows of one implementation in one group and L2 state."""
+    return (
+        row.kernel, row.cache_dtype, row.requests, row.drafts, row.acceptance, row.context,
+        row.implementation, row.l2,
+    )  # fmt: skip
+
+
+def plan_facts(spec: Spec, groups: Sequence[Group]) -> dict[str, Any]:
+    """The groups that a run would time, and its expected time, for JSON."""
+    seconds = [estimate_s(group, spec) for group in groups]
+    return {
+        "cases": len(groups) * len(spec.l2) * len(spec.launch),
+        "expected_s": sum(seconds),
+        "groups": [
+            {"group": group.label, "expected_s": s}
+            for group, s in zip(groups, seconds, strict=True)
+        ],
+    }
+
+
+def plan_document(spec: Spec, groups: Sequence[Group]) -> Document:
+    """The expected time, and the groups that a run would time."""
+    cases = len(spec.l2) * len(spec.launch)
+    total = sum(estimate_s(group, spec) for group in groups)
+    text = (
+        f"{len(groups) * cases} cases in {len(groups)} groups (L2 {', '.join(spec.l2)}; "
+        f"{', '.join(spec.launch)}), about {total:.0f} s on an H200 once compiled. Nothing was "
+        "measured."
+    )
+    if spec.time_budget_s is not None and total > spec.time_budget_s:
+        text += (
+            f" --time-budget {spec.time_budget_s:g}s is shorter: the last groups would be skipped."
+        )
+    rows = [
+        (group.kernel, "" if group.kernel == "mask" else group.cache_dtype, str(group.window),
+         "" if group.acceptance is None else f"{group.acceptance:g}",
+         "" if group.context is None else str(group.context), str(cases),
+         f"{estimate_s(group, spec):.1f}")
+        for group in groups
+    ]  # fmt: skip
+    heads = ("kernel", "cache", "window", "accepted", "context", "cases", "about s")
+    return Document("Kernels: plan", (Headline("", text), table(heads, rows, numbers_from=2)))
 
 
 def machine(result: Result) -> str:

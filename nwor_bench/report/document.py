@@ -1,28 +1,37 @@
-"""A report as data: headings, sentences, tables and figures, before anyone decides how to draw it.
+"""A report as data: headings, sentences, tables and figures, without a medium.
 
-All text is plain; each renderer escapes it.
+All text is plain; each renderer (`terminal`, `markdown`, `html`) escapes it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure as Canvas
 
 
 @dataclass(frozen=True)
 class Headline:
-    """The one sentence that a hurried reader must see, with a word for what it says.
+    """The one sentence that every reader must see, with a badge.
 
-    `kind` names the badge's colour: a verdict in lower case, or "none".
+    `kind` names the badge's colour: a verdict in lower case, or "none". Without a badge the
+    sentence stands alone.
     """
 
     badge: str
     text: str
-    kind: str
+    kind: str = "none"
+
+    @property
+    def line(self) -> str:
+        """`FASTER: Yes, NWOR pays here ...`."""
+        return f"{self.badge}: {self.text}" if self.badge else self.text
 
 
 @dataclass(frozen=True)
 class Paragraph:
-    """Sentences; `strong` for those that stand out."""
+    """Sentences; `strong` ones stand out."""
 
     text: str
     strong: bool = False
@@ -45,21 +54,21 @@ class Bullets:
 
 @dataclass(frozen=True)
 class Definitions:
-    """Terms or questions, each with what there is to say about it."""
+    """Terms or questions with their explanations."""
 
     entries: tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True)
 class Code:
-    """Text to be copied as it stands."""
+    """Text to copy unchanged."""
 
     text: str
 
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of ready-made text; columns from `numbers_from` on are numbers."""
+    """Rows of formatted text; columns from `numbers_from` on are numbers."""
 
     headers: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
@@ -67,30 +76,30 @@ class Table:
     caption: str = ""
     shades: tuple[tuple[str, ...], ...] = ()
     """Each value's background, "" for none: `faster-1` to `faster-3`, `slower-1` to `slower-3`,
-    `same`, `ineffective`, `invalid`; a medium without colours leaves them out."""
+    `same`, `ineffective`, `invalid`; media without colours ignore them."""
     links: tuple[str, ...] = ()
-    """The address that each row's first value leads to, "" for none."""
+    """The address of each row's first value, "" for none."""
 
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure as data; a medium without figures omits it, its numbers are in tables.
+    """A figure; media without figures leave it out, since tables hold its numbers.
 
     Attributes:
         name: identifies it on the page: small letters and hyphens.
         caption: how to read it.
-        alternative: what it shows, for who cannot see it.
-        data: points, bars and distributions; see `svg`. Colours are `colour(...)`.
-        layout: axes, and the lines and notes on them.
+        alternative: its content in words, for screen readers.
+        draw: draws it with matplotlib; colours are those of `figures.colour`.
         height: in CSS pixels.
+        width: in CSS pixels.
     """
 
     name: str
     caption: str
     alternative: str
-    data: tuple[dict[str, Any], ...]
-    layout: dict[str, Any]
+    draw: "Callable[[Canvas], None]"
     height: int
+    width: int = 720
 
 
 Block = Headline | Paragraph | Callout | Bullets | Definitions | Code | Table | Figure
@@ -98,28 +107,28 @@ Block = Headline | Paragraph | Callout | Bullets | Definitions | Code | Table | 
 
 @dataclass(frozen=True)
 class Section:
-    """A heading and what stands under it."""
+    """A heading and its blocks."""
 
     title: str
     blocks: tuple[Block, ...]
     brief: bool = False
     """It belongs to the short report too."""
     folded: bool = False
-    """A page shows the heading alone until it is opened."""
+    """A page shows only its heading until it is opened."""
 
 
 @dataclass(frozen=True)
 class Document:
-    """A report: its title, what comes before the first heading, and its sections."""
+    """A report: its title, the blocks before the first heading, and its sections."""
 
     title: str
     lead: tuple[Block, ...]
-    sections: tuple[Section, ...]
+    sections: tuple[Section, ...] = ()
 
-    def shortened(self, note: str) -> "Document":
-        """The same without the sections that are not brief; the note says where those are."""
+    def shortened(self, note: str = "") -> "Document":
+        """Only the lead and the brief sections; the note says where the others are."""
         kept = tuple(section for section in self.sections if section.brief)
-        return Document(self.title, (*self.lead, Paragraph(note)), kept)
+        return Document(self.title, (*self.lead, *([Paragraph(note)] if note else [])), kept)
 
 
 def table(

@@ -1,4 +1,7 @@
-"""A run's report files, all made from its records: run.json, three CSV tables, two documents."""
+"""A run's report files, all made from its records: run.json, three CSV tables, two documents.
+
+Also the result as JSON for scripts; docs/json.md lists its keys.
+"""
 
 import json
 from collections.abc import Sequence
@@ -9,7 +12,7 @@ from typing import Any
 import pandas as pd
 
 from nwor_bench.analysis.aggregate import noise_floor
-from nwor_bench.analysis.findings import findings
+from nwor_bench.analysis.findings import findings, grouped
 from nwor_bench.analysis.interleaved.split import splits_of
 from nwor_bench.analysis.invariants import check_invariants
 from nwor_bench.analysis.request_times import PERCENTILES, request_percentiles
@@ -19,11 +22,12 @@ from nwor_bench.records.lines import batch_key
 from nwor_bench.records.run_folder import RUN_FILE
 from nwor_bench.records.store import RunData, write_header
 from nwor_bench.records.types import BatchRecord, CellResult, WindowRecord, columns, to_dict
-from nwor_bench.report.content import build_document
-from nwor_bench.report.html.page import render_html
+from nwor_bench.report.answer import answer
+from nwor_bench.report.html import render_html
 from nwor_bench.report.markdown import render_markdown
+from nwor_bench.report.run_report import build_document, warnings
 
-THE_REST = "Figures, evidence and a glossary are in the run folder's report.html."
+THE_REST = "Figures, precision and a glossary are in the run folder's report.html."
 
 
 @dataclass(frozen=True)
@@ -122,3 +126,28 @@ def _field(value: Any) -> Any:
     if isinstance(value, tuple | list):
         return ";".join(str(item) for item in value)
     return value
+
+
+def run_result(run: RunData, cells: Sequence[CellResult], folder: Path) -> dict[str, Any]:
+    """The answer, cells and findings of a run; values that were not measured are None."""
+    found = answer(run.header, cells)
+    every = findings(run, cells)
+    return {
+        "folder": str(folder),
+        "status": run.header.status,
+        "answer": {
+            "badge": found.badge,
+            "sentence": found.sentence,
+            "cell": None if found.cell is None else found.cell.label,
+        },
+        "cells": [{"cell": cell.label, **to_dict(cell)} for cell in cells],
+        "noise_floor": noise_floor(cells),
+        "split": [part.to_dict() for part in splits_of(run, cells)],
+        "causes": [
+            {"severity": group.severity, "line": group.line, "findings": len(group.findings)}
+            for group in grouped(every)
+        ],
+        "findings": [finding.to_dict() for finding in every],
+        "violations": list(check_invariants(run)),
+        "warnings": list(warnings(run)),
+    }

@@ -1,9 +1,11 @@
-"""A report document as GitHub-flavoured Markdown."""
+"""A report document as GitHub-flavoured Markdown, also for the summary of a GitHub Actions job."""
 
+import os
 import re
+from collections.abc import Sequence
+from pathlib import Path
 
-import pandas as pd
-
+from nwor_bench.errors import ConfigError
 from nwor_bench.report.document import (
     Block,
     Bullets,
@@ -21,13 +23,25 @@ from nwor_bench.report.document import (
 # numbers and names stay legible in the raw text.
 _SPECIAL = re.compile(r"([\\`*<>|~$]|\](?=[\[(:])|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9]))")
 
+VARIABLE = "GITHUB_STEP_SUMMARY"
+FLAG = "--github-summary"
+LIMIT_BYTES = 1024 * 1024
+"""What GitHub shows of a step's summary; a longer one is refused whole."""
+
+_CUT = "\n\n(Cut here: a step's summary holds 1 MiB. The report's file has the rest.)\n"
+
 
 def render_markdown(document: Document) -> str:
     """The document as one Markdown text; figures are left out, their numbers are in tables."""
-    parts = [f"# {escape(document.title)}", *map(_block, document.lead)]
+    parts = [f"# {escape(document.title)}", render_blocks(document.lead)]
     for section in document.sections:
-        parts += [f"## {escape(section.title)}", *map(_block, section.blocks)]
+        parts += [f"## {escape(section.title)}", render_blocks(section.blocks)]
     return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def render_blocks(blocks: Sequence[Block]) -> str:
+    """Blocks without a title."""
+    return "\n\n".join(text for text in map(_block, blocks) if text)
 
 
 def escape(text: str) -> str:
@@ -38,8 +52,8 @@ def escape(text: str) -> str:
 
 def _block(block: Block) -> str:
     match block:
-        case Headline(badge, text):
-            return f"**{escape(f'{badge}: {text}')}**"
+        case Headline():
+            return f"**{escape(block.line)}**"
         case Paragraph(text, strong):
             return f"**{escape(text)}**" if strong else escape(text)
         case Callout(title, text):
@@ -63,10 +77,56 @@ def _fenced(text: str) -> str:
 
 
 def _table(table: Table) -> str:
+    import pandas as pd
+
     if not table.rows:
         return "Nothing was recorded."
     headers = [escape(header) for header in table.headers]
-    frame = pd.DataFrame([[escape(value) for value in row] for row in table.rows], columns=headers)
+    rows = [[escape(value) for value in row] for row in table.rows]
+    for row, link in zip(rows, table.links, strict=False):
+        row[0] = f"[{row[0]}]({link})" if link else row[0]
+    frame = pd.DataFrame(rows, columns=headers)
     align = ["right" if i >= table.numbers_from else "left" for i in range(len(headers))]
     grid = frame.to_markdown(index=False, tablefmt="pipe", disable_numparse=True, colalign=align)
     return f"{escape(table.caption)}:\n\n{grid}" if table.caption else grid
+
+
+def github_summary_file() -> Path:
+    """The file that GitHub Actions shows as the step's summary; made if it is not there yet.
+
+    Raises ConfigError if the variable is not set (not in a GitHub Actions job), or what it names
+    cannot be written.
+    """
+    path = os.environ.get(VARIABLE)
+    if not path:
+        raise ConfigError.at(
+            FLAG,
+            f"the environment variable {VARIABLE} is not set. GitHub Actions sets it in "
+            f"each step; elsewhere set {VARIABLE} to a file's path, or leave the flag out.",
+        )
+    try:
+        Path(path).open("a").close()
+    except OSError as error:
+        raise ConfigError.for_field(
+            VARIABLE, path, f"it cannot be written ({error.strerror}); name a file that can be"
+        ) from error
+    return Path(path)
+
+
+def append_github_summary(markdown: str) -> None:
+    """Add a report to the step's summary, cut at a line's end where it would be too long.
+
+    Raises ConfigError if GITHUB_STEP_SUMMARY is not set or its file cannot be written.
+    """
+    path = github_summary_file()
+    with path.open("a", encoding="utf-8", newline="\n") as file:
+        file.write(_fitting(markdown, LIMIT_BYTES - path.stat().st_size))
+
+
+def _fitting(markdown: str, room: int) -> str:
+    text = markdown.rstrip("\n") + "\n\n"
+    if len(text.encode()) <= room:
+        return text
+    keep = max(0, room - len(_CUT.encode()))
+    kept = text.encode()[:keep].decode(errors="ignore")
+    return (kept.rpartition("\n")[0] + _CUT) if keep else ""

@@ -1,21 +1,20 @@
-"""How values read in reports: one way for each kind of number."""
+"""How values read in reports: one form for each kind of number, and the shades of ratios."""
 
 import json
 from collections.abc import Iterator, Sequence
+from math import floor, log10
 from typing import Any
 
 from nwor_bench.analysis.paired import LATENCY_MS
-from nwor_bench.records.types import CellResult
+from nwor_bench.records.types import CellResult, Verdict
 
 NOT_MEASURED = "–"  # noqa: RUF001 - an en dash is meant
-"""Stands where there is no value (the glossary says why that may be); CSV files have "" there."""
+"""Shown for a missing value (the glossary lists why one may be missing); CSV files have ""."""
+
+_NOTHING = 1e-9
+"""A percentage below this is a rounding error."""
 
 _UNITS = ((10**12, "TB"), (10**9, "GB"), (10**6, "MB"), (10**3, "kB"))
-
-
-def label(cell: CellResult) -> str:
-    """`stage x graph`."""
-    return cell.label
 
 
 def count(value: int | None) -> str:
@@ -33,11 +32,25 @@ def percent(value: float | None, digits: int = 1) -> str:
     return NOT_MEASURED if value is None else f"{100 * value:.{digits}f} %"
 
 
+def two_digits(share: float) -> str:
+    """A fraction as a percentage with two significant digits: 0.025 %, 12 %."""
+    value = 100 * share
+    if abs(value) < _NOTHING:
+        return "0 %"
+    return f"{value:.{max(0, 1 - floor(log10(abs(value))))}f} %"
+
+
 def p_value(value: float | None) -> str:
-    """A p value to three decimals; what is smaller says so."""
+    """A p value to three decimals, or `< 0.001`."""
     if value is None:
         return NOT_MEASURED
     return "< 0.001" if value < 0.001 else f"{value:.3f}"
+
+
+def signed_size(amount: float) -> str:
+    """Bytes with a minus sign if negative: -1.8 MB."""
+    text = size(round(abs(amount)))
+    return f"-{text}" if round(amount) < 0 else text
 
 
 def size(value: int | None) -> str:
@@ -51,7 +64,7 @@ def size(value: int | None) -> str:
 
 
 NARROW = 0.004
-"""An interval below this many parts of 1 is written with four digits."""
+"""Narrower intervals are written with four digits."""
 
 
 def ratio(cell: CellResult) -> str:
@@ -66,7 +79,7 @@ def with_bounds(
 ) -> str:
     """`1.059 [1.054, 1.063]`, no brackets without bounds.
 
-    `digits` is None for three, and a fourth where the interval needs one.
+    `digits` is None for three, or four if the interval is narrow.
     """
     if low is None or high is None:
         return f"{value:.{digits or 3}f}"
@@ -75,9 +88,9 @@ def with_bounds(
 
 
 def sure_bounds(cell: CellResult) -> tuple[float, float] | None:
-    """The interval that holds although its cell was chosen among several; None without one.
+    """The interval that is valid for the best of several cells; None without one.
 
-    The simultaneous one; for runs that did not store it, and for A/A, the cell's own.
+    It is the simultaneous one, or the cell's own for A/A and runs that did not store it.
     """
     bounds = (cell.ratio_simultaneous_low, cell.ratio_simultaneous_high)
     if bounds[0] is None or bounds[1] is None:
@@ -87,7 +100,7 @@ def sure_bounds(cell: CellResult) -> tuple[float, float] | None:
 
 
 def corrected(cell: CellResult) -> str:
-    """`corrected for 5 compared cells`; "" where there was one, or the run did not store it."""
+    """`corrected for 5 compared cells`; "" for a single cell or if the run did not store it."""
     cells = cell.simultaneous_cells or 1
     return f"corrected for {cells} compared cells" if cells > 1 else ""
 
@@ -104,7 +117,7 @@ def plural(number: int, noun: str) -> str:
 
 
 def settings(values: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Nested settings as (dotted name, text); what is None or empty is left out."""
+    """Nested settings as (dotted name, text), without those that are None or empty."""
     if isinstance(values, dict):
         for name, value in values.items():
             yield from settings(value, f"{prefix}.{name}" if prefix else str(name))
@@ -124,7 +137,7 @@ def _setting(name: str, value: Any) -> str:
 
 
 def compared_time(cells: Sequence[CellResult]) -> str:
-    """What the ratios of these cells are ratios of, in words."""
+    """The time that the ratios of these cells compare, in words."""
     compared = {cell.compared for cell in cells if cell.compared is not None}
     return "time per batch" if compared == {LATENCY_MS} else "time per window"
 
@@ -149,3 +162,28 @@ def _side(ratio: float) -> str:
 def _off_by(ratio: float) -> str:
     away = 100 * abs(ratio - 1)
     return f"{away:.{2 if away < 1 else 1}f} %"
+
+
+SHADE_STEPS = (0.01, 0.03)
+"""Distances from 1 at which a shade grows stronger."""
+
+SHADES_NOTE = (
+    "Shaded: FASTER blue, SLOWER orange, stronger from 1 % and from 3 % on; SAME green; "
+    "AMBIGUOUS not."
+)
+
+
+def shade(cell: CellResult | None) -> str:
+    """The name of the shade of a cell's ratio, "" for none (see `Table.shades`)."""
+    if cell is None or cell.verdict not in set(Verdict):
+        return ""
+    verdict = Verdict(cell.verdict)
+    if verdict in (Verdict.FASTER, Verdict.SLOWER):
+        return shade_of(verdict.lower(), cell.ratio_to_off)
+    return "" if verdict is Verdict.AMBIGUOUS else verdict.lower()
+
+
+def shade_of(side: str, ratio: float | None) -> str:
+    """`faster-2` for side `faster` and a ratio that is 1 % to 3 % from 1."""
+    away = abs((1.0 if ratio is None else ratio) - 1)
+    return f"{side}-{1 + sum(away >= step for step in SHADE_STEPS)}"

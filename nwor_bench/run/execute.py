@@ -22,7 +22,7 @@ from nwor_bench.records.header import WRITTEN_LATER, PairFacts, RunHeader
 from nwor_bench.records.run_folder import only_writer
 from nwor_bench.records.store import RunData, RunStore, read_run
 from nwor_bench.records.types import BatchRecord, CellResult, RunStatus, Verdict, WindowRecord
-from nwor_bench.report import write_files
+from nwor_bench.report.files import write_files
 from nwor_bench.run import resume
 from nwor_bench.run.blocks import BlockRunner, OnBatch
 from nwor_bench.run.interrupts import Interrupts, heed_interrupts

@@ -11,8 +11,9 @@ from nwor_bench.instruments.versions import require_supported_vllm, unknown_vers
 from nwor_bench.records.json_text import result_document
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import CellResult
-from nwor_bench.report import print_summary
-from nwor_bench.report.result_json import run_result
+from nwor_bench.report.files import run_result
+from nwor_bench.report.run_report import summary
+from nwor_bench.report.terminal import print_document, print_path
 from nwor_bench.run.run_options import RunOptions
 
 
@@ -49,7 +50,9 @@ def tell_result(
             tell_json(run_result(run, cells, folder))
         return
     shown = Console() if options.quiet else console
-    print_summary(shown, run, cells, folder, verbose=options.verbose, quiet=options.quiet)
+    document = summary(run, cells, verbose=options.verbose)
+    print_document(shown, document, quiet=options.quiet)
+    print_path(shown, "Run folder", folder)
 
 
 def tell_plan(options: RunOptions, lines: Sequence[str]) -> None:

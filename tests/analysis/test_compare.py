@@ -13,7 +13,7 @@ from nwor_bench.analysis.comparing.stored_run import StoredRun
 from nwor_bench.errors import ExitCode, NotComparableError, StoreError
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import WindowRecord
-from nwor_bench.report.comparison.notes import notes
+from nwor_bench.report.comparison_text import notes
 
 pytestmark = pytest.mark.slow  # whole runs
 

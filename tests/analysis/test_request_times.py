@@ -5,12 +5,13 @@ import io
 from dataclasses import replace
 
 import pytest
-from synthetic_run import change_batches, document_of, make_run, save_run, summarised, write_reports
+from synthetic_run import change_batches, make_run, save_run, summarised, write_reports
 
 from nwor_bench.analysis.request_times import LEAST_SAMPLES, PERCENTILES, request_percentiles
 from nwor_bench.records.store import RunData, read_run
 from nwor_bench.records.types import BatchRecord, RequestTimes
-from nwor_bench.report.sections.request_times import TITLE, request_time_section
+from nwor_bench.report.cells import REQUEST_NOTE, cell_section
+from nwor_bench.report.document import Paragraph, Table
 
 
 def times(requests: int = 2) -> RequestTimes:
@@ -82,11 +83,9 @@ def test_samples_survive_the_records(tmp_path) -> None:
 
 def test_the_report_shows_them_beside_window_time_only_where_measured() -> None:
     run = timed_run()
-    section = request_time_section(summarised(run))
-    assert section is not None
-    heads, row = section.blocks[1].headers, section.blocks[1].rows[0]
-    assert ("TTFT p50", "10.50") in zip(heads, row, strict=True)
-    assert heads[-2:] == ("Window", "Output tokens/s")
-    assert "TTFT p95" not in heads  # ten requests a cell
-    bare = make_run(blocks=2)
-    assert TITLE not in [s.title for s in document_of(bare).sections]
+    section = cell_section(summarised(run))
+    body = next(block for block in section.blocks if isinstance(block, Table))
+    assert ("TTFT p50", "10.50") in zip(body.headers, body.rows[0], strict=True)
+    assert "TTFT p95" not in body.headers  # ten requests a cell
+    assert Paragraph(REQUEST_NOTE) in section.blocks
+    assert Paragraph(REQUEST_NOTE) not in cell_section(summarised(make_run(blocks=2))).blocks

@@ -10,8 +10,8 @@ from nwor_bench.analysis.parity.kv_result import KvResult, kv_event
 from nwor_bench.analysis.parity.kv_verdict import KvVerdict
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import AA, Cell, CellResult, NworMode, ScvMode
+from nwor_bench.report.answer import answer
 from nwor_bench.report.markdown import render_markdown
-from nwor_bench.report.sections.verdicts import verdict_sentence
 
 STAGE = Cell("toy", NworMode.STAGE, ScvMode.GRAPH)
 NOT_COMPARED = "the gate did not compare its K/V with mode off's"
@@ -61,8 +61,8 @@ def test_cells_of_mode_off_have_no_values_of_their_own() -> None:
 
 def test_the_terminal_and_the_report_say_why_there_is_no_verdict() -> None:
     run = gated(KvVerdict.NOT_RUN)
-    said = verdict_sentence(run.header, summarised(run))
-    assert said.startswith(f"AMBIGUOUS: This run cannot say whether NWOR pays: {NOT_COMPARED}")
+    said = answer(run.header, summarised(run))
+    assert said.badge == "AMBIGUOUS"
+    assert said.sentence.startswith(f"This run does not show whether NWOR pays: {NOT_COMPARED}")
     page = " ".join(render_markdown(document_of(run)).split())
-    assert f"No number: {NOT_COMPARED}" in page
-    assert "Look up under Parity why the K/V gate compared nothing" in page
+    assert "Find under Evidence why the K/V gate compared nothing" in page

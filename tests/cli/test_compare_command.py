@@ -12,7 +12,7 @@ from changed_run import save_baseline, slowed
 from synthetic_run import make_run, save_run, with_header
 
 from nwor_bench.cli import app as cli
-from nwor_bench.report.github import LIMIT_BYTES, append_github_summary
+from nwor_bench.report.markdown import LIMIT_BYTES, append_github_summary
 
 pytestmark = pytest.mark.slow  # whole runs
 
@@ -118,11 +118,13 @@ def test_markdown_to_a_file_or_instead_of_the_tables(run: Run, tmp_path: Path) -
     path = tmp_path / "compare.md"
     code, shown, _ = run("compare", "base", "slower", "--markdown", str(path))
     assert code == 4
-    assert "BASE base" in shown
+    assert "BASE: base" in shown
     code, printed, _ = run("compare", "base", "slower", "--markdown", "-")
     assert code == 4
     assert printed == path.read_text(encoding="utf-8")
-    assert printed.startswith("# nwor-bench compare\n\n**1 regression: stage x graph got worse")
+    assert printed.startswith(
+        "# nwor-bench compare\n\n**REGRESSION: 1 regression: stage x graph got worse"
+    )
 
 
 def test_json_to_a_file_or_instead_of_the_tables(run: Run, tmp_path: Path) -> None:

@@ -44,7 +44,7 @@ def test_runs_are_matched_by_their_place(command_line: Run, sweeps: tuple[str, s
     assert "REGRESSION in 1, SAME in 1 of 2 runs that both have. Only in BASE: 64 requests." in (
         " ".join(out.split())
     )
-    assert all(len(line) <= 80 for line in out.splitlines()[2:])
+    assert all(len(line) <= 80 for line in out.splitlines()[:-2])
 
 
 def test_json_markdown_and_quiet(command_line: Run, sweeps: tuple[str, str]) -> None:
@@ -52,7 +52,7 @@ def test_json_markdown_and_quiet(command_line: Run, sweeps: tuple[str, str]) -> 
     assert [run["outcome"] for run in told["runs"]] == ["SAME", "REGRESSION"]
     assert (told["only_in_base"], told["exit_code"]) == (["64 requests"], 4)
     _, out, _ = command_line("compare", *sweeps, "-q")
-    assert " ".join(out.split()) == told["headline"]
+    assert " ".join(out.split()) == f"REGRESSION: {told['headline']}"
     _, out, _ = command_line("compare", *sweeps, "--markdown", "-")
     assert out.startswith("# nwor-bench compare\n\n**REGRESSION: REGRESSION in 1")
 

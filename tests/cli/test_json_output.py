@@ -126,7 +126,7 @@ def test_a_comparison(command_line: Run) -> None:
     assert lacking(told, "compare") == []
     assert set(told) == top_level("compare")
     _, out, _ = command_line("compare", "base", "new", "-q")
-    assert " ".join(out.split()) == told["headline"]
+    assert " ".join(out.split()) == f"REGRESSION: {told['headline']}"
 
 
 def test_a_comparison_of_sweeps(command_line: Run) -> None:

@@ -11,12 +11,12 @@ from rich.console import Console
 
 from nwor_bench.microbench.bench import run_groups
 from nwor_bench.microbench.cases import OURS, Spec, Window, expand
-from nwor_bench.microbench.console import print_plan, print_result
-from nwor_bench.microbench.report import document, json_text, write_files
+from nwor_bench.microbench.report import document, json_text, plan_document, write_files
 from nwor_bench.microbench.result import Result
 from nwor_bench.microbench.rows import COLUMNS, FORMAT_VERSION
 from nwor_bench.records.environment import Environment
 from nwor_bench.report.markdown import render_markdown
+from nwor_bench.report.terminal import print_document
 
 SPEC = Spec(windows=(Window(8, 4), Window(256, 8)), acceptances=(0.1,), max_rounds=5)
 ENVIRONMENT = Environment(packages={"torch": "2.11.0", "triton": "3.6.0", "vllm": None})
@@ -66,7 +66,9 @@ def test_markdown_says_how_it_was_made_and_what_is_wrong(result: Result) -> None
     text = render_markdown(document(result))
     assert "nwor-bench kernels --seed 0" in text
     assert "Fake GPU" in text
-    assert text.count("**INVALID.**") == 2 * 2 * 2  # commit and stage, windows, cache dtypes
+    headline = text.splitlines()[2]
+    assert headline.startswith("**INVALID: ")
+    assert headline.count("9 bytes differ") == 2 * 2 * 2  # commit and stage, windows, cache dtypes
     assert "FlashInfer is not installed" in text
     assert "| 8x4, 0.1" in text
     for kernel in ("commit, fp8 cache", "stage, bf16 cache", "## mask", "verify_attention, bf16"):
@@ -77,23 +79,23 @@ def test_markdown_says_how_it_was_made_and_what_is_wrong(result: Result) -> None
 def test_the_terminal_gets_80_columns_with_every_number_whole(
     result: Result, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    print_result(Console(width=80), result, [Path("kernels.csv")])
+    print_document(Console(width=80), document(result).shortened())
     out = capsys.readouterr().out
-    tables = out[: out.index("Files:")]
-    assert max(map(len, tables.splitlines())) <= 80
+    assert max(map(len, out.splitlines())) <= 80
     assert "…" not in out
     assert "INVALID" in out
     assert "absent" in out
     assert "1,234" in out or "1,235" in out
-    assert "eager" not in out.partition("goal")[0].replace("(graph, cold L2)", "")
+    assert "(graph, cold L2)" in out
+    assert "(eager" not in out
 
 
 def test_the_plan_adds_up(capsys: pytest.CaptureFixture[str]) -> None:
     groups = expand(SPEC)
-    print_plan(Console(width=80), SPEC, groups)
+    print_document(Console(width=80), plan_document(SPEC, groups))
     out = capsys.readouterr().out
     assert f"{4 * len(groups)} cases in {len(groups)} groups" in " ".join(out.split())
     assert max(map(len, out.splitlines())) <= 80
     assert "would be skipped" not in out
-    print_plan(Console(width=80), Spec(time_budget_s=1.0), groups)
-    assert "would be skipped" in capsys.readouterr().out
+    print_document(Console(width=80), plan_document(Spec(time_budget_s=1.0), groups))
+    assert "would be skipped" in " ".join(capsys.readouterr().out.split())

@@ -22,7 +22,7 @@ from nwor_bench.models.support.predict import (
     predict_support,
 )
 from nwor_bench.models.support.recipes import coverage, find_config, kept_models, left_out
-from nwor_bench.report.prediction.support import (
+from nwor_bench.report.support import (
     answer,
     coverage_table,
     is_known,

@@ -12,7 +12,7 @@ from nwor_bench.analysis.findings import FindingKind, findings
 from nwor_bench.records.run_folder import KEPT_RECORDS_FILE
 from nwor_bench.records.store import READABLE_VERSIONS, read_run
 from nwor_bench.records.types import FORMAT_VERSION
-from nwor_bench.report import write_files
+from nwor_bench.report.files import write_files
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 CELLS_OF_VERSION_1 = (

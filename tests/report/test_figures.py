@@ -1,31 +1,23 @@
-"""Figures show what was measured and nothing else, where the numbers say."""
+"""Figures show exactly what was measured, at the values of the tables."""
 
 import html
-import json
 import re
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 from report_runs import RUNS, faster, gpu_run, invalid, with_counters
-from synthetic_run import (
-    change_batches,
-    change_windows,
-    document_of,
-    make_run,
-    summarised,
-    with_header,
-)
+from synthetic_run import change_batches, change_windows, document_of, make_run, summarised
 
 from nwor_bench.analysis.aggregate import noise_floor
 from nwor_bench.analysis.dram.counters import cell_bytes
 from nwor_bench.analysis.phases import PHASES, cell_phases
 from nwor_bench.records.store import RunData
+from nwor_bench.report.cells import interval_figure
 from nwor_bench.report.document import Figure, Paragraph
-from nwor_bench.report.html.page import render_html
-from nwor_bench.report.plots import axis
-from nwor_bench.report.sections.intervals import interval_figure
-from nwor_bench.report.svg import COLOURS, draw_svg
+from nwor_bench.report.figures import COLOURS, VERDICT_MARKS, canvas_of, colour, draw_svg
+from nwor_bench.report.html import render_html
 
 pytestmark = pytest.mark.slow  # whole runs
 
@@ -35,6 +27,16 @@ def figures(run: RunData) -> dict[str, Figure]:
     document = document_of(run)
     blocks = [*document.lead, *(b for section in document.sections for b in section.blocks)]
     return {block.name: block for block in blocks if isinstance(block, Figure)}
+
+
+def panels(run: RunData, name: str) -> Any:
+    """The drawn panels of one figure."""
+    return canvas_of(figures(run)[name]).axes
+
+
+def rows(axes: Any) -> list[str]:
+    """The labels of a vertical axis with one row a label."""
+    return [label.get_text() for label in axes.get_yticklabels()]
 
 
 def words(run: RunData, title: str) -> str:
@@ -49,18 +51,19 @@ def shown_texts(svg: str) -> list[str]:
     return [html.unescape(text) for text in re.findall(r"<text[^>]*>([^<]*)</text>", svg)]
 
 
+def intervals(axes: Any) -> dict[str, tuple[str, float, float, float]]:
+    """Marker, low end, value and high end of each row of a forest plot."""
+    found, labels = {}, rows(axes)
+    for container in axes.containers:
+        line, _, (bars,) = container
+        for x, y, (start, end) in zip(*line.get_data(), bars.get_segments(), strict=True):
+            found[labels[int(y)]] = (line.get_marker(), start[0], x, end[0])
+    return found
+
+
 @pytest.fixture(scope="module")
 def run() -> RunData:
     return with_counters(faster(), 50_000)
-
-
-def test_every_scale_of_numbers_is_labelled(run: RunData):
-    for name, figure in figures(run).items():
-        texts = shown_texts(draw_svg(figure))
-        numbers = [text for text in texts if re.fullmatch(r"[-\u2212]?[\d.]+", text)]
-        assert len(numbers) >= 3, (name, texts)
-    (intervals,) = [f for name, f in figures(run).items() if name == "intervals"]
-    assert "1.000" in shown_texts(draw_svg(intervals))
 
 
 @pytest.mark.parametrize(
@@ -70,10 +73,8 @@ def test_every_figure_is_drawn_with_its_texts_in_the_page_s_colours(name):
     for figure in figures(RUNS[name]()).values():
         svg = draw_svg(figure)
         texts = shown_texts(svg)
-        labels = figure.layout["yaxis"].get("categoryarray", ())
-        assert set(labels) <= set(texts)
-        title = figure.layout["xaxis"]["title"]["text"]
-        assert not title or title in texts
+        numbers = [text for text in texts if re.fullmatch(r"[-\u2212]?[\d.]+", text)]
+        assert len(numbers) >= 3, (figure.name, texts)
         assert svg.count("<title>") == 1
         assert 'role="img"' in svg
         assert set(re.findall(r"var\(--([a-z]+)\)", svg)) <= set(COLOURS)
@@ -82,7 +83,7 @@ def test_every_figure_is_drawn_with_its_texts_in_the_page_s_colours(name):
         assert svg == draw_svg(figure)
 
 
-def test_all_figures_are_there_where_all_was_measured(run):
+def test_all_figures_are_there_if_all_was_measured(run):
     names = {"intervals", "blocks", "window-times", "acceptance", "timeline", "dram-bytes"}
     assert set(figures(run)) == names
     for figure in figures(run).values():
@@ -94,7 +95,7 @@ def test_what_was_not_measured_is_a_sentence_and_no_figure():
     cpu = make_run(aa=True)
     assert set(figures(cpu)) == {"intervals", "blocks", "window-times", "acceptance"}
     assert "timed between events on a GPU" in words(cpu, "Where a window's time goes")
-    assert "not measured in this run" in words(cpu, "Bytes: predicted beside measured")
+    assert "not measured in this run" in words(cpu, "Bytes: predicted and measured")
     assert "no batch was probed" in words(gpu_run(probed=False), "Where a window's time goes")
     bare = replace(
         change_windows(cpu, lambda w: True, wall_ms=None, accepted_per_position=()),
@@ -105,67 +106,62 @@ def test_what_was_not_measured_is_a_sentence_and_no_figure():
     one = replace(one, windows=tuple(w for w in one.windows if w.batch in gate))
     assert set(figures(one)) == set()
     assert "No cell could be compared" in words(one, "Cells")
-    assert "No window with a time" in words(one, "Window times")
-    assert "was not counted, so it is not drawn" in words(one, "Acceptance")
+    assert "No valid window time" in words(one, "Measurement precision")
+    assert "was not counted" in words(one, "Acceptance")
 
 
 def test_each_interval_lies_where_its_numbers_say(run):
-    cells = {cell.label: cell for cell in summarised(run)}
-    figure = figures(run)["intervals"]
-    seen = {}
-    for trace in figure.data:
-        points = zip(trace["y"], trace["x"], trace["error_x"]["array"],
-                     trace["error_x"]["arrayminus"], strict=True)  # fmt: skip
-        for label, ratio, above, below in points:
-            assert cells[label].verdict == trace["name"]
-            seen[label] = (ratio - below, ratio, ratio + above)
-    assert set(seen) == {label for label, cell in cells.items() if cell.ratio_to_off is not None}
+    cells = {cell.label: cell for cell in summarised(run) if cell.ratio_to_off is not None}
+    (axes,) = panels(run, "intervals")
+    seen = intervals(axes)
+    assert set(seen) == set(cells)
     assert "off x off (A/A)" in seen
-    for label, ends in seen.items():
+    low, high = axes.get_xlim()
+    for label, (marker, *ends) in seen.items():
         cell = cells[label]
+        assert marker == VERDICT_MARKS[cell.verdict]
         expected = (cell.ratio_ci_low, cell.ratio_to_off, cell.ratio_ci_high)
-        assert ends == pytest.approx(expected, rel=1e-12)
-    low, high = figure.layout["xaxis"]["range"]
-    assert low < min(ends[0] for ends in seen.values())
-    assert high > max(ends[2] for ends in seen.values())
-    symbols = {trace["name"]: trace["marker"]["symbol"] for trace in figure.data}
-    assert len(set(symbols.values())) == len(symbols)
+        assert ends == pytest.approx(expected, rel=1e-9)
+        assert low < ends[0] < ends[2] < high
+    assert len(set(VERDICT_MARKS.values())) == len(VERDICT_MARKS)
+    assert "1.000" in shown_texts(draw_svg(figures(run)["intervals"]))
 
 
 def test_the_noise_band_and_the_line_at_one(run):
     cells = summarised(run)
-    shapes = interval_figure(cells, 0.01).layout["shapes"]
-    (band,) = [shape for shape in shapes if shape["type"] == "rect"]
+    figure = interval_figure(cells, 0.01)
+    assert figure is not None
+    (axes,) = canvas_of(figure).axes
     floor = noise_floor(cells)["floor"]
-    assert (band["x0"], band["x1"]) == (1 - floor, 1 + floor)
-    lines = sorted(shape["x0"] for shape in shapes if shape["type"] == "line")
-    assert lines == [0.99, 1, 1.01]
-    without = [cell for cell in cells if cell.arm is None]
-    bare = interval_figure(without, 0.01)
-    assert [shape["type"] for shape in bare.layout["shapes"]] == ["line"] * 3
+    (band,) = axes.patches
+    assert (band.get_x(), band.get_width()) == pytest.approx((1 - floor, 2 * floor))
+    upright = sorted(x[0] for line in axes.lines if len(set(x := line.get_xdata())) == 1
+                     and line.get_marker() == "None")  # fmt: skip
+    assert upright == [0.99, 1, 1.01]
+    bare = interval_figure([cell for cell in cells if cell.arm is None], 0.01)
+    assert bare is not None
+    assert not canvas_of(bare).axes[0].patches
     assert "There is no noise band" in bare.caption
 
 
-def test_each_block_stands_with_its_ratio_and_the_clocks_of_that_block(run):
+def test_each_block_has_its_ratio_and_its_clocks(run):
     warm = change_batches(
         change_batches(run, lambda b: b.phase == "timed", conditions={"gpu_sm_clock_mhz": 1980.0}),
         lambda b: b.phase == "timed" and b.block == 3 and b.nwor_mode == "stage",
         conditions={"gpu_sm_clock_mhz": 1500.0, "gpu_throttled_ms": 40.0},
     )
-    figure = figures(warm)["blocks"]
-    lines = {trace["name"]: trace for trace in figure.data}
-    compared = {cell.label: cell for cell in summarised(warm) if cell.ratio_to_off is not None}
-    assert set(lines) == {*compared, "SM clock, MHz", "throttled, ms"}
-    for label, cell in compared.items():
-        assert lines[label]["x"] == list(range(1, 13))
-        assert np.exp(np.mean(np.log(lines[label]["y"]))) == pytest.approx(
-            cell.ratio_to_off, rel=1e-3
-        )
-    clocks = dict(zip(lines["SM clock, MHz"]["x"], lines["SM clock, MHz"]["y"], strict=True))
-    assert clocks == {block: 1500.0 if block == 3 else 1980.0 for block in range(1, 13)}
-    assert lines["throttled, ms"]["y"] == [120.0]
-    assert "SM clock 1500 to 1980 MHz" in figure.alternative
-    assert {"MHz", "ms"} <= set(shown_texts(draw_svg(figure)))
+    ratios, clocks, throttled = panels(warm, "blocks")
+    lines = {line.get_label(): line.get_data() for line in ratios.lines}
+    for cell in summarised(warm):
+        if cell.ratio_to_off is not None:
+            blocks, values = lines[cell.label]
+            assert list(blocks) == list(range(1, 13))
+            assert np.exp(np.mean(np.log(values))) == pytest.approx(cell.ratio_to_off, rel=1e-3)
+    seen = dict(zip(*clocks.lines[0].get_data(), strict=True))
+    assert seen == {block: 1500.0 if block == 3 else 1980.0 for block in range(1, 13)}
+    assert list(throttled.lines[0].get_ydata()) == [120.0]
+    assert (clocks.get_ylabel(), throttled.get_ylabel()) == ("MHz", "ms")
+    assert "SM clock 1500 to 1980 MHz" in figures(warm)["blocks"].alternative
     assert "clocks were not recorded" in figures(run)["blocks"].caption
 
 
@@ -176,114 +172,90 @@ def test_window_times_keep_their_distribution_and_their_outliers(run, figures_le
         wall_ms=987.654,
     )
     timed = {b.batch for b in slow.batches if b.phase == "timed"}
-    times = {
-        name: {(w.block, w.window): w.wall_ms for w in slow.windows
-               if (w.nwor_mode, w.scv_mode, w.arm) == name and w.batch in timed}
+    treated, baseline = (
+        {(w.block, w.window): w.wall_ms for w in slow.windows
+         if (w.nwor_mode, w.scv_mode, w.arm) == name and w.batch in timed}
         for name in (("stage", "off", None), ("off", "off", None))
-    }  # fmt: skip
-    treated, baseline = times.values()
+    )  # fmt: skip
     own = [100 * (treated[place] / baseline[place] - 1) for place in treated]
-    figure = figures(slow)["window-times"]
-    (trace,) = [trace for trace in figure.data if trace["name"] == "stage x off"]
-    assert np.median(trace["x"]) == pytest.approx(np.median(own), rel=1e-3)
-    assert np.percentile(trace["x"], 25) == pytest.approx(np.percentile(own, 25), rel=3e-2)
-    assert "off x off" not in {trace["name"] for trace in figure.data}
-    (line,) = figure.layout["shapes"]
-    assert line["x0"] == 0
-    text = render_html(document_of(slow))
-    assert ">987.65</td>" in text
+    (axes,) = panels(slow, "window-times")
+    assert "off x off" not in rows(axes)
+    place = rows(axes).index("stage x off")
+    (lines,) = [c for c in axes.collections if hasattr(c, "get_segments")][place : place + 1]
+    quartiles = [segment[0][0] for segment in lines.get_segments()]
+    assert quartiles[1] == pytest.approx(np.median(own), rel=1e-3)
+    assert quartiles[0] == pytest.approx(np.percentile(own, 25), rel=3e-2)
+    assert axes.lines[0].get_xdata()[0] == 0
+    assert ">987.65</td>" in render_html(document_of(slow))
 
 
 def test_times_that_do_not_count_are_in_no_figure():
     wrong = invalid()
-    for name in ("window-times", "timeline", "intervals", "blocks"):
-        figure = figures(wrong)[name]
-        assert "stage x off" in json.dumps(figure.data)
-        assert "stage x graph" not in json.dumps(figure.data)
-    assert "stage x graph" in words(wrong, "Window times")
+    for name in ("window-times", "timeline", "intervals"):
+        (axes, *_) = panels(wrong, name)
+        assert "stage x off" in rows(axes)
+        assert "stage x graph" not in rows(axes)
+    assert "stage x graph" not in {line.get_label() for line in panels(wrong, "blocks")[0].lines}
+    assert "stage x graph" in words(wrong, "Measurement precision")
 
 
 def test_cells_that_accepted_alike_share_their_bars(run):
-    (trace,) = figures(run)["acceptance"].data
-    cell = summarised(run)[0]
-    assert trace["y"] == [100 * rate for rate in cell.acceptance_per_position]
-    assert trace["name"] == "all cells"
+    (axes,) = panels(run, "acceptance")
+    (bars,) = axes.containers
+    rates = summarised(run)[0].acceptance_per_position
+    assert [bar.get_height() for bar in bars] == [100 * rate for rate in rates]
+    assert bars.get_label() == "all cells"
     other = change_batches(
         change_windows(run, lambda w: w.nwor_mode == "stage", accepted_per_position=(1, 0, 0, 0)),
         lambda b: b.nwor_mode == "stage",
         vllm_accepted_per_position=None,
     )
-    names = [trace["name"] for trace in figures(other)["acceptance"].data]
+    names = [bars.get_label() for bars in panels(other, "acceptance")[0].containers]
     assert len(names) == 2
     assert names[1] == "stage x off, stage x graph and stage x adaptive"
 
 
 def test_the_timeline_shows_each_measured_phase_and_no_other(run):
-    rows = {row.cell.label: row for row in cell_phases(run) if row.cell.arm is None}
-    figure = figures(run)["timeline"]
-    bars = [trace for trace in figure.data if trace["type"] == "bar" and trace["xaxis"] == "x"]
-    assert [bar["name"] for bar in bars] == [name.removesuffix("_ms") for name in PHASES]
-    for bar, name in zip(bars, PHASES, strict=True):
-        shown = dict(zip(bar["y"], bar["x"], strict=True))
-        shown.pop("off x off (A/A)", None)
-        wanted = {label: row.device_ms[name] for label, row in rows.items()}
-        assert shown == {label: value for label, value in wanted.items() if value is not None}
-    assert "off x off" not in bars[2]["y"]  # stock vLLM makes no mask
+    measured = {row.cell.label: row for row in cell_phases(run)}
+    upper, lower = panels(run, "timeline")
+    assert [bars.get_label() for bars in upper.containers] == [
+        n.removesuffix("_ms") for n in PHASES
+    ]
+    ends: dict[str, float] = {}
+    for bars, name in zip(upper.containers, PHASES, strict=True):
+        shown = {rows(upper)[round(b.get_y() + 0.35)]: b for b in bars}
+        wanted = {label: row.device_ms[name] for label, row in measured.items()}
+        assert set(shown) == {label for label, value in wanted.items() if value is not None}
+        for label, bar in shown.items():
+            assert bar.get_width() == pytest.approx(wanted[label])
+            assert bar.get_x() == pytest.approx(ends.get(label, 0.0))
+            ends[label] = bar.get_x() + bar.get_width()
+    assert [bars.get_label() for bars in lower.containers] == ["sample", "mask", "commit"]
     fused = change_windows(run, lambda w: True, mask_ms=None)
-    assert "mask" not in {trace["name"] for trace in figures(fused)["timeline"].data}
+    assert "mask" not in {bars.get_label() for bars in panels(fused, "timeline")[0].containers}
     assert "mask" not in figures(fused)["timeline"].alternative
 
 
-def test_dram_bytes_stand_beside_their_prediction(run):
+def test_dram_bytes_are_drawn_beside_their_prediction(run):
     found = {cell.cell.label: cell for cell in cell_bytes(run) if cell.cell.arm is None}
-    measured, predicted = figures(run)["dram-bytes"].data
-    place = measured["y"].index("stage x graph")
+    (axes,) = panels(run, "dram-bytes")
+    measured, predicted = (container[0] for container in axes.containers)
+    place = rows(axes).index("stage x graph")
     cell = found["stage x graph"]
-    assert measured["x"][place] == cell.differences["dram_write_bytes"].mean / 1e6
-    assert measured["x"][place] == pytest.approx(-0.05, rel=0.1)
-    assert predicted["x"][place] == cell.predicted["dram_write_bytes"] / 1e6
-    assert predicted["x"][measured["y"].index("off x graph")] is None
-
-
-def test_predicted_bytes_are_those_of_the_byte_model_by_hand(figures_left_out):
-    run = gpu_run()
-    baseline = summarised(run)[0]
-    row = run.header.engine.bytes_per_token
-    drafts = baseline.draft_tokens / baseline.windows
-    kept = baseline.accepted_tokens / baseline.windows
-    text = render_html(document_of(run))
-    table = re.search(r"predicted by the byte model.*?</table>", text, re.DOTALL).group()
-    rows = [re.findall(r">([^<>]+)</t[dh]>", line) for line in table.split("<tr>")[2:]]
-    shown = {line[0]: line[1:] for line in rows}
-    kb = lambda amount: f"{amount / 1000:,.1f} kB"  # noqa: E731
-    assert shown["direct (stock vLLM)"][:2] == ["0 B", kb(drafts * row)]
-    assert shown["by reference"] == [kb(kept * row)] * 2 + [kb((drafts - 2 * kept) * row)]
-    assert shown["copy, spilled from L2"] == [
-        kb(kept * row), kb((drafts + kept) * row), f"-{kb(2 * kept * row)}",
-    ]  # fmt: skip
-    assert shown["copy, kept in L2"] == ["0 B", kb(kept * row), kb((drafts - kept) * row)]
-
-
-def test_an_fp8_cache_below_bf16_activations_is_read_at_twice_the_size(figures_left_out):
-    run = gpu_run()
-    tables = [
-        re.search(
-            r"by reference</th><td[^>]*>([\d.]+) kB",
-            render_html(document_of(each)),
-        )
-        for each in (run, with_header(run, "engine", kv_cache_dtype="fp8"))
-    ]
-    plain, fp8 = (float(found.group(1)) for found in tables)
-    assert fp8 == pytest.approx(2 * plain, abs=0.1)
+    x = dict(zip(measured.get_ydata(), measured.get_xdata(), strict=True))[place]
+    assert x == cell.differences["dram_write_bytes"].mean / 1e6
+    assert x == pytest.approx(-0.05, rel=0.1)
+    x = dict(zip(predicted.get_ydata(), predicted.get_xdata(), strict=True))
+    assert x[place] == cell.predicted["dram_write_bytes"] / 1e6
+    assert rows(axes).index("off x graph") not in x
 
 
 def test_hostile_labels_make_no_markup():
     nasty = '</svg></script><a href="http://x">&amp; $x_2$'
     figure = interval_figure(summarised(faster()), 0.01)
     assert figure is not None
-    drawn = draw_svg(
-        replace(figure, alternative=nasty, layout={**figure.layout, "xaxis": axis(nasty)})
-    )
+    draw = lambda canvas: canvas.subplots().set_xlabel(nasty, color=colour("text"))  # noqa: E731
+    drawn = draw_svg(replace(figure, alternative=nasty, draw=draw))
     assert nasty in shown_texts(drawn)
     assert "<a " not in drawn
     assert drawn.count("</svg>") == 1

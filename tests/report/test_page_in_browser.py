@@ -8,9 +8,9 @@ from browser import Tab, find_browser, open_browser
 from report_runs import faster, with_counters
 
 from nwor_bench.analysis.aggregate import summarise
-from nwor_bench.report.content import build_document
 from nwor_bench.report.document import Figure, Table
-from nwor_bench.report.html.page import render_html
+from nwor_bench.report.html import render_html
+from nwor_bench.report.run_report import build_document
 
 STATE = """(() => {
   const all = (query, root = document) => [...root.querySelectorAll(query)];

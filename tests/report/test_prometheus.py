@@ -22,8 +22,8 @@ from toy_run import Runner
 from nwor_bench.errors import ConfigError, ExitCode
 from nwor_bench.records.metrics import KNOWN_REASONS, METRICS, MetricFiles, WindowMetrics, labels_of
 from nwor_bench.records.types import CellResult, columns
+from nwor_bench.report.evidence import MEANINGS
 from nwor_bench.report.prometheus import sweep_metrics
-from nwor_bench.report.sections.fallbacks import MEANINGS
 
 DESIGNED = {
     *("nwor_total_staged", "nwor_total_committed", "nwor_total_rejected", "nwor_acceptance_rate"),

@@ -122,7 +122,7 @@ def test_a_torn_run_is_reported_with_its_warning(folder):
     assert "last line" in json.loads(paths.run_json.read_text())["warnings"][0]
     for path in (paths.markdown, paths.html):
         text = path.read_text()
-        assert text.index("was not written to the end") < text.index("Does it pay?")
+        assert text.index("was not written to the end") < text.index("How sure is that?")
 
 
 def test_an_invalid_cell_has_no_time_in_any_summary(tmp_path):

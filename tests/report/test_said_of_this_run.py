@@ -10,7 +10,7 @@ from synthetic_run import document_of, make_run, summarised, with_header, with_p
 
 from nwor_bench.analysis.findings import findings
 from nwor_bench.records.store import RunData
-from nwor_bench.report.html.page import render_html
+from nwor_bench.report.html import render_html
 from nwor_bench.report.markdown import render_markdown
 
 pytestmark = pytest.mark.slow  # whole runs

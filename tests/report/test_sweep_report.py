@@ -12,11 +12,11 @@ from synthetic_run import make_run
 
 from nwor_bench.errors import ExitCode
 from nwor_bench.report.document import Figure, Headline, Table
-from nwor_bench.report.shading import shade, shade_of
-from nwor_bench.report.svg import draw_svg
-from nwor_bench.report.sweep.document import MIXED, NOTHING, sweep_document
-from nwor_bench.report.sweep.swept_run import SweptRun
-from nwor_bench.report.sweep.tradeoff import front
+from nwor_bench.report.figures import draw_svg
+from nwor_bench.report.sweep import MIXED, NOTHING, sweep_document
+from nwor_bench.report.sweep_figures import front
+from nwor_bench.report.swept_run import SweptRun
+from nwor_bench.report.text import shade, shade_of
 from nwor_bench.run.sweep_folder import SweepIndex
 from nwor_bench.run.sweep_summary import swept_runs
 
@@ -69,7 +69,8 @@ def test_a_sweep_that_measured_nothing_says_so(runs: tuple[SweptRun, ...]) -> No
 def test_ratios_stand_in_a_shaded_table_that_leads_to_the_runs(
     runs: tuple[SweptRun, ...],
 ) -> None:
-    (ratios,) = [block for block in sweep_document("grid", runs).lead if isinstance(block, Table)]
+    (cells,) = [s for s in sweep_document("grid", runs).sections if s.title == "All cells"]
+    (ratios,) = [block for block in cells.blocks if isinstance(block, Table)]
     assert ratios.headers[:4] == ("Run", "stage x off", "stage x graph", "stage x adaptive")
     assert [row[0] for row in ratios.rows] == ["1: 1 request", "2: 8 requests", "3: 64 requests"]
     assert [shades[2] for shades in ratios.shades] == ["slower-3", "faster-2", ""]
@@ -135,7 +136,7 @@ def test_report_writes_the_summaries_of_a_sweep_folder(command_line: Run, folder
     assert (folder / "summary.html").read_bytes() == before
     quiet = command_line("report", str(folder), "-q")[1]
     assert quiet.splitlines()[-1] == f"Sweep folder: {folder}"
-    assert "Answer" not in quiet
+    assert "Cell" not in quiet
 
 
 def test_a_broken_run_makes_the_sweep_exit_with_3(

@@ -11,7 +11,7 @@ from toy_run import Runner
 from nwor_bench.analysis.aggregate import summarise
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import NworMode, Phase
-from nwor_bench.report import write_files
+from nwor_bench.report.files import write_files
 
 pytestmark = pytest.mark.slow  # whole runs
 

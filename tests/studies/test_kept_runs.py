@@ -43,4 +43,4 @@ def test_its_report_is_made_again_from_its_records(folder: Path, tmp_path: Path)
     for path in (paths.html, paths.markdown):
         if (folder / path.name).is_file():
             assert path.read_bytes() == (folder / path.name).read_bytes()
-    assert "Does it pay?" in paths.markdown.read_text()
+    assert "How sure is that?" in paths.markdown.read_text()

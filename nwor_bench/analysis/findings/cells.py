@@ -128,7 +128,7 @@ def _fallbacks(cell: CellResult) -> Iterator[Finding]:
             FindingKind.FALLBACKS,
             Severity.WARNING if share > 0.1 else Severity.NOTE,
             f"{cell.label}: {_percent(share)} of its windows were written directly ({reasons}).",
-            "Its ratio is that of the mixture; see 'Fallbacks by reason'.",
+            "Its ratio is that of the mixture; see Evidence.",
             cell.label,
         )
 
@@ -136,7 +136,7 @@ def _fallbacks(cell: CellResult) -> Iterator[Finding]:
 def _remedy_of_idle(reason: str | None) -> str:
     if "no_cuda" in (reason or ""):
         return "Nothing to mend here: it needs CUDA. Measure it on a GPU."
-    return "Look up the reason under 'Fallbacks by reason'; its time says nothing of its mode."
+    return "Evidence lists the reason; its time says nothing of its mode."
 
 
 def _rank_test_disagrees(cell: CellResult) -> bool:

@@ -86,7 +86,11 @@ def compare(
     from nwor_bench.analysis.comparing.decide_by import DecideBy
     from nwor_bench.errors import ConfigError
     from nwor_bench.records.store import read_header
-    from nwor_bench.report.github import append_github_summary, github_summary_file
+    from nwor_bench.report.markdown import (
+        append_github_summary,
+        github_summary_file,
+        render_markdown,
+    )
 
     fraction = _fraction(threshold)
     if decide_by not in set(DecideBy):
@@ -96,22 +100,21 @@ def compare(
             read_header(folder)  # refuses it before pandas and scipy are imported
     if github_summary:
         github_summary_file()  # refuse before anything is read
-    from rich.console import Console
-
     from nwor_bench.analysis.comparing.compare import compare_runs
 
     compare = partial(compare_runs, threshold=fraction, decide_by=DecideBy(decide_by), force=force)
     outputs = _sweeps(base, new, compare) if _both_sweeps(base, new) else _runs(base, new, compare)
     if PRINTED not in (markdown, json):
-        outputs.show(Console(), quiet=quiet)
-    _put("--markdown", markdown, outputs.markdown)
+        _show(outputs.document, base, new, quiet=quiet)
+    text = render_markdown(outputs.document) if markdown or github_summary else ""
+    _put("--markdown", markdown, text)
     if html is not None:
-        from nwor_bench.report.html.page import render_html
+        from nwor_bench.report.html import render_html
 
-        _put("--html", html, render_html(outputs.page))
+        _put("--html", html, render_html(outputs.document))
     _put("--json", json, outputs.as_json(strict=strict))
     if github_summary:
-        append_github_summary(outputs.markdown)
+        append_github_summary(text)
     raise typer.Exit(outputs.exit_code(strict=strict))
 
 
@@ -119,9 +122,7 @@ def compare(
 class _Outputs:
     """What the command can write of a comparison."""
 
-    markdown: str
-    page: "Document"
-    show: "Callable[..., None]"
+    document: "Document"
     as_json: "Callable[..., str]"
     exit_code: "Callable[..., int]"
 
@@ -134,47 +135,32 @@ def _both_sweeps(*folders: Path) -> bool:
 
 def _runs(base: Path, new: Path, compare: "Compare") -> _Outputs:
     from nwor_bench.analysis.comparing.stored_run import load_stored
-    from nwor_bench.report.comparison.documents import comparison_page
-    from nwor_bench.report.comparison.reports import (
-        comparison_json,
-        comparison_markdown,
-        print_comparison,
-    )
+    from nwor_bench.report.comparison import comparison_document, comparison_json
 
-    comparison = compare(load_stored(base), load_stored(new))
-    return _Outputs(
-        comparison_markdown(comparison),
-        comparison_page(comparison),
-        partial(_shown, print_comparison, comparison),
-        partial(comparison_json, comparison),
-        comparison.exit_code,
-    )
+    found = compare(load_stored(base), load_stored(new))
+    return _Outputs(comparison_document(found), partial(comparison_json, found), found.exit_code)
 
 
 def _sweeps(base: Path, new: Path, compare: "Compare") -> _Outputs:
     from nwor_bench.analysis.comparing.sweeps import compare_sweeps
-    from nwor_bench.report.comparison.documents import sweep_comparison_document
-    from nwor_bench.report.comparison.sweep_reports import (
-        print_sweep_comparison,
-        sweep_comparison_json,
-    )
-    from nwor_bench.report.markdown import render_markdown
+    from nwor_bench.report.comparison import sweep_comparison_document, sweep_comparison_json
     from nwor_bench.run.sweep_stored import load_sweep_runs
 
     runs = load_sweep_runs(base), load_sweep_runs(new)
-    comparison = compare_sweeps((base, new), *runs, compare)
-    document = sweep_comparison_document(comparison)
-    return _Outputs(
-        render_markdown(document),
-        document,
-        partial(_shown, print_sweep_comparison, comparison),
-        partial(sweep_comparison_json, comparison),
-        comparison.exit_code,
-    )
+    found = compare_sweeps((base, new), *runs, compare)
+    as_json = partial(sweep_comparison_json, found)
+    return _Outputs(sweep_comparison_document(found), as_json, found.exit_code)
 
 
-def _shown(show: "Callable[..., None]", comparison: Any, console: Any, *, quiet: bool) -> None:
-    show(console, comparison, quiet=quiet)
+def _show(document: "Document", base: Path, new: Path, *, quiet: bool) -> None:
+    from rich.console import Console
+
+    from nwor_bench.report.terminal import print_document, print_path
+
+    console = Console()
+    print_document(console, document.shortened(), quiet=quiet)
+    for name, folder in () if quiet else (("BASE", base), ("NEW", new)):
+        print_path(console, name, folder)
 
 
 def _put(flag: str, path: Path | None, text: str) -> None:

@@ -2,14 +2,14 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from nwor_bench.cli import completion
 
 if TYPE_CHECKING:
-    from nwor_bench.report.prediction.text import BytePrediction
+    from nwor_bench.report.plan import BytePrediction
 
 MODEL = "Model (name one)"
 OUTPUT = "Output"
@@ -93,26 +93,34 @@ def plan(
         raise ConfigError.for_field("--html", str(html), "the map shows one model; name one")
     if csv is not None:
         write_output("--csv", csv, _csv_of(predictions))
-    if html is not None:
-        from nwor_bench.report.prediction.breakeven_page import break_even_page
+    from nwor_bench.report.plan import models_document, models_table, plan_document
 
-        write_output("--html", html, break_even_page(predictions[0]))
+    if len(predictions) > 1:
+        document = models_document(predictions)
+    else:
+        document = plan_document(predictions[0])
+    if html is not None:
+        from nwor_bench.report.html import render_html
+
+        write_output("--html", html, render_html(document))
     if as_json:
         _print_json(predictions)
-    elif quiet:
-        _print_headlines(predictions)
     elif markdown:
-        _print_markdown(predictions)
-    elif len(predictions) > 1:
-        _print_models(predictions)
+        from nwor_bench.report.markdown import render_blocks
+
+        typer.echo(render_blocks([models_table(predictions)]))
     else:
-        _print_prediction(predictions[0])
+        from rich.console import Console
+
+        from nwor_bench.report.terminal import print_document
+
+        print_document(Console(), document.shortened(), quiet=quiet)
 
 
 def _csv_of(predictions: "Sequence[BytePrediction]") -> str:
     import pandas as pd
 
-    from nwor_bench.report.prediction.text import csv_rows
+    from nwor_bench.report.plan import csv_rows
 
     return pd.DataFrame([row for prediction in predictions for row in csv_rows(prediction)]).to_csv(
         index=False
@@ -122,79 +130,8 @@ def _csv_of(predictions: "Sequence[BytePrediction]") -> str:
 def _print_json(predictions: "Sequence[BytePrediction]") -> None:
     from nwor_bench import __version__
     from nwor_bench.records.json_text import document
-    from nwor_bench.report.prediction.text import prediction_values
+    from nwor_bench.report.plan import prediction_values
 
     values = [prediction_values(prediction) for prediction in predictions]
     content = {"plan_version": 1, "nwor_bench": __version__, "predictions": values}
     typer.echo(document(content), nl=False)
-
-
-def _print_headlines(predictions: "Sequence[BytePrediction]") -> None:
-    from nwor_bench.report.prediction import text as words
-
-    for prediction in predictions:
-        name = f"{prediction.name}: " if len(predictions) > 1 else ""
-        typer.echo(words.wrapped(name + words.headline(prediction)))
-
-
-def _print_prediction(prediction: "BytePrediction") -> None:
-    from nwor_bench.report.prediction import text as words
-
-    typer.echo(words.wrapped(words.headline(prediction)) + "\n")
-    typer.echo(words.wrapped(words.setting(prediction)) + "\n")
-    _print_table(("DRAM bytes of one step", "predicted", "share"), words.step_rows(prediction))
-    _print_table(words.STRATEGY_HEADERS, words.strategy_rows(prediction))
-    _print_states(prediction)
-    for note in words.notes(prediction):
-        typer.echo(words.wrapped(note, bullet="- "))
-
-
-def _print_states(prediction: "BytePrediction") -> None:
-    """What a hybrid's recurrent states move, and where replaying them pays."""
-    from nwor_bench.models.recurrent import REPLAY_FUSED
-    from nwor_bench.report.prediction import states
-    from nwor_bench.report.prediction.text import wrapped
-
-    model, load = prediction.model, prediction.load
-    if model.shape.recurrent is None:
-        return
-    typer.echo(wrapped(states.state_sentence(model.shape.recurrent, model.states(load))) + "\n")
-    _print_table(states.STATE_HEADERS, states.state_rows(model, load))
-    _print_table(*states.map_table(model, load, REPLAY_FUSED))
-    for note in states.state_notes(model, load):
-        typer.echo(wrapped(note, bullet="- "))
-
-
-def _print_models(predictions: "Sequence[BytePrediction]") -> None:
-    from nwor_bench.report.prediction import text as words
-
-    for prediction in predictions:
-        typer.echo(words.wrapped(f"{prediction.name}: {words.headline(prediction)}") + "\n")
-    _print_table(words.MODEL_HEADERS, words.model_rows(predictions))
-    typer.echo(words.wrapped(words.COMPARISON_NOTE))
-
-
-def _print_markdown(predictions: "Sequence[BytePrediction]") -> None:
-    import pandas as pd
-
-    from nwor_bench.report.prediction import text as words
-
-    frame = pd.DataFrame(words.model_rows(predictions), columns=list(words.MODEL_HEADERS))
-    alignment = ("left", *["right"] * (len(words.MODEL_HEADERS) - 1))
-    typer.echo(frame.to_markdown(index=False, colalign=alignment, disable_numparse=True))
-
-
-def _print_table(headers: "Sequence[str]", rows: "Sequence[Sequence[str]]") -> None:
-    from textwrap import fill
-
-    from rich.box import SIMPLE_HEAD
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=0, collapse_padding=True)
-    for place, header in enumerate(headers):
-        justify: Literal["left", "right"] = "right" if place else "left"
-        table.add_column(fill(header, 9) if place else header, justify=justify, no_wrap=True)
-    for row in rows:
-        table.add_row(*row)
-    Console(width=80, highlight=False).print(table)

@@ -39,7 +39,7 @@ def report(
     from nwor_bench.records.run_folder import RECORDS_FILE, RUN_FILE, SWEEP_FILE
     from nwor_bench.records.store import read_run
     from nwor_bench.records.types import RunStatus, Verdict
-    from nwor_bench.report.github import append_github_summary, github_summary_file
+    from nwor_bench.report.markdown import append_github_summary, github_summary_file
     from nwor_bench.run.run_options import DEFAULT_OPTIONS, check_output_flags
 
     options = replace(DEFAULT_OPTIONS, quiet=quiet, as_json=as_json, verbose=verbose)
@@ -58,7 +58,7 @@ def report(
     from rich.console import Console
 
     from nwor_bench.analysis.aggregate import summarise
-    from nwor_bench.report import write_files
+    from nwor_bench.report.files import write_files
     from nwor_bench.run.output import tell_result
 
     cells = summarise(data)
@@ -76,11 +76,14 @@ def _report_sweep(folder: Path, options: "RunOptions", github_summary: bool) -> 
 
     index = SweepIndex.open(folder)
     index.check_readable()
+    from dataclasses import replace
+
     from rich.console import Console
 
     from nwor_bench.records.types import Verdict
-    from nwor_bench.report.github import append_github_summary
-    from nwor_bench.report.sweep.console import print_sweep
+    from nwor_bench.report.markdown import append_github_summary
+    from nwor_bench.report.sweep import sweep_document
+    from nwor_bench.report.terminal import print_document, print_path
     from nwor_bench.run.output import tell_json
     from nwor_bench.run.sweep_summary import sweep_result, swept_runs, write_summary
 
@@ -89,7 +92,10 @@ def _report_sweep(folder: Path, options: "RunOptions", github_summary: bool) -> 
     if options.as_json:
         tell_json(sweep_result(index, runs))
     else:
-        print_sweep(Console(), runs, folder, quiet=options.quiet)
+        console, document = Console(), sweep_document(index.content["name"], runs)
+        shown = document.shortened() if options.verbose else replace(document, sections=())
+        print_document(console, shown, quiet=options.quiet)
+        print_path(console, "Sweep folder", folder)
     if github_summary:
         append_github_summary(text)
     invalid = any(cell.verdict == Verdict.INVALID for run in runs for cell in run.cells)

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from nwor_bench.models.recurrent import RecurrentLayers, StateLoad
     from nwor_bench.models.support.engine import EngineFacts
     from nwor_bench.models.support.recipes import FoundConfig
+    from nwor_bench.report.document import Document
 
 ENGINE = "Engine"
 OUTPUT = "Output"
@@ -95,31 +96,19 @@ def _one(found: "FoundConfig", engine: "EngineFacts", quiet: bool, as_json: bool
     from nwor_bench.models.support.facts import read_facts
     from nwor_bench.models.support.predict import methods_of, predict_support
     from nwor_bench.models.support.recipes import FIELD
-    from nwor_bench.report.prediction import support as words
+    from nwor_bench.report import support as words
 
     model = read_facts(found.config, found.name, FIELD, found.origin)
     engine = replace(engine, cache_dtype=chosen_cache_dtype(found.config, engine.cache_dtype))
     support, methods = predict_support(model, engine), tuple(methods_of(model, engine))
     states = _states(found, engine)
     if as_json:
-        from nwor_bench.report.prediction.states import layer_values
+        from nwor_bench.report.states import layer_values
 
-        told = words.support_values(support, methods)
-        _print_json(told | {"recurrent": layer_values(*states) if states else None})
+        values = words.support_values(support, methods)
+        _print_json(values | {"recurrent": layer_values(*states) if states else None})
         return
-    _say(words.answer(support))
-    if quiet:
-        return
-    typer.echo("")
-    _say(f"{words.setting(support)} Facts: {found.origin}.")
-    _print_table(words.LAYER_HEADERS, words.layer_rows(support))
-    _print_table(words.METHOD_HEADERS, words.method_rows(methods))
-    if states:
-        from nwor_bench.report.prediction.states import state_sentence
-
-        _say(state_sentence(*states), "- ")
-    for note in words.support_notes(support):
-        _say(note, "- ")
+    _show(words.support_document(support, methods, found.origin, states), quiet)
 
 
 def _states(
@@ -138,7 +127,7 @@ def _states(
 
 def _recipes(engine: "EngineFacts", quiet: bool, markdown: bool, as_json: bool) -> None:
     from nwor_bench.models.support.recipes import coverage, left_out
-    from nwor_bench.report.prediction import support as words
+    from nwor_bench.report import support as words
 
     covered, left = coverage(engine), left_out()
     if as_json:
@@ -147,22 +136,15 @@ def _recipes(engine: "EngineFacts", quiet: bool, markdown: bool, as_json: bool) 
     if markdown:
         typer.echo(words.coverage_table(covered, left))
         return
-    _say(words.recipe_answer(covered, left))
-    if quiet:
-        return
-    for why, rows in words.recipe_rows(covered).items():
-        typer.echo("")
-        _say(f"{why} ({len(rows)})")
-        _print_table(None, rows)
-    typer.echo("")
-    _say(f"Left out: {', '.join(left)}.", "- ")
-    _say("Methods and drafts are the recipes'; docs/support.md has the facts' sources.", "- ")
+    _show(words.recipe_document(covered, left), quiet)
 
 
-def _say(text: str, bullet: str = "") -> None:
-    from nwor_bench.report.prediction.text import wrapped
+def _show(document: "Document", quiet: bool) -> None:
+    from rich.console import Console
 
-    typer.echo(wrapped(text, bullet))
+    from nwor_bench.report.terminal import print_document
+
+    print_document(Console(), document, quiet=quiet)
 
 
 def _print_json(told: dict[str, Any]) -> None:
@@ -170,18 +152,3 @@ def _print_json(told: dict[str, Any]) -> None:
     from nwor_bench.records.json_text import document
 
     typer.echo(document({"supports_version": 1, "nwor_bench": __version__, **told}), nl=False)
-
-
-def _print_table(headers: tuple[str, ...] | None, rows: list[tuple[str, ...]]) -> None:
-    from rich.box import SIMPLE_HEAD
-    from rich.console import Console
-    from rich.table import Table
-
-    box = SIMPLE_HEAD if headers else None
-    pads = (0, 1) if headers is None else 0
-    table = Table(box=box, pad_edge=False, padding=pads, show_header=headers is not None)
-    for place, header in enumerate(headers or ("",) * len(rows[0])):
-        table.add_column(header, overflow="fold", no_wrap=headers is None and place < 2)
-    for row in rows:
-        table.add_row(*row)
-    Console(width=80, highlight=False).print(table)

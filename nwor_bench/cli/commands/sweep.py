@@ -56,7 +56,7 @@ def sweep(
     )
     options = replace(options, on_batch=metrics)
     if options.github_summary:
-        from nwor_bench.report.github import append_github_summary, github_summary_file
+        from nwor_bench.report.markdown import append_github_summary, github_summary_file
 
         github_summary_file()  # refuse before anything is measured
         options = replace(options, publish=append_github_summary)

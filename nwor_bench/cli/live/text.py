@@ -15,7 +15,7 @@ from nwor_bench.cli.live.readings import ClassRatio, Reading
 from nwor_bench.cli.live.watching import Ended, Seen, Wanted
 from nwor_bench.records.live_reasons import in_words
 from nwor_bench.records.types import Verdict
-from nwor_bench.report.sections.verdicts import CPU_BADGE, CPU_SENTENCE, NOTHING_BADGE, Answer
+from nwor_bench.report.answer import CPU_BADGE, CPU_SENTENCE, NOTHING_BADGE, Answer
 from nwor_bench.report.text import NOT_MEASURED, change, change_range, plural
 from nwor_bench.workload.window_order import ALL
 

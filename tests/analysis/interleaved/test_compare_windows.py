@@ -11,7 +11,7 @@ from synthetic_run import save_run, write_reports
 from nwor_bench.analysis.comparing.change_verdicts import CellChange
 from nwor_bench.analysis.comparing.compare import ChangeVerdict, Comparison, compare_runs
 from nwor_bench.analysis.comparing.stored_run import StoredRun, load_stored
-from nwor_bench.report.comparison.notes import notes
+from nwor_bench.report.comparison_text import notes
 
 pytestmark = pytest.mark.slow  # whole runs
 
@@ -37,7 +37,7 @@ def test_a_small_change_of_windows_is_found() -> None:
     assert found.ratio.interval is not None
     assert found.ratio.interval.low < 0.990 / 0.972 < found.ratio.interval.high
     assert found.ratio.interval.half_width < 0.003
-    assert any("windows in turn" in note for note in notes(comparison))
+    assert any("interleaved windows" in note for note in notes(comparison))
 
 
 def test_runs_of_the_same_code_are_the_same() -> None:

@@ -1,0 +1,223 @@
+"""The cells of a run: ratios on one axis, times, tokens, request latency, acceptance."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from nwor_bench.analysis.aggregate import noise_floor
+from nwor_bench.analysis.request_times import PERCENTILES
+from nwor_bench.analysis.significance import DEFAULT_MARGIN
+from nwor_bench.records.types import CellResult
+from nwor_bench.report.document import Block, Bullets, Figure, Paragraph, Section, Table, table
+from nwor_bench.report.figures import (
+    REST,
+    ROW,
+    TINTS,
+    VERDICT_MARKS,
+    Mark,
+    colour,
+    forest,
+    legend,
+    ratio_axis,
+)
+from nwor_bench.report.text import (
+    NOT_MEASURED,
+    compared_time,
+    count,
+    decimal,
+    joined,
+    percent,
+    ratio,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure as Canvas
+
+REQUEST_NOTE = (
+    "Request latency: vLLM's own request metrics over the timed batches, defined as in vllm bench "
+    "serve. All requests of a batch arrive at once, so TTFT includes waiting for each other's "
+    "prefills. These are not paired block by block: compare cells by their ratio."
+)
+
+
+def first_blocks(cells: Sequence[CellResult]) -> list[Block]:
+    """The first screen: all ratios on one axis, and a table that fits 80 columns."""
+    figure = interval_figure(cells, DEFAULT_MARGIN)
+    return [*([figure] if figure else []), _verdicts(cells)] if cells else []
+
+
+def _verdicts(cells: Sequence[CellResult]) -> Table:
+    rows = [
+        [c.label, c.verdict, ratio(c), decimal(c.window_ms_mean, 2), decimal(c.tokens_per_s),
+         percent(c.acceptance_rate)]
+        for c in cells
+    ]  # fmt: skip
+    heads = ["Cell", "Verdict", "Time over off x off [95 % interval]", "Window ms", "Tokens/s",
+             "Accepted"]  # fmt: skip
+    time = compared_time(cells)
+    caption = f"Ratios compare the {time}, below 1 is faster; each interval is the cell's own"
+    return table(heads, rows, numbers_from=2, caption=caption)
+
+
+def cell_section(cells: Sequence[CellResult]) -> Section:
+    """Reasons of the verdicts, times of batches and requests, tokens."""
+    blocks: list[Block] = []
+    if all(cell.ratio_to_off is None for cell in cells):
+        blocks.append(Paragraph("No cell could be compared with off x off."))
+    reasons = [f"{c.label} ({c.verdict}): {c.reason.rstrip('.')}." for c in cells if c.reason]
+    if reasons:
+        blocks.append(Bullets(tuple(reasons)))
+    return Section("Cells", (*blocks, *_times(cells), _tokens(cells)), brief=True)
+
+
+def _times(cells: Sequence[CellResult]) -> list[Block]:
+    """Percentiles of batches and, if vLLM gave any, of requests."""
+    known = [name for name in PERCENTILES if any(getattr(c, name) is not None for c in cells)]
+    rows = [
+        [c.label, count(c.batches), decimal(c.latency_ms_p50), decimal(c.latency_ms_p95),
+         *(decimal(getattr(c, name), 2) for name in known)]
+        for c in cells
+    ]  # fmt: skip
+    names = [f"{name.split('_')[0].upper()} {name.split('_')[-1]}" for name in known]
+    body = table(["Cell", "Batches", "p50 ms", "p95 ms", *names], rows,
+                 caption="Milliseconds of a batch and of a request")  # fmt: skip
+    return [body, Paragraph(REQUEST_NOTE)] if known else [body]
+
+
+def _tokens(cells: Sequence[CellResult]) -> Table:
+    return table(
+        ["Cell", "SCV", "Windows", "Drafts", "Accepted", "Staged", "Committed", "Rejected",
+         "Stage operations", "NWOR fallbacks"],
+        [
+            [c.label, c.scv_status, count(c.windows), count(c.draft_tokens),
+             count(c.accepted_tokens), count(c.nwor_total_staged), count(c.nwor_total_committed),
+             count(c.nwor_total_rejected), count(c.nwor_stage_operations),
+             count(c.nwor_fallback_count)]
+            for c in cells
+        ],
+        numbers_from=2,
+        caption="Tokens and fallbacks",
+    )  # fmt: skip
+
+
+def interval_figure(cells: Sequence[CellResult], margin: float) -> Figure | None:
+    """Ratios to off x off, the noise band around 1 and the margin of SAME; None without ratios."""
+    shown = [cell for cell in cells if cell.ratio_to_off is not None]
+    if not shown:
+        return None
+    floor = (noise_floor(cells) or {}).get("floor")
+    time = compared_time(cells)
+    words = "; ".join(f"{c.label} {ratio(c)}, {c.verdict}" for c in shown)
+
+    def draw(canvas: "Canvas") -> None:
+        axes = canvas.subplots()
+        ratio_axis(axes, f"{time} / that of off x off", floor, margin)
+        forest(axes, [c.label for c in shown], _marks(shown))
+        axes.set_xlim(*_range(shown, max(margin, floor or 0.0)))
+        soft = colour("soft")
+        axes.text(0, 1.02, "← less time", transform=axes.transAxes, va="bottom", color=soft)
+        axes.text(1, 1.02, "more time →", transform=axes.transAxes, va="bottom", ha="right",
+                  color=soft)  # fmt: skip
+        legend(canvas, axes)
+
+    return Figure(
+        name="intervals",
+        caption=_caption(time, margin, floor),
+        alternative=f"{time[0].upper()}{time[1:]} over that of off x off. {words}.",
+        draw=draw,
+        height=ROW * len(shown) + REST,
+    )
+
+
+def _marks(cells: Sequence[CellResult]) -> list[Mark]:
+    return [
+        Mark(c.label, c.ratio_to_off, c.ratio_ci_low, c.ratio_ci_high, verdict, marker,
+             verdict.lower())
+        for verdict, marker in VERDICT_MARKS.items()
+        for c in cells
+        if c.verdict == verdict and c.ratio_to_off is not None
+    ]  # fmt: skip
+
+
+def _range(cells: Sequence[CellResult], reach: float) -> tuple[float, float]:
+    """The axis holds every interval, the margin and the noise band, and a little room."""
+    values = [1 - reach, 1 + reach]
+    for cell in cells:
+        ends = (cell.ratio_to_off, cell.ratio_ci_low, cell.ratio_ci_high)
+        values += [value for value in ends if value is not None]
+    room = 0.05 * (max(values) - min(values))
+    return max(0.0, min(values) - room), max(values) + room
+
+
+def _caption(time: str, margin: float, floor: float | None) -> str:
+    band = (
+        "There is no noise band: off x off was not measured against itself. "
+        if floor is None
+        else f"Shaded: the noise band, {100 * floor:.2f} % on each side, from off x off against "
+        "itself (A/A). "
+    )
+    return (
+        f"Each mark is a cell's {time} over that of off x off, the bar its own 95 % interval. "
+        f"Left of the line at 1.000 is faster. {band}Dotted: {100 * margin:g} % on each side; "
+        "an interval between the dotted lines is SAME."
+    )
+
+
+def acceptance_section(cells: Sequence[CellResult]) -> Section:
+    """Accepted drafts by position: a figure and a table; the table alone without positions."""
+    positions = max((len(cell.acceptance_per_position) for cell in cells), default=0)
+    rows = []
+    for cell in cells:
+        rates = [percent(rate) for rate in cell.acceptance_per_position]
+        rates += [NOT_MEASURED] * (positions - len(rates))
+        rows.append(
+            [cell.label, percent(cell.acceptance_rate), decimal(cell.acceptance_length, 2), *rates]
+        )
+    heads = [f"Draft {position + 1}" for position in range(positions)]
+    caption = "Accepted draft tokens over proposed ones, altogether and by position in the draft"
+    body = table(["Cell", "Rate", "Length", *heads], rows, caption=caption)
+    figure = (
+        _acceptance_figure(cells)
+        if positions
+        else Paragraph("Acceptance by position was not counted.")
+    )
+    note = Paragraph("Equal acceptance does not prove equal output; see Evidence.")
+    return Section("Acceptance", (figure, body, note), folded=True)
+
+
+def _acceptance_figure(cells: Sequence[CellResult]) -> Figure:
+    """Cells that accepted alike share their bars."""
+    groups: dict[tuple[float, ...], list[str]] = {}
+    for cell in cells:
+        if cell.acceptance_per_position:
+            groups.setdefault(cell.acceptance_per_position, []).append(cell.label)
+    names = {
+        rates: "all cells" if len(groups) == 1 else joined(own) for rates, own in groups.items()
+    }
+    words = "; ".join(f"{name}: {', '.join(map(percent, rates))}" for rates, name in names.items())
+
+    def draw(canvas: "Canvas") -> None:
+        axes = canvas.subplots()
+        width = 0.8 / len(names)
+        for place, (rates, name) in enumerate(names.items()):
+            shift = (place - (len(names) - 1) / 2) * width
+            bars = axes.bar([i + shift for i in range(len(rates))], [100 * r for r in rates],
+                            width * 0.95, color=colour(TINTS[place % len(TINTS)]),
+                            label=name)  # fmt: skip
+            axes.bar_label(bars, [percent(r, 0) for r in rates], fontsize=11, padding=2)
+        most = max(map(len, names))
+        axes.set_xticks(range(most), [f"draft {place + 1}" for place in range(most)])
+        axes.set(ylabel="accepted, %", ylim=(0, 105))
+        axes.locator_params(axis="y", nbins=6)
+        axes.grid(visible=True, axis="y")
+        legend(canvas, axes)
+
+    return Figure(
+        name="acceptance",
+        caption=(
+            "Share of the draft tokens at each position that the model accepted. Cells with "
+            "equal counts share their bars."
+        ),
+        alternative=f"Acceptance by position in the draft. {words}.",
+        draw=draw,
+        height=230 + 22 * len(groups),
+    )

@@ -1,1 +1,0 @@
-"""A comparison of two runs on the terminal, as Markdown and as JSON."""

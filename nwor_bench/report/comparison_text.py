@@ -1,0 +1,297 @@
+"""The words of a comparison: headline, rows of text, reasons, and notes."""
+
+from collections.abc import Sequence
+
+from nwor_bench.analysis.comparing.change_estimates import Change
+from nwor_bench.analysis.comparing.compare import CellChange, ChangeVerdict, Comparison
+from nwor_bench.analysis.comparing.decide_by import DecideBy
+from nwor_bench.analysis.comparing.preconditions import unknown_machine
+from nwor_bench.analysis.comparing.stored_run import SUMMARIES, StoredRun
+from nwor_bench.analysis.interleaved.effects import DEVICE_MS, WALL_MS
+from nwor_bench.analysis.paired import LATENCY_MS
+from nwor_bench.records.types import CellResult
+from nwor_bench.report.answer import CPU_SENTENCE, on_cpu
+from nwor_bench.report.text import NOT_MEASURED, decimal, joined, plural, with_bounds
+
+CHANGE_HEADERS = ("Cell", "Change", "Ratio to off, NEW / BASE", "Time, NEW / BASE")
+VALUE_HEADERS = ("Cell", "Window ms", "Tokens/s", "Accepted", "Parity")
+ARROW = " → "
+"""Between BASE's value and NEW's."""
+
+_PHRASES = {
+    ChangeVerdict.REGRESSION: "got worse",
+    ChangeVerdict.IMPROVEMENT: "got better",
+    ChangeVerdict.SAME: "the same",
+    ChangeVerdict.AMBIGUOUS: "undecided",
+    ChangeVerdict.NOT_COMPARED: "not compared",
+    ChangeVerdict.ONLY_IN_BASE: "only in BASE",
+    ChangeVerdict.ONLY_IN_NEW: "only in NEW",
+}
+
+
+def name_of(cell: CellChange, comparison: Comparison) -> str:
+    """The cell's label, with its pair if there are several pairs."""
+    pairs = {each.cell.pair for each in comparison.cells}
+    return cell.label if len(pairs) == 1 else f"{cell.cell.pair}: {cell.label}"
+
+
+def deciding(cell: CellChange, comparison: Comparison) -> Change | None:
+    """The change that decides: of the cell's ratio, or of its time."""
+    return cell.ratio if comparison.decide_by is DecideBy.RATIO else cell.time
+
+
+def headline(comparison: Comparison) -> str:
+    """One or two sentences: whether NEW is worse than BASE, and in which cells."""
+    groups = {
+        outcome: [name_of(cell, comparison) for cell in comparison.having(outcome)]
+        for outcome in ChangeVerdict
+    }
+    rest = [f"{joined(names)} {_PHRASES[o]}" for o, names in groups.items() if names]
+    return f"{_start(comparison)}: {'; '.join(rest)}."
+
+
+def _start(comparison: Comparison) -> str:
+    worse = comparison.having(ChangeVerdict.REGRESSION)
+    if worse:
+        return plural(len(worse), "regression")
+    if comparison.having(ChangeVerdict.AMBIGUOUS, ChangeVerdict.ONLY_IN_BASE):
+        return "No regression was shown, and none can be ruled out"
+    if comparison.having(ChangeVerdict.SAME, ChangeVerdict.IMPROVEMENT):
+        return "No regression"
+    return "Nothing was compared"
+
+
+def change_rows(comparison: Comparison) -> list[tuple[str, ...]]:
+    """Rows under CHANGE_HEADERS: each cell's verdict and both changes."""
+    return [
+        (
+            name_of(cell, comparison),
+            str(cell.outcome),
+            change_text(cell.ratio),
+            change_text(cell.time),
+        )
+        for cell in comparison.cells
+    ]
+
+
+def value_rows(comparison: Comparison) -> list[tuple[str, ...]]:
+    """Rows under VALUE_HEADERS: BASE's and NEW's values."""
+    rows: list[tuple[str, ...]] = []
+    for cell in comparison.cells:
+        sides = (cell.base, cell.new)
+        rows.append(
+            (
+                name_of(cell, comparison),
+                ARROW.join(decimal(side.window_ms_mean if side else None, 2) for side in sides),
+                ARROW.join(map(_rate, sides)),
+                ARROW.join(_percent(side) for side in sides),
+                _parity(cell),
+            )
+        )
+    return rows
+
+
+def change_text(change: Change | None) -> str:
+    """A change as `1.012 [1.004, 1.020]`, without brackets if there is no interval."""
+    if change is None:
+        return NOT_MEASURED
+    if change.interval is None:
+        return with_bounds(change.ratio, None, None)
+    return with_bounds(change.ratio, change.interval.low, change.interval.high)
+
+
+def reasons(comparison: Comparison) -> list[str]:
+    """Reasons for the cells' verdicts; cells with the same reason share a line."""
+    groups: dict[tuple[str, str], list[str]] = {}
+    for cell in comparison.cells:
+        if cell.reason:
+            place = (str(cell.outcome), cell.reason.rstrip("."))
+            groups.setdefault(place, []).append(name_of(cell, comparison))
+    return [f"{outcome}: {joined(names)}: {reason}." for (outcome, reason), names in groups.items()]
+
+
+def how_decided(comparison: Comparison) -> str:
+    """Which change decides, above which size, and what the other change shows."""
+    if comparison.decide_by is DecideBy.TIME:
+        what = (
+            "The time decides (--decide-by time), so a change of the machine between the two runs "
+            "counts as a change too"
+        )
+    else:
+        what = (
+            "The change of a cell's ratio to off x off decides. Each run measured off x off in the "
+            "same process and blocks, so a change of the machine between the two runs cancels. The "
+            "time includes such changes and decides nothing"
+        )
+    return (
+        f"{what}. {_least_change(comparison)} Above 1 is slower; brackets hold the 95 % interval. "
+        "REGRESSION and IMPROVEMENT hold after correction for the number of cells (Holm)."
+    )
+
+
+def _least_change(comparison: Comparison) -> str:
+    threshold, floor = comparison.threshold, comparison.noise_floor
+    if floor is None or floor <= threshold:
+        return f"A change counts above {_fraction(threshold)} (--threshold)."
+    return (
+        f"A change counts above {_fraction(floor)}, the noise floor: the change of the A/A arm, "
+        f"which is chance alone (--threshold is {_fraction(threshold)})."
+    )
+
+
+def _rate(cell: CellResult | None) -> str:
+    rate = cell.tokens_per_s if cell is not None else None
+    return decimal(rate, 0 if rate is not None and rate >= 1000 else 1)
+
+
+def _percent(cell: CellResult | None) -> str:
+    rate = cell.acceptance_rate if cell is not None else None
+    return NOT_MEASURED if rate is None else f"{100 * rate:.1f}%"
+
+
+def _parity(cell: CellChange) -> str:
+    before, after = ((side.parity or "unchecked") if side else NOT_MEASURED
+                     for side in (cell.base, cell.new))  # fmt: skip
+    return before if before == after else f"{before}{ARROW}{after}"
+
+
+def _fraction(value: float) -> str:
+    return f"{100 * value:.3g} %"
+
+
+def notes(comparison: Comparison) -> list[str]:
+    """Caveats of the comparison, and how it was made."""
+    found = [*_forced(comparison), *_warnings(comparison), *_sources(comparison)]
+    found += _machines(comparison)
+    found += [*_pairing(comparison), *_drift(comparison), *_acceptance(comparison)]
+    if comparison.others:
+        listed = "; ".join(map(str, comparison.others))
+        found.append(f"Other differences, which may explain a change: {listed}.")
+    found.append(
+        "Each side is one run (one start of one process). No interval covers differences between "
+        "two starts of the same code, so repeat both runs before acting on a change."
+    )
+    if on_cpu(comparison.new.header):
+        found.append(CPU_SENTENCE)
+    return found
+
+
+def _forced(comparison: Comparison) -> list[str]:
+    if not comparison.forced:
+        return []
+    listed = "; ".join(map(str, comparison.forced))
+    return [f"Compared with --force, although the runs differ in work or machine: {listed}."]
+
+
+def _warnings(comparison: Comparison) -> list[str]:
+    return [f"{n}: {w.rstrip('.')}." for n, run in _sides(comparison) for w in run.warnings]
+
+
+def _sources(comparison: Comparison) -> list[str]:
+    return [
+        f"{name} kept only cell summaries: times have no interval, and the ratio's interval comes "
+        "from the summaries."
+        for name, run in _sides(comparison)
+        if run.source == SUMMARIES
+    ]
+
+
+def _machines(comparison: Comparison) -> list[str]:
+    """Facts of the machine that a run did not record, so they were not compared."""
+    return [
+        f"{name} did not record its {joined(missing)}: the runs may differ in this."
+        for name, run in _sides(comparison)
+        if (missing := unknown_machine(run.header))
+    ]
+
+
+def _pairing(comparison: Comparison) -> list[str]:
+    """How the deciding intervals were made: paired or unpaired, from windows or batches."""
+    by_ratio = comparison.decide_by is DecideBy.RATIO
+    changes = [cell.ratio if by_ratio else cell.time for cell in comparison.cells]
+    made = [change for change in changes if change is not None and change.interval is not None]
+    found = []
+    paired = [change.new_blocks for change in made if change.paired and change.new_blocks]
+    if paired:
+        found.append(
+            f"Both runs timed {_span(paired)} of the same prompts, seed and temperature, which are "
+            "compared in pairs."
+        )
+    interleaved = [change for change in made if change.measure in (DEVICE_MS, WALL_MS)]
+    if interleaved:
+        found.append(
+            "Ratios are those of interleaved windows: each run's interval comes from its own "
+            "groups, and the two are independent samples (Welch)."
+        )
+    if any(not change.paired and change not in interleaved for change in made):
+        found.append(
+            "The runs are not paired (prompts, seeds or number of blocks differ, or only summaries "
+            "were kept): intervals are for two independent samples (Welch)."
+        )
+    if any(change.measure == LATENCY_MS for change in made):
+        found.append("Some times are those of whole batches, because a run has no window times.")
+    return [*found, *_untimed(comparison)]
+
+
+def _untimed(comparison: Comparison) -> list[str]:
+    """How many windows have no time and are left out."""
+    times = [cell.time for cell in comparison.cells if cell.time is not None]
+    without = [
+        sum(getattr(t, name) or 0 for t in times) for name in ("base_untimed", "new_untimed")
+    ]
+    if not any(without):
+        return []
+    every = [sum(getattr(t, name) or 0 for t in times) for name in ("base_windows", "new_windows")]
+    return [
+        f"Windows without a time are left out: {without[0]:,} of {every[0]:,} in BASE, "
+        f"{without[1]:,} of {every[1]:,} in NEW (on a GPU the first window after a prefill has "
+        "none)."
+    ]
+
+
+def _span(blocks: Sequence[int]) -> str:
+    low, high = min(blocks), max(blocks)
+    return plural(low, "block") if low == high else f"{low} to {high} blocks"
+
+
+def _drift(comparison: Comparison) -> list[str]:
+    """The change of off x off's own time, if the ratio decides."""
+    if comparison.decide_by is DecideBy.TIME:
+        return []
+    return [
+        f"Machine: {name_of(cell, comparison)} took {change_text(cell.time)} times as long as in "
+        f"BASE{_beyond(cell.time)}."
+        for cell in comparison.cells
+        if cell.is_reference and cell.time is not None
+    ]
+
+
+def _beyond(change: Change) -> str:
+    if change.interval is None:
+        return ""
+    if change.interval.low <= 1 <= change.interval.high:
+        return ", within the blocks' noise"
+    return ", more than the blocks' noise: vLLM, its libraries or the machine changed, not NWOR"
+
+
+def _acceptance(comparison: Comparison) -> list[str]:
+    """Cells whose acceptance changed on the same prompts, which window times do not show."""
+    changed = [name_of(cell, comparison) for cell in comparison.cells if _acceptance_changed(cell)]
+    if not changed:
+        return []
+    return [
+        f"Acceptance changed on the same prompts: {joined(changed)}. This shows in tokens per "
+        "second, not in a window's time."
+    ]
+
+
+def _acceptance_changed(cell: CellChange) -> bool:
+    if cell.base is None or cell.new is None or cell.time is None or not cell.time.paired:
+        return False
+    # A summary covers all blocks of its run, so it counts only if all of them were paired.
+    whole = (cell.base.batches, cell.new.batches) == (cell.time.base_blocks, cell.time.new_blocks)
+    return whole and cell.base.acceptance_rate != cell.new.acceptance_rate
+
+
+def _sides(comparison: Comparison) -> tuple[tuple[str, StoredRun], ...]:
+    return (("BASE", comparison.base), ("NEW", comparison.new))

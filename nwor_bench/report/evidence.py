@@ -1,0 +1,238 @@
+"""The evidence for a sceptic: tokens, layers, K/V and counters of every cell, and fallbacks."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from nwor_bench.analysis.invariants import check_invariants, counter_checks
+from nwor_bench.analysis.parity.kv_verdict import KvVerdict
+from nwor_bench.analysis.parity.local_verdict import LOCAL_EVENT
+from nwor_bench.records.cell import Cell
+from nwor_bench.records.header import KvGateFacts
+from nwor_bench.records.json_part import to_json
+from nwor_bench.records.store import RunData
+from nwor_bench.records.types import CellResult, Verdict
+from nwor_bench.report.document import Block, Bullets, Paragraph, Section, Table, table
+from nwor_bench.report.text import (
+    NOT_MEASURED,
+    count,
+    decimal,
+    joined,
+    percent,
+    plural,
+    settings,
+)
+
+TITLE = "Evidence"
+
+TOKENS = (
+    "Tokens: each cell first generates greedily, and its tokens are compared with those of off x "
+    "off, request by request. A cell that differs is INVALID and has no times, unless every "
+    "differing token is a tie."
+)
+LOCAL = (
+    "Layers: in some windows of each staging cell's gate batch every target layer is checked on "
+    "its own inputs. Stock's write of the same K and V must leave the same bits, and no other row "
+    "of the cache may change. Attention may differ from stock's by the rounding of one attention, "
+    "taken from stock's own error against a float64 reference for each head. Full CUDA graphs are "
+    "checked by a second capture that copies each layer's inputs; its output must equal that of "
+    "the timed graph, bit for bit, if that graph repeats itself."
+)
+KV = (
+    "K/V: after each staging cell's gate batch the KV cache is read back (every target layer, "
+    "head, rank and position) and compared with what mode off leaves for the same tokens. An error "
+    "is the distance of one head's row to the reference as a fraction of the layer's row norm. "
+    "Allowed is a few times mode off's own error (decoded against prefilled, and prefilled in two "
+    "batch shapes)."
+)
+COUNTERS = (
+    "Counters: summed over all batches of a cell, gate and warm-up included. vLLM's are read from "
+    "the running engine before and after each batch. Windows of requests that had already finished "
+    "are left out, as vLLM does."
+)
+FALLBACKS = (
+    "Fallbacks: NWOR fell back if it wrote a window's draft tokens directly, SCV if it validated "
+    "a window in another way than its mode asks for. Neither changes the output."
+)
+
+MEANINGS = {
+    "no_cuda": "no CUDA device, so no graph can be captured; the device path ran eagerly",
+    "capture_not_supported": "this runner cannot capture a graph of the kernel; it ran eagerly",
+    "uneven_windows": "requests had different numbers of drafts; no graph covers that",
+    "breakable_cuda_graphs": "a breakable piecewise CUDA graph contains the cache's write",
+    "beside_prefill": "the step ran a prefill too, whose rows it writes anyway",
+    "window_beside_prefill_of_its_request": "a request was still in its prefill in this step",
+    "full_graph_of_another_shape": "vLLM replayed a CUDA graph that was captured without staging",
+    "full_graph_with_uneven_windows": "a full CUDA graph needs equally many drafts per request",
+    "micro_batches": "vLLM split the step into micro-batches",
+    "step_not_finished": "vLLM did not sample after this step's forward pass",
+    "layer_staged_twice": "a layer ran twice in one step",
+    "sampled_ids_shape": "the sampled ids had an unknown shape",
+    "sampled_ids_dtype": "the sampled ids had an unknown type",
+    "more_drafts_than_capacity": "more drafts than the staging buffers hold",
+    "no_target_layers": "no attention layer of the target was found",
+    "kv_shape": "K or V came in an unknown shape",
+}
+"""In words; other reasons are printed unchanged."""
+
+
+def evidence_section(run: RunData, cells: Sequence[CellResult]) -> Section:
+    """Every gate's result with its method, our counters beside vLLM's, and fallbacks."""
+    violations = check_invariants(run)
+    blocks: list[Block] = [_tokens(run, cells), Paragraph(TOKENS), *local_blocks(run),
+                           *kv_blocks(run)]  # fmt: skip
+    facts = list(settings(to_json(run.header.parity)))
+    if facts:
+        blocks.append(table(["Gate", "Value"], facts, numbers_from=2, caption="The gate"))
+    if violations:
+        blocks += [Paragraph("Counts that do not add up:", strong=True), Bullets(tuple(violations))]
+    else:
+        blocks.append(
+            Paragraph(
+                "The counts add up: in every window staged = committed + rejected and stage "
+                "operations = staged x target layers, and all cells of a block had the same "
+                "prompts."
+            )
+        )
+    blocks += [_counters(run), Paragraph(COUNTERS), *_fallbacks(cells), Paragraph(FALLBACKS)]
+    broken = violations or any(cell.parity == Verdict.INVALID for cell in cells)
+    return Section(TITLE, tuple(blocks), brief=True, folded=not broken)
+
+
+def _tokens(run: RunData, cells: Sequence[CellResult]) -> Table:
+    rows = []
+    for cell in cells:
+        compared = [b for b in run.batches if b.cell == cell.cell and b.parity is not None]
+        mismatch = next((b.first_mismatch for b in compared if b.first_mismatch), NOT_MEASURED)
+        requests = sum(batch.requests for batch in compared)
+        parity = cell.parity or "not checked"
+        rows.append([cell.label, parity, mismatch, count(len(compared)), count(requests)])
+    heads = ["Cell", "Parity", "First mismatch", "Compared batches", "Requests"]
+    return table(heads, rows, numbers_from=3, caption="Tokens compared with those of off x off")
+
+
+def _counters(run: RunData) -> Table:
+    agree = {True: "yes", False: "NO", None: NOT_MEASURED}
+    rows = [
+        [check.cell.label, check.counter, count(check.ours), count(check.vllm),
+         agree[check.agrees]]
+        for check in counter_checks(run)
+    ]  # fmt: skip
+    heads = ["Cell", "Counter", "Window records", "vLLM", "Agree"]
+    return table(heads, rows, numbers_from=2, caption="Our counters beside vLLM's own")
+
+
+def _fallbacks(cells: Sequence[CellResult]) -> list[Block]:
+    rows = []
+    for cell in cells:
+        scv = dict(cell.scv_fallbacks)
+        unexplained = (cell.scv_fallback_count or 0) - sum(scv.values())
+        if unexplained > 0:
+            scv["(reason not recorded)"] = unexplained
+        rows += [
+            [cell.label, kind, reason, MEANINGS.get(reason, NOT_MEASURED), count(times),
+             count(cell.windows)]
+            for kind, reasons in (("NWOR", cell.fallbacks), ("SCV", scv))
+            for reason, times in reasons.items()
+        ]  # fmt: skip
+    if not rows:
+        return [Paragraph("No timed window fell back.")]
+    heads = ["Cell", "Kind", "Reason", "Meaning", "Fallbacks", "Windows"]
+    return [table(heads, rows, numbers_from=4, caption="Fallbacks by reason")]
+
+
+def _results(run: RunData, event: str) -> dict[str, Mapping[str, Any]]:
+    """A gate's last result for each cell, by its label; empty for runs without that gate."""
+    return {Cell.from_names(e).label: e for e in run.events if e.get("event") == event}
+
+
+def local_sentence(run: RunData) -> str:
+    """Result of the layers' check in a sentence; "" for runs without it."""
+    results = _results(run, LOCAL_EVENT)
+    sound = {n: r for n, r in results.items() if r["verdict"] == KvVerdict.WITHIN}
+    broken = [name for name, r in results.items() if r["verdict"] == KvVerdict.BROKEN]
+    unchecked = [name for name, r in results.items() if r["verdict"] == KvVerdict.NOT_RUN]
+    sentences = []
+    if sound:
+        first = next(iter(sound.values()))
+        windows = sum(result["windows"] for result in sound.values())
+        attended = "" if first["attended"] else " Attention is stock's own in all cells."
+        sentences.append(
+            f"Layer by layer, on the same inputs, {plural(first['layers'], 'layer')} of "
+            f"{joined(list(sound))} write what stock writes and attend as stock does, in "
+            f"{plural(windows, 'window')}.{attended}"
+        )
+    if broken:
+        sentences.append(f"A layer of {joined(broken)} differs from stock on the same inputs.")
+    if unchecked:
+        sentences.append(f"Layers of {joined(unchecked)} were not checked one by one.")
+    return " ".join(sentences)
+
+
+def local_blocks(run: RunData) -> list[Block]:
+    """The table of the layers' check and its method; nothing for runs without it."""
+    heads = ["Cell", "Layers", "What differs", "Windows", "Rows written", "Rejected drafts",
+             "Attention's error over allowed", "Time (s)"]  # fmt: skip
+    rows = [
+        [name, r["verdict"], r["reason"] or NOT_MEASURED, count(r["windows"]),
+         count(r["written"]), count(r["rejected"]), decimal(r["nearest"], 2),
+         decimal(r["seconds"], 2)]
+        for name, r in _results(run, LOCAL_EVENT).items()
+    ]  # fmt: skip
+    body = table(heads, rows, numbers_from=3, caption="Each layer on its own inputs")
+    return [body, Paragraph(LOCAL)] if rows else []
+
+
+def kv_sentence(run: RunData) -> str:
+    """How far the cache was compared and the result; "" for runs without a K/V gate."""
+    groups: dict[tuple[str, str], list[str]] = {}
+    for name, result in _results(run, "kv_gate").items():
+        groups.setdefault(_cache_words(result), []).append(name)
+    return " ".join(
+        f"The KV cache of {joined(names)} {verb}{rest}." for (verb, rest), names in groups.items()
+    )
+
+
+def _cache_words(result: Mapping[str, Any]) -> tuple[str, str]:
+    """Verb and rest of a cell's sentence; cells with equal words share the sentence."""
+    verdict = result["verdict"]
+    if verdict == "not run":
+        return "was not checked", f": {result['reason']}"
+    if verdict == Verdict.INVALID:
+        return "is wrong", ""
+    ranks = f" on {result['ranks']} ranks" if result["ranks"] > 1 else ""
+    return "is what mode off leaves", (
+        f", {verdict}: {count(result['checked'])} of {count(result['committed'])} positions in "
+        f"{result['layers']} layers{ranks} were compared"
+    )
+
+
+def kv_blocks(run: RunData) -> list[Block]:
+    """The table of the K/V gate, its method and its cost; nothing for runs without one."""
+    rows = []
+    for name, result in _results(run, "kv_gate").items():
+        finding = result.get("finding") or {}
+        near = decimal(finding.get("ratio"), 2) if finding.get("allowed") else NOT_MEASURED
+        positions = NOT_MEASURED
+        if result["committed"] is not None:
+            positions = f"{count(result['checked'])} of {count(result['committed'])}"
+        rows.append([name, result["verdict"], result["reason"] or NOT_MEASURED, positions, near])
+    if not rows:
+        return []
+    heads = ["Cell", "K/V", "What differs", "Positions", "Largest error over allowed"]
+    body = table(heads, rows, numbers_from=3, caption="The KV cache compared with mode off's")
+    facts = run.header.kv_gate
+    return [body, Paragraph(KV), *([Paragraph(_kv_cost(facts))] if facts else [])]
+
+
+def _kv_cost(facts: KvGateFacts) -> str:
+    """The K/V gate's time, and mode off's distance from itself."""
+    spent, gate = facts.seconds or 0.0, facts.gate_seconds
+    share = f" ({percent(spent / gate)})" if gate else ""
+    text = f"The K/V gate took {decimal(spent, 2)} s of the gate's {decimal(gate, 2)} s{share}."
+    own = (facts.own_errors or {}).get("largest")
+    if own is None or facts.multiples is None:
+        return text
+    return (
+        f"{text} Mode off against itself: the largest error of a layer is {own['smallest']:.2g} to "
+        f"{own['largest']:.2g}; {facts.multiples['largest']:g} times a layer's own is allowed."
+    )

@@ -1,1 +1,0 @@
-"""The HTML page: nothing is loaded from elsewhere."""

@@ -1,0 +1,300 @@
+"""How finely a run measured: block by block, window by window, and each ratio's precision."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nwor_bench.analysis.cell_data import CellData, gather_cells
+from nwor_bench.analysis.paired import pair_times
+from nwor_bench.records.batch import IN_TURNS
+from nwor_bench.records.store import RunData
+from nwor_bench.records.types import AA, Cell, CellResult, NworMode, Phase, Verdict
+from nwor_bench.report.document import Block, Figure, Paragraph, Section, Table, table
+from nwor_bench.report.figures import (
+    TINTS,
+    category_rows,
+    colour,
+    legend,
+    line_at_one,
+    numbers,
+)
+from nwor_bench.report.text import (
+    NOT_MEASURED,
+    compared_time,
+    count,
+    decimal,
+    joined,
+    p_value,
+    percent,
+    plural,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure as Canvas
+
+TITLE = "Measurement precision"
+
+_MARKERS = ("o", "s", "^", "D", "v")
+_TAIL = 0.005
+"""Share of the windows at each end that the figure leaves out; the table has them."""
+
+_POINTS = 201
+_WITHOUT_TIME = (Verdict.INVALID, Verdict.INEFFECTIVE)
+
+Times = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class _Blocks:
+    """Each timed block's ratios and clocks, by its number, in time order."""
+
+    ratios: dict[Cell, dict[int, float]]
+    clocks: dict[int, float]
+    """Lowest SM clock in MHz."""
+    throttled: dict[int, float]
+    """Milliseconds in which power or temperature lowered the clocks."""
+
+
+def precision_section(run: RunData, cells: Sequence[CellResult]) -> Section:
+    """Two figures, then the tables: windows, ratios, blocks and their order."""
+    found = _blocks(run, cells)
+    blocks: list[Block] = [
+        _block_figure(found, compared_time(cells))
+        if found.ratios
+        else Paragraph("No block was timed in off x off and another cell."),
+        *_window_times(run, cells),
+        _ratios(cells),
+    ]
+    facts = _warm_up_and_stop(run)
+    if facts:
+        blocks.append(Paragraph(facts))
+    return Section(TITLE, (*blocks, _block_table(found, cells), _order(run)), folded=True)
+
+
+def _ratios(cells: Sequence[CellResult]) -> Table:
+    rows = [
+        [c.label, c.compared or NOT_MEASURED, count(c.matched_windows),
+         count(c.unmatched_windows), percent(c.half_width, 2), percent(c.smallest_effect, 2),
+         p_value(c.p_value_holm if c.p_value_holm is not None else c.p_value),
+         ", ".join(map(str, c.outlier_blocks)) or NOT_MEASURED]
+        for c in cells
+        if c.ratio_to_off is not None
+    ]  # fmt: skip
+    heads = ["Cell", "Compared", "Matched windows", "Left out", "Interval +-",
+             "Smallest visible effect", "p", "Outlying blocks"]  # fmt: skip
+    caption = "Precision of each ratio; the A/A cell's row is the noise"
+    return table(heads, rows, numbers_from=2, caption=caption)
+
+
+def _warm_up_and_stop(run: RunData) -> str:
+    warmup, stopped = run.header.warmup, run.header.stopped
+    parts = []
+    if warmup:
+        unsteady = warmup.not_steady
+        how = f"not steady ({unsteady})" if unsteady else "steady (no trend, spread within 10 %)"
+        parts.append(f"Warm-up took {plural(warmup.batches or 0, 'batch')}; then times were {how}.")
+    if stopped:
+        parts.append(f"Blocks ended by {stopped}.")
+    return " ".join(parts)
+
+
+def _blocks(run: RunData, cells: Sequence[CellResult]) -> _Blocks:
+    compared = {cell.cell for cell in cells if cell.ratio_to_off is not None}
+    gathered = gather_cells(run)
+    baseline = next((own for own in gathered if own.is_baseline), None)
+    ratios: dict[Cell, dict[int, float]] = {}
+    for own in gathered:
+        pairs = pair_times(own, baseline) if baseline and own.cell in compared else None
+        if pairs is not None:
+            times = zip(pairs.blocks, pairs.treated, pairs.baseline, strict=True)
+            ratios[own.cell] = {block: above / below for block, above, below in times}
+    clocks: dict[int, float] = {}
+    throttled: dict[int, float] = {}
+    for batch in (batch for batch in run.batches if batch.phase == Phase.TIMED):
+        clock = batch.conditions.get("gpu_sm_clock_mhz")
+        if clock is not None:
+            clocks[batch.block] = min(clock, clocks.get(batch.block, clock))
+        held = batch.conditions.get("gpu_throttled_ms")
+        if held is not None:
+            throttled[batch.block] = throttled.get(batch.block, 0.0) + held
+    return _Blocks(ratios, dict(sorted(clocks.items())), dict(sorted(throttled.items())))
+
+
+def _block_figure(found: _Blocks, time: str) -> Figure:
+    machine = {"MHz": found.clocks, "ms": found.throttled}
+    below = {unit: values for unit, values in machine.items() if values}
+
+    def draw(canvas: "Canvas") -> None:
+        heights = [3.0] + [1.0] * len(below)
+        grid = canvas.subplots(len(heights), 1, squeeze=False, sharex=True,
+                               height_ratios=heights)  # fmt: skip
+        axes, *others = grid[:, 0]
+        line_at_one(axes)
+        for place, (cell, own) in enumerate(found.ratios.items()):
+            tint = "ambiguous" if cell.arm == AA else TINTS[place % 5]
+            axes.plot(list(own), list(own.values()), _MARKERS[place % len(_MARKERS)], ms=4, lw=1.3,
+                      ls=":" if cell.arm == AA else "-", color=colour(tint),
+                      label=cell.label)  # fmt: skip
+        numbers(axes, "y", "ratio to off x off")
+        for lower, (unit, values) in zip(others, below.items(), strict=True):
+            lower.plot(list(values), list(values.values()), ".-", lw=1.3, color=colour("soft"))
+            numbers(lower, "y", unit, ticks=4)
+        for each in (axes, *others):
+            each.grid(visible=True, axis="x")
+        (others or [axes])[-1].set_xlabel("timed block, in time order")
+        legend(canvas, axes)
+
+    return Figure(
+        name="blocks",
+        caption=(
+            f"Each cell's {time} over that of off x off in the same block: below 1 is faster. "
+            f"Drift and outlying blocks show here. {_machine_words(found)}"
+        ),
+        alternative=f"Ratio to off x off in each block. {_in_words(found)}",
+        draw=draw,
+        height=250 + 75 * len(below),
+    )
+
+
+def _machine_words(found: _Blocks) -> str:
+    if not found.clocks and not found.throttled:
+        return "The GPU's clocks were not recorded."
+    return "Below: each block's lowest SM clock (MHz), and how long the GPU was throttled (ms)."
+
+
+def _in_words(found: _Blocks) -> str:
+    parts = [
+        f"{cell.label}: {min(own.values()):.4f} to {max(own.values()):.4f}"
+        for cell, own in found.ratios.items()
+    ]
+    clocks = list(found.clocks.values())
+    if clocks:
+        parts.append(f"SM clock {min(clocks):.0f} to {max(clocks):.0f} MHz")
+    if found.throttled:
+        parts.append(f"throttled for {sum(found.throttled.values()):.0f} ms")
+    return "; ".join(parts)
+
+
+def _block_table(found: _Blocks, cells: Sequence[CellResult]) -> Table:
+    """The numbers of the block figure."""
+    rows = [
+        [str(block), *(decimal(own.get(block), 4) for own in found.ratios.values()),
+         decimal(found.clocks.get(block), 0), decimal(found.throttled.get(block), 0)]
+        for block in sorted({block for own in found.ratios.values() for block in own})
+    ]  # fmt: skip
+    heads = ["Block", *(cell.label for cell in found.ratios), "SM clock MHz", "Throttled ms"]
+    caption = f"{compared_time(cells).capitalize()} over that of off x off, in time order"
+    return table(heads, rows, caption=caption)
+
+
+def _order(run: RunData) -> Table:
+    """The order in which the cells ran, block by block."""
+    prompts = {entry.block: entry.prompt_ids or () for entry in run.header.blocks or ()}
+    groups: dict[tuple[int, str], list[tuple[int, str]]] = {}
+    for batch in run.batches:
+        place = (batch.order, batch.cell.label)
+        groups.setdefault((batch.block, batch.phase), []).append(place)
+    rows = [
+        [str(block), phase, "all cells, interleaved" if phase in IN_TURNS else
+         ", ".join(name for _, name in sorted(places)),
+         joined(prompts.get(block, ())) or NOT_MEASURED]
+        for (block, phase), places in groups.items()
+    ]  # fmt: skip
+    caption = (
+        "Order of cells: a timed block runs each cell once on the same prompts, in random order"
+    )
+    return table(["Block", "Phase", "Order", "Prompts"], rows, numbers_from=4, caption=caption)
+
+
+def _window_times(run: RunData, cells: Sequence[CellResult]) -> list[Block]:
+    """A figure of all timed windows' times with a table; a sentence if there are none."""
+    idle = {cell.cell for cell in cells if cell.verdict in _WITHOUT_TIME}
+    gathered = [own for own in gather_cells(run) if own.cell not in idle]
+    times = {own.cell: found for own in gathered if len(found := _times(own)) > 1}
+    if not times:
+        return [Paragraph("No valid window time was measured.")]
+    differences = _differences([own for own in gathered if own.cell in times])
+    blocks: list[Block] = [
+        _window_figure(differences)
+        if differences
+        else Paragraph("No window has an equal partner in off x off."),
+        _window_table(times),
+    ]
+    left_out = [cell.label for cell in cells if cell.cell in idle]
+    if left_out:
+        blocks.append(Paragraph(f"Left out, because their times do not count: {joined(left_out)}."))
+    return blocks
+
+
+def _times(cell: CellData) -> Times:
+    return np.array([window.wall_ms for window in cell.windows if window.wall_ms is not None])
+
+
+def _differences(gathered: Sequence[CellData]) -> dict[Cell, Times]:
+    """Per cent by which each window took longer than the same window of off x off."""
+    keyed = {own.cell: _by_place(own) for own in gathered}
+    baseline = next((own for cell, own in keyed.items() if cell.is_baseline), {})
+    found = {
+        cell: np.array([100 * (own[key] / baseline[key] - 1) for key in own.keys() & baseline])
+        for cell, own in keyed.items()
+        if not cell.is_baseline
+    }
+    return {cell: own for cell, own in found.items() if len(own) > 1}
+
+
+def _by_place(cell: CellData) -> dict[tuple[int, int, int, int], float]:
+    """Window times by block and place in it, among windows of equal work."""
+    return {
+        (window.block, window.window, window.num_reqs, window.draft_tokens): window.wall_ms
+        for window in cell.windows
+        if window.wall_ms
+    }
+
+
+def _window_figure(differences: dict[Cell, Times]) -> Figure:
+    medians = "; ".join(
+        f"{cell.label} median {float(np.median(own)):+.2f} %" for cell, own in differences.items()
+    )
+
+    def draw(canvas: "Canvas") -> None:
+        axes = canvas.subplots()
+        axes.axvline(0, color=colour("text"), lw=1.5, zorder=1)
+        for place, (cell, own) in enumerate(differences.items()):
+            # Drawn from quantiles: the shape of many windows in few numbers.
+            shape = np.quantile(own, np.linspace(_TAIL, 1 - _TAIL, _POINTS))
+            tint = colour("faster" if cell.nwor_mode is NworMode.STAGE else "ambiguous")
+            violin = axes.violinplot([float(f"{value:.5g}") for value in shape], [place],
+                                     orientation="horizontal", widths=0.8, showextrema=False,
+                                     quantiles=[[0.25, 0.5, 0.75]])  # fmt: skip
+            for body in violin["bodies"]:  # type: ignore[attr-defined]
+                body.set(facecolor=tint, edgecolor=tint, alpha=0.4)
+            violin["cquantiles"].set_color(tint)
+        category_rows(axes, [cell.label for cell in differences])
+        numbers(axes, "x", "window time less that of off x off, %")
+
+    return Figure(
+        name="window-times",
+        caption=(
+            "How much longer each window took than the same window of off x off: wider where "
+            "windows are more frequent, with the quartiles and the median. Left of 0 is faster. "
+            f"The {100 * _TAIL:g} % at each end are not drawn."
+        ),
+        alternative=f"Distribution of window times less those of off x off. {medians}.",
+        draw=draw,
+        height=58 * len(differences) + 60,
+    )
+
+
+def _window_table(times: dict[Cell, Times]) -> Table:
+    points = {"Least": 0.0, "1 %": 0.01, "25 %": 0.25, "Median": 0.5, "75 %": 0.75, "99 %": 0.99,
+              "Most": 1.0}  # fmt: skip
+    rows = [
+        [cell.label, count(len(own)),
+         *(decimal(float(value), 2) for value in np.quantile(own, list(points.values())))]
+        for cell, own in times.items()
+    ]  # fmt: skip
+    caption = "Window times in milliseconds: least, percentiles and most"
+    return table(["Cell", "Windows", *points], rows, caption=caption)

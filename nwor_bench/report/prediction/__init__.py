@@ -1,1 +1,0 @@
-"""Predictions of the byte model as text, tables and a page. Nothing is measured."""

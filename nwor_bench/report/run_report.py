@@ -1,0 +1,166 @@
+"""The report of a run: the answer, its cells, the evidence, the run itself, the glossary."""
+
+import shlex
+from collections.abc import Sequence
+
+from nwor_bench.analysis.findings import Severity, findings, grouped
+from nwor_bench.records.engine_status import EngineStatus
+from nwor_bench.records.environment import Environment
+from nwor_bench.records.header import PairFacts, RunHeader
+from nwor_bench.records.json_part import to_json
+from nwor_bench.records.store import RunData
+from nwor_bench.records.types import CellResult, RunStatus
+from nwor_bench.report.answer import CPU_LIMIT, answer, on_cpu
+from nwor_bench.report.cells import acceptance_section, cell_section, first_blocks
+from nwor_bench.report.document import (
+    Block,
+    Bullets,
+    Callout,
+    Code,
+    Document,
+    Paragraph,
+    Section,
+    table,
+)
+from nwor_bench.report.evidence import evidence_section
+from nwor_bench.report.interleaved import interleaved_section
+from nwor_bench.report.limits import findings_section, glossary
+from nwor_bench.report.phases import phase_section
+from nwor_bench.report.precision import precision_section
+from nwor_bench.report.questions import questions
+from nwor_bench.report.text import joined, settings
+from nwor_bench.report.traffic import dram_summary, traffic_section
+
+BACKGROUND = (
+    "vLLM can guess several tokens ahead (drafts) and let the model check them in one step, a "
+    "window. Stock vLLM writes every draft's K/V to the cache, rejected ones too. NWOR "
+    "(no-write-on-reject) writes only accepted ones; SCV decides which those are, on the host or "
+    "in a kernel. A cell is an NWOR mode x an SCV mode; off x off is serving without either."
+)
+
+_OF_MANY_RUNS = ("--file", "--resume")
+"""Flags whose command does not measure only this run, or is refused because the run exists."""
+
+
+def build_document(run: RunData, cells: Sequence[CellResult]) -> Document:
+    """The whole report of a run, made only from its records."""
+    interleaved = interleaved_section(run, cells)
+    sections = (
+        cell_section(cells),
+        *([interleaved] if interleaved else []),
+        precision_section(run, cells),
+        acceptance_section(cells),
+        phase_section(run, cells),
+        traffic_section(run, cells),
+        evidence_section(run, cells),
+        findings_section(run, cells),
+        _this_run(run),
+        Section("To repeat this run", (_repeat(run.header.command),), brief=True),
+        glossary(),
+    )
+    return Document(title(run.header), tuple(_lead(run, cells)), sections)
+
+
+def summary(run: RunData, cells: Sequence[CellResult], *, verbose: bool = False) -> Document:
+    """The terminal's part: the lead; with `verbose` also the brief sections."""
+    if verbose:
+        return build_document(run, cells).shortened()
+    more = Paragraph("Details: report.html, or `nwor-bench report -v`.")
+    return Document(title(run.header), (*_lead(run, cells), more))
+
+
+def title(header: RunHeader) -> str:
+    """`nwor-bench: scenario short, models smollm2`."""
+    scenario, pair = (header.scenario or {}).get("name"), (header.pair or PairFacts()).name
+    return f"nwor-bench: scenario {scenario or 'unnamed'}, models {pair or 'unnamed'}"
+
+
+def warnings(run: RunData) -> list[str]:
+    """What is wrong with the run as a whole; empty for a complete one."""
+    status = run.header.status
+    found = list(run.warnings)
+    if status != RunStatus.COMPLETE:
+        why = "".join(f"; {event['error']}" for event in run.events if "error" in event)
+        found.insert(
+            0,
+            f"This run did not end as planned (status: {status or 'unknown'}{why}): the numbers "
+            "cover only what was measured until then.",
+        )
+    return found
+
+
+def _lead(run: RunData, cells: Sequence[CellResult]) -> list[Block]:
+    """The first screen: the answer, its figure and table, what weakens it, the questions."""
+    lead: list[Block] = [answer(run.header, cells).headline]
+    lead += [Callout("Incomplete", text) for text in warnings(run)]
+    lead += first_blocks(cells)
+    if on_cpu(run.header):
+        lead.append(Callout("Measured on a CPU", CPU_LIMIT))
+    counted = dram_summary(run)
+    lead += [Paragraph(counted)] if counted else []
+    groups = [g for g in grouped(findings(run, cells)) if g.severity != Severity.NOTE]
+    if groups:
+        lines = tuple(f"{g.severity.upper()}: {g.line}" for g in groups)
+        lead += [Paragraph("What weakens this answer:"), Bullets(lines)]
+    return [*lead, questions(run, cells)]
+
+
+def _this_run(run: RunData) -> Section:
+    """What ran in a sentence, then every setting and the environment."""
+    header = run.header
+    scenario, pair = header.scenario or {}, header.pair or PairFacts()
+    engine, environment = header.engine or EngineStatus(), header.environment or Environment()
+    gpus = joined([str(gpu.name) for gpu in environment.gpus or ()])
+    facts = {
+        "target": pair.target,
+        "drafts by": pair.method,
+        "data type": header.data_type,
+        "requests at a time": scenario.get("requests"),
+        "device": " ".join(filter(None, [engine.device, gpus and f"({gpus})"])) or None,
+        "runner": engine.runner,
+        "engine starts": engine.start_count,
+        "started": header.started_at,
+        "finished": header.finished_at,
+    }
+    known = ", ".join(f"{name} {value}" for name, value in facts.items() if value is not None)
+    parts = {
+        "scenario": header.scenario,
+        "pair": to_json(header.pair),
+        "spec": {k: v for k, v in (header.spec or {}).items() if k != "scenario"},
+        "engine": to_json(header.engine),
+        "environment": to_json(header.environment),
+    }
+    rows = [(part, *row) for part, values in parts.items() for row in settings(values)]
+    caption = "What was asked for, what the engine made of it, and the machine"
+    body = table(["Part", "Setting", "Value"], rows, numbers_from=3, caption=caption)
+    sentence = [Paragraph(f"{known[0].upper()}{known[1:]}.")] if known else []
+    return Section("This run", (Paragraph(BACKGROUND), *sentence, body), folded=True)
+
+
+def _repeat(command: str | None) -> Block:
+    """The command without this run's folder, which exists; a sentence if none is known."""
+    if not command:
+        return Paragraph("The command was not recorded.")
+    words = _split(command)
+    if any(word.split("=")[0] in _OF_MANY_RUNS for word in words):
+        return Paragraph(
+            "This run's own command was not recorded: it was part of a sweep file or was resumed. "
+            "Its settings are under This run."
+        )
+    return Code(_without_output(words) if "--output" in command else command)
+
+
+def _split(command: str) -> list[str]:
+    try:
+        return shlex.split(command)
+    except ValueError:  # not a command line that nwor-bench wrote
+        return [command]
+
+
+def _without_output(words: list[str]) -> str:
+    kept, skip = [], False
+    for word in words:
+        if not skip and word.split("=")[0] != "--output":
+            kept.append(word)
+        skip = word == "--output"
+    return shlex.join(kept)

@@ -1,0 +1,264 @@
+"""Whether the plugin would stage a model's drafts, as a document and as JSON. Predicted."""
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from nwor_bench.models.layer_kinds import Kind
+from nwor_bench.models.recurrent import RecurrentLayers, StateLoad
+from nwor_bench.models.support.facts import LayerFacts
+from nwor_bench.models.support.predict import (
+    LayerGroup,
+    MethodSupport,
+    Outcome,
+    Support,
+    generating,
+)
+from nwor_bench.models.support.recipes import Covered
+from nwor_bench.records.fallback_reasons import (
+    BATCH_INVARIANT,
+    BREAKABLE_CUDA_GRAPHS,
+    KV_TRANSFER,
+)
+from nwor_bench.report.document import Bullets, Document, Headline, Paragraph, Section, table
+from nwor_bench.report.states import state_sentence
+
+LAYER_HEADERS = ("layers", "what", "backend", "by themselves")
+METHOD_HEADERS = ("method", "drafts", "runner", "why not staged")
+
+WORDS = {
+    Outcome.STAGED: "staged",
+    Outcome.DIRECT: "written directly",
+    Outcome.REFUSED: "refused by vLLM",
+}
+
+
+def support_document(
+    found: Support,
+    methods: Sequence[MethodSupport],
+    origin: str,
+    states: tuple[RecurrentLayers, StateLoad] | None,
+) -> Document:
+    """One model: the answer, its layers, the speculative methods, and notes."""
+    drafts = [
+        (m.method.value, WORDS[m.outcome], m.runner.value if m.runner else "", m.reason or "")
+        for m in methods
+    ]
+    notes = [state_sentence(*states)] if states else []
+    blocks = (
+        Paragraph(f"{_setting(found)} Facts: {origin}."),
+        table(LAYER_HEADERS, layer_rows(found), numbers_from=4),
+        table(METHOD_HEADERS, drafts, numbers_from=4),
+        Bullets((*notes, *support_notes(found))),
+    )
+    return Document(found.model.name, (Headline("", answer(found)), *blocks))
+
+
+def recipe_document(covered: Sequence[Covered], left_out: Sequence[str]) -> Document:
+    """vLLM's recipe models by outcome and reason, the most frequent first."""
+    groups = Counter(map(_why, covered))
+    sections = tuple(
+        Section(
+            f"{why} ({number})",
+            (
+                table(
+                    ("model", "method, drafts", "layers"),
+                    [
+                        (row.kept.name, f"{row.kept.method.value} {row.kept.draft_tokens}",
+                         row.kind)
+                        for row in covered
+                        if _why(row) == why
+                    ],
+                    numbers_from=3,
+                ),
+            ),
+        )
+        for why, number in groups.most_common()
+    )  # fmt: skip
+    notes = Bullets((
+        f"Left out: {', '.join(left_out)}.",
+        "Methods and drafts are the recipes'; docs/support.md has the facts' sources.",
+    ))  # fmt: skip
+    lead = (Headline("", recipe_answer(covered, left_out)), notes)
+    return Document("vLLM's recipe models", lead, sections)
+
+
+def answer(found: Support) -> str:
+    """The answer in one sentence; a second if vLLM may not run the model."""
+    return _of_drafts(found) + ("" if is_known(found) else f" {_unknown(found)}")
+
+
+def is_known(found: Support) -> bool:
+    """Whether vLLM 0.32 has the architecture among those that generate text."""
+    return found.model.architecture in generating()
+
+
+def _unknown(found: Support) -> str:
+    named = found.model.architecture
+    missing = f"has no {named} that generates text" if named else "needs an architecture"
+    return f"That holds if vLLM runs the model: 0.32 {missing}."
+
+
+def _of_drafts(found: Support) -> str:
+    layers = sum(g.count for g in found.groups if g.layer.kind is not Kind.NOTHING)
+    if found.reason is None:
+        stock = sum(g.count for g in found.groups if g.layer.kind is Kind.RECURRENT)
+        if stock:
+            return (
+                f"{found.model.name}: drafts would be staged in the {layers - stock} attention "
+                f"layers; the {stock} recurrent layers stay as stock vLLM runs them."
+            )
+        keys = "; the indexers' keys are written directly" if found.indexed else ""
+        return f"{found.model.name}: drafts would be staged, in {_all(layers)}{keys}."
+    return (
+        f"{found.model.name}: every draft would be written directly, as stock vLLM does: "
+        f"{found.reason}."
+    )
+
+
+def _all(layers: int) -> str:
+    return "its one layer" if layers == 1 else f"all {layers} layers"
+
+
+def _setting(found: Support) -> str:
+    """How the answer was made."""
+    own = found.engine
+    graphs = ", no CUDA graphs" if own.eager else ""
+    groups = ", hybrid KV-cache manager off" if own.one_group else ""
+    backends = ", ".join(found.backends) or "no attention"
+    return (
+        f"{found.model.architecture or found.model.model_type} on {own.device.value}, vLLM's "
+        f"{found.runner.value} runner, {backends}; {own.draft_tokens} drafts a window, cache "
+        f"{own.cache_dtype}{graphs}{groups}. All attention layers are staged, or none is."
+    )
+
+
+def what(layer: LayerFacts) -> str:
+    """A layer in a few words."""
+    if layer.kind in (Kind.RECURRENT, Kind.NOTHING):
+        return layer.kind.value
+    marks = {
+        "latent": layer.latent, "selected context": layer.sparse, "sinks": layer.sinks,
+        "ALiBi": layer.alibi, "shares K/V": layer.shares_kv,
+    }  # fmt: skip
+    window = f" of {layer.window:,}" if layer.window else ""
+    size = f", head size {layer.head_dim}" if layer.head_dim else ""
+    size += f", values of {layer.value_dim}" if layer.value_dim else ""
+    return layer.kind.value + window + size + "".join(f", {m}" for m, on in marks.items() if on)
+
+
+def layer_rows(found: Support) -> list[tuple[str, ...]]:
+    """One row for each kind of layer, under LAYER_HEADERS."""
+    return [
+        (str(group.count), what(group.layer), group.backend or "", _by_itself(group))
+        for group in found.groups
+    ]
+
+
+def _by_itself(group: LayerGroup) -> str:
+    if group.layer.kind is Kind.NOTHING:
+        return "nothing to stage"
+    keys = "; indexer keys written directly" if group.layer.latent and group.layer.sparse else ""
+    return group.reason or f"could be staged{keys}"
+
+
+def support_notes(found: Support) -> list[str]:
+    """Assumptions of the prediction."""
+    notes = [
+        "Predicted from the config.json alone, for vLLM 0.32 and its own choices; the plugin "
+        "decides in the engine, and a run's report has its reason. With KV transfer "
+        f"({KV_TRANSFER}) or VLLM_BATCH_INVARIANT=1 ({BATCH_INVARIANT}) it stages nothing.",
+        "eagle, eagle3, dflash, dspark, medusa and draft_model need a drafter made for this model.",
+    ]
+    if found.reason is None and found.indexed and not found.engine.eager:
+        notes.append(
+            "Steps in piecewise CUDA graphs, as those that run a prefill too, are written "
+            f"directly: {BREAKABLE_CUDA_GRAPHS}."
+        )
+    if any((g.layer.head_dim or 0) > 256 and not g.layer.latent for g in found.groups):
+        notes.append("Without FlashAttention 4 vLLM takes Triton.")
+    return notes
+
+
+def support_values(found: Support, methods: Sequence[MethodSupport]) -> dict[str, Any]:
+    """Everything for JSON, but the recurrent states."""
+    return {
+        "model": found.model.name,
+        "architecture": found.model.architecture,
+        "architecture_known": is_known(found),
+        "answer": {
+            "outcome": found.outcome.value,
+            "reason": found.reason,
+            "sentence": answer(found),
+        },
+        "device": found.engine.device.value,
+        "runner": found.runner.value,
+        "backends": list(found.backends),
+        "layers": [
+            {
+                "count": group.count,
+                "what": what(group.layer),
+                "backend": group.backend,
+                "reason": group.reason,
+            }
+            for group in found.groups
+        ],
+        "methods": [
+            {
+                "method": m.method.value,
+                "outcome": m.outcome.value,
+                "runner": m.runner.value if m.runner else None,
+                "reason": m.reason,
+            }
+            for m in methods
+        ],
+    }
+
+
+def recipe_answer(covered: Sequence[Covered], left_out: Sequence[str]) -> str:
+    """How many recipe models stage today."""
+    counts = Counter(row.found.outcome for row in covered)
+    return (
+        f"Of {len(covered)} recipe models with a speculative method {counts[Outcome.STAGED]} would "
+        f"be staged, {counts[Outcome.DIRECT]} written directly, {counts[Outcome.REFUSED]} refused "
+        f"by vLLM; the config.json of {len(left_out)} more could not be read."
+    )
+
+
+def _why(row: Covered) -> str:
+    reason = row.found.reason
+    return WORDS[row.found.outcome] + (f": {reason}" if reason else "")
+
+
+def coverage_table(covered: Sequence[Covered], left_out: Sequence[str]) -> str:
+    """The table of docs/support.md, in Markdown."""
+    rows = [
+        (f"[{row.kept.name}]({row.kept.source})",
+         f"{row.kept.method.value}, {row.kept.draft_tokens}", row.kind,
+         _why(row).replace(f": {row.found.reason}", f": `{row.found.reason}`"))
+        for row in covered
+    ]  # fmt: skip
+    heads = ("Model", "Method, drafts", "Layers", "Drafts today")
+    lines = [f"| {' | '.join(cells)} |" for cells in (heads, ("---",) * len(heads), *rows)]
+    grid = "\n".join(lines)
+    return f"{recipe_answer(covered, left_out)}\n\n{grid}\n\nLeft out: {', '.join(left_out)}."
+
+
+def recipe_values(covered: Sequence[Covered], left_out: Sequence[str]) -> dict[str, Any]:
+    """Everything for JSON."""
+    return {
+        "answer": {"sentence": recipe_answer(covered, left_out)},
+        "recipes": [
+            {
+                "model": row.kept.name,
+                "method": row.kept.method.value,
+                "draft_tokens": row.kept.draft_tokens,
+                "layers": row.kind,
+                "outcome": row.found.outcome.value,
+                "reason": row.found.reason,
+                "source": row.kept.source,
+            }
+            for row in covered
+        ],
+        "left_out": list(left_out),
+    }

@@ -1,0 +1,175 @@
+"""The report of a sweep: its answer over all runs, and each run beside the others."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+
+from nwor_bench.analysis.findings import grouped
+from nwor_bench.records.types import CellResult, Verdict
+from nwor_bench.report.answer import CPU_BADGE, CPU_LIMIT, Answer
+from nwor_bench.report.document import (
+    Block,
+    Bullets,
+    Callout,
+    Document,
+    Paragraph,
+    Section,
+    Table,
+    table,
+)
+from nwor_bench.report.sweep_figures import ratio_figures, tradeoff_blocks
+from nwor_bench.report.swept_run import SweptRun, label_of_run, labels, varying
+from nwor_bench.report.text import (
+    NOT_MEASURED,
+    SHADES_NOTE,
+    decimal,
+    percent,
+    plural,
+    ratio,
+    shade,
+)
+
+DONE = "done"
+MIXED = "MIXED"
+NOTHING = "NOTHING MEASURED"
+
+
+def sweep_document(name: str, runs: Sequence[SweptRun]) -> Document:
+    """The whole report of a sweep."""
+    measured = [run for run in runs if run.cells]
+    lead: list[Block] = [sweep_answer(runs).headline, *_missing(runs), _answers(runs)]
+    sections: list[Section] = []
+    if measured:
+        lead += [Paragraph(_chance(measured)), *_weakened(measured)]
+        if any(run.answer and run.answer.badge == CPU_BADGE for run in measured):
+            lead.append(Callout("Measured on a CPU", CPU_LIMIT))
+        sections.append(Section("All cells", (_ratios(runs),), brief=True))
+        figures = ratio_figures(measured)
+        if figures:
+            sections.append(Section("What the ratio depends on", tuple(figures)))
+        tradeoff = tradeoff_blocks(measured)
+        if tradeoff:
+            sections.append(Section("Latency and throughput", tuple(tradeoff)))
+        sections.append(_times(measured))
+    sections.append(_in_words(runs))
+    return Document(f"nwor-bench sweep: {name}", tuple(lead), tuple(sections))
+
+
+def sweep_answer(runs: Sequence[SweptRun]) -> Answer:
+    """How many runs have which answer, and the range of their ratios."""
+    found = Counter(run.answer.badge for run in runs if run.answer)
+    if not found:
+        return Answer(NOTHING, f"None of {plural(len(runs), 'run')} measured anything.")
+    badge = next(iter(found)) if len(found) == 1 else MIXED
+    if Verdict.INVALID in found:
+        badge = str(Verdict.INVALID)
+    counts = ", ".join(f"{answer} in {number}" for answer, number in found.most_common())
+    return Answer(badge, f"{counts} of {plural(len(runs), 'run')}. {_extremes(runs)}".strip())
+
+
+def _extremes(runs: Sequence[SweptRun]) -> str:
+    """The lowest and the highest of the ratios that the runs' answers rest on."""
+    own = [(run.answer.cell, run) for run in runs if run.answer and run.answer.cell]
+    rated = [(cell.ratio_to_off, cell, run) for cell, run in own if cell.ratio_to_off is not None]
+    if len(rated) < 2:
+        return ""
+    axes = varying(runs)
+    ends = [
+        f"{value:.3f} ({cell.label}, {label_of_run(run, axes)})"
+        for pick in (min, max)
+        for value, cell, run in [pick(rated, key=lambda each: each[0])]
+    ]
+    return f"The ratio to off x off lies between {ends[0]} and {ends[1]}."
+
+
+def _missing(runs: Sequence[SweptRun]) -> list[Block]:
+    """Runs that did not end."""
+    left = [run for run in runs if run.status != DONE]
+    if not left:
+        return []
+    errors = {run.number: f": {' '.join(run.error.split())}" for run in left if run.error}
+    parts = [f"run {run.number} ({run.status}{errors.get(run.number, '')})" for run in left]
+    return [Callout("Incomplete", f"{plural(len(left), 'run')} did not end: {'; '.join(parts)}.")]
+
+
+def _answers(runs: Sequence[SweptRun]) -> Table:
+    """One row a run: its badge, and the cell that its answer rests on."""
+    axes = varying(runs)
+    rows = []
+    for run in runs:
+        cell = run.answer.cell if run.answer else None
+        rated = (NOT_MEASURED, NOT_MEASURED) if cell is None else (cell.label, ratio(cell))
+        badge = run.answer.badge if run.answer else run.status
+        rows.append([f"{run.number}: {label_of_run(run, axes)}", badge, *rated])
+    heads = ["Run", "Answer", "Cell", "Time over off x off [95 % interval]"]
+    return replace(table(heads, rows, numbers_from=3, caption="Answers"), links=_links(runs))
+
+
+def _ratios(runs: Sequence[SweptRun]) -> Table:
+    """Runs down, cells across, shaded by how far each ratio is from 1."""
+    axes, names = varying(runs), labels(runs)
+    rows, shades = [], []
+    for run in runs:
+        cells = [run.cell(name) for name in names]
+        rows.append([f"{run.number}: {label_of_run(run, axes)}", *map(_value, cells)])
+        shades.append(("", *map(shade, cells)))
+    made = table(["Run", *names], rows, caption=f"Ratio to off x off. {SHADES_NOTE}")
+    return replace(made, shades=tuple(shades), links=_links(runs))
+
+
+def _links(runs: Sequence[SweptRun]) -> tuple[str, ...]:
+    return tuple(f"{run.folder}/report.html" if run.cells else "" for run in runs)
+
+
+def _value(cell: CellResult | None) -> str:
+    if cell is None:
+        return NOT_MEASURED
+    return str(cell.verdict) if cell.ratio_to_off is None else ratio(cell)
+
+
+def _chance(runs: Sequence[SweptRun]) -> str:
+    number = sum(len(run.compared) for run in runs)
+    return (
+        f"The intervals are each cell's own: of {plural(number, 'ratio')} without any effect about "
+        f"{max(1, round(number / 20))} would exclude 1 by chance. Trust effects that several runs "
+        "show."
+    )
+
+
+def _weakened(runs: Sequence[SweptRun]) -> list[Block]:
+    """One line for each cause in all runs together, with the runs that have it."""
+    lines = []
+    for group in grouped([finding for run in runs for finding in run.findings]):
+        kinds = {finding.kind for finding in group.findings}
+        own = [str(run.number) for run in runs if any(f.kind in kinds for f in run.findings)]
+        where = f"{'run' if len(own) == 1 else 'runs'} {', '.join(own)}"
+        if 1 < len(own) == len(runs):
+            where = "all runs"
+        lines.append(f"{group.severity.upper()}: {group.line} ({where})")
+    return [Paragraph("What weakens these answers:"), Bullets(tuple(lines))] if lines else []
+
+
+def _times(runs: Sequence[SweptRun]) -> Section:
+    axes = varying(runs)
+    rows = [
+        [str(run.number), label_of_run(run, axes), cell.label, str(cell.verdict),
+         decimal(cell.window_ms_mean, 2), decimal(cell.ttft_ms_p50, 2),
+         decimal(cell.tpot_ms_p50, 2), decimal(cell.itl_ms_p50, 2), decimal(cell.tokens_per_s),
+         percent(cell.acceptance_rate)]
+        for run in runs
+        for cell in run.cells
+    ]  # fmt: skip
+    heads = ["Run", "Of", "Cell", "Verdict", "Window ms", "TTFT p50 ms", "TPOT p50 ms",
+             "ITL p50 ms", "Output tokens/s", "Accepted"]  # fmt: skip
+    body = table(heads, rows, numbers_from=4, caption="Times of each run and cell")
+    return Section("Times", (body,), folded=True)
+
+
+def _in_words(runs: Sequence[SweptRun]) -> Section:
+    rows = [
+        [f"{run.number}: {label_of_run(run, ())}",
+         run.answer.sentence if run.answer else run.error or NOT_MEASURED]
+        for run in runs
+    ]  # fmt: skip
+    body = table(["Run", "In words"], rows, numbers_from=2, caption="Each run's answer")
+    return Section("Runs", (body,), folded=True)

@@ -1,1 +1,0 @@
-"""One report over all runs of a sweep."""

@@ -1,0 +1,157 @@
+"""A report document on the terminal, by rich. No line is wider than the console.
+
+Words fold where the console is narrow. Numbers are never cut: a table that does not fit is
+printed in parts, each with the first column.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from textwrap import wrap
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console, Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table as Grid
+from rich.text import Text
+
+from nwor_bench.report.document import (
+    Block,
+    Bullets,
+    Callout,
+    Code,
+    Definitions,
+    Document,
+    Figure,
+    Headline,
+    Paragraph,
+    Table,
+)
+
+_STYLES = {
+    "SAME": "green", "FASTER": "bold green", "SLOWER": "yellow", "AMBIGUOUS": "cyan",
+    "INEFFECTIVE": "magenta", "INVALID": "bold red", "IMPROVEMENT": "bold green",
+    "REGRESSION": "bold red", "ONLY IN BASE": "yellow", "ONLY IN NEW": "yellow",
+    "met": "green", "missed": "bold red", "unclear": "yellow",
+}  # fmt: skip
+_MARKS = {"ERROR: ": "bold red", "WARNING: ": "yellow", "NOTE: ": "dim"}
+
+_NBSP = "\N{NO-BREAK SPACE}"
+
+_NAME, _HEADER, _WORDS = 18, 9, 24
+"""Columns that a first value, a header and a long text take before they fold."""
+
+
+def print_document(console: Console, document: Document, *, quiet: bool = False) -> None:
+    """Print the lead and all sections, without the title; `quiet` prints only the headline."""
+    _print(console, document.lead[:1] if quiet else document.lead)
+    for section in () if quiet else document.sections:
+        console.print(Text(f"\n{section.title}", style="bold"))
+        _print(console, section.blocks)
+
+
+def print_path(console: Console, name: str, path: object) -> None:
+    """`Run folder: /tmp/run`, unwrapped so that it can be copied from a narrow terminal."""
+    console.print(Text(f"{name}: {path}"), soft_wrap=True)
+
+
+def style_of(word: str) -> str:
+    """The style of a verdict or another outcome, "" for other words."""
+    return _STYLES.get(word, "")
+
+
+def _print(console: Console, blocks: Sequence[Block]) -> None:
+    """All blocks but figures; an empty line before each, except the first and lists."""
+    shown = [block for block in blocks if not isinstance(block, Figure)]
+    for place, block in enumerate(shown):
+        if place and not isinstance(block, Bullets):
+            console.print()
+        console.print(_rendered(block, console.width))
+
+
+def _rendered(block: Block, width: int) -> RenderableType:
+    match block:
+        case Headline():
+            return _glued(block.line, "bold")
+        case Paragraph(text, strong):
+            return _glued(text, "bold" if strong else "")
+        case Callout(title, text):
+            return _glued(f"{title}: {text}", "yellow")
+        case Bullets(items):
+            return Group(*map(_bullet, items))
+        case Definitions(entries):
+            return Group(*(_bullet(text, term) for term, text in entries))
+        case Code(text):
+            return Padding(Text(text), (0, 0, 0, 2))
+        case Table():
+            return Group(*_tables(block, width))
+        case Figure():
+            return ""
+
+
+def _glued(text: str, style: str = "") -> Text:
+    """Text in which a number and its per-cent sign stay on one line."""
+    return Text(text.replace(" %", f"{_NBSP}%"), style=style)
+
+
+def _bullet(text: str, term: str = "") -> Grid:
+    style = next((style for mark, style in _MARKS.items() if text.startswith(mark)), "")
+    grid = Grid.grid(padding=(0, 1, 0, 0))
+    start = Text(f"{term} ", style="bold") if term else Text()
+    grid.add_row("-", start.append_text(_glued(text, style)))
+    return grid
+
+
+def _tables(table: Table, width: int) -> Iterator[RenderableType]:
+    if table.caption:
+        yield _glued(f"{table.caption}:", "dim")
+    if not table.rows:
+        yield "Nothing was recorded."
+        return
+    for columns in _parts(table, width):
+        needed = sum(_least(table, column) + 2 for column in columns) - 2
+        gap = 1 if needed <= width else 0  # beside the box's own
+        grid = Grid(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, gap, 0, 0))
+        for column in columns:
+            number = column >= table.numbers_from
+            grid.add_column(
+                "\n".join(_lines(table, column)), justify="right" if number else "left",
+                no_wrap=number, overflow="fold", min_width=_least(table, column, folded=True),
+            )  # fmt: skip
+        for row in table.rows:
+            grid.add_row(*(Text(row[c], style=style_of(row[c])) for c in columns))
+        yield grid
+
+
+def _parts(table: Table, width: int) -> list[list[int]]:
+    """The columns of each printed part: the first one, then as many as fit."""
+    parts = [[0]]
+    used = _least(table, 0)
+    for column in range(1, len(table.headers)):
+        own = _least(table, column) + 1
+        if used + own > width and len(parts[-1]) > 1:
+            parts.append([0])
+            used = _least(table, 0)
+        parts[-1].append(column)
+        used += own
+    return parts
+
+
+def _least(table: Table, column: int, *, folded: bool = False) -> int:
+    """The width that a column needs: a number's in full, of a text a part, its words `folded`."""
+    most = _WORDS if column else _NAME
+    values = [row[column] for row in table.rows]
+    if column < table.numbers_from and folded:
+        return min(most, max(len(word) for value in values for word in value.split() or [""]))
+    longest = max(map(len, values))
+    headers = max(map(len, _lines(table, column)))
+    return max(1, headers, longest if column >= table.numbers_from else min(longest, most))
+
+
+def _lines(table: Table, column: int) -> Sequence[str]:
+    """The header in lines no wider than its values, or than a few words."""
+    values = max(len(row[column]) for row in table.rows)
+    width = max(_HEADER, min(values, _WORDS))
+    # "[95 % interval]" stays whole.
+    glued = re.sub(r"\[.*?\]", lambda found: found[0].replace(" ", _NBSP), table.headers[column])
+    lines = wrap(glued, width, break_long_words=False)
+    return [line.replace(_NBSP, " ") for line in lines] or [""]

@@ -1,0 +1,340 @@
+"""Bytes: what staging should move by the byte model, beside what the GPU's counters measured."""
+
+import shlex
+from collections.abc import Sequence
+from pathlib import PurePath
+from statistics import fmean, median
+from typing import TYPE_CHECKING
+
+from nwor_bench.analysis.aggregate import REFERENCE
+from nwor_bench.analysis.dram.counters import Amount, CellBytes, cell_bytes, clock_facts
+from nwor_bench.analysis.dram.prediction import predicted_difference, strategy_of
+from nwor_bench.models.byte_model import CACHE_BITS
+from nwor_bench.records.engine_status import EngineStatus
+from nwor_bench.records.header import PairFacts, RunHeader
+from nwor_bench.records.store import RunData
+from nwor_bench.records.types import SETTLING, BatchRecord, CellResult, NworMode, Phase
+from nwor_bench.report.document import Block, Code, Figure, Paragraph, Section, Table, table
+from nwor_bench.report.figures import REST, ROW, Mark, colour, forest, legend
+from nwor_bench.report.text import NOT_MEASURED, count, decimal, plural, size
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure as Canvas
+
+TITLE = "Bytes: predicted and measured"
+
+READ, WRITE, L2 = "dram_read_bytes", "dram_write_bytes", "l2_bytes"
+
+CACHE = (
+    "Cache bytes are token counts times the bytes of one token's K and V over all target "
+    "layers{each}. Avoided are those of rejected draft tokens. Predicted: a mean window's DRAM "
+    "bytes less those of off x off, by the byte model for staging {how}. Tokens saved are not "
+    "bytes saved: staging moves bytes too."
+)
+NO_DRAM = "DRAM traffic was not measured in this run."
+MEASURED = (
+    "Measured by the GPU itself (CUPTI PM sampling), in batches separate from the timed ones: "
+    "means over blocks with 95 % intervals. A window is everything that the GPU does from its "
+    "start to the start of the next, the drafter included. Windows beside a prefill, those without "
+    f"all requests, and the first {SETTLING} of a batch are left out. Less off x off: minus the "
+    "bytes of the same windows in off x off. Visible from: four of five such runs would have shown "
+    "a difference of this size. The A/A arm shows the noise. DRAM is written when L2 evicts, so a "
+    "window's writes may be counted in the next."
+)
+SHARE = "This predicts the share of a whole step's bytes, for each way of staging:"
+
+
+def traffic_section(run: RunData, cells: Sequence[CellResult]) -> Section:
+    """Predicted and cache bytes, then the counters' if there are any."""
+    found = cell_bytes(run)
+    blocks: list[Block] = [_cache_bytes(run, cells), Paragraph(_cache_note(run.header))]
+    command = _plan_command(run, cells)
+    if command is not None:
+        blocks += [Paragraph(SHARE), Code(command)]
+    blocks += _states(run.header, cells)
+    if found:
+        blocks = [Paragraph(answer(found), strong=True), *_figure(found), _amounts(found),
+                  _differences(found), Paragraph(MEASURED), *_how_well(run, found),
+                  *blocks]  # fmt: skip
+    else:
+        blocks.append(Paragraph(NO_DRAM))
+    return Section(TITLE, tuple(blocks), brief=bool(found), folded=True)
+
+
+def dram_summary(run: RunData) -> str | None:
+    """The counters' answer in a sentence; None if nothing was counted."""
+    cells = cell_bytes(run)
+    return f"DRAM bytes: {answer(cells)}" if cells else None
+
+
+def answer(cells: Sequence[CellBytes]) -> str:
+    """How much write traffic staging saved, in one sentence a stage cell."""
+    sentences = [_sentence(cell) for cell in cells if cell.cell.nwor_mode is NworMode.STAGE]
+    return " ".join(sentences) or "No cell staged: there is nothing to compare."
+
+
+def _sentence(cell: CellBytes) -> str:
+    name, found = cell.cell.label, cell.differences.get(WRITE)
+    if not cell.windows:
+        return (
+            f"{name}: no window counts, because none with all requests came after the first "
+            f"{SETTLING} of a batch; write a larger --max-new-tokens."
+        )
+    if found is None:
+        return f"{name}: its writes could not be compared with off x off."
+    if found.low is None or found.high is None:
+        return f"{name}: too few blocks for an interval of its writes."
+    if found.excludes_zero:
+        verb = "fewer" if found.mean < 0 else "more"
+        text = f"{name} wrote {_mb(abs(found.mean))} MB a window {verb} than off x off"
+    else:
+        text = f"{name}: no difference in writes was visible"
+        if found.smallest is not None:
+            text += f" (one of {_mb(found.smallest)} MB would have been)"
+    predicted = cell.predicted.get(WRITE)
+    if predicted is not None:
+        text += f"; {_signed(predicted)} MB were predicted"
+    return f"{text}."
+
+
+def _figure(cells: Sequence[CellBytes]) -> list[Figure]:
+    """Written DRAM bytes less those of off x off, measured and predicted."""
+    found = [(cell, cell.differences[WRITE]) for cell in cells if WRITE in cell.differences]
+    if not found:
+        return []
+    marks = [
+        Mark(cell.cell.label, amount.mean / 1e6, _in_mb(amount.low), _in_mb(amount.high),
+             "measured", "o", "faster")
+        for cell, amount in found
+    ]  # fmt: skip
+    marks += [
+        Mark(cell.cell.label, cell.predicted[WRITE] / 1e6, None, None, "predicted", "D", "slower")
+        for cell, _ in found
+        if WRITE in cell.predicted
+    ]
+    labels = [cell.cell.label for cell, _ in found]
+
+    def draw(canvas: "Canvas") -> None:
+        axes = canvas.subplots()
+        axes.axvline(0, color=colour("text"), lw=1.5, zorder=1)
+        forest(axes, labels, marks)
+        axes.set_xlabel("MB a window, less off x off")
+        axes.grid(visible=True, axis="x")
+        legend(canvas, axes)
+
+    words = "; ".join(f"{cell.cell.label} {decimal(a.mean / 1e6, 2)}" for cell, a in found)
+    figure = Figure(
+        name="dram-bytes",
+        caption=(
+            "MB that a window wrote to DRAM less those of off x off, with 95 % intervals, and the "
+            "byte model's prediction. Left of 0: fewer bytes."
+        ),
+        alternative=f"DRAM bytes written a window less off x off, MB, measured: {words}.",
+        draw=draw,
+        height=ROW * len(found) + REST,
+    )
+    return [figure]
+
+
+def _amounts(cells: Sequence[CellBytes]) -> Table:
+    rows = [
+        [cell.cell.label, *(_with_interval(cell.amounts.get(n)) for n in (READ, WRITE, L2)),
+         count(cell.windows), count(cell.blocks), decimal(cell.staged, 1),
+         decimal(cell.accepted, 2)]
+        for cell in cells
+    ]  # fmt: skip
+    heads = ["Cell", "DRAM read", "DRAM written", "Through L2", "Windows", "Blocks", "Drafts",
+             "Accepted"]  # fmt: skip
+    return table(heads, rows, caption="MB a window (1 MB = 1,000,000 bytes)")
+
+
+def _differences(cells: Sequence[CellBytes]) -> Table:
+    rows = []
+    for cell in cells:
+        if cell.is_baseline:
+            continue
+        row = [cell.cell.label]
+        for name in (WRITE, READ):
+            found = cell.differences.get(name)
+            row += [_with_interval(found, signed=True), _signed(cell.predicted.get(name)),
+                    _mb(found.smallest if found else None)]  # fmt: skip
+        rows.append([*row, _with_interval(cell.differences.get(L2), signed=True),
+                     count(cell.matched)])  # fmt: skip
+    heads = ["Cell", "Written", "Predicted", "Visible from", "Read", "Predicted", "Visible from",
+             "Through L2", "Windows"]  # fmt: skip
+    return table(heads, rows, caption="MB a window, less off x off")
+
+
+def _how_well(run: RunData, cells: Sequence[CellBytes]) -> list[Block]:
+    """How well the samples' clock is known, and the cost of sampling."""
+    costs = [cell.sampler_cost for cell in cells if cell.sampler_cost is not None]
+    text = ""
+    facts = clock_facts(run)
+    if facts:
+        spread = max(fact["clock_spread_us"] for fact in facts)
+        host = median(fact["clock_to_host_us"] for fact in facts)
+        ratios = [fact["copy_ratio"] for fact in facts]
+        copies = sum(fact["copies_found"] for fact in facts)
+        made = sum(fact["copies_made"] for fact in facts)
+        text = (
+            f"Clocks: {count(copies)} of {count(made)} copies of known size tie the windows to the "
+            f"samples of {facts[0]['sample_us']:g} us, to +- {decimal(spread, 1)} us at worst; the "
+            f"host's clock differs by {decimal(host, 1)} us. Of the bytes copied, "
+            f"{decimal(100 * min(ratios), 2)} to {decimal(100 * max(ratios), 2)} % were counted as "
+            "read. "
+        )
+    if costs:
+        text += (
+            f"A counted window took {decimal(min(costs), 3)} to {decimal(max(costs), 3)} of a "
+            "timed one's time: that is what sampling and its events cost."
+        )
+    return [Paragraph(text.rstrip())] if text else []
+
+
+def _cache_bytes(run: RunData, cells: Sequence[CellResult]) -> Table:
+    rows = []
+    for cell in cells:
+        predicted = _predicted(run, cell)
+        rows.append([
+            cell.label, size(cell.bytes_staged), size(cell.bytes_committed),
+            size(cell.bytes_avoided), _signed_size(predicted.get(WRITE)),
+            _signed_size(predicted.get(READ)),
+        ])  # fmt: skip
+    heads = ["Cell", "Staged", "Committed", "Avoided cache writes", "Predicted DRAM written",
+             "Predicted DRAM read"]  # fmt: skip
+    caption = "Cache bytes of all timed windows; predicted DRAM bytes of one window"
+    return table(heads, rows, caption=caption)
+
+
+def _cache_note(header: RunHeader) -> str:
+    per_token = (header.engine or EngineStatus()).bytes_per_token
+    each = "" if per_token is None else f" ({count(per_token)} bytes)"
+    return CACHE.format(each=each, how=strategy_of(header).staging)
+
+
+def _predicted(run: RunData, cell: CellResult) -> dict[str, float]:
+    """The byte model's difference for a staging cell's mean window; empty for other cells."""
+    if cell.nwor_mode != NworMode.STAGE or not cell.windows or not cell.nwor_total_staged:
+        return {}
+    own = {(b.batch, b.block) for b in _timed(run) if b.cell == cell.cell}
+    active = [w.num_reqs for w in run.windows
+              if w.cell == cell.cell and (w.batch, w.block) in own]  # fmt: skip
+    return predicted_difference(
+        run.header.engine or EngineStatus(),
+        cell.nwor_total_staged / cell.windows,
+        (cell.nwor_total_committed or 0) / cell.windows,
+        strategy_of(run.header),
+        fmean(active) if active else 0.0,
+    )
+
+
+def _timed(run: RunData) -> list[BatchRecord]:
+    return [batch for batch in run.batches if batch.phase == Phase.TIMED]
+
+
+def _plan_command(run: RunData, cells: Sequence[CellResult]) -> str | None:
+    """`nwor-bench plan` for this run's model, load and data types; None if it cannot say them."""
+    header, timed = run.header, _timed(run)
+    model, types = _plan_model(header), _plan_types(header)
+    requests = sum(batch.requests for batch in timed)
+    baseline = next((cell for cell in cells if cell.verdict == REFERENCE), None)
+    if model is None or types is None or not requests or baseline is None:
+        return None
+    if not baseline.windows or not baseline.draft_tokens:
+        return None
+    own = {batch.batch for batch in timed if batch.cell.is_baseline}
+    active = [w.num_reqs for w in run.windows if w.cell.is_baseline and w.batch in own]
+    at_once = fmean(active) if active else requests / len(timed)
+    # A request's context grows from its prompt to all of its tokens: halfway on average.
+    tokens = sum(batch.prompt_tokens + batch.output_tokens / 2 for batch in timed)
+    load = {
+        "--requests": max(1, round(at_once)),
+        "--context": round(tokens / requests),
+        "--draft-tokens": max(1, round(baseline.draft_tokens / baseline.windows / at_once)),
+        "--acceptance": f"{(baseline.accepted_tokens or 0) / baseline.draft_tokens:.2f}",
+        "--tensor-parallel-size": (header.spec or {}).get("tensor_parallel_size"),
+        **types,
+    }
+    flags = [part for flag, value in load.items() if value for part in (flag, str(value))]
+    return shlex.join(["nwor-bench", "plan", *model, *flags])
+
+
+def plan_words(header: RunHeader) -> str:
+    """`nwor-bench plan`, with --config if it cannot find the model by itself."""
+    if header.pair is not None and header.pair.target and _plan_model(header) is None:
+        return "nwor-bench plan --config CONFIG.JSON (the target's)"
+    return "nwor-bench plan"
+
+
+def _plan_model(header: RunHeader) -> list[str] | None:
+    """The flag that names the target; None for a hub model, which `plan` does not read."""
+    pair, choice = header.pair or PairFacts(), header.choice or {}
+    if choice.get("target_model") is None and (choice.get("pair") or header.choice):
+        return ["--pair", str(choice.get("pair") or pair.name)]
+    if pair.target is not None and PurePath(pair.target).is_absolute():
+        return ["--target-model", pair.target]
+    return None
+
+
+def _plan_types(header: RunHeader) -> dict[str, str] | None:
+    """The cache's data type; None if model or weights ran in another type than config.json's,
+    which `plan` uses."""
+    spec, pair, engine = header.spec or {}, header.pair or PairFacts(), header.engine
+    asked = spec.get("dtype")
+    quantised = "quantization" in (spec.get("engine_args") or {})
+    if asked not in (None, "auto", pair.dtype) or quantised:
+        return None
+    cache = (engine or EngineStatus()).kv_cache_dtype or "auto"
+    if cache == "auto":
+        return {}
+    return {"--cache-dtype": cache} if cache in CACHE_BITS else None
+
+
+def _states(header: RunHeader, cells: Sequence[CellResult]) -> list[Block]:
+    """A paragraph for a model with recurrent layers, which no mode changes."""
+    facts = (header.engine or EngineStatus()).recurrent
+    if facts is None or not facts.layers:
+        return []
+    text = (
+        f"The target has {plural(facts.layers, 'recurrent layer')}, whose states take "
+        f"{size(facts.state_bytes)} a request. No mode changes how they are written."
+    )
+    baseline = next((cell for cell in cells if cell.verdict == REFERENCE), None)
+    per_request = (header.scenario or {}).get("draft_tokens")
+    if baseline and baseline.windows and baseline.draft_tokens and per_request:
+        drafts = baseline.draft_tokens / baseline.windows
+        one = drafts / per_request * (facts.state_bytes or 0)
+        every = one + drafts * (facts.state_bytes or 0)
+        text += (
+            f" Predicted for a mean window ({decimal(drafts)} drafts): stock vLLM reads "
+            f"{size(round(one))} of states and writes {size(round(every))}, one state a token; "
+            f"one state a request would be {size(round(one))}."
+        )
+    return [Paragraph(text)]
+
+
+def _signed_size(amount: float | None) -> str:
+    if amount is None:
+        return NOT_MEASURED
+    return f"{'-' if round(amount) < 0 else '+'}{size(round(abs(amount)))}"
+
+
+def _with_interval(amount: Amount | None, signed: bool = False) -> str:
+    if amount is None:
+        return NOT_MEASURED
+    show = _signed if signed else _mb
+    if amount.low is None or amount.high is None:
+        return show(amount.mean)
+    return f"{show(amount.mean)} [{show(amount.low)}, {show(amount.high)}]"
+
+
+def _in_mb(value: float | None) -> float | None:
+    return None if value is None else value / 1e6
+
+
+def _mb(value: float | None) -> str:
+    return NOT_MEASURED if value is None else f"{value / 1e6:,.2f}"
+
+
+def _signed(value: float | None) -> str:
+    return NOT_MEASURED if value is None else f"{value / 1e6:+,.2f}"

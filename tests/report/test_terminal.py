@@ -1,0 +1,176 @@
+"""The terminal's view fits and keeps its digits; `report` exits with 3 if a cell is INVALID."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import typer
+from report_runs import faster, with_counters
+from rich.console import Console
+from synthetic_run import change_batches, make_run, save_run, summarised
+from typer.testing import CliRunner
+
+from nwor_bench.analysis.findings import Severity, findings, grouped
+from nwor_bench.cli.commands.report import report
+from nwor_bench.errors import ConfigError
+from nwor_bench.records.store import RunData
+from nwor_bench.records.types import CellResult
+from nwor_bench.report.answer import answer
+from nwor_bench.report.cells import cell_section, first_blocks
+from nwor_bench.report.document import Bullets, Document, Figure, Headline, Section, table
+from nwor_bench.report.run_report import summary
+from nwor_bench.report.terminal import print_document, print_path
+from nwor_bench.report.text import ratio
+
+
+def printed(document: Document, width: int = 80, *, quiet: bool = False) -> str:
+    console = Console(width=width, color_system=None, force_terminal=False)
+    with console.capture() as capture:
+        print_document(console, document, quiet=quiet)
+    return capture.get()
+
+
+def of_run(run: RunData, *, verbose: bool = False, quiet: bool = False) -> str:
+    return printed(summary(run, summarised(run), verbose=verbose), quiet=quiet)
+
+
+def flat(text: str) -> str:
+    return " ".join(text.split())
+
+
+def big_cells() -> list[CellResult]:
+    """Cells with the largest numbers that a long sweep would give."""
+    return [
+        replace(
+            cell,
+            nwor_total_staged=12_345_678,
+            nwor_total_committed=9_876_543,
+            nwor_fallback_count=1_234_567,
+            latency_ms_p50=123_456.7,
+            tokens_per_s=98_765.4,
+            ratio_to_off=11.111,
+            ratio_ci_low=10.222,
+            ratio_ci_high=12.333,
+        )
+        for cell in summarised(make_run())
+    ]
+
+
+@pytest.mark.parametrize("width", [80, 120])
+@pytest.mark.parametrize("cells", [summarised(make_run()), big_cells()], ids=["usual", "big"])
+def test_tables_fit_and_cut_no_number(cells, width):
+    lead = tuple(block for block in first_blocks(cells) if not isinstance(block, Figure))
+    first = printed(Document("", lead), width)
+    details = printed(Document("", (), (cell_section(cells),)), width)
+    assert max(map(len, (first + details).splitlines())) <= width
+    assert "…" not in first + details
+    for cell in cells:
+        name = f"{cell.nwor_mode} x {cell.scv_mode} "
+        row = next(line for line in first.splitlines() if line.startswith(name))
+        assert cell.verdict in row
+        assert f"{cell.tokens_per_s:,.1f}" in row
+        assert f"{cell.nwor_total_staged:,}" in details
+        if cell.ratio_to_off is not None:
+            assert ratio(cell) in row
+
+
+def test_a_table_that_is_too_wide_is_printed_in_parts():
+    rows = [[f"cell {i}", *(f"{i}{j}.000 [0.990, 1.010]" for j in range(5))] for i in range(3)]
+    made = table(["Cell", *(f"column {j}" for j in range(5))], rows)
+    text = printed(Document("", (made,)))
+    assert max(map(len, text.splitlines())) <= 80
+    assert text.count("cell 2") == 2  # 22 columns a number: three fit beside the name
+    assert all(value in text for row in rows for value in row)
+
+
+def test_narrow_consoles_fold_words_and_no_number():
+    made = table(["A long name of a column", "n"], [["some words that fold", "1,234,567.8"]])
+    blocks = (Headline("SAME", "One sentence of words."), Bullets(("a bullet of several words",)))
+    text = printed(Document("", (*blocks, made), (Section("A title", ()),)), 24)
+    assert max(map(len, text.splitlines())) <= 24
+    assert "1,234,567.8" in text
+    assert "A title" in text
+
+
+def test_the_answer_comes_first_and_warnings_follow(tmp_path: Path):
+    run = replace(make_run(), warnings=("one line was torn",))
+    told = flat(of_run(run))
+    assert told.startswith("CPU RUN: This run does not show whether NWOR pays: it ran on a CPU")
+    assert "Incomplete: one line was torn" in told
+    assert "measure the harness" in told
+
+
+def test_a_folder_can_be_copied_from_a_narrow_terminal(capsys: pytest.CaptureFixture[str]):
+    print_path(Console(width=80), "Run folder", "deep/" * 30)
+    assert capsys.readouterr().out == f"Run folder: {'deep/' * 30}\n"
+
+
+def test_causes_are_one_line_each_and_verbose_shows_the_evidence():
+    run = make_run()
+    lines = of_run(run).splitlines()
+    marks = [line for line in lines if line.startswith(("- ERROR: ", "- WARNING: "))]
+    groups = grouped(findings(run, summarised(run)))
+    expected = [g.line for g in groups if g.severity != Severity.NOTE]
+    assert [line.partition(": ")[2] for line in marks] == expected
+    assert max(map(len, lines)) <= 80
+    verbose = of_run(run, verbose=True)
+    assert max(map(len, verbose.splitlines())) <= 80
+    assert "Committed" in verbose
+    assert "Tokens compared with those of off x off" in verbose
+    assert "Committed" not in " ".join(lines)
+
+
+def test_quiet_leaves_the_answer():
+    run = faster()
+    found = answer(run.header, summarised(run))
+    assert flat(of_run(run, quiet=True)) == f"{found.badge}: {found.sentence}"
+
+
+@pytest.mark.slow
+def test_counted_bytes_are_told():
+    run = with_counters(faster(), 50_000)
+    text = flat(of_run(run))
+    assert "DRAM bytes: stage x off wrote 0.05 MB a window fewer than off x off" in text
+    assert "that is what sampling and its events cost" in flat(of_run(run, verbose=True))
+    assert "DRAM bytes" not in of_run(faster())
+
+
+def test_square_brackets_in_a_reason_are_not_markup():
+    run = make_run()
+    bad = change_batches(
+        run, lambda b: b.nwor_mode == "stage", parity="INVALID", first_mismatch="[red]token[/red]"
+    )
+    assert "[red]token[/red]" in of_run(bad)
+
+
+@pytest.fixture
+def app():
+    app = typer.Typer()
+    app.command()(report)
+    return app
+
+
+@pytest.mark.slow
+def test_the_command_rebuilds_the_reports(app, tmp_path, figures_left_out):
+    save_run(make_run(), tmp_path / "run")
+    result = CliRunner().invoke(app, [str(tmp_path / "run")])
+    assert result.exit_code == 0, result.output
+    assert "stage x off" in result.output
+    names = {"run.json", "cells.csv", "batches.csv", "windows.csv", "report.md", "report.html"}
+    assert names <= {path.name for path in (tmp_path / "run").iterdir()}
+
+
+@pytest.mark.slow
+def test_the_command_exits_with_3_if_a_cell_is_invalid(app, tmp_path, figures_left_out):
+    run = change_batches(
+        make_run(), lambda b: b.nwor_mode == "stage" and b.phase == "gate", parity="INVALID"
+    )
+    save_run(run, tmp_path / "run")
+    result = CliRunner().invoke(app, [str(tmp_path / "run")])
+    assert result.exit_code == 3
+    assert "INVALID" in result.output
+
+
+def test_the_command_refuses_a_folder_without_a_run(app, tmp_path):
+    result = CliRunner().invoke(app, [str(tmp_path)])
+    assert isinstance(result.exception, ConfigError)

@@ -132,7 +132,7 @@ class _Attachment:
 
 
 def make_hook(runner: Any, settings: PluginSettings) -> RunnerHook:
-    """The hook for vLLM's V1 or V2 runner; each is imported where it is used."""
+    """The hook for vLLM's V1 or V2 runner; each is imported only if it is used."""
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
     if isinstance(runner, GPUModelRunner):
@@ -145,7 +145,7 @@ def make_hook(runner: Any, settings: PluginSettings) -> RunnerHook:
 
 
 def _live_traffic(hook: RunnerHook, worker: Any, settings: PluginSettings) -> "LiveTraffic":
-    """Imported where it is used: scipy takes a second."""
+    """Imported only if it is used: scipy takes a second."""
     from nwor_bench.plugin.live_ratio import LiveTraffic
 
     return LiveTraffic(hook, worker, settings)

@@ -61,7 +61,7 @@ class FilledDummyLoader(DummyModelLoader):
 def fill(model: nn.Module, role: str = "") -> dict[str, int]:
     """Fill every parameter of a model, in place.
 
-    A value follows from `role`, the parameter's name, its shape and, where the parameter is
+    A value depends on `role`, the parameter's name, its shape and, if the parameter is
     sharded, the tensor-parallel rank: every start gives the same model.
 
     Returns:
@@ -80,7 +80,7 @@ def fill(model: nn.Module, role: str = "") -> dict[str, int]:
 
 
 def facts_of(runner: Any) -> dict[str, Any] | None:
-    """What was filled in a runner's target and drafter; None where weights were loaded."""
+    """What was filled in a runner's target and drafter; None if weights were loaded."""
     drafting = getattr(runner, "drafter", None) or getattr(runner, "speculator", None)
     target = getattr(getattr(runner, "model", None), FACTS, None)
     drafter = getattr(getattr(drafting, "model", None), FACTS, None)
@@ -136,7 +136,7 @@ def lean_queries_on_keys(
 
     Args:
         weight: [(heads + kv_heads) * head_dim + values, inputs], normal with one deviation;
-            the query rows are changed in place. Nothing is done where the rows are laid out in
+            the query rows are changed in place. Nothing is done if the rows are laid out in
             another way (for example with an output gate beside each query head).
         heads: query heads of this rank.
         kv_heads: key heads of this rank.

@@ -47,7 +47,7 @@ def install(settings: PluginSettings) -> None:
             "device",
             current_platform.device_name,
             "nwor-bench hooks vLLM on NVIDIA GPUs and on CPUs; unset VLLM_NWOR_MODE and "
-            "VLLM_SCV_MODE to run vLLM alone",
+            "VLLM_SCV_MODE to run vLLM without it",
         )
     _patches.apply()
 

@@ -1,4 +1,4 @@
-"""Cells take turns within a batch: the hook's modes change between two windows.
+"""Cells are interleaved within a batch: the hook's modes change between two windows.
 
 A switch is cheap, because everything that a mode needs was made when it was first set: under full
 CUDA graphs another graph replays, eagerly the target layers' methods are swapped. Every rank draws
@@ -18,7 +18,7 @@ from nwor_bench.workload.window_order import RUN_LENGTHS, Turn, turns_of
 
 @dataclass
 class TurnsOfCell:
-    """A cell that takes turns, and its validator's counters between them."""
+    """An interleaved cell, and its validator's counters between its turns."""
 
     nwor_mode: NworMode
     scv_mode: ScvMode
@@ -33,7 +33,7 @@ class Interleaving:
     """The turns of one batch; `live.turns` has those of a server.
 
     Args:
-        hook: of the runner whose windows take turns.
+        hook: of the runner whose windows are interleaved.
         cells: NWOR and SCV mode of each cell; "sham" is off with the switching of stage.
         pairs: numbers of the cells that are compared.
         seed: of the order.
@@ -41,7 +41,7 @@ class Interleaving:
     """
 
     alarm: str | None = None
-    """Why this rank wants no window staged any more; told in the next staged window's vote."""
+    """Why this rank wants no window staged any more; sent with the next staged window's vote."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class Interleaving:
         self._current: int | None = None
 
     def start(self) -> None:
-        """Let the cells take turns from now on.
+        """Interleave the cells from now on.
 
         Every mode is set once first, since that may capture CUDA graphs.
         """
@@ -75,7 +75,7 @@ class Interleaving:
         self._hook.interleave(self)
 
     def next(self, scheduler_output: Any) -> Turn | None:
-        """The turn of the step that begins; None for a step that is more than windows alone.
+        """The turn of the step that begins; None for a step with more than windows.
 
         Switches the hook's modes if the turn is another cell's. Called for every step.
         """
@@ -117,7 +117,7 @@ class Interleaving:
 
 
 def is_windows_alone(scheduler_output: Any) -> bool:
-    """True for a step in which each request runs its drafts and the token before, and no more."""
+    """True for a step in which each request runs only its drafts and the token before."""
     drafts = scheduler_output.scheduled_spec_decode_tokens
     tokens = sum(map(len, drafts.values())) + len(scheduler_output.num_scheduled_tokens)
     return bool(drafts) and scheduler_output.total_num_scheduled_tokens == tokens

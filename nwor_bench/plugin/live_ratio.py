@@ -36,7 +36,7 @@ AA = "a/a"
 
 
 class Clock(StrEnum):
-    """What timed the windows: CUDA events, or where there are none the host."""
+    """What timed the windows: CUDA events, or the host if there are none."""
 
     DEVICE = "device"
     HOST = "host"
@@ -206,7 +206,7 @@ def _metric(name: str, of: str) -> tuple[str, str]:
 
 
 class LiveTraffic:
-    """Off and stage take turns in this worker, and /metrics shows their ratio.
+    """Off and stage are interleaved in this worker, and /metrics shows their ratio.
 
     Args:
         hook: of the worker's runner; it is not attached yet.
@@ -229,7 +229,7 @@ class LiveTraffic:
         hook.late.on_overcount = self._turns.overcounted
 
     def start(self) -> None:
-        """Begin to take turns."""
+        """Begin to interleave."""
         self._turns.start()
         if self._publisher is not None:
             self._publisher.start()

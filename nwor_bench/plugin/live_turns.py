@@ -68,11 +68,11 @@ class LiveTurns(Interleaving):
     """The turns of a server.
 
     Args:
-        hook: of the runner whose windows take turns.
+        hook: of the runner whose windows are interleaved.
         scv_mode: how acceptance is decided in mode stage.
 
     Attributes:
-        stopped: the guard that stopped staging for good; None while off and stage take turns.
+        stopped: the guard that stopped staging for good; None while off and stage are interleaved.
     """
 
     def __init__(self, hook: RunnerHook, scv_mode: ScvMode):
@@ -85,7 +85,7 @@ class LiveTurns(Interleaving):
         self._settling = WAITED
 
     def next(self, scheduler_output: Any) -> Turn | None:
-        """The step's turn; None for a step that is more than windows, and where it settles.
+        """The step's turn; None for a step with more than windows, and while it settles.
 
         Windows without a turn run in the mode of the last turn.
         """

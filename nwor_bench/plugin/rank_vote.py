@@ -63,7 +63,7 @@ class RankVote:
 
         Args:
             reason: why this rank's window fell back, or None.
-            num_accepted: accepted drafts of each request where the host knows them. Ranks that
+            num_accepted: accepted drafts of each request if the host knows them. Ranks that
                 sampled differently would commit different tokens, so all write directly.
         """
         if self._group is None:

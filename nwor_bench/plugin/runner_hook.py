@@ -20,7 +20,7 @@ from nwor_bench.workload.window_order import Turn
 
 
 class StagedLayers(Protocol):
-    """Where the K/V of a window is staged, in facts."""
+    """Facts about the place in which windows are staged."""
 
     num_layers: int
     """Number of target layers."""

@@ -16,7 +16,7 @@ BESIDE_PREFILL = "VLLM_NWOR_BESIDE_PREFILL"
 DEBUG = "VLLM_NWOR_DEBUG"
 
 INTERLEAVE = "interleave"
-"""Value of VLLM_NWOR_MODE: off and stage take turns, window by window (see `live`)."""
+"""Value of VLLM_NWOR_MODE: off and stage are interleaved (see `live_turns`)."""
 
 Choice = TypeVar("Choice", bound=StrEnum)
 
@@ -31,7 +31,7 @@ class PluginSettings:
     stage_by: StageBy = StageBy.REFERENCE
     beside_prefill: BesidePrefill = BesidePrefill.DIRECT
     interleave: bool = False
-    """Off x off and `nwor_mode` x `scv_mode` take turns, window by window."""
+    """Off x off and `nwor_mode` x `scv_mode` are interleaved."""
 
     @property
     def mode_name(self) -> str:

@@ -1,4 +1,4 @@
-"""Where vLLM 0.31, 0.32 and 0.33 differ: each difference is found on vLLM's objects, here alone.
+"""Differences between vLLM 0.31, 0.32 and 0.33, each found on vLLM's objects and only here.
 
 No code asks for vLLM's version number. What else differs needs no code: 0.33 has no Medusa in its
 V1 runner, and it puts the null block in place of blocks below a sliding window, to which our

@@ -55,7 +55,7 @@ class NworWorkerExtension:
     def nwor_interleave(
         self, cells: list[tuple[str, str]], pairs: list[tuple[int, int]], seed: str
     ) -> None:
-        """Let cells take turns in the next batch; call it between batches."""
+        """Interleave cells in the next batch; call it between batches."""
         turns = Interleaving(_hook(self), cells, pairs, seed)
         turns.start()
         setattr(self, TURNS, turns)
@@ -84,7 +84,7 @@ class NworWorkerExtension:
 
         Args:
             output_lengths: tokens that each finished request returned, by its name; windows that
-                ran past them are counted apart, because vLLM does not count them.
+                ran past them are counted separately, because vLLM does not count them.
         """
         hook = _hook(self)
         return {
@@ -203,7 +203,7 @@ class NworWorkerExtension:
         }
 
     def nwor_window_state(self) -> str | None:
-        """The state of the window, "idle" between steps; None where nothing can be staged."""
+        """The state of the window, "idle" between steps; None if nothing can be staged."""
         window = _hook(self).window
         return None if window is None else window.state.value
 

@@ -88,3 +88,10 @@ def change_a_value(
         element = element.view(torch.float8_e4m3fn)
     with torch.inference_mode():  # the cache was made in it
         element[column] = (element[column].float() + 1).to(element.dtype)
+
+
+def check_whole(result: KvResult, committed: int, ranks: int = 1) -> None:
+    """Every position was compared, in three layers."""
+    assert result.reason is None
+    assert (result.committed, result.checked, result.unknown) == (committed, committed, 0)
+    assert (result.layers, result.ranks, result.beyond_budget) == (3, ranks, 0)

@@ -1,4 +1,6 @@
-"""Whatever goes wrong in a window, the tokens stay right and the fallback is counted."""
+"""One engine: after any fault the tokens stay right and the fallback is counted; the gates see
+faults of one value and of one layer.
+"""
 
 import logging
 from collections.abc import Callable
@@ -13,7 +15,11 @@ from engine_tools import (
     total,
     worker_of,
 )
+from kv_gate_tools import change_a_value, check_whole, kv_results
+from planted_layers import LAYER_FAULTS, LayerFault, check_a_batch, keep_sizes, smallest_seen
+from rank_faults import on_ranks
 
+from nwor_bench.analysis.parity.kv_verdict import KvVerdict
 from nwor_bench.engine.engine import VllmEngine
 from nwor_bench.engine.protocol import BatchOutput
 
@@ -207,3 +213,87 @@ def test_hooks_come_off_and_go_on_again(engine: VllmEngine, reference: BatchOutp
     again = run_cell(engine, "stage", "off", PROMPTS)
     assert again.token_ids == reference.token_ids
     assert total(again, "staged_tokens") > 0
+
+
+ON_CPU = [
+    fault for fault in LAYER_FAULTS if "sliding" not in fault.name and "sinks" not in fault.name
+]
+SIZES: dict[str, float | None] = {}
+
+
+@pytest.mark.parametrize("cell", [("stage", "off"), ("stage", "graph"), ("control", "off")])
+def test_a_sound_batch_passes(engine: VllmEngine, cell: tuple[str, str]) -> None:
+    found = check_a_batch(engine, PROMPTS, *cell)
+    assert found.verdict is KvVerdict.WITHIN, found.reason
+    assert found.layers == found.attended == found.whole_caches == 3
+    assert found.windows == 2
+    assert (found.rejected > 0) == (cell[0] == "stage")  # else no slot had to stay as it was
+    assert found.written == found.layers * sum([2 * 8 * 5]) - found.layers * found.rejected
+
+
+@pytest.mark.parametrize("fault", ON_CPU, ids=lambda fault: fault.name)
+def test_a_fault_of_one_layer_is_seen_in_that_layer(engine: VllmEngine, fault: LayerFault) -> None:
+    smallest, reason = smallest_seen(engine, PROMPTS, fault)
+    SIZES[fault.name] = smallest
+    assert smallest is not None
+    assert smallest <= fault.must
+    assert "local gate: model.layers.1.self_attn.attn" in reason
+    keep_sizes("CPU, tiny pair, float32", SIZES)
+
+
+def test_the_cache_is_left_as_the_commit_left_it(engine: VllmEngine) -> None:
+    """A batch that was checked gives the tokens of one that was not."""
+
+    def tokens() -> Any:
+        return run_cell(engine, "stage", "off", PROMPTS, 16).token_ids
+
+    engine.check_layers(8)
+    try:
+        checked = tokens()
+    finally:
+        assert engine.check_layers(None)[0]
+    assert checked == tokens()
+
+
+COMMITTED = sum(map(len, PROMPTS)) + 8 * 39
+
+
+@pytest.mark.parametrize("one_attention", [True, pytest.param(False, marks=pytest.mark.long)])
+def test_a_draft_model(engine: VllmEngine, one_attention: bool) -> None:
+    """Bit for bit, and with the tolerances of a GPU: of mode off against itself."""
+    scv_modes = ("off", "graph", "adaptive")
+    for result in kv_results(engine, PROMPTS, one_attention=one_attention, scv_modes=scv_modes):
+        check_whole(result, COMMITTED)
+        assert result.verdict is (KvVerdict.EXACT if one_attention else KvVerdict.WITHIN)
+
+
+@pytest.mark.parametrize("one_attention", [True, False])
+@pytest.mark.parametrize(
+    ("layer", "request_number", "position", "column", "head"),
+    [
+        (0, 0, 3, 0, 0),
+        pytest.param(1, 3, 60, 20, 1, marks=pytest.mark.long),
+        pytest.param(2, 7, 67, 40, 1, marks=pytest.mark.long),
+    ],
+)
+def test_one_changed_value_is_named(
+    engine: VllmEngine,
+    one_attention: bool,
+    layer: int,
+    request_number: int,
+    position: int,
+    column: int,
+    head: int,
+) -> None:
+    def plant(output: BatchOutput) -> None:
+        place = (layer, request_number, position, column, head, 0)
+        on_ranks(engine, change_a_value, *place)
+
+    (result,) = kv_results(engine, PROMPTS, one_attention=one_attention, before_check=plant)
+    assert result.verdict is KvVerdict.BROKEN
+    assert result.reason is not None
+    part = "output" if position >= len(PROMPTS[request_number]) else "prompt"
+    assert result.reason.startswith(
+        f"K/V: layer {layer} (model.layers.{layer}.self_attn.attn), request {request_number}, "
+        f"position {position} (of its {part}), {'K' if column < 32 else 'V'}, head {head}"
+    )

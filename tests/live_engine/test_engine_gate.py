@@ -40,19 +40,33 @@ def plant_stale_attention(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ReferenceCPUAttentionImpl, "_open_staging", lambda self, *_: None)
 
 
-def plant_skipped_layer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Commit all layers but one."""
+def plant_wrong_value(monkeypatch: pytest.MonkeyPatch) -> None:
+    """V of head 1 in layer 1 is committed off by a millionth: no token shows it."""
     from nwor_bench.plugin.runner_v1 import staging
 
     commit = staging.commit_staged_kv_cache_reference
 
-    def all_but_layer_1(
-        key: torch.Tensor, value: torch.Tensor, caches: list[torch.Tensor], *rest: Any, **named: Any
-    ) -> None:
-        spared = [c.clone() if i == 1 else c for i, c in enumerate(caches)]
-        commit(key, value, spared, *rest, **named)
+    def wrong(key: torch.Tensor, value: torch.Tensor, *rest: Any, **named: Any) -> None:
+        value = value.clone()
+        value[1, :, 1] *= 1 + 1e-6
+        commit(key, value, *rest, **named)
 
-    monkeypatch.setattr(staging, "commit_staged_kv_cache_reference", all_but_layer_1)
+    monkeypatch.setattr(staging, "commit_staged_kv_cache_reference", wrong)
+
+
+def check_kv_gate(folder: Path, run: dict[str, Any]) -> None:
+    """Every committed position was compared, bit for bit, and the records say so."""
+    gate = run["kv_gate"]
+    assert set(gate["cells"]) == {"stage x off", "stage x graph"}
+    for cell in gate["cells"].values():
+        assert cell["verdict"] == "equal bit for bit"
+        assert cell["checked"] == cell["committed"] > 8 * 40
+        assert cell["unknown"] == cell["beyond_budget"] == 0
+        assert (cell["layers"], cell["ranks"]) == (3, 1)
+    assert 0 < gate["seconds"] < gate["gate_seconds"]
+    events = [json.loads(line) for line in (folder / "records.jsonl").read_text().splitlines()]
+    told = [event["verdict"] for event in events if event.get("event") == "kv_gate"]
+    assert told == ["equal bit for bit"] * 2
 
 
 def test_a_sound_run_passes(tmp_path: Path) -> None:
@@ -76,12 +90,22 @@ def test_a_sound_run_passes(tmp_path: Path) -> None:
     assert set(graph.ratio_to_off) == {""}
     assert set(graph.batches) == {0}
     assert set(windows[windows.scv_mode == "graph"].block) == {0}
+    check_kv_gate(tmp_path / "run", run)
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("plant", [plant_stale_attention, plant_skipped_layer])
+@pytest.mark.parametrize(
+    ("plant", "reason"),
+    [
+        (plant_stale_attention, ""),
+        (plant_wrong_value, "K/V: layer 1 (model.layers.1.self_attn.attn), request "),
+    ],
+)
 def test_a_planted_fault_turns_the_cell_invalid(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plant: Callable[[pytest.MonkeyPatch], None]
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    plant: Callable[[pytest.MonkeyPatch], None],
+    reason: str,
 ) -> None:
     plant(monkeypatch)
     code, cells, run = sweep(tmp_path / "run")
@@ -94,3 +118,4 @@ def test_a_planted_fault_turns_the_cell_invalid(
     assert (stage[timings] == "").all(axis=None)
     assert "INVALID" in (tmp_path / "run" / "report.md").read_text()
     assert set(run["parity"]["broken"]) == {"stage x off", "stage x graph"}
+    assert run["parity"]["broken"]["stage x off"].startswith(reason)

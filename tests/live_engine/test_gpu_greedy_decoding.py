@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from engine_tools import EAGER, FULL, prompts_of, run_cell, tiny_pair, tiny_spec
-from test_greedy_decoding import LENGTHS, PROMPTS, counted, reference_logprobs, target_of
+from test_requests_and_logprobs import LENGTHS, MIXED, counted, reference_logprobs, target_of
 
 from nwor_bench.analysis.parity.ties import Place
 from nwor_bench.engine.engine import VllmEngine
@@ -39,9 +39,9 @@ def engine(
 @pytest.mark.parametrize("nwor", ["off", "stage"])
 def test_log_probabilities_are_the_models_own(engine: VllmEngine, nwor: str) -> None:
     engine.set_modes(Cell("tiny", NworMode(nwor), ScvMode.GRAPH))
-    outputs = engine.decode_greedily(PROMPTS, LENGTHS, ignore_eos=True, top=TOP)
+    outputs = engine.decode_greedily(MIXED, LENGTHS, ignore_eos=True, top=TOP)
     assert [len(output.token_ids) for output in outputs] == LENGTHS
-    for prompt, output in zip(PROMPTS, outputs, strict=True):
+    for prompt, output in zip(MIXED, outputs, strict=True):
         expected = reference_logprobs(target_of(engine), [*prompt, *output.token_ids])
         for at, (token, top) in enumerate(zip(output.token_ids, output.top, strict=True)):
             row = expected[len(prompt) - 1 + at]
@@ -60,15 +60,15 @@ def test_measured_batches_do_not_see_what_was_asked(engine: VllmEngine, nwor: st
 
 
 def test_the_check_tells_a_gap_from_a_tie(engine: VllmEngine) -> None:
-    reference = run_cell(engine, "off", "off", PROMPTS, max_new_tokens=20).token_ids
-    ties = TieCheck(engine, OFF, lambda: PROMPTS, 20, ignore_eos=True)
-    row = reference_logprobs(target_of(engine), [*PROMPTS[1], *reference[1][:5]])[-1]
+    reference = run_cell(engine, "off", "off", MIXED, max_new_tokens=20).token_ids
+    ties = TieCheck(engine, OFF, lambda: MIXED, 20, ignore_eos=True)
+    row = reference_logprobs(target_of(engine), [*MIXED[1], *reference[1][:5]])[-1]
     second = int(row.topk(2).indices[1])
-    (verdict,) = ties.check(PROMPTS, reference, [Place(1, 5, reference[1][5], second)])
+    (verdict,) = ties.check(MIXED, reference, [Place(1, 5, reference[1][5], second)])
     assert verdict.gap == pytest.approx(float(row[reference[1][5]] - row[second]), abs=2e-3)
     assert not verdict.is_tie
     stage = Cell("tiny", NworMode.STAGE, ScvMode.GRAPH)
-    assert ties.go_on(stage, PROMPTS, reference, {1: 6}) == {1: reference[1][6:]}
+    assert ties.go_on(stage, MIXED, reference, {1: 6}) == {1: reference[1][6:]}
 
 
 @pytest.mark.parametrize("mode", [EAGER, FULL], ids=["eager", "full"])

@@ -36,7 +36,7 @@ class Coming:
     """Kept until it has been read."""
     _on_host: Tensor | None
     _copied: torch.cuda.Event | None
-    """None where there was nothing to wait for."""
+    """None if there was nothing to wait for."""
 
     def is_there(self) -> bool:
         """True if `lists` would not wait."""

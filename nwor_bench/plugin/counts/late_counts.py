@@ -91,7 +91,7 @@ class Accumulator:
 
 
 SEALED = 16
-"""Where commits run, the device's counters are copied behind every step of this number, so that a
+"""If commits run, the device's counters are copied behind every step of this number, so that a
 reading may end there. Steps are counted, not time: the same ones are sealed on every rank."""
 
 READ_S = 0.25
@@ -138,7 +138,7 @@ class LateCounts:
         self._reader = SideReader()
         self._coming: tuple[list[Step], Coming] | None = None
         self.on_overcount: Callable[[], None] | None = None
-        """Called where a request got more tokens than its drafts and one."""
+        """Called if a request got more tokens than its drafts and one."""
         self.tell_digest: Callable[[int, int], None] | None = None
         """Given the number of each sealed step and a checksum of all counts up to it."""
 
@@ -166,7 +166,7 @@ class LateCounts:
     def step_started(self, now: float, mark: Any = None) -> None:
         """A step begins on the host: the one before it lasted until now.
 
-        `mark` is the CUDA event of its start, where steps are timed on the device too.
+        `mark` is the CUDA event of its start, if steps are timed on the device too.
         """
         last, self._last = self._last, None
         if last is not None:

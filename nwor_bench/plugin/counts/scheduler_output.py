@@ -1,4 +1,4 @@
-"""What vLLM's SchedulerOutput and GrammarOutput tell a worker about requests and their drafts.
+"""What vLLM's SchedulerOutput and GrammarOutput say about requests and their drafts.
 
 Drafts that a grammar forbids are verified, but left out of vLLM's statistics. With async scheduling
 a window is scheduled before its drafts are known: the scheduler checks them while the forward runs
@@ -34,7 +34,7 @@ def restarted(scheduler_output: Any) -> Mapping[str, int]:
     """Requests that go on after a preemption, with the tokens that the scheduler has of each.
 
     Their number may be below what was sampled: tokens of a step that was in flight are dropped
-    where the preemption came from a reset of the prefix cache.
+    if the preemption came from a reset of the prefix cache.
     """
     known = {}
     for new in scheduler_output.scheduled_new_reqs:  # the V2 runner's form

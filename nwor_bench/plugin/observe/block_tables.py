@@ -16,7 +16,7 @@ NULL_BLOCK = 0
 """vLLM's empty block, in place of blocks that a layer no longer needs."""
 
 Held = tuple[int, int]
-"""A block, and how often it had been given away when the request got it."""
+"""A block, and how often it had been reused when the request got it."""
 
 
 class BlockTables:
@@ -74,7 +74,7 @@ class BlockTables:
                     self._given[block] += 1
 
     def held(self, name: str, start: int, stop: int) -> list[Held | None]:
-        """The block of each position from `start` to `stop`; None where there is none."""
+        """The block of each position from `start` to `stop`; None if there is none."""
         table = self._tables.get(name, [])
         blocks = [position // self.block_size for position in range(start, stop)]
         found = [table[block] if block < len(table) else None for block in blocks]

@@ -46,7 +46,7 @@ def has_passed(mark: Any) -> bool:
 
 
 def elapsed_ms(start: Any, end: Any) -> float | None:
-    """Milliseconds between two events; None where one is missing. Waits for the second."""
+    """Milliseconds between two events; None if one is missing. Waits for the second."""
     if start is None or end is None or end is PASSED:
         return None
     end.synchronize()
@@ -61,7 +61,7 @@ PHASES = {
 }
 """Each time of a window, and the two marks that bound it.
 
-There is no `mask_ms` where the commit decides what was accepted.
+There is no `mask_ms` if the commit decides what was accepted.
 """
 
 Marks = dict[str, Any]

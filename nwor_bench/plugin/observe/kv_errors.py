@@ -55,7 +55,7 @@ def errors_of(
         cache_dtype: vLLM's kv_cache_dtype.
 
     Returns:
-        Dicts of `part`, `rows` (heads counted apart), `largest`, `rms`, `median` (None: not
+        Dicts of `part`, `rows` (each head counts), `largest`, `rms`, `median` (None: not
         finite), the place of the largest, `differing` rows (bit for bit) and the place of the
         first, `one_step` and `one_element`: the error of one rounding step of the largest
         element, and of an average one.
@@ -69,14 +69,14 @@ def errors_of(
 class _LayerErrors:
     """Errors of one layer's K or V rows, on their device."""
 
-    told: dict[str, Any]
+    labels: dict[str, Any]
     """Further entries of its dicts: which layer, and K or V."""
     one_element: float
     """Error of one rounding step of an average element."""
     errors: Tensor
     """[rows, kv_heads] float32."""
     differing: Tensor
-    """[rows, kv_heads] uint8: 1 where a row is not equal bit for bit."""
+    """[rows, kv_heads] uint8: 1 if a row is not equal bit for bit."""
     one_step: Tensor
     """Error of one rounding step of the largest element."""
 
@@ -93,9 +93,9 @@ class RowErrors:
         self._layers: list[_LayerErrors] = []
 
     def add(
-        self, told: Mapping[str, Any], rows: Tensor, reference: Tensor, cache_dtype: str
+        self, labels: Mapping[str, Any], rows: Tensor, reference: Tensor, cache_dtype: str
     ) -> None:
-        """Measure one layer's K or V rows as `errors_of` says; `told` goes into its dicts."""
+        """Measure one layer's K or V rows as `errors_of` says; `labels` go into its dicts."""
         expected = cache_values(reference, cache_dtype)
         norm = expected.square().sum(-1).mean().sqrt()
         distance = (cache_values(rows, cache_dtype) - expected).square_().sum(-1).sqrt()
@@ -104,7 +104,7 @@ class RowErrors:
         step = torch.finfo(element_view(reference, cache_dtype).dtype).eps
         one_step = step * expected.abs().max() / norm
         one_element = step / expected.shape[-1] ** 0.5
-        self._layers.append(_LayerErrors(dict(told), one_element, errors, differing, one_step))
+        self._layers.append(_LayerErrors(dict(labels), one_element, errors, differing, one_step))
 
     def read(self) -> list[dict[str, Any]]:
         """The dicts of all layers, in the order in which they were added."""
@@ -129,11 +129,11 @@ class RowErrors:
         steps = torch.stack([layer.one_step for layer in layers])
         measured = _numbers(errors, differing, steps).tolist()
         return [
-            self._told(layer, part, index, values)
+            self._entry(layer, part, index, values)
             for layer, values in zip(layers, measured, strict=True)
         ]
 
-    def _told(
+    def _entry(
         self, layer: _LayerErrors, part: str, index: Tensor, numbers: Sequence[float]
     ) -> dict[str, Any]:
         largest, rms, median, one_step, worst, first, count = numbers
@@ -143,7 +143,7 @@ class RowErrors:
             for n in (worst, first)
         )
         return {
-            **layer.told,
+            **layer.labels,
             "part": part,
             "rows": index.numel() * heads,
             "largest": _number(largest),
@@ -158,7 +158,7 @@ class RowErrors:
 
 
 def _numbers(errors: Tensor, differing: Tensor, one_step: Tensor) -> Tensor:
-    """[layers, 7] float64 from [layers, rows], [layers, rows] and [layers]: what `_told` reads."""
+    """[layers, 7] float64 from [layers, rows], [layers, rows] and [layers]: what `_entry` reads."""
     errors = errors.nan_to_num(nan=torch.inf, posinf=torch.inf)
     largest, worst = errors.max(1)
     rms, median = errors.square().mean(1).sqrt(), errors.median(1).values

@@ -52,7 +52,7 @@ class KeptRows:
     offsets: tuple[int, ...]
     """Each request's first row."""
     known: Tensor
-    """[rows] bool: False where the contents were lost, another request having got the block."""
+    """[rows] bool: False if the contents were lost because another request got the block."""
     layers: tuple[Tensor, ...]
     """[rows, kv_heads, K + V width] for each target layer."""
 
@@ -135,7 +135,7 @@ class GroupRows:
 
         Returns:
             `checked` and `unknown`: positions compared, and those whose block was reused.
-            `errors`: for each layer and K or V the dicts of `errors_of`, which also tell `layer`,
+            `errors`: for each layer and K or V the dicts of `errors_of`, which also have `layer`,
             `name` and `what`.
         """
         if name not in self._kept or any(pair[1] not in self._kept for pair in pairs):
@@ -170,13 +170,13 @@ class GroupRows:
         split = layer.head_dim
         for what, columns in (("K", slice(0, split)), ("V", slice(split, None))):
             both = ours[..., columns].contiguous(), theirs[..., columns].contiguous()
-            told = {"layer": layer.number, "name": layer.name, "what": what}
-            errors.add(told, *both, layer.cache_dtype)
+            labels = {"layer": layer.number, "name": layer.name, "what": what}
+            errors.add(labels, *both, layer.cache_dtype)
 
 
 @dataclass(frozen=True)
 class _Matched:
-    """Rows of one set, those of others that they are compared with, and where they stand."""
+    """Rows of one set, the rows that they are compared with, and their places."""
 
     ours: Tensor
     theirs: list[tuple[str, Tensor]]
@@ -212,7 +212,7 @@ def _matched(kept: dict[str, KeptRows], name: str, pairs: Sequence[Pair]) -> _Ma
 
 
 def _places(held: Sequence[Held | None], positions: Sequence[int], tables: BlockTables) -> Tensor:
-    """[rows] int64: the cache slot of each row, -1 where its block has another's contents."""
+    """[rows] int64: the cache slot of each row, -1 if its block has another's contents."""
     size = tables.block_size
     slots = [
         each[0] * size + position % size if each and tables.is_current(each) else -1
@@ -306,7 +306,7 @@ class KvRows:
         Returns:
             `checked` and `unknown`: positions compared, and those whose block was reused, of the
             group that knows the fewest.
-            `errors`: for each layer and K or V the dicts of `errors_of`, which also tell `layer`,
+            `errors`: for each layer and K or V the dicts of `errors_of`, which also have `layer`,
             `name` and `what`; layer by layer.
         """
         found = [rows.compare(name, pairs) for rows in self._groups.values()]

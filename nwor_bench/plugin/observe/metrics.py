@@ -27,7 +27,7 @@ SWITCH = "VLLM_NWOR_METRICS"
 """0: no metrics (a sweep has its own); anything else, or nothing: in `vllm serve`."""
 
 FOLDER = "VLLM_NWOR_METRICS_DIR"
-"""Where the processes of one server put their files; the plugin sets it."""
+"""The folder of one server's metric files; the plugin sets it."""
 
 VLLM_FOLDER = "PROMETHEUS_MULTIPROC_DIR"
 
@@ -56,7 +56,7 @@ def share_folder() -> None:
 
 
 def folder_of(environ: Mapping[str, str] = os.environ) -> Path | None:
-    """The folder for a worker's files; None where metrics are off.
+    """The folder for a worker's files; None if metrics are off.
 
     Raises ConfigError if the folder that the environment names is none.
     """

@@ -271,7 +271,7 @@ class LaunchWindows:
         if len(marks) != len(self._is_window) + 1:
             raise BenchError(
                 f"{len(self._is_window)} steps ran and {len(marks) - 1} show in PyTorch's "
-                "profiler: launches cannot be told apart by window"
+                "profiler: launches cannot be assigned to windows"
             )
         if not calls and any(self._is_window):  # a window without a launch there is none
             raise ConfigError.at(

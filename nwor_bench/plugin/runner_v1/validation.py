@@ -1,7 +1,7 @@
 """Speculative cache validation: which of a window's drafts did the target accept?
 
 `off` copies the sampled ids to the host and loops (the reference). `graph` and `adaptive`
-decide on the device; where no graph can be captured the same kernel runs eagerly and the
+decide on the device; if no graph can be captured the same kernel runs eagerly and the
 fallback is counted with its reason.
 """
 

@@ -51,13 +51,13 @@ FLASHINFER = "vllm.v1.attention.backends.flashinfer"
 
 
 def flashinfer_implementations() -> tuple[type, ...]:
-    """Its attention, where vLLM has imported it; no layer has it elsewhere."""
+    """Its attention if vLLM has imported it; otherwise no layer has it."""
     module = sys.modules.get(FLASHINFER)
     return () if module is None else (module.FlashInferImpl,)
 
 
 def flashinfer_builders() -> tuple[type, ...]:
-    """Its metadata builder, likewise."""
+    """Its metadata builder, if vLLM has imported it."""
     module = sys.modules.get(FLASHINFER)
     return () if module is None else (module.FlashInferMetadataBuilder,)
 
@@ -65,7 +65,7 @@ def flashinfer_builders() -> tuple[type, ...]:
 def query_as_flashinfer(impl: Any, layer: Any, query: Tensor, metadata: Any) -> Tensor:
     """The step's queries in the type in which stock attention would use those of windows.
 
-    vLLM serves windows as decodes where a kernel of FlashInfer takes several queries a request
+    vLLM serves windows as decodes if a kernel of FlashInfer takes several queries a request
     (XQA, trtllm-gen), else as prefills. Then no decode has more than one query.
 
     Args:
@@ -88,7 +88,7 @@ SUPPORTED = (
 )
 """Implementations whose cache is [blocks, kv_heads, block_size, K + V width], K then V.
 
-FlashInfer's is another one, where its package is there.
+FlashInfer's is another one, if its package is installed.
 """
 
 BUILDERS = (

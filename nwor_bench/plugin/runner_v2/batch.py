@@ -2,8 +2,8 @@
 
 `whole_step`: every request has a window of equal length; nothing is written until the commit, and
 no index is needed. `equal_drafts`: the same by copy; the first token of each window is written at
-once. `drafts_only`: any other step; drafts alone are staged, the other tokens are written at once,
-and the device is told which rows belong to which request.
+once. `drafts_only`: any other step; only drafts are staged, the other tokens are written at once,
+and the device is given the request of each row.
 """
 
 from collections.abc import Hashable
@@ -30,11 +30,11 @@ class GpuWindowBatch(WindowBatch):
     staged_end: Tensor | None = None
     """[requests] int32, the row after each request's last staged one; None likewise."""
     tokens_per_request: int | None = None
-    """Staged rows of each request where the step is nothing but equal windows; else None, and
+    """Staged rows of each request if the step is nothing but equal windows; else None, and
     `row_request` and `row_index` place each row."""
     certain: int = 0
-    """Rows of each request that are staged before its first draft: 1 where the whole step is
-    staged, 0 where the first token is written at once."""
+    """Rows of each request that are staged before its first draft: 1 if the whole step is
+    staged, 0 if the first token is written at once."""
     row_request: Tensor | None = None
     """[N] int32, the request of each staged row."""
     row_index: Tensor | None = None
@@ -42,7 +42,7 @@ class GpuWindowBatch(WindowBatch):
     sources: tuple[StagedSources, ...] | None = None
     """Addresses of a captured graph's K/V in each layer set; None: collected layer by layer."""
     copied: bool = False
-    """True where the rows' K/V are copied into buffers, one after the other."""
+    """True if the rows' K/V are copied into buffers, one after the other."""
 
     @cached_property
     def commit_shape(self) -> tuple[str, int, int, Hashable]:
@@ -93,7 +93,7 @@ class DraftCounts:
 def drafts_only(
     counts: DraftCounts, query_start_loc: np.ndarray, slot_mapping: Tensor, *, copied: bool
 ) -> GpuWindowBatch:
-    """Plan a step that stages its drafts alone.
+    """Plan a step that stages only its drafts.
 
     Args:
         counts: drafts of each request.

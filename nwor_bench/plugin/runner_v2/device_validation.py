@@ -131,7 +131,7 @@ class DeviceValidator:
             num_sampled: [requests] int32 on the device: accepted drafts + 1, or 0 for a
                 request that only prefills.
             drafts: [requests] int32 on the host, drafts of each request.
-            uniform: drafts of every request where all have as many.
+            uniform: drafts of every request if all have as many.
         """
         if self.mode is ScvMode.OFF:
             return self._on_host(num_sampled, drafts)
@@ -163,7 +163,7 @@ class DeviceValidator:
         """Launch a kernel that decides on `num_sampled`, as this mode does.
 
         Args:
-            shape: names the launch; equal shapes differ in their counts alone.
+            shape: names the launch; equal shapes differ only in their counts.
             requests: most counts that a launch of this shape takes.
             launch: launches the kernel for these counts; captured with counts of its own.
             num_sampled: [up to `requests`] int32 on the device.

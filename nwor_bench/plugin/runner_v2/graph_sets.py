@@ -43,7 +43,7 @@ class StagingGraphs:
         staging: what the captured layers stage into.
         inputs: what their attention reads of the step.
         slots: index of the target layers' slots in the runner's (`SlotRows.chosen`).
-        copied: drafts are copied, instead of left where the capture has them.
+        copied: drafts are copied, not left in the capture's own memory.
         control: the layers write their drafts too, and nothing is committed (mode `control`).
     """
 
@@ -202,10 +202,10 @@ class StagingGraphs:
         )
 
     def _padding(self, desc: BatchExecutionDescriptor) -> GpuWindowBatch:
-        """Windows of the captured shape: what the capture runs on.
+        """Windows of the captured shape, on which the capture runs.
 
-        Their slots are the runner's own buffer, all padding now, where every step finds its slots:
-        so the commit is compiled for the layout that it will get.
+        Their slots are the runner's own buffer, which holds every step's slots and only padding
+        now: so the commit is compiled for the layout that it will get.
         """
         requests, length = desc.num_reqs, desc.uniform_token_count
         assert requests is not None

@@ -142,7 +142,7 @@ class LayerSet:
     def hold(self, place: int, key: Tensor, value: Tensor) -> None:
         """Remember where the K/V of the layer at this place are.
 
-        One launch reads all layers by the same strides. Where a layer's differ from those of the
+        One launch reads all layers by the same strides. If a layer's differ from those of the
         forward's first (Llama 4 rotates K in three of four layers, and in the fourth it is a view
         of the fused QKV), a copy is held that is laid out alike.
         """
@@ -189,7 +189,7 @@ class LayerSet:
     ) -> None:
         """Write the first `counts[request] + certain` rows of each request, in every layer.
 
-        `direct` rows are counted apart: no window commits them.
+        `direct` rows are counted separately: no window commits them.
         """
         metadata = None
         if batch.copied and batch.sources is None:

@@ -98,7 +98,7 @@ class LatentLayer(StagedLayer):
         return exact, exact[..., : impl.kv_lora_rank]
 
     def attention_facts(self) -> AttentionFacts:
-        """The scale alone: latent layers that are staged have nothing else."""
+        """Only the scale: latent layers that are staged have nothing else."""
         return AttentionFacts(scale=float(self._causal.scale))
 
     def _wrap_prefill(self, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -286,7 +286,7 @@ class MlaStagingAttention(LatentLayer):
     Args:
         number, layer, window, staging, inputs, table: as for `StagedLayer`.
         workspace: partial results of split attention, shared by layers of its shape.
-        tail: attends equal windows with stock's help; None where stock cannot.
+        tail: attends equal windows with stock's help; None if stock cannot.
     """
 
     def __init__(

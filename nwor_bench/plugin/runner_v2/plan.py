@@ -31,7 +31,7 @@ rows (64 requests with 4 drafts) of Llama-3.1-8B holds 126 MB.
 
 
 def memory_of(device: torch.device) -> int | None:
-    """All of a CUDA device's memory in bytes; None for a CPU, where it sets no limit."""
+    """All of a CUDA device's memory in bytes; None for a CPU, which has no limit here."""
     if device.type != "cuda":
         return None
     return int(torch.cuda.get_device_properties(device).total_memory)
@@ -94,7 +94,7 @@ class WindowPlanner:
         max_requests: most requests of a step.
         graphs: the full CUDA graphs that stage.
         device: where the rows' numbers are kept.
-        copied: drafts are copied in every step, not only where they would not stay put.
+        copied: drafts are copied in every step, not only if they would not stay in place.
         most_referenced: most rows of a step whose K/V may be held by reference; None: any number.
         breakable: vLLM's piecewise CUDA graphs capture the write (`breaks_piecewise_graphs`).
     """
@@ -211,7 +211,7 @@ def _keep(plans: dict[Any, GpuWindowBatch], key: Any, plan: GpuWindowBatch) -> N
 
 
 def may_read_this_step(scheduler_output: Any) -> bool:
-    """True where a request starts, or starts again, on top of cached tokens.
+    """True if a request starts, or starts again, on top of cached tokens.
 
     Only then can a step read what it writes: running requests read blocks of their own, and a
     block is looked up when a request starts. Whether the block is new is not asked, since with

@@ -1,12 +1,12 @@
 """A sparse latent layer (DeepSeek V3.2, GLM-5) on a GPU while NWOR stages: what is wrapped of it.
 
 One kernel of the model norms, rotates and writes a token's latent row and its indexer's key. It
-skips the row's write where it is given no cache for it, and leaves the row in a tensor all the
+skips the row's write if it is given no cache for it, and leaves the row in a tensor all the
 same; that is staged, and the indexer's key is written as ever. (Slots of -1 would skip both.) What
 a mixed step writes at once goes through the implementation's own write.
 
 The indexer selects positions, those of the window among them. FlashAttention attends the selected
-rows of the cache one by one, in any order, so it is given those of the committed tokens alone, and
+rows of the cache one by one, in any order, so it is given only those of the committed tokens, and
 the tail's kernel merges in the window's rows that each query has selected.
 """
 
@@ -30,7 +30,7 @@ BACKEND = "vllm.v1.attention.backends.mla.flashattn_mla_sparse"
 
 
 def supported() -> tuple[tuple[type, ...], tuple[type, ...]]:
-    """(Implementations, builders) that are served; empty where vLLM has not imported them."""
+    """(Implementations, builders) that are served; empty if vLLM has not imported them."""
     backend = sys.modules.get(BACKEND)
     if backend is None:
         return (), ()

@@ -67,7 +67,7 @@ class StagedLayer:
         return self._staging.layers[self._number].kv_cache
 
     def slots_to_write(self, key: Tensor, value: Tensor, slots: Tensor) -> Tensor | None:
-        """Stage the step's rows where a window asks for it; what of them is to be written at once.
+        """Stage the step's rows if a window asks for it; the slots that are to be written at once.
 
         Args:
             key, value: [rows, heads, width] as they would be written; latents as K and V of one

@@ -160,7 +160,7 @@ class GpuStaging:
         return self._memory
 
     def allocate(self) -> str | None:
-        """Allocate what copies go to; the fallback reason where there is no memory for it.
+        """Allocate what copies go to; the fallback reason if there is no memory.
 
         Called as staging is switched on, which is after vLLM has profiled its memory and taken
         its cache: requests x k rows a layer have to fit into what vLLM left free. Mode off never
@@ -241,7 +241,7 @@ class GpuStaging:
         """Write the accepted rows of all layers.
 
         `accepted` is [requests] int32, accepted drafts of each request; vLLM's `num_sampled`,
-        which counts the certain first token too, where the commit decides.
+        which counts the certain first token too, if the commit decides.
         """
         assert self._batch is not None
         certain = self._batch.certain

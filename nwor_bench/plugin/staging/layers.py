@@ -30,7 +30,7 @@ class LayerCache:
     dtype: torch.dtype
     """Of its K and V before they are written."""
     slot_row: int = 0
-    """Its row of a window's slots, where these are [groups, N]."""
+    """Its row of a window's slots, if these are [groups, N]."""
     scales: tuple[Tensor, Tensor] | None = None
     """K and V scale of an fp8 cache, [1] or [kv_heads] float32."""
 
@@ -219,7 +219,7 @@ def recurrent_facts(runner: Any, drafter_layers: Iterable[str]) -> dict[str, Any
     """Number of the target's recurrent layers, and a request's states on this rank, in bytes.
 
     None without such layers. vLLM names the convolution's inputs first, then the recurrent state;
-    a layer with one of the two alone is told by its state's dimensions.
+    a layer with only one of the two is known by its state's dimensions.
     """
     context = runner.compilation_config.static_forward_context
     drafters = set(drafter_layers)

@@ -39,7 +39,7 @@ def causal_builder_of(backend: Any) -> type:
 
 
 def has_image_mask(metadata: Any) -> bool:
-    """True where a composite chose the implementation for image masks for this step."""
+    """True if a composite chose the implementation for image masks for this step."""
     return getattr(metadata, "_attention_backend_variant", 1) == 0
 
 
@@ -104,9 +104,9 @@ def of_compilation(config: Any, ops: Sequence[str] = SPLIT_OPS) -> str | None:
 
 
 def breaks_piecewise_graphs(cudagraph_manager: Any) -> bool:
-    """True where piecewise CUDA graphs are breakable: the write is captured, and cannot be held.
+    """True if piecewise CUDA graphs are breakable: the write is captured, and cannot be held.
 
-    Full graphs and eager steps do not differ: attention breaks a piecewise capture alone.
+    Full graphs and eager steps do not differ: attention breaks only a piecewise capture.
 
     Args:
         cudagraph_manager: the V2 runner's; None without CUDA graphs.
@@ -177,7 +177,7 @@ def of_builder(builder: type, known: Iterable[type]) -> str | None:
     """The fallback reason of a layer's metadata builder; None if it is one of these.
 
     vLLM derives builders that cut a request into virtual ones or lengthen it: static sinks, fast
-    prefill, chunked local attention. The last alone is followed: what each query sees is known.
+    prefill, chunked local attention. Only the last is supported: what each query sees is known.
     """
     if builder in tuple(known) or (is_chunked(builder) and issubclass(builder, tuple(known))):
         return None
@@ -190,7 +190,7 @@ def is_chunked(builder: type) -> bool:
 
 
 def chunk_of(layer: Any) -> int:
-    """Positions of a chunk where a query sees those of its own chunk alone; -1: no chunks."""
+    """Positions of a chunk if a query sees only those of its own chunk; -1: no chunks."""
     backend = getattr(layer, "attn_backend", None)
     if backend is None or not is_chunked(backend.get_builder_cls()):
         return -1
@@ -218,7 +218,7 @@ def of_step(metadata: Any, requests: int | None) -> str | None:
 
     Args:
         metadata: the layer's attention metadata.
-        requests: requests of the window, those without drafts included; None where the metadata
+        requests: requests of the window, those without drafts included; None if the metadata
             are of virtual requests (chunked local attention).
     """
     if has_image_mask(metadata):
@@ -237,7 +237,7 @@ def _requests_of(metadata: Any) -> tuple[int, int]:
     """How many requests a step's metadata describe, by each of two of its parts."""
     if hasattr(metadata, "seq_lens"):
         return metadata.seq_lens.shape[0], metadata.query_start_loc.shape[0] - 1
-    both = metadata.num_decodes + metadata.num_prefills  # FlashInfer has these alone
+    both = metadata.num_decodes + metadata.num_prefills  # FlashInfer has only these
     return both, both
 
 
@@ -266,7 +266,7 @@ def of_call(
     """The fallback reason of what attention was called with; None if we can do the same.
 
     Args:
-        key, value: None where a fused kernel has written them already (vLLM 0.33).
+        key, value: None if a fused kernel has written them already (vLLM 0.33).
         positional, named: what came after `output`: scales of a fused quantisation, or what a
             later vLLM adds.
         shared: the layer reads another's K/V, so that its own do not matter.

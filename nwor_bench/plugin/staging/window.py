@@ -27,7 +27,7 @@ class WindowBatch:
     """[N] int64, the staged tokens' rows in the batch."""
     slots: Tensor
     """Their cache slots, int64: one a token in each KV-cache group, the same for every layer of the
-    group. [N] where the target layers lie in one group, else [groups, N] (`SlotRows`)."""
+    group. [N] if the target layers lie in one group, else [groups, N] (`SlotRows`)."""
     direct_slots: Tensor | None
     """[num_tokens] or [groups, num_tokens] int64, the slots to be written at once: the step's, with
     -1 for staged tokens. None: the whole step waits for the commit."""
@@ -135,7 +135,7 @@ class Window:
 
     @property
     def staged_every_layer(self) -> bool:
-        """True once all target layers have staged (in the latest run, where runs repeat)."""
+        """True once all target layers have staged (in the latest run, if runs repeat)."""
         return len(self._staged_layers) == self.staging.num_layers
 
     def has_staged(self, layer: int) -> bool:
@@ -282,7 +282,7 @@ class Window:
 
 
 def close_leftover(window: Window | None) -> str | None:
-    """Close the window of a step that died; its fallback reason, also where none was open."""
+    """Close the window of a step that died; its fallback reason, also if none was open."""
     if window is None or window.batch is None:
         return NOT_FINISHED
     window.abort(NOT_FINISHED)

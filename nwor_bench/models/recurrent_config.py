@@ -2,13 +2,7 @@
 
 from nwor_bench.errors import ConfigError
 from nwor_bench.models.config_reader import MODEL_BITS, Config, ConfigReader
-from nwor_bench.models.layer_kinds import (
-    FULL_EVERY,
-    Kind,
-    every_nth,
-    listed_kinds,
-    recurrent_word,
-)
+from nwor_bench.models.layer_kinds import FULL_EVERY, Kind, every_nth, listed_kinds, recurrent_word
 from nwor_bench.models.recurrent import RecurrentLayers, RecurrentState
 
 

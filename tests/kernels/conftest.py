@@ -26,8 +26,7 @@ def one_thread():
 
 
 @pytest.fixture(
-    scope="module",
-    params=["cpu"] if INTERPRETED else [pytest.param("cuda", marks=pytest.mark.gpu)],
+    scope="module", params=["cpu"] if INTERPRETED else [pytest.param("cuda", marks=pytest.mark.gpu)]
 )
 def triton_device(request: pytest.FixtureRequest) -> torch.device:
     """Where Triton kernels run in this process: interpreted on the CPU, or on a GPU."""

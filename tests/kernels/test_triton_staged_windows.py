@@ -337,28 +337,6 @@ def test_one_captured_shape_serves_steps_of_fewer_requests(
         bench.expect(step, step.kept())
 
 
-@pytest.mark.parametrize("staged_layers", range(LAYERS + 1))
-@pytest.mark.parametrize("by_copy", [False, True])
-def test_a_window_given_up_is_in_the_cache_as_stock_vllm_writes_it(
-    triton_device, staged_layers, by_copy
-):
-    step = make_step([(4, 3)] * 3, 11 + staged_layers, triton_device)
-    plan = equal_drafts(3, 4, triton_device)
-    if by_copy:
-        set_slots(plan, step.slots)
-    else:
-        rows = torch.arange(step.tokens, device=triton_device)
-        plan = whole_step(step.counts, 4, rows, step.slots)
-    bench = bench_for(step)
-    bench.begin(plan)
-    bench.forward(step, plan, staged_layers)
-    bench.window.abort("planted")
-    for layer in range(staged_layers, LAYERS):  # what the wrapper does once staging has ended
-        write_kv_cache(step.keys[layer], step.values[layer], bench.caches[layer], step.slots)
-    assert bench.window.close().fallback_reason == "planted"
-    bench.expect(step, step.kept(every_draft=True))
-
-
 @pytest.mark.parametrize("padded", [0, 2])
 def test_a_replay_given_up_writes_every_draft_but_no_padding(triton_device, padded):
     drafts, length, captured = 3, 4, 4

@@ -62,11 +62,7 @@ def check(step, output, expected, tolerance=1e-6):
 @pytest.mark.parametrize("requests", [WINDOWS, MIXED, CHUNK_BESIDE])
 def test_windows_beside_other_requests(requests, whole):
     step = make_step(requests, seed=1)
-    check(
-        step,
-        attend(step, stage_step(step, whole)),
-        attend_slowly(step),
-    )
+    check(step, attend(step, stage_step(step, whole)), attend_slowly(step))
 
 
 @pytest.mark.parametrize("whole", [True, False])
@@ -80,11 +76,7 @@ def test_softcap(whole):
 @pytest.mark.parametrize("whole", [True, False])
 def test_sliding_window(sliding_window, whole):
     step = make_step(WINDOWS, seed=3)
-    output = attend(
-        step,
-        stage_step(step, whole),
-        sliding_window=sliding_window,
-    )
+    output = attend(step, stage_step(step, whole), sliding_window=sliding_window)
     check(step, output, attend_slowly(step, sliding_window=sliding_window))
 
 

@@ -2,14 +2,7 @@
 
 import pytest
 import torch
-from attention_cases import (
-    Request,
-    Step,
-    attend_slowly,
-    make_step,
-    poison_drafts,
-    staged_rows,
-)
+from attention_cases import Request, Step, attend_slowly, make_step, poison_drafts, staged_rows
 from examples import examples
 from hypothesis import assume, given
 from hypothesis import strategies as st
@@ -174,11 +167,7 @@ def test_any_batch_staged_against_the_definition(
     step = make_step(
         requests, heads=heads, kv_heads=kv_heads, head_dim=4, block_size=block_size, seed=seed
     )
-    options = {
-        **score_options(feature, heads),
-        "causal": causal,
-        "sliding_window": sliding_window,
-    }
+    options = {**score_options(feature, heads), "causal": causal, "sliding_window": sliding_window}
     staged = staged_rows(step, list(range(len(step.drafts()))))
     output = attend(step, poison_drafts(step), staged=staged, **options)
     assert_close_to_definition(output, step, **options)

@@ -273,9 +273,5 @@ def mla_verify_attention_triton(
         "MERGED": shape.merged,
     }
     _launches(
-        (grid, 1, 1),
-        arguments,
-        constants,
-        num_warps=shape.num_warps,
-        num_stages=shape.num_stages,
+        (grid, 1, 1), arguments, constants, num_warps=shape.num_warps, num_stages=shape.num_stages
     )

@@ -254,11 +254,7 @@ def verify_attention_triton(
         "WHOLE_PAIRS": shape.whole_pairs,
     }
     _launches(
-        (grid, 1, 1),
-        arguments,
-        constants,
-        num_warps=shape.num_warps,
-        num_stages=shape.num_stages,
+        (grid, 1, 1), arguments, constants, num_warps=shape.num_warps, num_stages=shape.num_stages
     )
 
 

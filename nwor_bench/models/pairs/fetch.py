@@ -13,13 +13,7 @@ from nwor_bench.models.pairs.cache import (
     unpacked,
 )
 from nwor_bench.models.pairs.local import locate_model, read_model_config
-from nwor_bench.models.pairs.pair import (
-    METHODS,
-    ModelPair,
-    PackagedSource,
-    ResolvedPair,
-    load_pair,
-)
+from nwor_bench.models.pairs.pair import METHODS, ModelPair, PackagedSource, ResolvedPair, load_pair
 from nwor_bench.models.pairs.tiny import LOAD_FORMAT, check_shape, generate_tiny, write_shape
 from nwor_bench.workload.run_spec import DEFAULT_PAIR
 

@@ -37,12 +37,7 @@ def acceptance(pair: ResolvedPair) -> float:
 
 
 @pytest.mark.parametrize(
-    ("noise", "low", "high"),
-    [
-        (0.0, 0.95, 1.0),
-        (0.05, 0.3, 0.9),
-        (5.0, 0, 0.1),
-    ],
+    ("noise", "low", "high"), [(0.0, 0.95, 1.0), (0.05, 0.3, 0.9), (5.0, 0, 0.1)]
 )
 def test_noise_sets_the_acceptance(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, noise: float, low: float, high: float

@@ -80,7 +80,7 @@ def fill(model: nn.Module, role: str = "") -> dict[str, int]:
 
 
 def facts_of(runner: Any) -> dict[str, Any] | None:
-    """What was filled in a runner's target and drafter; None if weights were loaded."""
+    """Counts of filled parameters of target and drafter; None if weights were loaded."""
     drafting = getattr(runner, "drafter", None) or getattr(runner, "speculator", None)
     target = getattr(getattr(runner, "model", None), FACTS, None)
     drafter = getattr(getattr(drafting, "model", None), FACTS, None)

@@ -108,7 +108,7 @@ class Interleaving:
         return turn
 
     def facts(self) -> list[dict[str, dict[str, int]]]:
-        """Each cell's validator counters, in the cells' order, and what a sham's windows did."""
+        """Each cell's SCV counters, in the cells' order, and a sham's windows by outcome."""
         return [
             {"scv_counters": dict(cell.counters), "scv_fallbacks": dict(cell.fallbacks)}
             | ({} if cell.sham is None else {SHAM: dict(cell.sham)})

@@ -129,7 +129,7 @@ EVERY_S = 2.0
 
 
 class Publisher:
-    """Writes what the groups say into metric files of its own.
+    """Writes the groups' ratios into metric files of its own.
 
     Args:
         groups: of this worker.

@@ -1,4 +1,4 @@
-"""`RunnerHook`: what is the same of both runners' hooks, and what each has to add."""
+"""`RunnerHook`: the part that both runners' hooks share, and the methods that each adds."""
 
 import time
 from abc import ABC, abstractmethod
@@ -42,7 +42,7 @@ class ScvValidator(Protocol):
     mode: ScvMode
     """The mode in use."""
     counters: Counter[str]
-    """Named counts of what validations did since the mode was set."""
+    """Named counts of validations since the mode was set."""
     fallbacks: Counter[str]
     """Validations not done as the mode says since it was set, by reason."""
 
@@ -72,7 +72,7 @@ class RunnerHook(ABC):
     Attributes:
         runner: vLLM's model runner.
         nwor_mode: the NWOR mode in use.
-        layers: the runner's layers that have a cache, by what staging does with them.
+        layers: the runner's layers that have a cache, by their role in staging.
         target_layers: names of the target's layers with K/V of their own, in the runner's order.
         drafter_layers: names of the drafter's layers; they are never staged.
         staging_unavailable: the fallback reason of every window in mode stage; None if windows are
@@ -156,11 +156,11 @@ class RunnerHook(ABC):
 
     @abstractmethod
     def prepare_sham(self) -> str | None:
-        """Make what a sham replays, once, after every mode was set; the reason if it cannot run."""
+        """Capture the sham's graphs once, after every mode was set; the reason if it cannot run."""
 
     @abstractmethod
     def take_sham_turn(self) -> None:
-        """Switch as for a turn of stage; the windows compute what mode off computes."""
+        """Switch as for a turn of stage; the windows compute as in mode off."""
 
     def count_without_waiting(self) -> PatchSet:
         """Count windows as they come, for a server; the patches are not yet applied.

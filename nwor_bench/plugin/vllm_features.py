@@ -1,6 +1,6 @@
 """Differences between vLLM 0.31, 0.32 and 0.33, each found on vLLM's objects and only here.
 
-No code asks for vLLM's version number. What else differs needs no code: 0.33 has no Medusa in its
+No code asks for vLLM's version number. Other differences need no code: 0.33 has no Medusa in its
 V1 runner, and it puts the null block in place of blocks below a sliding window, to which our
 attention gives no weight.
 """

@@ -149,7 +149,7 @@ class NworWorkerExtension:
         rows.watch(on)
 
     def nwor_nudge_attention(self, on: bool) -> None:
-        """Move what the target's attention returns by a rounding step, or stop."""
+        """Move the output of the target's attention by a rounding step, or stop."""
         hook = _hook(self)
         nudge = getattr(self, NUDGE, None)
         if nudge is None:

@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector
 from refusals import refused
 from test_refusals import RECURRENT, recurrent
-from test_runner_v2_counts import runner_of_two_requests
+from test_v2_hook import runner_of_two_requests
 from v2_pieces import scheduled
 
 from nwor_bench.errors import BenchError, ConfigError

@@ -111,7 +111,7 @@ def test_a_capture_in_which_nothing_staged_leaves_no_graphs(
 def test_after_one_window_that_cannot_be_held_no_other_is_tried(
     layers: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from test_runner_v2_counts import runner_of_two_requests
+    from test_v2_hook import runner_of_two_requests
 
     from nwor_bench.plugin.patching import PatchSet
     from nwor_bench.plugin.rank_vote import RankVote

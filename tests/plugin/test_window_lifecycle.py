@@ -1,4 +1,4 @@
-"""One window's life, step by step: what is said, what is counted, what is logged."""
+"""One window's life by example; `test_window_machine.py` has any sequence of calls and faults."""
 
 import logging
 
@@ -23,11 +23,6 @@ def staged_window(num_draft_tokens=(2, 0, 1)):
     return engine
 
 
-def assert_all_written(engine):
-    for layer in range(LAYERS):
-        assert engine.in_cache(layer) == engine.expected(layer)
-
-
 def test_a_window_that_goes_well():
     engine = staged_window()
     assert engine.window.accept(torch.tensor([True, False, True]), 2)
@@ -39,54 +34,6 @@ def test_a_window_that_goes_well():
         assert engine.in_cache(layer) == {slot: everything[slot] for slot in (first, last)}
 
 
-def test_the_same_window_serves_again_and_remembers_nothing():
-    engine = staged_window()
-    engine.window.accept(torch.tensor([True, True, True]), 3)
-    engine.window.commit()
-    engine.window.close()
-    engine.window.begin(engine.batch((1,)))
-    engine.window.abort("why")
-    assert engine.window.close() == Outcome(0, 0, "why")
-    engine.window.begin(engine.batch((1,)))
-    assert all(engine.forward(layer) for layer in range(LAYERS))
-    assert engine.window.accept(torch.tensor([False]), 0)
-    assert engine.window.commit()
-    assert engine.window.close() == Outcome(1, 0, None)
-
-
-@pytest.mark.parametrize("num_draft_tokens", [(), (0,), (0, 0)])
-def test_an_empty_window_commits_nothing(num_draft_tokens):
-    engine = staged_window(num_draft_tokens)
-    assert engine.window.accept(torch.zeros(0, dtype=torch.bool), 0)
-    assert engine.window.commit()
-    assert engine.window.close() == Outcome(0, 0, None)
-
-
-@pytest.mark.parametrize("faulty", range(LAYERS))
-@pytest.mark.parametrize("fault", ["overflow+row_range", RuntimeError("no")])
-def test_a_fault_in_any_layer_writes_the_window_directly(faulty, fault):
-    engine = open_window()
-    engine.staging.stage_faults.extend([None] * faulty + [fault])
-    taken = [engine.forward(layer) for layer in range(LAYERS)]
-    assert taken == [layer < faulty for layer in range(LAYERS)]
-    assert_all_written(engine)
-    assert not engine.window.accept(torch.tensor([True, True, True]), 3)
-    assert not engine.window.commit()
-    word = fault if isinstance(fault, str) else "RuntimeError"
-    assert engine.window.close() == Outcome(0, 0, f"stage:{word}")
-
-
-@pytest.mark.parametrize("layers_done", range(LAYERS + 1))
-def test_a_commit_cut_off_between_layers_writes_the_window_directly(layers_done):
-    engine = staged_window()
-    engine.window.accept(torch.tensor([True, False, False]), 1)
-    engine.staging.commit_fault = ValueError("no")
-    engine.staging.layers_before_commit_fault = layers_done
-    assert not engine.window.commit()
-    assert_all_written(engine)
-    assert engine.window.close() == Outcome(0, 0, "commit:ValueError")
-
-
 def test_the_faulty_layer_is_left_to_its_attention():
     engine = open_window()
     engine.forward(0)
@@ -94,15 +41,6 @@ def test_the_faulty_layer_is_left_to_its_attention():
     assert not engine.window.stage(1, engine.kv(1), engine.kv(1))
     assert engine.in_cache(0) == engine.expected(0)
     assert engine.in_cache(1) == {}  # whatever a failed copy left must not be written
-
-
-def test_an_abort_after_the_commit_is_refused():
-    engine = staged_window()
-    engine.window.accept(torch.tensor([True, False, False]), 1)
-    engine.window.commit()
-    with pytest.raises(WindowError, match="after commit"):
-        engine.window.abort("too late")
-    assert engine.window.close() == Outcome(3, 1, None)
 
 
 def test_a_fault_is_logged_with_its_traceback(caplog):
@@ -129,21 +67,6 @@ def test_a_layer_left_out_of_the_forward_pass_is_no_window_to_commit():
     assert engine.window.close().fallback_reason == "accept:layer_not_staged"
     assert engine.in_cache(0) == engine.expected(0)
     assert engine.in_cache(1) == {}
-
-
-@pytest.mark.parametrize("shape", [(2,), (4,), (0,), (3, 1), ()])
-def test_a_mask_of_another_shape_is_refused(shape):
-    engine = staged_window()
-    assert not engine.window.accept(torch.ones(shape, dtype=torch.bool), 1)
-    assert_all_written(engine)
-    assert engine.window.close().fallback_reason == "accept:mask_shape"
-
-
-def test_the_first_reason_is_kept():
-    engine = staged_window()
-    engine.window.abort("first")
-    engine.window.abort("second")
-    assert engine.window.close().fallback_reason == "first"
 
 
 def test_a_direct_write_that_fails_is_not_swallowed():

@@ -43,7 +43,7 @@ class Coming:
         return self._copied is None or has_passed(self._copied)
 
     def lists(self) -> list[list[int]]:
-        """What `read_all` returns; waits for the copy."""
+        """As `read_all` returns them; waits for the copy."""
         if self._copied is not None:
             self._copied.synchronize()
         return _split([] if self._on_host is None else self._on_host.tolist(), self._wanted)
@@ -92,7 +92,7 @@ def _split(flat: list[int], counts: Sequence[Tensor | None]) -> list[list[int]]:
 
 
 class WrittenRows:
-    """What the commits of each reading wrote.
+    """Rows that the commits of each reading wrote.
 
     Args:
         before: rows written in each layer so far, modulo 2**32.

@@ -85,7 +85,7 @@ def invalid_drafts(
 def valid_drafts(
     drafts: ArrayLike, req_ids: Sequence[str], invalid: Mapping[str, int] | None
 ) -> np.ndarray:
-    """Each request's drafts less those that are forbidden, which are what vLLM counts.
+    """Each request's drafts without the forbidden ones, as vLLM counts them.
 
     Args:
         drafts: [requests] int.

@@ -1,4 +1,4 @@
-"""Moves what attention returns by one rounding step, to measure what such a step does to K/V.
+"""Moves attention's output by one rounding step, to measure its effect on K/V.
 
 Two correct attention kernels add in different orders and round at different places, so their
 outputs differ by about a rounding step. Stock attention against itself does not show that: its

@@ -158,7 +158,7 @@ class RowErrors:
 
 
 def _numbers(errors: Tensor, differing: Tensor, one_step: Tensor) -> Tensor:
-    """[layers, 7] float64 from [layers, rows], [layers, rows] and [layers]: what `_entry` reads."""
+    """[layers, 7] float64, read by `_entry`, from [layers, rows], [layers, rows] and [layers]."""
     errors = errors.nan_to_num(nan=torch.inf, posinf=torch.inf)
     largest, worst = errors.max(1)
     rms, median = errors.square().mean(1).sqrt(), errors.median(1).values

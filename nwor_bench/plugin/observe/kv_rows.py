@@ -242,7 +242,7 @@ def _row_bytes(kv_cache: Tensor) -> int:
 
 
 def _place_for(num_bytes: int, device: torch.device) -> torch.device:
-    """The device itself if there is ample memory free, else the host."""
+    """The device itself if it has enough free memory, else the host."""
     if device.type == "cuda" and torch.cuda.mem_get_info(device)[0] < ROOM * num_bytes:
         return torch.device("cpu")
     return device

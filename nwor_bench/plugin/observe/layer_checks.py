@@ -8,7 +8,7 @@ however the model amplifies rounding. Of a chosen window each layer's inputs and
 - stock's attention over them is compared with ours, and both with a float64 reference;
 - no other row of the cache may have changed since the window began.
 
-Then the cache is put back to what the commit left.
+Then the cache is restored to its state after the commit.
 """
 
 import math
@@ -139,7 +139,7 @@ class LayerChecks:
 
     def wants(self, path: str) -> bool:
         """True if the window that begins is to be checked: one beside a prefill, and two in a row
-        of each other path, so that the second runs what SCV captures with the first."""
+        of each other path, so that the second runs the graph that SCV captures with the first."""
         seen = self._seen[path] = self._seen.get(path, 0) + 1
         return seen == 1 if "prefill" in path else SETTLED <= seen < SETTLED + 2
 
@@ -370,7 +370,7 @@ def _sums(rows: Tensor) -> Tensor:
 
 
 def _plain(numbers: Tensor) -> Any:
-    """Nested lists with None for what is not finite."""
+    """Nested lists; None if a number is not finite."""
 
     def finite(each: Any) -> Any:
         if isinstance(each, list):

@@ -1,4 +1,4 @@
-"""What each target layer was given in one window, and what its attention returned, as copies.
+"""Copies of each target layer's inputs and output in one window.
 
 Inside the capture of a CUDA graph the copies are part of the graph: each replay refills them.
 """
@@ -10,7 +10,7 @@ from torch import Tensor
 
 @dataclass
 class LayerCall:
-    """One layer's inputs and output in the latest forward; None for what it was not given."""
+    """One layer's inputs and output in the latest forward; None if it had none."""
 
     key: Tensor | None = None
     """[rows, kv_heads, head_dim], K as the layer would write it."""
@@ -19,7 +19,7 @@ class LayerCall:
     query: Tensor | tuple[Tensor, ...] | None = None
     """[rows, heads, head_dim], or the parts of a latent layer's query."""
     output: Tensor | None = None
-    """[rows, heads, value_dim], what our attention returned."""
+    """[rows, heads, value_dim], our attention's output."""
     selected: Tensor | None = None
     """[rows, selected] int32, positions that a sparse layer's indexer chose."""
 
@@ -46,7 +46,7 @@ class LayerTrace:
         output: Tensor,
         selected: Tensor | None = None,
     ) -> None:
-        """Copy the queries that a layer was given and what its attention made of them."""
+        """Copy a layer's queries and the output of its attention."""
         call = self.of(name)
         call.query = query.clone() if isinstance(query, Tensor) else tuple(q.clone() for q in query)
         call.output = output.clone()

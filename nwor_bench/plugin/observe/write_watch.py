@@ -24,7 +24,7 @@ MARK_IN_E4M3 = 0x75
 
 
 COUNTS = ("windows", "early", "uneven", "written", "without_slot")
-"""What a watch counts; see `WriteWatch.switch`."""
+"""Counts of a watch; see `WriteWatch.switch`."""
 
 
 class WriteWatch:

@@ -43,7 +43,7 @@ logger = logging.getLogger("vllm.nwor_bench")
 
 @dataclass(frozen=True)
 class LayerStaging:
-    """What a target layer's attention stages with: window, buffers and the layer's number.
+    """A target layer's window, buffers and number.
 
     A layer that shares another's K/V has that layer's number: it reads them and writes none.
     """

@@ -90,7 +90,7 @@ class StagingBuffers:
         self.capacity = capacity
         device = layers[0].kv_cache.device
         self.trace: LayerTrace | None = None
-        """Records what the layers are given and return, in a window that is checked."""
+        """Records the layers' inputs and outputs in a window that is checked."""
         self.metadata = torch.zeros(self.num_layers, 2, dtype=torch.int32, device=device)
         self.written = torch.zeros(self.num_layers, dtype=torch.int32, device=device)
         self.committed_tokens = 0

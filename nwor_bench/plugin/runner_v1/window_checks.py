@@ -1,4 +1,4 @@
-"""Which windows of a V1 runner the local gate checks, and what it is given of them.
+"""Which windows of a V1 runner the local gate checks, and their inputs.
 
 On a CPU both modes run our reference attention backend, so stock means that backend without
 staging.
@@ -104,7 +104,7 @@ class WindowChecks:
     Args:
         runner: vLLM's V1 runner.
         target: its layers.
-        buffers: what its target layers stage into.
+        buffers: of its target layers.
     """
 
     def __init__(self, runner: Any, target: TargetLayers, buffers: StagingBuffers):

@@ -262,7 +262,7 @@ class StagingAttention(StagedLayer):
             **self._more,
         )
 
-    # What the local gate asks of it (`CheckedLayer`).
+    # For the local gate (`CheckedLayer`).
 
     def stock_write(self, call: LayerCall, slots: Tensor) -> None:
         """Write the first rows of a call's K and V as stock does."""
@@ -303,7 +303,7 @@ class StagingAttention(StagedLayer):
         return key * k_scale, value * v_scale
 
     def attention_facts(self) -> AttentionFacts:
-        """Stock's, read anew: a fault in what our kernel was given must not be in the reference."""
+        """Stock's, read again: a fault in our kernel's arguments must not be in the reference."""
         impl = self._causal
         return AttentionFacts(
             scale=float(impl.scale),
@@ -316,7 +316,7 @@ class StagingAttention(StagedLayer):
 
 
 def further_arguments(impl: Any, chunk: int, device: torch.device) -> dict[str, Any]:
-    """What few layers give the kernel besides: sinks, ALiBi slopes, a chunk's length."""
+    """Further arguments of few layers: sinks, ALiBi slopes, a chunk's length."""
     given = {"sinks": getattr(impl, "sinks", None), "alibi_slopes": impl.alibi_slopes}
     found = {name: tensor.to(device) for name, tensor in given.items() if tensor is not None}
     return found | ({"chunk": chunk} if chunk > 0 else {})

@@ -55,7 +55,7 @@ class GpuWindowBatch(WindowBatch):
 
     @property
     def source_rows(self) -> Tensor | None:
-        """[N] int64, where each staged row stands in what is held; None: row i is the i-th."""
+        """[N] int64, each staged row's place in the tensors held; None: row i is the i-th."""
         return None if self.copied or self.tokens_per_request else self.rows
 
     def fits(self, accepted: Tensor) -> bool:

@@ -32,7 +32,7 @@ MOST_GRAPHS = 32
 """Captured shapes kept; the one longest unused is evicted for a new one."""
 
 Shape = tuple[Hashable, ...]
-"""What is launched, and what its launches have in common but their counts."""
+"""Name of a launch: equal launches differ only in their counts."""
 
 
 class DeviceValidation(NamedTuple):
@@ -146,7 +146,7 @@ class DeviceValidator:
         return DeviceValidation(num_accepted, path, reason)
 
     def warm_up(self, drafts: int) -> None:
-        """Compile what validates windows of this length, so that no window waits for that.
+        """Compile the mask kernel for windows of this length, so that no window waits for it.
 
         The kernel has a binary for every power of two of requests.
         """

@@ -40,8 +40,8 @@ class StagingGraphs:
     Args:
         runner: vLLM's V2 model runner, after it has captured its own graphs.
         window: the window in flight; it is opened for each capture.
-        staging: what the captured layers stage into.
-        inputs: what their attention reads of the step.
+        staging: holds the captured layers' K/V.
+        inputs: of their attention, besides K/V.
         slots: index of the target layers' slots in the runner's (`SlotRows.chosen`).
         copied: drafts are copied, not left in the capture's own memory.
         control: the layers write their drafts too, and nothing is committed (mode `control`).

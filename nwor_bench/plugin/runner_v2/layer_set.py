@@ -67,7 +67,7 @@ Launch = Callable[[Tensor], None]
 class LayerSet:
     """K/V of a window in the layers of one set, and the launch that commits them.
 
-    `GpuStaging` holds one of these for each shape of cache, and asks no more of it than what is
+    `GpuStaging` holds one of these for each shape of cache, and uses only what is
     public here. Layers whose rows look otherwise (a latent instead of K and V) fit if their cache
     can be viewed as [blocks, heads, block_size, width] with two sources a row, side by side: the
     first `head_dim` elements come from what is staged as K, the rest from what is staged as V.
@@ -153,7 +153,7 @@ class LayerSet:
         self.values[place] = _laid_out(value, of_values)
 
     def captured_sources(self) -> StagedSources:
-        """Addresses of what is held now, which a captured graph fills with every replay."""
+        """Addresses of the K/V held now, which a captured graph fills with every replay."""
         return StagedSources(self.keys, self.values)
 
     def launch(self, batch: GpuWindowBatch, slots: Tensor, certain: int) -> Launch:

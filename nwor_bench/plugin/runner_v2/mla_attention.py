@@ -58,7 +58,7 @@ def why_rows_unsupported(impl: Any, max_query_len: int, dtype: torch.dtype) -> s
 class LatentLayer(StagedLayer):
     """One latent target layer."""
 
-    # What the local gate asks of it (`CheckedLayer`).
+    # For the local gate (`CheckedLayer`).
 
     def stock_write(self, call: LayerCall, slots: Tensor) -> None:
         """Write the first rows of a call's latents as stock does."""
@@ -141,7 +141,7 @@ class LatentLayer(StagedLayer):
         sums: Tensor,
         selection: Tensor | None = None,
     ) -> None:
-        """Add to stock's output over the committed tokens what its rows still lack.
+        """Merge the window's rows into stock's output over the committed tokens.
 
         Args:
             batch: the window.
@@ -192,7 +192,7 @@ class MlaTail:
     """Which steps stock attends in part, and their metadata; one object for all latent layers.
 
     Args:
-        inputs: what attention reads of the step besides latents.
+        inputs: attention's inputs besides latents.
         max_requests: most requests of a step.
         device: where the lengths are kept.
     """

@@ -74,7 +74,7 @@ Planned = tuple[GpuWindowBatch | None, str | None]
 
 
 class CapturedWindows(Protocol):
-    """What the planner asks of the full CUDA graphs that stage (`StagingGraphs`)."""
+    """The planner's view of the full CUDA graphs that stage (`StagingGraphs`)."""
 
     @property
     def shapes(self) -> Mapping[Any, GpuWindowBatch]:

@@ -1,4 +1,4 @@
-"""A sparse latent layer (DeepSeek V3.2, GLM-5) on a GPU while NWOR stages: what is wrapped of it.
+"""A sparse latent layer (DeepSeek V3.2, GLM-5) on a GPU while NWOR stages.
 
 One kernel of the model norms, rotates and writes a token's latent row and its indexer's key. It
 skips the row's write if it is given no cache for it, and leaves the row in a tensor all the
@@ -70,7 +70,7 @@ class SparseMlaAttention(LatentLayer):
         ]
 
     def write(self, latent: Tensor, key_pe: Tensor, slots: Tensor) -> None:
-        """Stage the step's rows, and write at once what does not wait.
+        """Stage the step's rows, and write the others at once.
 
         Args:
             latent: [rows, latent].

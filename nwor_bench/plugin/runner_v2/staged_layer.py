@@ -1,4 +1,4 @@
-"""What every target layer does on a GPU while NWOR stages, whatever its attention."""
+"""The part that all target layers on a GPU share while NWOR stages."""
 
 from collections.abc import Callable
 from typing import Any
@@ -21,7 +21,7 @@ class StagedLayer:
         layer: vLLM's attention module.
         window: the window in flight.
         staging: holds the window's K/V.
-        inputs: what its attention reads of the step besides K/V.
+        inputs: of its attention, besides K/V.
         table: number of the layer's block table among them.
     """
 

@@ -57,14 +57,14 @@ class HeldValues:
         self._repeats = False
 
     def take(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor] | None:
-        """What to hold of this layer: K and V themselves, or copies in a first window.
+        """The tensors to hold: K and V themselves, or copies in a first window.
 
         Args:
             layer: its number; a layer that comes again begins another run of a capture's forward.
             key, value: [rows, kv_heads, head_dim], strided.
 
         Returns:
-            None if an earlier layer has the same address; what is held of that one is still right.
+            None if an earlier layer has the same address; that one's copy is still right.
 
         Raises:
             HeldValuesLost: an earlier layer has the same address, and no copy was made.
@@ -142,7 +142,7 @@ class GpuStaging:
         self._first_layer = 0
         self._memory: Tensor | None = None
         self.trace: LayerTrace | None = None
-        """Records what the layers are given and return, in a window that is checked."""
+        """Records the layers' inputs and outputs in a window that is checked."""
 
     def place(self, layer: int) -> tuple[LayerSet, int]:
         """The set that this layer belongs to, and its place in it."""
@@ -160,7 +160,7 @@ class GpuStaging:
         return self._memory
 
     def allocate(self) -> str | None:
-        """Allocate what copies go to; the fallback reason if there is no memory.
+        """Allocate the buffers of copies; the fallback reason if there is no memory.
 
         Called as staging is switched on, which is after vLLM has profiled its memory and taken
         its cache: requests x k rows a layer have to fit into what vLLM left free. Mode off never
@@ -234,7 +234,7 @@ class GpuStaging:
         return ""
 
     def captured_sources(self) -> tuple[StagedSources, ...]:
-        """Each set's addresses of what is held now (see `LayerSet.captured_sources`)."""
+        """Each set's addresses of the K/V held now (see `LayerSet.captured_sources`)."""
         return tuple(each.captured_sources() for each in self.sets)
 
     def commit(self, slots: Tensor, accepted: Tensor) -> str:

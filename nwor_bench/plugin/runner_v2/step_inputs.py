@@ -1,4 +1,4 @@
-"""What our attention reads of a step besides K/V: the V2 runner's own inputs, not a backend's.
+"""Inputs of our attention besides K/V: the V2 runner's own, not a backend's.
 
 The runner writes lengths, row offsets and block tables to buffers that it makes once, before every
 forward, whether a graph replays it or not. A backend's metadata are made from these and may have

@@ -1,4 +1,4 @@
-"""Which windows of a V2 runner the local gate checks, and what it is given of them.
+"""Which windows of a V2 runner the local gate checks, and their inputs.
 
 A full CUDA graph runs no Python, so its layers cannot be traced. A checking graph is captured for
 the gate: the same forward, with copies of each layer's inputs and outputs between its kernels. A

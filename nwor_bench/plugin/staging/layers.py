@@ -58,7 +58,7 @@ def rows_of(layer: Any) -> tuple[Tensor, int]:
 
 
 def partition(layers: Sequence[LayerCache]) -> list[list[LayerCache]]:
-    """Layers by what one launch must agree on, in the order of their first appearance.
+    """Layers that one launch can serve together, in the order of their first appearance.
 
     The KV-cache group is not part of it: a launch serves several of them.
     """
@@ -73,7 +73,7 @@ def partition(layers: Sequence[LayerCache]) -> list[list[LayerCache]]:
 
 @dataclass(frozen=True)
 class TargetLayers:
-    """The layers of a runner that have a cache, by what staging does with them."""
+    """The layers of a runner that have a cache, by their role in staging."""
 
     staged: list[str] = field(default_factory=list)
     """The target's layers with K/V of their own, in the runner's order."""
@@ -89,7 +89,7 @@ class TargetLayers:
 
 @dataclass(frozen=True)
 class SlotRows:
-    """Where the target layers find their slots in the runner's slot mappings.
+    """The target layers' rows in the runner's slot mappings.
 
     Slots belong to tokens, not to layers: a token has one slot in each KV-cache group, the same for
     every layer of that group.
@@ -99,7 +99,7 @@ class SlotRows:
     """Index into [groups, tokens]: one group, or a slice from the first group with target layers
     to the last. A group between them without target layers comes along and is not looked at."""
     of_layer: tuple[int, ...]
-    """Each target layer's row of what is chosen; 0 for one group."""
+    """Each target layer's row in the chosen slots; 0 for one group."""
 
     @property
     def several(self) -> bool:
@@ -199,7 +199,7 @@ def is_recurrent(layer: Any) -> bool:
 
 
 def slot_rows(runner: Any, names: Sequence[str]) -> SlotRows:
-    """Where these target layers find their slots.
+    """The rows of these target layers in the runner's slot mappings.
 
     Raises:
         StagingUnavailable: none of them is in a KV-cache group.

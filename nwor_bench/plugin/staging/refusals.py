@@ -7,7 +7,7 @@ before anything is staged; `of_step` checks every step for what no configuration
 
 Composite attention (Gemma 4, whose image tokens see each other) has one implementation for steps
 with an image mask and a causal one for all others, windows among them. Both share the cache and its
-write, so the causal one is what we look at; a step's metadata say which one they are for.
+write, so we look at the causal one; a step's metadata say which one they are for.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -66,7 +66,7 @@ SPARSE_MODULE = "vllm.models.deepseek_v32.attention"
 """The module of single models whose write and attention staging follows: DeepSeek V3.2, GLM-5."""
 
 SCALES = ("output_scale", "output_block_scale")
-"""What vLLM passes to attention behind `output`."""
+"""Arguments of vLLM's attention after `output`."""
 
 NOT_STAGED = "attention:kv_not_staged"
 """Attention of a layer whose write hook did not run in this step."""
@@ -263,7 +263,7 @@ def of_latent_step(metadata: Any, num_draft_tokens: Sequence[int]) -> str | None
 def of_call(
     key: Any, value: Any, positional: Sequence[Any], named: dict[str, Any], *, shared: bool = False
 ) -> str | None:
-    """The fallback reason of what attention was called with; None if we can do the same.
+    """The fallback reason of attention's arguments; None if we support them.
 
     Args:
         key, value: None if a fused kernel has written them already (vLLM 0.33).

@@ -1,4 +1,4 @@
-"""Drafts that a grammar forbids, as a worker reads them and as vLLM's own scheduler counts them."""
+"""Requests and their drafts, read from vLLM's own scheduler output and grammar output."""
 
 import pickle
 from types import SimpleNamespace
@@ -9,8 +9,58 @@ from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nwor_bench.plugin.counts.scheduler_output import invalid_drafts
+from nwor_bench.plugin.counts.scheduler_output import finished, invalid_drafts, restarted
 from nwor_bench.plugin.vllm_features import acceptable_drafts
+
+
+def output(new: list[Any], resumed: dict[str, int], running: dict[str, int]) -> Any:
+    """vLLM's SchedulerOutput; output tokens of resumed and of running requests."""
+    from vllm.v1.core.sched.output import CachedRequestData, SchedulerOutput
+
+    both = {**running, **resumed}
+    made = SchedulerOutput.make_empty()
+    made.scheduled_new_reqs = new
+    made.scheduled_cached_reqs = CachedRequestData(
+        req_ids=list(both),
+        resumed_req_ids=set(resumed),
+        new_token_ids=[],
+        all_token_ids={},
+        new_block_ids=[None] * len(both),
+        num_computed_tokens=[0] * len(both),
+        num_output_tokens=list(both.values()),
+    )
+    made.finished_req_ids = {"gone-1"}
+    return made
+
+
+def new_request(name: str, prompt: int, prefill: int | None) -> Any:
+    from vllm.v1.core.sched.output import NewRequestData
+
+    return NewRequestData(
+        req_id=name,
+        prompt_token_ids=[1] * prompt,
+        mm_features=[],
+        sampling_params=None,
+        pooling_params=None,
+        block_ids=([],),
+        num_computed_tokens=0,
+        lora_request=None,
+        prefill_token_ids=None if prefill is None else [1] * prefill,
+    )
+
+
+@pytest.mark.slow  # vLLM is imported
+def test_a_new_request_starts_from_nothing() -> None:
+    step = output([new_request("v2-1", 5, 5), new_request("v1-1", 5, None)], {}, {"r-1": 7})
+    assert restarted(step) == {}
+    assert finished(step) == {"gone-1"}
+
+
+@pytest.mark.slow  # vLLM is imported
+def test_a_preempted_request_goes_on_in_both_runners() -> None:
+    """V2 is given it as a new request with its tokens so far, V1 as a resumed one."""
+    step = output([new_request("v2-1", 5, 9)], {"v1-1": 3}, {"r-1": 7})
+    assert restarted(step) == {"v2-1": 4, "v1-1": 3}
 
 
 def step(pending: bool = True, **drafts: int) -> Any:

@@ -37,6 +37,7 @@ NOTES = (
     "host: host time of an eager call in microseconds, all launches included.",
     "cold: L2 holds no data of the call; warm: L2 holds the data of the previous call.",
     "Every result was checked against a torch reference before it was timed.",
+    "kernels.csv has every row: each L2 state and launch mode, launches and rounds.",
 )
 
 _WORDS = {
@@ -98,7 +99,7 @@ def json_content(result: Result) -> dict[str, Any]:
 
 
 def document(result: Result) -> Document:
-    """The answer, goals, machine, a short table a kernel, then all rows and notes."""
+    """The answer, goals, machine, a table a kernel, and notes; kernels.csv has all rows."""
     lead: list[Block] = [_headline(result)]
     if result.goals:
         headers = ("goal (graph-captured)", "verdict", "cases", "worst time/nwor [95 %]")
@@ -115,8 +116,6 @@ def document(result: Result) -> Document:
     if listed:
         bullets = Bullets(tuple(listed))
         sections.append(Section("Rows without a time, or with a remark", (bullets,), brief=True))
-    for name, rows in _by_kernel(result.rows):
-        sections.append(Section(f"All rows: {name}", (_lines(rows),), folded=True))
     sections.append(Section("How to read the tables", (Bullets(NOTES),)))
     return Document("Kernels against their peers", tuple(lead), tuple(sections))
 
@@ -219,27 +218,6 @@ def machine(result: Result) -> str:
         f"{shape.block_size}. {libraries or 'Library versions unknown'}. It took "
         f"{result.elapsed_s:.0f} s."
     )
-
-
-def _lines(rows: Sequence[Row]) -> Block:
-    headers = (
-        case_heading(rows), "L2", "launch", "implementation", "launches", "time us", "GB/s",
-        "of copy", "time/nwor [95 %]", "host us", "rounds",
-    )  # fmt: skip
-    cells = [
-        (
-            case(row),
-            row.l2,
-            row.launch,
-            row.implementation,
-            decimal(row.launches, 0),
-            *numbers(row),
-            microseconds(row.host_us_per_call),
-            decimal(row.rounds, 0),
-        )
-        for row in rows
-    ]
-    return table(headers, cells, numbers_from=4)
 
 
 def microseconds(value: float | None) -> str:

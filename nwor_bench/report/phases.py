@@ -100,6 +100,8 @@ def _timeline(rows: Sequence[CellPhases]) -> Figure:
                    color=colour("text"), label="whole window", clip_on=False)  # fmt: skip
         upper.set_xlabel("ms")
         lower.set_xlabel("only the short phases, ms")
+        for axes in (upper, lower):
+            axes.set_xlim(0, None)
         legend(canvas, upper)
 
     words = "; ".join(
@@ -133,7 +135,6 @@ def _bars(axes: "Axes", names: Sequence[str], rows: Sequence[CellPhases]) -> Non
         for place, length in own:
             ends[place] += length
     category_rows(axes, [row.cell.label for row in rows])
-    axes.set_xlim(0, None)
     axes.grid(visible=True, axis="x")
 
 

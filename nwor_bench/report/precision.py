@@ -9,7 +9,6 @@ from numpy.typing import NDArray
 
 from nwor_bench.analysis.cell_data import CellData, gather_cells
 from nwor_bench.analysis.paired import pair_times
-from nwor_bench.records.batch import IN_TURNS
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import AA, Cell, CellResult, NworMode, Phase, Verdict
 from nwor_bench.report.document import Block, Figure, Paragraph, Section, Table, table
@@ -59,7 +58,7 @@ class _Blocks:
 
 
 def precision_section(run: RunData, cells: Sequence[CellResult]) -> Section:
-    """Two figures, then the tables: windows, ratios, blocks and their order."""
+    """Two figures, then the tables: windows, ratios and blocks."""
     found = _blocks(run, cells)
     blocks: list[Block] = [
         _block_figure(found, compared_time(cells))
@@ -71,7 +70,7 @@ def precision_section(run: RunData, cells: Sequence[CellResult]) -> Section:
     facts = _warm_up_and_stop(run)
     if facts:
         blocks.append(Paragraph(facts))
-    return Section(TITLE, (*blocks, _block_table(found, cells), _order(run)), folded=True)
+    return Section(TITLE, (*blocks, _block_table(found, cells)), folded=True)
 
 
 def _ratios(cells: Sequence[CellResult]) -> Table:
@@ -188,25 +187,6 @@ def _block_table(found: _Blocks, cells: Sequence[CellResult]) -> Table:
     heads = ["Block", *(cell.label for cell in found.ratios), "SM clock MHz", "Throttled ms"]
     caption = f"{compared_time(cells).capitalize()} over that of off x off, in time order"
     return table(heads, rows, caption=caption)
-
-
-def _order(run: RunData) -> Table:
-    """The order in which the cells ran, block by block."""
-    prompts = {entry.block: entry.prompt_ids or () for entry in run.header.blocks or ()}
-    groups: dict[tuple[int, str], list[tuple[int, str]]] = {}
-    for batch in run.batches:
-        place = (batch.order, batch.cell.label)
-        groups.setdefault((batch.block, batch.phase), []).append(place)
-    rows = [
-        [str(block), phase, "all cells, interleaved" if phase in IN_TURNS else
-         ", ".join(name for _, name in sorted(places)),
-         joined(prompts.get(block, ())) or NOT_MEASURED]
-        for (block, phase), places in groups.items()
-    ]  # fmt: skip
-    caption = (
-        "Order of cells: a timed block runs each cell once on the same prompts, in random order"
-    )
-    return table(["Block", "Phase", "Order", "Prompts"], rows, numbers_from=4, caption=caption)
 
 
 def _window_times(run: RunData, cells: Sequence[CellResult]) -> list[Block]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from math import ceil
+from pathlib import PurePath
 
 from nwor_bench.analysis.aggregate import REFERENCE, noise_floor
 from nwor_bench.analysis.findings import nothing_timed, sufficient_budget
@@ -23,7 +24,6 @@ from nwor_bench.report.document import Definitions
 from nwor_bench.report.evidence import kv_sentence, local_sentence
 from nwor_bench.report.interleaved import split_lines
 from nwor_bench.report.text import change_range, corrected, joined, percent, plural
-from nwor_bench.report.traffic import plan_words
 
 _WORTH_WAITING = 100
 """If more than this many times the blocks were needed, advise a quieter machine instead."""
@@ -141,7 +141,7 @@ def _next_by_verdict(run: RunData, found: Answer, cells: Sequence[CellResult]) -
         case Verdict.SLOWER | Verdict.SAME:
             return (
                 f"Leave {subject} off, which is the default. Other batch sizes, contexts or "
-                f"acceptance may give another answer: {plan_words(header)} predicts which."
+                f"acceptance may give another answer: {_plan_words(header)} predicts which."
             )
         case Verdict.AMBIGUOUS if nothing_timed(header, cells) is not None:
             return (
@@ -158,7 +158,7 @@ def _next_by_verdict(run: RunData, found: Answer, cells: Sequence[CellResult]) -
         case _ if on_cpu(header) and cells:
             return (
                 f"To learn whether it pays, run {_gpu_command(header)} on the GPU that you serve "
-                f"with; more blocks on a CPU do not help. {plan_words(header)} predicts without a "
+                f"with; more blocks on a CPU do not help. {_plan_words(header)} predicts without a "
                 "GPU how much it could save at most."
             )
     return ""
@@ -205,3 +205,12 @@ def _gpu_command(header: RunHeader) -> str:
         else f"--draft-model {choice.get('draft_model') or 'MODEL'}"
     )
     return f"nwor-bench sweep --target-model {target} {drafter} --ci-width 0.5%"
+
+
+def _plan_words(header: RunHeader) -> str:
+    """`nwor-bench plan`, with --config for a hub model, which `plan` cannot read by itself."""
+    pair, choice = header.pair or PairFacts(), header.choice or {}
+    shipped = choice.get("target_model") is None and bool(choice)
+    if shipped or pair.target is None or PurePath(pair.target).is_absolute():
+        return "nwor-bench plan"
+    return "nwor-bench plan --config CONFIG.JSON (the target's)"

@@ -1,20 +1,17 @@
 """Bytes: what staging should move by the byte model, beside what the GPU's counters measured."""
 
-import shlex
 from collections.abc import Sequence
-from pathlib import PurePath
 from statistics import fmean, median
 from typing import TYPE_CHECKING
 
 from nwor_bench.analysis.aggregate import REFERENCE
 from nwor_bench.analysis.dram.counters import Amount, CellBytes, cell_bytes, clock_facts
 from nwor_bench.analysis.dram.prediction import predicted_difference, strategy_of
-from nwor_bench.models.byte_model import CACHE_BITS
 from nwor_bench.records.engine_status import EngineStatus
-from nwor_bench.records.header import PairFacts, RunHeader
+from nwor_bench.records.header import RunHeader
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import SETTLING, BatchRecord, CellResult, NworMode, Phase
-from nwor_bench.report.document import Block, Code, Figure, Paragraph, Section, Table, table
+from nwor_bench.report.document import Block, Figure, Paragraph, Section, Table, table
 from nwor_bench.report.figures import REST, ROW, Mark, colour, forest, legend
 from nwor_bench.report.text import NOT_MEASURED, count, decimal, plural, size
 
@@ -41,16 +38,12 @@ MEASURED = (
     "a difference of this size. The A/A arm shows the noise. DRAM is written when L2 evicts, so a "
     "window's writes may be counted in the next."
 )
-SHARE = "This predicts the share of a whole step's bytes, for each way of staging:"
 
 
 def traffic_section(run: RunData, cells: Sequence[CellResult]) -> Section:
     """Predicted and cache bytes, then the counters' if there are any."""
     found = cell_bytes(run)
     blocks: list[Block] = [_cache_bytes(run, cells), Paragraph(_cache_note(run.header))]
-    command = _plan_command(run, cells)
-    if command is not None:
-        blocks += [Paragraph(SHARE), Code(command)]
     blocks += _states(run.header, cells)
     if found:
         blocks = [Paragraph(answer(found), strong=True), *_figure(found), _amounts(found),
@@ -230,64 +223,6 @@ def _predicted(run: RunData, cell: CellResult) -> dict[str, float]:
 
 def _timed(run: RunData) -> list[BatchRecord]:
     return [batch for batch in run.batches if batch.phase == Phase.TIMED]
-
-
-def _plan_command(run: RunData, cells: Sequence[CellResult]) -> str | None:
-    """`nwor-bench plan` for this run's model, load and data types; None if it cannot say them."""
-    header, timed = run.header, _timed(run)
-    model, types = _plan_model(header), _plan_types(header)
-    requests = sum(batch.requests for batch in timed)
-    baseline = next((cell for cell in cells if cell.verdict == REFERENCE), None)
-    if model is None or types is None or not requests or baseline is None:
-        return None
-    if not baseline.windows or not baseline.draft_tokens:
-        return None
-    own = {batch.batch for batch in timed if batch.cell.is_baseline}
-    active = [w.num_reqs for w in run.windows if w.cell.is_baseline and w.batch in own]
-    at_once = fmean(active) if active else requests / len(timed)
-    # A request's context grows from its prompt to all of its tokens: halfway on average.
-    tokens = sum(batch.prompt_tokens + batch.output_tokens / 2 for batch in timed)
-    load = {
-        "--requests": max(1, round(at_once)),
-        "--context": round(tokens / requests),
-        "--draft-tokens": max(1, round(baseline.draft_tokens / baseline.windows / at_once)),
-        "--acceptance": f"{(baseline.accepted_tokens or 0) / baseline.draft_tokens:.2f}",
-        "--tensor-parallel-size": (header.spec or {}).get("tensor_parallel_size"),
-        **types,
-    }
-    flags = [part for flag, value in load.items() if value for part in (flag, str(value))]
-    return shlex.join(["nwor-bench", "plan", *model, *flags])
-
-
-def plan_words(header: RunHeader) -> str:
-    """`nwor-bench plan`, with --config if it cannot find the model by itself."""
-    if header.pair is not None and header.pair.target and _plan_model(header) is None:
-        return "nwor-bench plan --config CONFIG.JSON (the target's)"
-    return "nwor-bench plan"
-
-
-def _plan_model(header: RunHeader) -> list[str] | None:
-    """The flag that names the target; None for a hub model, which `plan` does not read."""
-    pair, choice = header.pair or PairFacts(), header.choice or {}
-    if choice.get("target_model") is None and (choice.get("pair") or header.choice):
-        return ["--pair", str(choice.get("pair") or pair.name)]
-    if pair.target is not None and PurePath(pair.target).is_absolute():
-        return ["--target-model", pair.target]
-    return None
-
-
-def _plan_types(header: RunHeader) -> dict[str, str] | None:
-    """The cache's data type; None if model or weights ran in another type than config.json's,
-    which `plan` uses."""
-    spec, pair, engine = header.spec or {}, header.pair or PairFacts(), header.engine
-    asked = spec.get("dtype")
-    quantised = "quantization" in (spec.get("engine_args") or {})
-    if asked not in (None, "auto", pair.dtype) or quantised:
-        return None
-    cache = (engine or EngineStatus()).kv_cache_dtype or "auto"
-    if cache == "auto":
-        return {}
-    return {"--cache-dtype": cache} if cache in CACHE_BITS else None
 
 
 def _states(header: RunHeader, cells: Sequence[CellResult]) -> list[Block]:

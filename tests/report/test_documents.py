@@ -131,7 +131,7 @@ def test_every_column_is_in_the_glossary(run):
     unknown = {head for head in heads if head not in known and not head.startswith("Draft ")}
     assert unknown - set(labels_of(run)) <= {
         "Verdict", "Windows", "Least", "1 %", "25 %", "Median", "75 %", "99 %", "Most",
-        "SM clock MHz", "Throttled ms", "Phase", "Order", "Prompts",
+        "SM clock MHz", "Throttled ms",
     }  # fmt: skip
     for verdict in Verdict:
         assert verdict in known
@@ -224,13 +224,6 @@ def test_a_partial_run_says_so_before_its_verdict(run):
     partial = with_parts(run, status="partial")
     text = markdown(partial)
     assert text.index("status: partial") < text.index("## Cells")
-
-
-def test_the_real_order_of_each_block_is_listed(run):
-    order = section(markdown(run), "Measurement precision")
-    for block in run.header.blocks:
-        assert ", ".join(block.order) in order
-        assert block.prompt_ids[0] in order
 
 
 def test_on_a_gpu_the_other_attention_kernel_is_a_limit(run):

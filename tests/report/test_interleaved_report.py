@@ -166,12 +166,6 @@ def test_windows_that_no_whole_batches_check_are_told() -> None:
     )
 
 
-def test_the_order_of_cells_says_interleaved() -> None:
-    precision = next(s for s in document_of(run()).sections if "precision" in s.title)
-    body = next(b for b in precision.blocks if isinstance(b, Table) and "Order" in b.headers)
-    assert any("interleaved" in values[2] for values in body.rows if values[1] == "interleaved")
-
-
 def test_a_run_of_whole_batches_has_none_of_it() -> None:
     made = gpu_run()
     cells = summarised(made)

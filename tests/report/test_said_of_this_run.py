@@ -1,7 +1,6 @@
 """Data type, commands and advice are those of the run that the report is about."""
 
 import re
-import shlex
 from dataclasses import replace
 
 import pytest
@@ -20,15 +19,6 @@ def text(run: RunData) -> str:
     return render_markdown(document_of(run))
 
 
-def plan_flags(run: RunData) -> dict[str, str] | None:
-    """The report's `nwor-bench plan` command as flags and values; None if it has none."""
-    found = re.search(r"^nwor-bench plan (.*)$", text(run), re.MULTILINE)
-    if found is None:
-        return None
-    words = shlex.split(found.group(1))
-    return dict(zip(words[::2], words[1::2], strict=True))
-
-
 def with_pair(run: RunData, choice: dict[str, str | None], **pair: str | None) -> RunData:
     return with_parts(with_header(run, "pair", **pair), choice=choice)
 
@@ -42,43 +32,6 @@ def test_the_data_type_is_that_of_the_run(asked, engine, said):
     run = with_header(make_run(), "pair", dtype="bfloat16")
     run = with_header(with_header(run, "spec", dtype=asked), "engine", dtype=engine)
     assert f"data type {said}," in text(run)
-
-
-def test_the_plan_command_has_the_run_s_numbers():
-    run = with_pair(gpu_run(), {"pair": "smollm2"}, name="smollm2", dtype="bfloat16")
-    run = with_header(run, "engine", kv_cache_dtype="fp8")
-    run = with_header(run, "spec", tensor_parallel_size=2)
-    flags = plan_flags(run)
-    baseline = summarised(run)[0]
-    timed = [w for w in run.windows if w.cell.is_baseline and w.block > 0 and w.batch < 9000]
-    each = sum(w.draft_tokens for w in timed) / sum(w.num_reqs for w in timed)
-    acceptance = baseline.accepted_tokens / baseline.draft_tokens
-    assert flags == {
-        "--pair": "smollm2",
-        "--requests": "2",
-        "--context": str(round((100 + 128 / 2) / 2)),
-        "--draft-tokens": str(round(each)),
-        "--acceptance": f"{acceptance:.2f}",
-        "--tensor-parallel-size": "2",
-        "--cache-dtype": "fp8",
-    }
-
-
-def test_the_plan_command_names_a_folder_that_the_reader_named():
-    choice = {"pair": None, "target_model": "/models/mine"}
-    run = with_pair(gpu_run(), choice, target="/models/mine", dtype="auto")
-    assert plan_flags(run)["--target-model"] == "/models/mine"
-
-
-def test_no_plan_command_where_plan_would_predict_another_run():
-    named = with_pair(gpu_run(), {"pair": "smollm2"}, name="smollm2", dtype="bfloat16")
-    assert plan_flags(named) is not None
-    assert plan_flags(with_header(named, "spec", dtype="float32")) is None
-    quantised = with_header(named, "spec", engine_args={"quantization": "fp8"})
-    assert plan_flags(quantised) is None
-    assert plan_flags(with_header(named, "engine", kv_cache_dtype="nvfp4")) is None
-    hub = with_pair(gpu_run(), {"target_model": "org/name"}, target="org/name", dtype="auto")
-    assert plan_flags(hub) is None
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import pytest
 import torch
 from attention_cases import Request, Step, attend_slowly, make_step, poison_drafts, staged_rows
 from examples import examples
-from hypothesis import assume, given
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 from kernel_inputs import SEEDS
 from torch import Tensor
@@ -100,74 +100,30 @@ def assert_equal_bits(one: Tensor, other: Tensor) -> None:
     assert torch.equal(one.view(bits), other.view(bits))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("feature", FEATURES)
-@pytest.mark.parametrize(
-    "ratio", [1, *(pytest.param(n, marks=pytest.mark.slow) for n in (3, 4, 7))]
-)
-def test_a_mixed_batch_against_the_definition(ratio, feature):
-    step = make_step(MIXED, heads=2 * ratio, kv_heads=2, head_dim=4, seed=ratio)
-    options = score_options(feature, 2 * ratio)
-    assert_close_to_definition(attend(step, **options), step, **options)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("block_size", [16, 32, 64])
-@pytest.mark.parametrize("sliding_window", [-1, 1, 7, 1000])
-@pytest.mark.parametrize("causal", [True, False])
-def test_block_sizes_windows_and_causality(block_size, sliding_window, causal):
-    step = make_step(MIXED, block_size=block_size, head_dim=4, seed=block_size)
-    options = {"causal": causal, "sliding_window": sliding_window}
-    assert_close_to_definition(attend(step, **options), step, **options)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("chunk", [1, 6, 16])
-@pytest.mark.parametrize("sliding_window", [-1, 7])
-def test_chunked_local_attention(chunk, sliding_window):
-    step = make_step(MIXED, head_dim=4, seed=chunk)
-    options = {"chunk": chunk, "sliding_window": sliding_window}
-    staged = staged_rows(step, list(range(len(step.drafts()))))
-    assert_close_to_definition(attend(step, poison_drafts(step), staged=staged, **options), step,
-                               **options)  # fmt: skip
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("feature", FEATURES)
-def test_sliding_window_and_no_causality_reach_the_written_out_formula(feature):
-    step = make_step(MIXED, heads=6, head_dim=4, seed=11)
-    for causal in (True, False):
-        options = {**score_options(feature, 6), "causal": causal, "sliding_window": 9}
-        assert_close_to_definition(attend(step, **options), step, **options)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("feature", FEATURES)
-def test_bfloat16_against_the_definition(feature):
-    step = make_step(MIXED, heads=6, dtype=torch.bfloat16, seed=3)
-    options = score_options(feature, 6)
-    assert_close_to_definition(attend(step, **options), step, **options)
-
-
-@examples(50)
+@examples(80)
 @given(
     requests=REQUESTS,
     ratio=st.sampled_from([1, 3, 4, 7]),
     kv_heads=st.integers(1, 2),
     block_size=st.sampled_from([16, 32, 64]),
-    sliding_window=st.sampled_from([-1, 4]),
-    causal=st.booleans(),
+    seen=st.sampled_from(
+        [{}, {"sliding_window": 1}, {"sliding_window": 7}, {"chunk": 1}, {"chunk": 6},
+         {"sliding_window": 7, "chunk": 16}, {"causal": False},
+         {"causal": False, "sliding_window": 9}]
+    ),
     feature=st.sampled_from(FEATURES),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16]),
     seed=SEEDS,
-)
+)  # fmt: skip
+@example(MIXED, 3, 2, 16, {}, "plain", torch.float32, 1)
+@example(MIXED, 3, 2, 16, {"causal": False, "sliding_window": 9}, "all", torch.bfloat16, 2)
 def test_any_batch_staged_against_the_definition(
-    requests, ratio, kv_heads, block_size, sliding_window, causal, feature, seed
+    requests, ratio, kv_heads, block_size, seen, feature, dtype, seed
 ):
     heads = ratio * kv_heads
-    step = make_step(
-        requests, heads=heads, kv_heads=kv_heads, head_dim=4, block_size=block_size, seed=seed
-    )
-    options = {**score_options(feature, heads), "causal": causal, "sliding_window": sliding_window}
+    shape = {"heads": heads, "kv_heads": kv_heads, "head_dim": 4, "block_size": block_size}
+    step = make_step(requests, dtype=dtype, seed=seed, **shape)
+    options = {**score_options(feature, heads), **seen}
     staged = staged_rows(step, list(range(len(step.drafts()))))
     output = attend(step, poison_drafts(step), staged=staged, **options)
     assert_close_to_definition(output, step, **options)

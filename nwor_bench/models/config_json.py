@@ -10,7 +10,7 @@ from nwor_bench.models.attention_config import (
     read_value_dim,
 )
 from nwor_bench.models.config_reader import MODEL_BITS, Config, ConfigReader
-from nwor_bench.models.layer_kinds import Kind, slides
+from nwor_bench.models.layer_kinds import Kind, kinds_of
 from nwor_bench.models.recurrent_config import read_state, recurrent_kinds
 from nwor_bench.models.shape import Experts, Layer, ModelShape
 
@@ -167,32 +167,21 @@ class _ShapeReader(ConfigReader):
 
     def windows(self, count: int) -> list[int | None]:
         """Each layer's sliding window; None for full attention."""
-        kinds = self.entries("layer_types", str)
-        marks = self.entries("hybrid_layer_pattern", int)  # MiMo V2
-        if marks is not None:
-            kinds = ["sliding_attention" if mark else "full_attention" for mark in marks]
-        if kinds is not None:
-            return self.listed_windows(kinds, count)
-        window = self.whole("sliding_window") or None
-        return [window if self.slides(place) else None for place in range(count)]
-
-    def listed_windows(self, kinds: list[str], count: int) -> list[int | None]:
-        """Sliding windows for configs with `layer_types`."""
-        strange = sorted({*kinds} - {"full_attention", "sliding_attention"})
-        if strange or len(kinds) != count:
-            raise self.refusal(
-                f'its "layer_types" lists {strange[0] if strange else len(kinds)}; only {count} '
-                "layers of full_attention or sliding_attention are covered"
-            )
-        window = self.number("sliding_window") if "sliding_attention" in kinds else None
-        return [window if kind == "sliding_attention" else None for kind in kinds]
-
-    def slides(self, place: int) -> bool:
-        """True if layer `place` slides, for configs without `layer_types`."""
+        listed = self.entries("layer_types", str) or []
+        self.entries("hybrid_layer_pattern", int)  # MiMo V2
         try:
-            return slides(self.config, place)
+            kinds = kinds_of(self.config)
         except ValueError as entry:
             raise self.refusal(f"its {entry}; write a whole number, 1 or more") from None
+        strange = {*listed} - {"full_attention", "sliding_attention"}
+        strange |= {*kinds} - {Kind.FULL, Kind.CHUNKED, Kind.SLIDING}
+        if strange or len(kinds) != count:
+            raise self.refusal(
+                f"it has {min(strange) if strange else len(kinds)} layers; only {count} layers of "
+                "full_attention or sliding_attention are covered"
+            )
+        window = self.number("sliding_window") if Kind.SLIDING in kinds else None
+        return [window if kind is Kind.SLIDING else None for kind in kinds]
 
 
 def _group_bits(quantised: Config) -> object:

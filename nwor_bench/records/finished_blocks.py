@@ -87,8 +87,16 @@ def cut_blocks(
 
 def block_of(batch: BatchRecord) -> BlockKey:
     """The block that a batch belongs to; the gate's interleaved batches are part of the gate."""
-    gate = batch.phase == Phase.INTERLEAVED_GATE
-    return (Phase.GATE if gate else batch.phase, batch.block)
+    return _key(batch.phase, batch.block)
+
+
+def is_finished(event: Mapping[str, Any], finished: Collection[BlockKey]) -> bool:
+    """True if the event's batch belongs to a finished block."""
+    return _key(event["phase"], event["block"]) in finished
+
+
+def _key(phase: Phase, block: int) -> BlockKey:
+    return (Phase.GATE if phase == Phase.INTERLEAVED_GATE else phase, block)
 
 
 def block_name(block: BlockKey) -> str:

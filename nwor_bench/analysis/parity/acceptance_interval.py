@@ -14,7 +14,7 @@ The plain interval is off in two ways:
   with the cell's earlier batches.
 """
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from math import sqrt
@@ -82,9 +82,9 @@ class AcceptanceCheck:
 
     def __init__(self) -> None:
         self._before: dict[Cell, Acceptance] = {}
-        self._prompts: dict[Cell, set[tuple[int, ...]]] = {}
+        self._prompts: dict[Cell, set[Hashable]] = {}
 
-    def add(self, cell: Cell, batch: Acceptance, prompts: Sequence[tuple[int, ...]]) -> str | None:
+    def add(self, cell: Cell, batch: Acceptance, prompts: Sequence[Hashable]) -> str | None:
         """Where acceptance leaves its interval, in words; None if nowhere."""
         seen = self._prompts.setdefault(cell, set())
         outside = acceptance_outside(batch)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from nwor_bench.analysis.parity.acceptance_interval import AcceptanceCheck, acceptance_of
+from nwor_bench.analysis.parity.acceptance_interval import acceptance_of
 from nwor_bench.analysis.parity.batches import (
     ACCEPTANCE_ONLY,
     EXACT,
@@ -22,9 +22,16 @@ from nwor_bench.analysis.parity.batches import (
 )
 from nwor_bench.analysis.parity.differences import check_tokens
 from nwor_bench.analysis.parity.events import TIES_EVENT, event_key, ties_event, ties_facts
-from nwor_bench.analysis.parity.ties import together_outside
+from nwor_bench.analysis.parity.sums import (
+    SUMS_EVENT,
+    ParitySums,
+    batch_sums,
+    read_sums,
+    sums_event,
+)
 from nwor_bench.records.cell import INTERLEAVED
 from nwor_bench.records.engine_status import EngineStatus
+from nwor_bench.records.finished_blocks import is_finished
 from nwor_bench.records.header import ParityFacts
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import BatchRecord, Cell
@@ -83,12 +90,12 @@ class ParityGate:
         self._ties = ties
         self._ignore_eos = ignore_eos
         self._on_event = on_event
-        self._acceptance = AcceptanceCheck()
-        self._multiples: dict[Cell, dict[tuple[tuple[int, ...], int, int], float]] = {}
+        self._sums = ParitySums()
         self._checked: dict[tuple[Any, ...], dict[str, Any]] = {}
 
     def restore(self, run: RunData) -> None:
-        """Restore the broken cells from a run's records, interrupted blocks included."""
+        """Restore the broken cells from a run's records, interrupted blocks included, and the sums
+        of its finished blocks: the others run again."""
         for batch in (*run.batches, *run.superseded):
             if batch.parity == INVALID:
                 self.broken[batch.cell] = batch.first_mismatch or "its output differs"
@@ -97,6 +104,8 @@ class ParityGate:
                 self.broken.setdefault(Cell.from_names(event), event["reason"])
             elif event.get("event") == TIES_EVENT:
                 self._checked[event_key(event)] = event
+            elif event.get("event") == SUMS_EVENT and is_finished(event, run.finished):
+                self._sums.add(Cell.from_names(event), read_sums(event))
 
     def check(self, cell: Cell, answer: Answer, reference: Answer | None, block: Block) -> Answer:
         """The answer with the parity of a gate batch; `reference` is None for off x off itself."""
@@ -193,17 +202,10 @@ class ParityGate:
             self._on_event(event)
         if checked.comparison.parity == INVALID:
             return checked.comparison
-        # Blocks may share prompts, and equal prompts have equal ties: each counts once.
-        ties = self._multiples.setdefault(cell, {})
-        for verdict in checked.verdicts:
-            place = verdict.place
-            key = (prompts[place.request], place.position, place.token)
-            ties.setdefault(key, verdict.multiple)
-        far = together_outside(len(ties), sum(multiple**2 for multiple in ties.values()))
-        if far is not None:
-            return Comparison(INVALID, far)
         counts = acceptance_of(answer.record, reference.record, checked.diverged, checked.tokens)
-        outside = self._acceptance.add(cell, counts, prompts)
+        batch = batch_sums(prompts, checked.verdicts, counts)
+        self._on_event(sums_event(cell, answer.record, batch))
+        outside = self._sums.add(cell, batch)
         return Comparison(INVALID, outside) if outside else checked.comparison
 
 

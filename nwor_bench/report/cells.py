@@ -139,7 +139,7 @@ def _marks(cells: Sequence[CellResult]) -> list[Mark]:
 
 
 def _range(cells: Sequence[CellResult], reach: float) -> tuple[float, float]:
-    """The axis holds every interval, the margin and the noise band, and a little room."""
+    """Wide enough for every interval, the margin and the noise band, with a little room."""
     values = [1 - reach, 1 + reach]
     for cell in cells:
         ends = (cell.ratio_to_off, cell.ratio_ci_low, cell.ratio_ci_high)
@@ -163,7 +163,7 @@ def _caption(time: str, margin: float, floor: float | None) -> str:
 
 
 def acceptance_section(cells: Sequence[CellResult]) -> Section:
-    """Accepted drafts by position: a figure and a table; the table alone without positions."""
+    """Accepted drafts by position: a figure and a table; without positions only the table."""
     positions = max((len(cell.acceptance_per_position) for cell in cells), default=0)
     rows = []
     for cell in cells:

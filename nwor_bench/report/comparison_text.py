@@ -135,7 +135,7 @@ def _least_change(comparison: Comparison) -> str:
         return f"A change counts above {_fraction(threshold)} (--threshold)."
     return (
         f"A change counts above {_fraction(floor)}, the noise floor: the change of the A/A arm, "
-        f"which is chance alone (--threshold is {_fraction(threshold)})."
+        f"which is chance (--threshold is {_fraction(threshold)})."
     )
 
 

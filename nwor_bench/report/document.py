@@ -16,7 +16,7 @@ class Headline:
     """The one sentence that every reader must see, with a badge.
 
     `kind` names the badge's colour: a verdict in lower case, or "none". Without a badge the
-    sentence stands alone.
+    only the sentence is shown.
     """
 
     badge: str
@@ -83,7 +83,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure; media without figures leave it out, since tables hold its numbers.
+    """A figure; media without figures leave it out, since tables have its numbers.
 
     Attributes:
         name: identifies it on the page: small letters and hyphens.

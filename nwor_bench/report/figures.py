@@ -22,7 +22,7 @@ COLOURS = ("text", "soft", "line", "head", "band", "same", "faster", "slower", "
 _STAND_INS = {name: f"#0f1e{place:02x}" for place, name in enumerate(COLOURS, 16)}
 
 TINTS = ("faster", "slower", "ineffective", "same", "invalid", "ambiguous")
-"""Colours of lines and bars that stand for nothing but themselves."""
+"""Colours of lines and bars without a meaning of their own."""
 
 VERDICT_MARKS = {"FASTER": "<", "SLOWER": ">", "SAME": "o", "AMBIGUOUS": "D"}
 """matplotlib's marker of each verdict: readable without its colour."""
@@ -70,7 +70,7 @@ def draw_svg(figure: Figure) -> str:
 
 
 def canvas_of(figure: Figure) -> "Canvas":
-    """The drawn figure, as matplotlib holds it."""
+    """The drawn figure as a matplotlib object."""
     import matplotlib as mpl
     from matplotlib.figure import Figure as Canvas
 

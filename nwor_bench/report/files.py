@@ -90,7 +90,7 @@ def to_csv(
 
 
 def batches_csv(batches: Sequence[BatchRecord]) -> str:
-    """All batches; percentiles of a batch's request times stand in the last columns."""
+    """All batches; percentiles of a batch's request times are the last columns."""
     frame = _csv(BatchRecord, batches).drop(columns="request_times")
     times = [request_percentiles([batch]) for batch in batches]
     for name in PERCENTILES:
@@ -101,7 +101,7 @@ def batches_csv(batches: Sequence[BatchRecord]) -> str:
 def _csv(record_type: type, records: Sequence[Any]) -> pd.DataFrame:
     names = columns(record_type)
     rows = [[_field(getattr(record, name)) for name in names] for record in records]
-    # dtype=object keeps a column of whole numbers whole where one of them is missing.
+    # dtype=object keeps whole numbers whole if one of the column is missing.
     return pd.DataFrame(rows, columns=names, dtype=object)
 
 

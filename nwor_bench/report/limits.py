@@ -1,4 +1,4 @@
-"""What weakens a run's numbers and what they do not show, and what its words mean."""
+"""Findings and limits of a run's numbers, and the glossary."""
 
 from collections.abc import Iterator, Sequence
 

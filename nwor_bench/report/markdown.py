@@ -19,14 +19,14 @@ from nwor_bench.report.document import (
     Table,
 )
 
-# Brackets only where they could make a link, underscores only where they could stress a word:
+# Brackets only if they could make a link, underscores only if they could emphasise a word:
 # numbers and names stay legible in the raw text.
 _SPECIAL = re.compile(r"([\\`*<>|~$]|\](?=[\[(:])|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9]))")
 
 VARIABLE = "GITHUB_STEP_SUMMARY"
 FLAG = "--github-summary"
 LIMIT_BYTES = 1024 * 1024
-"""What GitHub shows of a step's summary; a longer one is refused whole."""
+"""What GitHub shows of a step's summary; it refuses a longer one."""
 
 _CUT = "\n\n(Cut here: a step's summary holds 1 MiB. The report's file has the rest.)\n"
 
@@ -114,7 +114,7 @@ def github_summary_file() -> Path:
 
 
 def append_github_summary(markdown: str) -> None:
-    """Add a report to the step's summary, cut at a line's end where it would be too long.
+    """Add a report to the step's summary, cut at a line's end if it would be too long.
 
     Raises ConfigError if GITHUB_STEP_SUMMARY is not set or its file cannot be written.
     """

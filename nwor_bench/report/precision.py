@@ -258,8 +258,8 @@ def _window_figure(differences: dict[Cell, Times]) -> Figure:
     return Figure(
         name="window-times",
         caption=(
-            "How much longer each window took than the same window of off x off: wider where "
-            "windows are more frequent, with the quartiles and the median. Left of 0 is faster. "
+            "How much longer each window took than the same window of off x off: wider at "
+            "more frequent times, with the quartiles and the median. Left of 0 is faster. "
             f"The {100 * _TAIL:g} % at each end are not drawn."
         ),
         alternative=f"Distribution of window times less those of off x off. {medians}.",

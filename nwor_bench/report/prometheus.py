@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
 
 LOCALHOST = "127.0.0.1"
-"""Where metrics are served if no other address is named: for this machine alone."""
+"""The default address of the metrics: only this machine can read them."""
 
 OnBatch = Callable[[BatchRecord, Iterable[WindowRecord]], None]
 
@@ -48,7 +48,7 @@ class SweepMetrics:
         """Count a batch's windows, and write the textfile anew."""
         from nwor_bench.records.metrics import labels_of
 
-        # What a sweep drains is rank 0's; the other ranks' counts are the same.
+        # A sweep drains rank 0; the other ranks' counts are the same.
         labels = labels_of(batch.pair, batch.nwor_mode, batch.scv_mode, rank=0)
         self._windows.begin(labels)
         for window in windows:
@@ -88,15 +88,15 @@ def sweep_metrics(
     address: str | None = None,
     dry_run: bool = False,
 ) -> Iterator[OnBatch | None]:
-    """Serve and write metrics for as long as the block runs; None where neither is asked for.
+    """Serve and write metrics while the block runs; yields None if neither is asked for.
 
     A dry run has none: the textfile there is another run's, and the port may be in use by it.
 
     Args:
         port: serve http://localhost:PORT/metrics; 0 picks a free port.
         textfile: for the textfile collector of Prometheus' node exporter.
-        say: is told where the metrics are.
-        address: listen there instead of on this machine alone (LOCALHOST).
+        say: is called with the metrics' address.
+        address: listen there instead of at LOCALHOST.
 
     Raises:
         ConfigError: the port is taken or not allowed, the address is none of this machine's, or

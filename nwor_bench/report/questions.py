@@ -38,8 +38,8 @@ def questions(run: RunData, cells: Sequence[CellResult]) -> Definitions:
         "Is the output the same?": (same_output(cells), local_sentence(run), kv_sentence(run)),
         "What next?": _next(run, found, cells),
     }
-    told = {question: " ".join(filter(None, texts)) for question, texts in entries.items()}
-    return Definitions(tuple((question, text) for question, text in told.items() if text))
+    answers = {question: " ".join(filter(None, texts)) for question, texts in entries.items()}
+    return Definitions(tuple((question, text) for question, text in answers.items() if text))
 
 
 def same_output(cells: Sequence[CellResult]) -> str:
@@ -108,7 +108,7 @@ def _noise(cells: Sequence[CellResult]) -> Iterator[str]:
     )
     arm = next(cell for cell in cells if cell.arm == AA)
     if arm.verdict in (Verdict.FASTER, Verdict.SLOWER):
-        yield f"Noise alone was called {arm.verdict}, so be careful: measure once more."
+        yield f"But that difference was {arm.verdict}, so be careful: measure once more."
 
 
 def _next(run: RunData, found: Answer, cells: Sequence[CellResult]) -> Iterator[str]:

@@ -76,7 +76,7 @@ def title(header: RunHeader) -> str:
 
 
 def warnings(run: RunData) -> list[str]:
-    """What is wrong with the run as a whole; empty for a complete one."""
+    """Problems of the run as a whole; empty for a complete one."""
     status = run.header.status
     found = list(run.warnings)
     if status != RunStatus.COMPLETE:
@@ -106,7 +106,7 @@ def _lead(run: RunData, cells: Sequence[CellResult]) -> list[Block]:
 
 
 def _this_run(run: RunData) -> Section:
-    """What ran in a sentence, then every setting and the environment."""
+    """The run in a sentence, then every setting and the environment."""
     header = run.header
     scenario, pair = header.scenario or {}, header.pair or PairFacts()
     engine, environment = header.engine or EngineStatus(), header.environment or Environment()
@@ -131,7 +131,7 @@ def _this_run(run: RunData) -> Section:
         "environment": to_json(header.environment),
     }
     rows = [(part, *row) for part, values in parts.items() for row in settings(values)]
-    caption = "What was asked for, what the engine made of it, and the machine"
+    caption = "Options, the engine's settings, and the machine"
     body = table(["Part", "Setting", "Value"], rows, numbers_from=3, caption=caption)
     sentence = [Paragraph(f"{known[0].upper()}{known[1:]}.")] if known else []
     return Section("This run", (Paragraph(BACKGROUND), *sentence, body), folded=True)

@@ -96,7 +96,7 @@ def is_known(found: Support) -> bool:
 def _unknown(found: Support) -> str:
     named = found.model.architecture
     missing = f"has no {named} that generates text" if named else "needs an architecture"
-    return f"That holds if vLLM runs the model: 0.32 {missing}."
+    return f"That is true only if vLLM runs the model: 0.32 {missing}."
 
 
 def _of_drafts(found: Support) -> str:
@@ -165,7 +165,7 @@ def _by_itself(group: LayerGroup) -> str:
 def support_notes(found: Support) -> list[str]:
     """Assumptions of the prediction."""
     notes = [
-        "Predicted from the config.json alone, for vLLM 0.32 and its own choices; the plugin "
+        "Predicted only from the config.json, for vLLM 0.32 and its own choices; the plugin "
         "decides in the engine, and a run's report has its reason. With KV transfer "
         f"({KV_TRANSFER}) or VLLM_BATCH_INVARIANT=1 ({BATCH_INVARIANT}) it stages nothing.",
         "eagle, eagle3, dflash, dspark, medusa and draft_model need a drafter made for this model.",

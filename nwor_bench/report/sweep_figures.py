@@ -70,7 +70,7 @@ def _ratio_figure(runs: Sequence[SweptRun], variable: Variable) -> Figure:
         for place, axes in enumerate(panels(canvas, cells, columns, shared=True)):
             line_at_one(axes)
             for line, (name, own) in enumerate(series.items()):
-                # Lines stand a little apart where their values are equal.
+                # Lines with equal values are drawn a little apart.
                 shift = 0.08 * (line - (len(series) - 1) / 2)
                 points = _points(own, cells[place], variable, places, shift)
                 _draw_line(axes, points, name if 1 < len(series) <= _NAMED else "")

@@ -1,6 +1,6 @@
 """A report document on the terminal, by rich. No line is wider than the console.
 
-Words fold where the console is narrow. Numbers are never cut: a table that does not fit is
+Words fold on a narrow console. Numbers are never cut: a table that does not fit is
 printed in parts, each with the first column.
 """
 

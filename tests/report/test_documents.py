@@ -151,21 +151,11 @@ def test_on_a_cpu_the_reader_is_told_twice_what_the_times_measure(run):
     assert "Measured on a CPU" in lead
 
 
-def test_on_a_gpu_the_cpu_is_not_mentioned():
-    gpu = make_run(device="cuda", blocks=3)
-    assert "harness, never NWOR" not in markdown(gpu)
-    assert "cannot be captured" not in markdown(gpu)
-
-
 def test_markdown_tables_are_whole(run):
     """Every line of a table has as many columns as its first."""
     for block in re.findall(r"(?:^\|.*\n)+", markdown(run), re.MULTILINE):
         counts = {len(re.findall(r"(?<!\\)\|", line)) for line in block.splitlines()}
         assert len(counts) == 1, block
-
-
-def test_the_exact_command_is_shown(run):
-    assert "```\nnwor-bench sweep --scenario short --pair toy\n```" in markdown(run)
 
 
 def test_fallbacks_stand_with_their_reasons_and_numbers(run):
@@ -261,11 +251,6 @@ def test_the_page_is_sound_and_loads_nothing(shown):
     assert "prefers-color-scheme: dark" in shown
     assert 'name="viewport"' in shown
     assert found.tags.count("figure") == 4  # no timeline: the run was not probed
-
-
-def test_a_page_without_figures_has_no_script():
-    text = render_html(Document("t", (Paragraph("p"),), ()))
-    assert "<script" not in text
 
 
 def test_tables_and_headings_can_be_found_without_eyes(shown):

@@ -288,20 +288,6 @@ def test_neither_flag_makes_nothing(tmp_path: Path) -> None:
         assert done is None
 
 
-@pytest.mark.slow
-def test_a_textfile_is_whole_at_any_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The file is replaced, never written in place: who has it open reads the old one."""
-    textfile = tmp_path / "m.prom"
-    with sweep_metrics(None, textfile, print) as done:
-        assert done is not None
-        runner = Runner(tmp_path / "run", FakeEngine())
-        runner.sweep._on_batch = done
-        with textfile.open() as before:
-            runner.run()
-            assert before.read() == ""
-        assert parse(textfile.read_text())
-
-
 def test_a_port_in_use_is_refused_before_anything_starts(
     own_surroundings: None, command_line: Run, engine: FakeEngine
 ) -> None:

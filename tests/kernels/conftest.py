@@ -2,7 +2,6 @@
 
 import ctypes
 import importlib.util
-import os
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -11,10 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from driver_stand_in import DEVICE, STREAM, Record
-
-# Triton decides when a kernel is defined whether it is compiled or interpreted, so one process
-# tests either; test_triton_interpreter.py starts the process that interprets.
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+from kernel_inputs import INTERPRETED
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -1,5 +1,7 @@
 """Random tensors for the kernel tests, laid out in memory as engines do and poisoned with NaN."""
 
+import os
+
 import torch
 from hypothesis import strategies as st
 from torch import Tensor
@@ -7,6 +9,10 @@ from torch import Tensor
 SEEDS = st.integers(0, 2**32 - 1)
 
 FLOAT_DTYPES = st.sampled_from([torch.float32, torch.float64, torch.bfloat16, torch.float16])
+
+# Triton decides when a kernel is defined whether it is compiled or interpreted, so one process
+# tests either; test_triton_interpreter.py starts the process that interprets.
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
 E4M3_NAN = 0x7F
 

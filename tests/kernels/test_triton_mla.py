@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 from attention_cases import Request
-from conftest import INTERPRETED
+from kernel_inputs import INTERPRETED
 from mla_cases import attend_slowly, check, limits, make_mla_step, quantise, run
 
 pytest.importorskip("triton")

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 import torch
 from attention_cases import Request
-from conftest import INTERPRETED
-from kernel_inputs import generator
+from kernel_inputs import INTERPRETED, generator
 from mla_cases import MlaStep, check, limits, make_mla_step, run
 from test_triton_mla import TOLERANCE
 

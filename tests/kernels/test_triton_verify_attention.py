@@ -21,7 +21,7 @@ from attention_cases import (
     quantised_step,
     stage_step,
 )
-from conftest import INTERPRETED
+from kernel_inputs import INTERPRETED
 from torch import Tensor
 
 pytest.importorskip("triton")

@@ -114,7 +114,7 @@ AA_CELL = Cell("tiny", NworMode.OFF, ScvMode.OFF, AA)
 TURN_CELLS = (
     *(Cell("tiny", NworMode(nwor), ScvMode(scv)) for nwor, scv in TURN_MODES), AA_CELL,
 )  # fmt: skip
-"""Cells that take turns in tests of interleaved batches."""
+"""Cells that are interleaved in tests of interleaved batches."""
 
 
 def run_in_turns(
@@ -124,7 +124,7 @@ def run_in_turns(
     seed: str = "a",
     cells: tuple[Cell, ...] = TURN_CELLS,
 ) -> tuple[BatchOutput, dict[Cell, list[dict[str, Any]]], dict[Cell, dict[str, Any]]]:
-    """One batch in which cells take turns; its windows and SCV counters by cell."""
+    """One batch in which cells are interleaved; its windows and SCV counters by cell."""
     engine.interleave(WindowOrder(cells, compared_pairs(cells), seed))
     try:
         output = engine.generate(prompts, Sampling(max_new_tokens, 0.0, 1.0, 7, True))

@@ -1,4 +1,4 @@
-"""What tests of a server in which off and stage take turns do, on a CPU and on a GPU alike."""
+"""What tests of a server in which off and stage are interleaved do, on a CPU and on a GPU alike."""
 
 import asyncio
 import json
@@ -28,14 +28,14 @@ ENOUGH = 10
 
 
 IN_TURN = {"nwor_mode": "interleave", "extension": "planted_live.PlantedWorker"}
-"""The modes take turns, and the worker can go wrong."""
+"""The modes are interleaved, and the worker can go wrong."""
 
 FINDS_WORKER = {"PYTHONPATH": f"{environment()['PYTHONPATH']}:{HERE}"}
 
 
 @contextmanager
 def stock_and_turns(folder: Path, *flags: str, **extra: str) -> Iterator[Servers]:
-    """One server as vLLM ships it, one whose modes take turns."""
+    """One server as vLLM ships it, one whose modes are interleaved."""
     extra = FINDS_WORKER | extra
     with stock_and_staged(folder, *flags, **IN_TURN, draft_model=True, **extra) as started:
         yield started

@@ -74,7 +74,7 @@ def run_gate(
     """Run `BlockRunner.gate` on these prompts (token ids) with a store in `folder`.
 
     Args:
-        interleaved: the gate of a run whose cells take turns.
+        interleaved: the gate of a run whose cells are interleaved.
         rule: a GPU's rule on a CPU: by this one, and with the K/V gate's tolerances.
         sweep: further keyword arguments of `BlockRunner`.
     """

@@ -1,4 +1,4 @@
-"""`vllm serve` on a GPU in which off and stage take turns: answers, ratio, a refused commit."""
+"""`vllm serve` on a GPU in which off and stage are interleaved: answers, ratio, refusals."""
 
 from collections.abc import Iterator
 from importlib.metadata import entry_points
@@ -22,7 +22,7 @@ def installed() -> None:
 
 @pytest.fixture(scope="module")
 def servers(installed: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
-    """One server as vLLM ships it, one in which the modes take turns."""
+    """One server as vLLM ships it, one in which the modes are interleaved."""
     with stock_and_turns(tmp_path_factory.mktemp("live"), *SHARED_GPU, **EXACT) as started:
         yield started
 

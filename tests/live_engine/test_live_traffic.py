@@ -1,4 +1,4 @@
-"""`vllm serve` that stages, always or in turn with off: the stock answers, the ratio, the guards.
+"""`vllm serve` that stages, always or interleaved with off: stock answers, ratio and guards.
 
 The servers are vLLM's own processes. One that always stages is in test-all: in turns half of the
 windows are staged, and half of a load's requests are cancelled too.
@@ -42,7 +42,7 @@ def staging_servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server
 
 @pytest.fixture(scope="module")
 def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
-    """One server as vLLM ships it, one in which the modes take turns."""
+    """One server as vLLM ships it, one in which the modes are interleaved."""
     with stock_and_turns(tmp_path_factory.mktemp("live")) as started:
         yield started
 

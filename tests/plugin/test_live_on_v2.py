@@ -20,7 +20,7 @@ REQUESTS = ["a-1", "b-2"]
 
 
 class Started:
-    """A hook whose windows take turns, and the windows that it recorded."""
+    """A hook whose windows are interleaved, and the windows that it recorded."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, vote: RankVote | None = None) -> None:
         self.hook: Any = make_hook(monkeypatch, vote)

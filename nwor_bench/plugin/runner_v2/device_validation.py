@@ -237,7 +237,6 @@ class DeviceValidator:
         if known is not None:
             return known
 
-        # Not through the operator, whose dispatch takes the host longer than the launch.
         launch = bind_mask(self._mask, self._num_accepted, drafts)
         self._mask_launches[drafts] = launch
         return launch

@@ -17,7 +17,7 @@ from nwor_bench.report.document import (
     Table,
     table,
 )
-from nwor_bench.report.sweep_figures import ratio_figures, tradeoff_blocks
+from nwor_bench.report.sweep_figures import ratio_figures, tradeoff_figure
 from nwor_bench.report.swept_run import SweptRun, label_of_run, labels, varying
 from nwor_bench.report.text import (
     NOT_MEASURED,
@@ -47,11 +47,10 @@ def sweep_document(name: str, runs: Sequence[SweptRun]) -> Document:
         figures = ratio_figures(measured)
         if figures:
             sections.append(Section("What the ratio depends on", tuple(figures)))
-        tradeoff = tradeoff_blocks(measured)
+        tradeoff = tradeoff_figure(measured)
         if tradeoff:
-            sections.append(Section("Latency and throughput", tuple(tradeoff)))
+            sections.append(Section("Latency and throughput", (tradeoff,)))
         sections.append(_times(measured))
-    sections.append(_in_words(runs))
     return Document(f"nwor-bench sweep: {name}", tuple(lead), tuple(sections))
 
 
@@ -163,13 +162,3 @@ def _times(runs: Sequence[SweptRun]) -> Section:
              "ITL p50 ms", "Output tokens/s", "Accepted"]  # fmt: skip
     body = table(heads, rows, numbers_from=4, caption="Times of each run and cell")
     return Section("Times", (body,), folded=True)
-
-
-def _in_words(runs: Sequence[SweptRun]) -> Section:
-    rows = [
-        [f"{run.number}: {label_of_run(run, ())}",
-         run.answer.sentence if run.answer else run.error or NOT_MEASURED]
-        for run in runs
-    ]  # fmt: skip
-    body = table(["Run", "In words"], rows, numbers_from=2, caption="Each run's answer")
-    return Section("Runs", (body,), folded=True)

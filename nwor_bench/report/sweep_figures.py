@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from nwor_bench.records.types import CellResult, NworMode
-from nwor_bench.report.document import Block, Figure, Table, table
+from nwor_bench.report.document import Figure
 from nwor_bench.report.figures import VERDICT_MARKS, colour, legend, line_at_one, numbers, panels
 from nwor_bench.report.swept_run import SweptRun, label_of_run, labels, varying
-from nwor_bench.report.text import decimal, joined, ratio
+from nwor_bench.report.text import joined, ratio
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -161,18 +161,17 @@ _KINDS = {
 """Mark and colour of each kind of cell."""
 
 
-def tradeoff_blocks(runs: Sequence[SweptRun]) -> list[Block]:
-    """A figure with a panel for each pair and scenario, and its table; nothing for one run."""
+def tradeoff_figure(runs: Sequence[SweptRun]) -> Figure | None:
+    """Latency against throughput, a panel for each pair and scenario; None for one run."""
     points = _tradeoffs(runs)
     if len({run.number for *_, run, _ in points}) < 2:
-        return []
+        return None
     groups: dict[str, list[Point]] = {}
     for point in points:
         place = point[2].place
         groups.setdefault(f"{place.get('pair')}, {place.get('scenario')}", []).append(point)
-    fronts = {name: front(own) for name, own in groups.items()}
-    shown = dict(list(groups.items())[:MOST_PANELS])
-    return [_tradeoff_figure(shown, fronts, _latency_name(runs)), _table(runs, groups, fronts)]
+    name = "TPOT p50, ms" if _latency(runs) == "tpot_ms_p50" else "window, ms"
+    return _tradeoff_figure(dict(list(groups.items())[:MOST_PANELS]), name)
 
 
 def front(points: Sequence[Point]) -> list[Point]:
@@ -202,14 +201,9 @@ def _latency(runs: Sequence[SweptRun]) -> str:
     return "tpot_ms_p50" if known else "window_ms_mean"
 
 
-def _latency_name(runs: Sequence[SweptRun]) -> str:
-    return "TPOT p50, ms" if _latency(runs) == "tpot_ms_p50" else "window, ms"
-
-
-def _tradeoff_figure(
-    groups: dict[str, list[Point]], fronts: dict[str, list[Point]], latency: str
-) -> Figure:
+def _tradeoff_figure(groups: dict[str, list[Point]], latency: str) -> Figure:
     columns = min(2, len(groups))
+    fronts = {name: front(own) for name, own in groups.items()}
 
     def draw(canvas: "Canvas") -> None:
         found = panels(canvas, list(groups), columns, shared=False)
@@ -249,20 +243,3 @@ def _kind(cell: CellResult) -> str:
     if cell.nwor_mode != NworMode.OFF:
         return str(cell.nwor_mode)
     return "off x off" if cell.cell.is_baseline else "off with SCV"
-
-
-def _table(
-    runs: Sequence[SweptRun], groups: dict[str, list[Point]], fronts: dict[str, list[Point]]
-) -> Table:
-    axes = varying(runs)
-    best = {id(point) for own in fronts.values() for point in own}
-    rows = [
-        [str(run.number), label_of_run(run, axes), cell.label, decimal(tokens), decimal(ms, 2),
-         "yes" if id(point) in best else ""]
-        for own in groups.values()
-        for point in own
-        for tokens, ms, run, cell in [point]
-    ]  # fmt: skip
-    heads = ["Run", "Of", "Cell", "Output tokens/s", _latency_name(runs), "Not beaten in both"]
-    caption = "Latency and throughput of each run and cell"
-    return table(heads, rows, numbers_from=3, caption=caption)

@@ -71,11 +71,11 @@ def _print(console: Console, blocks: Sequence[Block]) -> None:
 def _rendered(block: Block, width: int) -> RenderableType:
     match block:
         case Headline():
-            return _glued(block.line, "bold")
+            return Text(block.line, "bold")
         case Paragraph(text, strong):
-            return _glued(text, "bold" if strong else "")
+            return Text(text, "bold" if strong else "")
         case Callout(title, text):
-            return _glued(f"{title}: {text}", "yellow")
+            return Text(f"{title}: {text}", "yellow")
         case Bullets(items):
             return Group(*map(_bullet, items))
         case Definitions(entries):
@@ -88,22 +88,17 @@ def _rendered(block: Block, width: int) -> RenderableType:
             return ""
 
 
-def _glued(text: str, style: str = "") -> Text:
-    """Text in which a number and its per-cent sign stay on one line."""
-    return Text(text.replace(" %", f"{_NBSP}%"), style=style)
-
-
 def _bullet(text: str, term: str = "") -> Grid:
     style = next((style for mark, style in _MARKS.items() if text.startswith(mark)), "")
     grid = Grid.grid(padding=(0, 1, 0, 0))
     start = Text(f"{term} ", style="bold") if term else Text()
-    grid.add_row("-", start.append_text(_glued(text, style)))
+    grid.add_row("-", start.append_text(Text(text, style)))
     return grid
 
 
 def _tables(table: Table, width: int) -> Iterator[RenderableType]:
     if table.caption:
-        yield _glued(f"{table.caption}:", "dim")
+        yield Text(f"{table.caption}:", "dim")
     if not table.rows:
         yield "Nothing was recorded."
         return

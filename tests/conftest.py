@@ -133,9 +133,9 @@ def installed_version() -> Callable[[str], str | None]:
 @pytest.fixture(scope="session")
 def cpu_speed() -> Callable[[], Any]:
     """The speed of this machine's processor, tried once: a tenth of a second for each plan."""
-    from nwor_bench.run import estimate
+    from nwor_bench.run import dry_run
 
-    return cache(estimate._try_cpu)
+    return cache(dry_run._try_cpu)
 
 
 @pytest.fixture
@@ -165,7 +165,7 @@ def own_surroundings(
     """
     from nwor_bench.analysis import statistics
     from nwor_bench.instruments import environment
-    from nwor_bench.run import estimate, prepare
+    from nwor_bench.run import dry_run, prepare
 
     def check(pair: Any, real: Callable[[Any], None] = prepare.check_model_configs) -> None:
         if not pair.name.startswith("tiny"):
@@ -179,7 +179,7 @@ def own_surroundings(
     monkeypatch.setattr(statistics, "_RESAMPLES", 199)  # no test here looks at the bootstrap
     monkeypatch.setattr(environment, "_git", lambda source: checkout_facts)
     monkeypatch.setattr(environment, "_version", installed_version)
-    monkeypatch.setattr(estimate, "_try_cpu", cpu_speed)
+    monkeypatch.setattr(dry_run, "_try_cpu", cpu_speed)
     monkeypatch.setenv("NWOR_BENCH_CACHE", str(pair_cache))
     monkeypatch.setenv("NWOR_BENCH_PRELOADED", "1")
     monkeypatch.setenv("COLUMNS", "80")

@@ -7,9 +7,8 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from nwor_bench.engine.kv_cache import Pair, Span
-from nwor_bench.engine.protocol import BatchOutput, GreedyOutput, Sampling
-from nwor_bench.engine.vllm_counters import VllmCounters
+from nwor_bench.engine.protocol import BatchOutput, GreedyOutput, Pair, Sampling, Span
+from nwor_bench.engine.readings import VllmCounters
 from nwor_bench.models.pairs import ResolvedPair
 from nwor_bench.records.cell import INTERLEAVED
 from nwor_bench.records.engine_status import EngineStatus

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from nwor_bench.errors import ConfigError
-from nwor_bench.records.json_text import result_document
+from nwor_bench.records.files import result_document
 
 AsJson = Annotated[
     bool, typer.Option("--json", help="Print only the result, as JSON (docs/json.md).")

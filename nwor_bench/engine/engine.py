@@ -1,18 +1,20 @@
 """The persistent engine: one vLLM per pair, modes switched live."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from nwor_bench.engine.arguments import check_arguments, set_environment, start_llm
-from nwor_bench.engine.kv_cache import KvCache, VllmKvCache
-from nwor_bench.engine.log import log_to_file, stderr_to_file
-from nwor_bench.engine.protocol import BatchOutput, GreedyOutput, Sampling
-from nwor_bench.engine.ranks import common_status, disagreement
-from nwor_bench.engine.request_metrics import RequestMetrics
-from nwor_bench.engine.vllm_counters import read_counters
+from nwor_bench.engine.arguments import (
+    check_arguments,
+    log_to_file,
+    set_environment,
+    start_llm,
+    stderr_to_file,
+)
+from nwor_bench.engine.protocol import BatchOutput, GreedyOutput, KvCache, Pair, Sampling, Span
+from nwor_bench.engine.readings import RequestMetrics, common_status, disagreement, read_counters
 from nwor_bench.errors import EngineError
 from nwor_bench.instruments.versions import require_supported_vllm
 from nwor_bench.models.pairs import ResolvedPair
@@ -251,3 +253,66 @@ def _greedy_output(completion: Any) -> GreedyOutput:
         )
     top = tuple({token: float(entry.logprob) for token, entry in row.items()} for row in rows or ())
     return GreedyOutput(tuple(completion.token_ids), top)
+
+
+class VllmKvCache:
+    """The KV cache of a vLLM in this process.
+
+    Args:
+        llm: vLLM's `LLM`.
+        rpc_all: calls a worker method; the answer of every rank.
+    """
+
+    def __init__(self, llm: Any, rpc_all: Callable[..., list[Any]]):
+        self._llm = llm
+        self._rpc_all = rpc_all
+        self._requests: list[str] = []
+        self._watching = False
+
+    def close(self) -> None:
+        """Drop the reference to the engine, so that its memory can be released."""
+        self._llm = None
+
+    def before_batch(self) -> None:
+        """Forget the previous batch's blocks, if watching."""
+        if self._watching:
+            self._rpc_all("nwor_watch_blocks", True)
+
+    def last_batch(self, outputs: Sequence[Any]) -> None:
+        """Remember the ids of the requests that have just finished."""
+        self._requests = [output.request_id for output in outputs]
+
+    def watch(self, on: bool) -> None:
+        """See `KvCache`."""
+        self._watching = on
+        self._rpc_all("nwor_watch_blocks", on)
+
+    def prefill(self, sequences: Sequence[Sequence[int]], *, nudged: bool = False) -> None:
+        """See `KvCache`. Each sequence is a prompt with one token to be sampled."""
+        from vllm import SamplingParams
+
+        params = SamplingParams(max_tokens=1, temperature=0.0, detokenize=False)
+        inputs = [{"prompt_token_ids": list(sequence)} for sequence in sequences]
+        if not self._llm.reset_prefix_cache():
+            raise EngineError("vLLM could not reset its prefix cache before a prefill")
+        self.before_batch()
+        if nudged:
+            self._rpc_all("nwor_nudge_attention", True)
+        try:
+            self.last_batch(self._llm.generate(inputs, params, use_tqdm=False))
+        finally:
+            if nudged:
+                self._rpc_all("nwor_nudge_attention", False)
+
+    def keep(self, name: str, spans: Sequence[Span]) -> str | None:
+        """See `KvCache`."""
+        kept = self._rpc_all("nwor_keep_kv", name, self._requests, [list(span) for span in spans])
+        return next((rank["unreadable"] for rank in kept if rank["unreadable"]), None)
+
+    def compare(self, name: str, pairs: Sequence[Pair]) -> list[dict[str, Any]]:
+        """See `KvCache`."""
+        return self._rpc_all("nwor_compare_kv", name, [list(pair) for pair in pairs])
+
+    def drop(self, names: Sequence[str]) -> None:
+        """See `KvCache`."""
+        self._rpc_all("nwor_drop_kv", list(names))

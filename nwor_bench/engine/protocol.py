@@ -4,11 +4,38 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from nwor_bench.engine.kv_cache import KvCache
-from nwor_bench.engine.vllm_counters import VllmCounters
+from nwor_bench.engine.readings import VllmCounters
 from nwor_bench.records.engine_status import EngineStatus
 from nwor_bench.records.types import Cell, Phase, RequestTimes
 from nwor_bench.workload.window_order import WindowOrder
+
+Span = tuple[int, int]
+"""First position of a request and the one behind the last."""
+
+Pair = tuple[int, str, int, int]
+"""(request of this set, other set, its request there, length of its prompt)."""
+
+
+class KvCache(Protocol):
+    """The engine's KV cache, for the K/V gate; rows stay in the engine's workers."""
+
+    def watch(self, on: bool) -> None:
+        """Note the blocks of every request from now on, or stop and forget all kept rows."""
+
+    def prefill(self, sequences: Sequence[Sequence[int]], *, nudged: bool = False) -> None:
+        """Compute these tokens' K/V from an empty prefix cache, in the mode that is on.
+
+        `nudged`: every layer's attention returns values that are off by one rounding step.
+        """
+
+    def keep(self, name: str, spans: Sequence[Span]) -> str | None:
+        """Keep rows of the last batch's requests; returns why it is unreadable, else None."""
+
+    def compare(self, name: str, pairs: Sequence[Pair]) -> list[dict[str, Any]]:
+        """One dict per rank: `checked` and `unknown` positions, and `errors` per layer."""
+
+    def drop(self, names: Sequence[str]) -> None:
+        """Forget kept rows."""
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import pandas as pd
 from nwor_bench.microbench.cases import L2, OURS, Group, LaunchMode, Spec, estimate_s
 from nwor_bench.microbench.result import GoalResult, Result, Verdict
 from nwor_bench.microbench.rows import COLUMNS, FORMAT_VERSION, Row, Status
-from nwor_bench.records.disk import write_atomically
+from nwor_bench.records.files import write_atomically
 from nwor_bench.records.json_part import to_json
 from nwor_bench.report.document import (
     Block,

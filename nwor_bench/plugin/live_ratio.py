@@ -20,7 +20,7 @@ from nwor_bench.plugin.live_turns import AGAIN, OFF, LiveTurns
 from nwor_bench.plugin.observe import metrics
 from nwor_bench.plugin.runner_hook import RunnerHook
 from nwor_bench.plugin.settings import PluginSettings
-from nwor_bench.records.live_reasons import Guard, LeftOut
+from nwor_bench.records.fallback_reasons import Guard, LeftOut
 from nwor_bench.records.metrics import Labels, MetricFiles, labels_of, process_name
 from nwor_bench.records.types import MeasuredWindow
 from nwor_bench.workload.window_order import ALL, Turn, size_class

@@ -10,8 +10,7 @@ from typing import Any
 
 from nwor_bench.plugin.interleaving import Interleaving, is_windows_alone
 from nwor_bench.plugin.runner_hook import RunnerHook
-from nwor_bench.records.fallback_reasons import Fault, fault_of
-from nwor_bench.records.live_reasons import Guard, in_words
+from nwor_bench.records.fallback_reasons import Fault, Guard, fault_of, in_words
 from nwor_bench.records.types import SETTLING, MeasuredWindow, NworMode, ScvMode
 from nwor_bench.workload.window_order import Turn
 

@@ -1,6 +1,7 @@
-"""Names under which windows are written directly: the plugin reports them, `supports` predicts.
+"""Reasons: why windows are written directly, why a live group does not count, why staging stopped.
 
-One cause has one name. A reason with something to name has it behind a colon.
+The plugin reports them and `supports` predicts them. One cause has one name. A reason with a detail
+has it after a colon.
 """
 
 from enum import StrEnum
@@ -95,3 +96,37 @@ def head_dim(size: int) -> str:
 def window_of(tokens: int) -> str:
     """More tokens a request than the attention kernel takes."""
     return f"window_of_{tokens}_tokens"
+
+
+class LeftOut(StrEnum):
+    """Why a group does not count; label `reason` of nwor_live_groups_left_out_total."""
+
+    INTERRUPTED = "interrupted"
+    FALLBACK = "fallback"
+    BATCH_SIZE = "batch_size"
+    UNTIMED = "untimed"
+
+
+class Guard(StrEnum):
+    """Why staging has stopped for good; label `reason` of nwor_live_staging_stopped_total."""
+
+    COMMIT_REFUSED = "commit_refused"
+    COUNTS = "counts_do_not_add_up"
+    RANKS_DIFFER = "ranks_differ"
+
+
+IN_WORDS = {
+    LeftOut.INTERRUPTED: "interrupted by a step that is more than windows",
+    LeftOut.FALLBACK: "with a staged window that was written directly",
+    LeftOut.BATCH_SIZE: "with a batch size that changed its class",
+    LeftOut.UNTIMED: "with a window that has no time",
+    Guard.COMMIT_REFUSED: "a commit was refused",
+    Guard.COUNTS: "counts of a window do not add up",
+    Guard.RANKS_DIFFER: "tensor-parallel ranks accepted different drafts",
+}
+"""Why a group is left out, behind its number; a guard, as the end of a sentence."""
+
+
+def in_words(reason: str) -> str:
+    """The reason for people; one that is not known stays as it is."""
+    return next((words for known, words in IN_WORDS.items() if known == reason), reason)

@@ -12,8 +12,8 @@ from typing import Any
 from nwor_bench.errors import StoreError
 from nwor_bench.records.engine_status import EngineStatus
 from nwor_bench.records.environment import Environment
+from nwor_bench.records.files import parse_json
 from nwor_bench.records.json_part import JsonPart, PartError, read_part, short
-from nwor_bench.records.json_text import parse_json
 from nwor_bench.records.types import FORMAT_VERSION, RunStatus
 
 

@@ -10,7 +10,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from nwor_bench.errors import StoreError
 from nwor_bench.records.batch import IN_TURNS
-from nwor_bench.records.json_text import parse_json
+from nwor_bench.records.files import parse_json
 from nwor_bench.records.types import BatchRecord, WindowRecord, to_dict
 
 BatchKey = tuple[str, int, int]

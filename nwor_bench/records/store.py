@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from nwor_bench.errors import ConfigError, StoreError
-from nwor_bench.records.disk import sync_folder, write_atomically
+from nwor_bench.records.files import sync_folder, write_atomically
 from nwor_bench.records.finished_blocks import (
     BlockKey,
     finished_blocks,

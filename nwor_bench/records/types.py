@@ -8,10 +8,9 @@ from dataclasses import asdict, dataclass, fields, is_dataclass
 from enum import StrEnum
 from typing import Any, ClassVar
 
-from nwor_bench.records.batch import BatchRecord, Phase
+from nwor_bench.records.batch import BatchRecord, Phase, RequestTimes
 from nwor_bench.records.cell import AA, Cell, NworMode, ScvMode, label_of, recorded_cell
 from nwor_bench.records.cell_result import CellResult, Verdict
-from nwor_bench.records.request_times import RequestTimes
 
 __all__ = [
     "AA",

@@ -16,7 +16,7 @@ from nwor_bench.analysis.findings import findings, grouped
 from nwor_bench.analysis.interleaved.split import splits_of
 from nwor_bench.analysis.invariants import check_invariants
 from nwor_bench.analysis.request_times import PERCENTILES, request_percentiles
-from nwor_bench.records.disk import write_atomically
+from nwor_bench.records.files import write_atomically
 from nwor_bench.records.header import RunHeader
 from nwor_bench.records.lines import batch_key
 from nwor_bench.records.run_folder import RUN_FILE

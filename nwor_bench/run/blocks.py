@@ -14,15 +14,11 @@ from nwor_bench.records.store import RunData, RunStore, read_run
 from nwor_bench.records.types import BatchRecord, Cell, Phase, WindowRecord
 from nwor_bench.report.text import plural
 from nwor_bench.run.batch import BatchRunner, RanBatch
-from nwor_bench.run.block_log import BlockLog
-from nwor_bench.run.budget import Budget
+from nwor_bench.run.budget import BlockLog, Budget, RemainingWork, warm_up
 from nwor_bench.run.gate.block import GateBlock, kv_gate
 from nwor_bench.run.gate.parity import Answer, ParityGate, broken_event
 from nwor_bench.run.gate.ties import TieCheck
-from nwor_bench.run.progress import Progress
-from nwor_bench.run.remaining import RemainingWork
-from nwor_bench.run.running_ratio import RunningRatio
-from nwor_bench.run.warmup import warm_up
+from nwor_bench.run.progress import Progress, RunningRatio
 from nwor_bench.workload.config import RunSpec
 from nwor_bench.workload.prompts import Encode
 from nwor_bench.workload.schedule import Block, Plan

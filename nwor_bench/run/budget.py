@@ -1,19 +1,38 @@
-"""A run's time budget: warm-up, gate and blocks fit into it; the engine's start does not count.
+"""What is left of a run: finished blocks, the time budget, warm-up, and when to stop.
 
-What it leaves no room for is not measured.
+Warm-up, gate and blocks fit into the budget; the engine's start does not count. A resumed run goes
+on behind its last finished block and neither runs nor checks finished ones again. An interrupted
+block runs again as a whole: its cells are compared with each other, and two engine processes break
+ties differently.
 """
 
 import time
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
+from nwor_bench.analysis.aggregate import summarise
+from nwor_bench.analysis.trend import not_steady
 from nwor_bench.instruments.device_memory import uses_gpu
 from nwor_bench.instruments.processor import bf16_is_slow
-from nwor_bench.records.finished_blocks import BlockKey, block_of
-from nwor_bench.records.store import RunData
-from nwor_bench.records.types import Phase
+from nwor_bench.records.finished_blocks import (
+    BlockKey,
+    block_of,
+    cut_blocks,
+    finished_event,
+    superseded_event,
+)
+from nwor_bench.records.header import WarmupFacts
+from nwor_bench.records.store import RunData, RunStore, read_run
+from nwor_bench.records.types import BatchRecord, Phase
+from nwor_bench.run.batch import RanBatch
+from nwor_bench.workload.config import RunSpec
+from nwor_bench.workload.run_spec import WARMUP_LOOKBACK
+from nwor_bench.workload.schedule import Block, Plan
 
 WARMUP_SHARE = 0.2
 """Most of the budget that warm-up may take: the rest is for the gate, and for blocks."""
@@ -112,3 +131,157 @@ class Budget:
             return PROBED_BLOCKS
         block_s, share = self.block_s(Phase.TIMED, cells), PROBE_SHARE * self._seconds
         return max(n for n in range(PROBED_BLOCKS + 1) if n * block_s <= share)
+
+
+class BlockLog:
+    """Notes each block's begin and end in the run's store.
+
+    Args:
+        store: receives the events.
+        run: what is stored already.
+
+    Attributes:
+        finished_before: blocks that an earlier start finished.
+    """
+
+    def __init__(self, store: RunStore, run: RunData):
+        self.finished_before = run.finished
+        self._store = store
+        self._cut = cut_blocks(run.batches, run.finished)
+
+    def is_cut(self, phase: Phase, block: Block) -> bool:
+        """True for a block that an earlier start began, until it begins again."""
+        return (phase, block.number) in self._cut
+
+    def begin(self, phase: Phase, block: Block) -> bool:
+        """False if the block is finished; what it had before it was cut is set aside."""
+        key: BlockKey = (phase, block.number)
+        if key in self.finished_before:
+            return False
+        if key in self._cut:
+            now = datetime.now(UTC).isoformat(timespec="milliseconds")
+            self._store.append_event(superseded_event(key, self._cut.pop(key), now))
+        return True
+
+    def finish(self, phase: Phase, block: Block) -> None:
+        """Note that the block was run and checked to its end."""
+        self._store.append_event(finished_event((phase, block.number)))
+
+
+_BEFORE_A_LOOK = (
+    Phase.WARMUP, Phase.GATE, Phase.INTERLEAVED_GATE, Phase.TIMED, Phase.INTERLEAVED,
+)  # fmt: skip
+"""Phases of the batches that the stopping rule uses; later phases come after the last check."""
+
+
+def half_widths(run: RunData, done: int) -> list[float | None]:
+    """Half the interval of every compared cell; None for a cell without one.
+
+    Uses only records up to block `done`, so that a resumed run stops at the same block as an
+    uninterrupted one.
+    """
+    cells = summarise(_as_of(run, done))
+    return [cell.half_width for cell in cells if cell.ratio_to_off is not None]
+
+
+def _as_of(run: RunData, done: int) -> RunData:
+    """The run's records up to `done` timed blocks, faults included."""
+
+    def known(batches: Iterable[BatchRecord]) -> tuple[BatchRecord, ...]:
+        return tuple(b for b in batches if b.block <= done and b.phase in _BEFORE_A_LOOK)
+
+    batches, superseded = known(run.batches), known(run.superseded)
+    numbers = {batch.batch for batch in (*batches, *superseded)}
+    return replace(
+        run,
+        batches=batches,
+        superseded=superseded,
+        windows=tuple(w for w in run.windows if w.batch in numbers),
+        superseded_windows=tuple(w for w in run.superseded_windows if w.batch in numbers),
+        events=tuple(event for event in run.events if event.get("block", 0) <= done),
+    )
+
+
+def warm_up(run: Callable[[], RanBatch], least: int, most: int, budget: Budget) -> WarmupFacts:
+    """Run `least` to `most` batches; in between, until their times are steady or time is short.
+
+    Args:
+        run: runs one batch of off x off.
+        least: fewest batches.
+        most: most batches.
+        budget: the run's; warm-up may take a share of it.
+    """
+    times: list[float] = []
+    cut = ""
+    while len(times) < most:
+        if len(times) >= least and not_steady(times) is None:
+            break
+        if len(times) >= least and not budget.has_room_to_warm_up():
+            cut = "; --time-budget left no room for more"
+            break
+        batch = run()
+        walls = [window.wall_ms for window in batch.windows if window.wall_ms is not None]
+        times.append(fmean(walls) if walls else batch.answer.record.latency_ms)
+    unsteady = not_steady(times)
+    return WarmupFacts(
+        batches=len(times),
+        lookback=WARMUP_LOOKBACK,
+        not_steady=None if unsteady is None else unsteady + cut,
+    )
+
+
+class RemainingWork:
+    """The rest of one run's blocks; `cells` are always those that are still measured.
+
+    Args:
+        plan: what to run.
+        spec: when to stop, and which counters are wanted.
+        budget: the run's clock.
+        log: the blocks that are finished.
+        folder: the run's, for the intervals at each look.
+        has_probe: the engine can time each window's phases.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        spec: RunSpec,
+        budget: Budget,
+        log: BlockLog,
+        folder: Path,
+        has_probe: bool,
+    ):
+        self._plan = plan
+        self._spec = spec
+        self._budget = budget
+        self._log = log
+        self._folder = folder
+        self._has_probe = has_probe
+
+    def untimed_blocks(self, cells: int) -> dict[Phase, int]:
+        """Blocks that run once more behind the last, by what is on in them."""
+        probed = self._budget.probed_blocks(cells) if self._has_probe else 0
+        return {Phase.PROBE: probed, **self._spec.counted_blocks}
+
+    def has_whole_batches(self, block: Block, cells: int) -> bool:
+        """True if every cell has a batch of its own; a check only where it has room."""
+        if not self._plan.has_whole_batches(block):
+            return False
+        if not self._plan.interleaved or self._log.is_cut(Phase.TIMED, block):
+            return True
+        return self._budget.has_room_to_check(cells)
+
+    def why_stop(self, done: int, cells: int) -> str | None:
+        """What the stopping rule says after `done` blocks."""
+        rule, blocks = self._spec.stopping, self._plan.blocks
+        widths = half_widths(read_run(self._folder), done) if done in rule.looks else []
+        if self._log.finished_before & {(Phase.TIMED, done + 1), (Phase.INTERLEAVED, done + 1)}:
+            return rule.stop(done, widths, 0.0, 0.0)  # the clock let an earlier try go on
+        # With one more block the untimed ones behind the last must fit in too.
+        whole_s = self._budget.block_s(Phase.TIMED, cells)
+        next_s = whole_s * sum(self.untimed_blocks(cells).values())
+        if done == len(blocks) or self.has_whole_batches(blocks[done], cells):
+            next_s += whole_s
+        if self._plan.interleaved:
+            next_s += self._budget.block_s(Phase.INTERLEAVED, 1)
+        return rule.stop(done, widths, self._budget.spent_s, next_s)

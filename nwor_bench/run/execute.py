@@ -1,6 +1,7 @@
 """Run one prepared run: engine, batches, records; write reports even after a failure."""
 
 import shlex
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -8,6 +9,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from types import FrameType
 
 from rich.console import Console
 
@@ -25,13 +27,48 @@ from nwor_bench.records.types import BatchRecord, CellResult, RunStatus, Verdict
 from nwor_bench.report.files import write_files
 from nwor_bench.run import resume
 from nwor_bench.run.blocks import BlockRunner, OnBatch
-from nwor_bench.run.interrupts import Interrupts, heed_interrupts
-from nwor_bench.run.output import tell_result
-from nwor_bench.run.progress import Progress, make_progress
+from nwor_bench.run.progress import Progress, make_progress, tell_result
 from nwor_bench.run.run_options import DEFAULT_OPTIONS, RunOptions
 from nwor_bench.workload.config import RunSpec
 from nwor_bench.workload.prompts import Encode
 from nwor_bench.workload.schedule import Plan, blocks_for_header
+
+
+class Interrupts:
+    """Remembers that a signal has asked this process to stop."""
+
+    def __init__(self) -> None:
+        self.seen = False
+
+    def check(self) -> None:
+        """Raise KeyboardInterrupt (again) if a signal arrived and has not ended the run."""
+        if self.seen:
+            raise KeyboardInterrupt
+
+
+@contextmanager
+def heed_interrupts() -> Iterator[Interrupts]:
+    """SIGINT and SIGTERM raise KeyboardInterrupt and are remembered; in the main thread alone.
+
+    SIGTERM too, so that results survive when a CI runner stops the job. A SIGINT that the process
+    ignored from its start, like a shell's background job, stays ignored.
+    """
+    interrupts = Interrupts()
+
+    def interrupt(_signal: int, _frame: FrameType | None) -> None:
+        interrupts.seen = True
+        raise KeyboardInterrupt
+
+    heeded = [signal.SIGTERM]
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        heeded.append(signal.SIGINT)
+    previous = {number: signal.signal(number, interrupt) for number in heeded}
+    try:
+        yield interrupts
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
 
 EngineFactory = Callable[[ResolvedPair, RunSpec, Path | None], Engine]
 
@@ -70,6 +107,37 @@ def own_engine(prepared: Prepared, engine_factory: EngineFactory) -> EngineSourc
             engine.close()
 
     return source
+
+
+class GroupEngine:
+    """Started by the first run that asks for it; after `close` the next one gets a new engine.
+
+    Args:
+        factory: starts an engine.
+        spec: the group's configuration, with room for its largest run.
+    """
+
+    def __init__(self, factory: EngineFactory, spec: RunSpec):
+        self._factory = factory
+        self._spec = spec
+        self._engine: Engine | None = None
+
+    def source(self, prepared: Prepared) -> EngineSource:
+        """The engine for `run_prepared`; it outlives the run."""
+
+        @contextmanager
+        def engine(log: Path | None) -> Iterator[Engine]:
+            if self._engine is None:
+                self._engine = self._factory(prepared.pair, self._spec, log)
+            yield self._engine
+
+        return engine
+
+    def close(self) -> None:
+        """Close the engine, if there is one: after a failed batch its state may be inconsistent."""
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            engine.close()
 
 
 def run_prepared(

@@ -1,5 +1,7 @@
 """A run from the spec to the reports: check everything, then run it on one engine."""
 
+import json
+import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, fields, replace
 from datetime import UTC, datetime
@@ -26,21 +28,47 @@ from nwor_bench.records.store import RunData, read_run
 from nwor_bench.records.types import Interleave, Phase
 from nwor_bench.run import resume
 from nwor_bench.run.dry_run import plan_lines
-from nwor_bench.run.execute import (
-    EngineFactory,
-    EngineSource,
-    Prepared,
-    own_engine,
-    run_prepared,
-)
-from nwor_bench.run.output import check_vllm_version, console_for, tell_plan
-from nwor_bench.run.point_command import point_command
+from nwor_bench.run.execute import EngineFactory, EngineSource, Prepared, own_engine, run_prepared
+from nwor_bench.run.progress import check_vllm_version, console_for, tell_plan
 from nwor_bench.run.run_options import DEFAULT_OPTIONS, RunOptions
 from nwor_bench.workload.config import RunSpec
+from nwor_bench.workload.option_text import to_plain
+from nwor_bench.workload.options import Declared, declared
 from nwor_bench.workload.pair_choice import PairChoice
 from nwor_bench.workload.prompts import Encode, encode, load_prompts, load_tokenizer
+from nwor_bench.workload.scenario import load_scenario
+from nwor_bench.workload.scenario_values import ScenarioValues
 from nwor_bench.workload.schedule import Plan, make_plan
 from nwor_bench.workload.sweep_points import Point
+
+
+def point_command(point: Point) -> str:
+    """`nwor-bench sweep` with the run's scenario, pair, and the flags that differ from them."""
+    scenario = load_scenario(point.scenario)
+    parts = ["nwor-bench", "sweep", "--scenario", point.scenario, "--pair", point.pair]
+    for each in declared(ScenarioValues):
+        value = getattr(point.spec.scenario, each.field)
+        if each.option.has_flag and value != getattr(scenario, each.field):
+            parts += _written(each, value)
+    for each in declared(RunSpec):
+        value = getattr(point.spec, each.field)
+        if each.option.has_flag and value != each.default:
+            parts += _written(each, value)
+    return shlex.join(parts)
+
+
+def _written(each: Declared, value: Any) -> list[str]:
+    """A flag and its value, as the command line takes it."""
+    if isinstance(value, bool):
+        return [each.flag if value else f"--no-{each.flag.removeprefix('--')}"]
+    if isinstance(value, dict):
+        return [each.flag, json.dumps(value)]
+    if isinstance(value, tuple):
+        return [each.flag, ",".join(to_plain(value))]
+    if isinstance(value, float):  # flags take no exponents
+        return [each.flag, f"{value:.12f}".rstrip("0").rstrip(".")]
+    return [each.flag, str(to_plain(value))]
+
 
 CheckEngine = Callable[[ResolvedPair, RunSpec], None]
 """Raises ConfigError for what vLLM would refuse, without starting it."""

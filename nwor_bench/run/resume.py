@@ -15,7 +15,7 @@ from nwor_bench.records.header import PairFacts, RunHeader, check_complete
 from nwor_bench.records.run_folder import RUN_FILE
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import FORMAT_VERSION, Interleave, RunStatus
-from nwor_bench.run.batch_records import prompt_digest
+from nwor_bench.run.batch import prompt_digest
 from nwor_bench.workload.config import RunSpec
 from nwor_bench.workload.option_text import from_plain, to_plain
 from nwor_bench.workload.options import declared

@@ -8,10 +8,12 @@ from typing import Any
 from pydantic import ValidationError
 
 from nwor_bench.errors import StoreError
-from nwor_bench.records.disk import write_atomically
+from nwor_bench.records.files import write_atomically
 from nwor_bench.records.header import read_object
 from nwor_bench.records.run_folder import SWEEP_FILE
-from nwor_bench.workload.sweep_file import SweepFile
+from nwor_bench.records.store import read_header
+from nwor_bench.run.run_options import RunOptions
+from nwor_bench.workload.sweep_file import SweepFile, load_sweep
 from nwor_bench.workload.sweep_points import EngineGroup
 from nwor_bench.workload.toml_file import dotted, remedy
 
@@ -153,3 +155,28 @@ def _has(run: object, wanted: Mapping[str, Any]) -> bool:
         and (run["status"] != DONE or isinstance(run.get("exit_code"), int))
         and all(run.get(name) == value for name, value in wanted.items())
     )
+
+
+def counters_wanted(flag: bool, options: RunOptions) -> bool:
+    """True if the sweep that this command line starts or resumes reads DRAM counters.
+
+    Args:
+        flag: --dram-counters was given.
+        options: have the folder to resume, or the sweep file.
+
+    Raises:
+        ConfigError: the folder holds no run, the file is missing or wrong.
+        StoreError: the run or sweep in the folder is damaged or has another format.
+    """
+    if flag:
+        return True
+    if options.resume is not None:
+        return _begun_with_counters(options.resume)
+    return options.file is not None and load_sweep(options.file).settings.dram_counters
+
+
+def _begun_with_counters(folder: Path) -> bool:
+    if (folder / INDEX_FILE).is_file():
+        return SweepIndex.open(folder).sweep.settings.dram_counters
+    spec = read_header(folder).spec or {}  # older runs do not have the field
+    return bool(spec.get("dram_counters", False))

@@ -7,7 +7,7 @@ from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
 from nwor_bench.errors import ConfigError
-from nwor_bench.records.json_text import parse_json
+from nwor_bench.records.files import parse_json
 
 
 def bare(kind: Any) -> Any:

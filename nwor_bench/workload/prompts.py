@@ -9,8 +9,7 @@ from random import Random
 from typing import Any
 
 from nwor_bench.errors import ConfigError
-from nwor_bench.records.json_text import parse_json
-from nwor_bench.records.user_files import read_text
+from nwor_bench.records.files import parse_json, read_text
 from nwor_bench.workload.hub_prompts import HubLoader, hub_prompts
 from nwor_bench.workload.prompt import Prompt, first_turn
 from nwor_bench.workload.resources import resource_dir

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import ErrorDetails
 
 from nwor_bench.errors import ConfigError, nearest
-from nwor_bench.records.user_files import read_text
+from nwor_bench.records.files import read_text
 from nwor_bench.workload.toml_lines import LineIndex
 
 

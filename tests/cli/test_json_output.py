@@ -14,7 +14,7 @@ from synthetic_run import make_run, save_run
 from nwor_bench.cli.commands.compare import with_printed_json
 from nwor_bench.errors import ExitCode
 from nwor_bench.run.prepare import run_one
-from nwor_bench.run.sweep_prepare import run_sweep
+from nwor_bench.run.sweep import run_sweep
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 CONFIG = CHECKOUT / "tests/data/configs/Llama-3.2-3B.json"

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from nwor_bench.engine.arguments import log_to_file
 from nwor_bench.engine.engine import VllmEngine
-from nwor_bench.engine.log import log_to_file
 from nwor_bench.records.types import Cell, NworMode, ScvMode
 
 

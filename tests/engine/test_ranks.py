@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from refusals import refused
 
-from nwor_bench.engine.ranks import common_status, disagreement
+from nwor_bench.engine.readings import common_status, disagreement
 from nwor_bench.errors import EngineError
 from nwor_bench.records.json_part import to_json
 

@@ -20,7 +20,7 @@ from nwor_bench.records.types import StageBy
 from nwor_bench.run import resume
 from nwor_bench.run.prepare import PairChoice, resume_one, run_one
 from nwor_bench.run.run_options import RunOptions
-from nwor_bench.run.sweep_prepare import check_flags, run_sweep
+from nwor_bench.run.sweep import check_flags, run_sweep
 from nwor_bench.workload.config import RunSpec, load_scenario, resolve
 from nwor_bench.workload.sweep_file import load_sweep
 from nwor_bench.workload.sweep_points import make_points

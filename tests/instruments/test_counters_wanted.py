@@ -16,10 +16,9 @@ from nwor_bench.instruments import cupti_library
 from nwor_bench.models.pairs import ResolvedPair
 from nwor_bench.records.header import RunHeader
 from nwor_bench.records.store import RunStore
-from nwor_bench.run.counters_wanted import counters_wanted
 from nwor_bench.run.run_options import RunOptions
-from nwor_bench.run.sweep_folder import SweepIndex
-from nwor_bench.run.sweep_prepare import resume_sweep, run_sweep
+from nwor_bench.run.sweep import resume_sweep, run_sweep
+from nwor_bench.run.sweep_folder import SweepIndex, counters_wanted
 from nwor_bench.workload.config import RunSpec, load_scenario, resolve
 from nwor_bench.workload.sweep_file import Settings, SweepFile
 from nwor_bench.workload.sweep_points import group_by_engine, make_points

@@ -7,8 +7,7 @@ from typing import Any
 from engine_tools import total_of
 
 from nwor_bench.engine.engine import VllmEngine
-from nwor_bench.engine.ranks import disagreement
-from nwor_bench.engine.vllm_counters import VllmCounters, read_counters
+from nwor_bench.engine.readings import VllmCounters, disagreement, read_counters
 from nwor_bench.records.types import Cell, NworMode, ScvMode
 
 

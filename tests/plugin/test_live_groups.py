@@ -12,7 +12,7 @@ from live_windows import timed, turns_of_group
 from nwor_bench.analysis.interleaved.robust import as_ratio, robust_location
 from nwor_bench.plugin import live_ratio as live_groups
 from nwor_bench.plugin.live_ratio import AA, Clock, LiveGroups
-from nwor_bench.records.live_reasons import LeftOut
+from nwor_bench.records.fallback_reasons import LeftOut
 from nwor_bench.workload.window_order import ALL, size_class
 
 OFF_MS, STAGE_MS = 10.0, 9.7

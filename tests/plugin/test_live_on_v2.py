@@ -10,7 +10,7 @@ from v2_pieces import K, make_hook, run_step
 from nwor_bench.plugin.live_ratio import AA, LiveGroups
 from nwor_bench.plugin.live_turns import LiveTurns
 from nwor_bench.plugin.rank_vote import RankVote
-from nwor_bench.records.live_reasons import Guard
+from nwor_bench.records.fallback_reasons import Guard
 from nwor_bench.records.types import NworMode, ScvMode
 from nwor_bench.workload.window_order import ALL
 

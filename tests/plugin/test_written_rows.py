@@ -14,8 +14,7 @@ from nwor_bench.plugin.counts.device_counts import WrittenRows
 from nwor_bench.plugin.counts.late_counts import SEALED
 from nwor_bench.plugin.counts.step import Step
 from nwor_bench.plugin.rank_vote import RankVote
-from nwor_bench.records.fallback_reasons import Fault
-from nwor_bench.records.live_reasons import Guard
+from nwor_bench.records.fallback_reasons import Fault, Guard
 from nwor_bench.records.types import NworMode
 
 DRAFTS = 4

@@ -7,9 +7,9 @@ import pytest
 from fake_engine import BYTES_PER_TOKEN, FakeEngine
 
 from nwor_bench.engine.protocol import BatchOutput, Sampling
-from nwor_bench.engine.vllm_counters import VllmCounters
+from nwor_bench.engine.readings import VllmCounters
 from nwor_bench.records.types import Cell, NworMode, ScvMode
-from nwor_bench.run.batch_records import BatchPlace, batch_record, window_records
+from nwor_bench.run.batch import BatchPlace, batch_record, window_records
 from nwor_bench.workload.schedule import Block
 
 STAGE = Cell("toy", NworMode.STAGE, ScvMode.GRAPH)

@@ -9,7 +9,7 @@ from toy_run import Runner, of_phase
 from nwor_bench.analysis.aggregate import summarise
 from nwor_bench.analysis.findings import FindingKind, findings
 from nwor_bench.records.types import NworMode, ScvMode, Verdict
-from nwor_bench.run.looks import half_widths
+from nwor_bench.run.budget import half_widths
 
 
 def test_cells_that_cannot_fire_take_no_timed_batches(tmp_path: Path) -> None:

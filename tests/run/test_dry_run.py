@@ -7,7 +7,7 @@ import pytest
 
 from nwor_bench.run.prepare import PairChoice, run_one
 from nwor_bench.run.run_options import RunOptions
-from nwor_bench.run.sweep_prepare import run_sweep
+from nwor_bench.run.sweep import run_sweep
 from nwor_bench.workload.config import load_scenario, resolve
 
 pytestmark = pytest.mark.usefixtures("own_surroundings")

@@ -15,7 +15,7 @@ from nwor_bench.analysis.parity.kv_verdict import compare_exactly, compare_withi
 from nwor_bench.engine.protocol import BatchOutput, Sampling
 from nwor_bench.records.types import NworMode
 from nwor_bench.run.gate.kv import BUDGET_BYTES, rows_budget
-from nwor_bench.run.gate.kv_plan import choose_spans, groups_that_fit, halves
+from nwor_bench.run.gate.kv_references import choose_spans, groups_that_fit, halves
 
 LENGTHS = st.lists(st.tuples(st.integers(1, 50), st.integers(0, 30)), max_size=6)
 

@@ -16,7 +16,7 @@ from refusals import refused
 from nwor_bench.errors import ConfigError, EngineError, ExitCode
 from nwor_bench.models.pairs import ResolvedPair
 from nwor_bench.records.store import RunData, read_run
-from nwor_bench.run.interrupts import heed_interrupts
+from nwor_bench.run.execute import heed_interrupts
 from nwor_bench.run.prepare import PairChoice, run_one
 from nwor_bench.run.run_options import RunOptions
 from nwor_bench.workload.config import RunSpec, load_scenario, resolve

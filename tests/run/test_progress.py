@@ -10,8 +10,7 @@ from rich.console import Console
 from synthetic_run import CELLS, make_run
 
 from nwor_bench.analysis.aggregate import summarise
-from nwor_bench.run.progress import LiveProgress, PlainProgress, make_progress
-from nwor_bench.run.running_ratio import RunningRatio
+from nwor_bench.run.progress import LiveProgress, PlainProgress, RunningRatio, make_progress
 
 RUN = make_run(blocks=1)
 GATE, TIMED = RUN.batches[0], RUN.batches[-1]

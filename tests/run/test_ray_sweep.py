@@ -16,12 +16,11 @@ from typer.testing import CliRunner
 from nwor_bench.cli.app import app
 from nwor_bench.errors import ConfigError, EngineError, ExitCode
 from nwor_bench.records.store import read_run
-from nwor_bench.run.ray.slots import Slot, find_slots
-from nwor_bench.run.ray.sweep import check_flags_for_ray, run_on_ray
-from nwor_bench.run.ray.worker import Failed, GroupTask, Placed, RunFiles, device_held_alone
+from nwor_bench.run.ray_sweep import Slot, check_flags_for_ray, find_slots, run_on_ray
+from nwor_bench.run.ray_worker import Failed, GroupTask, Placed, RunFiles, device_held_alone
 from nwor_bench.run.run_options import RunOptions
+from nwor_bench.run.sweep import run_sweep
 from nwor_bench.run.sweep_folder import SweepIndex
-from nwor_bench.run.sweep_prepare import run_sweep
 from nwor_bench.workload.sweep_file import SweepFile
 from nwor_bench.workload.sweep_points import EngineGroup, group_by_engine, make_points
 
@@ -233,9 +232,9 @@ def on_fake_ray(
 
     def run(script: Script, nodes: list[dict[str, Any]], **how: Any) -> Any:
         ray = FakeRay(script, nodes)
-        monkeypatch.setattr("nwor_bench.run.ray.sweep.require_ray", lambda: ray)
-        monkeypatch.setattr("nwor_bench.run.ray.sweep.import_module", lambda name: strategies)
-        monkeypatch.setattr("nwor_bench.run.sweep_execute.write_summary", lambda index: "")
+        monkeypatch.setattr("nwor_bench.run.ray_sweep.require_ray", lambda: ray)
+        monkeypatch.setattr("nwor_bench.run.ray_sweep.import_module", lambda name: strategies)
+        monkeypatch.setattr("nwor_bench.run.sweep.write_summary", lambda index: "")
         index = SweepIndex.create(tmp_path / "out", sweep, groups, "now")
         code = run_on_ray(index, groups, ["nwor-bench"], Console(quiet=True), RunOptions(**how))
         return ray, code, SweepIndex.open(tmp_path / "out")
@@ -336,7 +335,7 @@ def test_flags_about_this_process_are_refused(monkeypatch: pytest.MonkeyPatch) -
     def missing(name: str) -> None:
         raise ImportError(name)
 
-    monkeypatch.setattr("nwor_bench.run.ray.sweep.import_module", missing)
+    monkeypatch.setattr("nwor_bench.run.ray_sweep.import_module", missing)
     with refused("--ray", cause=ImportError, naming="pip install 'nwor-bench[ray]'"):
         check_flags_for_ray({"file": "quick"})
 
@@ -369,7 +368,7 @@ def test_a_sweep_on_a_local_ray_survives_a_killed_worker(
                         process.kill()
             super().print(*objects, **how)
 
-    monkeypatch.setattr("nwor_bench.run.output.Console", Killing)
+    monkeypatch.setattr("nwor_bench.run.progress.Console", Killing)
     content = Path("small.toml")
     content.write_text(
         'name = "small"\n[axes]\npairs = ["tiny-ngram", "tiny"]\nrequests = [2]\n'

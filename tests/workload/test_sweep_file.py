@@ -22,9 +22,9 @@ from nwor_bench.models.pairs import ResolvedPair
 from nwor_bench.records.store import read_run
 from nwor_bench.records.types import NworMode, ScvMode
 from nwor_bench.run import execute
-from nwor_bench.run.estimate import ENGINE_START_S
+from nwor_bench.run.dry_run import ENGINE_START_S
 from nwor_bench.run.run_options import RunOptions
-from nwor_bench.run.sweep_prepare import check_flags, resume_sweep, run_sweep
+from nwor_bench.run.sweep import check_flags, resume_sweep, run_sweep
 from nwor_bench.workload.config import RunSpec
 from nwor_bench.workload.resources import resource_dir
 from nwor_bench.workload.run_spec import CacheDtype

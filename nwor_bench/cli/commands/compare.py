@@ -144,7 +144,7 @@ def _runs(base: Path, new: Path, compare: "Compare") -> _Outputs:
 def _sweeps(base: Path, new: Path, compare: "Compare") -> _Outputs:
     from nwor_bench.analysis.comparing.sweeps import compare_sweeps
     from nwor_bench.report.comparison import sweep_comparison_document, sweep_comparison_json
-    from nwor_bench.run.sweep_stored import load_sweep_runs
+    from nwor_bench.run.sweep_summary import load_sweep_runs
 
     runs = load_sweep_runs(base), load_sweep_runs(new)
     found = compare_sweeps((base, new), *runs, compare)

@@ -129,7 +129,7 @@ def _csv_of(predictions: "Sequence[BytePrediction]") -> str:
 
 def _print_json(predictions: "Sequence[BytePrediction]") -> None:
     from nwor_bench import __version__
-    from nwor_bench.records.json_text import document
+    from nwor_bench.records.files import document
     from nwor_bench.report.plan import prediction_values
 
     values = [prediction_values(prediction) for prediction in predictions]

@@ -59,7 +59,7 @@ def report(
 
     from nwor_bench.analysis.aggregate import summarise
     from nwor_bench.report.files import write_files
-    from nwor_bench.run.output import tell_result
+    from nwor_bench.run.progress import tell_result
 
     cells = summarise(data)
     paths = write_files(run, data, cells)
@@ -84,7 +84,7 @@ def _report_sweep(folder: Path, options: "RunOptions", github_summary: bool) -> 
     from nwor_bench.report.markdown import append_github_summary
     from nwor_bench.report.sweep import sweep_document
     from nwor_bench.report.terminal import print_document, print_path
-    from nwor_bench.run.output import tell_json
+    from nwor_bench.run.progress import tell_json
     from nwor_bench.run.sweep_summary import sweep_result, swept_runs, write_summary
 
     runs = swept_runs(index)

@@ -149,6 +149,6 @@ def _show(document: "Document", quiet: bool) -> None:
 
 def _print_json(told: dict[str, Any]) -> None:
     from nwor_bench import __version__
-    from nwor_bench.records.json_text import document
+    from nwor_bench.records.files import document
 
     typer.echo(document({"supports_version": 1, "nwor_bench": __version__, **told}), nl=False)

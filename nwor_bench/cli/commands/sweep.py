@@ -114,7 +114,7 @@ def _prepare_process(dram_counters: bool, options: RunOptions) -> None:
 
     run_under_one_openmp()
     from nwor_bench.instruments.cupti_library import run_under_own_cupti
-    from nwor_bench.run.counters_wanted import counters_wanted
+    from nwor_bench.run.sweep_folder import counters_wanted
 
     if counters_wanted(dram_counters, options):
         run_under_own_cupti()
@@ -138,12 +138,12 @@ def _run(
 
     resume, file = options.resume, options.file
     if resume is not None and (file is not None or (resume / INDEX_FILE).is_file()):
-        from nwor_bench.run.sweep_prepare import check_flags, resume_sweep
+        from nwor_bench.run.sweep import check_flags, resume_sweep
 
         check_flags(given)
         return resume_sweep(resume, file, options)
     if file is not None:
-        from nwor_bench.run.sweep_prepare import check_flags, run_sweep
+        from nwor_bench.run.sweep import check_flags, run_sweep
 
         check_flags(given)
         return run_sweep(file, options)

@@ -13,7 +13,7 @@ from nwor_bench.analysis.significance import DEFAULT_MARGIN, verdict
 from nwor_bench.analysis.statistics import CONFIDENCE, RatioInterval
 from nwor_bench.cli.live.readings import ClassRatio, Reading
 from nwor_bench.cli.live.watching import Ended, Seen, Wanted
-from nwor_bench.records.live_reasons import in_words
+from nwor_bench.records.fallback_reasons import in_words
 from nwor_bench.records.types import Verdict
 from nwor_bench.report.answer import CPU_BADGE, CPU_SENTENCE, NOTHING_BADGE, Answer
 from nwor_bench.report.text import NOT_MEASURED, change, change_range, plural

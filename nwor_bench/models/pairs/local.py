@@ -15,8 +15,7 @@ from urllib.request import Request, urlopen
 from nwor_bench.errors import ConfigError
 from nwor_bench.models.config_json import KNOWN_TYPES
 from nwor_bench.models.pairs.pair import ResolvedPair
-from nwor_bench.records.json_text import parse_json
-from nwor_bench.records.user_files import home_path, read_text
+from nwor_bench.records.files import home_path, parse_json, read_text
 
 CONFIG = "config.json"
 

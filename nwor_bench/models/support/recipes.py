@@ -18,7 +18,7 @@ from nwor_bench.models.pairs.local import locate_model, read_config_file, read_m
 from nwor_bench.models.support.engine import EngineFacts
 from nwor_bench.models.support.facts import ModelFacts, read_facts
 from nwor_bench.models.support.predict import Method, MethodSupport, method_support
-from nwor_bench.records.user_files import home_path
+from nwor_bench.records.files import home_path
 
 FILE = Path(__file__).with_name("recipes.json")
 

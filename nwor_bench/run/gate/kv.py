@@ -22,7 +22,7 @@ from nwor_bench.analysis.parity.kv_verdict import (
     compare_within,
     tolerances,
 )
-from nwor_bench.engine.kv_cache import KvCache
+from nwor_bench.engine.protocol import KvCache
 from nwor_bench.records.cell import INTERLEAVED
 from nwor_bench.records.engine_status import EngineStatus
 from nwor_bench.records.header import KvGateFacts

@@ -29,7 +29,7 @@ from nwor_bench.engine.engine import VllmEngine
 from nwor_bench.engine.protocol import Sampling
 from nwor_bench.plugin.interleaving import Interleaving
 from nwor_bench.records.types import Cell, NworMode, Phase, ScvMode, WindowRecord
-from nwor_bench.run.batch_records import BatchPlace, window_records
+from nwor_bench.run.batch import BatchPlace, window_records
 from nwor_bench.run.prepare import prepare
 from nwor_bench.workload.config import load_scenario, resolve
 from nwor_bench.workload.pair_choice import PairChoice

@@ -40,8 +40,11 @@ from many_runs import ManyRuns, add_arguments, one_thread, percent, spec_of  # n
 from waits import DeviceWait, HostWait, Wait  # noqa: E402
 
 from nwor_bench.engine.engine import VllmEngine  # noqa: E402
-from nwor_bench.engine.kv_cache import KvCache  # noqa: E402
-from nwor_bench.engine.protocol import BatchOutput, Sampling  # noqa: E402
+from nwor_bench.engine.protocol import (  # noqa: E402
+    BatchOutput,
+    KvCache,
+    Sampling,
+)
 from nwor_bench.records.engine_status import EngineStatus  # noqa: E402
 from nwor_bench.records.store import RunData  # noqa: E402
 from nwor_bench.records.types import AA, Cell, CellResult, NworMode, ScvMode, Verdict  # noqa: E402

@@ -14,7 +14,7 @@ from nwor_bench.analysis.comparing.stored_run import load_stored
 from nwor_bench.analysis.invariants import check_invariants, counter_checks, find_violations
 from nwor_bench.records.store import RunData, read_run
 from nwor_bench.records.types import AA, Cell, CellResult, Phase, Verdict, WindowRecord
-from nwor_bench.run.looks import half_widths
+from nwor_bench.run.budget import half_widths
 
 pytestmark = pytest.mark.slow  # whole runs
 

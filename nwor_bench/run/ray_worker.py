@@ -18,10 +18,9 @@ from nwor_bench.engine.engine import VllmEngine, check_arguments
 from nwor_bench.engine.memory import require_memory
 from nwor_bench.errors import ConfigError
 from nwor_bench.models.pairs import cache_root
-from nwor_bench.run.execute import Prepared, run_prepared
-from nwor_bench.run.group_engine import GroupEngine
+from nwor_bench.run.execute import GroupEngine, Prepared, run_prepared
 from nwor_bench.run.prepare import prepare_point
-from nwor_bench.run.sweep_execute import failure_of
+from nwor_bench.run.sweep import failure_of
 from nwor_bench.workload.sweep_points import EngineGroup, Point
 
 

@@ -1,0 +1,175 @@
+"""What is read back from a vLLM: its own counters and request metrics, and the ranks' records.
+
+With tensor parallelism every rank counts every window, and a run stores the first rank's records.
+They represent all ranks only if the ranks agree, which is checked after every batch.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from nwor_bench.errors import EngineError
+from nwor_bench.records.engine_status import EngineStatus, RankStatus
+from nwor_bench.records.json_part import PartError, read_part
+from nwor_bench.records.types import RequestTimes
+
+_COUNTERS = {
+    "vllm:spec_decode_num_drafts": "num_drafts",
+    "vllm:spec_decode_num_draft_tokens": "draft_tokens",
+    "vllm:spec_decode_num_accepted_tokens": "accepted_tokens",
+}
+_PER_POSITION = "vllm:spec_decode_num_accepted_tokens_per_pos"
+
+
+@dataclass(frozen=True)
+class VllmCounters:
+    """vLLM's own spec_decode counters (a difference over one batch)."""
+
+    num_drafts: int = 0
+    draft_tokens: int = 0
+    accepted_tokens: int = 0
+    accepted_per_position: tuple[int, ...] = ()
+
+    def minus(self, before: "VllmCounters") -> "VllmCounters":
+        """Counts since `before`."""
+        earlier = before.accepted_per_position or (0,) * len(self.accepted_per_position)
+        return VllmCounters(
+            self.num_drafts - before.num_drafts,
+            self.draft_tokens - before.draft_tokens,
+            self.accepted_tokens - before.accepted_tokens,
+            tuple(
+                now - then for now, then in zip(self.accepted_per_position, earlier, strict=True)
+            ),
+        )
+
+
+def read_counters(llm: Any) -> VllmCounters:
+    """Counts since `llm` (a vllm.LLM) started."""
+    found: dict[str, int] = {}
+    per_position: tuple[int, ...] = ()
+    for metric in llm.get_metrics():
+        if metric.name in _COUNTERS:
+            found[_COUNTERS[metric.name]] = int(metric.value)
+        elif metric.name == _PER_POSITION:
+            per_position = tuple(int(value) for value in metric.values)
+    return VllmCounters(**found, accepted_per_position=per_position)
+
+
+class RequestMetrics:
+    """Reads the metrics that vLLM keeps unless `disable_log_stats` is set.
+
+    TTFT and TPOT come from `RequestOutput.metrics`. That has no inter-token latencies: vLLM hands
+    these to its stat loggers step by step, so a logger of ours stands beside its own.
+    """
+
+    def __init__(self, llm: Any):
+        self._steps = _StepLatencies()
+        manager = getattr(llm.llm_engine, "logger_manager", None)
+        if manager is not None:
+            manager.stat_loggers.append(self._steps)
+
+    def begin(self) -> None:
+        """Forget the steps before the batch."""
+        self._steps.latencies = []
+
+    def end(self, outputs: Sequence[Any]) -> RequestTimes | None:
+        """Times of the batch with these RequestOutputs; None where vLLM kept no metrics."""
+        stats = [output.metrics for output in outputs]
+        if not stats or None in stats:
+            return None
+        lengths = [len(output.outputs[0].token_ids) for output in outputs]
+        itl = Counter(_ms(latency) for step in self._steps.latencies for latency in step)
+        ordered = sorted(itl.items())
+        return RequestTimes(
+            ttft_ms=tuple(_ms(own.first_token_latency) for own in stats),
+            # vLLM's decode time, its clock being the engine core's at both ends.
+            tpot_ms=tuple(
+                _ms((own.last_token_ts - own.first_token_ts) / (length - 1))
+                for own, length in zip(stats, lengths, strict=True)
+                if length > 1
+            ),
+            itl_ms=tuple(latency for latency, _ in ordered),
+            itl_counts=tuple(times for _, times in ordered),
+        )
+
+
+class _StepLatencies:
+    """A stat logger of vLLM's (`StatLoggerManager`) that keeps each step's list."""
+
+    def __init__(self) -> None:
+        self.latencies: list[list[float]] = []
+
+    def record(self, scheduler_stats: Any, iteration_stats: Any, **_: Any) -> None:
+        """One step of the engine."""
+        if iteration_stats is not None and iteration_stats.inter_token_latencies_iter:
+            self.latencies.append(iteration_stats.inter_token_latencies_iter)
+
+    def log(self) -> None:
+        """Nothing is logged."""
+
+    def log_engine_initialized(self) -> None:
+        """Nothing is logged."""
+
+    def record_sleep_state(self, sleep: int = 0, level: int = 0) -> None:
+        """The engine never sleeps here."""
+
+    def record_admission_rejection(self, reason: str) -> None:
+        """Nothing is counted."""
+
+
+def _ms(seconds: float) -> float:
+    return round(seconds * 1e3, 3)
+
+
+MAY_DIFFER = ("device", "totals")
+"""Facts of a worker in which ranks may differ; `totals` follow from the windows."""
+
+
+def disagreement(windows_by_rank: Sequence[Sequence[Mapping[str, Any]]]) -> str | None:
+    """Where the ranks' windows differ in a count, as half a sentence; None if they agree.
+
+    Args:
+        windows_by_rank: the same batch as each rank recorded it, the first rank first. Times
+            (names ending in `_ms`) are each rank's own.
+    """
+    first, *others = windows_by_rank
+    for rank, windows in enumerate(others, start=1):
+        if len(windows) != len(first):
+            return f"rank {rank} ran {len(windows)} windows and rank 0 {len(first)}"
+        for number, (ours, theirs) in enumerate(zip(first, windows, strict=True)):
+            for name, value in ours.items():
+                if not name.endswith("_ms") and value != theirs[name]:
+                    return (
+                        f"window {number} has {name} {theirs[name]!r} on rank {rank} and "
+                        f"{value!r} on rank 0"
+                    )
+    return None
+
+
+def common_status(statuses: Sequence[Mapping[str, Any]]) -> EngineStatus:
+    """The first rank's facts, and the facts that each rank has for itself.
+
+    Raises EngineError if the ranks differ where they must not: with different numbers of layers,
+    blocks or captured graphs they would take different paths through the same window.
+    """
+    first = statuses[0]
+    for rank, status in enumerate(statuses):
+        for name in first.keys() - set(MAY_DIFFER):
+            if status[name] != first[name]:
+                raise EngineError.at(
+                    f"rank {rank} has {name}",
+                    f"{status[name]!r}, rank 0 {first[name]!r}: ranks that differ cannot be "
+                    "measured as one engine",
+                    status[name],
+                    joint=" ",
+                )
+    facts = dict(first)
+    if len(statuses) > 1:
+        facts["ranks"] = [{name: s[name] for name in RankStatus.names()} for s in statuses]
+    try:
+        return read_part(EngineStatus, facts)
+    except PartError as error:
+        raise EngineError.at(
+            "what the worker says of itself is not understood", str(error)
+        ) from error

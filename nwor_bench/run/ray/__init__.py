@@ -1,1 +1,0 @@
-"""A sweep over a Ray cluster: one engine a GPU."""

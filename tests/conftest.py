@@ -163,7 +163,6 @@ def own_surroundings(
     holds what becomes of configurations that it refuses, test_pairs_tiny.py that its tokenizer
     gives the same tokens as ours.
     """
-    from nwor_bench.analysis import statistics
     from nwor_bench.instruments import environment
     from nwor_bench.run import dry_run, prepare
 
@@ -176,7 +175,6 @@ def own_surroundings(
 
     monkeypatch.setattr(prepare, "check_model_configs", check)
     monkeypatch.setattr(prepare, "load_tokenizer", load)
-    monkeypatch.setattr(statistics, "_RESAMPLES", 199)  # no test here looks at the bootstrap
     monkeypatch.setattr(environment, "_git", lambda source: checkout_facts)
     monkeypatch.setattr(environment, "_version", installed_version)
     monkeypatch.setattr(dry_run, "_try_cpu", cpu_speed)

@@ -62,8 +62,6 @@ def cell_verdicts(
     floor = next((c.interval.distance for c in cases if c.cell.is_aa and c.interval), None)
     open_cases = [c for c in cases if c.interval and not c.cell.is_aa]
     p_values = iter(holm([c.cell_verdict.p_value or 0.0 for c in open_cases]))
-    ranked = [p for c in open_cases if (p := c.cell_verdict.wilcoxon_p) is not None]
-    ranks = iter(holm(ranked))
     verdicts = []
     for case in cases:
         if case.interval is None:
@@ -78,7 +76,6 @@ def cell_verdicts(
                 ratio_simultaneous_high=high,
                 simultaneous_cells=len(open_cases),
                 p_value_holm=next(p_values),
-                wilcoxon_p_holm=(None if case.cell_verdict.wilcoxon_p is None else next(ranks)),
                 smallest_effect=smallest_effect(case.interval, len(open_cases)),
             )
             verdicts.append(_decide(replace(case, cell_verdict=adjusted), floor, len(open_cases)))

@@ -14,11 +14,10 @@ from nwor_bench.analysis.interleaved.agreement import WINDOWS, deciding, visible
 from nwor_bench.analysis.interleaved.effects import PairEffect
 from nwor_bench.analysis.interleaved.robust import MIN_GROUPS
 from nwor_bench.analysis.paired import PairedTimes, pair_times
-from nwor_bench.analysis.significance import signed_rank_p, smallest_effect
+from nwor_bench.analysis.significance import smallest_effect
 from nwor_bench.analysis.statistics import (
     MIN_BLOCKS,
     RatioInterval,
-    block_bootstrap,
     geometric_mean_ratio,
     log_ratios,
     outlying,
@@ -46,12 +45,8 @@ class CellVerdict:
     unmatched_windows: int | None = None
     p_value: float | None = None
     p_value_holm: float | None = None
-    wilcoxon_p: float | None = None
-    wilcoxon_p_holm: float | None = None
     smallest_effect: float | None = None
     outlier_blocks: tuple[int, ...] = ()
-    bootstrap_low: float | None = None
-    bootstrap_high: float | None = None
     ratio_simultaneous_low: float | None = None
     ratio_simultaneous_high: float | None = None
     simultaneous_cells: int | None = None
@@ -61,12 +56,6 @@ class CellVerdict:
     ratio_batches: float | None = None
     ratio_batches_low: float | None = None
     ratio_batches_high: float | None = None
-    ratio_host: float | None = None
-    ratio_host_low: float | None = None
-    ratio_host_high: float | None = None
-    ratio_mean: float | None = None
-    ratio_mean_low: float | None = None
-    ratio_mean_high: float | None = None
     visible_bias: float | None = None
 
 
@@ -141,18 +130,14 @@ def _compare(cell: CellData, times: PairedTimes) -> ComparedCell:
     if interval is None:
         few = f"its timed blocks are {len(times.blocks)}, and an interval needs {MIN_BLOCKS}"
         return ComparedCell(cell, replace(cell_verdict, verdict=str(Verdict.AMBIGUOUS), reason=few))
-    bootstrapped = block_bootstrap(times.treated, times.baseline) or (None, None)
     away = outlying(log_ratios(times.treated, times.baseline).tolist())
     cell_verdict = replace(
         cell_verdict,
         ratio_ci_low=interval.low,
         ratio_ci_high=interval.high,
         p_value=interval.p_value,
-        wilcoxon_p=signed_rank_p(times.treated, times.baseline),
         smallest_effect=smallest_effect(interval),
         outlier_blocks=tuple(times.blocks[place] for place in away),
-        bootstrap_low=bootstrapped[0],
-        bootstrap_high=bootstrapped[1],
     )
     return ComparedCell(cell, cell_verdict, interval)
 
@@ -176,8 +161,6 @@ def _in_turn(batches: ComparedCell, effect: PairEffect, cells: int) -> ComparedC
         "ratio_batches_low": whole.ratio_ci_low,
         "ratio_batches_high": whole.ratio_ci_high,
         "visible_bias": visible_bias(windows, batches.interval, cells),
-        **_fields("ratio_host", None if effect.host is None else effect.host.robust),
-        **_fields("ratio_mean", None if found is None else found.mean),
     }
     if decides == WINDOWS:
         assert windows is not None
@@ -199,10 +182,3 @@ def _in_turn(batches: ComparedCell, effect: PairEffect, cells: int) -> ComparedC
         few = f"its groups of windows are {len(effect.groups)}"
         reason = f"{few}, and an interval needs {MIN_GROUPS}"
     return replace(batches, cell_verdict=replace(whole, reason=reason, **beside))
-
-
-def _fields(name: str, interval: RatioInterval | None) -> dict[str, float]:
-    """The fields of a CellVerdict that an interval fills."""
-    if interval is None:
-        return {}
-    return {name: interval.ratio, f"{name}_low": interval.low, f"{name}_high": interval.high}

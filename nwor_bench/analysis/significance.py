@@ -1,7 +1,6 @@
-"""Which time ratios count as differences: tests, correction for many cells, and the verdict.
+"""Which time ratios count as differences: correction for many cells, and the verdict.
 
-Pure functions on plain numbers and on the intervals of `statistics`; d_i is the log ratio of a
-block, as there.
+Pure functions on plain numbers and on the intervals of `statistics`.
 """
 
 from collections.abc import Sequence
@@ -9,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 from scipy import stats
 
-from nwor_bench.analysis.statistics import MIN_BLOCKS, RatioInterval, log_ratios
+from nwor_bench.analysis.statistics import RatioInterval
 from nwor_bench.records.types import Verdict
 
 DEFAULT_MARGIN = 0.01
@@ -20,26 +19,6 @@ SIGNIFICANCE = 0.05
 
 POWER = 0.8
 """Chance of detecting an effect of size `smallest_effect`."""
-
-
-def signed_rank_p(treated: Sequence[float], baseline: Sequence[float]) -> float | None:
-    """Two-sided p of Wilcoxon's signed rank test on the d_i; None below MIN_BLOCKS.
-
-    Exact for up to 50 blocks without ties (scipy.stats.wilcoxon). It uses the signs and ranks
-    of the blocks, not their sizes, so one extreme block cannot decide it. With n blocks it
-    cannot be below 2 / 2^n: five blocks never reach 0.05.
-    """
-    logs = log_ratios(treated, baseline)
-    if len(logs) < MIN_BLOCKS:
-        return None
-    if not logs.any():
-        return 1.0
-    return float(stats.wilcoxon(logs, zero_method="pratt").pvalue)
-
-
-def least_signed_rank_p(blocks: int) -> float:
-    """The smallest p that Wilcoxon's signed rank test can give on so many blocks."""
-    return min(1.0, 2.0 ** (1 - blocks))
 
 
 def holm(p_values: Sequence[float]) -> list[float]:

@@ -20,8 +20,6 @@ MIN_BLOCKS = 3
 CONFIDENCE = 0.95
 
 _MAX_AUTOCORRELATION = 0.8
-_RESAMPLES = 4_999
-_RESAMPLED_AT_A_TIME = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -128,30 +126,6 @@ def simultaneous_bounds(interval: RatioInterval, cells: int) -> tuple[float, flo
     half = quantile * interval.standard_error
     middle = float(np.log(interval.ratio))
     return float(np.exp(middle - half)), float(np.exp(middle + half))
-
-
-def block_bootstrap(
-    treated: Sequence[float], baseline: Sequence[float], *, confidence: float = CONFIDENCE
-) -> tuple[float, float] | None:
-    """The percentile bootstrap's interval of the ratio, whole blocks drawn with replacement.
-
-    Shown beside `paired_ratio`, which decides: with few blocks this one is too narrow (see
-    there). The draws start from one seed, so equal records give equal intervals. None below
-    MIN_BLOCKS (Efron and Tibshirani, An Introduction to the Bootstrap, 1993, chapter 13).
-    """
-    logs = log_ratios(treated, baseline)
-    if len(logs) < MIN_BLOCKS:
-        return None
-    found = stats.bootstrap(
-        (logs,),
-        np.mean,
-        n_resamples=_RESAMPLES,
-        batch=max(1, _RESAMPLED_AT_A_TIME // len(logs)),
-        confidence_level=confidence,
-        method="percentile",
-        rng=np.random.default_rng(0),
-    ).confidence_interval
-    return float(np.exp(found.low)), float(np.exp(found.high))
 
 
 def variance_inflation(values: NDArray[np.float64]) -> float:

@@ -28,9 +28,8 @@ class CellResult:
     "latency_ms" of whole batches where no window can be matched or was timed.
     `ratio_ci_*` is the cell's own 95 % interval; `ratio_simultaneous_*` the one that holds for all
     `simultaneous_cells` compared cells at once, and so for the one that came out best.
-    `p_value` belongs to the ratio's own interval, `wilcoxon_p` to the signed rank test on the
-    blocks, `bootstrap_*` to the block bootstrap's interval; `_holm` is adjusted for the number of
-    cells that are compared. `smallest_effect` is the smallest relative effect that the run could
+    `p_value` belongs to the ratio's own interval; `p_value_holm` is adjusted for the number of
+    compared cells. `smallest_effect` is the smallest relative effect that the run could
     detect in this cell. `outlier_blocks` are blocks whose ratio is an outlier; they are not left
     out.
     `arm` is "A/A" for the second off x off.
@@ -38,8 +37,7 @@ class CellResult:
     ratio is that of `groups` groups of neighbouring windows (`compared` is then "device_ms" or
     "wall_ms"), "batches" if whole batches decided. `groups_left_out` do not count. `ratio_batches`
     is the ratio of whole batches, which show a bias of windows in turn from `visible_bias` on (a
-    fraction) in half of the runs or more, `ratio_host` that of the groups on the host's clock,
-    `ratio_mean` their mean on the clock of `compared`, rare long windows included.
+    fraction) in half of the runs or more.
     `scv_status` is the verdict on SCV alone: "off", "ok" or "INEFFECTIVE".
     `scv_status` is "not measured", and the counts of tokens, stage operations and fallbacks are
     None, for a cell that was never timed.
@@ -95,12 +93,8 @@ class CellResult:
     unmatched_windows: int | None = None
     p_value: float | None = None
     p_value_holm: float | None = None
-    wilcoxon_p: float | None = None
-    wilcoxon_p_holm: float | None = None
     smallest_effect: float | None = None
     outlier_blocks: tuple[int, ...] = ()
-    bootstrap_low: float | None = None
-    bootstrap_high: float | None = None
     ratio_simultaneous_low: float | None = None
     ratio_simultaneous_high: float | None = None
     simultaneous_cells: int | None = None
@@ -110,12 +104,6 @@ class CellResult:
     ratio_batches: float | None = None
     ratio_batches_low: float | None = None
     ratio_batches_high: float | None = None
-    ratio_host: float | None = None
-    ratio_host_low: float | None = None
-    ratio_host_high: float | None = None
-    ratio_mean: float | None = None
-    ratio_mean_low: float | None = None
-    ratio_mean_high: float | None = None
     ttft_ms_p50: float | None = None
     ttft_ms_p95: float | None = None
     ttft_ms_p99: float | None = None

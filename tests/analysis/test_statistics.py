@@ -1,6 +1,5 @@
 """Ratios and their intervals, against known cases and simulated truth."""
 
-import itertools
 import math
 
 import numpy as np
@@ -11,9 +10,7 @@ from hypothesis import strategies as st
 from intervals_held import best_of
 from simulated_noise import all_cells, design_t3, heavy, neighbours_t3, normal
 
-from nwor_bench.analysis.significance import signed_rank_p
 from nwor_bench.analysis.statistics import (
-    block_bootstrap,
     geometric_mean_ratio,
     paired_ratio,
     simultaneous_bounds,
@@ -59,7 +56,6 @@ def test_more_confidence_is_a_wider_interval():
 @pytest.mark.parametrize("blocks", [1, 2])
 def test_too_few_blocks_give_no_interval(blocks):
     assert paired_ratio([1.0] * blocks, [2.0] * blocks) is None
-    assert signed_rank_p([1.0] * blocks, [2.0] * blocks) is None
 
 
 @pytest.mark.parametrize(
@@ -85,30 +81,6 @@ def test_the_p_value_belongs_to_the_interval(treated, baseline):
     found = paired_ratio(treated[:size], baseline[:size])
     assume(abs(found.p_value - 0.05) > 1e-9)
     assert (found.p_value < 0.05) == (not found.low <= 1 <= found.high)
-
-
-def test_three_blocks_are_drawn_as_wide_as_they_lie():
-    """Of 27 draws of three one is three times the smallest: 3.7 %, more than the tail of 2.5 %."""
-    found = block_bootstrap([1.1, 0.9, 1.3], [1.0, 1.0, 1.0])
-    assert found == pytest.approx((0.9, 1.3))
-
-
-def test_the_bootstrap_leaves_its_tails_of_all_possible_draws():
-    rng = np.random.default_rng(3)
-    logs = rng.standard_t(3, 5) / 50
-    low, high = block_bootstrap(np.exp(logs).tolist(), [1.0] * 5)
-    means = np.array([np.mean(draw) for draw in itertools.product(logs, repeat=5)])
-    below, above = math.log(low), math.log(high)
-    # A share of 0.025 lies between what is left outside with and without the end itself.
-    assert np.mean(means < below - 1e-9) - 0.006 < 0.025 < np.mean(means < below + 1e-9) + 0.006
-    assert np.mean(means > above + 1e-9) - 0.006 < 0.025 < np.mean(means > above - 1e-9) + 0.006
-
-
-def test_the_bootstrap_is_the_same_each_time_and_needs_three_blocks():
-    treated, baseline = [1.0, 2.0, 3.5, 4.0], [1.1, 1.9, 3.0, 4.4]
-    assert block_bootstrap(treated, baseline) == block_bootstrap(treated, baseline)
-    assert block_bootstrap(treated[:2], baseline[:2]) is None
-    assert block_bootstrap(baseline, baseline) == (1.0, 1.0)
 
 
 def test_without_autocorrelation_the_interval_is_students_t():

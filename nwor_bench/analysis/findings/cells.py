@@ -7,7 +7,6 @@ from nwor_bench.analysis.findings.time_budget import FEW_BLOCKS
 from nwor_bench.analysis.interleaved.agreement import WINDOWS
 from nwor_bench.analysis.interleaved.robust import MIN_GROUPS
 from nwor_bench.analysis.paired import LATENCY_MS
-from nwor_bench.analysis.significance import SIGNIFICANCE, least_signed_rank_p
 from nwor_bench.records.types import AA, CellResult, Verdict
 
 _UNMATCHED = 0.05
@@ -73,15 +72,6 @@ def _one_cell(cell: CellResult) -> Iterator[Finding]:
             "Add blocks: four times as many halve the interval.",
             cell.label,
         )
-    if cell.verdict in (Verdict.FASTER, Verdict.SLOWER) and _rank_test_disagrees(cell):
-        yield Finding(
-            FindingKind.RANK_TEST,
-            Severity.WARNING,
-            f"{cell.label} is {cell.verdict}, but Wilcoxon's signed rank test does not agree "
-            f"(adjusted p = {cell.wilcoxon_p_holm:.3f}): a few blocks carry the difference.",
-            "Look at the blocks one by one, and add blocks.",
-            cell.label,
-        )
     if cell.outlier_blocks:
         listed = ", ".join(map(str, cell.outlier_blocks))
         several = len(cell.outlier_blocks) > 1
@@ -137,15 +127,6 @@ def _remedy_of_idle(reason: str | None) -> str:
     if "no_cuda" in (reason or ""):
         return "Nothing to mend here: it needs CUDA. Measure it on a GPU."
     return "Evidence lists the reason; its time says nothing of its mode."
-
-
-def _rank_test_disagrees(cell: CellResult) -> bool:
-    """Only where so many blocks could have reached the level at all."""
-    p_value = cell.wilcoxon_p_holm
-    if p_value is None or cell.wilcoxon_p is None or p_value < SIGNIFICANCE:
-        return False
-    factor = p_value / cell.wilcoxon_p if cell.wilcoxon_p else 1.0
-    return least_signed_rank_p(cell.batches) * max(1.0, factor) < SIGNIFICANCE
 
 
 def _percent(share: float) -> str:

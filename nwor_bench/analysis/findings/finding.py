@@ -27,7 +27,6 @@ class FindingKind(StrEnum):
     NOISE_FLOOR = "noise_floor"
     FEW_BLOCKS = "few_blocks"
     AMBIGUOUS = "ambiguous"
-    RANK_TEST = "rank_test"
     OUTLIERS = "outliers"
     WARMUP = "warmup"
     TREND = "trend"

@@ -46,7 +46,6 @@ _CAUSES = {
     _K.AMBIGUOUS: _Cause("too uncertain", _ADD_BLOCKS, ("is", "are")),
     _K.NOISE_FLOOR: _Cause("Effects are smaller than the noise floor", _ADD_BLOCKS),
     _K.FEW_BLOCKS: _Cause("Few timed blocks leave intervals wide", _ADD_BLOCKS),
-    _K.RANK_TEST: _Cause("on a few blocks alone", _ADD_BLOCKS, ("rests", "rest")),
     _K.INEFFECTIVE: _Cause("A mode never fired", "its cells' times say nothing of it"),
     _K.FALLBACKS: _Cause("windows that staged nothing", "the ratio is a mixture",
         ("has", "have")),

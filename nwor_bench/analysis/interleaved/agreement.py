@@ -1,5 +1,6 @@
 """Windows against whole batches, and against themselves: which of two estimates decides?"""
 
+from collections import Counter
 from math import expm1, log
 
 from nwor_bench.analysis.interleaved.effects import PairEffect
@@ -67,6 +68,7 @@ def why_carry_over_untested(effect: PairEffect) -> str | None:
     """Why the groups carry no slope against the length of runs; None if they do."""
     if effect.carry_over is not None:
         return None
-    own = [f"{each.groups} of {each.run_length}" for each in effect.by_length]
+    lengths_run = Counter(group.run_length for group in effect.groups)
+    own = [f"{groups} of {length}" for length, groups in sorted(lengths_run.items())]
     lengths = ", ".join(own) or "none"
     return f"groups by windows of a run: {lengths}; {LEAST_APART} beside the commonest are needed"

@@ -4,17 +4,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from nwor_bench.analysis.interleaved.groups import Group
-from nwor_bench.analysis.interleaved.robust import (
-    Estimate,
-    as_ratio,
-    robust_location,
-    robust_slope,
-)
-from nwor_bench.analysis.statistics import RatioInterval
+from nwor_bench.analysis.interleaved.robust import Estimate, robust_slope
 from nwor_bench.records.types import BatchRecord
 
-BIN_MHZ = 100
-"""Width of a bin of SM clocks, and the unit of the slope."""
+SLOPE_MHZ = 100
+"""Unit of the slope."""
 
 
 @dataclass(frozen=True)
@@ -27,24 +21,9 @@ class BatchState:
 
 
 @dataclass(frozen=True)
-class ClockBin:
-    """The groups of batches whose SM clock lay in one bin."""
-
-    low_mhz: int
-    high_mhz: int
-    groups: int
-    share: float
-    """Of all groups with a known clock."""
-
-    ratio: RatioInterval | None
-    """None below MIN_GROUPS."""
-
-
-@dataclass(frozen=True)
 class ConditionEffects:
     """How a pair's effect goes with the machine's state; None where it did not vary."""
 
-    clocks: tuple[ClockBin, ...]
     per_100_mhz: Estimate | None
     """Change of the log ratio for 100 MHz more."""
 
@@ -70,25 +49,12 @@ def condition_effects(
     clocked = [(s.clock_mhz, e) for s, e in rows if s.clock_mhz is not None]
     throttled = [(s.throttled_share, e) for s, e in rows if s.throttled_share is not None]
     return ConditionEffects(
-        clocks=_bins(clocked),
-        per_100_mhz=_slope([(clock / BIN_MHZ, e) for clock, e in clocked]),
+        per_100_mhz=_slope([(clock / SLOPE_MHZ, e) for clock, e in clocked]),
         throttled_share=(
             sum(share > 0 for share, _ in throttled) / len(throttled) if throttled else None
         ),
         if_throttled=_slope(throttled),
     )
-
-
-def _bins(rows: Sequence[tuple[float, float]]) -> tuple[ClockBin, ...]:
-    bins: dict[int, list[float]] = {}
-    for clock, effect in rows:
-        bins.setdefault(int(clock // BIN_MHZ) * BIN_MHZ, []).append(effect)
-    found = []
-    for low, own in sorted(bins.items()):
-        located = robust_location(own)
-        ratio = None if located is None else as_ratio(located)
-        found.append(ClockBin(low, low + BIN_MHZ, len(own), len(own) / len(rows), ratio))
-    return tuple(found)
 
 
 def _slope(rows: Sequence[tuple[float, float]]) -> Estimate | None:

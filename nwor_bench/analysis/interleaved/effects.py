@@ -38,16 +38,6 @@ class ClockEffect:
 
 
 @dataclass(frozen=True)
-class LengthEffect:
-    """The groups of one run length."""
-
-    run_length: int
-    groups: int
-    ratio: RatioInterval | None
-    """None below MIN_GROUPS."""
-
-
-@dataclass(frozen=True)
 class PairEffect:
     """What the groups of one pair say."""
 
@@ -61,7 +51,6 @@ class PairEffect:
     """None without a device's clock, or below MIN_GROUPS."""
 
     host: ClockEffect | None
-    by_length: tuple[LengthEffect, ...]
     carry_over: RatioInterval | None
     """The ratio in runs of two over that in endless runs: 1 without carry-over.
 
@@ -108,7 +97,6 @@ def pair_effects(run: RunData) -> list[PairEffect]:
                 clock=clock,
                 device=_on_clock(own, DEVICE_MS) if clock == DEVICE_MS else None,
                 host=_on_clock(own, WALL_MS),
-                by_length=_by_length(own, clock),
                 carry_over=_carry_over(own, clock),
                 conditions=condition_effects(own, log_effects(own, clock), states),
             )
@@ -147,15 +135,6 @@ def _on_clock(groups: Sequence[Group], clock: str) -> ClockEffect | None:
     if robust is None or mean is None:
         return None
     return ClockEffect(as_ratio(robust), as_ratio(mean))
-
-
-def _by_length(groups: Sequence[Group], clock: str) -> tuple[LengthEffect, ...]:
-    found = []
-    for length in sorted({group.run_length for group in groups}):
-        own = [group for group in groups if group.run_length == length]
-        effect = _on_clock(own, clock)
-        found.append(LengthEffect(length, len(own), None if effect is None else effect.robust))
-    return tuple(found)
 
 
 def _carry_over(groups: Sequence[Group], clock: str) -> RatioInterval | None:

@@ -25,8 +25,14 @@ from nwor_bench.records.store import read_run
 HERE = Path(__file__).parent
 CELL_FIELDS = (
     *("compared", "groups", "ratio_to_off", "ratio_ci_low", "ratio_ci_high"),
-    *("ratio_host", "ratio_host_low", "ratio_host_high", "batches"),
-    *("ratio_batches", "ratio_batches_low", "ratio_batches_high", "tokens_per_s", "verdict"),
+    *(
+        "batches",
+        "ratio_batches",
+        "ratio_batches_low",
+        "ratio_batches_high",
+        "tokens_per_s",
+        "verdict",
+    ),
 )
 
 

@@ -190,16 +190,6 @@ def test_an_effect_below_the_noise_floor_names_its_cells(run):
     assert "off x graph" not in finding.message
 
 
-@pytest.mark.parametrize(("blocks", "said"), [(12, True), (4, False)])
-def test_a_difference_that_few_blocks_carry_is_doubted(run, blocks, said):
-    """Four blocks could not have convinced the rank test whatever they had shown."""
-    cell = next(c for c in summarised(run) if c.label == "stage x off")
-    doubtful = replace(cell, wilcoxon_p=0.1, wilcoxon_p_holm=0.5, batches=blocks)
-    kinds = {finding.kind for finding in findings(run, [doubtful])}
-    assert (FindingKind.RANK_TEST in kinds) == said
-    assert FindingKind.RANK_TEST not in {f.kind for f in findings(run, [cell])}
-
-
 def test_what_a_crash_cut_off_is_said(run):
     event = {"event": "resumed", "at": "now", "warnings": ["records.jsonl: its last line ..."]}
     torn = found_in(replace(run, events=(event,)))[FindingKind.TORN]

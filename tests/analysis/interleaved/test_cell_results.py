@@ -43,12 +43,10 @@ def test_the_ratio_is_that_of_windows(run: RunData) -> None:
     assert cell.ratio_to_off == pytest.approx(0.972, abs=0.002)
     assert cell.half_width is not None
     assert cell.half_width < 0.002
-    for beside in (cell.ratio_batches, cell.ratio_host, cell.ratio_mean):
-        assert beside == pytest.approx(0.972, abs=0.01)
+    assert cell.ratio_batches == pytest.approx(0.972, abs=0.01)
     assert cell.ratio_batches_low is not None
     assert cell.ratio_batches_high is not None
     assert cell.ratio_batches_high - cell.ratio_batches_low > 4 * cell.half_width
-    assert (cell.wilcoxon_p, cell.wilcoxon_p_holm, cell.bootstrap_low) == (None, None, None)
     assert cell.p_value_holm is not None
     assert cell.p_value_holm < 0.001
     assert cell.ratio_simultaneous_low is not None
@@ -78,14 +76,12 @@ def test_whole_batches_decide_where_they_disagree() -> None:
     assert cell.ratio_to_off == cell.ratio_batches
     assert cell.verdict == Verdict.SLOWER
     assert "disagree" in (cell.reason or "")
-    assert cell.wilcoxon_p is not None
-    assert cell.wilcoxon_p_holm is not None
 
 
 def test_too_few_groups_leave_whole_batches() -> None:
     run = interleaved_run(Planted(EFFECTS), batches=1, groups=16, whole=WHOLE)
     cell = cell_of(run, STAGE_GRAPH)
-    assert (cell.interleaved, cell.groups, cell.ratio_host) == ("batches", 2, None)
+    assert (cell.interleaved, cell.groups) == ("batches", 2)
     assert cell.ratio_to_off == cell.ratio_batches is not None
 
 

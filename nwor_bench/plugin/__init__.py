@@ -28,11 +28,11 @@ def register() -> None:
     if settings is None:
         return
     from nwor_bench.errors import ConfigError
-    from nwor_bench.instruments.versions import require_supported_vllm, unknown_version
+    from nwor_bench.instruments.versions import require_supported_vllm, untried_version
 
     require_supported_vllm()
     try:
-        untried = unknown_version()
+        untried = untried_version()
         if untried is not None:
             logging.getLogger("vllm.nwor_bench").warning(untried)
         from nwor_bench.plugin.install import install

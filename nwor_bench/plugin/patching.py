@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from nwor_bench.errors import BenchError
+from nwor_bench.instruments.versions import supported, vllm_version
 
 Wrapper = Callable[[Callable[..., Any]], Callable[..., Any]]
 """Takes the original callable and returns the one that replaces it."""
@@ -40,7 +41,7 @@ class Patch:
         if not callable(getattr(self._target, self._name, None)):
             raise PatchError.at(
                 f"cannot attach to {self._describe()}",
-                "no such method in this vLLM; `nwor-bench doctor` says what this version changed",
+                f"no such method in vLLM {vllm_version()}; nwor-bench was tried with {supported()}",
             )
 
     def apply(self) -> None:

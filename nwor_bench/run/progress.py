@@ -17,7 +17,7 @@ from rich.text import Text
 from nwor_bench.analysis.interleaved.groups import find_groups
 from nwor_bench.analysis.invariants import windows_by_batch
 from nwor_bench.analysis.statistics import geometric_mean_ratio, paired_ratio
-from nwor_bench.instruments.versions import require_supported_vllm, unknown_version
+from nwor_bench.instruments.versions import require_supported_vllm, untried_version
 from nwor_bench.records.batch import IN_TURNS
 from nwor_bench.records.files import result_document
 from nwor_bench.records.lines import batch_key
@@ -120,9 +120,9 @@ def console_for(options: RunOptions) -> Console:
 
 
 def check_vllm_version(console: Console) -> None:
-    """Tell what a vLLM with which we were not tried changed. Raises UnsupportedVllmError."""
+    """Print a line if this vLLM was not tried. Raises UnsupportedVllmError."""
     require_supported_vllm()
-    untried = unknown_version()
+    untried = untried_version()
     if untried is not None:
         console.print(untried, style="yellow", highlight=False, markup=False)
 

@@ -6,7 +6,6 @@ from nwor_bench.cli.doctor.check import Check, State, can_sweep
 from nwor_bench.cli.doctor.machine import check_clocks, check_driver, check_gpu, check_memory
 from nwor_bench.cli.doctor.profilers import check_cupti, check_nsight, check_nvtx, check_permission
 from nwor_bench.cli.doctor.software import (
-    check_contract,
     check_openmp,
     check_plugin,
     check_torch,
@@ -29,7 +28,6 @@ def examine(check_hooks: Callable[[], Check] | None = None) -> list[Check]:
     cpu = facts.cpu or CpuFacts()
     checks = [
         check_vllm(),
-        check_contract(),
         check_torch(bool(gpus)),
         check_plugin(),
         check_openmp(),

@@ -9,10 +9,10 @@ from nwor_bench.errors import BenchError, UnsupportedVllmError
 from nwor_bench.instruments.device_memory import CPU_BUILD
 from nwor_bench.instruments.versions import (
     REMEDY,
-    contract_changes,
     is_strict,
     require_supported_vllm,
     supported,
+    untried_version,
     vllm_version,
 )
 
@@ -44,19 +44,8 @@ def check_vllm() -> Check:
         what = f"{found}, {refused} {supported()}" if found else "not installed"
         return Check("vLLM", state, what, REMEDY, needed=True)
     build = "CPU build" if is_cpu_build() else "CUDA build"
-    return Check("vLLM", State.OK, f"{found}, {build}", needed=True)
-
-
-def check_contract() -> Check:
-    """Whether the installed vLLM defines what the plugin needs as a version that was tried."""
-    try:
-        found = contract_changes()
-    except UnsupportedVllmError:
-        return Check("contract", State.MISSING, "no vLLM to read", "make venv")
-    if not found.changed:
-        return Check("contract", State.OK, str(found))
-    remedy = "before you trust a number, run the tests with this vLLM (CONTRIBUTING.md)"
-    return Check("contract", State.WRONG, str(found), remedy)
+    tried = "" if untried_version() is None else f"; tried with {supported()} only"
+    return Check("vLLM", State.OK, f"{found}, {build}{tried}", needed=True)
 
 
 def check_torch(has_gpu: bool) -> Check:

@@ -20,9 +20,7 @@ def check(page: Path, made: str) -> None:
 @pytest.mark.parametrize(
     ("folder", "table"),
     [
-        ("attention-tiles", "tiles.csv"),
         ("interval-coverage", "coverage.csv"),
-        ("launches", "launches.csv"),
         ("precision", "injection.csv"),
         ("recurrent-bytes", "states.csv"),
     ],
@@ -83,11 +81,6 @@ def test_the_page_of_the_runs(study: Study) -> None:
     check(RUNS.with_name("runs.md"), made)
 
 
-def test_the_page_of_the_first_run(study: Study) -> None:
-    made = study("first-run", "page").document(pd.read_csv(RUNS))
-    check(STUDIES / "first-run" / "README.md", made)
-
-
 def test_the_page_of_acceptance(study: Study) -> None:
     folder = STUDIES / "acceptance"
     made, _ = study("acceptance", "page").document(pd.read_csv(folder / "acceptance.csv"))
@@ -98,18 +91,3 @@ def test_the_page_of_the_hooks(study: Study) -> None:
     folder = STUDIES / "hook-cost"
     tables = (pd.read_csv(folder / name) for name in ("hook-parts.csv", "nvtx.csv"))
     check(folder / "README.md", study("hook-cost", "page").text_of(*tables))
-
-
-def test_the_page_of_dram_bytes(study: Study) -> None:
-    pytest.importorskip("triton")
-    folder = STUDIES / "dram-bytes"
-    made = study("dram-bytes", "page").text_of(folder / "dram.csv.gz", folder / "before.csv")
-    check(folder / "README.md", made)
-
-
-def test_the_page_of_dram_kernels(study: Study) -> None:
-    pytest.importorskip("triton")
-    folder = STUDIES / "dram-kernels"
-    script = study("dram-kernels", "page")
-    rows, facts = study("dram-kernels", "measured_page").read_measured(folder / "attention.csv")
-    check(folder / "README.md", script.text_of(rows, facts))

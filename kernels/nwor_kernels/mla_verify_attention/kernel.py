@@ -78,7 +78,7 @@ def launch_shape(
     tuning: MlaTuning | None = None,
     requests: int | None = None,
 ) -> LaunchShape:
-    """The shape of a launch, by rules measured on an H200 (sweeps/studies/attention-tiles).
+    """The shape of a launch, by rules measured on an H200.
 
     The query rows and the cache rows of each step in flight lie in shared memory. At 512 + 64 in
     bf16, 32 query rows and two steps of 64 tokens take (32 + 128) x 576 x 2 = 180 KiB of 227.

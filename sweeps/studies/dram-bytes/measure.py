@@ -1,34 +1,32 @@
 """DRAM bytes a window, off against stage, at several acceptances: runs on few engines.
 
     python sweeps/studies/dram-bytes/measure.py --requests 8 --draft-tokens 4 --output DIR
-    python sweeps/studies/dram-bytes/measure.py --requests 64 --draft-tokens 8 --eager --output DIR
-    python sweeps/studies/dram-bytes/measure.py ... --stage reference copy --output DIR
+    python sweeps/studies/dram-bytes/measure.py --rows DIR --output dram.csv
 
 Cells: off x off, stage x graph, and the A/A arm; an engine for each way to stage (--stage), in a
-process of its own: reference (the default) and copy. Acceptance
-is synthetic; between the runs of one engine the rates are set in place, which an engine start each
-would do as well and take 10 s longer. Needs a GPU whose counters may be read; LD_LIBRARY_PATH must
-name cupti-python's libcupti (`nwor-bench sweep --dram-counters` does that by itself). `compact.py`
-makes dram.csv.gz of the run folders.
+process of its own. Acceptance is synthetic and set in place between the runs of one engine, which
+saves an engine start of 10 s each. Needs a GPU whose counters may be read; LD_LIBRARY_PATH must
+name cupti-python's libcupti (`nwor-bench sweep --dram-counters` does that by itself).
 """
 
 import argparse
 import json
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-import torch
+import pandas as pd
 from rich.console import Console
 
+from nwor_bench.analysis.dram.rows import csv_rows
 from nwor_bench.engine.engine import VllmEngine, check_arguments
 from nwor_bench.instruments.cupti_library import run_under_own_cupti
+from nwor_bench.records.store import read_run
 from nwor_bench.records.types import Cell, NworMode, ScvMode
 from nwor_bench.run.execute import run_prepared
 from nwor_bench.run.prepare import PairChoice, prepare
@@ -36,15 +34,11 @@ from nwor_bench.workload.config import RunSpec, load_scenario, resolve
 from nwor_bench.workload.schedule import Block, Plan
 
 PAIR = "llama-3b-shape"
-STAGES = ("reference", "copy")
-"""Values of --stage-by."""
+PACKAGES = ("vllm", "torch", "triton")
 
 
-def spec_of(arguments: argparse.Namespace, acceptance: float, stage: str) -> RunSpec:
-    """One run: prefill in one step, a full graph for windows of all requests, or none at all.
-
-    Launches are counted in a process's last run: PyTorch's profiler changes CUPTI's clock.
-    """
+def spec_of(arguments: argparse.Namespace, acceptance: float, stage_by: str) -> RunSpec:
+    """One run: prefill in one step, a full graph for windows of all requests, or none at all."""
     engine_args: dict[str, Any] = {"max_num_batched_tokens": 65536}
     if arguments.max_splits is not None:
         most = {"flash_attn_max_num_splits_for_cuda_graph": arguments.max_splits}
@@ -74,38 +68,22 @@ def spec_of(arguments: argparse.Namespace, acceptance: float, stage: str) -> Run
         engine_args=json.dumps(engine_args),
         max_warmup=2,
         dram_counters=True,
-        launch_counts=arguments.launches and acceptance == arguments.acceptance[-1],
-        stage_by=stage,
+        stage_by=stage_by,
     )
 
 
-def is_compared(cell: Cell) -> bool:
-    """off x off, stage x graph and the A/A arm; no other cell is run."""
-    is_stage = cell.nwor_mode is NworMode.STAGE and cell.scv_mode is ScvMode.GRAPH
-    return cell.is_baseline or cell.arm is not None or is_stage
+def compared(plan: Plan) -> Plan:
+    """The plan with off x off, stage x graph and the A/A arm only."""
 
-
-def only(plan: Plan, wanted: Callable[[Cell], bool]) -> Plan:
-    """The plan with the wanted cells alone."""
+    def wanted(cell: Cell) -> bool:
+        is_stage = cell.nwor_mode is NworMode.STAGE and cell.scv_mode is ScvMode.GRAPH
+        return cell.is_baseline or cell.arm is not None or is_stage
 
     def cut(block: Block) -> Block:
         return replace(block, order=tuple(filter(wanted, block.order)))
 
     cells = tuple(filter(wanted, plan.cells))
     return replace(plan, cells=cells, gate=cut(plan.gate), blocks=tuple(map(cut, plan.blocks)))
-
-
-class EmptiedEngine(VllmEngine):
-    """Stock vLLM in this process; each batch begins with no memory in PyTorch's cache.
-
-    Which memory an eager step is given depends on what ran before, in other batches too; this
-    takes the other batches away.
-    """
-
-    def set_modes(self, cell: Cell) -> None:
-        """Switch, and give the cached memory back."""
-        super().set_modes(cell)
-        torch.cuda.empty_cache()
 
 
 def set_acceptance(engine: VllmEngine, spec: RunSpec) -> None:
@@ -123,53 +101,32 @@ def set_acceptance(engine: VllmEngine, spec: RunSpec) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Every way to stage on an engine of its own."""
+    """Run every way to stage in a fresh process; the first error ends it."""
     run_under_own_cupti()
     arguments.output.mkdir(parents=True, exist_ok=True)
-    each_in_a_process(partial(run_stage, arguments), arguments.stage)
-
-
-def each_in_a_process(do: Callable[[str], Any], items: Sequence[str]) -> list[Any]:
-    """Call `do` with one item after the other, each in a fresh process; the first error ends it.
-
-    A process that has counted launches cannot count DRAM bytes any more.
-    """
     context = get_context("spawn")
     with ProcessPoolExecutor(1, mp_context=context, max_tasks_per_child=1) as pool:
-        # Not map: it would start the second although the first had failed.
-        return [pool.submit(do, item).result() for item in items]
+        for stage_by in arguments.stage:
+            pool.submit(run_stage, arguments, stage_by).result()
 
 
-def run_stage(arguments: argparse.Namespace, stage: str) -> None:
-    """All acceptances for one way to stage."""
+def run_stage(arguments: argparse.Namespace, stage_by: str) -> None:
+    """All acceptances on one engine, each in a run folder of its own."""
     kind = "eager" if arguments.eager else "full"
     kind += "" if arguments.max_splits is None else f"-{arguments.max_splits}split"
-    kind += "-emptied" if arguments.empty_cache else ""
-    kind += "" if stage == "reference" else f"-{stage}"
-    engine = EmptiedEngine if arguments.empty_cache else VllmEngine
-    run_kind(arguments, stage, kind, make_engine=engine)
-
-
-def run_kind(
-    arguments: argparse.Namespace,
-    stage: str,
-    kind: str,
-    wanted: Callable[[Cell], bool] = is_compared,
-    make_engine: Callable[..., VllmEngine] = VllmEngine,
-) -> None:
-    """All acceptances on one engine, each in a run folder of its own, as it ends."""
+    kind += "" if stage_by == "reference" else f"-{stage_by}"
     console = Console(width=150)
     engine: VllmEngine | None = None
-    specs = [(value, spec_of(arguments, value, stage)) for value in arguments.acceptance]
+    specs = [(value, spec_of(arguments, value, stage_by)) for value in arguments.acceptance]
     largest = max((spec for _, spec in specs), key=lambda spec: spec.scenario.max_new_tokens)
     try:
         for acceptance, spec in specs:
             began = time.monotonic()
             prepared = prepare(spec, PairChoice(pair=PAIR), console)
-            prepared = replace(prepared, plan=only(prepared.plan, wanted))
+            prepared = replace(prepared, plan=compared(prepared.plan))
             if engine is None:
                 check_arguments(prepared.pair, largest)
-                engine = make_engine(prepared.pair, largest, arguments.output / f"{kind}.log")
+                engine = VllmEngine(prepared.pair, largest, arguments.output / f"{kind}.log")
             set_acceptance(engine, spec)
             name = f"{kind}-{arguments.requests}x{arguments.draft_tokens}-{acceptance:g}"
 
@@ -184,27 +141,43 @@ def run_kind(
             engine.close()
 
 
-def add_run_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments for a run's work and its folder."""
-    parser.add_argument("--requests", type=int, required=True)
-    parser.add_argument("--draft-tokens", type=int, required=True)
+def rows_of(roots: Sequence[Path]) -> list[dict[str, Any]]:
+    """A row a run and cell of all complete runs below the folders; the command is in the first."""
+    rows: list[dict[str, Any]] = []
+    for path in sorted(path for root in roots for path in root.rglob("run.json")):
+        header = json.loads(path.read_text(encoding="utf-8"))
+        if header["status"] != "complete":
+            continue
+        environment = header["environment"]
+        gpu = environment["gpus"][0]
+        origin = {"gpu": gpu["name"], "driver": gpu["driver"]}
+        origin |= {name: environment["packages"][name] for name in PACKAGES}
+        for place, row in enumerate(csv_rows(read_run(path.parent))):
+            command = "" if place else header["command"]
+            rows.append({"run": path.parent.name, **row, **origin, "command": command})
+    return rows
+
+
+def main() -> None:
+    """Parse, and run or write rows."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--requests", type=int)
+    parser.add_argument("--draft-tokens", type=int)
     parser.add_argument("--acceptance", type=lambda t: [float(x) for x in t.split(",")],
                      default=[0.5, 0.1, 0.9])  # fmt: skip
     parser.add_argument("--windows", type=int, default=24, help="a request, about")
     parser.add_argument("--blocks", type=int, default=6)
-    parser.add_argument("--launches", action="store_true", help="count CUDA calls, too")
     parser.add_argument("--eager", action="store_true")
-    parser.add_argument("--empty-cache", action="store_true", help="PyTorch's, before each batch")
     parser.add_argument("--max-splits", type=int, help="FlashAttention's, in full graphs")
-    parser.add_argument("--output", type=Path, required=True)
-
-
-def main() -> None:
-    """Parse and run."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    add_run_arguments(parser)
-    parser.add_argument("--stage", nargs="+", choices=list(STAGES), default=["reference"])
-    run(parser.parse_args())
+    parser.add_argument("--stage", nargs="+", choices=("reference", "copy"), default=["reference"])
+    parser.add_argument("--rows", type=Path, nargs="+", help="run folders; runs nothing")
+    parser.add_argument("--output", type=Path, required=True, help="a folder; with --rows a CSV")
+    arguments = parser.parse_args()
+    if arguments.rows:
+        frame = pd.DataFrame(rows_of(arguments.rows))
+        frame.to_csv(arguments.output, index=False, float_format="%.12g")
+    else:
+        run(arguments)
 
 
 if __name__ == "__main__":

@@ -124,7 +124,7 @@ a layer reads, and the bf16 cache's writes are the only gain.
 
     nwor-bench sweep --file sweeps/h200-families.toml
 
-Launch rules measured anew ([attention-tiles](../attention-tiles/README.md)), and over
+Launch rules measured anew, and over
 FlashAttention's MLA a window is merged into what stock attends (FlashAttention 3 for the committed
 tokens, one small kernel for the rest). Two more hosts with two H200 each; the other GPU was in use;
 budgets of 75 s for Qwen3 and 60 s for DeepSeek, whose runs so have fewer groups.

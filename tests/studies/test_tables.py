@@ -1,0 +1,116 @@
+"""Pages hold what their CSV files give, and the scripts beside them still start."""
+
+import runpy
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+STUDIES = Path(__file__).resolve().parents[2] / "sweeps" / "studies"
+sys.path.insert(0, str(STUDIES))
+import tables  # noqa: E402
+
+PAGES = list(tables.pages())
+SCRIPTS = [
+    path for path in sorted(STUDIES.glob("*/measure*.py")) if not path.with_name("page.py").exists()
+]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.parent.name)
+def test_no_number_of_a_page_was_typed(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    assert tables.filled(page) == text
+    assert not [line for line in text.splitlines() if tables.VALUE.match(line)]
+
+
+@pytest.mark.slow  # imports vLLM
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: f"{path.parent.name}/{path.name}")
+def test_each_script_still_imports(
+    script: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", [str(script), "--help"])
+    monkeypatch.syspath_prepend(str(script.parent))
+    with pytest.raises(SystemExit, match=r"^0$"):
+        runpy.run_path(str(script), run_name="__main__")
+    assert "usage" in capsys.readouterr().out
+
+
+PAGE = """# Which is fastest?
+
+<!-- view fast AS SELECT * FROM some_runs WHERE ms < 3 -->
+<!-- let SELECT count(*) AS few, fmt('{:.1f}', median(ms)) AS middle FROM fast -->
+
+There are <!--few-->7<!--/--> of them, <!--middle--><!--/--> ms.
+
+<!-- table
+SELECT cell, fmt('{:+.2f} ms', ms) AS time FROM some_runs ORDER BY ms
+-->
+old
+<!-- end -->
+
+<!-- pivot SELECT requests, cell, ms FROM some_runs -->
+<!-- end -->
+"""
+
+FILLED = """# Which is fastest?
+
+<!-- view fast AS SELECT * FROM some_runs WHERE ms < 3 -->
+<!-- let SELECT count(*) AS few, fmt('{:.1f}', median(ms)) AS middle FROM fast -->
+
+There are <!--few-->2<!--/--> of them, <!--middle-->1.8<!--/--> ms.
+
+<!-- table
+SELECT cell, fmt('{:+.2f} ms', ms) AS time FROM some_runs ORDER BY ms
+-->
+
+| cell | time |
+| --- | --- |
+| off |  |
+| off | +1.50 ms |
+| stage | +2.00 ms |
+
+<!-- end -->
+
+<!-- pivot SELECT requests, cell, ms FROM some_runs -->
+
+| requests | off | stage |
+| --- | --- | --- |
+| 8 | 1.5 | 2.0 |
+| 64 |  |  |
+
+<!-- end -->
+"""
+
+
+@pytest.fixture
+def page(tmp_path: Path) -> Path:
+    (tmp_path / "some-runs.csv").write_text(
+        "# command: a line of facts\nrequests,cell,ms\n8,off,1.5\n8,stage,2.0\n64,off,\n"
+    )
+    page = tmp_path / "README.md"
+    page.write_text(PAGE)
+    return page
+
+
+def test_tables_values_and_pivots_are_filled(page: Path) -> None:
+    assert tables.filled(page) == FILLED
+    page.write_text(FILLED)
+    assert tables.filled(page) == FILLED
+    assert tables.values(page) == {"few": 2, "middle": "1.8"}
+
+
+def test_a_value_without_a_definition_is_refused(page: Path) -> None:
+    page.write_text("about <!--many-->3<!--/-->")
+    with pytest.raises(KeyError, match="many"):
+        tables.filled(page)
+
+
+def test_groups_are_located_as_reports_locate_them(page: Path) -> None:
+    rng = np.random.default_rng(3)
+    ms = rng.normal(0.01, 0.002, 400)
+    page.with_name("groups.csv").write_text("ms\n" + "\n".join(map(str, ms)))
+    page.write_text("<!-- let SELECT effect(ms) AS middle, half_width(ms) AS half FROM groups -->")
+    found = tables.values(page)
+    assert found["middle"] == pytest.approx(0.01, abs=0.0005)
+    assert found["half"] == pytest.approx(1.96 * 0.002 / 20, rel=0.25)

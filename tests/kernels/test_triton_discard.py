@@ -76,9 +76,9 @@ def test_padding_rows_are_not_left(triton_device):
 EVEN = [Request(90, 5, 4)] * 3
 BATCHES = [pytest.param(EVEN, marks=pytest.mark.long, id="even"), pytest.param(UNEVEN, id="uneven")]
 
-MODEL = Path(__file__).parents[2] / "sweeps" / "studies" / "dram-bytes" / "partials.py"
+MODEL = Path(__file__).with_name("partial_results.py")
 partial_bytes = runpy.run_path(str(MODEL))["partial_bytes"]
-"""The DRAM study's arithmetic on the host, held here to what the kernel writes."""
+"""The kernel's arithmetic on the host's integers, compared here with what the kernel writes."""
 
 
 def bytes_left(device, requests, *, heads=4, kv_heads=2, head_dim=32, **tuning: Any) -> int:

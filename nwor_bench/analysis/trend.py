@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import stats
 
 from nwor_bench.workload.run_spec import WARMUP_LOOKBACK
 
@@ -44,6 +43,8 @@ def trend(values: Sequence[float]) -> Trend:
     if count < 3 or len(set(values)) == 1:
         return Trend(1.0, 0.0)
     places = np.arange(count)
+    from scipy import stats  # here, since refusals of bad input must not wait for it
+
     p_value = float(stats.kendalltau(places, values).pvalue)
     slope = float(stats.theilslopes(values, places).slope)
     return Trend(p_value, slope * (count - 1) / float(np.median(values)))

@@ -15,7 +15,6 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
-from nwor_bench.analysis.aggregate import summarise
 from nwor_bench.analysis.trend import not_steady
 from nwor_bench.instruments.device_memory import uses_gpu
 from nwor_bench.instruments.processor import bf16_is_slow
@@ -180,6 +179,8 @@ def half_widths(run: RunData, done: int) -> list[float | None]:
     Uses only records up to block `done`, so that a resumed run stops at the same block as an
     uninterrupted one.
     """
+    from nwor_bench.analysis.aggregate import summarise  # imports scipy: half a second
+
     cells = summarise(_as_of(run, done))
     return [cell.half_width for cell in cells if cell.ratio_to_off is not None]
 

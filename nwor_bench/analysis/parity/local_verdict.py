@@ -7,7 +7,7 @@ below the rounding of one row.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from nwor_bench.analysis.parity.kv_verdict import KvVerdict
@@ -204,20 +204,25 @@ def _attention_errors(
         attention = entry.get("attention")
         if attention is None or "missing" in attention:
             continue
-        heads = _heads(attention)
-        largest = max(head["stock_largest"] or 0.0 for head in heads)
-        for number, head in enumerate(heads):
-            at = (entry["layer"], rank)
-            where = f", head {number}"
-            row = attention["requests"][int(head["apart_row"] or 0)]
-            yield LocalFault(
-                "row", *at, head["apart"], ROW_MULTIPLE * largest, f"{where} of request {row}"
-            )
-            yield LocalFault("head", *at, head["ours"], RMS_MULTIPLE * (head["stock"] or 0), where)
-            if attention["rows"] >= FEWEST_ROWS:
-                values = [head[name] for name in attention["fields"][6:]]
-                yield from _signed(at, values, HEAD_ERRORS, where)
-        yield from _signed((entry["layer"], rank), attention["pooled"], LAYER_ERRORS, "")
+        margin = attention.get("margin", 1.0)
+        for error in _layer_errors((entry["layer"], rank), attention):
+            yield replace(error, allowed=margin * error.allowed)
+
+
+def _layer_errors(at: tuple[str, int], attention: Mapping[str, Any]) -> Iterator[LocalFault]:
+    heads = _heads(attention)
+    largest = max(head["stock_largest"] or 0.0 for head in heads)
+    for number, head in enumerate(heads):
+        where = f", head {number}"
+        row = attention["requests"][int(head["apart_row"] or 0)]
+        yield LocalFault(
+            "row", *at, head["apart"], ROW_MULTIPLE * largest, f"{where} of request {row}"
+        )
+        yield LocalFault("head", *at, head["ours"], RMS_MULTIPLE * (head["stock"] or 0), where)
+        if attention["rows"] >= FEWEST_ROWS:
+            values = [head[name] for name in attention["fields"][6:]]
+            yield from _signed(at, values, HEAD_ERRORS, where)
+    yield from _signed(at, attention["pooled"], LAYER_ERRORS, "")
 
 
 def _signed(

@@ -35,6 +35,8 @@ class AttentionFacts:
     """[heads], a score that takes weight and gives no value."""
     alibi_slopes: Tensor | None = None
     """[heads], added as slope * (key position - query position)."""
+    margin: float = 1.0
+    """By what the local gate multiplies its limits for this kind of attention."""
 
 
 def exact_attention(

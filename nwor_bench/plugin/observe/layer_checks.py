@@ -278,6 +278,7 @@ class LayerChecks:
             "pooled": _plain(pooled),
             "rows": int(sum(each.numel() for each in rows)),
             "requests": _requests_of(drafted, step),
+            "margin": facts.margin,
         }
 
 

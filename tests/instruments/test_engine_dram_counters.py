@@ -77,7 +77,9 @@ def test_windows_get_the_bytes_of_their_own_time(tmp_path: Path, gpu: SimulatedG
     for cell in cells[1:]:
         assert cell.matched > 10
         assert set(cell.differences) == {"dram_read_bytes", "dram_write_bytes"}
-    assert "DRAM bytes, counted" in (tmp_path / "run" / "report.md").read_text()
+    report = (tmp_path / "run" / "report.md").read_text()
+    assert "DRAM bytes: stage x off" in report
+    assert "Measured by the GPU itself (CUPTI PM sampling)" in report
     header = pd.read_csv(tmp_path / "run" / "windows.csv", nrows=0).columns
     assert {"dram_read_bytes", "dram_write_bytes"} <= set(header)
 

@@ -288,9 +288,12 @@ def accept_arguments(pair: ResolvedPair, spec: RunSpec) -> None:
     """In place of vLLM's own check of its arguments."""
 
 
-def events_but_kv(run: RunData) -> list[dict[str, Any]]:
-    """A run's events less those that every gate writes."""
-    return [event for event in run.events if event.get("event") != "kv_gate"]
+GATE_EVENTS = ("kv_gate", "local_gate", "parity_sums")
+
+
+def events_but_gates(run: RunData) -> list[dict[str, Any]]:
+    """A run's events without those that every gate writes."""
+    return [event for event in run.events if event.get("event") not in GATE_EVENTS]
 
 
 def greedy_token(ids: tuple[int, ...]) -> int:

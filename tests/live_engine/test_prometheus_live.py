@@ -2,6 +2,7 @@
 
 import json
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -45,6 +46,20 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return generate_tiny(tmp_path_factory.mktemp("pair"), noise=0.05)[0]
 
 
+def metrics_of_all_ranks(address: str, ranks: int) -> dict[str, float]:
+    """Samples once all ranks have counted what vLLM counted, or those of 20 s later.
+
+    vLLM answers a request as soon as the first rank is done, so the others may still be counting.
+    """
+    deadline = time.monotonic() + 20
+    while True:
+        samples = read_metrics(address)
+        drafts = ranks * samples["vllm:spec_decode_num_draft_tokens_total"]
+        if samples["nwor_draft_tokens_total"] == drafts or time.monotonic() > deadline:
+            return samples
+        time.sleep(0.2)
+
+
 @pytest.mark.parametrize("ranks", [1, 2], ids=["one rank", "two ranks, vLLM's own folder"])
 def test_vllm_serves_our_counters_beside_its_own(target: Path, tmp_path: Path, ranks: int) -> None:
     """Two tensor-parallel ranks each count what vLLM counts once.
@@ -59,9 +74,9 @@ def test_vllm_serves_our_counters_beside_its_own(target: Path, tmp_path: Path, r
         address = f"{base}/metrics"
         assert read_metrics(address)["nwor_windows_total"] == 0
         complete(base, "one two one two one two one two")
-        first = read_metrics(address)
+        first = metrics_of_all_ranks(address, ranks)
         complete(base, "three four three four three four")
-        second = read_metrics(address)
+        second = metrics_of_all_ranks(address, ranks)
         by_rank = [read_metrics(address, rank=str(rank)) for rank in range(ranks)]
     for name in ("nwor_windows_total", "nwor_total_staged_total", "nwor_stage_operations_total"):
         assert 0 < first[name] < second[name]

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_engine import FakeEngine, events_but_kv
+from fake_engine import FakeEngine, events_but_gates
 from toy_run import BASELINE, STAGE, Runner, encode, of_phase
 
 from nwor_bench.analysis.aggregate import summarise
@@ -123,7 +123,7 @@ def test_parity_that_breaks_later_is_found_and_stops_the_cell(folder: Path) -> N
     timed = [batch.block for batch in of_phase(run, "timed") if batch.cell == STAGE]
     assert timed == [1, 2]
     assert [b.cell for b in of_phase(run, "timed")].count(BASELINE) == 3
-    (event,) = events_but_kv(run)
+    (event,) = events_but_gates(run)
     assert {k: event[k] for k in ("event", "pair", "nwor_mode", "scv_mode", "block")} == {
         "event": "parity_broken", "pair": "toy", "nwor_mode": "stage", "scv_mode": "off",
         "block": 2,
@@ -141,7 +141,7 @@ def test_sampled_blocks_are_not_compared(folder: Path) -> None:
 
     runner = Runner(folder, FakeEngine(wrong=wrong), temperature=0.8)
     run = runner.run()
-    assert events_but_kv(run) == []
+    assert events_but_gates(run) == []
     assert runner.sweep.parity.broken == {}
     assert len(of_phase(run, "timed")) == 21
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from fake_engine import events_but_kv
+from fake_engine import events_but_gates
 
 from nwor_bench.errors import ExitCode
 from nwor_bench.records.store import RunData, read_run
@@ -89,7 +89,7 @@ def stop(process: Sweep, how: signal.Signals, folder: Path) -> tuple[str, RunDat
     assert "interrupted: keeping what was measured" in out
     run = read_run(folder)
     assert run.header.status == "partial"
-    assert [event["event"] for event in events_but_kv(run)] == ["interrupted"]
+    assert [event["event"] for event in events_but_gates(run)] == ["interrupted"]
     assert run.warnings == ()
     assert [name for name in REPORTS if not (folder / name).is_file()] == []
     assert len(pd.read_csv(folder / "batches.csv")) == len(run.batches)

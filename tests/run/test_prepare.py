@@ -10,7 +10,7 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from fake_engine import FakeEngine, FakeFactory, accept_arguments, events_but_kv
+from fake_engine import FakeEngine, FakeFactory, accept_arguments, events_but_gates
 from refusals import refused
 
 from nwor_bench.errors import ConfigError, EngineError, ExitCode
@@ -101,7 +101,7 @@ def test_parity_that_breaks_in_a_timed_block_ends_with_3() -> None:
 
     assert session(FakeEngine(wrong=wrong)) is ExitCode.CORRECTNESS_BROKEN
     run, cells = reported()
-    assert [event["event"] for event in events_but_kv(run)] == ["parity_broken"]
+    assert [event["event"] for event in events_but_gates(run)] == ["parity_broken"]
     assert list(cells[cells.verdict == "INVALID"].scv_mode) == ["off"]
 
 
@@ -114,7 +114,7 @@ def test_an_interruption_keeps_what_was_measured(
     run, _ = reported()
     assert run.header.status == "partial"
     assert len(run.batches) == n
-    assert [event["event"] for event in events_but_kv(run)] == ["interrupted"]
+    assert [event["event"] for event in events_but_gates(run)] == ["interrupted"]
     assert engine.closed == 1
     out = capsys.readouterr().out
     assert "interrupted: keeping what was measured" in out
@@ -202,7 +202,7 @@ def test_an_error_is_raised_after_the_reports_are_written(error: Exception) -> N
     assert run.header.status == "failed"
     assert len(run.batches) == 10
     assert len(cells) == 7
-    (event,) = events_but_kv(run)
+    (event,) = events_but_gates(run)
     assert event["event"] == "failed"
     assert event["error"] in ("the engine died", "MemoryError()")
     assert event["error"] in Path("run/report.md").read_text()

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import typer
-from fake_engine import FakeEngine, FakeFactory, accept_arguments, events_but_kv
+from fake_engine import FakeEngine, FakeFactory, accept_arguments, events_but_gates
 from refusals import refused
 
 from nwor_bench.analysis.aggregate import summarise
@@ -112,7 +112,7 @@ def test_a_resumed_run_is_the_run_that_was_never_cut(n: int, uncut: list[BatchRe
     assert len(numbers) == len(run.batches) + len(run.superseded)
     assert len(run.windows) == 3 * len(run.batches)
     again = ["superseded"] if n > 1 and (n - 1) % 7 else []
-    assert [event["event"] for event in events_but_kv(run)] == ["interrupted", "resumed", *again]
+    assert [event["event"] for event in events_but_gates(run)] == ["interrupted", "resumed", *again]
 
 
 def test_a_run_may_be_cut_again_and_again(uncut: list[BatchRecord]) -> None:

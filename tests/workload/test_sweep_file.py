@@ -11,7 +11,7 @@ from typing import Any, get_args
 
 import pandas as pd
 import pytest
-from fake_engine import FakeEngine, accept_arguments, events_but_kv
+from fake_engine import FakeEngine, accept_arguments, events_but_gates
 from hypothesis import given
 from hypothesis import strategies as st
 from refusals import refused
@@ -374,7 +374,7 @@ def test_an_interrupted_sweep_goes_on(small: Path, capsys: pytest.CaptureFixture
     assert {run["status"] for run in index()["runs"]} == {"done"}
     assert "To go on" not in capsys.readouterr().out
     third = read_run(Path("out") / index()["runs"][2]["folder"])
-    told = [event["event"] for event in events_but_kv(third)]
+    told = [event["event"] for event in events_but_gates(third)]
     assert told == ["interrupted", "resumed", "superseded"]
     assert len(third.batches) == 2 + 3 * 4
     with refused("--resume", value="out"):

@@ -10,9 +10,8 @@ from synthetic_run import make_header
 from nwor_bench.records.store import RunData, RunStore, read_run
 from nwor_bench.records.types import BatchRecord, Cell, NworMode, ScvMode
 from nwor_bench.run.blocks import BlockRunner
-from nwor_bench.workload.config import RunSpec, resolve
+from nwor_bench.workload.config import RunSpec, Scenario, resolve
 from nwor_bench.workload.prompts import Prompt
-from nwor_bench.workload.scenario import Scenario
 from nwor_bench.workload.schedule import Plan, blocks_for_header, make_plan
 
 SCENARIO = Scenario(

@@ -8,8 +8,7 @@ from typing import Annotated, Any, TypeVar
 import typer
 
 from nwor_bench.cli import completion
-from nwor_bench.workload.option_text import bare
-from nwor_bench.workload.options import Declared, Panel, declared, names
+from nwor_bench.workload.options import Declared, Panel, bare, declared, names
 
 _COMPLETIONS = {
     "pair": completion.pairs,

@@ -10,7 +10,7 @@ from nwor_bench.errors import ConfigError
 from nwor_bench.models.byte_model import CACHE_BITS, WEIGHT_BITS, ByteModel, Workload
 from nwor_bench.models.config_json import read_shape
 from nwor_bench.models.config_reader import AUTO, MODEL_BITS, chosen_cache_dtype
-from nwor_bench.workload.quantities import fraction
+from nwor_bench.workload.options import fraction
 
 if TYPE_CHECKING:
     from nwor_bench.report.plan import BytePrediction

@@ -6,7 +6,7 @@ from enum import StrEnum
 from itertools import product
 
 from nwor_bench.errors import ConfigError
-from nwor_bench.workload.quantities import fraction
+from nwor_bench.workload.options import fraction
 
 OURS = "nwor"
 COPY = "copy"

@@ -21,8 +21,7 @@ from nwor_bench.run.execute import Prepared
 from nwor_bench.workload.config import RunSpec
 from nwor_bench.workload.run_spec import AXES, WARMUP_LOOKBACK
 from nwor_bench.workload.schedule import CHECK_BLOCKS, Plan
-from nwor_bench.workload.sweep_file import SweepFile
-from nwor_bench.workload.sweep_points import EngineGroup, Point
+from nwor_bench.workload.sweep_file import EngineGroup, Point, SweepFile
 
 ENGINE_START_S = 15.0
 """A later start on a GPU takes 16 s, one on a CPU 4 to 10; a machine's first may take 140."""

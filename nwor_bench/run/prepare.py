@@ -31,15 +31,12 @@ from nwor_bench.run.dry_run import plan_lines
 from nwor_bench.run.execute import EngineFactory, EngineSource, Prepared, own_engine, run_prepared
 from nwor_bench.run.progress import check_vllm_version, console_for, tell_plan
 from nwor_bench.run.run_options import DEFAULT_OPTIONS, RunOptions
-from nwor_bench.workload.config import RunSpec
-from nwor_bench.workload.option_text import to_plain
-from nwor_bench.workload.options import Declared, declared
-from nwor_bench.workload.pair_choice import PairChoice
+from nwor_bench.workload.config import RunSpec, load_scenario
+from nwor_bench.workload.options import Declared, declared, to_plain
 from nwor_bench.workload.prompts import Encode, encode, load_prompts, load_tokenizer
-from nwor_bench.workload.scenario import load_scenario
-from nwor_bench.workload.scenario_values import ScenarioValues
+from nwor_bench.workload.run_spec import PairChoice, ScenarioValues
 from nwor_bench.workload.schedule import Plan, make_plan
-from nwor_bench.workload.sweep_points import Point
+from nwor_bench.workload.sweep_file import Point
 
 
 def point_command(point: Point) -> str:

@@ -21,7 +21,7 @@ from nwor_bench.run.run_options import DEFAULT_OPTIONS, RunOptions
 from nwor_bench.run.sweep import close_sweep, failure_of, finish_sweep, worst_code
 from nwor_bench.run.sweep_folder import DONE, FAILED, INTERRUPTED, SweepIndex
 from nwor_bench.workload.options import declared
-from nwor_bench.workload.sweep_points import EngineGroup
+from nwor_bench.workload.sweep_file import EngineGroup
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from nwor_bench.models.pairs import cache_root
 from nwor_bench.run.execute import GroupEngine, Prepared, run_prepared
 from nwor_bench.run.prepare import prepare_point
 from nwor_bench.run.sweep import failure_of
-from nwor_bench.workload.sweep_points import EngineGroup, Point
+from nwor_bench.workload.sweep_file import EngineGroup, Point
 
 
 @dataclass(frozen=True)

@@ -16,14 +16,10 @@ from nwor_bench.records.run_folder import RUN_FILE
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import FORMAT_VERSION, Interleave, RunStatus
 from nwor_bench.run.batch import prompt_digest
-from nwor_bench.workload.config import RunSpec
-from nwor_bench.workload.option_text import from_plain, to_plain
-from nwor_bench.workload.options import declared
-from nwor_bench.workload.pair_choice import PairChoice
+from nwor_bench.workload.config import RunSpec, Scenario, load_scenario
+from nwor_bench.workload.options import declared, from_plain, to_plain
 from nwor_bench.workload.prompts import Encode
-from nwor_bench.workload.run_spec import VllmEntries
-from nwor_bench.workload.scenario import Scenario, load_scenario
-from nwor_bench.workload.scenario_values import ScenarioValues
+from nwor_bench.workload.run_spec import PairChoice, ScenarioValues, VllmEntries
 from nwor_bench.workload.schedule import Plan, blocks_for_header
 from nwor_bench.workload.toml_file import remedy
 

@@ -31,8 +31,16 @@ from nwor_bench.run.run_options import DEFAULT_OPTIONS, RunOptions
 from nwor_bench.run.sweep_folder import DONE, FAILED, INDEX_FILE, INTERRUPTED, SweepIndex
 from nwor_bench.run.sweep_summary import sweep_result, swept_runs, write_summary
 from nwor_bench.workload.options import declared, flag_of, names
-from nwor_bench.workload.sweep_file import Axes, Settings, SweepFile, load_sweep
-from nwor_bench.workload.sweep_points import EngineGroup, Point, group_by_engine, make_points
+from nwor_bench.workload.sweep_file import (
+    Axes,
+    EngineGroup,
+    Point,
+    Settings,
+    SweepFile,
+    group_by_engine,
+    load_sweep,
+    make_points,
+)
 
 
 class SweepRunner:

@@ -1,19 +1,136 @@
-"""Prompts: load them for a scenario, choose each block's, and turn them into token ids."""
+"""Prompts: load them for a scenario, and turn them into token ids."""
 
 import re
-from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
+from importlib import import_module
 from pathlib import Path
-from random import Random
 from typing import Any
 
 from nwor_bench.errors import ConfigError
 from nwor_bench.records.files import parse_json, read_text
-from nwor_bench.workload.hub_prompts import HubLoader, hub_prompts
-from nwor_bench.workload.prompt import Prompt, first_turn
+from nwor_bench.workload.config import PromptSource, Scenario
 from nwor_bench.workload.resources import resource_dir
-from nwor_bench.workload.scenario import PromptSource, Scenario
+
+PLACEHOLDER = "FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE USING SPECDEC_BENCH"
+"""How a text of SPEED-Bench begins that only NVIDIA's prepare script fills in."""
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A user's message; `id` is unique within its source."""
+
+    id: str
+    category: str
+    text: str
+
+
+def first_turn(value: Any) -> str | None:
+    """The user's first turn: a text, the first of a list of texts, or of messages with `content`.
+
+    A request is one turn, so later turns are not used. None where there is no text: null, an empty
+    list, blanks, a placeholder. Raises TypeError for what holds no text, such as token ids.
+    """
+    if isinstance(value, list | tuple):
+        value = _first_of_user(value)
+    if value is None or isinstance(value, str):
+        return None if _is_blank(value) else value
+    raise TypeError(f"{type(value).__name__} is no text, nor a list of texts or messages")
+
+
+def _is_blank(text: str | None) -> bool:
+    """True if there is no text, or a placeholder for one."""
+    return text is None or not text.strip() or text.startswith(PLACEHOLDER)
+
+
+def _first_of_user(turns: list[Any] | tuple[Any, ...]) -> Any:
+    """The first turn that is not another role's; None without one."""
+    for turn in turns:
+        if not isinstance(turn, Mapping):
+            return turn
+        if turn.get("role", "user") == "user":
+            return turn.get("content")
+    return None
+
+
+HubLoader = Callable[[str, str | None, str], Iterable[Mapping[str, Any]]]
+"""(dataset, configuration, split) -> rows."""
+
+
+def hub_prompts(
+    source: PromptSource, loader: HubLoader | None, fits: Callable[[Prompt], bool]
+) -> list[Prompt]:
+    """The first `limit` prompts that fit; `loader` replaces the `datasets` library.
+
+    Raises ConfigError if the data set cannot be read, a column is missing or holds no text, or no
+    row gives a prompt that fits.
+    """
+    assert source.dataset is not None  # PromptSource refuses hub without a data set
+    rows = (loader or _datasets_rows)(source.dataset, source.dataset_config, source.split)
+    found: list[Prompt] = []
+    left_out: Counter[str] = Counter()
+    for number, row in enumerate(rows):
+        prompt = _prompt(source, number, row)
+        if isinstance(prompt, str):
+            left_out[prompt] += 1
+        elif not fits(prompt):
+            left_out["of another length or category"] += 1
+        else:
+            found.append(prompt)
+            if len(found) == source.limit:
+                break
+    if not found:
+        raise _nothing_found(source, left_out)
+    return found
+
+
+def _prompt(source: PromptSource, number: int, row: Mapping[str, Any]) -> Prompt | str:
+    """The row's prompt, or why it is left out."""
+    value = _cell(row, "field", source.field or "")
+    category = "hub"
+    if source.category_field is not None:
+        category = str(_cell(row, "category_field", source.category_field))
+    if any(row.get(name) != wanted for name, wanted in source.where.items()):
+        return "not those of `where`"
+    try:
+        text = first_turn(value)
+    except TypeError as error:
+        remedy = f"row {number}: {error}; name a column of texts"
+        raise ConfigError.for_field("prompts.field", source.field, remedy) from error
+    if text is None:
+        return "empty or placeholders"
+    if source.instruction:
+        text = f"{source.instruction}\n\n{text}"
+    return Prompt(f"{source.dataset}-{number}", category, text)
+
+
+def _cell(row: Mapping[str, Any], key: str, column: str) -> Any:
+    if column not in row:
+        raise ConfigError.unknown(f"prompts.{key}", column, row)
+    return row[column]
+
+
+def _nothing_found(source: PromptSource, left_out: Counter[str]) -> ConfigError:
+    counts = ", ".join(f"{count} {why}" for why, count in left_out.items()) or "there are none"
+    remedy = f"no row of {source.dataset} gives a prompt ({counts}); change [prompts]"
+    return ConfigError.for_field("prompts.field", source.field, f"{remedy} in the scenario")
+
+
+def _datasets_rows(dataset: str, config: str | None, split: str) -> Iterator[Mapping[str, Any]]:
+    """Stream a data set with the optional `datasets` library."""
+    remedy = 'pip install datasets and be online, or write source = "builtin" in [prompts]'
+    try:
+        load_dataset = import_module("datasets").load_dataset
+    except ImportError as error:
+        raise ConfigError.for_field("prompts.dataset", dataset, remedy) from error
+    try:
+        yield from load_dataset(dataset, config, split=split, streaming=True)
+    except Exception as error:  # the library passes on whatever its network client raises
+        message = f"it did not load ({error}); {remedy}"
+        raise ConfigError.for_field("prompts.dataset", dataset, message) from error
+
 
 __all__ = [
     "Encode",
@@ -23,7 +140,6 @@ __all__ = [
     "load_prompts",
     "load_tokenizer",
     "read_jsonl",
-    "select_blocks",
     "with_own_prompts",
 ]
 
@@ -159,46 +275,6 @@ def _text(where: str, value: Any) -> str:
 
 def _no_text(where: str, value: Any) -> ConfigError:
     return ConfigError.for_field(where, value, "write a text, neither empty nor a placeholder")
-
-
-def select_blocks(
-    prompts: Sequence[Prompt], requests: int, blocks: int, seed: int
-) -> list[list[Prompt]]:
-    """The prompts of blocks 0 to `blocks` - 1, `requests` each, the same for every cell.
-
-    Deterministic by (seed, block), for any number of blocks. Categories take turns. Within a block
-    no prompt repeats while unused ones are left. Over the blocks the least used come first, so that
-    later blocks have new text while any is left.
-    """
-    if not prompts:
-        raise ConfigError("there are no prompts to choose from")
-    used: Counter[str] = Counter()
-    chosen: list[list[Prompt]] = []
-    for block in range(blocks):
-        chosen.append(_choose(prompts, requests, used, Random(f"{seed}:{block}")))
-        used.update(prompt.id for prompt in chosen[block])
-    return chosen
-
-
-def _choose(
-    prompts: Sequence[Prompt], requests: int, used: Mapping[str, int], random: Random
-) -> list[Prompt]:
-    queues: dict[str, list[Prompt]] = defaultdict(list)
-    for prompt in sorted(prompts, key=lambda p: (used.get(p.id, 0), random.random())):
-        queues[prompt.category].append(prompt)
-
-    def uses(category: str) -> tuple[int, float]:
-        return sum(used.get(p.id, 0) for p in queues[category]), random.random()
-
-    categories = sorted(queues, key=uses)
-    longest = max(map(len, queues.values()))
-    turns = [
-        queues[category][turn]
-        for turn in range(longest)
-        for category in categories
-        if turn < len(queues[category])
-    ]
-    return [turns[i % len(turns)] for i in range(requests)]
 
 
 def encode(

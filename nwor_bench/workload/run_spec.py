@@ -1,9 +1,13 @@
-"""What a run measures, merged and checked: what runs, how much of it, and until when."""
+"""What a run measures: which models, how much of it, and until when."""
 
-from dataclasses import dataclass, field, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from enum import StrEnum
 from itertools import product
+from math import isfinite
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+from nwor_bench.errors import ConfigError
 from nwor_bench.records.types import (
     AA,
     Cell,
@@ -13,9 +17,6 @@ from nwor_bench.records.types import (
     ScvMode,
     StageBy,
 )
-from nwor_bench.workload.acceptance_lengths import NAMED_LENGTHS, parse_length
-from nwor_bench.workload.chosen_cells import CellName, cell_words
-from nwor_bench.workload.option_text import to_plain
 from nwor_bench.workload.options import (
     Axis,
     Compare,
@@ -25,13 +26,209 @@ from nwor_bench.workload.options import (
     axes_of,
     declared,
     in_range,
+    parse_as,
+    to_plain,
     within,
 )
-from nwor_bench.workload.scenario_values import ScenarioValues
 from nwor_bench.workload.stopping import MAX_BLOCKS, StoppingRule, parse_fraction, parse_seconds
 
 if TYPE_CHECKING:
-    from nwor_bench.workload.scenario import Scenario
+    from nwor_bench.workload.config import Scenario
+
+MOST_BLOCKS = 10_000
+"""Timed blocks that a run may have; each is drawn before the first begins."""
+
+
+def _fraction_above_zero(value: float) -> str | None:
+    if value <= 0:
+        return "write a number greater than 0"
+    return "write 1 or less" if value > 1 else None
+
+
+class ScenarioValues:
+    """How many prompts run at once and how the model decodes; `Scenario` adds the prompts.
+
+    A plain class whose annotations pydantic takes over, so that --help reads them without it. The
+    upper limits catch slips of the keyboard before their prompts fill the memory.
+    """
+
+    # fmt: off
+    requests: Annotated[int, Option(
+        "Requests a batch.", Panel.WORKLOAD, aliases=("--num-prompts",), check=within(1, 100_000),
+        axis=Axis(2, "{} requests", "r{}", shares_engine=True),
+    )]
+    """Prompts of a batch, all at once."""
+    batches: Annotated[int, Option(
+        "Timed blocks (with --ci-width: at least).", Panel.WORKLOAD, check=within(1, MOST_BLOCKS),
+        table="settings",
+    )]
+    """Timed blocks: in each, every cell runs once on the same prompts."""
+    warmup: Annotated[int, Option(
+        "Untimed batches first, at least: more until times are steady.", Panel.WORKLOAD,
+        check=within(0), table="settings",
+    )] = 1
+    """Untimed batches a cell."""
+    draft_tokens: Annotated[int, Option(
+        "Drafts a request and window.", Panel.WORKLOAD,
+        aliases=("--num-speculative-tokens",), check=within(1),
+        axis=Axis(1, "{} drafts", "k{}"),
+    )]
+    """Tokens that the drafter proposes to each request, each window."""
+    max_new_tokens: Annotated[int, Option(
+        "Tokens to generate a request.", Panel.WORKLOAD, check=within(2), table="settings",
+    )]
+    """Tokens that a request generates at most; the prefill gives the first, without a window."""
+    temperature: Annotated[float, Option(
+        "0 is greedy.", Panel.WORKLOAD, check=within(0),
+        axis=Axis(3, "temperature {:g}", "t{:g}", shares_engine=True),
+    )] = 0.0
+    """Of sampling; 0 is greedy."""
+    top_p: Annotated[float, Option(
+        "Nucleus sampling.", has_flag=False, check=_fraction_above_zero,
+    )] = 1.0
+    """Share of the probability that sampling chooses from."""
+    max_model_len: Annotated[int, Option(
+        "Prompt plus output, tokens.", Panel.WORKLOAD, check=within(2), table="settings",
+        engine_argument="max_model_len",
+    )]
+    """Tokens of a request's prompt and output together, at most."""
+    ignore_eos: Annotated[bool, Option(
+        "Generate on after the end-of-sequence token.", has_flag=False,
+    )] = True
+    """Generate `max_new_tokens` whatever the model says."""
+    # fmt: on
+
+
+@dataclass(frozen=True)
+class PairChoice:
+    """The pair as the command line names it; all None is the default pair."""
+
+    # fmt: off
+    pair: Annotated[str | None, Option(
+        "A model pair's name or .toml file (default: smollm2).", Panel.MODELS,
+    )] = None
+    """A model pair's name or file."""
+    target_model: Annotated[str | None, Option(
+        "A local folder or hub name, instead of --pair.", Panel.MODELS,
+        aliases=("--model",), flag_variable="TARGET_MODEL",
+        engine_argument="model",
+    )] = None
+    """The target, instead of a pair's."""
+    draft_model: Annotated[str | None, Option(
+        "The drafter: a local folder or hub name.", Panel.MODELS,
+        aliases=("--speculative-model",), flag_variable="DRAFT_MODEL",
+    )] = None
+    """The drafter, instead of a pair's."""
+    method: Annotated[str | None, Option(
+        "How to draft: ngram, draft_model, eagle or eagle3.", Panel.MODELS,
+    )] = None
+    """vLLM's method of drafting."""
+    # fmt: on
+
+    def with_config(self, config: Mapping[str, Any] | None) -> "PairChoice":
+        """Take the method and the drafter from vLLM's speculative_config where no flag names them.
+
+        Raises ConfigError where a flag says otherwise.
+        """
+        draft_model = _agreed("--draft-model", self.draft_model, config, "model")
+        method = _agreed("--method", self.method, config, "method")
+        return replace(self, draft_model=draft_model, method=method)
+
+
+def _agreed(
+    flag: str, given: str | None, config: Mapping[str, Any] | None, name: str
+) -> str | None:
+    value = (config or {}).get(name)
+    if value is not None and not isinstance(value, str):
+        raise ConfigError.for_field(f"--speculative-config: {name}", value, "write a text")
+    if value is not None and given not in (None, value):
+        raise ConfigError.for_field(
+            flag, given, f"--speculative-config says {name} {value!r}; give one of the two"
+        )
+    return given if value is None else value
+
+
+class CellName(StrEnum):
+    """A cell of the grid, by its modes, as --cells names it."""
+
+    OFF_GRAPH = "off-graph"
+    OFF_ADAPTIVE = "off-adaptive"
+    STAGE_OFF = "stage-off"
+    STAGE_GRAPH = "stage-graph"
+    STAGE_ADAPTIVE = "stage-adaptive"
+
+    @property
+    def modes(self) -> tuple[NworMode, ScvMode]:
+        """Its NWOR and SCV mode."""
+        nwor, scv = self.split("-")
+        return NworMode(nwor), ScvMode(scv)
+
+
+def added_cell(word: object) -> str | None:
+    """What to write instead of a cell that is added and never chosen; None for other words."""
+    if word == "off-off":
+        return "off x off and its A/A arm are added by themselves; write a cell such as stage-graph"
+    if isinstance(word, str) and word.startswith("control-"):
+        return (
+            "control x off is added by itself beside a staging cell on a GPU, and anywhere with "
+            "control among the NWOR modes; write a cell such as stage-graph"
+        )
+    return None
+
+
+def cell_words(flag: str, given: Any) -> Any:
+    """The words of `flag`, as they are; raises ConfigError for a cell that is added."""
+    words = parse_as(tuple[str, ...], flag, given)
+    for word in words:
+        if (remedy := added_cell(word)) is not None:
+            raise ConfigError.for_field(flag, word, remedy)
+    return words
+
+
+NAMED_LENGTHS: Mapping[str, float] = {
+    "deepseek-v4": 2.54,
+    "glm-5.2": 3.33,
+    "kimi-k2.5": 3.24,
+    "kimi-k3": 3.22,
+    "minimax-m3": 3.11,
+    "qwen3.5": 3.97,
+}
+"""Mean tokens a window with NAMED_DRAFTS drafts, by the model's name."""
+
+NAMED_DRAFTS = 4
+"""Draft tokens a window for which the named lengths were measured."""
+
+
+def parse_length(flag: str, given: Any) -> float:
+    """The length that a number or a name stands for. Raises ConfigError."""
+    if isinstance(given, str) and given.strip().lower() in NAMED_LENGTHS:
+        return NAMED_LENGTHS[given.strip().lower()]
+    try:
+        length = float(given)
+    except ValueError:
+        raise ConfigError.unknown(flag, given, list(NAMED_LENGTHS)) from None
+    if not isfinite(length):
+        raise ConfigError.for_field(flag, given, "write a number such as 2.6, or a name")
+    return length
+
+
+def check_length(flag: str, given: Any, draft_tokens: int) -> None:
+    """Refuse a length that no window of so many drafts gives, and a name for other windows.
+
+    A window gives a request from one token to all its drafts plus one. Raises ConfigError.
+    """
+    length = parse_length(flag, given)
+    if isinstance(given, str) and given.strip().lower() in NAMED_LENGTHS:
+        if draft_tokens != NAMED_DRAFTS:
+            remedy = (
+                f"it was measured with {NAMED_DRAFTS} draft tokens, and this run has "
+                f"{draft_tokens}; write --draft-tokens {NAMED_DRAFTS}, or a number"
+            )
+            raise ConfigError.for_field(flag, given, remedy)
+    elif not 1 <= length <= draft_tokens + 1:
+        remedy = f"write 1 to {draft_tokens + 1}: what a window of {draft_tokens} drafts can give"
+        raise ConfigError.for_field(flag, given, remedy)
+
 
 DEFAULT_PAIR = "smollm2"
 DEFAULT_SCENARIO = "short"

@@ -1,13 +1,15 @@
 """The plan of a run: its batches in order, drawn from a seed before anything starts. Pure."""
 
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 
+from nwor_bench.errors import ConfigError
 from nwor_bench.records.header import BlockEntry
 from nwor_bench.records.types import Cell, Interleave
 from nwor_bench.workload.config import RunSpec
-from nwor_bench.workload.prompts import Prompt, select_blocks
+from nwor_bench.workload.prompts import Prompt
 from nwor_bench.workload.window_order import WindowOrder, compared_pairs
 
 CHECK_BLOCKS = (1, 8, 16)
@@ -102,3 +104,43 @@ def blocks_for_header(plan: Plan) -> tuple[BlockEntry, ...]:
         )
         for block in (plan.gate, *plan.blocks)
     )
+
+
+def select_blocks(
+    prompts: Sequence[Prompt], requests: int, blocks: int, seed: int
+) -> list[list[Prompt]]:
+    """The prompts of blocks 0 to `blocks` - 1, `requests` each, the same for every cell.
+
+    Deterministic by (seed, block), for any number of blocks. Categories take turns. Within a block
+    no prompt repeats while unused ones are left. Over the blocks the least used come first, so that
+    later blocks have new text while any is left.
+    """
+    if not prompts:
+        raise ConfigError("there are no prompts to choose from")
+    used: Counter[str] = Counter()
+    chosen: list[list[Prompt]] = []
+    for block in range(blocks):
+        chosen.append(_choose(prompts, requests, used, Random(f"{seed}:{block}")))
+        used.update(prompt.id for prompt in chosen[block])
+    return chosen
+
+
+def _choose(
+    prompts: Sequence[Prompt], requests: int, used: Mapping[str, int], random: Random
+) -> list[Prompt]:
+    queues: dict[str, list[Prompt]] = defaultdict(list)
+    for prompt in sorted(prompts, key=lambda p: (used.get(p.id, 0), random.random())):
+        queues[prompt.category].append(prompt)
+
+    def uses(category: str) -> tuple[int, float]:
+        return sum(used.get(p.id, 0) for p in queues[category]), random.random()
+
+    categories = sorted(queues, key=uses)
+    longest = max(map(len, queues.values()))
+    turns = [
+        queues[category][turn]
+        for turn in range(longest)
+        for category in categories
+        if turn < len(queues[category])
+    ]
+    return [turns[i % len(turns)] for i in range(requests)]

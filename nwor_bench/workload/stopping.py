@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from math import ceil
 
 from nwor_bench.errors import ConfigError
-from nwor_bench.workload.quantities import fraction, seconds
+from nwor_bench.workload.options import fraction, seconds
 
 FIRST_LOOK = 10
 """Fewest blocks on whose intervals a run may stop."""

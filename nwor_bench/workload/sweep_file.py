@@ -1,5 +1,8 @@
-"""Sweep files in TOML: axes that vary, and settings that all runs share. Pure."""
+"""Sweep files in TOML: axes that vary, settings that all runs share, and their runs. Pure."""
 
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 from types import GenericAlias
 from typing import Any, Self
@@ -7,11 +10,17 @@ from typing import Any, Self
 from pydantic import Field, create_model, field_validator, model_validator
 
 from nwor_bench.errors import ConfigError
-from nwor_bench.workload.chosen_cells import added_cell
+from nwor_bench.workload.config import load_scenario, resolve
 from nwor_bench.workload.options import Declared, declared
 from nwor_bench.workload.resources import resource_dir
-from nwor_bench.workload.run_spec import AXES, DEFAULT_PAIR, DEFAULT_SCENARIO, RunSpec
-from nwor_bench.workload.scenario_values import ScenarioValues
+from nwor_bench.workload.run_spec import (
+    AXES,
+    DEFAULT_PAIR,
+    DEFAULT_SCENARIO,
+    RunSpec,
+    ScenarioValues,
+    added_cell,
+)
 from nwor_bench.workload.toml_file import NamedFile, StrictModel, read_toml
 
 
@@ -106,3 +115,104 @@ def load_sweep(path: Path) -> SweepFile:
         path = shipped / f"{path}.toml"
     sweep = read_toml(path, SweepFile)
     return sweep.model_copy(update={"name": sweep.name or path.stem})
+
+
+@dataclass(frozen=True)
+class Point:
+    """One run of a sweep: its number from 1, its place on the axes, its configuration."""
+
+    number: int
+    pair: str
+    scenario: str
+    spec: RunSpec
+
+    @property
+    def axes(self) -> dict[str, str | int | float | None]:
+        """Its place on the axes, by name."""
+        place = {option.name: self.spec.value_of(option) for option, _ in AXES}
+        return {"pair": self.pair, "scenario": self.scenario, **place}
+
+    @property
+    def words(self) -> dict[str, str]:
+        """The label's words for each axis that has a value, by the axis' name."""
+        return {
+            option.name: axis.label.format(value)
+            for option, axis in AXES
+            if (value := self.spec.value_of(option)) is not None
+        }
+
+    @property
+    def label(self) -> str:
+        """For people: `tiny short, 4 drafts, 8 requests, temperature 0, float32`."""
+        name = f"{Path(self.pair).stem} {self.spec.scenario.name}"
+        return ", ".join([name, *self.words.values()])
+
+    @property
+    def folder(self) -> str:
+        """Its run folder within the sweep's: `03-tiny-short-k4-r8`."""
+        values = [(axis, self.spec.value_of(option)) for option, axis in AXES]
+        parts = [axis.folder.format(value) for axis, value in values if value is not None]
+        name = [f"{self.number:02d}", Path(self.pair).stem, self.spec.scenario.name]
+        return "-".join(part for part in (*name, *parts) if part)
+
+
+@dataclass(frozen=True)
+class EngineGroup:
+    """Runs that one engine serves, and the configuration that it is started with.
+
+    `spec` is that of the largest run: room for the most requests and the longest of them.
+    """
+
+    number: int
+    spec: RunSpec
+    points: tuple[Point, ...]
+
+
+def make_points(sweep: SweepFile) -> tuple[Point, ...]:
+    """Every combination of the axes, in the file's order, the last axis fastest.
+
+    Raises ConfigError as `resolve` does, with the run that it concerns.
+    """
+    points = []
+    for number, place in enumerate(_combinations(sweep), start=1):
+        pair, scenario = place.pop("pair"), place.pop("scenario")
+        try:
+            spec = resolve(load_scenario(scenario), **sweep.shared, **place)
+        except ConfigError as error:
+            raise error.within(f"run {number} ({pair}, {scenario})") from error
+        points.append(Point(number, pair, scenario, spec))
+    return tuple(points)
+
+
+def _combinations(sweep: SweepFile) -> list[dict[str, Any]]:
+    """A value of every axis, by name; None for an axis that the file leaves out."""
+    axes = sweep.axes
+    varied: dict[str, tuple[Any, ...]] = {"pair": axes.pairs, "scenario": axes.scenarios}
+    for option, _ in sorted(AXES, key=lambda each: not each[1].is_slow):
+        varied[option.name] = getattr(axes, option.name) or (None,)
+    return [dict(zip(varied, values, strict=True)) for values in product(*varied.values())]
+
+
+def group_by_engine(points: Sequence[Point]) -> tuple[EngineGroup, ...]:
+    """Group runs by engine: runs whose engines differ only in capacity share one.
+
+    Each axis defines whether it needs an engine of its own. Groups and their runs keep the order of
+    the points.
+    """
+    groups: dict[tuple[object, ...], list[Point]] = {}
+    for point in points:
+        place = [point.axes[option.name] for option, axis in AXES if not axis.shares_engine]
+        groups.setdefault((point.pair, *place), []).append(point)
+    return tuple(
+        EngineGroup(number, _roomiest(own), tuple(own))
+        for number, own in enumerate(groups.values(), start=1)
+    )
+
+
+def _roomiest(points: Sequence[Point]) -> RunSpec:
+    spec = points[0].spec
+    room = {
+        "requests": max(point.spec.scenario.requests for point in points),
+        "max_model_len": max(point.spec.scenario.max_model_len for point in points),
+    }
+    return replace(spec, scenario=spec.scenario.model_copy(update=room))

@@ -16,7 +16,7 @@ from nwor_bench.errors import ExitCode
 from nwor_bench.microbench.cases import Spec, Window
 from nwor_bench.microbench.execute import Shown, run_kernels
 from nwor_bench.models.pairs import pair_names
-from nwor_bench.workload.scenario import scenario_names
+from nwor_bench.workload.config import scenario_names
 
 EXPORT = unpacked("nsys_windows")
 

@@ -24,8 +24,7 @@ from nwor_bench.errors import ExitCode
 from nwor_bench.instruments import device_memory
 from nwor_bench.instruments.device_memory import FreeMemory
 from nwor_bench.models.pairs import ResolvedPair
-from nwor_bench.workload.config import RunSpec, resolve
-from nwor_bench.workload.scenario import Scenario
+from nwor_bench.workload.config import RunSpec, Scenario, resolve
 
 SCENARIO = Scenario(
     name="toy", requests=8, batches=1, draft_tokens=4, max_new_tokens=8, max_model_len=1000

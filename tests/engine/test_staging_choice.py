@@ -22,8 +22,7 @@ from nwor_bench.run.prepare import PairChoice, resume_one, run_one
 from nwor_bench.run.run_options import RunOptions
 from nwor_bench.run.sweep import check_flags, run_sweep
 from nwor_bench.workload.config import RunSpec, load_scenario, resolve
-from nwor_bench.workload.sweep_file import load_sweep
-from nwor_bench.workload.sweep_points import make_points
+from nwor_bench.workload.sweep_file import load_sweep, make_points
 
 COPY = {"stage_by": "copy"}
 

@@ -10,10 +10,8 @@ import pytest
 from nwor_bench.cli.option_flags import of_holders
 from nwor_bench.run.prepare import point_command
 from nwor_bench.workload.config import load_scenario, resolve
-from nwor_bench.workload.run_spec import RunSpec
-from nwor_bench.workload.scenario_values import ScenarioValues
-from nwor_bench.workload.sweep_file import load_sweep
-from nwor_bench.workload.sweep_points import make_points
+from nwor_bench.workload.run_spec import RunSpec, ScenarioValues
+from nwor_bench.workload.sweep_file import load_sweep, make_points
 
 SWEEP = """
 [axes]

@@ -21,8 +21,7 @@ from nwor_bench.run.ray_worker import Failed, GroupTask, Placed, RunFiles, devic
 from nwor_bench.run.run_options import RunOptions
 from nwor_bench.run.sweep import run_sweep
 from nwor_bench.run.sweep_folder import SweepIndex
-from nwor_bench.workload.sweep_file import SweepFile
-from nwor_bench.workload.sweep_points import EngineGroup, group_by_engine, make_points
+from nwor_bench.workload.sweep_file import EngineGroup, SweepFile, group_by_engine, make_points
 
 SWEEP = {
     "name": "small",

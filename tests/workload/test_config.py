@@ -18,8 +18,8 @@ from nwor_bench.workload.config import (
     flag_of,
     load_scenario,
     resolve,
+    scenario_names,
 )
-from nwor_bench.workload.scenario import scenario_names
 
 SCENARIO = Scenario(
     name="base",

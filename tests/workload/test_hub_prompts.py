@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from refusals import refused
 from test_prompts import scenario_with
 
-from nwor_bench.workload import hub_prompts as module
-from nwor_bench.workload.prompt import PLACEHOLDER, first_turn
-from nwor_bench.workload.prompts import load_prompts, select_blocks
-from nwor_bench.workload.scenario import Scenario, load_scenario
+from nwor_bench.workload import prompts as module
+from nwor_bench.workload.config import Scenario, load_scenario
+from nwor_bench.workload.prompts import PLACEHOLDER, first_turn, load_prompts
+from nwor_bench.workload.schedule import select_blocks
 
 HUB_ROWS = [
     {"body": "short", "lang": "en"},

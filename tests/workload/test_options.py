@@ -16,13 +16,18 @@ from nwor_bench.plugin.settings import read_settings
 from nwor_bench.records.header import RunHeader
 from nwor_bench.run.resume import stored_spec
 from nwor_bench.run.run_options import RunOptions
-from nwor_bench.workload.config import load_scenario, resolve
-from nwor_bench.workload.option_text import from_plain, to_plain
-from nwor_bench.workload.options import Option, Panel, declared, names, read_all, within
-from nwor_bench.workload.pair_choice import PairChoice
-from nwor_bench.workload.run_spec import AXES, RunSpec, VllmEntries
-from nwor_bench.workload.scenario import Scenario
-from nwor_bench.workload.scenario_values import ScenarioValues
+from nwor_bench.workload.config import Scenario, load_scenario, resolve
+from nwor_bench.workload.options import (
+    Option,
+    Panel,
+    declared,
+    from_plain,
+    names,
+    read_all,
+    to_plain,
+    within,
+)
+from nwor_bench.workload.run_spec import AXES, PairChoice, RunSpec, ScenarioValues, VllmEntries
 from nwor_bench.workload.sweep_file import Axes, Settings
 
 HOLDERS = (PairChoice, ScenarioValues, RunSpec, VllmEntries, RunOptions)

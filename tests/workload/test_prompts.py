@@ -11,9 +11,15 @@ from hypothesis import strategies as st
 from refusals import refused
 
 from nwor_bench.workload import prompts as module
-from nwor_bench.workload.prompt import PLACEHOLDER
-from nwor_bench.workload.prompts import Prompt, encode, load_prompts, read_jsonl, select_blocks
-from nwor_bench.workload.scenario import PromptSource, Scenario
+from nwor_bench.workload.config import PromptSource, Scenario
+from nwor_bench.workload.prompts import (
+    PLACEHOLDER,
+    Prompt,
+    encode,
+    load_prompts,
+    read_jsonl,
+)
+from nwor_bench.workload.schedule import select_blocks
 
 
 def scenario_with(**source: Any) -> Scenario:
@@ -202,7 +208,8 @@ def test_the_first_block_is_the_same_on_every_machine() -> None:
     import sys
 
     code = (
-        "from nwor_bench.workload.prompts import Prompt, select_blocks;"
+        "from nwor_bench.workload.prompts import Prompt;"
+        "from nwor_bench.workload.schedule import select_blocks;"
         "pool = [Prompt(f'{c}{i}', c, 't') for c in 'abc' for i in range(9)];"
         "print([p.id for p in select_blocks(pool, 6, 3, 7)[2]])"
     )

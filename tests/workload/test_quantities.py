@@ -8,7 +8,7 @@ from refusals import refused
 from nwor_bench.cli.plan_flags import parse_acceptance
 from nwor_bench.microbench.cases import parse_acceptances
 from nwor_bench.workload.config import load_scenario, resolve
-from nwor_bench.workload.quantities import fraction, seconds
+from nwor_bench.workload.options import fraction, seconds
 from nwor_bench.workload.stopping import parse_fraction, parse_seconds
 
 HUNDREDTHS = st.integers(1, 9999)

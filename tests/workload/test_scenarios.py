@@ -10,15 +10,15 @@ from typer.testing import CliRunner
 
 from nwor_bench.cli.commands.scenarios import app
 from nwor_bench.errors import ConfigError
+from nwor_bench.workload.config import load_scenario, scenario_names
 from nwor_bench.workload.prompts import (
     Prompt,
     builtin_categories,
     load_prompts,
     read_jsonl,
-    select_blocks,
 )
 from nwor_bench.workload.resources import resource_dir
-from nwor_bench.workload.scenario import load_scenario, scenario_names
+from nwor_bench.workload.schedule import select_blocks
 
 CATEGORIES = ("chat", "code", "maths", "retrieval", "summarising", "translation")
 FILES = sorted((resource_dir("scenarios") / "prompts").glob("*.jsonl"))
@@ -142,7 +142,7 @@ def test_show_has_a_hub_scenarios_fields_without_the_network(
     def offline(name: str) -> None:
         raise ImportError(name)
 
-    monkeypatch.setattr("nwor_bench.workload.hub_prompts.import_module", offline)
+    monkeypatch.setattr("nwor_bench.workload.prompts.import_module", offline)
     output = run("show", "speed-bench")
     assert "prompts.category_field" in output
     assert "pip install datasets" in output

@@ -5,10 +5,9 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nwor_bench.workload.config import RunSpec, resolve
-from nwor_bench.workload.prompts import Prompt, select_blocks
-from nwor_bench.workload.scenario import Scenario
-from nwor_bench.workload.schedule import GATE_BLOCK, make_plan
+from nwor_bench.workload.config import RunSpec, Scenario, resolve
+from nwor_bench.workload.prompts import Prompt
+from nwor_bench.workload.schedule import GATE_BLOCK, make_plan, select_blocks
 
 SCENARIO = Scenario(
     name="toy", requests=2, batches=3, draft_tokens=4, max_new_tokens=8, max_model_len=64

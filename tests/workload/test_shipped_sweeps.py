@@ -9,8 +9,7 @@ from nwor_bench.workload.resources import resource_dir
 from nwor_bench.workload.run_spec import WARMUP_LOOKBACK, RunSpec
 from nwor_bench.workload.schedule import CHECK_BLOCKS
 from nwor_bench.workload.stopping import FIRST_LOOK
-from nwor_bench.workload.sweep_file import load_sweep
-from nwor_bench.workload.sweep_points import make_points
+from nwor_bench.workload.sweep_file import load_sweep, make_points
 
 FILES = sorted(path.stem for path in resource_dir("sweeps").glob("*.toml"))
 

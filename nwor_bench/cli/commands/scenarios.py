@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
     from rich.table import Table
 
+    from nwor_bench.workload.config import Scenario
     from nwor_bench.workload.prompts import Prompt
-    from nwor_bench.workload.scenario import Scenario
 
 app = typer.Typer(cls=Group, help="List and show the scenarios (workloads).", no_args_is_help=True)
 
@@ -27,7 +27,7 @@ HUB_FIELDS = ("split", "limit")
 @app.command("list", cls=Command, epilog=examples("nwor-bench scenarios list"))
 def list_scenarios(as_json: AsJson = False, quiet: Quiet = False) -> None:
     """List the shipped scenarios."""
-    from nwor_bench.workload.scenario import load_scenario, scenario_names
+    from nwor_bench.workload.config import load_scenario, scenario_names
 
     scenarios = [load_scenario(name) for name in scenario_names()]
     if as_json:
@@ -90,7 +90,7 @@ def show_scenario(
 
     If a hub data set cannot be read, its fields and the reason.
     """
-    from nwor_bench.workload.scenario import load_scenario
+    from nwor_bench.workload.config import load_scenario
 
     scenario = load_scenario(name)
     if as_json:

@@ -80,7 +80,7 @@ def _engine(
 ) -> "EngineFacts":
     from nwor_bench.errors import ConfigError
     from nwor_bench.models.support.engine import Device, EngineFacts
-    from nwor_bench.workload.option_text import known_words
+    from nwor_bench.workload.options import known_words
     from nwor_bench.workload.run_spec import CacheDtype
 
     if draft_tokens < 1:

@@ -12,9 +12,13 @@ from nwor_bench.cli.option_flags import of_holders, with_flags, written_on
 from nwor_bench.errors import ConfigError, ExitCode
 from nwor_bench.run.run_options import RunOptions, check_output_flags
 from nwor_bench.workload.options import flag_of, read_all
-from nwor_bench.workload.pair_choice import PairChoice
-from nwor_bench.workload.run_spec import DEFAULT_SCENARIO, RunSpec, VllmEntries
-from nwor_bench.workload.scenario_values import ScenarioValues
+from nwor_bench.workload.run_spec import (
+    DEFAULT_SCENARIO,
+    PairChoice,
+    RunSpec,
+    ScenarioValues,
+    VllmEntries,
+)
 
 
 @with_flags(PairChoice, ScenarioValues, RunSpec, VllmEntries, RunOptions)

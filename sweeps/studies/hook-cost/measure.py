@@ -22,7 +22,8 @@ from nwor_bench.engine.engine import VllmEngine  # noqa: E402
 from nwor_bench.engine.protocol import Sampling  # noqa: E402
 from nwor_bench.models.pairs import resolve_pair  # noqa: E402
 from nwor_bench.workload.config import load_scenario, resolve  # noqa: E402
-from nwor_bench.workload.prompts import encode, load_prompts, load_tokenizer, select_blocks  # noqa: E402
+from nwor_bench.workload.prompts import encode, load_prompts, load_tokenizer  # noqa: E402
+from nwor_bench.workload.schedule import select_blocks  # noqa: E402
 
 
 def main() -> None:

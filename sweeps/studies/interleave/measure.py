@@ -32,7 +32,7 @@ from nwor_bench.records.types import Cell, NworMode, Phase, ScvMode, WindowRecor
 from nwor_bench.run.batch import BatchPlace, window_records
 from nwor_bench.run.prepare import prepare
 from nwor_bench.workload.config import load_scenario, resolve
-from nwor_bench.workload.pair_choice import PairChoice
+from nwor_bench.workload.run_spec import PairChoice
 from nwor_bench.workload.window_order import WindowOrder
 
 LEAST_CYCLES = 200

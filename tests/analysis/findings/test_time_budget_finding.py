@@ -14,7 +14,7 @@ from nwor_bench.analysis.findings.time_budget import nothing_timed, sufficient_b
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import RunStatus
 from nwor_bench.run.budget import PROBE_SHARE, WARMUP_SHARE
-from nwor_bench.workload.quantities import seconds
+from nwor_bench.workload.options import seconds
 
 CELLS = 7
 

@@ -12,8 +12,8 @@ from safetensors.numpy import load_file
 from tokenizers import Tokenizer
 
 from nwor_bench.models.pairs.tiny import generate_tiny
+from nwor_bench.workload.config import load_scenario
 from nwor_bench.workload.prompts import Prompt, encode, load_prompts
-from nwor_bench.workload.scenario import load_scenario
 
 
 def contents(folder: Path) -> dict[str, bytes]:

@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 
 from nwor_bench.models.recurrent import STOCK, StateLoad, state_bytes
 from nwor_bench.models.shape import ModelShape
-from nwor_bench.models.strategies import DIRECT, STRATEGIES, Strategy
 
 CACHE_BITS = {"float32": 32, "bfloat16": 16, "float16": 16}
 CACHE_BITS |= {"fp8": 8, "fp8_e4m3": 8, "fp8_e5m2": 8}
@@ -17,6 +16,86 @@ CACHE_BITS |= {"fp8": 8, "fp8_e4m3": 8, "fp8_e5m2": 8}
 
 WEIGHT_BITS = {"float32": 32, "bfloat16": 16, "float16": 16, "fp8": 8, "int8": 8, "int4": 4}
 """Size in bits of a matrix element. Scales of quantised matrices (a few per cent) are left out."""
+
+
+@dataclass(frozen=True)
+class Move:
+    """staged x N + accepted x A rows that are read from or written to DRAM."""
+
+    what: str
+    reads: bool
+    staged: int = 0
+    accepted: int = 0
+    as_activations: bool = False
+
+    def rows(self, staged: float, accepted: float) -> float:
+        """Rows moved in a window with that many staged and accepted drafts."""
+        return self.staged * staged + self.accepted * accepted
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """A strategy: its moves, and the kernel launches that drafts need."""
+
+    name: str
+    label: str
+    moves: tuple[Move, ...]
+    launches_per_layer: int
+    launches_per_window: int
+    writes_drafts_in_place: bool = False
+
+    @property
+    def staging(self) -> str:
+        """The label for use in a sentence: `by reference`, `by copy, kept in L2`."""
+        return "by " + self.label.removeprefix("by ")
+
+    def launches(self, layers: int) -> tuple[int, int]:
+        """Fewest and most launches per window.
+
+        The fewest are those of the drafts. If drafts are not written in place, the stock write of
+        each request's certain first token may add one launch per layer.
+        """
+        drafts = layers * self.launches_per_layer + self.launches_per_window
+        return drafts, drafts + (0 if self.writes_drafts_in_place else layers)
+
+
+DIRECT = Strategy(
+    "direct",
+    "direct (stock vLLM)",
+    (Move("write each draft to the cache", reads=False, staged=1),),
+    launches_per_layer=1,
+    launches_per_window=0,
+    writes_drafts_in_place=True,
+)
+COPY_SPILLED = Strategy(
+    "copy_spilled",
+    "copy, spilled from L2",
+    (
+        Move("copy each draft to staging", reads=False, staged=1, as_activations=True),
+        Move("read accepted from staging", reads=True, accepted=1, as_activations=True),
+        Move("write accepted to the cache", reads=False, accepted=1),
+    ),
+    launches_per_layer=1,
+    launches_per_window=1,
+)
+COPY_IN_L2 = Strategy(
+    "copy_in_l2",
+    "copy, kept in L2",
+    (Move("write accepted to the cache", reads=False, accepted=1),),
+    launches_per_layer=1,
+    launches_per_window=1,
+)
+BY_REFERENCE = Strategy(
+    "reference",
+    "by reference",
+    (
+        Move("read accepted activations", reads=True, accepted=1, as_activations=True),
+        Move("write accepted to the cache", reads=False, accepted=1),
+    ),
+    launches_per_layer=0,
+    launches_per_window=1,
+)
+STRATEGIES = (DIRECT, COPY_SPILLED, COPY_IN_L2, BY_REFERENCE)
 
 
 @dataclass(frozen=True)

@@ -4,9 +4,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from nwor_bench.models.byte_model import MAPPED, BreakEvenMap, ByteModel, Workload, break_even_map
+from nwor_bench.models.byte_model import (
+    BY_REFERENCE,
+    DIRECT,
+    MAPPED,
+    STRATEGIES,
+    BreakEvenMap,
+    ByteModel,
+    Strategy,
+    Workload,
+    break_even_map,
+)
 from nwor_bench.models.config_json import KNOWN_TYPES
-from nwor_bench.models.strategies import BY_REFERENCE, DIRECT, STRATEGIES, Strategy
 from nwor_bench.report.document import (
     Bullets,
     Definitions,

@@ -14,7 +14,7 @@ from nwor_bench.analysis.comparing.preconditions import blocking_differences, ot
 from nwor_bench.analysis.dram.prediction import strategy_of
 from nwor_bench.engine import arguments as engine_config
 from nwor_bench.errors import ExitCode
-from nwor_bench.models.strategies import BY_REFERENCE, COPY_SPILLED
+from nwor_bench.models.byte_model import BY_REFERENCE, COPY_SPILLED
 from nwor_bench.records.store import read_run
 from nwor_bench.records.types import StageBy
 from nwor_bench.run import resume

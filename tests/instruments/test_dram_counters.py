@@ -16,7 +16,7 @@ from nwor_bench.analysis.dram.counters import amount_of, cell_bytes
 from nwor_bench.analysis.dram.prediction import predicted_difference
 from nwor_bench.analysis.dram.rows import csv_rows
 from nwor_bench.analysis.invariants import accepted
-from nwor_bench.models.strategies import BY_REFERENCE, COPY_SPILLED
+from nwor_bench.models.byte_model import BY_REFERENCE, COPY_SPILLED
 from nwor_bench.records.engine_status import EngineStatus
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import SETTLING, BatchRecord, WindowRecord

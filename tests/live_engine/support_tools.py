@@ -5,8 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from nwor_bench.models.support.engine import Device, EngineFacts, attention_of
-from nwor_bench.models.support.facts import read_facts
+from nwor_bench.models.support.facts import Device, EngineFacts, attention_of, read_facts
 from nwor_bench.models.support.predict import Method, Outcome, method_support, predict_support
 from nwor_bench.records.engine_status import EngineStatus
 from nwor_bench.workload.run_spec import RunSpec

@@ -9,16 +9,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nwor_bench.models.byte_model import ByteModel, Workload, break_even_map
-from nwor_bench.models.shape import Experts, Indexer, Layer, Mla, ModelShape
-from nwor_bench.models.strategies import (
+from nwor_bench.models.byte_model import (
     BY_REFERENCE,
     COPY_IN_L2,
     COPY_SPILLED,
     DIRECT,
     STRATEGIES,
+    ByteModel,
     Strategy,
+    Workload,
+    break_even_map,
 )
+from nwor_bench.models.shape import Experts, Indexer, Layer, Mla, ModelShape
 
 Place = tuple[str, int, int]
 """Region, layer, token."""

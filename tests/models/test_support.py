@@ -9,8 +9,14 @@ import pytest
 from refusals import refused
 
 from nwor_bench.models.layer_kinds import Kind
-from nwor_bench.models.support.engine import OWN_ATTENTION, Device, EngineFacts, Runner
-from nwor_bench.models.support.facts import ModelFacts, read_facts
+from nwor_bench.models.support.facts import (
+    OWN_ATTENTION,
+    Device,
+    EngineFacts,
+    ModelFacts,
+    Runner,
+    read_facts,
+)
 from nwor_bench.models.support.predict import (
     MOST_HEAD_DIM,
     MOST_WINDOW_TOKENS,

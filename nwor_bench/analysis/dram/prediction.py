@@ -1,7 +1,6 @@
 """DRAM bytes of mode `stage`'s windows, predicted by the byte model. Pure."""
 
-from nwor_bench.models.byte_model import CACHE_BITS
-from nwor_bench.models.strategies import BY_REFERENCE, COPY_SPILLED, DIRECT, Strategy
+from nwor_bench.models.byte_model import BY_REFERENCE, CACHE_BITS, COPY_SPILLED, DIRECT, Strategy
 from nwor_bench.records.engine_status import EngineStatus
 from nwor_bench.records.header import RunHeader
 from nwor_bench.records.types import StageBy

@@ -7,7 +7,7 @@ import typer
 
 if TYPE_CHECKING:
     from nwor_bench.models.recurrent import RecurrentLayers, StateLoad
-    from nwor_bench.models.support.engine import EngineFacts
+    from nwor_bench.models.support.facts import EngineFacts
     from nwor_bench.models.support.recipes import FoundConfig
     from nwor_bench.report.document import Document
 
@@ -79,7 +79,7 @@ def _engine(
     device: str, draft_tokens: int, cache_dtype: str, one_group: bool, eager: bool
 ) -> "EngineFacts":
     from nwor_bench.errors import ConfigError
-    from nwor_bench.models.support.engine import Device, EngineFacts
+    from nwor_bench.models.support.facts import Device, EngineFacts
     from nwor_bench.workload.options import known_words
     from nwor_bench.workload.run_spec import CacheDtype
 
@@ -115,8 +115,7 @@ def _states(
     found: "FoundConfig", engine: "EngineFacts"
 ) -> "tuple[RecurrentLayers, StateLoad] | None":
     """A hybrid's recurrent layers, and one request's step; None where they are not covered."""
-    from nwor_bench.models.recurrent import StateLoad
-    from nwor_bench.models.recurrent_config import recurrent_layers
+    from nwor_bench.models.recurrent import StateLoad, recurrent_layers
 
     read = recurrent_layers(found.config)
     if read is None:

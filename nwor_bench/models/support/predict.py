@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 
 from nwor_bench.models.layer_kinds import Kind
-from nwor_bench.models.support.engine import (
+from nwor_bench.models.support.facts import (
     OWN_ATTENTION,
     OWN_BUILDERS,
     PLAIN_CACHES,
@@ -23,10 +23,11 @@ from nwor_bench.models.support.engine import (
     STAGEABLE,
     Device,
     EngineFacts,
+    LayerFacts,
+    ModelFacts,
     Runner,
     attention_of,
 )
-from nwor_bench.models.support.facts import LayerFacts, ModelFacts
 from nwor_bench.records import fallback_reasons as reasons
 
 _GENERATING = Path(__file__).with_name("generating.json")

@@ -15,8 +15,7 @@ from typing import Any
 from nwor_bench.errors import ConfigError
 from nwor_bench.models.layer_kinds import Kind
 from nwor_bench.models.pairs.local import locate_model, read_config_file, read_model_config
-from nwor_bench.models.support.engine import EngineFacts
-from nwor_bench.models.support.facts import ModelFacts, read_facts
+from nwor_bench.models.support.facts import EngineFacts, ModelFacts, read_facts
 from nwor_bench.models.support.predict import Method, MethodSupport, method_support
 from nwor_bench.records.files import home_path
 

@@ -4,7 +4,7 @@ Nothing in it was measured.
 """
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import cache
@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from nwor_bench.analysis.aggregate import summarise
+from nwor_bench.analysis.analyse import Analysis, analyse
+from nwor_bench.analysis.invariants import find_violations
 from nwor_bench.records.header import RunHeader, parse_header
 from nwor_bench.records.json_part import to_json
 from nwor_bench.records.lines import BatchKey, batch_key
@@ -295,20 +296,31 @@ def _write_run(run: RunData, folder: Path) -> None:
 
 
 def summarised(run: RunData) -> tuple[CellResult, ...]:
-    """`summarise(run)`, once for each run."""
-    if id(run) not in _SUMMARIES:
-        _SUMMARIES[id(run)] = run, tuple(summarise(run))
-    return _SUMMARIES[id(run)][1]
+    """The summaries of a run's cells, made once for each run."""
+    return analysed(run).cells
 
 
-_SUMMARIES: dict[int, tuple[RunData, tuple[CellResult, ...]]] = {}
-"""Runs by identity, and their cells."""
+def faults_of(run: RunData) -> list[str]:
+    """A sentence for each count that does not add up."""
+    return [violation.text for violation in find_violations(run)]
+
+
+def analysed(run: RunData, cells: Sequence[CellResult] | None = None) -> Analysis:
+    """`analyse(run)`, once for each run; with other `cells` if they are given."""
+    if id(run) not in _ANALYSES:
+        _ANALYSES[id(run)] = run, analyse(run)
+    found = _ANALYSES[id(run)][1]
+    return found if cells is None else replace(found, cells=tuple(cells))
+
+
+_ANALYSES: dict[int, tuple[RunData, Analysis]] = {}
+"""Runs by identity, and what they say."""
 
 
 def document_of(run: RunData) -> Document:
     """The report of a run, once for each run."""
     if id(run) not in _DOCUMENTS:
-        _DOCUMENTS[id(run)] = run, build_document(run, summarised(run))
+        _DOCUMENTS[id(run)] = run, build_document(analysed(run))
     return _DOCUMENTS[id(run)][1]
 
 
@@ -320,7 +332,7 @@ def write_reports(folder: Path, *, drawn: bool = False) -> ReportPaths:
     """Read a saved run and make all its report files, the page with its figures if `drawn`."""
     run = read_run(folder)
     with nullcontext() if drawn else without_figures():
-        return write_files(folder, run, summarise(run))
+        return write_files(folder, analyse(run))
 
 
 @contextmanager

@@ -25,7 +25,6 @@ __all__ = [
     "CounterCheck",
     "Violation",
     "accepted",
-    "check_invariants",
     "counted_accepted",
     "counted_drafts",
     "counter_checks",
@@ -72,11 +71,6 @@ def full_windows(
         for window in windows[batch_key(batch)]
         if window.num_reqs == batch.requests
     ]
-
-
-def check_invariants(run: RunData) -> list[str]:
-    """One sentence for each count that does not add up; an empty list if all do."""
-    return [violation.text for violation in find_violations(run)]
 
 
 def find_violations(run: RunData) -> list[Violation]:

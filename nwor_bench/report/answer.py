@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from nwor_bench.analysis.aggregate import REFERENCE
+from nwor_bench.analysis.cell_data import REFERENCE
 from nwor_bench.analysis.findings import nothing_timed
 from nwor_bench.analysis.significance import DEFAULT_MARGIN
 from nwor_bench.records.engine_status import EngineStatus

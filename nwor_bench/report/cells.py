@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from nwor_bench.analysis.aggregate import noise_floor
+from nwor_bench.analysis.analyse import noise_floor
 from nwor_bench.analysis.request_times import PERCENTILES
 from nwor_bench.analysis.significance import DEFAULT_MARGIN
 from nwor_bench.records.types import CellResult

@@ -3,7 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from nwor_bench.analysis.invariants import check_invariants, counter_checks
+from nwor_bench.analysis.analyse import Analysis
+from nwor_bench.analysis.invariants import counter_checks
 from nwor_bench.analysis.parity.kv_verdict import KvVerdict
 from nwor_bench.analysis.parity.local_verdict import LOCAL_EVENT
 from nwor_bench.records.cell import Cell
@@ -75,16 +76,17 @@ MEANINGS = {
 """In words; other reasons are printed unchanged."""
 
 
-def evidence_section(run: RunData, cells: Sequence[CellResult]) -> Section:
+def evidence_section(analysis: Analysis) -> Section:
     """Every gate's result with its method, our counters beside vLLM's, and fallbacks."""
-    violations = check_invariants(run)
+    run, cells = analysis.run, analysis.cells
+    violations = tuple(violation.text for violation in analysis.violations)
     blocks: list[Block] = [_tokens(run, cells), Paragraph(TOKENS), *local_blocks(run),
                            *kv_blocks(run)]  # fmt: skip
     facts = list(settings(to_json(run.header.parity)))
     if facts:
         blocks.append(table(["Gate", "Value"], facts, numbers_from=2, caption="The gate"))
     if violations:
-        blocks += [Paragraph("Counts that do not add up:", strong=True), Bullets(tuple(violations))]
+        blocks += [Paragraph("Counts that do not add up:", strong=True), Bullets(violations)]
     else:
         blocks.append(
             Paragraph(

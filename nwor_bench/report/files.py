@@ -11,10 +11,8 @@ from typing import Any
 
 import pandas as pd
 
-from nwor_bench.analysis.aggregate import noise_floor
-from nwor_bench.analysis.findings import findings, grouped
-from nwor_bench.analysis.interleaved.split import splits_of
-from nwor_bench.analysis.invariants import check_invariants
+from nwor_bench.analysis.analyse import Analysis
+from nwor_bench.analysis.findings import grouped
 from nwor_bench.analysis.request_times import PERCENTILES, request_percentiles
 from nwor_bench.records.files import write_atomically
 from nwor_bench.records.header import RunHeader
@@ -42,8 +40,8 @@ class ReportPaths:
     html: Path
 
 
-def write_files(folder: Path, run: RunData, cells: Sequence[CellResult]) -> ReportPaths:
-    """Make all report files of a run anew, from its records and the summaries of its cells.
+def write_files(folder: Path, analysis: Analysis) -> ReportPaths:
+    """Make all report files of a run anew.
 
     Raises StoreError if they cannot be written.
     """
@@ -55,26 +53,27 @@ def write_files(folder: Path, run: RunData, cells: Sequence[CellResult]) -> Repo
         markdown=folder / "report.md",
         html=folder / "report.html",
     )
-    write_header(folder, with_summaries(run, cells))
+    run, cells = analysis.run, analysis.cells
+    write_header(folder, with_summaries(analysis))
     write_atomically(paths.cells_csv, to_csv(CellResult, cells))
     write_atomically(paths.batches_csv, batches_csv(run.batches))
     write_atomically(paths.windows_csv, _windows_csv(run))
-    document = build_document(run, cells)
+    document = build_document(analysis)
     write_atomically(paths.html, render_html(document))  # first: report.md cites it
     write_atomically(paths.markdown, render_markdown(document.shortened(THE_REST)))
     return paths
 
 
-def with_summaries(run: RunData, cells: Sequence[CellResult]) -> RunHeader:
+def with_summaries(analysis: Analysis) -> RunHeader:
     """The header with the cells' summaries and what is wrong, if anything."""
     return replace(
-        run.header,
-        noise_floor=noise_floor(cells),
-        findings=tuple(finding.to_dict() for finding in findings(run, cells)),
-        cells=tuple(to_dict(cell) for cell in cells),
-        split=tuple(part.to_dict() for part in splits_of(run, cells)) or None,
-        violations=tuple(check_invariants(run)),
-        warnings=run.warnings,
+        analysis.run.header,
+        noise_floor=analysis.noise_floor,
+        findings=tuple(finding.to_dict() for finding in analysis.findings),
+        cells=tuple(to_dict(cell) for cell in analysis.cells),
+        split=tuple(part.to_dict() for part in analysis.splits) or None,
+        violations=tuple(violation.text for violation in analysis.violations),
+        warnings=analysis.run.warnings,
     )
 
 
@@ -128,10 +127,10 @@ def _field(value: Any) -> Any:
     return value
 
 
-def run_result(run: RunData, cells: Sequence[CellResult], folder: Path) -> dict[str, Any]:
+def run_result(analysis: Analysis, folder: Path) -> dict[str, Any]:
     """The answer, cells and findings of a run; values that were not measured are None."""
+    run, cells, every = analysis.run, analysis.cells, analysis.findings
     found = answer(run.header, cells)
-    every = findings(run, cells)
     return {
         "folder": str(folder),
         "status": run.header.status,
@@ -141,13 +140,13 @@ def run_result(run: RunData, cells: Sequence[CellResult], folder: Path) -> dict[
             "cell": None if found.cell is None else found.cell.label,
         },
         "cells": [{"cell": cell.label, **to_dict(cell)} for cell in cells],
-        "noise_floor": noise_floor(cells),
-        "split": [part.to_dict() for part in splits_of(run, cells)],
+        "noise_floor": analysis.noise_floor,
+        "split": [part.to_dict() for part in analysis.splits],
         "causes": [
             {"severity": group.severity, "line": group.line, "findings": len(group.findings)}
             for group in grouped(every)
         ],
         "findings": [finding.to_dict() for finding in every],
-        "violations": list(check_invariants(run)),
+        "violations": [violation.text for violation in analysis.violations],
         "warnings": list(warnings(run)),
     }

@@ -3,10 +3,11 @@
 from collections.abc import Sequence
 from statistics import median
 
+from nwor_bench.analysis.analyse import Analysis
 from nwor_bench.analysis.interleaved.agreement import why_carry_over_untested
-from nwor_bench.analysis.interleaved.effects import PairEffect, pair_effects
+from nwor_bench.analysis.interleaved.effects import PairEffect
 from nwor_bench.analysis.interleaved.sham import sham_windows
-from nwor_bench.analysis.interleaved.split import Split, splits, splits_of
+from nwor_bench.analysis.interleaved.split import Split
 from nwor_bench.analysis.statistics import RatioInterval
 from nwor_bench.records.cell import SWITCHED, Cell
 from nwor_bench.records.store import RunData
@@ -41,24 +42,28 @@ _DIGITS = 4
 """Of these ratios: most are known to a tenth of a per cent."""
 
 
-def interleaved_section(run: RunData, cells: Sequence[CellResult]) -> Section | None:
+def interleaved_section(analysis: Analysis) -> Section | None:
     """Ratios, left-out groups and the effect in parts; None for a run of whole batches."""
+    cells = analysis.cells
     without = {cell.cell for cell in cells if cell.verdict in _WITHOUT_TIME}
     results = {cell.cell: cell for cell in cells}
-    effects = [e for e in pair_effects(run) if not {e.pair.treated, e.pair.reference} & without]
+    effects = [e for e in analysis.effects if not {e.pair.treated, e.pair.reference} & without]
     if not effects:
         return None
-    blocks: list[Block] = [Paragraph(NOTE), _ratios(effects, results), Paragraph(sham_words(run))]
+    blocks: list[Block] = [
+        Paragraph(NOTE),
+        _ratios(effects, results),
+        Paragraph(sham_words(analysis.run)),
+    ]
     seen = what_batches_show(cells)
     blocks += [Paragraph(seen)] if seen else []
     remarks = [*_left_out(effects), *_untested(effects)]
     blocks += [Bullets(tuple(remarks))] if remarks else []
-    parts = splits(effects, cells)
-    blocks += [_split_table(parts)] if parts else []
+    blocks += [_split_table(analysis.splits)] if analysis.splits else []
     return Section(TITLE, tuple(blocks))
 
 
-def split_lines(run: RunData, cells: Sequence[CellResult]) -> list[str]:
+def split_lines(parts: Sequence[Split]) -> list[str]:
     """`stage x graph, 2.8 % less: attention 1.5 % less +- 0.10, writes 1.3 % less +- 0.07.`
 
     One sentence for each staging cell whose effect is split.
@@ -66,7 +71,7 @@ def split_lines(run: RunData, cells: Sequence[CellResult]) -> list[str]:
     return [
         f"{part.cell.label}, {change(part.total.ratio)}: attention {_part(part.attention)}, writes "
         f"{_part(part.writes)}."
-        for part in splits_of(run, cells)
+        for part in parts
     ]
 
 

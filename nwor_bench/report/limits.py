@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator, Sequence
 
-from nwor_bench.analysis.aggregate import REFERENCE
-from nwor_bench.analysis.findings import findings
+from nwor_bench.analysis.analyse import Analysis
+from nwor_bench.analysis.cell_data import REFERENCE
 from nwor_bench.analysis.interleaved.agreement import WINDOWS
 from nwor_bench.analysis.significance import DEFAULT_MARGIN, SIGNIFICANCE
 from nwor_bench.analysis.statistics import MIN_BLOCKS
@@ -14,13 +14,17 @@ from nwor_bench.report.document import Block, Bullets, Definitions, Paragraph, S
 from nwor_bench.report.text import NOT_MEASURED, joined, plural
 
 
-def findings_section(run: RunData, cells: Sequence[CellResult]) -> Section:
+def findings_section(analysis: Analysis) -> Section:
     """Each finding with its remedy, the most severe first; then the limits of any such run."""
-    found = tuple((f"{f.severity.upper()}: {f.message}", f.remedy) for f in findings(run, cells))
+    found = tuple((f"{f.severity.upper()}: {f.message}", f.remedy) for f in analysis.findings)
     first: Block = (
         Definitions(found) if found else Paragraph("Nothing was found that weakens the numbers.")
     )
-    blocks = (first, Paragraph("What the numbers do not show:"), Bullets(limits(run, cells)))
+    blocks = (
+        first,
+        Paragraph("What the numbers do not show:"),
+        Bullets(limits(analysis.run, analysis.cells)),
+    )
     return Section("Findings and limits", blocks, folded=True)
 
 

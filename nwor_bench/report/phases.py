@@ -4,11 +4,12 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import TYPE_CHECKING
 
+from nwor_bench.analysis.analyse import Analysis
 from nwor_bench.analysis.invariants import full_windows, windows_by_batch
 from nwor_bench.analysis.phases import PHASES, CellPhases, cell_phases
 from nwor_bench.records.cell import cell_order
 from nwor_bench.records.store import RunData
-from nwor_bench.records.types import LAUNCH_COUNTS, CellResult, Phase, Verdict
+from nwor_bench.records.types import LAUNCH_COUNTS, Phase, Verdict
 from nwor_bench.report.answer import on_cpu
 from nwor_bench.report.document import Block, Figure, Paragraph, Section, table
 from nwor_bench.report.figures import category_rows, colour, legend
@@ -42,9 +43,10 @@ _COLOURS = {"forward_ms": "ambiguous", "sample_ms": "faster", "mask_ms": "ineffe
 _SHORT = ("sample_ms", "mask_ms", "commit_ms")
 
 
-def phase_section(run: RunData, cells: Sequence[CellResult]) -> Section:
+def phase_section(analysis: Analysis) -> Section:
     """A timeline and its tables, or the reason why nothing was probed; then launches."""
-    invalid = {cell.cell for cell in cells if cell.verdict == Verdict.INVALID}
+    run = analysis.run
+    invalid = {cell.cell for cell in analysis.cells if cell.verdict == Verdict.INVALID}
     rows = [row for row in cell_phases(run) if row.cell not in invalid]
     blocks = _phases(rows) if rows else [Paragraph(_why_not(run))]
     return Section(TITLE, (*blocks, *_launches(run)), brief=True, folded=True)

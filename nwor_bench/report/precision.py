@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from nwor_bench.analysis.cell_data import CellData, gather_cells
+from nwor_bench.analysis.analyse import Analysis
+from nwor_bench.analysis.cell_data import CellData
 from nwor_bench.analysis.paired import pair_times
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import AA, Cell, CellResult, NworMode, Phase, Verdict
@@ -57,14 +58,14 @@ class _Blocks:
     """Milliseconds in which power or temperature lowered the clocks."""
 
 
-def precision_section(run: RunData, cells: Sequence[CellResult]) -> Section:
+def precision_section(analysis: Analysis) -> Section:
     """Two figures, then the tables: windows, ratios and blocks."""
-    found = _blocks(run, cells)
+    run, cells, found = analysis.run, analysis.cells, _blocks(analysis)
     blocks: list[Block] = [
         _block_figure(found, compared_time(cells))
         if found.ratios
         else Paragraph("No block was timed in off x off and another cell."),
-        *_window_times(run, cells),
+        *_window_times(analysis),
         _ratios(cells),
     ]
     facts = _warm_up_and_stop(run)
@@ -100,9 +101,9 @@ def _warm_up_and_stop(run: RunData) -> str:
     return " ".join(parts)
 
 
-def _blocks(run: RunData, cells: Sequence[CellResult]) -> _Blocks:
-    compared = {cell.cell for cell in cells if cell.ratio_to_off is not None}
-    gathered = gather_cells(run)
+def _blocks(analysis: Analysis) -> _Blocks:
+    compared = {cell.cell for cell in analysis.cells if cell.ratio_to_off is not None}
+    run, gathered = analysis.run, analysis.gathered
     baseline = next((own for own in gathered if own.is_baseline), None)
     ratios: dict[Cell, dict[int, float]] = {}
     for own in gathered:
@@ -189,10 +190,11 @@ def _block_table(found: _Blocks, cells: Sequence[CellResult]) -> Table:
     return table(heads, rows, caption=caption)
 
 
-def _window_times(run: RunData, cells: Sequence[CellResult]) -> list[Block]:
+def _window_times(analysis: Analysis) -> list[Block]:
     """A figure of all timed windows' times with a table; a sentence if there are none."""
+    cells = analysis.cells
     idle = {cell.cell for cell in cells if cell.verdict in _WITHOUT_TIME}
-    gathered = [own for own in gather_cells(run) if own.cell not in idle]
+    gathered = [own for own in analysis.gathered if own.cell not in idle]
     times = {own.cell: found for own in gathered if len(found := _times(own)) > 1}
     if not times:
         return [Paragraph("No valid window time was measured.")]

@@ -4,7 +4,8 @@ from collections.abc import Iterator, Sequence
 from math import ceil
 from pathlib import PurePath
 
-from nwor_bench.analysis.aggregate import REFERENCE, noise_floor
+from nwor_bench.analysis.analyse import Analysis
+from nwor_bench.analysis.cell_data import REFERENCE
 from nwor_bench.analysis.findings import nothing_timed, sufficient_budget
 from nwor_bench.analysis.interleaved.agreement import WINDOWS
 from nwor_bench.analysis.ratio_to_off import VALUES_NOT_COMPARED
@@ -29,12 +30,13 @@ _WORTH_WAITING = 100
 """If more than this many times the blocks were needed, advise a quieter machine instead."""
 
 
-def questions(run: RunData, cells: Sequence[CellResult]) -> Definitions:
+def questions(analysis: Analysis) -> Definitions:
     """Each question with its answer; without those that do not apply."""
+    run, cells = analysis.run, analysis.cells
     found = answer(run.header, cells)
     entries = {
-        "What makes the difference?": split_lines(run, cells),
-        "How sure is that?": _how_sure(found, cells),
+        "What makes the difference?": split_lines(analysis.splits),
+        "How sure is that?": _how_sure(found, analysis),
         "Is the output the same?": (same_output(cells), local_sentence(run), kv_sentence(run)),
         "What next?": _next(run, found, cells),
     }
@@ -63,7 +65,7 @@ def same_output(cells: Sequence[CellResult]) -> str:
     return "As far as it could be checked; see Evidence."
 
 
-def _how_sure(found: Answer, cells: Sequence[CellResult]) -> Iterator[str]:
+def _how_sure(found: Answer, analysis: Analysis) -> Iterator[str]:
     if found.badge == CPU_BADGE:
         yield "Output and counts passed their checks; nothing is known of the speed on a GPU."
         return
@@ -94,11 +96,11 @@ def _how_sure(found: Answer, cells: Sequence[CellResult]) -> Iterator[str]:
         )
     else:
         yield "on the same prompts; in 19 of 20 runs such an interval contains the true value."
-    yield from _noise(cells)
+    yield from _noise(analysis)
 
 
-def _noise(cells: Sequence[CellResult]) -> Iterator[str]:
-    found = noise_floor(cells)
+def _noise(analysis: Analysis) -> Iterator[str]:
+    found = analysis.noise_floor
     if found is None:
         yield "The machine's noise is not known: off x off was not run against itself."
         return
@@ -106,7 +108,7 @@ def _noise(cells: Sequence[CellResult]) -> Iterator[str]:
         f"Noise: off x off against itself took {change_range(found['low'], found['high'])} time "
         "(95 % interval)."
     )
-    arm = next(cell for cell in cells if cell.arm == AA)
+    arm = next(cell for cell in analysis.cells if cell.arm == AA)
     if arm.verdict in (Verdict.FASTER, Verdict.SLOWER):
         yield f"But that difference was {arm.verdict}, so be careful: measure once more."
 

@@ -1,15 +1,15 @@
 """The report of a run: the answer, its cells, the evidence, the run itself, the glossary."""
 
 import shlex
-from collections.abc import Sequence
 
-from nwor_bench.analysis.findings import Severity, findings, grouped
+from nwor_bench.analysis.analyse import Analysis
+from nwor_bench.analysis.findings import Severity, grouped
 from nwor_bench.records.engine_status import EngineStatus
 from nwor_bench.records.environment import Environment
 from nwor_bench.records.header import PairFacts, RunHeader
 from nwor_bench.records.json_part import to_json
 from nwor_bench.records.store import RunData
-from nwor_bench.records.types import CellResult, RunStatus
+from nwor_bench.records.types import RunStatus
 from nwor_bench.report.answer import CPU_LIMIT, answer, on_cpu
 from nwor_bench.report.cells import acceptance_section, cell_section, first_blocks
 from nwor_bench.report.document import (
@@ -42,31 +42,31 @@ _OF_MANY_RUNS = ("--file", "--resume")
 """Flags whose command does not measure only this run, or is refused because the run exists."""
 
 
-def build_document(run: RunData, cells: Sequence[CellResult]) -> Document:
+def build_document(analysis: Analysis) -> Document:
     """The whole report of a run, made only from its records."""
-    interleaved = interleaved_section(run, cells)
+    run, interleaved = analysis.run, interleaved_section(analysis)
     sections = (
-        cell_section(cells),
+        cell_section(analysis.cells),
         *([interleaved] if interleaved else []),
-        precision_section(run, cells),
-        acceptance_section(cells),
-        phase_section(run, cells),
-        traffic_section(run, cells),
-        evidence_section(run, cells),
-        findings_section(run, cells),
+        precision_section(analysis),
+        acceptance_section(analysis.cells),
+        phase_section(analysis),
+        traffic_section(analysis),
+        evidence_section(analysis),
+        findings_section(analysis),
         _this_run(run),
         Section("To repeat this run", (_repeat(run.header.command),), brief=True),
         glossary(),
     )
-    return Document(title(run.header), tuple(_lead(run, cells)), sections)
+    return Document(title(run.header), tuple(_lead(analysis)), sections)
 
 
-def summary(run: RunData, cells: Sequence[CellResult], *, verbose: bool = False) -> Document:
+def summary(analysis: Analysis, *, verbose: bool = False) -> Document:
     """The terminal's part: the lead; with `verbose` also the brief sections."""
     if verbose:
-        return build_document(run, cells).shortened()
+        return build_document(analysis).shortened()
     more = Paragraph("Details: report.html, or `nwor-bench report -v`.")
-    return Document(title(run.header), (*_lead(run, cells), more))
+    return Document(title(analysis.run.header), (*_lead(analysis), more))
 
 
 def title(header: RunHeader) -> str:
@@ -89,20 +89,21 @@ def warnings(run: RunData) -> list[str]:
     return found
 
 
-def _lead(run: RunData, cells: Sequence[CellResult]) -> list[Block]:
+def _lead(analysis: Analysis) -> list[Block]:
     """The first screen: the answer, its figure and table, what weakens it, the questions."""
+    run, cells = analysis.run, analysis.cells
     lead: list[Block] = [answer(run.header, cells).headline]
     lead += [Callout("Incomplete", text) for text in warnings(run)]
     lead += first_blocks(cells)
     if on_cpu(run.header):
         lead.append(Callout("Measured on a CPU", CPU_LIMIT))
-    counted = dram_summary(run)
+    counted = dram_summary(analysis.dram)
     lead += [Paragraph(counted)] if counted else []
-    groups = [g for g in grouped(findings(run, cells)) if g.severity != Severity.NOTE]
+    groups = [g for g in grouped(analysis.findings) if g.severity != Severity.NOTE]
     if groups:
         lines = tuple(f"{g.severity.upper()}: {g.line}" for g in groups)
         lead += [Paragraph("What weakens this answer:"), Bullets(lines)]
-    return [*lead, questions(run, cells)]
+    return [*lead, questions(analysis)]
 
 
 def _this_run(run: RunData) -> Section:

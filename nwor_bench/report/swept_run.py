@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from nwor_bench.analysis.aggregate import REFERENCE
-from nwor_bench.analysis.findings import Finding, Severity, findings
+from nwor_bench.analysis.analyse import Analysis
+from nwor_bench.analysis.cell_data import REFERENCE
+from nwor_bench.analysis.findings import Finding, Severity
 from nwor_bench.records.engine_status import EngineStatus
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import CellResult, NworMode
@@ -35,11 +36,18 @@ class SweptRun:
     error: str | None
     """Why it failed."""
 
-    data: RunData | None
-    """Its records; None if it never started."""
+    analysis: Analysis | None
+    """What its records say; None if it never started."""
 
-    cells: tuple[CellResult, ...]
-    """Their summaries; empty without records."""
+    @property
+    def data(self) -> RunData | None:
+        """Its records; None if it never started."""
+        return None if self.analysis is None else self.analysis.run
+
+    @property
+    def cells(self) -> tuple[CellResult, ...]:
+        """Summaries of its cells; empty without records."""
+        return () if self.analysis is None else self.analysis.cells
 
     @cached_property
     def answer(self) -> Answer | None:
@@ -51,10 +59,9 @@ class SweptRun:
     @cached_property
     def findings(self) -> tuple[Finding, ...]:
         """Warnings and errors of the run."""
-        if self.data is None or not self.cells:
+        if self.analysis is None or not self.cells:
             return ()
-        found = findings(self.data, self.cells)
-        return tuple(each for each in found if each.severity != Severity.NOTE)
+        return tuple(each for each in self.analysis.findings if each.severity != Severity.NOTE)
 
     @property
     def compared(self) -> tuple[CellResult, ...]:

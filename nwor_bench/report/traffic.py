@@ -4,8 +4,9 @@ from collections.abc import Sequence
 from statistics import fmean, median
 from typing import TYPE_CHECKING
 
-from nwor_bench.analysis.aggregate import REFERENCE
-from nwor_bench.analysis.dram.counters import Amount, CellBytes, cell_bytes, clock_facts
+from nwor_bench.analysis.analyse import Analysis
+from nwor_bench.analysis.cell_data import REFERENCE
+from nwor_bench.analysis.dram.counters import Amount, CellBytes, clock_facts
 from nwor_bench.analysis.dram.prediction import predicted_difference, strategy_of
 from nwor_bench.records.engine_status import EngineStatus
 from nwor_bench.records.header import RunHeader
@@ -40,9 +41,9 @@ MEASURED = (
 )
 
 
-def traffic_section(run: RunData, cells: Sequence[CellResult]) -> Section:
+def traffic_section(analysis: Analysis) -> Section:
     """Predicted and cache bytes, then the counters' if there are any."""
-    found = cell_bytes(run)
+    run, cells, found = analysis.run, analysis.cells, analysis.dram
     blocks: list[Block] = [_cache_bytes(run, cells), Paragraph(_cache_note(run.header))]
     blocks += _states(run.header, cells)
     if found:
@@ -54,9 +55,8 @@ def traffic_section(run: RunData, cells: Sequence[CellResult]) -> Section:
     return Section(TITLE, tuple(blocks), brief=bool(found), folded=True)
 
 
-def dram_summary(run: RunData) -> str | None:
+def dram_summary(cells: Sequence[CellBytes]) -> str | None:
     """The counters' answer in a sentence; None if nothing was counted."""
-    cells = cell_bytes(run)
     return f"DRAM bytes: {answer(cells)}" if cells else None
 
 

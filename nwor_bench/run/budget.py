@@ -179,9 +179,9 @@ def half_widths(run: RunData, done: int) -> list[float | None]:
     Uses only records up to block `done`, so that a resumed run stops at the same block as an
     uninterrupted one.
     """
-    from nwor_bench.analysis.aggregate import summarise  # imports scipy: half a second
+    from nwor_bench.analysis.analyse import analyse  # imports scipy: half a second
 
-    cells = summarise(_as_of(run, done))
+    cells = analyse(_as_of(run, done)).cells
     return [cell.half_width for cell in cells if cell.ratio_to_off is not None]
 
 

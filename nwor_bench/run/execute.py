@@ -13,7 +13,7 @@ from types import FrameType
 
 from rich.console import Console
 
-from nwor_bench.analysis.aggregate import summarise
+from nwor_bench.analysis.analyse import analyse
 from nwor_bench.engine.protocol import Engine
 from nwor_bench.errors import ExitCode
 from nwor_bench.instruments import environment
@@ -275,16 +275,15 @@ def _finish(
 ) -> ExitCode:
     """Final status, reports, the result on the terminal."""
     store.finish(status, finished_at=_now())
-    run = read_run(store.folder)
-    cells = summarise(run)
-    paths = write_files(store.folder, run, cells)
+    found = analyse(read_run(store.folder))
+    paths = write_files(store.folder, found)
     console.print()
-    tell_result(console, options, run, cells, store.folder, in_sweep=in_sweep)
+    tell_result(console, options, found, store.folder, in_sweep=in_sweep)
     if options.publish is not None and not in_sweep:
         options.publish(paths.markdown.read_text(encoding="utf-8"))
-    if status is RunStatus.PARTIAL and worst_of(cells) is ExitCode.OK:
+    if status is RunStatus.PARTIAL and worst_of(found.cells) is ExitCode.OK:
         return ExitCode.INTERRUPTED
-    return worst_of(cells)
+    return worst_of(found.cells)
 
 
 def say_how_to_go_on(folder: Path, console: Console) -> None:

@@ -14,6 +14,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from nwor_bench.analysis.analyse import Analysis
 from nwor_bench.analysis.interleaved.groups import find_groups
 from nwor_bench.analysis.invariants import windows_by_batch
 from nwor_bench.analysis.statistics import geometric_mean_ratio, paired_ratio
@@ -22,7 +23,7 @@ from nwor_bench.records.batch import IN_TURNS
 from nwor_bench.records.files import result_document
 from nwor_bench.records.lines import batch_key
 from nwor_bench.records.store import RunData
-from nwor_bench.records.types import BatchRecord, Cell, CellResult, NworMode, Phase, WindowRecord
+from nwor_bench.records.types import BatchRecord, Cell, NworMode, Phase, WindowRecord
 from nwor_bench.report.files import run_result
 from nwor_bench.report.run_report import summary
 from nwor_bench.report.terminal import print_document, print_path
@@ -130,8 +131,7 @@ def check_vllm_version(console: Console) -> None:
 def tell_result(
     console: Console,
     options: RunOptions,
-    run: RunData,
-    cells: Sequence[CellResult],
+    analysis: Analysis,
     folder: Path,
     *,
     in_sweep: bool,
@@ -139,10 +139,10 @@ def tell_result(
     """Print a run's result; the runs of a sweep are in the sweep's own JSON."""
     if options.as_json:
         if not in_sweep:
-            tell_json(run_result(run, cells, folder))
+            tell_json(run_result(analysis, folder))
         return
     shown = Console() if options.quiet else console
-    document = summary(run, cells, verbose=options.verbose)
+    document = summary(analysis, verbose=options.verbose)
     print_document(shown, document, quiet=options.quiet)
     print_path(shown, "Run folder", folder)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.console import Console
 
-from nwor_bench.analysis.aggregate import summarise
+from nwor_bench.analysis.analyse import analyse
 from nwor_bench.engine.engine import VllmEngine, check_arguments
 from nwor_bench.engine.memory import require_memory
 from nwor_bench.errors import BenchError, ConfigError, ExitCode
@@ -105,7 +105,7 @@ class SweepRunner:
         if (folder / RUN_FILE).is_file():
             run = read_run(folder)
             if run.header.status is RunStatus.COMPLETE:  # just before the index was written
-                return worst_of(summarise(run))
+                return worst_of(analyse(run).cells)
             execute = resume_prepared
         else:
             execute = run_prepared

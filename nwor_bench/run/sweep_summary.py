@@ -6,7 +6,7 @@ from typing import Any
 
 from pandas import DataFrame
 
-from nwor_bench.analysis.aggregate import summarise
+from nwor_bench.analysis.analyse import analyse
 from nwor_bench.analysis.comparing.stored_run import StoredRun, load_stored
 from nwor_bench.analysis.comparing.sweeps import SEPARATOR
 from nwor_bench.errors import ConfigError
@@ -69,8 +69,7 @@ def swept_runs(index: SweepIndex) -> tuple[SweptRun, ...]:
             words=words_of(entry),
             status=entry["status"],
             error=entry["error"],
-            data=data,
-            cells=() if data is None else tuple(summarise(data)),
+            analysis=None if data is None else analyse(data),
         ))  # fmt: skip
     return tuple(runs)
 
@@ -95,7 +94,7 @@ def sweep_result(index: SweepIndex, runs: Sequence[SweptRun]) -> dict[str, Any]:
     entries = []
     for entry, run in zip(index.content["runs"], runs, strict=True):
         folder = index.folder / run.folder
-        result = None if run.data is None else run_result(run.data, run.cells, folder)
+        result = None if run.analysis is None else run_result(run.analysis, folder)
         entries.append({**entry, "result": result})
     return {
         "folder": str(index.folder),

@@ -12,11 +12,13 @@ from synthetic_run import (
     LAYERS,
     change_batches,
     change_windows,
+    faults_of,
     header_of,
     make_run,
 )
 
-from nwor_bench.analysis.aggregate import REFERENCE, check_invariants, summarise
+from nwor_bench.analysis.analyse import analyse
+from nwor_bench.analysis.cell_data import REFERENCE
 from nwor_bench.analysis.invariants import counter_checks
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import CellResult, Verdict
@@ -26,7 +28,7 @@ RATIOS = ("ratio_to_off", "ratio_ci_low", "ratio_ci_high")
 
 
 def cell(run: RunData, nwor: str, scv: str) -> CellResult:
-    (found,) = [c for c in summarise(run) if (c.nwor_mode, c.scv_mode) == (nwor, scv)]
+    (found,) = [c for c in analyse(run).cells if (c.nwor_mode, c.scv_mode) == (nwor, scv)]
     return found
 
 
@@ -46,7 +48,7 @@ def run() -> RunData:
 
 
 def test_cells_stand_in_a_fixed_order(run):
-    modes = [(c.nwor_mode, c.scv_mode) for c in summarise(run)]
+    modes = [(c.nwor_mode, c.scv_mode) for c in analyse(run).cells]
     scv = ["off", "graph", "adaptive"]
     assert modes == [("off", s) for s in scv] + [("stage", s) for s in scv]
 
@@ -56,7 +58,7 @@ def test_cells_stand_in_a_fixed_order(run):
 @given(seed=st.integers(0, 1000), blocks=st.integers(1, 5))
 def test_sums_are_those_of_the_timed_records(seed, blocks):
     run = make_run(blocks=blocks, seed=seed)
-    for result in summarise(run):
+    for result in analyse(run).cells:
         match = of(result.nwor_mode, result.scv_mode)
         batches = [b for b in run.batches if match(b) and b.phase == "timed"]
         windows = [w for w in run.windows if match(w) and w.block != 0]
@@ -289,7 +291,7 @@ def test_a_cell_that_only_replays_has_fired(fallbacks, status):
 
 
 def test_a_sound_run_has_no_violation(run):
-    assert check_invariants(run) == []
+    assert faults_of(run) == []
     assert all(check.agrees for check in counter_checks(run))
 
 
@@ -307,9 +309,7 @@ def test_one_bad_window_makes_its_cell_invalid(run, fault, block):
         return of("stage", "off")(window) and (window.block, window.window) == (block, 5)
 
     bad = change_windows(run, match, **fault)
-    assert any(
-        "stage x off, block" in text and "window 5" in text for text in check_invariants(bad)
-    )
+    assert any("stage x off, block" in text and "window 5" in text for text in faults_of(bad))
     result = cell(bad, "stage", "off")
     assert (result.verdict, result.tokens_per_s) == (Verdict.INVALID, None)
     assert cell(bad, "stage", "graph").verdict == Verdict.SLOWER
@@ -327,7 +327,7 @@ def test_one_bad_window_makes_its_cell_invalid(run, fault, block):
 )
 def test_counts_that_differ_from_the_batch_or_vllm_are_violations(run, field, text):
     bad = change_batches(run, lambda b: of("stage", "off")(b) and b.block == 4, **{field: 3})
-    (violation,) = check_invariants(bad)
+    (violation,) = faults_of(bad)
     assert text in violation
     assert cell(bad, "stage", "off").verdict == Verdict.INVALID
 
@@ -336,7 +336,7 @@ def test_counts_that_differ_from_the_batch_or_vllm_are_violations(run, field, te
 def test_ranks_that_counted_differently_are_a_violation_in_any_mode(run, cell_name):
     words = "window 3 has draft_tokens 7 on rank 1 and 8 on rank 0"
     bad = change_batches(run, lambda b: of(*cell_name)(b) and b.block == 2, rank_disagreement=words)
-    (violation,) = check_invariants(bad)
+    (violation,) = faults_of(bad)
     assert violation.endswith(f"{words}.")
     assert cell(bad, *cell_name).verdict == Verdict.INVALID
 
@@ -350,7 +350,7 @@ def test_a_commit_that_vllm_did_not_accept_is_a_violation(run):
     window = next(w for w in run.windows if faulty(w))
     committed, rejected = window.committed_tokens + 1, window.rejected_tokens - 1
     bad = change_windows(run, faulty, committed_tokens=committed, rejected_tokens=rejected)
-    assert any(text.endswith("in vLLM.") for text in check_invariants(bad))
+    assert any(text.endswith("in vLLM.") for text in faults_of(bad))
     assert cell(bad, "stage", "off").verdict == Verdict.INVALID
 
 
@@ -358,7 +358,7 @@ def test_counters_that_were_not_read_are_no_violation(run):
     unread = change_batches(
         run, of("stage", "off"), vllm_draft_tokens=None, vllm_accepted_tokens=None
     )
-    assert check_invariants(unread) == []
+    assert faults_of(unread) == []
     checks = [c for c in counter_checks(unread) if c.cell.label == "stage x off"]
     assert [(check.vllm, check.agrees) for check in checks] == [(None, None)] * 2
 
@@ -374,7 +374,7 @@ def test_windows_of_finished_requests_are_counted_apart(run):
     apart = change_windows(
         run, lambda w: w is target, uncounted_draft_tokens=2, uncounted_accepted_tokens=1
     )
-    assert len(check_invariants(apart)) == 2
+    assert len(faults_of(apart)) == 2
     batch = next(b for b in run.batches if last(b))
     agreed = change_batches(
         apart,
@@ -382,20 +382,20 @@ def test_windows_of_finished_requests_are_counted_apart(run):
         vllm_draft_tokens=batch.vllm_draft_tokens - 2,
         vllm_accepted_tokens=batch.vllm_accepted_tokens - 1,
     )
-    assert check_invariants(agreed) == []
+    assert faults_of(agreed) == []
 
 
 def test_different_prompts_in_a_block_cannot_be_compared(run):
     bad = change_batches(
         run, lambda b: of("stage", "off")(b) and b.block == 1, prompt_digest="other"
     )
-    assert any("prompts" in text for text in check_invariants(bad))
+    assert any("prompts" in text for text in faults_of(bad))
 
 
 def test_a_header_without_an_engine_still_summarises(run):
     """An engine that never told its layers: what needs them is left unchecked."""
-    assert len(summarise(replace(run, header=header_of({"engine": None, "spec": None})))) == 6
+    assert len(analyse(replace(run, header=header_of({"engine": None, "spec": None}))).cells) == 6
 
 
 def test_an_empty_run_has_no_cells():
-    assert summarise(RunData(header_of({}), (), ())) == []
+    assert analyse(RunData(header_of({}), (), ())).cells == ()

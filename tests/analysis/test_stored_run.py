@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from refusals import refused
 from synthetic_run import header_of, make_run, save_run, with_parts
 
-from nwor_bench.analysis.aggregate import summarise
+from nwor_bench.analysis.analyse import analyse
 from nwor_bench.analysis.comparing.change_estimates import ratio_change, time_change
 from nwor_bench.analysis.comparing.compare import compare_runs
 from nwor_bench.analysis.comparing.preconditions import blocking_differences
@@ -50,7 +50,7 @@ def new(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize(
     ("record_type", "records"),
-    [(BatchRecord, RUN.batches), (WindowRecord, RUN.windows), (CellResult, summarise(RUN))],
+    [(BatchRecord, RUN.batches), (WindowRecord, RUN.windows), (CellResult, analyse(RUN).cells)],
 )
 def test_tables_read_back_as_the_records(record_type: type, records, tmp_path: Path) -> None:
     path = tmp_path / "table.csv"

@@ -10,7 +10,7 @@ from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats as reference
-from synthetic_run import BYTES_PER_TOKEN, make_run, summarised, with_header
+from synthetic_run import BYTES_PER_TOKEN, analysed, make_run, with_header
 
 from nwor_bench.analysis.dram.counters import amount_of, cell_bytes
 from nwor_bench.analysis.dram.prediction import predicted_difference
@@ -134,7 +134,7 @@ def test_batches_too_short_to_count_show_no_number_and_say_what_to_do() -> None:
         assert row["windows"] == row["blocks"] == row["matched_windows"] == 0
         measured = [name for name in row if "_mean" in name or "_minus_off" in name]
         assert [row[name] for name in measured] == [None] * len(measured)
-    section = traffic_section(run, summarised(run))
+    section = traffic_section(analysed(run))
     text = render_markdown(Document("x", (), (section,)))
     assert "stage x graph: no window counts" in text
     assert "write a larger --max-new-tokens" in text
@@ -144,7 +144,7 @@ def test_batches_too_short_to_count_show_no_number_and_say_what_to_do() -> None:
 def test_a_run_without_counters_has_no_section() -> None:
     run = make_run()
     assert cell_bytes(run) == []
-    assert dram_summary(run) is None
+    assert dram_summary(analysed(run).dram) is None
     assert csv_rows(run) == []
 
 
@@ -202,7 +202,7 @@ def test_the_section_says_what_was_saved_and_how_it_is_known() -> None:
             "copies_made": 6, "clock_to_host_us": 12.0, "copy_ratio": 0.998}  # fmt: skip
     run = replace(run, events=(*run.events, fact))
     run = with_header(run, "engine", dtype="float32")
-    section = traffic_section(run, summarised(run))
+    section = traffic_section(analysed(run))
     text = render_markdown(Document("x", (), (section,)))
     assert "stage x graph wrote 1.8" in text
     assert "MB a window fewer than off x off" in text

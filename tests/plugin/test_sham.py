@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 from interleaved_run import IN_TURN, Planted, interleaved_run
-from synthetic_run import AA_CELL, summarised
+from synthetic_run import AA_CELL, analysed, summarised
 from v2_pieces import make_hook, run_step
 
-from nwor_bench.analysis.findings import FindingKind, findings
+from nwor_bench.analysis.findings import FindingKind
 from nwor_bench.plugin.interleaving import Interleaving
 from nwor_bench.plugin.patching import Patch, PatchSet
 from nwor_bench.records.cell import SHAM, SWITCHED
@@ -151,7 +151,7 @@ def told(run: RunData) -> tuple[float, str, list[str]]:
     """The A/A cell's ratio and verdict, and what findings say of it."""
     cells = summarised(run)
     arm = next(cell for cell in cells if cell.cell == AA_CELL)
-    found = [f.message for f in findings(run, cells) if f.kind is FindingKind.AA_DIFFERS]
+    found = [f.message for f in analysed(run, cells).findings if f.kind is FindingKind.AA_DIFFERS]
     assert arm.ratio_to_off is not None
     return arm.ratio_to_off, arm.verdict, found
 

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from synthetic_run import analysed, faults_of
 
-from nwor_bench.analysis.aggregate import check_invariants, summarise
-from nwor_bench.analysis.findings import FindingKind, findings
+from nwor_bench.analysis.analyse import analyse
+from nwor_bench.analysis.findings import FindingKind
 from nwor_bench.records.run_folder import KEPT_RECORDS_FILE
 from nwor_bench.records.store import READABLE_VERSIONS, read_run
 from nwor_bench.records.types import FORMAT_VERSION
@@ -36,18 +37,18 @@ def test_version_1_reads_without_an_arm():
     assert (len(run.batches), len(run.windows), run.warnings) == (31, 93, ())
     assert {batch.arm for batch in run.batches} == {None}
     assert {len(batch.conditions) for batch in run.batches} == {0}
-    cells = summarise(run)
+    cells = analyse(run).cells
     assert len(cells) == 6
-    assert check_invariants(run) == []
+    assert faults_of(run) == []
     assert {cell.parity for cell in cells} == {"reference", "exact"}
-    assert FindingKind.AA_MISSING in {finding.kind for finding in findings(run, cells)}
+    assert FindingKind.AA_MISSING in {finding.kind for finding in analysed(run, cells).findings}
 
 
 def test_its_counts_are_those_that_its_own_version_summed():
     run = read_run(GOLDEN / "version-1")
     names = ("draft_tokens", "accepted_tokens", "nwor_total_staged", "nwor_total_committed",
              "nwor_stage_operations", "latency_ms_p50", "tokens_per_s")  # fmt: skip
-    for then, now in zip(run.header.cells, summarise(run), strict=True):
+    for then, now in zip(run.header.cells, analyse(run).cells, strict=True):
         assert [then[name] for name in names] == [getattr(now, name) for name in names]
 
 
@@ -58,7 +59,7 @@ def test_its_reports_can_be_made_anew(version, tmp_path):
     shutil.copytree(GOLDEN / f"version-{version}", folder)
     before = (folder / KEPT_RECORDS_FILE).read_bytes()
     run = read_run(folder)
-    paths = write_files(folder, run, summarise(run))
+    paths = write_files(folder, analyse(run))
     assert (folder / KEPT_RECORDS_FILE).read_bytes() == before
     assert read_run(folder).header.format_version == version
     columns = list(pd.read_csv(paths.cells_csv).columns)

@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 from report_runs import RUNS, ambiguous, faster, gpu_run, invalid
-from synthetic_run import change_batches, make_run, summarised, with_parts
+from synthetic_run import analysed, change_batches, make_run, summarised, with_parts
 
-from nwor_bench.analysis.aggregate import noise_floor
+from nwor_bench.analysis.analyse import noise_floor
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import CellResult
 from nwor_bench.report.answer import answer
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slow  # whole runs
 
 
 def told(run: RunData) -> dict[str, str]:
-    return dict(questions(run, summarised(run)).entries)
+    return dict(questions(analysed(run)).entries)
 
 
 def named(cells: list[CellResult], label: str) -> CellResult:
@@ -129,7 +129,7 @@ def test_a_best_cell_that_is_sure_by_holm_alone_is_said_to_be():
     assert (found.badge, found.cell.label) == ("FASTER", "stage x off")
     assert "anywhere from 11.0 % less to 0.10 % more" in found.sentence
     assert "only Holm's correction shows that there is a difference" in found.sentence
-    said = dict(questions(faster(), cells).entries)["How sure is that?"]
+    said = dict(questions(analysed(faster(), cells)).entries)["How sure is that?"]
     assert "excludes" not in said
 
 

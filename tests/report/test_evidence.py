@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from report_runs import faster
-from synthetic_run import document_of, summarised, with_parts
+from synthetic_run import analysed, document_of, with_parts
 
 from nwor_bench.analysis.parity.kv_result import KvResult, kv_event
 from nwor_bench.analysis.parity.kv_verdict import KvMismatch, KvVerdict
@@ -39,7 +39,7 @@ def with_kv(*results: tuple[Cell, KvResult]) -> RunData:
 
 
 def answered(run: RunData) -> str:
-    return dict(questions(run, summarised(run)).entries)["Is the output the same?"]
+    return dict(questions(analysed(run)).entries)["Is the output the same?"]
 
 
 def test_the_answer_says_how_far_the_cache_was_compared() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from interleaved_run import STAGE_GRAPH, Planted, interleaved_run
 from report_runs import gpu_run
-from synthetic_run import change_windows, document_of, save_run, summarised, write_reports
+from synthetic_run import analysed, change_windows, document_of, save_run, summarised, write_reports
 
 from nwor_bench.records.cell import SHAM, SWITCHED
 from nwor_bench.records.store import RunData, read_header, read_run
@@ -44,7 +44,7 @@ def run() -> RunData:
 
 @cache
 def section() -> Section:
-    found = interleaved_section(run(), summarised(run()))
+    found = interleaved_section(analysed(run()))
     assert found is not None
     return found
 
@@ -71,7 +71,7 @@ def test_windows_stand_beside_whole_batches() -> None:
 
 
 def words(made: RunData) -> list[str]:
-    found = interleaved_section(made, summarised(made))
+    found = interleaved_section(analysed(made))
     assert found is not None
     return [block.text for block in found.blocks if isinstance(block, Paragraph)]
 
@@ -100,7 +100,7 @@ def test_the_bias_that_whole_batches_show_is_told() -> None:
 
 def test_carry_over_that_could_not_be_tested_is_told_with_its_reason() -> None:
     few = interleaved_run(Planted(EFFECTS), batches=3)
-    found = interleaved_section(few, summarised(few))
+    found = interleaved_section(analysed(few))
     assert found is not None
     ratios = tables(found)["Decided by"]
     assert row(ratios, STAGE_GRAPH.label)["Carry-over"] == "could not be tested"
@@ -116,7 +116,7 @@ def test_left_out_groups_are_told_with_their_reason() -> None:
         run(), lambda w: w.cell == STAGE_GRAPH and w.block == 2 and w.group is not None,
         device_ms=None,
     )  # fmt: skip
-    found = interleaved_section(untimed, summarised(untimed))
+    found = interleaved_section(analysed(untimed))
     assert found is not None
     first = next(block for block in found.blocks if isinstance(block, Bullets))
     assert "stage x graph: left out 8 (window without a time)." in first.items
@@ -124,14 +124,14 @@ def test_left_out_groups_are_told_with_their_reason() -> None:
 
 def test_the_split_is_an_answer() -> None:
     cells = summarised(run())
-    (line,) = split_lines(run(), cells)
+    (line,) = split_lines(analysed(run(), cells).splits)
     assert SPLIT.fullmatch(line)
-    assert dict(questions(run(), cells).entries)["What makes the difference?"] == line
+    assert dict(questions(analysed(run(), cells)).entries)["What makes the difference?"] == line
 
 
 def test_the_answer_counts_groups_not_blocks() -> None:
     cells = summarised(run())
-    sure = dict(questions(run(), cells).entries)["How sure is that?"]
+    sure = dict(questions(analysed(run(), cells)).entries)["How sure is that?"]
     assert "It rests on 120 groups of neighbouring windows on the same prompts" in sure
 
 
@@ -140,7 +140,7 @@ def test_json_has_the_split(tmp_path: Path) -> None:
     save_run(run(), tmp_path)
     write_reports(tmp_path)
     kept = read_run(tmp_path)
-    told = run_result(kept, summarised(kept), tmp_path)
+    told = run_result(analysed(kept), tmp_path)
     (split,) = json.loads(json.dumps(told["split"]))
     assert split["cell"] == "stage x graph"
     for part in ("total", "attention", "writes"):
@@ -169,7 +169,7 @@ def test_windows_that_no_whole_batches_check_are_told() -> None:
 def test_a_run_of_whole_batches_has_none_of_it() -> None:
     made = gpu_run()
     cells = summarised(made)
-    assert interleaved_section(made, cells) is None
-    assert split_lines(made, cells) == []
+    assert interleaved_section(analysed(made, cells)) is None
+    assert split_lines(analysed(made, cells).splits) == []
     assert TITLE not in [s.title for s in document_of(made).sections]
-    assert "What makes the difference?" not in dict(questions(made, cells).entries)
+    assert "What makes the difference?" not in dict(questions(analysed(made, cells)).entries)

@@ -7,7 +7,7 @@ import pytest
 from browser import Tab, find_browser, open_browser
 from report_runs import faster, with_counters
 
-from nwor_bench.analysis.aggregate import summarise
+from nwor_bench.analysis.analyse import analyse
 from nwor_bench.report.document import Figure, Table
 from nwor_bench.report.html import render_html
 from nwor_bench.report.run_report import build_document
@@ -65,7 +65,7 @@ def brightness(colour: str) -> float:
 def test_the_page_in_a_real_browser(tab: Tab, tmp_path: Path) -> None:
     """One page: folded, then whole; wide and light, dark, then a phone."""
     run = with_counters(faster(), 50_000)
-    document = build_document(run, summarise(run))
+    document = build_document(run, analyse(run).cells)
     blocks = [*document.lead, *(b for section in document.sections for b in section.blocks)]
     names = [block.name for block in blocks if isinstance(block, Figure)]
     page = tmp_path / "report.html"

@@ -6,6 +6,7 @@ import json
 
 import pytest
 from synthetic_run import (
+    analysed,
     change_batches,
     document_of,
     make_run,
@@ -15,7 +16,6 @@ from synthetic_run import (
     write_reports,
 )
 
-from nwor_bench.analysis.findings import findings
 from nwor_bench.records.store import RunData
 from nwor_bench.report.markdown import escape, render_markdown
 from nwor_bench.report.run_report import build_document
@@ -39,7 +39,7 @@ def run() -> RunData:
 
 def test_markdown_tells_the_floor_the_smallest_effect_and_every_finding(run):
     cells = summarised(run)
-    text = render_markdown(build_document(run, cells))
+    text = render_markdown(build_document(analysed(run, cells)))
     precision = text.split("## Measurement precision")[1].split("\n## ")[0]
     told = text.split("## Findings and limits")[1].split("\n## ")[0]
     for cell in cells:
@@ -48,7 +48,7 @@ def test_markdown_tells_the_floor_the_smallest_effect_and_every_finding(run):
             assert f"{100 * cell.smallest_effect:.2f} %" in precision
     assert "Warm-up took 6 batches; then times were steady" in precision
     assert "Blocks ended by --ci-width 1%" in precision
-    found = findings(run, cells)
+    found = analysed(run, cells).findings
     assert any(finding.kind == "cpu_busy" for finding in found)
     for finding in found:
         assert escape(finding.message) in told
@@ -70,7 +70,7 @@ def test_run_json_holds_floor_and_findings(run, tmp_path):
     arm = next(cell for cell in cells if cell.arm)
     assert header["noise_floor"]["half_width"] == arm.half_width
     assert header["noise_floor"]["cell"] == "off x off (A/A)"
-    expected = [finding.to_dict() for finding in findings(run, cells)]
+    expected = [finding.to_dict() for finding in analysed(run, cells).findings]
     assert header["findings"] == expected
     assert {"kind", "severity", "message", "remedy", "cell"} == set(expected[0])
     batches = list(csv.DictReader(io.StringIO(paths.batches_csv.read_text())))

@@ -5,9 +5,8 @@ from dataclasses import replace
 
 import pytest
 from report_runs import faster, gpu_run, slower
-from synthetic_run import document_of, make_run, summarised, with_header, with_parts
+from synthetic_run import analysed, document_of, make_run, with_header, with_parts
 
-from nwor_bench.analysis.findings import findings
 from nwor_bench.records.store import RunData
 from nwor_bench.report.html import render_html
 from nwor_bench.report.markdown import render_markdown
@@ -81,11 +80,11 @@ def test_advice_switches_on_what_was_measured():
 
 def test_a_cpu_run_is_not_told_to_add_blocks_or_to_mend_cuda():
     run = make_run(aa=True)
-    remedies = {f.kind: f.remedy for f in findings(run, summarised(run))}
+    remedies = {f.kind: f.remedy for f in analysed(run).findings}
     assert "times on a CPU" in remedies["few_blocks"]
     assert "needs CUDA" in remedies["ineffective"]
     gpu = replace(run, header=gpu_run().header)
-    assert "--batches" in {f.kind: f.remedy for f in findings(gpu, summarised(gpu))}["few_blocks"]
+    assert "--batches" in {f.kind: f.remedy for f in analysed(gpu).findings}["few_blocks"]
 
 
 def test_sentences_have_single_spaces():

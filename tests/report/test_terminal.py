@@ -7,10 +7,10 @@ import pytest
 import typer
 from report_runs import faster, with_counters
 from rich.console import Console
-from synthetic_run import change_batches, make_run, save_run, summarised
+from synthetic_run import analysed, change_batches, make_run, save_run, summarised
 from typer.testing import CliRunner
 
-from nwor_bench.analysis.findings import Severity, findings, grouped
+from nwor_bench.analysis.findings import Severity, grouped
 from nwor_bench.cli.commands.report import report
 from nwor_bench.errors import ConfigError
 from nwor_bench.records.store import RunData
@@ -31,7 +31,7 @@ def printed(document: Document, width: int = 80, *, quiet: bool = False) -> str:
 
 
 def of_run(run: RunData, *, verbose: bool = False, quiet: bool = False) -> str:
-    return printed(summary(run, summarised(run), verbose=verbose), quiet=quiet)
+    return printed(summary(analysed(run), verbose=verbose), quiet=quiet)
 
 
 def flat(text: str) -> str:
@@ -109,7 +109,7 @@ def test_causes_are_one_line_each_and_verbose_shows_the_evidence():
     run = make_run()
     lines = of_run(run).splitlines()
     marks = [line for line in lines if line.startswith(("- ERROR: ", "- WARNING: "))]
-    groups = grouped(findings(run, summarised(run)))
+    groups = grouped(analysed(run).findings)
     expected = [g.line for g in groups if g.severity != Severity.NOTE]
     assert [line.partition(": ")[2] for line in marks] == expected
     assert max(map(len, lines)) <= 80

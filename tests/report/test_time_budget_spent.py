@@ -7,7 +7,7 @@ import pytest
 from report_runs import gpu_run, spent_by_gate
 from rich.console import Console
 from swept_folder import save_sweep
-from synthetic_run import change_batches, summarised, with_header, with_parts
+from synthetic_run import analysed, change_batches, summarised, with_header, with_parts
 
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import RunStatus
@@ -24,7 +24,7 @@ WRONG = ("--batches", "--ci-width")
 
 
 def next_step(run: RunData) -> str:
-    return dict(questions(run, summarised(run)).entries)["What next?"]
+    return dict(questions(analysed(run)).entries)["What next?"]
 
 
 def test_the_answer_names_gate_and_budget_and_what_to_write() -> None:
@@ -33,7 +33,7 @@ def test_the_answer_names_gate_and_budget_and_what_to_write() -> None:
     assert found.badge == "AMBIGUOUS"
     for words in ("66 s", "61 s", "budget of 60 s", "no block was timed", "DRAM"):
         assert words in found.sentence
-    said = dict(questions(run, summarised(run)).entries)
+    said = dict(questions(analysed(run)).entries)
     assert "--time-budget 6m" in said["What next?"]
     assert not any(flag in said["What next?"] for flag in WRONG)
 
@@ -42,7 +42,7 @@ def test_the_terminal_says_both_in_80_columns() -> None:
     run = spent_by_gate()
     console = Console(width=80, color_system=None, force_terminal=False)
     with console.capture() as capture:
-        print_document(console, summary(run, summarised(run)))
+        print_document(console, summary(analysed(run)))
     lines = capture.get().splitlines()
     assert "66 s" in " ".join(lines[:3])
     (line,) = [line for line in lines if line.startswith("- WARNING: ") and "--time-budget" in line]

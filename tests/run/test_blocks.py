@@ -7,7 +7,7 @@ import pytest
 from fake_engine import FakeEngine, events_but_gates
 from toy_run import BASELINE, STAGE, Runner, encode, of_phase
 
-from nwor_bench.analysis.aggregate import summarise
+from nwor_bench.analysis.analyse import analyse
 from nwor_bench.records.store import read_run
 from nwor_bench.records.types import Cell, Verdict
 
@@ -90,7 +90,7 @@ def test_a_cell_with_other_tokens_is_invalid_and_never_timed(folder: Path) -> No
     assert list(runner.sweep.parity.broken) == [STAGE]
     assert any("gate: 6 of 7 cells" in line for line in runner.log.lines)
     assert any("stage x off is INVALID" in line for line in runner.log.lines)
-    verdicts = {(c.nwor_mode, c.scv_mode): c for c in summarise(run)}
+    verdicts = {(c.nwor_mode, c.scv_mode): c for c in analyse(run).cells}
     broken = verdicts["stage", "off"]
     assert broken.verdict == Verdict.INVALID
     assert broken.latency_ms_p50 is broken.ratio_to_off is broken.tokens_per_s is None
@@ -128,7 +128,7 @@ def test_parity_that_breaks_later_is_found_and_stops_the_cell(folder: Path) -> N
         "event": "parity_broken", "pair": "toy", "nwor_mode": "stage", "scv_mode": "off",
         "block": 2,
     }  # fmt: skip
-    verdicts = {(c.nwor_mode, c.scv_mode, c.arm): c.verdict for c in summarise(run)}
+    verdicts = {(c.nwor_mode, c.scv_mode, c.arm): c.verdict for c in analyse(run).cells}
     assert verdicts["stage", "off", None] == Verdict.INVALID
     assert list(verdicts.values()).count(Verdict.INVALID) == 1
 
@@ -165,7 +165,7 @@ def test_windows_are_stored_with_bytes_only_where_they_are_known(folder: Path) -
 
 
 def test_a_sound_run_has_six_comparable_cells(folder: Path) -> None:
-    cells = summarise(Runner(folder, FakeEngine()).run())
+    cells = analyse(Runner(folder, FakeEngine()).run()).cells
     assert len(cells) == 7
     assert Verdict.INVALID not in {cell.verdict for cell in cells}
     staged = [c for c in cells if c.nwor_mode == "stage"]
@@ -188,7 +188,7 @@ def test_where_there_is_a_probe_two_blocks_run_once_more_with_it(folder: Path) -
     first = len(engine.calls) - len(probed)
     assert engine.switched == [(first, "probe", True), (len(engine.calls), "probe", False)]
     # Nothing that is timed sees them.
-    assert all(cell.batches == 3 for cell in summarise(run) if cell.verdict != Verdict.INVALID)
+    assert all(cell.batches == 3 for cell in analyse(run).cells if cell.verdict != Verdict.INVALID)
 
 
 def test_a_probe_is_switched_off_when_its_batch_fails(folder: Path) -> None:

@@ -8,7 +8,7 @@ from refusals import refused
 from synthetic_run import with_parts
 from toy_run import Runner, of_phase
 
-from nwor_bench.analysis.aggregate import summarise
+from nwor_bench.analysis.analyse import analyse
 from nwor_bench.analysis.findings import nothing_timed, sufficient_budget
 from nwor_bench.analysis.findings.time_budget import FEW_BLOCKS
 from nwor_bench.records.store import read_run
@@ -72,7 +72,7 @@ def test_without_room_for_a_block_nothing_is_timed(tmp_path: Path, clock: Clock)
     run = made.run()
     assert {batch.phase for batch in run.batches} == {"warmup", "gate"}
     assert "stopped after 0 blocks" in made.log.lines[-1]
-    for cell in summarise(run):
+    for cell in analyse(run).cells:
         assert cell.tokens_per_s is None
         assert cell.ratio_to_off is None
 
@@ -83,8 +83,8 @@ def test_the_budget_that_is_named_instead_suffices(tmp_path: Path, clock: Clock)
     stored = made.run()
     ended = {"status": "complete", "stopped": made.sweep.stopped, "measuring_s": clock.now}
     run = with_parts(stored, spec={"time_budget_s": 1.0}, **ended)
-    assert nothing_timed(run.header, summarise(run)) is not None
-    enough = sufficient_budget(run, summarise(run))
+    assert nothing_timed(run.header, analyse(run).cells) is not None
+    enough = sufficient_budget(run, analyse(run).cells)
     clock.now = 0.0
     again = runner(tmp_path / "again", clock, enough, has_probe=True).run()
     assert len({batch.block for batch in of_phase(again, "timed")}) >= FEW_BLOCKS

@@ -4,10 +4,11 @@ from pathlib import Path
 
 import pytest
 from fake_engine import FakeEngine
+from synthetic_run import analysed
 from toy_run import Runner, of_phase
 
-from nwor_bench.analysis.aggregate import summarise
-from nwor_bench.analysis.findings import FindingKind, findings
+from nwor_bench.analysis.analyse import analyse
+from nwor_bench.analysis.findings import FindingKind
 from nwor_bench.records.types import NworMode, ScvMode, Verdict
 from nwor_bench.run.budget import half_widths
 
@@ -24,7 +25,7 @@ def test_cells_that_cannot_fire_take_no_timed_batches(tmp_path: Path) -> None:
 
 def test_they_are_ineffective_with_the_reason_and_without_numbers(tmp_path: Path) -> None:
     run = Runner(tmp_path / "run", FakeEngine(scv_fallback="no_cuda")).run()
-    cells = summarise(run)
+    cells = analyse(run).cells
     idle = [cell for cell in cells if cell.scv_mode is not ScvMode.OFF]
     assert len(idle) == 4
     for cell in idle:
@@ -35,7 +36,7 @@ def test_they_are_ineffective_with_the_reason_and_without_numbers(tmp_path: Path
         assert (cell.scv_fallback_count, cell.nwor_total_staged) == (None, None)
     compared = {cell.simultaneous_cells for cell in cells if cell.p_value_holm is not None}
     assert compared == {1}
-    assert [f for f in findings(run, cells) if f.kind is FindingKind.INEFFECTIVE]
+    assert [f for f in analysed(run, cells).findings if f.kind is FindingKind.INEFFECTIVE]
 
 
 def test_a_look_waits_for_no_interval_of_theirs(tmp_path: Path) -> None:
@@ -56,7 +57,7 @@ def test_a_cell_that_breaks_parity_is_invalid_all_the_same(tmp_path: Path) -> No
         scv_fallback="no_cuda",
         wrong=lambda number, cell: cell.scv_mode is ScvMode.GRAPH,
     )
-    cells = summarise(Runner(tmp_path / "run", engine).run())
+    cells = analyse(Runner(tmp_path / "run", engine).run()).cells
     found = {(c.nwor_mode, c.scv_mode): c.verdict for c in cells if c.arm is None}
     assert found[NworMode.OFF, ScvMode.GRAPH] == Verdict.INVALID
     assert found[NworMode.OFF, ScvMode.ADAPTIVE] == Verdict.INEFFECTIVE

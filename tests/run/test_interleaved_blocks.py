@@ -8,7 +8,7 @@ import pytest
 from fake_engine import FakeEngine
 from toy_run import Runner
 
-from nwor_bench.analysis.aggregate import summarise
+from nwor_bench.analysis.analyse import analyse
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import NworMode, Phase
 from nwor_bench.report.files import write_files
@@ -84,10 +84,10 @@ def test_a_short_budget_goes_to_windows_in_turn_before_whole_batches(tmp_path: P
 
 def test_a_run_without_whole_batches_still_has_its_ratios(tmp_path: Path) -> None:
     _, run = run_in_turns(tmp_path, 12, time_budget="1s", max_blocks=12)
-    cells = {cell.cell.label: cell for cell in summarise(run)}
+    cells = {cell.cell.label: cell for cell in analyse(run).cells}
     staged = next(cell for label, cell in cells.items() if label.startswith("stage"))
     assert staged.windows
     assert staged.batches == 0
     assert staged.ratio_batches is None
-    write_files(tmp_path, run, list(cells.values()))
+    write_files(tmp_path, analyse(run))
     assert (tmp_path / "report.html").stat().st_size > 10_000

@@ -8,7 +8,7 @@ import pytest
 from fake_engine import FakeEngine, FakeKvCache
 from toy_run import Runner, of_phase
 
-from nwor_bench.analysis.aggregate import summarise
+from nwor_bench.analysis.analyse import analyse
 from nwor_bench.engine.protocol import BatchOutput, Sampling
 from nwor_bench.errors import ExitCode
 from nwor_bench.records.cell import INTERLEAVED
@@ -43,7 +43,7 @@ def check_all_are_invalid(runner: Runner, run: RunData, words: str) -> None:
     for reason in broken.values():
         assert reason.startswith("in interleaved windows: ")
         assert words in reason
-    cells = summarise(run)
+    cells = analyse(run).cells
     assert {cell.cell for cell in cells if cell.verdict == "INVALID"} == suspects
     assert worst_of(cells) is ExitCode.CORRECTNESS_BROKEN
 

@@ -9,7 +9,7 @@ from interleaved_run import Planted, interleaved_run
 from rich.console import Console
 from synthetic_run import CELLS, make_run
 
-from nwor_bench.analysis.aggregate import summarise
+from nwor_bench.analysis.analyse import analyse
 from nwor_bench.run.progress import LiveProgress, PlainProgress, RunningRatio, make_progress
 
 RUN = make_run(blocks=1)
@@ -113,7 +113,7 @@ def test_the_leading_cell_is_the_fastest_with_nwor_on() -> None:
     told = ratio.leading(CELLS)
     assert told is not None
     lowest = min(
-        (cell for cell in summarise(run) if cell.nwor_mode == "stage"),
+        (cell for cell in analyse(run).cells if cell.nwor_mode == "stage"),
         key=lambda cell: cell.ratio_to_off or 9,
     )
     label, low, high = re.fullmatch(

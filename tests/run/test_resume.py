@@ -15,7 +15,7 @@ import typer
 from fake_engine import FakeEngine, FakeFactory, accept_arguments, events_but_gates
 from refusals import refused
 
-from nwor_bench.analysis.aggregate import summarise
+from nwor_bench.analysis.analyse import analyse
 from nwor_bench.cli.app import app
 from nwor_bench.errors import ConfigError, ExitCode, StoreError
 from nwor_bench.instruments import environment
@@ -271,7 +271,7 @@ def widest(run: RunData, blocks: int) -> float:
     """The largest half-width over the compared cells after so many blocks."""
     batches = tuple(batch for batch in run.batches if batch.block <= blocks)
     windows = tuple(window for window in run.windows if window.block <= blocks)
-    cells = summarise(replace(run, batches=batches, windows=windows))
+    cells = analyse(replace(run, batches=batches, windows=windows)).cells
     return max(cell.half_width for cell in cells if cell.half_width is not None)
 
 

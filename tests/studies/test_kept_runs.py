@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from nwor_bench.analysis.aggregate import summarise
+from nwor_bench.analysis.analyse import analyse
 from nwor_bench.records.run_folder import KEPT_RECORDS_FILE, RUN_FILE
 from nwor_bench.records.store import read_run
 from nwor_bench.report.files import write_files
@@ -27,7 +27,7 @@ def test_its_report_is_made_again_from_its_records(folder: Path, tmp_path: Path)
         shutil.copy(folder / name, tmp_path / name)
     kept = json.loads((folder / RUN_FILE).read_text())["cells"]
     run = read_run(tmp_path)
-    cells = summarise(run)
+    cells = analyse(run).cells
     assert [(c.label, c.verdict, c.windows) for c in cells] == [
         (
             f"{c['nwor_mode']} x {c['scv_mode']}" + (f" ({c['arm']})" if c["arm"] else ""),
@@ -38,7 +38,7 @@ def test_its_report_is_made_again_from_its_records(folder: Path, tmp_path: Path)
     ]
     for cell, before in zip(cells, kept, strict=True):
         assert cell.ratio_to_off == pytest.approx(before["ratio_to_off"])
-    paths = write_files(tmp_path, run, cells)
+    paths = write_files(tmp_path, analyse(run))
     assert paths.html.stat().st_size > 10_000
     for path in (paths.html, paths.markdown):
         if (folder / path.name).is_file():

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
-from nwor_bench.analysis.aggregate import summarise
+from nwor_bench.analysis.analyse import analyse
 from nwor_bench.analysis.cell_data import CellData, gather_cells
 from nwor_bench.errors import ConfigError, StoreError
 from nwor_bench.records.csv_tables import read_table
@@ -80,7 +80,7 @@ def load_stored(folder: Path) -> StoredRun:
     header = read_header(folder)
     if (records := records_path(folder)).is_file():
         run, source = read_run(folder), records.name
-        cells: Sequence[CellResult] = summarise(run)
+        cells: Sequence[CellResult] = analyse(run).cells
     else:
         run, source = _from_tables(folder, header)
         cells = _summaries(folder, header)

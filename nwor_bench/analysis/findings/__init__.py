@@ -2,7 +2,7 @@
 
 from nwor_bench.analysis.findings.finding import Finding, FindingKind, Severity
 from nwor_bench.analysis.findings.grouped import FindingGroup, grouped
-from nwor_bench.analysis.findings.run import findings
+from nwor_bench.analysis.findings.run import find_all
 from nwor_bench.analysis.findings.time_budget import nothing_timed, sufficient_budget
 
 __all__ = [
@@ -10,7 +10,7 @@ __all__ = [
     "FindingGroup",
     "FindingKind",
     "Severity",
-    "findings",
+    "find_all",
     "grouped",
     "nothing_timed",
     "sufficient_budget",

@@ -5,7 +5,7 @@ sentences to know that the GPU throttled. Nothing is dropped because of a findin
 blocks and noisy batches count, and are named here.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from nwor_bench.analysis.findings.cells import cell_findings
@@ -17,7 +17,8 @@ from nwor_bench.analysis.findings.interleaved import (
 from nwor_bench.analysis.findings.machine import machine_findings
 from nwor_bench.analysis.findings.noise import noise_findings
 from nwor_bench.analysis.findings.time_budget import time_budget_findings
-from nwor_bench.analysis.interleaved.effects import effects_over_off, pair_effects
+from nwor_bench.analysis.interleaved.effects import PairEffect
+from nwor_bench.records.cell import Cell
 from nwor_bench.records.engine_status import EngineStatus
 from nwor_bench.records.finished_blocks import SUPERSEDED_EVENT, block_name
 from nwor_bench.records.store import RunData
@@ -29,9 +30,10 @@ _BLOCKS_HELP = (FindingKind.FEW_BLOCKS, FindingKind.AMBIGUOUS, FindingKind.NOISE
 """What more blocks would mend, where times count."""
 
 
-def findings(run: RunData, cells: Sequence[CellResult]) -> list[Finding]:
-    """All findings of a run, the severest first."""
-    effects = effects_over_off(pair_effects(run))
+def find_all(
+    run: RunData, cells: Sequence[CellResult], effects: Mapping[Cell, PairEffect]
+) -> list[Finding]:
+    """All findings of a run, the severest first; `effects` are those over off x off."""
     found = [
         *time_budget_findings(run, cells),
         *noise_findings(run, cells),

@@ -11,10 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from nwor_bench.analysis.interleaved.agreement import WINDOWS
-from nwor_bench.analysis.interleaved.effects import PairEffect, effects_over_off, pair_effects
+from nwor_bench.analysis.interleaved.effects import PairEffect, effects_over_off
 from nwor_bench.analysis.statistics import RatioInterval
 from nwor_bench.records.cell import Cell, NworMode
-from nwor_bench.records.store import RunData
 from nwor_bench.records.types import CellResult
 
 
@@ -46,11 +45,6 @@ class Split:
                 for name, part in parts.items()
             },
         }
-
-
-def splits_of(run: RunData, cells: Sequence[CellResult]) -> list[Split]:
-    """The splits of a run."""
-    return splits(pair_effects(run), cells)
 
 
 def splits(effects: Sequence[PairEffect], cells: Sequence[CellResult]) -> list[Split]:

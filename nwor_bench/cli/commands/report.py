@@ -57,16 +57,16 @@ def report(
         )
     from rich.console import Console
 
-    from nwor_bench.analysis.aggregate import summarise
+    from nwor_bench.analysis.analyse import analyse
     from nwor_bench.report.files import write_files
     from nwor_bench.run.progress import tell_result
 
-    cells = summarise(data)
-    paths = write_files(run, data, cells)
-    tell_result(Console(), options, data, cells, run, in_sweep=False)
+    found = analyse(data)
+    paths = write_files(run, found)
+    tell_result(Console(), options, found, run, in_sweep=False)
     if github_summary:
         append_github_summary(paths.markdown.read_text(encoding="utf-8"))
-    if any(cell.verdict == Verdict.INVALID for cell in cells):
+    if any(cell.verdict == Verdict.INVALID for cell in found.cells):
         raise typer.Exit(ExitCode.CORRECTNESS_BROKEN)
 
 

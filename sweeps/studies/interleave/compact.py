@@ -15,10 +15,8 @@ from typing import Any
 import pandas as pd
 from scipy.stats import spearmanr
 
-from nwor_bench.analysis.aggregate import summarise
-from nwor_bench.analysis.interleaved.effects import pair_effects
+from nwor_bench.analysis.analyse import analyse
 from nwor_bench.analysis.interleaved.robust import robust_location
-from nwor_bench.analysis.interleaved.split import splits
 from nwor_bench.records.header import RunHeader
 from nwor_bench.records.store import read_run
 
@@ -70,7 +68,8 @@ def cells_of(folder: Path) -> list[dict[str, Any]]:
     """A row a cell, and one for the split's second part."""
     run = read_run(folder)
     spec = run.header.spec or {}
-    cells = summarise(run)
+    found = analyse(run)
+    cells = found.cells
     conditions = [batch.conditions for batch in run.batches if batch.phase == "interleaved"]
     clocks = [c["gpu_sm_clock_mhz"] for c in conditions if "gpu_sm_clock_mhz" in c]
     setting = {
@@ -86,7 +85,7 @@ def cells_of(folder: Path) -> list[dict[str, Any]]:
         {**setting, "cell": cell.label, **{name: getattr(cell, name) for name in CELL_FIELDS}}
         for cell in cells
     ]
-    for split in splits(pair_effects(run), cells):
+    for split in found.splits:
         part = split.writes
         bounds = {"ratio_to_off": part.ratio, "ratio_ci_low": part.low, "ratio_ci_high": part.high}
         rows.append({**setting, "cell": f"{split.cell.label} over {split.control.label}", **bounds})

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from nwor_bench.analysis.aggregate import summarise
+from nwor_bench.analysis.analyse import analyse
 from nwor_bench.engine.engine import VllmEngine
 from nwor_bench.engine.protocol import Engine
 from nwor_bench.instruments.environment import collect
@@ -110,7 +110,7 @@ class ManyRuns:
         data = read_run(folder)
         if data.header.status != "complete":
             raise KeyboardInterrupt
-        return data, summarise(data)
+        return data, list(analyse(data).cells)
 
 
 def percent(value: float | None) -> str:

@@ -5,9 +5,9 @@ from functools import cache
 
 import pytest
 from interleaved_run import STAGE_GRAPH, Planted, interleaved_run
-from synthetic_run import summarised
+from synthetic_run import analysed
 
-from nwor_bench.analysis.findings import Finding, FindingKind, Severity, findings, grouped
+from nwor_bench.analysis.findings import Finding, FindingKind, Severity, grouped
 from nwor_bench.records.header import WarmupFacts
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import Phase, WindowRecord
@@ -42,7 +42,7 @@ def planted_run(planted: str = "", graph: float = 0.972) -> RunData:
 
 
 def found_in(run: RunData, *kinds: FindingKind) -> list[Finding]:
-    return [f for f in findings(run, summarised(run)) if f.kind in (kinds or OF_WINDOWS)]
+    return [f for f in analysed(run).findings if f.kind in (kinds or OF_WINDOWS)]
 
 
 def test_a_sound_run_has_none_of_them() -> None:

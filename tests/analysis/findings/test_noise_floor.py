@@ -3,10 +3,10 @@
 from dataclasses import replace
 
 import pytest
-from synthetic_run import change_batches, change_windows, make_run, summarised
+from synthetic_run import analysed, change_batches, change_windows, make_run, summarised
 
-from nwor_bench.analysis.aggregate import noise_floor
-from nwor_bench.analysis.findings import FindingKind, findings
+from nwor_bench.analysis.analyse import noise_floor
+from nwor_bench.analysis.findings import FindingKind
 from nwor_bench.analysis.significance import SIGNIFICANCE
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import Verdict
@@ -88,10 +88,10 @@ def test_an_outlying_block_counts_and_is_named(run):
     assert cell.outlier_blocks == (7,)
     assert cell.ratio_to_off == pytest.approx(before.ratio_to_off * 3 ** (1 / 12))
     assert before.outlier_blocks == ()
-    (note,) = (f.message for f in findings(odd, summarised(odd)) if f.kind == FindingKind.OUTLIERS)
+    (note,) = (f.message for f in analysed(odd).findings if f.kind == FindingKind.OUTLIERS)
     assert note.endswith(": block 7 stands apart from the others, and counts all the same.")
     two = [replace(cell, outlier_blocks=(3, 7))]
-    (note,) = (f.message for f in findings(odd, two) if f.kind == FindingKind.OUTLIERS)
+    (note,) = (f.message for f in analysed(odd, two).findings if f.kind == FindingKind.OUTLIERS)
     assert note.endswith(": blocks 3, 7 stand apart from the others, and count all the same.")
 
 

@@ -6,15 +6,15 @@ from typing import Any
 
 import pytest
 from synthetic_run import (
+    analysed,
     change_batches,
     change_windows,
     make_run,
-    summarised,
     with_header,
     with_parts,
 )
 
-from nwor_bench.analysis.findings import FindingKind, Severity, findings
+from nwor_bench.analysis.findings import FindingKind, Severity
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import BatchRecord
 
@@ -43,7 +43,7 @@ def run() -> RunData:
 
 
 def found_in(run: RunData) -> dict[FindingKind, Any]:
-    return {finding.kind: finding for finding in findings(run, summarised(run))}
+    return {finding.kind: finding for finding in analysed(run).findings}
 
 
 def watched(run: RunData, test: Any, **conditions: float) -> RunData:
@@ -52,7 +52,7 @@ def watched(run: RunData, test: Any, **conditions: float) -> RunData:
 
 def test_a_sound_run_has_only_its_planted_fallbacks(run):
     """Window 3 of every stage block falls back; idle clocks (bit 1) are no throttling."""
-    kinds = {finding.kind for finding in findings(run, summarised(run))}
+    kinds = {finding.kind for finding in analysed(run).findings}
     assert kinds == {FindingKind.FALLBACKS}
 
 
@@ -167,7 +167,7 @@ def test_an_ambiguous_cell_is_told_what_it_could_have_seen(run):
         return replace(w, wall_ms=w.wall_ms * factor) if w.block and stage else w
 
     odd = replace(run, windows=tuple(map(shaken, run.windows)))
-    (finding,) = [f for f in findings(odd, summarised(odd)) if f.kind is FindingKind.AMBIGUOUS]
+    (finding,) = [f for f in analysed(odd).findings if f.kind is FindingKind.AMBIGUOUS]
     assert finding.cell == "stage x off"
     assert "smallest effect to be seen" in finding.message
 
@@ -203,7 +203,7 @@ def test_cells_that_never_fired_for_one_reason_are_one_finding():
 
 
 def findings_of(run: RunData):
-    return findings(run, summarised(run))
+    return analysed(run).findings
 
 
 def test_the_severest_come_first(run):

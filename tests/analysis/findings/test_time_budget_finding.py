@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from report_runs import spent_by_gate
-from synthetic_run import make_run, summarised, with_parts
+from synthetic_run import analysed, make_run, summarised, with_parts
 
-from nwor_bench.analysis.findings import Finding, FindingKind, Severity, findings
+from nwor_bench.analysis.findings import Finding, FindingKind, Severity
 from nwor_bench.analysis.findings.time_budget import nothing_timed, sufficient_budget
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import RunStatus
@@ -20,7 +20,7 @@ CELLS = 7
 
 
 def found_in(run: RunData) -> list[Finding]:
-    return [f for f in findings(run, summarised(run)) if f.kind is FindingKind.TIME_BUDGET]
+    return [f for f in analysed(run).findings if f.kind is FindingKind.TIME_BUDGET]
 
 
 def test_what_was_spent_and_what_was_lost_are_named() -> None:

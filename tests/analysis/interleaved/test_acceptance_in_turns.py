@@ -13,10 +13,10 @@ from interleaved_run import (
     group_windows,
     interleaved_run,
 )
-from synthetic_run import AA_CELL
+from synthetic_run import AA_CELL, faults_of
 
 from nwor_bench.analysis.interleaved.acceptance import acceptance_violations
-from nwor_bench.analysis.invariants import check_invariants, find_violations
+from nwor_bench.analysis.invariants import find_violations
 from nwor_bench.records.types import Cell, NworMode, ScvMode, WindowRecord
 
 STAGE = Cell("toy", NworMode.STAGE, ScvMode.OFF)
@@ -93,7 +93,7 @@ def test_a_loss_too_small_for_one_cell_is_seen_in_all_that_stage() -> None:
 
 def test_a_run_whose_cell_loses_acceptance_in_its_turns_is_invalid() -> None:
     run = interleaved_run(Planted({}))
-    assert not any("interleaved windows" in text for text in check_invariants(run))
+    assert not any("interleaved windows" in text for text in faults_of(run))
     windows = tuple(
         replace(window, accepted_per_position=(0,) * DRAFTS)
         if window.group is not None and window.cell == STAGE_GRAPH

@@ -6,12 +6,19 @@ from pathlib import Path
 
 import pytest
 from interleaved_run import CONTROL, FIRST_BATCH, OFF, STAGE_GRAPH, Planted, interleaved_run
-from synthetic_run import change_batches, change_windows, save_run, summarised, write_reports
+from synthetic_run import (
+    change_batches,
+    change_windows,
+    faults_of,
+    save_run,
+    summarised,
+    write_reports,
+)
 
-from nwor_bench.analysis.aggregate import noise_floor
+from nwor_bench.analysis.analyse import noise_floor
 from nwor_bench.analysis.cell_data import gather_cells
 from nwor_bench.analysis.comparing.stored_run import load_stored
-from nwor_bench.analysis.invariants import check_invariants, counter_checks, find_violations
+from nwor_bench.analysis.invariants import counter_checks, find_violations
 from nwor_bench.records.store import RunData, read_run
 from nwor_bench.records.types import AA, Cell, CellResult, Phase, Verdict, WindowRecord
 from nwor_bench.run.budget import half_widths
@@ -149,7 +156,7 @@ def test_control_that_never_acted_is_ineffective(run: RunData) -> None:
 
 
 def test_counts_that_add_up(run: RunData) -> None:
-    assert check_invariants(run) == []
+    assert faults_of(run) == []
     assert all(check.agrees for check in counter_checks(run))
 
 
@@ -203,13 +210,15 @@ def test_other_tokens_than_those_of_off_alone_are_a_fault(run: RunData) -> None:
         return change_batches(run, lambda b: b.batch == FIRST_BATCH, **changes)
 
     same = first(run, prompt_digest="prompts-1")
-    assert check_invariants(same) == []
+    assert faults_of(same) == []
     other = first(same, token_digests=("x", "b1"))
     found = find_violations(other)
     assert {each.cell for each in found} >= {STAGE_GRAPH, CONTROL}
     assert OFF not in {each.cell for each in found}
     assert "1 of 2 requests gave other tokens" in found[0].text
-    assert check_invariants(first(run, token_digests=("x", "b1"))) == []  # other prompts
+    assert [
+        found.text for found in find_violations(first(run, token_digests=("x", "b1")))
+    ] == []  # other prompts
 
 
 def test_the_stopping_rule_sees_groups_up_to_its_block(run: RunData) -> None:

@@ -1,4 +1,4 @@
-"""From a run's records to one summary a cell.
+"""What a run's records say: computed once, and handed to every reader.
 
 Counters and times come from the batches of phase "timed" and their windows, and from a cell's own
 windows in interleaved batches; a batch of any phase can break parity. A value that was never timed
@@ -6,36 +6,80 @@ is None, not 0.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from itertools import groupby
 from typing import Any
 
 import numpy as np
 
-from nwor_bench.analysis.cell_data import REFERENCE, CellData, gather_cells
+from nwor_bench.analysis.cell_data import CellData, gather_cells
 from nwor_bench.analysis.cell_verdicts import cell_verdicts
-from nwor_bench.analysis.interleaved.effects import effects_over_off, pair_effects
-from nwor_bench.analysis.invariants import check_invariants, find_violations
+from nwor_bench.analysis.dram.counters import CellBytes, cell_bytes
+from nwor_bench.analysis.findings import Finding, find_all
+from nwor_bench.analysis.interleaved.effects import PairEffect, effects_over_off, pair_effects
+from nwor_bench.analysis.interleaved.split import Split, splits
+from nwor_bench.analysis.invariants import Violation, find_violations
 from nwor_bench.analysis.ratio_to_off import CellVerdict
 from nwor_bench.analysis.request_times import request_percentiles
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import AA, Cell, CellResult, Verdict
 
-__all__ = ["REFERENCE", "check_invariants", "noise_floor", "summarise"]
 
+@dataclass(frozen=True)
+class Analysis:
+    """A run and everything that follows from its records.
 
-def summarise(run: RunData) -> list[CellResult]:
+    `findings`, `splits` and `dram` are computed when first read: a check of the stopping rule
+    needs only `cells`.
+    """
+
+    run: RunData
+    gathered: tuple[CellData, ...]
+    """The records by cell, in `cell_order`."""
+    effects: tuple[PairEffect, ...]
+    """Of interleaved pairs; empty for a run of whole batches."""
+    violations: tuple[Violation, ...]
+    """Counts that do not add up."""
+    cells: tuple[CellResult, ...]
     """One summary a cell that ran, by pair, then NWOR mode, then SCV mode (off first)."""
-    violations: dict[Cell, str] = {}
-    for violation in find_violations(run):
-        violations.setdefault(violation.cell, violation.text)
-    effects = effects_over_off(pair_effects(run))
-    results = []
-    for _, group in groupby(gather_cells(run), key=lambda data: data.cell.pair):
+
+    @cached_property
+    def findings(self) -> tuple[Finding, ...]:
+        """What weakens the numbers, the severest first."""
+        return tuple(find_all(self.run, self.cells, effects_over_off(self.effects)))
+
+    @cached_property
+    def splits(self) -> tuple[Split, ...]:
+        """Effects of staging cells in two parts."""
+        return tuple(splits(self.effects, self.cells))
+
+    @cached_property
+    def dram(self) -> tuple[CellBytes, ...]:
+        """Counted DRAM bytes; empty if none were counted."""
+        return tuple(cell_bytes(self.run))
+
+    @property
+    def noise_floor(self) -> dict[str, Any] | None:
+        """The A/A arm's, as in run.json; None if it has no interval."""
+        return noise_floor(self.cells)
+
+
+def analyse(run: RunData) -> Analysis:
+    """Everything that a run's records say."""
+    gathered, effects = gather_cells(run), pair_effects(run)
+    violations = find_violations(run)
+    first: dict[Cell, str] = {}
+    for violation in violations:
+        first.setdefault(violation.cell, violation.text)
+    over_off = effects_over_off(effects)
+    results: list[CellResult] = []
+    for _, group in groupby(gathered, key=lambda data: data.cell.pair):
         cells = list(group)
-        faults = [violations.get(cell.cell) for cell in cells]
-        verdicts = cell_verdicts(cells, _baseline(cells, violations), faults, effects)
+        faults = [first.get(cell.cell) for cell in cells]
+        verdicts = cell_verdicts(cells, _baseline(cells, first), faults, over_off)
         results += [_result(*both) for both in zip(cells, verdicts, strict=True)]
-    return results
+    return Analysis(run, tuple(gathered), tuple(effects), tuple(violations), tuple(results))
 
 
 def noise_floor(cells: Sequence[CellResult]) -> dict[str, Any] | None:

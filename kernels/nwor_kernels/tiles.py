@@ -1,4 +1,4 @@
-"""What the copy kernels share: how rows of K and V are cut into tiles, and the check of a window.
+"""What the copy kernels share: how rows of K and V are cut into tiles.
 
 A tile is `TOKENS` rows by `COLUMNS` columns, and column `head * head_dim + d` of a row is
 element d of a head. Neighbouring threads therefore touch neighbouring elements of one head, and
@@ -37,7 +37,7 @@ def tiling(num_rows: int, width: int, tokens: int) -> Tiling:
 
 
 def check_chunk(num_rows: int) -> int:
-    """Entries that one pass of `count_and_largest` reads: few sizes, so that few are compiled."""
+    """Entries that one pass over a window's rows reads: few sizes, so that few are compiled."""
     return next((size for size in (32, 256) if num_rows <= size), 1024)
 
 
@@ -45,17 +45,3 @@ def check_chunk(num_rows: int) -> int:
 def head_offsets(columns, HEAD_DIM: tl.constexpr, stride_head, stride_dim):
     """Where each column of a row lies, in elements from the row's start."""
     return (columns // HEAD_DIM).to(tl.int64) * stride_head + (columns % HEAD_DIM) * stride_dim
-
-
-@triton.jit
-def count_and_largest(entries, stride, num_entries, CHUNK: tl.constexpr):
-    """How many entries are not negative (padding is), and the largest one, or -1."""
-    lanes = tl.arange(0, CHUNK)
-    count = tl.zeros([CHUNK], tl.int32)
-    largest = tl.full([CHUNK], -1, tl.int64)
-    for start in range(0, num_entries, CHUNK):
-        at = start + lanes
-        entry = tl.load(entries + at * stride, mask=at < num_entries, other=-1).to(tl.int64)
-        count += (entry >= 0).to(tl.int32)
-        largest = tl.maximum(largest, entry)
-    return tl.sum(count, axis=0), tl.max(largest, axis=0)

@@ -19,7 +19,7 @@ from nwor_bench.microbench.implementation import (
 from nwor_bench.microbench.inputs import count_sets
 from nwor_kernels.fp8 import quantize_e4m3
 from nwor_kernels.verify_attention.kernel import VerifyWorkspace, verify_attention_triton
-from nwor_kernels.verify_attention.varlen_reference import verify_attention_varlen_reference
+from nwor_kernels.verify_attention.reference import verify_attention_varlen_reference
 
 SCALE = 0.02
 """Scale of queries, K and V with an fp8 cache."""

@@ -24,9 +24,8 @@ from nwor_bench.microbench.inputs import (
     spread,
 )
 from nwor_bench.microbench.peers import Writer, make_writer
-from nwor_kernels.commit.plan import CommitPlan
+from nwor_kernels.commit.plan import CommitPlan, StagedSources
 from nwor_kernels.commit.reference import commit_windows_reference
-from nwor_kernels.commit.sources import StagedSources
 
 SCALE = 0.37
 """K and V scale of fp8 caches, small enough that some random values saturate e4m3."""

@@ -17,11 +17,7 @@ from kernel_inputs import (
     num_written,
 )
 
-from nwor_kernels.commit.reference import (
-    accepted_rows,
-    commit_staged_kv_cache_reference,
-    commit_windows_reference,
-)
+from nwor_kernels.commit.reference import accepted_rows, commit_windows_reference
 from nwor_kernels.fp8 import quantize_e4m3
 from nwor_kernels.metadata import (
     ERROR_COUNT_MISMATCH,
@@ -152,18 +148,13 @@ def test_each_layer_writes_to_the_slots_of_its_group_and_one_bad_slot_stops_all(
     assert errors == [64, 64 | ERROR_SLOT_RANGE, 64]
 
 
-def test_staging_buffers_are_committed_by_layer_and_a_smaller_later_cache_stops_all():
-    key = torch.randn(2, 4, 1, 8, generator=generator(1))
+def test_a_smaller_later_cache_stops_all():
+    rows, errors = list(torch.ones(2, 4, 1, 8)), torch.zeros(2, dtype=torch.int32)
+    caches = [torch.full((blocks, 1, 4, 16), torch.nan) for blocks in (2, 1)]
     slots, accepted = torch.tensor([5, 1]), torch.tensor([True, False])
-    for blocks, flags in ((2, [0, 0]), (1, [0, ERROR_SLOT_RANGE])):
-        caches = [torch.full((size, 1, 4, 16), torch.nan) for size in (2, blocks)]
-        metadata = torch.tensor([[2, 0], [2, 0]], dtype=torch.int32)
-        commit_staged_kv_cache_reference(key, key, caches, slots, accepted, metadata)
-        assert metadata.tolist() == [[2, flag] for flag in flags]
-        if blocks == 2:
-            for layer, cache in enumerate(caches):
-                assert_same(cache[1, :, 1], key[layer, 0].repeat(1, 2))
-        assert sum(map(num_written, caches)) == 32 * (blocks == 2)
+    commit_windows_reference(rows, rows, caches, slots, accepted, errors)
+    assert errors.tolist() == [0, ERROR_SLOT_RANGE]
+    assert sum(map(num_written, caches)) == 0
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,7 @@ pytest.importorskip("triton")
 from window_cases import WindowShape, make_windows
 
 from nwor_kernels import direct_launch, launch
-from nwor_kernels.commit.plan import CommitPlan
-from nwor_kernels.commit.sources import StagedSources
+from nwor_kernels.commit.plan import CommitPlan, StagedSources
 from nwor_kernels.direct_launch import refusals
 from nwor_kernels.mask.kernel import bind_mask
 from nwor_kernels.mask.reference import acceptance_mask_from_counts_reference

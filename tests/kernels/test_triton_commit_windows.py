@@ -16,8 +16,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents
 from window_cases import Windows, WindowShape, compare_windows, make_windows
 
-from nwor_kernels.commit.plan import CommitPlan
-from nwor_kernels.commit.sources import StagedSources
+from nwor_kernels.commit.plan import CommitPlan, StagedSources
 from nwor_kernels.metadata import ERROR_COUNT_MISMATCH, ERROR_OVERFLOW, ERROR_SLOT_RANGE
 
 
@@ -80,7 +79,6 @@ CHANGES = {"equal": (), "indexed": (by_index,), "rows": (by_row,), "copied": (by
     layout=st.sampled_from(CACHE_LAYOUTS),
     how=st.sampled_from(sorted(CHANGES)),
     certain=st.sampled_from([(), (with_certain_row,), (without_certain_row,)]),
-    tokens_per_program=st.sampled_from([None, 1, 4]),
     groups=st.sampled_from([0, 0, 1, 3]),
 )
 def test_any_windows_are_committed_as_by_the_reference(
@@ -97,7 +95,6 @@ def test_any_windows_are_committed_as_by_the_reference(
     layout,
     how,
     certain,
-    tokens_per_program,
     groups,
 ):
     shape = WindowShape(
@@ -109,7 +106,7 @@ def test_any_windows_are_committed_as_by_the_reference(
         for step in (*CHANGES[how], *certain):
             step(windows)
 
-    windows = compare_windows(shape, seed, triton_device, change, tokens_per_program)
+    windows = compare_windows(shape, seed, triton_device, change)
     assert not windows.errors.any()
 
 

@@ -12,11 +12,9 @@ from kernel_inputs import INTERPRETED
 from mla_cases import attend_slowly, check, limits, make_mla_step, quantise, run
 
 pytest.importorskip("triton")
-from nwor_kernels.commit.plan import CommitPlan
+from nwor_kernels.commit.plan import CommitPlan, StagedSources
 from nwor_kernels.commit.reference import commit_windows_reference
-from nwor_kernels.commit.sources import StagedSources
 from nwor_kernels.mla_verify_attention.kernel import (
-    MlaTuning,
     create_workspace,
     launch_shape,
     mla_verify_attention_triton,
@@ -24,7 +22,7 @@ from nwor_kernels.mla_verify_attention.kernel import (
     unsupported_reason,
 )
 from nwor_kernels.mla_verify_attention.reference import mla_verify_attention_reference
-from nwor_kernels.verify_attention.tuning import Discard
+from nwor_kernels.verify_attention.tuning import Discard, Tuning
 
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
 """Relative to the norm of the exact result: rounding of operands, weights and output."""
@@ -65,7 +63,7 @@ def test_shapes(triton_device, heads, latent_dim, pe_dim, block_size):
 def test_contexts_are_cut_anywhere(triton_device, programs, min_tiles):
     """40 query rows in three tiles, and a context that several programs share."""
     requests = [Request(130, 5, 4), Request(33, 5, 4), Request(50, 1, 0), Request(0, 5, 4)]
-    tuning = MlaTuning(
+    tuning = Tuning(
         rows=16, block_n=16, programs=programs, min_tiles=min_tiles, discard=Discard.POISON
     )
     verify(triton_device, requests, tuning=tuning, heads=8, seed=3)
@@ -73,7 +71,7 @@ def test_contexts_are_cut_anywhere(triton_device, programs, min_tiles):
 
 def test_a_workspace_serves_launch_after_launch(triton_device):
     """The arrival counters must be at zero again, or the second launch merges too early."""
-    tuning = MlaTuning(block_n=16, programs=5, discard=Discard.OFF)
+    tuning = Tuning(block_n=16, programs=5, discard=Discard.OFF)
     workspace = create_workspace(3, 5, 2, 32, 16, 4, triton_device, tuning)
     workspace.accumulators.fill_(float("nan"))
     for seed in (4, 5):
@@ -107,7 +105,7 @@ def test_fp8_cache_sees_staged_rows_as_if_written(triton_device, q_scale):
 
 def test_a_launch_that_does_not_fit_is_refused(triton_device):
     step = make_mla_step([Request(30, 5, 4)] * 3, seed=8)
-    small = create_workspace(3, 5, 4, 32, 16, 4, triton_device, MlaTuning(programs=1))
+    small = create_workspace(3, 5, 4, 32, 16, 4, triton_device, Tuning(programs=1))
     options = {"workspace": small, **limits(step)}
     with pytest.raises(ValueError, match="workspace"):
         run(mla_verify_attention_triton, step, triton_device, **options)

@@ -20,8 +20,7 @@ from nwor_kernels.mla_verify_attention.reference import (
     mla_tail_reference,
     split_selection_reference,
 )
-from nwor_kernels.mla_verify_attention.selection import split_selection_triton
-from nwor_kernels.mla_verify_attention.tail import mla_tail_triton
+from nwor_kernels.mla_verify_attention.tail import mla_tail_triton, split_selection_triton
 
 NAN, JUNK = float("nan"), -777
 DOUBLE = {"dtype": torch.float64, "out_dtype": torch.float64}

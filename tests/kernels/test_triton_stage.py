@@ -22,12 +22,12 @@ def nan_staging(capacity, kv_heads, width, dtype, device, *, strided):
     return memory, memory[1::2, 1:, 2:-1] if strided else memory
 
 
-def compare(key, value, rows, capacity, device, *, strided=False, tokens_per_program=1):
+def compare(key, value, rows, capacity, device, *, strided=False):
     """Both implementations on NaN buffers; returns the metadata that both wrote."""
     results = []
-    for stage, where, options in (
-        (stage_kv_cache_reference, torch.device("cpu"), {}),
-        (stage_kv_cache_triton, device, {"tokens_per_program": tokens_per_program}),
+    for stage, where in (
+        (stage_kv_cache_reference, torch.device("cpu")),
+        (stage_kv_cache_triton, device),
     ):
         to_key, to_value = (
             nan_staging(capacity, *source.shape[1:], source.dtype, where, strided=strided)
@@ -35,7 +35,7 @@ def compare(key, value, rows, capacity, device, *, strided=False, tokens_per_pro
         )
         metadata = torch.full((2, 3), 77, dtype=torch.int32, device=where)
         inputs = (to_device(tensor, where) for tensor in (key, value, torch.tensor(rows).long()))
-        stage(*inputs, to_key[1], to_value[1], metadata[1, ::2], **options)
+        stage(*inputs, to_key[1], to_value[1], metadata[1, ::2])
         results.append((to_key[0].cpu(), to_value[0].cpu(), metadata.cpu()))
     for expected, actual in zip(*results, strict=True):
         assert_same(actual, expected)
@@ -54,7 +54,6 @@ def compare(key, value, rows, capacity, device, *, strided=False, tokens_per_pro
     fused=st.booleans(),
     strided=st.booleans(),
     dtype=DTYPES,
-    tokens_per_program=st.sampled_from([1, 4]),
     data=st.data(),
 )
 def test_any_window_is_staged_as_by_the_reference(
@@ -67,7 +66,6 @@ def test_any_window_is_staged_as_by_the_reference(
     fused,
     strided,
     dtype,
-    tokens_per_program,
     data,
 ):
     rows = data.draw(st.lists(st.integers(-2, num_tokens - 1), max_size=8))
@@ -79,7 +77,6 @@ def test_any_window_is_staged_as_by_the_reference(
         len(rows) + spare,
         triton_device,
         strided=strided,
-        tokens_per_program=tokens_per_program,
     )
     assert metadata == [sum(row >= 0 for row in rows), 0]
 

@@ -26,6 +26,7 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 from nwor_kernels.verify_attention.kernel import VerifyWorkspace, verify_attention_triton
+from nwor_kernels.verify_attention.reference import verify_attention_varlen_reference
 from nwor_kernels.verify_attention.tuning import (
     MAX_QUERY_LEN,
     Discard,
@@ -35,7 +36,6 @@ from nwor_kernels.verify_attention.tuning import (
     row_tiling,
     unsupported_reason,
 )
-from nwor_kernels.verify_attention.varlen_reference import verify_attention_varlen_reference
 
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
 """Relative to the norm of the exact result: rounding of operands, weights and output."""

@@ -15,7 +15,7 @@ from attention_cases import (
     stage_step,
 )
 
-from nwor_kernels.verify_attention.varlen_reference import verify_attention_varlen_reference
+from nwor_kernels.verify_attention.reference import verify_attention_varlen_reference
 
 WINDOWS = [Request(37, 5, 4), Request(0, 5, 4), Request(16, 5, 4), Request(70, 5, 4)]
 MIXED = [Request(40, 3, 2), Request(9, 21, 0), Request(0, 4, 3), Request(70, 1, 0)]

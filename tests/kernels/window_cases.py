@@ -7,9 +7,8 @@ import torch
 from kernel_inputs import assert_same, generator, kv_of_layers, nan_caches, to_device
 from torch import Tensor
 
-from nwor_kernels.commit.plan import CommitPlan
+from nwor_kernels.commit.plan import CommitPlan, StagedSources
 from nwor_kernels.commit.reference import accepted_rows, commit_windows_reference
-from nwor_kernels.commit.sources import StagedSources
 
 E4M3_DTYPES = (torch.uint8, torch.float8_e4m3fn)
 
@@ -54,7 +53,7 @@ class Windows:
     written: Tensor
     options: dict[str, Any] = field(default_factory=dict)
 
-    def launch(self, tokens_per_program: int | None = None) -> None:
+    def launch(self) -> None:
         """Commit with the Triton kernel."""
         CommitPlan(self.kv_caches, self.k_scales, self.v_scales, self.slot_rows).commit_windows(
             StagedSources(self.keys, self.values),
@@ -62,7 +61,6 @@ class Windows:
             self.num_sampled,
             self.errors,
             written=self.written,
-            tokens_per_program=tokens_per_program,
             **self.options,
         )
 
@@ -130,14 +128,13 @@ def compare_windows(
     seed: int,
     device: torch.device | str,
     change: Any = lambda windows: None,
-    tokens_per_program: int | None = None,
 ) -> Windows:
     """Commit the same windows both ways, compare all memory, return the Triton ones."""
     expected, actual = make_windows(shape, seed, "cpu"), make_windows(shape, seed, device)
     change(expected)
     change(actual)
     expected.commit_by_reference()
-    actual.launch(tokens_per_program)
+    actual.launch()
     assert_same(actual.memory.cpu(), expected.memory)
     assert_same(actual.errors.cpu(), expected.errors)
     assert_same(actual.written.cpu(), expected.written)

@@ -32,7 +32,7 @@ class PlantedWorker(NworWorkerExtension):
     def _no_commit(self, hook: Any) -> None:
         """Every commit from now on writes nothing, and says nothing of it."""
         if hook.name == "V1":
-            staging.commit_staged_kv_cache_reference = lambda *_, **__: None
+            staging.commit_windows_reference = lambda *_, **__: None
             return
         hook.buffers._launch = lambda *_: lambda counts: None
         hook.validator._graphs.clear()

@@ -97,7 +97,7 @@ def test_a_commit_that_raises(
 ) -> None:
     from nwor_bench.plugin.runner_v1 import staging
 
-    commit = staging.commit_staged_kv_cache_reference
+    commit = staging.commit_windows_reference
     strikes = every_third(lambda: None)
 
     def broken(*args: torch.Tensor, **named: Any) -> None:
@@ -105,7 +105,7 @@ def test_a_commit_that_raises(
             raise RuntimeError("planted")
         commit(*args, **named)
 
-    monkeypatch.setattr(staging, "commit_staged_kv_cache_reference", broken)
+    monkeypatch.setattr(staging, "commit_windows_reference", broken)
     check(run_cell(engine, "stage", "off", PROMPTS), "commit:RuntimeError")
 
 

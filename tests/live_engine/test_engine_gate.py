@@ -44,14 +44,14 @@ def plant_wrong_value(monkeypatch: pytest.MonkeyPatch) -> None:
     """V of head 1 in layer 1 is committed off by a millionth: no token shows it."""
     from nwor_bench.plugin.runner_v1 import staging
 
-    commit = staging.commit_staged_kv_cache_reference
+    commit = staging.commit_windows_reference
 
-    def wrong(key: torch.Tensor, value: torch.Tensor, *rest: Any, **named: Any) -> None:
-        value = value.clone()
-        value[1, :, 1] *= 1 + 1e-6
-        commit(key, value, *rest, **named)
+    def wrong(keys: Any, values: list[torch.Tensor], *rest: Any, **named: Any) -> None:
+        values = [value.clone() for value in values]
+        values[1][:, 1] *= 1 + 1e-6
+        commit(keys, values, *rest, **named)
 
-    monkeypatch.setattr(staging, "commit_staged_kv_cache_reference", wrong)
+    monkeypatch.setattr(staging, "commit_windows_reference", wrong)
 
 
 def check_kv_gate(folder: Path, run: dict[str, Any]) -> None:

@@ -21,7 +21,7 @@ from nwor_bench.plugin.runner_v2.batch import (
     whole_step,
 )
 from nwor_bench.plugin.runner_v2.plan import WindowPlanner
-from nwor_kernels.commit.sources import StagedSources
+from nwor_kernels.commit.plan import StagedSources
 
 requests = st.lists(
     st.tuples(st.integers(1, 6), st.integers(0, 5)).map(lambda n: (n[0], min(n[1], n[0] - 1))),

@@ -1,17 +1,24 @@
-"""Where a commit writes: the caches of all layers, as a table on the device, and the launch."""
+"""The commit of a window: tables of every layer's sources and caches on the device, the launch."""
 
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import torch
 import triton.language as tl
 from torch import Tensor
 
 from nwor_kernels.commit.kernel import commit_kernel
-from nwor_kernels.commit.sources import FLOATS, StagedSources, alignment_of, known_element
 from nwor_kernels.fp8 import E4M3_CACHE_DTYPES
 from nwor_kernels.launch import Launch, starts_early
 from nwor_kernels.tiles import check_chunk, tiling
+
+FLOATS = {
+    torch.float16: tl.float16,
+    torch.bfloat16: tl.bfloat16,
+    torch.float32: tl.float32,
+    torch.float64: tl.float64,
+}
+"""Dtypes of K and V that a commit reads, in Triton's words."""
 
 _CACHE_ELEMENTS = {**FLOATS, **dict.fromkeys(E4M3_CACHE_DTYPES, tl.float8e4nv)}
 
@@ -19,12 +26,90 @@ MANY_ROWS = 8192
 """Rows x layers from which a program takes two rows: the GPU is full without more programs."""
 
 
-class _Options(NamedTuple):
-    """Numbers that choose another binary."""
+class StagedSources:
+    """Where a commit reads: the addresses of every layer's K and V rows on the device.
 
-    tokens_per_request: int | None
-    certain: int
-    tokens_per_program: int | None
+    It holds addresses, not tensors: keep the tensors alive for as long as it is used. Building
+    it copies the table to the device and waits for that: do it outside any capture.
+
+    Args:
+        keys: one tensor a layer, [rows, kv_heads, head_dim]; strides, dtype and shape the same
+            in all layers.
+        values: likewise, [rows, kv_heads, value_head_dim], of the dtype of the keys.
+
+    Raises:
+        ValueError: tensors that one launch cannot serve.
+    """
+
+    def __init__(self, keys: Sequence[Tensor], values: Sequence[Tensor]):
+        for name, tensors in (("keys", keys), ("values", values)):
+            layouts = {(t.dtype, t.device, t.stride(), t.shape) for t in tensors}
+            if len(layouts) != 1:
+                raise ValueError(
+                    f"{name} of all layers must share dtype, device, strides and shape: {layouts}"
+                )
+        known_element(keys[0].dtype, FLOATS, "keys")
+        if len(keys) != len(values) or keys[0].dtype != values[0].dtype:
+            raise ValueError(
+                f"{len(keys)} keys of {keys[0].dtype} and {len(values)} values of "
+                f"{values[0].dtype}: one of each a layer, of one dtype"
+            )
+        if keys[0].shape[:2] != values[0].shape[:2]:
+            raise ValueError(
+                f"keys are {tuple(keys[0].shape)} and values {tuple(values[0].shape)}: rows and "
+                "heads must be the same"
+            )
+        self.num_layers = len(keys)
+        self.dtype = keys[0].dtype
+        _, self.kv_heads, self.key_dim = keys[0].shape
+        self.value_dim = values[0].shape[2]
+        self._addresses = self._take(keys, values)
+        self.table = torch.tensor(self._addresses, dtype=torch.int64, device=keys[0].device)
+
+    def refill(self, keys: Sequence[Tensor], values: Sequence[Tensor]) -> None:
+        """Point at other tensors, in the same table, by a copy that waits for nothing.
+
+        For eager mode, where addresses may change with every step; while they do not, nothing is
+        copied. Rows and strides may change too, but a launch that was captured keeps the old
+        ones. Only the first layer's layout is looked at (host time counts here): the caller lays
+        out all layers alike.
+
+        Raises:
+            ValueError: other layers, heads, head dims or dtype than this was built for.
+        """
+        kept = (self.num_layers, self.num_layers, self.dtype, self.kv_heads)
+        given = (len(keys), len(values), keys[0].dtype, keys[0].shape[1])
+        dims = (keys[0].shape[2], values[0].shape[2])
+        if given != kept or dims != (self.key_dim, self.value_dim):
+            raise ValueError(
+                f"{len(keys)} keys {tuple(keys[0].shape)} {keys[0].dtype} and {len(values)} values "
+                f"{tuple(values[0].shape)} cannot take the place of {self.num_layers} layers of "
+                f"{self.kv_heads} heads of {self.key_dim} and {self.value_dim} in {self.dtype}"
+            )
+        addresses = self._take(keys, values)
+        if addresses == self._addresses:
+            return
+        self._addresses = addresses
+        # PyTorch's pinned memory is not handed out again before this copy is through.
+        on_host = torch.tensor(addresses, dtype=torch.int64, pin_memory=self.table.is_cuda)
+        self.table.copy_(on_host, non_blocking=True)
+
+    def _take(self, keys: Sequence[Tensor], values: Sequence[Tensor]) -> list[tuple[int, int]]:
+        """Remember the layout of the first layer; the addresses of all."""
+        self.num_rows = min(keys[0].shape[0], values[0].shape[0])
+        self.key_strides = keys[0].stride()
+        self.value_strides = values[0].stride()
+        addresses = [
+            (key.data_ptr(), value.data_ptr()) for key, value in zip(keys, values, strict=True)
+        ]
+        self.alignment = alignment_of(address for pair in addresses for address in pair)
+        self.layout = (
+            (self.num_layers, self.kv_heads, self.dtype),
+            (self.key_dim, *self.key_strides),
+            (self.value_dim, *self.value_strides),
+            self.alignment,
+        )
+        return addresses
 
 
 class CommitPlan:
@@ -90,7 +175,6 @@ class CommitPlan:
         rows: Tensor | None = None,
         layer_metadata: Tensor | None = None,
         written: Tensor | None = None,
-        tokens_per_program: int | None = None,
     ) -> None:
         """Write the accepted rows of all layers in one launch.
 
@@ -120,19 +204,19 @@ class CommitPlan:
                 another number of rows, or has a flag, commits nothing in any layer.
             written: [layers] int32; the rows stored in each layer are added. Counters in one
                 cache line delay each other.
-            tokens_per_program: rows of a program; None: chosen by the size of the window.
 
         Raises:
             ValueError: sources that do not fit the caches, or neither or both ways to say which
                 request a row belongs to.
         """
-        options = _Options(tokens_per_request, certain, tokens_per_program)
         small = (slots, num_sampled, row_request, row_index, rows, errors, layer_metadata, written)
         layouts = [None if tensor is None else (tensor.dtype, tensor.stride()) for tensor in small]
-        key = (slots.shape, options, sources.layout, *layouts)
+        key = (slots.shape, tokens_per_request, certain, sources.layout, *layouts)
         launch = self._launches.get(key)
         if launch is None:
-            launch = self._launches[key] = self._prepare(sources, small, options)
+            launch = self._launches[key] = self._prepare(
+                sources, small, tokens_per_request, certain
+            )
         launch(
             sources.table,
             self._table,
@@ -164,7 +248,7 @@ class CommitPlan:
             The commit, given [requests] int32 on the device, contiguous.
         """
         small = (slots, errors, None, None, None, errors, None, written)
-        launch = self._prepare(sources, small, _Options(tokens_per_request, certain, None))
+        launch = self._prepare(sources, small, tokens_per_request, certain)
         tables = (sources.table, self._table, slots, self._slot_rows)
         after = (None, None, None, errors, None, written, slots.shape[-1], sources.num_rows)
         bound = launch.bind(*tables, *after, at=len(tables))
@@ -177,12 +261,15 @@ class CommitPlan:
         return commit
 
     def _prepare(
-        self, sources: StagedSources, small: tuple[Tensor | None, ...], options: _Options
+        self,
+        sources: StagedSources,
+        small: tuple[Tensor | None, ...],
+        tokens_per_request: int | None,
+        certain: int,
     ) -> Launch:
         """Check what is the same in all launches of a kind, and choose the kernel's tiles."""
         slots, _, row_request, row_index, _, _, layer_metadata, written = small
         assert slots is not None
-        tokens_per_request = options.tokens_per_request
         by_index = row_request is not None
         if (tokens_per_request is not None) == by_index or by_index != (row_index is not None):
             raise ValueError("give either tokens_per_request or row_request and row_index")
@@ -191,8 +278,7 @@ class CommitPlan:
         heads, key_dim, value_dim = sources.kv_heads, sources.key_dim, sources.value_dim
         num_rows = slots.shape[-1]
         many = num_rows * self.num_layers >= MANY_ROWS
-        tokens = options.tokens_per_program or (2 if many else 1)
-        tile = tiling(num_rows, heads * max(key_dim, value_dim), tokens)
+        tile = tiling(num_rows, heads * max(key_dim, value_dim), 2 if many else 1)
         strides = [0 if tensor is None else tensor.stride(0) for tensor in (None, *small[1:7])]
         strides[0] = slots.stride(-1)
         metadata_stride = 0 if layer_metadata is None else layer_metadata.stride(1)
@@ -210,7 +296,7 @@ class CommitPlan:
             "K_SCALES": self._num_scales[0],
             "V_SCALES": self._num_scales[1],
             "TOKENS_PER_REQUEST": tokens_per_request,
-            "CERTAIN": options.certain,
+            "CERTAIN": certain,
             "BLOCK_SIZE": self.block_size,
             "HEADS": heads,
             "KEY_DIM": key_dim,
@@ -297,3 +383,15 @@ def _scale_column(
             f"or {kv_heads} elements on {cache.device}: {layouts or scales}"
         )
     return scales[0].numel(), [scale.data_ptr() for scale in scales]
+
+
+def known_element(dtype: torch.dtype, known: Mapping[torch.dtype, Any], name: str) -> Any:
+    """Triton's name of a dtype; the ValueError lists the known dtypes."""
+    if dtype not in known:
+        raise ValueError(f"{name} are {dtype}; commit knows {', '.join(map(str, known))}")
+    return known[dtype]
+
+
+def alignment_of(addresses: Iterable[int]) -> int:
+    """Bytes that all addresses are known to be multiples of, for wide loads and stores."""
+    return 16 if all(address % 16 == 0 for address in addresses) else 1

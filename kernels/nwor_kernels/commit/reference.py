@@ -16,48 +16,6 @@ from nwor_kernels.metadata import (
 )
 
 
-def commit_staged_kv_cache_reference(
-    staged_key: Tensor,
-    staged_value: Tensor,
-    kv_caches: Sequence[Tensor],
-    slots: Tensor,
-    accepted: Tensor,
-    layer_metadata: Tensor,
-    slot_rows: Sequence[int] | None = None,
-    written: Tensor | None = None,
-) -> None:
-    """Write staged row i to slot `slots[i]` of every layer if `accepted[i]`.
-
-    All layers or none: every layer is checked before the first write. A wrong staged
-    count or an error flag in any layer stops the commit and is flagged; the caller then writes the
-    window directly.
-
-    Args:
-        staged_key: [layers, capacity, kv_heads, head_dim].
-        staged_value: [layers, capacity, kv_heads, value_head_dim].
-        kv_caches: one tensor a layer, [blocks, kv_heads, block_size, head_dim +
-            value_head_dim], K then V in the last dimension; written in place, any strides;
-            all of one block size.
-        slots: [num_staged] int64, block * block_size + offset, the same for every layer;
-            a negative slot is padding and is never indexed. [groups, num_staged] with slot rows.
-        accepted: [num_staged] bool.
-        layer_metadata: [layers, 2] int32, (staged count, error flags); flags are added here.
-        slot_rows: layer i writes to `slots[slot_rows[i]]`; None: slots are those of all layers.
-        written: [layers] int32; the rows stored in each layer are added.
-    """
-    commit_windows_reference(
-        list(staged_key),
-        list(staged_value),
-        kv_caches,
-        slots,
-        accepted,
-        layer_metadata[:, ERROR_FLAG],
-        layer_metadata=layer_metadata,
-        slot_rows=slot_rows,
-        written=written,
-    )
-
-
 def commit_windows_reference(
     keys: Sequence[Tensor],
     values: Sequence[Tensor],
@@ -81,9 +39,11 @@ def commit_windows_reference(
     Args:
         keys: one tensor a layer, [rows, kv_heads, head_dim].
         values: one tensor a layer, [rows, kv_heads, value_head_dim].
-        kv_caches: as for `commit_staged_kv_cache_reference`; uint8 and float8_e4m3fn caches are
-            written quantised (`quantize_e4m3`).
-        slots: [N] int64, or [groups, N] with slot rows; negative is padding.
+        kv_caches: one tensor a layer, [blocks, kv_heads, block_size, head_dim + value_head_dim],
+            K then V, all of one block size; uint8 and float8_e4m3fn caches are written quantised
+            (`quantize_e4m3`).
+        slots: [N] int64, block * block_size + offset, or [groups, N] with slot rows; negative is
+            padding and never indexed.
         accepted: [N] bool; `accepted_rows` makes it from counts.
         errors: [layers] int32, flags are or-ed in.
         rows: [N] int, the row's place in the sources; negative is never written. None: row

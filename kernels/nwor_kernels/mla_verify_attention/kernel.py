@@ -1,6 +1,5 @@
 """`mla_verify_attention` on a GPU: the launch of the Triton kernel in `program.py`."""
 
-from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
@@ -12,12 +11,13 @@ from nwor_kernels.launch import Launches
 from nwor_kernels.mla_verify_attention.program import mla_verify_kernel
 from nwor_kernels.verify_attention.kernel import VerifyWorkspace, compute_type, fp8_way
 from nwor_kernels.verify_attention.tuning import (
-    MAX_QUERY_LEN,
-    Discard,
+    WHOLE_PAIRS,
     LaunchShape,
+    Tuning,
     discard_on,
     processors_of,
     shared_memory,
+    unsupported_step,
 )
 
 _launches = Launches(mla_verify_kernel, free=frozenset({"scale", "requests"}))
@@ -44,27 +44,7 @@ def unsupported_reason(
         return f"latent_dim_{latent_dim}"
     if pe_dim < 16 or pe_dim % 16 or pe_dim > 128:
         return f"rope_dim_{pe_dim}"
-    if max_query_len > MAX_QUERY_LEN:
-        return f"window_of_{max_query_len}_tokens"
-    if dtype not in (torch.bfloat16, torch.float16, torch.float32):
-        return f"dtype_{str(dtype).removeprefix('torch.')}"
-    if cache_dtype != dtype and cache_dtype not in E4M3_CACHE_DTYPES:
-        return f"cache_dtype_{str(cache_dtype).removeprefix('torch.')}"
-    return None
-
-
-@dataclass(frozen=True)
-class MlaTuning:
-    """Choices for a launch; None leaves a choice to `launch_shape`."""
-
-    rows: int | None = None
-    block_n: int | None = None
-    programs: int | None = None
-    min_tiles: int | None = None
-    num_warps: int | None = None
-    num_stages: int | None = None
-    discard: Discard | None = None
-    merged: int | None = None
+    return unsupported_step(max_query_len, dtype, cache_dtype)
 
 
 @lru_cache(4096)
@@ -75,7 +55,7 @@ def launch_shape(
     pe_dim: int,
     itemsize: int,
     device: torch.device,
-    tuning: MlaTuning | None = None,
+    tuning: Tuning | None = None,
     requests: int | None = None,
 ) -> LaunchShape:
     """The shape of a launch, by rules measured on an H200.
@@ -92,7 +72,7 @@ def launch_shape(
         tuning: overrides single choices.
         requests: of the launch; None: enough to fill the GPU.
     """
-    tuning = tuning or MlaTuning()
+    tuning = tuning or Tuning()
     folded = max_query_len * heads
     dim = triton.next_power_of_2(latent_dim)
     width = (dim + triton.next_power_of_2(pe_dim)) * itemsize
@@ -118,7 +98,7 @@ def launch_shape(
         num_warps=tuning.num_warps or (8 if is_wide else 4),
         num_stages=tuning.num_stages or stages,
         discard=discard_on(device, tuning.discard),
-        whole_pairs=5,
+        whole_pairs=WHOLE_PAIRS if tuning.whole_pairs is None else tuning.whole_pairs,
         merged=tuning.merged or 1,
     )
 
@@ -137,7 +117,7 @@ def create_workspace(
     pe_dim: int,
     itemsize: int,
     device: torch.device,
-    tuning: MlaTuning | None = None,
+    tuning: Tuning | None = None,
 ) -> VerifyWorkspace:
     """Room for any launch of up to `max_requests` requests and `max_query_len` query rows each.
 
@@ -173,7 +153,7 @@ def mla_verify_attention_triton(
     q_scale: Tensor | None = None,
     k_scale: Tensor | None = None,
     workspace: VerifyWorkspace | None = None,
-    tuning: MlaTuning | None = None,
+    tuning: Tuning | None = None,
 ) -> None:
     """Attend the queries of every request with staged rows; other output rows stay as they are.
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from nwor_kernels.launch import Launch
 from nwor_kernels.metadata import ERROR_FLAG, ERROR_OVERFLOW, ERROR_ROW_RANGE, STAGED_COUNT
-from nwor_kernels.tiles import check_chunk, count_and_largest, head_offsets, tiling
+from nwor_kernels.tiles import check_chunk, head_offsets, tiling
 
 _STAGED_COUNT = tl.constexpr(STAGED_COUNT)
 _ERROR_FLAG = tl.constexpr(ERROR_FLAG)
@@ -26,8 +26,6 @@ def stage_kv_cache_triton(
     staged_key: Tensor,
     staged_value: Tensor,
     layer_metadata: Tensor,
-    *,
-    tokens_per_program: int = 1,
 ) -> None:
     """`stage_kv_cache_reference` in one launch; safe inside a CUDA graph."""
     tensors = (key, value, rows, staged_key, staged_value, layer_metadata)
@@ -37,10 +35,10 @@ def stage_kv_cache_triton(
         (tensor.dtype, tensor.stride(), tensor.data_ptr() % 16 == 0 or tensor.dim() == 1)
         for tensor in tensors
     ]
-    launch_key = (rows.device, num_rows, key.shape[1:], value_dim, tokens_per_program, *layouts)
+    launch_key = (rows.device, num_rows, key.shape[1:], value_dim, *layouts)
     launch = _launches.get(launch_key)
     if launch is None:
-        launch = _launches[launch_key] = _prepare(*tensors, tokens_per_program)
+        launch = _launches[launch_key] = _prepare(*tensors)
     launch(*tensors, num_rows, min(key.shape[0], value.shape[0]), staged_key.shape[0])
 
 
@@ -54,11 +52,10 @@ def _prepare(
     staged_key: Tensor,
     staged_value: Tensor,
     layer_metadata: Tensor,
-    tokens_per_program: int,
 ) -> Launch:
     (_, heads, key_dim), value_dim = key.shape, value.shape[2]
     num_rows = rows.numel()
-    tile = tiling(num_rows, heads * max(key_dim, value_dim), tokens_per_program)
+    tile = tiling(num_rows, heads * max(key_dim, value_dim), 1)
     constants = {
         "STRIDES": (rows.stride(0), layer_metadata.stride(0)),
         "KEY_STRIDES": key.stride(),
@@ -120,7 +117,7 @@ def _stage_kernel(
         value + (row * VALUE_STRIDES[0])[:, None] + from_value[None, :], mask=in_value
     )
 
-    count, largest = count_and_largest(rows, STRIDES[0], num_rows, CHUNK)
+    count, largest = _count_and_largest(rows, STRIDES[0], num_rows, CHUNK)
     flags = tl.where(largest >= num_tokens, _ROW_RANGE, 0)
     flags = tl.where(num_rows > capacity, _OVERFLOW, flags)
     if reports:
@@ -140,3 +137,17 @@ def _stage_kernel(
         value_tile,
         mask=in_value,
     )
+
+
+@triton.jit
+def _count_and_largest(entries, stride, num_entries, CHUNK: tl.constexpr):
+    """How many entries are not negative (padding is), and the largest one, or -1."""
+    lanes = tl.arange(0, CHUNK)
+    count = tl.zeros([CHUNK], tl.int32)
+    largest = tl.full([CHUNK], -1, tl.int64)
+    for start in range(0, num_entries, CHUNK):
+        at = start + lanes
+        entry = tl.load(entries + at * stride, mask=at < num_entries, other=-1).to(tl.int64)
+        count += (entry >= 0).to(tl.int32)
+        largest = tl.maximum(largest, entry)
+    return tl.sum(count, axis=0), tl.max(largest, axis=0)

@@ -47,6 +47,13 @@ def unsupported_reason(
     for dim in (head_dim, value_dim or head_dim):
         if dim > MAX_HEAD_DIM or dim % 8:
             return f"head_dim_{dim}"
+    return unsupported_step(max_query_len, dtype, cache_dtype)
+
+
+def unsupported_step(
+    max_query_len: int, dtype: torch.dtype, cache_dtype: torch.dtype
+) -> str | None:
+    """The fallback reason of a window's length or of a dtype; MLA's kernel has the same limits."""
     if max_query_len > MAX_QUERY_LEN:
         return f"window_of_{max_query_len}_tokens"
     if dtype not in (torch.bfloat16, torch.float16, torch.float32):

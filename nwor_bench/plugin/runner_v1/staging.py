@@ -6,7 +6,7 @@ from torch import Tensor
 from nwor_bench.plugin.counts.device_counts import in_every_layer
 from nwor_bench.plugin.observe.layer_trace import LayerTrace
 from nwor_bench.plugin.staging.layers import LayerCache, StagingUnavailable, partition
-from nwor_kernels.commit.reference import commit_staged_kv_cache_reference
+from nwor_kernels.commit.reference import commit_windows_reference
 from nwor_kernels.metadata import ERROR_FLAG, error_names
 from nwor_kernels.stage.reference import stage_kv_cache_reference
 
@@ -34,7 +34,7 @@ class BufferSet:
         self.kv_caches = [layer.kv_cache for layer in layers]
         self._metadata = metadata
         self._written = written
-        self._more = {"slot_rows": [layer.slot_row for layer in layers]} if grouped else {}
+        self._slot_rows = [layer.slot_row for layer in layers] if grouped else None
         _, kv_heads, _, width = self.kv_caches[0].shape
         head_dim, dtype, device = layers[0].head_dim, layers[0].dtype, metadata.device
         shape = (len(layers), capacity, kv_heads)
@@ -52,15 +52,16 @@ class BufferSet:
 
     def commit(self, slots: Tensor, accepted: Tensor) -> None:
         """Write accepted rows to all layers of the set, or to none of them."""
-        commit_staged_kv_cache_reference(
-            self.key,
-            self.value,
+        commit_windows_reference(
+            list(self.key),
+            list(self.value),
             self.kv_caches,
             slots,
             accepted,
-            self._metadata,
+            self._metadata[:, ERROR_FLAG],
+            layer_metadata=self._metadata,
             written=self._written,
-            **self._more,
+            slot_rows=self._slot_rows,
         )
 
     def write(self, place: int, slots: Tensor) -> None:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from nwor_bench.plugin.staging.window import WindowBatch
-from nwor_kernels.commit.sources import StagedSources
+from nwor_kernels.commit.plan import StagedSources
 
 
 @dataclass(frozen=True)

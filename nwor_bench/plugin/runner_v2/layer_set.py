@@ -10,8 +10,7 @@ from torch import Tensor
 
 from nwor_bench.plugin.runner_v2.batch import GpuWindowBatch
 from nwor_bench.plugin.staging.layers import LayerCache, StagingUnavailable
-from nwor_kernels.commit.plan import CommitPlan
-from nwor_kernels.commit.sources import StagedSources
+from nwor_kernels.commit.plan import CommitPlan, StagedSources
 
 logger = logging.getLogger("vllm.nwor_bench")
 

@@ -23,7 +23,7 @@ from nwor_bench.plugin.runner_v2.mla_attention import LatentLayer, why_rows_unsu
 from nwor_bench.plugin.staging import refusals
 from nwor_bench.plugin.staging.window import Window
 from nwor_bench.records import fallback_reasons as reasons
-from nwor_kernels.mla_verify_attention.selection import split_selection_triton
+from nwor_kernels.mla_verify_attention.tail import split_selection_triton
 
 BACKEND = "vllm.v1.attention.backends.mla.flashattn_mla_sparse"
 """vLLM's module of sparse attention by FlashAttention 3, which is Hopper's, over bf16 and fp16."""

@@ -28,7 +28,7 @@ from nwor_bench.plugin.runner_v2.layer_set import CopyBuffers, Launch, LayerSet
 from nwor_bench.plugin.staging.layers import LayerCache, StagingUnavailable, partition
 from nwor_bench.plugin.staging.window import HeldValuesLost
 from nwor_bench.records.fallback_reasons import Fault
-from nwor_kernels.commit.sources import StagedSources
+from nwor_kernels.commit.plan import StagedSources
 from nwor_kernels.stage.kernel import stage_kv_cache_triton
 
 logger = logging.getLogger("vllm.nwor_bench")

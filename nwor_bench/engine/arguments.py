@@ -16,6 +16,7 @@ from nwor_bench.instruments.pm_sampling import check_counters
 from nwor_bench.models.pairs import ResolvedPair, refused_config
 from nwor_bench.records.types import StageBy
 from nwor_bench.workload.config import RunSpec
+from nwor_bench.workload.run_spec import Counters
 
 
 @contextmanager
@@ -164,12 +165,11 @@ def check_arguments(pair: ResolvedPair, spec: RunSpec) -> None:
     _check_logprobs(spec)
     _check_acceptance(pair, spec)
     set_environment(spec.dtype or pair.dtype, spec.tensor_parallel_size, spec.worker_variables)
-    if spec.dram_counters:
+    if spec.counters is Counters.DRAM:
         check_counters(_has_gpu)
-    if spec.launch_counts and not _has_gpu():
-        raise ConfigError.for_field(
-            "--launch-counts", True, "there is no CUDA device here, so there is nothing to count"
-        )
+    if spec.counters is Counters.LAUNCHES and not _has_gpu():
+        remedy = "there is no CUDA device here, so there is nothing to count"
+        raise ConfigError.for_field("--counters", spec.counters.value, remedy)
     with TemporaryDirectory() as folder, log_to_file(Path(folder) / "vllm.log"), _refusals():
         from vllm import EngineArgs
 
@@ -250,10 +250,10 @@ def _check_staging(spec: RunSpec) -> None:
     """Refuse staging options on a CPU."""
     if spec.stage_by is not StageBy.REFERENCE and not _has_gpu():
         raise ConfigError.for_field(
-            "--stage-by",
+            "stage_by",
             spec.stage_by.value,
             "there is no CUDA device here, and on a CPU mode stage has one way to hold drafts; "
-            "leave --stage-by out",
+            "leave stage_by out",
         )
 
 
@@ -321,6 +321,4 @@ def engine_arguments(pair: ResolvedPair, spec: RunSpec) -> dict[str, Any]:
     }
     if pair.load_format is not None:
         arguments["load_format"] = DUMMY_LOADERS.get(pair.load_format, pair.load_format)
-    if spec.block_size is not None:
-        arguments["block_size"] = spec.block_size
     return {**arguments, **spec.engine_args}

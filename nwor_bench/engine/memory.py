@@ -28,6 +28,9 @@ RUNTIME_BYTES = {"host": int(1.5 * GIB), "gpu": 3 * GIB}
 """Allowance for what vLLM, torch and activations take beside weights and cache; on a GPU for the
 captured graphs of both modes too."""
 
+CACHE_SIZE = "kv_cache_memory_bytes"
+"""vLLM's argument for the size of the KV cache (kv_cache_gib in sweep files)."""
+
 WIDEST = 4
 """Bytes of an element whose type is not known: float32's."""
 
@@ -36,16 +39,16 @@ _CACHE_BYTES = {"float32": 4, "float": 4, "bfloat16": 2, "float16": 2, "half": 2
 
 
 def kv_cache_bytes(pair: ResolvedPair, spec: RunSpec) -> int:
-    """Bytes of KV cache: `--kv-cache-gib`, or enough for all requests at full length.
+    """Bytes of KV cache: `kv_cache_memory_bytes`, or enough for all requests at full length.
 
     One block comes on top, since vLLM keeps the first one empty.
     """
-    if spec.kv_cache_gib is not None:
-        return int(spec.kv_cache_gib * GIB)
+    if CACHE_SIZE in spec.engine_args:
+        return int(spec.engine_args[CACHE_SIZE])
     per_token = cache_bytes_per_token(pair, spec)
     if per_token is None:
         return UNKNOWN_MODEL_CACHE
-    block = spec.block_size or 128
+    block = spec.engine_args.get("block_size") or 128
     length = -(-spec.scenario.max_model_len // block) * block
     return int(per_token * spec.scenario.requests * length * HEADROOM) + per_token * block
 
@@ -117,8 +120,8 @@ def require_memory(pair: ResolvedPair, spec: RunSpec) -> None:
     free = free_memory(spec.tensor_parallel_size)
     needed = needed_bytes(pair, spec, free.where)
     if needed > free.num_bytes:
-        if spec.kv_cache_gib is not None:
-            field, value = "--kv-cache-gib", f"{spec.kv_cache_gib:g}"
+        if CACHE_SIZE in spec.engine_args:
+            field, value = CACHE_SIZE, str(spec.engine_args[CACHE_SIZE])
         else:
             field = "--requests x --max-model-len"
             value = f"{spec.scenario.requests} x {spec.scenario.max_model_len}"
@@ -127,7 +130,7 @@ def require_memory(pair: ResolvedPair, spec: RunSpec) -> None:
             field,
             value,
             f"no free memory for the cache: {needed / GIB:.1f} GiB needed with the weights, "
-            f"{free.num_bytes / GIB:.1f} GiB free{place}; write a smaller --kv-cache-gib, fewer "
+            f"{free.num_bytes / GIB:.1f} GiB free{place}; write a smaller {CACHE_SIZE}, fewer "
             "--requests or a shorter --max-model-len",
         )
 

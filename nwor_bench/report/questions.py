@@ -153,7 +153,7 @@ def _next_by_verdict(run: RunData, found: Answer, cells: Sequence[CellResult]) -
         case Verdict.AMBIGUOUS if found.cell and found.cell.reason == VALUES_NOT_COMPARED:
             return (
                 "Find under Evidence why the K/V gate compared nothing, and run again: fewer "
-                "--requests or a larger --kv-cache-gib leave more of the cache in place."
+                "--requests or a larger kv_cache_gib leave more of the cache in place."
             )
         case Verdict.AMBIGUOUS:
             return _measure_longer(found.cell)

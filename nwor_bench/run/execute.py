@@ -276,11 +276,9 @@ def _finish(
     """Final status, reports, the result on the terminal."""
     store.finish(status, finished_at=_now())
     found = analyse(read_run(store.folder))
-    paths = write_files(store.folder, found)
+    write_files(store.folder, found)
     console.print()
     tell_result(console, options, found, store.folder, in_sweep=in_sweep)
-    if options.publish is not None and not in_sweep:
-        options.publish(paths.markdown.read_text(encoding="utf-8"))
     if status is RunStatus.PARTIAL and worst_of(found.cells) is ExitCode.OK:
         return ExitCode.INTERRUPTED
     return worst_of(found.cells)

@@ -39,8 +39,11 @@ from nwor_bench.workload.schedule import Plan, make_plan
 from nwor_bench.workload.sweep_file import Point
 
 
-def point_command(point: Point) -> str:
-    """`nwor-bench sweep` with the run's scenario, pair, and the flags that differ from them."""
+def point_command(point: Point) -> str | None:
+    """`nwor-bench sweep` with the run's scenario, pair, and the flags that differ from them.
+
+    None if it differs in an option that only sweep files have.
+    """
     scenario = load_scenario(point.scenario)
     parts = ["nwor-bench", "sweep", "--scenario", point.scenario, "--pair", point.pair]
     for each in declared(ScenarioValues):
@@ -49,7 +52,9 @@ def point_command(point: Point) -> str:
             parts += _written(each, value)
     for each in declared(RunSpec):
         value = getattr(point.spec, each.field)
-        if each.option.has_flag and value != each.default:
+        if value != each.default:
+            if not each.option.has_flag:
+                return None
             parts += _written(each, value)
     return shlex.join(parts)
 

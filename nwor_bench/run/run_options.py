@@ -1,6 +1,5 @@
 """How a run is shown and where it goes: the options that change nothing of what is measured."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -10,9 +9,6 @@ from nwor_bench.workload.options import Option, Panel
 
 if TYPE_CHECKING:
     from nwor_bench.run.blocks import OnBatch
-
-Publish = Callable[[str], None]
-"""Takes a report in Markdown to wherever else it is wanted."""
 
 
 def _new_folder(flag: str, text: str) -> Path:
@@ -47,33 +43,16 @@ class RunOptions:
         Panel.FILES,
     )] = False
     """Of a sweep: run its engines on a Ray cluster."""
-    github_summary: Annotated[bool, Option(
-        "Append the report to the job's summary on GitHub.", Panel.FILES,
-    )] = False
-    """Append the report to the job's summary on GitHub."""
-    nvtx: Annotated[bool, Option(
-        "Name sweep, cells, batches and windows for a profiler.", Panel.PROFILING, is_local=True,
-    )] = False
-    """Name ranges for a profiler."""
     prometheus_port: Annotated[int | None, Option(
-        "Serve the counters at this port's /metrics; 0: a free one.", Panel.PROFILING,
+        "Serve the counters at http://localhost:PORT/metrics; 0: a free port.", Panel.PROFILING,
         is_local=True,
     )] = None
     """Port of the counters; 0 for a free one, None for no server."""
-    prometheus_address: Annotated[str | None, Option(
-        "Serve them at this address (default: 127.0.0.1, this machine alone; 0.0.0.0: every "
-        "interface).", Panel.PROFILING, is_local=True,
-    )] = None
-    """Address of the counters; None for this machine alone."""
     prometheus_textfile: Annotated[Path | None, Option(
         "Write the counters for node exporter's textfile collector.", Panel.PROFILING,
         is_local=True,
     )] = None
     """File of the counters for node exporter."""
-    strict_version: Annotated[bool, Option(
-        "Refuse a vLLM with which nwor-bench was not tried, instead of a warning.", is_local=True,
-    )] = False
-    """Refuse a vLLM on which no test ran."""
     dry_run: Annotated[bool, Option("Show what would run, and stop.")] = False
     """Show what would run, and stop."""
     quiet: Annotated[bool, Option(
@@ -91,8 +70,6 @@ class RunOptions:
     # fmt: on
     on_batch: "OnBatch | None" = None
     """Told of every batch once it is stored."""
-    publish: Publish | None = None
-    """Given report.md, or the summary of a sweep."""
 
 
 DEFAULT_OPTIONS = RunOptions()

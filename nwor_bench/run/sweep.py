@@ -31,6 +31,7 @@ from nwor_bench.run.run_options import DEFAULT_OPTIONS, RunOptions
 from nwor_bench.run.sweep_folder import DONE, FAILED, INDEX_FILE, INTERRUPTED, SweepIndex
 from nwor_bench.run.sweep_summary import sweep_result, swept_runs, write_summary
 from nwor_bench.workload.options import declared, flag_of, names
+from nwor_bench.workload.run_spec import Counters
 from nwor_bench.workload.sweep_file import (
     Axes,
     EngineGroup,
@@ -120,7 +121,7 @@ def finish_sweep(index: SweepIndex) -> None:
 def close_sweep(index: SweepIndex, console: Console, options: RunOptions) -> None:
     """Write index and summary, even after a failure, and print their paths."""
     index.write()
-    summary = write_summary(index)
+    write_summary(index)
     if options.as_json:
         tell_json(sweep_result(index, swept_runs(index)))
     line = f"Sweep folder: {index.folder}"
@@ -128,8 +129,6 @@ def close_sweep(index: SweepIndex, console: Console, options: RunOptions) -> Non
     shown.print(line, highlight=False, markup=False, soft_wrap=True)
     if not index.is_done:
         say_how_to_go_on(index.folder, console)
-    if options.publish is not None:
-        options.publish(summary)
 
 
 def failure_of(error: BaseException) -> tuple[ExitCode, str]:
@@ -282,11 +281,11 @@ def _run(
 
 def _check_sweep_for_ray(sweep: SweepFile) -> None:
     """Refuse DRAM counters: a Ray worker starts with the libcupti that PyTorch brings."""
-    if sweep.settings.dram_counters:
+    if sweep.settings.counters == Counters.DRAM:
         raise ConfigError.for_field(
             "--ray", True,
-            "a Ray worker cannot read DRAM counters (dram_counters under [settings]); leave --ray "
-            "out, or begin a sweep without dram_counters",
+            "a Ray worker cannot read DRAM counters (counters under [settings]); leave --ray "
+            "out, or begin a sweep without counters",
         )  # fmt: skip
 
 

@@ -13,6 +13,7 @@ from nwor_bench.records.header import read_object
 from nwor_bench.records.run_folder import SWEEP_FILE
 from nwor_bench.records.store import read_header
 from nwor_bench.run.run_options import RunOptions
+from nwor_bench.workload.run_spec import Counters
 from nwor_bench.workload.sweep_file import EngineGroup, SweepFile, load_sweep
 from nwor_bench.workload.toml_file import dotted, remedy
 
@@ -156,26 +157,25 @@ def _has(run: object, wanted: Mapping[str, Any]) -> bool:
     )
 
 
-def counters_wanted(flag: bool, options: RunOptions) -> bool:
+def reads_dram(flag: str | None, options: RunOptions) -> bool:
     """True if the sweep that this command line starts or resumes reads DRAM counters.
 
     Args:
-        flag: --dram-counters was given.
+        flag: the value of --counters.
         options: have the folder to resume, or the sweep file.
 
     Raises:
         ConfigError: the folder holds no run, the file is missing or wrong.
         StoreError: the run or sweep in the folder is damaged or has another format.
     """
-    if flag:
-        return True
-    if options.resume is not None:
-        return _begun_with_counters(options.resume)
-    return options.file is not None and load_sweep(options.file).settings.dram_counters
+    if options.resume is not None and flag is None:
+        flag = _begun_with(options.resume)
+    elif options.file is not None and flag is None:
+        flag = load_sweep(options.file).settings.counters
+    return flag == Counters.DRAM
 
 
-def _begun_with_counters(folder: Path) -> bool:
+def _begun_with(folder: Path) -> str | None:
     if (folder / INDEX_FILE).is_file():
-        return SweepIndex.open(folder).sweep.settings.dram_counters
-    spec = read_header(folder).spec or {}  # older runs do not have the field
-    return bool(spec.get("dram_counters", False))
+        return SweepIndex.open(folder).sweep.settings.counters
+    return (read_header(folder).spec or {}).get("counters")

@@ -228,7 +228,7 @@ def _check_staging(spec: RunSpec) -> None:
     """Only mode `stage` holds drafts."""
     if spec.stage_by is not StageBy.REFERENCE and NworMode.STAGE not in spec.nwor_modes:
         remedy_text = "no cell stages; write --nwor-modes off,stage or leave it out"
-        raise ConfigError.for_field("--stage-by", spec.stage_by.value, remedy_text)
+        raise ConfigError.for_field("stage_by", spec.stage_by.value, remedy_text)
 
 
 def _check_amount(spec: RunSpec) -> None:
@@ -259,7 +259,11 @@ def _check_amount(spec: RunSpec) -> None:
         )
 
 
-def _check_engine_args(given: Iterable[str]) -> None:
+def _check_engine_args(given: Mapping[str, Any]) -> None:
+    for name in ("block_size", "kv_cache_memory_bytes"):  # memory is computed from them
+        value = given.get(name, 1)
+        if type(value) is not int or value < 1:
+            raise ConfigError.for_field(f"--engine-args: {name}", value, "write 1 or more")
     for name in given:
         if "-" in name:
             fixed = name.lstrip("-").replace("-", "_")

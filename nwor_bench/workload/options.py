@@ -216,8 +216,8 @@ class Declared:
 
     @property
     def flag(self) -> str:
-        """Its flag, also where only files can say it."""
-        return flag_of(self.name)
+        """Its flag; the name in sweep files if it has none."""
+        return flag_of(self.name) if self.option.has_flag else self.name
 
     @property
     def bare_kind(self) -> Any:

@@ -255,8 +255,18 @@ def _includes_off(modes: tuple[str, ...]) -> str | None:
     return f"write off,{','.join(modes)}: every cell is compared with off x off"
 
 
-def _gib(value: float) -> str | None:
-    return None if 0 < value <= MOST_GIB else f"write more than 0, {MOST_GIB} at most"
+def _bytes_of_gib(field: str, given: float) -> int:
+    if not 0 < given <= MOST_GIB:
+        raise ConfigError.for_field(field, given, f"write more than 0, {MOST_GIB} at most")
+    return int(given * 2**30)
+
+
+class Counters(StrEnum):
+    """What untimed blocks behind the timed ones count. One at a time: PyTorch's profiler, which
+    counts launches, changes the clock of the DRAM counters in every later run of the process."""
+
+    DRAM = "dram"
+    LAUNCHES = "launches"
 
 
 @dataclass(frozen=True)
@@ -281,7 +291,7 @@ class RunSpec:
     )] = None
     """Cells of the grid to measure; None for all."""
     stage_by: Annotated[StageBy, Option(
-        "reference, copy: how a GPU holds drafts' K/V while staged.", Panel.MODES, table="settings",
+        "reference, copy: how a GPU stages drafts' K/V.", has_flag=False, table="settings",
         worker_variable="VLLM_NWOR_STAGE_BY", compare=Compare.TELL,
     )] = StageBy.REFERENCE
     """How mode stage holds drafts' K/V on a GPU."""
@@ -321,16 +331,6 @@ class RunSpec:
         axis=Axis(4, "{}", "{}", is_slow=True), engine_argument="dtype",
     )] = None
     """vLLM's dtype; None for the pair's."""
-    block_size: Annotated[int | None, Option(
-        "Tokens a cache block.", Panel.VLLM, check=within(1), table="settings",
-        engine_argument="block_size",
-    )] = None
-    """Tokens a block of the KV cache; None for vLLM's choice."""
-    kv_cache_gib: Annotated[float | None, Option(
-        "KV-cache size (default: what the requests need).", Panel.VLLM,
-        check=_gib, table="settings", engine_argument="kv_cache_memory_bytes",
-    )] = None
-    """Size of the KV cache in GiB; None for what the requests need."""
     tensor_parallel_size: Annotated[int, Option(
         "Ranks that share the target.", Panel.VLLM, check=within(1), table="settings",
         engine_argument="tensor_parallel_size", compare=Compare.REFUSE,
@@ -346,16 +346,11 @@ class RunSpec:
         compare=Compare.REFUSE,
     )] = field(default_factory=dict)
     """Further arguments of vLLM's LLM()."""
-    dram_counters: Annotated[bool, Option(
-        "Count DRAM bytes a window, in passes of their own (GPU).", Panel.PROFILING,
-        table="settings",
-    )] = False
-    """Run every block once more, untimed, for DRAM counters."""
-    launch_counts: Annotated[bool, Option(
-        "Count launches and host waits a window, in one more block.", Panel.PROFILING,
-        table="settings",
-    )] = False
-    """Run one block more, untimed, to count launches and host waits."""
+    counters: Annotated[Counters | None, Option(
+        "dram: DRAM bytes per window; launches: launches and host waits. In untimed blocks (GPU).",
+        Panel.PROFILING, table="settings",
+    )] = None
+    """What to count in untimed blocks: dram repeats every block, launches one."""
     # fmt: on
 
     def cells(self, pair_name: str) -> tuple[Cell, ...]:
@@ -399,8 +394,8 @@ class RunSpec:
         """Blocks that run once more, untimed, for each kind of counters: DRAM bytes need as many
         as times do, launches are the same in every block."""
         return {
-            Phase.COUNTERS: self.scenario.batches if self.dram_counters else 0,
-            Phase.LAUNCHES: 1 if self.launch_counts else 0,
+            Phase.COUNTERS: self.scenario.batches if self.counters is Counters.DRAM else 0,
+            Phase.LAUNCHES: 1 if self.counters is Counters.LAUNCHES else 0,
         }
 
     @property
@@ -438,6 +433,14 @@ class VllmEntries:
         f"{', '.join(NAMED_LENGTHS)}.", Panel.VLLM, written=str, read=parse_length,
         axis=Axis(6, "acceptance length {:g}", "a{:g}"),
         entry=("speculative_config", "synthetic_acceptance_length"),
+    )]
+    block_size: Annotated[int, Option(
+        "Tokens per cache block.", has_flag=False, check=within(1), table="settings",
+        entry=("engine_args", "block_size"),
+    )]
+    kv_cache_gib: Annotated[int, Option(
+        "KV-cache size (default: what the requests need).", has_flag=False, written=float,
+        read=_bytes_of_gib, table="settings", entry=("engine_args", "kv_cache_memory_bytes"),
     )]
     # fmt: on
 

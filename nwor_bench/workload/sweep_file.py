@@ -5,9 +5,9 @@ from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 from types import GenericAlias
-from typing import Any, Self
+from typing import Any
 
-from pydantic import Field, create_model, field_validator, model_validator
+from pydantic import Field, create_model, field_validator
 
 from nwor_bench.errors import ConfigError
 from nwor_bench.workload.config import load_scenario, resolve
@@ -19,6 +19,7 @@ from nwor_bench.workload.run_spec import (
     DEFAULT_SCENARIO,
     RunSpec,
     ScenarioValues,
+    VllmEntries,
     added_cell,
 )
 from nwor_bench.workload.toml_file import NamedFile, StrictModel, read_toml
@@ -28,7 +29,7 @@ def _table(name: str) -> dict[str, Any]:
     """Fields of the options that stand in a sweep file's table as they are."""
     return {
         each.name: (each.written, each.written_default)
-        for holder in (ScenarioValues, RunSpec)
+        for holder in (ScenarioValues, RunSpec, VllmEntries)
         for each in declared(holder)
         if each.option.table == name
     }
@@ -76,15 +77,6 @@ class Settings(_SettingsOfOptions):
         if remedy := next(filter(None, map(added_cell, cells)), None):
             raise ValueError(remedy)
         return tuple(cells)  # of JSON's list; pydantic takes no other from here
-
-    @model_validator(mode="after")
-    def _one_profiler(self) -> Self:
-        if self.dram_counters and self.launch_counts:
-            raise ValueError(
-                "write dram_counters or launch_counts, not both: PyTorch's profiler, which counts "
-                "launches, changes the clock of the counters in every later run of the process"
-            )
-        return self
 
 
 class SweepFile(NamedFile):

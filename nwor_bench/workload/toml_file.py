@@ -1,4 +1,4 @@
-"""Read a TOML file into a strict model; every fault names file, line, field and remedy."""
+"""Read a TOML file into a strict model; every fault names file, table, key and remedy."""
 
 import json
 import re
@@ -12,7 +12,6 @@ from pydantic_core import ErrorDetails
 
 from nwor_bench.errors import ConfigError, nearest
 from nwor_bench.records.files import read_text
-from nwor_bench.workload.toml_lines import LineIndex
 
 
 class StrictModel(BaseModel):
@@ -48,7 +47,7 @@ def read_toml(path: str | Path, model: type[M]) -> M:
     """Parse the file at `path` and validate it as `model`.
 
     Raises ConfigError when the file cannot be read, is not TOML, or has unknown, missing or
-    mistyped fields; all faulty fields are named, each with its line.
+    mistyped fields; all faulty fields are named.
     """
     path = Path(path)
     text = _read_text(path)
@@ -58,7 +57,10 @@ def read_toml(path: str | Path, model: type[M]) -> M:
         # although the model is strict.
         return model.model_validate_json(json.dumps(data, default=str))
     except ValidationError as error:
-        raise _config_error(path, text, model, error) from error
+        faults = error.errors(include_url=False)
+        faults.sort(key=lambda fault: fault["type"] != "extra_forbidden")  # they explain the rest
+        found = [_describe(data, model, fault).within(path) for fault in faults]
+        raise ConfigError.all_of(found) from error
 
 
 def _read_text(path: Path) -> str:
@@ -88,21 +90,9 @@ def _parse(path: Path, text: str) -> dict[str, Any]:
         ) from error
 
 
-def _config_error(
-    path: Path, text: str, model: type[StrictModel], error: ValidationError
-) -> ConfigError:
-    index = LineIndex(text)
-    faults = [
-        (index.line_of(fault["loc"]), _describe(index, model, fault))
-        for fault in error.errors(include_url=False)
-    ]
-    ordered = sorted(faults, key=lambda each: (each[0], str(each[1])))
-    return ConfigError.all_of([fault.within(f"{path}:{line}") for line, fault in ordered])
-
-
-def _describe(index: LineIndex, model: type[StrictModel], fault: ErrorDetails) -> ConfigError:
+def _describe(data: dict[str, Any], model: type[StrictModel], fault: ErrorDetails) -> ConfigError:
     loc = fault["loc"]
-    known = index.known_path(loc)
+    known = _known_path(data, loc)
     if fault["type"] == "missing":
         known += (loc[-1],)
     field = dotted(known) or "the file"
@@ -117,8 +107,20 @@ def _describe(index: LineIndex, model: type[StrictModel], fault: ErrorDetails) -
     return ConfigError.for_field(field, fault["input"], remedy(fault))
 
 
+def _known_path(data: Any, loc: Sequence[str | int]) -> tuple[str | int, ...]:
+    """The parts of `loc` that the file holds, in order; leaves out the names of union members."""
+    path: tuple[str | int, ...] = ()
+    for part in loc:
+        try:
+            data = data[part]
+        except (KeyError, IndexError, TypeError):
+            continue
+        path += (part,)
+    return path
+
+
 def _value(value: object) -> str:
-    """` = 3` for a message; nothing for a whole table, which the line shows anyway."""
+    """` = 3` for a message; nothing for a whole table."""
     return "" if isinstance(value, dict) else f" = {value!r}"
 
 

@@ -81,9 +81,9 @@ def test_the_flags_of_the_sweep_are_all_explained(command_line: Run) -> None:
     flags = (
         "--scenario --pair --target-model --draft-model --method --nwor-modes --scv-modes "
         "--requests --batches --warmup --draft-tokens --max-new-tokens --temperature "
-        "--max-model-len --seed --dtype --block-size --kv-cache-gib --tensor-parallel-size "
+        "--max-model-len --seed --dtype --tensor-parallel-size "
         "--speculative-config --engine-args --output --dry-run --verbose "
-        "--nvtx --prometheus-port --prometheus-address --prometheus-textfile "
+        "--prometheus-port --prometheus-textfile "
         "--max-warmup --ci-width --max-blocks --time-budget --resume --file --continue-on-error"
     )
     assert [flag for flag in flags.split() if flag not in out] == []
@@ -153,41 +153,6 @@ def test_a_sweep_and_its_report_again(
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == written
     # The summary on the terminal is the same too.
     assert out.endswith(again)
-
-
-@pytest.mark.parametrize("wrong", [False, True])
-def test_the_report_goes_to_the_jobs_summary_however_the_run_ends(
-    command_line: Run,
-    engine: FakeEngine,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    wrong: bool,
-) -> None:
-    summary = tmp_path / "summary.md"
-    summary.write_text("before\n")
-    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(summary))
-    engine.wrong = lambda number, cell: wrong and cell.label == "stage x off"
-    code, _, _ = command_line(*TINY, "--output", "run", "--github-summary")
-    assert code == (3 if wrong else 0)
-    report = (tmp_path / "run" / "report.md").read_text(encoding="utf-8")
-    assert summary.read_text(encoding="utf-8") == f"before\n{report.rstrip()}\n\n"
-
-
-@pytest.mark.parametrize("more", [("--pair", "tiny"), ("--file", "quick")])
-def test_without_a_jobs_summary_no_sweep_starts(
-    command_line: Run, engine: FakeEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    more: tuple[str, ...],
-) -> None:  # fmt: skip
-    monkeypatch.delenv("GITHUB_STEP_SUMMARY", raising=False)
-    code, _, err = command_line("sweep", *more, "--output", "run", "--github-summary")
-    assert code == 2
-    assert "GITHUB_STEP_SUMMARY is not set" in err
-    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path))
-    code, _, err = command_line("sweep", *more, "--output", "run", "--github-summary")
-    assert code == 2
-    assert "it cannot be written (Is a directory)" in err
-    assert engine.calls == []
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_report_does_not_depend_on_where_the_run_lies(

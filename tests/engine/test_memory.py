@@ -189,7 +189,7 @@ def expect_limit(
     free(monkeypatch, needed, where)
     require_memory(pair, spec)
     free(monkeypatch, needed - 1, where)
-    with refused("--kv-cache-gib", value="1") as caught:
+    with refused("kv_cache_memory_bytes", value=str(2**30)) as caught:
         require_memory(pair, spec)
     assert caught.value.exit_code == ExitCode.BAD_USAGE
     assert ("free on the GPU" in str(caught.value)) == (where == "gpu")

@@ -20,7 +20,7 @@ from nwor_bench.records.types import StageBy
 from nwor_bench.run import resume
 from nwor_bench.run.prepare import PairChoice, resume_one, run_one
 from nwor_bench.run.run_options import RunOptions
-from nwor_bench.run.sweep import check_flags, run_sweep
+from nwor_bench.run.sweep import run_sweep
 from nwor_bench.workload.config import RunSpec, load_scenario, resolve
 from nwor_bench.workload.sweep_file import load_sweep, make_points
 
@@ -45,10 +45,10 @@ def test_drafts_are_held_by_reference_unless_asked_otherwise() -> None:
 @pytest.mark.parametrize(
     ("flags", "field", "wanted"),
     [
-        ({"stage_by": "copi"}, "--stage-by", {"value": "copi", "near": "copy"}),
+        ({"stage_by": "copi"}, "stage_by", {"value": "copi", "near": "copy"}),
         (
             {"stage_by": "copy", "nwor_modes": "off"},
-            "--stage-by",
+            "stage_by",
             {"value": "copy", "naming": "--nwor-modes off,stage"},
         ),
     ],
@@ -65,19 +65,10 @@ def test_without_a_gpu_there_is_one_message_and_nothing_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(engine_config, "on_cpu", lambda: True)
-    with refused("--stage-by", value="copy", naming="CUDA") as refusal:
+    with refused("stage_by", value="copy", naming="CUDA") as refusal:
         run_one(spec(**COPY), PairChoice(pair="tiny"), RunOptions(output=tmp_path / "run"))
     assert "\n" not in str(refusal.value)
     assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.slow
-def test_the_flags_reach_the_specification(command_line: Any) -> None:
-    arguments = ["sweep", "--pair", "tiny", "--dry-run"]
-    code, said, _ = command_line(*arguments, "--stage-by", "copy")
-    assert code == ExitCode.OK
-    assert "mode stage: by copy" in said.splitlines()
-    assert "mode stage" not in command_line(*arguments)[1]
 
 
 def test_the_workers_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,7 +94,7 @@ def test_a_run_goes_on_as_it_was_begun(tmp_path: Path) -> None:
     )
     header = read_run(folder).header
     assert header.spec["stage_by"] == "copy"
-    with refused("--stage-by", value="reference", naming="'copy'"):
+    with refused("stage_by", value="reference", naming="'copy'"):
         resume.check_flags({"stage_by": "reference"}, header)
     given = {"stage_by": "copy", "resume": "run"}
     code = resume_one(folder, given, engine_factory=lambda *_: FakeEngine(), **how)
@@ -125,10 +116,8 @@ def test_a_sweep_file_names_them_under_settings(tmp_path: Path, capsys: Any) -> 
     assert run_sweep(path, RunOptions(dry_run=True)) is ExitCode.OK
     assert "mode stage: by copy" in capsys.readouterr().out.splitlines()
     path.write_text('[settings]\nstage_by = "copies"')
-    with refused("it.toml:2: settings.stage_by", value="copies"):
+    with refused("it.toml: settings.stage_by", value="copies"):
         load_sweep(path)
-    with refused("--stage-by", value="copy", naming="`stage_by` under [settings]"):
-        check_flags({"stage_by": "copy"})
 
 
 @pytest.mark.parametrize(

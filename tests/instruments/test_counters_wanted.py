@@ -18,71 +18,72 @@ from nwor_bench.records.header import RunHeader
 from nwor_bench.records.store import RunStore
 from nwor_bench.run.run_options import RunOptions
 from nwor_bench.run.sweep import resume_sweep, run_sweep
-from nwor_bench.run.sweep_folder import SweepIndex, counters_wanted
+from nwor_bench.run.sweep_folder import SweepIndex, reads_dram
 from nwor_bench.workload.config import RunSpec, load_scenario, resolve
+from nwor_bench.workload.run_spec import Counters
 from nwor_bench.workload.sweep_file import Settings, SweepFile, group_by_engine, make_points
 
 OLD_RUN = Path(__file__).resolve().parent.parent / "golden" / "version-1"
 FOLDER = Path("/site-packages/nvidia/cu13/lib")
 
 
-def begun_run(folder: Path, counters: bool) -> str:
-    spec = resolve(load_scenario("short"), dram_counters=counters)
+def begun_run(folder: Path, counters: str | None) -> str:
+    spec = resolve(load_scenario("short"), counters=counters)
     RunStore.create(folder, RunHeader(spec=spec.to_dict()))
     return str(folder)
 
 
-def begun_sweep(folder: Path, counters: bool) -> str:
-    sweep = SweepFile(name="small", settings=Settings(dram_counters=counters))
+def begun_sweep(folder: Path, counters: str | None) -> str:
+    sweep = SweepFile(name="small", settings=Settings(counters=counters and Counters(counters)))
     SweepIndex.create(folder, sweep, group_by_engine(make_points(sweep)), "now")
     return str(folder)
 
 
-def sweep_file(folder: Path, counters: bool) -> str:
+def sweep_file(folder: Path, counters: str | None) -> str:
     folder.mkdir()
     path = folder / "small.toml"
-    path.write_text(f"[settings]\ndram_counters = {str(counters).lower()}\n")
+    path.write_text("" if counters is None else f'[settings]\ncounters = "{counters}"\n')
     return str(path)
 
 
-Begin = Callable[[Path, bool], str]
+Begin = Callable[[Path, str | None], str]
 BEGUN: list[tuple[str, Begin]] = [
     ("--resume", begun_run), ("--resume", begun_sweep), ("--file", sweep_file)
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("counters", [True, False])
+@pytest.mark.parametrize("counters", ["dram", "launches", None])
 @pytest.mark.parametrize(("flag", "begin"), BEGUN)
 def test_it_is_read_from_what_was_begun_or_asked_for(
-    flag: str, begin: Begin, counters: bool, tmp_path: Path
+    flag: str, begin: Begin, counters: str | None, tmp_path: Path
 ) -> None:
     path = begin(tmp_path / "it", counters)
     options = RunOptions(**{flag.strip("-"): Path(path)})
-    assert counters_wanted(False, options) is counters
-    assert counters_wanted(True, options)
+    assert reads_dram(None, options) is (counters == "dram")
+    assert reads_dram("dram", options)
 
 
 def test_nothing_asked_nothing_wanted() -> None:
-    assert not counters_wanted(False, RunOptions())
-    assert counters_wanted(True, RunOptions())
-    assert not counters_wanted(False, RunOptions(file=Path("quick")))
-    assert not counters_wanted(False, RunOptions(resume=OLD_RUN))
+    assert not reads_dram(None, RunOptions())
+    assert reads_dram("dram", RunOptions())
+    assert not reads_dram(None, RunOptions(file=Path("quick")))
+    assert not reads_dram(None, RunOptions(resume=OLD_RUN))
 
 
 def test_what_a_sweep_was_begun_with_counts_not_the_file_beside_it(tmp_path: Path) -> None:
-    folder = Path(begun_sweep(tmp_path / "out", True))
-    file = Path(sweep_file(tmp_path / "now", False))
-    assert counters_wanted(False, RunOptions(resume=folder, file=file))
+    folder = Path(begun_sweep(tmp_path / "out", "dram"))
+    file = Path(sweep_file(tmp_path / "now", None))
+    assert reads_dram(None, RunOptions(resume=folder, file=file))
 
 
 def test_faults_are_those_of_the_readers(tmp_path: Path) -> None:
     with refused("run folder", value=str(tmp_path)):
-        counters_wanted(False, RunOptions(resume=tmp_path))
+        reads_dram(None, RunOptions(resume=tmp_path))
     with refused("--file", value="quik", near="quick"):
-        counters_wanted(False, RunOptions(file=Path("quik")))
+        reads_dram(None, RunOptions(file=Path("quik")))
     (tmp_path / "sweep.json").write_text("{")
     with refused(tmp_path / "sweep.json", StoreError, cause=ValueError):
-        counters_wanted(False, RunOptions(resume=tmp_path))
+        reads_dram(None, RunOptions(resume=tmp_path))
 
 
 class Replaced(BaseException):
@@ -113,7 +114,7 @@ def test_the_command_starts_again_before_anything_is_measured(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(sys, "argv", ["nwor-bench", "sweep", flag, begin(tmp_path / "it", True)])
+    monkeypatch.setattr(sys, "argv", ["nwor-bench", "sweep", flag, begin(tmp_path / "it", "dram")])
     with pytest.raises(Replaced):
         cli.main()
     assert [environ["LD_LIBRARY_PATH"] for environ in replaced] == [f"{FOLDER}:/before"]
@@ -123,8 +124,8 @@ def test_the_command_starts_again_before_anything_is_measured(
 def test_without_counters_the_command_goes_on(
     replaced: list[dict[str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = sweep_file(tmp_path / "it", False)
-    for arguments in (["--file", path], ["--resume", begun_run(tmp_path / "run", False)]):
+    path = sweep_file(tmp_path / "it", None)
+    for arguments in (["--file", path], ["--resume", begun_run(tmp_path / "run", None)]):
         monkeypatch.setattr(sys, "argv", ["nwor-bench", "sweep", *arguments, "--seed", "-1"])
         with pytest.raises(SystemExit) as ended:  # refused later, for the flag
             cli.main()
@@ -139,7 +140,7 @@ def test_every_run_of_a_sweep_file_counts_what_the_file_asks_for(
     path = tmp_path / "small.toml"
     text = '[axes]\npairs = ["tiny"]\nrequests = [1, 2]\n[settings]\nbatches = 3\nmax_warmup = 1\n'
     rows = []
-    for extra in ("", "launch_counts = true\n", "dram_counters = true\n"):
+    for extra in ("", 'counters = "launches"\n', 'counters = "dram"\n'):
         path.write_text(text + extra)
         assert run_sweep(path, RunOptions(dry_run=True)) is ExitCode.OK
         lines = capsys.readouterr().out.splitlines()
@@ -160,22 +161,21 @@ def test_every_run_of_a_sweep_file_counts_what_the_file_asks_for(
 
 
 def test_counters_are_not_for_ray(own_surroundings: None, tmp_path: Path) -> None:
-    path = Path(sweep_file(tmp_path / "it", True))
-    with refused("--ray", value=True, naming="dram_counters under [settings]"):
+    path = Path(sweep_file(tmp_path / "it", "dram"))
+    with refused("--ray", value=True, naming="counters under [settings]"):
         run_sweep(
             path, RunOptions(output=tmp_path / "out", ray=True), check_engine=accept_arguments
         )
     assert not (tmp_path / "out").exists()
-    folder = Path(begun_sweep(tmp_path / "begun", True))
-    with refused("--ray", value=True, naming="dram_counters under [settings]"):
+    folder = Path(begun_sweep(tmp_path / "begun", "dram"))
+    with refused("--ray", value=True, naming="counters under [settings]"):
         resume_sweep(folder, options=RunOptions(ray=True), check_engine=accept_arguments)
 
 
 def test_a_sweep_begun_before_the_settings_existed_goes_on_without(tmp_path: Path) -> None:
-    folder = Path(begun_sweep(tmp_path / "out", False))
+    folder = Path(begun_sweep(tmp_path / "out", None))
     content = json.loads((folder / "sweep.json").read_text())
-    for name in ("dram_counters", "launch_counts"):
-        del content["sweep"]["settings"][name]
+    del content["sweep"]["settings"]["counters"]
     (folder / "sweep.json").write_text(json.dumps(content))
-    assert not counters_wanted(False, RunOptions(resume=folder))
+    assert not reads_dram(None, RunOptions(resume=folder))
     assert SweepIndex.open(folder).sweep == SweepFile(name="small")

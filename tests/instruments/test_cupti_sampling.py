@@ -101,7 +101,7 @@ def test_a_gpu_that_counts_less_at_once_still_counts_dram(cupti: type[Collector]
 def test_a_batch_too_long_for_one_decode_is_refused(cupti: type[Collector]) -> None:
     sampler = PmSampler()
     sampler.start()
-    with refused("--dram-counters", CountersUnavailable, naming="--max-new-tokens"):
+    with refused("--counters dram", CountersUnavailable, naming="--max-new-tokens"):
         sampler.stop(60.0)
 
 
@@ -111,7 +111,7 @@ def test_a_clock_that_another_profiler_left_is_found_out(
     """Seen on an H200: after PyTorch's profiler CUPTI tells the processor's cycles."""
     cycles = SimpleNamespace(get_timestamp=lambda: 218_000_000_000)
     monkeypatch.setattr(sys.modules["cupti"], "cupti", cycles)
-    with refused("--dram-counters", CountersUnavailable, naming="--launch-counts"):
+    with refused("--counters dram", CountersUnavailable, naming="--counters launches"):
         PmSampler()
     assert cupti.made[0].log == ["enable", "disable"]
 
@@ -121,7 +121,7 @@ def message(has_gpu: bool = True) -> str:
         check_counters(lambda: has_gpu)
     assert refusal.value.exit_code is ExitCode.BAD_USAGE
     text = str(refusal.value)
-    assert text.startswith("--dram-counters: ")
+    assert text.startswith("--counters dram: ")
     assert "\n" not in text
     return text
 
@@ -147,7 +147,7 @@ def test_each_obstacle_has_its_remedy(
 
 def test_a_gpu_without_dram_counters_points_to_ncu(cupti: type[Collector]) -> None:
     cupti.refuses = ("dram__bytes_read.sum",)
-    with refused("--dram-counters", CountersUnavailable, naming="profile ncu"):
+    with refused("--counters dram", CountersUnavailable, naming="profile ncu"):
         PmSampler()
     assert cupti.made[0].log == ["enable", "disable"]
 

@@ -1,4 +1,4 @@
-"""--dram-counters through a real engine on the CPU, with a stand-in for the GPU's counters."""
+"""--counters dram through a real engine on the CPU, with a stand-in for the GPU's counters."""
 
 import json
 from pathlib import Path
@@ -40,7 +40,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> SimulatedGpu:
 
 
 def spec(**changes: Any) -> Any:
-    flags = {"scv_modes": "off", "dram_counters": True, "max_warmup": 1, **changes}
+    flags = {"scv_modes": "off", "counters": "dram", "max_warmup": 1, **changes}
     return resolve(load_scenario("short"), **WANTED, **flags)
 
 
@@ -87,7 +87,7 @@ def test_windows_get_the_bytes_of_their_own_time(tmp_path: Path, gpu: SimulatedG
 @pytest.mark.long
 def test_counters_that_cannot_be_trusted_end_the_run(tmp_path: Path, gpu: SimulatedGpu) -> None:
     gpu.counts_copies = 0.8
-    with refused("--dram-counters", BenchError):
+    with refused("--counters dram", BenchError):
         run_one(spec(), PairChoice(pair="tiny"), RunOptions(output=tmp_path / "run"))
     run = read_run(tmp_path / "run")
     assert json.loads((tmp_path / "run" / "run.json").read_text())["status"] == "failed"
@@ -112,7 +112,7 @@ def test_launches_are_counted_in_one_more_block(
         return [HostCall(name, mark + 1) for mark in marks[:-1] for name in names], marks
 
     monkeypatch.setattr(launch_windows, "read_calls", with_calls)
-    asked = spec(dram_counters=False, launch_counts=True)
+    asked = spec(counters="launches")
     code = run_one(asked, PairChoice(pair="tiny"), RunOptions(output=tmp_path / "run"))
     assert code is ExitCode.OK
     run = read_run(tmp_path / "run")
@@ -125,12 +125,12 @@ def test_launches_are_counted_in_one_more_block(
 
 
 def test_without_a_gpu_there_is_one_message_and_nothing_starts(tmp_path: Path) -> None:
-    with refused("--dram-counters", CountersUnavailable) as refusal:
+    with refused("--counters dram", CountersUnavailable) as refusal:
         run_one(spec(), PairChoice(pair="tiny"), RunOptions(output=tmp_path / "run"))
     assert refusal.value.exit_code == 2
-    with refused("--launch-counts", value=True):
+    with refused("--counters", value="launches"):
         run_one(
-            spec(dram_counters=False, launch_counts=True),
+            spec(counters="launches"),
             PairChoice(pair="tiny"),
             RunOptions(output=tmp_path / "run"),
         )

@@ -14,7 +14,13 @@ from toy_run import Runner
 
 from nwor_bench.errors import ExitCode
 from nwor_bench.instruments import nvtx_ranges
-from nwor_bench.instruments.nvtx_ranges import DOMAIN, PROFILERS, SWITCH, switch_on, wanted
+from nwor_bench.instruments.nvtx_ranges import (
+    DOMAIN,
+    PROFILERS,
+    SWITCH,
+    ranges_if_wanted,
+    wanted,
+)
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 
@@ -53,25 +59,15 @@ def test_an_unknown_switch_is_refused() -> None:
     assert refusal.value.exit_code is ExitCode.BAD_USAGE
 
 
-def test_switching_on_reaches_the_processes_to_come(
-    monkeypatch: pytest.MonkeyPatch, nvtx: NvtxModule
-) -> None:
-    monkeypatch.setenv(SWITCH, "0")
-    switch_on()
-    assert os.environ[SWITCH] == "1"
-
-
-def test_what_silences_nvtx_is_refused(monkeypatch: pytest.MonkeyPatch, nvtx: NvtxModule) -> None:
-    monkeypatch.setenv("NVTX_DISABLE", "1")
-    with refused("--nvtx", value=True, naming="NVTX_DISABLE"):
-        switch_on()
+def test_what_silences_nvtx_is_refused() -> None:
+    with refused("NVTX_DISABLE", value="1"):
+        ranges_if_wanted({SWITCH: "1", "NVTX_DISABLE": "1"})
 
 
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "nvtx", None)
     with refused(SWITCH, cause=ImportError, naming="pip install nvtx"):
-        switch_on()
-    assert SWITCH not in os.environ
+        ranges_if_wanted({SWITCH: "1"})
 
 
 def test_a_sweep_without_ranges_does_not_touch_nvtx(

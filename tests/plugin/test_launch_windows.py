@@ -39,7 +39,7 @@ def test_a_profiler_that_hears_no_cuda_is_refused(
     """As where another profiler holds CUPTI: the marks are there, and no call is."""
     real = launch_windows.read_calls
     monkeypatch.setattr(launch_windows, "read_calls", lambda profiler: ([], real(profiler)[1]))
-    with refused("--launch-counts", naming="CUPTI") as refusal:
+    with refused("--counters launches", naming="CUPTI") as refusal:
         batch(windows, runner, [{}, {"a": [1]}])
     assert refusal.value.exit_code == ExitCode.BAD_USAGE
     assert batch(windows, runner, [{}, {}])["windows"] == []  # a prefill alone has none to count

@@ -44,12 +44,12 @@ def test_another_version_is_reported_and_refused_only_on_request(monkeypatch, in
     assert versions.require_supported_vllm() == number
     warning = versions.untried_version()
     assert f"not tried with vLLM {number}, only with 0.31.0, 0.32.0" in warning
-    versions.refuse_untried_vllm()
+    monkeypatch.setenv(versions.STRICT, "1")
     with pytest.raises(UnsupportedVllmError) as caught:
         versions.require_supported_vllm()
     message = str(caught.value)
     assert number in message
-    assert "--strict-version" in message
+    assert versions.STRICT in message
     assert "\n" not in message + warning
     assert caught.value.exit_code is ExitCode.BAD_USAGE
 

@@ -28,7 +28,7 @@ def next_step(run: RunData) -> str:
 
 
 def test_the_answer_names_gate_and_budget_and_what_to_write() -> None:
-    run = spent_by_gate(dram_counters=True)
+    run = spent_by_gate(counters="dram")
     found = answer(run.header, summarised(run))
     assert found.badge == "AMBIGUOUS"
     for words in ("66 s", "61 s", "budget of 60 s", "no block was timed", "DRAM"):

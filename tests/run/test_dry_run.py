@@ -53,12 +53,8 @@ def test_what_may_end_a_run_is_told(told: Any, flags: dict[str, str], line: str)
 @pytest.mark.parametrize(
     ("flags", "line"),
     [
-        ({"dram_counters": True}, "untimed batches after them: 4 x 7 for DRAM counters"),
-        ({"launch_counts": True}, "untimed batches after them: 1 x 7 for launch counts"),
-        (
-            {"dram_counters": True, "launch_counts": True},
-            "untimed batches after them: 4 x 7 for DRAM counters, 1 x 7 for launch counts",
-        ),
+        ({"counters": "dram"}, "untimed batches after them: 4 x 7 for DRAM counters"),
+        ({"counters": "launches"}, "untimed batches after them: 1 x 7 for launch counts"),
     ],
 )
 def test_counted_batches_are_told(told: Any, flags: dict[str, bool], line: str) -> None:

@@ -25,7 +25,7 @@ nwor_modes = ["off", "stage"]
 batches = 7
 ci_width = "0.5%"
 time_budget = "90s"
-dram_counters = true
+counters = "dram"
 """
 
 

@@ -307,9 +307,8 @@ def test_every_flag_is_held_against_the_run_or_changes_nothing_of_it() -> None:
     """A new flag of the sweep must not be ignored in silence when a run goes on."""
     interrupted_at(9)
     header = read_run(RUN).header
-    harmless = {"resume", "dry_run", "verbose", "quiet", "json", "nvtx", "github_summary",
-                "prometheus_port", "prometheus_address", "prometheus_textfile",
-                "strict_version"}  # fmt: skip
+    harmless = {"resume", "dry_run", "verbose", "quiet", "json",
+                "prometheus_port", "prometheus_textfile"}  # fmt: skip
     for_files = {"file", "continue_on_error", "ray"}  # refused before a single run is resumed
     command = typer.main.get_command(app).commands["sweep"]  # type: ignore[attr-defined]
     names = {parameter.name for parameter in command.params} - harmless - for_files - {"help"}
@@ -322,13 +321,13 @@ def test_every_flag_is_held_against_the_run_or_changes_nothing_of_it() -> None:
 def test_a_choice_that_was_none_yet_when_the_run_was_begun_has_its_default() -> None:
     interrupted_at(9)
     header = json.loads((RUN / RUN_FILE).read_text())
-    for name in ("launch_counts", "max_blocks"):
+    for name in ("counters", "max_blocks"):
         del header["spec"][name]
     (RUN / RUN_FILE).write_text(json.dumps(header))
-    with refused("--launch-counts", value=True) as caught:
-        go_on(given={"launch_counts": True})
+    with refused("--counters", value="launches") as caught:
+        go_on(given={"counters": "launches"})
     assert str(caught.value) == (
-        "--launch-counts: True is not usable; the run was begun without it; leave the flag out"
+        "--counters: 'launches' is not usable; the run was begun without it; leave the flag out"
     )
     assert go_on() is ExitCode.OK
 

@@ -111,8 +111,6 @@ def test_a_bad_value_is_refused_with_its_flag(field: str, value: float, bound: s
     [
         ("seed", -1, {"value": -1, "naming": "0 to 4294967295"}),
         ("tensor_parallel_size", 0, {"value": 0, "naming": "1 or more"}),
-        ("block_size", 0, {"value": 0, "naming": "1 or more"}),
-        ("kv_cache_gib", 0.0, {"value": 0.0, "naming": "more than 0"}),
         ("dtype", "float23", {"value": "float23", "near": "float32"}),
         ("nwor_modes", "off,stgae", {"value": "stgae", "near": "stage"}),
         ("scv_modes", "off,grph", {"value": "grph", "near": "graph"}),
@@ -217,26 +215,26 @@ def test_a_users_file_takes_its_name_and_its_paths_from_where_it_lies(tmp_path: 
 @pytest.mark.parametrize(
     ("old", "new", "field", "wanted"),
     [
-        ("batches = 3", "batchs = 3", "1: batches", {"naming": "bad.toml:3: batchs = 3"}),
-        ("draft_tokens = 4", "draft_tokens = 0", "4: draft_tokens", {"value": 0}),
-        ("draft_tokens = 4", 'draft_tokens = "4"', "4: draft_tokens", {"value": "4"}),
-        ('path = "mine/prompts.jsonl"', "", "7: prompts", {"naming": "`path`, a file"}),
-        ('source = "jsonl"', 'source = "file"', "8: prompts.source", {"value": "file"}),
-        ('source = "jsonl"', 'source = "hub"', "7: prompts", {"naming": "`dataset` and `field`"}),
-        ('source = "jsonl"', 'source = "builtin"', "7: prompts", {"naming": "`path` needs"}),
+        ("batches = 3", "batchs = 3", "batchs", {"naming": "bad.toml: batchs = 3"}),
+        ("draft_tokens = 4", "draft_tokens = 0", "draft_tokens", {"value": 0}),
+        ("draft_tokens = 4", 'draft_tokens = "4"', "draft_tokens", {"value": "4"}),
+        ('path = "mine/prompts.jsonl"', "", "prompts", {"naming": "`path`, a file"}),
+        ('source = "jsonl"', 'source = "file"', "prompts.source", {"value": "file"}),
+        ('source = "jsonl"', 'source = "hub"', "prompts", {"naming": "`dataset` and `field`"}),
+        ('source = "jsonl"', 'source = "builtin"', "prompts", {"naming": "`path` needs"}),
         (
             'path = "',
             'category_field = "c"\npath = "',
-            "7: prompts",
+            "prompts",
             {"naming": "category_f"},
         ),
         (
             'path = "mine',
             'min_chars=9\nmax_chars=8\npath = "mine',
-            "7: prompts",
+            "prompts",
             {"naming": "min_chars (9) <= max_chars (8)"},
         ),
-        ("\nrequests", '\nname = "a/b"\nrequests', "2: name", {"value": "a/b"}),
+        ("\nrequests", '\nname = "a/b"\nrequests', "name", {"value": "a/b"}),
     ],
 )
 def test_a_faulty_file(
@@ -245,16 +243,22 @@ def test_a_faulty_file(
     path = tmp_path / "bad.toml"
     assert old in TOML
     path.write_text(TOML.replace(old, new))
-    with refused(f"bad.toml:{field}", **wanted):
+    with refused(f"bad.toml: {field}", **wanted):
         load_scenario(path)
 
 
-def test_the_message_of_a_scenario_file_names_line_field_value_and_remedy(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "given"), [("block_size", 0), ("kv_cache_gib", 0.0)])
+def test_a_bad_value_is_refused_with_its_key(name: str, given: float) -> None:
+    with refused(name, value=given):
+        resolve(SCENARIO, **{name: given})
+
+
+def test_the_message_of_a_scenario_file_names_field_value_and_remedy(tmp_path: Path) -> None:
     path = tmp_path / "bad.toml"
     path.write_text(TOML.replace("draft_tokens = 4", "draft_tokens = 0"))
-    with refused("bad.toml:4: draft_tokens") as caught:
+    with refused("bad.toml: draft_tokens") as caught:
         load_scenario(path)
-    assert str(caught.value) == f"{path}:4: draft_tokens: 0 is not usable; write 1 or more"
+    assert str(caught.value) == f"{path}: draft_tokens: 0 is not usable; write 1 or more"
 
 
 def test_shipped_scenarios() -> None:

@@ -191,7 +191,7 @@ def _host(run: RunData, timed: Sequence[BatchRecord]) -> Iterator[Finding]:
             Severity.WARNING,
             f"Memory ran short in timed batches: {faults:.0f} pages read from disk, "
             f"{swapped / 1e6:.1f} MB swapped in{least}.",
-            "Free memory, or write a smaller --kv-cache-gib or fewer --requests.",
+            "Free memory, or write a smaller kv_cache_gib or fewer --requests.",
         )
 
 

@@ -9,6 +9,7 @@ from nwor_bench.analysis.findings.finding import Finding, FindingKind, Severity
 from nwor_bench.records.header import KvGateFacts, RunHeader
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import CellResult, RunStatus
+from nwor_bench.workload.run_spec import Counters
 
 FEW_BLOCKS = 10
 """Below this an interval rests on too little to be tight."""
@@ -66,17 +67,18 @@ def time_budget_findings(run: RunData, cells: Sequence[CellResult]) -> Iterator[
 
 def _not_counted(spec: Mapping[str, Any]) -> Iterator[str]:
     """Counters that were asked for; their blocks run behind the timed ones."""
-    if spec.get("dram_counters"):
+    if spec.get("counters") == Counters.DRAM:
         yield "no DRAM bytes were counted"
-    if spec.get("launch_counts"):
+    if spec.get("counters") == Counters.LAUNCHES:
         yield "no launches were counted"
 
 
 def _counted_blocks(header: RunHeader) -> int:
     """As `RunSpec.counted_blocks` plans them."""
     spec, scenario = header.spec or {}, header.scenario or {}
-    dram = scenario.get("batches", FEW_BLOCKS) if spec.get("dram_counters") else 0
-    return dram + (1 if spec.get("launch_counts") else 0)
+    if spec.get("counters") == Counters.DRAM:
+        return int(scenario.get("batches", FEW_BLOCKS))
+    return 1 if spec.get("counters") == Counters.LAUNCHES else 0
 
 
 def _seconds(seconds: float) -> str:

@@ -12,10 +12,6 @@ def doctor(
     no_engine: Annotated[
         bool, typer.Option("--no-engine", help="Start no engine; skips the check of the hooks.")
     ] = False,
-    strict_version: Annotated[
-        bool,
-        typer.Option("--strict-version", help="A vLLM with which we were not tried is wrong."),
-    ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only the answer.")] = False,
 ) -> None:
     """Check what this machine can measure: vLLM, hooks, GPU, profilers, memory.
@@ -32,10 +28,6 @@ def doctor(
     from nwor_bench.engine.preload import run_under_one_openmp
 
     run_under_one_openmp()
-    if strict_version:
-        from nwor_bench.instruments.versions import refuse_untried_vllm
-
-        refuse_untried_vllm()
     from nwor_bench.cli.doctor import can_sweep, examine
     from nwor_bench.cli.doctor.check import check_lines, verdict, wrap
     from nwor_bench.cli.doctor.hooks import check_hooks

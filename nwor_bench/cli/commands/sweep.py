@@ -46,7 +46,7 @@ def sweep(
     options = RunOptions(**read_all(RunOptions, flags))
     check_output_flags(options)
     _check_early(scenario, prompts, flags, options)
-    _prepare_process(flags["dram_counters"], options)
+    _prepare_process(flags["counters"], options)
     from nwor_bench.report.prometheus import sweep_metrics
 
     metrics = context.with_resource(
@@ -54,16 +54,10 @@ def sweep(
             options.prometheus_port,
             options.prometheus_textfile,
             partial(typer.echo, err=options.quiet or options.as_json),
-            address=options.prometheus_address,
             dry_run=options.dry_run,
         )
     )
     options = replace(options, on_batch=metrics)
-    if options.github_summary:
-        from nwor_bench.report.markdown import append_github_summary, github_summary_file
-
-        github_summary_file()  # refuse before anything is measured
-        options = replace(options, publish=append_github_summary)
     raise typer.Exit(_run(written_on(context), scenario, prompts, flags, options))
 
 
@@ -108,26 +102,19 @@ def _spec(scenario: str, prompts: str | None, flags: dict[str, Any]) -> RunSpec:
     return resolve(workload, **values | default_stop(values))
 
 
-def _prepare_process(dram_counters: bool, options: RunOptions) -> None:
-    """What must happen to this process before anything heavy is imported."""
-    if options.strict_version:
-        from nwor_bench.instruments.versions import refuse_untried_vllm
-
-        refuse_untried_vllm()
+def _prepare_process(counters: str | None, options: RunOptions) -> None:
+    """Set up this process before anything heavy is imported."""
     from nwor_bench.engine.preload import run_under_one_openmp
 
     run_under_one_openmp()
     from nwor_bench.instruments.cupti_library import run_under_own_cupti
-    from nwor_bench.run.sweep_folder import counters_wanted
+    from nwor_bench.run.sweep_folder import reads_dram
 
-    if counters_wanted(dram_counters, options):
+    if reads_dram(counters, options):
         run_under_own_cupti()
-    from nwor_bench.instruments.nvtx_ranges import ranges_if_wanted, switch_on
+    from nwor_bench.instruments.nvtx_ranges import ranges_if_wanted
 
-    if options.nvtx:
-        switch_on()
-    else:
-        ranges_if_wanted()  # refuse VLLM_NWOR_NVTX before anything starts
+    ranges_if_wanted()  # refuses VLLM_NWOR_NVTX before anything starts
 
 
 def _run(

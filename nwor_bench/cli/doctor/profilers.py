@@ -56,7 +56,7 @@ def _is_admin(status: str) -> bool:
 
 def check_cupti(has_gpu: bool) -> Check:
     """Whether CUPTI can sample this GPU's counters, tried in a process of its own."""
-    install = "pip install 'nwor-bench[counters]'; without it there is no --dram-counters"
+    install = "pip install 'nwor-bench[counters]'; without it there is no --counters dram"
     found = installed("cupti-python")
     if found is None:
         return Check("CUPTI", State.MISSING, "the package cupti-python is not installed", install)
@@ -72,7 +72,7 @@ def check_cupti(has_gpu: bool) -> Check:
         return Check("CUPTI", State.WRONG, f"cupti-python {found} does not answer", remedy)
     if done.returncode:
         said = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
-        what, remedy = what_and_remedy(said.removeprefix("--dram-counters: "))
+        what, remedy = what_and_remedy(said.removeprefix("--counters dram: "))
         return Check("CUPTI", State.WRONG, what, remedy or install)
     return Check("CUPTI", State.OK, f"cupti-python {found} samples the GPU's counters")
 
@@ -108,4 +108,4 @@ def check_nvtx() -> Check:
     except ConfigError as error:
         what, remedy = what_and_remedy(str(error))
         return Check("NVTX", State.WRONG, what, remedy)
-    return Check("NVTX", State.OK, f"nvtx {found}, domain nwor-bench; on with sweep --nvtx")
+    return Check("NVTX", State.OK, f"nvtx {found}, domain nwor-bench; on under a profiler")

@@ -9,6 +9,7 @@ from nwor_bench.errors import BenchError, UnsupportedVllmError
 from nwor_bench.instruments.device_memory import CPU_BUILD
 from nwor_bench.instruments.versions import (
     REMEDY,
+    STRICT,
     is_strict,
     require_supported_vllm,
     supported,
@@ -40,7 +41,7 @@ def check_vllm() -> Check:
     except UnsupportedVllmError:
         found = vllm_version() or ""
         state = State.WRONG if found else State.MISSING
-        refused = "and --strict-version allows" if is_strict() else "but the plugin supports"
+        refused = f"and {STRICT} allows" if is_strict() else "but the plugin supports"
         what = f"{found}, {refused} {supported()}" if found else "not installed"
         return Check("vLLM", state, what, REMEDY, needed=True)
     build = "CPU build" if is_cpu_build() else "CUDA build"

@@ -16,7 +16,6 @@ from nwor_bench.instruments.nsight.tools import (
     ending,
     make_room,
     run_tool,
-    with_ranges,
 )
 from nwor_bench.instruments.nvtx_ranges import DOMAIN
 from nwor_bench.records.run_folder import RUN_FILE, RUNS
@@ -61,7 +60,7 @@ def ncu_command(
         *("--metrics", ",".join(METRICS.values())),
         *("--export", str(report), "--force-overwrite"),
         *PROGRAM,
-        *with_ranges(sweep),
+        *sweep,
     ]
 
 
@@ -109,7 +108,7 @@ def graph_warning(sweep: Sequence[str]) -> str | None:
     return (
         "ncu measures windows of an eager engine: add "
         "--engine-args '{\"enforce_eager\": true}' to the sweep. For windows under CUDA graphs "
-        "use sweep --dram-counters."
+        "use sweep --counters dram."
     )
 
 

@@ -12,7 +12,6 @@ from nwor_bench.instruments.nsight.tools import (
     find_tool,
     make_room,
     run_tool,
-    with_ranges,
 )
 from nwor_bench.instruments.nvtx_ranges import DOMAIN
 
@@ -64,7 +63,7 @@ def nsys_command(
         *metrics,
         *("--output", str(report), "--force-overwrite", "true"),
         *PROGRAM,
-        *with_ranges(sweep),
+        *sweep,
     ]
 
 

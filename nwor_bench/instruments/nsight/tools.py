@@ -1,5 +1,6 @@
 """Nsight's command-line tools: find them, check their version, run them around a sweep."""
 
+import os
 import re
 import shlex
 import shutil
@@ -11,6 +12,7 @@ from pathlib import Path
 from types import FrameType
 
 from nwor_bench.errors import ConfigError, ExitCode
+from nwor_bench.instruments.nvtx_ranges import SWITCH
 
 OLDEST = {"ncu": (2023, 1), "nsys": (2023, 4)}
 """Oldest versions with the options used here."""
@@ -126,7 +128,8 @@ def run_tool(command: Sequence[str], *, stdout_free: bool = False) -> int:
 
     before = signal.signal(signal.SIGTERM, hand_on)
     try:
-        process = subprocess.Popen(command, stdout=_STDERR if stdout_free else None)
+        stdout = _STDERR if stdout_free else None
+        process = subprocess.Popen(command, stdout=stdout, env={**os.environ, SWITCH: "1"})
         if stops:  # SIGTERM came before the tool had started
             process.send_signal(signal.SIGINT)
         while process.returncode is None:
@@ -187,8 +190,3 @@ def check_is_sweep(command: Sequence[str]) -> None:
             " ".join(command),
             "write `-- sweep` and its flags, e.g. `-- sweep --pair tiny`",
         )
-
-
-def with_ranges(sweep: Sequence[str]) -> list[str]:
-    """The sweep's arguments with --nvtx."""
-    return [*sweep] if "--nvtx" in sweep else [*sweep, "--nvtx"]

@@ -105,7 +105,7 @@ class CudaTimeline:
 def open_instruments() -> tuple[Sampler, Timeline]:
     """The counters and the stream of this process's GPU. Raises CountersUnavailable."""
     if not torch.cuda.is_available():
-        raise CountersUnavailable.at("--dram-counters", "there is no CUDA device in this worker")
+        raise CountersUnavailable.at("--counters dram", "there is no CUDA device in this worker")
     return PmSampler(torch.cuda.current_device()), CudaTimeline()
 
 
@@ -169,7 +169,7 @@ class CountedWindows:
         match = match_clocks(samples, copies, timeline.copy_bytes, self._anchor_ns)
         if match is None or not TRUSTED[0] <= match.copy_ratio <= TRUSTED[1]:
             raise BenchError.at(
-                "--dram-counters",
+                "--counters dram",
                 "the counters do not show copies of known size correctly "
                 f"({match or 'none is found'}); none of their values is used",
             )
@@ -275,10 +275,10 @@ class LaunchWindows:
             )
         if not calls and any(self._is_window):  # a window without a launch there is none
             raise ConfigError.at(
-                "--launch-counts",
+                "--counters launches",
                 "PyTorch's profiler recorded no call of CUDA in a whole batch, "
                 "and 0 would be wrong; run it under no other profiler, since CUPTI serves one at "
-                "a time, or leave --launch-counts out",
+                "a time, or leave --counters out",
             )
         places = [place for place, window in enumerate(self._is_window) if window]
         starts, ends = [marks[p] for p in places], [marks[p + 1] for p in places]

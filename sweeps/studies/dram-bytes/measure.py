@@ -6,7 +6,7 @@
 Cells: off x off, stage x graph, and the A/A arm; an engine for each way to stage (--stage), in a
 process of its own. Acceptance is synthetic and set in place between the runs of one engine, which
 saves an engine start of 10 s each. Needs a GPU whose counters may be read; LD_LIBRARY_PATH must
-name cupti-python's libcupti (`nwor-bench sweep --dram-counters` does that by itself).
+name cupti-python's libcupti (`nwor-bench sweep --counters dram` does that by itself).
 """
 
 import argparse
@@ -67,7 +67,7 @@ def spec_of(arguments: argparse.Namespace, acceptance: float, stage_by: str) -> 
         speculative_config=json.dumps(drafts),
         engine_args=json.dumps(engine_args),
         max_warmup=2,
-        dram_counters=True,
+        counters="dram",
         stage_by=stage_by,
     )
 

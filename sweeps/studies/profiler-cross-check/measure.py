@@ -4,7 +4,7 @@
     nwor-bench profile ncu --read REPORT.ncu-rep
     python sweeps/studies/profiler-cross-check/measure.py REPORT.windows.csv RUN --profile COMMAND
 
-RUN holds sampled windows of the same engine arguments and the same drafts (sweep --dram-counters,
+RUN holds sampled windows of the same engine arguments and the same drafts (sweep --counters dram,
 or `sweeps/studies/dram-bytes/measure.py`). A window of the report is compared with the mean of the
 sampled off x off windows of its number in a batch. Writes ncu.csv; `page.py` makes README.md of it.
 """

@@ -44,7 +44,7 @@ def spec_of(drafts: int, arguments: argparse.Namespace) -> RunSpec:
         requests=max(arguments.requests),
         draft_tokens=drafts,
         kv_cache_gib=arguments.kv_cache_gib,
-        dram_counters=True,
+        counters="dram",
         speculative_config=json.dumps({"synthetic_acceptance_length": ACCEPTED}),
         engine_args=json.dumps(engine_args),
     )

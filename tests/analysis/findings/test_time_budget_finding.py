@@ -36,8 +36,8 @@ def test_what_was_spent_and_what_was_lost_are_named() -> None:
 @pytest.mark.parametrize(
     ("asked", "said", "budget"),
     [
-        ({"dram_counters": True}, "no DRAM bytes were counted", "6m"),  # ten more blocks
-        ({"launch_counts": True}, "no launches were counted", "4m"),  # one more: 229 s
+        ({"counters": "dram"}, "no DRAM bytes were counted", "6m"),  # ten more blocks
+        ({"counters": "launches"}, "no launches were counted", "4m"),  # one more: 229 s
     ],
 )
 def test_counters_that_did_not_run_are_named_and_get_their_time(
@@ -85,7 +85,7 @@ def test_the_budget_has_room_for_a_block_and_all_that_must_fit_behind_it(
     measuring_s: float, batch_s: float, counters: bool
 ) -> None:
     """Even if warm-up and probes take all of their shares on top of what was spent."""
-    run = spent_by_gate(measuring_s, batch_s, dram_counters=counters)
+    run = spent_by_gate(measuring_s, batch_s, counters="dram" if counters else None)
     budget_s = seconds(sufficient_budget(run, summarised(run)))
     assert budget_s is not None
     block_s = CELLS * batch_s

@@ -145,8 +145,8 @@ def test_the_messages_of_a_sweep_file_name_field_value_and_remedy(tmp_path: Path
     assert str(caught.value) == (
         f"{path}: setting: unknown field; did you mean 'settings'? known here: axes, "
         "description, name, settings\n"
-        f"{path}: axes.pairs: [] is not usable; write one value or more\n"
-        f"{path}: axes.requests: [1, 1] is not usable; write each value once"
+        f"{path}: axes.requests: [1, 1] is not usable; write each value once\n"
+        f"{path}: axes.pairs: [] is not usable; write one value or more"
     )
 
 

@@ -35,7 +35,7 @@ def register() -> None:
         untried = untried_version()
         if untried is not None:
             logging.getLogger("vllm.nwor_bench").warning(untried)
-        from nwor_bench.plugin.install import install
+        from nwor_bench.plugin.attaching import install
         from nwor_bench.plugin.observe.metrics import share_folder
 
         install(settings)

@@ -5,15 +5,20 @@ CUDA graphs another graph replays, eagerly the target layers' methods are swappe
 the same turns from the same seed.
 """
 
+import logging
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from nwor_bench.plugin.runner_hook import RunnerHook
+from nwor_bench.plugin.scheduler_output import is_windows_alone
 from nwor_bench.records.cell import SHAM, SWITCHED
-from nwor_bench.records.types import NworMode, ScvMode
+from nwor_bench.records.fallback_reasons import Fault, Guard, fault_of, in_words
+from nwor_bench.records.types import SETTLING, MeasuredWindow, NworMode, ScvMode
 from nwor_bench.workload.window_order import RUN_LENGTHS, Turn, turns_of
+
+logger = logging.getLogger("vllm.nwor_bench")
 
 
 @dataclass
@@ -116,8 +121,135 @@ class Interleaving:
         ]
 
 
-def is_windows_alone(scheduler_output: Any) -> bool:
-    """True for a step in which each request runs only its drafts and the token before."""
-    drafts = scheduler_output.scheduled_spec_decode_tokens
-    tokens = sum(map(len, drafts.values())) + len(scheduler_output.num_scheduled_tokens)
-    return bool(drafts) and scheduler_output.total_num_scheduled_tokens == tokens
+_GUARDS = {
+    Fault.COMMIT: Guard.COMMIT_REFUSED,
+    Fault.DEVICE_REFUSED: Guard.COMMIT_REFUSED,
+    Fault.STAGING_STOPPED: Guard.COMMIT_REFUSED,
+    Fault.COUNTS: Guard.COUNTS,
+    Fault.RANKS_DIFFER: Guard.RANKS_DIFFER,
+}
+"""The faults of correctness after which staging stops for good in a server."""
+
+
+def guard_of(fallback_reason: str | None) -> Guard | None:
+    """The guard that a window's fallback reason shows; None if staging goes on after it."""
+    fault = None if fallback_reason is None else fault_of(fallback_reason)
+    return None if fault is None else _GUARDS.get(fault)
+
+
+def miscount(window: MeasuredWindow) -> str | None:
+    """Which counts of a window do not add up; None if all do."""
+    staged, committed = window.staged_tokens, window.committed_tokens
+    rejected, accepted = window.rejected_tokens, window.accepted_tokens
+    if accepted > window.draft_tokens:
+        return "accepted_more_than_drafted"
+    if staged != committed + rejected or min(committed, rejected) < 0:
+        return "staged_is_not_committed_and_rejected"
+    if staged > window.draft_tokens:
+        return "staged_more_than_drafted"
+    if staged and committed != accepted:
+        return "committed_is_not_accepted"
+    return None
+
+
+OFF, STAGE, AGAIN = 0, 1, 2
+"""Numbers of the cells: off, stage, and off again for the A/A groups."""
+
+PAIRS = [(OFF, STAGE)] * 4 + [(OFF, AGAIN)]
+"""One group in five compares off with itself."""
+
+RUN_LENGTHS = {2: 1}
+"""Windows of a run: a group of eight is the shortest, and ends most often before a prefill."""
+
+WAITED = SETTLING - 1
+"""Windows without a turn behind a step that is more: the first of a group is not used either."""
+
+SEED = "live"
+"""One for all: every tensor-parallel rank draws the same turns, and traffic knows none of them."""
+
+
+class LiveTurns(Interleaving):
+    """The turns of a server.
+
+    Args:
+        hook: of the runner whose windows are interleaved.
+        scv_mode: how acceptance is decided in mode stage.
+
+    Attributes:
+        stopped: the guard that stopped staging for good; None while off and stage are interleaved.
+    """
+
+    def __init__(self, hook: RunnerHook, scv_mode: ScvMode):
+        off = (NworMode.OFF, ScvMode.OFF)
+        cells = [off, (NworMode.STAGE, scv_mode), off]
+        super().__init__(hook, cells, PAIRS, SEED, RUN_LENGTHS)
+        self.stopped: Guard | None = None
+        self._is_off = False
+        self._last: Turn | None = None
+        self._settling = WAITED
+
+    def next(self, scheduler_output: Any) -> Turn | None:
+        """The step's turn; None for a step with more than windows, and while it settles.
+
+        Windows without a turn run in the mode of the last turn.
+        """
+        if self.stopped is not None:
+            self._switch_off()
+            return None
+        if not is_windows_alone(scheduler_output):
+            self._skip_group()
+            self._settling = WAITED
+            return None
+        if self._settling:
+            self._settling -= 1
+            return None
+        self._last = self._take(next(self._turns))
+        return self._last
+
+    def _skip_group(self) -> None:
+        last, self._last = self._last, None
+        while last is not None and not last.is_last:
+            last = next(self._turns)
+
+    def _switch_off(self) -> None:
+        """Between two steps; on every rank before the same one."""
+        if not self._is_off:
+            self._is_off = True
+            self._hook.set_modes(NworMode.OFF, ScvMode.OFF)
+
+    def ended(self, fallback_reason: str | None) -> None:
+        """A window has ended: staging stops if its reason shows a guard.
+
+        The reason is the ranks' common one, so all stop after the same window.
+        """
+        guard = guard_of(fallback_reason)
+        if guard is None or self.stopped is not None:
+            return
+        self.stopped, self.alarm = guard, None
+        logger.error(
+            "nwor: %s (%s). That window was written directly. Staging has stopped for good; the "
+            "server goes on in mode off. Report this: no request can cause it",
+            in_words(guard),
+            fallback_reason,
+        )
+
+    def check(self, window: MeasuredWindow) -> None:
+        """Raise the alarm if a window's counts do not add up."""
+        problem = miscount(window)
+        if problem is not None:
+            self._raise(problem, window)
+
+    def overcounted(self) -> None:
+        """A request got more tokens than its drafts and one."""
+        self._raise("accepted_more_than_drafted", None)
+
+    def _raise(self, problem: str, window: MeasuredWindow | None) -> None:
+        if self.stopped is None and self.alarm is None:
+            self.alarm = f"{Guard.COUNTS}:{problem}"
+            logger.error(
+                "nwor: counts of a window do not add up: %s; %s. If fewer tokens were committed "
+                "than accepted, answers of the last second may be wrong, and later ones that hit "
+                "their blocks in the prefix cache: restart the server",
+                problem,
+                window,
+            )

@@ -16,7 +16,7 @@ from threading import Event, Lock, Thread
 from typing import Any
 
 from nwor_bench.analysis.interleaved.robust import MIN_GROUPS, as_ratio, robust_location
-from nwor_bench.plugin.live_turns import AGAIN, OFF, LiveTurns
+from nwor_bench.plugin.interleaving import AGAIN, OFF, LiveTurns
 from nwor_bench.plugin.observe import metrics
 from nwor_bench.plugin.runner_hook import RunnerHook
 from nwor_bench.plugin.settings import PluginSettings

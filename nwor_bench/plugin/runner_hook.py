@@ -6,15 +6,14 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any, ClassVar, Protocol
 
-from nwor_bench.plugin.counts.late_counts import Accumulator, LateCounts, read_without_waiting
-from nwor_bench.plugin.counts.scheduler_output import finished, restarted
-from nwor_bench.plugin.counts.step import Step
-from nwor_bench.plugin.observe.device_times import DeviceClock, Probe
+from nwor_bench.plugin.late_counts import Accumulator, LateCounts, read_without_waiting
+from nwor_bench.plugin.layers import LayerCache, attention_layers
 from nwor_bench.plugin.patching import Patch, PatchSet
 from nwor_bench.plugin.rank_vote import RankVote
+from nwor_bench.plugin.scheduler_output import finished, restarted
 from nwor_bench.plugin.settings import PluginSettings
-from nwor_bench.plugin.staging.layers import LayerCache, attention_layers
-from nwor_bench.plugin.staging.window import Window, close_leftover
+from nwor_bench.plugin.step import DeviceClock, Probe, Step
+from nwor_bench.plugin.window import Window, close_leftover
 from nwor_bench.records.types import BesidePrefill, NworMode, ScvMode
 from nwor_bench.workload.window_order import Turn
 

@@ -13,12 +13,12 @@ from nwor_bench.errors import BenchError
 from nwor_bench.plugin import dummy_weights, register
 from nwor_bench.plugin.attaching import HOOK, NOT_ATTACHED, RANGES
 from nwor_bench.plugin.interleaving import Interleaving
+from nwor_bench.plugin.layers import recurrent_facts
 from nwor_bench.plugin.observe.attention_nudge import AttentionNudge
 from nwor_bench.plugin.observe.kv_rows import KvRows
 from nwor_bench.plugin.observe.window_counters import CountedWindows, LaunchWindows
 from nwor_bench.plugin.observe.write_watch import COUNTS, WriteWatch
 from nwor_bench.plugin.runner_hook import RunnerHook
-from nwor_bench.plugin.staging.layers import recurrent_facts
 from nwor_bench.records.types import NworMode, Phase, ScvMode
 
 register()

@@ -6,7 +6,7 @@ import pytest
 
 from nwor_bench.analysis.parity.kv_verdict import KvVerdict
 from nwor_bench.analysis.parity.local_verdict import local_result
-from nwor_bench.plugin.observe.attention_errors import FIELDS
+from nwor_bench.plugin.observe.errors import FIELDS
 
 SOUND_HEAD = dict(
     zip(FIELDS, (2e-3, 2e-3, 4e-3, 4e-3, 5e-3, 3, 1e-5, 2e-5, 1e-5, 2e-5, 4e-5, 2e-5), strict=True)

@@ -11,6 +11,7 @@ from kernel_inputs import assert_same, generator, random_kv, to_device
 from torch import Tensor
 
 pytest.importorskip("triton")
+from nwor_bench.plugin.layers import LayerCache
 from nwor_bench.plugin.runner_v1.staging import write_kv_cache
 from nwor_bench.plugin.runner_v2.batch import (
     DraftCounts,
@@ -21,8 +22,7 @@ from nwor_bench.plugin.runner_v2.batch import (
     whole_step,
 )
 from nwor_bench.plugin.runner_v2.staging import GpuStaging
-from nwor_bench.plugin.staging.layers import LayerCache
-from nwor_bench.plugin.staging.window import Window
+from nwor_bench.plugin.window import Window
 
 REQUESTS, LENGTH = 3, 4
 TOKENS = REQUESTS * LENGTH

@@ -18,6 +18,7 @@ from kernel_inputs import SEEDS, assert_same, generator, nan_caches, random_kv
 from torch import Tensor
 
 pytest.importorskip("triton")
+from nwor_bench.plugin.layers import LayerCache
 from nwor_bench.plugin.runner_v1.staging import write_kv_cache
 from nwor_bench.plugin.runner_v2.batch import (
     DraftCounts,
@@ -29,8 +30,7 @@ from nwor_bench.plugin.runner_v2.batch import (
 )
 from nwor_bench.plugin.runner_v2.plan import WindowPlanner
 from nwor_bench.plugin.runner_v2.staging import GpuStaging
-from nwor_bench.plugin.staging.layers import LayerCache
-from nwor_bench.plugin.staging.window import Window, close_leftover
+from nwor_bench.plugin.window import Window, close_leftover
 
 LAYERS, KV_HEADS, WIDTHS, BLOCK_SIZE = 2, 2, (16, 8), 4
 

@@ -55,7 +55,7 @@ def staging_fails(worker: Any) -> None:
 
 def commit_is_refused(worker: Any) -> None:
     """The device refuses every commit of this rank, which reads its counts after four steps."""
-    from nwor_bench.plugin.counts import late_counts
+    from nwor_bench.plugin import late_counts
     from nwor_kernels.metadata import ERROR_SLOT_RANGE
 
     buffers = worker.nwor_hook.buffers

@@ -15,8 +15,8 @@ from checklist_tools import Answers, ask, check_cache, check_same, greedy
 from engine_tools import tiny_pair, tiny_spec, worker_of
 
 from nwor_bench.engine.engine import VllmEngine
+from nwor_bench.plugin import late_counts
 from nwor_bench.plugin.attaching import HOOK
-from nwor_bench.plugin.counts import late_counts
 
 pytestmark = [
     pytest.mark.engine,

@@ -147,8 +147,8 @@ def test_a_step_that_dies_is_closed_by_the_next(
     engine: VllmEngine, reference: BatchOutput, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An exception between forward and sampling leaves a window open; the engine goes on."""
-    from nwor_bench.plugin.counts.step import Step
     from nwor_bench.plugin.runner_v1.hook import V1RunnerHook
+    from nwor_bench.plugin.step import Step
 
     hook: V1RunnerHook = worker_of(engine).nwor_hook
     begin = V1RunnerHook._begin

@@ -11,8 +11,8 @@ from refusals import refused
 
 from nwor_bench.engine.engine import VllmEngine
 from nwor_bench.errors import EngineError
+from nwor_bench.plugin import late_counts
 from nwor_bench.plugin.attaching import HOOK
-from nwor_bench.plugin.counts import late_counts
 from nwor_kernels.metadata import ERROR_SLOT_RANGE
 
 pytestmark = [pytest.mark.engine, pytest.mark.gpu]

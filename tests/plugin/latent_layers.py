@@ -64,8 +64,8 @@ class LatentStep:
         """Make a layer of each implementation, real staging for all of them, and their window."""
         from wrapped_layers import CpuStaging
 
-        from nwor_bench.plugin.staging.layers import LayerCache, rows_of
-        from nwor_bench.plugin.staging.window import Window
+        from nwor_bench.plugin.layers import LayerCache, rows_of
+        from nwor_bench.plugin.window import Window
 
         self.layers: list[Any] = [
             SimpleNamespace(
@@ -92,7 +92,7 @@ class LatentStep:
     def inputs(self, monkeypatch: pytest.MonkeyPatch) -> Any:
         """What our attention reads of the step; the window is merged in by the reference."""
         from nwor_bench.plugin.runner_v2 import mla_attention
-        from nwor_bench.plugin.runner_v2.step_inputs import StepInputs
+        from nwor_bench.plugin.runner_v2.staged_layer import StepInputs
         from nwor_kernels.mla_verify_attention.reference import mla_tail_reference
 
         def tail_reference(*tensors: Tensor, max_query_len: int, **told: Any) -> None:

@@ -230,7 +230,7 @@ def test_a_hybrids_windows_are_seen_and_their_reason_is_shown(
 
 
 def registering(monkeypatch: pytest.MonkeyPatch, install: Callable[..., Any]) -> Callable[[], None]:
-    import nwor_bench.plugin.install as module
+    import nwor_bench.plugin.attaching as module
     from nwor_bench import plugin
 
     monkeypatch.setattr(plugin, "not_installed", None)

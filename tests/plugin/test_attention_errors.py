@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from nwor_bench.plugin.observe.attention_errors import (
+from nwor_bench.plugin.observe.errors import (
     FIELDS,
     AttentionFacts,
     exact_attention,

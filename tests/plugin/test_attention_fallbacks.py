@@ -198,7 +198,7 @@ def test_a_model_whose_values_are_its_keys_is_staged(layers: Any) -> None:
 
 def test_memory_that_turns_out_to_be_shared_later_ends_the_step(layers: Any) -> None:
     """Nothing could be written any more: no token may be lost without a word."""
-    from nwor_bench.plugin.staging.window import HeldValuesLost
+    from nwor_bench.plugin.window import HeldValuesLost
 
     layers.begin("whole step")
     layers.forward()

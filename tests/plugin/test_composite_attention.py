@@ -7,7 +7,7 @@ import pytest
 from test_attention_fallbacks import WAYS, check_written_directly, stock_after
 from test_refusals import NAMES, attention_group, attention_layer, reason_of, runner_with
 
-from nwor_bench.plugin.staging.refusals import IMAGE_MASK
+from nwor_bench.plugin.refusals import IMAGE_MASK
 
 pytestmark = pytest.mark.slow  # vLLM's attention backends are imported
 

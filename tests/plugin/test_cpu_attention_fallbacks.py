@@ -15,13 +15,13 @@ class CpuLayers:
     def __init__(self, staged: bool):
         from wrapped_layers import LAYERS, REQUESTS, WIDTH, WrappedLayers, step_slots
 
+        from nwor_bench.plugin.layers import LayerCache
         from nwor_bench.plugin.runner_v1.cpu_attention import (
             LayerStaging,
             ReferenceCPUAttentionImpl,
         )
         from nwor_bench.plugin.runner_v1.staging import StagingBuffers
-        from nwor_bench.plugin.staging.layers import LayerCache
-        from nwor_bench.plugin.staging.window import Window, WindowBatch
+        from nwor_bench.plugin.window import Window, WindowBatch
 
         self.step = WrappedLayers(staged=False)
         self.caches, self.outputs = self.step.caches, []

@@ -114,7 +114,7 @@ BESIDE_A_DECODE = {**PREFILLS, "num_decodes": 1, "num_decode_tokens": 1}
 def test_each_step_is_checked(
     backend: Any, changes: dict[str, Any], requests: int, reason: str | None
 ) -> None:
-    from nwor_bench.plugin.staging import refusals
+    from nwor_bench.plugin import refusals
 
     assert refusals.of_step(step(backend, **changes), requests) == reason
 

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 pytest.importorskip("triton")
+from nwor_bench.plugin.layers import LayerCache, StagingUnavailable
 from nwor_bench.plugin.runner_v2.layer_set import CopyBuffers
 from nwor_bench.plugin.runner_v2.staging import GpuStaging
-from nwor_bench.plugin.staging.layers import LayerCache, StagingUnavailable
 
 LAYERS = 2
 

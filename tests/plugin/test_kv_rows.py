@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nwor_bench.plugin.observe.kv_errors import RowPlaces, errors_of
+from nwor_bench.plugin.observe.errors import RowPlaces, errors_of
 from nwor_bench.plugin.observe.kv_rows import KvRows
 
 SIZE = 4

@@ -10,10 +10,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nwor_bench.plugin.counts import late_counts
-from nwor_bench.plugin.counts.late_counts import MOST_PENDING, Accumulator, LateCounts
-from nwor_bench.plugin.counts.scheduler_output import external_request_id
-from nwor_bench.plugin.counts.step import Step, per_position
+from nwor_bench.plugin import late_counts
+from nwor_bench.plugin.late_counts import MOST_PENDING, Accumulator, LateCounts
+from nwor_bench.plugin.scheduler_output import external_request_id
+from nwor_bench.plugin.step import Step, per_position
 from nwor_bench.records.types import MeasuredWindow
 
 LAYERS = 3

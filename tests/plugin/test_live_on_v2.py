@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from v2_pieces import K, make_hook, run_step
 
+from nwor_bench.plugin.interleaving import LiveTurns
 from nwor_bench.plugin.live_ratio import AA, LiveGroups
-from nwor_bench.plugin.live_turns import LiveTurns
 from nwor_bench.plugin.rank_vote import RankVote
 from nwor_bench.records.fallback_reasons import Guard
 from nwor_bench.records.types import NworMode, ScvMode

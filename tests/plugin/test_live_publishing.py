@@ -10,8 +10,8 @@ from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.parser import text_string_to_metric_families
 
 from nwor_bench.plugin import live_ratio
+from nwor_bench.plugin.interleaving import LiveTurns
 from nwor_bench.plugin.live_ratio import LiveGroups, Publisher
-from nwor_bench.plugin.live_turns import LiveTurns
 from nwor_bench.records.fallback_reasons import Guard
 from nwor_bench.records.metrics import LIVE_METRICS, MetricFiles, labels_of
 from nwor_bench.records.types import ScvMode

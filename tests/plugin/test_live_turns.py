@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from live_windows import counts_of, idle, timed, windows_alone, with_prefill
 
+from nwor_bench.plugin.interleaving import LiveTurns, guard_of, miscount
 from nwor_bench.plugin.live_ratio import AA, LiveGroups
-from nwor_bench.plugin.live_turns import LiveTurns, guard_of, miscount
 from nwor_bench.records.fallback_reasons import Fault, Guard, LeftOut
 from nwor_bench.records.types import SETTLING, NworMode, ScvMode
 from nwor_bench.workload.window_order import ALL

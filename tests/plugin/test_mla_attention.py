@@ -301,7 +301,7 @@ def test_other_latent_layers_are_refused_too() -> None:
 def test_compiled_code_must_end_before_the_write_and_the_attention_of_latents() -> None:
     from vllm.config import CompilationMode
 
-    from nwor_bench.plugin.staging import refusals
+    from nwor_bench.plugin import refusals
 
     config = SimpleNamespace(mode=CompilationMode.VLLM_COMPILE, splitting_ops=refusals.SPLIT_OPS)
     assert refusals.of_compilation(config) is None
@@ -325,8 +325,8 @@ def test_holding_a_latent_layers_rows_keeps_its_projections_alive() -> None:
 
 
 def test_one_scale_serves_both_parts_of_a_latent_row() -> None:
+    from nwor_bench.plugin.layers import SlotRows
     from nwor_bench.plugin.runner_v2.setup import target_caches
-    from nwor_bench.plugin.staging.layers import SlotRows
 
     layer = SimpleNamespace(
         kv_cache=torch.zeros(3, 16, 576, dtype=torch.uint8), kv_lora_rank=512, head_size=576,

@@ -11,7 +11,7 @@ from prometheus_client import REGISTRY, generate_latest
 from refusals import refused
 
 from nwor_bench.plugin import register
-from nwor_bench.plugin.counts.late_counts import Accumulator
+from nwor_bench.plugin.late_counts import Accumulator
 from nwor_bench.plugin.observe import metrics
 from nwor_bench.plugin.observe.metrics import (
     FOLDER,

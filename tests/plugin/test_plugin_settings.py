@@ -162,7 +162,7 @@ def test_ways_to_hold_drafts_that_are_none(environ, field, wanted):
 def test_on_a_cpu_they_are_refused_before_anything_is_hooked():
     said = run_python(
         REGISTER_AND_SAY.format(prepare="import vllm.platforms")
-        + "from nwor_bench.plugin import install\nassert install._patches is None\n",
+        + "from nwor_bench.plugin import attaching\nassert attaching._patches is None\n",
         VLLM_NWOR_MODE="off",
         VLLM_NWOR_STAGE_BY="copy",
     )

@@ -94,8 +94,8 @@ def attention_group(names: list[str], block_size: int = 16, builder: Any = None)
 
 def reason_of(runner: Any) -> str | None:
     """Why staging is unavailable; None if all of it could be set up."""
+    from nwor_bench.plugin.layers import attention_layers
     from nwor_bench.plugin.runner_v2.setup import set_up_staging
-    from nwor_bench.plugin.staging.layers import attention_layers
 
     parts, reason = set_up_staging(runner, attention_layers(runner), SETTINGS)
     assert (parts is None) == (reason is not None)
@@ -145,12 +145,12 @@ def test_what_the_engine_was_started_with(changes: dict[str, Any], reason: str |
 
 def on_a_cpu(marks: dict[str, Any] | None = None, **changes: Any) -> str | None:
     """Why vLLM's V1 runner cannot stage its one layer; `marks` are attributes of the layer."""
+    from nwor_bench.plugin.layers import TargetLayers
     from nwor_bench.plugin.runner_v1.cpu_attention import (
         ReferenceCPUAttentionBackend,
         ReferenceCPUAttentionImpl,
         set_up_staging,
     )
-    from nwor_bench.plugin.staging.layers import TargetLayers
 
     impl = object.__new__(ReferenceCPUAttentionImpl)
     impl.why_stock = None
@@ -279,7 +279,7 @@ def test_without_compilation_none_of_that_matters() -> None:
 def test_breakable_piecewise_graphs_are_a_matter_of_each_step(
     monkeypatch: pytest.MonkeyPatch, manager: Any, breakable: bool
 ) -> None:
-    from nwor_bench.plugin.staging.refusals import breaks_piecewise_graphs
+    from nwor_bench.plugin.refusals import breaks_piecewise_graphs
 
     monkeypatch.setenv("VLLM_USE_BREAKABLE_CUDAGRAPH", "1")
     assert breaks_piecewise_graphs(manager) is breakable
@@ -330,7 +330,7 @@ def test_so_is_a_group_for_which_the_runner_derived_the_builder(which: str, reas
 
 
 def test_a_chunked_layer_is_staged_if_it_tells_its_chunk() -> None:
-    from nwor_bench.plugin.staging import refusals
+    from nwor_bench.plugin import refusals
 
     layer = attention_layer()
     layer.attn_backend = derived_backend("chunked")
@@ -346,12 +346,12 @@ def test_a_real_chunked_layer_is_followed_on_a_cpu_too() -> None:
     )
     from vllm.v1.attention.backends.cpu_attn import CPUAttentionMetadataBuilder
 
+    from nwor_bench.plugin.layers import StagingUnavailable, TargetLayers
     from nwor_bench.plugin.runner_v1.cpu_attention import (
         ReferenceCPUAttentionBackend,
         ReferenceCPUAttentionImpl,
         stageable_layers,
     )
-    from nwor_bench.plugin.staging.layers import StagingUnavailable, TargetLayers
 
     assert ReferenceCPUAttentionBackend.get_builder_cls() is CPUAttentionMetadataBuilder
     impl = object.__new__(ReferenceCPUAttentionImpl)
@@ -372,8 +372,8 @@ def test_a_real_chunked_layer_is_followed_on_a_cpu_too() -> None:
 
 def test_vllms_older_runner_is_refused_on_a_gpu() -> None:
     """Before anything else is looked at: its attention there is stock vLLM's."""
+    from nwor_bench.plugin.layers import attention_layers
     from nwor_bench.plugin.runner_v1.cpu_attention import set_up_staging
-    from nwor_bench.plugin.staging.layers import attention_layers
 
     runner = runner_with(two(), device=torch.device("cuda"))
     runner.parallel_config.pipeline_parallel_size = 1
@@ -441,7 +441,7 @@ RECURRENT = [
 @pytest.mark.parametrize(("module", "name"), RECURRENT)
 @pytest.mark.parametrize("first", [True, False])
 def test_a_hybrids_recurrent_layers_are_left_as_stock(module: str, name: str, first: bool) -> None:
-    from nwor_bench.plugin.staging.layers import attention_layers
+    from nwor_bench.plugin.layers import attention_layers
 
     layers, names = [attention_layer(), recurrent(module, name)], list(NAMES)
     if first:
@@ -530,7 +530,7 @@ def test_the_backends_name_needs_no_implementation(layers: str) -> None:
 def test_no_argument_of_attention_is_dropped(
     positional: tuple[Any, ...], named: dict[str, Any], reason: str | None
 ) -> None:
-    from nwor_bench.plugin.staging import refusals
+    from nwor_bench.plugin import refusals
 
     assert refusals.of_call("K", "V", positional, named) == reason
     bypassed = "attention:kv_cache_update_bypass"

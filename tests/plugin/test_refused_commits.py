@@ -9,7 +9,7 @@ import torch
 from v2_pieces import make_hook, run_step
 
 from nwor_bench.plugin.rank_vote import RankVote
-from nwor_bench.plugin.runner_v2.refused_commits import DeviceRefusals
+from nwor_bench.plugin.runner_v2.staging import DeviceRefusals
 from nwor_kernels.metadata import ERROR_OVERFLOW, ERROR_SLOT_RANGE
 
 REQUESTS = ["a-1", "b-2"]

@@ -9,8 +9,12 @@ from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nwor_bench.plugin.counts.scheduler_output import finished, invalid_drafts, restarted
-from nwor_bench.plugin.vllm_features import acceptable_drafts
+from nwor_bench.plugin.scheduler_output import (
+    acceptable_drafts,
+    finished,
+    invalid_drafts,
+    restarted,
+)
 
 
 def output(new: list[Any], resumed: dict[str, int], running: dict[str, int]) -> Any:

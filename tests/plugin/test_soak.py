@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from v2_pieces import make_hook, run_step
 
-from nwor_bench.plugin.counts import late_counts
+from nwor_bench.plugin import late_counts
 
 pytestmark = pytest.mark.slow  # vLLM's runner is imported, and thousands of steps run
 

@@ -320,8 +320,8 @@ def test_other_implementations_and_modules_are_refused(vllm_classes: Any) -> Non
 
 
 def test_a_runners_sparse_layers_are_staged_and_its_indexers_left(vllm_classes: Any) -> None:
+    from nwor_bench.plugin.layers import attention_layers
     from nwor_bench.plugin.runner_v2.plan import most_referenced_rows
-    from nwor_bench.plugin.staging.layers import attention_layers
 
     names = [f"model.layers.{n}.attn" for n in range(4)]
     indexer = recurrent("models.deepseek_v2", "DeepseekV32IndexerCache")

@@ -8,9 +8,9 @@ from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nwor_bench.plugin.layers import LayerCache, StagingUnavailable
 from nwor_bench.plugin.runner_v1.staging import StagingBuffers, write_kv_cache
-from nwor_bench.plugin.staging.layers import LayerCache, StagingUnavailable
-from nwor_bench.plugin.staging.window import Outcome, Window, WindowBatch
+from nwor_bench.plugin.window import Outcome, Window, WindowBatch
 
 NAN = float("nan")
 

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from nwor_bench.plugin.runner_v2.step_inputs import StepInputs
-from nwor_bench.plugin.staging.layers import StagingUnavailable, attention_layers, slot_rows
+from nwor_bench.plugin.layers import StagingUnavailable, attention_layers, slot_rows
+from nwor_bench.plugin.runner_v2.staged_layer import StepInputs
 
 
 def group(names: list[str], block_size: int, kernel_block_size: int | None = None) -> Any:

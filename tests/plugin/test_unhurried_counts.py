@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from nwor_bench.plugin.counts.device_counts import Coming
-from nwor_bench.plugin.counts.late_counts import (
+from nwor_bench.plugin.device_counts import Coming
+from nwor_bench.plugin.late_counts import (
     COUNTED_A_STEP,
     READ_S,
     SEALED,
@@ -16,9 +16,8 @@ from nwor_bench.plugin.counts.late_counts import (
     LateCounts,
     read_without_waiting,
 )
-from nwor_bench.plugin.counts.step import Step
-from nwor_bench.plugin.observe.device_times import DeviceClock
 from nwor_bench.plugin.runner_hook import RunnerHook
+from nwor_bench.plugin.step import DeviceClock, Step
 
 DRAFTS = 4
 

@@ -71,13 +71,13 @@ def test_an_older_version_is_refused_in_one_line(installed, number):
 @pytest.mark.parametrize(("number", "lines"), [("0.34.0", 1), ("0.33.0", 1), ("0.32.0", 0)])
 def test_the_plugin_warns_once_and_goes_on(monkeypatch, installed, caplog, number, lines):
     from nwor_bench import plugin
-    from nwor_bench.plugin import install
+    from nwor_bench.plugin import attaching
     from nwor_bench.plugin.observe import metrics
 
     done = []
     monkeypatch.setenv("VLLM_NWOR_MODE", "off")
     monkeypatch.setenv(versions.STRICT, "0")
-    monkeypatch.setattr(install, "install", done.append)
+    monkeypatch.setattr(attaching, "install", done.append)
     monkeypatch.setattr(metrics, "share_folder", lambda: None)
     installed["vllm"] = number
     with caplog.at_level(logging.WARNING, "vllm.nwor_bench"):

@@ -6,7 +6,7 @@ import pytest
 import torch
 from window_model import ModelEngine
 
-from nwor_bench.plugin.staging.window import Outcome, State, WindowError
+from nwor_bench.plugin.window import Outcome, State, WindowError
 
 LAYERS = 3
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from window_model import ModelEngine
 
-from nwor_bench.plugin.staging.window import State, WindowError
+from nwor_bench.plugin.window import State, WindowError
 
 FAULTS = ["overflow", RuntimeError("fault"), MemoryError("fault")]
 

@@ -15,7 +15,7 @@ from window_model import ModelStaging
 
 from nwor_bench.plugin.rank_vote import RankVote
 from nwor_bench.plugin.settings import PluginSettings
-from nwor_bench.plugin.staging.window import Window, WindowBatch
+from nwor_bench.plugin.window import Window, WindowBatch
 from nwor_bench.records.types import NworMode, ScvMode
 
 K = 2

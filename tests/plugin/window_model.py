@@ -9,7 +9,7 @@ from collections import deque
 import torch
 from torch import Tensor
 
-from nwor_bench.plugin.staging.window import Window, WindowBatch
+from nwor_bench.plugin.window import Window, WindowBatch
 
 WRITTEN_BY_OTHERS = -5
 

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from nwor_bench.plugin.layers import LayerCache
 from nwor_bench.plugin.patching import PatchSet
 from nwor_bench.plugin.runner_v1.staging import write_kv_cache
 from nwor_bench.plugin.runner_v2 import attention as gpu_attention
@@ -27,10 +28,9 @@ from nwor_bench.plugin.runner_v2.batch import (
     set_slots,
     whole_step,
 )
+from nwor_bench.plugin.runner_v2.staged_layer import StepInputs
 from nwor_bench.plugin.runner_v2.staging import GpuStaging
-from nwor_bench.plugin.runner_v2.step_inputs import StepInputs
-from nwor_bench.plugin.staging.layers import LayerCache
-from nwor_bench.plugin.staging.window import Window
+from nwor_bench.plugin.window import Window
 from nwor_kernels.stage.reference import stage_kv_cache_reference
 from nwor_kernels.verify_attention.reference import plan_attention, verify_attention_reference
 

@@ -90,7 +90,7 @@ RULES = [
     ),
     Rule(
         "window knows no vllm",
-        ("nwor_bench.plugin.staging.window", "nwor_bench.plugin.staging.window"),
+        ("nwor_bench.plugin.window",),
         never=("vllm",),
         never_loaded=("vllm",),
     ),
@@ -285,7 +285,7 @@ PLANTED = [
     ),
     (
         "window knows no vllm",
-        {"nwor_bench/plugin/staging/window.py": "try:\n    import vllm\nfinally: 1"},
+        {"nwor_bench/plugin/window.py": "try:\n    import vllm\nfinally: 1"},
     ),
     (
         "runner_v1 without runner_v2",
@@ -340,7 +340,7 @@ def test_every_rule_has_been_seen_to_fail() -> None:
 
 def test_what_is_allowed_is_not_reported(tmp_path: Path) -> None:
     files = {
-        "nwor_bench/plugin/staging/window.py": "import torch\nimport nwor_bench.records.types",
+        "nwor_bench/plugin/window.py": "import torch\nimport nwor_bench.records.types",
         "nwor_bench/cli/app.py": "import nwor_bench.errors\n\ndef sweep():\n    import torch",
         "nwor_bench/engine/engine.py": "import vllm\nplugin = 'nwor_bench.plugin.worker.Worker'",
         "nwor_bench/records/store.py": "import typing as t\nif t.TYPE_CHECKING:\n    import torch",

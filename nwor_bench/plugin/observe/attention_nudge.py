@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from nwor_bench.plugin.layers import is_latent, is_sparse
 from nwor_bench.plugin.patching import Patch, PatchSet
-from nwor_bench.plugin.staging.layers import is_latent, is_sparse
 
 SEED = 20
 """Seed of the signs: every run moves the same elements the same way."""

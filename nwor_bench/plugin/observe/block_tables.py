@@ -9,8 +9,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from nwor_bench.plugin.counts.scheduler_output import external_request_id
 from nwor_bench.plugin.patching import Patch
+from nwor_bench.plugin.scheduler_output import external_request_id
 
 NULL_BLOCK = 0
 """vLLM's empty block, in place of blocks that a layer no longer needs."""

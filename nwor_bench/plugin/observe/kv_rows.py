@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from nwor_bench.errors import BenchError
+from nwor_bench.plugin.layers import rows_of
 from nwor_bench.plugin.observe.block_tables import BlockTables, BlockWatch, Held
-from nwor_bench.plugin.observe.kv_errors import RowErrors, RowPlaces
+from nwor_bench.plugin.observe.errors import RowErrors, RowPlaces
 from nwor_bench.plugin.runner_hook import RunnerHook
-from nwor_bench.plugin.staging.layers import rows_of
 
 Pair = tuple[int, str, int, int]
 """(request of this set, other set, its request there, length of its prompt)."""

@@ -20,7 +20,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from nwor_bench.plugin.observe.attention_errors import (
+from nwor_bench.plugin.observe.errors import (
     FIELDS,
     AttentionFacts,
     exact_attention,

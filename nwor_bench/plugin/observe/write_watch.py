@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from nwor_bench.plugin.patching import Patch, PatchSet
-from nwor_bench.plugin.staging.window import State, Window, WindowBatch
+from nwor_bench.plugin.window import State, Window, WindowBatch
 
 MARK = 208.0
 """Exact in float32, float16, bfloat16 and e4m3, and finite: masked positions are multiplied."""

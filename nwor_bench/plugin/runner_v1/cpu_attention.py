@@ -20,9 +20,8 @@ from vllm.v1.attention.backends.cpu_attn import (
     CPUAttentionMetadataBuilder,
 )
 
-from nwor_bench.plugin.runner_v1.staging import StagingBuffers, write_kv_cache
-from nwor_bench.plugin.staging import refusals
-from nwor_bench.plugin.staging.layers import (
+from nwor_bench.plugin import refusals
+from nwor_bench.plugin.layers import (
     LayerCache,
     SlotRows,
     StagingUnavailable,
@@ -30,7 +29,8 @@ from nwor_bench.plugin.staging.layers import (
     rows_of,
     slot_rows,
 )
-from nwor_bench.plugin.staging.window import Window
+from nwor_bench.plugin.runner_v1.staging import StagingBuffers, write_kv_cache
+from nwor_bench.plugin.window import Window
 from nwor_bench.records import fallback_reasons as reasons
 from nwor_kernels.verify_attention.reference import (
     AttentionPlan,

@@ -17,18 +17,17 @@ import torch
 from torch import Tensor
 from vllm.forward_context import get_forward_context
 
-from nwor_bench.plugin.counts.scheduler_output import invalid_drafts
-from nwor_bench.plugin.counts.step import Step
-from nwor_bench.plugin.interleaving import is_windows_alone
 from nwor_bench.plugin.patching import Patch, PatchSet
+from nwor_bench.plugin.refusals import chunk_of
 from nwor_bench.plugin.runner_hook import RunnerHook
 from nwor_bench.plugin.runner_v1.cpu_attention import LayerStaging, set_up_staging
 from nwor_bench.plugin.runner_v1.staging import StagingBuffers
 from nwor_bench.plugin.runner_v1.validation import Validation, ValidationRefused, Validator
 from nwor_bench.plugin.runner_v1.window_checks import WindowChecks
+from nwor_bench.plugin.scheduler_output import invalid_drafts, is_windows_alone
 from nwor_bench.plugin.settings import PluginSettings
-from nwor_bench.plugin.staging.refusals import chunk_of
-from nwor_bench.plugin.staging.window import Window, WindowBatch
+from nwor_bench.plugin.step import Step
+from nwor_bench.plugin.window import Window, WindowBatch
 from nwor_bench.records.fallback_reasons import BESIDE_PREFILL
 from nwor_bench.records.types import NworMode, ScvMode
 

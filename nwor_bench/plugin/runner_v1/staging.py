@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor
 
-from nwor_bench.plugin.counts.device_counts import in_every_layer
+from nwor_bench.plugin.device_counts import in_every_layer
+from nwor_bench.plugin.layers import LayerCache, StagingUnavailable, partition
 from nwor_bench.plugin.observe.layer_trace import LayerTrace
-from nwor_bench.plugin.staging.layers import LayerCache, StagingUnavailable, partition
 from nwor_kernels.commit.reference import commit_windows_reference
 from nwor_kernels.metadata import ERROR_FLAG, error_names
 from nwor_kernels.stage.reference import stage_kv_cache_reference

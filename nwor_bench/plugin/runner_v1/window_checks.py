@@ -12,17 +12,17 @@ import torch
 from torch import Tensor
 from vllm.forward_context import get_forward_context
 
-from nwor_bench.plugin.observe.attention_errors import AttentionFacts
-from nwor_bench.plugin.observe.layer_checks import LayerChecks, StepRows, StepTables
-from nwor_bench.plugin.observe.layer_trace import LayerCall, LayerTrace
-from nwor_bench.plugin.runner_v1.staging import StagingBuffers
-from nwor_bench.plugin.staging.layers import (
+from nwor_bench.plugin.layers import (
     LayerCache,
     TargetLayers,
     layers_alone_in_their_memory,
 )
-from nwor_bench.plugin.staging.refusals import chunk_of
-from nwor_bench.plugin.staging.window import State, Window
+from nwor_bench.plugin.observe.errors import AttentionFacts
+from nwor_bench.plugin.observe.layer_checks import LayerChecks, StepRows, StepTables
+from nwor_bench.plugin.observe.layer_trace import LayerCall, LayerTrace
+from nwor_bench.plugin.refusals import chunk_of
+from nwor_bench.plugin.runner_v1.staging import StagingBuffers
+from nwor_bench.plugin.window import State, Window
 
 WHOLE_BYTES = 1 << 30
 """Caches up to this size in all are read whole; of larger ones, the blocks of the step."""

@@ -32,17 +32,15 @@ from vllm.v1.attention.backends.triton_attn_diffkv import (
     TritonAttentionDiffKVMetadataBuilder,
 )
 
-from nwor_bench.plugin.observe.attention_errors import AttentionFacts
-from nwor_bench.plugin.observe.kv_errors import element_view
+from nwor_bench.plugin import refusals
+from nwor_bench.plugin.layers import causal_implementation
+from nwor_bench.plugin.observe.errors import AttentionFacts, element_view
 from nwor_bench.plugin.observe.layer_trace import LayerCall
 from nwor_bench.plugin.patching import Patch
 from nwor_bench.plugin.runner_v2.batch import GpuWindowBatch
-from nwor_bench.plugin.runner_v2.staged_layer import StagedLayer
+from nwor_bench.plugin.runner_v2.staged_layer import StagedLayer, StepInputs
 from nwor_bench.plugin.runner_v2.staging import GpuStaging
-from nwor_bench.plugin.runner_v2.step_inputs import StepInputs
-from nwor_bench.plugin.staging import refusals
-from nwor_bench.plugin.staging.refusals import causal_implementation
-from nwor_bench.plugin.staging.window import Window
+from nwor_bench.plugin.window import Window
 from nwor_bench.records import fallback_reasons as reasons
 from nwor_kernels.verify_attention.kernel import VerifyWorkspace, verify_attention_triton
 from nwor_kernels.verify_attention.tuning import unsupported_reason

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nwor_bench.plugin.staging.window import WindowBatch
+from nwor_bench.plugin.window import WindowBatch
 from nwor_kernels.commit.plan import StagedSources
 
 

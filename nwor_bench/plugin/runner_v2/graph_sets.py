@@ -20,16 +20,16 @@ from vllm.config.compilation import CUDAGraphMode
 from vllm.v1.worker.gpu.cudagraph_utils import BatchExecutionDescriptor, ModelCudaGraphManager
 from vllm.v1.worker.gpu.lora_utils import create_lora_capture_hook
 
+from nwor_bench.plugin.layers import StagingUnavailable
 from nwor_bench.plugin.runner_v2.batch import (
     DraftCounts,
     GpuWindowBatch,
     equal_drafts,
     whole_step,
 )
+from nwor_bench.plugin.runner_v2.staged_layer import StepInputs
 from nwor_bench.plugin.runner_v2.staging import GpuStaging
-from nwor_bench.plugin.runner_v2.step_inputs import StepInputs
-from nwor_bench.plugin.staging.layers import StagingUnavailable
-from nwor_bench.plugin.staging.window import Window
+from nwor_bench.plugin.window import Window
 
 logger = logging.getLogger("vllm.nwor_bench")
 

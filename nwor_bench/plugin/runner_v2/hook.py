@@ -16,24 +16,21 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from nwor_bench.plugin.counts.scheduler_output import invalid_drafts
-from nwor_bench.plugin.counts.step import Step
-from nwor_bench.plugin.interleaving import is_windows_alone
+from nwor_bench.plugin.layers import layers_alone_in_their_memory
 from nwor_bench.plugin.patching import Patch, PatchSet
 from nwor_bench.plugin.runner_hook import RunnerHook
 from nwor_bench.plugin.runner_v2.batch import GpuWindowBatch
 from nwor_bench.plugin.runner_v2.device_validation import DeviceValidator
 from nwor_bench.plugin.runner_v2.graph_sets import StagingGraphs, StockGraphs
 from nwor_bench.plugin.runner_v2.layer_set import Launch
-from nwor_bench.plugin.runner_v2.modes import StagingModes, graph_facts
 from nwor_bench.plugin.runner_v2.plan import may_read_this_step
-from nwor_bench.plugin.runner_v2.refused_commits import DeviceRefusals
-from nwor_bench.plugin.runner_v2.setup import set_up_staging
-from nwor_bench.plugin.runner_v2.staging import GpuStaging
+from nwor_bench.plugin.runner_v2.setup import StagingModes, graph_facts, set_up_staging
+from nwor_bench.plugin.runner_v2.staging import DeviceRefusals, GpuStaging
 from nwor_bench.plugin.runner_v2.window_checks import WindowChecks
+from nwor_bench.plugin.scheduler_output import invalid_drafts, is_windows_alone
 from nwor_bench.plugin.settings import PluginSettings
-from nwor_bench.plugin.staging.layers import layers_alone_in_their_memory
-from nwor_bench.plugin.staging.window import Window
+from nwor_bench.plugin.step import Step
+from nwor_bench.plugin.window import Window
 from nwor_bench.records.fallback_reasons import BESIDE_PREFILL, Fault, fault_of
 from nwor_bench.records.types import NworMode, ScvMode
 from nwor_kernels.direct_launch import refusals as direct_launch_refusals

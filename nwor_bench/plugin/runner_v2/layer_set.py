@@ -8,8 +8,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from nwor_bench.plugin.layers import LayerCache, StagingUnavailable
 from nwor_bench.plugin.runner_v2.batch import GpuWindowBatch
-from nwor_bench.plugin.staging.layers import LayerCache, StagingUnavailable
 from nwor_kernels.commit.plan import CommitPlan, StagedSources
 
 logger = logging.getLogger("vllm.nwor_bench")

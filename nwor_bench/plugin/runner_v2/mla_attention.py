@@ -22,17 +22,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nwor_bench.plugin.observe.attention_errors import AttentionFacts
-from nwor_bench.plugin.observe.kv_errors import element_view
+from nwor_bench.plugin import refusals
+from nwor_bench.plugin.observe.errors import AttentionFacts, element_view
 from nwor_bench.plugin.observe.layer_trace import LayerCall
 from nwor_bench.plugin.patching import Patch
 from nwor_bench.plugin.runner_v2.attention import FP8, element_of_cache
 from nwor_bench.plugin.runner_v2.batch import GpuWindowBatch
-from nwor_bench.plugin.runner_v2.staged_layer import StagedLayer
+from nwor_bench.plugin.runner_v2.staged_layer import StagedLayer, StepInputs
 from nwor_bench.plugin.runner_v2.staging import GpuStaging
-from nwor_bench.plugin.runner_v2.step_inputs import StepInputs
-from nwor_bench.plugin.staging import refusals
-from nwor_bench.plugin.staging.window import Window
+from nwor_bench.plugin.window import Window
 from nwor_bench.records import fallback_reasons as reasons
 from nwor_kernels.mla_verify_attention.kernel import mla_verify_attention_triton, unsupported_reason
 from nwor_kernels.mla_verify_attention.tail import mla_tail_triton

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from nwor_bench.plugin.layers import is_latent, is_sparse
 from nwor_bench.plugin.runner_v2.batch import (
     DraftCounts,
     GpuWindowBatch,
@@ -19,7 +20,6 @@ from nwor_bench.plugin.runner_v2.batch import (
     set_slots,
     whole_step,
 )
-from nwor_bench.plugin.staging.layers import is_latent, is_sparse
 from nwor_bench.records.fallback_reasons import BREAKABLE_CUDA_GRAPHS
 
 REFERENCED_PART = 64

@@ -1,16 +1,130 @@
-"""The part that all target layers on a GPU share while NWOR stages."""
+"""Inputs of our attention besides K/V: the V2 runner's own, not a backend's.
 
-from collections.abc import Callable
-from typing import Any
+The runner writes lengths, row offsets and block tables to buffers that it makes once, before every
+forward, whether a graph replays it or not. A backend's metadata are made from these and may have
+another form: chunked local attention cuts requests into virtual ones.
+
+Lengths and offsets are `runner.input_buffers`. Block tables are one for each KV-cache group. Where
+a backend takes smaller blocks than vLLM's manager gives, its `AttentionGroup` keeps a table of
+kernel blocks, a buffer made once too, which is filled as its metadata are built. Slots need no such
+table: kernel blocks cut a block into equal parts, so slot // size and slot % size stay right.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from nwor_bench.plugin.layers import StagingUnavailable, causal_implementation
 from nwor_bench.plugin.observe.layer_trace import LayerTrace
 from nwor_bench.plugin.runner_v2.batch import GpuWindowBatch
 from nwor_bench.plugin.runner_v2.staging import GpuStaging
-from nwor_bench.plugin.runner_v2.step_inputs import StepInputs
-from nwor_bench.plugin.staging.refusals import causal_implementation
-from nwor_bench.plugin.staging.window import Window
+from nwor_bench.plugin.window import Window
+
+
+class StepViews(NamedTuple):
+    """The inputs of a step of so many requests, views of the runner's buffers."""
+
+    query_start_loc: Tensor
+    """[requests + 1] int32, first row of each request."""
+    row_start: Tensor
+    """[requests] int32, first row of each request."""
+    row_end: Tensor
+    """[requests] int32, the row after its last one."""
+    seq_lens: Tensor
+    """[requests] int32, tokens of each request, this step's included."""
+    block_tables: tuple[Tensor, ...]
+    """[requests, most blocks] int32 each; `StepInputs.table_of` numbers them."""
+
+
+class StepInputs:
+    """The runner's inputs of the step in flight.
+
+    Args:
+        runner: vLLM's V2 runner.
+        names: the layers whose attention is ours.
+
+    Raises:
+        StagingUnavailable: a cache whose blocks are not those of its block table.
+    """
+
+    def __init__(self, runner: Any, names: Sequence[str]):
+        self._query_start_loc = runner.input_buffers.query_start_loc
+        self._seq_lens = runner.input_buffers.seq_lens
+        self._most_tokens: int = runner.max_model_len
+        self._block_tables: list[Tensor] = []
+        self.table_of: dict[str, int] = {}
+        """Number of each layer's block table."""
+        self._views: dict[int, StepViews] = {}
+        self.views: StepViews
+        """Of the step in flight."""
+        self.max_seq_len = self._most_tokens
+        """Upper bound of its `seq_lens`."""
+        self._find_tables(runner, set(names))
+
+    def _find_tables(self, runner: Any, names: set[str]) -> None:
+        context = runner.compilation_config.static_forward_context
+        for number, groups in enumerate(runner.attn_groups):
+            for group in groups:
+                wanted = names.intersection(group.layer_names)
+                if not wanted:
+                    continue
+                table = runner.block_tables.input_block_tables[number]
+                size = group.kv_cache_spec.block_size
+                if group.kernel_block_size is not None:
+                    table, size = group.kernel_block_table[0], group.kernel_block_size
+                if any(context[name].kv_cache.shape[-2] != size for name in wanted):
+                    raise StagingUnavailable("attention:kernel_blocks")
+                self.table_of.update(dict.fromkeys(wanted, len(self._block_tables)))
+                self._block_tables.append(table)
+
+    def open(self, input_batch: Any) -> None:
+        """Take the inputs of a step that runs without a full graph; waits for nothing.
+
+        Args:
+            input_batch: vLLM's.
+        """
+        self._choose(input_batch.num_reqs)
+        bounds = input_batch.seq_lens_cpu_upper_bound[: input_batch.num_reqs]
+        self.max_seq_len = int(bounds.max())
+
+    def open_capture(self, requests: int) -> None:
+        """Take the inputs of a captured step, whose requests may become as long as any."""
+        self._choose(requests)
+        self.max_seq_len = self._most_tokens
+
+    def for_kernel(
+        self, batch: GpuWindowBatch, table: int
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """The kernels' `query_start_loc`, `seq_lens`, `block_table`, `staged_start`, `staged_end`.
+
+        Args:
+            batch: the window.
+            table: number of the layer's block table.
+        """
+        views = self.views
+        starts, ends = batch.staged_start, batch.staged_end
+        if starts is None or ends is None:
+            starts, ends = views.row_start, views.row_end
+        return views.query_start_loc, views.seq_lens, views.block_tables[table], starts, ends
+
+    def tables(self, name: str, requests: int) -> tuple[Tensor, Tensor]:
+        """Tokens of each request and the block table of a layer, of the step in flight."""
+        self._choose(requests)
+        return self.views.seq_lens, self.views.block_tables[self.table_of[name]]
+
+    def _choose(self, requests: int) -> None:
+        views = self._views.get(requests)
+        if views is None:
+            offsets = self._query_start_loc
+            views = self._views[requests] = StepViews(
+                offsets[: requests + 1],
+                offsets[:requests],
+                offsets[1 : requests + 1],
+                self._seq_lens[:requests],
+                tuple(table[:requests] for table in self._block_tables),
+            )
+        self.views = views
 
 
 class StagedLayer:

@@ -8,7 +8,7 @@ for the device: errors of kernels are read late.
 
 A launch writes all of its layers or none. With several shapes the launches decide separately: if
 one refuses, which only a fault of ours can cause, the others have written. That ends staging, as a
-refusal of a single launch does (`refused_commits.py`).
+refusal of a single launch does (`DeviceRefusals`).
 
 A reference keeps a tensor's memory from being given to another, but not from being written to:
 code compiled as a whole gives one layer's buffers to the next. So the first window of each number
@@ -17,18 +17,19 @@ held by reference only if all addresses differed.
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
+from nwor_bench.plugin.layers import LayerCache, StagingUnavailable, partition
 from nwor_bench.plugin.observe.layer_trace import LayerTrace
 from nwor_bench.plugin.runner_v2.batch import GpuWindowBatch
 from nwor_bench.plugin.runner_v2.layer_set import CopyBuffers, Launch, LayerSet
-from nwor_bench.plugin.staging.layers import LayerCache, StagingUnavailable, partition
-from nwor_bench.plugin.staging.window import HeldValuesLost
-from nwor_bench.records.fallback_reasons import Fault
+from nwor_bench.plugin.window import HeldValuesLost
+from nwor_bench.records.fallback_reasons import Fault, fault_of
 from nwor_kernels.commit.plan import StagedSources
+from nwor_kernels.metadata import error_names
 from nwor_kernels.stage.kernel import stage_kv_cache_triton
 
 logger = logging.getLogger("vllm.nwor_bench")
@@ -288,3 +289,61 @@ class GpuStaging:
             for place, number in enumerate(each.numbers):
                 if number in staged:
                     each.write_layer(batch, place, slots, self._counts_of_all)
+
+
+WHAT_IS_LOST = (
+    "nwor: the device refused a commit (%s, in %d of %d layers). The accepted tokens of that "
+    "window are not in the KV cache, though vLLM goes on as if they were. Answers since the last "
+    "reading of the counts may be wrong, and so may later answers that hit these blocks in the "
+    "prefix cache. Every window is written directly from now on. Restart the server, and report "
+    "this: no request can cause it, only a fault of nwor-bench"
+)
+
+
+class DeviceRefusals:
+    """Commits of one worker that were refused, and whether it still stages.
+
+    Args:
+        errors: [layers] int32 on the device; commits or their ERROR_* flags in.
+    """
+
+    def __init__(self, errors: Tensor):
+        self.errors = errors
+        self.reason: str | None = None
+        """The fallback reason of the first refusal; it is kept for as long as the worker runs."""
+        self.stopped = False
+        """True from the window on with which all ranks stopped staging."""
+        self._unread: dict[str, None] = {}
+
+    def note(self, flags: Sequence[int]) -> None:
+        """Take the flags as they were read, [layers]."""
+        if not any(flags):
+            return
+        self.errors.zero_()  # in the stream's order: behind every commit that was read
+        together = 0
+        for layer, flag in enumerate(flags):
+            together |= flag
+            if flag:
+                self._unread[f"layer {layer}: {error_names(flag)}"] = None
+        if self.reason is None:
+            self.reason = f"{Fault.DEVICE_REFUSED}:{error_names(together)}"
+            layers = sum(1 for flag in flags if flag)
+            logger.error(WHAT_IS_LOST, error_names(together), layers, len(flags))
+
+    def take(self) -> list[str]:
+        """Refusals since the last call, for a run's drain; waits for the device."""
+        self.note(self.errors.tolist())
+        unread, self._unread = list(self._unread), {}
+        return unread
+
+    def to_vote(self) -> str | None:
+        """This rank's vote on a staged window; None: nothing was refused."""
+        return None if self.stopped else self.reason
+
+    def settle(self, reason: str | None) -> None:
+        """Take the ranks' common reason for a window; a refusal in it stops staging."""
+        if reason is None or fault_of(reason) is not Fault.DEVICE_REFUSED or self.stopped:
+            return
+        self.stopped = True
+        if self.reason is None:
+            logger.error("nwor: no window is staged from now on: %s", reason)

@@ -19,7 +19,7 @@ from nwor_bench.plugin.patching import Patch
 from nwor_bench.plugin.runner_v2.graph_sets import StagingGraphs
 from nwor_bench.plugin.runner_v2.plan import WindowPlanner
 from nwor_bench.plugin.runner_v2.setup import StagingParts
-from nwor_bench.plugin.staging.window import State, Window
+from nwor_bench.plugin.window import State, Window
 
 
 class WindowChecks:

@@ -22,7 +22,7 @@ from simulated_groups import NOISES, Sample, Windows
 
 from nwor_bench.analysis.interleaved.robust import Estimate, robust_location
 from nwor_bench.cli.live.watching import WidthRule
-from nwor_bench.plugin.live_turns import RUN_LENGTHS
+from nwor_bench.plugin.interleaving import RUN_LENGTHS
 
 SOUGHT = (100, 400)
 READ_EVERY = 20

@@ -82,7 +82,7 @@ class Steps:
 
     def _noted(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def execute_model(scheduled: Any, *args: Any, **kwargs: Any) -> Any:
-            from nwor_bench.plugin.interleaving import is_windows_alone
+            from nwor_bench.plugin.scheduler_output import is_windows_alone
 
             began = time.perf_counter()
             output = original(scheduled, *args, **kwargs)
@@ -121,7 +121,7 @@ class Steps:
 
 def switch(hook: Any, mode: str) -> None:
     """Change the hook's mode between two steps."""
-    from nwor_bench.plugin.live_turns import LiveTurns
+    from nwor_bench.plugin.interleaving import LiveTurns
 
     hook.drain(None)
     hook.interleave(None)

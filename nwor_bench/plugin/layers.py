@@ -46,6 +46,11 @@ def is_latent(layer: Any) -> bool:
     return getattr(layer, "kv_lora_rank", None) is not None
 
 
+def causal_implementation(impl: Any) -> Any:
+    """The implementation that serves windows: of a composite the causal one, else `impl`."""
+    return getattr(impl, "causal_impl", impl)
+
+
 def rows_of(layer: Any) -> tuple[Tensor, int]:
     """(A layer's cache as `LayerCache` has it, elements of a row that are staged as K).
 

@@ -21,9 +21,8 @@ from zlib import crc32
 import numpy as np
 from torch import Tensor, cat
 
-from nwor_bench.plugin.counts.device_counts import Coming, SideReader, WrittenRows, read_all
-from nwor_bench.plugin.counts.step import Before, Step, accepted_of, measured
-from nwor_bench.plugin.observe.device_times import has_passed
+from nwor_bench.plugin.device_counts import Coming, SideReader, WrittenRows, read_all
+from nwor_bench.plugin.step import Before, Step, accepted_of, has_passed, measured
 from nwor_bench.records.types import SETTLING, MeasuredWindow
 from nwor_bench.workload.window_order import Turn
 

@@ -18,13 +18,9 @@ from vllm.compilation.breakable_cudagraph import is_breakable_cudagraph_enabled
 from vllm.config import CompilationMode
 from vllm.model_executor.layers.mamba.abstract import MambaBase
 
-from nwor_bench.plugin.vllm_features import bypasses_kv_cache_update
+from nwor_bench.plugin.layers import causal_implementation
+from nwor_bench.plugin.scheduler_output import bypasses_kv_cache_update
 from nwor_bench.records import fallback_reasons as reasons
-
-
-def causal_implementation(impl: Any) -> Any:
-    """The implementation that serves windows: of a composite the causal one, else `impl`."""
-    return getattr(impl, "causal_impl", impl)
 
 
 def causal_builder(builder: Any) -> type:

@@ -13,12 +13,42 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from nwor_bench.plugin.vllm_features import acceptable_drafts, invalid_drafts_in_scheduler
+
+def acceptable_drafts(grammar_output: Any) -> Sequence[int] | None:
+    """How many drafts of each request of a GrammarOutput may be accepted; None: vLLM 0.31.
+
+    A grammar output without numbers means in vLLM that no draft may be accepted.
+    """
+    if not hasattr(grammar_output, "num_acceptable_drafts"):
+        return None
+    requests = len(grammar_output.structured_output_request_ids)
+    return grammar_output.num_acceptable_drafts or [0] * requests
+
+
+def invalid_drafts_in_scheduler(scheduler_output: Any) -> Mapping[str, int]:
+    """Forbidden drafts by request, as the scheduler notes them in its own SchedulerOutput.
+
+    vLLM 0.31 has them nowhere else, and a worker in another process has a copy without them: its
+    forbidden drafts count as drafts there.
+    """
+    return scheduler_output.num_invalid_spec_tokens or {}
+
+
+def bypasses_kv_cache_update(layer: Any) -> bool:
+    """True if a fused kernel writes a layer's K/V before attention is called (from vLLM 0.33)."""
+    return any(getattr(part, "kv_cache_update_bypass", False) for part in (layer, layer.impl))
 
 
 def external_request_id(req_id: str) -> str:
     """The caller's name of a request: vLLM appends a dash and a random suffix."""
     return req_id.rpartition("-")[0] or req_id
+
+
+def is_windows_alone(scheduler_output: Any) -> bool:
+    """True for a step in which each request runs only its drafts and the token before."""
+    drafts = scheduler_output.scheduled_spec_decode_tokens
+    tokens = sum(map(len, drafts.values())) + len(scheduler_output.num_scheduled_tokens)
+    return bool(drafts) and scheduler_output.total_num_scheduled_tokens == tokens
 
 
 def finished(scheduler_output: Any) -> Collection[str]:

@@ -13,8 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nwor_bench.plugin.counts.step import Step, accepted_of
-from nwor_bench.plugin.observe.device_times import has_passed
+from nwor_bench.plugin.step import Step, accepted_of, has_passed
 
 
 def read_all(counts: Sequence[Tensor | None], also: Tensor | None) -> list[list[int]]:

@@ -1,1 +1,0 @@
-"""Windows counted on the host or late from the device, and kept until they are drained."""

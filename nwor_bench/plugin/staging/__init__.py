@@ -1,1 +1,0 @@
-"""Staging as both runners share it: a window's life, the target's layers, the refusals."""

@@ -20,9 +20,9 @@ class Launch:
     """A kernel with its grid and compile-time parameters, launched again and again.
 
     Triton looks at every argument of every launch to find the binary, which takes the host longer
-    than the launch. Here only the first launch looks. So callers keep one `Launch` for each
-    combination of what selects a binary: device, dtypes, which arguments are None, numbers and
-    alignments that the kernel does not exclude from specialisation, compile-time parameters.
+    than the launch. Here only the first launch looks. So callers keep one `Launch` for each device,
+    set of dtypes, arguments that are None, compile-time parameters, and the numbers and alignments
+    that the kernel does not exclude from specialisation.
 
     Args:
         kernel: a `triton.jit` function, its compile-time parameters last.
@@ -141,7 +141,7 @@ class Launches:
 
 
 def _binary_of(given: object) -> object:
-    """What a binary depends on: of a tensor device, dtype and alignment, of a number all."""
+    """The part of an argument that selects a binary: a tensor's device, dtype and alignment."""
     if isinstance(given, Tensor):
         return given.device, given.dtype, given.data_ptr() % 16 == 0
     return given

@@ -1,7 +1,7 @@
 """Per-layer metadata that stage writes and commit checks: int32 [layers, 2]."""
 
 STAGED_COUNT = 0
-"""Column 0: how many rows of this window lie in the layer's staging buffer."""
+"""Column 0: rows of this window in the layer's staging buffer."""
 
 ERROR_FLAG = 1
 """Column 1: bitwise or of the ERROR_* flags; 0 when the layer is sound."""

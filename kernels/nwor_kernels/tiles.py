@@ -1,4 +1,4 @@
-"""What the copy kernels share: how rows of K and V are cut into tiles.
+"""How the copy kernels cut rows of K and V into tiles.
 
 A tile is `TOKENS` rows by `COLUMNS` columns, and column `head * head_dim + d` of a row is
 element d of a head. Neighbouring threads therefore touch neighbouring elements of one head, and
@@ -43,5 +43,5 @@ def check_chunk(num_rows: int) -> int:
 
 @triton.jit
 def head_offsets(columns, HEAD_DIM: tl.constexpr, stride_head, stride_dim):
-    """Where each column of a row lies, in elements from the row's start."""
+    """The place of each column of a row, in elements from the row's start."""
     return (columns // HEAD_DIM).to(tl.int64) * stride_head + (columns % HEAD_DIM) * stride_dim

@@ -4,13 +4,11 @@ Sources and caches are separate tensors, a pair a layer, with their addresses in
 device. So a commit does no host work per layer, never waits for the device and can be captured in a
 CUDA graph. `plan.py` builds the tables and launches.
 
-The layers may lie in several KV-cache groups, each with its own slots: then slots are [groups, N]
-and a table says which row of them a layer writes to.
+With several KV-cache groups slots are [groups, N], and a table gives the row of each layer.
 
-All or nothing: every program checks every layer (8 bytes each) and all slots (8 bytes each, from
-L2, and hidden behind the rows it has already begun to load), so all programs decide the same
-without communication. Only the first program writes error flags. They follow from inputs that no
-program writes, so a program that reads a flag too early or too late decides the same.
+All or nothing: every program checks all layers and all slots (8 bytes each, from L2, while its rows
+are loading), so all programs decide the same without communication. Only the first program writes
+error flags, which follow from inputs that no program writes.
 """
 
 import triton
@@ -191,7 +189,7 @@ def commit_kernel(
 def _inspect_window(
     slots, rows, num_rows, capacity, slots_stride, rows_stride, CHUNK: tl.constexpr
 ):
-    """(rows that are no padding, largest slot or -1, how many of them lie past the sources)."""
+    """(rows that are not padding, largest slot or -1, how many rows are past the sources)."""
     lanes = tl.arange(0, CHUNK)
     count = tl.zeros([CHUNK], tl.int32)
     overrun = tl.zeros([CHUNK], tl.int32)
@@ -213,7 +211,7 @@ def _inspect_groups(
     slots, rows, num_rows, capacity, group, slots_stride, group_stride, rows_stride,
     GROUPS: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """What `_inspect_window` returns, of the slots of each layer: `group` [layers] is its row.
+    """As `_inspect_window`, for each layer: `group` [layers] is its row of slots.
 
     All groups are read in one pass, CHUNK entries in all at a time.
     """

@@ -29,12 +29,11 @@ MANY_ROWS = 8192
 class StagedSources:
     """Where a commit reads: the addresses of every layer's K and V rows on the device.
 
-    It holds addresses, not tensors: keep the tensors alive for as long as it is used. Building
-    it copies the table to the device and waits for that: do it outside any capture.
+    It holds addresses only: keep the tensors alive while it is used. Building it waits for a copy
+    to the device, so build it outside any graph capture.
 
     Args:
-        keys: one tensor a layer, [rows, kv_heads, head_dim]; strides, dtype and shape the same
-            in all layers.
+        keys: one tensor a layer, [rows, kv_heads, head_dim]; all of one dtype, shape and strides.
         values: likewise, [rows, kv_heads, value_head_dim], of the dtype of the keys.
 
     Raises:
@@ -67,12 +66,11 @@ class StagedSources:
         self.table = torch.tensor(self._addresses, dtype=torch.int64, device=keys[0].device)
 
     def refill(self, keys: Sequence[Tensor], values: Sequence[Tensor]) -> None:
-        """Point at other tensors, in the same table, by a copy that waits for nothing.
+        """Point the same table at other tensors, without waiting for the copy.
 
-        For eager mode, where addresses may change with every step; while they do not, nothing is
-        copied. Rows and strides may change too, but a launch that was captured keeps the old
-        ones. Only the first layer's layout is looked at (host time counts here): the caller lays
-        out all layers alike.
+        For eager mode, in which every step may bring other addresses; equal ones are not copied.
+        Rows and strides may change too, but a captured launch keeps the old ones. Only the first
+        layer's layout is read, to save host time: all layers must share it.
 
         Raises:
             ValueError: other layers, heads, head dims or dtype than this was built for.
@@ -90,7 +88,7 @@ class StagedSources:
         if addresses == self._addresses:
             return
         self._addresses = addresses
-        # PyTorch's pinned memory is not handed out again before this copy is through.
+        # PyTorch reuses pinned memory only after this copy has finished.
         on_host = torch.tensor(addresses, dtype=torch.int64, pin_memory=self.table.is_cuda)
         self.table.copy_(on_host, non_blocking=True)
 
@@ -115,8 +113,8 @@ class StagedSources:
 class CommitPlan:
     """The caches of all target layers, ready to be committed to.
 
-    It holds addresses, not tensors: keep caches and scales alive for as long as it is used.
-    Building it copies the table to the device, so build it outside any graph capture.
+    It holds addresses only: keep caches and scales alive while it is used. Building it copies a
+    table to the device, so build it outside any graph capture.
 
     Args:
         kv_caches: one tensor a layer, [blocks, kv_heads, block_size, head_dim +
@@ -178,36 +176,33 @@ class CommitPlan:
     ) -> None:
         """Write the accepted rows of all layers in one launch.
 
-        Row i of the launch takes source row i (or `rows[i]`) to slot `slots[i]` of every layer
-        (`slots[slot_rows[layer], i]` of a plan with slot rows) if its place in its request's
-        window is below `num_sampled[request] + certain`. All or nothing: a bad slot or row in any
-        layer, padding apart, commits nothing, whether it is accepted or not. Waits for nothing;
-        safe in a CUDA graph.
+        Row i of the launch copies source row i (or `rows[i]`) to slot `slots[i]` of every layer
+        (with slot rows: `slots[slot_rows[layer], i]`) if its place in its request's window is
+        below `num_sampled[request] + certain`. All or nothing: a bad slot or row in any layer,
+        accepted or not, commits nothing; padding is ignored. Never waits; safe in a CUDA graph.
 
         Args:
             sources: K and V of every layer.
-            slots: [N] int64, block * block_size + offset, the same for every layer; negative is
-                padding and never indexed. [groups, N] for a plan with slot rows: one row a
-                KV-cache group; rows that no layer has are not looked at.
-            num_sampled: [requests] int32, rows accepted of each request, with vLLM's
-                `num_sampled` the certain first token and the accepted drafts. A request past its
-                end (padding of a captured shape) commits nothing.
-            errors: [layers] int32; ERROR_* flags are or-ed in, by one program, and never cleared.
+            slots: [N] int64, block * block_size + offset; negative is padding and never indexed.
+                With slot rows [groups, N], one row a KV-cache group.
+            num_sampled: [requests] int32, accepted rows of each request: in vLLM's `num_sampled`
+                the certain first token and the accepted drafts. A request past its end (padding
+                of a captured shape) commits nothing.
+            errors: [layers] int32; ERROR_* flags are or-ed in and never cleared.
             certain: rows of each request that `num_sampled` does not count; -1 if it counts one
-                that is not among the rows of the launch.
-            tokens_per_request: rows of every window (drafts + 1) if all are equal: row i is
-                number i % tokens_per_request of request i // tokens_per_request.
+                that the launch does not have.
+            tokens_per_request: rows of each window (drafts + 1), if all windows are equal.
             row_request: otherwise [N] int32, the request of each row; negative is padding.
             row_index: [N] int32, the place of each row in its request's window.
             rows: [N] int, the row's place in the sources; negative is never written.
-            layer_metadata: [layers, 2] int32 as `stage_kv_cache` wrote it: a layer that staged
-                another number of rows, or has a flag, commits nothing in any layer.
+            layer_metadata: [layers, 2] int32 as the stage kernel wrote it: if a layer staged
+                another number of rows, or has a flag, nothing is committed.
             written: [layers] int32; the rows stored in each layer are added. Counters in one
                 cache line delay each other.
 
         Raises:
-            ValueError: sources that do not fit the caches, or neither or both ways to say which
-                request a row belongs to.
+            ValueError: sources do not fit the caches, or the request of a row is given in both
+                ways or in neither.
         """
         small = (slots, num_sampled, row_request, row_index, rows, errors, layer_metadata, written)
         layouts = [None if tensor is None else (tensor.dtype, tensor.stride()) for tensor in small]
@@ -242,7 +237,7 @@ class CommitPlan:
 
         Args:
             sources, slots, errors, certain, tokens_per_request, written: as in `commit_windows`;
-                all of them must keep their addresses and layouts.
+                tensors must stay in place.
 
         Returns:
             The commit, given [requests] int32 on the device, contiguous.
@@ -267,7 +262,7 @@ class CommitPlan:
         tokens_per_request: int | None,
         certain: int,
     ) -> Launch:
-        """Check what is the same in all launches of a kind, and choose the kernel's tiles."""
+        """Check the arguments that all launches of a kind share, and choose the kernel's tiles."""
         slots, _, row_request, row_index, _, _, layer_metadata, written = small
         assert slots is not None
         by_index = row_request is not None
@@ -357,14 +352,7 @@ def _scale_column(
 ) -> tuple[int, list[int]]:
     """(Scales of a layer, address of each layer's); 0 if the cache is not quantised.
 
-    Args:
-        name: k or v.
-        scales: one tensor a layer.
-        cache: the first layer's, [blocks, kv_heads, block_size, width].
-        num_layers: how many layers the plan has.
-
-    Raises:
-        ValueError: scales for a cache without any, or not those that an fp8 cache needs.
+    `name` is k or v, `cache` the first layer's. Raises ValueError for scales that do not fit.
     """
     if cache.dtype not in E4M3_CACHE_DTYPES:
         if scales is not None:

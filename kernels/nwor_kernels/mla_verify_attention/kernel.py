@@ -60,7 +60,7 @@ def launch_shape(
 ) -> LaunchShape:
     """The shape of a launch, by rules measured on an H200.
 
-    The query rows and the cache rows of each step in flight lie in shared memory. At 512 + 64 in
+    Shared memory holds the query rows and the cache rows of each step in flight. At 512 + 64 in
     bf16, 32 query rows and two steps of 64 tokens take (32 + 128) x 576 x 2 = 180 KiB of 227.
 
     Args:
@@ -68,8 +68,7 @@ def launch_shape(
         heads: query heads.
         latent_dim, pe_dim: the two parts of a cached row, in elements.
         itemsize: bytes of an element of the products.
-        device: where it runs.
-        tuning: overrides single choices.
+        device, tuning: as in `verify_attention`'s `launch_shape`.
         requests: of the launch; None: enough to fill the GPU.
     """
     tuning = tuning or Tuning()
@@ -121,8 +120,7 @@ def create_workspace(
 ) -> VerifyWorkspace:
     """Room for any launch of up to `max_requests` requests and `max_query_len` query rows each.
 
-    Made once and used by every layer; launches that share one must not overlap. Arguments as for
-    `launch_shape`.
+    Arguments as for `launch_shape`.
     """
     shapes = [
         launch_shape(length, heads, latent_dim, pe_dim, itemsize, device, tuning)
@@ -157,8 +155,8 @@ def mla_verify_attention_triton(
 ) -> None:
     """Attend the queries of every request with staged rows; other output rows stay as they are.
 
-    Safe in a CUDA graph: nothing is read on the host, and nothing but a missing workspace is
-    allocated.
+    Safe in a CUDA graph: it reads nothing on the host and allocates only a missing workspace.
+    Arguments that are not listed are those of `verify_attention_triton`.
 
     Args:
         query: [num_tokens, heads, latent_dim], absorbed (multiplied by W_UK); float8_e4m3fn if
@@ -168,18 +166,9 @@ def mla_verify_attention_triton(
         key_pe: [rows, pe_dim] or [rows, 1, pe_dim], staged likewise.
         kv_cache: [blocks, block_size, latent_dim + pe_dim], last dimension contiguous; of the
             dtype of `latent`, or e4m3 (uint8 is taken as e4m3).
-        query_start_loc: [requests + 1] int32, non-decreasing, contiguous like the next ones.
-        seq_lens: [requests] int32, tokens of each request, this step's included.
-        block_table: [requests, max blocks] int32.
-        staged_start, staged_end: [requests] int32: rows start..end-1 of `latent` and `key_pe` are
-            the last end - start tokens of the request. None staged: the request is left alone.
         output: [num_tokens, heads, latent_dim], written in place, still to be multiplied by W_UV.
-        scale: factor on the scores.
-        max_query_len: most query rows of a request with staged rows.
-        max_seq_len: upper bound of `seq_lens`.
         q_scale, k_scale: float32, one element; for fp8 queries and fp8 caches.
         workspace: from `create_workspace`; one is made if there is none.
-        tuning: the launch's shape, for benchmarks.
 
     Raises:
         ValueError: the kernel does not serve this shape, or the workspace is too small for it.

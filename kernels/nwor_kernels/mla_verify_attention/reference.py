@@ -1,4 +1,4 @@
-"""What the MLA verification kernel computes, written out in torch: one request at a time.
+"""References of the MLA kernels in torch, one request at a time.
 
 Queries are absorbed: projected into the latent space of the cache. A cached row is both the key
 (all of it) and the value (its latent part), shared by all heads.
@@ -28,10 +28,9 @@ def mla_verify_attention_reference(
     k_scale: Tensor | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> None:
-    """Attend the queries of every request with staged rows, in `dtype` (float64 for tests).
+    """`mla_verify_attention_triton`, computed in `dtype` (float64 for tests).
 
-    Shapes and meanings are those of `mla_verify_attention_triton`. Nothing but committed context
-    and staged rows is read; output rows of requests without staged rows are left alone.
+    Reads only committed context and staged rows.
     """
     width = query.shape[2]
     bounds = zip(staged_start.tolist(), staged_end.tolist(), strict=True)
@@ -71,10 +70,7 @@ def mla_tail_reference(
     selection: Tensor | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> None:
-    """Merge what stock attention over the committed tokens lacks, in `dtype`.
-
-    Shapes and meanings are those of `mla_tail_triton`.
-    """
+    """`mla_tail_triton`, computed in `dtype`."""
     width = query.shape[2]
     for request, length in enumerate(seq_lens.tolist()):
         first, last = query_start_loc[request : request + 2].tolist()
@@ -117,7 +113,7 @@ def split_selection_reference(
     block_size: int,
     block_rows: int,
 ) -> None:
-    """Split what each query row has selected; meanings are those of `split_selection_triton`."""
+    """`split_selection_triton`, one query row at a time."""
     rows.fill_(-1)
     selection.zero_()
     for token, request in enumerate(request_of.tolist()):

@@ -1,9 +1,9 @@
 """The last keys of a window's rows, merged into stock attention over the tokens before them.
 
 Stock attends only over the committed tokens. Its mask is causal and ends with them, so row i of a
-request's q rows sees all but the last q - 1 - i of them. With s rows staged of L tokens
-it lacks s keys, at positions L - s - (q - 1 - i) to L - q + i: those below L - s lie in the cache,
-the others are staged. The s + q - 1 keys that some row lacks are the request's tail.
+request's q rows sees all but the last q - 1 - i of them. With s of L tokens staged, a row lacks s
+keys, at positions L - s - (q - 1 - i) to L - q + i: those below L - s are in the cache, the others
+are staged. The s + q - 1 keys that some row lacks are the request's tail.
 
 Sparse layers: an indexer selects positions of a request for each query row, the window's own among
 them, and stock turns them into rows of the cache. A staged window's rows are not there, so
@@ -162,8 +162,8 @@ def mla_tail_triton(
 ) -> None:
     """Merge the tail of every request with staged rows into stock's output over the tokens before.
 
-    Safe in a CUDA graph: nothing is read on the host, nothing is allocated. Requests without
-    query rows, without staged rows or without tokens are left alone.
+    Safe in a CUDA graph: it reads nothing on the host and allocates nothing. Requests without query
+    rows, staged rows or tokens are skipped.
 
     Args:
         query, query_pe, latent, key_pe: as for `mla_verify_attention_triton`, of one dtype.
@@ -317,9 +317,9 @@ def split_selection_triton(
     block_size: int,
     block_rows: int,
 ) -> None:
-    """Split what each query row has selected.
+    """Split the selection of each query row into cached and staged positions.
 
-    Safe in a CUDA graph: nothing is read on the host, nothing is allocated.
+    Safe in a CUDA graph: it reads nothing on the host and allocates nothing.
 
     Args:
         selected: [tokens, most] int32, positions of the row's request, each at most once, in any

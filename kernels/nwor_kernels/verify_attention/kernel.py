@@ -17,7 +17,8 @@ from nwor_kernels.verify_attention.tuning import (
     Tuning,
     launch_shape,
     padded,
-    programs_for,
+    processors_of,
+    programs_on,
     row_tiling,
     unsupported_reason,
 )
@@ -59,7 +60,7 @@ class VerifyWorkspace:
         value_dim = value_dim or head_dim
         widest = max(head_dim, value_dim)
         rows, row_tiles, dim = row_tiling(max_query_len, num_heads // num_kv_heads, widest)
-        tiles = 2 * (programs or programs_for(rows, dim, device))
+        tiles = 2 * (programs or programs_on(processors_of(device), rows, dim))
         pairs = max_requests * num_kv_heads * row_tiles
         return cls.allocate(tiles * rows, padded(value_dim), pairs, device)
 
@@ -122,8 +123,7 @@ def verify_attention_triton(
 ) -> None:
     """Attend the queries of every request with staged tokens; other output rows stay as they are.
 
-    Safe in a CUDA graph: nothing is read on the host, and nothing but a missing workspace is
-    allocated.
+    Safe in a CUDA graph: it reads nothing on the host and allocates only a missing workspace.
 
     Args:
         query: [num_tokens, heads, head_dim]; float8_e4m3fn if vLLM quantises queries.
@@ -131,11 +131,11 @@ def verify_attention_triton(
         value: [rows, kv_heads, value_dim], likewise.
         kv_cache: [blocks, kv_heads, block_size, head_dim + value_dim], K then V, last dimension
             contiguous; of the dtype of `key`, or e4m3 (uint8 is taken as e4m3).
-        query_start_loc: [requests + 1] int32, non-decreasing.
+        query_start_loc: [requests + 1] int32, non-decreasing, contiguous like the next ones.
         seq_lens: [requests] int32, tokens of each request, this step's included.
         block_table: [requests, max blocks] int32.
         staged_start, staged_end: [requests] int32: rows start..end-1 of `key` and `value` are the
-            last end - start tokens of the request. None staged: the request is left alone.
+            last end - start tokens of the request. A request without staged rows is skipped.
         output: [num_tokens, heads, value_dim], written in place.
         scale: factor on the scores.
         max_query_len: most query rows of a request with staged tokens.
@@ -217,10 +217,6 @@ def verify_attention_triton(
         softcap,
         requests,
         block_table.stride(0),
-        query_start_loc.stride(0),
-        seq_lens.stride(0),
-        staged_start.stride(0),
-        staged_end.stride(0),
         *query.stride()[:2],
         *key.stride()[:2],
         *value.stride()[:2],
@@ -264,7 +260,7 @@ def fp8_way(quantised: bool) -> int:
 
 
 def compute_type(key: Tensor, quantised: bool) -> tl.dtype:
-    """What the products are made of. Half precision holds every e4m3 number, and the GPU converts
+    """Dtype of the products' operands. Half precision holds every e4m3 number, and the GPU converts
     e4m3 to it in one instruction."""
     if key.dtype == torch.float32:
         return tl.float32

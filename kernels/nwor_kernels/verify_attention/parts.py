@@ -3,7 +3,7 @@
 The steps of all contexts are cut into equal parts, one a program. Cuts move to the beginnings of
 pairs if that costs little: then no program has parts of two pairs.
 
-Merged partial results are dead, but dirty in L2: what comes next (a layer's weights) would push
+Merged partial results are no longer needed, but dirty in L2: the next layer's weights would push
 them out to DRAM. PTX's `discard.L2` (sm_80 and later) gives 128 bytes up: to the memory model it is
 a weak write of an indeterminate value, to the hardware a hint not to write the line back. So it is
 safe exactly if overwriting the tiles would be:
@@ -74,7 +74,7 @@ def _sum_max(a, b, c, d):
 
 @triton.jit
 def cut(steps, PAIRS: tl.constexpr, MIN_STEPS: tl.constexpr, WHOLE: tl.constexpr):
-    """(steps a program, of which a pair's steps are rounded up to a multiple).
+    """(Steps a program, the number to a multiple of which each pair's steps are rounded up).
 
     With more pairs than programs each program may have whole pairs, if its steps are then at most
     WHOLE per cent more than equal parts have: nothing is left to be merged.

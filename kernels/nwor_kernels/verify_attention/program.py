@@ -66,10 +66,6 @@ def verify_kernel(
     softcap,
     requests,
     table_row,
-    query_start_one,
-    seq_len_one,
-    staged_start_one,
-    staged_end_one,
     query_row,
     query_head,
     key_row,
@@ -112,14 +108,14 @@ def verify_kernel(
     program = tl.program_id(0)
     each_request = tl.arange(0, MAX_REQUESTS)
     in_batch = each_request < requests
-    starts = tl.load(staged_start + each_request * staged_start_one, mask=in_batch, other=0)
-    ends = tl.load(staged_end + each_request * staged_end_one, mask=in_batch, other=0)
-    lengths = tl.load(seq_lens + each_request * seq_len_one, mask=in_batch, other=0)
+    starts = tl.load(staged_start + each_request, mask=in_batch, other=0)
+    ends = tl.load(staged_end + each_request, mask=in_batch, other=0)
+    lengths = tl.load(seq_lens + each_request, mask=in_batch, other=0)
     row_counts = 0
     bounded: tl.constexpr = SLIDING_WINDOW > 0 or CHUNK > 0
     if bounded:
-        to_rows = query_start_loc + each_request * query_start_one
-        row_counts = tl.load(to_rows + query_start_one, mask=in_batch, other=0)
+        to_rows = query_start_loc + each_request
+        row_counts = tl.load(to_rows + 1, mask=in_batch, other=0)
         row_counts -= tl.load(to_rows, mask=in_batch, other=0)
     steps_of_each, _unseen = steps_of(
         ends - starts, lengths, row_counts, SLIDING_WINDOW, CHUNK, BLOCK_N
@@ -137,11 +133,11 @@ def verify_kernel(
     while at < end:
         # Which pair, which of its steps, and which programs have the others?
         request, before = find_pair(until, at)
-        first_staged = tl.load(staged_start + request * staged_start_one)
-        num_staged = tl.load(staged_end + request * staged_end_one) - first_staged
-        seq_len = tl.load(seq_lens + request * seq_len_one)
-        first_row = tl.load(query_start_loc + request * query_start_one)
-        num_rows = tl.load(query_start_loc + (request + 1) * query_start_one) - first_row
+        first_staged = tl.load(staged_start + request)
+        num_staged = tl.load(staged_end + request) - first_staged
+        seq_len = tl.load(seq_lens + request)
+        first_row = tl.load(query_start_loc + request)
+        num_rows = tl.load(query_start_loc + request + 1) - first_row
         steps, skipped = steps_of(num_staged, seq_len, num_rows, SLIDING_WINDOW, CHUNK, BLOCK_N)
         pair_slots = tl.cdiv(steps, multiple) * multiple
         pair = (at - before) // pair_slots

@@ -1,9 +1,8 @@
-"""Attention over a paged cache whose newest tokens may still be staged. Torch reference.
+"""Attention over a paged cache whose newest tokens may be staged. Torch references.
 
-Layout of the cache: [blocks, kv_heads, block_size, head_dim + value_dim], K then V. Staged tokens
-have no K/V in the cache yet: their rows come from the staging buffer instead. With and
-without staging the very same tensors reach the very same operations, so that in any dtype
-the result is equal bit by bit as long as the staged K/V are right.
+Layout of the cache: [blocks, kv_heads, block_size, head_dim + value_dim], K then V. The K/V of
+staged tokens come from the staging buffer. With and without staging the same tensors reach the same
+operations, so in any dtype the results are equal bit for bit if the staged K/V are right.
 
 Like vLLM's kernels it relies on unwritten cache memory being finite (new blocks are zeroed):
 masked positions are multiplied by a weight of exactly zero.
@@ -14,6 +13,7 @@ and computes in any dtype: tests take float64.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 
 import torch
@@ -23,7 +23,7 @@ from torch import Tensor
 from nwor_kernels.fp8 import E4M3_CACHE_DTYPES, quantize_e4m3
 
 BATCHED_QUERY_LIMIT = 16
-"""Requests with at most this many query rows share one padded call; longer ones run alone."""
+"""Requests with at most this many query rows share one padded call; longer ones get their own."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class RequestGroup:
         is_query: [requests, queries] bool, False for padding.
         blocks: [requests, blocks] int64, block numbers; padding is block 0.
         positions: [requests, queries] int64, each query's position in its sequence.
-        visible: [requests, 1, queries, tokens] bool, what each query may attend to.
+        visible: [requests, 1, queries, tokens] bool, the tokens that each query attends to.
         staged: the group's staged tokens, or None when all of its K/V is in the cache.
     """
 
@@ -90,24 +90,14 @@ def plan_attention(
     short = [r for r, n in enumerate(queries) if 0 < n <= BATCHED_QUERY_LIMIT]
     groups = [short] if short else []
     groups += [[r] for r, n in enumerate(queries) if n > BATCHED_QUERY_LIMIT]
-    return [
-        _plan_group(
-            requests,
-            starts,
-            lengths,
-            block_table,
-            block_size,
-            causal,
-            sliding_window,
-            chunk,
-            staged_token_rows,
-        )
-        for requests in groups
-    ]
+    plan = partial(
+        _plan_group, starts, lengths, block_table, block_size, causal, sliding_window, chunk,
+        staged_token_rows,
+    )  # fmt: skip
+    return [plan(requests) for requests in groups]
 
 
 def _plan_group(
-    requests: list[int],
     starts: list[int],
     lengths: list[int],
     block_table: Tensor,
@@ -116,6 +106,7 @@ def _plan_group(
     sliding_window: int,
     chunk: int,
     staged_token_rows: Tensor | None,
+    requests: list[int],
 ) -> RequestGroup:
     start = torch.tensor([starts[r] for r in requests])[:, None]
     count = torch.tensor([starts[r + 1] - starts[r] for r in requests])[:, None]
@@ -129,13 +120,9 @@ def _plan_group(
 
     token = torch.arange(num_blocks * block_size)
     used_block = token[::block_size] < length
-    visible = (token < length)[:, None, :].expand(-1, positions.shape[1], -1)
-    if causal:
-        visible = visible & (token <= positions[:, :, None])
-    if sliding_window > 0:
-        visible = visible & (token > positions[:, :, None] - sliding_window)
-    if chunk > 0:
-        visible = visible & (token >= (positions - positions % chunk)[:, :, None])
+    position = positions[:, :, None]
+    visible = _visible(token - position, position, sliding_window, chunk, causal=causal)
+    visible &= (token < length)[:, None, :]
 
     blocks = block_table[requests, :num_blocks].long()
     return RequestGroup(
@@ -193,9 +180,13 @@ def verify_attention_reference(
         key, value = gather_kv(kv_cache, group, query.shape[2], staged_key, staged_value)
         queries = query[group.query_rows].transpose(1, 2)
         if softcap or alibi_slopes is not None or sinks is not None:
+            ratio = query.shape[1] // key.shape[1]
+            keys, values = (rows.float().repeat_interleave(ratio, dim=1) for rows in (key, value))
+            distance = torch.arange(key.shape[2]) - group.positions[:, None, :, None]
             attended = _attend_by_formula(
-                queries, key, value, group, scale, softcap, alibi_slopes, sinks
-            )
+                queries.float(), keys, values, group.visible, distance,
+                scale=scale, softcap=softcap, alibi_slopes=alibi_slopes, sinks=sinks,
+            ).to(query.dtype)  # fmt: skip
         else:
             attended = _attend(queries, key, value, group.visible, scale)
         output[group.query_rows[group.is_query]] = attended.transpose(1, 2)[group.is_query]
@@ -238,30 +229,34 @@ def _attend_by_formula(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    group: RequestGroup,
+    visible: Tensor,
+    distance: Tensor,
+    *,
     scale: float,
     softcap: float,
     alibi_slopes: Tensor | None,
     sinks: Tensor | None,
 ) -> Tensor:
-    """softmax(cap(q k / sqrt d) + alibi, with sinks) v, in float32, written out."""
-    ratio = query.shape[1] // key.shape[1]
-    key = key.float().repeat_interleave(ratio, dim=1)
-    value = value.float().repeat_interleave(ratio, dim=1)
-    scores = (query.float() @ key.transpose(-1, -2)) * scale
+    """softmax(cap(q k * scale) + alibi, with sinks) v, written out, in the dtype of `query`.
+
+    Args:
+        query: [..., heads, queries, head_dim].
+        key: [..., heads, tokens, head_dim].
+        value: [..., heads, tokens, value_dim].
+        visible: [..., queries, tokens] bool, the tokens that each query attends to.
+        distance: likewise, key position - query position.
+    """
+    scores = (query @ key.transpose(-1, -2)) * scale
     if softcap:
         scores = softcap * torch.tanh(scores / softcap)
     if alibi_slopes is not None:
-        token = torch.arange(key.shape[2])
-        distance = token - group.positions[:, None, :, None]
-        scores = scores + alibi_slopes.float()[None, :, None, None] * distance
-    scores = scores.masked_fill(~group.visible, float("-inf"))
+        scores = scores + alibi_slopes.to(scores.dtype)[:, None, None] * distance
+    scores = scores.masked_fill(~visible, float("-inf"))
     if sinks is not None:
-        sink = sinks.float()[None, :, None, None].expand(*scores.shape[:3], 1)
-        weights = torch.cat([scores, sink], dim=-1).softmax(dim=-1)[..., :-1]
-    else:
-        weights = scores.softmax(dim=-1)
-    return (weights @ value).to(query.dtype)
+        sink = sinks.to(scores.dtype)[:, None, None].expand(*scores.shape[:-1], 1)
+        scores = torch.cat([scores, sink], dim=-1)
+    weights = scores.softmax(dim=-1)[..., : key.shape[-2]]
+    return weights @ value
 
 
 def verify_attention_varlen_reference(
@@ -287,10 +282,9 @@ def verify_attention_varlen_reference(
     v_scale: Tensor | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> None:
-    """Attend the queries of every request with staged tokens, in `dtype`.
+    """`verify_attention_triton`, computed in `dtype`.
 
-    Shapes and meanings are those of `verify_attention_triton`. Nothing but committed context and
-    staged rows is read; output rows of requests without staged tokens are left alone.
+    Reads only committed context and staged rows.
     """
     kv_heads = kv_cache.shape[1]
     ratio = query.shape[1] // kv_heads
@@ -312,9 +306,12 @@ def verify_attention_varlen_reference(
             for part, rows, scales in zip(parts, (key, value), (k_scale, v_scale), strict=True)
         )
         q = (query[first:last].to(dtype) * query_scale[:, None]).transpose(0, 1)
-        attended = _attend_one(
-            q, keys, values, scale, sliding_window, softcap, chunk, sinks, alibi_slopes
-        )
+        position = torch.arange(length - (last - first), length, device=q.device)[:, None]
+        distance = torch.arange(length, device=q.device) - position
+        attended = _attend_by_formula(
+            q, keys, values, _visible(distance, position, sliding_window, chunk), distance,
+            scale=scale, softcap=softcap, alibi_slopes=alibi_slopes, sinks=sinks,
+        ).transpose(0, 1)  # fmt: skip
         output[first:last] = attended.to(output.dtype)
 
 
@@ -347,34 +344,13 @@ def _first_tokens(cache: Tensor, blocks: Tensor, tokens: int) -> Tensor:
     return raw[blocks[position // size].long(), :, position % size].view(cache.dtype)
 
 
-def _attend_one(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    scale: float,
-    sliding_window: int,
-    softcap: float,
-    chunk: int,
-    sinks: Tensor | None,
-    alibi_slopes: Tensor | None,
+def _visible(
+    distance: Tensor, position: Tensor, sliding_window: int, chunk: int, *, causal: bool = True
 ) -> Tensor:
-    """Causal attention of the last queries of a sequence: [heads, n, dim] each, [n, heads, dim]."""
-    queries, tokens = query.shape[1], key.shape[1]
-    position = torch.arange(tokens - queries, tokens, device=query.device)[:, None]
-    token = torch.arange(tokens, device=query.device)[None, :]
-    visible = token <= position
+    """Bool of the shape of `distance`: whether a query at `position` attends to the token."""
+    visible = distance <= 0 if causal else torch.ones_like(distance, dtype=torch.bool)
     if sliding_window > 0:
-        visible &= token > position - sliding_window
+        visible = visible & (distance > -sliding_window)
     if chunk > 0:
-        visible &= token >= position - position % chunk
-    scores = (query @ key.transpose(1, 2)) * scale
-    if softcap:
-        scores = softcap * torch.tanh(scores / softcap)
-    if alibi_slopes is not None:
-        scores = scores + alibi_slopes.to(scores.dtype)[:, None, None] * (token - position)
-    scores = scores.masked_fill(~visible, float("-inf"))
-    if sinks is not None:
-        sink = sinks.to(scores.dtype)[:, None, None].expand(-1, queries, 1)
-        scores = torch.cat([scores, sink], dim=-1)
-    weights = scores.softmax(dim=-1)[..., :tokens]
-    return (weights @ value).transpose(0, 1)
+        visible = visible & (distance >= -(position % chunk))
+    return visible

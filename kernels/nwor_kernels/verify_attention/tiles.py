@@ -135,7 +135,7 @@ def attend(
 
 @triton.jit
 def take_in(scores, v0, v1, visible, acc0, acc1, best, total):
-    """Add these tokens' values by their scores in base 2, of which `visible` ones count."""
+    """Add the values of `visible` tokens by their scores in base 2."""
     scores = tl.where(visible, scores, float("-inf"))
     better = tl.maximum(best, tl.max(scores, axis=1))
     weights = tl.exp2(scores - better[:, None])

@@ -1,4 +1,4 @@
-"""What the verification kernel serves, and the shape of its launches."""
+"""Limits of the verification kernel, and the shape of its launches."""
 
 import functools
 from dataclasses import dataclass
@@ -64,7 +64,7 @@ def unsupported_step(
 
 
 class Discard(IntEnum):
-    """What a launch does with partial results that it has merged (`parts.py`)."""
+    """The end of partial results that a launch has merged (`parts.py`)."""
 
     OFF = 0
     L2 = 1
@@ -74,13 +74,11 @@ class Discard(IntEnum):
 
 
 LINE_BYTES = 128
-"""What one discard drops, and how its address must be aligned."""
+"""Bytes that one discard drops, and the alignment of its address."""
 
 DISCARD = Discard.L2
 WHOLE_PAIRS = 5
-"""Defaults for partial results, overridden by a `Tuning`; chosen by measurements on an H200.
-"""
-
+"""Defaults for partial results, overridden by a `Tuning`; chosen by measurements on an H200."""
 
 SHARED_MEMORY = 227 * 1024
 """Bytes of shared memory that a block may have on an H100 and an H200."""
@@ -127,7 +125,7 @@ class LaunchShape:
     num_stages: int
     """Triton's."""
     discard: Discard
-    """What becomes of merged partial results."""
+    """The end of merged partial results."""
     whole_pairs: int
     """Per cent more steps that a program may have for whole pairs; 0: always cut."""
     merged: int = 1
@@ -170,7 +168,7 @@ def launch_shape(
         dim=padded(head_dim),
         out_dim=padded(value_dim),
         block_n=tuning.block_n or step,
-        programs=tuning.programs or programs_for(rows, dim, device, pairs),
+        programs=tuning.programs or programs_on(processors_of(device), rows, dim, pairs),
         min_tiles=tuning.min_tiles or 2,
         num_warps=tuning.num_warps or warps,
         num_stages=tuning.num_stages or stages,
@@ -230,16 +228,11 @@ def most_merged(rows: int, dim: int) -> int:
     return max(1, min(4, 128 * 128 // (rows * dim)))
 
 
-def programs_for(rows: int, dim: int, device: torch.device, pairs: int | None = None) -> int:
-    """Programs that fill the GPU: two a multiprocessor hide each other's latency.
+def programs_on(processors: int, rows: int, dim: int, pairs: int | None = None) -> int:
+    """Programs that fill a GPU: two a multiprocessor hide each other's latency.
 
     One if so few `pairs` would be cut into more than FEW_PARTS; None: there are enough.
     """
-    return programs_on(processors_of(device), rows, dim, pairs)
-
-
-def programs_on(processors: int, rows: int, dim: int, pairs: int | None = None) -> int:
-    """The same for a number of multiprocessors."""
     many_parts = pairs is not None and 2 * processors // max(pairs, 1) > FEW_PARTS
     if dim >= WIDE_DIM or rows * dim > 64 * 128 or (many_parts and rows * dim >= LARGE_PART):
         return processors
@@ -247,7 +240,7 @@ def programs_on(processors: int, rows: int, dim: int, pairs: int | None = None) 
 
 
 def discard_on(device: torch.device, wanted: Discard | None) -> Discard:
-    """What becomes of merged partial results there; `wanted` as in `Tuning`."""
+    """The end of merged partial results on a device; `wanted` as in `Tuning`."""
     chosen = DISCARD if wanted is None else wanted
     return Discard.OFF if chosen is Discard.L2 and not can_discard(device) else chosen
 

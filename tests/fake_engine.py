@@ -14,8 +14,8 @@ from nwor_bench.records.cell import INTERLEAVED
 from nwor_bench.records.engine_status import EngineStatus
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import Cell, NworMode, Phase, RequestTimes, ScvMode
+from nwor_bench.records.window_order import WindowOrder
 from nwor_bench.workload.config import RunSpec
-from nwor_bench.workload.window_order import WindowOrder
 
 LAYERS = 3
 BYTES_PER_TOKEN = 1536

@@ -17,7 +17,7 @@ from nwor_bench.records.types import (
     ScvMode,
     WindowRecord,
 )
-from nwor_bench.workload.window_order import compared_pairs, turns_of
+from nwor_bench.records.window_order import compared_pairs, turns_of
 
 OFF = CELLS[0]
 CONTROL = Cell("toy", NworMode.CONTROL, ScvMode.OFF)

@@ -12,18 +12,16 @@ from itertools import groupby
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from nwor_bench.analysis.cell_data import CellData, gather_cells
-from nwor_bench.analysis.cell_verdicts import cell_verdicts
-from nwor_bench.analysis.dram.counters import CellBytes, cell_bytes
+from nwor_bench.analysis.dram import CellBytes, cell_bytes
+from nwor_bench.analysis.effects import PairEffect, Split, effects_over_off, pair_effects, splits
 from nwor_bench.analysis.findings import Finding, find_all
-from nwor_bench.analysis.interleaved.effects import PairEffect, effects_over_off, pair_effects
-from nwor_bench.analysis.interleaved.split import Split, splits
 from nwor_bench.analysis.invariants import Violation, find_violations
-from nwor_bench.analysis.ratio_to_off import CellVerdict
-from nwor_bench.analysis.request_times import request_percentiles
+from nwor_bench.analysis.verdicts import CellVerdict, cell_verdicts
 from nwor_bench.records.store import RunData
-from nwor_bench.records.types import AA, Cell, CellResult, Verdict
+from nwor_bench.records.types import AA, BatchRecord, Cell, CellResult, RequestTimes, Verdict
 
 
 @dataclass(frozen=True)
@@ -214,3 +212,40 @@ def _ratio(above: float, below: float) -> float | None:
 def _known_sum(values: Sequence[int | None]) -> int | None:
     known = [value for value in values if value is not None]
     return sum(known) if known else None
+
+
+LEAST_SAMPLES = {50: 1, 95: 20, 99: 100}
+"""Samples that a percentile needs: below, it would be one of the largest values."""
+
+METRICS = ("ttft", "tpot", "itl")
+
+PERCENTILES = tuple(f"{metric}_ms_p{point}" for metric in METRICS for point in LEAST_SAMPLES)
+"""Names of the percentiles in batches.csv, cells.csv and JSON."""
+
+
+def request_percentiles(batches: Sequence[BatchRecord]) -> dict[str, float | None]:
+    """Each of `PERCENTILES` over all samples of the batches; None where these are too few."""
+    times = [batch.request_times for batch in batches if batch.request_times is not None]
+    samples = {
+        "ttft": _joined([own.ttft_ms for own in times]),
+        "tpot": _joined([own.tpot_ms for own in times]),
+        "itl": _joined([_repeated(own) for own in times]),
+    }
+    return {
+        f"{metric}_ms_p{point}": float(np.percentile(samples[metric], point))
+        if len(samples[metric]) >= least
+        else None
+        for metric in METRICS
+        for point, least in LEAST_SAMPLES.items()
+    }
+
+
+def _joined(parts: Sequence[Sequence[float] | NDArray[np.float64]]) -> NDArray[np.float64]:
+    return np.concatenate([np.asarray(part, dtype=float) for part in parts]) if parts else _NONE
+
+
+def _repeated(times: RequestTimes) -> NDArray[np.float64]:
+    return np.repeat(np.asarray(times.itl_ms, dtype=float), np.asarray(times.itl_counts, dtype=int))
+
+
+_NONE: NDArray[np.float64] = np.array([], dtype=float)

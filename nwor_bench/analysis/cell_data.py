@@ -1,18 +1,21 @@
-"""A run's records, gathered by cell."""
+"""A run's records, gathered by cell; and why a cell's mode never fired."""
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from nwor_bench.analysis.cannot_fire import cannot_fire
 from nwor_bench.analysis.invariants import accepted, windows_by_batch
-from nwor_bench.analysis.parity.batches import ACCEPTANCE_ONLY
-from nwor_bench.analysis.parity.kv_result import KV_EVENT
-from nwor_bench.analysis.parity.kv_verdict import KvVerdict
+from nwor_bench.analysis.parity.kv import KV_EVENT, KvVerdict
+from nwor_bench.analysis.parity.tokens import ACCEPTANCE_ONLY
 from nwor_bench.records.cell import AA, Cell, NworMode, ScvMode, cell_order
 from nwor_bench.records.lines import BatchKey, batch_key
 from nwor_bench.records.store import RunData
-from nwor_bench.records.types import BatchRecord, Phase, Verdict, WindowRecord
+from nwor_bench.records.types import (
+    BatchRecord,
+    Phase,
+    Verdict,
+    WindowRecord,
+)
 
 REFERENCE = "reference"
 """Verdict and parity of off x off, with which the other cells are compared."""
@@ -37,8 +40,8 @@ class CellData:
         batches: all its batches, of every phase.
         timed: batches of phase "timed", the only ones behind times of whole batches.
         windows: the windows of the timed batches.
-        turns: its own windows in interleaved batches; they count as the timed ones do.
-        turn_counters: SCV's counters over them.
+        interleaved: its own windows in interleaved batches; they count as the timed ones do.
+        interleaved_counters: SCV's counters over them.
         kv_verdict: the K/V gate's last verdict on its cache; None if the gate did not look.
         found_later: first output mismatch found after the batch was stored, or in a block that
             was interrupted and run again; None if there is none.
@@ -52,31 +55,31 @@ class CellData:
     windows: list[WindowRecord]
     found_later: str | None = None
     cannot_fire: str | None = None
-    turns: list[WindowRecord] = field(default_factory=list)
-    turn_counters: Counter[str] = field(default_factory=Counter)
+    interleaved: list[WindowRecord] = field(default_factory=list)
+    interleaved_counters: Counter[str] = field(default_factory=Counter)
     kv_verdict: str | None = None
 
     @property
     def counted(self) -> list[WindowRecord]:
         """The windows behind its counts."""
-        return [*self.windows, *self.turns]
+        return [*self.windows, *self.interleaved]
 
     @property
     def draft_tokens(self) -> int:
         """Draft tokens in its counted windows."""
         timed = sum(batch.draft_tokens for batch in self.timed)
-        return timed + sum(window.draft_tokens for window in self.turns)
+        return timed + sum(window.draft_tokens for window in self.interleaved)
 
     @property
     def accepted_tokens(self) -> int:
         """Accepted ones of these."""
         timed = sum(batch.accepted_tokens for batch in self.timed)
-        return timed + sum(accepted(window) for window in self.turns)
+        return timed + sum(accepted(window) for window in self.interleaved)
 
     @property
     def num_windows(self) -> int:
         """Number of its counted windows."""
-        return sum(batch.windows for batch in self.timed) + len(self.turns)
+        return sum(batch.windows for batch in self.timed) + len(self.interleaved)
 
     @property
     def is_baseline(self) -> bool:
@@ -86,7 +89,7 @@ class CellData:
     @property
     def measured(self) -> bool:
         """True if it was timed, in whole batches or in turn with others."""
-        return bool(self.timed or self.turns)
+        return bool(self.timed or self.interleaved)
 
     @property
     def is_aa(self) -> bool:
@@ -129,14 +132,15 @@ class CellData:
         counts: Counter[str] = Counter()
         for batch in self.timed:
             counts.update(batch.fallbacks)
-        counts.update(w.fallback_reason for w in self.turns if w.fallback_reason)
+        counts.update(w.fallback_reason for w in self.interleaved if w.fallback_reason)
         return dict(sorted(counts.items()))
 
     @property
     def scv_counters(self) -> dict[str, int]:
         """SCV's own counters over the timed batches."""
         return {
-            name: sum(b.scv_counters.get(name, 0) for b in self.timed) + self.turn_counters[name]
+            name: sum(b.scv_counters.get(name, 0) for b in self.timed)
+            + self.interleaved_counters[name]
             for name in SCV_COUNTERS
         }
 
@@ -174,10 +178,10 @@ def gather_cells(run: RunData) -> list[CellData]:
     """The cells that ran, by pair, then NWOR mode, then SCV mode (off first)."""
     windows = windows_by_batch(run)
     found_later, idle = _found_later(run), cannot_fire(run)
-    turns, counters = _turns(run, windows), _turn_counters(run)
+    interleaved, counters = _interleaved_windows(run, windows), _interleaved_counters(run)
     kv = {Cell.from_names(e): e["verdict"] for e in run.events if e.get("event") == KV_EVENT}
     cells = []
-    known = {batch.cell for batch in run.batches} | found_later.keys() | turns.keys()
+    known = {batch.cell for batch in run.batches} | found_later.keys() | interleaved.keys()
     for cell in sorted(known, key=cell_order):
         batches = [batch for batch in run.batches if batch.cell == cell]
         timed = [batch for batch in batches if batch.phase == Phase.TIMED]
@@ -190,7 +194,7 @@ def gather_cells(run: RunData) -> list[CellData]:
                 own,
                 found_later.get(cell),
                 idle.get(cell),
-                turns.get(cell, []),
+                interleaved.get(cell, []),
                 counters.get(cell.label, Counter()),
                 kv.get(cell),
             )
@@ -198,7 +202,7 @@ def gather_cells(run: RunData) -> list[CellData]:
     return cells
 
 
-def _turns(
+def _interleaved_windows(
     run: RunData, windows: Mapping[BatchKey, Sequence[WindowRecord]]
 ) -> dict[Cell, list[WindowRecord]]:
     """The windows of interleaved batches by their own cells."""
@@ -210,7 +214,7 @@ def _turns(
     return dict(found)
 
 
-def _turn_counters(run: RunData) -> dict[str, Counter[str]]:
+def _interleaved_counters(run: RunData) -> dict[str, Counter[str]]:
     """SCV's counters in interleaved batches, by the cell's label."""
     found: dict[str, Counter[str]] = defaultdict(Counter)
     for event in run.events:
@@ -230,3 +234,54 @@ def _found_later(run: RunData) -> dict[Cell, str]:
         if event.get("event") == "parity_broken":
             found.setdefault(Cell.from_names(event), event["reason"])
     return found
+
+
+_FOR_GOOD = {"no_cuda": "there is no CUDA device"}
+"""Fallback reasons that no later window of the run can be without, in words."""
+
+
+def cannot_fire(run: RunData) -> dict[Cell, str]:
+    """Cells whose windows in the gate all fell back for a reason that stays, and why."""
+    windows = windows_by_batch(run)
+    found: dict[Cell, str] = {}
+    for batch in run.batches:
+        if batch.phase != Phase.GATE or batch.cell.scv_mode is ScvMode.OFF:
+            continue
+        reasons = {window.scv_fallback_reason for window in windows[batch_key(batch)]}
+        reasons.discard(None)  # a window without drafts has none
+        counters = batch.scv_counters
+        validated = counters.get("scv_graph_hits", 0) + counters.get("scv_device_validations", 0)
+        fell_back = counters.get("scv_fallback_count", 0)
+        if fell_back and validated <= fell_back and len(reasons) == 1:
+            why = _FOR_GOOD.get(str(*reasons))
+            if why is not None:
+                found[batch.cell] = f"{why}, so SCV cannot fire: proven by the gate, not timed"
+    return found
+
+
+def idle_reason(cell: CellData) -> str | None:
+    """Why the cell's mode never fired, or None if it did or nothing was timed yet."""
+    if cell.cannot_fire is not None and not cell.measured:
+        return cell.cannot_fire
+    if cell.cell.nwor_mode is NworMode.CONTROL:
+        acted = cell.controlled or not cell.measured
+        return None if acted else "attention read no draft token from the window"
+    if cell.cell.nwor_mode is not NworMode.STAGE:
+        return idle_scv(cell)
+    if cell.staged or not cell.measured:
+        return None
+    if not cell.draft_tokens:
+        return "no draft token was proposed, so nothing was staged"
+    return f"no draft token was staged{_most_common(cell.fallbacks)}"
+
+
+def idle_scv(cell: CellData) -> str | None:
+    """Why the cell's SCV mode never fired, or None if it did or is off."""
+    if cell.scv_status != Verdict.INEFFECTIVE:
+        return None
+    return f"SCV validated no window as asked{_most_common(cell.scv_fallbacks)}"
+
+
+def _most_common(reasons: dict[str, int]) -> str:
+    ranked = Counter(reasons).most_common(1)
+    return f" (most often: {ranked[0][0]})" if ranked else ""

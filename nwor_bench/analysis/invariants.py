@@ -1,37 +1,80 @@
 """Checks that the counts of a run add up, within a window and against vLLM's own counters."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 
-from nwor_bench.analysis.interleaved.invariants import interleaved_violations
-from nwor_bench.analysis.parity.batches import ParityRule
-from nwor_bench.analysis.window_counts import (
-    Violation,
-    accepted,
-    counted_accepted,
-    counted_drafts,
-    sums_that_differ,
-)
-from nwor_bench.records.batch import IN_TURNS
-from nwor_bench.records.cell import Cell, cell_order
+from nwor_bench.analysis.parity.acceptance import acceptance_violations
+from nwor_bench.analysis.parity.tokens import ParityRule
+from nwor_bench.records.batch import INTERLEAVED_PHASES
+from nwor_bench.records.cell import Cell, NworMode, cell_order
 from nwor_bench.records.engine_status import EngineStatus
 from nwor_bench.records.finished_blocks import first_tries
 from nwor_bench.records.header import ParityFacts, RunHeader
 from nwor_bench.records.lines import BatchKey, batch_key
 from nwor_bench.records.store import RunData
-from nwor_bench.records.types import BatchRecord, NworMode, WindowRecord
+from nwor_bench.records.types import BatchRecord, Phase, WindowRecord
 
-__all__ = [
-    "CounterCheck",
-    "Violation",
-    "accepted",
-    "counted_accepted",
-    "counted_drafts",
-    "counter_checks",
-    "find_violations",
-    "full_windows",
-    "windows_by_batch",
-]
+
+@dataclass(frozen=True)
+class Violation:
+    """A count of one cell that does not add up, as a sentence."""
+
+    cell: Cell
+    text: str
+
+
+def accepted(window: WindowRecord) -> int:
+    """Accepted draft tokens of a window, whether it was staged or written directly."""
+    return window.committed_tokens if window.staged_tokens else window.accepted_tokens
+
+
+def counted_accepted(windows: Iterable[WindowRecord]) -> int:
+    """Accepted tokens that vLLM counts too (without those of finished requests)."""
+    return sum(accepted(w) - w.uncounted_accepted_tokens for w in windows)
+
+
+def counted_drafts(windows: Iterable[WindowRecord]) -> int:
+    """Draft tokens that vLLM counts too: staged ones, or all if none was staged."""
+    return sum((w.staged_tokens or w.draft_tokens) - w.uncounted_draft_tokens for w in windows)
+
+
+def sums_that_differ(batch: BatchRecord, own: Sequence[WindowRecord]) -> list[str]:
+    """Sums over a batch's windows that are not those of its record, or of vLLM."""
+    staged = sum(window.staged_tokens for window in own)
+    committed = sum(window.committed_tokens for window in own)
+    pairs = [
+        ("windows", len(own), batch.windows, "its batch record"),
+        ("staged tokens", staged, batch.staged_tokens, "its batch record"),
+        ("committed tokens", committed, batch.committed_tokens, "its batch record"),
+        ("draft tokens", sum(w.draft_tokens for w in own), batch.draft_tokens, "its batch record"),
+        ("accepted tokens", sum(map(accepted, own)), batch.accepted_tokens, "its batch record"),
+        ("draft tokens", counted_drafts(own), batch.vllm_draft_tokens, "vLLM"),
+        ("accepted tokens", counted_accepted(own), batch.vllm_accepted_tokens, "vLLM"),
+        ("accepted per position", _per_position(own), _trimmed(batch), "vLLM"),
+    ]
+    return [
+        f"{ours} {what} in the window records, but {theirs} in {source}"
+        for what, ours, theirs, source in pairs
+        if theirs is not None and ours != theirs
+    ]
+
+
+def _per_position(windows: Iterable[WindowRecord]) -> list[int]:
+    rows = [window.accepted_per_position for window in windows]
+    return _without_zeros([sum(column) for column in zip_longest(*rows, fillvalue=0)])
+
+
+def _trimmed(batch: BatchRecord) -> list[int] | None:
+    counts = batch.vllm_accepted_per_position
+    return None if counts is None else _without_zeros(list(counts))
+
+
+def _without_zeros(counts: list[int]) -> list[int]:
+    """Without positions that no request reached: absent on one side, 0 on the other."""
+    while counts and counts[-1] == 0:
+        counts = counts[:-1]
+    return counts
 
 
 @dataclass(frozen=True)
@@ -132,7 +175,7 @@ def _batch_violations(
     Windows may be missing where nothing is staged; in mode stage they must add up. In every mode
     the ranks of one engine must have counted the same. Interleaved batches have rules of their own.
     """
-    if batch.phase in IN_TURNS:
+    if batch.phase in INTERLEAVED_PHASES:
         return []
     cell = batch.cell
     place = f"{cell.label}, block {batch.block}, batch {batch.batch} ({batch.phase})"
@@ -163,7 +206,7 @@ def _output_violations(header: RunHeader, batches: Iterable[BatchRecord]) -> lis
     """Greedy batches whose output differs between the cells of a block, timed ones too."""
     if not _is_exact(header):
         return []  # other tokens are allowed; the run checked them
-    greedy = [b for b in batches if b.temperature == 0 and b.phase not in IN_TURNS]
+    greedy = [b for b in batches if b.temperature == 0 and b.phase not in INTERLEAVED_PHASES]
     baseline = {
         (batch.pair, batch.phase, batch.block): batch.token_digests
         for batch in greedy
@@ -207,3 +250,82 @@ def _total(values: list[int | None]) -> int | None:
     """The sum, or None if there is nothing to add or one part was not measured."""
     known = [value for value in values if value is not None]
     return sum(known) if known and len(known) == len(values) else None
+
+
+def interleaved_violations(
+    batches: Sequence[BatchRecord],
+    windows: Mapping[BatchKey, Sequence[WindowRecord]],
+    *,
+    exact: bool,
+) -> Iterator[Violation]:
+    """Counts and tokens of interleaved batches that are not as they must be.
+
+    Args:
+        batches: of every phase.
+        windows: of each batch.
+        exact: greedy cells must give the tokens of off x off.
+    """
+    whole = {
+        (batch.pair, batch.block): batch
+        for batch in batches
+        if batch.phase in (Phase.GATE, Phase.TIMED) and batch.cell.is_baseline
+    }
+    timed = [batch for batch in batches if batch.phase == Phase.INTERLEAVED]
+    in_order = (window for batch in timed for window in windows[batch_key(batch)])
+    for cell, text in acceptance_violations(in_order):
+        yield Violation(cell, text)
+    for batch in batches:
+        if batch.phase not in INTERLEAVED_PHASES:
+            continue
+        own = windows[batch_key(batch)]
+        for window in own:
+            yield from _window(window)
+        faults = [batch.rank_disagreement] if batch.rank_disagreement else []
+        faults += sums_that_differ(batch, own)
+        reference = whole.get((batch.pair, batch.block))
+        if exact and reference is not None:
+            faults += _tokens(batch, reference)
+        for cell in _suspects(own):
+            for text in faults:
+                yield Violation(cell, f"{_place(batch)}, in which {cell.label} ran: {text}.")
+
+
+def _window(window: WindowRecord) -> Iterator[Violation]:
+    """A window stages all its drafts in mode stage, or fell back; none in other modes."""
+    cell, staged = window.cell, window.staged_tokens
+    place = f"{cell.label}, block {window.block}, batch {window.batch}, window {window.window}"
+    if cell.nwor_mode is not NworMode.STAGE:
+        if staged:
+            yield Violation(cell, f"{place}: {staged} staged tokens in mode {cell.nwor_mode}.")
+    elif window.fallback_reason is None and staged != window.draft_tokens:
+        yield Violation(
+            cell,
+            f"{place}: {staged} staged of {window.draft_tokens} draft tokens, without a fallback.",
+        )
+
+
+def _tokens(batch: BatchRecord, reference: BatchRecord) -> list[str]:
+    """Requests whose tokens differ from those of the same prompts in off x off alone."""
+    same_work = (batch.prompt_digest, batch.output_tokens, batch.temperature) == (
+        reference.prompt_digest,
+        reference.output_tokens,
+        0,
+    )
+    if not same_work:
+        return []
+    pairs = zip(batch.token_digests, reference.token_digests, strict=True)
+    differing = sum(ours != theirs for ours, theirs in pairs)
+    if not differing:
+        return []
+    total = len(reference.token_digests)
+    return [f"{differing} of {total} requests gave other tokens than off x off alone"]
+
+
+def _suspects(windows: Iterable[WindowRecord]) -> list[Cell]:
+    """The batch's cells that differ from stock vLLM; off x off if it is alone."""
+    cells = sorted({window.cell for window in windows}, key=cell_order)
+    return [cell for cell in cells if not cell.is_baseline and cell.arm is None] or cells
+
+
+def _place(batch: BatchRecord) -> str:
+    return f"block {batch.block}, batch {batch.batch} ({batch.phase})"

@@ -1,4 +1,4 @@
-"""Paired time ratios and their intervals.
+"""Time ratios, their intervals and p values, and which of them count as differences.
 
 Pure functions on plain numbers. A block's two times are a pair because both cells ran the same
 prompts. Any time unit works, since results are ratios.
@@ -7,53 +7,33 @@ Everything works on d_i = log(treated_i / baseline_i) of block i. No block is le
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cache
+from math import log
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import stats
+
+from nwor_bench.instruments.robust import (
+    CONFIDENCE,
+    Estimate,
+    RatioInterval,
+    as_ratio,
+    t_quantile,
+)
+from nwor_bench.records.types import Verdict
 
 MIN_BLOCKS = 3
 """Fewest paired blocks for an interval."""
 
-CONFIDENCE = 0.95
+DEFAULT_MARGIN = 0.01
+"""Differences within this fraction count as none."""
+
+SIGNIFICANCE = 0.05
+"""Chance of calling a difference where there is none, over all cells of a run (Holm)."""
+
+POWER = 0.8
+"""Chance of detecting an effect of size `smallest_effect`."""
 
 _MAX_AUTOCORRELATION = 0.8
-
-
-@dataclass(frozen=True)
-class RatioInterval:
-    """Treated over baseline (1.02 = 2 % slower) with its confidence interval.
-
-    `p_value` is the two-sided one of "the ratio is 1" by the test that the interval inverts;
-    `standard_error` that of the log ratio, autocorrelation included. `degrees` are those of
-    Student's t; None: blocks - 1.
-    """
-
-    ratio: float
-    low: float
-    high: float
-    blocks: int
-    confidence: float
-    p_value: float | None = None
-    standard_error: float | None = None
-    degrees: float | None = None
-
-    @property
-    def free(self) -> float:
-        """Degrees of freedom."""
-        return self.blocks - 1 if self.degrees is None else self.degrees
-
-    @property
-    def half_width(self) -> float:
-        """Half the interval's length, as a fraction: 0.005 is a ratio known to +- 0.5 %."""
-        return (self.high - self.low) / 2
-
-    @property
-    def distance(self) -> float:
-        """How far the interval reaches from 1, at its farther end."""
-        return max(abs(self.low - 1), abs(self.high - 1))
 
 
 def geometric_mean_ratio(treated: Sequence[float], baseline: Sequence[float]) -> float:
@@ -65,9 +45,7 @@ def geometric_mean_ratio(treated: Sequence[float], baseline: Sequence[float]) ->
     return float(np.exp(log_ratios(treated, baseline).mean()))
 
 
-def paired_ratio(
-    treated: Sequence[float], baseline: Sequence[float], *, confidence: float = CONFIDENCE
-) -> RatioInterval | None:
+def paired_ratio(treated: Sequence[float], baseline: Sequence[float]) -> RatioInterval | None:
     """The geometric mean ratio over paired blocks with a confidence interval, or None.
 
     The interval is the exponential of Student's t on the d_i, in the order in which the blocks
@@ -87,24 +65,8 @@ def paired_ratio(
     count = len(logs)
     if count < MIN_BLOCKS:
         return None
-    mean = float(logs.mean())
     error = float(logs.std(ddof=1)) * (variance_inflation(logs) / count) ** 0.5
-    half = _t_quantile((1 + confidence) / 2, count - 1) * error
-    return RatioInterval(
-        ratio=float(np.exp(mean)),
-        low=float(np.exp(mean - half)),
-        high=float(np.exp(mean + half)),
-        blocks=count,
-        confidence=confidence,
-        p_value=_two_sided(mean, error, count - 1),
-        standard_error=error,
-    )
-
-
-@cache
-def _t_quantile(share: float, free: int) -> float:
-    """Student's t below which that share lies; the same few are asked for again and again."""
-    return float(stats.t.ppf(share, free))
+    return as_ratio(Estimate(float(logs.mean()), error, count - 1, count))
 
 
 def simultaneous_bounds(interval: RatioInterval, cells: int) -> tuple[float, float]:
@@ -122,8 +84,7 @@ def simultaneous_bounds(interval: RatioInterval, cells: int) -> tuple[float, flo
     if cells < 1 or interval.standard_error is None:
         raise ValueError(f"need a standard error and 1 cell or more, not {cells}")
     confidence = 1 - (1 - CONFIDENCE) / cells
-    quantile = _t_quantile((1 + confidence) / 2, interval.free)
-    half = quantile * interval.standard_error
+    half = t_quantile((1 + confidence) / 2, interval.free) * interval.standard_error
     middle = float(np.log(interval.ratio))
     return float(np.exp(middle - half)), float(np.exp(middle + half))
 
@@ -176,8 +137,96 @@ def log_ratios(treated: Sequence[float], baseline: Sequence[float]) -> NDArray[n
     return np.log(above) - np.log(below)
 
 
-def _two_sided(mean: float, error: float, free: int) -> float:
-    """p of a t test; without any spread, 1 for no difference and 0 for one."""
-    if error == 0:
-        return 1.0 if mean == 0 else 0.0
-    return float(2 * stats.t.sf(abs(mean) / error, free))
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Holm's adjusted p values, in the order given (Scandinavian Journal of Statistics 6, 1979).
+
+    Calling only those below alpha keeps the chance of any false call below alpha.
+    """
+    count = len(p_values)
+    adjusted = [0.0] * count
+    highest = 0.0
+    for rank, place in enumerate(sorted(range(count), key=lambda i: p_values[i])):
+        highest = max(highest, min(1.0, (count - rank) * p_values[place]))
+        adjusted[place] = highest
+    return adjusted
+
+
+def smallest_effect(interval: RatioInterval, cells: int = 1) -> float | None:
+    """The smallest relative effect that this many blocks with this noise detect.
+
+    exp((t_{1 - alpha / 2m} + t_{0.8}) standard error) - 1, with n - 1 degrees of freedom, alpha
+    0.05 and m compared cells: a true effect of this size is called in 80 % of such runs (Cohen,
+    Statistical Power Analysis, 1988, with Bonferroni's bound, Holm's hardest case). None where
+    the standard error is not known.
+    """
+    if interval.standard_error is None:
+        return None
+    free = interval.free
+    quantiles = t_quantile(1 - SIGNIFICANCE / 2 / cells, free) + t_quantile(POWER, free)
+    return float(np.expm1(quantiles * interval.standard_error))
+
+
+def verdict(
+    interval: RatioInterval | None,
+    margin: float = DEFAULT_MARGIN,
+    *,
+    p_adjusted: float | None = None,
+    noise_floor: float | None = None,
+    small_counts: bool = False,
+) -> Verdict:
+    """The verdict from an interval of time ratios. The first rule that holds decides:
+
+    1. No interval: AMBIGUOUS.
+    2. The whole interval is within 1 +- margin: SAME, even if it excludes 1, because such a
+       difference is too small to matter. With `small_counts` rule 3 comes first.
+    3. The interval excludes 1, the p value adjusted for the number of cells (if given) is below
+       0.05, and the ratio's distance from 1 exceeds the noise floor (if given): FASTER below 1,
+       SLOWER above.
+    4. Otherwise AMBIGUOUS.
+    """
+    if interval is None:
+        return Verdict.AMBIGUOUS
+    certain = p_adjusted is None or p_adjusted < SIGNIFICANCE
+    beyond = noise_floor is None or abs(interval.ratio - 1) > noise_floor
+    differs = certain and beyond and not interval.low <= 1 <= interval.high
+    is_small = 1 - margin <= interval.low and interval.high <= 1 + margin
+    if is_small and not (small_counts and differs):
+        return Verdict.SAME
+    if differs:
+        return Verdict.FASTER if interval.high < 1 else Verdict.SLOWER
+    return Verdict.AMBIGUOUS
+
+
+def unpaired_ratio(new: RatioInterval, base: RatioInterval) -> RatioInterval | None:
+    """new / base of two estimates from different runs; None if a standard error is not known.
+
+    Welch's t interval on the logarithms (Biometrika 34, 1947): the standard errors add in
+    squares, with Satterthwaite's degrees of freedom. `blocks` is the smaller side's number.
+    """
+    if new.standard_error is None or base.standard_error is None:
+        return None
+    difference = log(new.ratio) - log(base.ratio)
+    above, below = new.standard_error**2, base.standard_error**2
+    error = (above + below) ** 0.5
+    return as_ratio(Estimate(difference, error, _degrees(new, base), min(new.blocks, base.blocks)))
+
+
+def from_bounds(ratio: float, low: float, high: float, blocks: int) -> RatioInterval | None:
+    """An estimate from its stored 95 % interval; None below two blocks.
+
+    The interval is Student's t on the log ratios with blocks - 1 degrees of freedom, so its
+    length gives the standard error back. One that was made wider gives a larger error.
+    """
+    if blocks < 2:
+        return None
+    error = (log(high) - log(low)) / 2 / t_quantile((1 + CONFIDENCE) / 2, blocks - 1)
+    return RatioInterval(ratio, low, high, blocks, standard_error=error)
+
+
+def _degrees(new: RatioInterval, base: RatioInterval) -> float:
+    assert new.standard_error is not None
+    assert base.standard_error is not None
+    above, below = new.standard_error**2, base.standard_error**2
+    if above + below == 0:
+        return new.free + base.free
+    return (above + below) ** 2 / (above**2 / new.free + below**2 / base.free)

@@ -21,8 +21,8 @@ from nwor_bench.models.pairs import ResolvedPair
 from nwor_bench.records.cell import SHAM
 from nwor_bench.records.engine_status import EngineStatus
 from nwor_bench.records.types import AA, Cell, Phase
+from nwor_bench.records.window_order import WindowOrder
 from nwor_bench.workload.config import RunSpec
-from nwor_bench.workload.window_order import WindowOrder
 
 __all__ = ["VllmEngine", "check_arguments"]
 

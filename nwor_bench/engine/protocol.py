@@ -7,7 +7,7 @@ from typing import Any, Protocol
 from nwor_bench.engine.readings import VllmCounters
 from nwor_bench.records.engine_status import EngineStatus
 from nwor_bench.records.types import Cell, Phase, RequestTimes
-from nwor_bench.workload.window_order import WindowOrder
+from nwor_bench.records.window_order import WindowOrder
 
 Span = tuple[int, int]
 """First position of a request and the one behind the last."""

@@ -16,7 +16,7 @@ from nwor_bench.plugin.scheduler_output import is_windows_alone
 from nwor_bench.records.cell import SHAM, SWITCHED
 from nwor_bench.records.fallback_reasons import Fault, Guard, fault_of, in_words
 from nwor_bench.records.types import SETTLING, MeasuredWindow, NworMode, ScvMode
-from nwor_bench.workload.window_order import RUN_LENGTHS, Turn, turns_of
+from nwor_bench.records.window_order import RUN_LENGTHS, Turn, turns_of
 
 logger = logging.getLogger("vllm.nwor_bench")
 

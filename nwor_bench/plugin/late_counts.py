@@ -24,7 +24,7 @@ from torch import Tensor, cat
 from nwor_bench.plugin.device_counts import Coming, SideReader, WrittenRows, read_all
 from nwor_bench.plugin.step import Before, Step, accepted_of, has_passed, measured
 from nwor_bench.records.types import SETTLING, MeasuredWindow
-from nwor_bench.workload.window_order import Turn
+from nwor_bench.records.window_order import Turn
 
 logger = logging.getLogger("vllm.nwor_bench")
 

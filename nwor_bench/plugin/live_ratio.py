@@ -10,12 +10,10 @@ import logging
 from collections import Counter, deque
 from dataclasses import dataclass
 from enum import StrEnum
-from math import log
-from statistics import fmean
 from threading import Event, Lock, Thread
 from typing import Any
 
-from nwor_bench.analysis.interleaved.robust import MIN_GROUPS, as_ratio, robust_location
+from nwor_bench.instruments.robust import MIN_GROUPS, as_ratio, robust_location
 from nwor_bench.plugin.interleaving import AGAIN, OFF, LiveTurns
 from nwor_bench.plugin.observe import metrics
 from nwor_bench.plugin.runner_hook import RunnerHook
@@ -23,7 +21,7 @@ from nwor_bench.plugin.settings import PluginSettings
 from nwor_bench.records.fallback_reasons import Guard, LeftOut
 from nwor_bench.records.metrics import Labels, MetricFiles, labels_of, process_name
 from nwor_bench.records.types import MeasuredWindow
-from nwor_bench.workload.window_order import ALL, Turn, size_class
+from nwor_bench.records.window_order import ALL, Turn, abba_effect, size_class
 
 logger = logging.getLogger("vllm.nwor_bench")
 
@@ -116,9 +114,8 @@ def _effect(
     for clock, field in ((Clock.DEVICE, "device_ms"), (Clock.HOST, "wall_ms")):
         values = [getattr(window, field) for window, _ in used]
         if all(value is not None and value > 0 for value in values):
-            logs = [(turn.cell, log(ms)) for (_, turn), ms in zip(used, values, strict=True)]
-            other = fmean(value for cell, value in logs if cell != OFF)
-            return other - fmean(value for cell, value in logs if cell == OFF), clock
+            is_other = [turn.cell != OFF for _, turn in used]
+            return abba_effect(zip(is_other, values, strict=True)), clock
         if any(value is not None for value in values):
             break  # never the one clock beside the other
     return LeftOut.UNTIMED

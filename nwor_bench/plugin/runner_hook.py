@@ -15,7 +15,7 @@ from nwor_bench.plugin.settings import PluginSettings
 from nwor_bench.plugin.step import DeviceClock, Probe, Step
 from nwor_bench.plugin.window import Window, close_leftover
 from nwor_bench.records.types import BesidePrefill, NworMode, ScvMode
-from nwor_bench.workload.window_order import Turn
+from nwor_bench.records.window_order import Turn
 
 
 class StagedLayers(Protocol):

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from nwor_bench.plugin.scheduler_output import external_request_id, valid_drafts
 from nwor_bench.records.types import MeasuredWindow
-from nwor_bench.workload.window_order import Turn
+from nwor_bench.records.window_order import Turn
 
 
 class _Passed:

@@ -54,7 +54,7 @@ class Phase(StrEnum):
     """Untimed: each window's phases are timed on the device."""
 
 
-IN_TURNS = frozenset({Phase.INTERLEAVED, Phase.INTERLEAVED_GATE})
+INTERLEAVED_PHASES = frozenset({Phase.INTERLEAVED, Phase.INTERLEAVED_GATE})
 """Phases in which a batch's windows are of several cells."""
 
 

@@ -99,7 +99,7 @@ def window_of(tokens: int) -> str:
 
 
 class LeftOut(StrEnum):
-    """Why a group does not count; label `reason` of nwor_live_groups_left_out_total."""
+    """Why a group of windows does not count; label `reason` of nwor_live_groups_left_out_total."""
 
     INTERRUPTED = "interrupted"
     FALLBACK = "fallback"

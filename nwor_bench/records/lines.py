@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from nwor_bench.errors import StoreError
-from nwor_bench.records.batch import IN_TURNS
+from nwor_bench.records.batch import INTERLEAVED_PHASES
 from nwor_bench.records.files import parse_json
 from nwor_bench.records.types import BatchRecord, WindowRecord, to_dict
 
@@ -41,7 +41,7 @@ def is_own(window: WindowRecord, batch: BatchRecord) -> bool:
     if batch_key(window) != batch_key(batch):
         return False
     modes = [(str(each.nwor_mode), str(each.scv_mode)) for each in (window, batch)]
-    return batch.phase in IN_TURNS or modes[0] == modes[1]
+    return batch.phase in INTERLEAVED_PHASES or modes[0] == modes[1]
 
 
 def record_line(record: WindowRecord | BatchRecord) -> bytes:

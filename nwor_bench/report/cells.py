@@ -3,9 +3,8 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from nwor_bench.analysis.analyse import noise_floor
-from nwor_bench.analysis.request_times import PERCENTILES
-from nwor_bench.analysis.significance import DEFAULT_MARGIN
+from nwor_bench.analysis.analyse import PERCENTILES, noise_floor
+from nwor_bench.analysis.statistics import DEFAULT_MARGIN
 from nwor_bench.records.types import CellResult
 from nwor_bench.report.document import Block, Bullets, Figure, Paragraph, Section, Table, table
 from nwor_bench.report.figures import (

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from nwor_bench.analysis.comparing.change_estimates import Change
 from nwor_bench.analysis.comparing.change_verdicts import CellChange, ChangeVerdict
 from nwor_bench.analysis.comparing.compare import Comparison
-from nwor_bench.analysis.comparing.decide_by import DecideBy
+from nwor_bench.analysis.comparing.preconditions import DecideBy
 from nwor_bench.analysis.comparing.stored_run import StoredRun
 from nwor_bench.analysis.comparing.sweeps import RunChange, SweepComparison
 from nwor_bench.records.environment import Environment, GitState

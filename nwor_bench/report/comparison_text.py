@@ -4,10 +4,9 @@ from collections.abc import Sequence
 
 from nwor_bench.analysis.comparing.change_estimates import Change
 from nwor_bench.analysis.comparing.compare import CellChange, ChangeVerdict, Comparison
-from nwor_bench.analysis.comparing.decide_by import DecideBy
-from nwor_bench.analysis.comparing.preconditions import unknown_machine
+from nwor_bench.analysis.comparing.preconditions import DecideBy, unknown_machine
 from nwor_bench.analysis.comparing.stored_run import SUMMARIES, StoredRun
-from nwor_bench.analysis.interleaved.effects import DEVICE_MS, WALL_MS
+from nwor_bench.analysis.effects import DEVICE_MS, WALL_MS
 from nwor_bench.analysis.paired import LATENCY_MS
 from nwor_bench.records.types import CellResult
 from nwor_bench.report.answer import CPU_SENTENCE, on_cpu

@@ -5,8 +5,8 @@ from typing import Any
 
 from nwor_bench.analysis.analyse import Analysis
 from nwor_bench.analysis.invariants import counter_checks
-from nwor_bench.analysis.parity.kv_verdict import KvVerdict
-from nwor_bench.analysis.parity.local_verdict import LOCAL_EVENT
+from nwor_bench.analysis.parity.kv import KvVerdict
+from nwor_bench.analysis.parity.local import LOCAL_EVENT
 from nwor_bench.records.cell import Cell
 from nwor_bench.records.header import KvGateFacts
 from nwor_bench.records.json_part import to_json

@@ -4,12 +4,10 @@ from collections.abc import Sequence
 from statistics import median
 
 from nwor_bench.analysis.analyse import Analysis
-from nwor_bench.analysis.interleaved.agreement import why_carry_over_untested
-from nwor_bench.analysis.interleaved.effects import PairEffect
-from nwor_bench.analysis.interleaved.sham import sham_windows
-from nwor_bench.analysis.interleaved.split import Split
-from nwor_bench.analysis.statistics import RatioInterval
+from nwor_bench.analysis.effects import PairEffect, Split, sham_windows, why_carry_over_untested
+from nwor_bench.instruments.robust import RatioInterval
 from nwor_bench.records.cell import SWITCHED, Cell
+from nwor_bench.records.fallback_reasons import in_words
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import CellResult, Verdict
 from nwor_bench.report.document import Block, Bullets, Paragraph, Section, Table, table
@@ -139,8 +137,8 @@ def _bounds(ratio: RatioInterval | None) -> str:
 
 def _left_out(effects: Sequence[PairEffect]) -> list[str]:
     return [
-        f"{_pair_name(effect)}: left out "
-        f"{', '.join(f'{count(n)} ({why})' for why, n in sorted(effect.left_out.items()))}."
+        f"{_pair_name(effect)}: groups left out: "
+        f"{', '.join(f'{count(n)} {in_words(why)}' for why, n in sorted(effect.left_out.items()))}."
         for effect in effects
         if effect.left_out
     ]

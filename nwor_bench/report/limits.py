@@ -4,9 +4,8 @@ from collections.abc import Iterator, Sequence
 
 from nwor_bench.analysis.analyse import Analysis
 from nwor_bench.analysis.cell_data import REFERENCE
-from nwor_bench.analysis.interleaved.agreement import WINDOWS
-from nwor_bench.analysis.significance import DEFAULT_MARGIN, SIGNIFICANCE
-from nwor_bench.analysis.statistics import MIN_BLOCKS
+from nwor_bench.analysis.effects import WINDOWS
+from nwor_bench.analysis.statistics import DEFAULT_MARGIN, MIN_BLOCKS, SIGNIFICANCE
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import CellResult, NworMode, Phase, ScvMode
 from nwor_bench.report.answer import on_cpu

@@ -6,10 +6,10 @@ from pathlib import PurePath
 
 from nwor_bench.analysis.analyse import Analysis
 from nwor_bench.analysis.cell_data import REFERENCE
+from nwor_bench.analysis.effects import WINDOWS
 from nwor_bench.analysis.findings import nothing_timed, sufficient_budget
-from nwor_bench.analysis.interleaved.agreement import WINDOWS
-from nwor_bench.analysis.ratio_to_off import VALUES_NOT_COMPARED
-from nwor_bench.analysis.significance import DEFAULT_MARGIN
+from nwor_bench.analysis.statistics import DEFAULT_MARGIN
+from nwor_bench.analysis.verdicts import VALUES_NOT_COMPARED
 from nwor_bench.records.header import PairFacts, RunHeader
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import AA, CellResult, RunStatus, Verdict

@@ -6,8 +6,13 @@ from typing import TYPE_CHECKING
 
 from nwor_bench.analysis.analyse import Analysis
 from nwor_bench.analysis.cell_data import REFERENCE
-from nwor_bench.analysis.dram.counters import Amount, CellBytes, clock_facts
-from nwor_bench.analysis.dram.prediction import predicted_difference, strategy_of
+from nwor_bench.analysis.dram import (
+    Amount,
+    CellBytes,
+    clock_facts,
+    predicted_difference,
+    strategy_of,
+)
 from nwor_bench.records.engine_status import EngineStatus
 from nwor_bench.records.header import RunHeader
 from nwor_bench.records.store import RunData

@@ -6,17 +6,17 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, TypedDict
 
-from nwor_bench.analysis.parity.batches import digest
+from nwor_bench.analysis.parity.tokens import digest
 from nwor_bench.engine.protocol import BatchOutput, Engine, Sampling
 from nwor_bench.instruments.conditions import ConditionMonitor, Conditions
 from nwor_bench.instruments.nvtx_ranges import Ranges, span
 from nwor_bench.records.store import RunStore
 from nwor_bench.records.types import BatchRecord, Cell, NworMode, Phase, WindowRecord
+from nwor_bench.records.window_order import WindowOrder
 from nwor_bench.run.gate.parity import Answer
 from nwor_bench.workload.config import RunSpec
 from nwor_bench.workload.prompts import Encode
 from nwor_bench.workload.schedule import Block
-from nwor_bench.workload.window_order import WindowOrder
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ and seeds. Warm-up is always done anew, for the engine is cold.
 
 from collections.abc import Callable, Iterable
 
-from nwor_bench.analysis.cannot_fire import cannot_fire
+from nwor_bench.analysis.cell_data import cannot_fire
 from nwor_bench.engine.protocol import Engine
 from nwor_bench.instruments.conditions import ConditionMonitor
 from nwor_bench.instruments.nvtx_ranges import ranges_if_wanted, span

@@ -15,11 +15,11 @@ from rich.table import Table
 from rich.text import Text
 
 from nwor_bench.analysis.analyse import Analysis
-from nwor_bench.analysis.interleaved.groups import find_groups
+from nwor_bench.analysis.groups import find_groups
 from nwor_bench.analysis.invariants import windows_by_batch
 from nwor_bench.analysis.statistics import geometric_mean_ratio, paired_ratio
 from nwor_bench.instruments.versions import require_supported_vllm, untried_version
-from nwor_bench.records.batch import IN_TURNS
+from nwor_bench.records.batch import INTERLEAVED_PHASES
 from nwor_bench.records.files import result_document
 from nwor_bench.records.lines import batch_key
 from nwor_bench.records.store import RunData
@@ -219,7 +219,7 @@ class PlainProgress:
 
 def _place(cell: Cell, record: BatchRecord) -> tuple[str, str]:
     """What the batch belongs to, and whose it is: all cells' where they take turns."""
-    who = "all cells in turn" if record.phase in IN_TURNS else cell.label
+    who = "all cells in turn" if record.phase in INTERLEAVED_PHASES else cell.label
     is_block = record.phase in (Phase.TIMED, Phase.INTERLEAVED)
     phase = Phase.GATE if record.phase == Phase.INTERLEAVED_GATE else record.phase
     return f"block {record.block}" if is_block else str(phase), who

@@ -8,9 +8,9 @@ from random import Random
 from nwor_bench.errors import ConfigError
 from nwor_bench.records.header import BlockEntry
 from nwor_bench.records.types import Cell, Interleave
+from nwor_bench.records.window_order import WindowOrder, compared_pairs
 from nwor_bench.workload.config import RunSpec
 from nwor_bench.workload.prompts import Prompt
-from nwor_bench.workload.window_order import WindowOrder, compared_pairs
 
 CHECK_BLOCKS = (1, 8, 16)
 """Blocks in which every cell also runs a whole batch where cells take turns within batches: their

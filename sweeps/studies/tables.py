@@ -135,7 +135,7 @@ def half_width(numbers: list[float]) -> float:
 
 
 def _located(numbers: list[float]) -> Any:
-    from nwor_bench.analysis.interleaved.robust import robust_location
+    from nwor_bench.instruments.robust import robust_location
 
     found = robust_location(np.asarray(numbers))
     assert found is not None

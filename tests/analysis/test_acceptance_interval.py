@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from synthetic_run import make_run
 
-from nwor_bench.analysis.parity.acceptance_interval import (
+from nwor_bench.analysis.parity.acceptance import (
     Acceptance,
     AcceptanceCheck,
     acceptance_of,

@@ -6,9 +6,8 @@ import pytest
 from fake_engine import FakeEngine, Flip, greedy_token
 from refusals import refused
 
-from nwor_bench.analysis.parity.batches import EXACT, EXPLAINED, INVALID
-from nwor_bench.analysis.parity.differences import TokenCheck, check_tokens
 from nwor_bench.analysis.parity.ties import Place, PlaceVerdict
+from nwor_bench.analysis.parity.tokens import EXACT, EXPLAINED, INVALID, TokenCheck, check_tokens
 from nwor_bench.errors import EngineError
 from nwor_bench.records.types import Cell, NworMode, ScvMode
 from nwor_bench.run.gate.ties import MOST_POSITIONS, TieCheck, spread

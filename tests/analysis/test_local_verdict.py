@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from nwor_bench.analysis.parity.kv_verdict import KvVerdict
-from nwor_bench.analysis.parity.local_verdict import local_result
+from nwor_bench.analysis.parity.kv import KvVerdict
+from nwor_bench.analysis.parity.local import local_result
 from nwor_bench.plugin.observe.errors import FIELDS
 
 SOUND_HEAD = dict(

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from synthetic_run import make_run
 
-from nwor_bench.analysis.parity.batches import acceptance_mismatch, digest, first_mismatch
+from nwor_bench.analysis.parity.tokens import acceptance_mismatch, digest, first_mismatch
 
 batches = st.lists(st.lists(st.integers(0, 99), min_size=1, max_size=6), min_size=1, max_size=5)
 BATCH = make_run(blocks=1).batches[0]

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from synthetic_run import change_batches, make_run, save_run, summarised, write_reports
 
-from nwor_bench.analysis.request_times import LEAST_SAMPLES, PERCENTILES, request_percentiles
+from nwor_bench.analysis.analyse import LEAST_SAMPLES, PERCENTILES, request_percentiles
 from nwor_bench.records.store import RunData, read_run
 from nwor_bench.records.types import BatchRecord, RequestTimes
 from nwor_bench.report.cells import REQUEST_NOTE, cell_section

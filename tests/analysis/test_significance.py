@@ -8,17 +8,13 @@ import scipy.stats
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from nwor_bench.analysis.significance import (
-    holm,
-    smallest_effect,
-    verdict,
-)
-from nwor_bench.analysis.statistics import RatioInterval, outlying, paired_ratio
+from nwor_bench.analysis.statistics import holm, outlying, paired_ratio, smallest_effect, verdict
+from nwor_bench.instruments.robust import RatioInterval
 from nwor_bench.records.types import Verdict
 
 
 def interval(low: float, high: float) -> RatioInterval:
-    return RatioInterval((low * high) ** 0.5, low, high, blocks=9, confidence=0.95)
+    return RatioInterval((low * high) ** 0.5, low, high, blocks=9)
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=8))
@@ -56,7 +52,7 @@ def test_an_effect_of_the_smallest_size_is_called_in_four_of_five_runs(cells):
     """
     rng = np.random.default_rng(3)
     runs, blocks, noise = 2000, 12, 0.01
-    interval = RatioInterval(1.0, 0.99, 1.01, blocks, 0.95, 0.5, noise / blocks**0.5)
+    interval = RatioInterval(1.0, 0.99, 1.01, blocks, 0.5, noise / blocks**0.5)
     effect = math.log1p(smallest_effect(interval, cells))
     logs = rng.normal(effect, noise, (runs, blocks))
     p_values = scipy.stats.ttest_1samp(logs, 0.0, axis=1).pvalue

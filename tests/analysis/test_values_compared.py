@@ -6,8 +6,7 @@ import pytest
 from report_runs import faster
 from synthetic_run import document_of, summarised
 
-from nwor_bench.analysis.parity.kv_result import KvResult, kv_event
-from nwor_bench.analysis.parity.kv_verdict import KvVerdict
+from nwor_bench.analysis.parity.kv import KvResult, KvVerdict, kv_event
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import AA, Cell, CellResult, NworMode, ScvMode
 from nwor_bench.report.answer import answer

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from fake_engine import FakeEngine, FakeFactory, accept_arguments
 
-from nwor_bench.analysis.parity.write_check import write_fault
+from nwor_bench.analysis.parity.kv import write_fault
 from nwor_bench.errors import ExitCode
 from nwor_bench.records.store import read_run
 from nwor_bench.records.types import NworMode

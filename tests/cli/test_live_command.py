@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 from test_json_output import lacking, top_level
 
-from nwor_bench.analysis.interleaved.robust import MIN_GROUPS
 from nwor_bench.cli.live import watching
 from nwor_bench.cli.live.readings import Reading, Unreachable, metrics_address, parse
 from nwor_bench.cli.live.watching import FIRST_LOOK, GONE_AFTER_S, Ended, Wanted, watch
 from nwor_bench.errors import ConfigError, ExitCode
+from nwor_bench.instruments.robust import MIN_GROUPS
 from nwor_bench.records.fallback_reasons import IN_WORDS, Guard, LeftOut, in_words
+from nwor_bench.records.window_order import ALL
 from nwor_bench.report.answer import CPU_SENTENCE
 from nwor_bench.report.text import NOT_MEASURED
-from nwor_bench.workload.window_order import ALL
 
 Run = Callable[..., tuple[int, str, str]]
 Ratio = tuple[float, float, float]

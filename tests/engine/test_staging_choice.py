@@ -11,7 +11,7 @@ from refusals import refused
 from synthetic_run import header_of
 
 from nwor_bench.analysis.comparing.preconditions import blocking_differences, other_differences
-from nwor_bench.analysis.dram.prediction import strategy_of
+from nwor_bench.analysis.dram import strategy_of
 from nwor_bench.engine import arguments as engine_config
 from nwor_bench.errors import ExitCode
 from nwor_bench.models.byte_model import BY_REFERENCE, COPY_SPILLED

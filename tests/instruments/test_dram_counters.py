@@ -12,9 +12,7 @@ from hypothesis import strategies as st
 from scipy import stats as reference
 from synthetic_run import BYTES_PER_TOKEN, analysed, make_run, with_header
 
-from nwor_bench.analysis.dram.counters import amount_of, cell_bytes
-from nwor_bench.analysis.dram.prediction import predicted_difference
-from nwor_bench.analysis.dram.rows import csv_rows
+from nwor_bench.analysis.dram import amount_of, cell_bytes, csv_rows, predicted_difference
 from nwor_bench.analysis.invariants import accepted
 from nwor_bench.models.byte_model import BY_REFERENCE, COPY_SPILLED
 from nwor_bench.records.engine_status import EngineStatus

@@ -9,7 +9,7 @@ import pytest
 from refusals import refused
 from simulated_counters import RATES, SimulatedGpu
 
-from nwor_bench.analysis.dram.counters import cell_bytes, clock_facts
+from nwor_bench.analysis.dram import cell_bytes, clock_facts
 from nwor_bench.errors import BenchError, ExitCode
 from nwor_bench.instruments.pm_sampling import CountersUnavailable
 from nwor_bench.records.store import read_run

@@ -16,9 +16,9 @@ from nwor_bench.errors import BenchError
 from nwor_bench.models.pairs import ResolvedPair, resolve_pair
 from nwor_bench.models.pairs.tiny import generate_tiny
 from nwor_bench.records.types import AA, Cell, NworMode, ScvMode
+from nwor_bench.records.window_order import WindowOrder, compared_pairs
 from nwor_bench.workload.config import RunSpec, load_scenario, resolve
 from nwor_bench.workload.prompts import encode, load_prompts, load_tokenizer
-from nwor_bench.workload.window_order import WindowOrder, compared_pairs
 
 EAGER: dict[str, Any] = {"enforce_eager": True}
 FULL: dict[str, Any] = {

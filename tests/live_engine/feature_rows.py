@@ -13,7 +13,7 @@ from engine_tools import run_cell, total_of, worker_of
 from kv_gate_tools import kv_results
 from safetensors.numpy import load_file, save_file
 
-from nwor_bench.analysis.parity.kv_verdict import KvVerdict
+from nwor_bench.analysis.parity.kv import KvVerdict
 from nwor_bench.engine.engine import VllmEngine
 
 FEATURES: dict[str, Any] = {

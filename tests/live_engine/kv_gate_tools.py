@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from engine_tools import run_cell, total
 
-from nwor_bench.analysis.parity.kv_result import KvResult
+from nwor_bench.analysis.parity.kv import KvResult
 from nwor_bench.engine.engine import VllmEngine
 from nwor_bench.engine.protocol import BatchOutput
 from nwor_bench.records.types import Cell, NworMode, ScvMode

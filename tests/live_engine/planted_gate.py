@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from nwor_bench.analysis.invariants import find_violations
-from nwor_bench.analysis.parity.batches import ParityRule
+from nwor_bench.analysis.parity.tokens import ParityRule
 from nwor_bench.engine.protocol import Engine
 from nwor_bench.records.header import RunHeader
 from nwor_bench.records.store import RunStore, read_run

@@ -17,8 +17,8 @@ from engine_tools import run_cell, worker_of
 from planted_cpu import wrapped
 from torch import Tensor
 
-from nwor_bench.analysis.parity.kv_verdict import KvVerdict
-from nwor_bench.analysis.parity.local_verdict import LocalResult, local_result
+from nwor_bench.analysis.parity.kv import KvVerdict
+from nwor_bench.analysis.parity.local import LocalResult, local_result
 from nwor_bench.engine.engine import VllmEngine
 
 PlantOf = Callable[[Any, float], AbstractContextManager[None]]

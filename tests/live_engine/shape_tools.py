@@ -9,7 +9,7 @@ from typing import Any
 from engine_tools import SCV, tiny_spec
 from kv_gate_tools import kv_results
 
-from nwor_bench.analysis.parity.kv_verdict import KvVerdict
+from nwor_bench.analysis.parity.kv import KvVerdict
 from nwor_bench.engine.engine import VllmEngine
 from nwor_bench.engine.protocol import BatchOutput
 from nwor_bench.models.pairs import resolve_pair

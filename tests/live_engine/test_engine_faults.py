@@ -19,7 +19,7 @@ from kv_gate_tools import change_a_value, check_whole, kv_results
 from planted_layers import LAYER_FAULTS, LayerFault, check_a_batch, keep_sizes, smallest_seen
 from rank_faults import on_ranks
 
-from nwor_bench.analysis.parity.kv_verdict import KvVerdict
+from nwor_bench.analysis.parity.kv import KvVerdict
 from nwor_bench.engine.engine import VllmEngine
 from nwor_bench.engine.protocol import BatchOutput
 

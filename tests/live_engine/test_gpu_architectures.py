@@ -15,7 +15,7 @@ import pytest
 from engine_tools import EAGER, FULL, SCV, prompts_of, run_cell, tiny_spec, total
 from kv_gate_tools import kv_results
 
-from nwor_bench.analysis.parity.kv_verdict import KvVerdict
+from nwor_bench.analysis.parity.kv import KvVerdict
 from nwor_bench.engine.engine import VllmEngine
 from nwor_bench.models.pairs import resolve_pair
 

@@ -18,7 +18,7 @@ from rank_faults import on_ranks, watch_slots, watched_slots
 from tiny_architectures import write_architecture
 from tiny_hybrids import OWN_ARGUMENTS, hybrid_pair
 
-from nwor_bench.analysis.parity.kv_verdict import KvVerdict
+from nwor_bench.analysis.parity.kv import KvVerdict
 from nwor_bench.engine.engine import VllmEngine
 from nwor_bench.models.pairs import ResolvedPair
 

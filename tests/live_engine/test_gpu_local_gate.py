@@ -13,7 +13,7 @@ import torch
 from engine_tools import FULL_FOR_ALL, PIECEWISE, prompts_of, tiny_spec, worker_of
 from planted_layers import LAYER_FAULTS, LayerFault, check_a_batch, keep_sizes, smallest_seen
 
-from nwor_bench.analysis.parity.kv_verdict import KvVerdict
+from nwor_bench.analysis.parity.kv import KvVerdict
 from nwor_bench.engine.engine import VllmEngine
 from nwor_bench.models.pairs import resolve_pair
 

@@ -26,7 +26,7 @@ from engine_tools import (
 from kv_gate_tools import kv_results
 from tiny_drafters import write_lora
 
-from nwor_bench.analysis.parity.kv_verdict import KvVerdict
+from nwor_bench.analysis.parity.kv import KvVerdict
 from nwor_bench.engine.engine import VllmEngine
 from nwor_bench.models.pairs import ResolvedPair, resolve_pair
 

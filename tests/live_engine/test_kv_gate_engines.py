@@ -11,7 +11,7 @@ from checklist_tools import metric
 from engine_tools import eagle_pair, prompts_of, tiny_pair, tiny_spec
 from kv_gate_tools import check_whole, kv_results
 
-from nwor_bench.analysis.parity.kv_verdict import KvVerdict
+from nwor_bench.analysis.parity.kv import KvVerdict
 from nwor_bench.engine.engine import VllmEngine
 
 pytestmark = [pytest.mark.engine, pytest.mark.long]

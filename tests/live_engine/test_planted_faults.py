@@ -11,7 +11,7 @@ from planted_faults import FAULTS, RANK_FAULTS, Fault
 from planted_gate import GateOutcome, run_gate
 from planted_outcomes import SOUND, Outcomes, recorded
 
-from nwor_bench.analysis.parity.batches import ParityRule
+from nwor_bench.analysis.parity.tokens import ParityRule
 from nwor_bench.engine.engine import VllmEngine
 
 pytestmark = pytest.mark.engine

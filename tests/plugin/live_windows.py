@@ -5,7 +5,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from nwor_bench.records.types import MeasuredWindow
-from nwor_bench.workload.window_order import Turn
+from nwor_bench.records.window_order import Turn
 
 
 def windows_alone(requests: int = 2, drafts: int = 4) -> Any:

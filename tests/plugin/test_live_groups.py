@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from live_windows import timed, turns_of_group
 
-from nwor_bench.analysis.interleaved.robust import as_ratio, robust_location
+from nwor_bench.instruments.robust import as_ratio, robust_location
 from nwor_bench.plugin import live_ratio as live_groups
 from nwor_bench.plugin.live_ratio import AA, Clock, LiveGroups
 from nwor_bench.records.fallback_reasons import LeftOut
-from nwor_bench.workload.window_order import ALL, size_class
+from nwor_bench.records.window_order import ALL, size_class
 
 OFF_MS, STAGE_MS = 10.0, 9.7
 

@@ -12,7 +12,7 @@ from nwor_bench.plugin.live_ratio import AA, LiveGroups
 from nwor_bench.plugin.rank_vote import RankVote
 from nwor_bench.records.fallback_reasons import Guard
 from nwor_bench.records.types import NworMode, ScvMode
-from nwor_bench.workload.window_order import ALL
+from nwor_bench.records.window_order import ALL
 
 pytestmark = pytest.mark.slow  # vLLM's runner is imported
 

@@ -13,7 +13,7 @@ from nwor_bench.plugin.interleaving import LiveTurns, guard_of, miscount
 from nwor_bench.plugin.live_ratio import AA, LiveGroups
 from nwor_bench.records.fallback_reasons import Fault, Guard, LeftOut
 from nwor_bench.records.types import SETTLING, NworMode, ScvMode
-from nwor_bench.workload.window_order import ALL
+from nwor_bench.records.window_order import ALL
 
 
 class FakeHook:

@@ -17,7 +17,7 @@ from nwor_bench.plugin.patching import Patch, PatchSet
 from nwor_bench.records.cell import SHAM, SWITCHED
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import NworMode, ScvMode, Verdict
-from nwor_bench.workload.window_order import Turn
+from nwor_bench.records.window_order import Turn
 
 pytestmark = pytest.mark.slow  # vLLM's runner is imported
 

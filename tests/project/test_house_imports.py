@@ -84,8 +84,6 @@ RULES = [
         only_ours=(
             *("nwor_bench.errors", "nwor_bench.instruments", "nwor_bench.plugin"),
             *("nwor_bench.records", "nwor_kernels"),
-            "nwor_bench.workload.window_order",  # every rank draws the same turns
-            "nwor_bench.analysis.interleaved.robust",  # a server's worker estimates as it runs
         ),
     ),
     Rule(
@@ -107,11 +105,11 @@ RULES = [
         never_loaded=("nwor_bench.plugin.runner_v1.hook",),
     ),
     Rule(
-        "report sees records, models and analysis",
+        "report sees records, instruments, models and analysis",
         ("nwor_bench.report",),
         only_ours=(
-            *("nwor_bench.analysis", "nwor_bench.errors", "nwor_bench.models"),
-            *("nwor_bench.records", "nwor_bench.report"),
+            *("nwor_bench.analysis", "nwor_bench.errors", "nwor_bench.instruments"),
+            *("nwor_bench.models", "nwor_bench.records", "nwor_bench.report"),
         ),
         never_loaded=("torch",),
     ),
@@ -300,7 +298,7 @@ PLANTED = [
         {"nwor_bench/plugin/runner_v2/hook.py": "from ..runner_v1.hook import f"},
     ),
     (
-        "report sees records, models and analysis",
+        "report sees records, instruments, models and analysis",
         {"nwor_bench/report/html/page.py": "from nwor_bench.run.blocks import run"},
     ),
     (

@@ -7,8 +7,7 @@ import pytest
 from report_runs import faster
 from synthetic_run import analysed, document_of, with_parts
 
-from nwor_bench.analysis.parity.kv_result import KvResult, kv_event
-from nwor_bench.analysis.parity.kv_verdict import KvMismatch, KvVerdict
+from nwor_bench.analysis.parity.kv import KvMismatch, KvResult, KvVerdict, kv_event
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import Cell, NworMode, ScvMode
 from nwor_bench.report.evidence import kv_blocks

@@ -11,7 +11,7 @@ from report_runs import RUNS, faster, gpu_run, invalid, with_counters
 from synthetic_run import change_batches, change_windows, document_of, make_run, summarised
 
 from nwor_bench.analysis.analyse import noise_floor
-from nwor_bench.analysis.dram.counters import cell_bytes
+from nwor_bench.analysis.dram import cell_bytes
 from nwor_bench.analysis.phases import PHASES, cell_phases
 from nwor_bench.records.store import RunData
 from nwor_bench.report.cells import interval_figure

@@ -119,7 +119,7 @@ def test_left_out_groups_are_told_with_their_reason() -> None:
     found = interleaved_section(analysed(untimed))
     assert found is not None
     first = next(block for block in found.blocks if isinstance(block, Bullets))
-    assert "stage x graph: left out 8 (window without a time)." in first.items
+    assert "stage x graph: groups left out: 8 with a window that has no time." in first.items
 
 
 def test_the_split_is_an_answer() -> None:

@@ -15,9 +15,9 @@ from nwor_bench.records.cell import INTERLEAVED
 from nwor_bench.records.finished_blocks import cut_blocks, finished_blocks
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import Cell, NworMode, Phase
+from nwor_bench.records.window_order import WindowOrder
 from nwor_bench.run.execute import worst_of
 from nwor_bench.run.gate.block import MOST_INTERLEAVED
-from nwor_bench.workload.window_order import WindowOrder
 
 pytestmark = pytest.mark.slow  # whole runs
 

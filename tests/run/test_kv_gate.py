@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from toy_run import BASELINE, STAGE, Runner
 
-from nwor_bench.analysis.parity.kv_verdict import compare_exactly, compare_within, tolerances
+from nwor_bench.analysis.parity.kv import compare_exactly, compare_within, tolerances
 from nwor_bench.engine.protocol import BatchOutput, Sampling
 from nwor_bench.records.types import NworMode
 from nwor_bench.run.gate.kv import BUDGET_BYTES, rows_budget

@@ -10,7 +10,7 @@ import pytest
 from fake_engine import DRAFTS, FakeEngine, Flip, greedy_token
 from toy_run import STAGE, Runner, encode, of_phase
 
-from nwor_bench.analysis.parity.batches import ParityRule, parity_rule
+from nwor_bench.analysis.parity.tokens import ParityRule, parity_rule
 from nwor_bench.engine.protocol import BatchOutput
 from nwor_bench.records.engine_status import EngineStatus
 from nwor_bench.records.json_part import to_json

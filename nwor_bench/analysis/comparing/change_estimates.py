@@ -11,16 +11,16 @@ from dataclasses import dataclass, replace
 
 from nwor_bench.analysis.cell_data import CellData
 from nwor_bench.analysis.comparing.stored_run import StoredRun
-from nwor_bench.analysis.interleaved.agreement import WINDOWS
-from nwor_bench.analysis.interleaved.robust import degrees_of
+from nwor_bench.analysis.effects import WINDOWS
 from nwor_bench.analysis.paired import LATENCY_MS, WINDOW_MS, pair_times
 from nwor_bench.analysis.statistics import (
     MIN_BLOCKS,
-    RatioInterval,
+    from_bounds,
     geometric_mean_ratio,
     paired_ratio,
+    unpaired_ratio,
 )
-from nwor_bench.analysis.welch import from_bounds, unpaired_ratio
+from nwor_bench.instruments.robust import RatioInterval, degrees_of
 from nwor_bench.records.cell import Cell
 from nwor_bench.records.types import CellResult
 

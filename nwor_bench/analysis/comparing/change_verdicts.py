@@ -18,8 +18,8 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from nwor_bench.analysis.comparing.change_estimates import Change
-from nwor_bench.analysis.comparing.decide_by import DecideBy
-from nwor_bench.analysis.significance import SIGNIFICANCE, holm, verdict
+from nwor_bench.analysis.comparing.preconditions import DecideBy
+from nwor_bench.analysis.statistics import SIGNIFICANCE, holm, verdict
 from nwor_bench.records.types import AA, Cell, CellResult, Verdict
 
 

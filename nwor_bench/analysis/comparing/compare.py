@@ -12,8 +12,8 @@ from nwor_bench.analysis.comparing.change_verdicts import (
     ChangeVerdict,
     change_verdicts,
 )
-from nwor_bench.analysis.comparing.decide_by import DecideBy
 from nwor_bench.analysis.comparing.preconditions import (
+    DecideBy,
     Difference,
     blocking_differences,
     other_differences,

@@ -5,6 +5,7 @@ A value that one run did not record (older format, engine never started) is unkn
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import PurePath
 from typing import Any
 
@@ -14,6 +15,14 @@ from nwor_bench.records.header import PairFacts, RunHeader
 from nwor_bench.records.json_part import JsonPart
 from nwor_bench.workload.options import Compare, declared
 from nwor_bench.workload.run_spec import RunSpec
+
+
+class DecideBy(StrEnum):
+    """The number that decides a change's verdict: the ratio to off x off, or the time."""
+
+    RATIO = "ratio"
+    TIME = "time"
+
 
 _AMOUNT = ("description", "batches", "warmup")
 """Fields of a scenario on the amount measured, which may differ."""

@@ -2,11 +2,11 @@
 
 from collections.abc import Iterator, Sequence
 
+from nwor_bench.analysis.effects import WINDOWS
 from nwor_bench.analysis.findings.finding import Finding, FindingKind, Severity
 from nwor_bench.analysis.findings.time_budget import FEW_BLOCKS
-from nwor_bench.analysis.interleaved.agreement import WINDOWS
-from nwor_bench.analysis.interleaved.robust import MIN_GROUPS
 from nwor_bench.analysis.paired import LATENCY_MS
+from nwor_bench.instruments.robust import MIN_GROUPS
 from nwor_bench.records.types import AA, CellResult, Verdict
 
 _UNMATCHED = 0.05

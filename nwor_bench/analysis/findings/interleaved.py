@@ -4,23 +4,23 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import expm1
 
+from nwor_bench.analysis.effects import (
+    WINDOWS,
+    PairEffect,
+    carries_over,
+    correlation_of_clocks,
+    mean_disagrees,
+)
 from nwor_bench.analysis.findings.finding import (
     HOST_REMEDY,
     Finding,
     FindingKind,
     Severity,
 )
-from nwor_bench.analysis.interleaved.agreement import (
-    WINDOWS,
-    carries_over,
-    mean_disagrees,
-)
-from nwor_bench.analysis.interleaved.effects import PairEffect
-from nwor_bench.analysis.interleaved.pace import correlation_of_clocks
-from nwor_bench.analysis.interleaved.robust import Estimate
-from nwor_bench.analysis.significance import SIGNIFICANCE
-from nwor_bench.analysis.statistics import RatioInterval
+from nwor_bench.analysis.statistics import SIGNIFICANCE
+from nwor_bench.instruments.robust import Estimate, RatioInterval
 from nwor_bench.records.cell import Cell
+from nwor_bench.records.fallback_reasons import in_words
 from nwor_bench.records.types import CellResult
 
 TOGETHER = 0.75
@@ -168,7 +168,7 @@ def _of_cell(cell: CellResult, effect: PairEffect, cells: int) -> Iterator[Findi
         yield _clock_effect(name, effect)
     left_out = sum(effect.left_out.values())
     if left_out > MANY_LEFT_OUT * (left_out + len(effect.groups)):
-        reasons = ", ".join(f"{why} {n}" for why, n in sorted(effect.left_out.items()))
+        reasons = ", ".join(f"{n} {in_words(why)}" for why, n in sorted(effect.left_out.items()))
         yield Finding(
             FindingKind.GROUPS_LEFT_OUT,
             Severity.NOTE,

@@ -3,9 +3,8 @@
 from collections.abc import Iterator, Sequence
 
 from nwor_bench.analysis.cell_data import REFERENCE
+from nwor_bench.analysis.effects import WINDOWS, sham_windows
 from nwor_bench.analysis.findings.finding import Finding, FindingKind, Severity
-from nwor_bench.analysis.interleaved.agreement import WINDOWS
-from nwor_bench.analysis.interleaved.sham import sham_windows
 from nwor_bench.records.cell import SWITCHED
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import AA, CellResult, Verdict

@@ -8,6 +8,7 @@ blocks and noisy batches count, and are named here.
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
+from nwor_bench.analysis.effects import PairEffect
 from nwor_bench.analysis.findings.cells import cell_findings
 from nwor_bench.analysis.findings.finding import Finding, FindingKind, Severity
 from nwor_bench.analysis.findings.interleaved import (
@@ -17,7 +18,6 @@ from nwor_bench.analysis.findings.interleaved import (
 from nwor_bench.analysis.findings.machine import machine_findings
 from nwor_bench.analysis.findings.noise import noise_findings
 from nwor_bench.analysis.findings.time_budget import time_budget_findings
-from nwor_bench.analysis.interleaved.effects import PairEffect
 from nwor_bench.records.cell import Cell
 from nwor_bench.records.engine_status import EngineStatus
 from nwor_bench.records.finished_blocks import SUPERSEDED_EVENT, block_name

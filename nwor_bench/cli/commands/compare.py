@@ -83,7 +83,7 @@ def compare(
     Exit codes: 0 no regression, 2 bad input, 4 a regression,
     5 not comparable, or inconclusive with --strict.
     """
-    from nwor_bench.analysis.comparing.decide_by import DecideBy
+    from nwor_bench.analysis.comparing.preconditions import DecideBy
     from nwor_bench.errors import ConfigError
     from nwor_bench.records.store import read_header
     from nwor_bench.report.markdown import (

@@ -70,7 +70,7 @@ def live(
 
 def _class_of(text: str) -> str:
     """`8` and `5-8` are `5-8`."""
-    from nwor_bench.workload.window_order import ALL, size_class
+    from nwor_bench.records.window_order import ALL, size_class
 
     low, dash, high = text.partition("-")
     if text == ALL:

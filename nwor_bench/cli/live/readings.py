@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 from urllib.request import urlopen
 
 from nwor_bench.errors import BenchError, ConfigError
-from nwor_bench.workload.window_order import ALL
+from nwor_bench.records.window_order import ALL
 
 TIMEOUT_S = 10.0
 REMEDY = "start the server with VLLM_NWOR_MODE=interleave (docs/live.md)"

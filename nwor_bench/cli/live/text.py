@@ -8,16 +8,15 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from nwor_bench.analysis.interleaved.robust import MIN_GROUPS
-from nwor_bench.analysis.significance import DEFAULT_MARGIN, verdict
-from nwor_bench.analysis.statistics import CONFIDENCE, RatioInterval
+from nwor_bench.analysis.statistics import DEFAULT_MARGIN, verdict
 from nwor_bench.cli.live.readings import ClassRatio, Reading
 from nwor_bench.cli.live.watching import Ended, Seen, Wanted
+from nwor_bench.instruments.robust import MIN_GROUPS, RatioInterval
 from nwor_bench.records.fallback_reasons import in_words
 from nwor_bench.records.types import Verdict
+from nwor_bench.records.window_order import ALL
 from nwor_bench.report.answer import CPU_BADGE, CPU_SENTENCE, NOTHING_BADGE, Answer
 from nwor_bench.report.text import NOT_MEASURED, change, change_range, plural
-from nwor_bench.workload.window_order import ALL
 
 STOPPED_BADGE = "STAGING STOPPED"
 
@@ -64,7 +63,7 @@ def interval_of(own: ClassRatio) -> RatioInterval | None:
     """The class's ratio with its interval; None until there is one."""
     if own.ratio is None or own.low is None or own.high is None:
         return None
-    return RatioInterval(own.ratio, own.low, own.high, own.groups, CONFIDENCE)
+    return RatioInterval(own.ratio, own.low, own.high, own.groups)
 
 
 def table(reading: Reading) -> RenderableType:

@@ -21,7 +21,7 @@ from nwor_bench.plugin.runner_hook import RunnerHook
 from nwor_bench.plugin.settings import PluginSettings
 from nwor_bench.records.metrics import MetricFiles, WindowMetrics, labels_of, process_name
 from nwor_bench.records.types import MeasuredWindow
-from nwor_bench.workload.window_order import Turn
+from nwor_bench.records.window_order import Turn
 
 SWITCH = "VLLM_NWOR_METRICS"
 """0: no metrics (a sweep has its own); anything else, or nothing: in `vllm serve`."""

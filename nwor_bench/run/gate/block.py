@@ -6,21 +6,19 @@ from dataclasses import replace
 
 import psutil
 
-from nwor_bench.analysis.parity.kv_result import KvResult, kv_event
-from nwor_bench.analysis.parity.kv_verdict import KvVerdict
-from nwor_bench.analysis.parity.local_verdict import local_event, local_result
-from nwor_bench.analysis.parity.write_check import write_fault
+from nwor_bench.analysis.parity.kv import KvResult, KvVerdict, kv_event, write_fault
+from nwor_bench.analysis.parity.local import local_event, local_result
 from nwor_bench.engine.protocol import Engine
 from nwor_bench.records.cell import INTERLEAVED, NworMode
 from nwor_bench.records.engine_status import EngineStatus
 from nwor_bench.records.store import RunStore
 from nwor_bench.records.types import Cell, Phase
+from nwor_bench.records.window_order import WindowOrder
 from nwor_bench.run.batch import BatchRunner, Check, RanBatch
 from nwor_bench.run.gate.kv import KvGate, rows_budget
 from nwor_bench.run.gate.parity import Answer, ParityGate, broken_event
 from nwor_bench.run.progress import Progress
 from nwor_bench.workload.schedule import Block
-from nwor_bench.workload.window_order import WindowOrder
 
 MOST_INTERLEAVED = 4
 """Most interleaved batches of a gate: a short batch has windows for a few pairs of cells only, so

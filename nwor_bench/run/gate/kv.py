@@ -11,10 +11,10 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from nwor_bench.analysis.parity.kv_result import KvResult
-from nwor_bench.analysis.parity.kv_verdict import (
+from nwor_bench.analysis.parity.kv import (
     MULTIPLES,
     KvMismatch,
+    KvResult,
     KvVerdict,
     LayerKey,
     Tolerance,

@@ -7,27 +7,30 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from nwor_bench.analysis.parity.acceptance_interval import acceptance_of
-from nwor_bench.analysis.parity.batches import (
+from nwor_bench.analysis.parity.acceptance import (
+    SUMS_EVENT,
+    ParitySums,
+    acceptance_of,
+    batch_sums,
+    read_sums,
+    sums_event,
+)
+from nwor_bench.analysis.parity.tokens import (
     ACCEPTANCE_ONLY,
     EXACT,
     INVALID,
     REFERENCE,
+    TIES_EVENT,
     Comparison,
     ParityRule,
     acceptance_mismatch,
+    check_tokens,
     compare_lengths,
+    event_key,
     first_mismatch,
     parity_rule,
-)
-from nwor_bench.analysis.parity.differences import check_tokens
-from nwor_bench.analysis.parity.events import TIES_EVENT, event_key, ties_event, ties_facts
-from nwor_bench.analysis.parity.sums import (
-    SUMS_EVENT,
-    ParitySums,
-    batch_sums,
-    read_sums,
-    sums_event,
+    ties_event,
+    ties_facts,
 )
 from nwor_bench.records.cell import INTERLEAVED
 from nwor_bench.records.engine_status import EngineStatus

@@ -4,7 +4,6 @@ from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter
 from typing import Protocol
 
-from nwor_bench.analysis.parity.batches import Tokens
 from nwor_bench.analysis.parity.ties import (
     ErrorScale,
     Place,
@@ -13,6 +12,7 @@ from nwor_bench.analysis.parity.ties import (
     error_scale,
     gap_between,
 )
+from nwor_bench.analysis.parity.tokens import Tokens
 from nwor_bench.engine.arguments import TOP
 from nwor_bench.errors import EngineError
 from nwor_bench.records.types import Cell

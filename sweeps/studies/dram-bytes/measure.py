@@ -23,7 +23,7 @@ from typing import Any
 import pandas as pd
 from rich.console import Console
 
-from nwor_bench.analysis.dram.rows import csv_rows
+from nwor_bench.analysis.dram import csv_rows
 from nwor_bench.engine.engine import VllmEngine, check_arguments
 from nwor_bench.instruments.cupti_library import run_under_own_cupti
 from nwor_bench.records.store import read_run

@@ -16,7 +16,7 @@ import pandas as pd
 from scipy.stats import spearmanr
 
 from nwor_bench.analysis.analyse import analyse
-from nwor_bench.analysis.interleaved.robust import robust_location
+from nwor_bench.instruments.robust import robust_location
 from nwor_bench.records.header import RunHeader
 from nwor_bench.records.store import read_run
 

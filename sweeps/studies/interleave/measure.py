@@ -24,16 +24,16 @@ import pandas as pd
 import torch
 from rich.console import Console
 
-from nwor_bench.analysis.interleaved.groups import find_groups
+from nwor_bench.analysis.groups import find_groups
 from nwor_bench.engine.engine import VllmEngine
 from nwor_bench.engine.protocol import Sampling
 from nwor_bench.plugin.interleaving import Interleaving
 from nwor_bench.records.types import Cell, NworMode, Phase, ScvMode, WindowRecord
+from nwor_bench.records.window_order import WindowOrder
 from nwor_bench.run.batch import BatchPlace, window_records
 from nwor_bench.run.prepare import prepare
 from nwor_bench.workload.config import load_scenario, resolve
 from nwor_bench.workload.run_spec import PairChoice
-from nwor_bench.workload.window_order import WindowOrder
 
 LEAST_CYCLES = 200
 """Of a spin that plants nothing: its launch is what both arms share."""

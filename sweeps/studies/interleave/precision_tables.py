@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 from scipy.stats import spearmanr
 
-from nwor_bench.analysis.interleaved.robust import Estimate, robust_location
+from nwor_bench.instruments.robust import Estimate, robust_location
 
 CHUNKS = 20
 PLANTED = 0.3

@@ -4,7 +4,7 @@
 
 Simulated runs whose true effect is known (`simulated_groups.py`), 20 to 1,000 groups each, and the
 95 % intervals of five ways to locate them. `ours` is
-`nwor_bench.analysis.interleaved.robust.robust_location`; `mean` its `mean_location`; the other
+`nwor_bench.instruments.robust.robust_location`; `mean` its `mean_location`; the other
 three have Huber's location too, and differ in the variance: Newey and West's, one that takes
 groups for independent, and a first-order autoregression's. Writes coverage.csv.gz and README.md.
 """
@@ -19,8 +19,8 @@ import pandas as pd
 from page import write_page
 from simulated_groups import NOISES, Logs
 
-from nwor_bench.analysis.interleaved import robust
-from nwor_bench.analysis.interleaved.robust import Estimate, mean_location, robust_location
+from nwor_bench.instruments import robust
+from nwor_bench.instruments.robust import Estimate, mean_location, robust_location
 
 GROUPS = (10, 20, 50, 200, 1000)
 EFFECTS = (0.0, 0.003, -0.03)

@@ -27,7 +27,7 @@ Per cent of runs whose interval holds the truth, the lowest and highest of the t
 
 {coverage}
 
-`ours`: Huber's location, its variance by cosines (`nwor_bench/analysis/interleaved/robust.py`).
+`ours`: Huber's location, its variance by cosines (`nwor_bench/instruments/robust.py`).
 `mean`: the plain mean, its variance likewise. The others locate as ours does, with the variance by
 Newey and West, by a first-order autoregression, and as if groups were independent.
 

@@ -20,8 +20,8 @@ from measure import Line
 from page import write_page
 from simulated_groups import NOISES, Sample, Windows
 
-from nwor_bench.analysis.interleaved.robust import Estimate, robust_location
 from nwor_bench.cli.live.watching import WidthRule
+from nwor_bench.instruments.robust import Estimate, robust_location
 from nwor_bench.plugin.interleaving import RUN_LENGTHS
 
 SOUGHT = (100, 400)

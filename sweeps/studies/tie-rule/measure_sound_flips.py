@@ -16,9 +16,8 @@ import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
-from nwor_bench.analysis.parity.batches import Tokens
-from nwor_bench.analysis.parity.differences import check_tokens
 from nwor_bench.analysis.parity.ties import together_outside
+from nwor_bench.analysis.parity.tokens import Tokens, check_tokens
 from nwor_bench.engine.engine import VllmEngine
 from nwor_bench.models.pairs import resolve_pair
 from nwor_bench.records.types import Cell, NworMode, ScvMode

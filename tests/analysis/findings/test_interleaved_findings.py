@@ -125,7 +125,7 @@ def test_groups_left_out_are_a_note() -> None:
     windows = [replace(w, device_ms=None) if late(w) else w for w in run.windows]
     (found, *_) = found_in(replace(run, windows=tuple(windows)), FindingKind.GROUPS_LEFT_OUT)
     assert found.severity is Severity.NOTE
-    assert "window without a time" in found.message
+    assert "with a window that has no time" in found.message
 
 
 def test_clocks_that_move_are_a_note_where_ratios_do_not_go_with_them() -> None:

@@ -7,7 +7,7 @@ from synthetic_run import analysed, change_batches, change_windows, make_run, su
 
 from nwor_bench.analysis.analyse import noise_floor
 from nwor_bench.analysis.findings import FindingKind
-from nwor_bench.analysis.significance import SIGNIFICANCE
+from nwor_bench.analysis.statistics import SIGNIFICANCE
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import Verdict
 

@@ -6,22 +6,20 @@ import pytest
 from interleaved_run import CONTROL, STAGE_GRAPH, Planted, interleaved_run
 from synthetic_run import summarised
 
-from nwor_bench.analysis.interleaved.agreement import (
-    carries_over,
-    disagree,
-    mean_disagrees,
-    visible_bias,
-    why_carry_over_untested,
-)
-from nwor_bench.analysis.interleaved.effects import (
+from nwor_bench.analysis.effects import (
     DEVICE_MS,
     WALL_MS,
     PairEffect,
+    carries_over,
+    disagree,
     effects_over_off,
+    mean_disagrees,
     pair_effects,
+    splits,
+    visible_bias,
+    why_carry_over_untested,
 )
-from nwor_bench.analysis.interleaved.split import splits
-from nwor_bench.analysis.statistics import RatioInterval
+from nwor_bench.instruments.robust import RatioInterval
 from nwor_bench.records.store import RunData
 
 pytestmark = pytest.mark.slow  # whole runs
@@ -138,7 +136,7 @@ def test_runs_without_interleaved_batches_have_no_effects() -> None:
 
 def interval(ratio: float, standard_error: float | None) -> RatioInterval:
     """From so many blocks that t is the normal quantile, 1.96."""
-    return RatioInterval(ratio, 0.0, 9.0, 10**6, 0.95, standard_error=standard_error)
+    return RatioInterval(ratio, 0.0, 9.0, 10**6, standard_error=standard_error)
 
 
 def test_a_bias_is_visible_from_both_half_widths_on() -> None:

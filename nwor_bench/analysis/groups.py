@@ -8,27 +8,16 @@ a run's records as a whole, so that a live server can use it too.
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from itertools import groupby
-from math import isfinite, log
-from statistics import fmean
+from math import isfinite
 
 from nwor_bench.records.cell import Cell, NworMode
+from nwor_bench.records.fallback_reasons import LeftOut
 from nwor_bench.records.types import WindowRecord
-from nwor_bench.workload.window_order import RUNS
+from nwor_bench.records.window_order import RUNS, abba_effect
 
 SETTLED = 1
 """Position of the first window of a run that counts."""
-
-
-class LeftOut(StrEnum):
-    """Why a group does not count."""
-
-    INCOMPLETE = "incomplete"
-    FALLBACK = "fallback in a stage window"
-    IDLE_CONTROL = "control did not act"
-    UNEQUAL = "unequal batch size"
-    UNTIMED = "window without a time"
 
 
 @dataclass(frozen=True)
@@ -103,36 +92,23 @@ def pair_of(cells: Iterable[Cell]) -> Pair | None:
     return Pair(*both)
 
 
-def abba_effect(times: Sequence[Sequence[float]], treated: Sequence[bool]) -> float:
-    """B's mean log time less A's.
-
-    Args:
-        times: of each run's windows that count, all runs equally long.
-        treated: True for the runs of B.
-    """
-    means = [(fmean(map(log, run)), is_b) for run, is_b in zip(times, treated, strict=True)]
-    return fmean(m for m, is_b in means if is_b) - fmean(m for m, is_b in means if not is_b)
-
-
 def _group(pair: Pair, members: Sequence[WindowRecord]) -> Group | LeftOut:
     runs = [
         list(own) for _, own in groupby(sorted(members, key=_turn), key=lambda window: window.run)
     ]
     if not _is_complete(runs):
-        return LeftOut.INCOMPLETE
-    used = [run[SETTLED:] for run in runs]
-    windows = [window for run in used for window in run]
+        return LeftOut.INTERRUPTED
+    windows = [window for run in runs for window in run[SETTLED:]]
     if any(window.fallback_reason is not None for window in windows):
         return LeftOut.FALLBACK
     if any(w.cell.nwor_mode is NworMode.CONTROL and not w.control_tokens for w in windows):
-        return LeftOut.IDLE_CONTROL
+        return LeftOut.FALLBACK
     if len({(window.num_reqs, window.draft_tokens) for window in windows}) > 1:
-        return LeftOut.UNEQUAL
-    host, device = _times(used, "wall_ms"), _times(used, "device_ms")
+        return LeftOut.BATCH_SIZE
+    host, device = _effect(pair, windows, "wall_ms"), _effect(pair, windows, "device_ms")
     untimed = all(window.device_ms is None for window in windows)
     if host is None or (device is None and not untimed):
         return LeftOut.UNTIMED
-    treated = [run[0].cell == pair.treated for run in used]
     first = windows[0]
     return Group(
         pair=pair,
@@ -141,8 +117,8 @@ def _group(pair: Pair, members: Sequence[WindowRecord]) -> Group | LeftOut:
         number=first.group or 0,
         run_length=len(runs[0]),
         num_reqs=first.num_reqs,
-        host=abba_effect(host, treated),
-        device=None if device is None else abba_effect(device, treated),
+        host=host,
+        device=device,
     )
 
 
@@ -166,11 +142,12 @@ def _is_complete(runs: Sequence[Sequence[WindowRecord]]) -> bool:
     return length > SETTLED and first == last != second == third
 
 
-def _times(runs: Sequence[Sequence[WindowRecord]], clock: str) -> list[list[float]] | None:
-    """The windows' times; None if one is missing."""
-    times = [[getattr(window, clock) for window in run] for run in runs]
-    every = [time for run in times for time in run]
-    return times if all(t is not None and isfinite(t) and t > 0 for t in every) else None
+def _effect(pair: Pair, windows: Sequence[WindowRecord], clock: str) -> float | None:
+    """B's mean log time less A's on that clock; None if a time is missing."""
+    times = [getattr(window, clock) for window in windows]
+    if not all(time is not None and isfinite(time) and time > 0 for time in times):
+        return None
+    return abba_effect((w.cell == pair.treated, t) for w, t in zip(windows, times, strict=True))
 
 
 _NO_REFERENCE = 2

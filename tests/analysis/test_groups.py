@@ -9,14 +9,14 @@ from hypothesis import strategies as st
 from interleaved_run import CONTROL, OFF, STAGE_GRAPH, group_windows
 from synthetic_run import AA_CELL, CELLS
 
-from nwor_bench.analysis.interleaved.groups import (
+from nwor_bench.analysis.groups import (
     Group,
-    LeftOut,
-    abba_effect,
     find_groups,
     pair_of,
 )
+from nwor_bench.records.fallback_reasons import LeftOut
 from nwor_bench.records.types import Cell, WindowRecord
+from nwor_bench.records.window_order import abba_effect
 
 PAIR = (OFF, STAGE_GRAPH)
 
@@ -55,11 +55,11 @@ def test_what_happens_in_a_settling_window_does_not_matter(place: int) -> None:
     ("place", "changes", "reason"),
     [
         (5, {"fallback_reason": "mixed_batch", "staged_tokens": 0}, LeftOut.FALLBACK),
-        (5, {"num_reqs": 1}, LeftOut.UNEQUAL),
-        (2, {"draft_tokens": 7}, LeftOut.UNEQUAL),
+        (5, {"num_reqs": 1}, LeftOut.BATCH_SIZE),
+        (2, {"draft_tokens": 7}, LeftOut.BATCH_SIZE),
         (2, {"wall_ms": None}, LeftOut.UNTIMED),
         (2, {"device_ms": None}, LeftOut.UNTIMED),
-        (2, {"run_length": 8}, LeftOut.INCOMPLETE),
+        (2, {"run_length": 8}, LeftOut.INTERRUPTED),
     ],
 )
 def test_left_out(place: int, changes: dict[str, object], reason: LeftOut) -> None:
@@ -70,7 +70,7 @@ def test_left_out(place: int, changes: dict[str, object], reason: LeftOut) -> No
 def test_a_group_that_lacks_a_window_is_incomplete(missing: int) -> None:
     windows = group_windows(PAIR, 4)
     del windows[missing]
-    assert left_out(windows) is LeftOut.INCOMPLETE
+    assert left_out(windows) is LeftOut.INTERRUPTED
 
 
 def test_runs_in_another_order_are_incomplete() -> None:
@@ -80,14 +80,14 @@ def test_runs_in_another_order_are_incomplete() -> None:
         replace(window, nwor_mode=str(cell.nwor_mode), scv_mode=str(cell.scv_mode))
         for window, cell in zip(group_windows(PAIR, 2), [a, a, a, a, b, b, b, b], strict=True)
     ]
-    assert left_out(windows) is LeftOut.INCOMPLETE
+    assert left_out(windows) is LeftOut.INTERRUPTED
 
 
 def test_control_that_did_not_act_is_left_out() -> None:
     windows = group_windows((OFF, CONTROL), 2)
     assert left_out(windows) is None
     idle = [replace(window, control_tokens=0) for window in windows]
-    assert left_out(idle) is LeftOut.IDLE_CONTROL
+    assert left_out(idle) is LeftOut.FALLBACK
 
 
 def test_groups_without_a_device_clock_are_left_out_beside_others_that_have_one() -> None:
@@ -144,16 +144,22 @@ def test_drift_that_is_linear_in_log_time_cancels(
     assert only(windows).device == pytest.approx(effect, abs=1e-9)
 
 
-@given(
-    times=st.lists(st.lists(st.floats(0.1, 1e3), min_size=3, max_size=3), min_size=4, max_size=4)
-)
-def test_swapping_the_cells_negates_the_effect(times: list[list[float]]) -> None:
-    ours = abba_effect(times, [False, True, True, False])
-    theirs = abba_effect(times, [True, False, False, True])
+@given(times=st.lists(st.tuples(st.floats(0.1, 1e3), st.floats(0.1, 1e3)), min_size=1))
+def test_swapping_the_cells_negates_the_effect(times: list[tuple[float, float]]) -> None:
+    ours = abba_effect(each for a, b in times for each in ((False, a), (True, b)))
+    theirs = abba_effect(each for a, b in times for each in ((True, a), (False, b)))
     assert ours == pytest.approx(-theirs, abs=1e-12)
 
 
 def test_the_effect_is_the_ratio_of_geometric_means() -> None:
-    assert abba_effect([[1, 4], [4, 4], [2, 8], [2, 2]], [False, True, True, False]) == (
-        pytest.approx(log(4) - log(2))
-    )
+    times = [
+        (False, 1),
+        (False, 4),
+        (True, 4),
+        (True, 4),
+        (True, 2),
+        (True, 8),
+        (False, 2),
+        (False, 2),
+    ]
+    assert abba_effect(times) == pytest.approx(log(4) - log(2))

@@ -244,8 +244,8 @@ def test_records_and_tables_keep_the_groups(run: RunData, tmp_path: Path) -> Non
 
 def test_a_cells_data_in_turn(run: RunData) -> None:
     data = {own.cell: own for own in gather_cells(run)}
-    assert len(data[STAGE_GRAPH].turns) == sum(
+    assert len(data[STAGE_GRAPH].interleaved) == sum(
         interleaved(w) and w.cell == STAGE_GRAPH for w in run.windows
     )
     assert all(own.measured for own in data.values())
-    assert any(own.cell.arm == AA and own.turns for own in data.values())
+    assert any(own.cell.arm == AA and own.interleaved for own in data.values())

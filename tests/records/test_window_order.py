@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nwor_bench.analysis.interleaved.groups import SETTLED
-from nwor_bench.analysis.interleaved.robust import robust_slope
+from nwor_bench.analysis.groups import SETTLED
+from nwor_bench.instruments.robust import robust_slope
 from nwor_bench.records.types import AA, Cell, NworMode, ScvMode
-from nwor_bench.workload.window_order import RUN_LENGTHS, Turn, compared_pairs, turns_of
+from nwor_bench.records.window_order import RUN_LENGTHS, Turn, compared_pairs, turns_of
 
 SEEDS = st.text(max_size=8)
 PAIRS = st.integers(1, 6).map(lambda n: [(0, other) for other in range(1, n + 1)])

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy.signal import lfilter
 
-from nwor_bench.analysis.interleaved import robust
-from nwor_bench.analysis.interleaved.robust import (
+from nwor_bench.instruments import robust
+from nwor_bench.instruments.robust import (
     MIN_GROUPS,
     as_ratio,
     long_run_variance,

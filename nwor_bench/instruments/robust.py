@@ -8,7 +8,7 @@ Three parts, each chosen by simulation (sweeps/studies/interleaved-coverage):
   wide where the clock jumps (200 groups).
 - One scale, the MAD of all values. Groups weigh alike, whatever the length of their runs: window
   times wander, so longer groups are not better ones (on a busy H200 those of runs of 8 scatter 1.1
-  times as much as those of runs of 2: see `workload.window_order`).
+  times as much as those of runs of 2: see `records.window_order`).
 - The variance of the mean score by equal-weighted cosines with Student's t (Lazarus, Lewis, Stock
   and Watson, Journal of Business & Economic Statistics 36, 2018): 0.4 n^(2/3) degrees of freedom.
   Newey and West's with their automatic bandwidth (Review of Economic Studies 61, 1994) covers 87
@@ -19,15 +19,16 @@ Pure numbers in, numbers out: nothing here knows of runs or records.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
-from nwor_bench.analysis.statistics import CONFIDENCE, RatioInterval
-
 Values = NDArray[np.float64]
+
+CONFIDENCE = 0.95
 
 MIN_GROUPS = 10
 """Fewest groups for an interval."""
@@ -55,16 +56,49 @@ class Estimate:
     count: int
     """Values behind it."""
 
-    def half_width(self, confidence: float = CONFIDENCE) -> float:
-        """Half the interval."""
-        return float(stats.t.ppf((1 + confidence) / 2, self.degrees)) * self.standard_error
+    def half_width(self) -> float:
+        """Half the 95 % interval."""
+        return t_quantile((1 + CONFIDENCE) / 2, self.degrees) * self.standard_error
 
     @property
     def p_value(self) -> float:
-        """Two-sided p of "the value is 0"."""
+        """Two-sided p of "the value is 0"; without any spread it is 1 for no difference, else 0."""
         if self.standard_error == 0:
             return 1.0 if self.value == 0 else 0.0
         return float(2 * stats.t.sf(abs(self.value) / self.standard_error, self.degrees))
+
+
+@dataclass(frozen=True)
+class RatioInterval:
+    """Treated over baseline (1.02 = 2 % slower) with its 95 % confidence interval.
+
+    `p_value` is the two-sided one of "the ratio is 1" by the test that the interval inverts;
+    `standard_error` that of the log ratio, autocorrelation included. `degrees` are those of
+    Student's t; None: blocks - 1.
+    """
+
+    ratio: float
+    low: float
+    high: float
+    blocks: int
+    p_value: float | None = None
+    standard_error: float | None = None
+    degrees: float | None = None
+
+    @property
+    def free(self) -> float:
+        """Degrees of freedom."""
+        return self.blocks - 1 if self.degrees is None else self.degrees
+
+    @property
+    def half_width(self) -> float:
+        """Half the interval's length, as a fraction: 0.005 is a ratio known to +- 0.5 %."""
+        return (self.high - self.low) / 2
+
+    @property
+    def distance(self) -> float:
+        """How far the interval reaches from 1, at its farther end."""
+        return max(abs(self.low - 1), abs(self.high - 1))
 
 
 def as_ratio(estimate: Estimate) -> RatioInterval:
@@ -75,11 +109,16 @@ def as_ratio(estimate: Estimate) -> RatioInterval:
         low=float(np.exp(estimate.value - half)),
         high=float(np.exp(estimate.value + half)),
         blocks=estimate.count,
-        confidence=CONFIDENCE,
         p_value=estimate.p_value,
         standard_error=estimate.standard_error,
         degrees=estimate.degrees,
     )
+
+
+@cache
+def t_quantile(share: float, free: float) -> float:
+    """Student's t below which that share lies; the same few are asked for again and again."""
+    return float(stats.t.ppf(share, free))
 
 
 def robust_location(values: Sequence[float]) -> Estimate | None:

@@ -15,19 +15,65 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
-from nwor_bench.analysis.dram.prediction import predicted_difference, strategy_of
 from nwor_bench.analysis.invariants import (
     accepted,
     full_windows,
     windows_by_batch,
 )
-from nwor_bench.analysis.significance import POWER, SIGNIFICANCE
-from nwor_bench.analysis.statistics import CONFIDENCE, MIN_BLOCKS, variance_inflation
+from nwor_bench.analysis.statistics import MIN_BLOCKS, POWER, SIGNIFICANCE, variance_inflation
+from nwor_bench.instruments.robust import CONFIDENCE
+from nwor_bench.models.byte_model import BY_REFERENCE, CACHE_BITS, COPY_SPILLED, DIRECT, Strategy
 from nwor_bench.records.cell import Cell, NworMode, ScvMode, cell_order
 from nwor_bench.records.engine_status import EngineStatus
+from nwor_bench.records.header import RunHeader
 from nwor_bench.records.lines import BatchKey, batch_key
 from nwor_bench.records.store import RunData
-from nwor_bench.records.types import SETTLING, BatchRecord, Phase, WindowRecord
+from nwor_bench.records.types import SETTLING, BatchRecord, Phase, StageBy, WindowRecord
+
+
+def strategy_of(header: RunHeader) -> Strategy:
+    """The byte model's strategy for the run's mode `stage` on a GPU."""
+    by = (header.spec or {}).get("stage_by", StageBy.REFERENCE)
+    return BY_REFERENCE if by == StageBy.REFERENCE else COPY_SPILLED
+
+
+def predicted_difference(
+    engine: EngineStatus,
+    staged: float,
+    accepted_tokens: float,
+    strategy: Strategy = BY_REFERENCE,
+    requests: float = 0.0,
+) -> dict[str, float]:
+    """Predicted bytes of a staged window minus those of a direct one, by counter.
+
+    Args:
+        engine: the engine's facts; `bytes_per_token` is one token's bytes in all caches.
+        staged, accepted_tokens: drafts and accepted drafts of a window.
+        strategy: the staging strategy.
+        requests: requests of the window. By reference, the commit also writes each request's
+            certain first token and reads its activations first.
+
+    Empty if the engine's sizes are unknown.
+    """
+    row, dtype, cache = engine.bytes_per_token, str(engine.dtype), engine.kv_cache_dtype or "auto"
+    cache = dtype if cache == "auto" else cache
+    if row is None or dtype not in CACHE_BITS or cache not in CACHE_BITS:
+        return {}
+    wide = row * CACHE_BITS[dtype] / CACHE_BITS[cache]
+
+    def moved(how: Strategy, reads: bool) -> float:
+        return sum(
+            move.rows(staged, accepted_tokens) * (wide if move.as_activations else row)
+            for move in how.moves
+            if move.reads is reads
+        )
+
+    first_tokens = requests * wide if strategy is BY_REFERENCE else 0.0
+    return {
+        "dram_read_bytes": first_tokens + moved(strategy, True) - moved(DIRECT, True),
+        "dram_write_bytes": moved(strategy, False) - moved(DIRECT, False),
+    }
+
 
 COUNTERS = ("dram_read_bytes", "dram_write_bytes", "l2_bytes")
 
@@ -230,3 +276,38 @@ def _sampler_cost(
         times.append(median(walls) if walls else None)
     counted, timed = times
     return counted / timed if counted and timed else None
+
+
+def csv_rows(run: RunData) -> list[dict[str, Any]]:
+    """One row per cell; None if not measured."""
+    scenario, spec = run.header.scenario or {}, run.header.spec or {}
+    rows = []
+    for cell in cell_bytes(run):
+        row: dict[str, Any] = {
+            "pair": cell.cell.pair,
+            "scenario": scenario.get("name"),
+            "requests": scenario.get("requests"),
+            "draft_tokens": scenario.get("draft_tokens"),
+            "engine_args": spec.get("engine_args"),
+            "stage_by": spec.get("stage_by"),
+            "nwor_mode": str(cell.cell.nwor_mode),
+            "scv_mode": str(cell.cell.scv_mode),
+            "arm": cell.cell.arm,
+            "blocks": cell.blocks,
+            "windows": cell.windows,
+            "matched_windows": cell.matched,
+            "staged_tokens_mean": cell.staged,
+            "accepted_tokens_mean": cell.accepted,
+            "sampler_cost": cell.sampler_cost,
+        }
+        for name in COUNTERS:
+            row |= _columns(name, cell.amounts.get(name), ("mean", "low", "high"))
+            fields = ("mean", "low", "high", "smallest")
+            row |= _columns(f"{name}_minus_off", cell.differences.get(name), fields)
+            row[f"{name}_minus_off_predicted"] = cell.predicted.get(name)
+        rows.append(row)
+    return rows
+
+
+def _columns(name: str, amount: Amount | None, fields: Sequence[str]) -> dict[str, float | None]:
+    return {f"{name}_{part}": getattr(amount, part, None) for part in fields}

@@ -6,9 +6,11 @@ that layer.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
+
+from nwor_bench.records.types import Cell
 
 MULTIPLES = {"largest": 3.0, "rms": 2.0, "median": 2.0}
 """Largest allowed error of a cell, in multiples of mode off's error against itself.
@@ -182,3 +184,68 @@ def _finding(
     told = {name: entry[name] for name in ("layer", "name", "what", "part")}
     where = entry["place"] if place is None else place
     return KvMismatch(measure, error, allowed, own, rank, **told, **where)
+
+
+KV_EVENT = "kv_gate"
+
+
+@dataclass(frozen=True)
+class KvResult:
+    """The K/V gate's result for one cell; None for anything not checked."""
+
+    verdict: KvVerdict
+    reason: str | None = None
+    """Why the verdict is BROKEN or NOT_RUN."""
+    compared_with: str | None = None
+    committed: int | None = None
+    """Positions whose K/V the cache must hold, over all requests."""
+    checked: int | None = None
+    """Positions that were compared, in every layer on every rank."""
+    unknown: int | None = None
+    """Positions whose block another request had been given before the batch ended."""
+    beyond_budget: int | None = None
+    """Positions that had no room in memory."""
+    layers: int | None = None
+    ranks: int | None = None
+    finding: KvMismatch | None = None
+    """The error that decides, or the one closest to its limit; None: every row is equal."""
+    seconds: float | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON; the finding includes its ratio to the limit."""
+        told = {**asdict(self), "verdict": str(self.verdict)}
+        if self.finding is not None:
+            ratio = self.finding.ratio
+            told["finding"]["ratio"] = None if ratio == float("inf") else ratio
+        return told
+
+
+def kv_event(cell: Cell, result: KvResult) -> dict[str, Any]:
+    """The result for the records."""
+    return {
+        "event": KV_EVENT,
+        **cell.names,
+        **result.to_dict(),
+    }
+
+
+def write_fault(ranks: Sequence[Mapping[str, int]], accepted: int) -> str | None:
+    """The fault in a gate batch's writes, in words; None if there is none.
+
+    Args:
+        ranks: the writes that each rank's `WriteWatch` saw, the first rank first.
+        accepted: accepted drafts of the batch's staged windows.
+    """
+    for rank, seen in enumerate(ranks):
+        where = f" on rank {rank}" if len(ranks) > 1 else ""
+        if seen["early"]:
+            return f"writes: {seen['early']} staged rows were written before their commit{where}"
+        if seen["uneven"]:
+            return f"writes: {seen['uneven']} rows were not written in every layer alike{where}"
+        least = accepted - seen["without_slot"]
+        if seen["windows"] and not least <= seen["written"] <= accepted:
+            return (
+                f"writes: {seen['written']} drafts are in the cache after their commits{where}, "
+                f"but {accepted} were accepted"
+            )
+    return None

@@ -15,8 +15,8 @@ from interleaved_run import (
 )
 from synthetic_run import AA_CELL, faults_of
 
-from nwor_bench.analysis.interleaved.acceptance import acceptance_violations
 from nwor_bench.analysis.invariants import find_violations
+from nwor_bench.analysis.parity.acceptance import acceptance_violations
 from nwor_bench.records.types import Cell, NworMode, ScvMode, WindowRecord
 
 STAGE = Cell("toy", NworMode.STAGE, ScvMode.OFF)
@@ -61,7 +61,7 @@ def windows_of(
 
 
 def broken(windows: Iterator[WindowRecord]) -> set[Cell]:
-    return {violation.cell for violation in acceptance_violations(windows)}
+    return {cell for cell, _ in acceptance_violations(windows)}
 
 
 @pytest.mark.parametrize("sticky", [0.0, 0.5, 0.9])
@@ -71,9 +71,9 @@ def test_sound_cells_pass(sticky: float, seed: int) -> None:
 
 
 def test_a_cell_that_loses_acceptance_in_its_turns_is_named() -> None:
-    found = list(acceptance_violations(windows_of({STAGE: 0.2}, 20)))
-    assert [violation.cell for violation in found] == [STAGE]
-    assert "stage x off, interleaved windows: accepted per position: draft 1" in found[0].text
+    ((cell, text),) = acceptance_violations(windows_of({STAGE: 0.2}, 20))
+    assert cell == STAGE
+    assert "stage x off, interleaved windows: accepted per position: draft 1" in text
 
 
 def test_a_loss_too_small_for_one_cell_is_seen_in_all_that_stage() -> None:
@@ -86,9 +86,9 @@ def test_a_loss_too_small_for_one_cell_is_seen_in_all_that_stage() -> None:
         replace(window, accepted_per_position=(5 if window.cell in (OFF, AA_CELL) else 4, 0, 0, 0))
         for window in windows_of(SOUND, 15)
     ]
-    found = list(acceptance_violations(windows))
-    assert {violation.cell for violation in found} == {CONTROL, STAGE, STAGE_GRAPH}
-    assert all("all that stage together: accepted" in violation.text for violation in found)
+    found = dict(acceptance_violations(windows))
+    assert found.keys() == {CONTROL, STAGE, STAGE_GRAPH}
+    assert all("all that stage together: accepted" in text for text in found.values())
 
 
 def test_a_run_whose_cell_loses_acceptance_in_its_turns_is_invalid() -> None:

@@ -14,13 +14,19 @@ The plain interval is off in two ways:
   with the cell's earlier batches.
 """
 
-from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
-from itertools import zip_longest
+from collections import defaultdict
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import groupby, zip_longest
 from math import sqrt
 from statistics import NormalDist
+from typing import Any
 
-from nwor_bench.records.types import BatchRecord, Cell
+from nwor_bench.analysis.parity.ties import PlaceVerdict, together_outside
+from nwor_bench.analysis.parity.tokens import digest
+from nwor_bench.records.cell import Cell, NworMode, cell_order
+from nwor_bench.records.types import BatchRecord, WindowRecord
+from nwor_bench.records.window_order import RUNS
 
 ALPHA = 1e-4
 """Chance of a false alarm for a sound cell in one comparison, over all positions."""
@@ -152,3 +158,121 @@ def _add(ours: tuple[int, ...] | None, theirs: tuple[int, ...] | None) -> tuple[
 
 def _sum(ours: int | None, theirs: int | None) -> int | None:
     return None if ours is None or theirs is None else ours + theirs
+
+
+INTERLEAVED_ALPHA = 1e-6
+"""Chance of a false alarm in one comparison, over all positions; a run makes one for each cell. In
+simulations whose requests keep their rate of acceptance for 1, 2 and 10 windows, differences
+scattered by 0.96 to 1.05 times what the interval says."""
+
+
+def acceptance_violations(windows: Iterable[WindowRecord]) -> Iterator[tuple[Cell, str]]:
+    """Cells whose acceptance leaves its interval: each on its own, and all that stage together.
+
+    Args:
+        windows: of timed interleaved batches, in the order in which they ran.
+    """
+    counts = _counts(windows).items()
+    found = {cell: own for cell, own in counts if own.drafts and own.expected_drafts}
+    broken = {
+        cell: text
+        for cell, own in found.items()
+        if (text := acceptance_outside(own, INTERLEAVED_ALPHA))
+    }
+    staging = [cell for cell in found if cell.nwor_mode is not NworMode.OFF]
+    if staging and not any(cell in broken for cell in staging):
+        total, *rest = (found[cell] for cell in staging)
+        for own in rest:
+            total = total.plus(own)
+        text = acceptance_outside(total, INTERLEAVED_ALPHA)
+        broken |= dict.fromkeys(staging, f"all that stage together: {text}") if text else {}
+    for cell in sorted(broken, key=cell_order):
+        yield cell, f"{cell.label}, interleaved windows: {broken[cell]}."
+
+
+def _counts(windows: Iterable[WindowRecord]) -> dict[Cell, Acceptance]:
+    """Each cell's counts and off x off's, from the complete groups that both share."""
+    found: dict[Cell, Acceptance] = {}
+    batches: dict[Cell, set[tuple[int, int]]] = defaultdict(set)
+    inside = (window for window in windows if window.group is not None)
+    for (block, batch, _), members in groupby(inside, key=lambda w: (w.block, w.batch, w.group)):
+        own = list(members)
+        ours = [window for window in own if not window.cell.is_baseline]
+        theirs = [window for window in own if window.cell.is_baseline]
+        if len(own) != RUNS * (own[0].run_length or 0) or len(ours) != len(theirs):
+            continue  # cut by the end of its batch, or a pair without off x off
+        cell = ours[0].cell
+        if cell.arm is not None:
+            continue  # the A/A arm is off x off again
+        new = (block, batch) not in batches[cell]
+        batches[cell].add((block, batch))
+        width = max(len(window.accepted_per_position) for window in own)
+        counts = Acceptance(*_sums(ours, width), *_sums(theirs, width), batches=int(new))
+        found[cell] = found[cell].plus(counts) if cell in found else counts
+    return found
+
+
+def _sums(windows: Sequence[WindowRecord], width: int) -> tuple[tuple[int, ...], int]:
+    """Accepted drafts of `width` positions, and windows of a request that had drafts."""
+    rows = [[0] * width, *(window.accepted_per_position for window in windows)]
+    drafts = sum(window.drafts_per_position[0] for window in windows if window.drafts_per_position)
+    return tuple(map(sum, zip_longest(*rows, fillvalue=0))), drafts
+
+
+SUMS_EVENT = "parity_sums"
+
+Tie = tuple[str, int, int, float]
+"""(digest of the prompt, output position, token, multiple of the error scale)."""
+
+
+@dataclass(frozen=True)
+class BatchSums:
+    """What one batch of a cell adds."""
+
+    prompts: tuple[str, ...]
+    """Digests of its prompts."""
+    ties: tuple[Tie, ...]
+    acceptance: Acceptance
+
+
+def batch_sums(
+    prompts: Sequence[Sequence[int]], verdicts: Sequence[PlaceVerdict], acceptance: Acceptance
+) -> BatchSums:
+    """What a batch adds: its differing tokens and its counts of acceptance."""
+    digests = tuple(map(digest, prompts))
+    ties = [(digests[v.place.request], v.place.position, v.place.token, v.multiple)
+            for v in verdicts]  # fmt: skip
+    return BatchSums(digests, tuple(ties), acceptance)
+
+
+class ParitySums:
+    """The sums of all cells, and whether sound cells can have them."""
+
+    def __init__(self) -> None:
+        self._ties: dict[Cell, dict[tuple[str, int, int], float]] = {}
+        self._acceptance = AcceptanceCheck()
+
+    def add(self, cell: Cell, batch: BatchSums) -> str | None:
+        """What a sound cell's sums would not be, in words; None if they are fine."""
+        # Blocks may share prompts, and equal prompts have equal ties: each counts once.
+        ties = self._ties.setdefault(cell, {})
+        for prompt, position, token, multiple in batch.ties:
+            ties.setdefault((prompt, position, token), multiple)
+        far = together_outside(len(ties), sum(multiple**2 for multiple in ties.values()))
+        return far or self._acceptance.add(cell, batch.acceptance, batch.prompts)
+
+
+def sums_event(cell: Cell, record: BatchRecord, batch: BatchSums) -> dict[str, Any]:
+    """The batch's part for the records."""
+    place = {"phase": record.phase, "block": record.block, "batch": record.batch}
+    return {"event": SUMS_EVENT, **cell.names, **place, **asdict(batch)}
+
+
+def read_sums(event: Mapping[str, Any]) -> BatchSums:
+    """The batch's part from its event."""
+    counts: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value
+        for name, value in event["acceptance"].items()
+    }
+    ties = tuple((prompt, at, token, multiple) for prompt, at, token, multiple in event["ties"])
+    return BatchSums(tuple(event["prompts"]), ties, Acceptance(**counts))

@@ -1,0 +1,352 @@
+"""Effect of each pair of interleaved cells, and what else their groups show. Pure."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import expm1, log
+from typing import Any
+
+from scipy.stats import spearmanr
+
+from nwor_bench.analysis.groups import SETTLED, Group, Pair, find_groups
+from nwor_bench.analysis.statistics import SIGNIFICANCE, simultaneous_bounds
+from nwor_bench.instruments.robust import (
+    LEAST_APART,
+    Estimate,
+    RatioInterval,
+    as_ratio,
+    mean_location,
+    robust_location,
+    robust_slope,
+)
+from nwor_bench.records.cell import SHAM, Cell, NworMode, cell_order
+from nwor_bench.records.fallback_reasons import LeftOut
+from nwor_bench.records.lines import batch_key
+from nwor_bench.records.store import RunData
+from nwor_bench.records.types import BatchRecord, CellResult, Interleave, Phase
+
+SLOPE_MHZ = 100
+"""Unit of the slope."""
+
+
+@dataclass(frozen=True)
+class BatchState:
+    """The GPU during one batch; None where it was not recorded."""
+
+    clock_mhz: float | None
+    throttled_share: float | None
+    """Throttled time over the batch's time."""
+
+
+@dataclass(frozen=True)
+class ConditionEffects:
+    """How a pair's effect goes with the machine's state; None where it did not vary."""
+
+    per_100_mhz: Estimate | None
+    """Change of the log ratio for 100 MHz more."""
+
+    throttled_share: float | None
+    """Share of the groups whose batch was throttled."""
+
+    if_throttled: Estimate | None
+    """Change of the log ratio from a batch never throttled to one always throttled."""
+
+
+def batch_state(batch: BatchRecord) -> BatchState:
+    """The state that the batch's conditions tell."""
+    held = batch.conditions.get("gpu_throttled_ms")
+    share = None if held is None else min(1.0, held / batch.latency_ms)
+    return BatchState(batch.conditions.get("gpu_sm_clock_mhz"), share)
+
+
+def condition_effects(
+    groups: Sequence[Group], effects: Sequence[float], states: Mapping[int, BatchState]
+) -> ConditionEffects:
+    """Effects of groups by the state of their batch; `states` by the batch's number."""
+    rows = [(states[group.batch], effect) for group, effect in zip(groups, effects, strict=True)]
+    clocked = [(s.clock_mhz, e) for s, e in rows if s.clock_mhz is not None]
+    throttled = [(s.throttled_share, e) for s, e in rows if s.throttled_share is not None]
+    return ConditionEffects(
+        per_100_mhz=_slope([(clock / SLOPE_MHZ, e) for clock, e in clocked]),
+        throttled_share=(
+            sum(share > 0 for share, _ in throttled) / len(throttled) if throttled else None
+        ),
+        if_throttled=_slope(throttled),
+    )
+
+
+def _slope(rows: Sequence[tuple[float, float]]) -> Estimate | None:
+    return robust_slope([effect for _, effect in rows], [covariate for covariate, _ in rows])
+
+
+DEVICE_MS = "device_ms"
+WALL_MS = "wall_ms"
+
+
+@dataclass(frozen=True)
+class ClockEffect:
+    """Treated over reference on one clock."""
+
+    robust: RatioInterval
+    """Huber's location: it decides."""
+
+    mean: RatioInterval
+    """The mean over windows, rare long ones included."""
+
+
+@dataclass(frozen=True)
+class PairEffect:
+    """What the groups of one pair say."""
+
+    pair: Pair
+    groups: tuple[Group, ...]
+    left_out: dict[LeftOut, int]
+    clock: str
+    """The clock that decides: DEVICE_MS, or WALL_MS where there is no device's."""
+
+    device: ClockEffect | None
+    """None without a device's clock, or below MIN_GROUPS."""
+
+    host: ClockEffect | None
+    carry_over: RatioInterval | None
+    """The ratio in runs of two over that in endless runs: 1 without carry-over.
+
+    Robust slope of the groups' effects against 1 / (run length - 1): what a switch leaves behind in
+    the first window that counts is spread over the run's windows. None if runs are equally long.
+    """
+
+    conditions: ConditionEffects
+
+    @property
+    def decisive(self) -> ClockEffect | None:
+        """The effect on the clock that decides."""
+        return self.device if self.clock == DEVICE_MS else self.host
+
+    @property
+    def effects(self) -> list[float]:
+        """Each group's log ratio on the clock that decides."""
+        return log_effects(self.groups, self.clock)
+
+
+def pair_effects(run: RunData) -> list[PairEffect]:
+    """One entry a compared pair, by treated cell, then reference.
+
+    A cell that took turns with off x off has one, even if no group came that far.
+    """
+    interleaved = [batch for batch in run.batches if batch.phase == Phase.INTERLEAVED]
+    if not interleaved:
+        return []
+    keys = set(map(batch_key, interleaved))
+    found = find_groups(window for window in run.windows if batch_key(window) in keys)
+    groups: dict[Pair, list[Group]] = {pair: [] for pair in [*_over_off(run), *found.left_out]}
+    for group in found.counted:
+        groups.setdefault(group.pair, []).append(group)
+    states = {batch.batch: batch_state(batch) for batch in interleaved}
+    effects = []
+    for pair in sorted(groups, key=_pair_order):
+        own = groups[pair]
+        clock = DEVICE_MS if own and own[0].device is not None else WALL_MS
+        effects.append(
+            PairEffect(
+                pair=pair,
+                groups=tuple(own),
+                left_out=dict(found.left_out.get(pair, Counter())),
+                clock=clock,
+                device=_on_clock(own, DEVICE_MS) if clock == DEVICE_MS else None,
+                host=_on_clock(own, WALL_MS),
+                carry_over=_carry_over(own, clock),
+                conditions=condition_effects(own, log_effects(own, clock), states),
+            )
+        )
+    return effects
+
+
+def effects_over_off(effects: Sequence[PairEffect]) -> dict[Cell, PairEffect]:
+    """The pairs whose reference is off x off, by the other cell."""
+    return {each.pair.treated: each for each in effects if each.pair.reference.is_baseline}
+
+
+def log_effects(groups: Sequence[Group], clock: str) -> list[float]:
+    """Each group's log ratio on a clock that all of them have."""
+    if clock == WALL_MS:
+        return [group.host for group in groups]
+    return [group.device for group in groups if group.device is not None]
+
+
+def _over_off(run: RunData) -> list[Pair]:
+    """Each cell that took turns, over off x off."""
+    turns = [event["cells"] for event in run.events if event.get("event") == Phase.INTERLEAVED]
+    labels = {label for cells in turns for label in cells}
+    cells = {batch.cell for batch in run.batches if batch.cell.label in labels}
+    return [
+        Pair(baseline, cell)
+        for baseline in cells
+        for cell in cells
+        if baseline.is_baseline and cell != baseline and cell.pair == baseline.pair
+    ]
+
+
+def _on_clock(groups: Sequence[Group], clock: str) -> ClockEffect | None:
+    values = log_effects(groups, clock)
+    robust, mean = robust_location(values), mean_location(values)
+    if robust is None or mean is None:
+        return None
+    return ClockEffect(as_ratio(robust), as_ratio(mean))
+
+
+def _carry_over(groups: Sequence[Group], clock: str) -> RatioInterval | None:
+    shares = [1 / (group.run_length - SETTLED) for group in groups]
+    slope = robust_slope(log_effects(groups, clock), shares)
+    return None if slope is None else as_ratio(slope)
+
+
+def _pair_order(pair: Pair) -> tuple[object, ...]:
+    return (cell_order(pair.treated), cell_order(pair.reference))
+
+
+LEAST_GROUPS = 20
+
+
+def correlation_of_clocks(groups: Sequence[Group]) -> float | None:
+    """Spearman's rank correlation of the groups' effects on the device's and the host's clock.
+
+    None below LEAST_GROUPS, without a device's clock, or where a clock shows no scatter.
+    """
+    both = [(group.device, group.host) for group in groups if group.device is not None]
+    if len(both) < LEAST_GROUPS:
+        return None
+    device, host = zip(*both, strict=True)
+    if len(set(device)) == 1 or len(set(host)) == 1:
+        return None
+    return float(spearmanr(device, host).statistic)
+
+
+def sham_windows(run: RunData) -> Counter[str]:
+    """Windows of the A/A arm's turns: `SWITCHED`, or by the reason for which they were plain off.
+
+    Empty for runs of older versions, whose A/A arm never switched anything.
+    """
+    counts: Counter[str] = Counter()
+    for event in run.events:
+        if event.get("event") == Phase.INTERLEAVED:
+            for facts in event["cells"].values():
+                counts.update(facts.get(SHAM) or {})
+    return +counts
+
+
+@dataclass(frozen=True)
+class Split:
+    """One staging cell's parts, each with its interval."""
+
+    cell: Cell
+    control: Cell
+    clock: str
+    total: RatioInterval
+    """stage over off."""
+
+    attention: RatioInterval
+    """control over off."""
+
+    writes: RatioInterval
+    """stage over control."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for run.json."""
+        parts = {"total": self.total, "attention": self.attention, "writes": self.writes}
+        return {
+            "cell": self.cell.label,
+            "control": self.control.label,
+            "compared": self.clock,
+            **{
+                name: {"ratio": part.ratio, "low": part.low, "high": part.high}
+                for name, part in parts.items()
+            },
+        }
+
+
+def splits(effects: Sequence[PairEffect], cells: Sequence[CellResult]) -> list[Split]:
+    """One entry a staging cell with groups against control x off, and both against off x off.
+
+    Both cells' own ratios must be those of windows: one that is INVALID or INEFFECTIVE, or that
+    whole batches decided, is not split.
+    """
+    trusted = {cell.cell for cell in cells if cell.compared and cell.interleaved == WINDOWS}
+    over_off = effects_over_off(effects)
+    found = []
+    for writes in effects:
+        control, stage = writes.pair.reference, writes.pair.treated
+        if control.nwor_mode is not NworMode.CONTROL or not {control, stage} <= trusted:
+            continue
+        total, attention = over_off.get(stage), over_off.get(control)
+        if total is None or attention is None:
+            continue
+        parts = [each.decisive for each in (total, attention, writes)]
+        robust = [part.robust for part in parts if part is not None]
+        if len(robust) == len(parts):
+            found.append(Split(stage, control, total.clock, *robust))
+    return found
+
+
+WINDOWS = Interleave.WINDOWS.value
+BATCHES = Interleave.BATCHES.value
+
+
+def deciding(windows: RatioInterval | None, batches: RatioInterval | None, cells: int) -> str:
+    """WINDOWS, unless there is no estimate of them or whole batches disagree with it.
+
+    Args:
+        windows: the ratio from groups of neighbouring windows.
+        batches: the same cell's ratio from whole batches.
+        cells: compared cells: in 19 of 20 runs without a real difference none disagrees.
+    """
+    if windows is None:
+        return BATCHES
+    if batches is None or not disagree(windows, batches, cells):
+        return WINDOWS
+    return BATCHES
+
+
+def disagree(one: RatioInterval, other: RatioInterval, cells: int = 1) -> bool:
+    """True if the intervals do not overlap; each is widened so that those of all cells hold."""
+    if one.standard_error is None or other.standard_error is None:
+        return False
+    low, high = simultaneous_bounds(one, cells)
+    other_low, other_high = simultaneous_bounds(other, cells)
+    return high < other_low or other_high < low
+
+
+def visible_bias(
+    windows: RatioInterval | None, batches: RatioInterval | None, cells: int = 1
+) -> float | None:
+    """The bias from which on `disagree` sees it in half of the runs or more, a fraction.
+
+    Both half widths together, on the log scale. None if one estimate has no standard error.
+    """
+    if windows is None or batches is None:
+        return None
+    if windows.standard_error is None or batches.standard_error is None:
+        return None
+    tops = ((each, simultaneous_bounds(each, cells)[1]) for each in (windows, batches))
+    return expm1(sum(log(top / each.ratio) for each, top in tops))
+
+
+def mean_disagrees(effect: PairEffect, cells: int = 1) -> bool:
+    """True if the mean lies apart from the robust location: a few windows carry a difference."""
+    found = effect.decisive
+    return found is not None and disagree(found.robust, found.mean, cells)
+
+
+def carries_over(effect: PairEffect, cells: int = 1) -> bool:
+    """True if the effect depends on the length of run (Bonferroni over the compared cells)."""
+    found = effect.carry_over
+    return found is not None and found.p_value is not None and found.p_value * cells < SIGNIFICANCE
+
+
+def why_carry_over_untested(effect: PairEffect) -> str | None:
+    """Why the groups carry no slope against the length of runs; None if they do."""
+    if effect.carry_over is not None:
+        return None
+    lengths_run = Counter(group.run_length for group in effect.groups)
+    own = [f"{groups} of {length}" for length, groups in sorted(lengths_run.items())]
+    lengths = ", ".join(own) or "none"
+    return f"groups by windows of a run: {lengths}; {LEAST_APART} beside the commonest are needed"
